@@ -1,0 +1,1 @@
+"""The command line: arguments, printing and exit codes only."""

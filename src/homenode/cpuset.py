@@ -1,0 +1,167 @@
+"""CpuSet: an immutable set of PU indices with the kernel's two spellings, list and mask."""
+
+from collections.abc import Iterable, Iterator
+from typing import NewType
+
+from homenode.errors import ParseError
+
+PuIndex = NewType("PuIndex", int)
+"""The kernel's number of a PU (a logical CPU): N of /sys/devices/system/cpu/cpuN."""
+
+MAX_PU_INDEX = 65_535
+"""Larger indices are refused, so that a hostile list such as 0-4000000000 costs nothing."""
+
+
+class CpuSet:
+    """A set of PUs. Immutable, hashable, ordered by content; backed by one integer.
+
+    >>> CpuSet.parse("0-3,8")
+    CpuSet('0-3,8')
+    >>> CpuSet.parse("0-3") & CpuSet([2, 3, 4])
+    CpuSet('2-3')
+    >>> len(CpuSet.parse("0-31")), 5 in CpuSet.parse("0-3"), str(CpuSet())
+    (32, False, '')
+    """
+
+    __slots__ = ("_bits",)
+    _bits: int
+
+    def __init__(self, pus: Iterable[int] = ()) -> None:
+        bits = 0
+        for pu in pus:
+            if not 0 <= pu <= MAX_PU_INDEX:
+                raise ParseError("PU list", f"PUs from 0 to {MAX_PU_INDEX}", str(pu))
+            bits |= 1 << pu
+        object.__setattr__(self, "_bits", bits)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a CpuSet does not change")
+
+    @classmethod
+    def from_bits(cls, bits: int) -> "CpuSet":
+        """The set whose bit N says that PU N is in it."""
+        new = cls.__new__(cls)
+        object.__setattr__(new, "_bits", bits)
+        return new
+
+    @property
+    def bits(self) -> int:
+        """Bit N is set where PU N is in the set."""
+        return self._bits
+
+    @classmethod
+    def parse(cls, text: str, source: str = "PU list") -> "CpuSet":
+        """The set of a list such as "0-3,8,10-14:2"; an empty text is the empty set.
+
+        Also libvirt's exclusions: "0-7,^3". Raises ParseError that names the faulty part.
+        Source: Documentation/core-api/cpumask.rst (lists, strides); libvirt's cpuset attribute.
+        """
+        bits = 0
+        stripped = text.strip()
+        if not stripped:
+            return cls()
+        for part in stripped.split(","):
+            item = part.strip()
+            exclude = item.startswith("^")
+            span, _, stride_text = item.removeprefix("^").partition(":")
+            first_text, dash, last_text = span.partition("-")
+            if not (_digits(first_text) and (_digits(last_text) if dash else True)):
+                raise ParseError(source, "a PU list such as 0-3,8", part)
+            # "used/group" strides (0-31:2/4) are legal in the kernel but nothing prints them.
+            if stride_text and not _digits(stride_text):
+                raise ParseError(source, "a whole number as stride", part)
+            first = int(first_text)
+            last = int(last_text) if dash else first
+            stride = int(stride_text) if stride_text else 1
+            if last > MAX_PU_INDEX or last < first or stride < 1:
+                raise ParseError(source, f"an ascending range of PUs up to {MAX_PU_INDEX}", part)
+            if stride == 1:
+                mask = ((1 << (last - first + 1)) - 1) << first
+            else:
+                mask = cls(range(first, last + 1, stride))._bits
+            bits = bits & ~mask if exclude else bits | mask
+        return cls.from_bits(bits)
+
+    @classmethod
+    def parse_mask(cls, text: str, source: str = "PU mask") -> "CpuSet":
+        """The set of a mask such as "ff,00000003" or hwloc's "0x000000ff,0x0".
+
+        Groups of 32 bits, the highest first. Raises ParseError.
+        Source: Documentation/core-api/cpumask.rst; hwloc bitmap string format.
+        """
+        bits = 0
+        for part in text.strip().split(","):
+            digits = part.strip().removeprefix("0x")
+            # hwloc leaves groups of zeros empty: "0x1,,0x0"
+            try:
+                value = int(digits, 16) if digits else 0
+            except ValueError:
+                raise ParseError(source, "32-bit groups of hexadecimal digits", part) from None
+            if not 0 <= value < 1 << 32:
+                raise ParseError(source, "at most 8 hexadecimal digits a group", part)
+            bits = bits << 32 | value
+            if bits.bit_length() > MAX_PU_INDEX + 1:
+                raise ParseError(source, f"PUs up to {MAX_PU_INDEX}", f"{text[:40]}")
+        return cls.from_bits(bits)
+
+    def first(self) -> PuIndex | None:
+        """The lowest PU, or None in the empty set."""
+        return PuIndex((self._bits & -self._bits).bit_length() - 1) if self._bits else None
+
+    def ranges(self) -> Iterator[tuple[int, int]]:
+        """Runs of consecutive PUs as (first, last), ascending."""
+        bits, base = self._bits, 0
+        while bits:
+            zeros = (bits & -bits).bit_length() - 1
+            bits >>= zeros
+            base += zeros
+            ones = (~bits & (bits + 1)).bit_length() - 1
+            yield base, base + ones - 1
+            bits >>= ones
+            base += ones
+
+    def __str__(self) -> str:
+        return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in self.ranges())
+
+    def __repr__(self) -> str:
+        return f"CpuSet({str(self)!r})"
+
+    def __iter__(self) -> Iterator[PuIndex]:
+        for first, last in self.ranges():
+            for pu in range(first, last + 1):
+                yield PuIndex(pu)
+
+    def __len__(self) -> int:
+        return self._bits.bit_count()
+
+    def __bool__(self) -> bool:
+        return self._bits != 0
+
+    def __contains__(self, pu: int) -> bool:
+        return pu >= 0 and self._bits >> pu & 1 == 1
+
+    def __and__(self, other: "CpuSet") -> "CpuSet":
+        return CpuSet.from_bits(self._bits & other._bits)
+
+    def __or__(self, other: "CpuSet") -> "CpuSet":
+        return CpuSet.from_bits(self._bits | other._bits)
+
+    def __sub__(self, other: "CpuSet") -> "CpuSet":
+        return CpuSet.from_bits(self._bits & ~other._bits)
+
+    def __le__(self, other: "CpuSet") -> bool:
+        """True where every PU is also in `other`."""
+        return self._bits & ~other._bits == 0
+
+    def isdisjoint(self, other: "CpuSet") -> bool:
+        return self._bits & other._bits == 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CpuSet) and self._bits == other._bits
+
+    def __hash__(self) -> int:
+        return hash(self._bits)
+
+
+def _digits(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 9

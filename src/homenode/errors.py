@@ -1,0 +1,67 @@
+"""Errors: what stops a command, with its exit code and the next thing to try.
+
+Three things are kept apart. An error here means that we cannot go on. A Rejection or a Finding is
+an answer that the user asked for. A Gap is something unknown; we go on and say so.
+"""
+
+from typing import ClassVar
+
+
+class HomenodeError(Exception):
+    """Says what was expected and what was found; `hint` is the next thing to try.
+
+    `exit_code` is the exit status of a command that ends with this error.
+    """
+
+    exit_code: ClassVar[int] = 3
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message if self.hint is None else f"{self.message}\n  hint: {self.hint}"
+
+
+class UsageError(HomenodeError):
+    """Options that contradict each other, or an argument that is not of its form."""
+
+    exit_code = 2
+
+
+class InputError(HomenodeError):
+    """A file or document that we were given is not what it should be."""
+
+    exit_code = 2
+
+
+class ParseError(InputError):
+    """A text that does not have its format. Names the source, the line, expected and found."""
+
+    def __init__(
+        self,
+        source: str,
+        expected: str,
+        found: str,
+        *,
+        line: int | None = None,
+        hint: str | None = None,
+    ) -> None:
+        where = source if line is None else f"{source}:{line}"
+        shown = found if len(found) <= 120 else found[:117] + "..."
+        super().__init__(f"{where}: expected {expected}, found {shown!r}", hint=hint)
+        self.source = source
+        self.line = line
+        self.expected = expected
+        self.found = found
+
+
+class HostError(HomenodeError):
+    """The host cannot be read, or cannot do what was asked of it."""
+
+    exit_code = 3
+
+
+class ToolError(HostError):
+    """An external program is missing, failed or ran out of time."""

@@ -1,0 +1,100 @@
+"""Guest: what a domain document already says, as far as a plan depends on it."""
+
+from dataclasses import dataclass
+
+from homenode.bdf import Bdf, PciAddress
+from homenode.cpuset import CpuSet
+
+
+class GuestAddress(PciAddress):
+    """A PCI address in the guest. `bus` is the index of the PCI controller, as libvirt counts, and
+    `device` is libvirt's `slot`.
+
+    It is not the bus number that the guest's kernel prints: firmware gives those out at boot.
+    """
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GuestPciController:
+    """A <controller type='pci'>.
+
+    model: libvirt's ("pcie-root", "pcie-root-port", "pcie-expander-bus", "pcie-switch-...").
+    bus_nr, node: <target busNr> and its <node>, on expander buses only.
+    address: where it is plugged in; None on pcie-root and where libvirt is to choose.
+    """
+
+    index: int
+    model: str
+    address: GuestAddress | None = None
+    bus_nr: int | None = None
+    node: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GuestHostdev:
+    """A passed-through PCI function: <hostdev mode='subsystem' type='pci'>, or an
+    <interface type='hostdev'> (is_interface)."""
+
+    source: Bdf
+    address: GuestAddress | None
+    alias: str | None = None
+    is_interface: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """What the planner needs of a domain document; domain/read.py makes it.
+
+    name, uuid: as in the document; uuid None where it has none.
+    domain_type: "kvm", "qemu", ...  architecture: "x86_64", "aarch64".
+    machine: as written ("q35", "pc-q35-7.2", "pc", "virt-8.0"); None where absent.
+    vcpus: the maximum; vcpus_online: the `current` attribute, equal where absent.
+    memory_bytes: <memory>. page_bytes: of <hugepages>; 0 = the default huge page size;
+    None = ordinary pages.
+    cpu_mode: of <cpu>, None without one. cpu_topology: (sockets, dies, cores, threads) or None.
+    cell_vcpus: vCPUs of each guest cell in cell order, () for a flat guest.
+    addresses: every guest PCI address that anything in the document occupies, controllers and
+    hostdevs included, ascending.
+    launch_security: type of <launchSecurity> ("sev", "sev-snp", "tdx", ...) or None.
+    has_dimms: a <memory model=...> device exists. max_memory_bytes: <maxMemory> or None.
+    physical_address_bits: of <maxphysaddr bits=...> or None.
+    pcihole64_bytes: of the pcie-root, None where not set.
+    """
+
+    name: str
+    uuid: str | None
+    domain_type: str
+    architecture: str
+    machine: str | None
+    vcpus: int
+    vcpus_online: int
+    memory_bytes: int
+    page_bytes: int | None
+    iothreads: int
+    cpu_mode: str | None
+    cpu_topology: tuple[int, int, int, int] | None
+    cell_vcpus: tuple[CpuSet, ...]
+    hostdevs: tuple[GuestHostdev, ...]
+    controllers: tuple[GuestPciController, ...]
+    addresses: tuple[GuestAddress, ...]
+    has_iommu: bool = False
+    launch_security: str | None = None
+    has_dimms: bool = False
+    max_memory_bytes: int | None = None
+    firmware: str | None = None
+    physical_address_bits: int | None = None
+    pcihole64_bytes: int | None = None
+    has_qemu_commandline: bool = False
+    memory_access_shared: bool = False
+
+    @property
+    def is_q35(self) -> bool:
+        return self.machine is not None and "q35" in self.machine
+
+    @property
+    def is_virt(self) -> bool:
+        return self.machine is not None and (
+            self.machine == "virt" or self.machine.startswith("virt-")
+        )

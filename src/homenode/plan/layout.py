@@ -1,0 +1,72 @@
+"""Layout: the five switches that say how a guest lies on its host, and their presets."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Pinning(StrEnum):
+    NONE = "none"
+    ONE_PER_CORE = "one-pu-per-core"
+    ALL_PUS = "all-pus"
+
+
+class Siblings(StrEnum):
+    AS_THEY_WERE = "as-they-were"
+    HIDDEN = "hidden"
+    EXPOSED = "exposed"
+
+
+class GuestCells(StrEnum):
+    FLAT = "flat"
+    MIRRORED = "mirrored"
+
+
+class GuestPcie(StrEnum):
+    AS_IT_WAS = "as-it-was"
+    MIRRORED = "mirrored"
+
+
+class MemoryBinding(StrEnum):
+    AS_IT_WAS = "as-it-was"
+    BOUND = "bound"
+    BOUND_PER_CELL = "bound-per-cell"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The five switches. Evidence is keyed by all five; `name` is the preset's, or "custom"."""
+
+    name: str
+    pinning: Pinning
+    siblings: Siblings
+    cells: GuestCells
+    pcie: GuestPcie
+    memory: MemoryBinding
+
+
+def _preset(
+    name: str, pinning: Pinning, siblings: Siblings, cells: GuestCells, pcie: GuestPcie,
+    memory: MemoryBinding,
+) -> tuple[str, Layout]:  # fmt: skip
+    return name, Layout(name, pinning, siblings, cells, pcie, memory)
+
+
+PRESETS: dict[str, Layout] = dict(
+    (
+        _preset("default", Pinning.NONE, Siblings.AS_THEY_WERE, GuestCells.FLAT,
+                GuestPcie.AS_IT_WAS, MemoryBinding.AS_IT_WAS),
+        _preset("pin", Pinning.ONE_PER_CORE, Siblings.HIDDEN, GuestCells.FLAT,
+                GuestPcie.AS_IT_WAS, MemoryBinding.AS_IT_WAS),
+        _preset("pin-bound", Pinning.ONE_PER_CORE, Siblings.HIDDEN, GuestCells.FLAT,
+                GuestPcie.AS_IT_WAS, MemoryBinding.BOUND),
+        _preset("pin-numa", Pinning.ONE_PER_CORE, Siblings.HIDDEN, GuestCells.MIRRORED,
+                GuestPcie.AS_IT_WAS, MemoryBinding.BOUND_PER_CELL),
+        _preset("pin-numa-smt", Pinning.ALL_PUS, Siblings.EXPOSED, GuestCells.MIRRORED,
+                GuestPcie.AS_IT_WAS, MemoryBinding.BOUND_PER_CELL),
+        _preset("pin-numa-pci", Pinning.ONE_PER_CORE, Siblings.HIDDEN, GuestCells.MIRRORED,
+                GuestPcie.MIRRORED, MemoryBinding.BOUND_PER_CELL),
+        _preset("pin-numa-pci-smt", Pinning.ALL_PUS, Siblings.EXPOSED, GuestCells.MIRRORED,
+                GuestPcie.MIRRORED, MemoryBinding.BOUND_PER_CELL),
+    )
+)  # fmt: skip
+"""The presets of docs/layouts.md, by name, from nothing to everything."""

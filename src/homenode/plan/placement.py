@@ -1,0 +1,41 @@
+"""Placement: which PUs of which nodes one VM gets. The planner's choice, before the guest's shape.
+
+place.py and manual.py make placements; assemble.py turns one into a Plan.
+"""
+
+from dataclasses import dataclass
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.gap import Gap
+from homenode.indices import NodeIndex
+from homenode.plan.model import CostTerm, PlanFinding, Rejection, RunnerUp
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """PUs and nodes for every thread of a VM.
+
+    nodes: chosen host nodes in cell order (ascending); cell i of a mirrored guest lies on nodes[i].
+    () where nothing is pinned or bound. vcpu_pins: the PUs of each vCPU, in vCPU order: node by
+    node, LLC by LLC, siblings adjacent; () = not pinned. vcpu_nodes: index into `nodes` per vCPU.
+    memory_nodes: nodes that give memory, () = not bound. threads_per_core: siblings shown to the
+    guest, 1 = hidden. devices: functions that the VM gets, chosen GPUs included, host order.
+    optimal: None where the step budget ran out before the search was complete.
+    """
+
+    nodes: tuple[NodeIndex, ...]
+    vcpu_pins: tuple[CpuSet, ...]
+    vcpu_nodes: tuple[int, ...]
+    memory_nodes: tuple[NodeIndex, ...]
+    threads_per_core: int
+    emulator_pus: CpuSet | None
+    iothread_pus: tuple[CpuSet, ...]
+    devices: tuple[Bdf, ...]
+    rung: str
+    cost: tuple[CostTerm, ...] = ()
+    optimal: bool | None = True
+    runners_up: tuple[RunnerUp, ...] = ()
+    rejections: tuple[Rejection, ...] = ()
+    findings: tuple[PlanFinding, ...] = ()
+    gaps: tuple[Gap, ...] = ()

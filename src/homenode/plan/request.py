@@ -1,0 +1,91 @@
+"""Request: what the user wants of a placement, beside what the document says."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.indices import NodeIndex
+from homenode.plan.guest import Guest
+from homenode.plan.layout import Layout
+
+
+class Policy(StrEnum):
+    """How many cores the nodes must have. XAPI's names: best effort, prio_mem_only, any."""
+
+    CORES_FIRST = "cores-first"
+    MEMORY_FIRST = "memory-first"
+    SPREAD = "spread"
+    ANY = "any"
+
+
+class Balance(StrEnum):
+    """Which of otherwise equal placements to take."""
+
+    SPREAD = "spread"  # most free whole cores, then most free memory
+    PACK = "pack"  # tightest fit
+
+
+class MemoryMode(StrEnum):
+    """libvirt's numatune modes."""
+
+    STRICT = "strict"
+    INTERLEAVE = "interleave"
+    PREFERRED = "preferred"
+
+
+class EmulatorPolicy(StrEnum):
+    """Where QEMU's own threads go."""
+
+    AUTO = "auto"  # cores without vCPUs near the devices; idle siblings of vCPU cores last
+    SHARE = "share"  # on the vCPUs' own PUs
+    NONE = "none"  # not pinned
+
+
+class PciGranularity(StrEnum):
+    """What gets an expander bus of its own."""
+
+    CELL = "cell"
+    ROOT_COMPLEX = "root-complex"
+    SWITCH = "switch"  # and the switches are mirrored
+
+
+@dataclass(frozen=True, slots=True)
+class GuestRequest:
+    """One VM to be placed.
+
+    guest: the document's own facts. layout, policy, balance: docs/layouts.md.
+    vcpus: count; the guest's own unless the user overrides. memory_bytes likewise.
+    page_bytes: huge pages to back the memory; None = ordinary pages.
+    devices: host functions that the VM gets, host order: those of the document, or of --gpus.
+    gpu_count: choose so many GPUs of the host (then `devices` holds the others only).
+    max_nodes: at most so many host nodes; None = no limit.
+    keep_vcpus: with siblings exposed keep the vCPUs and halve the cores, rather than double.
+    memory_nodes_allowed: CPU-less nodes that may serve as ordinary memory.
+    reserved_pus: PUs that nothing of this VM may use.
+    reserve_defined: shut-off domains with pins count as running.
+    emulator_pus: exactly these (manual); None = by emulator_policy.
+    spare_ports: empty root ports to add on each expander bus.
+    """
+
+    guest: Guest
+    layout: Layout
+    vcpus: int
+    memory_bytes: int
+    page_bytes: int | None = None
+    devices: tuple[Bdf, ...] = ()
+    gpu_count: int | None = None
+    policy: Policy = Policy.CORES_FIRST
+    balance: Balance = Balance.SPREAD
+    max_nodes: int | None = None
+    keep_vcpus: bool = False
+    mixed_kinds: bool = False
+    unequal_cells: bool = False
+    memory_mode: MemoryMode = MemoryMode.STRICT
+    memory_nodes_allowed: tuple[NodeIndex, ...] = ()
+    reserved_pus: CpuSet = CpuSet()
+    reserve_defined: bool = False
+    emulator_policy: EmulatorPolicy = EmulatorPolicy.AUTO
+    emulator_pus: CpuSet | None = None
+    pci_granularity: PciGranularity = PciGranularity.CELL
+    spare_ports: int = 0

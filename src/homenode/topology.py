@@ -1,0 +1,303 @@
+"""The host as a value: packages, NUMA nodes, LLCs, cores, PUs; its PCI tree is in pci.py.
+
+A Host is immutable and complete: whatever could not be learnt is None, with its reason in
+`Host.gaps`. Names and their meaning: docs/glossary.md.
+
+Source: the object types of hwloc (hwloc.h), Documentation/ABI/stable/sysfs-devices-system-cpu and
+Documentation/admin-guide/cputopology.rst of the Linux kernel.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet, PuIndex
+from homenode.gap import Gap
+from homenode.indices import CoreIndex, LlcIndex, NodeIndex, PackageIndex
+from homenode.pci import DeviceKind, DeviceLink, PciDevice, PortType, RootComplex
+
+LOCAL_DISTANCE = 10
+"""The SLIT's distance from a node to itself. Source: ACPI 6.5, 5.2.17."""
+
+
+class CoreId(NamedTuple):
+    """A core as the OS names it; `core` alone repeats from package to package.
+
+    Old AMD modules and some guests repeat it within a package too: then it is a label only, and
+    CoreIndex tells the cores apart.
+    """
+
+    package: PackageIndex
+    core: int
+
+
+class CoreKind(StrEnum):
+    """Kinds of core on a hybrid host. None on hosts whose cores are all alike."""
+
+    PERFORMANCE = "performance"
+    EFFICIENCY = "efficiency"
+
+
+class MemoryKind(StrEnum):
+    """What the memory of a node is."""
+
+    DRAM = "dram"
+    GPU = "gpu"  # memory of a GPU that the driver put online as a node (GH200 and kin)
+    OTHER = "other"  # CXL, persistent or high-bandwidth memory; known not to be plain DRAM
+
+
+@dataclass(frozen=True, slots=True)
+class Pu:
+    """One logical CPU.
+
+    core, node, llc, package, die are None where the source does not say, as for offline PUs.
+    allowed:   the cgroup of whoever looked lets it run there.
+    isolated:  in isolcpus= (kept from the scheduler's load balancing).
+    nohz_full: in nohz_full= (no tick while one task runs).
+    """
+
+    index: PuIndex
+    core: CoreIndex | None
+    llc: LlcIndex | None
+    node: NodeIndex | None
+    package: PackageIndex | None
+    die: int | None
+    online: bool = True
+    allowed: bool = True
+    isolated: bool = False
+    nohz_full: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """The online PUs that share execution resources (SMT siblings), ascending."""
+
+    index: CoreIndex
+    id: CoreId
+    pus: CpuSet
+    kind: CoreKind | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Llc:
+    """A last-level cache and the online PUs that share it, by shared_cpu_list, never by id."""
+
+    index: LlcIndex
+    pus: CpuSet
+    level: int
+    size_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A physical package (socket) and its online PUs."""
+
+    index: PackageIndex
+    pus: CpuSet
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PagePool:
+    """Huge pages of one size on one node. Counts are pages."""
+
+    page_bytes: int
+    total_pages: int
+    free_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class NumaNode:
+    """A host NUMA node; with no PUs it is CPU-less, with 0 bytes it is memory-less.
+
+    memory_bytes, memory_free_bytes: bytes; None where the source does not say.
+    gpu: the GPU whose memory this is, where memory_kind is GPU and the driver says so.
+    generic_initiator: an ACPI initiator that is no CPU (a GPU, say) belongs to the node.
+    package: None on CPU-less nodes and where the node spans packages.
+    """
+
+    index: NodeIndex
+    pus: CpuSet
+    memory_bytes: int | None
+    memory_free_bytes: int | None = None
+    page_pools: tuple[PagePool, ...] = ()
+    memory_kind: MemoryKind | None = MemoryKind.DRAM
+    gpu: Bdf | None = None
+    generic_initiator: bool = False
+    package: PackageIndex | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPath:
+    """HMAT's figures from an initiator node to a target node; None where not given.
+
+    Latencies in ns, bandwidths in bytes/s. Source: nodeN/access0/initiators in sysfs.
+    """
+
+    initiator: NodeIndex
+    target: NodeIndex
+    read_latency_ns: int | None
+    write_latency_ns: int | None
+    read_bytes_per_s: int | None
+    write_bytes_per_s: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunningDomain:
+    """What a libvirt domain on this host has taken.
+
+    vcpu_pins: PUs of each vCPU in vCPU order; None for a vCPU that floats.
+    memory_by_node: (node, bytes); empty with memory_bound False means it may lie anywhere.
+    page_bytes: the page size that backs it; None for ordinary pages.
+    """
+
+    name: str
+    running: bool
+    vcpu_pins: tuple[CpuSet | None, ...]
+    emulator_pus: CpuSet | None
+    iothread_pus: tuple[CpuSet | None, ...]
+    memory_bytes: int
+    memory_bound: bool
+    memory_by_node: tuple[tuple[NodeIndex, int], ...]
+    page_bytes: int | None
+    devices: tuple[Bdf, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CpuModel:
+    """The CPUs' own identification. family and model are x86 CPUID values; None elsewhere."""
+
+    vendor: str | None
+    name: str | None
+    family: int | None = None
+    model: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostSettings:
+    """Settings of the running system; None where the source does not say.
+
+    smt_control: /sys/devices/system/cpu/smt/control ("on", "off", "forceoff", "notsupported").
+    governors: cpufreq governors in use, sorted. numa_balancing: kernel.numa_balancing.
+    libvirt_version, qemu_version: (major, minor, micro).
+    """
+
+    kernel_release: str | None = None
+    kernel_command_line: str | None = None
+    smt_control: str | None = None
+    governors: tuple[str, ...] | None = None
+    transparent_hugepages: str | None = None
+    numa_balancing: int | None = None
+    libvirt_version: tuple[int, int, int] | None = None
+    qemu_version: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One machine.
+
+    packages, nodes, llcs, cores, pus, pci_devices: each ascending by index, Bdf for devices.
+    distances: shape (nodes, nodes), [from][to] in the order of `nodes`; SLIT, 10 = local;
+    None where the source has none. cores and llcs hold online PUs only.
+    """
+
+    name: str
+    architecture: str | None
+    cpu: CpuModel
+    packages: tuple[Package, ...]
+    nodes: tuple[NumaNode, ...]
+    distances: tuple[tuple[int, ...], ...] | None
+    llcs: tuple[Llc, ...]
+    cores: tuple[Core, ...]
+    pus: tuple[Pu, ...]
+    root_complexes: tuple[RootComplex, ...] = ()
+    pci_devices: tuple[PciDevice, ...] = ()
+    links: tuple[DeviceLink, ...] = ()
+    memory_paths: tuple[MemoryPath, ...] = ()
+    domains: tuple[RunningDomain, ...] = ()
+    settings: HostSettings = HostSettings()
+    gaps: tuple[Gap, ...] = ()
+
+    def node(self, index: int) -> NumaNode | None:
+        """The node of that number, or None."""
+        return next((node for node in self.nodes if node.index == index), None)
+
+    def device(self, bdf: Bdf) -> PciDevice | None:
+        """The function at that address, or None."""
+        return next((device for device in self.pci_devices if device.bdf == bdf), None)
+
+    def distance(self, a: NodeIndex, b: NodeIndex) -> int | None:
+        """SLIT distance from node a to node b, or None where the host tells no distances.
+
+        Raises KeyError for a node that the host does not have.
+        """
+        position = {node.index: i for i, node in enumerate(self.nodes)}
+        row, column = position[a], position[b]
+        return None if self.distances is None else self.distances[row][column]
+
+    def devices_of_kind(self, kind: DeviceKind) -> tuple[PciDevice, ...]:
+        return tuple(device for device in self.pci_devices if device.kind is kind)
+
+    def bridges_above(self, bdf: Bdf) -> tuple[PciDevice, ...]:
+        """The bridges from the one directly above a function up to its root port.
+
+        Raises KeyError for a function that the host does not have.
+        """
+        by_bdf = {device.bdf: device for device in self.pci_devices}
+        path: list[PciDevice] = []
+        parent = by_bdf[bdf].parent
+        while parent is not None and parent in by_bdf and len(path) < 32:
+            path.append(by_bdf[parent])
+            parent = by_bdf[parent].parent
+        return tuple(path)
+
+    def switch_above(self, bdf: Bdf) -> Bdf | None:
+        """The upstream port of the lowest PCIe switch above a function; None where there is none.
+
+        Functions with the same answer talk to each other without passing a root complex.
+        """
+        for bridge in self.bridges_above(bdf):
+            if bridge.bridge and bridge.bridge.port_type is PortType.SWITCH_UPSTREAM:
+                return bridge.bdf
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class HostSummary:
+    """Counts of a host, as the `host` format opens with. Online PUs only, unless the name says."""
+
+    packages: int
+    cores: int
+    pus: int
+    pus_offline: int
+    pus_disallowed: int
+    llcs: int
+    numa_nodes: int
+    cpuless_nodes: int
+    memory_bytes: int | None
+    pci_functions: int
+    gpus: int
+    nics: int
+    nvswitches: int
+
+
+def summarise(host: Host) -> HostSummary:
+    """Counts of a host. memory_bytes is None if any node's is unknown."""
+    sizes = [node.memory_bytes for node in host.nodes]
+    known = [size for size in sizes if size is not None]
+    kinds = [device.kind for device in host.pci_devices]
+    return HostSummary(
+        packages=len(host.packages),
+        cores=len(host.cores),
+        pus=sum(pu.online for pu in host.pus),
+        pus_offline=sum(not pu.online for pu in host.pus),
+        pus_disallowed=sum(pu.online and not pu.allowed for pu in host.pus),
+        llcs=len(host.llcs),
+        numa_nodes=len(host.nodes),
+        cpuless_nodes=sum(not node.pus for node in host.nodes),
+        memory_bytes=sum(known) if len(known) == len(sizes) else None,
+        pci_functions=len(host.pci_devices),
+        gpus=kinds.count(DeviceKind.GPU),
+        nics=kinds.count(DeviceKind.NIC),
+        nvswitches=kinds.count(DeviceKind.NVSWITCH),
+    )

@@ -1,0 +1,79 @@
+"""Byte sizes and rates: parsing with units, and printing for people. GiB is 2^30, GB/s is 10^9."""
+
+import re
+
+from homenode.errors import InputError
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+TIB = 1 << 40
+
+# Source: libvirt domain XML, "unit" of <memory>: b/bytes, KB = 1000, k/KiB = 1024, and so on.
+_BYTES_OF_UNIT = {
+    "": 1,
+    "b": 1,
+    "byte": 1,
+    "bytes": 1,
+    "kb": 1000,
+    "k": KIB,
+    "kib": KIB,
+    "mb": 1000**2,
+    "m": MIB,
+    "mib": MIB,
+    "gb": 1000**3,
+    "g": GIB,
+    "gib": GIB,
+    "tb": 1000**4,
+    "t": TIB,
+    "tib": TIB,
+}
+_SIZE = re.compile(r"\s*(\d+)(?:\.(\d{1,6}))?\s*([A-Za-z]*)\s*\Z", re.ASCII)
+
+
+def bytes_of(number: int, unit: str) -> int:
+    """Bytes of a number with one of libvirt's units (the case does not matter).
+
+    >>> bytes_of(2, "MiB"), bytes_of(2, "MB"), bytes_of(3, "k")
+    (2097152, 2000000, 3072)
+
+    Raises InputError for an unknown unit.
+    """
+    try:
+        return number * _BYTES_OF_UNIT[unit.strip().lower()]
+    except KeyError:
+        raise InputError(
+            f"unit {unit!r}: expected one of b, KB, KiB, MB, MiB, GB, GiB, TB, TiB"
+        ) from None
+
+
+def parse_bytes(text: str, default_unit: str = "b") -> int:
+    """Bytes of a text such as "64GiB", "1.5T" or "1024" (then `default_unit`).
+
+    >>> parse_bytes("1.5GiB"), parse_bytes("4096"), parse_bytes("2", default_unit="MiB")
+    (1610612736, 4096, 2097152)
+
+    Raises InputError if the text is no size or not a whole number of bytes.
+    """
+    match = _SIZE.match(text)
+    if match is None:
+        raise InputError(f"size {text!r}: expected a number and a unit, such as 64GiB")
+    whole, fraction, unit = match.groups()
+    unit_bytes = bytes_of(1, unit or default_unit)
+    scaled = int(whole + (fraction or "")) * unit_bytes
+    divisor = int("1" + "0" * len(fraction or ""))
+    if scaled % divisor:
+        raise InputError(f"size {text!r}: not a whole number of bytes")
+    return scaled // divisor
+
+
+def format_bytes(count: int) -> str:
+    """A short exact-looking text: the largest binary unit, at most two decimals.
+
+    >>> format_bytes(1572864 * MIB), format_bytes(1536), format_bytes(0)
+    ('1.5 TiB', '1.5 KiB', '0 B')
+    """
+    for unit_bytes, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if abs(count) >= unit_bytes:
+            return f"{count / unit_bytes:.2f}".rstrip("0").rstrip(".") + f" {name}"
+    return f"{count} B"

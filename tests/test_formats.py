@@ -1,0 +1,63 @@
+"""Stored documents: what is written can be read, and nothing else can."""
+
+import pytest
+
+from homenode import formats
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.errors import InputError
+from homenode.gap import Gap
+from homenode.indices import CoreIndex, NodeIndex, PackageIndex
+from homenode.pci import DeviceKind, PciDevice
+from homenode.topology import Core, CoreId, CpuModel, Host, NumaNode
+
+HOST = Host(
+    name="x86-1p1n1c2t",
+    architecture="x86_64",
+    cpu=CpuModel(None, None),
+    packages=(),
+    nodes=(NumaNode(NodeIndex(0), CpuSet([0, 1]), 1 << 30),),
+    distances=((10,),),
+    llcs=(),
+    cores=(Core(CoreIndex(0), CoreId(PackageIndex(0), 0), CpuSet([0, 1])),),
+    pus=(),
+    pci_devices=(
+        PciDevice(Bdf(0, 25, 0, 0), DeviceKind.GPU, 0x030200, None, None, "pci0000:17", None, None),
+    ),
+    gaps=(Gap("0000:19:00.0 node", "sysfs says -1"),),
+)
+
+
+def test_a_value_survives_being_stored() -> None:
+    text = formats.encode("host", HOST)
+    assert text.startswith('{\n  "format": "homenode.host/1"')
+    assert '"0000:19:00.0"' in text
+    assert formats.decode(text, "host", Host, "x.json") == HOST
+
+
+def test_equal_hosts_have_equal_fingerprints() -> None:
+    stored = formats.decode(formats.encode("host", HOST), "host", Host, "x.json")
+    assert formats.fingerprint(HOST) == formats.fingerprint(stored)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "expected JSON"),
+        ("[]", "found none"),
+        ('{"format": "homenode.plan/1"}', "expected a homenode.host document"),
+        ('{"format": "homenode.host/99"}', "up to version 1, found 99"),
+        ('{"format": "homenode.host/1"}', "missing required field `name`"),
+        ('{"format": "homenode.host/x"}', "expected a homenode.host document"),
+    ],
+)
+def test_a_foreign_document_is_refused_with_its_reason(text: str, expected: str) -> None:
+    with pytest.raises(InputError, match=r"x\.json") as caught:
+        formats.decode(text, "host", Host, "x.json")
+    assert expected in str(caught.value)
+
+
+def test_a_bad_field_is_named() -> None:
+    text = formats.encode("host", HOST).replace('"0000:19:00.0"', '"19:zz"')
+    with pytest.raises(InputError, match="19:zz"):
+        formats.decode(text, "host", Host, "x.json")

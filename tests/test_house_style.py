@@ -1,0 +1,69 @@
+"""The rules of the house that a program can check."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "homenode"
+EFFECTS = {
+    "os", "subprocess", "pathlib", "socket", "time", "random", "logging", "shutil", "tempfile",
+    "tarfile", "signal", "datetime", "glob", "io",
+}  # fmt: skip
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def _imports(tree: ast.Module) -> list[tuple[str, int]]:
+    found: list[tuple[str, int]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(alias.name.partition(".")[0], node.lineno) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            found.append((node.module.partition(".")[0], node.lineno))
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_only_files_marked_io_touch_the_outside(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    first_line = (ast.get_docstring(tree) or "").partition("\n")[0]
+    assert first_line, f"{path}: no module docstring"
+    if first_line.endswith("[I/O]"):
+        return
+    broken = [f"{path}:{line}: imports {name}" for name, line in _imports(tree) if name in EFFECTS]
+    assert not broken, "\n".join(broken)
+
+
+def test_only_process_starts_processes() -> None:
+    starters = [
+        f"{path}:{line}"
+        for path in FILES
+        if path.name != "process.py"
+        for name, line in _imports(ast.parse(path.read_text()))
+        if name == "subprocess"
+    ]
+    assert not starters
+
+
+def test_only_the_command_line_exits() -> None:
+    exits = [
+        f"{path}:{node.lineno}"
+        for path in FILES
+        if "cli" not in path.parts
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+        and node.attr == "exit"
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "sys"
+    ]
+    assert not exits
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_no_file_has_more_than_400_lines(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 400
+
+
+def test_no_room_without_a_noun() -> None:
+    banned = {"utils", "common", "manager", "helper", "helpers", "core", "base", "misc"}
+    assert not [path for path in SOURCE.rglob("*") if path.stem in banned]

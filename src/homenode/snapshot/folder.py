@@ -1,0 +1,138 @@
+"""FolderSnapshot: a host's files in a folder, read when they are asked for. [I/O]"""
+
+import os
+import stat
+from collections.abc import Sequence
+
+from homenode.snapshot.memory import MAX_LINKS
+
+MAX_FILE_BYTES = 16 << 20
+"""More of one file is not read; nothing that homenode reads comes near it."""
+
+
+class FolderSnapshot:
+    """A folder that holds /sys and /proc, as a snapshot; nothing outside of it is ever read.
+
+    Links are resolved here and not by the kernel: an absolute link, or one with too many "..",
+    leads to the folder's own top. Tool outputs are the files commands/NAME.
+
+    sysfs: where /sys lies below the folder; "" where the folder is a /sys itself (and no /proc
+    is there), "/sys" elsewhere.
+    """
+
+    __slots__ = ("_name", "_real", "_root", "_sysfs")
+
+    def __init__(self, name: str, root: str, sysfs: str = "/sys") -> None:
+        self._name = name
+        self._root = root.rstrip("/")
+        self._sysfs = sysfs
+        self._real: dict[str, str | None] = {"": "/", "/": "/"}
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def read_text(self, path: str) -> str | None:
+        real = self.real_path(path)
+        if real is None:
+            return None
+        content = read_file(self._on_disk(real))
+        return None if content is None else content.decode("utf-8", "surrogateescape")
+
+    def list(self, path: str) -> tuple[str, ...] | None:
+        real = self.real_path(path)
+        if real is None:
+            return None
+        try:
+            return tuple(sorted(os.listdir(self._on_disk(real))))  # noqa: PTH208 - a third of the time
+        except OSError:
+            return None
+
+    def read_link(self, path: str) -> str | None:
+        folder, _, name = path.rpartition("/")
+        real = self.real_path(folder or "/")
+        return None if real is None else _target(self._on_disk(_join(real, name)))
+
+    def real_path(self, path: str) -> str | None:
+        if path not in self._real:
+            folder, _, name = path.rpartition("/")
+            if folder not in self._real:
+                # Kept, because the files of one folder are asked for one after the other.
+                self._real[folder] = self._walk("/", folder.split("/"))
+            real = self._real[folder]
+            if real is None:
+                return None
+            # The files themselves are not kept: on a live host they come and go.
+            return self._walk(real, [name])
+        return self._real[path]
+
+    def command_output(self, command: str) -> str | None:
+        return self.read_text(f"/commands/{command}")
+
+    def _on_disk(self, real: str) -> str:
+        if self._sysfs != "/sys" and (real == "/sys" or real.startswith("/sys/")):
+            return self._root + self._sysfs + real.removeprefix("/sys")
+        return self._root + real
+
+    def _walk(self, folder: str, names: Sequence[str]) -> str | None:
+        """The real path of names below a real folder; None where nothing is there, or a loop."""
+        real = folder
+        pending = list(reversed(names))
+        links_left = MAX_LINKS
+        while pending:
+            name = pending.pop()
+            if name in ("", "."):
+                continue
+            if name == "..":
+                real = real.rpartition("/")[0] or "/"
+                continue
+            path = _join(real, name)
+            target = _target(self._on_disk(path))
+            if target is None:
+                if not os.path.lexists(self._on_disk(path)):
+                    return None
+                real = path
+                continue
+            if links_left == 0:
+                return None
+            links_left -= 1
+            if target.startswith("/"):
+                real = "/"
+            pending += reversed(target.split("/"))
+        return real
+
+
+def read_file(path: str) -> bytes | None:
+    """A regular file's content, up to MAX_FILE_BYTES; None where it is absent or unreadable.
+
+    A link is not followed and a FIFO is not waited for. Files of /sys may fail in read(2) with
+    any error that their driver likes (EINVAL, EIO, ENODEV): that is "unreadable" too.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError):  # ValueError: a name with a zero byte
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        chunks: list[bytes] = []
+        left = MAX_FILE_BYTES
+        while left > 0 and (chunk := os.read(descriptor, min(left, 1 << 16))):
+            chunks.append(chunk)
+            left -= len(chunk)
+        return b"".join(chunks)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _target(path: str) -> str | None:
+    try:
+        return os.readlink(path)  # noqa: PTH115 - called for every part of every path
+    except (OSError, ValueError):
+        return None
+
+
+def _join(folder: str, name: str) -> str:
+    return f"{folder}{name}" if folder == "/" else f"{folder}/{name}"

@@ -1,0 +1,281 @@
+"""Folders and archives of a host's files: what is found, what is refused."""
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import random
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from homenode.errors import InputError
+from homenode.snapshot import archive
+from homenode.snapshot.memory import MemorySnapshot
+from homenode.snapshot.store import open_snapshot
+from tests.shared_data import SHARED
+
+FILES = {
+    "sys/devices/system/node/online": "0-1\n",
+    "sys/devices/system/node/node0/distance": "10 21\n",
+    "sys/devices/pci0000:00/0000:00:01.0/numa_node": "1\n",
+    "proc/cmdline": "quiet\n",
+}
+LINKS = {"sys/bus/pci/devices/0000:00:01.0": "../../../devices/pci0000:00/0000:00:01.0"}
+
+
+def _member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type = kind
+    member.linkname = target
+    return member
+
+
+def _tar(
+    files: dict[str, str],
+    links: dict[str, str] | None = None,
+    extra: tuple[tarfile.TarInfo, ...] = (),
+) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, text in files.items():
+            member = _member(name)
+            member.size = len(text.encode())
+            tar.addfile(member, io.BytesIO(text.encode()))
+        for name, target in (links or {}).items():
+            tar.addfile(_member(name, tarfile.SYMTYPE, target))
+        for member in extra:
+            tar.addfile(member)
+    return buffer.getvalue()
+
+
+def _write(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def _folder(top: Path, prefix: str = "") -> Path:
+    for name, text in FILES.items():
+        path = top / prefix / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    for name, target in LINKS.items():
+        path = top / prefix / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(target)
+    return top
+
+
+def _check(source: Path) -> None:
+    host = open_snapshot(source)
+    assert host.read_text("/sys/devices/system/node/online") == "0-1\n"
+    assert host.read_text("/sys/bus/pci/devices/0000:00:01.0/numa_node") == "1\n"
+    assert host.real_path("/sys/bus/pci/devices/0000:00:01.0") == (
+        "/sys/devices/pci0000:00/0000:00:01.0"
+    )
+    assert host.list("/sys/devices/system/node") == ("node0", "online")
+    assert host.list("/sys/devices/system/node/online") is None
+    assert host.read_text("/sys/devices") is None
+    assert host.read_link("/sys/bus/pci/devices/0000:00:01.0") == next(iter(LINKS.values()))
+
+
+@pytest.mark.parametrize("prefix", ["", "machine", "sysfs/machine", "./"])
+@pytest.mark.parametrize(
+    "pack", [bytes, gzip.compress, bz2.compress, lzma.compress], ids=["tar", "gz", "bz2", "xz"]
+)
+def test_an_archive_is_told_by_content_and_its_top_found(
+    tmp_path: Path, prefix: str, pack: Callable[[bytes], bytes]
+) -> None:
+    files = {f"{prefix}/{name}".lstrip("/"): text for name, text in FILES.items()}
+    links = {f"{prefix}/{name}".lstrip("/"): target for name, target in LINKS.items()}
+    _check(_write(tmp_path / "any name", pack(_tar(files, links))))
+
+
+@pytest.mark.parametrize("prefix", ["", "machine", "sysfs/machine"])
+def test_a_folder_is_read_in_place(tmp_path: Path, prefix: str) -> None:
+    _check(_folder(tmp_path, prefix))
+
+
+def test_the_folder_may_be_sys_itself_or_its_content(tmp_path: Path) -> None:
+    _check(_folder(tmp_path) / "sys")
+    (tmp_path / "sys").rename(tmp_path / "tree")
+    _check(tmp_path / "tree")
+    inner = {name.removeprefix("sys/"): text for name, text in FILES.items() if "sys" in name}
+    links = {name.removeprefix("sys/"): target for name, target in LINKS.items()}
+    _check(_write(tmp_path / "content.tar", _tar(inner, links)))
+
+
+def test_several_machines_are_listed_and_one_can_be_named(tmp_path: Path) -> None:
+    files = {f"all/{m}/{name}": text for m in ("desktop", "server") for name, text in FILES.items()}
+    links = {f"all/{m}/{n}": target for m in ("desktop", "server") for n, target in LINKS.items()}
+    source = _write(tmp_path / "two.tar", _tar(files, links))
+    with pytest.raises(InputError, match=r"found 2: all/desktop, all/server\n.*two.tar#desktop"):
+        open_snapshot(source)
+    _check(Path(f"{source}#server"))
+    _check(Path(f"{source}#all/server"))
+    with pytest.raises(InputError, match="named 'laptop'"):
+        open_snapshot(Path(f"{source}#laptop"))
+    folder = tmp_path / "folder"
+    _folder(folder, "desktop")
+    _folder(folder, "server")
+    with pytest.raises(InputError, match="found 2: desktop, server"):
+        open_snapshot(folder)
+    _check(Path(f"{folder}#server"))
+
+
+def test_a_file_with_a_hash_in_its_name_opens(tmp_path: Path) -> None:
+    _check(_write(tmp_path / "host#1.tar", _tar(FILES, LINKS)))
+
+
+def test_commands_of_a_capture_are_read(tmp_path: Path) -> None:
+    files = {f"snapshot/{name}": text for name, text in FILES.items()}
+    files["snapshot/commands/lspci"] = "00:00.0 Host bridge\n"
+    host = open_snapshot(_write(tmp_path / "capture.tar", _tar(files)))
+    assert host.command_output("lspci") == "00:00.0 Host bridge\n"
+    assert host.command_output("nvidia-smi-topo") is None
+
+
+def test_a_link_never_leads_out_of_a_folder(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    top = _folder(tmp_path / "host")
+    (top / "sys/absolute").symlink_to(secret)
+    (top / "sys/upwards").symlink_to("../../secret")
+    (top / "sys/folder").symlink_to(tmp_path)
+    (top / "sys/loop").symlink_to("loop")
+    host = open_snapshot(top)
+    for path in ("/sys/absolute", "/sys/upwards", "/sys/folder/secret", "/sys/loop", "/../secret"):
+        assert host.read_text(path) is None
+    assert host.list("/sys/folder") is None
+
+
+def test_a_fifo_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
+    top = _folder(tmp_path)
+    os.mkfifo(top / "sys/fifo")
+    assert open_snapshot(top).read_text("/sys/fifo") is None
+
+
+def test_devices_in_an_archive_are_skipped(tmp_path: Path) -> None:
+    extra = tuple(
+        _member(f"sys/special{i}", kind)
+        for i, kind in enumerate((tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE))
+    )
+    host = open_snapshot(_write(tmp_path / "host.tar", _tar(FILES, LINKS, extra)))
+    assert host.list("/sys") == ("bus", "devices")
+
+
+def test_hard_links_share_the_text_of_an_earlier_member(tmp_path: Path) -> None:
+    linked = _member("sys/again", tarfile.LNKTYPE, "sys/devices/system/node/online")
+    host = open_snapshot(_write(tmp_path / "host.tar", _tar(FILES, {}, (linked,))))
+    assert host.read_text("/sys/again") == "0-1\n"
+    dangling = _member("sys/again", tarfile.LNKTYPE, "sys/nothing")
+    with pytest.raises(InputError, match="hard link 'sys/again'"):
+        open_snapshot(_write(tmp_path / "host.tar", _tar(FILES, {}, (dangling,))))
+
+
+def test_names_that_lead_out_of_an_archive_are_refused(tmp_path: Path) -> None:
+    source = _write(tmp_path / "host.tar", _tar({**FILES, "sys/../../etc/passwd": "x"}))
+    with pytest.raises(InputError, match="names inside the archive"):
+        open_snapshot(source)
+
+
+def test_absolute_names_count_from_the_archives_top(tmp_path: Path) -> None:
+    files = {f"/{name}": text for name, text in FILES.items()}
+    _check(_write(tmp_path / "host.tar", _tar(files, LINKS)))
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "says"),
+    [
+        ("MAX_MEMBERS", 3, "at most 3 members"),
+        ("MAX_FOLDERS", 3, "at most 3 folders"),
+        ("MAX_FILE_BYTES", 4, "files of at most 4 bytes"),
+        ("MAX_TOTAL_BYTES", 4096, "at most 4096 bytes unpacked"),
+        ("MAX_DEPTH", 3, "paths of at most 3 parts"),
+        ("MAX_PATH_CHARS", 20, "names of at most 20 characters"),
+    ],
+)
+def test_an_archive_beyond_a_limit_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, says: str
+) -> None:
+    monkeypatch.setattr(archive, limit, value)
+    source = _write(tmp_path / "host.tar.gz", gzip.compress(_tar(FILES, LINKS)))
+    with pytest.raises(InputError, match=says):
+        open_snapshot(source)
+
+
+@pytest.mark.parametrize(
+    "pack", [bytes, gzip.compress, bz2.compress, lzma.compress], ids=["tar", "gz", "bz2", "xz"]
+)
+def test_every_truncation_is_noticed(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    whole = pack(_tar(FILES, LINKS))
+    end = len(whole) if pack is not bytes else len(whole.rstrip(b"\0")) + 512
+    for length in sorted({*range(0, end - 1, max(1, end // 60)), 512, 1024, 1536}):
+        if length < end:
+            source = _write(tmp_path / "cut", whole[:length])
+            with pytest.raises(InputError, match="expected"):
+                open_snapshot(source)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "expected a tar"),
+        (b"hello\n" * 500, "another kind of file"),
+        (b"PK\x03\x04" + bytes(100), "found zip"),
+        (b"\x28\xb5\x2f\xfd" + bytes(100), "found zstd"),
+        (b"\x1f\x8b" + bytes(100), "expected a"),
+        (_tar({"readme": "no host"}), "no sys/devices"),
+    ],
+)
+def test_foreign_files_are_refused_with_what_was_found(
+    tmp_path: Path, content: bytes, says: str
+) -> None:
+    with pytest.raises(InputError, match=says):
+        open_snapshot(_write(tmp_path / "foreign", content))
+
+
+def test_nothing_there_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="found nothing"):
+        open_snapshot(tmp_path / "missing.tar")
+    with pytest.raises(InputError, match="no sys/devices"):
+        open_snapshot(tmp_path)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_damaged_archive_is_read_or_refused_and_nothing_else(
+    tmp_path: Path, packed: bool
+) -> None:
+    rng = random.Random(7)
+    whole = _tar(FILES, LINKS)
+    for _ in range(400):
+        damaged = bytearray(whole[:8192])
+        for _ in range(rng.randint(1, 4)):
+            # Most damage goes to headers, with their checksum made good again.
+            at = rng.randrange(len(damaged))
+            damaged[at] = rng.choice((0, 0x20, 0x2F, 0x2E, 0x37, 0x80, 0xFF, rng.randrange(256)))
+            header = at // 512 * 512
+            block = damaged[header : header + 148] + b" " * 8 + damaged[header + 156 : header + 512]
+            damaged[header + 148 : header + 156] = b"%06o\0 " % sum(block)
+        content = bytes(damaged) + bytes(1024)
+        source = _write(tmp_path / "damaged", gzip.compress(content, 1) if packed else content)
+        try:
+            open_snapshot(source).list("/sys")
+        except InputError:
+            continue
+
+
+def test_published_trees_open() -> None:
+    folder = SHARED / "machines" / "sysfs"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is not there")
+    with pytest.raises(InputError, match=r"found 3: .*4-socket.*desktop.*server"):
+        open_snapshot(folder / "nri-topology-aware-sysfs.tar.bz2")
+    for path in sorted(folder.iterdir()):
+        if "nri" not in path.name:
+            host = open_snapshot(path)
+            assert isinstance(host, MemorySnapshot)
+            assert host.read_text("/sys/devices/system/cpu/online")

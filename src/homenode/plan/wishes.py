@@ -1,0 +1,244 @@
+"""Wishes: what the user asked for on the command line, and the request that follows from it."""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.errors import UsageError
+from homenode.indices import NodeIndex
+from homenode.pci import DeviceKind
+from homenode.plan.guest import Guest
+from homenode.plan.layout import (
+    PRESETS,
+    GuestCells,
+    GuestPcie,
+    Layout,
+    MemoryBinding,
+    Pinning,
+    Siblings,
+)
+from homenode.plan.published import Choice, Objective, choose
+from homenode.plan.request import (
+    Balance,
+    EmulatorPolicy,
+    GuestRequest,
+    MemoryMode,
+    PciGranularity,
+    Policy,
+)
+from homenode.topology import Host
+from homenode.units import MIB, parse_bytes
+
+AUTO = "auto"
+"""The layout name that lets the objective choose."""
+
+
+class ThreadPolicy(StrEnum):
+    """OpenStack's spellings of the pinning switch (hw:cpu_thread_policy)."""
+
+    ISOLATE = "isolate"  # one PU of a whole core
+    REQUIRE = "require"  # all PUs of each core
+    PREFER = "prefer"  # all PUs where the layout exposes siblings
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """Every option of `homenode plan` that shapes the placement; None = as the document or
+    layout says. See docs/commands/plan.md."""
+
+    layout: str
+    objective: Objective | None = None
+    pinning: Pinning | None = None
+    siblings: Siblings | None = None
+    cells: GuestCells | None = None
+    pcie: GuestPcie | None = None
+    memory_binding: MemoryBinding | None = None
+    thread_policy: ThreadPolicy | None = None
+    vcpus: int | None = None
+    memory_bytes: int | None = None
+    page_bytes: int | None = None
+    devices: tuple[Bdf, ...] = ()
+    gpu_count: int | None = None
+    policy: Policy = Policy.CORES_FIRST
+    balance: Balance = Balance.SPREAD
+    max_nodes: int | None = None
+    keep_vcpus: bool = False
+    mixed_kinds: bool = False
+    unequal_cells: bool = False
+    memory_mode: MemoryMode = MemoryMode.STRICT
+    memory_nodes_allowed: tuple[int, ...] = ()
+    reserved_pus: CpuSet = CpuSet()
+    reserve_defined: bool = False
+    emulator_policy: EmulatorPolicy = EmulatorPolicy.AUTO
+    emulator_pus: CpuSet | None = None
+    pci_granularity: PciGranularity = PciGranularity.CELL
+    spare_ports: int = 0
+
+
+def layout_for(wishes: Wishes, guest: Guest) -> tuple[Layout, Choice | None]:
+    """The layout with every switch applied, and, for `auto`, the published evidence for it.
+
+    Raises UsageError for an unknown preset, `auto` without an objective or the other way round,
+    and switches that contradict each other.
+    """
+    choice: Choice | None = None
+    if wishes.layout == AUTO:
+        if wishes.objective is None:
+            raise UsageError(
+                "--layout auto: expected an objective, found none",
+                hint="add --objective " + "|".join(Objective),
+            )
+        choice = choose(
+            wishes.objective,
+            has_gpus=bool(wishes.gpu_count or wishes.devices or guest.hostdevs),
+            mirrors_pcie=guest.is_q35 or guest.is_virt,
+        )
+        layout = choice.layout
+    elif wishes.layout in PRESETS:
+        if wishes.objective is not None:
+            raise UsageError(
+                f"--objective {wishes.objective} only goes with --layout auto, "
+                f"found --layout {wishes.layout}"
+            )
+        layout = PRESETS[wishes.layout]
+    else:
+        raise UsageError(f"layout {wishes.layout!r}: expected one of {', '.join(PRESETS)}, or auto")
+    return _switched(layout, wishes), choice
+
+
+def _switched(layout: Layout, wishes: Wishes) -> Layout:
+    switched = replace(
+        layout,
+        pinning=_pinning(layout, wishes),
+        siblings=wishes.siblings or layout.siblings,
+        cells=wishes.cells or layout.cells,
+        pcie=wishes.pcie or layout.pcie,
+        memory=wishes.memory_binding or layout.memory,
+    )
+    if switched == layout:
+        return layout
+    named = next(
+        (name for name, preset in PRESETS.items() if replace(preset, name="") ==
+         replace(switched, name="")), "custom",
+    )  # fmt: skip
+    _refuse_contradictions(switched)
+    return replace(switched, name=named)
+
+
+def _pinning(layout: Layout, wishes: Wishes) -> Pinning:
+    if wishes.thread_policy is None:
+        return wishes.pinning or layout.pinning
+    exposed = (wishes.siblings or layout.siblings) is Siblings.EXPOSED
+    meant = {
+        ThreadPolicy.ISOLATE: Pinning.ONE_PER_CORE,
+        ThreadPolicy.REQUIRE: Pinning.ALL_PUS,
+        ThreadPolicy.PREFER: Pinning.ALL_PUS if exposed else Pinning.ONE_PER_CORE,
+    }[wishes.thread_policy]
+    stated = wishes.pinning or layout.pinning
+    if meant is not stated and (wishes.pinning or stated is not Pinning.NONE):
+        raise UsageError(
+            f"--thread-policy {wishes.thread_policy} means pinning {meant}, "
+            f"but the layout pins {stated}",
+            hint="leave one of the two out, or choose a layout that agrees",
+        )
+    return meant
+
+
+def _refuse_contradictions(layout: Layout) -> None:
+    clashes = (
+        (
+            layout.pinning is Pinning.NONE and layout.siblings is not Siblings.AS_THEY_WERE,
+            "siblings can only be hidden or exposed where vCPUs are pinned",
+            "add --pinning one-pu-per-core or all-pus",
+        ),
+        (
+            layout.pinning is Pinning.ONE_PER_CORE and layout.siblings is Siblings.EXPOSED,
+            "one PU per core leaves no sibling to expose",
+            "use --pinning all-pus",
+        ),
+        (
+            layout.pinning is Pinning.NONE and layout.cells is GuestCells.MIRRORED,
+            "cells can only mirror host nodes where vCPUs are pinned to them",
+            "add --pinning one-pu-per-core",
+        ),
+        (
+            layout.memory is MemoryBinding.BOUND_PER_CELL
+            and layout.cells is not GuestCells.MIRRORED,
+            "memory can only be bound per cell where cells are mirrored",
+            "use --memory bound, or --cells mirrored",
+        ),
+        (
+            layout.pcie is GuestPcie.MIRRORED and layout.cells is not GuestCells.MIRRORED,
+            "an expander bus belongs to a cell, so PCIe can only be mirrored where cells are",
+            "add --cells mirrored",
+        ),
+    )
+    for clash, message, hint in clashes:
+        if clash:
+            raise UsageError(f"layout: {message}", hint=hint)
+
+
+def default_huge_page_bytes(host: Host | None) -> int:
+    """What <hugepages/> without a size means: default_hugepagesz= of the host, else 2 MiB.
+
+    Source: Documentation/admin-guide/kernel-parameters.txt.
+    """
+    command_line = (host.settings.kernel_command_line if host else None) or ""
+    for word in command_line.split():
+        key, _, size = word.partition("=")
+        if key == "default_hugepagesz":
+            return parse_bytes(size)
+    return 2 * MIB
+
+
+def request_for(
+    guest: Guest, wishes: Wishes, host: Host | None
+) -> tuple[GuestRequest, Choice | None]:
+    """The request for a document and its user's wishes, on a host (None in manual mode).
+
+    The document's own passed-through devices are asked for, and --device adds to them; --gpus
+    takes the place of the document's GPUs, so these are left out then.
+    Raises UsageError as layout_for does, and for counts below 1.
+    """
+    layout, choice = layout_for(wishes, guest)
+    for option, count in (
+        ("--vcpus", wishes.vcpus),
+        ("--memory", wishes.memory_bytes),
+        ("--gpus", wishes.gpu_count),
+        ("--max-nodes", wishes.max_nodes),
+    ):
+        if count is not None and count < 1:
+            raise UsageError(f"{option}: expected at least 1, found {count}")
+    if wishes.spare_ports < 0:
+        raise UsageError(f"--spare-ports: expected 0 or more, found {wishes.spare_ports}")
+    documented = {hostdev.source for hostdev in guest.hostdevs}
+    if host is not None and wishes.gpu_count is not None:
+        documented -= {gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)}
+    page_bytes = guest.page_bytes if wishes.page_bytes is None else wishes.page_bytes
+    if page_bytes == 0:
+        page_bytes = default_huge_page_bytes(host)
+    request = GuestRequest(
+        guest=guest,
+        layout=layout,
+        vcpus=wishes.vcpus or guest.vcpus,
+        memory_bytes=wishes.memory_bytes or guest.memory_bytes,
+        page_bytes=page_bytes,
+        devices=tuple(sorted(documented | set(wishes.devices))),
+        gpu_count=wishes.gpu_count,
+        policy=wishes.policy,
+        balance=wishes.balance,
+        max_nodes=wishes.max_nodes,
+        keep_vcpus=wishes.keep_vcpus or bool(choice and choice.keep_vcpus),
+        mixed_kinds=wishes.mixed_kinds,
+        unequal_cells=wishes.unequal_cells,
+        memory_mode=wishes.memory_mode,
+        memory_nodes_allowed=tuple(NodeIndex(node) for node in wishes.memory_nodes_allowed),
+        reserved_pus=wishes.reserved_pus,
+        reserve_defined=wishes.reserve_defined,
+        emulator_policy=wishes.emulator_policy,
+        emulator_pus=wishes.emulator_pus,
+        pci_granularity=wishes.pci_granularity,
+        spare_ports=wishes.spare_ports,
+    )
+    return request, choice

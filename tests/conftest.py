@@ -1,0 +1,27 @@
+"""What all tests share: required markers, and where the optional parts of a machine are."""
+
+import os
+from collections.abc import Generator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("thorough", settings.get_profile("default"), max_examples=5_000)
+settings.load_profile("default")
+
+REQUIRED = frozenset(filter(None, os.environ.get("HOMENODE_REQUIRED_MARKERS", "").split(",")))
+"""Markers whose tests must not skip here: continuous integration owns them."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    owned = sorted(REQUIRED & {marker.name for marker in item.iter_markers()})
+    if report.skipped and owned:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid}: marker {', '.join(owned)} is required here, but {reason}"
+    return report

@@ -1,0 +1,159 @@
+"""From the user's wishes to a request."""
+
+import pytest
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.errors import UsageError
+from homenode.plan.guest import Guest, GuestHostdev
+from homenode.plan.layout import (
+    PRESETS,
+    GuestCells,
+    GuestPcie,
+    MemoryBinding,
+    Pinning,
+    Siblings,
+)
+from homenode.plan.published import Objective
+from homenode.plan.wishes import ThreadPolicy, Wishes, layout_for, request_for
+from homenode.units import GIB, MIB
+
+
+def guest(machine: str = "q35", gpus: int = 0, page_bytes: int | None = None) -> Guest:
+    return Guest(
+        name="vm",
+        uuid=None,
+        domain_type="kvm",
+        architecture="x86_64",
+        machine=machine,
+        vcpus=8,
+        vcpus_online=8,
+        memory_bytes=16 * GIB,
+        page_bytes=page_bytes,
+        iothreads=0,
+        cpu_mode="host-passthrough",
+        cpu_topology=None,
+        cell_vcpus=(),
+        hostdevs=tuple(GuestHostdev(Bdf(0, 16 + i, 0, 0), None) for i in range(gpus)),
+        controllers=(),
+        addresses=(),
+    )
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_itself(name: str) -> None:
+    assert layout_for(Wishes(name), guest()) == (PRESETS[name], None)
+
+
+def test_switches_that_make_another_preset_take_its_name() -> None:
+    layout, _ = layout_for(Wishes("pin-numa", pcie=GuestPcie.MIRRORED), guest())
+    assert layout == PRESETS["pin-numa-pci"]
+
+
+def test_switches_that_make_no_preset_are_called_custom() -> None:
+    layout, _ = layout_for(Wishes("pin-numa", memory_binding=MemoryBinding.BOUND), guest())
+    assert layout.name == "custom"
+    assert layout.memory is MemoryBinding.BOUND
+
+
+@pytest.mark.parametrize(
+    ("wishes", "expected"),
+    [
+        (Wishes("nonsense"), "expected one of default, pin"),
+        (Wishes("auto"), "expected an objective"),
+        (Wishes("pin", objective=Objective.LATENCY), "only goes with --layout auto"),
+        (Wishes("pin", siblings=Siblings.EXPOSED), "leaves no sibling to expose"),
+        (Wishes("default", siblings=Siblings.HIDDEN), "where vCPUs are pinned"),
+        (Wishes("default", cells=GuestCells.MIRRORED), "where vCPUs are pinned"),
+        (Wishes("pin", pcie=GuestPcie.MIRRORED), "belongs to a cell"),
+        (Wishes("pin", memory_binding=MemoryBinding.BOUND_PER_CELL), "where cells are mirrored"),
+        (Wishes("pin", thread_policy=ThreadPolicy.REQUIRE), "means pinning all-pus"),
+        (
+            Wishes("default", thread_policy=ThreadPolicy.ISOLATE, pinning=Pinning.ALL_PUS),
+            "means pinning one-pu-per-core",
+        ),
+    ],
+)
+def test_contradictions_are_refused_by_name(wishes: Wishes, expected: str) -> None:
+    with pytest.raises(UsageError, match=expected):
+        layout_for(wishes, guest())
+
+
+@pytest.mark.parametrize(
+    ("policy", "preset"),
+    [
+        (ThreadPolicy.ISOLATE, "pin-numa"),
+        (ThreadPolicy.PREFER, "pin-numa"),
+        (ThreadPolicy.REQUIRE, "pin-numa-smt"),
+        (ThreadPolicy.PREFER, "pin-numa-smt"),
+    ],
+)
+def test_a_thread_policy_that_agrees_changes_nothing(policy: ThreadPolicy, preset: str) -> None:
+    assert layout_for(Wishes(preset, thread_policy=policy), guest())[0] == PRESETS[preset]
+
+
+@pytest.mark.parametrize(
+    ("objective", "gpus", "preset"),
+    [
+        (Objective.COLLECTIVE, 8, "pin"),
+        (Objective.HOST_BANDWIDTH, 8, "pin-numa-pci"),
+        (Objective.HOST_BANDWIDTH, 0, "pin-numa"),
+        (Objective.LATENCY, 0, "pin-numa"),
+        (Objective.THROUGHPUT, 0, "pin-numa-smt"),
+        (Objective.DENSITY, 0, "pin-numa-smt"),
+    ],
+)
+def test_auto_follows_published_figures_and_names_their_source(
+    objective: Objective, gpus: int, preset: str
+) -> None:
+    layout, choice = layout_for(Wishes("auto", objective=objective), guest(gpus=gpus))
+    assert layout == PRESETS[preset]
+    assert choice is not None
+    assert any("[study]" in sentence for sentence in choice.evidence)
+
+
+def test_auto_asks_no_expander_bus_of_a_machine_that_has_none() -> None:
+    wishes = Wishes("auto", objective=Objective.HOST_BANDWIDTH)
+    assert layout_for(wishes, guest("pc-i440fx-7.2", gpus=2))[0] == PRESETS["pin-numa"]
+
+
+def test_the_collective_choice_says_what_nobody_measured() -> None:
+    _, choice = layout_for(Wishes("auto", objective=Objective.COLLECTIVE), guest(gpus=7))
+    assert choice is not None
+    assert any("pin-numa-pci" in doubt for doubt in choice.doubts)
+
+
+def test_density_keeps_the_vcpus() -> None:
+    request, _ = request_for(guest(), Wishes("auto", objective=Objective.DENSITY), None)
+    assert request.keep_vcpus
+
+
+def test_a_request_takes_the_documents_own_values() -> None:
+    request, _ = request_for(guest(gpus=2), Wishes("pin", devices=(Bdf(0, 1, 0, 0),)), None)
+    assert (request.vcpus, request.memory_bytes) == (8, 16 * GIB)
+    assert request.devices == (Bdf(0, 1, 0, 0), Bdf(0, 16, 0, 0), Bdf(0, 17, 0, 0))
+
+
+def test_huge_pages_without_a_size_are_the_kernels_default() -> None:
+    request, _ = request_for(guest(page_bytes=0), Wishes("pin"), None)
+    assert request.page_bytes == 2 * MIB
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        Wishes("pin", vcpus=0),
+        Wishes("pin", memory_bytes=0),
+        Wishes("pin", gpu_count=0),
+        Wishes("pin", max_nodes=-1),
+        Wishes("pin", spare_ports=-1),
+    ],
+)
+def test_counts_must_be_counts(wishes: Wishes) -> None:
+    with pytest.raises(UsageError, match="expected"):
+        request_for(guest(), wishes, None)
+
+
+def test_reserved_pus_are_passed_on() -> None:
+    request, _ = request_for(guest(), Wishes("pin", reserved_pus=CpuSet.parse("0-3")), None)
+    assert str(request.reserved_pus) == "0-3"

@@ -1,0 +1,301 @@
+"""Contents: the one table of every path and every command that homenode reads, and why.
+
+The same table captures (snapshot/gather.py, snapshot/collector.py) and validates: a file that does
+not have its form is left out of a capture, so that nothing foreign comes along.
+
+Source: Documentation/ABI/{stable,testing}/sysfs-* and Documentation/filesystems/proc.rst of the
+Linux kernel 6.12; for each tool see tools/.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+
+
+class Kind(StrEnum):
+    """What a path is."""
+
+    FILE = "file"
+    LINK = "link"
+    FOLDER = "folder"  # only that it is there
+    CONFIG = "config"  # PCI configuration space, binary; of bridges only
+
+
+class Form(Enum):
+    """What the text of a file looks like, whole; the value is a regular expression."""
+
+    NUMBER = r"-?\d{1,20}"
+    HEX = r"(?:0x)?[0-9a-fA-F]{1,32}"
+    LIST = r"[0-9,-]{0,8000}"  # PUs or nodes: 0-3,8; empty on a node without CPUs
+    NUMBERS = r"[0-9 ]{1,8000}"
+    WORD = r"[A-Za-z0-9_\[\] +-]{0,80}"  # "on", "madvise", "always [madvise] never"
+    SIZE = r"\d{1,12}[KMG]?"
+    SPEED = r"(?:\d{1,3}(?:\.\d)? GT/s(?: PCIe)?|Unknown(?: speed)?)"
+    NAME = r"[^\n]{0,200}"  # one line of free text
+    RESOURCE = r"(?:0x[0-9a-f]{16} 0x[0-9a-f]{16} 0x[0-9a-f]{16}\n?){1,40}"
+    LINES = r"(?:[A-Za-z0-9_() ]{1,60}\s*:[^\n]{0,8000}\n?|\n){0,400000}"  # "key: value"
+    NODE_MEMINFO = r"(?:Node \d+ [A-Za-z0-9_()]{1,40}:\s+\d+(?: kB)?\n?){1,100}"
+
+    def matches(self, text: str) -> bool:
+        """True where the whole text, but for white space around it, has the form."""
+        return _COMPILED[self].fullmatch(text.strip()) is not None
+
+
+_COMPILED = {form: re.compile(form.value, re.ASCII) for form in Form}
+
+
+@dataclass(frozen=True, slots=True)
+class PathRule:
+    """Paths that are read: a glob of the shell, one component at a time.
+
+    keep: where given, only lines that begin so are captured (the rest of /proc/self/status, say,
+    is nobody's business).
+    """
+
+    glob: str
+    kind: Kind
+    form: Form
+    why: str
+    keep: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A tool whose output is read.
+
+    spellings: the argv, and others to try where the first program is not there.
+    each: where given, its output is a list of words, and the tool runs once for each of them, the
+    word as its last argument; the outputs stand one after the other in <wrapped> tags.
+    """
+
+    name: str
+    spellings: tuple[tuple[str, ...], ...]
+    why: str
+    timeout_s: int = 30
+    each: tuple[str, ...] = ()
+    wrapped: str = ""
+
+
+def _files(folder: str, form: Form, names: str, why: str) -> tuple[PathRule, ...]:
+    return tuple(PathRule(f"{folder}/{name}", Kind.FILE, form, why) for name in names.split())
+
+
+def _file(path: str, form: Form, why: str, keep: tuple[str, ...] = ()) -> PathRule:
+    return PathRule(path, Kind.FILE, form, why, keep)
+
+
+def _links(folder: str, names: str, why: str) -> tuple[PathRule, ...]:
+    return tuple(PathRule(f"{folder}/{name}", Kind.LINK, Form.NAME, why) for name in names.split())
+
+
+_SYSTEM = "/sys/devices/system"
+_CPU = f"{_SYSTEM}/cpu/cpu[0-9]*"
+_NODE = f"{_SYSTEM}/node/node[0-9]*"
+_PCI = "/sys/bus/pci/devices/*"
+
+PATHS: tuple[PathRule, ...] = (
+    # CPUs
+    *_files(
+        f"{_SYSTEM}/cpu",
+        Form.LIST,
+        "online offline possible present isolated nohz_full",
+        "which PUs there are, run, and are kept from the scheduler",
+    ),
+    *_files(f"{_SYSTEM}/cpu/smt", Form.WORD, "control active", "SMT switched on or off"),
+    *_files(_CPU, Form.NUMBER, "online cpu_capacity", "offline PUs; kinds of core on arm64"),
+    *_files(
+        f"{_CPU}/topology",
+        Form.NUMBER,
+        "physical_package_id die_id cluster_id core_id",
+        "package, die and core of a PU",
+    ),
+    *_files(
+        f"{_CPU}/topology",
+        Form.LIST,
+        "core_cpus_list thread_siblings_list die_cpus_list package_cpus_list core_siblings_list",
+        "SMT siblings; PUs of a die and a package",
+    ),
+    *_files(f"{_CPU}/cache/index[0-9]*", Form.NUMBER, "level", "which caches are last-level"),
+    *_files(f"{_CPU}/cache/index[0-9]*", Form.WORD, "type", "instruction caches are left out"),
+    *_files(f"{_CPU}/cache/index[0-9]*", Form.SIZE, "size", "size of the LLC"),
+    *_files(f"{_CPU}/cache/index[0-9]*", Form.LIST, "shared_cpu_list", "PUs of an LLC"),
+    *_links(_CPU, "cpufreq", "the frequency policy of a PU"),
+    *_files(
+        f"{_CPU}/cpufreq",
+        Form.NUMBER,
+        "base_frequency cpuinfo_max_freq",
+        "kinds of core where nothing else tells them",
+    ),
+    *_files(f"{_CPU}/cpufreq", Form.WORD, "scaling_governor scaling_driver", "slow by choice?"),
+    *_files(f"{_CPU}/acpi_cppc", Form.NUMBER, "highest_perf", "kinds of core on AMD"),
+    *_files("/sys/devices", Form.LIST, "cpu_core/cpus cpu_atom/cpus", "P and E cores of Intel"),
+    *_files("/sys/devices", Form.LIST, "cpu_lowpower/cpus", "low-power E cores of Intel"),
+    *_files(f"{_SYSTEM}/cpu/intel_pstate", Form.NUMBER, "no_turbo", "turbo switched off"),
+    *_files(f"{_SYSTEM}/cpu/cpufreq", Form.NUMBER, "boost", "boost switched off"),
+    # NUMA nodes
+    *_files(
+        f"{_SYSTEM}/node",
+        Form.LIST,
+        "online possible has_cpu has_memory has_normal_memory has_generic_initiator",
+        "nodes with and without CPUs, memory, GPUs as initiators",
+    ),
+    *_files(_NODE, Form.LIST, "cpulist", "PUs of a node"),
+    *_files(_NODE, Form.NUMBERS, "distance", "SLIT"),
+    *_files(_NODE, Form.NODE_MEMINFO, "meminfo", "memory of a node, total and free"),
+    *_files(
+        f"{_NODE}/hugepages/hugepages-*kB",
+        Form.NUMBER,
+        "nr_hugepages free_hugepages surplus_hugepages",
+        "huge pages of a node",
+    ),
+    *_files(
+        f"{_NODE}/access[01]/initiators",
+        Form.NUMBER,
+        "read_latency write_latency read_bandwidth write_bandwidth",
+        "HMAT: how fast the node is from its best initiators",
+    ),
+    *_links(f"{_NODE}/access[01]/initiators", "node[0-9]*", "HMAT: the best initiators"),
+    # Memory settings
+    *_files(
+        "/sys/kernel/mm/hugepages/hugepages-*kB",
+        Form.NUMBER,
+        "nr_hugepages free_hugepages",
+        "huge pages of the host",
+    ),
+    *_files("/sys/kernel/mm/transparent_hugepage", Form.WORD, "enabled defrag", "THP"),
+    *_files("/sys/kernel/mm/ksm", Form.NUMBER, "run", "KSM merges pages across nodes"),
+    *_files("/proc/sys/kernel", Form.NUMBER, "numa_balancing", "moves pages behind our back"),
+    *_files("/proc/sys/vm", Form.NUMBER, "zone_reclaim_mode", "reclaim before a remote node"),
+    _file("/proc/meminfo", Form.LINES, "memory where there are no nodes"),
+    # PCI
+    *_links("/sys/bus/pci/devices", "*", "where a function hangs in the PCI tree"),
+    *_files(
+        _PCI,
+        Form.HEX,
+        "class vendor device revision subsystem_vendor subsystem_device",
+        "what a function is",
+    ),
+    *_files(_PCI, Form.NUMBER, "numa_node", "locality; -1 is unknown"),
+    *_files(_PCI, Form.LIST, "local_cpulist", "locality, in PUs"),
+    *_files(_PCI, Form.SPEED, "current_link_speed max_link_speed", "slow links"),
+    *_files(_PCI, Form.NUMBER, "current_link_width max_link_width", "narrow links"),
+    *_files(_PCI, Form.WORD, "power_state", "an idle device's link may be slow for that alone"),
+    *_files(_PCI, Form.NUMBER, "boot_vga", "the host's own console"),
+    *_files(_PCI, Form.NUMBER, "sriov_totalvfs sriov_numvfs", "SR-IOV"),
+    *_files(_PCI, Form.RESOURCE, "resource", "BAR sizes: apertures of the guest"),
+    *_files(
+        _PCI,
+        Form.NUMBER,
+        "secondary_bus_number subordinate_bus_number",
+        "buses below a bridge",
+    ),
+    *_links(_PCI, "driver iommu_group physfn", "who drives it, with what it is isolated, its PF"),
+    PathRule(f"{_PCI}/config", Kind.CONFIG, Form.NAME, "port type of a bridge; root reads it"),
+    PathRule(f"{_PCI}/infiniband/*", Kind.FOLDER, Form.NAME, "NIC names as nvidia-smi gives them"),
+    *_files("/sys/class/pci_bus/*", Form.LIST, "cpulistaffinity", "locality of a root complex"),
+    *_links("/sys/class/pci_bus", "*", "the bus of a root complex"),
+    *_links("/sys/class/iommu", "*", "whether an IOMMU is on"),
+    # The system
+    *_files("/sys/devices/virtual/dmi/id", Form.NAME, "product_name sys_vendor", "which machine"),
+    _file("/proc/device-tree/model", Form.NAME, "which machine, on arm64"),
+    *_files("/sys/hypervisor", Form.WORD, "type", "Xen"),
+    *_files("/proc/sys/kernel", Form.NAME, "osrelease", "the kernel"),
+    _file("/proc/cmdline", Form.NAME, "isolcpus, nohz_full, hugepages, iommu and their like"),
+    _file(
+        "/proc/cpuinfo",
+        Form.LINES,
+        "CPU model",
+        (
+            "processor",
+            "vendor_id",
+            "cpu family",
+            "model",  # also "model name"
+            "stepping",
+            "flags",
+            "CPU ",  # arm64: CPU implementer, architecture, variant, part, revision
+            "Features",
+            "cpu\t",  # ppc64
+        ),
+    ),
+    _file(
+        "/proc/self/status",
+        Form.LINES,
+        "PUs and nodes that the cgroup allows",
+        ("Cpus_allowed", "Mems_allowed"),
+    ),
+    *_files(
+        "/sys/fs/cgroup",
+        Form.LIST,
+        "cpuset.cpus.effective cpuset.mems.effective",
+        "PUs and nodes that the cgroup allows",
+    ),
+    *_files(
+        "/sys/fs/cgroup/machine.slice",
+        Form.LIST,
+        "cpuset.cpus.effective cpuset.mems.effective",
+        "PUs and nodes that libvirt's machines may use",
+    ),
+    _file("/proc/driver/nvidia/gpus/*/numa_status", Form.LINES, "the node of a GPU's memory"),
+    _file(
+        "/proc/driver/nvidia/gpus/*/information",
+        Form.LINES,
+        "model of a GPU",
+        ("Model", "Bus Location", "Bus Type", "Device Minor"),
+    ),
+)
+
+# The read-only connection: a capture must not be able to change a host.
+_VIRSH = ("virsh", "-q", "-r", "-c", "qemu:///system")
+
+COMMANDS: tuple[Command, ...] = (
+    Command(
+        "lspci",
+        (("lspci", "-D", "-nn", "-vvv"), ("/usr/sbin/lspci", "-D", "-nn", "-vvv")),
+        "names, port types, links' capabilities, slots",
+        60,
+    ),
+    Command("nvidia-smi-query", (("nvidia-smi", "-q", "-x"),), "GPUs, C2C, PCIe links", 60),
+    Command("nvidia-smi-topo", (("nvidia-smi", "topo", "-m"),), "NVLink, GPU memory nodes", 60),
+    Command("nvidia-smi-nvlink", (("nvidia-smi", "nvlink", "-s"),), "NVLinks and speeds", 60),
+    Command(
+        "rocm-smi-topo",
+        (("rocm-smi", "--showtopo"), ("/opt/rocm/bin/rocm-smi", "--showtopo")),
+        "xGMI links",
+        60,
+    ),
+    Command("virsh-capabilities", ((*_VIRSH, "capabilities"),), "cross-check of nodes and PUs"),
+    Command(
+        "virsh-domains",
+        # UUIDs, not names: a domain may be named "--help".
+        ((*_VIRSH, "dumpxml"),),
+        "PUs, memory and devices that other VMs have taken",
+        each=(*_VIRSH, "list", "--all", "--uuid"),
+        wrapped="domains",
+    ),
+    Command("virsh-version", ((*_VIRSH, "version"),), "libvirt's version: what it accepts"),
+    Command(
+        "qemu-version",
+        (
+            ("qemu-system-x86_64", "--version"),
+            ("qemu-system-aarch64", "--version"),
+            ("qemu-kvm", "--version"),
+            ("/usr/libexec/qemu-kvm", "--version"),
+        ),
+        "QEMU's version: what it accepts",
+    ),
+    # Not "uname -a": the host's name is nobody's business.
+    Command("uname", (("uname", "-s", "-r", "-v", "-m"),), "kernel and architecture"),
+)
+
+COMMAND_OF_NAME = {command.name: command for command in COMMANDS}
+
+IDENTITY_PATHS = (
+    "/proc/sys/kernel/hostname",
+    "/proc/sys/kernel/domainname",
+    "/etc/hostname",
+    "/etc/machine-id",
+)
+"""Read so that their words can be found and redacted elsewhere. Never stored."""
+
+IDENTITY_COMMANDS = (Command("user", (("id", "-un"),), "whose name to redact", 10),)
+"""As IDENTITY_PATHS."""

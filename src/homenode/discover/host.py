@@ -1,0 +1,80 @@
+"""Discover: one Host from a snapshot. Reads each part, lets them meet, and keeps every gap."""
+
+from homenode.cpuset import CpuSet
+from homenode.discover.distances import read_distances, read_memory_paths
+from homenode.discover.nodes import Nodes, read_gpu_status, read_nodes
+from homenode.discover.pci_nodes import Locality
+from homenode.discover.pci_tree import read_pci_tree
+from homenode.discover.processors import Processors, read_processors
+from homenode.discover.settings import (
+    cpu_model,
+    read_architecture,
+    read_cpu_fields,
+    read_settings,
+)
+from homenode.discover.states import PuStates, read_states
+from homenode.gap import Gap
+from homenode.snapshot.protocol import Snapshot
+from homenode.topology import Host, Pu
+
+
+def discover(snapshot: Snapshot) -> Host:
+    """The host of a snapshot.
+
+    Raises InputError where the snapshot holds no CPUs or is incomplete, ParseError where a file is
+    malformed. What cannot be learnt otherwise is None, with its reason in `gaps`.
+    """
+    states = read_states(snapshot)
+    processors = read_processors(snapshot, states)
+    gpu_of_node, nvidia_gpus = read_gpu_status(snapshot)
+    nodes = read_nodes(snapshot, states.online, processors.packages, gpu_of_node)
+    distances, distance_gaps = read_distances(snapshot, nodes.nodes)
+    tree = read_pci_tree(snapshot, Locality.of(nodes.nodes, states.online), nvidia_gpus)
+    cpu_fields = read_cpu_fields(snapshot)
+    architecture = read_architecture(snapshot, cpu_fields)
+    gaps = (
+        *states.gaps,
+        *processors.gaps,
+        *nodes.gaps,
+        *distance_gaps,
+        *tree.gaps,
+        *(() if architecture else (Gap("architecture", "neither uname nor /proc/cpuinfo"),)),
+    )
+    return Host(
+        name=snapshot.name,
+        architecture=architecture,
+        cpu=cpu_model(cpu_fields),
+        packages=processors.packages,
+        nodes=nodes.nodes,
+        distances=distances,
+        llcs=processors.llcs,
+        cores=processors.cores,
+        pus=assemble_pus(states, processors, nodes),
+        root_complexes=tree.root_complexes,
+        pci_devices=tree.devices,
+        memory_paths=read_memory_paths(snapshot, nodes.nodes),
+        settings=read_settings(snapshot, states.online, None, None),
+        gaps=gaps,
+    )
+
+
+def assemble_pus(states: PuStates, processors: Processors, nodes: Nodes) -> tuple[Pu, ...]:
+    """Every PU that is present, ascending, with the core, LLC, node, package and die it is in."""
+    core_of = {pu: core.index for core in processors.cores for pu in core.pus}
+    llc_of = {pu: llc.index for llc in processors.llcs for pu in llc.pus}
+    package_of = {pu: package.index for package in processors.packages for pu in package.pus}
+    return tuple(
+        Pu(
+            index=pu,
+            core=core_of.get(pu),
+            llc=llc_of.get(pu),
+            node=nodes.node_of_pu.get(pu),
+            package=package_of.get(pu),
+            die=processors.die_of_pu.get(pu),
+            online=pu in states.online,
+            allowed=pu not in states.online - states.allowed,
+            isolated=pu in states.isolated,
+            nohz_full=pu in states.nohz_full,
+        )
+        for pu in CpuSet.from_bits(states.online.bits | states.offline.bits)
+    )

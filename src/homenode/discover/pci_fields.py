@@ -1,0 +1,61 @@
+"""PCI fields: link speeds, widths and address regions as sysfs spells them."""
+
+import re
+
+from homenode.discover.readings import read_number
+from homenode.errors import ParseError
+from homenode.pci import PciBar
+from homenode.snapshot.protocol import Snapshot
+
+_SPEED = re.compile(r"(\d{1,3}(?:\.\d)?) GT/s(?: PCIe)?", re.ASCII)
+_REGION = re.compile(r"(0x[0-9a-f]{1,16}) (0x[0-9a-f]{1,16}) (0x[0-9a-f]{1,16})", re.ASCII)
+
+# Bits of a resource's flags. Source: include/linux/ioport.h.
+_IO, _MEMORY, _PREFETCH, _MEMORY_64 = 0x100, 0x200, 0x2000, 0x100000
+
+_LAST_BAR = 12  # 0-5 BARs, 6 ROM, 7-12 SR-IOV; what follows are a bridge's windows
+_ROM = 6
+
+
+def parse_link_speed(text: str | None) -> float | None:
+    """GT/s of "32.0 GT/s PCIe" or "8 GT/s"; None of "Unknown" and "Unknown speed".
+
+    >>> parse_link_speed("32.0 GT/s PCIe"), parse_link_speed("Unknown")
+    (32.0, None)
+    """
+    match = None if text is None else _SPEED.fullmatch(text)
+    return None if match is None else float(match[1])
+
+
+def read_link_width(snapshot: Snapshot, path: str) -> int | None:
+    """Lanes; None where the file says 0 (no link) or 255 (old kernels: not known)."""
+    width = read_number(snapshot, path)
+    return None if width in (None, 0, 255) else width
+
+
+def parse_resource(text: str, source: str, *, is_bridge: bool) -> tuple[PciBar, ...]:
+    """The regions of a `resource` file, unused ones left out.
+
+    Lines "0x<first> 0x<last> 0x<flags>", by index. Raises ParseError.
+    Source: Documentation/PCI/sysfs-pci.rst.
+    """
+    bars: list[PciBar] = []
+    for index, line in enumerate(text.splitlines()):
+        if index > (_ROM if is_bridge else _LAST_BAR):
+            break
+        match = _REGION.fullmatch(line.strip())
+        if match is None:
+            raise ParseError(source, "first, last and flags in hexadecimal", line, line=index + 1)
+        first, last, flags = (int(field, 16) for field in match.groups())
+        if last <= first or not flags & (_IO | _MEMORY):
+            continue
+        bars.append(
+            PciBar(
+                index=index,
+                size_bytes=last - first + 1,
+                is_64bit=bool(flags & _MEMORY_64),
+                is_prefetchable=bool(flags & _PREFETCH),
+                is_memory=bool(flags & _MEMORY),
+            )
+        )
+    return tuple(bars)

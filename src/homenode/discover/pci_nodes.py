@@ -1,0 +1,80 @@
+"""PCI nodes: on which NUMA node a PCI function is, and what we say where nobody tells."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.gap import Gap
+from homenode.indices import NodeIndex
+from homenode.pci import DeviceKind, PciDevice
+from homenode.snapshot.protocol import Snapshot
+from homenode.topology import NumaNode
+
+_NAMED_KINDS = {DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH, DeviceKind.NVME}
+
+
+@dataclass(frozen=True, slots=True)
+class Locality:
+    """Says which node a function is on, by the nodes of the host and its online PUs."""
+
+    nodes: frozenset[NodeIndex]
+    node_of_pus: dict[CpuSet, NodeIndex]
+    online_pus: CpuSet
+
+    @classmethod
+    def of(cls, nodes: tuple[NumaNode, ...], online: CpuSet) -> "Locality":
+        node_of_pus = {node.pus: node.index for node in nodes if node.pus}
+        return cls(frozenset(node.index for node in nodes), node_of_pus, online)
+
+    def online(self, pus: CpuSet) -> CpuSet:
+        return pus & self.online_pus
+
+    def node_of(self, numa_node: int | None, local_pus: CpuSet | None) -> NodeIndex | None:
+        """The node that numa_node names; else, on a host of several nodes with PUs, the one whose
+        PUs are just the local ones (old kernels tell only these); else None."""
+        if numa_node is not None and numa_node in self.nodes:
+            return NodeIndex(numa_node)
+        if local_pus is None or len(self.node_of_pus) < 2:
+            return None
+        return self.node_of_pus.get(local_pus & self.online_pus)
+
+    def gaps(self, snapshot: Snapshot, devices: tuple[PciDevice, ...]) -> tuple[Gap, ...]:
+        """A gap for each function without a node that a VM may get, and one for all others."""
+        gaps: list[Gap] = []
+        others: list[Bdf] = []
+        for device in devices:
+            if device.node is None and device.kind in _NAMED_KINDS:
+                gaps.append(Gap(f"node of {device.bdf}", self._reason(snapshot, device.bdf)))
+            elif device.node is None:
+                others.append(device.bdf)
+        if others:
+            which = str(others[0]) if len(others) == 1 else f"{len(others)} other PCI functions"
+            reason = self._reason(snapshot, others[0])
+            gaps.append(Gap(f"node of {which}", f"{reason} ({others[0]})"))
+        return tuple(gaps)
+
+    def _reason(self, snapshot: Snapshot, bdf: Bdf) -> str:
+        said = snapshot.read_text(f"/sys/bus/pci/devices/{bdf}/numa_node")
+        if said is None:
+            return "no numa_node file, and its local PUs are not those of one node"
+        if said.strip().startswith("-"):
+            return f"the firmware gives none: numa_node says {said.strip()}"
+        return f"numa_node says {said.strip()}, a node that is not online"
+
+
+def nodes_of_root_complexes(
+    devices: Iterable[PciDevice],
+) -> tuple[dict[str, NodeIndex | None], tuple[Gap, ...]]:
+    """The node of each root complex: that of the functions on its own bus, where they agree."""
+    seen: dict[str, set[NodeIndex | None]] = {}
+    for device in devices:
+        nodes = seen.setdefault(device.root_complex, set())
+        if device.parent is None and device.node is not None:
+            nodes.add(device.node)
+    gaps = tuple(
+        Gap(f"node of root complex {name}", f"its functions are on nodes {sorted(map(str, nodes))}")
+        for name, nodes in seen.items()
+        if len(nodes) > 1
+    )
+    return {n: next(iter(nodes)) if len(nodes) == 1 else None for n, nodes in seen.items()}, gaps

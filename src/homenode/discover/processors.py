@@ -1,0 +1,217 @@
+"""Processors: packages, dies, cores and last-level caches of the online PUs, from sysfs.
+
+Cores are the sets of core_cpus_list, caches those of shared_cpu_list. The ids beside them are
+labels: core_id repeats, and cache ids are not unique on every machine.
+
+Source: Documentation/admin-guide/cputopology.rst and
+Documentation/ABI/testing/sysfs-devices-system-cpu of the Linux kernel.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from homenode.cpuset import CpuSet, PuIndex
+from homenode.discover.core_kinds import read_core_kinds
+from homenode.discover.readings import numbered, read_number, read_pus, read_word
+from homenode.discover.states import CPU, PuStates
+from homenode.errors import InputError, ParseError
+from homenode.gap import Gap
+from homenode.indices import CoreIndex, LlcIndex, PackageIndex
+from homenode.snapshot.protocol import Snapshot
+from homenode.topology import Core, CoreId, Llc, Package
+from homenode.units import parse_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Processors:
+    """What the online PUs share. die_of_pu holds only PUs whose die is known."""
+
+    packages: tuple[Package, ...]
+    cores: tuple[Core, ...]
+    llcs: tuple[Llc, ...]
+    die_of_pu: dict[PuIndex, int]
+    gaps: tuple[Gap, ...]
+
+
+def read_processors(snapshot: Snapshot, states: PuStates) -> Processors:
+    """Packages, cores and LLCs of a snapshot.
+
+    Raises InputError where some online PUs have a topology folder and others have none.
+    """
+    online = states.online
+    with_topology = CpuSet(
+        pu for pu in online if snapshot.list(f"{CPU}/cpu{pu}/topology") is not None
+    )
+    if with_topology and online - with_topology:
+        raise InputError(
+            f"{snapshot.name}: expected {CPU}/cpuN/topology for every online PU, found none for "
+            f"PUs {online - with_topology}",
+            hint="the tree is incomplete: capture the host again",
+        )
+    gaps: list[Gap] = []
+    if not with_topology:
+        gaps.append(Gap("cores and packages", f"{CPU}/cpuN/topology is absent"))
+    groups = _groups(with_topology, _core_reader(snapshot), "core", gaps)
+    package_of_pu = _read_package_of_pu(snapshot, with_topology, gaps)
+    kinds = read_core_kinds(snapshot, tuple(groups))
+    cores = tuple(
+        Core(CoreIndex(i), _core_id(snapshot, pus, package_of_pu), pus, kind)
+        for i, (pus, kind) in enumerate(zip(groups, kinds, strict=True))
+    )
+    numbers = sorted(set(package_of_pu.values()))
+    packages = tuple(
+        Package(n, CpuSet(pu for pu, package in package_of_pu.items() if package == n))
+        for n in numbers
+    )
+    return Processors(
+        packages,
+        cores,
+        _read_llcs(snapshot, online, gaps),
+        _read_die_of_pu(snapshot, with_topology, gaps),
+        tuple(gaps),
+    )
+
+
+def _groups(
+    pus: CpuSet, group_of: Callable[[int], CpuSet | None], what: str, gaps: list[Gap]
+) -> list[CpuSet]:
+    """The disjoint groups of PUs, by lowest PU. A PU's own file decides unless it disagrees with
+    that of the lowest PU in its group: then the lower one's counts, as in hwloc, and a gap says so.
+    """
+    groups: list[CpuSet] = []
+    group_of_pu: dict[int, CpuSet] = {}
+    taken = CpuSet()
+    for pu in pus:
+        own = group_of(pu)
+        if own is None:
+            gaps.append(Gap(f"{what} of PU {pu}", "no list of the PUs that share it"))
+            continue
+        own = own & pus
+        if pu not in own:
+            gaps.append(Gap(f"{what} of PU {pu}", f"its list ({own}) does not hold itself"))
+            continue
+        if pu in taken:
+            if own != group_of_pu[pu]:
+                reason = f"its list says {own}, that of PU {group_of_pu[pu].first()} says "
+                gaps.append(Gap(f"{what} of PU {pu}", f"{reason}{group_of_pu[pu]}"))
+            continue
+        own = own - taken
+        groups.append(own)
+        taken = taken | own
+        group_of_pu |= dict.fromkeys(own, own)
+    return groups
+
+
+def _core_reader(snapshot: Snapshot) -> Callable[[int], CpuSet | None]:
+    def core_of(pu: int) -> CpuSet | None:
+        topology = f"{CPU}/cpu{pu}/topology"
+        # core_cpus is the newer name of thread_siblings (Linux 5.3)
+        return read_pus(snapshot, f"{topology}/core_cpus_list", f"{topology}/core_cpus") or (
+            read_pus(snapshot, f"{topology}/thread_siblings_list", f"{topology}/thread_siblings")
+        )
+
+    return core_of
+
+
+def _core_id(snapshot: Snapshot, pus: CpuSet, package_of_pu: dict[PuIndex, PackageIndex]) -> CoreId:
+    """The label of a core; its lowest PU stands in for a core_id that the kernel does not know."""
+    first = pus.first()
+    assert first is not None
+    label = read_number(snapshot, f"{CPU}/cpu{first}/topology/core_id")
+    return CoreId(package_of_pu[first], first if label is None or label < 0 else label)
+
+
+def _read_package_of_pu(
+    snapshot: Snapshot, pus: CpuSet, gaps: list[Gap]
+) -> dict[PuIndex, PackageIndex]:
+    """Package of each PU by physical_package_id.
+
+    Where the kernel has none (-1 on some arm64 and riscv), packages are the sets of
+    package_cpus_list, numbered by lowest PU; where there is not even that, all are in package 0.
+    """
+    numbers = {pu: read_number(snapshot, f"{CPU}/cpu{pu}/topology/physical_package_id")
+               for pu in pus}  # fmt: skip
+    if all(number is not None and number >= 0 for number in numbers.values()):
+        return {pu: PackageIndex(number) for pu, number in numbers.items() if number is not None}
+
+    def package_of(pu: int) -> CpuSet | None:
+        topology = f"{CPU}/cpu{pu}/topology"
+        return read_pus(snapshot, f"{topology}/package_cpus_list", f"{topology}/package_cpus") or (
+            read_pus(snapshot, f"{topology}/core_siblings_list", f"{topology}/core_siblings")
+        )
+
+    unknown: list[Gap] = []
+    groups = _groups(pus, package_of, "package", unknown)
+    if unknown or not groups:
+        gaps.append(Gap("packages", "the kernel numbers none; all PUs count as package 0"))
+        return dict.fromkeys(pus, PackageIndex(0))
+    gaps.append(Gap("package numbers", "the kernel gives none; numbered by their lowest PU"))
+    return {pu: PackageIndex(i) for i, group in enumerate(groups) for pu in group}
+
+
+def _read_die_of_pu(snapshot: Snapshot, pus: CpuSet, gaps: list[Gap]) -> dict[PuIndex, int]:
+    dies: dict[PuIndex, int] = {}
+    for pu in pus:
+        die = read_number(snapshot, f"{CPU}/cpu{pu}/topology/die_id")
+        if die is not None and die >= 0:
+            dies[pu] = die
+    if len(dies) < len(pus):
+        missing = pus - CpuSet(dies)
+        gaps.append(Gap(f"die of PUs {missing}", "no die_id (Linux before 5.2, or not known)"))
+    return dies
+
+
+def _read_llcs(snapshot: Snapshot, online: CpuSet, gaps: list[Gap]) -> tuple[Llc, ...]:
+    """The last-level cache of each PU: the highest level that holds data.
+
+    LLCs may differ in level: the low-power E cores of a Meteor Lake lie outside the L3.
+    """
+    found: list[tuple[CpuSet, int, int | None]] = []
+    taken = CpuSet()
+    unknown = CpuSet()
+    for pu in online:
+        if pu in taken:
+            continue
+        cache = _highest_cache(snapshot, pu)
+        pus = CpuSet() if cache is None else cache[0] & online
+        if cache is None or pu not in pus:
+            unknown = unknown | CpuSet((pu,))
+            continue
+        if not pus.isdisjoint(taken):
+            reason = f"PU {pu} shares its cache with PUs {pus}, some of which are in another one"
+            gaps.append(Gap(f"last-level cache of PU {pu}", reason))
+            pus = pus - taken
+        taken = taken | pus
+        found.append((pus, cache[1], cache[2]))
+    if unknown:
+        reason = f"no usable {CPU}/cpuN/cache with the PUs that share it"
+        gaps.append(Gap(f"last-level cache of PUs {unknown}", reason))
+    return tuple(Llc(LlcIndex(i), *fields) for i, fields in enumerate(found))
+
+
+def _highest_cache(snapshot: Snapshot, pu: int) -> tuple[CpuSet, int, int | None] | None:
+    """PUs that share it, level and bytes of the highest data or unified cache of a PU."""
+    folder = f"{CPU}/cpu{pu}/cache"
+    best: tuple[CpuSet, int, int | None] | None = None
+    for index in reversed(numbered(snapshot.list(folder), "index")):
+        cache = f"{folder}/index{index}"
+        level = read_number(snapshot, f"{cache}/level")
+        if level is None or (best is not None and level <= best[1]):
+            continue
+        if read_word(snapshot, f"{cache}/type") not in ("Unified", "Data"):
+            continue
+        pus = read_pus(snapshot, f"{cache}/shared_cpu_list", f"{cache}/shared_cpu_map")
+        if pus is not None:
+            best = pus, level, _cache_bytes(snapshot, f"{cache}/size")
+    return best
+
+
+def _cache_bytes(snapshot: Snapshot, path: str) -> int | None:
+    """Bytes of a size such as "32768K"."""
+    word = read_word(snapshot, path)
+    if word is None:
+        return None
+    try:
+        return parse_bytes(word)
+    except InputError:
+        raise ParseError(f"{snapshot.name}: {path}", "a size such as 32768K", word) from None

@@ -1,0 +1,61 @@
+"""Readings: single values of sysfs files, checked; None where a file is absent or says nothing."""
+
+from homenode.cpuset import CpuSet
+from homenode.errors import ParseError
+from homenode.snapshot.protocol import Snapshot
+
+
+def read_word(snapshot: Snapshot, path: str) -> str | None:
+    """The stripped text of a file; None where it is absent, empty or "(null)".
+
+    Kernels before 6.2 print an empty nohz_full as "(null)".
+    """
+    text = snapshot.read_text(path)
+    word = None if text is None else text.strip(" \t\r\n\0")
+    return None if word in (None, "", "(null)") else word
+
+
+def read_number(snapshot: Snapshot, path: str, radix: int = 10) -> int | None:
+    """The whole number in a file; with radix 16 an "0x" before it is fine. Raises ParseError."""
+    word = read_word(snapshot, path)
+    if word is None:
+        return None
+    try:
+        if len(word) > 20:
+            raise ValueError
+        return int(word, radix)
+    except ValueError:
+        raise ParseError(f"{snapshot.name}: {path}", "a whole number", word) from None
+
+
+def read_pus(snapshot: Snapshot, list_path: str, mask_path: str | None = None) -> CpuSet | None:
+    """The PUs of a list file such as "0-3,8", else of its mask file; None where both are absent.
+
+    An empty list file is the empty set: a node without PUs has one. Raises ParseError.
+    """
+    text = snapshot.read_text(list_path)
+    if text is not None:
+        stripped = text.strip(" \t\r\n\0")
+        if stripped == "(null)":
+            return CpuSet()
+        return CpuSet.parse(stripped, f"{snapshot.name}: {list_path}")
+    if mask_path is None:
+        return None
+    mask = snapshot.read_text(mask_path)
+    if mask is None:
+        return None
+    return CpuSet.parse_mask(mask.strip(" \t\r\n\0"), f"{snapshot.name}: {mask_path}")
+
+
+def numbered(names: tuple[str, ...] | None, prefix: str) -> tuple[int, ...]:
+    """The numbers N of the names prefixN, ascending; other names are passed over.
+
+    >>> numbered(("cpu10", "cpu2", "cpufreq", "cpuidle"), "cpu")
+    (2, 10)
+    """
+    rests = (name.removeprefix(prefix) for name in names or () if name.startswith(prefix))
+    return tuple(sorted(int(rest) for rest in rests if _is_index(rest)))
+
+
+def _is_index(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 6

@@ -1,0 +1,109 @@
+"""Settings: the host's CPU model, architecture and running system, from /proc and /sys."""
+
+import re
+from collections.abc import Mapping
+
+from homenode.cpuset import CpuSet
+from homenode.discover.readings import read_number, read_word
+from homenode.discover.states import CPU
+from homenode.snapshot.protocol import Snapshot
+from homenode.topology import CpuModel, HostSettings
+
+_CHOSEN = re.compile(r"\[(\w+)\]", re.ASCII)
+_ARCHITECTURES = {
+    "x86_64", "i686", "aarch64", "ppc64le", "ppc64", "s390x", "riscv64", "loongarch64",
+}  # fmt: skip
+# Source: Arm Architecture Reference Manual, MIDR_EL1.Implementer.
+_ARM_IMPLEMENTERS = {
+    "0x41": "ARM", "0x42": "Broadcom", "0x43": "Cavium", "0x46": "Fujitsu", "0x48": "HiSilicon",
+    "0x4e": "NVIDIA", "0x50": "APM", "0x51": "Qualcomm", "0x61": "Apple", "0xc0": "Ampere",
+}  # fmt: skip
+
+Version = tuple[int, int, int]
+
+
+def read_cpu_fields(snapshot: Snapshot) -> Mapping[str, str]:
+    """The first value of each key in /proc/cpuinfo; the PUs of a hybrid host differ in a few."""
+    fields: dict[str, str] = {}
+    for line in (snapshot.read_text("/proc/cpuinfo") or "").splitlines():
+        key, colon, value = line.partition(":")
+        if colon:
+            fields.setdefault(key.strip(), value.strip())
+    return fields
+
+
+def cpu_model(fields: Mapping[str, str]) -> CpuModel:
+    """The CPU model of /proc/cpuinfo's fields: x86, arm64 and POWER spell them differently."""
+    if "vendor_id" in fields:
+        return CpuModel(
+            vendor=fields["vendor_id"] or None,
+            name=fields.get("model name") or None,
+            family=_number(fields.get("cpu family")),
+            model=_number(fields.get("model")),
+        )
+    if "CPU implementer" in fields:
+        implementer = fields["CPU implementer"].lower()
+        return CpuModel(_ARM_IMPLEMENTERS.get(implementer, implementer), fields.get("model name"))
+    if fields.get("cpu", "").startswith("POWER"):
+        return CpuModel("IBM", fields["cpu"].partition(",")[0])
+    return CpuModel(None, fields.get("model name"))
+
+
+def read_architecture(snapshot: Snapshot, fields: Mapping[str, str]) -> str | None:
+    """The machine's name as `uname -m` prints it; None where nothing tells.
+
+    /proc/hwloc-nofile-info is in trees that hwloc-gather-topology made.
+    """
+    texts = (
+        snapshot.read_text("/proc/sys/kernel/arch"),
+        snapshot.command_output("uname"),
+        snapshot.read_text("/proc/hwloc-nofile-info"),
+    )
+    for text in texts:
+        for word in reversed((text or "").split()):
+            if word in _ARCHITECTURES:
+                return word
+    if "vendor_id" in fields and "cpu family" in fields:
+        is_64bit = "lm" in fields.get("flags", "lm").split()
+        return "x86_64" if is_64bit else "i686"
+    return "aarch64" if fields.get("CPU architecture") == "8" else None
+
+
+def read_settings(
+    snapshot: Snapshot, online: CpuSet, libvirt: Version | None, qemu: Version | None
+) -> HostSettings:
+    """The settings of the running system; None where the source does not say."""
+    release = read_word(snapshot, "/proc/sys/kernel/osrelease")
+    if release is None:
+        words = (snapshot.read_text("/proc/version") or "").split()
+        release = words[2] if words[:2] == ["Linux", "version"] and len(words) > 2 else None
+    pages = read_word(snapshot, "/sys/kernel/mm/transparent_hugepage/enabled")
+    chosen = None if pages is None else _CHOSEN.search(pages)
+    return HostSettings(
+        kernel_release=release,
+        kernel_command_line=read_word(snapshot, "/proc/cmdline"),
+        smt_control=read_word(snapshot, f"{CPU}/smt/control"),
+        governors=_governors(snapshot, online),
+        transparent_hugepages=None if chosen is None else chosen[1],
+        numa_balancing=read_number(snapshot, "/proc/sys/kernel/numa_balancing"),
+        libvirt_version=libvirt,
+        qemu_version=qemu,
+    )
+
+
+def _governors(snapshot: Snapshot, online: CpuSet) -> tuple[str, ...] | None:
+    policies = snapshot.list(f"{CPU}/cpufreq") or ()
+    found = {
+        read_word(snapshot, f"{CPU}/cpufreq/{policy}/scaling_governor")
+        for policy in policies
+        if policy.startswith("policy")
+    } - {None}
+    if not found:
+        found = {
+            read_word(snapshot, f"{CPU}/cpu{pu}/cpufreq/scaling_governor") for pu in online
+        } - {None}
+    return tuple(sorted(name for name in found if name is not None)) or None
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() else None

@@ -1,0 +1,178 @@
+"""Device models: what [model.NAME] says about a kind of device, with defaults by class."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from homenode.description.table import Table
+from homenode.errors import InputError
+from homenode.pci import DeviceKind, PciBar, PciLink
+from homenode.units import parse_bytes
+
+MODEL_KEYS = (
+    "class", "class_code", "vendor", "device", "subsystem_vendor", "subsystem_device", "link",
+    "trained", "bars", "functions", "driver", "total_vfs", "vfs", "vf_device", "vf_driver",
+)  # fmt: skip
+LINK_SPEEDS = (2.5, 5.0, 8.0, 16.0, 32.0, 64.0)
+"""GT/s a lane. Source: PCIe 6.0, 7.5.3.18 Link Capabilities 2."""
+
+_LINK = re.compile(r"\s*(\d+(?:\.\d+)?)\s*GT/s\s*x(\d{1,2})\s*\Z", re.ASCII)
+_BAR_WORDS = {"prefetchable", "64bit", "32bit", "io"}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceModel:
+    """What all devices of a model have in common. functions: models of functions 1, 2 ...
+
+    trained: the link that is up, where it is below what device and port could do.
+    """
+
+    name: str
+    kind: DeviceKind
+    class_code: int
+    vendor_id: int
+    device_id: int
+    subsystem_vendor_id: int | None = None
+    subsystem_device_id: int | None = None
+    link: PciLink | None = None
+    trained: PciLink | None = None
+    bars: tuple[PciBar, ...] = ()
+    functions: tuple[str, ...] = ()
+    driver: str | None = None
+    total_vfs: int | None = None
+    vfs: int = 0
+    vf_device_id: int | None = None
+    vf_driver: str | None = None
+
+
+# Defaults by class, so that a short file may say `class = "gpu"` and no more: a widespread part.
+# Class codes: PCI Code and ID Assignment 1.11; ids: pci.ids.
+_BY_CLASS = {
+    "gpu": DeviceModel("gpu", DeviceKind.GPU, 0x030200, 0x10DE, 0x2330),
+    "nic": DeviceModel("nic", DeviceKind.NIC, 0x020000, 0x15B3, 0x1021),
+    "nvme": DeviceModel("nvme", DeviceKind.NVME, 0x010802, 0x144D, 0xA80A),
+    "nvswitch": DeviceModel("nvswitch", DeviceKind.NVSWITCH, 0x068000, 0x10DE, 0x22A3),
+    "audio": DeviceModel("audio", DeviceKind.AUDIO, 0x040300, 0x10DE, 0x22BA),
+    "bmc": DeviceModel("bmc", DeviceKind.OTHER, 0x030000, 0x1A03, 0x2000),
+    "other": DeviceModel("other", DeviceKind.OTHER, 0x088000, 0x8086, 0x09A2),
+}
+_DEFAULT_LINK = PciLink(16.0, 16, 16.0, 16)
+
+ROOT_PORT, SWITCH_PORT = "root-port", "switch-port"
+"""Names under which a file may give the ids of its own bridges."""
+
+_BRIDGE_CLASS = 0x060400
+_ROOT_PORT_IDS = {  # one root port of each maker; pci.ids
+    "GenuineIntel": (0x8086, 0x352A),
+    "AuthenticAMD": (0x1022, 0x14AB),
+    "ARM": (0x10DE, 0x22B2),
+}
+_GENERIC_ROOT_PORT_IDS = (0x1B36, 0x000C)
+_SWITCH_PORT_IDS = (0x1000, 0xC030)
+
+
+def parse_models(file: Table, cpu_vendor: str | None) -> Mapping[str, DeviceModel]:
+    """Every model by name: the classes themselves, the bridges, and the file's [model.NAME]."""
+    root = _ROOT_PORT_IDS.get(cpu_vendor or "", _GENERIC_ROOT_PORT_IDS)
+    models = {name: replace(model, link=_DEFAULT_LINK) for name, model in _BY_CLASS.items()}
+    for name, ids in ((ROOT_PORT, root), (SWITCH_PORT, _SWITCH_PORT_IDS)):
+        models[name] = DeviceModel(name, DeviceKind.BRIDGE, _BRIDGE_CLASS, *ids)
+    tables = file.values.get("model", {})
+    if not isinstance(tables, Mapping):
+        raise file.refusal("model", "tables [model.NAME]", tables)
+    for name in tables:
+        table = Table.of(file.source, f"model.{name}", tables[name], MODEL_KEYS)
+        models[name] = _model(table, name, models)
+    for model in models.values():
+        for function in model.functions:
+            if function not in models or models[function].functions:
+                raise InputError(
+                    f"{file.source}: model.{model.name}.functions: expected models without "
+                    f"functions of their own, found {function!r}"
+                )
+    return models
+
+
+def _model(table: Table, name: str, models: Mapping[str, DeviceModel]) -> DeviceModel:
+    given = models[name] if name in (ROOT_PORT, SWITCH_PORT) else None
+    start = given or models[table.choice("class", tuple(_BY_CLASS), "other")]
+    if given is None and "class" not in table:
+        raise table.refusal("class", f"one of {', '.join(_BY_CLASS)}", None)
+    functions = table.list("functions")
+    if len(functions) > 7 or not all(isinstance(each, str) for each in functions):
+        raise table.refusal("functions", "at most 7 names of models", list(functions))
+    vendor_id = table.integer("vendor", start.vendor_id, most=0xFFFF)
+    class_code = table.integer("class_code", start.class_code, most=0xFFFFFF)
+    # AMD's accelerators are no displays: Source: lspci of an MI300X, class 1200.
+    if start.kind is DeviceKind.GPU and vendor_id == 0x1002 and "class_code" not in table:
+        class_code = 0x120000
+    total_vfs = table.optional_integer("total_vfs", least=1, most=0xFF)
+    vfs = table.integer("vfs", 0, most=total_vfs or 0)
+    return DeviceModel(
+        name=name,
+        kind=start.kind,
+        class_code=class_code,
+        vendor_id=vendor_id,
+        device_id=table.integer("device", start.device_id, most=0xFFFF),
+        subsystem_vendor_id=table.optional_integer("subsystem_vendor", most=0xFFFF),
+        subsystem_device_id=table.optional_integer("subsystem_device", most=0xFFFF),
+        link=parse_link(table, "link") or start.link,
+        trained=parse_link(table, "trained"),
+        bars=_bars(table),
+        functions=tuple(str(each) for each in functions),
+        driver=table.optional_text("driver"),
+        total_vfs=total_vfs,
+        vfs=vfs,
+        vf_device_id=table.optional_integer("vf_device", most=0xFFFF),
+        vf_driver=table.optional_text("vf_driver"),
+    )
+
+
+def parse_link(table: Table, key: str) -> PciLink | None:
+    """The link of a text such as "32GT/s x16", current and maximum alike; None where absent.
+
+    "none" is None too: an integrated function has no link.
+    """
+    text = table.optional_text(key)
+    if text is None or text == "none":
+        return None
+    match = _LINK.match(text)
+    speed, width = (float(match[1]), int(match[2])) if match else (0.0, 0)
+    if speed not in LINK_SPEEDS or not 1 <= width <= 32:
+        raise table.refusal(
+            key,
+            f"a link such as 32GT/s x16 ({', '.join(f'{s:g}' for s in LINK_SPEEDS)} GT/s)",
+            text,
+        )
+    return PciLink(speed, width, speed, width)
+
+
+def _bars(table: Table) -> tuple[PciBar, ...]:
+    """BARs of texts such as "128GiB prefetchable"; "" leaves one out. Index 0 to 5.
+
+    Prefetchable ones are 64-bit unless they say 32bit, others 32-bit unless they say 64bit; a
+    64-bit BAR takes two indices. Source: PCI 3.0, 6.2.5.1.
+    """
+    bars: list[PciBar] = []
+    index = 0
+    for text in table.list("bars"):
+        words = str(text).split()
+        if not words:
+            index += 1
+            continue
+        options = set(words[1:])
+        try:
+            size = parse_bytes(words[0])
+        except InputError as error:
+            raise table.refusal("bars", 'sizes such as "16MiB"', text) from error
+        if options - _BAR_WORDS or len(options) != len(words) - 1 or size & (size - 1) or not size:
+            raise table.refusal(
+                "bars", f"a power of two and words of {', '.join(sorted(_BAR_WORDS))}", text
+            )
+        prefetchable = "prefetchable" in options
+        wide = "64bit" in options or (prefetchable and "32bit" not in options)
+        if index + wide > 5:
+            raise table.refusal("bars", "at most 6 BARs, 64-bit ones counted twice", text)
+        bars.append(PciBar(index, size, wide, prefetchable, "io" not in options))
+        index += 1 + wide
+    return tuple(bars)

@@ -1,0 +1,25 @@
+"""From a HostDescription to the files of /sys and /proc that such a machine would have. Pure."""
+
+from homenode.description.model import HostDescription
+from homenode.description.render_cpus import render_cpus
+from homenode.description.render_devices import PCI, render_devices
+from homenode.description.render_memory import render_memory
+from homenode.description.render_system import render_system
+from homenode.snapshot.memory import MemorySnapshot
+
+
+def render(description: HostDescription) -> MemorySnapshot:
+    """A snapshot that discovery reads as it reads a captured machine."""
+    host = description.host
+    devices = render_devices(host)
+    return MemorySnapshot(
+        host.name,
+        {
+            **render_cpus(host, description.caches),
+            **render_memory(host),
+            **render_system(host),
+            **devices.files,
+        },
+        devices.links,
+        folders=(f"{PCI}/devices",),
+    )

@@ -1,0 +1,140 @@
+"""The PCI tree of a host: /sys/devices/pciDDDD:BB, and the links that lead there.
+
+Source: Documentation/ABI/testing/sysfs-bus-pci, Documentation/PCI/sysfs-pci.rst.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from homenode.bdf import Bdf
+from homenode.description.config_space import config_space
+from homenode.description.masks import mask
+from homenode.pci import PciBar, PciDevice
+from homenode.topology import Host
+
+PCI = "/sys/bus/pci"
+
+# Source: include/linux/ioport.h. A device has 6 BARs, a ROM and 6 SR-IOV BARs; a bridge 4 windows.
+_IO, _MEMORY, _PREFETCH, _SIZE_ALIGNED, _MEMORY_64 = 0x100, 0x200, 0x2000, 0x40000, 0x100000
+_RESOURCES, _BRIDGE_RESOURCES = 13, 17
+_FIRST_ADDRESS, _FIRST_ADDRESS_64 = 0x8000_0000, 0x2000_0000_0000
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedDevices:
+    """Files by path, and targets by link."""
+
+    files: Mapping[str, str]
+    links: Mapping[str, str]
+
+
+def render_devices(host: Host) -> RenderedDevices:
+    """Every function's folder, at the place in the tree that it has on a real machine."""
+    files: dict[str, str] = {}
+    links: dict[str, str] = {}
+    folder_of: dict[Bdf, str] = {}
+    width = max(pu.index for pu in host.pus) + 1
+    regions = _regions(host.pci_devices)
+    for device in sorted(host.pci_devices, key=lambda each: _depth(host, each)):
+        parent = device.parent
+        above = f"/sys/devices/{device.root_complex}" if parent is None else folder_of[parent]
+        folder_of[device.bdf] = folder = f"{above}/{device.bdf}"
+        files |= {f"{folder}/{name}": text for name, text in _texts(device, width).items()}
+        files[f"{folder}/resource"] = _resource(device, regions)
+        _link(links, f"{PCI}/devices/{device.bdf}", folder)
+        if device.driver is not None:
+            _link(links, f"{folder}/driver", f"{PCI}/drivers/{device.driver}")
+            _link(links, f"{PCI}/drivers/{device.driver}/{device.bdf}", folder)
+        if device.iommu_group is not None:
+            group = f"/sys/kernel/iommu_groups/{device.iommu_group}"
+            _link(links, f"{folder}/iommu_group", group)
+            _link(links, f"{group}/devices/{device.bdf}", folder)
+    following: dict[Bdf, int] = {}
+    for device in host.pci_devices:
+        physical = device.physical_function
+        if physical is not None:
+            position = following.setdefault(physical, 0)
+            following[physical] += 1
+            _link(links, f"{folder_of[device.bdf]}/physfn", folder_of[physical])
+            _link(links, f"{folder_of[physical]}/virtfn{position}", folder_of[device.bdf])
+    return RenderedDevices(files, links)
+
+
+def _depth(host: Host, device: PciDevice) -> tuple[int, Bdf]:
+    return len(host.bridges_above(device.bdf)), device.bdf
+
+
+def _link(links: dict[str, str], path: str, target: str) -> None:
+    """A relative link, as sysfs has them."""
+    here, there = path.split("/")[1:-1], target.split("/")[1:]
+    shared = 0
+    while shared < min(len(here), len(there)) and here[shared] == there[shared]:
+        shared += 1
+    links[path] = "/".join([".."] * (len(here) - shared) + there[shared:])
+
+
+def _texts(device: PciDevice, width: int) -> dict[str, str]:
+    numbers = {
+        "class": (device.class_code, 6),
+        "vendor": (device.vendor_id, 4),
+        "device": (device.device_id, 4),
+        "subsystem_vendor": (device.subsystem_vendor_id, 4),
+        "subsystem_device": (device.subsystem_device_id, 4),
+    }
+    texts = {
+        name: f"0x{number:0{digits}x}\n"
+        for name, (number, digits) in numbers.items()
+        if number is not None
+    }
+    texts["numa_node"] = f"{-1 if device.node is None else device.node}\n"
+    local = device.local_pus
+    if local is not None:
+        texts["local_cpulist"], texts["local_cpus"] = f"{local}\n", f"{mask(local, width)}\n"
+    link = device.link
+    if link is not None:
+        texts["current_link_speed"] = _speed(link.current_gt_per_s)
+        texts["max_link_speed"] = _speed(link.max_gt_per_s)
+        texts["current_link_width"] = f"{link.current_width or 0}\n"
+        texts["max_link_width"] = f"{link.max_width or 0}\n"
+    if device.bridge is not None:
+        texts["secondary_bus_number"] = f"{device.bridge.secondary_bus}\n"
+        texts["subordinate_bus_number"] = f"{device.bridge.subordinate_bus}\n"
+    if device.sriov_total_vfs is not None:
+        texts["sriov_totalvfs"] = f"{device.sriov_total_vfs}\n"
+        texts["sriov_numvfs"] = f"{device.sriov_num_vfs or 0}\n"
+    texts["config"] = config_space(device).decode("utf-8", "surrogateescape")
+    return texts
+
+
+def _speed(gt_per_s: float | None) -> str:
+    return "Unknown\n" if gt_per_s is None else f"{gt_per_s:.1f} GT/s PCIe\n"
+
+
+def _regions(devices: tuple[PciDevice, ...]) -> dict[tuple[Bdf, int], int]:
+    """First address of each BAR: they lie one after the other, aligned to their size."""
+    following = {False: _FIRST_ADDRESS, True: _FIRST_ADDRESS_64}
+    first: dict[tuple[Bdf, int], int] = {}
+    for device in devices:
+        for bar in device.bars:
+            start = -(-following[bar.is_64bit] // bar.size_bytes) * bar.size_bytes
+            first[device.bdf, bar.index] = start
+            following[bar.is_64bit] = start + bar.size_bytes
+    return first
+
+
+def _resource(device: PciDevice, regions: Mapping[tuple[Bdf, int], int]) -> str:
+    bars = {bar.index: bar for bar in device.bars}
+    lines = []
+    for index in range(_BRIDGE_RESOURCES if device.bridge else _RESOURCES):
+        first = last = flags = 0
+        if index in bars:
+            first = regions[device.bdf, index]
+            last, flags = first + bars[index].size_bytes - 1, _flags(bars[index])
+        lines.append(f"0x{first:016x} 0x{last:016x} 0x{flags:016x}\n")
+    return "".join(lines)
+
+
+def _flags(bar: PciBar) -> int:
+    flags = _SIZE_ALIGNED | (_MEMORY if bar.is_memory else _IO)
+    flags |= _PREFETCH if bar.is_prefetchable else 0
+    return flags | (_MEMORY_64 if bar.is_64bit else 0)

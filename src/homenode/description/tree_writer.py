@@ -1,0 +1,28 @@
+"""Writes a snapshot as a folder of files and links, for tools that read /sys below a root. [I/O]"""
+
+from pathlib import Path
+
+from homenode.errors import InputError
+from homenode.snapshot.memory import MemorySnapshot
+
+
+def write_tree(snapshot: MemorySnapshot, folder: Path) -> None:
+    """Writes every file and link below a folder, which must be new or empty.
+
+    lstopo reads it with HWLOC_FSROOT=folder. Raises InputError where the folder holds something,
+    or a path of the snapshot leads out of it.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError(f"{folder}: expected a new or empty folder, found files in it")
+    for path in (*snapshot.files, *snapshot.links):
+        if not path.startswith("/") or ".." in path.split("/"):
+            raise InputError(f"{snapshot.name}: expected absolute paths, found {path!r}")
+    # Files first: then no link is there yet through which a file could be written elsewhere.
+    for path, text in snapshot.files.items():
+        place = folder / path.lstrip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(text.encode("utf-8", "surrogateescape"))
+    for path, target in snapshot.links.items():
+        place = folder / path.lstrip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(target)

@@ -1,0 +1,113 @@
+"""Every host that comes with homenode is what its file says, by discovery and by hwloc."""
+
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from lxml import etree
+
+from homenode.description.model import HostDescription
+from homenode.description.render import render
+from homenode.description.shipped import load_shipped, shipped_hosts
+from homenode.description.tree_writer import write_tree
+from homenode.discover.host import discover
+from homenode.errors import UsageError
+from homenode.topology import Host, HostSummary, summarise
+
+LSTOPO = shutil.which("lstopo-no-graphics") or shutil.which("lstopo")
+
+EVERY = pytest.mark.parametrize("name", shipped_hosts())
+
+
+@EVERY
+def test_a_shipped_host_is_discovered_as_described(name: str) -> None:
+    description = load_shipped(name)
+    found = discover(render(description))
+    assert replace(found, gaps=(), links=description.host.links) == description.host
+
+
+@EVERY
+def test_a_shipped_host_has_the_counts_that_its_file_states(name: str) -> None:
+    description = load_shipped(name)
+    summary = summarise(discover(render(description)))
+    stated = dict(description.expect)
+    assert stated.keys() == HostSummary.__dataclass_fields__.keys()
+    assert {key: getattr(summary, key) for key in stated} == stated
+
+
+@EVERY
+def test_a_shipped_host_is_named_as_its_file_and_says_what_it_is(name: str) -> None:
+    description = load_shipped(name)
+    assert description.host.name == name
+    assert description.about
+    assert description.facts, "which facts are published, and which are assumed?"
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match=r"(?s)h200-xeon8585.*did you mean 'h200-xeon8558'"):
+        load_shipped("h200-xeon8585")
+
+
+def _lstopo(description: HostDescription, folder: Path) -> etree._Element:
+    """hwloc's view of the rendered tree."""
+    assert LSTOPO is not None
+    write_tree(render(description), folder)
+    xml = folder.parent / f"{folder.name}.xml"
+    subprocess.run(
+        [LSTOPO, "--of", "xml", "--disallowed", "--whole-io", str(xml)],
+        check=True,
+        env={
+            **os.environ,
+            "HWLOC_FSROOT": str(folder),
+            "HWLOC_COMPONENTS": "-gl,-x86,linux",
+            # By default hwloc hides the nodes that NVIDIA's driver names.
+            "HWLOC_KEEP_NVIDIA_GPU_NUMA_NODES": "1",
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=60,
+    )
+    return etree.parse(str(xml)).getroot()
+
+
+@pytest.mark.hwloc
+@pytest.mark.skipif(LSTOPO is None, reason="lstopo is not installed")
+@EVERY
+def test_hwloc_sees_the_same_host(name: str, tmp_path: Path) -> None:
+    description = load_shipped(name)
+    host = description.host
+    seen = _lstopo(description, tmp_path / "tree")
+
+    def indices(kind: str) -> list[int]:
+        return sorted(int(o.get("os_index", "-1")) for o in seen.iter("object")
+                      if o.get("type") == kind)  # fmt: skip
+
+    def sets(kind: str) -> list[int]:
+        return sorted(_bits(o.get("cpuset", "")) for o in seen.iter("object")
+                      if o.get("type") == kind)  # fmt: skip
+
+    assert indices("PU") == [pu.index for pu in host.pus if pu.online]
+    assert sets("Core") == sorted(core.pus.bits for core in host.cores)
+    for level in {llc.level for llc in host.llcs}:
+        assert sets(f"L{level}Cache") == sorted(
+            llc.pus.bits for llc in host.llcs if llc.level == level
+        )
+    # hwloc leaves out nodes that have neither CPUs nor memory, and, since 2.4, memory-less ones.
+    with_memory = [node.index for node in host.nodes if node.memory_bytes]
+    assert [i for i in indices("NUMANode") if i in with_memory] == with_memory
+    buses = {
+        (o.get("pci_busid"), o.get("pci_type", "")[:4])
+        for o in seen.iter("object")
+        if o.get("pci_busid")
+    }
+    assert buses == {(str(d.bdf), f"{d.class_code >> 8:04x}") for d in host.pci_devices}
+
+
+def _bits(cpuset: str) -> int:
+    bits = 0
+    for group in cpuset.split(","):
+        bits = bits << 32 | int(group or "0", 16)
+    return bits

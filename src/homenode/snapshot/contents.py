@@ -22,25 +22,32 @@ class Kind(StrEnum):
 
 
 class Form(Enum):
-    """What the text of a file looks like, whole; the value is a regular expression."""
+    """What the text of a file looks like; the value is a regular expression."""
 
     NUMBER = r"-?\d{1,20}"
-    HEX = r"(?:0x)?[0-9a-fA-F]{1,32}"
-    LIST = r"[0-9,-]{0,8000}"  # PUs or nodes: 0-3,8; empty on a node without CPUs
-    NUMBERS = r"[0-9 ]{1,8000}"
-    WORD = r"[A-Za-z0-9_\[\] +-]{0,80}"  # "on", "madvise", "always [madvise] never"
+    HEX = r"(?:0x)?[0-9a-fA-F]{1,8}"
+    # PUs or nodes: "0-3,8"; nothing on a node without CPUs; "(null)" where nohz_full= is not given
+    LIST = r"\d{1,6}(?:-\d{1,6})?(?:,\d{1,6}(?:-\d{1,6})?)*|\(null\)|"
+    NUMBERS = r"\d{1,6}(?: +\d{1,6})*"
+    WORD = r"[A-Za-z][A-Za-z0-9_-]{0,30}|\d{1,2}"  # "on", "Unified", "amd-pstate-epp"; SMT 4
+    CHOICE = r"\[?[a-z+]{2,15}\]?(?: \[?[a-z+]{2,15}\]?){1,6}"  # "always [madvise] never"
     SIZE = r"\d{1,12}[KMG]?"
     SPEED = r"(?:\d{1,3}(?:\.\d)? GT/s(?: PCIe)?|Unknown(?: speed)?)"
     NAME = r"[^\n]{0,200}"  # one line of free text
-    RESOURCE = r"(?:0x[0-9a-f]{16} 0x[0-9a-f]{16} 0x[0-9a-f]{16}\n?){1,40}"
-    LINES = r"(?:[A-Za-z0-9_() ]{1,60}\s*:[^\n]{0,8000}\n?|\n){0,400000}"  # "key: value"
-    NODE_MEMINFO = r"(?:Node \d+ [A-Za-z0-9_()]{1,40}:\s+\d+(?: kB)?\n?){1,100}"
+    COMMAND_LINE = r"[^\n]{0,16384}"
+    RESOURCE = r"0x[0-9a-f]{16} 0x[0-9a-f]{16} 0x[0-9a-f]{16}"  # each line
+    FIELDS = r"[A-Za-z0-9_()][A-Za-z0-9_() ]{0,60}\t*:[^\n]{0,8000}"  # each line: "key: value"
+    NODE_MEMINFO = r"Node \d+ [A-Za-z0-9_()]{1,40}:\s+\d+(?: kB)?"  # each line
 
     def matches(self, text: str) -> bool:
         """True where the whole text, but for white space around it, has the form."""
-        return _COMPILED[self].fullmatch(text.strip()) is not None
+        # By line, because a pattern that repeats over lines takes 2^n steps to say no.
+        parts = text.strip().split("\n") if self in _BY_LINE else (text.strip(),)
+        compiled = _COMPILED[self]
+        return all(not part or compiled.fullmatch(part.rstrip()) for part in parts)
 
 
+_BY_LINE = frozenset({Form.RESOURCE, Form.FIELDS, Form.NODE_MEMINFO})
 _COMPILED = {form: re.compile(form.value, re.ASCII) for form in Form}
 
 
@@ -162,11 +169,11 @@ PATHS: tuple[PathRule, ...] = (
         "nr_hugepages free_hugepages",
         "huge pages of the host",
     ),
-    *_files("/sys/kernel/mm/transparent_hugepage", Form.WORD, "enabled defrag", "THP"),
+    *_files("/sys/kernel/mm/transparent_hugepage", Form.CHOICE, "enabled defrag", "THP"),
     *_files("/sys/kernel/mm/ksm", Form.NUMBER, "run", "KSM merges pages across nodes"),
     *_files("/proc/sys/kernel", Form.NUMBER, "numa_balancing", "moves pages behind our back"),
     *_files("/proc/sys/vm", Form.NUMBER, "zone_reclaim_mode", "reclaim before a remote node"),
-    _file("/proc/meminfo", Form.LINES, "memory where there are no nodes"),
+    _file("/proc/meminfo", Form.FIELDS, "memory where there are no nodes"),
     # PCI
     *_links("/sys/bus/pci/devices", "*", "where a function hangs in the PCI tree"),
     *_files(
@@ -200,10 +207,10 @@ PATHS: tuple[PathRule, ...] = (
     _file("/proc/device-tree/model", Form.NAME, "which machine, on arm64"),
     *_files("/sys/hypervisor", Form.WORD, "type", "Xen"),
     *_files("/proc/sys/kernel", Form.NAME, "osrelease", "the kernel"),
-    _file("/proc/cmdline", Form.NAME, "isolcpus, nohz_full, hugepages, iommu and their like"),
+    _file("/proc/cmdline", Form.COMMAND_LINE, "isolcpus, nohz_full, hugepages, iommu and their like"),
     _file(
         "/proc/cpuinfo",
-        Form.LINES,
+        Form.FIELDS,
         "CPU model",
         (
             "processor",
@@ -219,7 +226,7 @@ PATHS: tuple[PathRule, ...] = (
     ),
     _file(
         "/proc/self/status",
-        Form.LINES,
+        Form.FIELDS,
         "PUs and nodes that the cgroup allows",
         ("Cpus_allowed", "Mems_allowed"),
     ),
@@ -235,10 +242,10 @@ PATHS: tuple[PathRule, ...] = (
         "cpuset.cpus.effective cpuset.mems.effective",
         "PUs and nodes that libvirt's machines may use",
     ),
-    _file("/proc/driver/nvidia/gpus/*/numa_status", Form.LINES, "the node of a GPU's memory"),
+    _file("/proc/driver/nvidia/gpus/*/numa_status", Form.FIELDS, "the node of a GPU's memory"),
     _file(
         "/proc/driver/nvidia/gpus/*/information",
-        Form.LINES,
+        Form.FIELDS,
         "model of a GPU",
         ("Model", "Bus Location", "Bus Type", "Device Minor"),
     ),

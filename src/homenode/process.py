@@ -1,0 +1,193 @@
+"""Process: the only place that starts a program. [I/O]"""
+
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from homenode.errors import ToolError
+
+MAX_OUTPUT_BYTES = 256 << 20
+"""Of standard output and standard error together; a program that says more is stopped."""
+
+_PASSED_ON = (
+    "HOME", "USER", "LOGNAME", "TMPDIR", "XDG_RUNTIME_DIR",  # where a program keeps its things
+    "SSH_AUTH_SOCK", "KRB5CCNAME",  # how ssh knows who we are
+)  # fmt: skip
+_SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+
+
+class ToolMissingError(ToolError):
+    """The program is not installed."""
+
+
+class ToolTimeoutError(ToolError):
+    """The program ran out of time and was stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A program that ended by itself, or was killed by a signal that we did not send.
+
+    returncode: the exit status; negative is the signal's number.
+    """
+
+    argv: tuple[str, ...]
+    returncode: int
+    stdout: str
+    stderr: str
+
+    @property
+    def signal(self) -> str | None:
+        """Name of the signal that killed it ("SIGKILL"); None where it exited."""
+        if self.returncode >= 0:
+            return None
+        try:
+            return signal.Signals(-self.returncode).name
+        except ValueError:  # a real-time signal has no name
+            return f"signal {-self.returncode}"
+
+    def failure(self) -> str | None:
+        """Why it did not do its work, in a line; None where it did."""
+        if self.returncode == 0:
+            return None
+        how = f"killed by {self.signal}" if self.signal else f"exit status {self.returncode}"
+        said = next((line.strip() for line in self.stderr.splitlines() if line.strip()), "")
+        return f"{self.argv[0]}: {how}" + (f": {said[:200]}" if said else "")
+
+    def stdout_or_raise(self) -> str:
+        """Its output. Raises ToolError where it failed."""
+        failure = self.failure()
+        if failure is not None:
+            raise ToolError(failure)
+        return self.stdout
+
+
+def find_program(name: str) -> str | None:
+    """Where a program lies; None where it is not installed.
+
+    The system's folders are searched too: lspci is in /usr/sbin, which is not on every user's
+    PATH. Relative folders on PATH are not: "." would run what lies in a folder of captures.
+    """
+    return shutil.which(name, path=_search_path())
+
+
+def run(
+    argv: Sequence[str],
+    timeout_s: float,
+    input: str | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    on_terminal: bool = False,
+) -> Completed:
+    """Runs a program to its end. Its texts are decoded as UTF-8, what is none replaced.
+
+    input:       for its standard input, which is closed otherwise.
+    environment: more variables; those that every program gets are few, and LC_ALL is C.
+    on_terminal: it may ask the user for a password, on the terminal and not through us.
+
+    Raises ToolMissingError, ToolTimeoutError, or ToolError where it cannot be started or says more
+    than MAX_OUTPUT_BYTES. A non-zero exit and a death by signal are answers: see Completed.
+    """
+    program = find_program(argv[0])
+    if program is None:
+        raise ToolMissingError(f"{argv[0]}: expected it to be installed, found none on PATH")
+    try:
+        process = subprocess.Popen(
+            [program, *argv[1:]],
+            stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**_environment(), **(environment or {})},
+            # A group of its own, so that what it starts ends with it. Not where it may ask: the
+            # terminal belongs to our group.
+            start_new_session=not on_terminal,
+        )
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in an argument
+        raise ToolError(f"{argv[0]}: cannot be started: {error}") from None
+    try:
+        stdout, stderr = _exchange(process, tuple(argv), timeout_s, input)
+        returncode = process.wait(timeout=max(1.0, timeout_s))
+    except subprocess.TimeoutExpired:
+        raise ToolTimeoutError(f"{argv[0]}: no end after {timeout_s:g} s") from None
+    finally:
+        _end(process, group=not on_terminal)
+    return Completed(
+        tuple(argv),
+        returncode,
+        stdout.decode("utf-8", "replace"),
+        stderr.decode("utf-8", "replace"),
+    )
+
+
+def _exchange(
+    process: "subprocess.Popen[bytes]", argv: tuple[str, ...], timeout_s: float, input: str | None
+) -> tuple[bytes, bytes]:
+    """Feeds standard input and reads both outputs until they close. Raises as `run` does."""
+    deadline = time.monotonic() + timeout_s
+    assert process.stdout is not None and process.stderr is not None
+    texts: dict[IO[bytes], bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
+    to_write = memoryview((input or "").encode())
+    with selectors.DefaultSelector() as selector:
+        for stream in texts:
+            selector.register(stream, selectors.EVENT_READ)
+        if process.stdin is not None:
+            os.set_blocking(process.stdin.fileno(), False)
+            selector.register(process.stdin, selectors.EVENT_WRITE)
+        while selector.get_map():
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise ToolTimeoutError(f"{argv[0]}: no end after {timeout_s:g} s")
+            for key, _ in selector.select(left_s):
+                if key.fileobj is process.stdin:
+                    try:
+                        to_write = to_write[os.write(key.fd, to_write[: 1 << 16]) :]
+                    except BlockingIOError:
+                        continue
+                    except BrokenPipeError:  # it closed its input; its exit says why
+                        to_write = to_write[len(to_write) :]
+                    if not to_write:
+                        selector.unregister(process.stdin)
+                        process.stdin.close()
+                    continue
+                chunk = os.read(key.fd, 1 << 16)
+                if not chunk:
+                    selector.unregister(key.fileobj)
+                    continue
+                stream = next(stream for stream in texts if stream is key.fileobj)
+                texts[stream] += chunk
+                if sum(map(len, texts.values())) > MAX_OUTPUT_BYTES:
+                    raise ToolError(
+                        f"{argv[0]}: expected at most {MAX_OUTPUT_BYTES} bytes of output, "
+                        "found more"
+                    )
+    return bytes(texts[process.stdout]), bytes(texts[process.stderr])
+
+
+def _end(process: "subprocess.Popen[bytes]", *, group: bool) -> None:
+    """Leaves no process and no open pipe behind."""
+    if process.poll() is None:
+        if group:
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
+
+
+def _environment() -> dict[str, str]:
+    passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    return {**passed_on, "PATH": _search_path(), "LC_ALL": "C", "LANGUAGE": ""}
+
+
+def _search_path() -> str:
+    folders = [part for part in os.environ.get("PATH", "").split(":") if Path(part).is_absolute()]
+    return ":".join(dict.fromkeys((*folders, *_SYSTEM_PATH)))

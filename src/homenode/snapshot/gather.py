@@ -1,0 +1,171 @@
+"""Gather: everything of the contents table that a snapshot holds, and nothing else.
+
+What a live host, a folder, or another machine's collector offers passes through here on its way
+into a capture: a file that is not in the table, or not of its form, stays behind.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import translate
+from functools import cache
+
+from homenode.snapshot.config_space import keep_port_type
+from homenode.snapshot.contents import COMMANDS, PATHS, Kind, PathRule
+from homenode.snapshot.memory import MemorySnapshot
+from homenode.snapshot.protocol import Snapshot
+
+_LINK_TARGET = re.compile(r"[A-Za-z0-9_.:/@+-]{1,1024}", re.ASCII)
+_NAME_IN_PATH = re.compile(r"[A-Za-z0-9_.:@+-]{1,255}", re.ASCII)
+_BRIDGE_CLASS = "0x0604"
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What was found, as a snapshot, and what was not.
+
+    absent: globs of the table that matched nothing, in the table's order.
+    unlike: files and links left out because they do not have their form, sorted.
+    commands_absent: tools that gave no output, in the table's order.
+    """
+
+    snapshot: MemorySnapshot
+    absent: tuple[str, ...]
+    unlike: tuple[str, ...]
+    commands_absent: tuple[str, ...]
+
+
+class _Unlike(Exception):
+    """A text that does not have its form."""
+
+
+def gather(snapshot: Snapshot) -> Gathered:
+    """The part of a snapshot that the contents table names, at real paths under /sys.
+
+    An empty file is one that said nothing, and is left out.
+    """
+    taken: dict[Kind, dict[str, str]] = {kind: {} for kind in Kind}
+    absent: list[str] = []
+    unlike: set[str] = set()
+    for rule in PATHS:
+        found = False
+        for path in paths_of(snapshot, rule.glob):
+            try:
+                value = _READERS[rule.kind](snapshot, rule, path)
+            except _Unlike:
+                unlike.add(path)
+                continue
+            where = None if value is None else _place(snapshot, path)
+            if value is not None and where is not None:
+                taken[rule.kind][where] = value
+                found = True
+        if not found:
+            absent.append(rule.glob)
+    outputs = {command.name: snapshot.command_output(command.name) for command in COMMANDS}
+    return Gathered(
+        MemorySnapshot(
+            snapshot.name,
+            {**taken[Kind.FILE], **taken[Kind.CONFIG]},
+            taken[Kind.LINK],
+            {name: output for name, output in outputs.items() if output is not None},
+            tuple(sorted(taken[Kind.FOLDER])),
+        ),
+        tuple(dict.fromkeys(absent)),
+        tuple(sorted(unlike)),
+        tuple(name for name, output in outputs.items() if output is None),
+    )
+
+
+def paths_of(snapshot: Snapshot, glob: str) -> Iterator[str]:
+    """Paths that a glob names, sorted; a literal last part is given without looking for it."""
+    folders = [""]
+    *above, last = glob.strip("/").split("/")
+    for part in above:
+        folders = [f"{at}/{name}" for at in folders for name in _names(snapshot, at, part)]
+    for at in folders:
+        for name in _names(snapshot, at, last):
+            yield f"{at}/{name}"
+
+
+def covers(path: str) -> bool:
+    """True where the table names a path, as it was asked for."""
+    parts = path.split("/")
+    return any(
+        len(parts) == rule.glob.count("/") + 1
+        and all(map(lambda part, name: _pattern(part).fullmatch(name), rule.glob.split("/"), parts))
+        for rule in PATHS
+    )
+
+
+def _names(snapshot: Snapshot, folder: str, part: str) -> tuple[str, ...]:
+    if not any(sign in part for sign in "*?["):
+        return (part,)
+    pattern = _pattern(part)
+    return tuple(
+        name
+        for name in snapshot.list(folder or "/") or ()
+        if pattern.fullmatch(name) and _NAME_IN_PATH.fullmatch(name)
+    )
+
+
+@cache
+def _pattern(part: str) -> "re.Pattern[str]":
+    return re.compile(translate(part))
+
+
+def _place(snapshot: Snapshot, path: str) -> str | None:
+    """Where a capture holds it: below the real path of its folder.
+
+    Not under /proc: there /proc/self would become the number of our own process.
+    """
+    if not path.startswith("/sys/"):
+        return path
+    folder, _, name = path.rpartition("/")
+    real = snapshot.real_path(folder)
+    return None if real is None else f"{real}/{name}"
+
+
+def _file(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
+    text = snapshot.read_text(path)
+    if not text:
+        return None
+    if rule.keep:
+        lines = text.splitlines(keepends=True)
+        text = "".join(line for line in lines if line == "\n" or line.startswith(rule.keep))
+    text = text.rstrip("\0")  # device trees end their strings with one
+    if not rule.form.matches(text) or not _is_plain(text):
+        raise _Unlike
+    return text
+
+
+def _is_plain(text: str) -> bool:
+    """True where a text is printable but for tabs and line ends."""
+    return text.replace("\n", "").replace("\t", "").isprintable()
+
+
+def _link(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
+    target = snapshot.read_link(path)
+    if target is not None and not _LINK_TARGET.fullmatch(target):
+        raise _Unlike
+    return target
+
+
+def _folder(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
+    return None if snapshot.list(path) is None else ""
+
+
+def _config(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
+    """Of bridges only: of other functions nothing is read from it."""
+    class_code = snapshot.read_text(path.removesuffix("config") + "class")
+    if class_code is None or not class_code.startswith(_BRIDGE_CLASS):
+        return None
+    text = snapshot.read_text(path)
+    if not text:
+        return None
+    kept = keep_port_type(text.encode("utf-8", "surrogateescape"))
+    if kept is None:
+        raise _Unlike
+    return kept.decode("utf-8", "surrogateescape")
+
+
+_READERS = {Kind.FILE: _file, Kind.LINK: _link, Kind.FOLDER: _folder, Kind.CONFIG: _config}

@@ -1,0 +1,83 @@
+"""Starting programs: each way to end is told apart."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from homenode import process
+from homenode.errors import ToolError
+from homenode.process import ToolMissingError, ToolTimeoutError, run
+
+
+def test_a_program_that_is_not_installed_is_missing() -> None:
+    with pytest.raises(ToolMissingError, match="no-such-program: expected it to be installed"):
+        run(["no-such-program"], 5)
+
+
+def test_output_error_and_exit_status_are_kept() -> None:
+    done = run(["sh", "-c", "echo out; echo error >&2; exit 3"], 5)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "out\n", "error\n")
+    assert done.signal is None
+    assert done.failure() == "sh: exit status 3: error"
+    with pytest.raises(ToolError, match="sh: exit status 3: error"):
+        done.stdout_or_raise()
+
+
+def test_a_death_by_signal_is_named() -> None:
+    done = run(["sh", "-c", "kill -TERM $$"], 5)
+    assert done.signal == "SIGTERM"
+    assert done.failure() == "sh: killed by SIGTERM"
+
+
+@pytest.mark.parametrize("script", ["sleep 60", "sleep 60 & sleep 60", "exec >&- 2>&-; sleep 60"])
+def test_a_program_that_does_not_end_is_stopped_with_what_it_started(script: str) -> None:
+    start = time.monotonic()
+    with pytest.raises(ToolTimeoutError, match=r"no end after 0\.2 s"):
+        run(["sh", "-c", script], 0.2)
+    assert time.monotonic() - start < 5
+
+
+def test_standard_input_is_closed_or_given() -> None:
+    assert run(["cat"], 5).stdout == ""
+    text = "line\n" * 100_000
+    assert run(["cat"], 10, text).stdout == text
+    assert run(["true"], 5, text).returncode == 0
+
+
+def test_too_much_output_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "MAX_OUTPUT_BYTES", 1000)
+    with pytest.raises(ToolError, match="at most 1000 bytes of output"):
+        run(["yes"], 10)
+
+
+def test_the_environment_is_built_and_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "x")
+    monkeypatch.setenv("LANG", "de_DE.UTF-8")
+    said = run(["env"], 5, environment={"EXTRA": "1"}).stdout.splitlines()
+    assert "LC_ALL=C" in said and "EXTRA=1" in said
+    assert not [line for line in said if line.startswith(("SECRET", "LANG="))]
+
+
+def test_a_relative_folder_on_path_is_not_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "planted"
+    program.write_text("#!/bin/sh\necho planted\n")
+    program.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f".::{tmp_path.name}")
+    with pytest.raises(ToolMissingError):
+        run(["planted"], 5)
+    monkeypatch.setenv("PATH", f".:{tmp_path}")
+    assert run(["planted"], 5).stdout == "planted\n"
+
+
+def test_arguments_are_never_a_shells() -> None:
+    assert run(["echo", "$(id); rm -rf *"], 5).stdout == "$(id); rm -rf *\n"
+    with pytest.raises(ToolError, match="cannot be started"):
+        run(["echo", "a\0b"], 5)
+
+
+def test_bytes_that_are_no_text_are_replaced() -> None:
+    assert run(["printf", r"a\377b"], 5).stdout == "a\ufffdb"

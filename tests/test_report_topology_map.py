@@ -1,0 +1,227 @@
+"""The picture of a host: legible, safe, complete and the same every time."""
+
+import time
+from dataclasses import replace
+
+import pytest
+from lxml import etree
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.gap import Gap
+from homenode.pci import DeviceKind
+from homenode.plan.layout import PRESETS
+from homenode.report.topology_map import topology_map
+from homenode.topology import CpuModel, Host
+from tests.picture_hosts import epyc_9654_host, h200_host, hand_plan, hgx_host, pictures, tiny_host
+from tests.svg_geometry import SVG, Box, assert_legible, rects, text_boxes
+
+NAMES = sorted(pictures())
+
+
+def _parsed(svg: str) -> etree._Element:
+    return etree.fromstring(svg.encode())
+
+
+def _texts(svg: str) -> list[str]:
+    return [text.text or "" for text in _parsed(svg).iter(f"{SVG}text")]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_text_is_small_or_overlaps_or_leaves_its_box(name: str) -> None:
+    assert_legible(topology_map(*pictures()[name]))
+
+
+def test_the_assertion_itself_sees_small_and_overlapping_text() -> None:
+    svg = topology_map(h200_host())
+    with pytest.raises(AssertionError, match="at least"):
+        assert_legible(svg.replace('font-size="10"', 'font-size="7.9"', 1))
+    with pytest.raises(AssertionError, match="overlap"):
+        assert_legible(svg.replace("</text>", "00 and more</text>"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_pu_is_named_alone_or_in_a_range(name: str) -> None:
+    host, plan = pictures()[name]
+    texts = _texts(topology_map(host, plan))
+    named = CpuSet(int(text) for text in texts if text.isdigit())
+    joined = " ".join(texts)
+    for words in joined.split():
+        cleaned = words.rstrip(".,:")
+        if cleaned and set(cleaned) <= set("0123456789-,"):
+            named |= CpuSet.parse(cleaned)
+    missing = [pu.index for pu in host.pus if pu.index not in named]
+    assert not missing
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_gpu_and_nic_has_a_card(name: str) -> None:
+    host, plan = pictures()[name]
+    joined = " ".join(_texts(topology_map(host, plan)))
+    for device in host.pci_devices:
+        if device.kind in (DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH):
+            assert str(device.bdf) in joined
+
+
+def test_each_vcpu_sits_on_its_pu_in_the_colour_of_its_cell() -> None:
+    host = h200_host()
+    plan = hand_plan(host, "pin-numa-pci", 92, (0, 1, 2, 3), gpus=7)
+    root = _parsed(topology_map(host, plan))
+    boxes = [box for box in rects(root) if box.what.startswith("pu cell")]
+    texts = text_boxes(root)
+    seen = {}
+    for box in boxes:
+        inside = [text.what for text in texts if box.holds(text)]
+        if len(inside) == 2:  # the legend's samples hold none
+            seen[int(inside[0])] = (int(inside[1]), box.what)
+    assert len(seen) == 92
+    for cell in plan.cells:
+        for vcpu in cell.vcpus:
+            assert seen[vcpu] == (plan.vcpu_pins[vcpu].first(), f"pu cell{cell.id}")
+
+
+def test_a_gpu_hangs_below_its_node_and_has_the_colour_of_its_cell() -> None:
+    host = h200_host()
+    plan = hand_plan(host, "pin-numa-pci", 92, (0, 1, 2, 3), gpus=7)
+    root = _parsed(topology_map(host, plan))
+    texts = text_boxes(root)
+    node_boxes = {
+        next(t.what for t in texts if t.what.startswith("node ") and box.holds(t)): box
+        for box in rects(root)
+        if box.what == "node"
+    }
+    for device in plan.devices:
+        title = next(
+            t for t in texts if t.what.endswith(f" {device.bdf}") and t.what.count(":") == 2
+        )
+        box = node_boxes[f"node {device.host_node}"]
+        assert title.top > box.bottom
+        assert box.left <= title.left and title.right <= box.right
+        bands = [b.what for b in rects(root) if b.holds(title) and b.what.startswith("cell")]
+        assert bands == [f"cell{device.cell}"]
+
+
+def test_a_gpu_without_a_node_in_the_guest_says_so() -> None:
+    host = h200_host()
+    texts = _texts(topology_map(host, hand_plan(host, "pin", 92, (0, 1, 2, 3), gpus=7)))
+    assert sum(text.startswith("in the guest,") for text in texts) == 7
+
+
+def test_cores_of_other_vms_are_hatched_and_their_siblings_too() -> None:
+    root = _parsed(topology_map(h200_host()))
+    hatched = [
+        rect for rect in root.iterchildren(f"{SVG}rect")
+        if rect.get("style") == "fill:url(#taken)" and rect.find(f"{SVG}title") is not None
+    ]  # fmt: skip
+    titles = {rect.findtext(f"{SVG}title") for rect in hatched}
+    assert len(hatched) == 12
+    assert "PU 95: taken by build-farm" in titles
+    assert "PU 191: taken by build-farm" in titles
+
+
+def test_names_from_outside_are_text_and_nothing_else() -> None:
+    host, _ = pictures()["odd"]
+    svg = topology_map(host)
+    root = _parsed(svg)
+    assert not list(root.iter(f"{SVG}script"))
+    assert "<script" not in svg and "\x1b" not in svg and "\x00" not in svg
+    assert {etree.QName(element).localname for element in root.iter()} <= {
+        "svg", "title", "desc", "style", "defs", "pattern", "rect", "text", "path",
+    }  # fmt: skip
+    assert not any("href" in key for element in root.iter() for key in element.attrib)
+
+
+def test_the_picture_says_what_it_is_to_those_who_cannot_see_it() -> None:
+    host = h200_host()
+    root = _parsed(topology_map(host, hand_plan(host, "pin", 92, (0, 1, 2, 3))))
+    assert root.get("role") == "img"
+    assert root.findtext(f"{SVG}title") == "Topology of h200-like with VM gpu-vm"
+    description = root.findtext(f"{SVG}desc") or ""
+    assert "92 vCPUs" in description and "8 GPUs" in description
+    assert "prefers-color-scheme:dark" in (root.findtext(f"{SVG}style") or "")
+
+
+def test_the_same_host_and_plan_give_the_same_bytes() -> None:
+    host = hgx_host()
+    plan = hand_plan(host, "pin-numa-pci", 96, (0, 1), with_nics=True)
+    assert topology_map(host, plan) == topology_map(hgx_host(), replace(plan))
+
+
+def test_a_host_of_384_pus_is_drawn_in_less_than_150_ms() -> None:
+    host = epyc_9654_host()
+    plan = hand_plan(host, "pin", 24, (0,))
+    best = min(_seconds(host, plan) for _ in range(3))
+    assert best < 0.150
+
+
+def _seconds(host: Host, plan: object) -> float:
+    start = time.perf_counter()
+    topology_map(host, plan)  # type: ignore[arg-type]
+    return time.perf_counter() - start
+
+
+def test_a_source_with_pci_alone_is_drawn_by_node() -> None:
+    full = hgx_host()
+    host = Host(
+        name="lspci", architecture=None, cpu=CpuModel(None, None), packages=(), nodes=(),
+        distances=None, llcs=(), cores=(), pus=(), root_complexes=full.root_complexes,
+        pci_devices=full.pci_devices, gaps=(Gap("PUs", "lspci does not tell"),),
+    )  # fmt: skip
+    svg = topology_map(host)
+    assert_legible(svg)
+    assert any("devices of node 1" in text for text in _texts(svg))
+
+
+def test_pus_whose_node_is_unknown_are_drawn_too() -> None:
+    host = tiny_host()
+    pus = tuple(replace(pu, node=None) for pu in host.pus)
+    svg = topology_map(replace(host, nodes=(), pus=pus, distances=None))
+    assert_legible(svg)
+    assert "node unknown" in _texts(svg)
+
+
+def test_vcpus_that_share_pus_are_counted_on_each() -> None:
+    host = tiny_host()
+    plan = replace(hand_plan(host, "pin", 2, (0,)), vcpu_pins=(CpuSet([0, 1]),) * 2)
+    svg = topology_map(host, plan)
+    assert_legible(svg)
+    assert _texts(svg).count("2v") == 2
+
+
+def test_the_emulator_on_a_vcpus_pu_is_marked() -> None:
+    host = tiny_host()
+    plan = replace(hand_plan(host, "pin", 1, (0,)), emulator_pus=CpuSet([0]))
+    outlines = [box for box in rects(_parsed(topology_map(host, plan))) if "outline" in box.what]
+    assert len(outlines) == 2  # the PU and the legend's sample
+
+
+def test_an_unpinned_plan_colours_no_pu_and_says_why() -> None:
+    host = h200_host()
+    svg = topology_map(host, hand_plan(host, "default", 92, (0, 1, 2, 3), gpus=7))
+    assert not [box for box in rects(_parsed(svg)) if box.what.startswith("pu cell")]
+    assert any("not pinned" in text for text in _texts(svg))
+
+
+def test_every_layout_gives_a_legible_picture() -> None:
+    host = h200_host()
+    for name in PRESETS:
+        assert_legible(topology_map(host, hand_plan(host, name, 92, (0, 1, 2, 3), gpus=7)))
+
+
+def test_the_memory_of_a_cell_is_drawn_to_scale() -> None:
+    host = h200_host()
+    plan = hand_plan(host, "pin-numa", 92, (0, 1, 2, 3), memory_bytes=1024 << 30)
+    boxes = rects(_parsed(topology_map(host, plan)))
+    bars = [box for box in boxes if box.what == "bar"]
+    parts = [b for b in boxes if b.what == "cell0" and any(_inside(bar, b) for bar in bars)]
+    assert [round((b.right - b.left) / (bars[0].right - bars[0].left), 2) for b in parts] == [0.5]
+
+
+def _inside(bar: Box, part: Box) -> bool:
+    return bar.holds(part) and part.bottom - part.top == bar.bottom - bar.top
+
+
+def test_a_device_of_another_vm_names_it() -> None:
+    host, _ = pictures()["odd"]
+    assert Bdf.parse("10000:02:00.0") in host.domains[0].devices
+    assert any("in use by" in text for text in _texts(topology_map(host)))

@@ -15,7 +15,7 @@ from homenode.description.shipped import load_shipped, shipped_hosts
 from homenode.description.tree_writer import write_tree
 from homenode.discover.host import discover
 from homenode.errors import UsageError
-from homenode.topology import Host, HostSummary, summarise
+from homenode.topology import HostSummary, summarise
 
 LSTOPO = shutil.which("lstopo-no-graphics") or shutil.which("lstopo")
 
@@ -95,7 +95,7 @@ def test_hwloc_sees_the_same_host(name: str, tmp_path: Path) -> None:
         assert sets(f"L{level}Cache") == sorted(
             llc.pus.bits for llc in host.llcs if llc.level == level
         )
-    # hwloc leaves out nodes that have neither CPUs nor memory, and, since 2.4, memory-less ones.
+    # hwloc leaves out nodes without memory.
     with_memory = [node.index for node in host.nodes if node.memory_bytes]
     assert [i for i in indices("NUMANode") if i in with_memory] == with_memory
     buses = {
@@ -103,7 +103,10 @@ def test_hwloc_sees_the_same_host(name: str, tmp_path: Path) -> None:
         for o in seen.iter("object")
         if o.get("pci_busid")
     }
-    assert buses == {(str(d.bdf), f"{d.class_code >> 8:04x}") for d in host.pci_devices}
+    # hwloc is usually built for domains of 16 bits.
+    assert buses == {
+        (str(d.bdf), f"{d.class_code >> 8:04x}") for d in host.pci_devices if d.bdf.domain <= 0xFFFF
+    }
 
 
 def _bits(cpuset: str) -> int:

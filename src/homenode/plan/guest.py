@@ -51,8 +51,8 @@ class Guest:
     domain_type: "kvm", "qemu", ...  architecture: "x86_64", "aarch64".
     machine: as written ("q35", "pc-q35-7.2", "pc", "virt-8.0"); None where absent.
     vcpus: the maximum; vcpus_online: the `current` attribute, equal where absent.
-    memory_bytes: <memory>. page_bytes: of <hugepages>; 0 = the default huge page size;
-    None = ordinary pages.
+    memory_bytes: <memory> without the DIMMs plugged at boot. page_bytes: of <hugepages>; 0 = the
+    default huge page size; None = ordinary pages.
     cpu_mode: of <cpu>, None without one. cpu_topology: (sockets, dies, cores, threads) or None.
     cell_vcpus: vCPUs of each guest cell in cell order, () for a flat guest.
     addresses: every guest PCI address that anything in the document occupies, controllers and

@@ -1,0 +1,109 @@
+"""Aperture: room for the devices' BARs in the guest's address space.
+
+<pcihole64> is what QEMU tells the firmware on q35. OVMF of 2022 and earlier sizes its own window
+instead, by a fw_cfg file. libvirt refuses that name in <sysinfo type='fwcfg'> ("That firmware name
+is reserved"), so that it has to go through <qemu:commandline>, which marks the domain as tainted.
+"""
+
+import re
+
+from homenode.domain.controllers import pci_controllers
+from homenode.domain.document import Document, Element
+from homenode.domain.edits import (
+    New,
+    append,
+    apply,
+    insert_before,
+    insert_in_order,
+    set_attribute,
+    set_text,
+)
+from homenode.domain.fields import format_size, size_bytes
+from homenode.domain.order import DEVICES_ORDER, DOMAIN_ORDER
+from homenode.plan.model import Plan
+
+QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
+_WINDOW = re.compile(r"((?:name=)?opt/ovmf/X-PciMmio64Mb,string=)(\d{1,12})\s*\Z", re.ASCII)
+
+
+def edit_aperture(document: Document, plan: Plan) -> Document:
+    """At least the sizes that the plan asks for; larger ones of the document stay."""
+    if plan.aperture is None:
+        return document
+    if plan.aperture.pcihole64_bytes is not None:
+        document = _with_hole(document, plan.aperture.pcihole64_bytes)
+    if plan.aperture.firmware_mmio64_mib is not None:
+        document = _with_window(document, plan.aperture.firmware_mmio64_mib)
+    return document
+
+
+def read_hole(document: Document) -> int | None:
+    """<pcihole64> of the root bus in bytes, None where it is not set."""
+    root = _root_bus(document)
+    hole = None if root is None else root.child("pcihole64")
+    return None if hole is None else size_bytes(document, hole, hole.text, hole.get("unit"))
+
+
+def _root_bus(document: Document) -> Element | None:
+    return next((element for index, element in pci_controllers(document) if index == 0), None)
+
+
+def _with_hole(document: Document, size: int) -> Document:
+    root = _root_bus(document)
+    number, unit = format_size(size, ("GiB", "MiB"))
+    new = New("pcihole64", (("unit", unit),), text=number)
+    if root is None:
+        controller = New(
+            "controller", (("type", "pci"), ("index", "0"), ("model", "pcie-root")), (new,)
+        )
+        devices = document.root.child("devices")
+        if devices is None:
+            whole = New("devices", children=(controller,))
+            return apply(document, insert_in_order(document, document.root, whole, DOMAIN_ORDER))
+        others = pci_controllers(document)
+        if others:
+            first = min((element for _, element in others), key=lambda e: e.start)
+            return apply(document, insert_before(document, first, [controller]))
+        return apply(document, insert_in_order(document, devices, controller, DEVICES_ORDER))
+    hole = root.child("pcihole64")
+    if hole is None:
+        return apply(document, append(document, root, [new]))
+    if size_bytes(document, hole, hole.text, hole.get("unit")) >= size:
+        return document
+    edits = set_text(document, hole, number) + set_attribute(document, hole, "unit", unit)
+    return apply(document, edits)
+
+
+def _with_window(document: Document, mib: int) -> Document:
+    commandline = document.root.child(f"{{{QEMU_NAMESPACE}}}commandline")
+    for argument in () if commandline is None else commandline.children:
+        match = _WINDOW.match(argument.get("value") or "")
+        if match is not None:
+            if int(match[2]) >= mib:
+                return document
+            return apply(document, set_attribute(document, argument, "value", f"{match[1]}{mib}"))
+    values = ("-fw_cfg", f"name=opt/ovmf/X-PciMmio64Mb,string={mib}")
+    if commandline is not None:
+        prefix = commandline.tag.removesuffix("commandline")
+        arguments = [New(f"{prefix}arg", (("value", value),)) for value in values]
+        return apply(document, append(document, commandline, arguments))
+    document, prefix = _with_qemu_prefix(document)
+    new = New(
+        f"{prefix}:commandline",
+        children=tuple(New(f"{prefix}:arg", (("value", value),)) for value in values),
+    )
+    return apply(document, append(document, document.root, [new]))
+
+
+def _with_qemu_prefix(document: Document) -> tuple[Document, str]:
+    """The document with QEMU's namespace declared on <domain>, and its prefix there."""
+    taken = set()
+    for name, span in document.attribute_spans(document.root).items():
+        if name.startswith("xmlns:"):
+            prefix = name.removeprefix("xmlns:")
+            taken.add(prefix)
+            if document.text[span.value_start : span.value_end] == QEMU_NAMESPACE.encode():
+                return document, prefix
+    prefix = next(p for p in ("qemu", "qemu1", "qemu2", "qemu3") if p not in taken)
+    edits = set_attribute(document, document.root, f"xmlns:{prefix}", QEMU_NAMESPACE)
+    return apply(document, edits), prefix

@@ -1,0 +1,167 @@
+"""PCI controllers: expander buses, root ports and switches in <devices>."""
+
+from homenode.domain.addresses import new_address
+from homenode.domain.cells import cell_elements
+from homenode.domain.document import Document, Element
+from homenode.domain.edits import Edit, New, append, apply, insert_after, insert_in_order, remove
+from homenode.domain.fields import any_base, decimal, guest_address
+from homenode.domain.order import DEVICES_ORDER, DOMAIN_ORDER
+from homenode.errors import InputError
+from homenode.plan.guest import GuestPciController
+from homenode.plan.model import Plan, PlannedController, PortModel
+
+_QEMU_DEVICE = {
+    PortModel.EXPANDER_BUS: "pxb-pcie",
+    PortModel.ROOT_PORT: "pcie-root-port",
+    PortModel.SWITCH_UPSTREAM: "x3130-upstream",
+    PortModel.SWITCH_DOWNSTREAM: "xio3130-downstream",
+}
+"""<model name=...>: QEMU's device. Source: virDomainControllerPCIModelName, libvirt 9.0."""
+
+
+def pci_controllers(document: Document) -> tuple[tuple[int, Element], ...]:
+    """(index, element) of every PCI controller, in document order.
+
+    One without an index gets the lowest free one, as libvirt does after parsing.
+    """
+    devices = document.root.child("devices")
+    elements = [
+        e for e in (() if devices is None else devices.all("controller")) if e.get("type") == "pci"
+    ]
+    given = {
+        e.start: decimal(document, e, e.get("index") or "", "a controller's index")
+        for e in elements
+        if e.get("index") is not None
+    }
+    taken = set(given.values())
+    found: list[tuple[int, Element]] = []
+    for element in elements:
+        index = given.get(element.start)
+        if index is None:
+            index = next(i for i in range(len(elements) + 1) if i not in taken)
+            taken.add(index)
+        found.append((index, element))
+    return tuple(found)
+
+
+def read_controllers(document: Document) -> tuple[GuestPciController, ...]:
+    """The PCI controllers, by index."""
+    controllers = []
+    for index, element in pci_controllers(document):
+        bus_nr = element.child("target")
+        bus_text = None if bus_nr is None else bus_nr.get("busNr")
+        node = element.at("target", "node")
+        controllers.append(
+            GuestPciController(
+                index=index,
+                model=element.get("model") or ("pcie-root" if index == 0 else "pci-bridge"),
+                address=guest_address(document, element),
+                bus_nr=None if bus_text is None else any_base(document, element, bus_text, "busNr"),
+                node=None if node is None else decimal(document, node, node.text, "a guest cell"),
+            )
+        )
+    return tuple(sorted(controllers, key=lambda controller: controller.index))
+
+
+def edit_controllers(document: Document, plan: Plan) -> Document:
+    """The controllers that the plan adds, behind those that there are.
+
+    Raises InputError where an index is taken by another controller, or where one that the plan
+    calls existing is not there: then the plan is for another document.
+    """
+    document = _without_dangling_nodes(document)
+    have = {controller.index: controller for controller in read_controllers(document)}
+    missing: list[PlannedController] = []
+    for controller in plan.controllers:
+        there = have.get(controller.index)
+        if there is None and not controller.existing:
+            missing.append(controller)
+        elif there is None or not _same(there, controller):
+            raise InputError(
+                f"{document.source}: expected PCI controller {controller.index} to be "
+                f"{_told(controller) if controller.existing else 'free for ' + _told(controller)}, "
+                f"found {'none' if there is None else there.model + ' at ' + str(there.address)}",
+                hint="plan again for this document",
+            )
+    if not missing:
+        return document
+    chassis = _free_chassis(document, [c.index for c in missing if _has_chassis(c)])
+    new = [_new(controller, chassis.get(controller.index)) for controller in missing]
+    devices = document.root.child("devices")
+    if devices is None:
+        whole = New("devices", children=tuple(new))
+        return apply(document, insert_in_order(document, document.root, whole, DOMAIN_ORDER))
+    pci = pci_controllers(document)
+    others = devices.all("controller")
+    if pci or others:
+        last = max((element for _, element in pci), key=lambda e: e.start) if pci else others[-1]
+        return apply(document, insert_after(document, last, new))
+    if not devices.children:
+        return apply(document, append(document, devices, new))
+    document = apply(document, insert_in_order(document, devices, new[0], DEVICES_ORDER))
+    first = pci_controllers(document)[0][1]
+    return apply(document, insert_after(document, first, new[1:]))
+
+
+def _told(controller: PlannedController) -> str:
+    return f"{controller.model} at {controller.address}"
+
+
+def _same(there: GuestPciController, wanted: PlannedController) -> bool:
+    return (
+        there.model == wanted.model
+        and there.address == wanted.address
+        and there.bus_nr == wanted.bus_nr
+        and there.node == wanted.cell
+    )
+
+
+def _has_chassis(controller: PlannedController) -> bool:
+    return controller.model in (PortModel.ROOT_PORT, PortModel.SWITCH_DOWNSTREAM)
+
+
+def _free_chassis(document: Document, indices: list[int]) -> dict[int, int]:
+    """Chassis of new ports: the index, as libvirt does, or where that is taken the next free one.
+
+    QEMU refuses two ports with one chassis number.
+    """
+    taken = set()
+    for index, element in pci_controllers(document):
+        target = element.child("target")
+        text = None if target is None else target.get("chassis")
+        taken.add(index if text is None else any_base(document, element, text, "chassis"))
+    chosen: dict[int, int] = {}
+    for index in indices:
+        number = next(n for n in (index, *range(1, 256 + len(indices))) if n not in taken)
+        taken.add(number)
+        chosen[index] = number
+    return chosen
+
+
+def _new(controller: PlannedController, chassis: int | None) -> New:
+    children = [New("model", (("name", _QEMU_DEVICE[controller.model]),))]
+    if controller.model is PortModel.EXPANDER_BUS:
+        node = () if controller.cell is None else (New("node", text=str(controller.cell)),)
+        given = () if controller.bus_nr is None else (("busNr", str(controller.bus_nr)),)
+        children.append(New("target", given, node))
+    elif chassis is not None:
+        # libvirt's own numbering of ports: slot and function as one number.
+        port = controller.address.device << 3 | controller.address.function
+        children.append(New("target", (("chassis", str(chassis)), ("port", f"0x{port:x}"))))
+    children.append(new_address(controller.address))
+    return New(
+        "controller",
+        (("type", "pci"), ("index", str(controller.index)), ("model", str(controller.model))),
+        tuple(children),
+    )
+
+
+def _without_dangling_nodes(document: Document) -> Document:
+    """An expander bus of an earlier layout loses a <node> that names a cell that is no more."""
+    cells = len(cell_elements(document))
+    edits: list[Edit] = []
+    for _, element in pci_controllers(document):
+        node: Element | None = element.at("target", "node")
+        if node is not None and decimal(document, node, node.text, "a guest cell") >= cells:
+            edits += remove(document, node)
+    return apply(document, edits)

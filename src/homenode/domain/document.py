@@ -1,0 +1,300 @@
+"""Document: a domain's XML as its own bytes, with the place of every element in them.
+
+Reading and editing share this one parser. It is expat, which tells byte offsets, so that an edit
+replaces a few bytes and leaves the others alone. Documents are untrusted: a DTD (and with it every
+entity of one's own and every external reference) is refused before it is read, and size, depth
+and number of elements are bounded.
+"""
+
+import codecs
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from xml.parsers import expat
+
+from homenode.errors import InputError, ParseError
+
+MAX_BYTES = 4 << 20
+"""libvirt's own limit for a document on the wire. Source: REMOTE_STRING_MAX, remote_protocol.x."""
+
+MAX_DEPTH = 100
+MAX_ELEMENTS = 200_000
+
+_DECLARED = re.compile(rb"\A<\?xml[^>]*?\sencoding\s*=\s*[\"']([A-Za-z0-9._-]+)[\"']")
+_CODECS = frozenset(
+    {"utf-8", "ascii", "utf-16", "cp1252"} | {f"iso8859-{part}" for part in range(1, 17)}
+)
+_TAG_END = re.compile(rb"<(?:[^>\"']|\"[^\"]*\"|'[^']*')*>")
+_ATTRIBUTE = re.compile(rb"(\s+)([^\s=<>\"'/]+)\s*=\s*(\"[^\"]*\"|'[^']*')")
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """One element and its place. Offsets count bytes of Document.text.
+
+    name: the local name, or "{namespace}name". tag: the name as written, with its prefix.
+    text: its own character data, in order, without that of its children.
+    start..tag_end: the start tag. tag_end..content_end: what is inside. ..end: the end tag; all
+    three are equal where the element closes itself.
+    """
+
+    name: str
+    tag: str
+    attributes: tuple[tuple[str, str], ...]
+    children: tuple["Element", ...]
+    text: str
+    start: int
+    tag_end: int
+    content_end: int
+    end: int
+    line: int
+
+    @property
+    def closes_itself(self) -> bool:
+        return self.end == self.tag_end
+
+    def get(self, attribute: str) -> str | None:
+        """The value of an attribute, or None."""
+        return next((value for name, value in self.attributes if name == attribute), None)
+
+    def child(self, name: str) -> "Element | None":
+        """The first child of that name, or None."""
+        return next((child for child in self.children if child.name == name), None)
+
+    def all(self, name: str) -> tuple["Element", ...]:
+        """The children of that name, in document order."""
+        return tuple(child for child in self.children if child.name == name)
+
+    def at(self, *path: str) -> "Element | None":
+        """The first element down a path of names, or None."""
+        here: Element | None = self
+        for name in path:
+            here = here.child(name) if here is not None else None
+        return here
+
+    def walk(self) -> Iterator["Element"]:
+        """The element and everything below it, in document order."""
+        stack = [self]
+        while stack:
+            element = stack.pop()
+            yield element
+            stack.extend(reversed(element.children))
+
+
+@dataclass(frozen=True, slots=True)
+class AttributeSpan:
+    """Where an attribute is written. start: its leading white space; value: inside the quotes."""
+
+    start: int
+    value_start: int
+    value_end: int
+    quote: str
+
+    @property
+    def end(self) -> int:
+        return self.value_end + 1
+
+
+@dataclass(frozen=True)
+class Document:
+    """A well-formed document. text is UTF-8 whatever the file's own encoding is.
+
+    source: what to call it in messages. codec, mark: how to write it again.
+    """
+
+    text: bytes
+    root: Element
+    source: str
+    codec: str = "utf-8"
+    mark: bytes = b""
+
+    def to_bytes(self) -> bytes:
+        """The document in its own encoding, byte-order mark included."""
+        if self.codec == "utf-8":
+            return self.mark + self.text
+        codec = self.codec
+        if self.codec == "utf-16":
+            codec = "utf-16-le" if self.mark == codecs.BOM_UTF16_LE else "utf-16-be"
+        return self.mark + self.text.decode("utf-8").encode(codec)
+
+    @cached_property
+    def parent_of(self) -> dict[int, Element]:
+        """Start offset of an element -> the element around it."""
+        return {child.start: here for here in self.root.walk() for child in here.children}
+
+    @cached_property
+    def quote(self) -> str:
+        """The quote that the document's first attribute has; libvirt's own where it has none."""
+        spans = list(self.attribute_spans(self.root).values())
+        return spans[0].quote if spans else "'"
+
+    def attribute_spans(self, element: Element) -> dict[str, AttributeSpan]:
+        """Where each attribute of an element is, by its name as written, in order."""
+        spans: dict[str, AttributeSpan] = {}
+        tag = self.text[element.start : element.tag_end]
+        for match in _ATTRIBUTE.finditer(tag):
+            value_start = element.start + match.start(3) + 1
+            spans[match[2].decode()] = AttributeSpan(
+                element.start + match.start(),
+                value_start,
+                element.start + match.end(3) - 1,
+                match[3][:1].decode(),
+            )
+        return spans
+
+
+def parse_document(xml: bytes, source: str) -> Document:
+    """The document of some bytes; `source` is what to call it in messages.
+
+    Raises ParseError where they are no XML, InputError where they are XML that we refuse.
+    """
+    if len(xml) > MAX_BYTES:
+        raise InputError(
+            f"{source}: expected a domain document of at most {MAX_BYTES} bytes, found {len(xml)}",
+            hint="libvirt itself takes no larger one; is this the right file?",
+        )
+    if not xml.strip():
+        raise ParseError(source, "a domain document", "nothing", hint="try: virsh dumpxml NAME")
+    codec, mark = _encoding(xml, source)
+    try:
+        text = xml[len(mark) :].decode(codec if codec != "utf-16" else _utf16(mark))
+    except UnicodeDecodeError as error:
+        raise ParseError(
+            source, f"text in {codec}, as the document says", f"byte {error.start}: {error.reason}"
+        ) from None
+    document = _index(text.encode("utf-8", "surrogatepass"), source, codec, mark)
+    if document.to_bytes() != xml:
+        raise InputError(
+            f"{source}: expected an encoding that reads and writes alike, found {codec}",
+            hint="convert the document to UTF-8",
+        )
+    return document
+
+
+def _utf16(mark: bytes) -> str:
+    return "utf-16-le" if mark == codecs.BOM_UTF16_LE else "utf-16-be"
+
+
+def _encoding(xml: bytes, source: str) -> tuple[str, bytes]:
+    if xml.startswith(codecs.BOM_UTF8):
+        return "utf-8", codecs.BOM_UTF8
+    for mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        if xml.startswith(mark):
+            return "utf-16", mark
+    declared = _DECLARED.match(xml)
+    if declared is None:
+        return "utf-8", b""
+    label = declared[1].decode()
+    try:
+        name = codecs.lookup(label).name
+    except LookupError:
+        name = ""
+    if name not in _CODECS or name == "utf-16":
+        raise ParseError(
+            source,
+            "a document in UTF-8, UTF-16 with its mark, ISO 8859 or Windows 1252",
+            label,
+            hint="convert the document to UTF-8",
+        )
+    return name, b""
+
+
+class _Builder:
+    """Collects expat's events into elements."""
+
+    def __init__(self, text: bytes, source: str) -> None:
+        self.text = text
+        self.source = source
+        self.open: list[_OpenElement] = []
+        self.root: Element | None = None
+        self.count = 0
+        # Every byte that we feed is UTF-8 by now, whatever the declaration says.
+        self.parser = expat.ParserCreate("utf-8", namespace_separator="\n")
+        self.parser.namespace_prefixes = True
+        self.parser.ordered_attributes = True
+        self.parser.buffer_text = True
+        self.parser.StartElementHandler = self.start
+        self.parser.EndElementHandler = self.finish
+        self.parser.CharacterDataHandler = self.characters
+        self.parser.StartDoctypeDeclHandler = self.doctype
+
+    def doctype(self, name: str, *_: object) -> None:
+        raise InputError(
+            f"{self.source}:{self.parser.CurrentLineNumber}: expected no DOCTYPE, found "
+            f"{name[:60]!r}; entities and external references are refused",
+            hint="remove the DOCTYPE: libvirt needs none",
+        )
+
+    def start(self, name: str, attributes: list[str]) -> None:
+        self.count += 1
+        if len(self.open) >= MAX_DEPTH or self.count > MAX_ELEMENTS:
+            raise InputError(
+                f"{self.source}:{self.parser.CurrentLineNumber}: expected at most {MAX_DEPTH} "
+                f"levels and {MAX_ELEMENTS} elements, found more"
+            )
+        here = self.parser.CurrentByteIndex
+        match = _TAG_END.match(self.text, here)
+        assert match is not None, "expat found a start tag here"
+        local, tag = _names(name)
+        pairs = tuple(
+            (_names(attributes[i])[0], attributes[i + 1]) for i in range(0, len(attributes), 2)
+        )
+        line = self.parser.CurrentLineNumber
+        self.open.append(_OpenElement(local, tag, pairs, here, match.end(), line))
+
+    def finish(self, _name: str) -> None:
+        opened = self.open.pop()
+        if self.text[opened.tag_end - 2 : opened.tag_end] == b"/>":
+            content_end = end = opened.tag_end
+        else:
+            content_end = self.parser.CurrentByteIndex
+            end = self.text.index(b">", content_end) + 1
+        element = Element(
+            opened.name, opened.tag, opened.attributes, tuple(opened.children),
+            "".join(opened.text), opened.start, opened.tag_end, content_end, end, opened.line,
+        )  # fmt: skip
+        if self.open:
+            self.open[-1].children.append(element)
+        else:
+            self.root = element
+
+    def characters(self, data: str) -> None:
+        self.open[-1].text.append(data)
+
+
+@dataclass(slots=True)
+class _OpenElement:
+    name: str
+    tag: str
+    attributes: tuple[tuple[str, str], ...]
+    start: int
+    tag_end: int
+    line: int
+    children: list[Element] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+
+
+def _names(expat_name: str) -> tuple[str, str]:
+    """("{uri}local", "prefix:local") of expat's "uri, local, prefix" triplet."""
+    parts = expat_name.split("\n")
+    if len(parts) == 1:
+        return parts[0], parts[0]
+    tag = f"{parts[2]}:{parts[1]}" if len(parts) > 2 and parts[2] else parts[1]
+    return f"{{{parts[0]}}}{parts[1]}", tag
+
+
+def _index(text: bytes, source: str, codec: str, mark: bytes) -> Document:
+    builder = _Builder(text, source)
+    try:
+        builder.parser.Parse(text, True)
+    except expat.ExpatError as error:
+        raise ParseError(
+            source,
+            "well-formed XML",
+            expat.errors.messages[error.code],
+            line=error.lineno,
+            hint="virt-xml-validate or xmllint shows the place",
+        ) from None
+    assert builder.root is not None, "expat refuses a document without an element"
+    return Document(text, builder.root, source, codec, mark)

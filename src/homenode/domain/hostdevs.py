@@ -1,0 +1,103 @@
+"""Host devices: passed-through PCI functions in <devices>."""
+
+from homenode.bdf import Bdf
+from homenode.domain.addresses import new_address, place
+from homenode.domain.document import Document, Element
+from homenode.domain.edits import Edit, New, append, apply, insert_after
+from homenode.domain.fields import address_attributes, guest_address, host_address
+from homenode.errors import InputError
+from homenode.plan.guest import GuestHostdev
+from homenode.plan.model import Plan, PlannedDevice
+
+
+def hostdev_elements(document: Document) -> tuple[tuple[Element, bool], ...]:
+    """(element, is an interface) of every passed-through PCI function that names its source.
+
+    Those with <address type='unassigned'/> are not given to the guest and are left out.
+    """
+    devices = document.root.child("devices")
+    found: list[tuple[Element, bool]] = []
+    for element in () if devices is None else devices.children:
+        is_hostdev = (
+            element.name == "hostdev"
+            and element.get("type") == "pci"
+            and element.get("mode") in (None, "subsystem")
+        )
+        is_interface = element.name == "interface" and element.get("type") == "hostdev"
+        source = element.at("source", "address")
+        if not (is_hostdev or is_interface) or source is None:
+            continue
+        if is_interface and source.get("type") not in (None, "pci"):
+            continue
+        address = element.child("address")
+        if address is None or address.get("type") != "unassigned":
+            found.append((element, is_interface))
+    return tuple(found)
+
+
+def read_hostdevs(document: Document) -> tuple[GuestHostdev, ...]:
+    """The passed-through functions, in document order. Raises InputError for one given twice."""
+    hostdevs: list[GuestHostdev] = []
+    seen: set[str] = set()
+    for element, is_interface in hostdev_elements(document):
+        source = element.at("source", "address")
+        assert source is not None, "hostdev_elements gives those with a source"
+        bdf = host_address(document, source)
+        if str(bdf) in seen:
+            raise InputError(
+                f"{document.source}:{element.line}: expected each host device once, found {bdf} "
+                "a second time",
+                hint="remove one of the two",
+            )
+        seen.add(str(bdf))
+        alias = element.child("alias")
+        hostdevs.append(
+            GuestHostdev(
+                source=bdf,
+                address=guest_address(document, element),
+                alias=None if alias is None else alias.get("name"),
+                is_interface=is_interface,
+            )
+        )
+    return tuple(hostdevs)
+
+
+def edit_hostdevs(document: Document, plan: Plan) -> Document:
+    """Each device of the plan at its guest address; those that the document lacks are added."""
+    element_of = _element_of_bdf(document)
+    edits: list[Edit] = []
+    for device in plan.devices:
+        element = element_of.get(device.bdf)
+        if element is not None and device.address is not None:
+            edits += place(document, element, device.address)
+    document = apply(document, edits)
+    new = [_new(device) for device in plan.devices if device.bdf not in element_of]
+    if not new:
+        return document
+    devices = document.root.child("devices")
+    if devices is None:
+        return apply(document, append(document, document.root, [New("devices", (), tuple(new))]))
+    hostdevs = devices.all("hostdev")
+    if hostdevs:
+        return apply(document, insert_after(document, hostdevs[-1], new))
+    return apply(document, append(document, devices, new))
+
+
+def _element_of_bdf(document: Document) -> dict[Bdf, Element]:
+    found = {}
+    for element, _ in hostdev_elements(document):
+        source = element.at("source", "address")
+        assert source is not None, "hostdev_elements gives those with a source"
+        found[host_address(document, source)] = element
+    return found
+
+
+def _new(device: PlannedDevice) -> New:
+    given = tuple((name, v) for name, v in address_attributes(device.bdf).items() if v)
+    source = New("source", children=(New("address", given),))
+    where = () if device.address is None else (new_address(device.address),)
+    return New(
+        "hostdev",
+        (("mode", "subsystem"), ("type", "pci"), ("managed", "yes")),
+        (source, *where),
+    )

@@ -1,0 +1,73 @@
+"""Guest IOMMU: <iommu> and the split <ioapic> that interrupt remapping needs.
+
+Above 255 vCPUs an x86 guest needs interrupt remapping with 32-bit APIC ids (eim). aarch64 does not.
+Source: libvirt's "more than 255 vCPUs require extended interrupt mode enabled on the iommu device".
+"""
+
+from homenode.domain.document import Document
+from homenode.domain.edits import (
+    New,
+    append,
+    apply,
+    insert_in_order,
+    set_attributes,
+)
+from homenode.domain.order import DOMAIN_ORDER, FEATURES_ORDER
+from homenode.errors import InputError
+from homenode.plan.model import Plan
+
+
+def edit_iommu(document: Document, plan: Plan) -> Document:
+    """An Intel IOMMU that remaps interrupts, where the plan needs it and none is there.
+
+    One that is there gets the switches that it lacks. Raises InputError for another model.
+    """
+    machine = document.root.at("os", "type")
+    arch = None if machine is None else machine.get("arch")
+    if not plan.iommu_needed or arch not in (None, "x86_64"):
+        return document
+    # Under TCG there is no kernel irqchip, so that QEMU refuses eim.
+    eim = "on" if document.root.get("type") == "kvm" else None
+    driver: dict[str, str | None] = {"intremap": "on", "eim": eim}
+    if plan.devices:
+        driver["caching_mode"] = "on"  # QEMU: "Device assignment is not allowed without" it
+    given = tuple((name, value) for name, value in driver.items() if value is not None)
+    devices = document.root.child("devices")
+    iommu = None if devices is None else devices.child("iommu")
+    if iommu is None:
+        new = New("iommu", (("model", "intel"),), (New("driver", given),))
+        if devices is None:
+            whole = New("devices", children=(new,))
+            document = apply(
+                document, insert_in_order(document, document.root, whole, DOMAIN_ORDER)
+            )
+        else:
+            document = apply(document, append(document, devices, [new]))
+    elif iommu.get("model") != "intel":
+        raise InputError(
+            f"{document.source}:{iommu.line}: expected <iommu model='intel'> for {plan.vcpus} "
+            f"vCPUs, found model {iommu.get('model')!r}, which does not remap interrupts",
+            hint="use model='intel', or at most 255 vCPUs",
+        )
+    else:
+        there = iommu.child("driver")
+        wanted = {name: value for name, value in driver.items() if value is not None}
+        edits = (
+            append(document, iommu, [New("driver", given)])
+            if there is None
+            else set_attributes(document, there, dict(wanted))
+        )
+        document = apply(document, edits)
+    return _with_split_ioapic(document) if eim else document
+
+
+def _with_split_ioapic(document: Document) -> Document:
+    features = document.root.child("features")
+    new = New("ioapic", (("driver", "qemu"),))
+    if features is None:
+        whole = New("features", children=(new,))
+        return apply(document, insert_in_order(document, document.root, whole, DOMAIN_ORDER))
+    ioapic = features.child("ioapic")
+    if ioapic is None:
+        return apply(document, insert_in_order(document, features, new, FEATURES_ORDER))
+    return apply(document, set_attributes(document, ioapic, {"driver": "qemu"}))

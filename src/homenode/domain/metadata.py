@@ -1,0 +1,94 @@
+"""Metadata: the record in <metadata> of the layout that homenode has put on a document.
+
+It tells a later run which numatune is homenode's own, and a reader where the pins come from.
+"""
+
+from dataclasses import dataclass
+
+from homenode.domain.document import Document, Element
+from homenode.domain.edits import (
+    New,
+    append,
+    apply,
+    insert_in_order,
+    is_bare,
+    remove,
+    set_attributes,
+)
+from homenode.domain.order import DOMAIN_ORDER
+from homenode.plan.layout import (
+    GuestCells,
+    GuestPcie,
+    Layout,
+    MemoryBinding,
+    Pinning,
+    Siblings,
+)
+from homenode.plan.model import Plan
+
+NAMESPACE = "urn:homenode:layout:1"
+_RECORD = f"{{{NAMESPACE}}}layout"
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutRecord:
+    """What the record says. memory: how homenode bound the memory. host: start of the fingerprint
+    of the host that it was planned for."""
+
+    name: str
+    memory: MemoryBinding
+    host: str | None
+
+
+def read_record(document: Document) -> LayoutRecord | None:
+    """The record of a document, None where homenode has not written it or one cannot read it."""
+    element = document.root.at("metadata", _RECORD)
+    if element is None:
+        return None
+    memory = element.get("memory")
+    if memory not in [str(binding) for binding in MemoryBinding]:
+        return None
+    return LayoutRecord(element.get("name") or "", MemoryBinding(memory), element.get("host"))
+
+
+def edit_metadata(document: Document, plan: Plan) -> Document:
+    """The record of the plan's layout. A layout that leaves everything as it was has none."""
+    metadata = document.root.child("metadata")
+    element = None if metadata is None else metadata.child(_RECORD)
+    if _leaves_all(plan.layout):
+        return document if element is None else _without(document, element)
+    values: dict[str, str | None] = {
+        "name": plan.layout.name,
+        "pinning": str(plan.layout.pinning),
+        "siblings": str(plan.layout.siblings),
+        "cells": str(plan.layout.cells),
+        "pcie": str(plan.layout.pcie),
+        "memory": str(plan.layout.memory),
+        "host": plan.host_fingerprint[:16] or None,
+    }
+    if element is not None:
+        return apply(document, set_attributes(document, element, values))
+    given = tuple((name, value) for name, value in values.items() if value is not None)
+    record = New("homenode:layout", (("xmlns:homenode", NAMESPACE), *given))
+    if metadata is not None:
+        return apply(document, append(document, metadata, [record]))
+    whole = New("metadata", children=(record,))
+    return apply(document, insert_in_order(document, document.root, whole, DOMAIN_ORDER))
+
+
+def _leaves_all(layout: Layout) -> bool:
+    return (
+        layout.pinning is Pinning.NONE
+        and layout.siblings is Siblings.AS_THEY_WERE
+        and layout.cells is GuestCells.FLAT
+        and layout.pcie is GuestPcie.AS_IT_WAS
+        and layout.memory is MemoryBinding.AS_IT_WAS
+    )
+
+
+def _without(document: Document, element: Element) -> Document:
+    document = apply(document, remove(document, element))
+    metadata = document.root.child("metadata")
+    if metadata is not None and not metadata.attributes and is_bare(document, metadata):
+        return apply(document, remove(document, metadata))
+    return document

@@ -1,0 +1,111 @@
+"""PCI windows: whether every bus of the guest has room below its root, and every device a place."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from homenode.domain.addresses import addressed_devices
+from homenode.domain.controllers import pci_controllers, read_controllers
+from homenode.domain.document import Document
+from homenode.domain.fields import any_base
+from homenode.domain.reference import Broken
+from homenode.plan.guest import GuestPciController
+
+LAST_BUS = 255
+_ONE_SLOT = ("pcie-root-port", "pcie-switch-downstream-port")
+_EXPANDER = "pcie-expander-bus"
+_ON_EXPANDER = (
+    "pcie-root-port",
+    "pcie-switch-upstream-port",
+    "dmi-to-pci-bridge",
+    "pcie-to-pci-bridge",
+)
+
+
+def check_pci(document: Document) -> Iterator[Broken]:
+    """What is wrong with controllers and addresses."""
+    controllers = read_controllers(document)
+    yield from _indices(controllers)
+    yield from _places(document, controllers)
+    yield from _windows(controllers)
+    yield from _chassis(document)
+
+
+def _indices(controllers: tuple[GuestPciController, ...]) -> Iterator[Broken]:
+    for index, count in Counter(c.index for c in controllers).items():
+        if count > 1:
+            yield Broken("controller-twice", f"PCI controller {index}", "one", str(count))
+
+
+def _places(document: Document, controllers: tuple[GuestPciController, ...]) -> Iterator[Broken]:
+    model_of = {controller.index: controller.model for controller in controllers}
+    devices = addressed_devices(document)
+    for address, count in Counter(address for address, _ in devices).items():
+        if count > 1:
+            yield Broken("address-twice", f"guest address {address}", "one device", str(count))
+    taken = dict(devices)
+    for address, element in devices:
+        what = f"<{element.tag}> at {address}"
+        model = model_of.get(address.bus)
+        if model in _ONE_SLOT and address.device:
+            yield Broken(
+                "slot-of-port", what, "slot 0, the only one of a port", str(address.device)
+            )
+        if model == _EXPANDER and element.get("model") not in _ON_EXPANDER:
+            yield Broken("endpoint-on-expander", what, "a root port between", "an expander bus")
+        if address.function:
+            first = type(address)(address.domain, address.bus, address.device, 0)
+            head = taken.get(first)
+            place = None if head is None else head.child("address")
+            if place is None:
+                yield Broken("function-without-0", what, f"a device at {first}", "none")
+            elif place.get("multifunction") != "on":
+                yield Broken("multifunction-off", f"<{head.tag if head else ''}> at {first}",
+                             "multifunction='on' beside other functions", "it is not")  # fmt: skip
+
+
+def _windows(controllers: tuple[GuestPciController, ...]) -> Iterator[Broken]:
+    """Each root needs a bus for itself and for every controller below it."""
+    model_of = {controller.index: controller for controller in controllers}
+    buses_below: Counter[int] = Counter()
+    for controller in controllers:
+        if controller.model == _EXPANDER or controller.index == 0:
+            continue
+        root, steps = controller, 0
+        while root.model != _EXPANDER and root.index and steps <= len(controllers):
+            parent = 0 if root.address is None else root.address.bus
+            if parent not in model_of:
+                break  # libvirt adds the controller, on the root bus
+            root = model_of[parent]
+            steps += 1
+        if steps > len(controllers):
+            yield Broken("controller-loop", f"PCI controller {controller.index}",
+                         "a path to a root bus", "a loop")  # fmt: skip
+            return
+        buses_below[root.index if root.model == _EXPANDER else 0] += 1
+    expanders = [c for c in controllers if c.model == _EXPANDER and c.bus_nr is not None]
+    for number, count in Counter(c.bus_nr for c in expanders).items():
+        if count > 1:
+            yield Broken("busnr-twice", f"busNr {number}", "one expander bus", str(count))
+    starts = sorted({c.bus_nr for c in expanders if c.bus_nr is not None})
+    for controller in expanders:
+        start = controller.bus_nr
+        assert start is not None, "only those with a busNr are here"
+        end = next((other for other in starts if other > start), LAST_BUS + 1)
+        need = 1 + buses_below[controller.index]
+        if not 0 < start <= LAST_BUS or end - start < need:
+            yield Broken("bus-window", f"expander bus {controller.index} at busNr {start}",
+                         f"{need} buses", f"{max(0, end - start)}, up to {end - 1}")  # fmt: skip
+    if starts and starts[0] < 1 + buses_below[0]:
+        yield Broken("bus-window", "the root bus", f"{1 + buses_below[0]} buses", str(starts[0]))
+
+
+def _chassis(document: Document) -> Iterator[Broken]:
+    numbers: Counter[int] = Counter()
+    for index, element in pci_controllers(document):
+        if element.get("model") in _ONE_SLOT:
+            target = element.child("target")
+            text = None if target is None else target.get("chassis")
+            numbers[index if text is None else any_base(document, element, text, "chassis")] += 1
+    for number, count in numbers.items():
+        if count > 1:
+            yield Broken("chassis-twice", f"chassis {number}", "one port", str(count))

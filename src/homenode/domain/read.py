@@ -1,0 +1,204 @@
+"""Read: what a domain document says, in the planner's words."""
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.domain.addresses import read_addresses
+from homenode.domain.aperture import read_hole
+from homenode.domain.cells import cell_bytes, cell_elements, read_cells
+from homenode.domain.controllers import read_controllers
+from homenode.domain.cpu import read_topology
+from homenode.domain.cputune import iothread_ids, read_pins
+from homenode.domain.document import Document, Element, parse_document
+from homenode.domain.fields import decimal, host_address, needed, pu_set, size_bytes
+from homenode.domain.hostdevs import read_hostdevs
+from homenode.domain.memory import memory_device_bytes, memory_devices, read_memory
+from homenode.domain.memory_backing import read_page_bytes
+from homenode.domain.numatune import read_binding, read_memnodes
+from homenode.domain.vcpu import read_vcpus
+from homenode.errors import InputError, ParseError
+from homenode.indices import NodeIndex
+from homenode.plan.guest import Guest
+from homenode.topology import RunningDomain
+
+
+def read_guest(xml: bytes, source: str) -> Guest:
+    """The guest of a domain document in any spelling that libvirt takes.
+
+    Where the document leaves the architecture out it is that of the emulator or of the machine
+    type, else x86_64. memory_bytes is without the DIMMs that are plugged at boot.
+    Raises ParseError or InputError; each names the place, what was expected and what was found.
+    """
+    return guest_of(open_domain(xml, source))
+
+
+def open_domain(xml: bytes, source: str) -> Document:
+    """The document of a domain. Raises InputError where it is some other XML."""
+    document = parse_document(xml, source)
+    root = document.root
+    if root.name != "domain":
+        inside = next((e for e in root.walk() if e.name == "domain"), None)
+        hint = "try: virsh dumpxml --inactive NAME"
+        if inside is not None:
+            hint = f"it holds a <domain> at line {inside.line}: give that part alone; {hint}"
+        raise InputError(f"{source}:{root.line}: expected <domain>, found <{root.tag}>", hint=hint)
+    return document
+
+
+def guest_of(document: Document) -> Guest:
+    """The guest of a domain document that is open already. Raises as read_guest."""
+    root = document.root
+    vcpus, online = read_vcpus(document)
+    dimm_bytes = memory_device_bytes(document)
+    memory = read_memory(document) - dimm_bytes
+    if memory <= 0:
+        raise InputError(
+            f"{document.source}: expected more <memory> than the {dimm_bytes} bytes of memory "
+            f"devices, found {memory + dimm_bytes}",
+            hint="<memory> counts them in",
+        )
+    machine_type = root.at("os", "type")
+    machine = machine_type.get("machine") if machine_type is not None else None
+    topology = root.at("cpu", "topology")
+    max_memory = root.child("maxMemory")
+    address_bits = root.at("cpu", "maxphysaddr")
+    bits = address_bits.get("bits") if address_bits is not None else None
+    cells = read_cells(document)
+    cpu = root.child("cpu")
+    security = root.child("launchSecurity")
+    access = root.at("memoryBacking", "access")
+    return Guest(
+        name=read_name(document),
+        uuid=_stripped(root.child("uuid")),
+        domain_type=needed(document, root, "type"),
+        architecture=_architecture(root, machine_type, machine),
+        machine=machine,
+        vcpus=vcpus,
+        vcpus_online=online,
+        memory_bytes=memory,
+        page_bytes=read_page_bytes(document),
+        iothreads=len(iothread_ids(document)),
+        cpu_mode=None if cpu is None else cpu.get("mode") or "custom",
+        cpu_topology=None if topology is None else read_topology(document, topology),
+        cell_vcpus=tuple(vcpus_of_cell for _, vcpus_of_cell in cells),
+        hostdevs=read_hostdevs(document),
+        controllers=read_controllers(document),
+        addresses=read_addresses(document),
+        has_iommu=root.at("devices", "iommu") is not None,
+        launch_security=None if security is None else security.get("type") or "unknown",
+        has_dimms=bool(memory_devices(document)),
+        max_memory_bytes=None
+        if max_memory is None
+        else size_bytes(document, max_memory, max_memory.text, max_memory.get("unit")),
+        firmware=_firmware(root),
+        physical_address_bits=None
+        if address_bits is None or bits is None
+        else decimal(document, address_bits, bits, "address bits"),
+        pcihole64_bytes=read_hole(document),
+        has_qemu_commandline=any(e.name.endswith("}commandline") for e in root.children),
+        memory_access_shared=(access is not None and access.get("mode") == "shared")
+        or any(e.get("memAccess") == "shared" for e in cell_elements(document)),
+    )
+
+
+def read_name(document: Document) -> str:
+    """The domain's name. Raises ParseError where there is none."""
+    name = _stripped(document.root.child("name"))
+    if name is None:
+        raise ParseError(document.source, "a domain with a <name>", "none")
+    return name
+
+
+def _stripped(element: Element | None) -> str | None:
+    text = "" if element is None else element.text.strip()
+    return text or None
+
+
+def _architecture(root: Element, type_: Element | None, machine: str | None) -> str:
+    named = type_.get("arch") if type_ is not None else None
+    if named:
+        return named
+    emulator = _stripped(root.at("devices", "emulator")) or ""
+    _, found, suffix = emulator.rpartition("qemu-system-")
+    if found and suffix.isidentifier():
+        return suffix
+    if machine is not None and (machine == "virt" or machine.startswith("virt-")):
+        return "aarch64"
+    return "x86_64"
+
+
+def _firmware(root: Element) -> str | None:
+    os = root.child("os")
+    if os is None:
+        return None
+    named = os.get("firmware")
+    if named:
+        return named
+    loader = os.child("loader")
+    if loader is None:
+        return None
+    return "efi" if loader.get("type") == "pflash" else "bios"
+
+
+def read_running_domain(xml: bytes, running: bool, source: str = "domain") -> RunningDomain:
+    """What a domain of the host has taken: PUs, memory by node, devices.
+
+    `running` says whether it runs; the XML of one that runs is that of `virsh dumpxml`. Memory that
+    is bound to several nodes together counts as spread evenly over them, which is what interleave
+    does and the best guess for strict. memory_bound is False for mode preferred: it may spill.
+    Raises ParseError or InputError.
+    """
+    document = open_domain(xml, source)
+    vcpus, _ = read_vcpus(document)
+    vcpu = document.root.child("vcpu")
+    fallback = None if vcpu is None else pu_set(document, vcpu, "cpuset")
+    pins = read_pins(document)
+    memory = read_memory(document)
+    binding = read_binding(document)
+    taken: dict[NodeIndex, int] = {}
+    rest = memory
+    memnodes = read_memnodes(document)
+    bound = bool(memnodes) or binding is not None
+    for cell, element in enumerate(cell_elements(document)):
+        if cell in memnodes:
+            mode, nodes = memnodes[cell]
+            size = min(cell_bytes(document, element), rest)
+            _spread(taken, nodes, size)
+            rest -= size
+            bound = bound and mode != "preferred"
+    if binding is not None:
+        _spread(taken, binding[1], rest)
+        bound = bound and binding[0] != "preferred"
+    elif rest:
+        bound = False
+    return RunningDomain(
+        name=read_name(document),
+        running=running,
+        vcpu_pins=tuple(pins.get(("vcpupin", i), fallback) for i in range(vcpus)),
+        emulator_pus=pins.get(("emulatorpin", 0), fallback),
+        iothread_pus=tuple(pins.get(("iothreadpin", i), fallback) for i in iothread_ids(document)),
+        memory_bytes=memory,
+        memory_bound=bound,
+        memory_by_node=tuple(sorted(taken.items())),
+        page_bytes=read_page_bytes(document),
+        devices=_all_devices(document),
+    )
+
+
+def _spread(taken: dict[NodeIndex, int], nodes: CpuSet, size: int) -> None:
+    share, more = divmod(size, max(1, len(nodes)))
+    for i, node in enumerate(nodes):
+        index = NodeIndex(int(node))
+        taken[index] = taken.get(index, 0) + share + (1 if i < more else 0)
+
+
+def _all_devices(document: Document) -> tuple[Bdf, ...]:
+    """Every host function that the domain holds, those not shown to its guest included."""
+    devices = document.root.child("devices")
+    found = set()
+    for element in () if devices is None else devices.children:
+        source = element.at("source", "address")
+        is_pci = element.name == "hostdev" and element.get("type") == "pci"
+        is_pci = is_pci or (element.name == "interface" and element.get("type") == "hostdev")
+        if is_pci and source is not None and source.get("type") in (None, "pci"):
+            found.add(host_address(document, source))
+    return tuple(sorted(found))

@@ -1,0 +1,170 @@
+"""Restore: the original beside the tuned document, and the way back to it. [I/O]
+
+OUT.xml.orig is the original, OUT.xml.orig.sha256 its checksum and that of OUT.xml, in the format of
+sha256sum, so that a person can check them: (cd FOLDER; sha256sum -c OUT.xml.orig.sha256).
+"""
+
+import hashlib
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from homenode.errors import HostError, InputError
+
+_LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class SavedOriginal:
+    """Where a tuned document and its original lie."""
+
+    output: Path
+    original: Path
+    record: Path
+
+
+def write_tuned(output: str | Path, original: bytes, tuned: bytes) -> SavedOriginal:
+    """Writes the tuned document with its original beside it; each file whole or not at all.
+
+    `original` is what was read; output may be the file that it came from. Planning again over a
+    tuned document keeps the first original. Raises InputError where another original is saved
+    there already, HostError where a file cannot be written; `output` is then as it was.
+    """
+    saved = _paths(output)
+    try:
+        keep = _kept_original(saved, original)
+        if keep is None:
+            _write(saved.original, original, saved.output)
+            keep = original
+        _write(saved.record, _record(saved, keep, tuned), saved.output)
+        _write(saved.output, tuned, saved.output)
+    except OSError as error:
+        raise HostError(
+            f"{error.filename or saved.output}: expected to write there, found: {error.strerror}"
+        ) from None
+    return saved
+
+
+def restore(output: str | Path) -> Path:
+    """Puts the saved original back in place of a tuned document, byte for byte; gives its path.
+
+    Raises InputError where no original is saved, or where either file has changed since; nothing
+    is written then.
+    """
+    saved = _paths(output)
+    try:
+        original_sum, tuned_sum = _read_record(saved)
+        original = saved.original.read_bytes()
+        current = saved.output.read_bytes() if saved.output.exists() else None
+        if _sum(original) != original_sum:
+            raise InputError(
+                f"{saved.original}: expected the original with sha256 {original_sum}, found "
+                f"{_sum(original)}: it changed since it was saved",
+                hint="compare it with your backup; nothing was written",
+            )
+        if current is not None and _sum(current) not in (tuned_sum, original_sum):
+            raise InputError(
+                f"{saved.output}: expected the document that homenode wrote (sha256 {tuned_sum}), "
+                f"found {_sum(current)}: it changed since",
+                hint=f"to drop those changes: cp {saved.original} {saved.output}",
+            )
+        _write(saved.output, original, saved.output)
+        saved.record.unlink()
+        saved.original.unlink()
+    except OSError as error:
+        raise HostError(
+            f"{error.filename or saved.output}: expected to restore it, found: {error.strerror}"
+        ) from None
+    return saved.output
+
+
+def _paths(output: str | Path) -> SavedOriginal:
+    # A link stays a link: the files lie beside what it points at.
+    path = Path(os.path.realpath(output))
+    return SavedOriginal(
+        path, path.with_name(path.name + ".orig"), path.with_name(path.name + ".orig.sha256")
+    )
+
+
+def _kept_original(saved: SavedOriginal, given: bytes) -> bytes | None:
+    """The original that is saved already, where it is the one of `given`."""
+    if not saved.original.exists():
+        return None
+    there = saved.original.read_bytes()
+    if there == given:
+        return there
+    if saved.record.exists():
+        original_sum, tuned_sum = _read_record(saved)
+        if _sum(given) == tuned_sum and _sum(there) == original_sum:
+            return there  # planned again in place: the original is the first one
+    raise InputError(
+        f"{saved.original}: expected no original of another document, found one that differs from "
+        "the input",
+        hint=f"homenode restore {saved.output} first, or move {saved.original.name} away, or "
+        "choose another -o",
+    )
+
+
+def _record(saved: SavedOriginal, original: bytes, tuned: bytes) -> bytes:
+    lines = (
+        f"{_sum(original)}  {saved.original.name}\n",
+        f"{_sum(tuned)}  {saved.output.name}\n",
+    )
+    return "".join(lines).encode("utf-8", "surrogateescape")
+
+
+def _read_record(saved: SavedOriginal) -> tuple[str, str]:
+    """(sha256 of the original, of the tuned document)."""
+    if not saved.record.exists() or not saved.original.exists():
+        raise InputError(
+            f"{saved.output}: expected {saved.original.name} and {saved.record.name} beside it, "
+            "found none",
+            hint="only a document that homenode wrote with -o can be restored",
+        )
+    sums: dict[str, str] = {}
+    text = saved.record.read_bytes().decode("utf-8", "surrogateescape")
+    for line in text.splitlines():
+        match = _LINE.match(line)
+        if match is not None:
+            sums[match[2]] = match[1]
+    try:
+        return sums[saved.original.name], sums[saved.output.name]
+    except KeyError:
+        raise InputError(
+            f"{saved.record}: expected the sha256 of {saved.original.name} and of "
+            f"{saved.output.name}, found {sorted(sums) or 'none'}"
+        ) from None
+
+
+def _sum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _write(path: Path, content: bytes, like: Path) -> None:
+    """Puts a whole file in place or nothing, with the permissions of `like` where it exists."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            mode = like.stat().st_mode & 0o7777 if like.exists() else 0o666 & ~_umask()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,92 @@
+"""Rewrite: a domain document with a plan in it, and every other byte as it was.
+
+Each step edits one group of elements and gives the next document; none knows of another. The whole
+is refused where the result would have a broken reference that the input did not have.
+"""
+
+from collections.abc import Callable
+
+from homenode.domain.addresses import edit_shared_slots
+from homenode.domain.aperture import edit_aperture
+from homenode.domain.cells import edit_cells
+from homenode.domain.controllers import edit_controllers
+from homenode.domain.cpu import edit_cpu
+from homenode.domain.cputune import edit_cputune
+from homenode.domain.crosscheck import crosscheck
+from homenode.domain.document import Document
+from homenode.domain.hostdevs import edit_hostdevs
+from homenode.domain.iommu import edit_iommu
+from homenode.domain.launch_security import refuse_unsafe
+from homenode.domain.memory import edit_memory, edit_memory_devices
+from homenode.domain.memory_backing import edit_memory_backing
+from homenode.domain.metadata import edit_metadata
+from homenode.domain.numatune import edit_numatune
+from homenode.domain.read import guest_of, open_domain
+from homenode.domain.vcpu import edit_vcpus
+from homenode.errors import InputError
+from homenode.plan.guest import Guest
+from homenode.plan.model import Plan, PortModel
+
+STEPS: tuple[Callable[[Document, Plan], Document], ...] = (
+    edit_vcpus,
+    edit_memory,
+    edit_cpu,
+    edit_cells,
+    edit_memory_devices,
+    edit_memory_backing,
+    edit_cputune,
+    edit_numatune,
+    edit_controllers,
+    edit_hostdevs,
+    edit_shared_slots,
+    edit_aperture,
+    edit_iommu,
+    edit_metadata,  # last: edit_numatune reads the record of the layout before
+)
+"""Cells come before whatever names a cell, controllers before what is plugged into them."""
+
+
+def rewrite(xml: bytes, plan: Plan, source: str = "domain") -> bytes:
+    """The document with the plan applied. Applying it again changes nothing.
+
+    What a layout owns and what stays: docs/formats/domain-xml.md.
+    Raises InputError (or ParseError) where the document cannot take the plan; there is no partial
+    result.
+    """
+    document = open_domain(xml, source)
+    guest = guest_of(document)
+    _refuse_other_plans(guest, plan, source)
+    refuse_unsafe(guest, plan, source)
+    before = set(crosscheck(document))
+    for step in STEPS:
+        document = step(document, plan)
+    broken = [found for found in crosscheck(document) if found not in before]
+    if broken:
+        more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
+        raise InputError(
+            f"{source}: expected a document that holds together with the plan in it, found "
+            f"{broken[0]}{more}",
+            hint="plan again for this document, or start from the original with homenode restore",
+        )
+    return document.to_bytes()
+
+
+def _refuse_other_plans(guest: Guest, plan: Plan, source: str) -> None:
+    """What no document can take, and PCIe layouts where the machine has no expander bus."""
+    if plan.vcpu_pins and len(plan.vcpu_pins) != plan.vcpus:
+        raise InputError(
+            f"{source}: expected a plan with a pin for each of its {plan.vcpus} vCPUs, found "
+            f"{len(plan.vcpu_pins)}"
+        )
+    if plan.topology is not None and plan.topology.vcpus != plan.vcpus:
+        raise InputError(
+            f"{source}: expected a plan whose topology has {plan.vcpus} vCPUs, found "
+            f"{plan.topology.vcpus}"
+        )
+    expanders = [c for c in plan.controllers if c.model is PortModel.EXPANDER_BUS]
+    if expanders and not (guest.is_q35 or guest.is_virt):
+        raise InputError(
+            f"{source}: expected machine type q35 (x86-64) or virt (aarch64) for expander buses, "
+            f"found {guest.machine or 'none, which libvirt takes for i440fx'}",
+            hint="choose a layout without -pci, or change the machine type to q35",
+        )

@@ -1,0 +1,53 @@
+"""Schema: whether a document passes the installed libvirt's own domain.rng. [I/O]"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from lxml import etree
+
+from homenode.errors import InputError
+from homenode.gap import Gap
+
+SCHEMA_PATH = "/usr/share/libvirt/schemas/domain.rng"
+"""Where every distribution's libvirt-common puts it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaError:
+    """One place where a document departs from the schema. line: of the document."""
+
+    line: int
+    message: str
+
+
+def validate(
+    xml: bytes, schema_path: str = SCHEMA_PATH
+) -> tuple[tuple[SchemaError, ...], Gap | None]:
+    """(errors, gap). The gap says why nothing was checked: no libvirt is installed.
+
+    The schema knows no references: crosscheck does those. Raises InputError for a schema that
+    cannot be read and for a document that is no XML.
+    """
+    if not Path(schema_path).is_file():
+        return (), Gap(
+            "domain.rng", f"{schema_path} is not there; install libvirt's common files to check"
+        )
+    try:
+        # lxml's own guards: no entities, no network. The document's DTD, if any, is not loaded.
+        parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
+        tree = etree.fromstring(xml, parser)
+    except etree.XMLSyntaxError as error:
+        raise InputError(f"domain: expected well-formed XML, found: {error.msg}") from None
+    schema = _load(schema_path)
+    if schema.validate(tree):
+        return (), None
+    return tuple(SchemaError(entry.line, entry.message) for entry in schema.error_log), None
+
+
+@lru_cache(maxsize=4)
+def _load(schema_path: str) -> etree.RelaxNG:
+    try:
+        return etree.RelaxNG(etree.parse(schema_path))
+    except (etree.XMLSyntaxError, etree.RelaxNGParseError, OSError) as error:
+        raise InputError(f"{schema_path}: expected libvirt's domain.rng, found: {error}") from None

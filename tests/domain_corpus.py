@@ -1,0 +1,11 @@
+"""Our own sample documents: every odd spelling that we know of, each in a file of domains/."""
+
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "domains"
+CORPUS = tuple(sorted(FOLDER.glob("*.xml")))
+NAMES = tuple(path.stem for path in CORPUS)
+
+
+def sample(name: str) -> bytes:
+    return (FOLDER / f"{name}.xml").read_bytes()

@@ -1,0 +1,207 @@
+"""Plans made by hand for tests of domain XML: a host of 2 nodes with 32 cores of 2 threads each.
+
+Node n has the first threads 32n..32n+31 and their siblings 64 above. Host bus numbers below 0x80
+lie on node 0. The planner makes better plans; these are small and need no host.
+"""
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.indices import NodeIndex
+from homenode.plan.guest import Guest, GuestAddress
+from homenode.plan.layout import (
+    PRESETS,
+    GuestCells,
+    GuestPcie,
+    Layout,
+    MemoryBinding,
+    Pinning,
+    Siblings,
+)
+from homenode.plan.model import (
+    Aperture,
+    GuestCache,
+    GuestCellId,
+    GuestTopology,
+    Plan,
+    PlannedCell,
+    PlannedController,
+    PlannedDevice,
+    PortModel,
+)
+from homenode.plan.request import MemoryMode
+
+CORES_PER_NODE = 32
+NODES = (NodeIndex(0), NodeIndex(1))
+
+
+def hand_plan(
+    guest: Guest,
+    layout: str | Layout,
+    *,
+    first_core: int = 0,
+    page_bytes: int | None = None,
+    vcpus: int | None = None,
+    memory_bytes: int | None = None,
+    aperture: Aperture | None = None,
+    emulator_pus: CpuSet | None = None,
+    extra_devices: tuple[Bdf, ...] = (),
+    distances: bool = True,
+    topoext: bool = False,
+    iommu_needed: bool = False,
+) -> Plan:
+    """A plan on both nodes, cells of equal size. `first_core` moves it along each node."""
+    shape = PRESETS[layout] if isinstance(layout, str) else layout
+    doubled = shape.pinning is Pinning.ALL_PUS and vcpus is None
+    count = vcpus or guest.vcpus * (2 if doubled else 1)
+    memory = memory_bytes or guest.memory_bytes
+    mirrored = shape.cells is GuestCells.MIRRORED
+    pins = _pins(count, shape.pinning, first_core)
+    threads = 2 if shape.siblings is Siblings.EXPOSED else 1
+    bound = shape.memory is not MemoryBinding.AS_IT_WAS
+    emulator = emulator_pus
+    if emulator is None and pins:
+        emulator = CpuSet([first_core + 28, first_core + 29])
+    return Plan(
+        domain_name=guest.name,
+        host_name="x86-2p2n64c128t",
+        host_fingerprint="0123456789abcdef" * 4,
+        layout=shape,
+        policy="cores-first",
+        vcpus=count,
+        memory_bytes=memory,
+        page_bytes=page_bytes,
+        nodes=NODES,
+        llcs=(),
+        vcpu_pins=pins,
+        emulator_pus=emulator,
+        iothread_pus=(CpuSet([first_core + 30]),) * guest.iothreads if pins else (),
+        cells=_cells(count, memory, mirrored, distances),
+        topology=GuestTopology(2, 1, count // 2 // threads, threads) if mirrored else None,
+        cache=GuestCache.AS_IT_WAS,
+        topoext=topoext,
+        memory_mode=MemoryMode.STRICT if bound else None,
+        memory_nodes=NODES if bound else (),
+        devices=_devices(guest, shape.pcie is GuestPcie.MIRRORED, extra_devices),
+        controllers=_controllers(guest, extra_devices) if shape.pcie is GuestPcie.MIRRORED else (),
+        aperture=aperture,
+        iommu_needed=iommu_needed,
+        page_reservations=(),
+        rung="whole-cores",
+        cost=(),
+        optimal=True,
+        runners_up=(),
+        rejections=(),
+        findings=(),
+        consequences=(),
+        gaps=(),
+    )
+
+
+def _pins(count: int, pinning: Pinning, first_core: int) -> tuple[CpuSet, ...]:
+    if pinning is Pinning.NONE:
+        return ()
+    half = count // 2
+    threads = 2 if pinning is Pinning.ALL_PUS else 1
+    return tuple(
+        CpuSet([node * 32 + first_core + i // threads + 64 * (i % threads)])
+        for node in (0, 1)
+        for i in range(half)
+    )
+
+
+def _cells(count: int, memory: int, mirrored: bool, distances: bool) -> tuple[PlannedCell, ...]:
+    if not mirrored:
+        return (PlannedCell(GuestCellId(0), CpuSet(range(count)), memory, NODES, ()),)
+    half = count // 2
+    slit = ((10, 21), (21, 10)) if distances else ((), ())
+    return tuple(
+        PlannedCell(
+            GuestCellId(i),
+            CpuSet(range(i * half, (i + 1) * half)),
+            memory // 2,
+            (NODES[i],),
+            slit[i],
+        )
+        for i in (0, 1)
+    )
+
+
+def node_of(bdf: Bdf) -> int:
+    return int(bdf.bus >= 0x80)
+
+
+def _groups(guest: Guest, extra: tuple[Bdf, ...]) -> dict[Bdf, list[Bdf]]:
+    """First function of a host slot -> all functions of it that the guest gets."""
+    groups: dict[Bdf, list[Bdf]] = {}
+    for bdf in sorted([*(hostdev.source for hostdev in guest.hostdevs), *extra]):
+        head = next(
+            (g for g in groups if (g.domain, g.bus, g.device) == (bdf.domain, bdf.bus, bdf.device)),
+            bdf,
+        )
+        groups.setdefault(head, []).append(bdf)
+    return groups
+
+
+def _layout_of_ports(guest: Guest, extra: tuple[Bdf, ...]) -> tuple[dict[int, int], dict[Bdf, int]]:
+    """(cell -> index of its expander bus, head of a group -> index of its port)."""
+    free = max((c.index for c in guest.controllers), default=0) + 1
+    expanders: dict[int, int] = {}
+    ports: dict[Bdf, int] = {}
+    for cell in (0, 1):
+        heads = [head for head in _groups(guest, extra) if node_of(head) == cell]
+        if heads:
+            expanders[cell] = free
+            free += 1
+    for head in _groups(guest, extra):
+        ports[head] = free
+        free += 1
+    return expanders, ports
+
+
+def _devices(guest: Guest, mirrored: bool, extra: tuple[Bdf, ...]) -> tuple[PlannedDevice, ...]:
+    _, ports = _layout_of_ports(guest, extra)
+    old = {hostdev.source: hostdev.address for hostdev in guest.hostdevs}
+    return tuple(
+        PlannedDevice(
+            bdf,
+            NodeIndex(node_of(bdf)),
+            GuestCellId(node_of(bdf)) if mirrored else None,
+            GuestAddress(0, ports[head], 0, function) if mirrored else old.get(bdf),
+            head,
+            None,
+        )
+        for head, members in _groups(guest, extra).items()
+        for function, bdf in enumerate(members)
+    )
+
+
+def _controllers(guest: Guest, extra: tuple[Bdf, ...]) -> tuple[PlannedController, ...]:
+    expanders, ports = _layout_of_ports(guest, extra)
+    taken = {(a.bus, a.device) for a in guest.addresses}
+    slots = [slot for slot in range(0x10, 0x1F) if (0, slot) not in taken]
+    made = [
+        PlannedController(
+            index,
+            PortModel.EXPANDER_BUS,
+            GuestAddress(0, 0, slots[i], 0),
+            existing=False,
+            bus_nr=64 + 64 * cell,
+            bus_count=32,
+            cell=GuestCellId(cell),
+        )
+        for i, (cell, index) in enumerate(expanders.items())
+    ]
+    used = dict.fromkeys(expanders, 0)
+    for head, index in ports.items():
+        cell = node_of(head)
+        number = used[cell]
+        used[cell] += 1
+        made.append(
+            PlannedController(
+                index,
+                PortModel.ROOT_PORT,
+                GuestAddress(0, expanders[cell], number // 8, number % 8),
+                existing=False,
+            )
+        )
+    return tuple(made)

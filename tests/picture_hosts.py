@@ -282,7 +282,7 @@ def hand_plan(
         aperture=Aperture(1 << 40, 48, 1 << 20, memory_bytes + GIB, memory_bytes >> 30),
         iommu_needed=False,
         page_reservations=tuple(
-            PageReservation(node, 1 << 30, (memory_bytes >> 30) // len(nodes), 0)
+            PageReservation(node, 1 << 30, (memory_bytes >> 30) // len(nodes), 420)
             for node in host_nodes
         ) if bound else (),
         rung="one package" if len(nodes) > 1 else "one node", cost=cost, optimal=True,

@@ -36,8 +36,15 @@ def test_the_assertion_itself_sees_small_and_overlapping_text() -> None:
     svg = topology_map(h200_host())
     with pytest.raises(AssertionError, match="at least"):
         assert_legible(svg.replace('font-size="10"', 'font-size="7.9"', 1))
+    root = _parsed(svg)
+    one, other = [text for text in root.iter(f"{SVG}text") if (text.text or "").isdigit()][:2]
+    other.set("y", one.get("y", ""))
+    other.set("x", one.get("x", ""))
     with pytest.raises(AssertionError, match="overlap"):
-        assert_legible(svg.replace("</text>", "00 and more</text>"))
+        assert_legible(etree.tostring(root, encoding="unicode"))
+    other.text = "999999"
+    with pytest.raises(AssertionError, match="crosses"):
+        assert_legible(etree.tostring(root, encoding="unicode"))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -91,9 +98,7 @@ def test_a_gpu_hangs_below_its_node_and_has_the_colour_of_its_cell() -> None:
         if box.what == "node"
     }
     for device in plan.devices:
-        title = next(
-            t for t in texts if t.what.endswith(f" {device.bdf}") and t.what.count(":") == 2
-        )
+        title = [t for t in texts if t.what.startswith("GPU") and str(device.bdf) in t.what][-1]
         box = node_boxes[f"node {device.host_node}"]
         assert title.top > box.bottom
         assert box.left <= title.left and title.right <= box.right

@@ -7,6 +7,7 @@ from homenode.gap import Gap
 from homenode.plan.model import Plan
 from homenode.report.device_groups import NodeDevices
 from homenode.report.device_links import link_lines
+from homenode.report.host_counts import other_node_text
 from homenode.report.map_cores import LABELLED_PUS, use_label
 from homenode.report.map_devices import DeviceFacts, draw_devices
 from homenode.report.map_nodes import Scene, cell_name
@@ -14,39 +15,10 @@ from homenode.report.palette import CELL_COLOURS
 from homenode.report.svg_canvas import SvgCanvas
 from homenode.report.text_extent import text_width, wrap
 from homenode.report.wording import nodes_text, plural, pus_text
-from homenode.topology import Host, MemoryKind, NumaNode, summarise
+from homenode.topology import Host
 from homenode.units import format_bytes
 
 _MOST_DISTANCES = 16
-
-
-def host_counts(host: Host) -> str:
-    """The host in one line: how many of each thing."""
-    summary = summarise(host)
-    parts = [
-        plural(summary.packages, "package"),
-        plural(summary.numa_nodes, "NUMA node"),
-        plural(summary.cores, "core"),
-        plural(summary.pus, "PU"),
-        plural(summary.llcs, "LLC"),
-    ]
-    if summary.cpuless_nodes:
-        parts[1] += f" ({summary.cpuless_nodes} without PUs)"
-    if summary.pus_offline:
-        parts[3] += f" ({summary.pus_offline} more offline)"
-    if summary.pus_disallowed:
-        parts[3] += f" ({summary.pus_disallowed} not allowed)"
-    size = summary.memory_bytes
-    parts.append("memory unknown" if size is None else format_bytes(size))
-    for count, noun in (
-        (summary.gpus, "GPU"),
-        (summary.nics, "NIC"),
-        (summary.nvswitches, "NVSwitch"),
-    ):
-        if count:
-            parts.append(plural(count, noun, "NVSwitches" if noun == "NVSwitch" else None))
-    parts.append(plural(summary.pci_functions, "PCI function"))
-    return ", ".join(parts)
 
 
 def plan_line(plan: Plan) -> str:
@@ -181,25 +153,6 @@ def draw_other_nodes(canvas: SvgCanvas, host: Host, place: tuple[float, float, f
             canvas.text(x + 12 + position * (width / columns), at_y, line, 11)
     canvas.resize(rect, at_y - y + 12)
     return at_y - y + 24
-
-
-def other_node_text(node: NumaNode) -> str:
-    """A node without PUs in a few words; equal nodes have equal texts."""
-    if node.memory_bytes == 0:
-        text = "no memory"
-    elif node.memory_bytes is None:
-        text = "memory unknown"
-    else:
-        text = format_bytes(node.memory_bytes)
-        if node.memory_free_bytes is not None:
-            text += f", {format_bytes(node.memory_free_bytes)} free"
-    if node.memory_kind is MemoryKind.GPU:
-        text += f", memory of GPU {node.gpu}" if node.gpu is not None else ", GPU memory"
-    elif node.memory_kind is MemoryKind.OTHER:
-        text += ", not plain DRAM"
-    if node.generic_initiator:
-        text += ", generic initiator"
-    return text
 
 
 def draw_loose_devices(

@@ -6,6 +6,7 @@ follows the viewer's light or dark theme. The same host and plan give the same b
 
 from homenode.plan.model import Plan
 from homenode.report.device_groups import devices_by_node
+from homenode.report.host_counts import host_counts
 from homenode.report.map_cores import CellSize, cell_size, rows_of_cores
 from homenode.report.map_devices import device_facts
 from homenode.report.map_nodes import (
@@ -24,7 +25,6 @@ from homenode.report.map_page import (
     draw_links,
     draw_loose_devices,
     draw_other_nodes,
-    host_counts,
     plan_line,
 )
 from homenode.report.palette import style_sheet

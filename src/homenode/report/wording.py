@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from homenode.bdf import PciAddress
 from homenode.cpuset import CpuSet
-from homenode.pci import PciDevice, PciLink
+from homenode.pci import DeviceKind, PciDevice, PciLink
 from homenode.report.device_groups import KIND_NAMES, DeviceCard
 
 
@@ -87,10 +87,13 @@ def link_text(link: PciLink | None) -> str | None:
 
 
 def device_model(device: PciDevice) -> str | None:
-    """The short name of a device: what stands in brackets in the PCI ids list, where it does."""
+    """The short name of a device; of GPUs, NICs and NVSwitches what the PCI ids list has in
+    brackets, which is the name that people use."""
     if not device.name:
         return None
     name = printable(device.name).strip()
+    if device.kind not in (DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH):
+        return name
     opening, closing = name.rfind("["), name.rfind("]")
     # lspci -nn ends a line with [10de:2330], which is no name.
     inside = name[opening + 1 : closing].strip() if 0 <= opening < closing else ""

@@ -1,0 +1,169 @@
+"""Explain: a plan in sentences and tables: why there, why not elsewhere, and what to do next.
+
+Nothing is decided here: the cost tuple answers "why there", the rejections "why not".
+"""
+
+from collections.abc import Sequence
+
+from homenode.cpuset import CpuSet
+from homenode.indices import NodeIndex
+from homenode.plan.cost_words import term_lines, term_value, term_words
+from homenode.plan.explain_guest import (
+    apertures_section,
+    cells_section,
+    devices_section,
+    pages_section,
+    topology_section,
+)
+from homenode.plan.explanation import (
+    Explanation,
+    Rows,
+    Section,
+    count_text,
+    nodes_text,
+    pus_text,
+    union,
+)
+from homenode.plan.layout import Pinning
+from homenode.plan.model import Plan, Rejection
+from homenode.topology import Host
+from homenode.units import format_bytes
+
+_MOST_REJECTIONS = 4  # of one constraint; the rest are counted
+
+
+def explain(plan: Plan, host: Host | None) -> Explanation:
+    """The explanation of a plan; without its host (manual mode) what the plan alone tells."""
+    sections = (
+        _placement(plan, host),
+        _choice(plan),
+        _rejections(plan.rejections),
+        cells_section(plan),
+        topology_section(plan),
+        devices_section(plan, host),
+        _host_threads(plan),
+        pages_section(plan, host),
+        apertures_section(plan),
+        Section("What changes in the guest", plan.consequences),
+        _findings(plan),
+        Section("Not known", tuple(str(gap) for gap in plan.gaps)),
+    )
+    return Explanation(
+        f"VM {plan.domain_name} on host {plan.host_name}: layout {plan.layout.name}",
+        _summary(plan),
+        tuple(s for s in sections if s.lines or s.commands or (s.table and s.table.rows)),
+    )
+
+
+def _summary(plan: Plan) -> str:
+    where = nodes_text(plan.nodes) if plan.nodes else "no particular node"
+    return (
+        f"{count_text(plan.vcpus, 'vCPU')} and {format_bytes(plan.memory_bytes)} on {where}, "
+        f"{count_text(len(plan.cells), 'guest cell')}, {count_text(len(plan.devices), 'device')}."
+    )
+
+
+def _placement(plan: Plan, host: Host | None) -> Section:
+    lines: list[str] = []
+    if plan.rung:
+        lines.append(f"Rung of the ladder of fallbacks: {plan.rung} (policy {plan.policy}).")
+    used = union(plan.vcpu_pins)
+    rows: list[tuple[str, ...]] = []
+    if not plan.vcpu_pins:
+        lines.append("The vCPUs are not pinned: the host's scheduler may run them anywhere.")
+    elif host is not None:
+        rows = [row for node in plan.nodes for row in _node_rows(host, node, used)]
+    else:
+        lines.append(f"vCPUs on {pus_text(used)}.")
+    if plan.layout.pinning is Pinning.ONE_PER_CORE and plan.vcpu_pins and host is not None:
+        idle = CpuSet(
+            pu for core in host.cores if not core.pus.isdisjoint(used) for pu in core.pus - used
+        )
+        idle -= plan.emulator_pus or CpuSet()
+        if idle:
+            lines.append(f"Siblings left idle, so that each vCPU has a core: {pus_text(idle)}.")
+    table = Rows(("node", "LLC", "cores used", "of", "vCPU PUs"), tuple(rows))
+    return Section("Where it runs", tuple(lines), table if rows else None)
+
+
+def _node_rows(host: Host, index: NodeIndex, used: CpuSet) -> list[tuple[str, ...]]:
+    node = host.node(index)
+    if node is None:
+        return []
+    llc_of_pu = {pu.index: pu.llc for pu in host.pus}
+    cores: dict[int | None, list[CpuSet]] = {}
+    for core in host.cores:
+        first = core.pus.first()
+        if first is not None and not core.pus.isdisjoint(node.pus):
+            cores.setdefault(llc_of_pu.get(first), []).append(core.pus)
+    rows: list[tuple[str, ...]] = []
+    for llc, here in cores.items():
+        mine = CpuSet(pu for pus in here for pu in pus & used)
+        if mine:
+            taken = sum(not pus.isdisjoint(used) for pus in here)
+            name = "unknown" if llc is None else str(llc)
+            rows.append((str(index), name, str(taken), str(len(here)), str(mine)))
+    return rows
+
+
+def _choice(plan: Plan) -> Section:
+    if not plan.cost:
+        return Section("Why there")
+    lines = list(term_lines(plan.cost))
+    if plan.optimal is None:
+        lines.append("Whether this is the best placement is unknown: the step budget ran out.")
+    elif not plan.runners_up:
+        lines.append("No other set of nodes was feasible.")
+    for place, other in enumerate(plan.runners_up):
+        who = "The best runner-up" if place == 0 else "Next"
+        mine = next((t.value for t in plan.cost if t.name == other.decided_by), None)
+        theirs = next((t.value for t in other.cost if t.name == other.decided_by), None)
+        lines.append(
+            f"{who}, {nodes_text(other.nodes)}: decided by {term_words(other.decided_by)}, "
+            f"{term_value(other.decided_by, mine)} here against "
+            f"{term_value(other.decided_by, theirs)} there."
+        )
+    return Section("Why there", tuple(lines))
+
+
+def _rejections(rejections: Sequence[Rejection]) -> Section:
+    by_constraint: dict[str, list[Rejection]] = {}
+    for rejection in rejections:
+        by_constraint.setdefault(rejection.constraint, []).append(rejection)
+    lines: list[str] = []
+    for constraint, group in sorted(by_constraint.items(), key=lambda item: -len(item[1])):
+        name = constraint.replace("_", " ").replace("-", " ")
+        lines.append(f"{len(group)} rejected by {name}:")
+        for rejection in group[:_MOST_REJECTIONS]:
+            where = f"{nodes_text(rejection.nodes)}: " if rejection.nodes else ""
+            lines.append(f"  {where}{rejection.detail}")
+        if len(group) > _MOST_REJECTIONS:
+            lines.append(f"  and {len(group) - _MOST_REJECTIONS} more (--json lists them)")
+        hints = dict.fromkeys(r.hint for r in group if r.hint)
+        lines += [f"  hint: {hint}" for hint in list(hints)[:2]]
+    return Section("What was rejected", tuple(lines))
+
+
+def _host_threads(plan: Plan) -> Section:
+    lines: list[str] = []
+    used = union(plan.vcpu_pins)
+    if plan.emulator_pus is None:
+        lines.append("The emulator's threads are not pinned.")
+    else:
+        lines.append(f"The emulator runs on {pus_text(plan.emulator_pus)}.")
+        shared = plan.emulator_pus & used
+        if shared:
+            lines.append(f"It shares {pus_text(shared)} with vCPUs and may delay them.")
+    lines += [
+        f"IOThread {i} runs on {pus_text(pus)}." for i, pus in enumerate(plan.iothread_pus, 1)
+    ]
+    return Section("Emulator and IOThreads", tuple(lines))
+
+
+def _findings(plan: Plan) -> Section:
+    lines: list[str] = []
+    for finding in sorted(plan.findings, key=lambda f: f.severity != "warning"):
+        lines.append(f"{finding.severity}: {finding.subject}: {finding.detail}")
+        if finding.fix:
+            lines.append(f"  fix: {finding.fix}")
+    return Section("Findings", tuple(lines))

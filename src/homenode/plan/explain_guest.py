@@ -1,0 +1,187 @@
+"""ExplainGuest: what a plan makes of the guest: cells, CPUs, devices, pages, address space."""
+
+from collections.abc import Sequence
+
+from homenode.indices import NodeIndex
+from homenode.plan.explanation import (
+    Rows,
+    Section,
+    count_text,
+    nodes_text,
+    numbers_text,
+    union,
+)
+from homenode.plan.model import GuestCache, Plan, PlannedCell, PlannedDevice
+from homenode.topology import Host
+from homenode.units import KIB, MIB, format_bytes
+
+
+def cells_section(plan: Plan) -> Section:
+    pinned = bool(plan.vcpu_pins)
+    rows = tuple(
+        (
+            "flat" if len(plan.cells) == 1 and not cell.distances else str(cell.id),
+            f"{cell.vcpus} ({len(cell.vcpus)})",
+            str(union([plan.vcpu_pins[v] for v in cell.vcpus])) if pinned else "any",
+            numbers_text(cell.host_nodes) or "any",
+            format_bytes(cell.memory_bytes),
+            " ".join(str(distance) for distance in cell.distances) or "not told",
+        )
+        for cell in plan.cells
+    )
+    if plan.memory_mode is None:
+        line = "Memory is bound as it was before."
+    else:
+        line = f"Memory is bound to host {nodes_text(plan.memory_nodes)}, mode {plan.memory_mode}."
+    columns = ("cell", "vCPUs", "PUs", "host node", "memory", "distances")
+    return Section("Guest cells", (line,), Rows(columns, rows))
+
+
+def topology_section(plan: Plan) -> Section:
+    lines: list[str] = []
+    if plan.topology is not None:
+        shape = plan.topology
+        levels = zip(shape, ("socket", "die", "core", "thread"), strict=True)
+        product = " x ".join(count_text(count, noun) for count, noun in levels)
+        lines.append(f"The guest sees {product} = {count_text(shape.vcpus, 'vCPU')}.")
+    caches = {
+        GuestCache.PASSTHROUGH: "Its caches are the host's, which is true: threads and LLCs agree.",
+        GuestCache.EMULATED: "Its L3 is emulated, one for each die.",
+        GuestCache.AS_IT_WAS: "What it is told of caches stays as it was.",
+    }
+    lines.append(caches[plan.cache])
+    if plan.topoext:
+        lines.append("The CPU feature topoext is required, or an AMD guest does not see threads.")
+    if plan.iommu_needed:
+        lines.append("A vIOMMU is needed: more than 255 vCPUs, or the document had one.")
+    return Section("What the guest is told of its CPUs", tuple(lines))
+
+
+def devices_section(plan: Plan, host: Host | None) -> Section:
+    names = {} if host is None else {d.bdf: d.kind.value for d in host.pci_devices}
+    rows = tuple(
+        (
+            str(device.bdf),
+            names.get(device.bdf, "unknown"),
+            "unknown" if device.host_node is None else str(device.host_node),
+            "none" if device.cell is None else str(device.cell),
+            "as it was" if device.address is None else str(device.address),
+        )
+        for device in plan.devices
+    )
+    columns = ("host BDF", "kind", "node", "cell", "guest address")
+    return Section("Devices", _dma_lines(plan, host), Rows(columns, rows))
+
+
+def _dma_lines(plan: Plan, host: Host | None) -> tuple[str, ...]:
+    """Local and remote parts of DMA; devices with the same parts together."""
+    if not plan.devices:
+        return ()
+    alike: dict[tuple[bool, float | None, int | None], list[PlannedDevice]] = {}
+    for device in plan.devices:
+        node = device.host_node
+        farthest = None if node is None else _farthest(plan.cells, host, node)
+        key = (node is not None, device.local_memory_ratio, farthest)
+        alike.setdefault(key, []).append(device)
+    lines = []
+    for (known, ratio, farthest), devices in alike.items():
+        which = count_text(len(devices), "device")
+        if not known:
+            lines.append(f"{which} with no known node: which memory is local to them is unknown.")
+            continue
+        nodes = sorted({device.host_node for device in devices if device.host_node is not None})
+        which += f" on {nodes_text(nodes)}"
+        if ratio is None:
+            lines.append(f"{which}: memory is not bound, so the local part of DMA is unknown.")
+            continue
+        local = round(plan.memory_bytes * ratio)
+        remote = plan.memory_bytes - local
+        each = "each" if len(devices) > 1 else "it"
+        text = f"{which}: {each} has {format_bytes(local)} ({_percent(ratio)}) of the guest's "
+        text += "memory on its own node"
+        if remote:
+            text += f"; DMA to the other {format_bytes(remote)} is remote"
+            text += f", at distances up to {farthest}" if farthest else ""
+        lines.append(text + ".")
+    no_cell = [d for d in plan.devices if d.cell is None]
+    if no_cell and len(plan.cells) > 1:
+        lines.append(
+            f"{count_text(len(no_cell), 'device')} on no guest cell: the guest cannot know which "
+            "of its cells is near."
+        )
+    return tuple(lines)
+
+
+def _farthest(cells: Sequence[PlannedCell], host: Host | None, node: NodeIndex) -> int | None:
+    if host is None or host.node(node) is None:
+        return None
+    others = [n for cell in cells for n in cell.host_nodes if n != node and host.node(n)]
+    distances = [host.distance(node, other) for other in others]
+    return max((d for d in distances if d is not None), default=None)
+
+
+def pages_section(plan: Plan, host: Host | None) -> Section:
+    commands: list[str] = []
+    rows: list[tuple[str, ...]] = []
+    for node, page_bytes, pages, free in plan.page_reservations:
+        rows.append(
+            (
+                str(node),
+                format_bytes(page_bytes),
+                str(pages),
+                "unknown" if free is None else str(free),
+            )
+        )
+        if free is not None and free >= pages:
+            continue
+        folder = f"/sys/devices/system/node/node{node}/hugepages/hugepages-{page_bytes // KIB}kB"
+        file = f"{folder}/nr_hugepages"
+        missing = pages if free is None else pages - free
+        total = _pool_pages(host, node, page_bytes)
+        wanted = f"$(( $(cat {file}) + {missing} ))" if total is None else str(total + missing)
+        commands.append(f"echo {wanted} > {file}")
+    lines: tuple[str, ...] = ()
+    if commands:
+        lines = (
+            "Reserve before the VM starts, as root, and check: the kernel reserves fewer where "
+            "memory is fragmented, without an error.",
+        )
+    elif rows:
+        lines = ("Enough huge pages are free; nothing to reserve.",)
+    table = Rows(("node", "page size", "pages needed", "free now"), tuple(rows))
+    return Section("Huge pages", lines, table if rows else None, tuple(commands))
+
+
+def _pool_pages(host: Host | None, index: NodeIndex, page_bytes: int) -> int | None:
+    """Pages of that size that the node's pool has now; None where that is not known."""
+    node = None if host is None else host.node(index)
+    if node is None:
+        return None
+    return next((p.total_pages for p in node.page_pools if p.page_bytes == page_bytes), None)
+
+
+def apertures_section(plan: Plan) -> Section:
+    aperture = plan.aperture
+    if aperture is None:
+        return Section("Address space and locked memory")
+    lines: list[str] = []
+    if aperture.pcihole64_bytes is not None:
+        lines.append(f"64-bit PCI window (pcihole64): {format_bytes(aperture.pcihole64_bytes)}.")
+    if aperture.physical_address_bits is not None:
+        lines.append(f"Physical address bits in the guest: {aperture.physical_address_bits}.")
+    if aperture.firmware_mmio64_mib is not None:
+        window = aperture.firmware_mmio64_mib * MIB
+        lines.append(f"OVMF's 64-bit MMIO window: {format_bytes(window)}.")
+    lines.append(
+        f"Locked memory (memlock) that QEMU needs: {format_bytes(aperture.memlock_bytes)}."
+    )
+    if aperture.dma_map_entries:
+        lines.append(
+            f"Entries in the IOMMU's DMA map: {aperture.dma_map_entries:,}. The kernel makes them "
+            "when the VM starts; larger pages need fewer."
+        )
+    return Section("Address space and locked memory", tuple(lines))
+
+
+def _percent(ratio: float | None) -> str:
+    return "unknown" if ratio is None else f"{100 * ratio:.0f} %"

@@ -1,0 +1,77 @@
+"""PlanText: an explanation on a terminal, narrow or wide, and a plan that could not be."""
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.text import Text
+
+from homenode.plan.explanation import Explanation, Section
+from homenode.plan.model import Unplannable
+from homenode.report.terminal_text import AsciiWhereNeeded, TableOrList
+from homenode.report.wording import nodes_text, printable
+
+_STYLES = {"warning:": "yellow", "critical:": "red", "hint:": "cyan", "fix:": "cyan"}
+_MOST_REJECTIONS = 20
+
+
+def plan_text(explanation: Explanation) -> RenderableType:
+    """The explanation; tables become lists where the terminal is too narrow for them."""
+    parts: list[RenderableType] = [
+        Text(printable(explanation.title), style="bold"),
+        Text(printable(explanation.summary)),
+    ]
+    for section in explanation.sections:
+        parts += [Text(""), Text(printable(section.heading), style="bold underline")]
+        parts += _section(section)
+    return AsciiWhereNeeded(Group(*parts))
+
+
+def rejections_text(error: Unplannable) -> RenderableType:
+    """Why no placement fits: each rejection, and what would make it fit."""
+    parts: list[RenderableType] = [Text(printable(error.message), style="bold")]
+    for rejection in error.rejections[:_MOST_REJECTIONS]:
+        where = f"{nodes_text(rejection.nodes)}: " if rejection.nodes else ""
+        text = Text.assemble(
+            (rejection.constraint.replace("_", " "), "bold"), f": {where}{rejection.detail}"
+        )
+        parts.append(Padding(text, (0, 0, 0, 2), expand=False))
+        if rejection.hint:
+            parts.append(_line(f"  hint: {rejection.hint}"))
+    left_out = len(error.rejections) - _MOST_REJECTIONS
+    if left_out > 0:
+        parts.append(Text(f"  and {left_out} more rejections (--json lists them)", style="dim"))
+    if error.hint:
+        parts.append(_line(f"hint: {error.hint}"))
+    return AsciiWhereNeeded(Group(*parts))
+
+
+def _section(section: Section) -> list[RenderableType]:
+    parts = [_line(line) for line in section.lines]
+    if section.table is not None and section.table.rows:
+        parts.append(TableOrList(section.table.columns, section.table.rows))
+    parts += [_Command(command) for command in section.commands]
+    return parts
+
+
+def _line(line: str) -> RenderableType:
+    stripped = line.lstrip(" ")
+    text = Text(printable(stripped))
+    first = stripped.partition(" ")[0]
+    if first in _STYLES:
+        text.stylize(_STYLES[first], 0, len(first))
+    # Wrapped lines stay below their first word, not below its indent.
+    indent = len(line) - len(stripped)
+    return Padding(text, (0, 0, 0, indent), expand=False) if indent else text
+
+
+class _Command:
+    """A command for copying: what is longer than a line is continued as a shell continues it."""
+
+    def __init__(self, command: str) -> None:
+        self._command = printable(command)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        rest, room = self._command, max(20, options.max_width)
+        while len(rest) > room:
+            yield Text(rest[: room - 1] + "\\", no_wrap=True)
+            rest = rest[room - 1 :]
+        yield Text(rest, no_wrap=True)

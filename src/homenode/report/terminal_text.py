@@ -1,0 +1,70 @@
+"""TerminalText: renderables for terminals that are narrow, or have no more than ASCII."""
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+from homenode.report.wording import printable
+
+_PLAIN = str.maketrans({"\u2026": "...", "\u2013": "-", "\u00d7": "x", "\u00b7": "-"})
+
+
+class AsciiWhereNeeded:
+    """Renders as what it holds; where the output's encoding is not Unicode, letters that it lacks
+    become question marks instead of an error in the middle of the page."""
+
+    def __init__(self, renderable: RenderableType) -> None:
+        self._renderable = renderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self._renderable, options):
+            if options.ascii_only and not segment.text.isascii():
+                plain = segment.text.translate(_PLAIN).encode("ascii", "replace").decode()
+                yield Segment(plain, segment.style, segment.control)
+            else:
+                yield segment
+
+
+class TableOrList:
+    """A table where its columns fit, else each row as lines of "column: text".
+
+    wraps_last: the last column may be wrapped, down to a third of the width.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        wraps_last: bool = False,
+    ) -> None:
+        self._columns = tuple(columns)
+        self._rows = tuple(tuple(printable(text) for text in row) for row in rows)
+        self._wraps_last = wraps_last
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        fixed = len(self._columns) - self._wraps_last
+        needed = self._width(console, options, fixed)
+        if needed + (options.max_width // 3 if self._wraps_last else 0) <= options.max_width:
+            yield self._table(fixed)
+            return
+        for row in self._rows:
+            for number, (column, text) in enumerate(zip(self._columns, row, strict=True)):
+                yield Text.assemble(("- " if number == 0 else "  ") + f"{column}: ", text)
+
+    def _width(self, console: Console, options: ConsoleOptions, fixed: int) -> int:
+        table = self._table(fixed, only_fixed=True)
+        return Measurement.get(console, options.update(width=10_000), table).maximum
+
+    def _table(self, fixed: int, only_fixed: bool = False) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        shown = self._columns[:fixed] if only_fixed else self._columns
+        for number, column in enumerate(shown):
+            table.add_column(Text(column), no_wrap=number < fixed)
+        for row in self._rows:
+            table.add_row(*(Text(text) for text in row[: len(shown)]))
+        return table

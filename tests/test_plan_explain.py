@@ -1,0 +1,183 @@
+"""The explanation of a plan: everything a reader asks for, in sentences."""
+
+from dataclasses import replace
+
+import pytest
+
+from homenode.cpuset import CpuSet
+from homenode.indices import NodeIndex
+from homenode.plan.cost_words import term_lines, term_words
+from homenode.plan.explain import explain
+from homenode.plan.explanation import Section
+from homenode.plan.layout import PRESETS
+from homenode.plan.model import CostTerm, PageReservation, Plan, Rejection, RunnerUp
+from homenode.topology import Host
+from homenode.units import GIB
+from tests.picture_hosts import gh200_host, h200_host, hand_plan, pictures
+
+FOUR = (0, 1, 2, 3)
+
+
+def _section(plan: Plan, host: Host | None, heading: str) -> Section:
+    found = [s for s in explain(plan, host).sections if s.heading == heading]
+    assert found, [s.heading for s in explain(plan, host).sections]
+    return found[0]
+
+
+def _plan(layout: str = "pin-numa-pci", memory_bytes: int = 1536 * GIB) -> Plan:
+    return hand_plan(h200_host(), layout, 92, FOUR, gpus=7, memory_bytes=memory_bytes)
+
+
+def test_the_cost_is_said_term_by_term_in_the_order_of_comparison() -> None:
+    lines = _section(_plan(), h200_host(), "Why there").lines
+    numbered = [line for line in lines if line[0].isdigit()]
+    assert [line.partition(".")[0] for line in numbered] == [str(n + 1) for n in range(7)]
+    assert numbered[1] == "2. 4 nodes spanned"
+    assert numbered[2] == "3. the chosen nodes are at most 12 apart"
+
+
+def test_the_best_runner_up_is_named_with_the_term_that_decided() -> None:
+    lines = _section(_plan(), h200_host(), "Why there").lines
+    assert (
+        "The best runner-up, nodes 1-2: decided by distance between the chosen nodes, "
+        "12 here against 20 there." in lines
+    )
+
+
+def test_memory_left_free_is_compared_in_bytes() -> None:
+    cost = (CostTerm("balance_memory", -512 * GIB),)
+    other = RunnerUp((NodeIndex(3),), (CostTerm("balance_memory", -64 * GIB),), "balance_memory")
+    plan = replace(_plan(), cost=cost, runners_up=(other,))
+    assert (
+        "The best runner-up, node 3: decided by memory left free, 512 GiB here against 64 GiB "
+        "there." in _section(plan, h200_host(), "Why there").lines
+    )
+
+
+def test_a_plan_whose_search_ran_out_of_steps_says_so() -> None:
+    lines = _section(replace(_plan(), optimal=None), h200_host(), "Why there").lines
+    assert any("unknown: the step budget ran out" in line for line in lines)
+
+
+def test_a_cost_term_that_has_no_words_keeps_its_name() -> None:
+    assert term_lines([CostTerm("cache_colour", 3)]) == ("1. cache colour: 3",)
+    assert term_words("cache_colour") == "cache colour"
+
+
+def test_rejections_are_grouped_by_constraint_the_most_frequent_first() -> None:
+    lines = _section(_plan(), h200_host(), "What was rejected").lines
+    assert lines == (
+        "2 rejected by cores:",
+        "  node 0: needs 92 free cores, 24 free",
+        "  node 1: needs 92 free cores, 24 free",
+        "  hint: allow more nodes",
+        "1 rejected by memory:",
+        "  node 0: needs 1.5 TiB, 490 GiB free",
+    )
+
+
+def test_many_rejections_are_counted_rather_than_listed() -> None:
+    many = tuple(Rejection("cores", (NodeIndex(n),), "too few") for n in range(30))
+    lines = _section(replace(_plan(), rejections=many), h200_host(), "What was rejected").lines
+    assert lines[0] == "30 rejected by cores:"
+    assert lines[-1] == "  and 26 more (--json lists them)"
+
+
+def test_each_cell_has_a_row_with_its_vcpus_pus_node_memory_and_distances() -> None:
+    table = _section(_plan(), h200_host(), "Guest cells").table
+    assert table is not None
+    assert table.rows[1] == ("1", "23-45 (23)", "24-46", "1", "384 GiB", "12 10 32 32")
+
+
+def test_each_device_has_a_row_with_its_node_cell_and_address() -> None:
+    table = _section(_plan(), h200_host(), "Devices").table
+    assert table is not None
+    assert table.rows[6] == ("0000:cb:00.0", "gpu", "3", "3", "0000:26:00.0")
+    flat = _section(_plan("pin"), h200_host(), "Devices").table
+    assert flat is not None and flat.rows[0][3:] == ("none", "as it was")
+
+
+def test_local_and_remote_parts_of_dma_are_said_once_for_equal_devices() -> None:
+    lines = _section(_plan(), h200_host(), "Devices").lines
+    assert lines == (
+        "7 devices on nodes 0-3: each has 384 GiB (25 %) of the guest's memory on its own node; "
+        "DMA to the other 1.12 TiB is remote, at distances up to 32.",
+    )
+
+
+def test_devices_of_unknown_node_and_unbound_memory_are_not_given_figures() -> None:
+    plan = _plan("pin")
+    devices = (
+        replace(plan.devices[0], host_node=None, local_memory_ratio=None),
+        replace(plan.devices[1], local_memory_ratio=None),
+    )
+    lines = _section(replace(plan, devices=devices), h200_host(), "Devices").lines
+    assert lines == (
+        "1 device with no known node: which memory is local to them is unknown.",
+        "1 device on node 0: memory is not bound, so the local part of DMA is unknown.",
+    )
+
+
+def test_huge_pages_are_reserved_by_command_above_what_the_pool_has() -> None:
+    reservations = (
+        PageReservation(NodeIndex(0), 1 << 30, 440, 420),
+        PageReservation(NodeIndex(1), 1 << 30, 384, 420),
+        PageReservation(NodeIndex(2), 2 << 20, 10, None),
+    )
+    plan = replace(_plan(), page_reservations=reservations)
+    section = _section(plan, h200_host(), "Huge pages")
+    # 448 pages are there, 420 of them free: 20 more make 440 free ones.
+    assert section.commands == (
+        "echo 468 > /sys/devices/system/node/node0/hugepages/hugepages-1048576kB/nr_hugepages",
+        "echo 10 > /sys/devices/system/node/node2/hugepages/hugepages-2048kB/nr_hugepages",
+    )
+    unknown = _section(plan, None, "Huge pages").commands[0]
+    assert unknown.startswith("echo $(( $(cat /sys/devices/system/node/node0/")
+    assert " + 20 )) > " in unknown
+
+
+def test_enough_free_pages_need_no_command() -> None:
+    section = _section(_plan(memory_bytes=64 * GIB), h200_host(), "Huge pages")
+    assert section.commands == ()
+    assert section.lines == ("Enough huge pages are free; nothing to reserve.",)
+
+
+def test_an_emulator_on_vcpu_pus_is_said_to_share_them() -> None:
+    plan = replace(_plan(), emulator_pus=CpuSet.parse("0,23"))
+    lines = _section(plan, h200_host(), "Emulator and IOThreads").lines
+    assert lines[1] == "It shares PU 0 with vCPUs and may delay them."
+
+
+def test_cores_and_llcs_are_shown_by_node() -> None:
+    table = _section(_plan(), h200_host(), "Where it runs").table
+    assert table is not None
+    assert table.rows[2] == ("2", "1", "23", "24", "48-70")
+
+
+@pytest.mark.parametrize("layout", list(PRESETS))
+def test_every_preset_is_explained_with_and_without_its_host(layout: str) -> None:
+    for host in (h200_host(), None):
+        explanation = explain(_plan(layout), host)
+        assert explanation.title.endswith(layout)
+        headings = [section.heading for section in explanation.sections]
+        assert len(set(headings)) == len(headings)
+        assert all(s.lines or s.table or s.commands for s in explanation.sections)
+        assert all(
+            len(row) == len(s.table.columns)
+            for s in explanation.sections
+            if s.table
+            for row in s.table.rows
+        )
+
+
+def test_36_nodes_give_no_rows_for_nodes_that_are_not_chosen() -> None:
+    host = gh200_host()
+    plan = hand_plan(host, "pin-numa-pci", 70, (2,), gpus=3)
+    table = _section(plan, host, "Where it runs").table
+    assert table is not None and [row[0] for row in table.rows] == ["2"]
+
+
+def test_every_picture_plan_is_explained_the_same_twice() -> None:
+    for host, plan in pictures().values():
+        if plan is not None:
+            assert explain(plan, host) == explain(plan, host)

@@ -1,0 +1,158 @@
+"""What a terminal shows: the host tree, the explanation and the table of presets."""
+
+import io
+
+import pytest
+from rich.console import Console, RenderableType
+
+from homenode.indices import NodeIndex
+from homenode.pci import DeviceKind
+from homenode.plan.explain import explain
+from homenode.plan.layout import PRESETS
+from homenode.plan.model import Plan, Rejection, Unplannable
+from homenode.report.host_tree import host_tree
+from homenode.report.plan_text import plan_text, rejections_text
+from homenode.report.preset_table import plan_table
+from tests.picture_hosts import gh200_host, h200_host, hand_plan, hgx_host, pictures
+
+HOSTS = [name for name, (_, plan) in pictures().items() if plan is None]
+PLANS = [name for name, (_, plan) in pictures().items() if plan is not None]
+FOUR = (0, 1, 2, 3)
+
+
+def _printed(what: RenderableType, width: int = 100, encoding: str = "utf-8") -> str:
+    """What a pipe of that width gets; an output in ASCII refuses every other letter."""
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding=encoding, errors="strict")
+    console = Console(
+        file=file, width=width, highlight=False, emoji=False, markup=False, legacy_windows=False
+    )
+    console.print(what)
+    file.flush()
+    return raw.getvalue().decode(encoding)
+
+
+@pytest.mark.parametrize("width", [60, 200])
+@pytest.mark.parametrize("name", HOSTS)
+def test_the_tree_fits_the_terminal_without_colour_codes_in_a_pipe(name: str, width: int) -> None:
+    text = _printed(host_tree(pictures()[name][0]), width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_the_tree_needs_no_unicode(name: str) -> None:
+    text = _printed(host_tree(pictures()[name][0]), encoding="ascii")
+    assert "`-- " in text or "+-- " in text
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_every_gpu_nic_and_nvswitch_is_in_the_tree(name: str) -> None:
+    host = pictures()[name][0]
+    text = _printed(host_tree(host), 300)
+    for device in host.pci_devices:
+        if device.kind in (DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH):
+            assert str(device.bdf) in text
+
+
+def test_the_summary_comes_first_and_the_gaps_last() -> None:
+    lines = _printed(host_tree(hgx_host()), 200).splitlines()
+    assert lines[0].startswith("hgx: 2 packages, 2 NUMA nodes, 112 cores, 224 PUs, 2 LLCs, 2 TiB")
+    assert lines[-1] == "  NIC firmware: mlxfwmanager was not there"
+
+
+def test_management_functions_are_counted_and_listed_only_on_request() -> None:
+    short = _printed(host_tree(hgx_host()), 200)
+    assert "pci0000:00, 8 other functions" in short and "0000:1b:00.3" not in short
+    assert "0000:1b:00.3" in _printed(host_tree(hgx_host(), everything=True), 200)
+
+
+def test_36_nodes_take_few_lines() -> None:
+    text = _printed(host_tree(gh200_host()), 120)
+    assert "nodes 5-11: no memory, memory of GPU 0009:01:00.0" in text
+    assert "distances between nodes with PUs" in text
+    assert len(text.splitlines()) < 60
+
+
+def test_a_core_has_no_line_of_its_own() -> None:
+    text = _printed(host_tree(h200_host()), 200)
+    assert "LLC 0, L3 260 MiB: 24 cores of its 48 (0-23), PUs 0-23,96-119" in text
+
+
+def test_links_that_are_alike_are_one_line() -> None:
+    text = _printed(host_tree(gh200_host()), 300)
+    assert "NVLink: GPUs 0-3, every pair, 6 links each" in text
+    switched = _printed(host_tree(hgx_host()), 300)
+    assert switched.count("NVLink:") == 1 and "to GPUs 0-7, 4 links each" in switched
+
+
+def test_domains_say_what_they_have_taken() -> None:
+    text = _printed(host_tree(h200_host()), 200)
+    assert "build-farm: running, 6 vCPUs, pinned to PUs 90-95, 32 GiB, memory not bound" in text
+
+
+def test_names_cannot_steer_the_terminal_or_the_markup() -> None:
+    text = _printed(host_tree(pictures()["odd"][0]), 120)
+    assert "\x1b" not in text and "\x07" not in text and "\x00" not in text
+    assert "<vm>&\"'?[31m?" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+@pytest.mark.parametrize("name", PLANS)
+def test_the_explanation_fits_narrow_and_wide_terminals(name: str, width: int) -> None:
+    host, plan = pictures()[name]
+    assert plan is not None
+    text = _printed(plan_text(explain(plan, host)), width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert "\x1b" not in text and "…" not in text
+    for device in plan.devices:
+        assert str(device.bdf) in text
+    _printed(plan_text(explain(plan, host)), width, "ascii")
+
+
+def test_commands_survive_a_narrow_terminal() -> None:
+    host = h200_host()
+    plan = hand_plan(host, "pin-numa", 92, FOUR, memory_bytes=2000 << 30)
+    text = _printed(plan_text(explain(plan, host)), 60)
+    # A shell joins what ends in a backslash.
+    joined = text.replace("\\\n", "")
+    assert (
+        "echo 528 > /sys/devices/system/node/node3/hugepages/hugepages-1048576kB/nr_hugepages\n"
+        in joined
+    )
+
+
+def test_an_unplannable_request_lists_its_rejections_and_the_hint() -> None:
+    rejections = tuple(
+        Rejection("cores", (NodeIndex(node),), "needs 48, 40 free", "lower vcpus to 40")
+        for node in range(25)
+    )
+    error = Unplannable("no node set fits", rejections, hint="allow two nodes")
+    text = _printed(rejections_text(error), 80)
+    assert text.startswith("no node set fits\n  cores: node 0: needs 48, 40 free\n")
+    assert "and 5 more rejections" in text and text.endswith("hint: allow two nodes\n")
+
+
+def test_the_table_of_presets_has_a_row_for_each_and_says_why_not() -> None:
+    host = h200_host()
+    plans = {
+        name: hand_plan(host, name, 92, FOUR, gpus=7) for name in PRESETS if name != "pin-numa-smt"
+    }
+    table: dict[str, Plan | Unplannable] = {
+        **plans,
+        "pin-numa-smt": Unplannable("needs 184 cores, 96 are there"),
+    }
+    text = _printed(plan_table(table, host), 140)
+    rows = {line.split()[0]: line for line in text.splitlines() if line.split()}
+    assert set(PRESETS) <= set(rows)
+    assert "7 of 7" in rows["pin-numa-pci"] and "75 %" in rows["pin-numa-pci"]
+    assert "0 of 7" in rows["pin"]
+    assert "unplannable: needs 184 cores" in rows["pin-numa-smt"]
+
+
+def test_the_table_of_presets_becomes_a_list_on_a_narrow_terminal() -> None:
+    host = h200_host()
+    plans = {name: hand_plan(host, name, 92, FOUR, gpus=7) for name in ("pin", "pin-numa")}
+    text = _printed(plan_table(plans, host), 60)
+    assert "- layout: pin-numa\n  vCPUs: 92\n" in text
+    assert max(len(line) for line in text.splitlines()) <= 60

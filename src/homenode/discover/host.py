@@ -2,10 +2,12 @@
 
 from homenode.cpuset import CpuSet
 from homenode.discover.distances import read_distances, read_memory_paths
+from homenode.discover.lspci import add_lspci
 from homenode.discover.nodes import Nodes, read_gpu_status, read_nodes
 from homenode.discover.pci_nodes import Locality
 from homenode.discover.pci_tree import read_pci_tree
 from homenode.discover.processors import Processors, read_processors
+from homenode.discover.running_domains import ReadDomain, read_running_domains
 from homenode.discover.settings import (
     cpu_model,
     read_architecture,
@@ -14,12 +16,14 @@ from homenode.discover.settings import (
 )
 from homenode.discover.states import PuStates, read_states
 from homenode.gap import Gap
+from homenode.pci import PciDevice
 from homenode.snapshot.protocol import Snapshot
 from homenode.topology import Host, Pu
 
 
-def discover(snapshot: Snapshot) -> Host:
-    """The host of a snapshot.
+def discover(snapshot: Snapshot, read_domain: ReadDomain | None = None) -> Host:
+    """The host of a snapshot. read_domain: reads the XML of one libvirt domain; without it the host
+    has no running domains, and a gap.
 
     Raises InputError where the snapshot holds no CPUs or is incomplete, ParseError where a file is
     malformed. What cannot be learnt otherwise is None, with its reason in `gaps`.
@@ -30,6 +34,8 @@ def discover(snapshot: Snapshot) -> Host:
     nodes = read_nodes(snapshot, states.online, processors.packages, gpu_of_node)
     distances, distance_gaps = read_distances(snapshot, nodes.nodes)
     tree = read_pci_tree(snapshot, Locality.of(nodes.nodes, states.online), nvidia_gpus)
+    devices, lspci_gaps = _named(snapshot, tree.devices)
+    domains, domain_gaps = read_running_domains(snapshot, read_domain)
     cpu_fields = read_cpu_fields(snapshot)
     architecture = read_architecture(snapshot, cpu_fields)
     gaps = (
@@ -38,6 +44,8 @@ def discover(snapshot: Snapshot) -> Host:
         *nodes.gaps,
         *distance_gaps,
         *tree.gaps,
+        *lspci_gaps,
+        *domain_gaps,
         *(() if architecture else (Gap("architecture", "neither uname nor /proc/cpuinfo"),)),
     )
     return Host(
@@ -51,11 +59,22 @@ def discover(snapshot: Snapshot) -> Host:
         cores=processors.cores,
         pus=assemble_pus(states, processors, nodes),
         root_complexes=tree.root_complexes,
-        pci_devices=tree.devices,
+        pci_devices=devices,
         memory_paths=read_memory_paths(snapshot, nodes.nodes),
+        domains=domains,
         settings=read_settings(snapshot, states.online, None, None),
         gaps=gaps,
     )
+
+
+def _named(
+    snapshot: Snapshot, devices: tuple[PciDevice, ...]
+) -> tuple[tuple[PciDevice, ...], tuple[Gap, ...]]:
+    """The functions with what lspci adds, where it was run; a host without PCI is not asked."""
+    text = snapshot.command_output("lspci") if devices else None
+    if text is None:
+        return devices, ()
+    return add_lspci(devices, text, f"{snapshot.name}: lspci")
 
 
 def assemble_pus(states: PuStates, processors: Processors, nodes: Nodes) -> tuple[Pu, ...]:

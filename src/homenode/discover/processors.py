@@ -52,10 +52,12 @@ def read_processors(snapshot: Snapshot, states: PuStates) -> Processors:
     if not with_topology:
         gaps.append(Gap("cores and packages", f"{CPU}/cpuN/topology is absent"))
     groups = _groups(with_topology, _core_reader(snapshot), "core", gaps)
+    core_ids = _read_core_ids(snapshot, with_topology)
+    groups = _without_modules(groups, core_ids, gaps)
     package_of_pu = _read_package_of_pu(snapshot, with_topology, gaps)
     kinds = read_core_kinds(snapshot, tuple(groups))
     cores = tuple(
-        Core(CoreIndex(i), _core_id(snapshot, pus, package_of_pu), pus, kind)
+        Core(CoreIndex(i), _core_id(pus, core_ids, package_of_pu), pus, kind)
         for i, (pus, kind) in enumerate(zip(groups, kinds, strict=True))
     )
     numbers = sorted(set(package_of_pu.values()))
@@ -113,12 +115,43 @@ def _core_reader(snapshot: Snapshot) -> Callable[[int], CpuSet | None]:
     return core_of
 
 
-def _core_id(snapshot: Snapshot, pus: CpuSet, package_of_pu: dict[PuIndex, PackageIndex]) -> CoreId:
-    """The label of a core; its lowest PU stands in for a core_id that the kernel does not know."""
+def _read_core_ids(snapshot: Snapshot, pus: CpuSet) -> dict[PuIndex, int]:
+    """core_id of each PU; the PU's own number where the kernel does not know one."""
+    ids: dict[PuIndex, int] = {}
+    for pu in pus:
+        label = read_number(snapshot, f"{CPU}/cpu{pu}/topology/core_id")
+        ids[pu] = pu if label is None or label < 0 else label
+    return ids
+
+
+def _without_modules(
+    groups: list[CpuSet], core_ids: dict[PuIndex, int], gaps: list[Gap]
+) -> list[CpuSet]:
+    """The groups, but a group whose PUs all have core ids of their own is not one core.
+
+    AMD's modules (family 15h): two cores that share a front end and an FPU. hwloc and the vendor
+    count two.
+    """
+    cores: list[CpuSet] = []
+    modules = CpuSet()
+    for pus in groups:
+        if len(pus) > 1 and len({core_ids[pu] for pu in pus}) == len(pus):
+            modules = modules | pus
+            cores += [CpuSet((pu,)) for pu in pus]
+        else:
+            cores.append(pus)
+    if modules:
+        reason = "listed as siblings, but each has a core_id of its own: counted as cores"
+        gaps.append(Gap(f"cores of PUs {modules}", reason))
+    return sorted(cores, key=lambda pus: pus.first() or 0)
+
+
+def _core_id(
+    pus: CpuSet, core_ids: dict[PuIndex, int], package_of_pu: dict[PuIndex, PackageIndex]
+) -> CoreId:
     first = pus.first()
     assert first is not None
-    label = read_number(snapshot, f"{CPU}/cpu{first}/topology/core_id")
-    return CoreId(package_of_pu[first], first if label is None or label < 0 else label)
+    return CoreId(package_of_pu[first], core_ids[first])
 
 
 def _read_package_of_pu(

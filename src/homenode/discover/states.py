@@ -10,12 +10,15 @@ from homenode.snapshot.protocol import Snapshot
 
 CPU = "/sys/devices/system/cpu"
 
+# Where VMs of libvirt run under systemd. A PU outside is one that no pin can name.
+_MACHINES = "/sys/fs/cgroup/machine.slice/cpuset.cpus.effective"
+
 # In this order: cgroup v2; cgroup v1 as systemd mounts it; the cpuset file system of old kernels,
 # with and without noprefix.
 _ALLOWED_FILES = (
     ("", "/sys/fs/cgroup", "cpuset.cpus.effective"),
-    ("cpuset", "/sys/fs/cgroup/cpuset", "cpuset.effective_cpus"),
     ("cpuset", "/sys/fs/cgroup/cpuset", "cpuset.cpus"),
+    ("cpuset", "/sys/fs/cgroup/cpuset", "cpuset.effective_cpus"),
     ("cpuset", "/dev/cpuset", "cpuset.cpus"),
     ("cpuset", "/dev/cpuset", "cpus"),
 )
@@ -84,8 +87,15 @@ def _read_allowed(snapshot: Snapshot, online: CpuSet) -> tuple[CpuSet, tuple[Gap
     """The online PUs that the cgroup of whoever looked may run on.
 
     The cgroup comes first: the affinity in /proc/self/status is also narrowed by taskset, which
-    says nothing of where a VM may run.
+    says nothing of where a VM may run. Where systemd keeps libvirt's machines from some PUs, these
+    are not allowed either.
     """
+    machines = read_pus(snapshot, _MACHINES) or online
+    allowed, gaps = _read_own_allowed(snapshot, online)
+    return allowed & machines, gaps
+
+
+def _read_own_allowed(snapshot: Snapshot, online: CpuSet) -> tuple[CpuSet, tuple[Gap, ...]]:
     groups = _cgroups(snapshot)
     for controller, mount, file in _ALLOWED_FILES:
         folder = groups.get(controller)
@@ -99,6 +109,9 @@ def _read_allowed(snapshot: Snapshot, online: CpuSet) -> tuple[CpuSet, tuple[Gap
         key, _, value = line.partition(":")
         if key == "Cpus_allowed_list":
             return CpuSet.parse(value, f"{snapshot.name}: /proc/self/status") & online, ()
+    everybody = read_pus(snapshot, "/sys/fs/cgroup/cpuset.cpus.effective")
+    if everybody:
+        return everybody & online, ()
     reason = "no cpuset cgroup and no /proc/self/status in the source; all count as allowed"
     return online, (Gap("PUs disallowed by a cgroup", reason),)
 

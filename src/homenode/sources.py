@@ -1,0 +1,131 @@
+"""Sources: a Host from whatever the user names: this machine, a folder, a file, a name. [I/O]
+
+What a file is, is decided by its content and never by its name.
+"""
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+from homenode.errors import InputError
+from homenode.topology import Host, RunningDomain
+
+MAX_TEXT_BYTES = 64 << 20
+"""Of an XML, a listing or a description. Archives have limits of their own."""
+
+_HEAD_BYTES = 4096
+_ARCHIVE_MAGIC = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00")
+_TAR_MAGIC_AT = 257
+_KINDS = (
+    "a capture or a tree of /sys (folder or tar), an hwloc XML, the output of lspci -vvv, a "
+    "host.toml, a homenode.host JSON, or a shipped host's name"
+)
+
+ReadDomain = Callable[[str], RunningDomain]
+
+
+def load_host(
+    source: str | None, *, lspci: Path | None = None, read_domain: ReadDomain | None = None
+) -> Host:
+    """The host that a source describes; None is this machine.
+
+    "ARCHIVE#name" picks one of several machines in an archive. lspci: a listing to lay over the
+    host's PCI part. read_domain: see `discover`.
+    Raises InputError for what is not there or of no known kind, and where two sources contradict
+    each other so that no one host can be meant.
+    """
+    host = _this_machine(read_domain) if source is None else _named(source, read_domain)
+    if lspci is None:
+        return host
+    from homenode.discover.lspci import overlay_lspci
+
+    return overlay_lspci(host, _text(lspci), lspci.name)
+
+
+def _this_machine(read_domain: ReadDomain | None) -> Host:
+    from homenode.discover import discover
+    from homenode.snapshot.live import LiveSnapshot
+
+    return discover(LiveSnapshot(), read_domain)
+
+
+def _named(source: str, read_domain: ReadDomain | None) -> Host:
+    path = Path(source)
+    archive, is_part, _ = source.rpartition("#")
+    try:
+        is_archive = path.is_dir() or (is_part and not path.exists() and Path(archive).exists())
+        is_archive = is_archive or (path.is_file() and _is_archive(path))
+        exists = path.exists()
+    except (OSError, ValueError) as error:  # too long a name, a NUL in it, no permission
+        raise InputError(f"{source}: {error}") from None
+    if is_archive:
+        from homenode.discover import discover
+        from homenode.snapshot.store import open_snapshot
+
+        return discover(open_snapshot(path), read_domain)
+    if exists:
+        return _from_text(_text(path), path.name)
+    return _shipped(source)
+
+
+def _is_archive(path: Path) -> bool:
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    return head.startswith(_ARCHIVE_MAGIC) or head[_TAR_MAGIC_AT:].startswith(b"ustar")
+
+
+def _from_text(text: str, name: str) -> Host:
+    """The host of a document. Each kind is imported when it is met: most commands meet one."""
+    from homenode.tools.lspci import looks_like_lspci
+
+    start = text.lstrip("\ufeff \t\r\n")
+    if start.startswith("<"):
+        from homenode.discover.hwloc import host_from_hwloc
+
+        return host_from_hwloc(text, name)
+    if start.startswith("{"):
+        from homenode.formats import decode
+
+        return decode(text, "host", Host, name)
+    if looks_like_lspci(text):
+        from homenode.discover.lspci import host_from_lspci
+
+        return host_from_lspci(text, name)
+    try:
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(
+            f"{name}: expected {_KINDS}; found a text that is none of them (as TOML: {error})"
+        ) from None
+    from homenode.description.parse import parse_description
+    from homenode.description.render import render
+    from homenode.discover import discover
+
+    return discover(render(parse_description(text, name)))
+
+
+def _shipped(name: str) -> Host:
+    from homenode.description.render import render
+    from homenode.description.shipped import load_shipped, shipped_hosts
+    from homenode.discover import discover
+
+    known = shipped_hosts()
+    if name not in known:
+        raise InputError(
+            f"{name}: expected {_KINDS}; found no such file or name",
+            hint=f"shipped hosts: {', '.join(known)}",
+        )
+    return discover(render(load_shipped(name)))
+
+
+def _text(path: Path) -> str:
+    try:
+        size = path.stat().st_size
+        if size > MAX_TEXT_BYTES:
+            raise InputError(f"{path}: expected at most {MAX_TEXT_BYTES} bytes, found {size}")
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from None
+    if b"\0" in data:
+        raise InputError(f"{path}: expected {_KINDS}; found binary data of no known kind")
+    return data.decode("utf-8", "surrogateescape")

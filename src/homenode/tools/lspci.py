@@ -1,0 +1,247 @@
+"""lspci: the PCI functions of a host, from pciutils' listing for people.
+
+COMMAND is what a capture runs; `lspci -vvv` and -n, -nn or -D in any combination are read as well.
+Without root, capabilities are "<access denied>", and links and port types are unknown.
+
+Seen: pciutils 3.7 and 3.9. Source: lspci(8) and ls-caps.c of pciutils; names: pci.ids.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from homenode.bdf import Bdf
+from homenode.errors import ParseError
+from homenode.pci import PciBar, PciLink, PortType
+from homenode.tools.lspci_names import class_code_of, vendor_id_of
+from homenode.units import KIB
+
+COMMAND = ("lspci", "-D", "-nn", "-vvv")
+
+MAX_CHARACTERS = 64 << 20
+
+_HEADER = re.compile(
+    r"((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) ([^:\n]{1,100}?)"
+    r"(?: \[([0-9a-f]{4})\])?: (.*)",
+    re.ASCII,
+)
+_CODE = re.compile(r"[0-9a-f]{4}", re.ASCII)
+_REVISION = re.compile(r" \(rev [0-9a-f]{2}\)| \(prog-if ([0-9a-f]{2})(?: \[[^\]]*\])?\)", re.ASCII)
+_IDS = re.compile(r"(?:^| \[)([0-9a-f]{4}):([0-9a-f]{4})(?:\]|$)", re.ASCII)
+_UNNAMED_DEVICE = re.compile(r"\bDevice ([0-9a-f]{4})$", re.ASCII)
+_EXPRESS = re.compile(
+    r"\[[0-9a-f]{2}\] Express \(v\d\) ([A-Za-z/ -]+?)(?: \(Slot[+-]\))?,", re.ASCII
+)
+_SPEED = re.compile(r"Speed (\d{1,3}(?:\.\d)?)GT/s", re.ASCII)
+_WIDTH = re.compile(r"Width x(\d{1,2})", re.ASCII)
+_BUSES = re.compile(r"primary=([0-9a-f]{2}), secondary=([0-9a-f]{2}), subordinate=([0-9a-f]{2})")
+_SIZE = re.compile(r"\[size=(\d{1,4})([KMGTP]?)\]", re.ASCII)
+_VFS = re.compile(r"Total VFs: (\d{1,5}), Number of VFs: (\d{1,5})", re.ASCII)
+_ENABLED = re.compile(r"(\w+)\+", re.ASCII)
+_TOOL_NOISE = ("lspci:", "pcilib:")
+
+_PORT_TYPES = {
+    "Root Port": PortType.ROOT_PORT,
+    "Upstream Port": PortType.SWITCH_UPSTREAM,
+    "Downstream Port": PortType.SWITCH_DOWNSTREAM,
+    "PCI-Express to PCI/PCI-X Bridge": PortType.PCI_BRIDGE,
+    "PCI/PCI-X to PCI-Express Bridge": PortType.PCI_BRIDGE,
+}
+_BYTES_OF_UNIT = {"": 1, "K": KIB, "M": KIB**2, "G": KIB**3, "T": KIB**4, "P": KIB**5}
+_ROM_INDEX = 6
+
+
+@dataclass(frozen=True, slots=True)
+class LspciFunction:
+    """One function. None: not printed, or printed by a name that is not in lspci_names.py.
+
+    class_code: 24 bits. name: vendor and device in words. port_type: of bridges with an Express
+    capability. buses: (primary, secondary, subordinate). target_gt_per_s: LnkCtl2, the speed that
+    the port is told to train to. acs: flags of ACSCtl that are on. bars: with sizes only; those of
+    SR-IOV have none in the listing.
+    """
+
+    bdf: Bdf
+    class_name: str
+    class_code: int | None
+    name: str
+    vendor_id: int | None
+    device_id: int | None
+    subsystem_vendor_id: int | None = None
+    subsystem_device_id: int | None = None
+    numa_node: int | None = None
+    link: PciLink | None = None
+    target_gt_per_s: float | None = None
+    port_type: PortType | None = None
+    buses: tuple[int, int, int] | None = None
+    driver: str | None = None
+    iommu_group: int | None = None
+    slot: str | None = None
+    sriov_total_vfs: int | None = None
+    sriov_num_vfs: int | None = None
+    acs: frozenset[str] | None = None
+    ats_enabled: bool | None = None
+    bars: tuple[PciBar, ...] = ()
+
+
+def looks_like_lspci(text: str) -> bool:
+    """True where the first line that is not empty is a function's header."""
+    lines = (line for line in text[:4000].splitlines() if line.strip())
+    first = next((line for line in lines if not line.startswith(_TOOL_NOISE)), "")
+    return _HEADER.fullmatch(first) is not None
+
+
+def parse(text: str, source: str = "lspci") -> tuple[LspciFunction, ...]:
+    """The functions of a listing, ascending.
+
+    Raises ParseError for a line at the margin that is no header, for an address that comes twice,
+    and for a number that is none. Indented lines that nothing reads are passed over.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise ParseError(source, f"at most {MAX_CHARACTERS} characters", str(len(text)))
+    found: dict[Bdf, LspciFunction] = {}
+    block: list[str] = []
+    header: tuple[int, str] | None = None
+    lines = text.splitlines()
+    for number, line in enumerate([*lines, ""], start=1):
+        if line.startswith((" ", "\t")):
+            if header is None:
+                raise ParseError(source, "an address such as 3b:00.0 first", line, line=number)
+            block.append(line)
+            continue
+        if (line.strip() and not line.startswith(_TOOL_NOISE)) or number > len(lines):
+            if header is not None:
+                function = _function(*header, block, source)
+                if function.bdf in found:
+                    expected = "each address once"
+                    raise ParseError(source, expected, str(function.bdf), line=header[0])
+                found[function.bdf] = function
+            header, block = (number, line), []
+    if not found:
+        raise ParseError(source, "the output of lspci -vvv", text[:60])
+    return tuple(found[bdf] for bdf in sorted(found))
+
+
+def _function(number: int, header: str, block: list[str], source: str) -> LspciFunction:
+    match = _HEADER.fullmatch(header.rstrip())
+    if match is None:
+        raise ParseError(
+            source, 'a function such as "3b:00.0 3D controller: ..."', header, line=number
+        )
+    address, class_name, class_text, rest = match.groups()
+    interface = next((m[1] for m in _REVISION.finditer(rest) if m[1]), None)
+    words = _REVISION.sub("", rest).strip()
+    vendor, device, name = _ids(words)
+    if class_text is None and _CODE.fullmatch(class_name):
+        class_text = class_name
+    code = int(class_text, 16) if class_text is not None else class_code_of(class_name)
+    fields = _fields(block, source, number)
+    return LspciFunction(
+        bdf=Bdf.parse(address, source),
+        class_name=class_name,
+        class_code=None if code is None else code << 8 | int(interface or "0", 16),
+        name=name,
+        vendor_id=vendor,
+        device_id=device,
+        **fields,
+    )
+
+
+def _ids(words: str) -> tuple[int | None, int | None, str]:
+    """(vendor, device, name) of "NVIDIA Corporation Device 2330", "... [10de:2330]", "10de:2330".
+
+    Names hold brackets of their own ("[AMD/ATI]", "[GeForce ...]"): the ids are the last.
+    """
+    matches = list(_IDS.finditer(words))
+    if matches:
+        last = matches[-1]
+        return int(last[1], 16), int(last[2], 16), words[: last.start()].strip() or words
+    unnamed = _UNNAMED_DEVICE.search(words)
+    return vendor_id_of(words), None if unnamed is None else int(unnamed[1], 16), words
+
+
+def _fields(block: list[str], source: str, header_line: int) -> dict[str, Any]:
+    """Fields of the indented lines, by the word before the first colon."""
+    fields: dict[str, Any] = {}
+    links: dict[str, str] = {}
+    bars: list[PciBar] = []
+    for offset, line in enumerate(block, start=1):
+        key, _, value = line.strip().partition(":")
+        value = value.strip()
+        if key.startswith("Region ") and line.startswith("\t") and not line.startswith("\t\t"):
+            bars += _bar(key.removeprefix("Region "), value)
+        elif key.startswith("Expansion ROM at "):
+            bars += _rom(key)
+        elif key in ("LnkCap", "LnkSta", "LnkCtl2"):
+            links.setdefault(key, value)
+        elif key == "Subsystem":
+            vendor, device, _ = _ids(value)
+            fields["subsystem_vendor_id"], fields["subsystem_device_id"] = vendor, device
+        elif key in ("NUMA node", "IOMMU group"):
+            if not value.lstrip("-").isdecimal() or len(value) > 6:
+                raise ParseError(source, f"{key}: a number", line, line=header_line + offset)
+            number = int(value)
+            field = "numa_node" if key == "NUMA node" else "iommu_group"
+            fields[field] = None if number < 0 else number
+        elif key == "Kernel driver in use":
+            fields["driver"] = value
+        elif key == "Physical Slot":
+            fields["slot"] = value
+        elif key == "Bus" and (buses := _BUSES.match(value)):
+            fields["buses"] = tuple(int(bus, 16) for bus in buses.groups())
+        elif key == "Capabilities" and (express := _EXPRESS.match(value)):
+            fields["port_type"] = _PORT_TYPES.get(express[1])
+        elif key == "Initial VFs" and (vfs := _VFS.search(value)):
+            fields["sriov_total_vfs"], fields["sriov_num_vfs"] = int(vfs[1]), int(vfs[2])
+        elif key == "ACSCtl":
+            fields["acs"] = frozenset(_ENABLED.findall(value))
+        elif key == "ATSCtl":
+            fields["ats_enabled"] = value.startswith("Enable+")
+        # All else is detail of capabilities that nothing reads.
+    link = PciLink(
+        _speed(links.get("LnkSta", "")),
+        _width(links.get("LnkSta", "")),
+        _speed(links.get("LnkCap", "")),
+        _width(links.get("LnkCap", "")),
+    )
+    if link != PciLink(None, None, None, None):
+        fields["link"] = link
+    fields["target_gt_per_s"] = _speed(links.get("LnkCtl2", ""))
+    fields["bars"] = tuple(sorted(bars, key=lambda bar: bar.index))
+    return fields
+
+
+def _speed(text: str) -> float | None:
+    """GT/s of "Speed 16GT/s (downgraded), Width x4 (ok)" or "Target Link Speed: 32GT/s"."""
+    match = _SPEED.search(text.replace("Speed: ", "Speed "))
+    return None if match is None else float(match[1])
+
+
+def _width(text: str) -> int | None:
+    match = _WIDTH.search(text)
+    return None if match is None else int(match[1]) or None  # x0: no link
+
+
+def _bar(index: str, text: str) -> list[PciBar]:
+    """The region of "Memory at 214042000000 (64-bit, prefetchable) [size=16M]"; [] without a size,
+    as where it is "[ignored]" or belongs to virtual functions."""
+    size = _SIZE.search(text)
+    if size is None or not index.isdecimal() or int(index) >= _ROM_INDEX:
+        return []
+    is_memory = "Memory at " in text
+    return [
+        PciBar(
+            index=int(index),
+            size_bytes=int(size[1]) * _BYTES_OF_UNIT[size[2]],
+            is_64bit="64-bit" in text,
+            is_prefetchable="non-prefetchable" not in text and "prefetchable" in text,
+            is_memory=is_memory,
+        )
+    ]
+
+
+def _rom(text: str) -> list[PciBar]:
+    size = _SIZE.search(text)
+    if size is None:
+        return []
+    return [PciBar(_ROM_INDEX, int(size[1]) * _BYTES_OF_UNIT[size[2]], False, False)]

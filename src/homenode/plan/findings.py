@@ -1,0 +1,73 @@
+"""Findings: what the user should know of a placement that works."""
+
+from collections.abc import Iterator, Sequence
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.indices import NodeIndex
+from homenode.plan.ladder import Rung
+from homenode.plan.layout import MemoryBinding, Siblings
+from homenode.plan.model import PlanFinding
+from homenode.plan.request import GuestRequest
+from homenode.plan.taken import Taken
+from homenode.topology import Host
+
+
+def placement_findings(
+    host: Host,
+    request: GuestRequest,
+    devices: Sequence[Bdf],
+    taken: Taken,
+    *,
+    rung: Rung | None = None,
+    own: Sequence[NodeIndex] = (),
+    memory: Sequence[NodeIndex] = (),
+    vcpu_pus: CpuSet = CpuSet(),
+    isolated: CpuSet = CpuSet(),
+) -> Iterator[PlanFinding]:
+    """Findings on devices in use, memory elsewhere, siblings, core kinds and isolation."""
+    for bdf in devices:
+        holder = taken.holder(bdf)
+        if holder is not None:
+            yield PlanFinding(
+                "device-in-use", "warning", str(bdf),
+                f"domain {holder!r} has it, so the VM cannot start while that runs",
+                "stop that domain, or choose another device",
+            )  # fmt: skip
+    if rung is None:
+        return
+    further = sorted(set(memory) - set(own))
+    if not rung.memory_follows and further:
+        bound = request.layout.memory is not MemoryBinding.AS_IT_WAS
+        yield PlanFinding(
+            "memory-from-other-nodes", "warning", _nodes(further),
+            f"node {', '.join(map(str, own))} cannot hold the memory next to the vCPUs, so "
+            f"{'it is bound to' if bound else 'some will lie on'} further nodes",
+            "lower the memory, free some on the VM's nodes, or move its vCPUs",
+        )  # fmt: skip
+    elif not rung.memory_follows:
+        yield PlanFinding(
+            "memory-uneven", "info", _nodes(own),
+            "the nodes hold the memory together, but not each its vCPUs' share of it",
+        )  # fmt: skip
+    if request.layout.siblings is Siblings.EXPOSED and rung.threads == 1:
+        yield PlanFinding(
+            "siblings-not-exposed", "warning", host.name,
+            "no whole groups of siblings serve the VM, so the guest sees one thread per core",
+            "turn SMT on, or take a layout that hides siblings",
+        )  # fmt: skip
+    if rung.mixed:
+        yield PlanFinding(
+            "mixed-kinds", "warning", host.name,
+            "vCPUs lie on performance and on efficiency cores, so they differ in speed",
+        )  # fmt: skip
+    if isolated and not vcpu_pus <= isolated:
+        outside = vcpu_pus - isolated
+        yield PlanFinding(
+            "vcpus-not-isolated", "info", f"PUs {outside}",
+            f"{len(outside)} vCPUs lie outside isolcpus and nohz_full, where the host may run too",
+        )  # fmt: skip
+
+
+def _nodes(indices: Sequence[NodeIndex]) -> str:
+    return f"nodes {CpuSet(indices)}" if len(indices) > 1 else f"node {CpuSet(indices)}"

@@ -1,0 +1,125 @@
+"""Manual: a placement from PU lists that the user gives, with no host to check them against.
+
+The study's generator worked so; this is the way to its listings. The planner never comes here.
+"""
+
+from dataclasses import dataclass
+
+from homenode.cpuset import CpuSet
+from homenode.errors import UsageError
+from homenode.gap import Gap
+from homenode.indices import NodeIndex
+from homenode.plan.layout import GuestCells, MemoryBinding, Pinning, Siblings
+from homenode.plan.model import PlanFinding
+from homenode.plan.placement import Placement
+from homenode.plan.request import GuestRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ManualRanges:
+    """PUs by host node, one of each core. sibling_pus: the second PU of each of those cores, node
+    by node and in the same order; () where the layout hides them. emulator_pus: None = not pinned.
+    """
+
+    node_pus: tuple[CpuSet, ...]
+    sibling_pus: tuple[CpuSet, ...] = ()
+    emulator_pus: CpuSet | None = None
+
+
+def manual_placement(request: GuestRequest, ranges: ManualRanges) -> Placement:
+    """vCPU i on PU i of the lists, siblings adjacent where the layout pins all PUs.
+
+    Cell i lies on host node i, as the study's listings have it. Raises UsageError for lists that
+    overlap, that do not pair up, or that the layout cannot use.
+    """
+    layout = request.layout
+    if layout.pinning is Pinning.NONE:
+        raise UsageError(
+            f"layout {layout.name!r} pins nothing, but PU lists were given",
+            hint="choose a layout that pins, such as pin-numa, or leave the lists out",
+        )
+    pins_all = layout.pinning is Pinning.ALL_PUS
+    _check_lists(ranges, pins_all)
+    sizes = [len(pus) for pus in ranges.node_pus]
+    mirrored = layout.cells is GuestCells.MIRRORED
+    if mirrored and len(set(sizes)) > 1 and not request.unequal_cells:
+        raise UsageError(
+            f"layout {layout.name!r}: expected as many PUs on each node, found "
+            f"{' and '.join(map(str, sizes))}",
+            hint="give equal lists, or allow cells of unequal size with --unequal-cells",
+        )
+    pins: list[CpuSet] = []
+    vcpu_nodes: list[int] = []
+    for cell, pus in enumerate(ranges.node_pus):
+        rows = [tuple(pus), tuple(ranges.sibling_pus[cell])] if pins_all else [tuple(pus)]
+        for core in zip(*rows, strict=True):
+            pins += [CpuSet([pu]) for pu in core]
+            vcpu_nodes += [cell] * len(core)
+    nodes = tuple(NodeIndex(i) for i in range(len(ranges.node_pus)))
+    emulator = ranges.emulator_pus
+    return Placement(
+        nodes=nodes,
+        vcpu_pins=tuple(pins),
+        vcpu_nodes=tuple(vcpu_nodes),
+        memory_nodes=() if layout.memory is MemoryBinding.AS_IT_WAS else nodes,
+        threads_per_core=2 if pins_all and layout.siblings is Siblings.EXPOSED else 1,
+        emulator_pus=emulator,
+        iothread_pus=() if emulator is None else (emulator,) * request.guest.iothreads,
+        devices=tuple(sorted(set(request.devices))),
+        rung="manual",
+        findings=tuple(_overlap(emulator, pins)) if emulator is not None else (),
+        gaps=(
+            Gap(
+                "host",
+                "PU lists were given by hand: that cell i is node i, and that the PUs are there "
+                "and free, was not checked",
+            ),
+        ),
+    )
+
+
+def _check_lists(ranges: ManualRanges, pins_all: bool) -> None:
+    if not ranges.node_pus or not all(ranges.node_pus):
+        raise UsageError(
+            "PU lists: expected at least one PU for each node, found none",
+            hint="give --node-pus once for each node, such as --node-pus 0-27 --node-pus 32-59",
+        )
+    if pins_all and len(ranges.sibling_pus) != len(ranges.node_pus):
+        raise UsageError(
+            f"sibling lists: expected one for each of {len(ranges.node_pus)} nodes, found "
+            f"{len(ranges.sibling_pus)}",
+            hint="give --sibling-pus once for each --node-pus, in the same order",
+        )
+    for number, (pus, siblings) in enumerate(
+        zip(ranges.node_pus, ranges.sibling_pus, strict=False)
+    ):
+        if pins_all and len(pus) != len(siblings):
+            raise UsageError(
+                f"node {number}: expected {len(pus)} siblings for PUs {pus}, found "
+                f"{len(siblings)} ({siblings})",
+                hint="list the sibling of each PU, in the same order",
+            )
+    seen = CpuSet()
+    for pus in (*ranges.node_pus, *(ranges.sibling_pus if pins_all else ())):
+        twice = seen & pus
+        if twice:
+            raise UsageError(
+                f"PU lists: expected each PU once, found {twice} in two lists",
+                hint="take them out of one list",
+            )
+        seen |= pus
+
+
+def _overlap(emulator: CpuSet, pins: list[CpuSet]) -> list[PlanFinding]:
+    shared = emulator & CpuSet.from_bits(sum(pin.bits for pin in pins))
+    if not shared:
+        return []
+    return [
+        PlanFinding(
+            "emulator-shares-vcpus",
+            "warning",
+            f"PUs {shared}",
+            "QEMU's own threads run on PUs of vCPUs",
+            "give the emulator other PUs",
+        )
+    ]

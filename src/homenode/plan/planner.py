@@ -1,0 +1,16 @@
+"""Planner: from a host and a request to the plan of one VM."""
+
+from homenode.plan.assemble import assemble
+from homenode.plan.model import Plan
+from homenode.plan.place import place
+from homenode.plan.request import GuestRequest
+from homenode.topology import Host
+
+
+def plan(host: Host, request: GuestRequest) -> Plan:
+    """The plan of least cost on the highest rung that holds the VM. Same input, same plan.
+
+    Raises Unplannable with every rejection, UsageError for wishes that contradict each other,
+    InputError for what the host has not.
+    """
+    return assemble(host, request, place(host, request))

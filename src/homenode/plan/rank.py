@@ -1,0 +1,51 @@
+"""Rank: the hosts that could take a VM, the best first, by the same costs as the nodes of one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from homenode.plan.ladder import concessions
+from homenode.plan.model import Unplannable
+from homenode.plan.place import place
+from homenode.plan.placement import Placement
+from homenode.plan.request import GuestRequest
+from homenode.topology import Host
+
+_INDICES = frozenset({"nodes", "split"})
+
+
+@dataclass(frozen=True, slots=True)
+class RankedHost:
+    """A host and what it could do: either a placement or the refusal.
+
+    position: in the order in which the hosts were given.
+    """
+
+    position: int
+    host: Host
+    placement: Placement | None
+    refusal: Unplannable | None
+
+
+def rank(hosts: Sequence[Host], request: GuestRequest) -> tuple[RankedHost, ...]:
+    """The hosts, the best first; those that cannot hold the VM last.
+
+    A host where nothing had to give way comes first, then the policy's order of concerns decides
+    without the node numbers: where those are alike the balance rule does (most free cores, then
+    memory; or the tightest), and at last the order given. Raises InputError and UsageError as
+    `place` does.
+    """
+    ranked = []
+    for position, host in enumerate(hosts):
+        try:
+            ranked.append(RankedHost(position, host, place(host, request), None))
+        except Unplannable as refusal:
+            ranked.append(RankedHost(position, host, None, refusal))
+    return tuple(sorted(ranked, key=_key))
+
+
+def _key(ranked: RankedHost) -> tuple[object, ...]:
+    placement = ranked.placement
+    if placement is None:
+        return True, 0, (), ranked.position
+    concerns = tuple(term.value for term in placement.cost if term.name not in _INDICES)
+    return False, concessions(placement.rung), concerns, ranked.position

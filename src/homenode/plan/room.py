@@ -1,0 +1,121 @@
+"""Room: the memory that each node can give to one VM, in pages.
+
+Free memory as the kernel reports it (`memory_free_bytes`, free pages of a pool) already excludes
+running domains. Where only a node's size is known, what running domains have bound there is taken
+off. Memory of a GPU never counts; that of another node without PUs counts only when asked for, and
+then with the node of PUs that is nearest.
+"""
+
+from dataclasses import dataclass
+
+from homenode.errors import InputError, UsageError
+from homenode.indices import NodeIndex
+from homenode.plan.guest_numa import memory_granule, page_size
+from homenode.plan.request import GuestRequest
+from homenode.plan.taken import other_domains, own_domain
+from homenode.topology import Host, MemoryKind, NumaNode
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What one node of PUs can give, its attached nodes of memory included.
+
+    pages: pages that are free or can be made so; None = unknown, so no limit.
+    pool_pages: of those, huge pages that are free already. nodes: where they lie, own node first.
+    """
+
+    pages: int | None
+    pool_pages: int
+    nodes: tuple[NodeIndex, ...]
+
+
+def page_size_bytes(host: Host, request: GuestRequest) -> int:
+    """Bytes that each cell's memory is a multiple of: huge pages as asked, or ordinary granules.
+
+    Raises InputError where the memory is not whole pages.
+    """
+    return memory_granule(request.memory_bytes, page_size(host, request, []))
+
+
+def pages_wanted(host: Host, request: GuestRequest) -> int:
+    """Whole pages that the guest's memory takes."""
+    return -(-request.memory_bytes // page_size_bytes(host, request))
+
+
+def attached_memory(host: Host, request: GuestRequest) -> dict[NodeIndex, tuple[NodeIndex, ...]]:
+    """For each node of PUs, the nodes whose memory it may give: itself, then the allowed CPU-less
+    nodes that are nearer to it than to any other node of PUs (the lowest index among equals).
+
+    Raises InputError for an allowed node that the host has not, UsageError for memory of a GPU.
+    """
+    attached: dict[NodeIndex, tuple[NodeIndex, ...]] = {
+        node.index: (node.index,) for node in host.nodes if node.pus
+    }
+    for index in request.memory_nodes_allowed:
+        node = host.node(index)
+        if node is None:
+            known = ", ".join(str(n.index) for n in host.nodes)
+            raise InputError(f"memory node {index}: expected a node of the host ({known})")
+        if node.memory_kind is MemoryKind.GPU:
+            raise UsageError(
+                f"memory node {index}: its memory belongs to GPU {node.gpu or 'unknown'} and is "
+                "never given to a guest",
+                hint="leave --allow-memory-node out for this node",
+            )
+        if index in attached:
+            continue
+        nearest = min(attached, key=lambda home: (host.distance(index, home) or 0, home))
+        attached[nearest] = (*attached[nearest], index)
+    return attached
+
+
+def rooms(host: Host, request: GuestRequest) -> dict[NodeIndex, Room]:
+    """The room on every node of PUs."""
+    page = page_size_bytes(host, request)
+    result: dict[NodeIndex, Room] = {}
+    by_index = {node.index: node for node in host.nodes}
+    for home, nodes in attached_memory(host, request).items():
+        total: int | None = 0
+        pool_total = 0
+        for index in nodes:
+            ordinary, pool_pages = _free(host, request, by_index[index], page)
+            pool_total += pool_pages
+            if ordinary is None or total is None:
+                total = None
+            else:
+                total += pool_pages + max(0, ordinary) // page
+        result[home] = Room(total, pool_total, nodes)
+    return result
+
+
+def _free(host: Host, request: GuestRequest, node: NumaNode, page: int) -> tuple[int | None, int]:
+    """(ordinary memory free on the node in bytes, None = unknown; free huge pages of that size)."""
+    if node.memory_kind is MemoryKind.GPU:
+        return 0, 0
+    huge = request.page_bytes is not None
+    pool = next((p for p in node.page_pools if huge and p.page_bytes == page), None)
+    pool_pages = 0 if pool is None else pool.free_pages
+    ordinary = node.memory_free_bytes
+    told = ordinary is not None
+    if ordinary is None and node.memory_bytes is not None:
+        ordinary = node.memory_bytes - sum(p.page_bytes * p.total_pages for p in node.page_pools)
+    for domain in other_domains(host, request):
+        for index, size in domain.memory_by_node:
+            if index != node.index:
+                continue
+            # The pool's own counters know running domains, as told free memory does.
+            if domain.page_bytes is None:
+                if ordinary is not None and not (told and domain.running):
+                    ordinary -= size
+            elif domain.page_bytes == page and not domain.running:
+                pool_pages -= -(-size // page)
+    own = own_domain(host, request)
+    for index, size in own.memory_by_node if own is not None else ():
+        if own is None or index != node.index:
+            continue
+        if own.page_bytes is None:
+            if ordinary is not None and told:
+                ordinary += size
+        elif own.page_bytes == page and pool is not None:
+            pool_pages = min(pool.total_pages, pool_pages + size // page)
+    return ordinary, max(0, pool_pages)

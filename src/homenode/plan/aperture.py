@@ -1,0 +1,144 @@
+"""Aperture: address space, locked memory and IOMMU entries that the passed devices ask for.
+
+Source: QEMU's q35 has 32 GiB of 64-bit PCI window by default and OVMF gives out as much; both take
+more (pcihole64; fw_cfg opt/ovmf/X-PciMmio64Mb). CPU models other than host and max have 40 physical
+address bits. libvirt's memlock limit with VFIO: memory + 1 GiB, once a device with a vIOMMU.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from homenode.gap import Gap
+from homenode.pci import PciDevice
+from homenode.plan.guest import Guest
+from homenode.plan.layout import GuestPcie
+from homenode.plan.model import Aperture, PlanFinding
+from homenode.plan.request import GuestRequest
+from homenode.topology import HostSettings
+from homenode.units import GIB, KIB, MIB, format_bytes
+
+DEFAULT_WINDOW_BYTES = 32 * GIB
+"""64-bit PCI window of q35 and of OVMF where nothing else is said."""
+
+VIRT_WINDOW_BYTES = 512 * GIB
+"""High PCI window of the virt machine (aarch64)."""
+
+DEFAULT_ADDRESS_BITS = 40
+"""Physical address bits of QEMU's x86 models other than host and max."""
+
+_HOST_BITS_MODES = frozenset({"host-passthrough", "maximum"})
+_HOST_BITS_QEMU = (6, 0, 0)
+_LOW_WINDOW_BYTES = 4 * GIB
+_SMALL_PAGE_BYTES = 4 * KIB
+
+
+@dataclass(frozen=True, slots=True)
+class ApertureChoice:
+    """What to set and what it costs; None without devices."""
+
+    aperture: Aperture | None
+    findings: tuple[PlanFinding, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+
+
+def aperture(
+    request: GuestRequest,
+    devices: Iterable[PciDevice],
+    iommu_needed: bool,
+    page_bytes: int | None,
+    settings: HostSettings,
+) -> ApertureChoice:
+    """The aperture of these devices. Sizes are set only where the layout mirrors PCIe: otherwise
+    the tree stays as it was, and with it the window that it has."""
+    passed = list(devices)
+    if not passed:
+        return ApertureChoice(None)
+    unknown = [str(device.bdf) for device in passed if not device.bars]
+    gaps: list[Gap] = []
+    if unknown:
+        gaps.append(
+            Gap(
+                "64-bit PCI window",
+                f"BAR sizes of {_few(unknown)} are not known: what they need is not counted",
+            )
+        )
+    window = prefetchable_window_bytes(passed)
+    bars = sum(bar.size_bytes for device in passed for bar in device.bars if bar.is_memory)
+    factor = len(passed) if iommu_needed else 1
+    step = page_bytes or _SMALL_PAGE_BYTES
+    entries = -(-request.memory_bytes // step) + -(-bars // step)
+    memlock = factor * (request.memory_bytes + GIB)
+    guest = request.guest
+    findings: tuple[PlanFinding, ...] = ()
+    hole = bits = firmware = None
+    if request.layout.pcie is GuestPcie.MIRRORED and guest.architecture == "x86_64":
+        if window > max(DEFAULT_WINDOW_BYTES, guest.pcihole64_bytes or 0):
+            hole = window
+        has_ovmf = guest.firmware is not None and guest.firmware.lower() != "bios"
+        if window > DEFAULT_WINDOW_BYTES and has_ovmf:
+            firmware = window // MIB
+        bits = _address_bits(guest, request.memory_bytes, window, settings, gaps)
+    elif request.layout.pcie is GuestPcie.MIRRORED and window > VIRT_WINDOW_BYTES:
+        findings = (
+            PlanFinding(
+                "virt-window-small",
+                "warning",
+                "64-bit PCI window",
+                f"expected room for {format_bytes(window)} of BARs, found "
+                f"{format_bytes(VIRT_WINDOW_BYTES)} on the virt machine",
+                "use a QEMU whose virt machine has highmem-mmio-size, or pass fewer devices",
+            ),
+        )
+    return ApertureChoice(Aperture(hole, bits, firmware, memlock, entries), findings, tuple(gaps))
+
+
+def prefetchable_window_bytes(devices: Iterable[PciDevice]) -> int:
+    """Window for the 64-bit prefetchable BARs of these functions, a power of two; 0 without any.
+
+    A port's window starts at a multiple of its largest BAR, so each device is rounded up to that.
+    """
+    total = 0
+    for device in devices:
+        sizes = [
+            _power_of_two(bar.size_bytes)
+            for bar in device.bars
+            # A virtual function's own BARs are its own; 7 to 12 are room for others.
+            if bar.is_memory and bar.is_64bit and bar.is_prefetchable and bar.index < 6
+        ]
+        if sizes:
+            largest = max(sizes)
+            total += -(-sum(sizes) // largest) * largest
+    return _power_of_two(total) if total else 0
+
+
+def _address_bits(
+    guest: Guest, memory_bytes: int, window: int, settings: HostSettings, gaps: list[Gap]
+) -> int | None:
+    """Bits for <maxphysaddr>; None where the guest has enough of them."""
+    if window <= DEFAULT_WINDOW_BYTES:
+        return None
+    # Firmware puts the window at a multiple of its size above the memory.
+    start = -(-(max(memory_bytes, guest.max_memory_bytes or 0) + _LOW_WINDOW_BYTES) // window)
+    needed = ((start + 1) * window - 1).bit_length()
+    if guest.physical_address_bits is not None:
+        return needed if guest.physical_address_bits < needed else None
+    if guest.domain_type == "kvm" and guest.cpu_mode in _HOST_BITS_MODES:
+        if settings.qemu_version is None:
+            gaps.append(
+                Gap(
+                    "guest physical address bits",
+                    "QEMU's version is not known: 6.0 or newer, which shows the host's, is assumed",
+                )
+            )
+            return None
+        if settings.qemu_version >= _HOST_BITS_QEMU:
+            return None
+    return needed if needed > DEFAULT_ADDRESS_BITS else None
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

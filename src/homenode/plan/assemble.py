@@ -1,0 +1,245 @@
+"""Assemble: the guest's shape on a placement, and with it the whole Plan."""
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.errors import InputError, UsageError
+from homenode.gap import Gap
+from homenode.indices import LlcIndex, NodeIndex
+from homenode.pci import PciDevice
+from homenode.plan.aperture import ApertureChoice, aperture
+from homenode.plan.caches import guest_cache, llc_runs
+from homenode.plan.consequences import consequences
+from homenode.plan.fingerprint import host_fingerprint
+from homenode.plan.guest import GuestAddress
+from homenode.plan.guest_numa import guest_memory, page_size
+from homenode.plan.guest_topology import guest_topology
+from homenode.plan.layout import GuestCells, GuestPcie, MemoryBinding
+from homenode.plan.model import GuestCellId, Plan, PlannedCell, PlannedDevice
+from homenode.plan.pcie import MirroredPcie, mirror_pcie
+from homenode.plan.pcie_document import PcieDocument
+from homenode.plan.placement import Placement
+from homenode.plan.request import GuestRequest, MemoryMode
+from homenode.topology import Host
+
+MOST_VCPUS_WITHOUT_IOMMU = 255
+"""More vCPUs need a vIOMMU with extended interrupt mode. Source: libvirt domain XML, <iommu>."""
+
+
+def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> Plan:
+    """The plan for a placement. host None: manual mode, in which nothing is known of the host.
+
+    Same input, same plan. Raises InputError or UsageError for a request that no guest can have,
+    Unplannable where the guest's PCI space does not suffice.
+    """
+    layout = request.layout
+    memory = guest_memory(host, request, placement)
+    cells = memory.cells
+    vcpus = sum(len(cell.vcpus) for cell in cells)
+
+    runs = llc_runs(host, placement, cells)
+    is_x86 = request.guest.architecture == "x86_64"
+    dies = runs.dies_per_cell if runs is not None and is_x86 else 1
+    counts = tuple(len(cell.vcpus) for cell in cells)
+    shape = guest_topology(host, request, counts, placement.threads_per_core, dies)
+    cache = guest_cache(host, request, placement, shape.topology, runs)
+
+    pcie = _pcie(host, request, placement, len(cells))
+    by_bdf = {} if host is None else {device.bdf: device for device in host.pci_devices}
+    devices = _devices(request, placement, cells, by_bdf, pcie)
+    iommu_needed = request.guest.has_iommu or (is_x86 and vcpus > MOST_VCPUS_WITHOUT_IOMMU)
+    window = _aperture(host, request, placement, by_bdf, iommu_needed)
+
+    mode, nodes = _binding(request, placement)
+    return Plan(
+        domain_name=request.guest.name,
+        host_name="" if host is None else host.name,
+        host_fingerprint="" if host is None else host_fingerprint(host),
+        layout=layout,
+        policy=request.policy.value,
+        vcpus=vcpus,
+        memory_bytes=request.memory_bytes,
+        page_bytes=request.page_bytes,
+        nodes=placement.nodes,
+        llcs=_llcs(host, placement),
+        vcpu_pins=placement.vcpu_pins,
+        emulator_pus=placement.emulator_pus,
+        iothread_pus=placement.iothread_pus,
+        cells=cells,
+        topology=shape.topology,
+        cache=cache.cache,
+        topoext=shape.topoext,
+        memory_mode=mode,
+        memory_nodes=nodes,
+        devices=devices,
+        controllers=() if pcie is None else pcie.controllers,
+        aperture=window.aperture,
+        iommu_needed=iommu_needed,
+        page_reservations=memory.reservations,
+        rung=placement.rung,
+        cost=placement.cost,
+        optimal=placement.optimal,
+        runners_up=placement.runners_up,
+        rejections=placement.rejections,
+        findings=(
+            *placement.findings,
+            *memory.findings,
+            *shape.findings,
+            *cache.findings,
+            *(() if pcie is None else pcie.findings),
+            *window.findings,
+        ),
+        consequences=consequences(
+            host,
+            request,
+            vcpus,
+            cells,
+            shape.topology,
+            devices,
+            () if pcie is None else pcie.controllers,
+            window.aperture,
+        ),
+        gaps=(*placement.gaps, *memory.gaps, *cache.gaps, *window.gaps),
+    )
+
+
+def _pcie(
+    host: Host | None, request: GuestRequest, placement: Placement, cells: int
+) -> MirroredPcie | None:
+    """The mirrored tree; None where the layout leaves PCIe as it was."""
+    if request.layout.pcie is GuestPcie.AS_IT_WAS:
+        return None
+    if request.layout.cells is GuestCells.FLAT:
+        raise UsageError(
+            f"layout {request.layout.name}: expected guest cells beside mirrored PCIe, found a "
+            "flat guest; an expander bus belongs to a cell",
+            hint="mirror the cells too, as pin-numa-pci does",
+        )
+    if host is None:
+        raise UsageError(
+            f"layout {request.layout.name}: expected a host, found none; the PCI tree that it "
+            "mirrors is the host's",
+            hint="name the host with --host, or choose pin, pin-numa or pin-numa-smt",
+        )
+    return mirror_pcie(host, request, placement)
+
+
+def _devices(
+    request: GuestRequest,
+    placement: Placement,
+    cells: tuple[PlannedCell, ...],
+    by_bdf: dict[Bdf, PciDevice],
+    pcie: MirroredPcie | None,
+) -> tuple[PlannedDevice, ...]:
+    before = {hostdev.source: hostdev.address for hostdev in request.guest.hostdevs}
+    if pcie is None:
+        address_of: dict[Bdf, GuestAddress] = {}
+        cell_of = _cells_told(request, len(cells))
+        group_of = _groups_told(before)
+    else:
+        address_of, cell_of, group_of = pcie.address_of, pcie.cell_of, pcie.group_of
+    local = _memory_of_node(request, placement, cells)
+    planned: list[PlannedDevice] = []
+    for bdf in placement.devices:
+        known = by_bdf.get(bdf)
+        node = None if known is None else known.node
+        planned.append(
+            PlannedDevice(
+                bdf=bdf,
+                host_node=node,
+                cell=cell_of.get(bdf),
+                address=address_of.get(bdf, before.get(bdf)),
+                group=group_of.get(bdf, bdf),
+                local_memory_ratio=(
+                    None
+                    if node is None or local is None
+                    else local.get(node, 0) / request.memory_bytes
+                ),
+            )
+        )
+    return tuple(planned)
+
+
+def _cells_told(request: GuestRequest, cells: int) -> dict[Bdf, GuestCellId]:
+    """Cells on whose expander buses the document has devices already."""
+    if request.layout.cells is GuestCells.FLAT:
+        return {}
+    document = PcieDocument(request.guest, cells, ())
+    told: dict[Bdf, GuestCellId] = {}
+    for hostdev in request.guest.hostdevs:
+        if hostdev.address is not None:
+            expander = document.expander_above(hostdev.address.bus)
+            if expander is not None and expander.node is not None:
+                told[hostdev.source] = GuestCellId(expander.node)
+    return told
+
+
+def _groups_told(before: dict[Bdf, GuestAddress | None]) -> dict[Bdf, Bdf]:
+    """Functions of one host device that the document has in one guest slot."""
+    first: dict[tuple[int, ...], Bdf] = {}
+    groups: dict[Bdf, Bdf] = {}
+    for bdf in sorted(before):
+        at = before[bdf]
+        if at is not None:
+            slot = (bdf.domain, bdf.bus, bdf.device, at.domain, at.bus, at.device)
+            groups[bdf] = first.setdefault(slot, bdf)
+    return groups
+
+
+def _memory_of_node(
+    request: GuestRequest, placement: Placement, cells: tuple[PlannedCell, ...]
+) -> dict[NodeIndex, int] | None:
+    """Bytes of the guest on each host node; None where that is left to the kernel."""
+    if not placement.memory_nodes:
+        return None
+    total: dict[NodeIndex, int] = {}
+    for cell in cells:
+        if len(cell.host_nodes) == 1:
+            node = cell.host_nodes[0]
+            total[node] = total.get(node, 0) + cell.memory_bytes
+        elif request.memory_mode is MemoryMode.INTERLEAVE:
+            for node in cell.host_nodes:
+                total[node] = total.get(node, 0) + cell.memory_bytes // len(cell.host_nodes)
+        else:
+            return None
+    return total
+
+
+def _aperture(
+    host: Host | None,
+    request: GuestRequest,
+    placement: Placement,
+    by_bdf: dict[Bdf, PciDevice],
+    iommu_needed: bool,
+) -> ApertureChoice:
+    if host is None:
+        return ApertureChoice(None)
+    missing = [str(bdf) for bdf in placement.devices if bdf not in by_bdf]
+    if missing:
+        raise InputError(
+            f"device {', '.join(missing)}: expected PCI functions of host {host.name}, found none "
+            "there",
+            hint="homenode show lists the host's devices",
+        )
+    passed = [by_bdf[bdf] for bdf in placement.devices]
+    ignored: list[Gap] = []  # guest_memory has told them
+    pages = page_size(host, request, ignored)
+    return aperture(request, passed, iommu_needed, pages, host.settings)
+
+
+def _binding(
+    request: GuestRequest, placement: Placement
+) -> tuple[MemoryMode | None, tuple[NodeIndex, ...]]:
+    """How numatune binds; (None, ()) = as it was."""
+    if request.layout.memory is MemoryBinding.AS_IT_WAS or not placement.memory_nodes:
+        return None, ()
+    return request.memory_mode, placement.memory_nodes
+
+
+def _llcs(host: Host | None, placement: Placement) -> tuple[LlcIndex, ...]:
+    if host is None:
+        return ()
+    bits = 0
+    for pins in placement.vcpu_pins:
+        bits |= pins.bits
+    used = CpuSet.from_bits(bits)
+    return tuple(llc.index for llc in host.llcs if not llc.pus.isdisjoint(used))

@@ -1,0 +1,155 @@
+"""Guest caches: what the guest is told must be true, so dies follow LLCs where that can be said.
+
+Source: libvirt domain XML, <cpu><cache>: passthrough shows the host's CPUID leaves as they are
+(host-passthrough and maximum only), emulate shows one L3 a die. QEMU target/i386/cpu.c: the L3 of
+leaf 4 and leaf 0x8000001D is shared by the threads of a die. Under QEMU 7.2 without KVM an Intel
+model gave one L3 a die, while AMD models gave shared_cpu_list over the whole package.
+"""
+
+from dataclasses import dataclass
+
+from homenode.cpuset import CpuSet
+from homenode.gap import Gap
+from homenode.indices import LlcIndex
+from homenode.plan.guest_topology import AMD_VENDORS
+from homenode.plan.layout import GuestCells
+from homenode.plan.model import GuestCache, GuestTopology, PlanFinding, PlannedCell
+from homenode.plan.placement import Placement
+from homenode.plan.request import GuestRequest
+from homenode.topology import Host
+
+PASSTHROUGH_MODES = frozenset({"host-passthrough", "maximum"})
+"""CPU modes with which libvirt takes <cache mode='passthrough'/>."""
+
+
+@dataclass(frozen=True, slots=True)
+class LlcRuns:
+    """LLCs under the vCPUs. runs[cell]: (LLC, vCPUs) in vCPU order, one entry a run."""
+
+    runs: tuple[tuple[tuple[LlcIndex, int], ...], ...]
+
+    @property
+    def dies_per_cell(self) -> int:
+        """LLCs of each cell where all have equally many of equal size, else 1."""
+        shapes = {(len(cell), *{count for _, count in cell}) for cell in self.runs}
+        if len(shapes) != 1:
+            return 1
+        shape = shapes.pop()
+        return shape[0] if len(shape) == 2 and not self.split_llcs else 1
+
+    @property
+    def split_llcs(self) -> tuple[LlcIndex, ...]:
+        """LLCs that come twice in the vCPU order, in one cell or in two."""
+        seen: set[LlcIndex] = set()
+        twice: set[LlcIndex] = set()
+        for cell in self.runs:
+            for llc, _ in cell:
+                (twice if llc in seen else seen).add(llc)
+        return tuple(sorted(twice))
+
+
+@dataclass(frozen=True, slots=True)
+class CacheChoice:
+    """What the guest is told of its L3, and what remains unsaid."""
+
+    cache: GuestCache
+    findings: tuple[PlanFinding, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+
+
+def llc_runs(
+    host: Host | None, placement: Placement, cells: tuple[PlannedCell, ...]
+) -> LlcRuns | None:
+    """LLCs in vCPU order for each cell; None if an LLC is unknown or a vCPU spans several."""
+    if host is None or not placement.vcpu_pins:
+        return None
+    llc_of_pu = {pu.index: pu.llc for pu in host.pus}
+    llcs: list[LlcIndex] = []
+    for pins in placement.vcpu_pins:
+        under = {llc_of_pu.get(pu) for pu in pins}
+        llc = under.pop() if len(under) == 1 else None
+        if llc is None:
+            return None
+        llcs.append(llc)
+    runs: list[tuple[tuple[LlcIndex, int], ...]] = []
+    for cell in cells:
+        counted: list[tuple[LlcIndex, int]] = []
+        for vcpu in cell.vcpus:
+            if counted and counted[-1][0] == llcs[vcpu]:
+                counted[-1] = (llcs[vcpu], counted[-1][1] + 1)
+            else:
+                counted.append((llcs[vcpu], 1))
+        runs.append(tuple(counted))
+    return LlcRuns(tuple(runs))
+
+
+def guest_cache(
+    host: Host | None,
+    request: GuestRequest,
+    placement: Placement,
+    topology: GuestTopology | None,
+    runs: LlcRuns | None,
+) -> CacheChoice:
+    """What to tell the guest. A flat guest and other architectures stay as they were."""
+    guest = request.guest
+    if (
+        host is None
+        or topology is None
+        or guest.architecture != "x86_64"
+        or request.layout.cells is GuestCells.FLAT
+        or guest.cpu_mode is None
+    ):
+        return CacheChoice(GuestCache.AS_IT_WAS)
+    if runs is None:
+        gap = Gap("guest L3", "the LLCs under the vCPUs are not known: left as it was")
+        return CacheChoice(GuestCache.AS_IT_WAS, gaps=(gap,))
+    dies_of_cell = topology.sockets * topology.dies / len(runs.runs)
+    if any(len(cell) != dies_of_cell for cell in runs.runs):
+        return CacheChoice(GuestCache.AS_IT_WAS, findings=(_not_mirrored(runs),))
+    if guest.cpu_mode in PASSTHROUGH_MODES and _equals_host(host, placement, runs):
+        return CacheChoice(GuestCache.PASSTHROUGH)
+    gaps: list[Gap] = []
+    if runs.split_llcs:
+        names = ", ".join(map(str, runs.split_llcs))
+        gaps.append(
+            Gap("guest L3", f"LLC {names} serves several cells; the guest is told one L3 for each")
+        )
+    if topology.dies > 1 and (host.cpu.vendor is None or host.cpu.vendor in AMD_VENDORS):
+        gaps.append(
+            Gap(
+                "guest L3",
+                f"{topology.dies} dies a socket, one for each LLC: no booted guest on "
+                f"{host.cpu.vendor or 'this CPU'} has confirmed that its L3 follows its dies",
+            )
+        )
+    return CacheChoice(GuestCache.EMULATED, gaps=tuple(gaps))
+
+
+def _equals_host(host: Host, placement: Placement, runs: LlcRuns) -> bool:
+    """Every LLC under the guest is wholly its own, and its siblings are all shown."""
+    if runs.split_llcs:
+        return False
+    bits = 0
+    for pins in placement.vcpu_pins:
+        if len(pins) != 1 or pins.bits & bits:
+            return False
+        bits |= pins.bits
+    used = CpuSet.from_bits(bits)
+    whole = all(llc.pus <= used or llc.pus.isdisjoint(used) for llc in host.llcs)
+    threads = {len(core.pus) for core in host.cores if not core.pus.isdisjoint(used)}
+    return whole and threads == {placement.threads_per_core}
+
+
+def _not_mirrored(runs: LlcRuns) -> PlanFinding:
+    shown = "; ".join(
+        f"cell {i}: " + ", ".join(f"{count} on LLC {llc}" for llc, count in cell)
+        for i, cell in enumerate(runs.runs)
+    )
+    return PlanFinding(
+        "guest-l3-not-mirrored",
+        "info",
+        "guest L3",
+        f"vCPUs do not fill equal LLCs ({shown}): the guest keeps the hypervisor's default, one L3 "
+        f"a die, which is not what the host has",
+        "choose a number of vCPUs that fills whole LLCs",
+    )

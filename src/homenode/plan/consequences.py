@@ -1,0 +1,178 @@
+"""Consequences: what the guest's user will see change, one sentence each."""
+
+from homenode.bdf import Bdf
+from homenode.pci import DeviceKind, PciDevice
+from homenode.plan.guest import GuestAddress
+from homenode.plan.layout import GuestCells
+from homenode.plan.model import (
+    Aperture,
+    GuestTopology,
+    PlannedCell,
+    PlannedController,
+    PlannedDevice,
+    PortModel,
+)
+from homenode.plan.request import GuestRequest
+from homenode.topology import Host
+from homenode.units import format_bytes
+
+
+def consequences(
+    host: Host | None,
+    request: GuestRequest,
+    vcpus: int,
+    cells: tuple[PlannedCell, ...],
+    topology: GuestTopology | None,
+    devices: tuple[PlannedDevice, ...],
+    controllers: tuple[PlannedController, ...],
+    window: Aperture | None,
+) -> tuple[str, ...]:
+    """Sentences in the order in which a user would meet them."""
+    said: list[str] = []
+    guest = request.guest
+    if vcpus != guest.vcpus:
+        said.append(f"The guest has {vcpus} vCPUs instead of {guest.vcpus}.")
+    if request.memory_bytes != guest.memory_bytes:
+        said.append(
+            f"The guest has {format_bytes(request.memory_bytes)} of memory instead of "
+            f"{format_bytes(guest.memory_bytes)}."
+        )
+    said += _cells(host, request, cells)
+    said += _topology(host, request, cells, topology)
+    if host is not None:
+        by_bdf = {device.bdf: device for device in host.pci_devices}
+        before = {hostdev.source: hostdev.address for hostdev in guest.hostdevs}
+        said += _moved(by_bdf, before, devices)
+        said += _locality(by_bdf, devices)
+    empty = _empty_ports(devices, controllers)
+    if empty:
+        said.append(
+            f"{_count(empty, 'empty PCIe port')} keep{'s' if empty == 1 else ''} a place for "
+            f"devices that this VM does not have, so that no address changes when they come or go."
+        )
+    if window is not None:
+        said.append(
+            f"Starting the VM locks {format_bytes(window.memlock_bytes)} of memory and makes "
+            f"{window.dma_map_entries} IOMMU entries."
+        )
+    return tuple(said)
+
+
+def _cells(host: Host | None, request: GuestRequest, cells: tuple[PlannedCell, ...]) -> list[str]:
+    if request.layout.cells is GuestCells.FLAT:
+        return []
+    sizes = "; ".join(
+        f"node {cell.id} with vCPUs {cell.vcpus} and {format_bytes(cell.memory_bytes)}"
+        for cell in cells
+    )
+    said = [f"The guest sees {_count(len(cells), 'NUMA node')}: {sizes}."]
+    if len(cells) > 1 and host is not None and not cells[0].distances:
+        said.append("The guest is told no distances and takes all its NUMA nodes for equally far.")
+    return said
+
+
+def _topology(
+    host: Host | None,
+    request: GuestRequest,
+    cells: tuple[PlannedCell, ...],
+    topology: GuestTopology | None,
+) -> list[str]:
+    if topology is None:
+        return []
+    said: list[str] = []
+    before = request.guest.cpu_topology
+    # Without a topology libvirt makes each vCPU a socket.
+    sockets = before[0] if before else request.guest.vcpus
+    if topology.sockets != sockets:
+        said.append(f"Licences that count sockets count {topology.sockets} instead of {sockets}.")
+    if host is not None and request.layout.cells is GuestCells.MIRRORED:
+        nodes = {node.index: node for node in host.nodes}
+        packages = {
+            nodes[node].package for cell in cells for node in cell.host_nodes if node in nodes
+        }
+        if None not in packages and len(packages) < len(cells):
+            said.append(
+                f"Each of {len(cells)} guest cells is a socket, although the host has them on "
+                f"{_count(len(packages), 'package')}."
+            )
+    if topology.threads > 1:
+        said.append(f"The guest sees {topology.threads} threads a core.")
+    elif before and before[3] > 1:
+        said.append(f"The guest sees one thread a core instead of {before[3]}.")
+    if topology.dies > 1:
+        said.append(f"The guest sees {topology.dies} dies a socket, one for each host LLC.")
+    return said
+
+
+def _moved(
+    by_bdf: dict[Bdf, PciDevice],
+    before: dict[Bdf, GuestAddress | None],
+    devices: tuple[PlannedDevice, ...],
+) -> list[str]:
+    said: list[str] = []
+    nics = 0
+    for device in devices:
+        if device.address is None or before.get(device.bdf) == device.address:
+            continue
+        known = by_bdf.get(device.bdf)
+        kind = "device" if known is None else _KIND_NAMES.get(known.kind, "device")
+        nics += known is not None and known.kind is DeviceKind.NIC
+        old = before.get(device.bdf)
+        origin = f"from bus {old.bus} slot {old.device}" if old else "to"
+        target = f"bus {device.address.bus} slot {device.address.device}"
+        if device.address.function:
+            target += f" function {device.address.function}"
+        path = f"{origin} to {target}" if old else f"{origin} {target}"
+        where = "" if device.cell is None else f", on guest NUMA node {device.cell}"
+        said.append(f"{kind} {device.bdf} moves {path}{where}.")
+    if nics:
+        said.append(
+            f"Names of {_count(nics, 'network interface')} that follow the PCI path (enpXsY) "
+            "change in the guest; names by MAC or by altname do not."
+        )
+    return said
+
+
+def _locality(by_bdf: dict[Bdf, PciDevice], devices: tuple[PlannedDevice, ...]) -> list[str]:
+    """How much of the guest's memory is local to the GPUs' and NICs' own nodes, as ranges."""
+    shares: dict[tuple[str, float], list[str]] = {}
+    for device in devices:
+        known = by_bdf.get(device.bdf)
+        if known is None or device.local_memory_ratio is None:
+            continue
+        if known.kind in (DeviceKind.GPU, DeviceKind.NIC):
+            key = (_KIND_NAMES[known.kind], device.local_memory_ratio)
+            shares.setdefault(key, []).append(str(device.bdf))
+    return [
+        f"{ratio:.0%} of the guest's memory is on the node of {kind} "
+        f"{', '.join(bdfs[:8])}{' and others' if len(bdfs) > 8 else ''}, {1 - ratio:.0%} is remote "
+        "to it."
+        for (kind, ratio), bdfs in shares.items()
+    ]
+
+
+def _empty_ports(
+    devices: tuple[PlannedDevice, ...], controllers: tuple[PlannedController, ...]
+) -> int:
+    used = {device.address.bus for device in devices if device.address is not None}
+    parents = {controller.address.bus for controller in controllers}
+    return sum(
+        controller.model is not PortModel.EXPANDER_BUS
+        and not controller.existing
+        and controller.index not in used
+        and controller.index not in parents
+        for controller in controllers
+    )
+
+
+_KIND_NAMES = {
+    DeviceKind.GPU: "GPU",
+    DeviceKind.NIC: "NIC",
+    DeviceKind.NVSWITCH: "NVSwitch",
+    DeviceKind.NVME: "NVMe drive",
+    DeviceKind.AUDIO: "audio function",
+}
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

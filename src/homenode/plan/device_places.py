@@ -1,0 +1,211 @@
+"""Device places: a seat in the guest's PCIe tree for every host device, passed or not.
+
+A seat follows from the host and the chosen nodes alone, never from which devices a VM gets. So
+taking one device away moves no other, and two VMs of one shape agree on where a device sits.
+"""
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from homenode.bdf import Bdf
+from homenode.indices import NodeIndex
+from homenode.pci import DeviceKind, PciDevice, PortType
+from homenode.topology import Host
+
+BdfKey = tuple[int, int, int, int]
+
+
+class Section(IntEnum):
+    """Kinds of seat, the likeliest to be passed first: seats before a used one cost a port each."""
+
+    GPU = 0
+    PAIRED_NIC = 1  # the one NIC nearest to each GPU
+    NVSWITCH = 2
+    NIC = 3
+    NVME = 4
+    FURTHER_VF = 5  # all but the first virtual function of a device
+    OTHER = 6
+    VF_PARENT = 7  # its virtual functions are what is passed
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A seat for one host device.
+
+    functions: those of the host that share the seat: a GPU, then its audio and USB.
+    order: sorts within the section. switch: upstream port of the host's switch above, or None.
+    """
+
+    functions: tuple[Bdf, ...]
+    cell: int
+    section: Section
+    order: tuple[int, ...]
+    root_complex: str
+    switch: Bdf | None
+
+    @property
+    def slot_order(self) -> tuple[int, ...]:
+        """Sorts seats on one bus: GPUs and their NICs together, in host order."""
+        section = Section.GPU if self.section is Section.PAIRED_NIC else self.section
+        return (section, *self.order)
+
+
+@dataclass(slots=True)
+class _Tree:
+    """Parents of every function, looked up once."""
+
+    by_bdf: dict[Bdf, PciDevice]
+    switches: dict[Bdf | None, Bdf | None] = field(default_factory=lambda: {None: None})
+
+    def switch_above(self, bdf: Bdf | None) -> Bdf | None:
+        """Upstream port of the lowest switch at or above a bridge."""
+        path: list[Bdf] = []
+        while bdf not in self.switches:
+            assert bdf is not None  # None is in the map from the start
+            device = self.by_bdf.get(bdf)
+            if device is None or len(path) > 32:
+                self.switches[bdf] = None
+            elif device.bridge and device.bridge.port_type is PortType.SWITCH_UPSTREAM:
+                self.switches[bdf] = bdf
+            else:
+                path.append(bdf)
+                bdf = device.parent
+        found = self.switches[bdf]
+        self.switches.update(dict.fromkeys(path, found))
+        return found
+
+
+def device_places(host: Host, cell_of_node: dict[NodeIndex, int]) -> tuple[Place, ...]:
+    """Every seat of the cells, in the order in which ports are numbered.
+
+    GPUs of all cells come before the NICs of any, so that a VM of GPUs alone has no idle port. The
+    n-th GPU of each cell comes before the next one of any.
+    """
+    tree = _Tree({device.bdf: device for device in host.pci_devices})
+    local = [
+        device
+        for device in host.pci_devices
+        if device.kind is not DeviceKind.BRIDGE and device.node in cell_of_node
+    ]
+    physical = [device for device in local if device.physical_function is None]
+    virtual: dict[Bdf, list[PciDevice]] = {}
+    for device in local:
+        if device.physical_function is not None:
+            virtual.setdefault(device.physical_function, []).append(device)
+
+    groups = _groups(physical)
+    switches = {group[0].bdf: tree.switch_above(group[0].parent) for group in groups}
+    paired = _paired_nics([group[0] for group in groups], switches)
+    places: list[Place] = []
+
+    def add(
+        functions: tuple[Bdf, ...], like: PciDevice, section: Section, order: tuple[int, ...]
+    ) -> None:
+        assert like.node is not None  # only devices of cell_of_node are here
+        cell, switch = cell_of_node[like.node], switches[like.bdf]
+        places.append(Place(functions, cell, section, order, like.root_complex, switch))
+
+    for group in groups:
+        first = group[0]
+        section = _section(first, paired)
+        functions = tuple(device.bdf for device in group)
+        children = virtual.pop(first.bdf, [])
+        if children:
+            # Nothing passes a function whose virtual functions are in use: the first takes over.
+            add((children[0].bdf,), first, section, _key(children[0].bdf))
+            for number, child in enumerate(children[1:], start=1):
+                order = (number, section, *_key(child.bdf))
+                add((child.bdf,), first, Section.FURTHER_VF, order)
+            section = Section.VF_PARENT
+        add(functions, first, section, _key(first.bdf))
+    for orphans in virtual.values():
+        for number, child in enumerate(orphans):
+            switches[child.bdf] = tree.switch_above(child.parent)
+            order = (number, _section(child, paired), *_key(child.bdf))
+            add((child.bdf,), child, Section.FURTHER_VF, order)
+    return _interleaved(places)
+
+
+def _interleaved(places: list[Place]) -> tuple[Place, ...]:
+    """Section by section, and in each the cells in turn."""
+    ranks: dict[tuple[Section, int], int] = {}
+    keyed: list[tuple[Section, int, int, Place]] = []
+    for place in sorted(places, key=lambda place: (place.section, place.order)):
+        rank = ranks.get((place.section, place.cell), 0)
+        ranks[place.section, place.cell] = rank + 1
+        keyed.append((place.section, rank, place.cell, place))
+    keyed.sort(key=lambda item: item[:3])
+    return tuple(place for *_, place in keyed)
+
+
+def _groups(physical: list[PciDevice]) -> list[list[PciDevice]]:
+    """Functions that share a seat, the GPU or lowest first; in host order."""
+    slots: dict[tuple[int, int, int], list[PciDevice]] = {}
+    for device in physical:
+        slots.setdefault((device.bdf.domain, device.bdf.bus, device.bdf.device), []).append(device)
+    groups: list[list[PciDevice]] = []
+    for devices in slots.values():
+        gpu = next((device for device in devices if device.kind is DeviceKind.GPU), None)
+        if gpu is None:
+            groups += [[device] for device in devices]
+        else:
+            groups.append([gpu, *(device for device in devices if device is not gpu)])
+    return groups
+
+
+def _section(device: PciDevice, paired: set[Bdf]) -> Section:
+    match device.kind:
+        case DeviceKind.GPU:
+            return Section.GPU
+        case DeviceKind.NIC:
+            return Section.PAIRED_NIC if device.bdf in paired else Section.NIC
+        case DeviceKind.NVSWITCH:
+            return Section.NVSWITCH
+        case DeviceKind.NVME:
+            return Section.NVME
+        case _:
+            return Section.OTHER
+
+
+def _paired_nics(devices: list[PciDevice], switches: dict[Bdf, Bdf | None]) -> set[Bdf]:
+    """One NIC for each GPU: of its switch, else of its root complex; the fastest, then the nearest.
+
+    An HGX board has more NICs than GPUs below some switches (a storage NIC beside the Gen5 one).
+    """
+    nics: dict[str, list[PciDevice]] = {}
+    for device in devices:
+        if device.kind is DeviceKind.NIC:
+            nics.setdefault(device.root_complex, []).append(device)
+    paired: set[Bdf] = set()
+    gpus = [device for device in devices if device.kind is DeviceKind.GPU]
+    for same_switch in (True, False):
+        without: list[PciDevice] = []
+        for gpu in gpus:
+            bus = gpu.bdf.bus
+            near = [
+                nic
+                for nic in nics.get(gpu.root_complex, ())
+                if nic.bdf not in paired
+                and not (same_switch and switches[nic.bdf] != switches[gpu.bdf])
+            ]
+            if near:
+                best = min(
+                    near, key=lambda nic: (-_link_rate(nic), abs(nic.bdf.bus - bus), _key(nic.bdf))
+                )
+                paired.add(best.bdf)
+            else:
+                without.append(gpu)
+        gpus = without
+    return paired
+
+
+def _link_rate(device: PciDevice) -> float:
+    """GT/s over all lanes at best; 0 where unknown, which sorts last."""
+    link = device.link
+    if link is None or link.max_gt_per_s is None or link.max_width is None:
+        return 0.0
+    return link.max_gt_per_s * link.max_width
+
+
+def _key(bdf: Bdf) -> BdfKey:
+    return bdf.domain, bdf.bus, bdf.device, bdf.function

@@ -1,0 +1,284 @@
+"""Guest cells: vCPUs, memory and distances of each, and the huge pages to reserve for them."""
+
+from dataclasses import dataclass
+
+from homenode.cpuset import CpuSet
+from homenode.errors import InputError
+from homenode.gap import Gap
+from homenode.indices import NodeIndex
+from homenode.plan.layout import GuestCells
+from homenode.plan.model import GuestCellId, PageReservation, PlanFinding, PlannedCell
+from homenode.plan.placement import Placement
+from homenode.plan.request import GuestRequest, MemoryMode
+from homenode.topology import LOCAL_DISTANCE, Host
+from homenode.units import KIB, MIB, bytes_of, format_bytes
+
+DEFAULT_HUGE_PAGE_BYTES = 2 * MIB
+"""Where <hugepages/> names no size and the kernel command line names none either (x86-64)."""
+
+UNREACHABLE_DISTANCE = 255
+"""The largest SLIT entry: no path. Source: ACPI 6.5, 5.2.17; libvirt accepts 10 to 255."""
+
+_ORDINARY_GRANULES = (MIB, 4 * KIB, KIB)
+"""libvirt rounds each cell up to 1 MiB on x86 and counts in KiB: finer sizes only where asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuestMemory:
+    """The cells of a guest, and what was found on the way."""
+
+    cells: tuple[PlannedCell, ...]
+    reservations: tuple[PageReservation, ...]
+    findings: tuple[PlanFinding, ...]
+    gaps: tuple[Gap, ...]
+
+
+def guest_memory(host: Host | None, request: GuestRequest, placement: Placement) -> GuestMemory:
+    """Cells of the placement, with the pages that each host node must have free.
+
+    Raises InputError if the memory is not whole pages, or too few for a page in every cell.
+    """
+    gaps: list[Gap] = []
+    page_bytes = page_size(host, request, gaps)
+    counts = cell_vcpu_counts(request, placement)
+    if request.layout.cells is GuestCells.FLAT:
+        if page_bytes is not None:
+            memory_granule(request.memory_bytes, page_bytes)
+        nodes = placement.memory_nodes or placement.nodes
+        cells: tuple[PlannedCell, ...] = (
+            PlannedCell(GuestCellId(0), _run(0, counts[0]), request.memory_bytes, nodes, ()),
+        )
+    else:
+        granule = memory_granule(request.memory_bytes, page_bytes)
+        sizes = split_memory(request.memory_bytes, granule, counts)
+        distances = guest_distances(host, placement.nodes, gaps)
+        homes = memory_homes(host, placement)
+        starts = [sum(counts[:i]) for i in range(len(counts))]
+        cells = tuple(
+            PlannedCell(
+                GuestCellId(i),
+                _run(starts[i], counts[i]),
+                sizes[i],
+                homes[i],
+                distances[i] if distances else (),
+            )
+            for i in range(len(counts))
+        )
+    reservations, findings = _reserve(host, request, placement, cells, page_bytes)
+    return GuestMemory(cells, reservations, findings, tuple(gaps))
+
+
+def cell_vcpu_counts(request: GuestRequest, placement: Placement) -> tuple[int, ...]:
+    """vCPUs of each guest cell, in cell order. A flat guest has one cell.
+
+    Raises InputError if vCPUs of one cell are not neighbours, or a cell has none.
+    """
+    total = len(placement.vcpu_nodes) or len(placement.vcpu_pins) or request.vcpus
+    if request.layout.cells is GuestCells.FLAT:
+        return (total,)
+    cell_count = len(placement.nodes)
+    if not placement.vcpu_nodes:
+        # Cells without pins: nothing says which vCPU belongs where, so the counts are even.
+        if cell_count == 0 or total % cell_count:
+            raise InputError(
+                f"{total} vCPUs on {cell_count} guest cells: expected equal cells where vCPUs are "
+                f"not pinned",
+                hint="pin the vCPUs, or choose a number of vCPUs that the cells divide",
+            )
+        return (total // cell_count,) * cell_count
+    if any(a > b for a, b in zip(placement.vcpu_nodes, placement.vcpu_nodes[1:], strict=False)):
+        raise InputError("vCPUs of one guest cell must be neighbours: expected node by node")
+    counts = tuple(placement.vcpu_nodes.count(i) for i in range(cell_count))
+    if 0 in counts:
+        raise InputError(
+            f"host node {placement.nodes[counts.index(0)]}: expected vCPUs on each chosen node, "
+            f"found none"
+        )
+    return counts
+
+
+def page_size(host: Host | None, request: GuestRequest, gaps: list[Gap]) -> int | None:
+    """Bytes of the pages that back the guest; None = ordinary pages.
+
+    A request of 0 means <hugepages/> without a size: then the kernel's default counts.
+    """
+    if request.page_bytes != 0:
+        return request.page_bytes
+    line = "" if host is None else host.settings.kernel_command_line or ""
+    for word in line.split():
+        key, _, value = word.partition("=")
+        if key == "default_hugepagesz" and value[:-1].isdigit() and value[-1:] in "KMGkmg":
+            return bytes_of(int(value[:-1]), value[-1])
+    sizes = [pool.page_bytes for node in (host.nodes if host else ()) for pool in node.page_pools]
+    assumed = min(sizes, default=DEFAULT_HUGE_PAGE_BYTES)
+    gaps.append(
+        Gap(
+            "default huge page size",
+            f"the document names none and no default_hugepagesz= is known: {format_bytes(assumed)} "
+            "assumed",
+        )
+    )
+    return assumed
+
+
+def memory_granule(memory_bytes: int, page_bytes: int | None) -> int:
+    """Bytes that every cell's memory is a multiple of.
+
+    Raises InputError with the nearest sizes if the memory is not a multiple of it.
+    """
+    if page_bytes is None:
+        for granule in _ORDINARY_GRANULES:
+            if memory_bytes % granule == 0:
+                return granule
+    step = page_bytes or KIB
+    if memory_bytes % step == 0:
+        return step
+    below = memory_bytes // step * step
+    nearest = [size for size in (below, below + step) if size > 0]
+    raise InputError(
+        f"memory of {memory_bytes // KIB} KiB: expected whole pages of {format_bytes(step)}, "
+        f"found {memory_bytes / step:.3f} pages",
+        hint="set the memory to "
+        + " or ".join(f"{size // KIB} KiB ({format_bytes(size)})" for size in nearest),
+    )
+
+
+def split_memory(memory_bytes: int, granule: int, vcpu_counts: tuple[int, ...]) -> tuple[int, ...]:
+    """Bytes of each cell: as the vCPUs, in whole granules, exact in sum.
+
+    Equal counts get equal memory; granules that do not divide go to the first of the largest
+    remainders, one each.
+
+    >>> split_memory(32 * 2, 2, (2, 2, 2)), split_memory(10, 1, (3, 1))
+    ((22, 22, 20), (8, 2))
+
+    Raises InputError if there is not a granule for every cell.
+    """
+    pages = memory_bytes // granule
+    total = sum(vcpu_counts)
+    shares = [pages * count // total for count in vcpu_counts]
+    by_remainder = sorted(
+        range(len(vcpu_counts)), key=lambda i: (-(pages * vcpu_counts[i] % total), i)
+    )
+    for i in by_remainder[: pages - sum(shares)]:
+        shares[i] += 1
+    if 0 in shares:
+        raise InputError(
+            f"memory of {format_bytes(memory_bytes)}: expected a page of {format_bytes(granule)} "
+            f"in each of {len(vcpu_counts)} guest cells, found {pages} pages in all",
+            hint=f"use smaller pages, or at least {format_bytes(granule * total)} of memory",
+        )
+    return tuple(share * granule for share in shares)
+
+
+def memory_homes(host: Host | None, placement: Placement) -> tuple[tuple[NodeIndex, ...], ...]:
+    """Nodes that give each cell its memory: the cell's own, then nodes without PUs near to it.
+
+    A node of PUs without memory of its own is left out where another gives the memory.
+    """
+    homes = [[node] for node in placement.nodes]
+    if host is None:
+        return tuple((node,) for node in placement.nodes)
+    for extra in placement.memory_nodes:
+        if extra not in placement.nodes:
+            nearest = min(
+                range(len(homes)),
+                key=lambda i: (host.distance(extra, placement.nodes[i]) or 0, i),
+            )
+            homes[nearest].append(extra)
+    empty = {node.index for node in host.nodes if node.memory_bytes == 0}
+    return tuple(tuple(node for node in home if node not in empty) or (home[0],) for home in homes)
+
+
+def guest_distances(
+    host: Host | None, nodes: tuple[NodeIndex, ...], gaps: list[Gap]
+) -> tuple[tuple[int, ...], ...]:
+    """The host's SLIT between the cells' nodes, [from][to]; () where the host tells none.
+
+    A cell is never as near to another as to itself: Linux would take the two for one.
+    """
+    if host is None or len(nodes) < 2:
+        return ()
+    if host.distances is None:
+        gaps.append(Gap("guest distances", "the host tells no SLIT: the guest is told none"))
+        return ()
+    position = {node.index: i for i, node in enumerate(host.nodes)}
+    rows: list[tuple[int, ...]] = []
+    raised: list[str] = []
+    for i, a in enumerate(nodes):
+        row: list[int] = []
+        for j, b in enumerate(nodes):
+            told = host.distances[position[a]][position[b]]
+            value = LOCAL_DISTANCE if i == j else min(max(told, 11), UNREACHABLE_DISTANCE)
+            if i != j and value != told:
+                raised.append(f"{a}->{b} is {told}")
+            row.append(value)
+        rows.append(tuple(row))
+    if raised:
+        gaps.append(
+            Gap(
+                "guest distances",
+                f"the host's SLIT says {', '.join(raised[:4])}: expected 11 to 255 between nodes; "
+                f"the guest is told the nearest of these",
+            )
+        )
+    return tuple(rows)
+
+
+def _run(start: int, count: int) -> CpuSet:
+    return CpuSet.from_bits(((1 << count) - 1) << start)
+
+
+def _reserve(
+    host: Host | None,
+    request: GuestRequest,
+    placement: Placement,
+    cells: tuple[PlannedCell, ...],
+    page_bytes: int | None,
+) -> tuple[tuple[PageReservation, ...], tuple[PlanFinding, ...]]:
+    """Pages per bound node, and a finding for each node that has too few free."""
+    if page_bytes is None or not placement.memory_nodes:
+        return (), ()
+    pools = {
+        (node.index, pool.page_bytes): pool
+        for node in (host.nodes if host else ())
+        for pool in node.page_pools
+    }
+    pages_of_node: dict[NodeIndex, int] = {}
+    if request.layout.cells is GuestCells.MIRRORED:
+        for cell in cells:
+            left = cell.memory_bytes // page_bytes
+            for node in cell.host_nodes:
+                pool = pools.get((node, page_bytes))
+                is_last = pool is None or node == cell.host_nodes[-1]
+                taken = left if is_last or pool is None else min(left, pool.free_pages)
+                pages_of_node[node] = pages_of_node.get(node, 0) + taken
+                left -= taken
+    else:
+        # Over several nodes only the sum is certain; interleave takes them evenly, and an even
+        # reservation serves strict and preferred as well.
+        nodes = sorted(placement.memory_nodes)
+        pages, extra = divmod(request.memory_bytes // page_bytes, len(nodes))
+        pages_of_node = {node: pages + (i < extra) for i, node in enumerate(nodes)}
+    reservations: list[PageReservation] = []
+    findings: list[PlanFinding] = []
+    for node in sorted(pages_of_node):
+        pool = pools.get((node, page_bytes))
+        needed = pages_of_node[node]
+        free = pool.free_pages if pool else None
+        reservations.append(PageReservation(node, page_bytes, needed, free))
+        if pool is not None and free is not None and free < needed:
+            severity = "info" if request.memory_mode is MemoryMode.PREFERRED else "warning"
+            path = f"/sys/devices/system/node/node{node}/hugepages"
+            wanted = pool.total_pages + needed - free
+            findings.append(
+                PlanFinding(
+                    "huge-pages-short",
+                    severity,
+                    f"node {node}",
+                    f"expected {needed} free pages of {format_bytes(page_bytes)}, found {free} "
+                    f"of {pool.total_pages}",
+                    f"echo {wanted} > {path}/hugepages-{page_bytes // KIB}kB/nr_hugepages",
+                )
+            )
+    return tuple(reservations), tuple(findings)

@@ -1,0 +1,246 @@
+"""Guest PCIe: an expander bus per cell, a port per device, beside what the document has.
+
+Every device goes to its place of device_places.py. Ports of places that are not used, but come
+before one that is, stay empty: addresses then never depend on which devices a VM gets, and libvirt
+finds no gap to fill. They serve hot-plug too.
+"""
+
+from dataclasses import dataclass
+
+from homenode.bdf import Bdf
+from homenode.errors import InputError, UsageError
+from homenode.pci import DeviceKind, PciDevice
+from homenode.plan.device_places import device_places
+from homenode.plan.guest import GuestAddress
+from homenode.plan.model import GuestCellId, PlanFinding, PlannedController, PortModel
+from homenode.plan.pcie_build import PcieBuild
+from homenode.plan.pcie_document import EXPANDER, PcieDocument, refuse_machine
+from homenode.plan.pcie_tree import PcieTree, pcie_tree
+from homenode.plan.placement import Placement
+from homenode.plan.request import GuestRequest, PciGranularity
+from homenode.topology import Host
+
+MOST_SPARE_PORTS = 16
+
+
+SWITCH_WARNING = PlanFinding(
+    "mirrored-switch-slow-link",
+    "warning",
+    "mirrored PCIe switches",
+    "QEMU's switch ports report links of Gen1 x1, from which NCCL computes 0.2 GB/s between GPUs "
+    "below one switch",
+    "give the guest an NCCL topology file (homenode nccl-topo), or use --pci-granularity cell",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MirroredPcie:
+    """The guest's PCIe tree. address_of holds devices with a place only; cell_of likewise, and
+    whatever else the document has put on a cell's expander bus."""
+
+    controllers: tuple[PlannedController, ...]
+    address_of: dict[Bdf, GuestAddress]
+    cell_of: dict[Bdf, GuestCellId]
+    group_of: dict[Bdf, Bdf]
+    findings: tuple[PlanFinding, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    """A port and what sits behind it. function_of: guest function of each host function, ascending
+    by address."""
+
+    position: int
+    cell: int
+    function_of: dict[Bdf, int]
+
+    @property
+    def first(self) -> Bdf:
+        return next(iter(self.function_of))
+
+
+def mirror_pcie(host: Host, request: GuestRequest, placement: Placement) -> MirroredPcie:
+    """Controllers and addresses for a request whose layout mirrors PCIe.
+
+    Raises InputError for a machine type without PCIe expander buses, for a device that the host
+    does not have or that is a bridge; Unplannable where 256 buses are too few.
+    """
+    refuse_machine(request.guest, request.layout.name)
+    if not 0 <= request.spare_ports <= MOST_SPARE_PORTS:
+        raise UsageError(
+            f"--spare-ports: expected 0 to {MOST_SPARE_PORTS}, found {request.spare_ports}"
+        )
+    cells = len(placement.nodes)
+    by_bdf = {device.bdf: device for device in host.pci_devices}
+    _refuse_unfit(by_bdf, placement)
+    places = device_places(host, {node: i for i, node in enumerate(placement.nodes)})
+    tree = pcie_tree(places, cells, request.pci_granularity, request.spare_ports)
+    seats = _seats(tree, placement)
+    hostdevs = {hostdev.source: hostdev for hostdev in request.guest.hostdevs}
+    addresses = {bdf: device.address for bdf, device in hostdevs.items() if device.address}
+    document = PcieDocument(request.guest, cells, ())
+    base = document.base_of(tree)
+    any_port = request.pci_granularity is PciGranularity.CELL
+    kept = {
+        seat.position: address
+        for seat in seats
+        if (address := _right_address(seat, addresses, document, base, any_port)) is not None
+    }
+    leaving = [
+        addresses[bdf]
+        for seat in seats
+        for bdf in seat.function_of
+        if seat.position not in kept and bdf in addresses
+    ]
+    if leaving:
+        document = PcieDocument(request.guest, cells, leaving)
+        base = document.base_of(tree)
+    if base is None and not any_port:
+        base = document.last_index
+
+    build = PcieBuild(document, tree, base)
+    for address in kept.values():
+        build.adopt_expander_of(address.bus)
+    bus_of = build.lay_ideal([seat.position for seat in seats if seat.position not in kept])
+    if any_port:
+        for cell in range(cells):
+            build.ensure_expander(cell)
+    displaced: list[_Seat] = []
+    for seat in seats:
+        if seat.position not in kept and seat.position not in bus_of:
+            bus_of[seat.position] = build.append(seat.cell)
+            displaced.append(seat)
+    build.add_spares(request.spare_ports)
+
+    address_of: dict[Bdf, GuestAddress] = {}
+    cell_of: dict[Bdf, GuestCellId] = {}
+    group_of: dict[Bdf, Bdf] = {}
+    for seat in seats:
+        at = kept.get(seat.position) or GuestAddress(0, bus_of[seat.position], 0, 0)
+        for bdf, function in seat.function_of.items():
+            address_of[bdf] = GuestAddress(at.domain, at.bus, at.device, function)
+            cell_of[bdf] = GuestCellId(seat.cell)
+            group_of[bdf] = seat.first
+    for bdf, address in addresses.items():
+        expander = document.expander_above(address.bus)
+        if bdf not in cell_of and expander is not None and expander.node is not None:
+            cell_of[bdf] = GuestCellId(expander.node)
+    controllers = build.controllers()
+    findings = _unplaced(by_bdf, placement, address_of, cell_of)
+    if request.pci_granularity is not PciGranularity.CELL:
+        findings += tuple(_displaced_finding(seat) for seat in displaced)
+    if any(port.model is PortModel.SWITCH_UPSTREAM for port in controllers):
+        findings += (SWITCH_WARNING,)
+    return MirroredPcie(controllers, address_of, cell_of, group_of, findings)
+
+
+def _refuse_unfit(by_bdf: dict[Bdf, PciDevice], placement: Placement) -> None:
+    for bdf in placement.devices:
+        device = by_bdf.get(bdf)
+        if device is None:
+            raise InputError(
+                f"device {bdf}: expected a PCI function of the host, found none at that address",
+                hint="homenode show lists the host's devices",
+            )
+        if device.kind is DeviceKind.BRIDGE:
+            raise InputError(f"device {bdf}: expected a device, found a bridge")
+
+
+def _seats(tree: PcieTree, placement: Placement) -> list[_Seat]:
+    """One seat for each port, in the order of numbering; functions as on the host.
+
+    A guest looks at function 0 first and skips the device where there is none: without the host's
+    function 0 the lowest one takes its number.
+    """
+    functions: dict[int, list[Bdf]] = {}
+    for bdf in placement.devices:
+        position = tree.port_of_function.get(bdf)
+        if position is not None:
+            functions.setdefault(position, []).append(bdf)
+    seats: list[_Seat] = []
+    for position in sorted(functions):
+        members = sorted(functions[position])
+        # A virtual function's number on the host says nothing: it has its port for itself.
+        numbers = {bdf: bdf.function for bdf in members}
+        numbers[members[0]] = 0
+        seats.append(_Seat(position, tree.nodes[position].cell, numbers))
+    return seats
+
+
+def _right_address(
+    seat: _Seat,
+    addresses: dict[Bdf, GuestAddress],
+    document: PcieDocument,
+    base: int | None,
+    any_port: bool,
+) -> GuestAddress | None:
+    """The document's address of a seat if it is where it belongs, else None.
+
+    any_port: any port on an expander bus of the cell is right; else the ideal one only. One
+    function that is right keeps the seat for the others.
+    """
+    for bdf, function in seat.function_of.items():
+        address = addresses.get(bdf)
+        if address is None or address.function != function or address.device != 0:
+            continue
+        if any_port:
+            port = document.controllers.get(address.bus)
+            expander = document.expander_above(address.bus)
+            is_port = port is not None and port.model != EXPANDER
+            if is_port and expander is not None and expander.node == seat.cell:
+                return address
+        elif base is not None and address.bus == base + 1 + seat.position:
+            return address
+    return None
+
+
+def _unplaced(
+    by_bdf: dict[Bdf, PciDevice],
+    placement: Placement,
+    address_of: dict[Bdf, GuestAddress],
+    cell_of: dict[Bdf, GuestCellId],
+) -> tuple[PlanFinding, ...]:
+    findings: list[PlanFinding] = []
+    for bdf in placement.devices:
+        if bdf in address_of:
+            continue
+        node = by_bdf[bdf].node
+        where = (
+            f"stays on the expander bus of cell {cell_of[bdf]}, where the document has it"
+            if bdf in cell_of
+            else "stays on pcie.0, so the guest sees no NUMA node for it"
+        )
+        if node is None:
+            findings.append(
+                PlanFinding(
+                    "device-node-unknown",
+                    "info" if bdf in cell_of else "warning",
+                    str(bdf),
+                    f"expected a host NUMA node, found none: it {where}",
+                    "enable NUMA (ACPI SRAT and _PXM) in the host's firmware, or lay a source "
+                    "that knows the node over this one",
+                )
+            )
+        else:
+            nodes = ", ".join(map(str, placement.nodes))
+            findings.append(
+                PlanFinding(
+                    "device-without-cell",
+                    "warning",
+                    str(bdf),
+                    f"expected its host node {node} among the guest's ({nodes}): it {where}",
+                    f"let the guest have node {node} too, or choose a device of node {nodes}",
+                )
+            )
+    return tuple(findings)
+
+
+def _displaced_finding(seat: _Seat) -> PlanFinding:
+    return PlanFinding(
+        "device-off-its-place",
+        "info",
+        str(seat.first),
+        "the document has something else where this device's port belongs: it has a root port of "
+        f"its own on an expander bus of cell {seat.cell}",
+        "start from the original document (homenode restore)",
+    )

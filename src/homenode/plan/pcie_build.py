@@ -1,0 +1,215 @@
+"""The build of a guest's PCIe tree: the ideal tree of pcie_tree.py on what the document has."""
+
+from dataclasses import dataclass
+
+from homenode.plan.bus_windows import ExpanderNeed, assign_windows
+from homenode.plan.guest import GuestAddress
+from homenode.plan.model import GuestCellId, PlannedController, PortModel, Unplannable
+from homenode.plan.pcie_document import EXPANDER, PcieDocument
+from homenode.plan.pcie_tree import SLOTS_PER_BUS, PcieTree, TreeNode
+
+LARGEST_INDEX = 255
+"""libvirt writes a controller's index as `bus` of an address, which has 8 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Port:
+    """A controller of the tree. bus_nr: the document's, on expander buses."""
+
+    index: int
+    model: PortModel
+    cell: int
+    address: GuestAddress
+    existing: bool
+    bus_nr: int | None = None
+
+
+class PcieBuild:
+    """Ports are added by index; what is there is never renumbered or moved.
+
+    base: index before the ideal tree's first controller; None = the document has a tree of another
+    shape, so that new ports are added one by one.
+    """
+
+    def __init__(self, document: PcieDocument, tree: PcieTree, base: int | None) -> None:
+        self.document = document
+        self.tree = tree
+        self.base = base
+        self.ports: dict[int, _Port] = {}
+        self._slots = {bus: set(slots) for bus, slots in document.slots_of_bus.items()}
+        self._root_slots = document.expander_slots()
+        self._below = document.below_expanders()
+
+    def lay_ideal(self, positions: list[int]) -> dict[int, int]:
+        """Lays the tree up to the last of these ports; the index of each that could have its own.
+
+        A port whose index or slot something else has taken is left out of the answer.
+        """
+        if self.base is None:
+            return {}
+        base = self.base
+        free = [position for position in positions if self._is_free(position, base)]
+        last = max((*free, self.tree.leading_expanders - 1))
+        for node in self.tree.nodes[: last + 1]:
+            index = base + 1 + node.position
+            if self.document.matches(node, base):
+                self._adopt(index)
+            elif index > self.document.last_index:
+                self._lay(node, index, base)
+        return {position: base + 1 + position for position in free}
+
+    def adopt_expander_of(self, bus: int) -> None:
+        """Takes the expander bus above a controller, with all its ports, into the plan."""
+        expander = self.document.expander_above(bus)
+        if expander is not None:
+            self._adopt(expander.index)
+
+    def append(self, cell: int) -> int:
+        """Index of a new root port on an expander bus of the cell."""
+        expander = self._expander_with_room(cell)
+        slot = max(set(range(SLOTS_PER_BUS)) - self._slots.get(expander, set()))
+        return self._add(self._next_index(), PortModel.ROOT_PORT, cell, expander, slot)
+
+    def ensure_expander(self, cell: int) -> None:
+        """The cell has an expander bus, an existing one where there is one."""
+        self._expander_with_room(cell)
+
+    def add_spares(self, count: int) -> None:
+        """A port in each of the last `count` slots of every expander bus, where there is none."""
+        for port in sorted(self.ports.values(), key=lambda port: port.index):
+            if port.model is not PortModel.EXPANDER_BUS:
+                continue
+            for slot in range(SLOTS_PER_BUS - 1, SLOTS_PER_BUS - 1 - count, -1):
+                if slot not in self._slots.get(port.index, set()):
+                    self._add(self._next_index(), PortModel.ROOT_PORT, port.cell, port.index, slot)
+
+    def controllers(self) -> tuple[PlannedController, ...]:
+        """The tree by index, with bus windows. Raises Unplannable if bus numbers run out."""
+        ours = [port for port in self.ports.values() if port.model is PortModel.EXPANDER_BUS]
+        ours.sort(key=lambda port: (port.cell, port.index))
+        buses = {port.index: 1 for port in ours}
+        for index in self.ports:
+            expander = self._expander_of(index)
+            if expander != index and expander in buses:
+                buses[expander] += 1
+        foreign: list[int] = []
+        root_buses = 1
+        for index, controller in self.document.controllers.items():
+            if controller.model == EXPANDER:
+                if index not in self.ports and controller.bus_nr is not None:
+                    foreign.append(controller.bus_nr)
+            elif index != 0 and index not in self._below:
+                root_buses += 1
+        needs = [ExpanderNeed(port.index, buses[port.index], port.bus_nr) for port in ours]
+        usual = max(self.tree.expanders, len(ours))
+        windows = assign_windows(needs, usual, root_buses, foreign)
+        window_of = {need.index: window for need, window in zip(needs, windows, strict=True)}
+        planned: list[PlannedController] = []
+        for index in sorted(self.ports):
+            port = self.ports[index]
+            window = window_of.get(index)
+            planned.append(
+                PlannedController(
+                    index=index,
+                    model=port.model,
+                    address=port.address,
+                    existing=port.existing and (window is None or window.bus_nr == port.bus_nr),
+                    bus_nr=None if window is None else window.bus_nr,
+                    bus_count=None if window is None else window.bus_count,
+                    cell=None if window is None else GuestCellId(port.cell),
+                )
+            )
+        return tuple(planned)
+
+    def _is_free(self, position: int, base: int) -> bool:
+        """The port and everything above it are there as they should be, or can be added so."""
+        if self._slots.get(base + 1 + position):
+            return False
+        for node in self.tree.chain(position):
+            if self.document.matches(node, base):
+                continue
+            if base + 1 + node.position <= self.document.last_index:
+                return False
+            if node.parent is not None and node.slot in self._slots.get(base + 1 + node.parent, ()):
+                return False
+        return True
+
+    def _adopt(self, index: int) -> None:
+        """Takes a controller of the document into the plan; an expander bus with its ports."""
+        controller = self.document.controllers[index]
+        if index in self.ports or controller.model not in set(PortModel):
+            return
+        expander = self.document.controllers[self._below.get(index, index)]
+        cell = expander.node or 0
+        address = controller.address
+        if address is None:  # libvirt has not given one yet
+            address = GuestAddress(0, 0, self._root_slot(), 0)
+        self.ports[index] = _Port(
+            index,
+            PortModel(controller.model),
+            cell,
+            address,
+            existing=controller.address is not None,
+            bus_nr=controller.bus_nr,
+        )
+        self._slots.setdefault(address.bus, set()).add(address.device)
+        if controller.model == EXPANDER:
+            for below, above in self._below.items():
+                if above == index:
+                    self._adopt(below)
+
+    def _lay(self, node: TreeNode, index: int, base: int) -> None:
+        """Adds a controller of the ideal tree, or a root port in its stead where its own place is
+        taken: an index without a controller would be filled by libvirt on pcie.0."""
+        if node.parent is None:
+            self._add(index, node.model, node.cell, 0, self._root_slot())
+            return
+        parent = base + 1 + node.parent
+        taken = self._slots.get(parent, set())
+        if parent in self.ports and node.slot is not None and node.slot not in taken:
+            self._add(index, node.model, node.cell, parent, node.slot)
+            return
+        expander = self._expander_with_room(node.cell)
+        slot = max(set(range(SLOTS_PER_BUS)) - self._slots.get(expander, set()))
+        self._add(index, PortModel.ROOT_PORT, node.cell, expander, slot)
+
+    def _expander_with_room(self, cell: int) -> int:
+        for index, controller in sorted(self.document.controllers.items()):
+            if controller.model == EXPANDER and controller.node == cell:
+                self._adopt(index)
+        for index, port in sorted(self.ports.items()):
+            has_room = len(self._slots.get(index, ())) < SLOTS_PER_BUS
+            if port.model is PortModel.EXPANDER_BUS and port.cell == cell and has_room:
+                return index
+        return self._add(self._next_index(), PortModel.EXPANDER_BUS, cell, 0, self._root_slot())
+
+    def _expander_of(self, index: int) -> int:
+        while index in self.ports and self.ports[index].model is not PortModel.EXPANDER_BUS:
+            index = self.ports[index].address.bus
+        return index
+
+    def _root_slot(self) -> int:
+        if not self._root_slots:
+            raise Unplannable(
+                "pcie.0: expected a free slot for an expander bus, found all taken",
+                hint="move devices of the document behind root ports",
+            )
+        return self._root_slots.pop(0)
+
+    def _next_index(self) -> int:
+        return max((self.document.last_index, *self.ports)) + 1
+
+    def _add(self, index: int, model: PortModel, cell: int, parent: int, slot: int) -> int:
+        if index > LARGEST_INDEX:
+            raise Unplannable(
+                f"PCI controllers: expected indices up to {LARGEST_INDEX}, found a need for "
+                f"{index} ({len(self.document.controllers)} in the document, "
+                f"{sum(not port.existing for port in self.ports.values()) + 1} to add)",
+                hint="pass fewer devices, ask for fewer --spare-ports, or start from a document "
+                "with fewer PCI controllers",
+            )
+        self.ports[index] = _Port(
+            index, model, cell, GuestAddress(0, parent, slot, 0), existing=False
+        )
+        self._slots.setdefault(parent, set()).add(slot)
+        return index

@@ -1,0 +1,117 @@
+"""The PCIe tree that a domain document already has, as far as a plan builds on it."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from homenode.errors import InputError
+from homenode.plan.guest import Guest, GuestAddress, GuestPciController
+from homenode.plan.model import PortModel
+from homenode.plan.pcie_tree import PcieTree, TreeNode
+
+EXPANDER = PortModel.EXPANDER_BUS.value
+
+# Slots on pcie.0 for expander buses, the quietest first. Left out: 0 is the host bridge; libvirt
+# gives 1 to the first video device and counts up from 2 with its own root ports; q35's chipset has
+# 0x1a, 0x1d (USB), 0x1b (sound) and 0x1f (LPC, SATA, SMBus).
+_EXPANDER_SLOTS = (*range(0x10, 0x19), *range(0x0F, 0x02, -1), 0x19, 0x1C, 0x1E)
+
+
+class PcieDocument:
+    """Controllers and addresses of a document, without the devices that a plan moves.
+
+    cells: of the guest to be; an expander bus that names another one belongs to no cell.
+    leaving: addresses that become free.
+    """
+
+    def __init__(self, guest: Guest, cells: int, leaving: Iterable[GuestAddress]) -> None:
+        self.controllers = {
+            controller.index: controller
+            if controller.node is None or controller.node < cells
+            else replace(controller, node=None)
+            for controller in guest.controllers
+        }
+        gone = set(leaving)
+        staying = [address for address in guest.addresses if address not in gone]
+        plugged = [c.address for c in guest.controllers if c.address is not None]
+        self.slots_of_bus: dict[int, set[int]] = {}
+        for address in (*staying, *plugged):
+            self.slots_of_bus.setdefault(address.bus, set()).add(address.device)
+        self.last_index = max((*self.controllers, *self.slots_of_bus), default=0)
+
+    def expander_above(self, bus: int) -> GuestPciController | None:
+        """The expander bus that a controller's bus hangs on; None where that is pcie.0."""
+        return expander_above(self.controllers, bus)
+
+    def base_of(self, tree: PcieTree) -> int | None:
+        """The index before the tree's first controller; None if the document has another tree.
+
+        Without any expander bus that belongs to a cell, the tree follows what is there.
+        """
+        bound = [
+            index
+            for index, controller in self.controllers.items()
+            if controller.model == EXPANDER and controller.node is not None
+        ]
+        if not bound:
+            return self.last_index
+        base = min(bound) - 1
+        leading = tree.nodes[: tree.leading_expanders]
+        return base if all(self.matches(node, base) for node in leading) else None
+
+    def matches(self, node: TreeNode, base: int) -> bool:
+        """The document has this controller, at this index and below the same parent."""
+        controller = self.controllers.get(base + 1 + node.position)
+        if controller is None or controller.model != node.model.value:
+            return False
+        if node.parent is None:
+            return controller.node == node.cell
+        return controller.address is not None and controller.address.bus == base + 1 + node.parent
+
+    def expander_slots(self) -> list[int]:
+        """Free slots on pcie.0, in the order in which expander buses take them."""
+        taken = self.slots_of_bus.get(0, set())
+        return [slot for slot in _EXPANDER_SLOTS if slot not in taken]
+
+    def below_expanders(self) -> dict[int, int]:
+        """For each controller under an expander bus, the index of that bus."""
+        found: dict[int, int] = {}
+        for index, controller in self.controllers.items():
+            if controller.model == EXPANDER or controller.address is None:
+                continue
+            expander = self.expander_above(controller.address.bus)
+            if expander is not None:
+                found[index] = expander.index
+        return found
+
+
+def expander_above(
+    controllers: dict[int, GuestPciController], bus: int
+) -> GuestPciController | None:
+    """The expander bus at or above a controller's bus; None where it hangs on pcie.0."""
+    for _ in range(32):
+        controller = controllers.get(bus)
+        if controller is None or controller.model == EXPANDER:
+            return controller
+        if controller.address is None:
+            return None
+        bus = controller.address.bus
+    return None
+
+
+def refuse_machine(guest: Guest, layout: str) -> None:
+    """Raises InputError unless the machine type has expander buses for PCIe."""
+    if guest.architecture == "x86_64" and guest.is_q35:
+        return
+    if guest.architecture == "aarch64" and guest.is_virt:
+        return
+    found = guest.machine
+    if found is None:
+        found = "none named, which libvirt takes for i440fx on x86_64"
+    elif guest.architecture == "x86_64" and not guest.is_q35:
+        found = f"{found} (i440fx)" if found == "pc" or "i440fx" in found else found
+    raise InputError(
+        f"layout {layout}: expected machine q35 (x86_64) or virt (aarch64), the only ones with "
+        f"PCIe expander buses; found {found} on {guest.architecture}",
+        hint="change the machine type to q35 in a new guest, or choose pin-numa, which leaves the "
+        "PCI tree as it was",
+    )

@@ -1,0 +1,140 @@
+"""Placements, hosts with PCI devices, and guests as a plan leaves them, for tests of assemble."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.indices import NodeIndex
+from homenode.pci import DeviceKind
+from homenode.plan.guest import Guest, GuestAddress, GuestHostdev, GuestPciController
+from homenode.plan.model import Plan
+from homenode.plan.placement import Placement
+from homenode.plan.request import GuestRequest
+from homenode.topology import Host
+from tests.small_hosts import DeviceSpec, even_host
+
+
+def bdfs(*texts: str) -> tuple[Bdf, ...]:
+    return tuple(Bdf.parse(text) for text in texts)
+
+
+def placed(
+    counts: Sequence[int],
+    *,
+    nodes: Sequence[int] | None = None,
+    pins: Sequence[CpuSet] | None = None,
+    devices: Sequence[Bdf | str] = (),
+    threads: int = 1,
+    bound: bool = True,
+) -> Placement:
+    """A placement with so many vCPUs on each node; pins: one PU after the other unless given."""
+    where = tuple(NodeIndex(node) for node in (range(len(counts)) if nodes is None else nodes))
+    return Placement(
+        nodes=where,
+        vcpu_pins=tuple(CpuSet([i]) for i in range(sum(counts))) if pins is None else tuple(pins),
+        vcpu_nodes=tuple(i for i, count in enumerate(counts) for _ in range(count)),
+        memory_nodes=where if bound else (),
+        threads_per_core=threads,
+        emulator_pus=None,
+        iothread_pus=(),
+        devices=tuple(Bdf.parse(d) if isinstance(d, str) else d for d in devices),
+        rung="test",
+    )
+
+
+def hgx_devices() -> list[DeviceSpec]:
+    """Eight GPUs, each with a NIC on its switch, four to a node; NVSwitches and NVMe drives, and
+    below one switch of each node a second NIC with two functions, as HGX boards have them."""
+    specs: list[DeviceSpec] = []
+    for root, (bus, node) in enumerate(
+        ((0x19, 0), (0x3B, 0), (0x4C, 0), (0x5D, 0), (0x9B, 1), (0xBB, 1), (0xCB, 1), (0xDB, 1))
+    ):
+        specs += [
+            DeviceSpec(f"{bus - 1:02x}:00.0", node, DeviceKind.NVME, root, switch=0),
+            DeviceSpec(f"{bus:02x}:00.0", node, DeviceKind.GPU, root, switch=0),
+            DeviceSpec(f"{bus + 1:02x}:00.0", node, DeviceKind.NIC, root, switch=0),
+        ]
+        if bus in (0x19, 0x9B):
+            specs += [
+                DeviceSpec(f"{bus + 2:02x}:00.{f}", node, DeviceKind.NIC, root, switch=0)
+                for f in (0, 1)
+            ]
+    specs += [DeviceSpec(f"{bus:02x}:00.0", 1, DeviceKind.NVSWITCH, 9) for bus in range(0x83, 0x87)]
+    specs += [DeviceSpec(f"01:00.{f}", 0, DeviceKind.NIC, 10) for f in (0, 1)]
+    return specs
+
+
+HGX_GPUS = bdfs(
+    "19:00.0", "3b:00.0", "4c:00.0", "5d:00.0", "9b:00.0", "bb:00.0", "cb:00.0", "db:00.0"
+)  # fmt: skip
+HGX_NICS = bdfs(
+    "1a:00.0", "3c:00.0", "4d:00.0", "5e:00.0", "9c:00.0", "bc:00.0", "cc:00.0", "dc:00.0"
+)  # fmt: skip
+
+
+def hgx_host() -> Host:
+    return even_host(2, 1, 1, 16, 2, devices=hgx_devices(), name="hgx")
+
+
+def after(request: GuestRequest, plan: Plan) -> GuestRequest:
+    """The same request on the document as the plan leaves it."""
+    guest = request.guest
+    planned = {controller.index: controller for controller in plan.controllers}
+    controllers = [c for c in guest.controllers if c.index not in planned]
+    controllers += [
+        GuestPciController(c.index, c.model.value, c.address, c.bus_nr, c.cell)
+        for c in plan.controllers
+    ]
+    hostdevs = tuple(GuestHostdev(device.bdf, device.address) for device in plan.devices)
+    moved = {hostdev.address for hostdev in guest.hostdevs}
+    addresses = {address for address in guest.addresses if address not in moved}
+    addresses |= {c.address for c in plan.controllers}
+    addresses |= {hostdev.address for hostdev in hostdevs if hostdev.address is not None}
+    return replace(
+        request,
+        guest=replace(
+            guest,
+            controllers=tuple(sorted(controllers, key=lambda c: c.index)),
+            hostdevs=hostdevs,
+            addresses=tuple(sorted(addresses)),
+        ),
+    )
+
+
+def without(
+    request: GuestRequest, placement: Placement, bdf: Bdf
+) -> tuple[GuestRequest, Placement]:
+    """The request and placement of the same document with one hostdev taken out."""
+    guest = request.guest
+    gone = {h.address for h in guest.hostdevs if h.source == bdf and h.address is not None}
+    smaller = replace(
+        guest,
+        hostdevs=tuple(h for h in guest.hostdevs if h.source != bdf),
+        addresses=tuple(address for address in guest.addresses if address not in gone),
+    )
+    devices = tuple(device for device in placement.devices if device != bdf)
+    return replace(request, guest=smaller, devices=devices), replace(placement, devices=devices)
+
+
+def defined_guest(guest: Guest, ports: int = 6) -> Guest:
+    """A guest as libvirt leaves it at define: root ports on pcie.0, hostdevs behind them."""
+    total = ports + len(guest.hostdevs)
+    controllers = [GuestPciController(0, "pcie-root")]
+    for i in range(total):
+        at = GuestAddress(0, 0, 2 + i // 8, i % 8)
+        controllers.append(GuestPciController(1 + i, "pcie-root-port", at))
+    hostdevs = tuple(
+        replace(hostdev, address=GuestAddress(0, 1 + ports + i, 0, 0))
+        for i, hostdev in enumerate(guest.hostdevs)
+    )
+    addresses = {c.address for c in controllers if c.address is not None}
+    addresses |= {h.address for h in hostdevs if h.address is not None}
+    addresses |= {GuestAddress(0, bus, 0, 0) for bus in range(1, 1 + ports)}
+    addresses |= {GuestAddress(0, 0, 0x1F, 2), GuestAddress(0, 0, 1, 0)}
+    return replace(
+        guest,
+        controllers=tuple(controllers),
+        hostdevs=hostdevs,
+        addresses=tuple(sorted(addresses)),
+    )

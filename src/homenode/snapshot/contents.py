@@ -100,6 +100,9 @@ _CPU = f"{_SYSTEM}/cpu/cpu[0-9]*"
 _NODE = f"{_SYSTEM}/node/node[0-9]*"
 _PCI = "/sys/bus/pci/devices/*"
 
+BRIDGE_CLASS = "0x0604"
+"""How the class of a PCI-to-PCI bridge begins, in its file; every PCIe port is one."""
+
 PATHS: tuple[PathRule, ...] = (
     # CPUs
     *_files(
@@ -207,7 +210,7 @@ PATHS: tuple[PathRule, ...] = (
     _file("/proc/device-tree/model", Form.NAME, "which machine, on arm64"),
     *_files("/sys/hypervisor", Form.WORD, "type", "Xen"),
     *_files("/proc/sys/kernel", Form.NAME, "osrelease", "the kernel"),
-    _file("/proc/cmdline", Form.COMMAND_LINE, "isolcpus, nohz_full, hugepages, iommu and their like"),
+    _file("/proc/cmdline", Form.COMMAND_LINE, "isolcpus, nohz_full, hugepages, iommu and the like"),
     _file(
         "/proc/cpuinfo",
         Form.FIELDS,

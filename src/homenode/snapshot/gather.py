@@ -11,13 +11,12 @@ from fnmatch import translate
 from functools import cache
 
 from homenode.snapshot.config_space import keep_port_type
-from homenode.snapshot.contents import COMMANDS, PATHS, Kind, PathRule
+from homenode.snapshot.contents import BRIDGE_CLASS, COMMANDS, PATHS, Kind, PathRule
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.snapshot.protocol import Snapshot
 
 _LINK_TARGET = re.compile(r"[A-Za-z0-9_.:/@+-]{1,1024}", re.ASCII)
 _NAME_IN_PATH = re.compile(r"[A-Za-z0-9_.:@+-]{1,255}", re.ASCII)
-_BRIDGE_CLASS = "0x0604"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,8 @@ class _Unlike(Exception):
 def gather(snapshot: Snapshot) -> Gathered:
     """The part of a snapshot that the contents table names, at real paths under /sys.
 
-    An empty file is one that said nothing, and is left out.
+    An empty file is one that said nothing, and is left out. Texts end with one line end, so that
+    a capture over ssh and one on the spot are equal.
     """
     taken: dict[Kind, dict[str, str]] = {kind: {} for kind in Kind}
     absent: list[str] = []
@@ -132,10 +132,10 @@ def _file(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
     if rule.keep:
         lines = text.splitlines(keepends=True)
         text = "".join(line for line in lines if line == "\n" or line.startswith(rule.keep))
-    text = text.rstrip("\0")  # device trees end their strings with one
+    text = text.replace("\0", "")  # device trees end their strings with one, nohz_full has no text
     if not rule.form.matches(text) or not _is_plain(text):
         raise _Unlike
-    return text
+    return text.rstrip("\n") + "\n"
 
 
 def _is_plain(text: str) -> bool:
@@ -157,7 +157,7 @@ def _folder(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
 def _config(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
     """Of bridges only: of other functions nothing is read from it."""
     class_code = snapshot.read_text(path.removesuffix("config") + "class")
-    if class_code is None or not class_code.startswith(_BRIDGE_CLASS):
+    if class_code is None or not class_code.startswith(BRIDGE_CLASS):
         return None
     text = snapshot.read_text(path)
     if not text:

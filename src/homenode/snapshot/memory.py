@@ -71,6 +71,11 @@ class MemorySnapshot:
         """Every tool output by the tool's name."""
         return MappingProxyType(self._commands)
 
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Every folder but the top, sorted."""
+        return tuple(sorted(folder for folder in self._names_of_folder if folder != "/"))
+
     def read_text(self, path: str) -> str | None:
         text = self._files.get(path)
         if text is not None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from homenode.errors import InputError
 from homenode.snapshot.archive import ArchiveTree, read_archive
-from homenode.snapshot.folder import FolderSnapshot
+from homenode.snapshot.folder import FolderSnapshot, read_file
+from homenode.snapshot.manifest import MANIFEST, check_manifest
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.snapshot.protocol import Snapshot
 
@@ -39,6 +40,9 @@ def open_snapshot(path: Path) -> Snapshot:
         raise InputError(f"{source}: expected a folder or a tar of a host's /sys, found nothing")
     tree = read_archive(source)
     prefix, below_sys = _choose(_roots_of(tree), source, machine)
+    manifest = tree.files.get(f"{prefix}/{MANIFEST}".lstrip("/"))
+    if manifest is not None:
+        check_manifest(manifest, str(source))
     return _from_tree(_name(source, machine), tree, prefix, below_sys)
 
 
@@ -57,6 +61,9 @@ def _open_folder(source: Path, machine: str | None) -> Snapshot:
     top = os.path.realpath(source)  # the folder that was named may itself be a link
     prefix, below_sys = _choose(_roots_in(top), source, machine)
     root = f"{top}/{prefix}" if prefix else top
+    manifest = read_file(f"{root}/{MANIFEST}")
+    if manifest is not None:
+        check_manifest(manifest.decode("utf-8", "replace"), str(source))
     return FolderSnapshot(_name(source, machine), root, "" if below_sys else "/sys")
 
 

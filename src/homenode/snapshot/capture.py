@@ -1,0 +1,180 @@
+"""Capture: a host's snapshot as one archive, this machine's or another's over ssh. [I/O]"""
+
+import gzip
+import io
+import os
+import re
+import tarfile
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from homenode import __version__
+from homenode.errors import HostError, UsageError
+from homenode.process import run
+from homenode.snapshot.collector import collector_script, parse_collected
+from homenode.snapshot.gather import Gathered, gather
+from homenode.snapshot.live import LiveSnapshot
+from homenode.snapshot.manifest import MANIFEST, Manifest, encode_manifest
+from homenode.snapshot.memory import MemorySnapshot
+from homenode.snapshot.protocol import Snapshot
+from homenode.snapshot.redact import Identities, identities_of, redact
+
+TOP = "snapshot"
+"""The folder at the top of an archive, so that unpacking one leaves no mess."""
+
+SSH_TIMEOUT_S = 600.0
+"""Of a whole capture over ssh, the typing of a password included."""
+
+# Also user@host, ssh://user@host:22, fe80::1%eth0. ssh_config may hand the name to a shell.
+_HOST = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9_.:@%/\[\]+-]{0,255}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What a capture wrote: where, how many bytes, and what is in it."""
+
+    path: Path
+    size_bytes: int
+    manifest: Manifest
+
+
+def capture_host(
+    out: Path, ssh: str | None = None, *, redacted: bool = True, overwrite: bool = False
+) -> Captured:
+    """Captures this machine, or the host `ssh`, into `out`.
+
+    Raises UsageError where `out` exists and may not be overwritten, or the host's name is none;
+    HostError where the host cannot be reached or `out` cannot be written. Then there is no `out`.
+    """
+    _check_out(out, overwrite)
+    if ssh is None:
+        live = LiveSnapshot()
+        return capture(live, out, redacted=redacted, overwrite=overwrite)
+    also = Identities(hosts=(_host_part(ssh),), users=_user_part(ssh))
+    snapshot = collect_over_ssh(ssh)
+    return capture(snapshot, out, redacted=redacted, overwrite=overwrite, also=also)
+
+
+def capture(
+    snapshot: Snapshot,
+    out: Path,
+    *,
+    redacted: bool = True,
+    overwrite: bool = False,
+    also: Identities | None = None,
+) -> Captured:
+    """Writes what the contents table names of a snapshot. Equal hosts give equal files.
+
+    also: names to redact beside those that the snapshot tells. Without `redacted` the file is for
+    its owner's eyes only (mode 0600). Raises as `capture_host` does.
+    """
+    _check_out(out, overwrite)
+    gathered = gather(snapshot)
+    notes = tuple((path, "not of its form") for path in gathered.unlike)
+    if isinstance(snapshot, LiveSnapshot):
+        notes += tuple(sorted(snapshot.failures.items()))
+    kept = gathered.snapshot
+    if redacted:
+        result = redact(kept, identities_of(snapshot, also), notes)
+        kept, notes = result.snapshot, result.left_out
+    manifest = Manifest(
+        homenode=__version__,
+        redacted=redacted,
+        files=len(kept.files),
+        links=len(kept.links),
+        commands=tuple(sorted(kept.commands)),
+        absent=_absent(gathered),
+        left_out=notes,
+    )
+    size_bytes = _write(out, _archive(kept, manifest), private=not redacted)
+    return Captured(out, size_bytes, manifest)
+
+
+def collect_over_ssh(host: str, timeout_s: float = SSH_TIMEOUT_S) -> MemorySnapshot:
+    """What the collector reads on a host, not redacted. Nothing is written there.
+
+    ssh asks for passwords and unknown keys on the terminal, as it always does. Raises UsageError
+    for a name that is no host's, HostError where ssh or the shell there fails, ParseError where
+    what came back is no collector's.
+    """
+    if not _HOST.fullmatch(host):
+        raise UsageError(
+            f"--ssh: expected a host such as gpu7 or root@gpu7.example.org, found {host[:80]!r}"
+        )
+    completed = run(
+        ["ssh", "-T", "-o", "ConnectTimeout=20", "--", host, "sh"],
+        timeout_s,
+        collector_script(),
+        on_terminal=True,
+    )
+    failure = completed.failure()
+    if failure is not None:
+        raise HostError(f"{host}: {failure}", hint=f"try: ssh {host} true")
+    return parse_collected(completed.stdout, host)
+
+
+def _check_out(out: Path, overwrite: bool) -> None:
+    if out.is_dir():
+        raise UsageError(f"{out}: expected a file to write, found a folder")
+    if out.exists() and not overwrite:
+        raise UsageError(f"{out}: exists", hint="--force overwrites it")
+
+
+def _host_part(ssh: str) -> str:
+    """gpu7 of root@gpu7, ssh://root@gpu7:22 or gpu7."""
+    host = ssh.removeprefix("ssh://").rpartition("@")[2].partition("/")[0]
+    return re.sub(r":\d+$", "", host) if ssh.startswith("ssh://") else host
+
+
+def _user_part(ssh: str) -> tuple[str, ...]:
+    user, at, _ = ssh.removeprefix("ssh://").rpartition("@")
+    return (user,) if at else ()
+
+
+def _absent(gathered: Gathered) -> tuple[str, ...]:
+    return (*gathered.absent, *gathered.commands_absent)
+
+
+def _archive(snapshot: MemorySnapshot, manifest: Manifest) -> bytes:
+    """A tar.gz with sorted names and neither times nor owners."""
+    files = {path.lstrip("/"): text for path, text in snapshot.files.items()}
+    files |= {f"commands/{name}": text for name, text in snapshot.commands.items()}
+    files[MANIFEST] = encode_manifest(manifest)
+    links = {path.lstrip("/"): target for path, target in snapshot.links.items()}
+    folders = {path.lstrip("/") for path in snapshot.folders}
+    packed = io.BytesIO()
+    with (
+        gzip.GzipFile(filename="", mode="wb", fileobj=packed, mtime=0) as stream,
+        tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for path in sorted(files.keys() | links.keys() | folders):
+            member = tarfile.TarInfo(f"{TOP}/{path}")
+            if path in files:
+                content = files[path].encode("utf-8", "surrogateescape")
+                member.mode = 0o644
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+                continue
+            member.mode = 0o755
+            member.type = tarfile.SYMTYPE if path in links else tarfile.DIRTYPE
+            member.linkname = links.get(path, "")
+            tar.addfile(member)
+    return packed.getvalue()
+
+
+def _write(out: Path, content: bytes, *, private: bool) -> int:
+    """Writes all or nothing: a capture cut short by a full disk does not stay behind."""
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(content)
+            Path(temporary).chmod(0o600 if private else 0o644)
+            Path(temporary).replace(out)
+        except OSError:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise HostError(f"{out}: cannot be written: {error.strerror}") from None
+    return len(content)

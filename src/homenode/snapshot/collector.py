@@ -1,0 +1,258 @@
+"""Collector: one script for a POSIX shell that reads what the contents table names.
+
+It runs on a host where nothing of ours is installed, with sh of busybox or dash, and writes
+nothing there. What it prints:
+
+    homenode-collector 1          the first line of ours; a login banner may stand before it
+    F sys/devices/.../online      a file, then its lines, each after a space
+     0-3
+    G sys/devices/.../cpu*/size   many files: lines "path:line", as grep tells them
+    H sys/bus/.../config          a binary file, then its bytes in hexadecimal
+    D sys/bus/.../infiniband/x    a folder
+    L                             then lines of "ls -l", which tell links
+    C lspci                       a tool's output, each line after a space, then its exit status
+    Z                             the end; without it the transfer was cut short
+
+One program reads many files: starting one for each would take a minute on a host of 1024 PUs. The
+shell's own read will not do: dash and busybox read byte by byte, and /proc/sys and the bitmaps of
+/sys/devices/system/cpu end after the first byte then (seen on Linux 6.18).
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from shlex import quote
+
+from homenode.errors import ParseError
+from homenode.snapshot.contents import (
+    BRIDGE_CLASS,
+    COMMANDS,
+    IDENTITY_COMMANDS,
+    IDENTITY_PATHS,
+    PATHS,
+    Command,
+    Kind,
+)
+from homenode.snapshot.memory import MAX_LINKS, MemorySnapshot
+
+_START = "homenode-collector 1"
+_SAFE_GLOB = re.compile(r"/[A-Za-z0-9_./*\[\]-]+\Z", re.ASCII)
+_LISTED_LINK = re.compile(r"^l\S* .*? (sys/\S+) -> (\S+)$", re.ASCII)
+_STATUS = re.compile(r"\nS (\d+)\Z")
+
+# A glob that matches nothing stays as it is written, and is refused by -r and -d or by grep.
+_FUNCTIONS = r"""
+LC_ALL=C; export LC_ALL
+PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin; export PATH
+unset IFS
+exec 2>/dev/null
+f() {
+  [ -r "$1" ] || return 0
+  printf 'F %s\n' "$1"
+  { tr -d '\000' <"$1"; echo; } | sed 's/^/ /'
+}
+b() {
+  [ -r "$1" ] || return 0
+  printf 'H %s\n' "$1"
+  od -An -v -tx1 -N256 "$1" </dev/null
+}
+d() { [ ! -d "$1" ] || printf 'D %s\n' "$1"; }
+t() {
+  s=$1; shift
+  if [ -n "$T" ]; then timeout "$s" "$@"; else "$@"; fi
+}
+T=
+timeout 5 true </dev/null && T=1
+"""
+
+
+def collector_script(root: str = "/") -> str:
+    """The script. root: where the host's /sys and /proc lie (a chroot, a mounted tree)."""
+    lines = [_FUNCTIONS, f"cd {quote(root)} || exit 3", f"echo '{_START}'"]
+    lines += [f"f {_relative(path)}" for path in IDENTITY_PATHS]
+    links: list[str] = []
+    for rule in PATHS:
+        glob = _relative(rule.glob)
+        if rule.kind is Kind.LINK:
+            links.append(glob)
+        elif rule.kind is Kind.FOLDER:
+            lines.append(f'for p in {glob}; do d "$p"; done')
+        elif rule.kind is Kind.CONFIG:
+            classes = glob.removesuffix("config") + "class"
+            bridges = f"grep -l '^{BRIDGE_CLASS}' {classes} /dev/null </dev/null"
+            lines.append(f'for p in $({bridges}); do b "${{p%class}}config"; done')
+        elif _is_pattern(glob):
+            # With /dev/null grep tells the path also where there is but one.
+            lines += [f"echo 'G {glob}'", f"grep '' {glob} /dev/null </dev/null"]
+        else:
+            lines.append(f"f {glob}")
+    lines.append("echo L")
+    lines += [f"ls -ld {glob} </dev/null" for glob in links]
+    lines.append("set -f")
+    for command in (*IDENTITY_COMMANDS, *COMMANDS):
+        lines += _command_lines(command)
+    lines.append("echo Z")
+    return "\n".join(lines) + "\n"
+
+
+def parse_collected(text: str, name: str) -> MemorySnapshot:
+    """What a collector printed, as a snapshot; gather() then takes what the table names.
+
+    Failed tools are left out. Raises ParseError where the text is no collector's, or cut short.
+    """
+    lines = text.split("\n")
+    if _START not in lines:
+        raise ParseError(
+            name, f"a line {_START!r}", lines[0], hint="is its login shell a POSIX shell?"
+        )
+    first = lines.index(_START) + 1
+    if "Z" not in lines[first:]:
+        raise ParseError(name, "a line 'Z' at the end", lines[-1], hint="run the capture again")
+    files: dict[str, str] = {}
+    links: dict[str, str] = {}
+    commands: dict[str, str] = {}
+    folders: list[str] = []
+    for number, mark, body in _blocks(lines, first):
+        kind, _, rest = mark.partition(" ")
+        if kind == "F":
+            files[f"/{rest}"] = _text(body)
+        elif kind == "G":
+            files.update(_many(rest, body))
+        elif kind == "H":
+            files[f"/{rest}"] = _binary(body, name, number)
+        elif kind == "D":
+            folders.append(f"/{rest}")
+        elif kind == "L":
+            links.update(_links(body))
+        elif kind == "C":
+            output = _text(body)
+            status = _STATUS.search(output)
+            if status is None:
+                raise ParseError(name, "an exit status", mark, line=number)
+            if status[1] == "0":
+                commands[rest] = output[: status.start()]
+        elif kind != "Z":
+            raise ParseError(name, "one of F, G, H, D, L, C, Z", mark, line=number)
+    return MemorySnapshot(
+        name,
+        {_resolved(path, links): text for path, text in files.items()},
+        {_resolved(path, links): target for path, target in links.items()},
+        commands,
+        tuple(_resolved(path, links) for path in folders),
+    )
+
+
+def _relative(glob: str) -> str:
+    """A glob of the table below the current folder; it goes to the shell unquoted."""
+    assert _SAFE_GLOB.match(glob), glob
+    return glob.lstrip("/")
+
+
+def _command_lines(command: Command) -> Iterator[str]:
+    """Lines that run a tool, where it is there, and frame what it says.
+
+    The exit status comes through the same pipe, after a line of its own.
+    """
+    for position, argv in enumerate(command.spellings):
+        yield f"{'el' if position else ''}if command -v {quote(argv[0])} >/dev/null; then"
+        yield f"echo 'C {command.name}'"
+        yield "{"
+        if command.each:
+            run_list = _invocation(command.each, command.timeout_s)
+            yield f"w=$({run_list}); r=$?"
+            yield f"echo '<{command.wrapped}>'"
+            # Not quoted: words are what the list is split into. They are UUIDs.
+            run_one = _invocation(argv, command.timeout_s, '"$i"')
+            yield f"for i in $w; do {run_one}; done"
+            yield f"echo '</{command.wrapped}>'"
+        else:
+            yield _invocation(argv, command.timeout_s)
+            yield "r=$?"
+        yield r"printf '\nS %s\n' $r"
+        yield "} | sed 's/^/ /'"
+    yield "fi"
+
+
+def _invocation(argv: Sequence[str], timeout_s: int, word: str = "") -> str:
+    return " ".join(
+        ["t", str(timeout_s), *map(quote, argv), *([word] if word else []), "</dev/null"]
+    )
+
+
+def _is_pattern(glob: str) -> bool:
+    return any(sign in glob for sign in "*[")
+
+
+def _blocks(lines: Sequence[str], first: int) -> Iterator[tuple[int, str, list[str]]]:
+    """(line number, mark, lines of the block) up to Z."""
+    at = first
+    while at < len(lines):
+        mark = lines[at]
+        at += 1
+        number = at
+        # Lines of these two are as grep and ls print them.
+        inner = ("sys/", "proc/") if mark[:1] == "G" else ("l",) if mark == "L" else (" ",)
+        while at < len(lines) and lines[at].startswith(inner):
+            at += 1
+        yield number, mark, list(lines[number:at])
+        if mark == "Z":
+            return
+
+
+def _text(body: Sequence[str]) -> str:
+    """Lines of a block, each after its space. The last one is the line end that f() added."""
+    return "\n".join(line[1:] for line in body)
+
+
+def _many(glob: str, body: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """(path, text) of lines "path:line". A path may hold colons: 0000:3b:00.0/class:0x030200."""
+    parts = ("[^/]*" if _is_pattern(part) else re.escape(part) for part in glob.split("/"))
+    pattern = re.compile(rf"({'/'.join(parts)}):(.*)", re.DOTALL)
+    texts: dict[str, list[str]] = {}
+    for line in body:
+        found = pattern.fullmatch(line)
+        if found is not None:
+            texts.setdefault(f"/{found[1]}", []).append(found[2])
+    for path, of_path in texts.items():
+        yield path, "\n".join(of_path) + "\n"
+
+
+def _binary(body: Sequence[str], name: str, number: int) -> str:
+    try:
+        content = bytes.fromhex("".join(body))
+    except ValueError:
+        raise ParseError(name, "bytes in hexadecimal", " ".join(body), line=number) from None
+    return content.decode("utf-8", "surrogateescape")
+
+
+def _links(body: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """(path, target) of lines such as
+
+    lrwxrwxrwx 1 root root 0 Nov 20 09:10 sys/bus/pci/devices/0000:00:01.0 -> ../../../devices/x
+    """
+    for line in body:
+        found = _LISTED_LINK.match(line)
+        if found is not None:
+            yield f"/{found[1]}", found[2]
+
+
+def _resolved(path: str, links: dict[str, str]) -> str:
+    """Where a path really lies, following links above its last part; /sys has no other links."""
+    real: list[str] = []
+    pending = path.split("/")[:0:-1]
+    followed = 0
+    while pending:
+        part = pending.pop()
+        if part in ("", "."):
+            continue
+        if part == "..":
+            del real[-1:]
+            continue
+        real.append(part)
+        target = links.get("/" + "/".join(real))
+        if target is not None and pending and followed < MAX_LINKS:
+            followed += 1
+            del real[-1:]
+            if target.startswith("/"):
+                real.clear()
+            pending += reversed(target.split("/"))
+    return "/" + "/".join(real)

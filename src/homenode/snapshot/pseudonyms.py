@@ -1,0 +1,174 @@
+"""Pseudonyms: what stands for a secret, the same secret everywhere the same.
+
+They are counted in the order in which secrets turn up and not derived from them: the hash of a MAC
+or a serial is guessed in minutes.
+
+Each has the form of what it stands for: a MAC is a locally administered MAC, an address is one of
+those set aside for documentation (RFC 5737, RFC 2544, RFC 3849), a UUID is a UUID.
+"""
+
+import ipaddress
+import re
+from collections.abc import Callable, Iterable
+
+_HEX = "0-9a-fA-F"
+_UUID = re.compile(rf"(?<![{_HEX}])[{_HEX}]{{8}}(?:-[{_HEX}]{{4}}){{3}}-[{_HEX}]{{12}}(?![{_HEX}])")
+# /etc/machine-id, and UUIDs in vital product data. CPU masks have a comma after 8 digits.
+_LONG_HEX = re.compile(rf"(?<![{_HEX}x])[{_HEX}]{{32,}}(?![{_HEX}])")
+# From 6 pairs on: MACs, EUI-64s (a PCI serial number is one), InfiniBand hardware addresses.
+# A BDF has three pairs at most, and ranges of PUs (00-11-22) do not chain.
+_MAC = re.compile(
+    rf"(?<![{_HEX}:-])[{_HEX}]{{2}}(?:(?::[{_HEX}]{{2}}){{5,19}}|(?:-[{_HEX}]{{2}}){{5,19}})"
+    rf"(?![{_HEX}]|[:-][{_HEX}])"
+)
+_MAC_OF_FOURS = re.compile(
+    rf"(?<![\w.])(?=[0-9.]*[a-fA-F])[{_HEX}]{{4}}\.[{_HEX}]{{4}}\.[{_HEX}]{{4}}(?![\w.])"
+)
+_GUID_OF_FOURS = re.compile(rf"(?<![{_HEX}:])[{_HEX}]{{4}}(?::[{_HEX}]{{4}}){{3}}(?![{_HEX}:])")
+_IPV4 = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w]|\.\d)")
+_IPV6 = re.compile(rf"(?<![\w:.])(?=[{_HEX}:]*:[{_HEX}:]*:)[{_HEX}:]{{3,39}}(?:%\w+)?(?![\w:])")
+_MAIL = re.compile(r"(?<![\w.+-])[A-Za-z][\w.+-]*@[A-Za-z][\w.-]*[A-Za-z](?![\w])")
+_HOME = re.compile(r"(/home/|/Users/|/var/home/)([^/\s'\"<>,:;]+)")
+
+_COMMON_WORDS = frozenset({
+    "acpi", "all", "amd", "apple", "arm", "bridge", "bus", "cache", "cell", "class", "core",
+    "cores", "cpu", "cpus", "debian", "default", "desktop", "device", "dmi", "domain",
+    "driver", "gpu", "gpus", "guest", "host", "hosts", "hwloc", "ibm", "intel", "iommu",
+    "kernel", "kvm", "libvirt", "linux", "localdomain", "localhost", "lspci", "machine",
+    "mellanox", "memory", "nic", "node", "nodes", "none", "null", "numa", "nvidia", "nvlink",
+    "nvme", "off", "pci", "pcie", "qemu", "red", "redhat", "rocm", "root", "server", "smt",
+    "socket", "sys", "system", "test", "ubuntu", "unknown", "usb", "user", "users", "vcpu",
+    "vfio", "virsh", "virtio", "virtual", "xen",
+})  # fmt: skip
+"""Names of hosts and users that are words of every tool's output: replacing them would break it
+and hide nothing."""
+
+_SHORTEST = 3
+"""Shorter names would be found everywhere."""
+
+
+class Pseudonyms:
+    """Remembers which pseudonym stands for which secret, over one snapshot.
+
+    >>> names = Pseudonyms(hosts=["gpu7.example.org"])
+    >>> names.scrub("gpu7 has 3c:6a:48:11:22:33 and 10.1.2.3; GPU at 0000:3b:00.0")
+    'host-1 has 02:00:00:00:00:01 and 192.0.2.1; GPU at 0000:3b:00.0'
+    >>> names.scrub("3C-6A-48-11-22-33")
+    '02-00-00-00-00-01'
+    """
+
+    def __init__(self, hosts: Iterable[str] = (), users: Iterable[str] = ()) -> None:
+        self._of_secret: dict[tuple[str, str], str] = {}
+        self._counts: dict[str, int] = {}
+        self._words: dict[str, str] = {}
+        self._word_pattern: re.Pattern[str] | None = None
+        for host in hosts:
+            host = host.strip().rstrip(".").lower()
+            short = host.partition(".")[0]
+            if _IPV4.fullmatch(host) or ":" in host:
+                continue  # an address, which is found by its form
+            pseudonym = self.of("host", short)
+            self._add_word(host, pseudonym)
+            self._add_word(short, pseudonym)
+        for user in users:
+            self._add_word(user.strip().lower(), self.of("user", user.strip().lower()))
+
+    def of(self, kind: str, secret: str) -> str:
+        """The pseudonym "KIND-N" of a secret. What is a pseudonym of that kind stays one."""
+        return self._remember(kind, secret, lambda count: f"{kind}-{count}")
+
+    def uuid(self, secret: str) -> str:
+        """A UUID for a UUID, or for anything that identifies a machine."""
+        key = secret.replace("-", "").lower()
+        return self._remember("uuid", key, lambda n: f"00000000-0000-4000-8000-{n:012d}")
+
+    def serial(self, secret: str) -> str:
+        """A pseudonym for a serial number, which is also found wherever else it stands."""
+        secret = secret.strip()
+        pseudonym = self.of("serial", secret)
+        # Short ones, and numbers that could be an amount of memory, are not looked for elsewhere.
+        if len(secret) >= (12 if secret.isdigit() else 6) and len(set(secret)) > 2:
+            self._add_word(secret.lower(), pseudonym)
+        return pseudonym
+
+    def scrub(self, text: str) -> str:
+        """The text with pseudonyms for everything that shows itself by its form or is known."""
+        text = _UUID.sub(lambda found: self.uuid(found[0]), text)
+        text = _LONG_HEX.sub(self._long_hex, text)
+        text = _MAC.sub(self._mac, text)
+        text = _MAC_OF_FOURS.sub(self._mac_of_fours, text)
+        text = _GUID_OF_FOURS.sub(self._guid, text)
+        text = _IPV4.sub(self._ipv4, text)
+        text = _IPV6.sub(self._ipv6, text)
+        text = _MAIL.sub(lambda found: self.of("mail", found[0].lower()), text)
+        text = _HOME.sub(lambda found: found[1] + self.of("user", found[2].lower()), text)
+        if self._words:
+            if self._word_pattern is None:
+                longest_first = sorted(self._words, key=lambda word: (-len(word), word))
+                choice = "|".join(map(re.escape, longest_first))
+                self._word_pattern = re.compile(
+                    rf"(?<![A-Za-z0-9])(?:{choice})(?![A-Za-z0-9])", re.IGNORECASE
+                )
+            text = self._word_pattern.sub(lambda found: self._words[found[0].lower()], text)
+        return text
+
+    def _add_word(self, word: str, pseudonym: str) -> None:
+        if len(word) >= _SHORTEST and word not in _COMMON_WORDS and word not in self._words:
+            self._words[word] = pseudonym
+            self._word_pattern = None
+
+    def _remember(self, kind: str, secret: str, make: Callable[[int], str]) -> str:
+        key = (kind, secret)
+        if key not in self._of_secret:
+            self._counts[kind] = self._counts.get(kind, 0) + 1
+            self._of_secret[key] = make(self._counts[kind])
+        return self._of_secret[key]
+
+    def _long_hex(self, found: "re.Match[str]") -> str:
+        pseudonym = self.uuid(found[0]).replace("-", "")
+        return pseudonym.ljust(len(found[0]), "0")
+
+    def _mac_number(self, digits: str) -> str:
+        """Digits of a locally administered address, as many as there were."""
+        digits = digits.lower()
+        of_all = self._remember("mac", digits, lambda n: f"{n:x}")
+        return "02" + of_all.rjust(len(digits) - 2, "0")
+
+    def _mac(self, found: "re.Match[str]") -> str:
+        separator = found[0][2]
+        digits = self._mac_number(found[0].replace(separator, ""))
+        return separator.join(digits[at : at + 2] for at in range(0, len(digits), 2))
+
+    def _mac_of_fours(self, found: "re.Match[str]") -> str:
+        digits = self._mac_number(found[0].replace(".", ""))
+        return f"{digits[:4]}.{digits[4:8]}.{digits[8:]}"
+
+    def _guid(self, found: "re.Match[str]") -> str:
+        digits = self._mac_number(found[0].replace(":", ""))
+        return ":".join(digits[at : at + 4] for at in range(0, 16, 4))
+
+    def _ipv4(self, found: "re.Match[str]") -> str:
+        try:
+            address = ipaddress.IPv4Address(found[0])
+        except ipaddress.AddressValueError:
+            return found[0]  # a version with four parts
+        if address.is_unspecified or address.is_loopback:
+            return found[0]
+        return self._remember("ipv4", str(address), _documentation_ipv4)
+
+    def _ipv6(self, found: "re.Match[str]") -> str:
+        text, percent, zone = found[0].partition("%")
+        try:
+            address = ipaddress.IPv6Address(text)
+        except ipaddress.AddressValueError:
+            return found[0]
+        if address.is_unspecified or address.is_loopback:
+            return found[0]
+        return self._remember("ipv6", str(address), lambda n: f"2001:db8::{n:x}") + percent + zone
+
+
+def _documentation_ipv4(count: int) -> str:
+    """192.0.2.1 and on; after 254 the benchmarking network, which has room for 131,000 more."""
+    if count < 255:
+        return f"192.0.2.{count}"
+    return str(ipaddress.IPv4Address("198.18.0.0") + (count - 254) % (1 << 17))

@@ -1,0 +1,189 @@
+"""Redact: a snapshot without what tells whose machine it is.
+
+Two nets, one behind the other. Every source keeps only what is known to be structure, where its
+format allows that: XML elements, kernel parameters, files that have their form. What is left is
+searched for everything that shows itself by its form (UUIDs, MACs, addresses) or is known by name
+(host, user, serials). Secrets get pseudonyms, the same everywhere (snapshot/pseudonyms.py).
+
+PCI addresses, PU lists, masks and distances are no secrets and stay as they are.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from homenode.errors import InputError
+from homenode.snapshot.contents import IDENTITY_COMMANDS, IDENTITY_PATHS
+from homenode.snapshot.memory import MemorySnapshot
+from homenode.snapshot.protocol import Snapshot
+from homenode.snapshot.pseudonyms import Pseudonyms
+from homenode.snapshot.redacted_xml import (
+    redact_capabilities,
+    redact_domains,
+    redact_nvidia_query,
+)
+
+_SHORTEST_SECRET = 4
+"""Characters; most files of /sys are shorter ("1", "0-3")."""
+
+_TOKEN = re.compile(r'(?:[^\s"]|"[^"]*")+')
+_SAFE_VALUE = re.compile(r"[A-Za-z0-9_,:.;+*!@/=-]{0,400}", re.ASCII)
+
+_PARAMETERS = frozenset({
+    "acpi_enforce_resources", "amd_iommu", "amd_pstate", "cgroup_no_v1", "clocksource",
+    "cpufreq.default_governor", "cpuidle.off", "default_hugepagesz", "efi", "hugepages",
+    "hugepagesz", "hugetlb_cma", "idle", "init_on_alloc", "intel_idle.max_cstate",
+    "intel_iommu", "intel_pstate", "iomem", "iommu", "iommu.passthrough", "iommu.strict",
+    "irqaffinity", "isolcpus", "kernelcore", "kthread_cpus", "l1tf", "maxcpus", "mce", "mds",
+    "mem", "memhp_default_state", "mitigations", "modprobe.blacklist", "module_blacklist",
+    "movable_node", "movablecore", "nmi_watchdog", "no_timer_check", "nohz", "nohz_full",
+    "nokaslr", "nomodeset", "noresume", "nosmt", "nosoftlockup", "nox2apic", "nr_cpus", "numa",
+    "numa_balancing", "pci", "pcie_acs_override", "pcie_aspm", "pcie_aspm.policy",
+    "pcie_bus_perf", "pcie_bus_safe", "pcie_ports", "possible_cpus", "preempt",
+    "processor.max_cstate", "psi", "quiet", "rcu_nocb_poll", "rcu_nocbs",
+    "rcupdate.rcu_normal_after_boot", "rd.driver.blacklist", "rd.driver.pre", "ro", "rw",
+    "sched_domains", "selinux", "skew_tick", "spec_store_bypass_disable", "spectre_v2",
+    "splash", "split_lock_detect", "swiotlb", "systemd.unified_cgroup_hierarchy",
+    "transparent_hugepage", "tsc", "tsx", "vfio_iommu_type1.allow_unsafe_interrupts", "x2apic",
+})  # fmt: skip
+_MODULES = (
+    "amdgpu.", "arm-smmu.", "arm-smmu-v3.", "kvm.", "kvm_amd.", "kvm_intel.", "kvm-amd.",
+    "kvm-intel.", "nouveau.", "nvidia.", "nvidia-drm.", "nvidia_drm.", "vfio-pci.", "vfio_pci.",
+)  # fmt: skip
+"""Kernel parameters that bear on placement. Of all others not even the name is worth the risk."""
+
+_VPD_FIELD = re.compile(r"^\s*\[(\w\w)\] [^:]*:\s*(.*)$")
+_VPD_KEPT = frozenset({"PN", "EC"})  # part number, engineering changes
+_SERIAL_FIELD = re.compile(r"((?:serial|asset)[ \w]*:\s*)(\S.*)$", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Redacted:
+    """A snapshot that may be shown.
+
+    left_out: (tool, reason) where an output does not parse, so that nothing in it can be told from
+    anything else.
+    """
+
+    snapshot: MemorySnapshot
+    left_out: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Identities:
+    """Names that are redacted wherever they stand."""
+
+    hosts: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+
+
+def identities_of(snapshot: Snapshot, also: Identities | None = None) -> Identities:
+    """The names of a host and of the user who reads it; `also` adds to them."""
+    also = also or Identities()
+    words = [snapshot.read_text(path) for path in IDENTITY_PATHS]
+    users = [snapshot.command_output(command.name) for command in IDENTITY_COMMANDS]
+    return Identities(
+        _distinct((*also.hosts, *_words(words))), _distinct((*also.users, *_words(users)))
+    )
+
+
+def redact(
+    snapshot: MemorySnapshot, identities: Identities, notes: tuple[tuple[str, str], ...] = ()
+) -> Redacted:
+    """The snapshot under the name "host", without anything of its owner.
+
+    notes: (path or tool, remark) that go with it, redacted like the rest, at the head of left_out.
+    """
+    names = Pseudonyms(identities.hosts, identities.users)
+    commands: dict[str, str] = {}
+    left_out: list[tuple[str, str]] = []
+    # Commands first: they tell serials, which are then known in files too.
+    for name, text in sorted(snapshot.commands.items()):
+        try:
+            commands[name] = _REDACTORS.get(name, _scrub)(text, names)
+        except InputError as error:
+            left_out.append((name, names.scrub(error.message)))
+    # And again, because the last of them may have told a serial that stands in the first.
+    commands = {name: names.scrub(text) for name, text in commands.items()}
+    return Redacted(
+        MemorySnapshot(
+            "host",
+            {path: _file(path, text, names) for path, text in sorted(snapshot.files.items())},
+            snapshot.links,
+            commands,
+            tuple(
+                path
+                for path in snapshot.folders
+                if path not in snapshot.files and path not in snapshot.links
+            ),
+        ),
+        (*((what, names.scrub(remark)) for what, remark in notes), *left_out),
+    )
+
+
+def redact_command_line(text: str, names: Pseudonyms) -> str:
+    """A kernel command line with the parameters that bear on placement; others are "redacted".
+
+    >>> redact_command_line('root=UUID=12 isolcpus=2-31 "a b" hugepages=64 -- -p secret',
+    ...                     Pseudonyms())
+    'redacted isolcpus=2-31 redacted hugepages=64 redacted redacted redacted'
+    """
+    kept = []
+    for token in _TOKEN.findall(text):
+        name, _, value = token.partition("=")
+        known = name in _PARAMETERS or name.startswith(_MODULES)
+        safe = known and _SAFE_VALUE.fullmatch(name + value)
+        kept.append(names.scrub(token) if safe else "redacted")
+    return " ".join(kept)
+
+
+def _file(path: str, text: str, names: Pseudonyms) -> str:
+    if path == "/proc/cmdline":
+        return redact_command_line(text, names) + "\n"
+    # Configuration space is binary, and gather() has blanked all but its structure.
+    if path.endswith("/config") or len(text.strip()) < _SHORTEST_SECRET:
+        return text
+    return names.scrub(text)
+
+
+def _scrub(text: str, names: Pseudonyms) -> str:
+    return names.scrub(text)
+
+
+def _lspci(text: str, names: Pseudonyms) -> str:
+    """lspci -vvv: vital product data holds serials, asset tags and whatever a vendor likes.
+
+    [SN] Serial number: MT2311X12345     [V3] Vendor specific: 8f2a...     [YA] Asset tag: rack 4
+    """
+    lines = []
+    for line in text.splitlines():
+        field = _VPD_FIELD.match(line)
+        if field is not None and field[1] not in _VPD_KEPT:
+            if field[1] == "SN":
+                names.serial(field[2])
+            line = line[: field.start(2)] + "redacted"
+        lines.append(_SERIAL_FIELD.sub(lambda found: found[1] + _serial(found[2], names), line))
+    return names.scrub("\n".join(lines) + "\n")
+
+
+def _serial(text: str, names: Pseudonyms) -> str:
+    """A serial's pseudonym; one that looks like a MAC (b8-ce-f6-ff-ff-12-34-56) stays like one."""
+    scrubbed = names.scrub(text)
+    return scrubbed if scrubbed != text or text == "redacted" else names.serial(text)
+
+
+_REDACTORS: dict[str, Callable[[str, Pseudonyms], str]] = {
+    "lspci": _lspci,
+    "nvidia-smi-query": redact_nvidia_query,
+    "virsh-capabilities": redact_capabilities,
+    "virsh-domains": redact_domains,
+}
+
+
+def _words(texts: Iterable[str | None]) -> tuple[str, ...]:
+    # "(none)" is the domain name of a host that has none.
+    return tuple(word for text in texts for word in (text or "").split() if word != "(none)")
+
+
+def _distinct(words: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(word for word in words if word))

@@ -1,6 +1,7 @@
 """Every host that comes with homenode is what its file says, by discovery and by hwloc."""
 
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -17,6 +18,7 @@ from homenode.discover.host import discover
 from homenode.errors import UsageError
 from homenode.topology import HostSummary, summarise
 
+FORMAT = Path(__file__).parent.parent / "docs" / "formats" / "host-toml.md"
 LSTOPO = shutil.which("lstopo-no-graphics") or shutil.which("lstopo")
 
 EVERY = pytest.mark.parametrize("name", shipped_hosts())
@@ -44,6 +46,11 @@ def test_a_shipped_host_is_named_as_its_file_and_says_what_it_is(name: str) -> N
     assert description.host.name == name
     assert description.about
     assert description.facts, "which facts are published, and which are assumed?"
+
+
+def test_the_format_document_lists_every_shipped_host() -> None:
+    listed = re.findall(r"^\| `([a-z0-9-]+)` \|", FORMAT.read_text(), re.MULTILINE)
+    assert sorted(set(listed) & set(shipped_hosts())) == list(shipped_hosts())
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:

@@ -136,6 +136,8 @@ def _package_cores(file: Table, table: Table, package: int) -> list[CoreSlot]:
         count = cores_of.integer(cores_key, 0, least=1, most=MAX_PUS)
         own = table.integer("threads_per_core", threads, least=1, most=8)
         parts = [(None, own)] * count
+    if len({kind for kind, _ in parts}) == 1 and parts[0][0] is not None:
+        raise groups_of.refusal("core_groups", "groups of both kinds", "one kind only")
     if not parts:
         raise cores_of.refusal(cores_key, "how many cores each package has", "nothing")
     return [CoreSlot(package, 0, i, 0, None, kind, own) for i, (kind, own) in enumerate(parts)]

@@ -7,26 +7,39 @@ from homenode.bdf import Bdf
 from homenode.description.buses import PciTree
 from homenode.description.table import Table
 from homenode.indices import NodeIndex
-from homenode.pci import DeviceLink, LinkKind
+from homenode.pci import DeviceKind, DeviceLink, LinkKind
 
 LINK_KEYS = ("kind", "between", "to_node", "count")
+
+_VENDOR_OF_KIND = {LinkKind.NVLINK: 0x10DE, LinkKind.C2C: 0x10DE, LinkKind.XGMI: 0x1002}
 
 
 def parse_links(file: Table, tree: PciTree, nodes: Sequence[int]) -> tuple[DeviceLink, ...]:
     """Every link of [[link]], each pair once, ascending.
 
     between: a model (each of its devices with each other) or names of devices; with to_node,
-    "own" or a number, each of them with a node's CPUs.
+    "own" or a number, each of them with a node's CPUs. Only what the tools of the GPUs' maker can
+    tell may be described: NVLinks are counted, the others are not.
     """
     links: dict[tuple[LinkKind, Bdf, Bdf | None], DeviceLink] = {}
-    node_of = {device.bdf: device.node for device in tree.devices}
+    device_of = {device.bdf: device for device in tree.devices}
     for table in file.tables("link", LINK_KEYS):
         kind = LinkKind(table.choice("kind", tuple(LinkKind), "nvlink"))
         count = table.optional_integer("count", least=1, most=1024)
+        if (count is None) is (kind is LinkKind.NVLINK):
+            raise table.refusal("count", "a number with nvlink, and with nothing else", count)
+        if ("to_node" in table) is not (kind is LinkKind.C2C):
+            found_node = table.values.get("to_node")
+            raise table.refusal("to_node", "a node with c2c, and with nothing else", found_node)
         devices = _devices(table, tree)
-        if "to_node" in table:
+        for bdf in devices:
+            device = device_of[bdf]
+            if device.kind is not DeviceKind.GPU or device.vendor_id != _VENDOR_OF_KIND[kind]:
+                vendor = f"{_VENDOR_OF_KIND[kind]:#06x}"
+                raise table.refusal("between", f"GPUs of vendor {vendor} with {kind}", str(bdf))
+        if kind is LinkKind.C2C:
             found = [
-                DeviceLink(kind, device, None, _node(table, node_of[device], nodes), count)
+                DeviceLink(kind, device, None, _node(table, device_of[device].node, nodes), count)
                 for device in devices
             ]
         else:
@@ -46,10 +59,10 @@ def _devices(table: Table, tree: PciTree) -> tuple[Bdf, ...]:
     names = value if isinstance(value, list) else [value]
     found: list[Bdf] = []
     for name in names:
-        if name in tree.bdfs_of_model and not isinstance(value, list):
-            found += tree.bdfs_of_model[str(name)]
-        elif name in tree.bdf_of_name:
-            found.append(tree.bdf_of_name[str(name)])
+        if isinstance(name, str) and name in tree.bdfs_of_model and name is value:
+            found += tree.bdfs_of_model[name]
+        elif isinstance(name, str) and name in tree.bdf_of_name:
+            found.append(tree.bdf_of_name[name])
         else:
             known = sorted(tree.bdfs_of_model.keys() | tree.bdf_of_name.keys())[:20]
             raise table.refusal(

@@ -7,7 +7,6 @@ from homenode.cpuset import CpuSet
 from homenode.description.cpus import MAX_NODES, CoreSlot
 from homenode.description.table import Table
 from homenode.topology import LOCAL_DISTANCE, MemoryKind, PagePool
-from homenode.units import parse_bytes
 
 NODE_KEYS = ("memory_per_node", "hugepages_per_node", "node", "distances")
 NODE_TABLE_KEYS = (
@@ -90,7 +89,9 @@ def _node(
         raise table.refusal("package", f"one of the packages {sorted(of_cores or known)}", told)
     memory = table.size("memory")
     if memory is None:
-        memory = (file.size("memory_per_node") or 0) if of_cores else 0
+        memory = file.size("memory_per_node") if of_cores else 0
+    if memory is None:
+        raise file.refusal("memory_per_node", f"the memory of each node, node {index} too", None)
     pools_of = table if "hugepages" in table else file
     key = "hugepages" if pools_of is table else "hugepages_per_node"
     pools = _page_pools(pools_of, key) if memory else ()
@@ -126,17 +127,17 @@ def _page_pools(table: Table, key: str) -> tuple[PagePool, ...]:
     if not isinstance(value, Mapping):
         raise table.refusal(key, 'a table such as { "1GiB" = 64 }', value)
     pools = []
+    entries = Table(table.source, table.key(key), value)
     for size in value:
-        page_bytes = parse_bytes(str(size))
-        entry = Table(table.source, table.key(key), value)
+        page_bytes = Table(table.source, table.key(key), {size: size}).size(size) or 0
+        if page_bytes < 4096 or page_bytes & (page_bytes - 1):
+            raise entries.refusal(size, "a page size, a power of two", size)
         if isinstance(value[size], Mapping):
-            counts = entry.table(size, ("total", "free"))
+            counts = entries.table(size, ("total", "free"))
             total = counts.integer("total", 0)
             free = counts.integer("free", total, most=total)
         else:
-            total = free = entry.integer(size, 0)
-        if page_bytes < 4096 or page_bytes & (page_bytes - 1):
-            raise entry.refusal(size, "a page size, a power of two", size)
+            total = free = entries.integer(size, 0)
         pools.append(PagePool(page_bytes, total, free))
     return tuple(sorted(pools))
 

@@ -80,8 +80,14 @@ def parse_description(text: str, source: str) -> HostDescription:
     local = pus_of_node(slots, online)
     tree = _tree(file, cpu.vendor, nodes, local)
     cores = cores_of(slots, online)
-    llcs = llcs_of(slots, online, file.integer("llc_level", 3, 1, 4), file.size("llc_size"))
     caches = file.table("caches", _CACHE_KEYS)
+    level = file.integer("llc_level", 3, 1, 4)
+    without = any(slot.llc is None for slot in slots)
+    if (caches.values and without) or ("l2" in caches and level <= 2):
+        # The largest of them would pass for the last level.
+        found = "no last-level cache" if without else f"llc_level = {level}"
+        raise file.refusal("caches", "a last-level cache above them", found)
+    llcs = llcs_of(slots, online, level, file.size("llc_size"))
     host = Host(
         name=name,
         architecture=file.text("architecture", "x86_64"),

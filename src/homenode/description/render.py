@@ -1,10 +1,11 @@
-"""From a HostDescription to the files of /sys and /proc that such a machine would have. Pure."""
+"""From a HostDescription to the files and tool outputs of such a machine. Pure."""
 
 from homenode.description.model import HostDescription
-from homenode.description.render_cpus import render_cpus
+from homenode.description.render_cpus import render_cpus, render_policy_links
 from homenode.description.render_devices import PCI, render_devices
 from homenode.description.render_memory import render_memory
 from homenode.description.render_system import render_system
+from homenode.description.render_tools import render_tools
 from homenode.snapshot.memory import MemorySnapshot
 
 
@@ -20,6 +21,7 @@ def render(description: HostDescription) -> MemorySnapshot:
             **render_system(host),
             **devices.files,
         },
-        devices.links,
+        {**devices.links, **render_policy_links(host)},
+        render_tools(host),
         folders=(f"{PCI}/devices",),
     )

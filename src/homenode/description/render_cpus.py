@@ -40,7 +40,7 @@ def render_cpus(host: Host, caches: CacheSizes) -> dict[str, str]:
         if pu.index or not pu.online:
             files[f"{CPU}/cpu{pu.index}/online"] = f"{int(pu.online)}\n"
         if pu.online and governor is not None:
-            files[f"{CPU}/cpu{pu.index}/cpufreq/scaling_governor"] = f"{governor}\n"
+            files[f"{CPU}/cpufreq/policy{pu.index}/scaling_governor"] = f"{governor}\n"
     for name, number_of_pu in _numbers(host).items():
         for pu_index, number in number_of_pu.items():
             files[f"{CPU}/cpu{pu_index}/topology/{name}"] = f"{number}\n"
@@ -60,6 +60,17 @@ def render_cpus(host: Host, caches: CacheSizes) -> dict[str, str]:
         if pus:
             files[f"/sys/devices/{pmu}/cpus"] = f"{pus}\n"
     return files
+
+
+def render_policy_links(host: Host) -> dict[str, str]:
+    """Targets by link: the frequency policy of each online PU, where the host tells governors."""
+    if host.settings.governors is None:
+        return {}
+    return {
+        f"{CPU}/cpu{pu.index}/cpufreq": f"../cpufreq/policy{pu.index}"
+        for pu in host.pus
+        if pu.online
+    }
 
 
 def _numbers(host: Host) -> dict[str, dict[int, int]]:

@@ -1,5 +1,6 @@
 """The settings part of a host.toml: the running system's, and which PUs are set apart."""
 
+import re
 from dataclasses import dataclass
 
 from homenode.cpuset import CpuSet
@@ -8,8 +9,11 @@ from homenode.topology import HostSettings
 
 SETTINGS_KEYS = (
     "kernel_release", "kernel_command_line", "isolated", "nohz_full", "smt_control", "governor",
-    "transparent_hugepages", "numa_balancing",
+    "transparent_hugepages", "numa_balancing", "libvirt", "qemu",
 )  # fmt: skip
+
+
+_VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})\Z", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,4 +60,16 @@ def parse_settings(file: Table, *, smt: bool) -> HostSettings:
         governors=None if governor is None else (governor,),
         transparent_hugepages=table.optional_text("transparent_hugepages"),
         numa_balancing=table.optional_integer("numa_balancing", most=3),
+        libvirt_version=_version(table, "libvirt"),
+        qemu_version=_version(table, "qemu"),
     )
+
+
+def _version(table: Table, key: str) -> tuple[int, int, int] | None:
+    text = table.optional_text(key)
+    if text is None:
+        return None
+    match = _VERSION.match(text)
+    if match is None:
+        raise table.refusal(key, 'a version such as "10.0.0"', text)
+    return int(match[1]), int(match[2]), int(match[3])

@@ -9,7 +9,8 @@ from homenode.snapshot.memory import MemorySnapshot
 def write_tree(snapshot: MemorySnapshot, folder: Path) -> None:
     """Writes every file and link below a folder, which must be new or empty.
 
-    lstopo reads it with HWLOC_FSROOT=folder. Raises InputError where the folder holds something,
+    lstopo reads it with HWLOC_FSROOT=folder; tool outputs are in commands/NAME, where
+    snapshot/folder.py looks for them. Raises InputError where the folder holds something,
     or a path of the snapshot leads out of it.
     """
     if folder.exists() and any(folder.iterdir()):
@@ -22,6 +23,9 @@ def write_tree(snapshot: MemorySnapshot, folder: Path) -> None:
         place = folder / path.lstrip("/")
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(text.encode("utf-8", "surrogateescape"))
+    for name, output in snapshot.commands.items():
+        (folder / "commands").mkdir(exist_ok=True)
+        (folder / "commands" / name).write_text(output, encoding="utf-8")
     for path, target in snapshot.links.items():
         place = folder / path.lstrip("/")
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,162 @@
+"""Rendered hosts: files as a kernel writes them, and discovery gives back what was described."""
+
+import tarfile
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from homenode.description.parse import parse_description
+from homenode.description.render import render
+from homenode.description.shipped import load_shipped, shipped_hosts
+from homenode.description.tree_writer import write_tree
+from homenode.discover.host import discover
+from homenode.errors import InputError
+from homenode.snapshot.contents import PATHS, Kind
+from homenode.snapshot.folder import FolderSnapshot
+from homenode.snapshot.memory import MemorySnapshot
+from tests.shared_data import SHARED
+
+SYSTEM = "/sys/devices/system"
+REAL_TREE = SHARED / "machines" / "sysfs" / "20em64t-hybrid-1p6c2t+2ca4co1t.tar.bz2"
+
+
+@st.composite
+def descriptions(draw: st.DrawFn) -> str:
+    """Small hosts of every shape that the format knows."""
+    packages = draw(st.integers(1, 3))
+    nodes = draw(st.integers(1, 3))
+    share = draw(st.integers(1, 3))
+    cores = nodes * share
+    threads = draw(st.integers(1, 4))
+    llcs = draw(st.sampled_from([n for n in range(cores + 1) if n == 0 or cores % n == 0]))
+    count = packages * nodes
+    lines = [
+        'name = "drawn"',
+        f"packages = {packages}",
+        f"nodes_per_package = {nodes}",
+        f"llcs_per_package = {llcs}",
+        f"cores_per_package = {cores}",
+        f"threads_per_core = {threads}",
+        'llc_size = "8MiB"',
+        f'memory_per_node = "{draw(st.integers(1, 64))}GiB"',
+        f'hugepages_per_node = {{ "2MiB" = {draw(st.integers(0, 9))} }}',
+    ]
+    kinds = ("siblings-far", "siblings-adjacent", "siblings-far-in-package", "nodes-interleaved")
+    lines.append(f'numbering = "{draw(st.sampled_from(kinds))}"')
+    numbers = sorted(draw(st.sets(st.integers(0, 40), min_size=count, max_size=count)))
+    lines.append(f"node_numbers = {numbers}")
+    pus = packages * cores * threads
+    offline = draw(st.sets(st.integers(1, pus - 1), max_size=3)) if pus > 1 else set()
+    lines.append(f'offline_pus = "{",".join(map(str, sorted(offline)))}"')
+    if llcs and draw(st.booleans()):
+        lines.append('caches = { l1_data = "32KiB", l1_instruction = "32KiB", l2 = "1MiB" }')
+    if packages > 1 and draw(st.booleans()):
+        lines += ["[[package]]", "index = 1", f"threads_per_core = {draw(st.integers(1, threads))}"]
+        lines[-1] = f"threads_per_core = {threads}" if offline else lines[-1]
+    if draw(st.booleans()):
+        lines += ["[[node]]", "index = 50", 'memory = "3GiB"', 'kind = "other"']
+    lines += ["[model.nic]", 'class = "nic"', "total_vfs = 9", "vfs = 2", 'driver = "mlx5_core"']
+    lines += ["[model.gpu]", 'class = "gpu"', 'bars = ["16MiB", "1GiB prefetchable", "64KiB io"]']
+    lines += ['functions = ["audio"]']
+    for _ in range(draw(st.integers(0, 3))):
+        node = draw(st.sampled_from([*numbers, '"unknown"']))
+        lines += ["[[root]]", f"node = {node}", f"ports = [{', '.join(draw(PORTS))}]"]
+    return "\n".join(lines)
+
+
+DEVICES = st.sampled_from(
+    ['"gpu"', '"nic"', '"nvme"', '"empty"', '{ model = "gpu", trained = "5GT/s x8" }',
+     '{ model = "nic", node = "unknown" }', '{ model = "bmc", link = "none" }']
+)  # fmt: skip
+SWITCHES = st.lists(DEVICES, min_size=1, max_size=3).map(
+    lambda e: f"{{ switch = [{', '.join(e)}] }}"
+)
+PORTS = st.lists(DEVICES | SWITCHES, min_size=1, max_size=3)
+
+
+@settings(max_examples=150, deadline=None)
+@given(descriptions())
+def test_discovery_gives_back_what_was_described(text: str) -> None:
+    described = parse_description(text, "drawn.toml").host
+    found = discover(render(parse_description(text, "drawn.toml")))
+    single = len(described.nodes) == 1
+    # A host with one node has one distance, whatever it tells.
+    expected = replace(described, distances=((10,),)) if single else described
+    assert replace(found, gaps=()) == expected
+
+
+@pytest.mark.parametrize("name", shipped_hosts())
+def test_every_rendered_file_has_the_form_that_a_capture_expects(name: str) -> None:
+    snapshot = render(load_shipped(name))
+    files = _by_real_path_pattern(snapshot)
+    for rule in PATHS:
+        if rule.kind is not Kind.FILE:
+            continue
+        for path, text in files.get(rule.glob.rpartition("/")[2], {}).items():
+            if fnmatchcase(path, rule.glob) and path.count("/") == rule.glob.count("/"):
+                kept = text
+                if rule.keep:
+                    kept = "\n".join(
+                        line for line in text.split("\n") if line.startswith(rule.keep)
+                    )
+                assert rule.form.matches(kept), f"{path}: {text[:80]!r} is no {rule.form.name}"
+
+
+def _by_real_path_pattern(snapshot: MemorySnapshot) -> Mapping[str, Mapping[str, str]]:
+    """Files by their name, with PCI functions under the path by which they are read."""
+    named: dict[str, dict[str, str]] = {}
+    for path, text in snapshot.files.items():
+        folder, _, name = path.rpartition("/")
+        if folder.startswith("/sys/devices/pci"):
+            path = f"/sys/bus/pci/devices/{folder.rpartition('/')[2]}/{name}"
+        named.setdefault(name, {})[path] = text
+    return named
+
+
+@pytest.mark.skipif(not REAL_TREE.exists(), reason=f"{REAL_TREE} is not there")
+def test_cpu_and_cache_files_are_named_as_on_a_real_machine() -> None:
+    with tarfile.open(REAL_TREE) as archive:
+        real = {name.partition("/")[2] for name in archive.getnames()}
+    snapshot = render(load_shipped("rtx4080-i9-14900k"))
+    ours = {
+        path.removeprefix("/")
+        for path in (*snapshot.files, *snapshot.links)
+        if path.startswith((f"{SYSTEM}/cpu/cpu0/", f"{SYSTEM}/node/node0/"))
+    }
+    assert len(ours) > 20
+    assert ours <= real
+
+
+@pytest.mark.parametrize("name", ["hgx-h100", "x86-1p1n4c8t-vmd", "x86-2p2n8c16t-sriov-nic"])
+def test_a_written_tree_is_read_as_the_rendered_one(name: str, tmp_path: Path) -> None:
+    description = load_shipped(name)
+    snapshot = render(description)
+    write_tree(snapshot, tmp_path / "tree")
+    found = discover(FolderSnapshot(name, str(tmp_path / "tree")))
+    assert replace(found, gaps=(), links=description.host.links) == description.host
+
+
+def test_a_tree_is_written_to_a_new_folder_only_and_never_out_of_it(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(InputError, match="expected a new or empty folder"):
+        write_tree(MemorySnapshot("host", {"/a": ""}), tmp_path / "full")
+    with pytest.raises(InputError, match=r"expected absolute paths, found '/\.\./a'"):
+        write_tree(MemorySnapshot("host", {"/../a": ""}), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_rendering_eight_nodes_256_pus_and_64_devices_takes_less_than_100_ms() -> None:
+    description = load_shipped("x86-2p8n128c256t-64gpu")
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        render(description)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.1

@@ -21,6 +21,10 @@ class Kind(StrEnum):
     CONFIG = "config"  # PCI configuration space, binary; of bridges only
 
 
+_BDF = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
+_WAY = r"(?:[A-Za-z0-9_.:@-]{1,80}/){0,40}"  # pci0000:17/0000:17:01.0/, platform/.../
+
+
 class Form(Enum):
     """What the text of a file looks like; the value is a regular expression."""
 
@@ -38,6 +42,15 @@ class Form(Enum):
     RESOURCE = r"0x[0-9a-f]{16} 0x[0-9a-f]{16} 0x[0-9a-f]{16}"  # each line
     FIELDS = r"[A-Za-z0-9_()][A-Za-z0-9_() ]{0,60}\t*:[^\n]{0,8000}"  # each line: "key: value"
     NODE_MEMINFO = r"Node \d+ [A-Za-z0-9_()]{1,40}:\s+\d+(?: kB)?"  # each line
+
+    # Where links lead: to names that the kernel gives
+    TO_POLICY = r"\.\./cpufreq/policy\d{1,6}"
+    TO_NODE = r"(?:\.\./)+node\d{1,6}"
+    TO_DEVICE = rf"(?:\.\./)+(?:devices/{_WAY})?{_BDF}"
+    TO_DRIVER = r"(?:\.\./)+bus/[a-z]{2,12}/drivers/[A-Za-z0-9_-]{1,40}"
+    TO_GROUP = r"(?:\.\./)+kernel/iommu_groups/\d{1,8}"
+    TO_BUS = rf"(?:\.\./)+devices/{_WAY}pci_bus/[0-9a-f]{{4,8}}:[0-9a-f]{{2}}"
+    TO_IOMMU = rf"(?:\.\./)+devices/{_WAY}iommu/[a-z]{{2,8}}[a-z0-9._-]{{0,30}}"
 
     def matches(self, text: str) -> bool:
         """True where the whole text, but for white space around it, has the form."""
@@ -91,8 +104,8 @@ def _file(path: str, form: Form, why: str, keep: tuple[str, ...] = ()) -> PathRu
     return PathRule(path, Kind.FILE, form, why, keep)
 
 
-def _links(folder: str, names: str, why: str) -> tuple[PathRule, ...]:
-    return tuple(PathRule(f"{folder}/{name}", Kind.LINK, Form.NAME, why) for name in names.split())
+def _link(path: str, form: Form, why: str) -> PathRule:
+    return PathRule(path, Kind.LINK, form, why)
 
 
 _SYSTEM = "/sys/devices/system"
@@ -129,7 +142,7 @@ PATHS: tuple[PathRule, ...] = (
     *_files(f"{_CPU}/cache/index[0-9]*", Form.WORD, "type", "instruction caches are left out"),
     *_files(f"{_CPU}/cache/index[0-9]*", Form.SIZE, "size", "size of the LLC"),
     *_files(f"{_CPU}/cache/index[0-9]*", Form.LIST, "shared_cpu_list", "PUs of an LLC"),
-    *_links(_CPU, "cpufreq", "the frequency policy of a PU"),
+    _link(f"{_CPU}/cpufreq", Form.TO_POLICY, "the frequency policy of a PU"),
     *_files(
         f"{_CPU}/cpufreq",
         Form.NUMBER,
@@ -164,7 +177,7 @@ PATHS: tuple[PathRule, ...] = (
         "read_latency write_latency read_bandwidth write_bandwidth",
         "HMAT: how fast the node is from its best initiators",
     ),
-    *_links(f"{_NODE}/access[01]/initiators", "node[0-9]*", "HMAT: the best initiators"),
+    _link(f"{_NODE}/access[01]/initiators/node[0-9]*", Form.TO_NODE, "HMAT: the best initiators"),
     # Memory settings
     *_files(
         "/sys/kernel/mm/hugepages/hugepages-*kB",
@@ -178,7 +191,7 @@ PATHS: tuple[PathRule, ...] = (
     *_files("/proc/sys/vm", Form.NUMBER, "zone_reclaim_mode", "reclaim before a remote node"),
     _file("/proc/meminfo", Form.FIELDS, "memory where there are no nodes"),
     # PCI
-    *_links("/sys/bus/pci/devices", "*", "where a function hangs in the PCI tree"),
+    _link(_PCI, Form.TO_DEVICE, "where a function hangs in the PCI tree"),
     *_files(
         _PCI,
         Form.HEX,
@@ -199,12 +212,14 @@ PATHS: tuple[PathRule, ...] = (
         "secondary_bus_number subordinate_bus_number",
         "buses below a bridge",
     ),
-    *_links(_PCI, "driver iommu_group physfn", "who drives it, with what it is isolated, its PF"),
+    _link(f"{_PCI}/driver", Form.TO_DRIVER, "who drives it"),
+    _link(f"{_PCI}/iommu_group", Form.TO_GROUP, "with what it is isolated"),
+    _link(f"{_PCI}/physfn", Form.TO_DEVICE, "the function that it is a virtual function of"),
     PathRule(f"{_PCI}/config", Kind.CONFIG, Form.NAME, "port type of a bridge; root reads it"),
     PathRule(f"{_PCI}/infiniband/*", Kind.FOLDER, Form.NAME, "NIC names as nvidia-smi gives them"),
     *_files("/sys/class/pci_bus/*", Form.LIST, "cpulistaffinity", "locality of a root complex"),
-    *_links("/sys/class/pci_bus", "*", "the bus of a root complex"),
-    *_links("/sys/class/iommu", "*", "whether an IOMMU is on"),
+    _link("/sys/class/pci_bus/*", Form.TO_BUS, "the bus of a root complex"),
+    _link("/sys/class/iommu/*", Form.TO_IOMMU, "whether an IOMMU is on"),
     # The system
     *_files("/sys/devices/virtual/dmi/id", Form.NAME, "product_name sys_vendor", "which machine"),
     _file("/proc/device-tree/model", Form.NAME, "which machine, on arm64"),

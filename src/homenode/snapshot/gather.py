@@ -15,7 +15,6 @@ from homenode.snapshot.contents import BRIDGE_CLASS, COMMANDS, PATHS, Kind, Path
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.snapshot.protocol import Snapshot
 
-_LINK_TARGET = re.compile(r"[A-Za-z0-9_.:/@+-]{1,1024}", re.ASCII)
 _NAME_IN_PATH = re.compile(r"[A-Za-z0-9_.:@+-]{1,255}", re.ASCII)
 
 
@@ -145,7 +144,7 @@ def _is_plain(text: str) -> bool:
 
 def _link(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
     target = snapshot.read_link(path)
-    if target is not None and not _LINK_TARGET.fullmatch(target):
+    if target is not None and not rule.form.matches(target):
         raise _Unlike
     return target
 

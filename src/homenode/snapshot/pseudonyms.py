@@ -43,6 +43,8 @@ _COMMON_WORDS = frozenset({
 """Names of hosts and users that are words of every tool's output: replacing them would break it
 and hide nothing."""
 
+_OF_TOOLS = re.compile(r"(?:GPU|NIC)\d+")
+
 _SHORTEST = 3
 """Shorter names would be found everywhere."""
 
@@ -93,13 +95,7 @@ class Pseudonyms:
 
     def scrub(self, text: str) -> str:
         """The text with pseudonyms for everything that shows itself by its form or is known."""
-        text = _UUID.sub(lambda found: self.uuid(found[0]), text)
-        text = _LONG_HEX.sub(self._long_hex, text)
-        text = _MAC.sub(self._mac, text)
-        text = _MAC_OF_FOURS.sub(self._mac_of_fours, text)
-        text = _GUID_OF_FOURS.sub(self._guid, text)
-        text = _IPV4.sub(self._ipv4, text)
-        text = _IPV6.sub(self._ipv6, text)
+        text = self.scrub_forms(text)
         text = _MAIL.sub(lambda found: self.of("mail", found[0].lower()), text)
         text = _HOME.sub(lambda found: found[1] + self.of("user", found[2].lower()), text)
         if self._words:
@@ -109,8 +105,21 @@ class Pseudonyms:
                 self._word_pattern = re.compile(
                     rf"(?<![A-Za-z0-9])(?:{choice})(?![A-Za-z0-9])", re.IGNORECASE
                 )
-            text = self._word_pattern.sub(lambda found: self._words[found[0].lower()], text)
+            text = self._word_pattern.sub(self._word, text)
         return text
+
+    def scrub_forms(self, text: str) -> str:
+        """The text with pseudonyms for what shows itself by its form alone.
+
+        For paths: a host may be called node1, but a path of /sys never means the host.
+        """
+        text = _UUID.sub(lambda found: self.uuid(found[0]), text)
+        text = _LONG_HEX.sub(self._long_hex, text)
+        text = _MAC.sub(self._mac, text)
+        text = _MAC_OF_FOURS.sub(self._mac_of_fours, text)
+        text = _GUID_OF_FOURS.sub(self._guid, text)
+        text = _IPV4.sub(self._ipv4, text)
+        return _IPV6.sub(self._ipv6, text)
 
     def _add_word(self, word: str, pseudonym: str) -> None:
         if len(word) >= _SHORTEST and word not in _COMMON_WORDS and word not in self._words:
@@ -123,6 +132,10 @@ class Pseudonyms:
             self._counts[kind] = self._counts.get(kind, 0) + 1
             self._of_secret[key] = make(self._counts[kind])
         return self._of_secret[key]
+
+    def _word(self, found: "re.Match[str]") -> str:
+        # On a host called gpu7, nvidia-smi's GPU7 is still a GPU.
+        return found[0] if _OF_TOOLS.fullmatch(found[0]) else self._words[found[0].lower()]
 
     def _long_hex(self, found: "re.Match[str]") -> str:
         pseudonym = self.uuid(found[0]).replace("-", "")

@@ -108,14 +108,16 @@ def redact(
     return Redacted(
         MemorySnapshot(
             "host",
-            {path: _file(path, text, names) for path, text in sorted(snapshot.files.items())},
-            snapshot.links,
+            {
+                names.scrub_forms(path): _file(path, text, names)
+                for path, text in sorted(snapshot.files.items())
+            },
+            {
+                names.scrub_forms(path): names.scrub_forms(target)
+                for path, target in sorted(snapshot.links.items())
+            },
             commands,
-            tuple(
-                path
-                for path in snapshot.folders
-                if path not in snapshot.files and path not in snapshot.links
-            ),
+            tuple(names.scrub_forms(path) for path in snapshot.folders),
         ),
         (*((what, names.scrub(remark)) for what, remark in notes), *left_out),
     )

@@ -1,0 +1,319 @@
+"""Redaction: what is planted in any source never survives; topology stays as it was."""
+
+import ipaddress
+import re
+
+import pytest
+
+from homenode.bdf import Bdf
+from homenode.snapshot.contents import COMMANDS, IDENTITY_PATHS, PATHS, Form, Kind
+from homenode.snapshot.gather import gather
+from homenode.snapshot.memory import MemorySnapshot
+from homenode.snapshot.pseudonyms import Pseudonyms
+from homenode.snapshot.redact import Identities, identities_of, redact, redact_command_line
+from tests.shared_data import SHARED
+
+SECRETS = {
+    "uuid": "7b41c0de-93fa-4d1c-8e77-0123456789ab",
+    "gpu uuid": "GPU-5e8d2f10-aaaa-bbbb-cccc-d00d00d00d01",
+    "mac": "3c:6a:48:1f:22:e3",
+    "MAC": "3C-6A-48-1F-22-E4",
+    "eui64": "b8-ce-f6-03-00-12-34-56",
+    "guid": "b8ce:f603:0012:3457",
+    "ipv4": "10.20.30.41",
+    "ipv6": "fd12:3456:789a::5",
+    "host": "gpu7.acme.example",
+    "host alone": "gpu7",
+    "user": "jdoe",
+    "mail": "j.doe@acme.example",
+    "home": "/home/jdoe2/vms",
+    "machine id": "0123456789abcdef0123456789abcdef",
+}
+SERIAL = "1654921000123"  # told by nvidia-smi, planted everywhere
+IDENTITIES = Identities(("gpu7.acme.example",), ("jdoe",))
+
+NVIDIA_QUERY = """<?xml version="1.0" ?>
+<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">
+<nvidia_smi_log>
+  <timestamp>Mon Jan  1 00:00:00 2026 {plant}</timestamp>
+  <driver_version>550.54.15</driver_version>
+  <gpu id="00000000:3B:00.0">
+    <product_name>NVIDIA H100 80GB HBM3</product_name>
+    <serial>1654921000123</serial><uuid>GPU-5e8d2f10-aaaa-bbbb-cccc-d00d00d00d01</uuid>
+    <platformInfo><chassis_serial_number>CHASSIS77</chassis_serial_number>
+      <module_id>3</module_id></platformInfo>
+    <pci><pci_bus_id>00000000:3B:00.0</pci_bus_id><note>{plant}</note></pci>
+    <processes><process_info><name>{plant} secret-job</name></process_info></processes>
+    <new_element_of_next_year>{plant} unheard-of</new_element_of_next_year>
+  </gpu>
+</nvidia_smi_log>
+"""
+DOMAINS = """<domains>
+<domain type='kvm' id='4' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
+  <name>customer-vm</name><uuid>7b41c0de-93fa-4d1c-8e77-0123456789ab</uuid>
+  <title>{plant} our title</title><description>{plant} our words</description>
+  <metadata><owner>{plant} our owner</owner></metadata>
+  <memory unit='KiB'>1048576</memory><vcpu placement='static'>2</vcpu>
+  <cputune><vcpupin vcpu='0' cpuset='2'/><vcpupin vcpu='1' cpuset='3'/></cputune>
+  <numatune><memory mode='strict' nodeset='1'/></numatune>
+  <sysinfo type='smbios'><system><entry name='serial'>SYS-{plant}</entry></system></sysinfo>
+  <os><type arch='x86_64' machine='q35'>hvm</type>
+    <loader readonly='yes' type='pflash'>/srv/our-firmware.fd</loader>
+    <nvram>/srv/our-nvram.fd</nvram><cmdline>password=hunter2</cmdline></os>
+  <devices><emulator>/srv/our/qemu</emulator>
+    <disk type='file' device='disk'><source file='/srv/our-disk.qcow2'><note>{plant}</note></source>
+      <target dev='vda' bus='virtio'/><serial>DISK{plant}</serial><wwn>5000c50015ea71ac</wwn></disk>
+    <interface type='bridge'><mac address='3c:6a:48:1f:22:e3'/><source bridge='our-bridge'/>
+      <target dev='tap-customer'/><address type='pci' bus='0x03' slot='0x00'/></interface>
+    <hostdev mode='subsystem' type='pci' managed='yes'><source>
+      <address domain='0x0000' bus='0x3b' slot='0x00' function='0x0'/></source></hostdev>
+    <graphics type='vnc' listen='10.20.30.41' passwd='hunter2'/>
+    <memory model='nvdimm'><source><path>/srv/our-nvdimm</path></source>
+      <target><size unit='KiB'>524288</size><node>1</node></target></memory>
+  </devices>
+  <seclabel type='dynamic'><label>libvirt-{plant}</label></seclabel>
+  <qemu:commandline><qemu:arg value='hunter2 {plant}'/></qemu:commandline>
+</domain>
+</domains>
+"""
+CAPABILITIES = """<capabilities><host><uuid>7b41c0de-93fa-4d1c-8e77-0123456789ab</uuid>
+  <topology><cells num='1'><cell id='0'><cpus num='1'><cpu id='0' socket_id='0' core_id='0'
+    siblings='0'/></cpus></cell></cells></topology>
+  <secmodel><model>dac</model><baselabel type='kvm'>{plant}</baselabel></secmodel></host>
+</capabilities>
+"""
+LSPCI = """0000:3b:00.0 Ethernet controller [0200]: Mellanox MT2910 [15b3:1021]
+\tSubsystem: {plant}
+\tNUMA node: 1
+\tRegion 0: Memory at 39bffe000000 (64-bit, prefetchable) [size=32M]
+\tCapabilities: [48] Vital Product Data
+\t\tProduct Name: ConnectX-7
+\t\tRead-only fields:
+\t\t\t[PN] Part number: MCX75310AAS-NEAT
+\t\t\t[SN] Serial number: MT2311X12345
+\t\t\t[V3] Vendor specific: our-vendor-words
+\t\tRead/write fields:
+\t\t\t[YA] Asset tag: our-asset
+\tCapabilities: [180 v1] Device Serial Number b8-ce-f6-03-00-12-34-56
+\tKernel driver in use: mlx5_core
+"""
+STRUCTURED = {
+    "nvidia-smi-query": NVIDIA_QUERY,
+    "virsh-domains": DOMAINS,
+    "virsh-capabilities": CAPABILITIES,
+    "lspci": LSPCI,
+}
+
+
+def _plant(text: str, secret: str) -> str:
+    return text.replace("{plant}", f"x {secret} y")
+
+
+def _example(glob: str) -> str:
+    """A path of a glob: its patterns with 0 for what varies."""
+    path = (
+        glob.replace("[0-9]*", "0").replace("[01]", "0").replace("hugepages-*kB", "hugepages-4kB")
+    )
+    return path.replace("devices/*", "devices/0000:3b:00.0").replace("*", "0")
+
+
+def _texts(snapshot: MemorySnapshot) -> str:
+    parts = [*snapshot.files.values(), *snapshot.links.values(), *snapshot.commands.values()]
+    return "\n".join((*parts, *snapshot.folders))
+
+
+def _planted(secret: str, where: Form | None = None) -> MemorySnapshot:
+    """A host with a secret in every path and every command of the table."""
+    files = {}
+    links = {}
+    for rule in PATHS:
+        path = _example(rule.glob)
+        if rule.kind is Kind.LINK:
+            links[path] = f"../{secret}"
+        elif rule.kind is Kind.FILE:
+            key = rule.keep[0] if rule.keep else "key"
+            text = f"{key}\t: x {secret} y\n" if rule.form is Form.FIELDS else f"{secret}\n"
+            files[path] = text
+    commands = {
+        command.name: _plant(STRUCTURED.get(command.name, "GPU 0: {plant}\n"), secret)
+        for command in COMMANDS
+    }
+    return MemorySnapshot("planted", files, links, commands)
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_secret_planted_in_every_source_survives_in_none(name: str) -> None:
+    secret = SECRETS[name]
+    gathered = gather(_planted(secret))
+    left = _texts(redact(gathered.snapshot, IDENTITIES).snapshot)
+    for form in {secret, secret.lower(), secret.removeprefix("GPU-"), secret.partition(".")[0]}:
+        if name not in ("ipv4", "home") or form == secret:
+            assert form not in left, form
+    if name == "home":
+        assert "jdoe2" not in left
+
+
+def test_a_serial_that_one_tool_tells_is_found_in_all_others() -> None:
+    snapshot = MemorySnapshot(
+        "host",
+        {"/sys/devices/virtual/dmi/id/product_name": f"Server {SERIAL}\n"},
+        {},
+        {"nvidia-smi-query": NVIDIA_QUERY, "nvidia-smi-topo": f"GPU0 {SERIAL}\n"},
+    )
+    redacted = redact(snapshot, Identities()).snapshot
+    assert SERIAL not in _texts(redacted)
+    assert redacted.read_text("/sys/devices/virtual/dmi/id/product_name") == "Server serial-1\n"
+
+
+def test_what_is_free_in_a_tools_document_does_not_survive() -> None:
+    redacted = _texts(redact(_planted("PLANTED"), IDENTITIES).snapshot)
+    for word in (
+        "hunter2", "customer", "our-", "/srv/", "our title", "our words", "our owner", "CHASSIS77",
+        "secret-job", "unheard-of", "SYS-", "DISK", "5000c50015ea71ac", "MT2311X12345", "svirt",
+    ):  # fmt: skip
+        assert word not in redacted, word
+
+
+def test_the_structure_of_a_tools_document_survives() -> None:
+    commands = redact(_planted("PLANTED"), IDENTITIES).snapshot.commands
+    domains = commands["virsh-domains"]
+    for part in (
+        'type="kvm" id="4"', "<name>vm-1</name>", '<vcpupin vcpu="1" cpuset="3"/>',
+        '<memory mode="strict" nodeset="1"/>', '<memory unit="KiB">1048576</memory>',
+        '<address domain="0x0000" bus="0x3b" slot="0x00" function="0x0"/>', "<node>1</node>",
+        "<emulator>/usr/bin/redacted</emulator>", 'mac address="02:00:00:00:00:',
+    ):  # fmt: skip
+        assert part in domains, part
+    assert '<gpu id="00000000:3B:00.0">' in commands["nvidia-smi-query"]
+    assert "<module_id>3</module_id>" in commands["nvidia-smi-query"]
+    assert "siblings=" in commands["virsh-capabilities"]
+    lspci = commands["lspci"]
+    assert "[PN] Part number: MCX75310AAS-NEAT" in lspci
+    assert "Memory at 39bffe000000 (64-bit, prefetchable) [size=32M]" in lspci
+    assert re.search(r"Device Serial Number 02(-[0-9a-f]{2}){7}$", lspci, re.MULTILINE)
+
+
+def test_pseudonyms_are_the_same_everywhere_and_well_formed() -> None:
+    names = Pseudonyms(["gpu7"], ["jdoe"])
+    first = names.scrub(" ".join(SECRETS.values()))
+    assert names.scrub(" ".join(SECRETS.values())) == first
+    assert names.scrub(SECRETS["mac"].upper()) == names.scrub(SECRETS["mac"])
+    mac = names.scrub(SECRETS["mac"])
+    assert re.fullmatch(r"02(:[0-9a-f]{2}){5}", mac)
+    assert int(mac[:2], 16) & 0b11 == 0b10  # locally administered, unicast
+    assert re.fullmatch(
+        r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", names.scrub(SECRETS["gpu uuid"])
+    )
+    assert ipaddress.ip_address(names.scrub(SECRETS["ipv4"])) in ipaddress.ip_network(
+        "192.0.2.0/24"
+    )
+    assert ipaddress.ip_address(names.scrub(SECRETS["ipv6"])) in ipaddress.ip_network(
+        "2001:db8::/32"
+    )
+    assert names.scrub("00000000-0000-4000-8000-000000000009") != names.scrub(SECRETS["uuid"])
+
+
+def test_many_addresses_stay_distinct() -> None:
+    names = Pseudonyms()
+    addresses = [f"10.0.{i // 256}.{i % 256}" for i in range(2000)]
+    assert len({names.scrub(address) for address in addresses}) == 2000
+    macs = [f"3c:6a:48:00:{i // 256:02x}:{i % 256:02x}" for i in range(2000)]
+    assert len({names.scrub(mac) for mac in macs}) == 2000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0000:3b:00.0 10000:e1:00.0 00000000:3B:00.0 3b:00.0",
+        "0-31,64-95 0,2,4-6 00-11",
+        "ffffffff,ffffffff,00000000 0x000000ff,,0x0",
+        "10 21 31 41",
+        "0x0000022000000000 0x000002203fffffff 0x000000000014220c",
+        "32.0 GT/s PCIe",
+        "580.105.08 96.00.99.00.01 9.0.0 6.8.0-41-generic 1:7.2+dfsg-7+deb12u18",
+        "HeaderLog: 04000001 0000200f 19070000 f7c2a5b0",
+        "Bus: primary=00, secondary=3b, subordinate=3f, sec-latency=0",
+        "pci0000:17/0000:17:01.0/0000:18:00.0",
+        "127.0.0.1 ::1 0.0.0.0 ::",
+        "GPU0\t X \tNV18\tSYS\t0-63,128-191\t0,5-11\t\t4",
+        "root host gpu node numa",
+    ],
+)
+def test_what_is_no_secret_stays(text: str) -> None:
+    names = Pseudonyms(["gpu", "localhost", "node"], ["root", "ab"])
+    assert names.scrub(text) == text
+
+
+def test_every_bdf_stays() -> None:
+    names = Pseudonyms()
+    for bus in range(256):
+        text = str(Bdf(0, bus, bus % 32, bus % 8))
+        assert names.scrub(f"x {text} {text}:pcie001") == f"x {text} {text}:pcie001"
+
+
+def test_a_command_line_keeps_what_bears_on_placement() -> None:
+    line = (
+        "BOOT_IMAGE=/boot/vmlinuz-6.8 root=UUID=7b41c0de-93fa-4d1c-8e77-0123456789ab ro quiet "
+        "ip=10.0.0.2::10.0.0.1:255.255.255.0:gpu7 rd.luks.key=/key password=hunter2 hunter3 "
+        "isolcpus=managed_irq,2-31 nohz_full=2-31 default_hugepagesz=1G hugepagesz=1G "
+        'hugepages=0:400,1:400 intel_iommu=on iommu=pt vfio-pci.ids=10de:2330 dyndbg="file a +p" '
+        "mitigations=auto;hunter4$(x)"
+    )
+    kept = redact_command_line(line, Pseudonyms())
+    assert kept.replace("redacted ", "") == (
+        "ro quiet isolcpus=managed_irq,2-31 nohz_full=2-31 default_hugepagesz=1G hugepagesz=1G "
+        "hugepages=0:400,1:400 intel_iommu=on iommu=pt vfio-pci.ids=10de:2330 redacted"
+    )
+
+
+def test_output_that_does_not_parse_is_left_out_and_said() -> None:
+    snapshot = MemorySnapshot("host", {}, {}, {"virsh-domains": "<domains><domain>jdoe"})
+    result = redact(snapshot, IDENTITIES)
+    assert not result.snapshot.commands
+    assert result.left_out[0][0] == "virsh-domains"
+    assert "jdoe" not in result.left_out[0][1]
+
+
+def test_notes_are_redacted_too() -> None:
+    notes = (("virsh-capabilities", "virsh: cannot reach gpu7 as jdoe"),)
+    result = redact(MemorySnapshot("host", {}), IDENTITIES, notes)
+    assert result.left_out == (("virsh-capabilities", "virsh: cannot reach host-1 as user-1"),)
+
+
+def test_a_host_named_like_a_gpu_leaves_the_gpus_their_names() -> None:
+    names = Pseudonyms(["gpu7", "node1"])
+    assert names.scrub("GPU7 on gpu7, Gpu7") == "GPU7 on host-1, host-1"
+    assert names.scrub_forms("/sys/devices/system/node/node1") == "/sys/devices/system/node/node1"
+
+
+def test_paths_and_links_that_hold_a_guid_still_meet() -> None:
+    """Hyper-V puts the GUID of a device into its path."""
+    bus = "/sys/devices/LNXSYSTM:00/VMBUS:00/7b41c0de-93fa-4d1c-8e77-0123456789ab/pci9a3c:00"
+    link = "/sys/bus/pci/devices/9a3c:00:00.0"
+    snapshot = MemorySnapshot(
+        "hyper-v",
+        {f"{bus}/9a3c:00:00.0/class": "0x030200\n"},
+        {link: f"../../../{bus.removeprefix('/sys/')}/9a3c:00:00.0"},
+    )
+    redacted = redact(gather(snapshot).snapshot, IDENTITIES).snapshot
+    assert redacted.read_text(f"{link}/class") == "0x030200\n"
+    assert "7b41c0de" not in (redacted.real_path(link) or "7b41c0de")
+
+
+def test_identities_are_read_from_the_host() -> None:
+    files = {path: f"word{i}\n" for i, path in enumerate(IDENTITY_PATHS)}
+    snapshot = MemorySnapshot("host", files, {}, {"user": "jdoe\n"})
+    identities = identities_of(snapshot, Identities(hosts=("gpu7",)))
+    assert identities == Identities(("gpu7", "word0", "word1", "word2", "word3"), ("jdoe",))
+
+
+def test_a_published_query_keeps_its_gpus() -> None:
+    path = SHARED / "machines" / "nvidia-smi" / "qx-h100.xml"
+    if not path.is_file():
+        pytest.skip(f"{path} is not there")
+    text = path.read_text()
+    kept = redact(MemorySnapshot("h", {}, {}, {"nvidia-smi-query": text}), Identities()).snapshot
+    assert re.findall("<gpu id=[^>]*>", kept.commands["nvidia-smi-query"]) == re.findall(
+        "<gpu id=[^>]*>", text
+    )
+    assert "1650000000001" not in kept.commands["nvidia-smi-query"]

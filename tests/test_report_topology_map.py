@@ -2,18 +2,26 @@
 
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from lxml import etree
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
+from homenode.description.shipped import shipped_hosts
 from homenode.gap import Gap
 from homenode.pci import DeviceKind
 from homenode.plan.layout import PRESETS
+from homenode.plan.model import Plan
+from homenode.plan.planner import plan
+from homenode.report.palette import CELL_COLOURS, CellColour, style_sheet
 from homenode.report.topology_map import topology_map
+from homenode.sources import load_host
 from homenode.topology import CpuModel, Host
 from tests.picture_hosts import epyc_9654_host, h200_host, hand_plan, hgx_host, pictures, tiny_host
+from tests.shared_data import SHARED
+from tests.small_hosts import small_request
 from tests.svg_geometry import SVG, Box, assert_legible, rects, text_boxes
 
 NAMES = sorted(pictures())
@@ -49,8 +57,8 @@ def test_the_assertion_itself_sees_small_and_overlapping_text() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_pu_is_named_alone_or_in_a_range(name: str) -> None:
-    host, plan = pictures()[name]
-    texts = _texts(topology_map(host, plan))
+    host, planned = pictures()[name]
+    texts = _texts(topology_map(host, planned))
     named = CpuSet(int(text) for text in texts if text.isdigit())
     joined = " ".join(texts)
     for words in joined.split():
@@ -63,8 +71,8 @@ def test_every_pu_is_named_alone_or_in_a_range(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_gpu_and_nic_has_a_card(name: str) -> None:
-    host, plan = pictures()[name]
-    joined = " ".join(_texts(topology_map(host, plan)))
+    host, planned = pictures()[name]
+    joined = " ".join(_texts(topology_map(host, planned)))
     for device in host.pci_devices:
         if device.kind in (DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH):
             assert str(device.bdf) in joined
@@ -72,8 +80,8 @@ def test_every_gpu_and_nic_has_a_card(name: str) -> None:
 
 def test_each_vcpu_sits_on_its_pu_in_the_colour_of_its_cell() -> None:
     host = h200_host()
-    plan = hand_plan(host, "pin-numa-pci", 92, (0, 1, 2, 3), gpus=7)
-    root = _parsed(topology_map(host, plan))
+    planned = hand_plan(host, "pin-numa-pci", 92, (0, 1, 2, 3), gpus=7)
+    root = _parsed(topology_map(host, planned))
     boxes = [box for box in rects(root) if box.what.startswith("pu cell")]
     texts = text_boxes(root)
     seen = {}
@@ -82,23 +90,24 @@ def test_each_vcpu_sits_on_its_pu_in_the_colour_of_its_cell() -> None:
         if len(inside) == 2:  # the legend's samples hold none
             seen[int(inside[0])] = (int(inside[1]), box.what)
     assert len(seen) == 92
-    for cell in plan.cells:
+    for cell in planned.cells:
         for vcpu in cell.vcpus:
-            assert seen[vcpu] == (plan.vcpu_pins[vcpu].first(), f"pu cell{cell.id}")
+            assert seen[vcpu] == (planned.vcpu_pins[vcpu].first(), f"pu cell{cell.id}")
 
 
 def test_a_gpu_hangs_below_its_node_and_has_the_colour_of_its_cell() -> None:
     host = h200_host()
-    plan = hand_plan(host, "pin-numa-pci", 92, (0, 1, 2, 3), gpus=7)
-    root = _parsed(topology_map(host, plan))
+    planned = hand_plan(host, "pin-numa-pci", 92, (0, 1, 2, 3), gpus=7)
+    root = _parsed(topology_map(host, planned))
     texts = text_boxes(root)
     node_boxes = {
         next(t.what for t in texts if t.what.startswith("node ") and box.holds(t)): box
         for box in rects(root)
         if box.what == "node"
     }
-    for device in plan.devices:
-        title = [t for t in texts if t.what.startswith("GPU") and str(device.bdf) in t.what][-1]
+    for number, device in enumerate(planned.devices):
+        # The card's title; the cell's list of devices above has the name too.
+        title = [t for t in texts if t.what.split()[:1] == [f"GPU{number}"]][-1]
         box = node_boxes[f"node {device.host_node}"]
         assert title.top > box.bottom
         assert box.left <= title.left and title.right <= box.right
@@ -148,20 +157,20 @@ def test_the_picture_says_what_it_is_to_those_who_cannot_see_it() -> None:
 
 def test_the_same_host_and_plan_give_the_same_bytes() -> None:
     host = hgx_host()
-    plan = hand_plan(host, "pin-numa-pci", 96, (0, 1), with_nics=True)
-    assert topology_map(host, plan) == topology_map(hgx_host(), replace(plan))
+    planned = hand_plan(host, "pin-numa-pci", 96, (0, 1), with_nics=True)
+    assert topology_map(host, planned) == topology_map(hgx_host(), replace(planned))
 
 
 def test_a_host_of_384_pus_is_drawn_in_less_than_150_ms() -> None:
     host = epyc_9654_host()
-    plan = hand_plan(host, "pin", 24, (0,))
-    best = min(_seconds(host, plan) for _ in range(3))
+    planned = hand_plan(host, "pin", 24, (0,))
+    best = min(_seconds(host, planned) for _ in range(3))
     assert best < 0.150
 
 
-def _seconds(host: Host, plan: object) -> float:
+def _seconds(host: Host, planned: Plan) -> float:
     start = time.perf_counter()
-    topology_map(host, plan)  # type: ignore[arg-type]
+    topology_map(host, planned)
     return time.perf_counter() - start
 
 
@@ -187,16 +196,16 @@ def test_pus_whose_node_is_unknown_are_drawn_too() -> None:
 
 def test_vcpus_that_share_pus_are_counted_on_each() -> None:
     host = tiny_host()
-    plan = replace(hand_plan(host, "pin", 2, (0,)), vcpu_pins=(CpuSet([0, 1]),) * 2)
-    svg = topology_map(host, plan)
+    planned = replace(hand_plan(host, "pin", 2, (0,)), vcpu_pins=(CpuSet([0, 1]),) * 2)
+    svg = topology_map(host, planned)
     assert_legible(svg)
     assert _texts(svg).count("2v") == 2
 
 
 def test_the_emulator_on_a_vcpus_pu_is_marked() -> None:
     host = tiny_host()
-    plan = replace(hand_plan(host, "pin", 1, (0,)), emulator_pus=CpuSet([0]))
-    outlines = [box for box in rects(_parsed(topology_map(host, plan))) if "outline" in box.what]
+    planned = replace(hand_plan(host, "pin", 1, (0,)), emulator_pus=CpuSet([0]))
+    outlines = [box for box in rects(_parsed(topology_map(host, planned))) if "outline" in box.what]
     assert len(outlines) == 2  # the PU and the legend's sample
 
 
@@ -215,8 +224,8 @@ def test_every_layout_gives_a_legible_picture() -> None:
 
 def test_the_memory_of_a_cell_is_drawn_to_scale() -> None:
     host = h200_host()
-    plan = hand_plan(host, "pin-numa", 92, (0, 1, 2, 3), memory_bytes=1024 << 30)
-    boxes = rects(_parsed(topology_map(host, plan)))
+    planned = hand_plan(host, "pin-numa", 92, (0, 1, 2, 3), memory_bytes=1024 << 30)
+    boxes = rects(_parsed(topology_map(host, planned)))
     bars = [box for box in boxes if box.what == "bar"]
     parts = [b for b in boxes if b.what == "cell0" and any(_inside(bar, b) for bar in bars)]
     assert [round((b.right - b.left) / (bars[0].right - bars[0].left), 2) for b in parts] == [0.5]
@@ -230,3 +239,75 @@ def test_a_device_of_another_vm_names_it() -> None:
     host, _ = pictures()["odd"]
     assert Bdf.parse("10000:02:00.0") in host.domains[0].devices
     assert any("in use by" in text for text in _texts(topology_map(host)))
+
+
+def test_a_dark_theme_leaves_the_colours_of_cells_alone() -> None:
+    sheet = style_sheet()
+    dark = sheet.index("prefers-color-scheme:dark")
+    assert all(sheet.index(f".{name}{{") > dark for name in ("cell0", "tint0", "on-cell0", "cell7"))
+
+
+@pytest.mark.parametrize("colour", CELL_COLOURS)
+def test_text_on_a_cell_has_contrast(colour: CellColour) -> None:
+    light, dark = sorted((_luminance(colour.fill), _luminance(colour.ink)), reverse=True)
+    assert (light + 0.05) / (dark + 0.05) >= 4.5
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("name", shipped_hosts())
+def test_every_shipped_host_is_drawn_legibly(name: str) -> None:
+    assert_legible(topology_map(load_host(name)))
+
+
+@pytest.mark.parametrize(
+    ("host_name", "layout", "vcpus", "gpus"),
+    [
+        ("h200-xeon8558", "pin", 94, 7),
+        ("h200-xeon8558", "pin-numa-pci", 92, 7),
+        ("h200-xeon8558", "pin-numa-smt", 56, 7),
+        ("hgx-h100", "pin-numa-pci", 96, 8),
+        ("gh200x4", "pin-numa-pci", 64, 1),
+        ("epyc9654-2p-1node", "pin", 24, 0),
+        ("epyc-nps4-gpu-nic", "pin-numa-pci-smt", 128, 8),
+        ("mi350x-epyc9575f", "pin-numa-pci", 120, 8),
+        ("rtx4080-i9-14900k", "pin", 8, 1),
+        ("small-2n8c-2gpu", "pin-numa-pci", 6, 2),
+    ],
+)
+def test_a_planned_vm_is_drawn_legibly_on_a_shipped_host(
+    host_name: str, layout: str, vcpus: int, gpus: int
+) -> None:
+    host = load_host(host_name)
+    chosen = [d for d in host.devices_of_kind(DeviceKind.GPU) if d.physical_function is None]
+    request = small_request(
+        vcpus, layout=layout, devices=[str(gpu.bdf) for gpu in chosen[:gpus]], iothreads=1
+    )
+    drawn = plan(host, request)
+    svg = topology_map(host, drawn)
+    assert_legible(svg)
+    joined = " ".join(_texts(svg))
+    assert all(str(device.bdf).partition(":")[2] in joined for device in drawn.devices)
+
+
+CAPTURES = sorted((SHARED / "machines" / "hwloc").glob("*.xml"))
+LSPCI = SHARED / "machines" / "lspci" / "gpud-hgx-h100x8-lspci-vvv.txt"
+
+
+@pytest.mark.skipif(not CAPTURES, reason="the shared captures of real machines are not here")
+@pytest.mark.parametrize("path", CAPTURES, ids=lambda path: path.stem)
+def test_a_real_machine_is_drawn_legibly(path: Path) -> None:
+    assert_legible(topology_map(load_host(str(path))))
+
+
+@pytest.mark.skipif(not LSPCI.exists(), reason="the shared lspci capture is not here")
+def test_a_host_of_517_functions_is_drawn_legibly_alone_and_laid_over_cpus() -> None:
+    assert_legible(topology_map(load_host(str(LSPCI))))
+    laid_over = load_host("xeon-2p-cpus", lspci=LSPCI)
+    assert_legible(topology_map(laid_over))
+    planned = hand_plan(laid_over, "pin-numa-pci", 96, (0, 1), gpus=8)
+    assert_legible(topology_map(laid_over, planned))

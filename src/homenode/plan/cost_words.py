@@ -40,7 +40,7 @@ def _free(kind: str) -> Callable[[int], str]:
     def say(value: int) -> str:
         amount = format_bytes(abs(value)) if kind == "memory" else f"{abs(value)} whole cores"
         rule = "the most, --balance spread" if value <= 0 else "the least, --balance pack"
-        return f"{amount} free on the chosen nodes ({rule})"
+        return f"{amount} free on the chosen nodes before this VM ({rule})"
 
     return say
 
@@ -59,7 +59,9 @@ _WORDS: dict[str, tuple[str, Callable[[int], str]]] = {
     "other_device_distance": ("distance to devices that do not pull", _other_devices),
     "unevenness": (
         "evenness of the split over nodes",
-        lambda value: f"sum of squared cores per node {value} (least where equal)",
+        lambda value: (
+            f"evenness of the split: {value}, the sum of its squared parts (least: equal)"
+        ),
     ),
     "unisolated_cores": (
         "cores outside isolcpus and nohz_full",
@@ -69,7 +71,10 @@ _WORDS: dict[str, tuple[str, Callable[[int], str]]] = {
             else f"{value} of the cores are not isolated"
         ),
     ),
-    "llcs_spanned": ("LLCs spanned", _spanned("LLC")),
+    "llcs_spanned": (
+        "LLCs spanned",
+        lambda value: f"{value} LLC{'' if value == 1 else 's'} spanned, counted on each node",
+    ),
     "pages_to_reserve": (
         "huge pages to reserve",
         lambda value: (

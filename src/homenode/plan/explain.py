@@ -135,7 +135,8 @@ def _rejections(rejections: Sequence[Rejection]) -> Section:
         name = constraint.replace("_", " ").replace("-", " ")
         lines.append(f"{len(group)} rejected by {name}:")
         for rejection in group[:_MOST_REJECTIONS]:
-            where = f"{nodes_text(rejection.nodes)}: " if rejection.nodes else ""
+            named = not rejection.nodes or rejection.detail.startswith(("node ", "nodes "))
+            where = "" if named else f"{nodes_text(rejection.nodes)}: "
             lines.append(f"  {where}{rejection.detail}")
         if len(group) > _MOST_REJECTIONS:
             lines.append(f"  and {len(group) - _MOST_REJECTIONS} more (--json lists them)")

@@ -70,7 +70,13 @@ def devices_section(plan: Plan, host: Host | None) -> Section:
         for device in plan.devices
     )
     columns = ("host BDF", "kind", "node", "cell", "guest address")
-    return Section("Devices", _dma_lines(plan, host), Rows(columns, rows))
+    lines = _dma_lines(plan, host)
+    if any(device.address is not None for device in plan.devices):
+        lines += (
+            "Guest addresses are libvirt's: their bus is a controller's index, not the bus number "
+            "that the guest prints.",
+        )
+    return Section("Devices", lines, Rows(columns, rows))
 
 
 def _dma_lines(plan: Plan, host: Host | None) -> tuple[str, ...]:

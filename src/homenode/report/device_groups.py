@@ -82,24 +82,30 @@ def devices_by_node(
 ) -> tuple[NodeDevices, ...]:
     """Every PCI function of the host, in a card or counted; ascending by node, unknown last.
 
+    On a host of one node a device of unknown node is on that one.
+
     keep: functions that get a card whatever they are. everything: all functions get one.
     """
     kept = frozenset(keep)
     by_bdf = {device.bdf: device for device in host.pci_devices}
     complexes = {complex_.name: complex_ for complex_ in host.root_complexes}
+    # Firmware of one-node machines says -1 of every device; there is no other node to be on.
+    only = host.nodes[0].index if len(host.nodes) == 1 else None
     cards, counted = _cards(host, kept, everything)
     switches_of: dict[Bdf, tuple[PciDevice, ...]] = {}
     grouped: dict[NodeIndex | None, dict[str, dict[tuple[Bdf, ...], list[DeviceCard]]]] = {}
     for card in cards:
         device = card.device
+        node = device.node if device.node is not None else only
         switches = _switches_above(device, by_bdf, switches_of)
-        by_complex = grouped.setdefault(device.node, {})
+        by_complex = grouped.setdefault(node, {})
         by_switch = by_complex.setdefault(device.root_complex, {})
         by_switch.setdefault(tuple(port.bdf for port in switches), []).append(card)
     others: dict[tuple[NodeIndex | None, str], int] = {}
     for device in counted:
         complex_of = complexes.get(device.root_complex)
         node = device.node if device.node is not None or not complex_of else complex_of.node
+        node = only if node is None else node
         place = (node, device.root_complex)
         others[place] = others.get(place, 0) + (device.kind is not DeviceKind.BRIDGE)
     found: list[NodeDevices] = []

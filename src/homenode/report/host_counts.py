@@ -1,5 +1,6 @@
 """HostCounts: a host, its nodes and its settings in single lines."""
 
+from homenode.pci import DeviceKind
 from homenode.report.wording import plural
 from homenode.topology import Host, HostSettings, MemoryKind, NumaNode, summarise
 from homenode.units import format_bytes
@@ -23,13 +24,16 @@ def host_counts(host: Host) -> str:
         parts[3] += f" ({summary.pus_disallowed} not allowed)"
     size = summary.memory_bytes
     parts.append("memory unknown" if size is None else format_bytes(size))
-    for count, noun in (
-        (summary.gpus, "GPU"),
-        (summary.nics, "NIC"),
-        (summary.nvswitches, "NVSwitch"),
+    for kind, noun, nouns in (
+        (DeviceKind.GPU, "GPU", "GPUs"),
+        (DeviceKind.NIC, "NIC", "NICs"),
+        (DeviceKind.NVSWITCH, "NVSwitch", "NVSwitches"),
     ):
-        if count:
-            parts.append(plural(count, noun, "NVSwitches" if noun == "NVSwitch" else None))
+        devices = host.devices_of_kind(kind)
+        functions = sum(device.physical_function is not None for device in devices)
+        if devices:
+            text = plural(len(devices) - functions, noun, nouns)
+            parts.append(f"{text} with {plural(functions, 'VF')}" if functions else text)
     parts.append(plural(summary.pci_functions, "PCI function"))
     return ", ".join(parts)
 

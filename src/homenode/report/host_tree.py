@@ -17,6 +17,13 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.gap import Gap
 from homenode.pci import DeviceKind
+from homenode.report.cpu_groups import (
+    KIND_WORDS,
+    CoreGroup,
+    NodeBlock,
+    PackageFrame,
+    package_frames,
+)
 from homenode.report.device_groups import (
     DeviceCard,
     NodeDevices,
@@ -27,8 +34,6 @@ from homenode.report.device_groups import (
 )
 from homenode.report.device_links import link_lines
 from homenode.report.host_counts import host_counts, other_node_text, settings_lines
-from homenode.report.map_cores import KIND_WORDS, CoreGroup
-from homenode.report.map_nodes import NodeBlock, PackageFrame, package_frames
 from homenode.report.terminal_text import AsciiWhereNeeded
 from homenode.report.wording import (
     address_text,

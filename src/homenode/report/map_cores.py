@@ -3,14 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from homenode.cpuset import CpuSet
-from homenode.indices import PackageIndex
+from homenode.report.cpu_groups import KIND_WORDS, CoreGroup
 from homenode.report.palette import CELL_COLOURS
 from homenode.report.pu_use import FREE, PuUse
 from homenode.report.svg_canvas import LEAST_TEXT_SIZE, SvgCanvas
 from homenode.report.text_extent import text_width, wrap
 from homenode.report.wording import number_list, plural
-from homenode.topology import Core, CoreKind, Host, Llc
+from homenode.topology import Core, Host
 from homenode.units import format_bytes
 
 LABELLED_PUS = 1024
@@ -18,22 +17,6 @@ LABELLED_PUS = 1024
 
 _CAPTION_SIZE = 10.0
 _PAD, _GAP, _CORE_GAP = 5.0, 8.0, 3.0
-KIND_WORDS = {CoreKind.PERFORMANCE: "P cores", CoreKind.EFFICIENCY: "E cores"}
-
-
-@dataclass(frozen=True, slots=True)
-class CoreGroup:
-    """Cores of one node that share an LLC and a kind. cores_of_llc: on all nodes together."""
-
-    llc: Llc | None
-    kind: CoreKind | None
-    package: PackageIndex | None
-    cores: tuple[Core, ...]
-    cores_of_llc: int
-
-    @property
-    def pus(self) -> CpuSet:
-        return CpuSet(pu for core in self.cores for pu in core.pus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,37 +30,13 @@ class CellSize:
     labelled: bool = True
 
 
-def core_groups(host: Host, pus: CpuSet) -> tuple[CoreGroup, ...]:
-    """The cores with any of these PUs by package, LLC and kind, ascending by PU."""
-    pu_of_index = {pu.index: pu for pu in host.pus}
-    cores_of_llc: dict[int, int] = {}
-    grouped: dict[tuple[int | None, int | None, CoreKind | None], list[Core]] = {}
-    for core in host.cores:
-        first = core.pus.first()
-        pu = None if first is None else pu_of_index.get(first)
-        if pu is None:
-            continue
-        if pu.llc is not None:
-            cores_of_llc[pu.llc] = cores_of_llc.get(pu.llc, 0) + 1
-        if not core.pus.isdisjoint(pus):
-            grouped.setdefault((core.id.package, pu.llc, core.kind), []).append(core)
-    return tuple(
-        CoreGroup(
-            None if llc is None else host.llcs[llc],
-            kind,
-            None if package is None else PackageIndex(package),
-            tuple(cores),
-            len(cores) if llc is None else cores_of_llc[llc],
-        )
-        for (package, llc, kind), cores in grouped.items()
-    )
-
-
 def cell_size(host: Host, uses: Mapping[int, PuUse], planned: bool, zoom: float) -> CellSize:
     """The size at which every PU's number, and with a plan every vCPU's, fits its box."""
     if len(host.pus) > LABELLED_PUS:
         return CellSize(11, 11, 0, 0, labelled=False)
-    large, small = 11.0 * zoom, (LEAST_TEXT_SIZE if planned else 9.5) * zoom
+    # Boxes may grow more than their text: large numbers are no easier to read.
+    grown = min(zoom, 1.25)
+    large, small = 11.0 * grown, (LEAST_TEXT_SIZE if planned else 9.5) * grown
     widest_pu = max((text_width(str(pu.index), small) for pu in host.pus), default=0)
     if not planned:
         return CellSize(max(22 * zoom, widest_pu + 5), 17 * zoom, large, small)

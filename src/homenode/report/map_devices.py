@@ -29,7 +29,7 @@ from homenode.report.wording import (
 )
 from homenode.topology import Host
 
-_LEAST_CARD, _MOST_CARD = 144.0, 190.0
+_LEAST_CARD, _MOST_CARD = 140.0, 190.0
 _GAP, _PAD, _LINE = 8.0, 7.0, 12.5
 _TITLE_SIZE, _TEXT_SIZE, _LABEL_SIZE = 11.0, 10.0, 10.0
 _TRUNK, _DROP = 22.0, 12.0
@@ -139,14 +139,26 @@ def draw_devices(
 def _complex_size(
     group: RootComplexGroup, facts: DeviceFacts, card_width: float, columns: int
 ) -> tuple[float, float]:
-    width, height = 0.0, 0.0
+    width, height, _ = _switch_places(group, facts, card_width, columns)
+    label = len(_complex_label(group, width)) * _LINE + 5
+    return width + 2 * _PAD, label + height + _PAD
+
+
+def _switch_places(
+    group: RootComplexGroup, facts: DeviceFacts, card_width: float, columns: int
+) -> tuple[float, float, list[tuple[float, float]]]:
+    """Width and height of a root complex's switches, and each one's corner, side by side."""
+    room = columns * (card_width + _GAP) - _GAP + 2 * _PAD
+    places: list[tuple[float, float]] = []
+    x, y, row, widest = 0.0, 0.0, 0.0, 0.0
     for switch in group.groups:
-        one_width, one_height = _switch_size(switch, facts, card_width, columns)
-        width = max(width, one_width)
-        height += one_height + _GAP
-    inner = width
-    label = len(_complex_label(group, inner)) * _LINE + 5
-    return inner + 2 * _PAD, label + height - _GAP + _PAD
+        width, height = _switch_size(switch, facts, card_width, columns)
+        if x > 0 and x + width > room + 0.01:
+            x, y, row = 0.0, y + row + _GAP, 0.0
+        places.append((x, y))
+        x += width + _GAP
+        row, widest = max(row, height), max(widest, x - _GAP)
+    return widest, y + row, places
 
 
 def _switch_size(
@@ -236,7 +248,10 @@ def _guest_texts(card: DeviceCard, facts: DeviceFacts) -> list[str]:
         )
     for device in planned:
         if device.address is not None:
-            found.append(f"guest {address_text(device.address, True)}")
+            # libvirt's numbers; the guest's kernel counts its buses differently.
+            address = device.address
+            part = f" function {address.function}" if address.function else ""
+            found.append(f"bus {address.bus} slot {address.device}{part}")
     return found
 
 
@@ -255,24 +270,36 @@ def _draw_complex(
     for line in _complex_label(group, width - 2 * _PAD):
         at_y += _LINE
         canvas.text(x + _PAD, at_y - 2.5, line, _LABEL_SIZE, "dim")
-    for switch in group.groups:
-        switch_width, switch_height = _switch_size(switch, facts, card_width, columns)
-        card_x, card_y = x + _PAD, at_y
-        if switch.switch is not None:
-            canvas.rect(x + _PAD, at_y, switch_width, switch_height, "switch", radius=4)
-            card_x, card_y = card_x + _PAD, card_y + 5
-            for line in _switch_label(switch, facts, switch_width - 2 * _PAD):
-                card_y += _LINE
-                canvas.text(card_x, card_y - 2.5, line, _LABEL_SIZE, "dim")
-        across = min(columns, len(switch.cards))
-        for start in range(0, len(switch.cards), across):
-            row = switch.cards[start : start + across]
-            row_height = _row_height(row, facts, card_width)
-            for position, card in enumerate(row):
-                box = (card_x + position * (card_width + _GAP), card_y, card_width, row_height)
-                _draw_card(canvas, card, facts, box)
-            card_y += row_height + _GAP
-        at_y += switch_height + _GAP
+    _, _, places = _switch_places(group, facts, card_width, columns)
+    for switch, (right, down) in zip(group.groups, places, strict=True):
+        corner = (x + _PAD + right, at_y + down)
+        _draw_switch(canvas, switch, facts, card_width, columns, corner)
+
+
+def _draw_switch(
+    canvas: SvgCanvas,
+    switch: SwitchGroup,
+    facts: DeviceFacts,
+    card_width: float,
+    columns: int,
+    corner: tuple[float, float],
+) -> None:
+    card_x, card_y = corner
+    if switch.switch is not None:
+        width, height = _switch_size(switch, facts, card_width, columns)
+        canvas.rect(card_x, card_y, width, height, "switch", radius=4)
+        card_x, card_y = card_x + _PAD, card_y + 5
+        for line in _switch_label(switch, facts, width - 2 * _PAD):
+            card_y += _LINE
+            canvas.text(card_x, card_y - 2.5, line, _LABEL_SIZE, "dim")
+    across = min(columns, len(switch.cards))
+    for start in range(0, len(switch.cards), across):
+        row = switch.cards[start : start + across]
+        row_height = _row_height(row, facts, card_width)
+        for position, card in enumerate(row):
+            box = (card_x + position * (card_width + _GAP), card_y, card_width, row_height)
+            _draw_card(canvas, card, facts, box)
+        card_y += row_height + _GAP
 
 
 def _draw_card(

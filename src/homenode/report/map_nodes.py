@@ -3,11 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from homenode.cpuset import CpuSet
-from homenode.indices import NodeIndex, PackageIndex
+from homenode.indices import NodeIndex
 from homenode.plan.model import GuestCellId, Plan
-from homenode.report.device_groups import NodeDevices
-from homenode.report.map_cores import CellSize, CoreGroup, core_groups, draw_core_groups
+from homenode.report.cpu_groups import NodeBlock, PackageFrame
+from homenode.report.map_cores import CellSize, draw_core_groups
 from homenode.report.map_devices import DeviceFacts, draw_devices
 from homenode.report.palette import CELL_COLOURS
 from homenode.report.pu_use import PuUse
@@ -22,24 +21,6 @@ _CHIP = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class NodeBlock:
-    """A node with PUs, or the PUs whose node is unknown (node None), and what hangs on it."""
-
-    node: NumaNode | None
-    groups: tuple[CoreGroup, ...]
-    pus: CpuSet
-    devices: NodeDevices | None
-
-
-@dataclass(frozen=True, slots=True)
-class PackageFrame:
-    """Nodes of one package; packages has several where one node spans them, none if unknown."""
-
-    packages: tuple[PackageIndex, ...]
-    blocks: tuple[NodeBlock, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Scene:
     """What every part of the picture looks up."""
 
@@ -47,29 +28,6 @@ class Scene:
     plan: Plan | None
     uses: Mapping[int, PuUse]
     facts: DeviceFacts
-
-
-def package_frames(host: Host, devices: Sequence[NodeDevices]) -> tuple[PackageFrame, ...]:
-    """Every node that has PUs, by package; PUs of no known node in a block of their own."""
-    devices_of_node = {group.node: group for group in devices}
-    by_package: dict[tuple[PackageIndex, ...], list[NodeBlock]] = {}
-    placed = CpuSet()
-    for node in host.nodes:
-        if not node.pus:
-            continue
-        groups = core_groups(host, node.pus)
-        packages = tuple(sorted({g.package for g in groups if g.package is not None}))
-        block = NodeBlock(node, groups, node.pus, devices_of_node.get(node.index))
-        by_package.setdefault(packages, []).append(block)
-        placed |= node.pus
-    rest = CpuSet(pu for core in host.cores for pu in core.pus) - placed
-    if rest:
-        groups = core_groups(host, rest)
-        packages = tuple(sorted({g.package for g in groups if g.package is not None}))
-        by_package.setdefault(packages, []).append(NodeBlock(None, groups, rest, None))
-    return tuple(
-        PackageFrame(packages, tuple(blocks)) for packages, blocks in sorted(by_package.items())
-    )
 
 
 def draw_packages(

@@ -73,6 +73,8 @@ def style_sheet() -> str:
     """The picture's CSS: light, and dark where the viewer prefers it."""
     rules = [f"text{{font-family:{FONT_FAMILY};font-variant-numeric:tabular-nums}}"]
     rules += _theme(0)
+    rules.append("@media (prefers-color-scheme:dark){" + "".join(_theme(1)) + "}")
+    # After both themes: what is of a cell has the cell's colour in either.
     rules += [
         ".wire{fill:none;stroke-width:2}",
         ".isolated{stroke-width:1.6;stroke-dasharray:3 2}",
@@ -83,10 +85,8 @@ def style_sheet() -> str:
         rules += [
             f".cell{number}{{fill:{colour.fill}}}",
             f".tint{number}{{fill:{colour.fill};fill-opacity:.22}}",
-            f".edge{number}{{stroke:{colour.fill}}}",
             f".on-cell{number}{{fill:{colour.ink}}}",
         ]
-    rules.append("@media (prefers-color-scheme:dark){" + "".join(_theme(1)) + "}")
     return "".join(rules)
 
 

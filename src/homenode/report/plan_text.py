@@ -29,7 +29,8 @@ def rejections_text(error: Unplannable) -> RenderableType:
     """Why no placement fits: each rejection, and what would make it fit."""
     parts: list[RenderableType] = [Text(printable(error.message), style="bold")]
     for rejection in error.rejections[:_MOST_REJECTIONS]:
-        where = f"{nodes_text(rejection.nodes)}: " if rejection.nodes else ""
+        named = not rejection.nodes or rejection.detail.startswith(("node ", "nodes "))
+        where = "" if named else f"{nodes_text(rejection.nodes)}: "
         text = Text.assemble(
             (rejection.constraint.replace("_", " "), "bold"), f": {where}{rejection.detail}"
         )

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from homenode.report.wording import printable
 
+_LEAST_WRAPPED = 24  # columns of a terminal that a wrapped column needs
 _PLAIN = str.maketrans({"\u2026": "...", "\u2013": "-", "\u00d7": "x", "\u00b7": "-"})
 
 
@@ -33,7 +34,7 @@ class AsciiWhereNeeded:
 class TableOrList:
     """A table where its columns fit, else each row as lines of "column: text".
 
-    wraps_last: the last column may be wrapped, down to a third of the width.
+    wraps_last: the last column may be wrapped, or stand below the table as "first: last".
     """
 
     def __init__(
@@ -47,24 +48,27 @@ class TableOrList:
         self._wraps_last = wraps_last
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        fixed = len(self._columns) - self._wraps_last
-        needed = self._width(console, options, fixed)
-        if needed + (options.max_width // 3 if self._wraps_last else 0) <= options.max_width:
+        room, every = options.max_width, len(self._columns)
+        fixed = every - self._wraps_last
+        needed = Measurement.get(console, options.update(width=10_000), self._table(fixed)).maximum
+        if needed + (_LEAST_WRAPPED if self._wraps_last else 0) <= room:
+            yield self._table(every)
+        elif needed <= room:
             yield self._table(fixed)
-            return
-        for row in self._rows:
-            for number, (column, text) in enumerate(zip(self._columns, row, strict=True)):
-                yield Text.assemble(("- " if number == 0 else "  ") + f"{column}: ", text)
+            for row in self._rows:
+                yield Text(f"{row[0]}: {row[-1]}")
+        else:
+            for row in self._rows:
+                for number, (column, text) in enumerate(zip(self._columns, row, strict=True)):
+                    yield Text.assemble(("- " if number == 0 else "  ") + f"{column}: ", text)
 
-    def _width(self, console: Console, options: ConsoleOptions, fixed: int) -> int:
-        table = self._table(fixed, only_fixed=True)
-        return Measurement.get(console, options.update(width=10_000), table).maximum
-
-    def _table(self, fixed: int, only_fixed: bool = False) -> Table:
+    def _table(self, columns: int) -> Table:
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        shown = self._columns[:fixed] if only_fixed else self._columns
-        for number, column in enumerate(shown):
-            table.add_column(Text(column), no_wrap=number < fixed)
+        for number, column in enumerate(self._columns[:columns]):
+            wraps = self._wraps_last and number == len(self._columns) - 1
+            # Heads of two words stand on two lines.
+            head = column if wraps or not self._wraps_last else column.replace(" ", "\n")
+            table.add_column(Text(head), no_wrap=not wraps)
         for row in self._rows:
-            table.add_row(*(Text(text) for text in row[: len(shown)]))
+            table.add_row(*(Text(text) for text in row[:columns]))
         return table

@@ -5,17 +5,16 @@ follows the viewer's light or dark theme. The same host and plan give the same b
 """
 
 from homenode.plan.model import Plan
+from homenode.report.cpu_groups import PackageFrame, package_frames
 from homenode.report.device_groups import devices_by_node
 from homenode.report.host_counts import host_counts
 from homenode.report.map_cores import CellSize, cell_size, rows_of_cores
 from homenode.report.map_devices import device_facts
 from homenode.report.map_nodes import (
-    PackageFrame,
     Scene,
     columns_of,
     core_room,
     draw_packages,
-    package_frames,
 )
 from homenode.report.map_page import (
     draw_distances,

@@ -7,6 +7,13 @@ from homenode.cpuset import CpuSet
 from homenode.pci import DeviceKind, PciDevice, PciLink
 from homenode.report.device_groups import KIND_NAMES, DeviceCard
 
+# Source: pci-ids.ucw.cz, the vendors that make what our cards show.
+_VENDORS = {
+    0x1000: "Broadcom", 0x1002: "AMD", 0x10DE: "NVIDIA", 0x10EC: "Realtek", 0x1344: "Micron",
+    0x144D: "Samsung", 0x14E4: "Broadcom", 0x15B3: "Mellanox", 0x1AF4: "virtio", 0x1B36: "QEMU",
+    0x1C5C: "SK hynix", 0x1D0F: "Amazon", 0x1E0F: "Kioxia", 0x8086: "Intel",
+}  # fmt: skip
+
 
 def printable(text: str) -> str:
     """A text from outside with nothing in it that steers a terminal or breaks XML.
@@ -88,9 +95,13 @@ def link_text(link: PciLink | None) -> str | None:
 
 def device_model(device: PciDevice) -> str | None:
     """The short name of a device; of GPUs, NICs and NVSwitches what the PCI ids list has in
-    brackets, which is the name that people use."""
+    brackets, which is the name that people use. Without a name the vendor and the ids; None where
+    the source tells neither."""
     if not device.name:
-        return None
+        if device.vendor_id is None or device.device_id is None:
+            return None
+        ids = f"{device.vendor_id:04x}:{device.device_id:04x}"
+        return f"{_VENDORS.get(device.vendor_id, 'vendor')} {ids}"
     name = printable(device.name).strip()
     if device.kind not in (DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH):
         return name

@@ -20,6 +20,7 @@ from homenode.errors import InputError
 from homenode.snapshot.contents import PATHS, Kind
 from homenode.snapshot.folder import FolderSnapshot
 from homenode.snapshot.memory import MemorySnapshot
+from tests.memory_folder import memory_folder
 from tests.shared_data import SHARED
 
 SYSTEM = "/sys/devices/system"
@@ -134,11 +135,11 @@ def test_cpu_and_cache_files_are_named_as_on_a_real_machine() -> None:
 
 
 @pytest.mark.parametrize("name", ["hgx-h100", "x86-1p1n4c8t-vmd", "x86-2p2n8c16t-sriov-nic"])
-def test_a_written_tree_is_read_as_the_rendered_one(name: str, tmp_path: Path) -> None:
+def test_a_written_tree_is_read_as_the_rendered_one(name: str) -> None:
     description = load_shipped(name)
-    snapshot = render(description)
-    write_tree(snapshot, tmp_path / "tree")
-    found = discover(FolderSnapshot(name, str(tmp_path / "tree")))
+    with memory_folder() as folder:
+        write_tree(render(description), folder / "tree")
+        found = discover(FolderSnapshot(name, str(folder / "tree")))
     assert replace(found, gaps=(), links=description.host.links) == description.host
 
 

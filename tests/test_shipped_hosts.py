@@ -17,6 +17,7 @@ from homenode.description.tree_writer import write_tree
 from homenode.discover.host import discover
 from homenode.errors import UsageError
 from homenode.topology import HostSummary, summarise
+from tests.memory_folder import memory_folder
 
 FORMAT = Path(__file__).parent.parent / "docs" / "formats" / "host-toml.md"
 LSTOPO = shutil.which("lstopo-no-graphics") or shutil.which("lstopo")
@@ -83,10 +84,11 @@ def _lstopo(description: HostDescription, folder: Path) -> etree._Element:
 @pytest.mark.hwloc
 @pytest.mark.skipif(LSTOPO is None, reason="lstopo is not installed")
 @EVERY
-def test_hwloc_sees_the_same_host(name: str, tmp_path: Path) -> None:
+def test_hwloc_sees_the_same_host(name: str) -> None:
     description = load_shipped(name)
     host = description.host
-    seen = _lstopo(description, tmp_path / "tree")
+    with memory_folder() as folder:
+        seen = _lstopo(description, folder / "tree")
 
     def indices(kind: str) -> list[int]:
         return sorted(int(o.get("os_index", "-1")) for o in seen.iter("object")

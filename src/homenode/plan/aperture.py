@@ -30,6 +30,8 @@ _HOST_BITS_MODES = frozenset({"host-passthrough", "maximum"})
 _HOST_BITS_QEMU = (6, 0, 0)
 _LOW_WINDOW_BYTES = 4 * GIB
 _SMALL_PAGE_BYTES = 4 * KIB
+_OWN_BARS = 6
+"""Beyond are the ROM and the room for virtual functions, which a guest does not map."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,12 @@ def aperture(
             )
         )
     window = prefetchable_window_bytes(passed)
-    bars = sum(bar.size_bytes for device in passed for bar in device.bars if bar.is_memory)
+    bars = sum(
+        bar.size_bytes
+        for device in passed
+        for bar in device.bars
+        if bar.is_memory and bar.index < _OWN_BARS
+    )
     factor = len(passed) if iommu_needed else 1
     step = page_bytes or _SMALL_PAGE_BYTES
     entries = -(-request.memory_bytes // step) + -(-bars // step)
@@ -102,8 +109,7 @@ def prefetchable_window_bytes(devices: Iterable[PciDevice]) -> int:
         sizes = [
             _power_of_two(bar.size_bytes)
             for bar in device.bars
-            # A virtual function's own BARs are its own; 7 to 12 are room for others.
-            if bar.is_memory and bar.is_64bit and bar.is_prefetchable and bar.index < 6
+            if bar.is_memory and bar.is_64bit and bar.is_prefetchable and bar.index < _OWN_BARS
         ]
         if sizes:
             largest = max(sizes)

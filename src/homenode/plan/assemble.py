@@ -43,8 +43,8 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
     shape = guest_topology(host, request, counts, placement.threads_per_core, dies)
     cache = guest_cache(host, request, placement, shape.topology, runs)
 
-    pcie = _pcie(host, request, placement, len(cells))
     by_bdf = {} if host is None else {device.bdf: device for device in host.pci_devices}
+    pcie = _pcie(host, by_bdf, request, placement)
     devices = _devices(request, placement, cells, by_bdf, pcie)
     iommu_needed = request.guest.has_iommu or (is_x86 and vcpus > MOST_VCPUS_WITHOUT_IOMMU)
     window = _aperture(host, request, placement, by_bdf, iommu_needed)
@@ -90,6 +90,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
         ),
         consequences=consequences(
             host,
+            by_bdf,
             request,
             vcpus,
             cells,
@@ -103,7 +104,10 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
 
 
 def _pcie(
-    host: Host | None, request: GuestRequest, placement: Placement, cells: int
+    host: Host | None,
+    by_bdf: dict[Bdf, PciDevice],
+    request: GuestRequest,
+    placement: Placement,
 ) -> MirroredPcie | None:
     """The mirrored tree; None where the layout leaves PCIe as it was."""
     if request.layout.pcie is GuestPcie.AS_IT_WAS:
@@ -120,7 +124,7 @@ def _pcie(
             "mirrors is the host's",
             hint="name the host with --host, or choose pin, pin-numa or pin-numa-smt",
         )
-    return mirror_pcie(host, request, placement)
+    return mirror_pcie(host, by_bdf, request, placement)
 
 
 def _devices(

@@ -66,8 +66,10 @@ def llc_runs(
     llc_of_pu = {pu.index: pu.llc for pu in host.pus}
     llcs: list[LlcIndex] = []
     for pins in placement.vcpu_pins:
-        under = {llc_of_pu.get(pu) for pu in pins}
-        llc = under.pop() if len(under) == 1 else None
+        first = pins.first()
+        llc = None if first is None else llc_of_pu.get(first)
+        if len(pins) > 1 and any(llc_of_pu.get(pu) != llc for pu in pins):
+            return None
         if llc is None:
             return None
         llcs.append(llc)

@@ -19,6 +19,7 @@ from homenode.units import format_bytes
 
 def consequences(
     host: Host | None,
+    by_bdf: dict[Bdf, PciDevice],
     request: GuestRequest,
     vcpus: int,
     cells: tuple[PlannedCell, ...],
@@ -27,7 +28,7 @@ def consequences(
     controllers: tuple[PlannedController, ...],
     window: Aperture | None,
 ) -> tuple[str, ...]:
-    """Sentences in the order in which a user would meet them."""
+    """Sentences in the order in which a user would meet them. by_bdf: the host's functions."""
     said: list[str] = []
     guest = request.guest
     if vcpus != guest.vcpus:
@@ -40,7 +41,6 @@ def consequences(
     said += _cells(host, request, cells)
     said += _topology(host, request, cells, topology)
     if host is not None:
-        by_bdf = {device.bdf: device for device in host.pci_devices}
         before = {hostdev.source: hostdev.address for hostdev in guest.hostdevs}
         said += _moved(by_bdf, before, devices)
         said += _locality(by_bdf, devices)
@@ -118,7 +118,7 @@ def _moved(
         kind = "device" if known is None else _KIND_NAMES.get(known.kind, "device")
         nics += known is not None and known.kind is DeviceKind.NIC
         old = before.get(device.bdf)
-        origin = f"from bus {old.bus} slot {old.device}" if old else "to"
+        origin = f"from libvirt's bus {old.bus} slot {old.device}" if old else "to libvirt's"
         target = f"bus {device.address.bus} slot {device.address.device}"
         if device.address.function:
             target += f" function {device.address.function}"

@@ -75,13 +75,15 @@ class _Tree:
         return found
 
 
-def device_places(host: Host, cell_of_node: dict[NodeIndex, int]) -> tuple[Place, ...]:
+def device_places(
+    host: Host, by_bdf: dict[Bdf, PciDevice], cell_of_node: dict[NodeIndex, int]
+) -> tuple[Place, ...]:
     """Every seat of the cells, in the order in which ports are numbered.
 
     GPUs of all cells come before the NICs of any, so that a VM of GPUs alone has no idle port. The
     n-th GPU of each cell comes before the next one of any.
     """
-    tree = _Tree({device.bdf: device for device in host.pci_devices})
+    tree = _Tree(by_bdf)
     local = [
         device
         for device in host.pci_devices

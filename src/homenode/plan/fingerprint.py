@@ -11,24 +11,19 @@ def host_fingerprint(host: Host) -> str:
     Left out is what changes from boot to boot or while the host runs: free memory, pages, domains,
     drivers, link states, names.
     """
-    digest = hashlib.sha256()
-
-    def say(*parts: object) -> None:
-        digest.update(" ".join(map(str, parts)).encode() + b"\n")
-
-    say("architecture", host.architecture)
-    for package in host.packages:
-        say("package", package.index, hex(package.pus.bits))
-    for node in host.nodes:
-        say("node", node.index, hex(node.pus.bits), node.memory_kind, bool(node.memory_bytes))
-    for llc in host.llcs:
-        say("llc", llc.level, hex(llc.pus.bits))
-    for core in host.cores:
-        say("core", hex(core.pus.bits), core.kind)
-    for row in host.distances or ():
-        say("distances", *row)
-    for device in host.pci_devices:
-        # Virtual functions come and go with a setting of the driver.
-        if device.physical_function is None:
-            say("pci", device.bdf, device.class_code, device.node)
-    return digest.hexdigest()
+    lines = [f"architecture {host.architecture}"]
+    lines += [f"package {package.index} {package.pus.bits:x}" for package in host.packages]
+    lines += [
+        f"node {node.index} {node.pus.bits:x} {node.memory_kind} {bool(node.memory_bytes)}"
+        for node in host.nodes
+    ]
+    lines += [f"llc {llc.level} {llc.pus.bits:x}" for llc in host.llcs]
+    lines += [f"core {core.pus.bits:x} {core.kind}" for core in host.cores]
+    lines += [f"distances {row}" for row in host.distances or ()]
+    # Virtual functions come and go with a setting of the driver.
+    lines += [
+        f"pci {device.bdf} {device.class_code:x} {device.node}"
+        for device in host.pci_devices
+        if device.physical_function is None
+    ]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -59,8 +59,10 @@ class _Seat:
         return next(iter(self.function_of))
 
 
-def mirror_pcie(host: Host, request: GuestRequest, placement: Placement) -> MirroredPcie:
-    """Controllers and addresses for a request whose layout mirrors PCIe.
+def mirror_pcie(
+    host: Host, by_bdf: dict[Bdf, PciDevice], request: GuestRequest, placement: Placement
+) -> MirroredPcie:
+    """Controllers and addresses for a request whose layout mirrors PCIe. by_bdf: the host's.
 
     Raises InputError for a machine type without PCIe expander buses, for a device that the host
     does not have or that is a bridge; Unplannable where 256 buses are too few.
@@ -71,30 +73,22 @@ def mirror_pcie(host: Host, request: GuestRequest, placement: Placement) -> Mirr
             f"--spare-ports: expected 0 to {MOST_SPARE_PORTS}, found {request.spare_ports}"
         )
     cells = len(placement.nodes)
-    by_bdf = {device.bdf: device for device in host.pci_devices}
     _refuse_unfit(by_bdf, placement)
-    places = device_places(host, {node: i for i, node in enumerate(placement.nodes)})
+    places = device_places(host, by_bdf, {node: i for i, node in enumerate(placement.nodes)})
     tree = pcie_tree(places, cells, request.pci_granularity, request.spare_ports)
     seats = _seats(tree, placement)
     hostdevs = {hostdev.source: hostdev for hostdev in request.guest.hostdevs}
     addresses = {bdf: device.address for bdf, device in hostdevs.items() if device.address}
-    document = PcieDocument(request.guest, cells, ())
-    base = document.base_of(tree)
     any_port = request.pci_granularity is PciGranularity.CELL
-    kept = {
-        seat.position: address
-        for seat in seats
-        if (address := _right_address(seat, addresses, document, base, any_port)) is not None
-    }
+    kept = _kept(request, cells, tree, seats, addresses)
     leaving = [
         addresses[bdf]
         for seat in seats
         for bdf in seat.function_of
         if seat.position not in kept and bdf in addresses
     ]
-    if leaving:
-        document = PcieDocument(request.guest, cells, leaving)
-        base = document.base_of(tree)
+    document = PcieDocument(request.guest, cells, leaving)
+    base = document.base_of(tree)
     if base is None and not any_port:
         base = document.last_index
 
@@ -165,6 +159,27 @@ def _seats(tree: PcieTree, placement: Placement) -> list[_Seat]:
         numbers[members[0]] = 0
         seats.append(_Seat(position, tree.nodes[position].cell, numbers))
     return seats
+
+
+def _kept(
+    request: GuestRequest,
+    cells: int,
+    tree: PcieTree,
+    seats: list[_Seat],
+    addresses: dict[Bdf, GuestAddress],
+) -> dict[int, GuestAddress]:
+    """The document's address of each seat that is where it belongs."""
+    if all(controller.node is None for controller in request.guest.controllers):
+        return {}  # no expander bus belongs to a cell yet
+    document = PcieDocument(request.guest, cells, ())
+    base = document.base_of(tree)
+    any_port = request.pci_granularity is PciGranularity.CELL
+    kept: dict[int, GuestAddress] = {}
+    for seat in seats:
+        address = _right_address(seat, addresses, document, base, any_port)
+        if address is not None:
+            kept[seat.position] = address
+    return kept
 
 
 def _right_address(

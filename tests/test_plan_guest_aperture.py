@@ -1,0 +1,149 @@
+"""Address space, locked memory, IOMMU entries, and the vIOMMU."""
+
+from dataclasses import replace
+
+import pytest
+
+from homenode.pci import PciBar
+from homenode.plan.aperture import prefetchable_window_bytes
+from homenode.plan.assemble import assemble
+from homenode.plan.guest import Guest
+from homenode.plan.layout import PRESETS
+from homenode.plan.model import Plan
+from homenode.topology import Host, HostSettings
+from homenode.units import GIB, MIB, TIB
+from tests.guest_shapes import HGX_GPUS, hgx_host, placed
+from tests.small_hosts import small_request
+
+QEMU_8 = HostSettings(qemu_version=(8, 2, 0))
+
+
+def with_bars(host: Host, *sizes: int) -> Host:
+    """The host whose GPUs have these 64-bit prefetchable BARs, and 16 MiB of another kind."""
+    bars = tuple(PciBar(2 * i, size, True, True) for i, size in enumerate(sizes))
+    bars += (PciBar(5, 16 * MIB, False, False), PciBar(7, TIB, True, True))
+    return replace(
+        host,
+        settings=QEMU_8,
+        pci_devices=tuple(
+            replace(device, bars=bars) if device.bdf in HGX_GPUS else device
+            for device in host.pci_devices
+        ),
+    )
+
+
+def planned(host: Host, guest: dict[str, object] | None = None, **changes: object) -> Plan:
+    request = small_request(4, 64 * GIB, layout="pin-numa-pci", devices=[str(b) for b in HGX_GPUS])
+    document: Guest = replace(request.guest, **(guest or {}))  # type: ignore[arg-type]
+    request = replace(request, guest=document, **changes)  # type: ignore[arg-type]
+    return assemble(host, request, placed((2, 2), devices=HGX_GPUS))
+
+
+def test_eight_bars_of_128_gib_need_a_tebibyte() -> None:
+    plan = planned(with_bars(hgx_host(), 128 * GIB), {"firmware": "efi"})
+    assert plan.aperture is not None
+    assert plan.aperture.pcihole64_bytes == TIB
+    assert plan.aperture.firmware_mmio64_mib == TIB // MIB
+
+
+def test_small_bars_beside_a_large_one_cost_its_alignment() -> None:
+    devices = [d for d in with_bars(hgx_host(), 128 * GIB, 32 * MIB).pci_devices if d.bars]
+    assert prefetchable_window_bytes(devices) == 2 * TIB
+    assert prefetchable_window_bytes([]) == 0
+
+
+def test_nothing_is_set_where_the_default_window_suffices() -> None:
+    plan = planned(with_bars(hgx_host(), 256 * MIB))
+    assert plan.aperture is not None
+    assert plan.aperture.pcihole64_bytes is None
+    assert plan.aperture.firmware_mmio64_mib is None
+    assert plan.aperture.physical_address_bits is None
+
+
+def test_a_window_that_is_there_already_is_left() -> None:
+    plan = planned(with_bars(hgx_host(), 128 * GIB), {"pcihole64_bytes": 2 * TIB})
+    assert plan.aperture is not None and plan.aperture.pcihole64_bytes is None
+
+
+def test_seabios_needs_no_firmware_window() -> None:
+    for firmware in (None, "bios"):
+        plan = planned(with_bars(hgx_host(), 128 * GIB), {"firmware": firmware})
+        assert plan.aperture is not None and plan.aperture.firmware_mmio64_mib is None
+
+
+@pytest.mark.parametrize(
+    ("guest", "qemu", "bits"),
+    [
+        ({}, (8, 2, 0), None),  # the guest has the host's
+        ({}, (5, 2, 0), 41),
+        ({"cpu_mode": "custom"}, (8, 2, 0), 41),
+        ({"cpu_mode": "host-model", "physical_address_bits": 39}, (8, 2, 0), 41),
+        ({"cpu_mode": "custom", "physical_address_bits": 46}, (8, 2, 0), None),
+        ({"domain_type": "qemu"}, (8, 2, 0), 41),
+        ({"cpu_mode": "custom", "max_memory_bytes": 3 * TIB}, (8, 2, 0), 43),
+    ],
+)
+def test_address_bits_are_set_where_the_guest_has_too_few(
+    guest: dict[str, object], qemu: tuple[int, int, int], bits: int | None
+) -> None:
+    host = replace(with_bars(hgx_host(), 128 * GIB), settings=HostSettings(qemu_version=qemu))
+    plan = planned(host, guest)
+    assert plan.aperture is not None and plan.aperture.physical_address_bits == bits
+
+
+def test_an_unknown_qemu_is_a_gap_where_it_matters() -> None:
+    host = replace(with_bars(hgx_host(), 128 * GIB), settings=HostSettings())
+    assert any(gap.subject == "guest physical address bits" for gap in planned(host).gaps)
+
+
+def test_locked_memory_is_the_guest_and_a_gibibyte_once_a_device_with_an_iommu() -> None:
+    host = with_bars(hgx_host(), 128 * GIB)
+    plain, with_iommu = planned(host), planned(host, {"has_iommu": True})
+    assert plain.aperture is not None and plain.aperture.memlock_bytes == 65 * GIB
+    assert with_iommu.aperture is not None
+    assert with_iommu.aperture.memlock_bytes == 8 * 65 * GIB
+
+
+def test_iommu_entries_count_memory_and_bars_in_pages() -> None:
+    host = with_bars(hgx_host(), 128 * GIB)
+    plan = planned(host, page_bytes=GIB)
+    # 64 of memory, 8 x 128 of BARs, one for the small BARs; nothing for virtual functions
+    assert plan.aperture is not None
+    assert plan.aperture.dma_map_entries == 64 + 8 * 128 + 1
+    small = planned(host)
+    assert small.aperture is not None
+    assert small.aperture.dma_map_entries == (64 * GIB + 8 * (128 * GIB + 16 * MIB)) // 4096
+
+
+def test_unknown_bars_are_a_gap_and_no_value_is_invented() -> None:
+    plan = planned(replace(hgx_host(), settings=QEMU_8))
+    assert plan.aperture is not None and plan.aperture.pcihole64_bytes is None
+    assert any("BAR sizes of 0000:19:00.0" in gap.reason and "4 more" in gap.reason
+               for gap in plan.gaps)  # fmt: skip
+
+
+def test_layouts_that_leave_pcie_as_it_was_leave_its_window_too() -> None:
+    plan = planned(with_bars(hgx_host(), 128 * GIB), layout=PRESETS["pin-numa"])
+    assert plan.aperture is not None and plan.aperture.pcihole64_bytes is None
+    assert plan.aperture.memlock_bytes == 65 * GIB
+
+
+def test_the_virt_machines_window_has_a_limit() -> None:
+    arm: dict[str, object] = {"architecture": "aarch64", "machine": "virt-8.0"}
+    plan = planned(with_bars(hgx_host(), 128 * GIB), arm)
+    assert plan.aperture is not None and plan.aperture.pcihole64_bytes is None
+    assert "virt-window-small" in [finding.id for finding in plan.findings]
+
+
+def test_a_guest_without_devices_has_no_aperture() -> None:
+    plan = assemble(hgx_host(), small_request(4), placed((2, 2)))
+    assert plan.aperture is None and not plan.iommu_needed
+
+
+@pytest.mark.parametrize(("vcpus", "needed"), [(254, False), (256, True)])
+def test_a_viommu_is_needed_above_255_vcpus(vcpus: int, needed: bool) -> None:
+    plan = assemble(None, small_request(vcpus, 512 * GIB), placed((vcpus // 2,) * 2))
+    assert plan.iommu_needed is needed
+    request = small_request(4)
+    request = replace(request, guest=replace(request.guest, has_iommu=True))
+    assert assemble(None, request, placed((2, 2))).iommu_needed

@@ -1,0 +1,131 @@
+"""The plan as a whole, what its user is told, and the host's fingerprint."""
+
+from dataclasses import replace
+
+import pytest
+
+from homenode.cpuset import CpuSet
+from homenode.errors import InputError
+from homenode.gap import Gap
+from homenode.pci import PciLink
+from homenode.plan.assemble import assemble
+from homenode.plan.fingerprint import host_fingerprint
+from homenode.plan.guest import GuestHostdev
+from homenode.plan.layout import PRESETS
+from homenode.plan.model import CostTerm, Rejection, RunnerUp
+from homenode.plan.placement import Placement
+from tests.guest_shapes import HGX_GPUS, HGX_NICS, defined_guest, hgx_host, placed
+from tests.small_hosts import DeviceSpec, even_host, small_request
+
+
+def sentences(layout: str = "pin-numa-pci") -> str:
+    devices = tuple(sorted(HGX_GPUS + HGX_NICS))
+    request = small_request(4, layout=layout, devices=[str(bdf) for bdf in devices])
+    request = replace(request, guest=defined_guest(request.guest))
+    return "\n".join(assemble(hgx_host(), request, placed((2, 2), devices=devices)).consequences)
+
+
+def test_the_same_input_gives_the_same_plan() -> None:
+    request = small_request(4, layout="pin-numa-pci", devices=[str(bdf) for bdf in HGX_GPUS])
+    placement = placed((2, 2), devices=HGX_GPUS)
+    assert assemble(hgx_host(), request, placement) == assemble(hgx_host(), request, placement)
+
+
+def test_what_the_placement_says_is_in_the_plan() -> None:
+    placement = replace(
+        placed((2, 2)),
+        emulator_pus=CpuSet.parse("8"),
+        iothread_pus=(CpuSet.parse("9"),),
+        cost=(CostTerm("nodes_spanned", 2),),
+        optimal=None,
+        runners_up=(RunnerUp((), (), "nodes_spanned"),),
+        rejections=(Rejection("memory", (), "expected more"),),
+        gaps=(Gap("node 0 free memory", "not told"),),
+    )
+    plan = assemble(even_host(2), small_request(4), placement)
+    assert (plan.emulator_pus, plan.iothread_pus) == (CpuSet.parse("8"), (CpuSet.parse("9"),))
+    assert (plan.cost, plan.optimal) == (placement.cost, None)
+    assert plan.runners_up == placement.runners_up and plan.rejections == placement.rejections
+    assert placement.gaps[0] in plan.gaps and plan.rung == "test"
+    assert plan.host_name == "even" and plan.domain_name == "vm"
+
+
+def test_a_moved_nic_changes_its_name_and_the_user_is_told() -> None:
+    text = sentences()
+    assert (
+        "GPU 0000:19:00.0 moves from bus 7 slot 0 to bus 25 slot 0, on guest NUMA node 0." in text
+    )
+    assert "Names of 8 network interfaces that follow the PCI path (enpXsY) change" in text
+    assert "The guest sees 2 NUMA nodes: node 0 with vCPUs 0-1 and 2 GiB" in text
+    assert "Licences that count sockets count 2 instead of 4." in text
+    assert "50% of the guest's memory is on the node of GPU 0000:19:00.0" in text
+    assert "locks 5 GiB of memory" in text
+
+
+def test_layouts_that_move_nothing_say_nothing_of_moves() -> None:
+    text = sentences("pin")
+    assert "moves" not in text and "NUMA node" not in text and "sockets" not in text
+
+
+def test_more_vcpus_are_said() -> None:
+    plan = assemble(None, small_request(4, layout="pin-numa-smt"), placed((4, 4), threads=2))
+    assert "The guest has 8 vCPUs instead of 4." in plan.consequences
+    assert "The guest sees 2 threads a core." in plan.consequences
+
+
+def test_empty_ports_are_explained() -> None:
+    devices = HGX_GPUS[:3]
+    request = small_request(4, layout="pin-numa-pci", devices=[str(bdf) for bdf in devices])
+    plan = assemble(hgx_host(), request, placed((2, 2), devices=devices))
+    assert any(text.startswith("2 empty PCIe ports keep a place") for text in plan.consequences)
+
+
+def test_functions_that_the_document_has_in_one_slot_stay_a_group() -> None:
+    host = even_host(1, devices=[DeviceSpec("41:00.0"), DeviceSpec("41:00.1")])
+    request = small_request(4, layout="pin", devices=["41:00.0", "41:00.1"])
+    guest = defined_guest(request.guest)
+    first = guest.hostdevs[0].address
+    assert first is not None
+    second = GuestHostdev(guest.hostdevs[1].source, type(first)(0, first.bus, 0, 1))
+    request = replace(request, guest=replace(guest, hostdevs=(guest.hostdevs[0], second)))
+    plan = assemble(host, request, placed((4,), devices=["41:00.0", "41:00.1"]))
+    assert {device.group for device in plan.devices} == {guest.hostdevs[0].source}
+
+
+def test_an_unknown_device_is_refused_in_every_layout() -> None:
+    for layout in PRESETS:
+        with pytest.raises(InputError, match=r"0000:77:00\.0.*expected") as error:
+            request = small_request(4, layout=layout)
+            assemble(even_host(2), request, placed((2, 2), devices=["77:00.0"]))
+        assert error.value.exit_code == 2
+
+
+def test_manual_mode_needs_no_host() -> None:
+    for layout in ("default", "pin", "pin-bound", "pin-numa", "pin-numa-smt"):
+        request = small_request(4, layout=layout, devices=["01:00.0"])
+        placement: Placement = placed((2, 2), devices=["01:00.0"])
+        plan = assemble(None, request, placement)
+        assert plan.devices[0].host_node is None and plan.devices[0].cell is None
+        assert plan.host_name == "" and plan.gaps == () and plan.aperture is None
+
+
+def test_the_fingerprint_knows_topology_and_nothing_else() -> None:
+    host = hgx_host()
+    device = host.pci_devices[5]
+    idle = replace(device, driver="vfio-pci", link=PciLink(2.5, 1, 32.0, 16))
+    others = tuple(d for d in host.pci_devices if d is not device)
+    same = replace(
+        host,
+        name="renamed",
+        nodes=tuple(replace(node, memory_free_bytes=7) for node in host.nodes),
+        pci_devices=tuple(sorted((*others, idle), key=lambda d: d.bdf)),
+    )
+    assert host_fingerprint(same) == host_fingerprint(host)
+    moved = replace(device, node=None)
+    for other in (
+        replace(host, distances=None),
+        replace(host, llcs=host.llcs[1:]),
+        replace(host, cores=host.cores[1:]),
+        replace(host, pci_devices=tuple(sorted((*others, moved), key=lambda d: d.bdf))),
+    ):
+        assert host_fingerprint(other) != host_fingerprint(host)

@@ -1,0 +1,213 @@
+"""Guest cells: memory, distances, and the pages to reserve."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homenode.cpuset import CpuSet
+from homenode.errors import InputError
+from homenode.indices import NodeIndex
+from homenode.plan.assemble import assemble
+from homenode.plan.guest_numa import memory_granule, split_memory
+from homenode.plan.layout import PRESETS, Layout
+from homenode.plan.model import Plan
+from homenode.plan.request import GuestRequest, MemoryMode
+from homenode.topology import MemoryKind, PagePool
+from homenode.units import GIB, KIB, MIB
+from tests.guest_shapes import bdfs, placed
+from tests.small_hosts import (
+    DeviceSpec,
+    NodeSpec,
+    even_host,
+    hierarchical_distances,
+    host_of,
+    small_request,
+)
+
+
+def cells_of(request: GuestRequest, counts: tuple[int, ...], **host: object) -> Plan:
+    return assemble(even_host(len(counts)), request, placed(counts))
+
+
+def test_memory_follows_the_vcpus_of_each_cell() -> None:
+    plan = cells_of(small_request(4, 4 * GIB), (3, 1))
+    assert [cell.memory_bytes for cell in plan.cells] == [3 * GIB, GIB]
+    assert [str(cell.vcpus) for cell in plan.cells] == ["0-2", "3"]
+    assert [cell.host_nodes for cell in plan.cells] == [(0,), (1,)]
+
+
+def test_equal_cells_differ_by_a_page_at_most() -> None:
+    assert split_memory(64 * MIB, 2 * MIB, (1, 1, 1)) == (22 * MIB, 22 * MIB, 20 * MIB)
+
+
+@given(
+    st.lists(st.integers(1, 64), min_size=1, max_size=8),
+    st.integers(1, 4096),
+    st.sampled_from((KIB, MIB, 2 * MIB, GIB)),
+)
+def test_memory_sums_exactly_and_divides_into_pages(
+    counts: list[int], pages: int, granule: int
+) -> None:
+    try:
+        sizes = split_memory(pages * granule, granule, tuple(counts))
+    except InputError:
+        assert any(pages * count // sum(counts) == 0 for count in counts)
+        return
+    assert sum(sizes) == pages * granule
+    assert all(size % granule == 0 and size > 0 for size in sizes)
+    for count, size in zip(counts, sizes, strict=True):
+        assert abs(size / granule - pages * count / sum(counts)) < 1
+
+
+def test_memory_that_is_no_whole_page_is_refused_with_the_nearest_sizes() -> None:
+    request = replace(small_request(4, 4 * GIB + 512 * MIB), page_bytes=GIB)
+    with pytest.raises(InputError, match=r"whole pages of 1 GiB, found 4\.500 pages") as error:
+        cells_of(request, (2, 2))
+    assert error.value.hint == ("set the memory to 4194304 KiB (4 GiB) or 5242880 KiB (5 GiB)")
+
+
+def test_ordinary_memory_keeps_libvirts_mebibyte_where_it_can() -> None:
+    assert memory_granule(3 * MIB, None) == MIB
+    assert memory_granule(3 * MIB + 8 * KIB, None) == 4 * KIB
+    assert memory_granule(3 * MIB + KIB, None) == KIB
+    with pytest.raises(InputError, match="whole pages of 1 KiB"):
+        memory_granule(3 * MIB + 1, None)
+
+
+def test_a_page_for_every_cell_is_the_least() -> None:
+    request = replace(small_request(4, GIB), page_bytes=GIB)
+    with pytest.raises(InputError, match="a page of 1 GiB in each of 2 guest cells, found 1 pages"):
+        cells_of(request, (2, 2))
+
+
+def test_a_flat_guest_has_one_cell_with_everything() -> None:
+    request = small_request(4, 4 * GIB + 3 * KIB, layout="pin")
+    plan = assemble(even_host(2), request, placed((2, 2), bound=False))
+    assert len(plan.cells) == 1
+    assert (plan.cells[0].vcpus, plan.cells[0].memory_bytes) == (
+        CpuSet.parse("0-3"), 4 * GIB + 3 * KIB,
+    )  # fmt: skip
+    assert plan.cells[0].host_nodes == (0, 1) and plan.cells[0].distances == ()
+    assert (plan.memory_mode, plan.memory_nodes) == (None, ())
+
+
+def test_distances_are_the_hosts_between_the_chosen_nodes() -> None:
+    host = even_host(2, 2)
+    request = small_request(4)
+    plan = assemble(host, request, placed((2, 2), nodes=(1, 2)))
+    assert [cell.distances for cell in plan.cells] == [(10, 32), (32, 10)]
+
+
+def test_no_cell_is_as_near_to_another_as_to_itself() -> None:
+    host = even_host(2, distances=((10, 10), (5, 10)))
+    plan = assemble(host, small_request(4), placed((2, 2)))
+    assert [cell.distances for cell in plan.cells] == [(10, 11), (11, 10)]
+    assert any("0->1 is 10, 1->0 is 5" in gap.reason for gap in plan.gaps)
+
+
+def test_a_host_without_a_slit_tells_the_guest_nothing() -> None:
+    plan = assemble(even_host(2, tells_distances=False), small_request(4), placed((2, 2)))
+    assert all(cell.distances == () for cell in plan.cells)
+    assert any(gap.subject == "guest distances" for gap in plan.gaps)
+
+
+def test_one_cell_needs_no_distances() -> None:
+    plan = assemble(even_host(2), small_request(4), placed((4,)))
+    assert plan.cells[0].distances == ()
+
+
+def test_huge_pages_are_counted_for_each_node_with_a_command_where_they_lack() -> None:
+    host = even_host(2, pools=(PagePool(GIB, 8, 3), PagePool(2 * MIB, 100, 100)))
+    request = replace(small_request(4, 8 * GIB), page_bytes=GIB)
+    plan = assemble(host, request, placed((3, 1)))
+    assert [tuple(r) for r in plan.page_reservations] == [(0, GIB, 6, 3), (1, GIB, 2, 3)]
+    (finding,) = (f for f in plan.findings if f.id == "huge-pages-short")
+    assert finding.subject == "node 0" and "expected 6 free pages of 1 GiB, found 3" in (
+        finding.detail
+    )
+    assert finding.fix == (
+        "echo 11 > /sys/devices/system/node/node0/hugepages/hugepages-1048576kB/nr_hugepages"
+    )
+
+
+def test_unknown_pools_leave_the_free_count_open() -> None:
+    request = replace(small_request(4, 8 * GIB), page_bytes=GIB)
+    plan = assemble(even_host(2), request, placed((2, 2)))
+    assert [r.free_pages for r in plan.page_reservations] == [None, None]
+
+
+def test_flat_bound_memory_is_reserved_evenly() -> None:
+    request = replace(small_request(4, 5 * GIB, layout="pin-bound"), page_bytes=GIB)
+    plan = assemble(even_host(2), request, placed((2, 2)))
+    assert [(r.node, r.pages) for r in plan.page_reservations] == [(0, 3), (1, 2)]
+    assert plan.memory_mode is MemoryMode.STRICT and plan.memory_nodes == (0, 1)
+
+
+def test_hugepages_without_a_size_are_the_kernels_default() -> None:
+    host = even_host(2)
+    request = replace(small_request(4, 8 * GIB), page_bytes=0)
+    plan = assemble(host, request, placed((2, 2)))
+    assert plan.page_bytes == 0
+    assert {r.page_bytes for r in plan.page_reservations} == {2 * MIB}
+    assert any(gap.subject == "default huge page size" for gap in plan.gaps)
+    settings = replace(host.settings, kernel_command_line="ro default_hugepagesz=1G quiet")
+    plan = assemble(replace(host, settings=settings), request, placed((2, 2)))
+    assert {r.page_bytes for r in plan.page_reservations} == {GIB}
+    assert "default huge page size" not in {gap.subject for gap in plan.gaps}
+
+
+def test_a_cell_takes_memory_from_the_allowed_node_next_to_it() -> None:
+    bare = NodeSpec(llcs=(), memory_kind=MemoryKind.OTHER)
+    host = host_of(
+        [NodeSpec(), NodeSpec(package=1), bare, replace(bare, memory_bytes=0)],
+        distances=hierarchical_distances((0, 1, 1, 0)),
+    )
+    placement = replace(placed((2, 2)), memory_nodes=tuple(NodeIndex(n) for n in (0, 1, 2)))
+    plan = assemble(host, small_request(4), placement)
+    assert [cell.host_nodes for cell in plan.cells] == [(0,), (1, 2)]
+
+
+def test_a_node_without_memory_is_bound_to_the_one_that_gives_it() -> None:
+    host = host_of(
+        [NodeSpec(), NodeSpec(package=1, memory_bytes=0), NodeSpec(llcs=(), package=1)],
+        distances=hierarchical_distances((0, 1, 1)),
+    )
+    placement = replace(placed((2, 2)), memory_nodes=tuple(NodeIndex(n) for n in (0, 2)))
+    plan = assemble(host, small_request(4), placement)
+    assert [cell.host_nodes for cell in plan.cells] == [(0,), (2,)]
+
+
+def test_each_device_knows_how_much_memory_is_local_to_it() -> None:
+    specs = [DeviceSpec("01:00.0", 0), DeviceSpec("02:00.0", 1, root=1), DeviceSpec("03:00.0", 2)]
+    devices = bdfs("01:00.0", "02:00.0", "03:00.0")
+    request = small_request(4, layout="pin-numa", devices=[str(b) for b in devices])
+    placement = placed((3, 1), devices=devices)
+    plan = assemble(even_host(3, devices=specs), request, placement)
+    assert [device.local_memory_ratio for device in plan.devices] == [0.75, 0.25, 0.0]
+    free = replace(request, layout=PRESETS["pin"])
+    plan = assemble(even_host(3, devices=specs), free, replace(placement, memory_nodes=()))
+    assert [device.local_memory_ratio for device in plan.devices] == [None] * 3
+    spread = replace(request, layout=PRESETS["pin-bound"], memory_mode=MemoryMode.INTERLEAVE)
+    plan = assemble(even_host(3, devices=specs), spread, placement)
+    assert [device.local_memory_ratio for device in plan.devices] == [0.5, 0.5, 0.0]
+
+
+def test_cells_without_pins_are_even() -> None:
+    numa = PRESETS["pin-numa"]
+    layout: Layout = replace(numa, pinning=PRESETS["default"].pinning, name="custom")
+    request = small_request(6, layout=layout)
+    placement = replace(placed((3, 3)), vcpu_pins=(), vcpu_nodes=())
+    plan = assemble(even_host(2), request, placement)
+    assert [str(cell.vcpus) for cell in plan.cells] == ["0-2", "3-5"]
+    with pytest.raises(InputError, match="5 vCPUs on 2 guest cells"):
+        assemble(even_host(2), replace(request, vcpus=5), placement)
+
+
+def test_vcpus_that_are_not_node_by_node_are_refused() -> None:
+    placement = replace(placed((2, 2)), vcpu_nodes=(0, 1, 0, 1))
+    with pytest.raises(InputError, match="neighbours"):
+        assemble(even_host(2), small_request(4), placement)
+    with pytest.raises(InputError, match="host node 1: expected vCPUs"):
+        assemble(even_host(2), small_request(4), replace(placement, vcpu_nodes=(0,) * 4))

@@ -1,0 +1,224 @@
+"""Sockets, dies, cores, threads and caches, as the guest is told of them."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homenode.cpuset import CpuSet
+from homenode.errors import InputError
+from homenode.plan.assemble import assemble
+from homenode.plan.layout import PRESETS, GuestCells
+from homenode.plan.model import GuestCache, GuestTopology, Plan
+from homenode.plan.placement import Placement
+from homenode.topology import Host
+from homenode.units import GIB, MIB
+from tests.guest_shapes import placed
+from tests.small_hosts import even_host, small_request
+
+
+def pins_of(host: Host, *parts: tuple[int, int], siblings: bool = False) -> list[CpuSet]:
+    """PUs of so many cores of each LLC: (LLC, cores), with all their threads or the first."""
+    pins: list[CpuSet] = []
+    for llc, count in parts:
+        cores = [core for core in host.cores if core.pus <= host.llcs[llc].pus]
+        for core in cores[:count]:
+            pins += [CpuSet([pu]) for pu in core.pus][: None if siblings else 1]
+    return pins
+
+
+def shaped(
+    counts: tuple[int, ...],
+    threads: int = 1,
+    *,
+    host: Host | None = None,
+    pins: list[CpuSet] | None = None,
+    layout: str = "pin-numa",
+) -> Plan:
+    request = small_request(sum(counts), sum(counts) * GIB, layout=layout)
+    placement = placed(counts, pins=pins, threads=threads)
+    return assemble(host, request, placement)
+
+
+def test_the_studys_listing_b_has_a_socket_for_each_cell() -> None:
+    plan = shaped((28, 28))
+    assert plan.topology == GuestTopology(2, 1, 28, 1)
+    assert plan.cache is GuestCache.AS_IT_WAS and not plan.topoext
+    assert [cell.distances for cell in plan.cells] == [(), ()]
+
+
+def test_the_studys_listing_c_shows_two_threads_a_core() -> None:
+    plan = shaped((56, 56), 2, layout="pin-numa-smt")
+    assert plan.topology == GuestTopology(2, 1, 28, 2)
+    assert plan.vcpus == 112 and [len(cell.vcpus) for cell in plan.cells] == [56, 56]
+
+
+def test_the_studys_listing_a_leaves_the_cpu_as_it_was() -> None:
+    request = small_request(56, layout="pin")
+    plan = assemble(None, request, placed((28, 28), bound=False))
+    assert plan.topology is None and plan.cache is GuestCache.AS_IT_WAS
+    assert plan.aperture is None and plan.controllers == () and plan.host_fingerprint == ""
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (None, None),
+        ((2, 1, 2, 1), None),
+        ((1, 1, 8, 1), GuestTopology(1, 1, 4, 1)),
+        ((1, 1, 2, 2), GuestTopology(1, 1, 4, 1)),
+    ],
+)
+def test_a_flat_guest_keeps_a_topology_that_is_still_true(
+    told: tuple[int, int, int, int] | None, expected: GuestTopology | None
+) -> None:
+    request = small_request(4, layout="pin")
+    request = replace(request, guest=replace(request.guest, cpu_topology=told))
+    assert assemble(even_host(2), request, placed((2, 2))).topology == expected
+
+
+def test_a_flat_guest_that_sees_siblings_is_one_socket() -> None:
+    layout = replace(PRESETS["pin-numa-smt"], cells=GuestCells.FLAT, name="custom")
+    plan = assemble(even_host(2), small_request(8, layout=layout), placed((4, 4), threads=2))
+    assert plan.topology == GuestTopology(1, 1, 4, 2)
+
+
+def test_the_default_layout_touches_no_topology() -> None:
+    request = small_request(4, layout="default")
+    request = replace(request, guest=replace(request.guest, cpu_topology=(1, 1, 2, 2)))
+    placement = replace(placed(()), vcpu_nodes=())
+    plan = assemble(even_host(2), request, placement)
+    assert plan.topology is None and plan.vcpus == 4 and plan.vcpu_pins == ()
+
+
+def test_cells_of_one_package_are_a_socket_each_and_it_is_said() -> None:
+    host = even_host(1, 4)
+    plan = shaped((4, 4, 4, 4), host=host)
+    assert plan.topology is not None and plan.topology.sockets == 4
+    assert any("4 guest cells is a socket" in text and "1 package" in text
+               for text in plan.consequences)  # fmt: skip
+
+
+def test_unequal_cells_are_several_sockets_and_none_is_cut() -> None:
+    plan = shaped((24, 20))
+    assert plan.topology == GuestTopology(11, 1, 4, 1)
+    assert [f.id for f in plan.findings] == ["sockets-exceed-cells"]
+
+
+@given(st.lists(st.integers(1, 24), min_size=1, max_size=6), st.sampled_from((1, 2, 4)))
+def test_no_cell_cuts_a_socket_and_the_product_is_the_vcpus(cores: list[int], threads: int) -> None:
+    counts = tuple(count * threads for count in cores)
+    topology = shaped(counts, threads).topology
+    assert topology is not None and topology.vcpus == sum(counts)
+    per_socket = topology.vcpus // topology.sockets
+    starts = [sum(counts[:i]) for i in range(len(counts))]
+    assert all(start % per_socket == 0 for start in starts)
+
+
+def test_half_a_core_is_refused() -> None:
+    with pytest.raises(InputError, match="whole cores of 2 threads, found 3 vCPUs"):
+        shaped((4, 3), 2)
+
+
+def test_topoext_is_asked_for_on_amd_when_a_topology_is_set() -> None:
+    assert shaped((4, 4), host=even_host(2)).topoext
+    assert not shaped((4, 4), host=even_host(2, vendor="GenuineIntel")).topoext
+    assert not shaped((4, 4), host=even_host(2), layout="pin").topoext
+
+
+def test_topoext_waits_for_a_cpu_model_unless_siblings_need_it() -> None:
+    host = even_host(2)
+    request = small_request(8)
+    request = replace(request, guest=replace(request.guest, cpu_mode=None))
+    assert not assemble(host, request, placed((4, 4))).topoext
+    assert assemble(host, request, placed((4, 4), threads=2)).topoext
+
+
+def whole_llcs(vendor: str, *, siblings: bool, take: int = 4) -> tuple[Host, Placement]:
+    """Two nodes of two LLCs of four cores of two threads; so many cores of each are taken."""
+    host = even_host(2, 1, 2, 4, 2, vendor=vendor)
+    pins = pins_of(host, *((llc, take) for llc in range(4)), siblings=siblings)
+    threads = 2 if siblings else 1
+    return host, placed((2 * take * threads,) * 2, pins=pins, threads=threads)
+
+
+def test_caches_pass_through_only_where_guest_and_host_agree() -> None:
+    host, placement = whole_llcs("GenuineIntel", siblings=True)
+    plan = assemble(host, small_request(32, layout="pin-numa-smt"), placement)
+    assert plan.topology == GuestTopology(2, 2, 4, 2)
+    assert plan.cache is GuestCache.PASSTHROUGH
+
+
+def test_hidden_siblings_or_half_an_llc_get_an_emulated_l3_for_each_die() -> None:
+    host, placement = whole_llcs("GenuineIntel", siblings=False)
+    plan = assemble(host, small_request(16), placement)
+    assert plan.topology == GuestTopology(2, 2, 4, 1) and plan.cache is GuestCache.EMULATED
+    assert not plan.gaps
+    host, placement = whole_llcs("GenuineIntel", siblings=True, take=3)
+    plan = assemble(host, small_request(24, layout="pin-numa-smt"), placement)
+    assert plan.topology == GuestTopology(2, 2, 3, 2) and plan.cache is GuestCache.EMULATED
+
+
+def test_dies_on_amd_are_a_gap_until_a_guest_has_confirmed_them() -> None:
+    host, placement = whole_llcs("AuthenticAMD", siblings=False)
+    plan = assemble(host, small_request(16), placement)
+    assert plan.cache is GuestCache.EMULATED
+    assert [gap.subject for gap in plan.gaps] == ["guest L3"]
+
+
+def test_other_cpu_modes_never_pass_caches_through() -> None:
+    host, placement = whole_llcs("GenuineIntel", siblings=True)
+    request = small_request(32, layout="pin-numa-smt")
+    for mode, cache in (
+        ("custom", GuestCache.EMULATED),
+        ("host-model", GuestCache.EMULATED),
+        ("maximum", GuestCache.PASSTHROUGH),
+        (None, GuestCache.AS_IT_WAS),
+    ):
+        guest = replace(request.guest, cpu_mode=mode)
+        assert assemble(host, replace(request, guest=guest), placement).cache is cache
+
+
+def test_llcs_that_are_not_filled_equally_leave_the_cache_as_it_was() -> None:
+    host = even_host(2, 1, 2, 4, 1)
+    pins = pins_of(host, (0, 4), (1, 2), (2, 4), (3, 2))
+    plan = assemble(host, small_request(12), placed((6, 6), pins=pins))
+    assert plan.topology == GuestTopology(2, 1, 6, 1)
+    assert plan.cache is GuestCache.AS_IT_WAS
+    assert "guest-l3-not-mirrored" in [f.id for f in plan.findings]
+
+
+def test_an_llc_that_serves_two_cells_is_said_to_be_told_twice() -> None:
+    host = even_host(1, 2, 1, 4, 1)
+    both = replace(host.llcs[0], pus=host.llcs[0].pus | host.llcs[1].pus)
+    host = replace(host, llcs=(both,), pus=tuple(replace(pu, llc=both.index) for pu in host.pus))
+    pins = [CpuSet([pu]) for pu in range(8)]
+    plan = assemble(host, small_request(8), placed((4, 4), pins=pins))
+    assert plan.cache is GuestCache.EMULATED
+    assert any("LLC 0 serves several cells" in gap.reason for gap in plan.gaps)
+
+
+def test_unknown_llcs_are_a_gap() -> None:
+    host = even_host(2, tells_llcs=False)
+    plan = assemble(
+        host, small_request(4), placed((2, 2), pins=[CpuSet([i]) for i in (0, 1, 4, 5)])
+    )
+    assert plan.cache is GuestCache.AS_IT_WAS and plan.llcs == ()
+    assert any(gap.subject == "guest L3" for gap in plan.gaps)
+
+
+def test_arm_guests_have_no_dies_and_keep_their_caches() -> None:
+    host, placement = whole_llcs("ARM", siblings=False)
+    request = small_request(16)
+    guest = replace(request.guest, architecture="aarch64", machine="virt")
+    plan = assemble(host, replace(request, guest=guest), placement)
+    assert plan.topology == GuestTopology(2, 1, 8, 1)
+    assert plan.cache is GuestCache.AS_IT_WAS and not plan.topoext
+
+
+def test_the_plan_names_the_llcs_under_the_vcpus() -> None:
+    host = even_host(2, 1, 4, 2, 1)
+    pins = pins_of(host, (1, 2), (2, 2), (5, 2), (6, 2))
+    plan = assemble(host, small_request(8, 8 * MIB), placed((4, 4), pins=pins))
+    assert plan.llcs == (1, 2, 5, 6)

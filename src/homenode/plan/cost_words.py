@@ -116,11 +116,14 @@ def term_lines(cost: Sequence[CostTerm]) -> tuple[str, ...]:
     ('1. 1 node spanned', '2. lowest node numbers among equals: 2')
     """
     lines = []
+    one_node = any(term.name == "nodes_spanned" and term.value == 1 for term in cost)
     for number, term in enumerate(cost, start=1):
         words = _WORDS.get(term.name)
         if isinstance(term.value, tuple):
             known = _INDICES.get(term.name, (term.name, term.name.replace("_", " ")))
             lines.append(f"{number}. {known[1]}: {_indices(term.value)}")
+        elif term.name == "unevenness" and one_node:
+            lines.append(f"{number}. evenness of the split: one node, nothing to split")
         elif words is not None:
             lines.append(f"{number}. {words[1](term.value)}")
         else:

@@ -142,7 +142,8 @@ def _archive(snapshot: MemorySnapshot, manifest: Manifest) -> bytes:
     files |= {f"commands/{name}": text for name, text in snapshot.commands.items()}
     files[MANIFEST] = encode_manifest(manifest)
     links = {path.lstrip("/"): target for path, target in snapshot.links.items()}
-    folders = {path.lstrip("/") for path in snapshot.folders}
+    # Others are implied by what is in them.
+    folders = {path.lstrip("/") for path in snapshot.folders if not snapshot.list(path)}
     packed = io.BytesIO()
     with (
         gzip.GzipFile(filename="", mode="wb", fileobj=packed, mtime=0) as stream,

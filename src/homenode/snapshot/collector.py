@@ -9,7 +9,7 @@ nothing there. What it prints:
     G sys/devices/.../cpu*/size   many files: lines "path:line", as grep tells them
     H sys/bus/.../config          a binary file, then its bytes in hexadecimal
     D sys/bus/.../infiniband/x    a folder
-    L                             then lines of "ls -l", which tell links
+    L                             then lines of "ls -l" that tell links, each after a space
     C lspci                       a tool's output, each line after a space, then its exit status
     Z                             the end; without it the transfer was cut short
 
@@ -36,7 +36,7 @@ from homenode.snapshot.memory import MAX_LINKS, MemorySnapshot
 
 _START = "homenode-collector 1"
 _SAFE_GLOB = re.compile(r"/[A-Za-z0-9_./*\[\]-]+\Z", re.ASCII)
-_LISTED_LINK = re.compile(r"^l\S* .*? (sys/\S+) -> (\S+)$", re.ASCII)
+_LISTED_LINK = re.compile(r"^ l\S* .*? (sys/\S+) -> (\S+)$", re.ASCII)
 _STATUS = re.compile(r"\nS (\d+)\Z")
 
 # A glob that matches nothing stays as it is written, and is refused by -r and -d or by grep.
@@ -86,7 +86,8 @@ def collector_script(root: str = "/") -> str:
         else:
             lines.append(f"f {glob}")
     lines.append("echo L")
-    lines += [f"ls -ld {glob} </dev/null" for glob in links]
+    # In a bare tree, folders may stand where a host has links.
+    lines += [f"ls -ld {glob} </dev/null | sed -n 's/^l/ l/p'" for glob in links]
     lines.append("set -f")
     for command in (*IDENTITY_COMMANDS, *COMMANDS):
         lines += _command_lines(command)
@@ -189,8 +190,7 @@ def _blocks(lines: Sequence[str], first: int) -> Iterator[tuple[int, str, list[s
         mark = lines[at]
         at += 1
         number = at
-        # Lines of these two are as grep and ls print them.
-        inner = ("sys/", "proc/") if mark[:1] == "G" else ("l",) if mark == "L" else (" ",)
+        inner = ("sys/", "proc/") if mark[:1] == "G" else (" ",)
         while at < len(lines) and lines[at].startswith(inner):
             at += 1
         yield number, mark, list(lines[number:at])

@@ -51,7 +51,7 @@ class LiveSnapshot:
         Raises KeyError for a command that is not in snapshot/contents.py.
         """
         if command not in self._outputs:
-            self._outputs[command] = self._run(_OF_NAME[command])
+            self._outputs[command] = self._run(OF_NAME[command])
         return self._outputs[command]
 
     def _run(self, command: Command) -> str | None:
@@ -77,7 +77,7 @@ class LiveSnapshot:
         return f"<{command.wrapped}>\n{''.join(outputs)}</{command.wrapped}>\n"
 
 
-_OF_NAME = {**COMMAND_OF_NAME, **{command.name: command for command in IDENTITY_COMMANDS}}
+OF_NAME = {**COMMAND_OF_NAME, **{command.name: command for command in IDENTITY_COMMANDS}}
 
 
 def _first(command: Command) -> Completed:

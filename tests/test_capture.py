@@ -1,0 +1,337 @@
+"""Captures: of this machine, over ssh by a script that needs nothing, and what they say."""
+
+import gzip
+import json
+import os
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from homenode.errors import HostError, InputError, ParseError, UsageError
+from homenode.process import run
+from homenode.snapshot import live as live_module
+from homenode.snapshot.capture import capture, capture_host, collect_over_ssh
+from homenode.snapshot.collector import collector_script, parse_collected
+from homenode.snapshot.contents import COMMAND_OF_NAME
+from homenode.snapshot.folder import FolderSnapshot
+from homenode.snapshot.gather import gather
+from homenode.snapshot.live import LiveSnapshot
+from homenode.snapshot.manifest import check_manifest
+from homenode.snapshot.memory import MemorySnapshot
+from homenode.snapshot.store import open_snapshot
+from tests.shared_data import SHARED
+
+SHELLS = [
+    pytest.param(shell, marks=pytest.mark.skipif(not shutil.which(shell[0]), reason="absent"))
+    for shell in (("dash",), ("busybox", "sh"), ("bash", "--posix"))
+]
+CHANGING = {"/proc/meminfo"}  # between one reading and the next
+
+HOST = MemorySnapshot(
+    "gpu7",
+    {
+        "/sys/devices/system/cpu/online": "0-1\n",
+        "/sys/devices/system/cpu/possible": "planted words\n",
+        "/sys/devices/system/node/node0/distance": "10",
+        "/sys/devices/pci0000:17/0000:17:01.0/class": "0x060400\n",
+        "/sys/devices/pci0000:17/0000:17:01.0/config": bytes(range(64)).decode("latin-1"),
+        "/sys/devices/pci0000:17/0000:18:00.0/class": "0x030200\n",
+        "/sys/devices/pci0000:17/0000:18:00.0/config": "never read",
+        "/sys/devices/pci0000:17/0000:18:00.0/infiniband/mlx5_0/node_guid": "b8ce:f603:0012:3456",
+        "/sys/devices/pci0000:17/0000:18:00.0/serial": "never read",
+        "/proc/sys/kernel/hostname": "gpu7\n",
+        "/proc/self/status": "Name:\tcat\nCpus_allowed:\t3\nCpus_allowed_list:\t0-1\nPid:\t1\n",
+        "/proc/cmdline": "root=UUID=1 isolcpus=1\n",
+    },
+    {
+        "/sys/bus/pci/devices/0000:17:01.0": "../../../devices/pci0000:17/0000:17:01.0",
+        "/sys/bus/pci/devices/0000:18:00.0": "../../../devices/pci0000:17/0000:18:00.0",
+        "/sys/devices/pci0000:17/0000:18:00.0/driver": "../../../bus/pci/drivers/vfio-pci",
+    },
+    {"lspci": "0000:18:00.0 on gpu7\n", "user": "jdoe\n", "other": "not in the table"},
+)
+
+
+def _write_tree(snapshot: MemorySnapshot, top: Path) -> None:
+    for path, text in snapshot.files.items():
+        file = top / path.lstrip("/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(text.encode("utf-8", "surrogateescape"))
+    for path, target in snapshot.links.items():
+        link = top / path.lstrip("/")
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(target)
+
+
+def _tools(folder: Path, scripts: dict[str, str]) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, body in scripts.items():
+        tool = folder / name
+        tool.write_text(f"#!/bin/sh\n{body}\n")
+        tool.chmod(0o755)
+    return folder
+
+
+FAKE_TOOLS = {
+    "ssh": 'while [ "$1" != -- ]; do shift; done; echo "$2" >>"$0.hosts"; shift 2; exec "$@"',
+    "lspci": 'printf "0000:18:00.0 GPU of gpu7\\n\\tno line end"',
+    "nvidia-smi": 'echo "no driver" >&2; exit 9',
+    "rocm-smi": "echo ok; kill -9 $$",
+    "virsh": 'for last; do :; done; case "$last" in --uuid) echo 11-22; echo 33-44;; '
+    'capabilities) echo "<capabilities/>";; version) echo "Using library: libvirt 9.0.0";; '
+    "*) echo \"<domain id='1'><name>$last</name></domain>\";; esac",
+    "qemu-system-x86_64": "echo QEMU emulator version 7.2.22",
+    "uname": 'echo "Linux 6.8.0 #1 SMP x86_64"',
+    "id": "echo jdoe",
+}
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Tools that answer at once, before all others on PATH."""
+    folder = _tools(tmp_path / "tools", FAKE_TOOLS)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+def test_a_capture_opens_as_the_host_that_it_is_of(tmp_path: Path) -> None:
+    out = tmp_path / "host.tar.gz"
+    captured = capture(HOST, out)
+    host = open_snapshot(out)
+    assert captured.size_bytes == out.stat().st_size
+    assert host.read_text("/sys/devices/system/cpu/online") == "0-1\n"
+    assert host.read_text("/sys/bus/pci/devices/0000:18:00.0/class") == "0x030200\n"
+    assert host.real_path("/sys/bus/pci/devices/0000:18:00.0") == (
+        "/sys/devices/pci0000:17/0000:18:00.0"
+    )
+    assert host.list("/sys/bus/pci/devices/0000:18:00.0/infiniband") == ("mlx5_0",)
+    assert host.read_text("/proc/self/status") == "Cpus_allowed:\t3\nCpus_allowed_list:\t0-1\n"
+    assert host.read_text("/proc/cmdline") == "redacted isolcpus=1\n"
+    assert host.command_output("lspci") == "0000:18:00.0 on host-1\n"
+
+
+def test_only_what_the_table_names_is_captured(tmp_path: Path) -> None:
+    out = tmp_path / "host.tar.gz"
+    capture(HOST, out, redacted=False)
+    with tarfile.open(out) as tar:
+        names = {member.name.removeprefix("snapshot") for member in tar if member.isfile()}
+    assert names == {
+        "/manifest.json",
+        "/commands/lspci",
+        "/proc/cmdline",
+        "/proc/self/status",
+        "/sys/devices/pci0000:17/0000:17:01.0/class",
+        "/sys/devices/pci0000:17/0000:17:01.0/config",
+        "/sys/devices/pci0000:17/0000:18:00.0/class",
+        "/sys/devices/system/cpu/online",
+        "/sys/devices/system/node/node0/distance",
+    }
+
+
+def test_the_manifest_says_what_is_absent_and_what_was_left_out(tmp_path: Path) -> None:
+    out = tmp_path / "host.tar.gz"
+    manifest = capture(HOST, out).manifest
+    stored = json.loads(open_snapshot(out).read_text("/manifest.json") or "")
+    assert stored["format"] == "homenode.snapshot/1"
+    assert stored["redacted"] is True
+    assert stored["commands"] == ["lspci"] == list(manifest.commands)
+    assert stored["left_out"] == [
+        {"what": "/sys/devices/system/cpu/possible", "reason": "not of its form"}
+    ]
+    assert {"nvidia-smi-topo", "/sys/devices/system/cpu/isolated"} <= set(stored["absent"])
+    assert "/sys/devices/system/cpu/online" not in stored["absent"]
+
+
+def test_equal_hosts_give_equal_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        capture(HOST, tmp_path / name)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    with gzip.open(tmp_path / "a") as stream:
+        assert b"gpu7" not in stream.read()
+
+
+def test_an_existing_file_is_kept_unless_told(tmp_path: Path) -> None:
+    out = tmp_path / "host.tar.gz"
+    out.write_text("mine")
+    with pytest.raises(UsageError, match="exists"):
+        capture_host(out)
+    assert out.read_text() == "mine"
+    capture(HOST, out, overwrite=True)
+    assert out.read_bytes()[:2] == b"\x1f\x8b"
+    with pytest.raises(UsageError, match="found a folder"):
+        capture(HOST, tmp_path, overwrite=True)
+    with pytest.raises(HostError, match="cannot be written"):
+        capture(HOST, tmp_path / "no" / "folder.tar.gz")
+
+
+def test_a_capture_that_is_not_redacted_is_for_its_owners_eyes(tmp_path: Path) -> None:
+    capture(HOST, tmp_path / "open", redacted=False)
+    assert (tmp_path / "open").stat().st_mode & 0o777 == 0o600
+    assert open_snapshot(tmp_path / "open").command_output("lspci") == "0000:18:00.0 on gpu7\n"
+    capture(HOST, tmp_path / "redacted")
+    assert (tmp_path / "redacted").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_newer_capture_is_refused_by_its_manifest(tmp_path: Path) -> None:
+    for text, says in (
+        ('{"format": "homenode.snapshot/2"}', "found 2\n.*newer homenode"),
+        ('{"format": "homenode.plan/1"}', "found 'homenode.plan/1'"),
+        ("[" * 100_000, "expected JSON"),
+        ("[]", "found None"),
+    ):
+        with pytest.raises(InputError, match=says):
+            check_manifest(text, "host.tar.gz")
+    (tmp_path / "sys/devices").mkdir(parents=True)
+    (tmp_path / "manifest.json").write_text('{"format": "homenode.snapshot/2"}')
+    with pytest.raises(InputError, match="newer homenode"):
+        open_snapshot(tmp_path)
+
+
+def test_a_live_capture_runs_the_tools_and_says_which_failed(tmp_path: Path, tools: Path) -> None:
+    captured = capture_host(tmp_path / "host.tar.gz")
+    left_out = dict(captured.manifest.left_out)
+    assert left_out["nvidia-smi-topo"] == "nvidia-smi: exit status 9: no driver"
+    assert left_out["rocm-smi-topo"] == "rocm-smi: killed by SIGKILL"
+    host = open_snapshot(tmp_path / "host.tar.gz")
+    domains = host.command_output("virsh-domains") or ""
+    assert domains.count("<domain ") == 2 and "vm-2" in domains and "11-22" not in domains
+
+
+def test_a_tool_runs_once_and_only_when_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = _tools(tmp_path / "tools", {"lspci": f"echo run >>{tmp_path}/count; echo out"})
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    host = LiveSnapshot(str(tmp_path))
+    assert not (tmp_path / "count").exists()
+    assert host.command_output("lspci") == host.command_output("lspci") == "out\n"
+    assert (tmp_path / "count").read_text() == "run\n"
+    with pytest.raises(KeyError):
+        host.command_output("rm")
+
+
+def test_a_tool_that_hangs_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = _tools(tmp_path / "tools", {"uname": "sleep 60"})
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    command = COMMAND_OF_NAME["uname"]
+    impatient = type(command)(command.name, command.spellings, command.why, timeout_s=0)
+    monkeypatch.setitem(live_module.OF_NAME, "uname", impatient)
+    host = LiveSnapshot(str(tmp_path))
+    assert host.command_output("uname") is None
+    assert host.failures == {"uname": "uname: no end after 0 s"}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_collector_reads_what_a_live_capture_reads(shell: tuple[str, ...], tools: Path) -> None:
+    printed = run(shell, 60, collector_script()).stdout_or_raise()
+    collected = parse_collected(printed, "here")
+    there, here = gather(collected).snapshot, gather(LiveSnapshot()).snapshot
+    assert dict(there.links) == dict(here.links)
+    # busybox has a uname and an id of its own, which it takes first.
+    differ = {name for name in here.commands if here.commands[name] != there.commands.get(name)}
+    assert differ <= ({"uname"} if "busybox" in shell else set())
+    assert there.files.keys() == here.files.keys()
+    differ = {p for p in here.files if here.files[p] != there.files[p] and "meminfo" not in p}
+    assert not differ - CHANGING
+    assert collected.read_text("/proc/sys/kernel/hostname")
+    if "busybox" not in shell:
+        assert collected.command_output("user") == "jdoe\n"
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_collector_reads_a_tree_as_a_folder_is_read(
+    shell: tuple[str, ...], tmp_path: Path, tools: Path
+) -> None:
+    top = tmp_path / "it's a $tree; `with` odd name"
+    _write_tree(HOST, top)
+    printed = run(shell, 60, collector_script(str(top))).stdout_or_raise()
+    there = gather(parse_collected(printed, "there")).snapshot
+    here = gather(FolderSnapshot("here", str(top))).snapshot
+    assert dict(there.files) == dict(here.files)
+    assert dict(there.links) == dict(here.links)
+    assert there.folders == here.folders
+
+
+def test_the_collector_reads_a_published_tree_as_it_is(tmp_path: Path, tools: Path) -> None:
+    name = "nvidiagpunumanodes"
+    archive = SHARED / "machines" / "sysfs" / f"{name}.tar.bz2"
+    if not archive.is_file():
+        pytest.skip(f"{archive} is not there")
+    with tarfile.open(archive) as tar:
+        tar.extractall(tmp_path, filter="data")
+    printed = run(["sh"], 60, collector_script(str(tmp_path / name))).stdout_or_raise()
+    there = gather(parse_collected(printed, "there")).snapshot
+    here = gather(open_snapshot(archive)).snapshot
+    assert len(here.files) > 500
+    assert dict(there.files) == dict(here.files)
+    assert dict(there.links) == dict(here.links)
+
+
+def test_a_capture_over_ssh_is_redacted_here(tmp_path: Path, tools: Path) -> None:
+    out = tmp_path / "host.tar.gz"
+    capture_host(out, ssh="jdoe@gpu7")
+    assert (tools / "ssh.hosts").read_text() == "jdoe@gpu7\n"
+    host = open_snapshot(out)
+    assert host.command_output("lspci") == "0000:18:00.0 GPU of host-1\n\tno line end\n"
+    with gzip.open(out) as stream:
+        content = stream.read()
+    assert b"gpu7" not in content and b"jdoe" not in content and b"11-22" not in content
+    assert (host.command_output("virsh-domains") or "").count("<domain ") == 2
+    assert host.command_output("nvidia-smi-topo") is None
+    assert host.command_output("rocm-smi-topo") is None
+
+
+def test_a_login_banner_does_not_harm(tmp_path: Path, tools: Path) -> None:
+    body = f"echo 'Welcome to gpu7'; echo 'F sys/evil'; {FAKE_TOOLS['ssh']}"
+    _tools(tools, {"ssh": body})
+    assert collect_over_ssh("gpu7").read_text("/sys/devices/system/cpu/online")
+
+
+@pytest.mark.parametrize(
+    "host", ["-oProxyCommand=id", "", "a b", "a;id", "$(id)", "a\nb", "--", "`id`", "a'b"]
+)
+def test_a_host_that_is_none_is_refused_before_ssh_runs(
+    host: str, tmp_path: Path, tools: Path
+) -> None:
+    with pytest.raises(UsageError, match="expected a host"):
+        capture_host(tmp_path / "x", ssh=host)
+    assert not (tools / "ssh.hosts").exists()
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_host_that_cannot_be_reached_is_said(tmp_path: Path, tools: Path) -> None:
+    _tools(tools, {"ssh": "echo 'ssh: connect to host gpu7: No route' >&2; exit 255"})
+    with pytest.raises(HostError, match=r"gpu7: ssh: exit status 255: .*No route\n.*ssh gpu7 true"):
+        capture_host(tmp_path / "x", ssh="gpu7")
+
+
+@pytest.mark.parametrize(
+    ("printed", "says"),
+    [
+        ("fish: Unknown command", "homenode-collector 1"),
+        ("homenode-collector 1\nF sys/devices/system/cpu/online\n 0-", "'Z' at the end"),
+        ("homenode-collector 1\nX what\nZ\n", "one of F, G, H"),
+        ("homenode-collector 1\nC lspci\n text\nZ\n", "an exit status"),
+        ("homenode-collector 1\nH sys/a/config\n 0g\nZ\n", "hexadecimal"),
+    ],
+)
+def test_what_no_collector_prints_is_refused(printed: str, says: str) -> None:
+    with pytest.raises(ParseError, match=says):
+        parse_collected(printed, "gpu7")
+
+
+def test_a_hostile_collector_cannot_add_files(tmp_path: Path) -> None:
+    printed = (
+        "homenode-collector 1\nF ../../etc/passwd\n x\nF etc/shadow\n x\n"
+        "G sys/devices/system/cpu/cpu[0-9]*/online\nsys/devices/system/cpu/cpu0/../../x/online:1\n"
+        "sys/devices/system/cpu/cpu0/online:1\nD sys/../../../tmp/x\n"
+        "L\n lrwxrwxrwx 1 root root 0 Nov 20 09:10 sys/class/iommu/x -> /etc\nZ\n"
+    )
+    capture(parse_collected(printed, "evil"), tmp_path / "x.tar.gz")
+    with tarfile.open(tmp_path / "x.tar.gz") as tar:
+        assert tar.getnames() == [
+            "snapshot/manifest.json",
+            "snapshot/sys/devices/system/cpu/cpu0/online",
+        ]

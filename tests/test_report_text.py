@@ -10,10 +10,15 @@ from homenode.pci import DeviceKind
 from homenode.plan.explain import explain
 from homenode.plan.layout import PRESETS
 from homenode.plan.model import Plan, Rejection, Unplannable
+from homenode.plan.published import Objective, choose
+from homenode.plan.rank import rank
+from homenode.report.choice_text import choice_text
 from homenode.report.host_tree import host_tree
 from homenode.report.plan_text import plan_text, rejections_text
 from homenode.report.preset_table import plan_table
+from homenode.report.rank_text import rank_text
 from tests.picture_hosts import gh200_host, h200_host, hand_plan, hgx_host, pictures
+from tests.small_hosts import even_host, small_request
 
 HOSTS = [name for name, (_, plan) in pictures().items() if plan is None]
 PLANS = [name for name, (_, plan) in pictures().items() if plan is not None]
@@ -129,8 +134,10 @@ def test_an_unplannable_request_lists_its_rejections_and_the_hint() -> None:
     )
     error = Unplannable("no node set fits", rejections, hint="allow two nodes")
     text = _printed(rejections_text(error), 80)
-    assert text.startswith("no node set fits\n  cores: node 0: needs 48, 40 free\n")
-    assert "and 5 more rejections" in text and text.endswith("hint: allow two nodes\n")
+    assert text.startswith("no node set fits\n25 rejected by cores:\n  node 0: needs 48, 40 free\n")
+    assert text.endswith(
+        "  and 21 more (--json lists them)\n  hint: lower vcpus to 40\nhint: allow two nodes\n"
+    )
 
 
 def test_the_table_of_presets_has_a_row_for_each_and_says_why_not() -> None:
@@ -156,3 +163,22 @@ def test_the_table_of_presets_becomes_a_list_on_a_narrow_terminal() -> None:
     text = _printed(plan_table(plans, host), 60)
     assert "- layout: pin-numa\n  vCPUs: 92\n" in text
     assert max(len(line) for line in text.splitlines()) <= 60
+
+
+def test_hosts_are_ranked_with_what_sets_each_behind_the_one_before() -> None:
+    near = even_host(1, 1, 1, 8, name="one-node")
+    far = even_host(2, 1, 1, 4, name="two-nodes")
+    small = even_host(1, 1, 1, 2, name="too-small")
+    text = _printed(rank_text(rank([small, far, near], small_request(8))), 120)
+    lines = [line.split() for line in text.splitlines() if line.split()]
+    order = [words[1] for words in lines if words[0] in ("1", "2", "-")]
+    assert order == ["one-node", "two-nodes", "too-small"]
+    assert "unplannable:" in text
+
+
+@pytest.mark.parametrize("objective", list(Objective))
+def test_the_choice_of_a_layout_names_its_sources_and_doubts(objective: Objective) -> None:
+    choice = choose(objective, has_gpus=True, mirrors_pcie=True)
+    text = " ".join(_printed(choice_text(choice), 80).split())
+    assert choice.layout.name in text
+    assert all(" ".join(line.split()) in text for line in (*choice.evidence, *choice.doubts))

@@ -37,7 +37,7 @@ def explain(plan: Plan, host: Host | None) -> Explanation:
     sections = (
         _placement(plan, host),
         _choice(plan),
-        _rejections(plan.rejections),
+        Section("What was rejected", rejection_lines(plan.rejections)),
         cells_section(plan),
         topology_section(plan),
         devices_section(plan, host),
@@ -126,7 +126,13 @@ def _choice(plan: Plan) -> Section:
     return Section("Why there", tuple(lines))
 
 
-def _rejections(rejections: Sequence[Rejection]) -> Section:
+def rejection_lines(
+    rejections: Sequence[Rejection], said_hint: str | None = None
+) -> tuple[str, ...]:
+    """Rejections by constraint, the most frequent first: a count, some of them, and their hints.
+
+    said_hint: a hint that is said elsewhere.
+    """
     by_constraint: dict[str, list[Rejection]] = {}
     for rejection in rejections:
         by_constraint.setdefault(rejection.constraint, []).append(rejection)
@@ -140,9 +146,9 @@ def _rejections(rejections: Sequence[Rejection]) -> Section:
             lines.append(f"  {where}{rejection.detail}")
         if len(group) > _MOST_REJECTIONS:
             lines.append(f"  and {len(group) - _MOST_REJECTIONS} more (--json lists them)")
-        hints = dict.fromkeys(r.hint for r in group if r.hint)
+        hints = dict.fromkeys(r.hint for r in group if r.hint and r.hint != said_hint)
         lines += [f"  hint: {hint}" for hint in list(hints)[:2]]
-    return Section("What was rejected", tuple(lines))
+    return tuple(lines)
 
 
 def _host_threads(plan: Plan) -> Section:

@@ -4,13 +4,13 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.padding import Padding
 from rich.text import Text
 
+from homenode.plan.explain import rejection_lines
 from homenode.plan.explanation import Explanation, Section
 from homenode.plan.model import Unplannable
 from homenode.report.terminal_text import AsciiWhereNeeded, TableOrList
-from homenode.report.wording import nodes_text, printable
+from homenode.report.wording import printable
 
 _STYLES = {"warning:": "yellow", "critical:": "red", "hint:": "cyan", "fix:": "cyan"}
-_MOST_REJECTIONS = 20
 
 
 def plan_text(explanation: Explanation) -> RenderableType:
@@ -28,18 +28,7 @@ def plan_text(explanation: Explanation) -> RenderableType:
 def rejections_text(error: Unplannable) -> RenderableType:
     """Why no placement fits: each rejection, and what would make it fit."""
     parts: list[RenderableType] = [Text(printable(error.message), style="bold")]
-    for rejection in error.rejections[:_MOST_REJECTIONS]:
-        named = not rejection.nodes or rejection.detail.startswith(("node ", "nodes "))
-        where = "" if named else f"{nodes_text(rejection.nodes)}: "
-        text = Text.assemble(
-            (rejection.constraint.replace("_", " "), "bold"), f": {where}{rejection.detail}"
-        )
-        parts.append(Padding(text, (0, 0, 0, 2), expand=False))
-        if rejection.hint:
-            parts.append(_line(f"  hint: {rejection.hint}"))
-    left_out = len(error.rejections) - _MOST_REJECTIONS
-    if left_out > 0:
-        parts.append(Text(f"  and {left_out} more rejections (--json lists them)", style="dim"))
+    parts += [_line(line) for line in rejection_lines(error.rejections, error.hint)]
     if error.hint:
         parts.append(_line(f"hint: {error.hint}"))
     return AsciiWhereNeeded(Group(*parts))

@@ -1,0 +1,330 @@
+"""Discovery of the PCI tree: places, port types, links, BARs, kinds and nodes."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from homenode.bdf import Bdf
+from homenode.discover import discover
+from homenode.discover.device_kinds import device_kind
+from homenode.discover.pci_config import parse_config
+from homenode.errors import InputError, ParseError
+from homenode.pci import DeviceKind, PciBar, PciLink, PortType
+from homenode.topology import Host
+from tests.sysfs_trees import NODE, PCI, cpu_files, pci_function, snapshot
+
+GPU = "0000:00:01.0/0000:01:00.0/0000:02:00.0/0000:03:00.0"
+SWITCHED = {
+    **pci_function("0000:00:01.0", "060400", "8086:352a"),
+    **pci_function("0000:00:01.0/0000:01:00.0", "060400", "1000:c030"),
+    **pci_function("0000:00:01.0/0000:01:00.0/0000:02:00.0", "060400", "1000:c030"),
+    **pci_function("0000:00:01.0/0000:01:00.0/0000:02:01.0", "060400", "1000:c030"),
+    **pci_function(GPU, "030200", "10de:2330"),
+}
+
+
+def _host(
+    files: Mapping[str, str],
+    links: Mapping[str, str] | None = None,
+    commands: Mapping[str, str] | None = None,
+) -> Host:
+    return discover(snapshot({**cpu_files(), **files}, links=links, commands=commands))
+
+
+def test_the_tree_is_read_from_where_the_folders_lie() -> None:
+    host = _host(SWITCHED)
+    gpu = Bdf.parse("03:00.0")
+    assert [str(b.bdf) for b in host.bridges_above(gpu)] == [
+        "0000:02:00.0",
+        "0000:01:00.0",
+        "0000:00:01.0",
+    ]
+    assert host.switch_above(gpu) == Bdf.parse("01:00.0")
+    assert [(root.name, root.domain, root.bus, root.node) for root in host.root_complexes] == [
+        ("pci0000:00", 0, 0, 0)
+    ]
+
+
+def test_port_types_without_config_space_come_from_the_tree() -> None:
+    host = _host(SWITCHED)
+    types = {str(d.bdf): d.bridge.port_type for d in host.pci_devices if d.bridge}
+    assert types == {
+        "0000:00:01.0": PortType.ROOT_PORT,
+        "0000:01:00.0": PortType.SWITCH_UPSTREAM,
+        "0000:02:00.0": PortType.SWITCH_DOWNSTREAM,
+        "0000:02:01.0": PortType.SWITCH_DOWNSTREAM,
+    }
+    assert any(gap.subject == "port types of 4 PCI bridges" for gap in host.gaps)
+
+
+def test_a_bridge_with_a_console_behind_it_is_no_switch() -> None:
+    files = {
+        **pci_function("0000:00:1c.0", "060400", "8086:1bbe"),
+        **pci_function("0000:00:1c.0/0000:02:00.0", "060400", "1a03:1150"),
+        **pci_function("0000:00:1c.0/0000:02:00.0/0000:03:00.0", "030000", "1a03:2000"),
+        **pci_function("0000:00:1e.0", "060401", "8086:244e"),
+    }
+    host = _host(files)
+    types = {str(d.bdf): d.bridge.port_type for d in host.pci_devices if d.bridge}
+    assert types["0000:00:1c.0"] is PortType.ROOT_PORT
+    assert types["0000:02:00.0"] is PortType.PCI_BRIDGE
+    assert types["0000:00:1e.0"] is PortType.PCI_BRIDGE
+
+
+def _config(port_type: int | None, length: int = 256) -> bytes:
+    config = bytearray(length)
+    config[0x06], config[0x0E], config[0x34] = 0x10, 0x01, 0x40
+    config[0x18:0x1B] = (0, 3, 7)
+    if length > 64:
+        config[0x40:0x42] = (0x05, 0x60)  # MSI first
+        if port_type is not None:
+            config[0x60:0x64] = (0x10, 0x00, port_type << 4 | 2, 0x00)
+    return bytes(config)
+
+
+@pytest.mark.parametrize(
+    ("port_type", "expected"),
+    [
+        (4, PortType.ROOT_PORT),
+        (5, PortType.SWITCH_UPSTREAM),
+        (6, PortType.SWITCH_DOWNSTREAM),
+        (7, PortType.PCI_BRIDGE),
+        (None, PortType.PCI_BRIDGE),
+    ],
+)
+def test_config_space_tells_the_port_type(port_type: int | None, expected: PortType) -> None:
+    header = parse_config(_config(port_type))
+    assert header is not None
+    assert (header.port_type, header.secondary_bus, header.subordinate_bus) == (expected, 3, 7)
+
+
+def test_the_first_64_bytes_of_config_space_tell_only_buses() -> None:
+    header = parse_config(_config(None, length=64))
+    assert header is not None and header.port_type is None and header.secondary_bus == 3
+    assert parse_config(b"\x00" * 63) is None
+
+
+def test_a_circle_of_capabilities_ends() -> None:
+    config = bytearray(_config(None))
+    config[0x60:0x62] = (0x09, 0x40)
+    assert parse_config(bytes(config)) is not None
+
+
+def test_the_config_file_decides_over_the_tree_and_sysfs_over_its_buses() -> None:
+    config = _config(6).decode("utf-8", "surrogateescape")
+    files = {
+        **pci_function("0000:00:01.0", "060400", "8086:352a"),
+        f"{PCI}/0000:00:01.0/config": config,
+    }
+    bridge = _host(files).pci_devices[0].bridge
+    assert bridge is not None
+    assert (bridge.port_type, bridge.secondary_bus, bridge.subordinate_bus) == (
+        PortType.SWITCH_DOWNSTREAM, 3, 7,
+    )  # fmt: skip
+    files |= {
+        f"{PCI}/0000:00:01.0/secondary_bus_number": "1\n",
+        f"{PCI}/0000:00:01.0/subordinate_bus_number": "2\n",
+    }
+    bridge = _host(files).pci_devices[0].bridge
+    assert bridge is not None and (bridge.secondary_bus, bridge.subordinate_bus) == (1, 2)
+
+
+def test_buses_that_nothing_tells_are_those_found_below() -> None:
+    bridges = {str(d.bdf): d.bridge for d in _host(SWITCHED).pci_devices if d.bridge}
+    assert bridges["0000:00:01.0"] is not None
+    assert [
+        (b.secondary_bus, b.subordinate_bus) for b in (bridges["0000:00:01.0"],) if b is not None
+    ] == [(1, 3)]
+
+
+def test_links_bars_driver_group_and_sriov_are_read() -> None:
+    folder = f"{PCI}/{GPU}"
+    resource = "\n".join(
+        [
+            "0x0000214042000000 0x0000214042ffffff 0x000000000014220c",
+            "0x0000000000000000 0x0000000000000000 0x0000000000000000",
+            "0x0000210000000000 0x0000211fffffffff 0x000000000014220c",
+            "0x0000000000000000 0x0000000000000000 0x0000000000000000",
+            "0x000000000000f000 0x000000000000f01f 0x0000000000040101",
+        ]
+    )
+    files = {
+        **SWITCHED,
+        f"{folder}/current_link_speed": "16.0 GT/s PCIe\n",
+        f"{folder}/current_link_width": "16\n",
+        f"{folder}/max_link_speed": "32.0 GT/s PCIe\n",
+        f"{folder}/max_link_width": "16\n",
+        f"{folder}/resource": resource,
+        f"{folder}/sriov_totalvfs": "32\n",
+        f"{folder}/sriov_numvfs": "0\n",
+        f"{folder}/subsystem_vendor": "0x10de\n",
+        f"{folder}/local_cpulist": "0-1,4-5\n",
+    }
+    links = {
+        f"{folder}/driver": "../../../../../../bus/pci/drivers/vfio-pci",
+        f"{folder}/iommu_group": "../../../../../../kernel/iommu_groups/17",
+    }
+    gpu = _host(files, links=links).device(Bdf.parse("03:00.0"))
+    assert gpu is not None
+    assert gpu.link == PciLink(16.0, 16, 32.0, 16)
+    assert gpu.bars == (
+        PciBar(0, 16 << 20, True, True),
+        PciBar(2, 128 << 30, True, True),
+        PciBar(4, 32, False, False, is_memory=False),
+    )
+    assert (gpu.driver, gpu.iommu_group) == ("vfio-pci", 17)
+    assert (gpu.sriov_total_vfs, gpu.sriov_num_vfs, gpu.subsystem_vendor_id) == (32, 0, 0x10DE)
+    assert str(gpu.local_pus) == "0-1,4-5"
+
+
+@pytest.mark.parametrize("width", ["0", "255"])
+def test_a_link_that_is_down_or_unknown_has_no_speed_and_width(width: str) -> None:
+    folder = f"{PCI}/0000:00:01.0"
+    files = {
+        **pci_function("0000:00:01.0", "060400", "8086:352a"),
+        f"{folder}/current_link_speed": "Unknown\n",
+        f"{folder}/current_link_width": f"{width}\n",
+        f"{folder}/max_link_speed": "8 GT/s\n",
+        f"{folder}/max_link_width": "4\n",
+    }
+    assert _host(files).pci_devices[0].link == PciLink(None, None, 8.0, 4)
+
+
+def test_a_malformed_resource_line_is_named() -> None:
+    files = {**SWITCHED, f"{PCI}/{GPU}/resource": "0x0 banana\n"}
+    with pytest.raises(ParseError, match=r"resource:1: expected first, last and flags"):
+        _host(files)
+
+
+def test_a_virtual_function_knows_its_physical_one() -> None:
+    files = {
+        **pci_function("0000:00:02.0", "020000", "15b3:101d"),
+        **pci_function("0000:00:02.1", "020000", "15b3:101e"),
+    }
+    links = {f"{PCI}/0000:00:02.1/physfn": "../0000:00:02.0"}
+    vf = _host(files, links=links).device(Bdf.parse("00:02.1"))
+    assert vf is not None and vf.physical_function == Bdf.parse("00:02.0")
+
+
+@pytest.mark.parametrize(
+    ("class_code", "vendor", "device", "kind"),
+    [
+        (0x030200, 0x10DE, 0x2330, DeviceKind.GPU),
+        (0x030000, 0x10DE, 0x2684, DeviceKind.GPU),
+        (0x038000, 0x1002, 0x7408, DeviceKind.GPU),
+        (0x120000, 0x1002, 0x74A1, DeviceKind.GPU),
+        (0x030000, 0x1A03, 0x2000, DeviceKind.OTHER),
+        (0x030000, 0x102B, 0x0536, DeviceKind.OTHER),
+        (0x030000, 0x1002, 0x515E, DeviceKind.OTHER),
+        (0x030000, None, None, DeviceKind.OTHER),
+        (0x020000, 0x8086, 0x1572, DeviceKind.NIC),
+        (0x020700, 0x15B3, 0x1021, DeviceKind.NIC),
+        (0x068000, 0x10DE, 0x22A3, DeviceKind.NVSWITCH),
+        (0x068000, 0x1000, 0x02B2, DeviceKind.OTHER),
+        (0x010802, 0x144D, 0xA80A, DeviceKind.NVME),
+        (0x040300, 0x10DE, 0x22BA, DeviceKind.AUDIO),
+        (0x060400, 0x8086, 0x352A, DeviceKind.BRIDGE),
+        (0x060000, 0x8086, 0x09A2, DeviceKind.BRIDGE),
+        (0x080700, 0x8086, 0x0B23, DeviceKind.OTHER),
+    ],
+)
+def test_class_and_ids_say_what_a_function_is(
+    class_code: int, vendor: int | None, device: int | None, kind: DeviceKind
+) -> None:
+    assert device_kind(class_code, vendor, device) is kind
+
+
+def test_a_gpu_whose_firmware_gives_no_node_has_none_and_a_gap() -> None:
+    files = {**SWITCHED, f"{PCI}/{GPU}/numa_node": "-1\n", f"{PCI}/{GPU}/local_cpulist": "0-7\n"}
+    host = _host(files)
+    gpu = host.device(Bdf.parse("03:00.0"))
+    assert gpu is not None and gpu.node is None
+    gap = next(gap for gap in host.gaps if gap.subject == "node of 0000:03:00.0")
+    assert gap.reason == "the firmware gives none: numa_node says -1"
+
+
+def test_a_node_that_is_not_online_is_no_node() -> None:
+    files = {**SWITCHED, f"{PCI}/{GPU}/numa_node": "7\n"}
+    host = _host(files)
+    gpu = host.device(Bdf.parse("03:00.0"))
+    assert gpu is not None and gpu.node is None
+    assert any("7, a node that is not online" in gap.reason for gap in host.gaps)
+
+
+def test_where_only_local_pus_are_told_they_give_the_node() -> None:
+    files = {**SWITCHED, f"{PCI}/{GPU}/local_cpulist": "2-3,6-7\n"}
+    del files[f"{PCI}/{GPU}/numa_node"]
+    gpu = _host(files).device(Bdf.parse("03:00.0"))
+    assert gpu is not None and gpu.node == 1
+
+
+def test_a_volume_management_device_has_a_root_complex_of_its_own() -> None:
+    vmd = "0000:00:0e.0/pci10000:e0/10000:e0:06.0/10000:e1:00.0"
+    files = {
+        **pci_function("0000:00:0e.0", "010400", "8086:467f"),
+        **pci_function("0000:00:0e.0/pci10000:e0/10000:e0:06.0", "060400", "8086:a733"),
+        **pci_function(vmd, "010802", "144d:a80a"),
+    }
+    host = _host(files)
+    disk = host.device(Bdf.parse("10000:e1:00.0"))
+    assert disk is not None and disk.kind is DeviceKind.NVME
+    assert (disk.root_complex, disk.parent) == ("pci10000:e0", Bdf.parse("10000:e0:06.0"))
+    assert [root.name for root in host.root_complexes] == ["pci0000:00", "pci10000:e0"]
+
+
+def test_root_complexes_on_two_nodes_have_no_node() -> None:
+    files = {
+        **pci_function("0000:00:01.0", "060400", "8086:352a", node=0),
+        **pci_function("0000:00:02.0", "060400", "8086:352a", node=1),
+    }
+    host = _host(files)
+    assert host.root_complexes[0].node is None
+    assert any(gap.subject == "node of root complex pci0000:00" for gap in host.gaps)
+
+
+def test_a_function_without_a_class_is_an_incomplete_tree() -> None:
+    folder = f"{PCI}/0000:00:01.0"
+    link = {"/sys/bus/pci/devices/0000:00:01.0": folder}
+    with pytest.raises(InputError, match="expected a class code"):
+        _host({f"{folder}/vendor": "0x8086\n"}, links=link)
+
+
+def test_a_link_that_leads_nowhere_is_an_incomplete_tree() -> None:
+    link = {"/sys/bus/pci/devices/0000:00:01.0": f"{PCI}/0000:00:01.0"}
+    with pytest.raises(InputError, match="a link that leads nowhere"):
+        _host({}, links=link)
+
+
+def test_a_function_whose_bridge_is_missing_is_an_incomplete_tree() -> None:
+    files = {key: text for key, text in SWITCHED.items() if "0000:00:01.0/class" not in key}
+    with pytest.raises(InputError, match=r"expected the bridge 0000:00:01\.0 above"):
+        _host(files)
+
+
+def test_a_tree_without_pci_says_so() -> None:
+    host = _host({})
+    assert host.pci_devices == ()
+    assert any(gap.subject == "PCI functions" for gap in host.gaps)
+
+
+def test_lspci_of_the_same_host_adds_names_and_finds_differences() -> None:
+    listing = (
+        "0000:00:01.0 PCI bridge [0604]: Intel Corporation Device [8086:352a] (rev 04)\n"
+        "\tCapabilities: [40] Express (v2) Root Port (Slot-), MSI 00\n\n"
+        "0000:03:00.0 3D controller [0302]: NVIDIA Corporation GH100 [H100] [10de:2330] (rev a1)\n"
+        "\tNUMA node: 1\n\n"
+        "0000:09:00.0 VGA compatible controller [0300]: ASPEED [1a03:2000]\n"
+    )
+    host = _host(SWITCHED, commands={"lspci": listing})
+    gpu = host.device(Bdf.parse("03:00.0"))
+    assert gpu is not None and gpu.name == "NVIDIA Corporation GH100 [H100]"
+    assert gpu.node == 0
+    reasons = {gap.subject: gap.reason for gap in host.gaps}
+    assert reasons["node of 0000:03:00.0"] == "lspci says 1, sysfs says 0; used sysfs"
+    assert reasons["1 PCI functions (0000:09:00.0, ...)"] == "sysfs does not have them"
+    assert reasons["3 PCI functions (0000:01:00.0, ...)"] == "lspci does not have them"
+
+
+def test_the_node_folder_may_be_absent_on_a_host_with_pci() -> None:
+    host = discover(snapshot({**cpu_files(), **SWITCHED}, without=(NODE,)))
+    assert {device.node for device in host.pci_devices} == {0}

@@ -1,0 +1,343 @@
+"""Discovery of CPUs, caches, nodes and memory from trees of /sys, even and odd."""
+
+import pytest
+
+from homenode.cpuset import CpuSet
+from homenode.discover import discover
+from homenode.errors import InputError, ParseError
+from homenode.topology import CoreKind, Host, MemoryKind, PagePool, summarise
+from tests.sysfs_trees import CPU, NODE, cpu_files, snapshot
+
+
+def _subjects(host: Host) -> list[str]:
+    return [gap.subject for gap in host.gaps]
+
+
+def test_an_even_tree_is_read_whole() -> None:
+    host = discover(snapshot(cpu_files()))
+    counts = summarise(host)
+    assert (counts.packages, counts.cores, counts.pus, counts.llcs, counts.numa_nodes) == (
+        2, 4, 8, 2, 2,
+    )  # fmt: skip
+    assert [str(core.pus) for core in host.cores] == ["0,4", "1,5", "2,6", "3,7"]
+    assert [core.id for core in host.cores] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [(str(llc.pus), llc.size_bytes) for llc in host.llcs] == [
+        ("0-1,4-5", 32 << 20),
+        ("2-3,6-7", 32 << 20),
+    ]
+    assert host.distances == ((10, 21), (21, 10))
+    node = host.nodes[1]
+    assert (node.memory_bytes, node.memory_free_bytes, node.package) == (1 << 20, 512 << 10, 1)
+    assert node.page_pools == (PagePool(2 << 20, 4, 3),)
+    assert (host.architecture, host.cpu.name, host.cpu.model) == ("x86_64", "Some Xeon", 143)
+    assert [(pu.index, pu.core, pu.llc, pu.node, pu.die) for pu in host.pus][5:7] == [
+        (5, 1, 0, 0, 0),
+        (6, 2, 1, 1, 0),
+    ]
+
+
+@pytest.mark.parametrize("threads", [1, 4, 8])
+def test_cores_have_as_many_siblings_as_the_kernel_lists(threads: int) -> None:
+    host = discover(snapshot(cpu_files(packages=1, cores=3, threads=threads)))
+    assert [len(core.pus) for core in host.cores] == [threads] * 3
+
+
+def test_siblings_are_found_by_masks_and_old_names() -> None:
+    files = cpu_files(packages=1, cores=1, threads=2)
+    for pu in (0, 1):
+        del files[f"{CPU}/cpu{pu}/topology/core_cpus_list"]
+        files[f"{CPU}/cpu{pu}/topology/thread_siblings"] = "00000000,00000003\n"
+        del files[f"{CPU}/cpu{pu}/cache/index3/shared_cpu_list"]
+        files[f"{CPU}/cpu{pu}/cache/index3/shared_cpu_map"] = "3\n"
+    host = discover(snapshot(files))
+    assert [str(core.pus) for core in host.cores] == ["0-1"]
+    assert [str(llc.pus) for llc in host.llcs] == ["0-1"]
+
+
+def test_ids_that_repeat_do_not_merge_cores_or_caches() -> None:
+    files = cpu_files()
+    for pu in range(8):
+        files[f"{CPU}/cpu{pu}/topology/core_id"] = "0\n"
+        files[f"{CPU}/cpu{pu}/cache/index3/id"] = "0\n"
+    counts = summarise(discover(snapshot(files)))
+    assert (counts.cores, counts.llcs) == (4, 2)
+
+
+def test_offline_pus_are_kept_apart_and_belong_to_nothing() -> None:
+    files = cpu_files()
+    files[f"{CPU}/online"] = "0-5\n"
+    host = discover(snapshot(files, without=("/cpu6/topology", "/cpu7/topology", "/cpu7/cache")))
+    assert summarise(host).pus_offline == 2
+    assert [str(core.pus) for core in host.cores] == ["0,4", "1,5", "2", "3"]
+    assert host.pus[7].core is None and host.pus[7].node is None and not host.pus[7].online
+    assert [str(llc.pus) for llc in host.llcs] == ["0-1,4-5", "2-3"]
+
+
+def test_cpu_and_node_numbers_may_have_holes() -> None:
+    files = cpu_files(packages=1, cores=2, threads=1)
+    moved = {
+        path.replace("/cpu1/", "/cpu9/").replace("/node0/", "/node8/"): text
+        for path, text in files.items()
+    }
+    moved |= {
+        f"{CPU}/online": "0,9\n",
+        f"{CPU}/present": "0,9\n",
+        f"{CPU}/cpu9/topology/core_cpus_list": "9\n",
+        f"{CPU}/cpu0/cache/index3/shared_cpu_list": "0,9\n",
+        f"{NODE}/online": "8\n",
+        f"{NODE}/node8/cpulist": "0,9\n",
+    }
+    host = discover(snapshot(moved))
+    assert [pu.index for pu in host.pus] == [0, 9]
+    assert [node.index for node in host.nodes] == [8]
+    assert host.pus[1].node == 8 and host.distances == ((10,),)
+
+
+def test_an_online_pu_without_a_folder_is_an_incomplete_tree() -> None:
+    with pytest.raises(InputError, match="lists PUs 0-7, but PUs 5 have no folder") as error:
+        discover(snapshot(cpu_files(), without=("/cpu5/",)))
+    assert error.value.hint
+
+
+def test_an_online_pu_without_topology_among_others_is_an_incomplete_tree() -> None:
+    with pytest.raises(InputError, match="found none for PUs 3"):
+        discover(snapshot(cpu_files(), without=("/cpu3/topology",)))
+
+
+def test_an_online_node_without_a_folder_is_an_incomplete_tree() -> None:
+    with pytest.raises(InputError, match="lists nodes 0-1, but nodes 1 have no folder"):
+        discover(snapshot(cpu_files(), without=("/node1/",)))
+
+
+def test_a_node_without_a_list_of_pus_is_an_incomplete_tree() -> None:
+    with pytest.raises(InputError, match="node1/cpulist or cpumap"):
+        discover(snapshot(cpu_files(), without=("/node1/cpulist",)))
+
+
+def test_a_pu_in_two_nodes_is_refused() -> None:
+    files = cpu_files()
+    files[f"{NODE}/node1/cpulist"] = "1-3,6-7\n"
+    with pytest.raises(InputError, match="found PUs 1 in node 1 and in an earlier one"):
+        discover(snapshot(files))
+
+
+def test_a_tree_without_cpus_says_what_was_expected() -> None:
+    with pytest.raises(InputError, match="expected folders /sys/devices/system/cpu/cpuN"):
+        discover(snapshot({"/sys/kernel/mm/ksm/run": "0"}))
+
+
+def test_a_file_that_is_no_list_is_named() -> None:
+    files = cpu_files()
+    files[f"{NODE}/node0/cpulist"] = "0-banana\n"
+    with pytest.raises(ParseError, match="a tree: /sys/devices/system/node/node0/cpulist"):
+        discover(snapshot(files))
+
+
+def test_without_a_node_folder_the_host_is_one_node_and_says_so() -> None:
+    files = cpu_files() | {"/proc/meminfo": "MemTotal:       2048 kB\nMemFree:        1024 kB\n"}
+    host = discover(snapshot(files, without=("/sys/devices/system/node",)))
+    assert [(n.index, len(n.pus), n.memory_bytes) for n in host.nodes] == [(0, 8, 2 << 20)]
+    assert "NUMA nodes" in _subjects(host)
+
+
+def test_without_caches_no_llc_is_made_up() -> None:
+    host = discover(snapshot(cpu_files(), without=("/cache/",)))
+    assert host.llcs == () and all(pu.llc is None for pu in host.pus)
+    assert "last-level cache of PUs 0-7" in _subjects(host)
+
+
+def test_the_llc_of_a_core_outside_the_l3_is_its_own_highest_cache() -> None:
+    files = cpu_files(packages=1, cores=2, threads=1)
+    files[f"{CPU}/cpu0/cache/index3/shared_cpu_list"] = "0\n"
+    files |= {f"{CPU}/cpu1/cache/index3/level": "2\n"}
+    files[f"{CPU}/cpu1/cache/index3/shared_cpu_list"] = "1\n"
+    host = discover(snapshot(files))
+    assert [(str(llc.pus), llc.level) for llc in host.llcs] == [("0", 3), ("1", 2)]
+
+
+def test_siblings_with_core_ids_of_their_own_are_cores() -> None:
+    files = cpu_files(packages=1, cores=2, threads=2)
+    for pu in range(4):
+        files[f"{CPU}/cpu{pu}/topology/core_id"] = f"{pu}\n"
+    host = discover(snapshot(files))
+    assert [str(core.pus) for core in host.cores] == ["0", "1", "2", "3"]
+    assert "cores of PUs 0-3" in _subjects(host)
+
+
+def test_lists_of_siblings_that_disagree_are_a_gap() -> None:
+    files = cpu_files(packages=1, cores=2, threads=2)
+    files[f"{CPU}/cpu2/topology/core_cpus_list"] = "2-3\n"
+    host = discover(snapshot(files))
+    assert [str(core.pus) for core in host.cores] == ["0,2", "1,3"]
+    assert "core of PU 2" in _subjects(host)
+
+
+def test_packages_without_numbers_are_numbered_by_their_lists() -> None:
+    files = cpu_files(packages=2, cores=1, threads=1)
+    for pu in (0, 1):
+        files[f"{CPU}/cpu{pu}/topology/physical_package_id"] = "-1\n"
+        files[f"{CPU}/cpu{pu}/topology/package_cpus_list"] = f"{pu}\n"
+    host = discover(snapshot(files))
+    assert [(p.index, str(p.pus)) for p in host.packages] == [(0, "0"), (1, "1")]
+    assert "package numbers" in _subjects(host)
+
+
+def test_without_die_ids_dies_are_unknown() -> None:
+    host = discover(snapshot(cpu_files(), without=("die_id",)))
+    assert {pu.die for pu in host.pus} == {None}
+    assert "die of PUs 0-7" in _subjects(host)
+
+
+def test_kinds_of_core_come_from_the_pmus_first() -> None:
+    files = cpu_files(packages=1, cores=3, threads=1)
+    files |= {"/sys/devices/cpu_core/cpus": "0\n", "/sys/devices/cpu_atom/cpus": "1-2\n"}
+    kinds = [core.kind for core in discover(snapshot(files)).cores]
+    assert kinds == [CoreKind.PERFORMANCE, CoreKind.EFFICIENCY, CoreKind.EFFICIENCY]
+
+
+@pytest.mark.parametrize("file", ["cpu_capacity", "cpufreq/cpuinfo_max_freq"])
+def test_kinds_of_core_come_from_speed_where_nothing_else_tells(file: str) -> None:
+    files = cpu_files(packages=1, cores=3, threads=1)
+    files |= {f"{CPU}/cpu{pu}/{file}": speed for pu, speed in enumerate(("400", "1000", "1024"))}
+    kinds = [core.kind for core in discover(snapshot(files)).cores]
+    assert kinds == [CoreKind.EFFICIENCY, CoreKind.PERFORMANCE, CoreKind.PERFORMANCE]
+
+
+def test_equal_cores_with_raised_base_frequency_are_alike() -> None:
+    files = cpu_files(packages=1, cores=2, threads=1)
+    for pu, base in enumerate(("2100000", "2700000")):
+        files[f"{CPU}/cpu{pu}/cpufreq/base_frequency"] = base
+        files[f"{CPU}/cpu{pu}/cpufreq/cpuinfo_max_freq"] = "3900000"
+    assert {core.kind for core in discover(snapshot(files)).cores} == {None}
+
+
+def test_isolated_and_tickless_pus_are_marked() -> None:
+    files = cpu_files()
+    files |= {f"{CPU}/isolated": "1,5\n", f"{CPU}/nohz_full": "5\n"}
+    host = discover(snapshot(files))
+    assert [pu.index for pu in host.pus if pu.isolated] == [1, 5]
+    assert [pu.index for pu in host.pus if pu.nohz_full] == [5]
+
+
+def test_isolated_pus_come_from_the_command_line_where_the_kernel_has_no_file() -> None:
+    files = cpu_files() | {"/proc/cmdline": "ro isolcpus=managed_irq,domain,2-3 nohz_full=all"}
+    host = discover(snapshot(files, without=("/isolated", "/nohz_full")))
+    assert [pu.index for pu in host.pus if pu.isolated] == [2, 3]
+    assert not any(pu.nohz_full for pu in host.pus)
+
+
+def test_the_cgroup_says_which_pus_are_disallowed() -> None:
+    files = cpu_files()
+    files |= {
+        "/proc/self/cgroup": "0::/user.slice/job\n",
+        "/sys/fs/cgroup/user.slice/job/cpuset.cpus.effective": "0-3\n",
+    }
+    host = discover(snapshot(files))
+    assert summarise(host).pus_disallowed == 4
+    assert [pu.index for pu in host.pus if not pu.allowed] == [4, 5, 6, 7]
+
+
+def test_an_old_cpuset_and_a_status_file_serve_as_well() -> None:
+    files = cpu_files() | {"/proc/self/cpuset": "/job\n", "/dev/cpuset/job/cpus": "1\n"}
+    assert summarise(discover(snapshot(files))).pus_disallowed == 7
+    files = cpu_files() | {"/proc/self/status": "Cpus_allowed_list:\t0-1\n"}
+    assert summarise(discover(snapshot(files))).pus_disallowed == 6
+
+
+def test_pus_that_systemd_keeps_from_machines_are_disallowed() -> None:
+    files = cpu_files() | {"/sys/fs/cgroup/machine.slice/cpuset.cpus.effective": "2-7\n"}
+    host = discover(snapshot(files))
+    assert [pu.index for pu in host.pus if not pu.allowed] == [0, 1]
+
+
+def test_a_cgroup_path_cannot_leave_its_mount() -> None:
+    files = cpu_files() | {"/proc/self/cgroup": "0::/../../etc\n"}
+    assert summarise(discover(snapshot(files))).pus_disallowed == 0
+
+
+def test_a_node_without_pus_has_memory_of_unknown_kind() -> None:
+    files = cpu_files() | {
+        f"{NODE}/online": "0-2\n",
+        f"{NODE}/node2/cpulist": "\n",
+        f"{NODE}/node2/meminfo": "Node 2 MemTotal: 4096 kB\nNode 2 MemFree: 4096 kB\n",
+        f"{NODE}/node2/distance": "20 30 10\n",
+        f"{NODE}/node0/distance": "10 21 20\n",
+        f"{NODE}/node1/distance": "21 10 30\n",
+    }
+    host = discover(snapshot(files))
+    assert summarise(host).cpuless_nodes == 1
+    node = host.nodes[2]
+    assert (node.pus, node.memory_kind, node.package) == (CpuSet(), None, None)
+    assert "node 2 kind of memory" in _subjects(host)
+
+
+@pytest.mark.parametrize(
+    ("extra", "kind"),
+    [
+        ({"/proc/driver/nvidia/gpus/0000:09:00.0/numa_status": "Node: 2\nStatus: online\n"}, "gpu"),
+        ({"/sys/bus/dax/devices/dax0.0/target_node": "2\n"}, "other"),
+        ({"/proc/driver/nvidia/gpus/0000:09:00.0/numa_status": "Node: -1\n"}, None),
+    ],
+)
+def test_the_driver_and_dax_say_what_a_nodes_memory_is(
+    extra: dict[str, str], kind: str | None
+) -> None:
+    files = cpu_files(packages=1) | extra | {
+        f"{NODE}/online": "0,2\n",
+        f"{NODE}/node2/cpulist": "\n",
+        f"{NODE}/node2/meminfo": "Node 2 MemTotal: 4096 kB\n",
+        f"{NODE}/node2/distance": "40 10\n",
+        f"{NODE}/node0/distance": "10 40\n",
+    }  # fmt: skip
+    node = discover(snapshot(files)).nodes[1]
+    assert node.memory_kind == (None if kind is None else MemoryKind(kind))
+    assert (str(node.gpu) == "0000:09:00.0") is (kind == "gpu")
+
+
+def test_distances_that_do_not_fit_the_nodes_are_unknown() -> None:
+    files = cpu_files() | {f"{NODE}/node1/distance": "21 10 40\n"}
+    host = discover(snapshot(files))
+    assert host.distances is None
+    assert "distances" in _subjects(host)
+
+
+def test_memory_that_the_node_does_not_tell_is_unknown() -> None:
+    host = discover(snapshot(cpu_files(), without=("/node1/meminfo",)))
+    assert host.nodes[1].memory_bytes is None
+    assert summarise(host).memory_bytes is None
+    assert {"node 1 memory", "node 1 free memory"} <= set(_subjects(host))
+
+
+def test_settings_are_what_the_system_says() -> None:
+    files = cpu_files() | {
+        "/proc/sys/kernel/osrelease": "6.8.0-45-generic\n",
+        "/proc/cmdline": "ro hugepagesz=1G\n",
+        f"{CPU}/smt/control": "on\n",
+        f"{CPU}/cpu0/cpufreq/scaling_governor": "powersave\n",
+        f"{CPU}/cpu1/cpufreq/scaling_governor": "performance\n",
+        "/sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n",
+        "/proc/sys/kernel/numa_balancing": "1\n",
+    }
+    settings = discover(snapshot(files)).settings
+    assert settings.kernel_release == "6.8.0-45-generic"
+    assert settings.smt_control == "on"
+    assert settings.governors == ("performance", "powersave")
+    assert settings.transparent_hugepages == "madvise"
+    assert settings.numa_balancing == 1
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "vendor", "name", "architecture"),
+    [
+        ("CPU implementer\t: 0x41\nCPU architecture: 8\n", "ARM", None, "aarch64"),
+        ("cpu\t\t: POWER9, altivec supported\n", "IBM", "POWER9", None),
+        ("", None, None, None),
+    ],
+)
+def test_cpus_that_are_not_x86_are_named_as_far_as_known(
+    cpuinfo: str, vendor: str | None, name: str | None, architecture: str | None
+) -> None:
+    host = discover(snapshot(cpu_files() | {"/proc/cpuinfo": cpuinfo}))
+    assert (host.cpu.vendor, host.cpu.name, host.architecture) == (vendor, name, architecture)
+    host = discover(snapshot(cpu_files(), commands={"uname": "Linux 6.8 #1 SMP aarch64\n"}))
+    assert host.architecture == "aarch64"

@@ -1,0 +1,107 @@
+"""Whatever a user names becomes a host, by what it holds and not by its name."""
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from homenode.errors import InputError
+from homenode.formats import encode
+from homenode.sources import load_host
+from homenode.topology import summarise
+from tests.sysfs_trees import cpu_files
+from tests.test_tools_hwloc_xml import TWO_NODES, _document
+from tests.test_tools_lspci import SMALL
+
+
+def _write_tree(top: Path) -> None:
+    for path, text in cpu_files().items():
+        file = top / path.lstrip("/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
+def _write_tar(path: Path, mode: str) -> None:
+    with tarfile.open(path, mode) as tar:  # type: ignore[call-overload]
+        for name, text in cpu_files().items():
+            member = tarfile.TarInfo(name.lstrip("/"))
+            data = text.encode()
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+
+
+def test_this_machine_is_the_default() -> None:
+    assert summarise(load_host(None)).pus >= 1
+
+
+def test_a_folder_and_a_tar_of_the_same_tree_are_the_same_host(tmp_path: Path) -> None:
+    _write_tree(tmp_path / "tree")
+    _write_tar(tmp_path / "tree.txt", "w:xz")
+    _write_tar(tmp_path / "plain", "w")
+    hosts = [load_host(str(tmp_path / name)) for name in ("tree", "tree.txt", "plain")]
+    assert [summarise(host).cores for host in hosts] == [4, 4, 4]
+    assert hosts[0].pus == hosts[1].pus == hosts[2].pus
+
+
+@pytest.mark.parametrize("name", ["host.toml", "host.xml", "host"])
+def test_content_decides_what_a_file_is(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text(_document(TWO_NODES))
+    assert summarise(load_host(str(path))).packages == 2
+    path.write_text(SMALL)
+    assert summarise(load_host(str(path))).gpus == 1
+    path.write_text(encode("host", load_host(str(path))))
+    assert summarise(load_host(str(path))).gpus == 1
+
+
+def test_a_shipped_host_goes_by_its_name() -> None:
+    assert summarise(load_host("xapi-2n16c2t")).cores == 32
+
+
+def test_a_description_is_rendered_and_discovered(tmp_path: Path) -> None:
+    from importlib.resources import files
+
+    path = tmp_path / "mine"
+    path.write_text((files("homenode") / "hosts" / "xapi-2n16c2t.toml").read_text())
+    assert summarise(load_host(str(path))).cores == 32
+
+
+def test_a_listing_lies_over_any_host(tmp_path: Path) -> None:
+    listing = tmp_path / "lspci.txt"
+    listing.write_text(SMALL)
+    counts = summarise(load_host("xapi-2n16c2t", lspci=listing))
+    assert (counts.cores, counts.gpus) == (32, 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "found no such file or name"),
+        (b"just some words\n", "a text that is none of them"),
+        (b"\x7fELF\x00\x00", "binary data of no known kind"),
+        (b"<domain/>", "expected <topology>"),
+        (b'{"format": "homenode.plan/1"}', "expected a homenode.host document"),
+        (b"\x1f\x8bgarbage", "garbage"),
+    ],
+)
+def test_what_is_no_host_says_what_is_expected(
+    tmp_path: Path, content: bytes | None, message: str
+) -> None:
+    path = tmp_path / "garbage"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=message) as error:
+        load_host(str(path))
+    assert error.value.exit_code == 2
+
+
+@pytest.mark.parametrize("source", ["", "x" * 5000, "a\0b"])
+def test_names_that_no_file_can_have_are_refused(source: str) -> None:
+    with pytest.raises(InputError):
+        load_host(source)
+
+
+def test_a_listing_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nowhere: No such file"):
+        load_host("xapi-2n16c2t", lspci=tmp_path / "nowhere")

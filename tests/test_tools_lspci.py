@@ -1,0 +1,244 @@
+"""lspci's listing: parsed, laid over a host, and standing alone."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from homenode.bdf import Bdf
+from homenode.discover import discover
+from homenode.discover.lspci import host_from_lspci, overlay_lspci
+from homenode.errors import HomenodeError, InputError, ParseError
+from homenode.pci import DeviceKind, PciBar, PciLink, PortType
+from homenode.tools.lspci import looks_like_lspci, parse
+from homenode.topology import Host, summarise
+from tests.shared_data import SHARED
+from tests.sysfs_trees import PCI, cpu_files, pci_function, snapshot
+
+HGX = SHARED / "machines" / "lspci" / "gpud-hgx-h100x8-lspci-vvv.txt"
+needs_hgx = pytest.mark.skipif(not HGX.is_file(), reason="no shared listings")
+
+SMALL = """\
+00:00.0 Host bridge: Intel Corporation Device 09a2 (rev 20)
+\tNUMA node: 0
+00:01.0 PCI bridge: Intel Corporation Device 352a (rev 04) (prog-if 00 [Normal decode])
+\tNUMA node: 0
+\tBus: primary=00, secondary=01, subordinate=03, sec-latency=0
+\tCapabilities: [40] Express (v2) Root Port (Slot-), MSI 00
+01:00.0 PCI bridge: Broadcom / LSI PEX890xx PCIe Gen 5 Switch (rev b0)
+\tBus: primary=01, secondary=02, subordinate=03, sec-latency=0
+\tCapabilities: [68] Express (v2) Upstream Port, IntMsgNum 0
+02:00.0 PCI bridge: Broadcom / LSI PEX890xx PCIe Gen 5 Switch (rev b0)
+\tPhysical Slot: 28
+\tBus: primary=02, secondary=03, subordinate=03, sec-latency=0
+\tCapabilities: [68] Express (v2) Downstream Port (Slot+), MSI 00
+\t\tLnkCtl2: Target Link Speed: 16GT/s, EnterCompliance- SpeedDis-
+\tCapabilities: [170 v1] Access Control Services
+\t\tACSCap:\tSrcValid+ TransBlk+ ReqRedir+
+\t\tACSCtl:\tSrcValid+ TransBlk- ReqRedir+
+03:00.0 3D controller: NVIDIA Corporation Device 2330 (rev a1)
+\tSubsystem: NVIDIA Corporation Device 16c1
+\tNUMA node: 0
+\tIOMMU group: 12
+\tRegion 0: Memory at 214042000000 (64-bit, prefetchable) [size=16M]
+\tRegion 2: Memory at 210000000000 (64-bit, prefetchable) [size=128G]
+\tRegion 5: I/O ports at f000 [disabled] [size=32]
+\tExpansion ROM at 9b000000 [virtual] [disabled] [size=128K]
+\tCapabilities: [60] Express (v2) Endpoint, MSI 00
+\t\tLnkCap:\tPort #0, Speed 32GT/s, Width x16, ASPM L1, Exit Latency L1 <4us
+\t\tLnkSta:\tSpeed 16GT/s (downgraded), Width x16 (ok)
+\tCapabilities: [250 v1] Single Root I/O Virtualization (SR-IOV)
+\t\tInitial VFs: 32, Total VFs: 32, Number of VFs: 2, Function Dependency Link: 00
+\t\tRegion 1: Memory at 0000212000000000 (64-bit, prefetchable)
+\tKernel driver in use: vfio-pci
+\tKernel modules: nvidiafb, nouveau
+"""
+
+
+def _host() -> Host:
+    return discover(snapshot(cpu_files()))
+
+
+def test_a_function_is_read_with_all_that_the_listing_tells() -> None:
+    gpu = parse(SMALL)[-1]
+    assert (gpu.bdf, gpu.class_code) == (Bdf.parse("03:00.0"), 0x030200)
+    assert (gpu.vendor_id, gpu.device_id) == (0x10DE, 0x2330)
+    assert (gpu.subsystem_vendor_id, gpu.subsystem_device_id) == (0x10DE, 0x16C1)
+    assert gpu.link == PciLink(16.0, 16, 32.0, 16)
+    assert gpu.bars == (
+        PciBar(0, 16 << 20, True, True),
+        PciBar(2, 128 << 30, True, True),
+        PciBar(5, 32, False, False, is_memory=False),
+        PciBar(6, 128 << 10, False, False),
+    )
+    assert (gpu.sriov_total_vfs, gpu.sriov_num_vfs) == (32, 2)
+    assert (gpu.driver, gpu.iommu_group, gpu.numa_node) == ("vfio-pci", 12, 0)
+    port = parse(SMALL)[3]
+    assert (port.port_type, port.buses, port.slot) == (PortType.SWITCH_DOWNSTREAM, (2, 3, 3), "28")
+    assert port.acs == frozenset({"SrcValid", "ReqRedir"}) and port.target_gt_per_s == 16.0
+
+
+@pytest.mark.parametrize(
+    ("header", "class_code", "ids", "name"),
+    [
+        (
+            "0000:3b:00.0 3D controller [0302]: NVIDIA Corporation GH100 [H100 SXM5 80GB] "
+            "[10de:2330] (rev a1)",
+            0x030200, (0x10DE, 0x2330), "NVIDIA Corporation GH100 [H100 SXM5 80GB]",
+        ),
+        ("3b:00.0 0302: 10de:2330 (rev a1)", 0x030200, (0x10DE, 0x2330), "10de:2330"),
+        (
+            "10000:e1:00.0 Non-Volatile memory controller: Samsung Electronics Co Ltd NVMe SSD "
+            "Controller PM9A3 (prog-if 02 [NVM Express])",
+            0x010802, (0x144D, None),
+            "Samsung Electronics Co Ltd NVMe SSD Controller PM9A3",
+        ),
+        (
+            "c1:00.0 Processing accelerators: Advanced Micro Devices, Inc. [AMD/ATI] Device 74a1",
+            0x120000, (0x1002, 0x74A1), "Advanced Micro Devices, Inc. [AMD/ATI] Device 74a1",
+        ),
+        (
+            "00:00.4 Generic system peripheral [0807]: Intel Corporation Device 0b23",
+            0x080700, (0x8086, 0x0B23), "Intel Corporation Device 0b23",
+        ),
+        ("00:05.0 Flux capacitor: Brown Enterprises Device 0001", None, (None, 1),
+         "Brown Enterprises Device 0001"),
+    ],
+)  # fmt: skip
+def test_headers_are_read_in_every_spelling(
+    header: str, class_code: int | None, ids: tuple[int | None, int | None], name: str
+) -> None:
+    (function,) = parse(header + "\n")
+    assert function.class_code == class_code
+    assert (function.vendor_id, function.device_id) == ids
+    assert function.name == name
+
+
+def test_what_is_not_printed_is_unknown() -> None:
+    (function,) = parse("3b:00.0 3D controller: NVIDIA Corporation Device 2330\n"
+                        "\tCapabilities: <access denied>\n")  # fmt: skip
+    assert function.link is None and function.numa_node is None and function.port_type is None
+    (down,) = parse("3b:00.0 PCI bridge: PLX Technology, Inc. Device 8747\n"
+                    "\t\tLnkSta:\tSpeed unknown, Width x0\n\tNUMA node: -1\n")  # fmt: skip
+    assert down.link is None and down.numa_node is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hello\n", r"lspci:1: expected a function such as"),
+        ("", "expected the output of lspci -vvv"),
+        ("\tNUMA node: 0\n", "expected an address such as 3b:00.0 first"),
+        ("3b:00.0 3D controller: x\n\tNUMA node: many\n", r"lspci:2: expected NUMA node: a number"),
+        ("3b:00.0 0302: 10de:2330\n3b:00.0 0302: 10de:2330\n", "expected each address once"),
+        ("3b:00.0 3D controller: x\nwhat is this\n", r"lspci:2: expected a function"),
+    ],
+)
+def test_a_listing_that_is_none_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ParseError, match=message):
+        parse(text)
+
+
+def test_a_listing_is_told_from_other_texts() -> None:
+    assert looks_like_lspci("lspci: Unable to load libkmod\n" + SMALL)
+    assert not looks_like_lspci("[host]\nname = 'x'\n")
+    assert not looks_like_lspci("")
+
+
+def test_the_tree_and_its_roots_come_from_the_buses() -> None:
+    host = host_from_lspci(SMALL, "listing")
+    gpu = Bdf.parse("03:00.0")
+    assert host.switch_above(gpu) == Bdf.parse("01:00.0")
+    assert [(root.name, root.node) for root in host.root_complexes] == [("pci0000:00", 0)]
+    assert host.pus == () and host.nodes == ()
+    assert any(gap.subject == "PUs, cores, LLCs and NUMA nodes" for gap in host.gaps)
+
+
+def test_bridges_that_lead_to_each_other_do_not_hang() -> None:
+    circle = (
+        "01:00.0 PCI bridge: x\n\tBus: primary=00, secondary=05, subordinate=05\n"
+        "05:00.0 PCI bridge: x\n\tBus: primary=00, secondary=01, subordinate=01\n"
+    )
+    host = host_from_lspci(circle, "circle")
+    assert [device.parent for device in host.pci_devices] == [None, Bdf.parse("01:00.0")]
+
+
+def test_a_class_that_is_not_known_is_a_gap() -> None:
+    host = host_from_lspci("00:05.0 Flux capacitor: Brown Enterprises\n", "x")
+    assert host.pci_devices[0].kind is DeviceKind.OTHER
+    assert any("Flux capacitor" in gap.reason for gap in host.gaps)
+
+
+def test_a_listing_over_a_host_gives_it_the_pci_part() -> None:
+    host = overlay_lspci(_host(), SMALL)
+    counts = summarise(host)
+    assert (counts.pus, counts.gpus, counts.pci_functions) == (8, 1, 5)
+    gpu = host.device(Bdf.parse("03:00.0"))
+    assert gpu is not None and str(gpu.local_pus) == "0-1,4-5"
+    assert not any(gap.subject == "PCI functions" for gap in host.gaps)
+
+
+def test_a_listing_with_nodes_that_the_host_lacks_is_refused() -> None:
+    with pytest.raises(InputError, match=r"expected NUMA nodes of a tree \(0, 1\), found 4"):
+        overlay_lspci(_host(), SMALL.replace("NUMA node: 0", "NUMA node: 4"))
+
+
+def test_the_hosts_own_source_fills_in_and_disagreements_are_gaps() -> None:
+    files = {
+        **cpu_files(),
+        **pci_function("0000:03:00.0", "030200", "10de:2330", node=1),
+        **pci_function("0000:07:00.0", "020700", "15b3:1021"),
+        f"{PCI}/0000:03:00.0/resource": "0x0000000000000000 0x00000000000fffff 0x0000000000140204",
+        f"{PCI}/0000:00:00.0/class": "0x020000\n",
+        f"{PCI}/0000:00:00.0/vendor": "0x8086\n",
+    }
+    host = overlay_lspci(discover(snapshot(files)), SMALL, "listing")
+    gpu = host.device(Bdf.parse("03:00.0"))
+    assert gpu is not None and gpu.node == 0
+    assert [bar.size_bytes for bar in gpu.bars] == [1 << 20]
+    reasons = {gap.subject: gap.reason for gap in host.gaps}
+    assert "lspci says 0, the host's own source says 1" in reasons["node of 0000:03:00.0"]
+    assert "another device there" in reasons["0000:00:00.0"]
+    assert "left out" in reasons["1 PCI functions (0000:07:00.0, ...)"]
+
+
+def test_laying_the_same_listing_twice_changes_nothing_more() -> None:
+    once = overlay_lspci(_host(), SMALL)
+    twice = overlay_lspci(once, SMALL)
+    assert replace(twice, gaps=()) == replace(once, gaps=())
+
+
+@needs_hgx
+def test_the_hgx_h100_is_read_whole() -> None:
+    host = host_from_lspci(HGX.read_text(), "hgx")
+    counts = summarise(host)
+    assert (counts.pci_functions, counts.gpus, counts.nvswitches) == (517, 8, 4)
+    gpus = host.devices_of_kind(DeviceKind.GPU)
+    assert [(f"{d.bdf.bus:02x}", d.node) for d in gpus] == [
+        ("19", 0), ("3b", 0), ("4c", 0), ("5d", 0), ("9b", 1), ("bb", 1), ("cb", 1), ("db", 1),
+    ]  # fmt: skip
+    # Each GPU shares its switch with the ConnectX-7 on the next bus.
+    for gpu in gpus:
+        nic = Bdf(0, gpu.bdf.bus + 1, 0, 0)
+        assert host.switch_above(gpu.bdf) == host.switch_above(nic) is not None
+        assert host.bridges_above(gpu.bdf)[-1].bridge is not None
+    assert {d.bridge.port_type for d in host.pci_devices if d.bridge} == set(PortType)
+    assert sum(bar.size_bytes for bar in gpus[0].bars) == (128 << 30) + (48 << 20)
+    assert len(host.root_complexes) == 24
+    assert {root.node for root in host.root_complexes} == {0, 1}
+    assert [d.name for d in host.pci_devices if "Matrox" in (d.name or "")] != []
+
+
+@needs_hgx
+def test_mutated_listings_are_read_or_refused_and_nothing_else() -> None:
+    base = "\n".join(HGX.read_text().splitlines()[1470:1560]) + "\n" + SMALL
+    rng = random.Random(7)
+    for _ in range(400):
+        characters = list(base)
+        for _ in range(rng.randint(1, 8)):
+            at = rng.randrange(len(characters))
+            characters[at] = rng.choice("\n\t 0:[]()x9f\x00é")
+        try:
+            host_from_lspci("".join(characters), "mutated")
+        except HomenodeError:
+            continue

@@ -196,6 +196,8 @@ def test_a_link_is_up_at_what_both_ends_can_do_unless_it_is_said_to_be_worse() -
     assert links("") == [full, full]
     slow_port = 'port_link = "16GT/s x8"'
     assert links(slow_port) == [PciLink(16.0, 8, 16.0, 8), PciLink(16.0, 8, 32.0, 16)]
+    switch = '[{ switch = ["g"], link = "32GT/s x16", trained = "8GT/s x16" }]'
+    assert host_of(text.replace('["g"]', switch)).pci_devices[0].link == PciLink(8.0, 16, 32.0, 16)
     sick = text.replace('link = "32GT/s x16"', 'link = "32GT/s x16"\ntrained = "5GT/s x16"')
     assert [device.link for device in host_of(sick).pci_devices] == [PciLink(5.0, 16, 32.0, 16)] * 2
 
@@ -248,6 +250,11 @@ def test_virtual_functions_follow_their_physical_function() -> None:
             "root[1].bus: expected buses free of the other root complexes, found 0x03-0x04",
         ),
         ("[[root]]\nbus = 255\nports = ['gpu']", "expected buses up to 0xff, found 0x100"),
+        (
+            "[[root]]\nports = [{ switch = ['gpu'], vfs = 1 }]",
+            "vfs: expected no such key on a switch",
+        ),
+        ("[[root]]\nports = ['gpu']\nintegrated = ['empty']", "no such key on a device here"),
         ("[model.g]\nvendor = 1", "model.g.class: expected one of gpu, nic"),
         ("[model.g]\nclass = 'gpu'\nlink = '33GT/s x16'", "expected a link such as 32GT/s x16"),
         ("[model.g]\nclass = 'gpu'\nbars = ['3MiB']", "expected a power of two"),
@@ -272,6 +279,9 @@ def test_a_file_that_is_no_toml_or_lacks_what_is_needed_is_refused() -> None:
 
 def test_a_host_too_large_to_be_one_is_refused_before_it_is_built() -> None:
     assert "8192 PUs" in refusal(TWO.replace("cores_per_package = 2", "cores_per_package = 8192"))
+    many = "[model.n]\nclass = 'nic'\ntotal_vfs = 250\nvfs = 250\n[[root]]\n"
+    ports = f"node = {[0] * 99}\ndomain = {list(range(99))}\nports = ['n']"
+    assert "at most 16384 functions" in refusal(TWO + many + ports)
     nested = "'gpu'"
     for _ in range(12):
         nested = f"{{ switch = [{nested}] }}"

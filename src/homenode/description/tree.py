@@ -14,10 +14,11 @@ MAX_DEPTH = 8
 """Switches below one another; deeper nesting is refused, so that no file exhausts the stack."""
 UNKNOWN_NODE = "unknown"
 
-_ELEMENT_KEYS = (
-    "model", "name", "bdf", "node", "link", "trained", "driver", "iommu_group", "vfs", "switch",
-    "port_link", "empty",
+_DEVICE_KEYS = (
+    "model", "name", "bdf", "node", "link", "trained", "driver", "iommu_group", "vfs",
 )  # fmt: skip
+_SWITCH_KEYS = ("switch", "link", "trained")
+_ELEMENT_KEYS = (*_DEVICE_KEYS, "switch", "port_link", "empty")
 _EMPTY = "empty"
 
 
@@ -36,10 +37,14 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """A PCIe switch: an upstream port and one downstream port per child."""
+    """A PCIe switch: an upstream port and one downstream port per child.
+
+    link: what its upstream port could do, None = what the port above can; trained: what is up.
+    """
 
     where: str
-    uplink: PciLink | None
+    link: PciLink | None
+    trained: PciLink | None
     children: tuple["Port", ...]
 
 
@@ -82,7 +87,9 @@ def parse_roots(
                 raise table.refusal(key, f"{len(placed)} numbers, one per node", list(values))
         reader = _Elements(models, nodes)
         ports = reader.ports(table, "ports", parse_link(table, "port_link"), 0)
-        integrated = tuple(reader.endpoint(each) for each in reader.elements(table, "integrated"))
+        integrated = tuple(
+            reader.endpoint(each, _DEVICE_KEYS) for each in reader.elements(table, "integrated")
+        )
         for i, node in enumerate(placed):
             bus = buses[i] if buses is not None else None
             roots.append(Root(table.where, domains[i], bus, node, ports, integrated))
@@ -126,13 +133,21 @@ class _Elements:
     def _port(self, table: Table, link: PciLink | None, depth: int) -> Port:
         own = parse_link(table, "port_link") or link
         if table.truth("empty", False):
+            _only(table, (_EMPTY, "port_link"), "an empty port")
             return Port(table.where, own, None)
         if "switch" not in table:
-            return Port(table.where, own, self.endpoint(table))
-        children = self.ports(table, "switch", None, depth + 1)
-        return Port(table.where, own, Switch(table.where, parse_link(table, "link"), children))
+            return Port(table.where, own, self.endpoint(table, (*_DEVICE_KEYS, "port_link")))
+        _only(table, (*_SWITCH_KEYS, "port_link"), "a switch")
+        switch = Switch(
+            table.where,
+            parse_link(table, "link"),
+            parse_link(table, "trained"),
+            self.ports(table, "switch", None, depth + 1),
+        )
+        return Port(table.where, own, switch)
 
-    def endpoint(self, table: Table) -> Endpoint:
+    def endpoint(self, table: Table, keys: Sequence[str]) -> Endpoint:
+        _only(table, keys, "a device here")
         name = table.text("model")
         if name not in self.models:
             near = get_close_matches(name, self.models, n=1)
@@ -159,6 +174,13 @@ class _Elements:
             node=node,
             iommu_group=table.optional_integer("iommu_group", most=0xFFFF),
         )
+
+
+def _only(table: Table, keys: Sequence[str], what: str) -> None:
+    """Refuses keys that mean nothing for what an entry is."""
+    for key in table.values:
+        if key not in keys:
+            raise table.refusal(key, f"no such key on {what}", table.values[key])
 
 
 def _from_text(text: str) -> dict[str, object]:

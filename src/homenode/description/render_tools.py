@@ -1,0 +1,126 @@
+"""What tools would print on a host: links between GPUs, and versions of libvirt and QEMU.
+
+Source: nvidia-smi topo -m of driver 560 (a public 4x GH200 listing); rocm-smi --showtopo of ROCm
+6; virsh version of libvirt 10; qemu-system-x86_64 --version of QEMU 8. None names a GPU's address:
+both number GPUs by it, ascending.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+
+from homenode.bdf import Bdf
+from homenode.pci import DeviceKind, LinkKind, PciDevice
+from homenode.topology import Host, MemoryKind
+
+_NVIDIA, _AMD = 0x10DE, 0x1002
+_ROCM_WIDTH = 90
+_ROCM_COLUMN = 13
+
+
+def render_tools(host: Host) -> dict[str, str]:
+    """Output by the tool's name in snapshot/contents.py; nothing of a tool that would not be there.
+
+    The tools of GPUs are there where a link is described that only they tell.
+    """
+    outputs: dict[str, str] = {}
+    kinds = {link.kind for link in host.links}
+    if LinkKind.NVLINK in kinds:
+        outputs["nvidia-smi-topo"] = _nvidia_topology(host, _gpus(host, _NVIDIA))
+    if LinkKind.XGMI in kinds:
+        outputs["rocm-smi-topo"] = _rocm_topology(host, _gpus(host, _AMD))
+    libvirt, qemu = host.settings.libvirt_version, host.settings.qemu_version
+    if libvirt is not None:
+        version = ".".join(map(str, libvirt))
+        outputs["virsh-version"] = (
+            f"Compiled against library: libvirt {version}\nUsing library: libvirt {version}\n"
+            f"Using API: QEMU {version}\n"
+        )
+    if qemu is not None:
+        outputs["qemu-version"] = f"QEMU emulator version {'.'.join(map(str, qemu))}\n"
+    return outputs
+
+
+def _gpus(host: Host, vendor_id: int) -> tuple[PciDevice, ...]:
+    return tuple(
+        device
+        for device in host.devices_of_kind(DeviceKind.GPU)
+        if device.vendor_id == vendor_id and device.physical_function is None
+    )
+
+
+def _counts(host: Host, kind: LinkKind) -> Mapping[frozenset[Bdf], int | None]:
+    return {
+        frozenset((link.a, link.b)): link.count
+        for link in host.links
+        if link.kind is kind and link.b is not None
+    }
+
+
+def _nvidia_topology(host: Host, gpus: Sequence[PciDevice]) -> str:
+    counts = _counts(host, LinkKind.NVLINK)
+    names = [f"GPU{i}" for i in range(len(gpus))]
+    memory_nodes = {
+        node.gpu: node.index for node in host.nodes if node.memory_kind is MemoryKind.GPU
+    }
+    lines = ["\t".join(("", *names, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"))]
+    for name, gpu in zip(names, gpus, strict=True):
+        cells = [name]
+        for other in gpus:
+            pair = frozenset((gpu.bdf, other.bdf))
+            if gpu is other:
+                cells.append(" X ")
+            elif pair in counts:
+                cells.append(f"NV{counts[pair]}")
+            else:
+                cells.append(_pcie_relation(host, gpu, other))
+        cells.append("" if gpu.local_pus is None else str(gpu.local_pus))
+        cells.append("N/A" if gpu.node is None else str(gpu.node))
+        # The driver pads this column with a tab.
+        cells += ["", str(memory_nodes.get(gpu.bdf, "N/A"))]
+        lines.append("\t".join(cells))
+    return "\n".join(lines) + "\n"
+
+
+def _pcie_relation(host: Host, a: PciDevice, b: PciDevice) -> str:
+    """PIX, PXB, PHB, NODE or SYS, as the legend of nvidia-smi topo -m explains them."""
+    if a.root_complex == b.root_complex:
+        above_a = [bridge.bdf for bridge in host.bridges_above(a.bdf)]
+        above_b = [bridge.bdf for bridge in host.bridges_above(b.bdf)]
+        shared = set(above_a) & set(above_b)
+        if not shared:
+            return "PHB"
+        # A switch is one bridge to the driver, though each of its ports is one to the kernel.
+        ways = (takewhile(lambda bdf: bdf not in shared, above) for above in (above_a, above_b))
+        return "PIX" if all(len(list(way)) <= 1 for way in ways) else "PXB"
+    return "NODE" if a.node is not None and a.node == b.node else "SYS"
+
+
+def _rocm_topology(host: Host, gpus: Sequence[PciDevice]) -> str:
+    linked = _counts(host, LinkKind.XGMI)
+    names = [f"GPU{i}" for i in range(len(gpus))]
+    tables = (
+        ("Weight between two GPUs", "15", "72"),
+        ("Hops between two GPUs", "1", "2"),
+        ("Link Type between two GPUs", "XGMI", "PCIE"),
+    )
+    lines = [" ROCm System Management Interface ".center(_ROCM_WIDTH, "=")]
+    for title, xgmi, pcie in tables:
+        lines += [f" {title} ".center(_ROCM_WIDTH, "="), _rocm_row("", names)]
+        for name, gpu in zip(names, gpus, strict=True):
+            cells = []
+            for other in gpus:
+                joined = frozenset((gpu.bdf, other.bdf)) in linked
+                cells.append("0" if gpu is other else xgmi if joined else pcie)
+            lines.append(_rocm_row(name, cells))
+        lines.append("")
+    lines.append(" Numa Nodes ".center(_ROCM_WIDTH, "="))
+    for i, gpu in enumerate(gpus):
+        node = -1 if gpu.node is None else gpu.node
+        lines.append(f"GPU[{i}]\t\t: (Topology) Numa Node: {node}")
+        lines.append(f"GPU[{i}]\t\t: (Topology) Numa Affinity: {node}")
+    lines.append(" End of ROCm SMI Log ".center(_ROCM_WIDTH, "="))
+    return "\n".join(lines) + "\n"
+
+
+def _rocm_row(name: str, cells: Sequence[str]) -> str:
+    return f"{name:<7}" + "".join(f"{cell:<{_ROCM_COLUMN}}" for cell in cells)

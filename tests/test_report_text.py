@@ -1,6 +1,7 @@
 """What a terminal shows: the host tree, the explanation and the table of presets."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console, RenderableType
@@ -17,6 +18,7 @@ from homenode.report.host_tree import host_tree
 from homenode.report.plan_text import plan_text, rejections_text
 from homenode.report.preset_table import plan_table
 from homenode.report.rank_text import rank_text
+from homenode.topology import HostSettings
 from tests.picture_hosts import gh200_host, h200_host, hand_plan, hgx_host, pictures
 from tests.small_hosts import even_host, small_request
 
@@ -180,3 +182,11 @@ def test_the_choice_of_a_layout_names_its_sources_and_doubts(objective: Objectiv
     text = " ".join(_printed(choice_text(choice), 80).split())
     assert choice.layout.name in text
     assert all(" ".join(line.split()) in text for line in (*choice.evidence, *choice.doubts))
+
+
+def test_only_what_placement_depends_on_is_shown_of_the_kernel_command_line() -> None:
+    line = "root=UUID=77 isolcpus=0-3 token=secret vfio-pci.ids=10de:2330 quiet"
+    host = replace(h200_host(), settings=HostSettings(kernel_command_line=line, smt_control="on"))
+    text = _printed(host_tree(host), 120)
+    assert "on the kernel command line: isolcpus=0-3 vfio-pci.ids=10de:2330\n" in text
+    assert "secret" not in text and "SMT control: on" in text

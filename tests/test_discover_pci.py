@@ -10,6 +10,7 @@ from homenode.discover.device_kinds import device_kind
 from homenode.discover.pci_config import parse_config
 from homenode.errors import InputError, ParseError
 from homenode.pci import DeviceKind, PciBar, PciLink, PortType
+from homenode.snapshot.memory import MemorySnapshot
 from homenode.topology import Host
 from tests.sysfs_trees import NODE, PCI, cpu_files, pci_function, snapshot
 
@@ -328,3 +329,21 @@ def test_lspci_of_the_same_host_adds_names_and_finds_differences() -> None:
 def test_the_node_folder_may_be_absent_on_a_host_with_pci() -> None:
     host = discover(snapshot({**cpu_files(), **SWITCHED}, without=(NODE,)))
     assert {device.node for device in host.pci_devices} == {0}
+
+
+def test_a_function_that_the_bus_does_not_list_is_a_gap() -> None:
+    whole = snapshot({**cpu_files(), **SWITCHED})
+    links = {p: to for p, to in whole.links.items() if not p.endswith("0000:03:00.0")}
+    host = discover(MemorySnapshot("a tree", whole.files, links))
+    assert host.device(Bdf.parse("03:00.0")) is None
+    gap = next(gap for gap in host.gaps if gap.subject == "0000:03:00.0")
+    assert "not in /sys/bus/pci/devices" in gap.reason
+
+
+def test_fields_that_a_gpu_lacks_are_gaps() -> None:
+    subjects = {gap.subject for gap in _host(SWITCHED).gaps}
+    assert {
+        "link of 0000:03:00.0",
+        "BARs of 0000:03:00.0",
+        "IOMMU group of 0000:03:00.0",
+    } <= subjects

@@ -1,12 +1,15 @@
 """Discovery of CPUs, caches, nodes and memory from trees of /sys, even and odd."""
 
+import random
+
 import pytest
 
 from homenode.cpuset import CpuSet
 from homenode.discover import discover
-from homenode.errors import InputError, ParseError
+from homenode.errors import HomenodeError, InputError, ParseError
+from homenode.snapshot.memory import MemorySnapshot
 from homenode.topology import CoreKind, Host, MemoryKind, PagePool, summarise
-from tests.sysfs_trees import CPU, NODE, cpu_files, snapshot
+from tests.sysfs_trees import CPU, NODE, cpu_files, pci_function, snapshot
 
 
 def _subjects(host: Host) -> list[str]:
@@ -341,3 +344,47 @@ def test_cpus_that_are_not_x86_are_named_as_far_as_known(
     assert (host.cpu.vendor, host.cpu.name, host.architecture) == (vendor, name, architecture)
     host = discover(snapshot(cpu_files(), commands={"uname": "Linux 6.8 #1 SMP aarch64\n"}))
     assert host.architecture == "aarch64"
+
+
+def test_siblings_without_core_ids_are_still_one_core() -> None:
+    host = discover(snapshot(cpu_files(), without=("core_id",)))
+    assert [str(core.pus) for core in host.cores] == ["0,4", "1,5", "2,6", "3,7"]
+    assert [core.id for core in host.cores] == [(0, 0), (0, 1), (1, 2), (1, 3)]
+
+
+def test_whatever_goes_missing_no_machine_gets_smaller_in_silence() -> None:
+    pci = pci_function("0000:00:01.0", "060400", "8086:352a") | pci_function(
+        "0000:00:01.0/0000:01:00.0", "030200", "10de:2330"
+    )
+    whole = snapshot(cpu_files(packages=2, cores=1, threads=2) | pci)
+    expected = discover(whole)
+    paths = {*whole.files, *whole.links}
+    for path in [*paths]:
+        while path := path.rpartition("/")[0]:
+            paths.add(path)
+    for gone in sorted(paths):
+        files, links = (
+            {p: text for p, text in part.items() if p != gone and not p.startswith(f"{gone}/")}
+            for part in (whole.files, whole.links)
+        )
+        try:
+            host = discover(MemorySnapshot("a tree", files, links))
+        except InputError:
+            continue
+        if summarise(host) != summarise(expected):
+            assert set(host.gaps) - set(expected.gaps), f"without {gone}"
+
+
+def test_mutated_trees_are_read_or_refused_and_nothing_else() -> None:
+    rng = random.Random(3)
+    base = cpu_files() | pci_function("0000:00:01.0", "060400", "8086:352a")
+    for _ in range(500):
+        files = dict(base)
+        for path in rng.sample(sorted(files), 3):
+            text = list(files[path]) or [" "]
+            text[rng.randrange(len(text))] = rng.choice("0-,x9f \n\0é")
+            files[path] = rng.choice(["".join(text), "-1", "9" * 30, "0-65535", "(null)"])
+        try:
+            discover(snapshot(files))
+        except HomenodeError:
+            continue

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
+from homenode.discover.pci_gaps import NAMED_KINDS
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
-from homenode.pci import DeviceKind, PciDevice
+from homenode.pci import PciDevice
 from homenode.snapshot.protocol import Snapshot
 from homenode.topology import NumaNode
-
-_NAMED_KINDS = {DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH, DeviceKind.NVME}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class Locality:
         gaps: list[Gap] = []
         others: list[Bdf] = []
         for device in devices:
-            if device.node is None and device.kind in _NAMED_KINDS:
+            if device.node is None and device.kind in NAMED_KINDS:
                 gaps.append(Gap(f"node of {device.bdf}", self._reason(snapshot, device.bdf)))
             elif device.node is None:
                 others.append(device.bdf)

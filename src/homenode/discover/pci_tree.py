@@ -21,6 +21,7 @@ from homenode.discover.pci_fields import (
     parse_resource,
     read_link_width,
 )
+from homenode.discover.pci_gaps import functions_off_the_bus, unknown_fields
 from homenode.discover.pci_nodes import Locality, nodes_of_root_complexes
 from homenode.discover.readings import read_number, read_pus, read_word
 from homenode.errors import InputError, ParseError
@@ -49,6 +50,7 @@ class _Place:
     folder: str
     root_complex: str
     parent: Bdf | None
+    is_in_tree: bool = True
 
 
 def read_pci_tree(
@@ -93,11 +95,12 @@ def read_pci_tree(
             key=lambda root: (root.domain, root.bus),
         )
     )
-    unknown_ids = tuple(device.bdf for device in devices if device.vendor_id is None)
-    if unknown_ids:
-        shown = f"{unknown_ids[0]} and {len(unknown_ids) - 1} more functions"
-        gaps.append(Gap(f"vendor of {shown}", "no vendor file in the tree"))
-    return PciTree(roots, devices, (*gaps, *root_gaps, *locality.gaps(snapshot, devices)))
+    # Only bridges and root complexes have functions below them.
+    above = {place.folder.rpartition("/")[0] for place in places.values() if place.is_in_tree}
+    above |= {places[bdf].folder for bdf in bridges}
+    gaps += functions_off_the_bus(snapshot, sorted(above), frozenset(places))
+    gaps += root_gaps + unknown_fields(devices) + locality.gaps(snapshot, devices)
+    return PciTree(roots, devices, tuple(gaps))
 
 
 def _places(snapshot: Snapshot, gaps: list[Gap]) -> dict[Bdf, _Place]:
@@ -119,7 +122,7 @@ def _places(snapshot: Snapshot, gaps: list[Gap]) -> dict[Bdf, _Place]:
         place = _place(real)
         if place is None:  # some trees hold the folders where the links should be
             loose.append(bdf)
-            place = _Place(path, f"pci{bdf.domain:04x}:{bdf.bus:02x}", None)
+            place = _Place(path, f"pci{bdf.domain:04x}:{bdf.bus:02x}", None, is_in_tree=False)
         places[bdf] = place
     if loose:
         reason = f"{PCI} holds no links into /sys/devices; each bus counts as a root complex"

@@ -116,11 +116,12 @@ def _core_reader(snapshot: Snapshot) -> Callable[[int], CpuSet | None]:
 
 
 def _read_core_ids(snapshot: Snapshot, pus: CpuSet) -> dict[PuIndex, int]:
-    """core_id of each PU; the PU's own number where the kernel does not know one."""
+    """core_id of each PU for which the kernel knows one."""
     ids: dict[PuIndex, int] = {}
     for pu in pus:
         label = read_number(snapshot, f"{CPU}/cpu{pu}/topology/core_id")
-        ids[pu] = pu if label is None or label < 0 else label
+        if label is not None and label >= 0:
+            ids[pu] = label
     return ids
 
 
@@ -135,7 +136,8 @@ def _without_modules(
     cores: list[CpuSet] = []
     modules = CpuSet()
     for pus in groups:
-        if len(pus) > 1 and len({core_ids[pu] for pu in pus}) == len(pus):
+        own_ids = {core_ids[pu] for pu in pus if pu in core_ids}
+        if len(pus) > 1 and len(own_ids) == len(pus):
             modules = modules | pus
             cores += [CpuSet((pu,)) for pu in pus]
         else:
@@ -151,7 +153,8 @@ def _core_id(
 ) -> CoreId:
     first = pus.first()
     assert first is not None
-    return CoreId(package_of_pu[first], core_ids[first])
+    # The lowest PU stands in for a core_id that the kernel does not know.
+    return CoreId(package_of_pu[first], core_ids.get(first, first))
 
 
 def _read_package_of_pu(
@@ -219,7 +222,11 @@ def _read_llcs(snapshot: Snapshot, online: CpuSet, gaps: list[Gap]) -> tuple[Llc
     if unknown:
         reason = f"no usable {CPU}/cpuN/cache with the PUs that share it"
         gaps.append(Gap(f"last-level cache of PUs {unknown}", reason))
-    return tuple(Llc(LlcIndex(i), *fields) for i, fields in enumerate(found))
+    llcs = tuple(Llc(LlcIndex(i), *fields) for i, fields in enumerate(found))
+    sizeless = [str(llc.index) for llc in llcs if llc.size_bytes is None]
+    if sizeless:
+        gaps.append(Gap(f"size of LLCs {', '.join(sizeless)}", "no size file"))
+    return llcs
 
 
 def _highest_cache(snapshot: Snapshot, pu: int) -> tuple[CpuSet, int, int | None] | None:

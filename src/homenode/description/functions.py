@@ -148,4 +148,5 @@ def _function(
         sriov_total_vfs=model.total_vfs,
         sriov_num_vfs=None if model.total_vfs is None else model.vfs,
         bars=model.bars,
+        name=model.label,
     )

@@ -10,8 +10,8 @@ from homenode.pci import DeviceKind, PciBar, PciLink
 from homenode.units import parse_bytes
 
 MODEL_KEYS = (
-    "class", "class_code", "vendor", "device", "subsystem_vendor", "subsystem_device", "link",
-    "trained", "bars", "functions", "driver", "total_vfs", "vfs", "vf_device", "vf_driver",
+    "label", "class", "class_code", "vendor", "device", "subsystem_vendor", "subsystem_device",
+    "link", "trained", "bars", "functions", "driver", "total_vfs", "vfs", "vf_device", "vf_driver",
 )  # fmt: skip
 LINK_SPEEDS = (2.5, 5.0, 8.0, 16.0, 32.0, 64.0)
 """GT/s a lane. Source: PCIe 6.0, 7.5.3.18 Link Capabilities 2."""
@@ -24,10 +24,12 @@ _BAR_WORDS = {"prefetchable", "64bit", "32bit", "io"}
 class DeviceModel:
     """What all devices of a model have in common. functions: models of functions 1, 2 ...
 
+    label: what lspci would call it.
     trained: the link that is up, where it is below what device and port could do.
     """
 
     name: str
+    label: str
     kind: DeviceKind
     class_code: int
     vendor_id: int
@@ -48,13 +50,52 @@ class DeviceModel:
 # Defaults by class, so that a short file may say `class = "gpu"` and no more: a widespread part.
 # Class codes: PCI Code and ID Assignment 1.11; ids: pci.ids.
 _BY_CLASS = {
-    "gpu": DeviceModel("gpu", DeviceKind.GPU, 0x030200, 0x10DE, 0x2330),
-    "nic": DeviceModel("nic", DeviceKind.NIC, 0x020000, 0x15B3, 0x1021),
-    "nvme": DeviceModel("nvme", DeviceKind.NVME, 0x010802, 0x144D, 0xA80A),
-    "nvswitch": DeviceModel("nvswitch", DeviceKind.NVSWITCH, 0x068000, 0x10DE, 0x22A3),
-    "audio": DeviceModel("audio", DeviceKind.AUDIO, 0x040300, 0x10DE, 0x22BA),
-    "bmc": DeviceModel("bmc", DeviceKind.OTHER, 0x030000, 0x1A03, 0x2000),
-    "other": DeviceModel("other", DeviceKind.OTHER, 0x088000, 0x8086, 0x09A2),
+    "gpu": DeviceModel(
+        "gpu", "NVIDIA Corporation GH100 [H100 SXM5 80GB]", DeviceKind.GPU, 0x030200, 0x10DE, 0x2330
+    ),
+    "nic": DeviceModel(
+        "nic",
+        "Mellanox Technologies MT2910 Family [ConnectX-7]",
+        DeviceKind.NIC,
+        0x020000,
+        0x15B3,
+        0x1021,
+    ),
+    "nvme": DeviceModel(
+        "nvme",
+        "Samsung Electronics NVMe SSD Controller PM9A1",
+        DeviceKind.NVME,
+        0x010802,
+        0x144D,
+        0xA80A,
+    ),
+    "nvswitch": DeviceModel(
+        "nvswitch",
+        "NVIDIA Corporation GH100 [H100 NVSwitch]",
+        DeviceKind.NVSWITCH,
+        0x068000,
+        0x10DE,
+        0x22A3,
+    ),
+    "audio": DeviceModel(
+        "audio",
+        "NVIDIA Corporation High Definition Audio Controller",
+        DeviceKind.AUDIO,
+        0x040300,
+        0x10DE,
+        0x22BA,
+    ),
+    "bmc": DeviceModel(
+        "bmc",
+        "ASPEED Technology ASPEED Graphics Family",
+        DeviceKind.OTHER,
+        0x030000,
+        0x1A03,
+        0x2000,
+    ),
+    "other": DeviceModel(
+        "other", "Intel Corporation system peripheral", DeviceKind.OTHER, 0x088000, 0x8086, 0x09A2
+    ),
 }
 _DEFAULT_LINK = PciLink(16.0, 16, 16.0, 16)
 
@@ -75,8 +116,11 @@ def parse_models(file: Table, cpu_vendor: str | None) -> Mapping[str, DeviceMode
     """Every model by name: the classes themselves, the bridges, and the file's [model.NAME]."""
     root = _ROOT_PORT_IDS.get(cpu_vendor or "", _GENERIC_ROOT_PORT_IDS)
     models = {name: replace(model, link=_DEFAULT_LINK) for name, model in _BY_CLASS.items()}
-    for name, ids in ((ROOT_PORT, root), (SWITCH_PORT, _SWITCH_PORT_IDS)):
-        models[name] = DeviceModel(name, DeviceKind.BRIDGE, _BRIDGE_CLASS, *ids)
+    for name, label, ids in (
+        (ROOT_PORT, "PCI Express root port", root),
+        (SWITCH_PORT, "PCI Express switch port", _SWITCH_PORT_IDS),
+    ):
+        models[name] = DeviceModel(name, label, DeviceKind.BRIDGE, _BRIDGE_CLASS, *ids)
     tables = file.values.get("model", {})
     if not isinstance(tables, Mapping):
         raise file.refusal("model", "tables [model.NAME]", tables)
@@ -110,6 +154,7 @@ def _model(table: Table, name: str, models: Mapping[str, DeviceModel]) -> Device
     vfs = table.integer("vfs", 0, most=total_vfs or 0)
     return DeviceModel(
         name=name,
+        label=table.text("label").strip() or (name if given is None else given.label),
         kind=start.kind,
         class_code=class_code,
         vendor_id=vendor_id,

@@ -1,8 +1,8 @@
-"""What tools would print on a host: links between GPUs, and versions of libvirt and QEMU.
+"""What tools would print on a host: names of devices, links between GPUs, versions.
 
-Source: nvidia-smi topo -m of driver 560 (a public 4x GH200 listing); rocm-smi --showtopo of ROCm
-6; virsh version of libvirt 10; qemu-system-x86_64 --version of QEMU 8. None names a GPU's address:
-both number GPUs by it, ascending.
+Source: lspci -D -nn of pciutils 3.9, first lines alone; nvidia-smi topo -m of driver 560 (a public
+4x GH200 listing); rocm-smi --showtopo of ROCm 6; virsh version of libvirt 10; qemu --version of
+QEMU 8. nvidia-smi and rocm-smi number GPUs by their addresses, ascending.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +12,11 @@ from homenode.bdf import Bdf
 from homenode.pci import DeviceKind, LinkKind, PciDevice
 from homenode.topology import Host, MemoryKind
 
+_CLASS_NAMES = {
+    0x0108: "Non-Volatile memory controller", 0x0200: "Ethernet controller",
+    0x0300: "VGA compatible controller", 0x0302: "3D controller", 0x0403: "Audio device",
+    0x0604: "PCI bridge", 0x0680: "Bridge", 0x1200: "Processing accelerators",
+}  # fmt: skip
 _NVIDIA, _AMD = 0x10DE, 0x1002
 _ROCM_WIDTH = 90
 _ROCM_COLUMN = 13
@@ -23,6 +28,8 @@ def render_tools(host: Host) -> dict[str, str]:
     The tools of GPUs are there where a link is described that only they tell.
     """
     outputs: dict[str, str] = {}
+    if host.pci_devices:
+        outputs["lspci"] = "".join(map(_lspci_line, host.pci_devices))
     kinds = {link.kind for link in host.links}
     if LinkKind.NVLINK in kinds:
         outputs["nvidia-smi-topo"] = _nvidia_topology(host, _gpus(host, _NVIDIA))
@@ -38,6 +45,14 @@ def render_tools(host: Host) -> dict[str, str]:
     if qemu is not None:
         outputs["qemu-version"] = f"QEMU emulator version {'.'.join(map(str, qemu))}\n"
     return outputs
+
+
+def _lspci_line(device: PciDevice) -> str:
+    code = device.class_code >> 8
+    ids = f"[{device.vendor_id or 0:04x}:{device.device_id or 0:04x}]"
+    name = f"{_CLASS_NAMES.get(code, 'Device')} [{code:04x}]: {device.name or 'Device'} {ids}"
+    interface = device.class_code & 0xFF
+    return f"{device.bdf} {name}{f' (prog-if {interface:02x})' if interface else ''}\n"
 
 
 def _gpus(host: Host, vendor_id: int) -> tuple[PciDevice, ...]:

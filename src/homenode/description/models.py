@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from homenode.description.table import Table
 from homenode.errors import InputError
 from homenode.pci import DeviceKind, PciBar, PciLink
-from homenode.units import parse_bytes
+from homenode.units import GIB, KIB, MIB, parse_bytes
 
 MODEL_KEYS = (
     "label", "class", "class_code", "vendor", "device", "subsystem_vendor", "subsystem_device",
@@ -47,57 +47,53 @@ class DeviceModel:
     vf_driver: str | None = None
 
 
-# Defaults by class, so that a short file may say `class = "gpu"` and no more: a widespread part.
-# Class codes: PCI Code and ID Assignment 1.11; ids: pci.ids.
-_BY_CLASS = {
-    "gpu": DeviceModel(
-        "gpu", "NVIDIA Corporation GH100 [H100 SXM5 80GB]", DeviceKind.GPU, 0x030200, 0x10DE, 0x2330
-    ),
-    "nic": DeviceModel(
-        "nic",
-        "Mellanox Technologies MT2910 Family [ConnectX-7]",
-        DeviceKind.NIC,
-        0x020000,
-        0x15B3,
-        0x1021,
-    ),
-    "nvme": DeviceModel(
-        "nvme",
-        "Samsung Electronics NVMe SSD Controller PM9A1",
-        DeviceKind.NVME,
-        0x010802,
-        0x144D,
-        0xA80A,
-    ),
-    "nvswitch": DeviceModel(
-        "nvswitch",
-        "NVIDIA Corporation GH100 [H100 NVSwitch]",
-        DeviceKind.NVSWITCH,
-        0x068000,
-        0x10DE,
-        0x22A3,
-    ),
-    "audio": DeviceModel(
-        "audio",
-        "NVIDIA Corporation High Definition Audio Controller",
-        DeviceKind.AUDIO,
-        0x040300,
-        0x10DE,
-        0x22BA,
-    ),
-    "bmc": DeviceModel(
-        "bmc",
-        "ASPEED Technology ASPEED Graphics Family",
-        DeviceKind.OTHER,
-        0x030000,
-        0x1A03,
-        0x2000,
-    ),
-    "other": DeviceModel(
-        "other", "Intel Corporation system peripheral", DeviceKind.OTHER, 0x088000, 0x8086, 0x09A2
-    ),
-}
 _DEFAULT_LINK = PciLink(16.0, 16, 16.0, 16)
+_GPU_BARS = (
+    PciBar(0, 16 * MIB, is_64bit=True, is_prefetchable=True),
+    PciBar(2, 128 * GIB, is_64bit=True, is_prefetchable=True),
+    PciBar(4, 32 * MIB, is_64bit=True, is_prefetchable=True),
+)
+
+
+def _widespread(
+    kind: DeviceKind, label: str, ids: tuple[int, int, int], *bars: PciBar
+) -> DeviceModel:
+    return DeviceModel(kind.value, label, kind, *ids, link=_DEFAULT_LINK, bars=bars)
+
+
+_BY_CLASS = {
+    "gpu": _widespread(
+        DeviceKind.GPU, "NVIDIA Corporation GH100 [H100 SXM5 80GB]",
+        (0x030200, 0x10DE, 0x2330), *_GPU_BARS,
+    ),
+    "nic": _widespread(
+        DeviceKind.NIC, "Mellanox Technologies MT2910 Family [ConnectX-7]",
+        (0x020000, 0x15B3, 0x1021), PciBar(0, 32 * MIB, True, True),
+    ),
+    "nvme": _widespread(
+        DeviceKind.NVME, "Samsung Electronics NVMe SSD Controller PM9A1",
+        (0x010802, 0x144D, 0xA80A), PciBar(0, 16 * KIB, True, False),
+    ),
+    "nvswitch": _widespread(
+        DeviceKind.NVSWITCH, "NVIDIA Corporation GH100 [H100 NVSwitch]",
+        (0x068000, 0x10DE, 0x22A3), PciBar(0, 32 * MIB, True, False),
+    ),
+    "audio": _widespread(
+        DeviceKind.AUDIO, "NVIDIA Corporation High Definition Audio Controller",
+        (0x040300, 0x10DE, 0x22BA), PciBar(0, 16 * KIB, False, False),
+    ),
+    "bmc": _widespread(
+        DeviceKind.OTHER, "ASPEED Technology ASPEED Graphics Family",
+        (0x030000, 0x1A03, 0x2000), PciBar(0, 64 * MIB, False, False),
+    ),
+    "other": _widespread(
+        DeviceKind.OTHER, "Intel Corporation system peripheral", (0x088000, 0x8086, 0x09A2)
+    ),
+}  # fmt: skip
+"""Defaults by class, so that a short file may say `class = "gpu"` and no more: a widespread part.
+
+Source: PCI Code and ID Assignment 1.11; pci.ids; BARs of lspci captures.
+"""
 
 ROOT_PORT, SWITCH_PORT = "root-port", "switch-port"
 """Names under which a file may give the ids of its own bridges."""
@@ -115,7 +111,7 @@ _SWITCH_PORT_IDS = (0x1000, 0xC030)
 def parse_models(file: Table, cpu_vendor: str | None) -> Mapping[str, DeviceModel]:
     """Every model by name: the classes themselves, the bridges, and the file's [model.NAME]."""
     root = _ROOT_PORT_IDS.get(cpu_vendor or "", _GENERIC_ROOT_PORT_IDS)
-    models = {name: replace(model, link=_DEFAULT_LINK) for name, model in _BY_CLASS.items()}
+    models = {name: replace(model, name=name) for name, model in _BY_CLASS.items()}
     for name, label, ids in (
         (ROOT_PORT, "PCI Express root port", root),
         (SWITCH_PORT, "PCI Express switch port", _SWITCH_PORT_IDS),
@@ -163,7 +159,7 @@ def _model(table: Table, name: str, models: Mapping[str, DeviceModel]) -> Device
         subsystem_device_id=table.optional_integer("subsystem_device", most=0xFFFF),
         link=parse_link(table, "link") or start.link,
         trained=parse_link(table, "trained"),
-        bars=_bars(table),
+        bars=_bars(table) if "bars" in table else start.bars,
         functions=tuple(str(each) for each in functions),
         driver=table.optional_text("driver"),
         total_vfs=total_vfs,

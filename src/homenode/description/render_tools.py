@@ -27,7 +27,8 @@ def render_tools(host: Host) -> dict[str, str]:
 
     The tools of GPUs are there where a link is described that only they tell.
     """
-    outputs: dict[str, str] = {}
+    # A described host runs no domains: virsh would print none.
+    outputs = {"virsh-domains": ""}
     if host.pci_devices:
         outputs["lspci"] = "".join(map(_lspci_line, host.pci_devices))
     kinds = {link.kind for link in host.links}

@@ -1,5 +1,6 @@
 """host.toml: what it means, and what is said about one that is wrong."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -343,3 +344,10 @@ def test_pu_lists_are_sets_of_the_host() -> None:
     assert CpuSet(pu.index for pu in host.pus if not pu.allowed) == CpuSet.parse("0-1")
     assert CpuSet(pu.index for pu in host.pus if pu.nohz_full) == CpuSet.parse("2-3")
     assert "nohz_full=2-3" in (host.settings.kernel_command_line or "")
+
+
+def test_the_example_in_the_document_is_a_host() -> None:
+    document = (HOSTS.parents[2] / "docs" / "formats" / "host-toml.md").read_text()
+    (example,) = re.findall(r"```toml\n(.*?)```", document, re.DOTALL)
+    host = host_of(example)
+    assert (len(host.packages), len(host.devices_of_kind(DeviceKind.GPU))) == (2, 4)

@@ -1,0 +1,126 @@
+// The command "bandwidth": choices and defaults. The timed region is in bandwidth_run.cpp.
+#include <algorithm>
+
+#include "bandwidth_run.hpp"
+#include "failure.hpp"
+
+namespace homenode {
+namespace {
+
+constexpr std::size_t least_array_bytes = std::size_t{256} << 20U;
+// Four times the caches, and some more: at exactly a quarter the caches could still hold that much.
+constexpr std::uint64_t arrays_per_llc = 5;
+
+std::vector<Kernel> chosen_kernels(const Options& options) {
+  const std::string set = options.text("isa");
+  const auto available = instruction_sets();
+  if (set != "auto" && std::ranges::find(available, set) == available.end()) {
+    std::string names = "auto";
+    for (const auto& one : available) names += ", " + one;
+    options.reject("isa", "one that this processor runs (" + names + ")");
+  }
+  const std::string stores = options.text("stores");
+  if (stores != "both" && stores != "regular" && stores != "non-temporal") {
+    options.reject("stores", "both, regular or non-temporal");
+  }
+  const auto names = options.list("kernels");
+  for (const auto& name : names) {
+    if (name != "all" && !operation_of(name)) {
+      options.reject("kernels", "all, or some of read, write, copy, scale, add, triad");
+    }
+  }
+  const auto wanted = [&](const Kernel& kernel) {
+    const bool named = std::ranges::find(names, name_of(kernel.operation)) != names.end() ||
+                       std::ranges::find(names, "all") != names.end();
+    const bool stored = kernel.operation == Operation::read || stores == "both" ||
+                        (stores == "regular") == (kernel.stores == Stores::regular);
+    return named && stored;
+  };
+  std::vector<Kernel> kernels = kernels_of(set == "auto" ? available.front() : set);
+  std::erase_if(kernels, [&](const Kernel& kernel) { return !wanted(kernel); });
+  if (kernels.empty()) options.reject("kernels", "at least one kernel");
+  return kernels;
+}
+
+std::size_t default_array_bytes(const Host& host, const PuSet& pus) {
+  return std::max<std::size_t>(least_array_bytes, arrays_per_llc * host.llc_bytes_of(pus));
+}
+
+BandwidthRequest request_of(const Options& options, const Session& session, const PuSet& pus) {
+  BandwidthRequest request;
+  request.pus = pus;
+  request.node = options.node("node");
+  const auto pages = page_kind_of(options.text("pages"));
+  if (!pages) options.reject("pages", "auto, huge, base or hugetlb");
+  request.pages = *pages;
+  request.array_bytes = options.given("array-bytes") ? options.bytes("array-bytes")
+                                                     : default_array_bytes(session.host(), pus);
+  request.kernels = chosen_kernels(options);
+  request.seconds = options.number("seconds", 0.01, 3600);
+  return request;
+}
+
+void measure_one(const BandwidthRequest& request, Session& session) {
+  const BandwidthResult result = run_bandwidth(request, session);
+  session.doubt_pages(result.pages, request.pages != PageKind::base);
+  if (!result.states.transitions.empty()) {
+    session.doubt({"placement-moves",
+                   "core-to-core latency changed " + std::to_string(result.states.transitions.size()) +
+                       " times: the hypervisor moved vCPUs between caches; states are kept apart",
+                   "pin the vCPUs on the host; homenode-probe placement shows when they move"});
+  }
+  session.json().object();
+  write_bandwidth(session.json(), request, result);
+  session.json().end();
+}
+
+std::string run(const Options& options) {
+  Session session("bandwidth", options);
+  const BandwidthRequest one = request_of(options, session, session.pus());
+  session.json().field("instruction_set", options.text("isa") == "auto" ? instruction_sets().front()
+                                                                          : options.text("isa"));
+  session.json().array("runs");
+  if (!options.flag("matrix")) {
+    measure_one(one, session);
+  } else {
+    if (options.given("node")) options.reject("node", "--matrix or --node, not both");
+    std::size_t cells = 0;
+    for (const auto& from : session.host().nodes) {
+      const PuSet pus = from.pus.intersection(session.pus());
+      for (const auto& to : session.host().nodes) {
+        if (pus.empty() || to.memory_bytes == 0) continue;
+        BandwidthRequest cell = request_of(options, session, pus);
+        cell.node = to.index;
+        measure_one(cell, session);
+        ++cells;
+      }
+    }
+    if (cells == 0) {
+      throw measure_failure("expected a node with PUs and one with memory, found none",
+                            "the kernel shows no NUMA nodes: leave --matrix out");
+    }
+  }
+  session.json().end();
+  return session.finish();
+}
+
+std::vector<OptionSpec> options() {
+  auto specs = common_options("1.5");
+  specs.push_back({"node", "N", "", "bind memory to this node; without it, where first touch puts it"});
+  specs.push_back({"matrix", "", "", "PUs of each node against the memory of each node; --seconds per cell"});
+  specs.push_back({"kernels", "LIST", "all", "read, write, copy, scale, add, triad"});
+  specs.push_back({"stores", "KIND", "both", "both, regular or non-temporal"});
+  specs.push_back({"pages", "KIND", "auto", "auto (huge if allowed), huge, base, hugetlb; all but auto demand"});
+  specs.push_back({"array-bytes", "SIZE", "", "of each of three arrays, all threads together; without it, "
+                                              "five times the LLCs, 256M at least"});
+  specs.push_back({"isa", "NAME", "auto", "avx512, avx2, sse2; neon on aarch64"});
+  return specs;
+}
+
+}  // namespace
+
+Command bandwidth_command() {
+  return {"bandwidth", "memory bandwidth of kernels, per placement state, or node x node", options, run};
+}
+
+}  // namespace homenode

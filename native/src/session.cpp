@@ -1,0 +1,99 @@
+// A session: what every command shares. Nothing is timed here.
+#include "session.hpp"
+
+#include <utility>
+
+#include "buffer.hpp"
+#include "failure.hpp"
+#include "gate.hpp"
+#include "kernel.hpp"
+#include "pinning.hpp"
+
+namespace homenode {
+
+void write_head(Json& json, const std::string& command) {
+  json.object().field("format", document_format);
+  json.field("probe_version", probe_version).field("command", command);
+}
+
+Session::Session(std::string command, const Options& options) : host_(read_host()) {
+  pus_ = options.pus("pus").value_or(host_.allowed);
+  tolerance_ratio_ = options.number("tolerance", 0.0001, 1.0);
+  seed_ = options.count("seed", 0, 0xffffffffU);
+  require_pus(host_, pus_);
+  clock_hz_ = measure_clock_hz();
+  if (!(clock_hz_ > 1e6)) {
+    throw measure_failure("expected a clock above 1 MHz, found " + std::to_string(clock_hz_) + " Hz",
+                          "the machine's time source stands still or jumps");
+  }
+  write_head(json_, command);
+  json_.object("machine");
+#if defined(__x86_64__)
+  json_.field("architecture", "x86_64");
+#else
+  json_.field("architecture", "aarch64");
+#endif
+  json_.field("instruction_sets", instruction_sets());
+  json_.field("clock_hz_measured", clock_hz_);
+  write_host(json_, host_);
+  json_.end();
+  json_.field("pus", pus_.text()).field("seed", seed_);
+  watch_.emplace_back(pus_);
+}
+
+StopRule Session::stop_rule(double seconds, std::size_t min_samples) const {
+  StopRule rule;
+  rule.min_samples = min_samples;
+  rule.tolerance_ratio = tolerance_ratio_;
+  rule.deadline_ns = now_ns() + static_cast<Nanoseconds>(seconds * 1e9);
+  return rule;
+}
+
+void Session::doubt(Doubt doubt) {
+  for (const auto& known : doubts_) {
+    if (known.id == doubt.id && known.detail == doubt.detail) return;
+  }
+  doubts_.push_back(std::move(doubt));
+}
+
+void Session::doubt_pages(const PageReport& report, bool wanted_huge) {
+  constexpr double enough = 0.95;
+  if (wanted_huge && report.huge_ratio() < enough) {
+    doubt({"no-huge-pages",
+           "expected huge pages, found " + std::to_string(report.huge_bytes) + " of " +
+               std::to_string(report.bytes) + " bytes in them: page walks are in the figures",
+           "set /sys/kernel/mm/transparent_hugepage/enabled to madvise, or reserve pages and use "
+           "--pages hugetlb"});
+  }
+  if (report.pages_of_node.empty() && host_.nodes.size() > 1) {
+    doubt({"nodes-not-verified", "the kernel did not say where the pages are: " + report.method,
+           "run outside of the container's seccomp filter, or with CAP_SYS_NICE"});
+  }
+}
+
+std::string Session::finish() {
+  const Contention contention = watch_.front().read();
+  write_contention(json_, contention);
+  if (contention.busy_neighbour()) {
+    doubt({"busy-neighbour",
+           "others used " + std::to_string(100.0 * contention.others_ratio.value_or(0.0)) +
+               " % of these PUs, and the hypervisor took " +
+               std::to_string(100.0 * contention.steal_ratio.value_or(0.0)) + " %",
+           "stop what runs on PUs " + pus_.text() + " and measure again"});
+  }
+  json_.array("doubts");
+  for (const auto& doubt : doubts_) {
+    json_.object().field("id", doubt.id).field("detail", doubt.detail).field("remedy", doubt.remedy).end();
+  }
+  json_.end().end();
+  return json_.text();
+}
+
+std::vector<OptionSpec> common_options(const std::string& seconds) {
+  return {{"pus", "LIST", "", "PUs to run on, such as 0-3,8; without it, all that are allowed"},
+          {"seconds", "S", seconds, "time for measuring; stops earlier when intervals are tight"},
+          {"tolerance", "RATIO", "0.01", "tight enough: half the interval of the median, over the median"},
+          {"seed", "N", "1", "of orders and permutations"}};
+}
+
+}  // namespace homenode

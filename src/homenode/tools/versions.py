@@ -1,0 +1,83 @@
+"""virsh version and qemu-system-x86_64 --version: what the hypervisor is, in numbers.
+
+    Using library: libvirt 9.0.0
+    Using API: QEMU 9.0.0
+    Running hypervisor: QEMU 7.2.22
+
+    QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)
+
+Seen of libvirt 6.0 to 11.3 and QEMU 4.2 to 10.0, also as qemu-kvm of RHEL. Source: tools/
+virsh-host.c of libvirt; softmmu/vl.c of QEMU.
+"""
+
+import re
+from dataclasses import dataclass
+
+from homenode.errors import ParseError
+
+VIRSH_COMMAND = ("virsh", "version")
+QEMU_COMMAND = ("qemu-system-x86_64", "--version")
+
+Version = tuple[int, int, int]
+"""(major, minor, micro)."""
+
+_NUMBERS = r"(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?"
+_VIRSH_LINE = re.compile(rf"([A-Z][A-Za-z ]+): (?:([A-Za-z]+) )?{_NUMBERS}\s*", re.ASCII)
+_QEMU_LINE = re.compile(rf"QEMU emulator version {_NUMBERS}(?:\D.*)?", re.ASCII)
+_KEYS = {
+    "Compiled against library": None,  # of the client's build: says nothing of the daemon
+    "Using library": "libvirt",
+    "Using API": None,  # the driver, numbered as the library
+    "Running hypervisor": "hypervisor",
+    "Running against daemon": "daemon",  # virsh version --daemon; a number alone
+}
+
+
+@dataclass(frozen=True, slots=True)
+class VirshVersion:
+    """libvirt: of the library, and of the daemon on the same host unless `daemon` says otherwise.
+
+    hypervisor: its name ("QEMU") and version. None where the tool does not say.
+    """
+
+    libvirt: Version
+    hypervisor_name: str | None
+    hypervisor: Version | None
+    daemon: Version | None
+
+
+def parse_virsh_version(text: str) -> VirshVersion:
+    """What `virsh version` says. Raises ParseError."""
+    found: dict[str, tuple[str | None, Version]] = {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        matched = _VIRSH_LINE.fullmatch(line)
+        if matched is None or matched[1] not in _KEYS:
+            raise ParseError("virsh version", f"one of {', '.join(_KEYS)}", line, line=number)
+        key = _KEYS[matched[1]]
+        if key is not None:
+            found[key] = (matched[2], _version(matched, 3))
+    if "libvirt" not in found:
+        raise ParseError("virsh version", "a line 'Using library'", text.strip()[:80])
+    hypervisor = found.get("hypervisor")
+    daemon = found.get("daemon")
+    return VirshVersion(
+        found["libvirt"][1],
+        None if hypervisor is None else hypervisor[0],
+        None if hypervisor is None else hypervisor[1],
+        None if daemon is None else daemon[1],
+    )
+
+
+def parse_qemu_version(text: str) -> Version:
+    """The version of QEMU's first line; a copyright follows. Raises ParseError."""
+    line = text.lstrip("\n").partition("\n")[0].rstrip()
+    matched = _QEMU_LINE.fullmatch(line)
+    if matched is None:
+        raise ParseError("qemu --version", "QEMU emulator version 7.2.22", line, line=1)
+    return _version(matched, 1)
+
+
+def _version(matched: "re.Match[str]", first: int) -> Version:
+    return int(matched[first]), int(matched[first + 1]), int(matched[first + 2] or 0)

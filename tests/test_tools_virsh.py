@@ -1,0 +1,130 @@
+"""Outputs of virsh capabilities, virsh version and qemu --version."""
+
+import pytest
+
+from homenode.cpuset import CpuSet
+from homenode.errors import InputError, ParseError
+from homenode.tools import virsh_capabilities
+from homenode.tools.versions import parse_qemu_version, parse_virsh_version
+from tests.mutations import survives
+from tests.shared_data import SHARED
+
+CAPABILITIES = """<capabilities>
+  <host><uuid>00000000-0000-0000-0000-000000000000</uuid>
+    <cpu><arch>x86_64</arch><model>EPYC-Genoa</model></cpu>
+    <iommu support='no'/>
+    <topology><cells num='2'>
+      <cell id='0'><memory unit='KiB'>1024</memory>
+        <pages unit='KiB' size='4'>256</pages><pages unit='KiB' size='1048576'>2</pages>
+        <distances><sibling id='0' value='10'/><sibling id='8' value='40'/></distances>
+        <cpus num='2'><cpu id='0' socket_id='0' die_id='0' core_id='0' siblings='0,128'/>
+          <cpu id='5'/></cpus></cell>
+      <cell id='8'><memory unit='KiB'>97871</memory><cpus num='0'/></cell>
+    </cells></topology>
+    <cache><bank id='0' level='3' type='both' size='32' unit='MiB' cpus='0-7,128-135'/></cache>
+  </host>
+  <guest><os_type>hvm</os_type></guest>
+</capabilities>
+"""
+VIRSH = """Compiled against library: libvirt 9.0.0
+Using library: libvirt 9.0.0
+Using API: QEMU 9.0.0
+Running hypervisor: QEMU 7.2.22
+Running against daemon: 10.1.0
+
+"""
+
+
+def test_cells_have_memory_pages_distances_and_cpus() -> None:
+    capabilities = virsh_capabilities.parse(CAPABILITIES)
+    first, second = capabilities.cells
+    assert (first.node, first.memory_bytes) == (0, 1 << 20)
+    assert first.pages == ((4096, 256), (1 << 30, 2))
+    assert first.distances == ((0, 10), (8, 40))
+    assert first.cpus[0].siblings == CpuSet([0, 128]) and first.cpus[0].package == 0
+    assert (second.node, second.cpus) == (8, ())
+    assert (capabilities.architecture, capabilities.iommu) == ("x86_64", False)
+
+
+def test_an_offline_pu_has_no_place() -> None:
+    offline = virsh_capabilities.parse(CAPABILITIES).cells[0].cpus[1]
+    assert offline.pu == 5
+    assert (offline.package, offline.die, offline.core, offline.siblings) == (None,) * 4
+
+
+def test_cache_banks_have_sizes_in_bytes() -> None:
+    (bank,) = virsh_capabilities.parse(CAPABILITIES).caches
+    assert (bank.level, bank.kind, bank.size_bytes) == (3, "both", 32 << 20)
+    assert bank.pus == CpuSet.parse("0-7,128-135")
+
+
+def test_published_capabilities_are_read() -> None:
+    path = SHARED / "machines" / "libvirt-caps" / "virt-manager-kvm-x86_64-caps.xml"
+    if not path.is_file():
+        pytest.skip(f"{path} is not there")
+    capabilities = virsh_capabilities.parse(path.read_text())
+    (cell,) = capabilities.cells
+    assert len(cell.cpus) == 8
+    assert {str(cpu.siblings) for cpu in cell.cpus} == {"0,4", "1,5", "2,6", "3,7"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("<host>", "<hosts>", "well-formed"),
+        ("id='8'><", "id='0'><", "each cell once"),
+        ("id='5'", "id='five'", "a number for cpu id"),
+        ("id='5'", "id='70000'", "PUs up to"),
+        ("unit='MiB'", "unit='parsec'", "a unit of bytes"),
+        (">1024<", ">-1<", "a number for memory"),
+        ("siblings='0,128'", "siblings='x'", "a PU list"),
+        ("capabilities>", "domain>", "expected <capabilities>"),
+    ],
+)
+def test_capabilities_that_are_none_are_refused(old: str, new: str, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        virsh_capabilities.parse(CAPABILITIES.replace(old, new))
+
+
+def test_versions_are_numbers() -> None:
+    version = parse_virsh_version(VIRSH)
+    assert (version.libvirt, version.daemon) == ((9, 0, 0), (10, 1, 0))
+    assert (version.hypervisor_name, version.hypervisor) == ("QEMU", (7, 2, 22))
+    assert parse_virsh_version("Using library: libvirt 11.3.0\n").hypervisor is None
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)\nCopyright", (7, 2, 22)),
+        ("QEMU emulator version 9.1.0 (qemu-kvm-9.1.0-15.el9)\n", (9, 1, 0)),
+        ("QEMU emulator version 10.0\n", (10, 0, 0)),
+        ("QEMU emulator version 8.2.50 (v8.2.0-1-gabc)", (8, 2, 50)),
+    ],
+)
+def test_a_qemu_is_read_with_what_its_packager_adds(
+    text: str, version: tuple[int, int, int]
+) -> None:
+    assert parse_qemu_version(text) == version
+
+
+@pytest.mark.parametrize("text", ["", "error: failed to connect", "Using API: QEMU 9.0.0\n"])
+def test_versions_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(ParseError):
+        parse_virsh_version(text)
+    with pytest.raises(ParseError):
+        parse_qemu_version(text)
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        (virsh_capabilities.parse, CAPABILITIES),
+        (parse_virsh_version, VIRSH),
+        (parse_qemu_version, "QEMU emulator version 7.2.22 (Debian)\nCopyright\n"),
+    ],
+    ids=["capabilities", "virsh version", "qemu version"],
+)
+def test_damaged_output_is_read_or_refused_and_nothing_else(parser: object, text: str) -> None:
+    assert callable(parser)
+    survives(parser, text, 600)

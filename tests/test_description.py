@@ -217,7 +217,10 @@ def test_virtual_functions_follow_their_physical_function() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("nodes_per_packge = 2", "nodes_per_packge: expected one of"),
+        (
+            "nodes_per_packge = 2",
+            "nodes_per_packge: expected a key that docs/formats/host-toml.md lists",
+        ),
         ("packages_per_node = 3", "expected a whole number, 1 to 2, found 3"),
         ("llcs_per_package = 3", "llcs_per_package: expected a whole number, 0 to 2, found 3"),
         ("numbering = 'random'", "numbering: expected one of siblings-far, siblings-adjacent"),
@@ -262,6 +265,10 @@ def test_virtual_functions_follow_their_physical_function() -> None:
         ("[model.g]\nclass = 'gpu'\nfunctions = ['x']", "model.g.functions: expected models"),
         ("[[link]]\nbetween = 'gpu'\ncount = 2", "link[0].between: expected a model or names"),
         ("[facts]\nassumed = 'all'", "facts.assumed: expected a list"),
+        (
+            "cpu = { nam = 'x' }",
+            "cpu.nam: expected one of family, model, name, vendor, found 'nam'",
+        ),
         ("[expect]\ncoers = 3", "did you mean 'cores'?"),
     ],
 )

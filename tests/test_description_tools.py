@@ -1,8 +1,11 @@
 """What tools would print on a described host, read by the parsers of those tools."""
 
+import pytest
+
 from homenode.description.parse import parse_description
 from homenode.description.render import render
 from homenode.description.shipped import load_shipped
+from homenode.errors import InputError
 from homenode.tools import nvidia_smi_topo, rocm_smi_topo
 from homenode.tools.lspci import parse as parse_lspci
 from homenode.tools.versions import parse_qemu_version, parse_virsh_version
@@ -49,6 +52,16 @@ def test_nvidia_smi_tells_how_gpus_without_nvlink_reach_each_other() -> None:
     )
     assert matrix.links[0] == ("X", "PIX", "PHB", "NODE", "SYS")
     assert matrix.nvlinks(2, 3) == 4
+
+
+def test_gpus_of_another_driver_are_not_seen_and_have_no_links() -> None:
+    text = """
+        [[root]]
+        ports = ["gpu", { model = "gpu", driver = "vfio-pci" }]
+        """
+    assert len(nvidia_smi_topo.parse(_output(text, "nvidia-smi-topo")).devices) == 1
+    with pytest.raises(InputError, match="GPUs that the driver nvidia has"):
+        _output(text + '[[link]]\nbetween = "gpu"\ncount = 2', "nvidia-smi-topo")
 
 
 def test_rocm_smi_tells_xgmi_between_physical_functions_only() -> None:

@@ -1,60 +1,66 @@
 """The links part of a host.toml: NVLink, xGMI and C2C, which are not PCIe."""
 
-from collections.abc import Sequence
 from itertools import combinations
 
 from homenode.bdf import Bdf
 from homenode.description.buses import PciTree
 from homenode.description.table import Table
-from homenode.indices import NodeIndex
-from homenode.pci import DeviceKind, DeviceLink, LinkKind
+from homenode.pci import DeviceKind, DeviceLink, LinkKind, PciDevice
 
-LINK_KEYS = ("kind", "between", "to_node", "count")
+LINK_KEYS = ("kind", "between", "count")
 
-_VENDOR_OF_KIND = {LinkKind.NVLINK: 0x10DE, LinkKind.C2C: 0x10DE, LinkKind.XGMI: 0x1002}
+NVIDIA, AMD = 0x10DE, 0x1002
+NVIDIA_DRIVER = "nvidia"
+
+_VENDOR_OF_KIND = {LinkKind.NVLINK: NVIDIA, LinkKind.C2C: NVIDIA, LinkKind.XGMI: AMD}
 
 
-def parse_links(file: Table, tree: PciTree, nodes: Sequence[int]) -> tuple[DeviceLink, ...]:
-    """Every link of [[link]], each pair once, ascending.
+def parse_links(file: Table, tree: PciTree) -> tuple[DeviceLink, ...]:
+    """Every link of [[link]], each pair once, ascending by address.
 
-    between: a model (each of its devices with each other) or names of devices; with to_node,
-    "own" or a number, each of them with a node's CPUs. Only what the tools of the GPUs' maker can
-    tell may be described: NVLinks are counted, the others are not.
+    between: a model (each of its devices with each other) or names of devices; C2C joins each of
+    them with the CPU of its own node. Only what the tools of the GPUs' maker tell may be
+    described: NVLinks are counted, the others are not.
     """
     links: dict[tuple[LinkKind, Bdf, Bdf | None], DeviceLink] = {}
-    device_of = {device.bdf: device for device in tree.devices}
     for table in file.tables("link", LINK_KEYS):
         kind = LinkKind(table.choice("kind", tuple(LinkKind), "nvlink"))
-        count = table.optional_integer("count", least=1, most=1024)
+        count = table.optional_integer("count", least=1, most=999)
         if (count is None) is (kind is LinkKind.NVLINK):
             raise table.refusal("count", "a number with nvlink, and with nothing else", count)
-        if ("to_node" in table) is not (kind is LinkKind.C2C):
-            found_node = table.values.get("to_node")
-            raise table.refusal("to_node", "a node with c2c, and with nothing else", found_node)
         devices = _devices(table, tree)
-        for bdf in devices:
-            device = device_of[bdf]
-            if device.kind is not DeviceKind.GPU or device.vendor_id != _VENDOR_OF_KIND[kind]:
-                vendor = f"{_VENDOR_OF_KIND[kind]:#06x}"
-                raise table.refusal("between", f"GPUs of vendor {vendor} with {kind}", str(bdf))
+        for device in devices:
+            _check(table, kind, device)
         if kind is LinkKind.C2C:
-            found = [
-                DeviceLink(kind, device, None, _node(table, device_of[device].node, nodes), count)
-                for device in devices
-            ]
+            found = [DeviceLink(kind, device.bdf, None, device.node) for device in devices]
+        elif len(devices) < 2:
+            raise table.refusal("between", "two devices or more", [str(d.bdf) for d in devices])
         else:
-            if len(devices) < 2:
-                raise table.refusal("between", "two devices or more", [str(d) for d in devices])
-            found = [DeviceLink(kind, a, b, None, count) for a, b in combinations(devices, 2)]
+            found = [
+                DeviceLink(kind, a.bdf, b.bdf, None, count) for a, b in combinations(devices, 2)
+            ]
         for link in found:
             key = (kind, link.a, link.b)
             if key in links:
                 raise table.refusal("between", "each pair once", f"{link.a} and {link.b} again")
             links[key] = link
-    return tuple(sorted(links.values(), key=lambda link: (link.kind, link.a, str(link.b))))
+    return tuple(sorted(links.values(), key=lambda link: (link.a, link.kind, link.b or link.a)))
 
 
-def _devices(table: Table, tree: PciTree) -> tuple[Bdf, ...]:
+def _check(table: Table, kind: LinkKind, device: PciDevice) -> None:
+    """Refuses a device that cannot have such a link, or that the maker's tools do not see."""
+    vendor = _VENDOR_OF_KIND[kind]
+    is_gpu = device.kind is DeviceKind.GPU and device.physical_function is None
+    if not is_gpu or device.vendor_id != vendor:
+        raise table.refusal("between", f"GPUs of vendor {vendor:#06x} with {kind}", str(device.bdf))
+    if vendor == NVIDIA and device.driver not in (None, NVIDIA_DRIVER):
+        expected = f"GPUs that the driver {NVIDIA_DRIVER} has: it tells of their links"
+        raise table.refusal("between", expected, f"{device.bdf} with {device.driver}")
+    if kind is LinkKind.C2C and device.node is None:
+        raise table.refusal("between", "GPUs with a node, whose CPU they join", str(device.bdf))
+
+
+def _devices(table: Table, tree: PciTree) -> tuple[PciDevice, ...]:
     value = table.values.get("between")
     names = value if isinstance(value, list) else [value]
     found: list[Bdf] = []
@@ -70,13 +76,5 @@ def _devices(table: Table, tree: PciTree) -> tuple[Bdf, ...]:
             )
     if len(set(found)) != len(found):
         raise table.refusal("between", "each device once", value)
-    return tuple(sorted(found))
-
-
-def _node(table: Table, own: NodeIndex | None, nodes: Sequence[int]) -> NodeIndex:
-    value = table.values["to_node"]
-    if value == "own" and own is not None:
-        return own
-    if not isinstance(value, int) or isinstance(value, bool) or value not in nodes:
-        raise table.refusal("to_node", '"own" for devices with a node, or a node\'s number', value)
-    return NodeIndex(value)
+    device_of = {device.bdf: device for device in tree.devices}
+    return tuple(device_of[bdf] for bdf in sorted(found))

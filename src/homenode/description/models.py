@@ -47,7 +47,6 @@ class DeviceModel:
     vf_driver: str | None = None
 
 
-_DEFAULT_LINK = PciLink(16.0, 16, 16.0, 16)
 _GPU_BARS = (
     PciBar(0, 16 * MIB, is_64bit=True, is_prefetchable=True),
     PciBar(2, 128 * GIB, is_64bit=True, is_prefetchable=True),
@@ -56,38 +55,39 @@ _GPU_BARS = (
 
 
 def _widespread(
-    kind: DeviceKind, label: str, ids: tuple[int, int, int], *bars: PciBar
+    kind: DeviceKind, label: str, ids: tuple[int, int, int], link: tuple[float, int], *bars: PciBar
 ) -> DeviceModel:
-    return DeviceModel(kind.value, label, kind, *ids, link=_DEFAULT_LINK, bars=bars)
+    return DeviceModel(kind.value, label, kind, *ids, link=PciLink(*link, *link), bars=bars)
 
 
 _BY_CLASS = {
     "gpu": _widespread(
         DeviceKind.GPU, "NVIDIA Corporation GH100 [H100 SXM5 80GB]",
-        (0x030200, 0x10DE, 0x2330), *_GPU_BARS,
+        (0x030200, 0x10DE, 0x2330), (32.0, 16), *_GPU_BARS,
     ),
     "nic": _widespread(
         DeviceKind.NIC, "Mellanox Technologies MT2910 Family [ConnectX-7]",
-        (0x020000, 0x15B3, 0x1021), PciBar(0, 32 * MIB, True, True),
+        (0x020000, 0x15B3, 0x1021), (32.0, 16), PciBar(0, 32 * MIB, True, True),
     ),
     "nvme": _widespread(
         DeviceKind.NVME, "Samsung Electronics NVMe SSD Controller PM9A1",
-        (0x010802, 0x144D, 0xA80A), PciBar(0, 16 * KIB, True, False),
+        (0x010802, 0x144D, 0xA80A), (16.0, 4), PciBar(0, 16 * KIB, True, False),
     ),
     "nvswitch": _widespread(
         DeviceKind.NVSWITCH, "NVIDIA Corporation GH100 [H100 NVSwitch]",
-        (0x068000, 0x10DE, 0x22A3), PciBar(0, 32 * MIB, True, False),
+        (0x068000, 0x10DE, 0x22A3), (16.0, 2), PciBar(0, 32 * MIB, True, False),
     ),
     "audio": _widespread(
         DeviceKind.AUDIO, "NVIDIA Corporation High Definition Audio Controller",
-        (0x040300, 0x10DE, 0x22BA), PciBar(0, 16 * KIB, False, False),
+        (0x040300, 0x10DE, 0x22BA), (16.0, 16), PciBar(0, 16 * KIB, False, False),
     ),
     "bmc": _widespread(
         DeviceKind.OTHER, "ASPEED Technology ASPEED Graphics Family",
-        (0x030000, 0x1A03, 0x2000), PciBar(0, 64 * MIB, False, False),
+        (0x030000, 0x1A03, 0x2000), (2.5, 1), PciBar(0, 64 * MIB, False, False),
     ),
     "other": _widespread(
-        DeviceKind.OTHER, "Intel Corporation system peripheral", (0x088000, 0x8086, 0x09A2)
+        DeviceKind.OTHER, "Intel Corporation system peripheral",
+        (0x088000, 0x8086, 0x09A2), (16.0, 4),
     ),
 }  # fmt: skip
 """Defaults by class, so that a short file may say `class = "gpu"` and no more: a widespread part.

@@ -100,7 +100,7 @@ def parse_description(text: str, source: str) -> HostDescription:
         pus=pus_of(slots, cores, llcs, online, parse_pu_settings(file, online)),
         root_complexes=tree.root_complexes,
         pci_devices=tree.devices,
-        links=parse_links(file, tree, [node.index for node in nodes]),
+        links=parse_links(file, tree),
         settings=parse_settings(file, smt=any(len(core.pus) > 1 for core in cores)),
     )
     return HostDescription(

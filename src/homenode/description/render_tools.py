@@ -1,14 +1,16 @@
 """What tools would print on a host: names of devices, links between GPUs, versions.
 
-Source: lspci -D -nn of pciutils 3.9, first lines alone; nvidia-smi topo -m of driver 560 (a public
-4x GH200 listing); rocm-smi --showtopo of ROCm 6; virsh version of libvirt 10; qemu --version of
-QEMU 8. nvidia-smi and rocm-smi number GPUs by their addresses, ascending.
+Source: lspci -D -nn of pciutils 3.9, first lines alone; nvidia-smi -q -x of driver 580, topo -m of
+driver 560 (a public 4x GH200 listing); rocm-smi --showtopo of ROCm 6; virsh version of libvirt 10;
+qemu --version of QEMU 8. nvidia-smi and rocm-smi number GPUs by their addresses, ascending.
 """
 
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
+from xml.sax.saxutils import escape
 
 from homenode.bdf import Bdf
+from homenode.description.links import AMD, NVIDIA, NVIDIA_DRIVER
 from homenode.pci import DeviceKind, LinkKind, PciDevice
 from homenode.topology import Host, MemoryKind
 
@@ -17,7 +19,6 @@ _CLASS_NAMES = {
     0x0300: "VGA compatible controller", 0x0302: "3D controller", 0x0403: "Audio device",
     0x0604: "PCI bridge", 0x0680: "Bridge", 0x1200: "Processing accelerators",
 }  # fmt: skip
-_NVIDIA, _AMD = 0x10DE, 0x1002
 _ROCM_WIDTH = 90
 _ROCM_COLUMN = 13
 
@@ -25,17 +26,19 @@ _ROCM_COLUMN = 13
 def render_tools(host: Host) -> dict[str, str]:
     """Output by the tool's name in snapshot/contents.py; nothing of a tool that would not be there.
 
-    The tools of GPUs are there where a link is described that only they tell.
+    The tools of GPUs see those that their maker's driver has.
     """
     # A described host runs no domains: virsh would print none.
     outputs = {"virsh-domains": ""}
     if host.pci_devices:
         outputs["lspci"] = "".join(map(_lspci_line, host.pci_devices))
-    kinds = {link.kind for link in host.links}
-    if LinkKind.NVLINK in kinds:
-        outputs["nvidia-smi-topo"] = _nvidia_topology(host, _gpus(host, _NVIDIA))
-    if LinkKind.XGMI in kinds:
-        outputs["rocm-smi-topo"] = _rocm_topology(host, _gpus(host, _AMD))
+    nvidia = [gpu for gpu in _gpus(host, NVIDIA) if gpu.driver in (None, NVIDIA_DRIVER)]
+    if nvidia:
+        outputs["nvidia-smi-query"] = _nvidia_query(host, nvidia)
+        outputs["nvidia-smi-topo"] = _nvidia_topology(host, nvidia)
+    amd = _gpus(host, AMD)
+    if amd:
+        outputs["rocm-smi-topo"] = _rocm_topology(host, amd)
     libvirt, qemu = host.settings.libvirt_version, host.settings.qemu_version
     if libvirt is not None:
         version = ".".join(map(str, libvirt))
@@ -70,6 +73,21 @@ def _counts(host: Host, kind: LinkKind) -> Mapping[frozenset[Bdf], int | None]:
         for link in host.links
         if link.kind is kind and link.b is not None
     }
+
+
+def _nvidia_query(host: Host, gpus: Sequence[PciDevice]) -> str:
+    """The few elements that say what GPUs are; the tool prints 300 of each."""
+    with_c2c = {link.a for link in host.links if link.kind is LinkKind.C2C}
+    lines = ['<?xml version="1.0" ?>', "<nvidia_smi_log>"]
+    for gpu in gpus:
+        mode = "Enabled" if gpu.bdf in with_c2c else "Disabled"
+        lines += [
+            f'\t<gpu id="{gpu.bdf.domain:08X}:{str(gpu.bdf).partition(":")[2].upper()}">',
+            f"\t\t<product_name>{escape(gpu.name or 'GPU')}</product_name>",
+            f"\t\t<c2c_mode>{mode}</c2c_mode>",
+            "\t</gpu>",
+        ]
+    return "\n".join((*lines, "</nvidia_smi_log>")) + "\n"
 
 
 def _nvidia_topology(host: Host, gpus: Sequence[PciDevice]) -> str:

@@ -12,6 +12,8 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.units import parse_bytes
 
+_MANY = 15
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -29,9 +31,11 @@ class Table:
         for key in value:
             if key not in known:
                 near = get_close_matches(str(key), known, n=1)
+                names = f"one of {', '.join(sorted(known))}"
+                if len(known) > _MANY:
+                    names = "a key that docs/formats/host-toml.md lists here"
                 raise InputError(
-                    f"{source}: {_join(where, str(key))}: expected one of "
-                    f"{', '.join(sorted(known))}, found {key!r}",
+                    f"{source}: {_join(where, str(key))}: expected {names}, found {key!r}",
                     hint=f"did you mean {near[0]!r}?" if near else None,
                 )
         return cls(source, where, value)

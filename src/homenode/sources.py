@@ -4,11 +4,11 @@ What a file is, is decided by its content and never by its name.
 """
 
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 from homenode.errors import InputError
-from homenode.topology import Host, RunningDomain
+from homenode.snapshot.protocol import Snapshot
+from homenode.topology import Host
 
 MAX_TEXT_BYTES = 64 << 20
 """Of an XML, a listing or a description. Archives have limits of their own."""
@@ -21,20 +21,16 @@ _KINDS = (
     "host.toml, a homenode.host JSON, or a shipped host's name"
 )
 
-ReadDomain = Callable[[str], RunningDomain]
 
-
-def load_host(
-    source: str | None, *, lspci: Path | None = None, read_domain: ReadDomain | None = None
-) -> Host:
+def load_host(source: str | None, *, lspci: Path | None = None) -> Host:
     """The host that a source describes; None is this machine.
 
     "ARCHIVE#name" picks one of several machines in an archive. lspci: a listing to lay over the
-    host's PCI part. read_domain: see `discover`.
+    host's PCI part.
     Raises InputError for what is not there or of no known kind, and where two sources contradict
     each other so that no one host can be meant.
     """
-    host = _this_machine(read_domain) if source is None else _named(source, read_domain)
+    host = _this_machine() if source is None else _named(source)
     if lspci is None:
         return host
     from homenode.discover.lspci import overlay_lspci
@@ -42,14 +38,21 @@ def load_host(
     return overlay_lspci(host, _text(lspci), lspci.name)
 
 
-def _this_machine(read_domain: ReadDomain | None) -> Host:
-    from homenode.discover import discover
+def _this_machine() -> Host:
     from homenode.snapshot.live import LiveSnapshot
 
-    return discover(LiveSnapshot(), read_domain)
+    return _discovered(LiveSnapshot())
 
 
-def _named(source: str, read_domain: ReadDomain | None) -> Host:
+def _discovered(snapshot: Snapshot) -> Host:
+    """The host of a snapshot, with the libvirt domains that it tells of."""
+    from homenode.discover import discover
+    from homenode.domain.read import read_running_domain
+
+    return discover(snapshot, read_running_domain)
+
+
+def _named(source: str) -> Host:
     path = Path(source)
     archive, is_part, _ = source.rpartition("#")
     try:
@@ -59,10 +62,9 @@ def _named(source: str, read_domain: ReadDomain | None) -> Host:
     except (OSError, ValueError) as error:  # too long a name, a NUL in it, no permission
         raise InputError(f"{source}: {error}") from None
     if is_archive:
-        from homenode.discover import discover
         from homenode.snapshot.store import open_snapshot
 
-        return discover(open_snapshot(path), read_domain)
+        return _discovered(open_snapshot(path))
     if exists:
         return _from_text(_text(path), path.name)
     return _shipped(source)
@@ -99,15 +101,13 @@ def _from_text(text: str, name: str) -> Host:
         ) from None
     from homenode.description.parse import parse_description
     from homenode.description.render import render
-    from homenode.discover import discover
 
-    return discover(render(parse_description(text, name)))
+    return _discovered(render(parse_description(text, name)))
 
 
 def _shipped(name: str) -> Host:
     from homenode.description.render import render
     from homenode.description.shipped import load_shipped, shipped_hosts
-    from homenode.discover import discover
 
     known = shipped_hosts()
     if name not in known:
@@ -115,7 +115,7 @@ def _shipped(name: str) -> Host:
             f"{name}: expected {_KINDS}; found no such file or name",
             hint=f"shipped hosts: {', '.join(known)}",
         )
-    return discover(render(load_shipped(name)))
+    return _discovered(render(load_shipped(name)))
 
 
 def _text(path: Path) -> str:

@@ -1,9 +1,16 @@
 """Discover: one Host from a snapshot. Reads each part, lets them meet, and keeps every gap."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+
+from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
+from homenode.discover.crosscheck import check_against_libvirt
+from homenode.discover.device_links import read_device_links
 from homenode.discover.distances import read_distances, read_memory_paths
+from homenode.discover.gpu_memory import name_memory, read_driver_gpus
 from homenode.discover.lspci import add_lspci
-from homenode.discover.nodes import Nodes, read_gpu_status, read_nodes
+from homenode.discover.nodes import Nodes, read_nodes
 from homenode.discover.pci_nodes import Locality
 from homenode.discover.pci_tree import read_pci_tree
 from homenode.discover.processors import Processors, read_processors
@@ -13,6 +20,7 @@ from homenode.discover.settings import (
     read_architecture,
     read_cpu_fields,
     read_settings,
+    read_versions,
 )
 from homenode.discover.states import PuStates, read_states
 from homenode.gap import Gap
@@ -30,11 +38,14 @@ def discover(snapshot: Snapshot, read_domain: ReadDomain | None = None) -> Host:
     """
     states = read_states(snapshot)
     processors = read_processors(snapshot, states)
-    gpu_of_node, nvidia_gpus = read_gpu_status(snapshot)
-    nodes = read_nodes(snapshot, states.online, processors.packages, gpu_of_node)
+    nodes = read_nodes(snapshot, states.online, processors.packages)
     distances, distance_gaps = read_distances(snapshot, nodes.nodes)
-    tree = read_pci_tree(snapshot, Locality.of(nodes.nodes, states.online), nvidia_gpus)
+    gpu_of_node, driver_gpus = read_driver_gpus(snapshot)
+    tree = read_pci_tree(snapshot, Locality.of(nodes.nodes, states.online), driver_gpus)
     devices, lspci_gaps = _named(snapshot, tree.devices)
+    links = read_device_links(snapshot, devices, driver_gpus)
+    named_nodes, memory_gaps = name_memory(snapshot, nodes.nodes, gpu_of_node, links.gpu_of_node)
+    libvirt, qemu, version_gaps = read_versions(snapshot)
     domains, domain_gaps = read_running_domains(snapshot, read_domain)
     cpu_fields = read_cpu_fields(snapshot)
     architecture = read_architecture(snapshot, cpu_fields)
@@ -45,26 +56,30 @@ def discover(snapshot: Snapshot, read_domain: ReadDomain | None = None) -> Host:
         *distance_gaps,
         *tree.gaps,
         *lspci_gaps,
+        *links.gaps,
+        *memory_gaps,
+        *version_gaps,
         *domain_gaps,
         *(() if architecture else (Gap("architecture", "neither uname nor /proc/cpuinfo"),)),
     )
-    return Host(
+    host = Host(
         name=snapshot.name,
         architecture=architecture,
         cpu=cpu_model(cpu_fields),
         packages=processors.packages,
-        nodes=nodes.nodes,
+        nodes=named_nodes,
         distances=distances,
         llcs=processors.llcs,
         cores=processors.cores,
         pus=assemble_pus(states, processors, nodes),
         root_complexes=tree.root_complexes,
-        pci_devices=devices,
+        pci_devices=_with_gpu_names(devices, links.name_of_gpu),
+        links=links.links,
         memory_paths=read_memory_paths(snapshot, nodes.nodes),
         domains=domains,
-        settings=read_settings(snapshot, states.online, None, None),
-        gaps=gaps,
+        settings=read_settings(snapshot, states.online, libvirt, qemu),
     )
+    return replace(host, gaps=(*gaps, *check_against_libvirt(snapshot, host)))
 
 
 def _named(
@@ -75,6 +90,16 @@ def _named(
     if text is None:
         return devices, ()
     return add_lspci(devices, text, f"{snapshot.name}: lspci")
+
+
+def _with_gpu_names(
+    devices: tuple[PciDevice, ...], name_of_gpu: Mapping[Bdf, str]
+) -> tuple[PciDevice, ...]:
+    """The functions with the names that the GPUs' own driver has for them; they beat lspci's."""
+    return tuple(
+        replace(device, name=name_of_gpu[device.bdf]) if device.bdf in name_of_gpu else device
+        for device in devices
+    )
 
 
 def assemble_pus(states: PuStates, processors: Processors, nodes: Nodes) -> tuple[Pu, ...]:

@@ -4,17 +4,15 @@ Source: Documentation/ABI/stable/sysfs-devices-node.
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, PuIndex
-from homenode.discover.readings import numbered, read_number, read_pus, read_word
-from homenode.errors import InputError, ParseError
+from homenode.discover.readings import numbered, read_number, read_pus
+from homenode.errors import InputError
 from homenode.gap import Gap
 from homenode.indices import NodeIndex, PackageIndex
 from homenode.snapshot.protocol import Snapshot
-from homenode.topology import MemoryKind, NumaNode, Package, PagePool
+from homenode.topology import NumaNode, Package, PagePool
 from homenode.units import KIB
 
 NODE = "/sys/devices/system/node"
@@ -32,13 +30,8 @@ class Nodes:
     gaps: tuple[Gap, ...]
 
 
-def read_nodes(
-    snapshot: Snapshot,
-    online: CpuSet,
-    packages: tuple[Package, ...],
-    gpu_of_node: Mapping[NodeIndex, Bdf],
-) -> Nodes:
-    """The nodes of a snapshot. gpu_of_node: GPUs whose memory is known to be a node.
+def read_nodes(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]) -> Nodes:
+    """The nodes of a snapshot; gpu_memory.py says what the memory of each is.
 
     A kernel without NUMA has no node folder: the host then is one node, with a gap.
     Raises InputError where a node that is said to be online has no folder.
@@ -65,7 +58,6 @@ def read_nodes(
         reason = f"in no online node (those are {', '.join(map(str, numbers))})"
         gaps.append(Gap(f"node of PUs {homeless}", reason))
     initiators = read_pus(snapshot, f"{NODE}/has_generic_initiator") or CpuSet()
-    extra_memory = _dax_nodes(snapshot)
     nodes: list[NumaNode] = []
     for number in numbers:
         index, pus = NodeIndex(number), pus_of_node[number]
@@ -74,11 +66,6 @@ def read_nodes(
             if value is None:
                 reason = f"{NODE}/node{number}/meminfo does not say"
                 gaps.append(Gap(f"node {number} {what}", reason))
-        gpu = gpu_of_node.get(index)
-        kind = _memory_kind(bool(pus), total, gpu, number in extra_memory)
-        if kind is None and total != 0:
-            reason = "no PUs, and neither the GPU driver nor a DAX device names the node"
-            gaps.append(Gap(f"node {number} kind of memory", reason))
         nodes.append(
             NumaNode(
                 index=index,
@@ -86,8 +73,6 @@ def read_nodes(
                 memory_bytes=total,
                 memory_free_bytes=free,
                 page_pools=_page_pools(snapshot, f"{NODE}/node{number}/hugepages"),
-                memory_kind=kind,
-                gpu=gpu,
                 generic_initiator=number in initiators,
                 package=package_of(pus, packages),
             )
@@ -100,17 +85,6 @@ def package_of(pus: CpuSet, packages: tuple[Package, ...]) -> PackageIndex | Non
     if not pus:
         return None
     return next((package.index for package in packages if pus <= package.pus), None)
-
-
-def _memory_kind(
-    has_pus: bool, memory_bytes: int | None, gpu: Bdf | None, is_dax: bool
-) -> MemoryKind | None:
-    """What a node's memory is. A node with PUs has DRAM unless something else is known of it."""
-    if gpu is not None:
-        return MemoryKind.GPU
-    if is_dax:
-        return MemoryKind.OTHER
-    return MemoryKind.DRAM if has_pus else None
 
 
 def _online_nodes(snapshot: Snapshot, folders: tuple[int, ...], gaps: list[Gap]) -> tuple[int, ...]:
@@ -188,38 +162,3 @@ def _page_pools(snapshot: Snapshot, folder: str) -> tuple[PagePool, ...]:
         if total is not None and free is not None:
             pools.append(PagePool(int(match[1]) * KIB, total, free))
     return tuple(sorted(pools))
-
-
-def _dax_nodes(snapshot: Snapshot) -> set[int]:
-    """Nodes whose memory came online from a DAX device: persistent, CXL or high-bandwidth."""
-    nodes: set[int] = set()
-    for device in snapshot.list("/sys/bus/dax/devices") or ():
-        word = read_word(snapshot, f"/sys/bus/dax/devices/{device}/target_node")
-        if word is not None and word.isascii() and word.isdigit():
-            nodes.add(int(word))
-    return nodes
-
-
-def read_gpu_status(snapshot: Snapshot) -> tuple[dict[NodeIndex, Bdf], tuple[Bdf, ...]]:
-    """GPUs by the node of their memory, and every GPU that the NVIDIA driver has.
-
-    Source: numa_status of NVIDIA's driver, such as "Node: 4\\nStatus: online"; seen on a POWER9
-    with V100 and documented for GH200. "Status: offline" or node -1 means no node.
-    """
-    folder = "/proc/driver/nvidia/gpus"
-    gpu_of_node: dict[NodeIndex, Bdf] = {}
-    gpus: list[Bdf] = []
-    for name in snapshot.list(folder) or ():
-        try:
-            bdf = Bdf.parse(name)
-        except ParseError:
-            continue  # a control file of some driver version
-        gpus.append(bdf)
-        fields: dict[str, str] = {}
-        for line in (snapshot.read_text(f"{folder}/{name}/numa_status") or "").splitlines():
-            key, _, value = line.partition(":")
-            fields[key.strip()] = value.strip()
-        node = fields.get("Node", "")
-        if node.isascii() and node.isdigit() and fields.get("Status", "online").lower() == "online":
-            gpu_of_node[NodeIndex(int(node))] = bdf
-    return gpu_of_node, tuple(sorted(gpus))

@@ -10,9 +10,9 @@ from homenode.snapshot.protocol import Snapshot
 from homenode.tools.xml_text import parse_xml
 from homenode.topology import RunningDomain
 
-ReadDomain = Callable[[str], RunningDomain]
-"""From the XML of one domain, as `virsh dumpxml` prints it, to what it has taken. May raise
-HomenodeError for a document that it cannot read."""
+ReadDomain = Callable[[bytes, bool, str], RunningDomain]
+"""From the XML of one domain, as `virsh dumpxml` prints it, whether it runs, and what to call it in
+messages, to what it has taken: domain/read.py's read_running_domain. May raise HomenodeError."""
 
 
 def read_running_domains(
@@ -32,8 +32,10 @@ def read_running_domains(
     gaps: list[Gap] = []
     for number, child in enumerate(root, start=1):
         name = child.findtext("name") or f"number {number}"
+        running = child.get("id") is not None  # libvirt gives only active domains an id
+        xml = etree.tostring(child, encoding="utf-8", with_tail=False)
         try:
-            domains.append(read_domain(etree.tostring(child, encoding="unicode", with_tail=False)))
+            domains.append(read_domain(xml, running, f"domain {name}"))
         except HomenodeError as error:
             gaps.append(Gap(f"domain {name}", error.message))
     return tuple(sorted(domains, key=lambda domain: domain.name)), tuple(gaps)

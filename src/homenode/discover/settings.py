@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from homenode.cpuset import CpuSet
 from homenode.discover.readings import read_number, read_word
 from homenode.discover.states import CPU
+from homenode.errors import ParseError
+from homenode.gap import Gap
 from homenode.snapshot.protocol import Snapshot
+from homenode.tools.versions import Version, parse_qemu_version, parse_virsh_version
 from homenode.topology import CpuModel, HostSettings
 
 _CHOSEN = re.compile(r"\[(\w+)\]", re.ASCII)
@@ -19,7 +22,28 @@ _ARM_IMPLEMENTERS = {
     "0x4e": "NVIDIA", "0x50": "APM", "0x51": "Qualcomm", "0x61": "Apple", "0xc0": "Ampere",
 }  # fmt: skip
 
-Version = tuple[int, int, int]
+
+def read_versions(
+    snapshot: Snapshot,
+) -> tuple[Version | None, Version | None, tuple[Gap, ...]]:
+    """(libvirt, QEMU): of the daemon where it answers, else of what is installed."""
+    libvirt = qemu = None
+    gaps: list[Gap] = []
+    try:
+        text = snapshot.command_output("virsh-version")
+        if text is not None:
+            found = parse_virsh_version(text)
+            libvirt = found.daemon or found.libvirt
+            qemu = found.hypervisor if found.hypervisor_name == "QEMU" else None
+    except ParseError as error:
+        gaps.append(Gap("libvirt version", str(error)))
+    try:
+        text = snapshot.command_output("qemu-version") if qemu is None else None
+        if text is not None:
+            qemu = parse_qemu_version(text)
+    except ParseError as error:
+        gaps.append(Gap("QEMU version", str(error)))
+    return libvirt, qemu, tuple(gaps)
 
 
 def read_cpu_fields(snapshot: Snapshot) -> Mapping[str, str]:

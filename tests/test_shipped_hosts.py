@@ -15,11 +15,15 @@ from homenode.description.render import render
 from homenode.description.shipped import load_shipped, shipped_hosts
 from homenode.description.tree_writer import write_tree
 from homenode.discover.host import discover
+from homenode.discover.lspci import host_from_lspci
 from homenode.errors import UsageError
+from homenode.pci import DeviceKind
 from homenode.topology import HostSummary, summarise
 from tests.memory_folder import memory_folder
+from tests.shared_data import SHARED
 
 FORMAT = Path(__file__).parent.parent / "docs" / "formats" / "host-toml.md"
+HGX_CAPTURE = SHARED / "machines" / "lspci" / "gpud-hgx-h100x8-lspci-vvv.txt"
 LSTOPO = shutil.which("lstopo-no-graphics") or shutil.which("lstopo")
 
 EVERY = pytest.mark.parametrize("name", shipped_hosts())
@@ -70,6 +74,25 @@ def test_the_format_document_lists_every_shipped_host() -> None:
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(UsageError, match=r"(?s)h200-xeon8585.*did you mean 'h200-xeon8558'"):
         load_shipped("h200-xeon8585")
+
+
+@pytest.mark.skipif(not HGX_CAPTURE.exists(), reason=f"{HGX_CAPTURE} is not there")
+def test_the_hgx_h100_is_where_a_captured_one_has_its_functions() -> None:
+    captured = host_from_lspci(HGX_CAPTURE.read_text(), "capture")
+    for ours in load_shipped("hgx-h100").host.pci_devices:
+        theirs = captured.device(ours.bdf)
+        assert theirs is not None, ours.bdf
+        assert (ours.kind, ours.class_code, ours.node, ours.parent, ours.link) == (
+            theirs.kind,
+            theirs.class_code,
+            theirs.node,
+            theirs.parent,
+            theirs.link,
+        ), ours.bdf
+        if ours.bridge is not None and theirs.bridge is not None:
+            assert ours.bridge.port_type == theirs.bridge.port_type
+        if ours.kind is DeviceKind.GPU:
+            assert ours.bars == theirs.bars
 
 
 def _lstopo(description: HostDescription, folder: Path) -> etree._Element:

@@ -31,6 +31,7 @@ from homenode.snapshot.contents import (
     PATHS,
     Command,
     Kind,
+    PathRule,
 )
 from homenode.snapshot.memory import MAX_LINKS, MemorySnapshot
 
@@ -71,20 +72,13 @@ def collector_script(root: str = "/") -> str:
     lines += [f"f {_relative(path)}" for path in IDENTITY_PATHS]
     links: list[str] = []
     for rule in PATHS:
-        glob = _relative(rule.glob)
         if rule.kind is Kind.LINK:
-            links.append(glob)
-        elif rule.kind is Kind.FOLDER:
-            lines.append(f'for p in {glob}; do d "$p"; done')
-        elif rule.kind is Kind.CONFIG:
-            classes = glob.removesuffix("config") + "class"
-            bridges = f"grep -l '^{BRIDGE_CLASS}' {classes} /dev/null </dev/null"
-            lines.append(f'for p in $({bridges}); do b "${{p%class}}config"; done')
-        elif _is_pattern(glob):
-            # With /dev/null grep tells the path also where there is but one.
-            lines += [f"echo 'G {glob}'", f"grep '' {glob} /dev/null </dev/null"]
+            links.append(_relative(rule.glob))
+        elif rule.unless is None:
+            lines += _reading_lines(rule)
         else:
-            lines.append(f"f {glob}")
+            better = f'set -- {_relative(rule.unless)}; [ -e "$1" ] || {{'
+            lines += [better, *_reading_lines(rule), "}"]
     lines.append("echo L")
     # In a bare tree, folders may stand where a host has links.
     lines += [f"ls -ld {glob} </dev/null | sed -n 's/^l/ l/p'" for glob in links]
@@ -146,6 +140,22 @@ def _relative(glob: str) -> str:
     """A glob of the table below the current folder; it goes to the shell unquoted."""
     assert _SAFE_GLOB.match(glob), glob
     return glob.lstrip("/")
+
+
+def _reading_lines(rule: PathRule) -> Iterator[str]:
+    glob = _relative(rule.glob)
+    if rule.kind is Kind.FOLDER:
+        yield f'for p in {glob}; do d "$p"; done'
+    elif rule.kind is Kind.CONFIG:
+        classes = glob.removesuffix("config") + "class"
+        bridges = f"grep -l '^{BRIDGE_CLASS}' {classes} /dev/null </dev/null"
+        yield f'for p in $({bridges}); do b "${{p%class}}config"; done'
+    elif _is_pattern(glob):
+        yield f"echo 'G {glob}'"
+        # With /dev/null grep tells the path also where there is but one.
+        yield f"grep '' {glob} /dev/null </dev/null"
+    else:
+        yield f"f {glob}"
 
 
 def _command_lines(command: Command) -> Iterator[str]:

@@ -32,18 +32,20 @@ class Form(Enum):
     HEX = r"(?:0x)?[0-9a-fA-F]{1,8}"
     # PUs or nodes: "0-3,8"; nothing on a node without CPUs; "(null)" where nohz_full= is not given
     LIST = r"\d{1,6}(?:-\d{1,6})?(?:,\d{1,6}(?:-\d{1,6})?)*|\(null\)|"
+    MASK = r"[0-9a-f]{1,8}(?:,[0-9a-f]{1,8}){0,2047}"
     NUMBERS = r"\d{1,6}(?: +\d{1,6})*"
     WORD = r"[A-Za-z][A-Za-z0-9_-]{0,30}|\d{1,2}"  # "on", "Unified", "amd-pstate-epp"; SMT 4
     CHOICE = r"\[?[a-z+]{2,15}\]?(?: \[?[a-z+]{2,15}\]?){1,6}"  # "always [madvise] never"
     SIZE = r"\d{1,12}[KMG]?"
     SPEED = r"(?:\d{1,3}(?:\.\d)? GT/s(?: PCIe)?|Unknown(?: speed)?)"
-    NAME = r"[^\n]{0,200}"  # one line of free text
+    NAME = r"[^\n]{0,400}"  # one line of free text
     COMMAND_LINE = r"[^\n]{0,16384}"
     RESOURCE = r"0x[0-9a-f]{16} 0x[0-9a-f]{16} 0x[0-9a-f]{16}"  # each line
     FIELDS = r"[A-Za-z0-9_()][A-Za-z0-9_() ]{0,60}\t*:[^\n]{0,8000}"  # each line: "key: value"
     NODE_MEMINFO = r"Node \d+ [A-Za-z0-9_()]{1,40}:\s+\d+(?: kB)?"  # each line
 
     # Where links lead: to names that the kernel gives
+    TO_DAX = rf"(?:\.\./)+devices/{_WAY}dax\d{{1,4}}\.\d{{1,4}}"
     TO_POLICY = r"\.\./cpufreq/policy\d{1,6}"
     TO_NODE = r"(?:\.\./)+node\d{1,6}"
     TO_DEVICE = rf"(?:\.\./)+(?:devices/{_WAY})?{_BDF}"
@@ -70,6 +72,8 @@ class PathRule:
 
     keep: where given, only lines that begin so are captured (the rest of /proc/self/status, say,
     is nobody's business).
+    unless: a glob that says the same, better: this one is only read where that one matches nothing,
+    as in trees of /sys from old kernels or packed by other programs.
     """
 
     glob: str
@@ -77,6 +81,7 @@ class PathRule:
     form: Form
     why: str
     keep: tuple[str, ...] = ()
+    unless: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +107,16 @@ def _files(folder: str, form: Form, names: str, why: str) -> tuple[PathRule, ...
 
 def _file(path: str, form: Form, why: str, keep: tuple[str, ...] = ()) -> PathRule:
     return PathRule(path, Kind.FILE, form, why, keep)
+
+
+def _mask(folder: str, name: str, instead_of: str) -> PathRule:
+    return PathRule(
+        f"{folder}/{name}",
+        Kind.FILE,
+        Form.MASK,
+        f"as {instead_of}, in older spelling",
+        unless=f"{folder}/{instead_of}",
+    )
 
 
 def _link(path: str, form: Form, why: str) -> PathRule:
@@ -138,10 +153,14 @@ PATHS: tuple[PathRule, ...] = (
         "core_cpus_list thread_siblings_list die_cpus_list package_cpus_list core_siblings_list",
         "SMT siblings; PUs of a die and a package",
     ),
+    _mask(f"{_CPU}/topology", "core_cpus", "core_cpus_list"),
+    _mask(f"{_CPU}/topology", "thread_siblings", "thread_siblings_list"),
+    _mask(f"{_CPU}/topology", "core_siblings", "core_siblings_list"),
     *_files(f"{_CPU}/cache/index[0-9]*", Form.NUMBER, "level", "which caches are last-level"),
     *_files(f"{_CPU}/cache/index[0-9]*", Form.WORD, "type", "instruction caches are left out"),
     *_files(f"{_CPU}/cache/index[0-9]*", Form.SIZE, "size", "size of the LLC"),
     *_files(f"{_CPU}/cache/index[0-9]*", Form.LIST, "shared_cpu_list", "PUs of an LLC"),
+    _mask(f"{_CPU}/cache/index[0-9]*", "shared_cpu_map", "shared_cpu_list"),
     _link(f"{_CPU}/cpufreq", Form.TO_POLICY, "the frequency policy of a PU"),
     *_files(
         f"{_CPU}/cpufreq",
@@ -163,6 +182,7 @@ PATHS: tuple[PathRule, ...] = (
         "nodes with and without CPUs, memory, GPUs as initiators",
     ),
     *_files(_NODE, Form.LIST, "cpulist", "PUs of a node"),
+    _mask(_NODE, "cpumap", "cpulist"),
     *_files(_NODE, Form.NUMBERS, "distance", "SLIT"),
     *_files(_NODE, Form.NODE_MEMINFO, "meminfo", "memory of a node, total and free"),
     *_files(
@@ -178,6 +198,8 @@ PATHS: tuple[PathRule, ...] = (
         "HMAT: how fast the node is from its best initiators",
     ),
     _link(f"{_NODE}/access[01]/initiators/node[0-9]*", Form.TO_NODE, "HMAT: the best initiators"),
+    _link("/sys/bus/dax/devices/*", Form.TO_DAX, "memory that is no ordinary node's: CXL, GPUs"),
+    *_files("/sys/bus/dax/devices/*", Form.NUMBER, "target_node", "the node it became"),
     # Memory settings
     *_files(
         "/sys/kernel/mm/hugepages/hugepages-*kB",
@@ -200,6 +222,7 @@ PATHS: tuple[PathRule, ...] = (
     ),
     *_files(_PCI, Form.NUMBER, "numa_node", "locality; -1 is unknown"),
     *_files(_PCI, Form.LIST, "local_cpulist", "locality, in PUs"),
+    _mask(_PCI, "local_cpus", "local_cpulist"),
     *_files(_PCI, Form.SPEED, "current_link_speed max_link_speed", "slow links"),
     *_files(_PCI, Form.NUMBER, "current_link_width max_link_width", "narrow links"),
     *_files(_PCI, Form.WORD, "power_state", "an idle device's link may be slow for that alone"),
@@ -225,6 +248,18 @@ PATHS: tuple[PathRule, ...] = (
     _file("/proc/device-tree/model", Form.NAME, "which machine, on arm64"),
     *_files("/sys/hypervisor", Form.WORD, "type", "Xen"),
     *_files("/proc/sys/kernel", Form.NAME, "osrelease", "the kernel"),
+    *_files("/proc/sys/kernel", Form.WORD, "arch", "the architecture"),
+    PathRule(
+        "/proc/version", Kind.FILE, Form.NAME, "the kernel", unless="/proc/sys/kernel/osrelease"
+    ),
+    PathRule(
+        "/proc/hwloc-nofile-info",  # hwloc-gather-topology writes it into its trees
+        Kind.FILE,
+        Form.FIELDS,
+        "the architecture",
+        ("Architecture", "OSRelease"),
+        unless="/proc/sys/kernel/osrelease",
+    ),
     _file("/proc/cmdline", Form.COMMAND_LINE, "isolcpus, nohz_full, hugepages, iommu and the like"),
     _file(
         "/proc/cpuinfo",
@@ -252,6 +287,12 @@ PATHS: tuple[PathRule, ...] = (
         "/sys/fs/cgroup",
         Form.LIST,
         "cpuset.cpus.effective cpuset.mems.effective",
+        "PUs and nodes that the cgroup allows",
+    ),
+    *_files(
+        "/sys/fs/cgroup/cpuset",  # version 1
+        Form.LIST,
+        "cpuset.cpus cpuset.effective_cpus cpuset.mems cpuset.effective_mems",
         "PUs and nodes that the cgroup allows",
     ),
     *_files(

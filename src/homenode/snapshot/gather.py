@@ -47,6 +47,9 @@ def gather(snapshot: Snapshot) -> Gathered:
     absent: list[str] = []
     unlike: set[str] = set()
     for rule in PATHS:
+        # The rule that is better stands above it in the table.
+        if rule.unless is not None and rule.unless not in absent:
+            continue
         found = False
         for path in paths_of(snapshot, rule.glob):
             try:
@@ -84,16 +87,6 @@ def paths_of(snapshot: Snapshot, glob: str) -> Iterator[str]:
     for at in folders:
         for name in _names(snapshot, at, last):
             yield f"{at}/{name}"
-
-
-def covers(path: str) -> bool:
-    """True where the table names a path, as it was asked for."""
-    parts = path.split("/")
-    return any(
-        len(parts) == rule.glob.count("/") + 1
-        and all(map(lambda part, name: _pattern(part).fullmatch(name), rule.glob.split("/"), parts))
-        for rule in PATHS
-    )
 
 
 def _names(snapshot: Snapshot, folder: str, part: str) -> tuple[str, ...]:

@@ -1,0 +1,169 @@
+"""The contents table: what it names is what discovery reads, and nothing else gets through."""
+
+import dataclasses
+import re
+
+import pytest
+
+from homenode.discover.host import discover
+from homenode.snapshot.config_space import keep_port_type
+from homenode.snapshot.contents import COMMAND_OF_NAME, COMMANDS, IDENTITY_PATHS, PATHS, Form, Kind
+from homenode.snapshot.gather import gather, paths_of
+from homenode.snapshot.memory import MemorySnapshot
+from homenode.snapshot.protocol import Snapshot
+from homenode.snapshot.redact import identities_of, redact
+from homenode.snapshot.store import open_snapshot
+from tests.shared_data import SHARED
+
+TREES = SHARED / "machines" / "sysfs"
+NAMES = [
+    "20em64t-hybrid-1p6c2t+2ca4co1t.tar.bz2",
+    "40intel64-2g2n4c+pcilocality.tar.bz2",
+    "64amd64-4s2n4ca2co.tar.bz2",
+    "fakememinitiators-1np2c+1npp+gi.tar.bz2",
+    "nvidia-dgx-gb10.tar.bz2",
+    "nvidiagpunumanodes.tar.bz2",
+    "offline-cpu0-node0.tar.bz2",
+]
+CGROUP = "PUs disallowed by a cgroup"
+"""Trees without /proc/self/status name cgroups by their users' names: a capture leaves them out."""
+
+
+def _tree(name: str) -> Snapshot:
+    if not TREES.is_dir():
+        pytest.skip(f"{TREES} is not there")
+    return open_snapshot(TREES / name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_captured_host_is_discovered_as_the_host_itself(name: str) -> None:
+    tree = _tree(name)
+    gathered = gather(tree)
+    assert not gathered.unlike
+    host, again = discover(tree), discover(gathered.snapshot)
+    for field in dataclasses.fields(host):
+        before, after = getattr(host, field.name), getattr(again, field.name)
+        if field.name == "gaps":
+            before = tuple(gap for gap in before if gap.subject != CGROUP)
+            after = tuple(gap for gap in after if gap.subject != CGROUP)
+        assert after == before, field.name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_redaction_changes_nothing_of_the_topology(name: str) -> None:
+    tree = _tree(name)
+    gathered = gather(tree).snapshot
+    host = discover(gathered)
+    redacted = discover(redact(gathered, identities_of(tree)).snapshot)
+    assert dataclasses.replace(
+        redacted, name=host.name, settings=host.settings, gaps=host.gaps
+    ) == dataclasses.replace(host)
+
+
+def test_what_is_in_the_table_can_be_matched_by_a_shell() -> None:
+    for rule in PATHS:
+        assert re.fullmatch(r"/[A-Za-z0-9_./*\[\]-]+", rule.glob), rule.glob
+        assert rule.why
+        # A file's last part is one name: the collector tells paths from lines by it.
+        if rule.kind is Kind.FILE:
+            assert "*" not in rule.glob.rpartition("/")[2]
+    globs = [rule.glob for rule in PATHS]
+    assert len(set(globs)) == len(globs)
+    for position, rule in enumerate(PATHS):
+        assert rule.unless is None or rule.unless in globs[:position]
+
+
+def test_no_command_can_change_a_host() -> None:
+    for command in COMMANDS:
+        for argv in (*command.spellings, *([command.each] if command.each else [])):
+            if argv[0] == "virsh":
+                assert "-r" in argv
+    assert len(COMMAND_OF_NAME) == len(COMMANDS)
+    assert all(re.fullmatch(r"[a-z-]+", command.name) for command in COMMANDS)
+
+
+def test_identities_are_never_gathered() -> None:
+    files = dict.fromkeys(IDENTITY_PATHS, "gpu7\n")
+    assert not gather(MemorySnapshot("h", files)).snapshot.files
+
+
+@pytest.mark.parametrize(
+    ("form", "good", "bad"),
+    [
+        (Form.LIST, ["", "0", "0-3,8", " (null)\n"], ["0-", "a", "0 1", "1-2-3", "0," * 50]),
+        (Form.NUMBER, ["-1", "42\n"], ["1.5", "0x1"]),
+        (Form.HEX, ["0x030200", "10de"], ["0x", "xyz", "123456789"]),
+        (Form.MASK, ["ff", "00000000,ffffffff"], ["fffffffff", "f,", "FF"]),
+        (Form.NUMBERS, ["10 21", "10"], ["10,21", "10 x"]),
+        (Form.WORD, ["on", "Unified", "amd-pstate-epp", "4"], ["a b", "1" * 5]),
+        (Form.CHOICE, ["always [madvise] never"], ["always", "a b c d e f g h i"]),
+        (Form.SIZE, ["32768K", "1024"], ["32 KiB", "K"]),
+        (Form.SPEED, ["32.0 GT/s PCIe", "Unknown", "8 GT/s"], ["fast", "32.0"]),
+        (Form.RESOURCE, ["0x0000000000000000 0x0000000000000000 0x0000000000000000\n"], ["0x0"]),
+        (Form.NODE_MEMINFO, ["\nNode 0 MemTotal:  1 kB\nNode 0 Active(file): 2 kB\n"], ["Mem: 1"]),
+        (Form.FIELDS, ["model name\t: A: B\n\nflags\t\t: fpu"], ["no colon", "\x1b: x"]),
+        (Form.TO_DRIVER, ["../../../bus/pci/drivers/vfio-pci"], ["/etc", "../x", "../../bus/pci"]),
+        (Form.TO_GROUP, ["../../../kernel/iommu_groups/17"], ["../../kernel/iommu_groups/a"]),
+        (
+            Form.TO_DEVICE,
+            ["../../../devices/pci0000:17/0000:17:01.0/0000:18:00.0", "../0000:18:00.0"],
+            ["../../../devices/pci0000:17", "/sys/devices/pci0000:17/0000:17:01.0", "../gpu7"],
+        ),
+    ],
+)
+def test_a_text_has_its_form_or_has_not(form: Form, good: list[str], bad: list[str]) -> None:
+    for text in good:
+        assert form.matches(text), text
+    for text in bad:
+        assert not form.matches(text), text
+
+
+@pytest.mark.parametrize("form", list(Form))
+def test_no_form_takes_long_to_say_no(form: Form) -> None:
+    for text in ("a:" * 20_000 + "\x1b", "0-" * 20_000, "f" * 40_000 + "!", " " * 40_000 + "x\x1b"):
+        form.matches(text)
+
+
+def test_the_better_of_two_spellings_is_taken() -> None:
+    files = {
+        "/sys/devices/system/node/node0/cpulist": "0-3\n",
+        "/sys/devices/system/node/node0/cpumap": "f\n",
+    }
+    gathered = gather(MemorySnapshot("new", files)).snapshot
+    assert list(gathered.files) == ["/sys/devices/system/node/node0/cpulist"]
+    del files["/sys/devices/system/node/node0/cpulist"]
+    assert len(gather(MemorySnapshot("old", files)).snapshot.files) == 1
+
+
+def test_control_characters_and_odd_names_stay_behind() -> None:
+    host = MemorySnapshot(
+        "h",
+        {
+            "/sys/devices/virtual/dmi/id/product_name": "Server\x1b]0;pwned\x07\n",
+            "/sys/devices/system/cpu/cpu0; rm -rf/online": "1\n",
+            "/proc/device-tree/model": "Some Board\0",
+        },
+    )
+    gathered = gather(host)
+    assert gathered.unlike == ("/sys/devices/virtual/dmi/id/product_name",)
+    assert dict(gathered.snapshot.files) == {"/proc/device-tree/model": "Some Board\n"}
+
+
+def test_globs_go_one_folder_at_a_time() -> None:
+    host = MemorySnapshot("h", {"/sys/a1/b/x": "", "/sys/a2/b/x": "", "/sys/c/b/x": ""})
+    assert list(paths_of(host, "/sys/a[0-9]*/b/x")) == ["/sys/a1/b/x", "/sys/a2/b/x"]
+    assert list(paths_of(host, "/sys/*/b")) == ["/sys/a1/b", "/sys/a2/b", "/sys/c/b"]
+    assert list(paths_of(host, "/none/*/b")) == []
+
+
+def test_configuration_space_keeps_the_port_type_and_no_more() -> None:
+    config = bytearray(b"\xaa" * 256)
+    config[0x34] = 0x40
+    config[0x40:0x42] = bytes([0x01, 0x80])
+    config[0x80:0x84] = bytes([0x10, 0x40, 0x42, 0x01])  # and back: a loop
+    kept = keep_port_type(bytes(config))
+    assert kept is not None and len(kept) == 256
+    assert kept[0x82:0x84] == b"\x42\x01"
+    assert kept[0x42:0x80] == bytes(0x3E) and kept[0xC0:] == bytes(0x40)
+    assert keep_port_type(bytes(63)) is None
+    assert keep_port_type(bytes(4096)) == bytes(256)

@@ -73,12 +73,17 @@ def needed(document: Document, element: Element, attribute: str) -> str:
 
 
 def _parts(document: Document, address: Element) -> tuple[int, int, int, int]:
-    return (
-        any_base(document, address, address.get("domain") or "0", "a PCI domain"),
-        any_base(document, address, address.get("bus") or "0", "a PCI bus"),
-        any_base(document, address, address.get("slot") or "0", "a PCI slot"),
-        any_base(document, address, address.get("function") or "0", "a PCI function"),
-    )
+    """(domain, bus, device, function); an attribute that is not there is 0."""
+    numbers = []
+    for name, limit in (("domain", 1 << 32), ("bus", 256), ("slot", 32), ("function", 8)):
+        text = address.get(name) or "0"
+        number = any_base(document, address, text, f"a PCI {name}")
+        if number >= limit:
+            raise ParseError(
+                document.source, f"a PCI {name} below {limit:#x}", text, line=address.line
+            )
+        numbers.append(number)
+    return numbers[0], numbers[1], numbers[2], numbers[3]
 
 
 def host_address(document: Document, address: Element) -> Bdf:

@@ -1,0 +1,108 @@
+"""A real libvirtd takes every document that we write, and gives back one that we leave alone."""
+
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from homenode.domain.copy import copy_domain
+from homenode.domain.read import read_guest
+from homenode.domain.rewrite import rewrite
+from homenode.plan.layout import PRESETS, GuestPcie
+from homenode.plan.model import Aperture
+from homenode.units import GIB
+from tests.domain_corpus import NAMES, sample
+from tests.domain_plans import hand_plan
+
+pytestmark = pytest.mark.libvirt
+NAME = "homenode-test-domain-xml"
+NOT_UTF8 = ("latin1", "utf16")
+"""libvirt takes UTF-8 alone, whatever the declaration says."""
+
+URI = "qemu:///system"
+
+
+def virsh(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["virsh", "-c", URI, *words],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def libvirt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    if shutil.which("virsh") is None:
+        pytest.skip("no virsh here")
+    if virsh("uri").returncode:
+        pytest.skip(f"no libvirtd answers at {URI}")
+    path = tmp_path_factory.mktemp("libvirt") / "probe.xml"
+    path.write_bytes(for_this_machine("one-line"))
+    for _ in range(2):  # the first call may probe QEMU once
+        started = time.monotonic()
+        virsh("define", str(path))
+        virsh("undefine", NAME)
+        took_s = time.monotonic() - started
+    if took_s > 5:
+        pytest.skip(
+            f"libvirtd takes {took_s:.0f} s for each define: it probes QEMU again and again, since "
+            "it sees a /dev/kvm that does not work; bind a file of mode 000 over it"
+        )
+    yield
+    virsh("undefine", "--nvram", NAME)
+
+
+def for_this_machine(name: str) -> bytes:
+    """A sample as a copy that any QEMU can be asked to define: no KVM, no firmware to look for."""
+    xml = sample(name)
+    if name == "aarch64-virt" and not Path("/usr/bin/qemu-system-aarch64").exists():
+        pytest.skip("no qemu-system-aarch64 here")
+    xml = re.sub(rb"type=(['\"])kvm\1", rb"type=\1qemu\1", xml, count=1)
+    xml = xml.replace(b"<ioapic driver='kvm'/>", b"")
+    # Cache and bandwidth shares are for KVM alone.
+    xml = re.sub(rb"<(cachetune|memorytune).*?</\1>", b"", xml, flags=re.DOTALL)
+    return copy_domain(xml, NAME)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        (name, layout)
+        for name in NAMES
+        if name not in NOT_UTF8
+        for layout in PRESETS
+        if not (name == "i440fx" and PRESETS[layout].pcie is GuestPcie.MIRRORED)
+    ],
+)
+def test_libvirt_defines_what_we_write_and_we_keep_what_it_prints(
+    libvirt: None, tmp_path: Path, name: str, layout: str
+) -> None:
+    xml = for_this_machine(name)
+    plan = hand_plan(read_guest(xml, name), layout)
+    tuned = tmp_path / "tuned.xml"
+    tuned.write_bytes(rewrite(xml, plan, name))
+    defined = virsh("define", "--validate", str(tuned))
+    assert defined.returncode == 0, defined.stderr
+    printed = virsh("dumpxml", "--inactive", NAME).stdout.encode()
+    assert virsh("undefine", "--nvram", NAME).returncode == 0
+    assert rewrite(printed, plan, "dumpxml") == printed
+
+
+def test_libvirt_takes_apertures_and_huge_pages(libvirt: None, tmp_path: Path) -> None:
+    xml = for_this_machine("study")
+    room = Aperture(1024 * GIB, 40, 65_536, 0, 0)
+    plan = hand_plan(read_guest(xml, "study"), "pin-numa-pci", aperture=room, page_bytes=GIB)
+    tuned = tmp_path / "tuned.xml"
+    tuned.write_bytes(rewrite(xml, plan))
+    defined = virsh("define", "--validate", str(tuned))
+    assert defined.returncode == 0, defined.stderr
+    printed = virsh("dumpxml", "--inactive", NAME).stdout.encode()
+    assert virsh("undefine", "--nvram", NAME).returncode == 0
+    assert rewrite(printed, plan, "dumpxml") == printed

@@ -1,0 +1,108 @@
+"""Hostile documents: whatever is done to a sample, it is read, rewritten, or refused in words."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from homenode.domain.document import parse_document
+from homenode.domain.edits import (
+    Edit,
+    New,
+    append,
+    apply,
+    insert_after,
+    insert_before,
+    remove,
+    set_attribute,
+    set_text,
+)
+from homenode.domain.read import read_guest, read_running_domain
+from homenode.domain.rewrite import rewrite
+from homenode.errors import InputError
+from homenode.plan.layout import PRESETS
+from tests.domain_corpus import NAMES, sample
+from tests.domain_plans import hand_plan
+
+ODD_VALUES = st.sampled_from(
+    ["", "-1", "0", "1", "3", "0-3", "^1", "4294967296", "0x", "08", "none", "0-99999999", "a,b",
+     "\t", "&lt;", "9" * 30, "KiB", "on", "pcie-expander-bus", "maximum"]
+)  # fmt: skip
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> bytes:
+    """A sample with up to three elements removed, doubled, or given an odd value."""
+    xml = sample(draw(st.sampled_from(NAMES)))
+    for _ in range(draw(st.integers(1, 3))):
+        document = parse_document(xml, "sample")
+        elements = list(document.root.walk())
+        element = draw(st.sampled_from(elements[1:]))
+        kind = draw(st.sampled_from(["remove", "double", "attribute", "text", "child"]))
+        if kind == "remove":
+            edits = remove(document, element)
+        elif kind == "double":
+            again = document.text[element.start : element.end]
+            edits = [Edit(element.end, element.end, again)]
+        elif kind == "attribute" and element.attributes:
+            name, _ = draw(st.sampled_from(element.attributes))
+            if name.startswith("{"):
+                continue
+            edits = set_attribute(document, element, name, draw(ODD_VALUES))
+        elif kind == "text" and not element.children:
+            edits = set_text(document, element, draw(ODD_VALUES))
+        else:
+            name = draw(st.sampled_from(["cell", "address", "node", "page", "vcpupin", "memory"]))
+            edits = append(document, element, [New(name)])
+        xml = apply(document, edits).to_bytes()
+    return xml
+
+
+@settings(max_examples=250, deadline=None)
+@given(mutated(), st.sampled_from(sorted(PRESETS)))
+def test_a_mutated_document_is_rewritten_or_refused(xml: bytes, layout: str) -> None:
+    try:
+        plan = hand_plan(read_guest(xml, "mutated"), layout)
+        once = rewrite(xml, plan, "mutated")
+    except InputError as error:
+        assert "expected" in str(error)
+        return
+    assert rewrite(once, plan, "mutated") == once
+
+
+@settings(max_examples=150, deadline=None)
+@given(mutated())
+def test_a_mutated_document_of_a_running_domain_is_read_or_refused(xml: bytes) -> None:
+    try:
+        read_running_domain(xml, running=True)
+    except InputError as error:
+        assert "expected" in str(error)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(NAMES), st.data())
+def test_a_document_cut_or_flipped_anywhere_is_read_or_refused(
+    name: str, data: st.DataObject
+) -> None:
+    xml = sample(name)
+    at = data.draw(st.integers(0, len(xml) - 1))
+    byte = data.draw(st.binary(max_size=3))
+    broken = xml[:at] if not byte else xml[:at] + byte + xml[at + len(byte) :]
+    try:
+        guest = read_guest(broken, "broken")
+        rewrite(broken, hand_plan(guest, "pin-numa"), "broken")
+    except InputError as error:
+        assert str(error)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(NAMES), st.data())
+def test_what_is_inserted_can_be_removed_without_a_trace(name: str, data: st.DataObject) -> None:
+    document = parse_document(sample(name), name)
+    sibling = data.draw(st.sampled_from(list(document.root.walk())[1:]))
+    new = [New("added", (("a", "<&'\""),), (New("inner", text="é & x"),))]
+    insert = data.draw(st.sampled_from([insert_after, insert_before]))
+    after = apply(document, insert(document, sibling, new))
+    added = next(e for e in after.root.walk() if e.name == "added")
+    assert added.get("a") == "<&'\""
+    assert added.children[0].text == "é & x"
+    without = after.text[: added.start] + after.text[added.end :]
+    assert b"".join(without.split()) == b"".join(document.text.split())

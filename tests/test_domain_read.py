@@ -1,0 +1,278 @@
+"""Reading: every spelling that libvirt takes, and a plain message for what it does not."""
+
+import codecs
+
+import pytest
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.domain.document import MAX_BYTES, MAX_DEPTH, parse_document
+from homenode.domain.fields import format_set, format_size
+from homenode.domain.read import read_guest, read_running_domain
+from homenode.errors import InputError, ParseError
+from homenode.plan.guest import GuestAddress
+from homenode.units import GIB
+from tests.domain_corpus import NAMES, sample
+
+
+def domain(inside: str = "", **swap: str) -> bytes:
+    parts = {
+        "memory": "<memory unit='GiB'>4</memory>",
+        "vcpu": "<vcpu>4</vcpu>",
+        "os": "<os><type arch='x86_64' machine='q35'>hvm</type></os>",
+    } | swap
+    return f"<domain type='kvm'><name>d</name>{''.join(parts.values())}{inside}</domain>".encode()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_sample_is_read(name: str) -> None:
+    guest = read_guest(sample(name), name)
+    assert guest.vcpus >= 4
+    assert guest.memory_bytes >= 4 * GIB
+
+
+def test_a_guest_says_what_its_document_says() -> None:
+    guest = read_guest(sample("earlier-layout"), "earlier")
+    assert (guest.name, guest.domain_type, guest.architecture) == ("earlier", "kvm", "x86_64")
+    assert guest.machine == "pc-q35-7.2"
+    assert guest.is_q35
+    assert guest.cpu_topology == (4, 1, 2, 1)
+    assert guest.cell_vcpus == tuple(CpuSet.parse(s) for s in ("0-1", "2-3", "4-5", "6-7"))
+    assert guest.firmware == "efi"
+    assert [c.model for c in guest.controllers] == [
+        "pcie-root", "pcie-root-port", "pcie-expander-bus", "pcie-root-port",
+    ]  # fmt: skip
+    assert (guest.controllers[2].bus_nr, guest.controllers[2].node) == (200, 3)
+    assert guest.hostdevs[0].address == GuestAddress(0, 3, 0, 0)
+    assert GuestAddress(0, 0, 5, 0) in guest.addresses
+    assert len(guest.addresses) == 4
+
+
+@pytest.mark.parametrize(
+    ("memory", "expected"),
+    [
+        ("<memory>4194304</memory>", 4 << 30),
+        ("<memory unit='KiB'> 4194304\n</memory>", 4 << 30),
+        ("<memory unit='b'>1024</memory>", 1024),
+        ("<memory unit='bytes'>1024</memory>", 1024),
+        ("<memory unit='KB'>8</memory>", 8000),
+        ("<memory unit='k'>8</memory>", 8192),
+        ("<memory unit='M'>8</memory>", 8 << 20),
+        ("<memory unit='TiB'>1</memory>", 1 << 40),
+        ("<memory unit='G'><!-- plenty -->8</memory>", 8 << 30),
+        ("<memory unit='G'><![CDATA[8]]></memory>", 8 << 30),
+    ],
+)
+def test_memory_takes_every_unit(memory: str, expected: int) -> None:
+    assert read_guest(domain(memory=memory), "d").memory_bytes == expected
+
+
+def test_vcpus_take_current_cpuset_and_white_space() -> None:
+    guest = read_guest(domain(vcpu="<vcpu cpuset='0-3,^1' current='2'> 4 </vcpu>"), "d")
+    assert (guest.vcpus, guest.vcpus_online) == (4, 2)
+
+
+def test_addresses_take_hexadecimal_octal_and_decimal_numbers() -> None:
+    def source(address: str) -> Bdf:
+        inside = (
+            "<devices><hostdev mode='subsystem' type='pci'><source>"
+            f"<address {address}/></source></hostdev></devices>"
+        )
+        return read_guest(domain(inside), "d").hostdevs[0].source
+
+    assert source("domain='0x0000' bus='0x1a' slot='0x02' function='0x3'") == Bdf(0, 26, 2, 3)
+    assert source("bus='26' slot='2' function='3'") == Bdf(0, 26, 2, 3)
+    assert source("bus='032' slot='02'") == Bdf(0, 26, 2, 0)
+    assert source("domain='0x10000' bus='0'") == Bdf(65536, 0, 0, 0)
+
+
+def test_an_address_of_zeros_lets_libvirt_choose() -> None:
+    inside = (
+        "<devices><hostdev mode='subsystem' type='pci'><source><address bus='0x19'/></source>"
+        "<address type='pci' domain='0' bus='0' slot='0' function='0'/></hostdev></devices>"
+    )
+    guest = read_guest(domain(inside), "d")
+    assert guest.hostdevs[0].address is None
+    assert guest.addresses == ()
+
+
+def test_controllers_without_an_index_get_the_lowest_free_one() -> None:
+    guest = read_guest(sample("gpu-with-audio-and-nics"), "g")
+    assert [(c.index, c.model) for c in guest.controllers] == [
+        (0, "pcie-root"),
+        (1, "pcie-root-port"),
+    ]
+
+
+def test_devices_that_the_guest_does_not_see_are_not_its_own() -> None:
+    guest = read_guest(sample("gpu-with-audio-and-nics"), "g")
+    assert [str(h.source) for h in guest.hostdevs] == [
+        "0000:1a:10.3", "0000:19:00.0", "0000:19:00.1",
+    ]  # fmt: skip
+    assert [h.is_interface for h in guest.hostdevs] == [True, False, False]
+
+
+def test_the_architecture_is_the_emulators_where_none_is_named() -> None:
+    machine = "<os><type machine='virt'>hvm</type></os>"
+    assert read_guest(domain(os=machine), "d").architecture == "aarch64"
+    assert read_guest(sample("no-cpu-no-arch"), "d").architecture == "x86_64"
+    emulator = "<devices><emulator>/usr/bin/qemu-system-riscv64</emulator></devices>"
+    assert read_guest(domain(emulator, os="<os><type>hvm</type></os>"), "d").architecture == (
+        "riscv64"
+    )
+
+
+@pytest.mark.parametrize(
+    ("inside", "kind"),
+    [
+        ("<launchSecurity type='sev-snp'><policy>0x30000</policy></launchSecurity>", "sev-snp"),
+        ("<launchSecurity type='tdx'/>", "tdx"),
+        ("<launchSecurity/>", "unknown"),
+        ("", None),
+    ],
+)
+def test_launch_security_is_told(inside: str, kind: str | None) -> None:
+    assert read_guest(domain(inside), "d").launch_security == kind
+
+
+def test_huge_pages_of_any_spelling() -> None:
+    def pages(inside: str) -> int | None:
+        return read_guest(domain(f"<memoryBacking>{inside}</memoryBacking>"), "d").page_bytes
+
+    assert pages("") is None
+    assert pages("<hugepages/>") == 0
+    assert pages("<hugepages><page size='1' unit='G' nodeset='0'/></hugepages>") == GIB
+    assert pages("<hugepages><page size='2048'/></hugepages>") == 2 << 20
+
+
+def test_what_else_the_planner_asks_for() -> None:
+    guest = read_guest(sample("qemu-commandline"), "q")
+    assert guest.has_qemu_commandline
+    assert guest.firmware == "efi"
+    guest = read_guest(sample("dimms-and-shared-memory"), "d")
+    assert guest.memory_access_shared
+    assert guest.has_dimms
+    assert guest.max_memory_bytes == 64 * GIB
+    assert read_guest(sample("pins-with-comments"), "p").iothreads == 2
+
+
+@pytest.mark.parametrize(
+    ("xml", "said"),
+    [
+        (b"", "expected a domain document, found 'nothing'"),
+        (b"  \n", "virsh dumpxml"),
+        (b"<domain", "expected well-formed XML"),
+        (b"<domain type='kvm'></domain>trailing", "well-formed"),
+        (b"<network/>", "expected <domain>, found <network>"),
+        (b"<domstatus><domain type='kvm'/></domstatus>", "holds a <domain> at line 1"),
+        (b"<domain type='kvm'/>", "expected <vcpu> with the number of vCPUs, found none"),
+        (domain(vcpu=""), "<vcpu>8</vcpu>"),
+        (domain(vcpu="<vcpu>many</vcpu>"), "expected the number of vCPUs, a whole number"),
+        (domain(vcpu="<vcpu>0</vcpu>"), "1 to 4096 vCPUs"),
+        (domain(vcpu="<vcpu>99999999</vcpu>"), "1 to 4096 vCPUs"),
+        (domain(vcpu="<vcpu current='5'>4</vcpu>"), "current 5"),
+        (domain(memory=""), "expected <memory>"),
+        (domain(memory="<memory unit='XiB'>1</memory>"), "unit 'XiB'"),
+        (domain(memory="<memory>0</memory>"), "expected some <memory>, found 0"),
+        (domain().replace(b"<name>d</name>", b""), "a domain with a <name>"),
+        (domain().replace(b" type='kvm'", b""), "<domain> with type="),
+        (domain("<cpu><topology sockets='0' cores='1' threads='1'/></cpu>"), "sockets from 1"),
+        (domain("<iothreads>x</iothreads>"), "IOThreads"),
+        (domain("<devices><hostdev type='pci'><source><address bus='0x1g'/></source></hostdev>"
+                "</devices>"), "a PCI bus, such as 0x1f or 31"),
+        (domain("<devices><hostdev type='pci'><source><address bus='0x100'/></source></hostdev>"
+                "</devices>"), "a PCI bus below 0x100"),
+    ],
+)  # fmt: skip
+def test_bad_input_says_what_was_expected_and_found(xml: bytes, said: str) -> None:
+    with pytest.raises(InputError) as raised:
+        read_guest(xml, "vm.xml")
+    assert str(raised.value).startswith("vm.xml")
+    assert said in str(raised.value)
+
+
+def test_entities_and_external_references_are_refused_unread() -> None:
+    bomb = b'<!DOCTYPE d [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;">]>' + domain()
+    with pytest.raises(InputError, match="expected no DOCTYPE"):
+        read_guest(bomb, "vm.xml")
+    outside = b'<!DOCTYPE d SYSTEM "http://example.org/d.dtd">' + domain()
+    with pytest.raises(InputError, match="external references are refused"):
+        read_guest(outside, "vm.xml")
+    with pytest.raises(ParseError, match="undefined entity"):
+        read_guest(domain("<title>&mine;</title>"), "vm.xml")
+
+
+def test_size_and_depth_are_bounded() -> None:
+    with pytest.raises(InputError, match="at most 4194304 bytes"):
+        read_guest(b" " * (MAX_BYTES + 1), "vm.xml")
+    deep = b"<a>" * (MAX_DEPTH + 1) + b"</a>" * (MAX_DEPTH + 1)
+    with pytest.raises(InputError, match="levels"):
+        parse_document(deep, "vm.xml")
+
+
+def test_a_host_device_given_twice_is_refused() -> None:
+    one = "<hostdev type='pci'><source><address bus='0x19'/></source></hostdev>"
+    with pytest.raises(InputError, match=r"0000:19:00.0 a second time"):
+        read_guest(domain(f"<devices>{one}{one}</devices>"), "vm.xml")
+
+
+@pytest.mark.parametrize("encoding", ["utf-7", "utf-32", "ebcdic", "shift_jis", "idna"])
+def test_encodings_that_are_not_plain_are_refused(encoding: str) -> None:
+    xml = f"<?xml version='1.0' encoding='{encoding}'?>".encode() + domain()
+    with pytest.raises(ParseError, match="convert the document to UTF-8"):
+        read_guest(xml, "vm.xml")
+
+
+def test_a_byte_order_mark_is_kept() -> None:
+    document = parse_document(codecs.BOM_UTF8 + domain(), "vm.xml")
+    assert document.to_bytes().startswith(codecs.BOM_UTF8)
+
+
+def test_a_running_domain_tells_what_it_has_taken() -> None:
+    taken = read_running_domain(sample("earlier-layout"), running=True)
+    assert taken.running
+    assert taken.vcpu_pins[4] == CpuSet([32])
+    assert taken.emulator_pus == CpuSet([8, 9])
+    assert taken.memory_bound
+    assert taken.memory_by_node == ((0, 4 * GIB), (1, 4 * GIB))
+    assert taken.devices == (Bdf.parse("0000:9b:00.0"),)
+
+
+def test_memory_bound_to_nodes_together_counts_as_spread_over_them() -> None:
+    tune = "<numatune><memory mode='interleave' nodeset='0,2-3'/></numatune>"
+    taken = read_running_domain(domain(tune, memory="<memory unit='KiB'>3145729</memory>"), True)
+    assert taken.memory_bound
+    assert sum(size for _, size in taken.memory_by_node) == taken.memory_bytes
+    assert [node for node, _ in taken.memory_by_node] == [0, 2, 3]
+
+
+def test_memory_that_may_spill_or_float_is_not_bound() -> None:
+    preferred = "<numatune><memory mode='preferred' nodeset='1'/></numatune>"
+    taken = read_running_domain(domain(preferred), running=True)
+    assert (taken.memory_bound, taken.memory_by_node) == (False, ((1, 4 * GIB),))
+    taken = read_running_domain(domain(), running=False)
+    assert (taken.memory_bound, taken.memory_by_node) == (False, ())
+    numad = "<numatune><memory mode='strict' placement='auto'/></numatune>"
+    assert not read_running_domain(domain(numad), running=True).memory_bound
+
+
+def test_a_vcpu_without_a_pin_has_the_set_of_the_domain_or_floats() -> None:
+    tune = "<cputune><vcpupin vcpu='1' cpuset='7'/></cputune>"
+    taken = read_running_domain(domain(tune), running=True)
+    assert taken.vcpu_pins == (None, CpuSet([7]), None, None)
+    taken = read_running_domain(domain(tune, vcpu="<vcpu cpuset='0-3'>2</vcpu>"), running=True)
+    assert taken.vcpu_pins == (CpuSet.parse("0-3"), CpuSet([7]))
+    assert taken.emulator_pus == CpuSet.parse("0-3")
+
+
+def test_a_domain_holds_devices_that_its_guest_does_not_see() -> None:
+    taken = read_running_domain(sample("gpu-with-audio-and-nics"), running=True)
+    assert Bdf.parse("0000:19:00.2") in taken.devices
+
+
+def test_sets_are_printed_as_the_study_does() -> None:
+    assert format_set([28, 29]) == "28,29"
+    assert format_set([28, 29, 92, 93]) == "28,29,92,93"
+    assert format_set(range(28)) == "0-27"
+    assert format_set([5]) == "5"
+    assert format_size(768 << 30, ("MiB",)) == ("786432", "MiB")

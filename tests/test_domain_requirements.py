@@ -1,0 +1,85 @@
+"""Requirements and launch security: who is too old, and what encrypted guests cannot have."""
+
+import dataclasses
+
+import pytest
+
+from homenode.domain.launch_security import launch_findings, refuse_unsafe
+from homenode.domain.read import read_guest
+from homenode.domain.requirements import refuse_older, required_versions
+from homenode.domain.rewrite import rewrite
+from homenode.errors import HostError, InputError
+from homenode.plan.guest import Guest
+from homenode.plan.layout import PRESETS
+from homenode.plan.model import Aperture
+from homenode.units import GIB
+from tests.domain_corpus import sample
+from tests.domain_plans import hand_plan
+
+GUEST = read_guest(sample("study"), "study")
+
+
+def protected(kind: str) -> Guest:
+    return dataclasses.replace(GUEST, launch_security=kind)
+
+
+def test_each_layout_names_what_it_writes() -> None:
+    def elements(layout: str) -> set[str]:
+        return {need.element for need in required_versions(hand_plan(GUEST, layout))}
+
+    assert elements("default") == set()
+    assert "<vcpupin>" in elements("pin")
+    assert "<cell><distances>" not in elements("pin-bound")
+    assert {"<memnode>", "<cell><distances>"} <= elements("pin-numa")
+    assert "<controller model='pcie-expander-bus'>" in elements("pin-numa-pci")
+
+
+def test_an_older_daemon_is_refused_by_the_name_of_the_element() -> None:
+    plan = hand_plan(GUEST, "pin-numa-pci", aperture=Aperture(None, 46, None, 0, 0))
+    with pytest.raises(HostError) as raised:
+        refuse_older(plan, (8, 0, 0), (6, 2, 0))
+    assert str(raised.value).startswith(
+        "<maxphysaddr> (layout pin-numa-pci): expected libvirt 8.7.0 or newer, found 8.0.0"
+    )
+    with pytest.raises(HostError, match=r"QEMU 6\.0\.0 or newer, found 5\.2\.0"):
+        refuse_older(hand_plan(GUEST, "pin-numa-pci"), None, (5, 2, 0), is_virt=True)
+
+
+def test_a_version_that_is_not_known_is_not_judged() -> None:
+    for layout in PRESETS:
+        refuse_older(hand_plan(GUEST, layout), None, None)
+        refuse_older(hand_plan(GUEST, layout), (9, 0, 0), (7, 2, 0))
+
+
+@pytest.mark.parametrize("kind", ["sev-snp", "tdx"])
+def test_private_memory_has_no_huge_pages_and_no_binding_per_cell(kind: str) -> None:
+    guest = protected(kind)
+    with pytest.raises(InputError, match="ordinary pages beside launch security"):
+        refuse_unsafe(guest, hand_plan(guest, "pin", page_bytes=GIB), "vm.xml")
+    with pytest.raises(InputError, match="2 cells bound each to its own node"):
+        refuse_unsafe(guest, hand_plan(guest, "pin-numa"), "vm.xml")
+    refuse_unsafe(guest, hand_plan(guest, "pin"), "vm.xml")
+    refuse_unsafe(guest, hand_plan(guest, "pin-bound"), "vm.xml")
+
+
+def test_an_encrypted_guest_gets_no_iommu() -> None:
+    with pytest.raises(InputError, match="cannot read tables in encrypted memory"):
+        refuse_unsafe(protected("sev"), hand_plan(GUEST, "pin", iommu_needed=True), "vm.xml")
+    refuse_unsafe(protected("sev"), hand_plan(GUEST, "pin-numa", page_bytes=GIB), "vm.xml")
+
+
+def test_rewriting_refuses_what_is_unsafe() -> None:
+    xml = sample("study").replace(b"</devices>\n", b"</devices>\n  <launchSecurity type='tdx'/>\n")
+    guest = read_guest(xml, "vm.xml")
+    with pytest.raises(InputError, match="--layout pin or pin-bound"):
+        rewrite(xml, hand_plan(guest, "pin-numa"))
+    assert b"<launchSecurity type='tdx'/>" in rewrite(xml, hand_plan(guest, "pin"))
+
+
+def test_a_plan_that_changes_the_measurement_says_so() -> None:
+    (finding,) = launch_findings(protected("sev-snp"), hand_plan(GUEST, "pin-numa-pci-smt"))
+    assert finding.severity == "warning"
+    for part in ("vCPUs 56 to 112", "CPU topology", "PCI roots", "cells"):
+        assert part in finding.detail
+    assert launch_findings(protected("sev-snp"), hand_plan(GUEST, "pin")) == ()
+    assert launch_findings(GUEST, hand_plan(GUEST, "pin-numa-pci")) == ()

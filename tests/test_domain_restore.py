@@ -1,0 +1,127 @@
+"""Restoring: the original comes back byte for byte, or nothing is touched and it says why."""
+
+import hashlib
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from homenode.domain.restore import restore, write_tuned
+from homenode.errors import HostError, InputError
+
+ORIGINAL = b"<domain type='kvm'>\r\n<!-- mine --></domain>"
+TUNED = b"<domain type='kvm'><vcpu>4</vcpu></domain>\n"
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_original_comes_back_and_nothing_else_stays(tmp_path: Path) -> None:
+    out = tmp_path / "out.xml"
+    write_tuned(out, ORIGINAL, TUNED)
+    assert names(tmp_path) == ["out.xml", "out.xml.orig", "out.xml.orig.sha256"]
+    assert out.read_bytes() == TUNED
+    assert restore(out) == out
+    assert out.read_bytes() == ORIGINAL
+    assert names(tmp_path) == ["out.xml"]
+
+
+def test_the_record_is_one_that_sha256sum_can_check(tmp_path: Path) -> None:
+    saved = write_tuned(tmp_path / "out.xml", ORIGINAL, TUNED)
+    text = saved.record.read_text()
+    assert text == (
+        f"{hashlib.sha256(ORIGINAL).hexdigest()}  out.xml.orig\n"
+        f"{hashlib.sha256(TUNED).hexdigest()}  out.xml\n"
+    )
+    try:
+        subprocess.run(["sha256sum", "-c", saved.record.name], cwd=tmp_path, check=True,
+                       capture_output=True, timeout=10)  # fmt: skip
+    except FileNotFoundError:
+        pytest.skip("no sha256sum here")
+
+
+def test_the_input_may_be_the_output(tmp_path: Path) -> None:
+    vm = tmp_path / "vm.xml"
+    vm.write_bytes(ORIGINAL)
+    write_tuned(vm, vm.read_bytes(), TUNED)
+    write_tuned(vm, vm.read_bytes(), TUNED + b"<!-- another layout -->")
+    assert restore(vm).read_bytes() == ORIGINAL
+
+
+def test_planning_again_from_the_same_original_is_fine(tmp_path: Path) -> None:
+    out = tmp_path / "out.xml"
+    write_tuned(out, ORIGINAL, TUNED)
+    write_tuned(out, ORIGINAL, TUNED + b" ")
+    assert restore(out).read_bytes() == ORIGINAL
+
+
+def test_another_original_is_never_overwritten(tmp_path: Path) -> None:
+    out = tmp_path / "out.xml"
+    write_tuned(out, ORIGINAL, TUNED)
+    with pytest.raises(InputError, match="homenode restore"):
+        write_tuned(out, ORIGINAL + b"<!-- edited -->", TUNED)
+    assert (tmp_path / "out.xml.orig").read_bytes() == ORIGINAL
+    assert out.read_bytes() == TUNED
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [("out.xml", "it changed since"), ("out.xml.orig", "changed since it was saved")],
+)
+def test_a_file_that_changed_is_not_overwritten(tmp_path: Path, file: str, said: str) -> None:
+    out = tmp_path / "out.xml"
+    write_tuned(out, ORIGINAL, TUNED)
+    (tmp_path / file).write_bytes(b"edited by hand")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(InputError, match=said):
+        restore(out)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_document_that_was_removed_comes_back(tmp_path: Path) -> None:
+    out = tmp_path / "out.xml"
+    write_tuned(out, ORIGINAL, TUNED)
+    out.unlink()
+    assert restore(out).read_bytes() == ORIGINAL
+
+
+def test_what_was_never_tuned_cannot_be_restored(tmp_path: Path) -> None:
+    vm = tmp_path / "vm.xml"
+    vm.write_bytes(ORIGINAL)
+    with pytest.raises(InputError, match=r"vm.xml.orig.*beside it, found none"):
+        restore(vm)
+
+
+def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+    saved = write_tuned(tmp_path / "out.xml", ORIGINAL, TUNED)
+    saved.record.write_text("nonsense\n")
+    with pytest.raises(InputError, match=r"expected the sha256 of out.xml.orig"):
+        restore(saved.output)
+
+
+def test_permissions_of_the_document_stay(tmp_path: Path) -> None:
+    vm = tmp_path / "vm.xml"
+    vm.write_bytes(ORIGINAL)
+    vm.chmod(0o600)
+    saved = write_tuned(vm, ORIGINAL, TUNED)
+    assert vm.stat().st_mode & 0o777 == 0o600
+    assert saved.original.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    real = tmp_path / "real.xml"
+    real.write_bytes(ORIGINAL)
+    link = tmp_path / "link.xml"
+    link.symlink_to(real)
+    write_tuned(link, ORIGINAL, TUNED)
+    assert link.is_symlink()
+    assert real.read_bytes() == TUNED
+    assert restore(link) == real
+    assert real.read_bytes() == ORIGINAL
+
+
+def test_a_folder_that_is_not_there_is_said_and_nothing_is_left(tmp_path: Path) -> None:
+    with pytest.raises(HostError, match="expected to write there"):
+        write_tuned(tmp_path / "none" / "out.xml", ORIGINAL, TUNED)
+    assert names(tmp_path) == []

@@ -1,0 +1,459 @@
+"""Rewriting: a layout's elements change, and every other byte of the document stays."""
+
+import dataclasses
+import re
+
+import pytest
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.domain.crosscheck import crosscheck
+from homenode.domain.document import Document, parse_document
+from homenode.domain.read import read_guest
+from homenode.domain.rewrite import rewrite
+from homenode.domain.schema import validate
+from homenode.errors import InputError
+from homenode.plan.guest import GuestAddress
+from homenode.plan.layout import PRESETS, GuestPcie
+from homenode.plan.model import Aperture, GuestCache, GuestTopology, Plan, PortModel
+from homenode.units import GIB, MIB
+from tests.domain_corpus import NAMES, sample
+from tests.domain_plans import hand_plan
+
+PAIRS = [
+    (name, layout)
+    for name in NAMES
+    for layout in PRESETS
+    if not (name == "i440fx" and PRESETS[layout].pcie is GuestPcie.MIRRORED)
+]
+TOKEN = re.compile(rb"<!--.*?-->|<!\[CDATA\[.*?\]\]>|<[^>]*>|[^<]+", re.DOTALL)
+OWNED = {
+    "vcpu", "vcpus", "numatune", "memory", "currentMemory", "maxMemory", "topology", "numa",
+    "hugepages", "vcpupin", "emulatorpin", "iothreadpin", "vcpusched", "cachetune", "memorytune",
+    "address", "metadata", "node",
+}  # fmt: skip
+OPENED = {"cpu", "cputune", "memoryBacking", "devices"}  # may gain children, or close up
+
+
+def planned(name: str, layout: str, **wishes: object) -> tuple[bytes, Plan]:
+    xml = sample(name)
+    return xml, hand_plan(read_guest(xml, name), layout, **wishes)  # type: ignore[arg-type]
+
+
+def tuned(name: str, layout: str, **wishes: object) -> Document:
+    xml, plan = planned(name, layout, **wishes)
+    return parse_document(rewrite(xml, plan, name), name)
+
+
+def kept_tokens(document: Document) -> list[bytes]:
+    """What no layout owns, in order: tags, texts and comments outside of OWNED."""
+    owned = [
+        (e.start, e.end)
+        for e in document.root.walk()
+        if e.name in OWNED or (e.name == "feature" and e.get("name") == "topoext")
+    ]
+    containers = [e for e in document.root.walk() if e.name in OPENED]
+    owned += [(e.start, e.tag_end) for e in containers]
+    owned += [(e.content_end, e.end) for e in containers]
+    tokens = []
+    for match in TOKEN.finditer(document.text):
+        token = match[0].strip()
+        # A comment inside an element that a layout replaces as a whole goes with it.
+        if token and not any(start <= match.start() < end for start, end in owned):
+            tokens.append(token)
+    return tokens
+
+
+@pytest.mark.parametrize(("name", "layout"), PAIRS)
+def test_what_a_layout_does_not_own_stays_in_order(name: str, layout: str) -> None:
+    xml, plan = planned(name, layout)
+    after = rewrite(xml, plan, name)
+    remaining = iter(token.strip() for token in TOKEN.findall(parse_document(after, name).text))
+    for token in kept_tokens(parse_document(xml, name)):
+        assert token in remaining, f"{token!r} is gone or has moved"
+
+
+@pytest.mark.parametrize(("name", "layout"), PAIRS)
+def test_every_document_passes_libvirts_schema(name: str, layout: str) -> None:
+    xml, plan = planned(name, layout)
+    errors, gap = validate(rewrite(xml, plan, name))
+    if gap is not None:
+        pytest.skip(str(gap))
+    assert errors == ()
+
+
+@pytest.mark.parametrize(("name", "layout"), PAIRS)
+def test_applying_twice_changes_nothing(name: str, layout: str) -> None:
+    xml, plan = planned(name, layout)
+    once = rewrite(xml, plan, name)
+    assert rewrite(once, plan, name) == once
+
+
+@pytest.mark.parametrize(("name", "layout"), PAIRS)
+def test_references_of_every_document_hold(name: str, layout: str) -> None:
+    xml, plan = planned(name, layout)
+    assert crosscheck(parse_document(rewrite(xml, plan, name), name)) == ()
+
+
+@pytest.mark.parametrize("first", PRESETS)
+@pytest.mark.parametrize("second", PRESETS)
+def test_one_layout_after_another_leaves_no_pin_or_cell_of_the_first(
+    first: str, second: str
+) -> None:
+    xml, plan = planned("pins-with-comments", first)
+    once = rewrite(xml, plan)
+    guest = read_guest(once, "once")
+    after = parse_document(
+        rewrite(once, hand_plan(read_guest(xml, "first"), second, vcpus=guest.vcpus)), "twice"
+    )
+    assert crosscheck(after) == ()
+    again = read_guest(after.to_bytes(), "twice")
+    mirrored = second not in ("default", "pin", "pin-bound")
+    assert len(again.cell_vcpus) == (2 if mirrored else 0)
+    cputune = after.root.child("cputune")
+    assert cputune is not None
+    pins = cputune.all("vcpupin")
+    assert len(pins) == (0 if second == "default" else guest.vcpus)
+    binds = after.root.child("numatune") is not None
+    assert binds == (PRESETS[second].memory != "as-it-was"), "ours goes, whoever planned it"
+
+
+def test_a_clean_document_with_the_default_layout_is_untouched() -> None:
+    for name in ("study", "one-line", "crlf", "aarch64-virt", "i440fx", "no-cpu-no-arch"):
+        xml, plan = planned(name, "default")
+        assert rewrite(xml, plan, name) == xml
+
+
+def test_a_one_line_document_stays_one_line() -> None:
+    after = tuned("one-line", "pin-numa-pci").text
+    assert after.count(b"\n") == 0
+    assert b"<vcpu placement='static'>4</vcpu><cputune><emulatorpin cpuset='28,29'/>" in after
+
+
+def test_tabs_and_double_quotes_and_line_ends_are_the_documents_own() -> None:
+    after = tuned("tabs-double-quotes", "pin-numa").text
+    assert b'\n\t\t<vcpupin vcpu="0" cpuset="0"/>\n' in after
+    assert b"'" not in after
+    after = tuned("crlf", "pin-numa").text
+    assert after.count(b"\n") == after.count(b"\r\n")
+
+
+@pytest.mark.parametrize("name", ["utf16", "latin1"])
+def test_the_encoding_stays(name: str) -> None:
+    xml, plan = planned(name, "pin")
+    after = rewrite(xml, plan, name)
+    encoding = "utf-16" if name == "utf16" else "latin-1"
+    assert "größe" in after.decode(encoding)
+    assert "<emulatorpin cpuset='28,29'/>" in after.decode(encoding)
+
+
+def test_pins_with_other_values_are_changed_in_place_and_keep_their_comments() -> None:
+    xml, plan = planned("pins-with-comments", "pin")
+    once = rewrite(xml, plan)
+    assert b"<!-- first core -->" in once
+    moved = hand_plan(read_guest(once, "once"), "pin", first_core=8)
+    before, after = once.splitlines(), rewrite(once, moved).splitlines()
+    changed = [line for line, was in zip(after, before, strict=True) if line != was]
+    assert len(changed) == 8 + 1 + 2  # vCPUs, emulator, IOThreads
+    assert changed[0].strip() == b"<emulatorpin cpuset='36,37'/>"
+
+
+def test_pins_that_say_the_same_in_another_spelling_stay() -> None:
+    xml, plan = planned("earlier-layout", "pin")
+    once = rewrite(xml, plan)
+    respelt = once.replace(
+        b"<vcpupin vcpu='0' cpuset='0'/>", b"<vcpupin cpuset='0-1,^1' vcpu='0'/>"
+    )
+    assert respelt != once
+    assert rewrite(respelt, plan) == respelt
+
+
+def test_iothreads_are_pinned_by_their_own_numbers() -> None:
+    cputune = tuned("pins-with-comments", "pin").root.child("cputune")
+    assert cputune is not None
+    assert [pin.get("iothread") for pin in cputune.all("iothreadpin")] == ["2", "7"]
+
+
+def test_elements_of_cputune_that_are_not_pins_stay() -> None:
+    after = tuned("pins-with-comments", "pin-numa").text
+    for kept in (b"<shares>2048</shares>", b"<emulatorsched ", b"<vcpusched vcpus='0-7'",
+                 b"<cachetune vcpus='0-3'>", b"<memorytune vcpus='4-7'>"):  # fmt: skip
+        assert kept in after
+
+
+def test_lists_of_vcpus_that_are_no_more_are_cut() -> None:
+    after = tuned("pins-with-comments", "pin", vcpus=4).text
+    assert b"<vcpusched vcpus='0-3' scheduler" in after
+    assert b"memorytune" not in after
+
+
+def test_another_vcpu_count_drops_current_cpuset_and_states_of_single_vcpus() -> None:
+    vcpu = tuned("tabs-double-quotes", "pin-numa-smt").root.child("vcpu")
+    assert vcpu is not None
+    assert (vcpu.text, vcpu.attributes) == ("16", (("placement", "static"),))
+    assert tuned("pins-with-comments", "pin-numa-smt").root.child("vcpus") is None
+    assert tuned("pins-with-comments", "pin").root.child("vcpus") is not None
+
+
+def test_the_same_vcpu_count_keeps_current() -> None:
+    vcpu = tuned("tabs-double-quotes", "pin").root.child("vcpu")
+    assert vcpu is not None
+    assert vcpu.get("current") == "2"
+
+
+def test_a_topology_that_hidden_siblings_contradict_goes() -> None:
+    assert tuned("gpu-with-audio-and-nics", "pin").root.at("cpu", "topology") is None
+    assert tuned("gpu-with-audio-and-nics", "default").root.at("cpu", "topology") is not None
+
+
+def test_dies_are_written_only_where_there_are_several() -> None:
+    xml, plan = planned("study", "pin-numa")
+    many = dataclasses.replace(plan, topology=GuestTopology(2, 4, 7, 1))
+    assert b"<topology sockets='2' dies='4' cores='7' threads='1'/>" in rewrite(xml, many)
+    assert b"<topology sockets='2' cores='28' threads='1'/>" in rewrite(xml, plan)
+
+
+def test_cells_carry_whole_mib_and_else_kib() -> None:
+    assert b"memory='786432' unit='MiB'" in tuned("study", "pin-numa").text
+    odd = tuned("study", "pin-numa", memory_bytes=(8 << 30) + 2048)
+    assert b"memory='4194305' unit='KiB'" in odd.text
+    assert b"<memory unit='KiB'>8388610</memory>" in odd.text
+    assert b"<currentMemory unit='KiB'>8388610</currentMemory>" in odd.text
+
+
+def test_memory_as_it_was_leaves_the_users_numatune_alone() -> None:
+    for layout in ("default", "pin"):
+        assert (
+            b"<memory mode='preferred' nodeset='1'/>"
+            in tuned("gpu-with-audio-and-nics", layout).text
+        )
+    placed_by_numad = tuned("empty-cputune", "pin")
+    assert b"<memory mode='strict' placement='auto'/>" in placed_by_numad.text
+
+
+def test_a_bound_layout_replaces_numads_choice() -> None:
+    memory = tuned("empty-cputune", "pin-bound").root.at("numatune", "memory")
+    assert memory is not None
+    assert memory.attributes == (("mode", "strict"), ("nodeset", "0,1"))
+
+
+def test_memnodes_of_cells_that_are_no_more_go_while_the_users_binding_stays() -> None:
+    numatune = tuned("earlier-layout", "pin").root.child("numatune")
+    assert numatune is not None
+    assert [child.name for child in numatune.children] == ["memory"]
+
+
+def test_an_expander_bus_forgets_a_cell_that_is_no_more() -> None:
+    assert b"<node>" not in tuned("earlier-layout", "pin").text
+    assert b"<target busNr='200'>" in tuned("earlier-layout", "pin").text
+
+
+def test_flat_keeps_one_cell_where_memory_devices_need_it() -> None:
+    after = tuned("dimms-and-shared-memory", "pin")
+    guest = read_guest(after.to_bytes(), "after")
+    assert guest.cell_vcpus == (CpuSet(range(8)),)
+    assert b"cpus='0-7' memory='8192' memAccess='shared' unit='MiB'" in after.text
+    assert b"<node>0</node>" in after.text
+    assert b"<page size='2048' unit='KiB' nodeset='0'/>" in after.text
+
+
+def test_dimms_are_counted_into_memory_but_not_into_cells() -> None:
+    xml = sample("dimms-and-shared-memory")
+    assert read_guest(xml, "dimms").memory_bytes == 8 * GIB
+    grown = tuned("dimms-and-shared-memory", "pin-numa", memory_bytes=80 * GIB)
+    assert b"<memory unit='GiB'>82</memory>" in grown.text
+    assert b"<maxMemory slots='16' unit='GiB'>82</maxMemory>" in grown.text
+
+
+def test_new_cells_share_memory_as_the_old_ones_did() -> None:
+    xml = sample("dimms-and-shared-memory").replace(
+        b"      <cell id='1' cpus='4-7' memory='4194304' memAccess='shared'/>\n", b""
+    ).replace(b"cpus='0-3' memory='4194304'", b"cpus='0-7' memory='8388608'").replace(
+        b"<node>1</node>", b"<node>0</node>"
+    ).replace(b"nodeset='0-1'", b"nodeset='0'")  # fmt: skip
+    after = rewrite(xml, hand_plan(read_guest(xml, "one"), "pin-numa"))
+    assert after.count(b"memAccess='shared'") == 2
+
+
+def test_huge_pages_name_every_cell() -> None:
+    pages = tuned("study", "pin-numa", page_bytes=GIB).root.at("memoryBacking", "hugepages", "page")
+    assert pages is not None
+    assert pages.attributes == (("size", "1"), ("unit", "GiB"), ("nodeset", "0,1"))
+    flat = tuned("study", "pin", page_bytes=2 * MIB).root.at("memoryBacking", "hugepages", "page")
+    assert flat is not None
+    assert flat.attributes == (("size", "2"), ("unit", "MiB"))
+    assert b"<hugepages/>" in tuned("study", "pin", page_bytes=0).text
+
+
+def test_huge_pages_join_the_backing_that_is_there() -> None:
+    after = tuned("dimms-and-shared-memory", "pin-numa", page_bytes=GIB).text
+    assert b"<page size='1' unit='GiB' nodeset='0,1'/>" in after
+    assert b"<source type='memfd'/>" in after
+    same = tuned("dimms-and-shared-memory", "pin-numa", page_bytes=2 * MIB).text
+    assert b"<page size='2048' unit='KiB' nodeset='0-1'/>" in same
+
+
+def test_pages_of_several_sizes_are_not_guessed_at() -> None:
+    xml = sample("dimms-and-shared-memory").replace(
+        b"<page size='2048' unit='KiB' nodeset='0-1'/>",
+        b"<page size='2048' unit='KiB' nodeset='0'/><page size='1' unit='G' nodeset='1'/>",
+    )
+    with pytest.raises(InputError, match="huge pages of one size"):
+        rewrite(xml, hand_plan(read_guest(xml, "two"), "pin"))
+
+
+def test_stale_latencies_go_with_the_cells_that_they_spoke_of() -> None:
+    after = tuned("hmat-and-cpuless-cell", "pin-numa").text
+    assert b"interconnects" not in after
+    assert b"associativity" not in after
+
+
+def test_distances_that_the_plan_does_not_tell_go() -> None:
+    assert b"<distances>" not in tuned("earlier-layout", "pin-numa", distances=False).text
+
+
+def test_devices_hang_on_the_expander_bus_of_their_cell() -> None:
+    after = read_guest(tuned("study", "pin-numa-pci").to_bytes(), "after")
+    model_of = {controller.index: controller for controller in after.controllers}
+    for hostdev in after.hostdevs:
+        assert hostdev.address is not None
+        port = model_of[hostdev.address.bus]
+        assert port.model == PortModel.ROOT_PORT
+        assert port.address is not None
+        expander = model_of[port.address.bus]
+        assert expander.node == int(hostdev.source.bus >= 0x80)
+
+
+def test_controllers_are_written_as_libvirt_prints_them() -> None:
+    after = tuned("study", "pin-numa-pci").text.decode()
+    expected = """
+    <controller type='pci' index='1' model='pcie-expander-bus'>
+      <model name='pxb-pcie'/>
+      <target busNr='64'>
+        <node>0</node>
+      </target>
+      <address type='pci' domain='0x0000' bus='0x00' slot='0x10' function='0x0'/>
+    </controller>"""
+    assert expected in after
+    expected = """
+    <controller type='pci' index='3' model='pcie-root-port'>
+      <model name='pcie-root-port'/>
+      <target chassis='3' port='0x0'/>
+      <address type='pci' domain='0x0000' bus='0x01' slot='0x00' function='0x0'/>
+    </controller>"""
+    assert expected in after
+
+
+def test_chassis_numbers_that_are_taken_are_passed_over() -> None:
+    xml = sample("earlier-layout").replace(b"chassis='3'", b"chassis='5'")
+    after = rewrite(xml, hand_plan(read_guest(xml, "x"), "pin-numa-pci"))
+    found = re.findall(rb"chassis='(\d+)'", after)
+    assert len(found) == len(set(found)) == 3
+
+
+def test_a_gpu_and_its_audio_share_a_slot() -> None:
+    after = tuned("gpu-with-audio-and-nics", "pin-numa-pci")
+    guest = read_guest(after.to_bytes(), "after")
+    by_source = {str(hostdev.source): hostdev.address for hostdev in guest.hostdevs}
+    gpu, audio = by_source["0000:19:00.0"], by_source["0000:19:00.1"]
+    assert gpu is not None
+    assert audio == GuestAddress(0, gpu.bus, gpu.device, 1)
+    assert after.text.count(b"multifunction='on'") == 2  # the GPU, and the first of two root ports
+    assert b"<address type='unassigned'/>" in after.text
+
+
+def test_a_network_interface_that_is_a_host_device_moves_too() -> None:
+    guest = read_guest(tuned("gpu-with-audio-and-nics", "pin-numa-pci").to_bytes(), "after")
+    nic = next(hostdev for hostdev in guest.hostdevs if hostdev.is_interface)
+    assert nic.address is not None
+    assert nic.address.bus > 1
+
+
+def test_a_device_that_the_plan_adds_is_written() -> None:
+    after = tuned("study", "pin-numa-pci", extra_devices=(Bdf.parse("0000:3b:00.0"),))
+    guest = read_guest(after.to_bytes(), "after")
+    assert len(guest.hostdevs) == 3
+    assert guest.hostdevs[-1].source == Bdf.parse("0000:3b:00.0")
+    assert guest.hostdevs[-1].address is not None
+
+
+def test_a_plan_for_another_document_is_refused_and_says_so() -> None:
+    xml, plan = planned("study", "pin-numa-pci")
+    there = tuple(dataclasses.replace(controller, existing=True) for controller in plan.controllers)
+    with pytest.raises(InputError, match="expected PCI controller 1 to be pcie-expander-bus"):
+        rewrite(xml, dataclasses.replace(plan, controllers=there))
+    with pytest.raises(InputError, match="plan again"):
+        rewrite(sample("earlier-layout"), plan)
+
+
+def test_expander_buses_are_refused_on_i440fx() -> None:
+    xml, plan = planned("i440fx", "pin-numa-pci")
+    with pytest.raises(InputError, match=r"expected machine type q35.*found pc-i440fx-7.2"):
+        rewrite(xml, plan)
+
+
+def test_apertures_are_at_least_as_large_as_asked_for() -> None:
+    room = Aperture(2048 * GIB, 46, 262_144, 0, 0)
+    after = tuned("qemu-commandline", "pin", aperture=room).text
+    assert b'<pcihole64 unit="GiB">2048</pcihole64>' in after
+    assert b'<maxphysaddr mode="emulate" bits="46"/>' in after
+    assert b'<q:arg value="opt/ovmf/X-PciMmio64Mb,string=262144"/>' in after
+    assert after.count(b"-fw_cfg") == 1
+    small = Aperture(1 * GIB, 40, 1024, 0, 0)
+    xml, plan = planned("qemu-commandline", "pin", aperture=small)
+    assert b"string=65536" in rewrite(xml, plan)
+
+
+def test_a_firmware_window_declares_qemus_namespace() -> None:
+    after = tuned("study", "pin", aperture=Aperture(None, None, 65_536, 0, 0))
+    assert after.text.startswith(
+        b"<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>"
+    )
+    assert b"<qemu:arg value='name=opt/ovmf/X-PciMmio64Mb,string=65536'/>" in after.text
+    assert validate(after.to_bytes())[0] == ()
+
+
+def test_more_than_255_vcpus_get_interrupt_remapping() -> None:
+    after = tuned("gpu-with-audio-and-nics", "default", iommu_needed=True).text
+    assert b"<iommu model='intel'>" in after
+    assert b"<driver intremap='on' eim='on' caching_mode='on'/>" in after
+    assert b"<ioapic driver='qemu'/>" in after
+    assert validate(after)[0] == ()
+
+
+def test_topoext_is_required_even_where_it_was_disabled() -> None:
+    after = tuned("tabs-double-quotes", "pin-numa", topoext=True).text
+    assert b'<feature policy="require" name="topoext" />' in after
+    assert (
+        b"<feature policy='require' name='topoext'/>"
+        in tuned("study", "pin-numa", topoext=True).text
+    )
+    with pytest.raises(InputError, match="a mode or a model"):
+        tuned("no-cpu-no-arch", "pin-numa", topoext=True)
+
+
+def test_caches_are_told_as_the_plan_says() -> None:
+    xml, plan = planned("study", "pin-numa")
+    emulated = rewrite(xml, dataclasses.replace(plan, cache=GuestCache.EMULATED))
+    assert b"<cache level='3' mode='emulate'/>" in emulated
+    xml, plan = planned("i440fx", "pin-numa")
+    with pytest.raises(InputError, match="host-passthrough"):
+        rewrite(xml, dataclasses.replace(plan, cache=GuestCache.PASSTHROUGH))
+
+
+def test_the_record_in_metadata_names_the_layout_and_leaves_others_alone() -> None:
+    after = tuned("qemu-commandline", "pin-numa").text
+    assert b'<lab:owner xmlns:lab="http://example.org/lab">team "a" &amp; b</lab:owner>' in after
+    assert b'<homenode:layout xmlns:homenode="urn:homenode:layout:1" name="pin-numa"' in after
+
+
+def test_a_broken_result_is_refused_whole() -> None:
+    xml, plan = planned("study", "pin-numa-pci")
+    squeezed = tuple(
+        dataclasses.replace(controller, bus_nr=64 if controller.cell == 0 else 65)
+        if controller.bus_nr
+        else controller
+        for controller in plan.controllers
+    )
+    with pytest.raises(InputError, match=r"expander bus 1 at busNr 64: expected 2 buses, found 1"):
+        rewrite(xml, dataclasses.replace(plan, controllers=squeezed))

@@ -11,6 +11,7 @@ from homenode.snapshot.gather import gather
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.snapshot.pseudonyms import Pseudonyms
 from homenode.snapshot.redact import Identities, identities_of, redact, redact_command_line
+from homenode.tools.lspci import parse as parse_lspci
 from tests.shared_data import SHARED
 
 SECRETS = {
@@ -213,6 +214,18 @@ def test_pseudonyms_are_the_same_everywhere_and_well_formed() -> None:
     assert names.scrub("00000000-0000-4000-8000-000000000009") != names.scrub(SECRETS["uuid"])
 
 
+def test_a_secret_has_one_pseudonym_in_all_sources() -> None:
+    """Files, links' paths, lines of text, elements and attributes of XML."""
+    snapshot = _planted(f"{SECRETS['uuid']} {SECRETS['mac']} gpu7")
+    redacted = redact(snapshot, IDENTITIES).snapshot
+    text = "\n".join((*redacted.files.values(), *redacted.commands.values()))
+    assert "host-1" in text and "host-2" not in text
+    uuids = set(re.findall(r"[0-9a-f]{8}-0000-4000-8000-[0-9a-f]{12}", text))
+    # The planted one, which is also the domain's and the host's, and the GPU's.
+    assert len(uuids) == 2
+    assert len(set(re.findall(r"02(?::[0-9a-f]{2}){5}\b", text))) == 1
+
+
 def test_many_addresses_stay_distinct() -> None:
     names = Pseudonyms()
     addresses = [f"10.0.{i // 256}.{i % 256}" for i in range(2000)]
@@ -317,3 +330,21 @@ def test_a_published_query_keeps_its_gpus() -> None:
         "<gpu id=[^>]*>", text
     )
     assert "1650000000001" not in kept.commands["nvidia-smi-query"]
+
+
+def test_a_published_lspci_keeps_every_device() -> None:
+    path = SHARED / "machines" / "lspci" / "gpud-hgx-h100x8-lspci-vvv.txt"
+    if not path.is_file():
+        pytest.skip(f"{path} is not there")
+    text = path.read_text()
+    kept = redact(MemorySnapshot("h", {}, {}, {"lspci": text}), IDENTITIES).snapshot.commands[
+        "lspci"
+    ]
+    assert parse_lspci(kept) == parse_lspci(text)
+    changed = {
+        old.strip()[:24]
+        for old, new in zip(text.splitlines(), kept.splitlines(), strict=True)
+        if old != new
+    }
+    assert all(re.match(r"\[\w\w\] |Capabilities: \[\w+ v1\]", line) for line in changed), changed
+    assert "MT2340J88735" not in kept

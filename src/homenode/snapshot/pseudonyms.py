@@ -94,8 +94,14 @@ class Pseudonyms:
         return pseudonym
 
     def scrub(self, text: str) -> str:
-        """The text with pseudonyms for everything that shows itself by its form or is known."""
-        text = self.scrub_forms(text)
+        """The text with pseudonyms for everything that shows itself by its form or is known.
+
+        To be done once: a pseudonym has the form of what it stands for, and would get another.
+        """
+        return self.scrub_words(self.scrub_forms(text))
+
+    def scrub_words(self, text: str) -> str:
+        """The text with pseudonyms for the names and serials that are known by now."""
         text = _MAIL.sub(lambda found: self.of("mail", found[0].lower()), text)
         text = _HOME.sub(lambda found: found[1] + self.of("user", found[2].lower()), text)
         if self._words:

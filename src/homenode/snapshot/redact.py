@@ -54,7 +54,8 @@ _MODULES = (
 
 _VPD_FIELD = re.compile(r"^\s*\[(\w\w)\] [^:]*:\s*(.*)$")
 _VPD_KEPT = frozenset({"PN", "EC"})  # part number, engineering changes
-_SERIAL_FIELD = re.compile(r"((?:serial|asset)[ \w]*:\s*)(\S.*)$", re.IGNORECASE)
+# Not "00:1f.5 Serial bus controller: Intel ...": fields are indented.
+_SERIAL_FIELD = re.compile(r"^(\s.*?\b(?:serial number|asset tag):?\s+)(\S.*)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ def redact(
         except InputError as error:
             left_out.append((name, names.scrub(error.message)))
     # And again, because the last of them may have told a serial that stands in the first.
-    commands = {name: names.scrub(text) for name, text in commands.items()}
+    commands = {name: names.scrub_words(text) for name, text in commands.items()}
     return Redacted(
         MemorySnapshot(
             "host",
@@ -169,9 +170,8 @@ def _lspci(text: str, names: Pseudonyms) -> str:
 
 
 def _serial(text: str, names: Pseudonyms) -> str:
-    """A serial's pseudonym; one that looks like a MAC (b8-ce-f6-ff-ff-12-34-56) stays like one."""
-    scrubbed = names.scrub(text)
-    return scrubbed if scrubbed != text or text == "redacted" else names.serial(text)
+    """A serial's pseudonym; one like b8-ce-f6-ff-ff-12-34-56 is found by its form later on."""
+    return text if names.scrub(text) != text or text == "redacted" else names.serial(text)
 
 
 _REDACTORS: dict[str, Callable[[str, Pseudonyms], str]] = {

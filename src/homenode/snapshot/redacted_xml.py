@@ -93,6 +93,9 @@ _NVIDIA: Rules = {
 }  # fmt: skip
 
 
+_OF_SCRUBBED_UUID = "00000000-0000-4000-8000-"
+
+
 def redact_domains(text: str, names: Pseudonyms) -> str:
     """The domains of virsh-domains: names, disks, networks and everything free are gone.
 
@@ -100,23 +103,25 @@ def redact_domains(text: str, names: Pseudonyms) -> str:
     """
     root = parse_xml(text, "domains", "virsh dumpxml")
     _keep(root, _ATTRIBUTES_OF)
+    for target in root.iterfind(".//interface/target"):
+        target.attrib.clear()  # a tap device may be named after a customer
+    _scrub(root, names)
     for domain in root.findall("domain"):
         _pseudonym(domain.find("name"), names, "vm")
         _pseudonym(domain.find("uuid"), names, "uuid")
         emulator = domain.find("devices/emulator")
         if emulator is not None and not (emulator.text or "").startswith("/usr/"):
             emulator.text = "/usr/bin/redacted"
-    for target in root.iterfind(".//interface/target"):
-        target.attrib.clear()  # a tap device may be named after a customer
-    return _scrubbed(root, names)
+    return _document(root)
 
 
 def redact_capabilities(text: str, names: Pseudonyms) -> str:
     """libvirt's capabilities without the host's UUID and security labels. Raises ParseError."""
     root = parse_xml(text, "capabilities", "virsh capabilities")
     _keep(root, _CAPABILITIES)
+    _scrub(root, names)
     _pseudonym(root.find("host/uuid"), names, "uuid")
-    return _scrubbed(root, names)
+    return _document(root)
 
 
 def redact_nvidia_query(text: str, names: Pseudonyms) -> str:
@@ -128,9 +133,10 @@ def redact_nvidia_query(text: str, names: Pseudonyms) -> str:
         if "serial" in tag and value not in ("", "N/A", "0"):
             names.serial(value)
     _keep(root, _NVIDIA)
+    _scrub(root, names)
     for gpu in root.findall("gpu"):
         _pseudonym(gpu.find("uuid"), names, "uuid")
-    return _scrubbed(root, names)
+    return _document(root)
 
 
 def _keep(element: etree._Element, rules: Rules) -> None:
@@ -160,15 +166,14 @@ def _remove(parent: etree._Element, child: etree._Element) -> None:
 
 
 def _pseudonym(element: etree._Element | None, names: Pseudonyms, kind: str) -> None:
+    """For what does not show itself by its form. UUIDs do, and have been scrubbed already."""
     text = "" if element is None else (element.text or "").strip()
-    if element is None or not text:
+    if element is None or not text or (kind == "uuid" and _OF_SCRUBBED_UUID in text):
         return
-    # A GPU's says what it is: GPU-8f2a.., MIG-8f2a..; scrubbing finds the rest by its form.
-    scrubbed = names.scrub(text) if kind == "uuid" else names.of(kind, text)
-    element.text = names.uuid(text) if scrubbed == text and kind == "uuid" else scrubbed
+    element.text = names.uuid(text) if kind == "uuid" else names.of(kind, text)
 
 
-def _scrubbed(root: etree._Element, names: Pseudonyms) -> str:
+def _scrub(root: etree._Element, names: Pseudonyms) -> None:
     for element in root.iter():
         if element.text:
             element.text = names.scrub(element.text)
@@ -176,6 +181,9 @@ def _scrubbed(root: etree._Element, names: Pseudonyms) -> str:
             element.tail = names.scrub(element.tail)
         for attribute, value in element.attrib.items():
             element.attrib[attribute] = names.scrub(str(value))
+
+
+def _document(root: etree._Element) -> str:
     return etree.tostring(root, encoding="unicode") + "\n"
 
 

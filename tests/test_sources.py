@@ -8,8 +8,10 @@ import pytest
 
 from homenode.errors import InputError
 from homenode.formats import encode
+from homenode.pci import DeviceKind
 from homenode.sources import load_host
 from homenode.topology import summarise
+from tests.shared_data import SHARED
 from tests.sysfs_trees import cpu_files
 from tests.test_tools_hwloc_xml import TWO_NODES, _document
 from tests.test_tools_lspci import SMALL
@@ -105,3 +107,29 @@ def test_names_that_no_file_can_have_are_refused(source: str) -> None:
 def test_a_listing_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nowhere: No such file"):
         load_host("xapi-2n16c2t", lspci=tmp_path / "nowhere")
+
+
+HGX = SHARED / "machines" / "lspci" / "gpud-hgx-h100x8-lspci-vvv.txt"
+
+
+@pytest.mark.skipif(not HGX.is_file(), reason="no shared listings")
+def test_the_hgx_listing_over_a_two_package_description_is_the_whole_machine() -> None:
+    host = load_host("xeon-2p-cpus", lspci=HGX)
+    counts = summarise(host)
+    assert (counts.packages, counts.cores, counts.gpus, counts.pci_functions) == (2, 112, 8, 517)
+    near = {device.local_pus for device in host.devices_of_kind(DeviceKind.GPU)}
+    assert near == {node.pus for node in host.nodes}
+
+
+@pytest.mark.skipif(not HGX.is_file(), reason="no shared listings")
+def test_a_listing_over_a_host_with_fewer_nodes_is_refused() -> None:
+    with pytest.raises(InputError, match="expected NUMA nodes of"):
+        load_host("x86-1p1n4c4t", lspci=HGX)
+
+
+@pytest.mark.parametrize("name", ["hgx-h100", "gh200x4", "x86-2p2n8c16t-offline-pus"])
+def test_a_stored_host_is_the_host_that_was_stored(tmp_path: Path, name: str) -> None:
+    host = load_host(name)
+    path = tmp_path / "stored"
+    path.write_text(encode("host", host))
+    assert load_host(str(path)) == host

@@ -11,8 +11,11 @@ from homenode.topology import Host
 def check_against_libvirt(snapshot: Snapshot, host: Host) -> tuple[Gap, ...]:
     """Gaps for nodes, PUs of nodes, SMT siblings and distances that `virsh capabilities` tells
     otherwise. Ours is kept: libvirt reads the same /sys, but when its daemon started or last
-    looked. Nothing where virsh was not run.
+    looked. Nothing where virsh was not run. A host of one node is not checked: libvirtd may take
+    seconds to answer, because it asks every emulator first, and could say little.
     """
+    if len(host.nodes) < 2:
+        return ()
     text = snapshot.command_output("virsh-capabilities")
     if text is None:
         return ()

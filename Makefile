@@ -1,11 +1,16 @@
 # make demo   set up, plan two study machines in every preset, draw them: out/
 # make test   set up, check style and types, run every test this machine can run
+# make setup  prepare .venv with homenode in it, from locked dependencies
+# make check  style and types alone
+# make bench  speed of planning and of commands, as ratios measured in one run
+# make lock   renew requirements.lock
+# make clean  remove everything that the other targets made
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test test-lab check style types bench fuzz lock clean help
+.PHONY: setup demo test test-lab check style types bench lock clean help
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -22,9 +27,12 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
+demo: $(STAMP)
+	$(BIN)/python demo/run.py out
+
 style: $(STAMP)
-	$(BIN)/ruff format --check src tests
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests bench demo
+	$(BIN)/ruff check src tests bench demo
 
 types: $(STAMP)
 	$(BIN)/mypy
@@ -36,6 +44,11 @@ test: check
 
 test-lab: $(STAMP)
 	$(BIN)/pytest -m lab
+
+bench: $(STAMP)
+	$(BIN)/python bench/plan_speed.py
+	$(BIN)/python bench/host_speed.py
+	$(BIN)/python bench/command_speed.py
 
 lock:
 	$(BIN)/python -m pip install --quiet uv

@@ -264,7 +264,10 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class HostSummary:
-    """Counts of a host, as the `host` format opens with. Online PUs only, unless the name says."""
+    """Counts of a host, as the `host` format opens with. Online PUs only, unless the name says.
+
+    gpus, nics and nvswitches do not count SR-IOV virtual functions; pci_functions does.
+    """
 
     packages: int
     cores: int
@@ -285,7 +288,7 @@ def summarise(host: Host) -> HostSummary:
     """Counts of a host. memory_bytes is None if any node's is unknown."""
     sizes = [node.memory_bytes for node in host.nodes]
     known = [size for size in sizes if size is not None]
-    kinds = [device.kind for device in host.pci_devices]
+    kinds = [device.kind for device in host.pci_devices if device.physical_function is None]
     return HostSummary(
         packages=len(host.packages),
         cores=len(host.cores),

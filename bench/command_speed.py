@@ -1,0 +1,56 @@
+"""Speed of whole commands, from process start to their end, beside a bare interpreter's start.
+
+Run by `make bench`. Each round runs every command once, in turn, so that a busy moment of the
+machine falls on all of them; printed are medians and their multiples of `python -c pass`.
+"""
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROUNDS = 9
+DOCUMENT = Path(__file__).parents[1] / "demo" / "gpu-vm.xml"
+CAPTURED = (
+    Path(__file__).resolve().parents[2] / "shared/machines/hwloc/AMD-19h-Zen4-2xEpyc-9654.xml"
+)
+
+
+def main() -> None:
+    host = str(CAPTURED) if CAPTURED.exists() else "epyc9654-2p-1node"
+    with tempfile.TemporaryDirectory() as folder:
+        plan = ["plan", str(DOCUMENT), "--layout", "pin-numa", "--vcpus", "64"]
+        out = ["--output", str(Path(folder) / "out.xml"), "--quiet"]
+        homenode = [sys.executable, "-m", "homenode.cli.main"]
+        commands = {
+            "python -c pass": [sys.executable, "-c", "pass"],
+            "import homenode": [sys.executable, "-c", "import homenode"],
+            "homenode --help": [*homenode, "--help"],
+            "plan, 2x EPYC 9654, to written XML": [*homenode, *plan, "--host", host, *out],
+            "plan, 8 nodes x 256 PUs, 64 GPUs": [
+                *homenode, *plan, "--host", "x86-2p8n128c256t-64gpu", *out,
+            ],
+        }  # fmt: skip
+        taken: dict[str, list[float]] = {name: [] for name in commands}
+        for _ in range(ROUNDS):
+            for name, argv in commands.items():
+                taken[name].append(_seconds(argv))
+    bare = statistics.median(taken["python -c pass"])
+    print(
+        f"{'command':38} {'median s':>9} {'of bare':>8}   host of the first plan: {Path(host).name}"
+    )
+    for name, seconds in taken.items():
+        median = statistics.median(seconds)
+        print(f"{name:38} {median:9.3f} {median / bare:8.1f}")
+
+
+def _seconds(argv: list[str]) -> float:
+    start = time.perf_counter()
+    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()

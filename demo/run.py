@@ -1,0 +1,117 @@
+"""The demonstration behind `make demo`: this machine captured, two GPU hosts planned and drawn.
+
+Everything is what the commands do; each step prints the command that does the same. Takes the
+folder to write into as its only argument.
+"""
+
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from homenode.description.shipped import load_shipped
+from homenode.domain.restore import write_tuned
+from homenode.domain.schema import validate
+from homenode.plan.explain import explain
+from homenode.plan.layout import PRESETS
+from homenode.plan.model import Plan, Unplannable
+from homenode.plan.stored import encode_plan
+from homenode.plan.wishes import Wishes
+from homenode.report.plan_text import plan_text, rejections_text
+from homenode.report.preset_table import plan_table
+from homenode.report.topology_map import topology_map
+from homenode.snapshot.capture import capture_host
+from homenode.sources import load_host
+from homenode.topology import Host, summarise
+from homenode.tuning import tune
+
+DOCUMENT = Path(__file__).parent / "gpu-vm.xml"
+MACHINES = (("h200-xeon8558", 7), ("hgx-h100", 8))
+DRAWN = "pin-numa-pci"
+
+
+def main(out: Path) -> int:
+    started = time.monotonic()
+    console = Console(highlight=False)
+    out.mkdir(parents=True, exist_ok=True)
+    _capture(console, out)
+    failures = sum(_plan_machine(console, out, name, gpus) for name, gpus in MACHINES)
+    console.print(f"\nDone in {time.monotonic() - started:.1f} s. Where to look:")
+    for name, _ in MACHINES:
+        console.print(f"  {out / name / (DRAWN + '.svg')}  the host with its VM: open in a browser")
+        console.print(f"  {out / name / (DRAWN + '.txt')}  why there, in words")
+    console.print(
+        f"  {out / MACHINES[0][0] / (DRAWN + '.xml')}  a tuned domain; compare with {DOCUMENT}"
+    )
+    return 1 if failures else 0
+
+
+def _capture(console: Console, out: Path) -> None:
+    archive = out / "this-machine.tar.gz"
+    console.rule("This machine", align="left")
+    console.print(f"$ homenode capture -o {archive}; homenode show --host {archive}", style="bold")
+    capture_host(archive, overwrite=True)
+    host = load_host(str(archive))
+    summary = summarise(host)
+    console.print(
+        f"{summary.packages} packages, {summary.numa_nodes} NUMA nodes, {summary.cores} cores, "
+        f"{summary.pus} PUs, {summary.pci_functions} PCI functions, {summary.gpus} GPUs; "
+        f"{len(host.gaps)} gaps"
+    )
+    (out / "this-machine.svg").write_text(topology_map(host), encoding="utf-8")
+
+
+def _plan_machine(console: Console, out: Path, name: str, gpus: int) -> int:
+    """Plan every preset on one machine; returns how many documents failed libvirt's schema."""
+    folder = out / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    host = load_host(name)
+    console.print()
+    console.rule(name, align="left")
+    console.print(load_shipped(name).about)
+    console.print(
+        f"$ homenode plan {DOCUMENT} --host {name} --gpus {gpus} --layout PRESET "
+        f"-o {folder}/PRESET.xml",
+        style="bold",
+    )
+    original = DOCUMENT.read_bytes()
+    plans: dict[str, Plan | Unplannable] = {}
+    invalid = 0
+    for preset in PRESETS:
+        try:
+            tuning = tune(original, DOCUMENT.name, Wishes(preset, gpu_count=gpus), host)
+        except Unplannable as refusal:
+            plans[preset] = refusal
+            _explain(folder / f"{preset}.txt", rejections_text(refusal))
+            continue
+        plans[preset] = tuning.plan
+        errors, gap = validate(tuning.document)
+        invalid += bool(errors)
+        write_tuned(folder / f"{preset}.xml", original, tuning.document)
+        (folder / f"{preset}.json").write_text(encode_plan(tuning.plan), encoding="utf-8")
+        _explain(folder / f"{preset}.txt", plan_text(explain(tuning.plan, host)))
+    _draw(folder, host, plans)
+    console.print(plan_table(plans, host))
+    if gap is not None:
+        console.print(f"not checked against libvirt's schema: {gap}", style="dim")
+    elif not invalid:
+        console.print("every tuned document passes the installed libvirt's schema", style="dim")
+    return invalid
+
+
+def _draw(folder: Path, host: Host, plans: dict[str, Plan | Unplannable]) -> None:
+    drawn = plans[DRAWN]
+    picture = topology_map(host, drawn if isinstance(drawn, Plan) else None)
+    (folder / f"{DRAWN}.svg").write_text(picture, encoding="utf-8")
+
+
+def _explain(path: Path, text: object) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        Console(file=file, width=100, highlight=False).print(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -414,11 +414,43 @@ def test_a_firmware_window_declares_qemus_namespace() -> None:
 
 
 def test_more_than_255_vcpus_get_interrupt_remapping() -> None:
-    after = tuned("gpu-with-audio-and-nics", "default", iommu_needed=True).text
+    after = tuned("gpu-with-audio-and-nics", "default", iommu_needed=True, vcpus=288).text
     assert b"<iommu model='intel'>" in after
     assert b"<driver intremap='on' eim='on' caching_mode='on'/>" in after
     assert b"<ioapic driver='qemu'/>" in after
     assert validate(after)[0] == ()
+
+
+def test_an_iommu_that_is_there_stays_where_255_vcpus_suffice() -> None:
+    xml = sample("gpu-with-audio-and-nics").replace(
+        b"<memballoon", b"<iommu model='virtio'/>\n    <memballoon"
+    )
+    plan = hand_plan(read_guest(xml, "x"), "default", iommu_needed=True)
+    assert rewrite(xml, plan) == xml
+    many = hand_plan(read_guest(xml, "x"), "default", iommu_needed=True, vcpus=288)
+    with pytest.raises(InputError, match="does not remap interrupts"):
+        rewrite(xml, many)
+
+
+def test_a_host_device_that_the_plan_gives_up_goes() -> None:
+    xml, plan = planned("study", "pin")
+    after = rewrite(xml, dataclasses.replace(plan, devices=plan.devices[:1]))
+    assert [str(h.source) for h in read_guest(after, "after").hostdevs] == ["0000:19:00.0"]
+
+
+def test_a_controller_that_is_there_in_part_gets_the_rest() -> None:
+    xml = sample("study").replace(
+        b"<memballoon",
+        b"<controller type='pci' index='1' model='pcie-expander-bus'>\n"
+        b"      <target busNr='0xfe'/>\n    </controller>\n    "
+        b"<controller type='pci' index='3' model='pcie-root-port'/>\n    <memballoon",
+    )
+    plan = hand_plan(read_guest(sample("study"), "x"), "pin-numa-pci")
+    after = read_guest(rewrite(xml, plan), "after")
+    assert (after.controllers[1].bus_nr, after.controllers[1].node) == (64, 0)
+    assert after.controllers[1].address == GuestAddress(0, 0, 0x10, 0)
+    assert after.controllers[3].address == GuestAddress(0, 1, 0, 0)
+    assert rewrite(rewrite(xml, plan), plan) == rewrite(xml, plan)
 
 
 def test_topoext_is_required_even_where_it_was_disabled() -> None:

@@ -1,9 +1,18 @@
 """PCI controllers: expander buses, root ports and switches in <devices>."""
 
-from homenode.domain.addresses import new_address
+from homenode.domain.addresses import new_address, place
 from homenode.domain.cells import cell_elements
 from homenode.domain.document import Document, Element
-from homenode.domain.edits import Edit, New, append, apply, insert_after, insert_in_order, remove
+from homenode.domain.edits import (
+    Edit,
+    New,
+    append,
+    apply,
+    insert_after,
+    insert_in_order,
+    remove,
+    set_attribute,
+)
 from homenode.domain.fields import any_base, decimal, guest_address
 from homenode.domain.order import DEVICES_ORDER, DOMAIN_ORDER
 from homenode.errors import InputError
@@ -66,16 +75,20 @@ def read_controllers(document: Document) -> tuple[GuestPciController, ...]:
 def edit_controllers(document: Document, plan: Plan) -> Document:
     """The controllers that the plan adds, behind those that there are.
 
-    Raises InputError where an index is taken by another controller, or where one that the plan
-    calls existing is not there: then the plan is for another document.
+    One that is there without an address, or with a bus number that leaves too little room, gets
+    the plan's. Raises InputError where an index is taken by another controller, or where one that
+    the plan calls existing is not there: then the plan is for another document.
     """
     document = _without_dangling_nodes(document)
     have = {controller.index: controller for controller in read_controllers(document)}
     missing: list[PlannedController] = []
+    adjusted: list[PlannedController] = []
     for controller in plan.controllers:
         there = have.get(controller.index)
         if there is None and not controller.existing:
             missing.append(controller)
+        elif there is not None and not controller.existing and _can_become(there, controller):
+            adjusted.append(controller)
         elif there is None or not _same(there, controller):
             raise InputError(
                 f"{document.source}: expected PCI controller {controller.index} to be "
@@ -83,6 +96,7 @@ def edit_controllers(document: Document, plan: Plan) -> Document:
                 f"found {'none' if there is None else there.model + ' at ' + str(there.address)}",
                 hint="plan again for this document",
             )
+    document = _adjust(document, adjusted)
     if not missing:
         return document
     chassis = _free_chassis(document, [c.index for c in missing if _has_chassis(c)])
@@ -114,6 +128,40 @@ def _same(there: GuestPciController, wanted: PlannedController) -> bool:
         and there.bus_nr == wanted.bus_nr
         and there.node == wanted.cell
     )
+
+
+def _can_become(there: GuestPciController, wanted: PlannedController) -> bool:
+    return (
+        there.model == wanted.model
+        and there.address in (None, wanted.address)
+        and there.node in (None, wanted.cell)
+    )
+
+
+def _adjust(document: Document, controllers: list[PlannedController]) -> Document:
+    """Address, bus number and cell of controllers that the document has in part."""
+    for controller in controllers:
+        element = dict(pci_controllers(document))[controller.index]
+        edits = place(document, element, controller.address)
+        document = apply(document, edits)
+        if controller.bus_nr is None:
+            continue
+        element = dict(pci_controllers(document))[controller.index]
+        target = element.child("target")
+        node = () if controller.cell is None else (New("node", text=str(controller.cell)),)
+        if target is None:
+            given = (("busNr", str(controller.bus_nr)),)
+            document = apply(document, append(document, element, [New("target", given, node)]))
+            continue
+        text = target.get("busNr")
+        if text is None or any_base(document, element, text, "busNr") != controller.bus_nr:
+            edits = set_attribute(document, target, "busNr", str(controller.bus_nr))
+            document = apply(document, edits)
+        element = dict(pci_controllers(document))[controller.index]
+        target = element.child("target")
+        if target is not None and target.child("node") is None:
+            document = apply(document, append(document, target, node))
+    return document
 
 
 def _has_chassis(controller: PlannedController) -> bool:

@@ -3,7 +3,7 @@
 from homenode.bdf import Bdf
 from homenode.domain.addresses import new_address, place
 from homenode.domain.document import Document, Element
-from homenode.domain.edits import Edit, New, append, apply, insert_after
+from homenode.domain.edits import Edit, New, append, apply, insert_after, remove
 from homenode.domain.fields import address_attributes, guest_address, host_address
 from homenode.errors import InputError
 from homenode.plan.guest import GuestHostdev
@@ -63,7 +63,14 @@ def read_hostdevs(document: Document) -> tuple[GuestHostdev, ...]:
 
 
 def edit_hostdevs(document: Document, plan: Plan) -> Document:
-    """Each device of the plan at its guest address; those that the document lacks are added."""
+    """Each device of the plan at its guest address; those that the document lacks are added.
+
+    plan.devices is everything that the VM gets: a host device of the document that is not among
+    them, such as a GPU in whose stead others were chosen, goes.
+    """
+    kept = {device.bdf for device in plan.devices}
+    surplus = [e for bdf, e in _element_of_bdf(document).items() if bdf not in kept]
+    document = apply(document, [edit for e in surplus for edit in remove(document, e)])
     element_of = _element_of_bdf(document)
     edits: list[Edit] = []
     for device in plan.devices:

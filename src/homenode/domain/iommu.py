@@ -1,7 +1,6 @@
 """Guest IOMMU: <iommu> and the split <ioapic> that interrupt remapping needs.
 
 Above 255 vCPUs an x86 guest needs interrupt remapping with 32-bit APIC ids (eim). aarch64 does not.
-Source: libvirt's "more than 255 vCPUs require extended interrupt mode enabled on the iommu device".
 """
 
 from homenode.domain.document import Document
@@ -16,6 +15,9 @@ from homenode.domain.order import DOMAIN_ORDER, FEATURES_ORDER
 from homenode.errors import InputError
 from homenode.plan.model import Plan
 
+MOST_VCPUS_WITHOUT = 255
+"""libvirt: "more than 255 vCPUs require extended interrupt mode enabled on the iommu device"."""
+
 
 def edit_iommu(document: Document, plan: Plan) -> Document:
     """An Intel IOMMU that remaps interrupts, where the plan needs it and none is there.
@@ -24,7 +26,8 @@ def edit_iommu(document: Document, plan: Plan) -> Document:
     """
     machine = document.root.at("os", "type")
     arch = None if machine is None else machine.get("arch")
-    if not plan.iommu_needed or arch not in (None, "x86_64"):
+    # iommu_needed is also said of a guest that has one already: that one stays as it is.
+    if not plan.iommu_needed or plan.vcpus <= MOST_VCPUS_WITHOUT or arch not in (None, "x86_64"):
         return document
     # Under TCG there is no kernel irqchip, so that QEMU refuses eim.
     eim = "on" if document.root.get("type") == "kvm" else None

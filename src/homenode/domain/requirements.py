@@ -7,8 +7,9 @@ NEWS; QEMU's change logs.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from homenode.domain.iommu import MOST_VCPUS_WITHOUT
 from homenode.errors import HostError
-from homenode.plan.layout import MemoryBinding
+from homenode.plan.layout import GuestCells, MemoryBinding
 from homenode.plan.model import GuestCache, Plan, PortModel
 
 Version = tuple[int, int, int]
@@ -90,7 +91,7 @@ def _needed(plan: Plan, is_virt: bool) -> Iterator[Requirement]:
         yield EMULATOR_PIN
     if any(plan.iothread_pus):
         yield IOTHREAD_PINS
-    if len(plan.cells) > 1:
+    if plan.layout.cells is GuestCells.MIRRORED:
         yield CELLS
         if any(cell.distances for cell in plan.cells):
             yield DISTANCES
@@ -121,7 +122,7 @@ def _needed(plan: Plan, is_virt: bool) -> Iterator[Requirement]:
             yield ADDRESS_BITS
         if plan.aperture.firmware_mmio64_mib is not None:
             yield WINDOW
-    if plan.iommu_needed and not is_virt:
+    if plan.iommu_needed and plan.vcpus > MOST_VCPUS_WITHOUT and not is_virt:
         yield IOMMU
     if plan.vcpu_pins:
         yield RECORD

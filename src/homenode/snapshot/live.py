@@ -30,7 +30,7 @@ class LiveSnapshot:
 
     @property
     def failures(self) -> dict[str, str]:
-        """Why each tool that was asked for gave nothing: not installed, or what it said."""
+        """What each tool said that was asked, is installed, and failed."""
         return dict(self._failures)
 
     def read_text(self, path: str) -> str | None:
@@ -60,6 +60,8 @@ class LiveSnapshot:
                 return _first(command).stdout_or_raise()
             listed = run(command.each, command.timeout_s).stdout_or_raise()
             return self._wrapped(command, listed.split()[:_MAX_DOMAINS])
+        except ToolMissingError:
+            return None
         except ToolError as error:
             self._failures[command.name] = error.message
             return None

@@ -4,7 +4,6 @@ A document opens with "format": "homenode.<kind>/<version>". Fields are the data
 PUs are lists such as "0-3,8", PCI addresses are texts. docs/formats documents each kind.
 """
 
-import hashlib
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,7 +14,7 @@ from homenode.errors import HomenodeError, InputError
 
 T = TypeVar("T")
 
-VERSIONS = {"host": 1, "plan": 1}
+VERSIONS = {"host": 1, "plan": 1, "refusal": 1, "findings": 1}
 """Newest version of each kind that this program writes and reads."""
 
 
@@ -52,11 +51,6 @@ def decode(text: str | bytes, kind: str, of: type[T], source: str) -> T:
         return msgspec.convert(document, of, dec_hook=_from_text)
     except (msgspec.ValidationError, HomenodeError) as error:
         raise InputError(f"{source}: not a valid homenode.{kind}: {error}") from None
-
-
-def fingerprint(value: Any) -> str:
-    """sha256 (hex) over the canonical JSON of a value: equal values, equal fingerprints."""
-    return hashlib.sha256(msgspec.json.encode(value, enc_hook=_to_text)).hexdigest()
 
 
 def _fields(value: Any) -> dict[str, Any]:

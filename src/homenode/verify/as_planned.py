@@ -1,0 +1,194 @@
+"""AsPlanned: whether a document says what its plan says."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from homenode.cpuset import CpuSet
+from homenode.findings import Finding, Severity
+from homenode.plan.layout import GuestCells, MemoryBinding
+from homenode.plan.model import GuestTopology, Plan
+from homenode.units import format_bytes
+from homenode.verify.domain_facts import DomainFacts
+
+_REWRITE = "write the document again: homenode plan -o, or homenode restore and plan"
+_SHOWN = 6
+
+
+def as_planned(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
+    """A finding for each thing that differs, pins of many vCPUs in one."""
+    yield from _counts(facts, plan)
+    yield from _pins(facts, plan)
+    yield from _cells(facts, plan)
+    yield from _binding(facts, plan)
+    yield from _controllers(facts, plan)
+    yield from _devices(facts, plan)
+
+
+def differs(
+    id: str, subject: str, expected: str, observed: str, source: str, *, cost: str | None = None
+) -> Finding:
+    """A finding that something is not as planned."""
+    return Finding(
+        f"plan-{id}", Severity.CRITICAL, subject, expected, observed, cost, _REWRITE, source
+    )
+
+
+def _counts(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
+    guest = facts.guest
+    if guest.vcpus != plan.vcpus:
+        yield differs("vcpus", "<vcpu>", str(plan.vcpus), str(guest.vcpus), facts.source)
+    if guest.memory_bytes != plan.memory_bytes:
+        wanted, found = format_bytes(plan.memory_bytes), format_bytes(guest.memory_bytes)
+        yield differs("memory", "<memory>", wanted, found, facts.source)
+    if plan.page_bytes is not None and guest.page_bytes != plan.page_bytes:
+        yield differs(
+            "pages", "<hugepages>", _size(plan.page_bytes), _size(guest.page_bytes), facts.source
+        )
+    found_topology = guest.cpu_topology
+    if plan.topology is not None and found_topology != tuple(plan.topology):
+        yield differs(
+            "topology", "<topology>", _shape(plan.topology),
+            "none" if found_topology is None else _shape(GuestTopology(*found_topology)),
+            facts.source, cost="the guest's scheduler takes siblings for cores, or cores for "
+            "siblings",
+        )  # fmt: skip
+
+
+def _size(size: int | None) -> str:
+    if size is None:
+        return "ordinary pages"
+    return "the default huge page" if size == 0 else format_bytes(size)
+
+
+def _shape(topology: GuestTopology) -> str:
+    sockets, dies, cores, threads = topology
+    return f"{sockets} sockets x {dies} dies x {cores} cores x {threads} threads"
+
+
+def _pins(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
+    wanted: Sequence[CpuSet | None] = plan.vcpu_pins or (None,) * facts.guest.vcpus
+    pairs = [
+        (i, want, found)
+        for i, (want, found) in enumerate(zip(wanted, facts.vcpu_pins, strict=False))
+        if want != found
+    ]
+    if pairs:
+        yield differs(
+            "pins", f"vCPUs {CpuSet(i for i, _, _ in pairs)}",
+            "PU " + _some(f"{i} -> {_pus(want)}" for i, want, _ in pairs),
+            "PU " + _some(f"{i} -> {_pus(found)}" for i, _, found in pairs), facts.source,
+            cost="these vCPUs run away from their memory, or where others run",
+        )  # fmt: skip
+    if plan.emulator_pus != facts.emulator_pus:
+        yield differs("emulator", "<emulatorpin>", _pus(plan.emulator_pus),
+                      _pus(facts.emulator_pus), facts.source)  # fmt: skip
+    threads = tuple(pus for _, pus in facts.iothread_pins)
+    if tuple(filter(None, plan.iothread_pus)) != threads:
+        wanted_text = _some(map(_pus, plan.iothread_pus)) or "no pins"
+        yield differs(
+            "iothreads", "<iothreadpin>", wanted_text, _some(map(_pus, threads)) or "no pins",
+            facts.source,
+        )  # fmt: skip
+
+
+def _pus(pus: CpuSet | None) -> str:
+    return "not pinned" if pus is None else str(pus)
+
+
+def _some(texts: Iterable[str]) -> str:
+    every = list(texts)
+    more = len(every) - _SHOWN
+    return ", ".join(every[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _cells(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
+    if plan.layout.cells is GuestCells.FLAT:
+        if len(facts.cells) > 1:
+            yield differs("cells", "<numa>", "a flat guest", f"{len(facts.cells)} cells",
+                          facts.source)  # fmt: skip
+        return
+    if len(facts.cells) != len(plan.cells):
+        yield differs("cells", "<numa>", f"{len(plan.cells)} cells",
+                      f"{len(facts.cells) or 'no'} cells", facts.source)  # fmt: skip
+        return
+    for want, found in zip(plan.cells, facts.cells, strict=True):
+        subject = f"cell {want.id}"
+        if want.vcpus != found.vcpus:
+            yield differs("cell-vcpus", subject, f"vCPUs {want.vcpus}", f"vCPUs {found.vcpus}",
+                          facts.source)  # fmt: skip
+        if want.memory_bytes != found.memory_bytes:
+            yield differs("cell-memory", subject, format_bytes(want.memory_bytes),
+                          format_bytes(found.memory_bytes), facts.source)  # fmt: skip
+        if want.distances != found.distances:
+            yield differs(
+                "distances", subject, f"distances {_row(want.distances)}",
+                f"distances {_row(found.distances)}", facts.source,
+                cost="the guest's kernel prefers the wrong node when one is full",
+            )  # fmt: skip
+
+
+def _row(distances: tuple[int, ...]) -> str:
+    return " ".join(map(str, distances)) or "none"
+
+
+def _binding(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
+    if plan.memory_mode is None:
+        return
+    found = facts.binding
+    nodes = CpuSet(plan.memory_nodes)
+    if found is None or found != (str(plan.memory_mode), nodes):
+        yield differs(
+            "binding", "<numatune><memory>", f"{plan.memory_mode} on node {nodes}",
+            "no binding" if found is None else f"{found[0]} on node {found[1]}", facts.source,
+            cost="memory lands where the host's kernel likes",
+        )  # fmt: skip
+    if plan.layout.memory is not MemoryBinding.BOUND_PER_CELL:
+        return
+    for want, cell in zip(plan.cells, facts.cells, strict=False):
+        homes = CpuSet(want.host_nodes)
+        if homes and want.memory_bytes and cell.host_nodes != homes:
+            yield differs(
+                "cell-binding", f"cell {want.id}", f"memory on node {homes}",
+                f"memory on node {cell.host_nodes}" if cell.host_nodes else "not bound",
+                facts.source, cost="every access of the cell's vCPUs to its memory is remote",
+            )  # fmt: skip
+
+
+def _controllers(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
+    have = {controller.index: controller for controller in facts.guest.controllers}
+    for want in plan.controllers:
+        there = have.get(want.index)
+        subject = f"PCI controller {want.index}"
+        if there is None or there.model != want.model or there.address != want.address:
+            yield differs(
+                "controller", subject, f"{want.model} at {want.address}",
+                "none" if there is None else f"{there.model} at {there.address}", facts.source,
+            )  # fmt: skip
+        elif there.node != want.cell:
+            yield differs(
+                "expander-cell", subject, _on_cell(want.cell), _on_cell(there.node), facts.source,
+                cost="the guest takes its devices for those of another node",
+            )  # fmt: skip
+        elif there.bus_nr != want.bus_nr:
+            yield differs("bus-nr", subject, f"busNr {want.bus_nr}", f"busNr {there.bus_nr}",
+                          facts.source)  # fmt: skip
+
+
+def _on_cell(cell: int | None) -> str:
+    return "on no cell" if cell is None else f"on cell {cell}"
+
+
+def _devices(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
+    have = {hostdev.source: hostdev for hostdev in facts.guest.hostdevs}
+    for want in plan.devices:
+        found = have.pop(want.bdf, None)
+        if found is None:
+            yield differs("device", str(want.bdf), "passed through", "not in the document",
+                          facts.source)  # fmt: skip
+        elif want.address is not None and found.address != want.address:
+            yield differs(
+                "device-address", str(want.bdf), f"guest address {want.address}",
+                f"guest address {found.address or 'not set'}", facts.source,
+                cost="the guest sees the device at another place, and with it on another node",
+            )  # fmt: skip
+    for bdf in have:
+        yield differs("device", str(bdf), "not passed through", "in the document", facts.source)

@@ -1,0 +1,169 @@
+"""Memory: nodes that exist and hold what is bound to them, huge pages there, and locked memory."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from homenode.cpuset import CpuSet
+from homenode.findings import Finding, Severity
+from homenode.topology import Host, NumaNode
+from homenode.units import GIB, format_bytes
+from homenode.verify.domain_facts import DomainFacts
+
+VFIO_EXTRA_BYTES = GIB
+"""Beyond the guest's memory. Source: qemuDomainGetMemLockLimitBytes, libvirt 9.0."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Demand:
+    """Memory that must come from some nodes. page_bytes: None = ordinary, 0 = default size."""
+
+    subject: str
+    nodes: CpuSet
+    memory_bytes: int
+    page_bytes: int | None
+    mode: str
+
+
+def memory_alone(facts: DomainFacts) -> Iterator[Finding]:
+    """What memory says without a host: whether VFIO may lock it."""
+    guest = facts.guest
+    if not guest.hostdevs or facts.hard_limit_bytes is None:
+        return
+    wanted = guest.memory_bytes + VFIO_EXTRA_BYTES
+    if facts.hard_limit_bytes < wanted:
+        yield Finding(
+            "memlock-low", Severity.CRITICAL, "<memtune><hard_limit>",
+            f"at least {format_bytes(wanted)}: VFIO locks all memory and QEMU needs its own",
+            format_bytes(facts.hard_limit_bytes), "the start fails, or the host kills the VM",
+            "remove <hard_limit>: libvirt then reckons by itself", facts.source,
+        )  # fmt: skip
+
+
+def memory_on_host(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+    """What memory binding says of this host's nodes."""
+    demands = list(_demands(facts))
+    known = {int(node.index): node for node in host.nodes}
+    for demand in demands:
+        yield from _nodes_exist(demand, known, host, facts.source)
+    running = any(d.running and d.name == facts.guest.name for d in host.domains)
+    sizes = {demand.page_bytes for demand in demands}
+    for size in sorted(sizes, key=lambda size: -1 if size is None else size):
+        some = [d for d in demands if d.page_bytes == size and d.nodes <= CpuSet(known)]
+        if size is None:
+            yield from _ordinary(some, known, facts, running)
+        else:
+            yield from _huge(some, known, size, facts, running)
+
+
+def _demands(facts: DomainFacts) -> Iterator[_Demand]:
+    if facts.cells:
+        for cell in facts.cells:
+            if cell.host_nodes:
+                yield _Demand(
+                    f"cell {cell.id}", cell.host_nodes, cell.memory_bytes, cell.page_bytes,
+                    cell.mode or "strict",
+                )  # fmt: skip
+    elif facts.binding is not None:
+        mode, nodes = facts.binding
+        yield _Demand("<numatune>", nodes, facts.guest.memory_bytes, facts.page_bytes, mode)
+
+
+def _nodes_exist(
+    demand: _Demand, known: dict[int, NumaNode], host: Host, source: str
+) -> Iterator[Finding]:
+    missing = demand.nodes - CpuSet(known)
+    if missing:
+        yield Finding(
+            "memory-of-no-node", Severity.CRITICAL, demand.subject,
+            f"nodes of {host.name}: {CpuSet(known)}", f"node {missing}, which is not there",
+            "libvirt defines it, and the start fails", "plan again on this host", source,
+        )  # fmt: skip
+    empty = CpuSet(n for n in demand.nodes if n in known and known[n].memory_bytes == 0)
+    if empty and empty == demand.nodes:
+        yield Finding(
+            "memory-of-empty-node", Severity.CRITICAL, demand.subject, "a node with memory",
+            f"node {empty}, which has none", "the start fails", "plan again on this host", source,
+        )  # fmt: skip
+
+
+def _shortages(
+    demands: list[_Demand], room: dict[int, int | None]
+) -> Iterator[tuple[CpuSet, int, int]]:
+    """(nodes, needed, room) of each set of nodes that is asked for more than it has.
+
+    Room that is unknown is not judged. Exact for demands of single nodes; where sets overlap, each
+    set is held against everything that must come from inside it.
+    """
+    for nodes in sorted({d.nodes for d in demands}, key=lambda nodes: (len(nodes), str(nodes))):
+        rooms = [room.get(node) for node in nodes]
+        known = [each for each in rooms if each is not None]
+        if len(known) == len(rooms):
+            needed = sum(d.memory_bytes for d in demands if d.nodes <= nodes)
+            if needed > sum(known):
+                yield nodes, needed, sum(known)
+
+
+def _severity(demands: list[_Demand], nodes: CpuSet) -> Severity:
+    strict = any(d.mode == "strict" for d in demands if d.nodes <= nodes)
+    return Severity.CRITICAL if strict else Severity.WARNING
+
+
+def _ordinary(
+    demands: list[_Demand], known: dict[int, NumaNode], facts: DomainFacts, running: bool
+) -> Iterator[Finding]:
+    free: dict[int, int | None] = {}
+    for index, node in known.items():
+        pooled = sum(pool.page_bytes * pool.total_pages for pool in node.page_pools)
+        total = None if node.memory_bytes is None else node.memory_bytes - pooled
+        # A running VM has its memory already: only the node's size can be too small.
+        free[index] = total if running or node.memory_free_bytes is None else node.memory_free_bytes
+    for nodes, needed, room in _shortages(demands, free):
+        yield Finding(
+            "memory-short", _severity(demands, nodes), f"node {nodes}",
+            f"{format_bytes(needed)} free for the VM", format_bytes(room),
+            "with mode strict the host's OOM killer ends the VM; else it spills to other nodes",
+            "free memory there, choose other nodes, or lower the VM's memory", facts.source,
+        )  # fmt: skip
+
+
+def _huge(
+    demands: list[_Demand], known: dict[int, NumaNode], size: int, facts: DomainFacts, running: bool
+) -> Iterator[Finding]:
+    sizes = sorted({pool.page_bytes for node in known.values() for pool in node.page_pools})
+    if not sizes:
+        yield Finding(
+            "huge-pages-unknown", Severity.INCONCLUSIVE, "huge pages", "the host's page pools",
+            "the host's source tells none", None, "capture the host: homenode capture",
+            facts.source,
+        )  # fmt: skip
+        return
+    actual = size or sizes[0]
+    if actual not in sizes:
+        yield Finding(
+            "huge-page-size", Severity.CRITICAL, "<hugepages>",
+            f"a size that the host has: {', '.join(map(format_bytes, sizes))}",
+            format_bytes(actual), "the start fails", "boot with hugepagesz=, or choose another",
+            facts.source,
+        )  # fmt: skip
+        return
+    for demand in demands:
+        if demand.memory_bytes % actual:
+            yield Finding(
+                "huge-pages-not-whole", Severity.CRITICAL, demand.subject,
+                f"whole pages of {format_bytes(actual)}", f"{demand.memory_bytes} bytes",
+                "the start fails", "make the cell's memory a multiple of the page", facts.source,
+            )  # fmt: skip
+    free: dict[int, int | None] = dict.fromkeys(known, 0)
+    for index, node in known.items():
+        for pool in node.page_pools:
+            if pool.page_bytes == actual:
+                free[index] = actual * (pool.total_pages if running else pool.free_pages)
+    for nodes, needed, room in _shortages(demands, free):
+        first = nodes.first()
+        yield Finding(
+            "huge-pages-short", _severity(demands, nodes), f"node {nodes}",
+            f"{-(-needed // actual)} free pages of {format_bytes(actual)}", str(room // actual),
+            "the start fails, or the VM is killed when it touches the missing pages",
+            f"add {-(-(needed - room) // actual)} to /sys/devices/system/node/node{first}/"
+            f"hugepages/hugepages-{actual // 1024}kB/nr_hugepages", facts.source,
+        )  # fmt: skip

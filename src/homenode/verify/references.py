@@ -1,0 +1,65 @@
+"""References: what the schema and the cross-check say of a document, as findings."""
+
+from collections.abc import Iterator, Sequence
+
+from homenode.domain.crosscheck import crosscheck
+from homenode.domain.document import Document
+from homenode.domain.schema import SchemaError
+from homenode.findings import Finding, Severity
+
+# What libvirt makes of each, as seen with libvirt 9.0 and QEMU 7.2. An id that is not here is
+# refused when the domain is defined.
+_SILENT = "libvirt takes it in silence"
+_AT_START = "libvirt defines it, and the start fails"
+_FATE_OF = {
+    "pin-of-no-vcpu": _SILENT,
+    "pin-of-no-iothread": _SILENT,
+    "pin-twice": "libvirt takes one of them",
+    "bus-window": "libvirt takes it in silence, and the guest's PCI enumeration breaks",
+    "busnr-twice": _AT_START,
+    "chassis-twice": _AT_START,
+    "memory-sum": "libvirt takes the sum of the cells and forgets <memory>",
+    "multifunction-off": _AT_START,
+    "vcpu-in-no-cell": "the guest puts these vCPUs on the first cell",
+}
+_REFUSED = "libvirt refuses the definition"
+_FIX_OF = {
+    "bus-window": "move the expander buses' busNr apart, one bus for each controller below them",
+    "busnr-twice": "give each expander bus a busNr of its own",
+    "topology-product": "make sockets x dies x cores x threads the number of vCPUs",
+    "pin-of-no-vcpu": "remove the pin, or raise <vcpu>",
+    "memory-sum": "make <memory> the sum of the cells",
+}
+_REPLAN = "let homenode plan write the document"
+
+
+def broken_references(document: Document) -> Iterator[Finding]:
+    """A finding for everything that the cross-check finds."""
+    for broken in crosscheck(document):
+        fate = _FATE_OF.get(broken.id, _REFUSED)
+        harmless = broken.id in ("pin-of-no-vcpu", "pin-of-no-iothread", "pin-twice")
+        yield Finding(
+            id=broken.id,
+            severity=Severity.WARNING if harmless else Severity.CRITICAL,
+            subject=broken.subject,
+            expected=broken.expected,
+            observed=broken.observed,
+            cost=fate,
+            fix=_FIX_OF.get(broken.id, _REPLAN),
+            source=document.source,
+        )
+
+
+def schema_findings(errors: Sequence[SchemaError], source: str) -> Iterator[Finding]:
+    """A finding for each departure from libvirt's own schema, the first few of them."""
+    for error in errors[:8]:
+        yield Finding(
+            id="schema",
+            severity=Severity.CRITICAL,
+            subject=f"line {error.line}",
+            expected="what libvirt's domain.rng allows",
+            observed=error.message,
+            cost="libvirt refuses or drops the element",
+            fix="virt-xml-validate shows the place",
+            source=source,
+        )

@@ -1,0 +1,79 @@
+"""Versions: elements of a document that the host's libvirt or QEMU is too old for."""
+
+from collections.abc import Iterator
+
+from homenode.domain.document import Document
+from homenode.domain.requirements import (
+    ADDRESS_BITS,
+    CACHE,
+    CELLS,
+    DIES,
+    DISTANCES,
+    EXPANDER,
+    EXPANDER_VIRT,
+    HOLE,
+    HUGE_PAGES,
+    IOMMU,
+    IOTHREAD_PINS,
+    MEMNODE,
+    SWITCH,
+    TOPOEXT,
+    Requirement,
+)
+from homenode.findings import Finding, Severity
+from homenode.plan.guest import Guest
+from homenode.topology import Host
+
+
+def versions_on_host(document: Document, guest: Guest, host: Host) -> Iterator[Finding]:
+    """A finding for each element that is newer than the host's programs; none where those are
+    unknown."""
+    settings = host.settings
+    for need in _needed(document, guest):
+        for program, have, want in (
+            ("libvirt", settings.libvirt_version, need.libvirt),
+            ("QEMU", settings.qemu_version, need.qemu),
+        ):
+            if have is not None and want is not None and have < want:
+                yield Finding(
+                    "too-old", Severity.CRITICAL, need.element,
+                    f"{program} {'.'.join(map(str, want))} or newer",
+                    f"{program} {'.'.join(map(str, have))}",
+                    "it is refused, or dropped in silence",
+                    f"update {program}, or choose a layout that needs no {need.element}",
+                    document.source,
+                )  # fmt: skip
+
+
+def _needed(document: Document, guest: Guest) -> Iterator[Requirement]:
+    root = document.root
+    if root.at("cpu", "numa") is not None:
+        yield CELLS
+    if root.at("cpu", "numa", "cell", "distances") is not None:
+        yield DISTANCES
+    topology = root.at("cpu", "topology")
+    if topology is not None and (topology.get("dies") or "1") != "1":
+        yield DIES
+    cpu = root.child("cpu")
+    features = () if cpu is None else cpu.all("feature")
+    if any(feature.get("name") == "topoext" for feature in features):
+        yield TOPOEXT
+    if root.at("cpu", "cache") is not None:
+        yield CACHE
+    if root.at("cpu", "maxphysaddr") is not None:
+        yield ADDRESS_BITS
+    if root.at("cputune", "iothreadpin") is not None:
+        yield IOTHREAD_PINS
+    if root.at("numatune", "memnode") is not None:
+        yield MEMNODE
+    if root.at("memoryBacking", "hugepages", "page") is not None:
+        yield HUGE_PAGES
+    models = {controller.model for controller in guest.controllers}
+    if "pcie-expander-bus" in models:
+        yield EXPANDER_VIRT if guest.is_virt else EXPANDER
+    if "pcie-switch-upstream-port" in models:
+        yield SWITCH
+    if guest.pcihole64_bytes is not None:
+        yield HOLE
+    if root.at("devices", "iommu", "driver") is not None:
+        yield IOMMU

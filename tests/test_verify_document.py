@@ -1,0 +1,241 @@
+"""A document is held against itself, its host and its plan; every planted fault is named."""
+
+from dataclasses import replace
+
+import pytest
+
+from homenode import formats
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.findings import Finding, Findings, Severity, are_bad
+from homenode.plan.layout import PRESETS
+from homenode.topology import Host, PagePool, RunningDomain
+from homenode.units import GIB, MIB
+from tests.verify_documents import (
+    PLAIN,
+    changed,
+    findings_of,
+    ids,
+    small_host,
+    swapped,
+    tuned,
+)
+
+
+@pytest.mark.parametrize("layout", PRESETS)
+def test_a_tuned_document_has_nothing_wrong(layout: str) -> None:
+    tuning = tuned(layout)
+    found = findings_of(tuning.document, tuning.plan, small_host())
+    assert not are_bad(found), "\n".join(map(str, found))
+
+
+def test_a_flat_layout_says_what_the_guest_will_miss() -> None:
+    tuning = tuned("pin-numa")
+    found = findings_of(tuning.document, tuning.plan, small_host())
+    assert "devices-without-node" in ids(found)
+    assert "device-without-cell" not in ids(found)
+
+
+def test_without_a_plan_devices_off_their_cell_are_a_warning() -> None:
+    assert "device-without-cell" in ids(findings_of(tuned("pin-numa").document, host=small_host()))
+
+
+FAULTS: dict[str, tuple[tuple[tuple[str, str], ...], str, set[str]]] = {
+    "pin to a PU that is not there": (
+        (("vcpu='3' cpuset='5'", "vcpu='3' cpuset='99'"),),
+        "vCPU 3",
+        {"pin-of-no-pu", "plan-pins"},
+    ),
+    "pin for a vCPU that is not there": (
+        (("vcpu='3' cpuset='5'", "vcpu='9' cpuset='5'"),),
+        "<vcpupin> for 9",
+        {"pin-of-no-vcpu", "vcpu-not-pinned", "plan-pins"},
+    ),
+    "two vCPUs on one PU": (
+        (("vcpu='3' cpuset='5'", "vcpu='3' cpuset='4'"),),
+        "vCPUs 2-3",
+        {"pu-shared", "plan-pins"},
+    ),
+    "a vCPU away from its cell's memory": (
+        (("vcpu='3' cpuset='5'", "vcpu='3' cpuset='3'"),),
+        "cell 1, vCPUs 3",
+        {"pin-off-node", "plan-pins"},
+    ),
+    "a node that is not there": (
+        (("cellid='1' mode='strict' nodeset='1'", "cellid='1' mode='strict' nodeset='7'"),),
+        "cell 1",
+        {"memory-of-no-node", "plan-cell-binding"},
+    ),
+    "cells bound to each other's node": (
+        (
+            ("cellid='0' mode='strict' nodeset='0'", "cellid='0' mode='strict' nodeset='1'"),
+            ("cellid='1' mode='strict' nodeset='1'", "cellid='1' mode='strict' nodeset='0'"),
+        ),
+        "cell 0",
+        {"plan-cell-binding", "pin-off-node", "device-on-other-cell"},
+    ),
+    "bus numbers without room": (
+        (("busNr='192'", "busNr='129'"),),
+        "expander bus 1 at busNr 128",
+        {"bus-window", "plan-bus-nr"},
+    ),
+    "one bus number twice": (
+        (("busNr='192'", "busNr='128'"),),
+        "busNr 128",
+        {"busnr-twice", "plan-bus-nr"},
+    ),
+    "one address twice": (
+        (("bus='0x04' slot='0x00'", "bus='0x03' slot='0x00'"),),
+        "guest address 0000:03:00.0",
+        {"address-twice", "plan-device-address", "device-on-other-cell"},
+    ),
+    "an expander bus on the other cell": (
+        (("<node>0</node>", "<node>1</node>"),),
+        "PCI controller 1",
+        {"plan-expander-cell", "device-on-other-cell"},
+    ),
+    "a wrong distance": (
+        (("<sibling id='1' value='20'/>", "<sibling id='1' value='42'/>"),),
+        "cell 0",
+        {"plan-distances"},
+    ),
+    "a topology that is no product": (
+        (("sockets='2' cores='2'", "sockets='2' cores='3'"),),
+        "<topology>",
+        {"topology-product", "plan-topology"},
+    ),
+    "memory that does not add up": (
+        (("cpus='2,3' memory='2048'", "cpus='2,3' memory='1024'"),),
+        "the memory of all cells",
+        {"memory-sum", "plan-cell-memory"},
+    ),
+    "a device that the host does not have": (
+        (("bus='0x81'", "bus='0x91'"),),
+        "0000:91:00.0",
+        {"device-of-no-host", "plan-device"},
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_named(fault: str) -> None:
+    pairs, subject, expected = FAULTS[fault]
+    tuning = tuned("pin-numa-pci")
+    found = findings_of(changed(tuning.document, *pairs), tuning.plan, small_host())
+    assert expected <= ids(found), "\n".join(map(str, found))
+    assert subject in {finding.subject for finding in found}
+    assert are_bad(found)
+
+
+def test_a_device_on_the_other_expander_bus_is_named_with_both_places() -> None:
+    tuning = tuned("pin-numa-pci")
+    xml = swapped(tuning.document, "bus='0x03' slot", "bus='0x04' slot")
+    found = findings_of(xml, tuning.plan, small_host())
+    moved = [f for f in found if f.id == "device-on-other-cell"]
+    assert [f.subject for f in moved] == ["0000:11:00.0", "0000:81:00.0"]
+    assert "cell 0" in moved[0].expected and "cell 1" in moved[0].observed
+
+
+def with_pools(host: Host, free: tuple[int, ...]) -> Host:
+    nodes = tuple(
+        replace(node, page_pools=(PagePool(2 * MIB, 2048, pages), PagePool(GIB, 4, 4)))
+        for node, pages in zip(host.nodes, free, strict=True)
+    )
+    return replace(host, nodes=nodes)
+
+
+HUGE = (
+    "<memoryBacking><hugepages><page size='{}' unit='KiB'/></hugepages></memoryBacking>\n  <vcpu "
+)
+
+
+def with_pages(xml: bytes, page_bytes: int) -> bytes:
+    return changed(xml, ("<vcpu ", HUGE.format(page_bytes // 1024)))
+
+
+def test_huge_pages_are_counted_per_node() -> None:
+    xml = with_pages(tuned("pin-numa-pci").document, 2 * MIB)
+    assert not are_bad(findings_of(xml, host=with_pools(small_host(), (1024, 1024))))
+    short = findings_of(xml, host=with_pools(small_host(), (1024, 1000)))
+    assert [(f.id, f.subject, f.expected, f.observed) for f in short] == [
+        ("huge-pages-short", "node 1", "1024 free pages of 2 MiB", "1000")
+    ]
+    assert "add 24 to /sys/devices/system/node/node1/" in (short[0].fix or "")
+
+
+def test_a_running_vm_is_not_held_against_the_pages_that_it_has_itself() -> None:
+    xml = with_pages(tuned("pin-numa-pci").document, 2 * MIB)
+    host = with_pools(small_host(), (0, 0))
+    running = RunningDomain("vm", True, (), None, (), 4 * GIB, True, (), 2 * MIB, ())
+    assert "huge-pages-short" in ids(findings_of(xml, host=host))
+    assert not are_bad(findings_of(xml, host=replace(host, domains=(running,))))
+
+
+def test_a_page_size_that_the_host_lacks_is_named() -> None:
+    xml = with_pages(tuned("pin-numa-pci").document, 16 * MIB)
+    found = findings_of(xml, host=with_pools(small_host(), (1024, 1024)))
+    assert [f.observed for f in found if f.id == "huge-page-size"] == ["16 MiB"]
+
+
+def test_memory_is_held_against_what_each_node_has_free() -> None:
+    host = small_host()
+    nodes = (host.nodes[0], replace(host.nodes[1], memory_free_bytes=GIB))
+    found = findings_of(tuned("pin-numa-pci").document, host=replace(host, nodes=nodes))
+    short = [(f.subject, f.expected, f.observed) for f in found if f.id == "memory-short"]
+    assert short == [("node 1", "2 GiB free for the VM", "1 GiB")]
+
+
+def test_a_locked_memory_limit_below_what_vfio_needs_is_critical() -> None:
+    limit = "<memtune><hard_limit unit='GiB'>4</hard_limit></memtune>\n  <vcpu "
+    found = findings_of(changed(tuned("pin").document, ("<vcpu ", limit)))
+    assert [(f.id, f.expected[:13]) for f in found] == [("memlock-low", "at least 5 Gi")]
+
+
+def neighbour(pins: tuple[int, ...], devices: tuple[Bdf, ...] = ()) -> RunningDomain:
+    sets = tuple(CpuSet([pu]) for pu in pins)
+    return RunningDomain("other", True, sets, None, (), GIB, True, (), None, devices)
+
+
+def test_cores_and_devices_of_other_running_vms_are_named() -> None:
+    host = replace(small_host(), domains=(neighbour((5, 7), (Bdf.parse("81:00.0"),)),))
+    found = findings_of(tuned("pin-numa-pci").document, host=host)
+    assert {"core-taken", "device-in-use"} <= ids(found)
+    taken = next(f for f in found if f.id == "core-taken")
+    assert taken.subject == "PUs 5" and "'other'" in taken.observed
+
+
+def test_versions_that_are_too_old_are_named_by_element() -> None:
+    settings = replace(small_host().settings, libvirt_version=(3, 9, 0), qemu_version=(2, 5, 0))
+    found = findings_of(
+        tuned("pin-numa-pci").document, host=replace(small_host(), settings=settings)
+    )
+    old = {(f.subject, f.expected.split()[0]) for f in found if f.id == "too-old"}
+    assert ("<cell><distances>", "libvirt") in old
+    assert ("<controller model='pcie-expander-bus'>", "QEMU") in old
+
+
+def test_a_document_tuned_for_another_host_says_so() -> None:
+    host = replace(small_host(), architecture="riscv64")
+    assert "tuned-for-other-host" in ids(findings_of(tuned("pin").document, host=host))
+
+
+def test_an_untuned_document_is_not_bad_only_unpinned() -> None:
+    found = findings_of(PLAIN, host=small_host())
+    assert ids(found) == {"unpinned"} and not are_bad(found)
+
+
+def test_the_worst_comes_first_and_what_is_stored_can_be_read() -> None:
+    tuning = tuned("pin-numa-pci")
+    xml = changed(tuning.document, ("cpuset='2,6'", "cpuset='0'"), ("busNr='192'", "busNr='128'"))
+    found = findings_of(xml, tuning.plan, small_host())
+    order = list(Severity)
+    ranks = [order.index(finding.severity) for finding in found]
+    assert ranks == sorted(ranks) and len(set(ranks)) > 1
+    stored = formats.encode("findings", Findings(("vm.xml",), found))
+    assert '"format": "homenode.findings/1"' in stored
+    assert formats.decode(stored, "findings", Findings, "f.json").findings == found
+
+
+def test_a_finding_says_what_was_expected_and_found() -> None:
+    finding = Finding("x", Severity.WARNING, "node 1", "4 pages", "3", None, None, "vm.xml")
+    assert str(finding) == "warning: node 1: expected 4 pages, found 3 (x)"

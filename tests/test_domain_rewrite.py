@@ -479,6 +479,11 @@ def test_the_record_in_metadata_names_the_layout_and_leaves_others_alone() -> No
     assert b'<homenode:layout xmlns:homenode="urn:homenode:layout:1" name="pin-numa"' in after
 
 
+def test_a_document_says_that_its_vcpus_are_sibling_pairs_already() -> None:
+    assert read_guest(tuned("study", "pin-numa-smt").to_bytes(), "x").siblings_exposed
+    assert not read_guest(tuned("study", "pin-numa").to_bytes(), "x").siblings_exposed
+
+
 def test_a_broken_result_is_refused_whole() -> None:
     xml, plan = planned("study", "pin-numa-pci")
     squeezed = tuple(

@@ -32,11 +32,12 @@ _RECORD = f"{{{NAMESPACE}}}layout"
 
 @dataclass(frozen=True, slots=True)
 class LayoutRecord:
-    """What the record says. memory: how homenode bound the memory. host: start of the fingerprint
-    of the host that it was planned for."""
+    """What the record says. memory: how homenode bound the memory. siblings: what it showed of SMT.
+    host: start of the fingerprint of the host that it was planned for."""
 
     name: str
     memory: MemoryBinding
+    siblings: str | None
     host: str | None
 
 
@@ -48,7 +49,12 @@ def read_record(document: Document) -> LayoutRecord | None:
     memory = element.get("memory")
     if memory not in [str(binding) for binding in MemoryBinding]:
         return None
-    return LayoutRecord(element.get("name") or "", MemoryBinding(memory), element.get("host"))
+    return LayoutRecord(
+        element.get("name") or "",
+        MemoryBinding(memory),
+        element.get("siblings"),
+        element.get("host"),
+    )
 
 
 def edit_metadata(document: Document, plan: Plan) -> Document:

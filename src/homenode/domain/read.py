@@ -13,11 +13,13 @@ from homenode.domain.fields import decimal, host_address, needed, pu_set, size_b
 from homenode.domain.hostdevs import read_hostdevs
 from homenode.domain.memory import memory_device_bytes, memory_devices, read_memory
 from homenode.domain.memory_backing import read_page_bytes
+from homenode.domain.metadata import read_record
 from homenode.domain.numatune import read_binding, read_memnodes
 from homenode.domain.vcpu import read_vcpus
 from homenode.errors import InputError, ParseError
 from homenode.indices import NodeIndex
 from homenode.plan.guest import Guest
+from homenode.plan.layout import Siblings
 from homenode.topology import RunningDomain
 
 
@@ -66,6 +68,7 @@ def guest_of(document: Document) -> Guest:
     cpu = root.child("cpu")
     security = root.child("launchSecurity")
     access = root.at("memoryBacking", "access")
+    record = read_record(document)
     return Guest(
         name=read_name(document),
         uuid=_stripped(root.child("uuid")),
@@ -97,6 +100,7 @@ def guest_of(document: Document) -> Guest:
         has_qemu_commandline=any(e.name.endswith("}commandline") for e in root.children),
         memory_access_shared=(access is not None and access.get("mode") == "shared")
         or any(e.get("memAccess") == "shared" for e in cell_elements(document)),
+        siblings_exposed=record is not None and record.siblings == Siblings.EXPOSED,
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lxml import etree
 
-from homenode.errors import InputError
+from homenode.errors import HomenodeError, InputError
 from homenode.gap import Gap
 
 SCHEMA_PATH = "/usr/share/libvirt/schemas/domain.rng"
@@ -43,6 +43,28 @@ def validate(
     if schema.validate(tree):
         return (), None
     return tuple(SchemaError(entry.line, entry.message) for entry in schema.error_log), None
+
+
+def refuse_new_errors(before: bytes, after: bytes) -> Gap | None:
+    """Checks that an edit kept a document valid; the gap says why nothing was checked.
+
+    A document that was not valid before (elements newer than the installed schema) is not judged.
+    Raises HomenodeError where the edit broke it.
+    """
+    errors, gap = validate(after)
+    if gap is not None or not errors:
+        return gap
+    errors_before, _ = validate(before)
+    if errors_before:
+        first = errors_before[0]
+        return Gap(
+            "domain.rng", f"the original is not valid either, line {first.line}: {first.message}"
+        )
+    raise HomenodeError(
+        f"line {errors[0].line} of the tuned document: the installed libvirt's schema says "
+        f"{errors[0].message}",
+        hint="nothing was written; this libvirt may be older than what the layout needs",
+    )
 
 
 @lru_cache(maxsize=4)

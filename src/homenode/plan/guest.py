@@ -61,6 +61,7 @@ class Guest:
     has_dimms: a <memory model=...> device exists. max_memory_bytes: <maxMemory> or None.
     physical_address_bits: of <maxphysaddr bits=...> or None.
     pcihole64_bytes: of the pcie-root, None where not set.
+    siblings_exposed: an earlier plan of ours doubled the vCPUs: they are sibling pairs already.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Guest:
     pcihole64_bytes: int | None = None
     has_qemu_commandline: bool = False
     memory_access_shared: bool = False
+    siblings_exposed: bool = False
 
     @property
     def is_q35(self) -> bool:

@@ -1,0 +1,160 @@
+"""From a host and a document to a tuned document: the planner's own plans, written and read."""
+
+import pytest
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.description.shipped import load_shipped
+from homenode.domain.crosscheck import crosscheck
+from homenode.domain.document import parse_document
+from homenode.domain.read import read_guest
+from homenode.domain.rewrite import rewrite
+from homenode.domain.schema import validate
+from homenode.errors import HomenodeError, InputError
+from homenode.pci import DeviceKind
+from homenode.plan.assemble import assemble
+from homenode.plan.layout import PRESETS
+from homenode.plan.manual import ManualRanges, manual_placement
+from homenode.plan.model import Plan
+from homenode.plan.planner import plan
+from homenode.plan.wishes import Wishes, request_for
+from homenode.topology import Host
+from homenode.units import MIB
+from tests.domain_corpus import NAMES, sample
+
+GPUS = ("19", "3b", "4c", "5d", "9b", "bb", "cb", "db")
+
+
+@pytest.fixture(scope="module")
+def hgx() -> Host:
+    return load_shipped("hgx-h100").host
+
+
+def document_with(devices: list[Bdf], vcpus: int = 64) -> bytes:
+    """A flat VM with these host devices."""
+    hostdevs = "".join(
+        f"""
+    <hostdev mode='subsystem' type='pci' managed='yes'>
+      <source>
+        <address domain='0x{bdf.domain:04x}' bus='0x{bdf.bus:02x}' slot='0x{bdf.device:02x}' \
+function='0x{bdf.function:x}'/>
+      </source>
+    </hostdev>"""
+        for bdf in devices
+    )
+    return f"""<domain type='kvm'>
+  <name>hgx</name>
+  <memory unit='GiB'>512</memory>
+  <vcpu>{vcpus}</vcpu>
+  <os>
+    <type arch='x86_64' machine='q35'>hvm</type>
+  </os>
+  <cpu mode='host-passthrough'/>
+  <devices>
+    <emulator>/usr/bin/qemu-system-x86_64</emulator>
+    <controller type='pci' index='0' model='pcie-root'/>{hostdevs}
+    <memballoon model='none'/>
+  </devices>
+</domain>
+""".encode()
+
+
+def gpus_and_nics(host: Host) -> list[Bdf]:
+    """The 8 GPUs and the NIC beside each, on the next bus."""
+    gpus = [Bdf.parse(f"{bus}:00.0") for bus in GPUS]
+    nics = [device.bdf for device in host.devices_of_kind(DeviceKind.NIC)]
+    return sorted(gpus + [nic for nic in nics if Bdf(nic.domain, nic.bus - 1, 0, 0) in gpus])
+
+
+def plan_of(host: Host, xml: bytes, layout: str) -> Plan:
+    request, _ = request_for(read_guest(xml, "vm.xml"), Wishes(layout=layout), host)
+    return plan(host, request)
+
+
+def addresses(xml: bytes) -> dict[str, str]:
+    return {str(h.source): str(h.address) for h in read_guest(xml, "after").hostdevs}
+
+
+def test_an_hgx_h100_becomes_two_expander_buses_with_sixteen_root_ports(hgx: Host) -> None:
+    xml = document_with(gpus_and_nics(hgx))
+    after = rewrite(xml, plan_of(hgx, xml, "pin-numa-pci"))
+    guest = read_guest(after, "after")
+    models = [controller.model for controller in guest.controllers]
+    assert models.count("pcie-expander-bus") == 2
+    assert models.count("pcie-root-port") == 16
+    by_index = {controller.index: controller for controller in guest.controllers}
+    cell_of: dict[str, int | None] = {}
+    for hostdev in guest.hostdevs:
+        assert hostdev.address is not None
+        port = by_index[hostdev.address.bus].address
+        assert port is not None
+        cell_of[f"{hostdev.source.bus:02x}"] = by_index[port.bus].node
+    assert {cell_of[bus] for bus in GPUS[:4]} == {0}
+    assert {cell_of[bus] for bus in GPUS[4:]} == {1}
+    assert validate(after)[0] == ()
+
+
+@pytest.mark.parametrize("layout", PRESETS)
+def test_a_second_run_on_the_tuned_document_changes_nothing(hgx: Host, layout: str) -> None:
+    xml = document_with(gpus_and_nics(hgx), vcpus=32)
+    after = rewrite(xml, plan_of(hgx, xml, layout))
+    if PRESETS[layout].siblings == "exposed":
+        # -smt doubles what the document has, so that a second run asks for its vCPUs to stay.
+        request, _ = request_for(
+            read_guest(after, "vm.xml"), Wishes(layout=layout, keep_vcpus=True), hgx
+        )
+        again = plan(hgx, request)
+    else:
+        again = plan_of(hgx, after, layout)
+    assert rewrite(after, again) == after
+
+
+def test_dropping_a_device_moves_no_other_in_the_tuned_document_or_in_a_fresh_plan(
+    hgx: Host,
+) -> None:
+    devices = gpus_and_nics(hgx)
+    xml = document_with(devices)
+    before = addresses(rewrite(xml, plan_of(hgx, xml, "pin-numa-pci")))
+    for gone in (devices[0], devices[5], devices[-1]):
+        fewer = document_with([bdf for bdf in devices if bdf != gone])
+        fresh = addresses(rewrite(fewer, plan_of(hgx, fewer, "pin-numa-pci")))
+        assert fresh == {bdf: at for bdf, at in before.items() if bdf != str(gone)}
+
+
+@pytest.mark.parametrize("layout", PRESETS)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_sample_takes_the_planners_own_plan(hgx: Host, name: str, layout: str) -> None:
+    xml = sample(name)
+    guest = read_guest(xml, name)
+    on_host = {device.bdf for device in hgx.pci_devices}
+    if any(hostdev.source not in on_host for hostdev in guest.hostdevs):
+        pytest.skip("it passes devices through that this host has not")
+    try:
+        chosen = plan_of(hgx, xml, layout)
+    except HomenodeError as error:
+        assert "expected" in str(error)
+        return
+    try:
+        after = rewrite(xml, chosen, name)
+    except InputError as error:
+        assert "expected" in str(error)
+        return
+    assert validate(after)[0] == ()
+    assert crosscheck(parse_document(after, name)) == ()
+    assert rewrite(after, chosen, name) == after
+
+
+def test_the_manual_way_gives_the_studys_document() -> None:
+    guest = read_guest(sample("study"), "vm.xml")
+    request, _ = request_for(guest, Wishes(layout="pin-numa-smt", memory_bytes=1572864 * MIB), None)
+    ranges = ManualRanges(
+        (CpuSet.parse("0-27"), CpuSet.parse("32-59")),
+        (CpuSet.parse("64-91"), CpuSet.parse("96-123")),
+        CpuSet.parse("28,29,92,93"),
+    )
+    by_hand = assemble(None, request, manual_placement(request, ranges))
+    after = rewrite(sample("study"), by_hand)
+    assert b"<emulatorpin cpuset='28,29,92,93'/>\n    <vcpupin vcpu='0' cpuset='0'/>" in after
+    assert b"<vcpupin vcpu='111' cpuset='123'/>" in after
+    assert b"<cell id='1' cpus='56-111' memory='786432' unit='MiB'/>" in after
+    assert b"<memory mode='strict' nodeset='0,1'/>" in after

@@ -21,6 +21,7 @@ from homenode.snapshot.live import LiveSnapshot
 from homenode.snapshot.manifest import check_manifest
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.snapshot.store import open_snapshot
+from tests.mutations import survives
 from tests.shared_data import SHARED
 
 SHELLS = [
@@ -162,8 +163,14 @@ def test_an_existing_file_is_kept_unless_told(tmp_path: Path) -> None:
     assert out.read_bytes()[:2] == b"\x1f\x8b"
     with pytest.raises(UsageError, match="found a folder"):
         capture(HOST, tmp_path, overwrite=True)
-    with pytest.raises(HostError, match="cannot be written"):
+    with pytest.raises(UsageError, match="expected its folder"):
         capture(HOST, tmp_path / "no" / "folder.tar.gz")
+
+
+def test_a_capture_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(HostError, match="cannot be written: File name too long"):
+        capture(HOST, tmp_path / ("x" * 250))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_capture_that_is_not_redacted_is_for_its_owners_eyes(tmp_path: Path) -> None:
@@ -335,3 +342,12 @@ def test_a_hostile_collector_cannot_add_files(tmp_path: Path) -> None:
             "snapshot/manifest.json",
             "snapshot/sys/devices/system/cpu/cpu0/online",
         ]
+
+
+def test_damaged_collector_output_is_read_or_refused_and_nothing_else(
+    tmp_path: Path, tools: Path
+) -> None:
+    _write_tree(HOST, tmp_path)
+    printed = run(["sh"], 60, collector_script(str(tmp_path))).stdout_or_raise()
+    head = printed[: printed.index("\nC ")] + "\nC uname\n Linux\n \n S 0\nZ\n"
+    assert survives(lambda text: gather(parse_collected(text, "gpu7")), head, 300) > 0

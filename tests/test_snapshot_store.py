@@ -268,6 +268,21 @@ def test_a_damaged_archive_is_read_or_refused_and_nothing_else(
             continue
 
 
+@pytest.mark.parametrize(
+    "pack", [gzip.compress, bz2.compress, lzma.compress], ids=["gz", "bz2", "xz"]
+)
+def test_damaged_compression_is_noticed(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    rng = random.Random(11)
+    whole = pack(_tar(FILES, LINKS))
+    for _ in range(150):
+        damaged = bytearray(whole)
+        damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+        try:
+            open_snapshot(_write(tmp_path / "damaged", bytes(damaged)))
+        except InputError:
+            continue
+
+
 def test_published_trees_open() -> None:
     folder = SHARED / "machines" / "sysfs"
     if not folder.is_dir():

@@ -19,7 +19,7 @@ from homenode.errors import InputError
 MAX_MEMBERS = 500_000
 MAX_FOLDERS = 500_000
 MAX_FILE_BYTES = 16 << 20
-MAX_TOTAL_BYTES = 1 << 30
+MAX_TOTAL_BYTES = 512 << 20
 MAX_PATH_CHARS = 4096
 MAX_DEPTH = 64
 """Limits on what an archive may hold; the largest real tree that we know has 64,266 members."""

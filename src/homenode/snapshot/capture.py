@@ -117,6 +117,8 @@ def collect_over_ssh(host: str, timeout_s: float = SSH_TIMEOUT_S) -> MemorySnaps
 def _check_out(out: Path, overwrite: bool) -> None:
     if out.is_dir():
         raise UsageError(f"{out}: expected a file to write, found a folder")
+    if not out.parent.is_dir():
+        raise UsageError(f"{out}: expected its folder to be there, found no {out.parent}")
     if out.exists() and not overwrite:
         raise UsageError(f"{out}: exists", hint="--force overwrites it")
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homenode.bdf import Bdf
+from homenode.discover.lspci import overlay_lspci
 from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind, PciLink
@@ -30,6 +31,7 @@ from tests.guest_shapes import (
     placed,
     without,
 )
+from tests.shared_data import SHARED
 from tests.small_hosts import DeviceSpec, even_host, small_guest, small_request
 
 
@@ -99,6 +101,28 @@ def test_hgx_gets_two_expander_buses_and_sixteen_root_ports() -> None:
     assert [cells[bdf] for bdf in HGX_GPUS] == [0, 0, 0, 0, 1, 1, 1, 1]
     assert [cells[bdf] for bdf in HGX_NICS] == [0, 0, 0, 0, 1, 1, 1, 1]
     check_tree(request, plan)
+
+
+CAPTURE = SHARED / "machines" / "lspci" / "gpud-hgx-h100x8-lspci-vvv.txt"
+
+
+@pytest.mark.skipif(not CAPTURE.exists(), reason=f"{CAPTURE} is not here")
+def test_a_captured_hgx_h100_gets_the_same_tree_and_keeps_it() -> None:
+    host = overlay_lspci(even_host(2), CAPTURE.read_text())
+    devices = tuple(sorted(HGX_GPUS + HGX_NICS))
+    request, placement = ask(devices), placed((2, 2), devices=devices)
+    plan = assemble(host, request, placement)
+    assert len(of_model(plan, PortModel.EXPANDER_BUS)) == 2
+    assert len(of_model(plan, PortModel.ROOT_PORT)) == 16
+    cells = {device.bdf: device.cell for device in plan.devices}
+    assert [cells[bdf] for bdf in HGX_GPUS] == [0, 0, 0, 0, 1, 1, 1, 1]
+    check_tree(request, plan)
+    tuned = after(request, plan)
+    assert addresses(assemble(host, tuned, placement)) == addresses(plan)
+    for bdf in devices:
+        rest = {other: at for other, at in addresses(plan).items() if other != bdf}
+        assert addresses(assemble(host, *without(request, placement, bdf))) == rest
+        assert addresses(assemble(host, *without(tuned, placement, bdf))) == rest
 
 
 def test_slots_follow_the_hosts_order_of_gpus_and_their_nics() -> None:

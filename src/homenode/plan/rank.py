@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from homenode.errors import InputError
 from homenode.plan.ladder import concessions
 from homenode.plan.model import Unplannable
 from homenode.plan.place import place
@@ -23,22 +24,23 @@ class RankedHost:
     position: int
     host: Host
     placement: Placement | None
-    refusal: Unplannable | None
+    refusal: Unplannable | InputError | None
 
 
-def rank(hosts: Sequence[Host], request: GuestRequest) -> tuple[RankedHost, ...]:
-    """The hosts, the best first; those that cannot hold the VM last.
+def rank(requests: Sequence[tuple[Host, GuestRequest]]) -> tuple[RankedHost, ...]:
+    """The hosts, each with the request as it stands there, the best first; those that cannot hold
+    the VM last.
 
     A host where nothing had to give way comes first, then the policy's order of concerns decides
     without the node numbers: where those are alike the balance rule does (most free cores, then
-    memory; or the tightest), and at last the order given. Raises InputError and UsageError as
-    `place` does.
+    memory; or the tightest), and at last the order given. A host that lacks a device of the
+    document refuses by name. Raises UsageError as `place` does.
     """
     ranked = []
-    for position, host in enumerate(hosts):
+    for position, (host, request) in enumerate(requests):
         try:
             ranked.append(RankedHost(position, host, place(host, request), None))
-        except Unplannable as refusal:
+        except (Unplannable, InputError) as refusal:
             ranked.append(RankedHost(position, host, None, refusal))
     return tuple(sorted(ranked, key=_key))
 

@@ -1,0 +1,70 @@
+"""The program: its commands, its errors and its exit codes. [I/O]
+
+Exit codes: 0 done, 1 findings, 2 usage or bad input, 3 host or tool failed, 4 unplannable.
+"""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from homenode import __version__
+from homenode.cli import capture, plan, restore, show
+from homenode.errors import HomenodeError
+
+app = typer.Typer(
+    name="homenode",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    help="Put every vCPU, every page and every GPU of a virtual machine on its home NUMA node.",
+    epilog=(
+        "Exit codes: 0 done, 1 findings, 2 usage or bad input, 3 host or tool failed, "
+        "4 unplannable."
+    ),
+)
+app.command("capture")(capture.capture)
+app.command("show")(show.show)
+app.command("plan")(plan.plan)
+app.command("restore")(restore.restore)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"homenode {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Put every vCPU, every page and every GPU of a virtual machine on its home NUMA node."""
+
+
+def main() -> None:
+    """Run the command line and exit with the contract's code."""
+    try:
+        app()
+    except HomenodeError as error:
+        sys.stdout.flush()
+        print(f"homenode: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # The reader (head, less) went away: no traceback, and nothing more to flush at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except KeyboardInterrupt:
+        print("homenode: interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

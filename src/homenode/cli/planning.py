@@ -1,0 +1,163 @@
+"""What `homenode plan` does with its arguments: read, tune, print, write. [I/O]"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from homenode.cli.terminal import console, note, print_diff, print_json, write_text
+from homenode.errors import InputError, UsageError
+from homenode.plan.manual import ManualRanges
+from homenode.plan.model import Unplannable
+from homenode.plan.wishes import Wishes
+from homenode.tuning import Tuning, tune, tune_manually
+from homenode.units import MIB
+
+if TYPE_CHECKING:
+    from homenode.topology import Host
+
+LARGEST_DOCUMENT_BYTES = 64 * MIB
+"""More than this is not read at all; what domain/ accepts of it is less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where the host comes from. ranges: of manual mode, which has no host."""
+
+    hosts: tuple[str, ...]
+    lspci: Path | None
+    ranges: ManualRanges | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What to print and write; see the options of the same names."""
+
+    document: Path | None
+    copy_name: str | None
+    diff: bool
+    plan: Path | None
+    svg: Path | None
+    quiet: bool
+    json: bool
+
+
+def run(document: str, wishes: Wishes, sources: Sources, outputs: Outputs) -> None:
+    """Plan, print and write. Nothing is written unless everything before succeeded."""
+    original = _read(document)
+    host: Host | None = None
+    try:
+        if sources.ranges is not None:
+            if sources.hosts:
+                raise UsageError("--node-pus and --host: expected one of the two, found both")
+            tuning = tune_manually(
+                original, document, wishes, sources.ranges, copy_name=outputs.copy_name
+            )
+        else:
+            host, tuning = _on_best_host(original, document, wishes, sources, outputs)
+    except Unplannable as error:
+        _say_why_not(error, as_json=outputs.json)
+        raise SystemExit(error.exit_code) from None
+    _print(tuning, host, original, document, outputs)
+    _write(tuning, host, original, outputs)
+
+
+def _read(document: str) -> bytes:
+    try:
+        if document == "-":
+            text = sys.stdin.buffer.read(LARGEST_DOCUMENT_BYTES + 1)
+        else:
+            with Path(document).open("rb") as file:
+                text = file.read(LARGEST_DOCUMENT_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{document}: expected a domain document, found: {error}",
+            hint="virsh dumpxml --inactive NAME > VM.xml",
+        ) from None
+    if len(text) > LARGEST_DOCUMENT_BYTES:
+        raise InputError(f"{document}: expected at most 64 MiB, found more")
+    return text
+
+
+def _on_best_host(
+    original: bytes, document: str, wishes: Wishes, sources: Sources, outputs: Outputs
+) -> tuple["Host", Tuning]:
+    from homenode.sources import load_host
+
+    names = sources.hosts or (None,)
+    if len(names) > 1 and sources.lspci is not None:
+        raise UsageError("--lspci: expected one --host to lay it over, found several")
+    hosts = tuple(load_host(name, lspci=sources.lspci) for name in names)
+    if len(hosts) == 1:
+        return hosts[0], tune(original, document, wishes, hosts[0], copy_name=outputs.copy_name)
+    from homenode.domain.read import read_guest
+    from homenode.plan.rank import rank
+    from homenode.plan.wishes import request_for
+    from homenode.report.rank_text import rank_text
+
+    guest = read_guest(original, document)
+    ranking = rank([(host, request_for(guest, wishes, host)[0]) for host in hosts])
+    if not (outputs.quiet or outputs.json):
+        console().print(rank_text(ranking))
+    best = ranking[0].host
+    return best, tune(original, document, wishes, best, copy_name=outputs.copy_name)
+
+
+def _say_why_not(error: Unplannable, *, as_json: bool) -> None:
+    if as_json:
+        from homenode.plan.stored import encode_refusal
+
+        print_json(encode_refusal(error))
+    else:
+        from rich.console import Console
+
+        from homenode.report.plan_text import rejections_text
+
+        errors = Console(stderr=True, highlight=False, emoji=False, markup=False)
+        errors.print(rejections_text(error))
+
+
+def _print(
+    tuning: Tuning, host: "Host | None", original: bytes, document: str, outputs: Outputs
+) -> None:
+    if outputs.json:
+        from homenode.plan.stored import encode_plan
+
+        print_json(encode_plan(tuning.plan))
+    elif not outputs.quiet:
+        from homenode.plan.explain import explain
+        from homenode.report.plan_text import plan_text
+
+        console().print(plan_text(explain(tuning.plan, host)))
+        if tuning.choice is not None:
+            from homenode.report.choice_text import choice_text
+
+            console().print(choice_text(tuning.choice))
+    if outputs.diff:
+        print_diff(original, tuning.document, document, str(outputs.document or "tuned"))
+
+
+def _write(tuning: Tuning, host: "Host | None", original: bytes, outputs: Outputs) -> None:
+    if outputs.document is not None:
+        from homenode.domain.restore import write_tuned
+        from homenode.domain.schema import refuse_new_errors
+
+        gap = refuse_new_errors(tuning.original, tuning.document)
+        if gap is not None:
+            note(f"not checked: {gap}")
+        saved = write_tuned(outputs.document, original, tuning.document)
+        note(f"wrote {saved.output} (original in {saved.original}; homenode restore undoes it)")
+    for warning in tuning.warnings:
+        note(f"warning: {warning}")
+    if outputs.plan is not None:
+        from homenode.plan.stored import encode_plan
+
+        write_text(outputs.plan, encode_plan(tuning.plan))
+        note(f"wrote {outputs.plan}")
+    if outputs.svg is not None:
+        if host is None:
+            raise UsageError("--svg: expected a host to draw, found manual mode")
+        from homenode.report.topology_map import topology_map
+
+        write_text(outputs.svg, topology_map(host, tuning.plan))
+        note(f"wrote {outputs.svg}")

@@ -1,0 +1,46 @@
+"""homenode show: the host as a tree and as a picture. [I/O]"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from homenode.cli.options import HostOption, JsonOption, LspciOption
+from homenode.cli.terminal import console, note, print_json, write_text
+
+
+def show(
+    host: HostOption = None,
+    lspci: LspciOption = None,
+    svg: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the host here, as SVG.")
+    ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(metavar="P.json", help="With --svg: draw the VM of this saved plan as well."),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every PCI function and every gap.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Show a host: nodes, LLCs, cores, memory, the PCI tree, links, and who uses what."""
+    from homenode.sources import load_host
+
+    loaded = load_host(host, lspci=lspci)
+    if svg is not None:
+        from homenode.plan.stored import read_plan_for
+        from homenode.report.topology_map import topology_map
+
+        drawn = None if plan is None else read_plan_for(loaded, plan.read_bytes(), str(plan))
+        write_text(svg, topology_map(loaded, drawn))
+        note(f"wrote {svg}")
+    if json:
+        from homenode.formats import encode
+        from homenode.topology import summarise
+
+        print_json(encode("host", loaded, {"summary": summarise(loaded)}))
+    elif svg is None:
+        from homenode.report.host_tree import host_tree
+
+        console().print(host_tree(loaded, everything))

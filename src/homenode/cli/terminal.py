@@ -1,0 +1,63 @@
+"""The terminal: where people read, and how wide and colourful it is. [I/O]"""
+
+import sys
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@cache
+def console() -> "Console":
+    """Standard output for people: colours only on a terminal, never wider than it."""
+    from rich.console import Console
+
+    return Console(highlight=False, emoji=False, markup=False, soft_wrap=False)
+
+
+def note(text: str) -> None:
+    """One line to standard error: what was written where, and what was left out."""
+    print(text, file=sys.stderr)
+
+
+def print_json(text: str) -> None:
+    """A JSON document to standard output, as it is: never wrapped, never coloured."""
+    sys.stdout.write(text)
+
+
+def print_diff(before: bytes, after: bytes, before_name: str, after_name: str) -> None:
+    """A unified diff of two documents, coloured on a terminal; nothing where they are equal."""
+    import difflib
+
+    from rich.text import Text
+
+    lines = difflib.unified_diff(
+        before.decode("utf-8", "replace").splitlines(),
+        after.decode("utf-8", "replace").splitlines(),
+        before_name,
+        after_name,
+        lineterm="",
+    )
+    colours = {"+": "green", "-": "red", "@": "cyan"}
+    for line in lines:
+        header = line.startswith(("+++", "---"))
+        style = "bold" if header else colours.get(line[:1], "")
+        if console().is_terminal:
+            console().print(Text(line, style=style), overflow="ignore", no_wrap=True, crop=False)
+        else:
+            print(line)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all. Raises HostError where that fails."""
+    from homenode.errors import HostError
+
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise HostError(f"{path}: expected to write there, found: {error.strerror}") from None

@@ -1,0 +1,101 @@
+"""Tuning: a domain document, the plan for it on a host, and the tuned document that follows.
+
+The whole main job as one pure step, for the command line and everything else that places VMs.
+"""
+
+from dataclasses import dataclass, replace
+
+from homenode.domain.copy import copy_domain, shared_with_original
+from homenode.domain.crosscheck import crosscheck
+from homenode.domain.read import guest_of, open_domain
+from homenode.domain.requirements import refuse_older
+from homenode.domain.rewrite import rewrite
+from homenode.errors import HomenodeError
+from homenode.plan.assemble import assemble
+from homenode.plan.manual import ManualRanges, manual_placement
+from homenode.plan.model import Plan
+from homenode.plan.planner import plan
+from homenode.plan.published import Choice
+from homenode.plan.wishes import Wishes, request_for
+from homenode.topology import Host
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """A plan and the document that follows from it.
+
+    original: the document as given, or its copy under another name. document: the tuned one.
+    choice: the published evidence that `--layout auto` followed; None where a layout was named.
+    warnings: what was wrong with the document before, and what a copy shares with its original.
+    """
+
+    original: bytes
+    plan: Plan
+    document: bytes
+    choice: Choice | None
+    warnings: tuple[str, ...]
+
+
+def tune(
+    original: bytes, source: str, wishes: Wishes, host: Host, *, copy_name: str | None = None
+) -> Tuning:
+    """Plan a document's VM on a host and rewrite the document.
+
+    source: what to call the document in messages. copy_name: tune a copy with its own name, UUID,
+    NVRAM and MACs. Raises InputError for a bad document, UsageError for contradicting wishes,
+    Unplannable with every rejection, and HostError where the host's libvirt or QEMU is too old.
+    """
+    before, warnings = _given(original, source, copy_name)
+    guest = guest_of(open_domain(before, source))
+    request, choice = request_for(guest, wishes, host)
+    made = plan(host, request)
+    refuse_older(
+        made,
+        host.settings.libvirt_version,
+        host.settings.qemu_version,
+        is_virt=guest.is_virt,
+    )
+    return _tuned(before, source, made, choice, warnings)
+
+
+def tune_manually(
+    original: bytes,
+    source: str,
+    wishes: Wishes,
+    ranges: ManualRanges,
+    *,
+    copy_name: str | None = None,
+) -> Tuning:
+    """The same with PU lists that the user gives, and no host: the study's listings.
+
+    The vCPU count follows the lists. Raises as tune does.
+    """
+    before, warnings = _given(original, source, copy_name)
+    guest = guest_of(open_domain(before, source))
+    request, choice = request_for(guest, wishes, None)
+    placement = manual_placement(request, ranges)
+    made = assemble(None, replace(request, vcpus=len(placement.vcpu_pins)), placement)
+    return _tuned(before, source, made, choice, warnings)
+
+
+def _given(original: bytes, source: str, copy_name: str | None) -> tuple[bytes, tuple[str, ...]]:
+    if copy_name is None:
+        return original, ()
+    shared = shared_with_original(original, source)
+    return copy_domain(original, copy_name, source), tuple(
+        f"{finding.subject}: {finding.detail}" for finding in shared
+    )
+
+
+def _tuned(
+    before: bytes, source: str, made: Plan, choice: Choice | None, warnings: tuple[str, ...]
+) -> Tuning:
+    after = rewrite(before, made, source)
+    broken_before = crosscheck(open_domain(before, source))
+    new = [one for one in crosscheck(open_domain(after, source)) if one not in broken_before]
+    if new:
+        raise HomenodeError(
+            f"{source}: the tuned document would not hold together: {new[0]}",
+            hint="nothing was written; this is a defect of homenode: please send it the document",
+        )
+    return Tuning(before, made, after, choice, (*map(str, broken_before), *warnings))

@@ -1,4 +1,5 @@
-// The barrier: lets pinned threads leave at the same instant. Spins, so that leaving takes tens of ns.
+// The barrier: lets pinned threads leave at the same instant. Spins: leaving takes tens of ns.
+// It lies before and after timed regions, never in one.
 //
 // A sleeping barrier wakes its threads tens of microseconds apart: as long as a short sample. Where
 // there are more threads than PUs, it yields instead of starving the thread that it waits for.

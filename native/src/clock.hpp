@@ -1,4 +1,4 @@
-// The clock: one steady time in integer nanoseconds.
+// The clock: one steady time in integer nanoseconds. Read at the two ends of each timed region.
 //
 // CLOCK_MONOTONIC is read in user space (vDSO) in 20 to 60 ns. Sub-nanosecond figures come from many
 // operations between two readings, never from a finer clock: a timer that truncates to whole

@@ -3,6 +3,9 @@
 
 #include <sched.h>
 #include <unistd.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include <algorithm>
 #include <charconv>
@@ -142,13 +145,23 @@ std::uint64_t read_available_bytes() {
   return available;
 }
 
-bool under_hypervisor() {
-  std::ifstream file("/proc/cpuinfo");
-  std::string line;
-  while (std::getline(file, line)) {
-    if (line.starts_with("flags") && line.find(" hypervisor") != std::string::npos) return true;
+std::optional<std::string> read_hypervisor() {
+#if defined(__x86_64__)
+  constexpr unsigned present_bit = 31;  // of leaf 1's ECX; then leaf 0x40000000 holds twelve letters
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0 || (ecx >> present_bit & 1U) == 0) return std::nullopt;
+  __cpuid(0x40000000U, eax, ebx, ecx, edx);
+  std::string name;
+  for (const unsigned word : {ebx, ecx, edx}) {
+    for (unsigned byte = 0; byte < 4; ++byte) {
+      const auto letter = static_cast<char>(word >> (8 * byte) & 0xffU);
+      if (letter != '\0') name += letter;
+    }
   }
-  return false;
+  return name;
+#else
+  return std::nullopt;  // aarch64 names none to user space
+#endif
 }
 
 }  // namespace
@@ -206,7 +219,7 @@ Host read_host() {
   const auto huge = read_line("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size");
   if (huge) host.huge_page_bytes = parse_number(*huge);
   host.available_bytes = read_available_bytes();
-  host.hypervisor = under_hypervisor();
+  host.hypervisor = read_hypervisor();
   return host;
 }
 
@@ -224,7 +237,7 @@ void write_host(Json& json, const Host& host) {
   json.end();
   json.field("page_bytes", host.page_bytes).field("huge_page_bytes", host.huge_page_bytes);
   json.field("transparent_huge_pages", host.thp_mode).field("available_bytes", host.available_bytes);
-  json.field("hypervisor", host.hypervisor);
+  json.field("hypervisor", host.hypervisor).field("emulated", host.emulated());
 }
 
 }  // namespace homenode

@@ -37,7 +37,10 @@ struct Host {
   std::uint64_t page_bytes;
   std::optional<std::uint64_t> huge_page_bytes;
   std::uint64_t available_bytes;  // the smaller of MemAvailable and the cgroup's rest
-  bool hypervisor;
+  // As CPUID names it: KVMKVMKVM, TCGTCGTCGTCG, ...; nothing on bare metal and where it is not known.
+  std::optional<std::string> hypervisor;
+
+  bool emulated() const { return hypervisor == "TCGTCGTCGTCG"; }
 
   const HostNode* node(int index) const;
   std::optional<int> node_of(int pu) const;

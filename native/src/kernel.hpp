@@ -1,4 +1,5 @@
 // Bandwidth kernels: the table of what they are, what they count, and which instructions run them.
+// The timed loops are in kernel_body.hpp.
 #pragma once
 
 #include <cstddef>

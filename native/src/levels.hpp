@@ -18,7 +18,7 @@ struct CurvePoint {
 
 struct Level {
   std::string name;          // L1, L2, L3 ..., LLC for the last cache, DRAM
-  double latency_ns;         // median over its flat stretch
+  double latency_ns;         // three quarters along its flat stretch
   std::uint64_t from_bytes;  // first and last size of the flat stretch
   std::uint64_t to_bytes;
   std::optional<std::uint64_t> capacity_bytes;  // largest size still at its latency; nothing for DRAM

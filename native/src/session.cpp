@@ -39,6 +39,10 @@ Session::Session(std::string command, const Options& options) : host_(read_host(
   json_.end();
   json_.field("pus", pus_.text()).field("seed", seed_);
   watch_.emplace_back(pus_);
+  if (host_.emulated()) {
+    doubt({"emulated", "the processor is emulated in software (TCG): no figure here is of hardware",
+           "use it to check where pages are, and measure on real processors"});
+  }
 }
 
 StopRule Session::stop_rule(double seconds, std::size_t min_samples) const {

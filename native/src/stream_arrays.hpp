@@ -1,4 +1,5 @@
 // One thread's three arrays for the bandwidth kernels: filled by that thread, used in windows, checked.
+// Inside the timed region: run() alone.
 //
 // A sample runs over one window of the arrays and the next sample over the next window, so that a
 // sample stays short while everything between two visits to a window is several caches large. The

@@ -1,18 +1,20 @@
 """Placements, hosts with PCI devices, and guests as a plan leaves them, for tests of assemble."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind
 from homenode.plan.guest import Guest, GuestAddress, GuestHostdev, GuestPciController
-from homenode.plan.model import Plan
+from homenode.plan.model import Plan, PlannedController, PortModel
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.topology import Host
-from tests.small_hosts import DeviceSpec, even_host
+from tests.small_hosts import DeviceSpec, even_host, small_request
 
 
 def bdfs(*texts: str) -> tuple[Bdf, ...]:
@@ -137,4 +139,77 @@ def defined_guest(guest: Guest, ports: int = 6) -> Guest:
         controllers=tuple(controllers),
         hostdevs=hostdevs,
         addresses=tuple(sorted(addresses)),
+    )
+
+
+def ask(devices: tuple[Bdf, ...], vcpus: int = 4, defined: bool = True) -> GuestRequest:
+    request = small_request(vcpus, layout="pin-numa-pci", devices=[str(bdf) for bdf in devices])
+    return replace(request, guest=defined_guest(request.guest)) if defined else request
+
+
+def of_model(plan: Plan, model: PortModel) -> list[PlannedController]:
+    return [controller for controller in plan.controllers if controller.model is model]
+
+
+def addresses(plan: Plan) -> dict[Bdf, GuestAddress | None]:
+    return {device.bdf: device.address for device in plan.devices}
+
+
+def check_tree(request: GuestRequest, plan: Plan) -> None:
+    """What libvirt and QEMU ask of a PCI tree, over the document and the plan together."""
+    final = after(request, plan).guest
+    controllers = {controller.index: controller for controller in final.controllers}
+    had = {controller.index for controller in request.guest.controllers}
+    assert len(controllers) == len(final.controllers)
+    added = set(controllers) - had
+    if added:
+        start = max(had, default=0)
+        assert added == set(range(start + 1, max(added) + 1)), "libvirt would fill the gaps"
+    plugs = [c.address for c in final.controllers if c.address is not None]
+    plugs += [hostdev.address for hostdev in final.hostdevs if hostdev.address is not None]
+    assert max(Counter(plugs).values(), default=1) == 1, "two devices at one address"
+    windows: list[tuple[int, int, int]] = []
+    for planned in plan.controllers:
+        parent = controllers.get(planned.address.bus)
+        if planned.model is PortModel.EXPANDER_BUS:
+            assert planned.address.bus == 0 and planned.bus_nr and planned.bus_count
+            assert 1 <= planned.bus_nr <= 254
+            windows.append((planned.bus_nr, planned.bus_count, planned.index))
+        elif planned.model is PortModel.ROOT_PORT:
+            assert parent is not None and parent.model == "pcie-expander-bus"
+        elif planned.model is PortModel.SWITCH_UPSTREAM:
+            assert parent is not None and parent.model == "pcie-root-port"
+        else:
+            assert parent is not None and parent.model == "pcie-switch-upstream-port"
+
+    def expander(index: int) -> int:
+        while controllers[index].model != "pcie-expander-bus" and index:
+            plug = controllers[index].address
+            index = 0 if plug is None else plug.bus
+        return index
+
+    below = Counter(expander(index) for index in controllers)
+    ends = [*sorted(windows), (256, 0, -1)]
+    for (start, count, index), (following, _, _) in pairwise(ends):
+        assert start + count <= following, "windows overlap"
+        assert below[index] <= count, "a bus below has no number"
+    if windows:
+        assert min(windows)[0] >= below[0], "pcie.0 has no room for its own buses"
+
+
+def with_virtual(host: Host, parent: str, count: int) -> Host:
+    """The host with so many virtual functions of one of its devices."""
+    base = next(d for d in host.pci_devices if d.bdf == Bdf.parse(parent))
+    new = tuple(
+        replace(
+            base,
+            bdf=Bdf(base.bdf.domain, base.bdf.bus, 1 + i // 8, i % 8),
+            physical_function=base.bdf,
+        )
+        for i in range(count)
+    )
+    parent_device = replace(base, sriov_num_vfs=count)
+    others = tuple(d for d in host.pci_devices if d is not base)
+    return replace(
+        host, pci_devices=tuple(sorted((*others, parent_device, *new), key=lambda d: d.bdf))
     )

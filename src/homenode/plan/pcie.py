@@ -125,6 +125,7 @@ def mirror_pcie(
         findings += tuple(_displaced_finding(seat) for seat in displaced)
     if any(port.model is PortModel.SWITCH_UPSTREAM for port in controllers):
         findings += (SWITCH_WARNING,)
+    findings += _unguarded(request, controllers, address_of)
     return MirroredPcie(controllers, address_of, cell_of, group_of, findings)
 
 
@@ -248,6 +249,35 @@ def _unplaced(
                 )
             )
     return tuple(findings)
+
+
+def _unguarded(
+    request: GuestRequest,
+    controllers: tuple[PlannedController, ...],
+    address_of: dict[Bdf, GuestAddress],
+) -> tuple[PlanFinding, ...]:
+    """Empty ports in a document that libvirt has never seen, which names no controllers.
+
+    libvirt 9.0 gives any empty port, on an expander bus and with hotplug='off' too, to the first
+    device without an address.
+    """
+    if request.guest.controllers:
+        return ()
+    used = {address.bus for address in address_of.values()}
+    used |= {controller.address.bus for controller in controllers}
+    empty = [c for c in controllers if c.index not in used and c.model != PortModel.EXPANDER_BUS]
+    if not empty:
+        return ()
+    return (
+        PlanFinding(
+            "empty-ports-unguarded",
+            "info",
+            f"{len(empty)} empty ports",
+            "the document has not been defined yet: libvirt will give them to devices that have no "
+            "PCI address, a virtual NIC or disk, say",
+            "define the guest once, and plan for what virsh dumpxml --inactive prints",
+        ),
+    )
 
 
 def _displaced_finding(seat: _Seat) -> PlanFinding:

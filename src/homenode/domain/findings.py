@@ -1,0 +1,93 @@
+"""Findings: what the user should know of a plan in this document, beyond what the planner knows."""
+
+from homenode.domain.addresses import addressed_devices
+from homenode.domain.controllers import read_controllers
+from homenode.domain.document import Document, Element
+from homenode.domain.launch_security import launch_findings
+from homenode.domain.read import guest_of, open_domain
+from homenode.domain.rewrite import rewrite
+from homenode.plan.model import Plan, PlanFinding, PortModel
+
+_PORTS = ("pcie-root-port", "pcie-switch-downstream-port")
+_ON_PCI = frozenset({"interface", "sound", "video", "rng", "filesystem", "vsock", "crypto"})
+
+
+def document_findings(xml: bytes, plan: Plan, source: str = "domain") -> tuple[PlanFinding, ...]:
+    """What this plan brings with it for this document. Raises as rewrite does."""
+    document = open_domain(xml, source)
+    after = open_domain(rewrite(xml, plan, source), source)
+    return (
+        *launch_findings(guest_of(document), plan),
+        *_ports_that_libvirt_fills(after, plan),
+        *_taint(document, after),
+    )
+
+
+def _ports_that_libvirt_fills(after: Document, plan: Plan) -> tuple[PlanFinding, ...]:
+    """libvirt puts a device without an address on the first empty port, expander bus or not.
+
+    Seen with libvirt 9.0: a virtio disk and NIC without addresses took two of --spare-ports.
+    """
+    if not any(c.model is PortModel.EXPANDER_BUS for c in plan.controllers):
+        return ()
+    controllers = {controller.index: controller for controller in read_controllers(after)}
+    taken = {address.bus for address, _ in addressed_devices(after)}
+    empty = 0
+    for controller in controllers.values():
+        above = None if controller.address is None else controllers.get(controller.address.bus)
+        on_root = above is None or above.model == "pcie-root"
+        if controller.model in _PORTS and not on_root and controller.index not in taken:
+            empty += 1
+    devices = after.root.child("devices")
+    floating = [e for e in (() if devices is None else devices.children) if _floats(e)]
+    if not empty or not floating:
+        return ()
+    names = ", ".join(f"<{element.tag}>" for element in floating[:4])
+    more = f" and {len(floating) - 4} more" if len(floating) > 4 else ""
+    return (
+        PlanFinding(
+            id="libvirt-fills-ports",
+            severity="warning",
+            subject=f"{empty} empty ports on expander buses",
+            detail=f"libvirt will plug devices without an address into them: {names}{more}",
+            fix="virsh define the original once and plan what virsh dumpxml prints: there every "
+            "device has its address",
+        ),
+    )
+
+
+def _floats(device: Element) -> bool:
+    """A PCI device for which libvirt will choose the place."""
+    address = device.child("address")
+    if address is not None:
+        return False
+    if device.name == "disk":
+        target = device.child("target")
+        return target is not None and target.get("bus") == "virtio"
+    if device.name == "controller":
+        virtual = device.get("type") in ("scsi", "virtio-serial", "usb")
+        return virtual and device.get("model") != "none"
+    if device.name == "memballoon":
+        return device.get("model") != "none"
+    if device.name == "hostdev":
+        return device.get("type") == "pci"
+    return device.name in _ON_PCI and device.get("model") != "none"
+
+
+def _taint(before: Document, after: Document) -> tuple[PlanFinding, ...]:
+    def commandlines(document: Document) -> int:
+        return sum(e.name.endswith("}commandline") for e in document.root.children)
+
+    if commandlines(after) == commandlines(before):
+        return ()
+    return (
+        PlanFinding(
+            id="qemu-commandline",
+            severity="info",
+            subject="<qemu:commandline>",
+            detail="OVMF's window for large BARs can be set in no other way; libvirt marks the "
+            "domain as tainted (custom-argv)",
+            fix="OVMF of 2023 and later sizes its window itself with "
+            "<maxphysaddr mode='passthrough'/>",
+        ),
+    )

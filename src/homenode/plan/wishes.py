@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.errors import UsageError
+from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind
 from homenode.plan.guest import Guest
@@ -199,8 +199,10 @@ def request_for(
 
     The document's own passed-through devices are asked for, and --device adds to them; --gpus
     takes the place of the document's GPUs, so these are left out then.
-    Raises UsageError as layout_for does, and for counts below 1.
+    Raises UsageError as layout_for does, and for counts below 1; InputError for a KVM guest of
+    another architecture.
     """
+    _refuse_other_architecture(guest, host)
     layout, choice = layout_for(wishes, guest)
     for option, count in (
         ("--vcpus", wishes.vcpus),
@@ -214,7 +216,7 @@ def request_for(
         raise UsageError(f"--spare-ports: expected 0 or more, found {wishes.spare_ports}")
     documented = {hostdev.source for hostdev in guest.hostdevs}
     if host is not None and wishes.gpu_count is not None:
-        documented -= {gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)}
+        documented = _without_gpus(documented, host)
     page_bytes = guest.page_bytes if wishes.page_bytes is None else wishes.page_bytes
     if page_bytes == 0:
         page_bytes = default_huge_page_bytes(host)
@@ -242,3 +244,27 @@ def request_for(
         spare_ports=wishes.spare_ports,
     )
     return request, choice
+
+
+def _without_gpus(functions: set[Bdf], host: Host) -> set[Bdf]:
+    """Without the GPUs and the other functions of the same cards (audio, USB-C)."""
+    cards = {
+        (gpu.bdf.domain, gpu.bdf.bus, gpu.bdf.device)
+        for gpu in host.devices_of_kind(DeviceKind.GPU)
+    }
+    return {bdf for bdf in functions if (bdf.domain, bdf.bus, bdf.device) not in cards}
+
+
+_RUNS_ON = {"i686": {"x86_64"}, "armv7l": {"aarch64"}}
+"""Guest architectures that KVM runs on hosts of another name."""
+
+
+def _refuse_other_architecture(guest: Guest, host: Host | None) -> None:
+    if host is None or host.architecture is None or guest.domain_type != "kvm":
+        return
+    if host.architecture not in {guest.architecture} | _RUNS_ON.get(guest.architecture, set()):
+        raise InputError(
+            f"domain {guest.name}: expected a guest that KVM runs on {host.name}, found "
+            f"architecture {guest.architecture} on a host of {host.architecture}",
+            hint="name the right host with --host, or use domain type='qemu'",
+        )

@@ -22,6 +22,18 @@ from homenode.plan.guest import Guest
 from homenode.plan.layout import Siblings
 from homenode.topology import RunningDomain
 
+_ONCE: dict[tuple[str, ...], tuple[str, ...]] = {
+    (): (
+        "name", "uuid", "metadata", "memory", "currentMemory", "maxMemory", "memoryBacking",
+        "vcpu", "vcpus", "iothreads", "iothreadids", "cputune", "numatune", "os", "features",
+        "cpu", "devices", "launchSecurity",
+    ),
+    ("cpu",): ("topology", "cache", "maxphysaddr", "numa"),
+    ("numatune",): ("memory",),
+    ("memoryBacking",): ("hugepages", "access"),
+    ("os",): ("type", "nvram"),
+}  # fmt: skip
+
 
 def read_guest(xml: bytes, source: str) -> Guest:
     """The guest of a domain document in any spelling that libvirt takes.
@@ -34,7 +46,11 @@ def read_guest(xml: bytes, source: str) -> Guest:
 
 
 def open_domain(xml: bytes, source: str) -> Document:
-    """The document of a domain. Raises InputError where it is some other XML."""
+    """The document of a domain.
+
+    Raises InputError where it is some other XML, or holds twice what a domain has once: libvirt
+    takes now the first of two, now both, and an edit of one would be half an edit.
+    """
     document = parse_document(xml, source)
     root = document.root
     if root.name != "domain":
@@ -43,6 +59,17 @@ def open_domain(xml: bytes, source: str) -> Document:
         if inside is not None:
             hint = f"it holds a <domain> at line {inside.line}: give that part alone; {hint}"
         raise InputError(f"{source}:{root.line}: expected <domain>, found <{root.tag}>", hint=hint)
+    for path, names in _ONCE.items():
+        parent = root.at(*path)
+        around = path[-1] if path else "domain"
+        for name in names:
+            several = () if parent is None else parent.all(name)
+            if len(several) > 1:
+                raise InputError(
+                    f"{source}:{several[1].line}: expected one <{name}> in <{around}>, "
+                    f"found {len(several)}, the first at line {several[0].line}",
+                    hint="remove all but one",
+                )
     return document
 
 

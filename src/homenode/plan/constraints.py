@@ -84,6 +84,10 @@ def node_counts(request: GuestRequest, question: Question, rung: Rung) -> Iterat
             f"lower vcpus to {_vcpus(request, rung, total)}" if total else None,
         )
         return
+    if feasible_counts(question, everything):
+        far = "the nodes with room cannot reach each other (distance 255)"
+        yield Rejection("distance", indices, far)
+        return
     free_to_split = _changed(question, equal=False)
     counts = feasible_counts(free_to_split, everything)
     if counts and question.equal:
@@ -101,17 +105,14 @@ def node_counts(request: GuestRequest, question: Question, rung: Rung) -> Iterat
             )
         elif not enough:
             held = sum(question.capacity(node) for node in members(everything))
+            free = sum(supply.memory_free_bytes for supply in question.supplies)
             yield Rejection(
                 "memory" if request.page_bytes is None else "pages",
                 indices,
-                f"all {len(indices)} nodes together: memory for {held} of {need} shares "
-                f"({_groups_text(request, rung, need)} with {format_bytes(request.memory_bytes)})",
+                f"all {len(indices)} nodes together: need {format_bytes(request.memory_bytes)}, "
+                f"{format_bytes(free)} free; {held} of {need} cores have their share beside them",
                 "lower the memory, or allow memory from nodes without PUs",
             )
-        return
-    yield Rejection(
-        "distance", indices, "the nodes with room cannot reach each other (distance 255)"
-    )
 
 
 def _unequal(request: GuestRequest, question: Question, rung: Rung, number: int) -> Rejection:

@@ -67,12 +67,16 @@ class Steps:
         self.left = budget
         self.ran_out = False
 
-    def take(self) -> bool:
-        """True where a step was left to take."""
+    def spend(self, steps: int) -> None:
+        """Counts steps that are taken in any case, so that fewer are left for branches."""
+        self.left -= steps
+
+    def take(self, steps: int) -> bool:
+        """True where any step was left."""
         if self.left <= 0:
             self.ran_out = True
             return False
-        self.left -= 1
+        self.left -= steps
         return True
 
 
@@ -84,29 +88,25 @@ def members(mask: int) -> Iterator[int]:
         mask ^= bit
 
 
-def neighbours(between: Sequence[Sequence[int]], within: int, among: int) -> dict[int, int]:
-    """For each node of `among` (bits), those of `among` that are no farther than `within`, itself
-    left out."""
-    nodes = tuple(members(among))
-    result: dict[int, int] = {}
-    for node in nodes:
-        row, mask = between[node], 0
-        for other in nodes:
-            if row[other] <= within:
+def neighbours(between: Sequence[Sequence[int]], within: int) -> tuple[int, ...]:
+    """For each node, the others (bits) that are no farther than `within`."""
+    result = []
+    for node, row in enumerate(between):
+        mask = 0
+        for other, distance in enumerate(row):
+            if distance <= within:
                 mask |= 1 << other
-        result[node] = mask & ~(1 << node)
-    return result
+        result.append(mask & ~(1 << node))
+    return tuple(result)
 
 
-def cliques(linked: dict[int, int], least: int, steps: Steps) -> Iterator[int]:
-    """Every largest set of `least` nodes or more in which all are linked, as bits.
+def cliques(linked: Sequence[int], among: int, least: int, steps: Steps) -> Iterator[int]:
+    """Every largest set of `least` nodes or more of `among` in which all are linked, as bits.
 
     Where distances are hierarchical these are the groups of the hierarchy, found in one pass; else
     Bron and Kerbosch's search with a pivot, as far as the steps last.
     """
-    rest = 0
-    for node in linked:
-        rest |= 1 << node
+    rest = among
     while rest:
         node = (rest & -rest).bit_length() - 1
         group, grown = 0, 1 << node
@@ -114,24 +114,30 @@ def cliques(linked: dict[int, int], least: int, steps: Steps) -> Iterator[int]:
             new = grown & ~group
             group = grown
             for member in members(new):
-                grown |= linked[member]
+                grown |= linked[member] & among
         rest &= ~group
         if group.bit_count() < least:
             continue
-        if all(linked[member] | 1 << member == group for member in members(group)):
+        if _all_linked(linked, group):
             yield group
         else:
             yield from _grow(linked, 0, group, 0, least, steps)
 
 
+def _all_linked(linked: Sequence[int], nodes: int) -> bool:
+    return all(not nodes & ~(linked[node] | 1 << node) for node in members(nodes))
+
+
 def _grow(
-    linked: dict[int, int], chosen: int, open_: int, done: int, least: int, steps: Steps
+    linked: Sequence[int], chosen: int, open_: int, done: int, least: int, steps: Steps
 ) -> Iterator[int]:
-    if (chosen | open_).bit_count() < least or not steps.take():
+    size = open_.bit_count()
+    if chosen.bit_count() + size < least or not steps.take(1 + size):
         return
-    if not open_:
-        if not done:
-            yield chosen
+    if _all_linked(linked, open_):
+        # All at once, unless a node that was dealt with before belongs to them too.
+        if not any(not open_ & ~linked[node] for node in members(done)):
+            yield chosen | open_
         return
     pivot = max(members(open_ | done), key=lambda node: (linked[node] & open_).bit_count())
     for node in members(open_ & ~linked[pivot]):

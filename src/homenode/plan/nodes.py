@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 from homenode.plan.choice import Choice, Shares, pick
 from homenode.plan.cost import Cost
-from homenode.plan.near import UNREACHABLE, Steps, cliques, members, neighbours
+from homenode.plan.near import UNREACHABLE, Steps, cliques, members
 from homenode.plan.question import Question, within
 from homenode.plan.request import Policy
 
-BUDGET_STEPS = 20_000
+BUDGET_STEPS = 100_000
+"""A step is one node looked at in a branch: about a microsecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ def _least(
     if 0 in hits or _apart(hits) > shares.number:
         return None
     if question.policy is Policy.ANY:
-        found = _satisfy(shares, eligible, None, 0, hits, None, steps)
+        found = _satisfy(shares, eligible, None, hits, None, steps)
         return None if found is None else found.split
     best: tuple[tuple[int, int, int, Choice], ...] = ()
     for group in _groups(question, shares, hits, steps):
@@ -148,29 +149,23 @@ def _groups(
     nodes = tuple(members(shares.eligible))
     if shares.number == 1:
         return (shares.eligible,) if nodes else ()
-    distances = sorted(
-        {question.between[a][b] for a in nodes for b in nodes if a < b} - {UNREACHABLE}
-    )
+    rows = [question.between[node] for node in nodes]
+    distances = sorted({row[node] for row in rows for node in nodes} - {UNREACHABLE})
 
-    def fitting(limit: int) -> tuple[int, ...]:
-        linked = neighbours(question.between, limit, shares.eligible)
-        return tuple(
-            group
-            for group in cliques(linked, shares.number, steps)
-            if all(hit & group for hit in hits)
-            and _satisfy(shares, group, None, 0, hits, None, steps, any_will_do=True) is not None
-        )
+    def fitting(limit: int) -> Iterator[int]:
+        linked = question.linked(limit)
+        for group in cliques(linked, shares.eligible, shares.number, steps):
+            if all(hit & group for hit in hits) and _fits(shares, group, None, hits, steps):
+                yield group
 
-    found: tuple[int, ...] = ()
     low, high = 0, len(distances)
     while low < high:
         middle = (low + high) // 2
-        groups = fitting(distances[middle])
-        if groups:
-            high, found = middle, groups
-        else:
+        if next(fitting(distances[middle]), None) is None:
             low = middle + 1
-    return found
+        else:
+            high = middle
+    return tuple(fitting(distances[low])) if low < len(distances) else ()
 
 
 def _least_in(
@@ -179,16 +174,17 @@ def _least_in(
     """(packages, device distance, other devices' distance, choice) of least cost in one group."""
     exact = [pull.exact for pull in question.pulls]
     others = [pull.exact for pull in question.others]
-    for packages in shares.package_counts(group):
-        if _satisfy(shares, group, packages, 0, hits, None, steps, any_will_do=True) is None:
+    for packages in shares.package_counts(group, hits):
+        if (exact or others) and not _fits(shares, group, packages, hits, steps):
             continue
         near = _least_limit(shares, group, packages, exact, hits, steps)
         hits_near = (*hits, *within(exact, near, group)) if exact else hits
         far = _least_limit(shares, group, packages, others, hits_near, steps)
         hits_all = (*hits_near, *within(others, far, group)) if others else hits_near
-        choice = _satisfy(shares, group, packages, 0, hits_all, None, steps)
+        choice = _satisfy(shares, group, packages, hits_all, None, steps)
         if choice is not None:
-            return packages or 0, near, far, choice
+            spanned = {question.packages[node] for node in members(choice.mask)}
+            return len(spanned), near, far, choice
     return None
 
 
@@ -208,48 +204,55 @@ def _least_limit(
     limits = sorted({row[node] for row in rows for node in nodes if row[node] >= floor})
     for limit in limits[:-1]:
         wanted = (*hits, *within(rows, limit, group))
-        if _satisfy(shares, group, packages, 0, wanted, None, steps, any_will_do=True) is not None:
+        if _fits(shares, group, packages, wanted, steps):
             return limit
     return limits[-1]
+
+
+def _fits(
+    shares: Shares, group: int, packages: int | None, hits: tuple[int, ...], steps: Steps
+) -> bool:
+    return _satisfy(shares, group, packages, hits, None, steps, any_will_do=True) is not None
 
 
 def _satisfy(
     shares: Shares,
     group: int,
     packages: int | None,
-    must: int,
     hits: tuple[int, ...],
     best: Choice | None,
     steps: Steps,
     *,
     any_will_do: bool = False,
 ) -> Choice | None:
-    """The best choice in the group that holds a node of every hit, and every node of `must`.
+    """The best choice in the group that holds a node of every hit.
 
-    The best choice without the hits is best with them if it happens to hold them; else each node
-    of a missed hit is tried in turn.
+    Hits that are disjoint, as those of hierarchical distances are once supersets are dropped, are
+    part of the choice. Of an overlapping one that is missed, each node is tried in turn.
     """
-    for hit in hits:
-        left = hit & group
-        if not left:
+    needs: list[int] = []
+    covered = 0
+    for hit in sorted({hit & group for hit in hits}, key=lambda mask: (mask.bit_count(), mask)):
+        if not hit:
             return best
-        if left & left - 1 == 0:
-            must |= left
-    if must.bit_count() > shares.number:
+        if not hit & covered:
+            needs.append(hit)
+            covered |= hit
+    if len(needs) > shares.number:
         return best
-    choice = pick(shares, group, packages, must, steps)
+    choice = pick(shares, group, packages, tuple(needs), steps, any_will_do=any_will_do)
     if choice is None or (best is not None and choice.rank >= best.rank):
         return best
     missed = [hit & group for hit in hits if not hit & choice.mask]
     if not missed:
         return choice
-    if not steps.take():
+    if not steps.take(group.bit_count() * (1 if packages is None else shares.number)):
         return best
     tried = 0
     for node in members(min(missed, key=lambda mask: (mask.bit_count(), mask))):
         bit = 1 << node
         best = _satisfy(
-            shares, group & ~tried, packages, must | bit, hits, best, steps, any_will_do=any_will_do
+            shares, group & ~tried, packages, (*hits, bit), best, steps, any_will_do=any_will_do
         )
         if any_will_do and best is not None:
             return best

@@ -6,7 +6,7 @@ place.py asks one question per rung of the ladder; nodes.py answers it.
 from dataclasses import dataclass, field
 
 from homenode.plan.cost import Cost, packed
-from homenode.plan.near import members
+from homenode.plan.near import members, neighbours
 from homenode.plan.request import Balance, Policy
 from homenode.plan.supply import Draw, Supply
 from homenode.topology import LOCAL_DISTANCE
@@ -46,6 +46,10 @@ class Question:
     others: tuple[Pull, ...]
     hosts_isolation: bool
     _draws: dict[tuple[int, int], Draw] = field(default_factory=dict, compare=False, repr=False)
+    _weights: dict[tuple[int, int, bool], int] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    _linked: dict[int, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     def capacity(self, node: int, groups_each: int | None = None) -> int:
         """Groups that the node can hold, as its memory allows.
@@ -63,12 +67,18 @@ class Question:
         )
         return groups_each if fits else 0
 
+    def linked(self, within: int) -> tuple[int, ...]:
+        """For each node, the others (bits) no farther than `within`. Remembered, as draws are."""
+        if within not in self._linked:
+            self._linked[within] = neighbours(self.between, within)
+        return self._linked[within]
+
     def pages_of(self, groups: int) -> int:
         """Pages that follow so many groups, rounded up."""
         return -(-self.pages * groups // self.groups)
 
     def draw(self, node: int, groups: int) -> Draw:
-        """What so many groups on the node come to. Remembered: it is a pure function."""
+        """What so many groups on the node come to. Remembered: a search asks for it often."""
         known = self._draws.get((node, groups))
         if known is None:
             known = self.supplies[node].draw(groups, self.hosts_isolation)
@@ -93,11 +103,16 @@ class Question:
 
         Sums of weights over sets of equal size compare as the terms do, down to the indices: the
         least tuple of nodes is the one with the greatest sum of bits counted from the top.
+        Remembered, as draws are.
         """
-        count = len(self.supplies)
-        bit = 1 << (count - 1 - node)
-        main = packed(self.summed(node, groups), self.policy)
-        return ((main << count + 1) - bit << count + 1) - (bit if is_extra else 0)
+        known = self._weights.get((node, groups, is_extra))
+        if known is None:
+            count = len(self.supplies)
+            bit = 1 << (count - 1 - node)
+            main = packed(self.summed(node, groups), self.policy)
+            known = ((main << count + 1) - bit << count + 1) - (bit if is_extra else 0)
+            self._weights[node, groups, is_extra] = known
+        return known
 
     def cost(self, split: tuple[tuple[int, int], ...]) -> Cost:
         """The whole cost of (node, groups) pairs, ascending by node."""

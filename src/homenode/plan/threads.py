@@ -58,7 +58,7 @@ def thread_places(
             first_of_node.setdefault(node, pus)
         cores = list(first_of_node.values())[:EMULATOR_CORES] or [pus for _, pus in far[:1]]
         bits = sum(cores)
-        left = [pus for _, pus in spare if not pus & bits]
+        left = [pus for _, pus in (*spare, *far) if not pus & bits]
         if not cores and siblings:
             bits = siblings[0]
             findings.append(_on_siblings(CpuSet.from_bits(bits)))
@@ -69,7 +69,7 @@ def thread_places(
         elif emulator is None:
             findings.append(_unpinned())
     else:
-        left = [pus for _, pus in spare]
+        left = [pus for _, pus in (*spare, *far)]
     single = (1 << bit for pus in left for bit in CpuSet.from_bits(pus))
     places = [CpuSet.from_bits(bits) for _, bits in zip(range(iothreads), single, strict=False)]
     if emulator is not None:

@@ -1,0 +1,295 @@
+"""Placements on machines that users name: EPYC, hybrid desktop, Grace, odd SMT, tight memory."""
+
+from dataclasses import replace
+
+import pytest
+
+from homenode.cpuset import CpuSet
+from homenode.errors import InputError, UsageError
+from homenode.indices import NodeIndex
+from homenode.plan.model import Rejection, Unplannable
+from homenode.plan.place import place
+from homenode.plan.placement import Placement
+from homenode.plan.request import GuestRequest, MemoryMode
+from homenode.topology import Host, MemoryKind
+from homenode.units import GIB
+from tests.small_hosts import (
+    DeviceSpec,
+    NodeSpec,
+    even_host,
+    floating_domain,
+    host_of,
+    pinned_domain,
+    small_request,
+)
+
+EPYC_9654 = even_host(2, 1, 12, 8, 2, memory_bytes=384 * GIB, name="2x9654")
+
+
+def llcs_of(host: Host, placement: Placement) -> dict[int, int]:
+    """Cores in use by LLC."""
+    used: dict[int, set[int | None]] = {}
+    pus = {pu.index: pu for pu in host.pus}
+    for pin in placement.vcpu_pins:
+        for index in pin:
+            pu = pus[index]
+            used.setdefault(pu.llc if pu.llc is not None else -1, set()).add(pu.core)
+    return {llc: len(cores) for llc, cores in used.items()}
+
+
+@pytest.mark.parametrize(("vcpus", "llcs"), [(8, 1), (16, 2), (24, 3)])
+def test_vcpus_one_per_core_fill_whole_llcs(vcpus: int, llcs: int) -> None:
+    used = llcs_of(EPYC_9654, place(EPYC_9654, small_request(vcpus)))
+    assert list(used.values()) == [8] * llcs
+
+
+def test_16_vcpus_on_siblings_fill_one_llc() -> None:
+    request = replace(small_request(16, layout="pin-numa-smt"), keep_vcpus=True)
+    assert list(llcs_of(EPYC_9654, place(EPYC_9654, request)).values()) == [8]
+
+
+def one_node_over_two_packages() -> Host:
+    """The same CPUs with all memory interleaved: one node that spans both packages."""
+    host = EPYC_9654
+    everything = host.nodes[0].pus | host.nodes[1].pus
+    node = replace(host.nodes[0], pus=everything, memory_bytes=768 * GIB, package=None)
+    pus = tuple(replace(pu, node=NodeIndex(0)) for pu in host.pus)
+    return replace(host, nodes=(node,), distances=((10,),), pus=pus)
+
+
+@pytest.mark.parametrize(("vcpus", "llcs"), [(8, 1), (16, 2), (24, 3), (96, 12), (104, 13)])
+def test_a_node_over_two_packages_still_fills_whole_llcs_of_one(vcpus: int, llcs: int) -> None:
+    host = one_node_over_two_packages()
+    placement = place(host, small_request(vcpus))
+    used = llcs_of(host, placement)
+    assert list(used.values()) == [8] * llcs
+    packages = {pu.package for pu in host.pus for pin in placement.vcpu_pins if pu.index in pin}
+    assert len(packages) == (1 if vcpus <= 96 else 2)
+    cost = {term.name: term.value for term in placement.cost}
+    assert cost["packages_spanned"] == len(packages)
+
+
+def test_a_broken_llc_is_used_up_before_a_whole_one_is_broken() -> None:
+    host = even_host(1, 1, 3, 8, 1, domains=[pinned_domain("8-11")])
+    placement = place(host, small_request(4))
+    assert list(llcs_of(host, placement)) == [1]
+
+
+def test_unknown_llcs_are_a_gap_and_not_one_per_core() -> None:
+    host = even_host(1, 1, 2, 4, 2, tells_llcs=False)
+    placement = place(host, small_request(6))
+    cost = {term.name: term.value for term in placement.cost}
+    assert cost["llcs_spanned"] == 1
+    assert any(gap.subject == "LLCs" for gap in placement.gaps)
+
+
+I7_1370P = host_of([NodeSpec(((2,) * 6 + (1,) * 8,), efficiency_cores=8)], name="i7-1370P")
+P_PUS, E_PUS = CpuSet.parse("0-5,14-19"), CpuSet.parse("6-13")
+
+
+@pytest.mark.parametrize("layout", ["pin", "pin-numa", "pin-numa-smt"])
+def test_a_hybrid_host_gives_performance_cores_to_vcpus_and_efficiency_cores_to_qemu(
+    layout: str,
+) -> None:
+    placement = place(I7_1370P, small_request(6, layout=layout))
+    assert all(pin <= P_PUS for pin in placement.vcpu_pins)
+    assert placement.emulator_pus is not None
+    assert placement.emulator_pus <= E_PUS
+
+
+@pytest.mark.parametrize("layout", ["pin", "pin-numa", "pin-numa-smt"])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_24_vcpus_on_a_host_of_20_pus_are_refused_with_that_number(
+    layout: str, mixed: bool
+) -> None:
+    request = replace(small_request(24, layout=layout), keep_vcpus=True, mixed_kinds=mixed)
+    with pytest.raises(Unplannable, match="20 PUs on 14 cores"):
+        place(I7_1370P, request)
+
+
+def test_mixed_kinds_take_performance_cores_first_and_give_efficiency_cores_their_own_cell() -> (
+    None
+):
+    with pytest.raises(Unplannable) as refusal:
+        place(I7_1370P, small_request(8))
+    assert refusal.value.hint is not None
+    assert "--mixed-kinds" in refusal.value.hint
+    placement = place(I7_1370P, replace(small_request(8), mixed_kinds=True))
+    assert placement.rung == "one LLC, mixed core kinds"
+    assert placement.nodes == (0, 0)
+    assert placement.vcpu_nodes == (0,) * 6 + (1,) * 2
+    assert all(pin <= P_PUS for pin in placement.vcpu_pins[:6])
+    assert all(pin <= E_PUS for pin in placement.vcpu_pins[6:])
+    assert {f.id for f in placement.findings} >= {"mixed-kinds"}
+
+
+def test_mixed_kinds_take_all_20_pus_where_every_pu_is_pinned() -> None:
+    request = replace(small_request(20, layout="pin-numa-smt"), keep_vcpus=True, mixed_kinds=True)
+    placement = place(I7_1370P, request)
+    assert len(placement.vcpu_pins) == 20
+    assert placement.threads_per_core == 1
+
+
+def test_a_vm_that_fits_performance_cores_stays_there_though_kinds_may_mix() -> None:
+    placement = place(I7_1370P, replace(small_request(6), mixed_kinds=True))
+    assert placement.rung == "one LLC"
+
+
+def grace() -> Host:
+    """Four Grace CPUs, each with a GPU whose memory is a node of its own and seven more nodes."""
+    cpus = [NodeSpec(((1,) * 72,), package=i, index=i, memory_bytes=120 * GIB) for i in range(4)]
+    hbm = [
+        NodeSpec(
+            (),
+            package=i // 8,
+            index=4 + i,
+            memory_bytes=96 * GIB if i % 8 == 0 else 0,
+            memory_kind=MemoryKind.GPU,
+            gpu=f"000{i // 8 + 8}:01:00.0",
+        )
+        for i in range(32)
+    ]
+    gpus = [DeviceSpec(f"000{i + 8}:01:00.0", node=i, root=i) for i in range(4)]
+    home = [*range(4), *(i // 8 for i in range(32))]
+    table = tuple(
+        tuple(10 if i == j else 80 if a == b else 40 if max(i, j) < 4 else 120
+              for j, b in enumerate(home))
+        for i, a in enumerate(home)
+    )  # fmt: skip
+    return host_of([*cpus, *hbm], devices=gpus, distances=table, vendor="ARM", name="4xGH200")
+
+
+@pytest.mark.parametrize("gpu", range(4))
+def test_a_vm_with_a_grace_gpu_gets_the_cpu_node_of_that_gpu(gpu: int) -> None:
+    placement = place(grace(), small_request(64, 64 * GIB, devices=[f"000{gpu + 8}:01:00.0"]))
+    assert placement.nodes == (gpu,)
+    assert placement.memory_nodes == (gpu,)
+
+
+def test_gpu_memory_is_never_given_to_a_guest_even_if_asked() -> None:
+    host = grace()
+    refused = next(r for r in _rejections(host, small_request(300)) if r.constraint == "gpu-memory")
+    assert len(refused.nodes) == 32
+    asked = replace(small_request(8), memory_nodes_allowed=(NodeIndex(4),))
+    with pytest.raises(UsageError, match="GPU"):
+        place(host, asked)
+    with pytest.raises(InputError, match="memory node 99"):
+        place(host, replace(small_request(8), memory_nodes_allowed=(NodeIndex(99),)))
+
+
+def _rejections(host: Host, request: GuestRequest) -> tuple[Rejection, ...]:
+    with pytest.raises(Unplannable) as refusal:
+        place(host, request)
+    return refusal.value.rejections
+
+
+def test_with_smt_off_vcpus_take_cores_and_siblings_are_said_to_be_missing() -> None:
+    host = even_host(2, 1, 1, 8, 1)
+    placement = place(host, small_request(8, layout="pin-numa-smt"))
+    assert len(placement.vcpu_pins) == 8
+    assert placement.threads_per_core == 1
+    assert "siblings-not-exposed" in {f.id for f in placement.findings}
+
+
+def test_with_smt_in_one_package_only_siblings_come_from_there_and_cores_from_both() -> None:
+    host = host_of([NodeSpec(((1,) * 8,), 0), NodeSpec(((2,) * 8,), 1)])
+    siblings = place(host, small_request(8, layout="pin-numa-smt"))
+    assert siblings.nodes == (1,)
+    assert len(siblings.vcpu_pins) == 16
+    cores = place(host, small_request(16, layout="pin-numa"))
+    assert cores.nodes == (0, 1)
+    assert len(cores.vcpu_pins) == 16
+    both = place(host, small_request(16, layout="pin-numa-smt"))
+    assert both.threads_per_core == 1
+    assert "siblings not exposed" in both.rung
+
+
+def test_smt4_counts_cores_and_exposes_all_four_siblings() -> None:
+    host = even_host(2, 1, 1, 4, 4)
+    assert place(host, small_request(8)).nodes == (0, 1)
+    placement = place(host, small_request(4, layout="pin-numa-smt"))
+    assert placement.threads_per_core == 4
+    assert len(placement.vcpu_pins) == 16
+    assert [str(pin) for pin in placement.vcpu_pins[:5]] == ["0", "8", "16", "24", "1"]
+
+
+def test_offline_siblings_leave_a_core_that_counts() -> None:
+    host = even_host(1, 1, 1, 4, 2, offline="4-7")
+    assert len(place(host, small_request(4)).vcpu_pins) == 4
+
+
+def test_isolated_cores_serve_vcpus_first_and_never_the_emulator() -> None:
+    host = even_host(1, 1, 2, 4, 1, isolated="2-3,6-7", nohz_full="2-3,6-7")
+    placement = place(host, small_request(4, layout="pin"))
+    assert CpuSet(pu for pin in placement.vcpu_pins for pu in pin) == CpuSet.parse("2-3,6-7")
+    assert placement.emulator_pus is not None
+    assert placement.emulator_pus.isdisjoint(CpuSet.parse("2-3,6-7"))
+    wider = place(host, small_request(6, layout="pin"))
+    assert CpuSet.parse("2-3,6-7") <= CpuSet(pu for pin in wider.vcpu_pins for pu in pin)
+    assert "vcpus-not-isolated" in {f.id for f in wider.findings}
+
+
+def test_a_node_with_isolated_cores_is_chosen_before_one_without() -> None:
+    host = even_host(2, 1, 1, 4, 1, isolated="4-7")
+    assert place(host, small_request(4)).nodes == (1,)
+
+
+def test_a_refusal_says_what_each_node_lacks_and_who_has_it() -> None:
+    host = even_host(2, 1, 1, 64, 1, domains=[pinned_domain("64-71", name="db")])
+    reserved = replace(small_request(60), reserved_pus=CpuSet.parse("0-7"), max_nodes=1)
+    rejections = {r.nodes: r for r in _rejections(host, reserved) if len(r.nodes) == 1}
+    first = rejections[(NodeIndex(0),)]
+    assert first.constraint == "cores"
+    assert "node 0 (PUs 0-63): needs 60 free whole cores, 56 free" in first.detail
+    assert "8 PUs reserved for the host (0-7)" in first.detail
+    assert first.hint == "lower vcpus to 56, or allow two nodes with --max-nodes 2"
+    assert "8 PUs held by 'db' (64-71)" in rejections[(NodeIndex(1),)].detail
+
+
+def test_94_vcpus_on_four_equal_cells_offer_92_or_96() -> None:
+    host = even_host(4, 1, 1, 28, 2)
+    with pytest.raises(Unplannable, match="94 vCPUs are not equal shares on 4 nodes") as refusal:
+        place(host, small_request(94))
+    assert refusal.value.exit_code == 4
+    assert refusal.value.hint is not None
+    assert "92 or 96" in refusal.value.hint
+    assert "--unequal-cells" in refusal.value.hint
+    uneven = place(host, replace(small_request(94), unequal_cells=True))
+    sizes = [uneven.vcpu_nodes.count(i) for i in range(4)]
+    assert sizes == [24, 24, 23, 23]
+
+
+def test_an_offer_that_would_not_fit_is_not_made() -> None:
+    host = even_host(4, 1, 1, 24, 2, domains=[pinned_domain("0")])
+    with pytest.raises(Unplannable) as refusal:
+        place(host, small_request(94))
+    assert refusal.value.hint is not None
+    assert "92" in refusal.value.hint
+    assert "96" not in refusal.value.hint
+
+
+def test_a_flat_guest_needs_no_equal_shares() -> None:
+    placement = place(even_host(4, 1, 1, 28, 2), small_request(94, layout="pin"))
+    assert sorted(placement.vcpu_nodes.count(i) for i in range(4)) == [23, 23, 24, 24]
+
+
+def test_floating_domains_are_a_gap_and_shut_off_ones_count_only_if_asked() -> None:
+    host = even_host(
+        1, domains=[floating_domain(4), pinned_domain("0-1", name="off", running=False)]
+    )
+    placement = place(host, small_request(4))
+    assert any("floating" in gap.subject for gap in placement.gaps)
+    with pytest.raises(Unplannable):
+        place(host, replace(small_request(4), reserve_defined=True))
+
+
+def test_the_default_layout_places_nothing() -> None:
+    placement = place(EPYC_9654, small_request(4, layout="default"))
+    assert placement.nodes == placement.vcpu_pins == placement.memory_nodes == ()
+    assert placement.emulator_pus is None
+
+
+def test_pin_bound_binds_the_memory_to_the_chosen_nodes() -> None:
+    request = replace(small_request(120, layout="pin-bound"), memory_mode=MemoryMode.INTERLEAVE)
+    assert place(EPYC_9654, request).memory_nodes == (0, 1)
+    assert place(EPYC_9654, small_request(120, layout="pin")).memory_nodes == ()

@@ -1,0 +1,104 @@
+"""Memory of the nodes: free, bound, huge, elsewhere, without PUs; what it makes of placements."""
+
+from dataclasses import replace
+
+import pytest
+
+from homenode.indices import NodeIndex
+from homenode.plan.model import Rejection, Unplannable
+from homenode.plan.place import place
+from homenode.plan.request import Balance, GuestRequest
+from homenode.topology import Host, MemoryKind, PagePool
+from homenode.units import GIB, MIB
+from tests.small_hosts import NodeSpec, even_host, host_of, pinned_domain, small_request
+
+
+def _rejections(host: Host, request: GuestRequest) -> tuple[Rejection, ...]:
+    with pytest.raises(Unplannable) as refusal:
+        place(host, request)
+    return refusal.value.rejections
+
+
+def test_memory_that_no_node_holds_widens_the_vm_or_refuses_it() -> None:
+    host = even_host(2, 1, 1, 8, 2, memory_bytes=64 * GIB)
+    assert place(host, small_request(4, 100 * GIB)).nodes == (0, 1)
+    rejections = _rejections(host, small_request(4, 200 * GIB))
+    assert any(r.constraint == "memory" for r in rejections)
+
+
+def test_free_memory_counts_where_it_is_known_and_bound_memory_where_not() -> None:
+    busy = pinned_domain("8", memory_bytes=60 * GIB, memory_by_node=((0, 60 * GIB),))
+    host = even_host(2, 1, 1, 8, 1, domains=[busy])
+    assert place(host, small_request(4, 20 * GIB)).nodes == (1,)
+    told = even_host(2, 1, 1, 8, 1, domains=[busy], free_bytes=30 * GIB)
+    assert place(told, replace(small_request(4, 20 * GIB), balance=Balance.PACK)).nodes == (1,)
+    assert {r.nodes for r in place(told, small_request(8, 20 * GIB)).rejections} == set()
+
+
+def test_unknown_memory_is_a_gap_and_no_limit() -> None:
+    placement = place(even_host(1, memory_bytes=None), small_request(4, 900 * GIB))
+    assert any("memory" in gap.subject for gap in placement.gaps)
+
+
+def test_a_node_without_memory_takes_vcpus_only_where_memory_may_lie_elsewhere() -> None:
+    host = host_of([NodeSpec(memory_bytes=0), NodeSpec(package=1, memory_bytes=64 * GIB)])
+    assert place(host, small_request(4)).nodes == (1,)
+    with pytest.raises(Unplannable):
+        place(host, small_request(8))
+    flat = place(host, small_request(8, layout="pin-bound"))
+    assert flat.nodes == (0, 1)
+    assert flat.memory_nodes == (0, 1)
+    assert "memory from other nodes" in flat.rung
+
+
+def test_memory_beyond_the_vms_nodes_is_bound_to_the_nearest_others_with_a_finding() -> None:
+    host = host_of(
+        [
+            NodeSpec(((1,) * 8,), 0, memory_bytes=8 * GIB),
+            NodeSpec(((1,),), 0, memory_bytes=16 * GIB),
+            NodeSpec(((1,),), 1, memory_bytes=64 * GIB),
+        ]
+    )
+    placement = place(host, small_request(8, 20 * GIB, layout="pin-bound"))
+    assert placement.nodes == (0,)
+    assert placement.memory_nodes == (0, 1)
+    assert placement.rung == "one LLC, memory from other nodes"
+    assert "memory-from-other-nodes" in {f.id for f in placement.findings}
+
+
+def test_memory_of_an_allowed_node_without_pus_goes_with_the_nearest_node() -> None:
+    host = host_of(
+        [
+            NodeSpec(((1,) * 8,), 0, memory_bytes=16 * GIB),
+            NodeSpec(((1,) * 8,), 1, memory_bytes=16 * GIB),
+            NodeSpec((), 1, memory_bytes=64 * GIB, memory_kind=MemoryKind.OTHER),
+        ],
+        distances=((10, 21, 24), (21, 10, 14), (24, 14, 10)),
+    )
+    request = small_request(4, 48 * GIB)
+    assert any(r.constraint == "memory" for r in _rejections(host, request))
+    placement = place(host, replace(request, memory_nodes_allowed=(NodeIndex(2),)))
+    assert placement.nodes == (1,)
+    assert placement.memory_nodes == (1, 2)
+
+
+def test_huge_pages_may_be_reserved_but_nodes_that_have_them_come_first() -> None:
+    empty, full = PagePool(GIB, 0, 0), PagePool(GIB, 32, 32)
+    host = host_of([NodeSpec(package=0, pools=(empty,)), NodeSpec(package=1, pools=(full,))])
+    request = replace(small_request(4, 16 * GIB), page_bytes=GIB)
+    assert place(host, request).nodes == (1,)
+    bare = even_host(1, pools=(empty,))
+    assert place(bare, request).nodes == (0,)
+    rejections = _rejections(bare, replace(small_request(4, 96 * GIB), page_bytes=GIB))
+    assert any(r.constraint == "pages" for r in rejections)
+
+
+def test_default_size_huge_pages_are_planned() -> None:
+    host = even_host(1, pools=(PagePool(2 * MIB, 8192, 8192),))
+    assert place(host, replace(small_request(4, 4 * GIB), page_bytes=0)).nodes == (0,)
+
+
+def test_a_running_vm_planned_again_gets_back_what_it_has() -> None:
+    own = pinned_domain("0-7", name="vm", memory_bytes=60 * GIB, memory_by_node=((0, 60 * GIB),))
+    host = even_host(1, 1, 1, 8, 1, domains=[own], free_bytes=2 * GIB)
+    assert place(host, small_request(8, 60 * GIB)).nodes == (0,)

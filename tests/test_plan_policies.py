@@ -1,0 +1,71 @@
+"""Policies, balance and devices: which of several good nodes are taken."""
+
+from dataclasses import replace
+
+import pytest
+
+from homenode.cpuset import CpuSet
+from homenode.errors import InputError
+from homenode.pci import DeviceKind
+from homenode.plan.place import place
+from homenode.plan.request import Balance, Policy
+from tests.small_hosts import DeviceSpec, even_host, pinned_domain, small_request
+
+
+def test_spread_takes_as_many_nodes_as_share_the_vcpus_equally() -> None:
+    host = even_host(4, 1, 1, 4, 2)
+    assert place(host, replace(small_request(8), policy=Policy.SPREAD)).nodes == (0, 1, 2, 3)
+    assert len(place(host, replace(small_request(6), policy=Policy.SPREAD)).nodes) == 3
+
+
+def test_pack_takes_the_tightest_node_and_spread_the_emptiest() -> None:
+    host = even_host(2, 1, 1, 8, 1, domains=[pinned_domain("0-1")])
+    assert place(host, small_request(4)).nodes == (1,)
+    assert place(host, replace(small_request(4), balance=Balance.PACK)).nodes == (0,)
+
+
+def test_a_device_pulls_to_its_package_before_fewer_nodes_count() -> None:
+    gpus = [DeviceSpec("0000:10:00.0", node=0), DeviceSpec("0000:90:00.0", node=1, root=1)]
+    host = even_host(2, 1, 1, 8, 2, devices=gpus)
+    both = place(host, small_request(8, devices=["10:00.0", "90:00.0"]))
+    assert both.nodes == (0, 1)
+    assert place(host, small_request(8, devices=["90:00.0"])).nodes == (1,)
+
+
+def test_within_a_package_fewer_nodes_count_before_the_device_is_local() -> None:
+    gpus = [DeviceSpec(f"0000:{16 + i}:00.0", node=i, root=i) for i in range(4)]
+    host = even_host(1, 4, 1, 8, 2, devices=gpus)
+    placement = place(host, small_request(8, devices=[f"{16 + i}:00.0" for i in range(4)]))
+    assert len(placement.nodes) == 1
+
+
+def test_a_nic_alone_only_breaks_ties_and_one_beside_a_gpu_pulls() -> None:
+    nic = DeviceSpec("0000:91:00.0", node=1, root=1, kind=DeviceKind.NIC)
+    busy = [pinned_domain("8-9")]
+    host = even_host(2, 1, 1, 8, 1, devices=[nic], domains=busy)
+    alone = place(host, small_request(4, devices=["91:00.0"]))
+    assert alone.nodes == (1,)  # ties: both hold it on one node
+    assert place(host, small_request(8, devices=["91:00.0"])).nodes == (0,)
+    cost = {term.name: term.value for term in alone.cost}
+    assert cost["device_class"] == 0
+
+
+def test_a_device_without_a_node_pulls_nowhere_and_is_a_gap() -> None:
+    host = even_host(2, devices=[DeviceSpec("0000:10:00.0", node=None)])
+    placement = place(host, small_request(4, devices=["10:00.0"]))
+    assert [gap.subject for gap in placement.gaps] == ["0000:10:00.0 node"]
+
+
+def test_an_unknown_device_is_refused_with_the_nearest_ones() -> None:
+    host = even_host(2, devices=[DeviceSpec("0000:3b:00.0"), DeviceSpec("0000:9b:00.0", 1)])
+    with pytest.raises(InputError, match=r"nearest: 0000:3b:00\.0") as error:
+        place(host, small_request(4, devices=["3c:00.0"]))
+    assert error.value.exit_code == 2
+
+
+def test_manual_emulator_pus_are_kept_free_of_vcpus() -> None:
+    host = even_host(1, 1, 1, 8, 1)
+    request = replace(small_request(6), emulator_pus=CpuSet.parse("0-1"))
+    placement = place(host, request)
+    assert placement.emulator_pus == CpuSet.parse("0-1")
+    assert CpuSet(p for pin in placement.vcpu_pins for p in pin) == CpuSet.parse("2-7")

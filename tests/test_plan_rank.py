@@ -1,0 +1,79 @@
+"""Hosts in order: the same concerns as for nodes, those that cannot hold the VM last."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from homenode.plan.model import Unplannable
+from homenode.plan.rank import RankedHost, rank
+from homenode.plan.request import Balance, GuestRequest
+from homenode.topology import Host
+from homenode.units import GIB
+from tests.small_hosts import DeviceSpec, even_host, pinned_domain, small_request
+
+
+def ranked(hosts: Sequence[Host], request: GuestRequest) -> tuple[RankedHost, ...]:
+    return rank([(host, request) for host in hosts])
+
+
+def names(*hosts: Host, request: GuestRequest | None = None) -> list[str]:
+    return [item.host.name for item in ranked(hosts, request or small_request(4))]
+
+
+def test_the_emptiest_of_equal_hosts_comes_first_or_last_to_pack() -> None:
+    busy = even_host(1, 1, 1, 8, 1, name="busy", domains=[pinned_domain("0-2")])
+    idle = even_host(1, 1, 1, 8, 1, name="idle")
+    assert names(busy, idle) == ["idle", "busy"]
+    assert names(busy, idle, request=replace(small_request(4), balance=Balance.PACK)) == [
+        "busy",
+        "idle",
+    ]
+
+
+def test_free_memory_decides_between_hosts_with_as_many_free_cores() -> None:
+    small = even_host(1, name="small", memory_bytes=32 * GIB)
+    large = even_host(1, name="large", memory_bytes=64 * GIB)
+    assert names(small, large) == ["large", "small"]
+
+
+def test_a_host_that_needs_one_node_comes_before_one_that_needs_two() -> None:
+    narrow = even_host(2, 1, 1, 2, 1, name="narrow")
+    wide = even_host(1, 1, 1, 4, 1, name="wide")
+    assert names(narrow, wide) == ["wide", "narrow"]
+
+
+def test_a_host_that_cannot_hold_the_vm_comes_last_with_its_reasons() -> None:
+    tiny = even_host(1, 1, 1, 2, 1, name="tiny")
+    fine = even_host(1, name="fine")
+    last = ranked((tiny, fine), small_request(4))[-1]
+    assert last.host.name == "tiny"
+    assert last.placement is None
+    assert isinstance(last.refusal, Unplannable)
+    assert last.refusal.rejections
+
+
+def test_a_host_without_the_documents_device_comes_last_and_says_so() -> None:
+    bare = even_host(1, name="bare")
+    fine = even_host(1, name="fine", devices=[DeviceSpec("0000:10:00.0")])
+    last = ranked((bare, fine), small_request(4, devices=["10:00.0"]))[-1]
+    assert last.host.name == "bare"
+    assert "0000:10:00.0" in str(last.refusal)
+
+
+def test_equal_hosts_keep_the_order_given() -> None:
+    hosts = [even_host(1, name=name) for name in ("b", "a", "c")]
+    assert names(*hosts) == ["b", "a", "c"]
+
+
+def test_a_gpu_near_free_cores_ranks_its_host_first() -> None:
+    gpu = [DeviceSpec("0000:10:00.0", 0), DeviceSpec("0000:90:00.0", 1, root=1)]
+    taken = [pinned_domain("0-3,4-7", name="a", devices=("90:00.0",))]
+    far = even_host(2, 1, 1, 8, 1, devices=gpu, domains=taken, name="far")
+    near = even_host(2, 1, 1, 8, 1, devices=gpu, name="near")
+    assert names(far, near, request=replace(small_request(4), gpu_count=1)) == ["near", "far"]
+
+
+def test_a_host_on_which_nothing_gave_way_comes_first() -> None:
+    hides = even_host(1, 1, 1, 4, 1, name="no-smt")
+    shows = even_host(2, 1, 1, 2, 2, name="smt")
+    request = small_request(4, layout="pin-numa-smt")
+    assert ranked((hides, shows), request)[0].host.name == "no-smt"

@@ -1,0 +1,88 @@
+"""Places for QEMU's own threads and IOThreads beside the vCPUs."""
+
+from dataclasses import replace
+
+from homenode.cpuset import CpuSet
+from homenode.plan.place import place
+from homenode.plan.placement import Placement
+from homenode.plan.request import EmulatorPolicy, Policy
+from tests.small_hosts import DeviceSpec, even_host, pinned_domain, small_request
+
+
+def vcpus(placement: Placement) -> CpuSet:
+    return CpuSet(pu for pin in placement.vcpu_pins for pu in pin)
+
+
+def test_the_emulator_gets_a_whole_spare_core_of_the_vms_node() -> None:
+    placement = place(even_host(2, 1, 1, 8, 2), small_request(4))
+    assert placement.emulator_pus == CpuSet.parse("4,20")
+
+
+def test_a_vm_on_two_nodes_gets_a_core_on_each_the_one_near_the_gpu_included() -> None:
+    host = even_host(2, 1, 1, 8, 1, devices=[DeviceSpec("0000:90:00.0", 1)])
+    placement = place(host, small_request(12, devices=["90:00.0"]))
+    assert placement.emulator_pus == CpuSet.parse("6,14")
+
+
+def test_a_vm_on_many_nodes_gets_two_emulator_cores_at_most() -> None:
+    everywhere = replace(small_request(56), policy=Policy.SPREAD)
+    placement = place(even_host(8, 1, 1, 8, 1), everywhere)
+    assert len(placement.nodes) == 8
+    assert placement.emulator_pus is not None
+    assert len(placement.emulator_pus) == 2
+
+
+def test_iothreads_get_pus_of_their_own_while_there_are_any() -> None:
+    placement = place(even_host(1, 1, 1, 8, 2), small_request(5, iothreads=3))
+    assert placement.emulator_pus == CpuSet.parse("5,13")
+    assert [str(pus) for pus in placement.iothread_pus] == ["6", "14", "7"]
+    tight = place(even_host(1, 1, 1, 6, 2), small_request(5, iothreads=3))
+    assert tight.emulator_pus == CpuSet.parse("5,11")
+    assert set(tight.iothread_pus) == {CpuSet.parse("5,11")}
+
+
+def test_a_full_node_sends_the_emulator_to_the_nearest_node_with_room() -> None:
+    host = even_host(2, 2, 1, 4, 1, devices=[DeviceSpec("0000:10:00.0", 1)])
+    placement = place(host, small_request(4, devices=["10:00.0"]))
+    assert placement.nodes == (1,)
+    assert placement.emulator_pus == CpuSet.parse("0")
+
+
+def test_idle_siblings_come_last_and_with_a_finding() -> None:
+    placement = place(even_host(1, 1, 1, 4, 2), small_request(4))
+    assert placement.emulator_pus == CpuSet.parse("4")
+    assert [f.id for f in placement.findings] == ["emulator-on-siblings"]
+
+
+def test_where_no_pu_is_left_the_emulator_shares_with_the_vcpus_with_a_finding() -> None:
+    placement = place(even_host(1, 1, 1, 4, 1), small_request(4))
+    assert placement.emulator_pus == vcpus(placement)
+    assert [f.id for f in placement.findings] == ["emulator-shares-vcpus"]
+
+
+def test_the_emulator_never_goes_to_isolated_pus_nor_to_other_vms() -> None:
+    host = even_host(1, 1, 1, 8, 1, isolated="2-7", domains=[pinned_domain("0")])
+    placement = place(host, small_request(4))
+    assert placement.emulator_pus == CpuSet.parse("1")
+    full = even_host(1, 1, 1, 8, 1, isolated="1-7", domains=[pinned_domain("0")])
+    adrift = place(full, small_request(4, iothreads=1))
+    assert adrift.emulator_pus is None
+    assert adrift.iothread_pus == ()
+    assert "emulator-not-pinned" in {f.id for f in adrift.findings}
+
+
+def test_spare_cores_of_a_broken_llc_are_used_before_a_whole_llc_is_broken() -> None:
+    placement = place(even_host(1, 1, 2, 4, 1), small_request(3))
+    assert placement.emulator_pus == CpuSet.parse("3")
+
+
+def test_share_and_none_do_as_they_say() -> None:
+    host = even_host(1, 1, 1, 8, 2)
+    shared = place(
+        host, replace(small_request(4, iothreads=1), emulator_policy=EmulatorPolicy.SHARE)
+    )
+    assert shared.emulator_pus == vcpus(shared)
+    assert shared.iothread_pus == (vcpus(shared),)
+    none = place(host, replace(small_request(4, iothreads=1), emulator_policy=EmulatorPolicy.NONE))
+    assert none.emulator_pus is None
+    assert none.iothread_pus == ()

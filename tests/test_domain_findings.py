@@ -4,8 +4,9 @@ import dataclasses
 
 from homenode.domain.findings import document_findings
 from homenode.domain.read import read_guest
+from homenode.domain.rewrite import rewrite
 from homenode.plan.guest import GuestAddress
-from homenode.plan.model import Aperture, PlannedController, PortModel
+from homenode.plan.model import Aperture, Plan, PlanFinding, PlannedController, PortModel
 from tests.domain_corpus import sample
 from tests.domain_plans import hand_plan
 
@@ -16,24 +17,28 @@ DISK = b"""<disk type='file' device='disk'>
     <memballoon"""
 
 
+def _findings(xml: bytes, plan: Plan) -> tuple[PlanFinding, ...]:
+    return document_findings(xml, rewrite(xml, plan), plan)
+
+
 def test_spare_ports_that_libvirt_would_fill_are_told() -> None:
     xml = sample("study").replace(b"<memballoon", DISK)
     plan = hand_plan(read_guest(xml, "x"), "pin-numa-pci")
-    assert document_findings(xml, plan) == ()
+    assert _findings(xml, plan) == ()
     spare = PlannedController(9, PortModel.ROOT_PORT, GuestAddress(0, 1, 31, 0), existing=False)
     roomy = dataclasses.replace(plan, controllers=(*plan.controllers, spare))
-    (finding,) = document_findings(xml, roomy)
+    (finding,) = _findings(xml, roomy)
     assert finding.id == "libvirt-fills-ports"
     assert finding.subject == "1 empty ports on expander buses"
     assert "<disk>" in finding.detail
-    assert document_findings(sample("study"), roomy) == ()
+    assert _findings(sample("study"), roomy) == ()
 
 
 def test_a_command_line_of_ours_is_told_and_one_that_was_there_is_not() -> None:
     room = Aperture(None, None, 262_144, 0, 0)
     xml = sample("study")
-    (finding,) = document_findings(xml, hand_plan(read_guest(xml, "x"), "pin", aperture=room))
+    (finding,) = _findings(xml, hand_plan(read_guest(xml, "x"), "pin", aperture=room))
     assert finding.id == "qemu-commandline"
     xml = sample("qemu-commandline")
     plan = hand_plan(read_guest(xml, "x"), "pin", aperture=room)
-    assert document_findings(xml, plan) == ()
+    assert _findings(xml, plan) == ()

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 
 from homenode.domain.copy import copy_domain, shared_with_original
 from homenode.domain.crosscheck import crosscheck
+from homenode.domain.findings import document_findings
 from homenode.domain.read import guest_of, open_domain
 from homenode.domain.requirements import refuse_older
 from homenode.domain.rewrite import rewrite
 from homenode.errors import HomenodeError
 from homenode.plan.assemble import assemble
 from homenode.plan.manual import ManualRanges, manual_placement
-from homenode.plan.model import Plan
+from homenode.plan.model import Plan, PlanFinding
 from homenode.plan.planner import plan
 from homenode.plan.published import Choice
 from homenode.plan.wishes import Wishes, request_for
@@ -26,7 +27,8 @@ class Tuning:
 
     original: the document as given, or its copy under another name. document: the tuned one.
     choice: the published evidence that `--layout auto` followed; None where a layout was named.
-    warnings: what was wrong with the document before, and what a copy shares with its original.
+    warnings: what was wrong with the document before, what to know of the tuned one, and what a
+    copy shares with its original.
     """
 
     original: bytes
@@ -82,9 +84,7 @@ def _given(original: bytes, source: str, copy_name: str | None) -> tuple[bytes, 
     if copy_name is None:
         return original, ()
     shared = shared_with_original(original, source)
-    return copy_domain(original, copy_name, source), tuple(
-        f"{finding.subject}: {finding.detail}" for finding in shared
-    )
+    return copy_domain(original, copy_name, source), tuple(map(_sentence, shared))
 
 
 def _tuned(
@@ -98,4 +98,16 @@ def _tuned(
             f"{source}: the tuned document would not hold together: {new[0]}",
             hint="nothing was written; this is a defect of homenode: please send it the document",
         )
-    return Tuning(before, made, after, choice, (*map(str, broken_before), *warnings))
+    known = document_findings(before, after, made, source)
+    return Tuning(
+        before,
+        made,
+        after,
+        choice,
+        (*map(str, broken_before), *map(_sentence, known), *warnings),
+    )
+
+
+def _sentence(finding: PlanFinding) -> str:
+    fix = "" if finding.fix is None else f"; {finding.fix}"
+    return f"{finding.subject}: {finding.detail}{fix} ({finding.id})"

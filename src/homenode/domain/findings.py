@@ -5,17 +5,18 @@ from homenode.domain.controllers import read_controllers
 from homenode.domain.document import Document, Element
 from homenode.domain.launch_security import launch_findings
 from homenode.domain.read import guest_of, open_domain
-from homenode.domain.rewrite import rewrite
 from homenode.plan.model import Plan, PlanFinding, PortModel
 
 _PORTS = ("pcie-root-port", "pcie-switch-downstream-port")
 _ON_PCI = frozenset({"interface", "sound", "video", "rng", "filesystem", "vsock", "crypto"})
 
 
-def document_findings(xml: bytes, plan: Plan, source: str = "domain") -> tuple[PlanFinding, ...]:
-    """What this plan brings with it for this document. Raises as rewrite does."""
-    document = open_domain(xml, source)
-    after = open_domain(rewrite(xml, plan, source), source)
+def document_findings(
+    before: bytes, tuned: bytes, plan: Plan, source: str = "domain"
+) -> tuple[PlanFinding, ...]:
+    """What a plan brings with it for a document, given before and after it was rewritten."""
+    document = open_domain(before, source)
+    after = open_domain(tuned, source)
     return (
         *launch_findings(guest_of(document), plan),
         *_ports_that_libvirt_fills(after, plan),

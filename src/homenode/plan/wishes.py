@@ -217,6 +217,8 @@ def request_for(
     documented = {hostdev.source for hostdev in guest.hostdevs}
     if host is not None and wishes.gpu_count is not None:
         documented = _without_gpus(documented, host)
+    # A document that shows siblings already has their vCPUs: planning it again changes nothing.
+    doubled_before = guest.siblings_exposed and wishes.vcpus is None
     page_bytes = guest.page_bytes if wishes.page_bytes is None else wishes.page_bytes
     if page_bytes == 0:
         page_bytes = default_huge_page_bytes(host)
@@ -231,7 +233,7 @@ def request_for(
         policy=wishes.policy,
         balance=wishes.balance,
         max_nodes=wishes.max_nodes,
-        keep_vcpus=wishes.keep_vcpus or bool(choice and choice.keep_vcpus),
+        keep_vcpus=wishes.keep_vcpus or bool(choice and choice.keep_vcpus) or doubled_before,
         mixed_kinds=wishes.mixed_kinds,
         unequal_cells=wishes.unequal_cells,
         memory_mode=wishes.memory_mode,

@@ -158,6 +158,8 @@ def wide_hosts(draw: st.DrawFn) -> Host:
         devices=devices,
         domains=[pinned_domain(str(CpuSet(taken)))] if taken else [],
         distances=draw(st.one_of(st.none(), st.none(), distances(count))),
+        # Where all nodes are equally far, packages decide.
+        tells_distances=draw(st.booleans()),
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.plan.ladder import Rung, pus_counted
+from homenode.plan.layout import Pinning
 from homenode.plan.model import Rejection, Unplannable
 from homenode.plan.near import members
 from homenode.plan.nodes import feasible_counts
@@ -16,11 +17,12 @@ from homenode.plan.taken import Taken
 from homenode.topology import CoreKind, Host, MemoryKind
 from homenode.units import format_bytes
 
-MOST_REJECTIONS = 64
-
 
 def unusable_nodes(host: Host, request: GuestRequest) -> Iterator[Rejection]:
-    """Nodes that can take no vCPU, whatever is free: one rejection per reason."""
+    """Nodes and PUs that can take no vCPU, whatever is free: one rejection per reason."""
+    homeless = CpuSet(pu.index for pu in host.pus if pu.online and pu.node is None)
+    if homeless:
+        yield Rejection("no-node", (), f"PUs {homeless}: on no node that the host tells of")
     without_pus = tuple(node for node in host.nodes if not node.pus)
     of_gpus = tuple(node.index for node in without_pus if node.memory_kind is MemoryKind.GPU)
     plain = tuple(node.index for node in without_pus if node.memory_kind is not MemoryKind.GPU)
@@ -76,6 +78,8 @@ def node_counts(request: GuestRequest, question: Question, rung: Rung) -> Iterat
     total = sum(supply.groups for supply in question.supplies)
     need = question.groups
     if total < need:
+        if len(indices) == 1:
+            return  # said of the node already
         yield Rejection(
             "pus" if pus_counted(request, rung) else "cores",
             indices,
@@ -169,13 +173,14 @@ def refusal(
     of_kinds = f" ({strong} performance, {weak} efficiency)" if weak else ""
     pus = sum(pu.online for pu in host.pus)
     summary = f"the host has {pus} PUs on {len(kinds)} cores{of_kinds}, {len(usable.pus)} PUs free"
-    kept = tuple(dict.fromkeys(rejections))[:MOST_REJECTIONS]
-    wide = [r for r in kept if r.constraint not in ("no-pus", "gpu-memory")]
+    kept = tuple(dict.fromkeys(rejections))
+    wide = [r for r in kept if r.constraint not in ("no-node", "no-pus", "gpu-memory")]
     # What concerns all nodes comes last and says most; else the roomiest single node.
     told = wide[-1:] if wide else list(kept[:1])
     reason = "; ".join(r.detail for r in told) or "no core is free"
     hint = next((r.hint for r in reversed(wide) if r.hint), None)
-    if weak and not request.mixed_kinds:
+    of_both = pus if request.layout.pinning is Pinning.ALL_PUS else len(kinds)
+    if weak and not request.mixed_kinds and request.vcpus <= of_both:
         mixed = "--mixed-kinds adds the efficiency cores"
         hint = mixed if hint is None else f"{hint}; {mixed}"
     return Unplannable(

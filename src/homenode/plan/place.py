@@ -16,7 +16,7 @@ from homenode.plan.findings import placement_findings
 from homenode.plan.gpus import DeviceSet, device_sets
 from homenode.plan.ladder import Rung, check_layout, pus_counted, rung_name, rungs
 from homenode.plan.layout import GuestCells, MemoryBinding, Pinning, Siblings
-from homenode.plan.model import Rejection, RunnerUp, Unplannable
+from homenode.plan.model import Rejection, RunnerUp
 from homenode.plan.near import Near, near
 from homenode.plan.nodes import Answer, answer
 from homenode.plan.placement import Placement
@@ -27,6 +27,7 @@ from homenode.plan.supply import Group, Usable, supply, usable
 from homenode.plan.taken import Taken, taken_by_others
 from homenode.plan.threads import ThreadPlaces, shared_places, thread_places
 from homenode.topology import CoreKind, Host
+from homenode.units import format_bytes
 
 RUNNER_UP_BUDGET = 2_000
 MOST_REFUSED_NODES = 16
@@ -201,7 +202,7 @@ def _placement(
         cost=terms(found.cost, request.policy),
         optimal=found.optimal,
         runners_up=_runners_up(question, found),
-        rejections=tuple(rejections),
+        rejections=tuple(dict.fromkeys(rejections)),
         findings=(*findings, *places.findings),
         gaps=(*_host_gaps(host, free, room), *taken.gaps, *chosen.devices.gaps),
     )
@@ -343,7 +344,8 @@ def _too_little_memory(request: GuestRequest, own: tuple[NodeIndex, ...]) -> Rej
     return Rejection(
         "memory",
         own,
-        f"the {request.memory_bytes} bytes of memory fit on no allowed nodes beside node {where}",
+        f"the {format_bytes(request.memory_bytes)} of memory fit on no allowed nodes beside node "
+        f"{where}",
         "lower the memory, or allow more nodes",
     )
 
@@ -355,6 +357,3 @@ def _not_whole_groups(request: GuestRequest) -> Rejection:
         f"{request.vcpus} vCPUs do not make whole groups of siblings",
         f"ask for {request.vcpus + 1} vCPUs",
     )
-
-
-__all__ = ["Unplannable", "place"]

@@ -1,0 +1,78 @@
+"""Placements on the hosts that are shipped, and on published captures where they are here."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import homenode
+from homenode.cpuset import CpuSet
+from homenode.pci import DeviceKind
+from homenode.plan.layout import PRESETS
+from homenode.plan.model import Unplannable
+from homenode.plan.place import place
+from homenode.sources import load_host
+from homenode.topology import CoreKind
+from homenode.units import GIB
+from tests.shared_data import needs_shared, shared
+from tests.small_hosts import small_request
+
+HOSTS = sorted((Path(homenode.__file__).parent / "hosts").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", HOSTS, ids=lambda path: path.stem)
+def test_every_shipped_host_takes_a_small_vm_in_every_preset(path: Path) -> None:
+    host = load_host(str(path))
+    for name in PRESETS:
+        placement = place(host, small_request(2, GIB, layout=name))
+        assert placement.optimal is True
+        used = [pu for pin in placement.vcpu_pins for pu in pin]
+        assert len(used) == len(set(used))
+        assert bool(used) is (name != "default")
+
+
+@pytest.mark.parametrize("path", HOSTS, ids=lambda path: path.stem)
+def test_a_vm_with_one_gpu_sits_in_the_gpus_package(path: Path) -> None:
+    host = load_host(str(path))
+    for gpu in host.devices_of_kind(DeviceKind.GPU)[:8]:
+        request = small_request(2, GIB, devices=[str(gpu.bdf)])
+        placement = place(host, request)
+        cost = {term.name: term.value for term in placement.cost}
+        home = next((node for node in host.nodes if node.index == gpu.node), None)
+        # A node without memory can give a cell none: then the VM lies elsewhere.
+        if home is not None and home.package is not None and home.memory_bytes:
+            assert cost["device_class"] == 10
+
+
+def test_a_vm_with_grace_gpu_2_gets_node_2_and_no_gpu_memory() -> None:
+    host = load_host("gh200x4")
+    gpus = host.devices_of_kind(DeviceKind.GPU)
+    placement = place(host, small_request(64, 64 * GIB, devices=[str(gpus[2].bdf)]))
+    assert placement.nodes == placement.memory_nodes == (2,)
+    everywhere = place(host, small_request(280, 256 * GIB))
+    assert everywhere.memory_nodes == (0, 1, 2, 3)
+
+
+@needs_shared
+@pytest.mark.parametrize(("vcpus", "llcs"), [(8, 1), (16, 2), (24, 3)])
+def test_two_epyc_9654_give_whole_llcs(vcpus: int, llcs: int) -> None:
+    host = load_host(str(shared("machines/hwloc/AMD-19h-Zen4-2xEpyc-9654.xml")))
+    placement = place(host, small_request(vcpus, 16 * GIB))
+    used = CpuSet(pu for pin in placement.vcpu_pins for pu in pin)
+    touched = [llc for llc in host.llcs if not llc.pus.isdisjoint(used)]
+    assert len(touched) == llcs
+    assert all(len(llc.pus & used) == 8 for llc in touched)
+
+
+@needs_shared
+def test_an_i7_1370p_gives_performance_cores_to_vcpus_and_says_when_20_pus_are_too_few() -> None:
+    host = load_host(str(shared("machines/hwloc/Intel-RaptorLake-Corei7-1370P.xml")))
+    kind_of = {pu: core.kind for core in host.cores for pu in core.pus}
+    request = replace(small_request(12, 8 * GIB, layout="pin-numa-smt"), keep_vcpus=True)
+    placement = place(host, request)
+    assert {kind_of[pu] for pin in placement.vcpu_pins for pu in pin} == {CoreKind.PERFORMANCE}
+    assert placement.emulator_pus is not None
+    assert {kind_of[pu] for pu in placement.emulator_pus} == {CoreKind.EFFICIENCY}
+    for mixed in (False, True):
+        with pytest.raises(Unplannable, match="20 PUs"):
+            place(host, replace(request, vcpus=24, mixed_kinds=mixed))

@@ -52,6 +52,19 @@ class PciLink:
 
 
 @dataclass(frozen=True, slots=True)
+class PciErrors:
+    """What a function has counted since the kernel started (AER). Each of (name, count).
+
+    correctable: retried in hardware, at the cost of time ("RxErr", "BadTLP", "Rollover", ...).
+    nonfatal, fatal: data or the link was lost.
+    """
+
+    correctable: tuple[tuple[str, int], ...]
+    nonfatal: tuple[tuple[str, int], ...] = ()
+    fatal: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class PciBar:
     """One memory or I/O region of a function. index 0-5, 6 = expansion ROM, 7-12 = SR-IOV."""
 
@@ -81,6 +94,10 @@ class PciDevice:
     local_pus: the PUs that the kernel calls local; None where unknown.
     physical_function: for an SR-IOV virtual function, the function that it belongs to.
     sriov_total_vfs, sriov_num_vfs: None where the function has no SR-IOV capability.
+    target_gt_per_s: the speed that Link Control 2 tells a port to train to.
+    acs: flags of the ACS control register that are on, as lspci names them, ascending.
+    power_state: "D0" to "D3cold" as the kernel says. performance_state: "P0" (busy) to "P15" as
+    NVIDIA's driver says. iommu_domain: how the IOMMU treats the group: "identity", "DMA-FQ", ...
     """
 
     bdf: Bdf
@@ -103,6 +120,13 @@ class PciDevice:
     sriov_total_vfs: int | None = None
     sriov_num_vfs: int | None = None
     bars: tuple[PciBar, ...] = ()
+    target_gt_per_s: float | None = None
+    acs: tuple[str, ...] | None = None
+    ats_enabled: bool | None = None
+    power_state: str | None = None
+    performance_state: str | None = None
+    iommu_domain: str | None = None
+    errors: PciErrors | None = None
 
 
 @dataclass(frozen=True, slots=True)

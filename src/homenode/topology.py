@@ -180,6 +180,9 @@ class HostSettings:
     smt_control: /sys/devices/system/cpu/smt/control ("on", "off", "forceoff", "notsupported").
     governors: cpufreq governors in use, sorted. numa_balancing: kernel.numa_balancing.
     libvirt_version, qemu_version: (major, minor, micro).
+    scaling_drivers: cpufreq drivers in use, sorted. ksm_run: 1 where KSM merges pages.
+    iommus: names of the IOMMUs that are on, () = none. idle_exit_latency_us: of the deepest idle
+    state that is enabled on the lowest PU.
     """
 
     kernel_release: str | None = None
@@ -190,6 +193,10 @@ class HostSettings:
     numa_balancing: int | None = None
     libvirt_version: tuple[int, int, int] | None = None
     qemu_version: tuple[int, int, int] | None = None
+    scaling_drivers: tuple[str, ...] | None = None
+    ksm_run: int | None = None
+    iommus: tuple[str, ...] | None = None
+    idle_exit_latency_us: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

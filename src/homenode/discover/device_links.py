@@ -29,11 +29,12 @@ _C2C_GPUS = {
 @dataclass(frozen=True, slots=True)
 class DeviceLinks:
     """links: ascending. gpu_of_node: GPUs whose memory nvidia-smi says is a node. name_of_gpu: the
-    driver's names of its GPUs."""
+    driver's names of its GPUs. performance_of_gpu: their states, "P0" is busy."""
 
     links: tuple[DeviceLink, ...]
     gpu_of_node: dict[NodeIndex, Bdf]
     name_of_gpu: dict[Bdf, str]
+    performance_of_gpu: dict[Bdf, str]
     gaps: tuple[Gap, ...]
 
 
@@ -76,7 +77,12 @@ def read_device_links(
         gaps.append(Gap("xGMI links", "rocm-smi --showtopo was not there or failed"))
     ordered = sorted(links, key=lambda link: (link.a, link.kind, link.b or link.a))
     names = {bdf: gpu.name for bdf, gpu in queried.items() if gpu.name is not None}
-    return DeviceLinks(tuple(ordered), gpu_of_node, names, tuple(gaps))
+    states = {
+        bdf: gpu.performance_state
+        for bdf, gpu in queried.items()
+        if gpu.performance_state is not None
+    }
+    return DeviceLinks(tuple(ordered), gpu_of_node, names, states, tuple(gaps))
 
 
 def _query(snapshot: Snapshot, gaps: list[Gap]) -> dict[Bdf, NvidiaGpu]:

@@ -1,12 +1,10 @@
 """Discover: one Host from a snapshot. Reads each part, lets them meet, and keeps every gap."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.discover.crosscheck import check_against_libvirt
-from homenode.discover.device_links import read_device_links
+from homenode.discover.device_links import DeviceLinks, read_device_links
 from homenode.discover.distances import read_distances, read_memory_paths
 from homenode.discover.gpu_memory import name_memory, read_driver_gpus
 from homenode.discover.lspci import add_lspci
@@ -73,7 +71,7 @@ def discover(snapshot: Snapshot, read_domain: ReadDomain | None = None) -> Host:
         cores=processors.cores,
         pus=assemble_pus(states, processors, nodes),
         root_complexes=tree.root_complexes,
-        pci_devices=_with_gpu_names(devices, links.name_of_gpu),
+        pci_devices=_as_driver_says(devices, links),
         links=links.links,
         memory_paths=read_memory_paths(snapshot, nodes.nodes),
         domains=domains,
@@ -92,12 +90,16 @@ def _named(
     return add_lspci(devices, text, f"{snapshot.name}: lspci")
 
 
-def _with_gpu_names(
-    devices: tuple[PciDevice, ...], name_of_gpu: Mapping[Bdf, str]
-) -> tuple[PciDevice, ...]:
-    """The functions with the names that the GPUs' own driver has for them; they beat lspci's."""
+def _as_driver_says(devices: tuple[PciDevice, ...], links: DeviceLinks) -> tuple[PciDevice, ...]:
+    """The functions with the GPUs' own driver's names, which beat lspci's, and states."""
     return tuple(
-        replace(device, name=name_of_gpu[device.bdf]) if device.bdf in name_of_gpu else device
+        replace(
+            device,
+            name=links.name_of_gpu.get(device.bdf, device.name),
+            performance_state=links.performance_of_gpu.get(device.bdf),
+        )
+        if device.bdf in links.name_of_gpu or device.bdf in links.performance_of_gpu
+        else device
         for device in devices
     )
 

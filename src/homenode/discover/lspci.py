@@ -117,7 +117,16 @@ def add_lspci(
         bridge = device.bridge
         if bridge is not None and function.port_type is not None:
             bridge = replace(bridge, port_type=function.port_type)
-        named.append(replace(device, name=device.name or function.name, bridge=bridge))
+        named.append(
+            replace(
+                device,
+                name=device.name or function.name,
+                bridge=bridge,
+                target_gt_per_s=device.target_gt_per_s or function.target_gt_per_s,
+                acs=_flags(function),
+                ats_enabled=function.ats_enabled,
+            )
+        )
     return tuple(named), tuple(gaps)
 
 
@@ -166,6 +175,9 @@ def _devices(
             sriov_total_vfs=function.sriov_total_vfs,
             sriov_num_vfs=function.sriov_num_vfs,
             bars=function.bars,
+            target_gt_per_s=function.target_gt_per_s,
+            acs=_flags(function),
+            ats_enabled=function.ats_enabled,
         )
 
 
@@ -241,7 +253,16 @@ def _merged(device: PciDevice, own: PciDevice | None, gaps: list[Gap]) -> PciDev
         sriov_total_vfs=device.sriov_total_vfs or own.sriov_total_vfs,
         sriov_num_vfs=own.sriov_num_vfs if device.sriov_num_vfs is None else device.sriov_num_vfs,
         bars=own.bars or device.bars,
+        target_gt_per_s=device.target_gt_per_s or own.target_gt_per_s,
+        power_state=own.power_state,
+        performance_state=own.performance_state,
+        iommu_domain=own.iommu_domain,
+        errors=own.errors,
     )
+
+
+def _flags(function: LspciFunction) -> tuple[str, ...] | None:
+    return None if function.acs is None else tuple(sorted(function.acs))
 
 
 def _other_gaps(host: Host, devices: tuple[PciDevice, ...]) -> tuple[Gap, ...]:

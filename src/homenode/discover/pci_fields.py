@@ -4,7 +4,7 @@ import re
 
 from homenode.discover.readings import read_number
 from homenode.errors import ParseError
-from homenode.pci import PciBar
+from homenode.pci import PciBar, PciErrors
 from homenode.snapshot.protocol import Snapshot
 
 _SPEED = re.compile(r"(\d{1,3}(?:\.\d)?) GT/s(?: PCIe)?", re.ASCII)
@@ -59,3 +59,27 @@ def parse_resource(text: str, source: str, *, is_bridge: bool) -> tuple[PciBar, 
             )
         )
     return tuple(bars)
+
+
+def read_errors(snapshot: Snapshot, folder: str) -> PciErrors | None:
+    """What a function has counted; None where it has no AER. Totals of the kernel are left out.
+
+    Raises ParseError. Source: Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats.
+    """
+    names = ("correctable", "nonfatal", "fatal")
+    texts = [snapshot.read_text(f"{folder}/aer_dev_{name}") for name in names]
+    if all(text is None for text in texts):
+        return None
+    return PciErrors(*(_counts(snapshot, text or "") for text in texts))
+
+
+def _counts(snapshot: Snapshot, text: str) -> tuple[tuple[str, int], ...]:
+    """The lines "RxErr 3" of what has happened at all."""
+    counts: list[tuple[str, int]] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        name, _, count = line.strip().rpartition(" ")
+        if not name or not count.isdecimal():
+            raise ParseError(f"{snapshot.name}: aer_dev", "a name and a count", line, line=number)
+        if int(count) and not name.startswith("TOTAL_"):
+            counts.append((name, int(count)))
+    return tuple(counts)

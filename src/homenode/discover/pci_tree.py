@@ -19,6 +19,7 @@ from homenode.discover.pci_config import ConfigHeader, parse_config
 from homenode.discover.pci_fields import (
     parse_link_speed,
     parse_resource,
+    read_errors,
     read_link_width,
 )
 from homenode.discover.pci_gaps import functions_off_the_bus, unknown_fields
@@ -83,6 +84,7 @@ def read_pci_tree(
             if bdf in bridges
             else None,
             locality,
+            configs.get(bdf),
             bdf in nvidia_gpus,
         )
         for bdf, place in sorted(places.items())
@@ -221,6 +223,7 @@ def _device(
     class_code: int,
     bridge: PciBridge | None,
     locality: Locality,
+    config: ConfigHeader | None,
     is_nvidia: bool,
 ) -> PciDevice:
     folder = place.folder
@@ -258,7 +261,17 @@ def _device(
             f"{snapshot.name}: {folder}/resource",
             is_bridge=bridge is not None,
         ),
+        target_gt_per_s=None if config is None else config.target_gt_per_s,
+        power_state=_power_state(read_word(snapshot, f"{folder}/power_state")),
+        iommu_domain=None
+        if group is None
+        else read_word(snapshot, f"/sys/kernel/iommu_groups/{group}/type"),
+        errors=read_errors(snapshot, folder),
     )
+
+
+def _power_state(word: str | None) -> str | None:
+    return None if word in (None, "unknown", "error") else word
 
 
 def _link(snapshot: Snapshot, folder: str) -> PciLink | None:

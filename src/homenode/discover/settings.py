@@ -107,26 +107,40 @@ def read_settings(
         kernel_release=release,
         kernel_command_line=read_word(snapshot, "/proc/cmdline"),
         smt_control=read_word(snapshot, f"{CPU}/smt/control"),
-        governors=_governors(snapshot, online),
+        governors=_cpufreq(snapshot, online, "scaling_governor"),
         transparent_hugepages=None if chosen is None else chosen[1],
         numa_balancing=read_number(snapshot, "/proc/sys/kernel/numa_balancing"),
+        scaling_drivers=_cpufreq(snapshot, online, "scaling_driver"),
+        ksm_run=read_number(snapshot, "/sys/kernel/mm/ksm/run"),
+        iommus=snapshot.list("/sys/class/iommu"),
+        idle_exit_latency_us=_idle_exit_latency_us(snapshot),
         libvirt_version=libvirt,
         qemu_version=qemu,
     )
 
 
-def _governors(snapshot: Snapshot, online: CpuSet) -> tuple[str, ...] | None:
+def _cpufreq(snapshot: Snapshot, online: CpuSet, file: str) -> tuple[str, ...] | None:
+    """The different words in a file of every frequency policy, sorted; None without any."""
     policies = snapshot.list(f"{CPU}/cpufreq") or ()
     found = {
-        read_word(snapshot, f"{CPU}/cpufreq/{policy}/scaling_governor")
+        read_word(snapshot, f"{CPU}/cpufreq/{policy}/{file}")
         for policy in policies
         if policy.startswith("policy")
     } - {None}
     if not found:
-        found = {
-            read_word(snapshot, f"{CPU}/cpu{pu}/cpufreq/scaling_governor") for pu in online
-        } - {None}
+        found = {read_word(snapshot, f"{CPU}/cpu{pu}/cpufreq/{file}") for pu in online} - {None}
     return tuple(sorted(name for name in found if name is not None)) or None
+
+
+def _idle_exit_latency_us(snapshot: Snapshot) -> int | None:
+    """Of PU 0: the others have the same states on every machine seen."""
+    folder = f"{CPU}/cpu0/cpuidle"
+    latencies = [
+        read_number(snapshot, f"{folder}/{state}/latency")
+        for state in snapshot.list(folder) or ()
+        if read_number(snapshot, f"{folder}/{state}/disable") != 1
+    ]
+    return max((latency for latency in latencies if latency is not None), default=None)
 
 
 def _number(text: str | None) -> int | None:

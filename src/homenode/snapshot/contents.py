@@ -35,6 +35,7 @@ class Form(Enum):
     MASK = r"[0-9a-f]{1,8}(?:,[0-9a-f]{1,8}){0,2047}"
     NUMBERS = r"\d{1,6}(?: +\d{1,6})*"
     WORD = r"[A-Za-z][A-Za-z0-9_-]{0,30}|\d{1,2}"  # "on", "Unified", "amd-pstate-epp"; SMT 4
+    COUNTS = r"[A-Za-z_]{1,40} \d{1,20}"  # each line: "RxErr 0"
     CHOICE = r"\[?[a-z+]{2,15}\]?(?: \[?[a-z+]{2,15}\]?){1,6}"  # "always [madvise] never"
     SIZE = r"\d{1,12}[KMG]?"
     SPEED = r"(?:\d{1,3}(?:\.\d)? GT/s(?: PCIe)?|Unknown(?: speed)?)"
@@ -65,7 +66,7 @@ class Form(Enum):
         return all(not part or compiled.fullmatch(part.rstrip()) for part in parts)
 
 
-_BY_LINE = frozenset({Form.RESOURCE, Form.FIELDS, Form.NODE_MEMINFO})
+_BY_LINE = frozenset({Form.RESOURCE, Form.FIELDS, Form.NODE_MEMINFO, Form.COUNTS})
 _COMPILED = {form: re.compile(form.value, re.ASCII) for form in Form}
 
 
@@ -175,6 +176,12 @@ PATHS: tuple[PathRule, ...] = (
     *_files(f"{_CPU}/acpi_cppc", Form.NUMBER, "highest_perf", "kinds of core on AMD"),
     *_files("/sys/devices", Form.LIST, "cpu_core/cpus cpu_atom/cpus", "P and E cores of Intel"),
     *_files("/sys/devices", Form.LIST, "cpu_lowpower/cpus", "low-power E cores of Intel"),
+    *_files(
+        f"{_SYSTEM}/cpu/cpu0/cpuidle/state*",
+        Form.NUMBER,
+        "latency disable",
+        "how long a PU takes to wake up",
+    ),
     *_files(f"{_SYSTEM}/cpu/intel_pstate", Form.NUMBER, "no_turbo", "turbo switched off"),
     *_files(f"{_SYSTEM}/cpu/cpufreq", Form.NUMBER, "boost", "boost switched off"),
     # NUMA nodes
@@ -229,6 +236,12 @@ PATHS: tuple[PathRule, ...] = (
     *_files(_PCI, Form.SPEED, "current_link_speed max_link_speed", "slow links"),
     *_files(_PCI, Form.NUMBER, "current_link_width max_link_width", "narrow links"),
     *_files(_PCI, Form.WORD, "power_state", "an idle device's link may be slow for that alone"),
+    *_files(
+        _PCI,
+        Form.COUNTS,
+        "aer_dev_correctable aer_dev_nonfatal aer_dev_fatal",
+        "errors on links since the kernel started",
+    ),
     *_files(_PCI, Form.NUMBER, "boot_vga", "the host's own console"),
     *_files(_PCI, Form.NUMBER, "sriov_totalvfs sriov_numvfs", "SR-IOV"),
     *_files(_PCI, Form.RESOURCE, "resource", "BAR sizes: apertures of the guest"),
@@ -246,6 +259,7 @@ PATHS: tuple[PathRule, ...] = (
     *_files("/sys/class/pci_bus/*", Form.LIST, "cpulistaffinity", "locality of a root complex"),
     _link("/sys/class/pci_bus/*", Form.TO_BUS, "the bus of a root complex"),
     _link("/sys/class/iommu/*", Form.TO_IOMMU, "whether an IOMMU is on"),
+    *_files("/sys/kernel/iommu_groups/*", Form.WORD, "type", "translated, or passed through"),
     # The system
     *_files("/sys/devices/virtual/dmi/id", Form.NAME, "product_name sys_vendor", "which machine"),
     _file("/proc/device-tree/model", Form.NAME, "which machine, on arm64"),

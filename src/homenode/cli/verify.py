@@ -1,0 +1,118 @@
+"""homenode verify: does a document, a booted guest or the real one match its plan. [I/O]"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from homenode.cli.options import HostOption, JsonOption, LspciOption
+from homenode.cli.terminal import console, note, print_json, write_text
+
+if TYPE_CHECKING:
+    from homenode.verify.verification import Verified
+
+_BOOT = "Stand-in guest"
+
+
+def verify(
+    document: Annotated[
+        Path | None, typer.Argument(metavar="[VM.xml]", help="The domain document.")
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option(metavar="P.json", help="The saved plan to hold things against.")
+    ] = None,
+    host: HostOption = None,
+    lspci: LspciOption = None,
+    boot: Annotated[
+        bool,
+        typer.Option(
+            "--boot",
+            help="Boot a small guest with the same vCPUs, cells and PCIe tree, and read it.",
+            rich_help_panel=_BOOT,
+        ),
+    ] = False,
+    guest: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="The real guest's own view: a capture made inside it, or ssh:HOST.",
+        ),
+    ] = None,
+    connect: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URI",
+            help="libvirt for --boot; none = QEMU directly. Default: qemu:///system, else QEMU.",
+            rich_help_panel=_BOOT,
+        ),
+    ] = None,
+    kernel: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Kernel for --boot.", rich_help_panel=_BOOT),
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", min=1, help="For --boot. Default: by vCPUs.", rich_help_panel=_BOOT
+        ),
+    ] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Keep the stand-in's files and console here.", rich_help_panel=_BOOT
+        ),
+    ] = None,
+    svg: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Draw the guest here, and host and plan in FILE's *-plan.svg."
+        ),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Find what is wrong with a domain document, and see a guest report what was planned.
+
+    The document is held against itself, the host and the plan: also what libvirt takes in silence.
+    No domain of yours is started or changed.
+    """
+    from homenode.findings import are_bad
+    from homenode.verify.boot import BootOptions
+    from homenode.verify.verification import Wanted
+    from homenode.verify.verification import verify as verify_wanted
+
+    options = BootOptions(connect, kernel, timeout, keep) if boot else None
+    wanted = Wanted(document, plan, host, lspci, options, guest)
+    verified = verify_wanted(wanted, note)
+    _print(verified, as_json=json)
+    if svg is not None:
+        _draw(verified, svg)
+    if are_bad(verified.findings.findings):
+        raise SystemExit(1)
+
+
+def _print(verified: "Verified", *, as_json: bool) -> None:
+    if as_json:
+        from homenode.formats import encode
+
+        print_json(encode("findings", verified.findings))
+        return
+    from homenode.report.findings_text import checks_text, findings_text
+
+    for view in verified.views:
+        console().print(checks_text(view.title, view.checks))
+    console().print(findings_text(verified.findings))
+
+
+def _draw(verified: "Verified", svg: Path) -> None:
+    from homenode.report.topology_map import topology_map
+
+    for number, guest in enumerate(verified.guests):
+        path = svg if number == 0 else svg.with_name(f"{svg.stem}-{number + 1}{svg.suffix}")
+        write_text(path, topology_map(guest))
+        note(f"wrote {path}")
+    if not verified.guests:
+        note("no guest to draw: --boot or --guest gives one")
+    if verified.host is not None and verified.plan is not None:
+        path = svg.with_name(f"{svg.stem}-plan{svg.suffix}")
+        write_text(path, topology_map(verified.host, verified.plan))
+        note(f"wrote {path}")

@@ -1,0 +1,67 @@
+"""CpuChoice: the CPU model of a stand-in, and what a substituted one can no longer tell.
+
+Seen with QEMU 7.2: under TCG the models Skylake-Server and its Intel kin tell siblings, dies and
+one L3 a die as under KVM; AMD models and `max` tell no siblings.
+"""
+
+import re
+from dataclasses import dataclass
+
+from homenode.domain.document import Document
+
+SUBSTITUTE = "Skylake-Server"
+_INTEL = (
+    "Nehalem", "Westmere", "SandyBridge", "IvyBridge", "Haswell", "Broadwell", "Skylake",
+    "Cascadelake", "Cooperlake", "Icelake", "Snowridge", "SapphireRapids", "GraniteRapids",
+    "SierraForest", "Denverton", "KnightsMill",
+)  # fmt: skip
+_SAFE = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuChoice:
+    """A stand-in's <cpu>. mode: "custom" with a model, "host-passthrough" or "maximum".
+
+    features: (name, on). l3: None = the model's own; "emulate" or "passthrough".
+    substituted: why siblings and LLCs say nothing of the real guest; None where they do.
+    """
+
+    mode: str
+    model: str | None
+    features: tuple[tuple[str, bool], ...]
+    l3: str | None
+    substituted: str | None
+
+
+def choose_cpu(document: Document, *, kvm: bool) -> CpuChoice:
+    """The document's own <cpu> where this machine can run it, else an Intel model with SMT."""
+    cpu = document.root.child("cpu")
+    mode = None if cpu is None else cpu.get("mode") or ("custom" if cpu.child("model") else None)
+    name = document.root.at("cpu", "model")
+    model = None if name is None else name.text.strip()
+    cache = document.root.at("cpu", "cache")
+    l3 = None if cache is None else cache.get("mode")
+    if l3 not in ("emulate", "passthrough"):
+        l3 = None
+    features = tuple(
+        (feature.get("name") or "", feature.get("policy") not in ("disable", "forbid"))
+        for feature in (() if cpu is None else cpu.all("feature"))
+        if _SAFE.match(feature.get("name") or "")
+    )
+    emulated = document.root.get("type") == "qemu"
+    if mode == "custom" and model is not None and _SAFE.match(model):
+        if kvm or emulated or model.startswith(_INTEL):
+            return CpuChoice(mode, model, features, "emulate" if l3 == "emulate" else None, None)
+        why = f"model substituted: {SUBSTITUTE} for {model}, which tells no siblings without KVM"
+        return _substitute(l3, why)
+    if kvm and mode in ("host-passthrough", "host-model", "maximum"):
+        return CpuChoice("host-passthrough", None, features, l3, None)
+    if emulated and mode == "maximum":
+        return CpuChoice(mode, None, features, l3, None)
+    told = mode or "the default model"
+    why = f"model substituted: {SUBSTITUTE} for {told}" + ("" if kvm else ", which needs KVM")
+    return _substitute(l3, why)
+
+
+def _substitute(l3: str | None, why: str) -> CpuChoice:
+    return CpuChoice("custom", SUBSTITUTE, (), "emulate" if l3 == "emulate" else None, why)

@@ -1,0 +1,100 @@
+"""GuestView: a guest's own discovery beside what was expected of it, line by line."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from homenode.findings import Finding, Severity
+from homenode.topology import Host
+from homenode.units import MIB, format_bytes
+from homenode.verify.checks import Check, Tolerance, check, compare
+from homenode.verify.device_checks import compare_devices
+from homenode.verify.expectation import Expectation, ExpectedCell
+from homenode.verify.guest_path import path_of_address
+from homenode.verify.observation import Observation, observation_of
+from homenode.verify.stand_in import StandIn
+
+STAND_IN_KERNEL_BYTES = 96 * MIB
+"""What the kernel and its files take of a stand-in's first node, and of the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuestView:
+    """checks: every line, with and without finding. observation: what the guest reports."""
+
+    title: str
+    checks: tuple[Check, ...]
+    observation: Observation
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return tuple(line.finding for line in self.checks if line.finding is not None)
+
+
+def view_of_stand_in(expected: Expectation, stand_in: StandIn, guest: Host) -> GuestView:
+    """A booted stand-in: memory is scaled, devices are where the document has them, and links say
+    nothing."""
+    observation = observation_of(guest)
+    reason = stand_in.cpu.substituted
+    tolerance = Tolerance(reason, STAND_IN_KERNEL_BYTES)
+    scaled = of_stand_in(expected, stand_in)
+    lines = (
+        *compare(scaled, observation, tolerance),
+        *compare_devices(scaled, observation, links=False),
+    )
+    return GuestView("the stand-in guest", lines, observation)
+
+
+def view_of_guest(expected: Expectation, guest: Host, host: Host | None) -> GuestView:
+    """The real guest: its links and huge pages too. host: for the devices' own links."""
+    observation = observation_of(guest)
+    lines = (
+        *compare(expected, observation, Tolerance()),
+        *_huge_pages(observation),
+        *compare_devices(expected, observation, host, links=True),
+    )
+    return GuestView("the guest", lines, observation)
+
+
+def of_stand_in(expected: Expectation, stand_in: StandIn) -> Expectation:
+    """The same, for a stand-in: less memory, and other devices in the devices' places."""
+    address_of = {bdf: address for address, bdf in stand_in.devices if bdf is not None}
+    return replace(
+        expected,
+        cells=tuple(
+            ExpectedCell(cell.id, cell.vcpus, stand_in.scaled(cell.memory_bytes))
+            for cell in expected.cells
+        ),
+        devices=tuple(
+            replace(
+                device,
+                path=path_of_address(address_of[device.bdf], stand_in.controllers)
+                if device.bdf in address_of
+                else None,
+                vendor_id=None,
+                device_id=None,
+            )
+            for device in expected.devices
+        ),
+    )
+
+
+def _huge_pages(observed: Observation) -> Iterator[Check]:
+    """The guest's own huge pages: a node without any starves programs that are bound to it."""
+    sizes = sorted({pool.page_bytes for node in observed.nodes for pool in node.page_pools})
+    for size in sizes:
+        counts = [
+            sum(pool.total_pages for pool in node.page_pools if pool.page_bytes == size)
+            for node in observed.nodes
+        ]
+        if any(counts) and len(counts) > 1:
+            told = ", ".join(
+                f"node {node.index}: {count}"
+                for node, count in zip(observed.nodes, counts, strict=True)
+            )
+            yield check(
+                "huge-pages", f"the guest's huge pages of {format_bytes(size)}",
+                "some on every node, or none", told, all(counts), observed.source,
+                severity=Severity.WARNING,
+                cost="programs bound to a node without pages fail or take remote ones",
+                fix="set nr_hugepages of each node in the guest",
+            )  # fmt: skip

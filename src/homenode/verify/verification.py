@@ -1,0 +1,173 @@
+"""Verification: the command: reads document, plan, host and guest, and compares. [I/O]"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from homenode.domain.document import Document
+from homenode.domain.read import open_domain
+from homenode.domain.schema import validate
+from homenode.errors import InputError, UsageError
+from homenode.findings import Finding, Findings, Severity, in_order
+from homenode.plan.fingerprint import host_fingerprint
+from homenode.plan.model import Plan
+from homenode.plan.stored import read_plan, read_plan_for
+from homenode.sources import load_host
+from homenode.topology import Host
+from homenode.units import MIB
+from homenode.verify.boot import BootOptions, boot_stand_in
+from homenode.verify.document import verify_document
+from homenode.verify.domain_facts import DomainFacts, domain_facts
+from homenode.verify.expectation import (
+    Expectation,
+    expectation_of_document,
+    expectation_of_plan,
+)
+from homenode.verify.guest_view import GuestView, view_of_guest, view_of_stand_in
+
+_MOST_BYTES = 64 * MIB
+_SSH = "ssh:"
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to verify. document, plan: files. host, guest: sources, as every command takes them;
+    guest also "ssh:HOST". boot: None = no stand-in is booted."""
+
+    document: Path | None = None
+    plan: Path | None = None
+    host: str | None = None
+    lspci: Path | None = None
+    boot: BootOptions | None = None
+    guest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The answer. views: what guests report, beside what was expected. guests: as hosts, to draw.
+
+    host: None where the document was not held against one.
+    """
+
+    findings: Findings
+    views: tuple[GuestView, ...]
+    guests: tuple[Host, ...]
+    host: Host | None
+    plan: Plan | None
+
+
+def verify(wanted: Wanted, tell: Tell) -> Verified:
+    """Verify what is wanted. tell: gets a line about what takes long.
+
+    Raises UsageError for too few arguments, InputError for what cannot be read, HostError and its
+    kin where this machine cannot boot guests or the guest cannot be reached.
+    """
+    _refuse_nonsense(wanted)
+    document = None if wanted.document is None else _document(wanted.document)
+    facts = None if document is None else domain_facts(document)
+    plan = None if wanted.plan is None else read_plan(_bytes(wanted.plan), str(wanted.plan))
+    host, skipped = _host(wanted, plan, facts)
+    found: list[Finding] = [*skipped]
+    checked: list[str] = []
+    views: list[GuestView] = []
+    guests: list[Host] = []
+    if document is not None:
+        errors, gap = validate(document.to_bytes())
+        answer = verify_document(document, plan=plan, host=host, schema_errors=errors)
+        found += answer.findings
+        checked += [*answer.checked, *([f"not checked: {gap}"] if gap else [])]
+    if document is not None and facts is not None and wanted.boot is not None:
+        tell("booting a stand-in guest; seconds to minutes")
+        booted = boot_stand_in(document, facts, wanted.boot)
+        found += booted.findings
+        checked.append(f"stand-in guest, {booted.how}: {booted.seconds:.1f} s")
+        checked += [f"not in the stand-in: {what}" for what in booted.stand_in.left_out]
+        if booted.guest is not None:
+            guests.append(booted.guest)
+            expected = _expected(plan, facts, host)
+            views.append(view_of_stand_in(expected, booted.stand_in, booted.guest))
+    if wanted.guest is not None:
+        guest = load_guest(wanted.guest)
+        guests.append(guest)
+        views.append(view_of_guest(_expected(plan, facts, host), guest, host))
+        checked.append(f"guest {guest.name}: its own view")
+    found += [finding for view in views for finding in view.findings]
+    answers = Findings(tuple(checked), in_order(found))
+    return Verified(answers, tuple(views), tuple(guests), host, plan)
+
+
+def load_guest(source: str) -> Host:
+    """The guest of a source: "ssh:HOST", or whatever names a host, a capture made inside it."""
+    if not source.startswith(_SSH):
+        return load_host(source)
+    from homenode.discover import discover
+    from homenode.snapshot.capture import collect_over_ssh
+
+    return discover(collect_over_ssh(source.removeprefix(_SSH)))
+
+
+def _refuse_nonsense(wanted: Wanted) -> None:
+    if wanted.document is None and wanted.guest is None:
+        raise UsageError(
+            "expected a domain document, or a guest with --guest, found neither",
+            hint="homenode verify VM.xml, or homenode verify --plan P.json --guest ssh:HOST",
+        )
+    if wanted.boot is not None and wanted.document is None:
+        raise UsageError("--boot: expected a domain document to boot a stand-in for, found none")
+    if wanted.guest is not None and wanted.plan is None and wanted.document is None:
+        raise UsageError(
+            "--guest: expected a plan or a domain document to hold the guest against, found none",
+            hint="homenode plan --save-plan P.json",
+        )
+
+
+def _host(
+    wanted: Wanted, plan: Plan | None, facts: DomainFacts | None
+) -> tuple[Host | None, tuple[Finding, ...]]:
+    """The host to hold things against. This machine, unless a plan or a document is for another:
+    then nobody has named the right one, and the finding says so."""
+    host = load_host(wanted.host, lspci=wanted.lspci)
+    if wanted.host is not None or wanted.lspci is not None:
+        if plan is not None and plan.host_fingerprint and wanted.plan is not None:
+            read_plan_for(host, _bytes(wanted.plan), str(wanted.plan))
+        return host, ()
+    here = host_fingerprint(host)
+    record = None if facts is None or facts.record is None else facts.record.host
+    if plan is not None:
+        other = plan.host_fingerprint != here
+        name = plan.host_name
+    else:
+        other = record is not None and not here.startswith(record)
+        name = "another host"
+    if not other:
+        return host, ()
+    what = "the plan" if plan is not None else "the document"
+    return None, (
+        Finding(
+            "host-not-checked", Severity.INFO, "the host", f"{name}, which {what} is for",
+            "this machine, which is not it", None, "name it with --host SOURCE", what,
+        ),
+    )  # fmt: skip
+
+
+def _expected(plan: Plan | None, facts: DomainFacts | None, host: Host | None) -> Expectation:
+    if plan is not None:
+        return expectation_of_plan(plan, document=None if facts is None else facts.guest, host=host)
+    assert facts is not None, "_refuse_nonsense asks for one of the two"
+    return expectation_of_document(facts, host)
+
+
+def _document(path: Path) -> Document:
+    return open_domain(_bytes(path), str(path))
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: expected a file that can be read, found: {error}") from None
+    if len(content) > _MOST_BYTES:
+        raise InputError(f"{path}: expected at most 64 MiB, found more")
+    return content

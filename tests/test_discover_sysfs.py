@@ -388,3 +388,12 @@ def test_mutated_trees_are_read_or_refused_and_nothing_else() -> None:
             discover(snapshot(files))
         except HomenodeError:
             continue
+
+
+def test_page_cache_counts_as_free_memory_for_a_vm_that_starts_now() -> None:
+    meminfo = (
+        "MemTotal:       65536 kB\nMemFree:        1024 kB\nActive(file):   2048 kB\n"
+        "Inactive(file): 4096 kB\nSReclaimable:   512 kB\nShmem:          9999 kB\n"
+    )
+    host = discover(MemorySnapshot("host", cpu_files() | {"/proc/meminfo": meminfo}))
+    assert host.nodes[0].memory_free_bytes == (1024 + 2048 + 4096 + 512) * 1024

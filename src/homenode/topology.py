@@ -110,7 +110,8 @@ class PagePool:
 class NumaNode:
     """A host NUMA node; with no PUs it is CPU-less, with 0 bytes it is memory-less.
 
-    memory_bytes, memory_free_bytes: bytes; None where the source does not say.
+    memory_bytes, memory_free_bytes: bytes; None where the source does not say. Page cache and
+    reclaimable slabs count as free, huge pages in a pool do not.
     gpu: the GPU whose memory this is, where memory_kind is GPU and the driver says so.
     generic_initiator: an ACPI initiator that is no CPU (a GPU, say) belongs to the node.
     package: None on CPU-less nodes and where the node spans packages.

@@ -17,7 +17,11 @@ from homenode.units import KIB
 
 NODE = "/sys/devices/system/node"
 
-_MEMORY_LINE = re.compile(r"(?:Node +\d+ +)?(MemTotal|MemFree): +(\d{1,16}) kB\s*", re.ASCII)
+_MEMORY_LINE = re.compile(
+    r"(?:Node +\d+ +)?(MemTotal|MemFree|Active\(file\)|Inactive\(file\)|SReclaimable): +"
+    r"(\d{1,16}) kB\s*",
+    re.ASCII,
+)
 _POOL_NAME = re.compile(r"hugepages-(\d{1,12})kB", re.ASCII)
 
 
@@ -142,13 +146,23 @@ def _single_node(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ..
 
 
 def _memory(snapshot: Snapshot, path: str) -> tuple[int | None, int | None]:
-    """(total, free) in bytes of lines such as "Node 0 MemTotal:  32489480 kB" (kB is KiB)."""
+    """(total, free) in bytes of lines such as "Node 0 MemTotal:  32489480 kB" (kB is KiB).
+
+    Free is what a VM that starts now can get: the page cache and reclaimable slabs give way, and
+    on a host that is long up they are most of its memory. Nodes have no MemAvailable of their own.
+    Source: si_mem_available() in mm/show_mem.c, less its reserves.
+    """
     found: dict[str, int] = {}
     for line in (snapshot.read_text(path) or "").splitlines():
         match = _MEMORY_LINE.fullmatch(line)
         if match is not None:
             found.setdefault(match[1], int(match[2]) * KIB)
-    return found.get("MemTotal"), found.get("MemFree")
+    free = found.get("MemFree")
+    if free is not None:
+        free += sum(
+            found.get(name, 0) for name in ("Active(file)", "Inactive(file)", "SReclaimable")
+        )
+    return found.get("MemTotal"), free
 
 
 def _page_pools(snapshot: Snapshot, folder: str) -> tuple[PagePool, ...]:

@@ -395,5 +395,6 @@ def test_page_cache_counts_as_free_memory_for_a_vm_that_starts_now() -> None:
         "MemTotal:       65536 kB\nMemFree:        1024 kB\nActive(file):   2048 kB\n"
         "Inactive(file): 4096 kB\nSReclaimable:   512 kB\nShmem:          9999 kB\n"
     )
-    host = discover(MemorySnapshot("host", cpu_files() | {"/proc/meminfo": meminfo}))
+    files = cpu_files() | {"/proc/meminfo": meminfo}
+    host = discover(snapshot(files, without=("/sys/devices/system/node",)))
     assert host.nodes[0].memory_free_bytes == (1024 + 2048 + 4096 + 512) * 1024

@@ -2,7 +2,7 @@
 // The timed region is in latency_point.cpp and chase.cpp.
 #include <algorithm>
 #include <bit>
-#include <cmath>
+#include <limits>
 
 #include "failure.hpp"
 #include "gate.hpp"
@@ -17,6 +17,7 @@ namespace {
 constexpr std::uint64_t first_bytes = std::uint64_t{4} << 10U;
 constexpr std::uint64_t most_bytes = std::uint64_t{16} << 30U;
 constexpr std::uint64_t dram_per_llc = 4;
+constexpr double quick_s = 2.0;
 constexpr std::uint64_t quick_bytes = std::uint64_t{256} << 20U;
 
 struct CurvePlan {
@@ -41,11 +42,16 @@ std::vector<std::uint64_t> sizes_between(std::uint64_t from, std::uint64_t to, b
   return sizes;
 }
 
-// The best samples: what disturbs a load only delays it, and levels are about the machine.
-std::vector<CurvePoint> floor_of(const Curve& curve) {
+// The best sample of each size over all curves. What disturbs a load only delays it, so does a page walk,
+// and levels are about the machine: each chain of a size bounds its latency from above.
+std::vector<CurvePoint> floor_of(const std::vector<Curve>& curves) {
   std::vector<CurvePoint> points;
-  for (const auto& point : curve.points) {
-    points.push_back({point.shape.bytes, *std::ranges::min_element(point.samples_ns)});
+  for (std::size_t i = 0; i < curves.front().points.size(); ++i) {
+    double least = std::numeric_limits<double>::infinity();
+    for (const auto& curve : curves) {
+      least = std::min(least, *std::ranges::min_element(curve.points[i].samples_ns));
+    }
+    points.push_back({curves.front().points[i].shape.bytes, least});
   }
   return points;
 }
@@ -69,10 +75,11 @@ class LatencyRun {
       options.reject("stride", "64, 128, 256, 512, 1K, 2K or 4K");
     }
     if (max_bytes_ < first_bytes * 4 || max_bytes_ > most_bytes) options.reject("max-bytes", "16K to 16G");
-    const double seconds = options.number("seconds", 0.1, 3600);
+    const double asked_s = options.number("seconds", 0.1, 3600);
+    const double seconds = quick_ && !options.given("seconds") ? quick_s : asked_s;
     const double points = static_cast<double>(sizes_between(first_bytes, max_bytes_, !quick_).size());
     const double curves = static_cast<double>(plans(options).size());
-    effort_.sample_s = quick_ ? 0.0015 : 0.003;
+    effort_.sample_s = 0.001;  // short enough to fit between a neighbour's turns on the PU
     effort_.warm_s = quick_ ? 0.01 : 0.04;
     effort_.point_s = seconds / 2.0 / points / curves;  // the other half goes into linking and warming
     effort_.tolerance_ratio = options.number("tolerance", 0.0001, 1.0);
@@ -150,27 +157,19 @@ class LatencyRun {
   LatencyEffort effort_{};
 };
 
-// Levels show best without page walks: local order, and huge pages where there are some.
-const Curve& best_for_levels(const std::vector<Curve>& curves) {
-  const auto score = [](const Curve& curve) {
-    return (curve.plan.order == Order::local ? 2.0 : 0.0) + curve.page_report.huge_ratio();
-  };
-  return *std::ranges::max_element(curves, {}, score);
-}
-
 void measure_curves(LatencyRun& run, const Options& options, Session& session) {
   const int pu = session.pus().indices().front();
   const auto node = options.node("node");
   auto sizes = sizes_between(first_bytes, run.max_bytes(), !run.quick());
   auto curves = run.curves(pu, node, run.plans(options), sizes);
-  auto levels = find_levels(floor_of(best_for_levels(curves)));
+  auto levels = find_levels(floor_of(curves));
   const auto llc = llc_bytes_of(levels);
   const std::uint64_t wanted = std::min(most_bytes, dram_per_llc * llc.value_or(0));
   if (wanted > run.max_bytes() && !options.given("max-bytes")) {
     // A cache so large that the curve ended too near to it: once more, further out.
     sizes = sizes_between(first_bytes, std::bit_ceil(wanted), !run.quick());
     curves = run.curves(pu, node, run.plans(options), sizes);
-    levels = find_levels(floor_of(best_for_levels(curves)));
+    levels = find_levels(floor_of(curves));
   }
   session.json().array("curves");
   for (const auto& curve : curves) run.write(curve, pu);
@@ -242,7 +241,7 @@ std::vector<OptionSpec> options() {
   specs.push_back({"orders", "LIST", "local,random", "local (within 256 KiB: no page walks), random"});
   specs.push_back({"max-bytes", "SIZE", "512M", "largest buffer; without it, more if the LLC asks for it"});
   specs.push_back({"stride", "SIZE", "64", "bytes per pointer; its line within them is mixed"});
-  specs.push_back({"quick", "", "", "powers of two only, to 256M, and shorter samples"});
+  specs.push_back({"quick", "", "", "powers of two only, to 256M, in a quarter of the time"});
   specs.push_back({"replay", "FILE", "", "find levels in lines of bytes and ns; measures nothing", true});
   return specs;
 }

@@ -4,6 +4,7 @@
 // read by the chasing thread itself at its start and end. So latency and bandwidth are of the same
 // interval; rates added from the threads' own, different intervals overstate the load. Injectors run
 // non-stop and wait a number of dependent additions (cycles) between blocks of 4 KiB.
+#include <algorithm>
 #include <atomic>
 
 #include "failure.hpp"
@@ -27,7 +28,22 @@ struct LoadedPoint {
   std::optional<std::uint64_t> delay_cycles;  // nothing: no injectors
   std::vector<double> latency_ns;
   std::vector<double> bytes_per_s;
+  std::vector<bool> disturbed;  // the chase was off its PU, or some injector did nothing
   Stop stop = Stop::go_on;
+
+  std::size_t disturbed_count() const {
+    return static_cast<std::size_t>(std::ranges::count(disturbed, true));
+  }
+  // Of the undisturbed samples while there are three of them, else of all.
+  bool from_disturbed() const { return disturbed.size() < disturbed_count() + 3 && disturbed_count() > 0; }
+  std::vector<double> pooled(const std::vector<double>& series) const {
+    if (from_disturbed()) return series;
+    std::vector<double> calm;
+    for (std::size_t i = 0; i < series.size(); ++i) {
+      if (!disturbed[i]) calm.push_back(series[i]);
+    }
+    return calm;
+  }
 };
 
 void wait_cycles(std::uint64_t cycles) {
@@ -77,7 +93,13 @@ class LoadedLatency {
         inject(rank, *delay_cycles, over);
       }
     });
-    require_latency("loaded latency", median(point.latency_ns), session_.clock_hz());
+    require_latency("loaded latency", median(point.pooled(point.latency_ns)), session_.clock_hz());
+    if (point.from_disturbed()) {
+      session_.doubt({"load-not-steady",
+                      "the chase or an injector was off its PU in " + std::to_string(point.disturbed_count()) +
+                          " of " + std::to_string(point.disturbed.size()) + " samples of one point",
+                      "stop what runs on PUs " + session_.pus().text() + ", or allow more --seconds"});
+    }
     return point;
   }
 
@@ -85,9 +107,9 @@ class LoadedLatency {
   const Kernel& kernel() const { return kernel_; }
 
  private:
-  std::uint64_t injected_bytes() const {
-    std::uint64_t bytes = 0;
-    for (const auto& one : injected_) bytes += one.bytes.load(std::memory_order_relaxed);
+  std::vector<std::uint64_t> injected_bytes() const {
+    std::vector<std::uint64_t> bytes;
+    for (const auto& one : injected_) bytes.push_back(one.bytes.load(std::memory_order_relaxed));
     return bytes;
   }
 
@@ -104,13 +126,26 @@ class LoadedLatency {
     const auto per_sample = static_cast<std::uint64_t>(static_cast<double>(paced) / pace_s * sample_s);
     const StopRule rule = session_.stop_rule(seconds);
     while (point.stop == Stop::go_on) {
-      const std::uint64_t bytes = injected_bytes();
-      const Nanoseconds start = now_ns();
-      at_ = walk(at_, per_sample, loads);
-      const auto elapsed = static_cast<double>(now_ns() - start);
+      std::vector<std::uint64_t> before;
+      std::vector<std::uint64_t> after;
+      const Stint stint = timed([] {}, [&] {
+        before = injected_bytes();
+        at_ = walk(at_, per_sample, loads);
+        after = injected_bytes();
+      });
+      const auto elapsed = static_cast<double>(stint.end_ns - stint.start_ns);
+      bool idle = false;
+      std::uint64_t bytes = 0;
+      for (std::size_t rank = 1; rank < before.size(); ++rank) {
+        bytes += after[rank] - before[rank];
+        idle = idle || (point.delay_cycles && after[rank] == before[rank]);
+      }
       point.latency_ns.push_back(elapsed / static_cast<double>(loads));
-      point.bytes_per_s.push_back(static_cast<double>(injected_bytes() - bytes) / elapsed * 1e9);
-      point.stop = stop_of(rule, point.latency_ns, now_ns());
+      point.bytes_per_s.push_back(static_cast<double>(bytes) / elapsed * 1e9);
+      point.disturbed.push_back(idle || team_time({stint}).disturbed);
+      point.stop = stop_of(rule, point.pooled(point.latency_ns), now_ns());
+      const bool late = now_ns() >= rule.deadline_ns && point.latency_ns.size() >= 2;
+      if (point.stop == Stop::go_on && late) point.stop = Stop::time;
     }
   }
 
@@ -164,9 +199,10 @@ std::string run(const Options& options) {
   json.end().array("points");
   for (const auto& point : points) {
     json.object().field("delay_cycles", point.delay_cycles);
-    write_summary(json, "ns", point.latency_ns, false);
-    json.field("median_injected_bytes_per_s", median(point.bytes_per_s));
-    json.field("stop", name_of(point.stop)).field("samples_ns", point.latency_ns);
+    write_summary(json, "ns", point.pooled(point.latency_ns), false);
+    json.field("median_injected_bytes_per_s", median(point.pooled(point.bytes_per_s)));
+    json.field("stop", name_of(point.stop)).field("samples_disturbed", point.disturbed_count());
+    json.field("from_disturbed_samples", point.from_disturbed()).field("samples_ns", point.latency_ns);
     json.field("samples_injected_bytes_per_s", point.bytes_per_s).end();
   }
   json.end();

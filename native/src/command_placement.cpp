@@ -1,6 +1,6 @@
 // The command "placement": do the PUs stand where they seem to stand, and do they stay there?
 //
-// Inside the timed regions: the handoffs of bracket.cpp, and streaming stores over 8 MiB by one thread,
+// Inside the timed regions: the handoffs of bracket.cpp, and streaming stores over 16 MiB by one thread,
 // then by two at once. In a guest whose vCPUs are not pinned, the same two PUs share a cache link in
 // one second (27 ns, no more bandwidth than one) and have one each in the next (110 ns, twice as much),
 // and the kernel always shows one shared LLC. No single figure shows that; the two together do.
@@ -18,7 +18,7 @@
 namespace homenode {
 namespace {
 
-constexpr std::size_t array_bytes = std::size_t{32} << 20U;  // four windows of 8 MiB
+constexpr std::size_t array_bytes = std::size_t{32} << 20U;  // two windows of 16 MiB
 constexpr double far_ns = 90.0;      // beyond every known latency within one LLC
 constexpr double sibling_ns = 14.0;  // below every known latency between two cores
 

@@ -1,7 +1,7 @@
 // One latency: a chain of one size and order in a buffer, walked until its interval is tight.
 //
-// Inside the timed region: walk() over enough loads for some milliseconds, so that reading the clock and
-// the timer interrupt stay below a thousandth; the quotient has sub-nanosecond resolution. Before the
+// Inside the timed region: walk() over enough loads for about a millisecond, so that reading the clock
+// stays below a ten-thousandth; the quotient has sub-nanosecond resolution. Before the
 // first sample the chain is walked once, or for a while: a first walk times page walks and cold caches
 // (97 ns were seen where 13 are true).
 #pragma once
@@ -39,7 +39,8 @@ struct LatencyPoint {
   std::vector<double> calm_ns;
   Stop stop = Stop::go_on;
 
-  const std::vector<double>& pooled() const { return calm_ns.size() >= 3 ? calm_ns : samples_ns; }
+  bool from_disturbed() const { return calm_ns.size() < 3 && disturbed > 0; }
+  const std::vector<double>& pooled() const { return from_disturbed() ? samples_ns : calm_ns; }
 };
 
 // Runs on the calling thread, which must be pinned and have written the buffer.

@@ -1,0 +1,289 @@
+"""The user documentation against the program: fields, options, names, links, shown output."""
+
+import ast
+import dataclasses
+import itertools
+import re
+import shutil
+import tomllib
+import types
+import typing
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+
+import pytest
+import typer
+
+from homenode import formats
+from homenode.cli import main, terminal
+from homenode.cli.main import app
+from homenode.domain import requirements
+from homenode.errors import HomenodeError
+from homenode.plan.cost import ORDER, Cost, terms
+from homenode.plan.layout import PRESETS
+from homenode.plan.model import Plan
+from homenode.plan.published import Objective
+from homenode.plan.request import Policy
+from homenode.plan.stored import Refusal
+from homenode.topology import Host, HostSummary
+from tests.doc_pages import FOLDER_SHOWN, ROOT, Page, all_pages, first_column, missing_output
+from tests.doc_pages import read_page as page
+
+FORMATS = {"host": Host, "plan": Plan, "refusal": Refusal}
+PAGES = all_pages()
+"""Read once; a test names the page it is about."""
+SHOWING = [p for p in PAGES if p.path.parts[:2] in (("docs", "commands"), ("docs", "tasks"))]
+CALLBACKS = {str(command.name): command.callback for command in app.registered_commands}
+COMMANDS: dict[str, typing.Any] = dict(
+    typing.cast(typing.Any, typer.main.get_command(app)).commands
+)
+
+
+def _parts(hint: object, path: str) -> Iterator[tuple[str, type]]:
+    """The classes that a field's type is made of, with the JSON path to each."""
+    if isinstance(hint, typing.NewType):
+        return
+    arguments = typing.get_args(hint)
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        for one in arguments:
+            yield from _parts(one, path)
+    elif typing.get_origin(hint) is tuple:
+        for one in arguments:
+            if one is not ...:
+                yield from _parts(one, f"{path}[]")
+    elif isinstance(hint, type):
+        yield path, hint
+
+
+def _field_types(of: type) -> dict[str, object]:
+    """Types of a record's fields, in order; empty for what is no record."""
+    if not (dataclasses.is_dataclass(of) or hasattr(of, "_fields")):
+        return {}
+    hints = typing.get_type_hints(of)
+    fields = getattr(of, "_fields", None) or [field.name for field in dataclasses.fields(of)]
+    return {name: hints[name] for name in fields}
+
+
+def _below(of: type) -> dict[type, str]:
+    """Every class that a stored value is made of, with the shortest JSON path to it."""
+    found: dict[type, str] = {of: ""}
+    queue = [of]
+    while queue:
+        record = queue.pop(0)
+        for name, hint in _field_types(record).items():
+            prefix = f"{found[record]}." if found[record] else ""
+            for path, kind in _parts(hint, f"{prefix}{name}"):
+                if kind not in found and not issubclass(kind, bool):
+                    found[kind] = path
+                    queue.append(kind)
+    return found
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_format_page_lists_every_field_of_every_record_in_order(kind: str) -> None:
+    sections = page(f"docs/formats/{kind}.md").sections()
+    for record, path in _below(FORMATS[kind]).items():
+        fields = tuple(_field_types(record))
+        if fields:
+            heading = path or "Fields"
+            assert heading in sections, f"{kind}.md: no section {heading!r} for {record.__name__}"
+            assert first_column(sections[heading]) == fields, f"{kind}.md, section {heading}"
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_format_page_names_every_value_of_every_enumeration(kind: str) -> None:
+    words = page(f"docs/formats/{kind}.md").words_in_code()
+    for record in _below(FORMATS[kind]):
+        if issubclass(record, StrEnum):
+            missing = [str(value) for value in record if str(value) not in words]
+            assert not missing, f"{kind}.md does not name {record.__name__} {missing}"
+
+
+def test_the_summary_of_a_host_is_documented_field_by_field() -> None:
+    section = page("docs/formats/host.md").sections()["summary"]
+    assert first_column(section) == tuple(_field_types(HostSummary))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_format_page_tells_its_version_and_history(kind: str) -> None:
+    text = page(f"docs/formats/{kind}.md").text
+    version = formats.VERSIONS[kind]
+    assert f'"homenode.{kind}/{version}"' in text
+    assert f"Version: {version}." in text
+    assert re.search(rf"^\* {version}: ", text, re.MULTILINE), "no entry in the history"
+
+
+def test_the_plan_page_names_every_term_of_the_cost() -> None:
+    zero = Cost(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, (), ())
+    names = {term.name for policy in ORDER for term in terms(zero, policy)}
+    assert names <= page("docs/formats/plan.md").words_in_code()
+
+
+def test_the_plan_page_names_every_constraint_and_every_finding() -> None:
+    ids = {"memory", "pages", "cores", "pus"}  # chosen by a condition at the call
+    for source in sorted((ROOT / "src/homenode").rglob("*.py")):
+        ids |= set(_first_arguments(source, {"Rejection", "PlanFinding"}))
+    assert len(ids) > 20
+    missing = sorted(ids - page("docs/formats/plan.md").words_in_code())
+    assert not missing
+
+
+def _first_arguments(source: Path, callables: set[str]) -> Iterator[str]:
+    """Texts given as the first argument, or as `id`, to these callables."""
+    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if node.func.id not in callables:
+                continue
+            given = [*node.args[:1], *(k.value for k in node.keywords if k.arg == "id")]
+            for value in given:
+                if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                    yield value.value
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_page_names_every_option_and_every_choice(name: str) -> None:
+    document = page(f"docs/commands/{name}.md")
+    listed = {word for section in document.sections().values() for word in first_column(section)}
+    options = {part for code in listed for part in re.split(r"[\s,]+", code)}
+    words = document.words_in_code()
+    for parameter in COMMANDS[name].params:
+        if parameter.param_type_name == "argument":
+            assert parameter.metavar in listed
+            continue
+        missing = {*parameter.opts, *parameter.secondary_opts} - options
+        assert not missing, f"{name}.md: no row for {missing}"
+    for hint in typing.get_type_hints(CALLBACKS[name]).values():
+        for _, choice in _parts(hint, ""):
+            if issubclass(choice, StrEnum):
+                missing = set(map(str, choice)) - words
+                assert not missing, f"{name}.md does not name {choice.__name__} {missing}"
+
+
+def test_the_pages_name_no_option_that_does_not_exist() -> None:
+    known = {opt for command in COMMANDS.values() for p in command.params for opt in p.opts}
+    known |= {"--help", "--version", "--install-completion", "--show-completion"}
+    for shown in SHOWING:
+        told = {w for w in shown.options_in_code() if re.fullmatch(r"--[a-z][a-z-]+", w)}
+        assert not told - known, f"{shown.path} names {told - known}"
+
+
+def test_every_preset_policy_and_objective_is_documented() -> None:
+    words = page("docs/commands/plan.md").words_in_code()
+    assert set(PRESETS) <= page("docs/layouts.md").words_in_code() & words
+    assert {*map(str, Policy), *map(str, Objective)} <= words
+
+
+def test_every_exit_code_is_documented_on_each_command_that_gives_it() -> None:
+    codes = {"0", *(str(error.exit_code) for error in _and_below(HomenodeError))}
+    told = {name: page(f"docs/commands/{name}.md").sections()["Exit codes"] for name in COMMANDS}
+    assert codes <= set().union(*map(first_column, told.values()))
+    for name, section in told.items():
+        assert {"0", "2", "3"} <= set(first_column(section)), f"{name}.md"
+
+
+def _and_below(of: type[HomenodeError]) -> Iterator[type[HomenodeError]]:
+    yield of
+    for one in of.__subclasses__():
+        yield from _and_below(one)
+
+
+def test_every_link_between_pages_leads_somewhere() -> None:
+    for from_page in PAGES:
+        for target in from_page.links():
+            name, _, anchor = target.partition("#")
+            path = from_page.path.parent / name if name else from_page.path
+            assert (ROOT / path).exists(), f"{from_page.path}: no {target}"
+            if anchor:
+                assert anchor in page(path).anchors(), f"{from_page.path}: no {target}"
+
+
+def test_the_supported_versions_are_those_that_the_program_checks() -> None:
+    document = page("docs/supported-versions.md")
+    rows = [line.replace("`", "") for line in document.text.splitlines()]
+    for need in vars(requirements).values():
+        if isinstance(need, requirements.Requirement):
+            qemu = "any" if need.qemu is None else _version(need.qemu)
+            start = f"| {need.element} | {_version(need.libvirt)} | {qemu} |"
+            assert any(row.startswith(start) for row in rows), f"expected a row {start}"
+
+
+def _version(version: tuple[int, int, int]) -> str:
+    return ".".join(map(str, version))
+
+
+def test_the_supported_python_versions_are_those_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    prefix = "Programming Language :: Python :: 3."
+    versions = [c.rpartition(" ")[2] for c in project["classifiers"] if c.startswith(prefix)]
+    text = page("docs/supported-versions.md").text
+    assert versions
+    assert not [version for version in versions if version not in text]
+
+
+@pytest.mark.parametrize("shown", PAGES, ids=lambda shown: str(shown.path))
+def test_every_homenode_command_that_a_page_shows_is_accepted(
+    shown: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for command in shown.commands():
+        if command.arguments[0] != "homenode" or len(command.arguments) < 2:
+            continue
+        name, *rest = command.arguments[1:]
+        if name not in COMMANDS:
+            assert name in ("--help", "--version", "--install-completion"), (
+                f"{shown.path}:{command.line}: no command {name}"
+            )
+            continue
+        for option, value in itertools.pairwise(rest):
+            if option == "--lspci":
+                Path(value).touch()
+        COMMANDS[name].make_context(name, rest)
+
+
+@pytest.mark.parametrize("shown", SHOWING, ids=lambda shown: str(shown.path))
+def test_a_page_shows_what_its_commands_print(
+    shown: Page,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copy(ROOT / "demo/gpu-vm.xml", tmp_path)
+    for name, content in shown.files():
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    code = 0
+    for command in shown.commands():
+        where = f"{shown.path}:{command.line}"
+        if not command.checked:
+            continue
+        if command.arguments == ("echo", "$?"):
+            assert command.shown == (str(code),), f"{where}: the exit code is {code}"
+        if command.arguments[0] != "homenode":
+            continue
+        code, out, notes = _run(command.arguments, monkeypatch, capsys)
+        if command.redirected is not None:
+            (tmp_path / command.redirected).write_text(out, encoding="utf-8")
+        if any(line.strip() for line in command.shown):
+            printed = f"{out}\n{notes}".replace(str(tmp_path), FOLDER_SHOWN)
+            lacking = missing_output(command.shown, printed)
+            assert lacking is None, f"{where} shows {lacking!r} but the command prints:\n{printed}"
+
+
+def _run(
+    arguments: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> tuple[int, str, str]:
+    """Exit code, standard output, and standard error without what no libvirt here can check."""
+    terminal.console.cache_clear()
+    monkeypatch.setattr("sys.argv", list(arguments))
+    code: object = 0
+    try:
+        main.main()
+    except SystemExit as end:
+        code = end.code
+    out, err = capsys.readouterr()
+    notes = [line for line in err.splitlines() if not line.startswith("not checked: ")]
+    return int(str(code or 0)), out, "\n".join(notes)

@@ -1,0 +1,243 @@
+"""Links: PCIe links that are slower or narrower than both of their ends can.
+
+What is no fault: a card that can more than its port, links that limit nothing behind them,
+management endpoints, links inside a card, and slots that are known to be narrow.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from homenode.bdf import Bdf
+from homenode.doctor.link_rate import LinkRate, gigabytes
+from homenode.doctor.path import Link, links_above, path_rate
+from homenode.findings import Finding, Severity
+from homenode.pci import DeviceKind, PciDevice
+from homenode.topology import Host
+
+_JUDGED = {
+    DeviceKind.GPU: "GPU",
+    DeviceKind.NVSWITCH: "NVSwitch",
+    DeviceKind.NIC: "NIC",
+    DeviceKind.NVME: "NVMe drive",
+}
+_IDLE_SPEED = 2.5
+_SOURCE = "PCIe 6.0, 7.5.3.6 to 7.5.3.8 (Link Capabilities, Control, Status)"
+NARROW_KNOWN = "if the slot is wired so, say it: --known-width BDF=LANES"
+
+
+class Load(StrEnum):
+    """Whether the devices were busy when their links were read."""
+
+    UNKNOWN = "unknown"
+    BUSY = "busy"
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePath:
+    """A device of interest and the links that are judged for it, the nearest first.
+
+    expected: what the path can carry; None where no link says.
+    """
+
+    device: PciDevice
+    links: tuple[Link, ...]
+    expected: LinkRate | None
+
+
+def device_paths(host: Host) -> tuple[DevicePath, ...]:
+    """Paths of GPUs, NVSwitches, NICs and NVMe drives, ascending by address.
+
+    Virtual functions have no link of their own, and functions above 0 share that of function 0.
+    """
+    by_bdf = {device.bdf: device for device in host.pci_devices}
+    found: list[DevicePath] = []
+    seen: set[tuple[int, int, int]] = set()
+    for device in host.pci_devices:
+        slot = (device.bdf.domain, device.bdf.bus, device.bdf.device)
+        if device.kind not in _JUDGED or device.physical_function is not None or slot in seen:
+            continue
+        seen.add(slot)
+        links = tuple(
+            link
+            for link in links_above(device, by_bdf)
+            if not (link.is_inside_a_card or link.is_virtual or link.capable is None)
+        )
+        found.append(DevicePath(device, links, path_rate(links)))
+    return tuple(found)
+
+
+def link_findings(
+    host: Host, load: Load = Load.UNKNOWN, known_widths: Mapping[Bdf, int] | None = None
+) -> Iterator[Finding]:
+    """One finding for each link that limits a device below what its path can carry.
+
+    known_widths: lanes of slots that are wired narrower than their ports say, by a device on them.
+    """
+    behind: dict[Bdf, list[DevicePath]] = {}
+    link_of: dict[Bdf, Link] = {}
+    paths = device_paths(host)
+    for path in paths:
+        for link in path.links:
+            if path.expected is None or not _limits(link, path.expected, known_widths or {}):
+                continue
+            behind.setdefault(link.lower.bdf, []).append(path)
+            link_of[link.lower.bdf] = link
+    for bdf, affected in behind.items():
+        yield _finding(link_of[bdf], affected, paths, load)
+
+
+def describe_paths(host: Host) -> Iterator[str]:
+    """One line for each GPU: what its path carries, and what bounds it."""
+    for path in device_paths(host):
+        if path.device.kind is not DeviceKind.GPU or path.expected is None or not path.links:
+            continue
+        port = path.links[0].upper
+        own = path.device.link
+        more = ""
+        if own is not None and own.max_gt_per_s and own.max_gt_per_s > path.expected.gt_per_s:
+            more = f"; the card could {own.max_gt_per_s:g} GT/s, its path cannot"
+        current = min(
+            (link.current for link in path.links if link.current is not None),
+            key=lambda rate: rate.bytes_per_s,
+            default=None,
+        )
+        now = "unknown" if current is None else str(current)
+        yield (
+            f"GPU {path.device.bdf} below {port.bdf}: path {path.expected.with_rate()}, "
+            f"now {now}{more}"
+        )
+
+
+def _limits(link: Link, expected: LinkRate, known_widths: Mapping[Bdf, int]) -> bool:
+    current, capable = link.current, link.capable
+    if current is None or capable is None:
+        return False
+    known = known_widths.get(link.lower.bdf)
+    if known is not None:
+        capable = LinkRate(capable.gt_per_s, min(capable.width, known))
+        expected = LinkRate(expected.gt_per_s, min(expected.width, known))
+    return current.bytes_per_s < expected.bytes_per_s and current.bytes_per_s < capable.bytes_per_s
+
+
+def _finding(
+    link: Link, affected: list[DevicePath], paths: tuple[DevicePath, ...], load: Load
+) -> Finding:
+    current, capable = link.current, link.capable
+    assert current is not None and capable is not None
+    worst = max(affected, key=lambda path: _rank(path.device.kind))
+    assert worst.expected is not None
+    lost = max(1 - current.bytes_per_s / p.expected.bytes_per_s for p in affected if p.expected)
+    slow = current.gt_per_s < capable.gt_per_s
+    subject = f"{_names(affected)}: link below port {link.upper.bdf}"
+    if link.lower.bdf not in {path.device.bdf for path in affected}:
+        subject += f" to {link.lower.bdf}"
+    observed = f"{current.with_rate()}: {_ends(link)}"
+    cost = (
+        f"{lost * 100:.0f} % of the path's bandwidth: {gigabytes(current.bytes_per_s)} of "
+        f"{gigabytes(worst.expected.bytes_per_s)}"
+    )
+    top = worst.links[-1].upper
+    expected = (
+        f"{capable.with_rate()}, the least of both ends (LnkCap of {link.upper.bdf} and "
+        f"{link.lower.bdf}; path up to {top.bdf})"
+    )
+    idle = _idle_reason(link, affected, current, load) if slow else None
+    if idle is not None:
+        return Finding(
+            "pcie-link-idle", Severity.INCONCLUSIVE, subject, expected,
+            f"{observed}; {idle}", None,
+            f"retest under load: homenode doctor --under-load, or copy to {worst.device.bdf} while "
+            f"you read /sys/bus/pci/devices/{link.lower.bdf}/current_link_speed", _SOURCE,
+        )  # fmt: skip
+    return Finding(
+        "pcie-link-slow" if slow else "pcie-link-narrow",
+        _severity(link, affected, paths, slow=slow), subject, expected, observed, cost,
+        _fix(link, capable, slow=slow), _SOURCE,
+    )  # fmt: skip
+
+
+def _rank(kind: DeviceKind) -> int:
+    return (DeviceKind.GPU, DeviceKind.NVSWITCH, DeviceKind.NIC, DeviceKind.NVME)[::-1].index(kind)
+
+
+def _names(affected: Iterable[DevicePath]) -> str:
+    by_kind: dict[DeviceKind, list[str]] = {}
+    for path in sorted(affected, key=lambda path: -_rank(path.device.kind)):
+        by_kind.setdefault(path.device.kind, []).append(str(path.device.bdf))
+    return ", ".join(f"{_JUDGED[kind]} {', '.join(bdfs)}" for kind, bdfs in by_kind.items())
+
+
+def _ends(link: Link) -> str:
+    """What each end says, in the words of lspci."""
+    told = []
+    for device in (link.upper, link.lower):
+        own = device.link
+        if own is not None and own.current_gt_per_s is not None:
+            told.append(
+                f"LnkSta of {device.bdf} {own.current_gt_per_s:g} GT/s x{own.current_width}"
+            )
+    return ", ".join(told)
+
+
+def _idle_reason(
+    link: Link, affected: list[DevicePath], current: LinkRate, load: Load
+) -> str | None:
+    """Why a low speed may be no fault; None where it is one. Only GPUs slow their links down."""
+    if load is Load.BUSY or not link.ends_at_gpu:
+        return None
+    for path in affected:
+        state, power = path.device.performance_state, path.device.power_state
+        if power is not None and power.startswith("D3"):
+            return f"{path.device.bdf} sleeps ({power})"
+        if state is not None and state[1:].isdecimal() and int(state[1:]) >= 5:
+            return f"nvidia-smi says {state}: idle"
+    if current.gt_per_s <= _IDLE_SPEED:
+        return "the load is unknown, and idle GPUs slow their links down to 2.5 GT/s"
+    return None
+
+
+def _severity(
+    link: Link, affected: list[DevicePath], paths: tuple[DevicePath, ...], *, slow: bool
+) -> Severity:
+    gpus = [path for path in affected if path.device.kind is DeviceKind.GPU]
+    if gpus:
+        # A narrow link may be a narrow slot, unless the same card runs wide beside it.
+        return Severity.CRITICAL if slow or _peers_are_wide(link, gpus, paths) else Severity.WARNING
+    if any(path.device.kind is DeviceKind.NVSWITCH for path in affected):
+        return Severity.WARNING
+    is_nic = any(path.device.kind is DeviceKind.NIC for path in affected)
+    return Severity.WARNING if slow and is_nic else Severity.INFO
+
+
+def _peers_are_wide(link: Link, gpus: list[DevicePath], paths: tuple[DevicePath, ...]) -> bool:
+    ours = {path.device.bdf for path in gpus}
+    model = (gpus[0].device.vendor_id, gpus[0].device.device_id)
+    for path in paths:
+        if path.device.bdf in ours or (path.device.vendor_id, path.device.device_id) != model:
+            continue
+        for other in path.links:
+            same = other.capable == link.capable and other.upper.kind is link.upper.kind
+            if same and other.current is not None and other.capable is not None:
+                return other.current.width >= other.capable.width
+    return False
+
+
+def _fix(link: Link, capable: LinkRate, *, slow: bool) -> str:
+    check = f"check: lspci -vvs {link.lower.bdf} | grep LnkSta"
+    if not slow:
+        return (
+            f"reseat the card and look at risers, cables and the firmware's bifurcation; "
+            f"{NARROW_KNOWN}; {check}"
+        )
+    target = link.target_gt_per_s
+    if target is not None and target < capable.gt_per_s:
+        return (
+            f"port {link.upper.bdf} is told to train to {target:g} GT/s at most (LnkCtl2): raise "
+            f"the slot's speed in the firmware setup, or homenode doctor retrain "
+            f"{link.lower.bdf} (a dry run without --apply); {check}"
+        )
+    return (
+        f"homenode doctor retrain {link.lower.bdf} (a dry run without --apply); if it stays, look "
+        f"at the slot's speed in the firmware setup, the riser and the seat of the card; {check}"
+    )

@@ -1,0 +1,263 @@
+"""Slow links are found by their whole path, and what only looks slow is not."""
+
+import re
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from homenode.bdf import Bdf
+from homenode.discover.lspci import host_from_lspci
+from homenode.doctor.link_rate import LinkRate, rates_that_fit
+from homenode.doctor.links import Load, describe_paths, link_findings
+from homenode.findings import Finding, Severity, are_bad
+from homenode.pci import DeviceKind, PciDevice, PciLink
+from homenode.sources import load_host
+from homenode.topology import Host
+from tests.shared_data import needs_shared, shared
+
+GPUS = ("19", "3b", "4c", "5d", "9b", "bb", "cb", "db")
+
+
+@cache
+def listing() -> str:
+    return shared("machines/lspci/gpud-hgx-h100x8-lspci-vvv.txt").read_text()
+
+
+def edited(bdf: str, old: str, new: str) -> Host:
+    """The HGX H100 capture with a text of one function replaced."""
+    text = listing()
+    start = text.index(f"\n{bdf} ") + 1
+    end = text.index("\n\n", start)
+    block = text[start:end]
+    assert old in block
+    return host_from_lspci(text[:start] + block.replace(old, new, 1) + text[end:], "hgx")
+
+
+def with_link(host: Host, bdf: str, **fields: object) -> Host:
+    """The host with some fields of one function's link changed."""
+    wanted = Bdf.parse(bdf)
+
+    def change(device: PciDevice) -> PciDevice:
+        if device.bdf != wanted:
+            return device
+        assert device.link is not None
+        return replace(device, link=replace(device.link, **fields))  # type: ignore[arg-type]
+
+    return replace(host, pci_devices=tuple(change(d) for d in host.pci_devices))
+
+
+def found(host: Host, load: Load = Load.UNKNOWN, **known: int) -> list[Finding]:
+    widths = {Bdf.parse(bdf.replace("_", ":")): width for bdf, width in known.items()}
+    return list(link_findings(host, load, widths))
+
+
+@needs_shared
+def test_downgraded_links_of_a_sound_machine_are_no_findings() -> None:
+    assert listing().count("(downgraded)") >= 16
+    assert found(host_from_lspci(listing(), "hgx")) == []
+
+
+@needs_shared
+@pytest.mark.parametrize("bus", GPUS)
+def test_one_gpu_at_5_gt_is_one_critical_finding_with_gpu_port_and_loss(bus: str) -> None:
+    host = edited(f"{bus}:00.0", "LnkSta:\tSpeed 32GT/s (ok)", "LnkSta:\tSpeed 5GT/s (downgraded)")
+    (finding,) = found(host)
+    gpu = host.device(Bdf.parse(f"{bus}:00.0"))
+    assert gpu is not None and gpu.parent is not None
+    assert finding.severity is Severity.CRITICAL and finding.id == "pcie-link-slow"
+    assert f"0000:{bus}:00.0" in finding.subject and str(gpu.parent) in finding.subject
+    assert finding.cost is not None and "87 %" in finding.cost
+
+
+@needs_shared
+def test_one_gpu_at_2_5_gt_with_unknown_load_is_inconclusive() -> None:
+    host = edited("5d:00.0", "LnkSta:\tSpeed 32GT/s (ok)", "LnkSta:\tSpeed 2.5GT/s (downgraded)")
+    (finding,) = found(host)
+    assert finding.severity is Severity.INCONCLUSIVE
+    assert "under load" in (finding.fix or "")
+    (busy,) = found(host, Load.BUSY)
+    assert busy.severity is Severity.CRITICAL
+
+
+@needs_shared
+@pytest.mark.parametrize("state", ["P5", "P8"])
+def test_a_gpu_that_nvidia_smi_calls_idle_is_inconclusive_at_any_speed(state: str) -> None:
+    host = edited("5d:00.0", "LnkSta:\tSpeed 32GT/s (ok)", "LnkSta:\tSpeed 8GT/s (downgraded)")
+    idle = replace(
+        host,
+        pci_devices=tuple(
+            replace(d, performance_state=state) if d.kind is DeviceKind.GPU else d
+            for d in host.pci_devices
+        ),
+    )
+    assert [finding.id for finding in found(host)] == ["pcie-link-slow"]
+    assert [finding.id for finding in found(idle)] == ["pcie-link-idle"]
+
+
+@needs_shared
+def test_a_narrow_gpu_among_wide_ones_is_critical() -> None:
+    host = edited("5d:00.0", "Width x16 (ok)", "Width x8 (downgraded)")
+    (finding,) = found(host)
+    assert (finding.id, finding.severity) == ("pcie-link-narrow", Severity.CRITICAL)
+    assert "50 %" in (finding.cost or "")
+
+
+@needs_shared
+def test_a_slow_uplink_is_one_finding_with_every_device_behind_it() -> None:
+    old, new = "LnkSta:\tSpeed 32GT/s (ok)", "LnkSta:\tSpeed 8GT/s (downgraded)"
+    (finding,) = found(edited("16:00.0", old, new))
+    assert finding.severity is Severity.CRITICAL
+    assert "0000:19:00.0" in finding.subject and "0000:15:01.0" in finding.subject
+    assert "NIC 0000:1a:00.0" in finding.subject
+
+
+@needs_shared
+def test_a_low_target_speed_of_the_port_is_named_as_the_cause() -> None:
+    old, new = "LnkSta:\tSpeed 32GT/s (ok)", "LnkSta:\tSpeed 16GT/s (downgraded)"
+    host = edited("5d:00.0", old, new)
+    port = next(d for d in host.pci_devices if d.bdf == Bdf.parse("5d:00.0")).parent
+    told = replace(
+        host,
+        pci_devices=tuple(
+            replace(d, target_gt_per_s=16.0) if d.bdf == port else d for d in host.pci_devices
+        ),
+    )
+    assert "LnkCtl2" not in (found(host)[0].fix or "")
+    assert "told to train to 16 GT/s" in (found(told)[0].fix or "")
+
+
+def test_every_gpu_of_the_sick_5090_host_is_found_with_the_platforms_ceiling() -> None:
+    host = load_host("rtx5090-epyc7702")
+    findings = found(host)
+    assert len(findings) == 8
+    assert {finding.severity for finding in findings} == {Severity.CRITICAL}
+    assert all("16 GT/s x16" in finding.expected for finding in findings)
+    assert all("75 %" in (finding.cost or "") for finding in findings)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["h200-xeon8558", "mi350x-epyc9575f", "rtxpro6000-xeon8468v", "rtx4090-epyc7702",
+     "rtx4080-i9-14900k", "hgx-h100", "hgx-a100-ibm", "gh200x4", "epyc-nps4-gpu-nic"],
+)  # fmt: skip
+def test_sound_hosts_have_no_link_findings(name: str) -> None:
+    assert found(load_host(name)) == []
+
+
+def test_a_newer_card_on_an_older_port_is_no_fault_and_is_said() -> None:
+    host = load_host("rtx4080-i9-14900k")
+    gpu, port = "0000:01:00.0", None
+    device = host.device(Bdf.parse(gpu))
+    assert device is not None and device.parent is not None
+    port = str(device.parent)
+    older = with_link(host, port, max_gt_per_s=8.0, current_gt_per_s=8.0)
+    older = with_link(older, gpu, current_gt_per_s=8.0)
+    assert found(older) == []
+    assert any("the card could 16 GT/s" in line for line in describe_paths(older))
+
+
+def narrow_4080() -> Host:
+    host = load_host("rtx4080-i9-14900k")
+    return with_link(host, "0000:01:00.0", current_width=8)
+
+
+def test_a_narrow_gpu_without_peers_is_a_warning_unless_the_slot_is_known() -> None:
+    (finding,) = found(narrow_4080())
+    assert (finding.id, finding.severity) == ("pcie-link-narrow", Severity.WARNING)
+    assert "--known-width" in (finding.fix or "")
+    assert list(link_findings(narrow_4080(), known_widths={Bdf.parse("01:00.0"): 8})) == []
+    assert list(link_findings(narrow_4080(), known_widths={Bdf.parse("01:00.0"): 16}))
+
+
+def test_a_sleeping_gpu_is_inconclusive() -> None:
+    host = with_link(load_host("rtx4080-i9-14900k"), "0000:01:00.0", current_gt_per_s=5.0)
+    asleep = replace(
+        host, pci_devices=tuple(replace(d, power_state="D3hot") for d in host.pci_devices)
+    )
+    assert are_bad(found(host)) and not are_bad(found(asleep))
+
+
+def test_links_without_known_ends_are_not_judged() -> None:
+    host = load_host("rtx4080-i9-14900k")
+    port = host.device(Bdf.parse("01:00.0"))
+    assert port is not None
+    unknown = with_link(
+        with_link(host, "0000:01:00.0", current_gt_per_s=5.0),
+        str(port.parent), max_gt_per_s=None, max_width=None,
+    )  # fmt: skip
+    assert found(unknown) == []
+
+
+def test_links_inside_a_card_are_not_judged_but_the_slots_are() -> None:
+    """Intel's Arc: its GPU says 2.5 GT/s x1 behind a switch of its own, whose uplink is real."""
+    text = "\n\n".join(
+        (
+            _port("00:01.0", "8086:a70d", "Root Port (Slot+)", "00", "01", "04", 16, 8, 16, 8),
+            _port("01:00.0", "8086:4fa1", "Upstream Port", "01", "02", "04", 16, 8, 16, 8),
+            _port("02:01.0", "8086:4fa4", "Downstream Port (Slot-)", "02", "03", "03", 2, 1, 2, 1),
+            "03:00.0 VGA compatible controller [0300]: Intel Corporation DG2 [8086:56a0]\n"
+            "\tCapabilities: [70] Express (v2) Endpoint, MSI 00\n"
+            "\t\tLnkCap:\tPort #0, Speed 2.5GT/s, Width x1\n"
+            "\t\tLnkSta:\tSpeed 2.5GT/s (ok), Width x1 (ok)",
+        )
+    )
+    assert found(host_from_lspci(text, "arc")) == []
+    slow = text.replace("Speed 16GT/s (ok)", "Speed 8GT/s (downgraded)")
+    (finding,) = found(host_from_lspci(slow, "arc"))
+    assert finding.severity is Severity.CRITICAL and "to 0000:01:00.0" in finding.subject
+    idle = text.replace("Speed 16GT/s (ok)", "Speed 2.5GT/s (downgraded)")
+    assert [f.id for f in found(host_from_lspci(idle, "arc"))] == ["pcie-link-idle"]
+
+
+def _port(
+    bdf: str, ids: str, kind: str, primary: str, secondary: str, subordinate: str,
+    most: float, lanes: int, speed: float, width: int,
+) -> str:  # fmt: skip
+    return (
+        f"{bdf} PCI bridge [0604]: A maker's bridge [{ids}]\n"
+        f"\tBus: primary={primary}, secondary={secondary}, "
+        f"subordinate={subordinate}, sec-latency=0\n"
+        f"\tCapabilities: [40] Express (v2) {kind}, MSI 00\n"
+        f"\t\tLnkCap:\tPort #1, Speed {most}GT/s, Width x{lanes}\n"
+        f"\t\tLnkSta:\tSpeed {speed}GT/s (ok), Width x{width} (ok)"
+    )
+
+
+def test_qemus_own_ports_limit_nothing() -> None:
+    """A guest's root port reports what its machine type likes."""
+    text = "\n\n".join(
+        (
+            _port("00:01.0", "1b36:000c", "Root Port (Slot+)", "00", "01", "01", 16, 32, 2.5, 1),
+            "01:00.0 3D controller [0302]: NVIDIA Corporation GH100 [10de:2335]\n"
+            "\tCapabilities: [70] Express (v2) Endpoint, MSI 00\n"
+            "\t\tLnkCap:\tPort #0, Speed 32GT/s, Width x16\n"
+            "\t\tLnkSta:\tSpeed 5GT/s (downgraded), Width x16 (ok)",
+        )
+    )
+    assert found(host_from_lspci(text, "guest")) == []
+
+
+def test_a_measured_rate_tells_which_links_it_may_have_been() -> None:
+    fits = {str(rate) for rate in rates_that_fit(5.3e9, LinkRate(32.0, 16))}
+    assert {"5 GT/s x16", "8 GT/s x8", "16 GT/s x4"} <= fits
+    assert "2.5 GT/s x16" not in fits and "8 GT/s x16" not in fits
+    for gigabytes_per_s, link in (
+        (25.0, "16 GT/s x16"),
+        (55.3, "32 GT/s x16"),
+        (12.6, "8 GT/s x16"),
+    ):
+        assert link in {str(r) for r in rates_that_fit(gigabytes_per_s * 1e9, LinkRate(32.0, 16))}
+
+
+def test_unknown_current_links_are_not_judged() -> None:
+    host = load_host("rtx4080-i9-14900k")
+    blind = replace(
+        host,
+        pci_devices=tuple(
+            replace(d, link=PciLink(None, None, 16.0, 16)) if d.link else d
+            for d in host.pci_devices
+        ),
+    )
+    assert found(blind) == []
+    assert any(re.search("now unknown", line) for line in describe_paths(blind))

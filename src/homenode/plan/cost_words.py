@@ -1,6 +1,6 @@
 """CostWords: each term of a cost tuple as people say it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from homenode.cpuset import CpuSet
 from homenode.plan.model import CostTerm
@@ -10,7 +10,7 @@ from homenode.units import format_bytes
 
 def _device_distance(value: int) -> str:
     if value <= LOCAL_DISTANCE:
-        return "every GPU and its NIC is on a chosen node (or nothing pulls)"
+        return "every GPU and its NIC is on a chosen node"
     return f"the farthest GPU or NIC is at distance {value} from the chosen nodes"
 
 
@@ -22,7 +22,7 @@ def _device_class(value: int) -> str:
 
 def _other_devices(value: int) -> str:
     if value <= LOCAL_DISTANCE:
-        return "every other device is on a chosen node (or there is none)"
+        return "every other device is on a chosen node"
     return f"the farthest other device is at distance {value}"
 
 
@@ -65,11 +65,7 @@ _WORDS: dict[str, tuple[str, Callable[[int], str]]] = {
     ),
     "unisolated_cores": (
         "cores outside isolcpus and nohz_full",
-        lambda value: (
-            "no core outside isolcpus and nohz_full, or the host isolates none"
-            if value == 0
-            else f"{value} of the cores are not isolated"
-        ),
+        lambda value: f"{value} of the cores are not isolated",
     ),
     "llcs_spanned": (
         "LLCs spanned",
@@ -77,15 +73,15 @@ _WORDS: dict[str, tuple[str, Callable[[int], str]]] = {
     ),
     "pages_to_reserve": (
         "huge pages to reserve",
-        lambda value: (
-            "no huge pages to reserve"
-            if value == 0
-            else f"{value} huge pages are yet to be reserved"
-        ),
+        lambda value: f"{value} huge pages are yet to be reserved",
     ),
     "balance_cores": ("whole cores left free", _free("cores")),
     "balance_memory": ("memory left free", _free("memory")),
 }
+_SILENT_AT_0 = {
+    "device_class", "device_distance", "other_device_distance", "unisolated_cores",
+    "pages_to_reserve",
+}  # fmt: skip
 _INDICES = {
     "nodes": ("node numbers, as a tie-break", "lowest node numbers among equals"),
     "split": ("split over nodes, as a tie-break", "larger parts on lower nodes among equals"),
@@ -109,26 +105,33 @@ def term_value(name: str, value: int | tuple[int, ...] | None) -> str:
     return str(abs(value) if name in ("balance_cores", "minus_nodes_spanned") else value)
 
 
-def term_lines(cost: Sequence[CostTerm]) -> tuple[str, ...]:
-    """One line for each term, numbered in the order of comparison: the first that differs decides.
+def term_lines(cost: Sequence[CostTerm], decisive: Collection[str] = ()) -> tuple[str, ...]:
+    """One line for each term that says something, in the order of comparison: the first that
+    differs between two placements decides.
 
-    >>> term_lines([CostTerm("nodes_spanned", 1), CostTerm("nodes", (2,))])
-    ('1. 1 node spanned', '2. lowest node numbers among equals: 2')
+    Left out are terms with nothing to say (no device pulls, nothing to reserve, an even split) and
+    tie-breaks, unless they were `decisive` for a runner-up.
+
+    >>> term_lines([CostTerm("device_class", 0), CostTerm("nodes_spanned", 1)])
+    ('1. 1 node spanned',)
     """
-    lines = []
-    one_node = any(term.name == "nodes_spanned" and term.value == 1 for term in cost)
-    for number, term in enumerate(cost, start=1):
-        words = _WORDS.get(term.name)
-        if isinstance(term.value, tuple):
-            known = _INDICES.get(term.name, (term.name, term.name.replace("_", " ")))
-            lines.append(f"{number}. {known[1]}: {_indices(term.value)}")
-        elif term.name == "unevenness" and one_node:
-            lines.append(f"{number}. evenness of the split: one node, nothing to split")
-        elif words is not None:
-            lines.append(f"{number}. {words[1](term.value)}")
-        else:
-            lines.append(f"{number}. {term_words(term.name)}: {term.value}")
-    return tuple(lines)
+    shown = [term for term in cost if term.name in decisive or not _is_silent(term, cost)]
+    return tuple(f"{number}. {_line(term)}" for number, term in enumerate(shown, start=1))
+
+
+def _line(term: CostTerm) -> str:
+    if isinstance(term.value, tuple):
+        known = _INDICES.get(term.name, (term.name, term.name.replace("_", " ")))
+        return f"{known[1]}: {_indices(term.value)}"
+    words = _WORDS.get(term.name)
+    return f"{term_words(term.name)}: {term.value}" if words is None else words[1](term.value)
+
+
+def _is_silent(term: CostTerm, cost: Sequence[CostTerm]) -> bool:
+    if term.name == "unevenness":
+        parts = next((other.value for other in cost if other.name == "split"), ())
+        return isinstance(parts, tuple) and len(set(parts)) <= 1
+    return term.name in _INDICES or (term.name in _SILENT_AT_0 and term.value == 0)
 
 
 def _indices(values: Sequence[int]) -> str:

@@ -109,7 +109,8 @@ def _node_rows(host: Host, index: NodeIndex, used: CpuSet) -> list[tuple[str, ..
 def _choice(plan: Plan) -> Section:
     if not plan.cost:
         return Section("Why there")
-    lines = list(term_lines(plan.cost))
+    decisive = {other.decided_by for other in plan.runners_up}
+    lines = list(term_lines(plan.cost, decisive))
     if plan.optimal is None:
         lines.append("Whether this is the best placement is unknown: the step budget ran out.")
     elif not plan.runners_up:

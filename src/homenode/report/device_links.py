@@ -42,6 +42,25 @@ def link_lines(host: Host) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def peer_links(host: Host) -> dict[Bdf, str]:
+    """Each device's links to others, in a few words: "NVLink x18 to 7".
+
+    The counts of all peers are not added up: links through NVSwitches serve every peer in turn.
+    """
+    counts: dict[tuple[Bdf, LinkKind], list[int | None]] = {}
+    for link in host.links:
+        if link.b is not None and link.a != link.b:
+            for end in (link.a, link.b):
+                counts.setdefault((end, link.kind), []).append(link.count)
+    found: dict[Bdf, str] = {}
+    for (bdf, kind), each in counts.items():
+        known = {count for count in each if count}
+        width = f" x{min(known)}" if len(known) == 1 and None not in each else ""
+        said = f"{LINK_NAMES[kind]}{width} to {len(each)}"
+        found[bdf] = f"{found[bdf]}, {said}" if bdf in found else said
+    return found
+
+
 class _Naming:
     """Names of devices in links: GPUs by number, others by kind and address."""
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from homenode.bdf import Bdf
-from homenode.pci import DeviceKind, LinkKind, PciDevice
+from homenode.pci import DeviceKind, PciDevice
 from homenode.plan.model import Plan, PlannedDevice
 from homenode.report.device_groups import (
     KIND_NAMES,
@@ -15,6 +15,7 @@ from homenode.report.device_groups import (
     gpu_numbers,
     short_addresses,
 )
+from homenode.report.device_links import peer_links
 from homenode.report.palette import CELL_COLOURS
 from homenode.report.svg_canvas import SvgCanvas
 from homenode.report.text_extent import wrap
@@ -42,7 +43,7 @@ class DeviceFacts:
 
     planned: the plan's devices by address. used_by: running domains' names by address.
     memory_nodes: nodes of each GPU's memory. c2c_nodes: node of the CPU that a C2C link leads to.
-    nvlinks: links of each device, where known.
+    peers: each device's NVLink or xGMI links, in words.
     """
 
     gpus: Mapping[Bdf, int]
@@ -51,7 +52,7 @@ class DeviceFacts:
     used_by: Mapping[Bdf, str]
     memory_nodes: Mapping[Bdf, tuple[int, ...]]
     c2c_nodes: Mapping[Bdf, int]
-    nvlinks: Mapping[Bdf, int]
+    peers: Mapping[Bdf, str]
     kinds: Mapping[Bdf, DeviceKind]
 
     def name(self, bdf: Bdf) -> str:
@@ -67,11 +68,6 @@ def device_facts(host: Host, plan: Plan | None) -> DeviceFacts:
     for node in host.nodes:
         if node.gpu is not None and node.memory_bytes != 0:
             memory_nodes[node.gpu] = (*memory_nodes.get(node.gpu, ()), node.index)
-    nvlinks: dict[Bdf, int] = {}
-    for link in host.links:
-        if link.kind is not LinkKind.C2C and link.b is not None and link.count:
-            for end in (link.a, link.b):
-                nvlinks[end] = nvlinks.get(end, 0) + link.count
     return DeviceFacts(
         gpus=gpu_numbers(host),
         short=short_addresses(host),
@@ -84,7 +80,7 @@ def device_facts(host: Host, plan: Plan | None) -> DeviceFacts:
         },
         memory_nodes=memory_nodes,
         c2c_nodes={link.a: link.b_node for link in host.links if link.b_node is not None},
-        nvlinks=nvlinks,
+        peers=peer_links(host),
         kinds={device.bdf: device.kind for device in host.pci_devices},
     )
 
@@ -222,8 +218,8 @@ def _card_lines(
     if link:
         texts.append((link, False))
     texts += [(text, False) for text in card_extras(card)]
-    if device.bdf in facts.nvlinks:
-        texts.append((plural(facts.nvlinks[device.bdf], "NVLink"), False))
+    if device.bdf in facts.peers:
+        texts.append((facts.peers[device.bdf], False))
     if device.bdf in facts.c2c_nodes:
         texts.append((f"C2C to node {facts.c2c_nodes[device.bdf]}", False))
     for node in facts.memory_nodes.get(device.bdf, ()):

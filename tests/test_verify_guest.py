@@ -1,0 +1,174 @@
+"""A guest's own view is held against its plan; every difference is named."""
+
+from dataclasses import replace
+
+import pytest
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.domain.read import open_domain
+from homenode.findings import Severity
+from homenode.plan.guest import GuestAddress, GuestPciController
+from homenode.plan.model import GuestTopology, Plan
+from homenode.topology import Host, PagePool
+from homenode.units import MIB
+from homenode.verify.domain_facts import domain_facts
+from homenode.verify.expectation import expectation_of_document, expectation_of_plan, groups_of
+from homenode.verify.guest_path import GuestPath, path_of_address, paths_of_guest
+from homenode.verify.guest_view import GuestView, view_of_guest
+from tests.verify_documents import DEVICES, PLAIN, ids, small_host, tuned
+from tests.verify_guests import guest_host
+
+
+def seen(guest: Host, layout: str = "pin-numa-pci", plan: Plan | None = None) -> GuestView:
+    expected = expectation_of_plan(plan or tuned(layout).plan, host=small_host())
+    return view_of_guest(expected, guest, small_host())
+
+
+def test_a_guest_as_planned_has_no_findings() -> None:
+    view = seen(guest_host())
+    assert not view.findings, "\n".join(map(str, view.findings))
+    subjects = {line.subject for line in view.checks}
+    assert {"cell 0", "distances from cell 1", "memory of cell 0", "cores, siblings"} <= subjects
+    assert {f"device {bdf}" for bdf in DEVICES} <= subjects
+
+
+@pytest.mark.parametrize(
+    ("guest", "id", "subject", "observed"),
+    [
+        (guest_host(distance=42), "guest-distances", "distances from cell 0", "10 42"),
+        (guest_host(nodes=(1, 0)), "guest-device-node", f"device {DEVICES[0]}", "numa_node 1"),
+        (
+            guest_host(nodes=("unknown", 1)),
+            "guest-device-node",
+            f"device {DEVICES[0]}",
+            "numa_node -1",
+        ),
+        (guest_host(memory="700MiB"), "guest-node-memory", "memory of cell 1", "700 MiB"),
+        (guest_host(cores=1, threads=2), "guest-siblings", "cores, siblings", "2: vCPUs 0-1 2-3"),
+        (guest_host(cores=1), "guest-vcpus", "vCPUs", "0-1"),
+        (
+            guest_host(link='trained = "2.5GT/s x1"'),
+            "guest-device-link",
+            f"link of {DEVICES[0]}",
+            "2.5 GT/s",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.startswith("guest-") else "",
+)
+def test_a_difference_is_named(guest: Host, id: str, subject: str, observed: str) -> None:
+    found = [f for f in seen(guest).findings if (f.id, f.subject) == (id, subject)]
+    assert len(found) == 1, seen(guest).findings
+    assert found[0].observed.startswith(observed)
+    assert found[0].severity in (Severity.CRITICAL, Severity.WARNING)
+
+
+def test_a_flat_guest_is_as_planned_when_its_devices_have_no_node() -> None:
+    one = guest_host(nodes=("unknown", "unknown"))
+    flat = replace(
+        one,
+        nodes=(replace(one.nodes[0], pus=CpuSet(range(4)), memory_bytes=3900 * MIB),),
+        distances=((10,),),
+    )
+    view = seen(flat, "pin")
+    assert not view.findings, view.findings
+    assert "numa_node -1, as all 2 of its kind" in {line.observed for line in view.checks}
+
+
+def test_nodes_are_matched_by_their_vcpus_not_by_their_numbers() -> None:
+    guest = guest_host()
+    first, second = guest.nodes
+    renumbered = replace(
+        guest,
+        nodes=(replace(second, index=first.index), replace(first, index=second.index)),
+        pci_devices=tuple(
+            replace(d, node=None if d.node is None else type(d.node)(1 - d.node))
+            for d in guest.pci_devices
+        ),
+    )
+    assert not seen(renumbered).findings
+
+
+def test_a_device_that_is_not_there_is_missing_and_another_in_its_place_is_named() -> None:
+    guest = guest_host()
+    gone = replace(
+        guest, pci_devices=tuple(d for d in guest.pci_devices if str(d.bdf) != "0000:81:00.0")
+    )
+    assert "guest-device-missing" in ids(seen(gone).findings)
+    other = replace(
+        guest,
+        pci_devices=tuple(
+            replace(d, device_id=0x1021) if str(d.bdf) == "0000:81:00.0" else d
+            for d in guest.pci_devices
+        ),
+    )
+    found = next(f for f in seen(other).findings if f.id == "guest-device-other")
+    assert found.observed == "10de:1021"
+
+
+def test_a_device_without_an_address_is_inconclusive_where_its_kind_differs() -> None:
+    plan = tuned("pin-numa-pci").plan
+    unplaced = replace(plan, devices=tuple(replace(d, address=None) for d in plan.devices))
+    found = seen(guest_host(), plan=unplaced).findings
+    assert {f.severity for f in found} == {Severity.INCONCLUSIVE}
+    assert "virsh dumpxml" in (found[0].fix or "")
+
+
+def test_the_document_says_where_devices_are_when_the_plan_does_not() -> None:
+    tuning = tuned("pin-numa-pci")
+    unplaced = replace(
+        tuning.plan, devices=tuple(replace(d, address=None) for d in tuning.plan.devices)
+    )
+    facts = domain_facts(open_domain(tuning.document, "vm.xml"))
+    expected = expectation_of_plan(unplaced, document=facts.guest, host=small_host())
+    assert not view_of_guest(expected, guest_host(), small_host()).findings
+
+
+def test_a_document_alone_promises_what_it_says() -> None:
+    facts = domain_facts(open_domain(tuned("pin-numa-pci").document, "vm.xml"))
+    expected = expectation_of_document(facts)
+    assert not view_of_guest(expected, guest_host(), None).findings
+    assert ids(view_of_guest(expected, guest_host(distance=42), None).findings) == {
+        "guest-distances"
+    }
+
+
+def test_an_untuned_document_expects_a_flat_guest() -> None:
+    expected = expectation_of_document(domain_facts(open_domain(PLAIN, "vm.xml")))
+    assert [cell.vcpus for cell in expected.cells] == [CpuSet(range(4))]
+    assert expected.distances is None and expected.topology is None
+
+
+def test_huge_pages_on_some_nodes_only_are_a_warning() -> None:
+    guest = guest_host()
+    pools = ((PagePool(2 * MIB, 64, 64),), (PagePool(2 * MIB, 0, 0),))
+    nodes = tuple(replace(n, page_pools=p) for n, p in zip(guest.nodes, pools, strict=True))
+    found = seen(replace(guest, nodes=nodes)).findings
+    assert [(f.id, f.observed) for f in found] == [("guest-huge-pages", "node 0: 64, node 1: 0")]
+
+
+def test_a_path_leaves_out_the_bus_numbers_that_firmware_gives() -> None:
+    controllers = (
+        GuestPciController(0, "pcie-root"),
+        GuestPciController(1, "pcie-expander-bus", GuestAddress(0, 0, 0x10, 0), 0x80, 0),
+        GuestPciController(2, "pcie-root-port", GuestAddress(0, 1, 1, 3)),
+        GuestPciController(3, "pcie-switch-upstream-port", GuestAddress(0, 2, 0, 0)),
+        GuestPciController(4, "pcie-switch-downstream-port", GuestAddress(0, 3, 2, 0)),
+    )
+    path = path_of_address(GuestAddress(0, 4, 0, 1), controllers)
+    assert str(path) == "pci0000:80/01.3/00.0/02.0/00.1"
+    assert path_of_address(GuestAddress(0, 0, 2, 0), ()) == GuestPath(0, ((2, 0),))
+    assert path_of_address(GuestAddress(0, 9, 0, 0), controllers) is None
+    loop = (GuestPciController(5, "pcie-root-port", GuestAddress(0, 5, 0, 0)),)
+    assert path_of_address(GuestAddress(0, 5, 0, 0), loop) is None
+
+
+def test_every_function_of_a_guest_has_one_path() -> None:
+    paths = paths_of_guest(guest_host())
+    assert paths[GuestPath(0x80, ((0, 0), (0, 0)))] == Bdf.parse("81:00.0")
+    assert len(paths) == len(guest_host().pci_devices)
+
+
+def test_vcpus_are_dealt_in_runs() -> None:
+    topology = GuestTopology(2, 1, 2, 2)
+    assert [len(group) for group in groups_of(topology.vcpus, topology.threads)] == [2] * 4

@@ -1,0 +1,73 @@
+"""Guests as their own kernels would tell of themselves, for tests of verification."""
+
+from dataclasses import replace
+
+from homenode.bdf import Bdf
+from homenode.description.parse import parse_description
+from homenode.description.render import render
+from homenode.discover import discover
+from homenode.topology import Host
+
+_GUEST = """
+format = 1
+name = "guest"
+packages = 2
+cores_per_package = {cores}
+threads_per_core = {threads}
+numbering = "siblings-adjacent"
+llc_size = "16MiB"
+memory_per_node = "{memory}"
+distances = {{ other_package = {distance} }}
+
+[model.gpu]
+class = "gpu"
+bars = ["16MiB", "256MiB prefetchable"]
+{link}
+
+[[root]]
+node = {nodes}
+bus = [0x80, 0xc0]
+ports = ["gpu"]
+"""
+
+
+def guest_host(
+    *,
+    distance: int = 20,
+    memory: str = "1960MiB",
+    nodes: tuple[int | str, int | str] = (0, 1),
+    cores: int = 2,
+    threads: int = 1,
+    link: str = "",
+) -> Host:
+    """The guest of the tuned document of verify_documents, unless an argument changes it.
+
+    2 nodes of 2 vCPUs, and a GPU behind the first root port of each expander bus.
+    """
+    shown = [f'"{node}"' if isinstance(node, str) else node for node in nodes]
+    text = _GUEST.format(
+        distance=distance,
+        memory=memory,
+        nodes=f"[{shown[0]}, {shown[1]}]",
+        cores=cores,
+        threads=threads,
+        link=link,
+    )
+    return _with_ports_at_0(discover(render(parse_description(text, "guest"))))
+
+
+def _with_ports_at_0(host: Host) -> Host:
+    """libvirt's first port on an expander bus is device 0; a described host's is device 1."""
+
+    def moved(bdf: Bdf) -> Bdf:
+        return Bdf(bdf.domain, bdf.bus, 0, 0) if bdf.device == 1 else bdf
+
+    devices = (
+        replace(
+            device,
+            bdf=moved(device.bdf),
+            parent=None if device.parent is None else moved(device.parent),
+        )
+        for device in host.pci_devices
+    )
+    return replace(host, pci_devices=tuple(sorted(devices, key=lambda device: device.bdf)))

@@ -89,17 +89,19 @@ def boot_stand_in(document: Document, facts: DomainFacts, options: BootOptions) 
         folder.chmod(0o711)
         paths = _lay_out(folder, files.kernel, image)
         refused: tuple[Finding, ...] = ()
+        excuse: tuple[Finding, ...] = ()
         if uri is not None:
             findings = libvirt_boot.acceptance(uri, document, name, folder)
             xml = stand_in_xml(stand_in, name, paths, COMMAND, kvm=kvm)
             refused = libvirt_boot.boot(uri, xml, name, folder, limit_s, facts.source)
             excuse = libvirt_boot.daemons_own_trouble(refused, uri)
             if excuse:  # it says nothing of the document; QEMU does
-                findings, refused, uri = (*findings, *excuse), (), None
+                refused, uri = (), None
         if uri is None:
             argv = stand_in_argv(stand_in, name, paths, COMMAND, kvm=kvm)
             (folder / "argv").write_text("\n".join(argv) + "\n")
             refused = _run_qemu(argv, limit_s, folder, facts.source)
+            findings += () if refused else excuse
         if options.keep is not None:
             _keep(folder, options.keep)
         guest, silent = (None, ()) if refused else _read(folder, facts)

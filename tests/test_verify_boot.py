@@ -1,0 +1,202 @@
+"""A booted stand-in says what its document really gives a guest.
+
+Every guest is booted once, two at a time, and the tests look at what they said.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from homenode.domain.read import open_domain
+from homenode.errors import HomenodeError
+from homenode.plan.model import Plan
+from homenode.plan.wishes import Wishes
+from homenode.process import run
+from homenode.sources import load_host
+from homenode.tuning import Tuning, tune
+from homenode.verify.boot import Booted, BootOptions, boot_stand_in
+from homenode.verify.domain_facts import domain_facts
+from homenode.verify.expectation import expectation_of_plan
+from homenode.verify.guest_files import find_guest_files
+from homenode.verify.guest_view import GuestView, view_of_stand_in
+from homenode.verify.libvirt_boot import answering
+from tests.verify_documents import DEVICES, PLAIN, changed, swapped, tuned
+
+pytestmark = pytest.mark.qemu
+
+FLAT = ("default", "pin", "pin-numa")
+GOOD = (*FLAT, "pin-numa-pci")
+SKYLAKE = "<cpu mode='custom' match='exact'><model fallback='allow'>Skylake-Server</model></cpu>"
+SIBLINGS = changed(
+    PLAIN[: PLAIN.index(b"    <hostdev")] + b"  </devices>\n</domain>\n",
+    ("<cpu mode='host-passthrough'/>", SKYLAKE),
+)
+
+
+def with_siblings() -> Tuning:
+    """4 vCPUs as 2 cores with siblings on one node, with a model that tells them under TCG too."""
+    wishes = Wishes(layout="pin-numa-smt", keep_vcpus=True)
+    return tune(SIBLINGS, "vm.xml", wishes, load_host("x86-2p2n16c32t-isolated-pus"))
+
+
+def documents() -> dict[str, tuple[bytes, Plan]]:
+    """What is booted, by name, each with the plan that it should match."""
+    right = tuned("pin-numa-pci")
+    siblings = with_siblings()
+    return {
+        **{layout: (tuned(layout).document, tuned(layout).plan) for layout in GOOD},
+        "devices moved and a distance wrong": (
+            changed(
+                swapped(right.document, "bus='0x03' slot", "bus='0x04' slot"),
+                ("<sibling id='1' value='20'/>", "<sibling id='1' value='42'/>"),
+            ),
+            right.plan,
+        ),
+        "cells swapped": (swapped(right.document, "cpus='0,1'", "cpus='2,3'"), right.plan),
+        "bus windows collide": (
+            changed(right.document, ("busNr='192'", "busNr='129'")),
+            right.plan,
+        ),
+        "siblings": (siblings.document, siblings.plan),
+        "siblings missing": (
+            changed(siblings.document, ("cores='2' threads='2'", "cores='4' threads='1'")),
+            siblings.plan,
+        ),
+    }
+
+
+def boot(xml: bytes, connect: str) -> Booted:
+    document = open_domain(xml, "vm.xml")
+    return boot_stand_in(document, domain_facts(document), BootOptions(connect=connect))
+
+
+@pytest.fixture(scope="module")
+def booted() -> Iterator[dict[str, Future[Booted]]]:
+    if shutil.which("qemu-system-x86_64") is None:
+        pytest.skip("no qemu-system-x86_64 here")
+    try:
+        find_guest_files()
+    except HomenodeError as error:
+        pytest.skip(str(error))
+    with ThreadPoolExecutor(2) as pool:
+        yield {name: pool.submit(boot, xml, "none") for name, (xml, _) in documents().items()}
+
+
+def view(booted: dict[str, Future[Booted]], name: str) -> GuestView:
+    outcome = booted[name].result()
+    assert outcome.guest is not None, outcome.findings
+    xml, plan = documents()[name]
+    facts = domain_facts(open_domain(xml, "vm.xml"))
+    expected = expectation_of_plan(plan, document=facts.guest)
+    return view_of_stand_in(expected, outcome.stand_in, outcome.guest)
+
+
+def node_of_device(seen: GuestView) -> dict[str, str]:
+    """Host device -> the node that the guest's kernel says."""
+    return {
+        line.subject.removeprefix("device "): line.observed.partition(",")[0]
+        for line in seen.checks
+        if line.subject.startswith("device ")
+    }
+
+
+def named(seen: GuestView) -> set[tuple[str, str]]:
+    """(id, subject) of what is critical or a warning."""
+    return {(f.id, f.subject) for f in seen.findings if f.severity in ("critical", "warning")}
+
+
+@pytest.mark.parametrize("layout", FLAT)
+def test_without_an_expander_bus_the_guest_sees_no_node_for_any_device(
+    booted: dict[str, Future[Booted]], layout: str
+) -> None:
+    seen = view(booted, layout)
+    assert node_of_device(seen) == dict.fromkeys(DEVICES, "numa_node -1")
+    assert not named(seen)
+
+
+def test_with_an_expander_bus_per_cell_the_guest_sees_the_right_node_for_each_device(
+    booted: dict[str, Future[Booted]],
+) -> None:
+    seen = view(booted, "pin-numa-pci")
+    assert node_of_device(seen) == dict(zip(DEVICES, ("numa_node 0", "numa_node 1"), strict=True))
+    assert not named(seen)
+    assert len(seen.observation.nodes) == 2
+
+
+def test_siblings_that_only_a_substituted_model_tells_are_inconclusive(
+    booted: dict[str, Future[Booted]],
+) -> None:
+    seen = view(booted, "pin-numa-pci")
+    doubts = {f.subject: f.observed for f in seen.findings}
+    if booted["pin-numa-pci"].result().stand_in.cpu.substituted is None:
+        assert not doubts  # KVM works here
+    else:
+        assert set(doubts) == {"cores, siblings", "LLCs"}
+        assert all("model substituted" in observed for observed in doubts.values())
+
+
+def test_moved_devices_and_a_wrong_distance_are_named(booted: dict[str, Future[Booted]]) -> None:
+    assert named(view(booted, "devices moved and a distance wrong")) == {
+        ("guest-device-node", f"device {DEVICES[0]}"),
+        ("guest-device-node", f"device {DEVICES[1]}"),
+        ("guest-distances", "distances from cell 0"),
+    }
+
+
+def test_swapped_cells_put_each_device_on_the_other_node(
+    booted: dict[str, Future[Booted]],
+) -> None:
+    assert named(view(booted, "cells swapped")) == {
+        ("guest-device-node", f"device {bdf}") for bdf in DEVICES
+    }
+
+
+def test_a_window_without_a_bus_for_its_port_loses_the_device(
+    booted: dict[str, Future[Booted]],
+) -> None:
+    assert named(view(booted, "bus windows collide")) == {
+        ("guest-device-missing", f"device {DEVICES[0]}")
+    }
+
+
+def test_siblings_are_exact_with_an_intel_model_and_a_missing_one_is_named(
+    booted: dict[str, Future[Booted]],
+) -> None:
+    right = view(booted, "siblings")
+    assert not right.findings, right.findings
+    assert len(right.observation.cores) == 2
+    assert ("guest-siblings", "cores, siblings") in named(view(booted, "siblings missing"))
+
+
+def test_what_qemu_refuses_is_named_with_its_words() -> None:
+    if shutil.which("qemu-system-x86_64") is None:
+        pytest.skip("no qemu-system-x86_64 here")
+    xml = changed(tuned("pin-numa-pci").document, ("busNr='192'", "busNr='128'"))
+    outcome = boot(xml, "none")
+    assert outcome.guest is None
+    assert [f.id for f in outcome.findings] == ["guest-refused"]
+    assert "Bus 128 is already in use" in outcome.findings[0].observed
+
+
+@pytest.mark.libvirt
+def test_libvirt_boots_the_stand_in_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    uri = answering(os.environ.get("HOMENODE_LIBVIRT_URI"))
+    if uri is None:
+        pytest.skip("no libvirtd answers at qemu:///system")
+    tuning = tuned("pin-numa-pci")
+    document = open_domain(tuning.document, "vm.xml")
+    facts = domain_facts(document)
+    outcome = boot_stand_in(document, facts, BootOptions(connect=uri, keep=tmp_path / "kept"))
+    said = {f.id: f.observed for f in outcome.findings}
+    if "libvirt-could-not-start" in said:
+        pytest.skip(f"this libvirtd starts no guests: {said['libvirt-could-not-start']}")
+    assert outcome.how.startswith("through libvirt") and outcome.guest is not None
+    expected = expectation_of_plan(tuning.plan, document=facts.guest)
+    assert not named(view_of_stand_in(expected, outcome.stand_in, outcome.guest))
+    assert (tmp_path / "kept" / "domain.xml").read_text().startswith("<domain type=")
+    listed = run(("virsh", "-q", "-c", uri, "list", "--all", "--name"), 30).stdout
+    assert f"homenode-verify-{os.getpid()}-" not in listed

@@ -1,0 +1,213 @@
+"""A stand-in has the vCPUs, cells and PCIe tree of its document, and nothing that needs a host."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.domain.crosscheck import crosscheck
+from homenode.domain.document import Document
+from homenode.domain.read import open_domain
+from homenode.domain.schema import validate
+from homenode.errors import HostError
+from homenode.plan.guest import GuestAddress
+from homenode.plan.layout import PRESETS
+from homenode.units import MIB
+from homenode.verify.cpu_choice import SUBSTITUTE, CpuChoice, choose_cpu
+from homenode.verify.domain_facts import domain_facts
+from homenode.verify.initramfs import initramfs, is_static
+from homenode.verify.stand_in import MOST_BYTES, StandIn, stand_in_of
+from homenode.verify.stand_in_argv import stand_in_argv
+from homenode.verify.stand_in_xml import BootFiles, stand_in_xml
+from tests.domain_corpus import NAMES, sample
+from tests.verify_documents import DEVICES, PLAIN, changed, tuned
+
+FILES = BootFiles("/k, & <kernel>", "/i", "/console", "/report")
+SKYLAKE = CpuChoice("custom", SUBSTITUTE, (), None, None)
+
+
+def document(xml: bytes) -> Document:
+    return open_domain(xml, "vm.xml")
+
+
+def stand_in(xml: bytes, cpu: CpuChoice = SKYLAKE, machine: str = "q35") -> StandIn:
+    opened = document(xml)
+    return stand_in_of(opened, domain_facts(opened), cpu, machine)
+
+
+def argv(xml: bytes) -> str:
+    return shlex.join(stand_in_argv(stand_in(xml), "n", FILES, "quiet", kvm=False))
+
+
+def test_the_stand_in_has_the_documents_cells_distances_and_tree() -> None:
+    made = stand_in(tuned("pin-numa-pci").document)
+    assert [cell.vcpus for cell in made.cells] == [CpuSet([0, 1]), CpuSet([2, 3])]
+    assert [cell.distances for cell in made.cells] == [(10, 20), (20, 10)]
+    assert [c.model for c in made.controllers] == ["pcie-expander-bus"] * 2 + ["pcie-root-port"] * 2
+    assert made.devices == (
+        (GuestAddress(0, 3, 0, 0), Bdf.parse(DEVICES[0])),
+        (GuestAddress(0, 4, 0, 0), Bdf.parse(DEVICES[1])),
+    )
+    assert made.memory_bytes == 2 * 192 * MIB
+
+
+def test_devices_without_an_address_get_a_port_on_the_root_bus() -> None:
+    made = stand_in(tuned("default").document)
+    assert [(c.model, str(c.address)) for c in made.controllers] == [
+        ("pcie-root-port", "0000:00:02.0"),
+        ("pcie-root-port", "0000:00:03.0"),
+    ]
+    assert [str(address) for address, _ in made.devices] == ["0000:01:00.0", "0000:02:00.0"]
+
+
+def test_memory_is_scaled_down_in_proportion_and_never_up() -> None:
+    xml = changed(
+        tuned("pin-numa-pci").document,
+        ("<memory unit='GiB'>4", "<memory unit='GiB'>1024"),
+        ("cpus='0,1' memory='2048'", f"cpus='0,1' memory='{768 * 1024}'"),
+        ("cpus='2,3' memory='2048'", f"cpus='2,3' memory='{256 * 1024}'"),
+    )
+    made = stand_in(xml)
+    sizes = [cell.memory_bytes for cell in made.cells]
+    assert sizes == [576 * MIB, 192 * MIB] and sum(sizes) <= MOST_BYTES
+    tiny = stand_in(changed(PLAIN, ("<memory unit='GiB'>4", "<memory unit='MiB'>128")))
+    assert tiny.memory_bytes == 128 * MIB
+
+
+@pytest.mark.parametrize("layout", PRESETS)
+def test_the_stand_ins_document_passes_schema_and_cross_check(layout: str) -> None:
+    xml = stand_in_xml(stand_in(tuned(layout).document), "n", FILES, "a & b", kvm=False).encode()
+    errors, gap = validate(xml)
+    assert not errors, gap
+    assert not crosscheck(document(xml))
+    again = document(xml).root
+    kernel = again.at("os", "kernel")
+    assert kernel is not None and kernel.text == FILES.kernel
+    assert again.at("devices", "hostdev") is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_x86_document_has_a_stand_in(name: str) -> None:
+    opened = open_domain(sample(name), name)
+    facts = domain_facts(opened)
+    if facts.guest.architecture != "x86_64":
+        with pytest.raises(HostError, match="expected an x86_64 guest"):
+            stand_in_of(opened, facts, SKYLAKE, "q35")
+        return
+    made = stand_in_of(opened, facts, SKYLAKE, "q35" if facts.guest.is_q35 else "pc")
+    hostdevs = {hostdev.source for hostdev in facts.guest.hostdevs}
+    assert hostdevs <= {bdf for _, bdf in made.devices}
+    assert len({address for address, _ in made.devices}) == len(made.devices)
+    xml = stand_in_xml(made, "n", FILES, "quiet", kvm=False).encode()
+    assert not validate(xml)[0]
+
+
+def test_more_vcpus_than_tcg_can_have_are_refused_by_number() -> None:
+    with pytest.raises(HostError, match=r"at most 255 vCPUs.*found 300"):
+        stand_in(changed(PLAIN, (">4</vcpu>", ">300</vcpu>")))
+
+
+def test_qemus_command_line_says_the_same() -> None:
+    words = argv(tuned("pin-numa-pci").document)
+    for part in (
+        "-smp 4,sockets=2,dies=1,cores=2,threads=1",
+        "-numa node,nodeid=1,cpus=2-3,memdev=m1",
+        "-numa dist,src=0,dst=1,val=20",
+        "pxb-pcie,id=pci.2,bus_nr=192,numa_node=1,bus=pcie.0,addr=0x11.0x0",
+        "pcie-root-port,id=pci.3,chassis=3,bus=pci.1,addr=0x0.0x0",
+        "virtio-serial-pci,bus=pci.3,addr=0x0.0x0",
+        "-accel tcg,thread=single",
+    ):
+        assert part in words, part
+    assert "/k, & <kernel>" in words and "-nodefaults" in words
+
+
+def test_functions_that_share_a_slot_are_multifunction() -> None:
+    words = argv(sample("gpu-with-audio-and-nics"))
+    shared = [word for word in words.split() if "multifunction=on" in word]
+    assert shared and all(".0x0" in word for word in shared)
+
+
+CPU = "<cpu mode='host-passthrough'/>"
+
+
+@pytest.mark.parametrize(
+    ("cpu", "kvm", "mode", "model", "substituted"),
+    [
+        (CPU, True, "host-passthrough", None, False),
+        (CPU, False, "custom", SUBSTITUTE, True),
+        ("<cpu mode='host-model'/>", True, "host-passthrough", None, False),
+        ("<cpu><model>Icelake-Server</model></cpu>", False, "custom", "Icelake-Server", False),
+        ("<cpu><model>EPYC-Milan</model></cpu>", False, "custom", SUBSTITUTE, True),
+        ("<cpu><model>EPYC-Milan</model></cpu>", True, "custom", "EPYC-Milan", False),
+        ("<cpu><model>x,max=on</model></cpu>", False, "custom", SUBSTITUTE, True),
+        ("", False, "custom", SUBSTITUTE, True),
+    ],
+)
+def test_the_cpu_is_the_documents_where_it_can_run_here(
+    cpu: str, kvm: bool, mode: str, model: str | None, substituted: bool
+) -> None:
+    chosen = choose_cpu(document(changed(PLAIN, (CPU, cpu))), kvm=kvm)
+    assert (chosen.mode, chosen.model) == (mode, model)
+    assert (chosen.substituted is not None) is substituted
+
+
+def test_features_with_names_that_are_none_are_left_out() -> None:
+    cpu = (
+        "<cpu mode='host-passthrough'><feature policy='require' name='topoext'/>"
+        "<feature policy='disable' name='hle'/><feature name='a,b=c'/></cpu>"
+    )
+    chosen = choose_cpu(document(changed(PLAIN, (CPU, cpu))), kvm=True)
+    assert chosen.features == (("topoext", True), ("hle", False))
+
+
+def elf(*kinds: int) -> bytes:
+    """A 64-bit ELF with program headers of these kinds."""
+    head = bytearray(64)
+    head[:6] = b"\x7fELF\x02\x01"
+    head[32:40] = (64).to_bytes(8, "little")
+    head[54:56], head[56:58] = (56).to_bytes(2, "little"), len(kinds).to_bytes(2, "little")
+    return bytes(head) + b"".join(kind.to_bytes(4, "little") + bytes(52) for kind in kinds)
+
+
+def test_only_a_static_busybox_will_do() -> None:
+    assert is_static(elf(1, 4)) and not is_static(elf(1, 3)) and not is_static(b"#!/bin/sh\n")
+    with pytest.raises(HostError, match="statically linked") as caught:
+        initramfs(elf(3))
+    assert "busybox-static" in (caught.value.hint or "")
+
+
+def members(archive: bytes) -> dict[str, tuple[int, bytes]]:
+    """(mode, content) of each member of a newc archive, in order."""
+    found = {}
+    at = 0
+    while at < len(archive):
+        assert archive[at : at + 6] == b"070701"
+        fields = [int(archive[at + 6 + 8 * i : at + 14 + 8 * i], 16) for i in range(13)]
+        name_end = at + 110 + fields[11] - 1
+        name = archive[at + 110 : name_end].decode()
+        start = -(-(name_end + 1) // 4) * 4
+        found[name] = (fields[1], archive[start : start + fields[6]])
+        at = -(-(start + fields[6]) // 4) * 4
+    return found
+
+
+def test_the_initramfs_holds_busybox_the_collector_and_an_init() -> None:
+    program = elf(1)
+    archive = initramfs(program)
+    assert archive == initramfs(program)
+    inside = members(archive)
+    assert list(inside)[-1] == "TRAILER!!!"
+    assert inside["bin/busybox"] == (0o100755, program)
+    assert b"homenode-collector" in inside["collector"][1]
+    assert inside["init"][1].startswith(b"#!/bin/busybox sh\n")
+    assert b"poweroff -f" in inside["init"][1]
+
+
+def test_the_busybox_of_this_machine_is_recognised() -> None:
+    path = Path("/bin/busybox")
+    if not path.exists():
+        pytest.skip("no /bin/busybox here")
+    assert isinstance(is_static(path.read_bytes()), bool)

@@ -10,6 +10,7 @@ from homenode.bdf import Bdf
 from homenode.errors import InputError, UsageError
 from homenode.pci import DeviceKind, PciLink
 from homenode.plan.assemble import assemble
+from homenode.plan.bus_windows import ExpanderNeed, Window, assign_windows
 from homenode.plan.guest import GuestAddress, GuestPciController
 from homenode.plan.layout import PRESETS, GuestCells
 from homenode.plan.model import PortModel, Unplannable
@@ -250,13 +251,22 @@ def test_an_expander_bus_of_no_cell_is_left_its_numbers() -> None:
     guest = replace(request.guest, controllers=(*request.guest.controllers, foreign))
     plan = assemble(hgx_host(), replace(request, guest=guest), placed((2, 2), devices=HGX_GPUS))
     assert 15 not in {controller.index for controller in plan.controllers}
-    ends = [c.bus_nr + c.bus_count for c in plan.controllers if c.bus_nr and c.bus_count]
-    assert max(ends) == 40
-    low = replace(foreign, bus_nr=22)
-    guest = replace(request.guest, controllers=(*request.guest.controllers, low))
-    with pytest.raises(Unplannable, match=r"expected at most 7 .* found 10") as error:
-        assemble(hgx_host(), replace(request, guest=guest), placed((2, 2), devices=HGX_GPUS))
-    assert error.value.exit_code == 4 and error.value.hint
+    windows = [range(c.bus_nr, c.bus_nr + (c.bus_count or 0)) for c in plan.controllers if c.bus_nr]
+    assert len(windows) == 2 and not any(40 in window for window in windows)
+
+
+def test_bus_numbers_that_do_not_suffice_are_counted() -> None:
+    needs = [ExpanderNeed(20, 100, None), ExpanderNeed(21, 120, None)]
+    assert [w.bus_nr for w in assign_windows(needs, 2, 36)] == [36, 136]
+    with pytest.raises(Unplannable, match=r"at most 216 .* 40 for pcie\.0.* found 220") as error:
+        assign_windows(needs, 2, 40)
+    assert "controller 20: 100, controller 21: 120" in str(error.value)
+    foreign = (Window(200, 6), Window(240, 3))
+    small = [ExpanderNeed(i, 13, None) for i in range(4)]
+    assert [w.bus_nr for w in assign_windows(small, 4, 40, foreign)] == [104, 136, 168, 208]
+    assert [w.bus_nr for w in assign_windows(small, 4, 150, foreign)] == [187, 214, 227, 243]
+    with pytest.raises(Unplannable, match="9 for other expander buses"):
+        assign_windows(needs, 2, 40, foreign)
 
 
 def test_layouts_that_leave_pcie_as_it_was_keep_every_address() -> None:

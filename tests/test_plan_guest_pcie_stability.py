@@ -10,7 +10,7 @@ from homenode.discover.lspci import overlay_lspci
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind
 from homenode.plan.assemble import assemble
-from homenode.plan.guest import GuestAddress, GuestPciController
+from homenode.plan.guest import GuestAddress, GuestHostdev, GuestPciController
 from homenode.plan.model import PortModel, Unplannable
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest, PciGranularity
@@ -257,3 +257,68 @@ def test_new_controllers_follow_the_highest_index_of_the_document() -> None:
     full = replace(guest, controllers=(GuestPciController(255, "pcie-root-port"),))
     with pytest.raises(Unplannable, match="indices up to 255, found a need for 256"):
         assemble(hgx_host(), replace(request, guest=full), placed((2,), devices=HGX_GPUS[:1]))
+
+
+@st.composite
+def hand_made(draw: st.DrawFn) -> tuple[GuestRequest, Placement]:
+    """A document with expander buses of any cell or none, ports on them, and devices anywhere."""
+    controllers = [GuestPciController(0, "pcie-root")]
+    for slot in range(draw(st.integers(0, 4))):
+        node = draw(st.sampled_from((None, 0, 1, 1, 5)))
+        bus_nr = draw(st.sampled_from((None, 40 + 20 * slot, 250 - 4 * slot)))
+        address = draw(st.sampled_from((None, GuestAddress(0, 0, 3 + slot, 0))))
+        controllers.append(
+            GuestPciController(len(controllers), "pcie-expander-bus", address, bus_nr, node)
+        )
+    parents = len(controllers)
+    slots: set[tuple[int, int]] = set()
+    for _ in range(draw(st.integers(0, 12))):
+        parent, slot = draw(st.integers(0, parents - 1)), draw(st.integers(0, 31))
+        slot = slot % 8 + 16 if parent == 0 else slot
+        if (parent, slot) not in slots:
+            slots.add((parent, slot))
+            at = GuestAddress(0, parent, slot, 0)
+            controllers.append(GuestPciController(len(controllers), "pcie-root-port", at))
+    devices = tuple(sorted(draw(st.sets(st.sampled_from(HGX_GPUS + HGX_NICS), max_size=8))))
+    ports = [c.index for c in controllers if c.model == "pcie-root-port"]
+    hostdevs = []
+    for bdf in devices:
+        port = draw(st.sampled_from([None, *ports]))
+        if port is not None:
+            ports.remove(port)
+        at_port = None if port is None else GuestAddress(0, port, 0, 0)
+        hostdevs.append(GuestHostdev(bdf, at_port))
+    taken = {c.address for c in controllers if c.address is not None}
+    taken |= {h.address for h in hostdevs if h.address is not None}
+    request = ask(devices, defined=False)
+    guest = replace(
+        request.guest, controllers=tuple(controllers), hostdevs=tuple(hostdevs),
+        addresses=tuple(sorted(taken)),
+    )  # fmt: skip
+    request = replace(
+        request,
+        guest=guest,
+        pci_granularity=draw(st.sampled_from(PciGranularity)),
+        spare_ports=draw(st.integers(0, 2)),
+    )
+    return request, placed((2, 2), devices=devices)
+
+
+@settings(max_examples=150, deadline=None)
+@given(hand_made())
+def test_any_document_gets_a_sound_tree_and_keeps_what_is_right(
+    asked: tuple[GuestRequest, Placement],
+) -> None:
+    request, placement = asked
+    plan = assemble(hgx_host(), request, placement)
+    check_tree(request, plan)
+    had = {controller.index: controller for controller in request.guest.controllers}
+    for controller in plan.controllers:
+        if controller.index in had:
+            before = had[controller.index]
+            assert before.model == controller.model.value
+            assert before.address in (None, controller.address)
+    tuned = after(request, plan)
+    again = assemble(hgx_host(), tuned, placement)
+    assert all(controller.existing for controller in again.controllers)
+    assert addresses(again) == addresses(plan)

@@ -37,23 +37,26 @@ class ExpanderNeed:
 
 
 def assign_windows(
-    needs: Sequence[ExpanderNeed], expanders: int, root_buses: int, foreign: Sequence[int] = ()
+    needs: Sequence[ExpanderNeed],
+    expanders: int,
+    root_buses: int,
+    foreign: Sequence[Window] = (),
 ) -> tuple[Window, ...]:
     """A window for each need, lowest first in the order given.
 
     Numbers of the document stay if they hold what they must; else all are given out anew.
     expanders: the count that sets the usual width, so that the width does not follow the devices.
-    root_buses: buses of pcie.0 and below it. foreign: busNr of expander buses that are not ours.
+    root_buses: buses of pcie.0 and below it. foreign: what expander buses that are not ours take.
     Raises Unplannable if there are not enough numbers.
     """
     if not needs:
         return ()
-    top = min(foreign, default=BUS_COUNT)
-    width = _usual_width(expanders, top, root_buses)
-    numbers = _keep(needs, width, root_buses, foreign)
+    others = [window.bus_nr for window in foreign]
+    width = _usual_width(expanders, min(others, default=BUS_COUNT), root_buses)
+    numbers = _keep(needs, width, root_buses, others)
     if numbers is None:
-        numbers = _relay(needs, width, top, root_buses)
-    taken = sorted([*numbers, *foreign, BUS_COUNT])
+        numbers = _relay(needs, width, root_buses, foreign)
+    taken = sorted([*numbers, *others, BUS_COUNT])
     return tuple(Window(nr, next(n for n in taken if n > nr) - nr) for nr in numbers)
 
 
@@ -64,11 +67,11 @@ def _usual_width(expanders: int, top: int, root_buses: int) -> int:
 
 
 def _keep(
-    needs: Sequence[ExpanderNeed], width: int, root_buses: int, foreign: Sequence[int]
+    needs: Sequence[ExpanderNeed], width: int, root_buses: int, others: Sequence[int]
 ) -> list[int] | None:
     """The document's numbers, new ones below them; None if they cannot stay."""
     fixed = [need.bus_nr for need in needs if need.bus_nr is not None]
-    taken = sorted([*fixed, *foreign])
+    taken = sorted([*fixed, *others])
     if len(set(taken)) != len(taken) or not fixed:
         return None
     lowest = taken[0]
@@ -85,22 +88,43 @@ def _keep(
     return numbers[::-1] if lowest >= root_buses else None
 
 
-def _relay(needs: Sequence[ExpanderNeed], width: int, top: int, root_buses: int) -> list[int]:
-    """All numbers anew from `top` down; exact windows where the usual ones are too many."""
-    widths = [max(width, need.buses) for need in needs]
-    if sum(widths) > top - root_buses:
-        widths = [max(need.buses, 2) for need in needs]
-    if sum(widths) > top - root_buses:
-        shown = ", ".join(f"controller {need.index}: {need.buses}" for need in needs)
-        raise Unplannable(
-            f"PCI bus numbers: expected at most {top - root_buses} for expander buses "
-            f"({BUS_COUNT} less {root_buses} for pcie.0"
-            + (f" and {BUS_COUNT - top} for other expander buses" if top < BUS_COUNT else "")
-            + f"), found {sum(widths)} ({shown})",
-            hint="pass fewer devices, ask for fewer --spare-ports, or use --pci-granularity cell",
-        )
+def _relay(
+    needs: Sequence[ExpanderNeed], width: int, root_buses: int, foreign: Sequence[Window]
+) -> list[int]:
+    """All numbers anew, the last highest; exact windows where the usual ones are too many."""
+    room: list[tuple[int, int]] = []  # free numbers as (first, past the last), the highest first
+    end = BUS_COUNT
+    for other in sorted(foreign, reverse=True):
+        room.append((max(root_buses, other.bus_nr + other.bus_count), end))
+        end = min(end, other.bus_nr)
+    room.append((root_buses, end))
+    exact = [max(need.buses, 2) for need in needs]
+    for widths in ([max(width, need.buses) for need in needs], exact):
+        numbers = _stack(widths, room)
+        if numbers is not None:
+            return numbers
+    free = sum(max(0, end - start) for start, end in room)
+    shown = ", ".join(f"controller {need.index}: {need.buses}" for need in needs)
+    raise Unplannable(
+        f"PCI bus numbers: expected at most {free} for expander buses ({BUS_COUNT} less "
+        f"{root_buses} for pcie.0"
+        + (f" and {BUS_COUNT - root_buses - free} for other expander buses" if foreign else "")
+        + f"), found {sum(exact)} ({shown})",
+        hint="pass fewer devices, ask for fewer --spare-ports, or use --pci-granularity cell",
+    )
+
+
+def _stack(widths: list[int], room: list[tuple[int, int]]) -> list[int] | None:
+    """First numbers of windows of these widths, each at the top of the highest free numbers that
+    hold it; None if one finds no room."""
+    left = list(room)
     numbers: list[int] = []
     for count in reversed(widths):
-        top -= count
-        numbers.append(top)
+        for position, (start, end) in enumerate(left):
+            if end - start >= count:
+                left[position] = (start, end - count)
+                numbers.append(end - count)
+                break
+        else:
+            return None
     return numbers[::-1]

@@ -14,8 +14,9 @@ from homenode.plan.device_places import device_places
 from homenode.plan.guest import GuestAddress
 from homenode.plan.model import GuestCellId, PlanFinding, PlannedController, PortModel
 from homenode.plan.pcie_build import PcieBuild
-from homenode.plan.pcie_document import EXPANDER, PcieDocument, refuse_machine
-from homenode.plan.pcie_tree import PcieTree, pcie_tree
+from homenode.plan.pcie_document import PcieDocument, refuse_machine
+from homenode.plan.pcie_seats import Seat, base_of, best_ones, right_ones, seats_of
+from homenode.plan.pcie_tree import pcie_tree
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest, PciGranularity
 from homenode.topology import Host
@@ -45,20 +46,6 @@ class MirroredPcie:
     findings: tuple[PlanFinding, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Seat:
-    """A port and what sits behind it. function_of: guest function of each host function, ascending
-    by address."""
-
-    position: int
-    cell: int
-    function_of: dict[Bdf, int]
-
-    @property
-    def first(self) -> Bdf:
-        return next(iter(self.function_of))
-
-
 def mirror_pcie(
     host: Host, by_bdf: dict[Bdf, PciDevice], request: GuestRequest, placement: Placement
 ) -> MirroredPcie:
@@ -76,11 +63,15 @@ def mirror_pcie(
     _refuse_unfit(by_bdf, placement)
     places = device_places(host, by_bdf, {node: i for i, node in enumerate(placement.nodes)})
     tree = pcie_tree(places, cells, request.pci_granularity, request.spare_ports)
-    seats = _seats(tree, placement)
+    seats = seats_of(tree, placement)
     hostdevs = {hostdev.source: hostdev for hostdev in request.guest.hostdevs}
     addresses = {bdf: device.address for bdf, device in hostdevs.items() if device.address}
     any_port = request.pci_granularity is PciGranularity.CELL
-    kept = _kept(request, cells, tree, seats, addresses)
+    told = PcieDocument(request.guest, cells, ())
+    base = base_of(told, tree, seats, addresses, any_port)
+    kept = right_ones(told, seats, addresses) if told.has_tree else {}
+    if not any_port:
+        kept = best_ones(request, told, tree, base, seats, addresses, kept)
     leaving = [
         addresses[bdf]
         for seat in seats
@@ -88,10 +79,8 @@ def mirror_pcie(
         if seat.position not in kept and bdf in addresses
     ]
     document = PcieDocument(request.guest, cells, leaving)
-    base = document.base_of(tree)
-    if base is None and not any_port:
-        base = document.last_index
-
+    if base is None and not (any_port and document.has_tree):
+        base = document.last_index  # a new tree, behind whatever there is
     build = PcieBuild(document, tree, base)
     for address in kept.values():
         build.adopt_expander_of(address.bus)
@@ -99,7 +88,7 @@ def mirror_pcie(
     if any_port:
         for cell in range(cells):
             build.ensure_expander(cell)
-    displaced: list[_Seat] = []
+    displaced: list[Seat] = []
     for seat in seats:
         if seat.position not in kept and seat.position not in bus_of:
             bus_of[seat.position] = build.append(seat.cell)
@@ -139,75 +128,6 @@ def _refuse_unfit(by_bdf: dict[Bdf, PciDevice], placement: Placement) -> None:
             )
         if device.kind is DeviceKind.BRIDGE:
             raise InputError(f"device {bdf}: expected a device, found a bridge")
-
-
-def _seats(tree: PcieTree, placement: Placement) -> list[_Seat]:
-    """One seat for each port, in the order of numbering; functions as on the host.
-
-    A guest looks at function 0 first and skips the device where there is none: without the host's
-    function 0 the lowest one takes its number.
-    """
-    functions: dict[int, list[Bdf]] = {}
-    for bdf in placement.devices:
-        position = tree.port_of_function.get(bdf)
-        if position is not None:
-            functions.setdefault(position, []).append(bdf)
-    seats: list[_Seat] = []
-    for position in sorted(functions):
-        members = sorted(functions[position])
-        # A virtual function's number on the host says nothing: it has its port for itself.
-        numbers = {bdf: bdf.function for bdf in members}
-        numbers[members[0]] = 0
-        seats.append(_Seat(position, tree.nodes[position].cell, numbers))
-    return seats
-
-
-def _kept(
-    request: GuestRequest,
-    cells: int,
-    tree: PcieTree,
-    seats: list[_Seat],
-    addresses: dict[Bdf, GuestAddress],
-) -> dict[int, GuestAddress]:
-    """The document's address of each seat that is where it belongs."""
-    if all(controller.node is None for controller in request.guest.controllers):
-        return {}  # no expander bus belongs to a cell yet
-    document = PcieDocument(request.guest, cells, ())
-    base = document.base_of(tree)
-    any_port = request.pci_granularity is PciGranularity.CELL
-    kept: dict[int, GuestAddress] = {}
-    for seat in seats:
-        address = _right_address(seat, addresses, document, base, any_port)
-        if address is not None:
-            kept[seat.position] = address
-    return kept
-
-
-def _right_address(
-    seat: _Seat,
-    addresses: dict[Bdf, GuestAddress],
-    document: PcieDocument,
-    base: int | None,
-    any_port: bool,
-) -> GuestAddress | None:
-    """The document's address of a seat if it is where it belongs, else None.
-
-    any_port: any port on an expander bus of the cell is right; else the ideal one only. One
-    function that is right keeps the seat for the others.
-    """
-    for bdf, function in seat.function_of.items():
-        address = addresses.get(bdf)
-        if address is None or address.function != function or address.device != 0:
-            continue
-        if any_port:
-            port = document.controllers.get(address.bus)
-            expander = document.expander_above(address.bus)
-            is_port = port is not None and port.model != EXPANDER
-            if is_port and expander is not None and expander.node == seat.cell:
-                return address
-        elif base is not None and address.bus == base + 1 + seat.position:
-            return address
-    return None
 
 
 def _unplaced(
@@ -280,7 +200,7 @@ def _unguarded(
     )
 
 
-def _displaced_finding(seat: _Seat) -> PlanFinding:
+def _displaced_finding(seat: Seat) -> PlanFinding:
     return PlanFinding(
         "device-off-its-place",
         "info",

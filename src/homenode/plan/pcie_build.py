@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from homenode.plan.bus_windows import ExpanderNeed, assign_windows
+from homenode.plan.bus_windows import ExpanderNeed, Window, assign_windows
 from homenode.plan.guest import GuestAddress
 from homenode.plan.model import GuestCellId, PlannedController, PortModel, Unplannable
 from homenode.plan.pcie_document import EXPANDER, PcieDocument
@@ -36,6 +36,7 @@ class PcieBuild:
         self.tree = tree
         self.base = base
         self.ports: dict[int, _Port] = {}
+        self._ideal: set[int] = set()
         self._slots = {bus: set(slots) for bus, slots in document.slots_of_bus.items()}
         self._root_slots = document.expander_slots()
         self._below = document.below_expanders()
@@ -48,15 +49,38 @@ class PcieBuild:
         if self.base is None:
             return {}
         base = self.base
-        free = [position for position in positions if self._is_free(position, base)]
+        free = [position for position in positions if self.can_lay(position)]
         last = max((*free, self.tree.leading_expanders - 1))
         for node in self.tree.nodes[: last + 1]:
             index = base + 1 + node.position
             if self.document.matches(node, base):
                 self._adopt(index)
+                self._ideal.add(index)
             elif index > self.document.last_index:
                 self._lay(node, index, base)
         return {position: base + 1 + position for position in free}
+
+    def can_lay(self, position: int) -> bool:
+        """The ideal port and everything above it are there and empty, or can be added."""
+        base = self.base
+        if base is None or self._slots.get(base + 1 + position):
+            return False
+        for node in self.tree.chain(position):
+            if self.document.matches(node, base):
+                continue
+            if base + 1 + node.position <= self.document.last_index:
+                return False
+            if node.parent is not None and node.slot in self._slots.get(base + 1 + node.parent, ()):
+                return False
+        return True
+
+    def holds_up_to(self, position: int) -> bool:
+        """Whatever the document has where the tree would be is of the tree, up to this port."""
+        return self.base is not None and all(
+            self.document.matches(node, self.base)
+            for node in self.tree.nodes[: position + 1]
+            if self.base + 1 + node.position <= self.document.last_index
+        )
 
     def adopt_expander_of(self, bus: int) -> None:
         """Takes the expander bus above a controller, with all its ports, into the plan."""
@@ -92,12 +116,13 @@ class PcieBuild:
             expander = self._expander_of(index)
             if expander != index and expander in buses:
                 buses[expander] += 1
-        foreign: list[int] = []
+        foreign: list[Window] = []
         root_buses = 1
         for index, controller in self.document.controllers.items():
             if controller.model == EXPANDER:
                 if index not in self.ports and controller.bus_nr is not None:
-                    foreign.append(controller.bus_nr)
+                    ports = sum(above == index for above in self._below.values())
+                    foreign.append(Window(controller.bus_nr, 1 + ports))
             elif index != 0 and index not in self._below:
                 root_buses += 1
         needs = [ExpanderNeed(port.index, buses[port.index], port.bus_nr) for port in ours]
@@ -120,19 +145,6 @@ class PcieBuild:
                 )
             )
         return tuple(planned)
-
-    def _is_free(self, position: int, base: int) -> bool:
-        """The port and everything above it are there as they should be, or can be added so."""
-        if self._slots.get(base + 1 + position):
-            return False
-        for node in self.tree.chain(position):
-            if self.document.matches(node, base):
-                continue
-            if base + 1 + node.position <= self.document.last_index:
-                return False
-            if node.parent is not None and node.slot in self._slots.get(base + 1 + node.parent, ()):
-                return False
-        return True
 
     def _adopt(self, index: int) -> None:
         """Takes a controller of the document into the plan; an expander bus with its ports."""
@@ -162,12 +174,12 @@ class PcieBuild:
         """Adds a controller of the ideal tree, or a root port in its stead where its own place is
         taken: an index without a controller would be filled by libvirt on pcie.0."""
         if node.parent is None:
-            self._add(index, node.model, node.cell, 0, self._root_slot())
+            self._ideal.add(self._add(index, node.model, node.cell, 0, self._root_slot()))
             return
         parent = base + 1 + node.parent
         taken = self._slots.get(parent, set())
-        if parent in self.ports and node.slot is not None and node.slot not in taken:
-            self._add(index, node.model, node.cell, parent, node.slot)
+        if parent in self._ideal and node.slot is not None and node.slot not in taken:
+            self._ideal.add(self._add(index, node.model, node.cell, parent, node.slot))
             return
         expander = self._expander_with_room(node.cell)
         slot = max(set(range(SLOTS_PER_BUS)) - self._slots.get(expander, set()))

@@ -30,6 +30,7 @@ class PcieDocument:
             else replace(controller, node=None)
             for controller in guest.controllers
         }
+        self.cells = cells
         gone = set(leaving)
         staying = [address for address in guest.addresses if address not in gone]
         plugged = [c.address for c in guest.controllers if c.address is not None]
@@ -42,21 +43,20 @@ class PcieDocument:
         """The expander bus that a controller's bus hangs on; None where that is pcie.0."""
         return expander_above(self.controllers, bus)
 
-    def base_of(self, tree: PcieTree) -> int | None:
-        """The index before the tree's first controller; None if the document has another tree.
+    @property
+    def has_tree(self) -> bool:
+        """An expander bus belongs to a cell already."""
+        return any(controller.node is not None for controller in self.controllers.values())
 
-        Without any expander bus that belongs to a cell, the tree follows what is there.
-        """
-        bound = [
-            index
-            for index, controller in self.controllers.items()
-            if controller.model == EXPANDER and controller.node is not None
-        ]
-        if not bound:
-            return self.last_index
-        base = min(bound) - 1
+    def bases_of(self, tree: PcieTree) -> list[int]:
+        """Indices before the first controller of such a tree, as far as its first ones tell."""
         leading = tree.nodes[: tree.leading_expanders]
-        return base if all(self.matches(node, base) for node in leading) else None
+        return [
+            index - 1
+            for index, controller in sorted(self.controllers.items())
+            if controller.model == EXPANDER
+            and all(self.matches(node, index - 1) for node in leading)
+        ]
 
     def matches(self, node: TreeNode, base: int) -> bool:
         """The document has this controller, at this index and below the same parent."""

@@ -37,7 +37,7 @@ struct BandwidthRequest {
   PageKind pages = PageKind::automatic;
   std::size_t array_bytes = 0;  // per array, all threads together
   std::vector<Kernel> kernels;
-  double seconds = 1.5;
+  double seconds = 1.0;
 };
 
 struct BandwidthResult {

@@ -7,7 +7,7 @@
 namespace homenode {
 namespace {
 
-constexpr std::size_t least_array_bytes = std::size_t{256} << 20U;
+constexpr std::size_t least_array_bytes = std::size_t{128} << 20U;
 // Four times the caches, and some more: at exactly a quarter the caches could still hold that much.
 constexpr std::uint64_t arrays_per_llc = 5;
 
@@ -105,14 +105,14 @@ std::string run(const Options& options) {
 }
 
 std::vector<OptionSpec> options() {
-  auto specs = common_options("1.5");
+  auto specs = common_options("1");
   specs.push_back({"node", "N", "", "bind memory to this node; without it, where first touch puts it"});
   specs.push_back({"matrix", "", "", "PUs of each node against the memory of each node; --seconds per cell"});
   specs.push_back({"kernels", "LIST", "all", "read, write, copy, scale, add, triad"});
   specs.push_back({"stores", "KIND", "both", "both, regular or non-temporal"});
   specs.push_back({"pages", "KIND", "auto", "auto (huge if allowed), huge, base, hugetlb; all but auto demand"});
   specs.push_back({"array-bytes", "SIZE", "", "of each of three arrays, all threads together; without it, "
-                                              "five times the LLCs, 256M at least"});
+                                              "five times the LLCs, 128M at least"});
   specs.push_back({"isa", "NAME", "auto", "avx512, avx2, sse2; neon on aarch64"});
   return specs;
 }

@@ -85,12 +85,15 @@ def run(
     *,
     environment: Mapping[str, str] | None = None,
     on_terminal: bool = False,
+    kept_open: Sequence[int] = (),
 ) -> Completed:
     """Runs a program to its end. Its texts are decoded as UTF-8, what is none replaced.
 
     input:       for its standard input, which is closed otherwise.
     environment: more variables; those that every program gets are few, and LC_ALL is C.
     on_terminal: it may ask the user for a password, on the terminal and not through us.
+    kept_open:   file descriptors that it inherits: a lock on one holds until it ends, even where
+    we are killed before.
 
     Raises ToolMissingError, ToolTimeoutError, or ToolError where it cannot be started or says more
     than MAX_OUTPUT_BYTES. A non-zero exit and a death by signal are answers: see Completed.
@@ -108,6 +111,7 @@ def run(
             # A group of its own, so that what it starts ends with it. Not where it may ask: the
             # terminal belongs to our group.
             start_new_session=not on_terminal,
+            pass_fds=tuple(kept_open),
         )
     except (OSError, ValueError) as error:  # ValueError: a zero byte in an argument
         raise ToolError(f"{argv[0]}: cannot be started: {error}") from None

@@ -1,0 +1,1 @@
+"""Apply: a tuned document in the place of a domain's definition, and the way back."""

@@ -1,0 +1,35 @@
+"""Kept: whether libvirt holds what it was given, as far as a placement depends on it."""
+
+from homenode.domain.read import open_domain
+from homenode.verify.domain_facts import domain_facts
+
+_OF_THE_GUEST = ("vcpus", "memory_bytes", "cpu_topology", "cell_vcpus", "iothreads")
+_OF_THE_DOMAIN = (
+    "vcpu_pins", "emulator_pus", "iothread_pins", "cells", "binding", "page_bytes",
+)  # fmt: skip
+
+
+def not_kept(given: bytes, held: bytes) -> tuple[str, ...]:
+    """What of a document libvirt dropped or changed, by field; () where it holds all of it.
+
+    libvirt writes addresses and defaults in, which is no change. Raises ParseError or InputError.
+    """
+    wanted = domain_facts(open_domain(given, "the tuned document"))
+    found = domain_facts(open_domain(held, "libvirt's document"))
+    lost = [
+        f"{name}: {getattr(wanted.guest, name)} became {getattr(found.guest, name)}"
+        for name in _OF_THE_GUEST
+        if getattr(wanted.guest, name) != getattr(found.guest, name)
+    ]
+    lost += [
+        f"{name}: {getattr(wanted, name)} became {getattr(found, name)}"
+        for name in _OF_THE_DOMAIN
+        if getattr(wanted, name) != getattr(found, name)
+    ]
+    buses = {c.index: (c.model, c.bus_nr, c.node) for c in found.guest.controllers}
+    lost += [
+        f"controller {c.index}: {c.model} is gone"
+        for c in wanted.guest.controllers
+        if buses.get(c.index) != (c.model, c.bus_nr, c.node)
+    ]
+    return tuple(lost)

@@ -1,0 +1,153 @@
+"""Live pins: the threads of a running domain moved to where a tuned document has them.
+
+Memory stays where it is, and so does the definition: the next start has what is defined.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from homenode.apply.record import LiveRecord
+from homenode.apply.store import DomainStore
+from homenode.cpuset import CpuSet
+from homenode.domain.read import open_domain
+from homenode.errors import HomenodeError, InputError, UsageError
+from homenode.hypervisor.domain_state import DomainState, LivePin
+from homenode.hypervisor.virsh import Virsh
+from homenode.verify.domain_facts import DomainFacts, domain_facts
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Threads that were moved, or would be: as they were, and as they are then, in one order.
+
+    strangers: nodes where the running domain's memory may lie and the document's may not.
+    """
+
+    state: DomainState
+    before: tuple[LivePin, ...]
+    after: tuple[LivePin, ...]
+    strangers: CpuSet
+
+
+def preview_live_pins(virsh: Virsh, name: str, tuned: bytes) -> Moved:
+    """What apply_live_pins would do; changes nothing.
+
+    Raises UsageError where the domain does not run, or runs with other vCPUs or IOThreads than the
+    document has: threads cannot be added by pinning.
+    """
+    state = virsh.domain(name)
+    if not state.is_active:
+        raise UsageError(
+            f"{state.name}: --live-pins: expected a running domain, found it {state.state}",
+            hint="leave --live-pins out: then the definition changes",
+        )
+    facts = domain_facts(open_domain(tuned, "the tuned document"))
+    running = domain_facts(open_domain(virsh.live_document(state.uuid), state.name))
+    wanted = _pins(facts)
+    found = {(pin.kind, pin.number): pin for pin in virsh.live_pins(state.uuid)}
+    if running.guest.vcpus != facts.guest.vcpus:
+        raise UsageError(
+            f"{state.name}: expected {facts.guest.vcpus} vCPUs as in the tuned document, found "
+            f"{running.guest.vcpus} running",
+            hint="shut it down and apply the document, or choose a layout that keeps the vCPUs "
+            "(--keep-vcpus)",
+        )
+    missing = [pin for pin in wanted if (pin.kind, pin.number) not in found]
+    missing = [pin for pin in missing if pin.kind != "vcpu"]  # offline vCPUs have no thread
+    if missing:
+        raise UsageError(
+            f"{state.name}: expected a running {missing[0].kind} {missing[0].number}, found none",
+            hint="shut it down and apply the document",
+        )
+    moves = [
+        (found[pin.kind, pin.number], pin)
+        for pin in wanted
+        if (pin.kind, pin.number) in found and found[pin.kind, pin.number] != pin
+    ]
+    return Moved(
+        state,
+        tuple(before for before, _ in moves),
+        tuple(after for _, after in moves),
+        _nodes(running) - _nodes(facts) if _nodes(facts) else CpuSet(),
+    )
+
+
+def apply_live_pins(virsh: Virsh, name: str, tuned: bytes, root: Path) -> Moved:
+    """Move the threads of a running domain; how they were is saved first. Raises as the preview.
+
+    Where one cannot be moved, those before it are put back.
+    """
+    state = virsh.domain(name)
+    store = DomainStore(root, virsh.connect, state.uuid)
+    with store.locked():
+        moved = preview_live_pins(virsh, state.uuid, tuned)
+        run_id = moved.state.run_id
+        assert run_id is not None, "it runs, or the preview had raised"
+        before, after = moved.before, moved.after
+        earlier = store.live_record()
+        if earlier is not None and earlier.run_id == run_id:
+            # The first pins are those to come back to, also for threads that move again.
+            first = {(pin.kind, pin.number): pin for pin in (*before, *earlier.before)}
+            last = {(pin.kind, pin.number): pin for pin in (*earlier.after, *after)}
+            before, after = tuple(first.values()), tuple(last[key] for key in first)
+        store.write_live_record(
+            LiveRecord(virsh.connect, moved.state.name, state.uuid, run_id, before, after)
+        )
+        _move(virsh, state.uuid, moved.after, undo=moved.before)
+    return moved
+
+
+def restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[LivePin, ...]:
+    """Put the threads of a running domain back; gives the pins that it has again.
+
+    () where nothing was moved in this run. Raises InputError where somebody else has moved them
+    since.
+    """
+    state = virsh.domain(name)
+    store = DomainStore(root, virsh.connect, state.uuid)
+    with store.locked():
+        record = store.live_record()
+        if record is None:
+            return ()
+        if record.run_id != state.run_id:
+            store.drop_live_record()  # a new run has the pins of its definition
+            return ()
+        ours = {*record.before, *record.after}
+        moved = {(pin.kind, pin.number) for pin in record.after}
+        for pin in virsh.live_pins(state.uuid):
+            if (pin.kind, pin.number) in moved and pin not in ours:
+                raise InputError(
+                    f"{state.name}: {pin.kind} {pin.number}: expected it where homenode put it, "
+                    f"found PUs {pin.pus}: somebody moved it since",
+                    hint=f"virsh {pin.kind}pin moves it back by hand",
+                )
+        _move(virsh, state.uuid, record.before, undo=())
+        store.drop_live_record()
+    return record.before
+
+
+def _move(virsh: Virsh, uuid: str, pins: tuple[LivePin, ...], undo: tuple[LivePin, ...]) -> None:
+    for i, pin in enumerate(pins):
+        try:
+            virsh.pin_live(uuid, pin)
+        except HomenodeError:
+            for before in undo[:i]:
+                virsh.pin_live(uuid, before)
+            raise
+
+
+def _pins(facts: DomainFacts) -> tuple[LivePin, ...]:
+    vcpus = [LivePin("vcpu", i, pus) for i, pus in enumerate(facts.vcpu_pins) if pus is not None]
+    emulator = facts.emulator_pus
+    return (
+        *vcpus,
+        *(() if emulator is None else (LivePin("emulator", 0, emulator),)),
+        *(LivePin("iothread", number, pus) for number, pus in facts.iothread_pins),
+    )
+
+
+def _nodes(facts: DomainFacts) -> CpuSet:
+    bound = CpuSet() if facts.binding is None else facts.binding[1]
+    for cell in facts.cells:
+        bound |= cell.host_nodes
+    return bound

@@ -1,0 +1,117 @@
+"""Virsh: a libvirt daemon, asked and told through its own command line. [I/O]
+
+Domains are named to it by UUID: a name may begin with a dash or be a number, which is an id there.
+"""
+
+import re
+from collections.abc import Sequence
+
+from homenode.errors import HostError, InputError, ToolError, UsageError
+from homenode.hypervisor.connection import checked_uri
+from homenode.hypervisor.domain_state import DomainState, LivePin, parse_dominfo, parse_pins
+from homenode.process import Completed, ToolMissingError, run
+
+INSTALL = (
+    "install it: apt-get install libvirt-clients (Debian, Ubuntu), dnf install libvirt-client "
+    "(Fedora, RHEL)"
+)
+START = (
+    "is the daemon running, and may this user reach it? systemctl status libvirtd (or virtqemud); "
+    "apt-get install libvirt-daemon-system"
+)
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
+_TIMEOUT_S = 60.0
+_MAX_SNAPSHOTS = 4096
+
+
+class Virsh:
+    """One libvirt daemon. Every method raises HostError where virsh is missing or the daemon does
+    not answer, and InputError where the domain is not there."""
+
+    __slots__ = ("connect",)
+
+    def __init__(self, connect: str) -> None:
+        self.connect = checked_uri(connect)
+
+    def domain(self, name: str) -> DomainState:
+        """The domain of that name or UUID."""
+        if not name.strip() or not name.isprintable():
+            raise UsageError(f"domain {name!r}: expected a name or a UUID")
+        uuid = name if _UUID.match(name) else self._say("domuuid", "--domain", name).strip()
+        state = parse_dominfo(self._say("dominfo", "--domain", uuid))
+        if name.strip() not in (state.name, state.uuid):
+            raise InputError(
+                f"domain {name!r}: expected a domain of that name, found that number as the id of "
+                f"{state.name!r}",
+                hint="give its UUID: virsh list --all --uuid --name",
+            )
+        return state
+
+    def definition(self, uuid: str) -> bytes:
+        """The document that the next start will use, as libvirt prints it, passwords included."""
+        return self._say(
+            "dumpxml", "--inactive", "--security-info", "--domain", uuid
+        ).encode()  # fmt: skip
+
+    def live_document(self, uuid: str) -> bytes:
+        """The document of the running instance, as libvirt prints it."""
+        return self._say("dumpxml", "--domain", uuid).encode()
+
+    def snapshots(self, uuid: str) -> tuple[str, ...]:
+        """Names of the snapshots that libvirt keeps of the domain."""
+        listed = self._say("snapshot-list", "--name", "--domain", uuid)
+        return tuple(line for line in listed.splitlines() if line.strip())[:_MAX_SNAPSHOTS]
+
+    def snapshot_document(self, uuid: str, snapshot: str) -> bytes:
+        """The document of a snapshot: a <domainsnapshot>, with the domain as it was in it."""
+        return self._say(
+            "snapshot-dumpxml", "--domain", uuid, "--snapshotname", snapshot
+        ).encode()  # fmt: skip
+
+    def define(self, path: str, kept_open: Sequence[int] = ()) -> None:
+        """Define the domain of the document at an absolute path.
+
+        libvirt replaces the definition whole or not at all. kept_open: descriptors that stay open
+        until virsh has ended, even where this process is killed.
+        """
+        self._say("define", "--file", path, kept_open=kept_open)
+
+    def live_pins(self, uuid: str) -> tuple[LivePin, ...]:
+        """Where vCPUs, emulator and IOThreads of a running domain may run, in that order."""
+        return (
+            *parse_pins(self._say("vcpupin", "--live", "--domain", uuid), "vcpu"),
+            *parse_pins(self._say("emulatorpin", "--live", "--domain", uuid), "emulator"),
+            *parse_pins(self._say("iothreadinfo", "--live", "--domain", uuid), "iothread"),
+        )
+
+    def pin_live(self, uuid: str, pin: LivePin) -> None:
+        """Move one thread of a running domain; its definition stays as it is."""
+        number = {"vcpu": ("--vcpu",), "iothread": ("--iothread",)}.get(pin.kind, ())
+        words = (*number, str(pin.number)) if number else ()
+        self._say(
+            f"{pin.kind}pin", "--live", "--domain", uuid, *words, "--cpulist", str(pin.pus)
+        )  # fmt: skip
+
+    def _say(self, command: str, *words: str, kept_open: Sequence[int] = ()) -> str:
+        argv = ("virsh", "--connect", self.connect, "--quiet", command, *words)
+        try:
+            completed = run(argv, _TIMEOUT_S, kept_open=kept_open)
+        except ToolMissingError as error:
+            raise ToolError(error.message, hint=INSTALL) from None
+        if completed.returncode == 0:
+            return completed.stdout
+        raise _failure(completed, command, self.connect)
+
+
+def _failure(completed: Completed, command: str, connect: str) -> HostError | InputError:
+    said = [
+        line.strip().removeprefix("error: ") for line in completed.stderr.splitlines()
+        if line.strip()
+    ]  # fmt: skip
+    text = "; ".join(said)[:600] or completed.failure() or ""
+    message = f"virsh {command} at {connect}: {text}"
+    if "failed to connect" in text:
+        return HostError(message, hint=START)
+    if "failed to get domain" in text or "Domain not found" in text:
+        return InputError(message, hint=f"virsh -c {connect} list --all")
+    return HostError(message)

@@ -1,0 +1,351 @@
+"""Applying a tuned document to a domain, and the way back, on a stand-in for virsh."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from homenode.apply.definition import (
+    apply_definition,
+    forget_original,
+    preview_definition,
+    restore_definition,
+)
+from homenode.apply.live_pins import apply_live_pins, preview_live_pins, restore_live_pins
+from homenode.apply.record import Step
+from homenode.apply.store import DomainStore, default_root
+from homenode.errors import HostError, InputError, ToolError, UsageError
+from homenode.hypervisor.connection import checked_uri
+from homenode.hypervisor.domain_state import parse_dominfo, parse_pins
+from homenode.hypervisor.virsh import Virsh
+from tests.apply_documents import NAME, ORIGINAL, tuned
+from tests.virsh_stand_in import URI, UUID, StandIn
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    stand_in = StandIn(tmp_path / "daemon", NAME, ORIGINAL)
+    monkeypatch.setenv("PATH", f"{stand_in.bin}:/usr/bin:/bin")
+    return stand_in
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "var/lib/homenode"
+
+
+def apply(root: Path, layout: str = "pin-numa") -> bytes:
+    virsh = Virsh(URI)
+    original = virsh.definition(UUID)
+    done = apply_definition(virsh, NAME, tuned(layout, original), original, root)
+    assert done.defined is not None
+    return done.defined
+
+
+def test_apply_defines_the_tuned_document_and_restore_gives_the_original_back_byte_for_byte(
+    daemon: StandIn, root: Path
+) -> None:
+    defined = apply(root)
+    assert b"<vcpupin" in daemon.definition() and daemon.definition() in defined
+    done = restore_definition(Virsh(URI), NAME, root)
+    assert done.changed and done.exact
+    assert daemon.definition() == ORIGINAL
+    assert done.replaced.read_bytes() == defined
+
+
+def test_a_second_restore_changes_nothing(daemon: StandIn, root: Path) -> None:
+    apply(root)
+    restore_definition(Virsh(URI), NAME, root)
+    assert not restore_definition(Virsh(URI), UUID, root).changed
+
+
+def test_a_second_apply_keeps_the_first_original(daemon: StandIn, root: Path) -> None:
+    apply(root, "pin")
+    apply(root, "pin-numa")
+    apply(root, "pin-numa-pci")
+    restore_definition(Virsh(URI), NAME, root)
+    assert daemon.definition() == ORIGINAL
+
+
+def test_passwords_survive_and_nobody_else_can_read_what_is_saved(
+    daemon: StandIn, root: Path
+) -> None:
+    defined = apply(root)
+    assert b"passwd='kept'" in defined
+    assert "dumpxml --inactive --security-info" in daemon.get("log")
+    saved = [path for path in root.rglob("*") if path.is_file()]
+    assert len(saved) >= 4
+    assert not [path for path in saved if path.stat().st_mode & 0o077]
+
+
+def test_a_preview_says_what_would_happen_and_writes_nothing(daemon: StandIn, root: Path) -> None:
+    virsh = Virsh(URI)
+    original = virsh.definition(UUID)
+    preview = preview_definition(virsh, NAME, tuned(), original, root)
+    assert preview.changed and preview.defined is None and not preview.obstacles
+    assert not root.exists()
+    assert daemon.definition() == ORIGINAL
+
+
+SNAPSHOT = b"<domainsnapshot><name>s</name>%b</domainsnapshot>"
+
+
+@pytest.mark.parametrize(
+    ("file", "value", "id"),
+    [
+        ("saved", "yes", "managed-save"),
+        ("persistent", "no", "transient"),
+        ("id", "7", "running"),
+        ("snapshots/before -the update", (SNAPSHOT % ORIGINAL).decode(), "snapshot"),
+        ("snapshots/s", "<domainsnapshot/>", "snapshot"),
+        ("snapshots/s", "no XML at all", "snapshot"),
+    ],
+)
+def test_apply_refuses_by_name_what_stands_against_it(
+    daemon: StandIn, root: Path, file: str, value: str, id: str
+) -> None:
+    daemon.put(file, value)
+    virsh = Virsh(URI)
+    original = virsh.definition(UUID)
+    assert [o.id for o in preview_definition(virsh, NAME, tuned(), original, root).obstacles] == [
+        id
+    ]
+    with pytest.raises(UsageError, match=rf"\({id}\)\n  hint: .+"):
+        apply(root)
+    assert daemon.definition() == ORIGINAL
+    assert "define" not in daemon.get("log")
+
+
+def test_a_snapshot_of_the_same_topology_is_not_in_the_way(daemon: StandIn, root: Path) -> None:
+    daemon.put("snapshots/s", (SNAPSHOT % tuned()).decode())
+    apply(root)
+
+
+def test_restore_refuses_a_domain_that_runs_with_the_applied_definition(
+    daemon: StandIn, root: Path
+) -> None:
+    defined = apply(root)
+    daemon.put("id", "3")
+    with pytest.raises(UsageError, match="running"):
+        restore_definition(Virsh(URI), NAME, root)
+    assert daemon.definition() in defined
+
+
+def test_edits_since_the_apply_are_never_dropped(daemon: StandIn, root: Path) -> None:
+    defined = apply(root)
+    edited = daemon.definition().replace(b"kept", b"changed")
+    (daemon.state / "definition.xml").write_bytes(edited)
+    with pytest.raises(InputError, match="edited since\n  hint: to drop those edits"):
+        restore_definition(Virsh(URI), NAME, root)
+    with pytest.raises(InputError, match=r"edited since\n  hint: homenode restore .* --forget"):
+        apply(root, "pin")
+    assert daemon.definition() == edited
+    old = forget_original(Virsh(URI), NAME, root)
+    assert old.read_bytes().rstrip() == ORIGINAL.rstrip()
+    apply(root, "pin")
+    restore_definition(Virsh(URI), NAME, root)
+    assert daemon.definition() == edited
+    assert defined
+
+
+def test_a_definition_that_changed_while_it_was_planned_is_refused(
+    daemon: StandIn, root: Path
+) -> None:
+    virsh = Virsh(URI)
+    before = virsh.definition(UUID).replace(b"kept", b"older")
+    with pytest.raises(InputError, match="edited in between"):
+        apply_definition(virsh, NAME, tuned(original=before), before, root)
+    assert daemon.definition() == ORIGINAL
+
+
+def test_what_libvirt_refuses_leaves_the_old_definition(daemon: StandIn, root: Path) -> None:
+    daemon.put("refuses", "")
+    with pytest.raises(HostError, match="virsh define at qemu:///system: Failed to define"):
+        apply(root)
+    assert daemon.definition() == ORIGINAL
+    (daemon.state / "refuses").unlink()
+    apply(root)
+    daemon.put("refuses", "")
+    held = daemon.definition()
+    with pytest.raises(HostError):
+        apply(root, "pin-numa-pci")
+    assert daemon.definition() == held
+    (daemon.state / "refuses").unlink()
+    restore_definition(Virsh(URI), NAME, root)
+    assert daemon.definition() == ORIGINAL
+
+
+def test_what_libvirt_drops_silently_is_noticed_and_undone(daemon: StandIn, root: Path) -> None:
+    daemon.put("drops", "emulatorpin")
+    with pytest.raises(HostError, match=r"emulator_pus: .* became None"):
+        apply(root)
+    assert daemon.definition() == ORIGINAL
+
+
+def test_a_document_of_another_domain_is_refused(daemon: StandIn, root: Path) -> None:
+    virsh = Virsh(URI)
+    original = virsh.definition(UUID)
+    for other in (
+        tuned().replace(UUID.encode(), b"00000000-4a35-4c9c-8f2e-5a0d1c2b3a49"),
+        tuned().replace(NAME.encode(), b"another"),
+        re.sub(rb"<uuid>.*</uuid>", b"", tuned()),
+    ):
+        with pytest.raises(UsageError, match="expected one for -vm 7"):
+            apply_definition(virsh, NAME, other, original, root)
+
+
+def test_two_at_once_do_not_work_on_one_domain(daemon: StandIn, root: Path) -> None:
+    store = DomainStore(root, URI, UUID)
+    with store.locked(), pytest.raises(HostError, match="no other homenode at work"):
+        apply(root)
+    apply(root)
+
+
+def test_a_restore_with_nothing_saved_says_where_something_is(daemon: StandIn, root: Path) -> None:
+    with pytest.raises(InputError, match="only what `homenode apply` defined"):
+        restore_definition(Virsh(URI), NAME, root)
+    apply(root)
+    with pytest.raises(InputError, match="applied with --connect qemu:///system"):
+        restore_definition(Virsh("qemu:///session"), NAME, root)
+
+
+def test_a_saved_original_that_was_damaged_is_not_defined(daemon: StandIn, root: Path) -> None:
+    apply(root)
+    held = daemon.definition()
+    store = DomainStore(root, URI, UUID)
+    record = store.record()
+    assert record is not None and record.step is Step.APPLIED
+    store.document_path(record.original).write_bytes(b"<domain/>")
+    with pytest.raises(InputError, match="expected the document with that sha256"):
+        restore_definition(Virsh(URI), NAME, root)
+    assert daemon.definition() == held
+
+
+def test_a_damaged_record_says_what_to_do(daemon: StandIn, root: Path) -> None:
+    apply(root)
+    record = DomainStore(root, URI, UUID).folder / "record.json"
+    for damage in (b"", b"{}", b"[1]", b'{"format": "homenode.apply/2"}', record.read_bytes()[:99]):
+        record.write_bytes(damage)
+        with pytest.raises(InputError, match=r"record\.json"):
+            restore_definition(Virsh(URI), NAME, root)
+
+
+def test_a_store_that_cannot_be_written_leaves_the_definition(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HostError, match="expected to keep records there"):
+        apply(tmp_path / "file")
+    assert daemon.definition() == ORIGINAL
+
+
+def test_records_lie_where_the_system_keeps_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert str(default_root()) == "/var/lib/homenode"
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setenv("XDG_STATE_HOME", "/home/a/state")
+    assert str(default_root()) == "/home/a/state/homenode"
+
+
+def run_with_pins(daemon: StandIn, everywhere: str = "0-7") -> None:
+    daemon.put("id", "4")
+    for thread in ("vcpu.0", "vcpu.1", "vcpu.2", "vcpu.3", "emulator.0", "iothread.1"):
+        daemon.put(f"pins/{thread}", everywhere)
+
+
+def pins(daemon: StandIn) -> dict[str, str]:
+    return {p.name: p.read_text().strip() for p in sorted((daemon.state / "pins").iterdir())}
+
+
+def test_live_pins_move_the_threads_alone_and_restore_puts_them_back(
+    daemon: StandIn, root: Path
+) -> None:
+    run_with_pins(daemon)
+    before = pins(daemon)
+    moved = apply_live_pins(Virsh(URI), NAME, tuned("pin"), root)
+    assert len(moved.after) == len(moved.before) >= 5
+    assert {pins(daemon)[f"vcpu.{i}"] for i in range(4)} >= {
+        str(pin.pus) for pin in moved.after if pin.kind == "vcpu"
+    }
+    assert daemon.definition() == ORIGINAL
+    again = apply_live_pins(Virsh(URI), NAME, tuned("pin"), root)
+    assert again.after == ()
+    restore_live_pins(Virsh(URI), NAME, root)
+    assert pins(daemon) == before
+    assert restore_live_pins(Virsh(URI), NAME, root) == ()
+
+
+def test_a_pin_that_libvirt_refuses_takes_the_others_back(daemon: StandIn, root: Path) -> None:
+    run_with_pins(daemon)
+    before = pins(daemon)
+    daemon.put("refuses-pin", "pins/vcpu.2")
+    with pytest.raises(HostError, match="cannot set affinity"):
+        apply_live_pins(Virsh(URI), NAME, tuned("pin"), root)
+    assert pins(daemon) == before
+
+
+def test_live_pins_refuse_what_pinning_cannot_do(daemon: StandIn, root: Path) -> None:
+    with pytest.raises(UsageError, match="expected a running domain"):
+        preview_live_pins(Virsh(URI), NAME, tuned("pin"))
+    run_with_pins(daemon)
+    with pytest.raises(UsageError, match=r"expected 8 vCPUs .* found 4 running"):
+        apply_live_pins(Virsh(URI), NAME, tuned("pin-numa-smt"), root)
+    (daemon.state / "pins/iothread.1").unlink()
+    with pytest.raises(UsageError, match="expected a running iothread 1"):
+        apply_live_pins(Virsh(URI), NAME, tuned("pin-numa"), root)
+
+
+def test_pins_of_an_earlier_run_are_forgotten(daemon: StandIn, root: Path) -> None:
+    run_with_pins(daemon)
+    apply_live_pins(Virsh(URI), NAME, tuned("pin"), root)
+    now = pins(daemon)
+    daemon.put("id", "5")
+    assert restore_live_pins(Virsh(URI), NAME, root) == ()
+    assert pins(daemon) == now
+
+
+def test_threads_that_somebody_else_moved_stay(daemon: StandIn, root: Path) -> None:
+    run_with_pins(daemon)
+    apply_live_pins(Virsh(URI), NAME, tuned("pin"), root)
+    daemon.put("pins/vcpu.1", "5")
+    with pytest.raises(InputError, match="somebody moved it since"):
+        restore_live_pins(Virsh(URI), NAME, root)
+
+
+def test_a_missing_virsh_and_a_daemon_that_is_down_say_what_to_do(
+    daemon: StandIn, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon.put("down", "")
+    with pytest.raises(HostError, match=r"failed to connect.*\n  hint: is the daemon running"):
+        Virsh(URI).domain(NAME)
+    monkeypatch.setattr("shutil.which", lambda *words, **more: None)
+    with pytest.raises(ToolError, match="hint: install it: apt-get install") as missing:
+        Virsh(URI).domain(NAME)
+    assert missing.value.exit_code == 3
+
+
+def test_an_unknown_domain_is_bad_input(daemon: StandIn) -> None:
+    with pytest.raises(InputError, match="failed to get domain 'other'"):
+        Virsh(URI).domain("other")
+    for name in ("", " ", "a\nb"):
+        with pytest.raises(UsageError):
+            Virsh(URI).domain(name)
+
+
+@pytest.mark.parametrize("uri", ["", "-h", "qemu", "qemu:///system evil", "file:///etc", "xen:///"])
+def test_a_connection_must_be_a_uri_of_the_qemu_driver(uri: str) -> None:
+    with pytest.raises(UsageError, match="expected a libvirt URI"):
+        checked_uri(uri)
+
+
+def test_dominfo_and_pin_tables_of_old_and_new_versions_are_read() -> None:
+    with pytest.raises(InputError, match="UUID"):
+        parse_dominfo("Id: -\nName: a\n")
+    old = "VCPU: CPU Affinity\n----------------------------------\n   0: 0-3\n  1: 4,6\n"
+    new = " VCPU   CPU Affinity\n-----------------\n 0      0-3\n 1      4,6\n\n"
+    assert parse_pins(old, "vcpu") == parse_pins(new, "vcpu")
+    emulator = "emulator: CPU Affinity\n------\n       *: 0-1\n"
+    assert [(p.number, str(p.pus)) for p in parse_pins(emulator, "emulator")] == [(0, "0-1")]
+    assert parse_pins("No IOThreads found for the domain\n", "iothread") == ()
+    with pytest.raises(InputError):
+        parse_pins("surprise\n", "vcpu")

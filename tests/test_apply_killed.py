@@ -1,0 +1,213 @@
+"""Apply and restore killed at random moments: no definition is lost or half-written."""
+
+import os
+import random
+import shutil
+import signal
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from homenode.apply.definition import apply_definition, restore_definition
+from homenode.errors import HomenodeError, HostError
+from homenode.hypervisor.virsh import Virsh
+from homenode.process import run
+from tests.apply_documents import NAME, ORIGINAL, tuned
+from tests.virsh_stand_in import URI, UUID, StandIn
+
+KILLS = 200
+REAL_KILLS = 12
+SEED = 20240517
+LAYOUTS = ("pin", "pin-numa", "pin-numa-pci")
+
+
+def in_child(work: Callable[[], object], kill_after_s: float | None, *, with_virsh: bool) -> bool:
+    """Runs `work` in a process of its own and kills it; True where it had come to its end.
+
+    with_virsh: what it has started dies with it, else that goes on alone.
+    """
+    child = os.fork()
+    if child == 0:
+        status = 3
+        try:
+            work()
+            status = 0
+        except HomenodeError:
+            status = 4  # refused: it had nothing to do, or another is at work
+        finally:
+            os._exit(status)
+    if kill_after_s is not None:
+        time.sleep(kill_after_s)
+        victims = [*(children_of(child) if with_virsh else ()), child]
+        for victim in victims:
+            try:
+                os.kill(victim, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+    _, how = os.waitpid(child, 0)
+    assert not (os.WIFEXITED(how) and os.WEXITSTATUS(how) == 3), "it failed by itself"
+    return os.WIFEXITED(how)
+
+
+def children_of(process: int) -> list[int]:
+    try:
+        listed = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    except OSError:
+        return []
+    return [int(child) for child in listed]
+
+
+def apply(connect: str, domain: str, root: Path, layout: str) -> None:
+    virsh = Virsh(connect)
+    original = virsh.definition(virsh.domain(domain).uuid)
+    apply_definition(virsh, domain, tuned(layout, original), original, root)
+
+
+def restore(connect: str, domain: str, root: Path) -> None:
+    restore_definition(Virsh(connect), domain, root)
+
+
+def finish(work: Callable[[], object]) -> None:
+    """To the end, past a virsh that a killed homenode left behind."""
+    for _ in range(200):
+        try:
+            work()
+        except HostError as error:
+            assert "no other homenode at work" in error.message
+            time.sleep(0.01)
+        else:
+            return
+    pytest.fail("a lock was never given back")
+
+
+def duration_s(work: Callable[[], object]) -> float:
+    started = time.monotonic()
+    assert in_child(work, None, with_virsh=False)
+    return time.monotonic() - started
+
+
+def rounds(
+    work: dict[str, Callable[[], object]],
+    definition: Callable[[], bytes],
+    known: set[bytes],
+    original: bytes,
+    kills: int,
+) -> tuple[int, int]:
+    """Kills so often, then looks; gives how many came too late, and found a new definition."""
+    choose = random.Random(SEED)
+    longest_s = {name: duration_s(work[name]) for name in (*LAYOUTS, "restore")}
+    late = changed = 0
+    for _ in range(kills):
+        before = definition()
+        name = choose.choice(sorted(work))
+        ended = in_child(
+            work[name], choose.uniform(0, longest_s[name]), with_virsh=choose.random() < 0.5
+        )  # fmt: skip
+        late += ended
+        now = definition()
+        assert now in known, f"half-written after {name}"
+        changed += now != before
+        if choose.random() < 0.2:
+            # Whatever the kill left, restore finds the original.
+            finish(work["restore"])
+            assert definition() == original
+            finish(work[choose.choice(LAYOUTS)])
+    finish(work["restore"])
+    assert definition() == original
+    return late, changed
+
+
+def reachable(original: bytes) -> set[bytes]:
+    """Every definition that some order of applies leads to, as the stand-in keeps them."""
+    found, new = {original}, [original]
+    while new:
+        here = new.pop()
+        for layout in LAYOUTS:
+            there = tuned(layout, here).replace(b"  <!-- planned -->\n", b"")
+            if there not in found:
+                found.add(there)
+                new.append(there)
+    return found
+
+
+def test_200_kills_on_a_stand_in_lose_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = StandIn(tmp_path / "daemon", NAME, ORIGINAL)
+    monkeypatch.setenv("PATH", f"{daemon.bin}:/usr/bin:/bin")
+    root = tmp_path / "state"
+    work: dict[str, Callable[[], object]] = {
+        layout: partial(apply, URI, NAME, root, layout) for layout in LAYOUTS
+    }
+    work["restore"] = partial(restore, URI, NAME, root)
+    late, changed = rounds(work, daemon.definition, reachable(ORIGINAL), ORIGINAL, KILLS)
+    print(f"{KILLS} kills: {late} came too late, {changed} found a new definition")
+    assert late < KILLS // 2
+    assert changed > KILLS // 10
+
+
+@pytest.fixture
+def real_domain(tmp_path: Path) -> Iterator[str]:
+    if shutil.which("virsh") is None:
+        pytest.skip("no virsh here")
+    if run(("virsh", "-c", URI, "uri"), 20).returncode:
+        pytest.skip(f"no libvirtd answers at {URI}")
+    domain = str(uuid.uuid4())
+    name = f"-homenode-test {domain[:8]}"
+    document = ORIGINAL.replace(UUID.encode(), domain.encode()).replace(
+        NAME.encode(), name.encode()
+    )
+    path = tmp_path / "domain.xml"
+    path.write_bytes(document)
+    virsh = Virsh(URI)
+    virsh.define(str(path))
+    # Once more, from its own print: then the controllers that libvirt added are in their order.
+    path.write_bytes(virsh.definition(domain))
+    virsh.define(str(path))
+    yield domain
+    run(("virsh", "-c", URI, "undefine", "--domain", domain), 60)
+
+
+@pytest.mark.libvirt
+def test_kills_on_a_real_daemon_lose_nothing(real_domain: str, tmp_path: Path) -> None:
+    virsh = Virsh(URI)
+    original = virsh.definition(real_domain)
+    root = tmp_path / "state"
+    work: dict[str, Callable[[], object]] = {
+        layout: partial(apply, URI, real_domain, root, layout) for layout in LAYOUTS
+    }
+    work["restore"] = partial(restore, URI, real_domain, root)
+    known, new = {original}, [original]
+    while new:
+        here = new.pop()
+        for layout in LAYOUTS:
+            path = tmp_path / "known.xml"
+            path.write_bytes(tuned(layout, here))
+            virsh.define(str(path))
+            there = virsh.definition(real_domain)
+            if there not in known:
+                known.add(there)
+                new.append(there)
+    path.write_bytes(original)
+    virsh.define(str(path))
+    rounds(work, lambda: virsh.definition(real_domain), known, original, REAL_KILLS)
+
+
+@pytest.mark.libvirt
+def test_a_real_daemon_gives_the_original_back_byte_for_byte(
+    real_domain: str, tmp_path: Path
+) -> None:
+    virsh = Virsh(URI)
+    original = virsh.definition(real_domain)
+    assert b"passwd='kept'" in original
+    for layout in LAYOUTS:
+        apply(URI, real_domain, tmp_path, layout)
+        assert b"<vcpupin" in virsh.definition(real_domain)
+    done = restore_definition(virsh, real_domain, tmp_path)
+    assert done.changed
+    assert done.exact
+    assert virsh.definition(real_domain) == original

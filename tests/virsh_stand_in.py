@@ -1,0 +1,100 @@
+"""A stand-in for virsh: a shell script that keeps one domain in a folder and behaves as virsh does.
+
+It serves where a real daemon is too slow for hundreds of kills. As libvirt it drops comments from a
+document and replaces a definition whole or not at all; unlike libvirt it dawdles before and after.
+"""
+
+from pathlib import Path
+
+UUID = "6e1f6d5e-4a35-4c9c-8f2e-5a0d1c2b3a49"
+URI = "qemu:///system"
+
+_SCRIPT = r"""#!/bin/sh
+# virsh --connect URI --quiet COMMAND ARGUMENTS...
+state=@STATE@
+shift 3
+command=$1; shift
+echo "$command $*" >>"$state/log"
+value() { cat "$state/$1" 2>/dev/null; }
+fail() { echo "error: $*" >&2; exit 1; }
+argument() {  # the value of an option
+  wanted=$1; shift
+  while [ $# -gt 0 ]; do [ "$1" = "$wanted" ] && { printf '%s\n' "$2"; return; }; shift; done
+}
+[ -e "$state/down" ] && fail "failed to connect to the hypervisor"
+domain=$(argument --domain "$@")
+case $command in define) ;; *)
+  case $domain in "@UUID@"|"$(value name)") ;; *) fail "failed to get domain '$domain'" ;; esac ;;
+esac
+case $command in
+  domuuid) echo "@UUID@" ;;
+  dominfo)
+    id=$(value id)
+    printf 'Id:             %s\nName:           %s\nUUID:           %s\nState:          %s\n' \
+      "${id:--}" "$(value name)" "@UUID@" "$([ "$id" ] && echo running || echo 'shut off')"
+    printf 'Persistent:     %s\nManaged save:   %s\n' "$(value persistent)" "$(value saved)" ;;
+  dumpxml) cat "$state/definition.xml" && echo ;;
+  define)
+    file=$(argument --file "$@")
+    [ -e "$state/refuses" ] && fail "Failed to define domain from $file"
+    [ -e "$state/slow" ] && sleep "$(value slow)"
+    sed '/<!--/d' "$file" >"$state/new.$$" || fail "Failed to open $file"
+    case $(value drops) in "") ;; *) sed -i "/$(value drops)/d" "$state/new.$$" ;; esac
+    # What libvirt prints ends in one newline, and virsh adds another.
+    sed -i -e '${/^$/d;}' "$state/new.$$"
+    mv "$state/new.$$" "$state/definition.xml" ;;
+  snapshot-list) ls "$state/snapshots" ;;
+  snapshot-dumpxml) cat "$state/snapshots/$(argument --snapshotname "$@")" ;;
+  vcpupin|emulatorpin|iothreadinfo|iothreadpin)
+    case $command in
+      vcpupin) file=pins/vcpu.$(argument --vcpu "$@") ;;
+      emulatorpin) file=pins/emulator.0 ;;
+      *) file=pins/iothread.$(argument --iothread "$@") ;;
+    esac
+    list=$(argument --cpulist "$@")
+    if [ "$list" ]; then
+      [ -e "$state/$file" ] || fail "no such thread"
+      [ "$file" = "$(value refuses-pin)" ] && fail "cannot set affinity"
+      echo "$list" >"$state/$file"
+    else
+      for pin in "$state/${file%.*}".*; do
+        [ -e "$pin" ] || continue
+        number=${pin##*.}; [ "$command" = emulatorpin ] && number='*:'
+        printf ' %s   %s\n' "$number" "$(cat "$pin")"
+      done
+    fi ;;
+  *) fail "unknown command: '$command'" ;;
+esac
+"""
+
+
+class StandIn:
+    """One stand-in and its only domain. Put `bin` first on PATH."""
+
+    def __init__(self, folder: Path, name: str, definition: bytes) -> None:
+        self.bin = folder / "bin"
+        self.state = folder / "state"
+        (self.state / "snapshots").mkdir(parents=True)
+        (self.state / "pins").mkdir()
+        self.bin.mkdir()
+        script = self.bin / "virsh"
+        script.write_text(_SCRIPT.replace("@STATE@", str(self.state)).replace("@UUID@", UUID))
+        script.chmod(0o755)
+        self.put("name", name)
+        self.put("persistent", "yes")
+        self.put("saved", "no")
+        (self.state / "definition.xml").write_bytes(definition)
+
+    def put(self, name: str, value: str) -> None:
+        (self.state / name).write_text(value)
+
+    def get(self, name: str) -> str:
+        return (self.state / name).read_text().strip()
+
+    def definition(self) -> bytes:
+        """What the daemon holds."""
+        return (self.state / "definition.xml").read_bytes()
+
+    def commands(self) -> list[str]:
+        """What it was told, one command a line."""
+        return self.get("log").splitlines()

@@ -186,6 +186,31 @@ def test_auto_prints_the_figures_it_follows() -> None:
         ([str(DOCUMENT), "--layout", "pin", "--memory", "7 bananas"], 2, "bananas"),
         ([str(DOCUMENT), "--layout", "pin", "--sibling-pus", "1"], 2, "--node-pus"),
         ([str(DOCUMENT), "--layout", "pin", "--host", "hgx-h100", "--gpus", "9"], 4, "9"),
+        ([str(DOCUMENT), "--layout", "pin", "--memory", "64"], 2, "64GiB"),
+        ([str(DOCUMENT), "--layout", "pin", "--memory-mib", "0"], 2, "at least 1"),
+        ([str(DOCUMENT), "--layout", "pin", "--page-size", "3MiB"], 2, "power of two"),
+        ([str(DOCUMENT), "--layout", "pin", "--emulator-pus", ""], 2, "at least one PU"),
+        (
+            [str(DOCUMENT), "--layout", "pin", "--host", "hgx-h100", "--emulator-pus", "900"],
+            2,
+            "found 900",
+        ),
+        (
+            [str(DOCUMENT), "--layout", "pin", "--host", "hgx-h100", "--reserve-pus", "0-999"],
+            2,
+            "found 224-999",
+        ),
+        (
+            [str(DOCUMENT), "--layout", "pin", "--host", "hgx-h100", "--device", "16:00.0"],
+            2,
+            "found a bridge",
+        ),
+        ([str(DOCUMENT), "--layout", "pin", "--keep-vcpus"], 2, "an -smt layout"),
+        ([str(DOCUMENT), "--layout", "default", "--emulator-pus", "0"], 2, "pins nothing"),
+        ([str(DOCUMENT), "--layout", "pin", "--node-pus", "0-3", "--svg", "x.svg"], 2, "--svg"),
+        ([str(DOCUMENT), "--layout", "pin", "--node-pus", "0-3", "--vcpus", "4"], 2, "--vcpus"),
+        ([str(DOCUMENT), "--layout", "pin", "-o", "/nodir/x.xml"], 3, "expected a folder /nodir"),
+        ([str(DOCUMENT), "--layout", "pin", "--save-plan", "."], 3, "found a folder"),
     ],
 )
 def test_wrong_input_is_told_apart(arguments: list[str], code: int, expected: str) -> None:
@@ -204,6 +229,21 @@ def test_a_saved_plan_is_refused_on_another_host(tmp_path: Path) -> None:
     assert other.returncode == 2
     assert "a plan for host hgx-h100" in other.stderr
     assert not (tmp_path / "b.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "expected"),
+    [
+        (["--plan", "p.json"], 2, "expected --svg"),
+        (["--plan", "nosuch.json", "--svg", "/tmp/x.svg"], 2, "expected a saved plan"),
+        (["--svg", "."], 3, "found a folder"),
+    ],
+)
+def test_show_refuses_what_it_cannot_draw(arguments: list[str], code: int, expected: str) -> None:
+    done = homenode("show", "--host", "xapi-2n16c2t", *arguments)
+    assert done.returncode == code
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_show_prints_the_host_as_json() -> None:

@@ -27,15 +27,15 @@ class Tuning:
 
     original: the document as given, or its copy under another name. document: the tuned one.
     choice: the published evidence that `--layout auto` followed; None where a layout was named.
-    warnings: what was wrong with the document before, what to know of the tuned one, and what a
-    copy shares with its original.
+    notes: what was wrong with the document before, what to know of the tuned one, and what a copy
+    shares with its original; each opens with its severity.
     """
 
     original: bytes
     plan: Plan
     document: bytes
     choice: Choice | None
-    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 def tune(
@@ -47,7 +47,7 @@ def tune(
     NVRAM and MACs. Raises InputError for a bad document, UsageError for contradicting wishes,
     Unplannable with every rejection, and HostError where the host's libvirt or QEMU is too old.
     """
-    before, warnings = _given(original, source, copy_name)
+    before, notes = _given(original, source, copy_name)
     guest = guest_of(open_domain(before, source))
     request, choice = request_for(guest, wishes, host)
     made = plan(host, request)
@@ -57,7 +57,7 @@ def tune(
         host.settings.qemu_version,
         is_virt=guest.is_virt,
     )
-    return _tuned(before, source, made, choice, warnings)
+    return _tuned(before, source, made, choice, notes)
 
 
 def tune_manually(
@@ -72,12 +72,12 @@ def tune_manually(
 
     The vCPU count follows the lists. Raises as tune does.
     """
-    before, warnings = _given(original, source, copy_name)
+    before, notes = _given(original, source, copy_name)
     guest = guest_of(open_domain(before, source))
     request, choice = request_for(guest, wishes, None)
     placement = manual_placement(request, ranges)
     made = assemble(None, replace(request, vcpus=len(placement.vcpu_pins)), placement)
-    return _tuned(before, source, made, choice, warnings)
+    return _tuned(before, source, made, choice, notes)
 
 
 def _given(original: bytes, source: str, copy_name: str | None) -> tuple[bytes, tuple[str, ...]]:
@@ -88,7 +88,7 @@ def _given(original: bytes, source: str, copy_name: str | None) -> tuple[bytes, 
 
 
 def _tuned(
-    before: bytes, source: str, made: Plan, choice: Choice | None, warnings: tuple[str, ...]
+    before: bytes, source: str, made: Plan, choice: Choice | None, notes: tuple[str, ...]
 ) -> Tuning:
     after = rewrite(before, made, source)
     broken_before = crosscheck(open_domain(before, source))
@@ -104,10 +104,10 @@ def _tuned(
         made,
         after,
         choice,
-        (*map(str, broken_before), *map(_sentence, known), *warnings),
+        (*(f"warning: {one}" for one in broken_before), *map(_sentence, known), *notes),
     )
 
 
 def _sentence(finding: PlanFinding) -> str:
     fix = "" if finding.fix is None else f"; {finding.fix}"
-    return f"{finding.subject}: {finding.detail}{fix} ({finding.id})"
+    return f"{finding.severity}: {finding.subject}: {finding.detail}{fix} ({finding.id})"

@@ -8,7 +8,7 @@ import typer
 from homenode.bdf import Bdf
 from homenode.cli.options import JsonOption, LspciOption
 from homenode.cpuset import CpuSet
-from homenode.errors import UsageError
+from homenode.errors import InputError, UsageError
 from homenode.plan.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 from homenode.plan.published import Objective
 from homenode.plan.request import (
@@ -174,8 +174,8 @@ def plan(
         memory_binding=memory_binding,
         thread_policy=thread_policy,
         vcpus=vcpus,
-        memory_bytes=memory_mib * MIB if memory_mib else parse_bytes(memory) if memory else None,
-        page_bytes=None if page_size is None else parse_bytes(page_size),
+        memory_bytes=_size("--memory", memory) if memory_mib is None else memory_mib * MIB,
+        page_bytes=_size("--page-size", page_size),
         devices=tuple(Bdf.parse(text, "--device") for text in device or ()),
         gpu_count=gpus,
         policy=policy,
@@ -201,6 +201,20 @@ def plan(
         planning.Sources(tuple(host or ()), lspci, _ranges(node_pus, sibling_pus, wishes)),
         planning.Outputs(output, name, diff, save_plan, svg, quiet, json),
     )
+
+
+def _size(option: str, text: str | None) -> int | None:
+    """Bytes of a size that must name its unit: "64" could mean MiB or GiB to whoever types it."""
+    if text is None:
+        return None
+    if text.strip().isdigit():
+        raise UsageError(
+            f"{option}: expected a size with its unit, found {text!r}", hint=f"{text}GiB"
+        )
+    try:
+        return parse_bytes(text)
+    except InputError as error:
+        raise UsageError(f"{option}: {error.message}", hint=error.hint) from None
 
 
 def _ranges(

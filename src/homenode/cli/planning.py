@@ -5,19 +5,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from homenode.cli.terminal import console, note, print_diff, print_json, write_text
-from homenode.errors import InputError, UsageError
+from homenode.cli.terminal import (
+    LARGEST_FILE_BYTES,
+    check_can_write,
+    console,
+    note,
+    print_diff,
+    print_json,
+    read_file,
+    write_text,
+)
+from homenode.errors import UsageError
 from homenode.plan.manual import ManualRanges
 from homenode.plan.model import Unplannable
 from homenode.plan.wishes import Wishes
 from homenode.tuning import Tuning, tune, tune_manually
-from homenode.units import MIB
 
 if TYPE_CHECKING:
     from homenode.topology import Host
-
-LARGEST_DOCUMENT_BYTES = 64 * MIB
-"""More than this is not read at all; what domain/ accepts of it is less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +49,12 @@ class Outputs:
 
 def run(document: str, wishes: Wishes, sources: Sources, outputs: Outputs) -> None:
     """Plan, print and write. Nothing is written unless everything before succeeded."""
+    check_can_write(outputs.document, outputs.plan, outputs.svg)
     original = _read(document)
     host: Host | None = None
     try:
         if sources.ranges is not None:
-            if sources.hosts:
-                raise UsageError("--node-pus and --host: expected one of the two, found both")
+            _refuse_beside_ranges(wishes, sources, outputs)
             tuning = tune_manually(
                 original, document, wishes, sources.ranges, copy_name=outputs.copy_name
             )
@@ -63,20 +68,24 @@ def run(document: str, wishes: Wishes, sources: Sources, outputs: Outputs) -> No
 
 
 def _read(document: str) -> bytes:
-    try:
-        if document == "-":
-            text = sys.stdin.buffer.read(LARGEST_DOCUMENT_BYTES + 1)
-        else:
-            with Path(document).open("rb") as file:
-                text = file.read(LARGEST_DOCUMENT_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{document}: expected a domain document, found: {error}",
-            hint="virsh dumpxml --inactive NAME > VM.xml",
-        ) from None
-    if len(text) > LARGEST_DOCUMENT_BYTES:
-        raise InputError(f"{document}: expected at most 64 MiB, found more")
-    return text
+    if document == "-":
+        return sys.stdin.buffer.read(LARGEST_FILE_BYTES + 1)
+    return read_file(
+        Path(document), "a domain document", hint="virsh dumpxml --inactive NAME > VM.xml"
+    )
+
+
+def _refuse_beside_ranges(wishes: Wishes, sources: Sources, outputs: Outputs) -> None:
+    """Manual mode takes vCPUs and PUs from the lists, and has no host to choose or draw from."""
+    for option, given in (
+        ("--host", bool(sources.hosts)),
+        ("--lspci", sources.lspci is not None),
+        ("--svg", outputs.svg is not None),
+        ("--vcpus", wishes.vcpus is not None),
+        ("--gpus", wishes.gpu_count is not None),
+    ):
+        if given:
+            raise UsageError(f"--node-pus and {option}: expected one of the two, found both")
 
 
 def _on_best_host(
@@ -100,6 +109,7 @@ def _on_best_host(
     if not (outputs.quiet or outputs.json):
         console().print(rank_text(ranking))
     best = ranking[0].host
+    note(f"best host: {best.name}")
     return best, tune(original, document, wishes, best, copy_name=outputs.copy_name)
 
 
@@ -147,16 +157,15 @@ def _write(tuning: Tuning, host: "Host | None", original: bytes, outputs: Output
             note(f"not checked: {gap}")
         saved = write_tuned(outputs.document, original, tuning.document)
         note(f"wrote {saved.output} (original in {saved.original}; homenode restore undoes it)")
-    for warning in tuning.warnings:
-        note(f"warning: {warning}")
+    for known in tuning.notes:
+        note(known)
     if outputs.plan is not None:
         from homenode.plan.stored import encode_plan
 
         write_text(outputs.plan, encode_plan(tuning.plan))
         note(f"wrote {outputs.plan}")
     if outputs.svg is not None:
-        if host is None:
-            raise UsageError("--svg: expected a host to draw, found manual mode")
+        assert host is not None, "manual mode was refused --svg before"
         from homenode.report.topology_map import topology_map
 
         write_text(outputs.svg, topology_map(host, tuning.plan))

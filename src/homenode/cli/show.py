@@ -6,7 +6,15 @@ from typing import Annotated
 import typer
 
 from homenode.cli.options import HostOption, JsonOption, LspciOption
-from homenode.cli.terminal import console, note, print_json, write_text
+from homenode.cli.terminal import (
+    check_can_write,
+    console,
+    note,
+    print_json,
+    read_file,
+    write_text,
+)
+from homenode.errors import UsageError
 
 
 def show(
@@ -27,12 +35,19 @@ def show(
     """Show a host: nodes, LLCs, cores, memory, the PCI tree, links, and who uses what."""
     from homenode.sources import load_host
 
+    if plan is not None and svg is None:
+        raise UsageError("--plan: expected --svg beside it, found none")
+    check_can_write(svg)
     loaded = load_host(host, lspci=lspci)
     if svg is not None:
         from homenode.plan.stored import read_plan_for
         from homenode.report.topology_map import topology_map
 
-        drawn = None if plan is None else read_plan_for(loaded, plan.read_bytes(), str(plan))
+        drawn = (
+            None
+            if plan is None
+            else read_plan_for(loaded, read_file(plan, "a saved plan"), str(plan))
+        )
         write_text(svg, topology_map(loaded, drawn))
         note(f"wrote {svg}")
     if json:

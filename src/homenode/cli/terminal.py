@@ -50,10 +50,48 @@ def print_diff(before: bytes, after: bytes, before_name: str, after_name: str) -
             print(line)
 
 
+LARGEST_FILE_BYTES = 64 << 20
+"""More than this is not read at all; what readers accept of it is less."""
+
+
+def read_file(path: Path, what: str, *, hint: str | None = None) -> bytes:
+    """The bytes of a file that the user named. Raises InputError, saying what was expected."""
+    from homenode.errors import InputError
+
+    try:
+        with path.open("rb") as file:
+            content = file.read(LARGEST_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        found = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"{path}: expected {what}, found: {found}", hint=hint) from None
+    if len(content) > LARGEST_FILE_BYTES:
+        raise InputError(f"{path}: expected at most 64 MiB, found more")
+    return content
+
+
+def check_can_write(*paths: Path | None) -> None:
+    """Raises HostError for the first path that names no file in a folder that is there.
+
+    Commands call it before they write anything, so that they write all of it or nothing.
+    """
+    from homenode.errors import HostError
+
+    for path in paths:
+        if path is None:
+            continue
+        if path.is_dir() or not path.name:
+            raise HostError(f"{path}: expected a file to write, found a folder")
+        if not path.parent.is_dir():
+            raise HostError(
+                f"{path}: expected a folder {path.parent}, found none", hint="create it first"
+            )
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all. Raises HostError where that fails."""
     from homenode.errors import HostError
 
+    check_can_write(path)
     part = path.with_name(f".{path.name}.part")
     try:
         part.write_text(text, encoding="utf-8")

@@ -34,7 +34,7 @@ def refuse_unsafe(guest: Guest, plan: Plan, source: str) -> None:
             f"{source}: expected ordinary pages beside launch security {kind!r}, found a plan "
             f"with pages of {plan.page_bytes} bytes: private memory comes from guest_memfd, which "
             "has no hugetlb pages, so the reserved ones would only be lost",
-            hint="plan without --pages",
+            hint="plan without --page-size",
         )
     cells = [cell for cell in plan.cells if cell.memory_bytes]
     if plan.layout.memory is MemoryBinding.BOUND_PER_CELL and len(cells) > 1:

@@ -103,7 +103,7 @@ def _with_cells_that_are(document: Document, cells: int) -> Document:
             f"{document.source}:{dangling[0].line}: expected huge pages of one size for cells "
             f"that change, found several sizes, and cells {dangling[0].get('nodeset')} of which "
             f"{cells} remain",
-            hint="choose one size with --pages",
+            hint="choose one size with --page-size",
         )
     edits: list[Edit] = set_attributes(
         document, pages[0], {"nodeset": format_set(range(cells)) if cells else None}

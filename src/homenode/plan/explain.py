@@ -49,7 +49,8 @@ def explain(plan: Plan, host: Host | None) -> Explanation:
         Section("Not known", tuple(str(gap) for gap in plan.gaps)),
     )
     return Explanation(
-        f"VM {plan.domain_name} on host {plan.host_name}: layout {plan.layout.name}",
+        f"VM {plan.domain_name}{f' on host {plan.host_name}' if plan.host_name else ''}: "
+        f"layout {plan.layout.name}",
         _summary(plan),
         tuple(s for s in sections if s.lines or s.commands or (s.table and s.table.rows)),
     )

@@ -45,6 +45,11 @@ def device_sets(host: Host, request: GuestRequest, taken: Taken) -> tuple[Device
     for bdf in request.devices:
         if bdf not in by_bdf:
             raise _unknown(bdf, host)
+        if by_bdf[bdf].bridge is not None or by_bdf[bdf].kind is DeviceKind.BRIDGE:
+            raise InputError(
+                f"device {bdf}: expected an endpoint, found a bridge or switch port",
+                hint="bridges are not passed through; name the devices below it",
+            )
     if not request.gpu_count:
         return (_device_set(host, by_bdf, request.devices),)
     free = _free_gpus(host, request, taken)

@@ -28,7 +28,7 @@ from homenode.plan.request import (
     Policy,
 )
 from homenode.topology import Host
-from homenode.units import MIB, parse_bytes
+from homenode.units import KIB, MIB, format_bytes, parse_bytes
 
 AUTO = "auto"
 """The layout name that lets the objective choose."""
@@ -166,7 +166,7 @@ def _refuse_contradictions(layout: Layout) -> None:
             layout.memory is MemoryBinding.BOUND_PER_CELL
             and layout.cells is not GuestCells.MIRRORED,
             "memory can only be bound per cell where cells are mirrored",
-            "use --memory bound, or --cells mirrored",
+            "use --memory-binding bound, or --cells mirrored",
         ),
         (
             layout.pcie is GuestPcie.MIRRORED and layout.cells is not GuestCells.MIRRORED,
@@ -204,16 +204,13 @@ def request_for(
     """
     _refuse_other_architecture(guest, host)
     layout, choice = layout_for(wishes, guest)
-    for option, count in (
-        ("--vcpus", wishes.vcpus),
-        ("--memory", wishes.memory_bytes),
-        ("--gpus", wishes.gpu_count),
-        ("--max-nodes", wishes.max_nodes),
-    ):
-        if count is not None and count < 1:
-            raise UsageError(f"{option}: expected at least 1, found {count}")
-    if wishes.spare_ports < 0:
-        raise UsageError(f"--spare-ports: expected 0 or more, found {wishes.spare_ports}")
+    _check_counts(wishes)
+    _check_pus(wishes, layout, host)
+    if wishes.keep_vcpus and layout.pinning is not Pinning.ALL_PUS:
+        raise UsageError(
+            f"--keep-vcpus: expected a layout that pins all PUs, found {layout.name}",
+            hint="leave it out, or take an -smt layout",
+        )
     documented = {hostdev.source for hostdev in guest.hostdevs}
     if host is not None and wishes.gpu_count is not None:
         documented = _without_gpus(documented, host)
@@ -246,6 +243,49 @@ def request_for(
         spare_ports=wishes.spare_ports,
     )
     return request, choice
+
+
+def _check_counts(wishes: Wishes) -> None:
+    for option, count in (
+        ("--vcpus", wishes.vcpus),
+        ("--memory", wishes.memory_bytes),
+        ("--gpus", wishes.gpu_count),
+        ("--max-nodes", wishes.max_nodes),
+    ):
+        if count is not None and count < 1:
+            raise UsageError(f"{option}: expected at least 1, found {count}")
+    if wishes.spare_ports < 0:
+        raise UsageError(f"--spare-ports: expected 0 or more, found {wishes.spare_ports}")
+    pages = wishes.page_bytes
+    if pages is not None and (pages < 4 * KIB or pages.bit_count() != 1):
+        raise UsageError(
+            f"--page-size: expected a power of two from 4 KiB, found {format_bytes(pages)}",
+            hint="on x86-64: 2MiB or 1GiB",
+        )
+
+
+def _check_pus(wishes: Wishes, layout: Layout, host: Host | None) -> None:
+    """PUs that the user names must be there: libvirt takes others and the VM fails to start."""
+    if wishes.emulator_pus is not None:
+        if not wishes.emulator_pus:
+            raise UsageError("--emulator-pus: expected at least one PU, found none")
+        if wishes.emulator_policy is not EmulatorPolicy.AUTO:
+            raise UsageError(
+                f"--emulator-pus and --emulator {wishes.emulator_policy}: expected one of the two"
+            )
+        if layout.pinning is Pinning.NONE:
+            raise UsageError(f"--emulator-pus: layout {layout.name} pins nothing")
+    if host is None:
+        return
+    there = CpuSet(pu.index for pu in host.pus if pu.online)
+    for option, pus in (
+        ("--emulator-pus", wishes.emulator_pus or CpuSet()),
+        ("--reserve-pus", wishes.reserved_pus),
+    ):
+        if not pus <= there:
+            raise UsageError(
+                f"{option}: expected online PUs of {host.name} ({there}), found {pus - there}"
+            )
 
 
 def _without_gpus(functions: set[Bdf], host: Host) -> set[Bdf]:

@@ -12,6 +12,7 @@ def choice_text(choice: Choice) -> RenderableType:
     """Which layout, from which figures, and what they leave open."""
     vcpus = ", keeping the vCPUs" if choice.keep_vcpus else ""
     parts: list[RenderableType] = [
+        Text(""),
         Text("Why this layout", style="bold underline"),
         Text(f"{choice.layout.name}{vcpus}, from published figures; nothing was measured here."),
     ]
@@ -20,4 +21,4 @@ def choice_text(choice: Choice) -> RenderableType:
         Padding(Text(f"doubt: {sentence}", style="yellow"), (0, 0, 0, 2), expand=False)
         for sentence in choice.doubts
     ]
-    return AsciiWhereNeeded(Group(*parts, Text("")))
+    return AsciiWhereNeeded(Group(*parts))

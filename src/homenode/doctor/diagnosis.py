@@ -1,0 +1,138 @@
+"""Diagnosis: every finding about a host and, where one is given, about a domain on it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from homenode.bdf import Bdf
+from homenode.doctor.guest_limits import describe_limits, limit_findings, limits
+from homenode.doctor.guest_memory import memory_findings
+from homenode.doctor.guest_pins import pin_findings
+from homenode.doctor.guest_topology import topology_findings
+from homenode.doctor.host_settings import settings_findings
+from homenode.doctor.link_errors import error_findings
+from homenode.doctor.links import Load, describe_paths, link_findings
+from homenode.doctor.measured_copy import copy_findings
+from homenode.doctor.node_layout import layout_findings
+from homenode.doctor.passthrough import passthrough_findings
+from homenode.doctor.peer_paths import peer_findings
+from homenode.domain.document import Document
+from homenode.findings import Finding, Findings, Severity, in_order
+from homenode.topology import Host
+from homenode.verify.devices import devices_alone, devices_on_host
+from homenode.verify.domain_facts import DomainFacts, domain_facts
+from homenode.verify.memory import memory_alone, memory_on_host
+from homenode.verify.pins import pins_alone, pins_on_host
+from homenode.verify.references import broken_references
+
+_MERGED_FROM = 3
+"""So many findings that differ in their subject only are one finding with many subjects."""
+
+_LONGEST_LIST = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What the user knows beyond host and domain.
+
+    known_widths: lanes of narrow slots, by device. h2d: measured bytes/s by GPU, h2d_all for any.
+    """
+
+    load: Load = Load.UNKNOWN
+    known_widths: Mapping[Bdf, int] = field(default_factory=dict)
+    h2d: Mapping[Bdf, float] = field(default_factory=dict)
+    h2d_all: float | None = None
+
+
+def diagnose(
+    host: Host,
+    document: Document | None = None,
+    circumstances: Circumstances | None = None,
+) -> Findings:
+    """Everything that is wrong, the worst first, and what was looked at.
+
+    document: a domain of this host; its links are judged whether or not they are its own.
+    Raises ParseError or InputError where the document cannot be read.
+    """
+    known = circumstances or Circumstances()
+    found = [
+        *link_findings(host, known.load, known.known_widths),
+        *copy_findings(host, known.h2d, known.h2d_all),
+        *error_findings(host),
+        *layout_findings(host, with_advice=document is None),
+        *peer_findings(host),
+    ]
+    checked = [f"host {host.name}: links, errors, nodes, peer-to-peer, settings"]
+    checked += describe_paths(host)
+    facts = None
+    if document is not None:
+        facts = domain_facts(document)
+        found += _domain(facts, document, host)
+        checked += _domain_checked(facts, host)
+    found += settings_findings(host, facts)
+    return Findings(tuple(checked), in_order(merged(found)))
+
+
+def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Findings with those joined that say the same of several subjects, in the order of the first.
+
+    The joined finding shows what was expected and observed of the first.
+    """
+    groups: dict[tuple[str, str, str | None, str | None], list[Finding]] = {}
+    for finding in findings:
+        key = (finding.id, finding.severity, finding.cost, finding.fix)
+        groups.setdefault(key, []).append(finding)
+    joined: list[Finding] = []
+    for group in groups.values():
+        first = group[0]
+        if len(group) < _MERGED_FROM or first.id.startswith("pcie-link"):
+            joined += group
+            continue
+        subjects = list(dict.fromkeys(finding.subject for finding in group))
+        more = len(subjects) - _LONGEST_LIST
+        tail = f" and {more} more" if more > 0 else ""
+        alike = len({(finding.expected, finding.observed) for finding in group}) == 1
+        observed = first.observed if alike else f"{first.subject}: {first.observed}; and so on"
+        joined.append(
+            replace(first, subject=", ".join(subjects[:_LONGEST_LIST]) + tail, observed=observed)
+        )
+    return tuple(joined)
+
+
+def _domain(facts: DomainFacts, document: Document, host: Host) -> list[Finding]:
+    found = [*broken_references(document), *pins_alone(facts), *memory_alone(facts)]
+    found += [*devices_alone(facts), *limit_findings(facts, host)]
+    if host.pus:
+        found += [*pins_on_host(facts, host), *pin_findings(facts, host)]
+        found += topology_findings(facts, document, host)
+    if host.nodes:
+        found += [*memory_on_host(facts, host), *memory_findings(facts, host)]
+    found += devices_on_host(facts, host)
+    found += passthrough_findings(facts, document, host)
+    return [_weighed(finding, facts, host) for finding in found]
+
+
+def _weighed(finding: Finding, facts: DomainFacts, host: Host) -> Finding:
+    """Floating vCPUs are worth a warning where devices or several nodes give them a home."""
+    if finding.id != "unpinned" or finding.severity is not Severity.INFO:
+        return finding
+    nodes = sum(bool(node.pus) for node in host.nodes)
+    if not facts.guest.hostdevs or nodes < 2:
+        return finding
+    return replace(
+        finding,
+        severity=Severity.WARNING,
+        expected="pins: the VM has devices, and the host several nodes",
+        cost="vCPUs and memory move away from the devices and from each other",
+    )
+
+
+def _domain_checked(facts: DomainFacts, host: Host) -> list[str]:
+    lines = [
+        f"{facts.source}: references, pins, guest topology, memory, devices and limits of "
+        f"{facts.guest.name} on {host.name}"
+    ]
+    passed = {hostdev.source for hostdev in facts.guest.hostdevs}
+    devices = [device for device in host.pci_devices if device.bdf in passed]
+    if devices:
+        lines.append(describe_limits(limits(facts, devices), len(devices)))
+    return lines

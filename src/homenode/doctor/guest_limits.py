@@ -1,0 +1,136 @@
+"""GuestLimits: locked memory, IOMMU mappings and address space that a VM with devices needs.
+
+Source: qemuDomainGetMemLockLimitBytes of libvirt 9 (memory + 1 GiB, once for each device with a
+vIOMMU); vfio_iommu_type1's dma_entry_limit; QEMU's default of 40 physical address bits.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from homenode.findings import Finding, Severity
+from homenode.pci import PciDevice
+from homenode.plan.aperture import (
+    DEFAULT_ADDRESS_BITS,
+    DEFAULT_WINDOW_BYTES,
+    prefetchable_window_bytes,
+)
+from homenode.topology import Host
+from homenode.units import GIB, KIB, MIB, format_bytes
+from homenode.verify.domain_facts import DomainFacts
+
+DMA_ENTRY_LIMIT = 65535
+"""Default of vfio_iommu_type1.dma_entry_limit."""
+
+_OWN_BARS = 6
+_HOST_BITS_MODES = frozenset({"host-passthrough", "maximum"})
+_CONFIDENTIAL_PAGE_BYTES = 2 * MIB
+_LOW_WINDOW_BYTES = 4 * GIB
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a VM of this size and these devices needs.
+
+    memlock_bytes: RLIMIT_MEMLOCK of QEMU. mapped_bytes: memory and BARs that the IOMMU maps.
+    iommu_pages: entries in the IOMMU's tables at the page size. dma_entries: mappings that VFIO
+    counts against its limit: one a region, or one a page for guests with private memory.
+    window_bytes: 64-bit window for the BARs, a power of two. address_bits: to address all that.
+    """
+
+    memlock_bytes: int
+    mapped_bytes: int
+    iommu_pages: int
+    dma_entries: int
+    window_bytes: int
+    address_bits: int
+
+
+def limits(facts: DomainFacts, devices: list[PciDevice]) -> Limits:
+    """The needs of a domain with these devices."""
+    guest = facts.guest
+    factor = len(devices) if guest.has_iommu and devices else 1
+    bars = sum(
+        bar.size_bytes for device in devices for bar in device.bars
+        if bar.is_memory and bar.index < _OWN_BARS
+    )  # fmt: skip
+    mapped = guest.memory_bytes + bars
+    page = facts.page_bytes or 4 * KIB
+    window = prefetchable_window_bytes(devices)
+    regions = len(devices) * _OWN_BARS + 8
+    entries = regions
+    if guest.launch_security is not None:
+        entries += -(-guest.memory_bytes // _CONFIDENTIAL_PAGE_BYTES)
+    return Limits(
+        factor * (guest.memory_bytes + GIB), mapped, -(-mapped // page), entries, window,
+        _address_bits(max(guest.memory_bytes, guest.max_memory_bytes or 0), window),
+    )  # fmt: skip
+
+
+def _address_bits(memory_bytes: int, window: int) -> int:
+    """Firmware puts the window at a multiple of its own size above the memory."""
+    if not window:
+        return (memory_bytes + _LOW_WINDOW_BYTES - 1).bit_length()
+    start = -(-(memory_bytes + _LOW_WINDOW_BYTES) // window)
+    return ((start + 1) * window - 1).bit_length()
+
+
+def describe_limits(needs: Limits, devices: int) -> str:
+    """One line for people."""
+    return (
+        f"with {devices} devices: {format_bytes(needs.memlock_bytes)} locked, "
+        f"{needs.iommu_pages} pages in the IOMMU, {needs.dma_entries} DMA mappings, "
+        f"{format_bytes(needs.window_bytes)} of 64-bit window, {needs.address_bits} address bits"
+    )
+
+
+def limit_findings(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+    """What will exceed a limit: DMA mappings, address bits, the window for BARs."""
+    passed = {hostdev.source for hostdev in facts.guest.hostdevs}
+    devices = [device for device in host.pci_devices if device.bdf in passed]
+    if not devices:
+        return
+    needs = limits(facts, devices)
+    if needs.dma_entries > DMA_ENTRY_LIMIT:
+        yield Finding(
+            "dma-map-limit", Severity.CRITICAL, f"{facts.guest.launch_security} guest of "
+            f"{format_bytes(facts.guest.memory_bytes)}",
+            f"at most {DMA_ENTRY_LIMIT} mappings (vfio_iommu_type1.dma_entry_limit)",
+            f"about {needs.dma_entries}: private memory is mapped in pieces of 2 MiB",
+            "the start fails, or a device's driver in the guest does",
+            f"echo {1 << (needs.dma_entries - 1).bit_length()} > "
+            "/sys/module/vfio_iommu_type1/parameters/dma_entry_limit, or <driver iommufd='yes'/>",
+            facts.source,
+        )  # fmt: skip
+    if facts.guest.architecture == "x86_64" and needs.window_bytes > DEFAULT_WINDOW_BYTES:
+        yield from _addresses(facts, needs)
+
+
+def _addresses(facts: DomainFacts, needs: Limits) -> Iterator[Finding]:
+    guest = facts.guest
+    bits = guest.physical_address_bits
+    shows_host = guest.domain_type == "kvm" and guest.cpu_mode in _HOST_BITS_MODES
+    if bits is None and not shows_host:
+        bits = DEFAULT_ADDRESS_BITS
+    if bits is not None and bits < needs.address_bits:
+        yield Finding(
+            "address-bits-small", Severity.CRITICAL, "<cpu>",
+            f"{needs.address_bits} physical address bits for "
+            f"{format_bytes(needs.window_bytes)} of BARs above the memory", str(bits),
+            "firmware leaves BARs without an address: the guest's driver finds no device",
+            "<cpu mode='host-passthrough'>, or <maxphysaddr mode='emulate' "
+            f"bits='{needs.address_bits}'/>", facts.source,
+        )  # fmt: skip
+    elif (
+        not shows_host
+        and (guest.firmware or "bios").lower() != "bios"
+        and not guest.has_qemu_commandline
+        and max(DEFAULT_WINDOW_BYTES, guest.pcihole64_bytes or 0) < needs.window_bytes
+    ):
+        yield Finding(
+            "pci-window-small", Severity.WARNING, "pcie-root",
+            f"a 64-bit window of {format_bytes(needs.window_bytes)} for the BARs",
+            format_bytes(max(DEFAULT_WINDOW_BYTES, guest.pcihole64_bytes or 0)),
+            "OVMF that cannot see the host's address bits gives out no more than that",
+            f"<pcihole64 unit='KiB'>{needs.window_bytes // KIB}</pcihole64> in the pcie-root, "
+            "or <cpu mode='host-passthrough'>", facts.source,
+        )  # fmt: skip

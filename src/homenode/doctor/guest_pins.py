@@ -1,0 +1,188 @@
+"""GuestPins: what the pins of an existing domain cost, beyond what is broken in them.
+
+Nothing here needs a plan: each rule compares pins with caches, kinds of core, nodes and isolation.
+"""
+
+from collections.abc import Iterator
+from math import ceil
+
+from homenode.cpuset import CpuSet
+from homenode.findings import Finding, Severity
+from homenode.topology import CoreKind, Host
+from homenode.verify.domain_facts import DomainFacts
+
+_REPLAN = "homenode doctor --fix OUT.xml plans the same VM anew; or homenode plan"
+_KIND_WORDS = {CoreKind.PERFORMANCE: "P", CoreKind.EFFICIENCY: "E"}
+
+
+def pin_findings(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+    """Straddled LLCs, mixed kinds of core, nodes under a flat guest, helpers, isolation."""
+    if not host.pus:
+        return
+    if facts.is_pinned:
+        yield from _llcs(facts, host)
+        yield from _kinds(facts, host)
+        yield from _flat_over_nodes(facts, host)
+        yield from _helpers(facts)
+    yield from _isolation(facts, host)
+
+
+def pinned_pus(facts: DomainFacts) -> CpuSet:
+    """Every PU that some vCPU is pinned to."""
+    return CpuSet.from_bits(_union(facts.vcpu_pins))
+
+
+def nodes_of(pus: CpuSet, host: Host) -> CpuSet:
+    """The nodes that have any of these PUs."""
+    return CpuSet(node.index for node in host.nodes if not node.pus.isdisjoint(pus))
+
+
+def _union(pins: tuple[CpuSet | None, ...]) -> int:
+    bits = 0
+    for pin in pins:
+        bits |= 0 if pin is None else pin.bits
+    return bits
+
+
+def _llcs(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+    """More LLCs than the cores need, node by node: a node's cells cannot leave it."""
+    pus = pinned_pus(facts)
+    used = [core for core in host.cores if not core.pus.isdisjoint(pus)]
+    if any(pin is not None and len(pin) > 2 for pin in facts.vcpu_pins):
+        return  # the vCPUs float over sets: nothing says where they will be
+    touched = needed = 0
+    for node in host.nodes:
+        llcs = [llc for llc in host.llcs if not llc.pus.isdisjoint(node.pus)]
+        cores = [core for core in used if not core.pus.isdisjoint(node.pus)]
+        if not llcs or not cores:
+            continue
+        sizes = sorted(
+            (sum(not c.pus.isdisjoint(llc.pus & node.pus) for c in host.cores) for llc in llcs),
+            reverse=True,
+        )
+        touched += sum(not llc.pus.isdisjoint(pus & node.pus) for llc in llcs)
+        needed += _fewest(sizes, len(cores))
+    if touched <= needed:
+        return
+    least = max(2 * needed, needed + 2)
+    yield Finding(
+        "llc-straddled",
+        Severity.WARNING if touched >= least else Severity.INFO,
+        f"{len(used)} cores of vCPUs",
+        f"{needed} last-level caches hold them", f"they lie in {touched}",
+        "threads that share data pass it through memory instead of a cache",
+        _REPLAN, facts.source,
+    )  # fmt: skip
+
+
+def _fewest(sizes: list[int], cores: int) -> int:
+    """How many of these caches (cores each, the largest first) hold so many cores."""
+    for count, size in enumerate(sizes, start=1):
+        cores -= size
+        if cores <= 0:
+            return count
+    return len(sizes)
+
+
+def _kinds(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+    kind_of = {pu: core.kind for core in host.cores for pu in core.pus if core.kind is not None}
+    vcpus: dict[CoreKind, list[int]] = {}
+    for vcpu, pin in enumerate(facts.vcpu_pins):
+        kinds = {kind_of[pu] for pu in pin or () if pu in kind_of}
+        if len(kinds) == 1:
+            vcpus.setdefault(kinds.pop(), []).append(vcpu)
+    if len(vcpus) < 2:
+        return
+    told = ", ".join(
+        f"vCPUs {CpuSet(numbers)} on {_KIND_WORDS.get(kind, str(kind))} cores"
+        for kind, numbers in sorted(vcpus.items(), key=lambda item: item[1])
+    )
+    pus = pinned_pus(facts)
+    llcs = sum(not llc.pus.isdisjoint(pus) for llc in host.llcs)
+    cache = "; all share one last-level cache, so that is not the cause" if llcs == 1 else ""
+    yield Finding(
+        "core-kinds-mixed", Severity.WARNING, "vCPUs", "cores of one kind: the guest's scheduler "
+        "takes all vCPUs for equal", told + cache,
+        "work that is split evenly waits for the slowest vCPU",
+        "pin to P cores only and leave E cores to the emulator: homenode plan; "
+        "--mixed-kinds puts them in cells of their own", facts.source,
+    )  # fmt: skip
+
+
+def _flat_over_nodes(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+    if facts.cells and len(facts.cells) > 1:
+        return
+    nodes = nodes_of(pinned_pus(facts), host)
+    if len(nodes) < 2:
+        return
+    most = max(len(core_pus) for core_pus in _cores_by_node(host)) if host.nodes else 0
+    fits = facts.guest.vcpus <= most
+    yield Finding(
+        "flat-over-nodes", Severity.WARNING, f"{facts.guest.vcpus} vCPUs",
+        "vCPUs on one host node, or a guest that is told of the nodes",
+        f"a flat guest pinned over nodes {nodes}",
+        "memory is remote for most vCPUs and the guest cannot know: STREAM fell from 39 to 24 GB/s "
+        "on a 4-node EPYC, and guest cells brought 74 (a study of six GPU systems)",
+        ("one node has cores enough: homenode plan --layout pin-bound --max-nodes 1" if fits
+         else "homenode plan --layout pin-numa-pci shows the guest its nodes and its devices'"),
+        facts.source,
+    )  # fmt: skip
+
+
+def _cores_by_node(host: Host) -> list[list[int]]:
+    return [
+        [core.index for core in host.cores if not core.pus.isdisjoint(node.pus)]
+        for node in host.nodes
+    ]
+
+
+def _helpers(facts: DomainFacts) -> Iterator[Finding]:
+    """Emulator and IOThreads. Pins of the emulator on vCPUs are verify's to find."""
+    pus = pinned_pus(facts)
+    for number, pin in facts.iothread_pins:
+        if not pin.isdisjoint(pus) and not pin - pus:
+            yield Finding(
+                "iothread-on-vcpu", Severity.WARNING, f"IOThread {number}", "PUs without vCPUs",
+                f"only PUs {pin}, where vCPUs run", "disk interrupts and vCPUs take turns",
+                "homenode plan --emulator auto pins both", facts.source,
+            )  # fmt: skip
+    single = all(pin is None or len(pin) <= 2 for pin in facts.vcpu_pins)
+    if facts.emulator_pus is None and single:
+        yield Finding(
+            "emulator-floats", Severity.INFO, "<emulatorpin>", "a pin beside those of the vCPUs",
+            "none: QEMU's own threads run anywhere, on the vCPUs' PUs too",
+            "they interrupt vCPUs now and then", "homenode plan --emulator auto", facts.source,
+        )  # fmt: skip
+
+
+def _isolation(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+    """isolcpus= takes PUs from the load balancer: what floats there stays on one PU."""
+    isolated = CpuSet(pu.index for pu in host.pus if pu.isolated)
+    if not isolated:
+        return
+    floating = [
+        vcpu for vcpu, pin in enumerate(facts.vcpu_pins)
+        if pin is not None and len(pin & isolated) > 1
+    ]  # fmt: skip
+    if floating:
+        yield Finding(
+            "floats-on-isolated", Severity.WARNING, f"vCPUs {CpuSet(floating)}",
+            "one PU for each vCPU where PUs are isolated",
+            f"sets of isolated PUs ({isolated}), over which the kernel balances nothing",
+            "all of them may share one PU", _REPLAN, facts.source,
+        )  # fmt: skip
+    emulator = facts.emulator_pus
+    if emulator is not None and len(emulator & isolated) > 1:
+        yield Finding(
+            "emulator-on-isolated", Severity.WARNING, "<emulatorpin>", "PUs that are not isolated",
+            f"isolated PUs {emulator & isolated}",
+            "QEMU's many threads all stay on one of them: the kernel balances nothing there",
+            "pin the emulator to housekeeping PUs: homenode plan --emulator auto", facts.source,
+        )  # fmt: skip
+    pus = pinned_pus(facts)
+    if pus and pus.isdisjoint(isolated) and len(isolated) >= ceil(len(pus) / 2):
+        yield Finding(
+            "isolated-unused", Severity.INFO, "vCPUs", f"isolated PUs {isolated}",
+            f"pins on other PUs: {pus}", "the isolation serves nobody",
+            "homenode plan takes isolated PUs first", facts.source,
+        )  # fmt: skip

@@ -1,0 +1,129 @@
+"""GuestTopology: what the guest is told of sockets, siblings and caches, and what is true.
+
+A guest's scheduler believes all of it.
+"""
+
+from collections.abc import Iterator
+
+from homenode.cpuset import CpuSet
+from homenode.domain.document import Document
+from homenode.findings import Finding, Severity
+from homenode.topology import Host
+from homenode.verify.domain_facts import DomainFacts
+
+_MANY_SOCKETS = 2
+_REPLAN = "homenode plan writes a topology that is true"
+
+
+def topology_findings(facts: DomainFacts, document: Document, host: Host) -> Iterator[Finding]:
+    """Sockets against cells, threads without siblings, caches and AMD's topoext."""
+    topology = facts.guest.cpu_topology
+    if topology is None:
+        if facts.guest.vcpus > _MANY_SOCKETS:
+            yield Finding(
+                "sockets-implicit", Severity.INFO, "<topology>", "a topology",
+                f"none: libvirt makes it {facts.guest.vcpus} sockets of one core",
+                "licences count sockets, and some guests use only two", _REPLAN, facts.source,
+            )  # fmt: skip
+        return
+    sockets, dies, cores, threads = topology
+    if sockets * dies * cores * threads != facts.guest.vcpus:
+        return  # libvirt refuses it; verify says so
+    yield from _sockets(facts, dies * cores * threads)
+    if threads > 1:
+        yield from _threads(facts, host, threads)
+        yield from _topoext(facts, document, host)
+    yield from _cache(facts, document, host, topology)
+
+
+def _groups(vcpus: int, size: int) -> list[CpuSet]:
+    return [CpuSet(range(first, first + size)) for first in range(0, vcpus, size)]
+
+
+def _sockets(facts: DomainFacts, per_socket: int) -> Iterator[Finding]:
+    for cell in facts.cells:
+        cut = [
+            number
+            for number, socket in enumerate(_groups(facts.guest.vcpus, per_socket))
+            if not socket.isdisjoint(cell.vcpus) and not socket <= cell.vcpus
+            and not cell.vcpus <= socket
+        ]  # fmt: skip
+        if cut:
+            yield Finding(
+                "socket-cut-by-cell", Severity.WARNING, f"cell {cell.id}",
+                f"whole sockets of {per_socket} vCPUs", f"parts of socket {CpuSet(cut)}",
+                "kernels drop the topology or the nodes when the two contradict each other",
+                _REPLAN, facts.source,
+            )  # fmt: skip
+
+
+def _threads(facts: DomainFacts, host: Host, threads: int) -> Iterator[Finding]:
+    core_of = {pu: core.index for core in host.cores for pu in core.pus}
+    lying: list[int] = []
+    for group in _groups(facts.guest.vcpus, threads):
+        pins = [facts.vcpu_pins[vcpu] for vcpu in group]
+        if any(pin is None for pin in pins):
+            continue
+        cores = {core_of.get(pu) for pin in pins if pin is not None for pu in pin}
+        if len(cores) > 1:
+            lying += group
+    if lying:
+        yield Finding(
+            "threads-not-siblings", Severity.WARNING, f"vCPUs {CpuSet(lying)}",
+            f"each {threads} vCPUs that the guest takes for siblings on one core",
+            "on several cores", "the guest packs work on cores that are none and idles others",
+            "homenode plan --layout pin-numa-pci-smt keeps siblings together", facts.source,
+        )  # fmt: skip
+    elif not facts.is_pinned:
+        yield Finding(
+            "threads-not-siblings", Severity.WARNING, "<topology>",
+            "siblings that are siblings on the host", f"threads={threads} and no pins",
+            "the guest packs work on cores that are none", "pin the vCPUs, or threads='1'",
+            facts.source,
+        )  # fmt: skip
+
+
+def _topoext(facts: DomainFacts, document: Document, host: Host) -> Iterator[Finding]:
+    if host.cpu.vendor != "AuthenticAMD":
+        return
+    cpu = document.root.child("cpu")
+    features = () if cpu is None else cpu.all("feature")
+    policy = next((f.get("policy") for f in features if f.get("name") == "topoext"), None)
+    if policy in ("require", "force") or facts.guest.cpu_mode == "maximum":
+        return
+    yield Finding(
+        "topoext-missing", Severity.WARNING, "<cpu>",
+        "<feature policy='require' name='topoext'/>: AMD tells siblings through it",
+        "no such feature" if policy is None else f"policy {policy}",
+        "the guest takes siblings for cores", "add the feature; homenode plan does", facts.source,
+    )  # fmt: skip
+
+
+def _cache(
+    facts: DomainFacts, document: Document, host: Host, topology: tuple[int, int, int, int]
+) -> Iterator[Finding]:
+    """With passthrough the guest reads the host's cache leaves: so many threads share an LLC."""
+    cache = document.root.at("cpu", "cache")
+    if cache is None or cache.get("mode") != "passthrough" or not facts.is_pinned:
+        return
+    llc_of = {pu: llc.index for llc in host.llcs for pu in llc.pus}
+    if not llc_of:
+        return
+    # Source: QEMU keeps the host's "threads sharing" and lays it over consecutive vCPUs.
+    sharing = max(len(llc.pus) for llc in host.llcs)
+    per_socket = topology[1] * topology[2] * topology[3]
+    lying: list[int] = []
+    for group in _groups(facts.guest.vcpus, max(1, min(sharing, per_socket))):
+        llcs = {
+            llc_of.get(pu) for vcpu in group if vcpu < len(facts.vcpu_pins)
+            for pu in facts.vcpu_pins[vcpu] or ()
+        }  # fmt: skip
+        if len(llcs) > 1:
+            lying += group
+    if lying:
+        yield Finding(
+            "cache-passthrough-false", Severity.WARNING, f"vCPUs {CpuSet(lying)}",
+            "vCPUs that the guest sees behind one last-level cache, behind one on the host",
+            "behind several", "threads that share data are put where they share no cache",
+            "drop <cache mode='passthrough'/>, or let homenode plan choose", facts.source,
+        )  # fmt: skip

@@ -1,0 +1,65 @@
+"""NodeLayout: firmware settings that hide where cores, memory and devices are."""
+
+from collections.abc import Iterator
+
+from homenode.cpuset import CpuSet
+from homenode.findings import Finding, Severity
+from homenode.pci import DeviceKind
+from homenode.topology import Host, NumaNode, Package
+
+_MANY_LLCS = 4
+_FIRMWARE = "the host's ACPI tables (SRAT, SLIT)"
+
+
+def layout_findings(host: Host, *, with_advice: bool = True) -> Iterator[Finding]:
+    """Nodes that span packages or many LLCs, CPUs without memory, GPUs without a node.
+
+    with_advice: also what is a choice of the operator and no fault, such as NPS1.
+    """
+    for node in host.nodes:
+        packages = [package for package in host.packages if not package.pus.isdisjoint(node.pus)]
+        llcs = [llc for llc in host.llcs if not llc.pus.isdisjoint(node.pus)]
+        if len(packages) > 1:
+            yield Finding(
+                "node-spans-packages", Severity.WARNING, f"node {node.index}",
+                "at least one node for each package",
+                f"packages {CpuSet(p.index for p in packages)}, {len(llcs)} last-level caches",
+                "half of all memory is behind the other package, and nothing can be placed",
+                "firmware: NPS1 or more, node interleaving off; kernel: no numa=off",
+                _FIRMWARE,
+            )  # fmt: skip
+        elif with_advice and len(llcs) >= _MANY_LLCS and _is_whole_package(node, packages):
+            yield Finding(
+                "node-spans-llcs", Severity.INFO, f"node {node.index}",
+                "nodes that show which memory is near which cores",
+                f"one node for {len(llcs)} last-level caches",
+                "the difference inside the package (NPS1 hides it) cannot be used",
+                "firmware: NPS2 or NPS4, or ACPI SRAT L3 Cache as NUMA domain; more for CPU work "
+                "than for GPUs", _FIRMWARE,
+            )  # fmt: skip
+    yield from _without(host)
+
+
+def _is_whole_package(node: NumaNode, packages: list[Package]) -> bool:
+    return bool(packages) and packages[0].pus == node.pus
+
+
+def _without(host: Host) -> Iterator[Finding]:
+    bare = [node for node in host.nodes if node.pus and node.memory_bytes == 0]
+    if bare:
+        yield Finding(
+            "node-without-memory", Severity.WARNING,
+            f"node {CpuSet(node.index for node in bare)}", "memory beside the cores",
+            "cores and no memory", "every access from these cores is remote",
+            "populate the memory channels of that package, or keep VMs off it", _FIRMWARE,
+        )  # fmt: skip
+    if len([node for node in host.nodes if node.pus]) < 2:
+        return
+    lost = [d.bdf for d in host.devices_of_kind(DeviceKind.GPU) if d.node is None]
+    if lost:
+        yield Finding(
+            "gpu-node-unknown", Severity.WARNING, f"GPU {', '.join(map(str, lost[:16]))}",
+            "a NUMA node", "numa_node is -1", "VMs cannot be placed beside them",
+            "update the firmware (ACPI _PXM), or look for a setting such as PCIe NUMA",
+            "/sys/bus/pci/devices/BDF/numa_node",
+        )  # fmt: skip

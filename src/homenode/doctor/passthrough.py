@@ -1,0 +1,84 @@
+"""Passthrough: what VFIO needs of the host for a domain's devices.
+
+verify/devices.py finds groups with host drivers in them; here are the rest of the conditions.
+"""
+
+from collections.abc import Iterator
+
+from homenode.bdf import Bdf
+from homenode.domain.document import Document, Element
+from homenode.domain.fields import host_address
+from homenode.findings import Finding, Severity
+from homenode.pci import DeviceKind, PciDevice
+from homenode.topology import Host
+from homenode.verify.domain_facts import DomainFacts
+
+
+def passthrough_findings(facts: DomainFacts, document: Document, host: Host) -> Iterator[Finding]:
+    """No IOMMU, devices that nobody gives to VFIO, and companions of the same IOMMU group."""
+    passed = {hostdev.source for hostdev in facts.guest.hostdevs}
+    devices = [device for device in host.pci_devices if device.bdf in passed]
+    if not devices:
+        return
+    if host.settings.iommus == () and all(d.iommu_group is None for d in devices):
+        yield Finding(
+            "iommu-off", Severity.CRITICAL, f"{len(devices)} passed-through devices",
+            "an IOMMU that is on", "none in /sys/class/iommu, and no IOMMU groups",
+            "the start fails: VFIO needs one",
+            "firmware: VT-d or AMD-Vi on; kernel: intel_iommu=on (AMD needs no word); check: "
+            "ls /sys/class/iommu", "/sys/class/iommu; Documentation/driver-api/vfio.rst",
+        )  # fmt: skip
+    yield from _unmanaged(document, {device.bdf: device for device in devices})
+    yield from _companions(facts, host, devices, passed)
+
+
+def _unmanaged(document: Document, devices: dict[Bdf, PciDevice]) -> Iterator[Finding]:
+    for element in _hostdevs(document):
+        source = element.at("source", "address")
+        if source is None or element.get("managed") in ("yes", None) or element.name != "hostdev":
+            continue  # an interface from a pool is managed by libvirt
+        device = devices.get(host_address(document, source))
+        if device is None or device.driver is None or "vfio" in device.driver:
+            continue
+        yield Finding(
+            "not-bound-to-vfio", Severity.CRITICAL, str(device.bdf),
+            "driver vfio-pci, because managed='no' leaves that to you", f"driver {device.driver}",
+            "the start fails", f"managed='yes', or virsh nodedev-detach "
+            f"pci_{str(device.bdf).replace(':', '_').replace('.', '_')}", document.source,
+        )  # fmt: skip
+
+
+def _hostdevs(document: Document) -> Iterator[Element]:
+    devices = document.root.child("devices")
+    for element in () if devices is None else devices.children:
+        if element.name == "hostdev" and element.get("type") == "pci":
+            yield element
+
+
+def _companions(
+    facts: DomainFacts, host: Host, devices: list[PciDevice], passed: set[Bdf]
+) -> Iterator[Finding]:
+    """Devices that no other VM and not the host can use while this VM runs."""
+    groups = {device.iommu_group for device in devices} - {None}
+    held = [
+        other
+        for other in host.pci_devices
+        if other.iommu_group in groups
+        and other.bdf not in passed
+        and other.kind is not DeviceKind.BRIDGE
+        and other.class_code >> 16 != 0x06
+        and other.driver in (None, "vfio-pci", "pci-stub")
+        and not any(_same_slot(other.bdf, bdf) for bdf in passed)
+    ]
+    if held:
+        yield Finding(
+            "iommu-group-companions", Severity.INFO, ", ".join(str(d.bdf) for d in held[:16]),
+            "IOMMU groups that hold the VM's devices only",
+            "in one group with a device of the VM, and not passed",
+            "nobody else can use them while the VM runs",
+            "pass them as well, or use a slot below a port with ACS", facts.source,
+        )  # fmt: skip
+
+
+def _same_slot(a: Bdf, b: Bdf) -> bool:
+    return (a.domain, a.bus, a.device) == (b.domain, b.bus, b.device)

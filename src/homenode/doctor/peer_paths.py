@@ -1,0 +1,89 @@
+"""PeerPaths: what ACS, ATS and the IOMMU do to transfers from device to device.
+
+Below one switch two devices talk without the root complex, unless ACS redirects their requests
+there. For a VM that is the price of isolation; on a bare host nobody gets anything for it.
+
+Source: PCIe 6.0, 6.12 (ACS) and 10 (ATS); NVIDIA NCCL documentation, "PCI Access Control Services".
+"""
+
+from collections.abc import Iterator
+
+from homenode.bdf import Bdf
+from homenode.findings import Finding, Severity
+from homenode.pci import DeviceKind, PciDevice, PortType
+from homenode.topology import Host
+
+_REDIRECTS = frozenset({"ReqRedir", "CmpltRedir"})
+_PEERS = (DeviceKind.GPU, DeviceKind.NIC)
+_SOURCE = "ACSCtl of the ports (lspci -vvv); PCIe 6.0, 6.12"
+
+
+def peer_findings(host: Host) -> Iterator[Finding]:
+    """Switches whose ports redirect, with what it means for who drives the devices."""
+    by_bdf = {device.bdf: device for device in host.pci_devices}
+    below: dict[Bdf, list[PciDevice]] = {}
+    for device in host.pci_devices:
+        if device.kind not in _PEERS or device.physical_function is not None:
+            continue
+        switch = host.switch_above(device.bdf)
+        if switch is not None:
+            below.setdefault(switch, []).append(device)
+    for switch, devices in below.items():
+        gpus = [device for device in devices if device.kind is DeviceKind.GPU]
+        slots = {(d.bdf.domain, d.bdf.bus, d.bdf.device) for d in devices}
+        ports = [port for device in devices if (port := _redirecting(device, by_bdf)) is not None]
+        if gpus and len(slots) > 1 and ports:
+            yield _redirected(switch, devices, sorted(set(ports)))
+    yield from _translated(host)
+
+
+def _redirecting(device: PciDevice, by_bdf: dict[Bdf, PciDevice]) -> Bdf | None:
+    port = None if device.parent is None else by_bdf.get(device.parent)
+    is_downstream = (
+        port is not None
+        and port.bridge is not None
+        and port.bridge.port_type is PortType.SWITCH_DOWNSTREAM
+    )
+    if port is None or not is_downstream or port.acs is None:
+        return None
+    return port.bdf if _REDIRECTS & set(port.acs) else None
+
+
+def _redirected(switch: Bdf, devices: list[PciDevice], ports: list[Bdf]) -> Finding:
+    passed = any((device.driver or "").startswith("vfio") for device in devices)
+    without_ats = [d.bdf for d in devices if d.ats_enabled is False]
+    ats = ""
+    if without_ats:
+        ats = f"; ATS is off on {', '.join(map(str, without_ats))}, so translations go up as well"
+    names = ", ".join(str(device.bdf) for device in devices)
+    return Finding(
+        "p2p-redirected",
+        Severity.INFO if passed else Severity.WARNING,
+        f"{names} below switch {switch}",
+        "isolation by ACS for VMs, at this price" if passed
+        else "transfers between them that stay below their switch",
+        f"ports {', '.join(map(str, ports))} redirect them to the root complex (ACS){ats}",
+        "GPU to NIC and GPU to GPU go up and down again: 27 against 48 GB/s (NVIDIA/nccl#949)",
+        "in the VM: enable ATS on the NIC, or DirectTrans where the platform has it" if passed
+        else f"bare host: setpci -s {ports[0]} ECAP_ACS+0x6.w=0000:000c for each port (it "
+        "clears the two redirects only), or ACS off in the firmware; never while "
+        "VMs share the switch",
+        _SOURCE,
+    )  # fmt: skip
+
+
+def _translated(host: Host) -> Iterator[Finding]:
+    """GPUs that a bare host drives itself, each transfer of which the IOMMU translates."""
+    gpus = [
+        gpu for gpu in host.devices_of_kind(DeviceKind.GPU)
+        if gpu.driver in ("nvidia", "amdgpu", "xe")
+        and (gpu.iommu_domain or "").startswith("DMA")
+    ]  # fmt: skip
+    if len(gpus) > 1:
+        yield Finding(
+            "iommu-translates", Severity.INFO, f"{len(gpus)} GPUs that {gpus[0].driver} drives",
+            "IOMMU domains of type identity (iommu=pt)", f"type {gpus[0].iommu_domain}",
+            "transfers between GPUs are translated, and wrong data has been reported with it",
+            "boot with iommu=pt if no untrusted device is plugged in; then run a copy test that "
+            "verifies its data", "/sys/kernel/iommu_groups/N/type; intel/compute-runtime#942",
+        )  # fmt: skip

@@ -1,0 +1,105 @@
+"""The study's six machines, sick and sound, as the doctor sees them.
+
+The hosts are the shipped descriptions, which say what of them is published and what assumed. The
+domains are assumed throughout: the study publishes counts of vCPUs and GPUs, and one pair of
+listings; pins follow the listings' style (one PU for each core, in ascending order).
+"""
+
+import pytest
+
+from homenode.findings import Severity
+from tests.doctor_domains import (
+    binding,
+    cells,
+    diagnosed,
+    domain,
+    gpus,
+    ids,
+    planned,
+    topology,
+)
+
+STUDY = {
+    "h200-xeon8558": (88, 1024, 7),
+    "mi350x-epyc9575f": (120, 1024, 8),
+    "rtxpro6000-xeon8468v": (88, 1024, 8),
+    "rtx4090-epyc7702": (60, 192, 4),
+    "rtx4080-i9-14900k": (8, 32, 1),
+    "rtx5090-epyc7702": (56, 1024, 8),
+}
+"""vCPUs (assumed to be whole cells), GiB (assumed) and GPUs (published)."""
+
+
+def plain(name: str) -> bytes:
+    vcpus, gib, count = STUDY[name]
+    return domain(vcpus, gpus(name, count), gib=gib)
+
+
+@pytest.mark.parametrize("name", STUDY)
+@pytest.mark.parametrize("layout", ["pin-numa-pci", "pin-numa-pci-smt"])
+def test_a_well_placed_vm_gets_nothing(name: str, layout: str) -> None:
+    found = diagnosed(planned(plain(name), name, layout), name)
+    # The 5090 host is sick itself: its links stay.
+    assert [f for f in found if f.id != "pcie-link-slow"] == []
+    assert ("pcie-link-slow" in ids(found)) is (name == "rtx5090-epyc7702")
+
+
+def test_the_5090_host_has_slow_links_and_scattered_vcpus() -> None:
+    """Pins of the study's listing A: cores 0-27 and 32-59, one on each node."""
+    name = "rtx5090-epyc7702"
+    xml = domain(
+        56, gpus(name, 8), gib=1536, pins=[*range(28), *range(32, 60)],
+        cputune="<emulatorpin cpuset='28,29'/>",
+    )  # fmt: skip
+    found = diagnosed(xml, name)
+    links = [f for f in found if f.id == "pcie-link-slow"]
+    assert len(links) == 8 and all(f.severity is Severity.CRITICAL for f in links)
+    scatter = next(f for f in found if f.id == "flat-over-nodes")
+    assert scatter.severity is Severity.WARNING and "nodes 0-1" in scatter.observed
+
+
+def test_the_4090_hosts_pins_cross_nodes_under_a_flat_guest() -> None:
+    name = "rtx4090-epyc7702"
+    xml = domain(60, gpus(name, 4), gib=192, pins=range(60))
+    found = diagnosed(xml, name)
+    assert "flat-over-nodes" in ids(found)
+    scatter = next(f for f in found if f.id == "flat-over-nodes")
+    assert "nodes 0-3" in scatter.observed and "39 to 24" in (scatter.cost or "")
+
+
+def test_each_candidate_cause_of_the_4080s_loss_is_named() -> None:
+    """22 vCPUs in ascending order: 8 P cores with both siblings, then 6 E cores."""
+    xml = domain(22, gpus("rtx4080-i9-14900k", 1), gib=32, pins=range(22))
+    found = diagnosed(xml, "rtx4080-i9-14900k")
+    by_id = {finding.id: finding for finding in found}
+    split = by_id["core-shared"]
+    assert split.severity is Severity.WARNING and "vCPUs 14-15" in split.subject
+    mixed = by_id["core-kinds-mixed"]
+    assert "vCPUs 0-15 on P cores, vCPUs 16-21 on E cores" in mixed.observed
+    # The study's own guess, two last-level caches, is refuted.
+    assert "one last-level cache" in mixed.observed
+    assert "llc-straddled" not in by_id
+
+
+def test_the_h200_guests_devices_without_a_node_are_found() -> None:
+    """Listing B's style: cells and strict binding, and no expander bus."""
+    name = "h200-xeon8558"
+    pins = [24 * node + core for node in range(4) for core in range(22)]
+    xml = domain(
+        88, gpus(name, 7), gib=1024, pins=pins,
+        cpu=topology(4, 22, inside=cells([f"{22 * i}-{22 * i + 21}" for i in range(4)], 1024, [])),
+        more=binding(range(4), cell_mode="strict"),
+    )  # fmt: skip
+    found = diagnosed(xml, name)
+    (devices,) = [f for f in found if f.id == "device-without-cell"]
+    assert all(str(gpu) in devices.subject for gpu in gpus(name, 7))
+    assert "pin-numa-pci" in (devices.fix or "")
+
+
+@pytest.mark.parametrize("name", STUDY)
+def test_the_default_layout_is_told_what_it_lacks(name: str) -> None:
+    found = diagnosed(plain(name), name)
+    unpinned = next(f for f in found if f.id == "unpinned")
+    # The desktop has one node: floating vCPUs lose little there.
+    one_node = name == "rtx4080-i9-14900k"
+    assert unpinned.severity is (Severity.INFO if one_node else Severity.WARNING)

@@ -18,8 +18,9 @@ class PciAddress:
     """domain:bus:device.function, immutable. Subclasses say whose: addresses of host and guest
     are never equal and cannot be ordered against each other."""
 
-    __slots__ = ("_key",)
+    __slots__ = ("_hash", "_key")
     _key: tuple[int, int, int, int]
+    _hash: int
 
     def __init__(self, domain: int, bus: int, device: int, function: int) -> None:
         in_range = 0 <= domain < 1 << 32 and 0 <= bus < 256 and 0 <= device < 32
@@ -29,7 +30,10 @@ class PciAddress:
                 "domain below 2^32, bus below 256, device below 32, function below 8",
                 f"{domain:#x}:{bus:#x}:{device:#x}.{function:#x}",
             )
-        object.__setattr__(self, "_key", (domain, bus, device, function))
+        key = (domain, bus, device, function)
+        object.__setattr__(self, "_key", key)
+        # Addresses are keys of most tables of the planner: hashed once, not at each look-up.
+        object.__setattr__(self, "_hash", hash(key))
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("a PCI address does not change")
@@ -82,7 +86,7 @@ class PciAddress:
         return self._key < other._key
 
     def __hash__(self) -> int:
-        return hash(self._key)
+        return self._hash
 
 
 class Bdf(PciAddress):

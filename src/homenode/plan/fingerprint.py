@@ -2,6 +2,7 @@
 
 import hashlib
 
+from homenode.plan.certain_nodes import with_certain_nodes
 from homenode.topology import Host
 
 
@@ -11,6 +12,7 @@ def host_fingerprint(host: Host) -> str:
     Left out is what changes from boot to boot or while the host runs: free memory, pages, domains,
     drivers, link states, names.
     """
+    host = with_certain_nodes(host)
     lines = [f"architecture {host.architecture}"]
     lines += [f"package {package.index} {package.pus.bits:x}" for package in host.packages]
     lines += [

@@ -1,6 +1,7 @@
 """Planner: from a host and a request to the plan of one VM."""
 
 from homenode.plan.assemble import assemble
+from homenode.plan.certain_nodes import with_certain_nodes
 from homenode.plan.model import Plan
 from homenode.plan.place import place
 from homenode.plan.request import GuestRequest
@@ -13,4 +14,5 @@ def plan(host: Host, request: GuestRequest) -> Plan:
     Raises Unplannable with every rejection, UsageError for wishes that contradict each other,
     InputError for what the host has not.
     """
-    return assemble(host, request, place(host, request))
+    certain = with_certain_nodes(host)
+    return assemble(certain, request, place(certain, request))

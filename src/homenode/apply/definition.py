@@ -1,4 +1,4 @@
-"""Definition: a tuned document put in the place of a domain's definition, and taken back.
+"""Definition: a tuned document put in the place of a domain's definition, and taken back. [I/O]
 
 What is about to happen is on disk before libvirt hears of it. libvirt replaces a definition whole
 or not at all, so a kill at any moment leaves the old one or the new one, the record says which two

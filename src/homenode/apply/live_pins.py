@@ -1,4 +1,4 @@
-"""Live pins: the threads of a running domain moved to where a tuned document has them.
+"""Live pins: the threads of a running domain moved to where a tuned document has them. [I/O]
 
 Memory stays where it is, and so does the definition: the next start has what is defined.
 """

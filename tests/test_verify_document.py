@@ -224,6 +224,20 @@ def test_an_untuned_document_is_not_bad_only_unpinned() -> None:
     assert ids(found) == {"unpinned"} and not are_bad(found)
 
 
+SATA = (
+    "<controller type='sata' index='0'>"
+    "<address type='pci' domain='0x0000' bus='0x00' slot='0x1f' function='0x2'/></controller>\n    "
+    "<controller type='pci' index='0'"
+)
+
+
+def test_functions_beside_the_chipsets_own_are_nothing_wrong() -> None:
+    xml = changed(tuned("pin").document, ("<controller type='pci' index='0'", SATA))
+    assert not are_bad(findings_of(xml))
+    alone = changed(xml, ("slot='0x1f' function='0x2'", "slot='0x07' function='0x2'"))
+    assert ids(findings_of(alone)) == {"function-without-0"}
+
+
 def test_the_worst_comes_first_and_what_is_stored_can_be_read() -> None:
     tuning = tuned("pin-numa-pci")
     xml = changed(tuning.document, ("cpuset='2,6'", "cpuset='0'"), ("busNr='192'", "busNr='128'"))

@@ -20,6 +20,9 @@ _ON_EXPANDER = (
     "pcie-to-pci-bridge",
 )
 
+_CHIPSET_SLOT = {"pcie-root": 0x1F, "pci-root": 1, "": 0x1F}
+"""Where function 0 is the machine's own: q35's LPC beside SATA, i440fx's ISA beside IDE and USB."""
+
 
 def check_pci(document: Document) -> Iterator[Broken]:
     """What is wrong with controllers and addresses."""
@@ -52,7 +55,8 @@ def _places(document: Document, controllers: tuple[GuestPciController, ...]) -> 
             )
         if model == _EXPANDER and element.get("model") not in _ON_EXPANDER:
             yield Broken("endpoint-on-expander", what, "a root port between", "an expander bus")
-        if address.function:
+        of_chipset = address.bus == 0 and address.device == _CHIPSET_SLOT.get(model or "")
+        if address.function and not of_chipset:
             first = type(address)(address.domain, address.bus, address.device, 0)
             head = taken.get(first)
             place = None if head is None else head.child("address")

@@ -27,7 +27,7 @@ from homenode.verify.stand_in import StandIn, stand_in_of
 from homenode.verify.stand_in_argv import PROGRAM, stand_in_argv
 from homenode.verify.stand_in_xml import BootFiles, stand_in_xml
 
-COMMAND = "console=ttyS0 quiet panic=-1 mitigations=off nowatchdog"
+COMMAND = "console=ttyS0 quiet panic=-1 mitigations=off nowatchdog no_timer_check"
 """The guest kernel's command line: quick, and silent but for errors."""
 
 _BASE_S = 60

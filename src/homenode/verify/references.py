@@ -20,8 +20,10 @@ _FATE_OF = {
     "chassis-twice": _AT_START,
     "memory-sum": "libvirt takes the sum of the cells and forgets <memory>",
     "multifunction-off": _AT_START,
+    "function-without-0": "the guest's kernel looks at function 0 first, and no further",
     "vcpu-in-no-cell": "the guest puts these vCPUs on the first cell",
 }
+_HARMLESS = ("pin-of-no-vcpu", "pin-of-no-iothread", "pin-twice")
 _REFUSED = "libvirt refuses the definition"
 _FIX_OF = {
     "bus-window": "move the expander buses' busNr apart, one bus for each controller below them",
@@ -37,7 +39,10 @@ def broken_references(document: Document) -> Iterator[Finding]:
     """A finding for everything that the cross-check finds."""
     for broken in crosscheck(document):
         fate = _FATE_OF.get(broken.id, _REFUSED)
-        harmless = broken.id in ("pin-of-no-vcpu", "pin-of-no-iothread", "pin-twice")
+        harmless = broken.id in _HARMLESS or (
+            # libvirt itself so places a lone USB companion controller.
+            broken.id == "function-without-0" and not broken.subject.startswith("<hostdev>")
+        )
         yield Finding(
             id=broken.id,
             severity=Severity.WARNING if harmless else Severity.CRITICAL,

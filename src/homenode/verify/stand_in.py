@@ -29,8 +29,8 @@ _MODELS = (
     "pcie-expander-bus", "pcie-root-port", "pcie-switch-upstream-port",
     "pcie-switch-downstream-port", "pcie-to-pci-bridge", "dmi-to-pci-bridge", "pci-bridge",
 )  # fmt: skip
-_CHIPSET_SLOTS = (0, 0x1F)
-"""Of bus 0: the host bridge, and q35's own LPC, SATA and SMBus."""
+_CHIPSET_SLOTS = {True: (0, 0x1F), False: (0, 1)}
+"""Of bus 0, by "is q35": the host bridge; q35's LPC, SATA and SMBus; i440fx's IDE and USB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ def _tree(
     endpoints: dict[GuestAddress, Bdf | None] = {}
     buses = {0} | {c.index for c in known}
     for address, element in addressed_devices(document):
-        of_chipset = address.bus == 0 and address.device in _CHIPSET_SLOTS
+        of_chipset = address.bus == 0 and address.device in _CHIPSET_SLOTS[guest.is_q35]
         is_bridge = element.name == "controller" and element.get("type") == "pci"
         if not (is_bridge or of_chipset or address in places) and address.bus in buses:
             endpoints[address] = None

@@ -1,0 +1,135 @@
+"""homenode verify: what it reads, what it prints, and with which exit code it ends."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from homenode import formats
+from homenode.cli.verify import verify
+from homenode.errors import HomenodeError
+from homenode.findings import Findings
+from homenode.plan.stored import encode_plan
+from tests.verify_documents import SMALL, changed, swapped, tuned
+from tests.verify_guests import guest_host
+
+app = typer.Typer()
+app.command()(verify)
+
+
+@dataclass(frozen=True)
+class Files:
+    """A tuned document, its plan, and a guest as planned, on disk."""
+
+    folder: Path
+    document: str
+    plan: str
+    guest: str
+
+    def write(self, name: str, content: bytes) -> str:
+        path = self.folder / name
+        path.write_bytes(content)
+        return str(path)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    tuning = tuned("pin-numa-pci")
+    empty = Files(tmp_path, "", "", "")
+    return Files(
+        tmp_path,
+        empty.write("vm.xml", tuning.document),
+        empty.write("plan.json", encode_plan(tuning.plan).encode()),
+        empty.write("guest.json", formats.encode("host", guest_host()).encode()),
+    )
+
+
+def ends(*words: str) -> tuple[int, str]:
+    """(exit code, what it says) of the command."""
+    result = CliRunner().invoke(app, list(words))
+    if isinstance(result.exception, HomenodeError):
+        return result.exception.exit_code, str(result.exception)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output
+
+
+def test_a_document_as_planned_ends_with_0(files: Files) -> None:
+    code, said = ends(files.document, "--plan", files.plan, "--host", SMALL)
+    assert code == 0, said
+    assert "nothing found" in said
+
+
+def test_findings_end_with_1_and_say_expected_found_and_fix(files: Files) -> None:
+    wrong = files.write(
+        "wrong.xml", changed(tuned("pin-numa-pci").document, ("busNr='192'", "busNr='129'"))
+    )
+    code, said = ends(wrong, "--host", SMALL)
+    assert code == 1
+    for part in ("critical expander bus 1 at busNr 128 (bus-window)", "expected", "found", "fix"):
+        assert part in said
+
+
+def test_json_is_the_documented_format(files: Files) -> None:
+    wrong = files.write(
+        "wrong.xml", swapped(tuned("pin-numa-pci").document, "bus='0x03' slot", "bus='0x04' slot")
+    )
+    code, said = ends(wrong, "--host", SMALL, "--plan", files.plan, "--json")
+    assert code == 1
+    stored = formats.decode(said, "findings", Findings, "stdout")
+    assert {"device-on-other-cell", "plan-device-address"} <= {f.id for f in stored.findings}
+    first = json.loads(said)["findings"][0]
+    assert list(first) == [
+        "id", "severity", "subject", "expected", "observed", "cost", "fix", "source",
+    ]  # fmt: skip
+
+
+def test_a_guests_own_view_stands_beside_its_plan(files: Files) -> None:
+    svg = files.folder / "guest.svg"
+    words = ("--plan", files.plan, "--guest", files.guest, "--host", SMALL)
+    code, said = ends(*words, "--svg", str(svg))
+    assert code == 0, said
+    assert "Expected, and what the guest reports" in said
+    assert svg.read_text().startswith("<svg") and "-plan.svg" in said
+    wrong = files.write("slow.json", formats.encode("host", guest_host(distance=42)).encode())
+    code, said = ends("--plan", files.plan, "--guest", wrong, "--host", SMALL)
+    assert code == 1 and "guest-distances" in said
+
+
+def test_a_plan_for_another_host_is_refused_where_the_host_is_named(files: Files) -> None:
+    code, said = ends(files.document, "--plan", files.plan, "--host", "x86-1p1n4c4t")
+    assert code == 2 and "a plan for host small-2n8c-2gpu" in said
+
+
+def test_without_a_host_a_plan_for_another_machine_is_held_against_none(files: Files) -> None:
+    code, said = ends(files.document, "--plan", files.plan)
+    assert code == 0, said
+    assert "host-not-checked" in said and "--host SOURCE" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "part"),
+    [
+        ((), 2, "expected a domain document, or a guest"),
+        (("--guest", "@guest"), 2, "expected a plan or a domain document"),
+        (("--plan", "@plan", "--guest", "@guest", "--boot"), 2, "--boot: expected a domain"),
+        (("/nowhere/vm.xml", "--host", SMALL), 2, "expected a file that can be read"),
+        (("@plan", "--host", SMALL), 2, "expected well-formed XML"),
+        (("@document", "--plan", "@document", "--host", SMALL), 2, "expected JSON"),
+        (("@document", "--host", SMALL, "--guest", "ssh:-oProxyCommand=x"), 2, "expected a host"),
+        (
+            ("@document", "--host", SMALL, "--boot", "--connect", "qemu+unix:///no?socket=/no"),
+            3,
+            "expected",
+        ),
+        (("@document", "--host", SMALL, "--boot", "--kernel", "/nowhere"), 3, "expected"),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    files: Files, words: tuple[str, ...], code: int, part: str
+) -> None:
+    names = {"@guest": files.guest, "@plan": files.plan, "@document": files.document}
+    ended, said = ends(*(names.get(word, word) for word in words))
+    assert ended == code and part in said, said

@@ -59,7 +59,7 @@ def ends(*words: str) -> tuple[int, str]:
 def test_a_document_as_planned_ends_with_0(files: Files) -> None:
     code, said = ends(files.document, "--plan", files.plan, "--host", SMALL)
     assert code == 0, said
-    assert "nothing found" in said
+    assert "nothing is wrong" in said
 
 
 def test_findings_end_with_1_and_say_expected_found_and_fix(files: Files) -> None:
@@ -68,7 +68,7 @@ def test_findings_end_with_1_and_say_expected_found_and_fix(files: Files) -> Non
     )
     code, said = ends(wrong, "--host", SMALL)
     assert code == 1
-    for part in ("critical expander bus 1 at busNr 128 (bus-window)", "expected", "found", "fix"):
+    for part in ("critical: expander bus 1 at busNr 128  (bus-window)", "expected", "found", "fix"):
         assert part in said
 
 

@@ -96,12 +96,11 @@ def _print(verified: "Verified", *, as_json: bool) -> None:
 
         print_json(encode("findings", verified.findings))
         return
-    from homenode.report.checks_text import checks_text
-    from homenode.report.findings_text import findings_text
+    from homenode.report.findings_text import checks_text, findings_text
 
     for view in verified.views:
         console().print(checks_text(view.title, view.checks))
-    console().print(findings_text(verified.findings, all_checks=True))
+    console().print(findings_text(verified.findings))
 
 
 def _draw(verified: "Verified", svg: Path) -> None:

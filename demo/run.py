@@ -14,11 +14,11 @@ from rich.console import Console
 from homenode.description.shipped import load_shipped
 from homenode.domain.restore import write_tuned
 from homenode.domain.schema import validate
-from homenode.plan.explain import explain
 from homenode.plan.layout import PRESETS
 from homenode.plan.model import Plan, Unplannable
 from homenode.plan.stored import encode_plan
 from homenode.plan.wishes import Wishes
+from homenode.plan.words.explain import explain
 from homenode.report.plan_text import plan_text, rejections_text
 from homenode.report.preset_table import plan_table
 from homenode.report.topology_map import topology_map

@@ -10,9 +10,9 @@ from itertools import combinations
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.pci import DeviceKind
-from homenode.plan.cost import ORDER
 from homenode.plan.layout import GuestCells, MemoryBinding, Pinning
 from homenode.plan.request import Balance, GuestRequest, Policy
+from homenode.plan.search.cost import ORDER
 from homenode.topology import Host
 from homenode.units import MIB
 

@@ -20,11 +20,11 @@ from homenode.cli import main, terminal
 from homenode.cli.main import app
 from homenode.domain import requirements
 from homenode.errors import HomenodeError
-from homenode.plan.cost import ORDER, Cost, terms
 from homenode.plan.layout import PRESETS
 from homenode.plan.model import Plan
 from homenode.plan.published import Objective
 from homenode.plan.request import Policy
+from homenode.plan.search.cost import ORDER, Cost, terms
 from homenode.plan.stored import Refusal
 from homenode.topology import Host, HostSummary
 from tests.doc_pages import FOLDER_SHOWN, ROOT, Page, all_pages, first_column, missing_output

@@ -12,12 +12,12 @@ from homenode.domain.rewrite import rewrite
 from homenode.domain.schema import validate
 from homenode.errors import HomenodeError, InputError
 from homenode.pci import DeviceKind
-from homenode.plan.assemble import assemble
 from homenode.plan.layout import PRESETS
 from homenode.plan.manual import ManualRanges, manual_placement
 from homenode.plan.model import Plan
 from homenode.plan.planner import plan
 from homenode.plan.request import PciGranularity
+from homenode.plan.shape.assemble import assemble
 from homenode.plan.wishes import Wishes, request_for
 from homenode.topology import Host
 from homenode.units import MIB

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from homenode.cpuset import CpuSet
 from homenode.pci import DeviceKind
 from homenode.plan.model import Unplannable
-from homenode.plan.place import place
 from homenode.plan.placement import Placement
 from homenode.plan.request import Balance, GuestRequest, Policy
+from homenode.plan.search.place import place
 from homenode.topology import Host, PagePool
 from homenode.units import GIB, MIB
 from tests.brute_force import Best, best_by_force

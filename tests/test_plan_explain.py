@@ -6,11 +6,11 @@ import pytest
 
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
-from homenode.plan.cost_words import term_lines, term_words
-from homenode.plan.explain import explain
-from homenode.plan.explanation import Section
 from homenode.plan.layout import PRESETS
 from homenode.plan.model import CostTerm, PageReservation, Plan, Rejection, RunnerUp
+from homenode.plan.words.cost_words import term_lines, term_words
+from homenode.plan.words.explain import explain
+from homenode.plan.words.explanation import Section
 from homenode.topology import Host
 from homenode.units import GIB
 from tests.picture_hosts import gh200_host, h200_host, hand_plan, pictures

@@ -7,8 +7,8 @@ import pytest
 from homenode.bdf import Bdf
 from homenode.pci import DeviceKind, DeviceLink, LinkKind
 from homenode.plan.model import Unplannable
-from homenode.plan.place import place
 from homenode.plan.request import GuestRequest
+from homenode.plan.search.place import place
 from homenode.topology import Host
 from tests.small_hosts import DeviceSpec, even_host, pinned_domain, small_request
 

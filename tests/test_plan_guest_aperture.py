@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from homenode.pci import PciBar
-from homenode.plan.aperture import prefetchable_window_bytes
-from homenode.plan.assemble import assemble
 from homenode.plan.guest import Guest
 from homenode.plan.layout import PRESETS
 from homenode.plan.model import Plan
+from homenode.plan.shape.aperture import prefetchable_window_bytes
+from homenode.plan.shape.assemble import assemble
 from homenode.topology import Host, HostSettings
 from homenode.units import GIB, MIB, TIB
 from tests.guest_shapes import HGX_GPUS, hgx_host, placed

@@ -8,12 +8,12 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.gap import Gap
 from homenode.pci import PciLink
-from homenode.plan.assemble import assemble
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.guest import GuestHostdev
 from homenode.plan.layout import PRESETS
 from homenode.plan.model import CostTerm, Rejection, RunnerUp
 from homenode.plan.placement import Placement
+from homenode.plan.shape.assemble import assemble
 from tests.guest_shapes import HGX_GPUS, HGX_NICS, defined_guest, hgx_host, placed
 from tests.small_hosts import DeviceSpec, even_host, small_request
 

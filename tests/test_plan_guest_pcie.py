@@ -9,12 +9,12 @@ import pytest
 from homenode.bdf import Bdf
 from homenode.errors import InputError, UsageError
 from homenode.pci import DeviceKind, PciLink
-from homenode.plan.assemble import assemble
-from homenode.plan.bus_windows import ExpanderNeed, Window, assign_windows
 from homenode.plan.guest import GuestAddress, GuestPciController
 from homenode.plan.layout import PRESETS, GuestCells
 from homenode.plan.model import PortModel, Unplannable
 from homenode.plan.request import GuestRequest
+from homenode.plan.shape.assemble import assemble
+from homenode.plan.shape.bus_windows import ExpanderNeed, Window, assign_windows
 from tests.guest_shapes import (
     HGX_GPUS,
     HGX_NICS,

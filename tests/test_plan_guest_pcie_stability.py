@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from homenode.discover.lspci import overlay_lspci
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind
-from homenode.plan.assemble import assemble
 from homenode.plan.guest import GuestAddress, GuestHostdev, GuestPciController
 from homenode.plan.model import PortModel, Unplannable
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest, PciGranularity
+from homenode.plan.shape.assemble import assemble
 from homenode.topology import Host
 from tests.guest_shapes import (
     HGX_GPUS,

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
-from homenode.plan.assemble import assemble
 from homenode.plan.layout import PRESETS, GuestCells
 from homenode.plan.model import GuestCache, GuestTopology, Plan
 from homenode.plan.placement import Placement
+from homenode.plan.shape.assemble import assemble
 from homenode.topology import Host
 from homenode.units import GIB, MIB
 from tests.guest_shapes import placed

@@ -8,9 +8,9 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
 from homenode.plan.model import Rejection, Unplannable
-from homenode.plan.place import place
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest, MemoryMode
+from homenode.plan.search.place import place
 from homenode.topology import Host, MemoryKind
 from homenode.units import GIB
 from tests.small_hosts import (

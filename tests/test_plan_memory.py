@@ -6,8 +6,8 @@ import pytest
 
 from homenode.indices import NodeIndex
 from homenode.plan.model import Rejection, Unplannable
-from homenode.plan.place import place
 from homenode.plan.request import Balance, GuestRequest
+from homenode.plan.search.place import place
 from homenode.topology import Host, MemoryKind, PagePool
 from homenode.units import GIB, MIB
 from tests.small_hosts import NodeSpec, even_host, host_of, pinned_domain, small_request

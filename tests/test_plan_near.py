@@ -5,8 +5,8 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homenode.plan.fewest import fewest
-from homenode.plan.near import Steps, cliques, near, neighbours
+from homenode.plan.search.fewest import fewest
+from homenode.plan.search.near import Steps, cliques, near, neighbours
 from tests.small_hosts import even_host, hierarchical_distances
 
 

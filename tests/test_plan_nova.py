@@ -16,8 +16,8 @@ from homenode.errors import UsageError
 from homenode.pci import DeviceKind
 from homenode.plan.layout import PRESETS, Pinning, Siblings
 from homenode.plan.model import Unplannable
-from homenode.plan.place import place
 from homenode.plan.request import Balance, GuestRequest, Policy
+from homenode.plan.search.place import place
 from homenode.topology import Host
 from homenode.units import GIB
 from tests.brute_force import best_by_force

@@ -7,8 +7,8 @@ import pytest
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.pci import DeviceKind
-from homenode.plan.place import place
 from homenode.plan.request import Balance, Policy
+from homenode.plan.search.place import place
 from tests.small_hosts import DeviceSpec, even_host, pinned_domain, small_request
 
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from homenode.cpuset import CpuSet
 from homenode.plan.layout import PRESETS
 from homenode.plan.model import Unplannable
-from homenode.plan.place import place
 from homenode.plan.placement import Placement
 from homenode.plan.request import EmulatorPolicy, GuestRequest
+from homenode.plan.search.place import place
 from homenode.topology import Host
 from tests.test_plan_against_brute_force import hosts, requests
 

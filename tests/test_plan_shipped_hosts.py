@@ -10,7 +10,7 @@ from homenode.cpuset import CpuSet
 from homenode.pci import DeviceKind
 from homenode.plan.layout import PRESETS
 from homenode.plan.model import Unplannable
-from homenode.plan.place import place
+from homenode.plan.search.place import place
 from homenode.sources import load_host
 from homenode.topology import CoreKind
 from homenode.units import GIB

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from homenode.cpuset import CpuSet
-from homenode.plan.place import place
 from homenode.plan.placement import Placement
 from homenode.plan.request import EmulatorPolicy, Policy
+from homenode.plan.search.place import place
 from tests.small_hosts import DeviceSpec, even_host, pinned_domain, small_request
 
 

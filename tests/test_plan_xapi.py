@@ -10,9 +10,9 @@ import pytest
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.plan.model import Unplannable
-from homenode.plan.place import place
 from homenode.plan.placement import Placement
 from homenode.plan.request import EmulatorPolicy, GuestRequest, Policy
+from homenode.plan.search.place import place
 from homenode.topology import Host, RunningDomain
 from homenode.units import GIB
 from tests.small_hosts import even_host, small_request

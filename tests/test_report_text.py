@@ -8,11 +8,11 @@ from rich.console import Console, RenderableType
 
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind
-from homenode.plan.explain import explain
 from homenode.plan.layout import PRESETS
 from homenode.plan.model import Plan, Rejection, Unplannable
 from homenode.plan.published import Objective, choose
 from homenode.plan.rank import rank
+from homenode.plan.words.explain import explain
 from homenode.report.choice_text import choice_text
 from homenode.report.host_tree import host_tree
 from homenode.report.plan_text import plan_text, rejections_text

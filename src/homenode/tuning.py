@@ -12,11 +12,11 @@ from homenode.domain.read import guest_of, open_domain
 from homenode.domain.requirements import refuse_older
 from homenode.domain.rewrite import rewrite
 from homenode.errors import HomenodeError
-from homenode.plan.assemble import assemble
 from homenode.plan.manual import ManualRanges, manual_placement
 from homenode.plan.model import Plan, PlanFinding
 from homenode.plan.planner import plan
 from homenode.plan.published import Choice
+from homenode.plan.shape.assemble import assemble
 from homenode.plan.wishes import Wishes, request_for
 from homenode.topology import Host
 

@@ -135,7 +135,7 @@ def _print(
 
         print_json(encode_plan(tuning.plan))
     elif not outputs.quiet:
-        from homenode.plan.explain import explain
+        from homenode.plan.words.explain import explain
         from homenode.report.plan_text import plan_text
 
         console().print(plan_text(explain(tuning.plan, host)))

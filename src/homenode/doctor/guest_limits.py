@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from homenode.findings import Finding, Severity
 from homenode.pci import PciDevice
-from homenode.plan.aperture import (
+from homenode.plan.shape.aperture import (
     DEFAULT_ADDRESS_BITS,
     DEFAULT_WINDOW_BYTES,
     prefetchable_window_bytes,

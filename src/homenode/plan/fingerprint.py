@@ -2,7 +2,7 @@
 
 import hashlib
 
-from homenode.plan.certain_nodes import with_certain_nodes
+from homenode.plan.search.certain_nodes import with_certain_nodes
 from homenode.topology import Host
 
 

@@ -1,10 +1,10 @@
 """Planner: from a host and a request to the plan of one VM."""
 
-from homenode.plan.assemble import assemble
-from homenode.plan.certain_nodes import with_certain_nodes
 from homenode.plan.model import Plan
-from homenode.plan.place import place
 from homenode.plan.request import GuestRequest
+from homenode.plan.search.certain_nodes import with_certain_nodes
+from homenode.plan.search.place import place
+from homenode.plan.shape.assemble import assemble
 from homenode.topology import Host
 
 

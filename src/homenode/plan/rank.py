@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from homenode.errors import InputError
-from homenode.plan.ladder import concessions
 from homenode.plan.model import Unplannable
-from homenode.plan.place import place
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
+from homenode.plan.search.ladder import concessions
+from homenode.plan.search.place import place
 from homenode.topology import Host
 
 _INDICES = frozenset({"nodes", "split"})

@@ -21,11 +21,14 @@ _STYLES = {
 }
 
 
-def findings_text(findings: Findings) -> RenderableType:
-    """What was checked, each finding with its cost and its fix, and a line that sums them up."""
+def findings_text(findings: Findings, *, with_sources: bool = False) -> RenderableType:
+    """What was checked, each finding with its cost and its fix, and a line that sums them up.
+
+    with_sources: also who says so, or where it was read.
+    """
     parts: list[RenderableType] = [Text(printable(f"checked: {c}")) for c in findings.checked]
     for finding in findings.findings:
-        parts += [Text(""), *_finding(finding)]
+        parts += [Text(""), *_finding(finding, with_sources)]
     parts += [Text(""), Text(_summary(findings.findings), style="bold")]
     return AsciiWhereNeeded(Group(*parts))
 
@@ -46,7 +49,7 @@ def checks_text(title: str, checks: Sequence[Check]) -> RenderableType:
     return AsciiWhereNeeded(Group(title_line, table))
 
 
-def _finding(finding: Finding) -> list[RenderableType]:
+def _finding(finding: Finding, with_source: bool) -> list[RenderableType]:
     head = Text.assemble(
         (f"{finding.severity}: ", _STYLES[finding.severity]),
         (printable(finding.subject), "bold"),
@@ -57,6 +60,8 @@ def _finding(finding: Finding) -> list[RenderableType]:
         lines.append(f"cost     {finding.cost}")
     if finding.fix is not None:
         lines.append(f"fix      {finding.fix}")
+    if with_source:
+        lines.append(f"source   {finding.source}")
     indent = (0, 0, 0, 2)
     return [head, *(Padding(Text(printable(line)), indent, expand=False) for line in lines)]
 

@@ -4,9 +4,9 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.padding import Padding
 from rich.text import Text
 
-from homenode.plan.explain import rejection_lines
-from homenode.plan.explanation import Explanation, Section
 from homenode.plan.model import Unplannable
+from homenode.plan.words.explain import rejection_lines
+from homenode.plan.words.explanation import Explanation, Section
 from homenode.report.terminal_text import AsciiWhereNeeded, TableOrList
 from homenode.report.wording import printable
 

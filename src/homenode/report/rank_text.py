@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from homenode.plan.explanation import nodes_text
 from homenode.plan.rank import RankedHost
+from homenode.plan.words.explanation import nodes_text
 from homenode.report.terminal_text import AsciiWhereNeeded
 from homenode.report.wording import printable
 

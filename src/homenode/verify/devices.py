@@ -8,7 +8,7 @@ from homenode.findings import Finding, Severity
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind, PciDevice
 from homenode.plan.guest import Guest, GuestHostdev
-from homenode.plan.pcie_document import EXPANDER, expander_above
+from homenode.plan.shape.pcie_document import EXPANDER, expander_above
 from homenode.topology import Host
 from homenode.verify.domain_facts import DomainFacts
 

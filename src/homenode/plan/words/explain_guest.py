@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from homenode.indices import NodeIndex
-from homenode.plan.explanation import (
+from homenode.plan.model import GuestCache, Plan, PlannedCell, PlannedDevice
+from homenode.plan.words.explanation import (
     Rows,
     Section,
     count_text,
@@ -11,7 +12,6 @@ from homenode.plan.explanation import (
     numbers_text,
     union,
 )
-from homenode.plan.model import GuestCache, Plan, PlannedCell, PlannedDevice
 from homenode.topology import Host
 from homenode.units import KIB, MIB, format_bytes
 

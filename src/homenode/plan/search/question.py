@@ -5,10 +5,10 @@ place.py asks one question per rung of the ladder; nodes.py answers it.
 
 from dataclasses import dataclass, field
 
-from homenode.plan.cost import Cost, packed
-from homenode.plan.near import members, neighbours
 from homenode.plan.request import Balance, Policy
-from homenode.plan.supply import Draw, Supply
+from homenode.plan.search.cost import Cost, packed
+from homenode.plan.search.near import members, neighbours
+from homenode.plan.search.supply import Draw, Supply
 from homenode.topology import LOCAL_DISTANCE
 
 

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from homenode.bdf import Bdf
 from homenode.plan.guest import GuestAddress
-from homenode.plan.pcie_build import PcieBuild
-from homenode.plan.pcie_document import EXPANDER, PcieDocument
-from homenode.plan.pcie_tree import PcieTree
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
+from homenode.plan.shape.pcie_build import PcieBuild
+from homenode.plan.shape.pcie_document import EXPANDER, PcieDocument
+from homenode.plan.shape.pcie_tree import PcieTree
 
 
 @dataclass(frozen=True, slots=True)

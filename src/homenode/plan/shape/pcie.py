@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from homenode.bdf import Bdf
 from homenode.errors import InputError, UsageError
 from homenode.pci import DeviceKind, PciDevice
-from homenode.plan.device_places import device_places
 from homenode.plan.guest import GuestAddress
 from homenode.plan.model import GuestCellId, PlanFinding, PlannedController, PortModel
-from homenode.plan.pcie_build import PcieBuild
-from homenode.plan.pcie_document import PcieDocument, refuse_machine
-from homenode.plan.pcie_seats import Seat, base_of, best_ones, right_ones, seats_of
-from homenode.plan.pcie_tree import pcie_tree
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest, PciGranularity
+from homenode.plan.shape.device_places import device_places
+from homenode.plan.shape.pcie_build import PcieBuild
+from homenode.plan.shape.pcie_document import PcieDocument, refuse_machine
+from homenode.plan.shape.pcie_seats import Seat, base_of, best_ones, right_ones, seats_of
+from homenode.plan.shape.pcie_tree import pcie_tree
 from homenode.topology import Host
 
 MOST_SPARE_PORTS = 16

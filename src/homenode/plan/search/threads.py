@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from homenode.cpuset import CpuSet
 from homenode.plan.model import PlanFinding
-from homenode.plan.supply import FreeCore, Usable
+from homenode.plan.search.supply import FreeCore, Usable
 from homenode.topology import CoreKind
 
 EMULATOR_CORES = 2

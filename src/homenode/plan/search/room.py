@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
-from homenode.plan.guest_numa import memory_granule, page_size
 from homenode.plan.request import GuestRequest
-from homenode.plan.taken import other_domains, own_domain
+from homenode.plan.search.taken import other_domains, own_domain
+from homenode.plan.shape.guest_numa import memory_granule, page_size
 from homenode.topology import Host, MemoryKind, NumaNode
 
 

@@ -10,10 +10,10 @@ from homenode.bdf import Bdf
 from homenode.errors import InputError
 from homenode.gap import Gap
 from homenode.pci import DeviceKind, LinkKind, PciDevice
-from homenode.plan.fewest import fewest
 from homenode.plan.model import Rejection, Unplannable
 from homenode.plan.request import GuestRequest
-from homenode.plan.taken import Taken
+from homenode.plan.search.fewest import fewest
+from homenode.plan.search.taken import Taken
 from homenode.topology import Host
 
 MOST_SETS = 8

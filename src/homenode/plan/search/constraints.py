@@ -4,16 +4,16 @@ from collections.abc import Iterator, Sequence
 
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
-from homenode.plan.ladder import Rung, pus_counted
 from homenode.plan.layout import Pinning
 from homenode.plan.model import Rejection, Unplannable
-from homenode.plan.near import members
-from homenode.plan.nodes import feasible_counts
-from homenode.plan.question import Question
 from homenode.plan.request import GuestRequest
-from homenode.plan.room import page_size_bytes
-from homenode.plan.supply import Supply, Usable
-from homenode.plan.taken import Taken
+from homenode.plan.search.ladder import Rung, pus_counted
+from homenode.plan.search.near import members
+from homenode.plan.search.nodes import feasible_counts
+from homenode.plan.search.question import Question
+from homenode.plan.search.room import page_size_bytes
+from homenode.plan.search.supply import Supply, Usable
+from homenode.plan.search.taken import Taken
 from homenode.topology import CoreKind, Host, MemoryKind
 from homenode.units import format_bytes
 

@@ -10,11 +10,11 @@ over many packages, the budget of steps ends the search and the answer says so.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from homenode.plan.choice import Choice, Shares, pick
-from homenode.plan.cost import Cost
-from homenode.plan.near import UNREACHABLE, Steps, cliques, members
-from homenode.plan.question import Question, within
 from homenode.plan.request import Policy
+from homenode.plan.search.choice import Choice, Shares, pick
+from homenode.plan.search.cost import Cost
+from homenode.plan.search.near import UNREACHABLE, Steps, cliques, members
+from homenode.plan.search.question import Question, within
 
 BUDGET_STEPS = 100_000
 """A step is one node looked at in a branch: about a microsecond."""

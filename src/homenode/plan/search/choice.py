@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import combinations
 
-from homenode.plan.near import Steps, members
-from homenode.plan.question import Question
+from homenode.plan.search.near import Steps, members
+from homenode.plan.search.question import Question
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from homenode.errors import InputError
 from homenode.plan.guest import Guest, GuestAddress, GuestPciController
 from homenode.plan.model import PortModel
-from homenode.plan.pcie_tree import PcieTree, TreeNode
+from homenode.plan.shape.pcie_tree import PcieTree, TreeNode
 
 EXPANDER = PortModel.EXPANDER_BUS.value
 

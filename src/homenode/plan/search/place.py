@@ -10,22 +10,22 @@ from dataclasses import dataclass
 from homenode.cpuset import CpuSet
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
-from homenode.plan.constraints import node_counts, refusal, single_nodes, unusable_nodes
-from homenode.plan.cost import sort_key, terms
-from homenode.plan.findings import placement_findings
-from homenode.plan.gpus import DeviceSet, device_sets
-from homenode.plan.ladder import Rung, check_layout, pus_counted, rung_name, rungs
 from homenode.plan.layout import GuestCells, MemoryBinding, Pinning, Siblings
 from homenode.plan.model import Rejection, RunnerUp
-from homenode.plan.near import Near, near
-from homenode.plan.nodes import Answer, answer
 from homenode.plan.placement import Placement
-from homenode.plan.question import Pull, Question
 from homenode.plan.request import EmulatorPolicy, GuestRequest
-from homenode.plan.room import Room, page_size_bytes, pages_wanted, rooms
-from homenode.plan.supply import Group, Usable, supply, usable
-from homenode.plan.taken import Taken, taken_by_others
-from homenode.plan.threads import ThreadPlaces, shared_places, thread_places
+from homenode.plan.search.constraints import node_counts, refusal, single_nodes, unusable_nodes
+from homenode.plan.search.cost import sort_key, terms
+from homenode.plan.search.findings import placement_findings
+from homenode.plan.search.gpus import DeviceSet, device_sets
+from homenode.plan.search.ladder import Rung, check_layout, pus_counted, rung_name, rungs
+from homenode.plan.search.near import Near, near
+from homenode.plan.search.nodes import Answer, answer
+from homenode.plan.search.question import Pull, Question
+from homenode.plan.search.room import Room, page_size_bytes, pages_wanted, rooms
+from homenode.plan.search.supply import Group, Usable, supply, usable
+from homenode.plan.search.taken import Taken, taken_by_others
+from homenode.plan.search.threads import ThreadPlaces, shared_places, thread_places
 from homenode.topology import CoreKind, Host
 from homenode.units import format_bytes
 

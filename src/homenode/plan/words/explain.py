@@ -7,15 +7,17 @@ from collections.abc import Sequence
 
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
-from homenode.plan.cost_words import term_lines, term_value, term_words
-from homenode.plan.explain_guest import (
+from homenode.plan.layout import Pinning
+from homenode.plan.model import Plan, Rejection
+from homenode.plan.words.cost_words import term_lines, term_value, term_words
+from homenode.plan.words.explain_guest import (
     apertures_section,
     cells_section,
     devices_section,
     pages_section,
     topology_section,
 )
-from homenode.plan.explanation import (
+from homenode.plan.words.explanation import (
     Explanation,
     Rows,
     Section,
@@ -24,8 +26,6 @@ from homenode.plan.explanation import (
     pus_text,
     union,
 )
-from homenode.plan.layout import Pinning
-from homenode.plan.model import Plan, Rejection
 from homenode.topology import Host
 from homenode.units import format_bytes
 

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
-from homenode.plan.ladder import Rung
 from homenode.plan.layout import MemoryBinding, Siblings
 from homenode.plan.model import PlanFinding
 from homenode.plan.request import GuestRequest
-from homenode.plan.taken import Taken
+from homenode.plan.search.ladder import Rung
+from homenode.plan.search.taken import Taken
 from homenode.topology import Host
 
 

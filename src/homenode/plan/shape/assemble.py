@@ -6,19 +6,19 @@ from homenode.errors import InputError, UsageError
 from homenode.gap import Gap
 from homenode.indices import LlcIndex, NodeIndex
 from homenode.pci import PciDevice
-from homenode.plan.aperture import ApertureChoice, aperture
-from homenode.plan.caches import guest_cache, llc_runs
-from homenode.plan.consequences import consequences
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.guest import GuestAddress
-from homenode.plan.guest_numa import guest_memory, page_size
-from homenode.plan.guest_topology import guest_topology
 from homenode.plan.layout import GuestCells, GuestPcie, MemoryBinding
 from homenode.plan.model import GuestCellId, Plan, PlannedCell, PlannedDevice
-from homenode.plan.pcie import MirroredPcie, mirror_pcie
-from homenode.plan.pcie_document import PcieDocument
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest, MemoryMode
+from homenode.plan.shape.aperture import ApertureChoice, aperture
+from homenode.plan.shape.caches import guest_cache, llc_runs
+from homenode.plan.shape.consequences import consequences
+from homenode.plan.shape.guest_numa import guest_memory, page_size
+from homenode.plan.shape.guest_topology import guest_topology
+from homenode.plan.shape.pcie import MirroredPcie, mirror_pcie
+from homenode.plan.shape.pcie_document import PcieDocument
 from homenode.topology import Host
 
 MOST_VCPUS_WITHOUT_IOMMU = 255

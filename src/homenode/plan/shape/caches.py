@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from homenode.cpuset import CpuSet
 from homenode.gap import Gap
 from homenode.indices import LlcIndex
-from homenode.plan.guest_topology import AMD_VENDORS
 from homenode.plan.layout import GuestCells
 from homenode.plan.model import GuestCache, GuestTopology, PlanFinding, PlannedCell
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
+from homenode.plan.shape.guest_topology import AMD_VENDORS
 from homenode.topology import Host
 
 PASSTHROUGH_MODES = frozenset({"host-passthrough", "maximum"})

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from homenode.errors import UsageError
 from homenode.plan.layout import GuestCells, Layout, MemoryBinding, Pinning, Siblings
 from homenode.plan.request import GuestRequest, Policy
-from homenode.plan.supply import Usable, core_kinds, counts_pus
+from homenode.plan.search.supply import Usable, core_kinds, counts_pus
 from homenode.topology import CoreKind
 
 

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex, PackageIndex
-from homenode.plan.fewest import fewest
 from homenode.plan.layout import Pinning
 from homenode.plan.request import GuestRequest, Policy
-from homenode.plan.room import Room
-from homenode.plan.taken import Taken
+from homenode.plan.search.fewest import fewest
+from homenode.plan.search.room import Room
+from homenode.plan.search.taken import Taken
 from homenode.topology import CoreKind, Host
 
 UNKNOWN_LLC = 1 << 20

@@ -1,0 +1,1 @@
+"""Words: a plan in sentences and tables. explain.py is the way in."""

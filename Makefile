@@ -17,7 +17,7 @@ help:
 
 setup: $(STAMP)
 
-$(STAMP): requirements.lock pyproject.toml
+$(STAMP): requirements.lock pyproject.toml hatch_build.py native/sources.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "homenode needs Python 3.11 or newer; $$($(PYTHON) --version) found. Try: make PYTHON=python3.12" >&2; exit 3; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
@@ -31,8 +31,8 @@ demo: $(STAMP)
 	$(BIN)/python demo/run.py out
 
 style: $(STAMP)
-	$(BIN)/ruff format --check src tests bench demo
-	$(BIN)/ruff check src tests bench demo
+	$(BIN)/ruff format --check src tests bench demo hatch_build.py
+	$(BIN)/ruff check src tests bench demo hatch_build.py
 
 types: $(STAMP)
 	$(BIN)/mypy
@@ -49,6 +49,7 @@ bench: $(STAMP)
 	$(BIN)/python bench/plan_speed.py
 	$(BIN)/python bench/host_speed.py
 	$(BIN)/python bench/command_speed.py
+	$(BIN)/python bench/probe_peers.py 3
 
 lock:
 	$(BIN)/python -m pip install --quiet uv

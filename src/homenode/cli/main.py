@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from homenode import __version__
-from homenode.cli import capture, plan, restore, show
+from homenode.cli import capture, plan, restore, show, verify
 from homenode.errors import HomenodeError
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app = typer.Typer(
 app.command("capture")(capture.capture)
 app.command("show")(show.show)
 app.command("plan")(plan.plan)
+app.command("verify")(verify.verify)
 app.command("restore")(restore.restore)
 
 

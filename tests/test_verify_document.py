@@ -58,7 +58,7 @@ FAULTS: dict[str, tuple[tuple[tuple[str, str], ...], str, set[str]]] = {
     ),
     "a vCPU away from its cell's memory": (
         (("vcpu='3' cpuset='5'", "vcpu='3' cpuset='3'"),),
-        "cell 1, vCPUs 3",
+        "cell 1, vCPU 3",
         {"pin-off-node", "plan-pins"},
     ),
     "a node that is not there": (

@@ -7,7 +7,7 @@ from homenode.findings import Finding, Severity
 from homenode.plan.layout import GuestCells, MemoryBinding
 from homenode.plan.model import GuestTopology, Plan
 from homenode.units import format_bytes
-from homenode.verify.domain_facts import DomainFacts
+from homenode.verify.domain_facts import DomainFacts, vcpus_text
 
 _REWRITE = "write the document again: homenode plan -o, or homenode restore and plan"
 _SHOWN = 6
@@ -73,7 +73,7 @@ def _pins(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
     ]
     if pairs:
         yield differs(
-            "pins", f"vCPUs {CpuSet(i for i, _, _ in pairs)}",
+            "pins", vcpus_text(CpuSet(i for i, _, _ in pairs)),
             "PU " + _some(f"{i} -> {_pus(want)}" for i, want, _ in pairs),
             "PU " + _some(f"{i} -> {_pus(found)}" for i, _, found in pairs), facts.source,
             cost="these vCPUs run away from their memory, or where others run",

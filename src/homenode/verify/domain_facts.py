@@ -56,6 +56,11 @@ class DomainFacts:
         return any(pin is not None for pin in self.vcpu_pins)
 
 
+def vcpus_text(vcpus: CpuSet) -> str:
+    """ "vCPU 3" or "vCPUs 0-3"."""
+    return f"vCPU{'s' if len(vcpus) > 1 else ''} {vcpus}"
+
+
 def domain_facts(document: Document) -> DomainFacts:
     """The facts of a document. Raises ParseError or InputError where it cannot be read."""
     guest = guest_of(document)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
 from homenode.topology import Host
-from homenode.verify.domain_facts import DomainFacts
+from homenode.verify.domain_facts import DomainFacts, vcpus_text
 
 SHARED_CORE_COST = "a vCPU on a core with another loses 40 to 75 % (XAPI's measurement)"
 _REPLAN = "plan again on this host: homenode plan"
@@ -16,13 +16,13 @@ def pins_alone(facts: DomainFacts) -> Iterator[Finding]:
     floating = CpuSet(i for i, pin in enumerate(facts.vcpu_pins) if not pin)
     if floating and facts.is_pinned:
         yield Finding(
-            "vcpu-not-pinned", Severity.WARNING, f"vCPU {floating}", "a pin for each vCPU",
+            "vcpu-not-pinned", Severity.WARNING, vcpus_text(floating), "a pin for each vCPU",
             "none", "they run wherever the host's scheduler puts them, away from their memory",
             "add <vcpupin> for them", facts.source,
         )  # fmt: skip
     elif floating:
         yield Finding(
-            "unpinned", Severity.INFO, f"vCPU {floating}", "pins", "none: all vCPUs float",
+            "unpinned", Severity.INFO, vcpus_text(floating), "pins", "none: all vCPUs float",
             None, "homenode plan --layout pin, or another layout with pins", facts.source,
         )  # fmt: skip
     owners: dict[int, list[int]] = {}
@@ -32,7 +32,7 @@ def pins_alone(facts: DomainFacts) -> Iterator[Finding]:
     for pu, vcpus in sorted(owners.items()):
         if len(vcpus) > 1:
             yield Finding(
-                "pu-shared", Severity.WARNING, f"vCPUs {CpuSet(vcpus)}", "a PU for each",
+                "pu-shared", Severity.WARNING, vcpus_text(CpuSet(vcpus)), "a PU for each",
                 f"all on PU {pu}", "they take turns on it", _REPLAN, facts.source,
             )  # fmt: skip
     single = CpuSet(owners)
@@ -100,7 +100,7 @@ def _cores(facts: DomainFacts, host: Host) -> Iterator[Finding]:
         used = CpuSet(pu for i in on_it for pu in facts.vcpu_pins[i] or ())
         if len(used) > 1:
             yield Finding(
-                "core-shared", Severity.WARNING, f"vCPUs {CpuSet(on_it)}",
+                "core-shared", Severity.WARNING, vcpus_text(CpuSet(on_it)),
                 "a core for each: the guest is told of no siblings",
                 f"core {core.id.core} of package {core.id.package} (PUs {core.pus}) has them all",
                 SHARED_CORE_COST, "--layout pin-numa-pci-smt shows siblings as siblings; "
@@ -109,6 +109,7 @@ def _cores(facts: DomainFacts, host: Host) -> Iterator[Finding]:
 
 
 def _cells_at_home(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+    present = CpuSet(pu.index for pu in host.pus)
     pus_of_node = {int(node.index): node.pus for node in host.nodes}
     for cell in facts.cells:
         homes = [pus_of_node[node] for node in host_nodes(cell.host_nodes, host)]
@@ -117,12 +118,12 @@ def _cells_at_home(facts: DomainFacts, host: Host) -> Iterator[Finding]:
             continue
         far = [
             i for i in cell.vcpus if i < len(facts.vcpu_pins)
-            and (pin := facts.vcpu_pins[i]) is not None and not pin <= near
+            and (pin := facts.vcpu_pins[i]) is not None and pin <= present and not pin <= near
         ]  # fmt: skip
         if far:
             pins = CpuSet(pu for i in far for pu in facts.vcpu_pins[i] or ())
             yield Finding(
-                "pin-off-node", Severity.WARNING, f"cell {cell.id}, vCPUs {CpuSet(far)}",
+                "pin-off-node", Severity.WARNING, f"cell {cell.id}, {vcpus_text(CpuSet(far))}",
                 f"PUs of node {cell.host_nodes} ({near}), where the cell's memory is",
                 f"PUs {pins}", "every access of theirs to the cell's memory is remote",
                 _REPLAN, facts.source,

@@ -1,0 +1,51 @@
+"""Every kind of finding that verification gives is listed where users look for it."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.doc_pages import ROOT, read_page
+
+_VERIFY = ROOT / "src/homenode/verify"
+_FILES = (
+    *(
+        _VERIFY / f"{name}.py"
+        for name in (
+            "as_planned", "boot_outcome", "checks", "device_checks", "devices", "document",
+            "guest_view", "libvirt_boot", "memory", "pins", "references", "verification",
+            "versions",
+        )
+    ),
+    ROOT / "src/homenode/domain/crosscheck.py",
+    ROOT / "src/homenode/domain/pci_windows.py",
+)  # fmt: skip
+_PREFIX = {"Finding": "", "Broken": "", "differs": "plan-", "check": "guest-", "_groups": "guest-"}
+
+
+def ids(path: Path) -> Iterator[str]:
+    """First arguments, or `id`, of what makes findings, where they are texts."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            prefix = _PREFIX.get(node.func.id)
+            if prefix is None:
+                continue
+            for value in (*node.args[:1], *(k.value for k in node.keywords if k.arg == "id")):
+                if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                    yield prefix + value.value
+
+
+def test_every_finding_of_verify_is_documented() -> None:
+    told = read_page("docs/commands/verify.md").words_in_code()
+    made = {name for path in _FILES for name in ids(path)}
+    assert len(made) > 50
+    assert not sorted(made - told)
+
+
+def test_no_finding_is_documented_that_nothing_makes() -> None:
+    page = read_page("docs/commands/verify.md").sections()
+    made = {name for path in _FILES for name in ids(path)}
+    for heading in ("What the document check finds", "What a guest is asked"):
+        rows = (line for line in page[heading].splitlines() if line.startswith("| `"))
+        cells = (row.split("|")[1] for row in rows)
+        told = {word.strip(" `") for cell in cells for word in cell.split(",")}
+        assert not sorted(told - made), heading

@@ -16,7 +16,6 @@ from homenode.errors import HomenodeError
 app = typer.Typer(
     name="homenode",
     no_args_is_help=True,
-    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     help="Put every vCPU, every page and every GPU of a virtual machine on its home NUMA node.",

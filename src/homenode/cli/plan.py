@@ -24,6 +24,7 @@ from homenode.units import MIB, parse_bytes
 if TYPE_CHECKING:
     from homenode.plan.manual import ManualRanges
 
+_VM = "The VM (instead of what the document says)"
 _PLACING = "Placement"
 _LAYOUT = "Layout switches (override the preset)"
 _MANUAL = "Manual mode (explicit PU lists; needs no host)"
@@ -57,103 +58,195 @@ def plan(
     objective: Annotated[
         Objective | None, typer.Option(help="With --layout auto: what the VM is for.")
     ] = None,
-    vcpus: Annotated[int | None, typer.Option(help="vCPUs, instead of the document's.")] = None,
+    vcpus: Annotated[
+        int | None, typer.Option(help="vCPUs, instead of the document's.", rich_help_panel=_VM)
+    ] = None,
     memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Memory, instead of the document's: 64GiB.")
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Memory, instead of the document's: 64GiB.", rich_help_panel=_VM
+        ),
     ] = None,
     page_size: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Huge pages to back it: 2MiB, 1GiB.")
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Huge pages to back it: 2MiB, 1GiB.", rich_help_panel=_VM
+        ),
     ] = None,
     device: Annotated[
         list[str] | None,
-        typer.Option(metavar="BDF", help="Pass this host device through as well."),
+        typer.Option(
+            metavar="BDF", help="Pass this host device through as well.", rich_help_panel=_VM
+        ),
     ] = None,
     gpus: Annotated[
-        int | None, typer.Option(metavar="N", help="Choose N GPUs of the host for the VM.")
+        int | None,
+        typer.Option(
+            metavar="N", help="Choose N GPUs of the host for the VM.", rich_help_panel=_VM
+        ),
     ] = None,
     policy: Annotated[
         Policy, typer.Option(help="How many cores the nodes must have.", rich_help_panel=_PLACING)
     ] = Policy.CORES_FIRST,
     balance: Annotated[
-        Balance, typer.Option(help="Among equals: the emptiest nodes, or the tightest fit.")
+        Balance,
+        typer.Option(
+            help="Among equals: the emptiest nodes, or the tightest fit.", rich_help_panel=_PLACING
+        ),
     ] = Balance.SPREAD,
-    max_nodes: Annotated[int | None, typer.Option(help="At most so many host nodes.")] = None,
+    max_nodes: Annotated[
+        int | None, typer.Option(help="At most so many host nodes.", rich_help_panel=_PLACING)
+    ] = None,
     keep_vcpus: Annotated[
         bool,
-        typer.Option("--keep-vcpus", help="With siblings exposed: halve the cores, not double."),
+        typer.Option(
+            "--keep-vcpus",
+            help="With siblings exposed: halve the cores, not double.",
+            rich_help_panel=_PLACING,
+        ),
     ] = False,
     unequal_cells: Annotated[
-        bool, typer.Option("--unequal-cells", help="Allow cells with different vCPU counts.")
+        bool,
+        typer.Option(
+            "--unequal-cells",
+            help="Allow cells with different vCPU counts.",
+            rich_help_panel=_PLACING,
+        ),
     ] = False,
     mixed_kinds: Annotated[
-        bool, typer.Option("--mixed-kinds", help="Allow P and E cores in one VM, in own cells.")
+        bool,
+        typer.Option(
+            "--mixed-kinds",
+            help="Allow P and E cores in one VM, in own cells.",
+            rich_help_panel=_PLACING,
+        ),
     ] = False,
     memory_mode: Annotated[
-        MemoryMode, typer.Option(help="How numatune binds memory.")
+        MemoryMode, typer.Option(help="How numatune binds memory.", rich_help_panel=_PLACING)
     ] = MemoryMode.STRICT,
     allow_memory_node: Annotated[
         list[int] | None,
-        typer.Option(metavar="N", help="This CPU-less node may serve as ordinary memory."),
+        typer.Option(
+            metavar="N",
+            help="This CPU-less node may serve as ordinary memory.",
+            rich_help_panel=_PLACING,
+        ),
     ] = None,
     reserve_pus: Annotated[
-        str, typer.Option(metavar="PUS", help="PUs that the VM must leave alone: 0-3,64-67.")
+        str,
+        typer.Option(
+            metavar="PUS",
+            help="PUs that the VM must leave alone: 0-3,64-67.",
+            rich_help_panel=_PLACING,
+        ),
     ] = "",
     reserve_defined: Annotated[
         bool,
-        typer.Option("--reserve-defined", help="Pinned domains that are shut off keep their PUs."),
+        typer.Option(
+            "--reserve-defined",
+            help="Pinned domains that are shut off keep their PUs.",
+            rich_help_panel=_PLACING,
+        ),
     ] = False,
     emulator: Annotated[
-        EmulatorPolicy, typer.Option(help="Where QEMU's own threads go.")
+        EmulatorPolicy, typer.Option(help="Where QEMU's own threads go.", rich_help_panel=_PLACING)
     ] = EmulatorPolicy.AUTO,
     emulator_pus: Annotated[
-        str | None, typer.Option(metavar="PUS", help="Exactly these PUs for QEMU's own threads.")
+        str | None,
+        typer.Option(
+            metavar="PUS",
+            help="Exactly these PUs for QEMU's own threads.",
+            rich_help_panel=_PLACING,
+        ),
     ] = None,
     thread_policy: Annotated[
-        ThreadPolicy | None, typer.Option(help="OpenStack's spelling of the pinning switch.")
+        ThreadPolicy | None,
+        typer.Option(help="OpenStack's spelling of the pinning switch.", rich_help_panel=_PLACING),
     ] = None,
     pci_granularity: Annotated[
-        PciGranularity, typer.Option(help="What gets an expander bus of its own.")
+        PciGranularity,
+        typer.Option(help="What gets an expander bus of its own.", rich_help_panel=_LAYOUT),
     ] = PciGranularity.CELL,
     spare_ports: Annotated[
-        int, typer.Option(metavar="N", help="Empty root ports on each expander bus.")
+        int,
+        typer.Option(
+            metavar="N", help="Empty root ports on each expander bus.", rich_help_panel=_LAYOUT
+        ),
     ] = 0,
-    pinning: Annotated[Pinning | None, typer.Option(help="Override the preset's pinning.")] = None,
-    siblings: Annotated[
-        Siblings | None, typer.Option(help="Override what the guest sees of SMT.")
+    pinning: Annotated[
+        Pinning | None, typer.Option(help="Override the preset's pinning.", rich_help_panel=_LAYOUT)
     ] = None,
-    cells: Annotated[GuestCells | None, typer.Option(help="Override the guest's cells.")] = None,
-    pcie: Annotated[GuestPcie | None, typer.Option(help="Override the guest's PCIe tree.")] = None,
+    siblings: Annotated[
+        Siblings | None,
+        typer.Option(help="Override what the guest sees of SMT.", rich_help_panel=_LAYOUT),
+    ] = None,
+    cells: Annotated[
+        GuestCells | None, typer.Option(help="Override the guest's cells.", rich_help_panel=_LAYOUT)
+    ] = None,
+    pcie: Annotated[
+        GuestPcie | None,
+        typer.Option(help="Override the guest's PCIe tree.", rich_help_panel=_LAYOUT),
+    ] = None,
     memory_binding: Annotated[
-        MemoryBinding | None, typer.Option(help="Override how memory is bound.")
+        MemoryBinding | None,
+        typer.Option(help="Override how memory is bound.", rich_help_panel=_LAYOUT),
     ] = None,
     node_pus: Annotated[
         list[str] | None,
-        typer.Option(metavar="PUS", help="Manual mode: PUs of one node; once for each node."),
+        typer.Option(
+            metavar="PUS",
+            help="Manual mode: PUs of one node; once for each node.",
+            rich_help_panel=_MANUAL,
+        ),
     ] = None,
     sibling_pus: Annotated[
         list[str] | None,
-        typer.Option(metavar="PUS", help="Manual mode: their SMT siblings, in the same order."),
+        typer.Option(
+            metavar="PUS",
+            help="Manual mode: their SMT siblings, in the same order.",
+            rich_help_panel=_MANUAL,
+        ),
     ] = None,
     memory_mib: Annotated[
-        int | None, typer.Option(metavar="MIB", help="Memory in MiB, instead of the document's.")
+        int | None,
+        typer.Option(
+            metavar="MIB", help="Memory in MiB, instead of the document's.", rich_help_panel=_VM
+        ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="OUT.xml", help="Write the tuned document here."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="OUT.xml",
+            help="Write the tuned document here.",
+            rich_help_panel=_OUTPUT,
+        ),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(metavar="COPY", help="Tune a copy with its own name, UUID, NVRAM and MACs."),
+        typer.Option(
+            metavar="COPY",
+            help="Tune a copy with its own name, UUID, NVRAM and MACs.",
+            rich_help_panel=_OUTPUT,
+        ),
     ] = None,
-    diff: Annotated[bool, typer.Option("--diff", help="Print the change as a diff.")] = False,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Print the change as a diff.", rich_help_panel=_OUTPUT)
+    ] = False,
     save_plan: Annotated[
-        Path | None, typer.Option(metavar="P.json", help="Write the plan here.")
+        Path | None,
+        typer.Option(metavar="P.json", help="Write the plan here.", rich_help_panel=_OUTPUT),
     ] = None,
     svg: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw host and plan here.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw host and plan here.", rich_help_panel=_OUTPUT),
     ] = None,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Do not print the explanation.")
+        bool,
+        typer.Option(
+            "--quiet", "-q", help="Do not print the explanation.", rich_help_panel=_OUTPUT
+        ),
     ] = False,
     json: JsonOption = False,
 ) -> None:

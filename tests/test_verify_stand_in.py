@@ -12,12 +12,15 @@ from homenode.domain.document import Document
 from homenode.domain.read import open_domain
 from homenode.domain.schema import validate
 from homenode.errors import HostError
+from homenode.findings import Finding
 from homenode.plan.guest import GuestAddress
 from homenode.plan.layout import PRESETS
 from homenode.units import MIB
+from homenode.verify.boot_outcome import refusal
 from homenode.verify.cpu_choice import SUBSTITUTE, CpuChoice, choose_cpu
 from homenode.verify.domain_facts import domain_facts
 from homenode.verify.initramfs import initramfs, is_static
+from homenode.verify.libvirt_boot import daemons_own_trouble
 from homenode.verify.stand_in import MOST_BYTES, StandIn, stand_in_of
 from homenode.verify.stand_in_argv import stand_in_argv
 from homenode.verify.stand_in_xml import BootFiles, stand_in_xml
@@ -130,6 +133,18 @@ def test_functions_that_share_a_slot_are_multifunction() -> None:
     assert shared and all(".0x0" in word for word in shared)
 
 
+def refused(said: str) -> tuple[Finding, ...]:
+    return (refusal("libvirt", said, "vm.xml"),)
+
+
+def test_only_what_libvirt_says_of_the_document_is_held_against_it() -> None:
+    for said in ("XML error: Attempted double use", "unsupported configuration: no such thing"):
+        assert not daemons_own_trouble(refused(said), "qemu:///system")
+    excuse = daemons_own_trouble(refused("internal error: cannot make a namespace"), "test:///x")
+    assert [(f.id, f.severity) for f in excuse] == [("libvirt-could-not-start", "inconclusive")]
+    assert not daemons_own_trouble((), "qemu:///system")
+
+
 CPU = "<cpu mode='host-passthrough'/>"
 
 
@@ -167,12 +182,14 @@ def elf(*kinds: int) -> bytes:
     """A 64-bit ELF with program headers of these kinds."""
     head = bytearray(64)
     head[:6] = b"\x7fELF\x02\x01"
+    head[18] = 62
     head[32:40] = (64).to_bytes(8, "little")
     head[54:56], head[56:58] = (56).to_bytes(2, "little"), len(kinds).to_bytes(2, "little")
     return bytes(head) + b"".join(kind.to_bytes(4, "little") + bytes(52) for kind in kinds)
 
 
 def test_only_a_static_busybox_will_do() -> None:
+    assert not is_static(elf(1).replace(bytes([62]), bytes([183]), 1))  # aarch64
     assert is_static(elf(1, 4)) and not is_static(elf(1, 3)) and not is_static(b"#!/bin/sh\n")
     with pytest.raises(HostError, match="statically linked") as caught:
         initramfs(elf(3))

@@ -24,12 +24,11 @@ def as_planned(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
 
 
 def differs(
-    id: str, subject: str, expected: str, observed: str, source: str, *, cost: str | None = None
-) -> Finding:
+    id: str, subject: str, expected: str, observed: str, source: str, *,
+    cost: str | None = None, severity: Severity = Severity.CRITICAL,
+) -> Finding:  # fmt: skip
     """A finding that something is not as planned."""
-    return Finding(
-        f"plan-{id}", Severity.CRITICAL, subject, expected, observed, cost, _REWRITE, source
-    )
+    return Finding(f"plan-{id}", severity, subject, expected, observed, cost, _REWRITE, source)
 
 
 def _counts(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
@@ -80,13 +79,14 @@ def _pins(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
         )  # fmt: skip
     if plan.emulator_pus != facts.emulator_pus:
         yield differs("emulator", "<emulatorpin>", _pus(plan.emulator_pus),
-                      _pus(facts.emulator_pus), facts.source)  # fmt: skip
+                      _pus(facts.emulator_pus), facts.source,
+                      severity=Severity.WARNING)  # fmt: skip
     threads = tuple(pus for _, pus in facts.iothread_pins)
     if tuple(filter(None, plan.iothread_pus)) != threads:
         wanted_text = _some(map(_pus, plan.iothread_pus)) or "no pins"
         yield differs(
             "iothreads", "<iothreadpin>", wanted_text, _some(map(_pus, threads)) or "no pins",
-            facts.source,
+            facts.source, severity=Severity.WARNING,
         )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ _FETCH_S = 300
 _MOST_BYTES = 256 << 20
 _HINT = (
     "apt-get install linux-image-cloud-amd64 busybox-static (Debian), linux-image-virtual "
-    "busybox-static (Ubuntu), kernel-core busybox (Fedora); or name a kernel with --kernel FILE"
+    "busybox-static (Ubuntu), kernel-core busybox (Fedora), after apt-get update; or --kernel FILE"
 )
 
 

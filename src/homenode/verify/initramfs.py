@@ -12,6 +12,7 @@ from homenode.snapshot.collector import collector_script
 _FOLDER, _FILE, _CHARACTER_DEVICE = 0o040755, 0o100755, 0o020600
 _TRAILER = "TRAILER!!!"
 _PT_INTERP = 3
+_EM_X86_64 = 62
 
 BEGIN = "homenode-stand-in: reading"
 """What init writes to the console when the kernel is up."""
@@ -46,7 +47,7 @@ def initramfs(busybox: bytes) -> bytes:
     """
     if not is_static(busybox):
         raise HostError(
-            "busybox: expected a statically linked one, found one that needs a loader, or no ELF",
+            "busybox: expected a statically linked one for x86-64, found another program",
             hint="apt-get install busybox-static",
         )
     entries = (
@@ -62,8 +63,9 @@ def initramfs(busybox: bytes) -> bytes:
 
 
 def is_static(program: bytes) -> bool:
-    """True for a 64-bit little-endian ELF without a program interpreter. Source: elf(5)."""
-    if program[:6] != b"\x7fELF\x02\x01" or len(program) < 64:
+    """True for an ELF of x86-64 without a program interpreter. Source: elf(5)."""
+    machine = int.from_bytes(program[18:20], "little")
+    if program[:6] != b"\x7fELF\x02\x01" or len(program) < 64 or machine != _EM_X86_64:
         return False
     offset = int.from_bytes(program[32:40], "little")
     size = int.from_bytes(program[54:56], "little")

@@ -20,6 +20,7 @@ from homenode.cli import main, terminal
 from homenode.cli.main import app
 from homenode.domain import requirements
 from homenode.errors import HomenodeError
+from homenode.findings import Findings
 from homenode.plan.layout import PRESETS
 from homenode.plan.model import Plan
 from homenode.plan.published import Objective
@@ -30,7 +31,7 @@ from homenode.topology import Host, HostSummary
 from tests.doc_pages import FOLDER_SHOWN, ROOT, Page, all_pages, first_column, missing_output
 from tests.doc_pages import read_page as page
 
-FORMATS = {"host": Host, "plan": Plan, "refusal": Refusal}
+FORMATS = {"findings": Findings, "host": Host, "plan": Plan, "refusal": Refusal}
 PAGES = all_pages()
 """Read once; a test names the page it is about."""
 SHOWING = [p for p in PAGES if p.path.parts[:2] in (("docs", "commands"), ("docs", "tasks"))]

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import platform
 import shutil
 import subprocess
@@ -10,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from homenode.errors import HostError
+from homenode.verify.guest_files import find_guest_files
 from tests.probe_build import FEW_BYTES, OUT, ROOT, make, one_pu, run
 
 NATIVE = ROOT / "native"
@@ -90,13 +91,11 @@ def initrd_of(program: bytes) -> bytes:
 
 
 def guest_kernel() -> Path:
-    """A kernel to boot: HOMENODE_TEST_KERNEL, else the newest in /boot that can be read."""
-    named = os.environ.get("HOMENODE_TEST_KERNEL")
-    candidates = [Path(named)] if named else sorted(Path("/boot").glob("vmlinuz-*"), reverse=True)
-    for path in candidates:
-        if os.access(path, os.R_OK):
-            return path
-    pytest.skip("needs a guest kernel: set HOMENODE_TEST_KERNEL")
+    """A kernel to boot: this machine's, or a fetched one."""
+    try:
+        return find_guest_files().kernel
+    except HostError as error:
+        pytest.skip(f"needs a guest kernel: {error.message}")
 
 
 @pytest.mark.qemu

@@ -194,6 +194,15 @@ def test_a_document_of_another_domain_is_refused(daemon: StandIn, root: Path) ->
             apply_definition(virsh, NAME, other, original, root)
 
 
+def test_a_document_that_was_dumped_without_passwords_is_refused(
+    daemon: StandIn, root: Path
+) -> None:
+    virsh = Virsh(URI)
+    without = tuned().replace(b" passwd='kept'", b"")
+    with pytest.raises(UsageError, match="the passwords of vnc, found none"):
+        apply_definition(virsh, NAME, without, virsh.definition(UUID), root)
+
+
 def test_two_at_once_do_not_work_on_one_domain(daemon: StandIn, root: Path) -> None:
     store = DomainStore(root, URI, UUID)
     with store.locked(), pytest.raises(HostError, match="no other homenode at work"):

@@ -8,7 +8,7 @@ those are, and `restore_definition` finds the way back from either.
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from homenode.apply.kept import not_kept
+from homenode.apply.kept import not_kept, passwords_lost
 from homenode.apply.obstacles import Obstacle, obstacles
 from homenode.apply.record import Record, Step
 from homenode.apply.sameness import same_definition
@@ -40,7 +40,7 @@ def preview_definition(
 ) -> Applied:
     """What apply_definition would do; changes nothing, writes nothing. Raises as it does."""
     state = virsh.domain(name)
-    _check_identity(state, tuned)
+    _check_identity(state, tuned, original)
     store = DomainStore(root, virsh.connect, state.uuid)
     _check_current(virsh, state, original)
     base = _base(store, original)
@@ -64,7 +64,7 @@ def apply_definition(virsh: Virsh, name: str, tuned: bytes, original: bytes, roo
     then as it was.
     """
     state = virsh.domain(name)
-    _check_identity(state, tuned)
+    _check_identity(state, tuned, original)
     store = DomainStore(root, virsh.connect, state.uuid)
     with store.locked() as lock:
         _check_current(virsh, state, original)
@@ -123,48 +123,76 @@ class Restored:
     replaced: Path
 
 
+@dataclass(frozen=True, slots=True)
+class Restorable:
+    """What restore would put back: the document as libvirt holds it, and the original."""
+
+    state: DomainState
+    definition: bytes
+    original: bytes
+    record: Record
+
+    @property
+    def changed(self) -> bool:
+        return not same_definition(self.definition, self.original)
+
+
+def preview_restore(virsh: Virsh, name: str, root: Path) -> Restorable:
+    """What restore_definition would do; changes nothing. Raises as it does."""
+    state = virsh.domain(name)
+    store = DomainStore(root, virsh.connect, state.uuid)
+    record = store.record()
+    if record is None:
+        elsewhere = other_daemons(root, virsh.connect, state.uuid)
+        raise InputError(
+            f"{state.name}: expected a saved original in {store.folder}, found none",
+            hint=f"it was applied with --connect {elsewhere[0]}"
+            if elsewhere
+            else "only what `homenode apply` defined on this machine can be restored",
+        )
+    found = Restorable(state, virsh.definition(state.uuid), store.document(record.original), record)
+    if not found.changed:
+        return found
+    settled = record.step in (Step.APPLIED, Step.RESTORED)
+    if settled and not _is(store, record.applied, found.definition):
+        raise InputError(
+            f"{state.name}: expected the definition that homenode applied, found another: it was "
+            "edited since",
+            hint=f"to drop those edits: virsh define {store.document_path(record.original)}; to "
+            f"keep them and forget the original: homenode restore {state.name} --forget",
+        )
+    _refuse(_obstacles(virsh, state, found.original))
+    return found
+
+
 def restore_definition(virsh: Virsh, name: str, root: Path) -> Restored:
     """Give a domain the definition back that it had before the first apply.
 
-    The bytes that libvirt printed then are what it is given again.
-    Raises InputError where nothing is saved, or where the definition was changed since it was
-    applied; UsageError with every obstacle.
+    The bytes that libvirt printed then are what it is given again. Raises InputError where nothing
+    is saved, or where the definition was changed since it was applied; UsageError with every
+    obstacle.
     """
     state = virsh.domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)
     with store.locked() as lock:
-        record = store.record()
-        if record is None:
-            elsewhere = other_daemons(root, virsh.connect, state.uuid)
-            raise InputError(
-                f"{state.name}: expected a saved original in {store.folder}, found none",
-                hint=f"it was applied with --connect {elsewhere[0]}"
-                if elsewhere
-                else "only what `homenode apply` defined on this machine can be restored",
-            )
-        original = store.document(record.original)
-        now = virsh.definition(state.uuid)
+        found = preview_restore(virsh, state.uuid, root)
+        record, now = found.record, found.definition
         replaced = store.document_path(sha256(now))
-        if same_definition(now, original):
+        if not found.changed:
             store.write_record(replace(record, step=Step.RESTORED))
             return Restored(state, now, True, False, replaced)
-        settled = record.step in (Step.APPLIED, Step.RESTORED)
-        if settled and not _is(store, record.applied, now):
-            raise InputError(
-                f"{state.name}: expected the definition that homenode applied, found another: it "
-                "was edited since",
-                hint="to drop those edits: virsh define "
-                f"{store.document_path(record.original)}; to keep them and forget the original: "
-                f"homenode restore {state.name} --forget",
-            )
-        _refuse(_obstacles(virsh, state, original))
         store.save(now)
         record = replace(record, step=Step.RESTORING)
         store.write_record(record)
         virsh.define(str(store.document_path(record.original)), (lock,))
         now = virsh.definition(state.uuid)
         store.write_record(replace(record, step=Step.RESTORED))
-    return Restored(state, now, same_definition(now, original), True, replaced)
+    return Restored(state, now, same_definition(now, found.original), True, replaced)
+
+
+def has_original(virsh: Virsh, name: str, root: Path) -> bool:
+    """Whether an original of the domain is saved."""
+    return DomainStore(root, virsh.connect, virsh.domain(name).uuid).record() is not None
 
 
 def forget_original(virsh: Virsh, name: str, root: Path) -> Path:
@@ -204,7 +232,7 @@ def _is(store: DomainStore, name: str | None, definition: bytes) -> bool:
     return name is not None and same_definition(store.document(name), definition)
 
 
-def _check_identity(state: DomainState, tuned: bytes) -> None:
+def _check_identity(state: DomainState, tuned: bytes, original: bytes) -> None:
     guest = read_guest(tuned, "the tuned document")
     uuid = guest.uuid.lower() if guest.uuid else None
     if guest.name != state.name or uuid != state.uuid:
@@ -212,6 +240,14 @@ def _check_identity(state: DomainState, tuned: bytes) -> None:
             f"the tuned document: expected one for {state.name} ({state.uuid}), found "
             f"{guest.name} ({guest.uuid or 'no UUID'})",
             hint=f"virsh dumpxml --inactive {state.uuid} > VM.xml, then plan that",
+        )
+    lost = passwords_lost(original, tuned)
+    if lost:
+        raise UsageError(
+            f"the tuned document: expected the passwords of {', '.join(lost)}, found none: libvirt "
+            "would drop them",
+            hint="it was made from a document without them: virsh dumpxml --inactive "
+            f"--security-info {state.uuid} > VM.xml, then plan that",
         )
 
 

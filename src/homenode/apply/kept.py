@@ -33,3 +33,21 @@ def not_kept(given: bytes, held: bytes) -> tuple[str, ...]:
         if buses.get(c.index) != (c.model, c.bus_nr, c.node)
     ]
     return tuple(lost)
+
+
+def passwords_lost(original: bytes, tuned: bytes) -> tuple[str, ...]:
+    """Displays that have a password in the original and none in the tuned document, by type.
+
+    `virsh dumpxml` leaves passwords out unless --security-info asks for them.
+    """
+    before = _displays(original, "the definition")
+    after = dict(_displays(tuned, "the tuned document"))
+    return tuple(kind for kind, has in before if has and not after.get(kind, True))
+
+
+def _displays(document: bytes, source: str) -> tuple[tuple[str, bool], ...]:
+    devices = open_domain(document, source).root.child("devices")
+    return tuple(
+        (element.get("type") or "graphics", element.get("passwd") is not None)
+        for element in (() if devices is None else devices.all("graphics"))
+    )

@@ -1,0 +1,303 @@
+"""homenode apply, and the way back from it: a tuned definition in libvirt. [I/O]"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from homenode.bdf import Bdf
+from homenode.cli.terminal import check_can_write, console, note, print_diff, read_file, write_text
+from homenode.cpuset import CpuSet
+from homenode.errors import UsageError
+from homenode.hypervisor.connection import DEFAULT, checked_uri, is_local
+from homenode.plan.published import Objective
+from homenode.plan.request import Balance, EmulatorPolicy, MemoryMode, PciGranularity, Policy
+from homenode.plan.wishes import Wishes
+from homenode.units import parse_bytes
+
+if TYPE_CHECKING:
+    from homenode.apply.definition import Applied
+    from homenode.apply.live_pins import Moved
+    from homenode.hypervisor.virsh import Virsh
+    from homenode.tuning import Tuning
+
+_PLACING = "Placement (homenode plan has more: give its output with --document)"
+
+ConnectOption = Annotated[
+    str, typer.Option("--connect", "-c", metavar="URI", help="The libvirt daemon.")
+]
+
+
+def apply(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The domain: its name or UUID.")],
+    layout: Annotated[
+        str | None,
+        typer.Option("--layout", "-l", metavar="PRESET", help="Plan in this layout, and apply it."),
+    ] = None,
+    document: Annotated[
+        Path | None,
+        typer.Option(metavar="OUT.xml", help="Apply this document of `homenode plan` instead."),
+    ] = None,
+    connect: ConnectOption = DEFAULT,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Say what would happen; change nothing.")
+    ] = False,
+    live_pins: Annotated[
+        bool,
+        typer.Option(
+            "--live-pins", help="Move the threads of a running domain; leave its definition."
+        ),
+    ] = False,
+    host: Annotated[
+        str | None,
+        typer.Option(metavar="SOURCE", help="The host to plan for. Default: this machine."),
+    ] = None,
+    save_plan: Annotated[
+        Path | None, typer.Option(metavar="P.json", help="Write the plan here.")
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Do not print the explanation.")
+    ] = False,
+    objective: Annotated[
+        Objective | None,
+        typer.Option(help="With --layout auto: what the VM is for.", rich_help_panel=_PLACING),
+    ] = None,
+    page_size: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Huge pages to back it.", rich_help_panel=_PLACING),
+    ] = None,
+    device: Annotated[
+        list[str] | None,
+        typer.Option(metavar="BDF", help="Pass this through as well.", rich_help_panel=_PLACING),
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(metavar="N", help="Choose N GPUs.", rich_help_panel=_PLACING)
+    ] = None,
+    policy: Annotated[
+        Policy, typer.Option(help="How many cores nodes must have.", rich_help_panel=_PLACING)
+    ] = Policy.CORES_FIRST,
+    balance: Annotated[
+        Balance, typer.Option(help="Among equals.", rich_help_panel=_PLACING)
+    ] = Balance.SPREAD,
+    max_nodes: Annotated[
+        int | None, typer.Option(help="At most so many host nodes.", rich_help_panel=_PLACING)
+    ] = None,
+    keep_vcpus: Annotated[
+        bool,
+        typer.Option(
+            "--keep-vcpus", help="With siblings exposed: halve the cores.", rich_help_panel=_PLACING
+        ),
+    ] = False,
+    unequal_cells: Annotated[
+        bool,
+        typer.Option(
+            "--unequal-cells",
+            help="Allow cells of different vCPU counts.",
+            rich_help_panel=_PLACING,
+        ),
+    ] = False,
+    memory_mode: Annotated[
+        MemoryMode, typer.Option(help="How numatune binds.", rich_help_panel=_PLACING)
+    ] = MemoryMode.STRICT,
+    reserve_pus: Annotated[
+        str, typer.Option(metavar="PUS", help="PUs to leave alone.", rich_help_panel=_PLACING)
+    ] = "",
+    reserve_defined: Annotated[
+        bool,
+        typer.Option(
+            "--reserve-defined",
+            help="Domains that are shut off keep their PUs.",
+            rich_help_panel=_PLACING,
+        ),
+    ] = False,
+    emulator: Annotated[
+        EmulatorPolicy, typer.Option(help="Where QEMU's threads go.", rich_help_panel=_PLACING)
+    ] = EmulatorPolicy.AUTO,
+    pci_granularity: Annotated[
+        PciGranularity, typer.Option(help="What gets an expander bus.", rich_help_panel=_PLACING)
+    ] = PciGranularity.CELL,
+    spare_ports: Annotated[
+        int, typer.Option(metavar="N", help="Empty root ports.", rich_help_panel=_PLACING)
+    ] = 0,
+) -> None:
+    """Define a domain's tuned document in libvirt; the original is saved first.
+
+    `homenode restore NAME` gives the original back. The domain must be shut off, without a managed
+    save and without snapshots of another topology; --live-pins moves the threads of one that runs.
+    """
+    from homenode.apply.store import default_root
+    from homenode.hypervisor.virsh import Virsh
+
+    if (layout is None) == (document is None):
+        raise UsageError("expected one of --layout and --document, found both or neither")
+    check_can_write(save_plan)
+    virsh = Virsh(connect)
+    state = virsh.domain(name)
+    original = virsh.definition(state.uuid)
+    plan_json = None
+    if document is not None:
+        if save_plan is not None:
+            raise UsageError("--save-plan: expected --layout beside it, found --document")
+        tuned = read_file(document, "a domain document", hint="homenode plan VM.xml -o OUT.xml")
+    else:
+        assert layout is not None, "one of the two is given"
+        wishes = Wishes(
+            layout=layout,
+            objective=objective,
+            page_bytes=None if page_size is None else parse_bytes(page_size),
+            devices=tuple(Bdf.parse(text, "--device") for text in device or ()),
+            gpu_count=gpus,
+            policy=policy,
+            balance=balance,
+            max_nodes=max_nodes,
+            keep_vcpus=keep_vcpus,
+            unequal_cells=unequal_cells,
+            memory_mode=memory_mode,
+            reserved_pus=CpuSet.parse(reserve_pus, "--reserve-pus"),
+            reserve_defined=reserve_defined,
+            emulator_policy=emulator,
+            pci_granularity=pci_granularity,
+            spare_ports=spare_ports,
+        )
+        tuning = _tune(state.name, original, wishes, host, connect, quiet=quiet)
+        from homenode.plan.stored import encode_plan
+
+        tuned, plan_json = tuning.document, encode_plan(tuning.plan)
+    if live_pins:
+        _move(virsh, state.uuid, tuned, default_root(), dry_run=dry_run)
+    elif dry_run:
+        _preview(virsh, state.uuid, tuned, original, default_root())
+    else:
+        _define(virsh, state.uuid, tuned, original, default_root())
+    if save_plan is not None and plan_json is not None:
+        write_text(save_plan, plan_json)
+        note(f"wrote {save_plan}")
+
+
+def restore_domain(
+    name: str, connect: str = DEFAULT, *, forget: bool = False, dry_run: bool = False
+) -> None:
+    """Give a domain the definition and the live pins back that it had before `homenode apply`.
+
+    forget: keep the present definition instead, as the original from now on.
+    """
+    from homenode.apply.definition import (
+        forget_original,
+        has_original,
+        preview_restore,
+        restore_definition,
+    )
+    from homenode.apply.live_pins import restore_live_pins
+    from homenode.apply.store import default_root
+    from homenode.hypervisor.virsh import Virsh
+
+    virsh = Virsh(connect)
+    root = default_root()
+    if forget:
+        note(f"{name}: the present definition is the original now; the old one: "
+             f"{forget_original(virsh, name, root)}")  # fmt: skip
+        return
+    if dry_run:
+        would = preview_restore(virsh, name, root)
+        print_diff(would.definition, would.original, f"{name} (now)", f"{name} (original)")
+        note(f"{name}: {'would be restored' if would.changed else 'has its original'}")
+        return
+    back = restore_live_pins(virsh, name, root)
+    if back:
+        note(f"{name}: {len(back)} threads are where they were")
+        if not has_original(virsh, name, root):
+            return
+    done = restore_definition(virsh, name, root)
+    if not done.changed:
+        note(f"{name}: has its original definition already")
+    elif done.exact:
+        note(f"{name}: restored; what was there before: {done.replaced}")
+    else:
+        note(f"{name}: restored, but this libvirt prints it otherwise than the one before")
+
+
+def _tune(
+    name: str, original: bytes, wishes: Wishes, host: str | None, connect: str, *, quiet: bool
+) -> "Tuning":
+    from homenode.domain.schema import refuse_new_errors
+    from homenode.plan.model import Unplannable
+    from homenode.sources import load_host
+    from homenode.tuning import tune
+
+    if host is None and not is_local(checked_uri(connect)):
+        raise UsageError(
+            f"--connect {connect}: expected --host beside a daemon on another machine, found none",
+            hint="homenode capture --ssh HOST -o host.tar.gz, then --host host.tar.gz",
+        )
+    machine = load_host(host)
+    try:
+        tuning = tune(original, name, wishes, machine)
+    except Unplannable as error:
+        from rich.console import Console
+
+        from homenode.report.plan_text import rejections_text
+
+        errors = Console(stderr=True, highlight=False, emoji=False, markup=False)
+        errors.print(rejections_text(error))
+        raise SystemExit(error.exit_code) from None
+    gap = refuse_new_errors(tuning.original, tuning.document)
+    if gap is not None:
+        note(f"not checked: {gap}")
+    if not quiet:
+        from homenode.plan.words.explain import explain
+        from homenode.report.plan_text import plan_text
+
+        console().print(plan_text(explain(tuning.plan, machine)))
+    for known in tuning.notes:
+        note(known)
+    return tuning
+
+
+def _preview(virsh: "Virsh", uuid: str, tuned: bytes, original: bytes, root: Path) -> None:
+    from homenode.apply.definition import preview_definition
+
+    would = preview_definition(virsh, uuid, tuned, original, root)
+    name = would.state.name
+    print_diff(original, tuned, f"{name} (now)", f"{name} (tuned)")
+    for obstacle in would.obstacles:
+        note(f"would refuse: {obstacle}\n  hint: {obstacle.fix}")
+    if would.obstacles:
+        raise SystemExit(UsageError.exit_code)
+    _tell(would, f"{name}: would define the tuned document" if would.changed
+          else f"{name}: has this definition already")  # fmt: skip
+
+
+def _define(virsh: "Virsh", uuid: str, tuned: bytes, original: bytes, root: Path) -> None:
+    from homenode.apply.definition import apply_definition
+
+    done = apply_definition(virsh, uuid, tuned, original, root)
+    name = done.state.name
+    _tell(done, f"{name}: defined; the next start has it" if done.changed
+          else f"{name}: had this definition already")  # fmt: skip
+
+
+def _tell(done: "Applied", what: str) -> None:
+    note(what)
+    note(f"original in {done.original}; homenode restore {done.state.name} gives it back")
+
+
+def _move(virsh: "Virsh", uuid: str, tuned: bytes, root: Path, *, dry_run: bool) -> None:
+    from homenode.apply.live_pins import apply_live_pins, preview_live_pins
+
+    moved: Moved
+    if dry_run:
+        moved = preview_live_pins(virsh, uuid, tuned)
+    else:
+        moved = apply_live_pins(virsh, uuid, tuned, root)
+    would = "would move" if dry_run else "moved"
+    for before, after in zip(moved.before, moved.after, strict=True):
+        thread = after.kind if after.kind == "emulator" else f"{after.kind} {after.number}"
+        note(f"{would} {thread} from PUs {before.pus} to {after.pus}")
+    if not moved.after:
+        note(f"{moved.state.name}: every thread is where the document has it")
+    if moved.strangers:
+        note(
+            f"warning: memory stays where it is, also on node {moved.strangers}, where the "
+            "document has none: shut the domain down and apply it for that"
+        )
+    note("the definition is as it was: the next start has its pins")

@@ -14,6 +14,7 @@ from homenode.findings import Finding, Severity, are_bad
 from homenode.pci import DeviceKind, PciDevice, PciLink
 from homenode.sources import load_host
 from homenode.topology import Host
+from tests.doctor_listings import arc, port
 from tests.shared_data import needs_shared, shared
 
 GPUS = ("19", "3b", "4c", "5d", "9b", "bb", "cb", "db")
@@ -191,17 +192,7 @@ def test_links_without_known_ends_are_not_judged() -> None:
 
 def test_links_inside_a_card_are_not_judged_but_the_slots_are() -> None:
     """Intel's Arc: its GPU says 2.5 GT/s x1 behind a switch of its own, whose uplink is real."""
-    text = "\n\n".join(
-        (
-            _port("00:01.0", "8086:a70d", "Root Port (Slot+)", "00", "01", "04", 16, 8, 16, 8),
-            _port("01:00.0", "8086:4fa1", "Upstream Port", "01", "02", "04", 16, 8, 16, 8),
-            _port("02:01.0", "8086:4fa4", "Downstream Port (Slot-)", "02", "03", "03", 2, 1, 2, 1),
-            "03:00.0 VGA compatible controller [0300]: Intel Corporation DG2 [8086:56a0]\n"
-            "\tCapabilities: [70] Express (v2) Endpoint, MSI 00\n"
-            "\t\tLnkCap:\tPort #0, Speed 2.5GT/s, Width x1\n"
-            "\t\tLnkSta:\tSpeed 2.5GT/s (ok), Width x1 (ok)",
-        )
-    )
+    text = arc()
     assert found(host_from_lspci(text, "arc")) == []
     slow = text.replace("Speed 16GT/s (ok)", "Speed 8GT/s (downgraded)")
     (finding,) = found(host_from_lspci(slow, "arc"))
@@ -210,25 +201,11 @@ def test_links_inside_a_card_are_not_judged_but_the_slots_are() -> None:
     assert [f.id for f in found(host_from_lspci(idle, "arc"))] == ["pcie-link-idle"]
 
 
-def _port(
-    bdf: str, ids: str, kind: str, primary: str, secondary: str, subordinate: str,
-    most: float, lanes: int, speed: float, width: int,
-) -> str:  # fmt: skip
-    return (
-        f"{bdf} PCI bridge [0604]: A maker's bridge [{ids}]\n"
-        f"\tBus: primary={primary}, secondary={secondary}, "
-        f"subordinate={subordinate}, sec-latency=0\n"
-        f"\tCapabilities: [40] Express (v2) {kind}, MSI 00\n"
-        f"\t\tLnkCap:\tPort #1, Speed {most}GT/s, Width x{lanes}\n"
-        f"\t\tLnkSta:\tSpeed {speed}GT/s (ok), Width x{width} (ok)"
-    )
-
-
 def test_qemus_own_ports_limit_nothing() -> None:
     """A guest's root port reports what its machine type likes."""
     text = "\n\n".join(
         (
-            _port("00:01.0", "1b36:000c", "Root Port (Slot+)", "00", "01", "01", 16, 32, 2.5, 1),
+            port("00:01.0", "1b36:000c", "Root Port (Slot+)", "00", "01", "01", 16, 32, 2.5, 1),
             "01:00.0 3D controller [0302]: NVIDIA Corporation GH100 [10de:2335]\n"
             "\tCapabilities: [70] Express (v2) Endpoint, MSI 00\n"
             "\t\tLnkCap:\tPort #0, Speed 32GT/s, Width x16\n"

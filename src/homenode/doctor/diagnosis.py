@@ -42,6 +42,13 @@ class Circumstances:
     h2d: Mapping[Bdf, float] = field(default_factory=dict)
     h2d_all: float | None = None
 
+    @property
+    def slowest_h2d(self) -> float | None:
+        """Of all that were measured, bytes/s."""
+        return min(
+            (*self.h2d.values(), *(() if self.h2d_all is None else (self.h2d_all,))), default=None
+        )
+
 
 def diagnose(
     host: Host,

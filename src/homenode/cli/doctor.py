@@ -1,0 +1,296 @@
+"""homenode doctor: what is wrong with links, settings and pins, and what to do. [I/O]"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from homenode.cli.options import HostOption, JsonOption, LspciOption
+from homenode.cli.terminal import (
+    LARGEST_FILE_BYTES,
+    console,
+    note,
+    print_json,
+    read_file,
+    write_text,
+)
+from homenode.errors import UsageError
+
+if TYPE_CHECKING:
+    from homenode.doctor.diagnosis import Circumstances
+    from homenode.domain.document import Document
+    from homenode.findings import Findings
+    from homenode.topology import Host
+
+
+def doctor(
+    document: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[VM.xml]", help="Also a domain of this host; - for standard input."
+        ),
+    ] = None,
+    host: HostOption = None,
+    lspci: LspciOption = None,
+    live: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Also this domain of the libvirt on this machine."),
+    ] = None,
+    h2d: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[BDF=]GB/S",
+            help="Host-to-device copies as measured: of one GPU, or of any. Repeatable.",
+        ),
+    ] = None,
+    known_width: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="BDF=LANES", help="A slot that is wired narrower than its port. Repeatable."
+        ),
+    ] = None,
+    under_load: Annotated[
+        bool,
+        typer.Option("--under-load", help="Read links while a copy runs (nvbandwidth, ...)."),
+    ] = False,
+    load_command: Annotated[
+        str | None,
+        typer.Option(metavar="COMMAND", help="With --under-load: what copies to the GPUs."),
+    ] = None,
+    expect: Annotated[
+        Path | None,
+        typer.Option(metavar="SITE.toml", help="Hold the host against what was certified."),
+    ] = None,
+    fix: Annotated[
+        Path | None,
+        typer.Option(metavar="OUT.xml", help="Plan the same VM anew and write it here."),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="What was looked at as well.")] = False,
+    prometheus: Annotated[
+        bool, typer.Option("--prometheus", help="Print Prometheus' text format.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Find slow links, bad settings and costly pins, each with its evidence, cost and fix.
+
+    Nothing is changed. Exit code 1 where something is critical or a warning.
+    """
+    from homenode.doctor.diagnosis import diagnose
+    from homenode.findings import Findings, are_bad, in_order
+
+    if document is not None and live is not None:
+        raise UsageError("VM.xml and --live: expected one of the two, found both")
+    if fix is not None and document is None and live is None:
+        raise UsageError("--fix: expected a VM.xml or --live NAME to plan, found neither")
+    known = _circumstances(h2d, known_width, under_load=under_load)
+    loaded = _host(host, lspci, under_load=under_load, load_command=load_command)
+    original = _document(document, live)
+    source = live or document or "domain"
+    opened = None if original is None else _opened(original, source)
+    found = diagnose(loaded, opened, known)
+    if expect is not None:
+        from homenode.doctor.expectation import drift
+        from homenode.doctor.expectation_file import parse_expectation
+
+        text = read_file(expect, "a site.toml").decode(errors="replace")
+        drifted = drift(parse_expectation(text, str(expect)), loaded, known.slowest_h2d)
+        found = Findings(
+            (*found.checked, f"{expect}: topology, links and floors"),
+            in_order((*found.findings, *drifted)),
+        )
+    _print(found, loaded, json=json, prometheus=prometheus, everything=everything)
+    if fix is not None and original is not None and opened is not None:
+        _fix(original, opened, source, loaded, fix)
+    if are_bad(found.findings):
+        raise typer.Exit(1)
+
+
+def expect(
+    host: Annotated[
+        str | None,
+        typer.Argument(metavar="[HOST]", help="As --host of other commands; default this machine."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="SITE.toml", help="Write it here.")
+    ] = None,
+    floor: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=GB/S", help="A bandwidth that must be reached: h2d=50."),
+    ] = None,
+) -> None:
+    """Write down what a certified host is like: topology, links and bandwidth floors.
+
+    `homenode doctor --expect SITE.toml` then finds any drift.
+    """
+    from homenode.doctor.expectation import FLOORS, certify
+    from homenode.doctor.expectation_file import render_expectation
+    from homenode.sources import load_host
+
+    floors = {name: _gigabytes(value, "--floor") for name, value in _pairs(floor, "--floor")}
+    unknown = sorted(floors.keys() - set(FLOORS))
+    if unknown:
+        raise UsageError(f"--floor: expected one of {', '.join(FLOORS)}, found {unknown[0]!r}")
+    text = render_expectation(certify(load_host(host), floors))
+    if output is None:
+        print(text, end="")
+    else:
+        write_text(output, text)
+        note(f"wrote {output}")
+
+
+def _host(
+    source: str | None, lspci: Path | None, *, under_load: bool, load_command: str | None
+) -> "Host":
+    from homenode.sources import load_host
+
+    loaded = load_host(source, lspci=lspci)
+    if load_command is not None and not under_load:
+        raise UsageError("--load-command: expected --under-load beside it, found none")
+    if not under_load:
+        return loaded
+    if source is not None or lspci is not None:
+        raise UsageError("--under-load: expected this machine, found another source")
+    import shlex
+
+    from homenode.doctor.load_sampling import load_command as command_for
+    from homenode.doctor.load_sampling import sample_under_load
+    from homenode.snapshot.live import LiveSnapshot
+
+    argv = command_for(None if load_command is None else shlex.split(load_command))
+    note(f"running {' '.join(argv)} and reading links meanwhile")
+    return sample_under_load(loaded, LiveSnapshot(), argv)
+
+
+def _document(path: str | None, live: str | None) -> bytes | None:
+    if live is not None:
+        from homenode.process import run
+
+        argv = ("virsh", "-q", "-r", "-c", "qemu:///system", "dumpxml", "--", live)
+        return run(argv, 30).stdout_or_raise().encode()
+    if path is None:
+        return None
+    if path == "-":
+        import sys
+
+        return sys.stdin.buffer.read(LARGEST_FILE_BYTES)
+    hint = "virsh dumpxml --inactive NAME > VM.xml"
+    return read_file(Path(path), "a domain document", hint=hint)
+
+
+def _opened(original: bytes, source: str) -> "Document":
+    from homenode.domain.read import open_domain
+
+    return open_domain(original, source)
+
+
+def _circumstances(
+    h2d: list[str] | None, known_width: list[str] | None, *, under_load: bool
+) -> "Circumstances":
+    from homenode.bdf import Bdf
+    from homenode.doctor.diagnosis import Circumstances
+    from homenode.doctor.links import Load
+
+    rates: dict[Bdf, float] = {}
+    everyone: float | None = None
+    for text in h2d or ():
+        name, equals, value = text.rpartition("=")
+        if equals:
+            rates[Bdf.parse(name, "--h2d")] = _gigabytes(value, "--h2d")
+        else:
+            everyone = _gigabytes(value, "--h2d")
+    widths: dict[Bdf, int] = {}
+    for name, value in _pairs(known_width, "--known-width"):
+        lanes = value.removeprefix("x")
+        if lanes not in ("1", "2", "4", "8", "16"):
+            raise UsageError(f"--known-width: expected lanes such as 8, found {value!r}")
+        widths[Bdf.parse(name, "--known-width")] = int(lanes)
+    return Circumstances(Load.BUSY if under_load else Load.UNKNOWN, widths, rates, everyone)
+
+
+def _pairs(texts: list[str] | None, option: str) -> list[tuple[str, str]]:
+    pairs = []
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise UsageError(f"{option}: expected NAME=VALUE, found {text!r}")
+        pairs.append((name.strip(), value.strip()))
+    return pairs
+
+
+def _gigabytes(text: str, option: str) -> float:
+    """Bytes/s of a number of GB/s."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise UsageError(f"{option}: expected GB/s such as 53.5, found {text!r}")
+    return value * 1e9
+
+
+def _print(
+    found: "Findings", host: "Host", *, json: bool, prometheus: bool, everything: bool
+) -> None:
+    if json and prometheus:
+        raise UsageError("--json and --prometheus: expected one of the two, found both")
+    if json:
+        from homenode.formats import encode
+
+        print_json(encode("findings", found))
+    elif prometheus:
+        from homenode.doctor.metrics import prometheus as metrics
+
+        print(metrics(found, host.name), end="")
+    else:
+        from dataclasses import replace
+
+        from homenode.report.findings_text import findings_text
+
+        shown = found if everything else replace(found, checked=found.checked[:1])
+        console().print(findings_text(shown, with_sources=True))
+
+
+def _fix(original: bytes, opened: "Document", source: str, host: "Host", output: Path) -> None:
+    from homenode.doctor.remedy import remedy
+    from homenode.domain.restore import write_tuned
+    from homenode.tuning import tune
+    from homenode.verify.domain_facts import domain_facts
+
+    wishes = remedy(domain_facts(opened), host)
+    tuning = tune(original, source, wishes, host)
+    saved = write_tuned(output, original, tuning.document)
+    note(
+        f"wrote {saved.output}: the same VM in layout {wishes.layout} (original in "
+        f"{saved.original}; homenode restore undoes it); start the VM anew for it to count"
+    )
+
+
+class _DiagnoseByDefault(typer.core.TyperGroup):
+    """`homenode doctor VM.xml` is `homenode doctor check VM.xml`.
+
+    A first word that is none of the commands belongs to the diagnosis.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
+            args = [CHECK, *args]
+        return super().parse_args(ctx, args)
+
+
+CHECK = "check"
+
+
+def group() -> typer.Typer:
+    """`doctor` with its commands: check (where none is named), retrain and hook."""
+    from homenode.cli import retrain
+
+    app = typer.Typer(
+        cls=_DiagnoseByDefault,
+        rich_markup_mode=None,
+        help="Find slow links, bad settings and costly pins, each with evidence, cost and fix. "
+        "Without a command: check.",
+    )
+    app.command(CHECK)(doctor)
+    app.command("retrain")(retrain.retrain)
+    app.command("hook", hidden=True)(retrain.hook)
+    return app

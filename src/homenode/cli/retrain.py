@@ -1,0 +1,183 @@
+"""homenode doctor retrain, and the hook that libvirt calls. [I/O]"""
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from homenode.cli.options import JsonOption
+from homenode.cli.terminal import LARGEST_FILE_BYTES, console, note, print_json
+from homenode.errors import HomenodeError, InputError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from homenode.bdf import Bdf
+    from homenode.doctor.retrain import RetrainResult
+    from homenode.doctor.retrain_plan import RetrainPlan
+    from homenode.findings import Finding
+    from homenode.topology import Host
+
+    Say = Callable[[str], None]
+
+
+def retrain(
+    device: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="BDF...", help="Devices whose links are slow; not their ports."),
+    ] = None,
+    target: Annotated[
+        int | None,
+        typer.Option(metavar="GEN", help="Generation to train to. Default: what both ends can."),
+    ] = None,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Write the registers. Without it: a dry run.")
+    ] = False,
+    print_unit: Annotated[
+        bool, typer.Option("--print-unit", help="Print a systemd unit that does this at boot.")
+    ] = False,
+    print_hook: Annotated[
+        bool, typer.Option("--print-hook", help="Print a libvirt hook that does this at VM start.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Train the link of a device anew, through the port above it.
+
+    Changes the target speed in the port's Link Control 2 and sets Retrain Link, nothing else.
+    Refuses while a VM or a driver uses anything behind the port.
+    """
+    from homenode.bdf import Bdf
+    from homenode.doctor.retrain_install import libvirt_hook, systemd_unit
+
+    devices = tuple(Bdf.parse(text, "BDF") for text in device or ())
+    if print_hook:
+        print(libvirt_hook(_program()), end="")
+        return
+    if not devices:
+        raise UsageError(
+            "retrain: expected the BDF of a device, found none",
+            hint="homenode doctor lists devices with slow links",
+        )
+    if print_unit:
+        print(systemd_unit(devices, _program()), end="")
+        return
+    host = _this_machine()
+    findings: list[Finding] = []
+    failure: HomenodeError | None = None
+    for bdf in devices:
+        try:
+            findings += _one(host, bdf, target, apply=apply, say=note if json else print)
+        except HomenodeError as error:
+            if len(devices) == 1:
+                raise
+            note(f"homenode: {error}")
+            failure = error
+    _print(findings, devices, json=json)
+    if findings:
+        raise typer.Exit(1)
+    if failure is not None:
+        raise typer.Exit(failure.exit_code)
+
+
+def hook(
+    domain: Annotated[str, typer.Argument(metavar="DOMAIN")],
+    operation: Annotated[str, typer.Argument(metavar="start|started")],
+) -> None:
+    """What the libvirt hook calls, with the domain's XML as input. Always exits with 0."""
+    try:
+        _hook(domain, operation, sys.stdin.buffer.read(LARGEST_FILE_BYTES))
+    except HomenodeError as error:
+        print(f"homenode: {error}")
+
+
+def _hook(domain: str, operation: str, xml: bytes) -> None:
+    from homenode.doctor.link_hook import START, STARTED, dropped_links, gpus_of_domain
+
+    if operation not in (START, STARTED):
+        return
+    host = _this_machine()
+    gpus = gpus_of_domain(xml, host)
+    if operation == STARTED:
+        for finding in dropped_links(host, gpus, domain):
+            print(finding)
+        return
+    for bdf in gpus:
+        try:
+            for finding in _one(host, bdf, None, apply=True, say=print):
+                print(finding)
+        except HomenodeError as error:  # the next GPU has a link of its own
+            print(f"homenode: {error}")
+
+
+def _one(
+    host: "Host", bdf: "Bdf", target: int | None, *, apply: bool, say: "Say"
+) -> "tuple[Finding, ...]":
+    from homenode.doctor.config_file import SysfsConfigSpace
+    from homenode.doctor.device_use import device_uses
+    from homenode.doctor.retrain import explain_interrupted
+    from homenode.doctor.retrain import retrain as carry_out
+    from homenode.doctor.retrain_journal import FileJournal, WallClock
+    from homenode.doctor.retrain_plan import describe, plan_retrain
+
+    space, journal = SysfsConfigSpace(), FileJournal()
+    plan = plan_retrain(host, bdf, space, device_uses(host.pci_devices), target)
+    for line in describe(plan):
+        say(line)
+    entry = journal.load(plan.port)
+    if entry is not None:
+        say(str(explain_interrupted(entry, plan.before)))
+    if not apply:
+        say("dry run: nothing was written; --apply writes")
+        return () if entry is None else (explain_interrupted(entry, plan.before),)
+    result = carry_out(plan, space, journal, WallClock())
+    _say_result(plan, result, say)
+    return result.findings
+
+
+def _say_result(plan: "RetrainPlan", result: "RetrainResult", say: "Say") -> None:
+    from homenode.doctor.config_registers import SPEED_OF_CODE
+
+    for line in result.log:
+        say(line)
+    now = result.registers
+    say(
+        f"{plan.device}: {SPEED_OF_CODE.get(now.current_code, '?')} GT/s x{now.current_width}; "
+        f"check: lspci -vvs {plan.device} | grep LnkSta"
+    )
+
+
+def _print(findings: "list[Finding]", devices: "tuple[Bdf, ...]", *, json: bool) -> None:
+    from homenode.findings import Findings
+
+    found = Findings(tuple(f"link of {bdf}" for bdf in devices), tuple(findings))
+    if json:
+        from homenode.formats import encode
+
+        print_json(encode("findings", found))
+    elif findings:
+        from homenode.report.findings_text import findings_text
+
+        console().print(findings_text(found, with_sources=True))
+
+
+def _this_machine() -> "Host":
+    """The PCI tree of this machine, with no tool asked: hooks and early boot must not wait."""
+    from homenode.discover import discover
+    from homenode.doctor.quiet_snapshot import QuietSnapshot
+    from homenode.snapshot.live import LiveSnapshot
+
+    return discover(QuietSnapshot(LiveSnapshot()))
+
+
+def _program() -> str:
+    """The program as it was called, for a unit or a hook that another user runs."""
+    from pathlib import Path
+
+    path = Path(sys.argv[0])
+    found = path.resolve() if path.exists() else None
+    if found is None:
+        raise InputError(
+            "homenode: expected to know its own path for the unit, found none",
+            hint="call it by its full path",
+        )
+    return str(found)

@@ -1,0 +1,48 @@
+"""ConfigFile: configuration space through sysfs, one register an access. [I/O]
+
+Source: Documentation/PCI/sysfs-pci.rst; the kernel splits accesses at their natural size.
+"""
+
+import os
+
+from homenode.bdf import Bdf
+from homenode.errors import HostError
+
+
+class SysfsConfigSpace:
+    """The configuration space of this machine. Needs root beyond the first 64 bytes."""
+
+    def __init__(self, root: str = "/sys/bus/pci/devices") -> None:
+        self._root = root
+
+    def read(self, bdf: Bdf, offset: int, size: int) -> int:
+        try:
+            descriptor = os.open(f"{self._root}/{bdf}/config", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                data = os.pread(descriptor, size, offset)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise self._error(bdf, "read", offset, error.strerror or str(error)) from None
+        if len(data) < size:
+            raise self._error(bdf, "read", offset, f"{len(data)} bytes: are you root?")
+        return int.from_bytes(data, "little")
+
+    def write(self, bdf: Bdf, offset: int, size: int, value: int) -> None:
+        try:
+            descriptor = os.open(f"{self._root}/{bdf}/config", os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                written = os.pwrite(descriptor, value.to_bytes(size, "little"), offset)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise self._error(bdf, "write", offset, error.strerror or str(error)) from None
+        if written != size:
+            raise self._error(bdf, "write", offset, f"{written} bytes written")
+
+    def _error(self, bdf: Bdf, verb: str, offset: int, found: str) -> HostError:
+        return HostError(
+            f"{self._root}/{bdf}/config: expected to {verb} the register at {offset:#x}, "
+            f"found: {found}",
+            hint="run as root; kernels in lockdown refuse writes",
+        )

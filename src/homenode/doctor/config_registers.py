@@ -1,0 +1,139 @@
+"""ConfigRegisters: the link registers of a PCI function's configuration space.
+
+Source: PCI Local Bus 3.0, 6.7 (capability list); PCIe 6.0, 7.5.3.6 to 7.5.3.8 and 7.5.3.18 to
+7.5.3.20 (Link Capabilities, Control, Status, and the same 2).
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from homenode.bdf import Bdf
+from homenode.errors import HostError
+
+TARGET_SPEED_MASK = 0x000F
+"""Of Link Control 2: the speed to train to at most."""
+
+RETRAIN_LINK = 0x0020
+"""Of Link Control, in root and downstream ports only: reserved in endpoints. Reads as 0."""
+
+LINK_DISABLE = 0x0010
+TRAINING = 0x0800
+"""Of Link Status: a training is under way."""
+
+DATA_LINK_ACTIVE = 0x2000
+DATA_LINK_REPORTED = 1 << 20
+"""Of Link Capabilities: Link Status says whether the link carries data."""
+
+SPEED_OF_CODE = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}
+
+_STATUS, _HAS_LIST, _LIST_AT = 0x06, 0x10, 0x34
+_EXPRESS = 0x10
+_MAX_CAPABILITIES = 48
+
+
+class ConfigSpace(Protocol):
+    """Access to configuration space. Numbers are little-endian on the bus, plain here.
+
+    Both raise HostError where the function cannot be reached.
+    """
+
+    def read(self, bdf: Bdf, offset: int, size: int) -> int:
+        """The register of 1, 2 or 4 bytes at an offset."""
+
+    def write(self, bdf: Bdf, offset: int, size: int, value: int) -> None:
+        """Writes exactly that register, in one access."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRegisters:
+    """What the link registers of a function say.
+
+    at: where its PCI Express capability begins. speeds: codes of Link Capabilities' maximum and,
+    where Link Capabilities 2 has a list, that are in it.
+    """
+
+    at: int
+    capabilities: int
+    control: int
+    status: int
+    control_2: int
+    speeds: tuple[int, ...]
+
+    @property
+    def max_code(self) -> int:
+        return max(self.speeds)
+
+    @property
+    def current_code(self) -> int:
+        return self.status & 0xF
+
+    @property
+    def current_width(self) -> int:
+        return self.status >> 4 & 0x3F
+
+    @property
+    def target_code(self) -> int:
+        return self.control_2 & TARGET_SPEED_MASK
+
+    @property
+    def is_training(self) -> bool:
+        return bool(self.status & TRAINING)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it carries data, as far as the port tells."""
+        return not self.capabilities & DATA_LINK_REPORTED or bool(self.status & DATA_LINK_ACTIVE)
+
+
+def control_at(express: int) -> int:
+    """Offset of Link Control, 16 bits. Link Status behind it has bits that writing 1 clears."""
+    return express + 0x10
+
+
+def status_at(express: int) -> int:
+    return express + 0x12
+
+
+def control_2_at(express: int) -> int:
+    return express + 0x30
+
+
+def find_express(space: ConfigSpace, bdf: Bdf) -> int:
+    """Where the PCI Express capability begins. Raises HostError where there is none."""
+    if space.read(bdf, 0, 4) in (0xFFFFFFFF, 0):
+        raise HostError(
+            f"{bdf}: expected configuration space, found no answer",
+            hint="the function is gone or sleeps (D3cold)",
+        )
+    if space.read(bdf, _STATUS, 2) & _HAS_LIST:
+        at = space.read(bdf, _LIST_AT, 1) & 0xFC
+        for _ in range(_MAX_CAPABILITIES):
+            if at < 0x40:
+                break
+            if space.read(bdf, at, 1) == _EXPRESS:
+                return at
+            at = space.read(bdf, at + 1, 1) & 0xFC
+    raise HostError(f"{bdf}: expected a PCI Express capability, found none")
+
+
+def read_registers(space: ConfigSpace, bdf: Bdf) -> LinkRegisters:
+    """The link registers. Raises HostError where there are none, or of version 1 (no targets)."""
+    at = find_express(space, bdf)
+    version = space.read(bdf, at + 2, 2) & 0xF
+    if version < 2:
+        raise HostError(
+            f"{bdf}: expected a PCI Express capability of version 2, found version {version}",
+            hint="there is no Link Control 2: the target speed cannot be set",
+        )
+    capabilities = space.read(bdf, at + 0x0C, 4)
+    most = capabilities & 0xF
+    vector = space.read(bdf, at + 0x2C, 4) >> 1 & 0x7F
+    speeds = tuple(code for code in SPEED_OF_CODE if vector >> (code - 1) & 1)
+    return LinkRegisters(
+        at,
+        capabilities,
+        space.read(bdf, control_at(at), 2),
+        space.read(bdf, status_at(at), 2),
+        space.read(bdf, control_2_at(at), 2),
+        speeds or tuple(code for code in SPEED_OF_CODE if code <= most) or (1,),
+    )

@@ -1,0 +1,209 @@
+"""Expectation: what a host was like when it was certified, and what has drifted since."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from homenode.bdf import Bdf
+from homenode.doctor.link_rate import LinkRate, gigabytes
+from homenode.doctor.links import device_paths
+from homenode.doctor.path import path_rate
+from homenode.findings import Finding, Severity
+from homenode.pci import DeviceKind, PciDevice
+from homenode.topology import Host, summarise
+
+COUNTS = (
+    "packages", "cores", "pus", "pus_offline", "llcs", "numa_nodes", "cpuless_nodes",
+    "gpus", "nics", "nvswitches",
+)  # fmt: skip
+"""Counts of HostSummary that are certified; memory has a tolerance."""
+
+CERTIFIED_KINDS = (DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH, DeviceKind.NVME)
+FLOORS = ("h2d",)
+"""Bandwidths that a floor can be given for."""
+
+_MEMORY_TOLERANCE = 64
+"""One part in so many: kernels keep different amounts for themselves."""
+_IDLE_SPEED = 2.5
+
+
+@dataclass(frozen=True, slots=True)
+class CertifiedDevice:
+    """A device as it was. ids: "10de:2330"; node: None where it had none; link: None = unknown."""
+
+    bdf: Bdf
+    kind: DeviceKind
+    ids: str | None
+    node: int | None
+    link: LinkRate | None
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """A certified host. counts: by name of COUNTS. distances: SLIT, None where it had none.
+
+    floors: bytes/s by name of FLOORS.
+    """
+
+    host: str
+    counts: Mapping[str, int]
+    memory_bytes: int | None
+    distances: tuple[tuple[int, ...], ...] | None
+    devices: tuple[CertifiedDevice, ...]
+    floors: Mapping[str, float]
+
+
+def certify(host: Host, floors: Mapping[str, float] | None = None) -> Expectation:
+    """What the host is like now. A GPU's link that is idle counts as what its path can carry."""
+    summary = summarise(host)
+    links = _links(host)
+    return Expectation(
+        host=host.name,
+        counts={name: getattr(summary, name) for name in COUNTS},
+        memory_bytes=summary.memory_bytes,
+        distances=host.distances,
+        devices=tuple(
+            CertifiedDevice(
+                device.bdf, device.kind, _ids(device),
+                None if device.node is None else int(device.node), links.get(device.bdf),
+            )
+            for device in _certified(host)
+        ),
+        floors=dict(floors or {}),
+    )  # fmt: skip
+
+
+def drift(
+    expected: Expectation, host: Host, measured_h2d: float | None = None
+) -> Iterator[Finding]:
+    """Every difference. Links that are faster than certified are none.
+
+    measured_h2d: bytes/s; None where nobody measured.
+    """
+    source = f"expectation of {expected.host}"
+    summary = summarise(host)
+    for name, count in expected.counts.items():
+        found = getattr(summary, name)
+        if found != count:
+            yield _topology(name.replace("_", " "), str(count), str(found), source)
+    if expected.memory_bytes is not None and summary.memory_bytes is not None:
+        off = abs(summary.memory_bytes - expected.memory_bytes)
+        if off * _MEMORY_TOLERANCE > expected.memory_bytes:
+            yield _topology(
+                "memory", f"about {expected.memory_bytes} bytes", str(summary.memory_bytes), source
+            )
+    if expected.distances is not None and host.distances != expected.distances:
+        yield _topology("distances", _matrix(expected.distances), _matrix(host.distances), source)
+    yield from _devices(expected, host, source)
+    floor = expected.floors.get("h2d")
+    if floor is None:
+        return
+    if measured_h2d is None:
+        yield Finding(
+            "drift-bandwidth", Severity.INCONCLUSIVE, "host to device", gigabytes(floor),
+            "not measured", None, "measure, and give it: --h2d GB/S", source,
+        )  # fmt: skip
+    elif measured_h2d < floor:
+        yield Finding(
+            "drift-bandwidth", Severity.CRITICAL, "host to device",
+            f"at least {gigabytes(floor)}", gigabytes(measured_h2d),
+            f"{(1 - measured_h2d / floor) * 100:.0f} % below the floor",
+            "homenode doctor --under-load looks at the links", source,
+        )  # fmt: skip
+
+
+def _devices(expected: Expectation, host: Host, source: str) -> Iterator[Finding]:
+    now = {device.bdf: device for device in _certified(host)}
+    links = _links(host)
+    was = {device.bdf: device for device in expected.devices}
+    for bdf in sorted(was.keys() | now.keys()):
+        old, new = was.get(bdf), now.get(bdf)
+        if old is None and new is not None:
+            yield _device(new.kind, bdf, "no such device", f"{new.kind} {_ids(new)}", source)
+        elif old is not None and new is None:
+            yield _device(old.kind, bdf, f"{old.kind} {old.ids}", "no such device", source)
+        elif old is not None and new is not None:
+            ids = _ids(new)
+            if old.kind is not new.kind or (old.ids and ids and old.ids != ids):
+                yield _device(
+                    old.kind, bdf, f"{old.kind} {old.ids}", f"{new.kind} {_ids(new)}", source
+                )
+                continue
+            node = None if new.node is None else int(new.node)
+            if old.node != node:
+                yield _device(old.kind, bdf, f"node {old.node}", f"node {node}", source)
+            yield from _link(old, links.get(bdf), new, source)
+
+
+def _link(
+    old: CertifiedDevice, found: LinkRate | None, device: PciDevice, source: str
+) -> Iterator[Finding]:
+    if old.link is None:
+        return
+    if found is None:
+        yield Finding(
+            "drift-link", Severity.INCONCLUSIVE, str(old.bdf), str(old.link), "not known", None,
+            "read it as root, or from a capture", source,
+        )  # fmt: skip
+    elif found.bytes_per_s < old.link.bytes_per_s:
+        own = device.link.current_gt_per_s if device.link is not None else None
+        idle = old.kind is DeviceKind.GPU and own == _IDLE_SPEED
+        yield Finding(
+            "drift-link", Severity.INCONCLUSIVE if idle else Severity.CRITICAL,
+            f"{old.kind} {old.bdf}", old.link.with_rate(), found.with_rate(),
+            f"{(1 - found.bytes_per_s / old.link.bytes_per_s) * 100:.0f} % of what was certified",
+            "homenode doctor names the limiting link", source,
+        )  # fmt: skip
+
+
+def _links(host: Host) -> dict[Bdf, LinkRate]:
+    """The slowest link on each device's path; an idle GPU's own link by what both ends can."""
+    found: dict[Bdf, LinkRate] = {}
+    for path in device_paths(host):
+        rates = []
+        for link in path.links:
+            rate = link.current
+            if rate is None:
+                continue
+            idle = link.ends_at_gpu and rate.gt_per_s == _IDLE_SPEED
+            capable = path_rate((link,))
+            rates.append(capable if idle and capable is not None else rate)
+        if rates:
+            found[path.device.bdf] = min(rates, key=lambda rate: rate.bytes_per_s)
+    return found
+
+
+def _certified(host: Host) -> list[PciDevice]:
+    return [
+        device
+        for device in host.pci_devices
+        if device.kind in CERTIFIED_KINDS and device.physical_function is None
+    ]
+
+
+def _ids(device: PciDevice) -> str | None:
+    if device.vendor_id is None or device.device_id is None:
+        return None
+    return f"{device.vendor_id:04x}:{device.device_id:04x}"
+
+
+def _topology(subject: str, expected: str, observed: str, source: str) -> Finding:
+    return Finding(
+        "drift-topology", Severity.CRITICAL, subject, expected, observed,
+        "plans and pins for the certified host no longer fit",
+        "look for firmware settings that were reset and for parts that failed; if it is meant, "
+        "certify again: homenode expect", source,
+    )  # fmt: skip
+
+
+def _device(kind: DeviceKind, bdf: Bdf, expected: str, observed: str, source: str) -> Finding:
+    return Finding(
+        "drift-device", Severity.CRITICAL, f"{kind} {bdf}", expected, observed,
+        "VMs that name this address get another device, or none",
+        "lspci, dmesg; if it is meant, certify again: homenode expect", source,
+    )  # fmt: skip
+
+
+def _matrix(distances: tuple[tuple[int, ...], ...] | None) -> str:
+    if distances is None:
+        return "none"
+    return "; ".join(" ".join(map(str, row)) for row in distances)

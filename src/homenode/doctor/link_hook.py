@@ -1,0 +1,54 @@
+"""LinkHook: what is done with the links of a domain's GPUs when libvirt starts it.
+
+At start/begin, with managed devices on vfio-pci and no guest running yet, the links are raised. At
+`started` they are only read: QEMU resets the bus on its way, which can drop a link, and that is
+said, and never healed under a running guest.
+"""
+
+from collections.abc import Iterator
+
+from homenode.bdf import Bdf
+from homenode.doctor.link_rate import gigabytes
+from homenode.doctor.links import device_paths
+from homenode.domain.hostdevs import read_hostdevs
+from homenode.domain.read import open_domain
+from homenode.findings import Finding, Severity
+from homenode.pci import DeviceKind
+from homenode.topology import Host
+
+START, STARTED = "start", "started"
+
+
+def gpus_of_domain(xml: bytes, host: Host) -> tuple[Bdf, ...]:
+    """The domain's passed-through GPUs, one for each link; audio functions, NICs and drives not.
+
+    Virtual functions are left out: their link belongs to all that share it. Raises ParseError or
+    InputError for a document that is none.
+    """
+    passed = {hostdev.source for hostdev in read_hostdevs(open_domain(xml, "domain"))}
+    return tuple(
+        path.device.bdf
+        for path in device_paths(host)
+        if path.device.kind is DeviceKind.GPU and path.device.bdf in passed
+    )
+
+
+def dropped_links(host: Host, gpus: tuple[Bdf, ...], domain: str) -> Iterator[Finding]:
+    """A critical finding for each GPU whose link is below what its ends can, the guest running."""
+    for path in device_paths(host):
+        if path.device.bdf not in gpus or not path.links:
+            continue
+        link = path.links[0]
+        current, capable = link.current, link.capable
+        if current is None or capable is None or current.bytes_per_s >= capable.bytes_per_s:
+            continue
+        lost = 1 - current.bytes_per_s / capable.bytes_per_s
+        yield Finding(
+            "pcie-link-dropped", Severity.CRITICAL,
+            f"GPU {path.device.bdf} of domain {domain} below port {link.upper.bdf}",
+            capable.with_rate(), current.with_rate(),
+            f"{lost * 100:.0f} % of the link: {gigabytes(current.bytes_per_s)}",
+            "shut the guest down, then homenode doctor retrain "
+            f"{path.device.bdf} --apply; nothing is retrained under a running guest",
+            "LnkSta at libvirt's `started`, before the guest's driver can idle the link",
+        )  # fmt: skip

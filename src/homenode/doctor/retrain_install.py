@@ -1,0 +1,53 @@
+"""RetrainInstall: texts of the systemd unit and the libvirt hook that keep links up.
+
+Source: systemd.unit(5), systemd.service(5); libvirt "Hooks for specific system management".
+"""
+
+import shlex
+from collections.abc import Sequence
+
+from homenode.bdf import Bdf
+
+HOOK_PATH = "/etc/libvirt/hooks/qemu"
+UNIT_NAME = "homenode-retrain.service"
+
+
+def systemd_unit(devices: Sequence[Bdf], program: str) -> str:
+    """A unit that raises the links of these devices before any VM can start.
+
+    A device that is missing or busy does not stop the others, or libvirtd.
+    """
+    lines = [
+        "# Written by: homenode doctor retrain --print-unit",
+        "[Unit]",
+        "Description=Train the links of GPUs for VMs to their full speed",
+        "After=systemd-modules-load.service systemd-udev-settle.service",
+        "Wants=systemd-udev-settle.service",
+        "Before=libvirtd.service virtqemud.service libvirtd.socket virtqemud.socket",
+        "",
+        "[Service]",
+        "Type=oneshot",
+        "RemainAfterExit=yes",
+        "TimeoutStartSec=60",
+    ]
+    # systemd reads "%" and "\" itself; an address holds neither.
+    word = shlex.quote(program).replace("%", "%%")
+    lines += [f"ExecStart=-{word} doctor retrain {bdf} --apply" for bdf in devices]
+    return "\n".join([*lines, "", "[Install]", "WantedBy=multi-user.target", ""])
+
+
+def libvirt_hook(program: str) -> str:
+    """A hook that asks us at start/begin and started/begin, and that never stops a VM.
+
+    It must not call libvirt, and it has a time limit: libvirt waits for it.
+    """
+    return f"""#!/bin/sh
+# Written by: homenode doctor retrain --print-hook
+# libvirt calls: qemu DOMAIN OPERATION SUB-OPERATION EXTRA, with the domain's XML as input.
+case "$2/$3" in
+start/begin|started/begin)
+    timeout 30 {shlex.quote(program)} doctor hook "$1" "$2" 2>&1 | logger -t homenode-hook
+    ;;
+esac
+exit 0
+"""

@@ -1,0 +1,406 @@
+"""Retraining writes two fields of one port, refuses where it would disturb, and can be undone."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from homenode.bdf import Bdf
+from homenode.discover.lspci import host_from_lspci
+from homenode.doctor.config_registers import read_registers
+from homenode.doctor.device_use import device_uses
+from homenode.doctor.link_hook import dropped_links, gpus_of_domain
+from homenode.doctor.retrain import JournalEntry, RetrainResult, explain_interrupted, retrain
+from homenode.doctor.retrain_install import libvirt_hook, systemd_unit
+from homenode.doctor.retrain_journal import FileJournal
+from homenode.doctor.retrain_plan import (
+    Refused,
+    RetrainPlan,
+    Use,
+    describe,
+    functions_behind,
+    plan_retrain,
+)
+from homenode.errors import HostError, InputError
+from homenode.findings import Severity
+from homenode.pci import PciDevice
+from homenode.topology import Host, RunningDomain
+from tests.doctor_domains import domain, gpus
+from tests.doctor_domains import host as shipped
+from tests.doctor_listings import arc
+from tests.simulated_config import (
+    AT,
+    LINK_CONTROL,
+    LINK_CONTROL_2,
+    LINK_STATUS,
+    MemoryJournal,
+    NoTime,
+    PowerCutError,
+    SimulatedConfig,
+)
+
+SICK = "rtx5090-epyc7702"
+GPU = gpus(SICK, 1)[0]
+
+
+def sick(**fields: object) -> Host:
+    """The 5090 host, its GPUs given to VFIO; fields: of every function behind the first port."""
+    host = shipped(SICK)
+    port = host.device(GPU)
+    assert port is not None
+
+    def change(device: PciDevice) -> PciDevice:
+        if device.bdf.bus != GPU.bus:
+            return device
+        return replace(device, **{"driver": "vfio-pci", **fields})  # type: ignore[arg-type]
+
+    return replace(host, pci_devices=tuple(change(device) for device in host.pci_devices))
+
+
+def unused(host: Host) -> dict[Bdf, Use]:
+    return {device.bdf: Use(()) for device in host.pci_devices}
+
+
+def planned(
+    host: Host, space: SimulatedConfig, target: int | None = None,
+    uses: Mapping[Bdf, Use] | None = None, device: Bdf = GPU,
+) -> RetrainPlan:  # fmt: skip
+    return plan_retrain(host, device, space, unused(host) if uses is None else uses, target)
+
+
+def carried_out(
+    space: SimulatedConfig, journal: MemoryJournal | None = None
+) -> tuple[RetrainPlan, RetrainResult]:
+    plan = planned(space.host, space)
+    return plan, retrain(plan, space, journal or MemoryJournal(), NoTime())
+
+
+def test_only_the_two_fields_of_the_port_change() -> None:
+    space = SimulatedConfig(sick())
+    before = {bdf: bytes(content) for bdf, content in space.spaces.items()}
+    plan, result = carried_out(space)
+    assert result.findings == ()
+    assert {(a.bdf, a.offset, a.size) for a in space.writes} == {
+        (plan.port, LINK_CONTROL_2, 2),
+        (plan.port, LINK_CONTROL, 2),
+    }
+    told, trained = space.writes
+    assert (told.value ^ 0x1042) & ~0x000F == 0 and told.value & 0xF == 4
+    assert trained.value ^ 0x0043 == 0x0020
+    for bdf, content in space.spaces.items():
+        changed = {i for i in range(256) if content[i] != before[bdf][i]}
+        # Link Status is the hardware's; the low byte of Link Control 2 holds the target.
+        own = {LINK_CONTROL_2} if bdf == plan.port else set()
+        assert changed <= own | {LINK_STATUS, LINK_STATUS + 1}, str(bdf)
+
+
+def test_the_platforms_ceiling_is_the_target_and_every_register_is_logged() -> None:
+    space = SimulatedConfig(sick())
+    plan, result = carried_out(space)
+    assert (plan.target_gt_per_s, result.registers.current_code) == (16.0, 4)
+    text = "\n".join(result.log)
+    assert "Link Control 2: 0x1042 -> 0x1044" in text
+    assert "Link Control: 0x0043 -> 0x0063" in text and "16 GT/s x16" in text
+
+
+def test_a_plan_alone_writes_nothing_and_shows_masks() -> None:
+    space = SimulatedConfig(sick())
+    text = "\n".join(describe(planned(space.host, space)))
+    assert space.writes == []
+    assert "mask 0x000f" in text and "mask 0x0020" in text and "0x1042 -> 0x1044" in text
+    assert str(planned(space.host, space).port) in text
+
+
+def test_a_link_at_its_speed_is_left_alone() -> None:
+    space = SimulatedConfig(sick())
+    carried_out(space)
+    space.accesses.clear()
+    plan, result = carried_out(space)
+    assert not plan.is_needed and space.writes == [] and result.log == ()
+
+
+def test_a_fast_link_with_a_low_target_gets_the_target_and_no_training() -> None:
+    space = SimulatedConfig(sick())
+    plan, _ = carried_out(space)
+    space.spaces[plan.port][LINK_CONTROL_2] = 0x42
+    space.accesses.clear()
+    _, result = carried_out(space)
+    assert [(a.offset, a.value & 0xFF) for a in space.writes] == [(LINK_CONTROL_2, 0x44)]
+    assert result.findings == ()
+
+
+@pytest.mark.parametrize("target", [5, 6])
+def test_no_target_above_either_end(target: int) -> None:
+    space = SimulatedConfig(sick())
+    with pytest.raises(InputError, match="both ends"):
+        planned(space.host, space, target)
+    assert space.writes == []
+
+
+@pytest.mark.parametrize("target", [0, 7, -1])
+def test_a_target_that_is_no_generation_is_refused(target: int) -> None:
+    space = SimulatedConfig(sick())
+    with pytest.raises(InputError, match="generation"):
+        planned(space.host, space, target)
+
+
+def test_a_lower_target_may_be_asked_for() -> None:
+    space = SimulatedConfig(sick())
+    plan = planned(space.host, space, 3)
+    result = retrain(plan, space, MemoryJournal(), NoTime())
+    assert result.findings == () and result.registers.current_code == 3
+
+
+RUNNING = RunningDomain(
+    name="gpu-vm", running=True, vcpu_pins=(), emulator_pus=None, iothread_pus=(),
+    memory_bytes=1, memory_bound=False, memory_by_node=(), page_bytes=None, devices=(GPU,),
+)  # fmt: skip
+AUDIO = Bdf(GPU.domain, GPU.bus, GPU.device, 1)
+
+
+def test_a_running_domain_with_the_device_refuses() -> None:
+    host = replace(sick(), domains=(RUNNING,))
+    space = SimulatedConfig(host)
+    with pytest.raises(Refused, match="running domain 'gpu-vm'"):
+        planned(host, space)
+    assert space.accesses == []
+
+
+def test_a_domain_that_is_shut_off_does_not_refuse() -> None:
+    host = replace(sick(), domains=(replace(RUNNING, running=False),))
+    assert planned(host, SimulatedConfig(host)).is_needed
+
+
+@pytest.mark.parametrize("driver", ["nvidia", "nouveau", "amdgpu", "snd_hda_intel", "xe"])
+def test_a_working_driver_behind_the_port_refuses(driver: str) -> None:
+    host = sick(driver=driver)
+    space = SimulatedConfig(host)
+    with pytest.raises(Refused, match=f"driver {driver}"):
+        planned(host, space)
+    assert space.accesses == []
+
+
+def test_a_driver_of_the_cards_audio_function_refuses_as_well() -> None:
+    host = sick()
+    devices = tuple(
+        replace(d, driver="snd_hda_intel") if d.bdf == AUDIO else d for d in host.pci_devices
+    )
+    host = replace(host, pci_devices=devices)
+    with pytest.raises(Refused, match=str(AUDIO)):
+        planned(host, SimulatedConfig(host))
+
+
+def test_an_open_vfio_group_refuses_and_a_closed_one_does_not() -> None:
+    host = sick()
+    space = SimulatedConfig(host)
+    held = {**unused(host), AUDIO: Use(("qemu-system-x86 (process 4711)",))}
+    with pytest.raises(Refused, match="process 4711"):
+        planned(host, space, uses=held)
+    assert space.accesses == []
+    assert planned(host, space).is_needed
+
+
+def test_who_cannot_see_who_has_the_group_is_refused() -> None:
+    host = sick()
+    with pytest.raises(Refused, match="cannot be told"):
+        planned(host, SimulatedConfig(host), uses={})
+    with pytest.raises(Refused, match="as root"):
+        planned(host, SimulatedConfig(host), uses={**unused(host), GPU: Use(None)})
+
+
+@pytest.mark.parametrize(
+    ("at", "bits", "words"),
+    [(LINK_CONTROL, 0x10, "disabled"), (LINK_STATUS + 1, 0x08, "training")],
+)
+def test_a_port_in_another_state_refuses(at: int, bits: int, words: str) -> None:
+    space = SimulatedConfig(sick())
+    port = planned(space.host, space).port
+    space.spaces[port][at] |= bits
+    with pytest.raises(Refused, match=words):
+        planned(space.host, space)
+    assert space.writes == []
+
+
+def test_a_port_without_a_link_refuses() -> None:
+    space = SimulatedConfig(sick())
+    port = planned(space.host, space).port
+    space.spaces[port][LINK_STATUS + 1] &= ~0x20
+    with pytest.raises(Refused, match="no link"):
+        planned(space.host, space)
+
+
+def test_ports_virtual_functions_and_unknown_addresses_are_no_devices() -> None:
+    host = sick()
+    space = SimulatedConfig(host)
+    port = planned(host, space).port
+    with pytest.raises(InputError, match="found the port above") as error:
+        planned(host, space, device=port)
+    assert str(GPU) in (error.value.hint or "")
+    with pytest.raises(InputError, match="none there"):
+        planned(host, space, device=Bdf.parse("ff:1f.7"))
+    sriov = shipped("x86-2p2n8c16t-sriov-nic")
+    virtual = next(d.bdf for d in sriov.pci_devices if d.physical_function is not None)
+    with pytest.raises(InputError, match="virtual one"):
+        planned(sriov, SimulatedConfig(sriov), device=virtual)
+
+
+def test_functions_without_a_target_register_are_refused() -> None:
+    space = SimulatedConfig(sick())
+    port = planned(space.host, space).port
+    space.spaces[port][AT + 2] = 0x41
+    with pytest.raises(HostError, match="version 1"):
+        planned(space.host, space)
+    space.spaces[port][0:4] = b"\xff\xff\xff\xff"
+    with pytest.raises(HostError, match="no answer"):
+        planned(space.host, space)
+    space.spaces[port][0:4] = b"\x86\x80\x2a\x35"
+    space.spaces[port][0x34] = 0
+    with pytest.raises(HostError, match="found none"):
+        planned(space.host, space)
+
+
+def test_a_capability_list_in_a_circle_ends() -> None:
+    space = SimulatedConfig(sick())
+    port = planned(space.host, space).port
+    space.spaces[port][0x81] = 0x80
+    with pytest.raises(HostError, match="found none"):
+        planned(space.host, space)
+
+
+def test_a_link_that_stays_slow_gets_back_the_target_that_was_found() -> None:
+    space = SimulatedConfig(sick())
+    port = planned(space.host, space).port
+    space.reaches[port] = 2
+    journal = MemoryJournal()
+    _, result = carried_out(space, journal)
+    (finding,) = result.findings
+    assert (finding.id, finding.severity) == ("retrain-failed", Severity.CRITICAL)
+    assert space.read(port, LINK_CONTROL_2, 2) == 0x1042
+    assert journal.entries == {}
+
+
+def test_a_link_that_comes_up_narrow_is_put_back() -> None:
+    space = SimulatedConfig(sick())
+    port = planned(space.host, space).port
+    space.trains_narrow[port] = 8
+    _, result = carried_out(space)
+    assert [finding.id for finding in result.findings] == ["retrain-failed"]
+    assert space.read(port, LINK_CONTROL_2, 2) == 0x1042
+
+
+def test_a_link_that_is_lost_is_brought_back_at_the_old_target() -> None:
+    space = SimulatedConfig(sick())
+    port = planned(space.host, space).port
+    space.loses_link.add(port)
+    _, result = carried_out(space)
+    (finding,) = result.findings
+    assert "no link" in finding.observed and "NO LINK" not in finding.observed
+    assert read_registers(space, port).is_up and read_registers(space, port).target_code == 2
+
+
+@pytest.mark.parametrize("cut_at", [1, 2])
+@pytest.mark.parametrize("cut_after_write", [False, True])
+def test_an_interruption_is_explained_and_taken_up(cut_at: int, cut_after_write: bool) -> None:
+    space = SimulatedConfig(sick(), cut_at=cut_at, cut_after_write=cut_after_write)
+    journal = MemoryJournal()
+    with pytest.raises(PowerCutError):
+        carried_out(space, journal)
+    space.cut_at = None
+    plan = planned(space.host, space)
+    entry = journal.load(plan.port)
+    assert entry is not None and entry.control_2 == 0x1042 and entry.target_code == 4
+    said = explain_interrupted(entry, plan.before).observed
+    untouched = cut_at == 1 and not cut_after_write
+    assert ("nothing had been written" in said) is untouched
+    assert ("new target was written" in said) is not untouched
+    result = retrain(plan, space, journal, NoTime())
+    assert result.registers.current_code == 4 and result.findings == () and journal.entries == {}
+
+
+def test_what_was_found_first_is_put_back_after_an_interruption() -> None:
+    space = SimulatedConfig(sick(), cut_at=2)
+    journal = MemoryJournal()
+    with pytest.raises(PowerCutError):
+        carried_out(space, journal)
+    space.cut_at = None
+    plan = planned(space.host, space)
+    assert plan.before.target_code == 4  # of the interrupted run
+    space.reaches[plan.port] = 2
+    result = retrain(plan, space, journal, NoTime())
+    assert [finding.id for finding in result.findings] == ["retrain-failed"]
+    assert space.read(plan.port, LINK_CONTROL_2, 2) == 0x1042
+
+
+def test_somebody_elses_target_after_an_interruption_is_said() -> None:
+    space = SimulatedConfig(sick())
+    plan = planned(space.host, space)
+    entry = JournalEntry(plan.port, plan.device, 0x1043, 4)
+    assert "somebody else" in explain_interrupted(entry, plan.before).observed
+
+
+def test_a_journal_on_disk_keeps_entries_whole_and_refuses_rubbish(tmp_path: Path) -> None:
+    journal = FileJournal(str(tmp_path / "retrain"))
+    entry = JournalEntry(Bdf.parse("10000:40:01.0"), GPU, 0x1042, 4)
+    assert journal.load(entry.port) is None and journal.ports() == ()
+    journal.save(entry)
+    assert journal.load(entry.port) == entry and journal.ports() == (entry.port,)
+    (tmp_path / "retrain" / f"{entry.port}.json").write_text("{}")
+    with pytest.raises(HostError, match="open retrain"):
+        journal.load(entry.port)
+    journal.clear(entry.port)
+    assert journal.load(entry.port) is None
+
+
+def test_a_gpu_behind_a_switch_of_its_own_is_trained_at_the_slot() -> None:
+    text = arc().replace("Speed 16GT/s (ok)", "Speed 8GT/s (downgraded)")
+    host = host_from_lspci(text, "arc")
+    space = SimulatedConfig(host)
+    plan = planned(host, space, device=Bdf.parse("03:00.0"))
+    assert (plan.port, plan.device) == (Bdf.parse("00:01.0"), Bdf.parse("01:00.0"))
+    behind = {device.bdf for device in functions_behind(host, plan.port)}
+    assert behind == {Bdf.parse("01:00.0"), Bdf.parse("02:01.0"), Bdf.parse("03:00.0")}
+
+
+def test_processes_that_hold_a_group_are_found(tmp_path: Path) -> None:
+    def process(pid: int, name: str, *files: str) -> None:
+        folder = tmp_path / str(pid) / "fd"
+        folder.mkdir(parents=True)
+        (tmp_path / str(pid) / "comm").write_text(f"{name}\n")
+        for number, file in enumerate(files):
+            (folder / str(number)).symlink_to(file)
+
+    process(1, "init", "/dev/null")
+    process(4711, "qemu-system-x86", "/dev/vfio/vfio", "/dev/vfio/77", "socket:[1]")
+    device = shipped(SICK).device(GPU)
+    assert device is not None
+    uses = device_uses([replace(device, iommu_group=77)], proc=str(tmp_path), sys=str(tmp_path))
+    assert uses[GPU].holders == ("qemu-system-x86 (process 4711)",)
+    uses = device_uses([replace(device, iommu_group=7)], proc=str(tmp_path), sys=str(tmp_path))
+    assert uses[GPU].holders == ()
+
+
+def test_a_unit_runs_before_libvirt_and_a_hook_never_stops_a_vm() -> None:
+    unit = systemd_unit([GPU, Bdf.parse("10000:01:00.0")], "/opt/home node/bin/homenode")
+    assert "Before=libvirtd.service" in unit and "[Install]" in unit
+    assert f"ExecStart=-'/opt/home node/bin/homenode' doctor retrain {GPU} --apply" in unit
+    assert "10000:01:00.0" in unit
+    hook = libvirt_hook("/usr/bin/homenode")
+    assert hook.startswith("#!/bin/sh\n") and hook.rstrip().endswith("exit 0")
+    assert "virsh" not in hook and "timeout" in hook
+
+
+def test_a_hook_takes_the_domains_gpus_only() -> None:
+    host = sick()
+    audio_first = domain(8, [AUDIO, *gpus(SICK, 2)])
+    assert gpus_of_domain(audio_first, host) == gpus(SICK, 2)
+    assert gpus_of_domain(domain(8), host) == ()
+    with pytest.raises(InputError):
+        gpus_of_domain(b"<network/>", host)
+
+
+def test_a_drop_at_vm_start_is_critical_and_only_for_the_domains_gpus() -> None:
+    host = sick()
+    (finding,) = dropped_links(host, (GPU,), "vm")
+    assert (finding.id, finding.severity) == ("pcie-link-dropped", Severity.CRITICAL)
+    assert list(dropped_links(shipped("rtx4090-epyc7702"), gpus("rtx4090-epyc7702", 4), "vm")) == []

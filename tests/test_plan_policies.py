@@ -69,3 +69,11 @@ def test_manual_emulator_pus_are_kept_free_of_vcpus() -> None:
     placement = place(host, request)
     assert placement.emulator_pus == CpuSet.parse("0-1")
     assert CpuSet(p for pin in placement.vcpu_pins for p in pin) == CpuSet.parse("2-7")
+
+
+def test_more_unpinned_vcpus_than_pus_are_told() -> None:
+    host = even_host(1, 1, 1, 4, 2)
+    assert not place(host, small_request(8, layout="default")).findings
+    (finding,) = place(host, small_request(9, layout="default")).findings
+    assert (finding.id, finding.severity) == ("overcommitted", "warning")
+    assert "9 vCPUs share 8 PUs" in finding.detail

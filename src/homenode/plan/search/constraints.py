@@ -31,7 +31,13 @@ def unusable_nodes(host: Host, request: GuestRequest) -> Iterator[Rejection]:
             "gpu-memory", of_gpus, f"{_named(of_gpus)}: memory of GPUs, no PUs; never for a guest"
         )
     if plain:
-        unasked = tuple(node for node in plain if node not in request.memory_nodes_allowed)
+        unasked = tuple(
+            node.index
+            for node in without_pus
+            if node.index in plain
+            and node.memory_bytes != 0
+            and node.index not in request.memory_nodes_allowed
+        )
         yield Rejection(
             "no-pus",
             plain,
@@ -83,7 +89,7 @@ def node_counts(request: GuestRequest, question: Question, rung: Rung) -> Iterat
         yield Rejection(
             "pus" if pus_counted(request, rung) else "cores",
             indices,
-            f"all {len(indices)} nodes together: need {_groups_text(request, rung, need)}, "
+            f"{_together(indices)}: need {_groups_text(request, rung, need)}, "
             f"{total} free",
             f"lower vcpus to {_vcpus(request, rung, total)}" if total else None,
         )
@@ -104,7 +110,7 @@ def node_counts(request: GuestRequest, question: Question, rung: Rung) -> Iterat
             yield Rejection(
                 "max-nodes",
                 indices,
-                f"at most {question.most_nodes} nodes allowed, {enough[0]} needed",
+                f"at most {_count(question.most_nodes)} allowed, {enough[0]} needed",
                 f"--max-nodes {enough[0]}",
             )
         elif not enough:
@@ -113,7 +119,7 @@ def node_counts(request: GuestRequest, question: Question, rung: Rung) -> Iterat
             yield Rejection(
                 "memory" if request.page_bytes is None else "pages",
                 indices,
-                f"all {len(indices)} nodes together: need {format_bytes(request.memory_bytes)}, "
+                f"{_together(indices)}: need {format_bytes(request.memory_bytes)}, "
                 f"{format_bytes(free)} free; {held} of {need} cores have their share beside them",
                 "lower the memory, or allow memory from nodes without PUs",
             )
@@ -239,3 +245,11 @@ def _held(request: GuestRequest, supply: Supply, usable: Usable, taken: Taken) -
 def _named(indices: tuple[NodeIndex, ...]) -> str:
     text = str(CpuSet(indices))
     return f"node {text}" if len(indices) == 1 else f"nodes {text}"
+
+
+def _count(nodes: int) -> str:
+    return "1 node" if nodes == 1 else f"{nodes} nodes"
+
+
+def _together(indices: Sequence[NodeIndex]) -> str:
+    return "the only node" if len(indices) == 1 else f"all {len(indices)} nodes together"

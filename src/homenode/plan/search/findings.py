@@ -35,6 +35,13 @@ def placement_findings(
                 "stop that domain, or choose another device",
             )  # fmt: skip
     if rung is None:
+        pus = sum(pu.online and pu.allowed for pu in host.pus)
+        if pus and request.vcpus > pus:
+            yield PlanFinding(
+                "overcommitted", "warning", host.name,
+                f"{request.vcpus} vCPUs share {pus} PUs, so some wait for others at any time",
+                f"lower vcpus to {pus}",
+            )  # fmt: skip
         return
     further = sorted(set(memory) - set(own))
     if not rung.memory_follows and further:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from homenode.cli.terminal import note
+from homenode.cli.terminal import note, working
 from homenode.units import format_bytes
 
 
@@ -36,7 +36,8 @@ def capture(
     """
     from homenode.snapshot.capture import capture_host
 
-    captured = capture_host(output, ssh, redacted=not no_redact, overwrite=force)
+    with working(f"reading {ssh or 'this machine'}"):
+        captured = capture_host(output, ssh, redacted=not no_redact, overwrite=force)
     manifest = captured.manifest
     note(
         f"wrote {captured.path} ({format_bytes(captured.size_bytes)}): {manifest.files} files, "

@@ -1,6 +1,8 @@
 """The terminal: where people read, and how wide and colourful it is. [I/O]"""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +22,18 @@ def console() -> "Console":
 def note(text: str) -> None:
     """One line to standard error: what was written where, and what was left out."""
     print(text, file=sys.stderr)
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Say what takes a while, for as long as it does; only on a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(what):
+        yield
 
 
 def print_json(text: str) -> None:

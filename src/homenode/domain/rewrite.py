@@ -45,11 +45,19 @@ STEPS: tuple[Callable[[Document, Plan], Document], ...] = (
 )
 """Cells come before whatever names a cell, controllers before what is plugged into them."""
 
+PCIE_STEPS = (edit_cells, edit_controllers, edit_hostdevs, edit_shared_slots)
+"""For a plan whose pins and memory are the document's own: its PCIe tree and distances alone."""
 
-def rewrite(xml: bytes, plan: Plan, source: str = "domain") -> bytes:
+
+def rewrite(
+    xml: bytes,
+    plan: Plan,
+    source: str = "domain",
+    steps: tuple[Callable[[Document, Plan], Document], ...] = STEPS,
+) -> bytes:
     """The document with the plan applied. Applying it again changes nothing.
 
-    What a layout owns and what stays: docs/formats/domain-xml.md.
+    What a layout owns and what stays: docs/formats/domain-xml.md. steps: some of STEPS, in order.
     Raises InputError (or ParseError) where the document cannot take the plan; there is no partial
     result.
     """
@@ -58,7 +66,7 @@ def rewrite(xml: bytes, plan: Plan, source: str = "domain") -> bytes:
     _refuse_other_plans(guest, plan, source)
     refuse_unsafe(guest, plan, source)
     before = set(crosscheck(document))
-    for step in STEPS:
+    for step in steps:
         document = step(document, plan)
     broken = [found for found in crosscheck(document) if found not in before]
     if broken:

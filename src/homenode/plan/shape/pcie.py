@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from homenode.bdf import Bdf
 from homenode.errors import InputError, UsageError
+from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind, PciDevice
 from homenode.plan.guest import GuestAddress
 from homenode.plan.model import GuestCellId, PlanFinding, PlannedController, PortModel
@@ -55,15 +56,32 @@ def mirror_pcie(
     does not have or that is a bridge; Unplannable where 256 buses are too few.
     """
     refuse_machine(request.guest, request.layout.name)
+    cell_of_node = {node: i for i, node in enumerate(placement.nodes)}
+    cells = len(placement.nodes)
+    return mirror_cells(host, by_bdf, request, placement.devices, cell_of_node, cells)
+
+
+def mirror_cells(
+    host: Host,
+    by_bdf: dict[Bdf, PciDevice],
+    request: GuestRequest,
+    devices: tuple[Bdf, ...],
+    cell_of_node: dict[NodeIndex, int],
+    cells: int,
+) -> MirroredPcie:
+    """The same for cells that are there already: a cell may be several nodes, or none.
+
+    devices: those that get a place, host order. cells: how many the guest has.
+    Raises as mirror_pcie, the machine type apart.
+    """
     if not 0 <= request.spare_ports <= MOST_SPARE_PORTS:
         raise UsageError(
             f"--spare-ports: expected 0 to {MOST_SPARE_PORTS}, found {request.spare_ports}"
         )
-    cells = len(placement.nodes)
-    _refuse_unfit(by_bdf, placement)
-    places = device_places(host, by_bdf, {node: i for i, node in enumerate(placement.nodes)})
+    _refuse_unfit(by_bdf, devices)
+    places = device_places(host, by_bdf, cell_of_node)
     tree = pcie_tree(places, cells, request.pci_granularity, request.spare_ports)
-    seats = seats_of(tree, placement)
+    seats = seats_of(tree, devices)
     hostdevs = {hostdev.source: hostdev for hostdev in request.guest.hostdevs}
     addresses = {bdf: device.address for bdf, device in hostdevs.items() if device.address}
     any_port = request.pci_granularity is PciGranularity.CELL
@@ -109,7 +127,7 @@ def mirror_pcie(
         if bdf not in cell_of and expander is not None and expander.node is not None:
             cell_of[bdf] = GuestCellId(expander.node)
     controllers = build.controllers()
-    findings = _unplaced(by_bdf, placement, address_of, cell_of)
+    findings = _unplaced(by_bdf, devices, cell_of_node, address_of, cell_of)
     if request.pci_granularity is not PciGranularity.CELL:
         findings += tuple(_displaced_finding(seat) for seat in displaced)
     if any(port.model is PortModel.SWITCH_UPSTREAM for port in controllers):
@@ -118,8 +136,8 @@ def mirror_pcie(
     return MirroredPcie(controllers, address_of, cell_of, group_of, findings)
 
 
-def _refuse_unfit(by_bdf: dict[Bdf, PciDevice], placement: Placement) -> None:
-    for bdf in placement.devices:
+def _refuse_unfit(by_bdf: dict[Bdf, PciDevice], devices: tuple[Bdf, ...]) -> None:
+    for bdf in devices:
         device = by_bdf.get(bdf)
         if device is None:
             raise InputError(
@@ -132,12 +150,13 @@ def _refuse_unfit(by_bdf: dict[Bdf, PciDevice], placement: Placement) -> None:
 
 def _unplaced(
     by_bdf: dict[Bdf, PciDevice],
-    placement: Placement,
+    devices: tuple[Bdf, ...],
+    cell_of_node: dict[NodeIndex, int],
     address_of: dict[Bdf, GuestAddress],
     cell_of: dict[Bdf, GuestCellId],
 ) -> tuple[PlanFinding, ...]:
     findings: list[PlanFinding] = []
-    for bdf in placement.devices:
+    for bdf in devices:
         if bdf in address_of:
             continue
         node = by_bdf[bdf].node
@@ -158,7 +177,7 @@ def _unplaced(
                 )
             )
         else:
-            nodes = ", ".join(map(str, placement.nodes))
+            nodes = ", ".join(map(str, sorted(cell_of_node)))
             findings.append(
                 PlanFinding(
                     "device-without-cell",

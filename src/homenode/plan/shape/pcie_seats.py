@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from homenode.bdf import Bdf
 from homenode.plan.guest import GuestAddress
-from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.pcie_build import PcieBuild
 from homenode.plan.shape.pcie_document import EXPANDER, PcieDocument
@@ -25,14 +24,14 @@ class Seat:
         return next(iter(self.function_of))
 
 
-def seats_of(tree: PcieTree, placement: Placement) -> list[Seat]:
+def seats_of(tree: PcieTree, devices: tuple[Bdf, ...]) -> list[Seat]:
     """One seat for each port, in the order of numbering; functions as on the host.
 
     A guest looks at function 0 first and skips the device where there is none: without the host's
     function 0 the lowest one takes its number.
     """
     functions: dict[int, list[Bdf]] = {}
-    for bdf in placement.devices:
+    for bdf in devices:
         position = tree.port_of_function.get(bdf)
         if position is not None:
             functions.setdefault(position, []).append(bdf)

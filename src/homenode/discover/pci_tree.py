@@ -45,8 +45,8 @@ class PciTree:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a function is: its folder, root complex and the bridge above it."""
+class TreePlace:
+    """Where a function is in the tree: its folder, root complex and the bridge above it."""
 
     folder: str
     root_complex: str
@@ -105,12 +105,12 @@ def read_pci_tree(
     return PciTree(roots, devices, tuple(gaps))
 
 
-def _places(snapshot: Snapshot, gaps: list[Gap]) -> dict[Bdf, _Place]:
+def _places(snapshot: Snapshot, gaps: list[Gap]) -> dict[Bdf, TreePlace]:
     names = snapshot.list(PCI)
     if names is None:
         gaps.append(Gap("PCI functions", f"{PCI} is absent"))
         return {}
-    places: dict[Bdf, _Place] = {}
+    places: dict[Bdf, TreePlace] = {}
     loose: list[Bdf] = []
     for name in names:
         bdf = Bdf.parse(name, f"{snapshot.name}: {PCI}")
@@ -121,10 +121,10 @@ def _places(snapshot: Snapshot, gaps: list[Gap]) -> dict[Bdf, _Place]:
                 f"{snapshot.name}: {path}: expected a folder, found a link that leads nowhere",
                 hint="the tree is incomplete: capture the host again with /sys/devices",
             )
-        place = _place(real)
+        place = place_by_path(real)
         if place is None:  # some trees hold the folders where the links should be
             loose.append(bdf)
-            place = _Place(path, f"pci{bdf.domain:04x}:{bdf.bus:02x}", None, is_in_tree=False)
+            place = TreePlace(path, f"pci{bdf.domain:04x}:{bdf.bus:02x}", None, is_in_tree=False)
         places[bdf] = place
     if loose:
         reason = f"{PCI} holds no links into /sys/devices; each bus counts as a root complex"
@@ -139,14 +139,14 @@ def _places(snapshot: Snapshot, gaps: list[Gap]) -> dict[Bdf, _Place]:
     return places
 
 
-def _place(real: str) -> _Place | None:
+def place_by_path(real: str) -> TreePlace | None:
     """Place of a function by its real path. The last root counts: a VMD's domain (10000) hangs
     below a function of domain 0."""
     names = real.split("/")
     for position in range(len(names) - 1, -1, -1):
         if _ROOT.fullmatch(names[position]):
             above = names[position + 1 : -1]
-            return _Place(real, names[position], Bdf.parse(above[-1], real) if above else None)
+            return TreePlace(real, names[position], Bdf.parse(above[-1], real) if above else None)
     return None
 
 
@@ -187,7 +187,7 @@ def _last_buses(parent_of: dict[Bdf, Bdf | None]) -> dict[Bdf, int]:
 def _bridge(
     snapshot: Snapshot,
     bdf: Bdf,
-    place: _Place,
+    place: TreePlace,
     config: ConfigHeader | None,
     guessed: PortType,
     last_bus: dict[Bdf, int],
@@ -219,7 +219,7 @@ def _first_bus_below(snapshot: Snapshot, folder: str) -> int:
 def _device(
     snapshot: Snapshot,
     bdf: Bdf,
-    place: _Place,
+    place: TreePlace,
     class_code: int,
     bridge: PciBridge | None,
     locality: Locality,

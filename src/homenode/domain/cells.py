@@ -58,7 +58,7 @@ def edit_cells(document: Document, plan: Plan) -> Document:
             return _without_cells(document)
         nodes = tuple(node for cell in plan.cells for node in cell.host_nodes)
         everything = CpuSet(range(plan.vcpus))
-        distances = () if len(before) > 1 else _distances(document, cell_elements(document)[0])
+        distances = () if len(before) > 1 else cell_distances(document, cell_elements(document)[0])
         wanted = (PlannedCell(GuestCellId(0), everything, plan.memory_bytes, nodes, distances),)
     document = _with_numa(document)
     document = _fit_count(document, wanted)
@@ -147,7 +147,7 @@ def _cell_edits(document: Document, wanted: tuple[PlannedCell, ...]) -> list[Edi
     return edits
 
 
-def _distances(document: Document, cell: Element) -> tuple[int, ...]:
+def cell_distances(document: Document, cell: Element) -> tuple[int, ...]:
     """Distances of a <cell> to every cell by id; () where it tells none."""
     distances = cell.child("distances")
     if distances is None:
@@ -164,7 +164,7 @@ def _distances(document: Document, cell: Element) -> tuple[int, ...]:
 def _with_distances(document: Document, wanted: tuple[PlannedCell, ...]) -> Document:
     edits: list[Edit] = []
     for element, cell in zip(cell_elements(document), wanted, strict=True):
-        if _distances(document, element) == cell.distances:
+        if cell_distances(document, element) == cell.distances:
             continue
         for old in element.all("distances"):
             edits += remove(document, old)

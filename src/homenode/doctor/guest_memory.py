@@ -102,11 +102,3 @@ def _far_devices(facts: DomainFacts, host: Host) -> Iterator[Finding]:
                 "choose a device of these nodes, or homenode plan, which follows the devices",
                 facts.source,
             )  # fmt: skip
-        elif device.node is None and device.kind is DeviceKind.GPU:
-            yield Finding(
-                "device-node-unknown", Severity.WARNING, str(device.bdf),
-                f"a node of {len(host.nodes)}", "none: numa_node says -1",
-                "nobody can place the VM near it, and the guest is told nothing",
-                "look for NUMA settings in the firmware (ACPI _PXM), or measure which node is near",
-                facts.source,
-            )  # fmt: skip

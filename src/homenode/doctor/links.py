@@ -22,7 +22,6 @@ _JUDGED = {
     DeviceKind.NVME: "NVMe drive",
 }
 _IDLE_SPEED = 2.5
-_SOURCE = "PCIe 6.0, 7.5.3.6 to 7.5.3.8 (Link Capabilities, Control, Status)"
 NARROW_KNOWN = "if the slot is wired so, say it: --known-width BDF=LANES"
 
 
@@ -84,7 +83,7 @@ def link_findings(
             behind.setdefault(link.lower.bdf, []).append(path)
             link_of[link.lower.bdf] = link
     for bdf, affected in behind.items():
-        yield _finding(link_of[bdf], affected, paths, load)
+        yield _finding(link_of[bdf], affected, paths, load, host.name)
 
 
 def describe_paths(host: Host) -> Iterator[str]:
@@ -121,7 +120,7 @@ def _limits(link: Link, expected: LinkRate, known_widths: Mapping[Bdf, int]) -> 
 
 
 def _finding(
-    link: Link, affected: list[DevicePath], paths: tuple[DevicePath, ...], load: Load
+    link: Link, affected: list[DevicePath], paths: tuple[DevicePath, ...], load: Load, name: str
 ) -> Finding:
     current, capable = link.current, link.capable
     assert current is not None and capable is not None
@@ -133,6 +132,10 @@ def _finding(
     if link.lower.bdf not in {path.device.bdf for path in affected}:
         subject += f" to {link.lower.bdf}"
     observed = f"{current.with_rate()}: {_ends(link)}"
+    source = (
+        f"{name}: LnkCap and LnkSta, which are max_link_speed and current_link_speed in "
+        f"/sys/bus/pci/devices/{link.lower.bdf}; PCIe 6.0, 7.5.3.6 to 7.5.3.8"
+    )
     cost = (
         f"{lost * 100:.0f} % of the path's bandwidth: {gigabytes(current.bytes_per_s)} of "
         f"{gigabytes(worst.expected.bytes_per_s)}"
@@ -148,12 +151,12 @@ def _finding(
             "pcie-link-idle", Severity.INCONCLUSIVE, subject, expected,
             f"{observed}; {idle}", None,
             f"retest under load: homenode doctor --under-load, or copy to {worst.device.bdf} while "
-            f"you read /sys/bus/pci/devices/{link.lower.bdf}/current_link_speed", _SOURCE,
+            f"you read /sys/bus/pci/devices/{link.lower.bdf}/current_link_speed", source,
         )  # fmt: skip
     return Finding(
         "pcie-link-slow" if slow else "pcie-link-narrow",
         _severity(link, affected, paths, slow=slow), subject, expected, observed, cost,
-        _fix(link, capable, slow=slow), _SOURCE,
+        _fix(link, capable, slow=slow), source,
     )  # fmt: skip
 
 

@@ -1,0 +1,246 @@
+"""For each finding of a host a machine that has it and one that nearly has it."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from homenode.bdf import Bdf
+from homenode.doctor.diagnosis import Circumstances, diagnose
+from homenode.doctor.expectation import certify, drift
+from homenode.doctor.link_hook import dropped_links
+from homenode.doctor.retrain import explain_interrupted, retrain
+from homenode.doctor.retrain_plan import Use, plan_retrain
+from homenode.findings import Finding
+from homenode.pci import DeviceKind, PciDevice, PciErrors, PciLink, PortType
+from homenode.topology import Host
+from tests.doctor_domains import diagnosed as found_in
+from tests.doctor_domains import domain, gpus, host
+from tests.simulated_config import MemoryJournal, NoTime, PowerCutError, SimulatedConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Fixture:
+    """words: as the finding's page names it. findings: what the doctor makes of it."""
+
+    words: str
+    findings: Callable[[], Sequence[Finding]]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A machine that has a finding, and one that nearly has it."""
+
+    has: Fixture
+    nearly: Fixture
+
+
+def case(
+    has: str, found: Callable[[], Sequence[Finding]],
+    nearly: str, silent: Callable[[], Sequence[Finding]],
+) -> Case:  # fmt: skip
+    return Case(Fixture(has, found), Fixture(nearly, silent))
+
+
+def of_host(there: Host, circumstances: Circumstances | None = None) -> tuple[Finding, ...]:
+    return diagnose(there, None, circumstances).findings
+
+
+def changed(there: Host, which: Callable[[PciDevice], bool], **fields: Any) -> Host:
+    """The host with fields of some functions changed."""
+    return replace(
+        there,
+        pci_devices=tuple(replace(d, **fields) if which(d) else d for d in there.pci_devices),
+    )
+
+
+def settings(there: Host, **fields: Any) -> Host:
+    return replace(there, settings=replace(there.settings, **fields))
+
+
+def is_gpu(device: PciDevice) -> bool:
+    return device.kind is DeviceKind.GPU
+
+
+DESKTOP, H200, SICK, HGX = "rtx4080-i9-14900k", "h200-xeon8558", "rtx5090-epyc7702", "hgx-h100"
+GPU_4080 = gpus(DESKTOP, 1)[0]
+
+
+def link_at(gt_per_s: float, width: int, **fields: Any) -> Host:
+    """The desktop with its GPU's link at some speed and width."""
+    return changed(
+        host(DESKTOP),
+        lambda d: d.bdf == GPU_4080,
+        link=PciLink(gt_per_s, width, 16.0, 16),
+        **fields,
+    )
+
+
+def _errors(correctable: int, fatal: int = 0) -> Host:
+    lost = (("DLP", fatal),) if fatal else ()
+    return changed(
+        host(DESKTOP), is_gpu,
+        errors=PciErrors((("BadTLP", correctable),) if correctable else (), (), lost),
+    )  # fmt: skip
+
+
+def _acs(flags: tuple[str, ...], driver: str | None = "nvidia") -> Host:
+    def is_port(device: PciDevice) -> bool:
+        return device.bridge is not None and device.bridge.port_type is PortType.SWITCH_DOWNSTREAM
+
+    return changed(changed(host(H200), is_port, acs=flags), is_gpu, driver=driver)
+
+
+def _retrained(reaches: int | None) -> Sequence[Finding]:
+    there = changed(host(SICK), lambda d: d.driver not in ("pcieport", None), driver="vfio-pci")
+    gpu = gpus(SICK, 1)[0]
+    space = SimulatedConfig(there)
+    uses = {device.bdf: Use(()) for device in there.pci_devices}
+    plan = plan_retrain(there, gpu, space, uses)
+    if reaches is not None:
+        space.reaches[plan.port] = reaches
+    return retrain(plan, space, MemoryJournal(), NoTime()).findings
+
+
+def _interrupted(cut_at: int | None) -> Sequence[Finding]:
+    there = changed(host(SICK), lambda d: d.driver not in ("pcieport", None), driver="vfio-pci")
+    space, journal = SimulatedConfig(there, cut_at=cut_at), MemoryJournal()
+    uses = {device.bdf: Use(()) for device in there.pci_devices}
+    plan = plan_retrain(there, gpus(SICK, 1)[0], space, uses)
+    with suppress(PowerCutError):
+        retrain(plan, space, journal, NoTime())
+    entry = journal.load(plan.port)
+    return () if entry is None else (explain_interrupted(entry, plan.before),)
+
+
+def _drifted(now: Host, measured: float | None = None, floor: float | None = None) -> list[Finding]:
+    floors = {} if floor is None else {"h2d": floor}
+    return list(drift(certify(host(DESKTOP), floors), now, measured))
+
+
+def _h2d(rate: float) -> Circumstances:
+    return Circumstances(h2d={GPU_4080: rate})
+
+
+def _with_memory(factor: float) -> Host:
+    there = host(DESKTOP)
+    return replace(
+        there,
+        nodes=tuple(
+            replace(n, memory_bytes=int((n.memory_bytes or 0) * factor)) for n in there.nodes
+        ),
+    )
+
+
+HOST_CASES: dict[str, Case] = {
+    "pcie-link-slow": case(
+        "rtx5090-epyc7702: 8 GPUs at 5 GT/s on ports of 16 GT/s", lambda: of_host(host(SICK)),
+        "a card for 16 GT/s on a port for 8 GT/s, at 8 GT/s",
+        lambda: of_host(changed(
+            link_at(8.0, 16), lambda d: d.bdf != GPU_4080 and d.link is not None,
+            link=PciLink(8.0, 16, 8.0, 16))),
+    ),
+    "pcie-link-narrow": case(
+        "rtx4080-i9-14900k with its GPU at x8 of x16", lambda: of_host(link_at(16.0, 8)),
+        "the same in a slot that is known to have 8 lanes",
+        lambda: of_host(link_at(16.0, 8), Circumstances(known_widths={GPU_4080: 8})),
+    ),
+    "pcie-link-idle": case(
+        "rtx4080-i9-14900k with its GPU at 2.5 GT/s and nothing known of its load",
+        lambda: of_host(link_at(2.5, 16)),
+        "the same at 16 GT/s", lambda: of_host(link_at(16.0, 16, performance_state="P8")),
+    ),
+    "pcie-link-dropped": case(
+        "rtx5090-epyc7702 after the start of a VM with its GPUs",
+        lambda: list(dropped_links(host(SICK), gpus(SICK, 8), "vm")),
+        "rtx4090-epyc7702 after the start of such a VM",
+        lambda: list(dropped_links(host("rtx4090-epyc7702"), gpus("rtx4090-epyc7702", 4), "vm")),
+    ),
+    "pcie-errors-uncorrected": case(
+        "rtx4080-i9-14900k with one DLP error", lambda: of_host(_errors(0, 1)),
+        "the same with 3 retries", lambda: of_host(_errors(3)),
+    ),
+    "pcie-errors-corrected": case(
+        "rtx4080-i9-14900k with 1000 BadTLP", lambda: of_host(_errors(1000)),
+        "the same with 999", lambda: of_host(_errors(999)),
+    ),
+    "h2d-low": case(
+        "5.3 GB/s measured over 16 GT/s x16", lambda: of_host(host(DESKTOP), _h2d(5.3e9)),
+        "24 GB/s measured over 16 GT/s x16", lambda: of_host(host(DESKTOP), _h2d(24e9)),
+    ),
+    "h2d-above-link": case(
+        "40 GB/s measured over 16 GT/s x16", lambda: of_host(host(DESKTOP), _h2d(40e9)),
+        "31 GB/s measured over 16 GT/s x16", lambda: of_host(host(DESKTOP), _h2d(31e9)),
+    ),
+    "node-spans-packages": case(
+        "epyc9654-2p-1node: two packages in one node", lambda: of_host(host("epyc9654-2p-1node")),
+        "hgx-h100: two packages, a node each", lambda: of_host(host(HGX)),
+    ),
+    "node-spans-llcs": case(
+        "mi350x-epyc9575f: packages in NPS1, 8 caches in a node",
+        lambda: of_host(host("mi350x-epyc9575f")),
+        "rtx4090-epyc7702: NPS4, 4 caches in a node", lambda: of_host(host("rtx4090-epyc7702")),
+    ),
+    "node-without-memory": case(
+        "x86-2p2n8c16t-node1-no-memory", lambda: of_host(host("x86-2p2n8c16t-node1-no-memory")),
+        "x86-2p3n8c16t-node2-no-cpus: the node without CPUs has memory",
+        lambda: of_host(host("x86-2p3n8c16t-node2-no-cpus")),
+    ),
+    "gpu-node-unknown": case(
+        "x86-2p2n8c16t-gpu-node-unknown", lambda: of_host(host("x86-2p2n8c16t-gpu-node-unknown")),
+        "rtx4080-i9-14900k: no node either, and only one there is", lambda: of_host(host(DESKTOP)),
+    ),
+    "p2p-redirected": case(
+        "h200-xeon8558 with ReqRedir on its switches' ports",
+        lambda: of_host(_acs(("CmpltRedir", "ReqRedir", "SrcValid"))),
+        "the same with SrcValid only", lambda: of_host(_acs(("SrcValid",))),
+    ),
+    "iommu-translates": case(
+        "h200-xeon8558 with IOMMU domains of type DMA-FQ",
+        lambda: of_host(changed(host(H200), is_gpu, iommu_domain="DMA-FQ", driver="nvidia")),
+        "the same with type identity",
+        lambda: of_host(changed(host(H200), is_gpu, iommu_domain="identity", driver="nvidia")),
+    ),
+    "governor-powersave": case(
+        "powersave with acpi-cpufreq",
+        lambda: of_host(settings(host(DESKTOP), scaling_drivers=("acpi-cpufreq",))),
+        "powersave with intel_pstate",
+        lambda: of_host(settings(host(DESKTOP), scaling_drivers=("intel_pstate",))),
+    ),
+    "idle-deep": case(
+        "idle states of 890 µs under a pinned VM",
+        lambda: found_in(domain(2, pins=[0, 2]),
+                         settings(host(DESKTOP), idle_exit_latency_us=890)),
+        "idle states of 133 µs", lambda: found_in(
+            domain(2, pins=[0, 2]), settings(host(DESKTOP), idle_exit_latency_us=133)),
+    ),
+    "retrain-failed": case(
+        "a link that trains to 5 GT/s whatever it is told", lambda: _retrained(2),
+        "a link that trains to 16 GT/s", lambda: _retrained(None),
+    ),
+    "retrain-interrupted": case(
+        "a run that is killed at its second write", lambda: _interrupted(2),
+        "a run that is not", lambda: _interrupted(None),
+    ),
+    "drift-topology": case(
+        "rtx4080-i9-14900k with half of its memory", lambda: _drifted(_with_memory(0.5)),
+        "with 1 % less, which another kernel takes", lambda: _drifted(_with_memory(0.99)),
+    ),
+    "drift-device": case(
+        "rtx4080-i9-14900k without its GPU", lambda: _drifted(replace(
+            host(DESKTOP), pci_devices=tuple(d for d in host(DESKTOP).pci_devices
+                                             if d.bdf.bus != GPU_4080.bus))),
+        "with another name for it",
+        lambda: _drifted(changed(host(DESKTOP), is_gpu, name="GeForce")),
+    ),
+    "drift-link": case(
+        "rtx4080-i9-14900k at 8 GT/s", lambda: _drifted(link_at(8.0, 16)),
+        "idle at 2.5 GT/s, certified at 16", lambda: _drifted(changed(
+            link_at(2.5, 16), lambda d: d.bdf == Bdf.parse("00:01.0"),
+            link=PciLink(2.5, 16, 32.0, 16))),
+    ),
+    "drift-bandwidth": case(
+        "20 GB/s where 24 were certified", lambda: _drifted(host(DESKTOP), 20e9, 24e9),
+        "24 GB/s where 24 were certified", lambda: _drifted(host(DESKTOP), 24e9, 24e9),
+    ),
+}  # fmt: skip

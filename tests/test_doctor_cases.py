@@ -1,0 +1,70 @@
+"""Every finding has a machine that has it and one that nearly has it, and a page that says so."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.doctor_cases import HOST_CASES
+from tests.doctor_guest_cases import GUEST_CASES
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ROOT / "docs" / "findings"
+CASES = {**HOST_CASES, **GUEST_CASES}
+SECTIONS = ("Cause", "Cost", "Fix", "Source", "Seen in")
+VERIFYS_FILES = ("pins", "memory", "devices")
+"""Of verify/, whose findings the doctor shows too."""
+
+
+def _ids_in(path: Path) -> set[str]:
+    """The ids of the findings that a file makes."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        if is_call and node.func.id == "Finding" and node.args:  # type: ignore[attr-defined]
+            first = node.args[0]  # type: ignore[attr-defined]
+            options = (first.body, first.orelse) if isinstance(first, ast.IfExp) else (first,)
+            for option in options:
+                assert isinstance(option, ast.Constant), f"{path}:{node.lineno}"  # type: ignore[attr-defined]
+                found.add(str(option.value))
+    return found
+
+
+def _ids() -> set[str]:
+    source = ROOT / "src" / "homenode"
+    files = [*(source / "doctor").glob("*.py")]
+    files += [source / "verify" / f"{name}.py" for name in VERIFYS_FILES]
+    return set().union(*map(_ids_in, files))
+
+
+def test_every_finding_has_its_case() -> None:
+    assert _ids() == set(CASES)
+
+
+@pytest.mark.parametrize("id", CASES)
+def test_a_machine_that_has_it_is_found(id: str) -> None:
+    assert id in {finding.id for finding in CASES[id].has.findings()}
+
+
+@pytest.mark.parametrize("id", CASES)
+def test_a_machine_that_nearly_has_it_is_not(id: str) -> None:
+    assert id not in {finding.id for finding in CASES[id].nearly.findings()}
+
+
+@pytest.mark.parametrize("id", CASES)
+def test_its_page_says_cause_cost_fix_source_and_both_machines(id: str) -> None:
+    text = (PAGES / f"{id}.md").read_text()
+    assert text.startswith(f"# {id}\n")
+    headings = tuple(re.findall(r"^## (.*)$", text, re.MULTILINE))
+    assert headings == SECTIONS
+    bodies = re.split(r"^## .*$", text, flags=re.MULTILINE)[1:]
+    assert all(len(body.strip()) > 10 for body in bodies)
+    assert CASES[id].has.words in text and CASES[id].nearly.words in text
+
+
+def test_no_page_is_left_over() -> None:
+    pages = {path.stem for path in PAGES.glob("*.md")} - {"README"}
+    assert pages == set(CASES)
+    index = (PAGES / "README.md").read_text()
+    assert all(f"]({name}.md)" in index for name in CASES)

@@ -14,7 +14,15 @@ from homenode.errors import HomenodeError, InputError
 
 T = TypeVar("T")
 
-VERSIONS = {"host": 1, "plan": 1, "refusal": 1, "findings": 1}
+VERSIONS = {
+    "host": 1,
+    "plan": 1,
+    "refusal": 1,
+    "findings": 1,
+    "results": 1,
+    "comparison": 1,
+    "verdict": 1,
+}
 """Newest version of each kind that this program writes and reads."""
 
 

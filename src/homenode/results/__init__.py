@@ -1,0 +1,1 @@
+"""Results: what was measured, under which layout, and where it is kept."""

@@ -1,0 +1,190 @@
+"""Run: the samples of one suite on one machine under one layout, and what they were taken under.
+
+A run is the unit of storage, a boot the unit of replication, a sample the smallest figure. Figures
+that others have published have the same shape, with `origin` and `statistic` saying what they are.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.plan.layout import (
+    PRESETS,
+    GuestCells,
+    GuestPcie,
+    Layout,
+    MemoryBinding,
+    Pinning,
+    Siblings,
+)
+
+
+class Origin(StrEnum):
+    """Where the figures of a run come from."""
+
+    MEASURED = "measured"  # by homenode's own suite
+    IMPORTED = "imported"  # read from another tool's output
+    PUBLISHED = "published"  # printed in a document; nobody here has seen the samples
+    SYNTHESISED = "synthesised"  # made up in a tool's format, to show or to test something
+    EMULATED = "emulated"  # measured on an emulated machine: no figure of it means anything
+
+
+class Vantage(StrEnum):
+    """Where the suite ran."""
+
+    GUEST = "guest"
+    HOST = "host"
+    JOB = "job"
+
+
+class Statistic(StrEnum):
+    """What one figure is of the samples behind it."""
+
+    SAMPLE = "sample"
+    MEAN = "mean"
+    MEDIAN = "median"
+    BEST = "best"
+    LOW = "low"  # the lower end of a range that was printed without its samples
+    HIGH = "high"  # the upper end
+    UNKNOWN = "unknown"  # the source does not say
+
+
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """A layout's five switches, None where nobody has said how one stood.
+
+    >>> Switches.of(PRESETS["pin-numa"]).name
+    'pin-numa'
+    >>> Switches(None, None, None, None, None).name
+    'unknown'
+    """
+
+    pinning: Pinning | None
+    siblings: Siblings | None
+    cells: GuestCells | None
+    pcie: GuestPcie | None
+    memory: MemoryBinding | None
+
+    @classmethod
+    def of(cls, layout: Layout) -> "Switches":
+        return cls(layout.pinning, layout.siblings, layout.cells, layout.pcie, layout.memory)
+
+    @property
+    def name(self) -> str:
+        """The preset's name; "unknown" where no switch is known, else what is known."""
+        for name, preset in PRESETS.items():
+            if Switches.of(preset) == self:
+                return name
+        known = [
+            f"{switch} {value}"
+            for switch, value in (
+                ("pinning", self.pinning),
+                ("siblings", self.siblings),
+                ("cells", self.cells),
+                ("pcie", self.pcie),
+                ("memory", self.memory),
+            )
+            if value is not None
+        ]
+        return ", ".join(known) or "unknown"
+
+
+UNKNOWN_SWITCHES = Switches(None, None, None, None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Something that must be equal for two runs to be comparable.
+
+    name: `governor`, `clock`, `microcode`, `kernel`, `driver`, `tool NAME`, `link BDF`, `others`
+    and so on. value: as it was read, with its unit.
+    """
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPlace:
+    """Where the machine that ran the suite believed a GPU to be.
+
+    device: as in Sample. node: its numa_node there; None where the kernel says -1.
+    """
+
+    device: Bdf
+    node: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One figure, in its metric's own unit (homenode.analyse.metrics).
+
+    device, peer: the GPU, and the other one of a pair: host addresses where the run says
+    `host_addresses`, else those that the suite saw. index: position in a tool's own order where
+    nothing better is known; never used to pair. node, peer_node: where the memory or the thread
+    was. size_bytes: of a message or working set. variant: what else tells series apart (a kernel, a
+    data type, a level). boot, number: counted from 0 within the run, and within boot and series.
+    state: the placement state that the probe saw; states are never pooled. count: samples behind a
+    figure that is no sample, None where the source does not say. disturbed: somebody else ran.
+    """
+
+    metric: str
+    unit: str
+    value: float
+    boot: int = 0
+    number: int = 0
+    device: Bdf | None = None
+    peer: Bdf | None = None
+    index: int | None = None
+    node: int | None = None
+    peer_node: int | None = None
+    size_bytes: int | None = None
+    variant: str | None = None
+    state: str | None = None
+    statistic: Statistic = Statistic.SAMPLE
+    count: int | None = 1
+    disturbed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunHead:
+    """Everything of a run but its samples.
+
+    name: the folder's. system: the folder above: the GPU, or `cpu-only`. host_kind: machines of
+    equal kind have equal texts ("2x Intel Xeon Platinum 8558, NVIDIA H200"). host: fingerprint of
+    the very machine. arrangement: what was chosen beside the layout ("local", "memory-first").
+    memory_mode: strict, interleave or preferred, of bound memory. page_bytes: of the guest's
+    backing. pus, nodes: of the host, that the plan pinned or the host run was confined to. boots:
+    identity of each boot, in the order of Sample.boot; empty where unknown. unusable: why nothing
+    must be concluded from this run, as the suite noted it. source: the document or folder.
+    """
+
+    name: str
+    system: str
+    origin: Origin
+    vantage: Vantage
+    switches: Switches
+    host_kind: str | None = None
+    host: str | None = None
+    arrangement: str | None = None
+    memory_mode: str | None = None
+    page_bytes: int | None = None
+    vcpus: int | None = None
+    pus: CpuSet | None = None
+    nodes: tuple[int, ...] | None = None
+    plan_fingerprint: str | None = None
+    boots: tuple[str, ...] = ()
+    gpus: tuple[GpuPlace, ...] = ()
+    host_addresses: bool = False
+    conditions: tuple[Condition, ...] = ()
+    unusable: tuple[str, ...] = ()
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One results folder."""
+
+    head: RunHead
+    samples: tuple[Sample, ...]

@@ -1,0 +1,134 @@
+"""Store: runs in folders, results/<system>/<NAME>/results.jsonl. [I/O]
+
+Plain files that a person can read and a shared file system can hold. A folder that cannot be read
+is skipped with its reason; the rest is used.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from homenode.errors import HostError, InputError
+from homenode.results.lines import parse_run, run_text
+from homenode.results.model import Run
+
+FILE = "results.jsonl"
+MAX_BYTES = 512 << 20
+MAX_DEPTH = 4
+"""Folders below the one that was named in which runs are looked for."""
+
+MAX_FOLDERS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A folder that was left out, and why."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Runs in the order of their paths, and what was left out."""
+
+    runs: tuple[Run, ...]
+    skipped: tuple[Skipped, ...]
+
+
+def run_folder(root: Path, system: str, name: str) -> Path:
+    """Where a run belongs below a results folder. Raises InputError for names that leave it."""
+    for part in (system, name):
+        if part in ("", ".", "..") or "/" in part or "\x00" in part or not part.isprintable():
+            raise InputError(f"run name: expected one folder's name, found {part!r}")
+    return root / system / name
+
+
+def write_run(root: Path, run: Run) -> Path:
+    """Write a run whole or not at all, and return its file.
+
+    Raises HostError where that fails, and where there is such a run already.
+    """
+    folder = run_folder(root, run.head.system, run.head.name)
+    path = folder / FILE
+    part = folder / f".{FILE}.part"
+    if path.exists():
+        raise HostError(
+            f"{path}: expected no run of this name, found one",
+            hint="choose another name, or remove the folder",
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        part.write_text(run_text(run), encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise HostError(f"{path}: expected to write there, found: {error.strerror}") from None
+    return path
+
+
+def read_run(path: Path) -> Run:
+    """The run in a folder or a results.jsonl. Raises InputError."""
+    file = path / FILE if path.is_dir() else path
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        found = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"{file}: expected a run's {FILE}, found: {found}") from None
+    if len(content) > MAX_BYTES:
+        raise InputError(f"{file}: expected at most {MAX_BYTES >> 20} MiB, found more")
+    return parse_run(content, str(file))
+
+
+def load_runs(path: Path) -> Loaded:
+    """Every run at or below a path, a few folders deep.
+
+    A folder without subfolders in which no results.jsonl lies is foreign, and skipped as such.
+    Raises InputError where nothing is there.
+    """
+    if path.is_file():
+        return Loaded((read_run(path),), ())
+    if not path.is_dir():
+        raise InputError(
+            f"{path}: expected a results folder, found nothing",
+            hint="homenode bench and homenode import make one",
+        )
+    runs: list[Run] = []
+    skipped: list[Skipped] = []
+    for folder in _leaves(path, skipped):
+        if not (folder / FILE).exists():
+            skipped.append(Skipped(str(folder), f"no {FILE}: not a run of homenode's"))
+            continue
+        try:
+            runs.append(read_run(folder))
+        except InputError as error:
+            skipped.append(Skipped(str(folder), error.message))
+    return Loaded(tuple(runs), tuple(skipped))
+
+
+def _leaves(root: Path, skipped: list[Skipped]) -> Iterator[Path]:
+    """Folders that hold a run, or could: those without folders below. Links are not followed."""
+    queue: list[tuple[Path, int]] = [(root, 0)]
+    seen = 0
+    while queue:
+        folder, depth = queue.pop(0)
+        seen += 1
+        if seen > MAX_FOLDERS:
+            skipped.append(Skipped(str(root), f"more than {MAX_FOLDERS} folders: the rest"))
+            return
+        if (folder / FILE).exists():
+            yield folder
+            continue
+        try:
+            below = sorted(one for one in folder.iterdir() if one.is_dir() and not one.is_symlink())
+        except OSError as error:
+            skipped.append(Skipped(str(folder), f"cannot be listed: {error.strerror}"))
+            continue
+        below = [one for one in below if not one.name.startswith(".")]
+        if not below:
+            yield folder
+        elif depth == MAX_DEPTH:
+            skipped.append(Skipped(str(folder), f"more than {MAX_DEPTH} folders deep"))
+        else:
+            queue += [(one, depth + 1) for one in below]

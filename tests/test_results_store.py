@@ -1,0 +1,135 @@
+"""Runs as lines and in folders: what is written is read back, what is broken is left out."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.errors import HostError, InputError
+from homenode.plan.layout import PRESETS, MemoryBinding
+from homenode.results.lines import end_line, head_line, parse_run, run_text, sample_line
+from homenode.results.model import (
+    UNKNOWN_SWITCHES,
+    Condition,
+    GpuPlace,
+    Origin,
+    Run,
+    RunHead,
+    Sample,
+    Statistic,
+    Switches,
+    Vantage,
+)
+from homenode.results.store import FILE, load_runs, read_run, write_run
+from tests.mutations import survives
+
+GPU = Bdf.parse("0000:19:00.0")
+HEAD = RunHead(
+    "pin-numa", "NVIDIA H200", Origin.MEASURED, Vantage.GUEST, Switches.of(PRESETS["pin-numa"]),
+    host_kind="2x Xeon 8558, H200", pus=CpuSet.parse("0-22,48-70"), nodes=(0, 1), boots=("a", "b"),
+    gpus=(GpuPlace(GPU, None),), conditions=(Condition("governor", "performance"),),
+)  # fmt: skip
+RUN = Run(
+    HEAD,
+    (
+        Sample("memory-bandwidth", "bytes_per_s", 561.17e9, variant="triad"),
+        Sample("h2d-bandwidth", "bytes_per_s", 55.3e9, boot=1, number=3, device=GPU, node=0),
+        Sample("memory-latency", "ns", 101.0, statistic=Statistic.UNKNOWN, count=None),
+    ),
+)
+
+
+def test_a_run_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    path = write_run(tmp_path, RUN)
+    assert path == tmp_path / "NVIDIA H200" / "pin-numa" / FILE
+    assert read_run(path) == read_run(path.parent) == RUN
+    assert load_runs(tmp_path).runs == (RUN,)
+
+
+def test_a_run_can_be_appended_to_line_by_line() -> None:
+    lines = head_line(HEAD) + "".join(map(sample_line, RUN.samples)) + end_line(3)
+    assert parse_run(lines.encode(), "run") == RUN
+
+
+@pytest.mark.parametrize("at", [1, 40, 400, -1, -8, -30])
+def test_a_run_that_was_cut_short_is_never_taken_for_whole(at: int) -> None:
+    with pytest.raises(InputError, match="run"):
+        parse_run(run_text(RUN).encode()[:at], "run")
+
+
+def test_an_unfinished_run_gives_its_whole_samples_to_be_resumed() -> None:
+    text = head_line(HEAD) + "".join(map(sample_line, RUN.samples))
+    cut = parse_run(text.encode()[:-5], "run", unfinished=True)
+    assert cut == replace(RUN, samples=RUN.samples[:2])
+
+
+def test_an_end_that_counts_other_samples_is_refused() -> None:
+    with pytest.raises(InputError, match="expected 4 samples, as its end says, found 3"):
+        text = head_line(HEAD) + "".join(map(sample_line, RUN.samples)) + end_line(4)
+        parse_run(text.encode(), "run")
+
+
+def test_a_newer_format_is_refused_with_the_next_step() -> None:
+    text = run_text(RUN).replace("homenode.results/1", "homenode.results/2")
+    with pytest.raises(InputError, match="newer homenode"):
+        parse_run(text.encode(), "run")
+
+
+def test_broken_half_written_and_foreign_folders_are_skipped_with_their_reason(
+    tmp_path: Path,
+) -> None:
+    write_run(tmp_path, RUN)
+    for name, content in (
+        ("broken", b"\xff\x00{"),
+        ("empty", b""),
+        ("half", run_text(RUN).encode()[:-20]),
+        ("other", b'{"format": "homenode.plan/1"}\n'),
+    ):
+        (tmp_path / "gpu" / name).mkdir(parents=True)
+        (tmp_path / "gpu" / name / FILE).write_bytes(content)
+    (tmp_path / "gpu" / "foreign").mkdir()
+    (tmp_path / "gpu" / "foreign" / "stream.txt").write_text("Copy: 1")
+    loaded = load_runs(tmp_path)
+    assert loaded.runs == (RUN,)
+    reasons = {Path(one.path).name: one.reason for one in loaded.skipped}
+    assert set(reasons) == {"broken", "empty", "half", "other", "foreign"}
+    assert "finished" in reasons["half"]
+    assert "not a run of homenode's" in reasons["foreign"]
+    assert "empty file" in reasons["empty"]
+
+
+def test_a_link_in_a_circle_is_not_followed(tmp_path: Path) -> None:
+    write_run(tmp_path, RUN)
+    (tmp_path / "NVIDIA H200" / "again").symlink_to(tmp_path)
+    assert load_runs(tmp_path).runs == (RUN,)
+
+
+def test_a_run_is_not_written_over_another(tmp_path: Path) -> None:
+    write_run(tmp_path, RUN)
+    with pytest.raises(HostError, match="choose another name"):
+        write_run(tmp_path, RUN)
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "/etc", "a\x00b"])
+def test_a_name_that_leaves_the_results_folder_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="one folder's name"):
+        write_run(tmp_path, replace(RUN, head=replace(HEAD, name=name)))
+
+
+def test_nothing_at_a_path_says_what_makes_results(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="homenode bench and homenode import"):
+        load_runs(tmp_path / "nowhere")
+
+
+def test_mutated_runs_give_a_run_or_an_error_that_names_the_place() -> None:
+    survives(
+        lambda text: parse_run(text.encode("utf-8", "surrogatepass"), "run"), run_text(RUN), 300
+    )
+
+
+def test_switches_that_are_no_preset_are_named_by_what_is_known() -> None:
+    numa = Switches.of(PRESETS["pin-numa"])
+    assert replace(numa, pinning=None).name.startswith("siblings hidden, cells mirrored")
+    assert replace(UNKNOWN_SWITCHES, memory=MemoryBinding.BOUND).name == "memory bound"

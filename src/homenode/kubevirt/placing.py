@@ -1,0 +1,255 @@
+"""Placing: a domain document of KubeVirt with its devices on expander buses of their cells.
+
+The document's pins, cells and memory are somebody else's decision, kubelet's in the end, and stay.
+Only what is missing is added: an expander bus per cell, a root port per device, addresses, and the
+cells' distances. The core takes a document and gives one: it serves the sidecar's onDefineDomain
+as well as a plugin's MutateDomain.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from homenode.bdf import Bdf
+from homenode.domain.document import Document
+from homenode.domain.hostdevs import hostdev_elements
+from homenode.domain.read import guest_of, open_domain
+from homenode.domain.rewrite import PCIE_STEPS, rewrite
+from homenode.errors import InputError
+from homenode.gap import Gap
+from homenode.kubevirt.cells import CellNodes, cell_nodes, planned_cells
+from homenode.kubevirt.needed_host import needed_host
+from homenode.pci import DeviceKind, PciDevice
+from homenode.plan.guest import Guest, GuestAddress, GuestHostdev
+from homenode.plan.layout import GuestCells, GuestPcie, Layout, MemoryBinding, Pinning, Siblings
+from homenode.plan.model import GuestCache, GuestCellId, Plan, PlannedCell, PlannedDevice
+from homenode.plan.request import GuestRequest, PciGranularity
+from homenode.plan.shape.pcie import MirroredPcie, mirror_cells
+from homenode.plan.shape.pcie_document import expander_above
+from homenode.snapshot.protocol import Snapshot
+from homenode.topology import Host
+
+LAYOUT = Layout(
+    "kubevirt",
+    Pinning.NONE,
+    Siblings.AS_THEY_WERE,
+    GuestCells.MIRRORED,
+    GuestPcie.MIRRORED,
+    MemoryBinding.AS_IT_WAS,
+)
+"""What a plan for KubeVirt owns: the PCIe tree and the distances, and neither pins nor memory."""
+
+Place = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A document with its devices placed; the input's own bytes where nothing was to be done.
+
+    notes: what to know of it, one sentence each; warnings open with "warning: ".
+    """
+
+    document: bytes
+    notes: tuple[str, ...]
+
+
+def place_devices(
+    xml: bytes,
+    snapshot: Snapshot,
+    *,
+    asked_for: frozenset[Place] = frozenset(),
+    granularity: PciGranularity = PciGranularity.CELL,
+    source: str = "domain",
+) -> Placed:
+    """The document with every passed-through function of a known node on its cell.
+
+    asked_for: guest addresses that the user named; what has one stays there, as does whatever
+    somebody put on pcie.0 itself or on an expander bus. Applying it again changes nothing.
+    Raises InputError for a document that cannot be read or has no expander buses, HostError where
+    /sys does not tell of a device, Unplannable where bus numbers run out.
+    """
+    document = open_domain(xml, source)
+    guest = guest_of(document)
+    if not guest.hostdevs:
+        return Placed(xml, ("no passed-through PCI function: nothing to do",))
+    if _is_grace_done(document):
+        return Placed(xml, ("GraceIOVirtualization has placed the GPUs already: nothing to do",))
+    if not guest.cell_vcpus:
+        return Placed(
+            xml,
+            (
+                "warning: the guest is flat, so that its devices can have no NUMA node: set "
+                "spec.domain.cpu.numa.guestMappingPassthrough and dedicatedCpuPlacement",
+            ),
+        )
+    staying = [h for h in guest.hostdevs if _stays(guest, h, asked_for)]
+    moving = [h.source for h in guest.hostdevs if h not in staying]
+    host = needed_host(snapshot, tuple(sorted(h.source for h in guest.hostdevs)))
+    nodes = cell_nodes(document, host)
+    by_bdf = {device.bdf: device for device in host.pci_devices}
+    notes = [
+        note
+        for h in staying
+        if (note := _note_of_staying(guest, h, by_bdf[h.source], nodes)) is not None
+    ]
+    notes += [note for bdf in moving if (note := _unplaceable(by_bdf[bdf], nodes)) is not None]
+    placeable = tuple(sorted(bdf for bdf in moving if by_bdf[bdf].node in nodes.cell_of_node))
+    if not placeable:
+        return Placed(xml, (*notes, "no device is left to place: nothing to do"))
+    _refuse_machine(guest, source)
+    gaps: list[Gap] = []
+    cells = planned_cells(document, host, nodes, gaps)
+    # Devices that stay must not take seats: the ports of those would be empty.
+    seated = replace(
+        host,
+        pci_devices=tuple(
+            d for d in host.pci_devices if d.bdf in placeable or d.kind is DeviceKind.BRIDGE
+        ),
+    )
+    request = GuestRequest(
+        guest, LAYOUT, guest.vcpus, guest.memory_bytes, pci_granularity=granularity
+    )
+    mirrored = mirror_cells(
+        seated, by_bdf, request, placeable, nodes.cell_of_node, len(guest.cell_vcpus)
+    )
+    plan = _plan(guest, host, cells, by_bdf, mirrored)
+    notes += [f"{f.severity}: {f.subject}: {f.detail}" for f in mirrored.findings]
+    notes += [f"warning: {gap}" for gap in gaps]
+    notes.append(_summary(placeable, mirrored))
+    return Placed(rewrite(xml, plan, source, PCIE_STEPS), tuple(notes))
+
+
+def _is_grace_done(document: Document) -> bool:
+    """KubeVirt gives each Grace GPU an expander bus and an SMMU of its own; no other may join."""
+    return any(
+        (acpi := element.child("acpi")) is not None and acpi.get("nodeset") is not None
+        for element, _ in hostdev_elements(document)
+    )
+
+
+def _stays(guest: Guest, hostdev: GuestHostdev, asked_for: frozenset[Place]) -> bool:
+    """Somebody chose this place: the user by name, or whoever plugged it in elsewhere than behind
+    a root port of pcie.0, where libvirt puts what nobody places."""
+    at = hostdev.address
+    if at is None:
+        return False
+    by_name = (at.domain, at.bus, at.device, at.function) in asked_for
+    return by_name or at.bus == 0 or _cell_told(guest, at) is not None
+
+
+def _cell_told(guest: Guest, at: GuestAddress) -> int | None:
+    """The cell of the expander bus above an address; -1 for one that names none."""
+    controllers = {controller.index: controller for controller in guest.controllers}
+    expander = expander_above(controllers, at.bus)
+    if expander is None or expander.model != "pcie-expander-bus":
+        return None
+    return -1 if expander.node is None else expander.node
+
+
+def _note_of_staying(
+    guest: Guest, hostdev: GuestHostdev, device: PciDevice, nodes: CellNodes
+) -> str | None:
+    assert hostdev.address is not None, "only a device with an address stays"
+    told = _cell_told(guest, hostdev.address)
+    right = None if device.node is None else nodes.cell_of_node.get(device.node)
+    if right is None or told == right:
+        return None
+    seen = "on no cell" if told in (None, -1) else f"on cell {told}"
+    return (
+        f"warning: {device.bdf}: expected on cell {right}, which is its host node {device.node}, "
+        f"found at {hostdev.address}, {seen}: it was put there explicitly and stays"
+    )
+
+
+def _unplaceable(device: PciDevice, nodes: CellNodes) -> str | None:
+    if device.node is None:
+        return (
+            f"warning: {device.bdf}: expected a host NUMA node, found none (numa_node is -1): it "
+            "stays on pcie.0; enable NUMA in the host's firmware"
+        )
+    if device.node not in nodes.cell_of_node:
+        have = ", ".join(map(str, sorted(nodes.cell_of_node))) or "none"
+        return (
+            f"warning: {device.bdf}: expected its host node {device.node} among the guest's "
+            f"({have}): it stays on pcie.0; kubelet gave CPUs and devices of different nodes, "
+            "which Topology Manager prevents (homenode kubevirt check)"
+        )
+    return None
+
+
+def _refuse_machine(guest: Guest, source: str) -> None:
+    if (guest.architecture == "x86_64" and guest.is_q35) or (
+        guest.architecture == "aarch64" and guest.is_virt
+    ):
+        return
+    raise InputError(
+        f"{source}: expected machine q35 (x86_64) or virt (aarch64), the only ones with PCIe "
+        f"expander buses; found {guest.machine or 'none'} on {guest.architecture}",
+        hint="set spec.domain.machine.type to q35, or take the hook off this VM",
+    )
+
+
+def _plan(
+    guest: Guest,
+    host: Host,
+    cells: tuple[PlannedCell, ...],
+    by_bdf: Mapping[Bdf, PciDevice],
+    mirrored: MirroredPcie,
+) -> Plan:
+    """A plan whose pins, cells and memory are those of the document."""
+    devices: list[PlannedDevice] = []
+    for hostdev in sorted(guest.hostdevs, key=lambda h: h.source):
+        bdf = hostdev.source
+        cell = mirrored.cell_of.get(bdf)
+        devices.append(
+            PlannedDevice(
+                bdf,
+                by_bdf[bdf].node,
+                None if cell is None else GuestCellId(cell),
+                mirrored.address_of.get(bdf, hostdev.address),
+                mirrored.group_of.get(bdf, bdf),
+                None,
+            )
+        )
+    return Plan(
+        domain_name=guest.name,
+        host_name=host.name,
+        host_fingerprint="",
+        layout=LAYOUT,
+        policy="kubelet",
+        vcpus=guest.vcpus,
+        memory_bytes=guest.memory_bytes,
+        page_bytes=guest.page_bytes,
+        nodes=tuple(sorted({node for cell in cells for node in cell.host_nodes})),
+        llcs=(),
+        vcpu_pins=(),
+        emulator_pus=None,
+        iothread_pus=(),
+        cells=cells,
+        topology=None,
+        cache=GuestCache.AS_IT_WAS,
+        topoext=False,
+        memory_mode=None,
+        memory_nodes=(),
+        devices=tuple(devices),
+        controllers=mirrored.controllers,
+        aperture=None,
+        iommu_needed=guest.has_iommu,
+        page_reservations=(),
+        rung="as-kubelet-chose",
+        cost=(),
+        optimal=True,
+        runners_up=(),
+        rejections=(),
+        findings=mirrored.findings,
+        consequences=(),
+        gaps=(),
+    )
+
+
+def _summary(placed: tuple[Bdf, ...], mirrored: MirroredPcie) -> str:
+    count: dict[int, int] = {}
+    for bdf in placed:
+        cell = mirrored.cell_of[bdf]
+        count[cell] = count.get(cell, 0) + 1
+    told = ", ".join(f"{count[cell]} on cell {cell}" for cell in sorted(count))
+    return f"placed {len(placed)} PCI functions: {told}"

@@ -1,0 +1,128 @@
+"""Vmi: what the hook and the check need of a VirtualMachineInstance.
+
+Source: kubevirt.io/api/core/v1, VirtualMachineInstanceSpec; `kubectl get vmi NAME -o json`.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from homenode.bdf import Bdf
+from homenode.errors import InputError, ParseError
+
+MAX_BYTES = 4 << 20
+"""Of a VMI; etcd takes 1.5 MiB of one object."""
+
+_NOTHING: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Vmi:
+    """A VMI, or the template of a VM.
+
+    spec: as given. annotations: name -> text. guest_addresses: guest PCI addresses that the user
+    asked for by name (`pciAddress`), as written; such a device stays where it is.
+    """
+
+    name: str
+    spec: Mapping[str, Any]
+    annotations: Mapping[str, str]
+    guest_addresses: frozenset[tuple[int, int, int, int]]
+
+    def at(self, *path: str) -> Any:
+        """What is down a path of names in the spec; None where it is not there."""
+        return down(self.spec, *path)
+
+
+def read_vmi(text: str | bytes, source: str) -> Vmi:
+    """The VMI of its JSON; a VirtualMachine gives its template.
+
+    Raises InputError for what is no such object.
+    """
+    document = read_object(text, source, "a VirtualMachineInstance")
+    kind = document.get("kind")
+    if kind not in (None, "", "VirtualMachineInstance", "VirtualMachine"):
+        raise InputError(
+            f"{source}: expected a VirtualMachineInstance or a VirtualMachine, found {kind!r}",
+            hint="try: kubectl get vmi NAME -o json",
+        )
+    metadata = _mapping(document.get("metadata"), source, "metadata")
+    whole = _mapping(document.get("spec"), source, "spec")
+    template = whole.get("template")
+    if template is not None:
+        template = _mapping(template, source, "spec.template")
+        inner = _mapping(template.get("metadata"), source, "spec.template.metadata")
+        annotations = _texts(inner.get("annotations"), source)
+        whole = _mapping(template.get("spec"), source, "spec.template.spec")
+    else:
+        annotations = _texts(metadata.get("annotations"), source)
+    return Vmi(
+        name=str(metadata.get("name") or "unnamed"),
+        spec=whole,
+        annotations=annotations,
+        guest_addresses=frozenset(_addresses(whole, source)),
+    )
+
+
+def read_object(text: str | bytes, source: str, what: str) -> Mapping[str, Any]:
+    """A JSON object of a text. Raises InputError."""
+    if len(text) > MAX_BYTES:
+        raise InputError(f"{source}: expected at most {MAX_BYTES} bytes, found {len(text)}")
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, or nested without end
+        raise InputError(
+            f"{source}: expected {what} as JSON, found: {error}",
+            hint="kubectl prints JSON with -o json",
+        ) from None
+    if not isinstance(document, dict):
+        raise InputError(
+            f"{source}: expected {what}, an object, found {type(document).__name__}",
+            hint="kubectl prints JSON with -o json",
+        )
+    return document
+
+
+def down(value: Any, *path: str) -> Any:
+    """What is down a path of names in nested objects; None where it is not there."""
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _mapping(value: Any, source: str, what: str) -> Mapping[str, Any]:
+    if value is None:
+        return _NOTHING
+    if not isinstance(value, dict):
+        raise InputError(f"{source}: expected {what} to be an object, found {type(value).__name__}")
+    return value
+
+
+def _texts(value: Any, source: str) -> Mapping[str, str]:
+    annotations = _mapping(value, source, "annotations")
+    return {name: text for name, text in annotations.items() if isinstance(text, str)}
+
+
+def _addresses(spec: Mapping[str, Any], source: str) -> list[tuple[int, int, int, int]]:
+    """Every pciAddress of interfaces and disks. Raises InputError."""
+    devices = down(spec, "domain", "devices")
+    found: list[tuple[int, int, int, int]] = []
+    for group in ("interfaces", "disks"):
+        members = down(devices, group)
+        for member in members if isinstance(members, list) else ():
+            for owner in (member, down(member, "disk"), down(member, "lun")):
+                text = down(owner, "pciAddress")
+                if isinstance(text, str) and text:
+                    found.append(_address(text, source, group))
+    return found
+
+
+def _address(text: str, source: str, group: str) -> tuple[int, int, int, int]:
+    try:
+        at = Bdf.parse(text)
+    except ParseError:
+        raise InputError(
+            f"{source}: expected a pciAddress in {group} such as 0000:81:00.1, found {text[:60]!r}"
+        ) from None
+    return at.domain, at.bus, at.device, at.function

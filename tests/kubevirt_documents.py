@@ -1,0 +1,195 @@
+"""Documents and VMIs as KubeVirt gives them to its hook, and hosts to try them on."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+from homenode.cpuset import CpuSet
+from homenode.description.render import render
+from homenode.description.shipped import load_shipped
+from homenode.snapshot.memory import MemorySnapshot
+from homenode.units import GIB
+
+IBM = "hgx-a100-ibm"
+IBM_GPUS = tuple(f"{bus:02x}:00.0" for bus in (0x07, 0x08, 0x47, 0x48, 0x87, 0x88, 0xC7, 0xC8))
+"""GPUs of the shipped host, by which the tests check themselves."""
+
+_HEAD = (
+    '<domain type="{kind}" xmlns:qemu="http://libvirt.org/schemas/domain/qemu/1.0">'
+    "<name>{name}</name><uuid>{uuid}</uuid>"
+    '<memory unit="b">{memory}</memory>{backing}'
+    '<vcpu placement="static">{vcpus}</vcpu>'
+    "<iothreads>1</iothreads>{tune}"
+    '<os><type arch="x86_64" machine="{machine}">hvm</type><smbios mode="sysinfo"></smbios></os>'
+    '<sysinfo type="smbios"><system><entry name="manufacturer">KubeVirt</entry></system>'
+    "</sysinfo><features><acpi></acpi></features>"
+    '<cpu mode="host-model"><topology sockets="1" cores="{vcpus}" threads="1"></topology>'
+    "{numa}</cpu>"
+    '<devices><controller type="usb" index="0" model="none"></controller>'
+    '<controller type="virtio-serial" index="0" model="virtio-non-transitional"></controller>'
+)
+_TAIL = (
+    '<serial type="unix"><target port="0"></target>'
+    '<source mode="bind" path="/var/run/kubevirt-private/{uuid}/virt-serial0"></source></serial>'
+    '<rng model="virtio-non-transitional"><backend model="random">/dev/urandom</backend></rng>'
+    '<memballoon model="none"></memballoon></devices></domain>'
+)
+
+
+def document(
+    devices: Sequence[str],
+    *,
+    pins: Sequence[Sequence[int]] = ((0, 1), (4, 5)),
+    nodes: Sequence[str] | None = ("0", "1"),
+    addresses: Mapping[str, str] | None = None,
+    controllers: str = "",
+    memory_bytes: int = 8 * GIB,
+    machine: str = "q35",
+    kind: str = "kvm",
+    name: str = "default_gpu-vm",
+    uuid: str = "6f2d1c4e-9d3b-5b53-8f11-6a2f0a6d4c11",
+    distances: bool = False,
+    hugepages: bool = True,
+) -> str:
+    """A domain on one line, as KubeVirt marshals it before it is defined.
+
+    pins: PUs of the vCPUs of each cell, () for a flat guest. nodes: <memnode> of each cell, None
+    for none. addresses: guest address of some devices, as XML attributes.
+    """
+    numbers: list[list[int]] = []
+    for pus in pins:
+        start = sum(map(len, numbers))
+        numbers.append(list(range(start, start + len(pus))))
+    vcpus = sum(map(len, numbers)) or 4
+    tune = "<cputune>"
+    for inside_cell, pus in zip(numbers, pins, strict=True):
+        for vcpu, pu in zip(inside_cell, pus, strict=True):
+            tune += f'<vcpupin vcpu="{vcpu}" cpuset="{pu}"></vcpupin>'
+    tune += "</cputune>" if pins else '<emulatorpin cpuset="0"></emulatorpin></cputune>'
+    if pins and nodes is not None:
+        every = ",".join(sorted(set(nodes)))
+        tune += f'<numatune><memory mode="strict" nodeset="{every}"></memory>'
+        for cell, node in enumerate(nodes):
+            tune += f'<memnode cellid="{cell}" mode="strict" nodeset="{node}"></memnode>'
+        tune += "</numatune>"
+    numa = ""
+    if pins:
+        numa = "<numa>"
+        each = memory_bytes // len(pins)
+        for cell, members in enumerate(numbers):
+            told = "" if not distances else (
+                "<distances>"
+                + "".join(
+                    f'<sibling id="{to}" value="{10 if to == cell else 21}"></sibling>'
+                    for to in range(len(pins))
+                )
+                + "</distances>"
+            )  # fmt: skip
+            listed = ",".join(map(str, members))
+            numa += f'<cell id="{cell}" cpus="{listed}" memory="{each}" unit="b">{told}</cell>'
+        numa += "</numa>"
+    backing = (
+        '<memoryBacking><hugepages><page size="2" unit="M"></page></hugepages></memoryBacking>'
+    )
+    values = {
+        "kind": kind,
+        "name": name,
+        "uuid": uuid,
+        "memory": memory_bytes,
+        "vcpus": vcpus,
+        "tune": tune,
+        "numa": numa,
+        "machine": machine,
+        "backing": backing if hugepages else "",
+    }
+    inside = "".join(hostdev(bdf, (addresses or {}).get(bdf)) for bdf in devices)
+    return _HEAD.format(**values) + controllers + inside + _TAIL.format(uuid=uuid)
+
+
+def hostdev(bdf: str, address: str | None = None) -> str:
+    """A passed-through function as KubeVirt writes it."""
+    full = bdf if bdf.count(":") == 2 else f"0000:{bdf}"
+    domain, bus, rest = full.split(":")
+    slot, function = rest.split(".")
+    at = "" if address is None else f'<address type="pci" {address}></address>'
+    return (
+        '<hostdev type="pci" managed="no" mode="subsystem"><source>'
+        f'<address type="pci" domain="0x{domain}" bus="0x{bus}" slot="0x{slot}" '
+        f'function="0x{function}"></address></source>'
+        f'<alias name="ua-gpu-{bdf.replace(":", "-")}"></alias>{at}</hostdev>'
+    )
+
+
+def ibm_document(**changes: object) -> str:
+    """The article's VM, reconstructed from what it prints and no more: 8 GPUs of 2 nodes, guest
+    CPUs up to 199, GPUs without a place. Cells, pins and memory are assumed: 100 vCPUs a node."""
+    given: dict[str, object] = {
+        "pins": (tuple(range(4, 64)) + tuple(range(128, 168)), tuple(range(64, 164 - 36))
+                 + tuple(range(192, 228))),
+        "memory_bytes": 512 * GIB,
+    }  # fmt: skip
+    return document(IBM_GPUS, **{**given, **changes})  # type: ignore[arg-type]
+
+
+def vmi(
+    *,
+    name: str = "gpu-vm",
+    annotations: Mapping[str, str] | None = None,
+    interfaces: Sequence[Mapping[str, object]] = (),
+    gpus: int = 8,
+    **cpu: object,
+) -> str:
+    """A VMI as JSON."""
+    return json.dumps(
+        {
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachineInstance",
+            "metadata": {"name": name, "namespace": "default", "annotations": annotations or {}},
+            "spec": {
+                "domain": {
+                    "cpu": {"cores": 200, "dedicatedCpuPlacement": True, **cpu},
+                    "devices": {
+                        "gpus": [
+                            {"name": f"gpu{i}", "deviceName": "nvidia.com/A100"}
+                            for i in range(gpus)
+                        ],
+                        "interfaces": list(interfaces),
+                    },
+                }
+            },
+        }
+    )
+
+
+@cache
+def shipped(name: str) -> MemorySnapshot:
+    """The /sys of a shipped host."""
+    return render(load_shipped(name))
+
+
+def small_host(
+    device_nodes: Mapping[str, int],
+    pus: Sequence[str] = ("0-3", "4-7"),
+    distances: Sequence[str] = ("10 21", "21 10"),
+) -> MemorySnapshot:
+    """A host of a few nodes, each function below a root port of its own; node -1 is none told."""
+    files = {"/sys/devices/system/node/online": f"0-{len(pus) - 1}\n"}
+    links: dict[str, str] = {}
+    for node, (listed, row) in enumerate(zip(pus, distances, strict=True)):
+        folder = f"/sys/devices/system/node/node{node}"
+        files |= {f"{folder}/cpulist": f"{listed}\n", f"{folder}/distance": f"{row}\n"}
+    for number, (short, node) in enumerate(device_nodes.items()):
+        bdf = f"0000:{short}"
+        port = f"/sys/devices/pci0000:{0x40 + number:02x}/0000:{0x40 + number:02x}:01.0"
+        folder = f"{port}/{bdf}"
+        local = pus[node] if node >= 0 else str(CpuSet.parse(",".join(pus)))
+        files |= {
+            f"{port}/class": "0x060400\n",
+            f"{folder}/class": "0x030200\n",
+            f"{folder}/vendor": "0x10de\n",
+            f"{folder}/device": "0x20b0\n",
+            f"{folder}/numa_node": f"{node}\n",
+            f"{folder}/local_cpulist": f"{local}\n",
+        }
+        links[f"/sys/bus/pci/devices/{bdf}"] = f"../../../devices/{folder.split('/', 3)[3]}"
+    return MemorySnapshot("a small host", files, links)

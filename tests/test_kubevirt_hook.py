@@ -1,0 +1,245 @@
+"""The hook under the sidecar-shim's contract: argv, an empty stdin, stdout alone, an exit code."""
+
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from homenode.description.parse import parse_description
+from homenode.description.render import render
+from homenode.description.tree_writer import write_tree
+from homenode.errors import UsageError
+from homenode.kubevirt.on_define_domain import Answer, OnError, answer
+from homenode.pci import DeviceKind
+from homenode.snapshot.memory import MemorySnapshot
+from homenode.sources import load_host
+from tests.kubevirt_documents import IBM, IBM_GPUS, document, ibm_document, shipped, vmi
+
+CPU_LIMIT_S = 0.2
+MEMORY_LIMIT_KIB = 48 << 10
+GPUS_AND_NICS = """
+format = 1
+name = "x86-2p2n128c128t-8gpu-16nic"
+packages = 2
+cores_per_package = 64
+threads_per_core = 1
+llcs_per_package = 8
+llc_size = "32MiB"
+memory_per_node = "64GiB"
+distances = { other_package = 32 }
+
+[model.gpu]
+class = "gpu"
+vendor = 0x10de
+device = 0x2330
+link = "32GT/s x16"
+bars = ["64GiB prefetchable"]
+
+[model.nic]
+class = "nic"
+device = 0x1021
+link = "32GT/s x16"
+bars = ["32MiB prefetchable"]
+
+[[root]]
+node = [0, 0, 1, 1]
+bus = [0x03, 0x43, 0x83, 0xc3]
+ports = [{ switch = ["nic", "gpu", "nic", "nic", "gpu", "nic"] }]
+"""
+HEAVY = ("lxml", "typer", "rich", "msgspec", "subprocess")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The /sys of IBM's host, as files."""
+    folder = tmp_path_factory.mktemp("ibm")
+    write_tree(shipped(IBM), folder)
+    return folder
+
+
+def shim(*arguments: str, root: Path | None = None) -> subprocess.CompletedProcess[bytes]:
+    """As the shim runs it: no standard input, the outputs apart."""
+    where = () if root is None else ("--root", str(root))
+    return subprocess.run(
+        [sys.executable, "-m", "homenode.cli.on_define_domain", *arguments, *where],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def in_process(
+    text: str, domain: str | bytes, host: MemorySnapshot | None = None, **given: object
+) -> Answer:
+    xml = domain.encode() if isinstance(domain, str) else domain
+    return answer(text, xml, lambda: host or shipped(IBM), **given)  # type: ignore[arg-type]
+
+
+def test_the_new_document_and_nothing_else_is_on_stdout(root: Path) -> None:
+    done = shim("--vmi", vmi(), "--domain", ibm_document(), root=root)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(b"<domain")
+    assert done.stdout.endswith(b"</domain>")
+    assert done.stdout.count(b"pxb-pcie") == 2
+    assert b"placed 8 PCI functions: 4 on cell 0, 4 on cell 1" in done.stderr
+
+
+def test_a_document_that_is_done_comes_back_byte_for_byte(root: Path) -> None:
+    once = shim("--vmi", vmi(), "--domain", ibm_document(), root=root).stdout
+    again = shim("--vmi", vmi(), "--domain", os.fsdecode(once), root=root)
+    assert again.stdout == once
+
+
+@pytest.mark.parametrize(
+    ("text", "domain", "code", "said"),
+    [
+        (vmi(), "<domain type='kvm'><name>x</name>", 2, "well-formed"),
+        (vmi(), "", 2, "nothing"),
+        (vmi(), "<!DOCTYPE domain [<!ENTITY a 'b'>]><domain/>", 2, "DOCTYPE"),
+        (vmi(), "<volume/>", 2, "<volume>"),
+        ("{", ibm_document(), 2, "JSON"),
+        ("[]", ibm_document(), 2, "list"),
+        ("[" * 5000, ibm_document(), 2, "JSON"),
+        ('{"kind": "Pod"}', ibm_document(), 2, "Pod"),
+        ('{"spec": []}', ibm_document(), 2, "spec"),
+        (vmi(interfaces=[{"pciAddress": "here"}]), ibm_document(), 2, "pciAddress"),
+        (vmi(), document(["99:00.0"]), 3, "0000:99:00.0"),
+    ],
+    ids=range(11),
+)
+def test_bad_input_fails_or_is_passed_through_as_the_policy_says(
+    text: str, domain: str, code: int, said: str
+) -> None:
+    failed = in_process(text, domain)
+    assert (failed.document, failed.exit_code) == (None, code)
+    assert said in failed.notes[0]
+    passed = in_process(text, domain, on_error=OnError.PASSTHROUGH)
+    assert (passed.document, passed.exit_code) == (domain.encode(), 0)
+    assert said in passed.notes[0]
+    assert "unchanged" in passed.notes[1]
+
+
+def test_bad_input_leaves_stdout_empty(root: Path) -> None:
+    done = shim("--vmi", vmi(), "--domain", "<domain", root=root)
+    assert (done.returncode, done.stdout) == (2, b"")
+    done = shim("--vmi", vmi(), "--domain", "<domain", "--on-error", "passthrough", root=root)
+    assert (done.returncode, done.stdout) == (0, b"<domain")
+
+
+def test_bytes_that_are_no_utf_8_pass_through_as_they_came(root: Path) -> None:
+    odd = b"<domain type='kvm'><name>\xff</name></domain>"
+    given = ("--domain", os.fsdecode(odd), "--on-error", "passthrough")
+    done = shim("--vmi", vmi(), *given, root=root)
+    assert (done.returncode, done.stdout) == (0, odd)
+
+
+def test_a_document_of_50_mb_is_refused_at_once() -> None:
+    started = time.process_time()
+    huge = b"<domain>" + b"<a/>" * (50_000_000 // 4) + b"</domain>"
+    failed = in_process(vmi(), huge)
+    assert (failed.document, failed.exit_code) == (None, 2)
+    assert time.process_time() - started < 1
+
+
+def test_a_vmi_without_devices_gives_the_document_back_and_reads_nothing() -> None:
+    domain = document([])
+    given = in_process('{"metadata": {}}', domain, MemorySnapshot("no /sys", {}))
+    assert (given.document, given.exit_code) == (domain.encode(), 0)
+
+
+def test_a_sys_that_cannot_be_read_fails_or_is_passed_through(tmp_path: Path) -> None:
+    domain = ibm_document()
+    failed = shim("--vmi", vmi(), "--domain", domain, root=tmp_path)
+    assert (failed.returncode, failed.stdout) == (3, b"")
+    assert b"/sys" in failed.stderr
+    annotated = vmi(annotations={"homenode/on-error": "passthrough"})
+    passed = shim("--vmi", annotated, "--domain", domain, root=tmp_path)
+    assert (passed.returncode, passed.stdout) == (0, domain.encode())
+
+
+def test_a_name_with_quotes_and_newlines_stays_and_forges_no_line_of_the_log(root: Path) -> None:
+    name = 'a"b&apos;c\nonDefineDomain: all is well'
+    domain = ibm_document(name=name).replace("<os>", "<os>\n")
+    done = shim("--vmi", vmi(name='x"\n\u001b[31m'), "--domain", domain, root=root)
+    assert done.returncode == 0, done.stderr
+    assert b'a"b&apos;c\nonDefineDomain: all is well' in done.stdout
+    broken = vmi(annotations={"homenode/on-error": "no\nonDefineDomain: all is well"})
+    failed = shim("--vmi", broken, "--domain", domain, root=root)
+    assert failed.returncode == 2
+    assert b"\nonDefineDomain: all is well" not in failed.stderr
+
+
+def test_annotations_of_the_vm_choose_and_options_beat_them() -> None:
+    switched = vmi(annotations={"homenode/pci-granularity": "switch"})
+    given = in_process(switched, ibm_document())
+    assert given.document is not None
+    assert b"pcie-switch-upstream-port" in given.document
+    passing = vmi(annotations={"homenode/on-error": "passthrough"})
+    assert in_process(passing, "<", on_error=OnError.FAIL).exit_code == 2
+
+
+def test_wrong_options_are_a_usage_error_with_the_usage(root: Path) -> None:
+    for arguments in ((), ("--vmi",), ("--vmi", "{}"), ("--bogus", "1"), ("domain",)):
+        done = shim(*arguments, root=root)
+        assert (done.returncode, done.stdout) == (UsageError.exit_code, b"")
+        assert b"usage: onDefineDomain" in done.stderr
+    done = shim("--vmi={}", "--domain=<a/>", "--on-error=perhaps", root=root)
+    assert done.returncode == 2
+    assert b"fail, passthrough" in done.stderr
+
+
+def test_eight_gpus_and_sixteen_nics_take_little_time_and_memory(tmp_path: Path) -> None:
+    snapshot = render(parse_description(GPUS_AND_NICS, "8 GPUs and 16 NICs"))
+    names = sorted(snapshot.list("/sys/bus/pci/devices") or ())
+    devices = [bdf[5:] for bdf in names if "nic" in _kind(snapshot, bdf)]
+    devices += [bdf[5:] for bdf in names if "gpu" in _kind(snapshot, bdf)]
+    assert len(devices) == 24
+    write_tree(snapshot, tmp_path)
+    domain = document(devices, pins=(tuple(range(50)), tuple(range(64, 114))))
+    spent = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = shim("--vmi", vmi(), "--domain", domain, root=tmp_path)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert done.returncode == 0, done.stderr
+        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    print(f"hook: {min(spent) * 1000:.0f} ms CPU for {len(devices)} functions")
+    assert min(spent) < CPU_LIMIT_S
+
+
+def _kind(snapshot: MemorySnapshot, bdf: str) -> str:
+    code = snapshot.read_text(f"/sys/bus/pci/devices/{bdf}/class") or ""
+    return {"0x030200": "gpu", "0x020000": "nic"}.get(code.strip(), "other")
+
+
+def test_the_hook_stays_below_the_sidecars_memory(root: Path) -> None:
+    """Peak of the process itself: a child of pytest would be charged with pytest's own pages."""
+    program = (
+        "import sys\n"
+        "from homenode.cli.on_define_domain import options, run_hook\n"
+        "code = run_hook(options(sys.argv[1:]))\n"
+        f"heavy = [m for m in {HEAVY!r} if m in sys.modules]\n"
+        "text = open('/proc/self/status').read()\n"
+        "own = int(text.split('VmHWM:')[1].split()[0])\n"
+        "print(code, own, heavy, file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--vmi", vmi(), "--domain", ibm_document(),
+         "--root", str(root)],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    code, peak, heavy = done.stderr.splitlines()[-1].split(" ", 2)
+    assert (code, heavy) == ("0", "[]")
+    print(f"hook: {int(peak) >> 10} MiB")
+    assert int(peak) < MEMORY_LIMIT_KIB
+
+
+def test_the_vm_has_the_gpus_that_the_tests_count() -> None:
+    assert [str(d.bdf)[5:] for d in load_host(IBM).devices_of_kind(DeviceKind.GPU)] == (
+        list(IBM_GPUS)
+    )

@@ -1,0 +1,322 @@
+"""Where the hook puts devices, case by case beside KubeVirt's own placement.
+
+Hosts and wishes are those of KubeVirt's tests of PCINUMAAwareTopology (pci-placement_test.go
+at d923fdb8), retold; where the answer differs, the test says why.
+"""
+
+from xml.etree import ElementTree
+
+import pytest
+
+from homenode.domain.read import guest_of, open_domain
+from homenode.errors import HomenodeError, HostError, InputError
+from homenode.kubevirt.placing import Placed, place_devices
+from homenode.plan.guest import Guest
+from homenode.plan.request import PciGranularity
+from homenode.snapshot.memory import MemorySnapshot
+from tests.kubevirt_documents import (
+    IBM,
+    IBM_GPUS,
+    document,
+    hostdev,
+    ibm_document,
+    shipped,
+    small_host,
+)
+
+HOST = small_host({"01:00.0": 0, "03:00.0": 0, "05:00.0": 0, "02:00.0": 1, "04:00.0": 1})
+EXPANDER = "pcie-expander-bus"
+NATIVE = (
+    '<controller type="pci" index="1" model="pcie-expander-bus"><model name="pxb-pcie"/>'
+    '<target busNr="253"><node>0</node></target>'
+    '<address type="pci" domain="0x0000" bus="0x00" slot="0x08" function="0x0"/></controller>'
+    '<controller type="pci" index="2" model="pcie-root-port">'
+    '<address type="pci" domain="0x0000" bus="0x01" slot="0x00" function="0x0"/></controller>'
+    '<controller type="pci" index="3" model="pcie-root-port">'
+    '<address type="pci" domain="0x0000" bus="0x01" slot="0x01" function="0x0"/></controller>'
+)
+
+
+def place(xml: str, host: MemorySnapshot = HOST, **given: object) -> Placed:
+    return place_devices(xml.encode(), host, **given)  # type: ignore[arg-type]
+
+
+def guest(placed: Placed) -> Guest:
+    return guest_of(open_domain(placed.document, "placed"))
+
+
+def cell_of_device(placed: Placed) -> dict[str, int | None]:
+    """Function -> the cell of the expander bus that it hangs on, None on pcie.0."""
+    seen = guest(placed)
+    by_index = {controller.index: controller for controller in seen.controllers}
+    found: dict[str, int | None] = {}
+    for one in seen.hostdevs:
+        port = None if one.address is None else by_index.get(one.address.bus)
+        above = None if port is None or port.address is None else by_index.get(port.address.bus)
+        found[str(one.source)[5:]] = None if above is None else above.node
+    return found
+
+
+def expanders(placed: Placed) -> list[tuple[int | None, int | None]]:
+    """(cell, bus number) of each expander bus."""
+    return [(c.node, c.bus_nr) for c in guest(placed).controllers if c.model == EXPANDER]
+
+
+def warnings(placed: Placed) -> list[str]:
+    return [note for note in placed.notes if note.startswith("warning")]
+
+
+def test_a_vm_without_devices_stays_byte_for_byte() -> None:
+    xml = document([])
+    assert place(xml).document == xml.encode()
+
+
+def test_each_cell_has_one_expander_bus_also_where_it_has_no_device() -> None:
+    """KubeVirt makes a bus for cells with devices alone. Ours are there from the start, so that a
+    VM's addresses do not move when its next start gets a device on the other node."""
+    placed = place(document(["01:00.0"]))
+    assert [cell for cell, _ in expanders(placed)] == [0, 1]
+    assert cell_of_device(placed) == {"01:00.0": 0}
+
+
+def test_devices_go_to_the_cells_of_their_nodes_in_any_order() -> None:
+    every = ["04:00.0", "03:00.0", "01:00.0", "02:00.0"]
+    placed = place(document(every))
+    assert cell_of_device(placed) == {"01:00.0": 0, "03:00.0": 0, "02:00.0": 1, "04:00.0": 1}
+    again = place(document(sorted(every)))
+    address_of = {h.source: h.address for h in guest(placed).hostdevs}
+    assert address_of == {h.source: h.address for h in guest(again).hostdevs}
+
+
+def test_bus_windows_do_not_overlap_and_have_room() -> None:
+    """KubeVirt counts down from 255 with exact windows ({253, 250} here), which leaves nothing for
+    a device that is plugged in later. Ours are as wide as there is room."""
+    placed = place(document(["04:00.0", "03:00.0", "01:00.0", "02:00.0"]))
+    first, second = sorted(nr for _, nr in expanders(placed) if nr is not None)
+    assert second - first >= 8
+    assert 255 - second >= 8
+
+
+def test_placing_again_changes_nothing() -> None:
+    once = place(document(["01:00.0", "02:00.0"]))
+    assert place(once.document.decode()).document == once.document
+
+
+def test_taking_the_last_device_of_a_cell_away_moves_no_other() -> None:
+    full = place(document(["01:00.0", "03:00.0", "02:00.0"]))
+    less = place(document(["01:00.0", "02:00.0"]))
+    address_of = {h.source: h.address for h in guest(full).hostdevs}
+    assert all(address_of[h.source] == h.address for h in guest(less).hostdevs)
+
+
+def test_new_controllers_come_after_those_of_the_document() -> None:
+    port = '<controller type="pci" index="7" model="pcie-root-port"></controller>'
+    placed = place(document(["01:00.0"], controllers=port))
+    added = [c.index for c in guest(placed).controllers if c.index != 7]
+    assert min(added) == 8
+    assert cell_of_device(placed) == {"01:00.0": 0}
+
+
+def test_controller_indices_that_run_out_are_an_error_and_nothing_is_written() -> None:
+    port = '<controller type="pci" index="255" model="pcie-root-port"></controller>'
+    with pytest.raises(HomenodeError, match="255"):
+        place(document(["01:00.0"], controllers=port))
+
+
+def test_a_device_that_the_user_put_on_the_root_complex_stays_there() -> None:
+    given = {"01:00.0": 'domain="0x0000" bus="0x00" slot="0x07" function="0x0"'}
+    placed = place(document(["01:00.0", "02:00.0"], addresses=given))
+    assert str(guest(placed).hostdevs[0].address) == "0000:00:07.0"
+    assert cell_of_device(placed)["02:00.0"] == 1
+    assert any("01:00.0" in note and "stays" in note for note in warnings(placed))
+
+
+def test_an_address_that_the_vmi_names_stays_and_one_of_libvirts_own_moves() -> None:
+    port = (
+        '<controller type="pci" index="4" model="pcie-root-port">'
+        '<address type="pci" bus="0x00" slot="0x02" function="0x0"/></controller>'
+    )
+    given = {"01:00.0": 'domain="0x0000" bus="0x04" slot="0x00" function="0x0"'}
+    xml = document(["01:00.0"], addresses=given, controllers=port)
+    assert place(xml, asked_for=frozenset({(0, 4, 0, 0)})).document == xml.encode()
+    assert cell_of_device(place(xml)) == {"01:00.0": 0}
+
+
+def test_a_device_without_a_node_stays_and_is_named() -> None:
+    """KubeVirt's strict mode, which guestMappingPassthrough turns on, refuses the whole VM."""
+    host = small_host({"01:00.0": -1, "02:00.0": 1})
+    placed = place(document(["01:00.0", "02:00.0"]), host)
+    assert cell_of_device(placed) == {"01:00.0": None, "02:00.0": 1}
+    assert any("01:00.0" in note and "numa_node is -1" in note for note in warnings(placed))
+
+
+def test_a_device_on_a_node_without_a_cell_stays_and_is_named() -> None:
+    host = small_host({"01:00.0": 2, "02:00.0": 1}, ("0-3", "4-7", "8-9"), ["10 21 31"] * 3)
+    placed = place(document(["01:00.0", "02:00.0"]), host)
+    assert cell_of_device(placed) == {"01:00.0": None, "02:00.0": 1}
+    assert any("node 2" in note and "(0, 1)" in note for note in warnings(placed))
+
+
+def test_memnode_says_which_cell_stands_for_a_node_and_the_pins_do_not() -> None:
+    placed = place(document(["01:00.0"], nodes=("1", "0")))
+    assert cell_of_device(placed) == {"01:00.0": 1}
+
+
+def test_where_two_cells_are_bound_to_one_node_the_pins_decide() -> None:
+    """KubeVirt's strict mode refuses: "mapped to multiple guest NUMA cells". Either cell is as near
+    as the other, so there is nothing to refuse."""
+    placed = place(document(["01:00.0"], nodes=("0", "0")))
+    assert cell_of_device(placed) == {"01:00.0": 0}
+
+
+def test_without_memnodes_the_pins_say_which_cell_it_is() -> None:
+    placed = place(document(["01:00.0", "02:00.0"], pins=((4, 5), (0, 1)), nodes=None))
+    assert cell_of_device(placed) == {"01:00.0": 1, "02:00.0": 0}
+
+
+def test_a_guest_whose_pins_are_all_elsewhere_gets_no_place_for_the_device() -> None:
+    xml = document(["01:00.0"], pins=((4,),), nodes=None)
+    placed = place(xml)
+    assert placed.document == xml.encode()
+    assert any("host node 0" in note for note in warnings(placed))
+
+
+def test_a_cell_that_is_bound_to_several_nodes_stands_for_each_of_them() -> None:
+    placed = place(document(["01:00.0", "02:00.0"], pins=((0, 1, 4, 5),), nodes=("0-1",)))
+    assert cell_of_device(placed) == {"01:00.0": 0, "02:00.0": 0}
+
+
+def test_a_flat_guest_is_left_alone_and_told_what_to_set() -> None:
+    xml = document(["01:00.0"], pins=())
+    placed = place(xml)
+    assert placed.document == xml.encode()
+    assert "guestMappingPassthrough" in warnings(placed)[0]
+
+
+def test_what_pcinumaawaretopology_placed_stays_byte_for_byte() -> None:
+    given = {
+        "01:00.0": 'domain="0x0000" bus="0x02" slot="0x00" function="0x0"',
+        "03:00.0": 'domain="0x0000" bus="0x03" slot="0x00" function="0x0"',
+    }
+    xml = document(["01:00.0", "03:00.0"], addresses=given, controllers=NATIVE)
+    placed = place(xml)
+    assert placed.document == xml.encode()
+    assert not warnings(placed)
+
+
+def test_what_pcinumaawaretopology_left_joins_its_expander_bus() -> None:
+    given = {"01:00.0": 'domain="0x0000" bus="0x02" slot="0x00" function="0x0"'}
+    xml = document(["01:00.0", "05:00.0", "02:00.0"], addresses=given, controllers=NATIVE)
+    placed = place(xml)
+    assert cell_of_device(placed) == {"01:00.0": 0, "05:00.0": 0, "02:00.0": 1}
+    assert str(guest(placed).hostdevs[0].address) == "0000:02:00.0"
+
+
+def test_what_graceiovirtualization_placed_stays_byte_for_byte() -> None:
+    xml = document(["01:00.0"]).replace("</hostdev>", '<acpi nodeset="2-9"></acpi></hostdev>')
+    assert place(xml).document == xml.encode()
+
+
+def test_the_hosts_distances_are_told_where_the_cells_tell_none() -> None:
+    placed = place(document(["01:00.0"]))
+    told = ElementTree.fromstring(placed.document)
+    values = [[s.get("value") for s in cell.iter("sibling")] for cell in told.iter("cell")]
+    assert values == [["10", "21"], ["21", "10"]]
+
+
+def test_distances_of_the_document_stay() -> None:
+    xml = document(["01:00.0"], distances=True).replace('value="21"', 'value="40"')
+    assert place(xml).document.count(b'value="40"') == 2
+
+
+def test_pins_memory_and_everything_else_stay_as_they_were() -> None:
+    xml = document(["01:00.0", "02:00.0"])
+    before, after = ElementTree.fromstring(xml), ElementTree.fromstring(place(xml).document)
+    for element in (after.find("devices"), *after.iter("hostdev")):
+        assert element is not None
+        for child in list(element):
+            added = child.tag == "controller" and child.get("type") == "pci"
+            if added or (element.tag == "hostdev" and child.tag == "address"):
+                element.remove(child)
+    for cell in after.iter("cell"):
+        for child in list(cell):
+            cell.remove(child)
+    assert ElementTree.tostring(before) == ElementTree.tostring(after)
+
+
+def test_an_i440fx_guest_with_devices_is_refused() -> None:
+    with pytest.raises(InputError, match=r"q35.*found pc-i440fx-rhel7\.6\.0"):
+        place(document(["01:00.0"], machine="pc-i440fx-rhel7.6.0"))
+
+
+def test_a_device_that_sys_does_not_have_is_an_error() -> None:
+    with pytest.raises(HostError, match="0000:99:00"):
+        place(document(["99:00.0"]))
+
+
+def test_a_container_without_sys_is_an_error() -> None:
+    with pytest.raises(HostError, match="NUMA nodes"):
+        place(document(["01:00.0"]), MemorySnapshot("nothing", {}))
+
+
+def test_a_gpu_and_its_audio_function_share_a_slot() -> None:
+    """KubeVirt gives each function a port, which no driver of a GPU with audio expects."""
+    host = small_host({"01:00.0": 0, "01:00.1": 0})
+    placed = place(document(["01:00.0", "01:00.1"]), host)
+    first, second = (h.address for h in guest(placed).hostdevs)
+    assert first is not None
+    assert second is not None
+    assert (first.bus, first.function) == (second.bus, 0)
+    assert second.function == 1
+    assert placed.document.count(b"multifunction") == 1
+
+
+def test_more_devices_than_a_bus_has_slots_get_a_second_bus() -> None:
+    """KubeVirt counts slots on without a bound."""
+    many = [f"{bus:02x}:00.0" for bus in range(1, 41)]
+    placed = place(document(many), small_host(dict.fromkeys(many, 0)))
+    assert set(cell_of_device(placed).values()) == {0}
+    assert len(expanders(placed)) == 3
+
+
+def test_mediated_devices_are_left_alone() -> None:
+    mdev = (
+        '<hostdev type="mdev" mode="subsystem" model="vfio-pci"><source>'
+        '<address uuid="6f2d1c4e-9d3b-5b53-8f11-6a2f0a6d4c12"></address></source></hostdev>'
+    )
+    xml = document(["01:00.0"]).replace("<serial", mdev + "<serial", 1)
+    assert mdev.encode() in place(xml).document
+
+
+def test_switches_are_mirrored_where_asked() -> None:
+    pair = ["07:00.0", "08:00.0"]
+    placed = place(
+        document(pair, pins=((4, 5), (64, 65))),
+        shipped(IBM),
+        granularity=PciGranularity.SWITCH,
+    )
+    models = [controller.model for controller in guest(placed).controllers]
+    assert models.count("pcie-switch-upstream-port") == 1
+    assert models.count("pcie-switch-downstream-port") == 2
+
+
+def test_ibms_eight_gpus_hang_four_on_each_of_two_expander_buses() -> None:
+    placed = place(ibm_document(), shipped(IBM))
+    assert len(expanders(placed)) == 2
+    assert cell_of_device(placed) == {bdf: int(i >= 4) for i, bdf in enumerate(IBM_GPUS)}
+    ports = [c for c in guest(placed).controllers if c.model == "pcie-root-port"]
+    assert len(ports) == 8
+    assert not warnings(placed)
+
+
+def test_another_uuid_and_order_give_the_same_tree() -> None:
+    """The article's script pastes a stored document and patches its UUID."""
+    other = "00000000-1111-2222-3333-444444444444"
+    shown = ibm_document(uuid=other)
+    for bdf in IBM_GPUS:
+        shown = shown.replace(hostdev(bdf), "", 1)
+    shown = shown.replace("<serial", "".join(map(hostdev, reversed(IBM_GPUS))) + "<serial", 1)
+    placed, usual = place(shown, shipped(IBM)), place(ibm_document(), shipped(IBM))
+    assert guest(placed).controllers == guest(usual).controllers
+    assert other.encode() in placed.document
+    assert cell_of_device(placed) == cell_of_device(usual)

@@ -1,11 +1,12 @@
 """homenode doctor: what is wrong with links, settings and pins, and what to do. [I/O]"""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from homenode.cli.options import HostOption, JsonOption, LspciOption
+from homenode.cli.retrain import Retraining
 from homenode.cli.terminal import (
     LARGEST_FILE_BYTES,
     console,
@@ -22,12 +23,15 @@ if TYPE_CHECKING:
     from homenode.findings import Findings
     from homenode.topology import Host
 
+_RETRAIN = "With retrain"
+
 
 def doctor(
-    document: Annotated[
-        str | None,
+    words: Annotated[
+        list[str] | None,
         typer.Argument(
-            metavar="[VM.xml]", help="Also a domain of this host; - for standard input."
+            metavar="[VM.xml]",
+            help="Also a domain of this host; - for standard input. Or: retrain BDF...",
         ),
     ] = None,
     host: HostOption = None,
@@ -69,12 +73,62 @@ def doctor(
     prometheus: Annotated[
         bool, typer.Option("--prometheus", help="Print Prometheus' text format.")
     ] = False,
+    target: Annotated[
+        int | None,
+        typer.Option(
+            metavar="GEN",
+            help="Generation to train to. Default: what both ends can.",
+            rich_help_panel=_RETRAIN,
+        ),
+    ] = None,
+    apply: Annotated[
+        bool,
+        typer.Option(
+            "--apply", help="Write the registers; else a dry run.", rich_help_panel=_RETRAIN
+        ),
+    ] = False,
+    print_unit: Annotated[
+        bool,
+        typer.Option(
+            "--print-unit",
+            help="Print a systemd unit that does this at boot.",
+            rich_help_panel=_RETRAIN,
+        ),
+    ] = False,
+    print_hook: Annotated[
+        bool,
+        typer.Option(
+            "--print-hook",
+            help="Print a libvirt hook that does this at VM start.",
+            rich_help_panel=_RETRAIN,
+        ),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Find slow links, bad settings and costly pins, each with its evidence, cost and fix.
 
-    Nothing is changed. Exit code 1 where something is critical or a warning.
+    Nothing is changed; exit code 1 where something is critical or a warning. `homenode doctor
+    retrain BDF` trains the link above a device anew, and is a dry run without --apply.
     """
+    first = words[0] if words else None
+    writes = Retraining(target, apply, print_unit, print_hook)
+    if first in ("retrain", "hook"):
+        from homenode.cli import retrain
+
+        rest = tuple((words or [])[1:])
+        if first == "hook":
+            retrain.hook(rest)
+        else:
+            retrain.retrain(rest, writes, as_json=json)
+        return
+    if writes != Retraining():
+        raise UsageError(
+            "--target, --apply, --print-unit and --print-hook: expected doctor retrain BDF, found "
+            f"doctor {first or ''}".rstrip()
+        )
+    if words is not None and len(words) > 1:
+        raise UsageError(f"doctor: expected one VM.xml, found {len(words)}: {' '.join(words)}")
+    document = first
     from homenode.doctor.diagnosis import diagnose
     from homenode.findings import Findings, are_bad, in_order
 
@@ -263,34 +317,3 @@ def _fix(original: bytes, opened: "Document", source: str, host: "Host", output:
         f"wrote {saved.output}: the same VM in layout {wishes.layout} (original in "
         f"{saved.original}; homenode restore undoes it); start the VM anew for it to count"
     )
-
-
-class _DiagnoseByDefault(typer.core.TyperGroup):
-    """`homenode doctor VM.xml` is `homenode doctor check VM.xml`.
-
-    A first word that is none of the commands belongs to the diagnosis.
-    """
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
-            args = [CHECK, *args]
-        return super().parse_args(ctx, args)
-
-
-CHECK = "check"
-
-
-def group() -> typer.Typer:
-    """`doctor` with its commands: check (where none is named), retrain and hook."""
-    from homenode.cli import retrain
-
-    app = typer.Typer(
-        cls=_DiagnoseByDefault,
-        rich_markup_mode=None,
-        help="Find slow links, bad settings and costly pins, each with evidence, cost and fix. "
-        "Without a command: check.",
-    )
-    app.command(CHECK)(doctor)
-    app.command("retrain")(retrain.retrain)
-    app.command("hook", hidden=True)(retrain.hook)
-    return app

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from homenode import __version__
-from homenode.cli import capture, plan, restore, show, verify
+from homenode.cli import capture, doctor, plan, restore, show, verify
 from homenode.errors import HomenodeError
 
 app = typer.Typer(
@@ -29,6 +29,8 @@ app.command("show")(show.show)
 app.command("plan")(plan.plan)
 app.command("verify")(verify.verify)
 app.command("restore")(restore.restore)
+app.command("doctor")(doctor.doctor)
+app.command("expect")(doctor.expect)
 
 
 def _print_version(wanted: bool) -> None:

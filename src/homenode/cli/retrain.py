@@ -1,11 +1,11 @@
 """homenode doctor retrain, and the hook that libvirt calls. [I/O]"""
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import typer
 
-from homenode.cli.options import JsonOption
 from homenode.cli.terminal import LARGEST_FILE_BYTES, console, note, print_json
 from homenode.errors import HomenodeError, InputError, UsageError
 
@@ -21,36 +21,27 @@ if TYPE_CHECKING:
     Say = Callable[[str], None]
 
 
-def retrain(
-    device: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="BDF...", help="Devices whose links are slow; not their ports."),
-    ] = None,
-    target: Annotated[
-        int | None,
-        typer.Option(metavar="GEN", help="Generation to train to. Default: what both ends can."),
-    ] = None,
-    apply: Annotated[
-        bool, typer.Option("--apply", help="Write the registers. Without it: a dry run.")
-    ] = False,
-    print_unit: Annotated[
-        bool, typer.Option("--print-unit", help="Print a systemd unit that does this at boot.")
-    ] = False,
-    print_hook: Annotated[
-        bool, typer.Option("--print-hook", help="Print a libvirt hook that does this at VM start.")
-    ] = False,
-    json: JsonOption = False,
-) -> None:
-    """Train the link of a device anew, through the port above it.
+@dataclass(frozen=True, slots=True)
+class Retraining:
+    """The options of the same names."""
 
-    Changes the target speed in the port's Link Control 2 and sets Retrain Link, nothing else.
+    target: int | None = None
+    apply: bool = False
+    print_unit: bool = False
+    print_hook: bool = False
+
+
+def retrain(words: tuple[str, ...], wanted: Retraining, *, as_json: bool) -> None:
+    """Train the links of devices anew, through the ports above them.
+
+    Changes the target speed in a port's Link Control 2 and sets Retrain Link, nothing else.
     Refuses while a VM or a driver uses anything behind the port.
     """
     from homenode.bdf import Bdf
     from homenode.doctor.retrain_install import libvirt_hook, systemd_unit
 
-    devices = tuple(Bdf.parse(text, "BDF") for text in device or ())
-    if print_hook:
+    devices = tuple(Bdf.parse(text, "BDF") for text in words)
+    if wanted.print_hook:
         print(libvirt_hook(_program()), end="")
         return
     if not devices:
@@ -58,7 +49,7 @@ def retrain(
             "retrain: expected the BDF of a device, found none",
             hint="homenode doctor lists devices with slow links",
         )
-    if print_unit:
+    if wanted.print_unit:
         print(systemd_unit(devices, _program()), end="")
         return
     host = _this_machine()
@@ -66,26 +57,30 @@ def retrain(
     failure: HomenodeError | None = None
     for bdf in devices:
         try:
-            findings += _one(host, bdf, target, apply=apply, say=note if json else print)
+            findings += _one(
+                host, bdf, wanted.target, apply=wanted.apply, say=note if as_json else print
+            )
         except HomenodeError as error:
             if len(devices) == 1:
                 raise
             note(f"homenode: {error}")
             failure = error
-    _print(findings, devices, json=json)
+    _print(findings, devices, as_json=as_json)
     if findings:
         raise typer.Exit(1)
     if failure is not None:
         raise typer.Exit(failure.exit_code)
 
 
-def hook(
-    domain: Annotated[str, typer.Argument(metavar="DOMAIN")],
-    operation: Annotated[str, typer.Argument(metavar="start|started")],
-) -> None:
-    """What the libvirt hook calls, with the domain's XML as input. Always exits with 0."""
+def hook(words: tuple[str, ...]) -> None:
+    """What the libvirt hook calls: DOMAIN start|started, with the domain's XML as input.
+
+    Whatever goes wrong is said and no reason to fail: libvirt would not start the VM.
+    """
     try:
-        _hook(domain, operation, sys.stdin.buffer.read(LARGEST_FILE_BYTES))
+        if len(words) != 2:
+            raise UsageError(f"hook: expected DOMAIN and start or started, found {words}")
+        _hook(*words, sys.stdin.buffer.read(LARGEST_FILE_BYTES))
     except HomenodeError as error:
         print(f"homenode: {error}")
 
@@ -146,11 +141,11 @@ def _say_result(plan: "RetrainPlan", result: "RetrainResult", say: "Say") -> Non
     )
 
 
-def _print(findings: "list[Finding]", devices: "tuple[Bdf, ...]", *, json: bool) -> None:
+def _print(findings: "list[Finding]", devices: "tuple[Bdf, ...]", *, as_json: bool) -> None:
     from homenode.findings import Findings
 
     found = Findings(tuple(f"link of {bdf}" for bdf in devices), tuple(findings))
-    if json:
+    if as_json:
         from homenode.formats import encode
 
         print_json(encode("findings", found))

@@ -122,13 +122,17 @@ def _weighed(finding: Finding, facts: DomainFacts, host: Host) -> Finding:
     """Floating vCPUs are worth a warning where devices or several nodes give them a home."""
     if finding.id != "unpinned" or finding.severity is not Severity.INFO:
         return finding
-    nodes = sum(bool(node.pus) for node in host.nodes)
-    if not facts.guest.hostdevs or nodes < 2:
+    nodes = [node for node in host.nodes if node.pus]
+    most = max((len(node.pus) for node in nodes), default=0)
+    room = max((node.memory_bytes or 0 for node in nodes), default=0)
+    too_large = facts.guest.vcpus > most or facts.guest.memory_bytes > room > 0
+    if len(nodes) < 2 or not (facts.guest.hostdevs or too_large):
         return finding
+    why = "the VM has devices" if facts.guest.hostdevs else "the VM is larger than a node"
     return replace(
         finding,
         severity=Severity.WARNING,
-        expected="pins: the VM has devices, and the host several nodes",
+        expected=f"pins: {why}, and the host has {len(nodes)} nodes",
         cost="vCPUs and memory move away from the devices and from each other",
     )
 

@@ -1,0 +1,265 @@
+"""The doctor's command line: formats, exit codes, usage errors, and the files that it writes."""
+
+import io
+import json
+import sys
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from homenode.bdf import Bdf
+from homenode.cli import retrain as retrain_command
+from homenode.cli.main import app
+from homenode.cli.retrain import Retraining
+from homenode.doctor.config_file import SysfsConfigSpace
+from homenode.doctor.diagnosis import merged
+from homenode.doctor.load_sampling import load_command, sample_under_load
+from homenode.doctor.metrics import prometheus
+from homenode.errors import HomenodeError, HostError, ToolError, UsageError
+from homenode.findings import Finding, Findings, Severity
+from homenode.pci import PciLink
+from tests.doctor_cases import GPU_4080, changed
+from tests.doctor_domains import diagnosed, domain, gpus, host, planned
+
+SICK, SOUND, H200 = "rtx5090-epyc7702", "rtx4080-i9-14900k", "h200-xeon8558"
+
+
+def run(*arguments: str) -> int:
+    """The exit code of the program. Raises what main() would print."""
+    result = app(list(arguments), standalone_mode=False)
+    return result if isinstance(result, int) else 0
+
+
+def test_findings_exit_with_1_and_sound_hosts_with_0(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("doctor", "--host", SICK) == 1
+    assert "pcie-link-slow" in capsys.readouterr().out
+    assert run("doctor", "--host", SOUND) == 0
+    assert "nothing is wrong" in capsys.readouterr().out
+
+
+def test_json_is_the_documented_format(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("doctor", "--host", SICK, "--json") == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["format"] == "homenode.findings/1"
+    first = document["findings"][0]
+    assert (first["id"], first["severity"]) == ("pcie-link-slow", "critical")
+    assert all(first[key] for key in ("subject", "expected", "observed", "cost", "fix", "source"))
+    assert any("GPU 0000:41:00.0" in line for line in document["checked"])
+
+
+def test_a_domain_is_diagnosed_and_fixed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given, out = tmp_path / "vm.xml", tmp_path / "out.xml"
+    given.write_bytes(domain(88, gpus(H200, 7), gib=1024))
+    assert run("doctor", str(given), "--host", H200, "--fix", str(out)) == 1
+    assert "pin-numa-pci" in capsys.readouterr().err
+    assert diagnosed(out.read_bytes(), H200) == ()
+
+
+@pytest.mark.parametrize(
+    ("xml", "on", "layout"),
+    [
+        (domain(2, gpus("small-2n8c-2gpu", 1), gib=2), "small-2n8c-2gpu", "pin-bound"),
+        (domain(88, gib=1024), H200, "pin-numa"),
+        (domain(88, gpus(H200, 7), gib=1024), H200, "pin-numa-pci"),
+        (planned(domain(40, gpus(H200, 7), gib=512), H200, "pin-numa-pci-smt"), H200,
+         "pin-numa-pci-smt"),
+    ],
+)  # fmt: skip
+def test_a_fix_asks_for_the_smallest_layout_that_heals(xml: bytes, on: str, layout: str) -> None:
+    from homenode.doctor.remedy import remedy
+    from homenode.domain.read import open_domain
+    from homenode.verify.domain_facts import domain_facts
+
+    wishes = remedy(domain_facts(open_domain(xml, "vm.xml")), host(on))
+    assert wishes.layout == layout
+    assert wishes.keep_vcpus is (layout == "pin-numa-pci-smt")
+
+
+def test_a_domain_comes_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    xml = domain(2, pins=[0, 1], gib=2)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(xml)))
+    assert run("doctor", "-", "--host", SOUND) == 1  # siblings as cores
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--apply",),
+        ("--print-unit",),
+        ("a.xml", "b.xml"),
+        ("a.xml", "--live", "vm"),
+        ("--fix", "out.xml"),
+        ("--json", "--prometheus"),
+        ("--h2d", "fast"),
+        ("--h2d", "-1"),
+        ("--known-width", "41:00.0=3"),
+        ("--known-width", "41:00.0"),
+        ("--under-load",),
+        ("--load-command", "nvbandwidth"),
+    ],
+)
+def test_contradicting_options_are_usage_errors(arguments: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError):
+        run("doctor", "--host", SOUND, *arguments)
+
+
+def test_documents_that_cannot_be_read_are_input_errors(tmp_path: Path) -> None:
+    (tmp_path / "net.xml").write_text("<network/>")
+    for name in ("none.xml", "net.xml"):
+        with pytest.raises(HomenodeError) as error:
+            run("doctor", str(tmp_path / name), "--host", SOUND)
+        assert error.value.exit_code == 2
+
+
+def test_a_measured_rate_may_be_of_one_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("doctor", "--host", "rtx4090-epyc7702", "--h2d", "41:00.0=5.3") == 1
+    out = capsys.readouterr().out
+    assert out.count("h2d-low") == 1 and "0000:41:00.0" in out
+
+
+def test_expectations_round_through_their_file_and_name_drift(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = tmp_path / "site.toml"
+    for name in (SOUND, H200, "gh200x4", "x86-2p2n8c16t-gpu-node-unknown"):
+        assert run("expect", name, "-o", str(site)) == 0
+        tomllib.loads(site.read_text())
+        assert run("doctor", "--host", name, "--expect", str(site), "--json") in (0, 1)
+        drifted = [
+            f
+            for f in json.loads(capsys.readouterr().out)["findings"]
+            if f["id"].startswith("drift")
+        ]
+        assert drifted == []
+    assert run("expect", SOUND, "-o", str(site), "--floor", "h2d=24") == 0
+    assert run("doctor", "--host", SOUND, "--expect", str(site), "--h2d", "20") == 1
+    assert "drift-bandwidth" in capsys.readouterr().out
+    assert run("doctor", "--host", SICK, "--expect", str(site), "--json") == 1
+    names = {f["id"] for f in json.loads(capsys.readouterr().out)["findings"]}
+    assert {"drift-topology", "drift-device"} <= names
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("format = 2", "format"),
+        ("", "format"),
+        ("format = 1\n[counts]\ncoers = 3", "coers"),
+        ("format = 1\ndistances = [[10, 20]]", "columns"),
+        ("format = 1\ndistances = ['a']", "whole numbers"),
+        ("format = 1\n[[device]]\nkind = 'gpu'", "bdf"),
+        ("format = 1\n[[device]]\nbdf = '1:0'", "bdf"),
+        ("format = 1\n[[device]]\nbdf = '01:00.0'\nlink = 'fast'", "link"),
+        ("format = 1\n[floors]\nh2d_gb_per_s = -1", "h2d"),
+        ("format = [", "TOML"),
+    ],
+)
+def test_a_wrong_expectation_is_refused_by_its_key(tmp_path: Path, text: str, words: str) -> None:
+    site = tmp_path / "site.toml"
+    site.write_text(text)
+    with pytest.raises(HomenodeError, match=words) as error:
+        run("doctor", "--host", SOUND, "--expect", str(site))
+    assert error.value.exit_code == 2
+
+
+def test_an_unknown_floor_is_refused() -> None:
+    with pytest.raises(UsageError, match="h2d"):
+        run("expect", SOUND, "--floor", "d2d=3")
+
+
+def test_metrics_escape_what_comes_from_outside() -> None:
+    finding = Finding("x", Severity.WARNING, 'a "b"\n\\c', "e", "o", None, None, "s")
+    text = prometheus(Findings((), (finding, finding)), "h")
+    assert 'subject="a \\"b\\"\\n\\\\c"' in text
+    assert 'severity="warning"} 2' in text and 'severity="critical"} 0' in text
+    assert len([line for line in text.splitlines() if line.startswith("homenode_finding{")]) == 1
+
+
+def test_equal_findings_of_several_subjects_become_one_except_links() -> None:
+    def finding(id: str, subject: str) -> Finding:
+        return Finding(id, Severity.WARNING, subject, f"e {subject}", "o", "c", "f", "s")
+
+    many = [finding("core-shared", str(i)) for i in range(40)]
+    (one,) = merged(many)
+    assert "0, 1, 2" in one.subject and "24 more" in one.subject
+    assert len(merged(many[:2])) == 2
+    assert len(merged([finding("pcie-link-slow", str(i)) for i in range(8)])) == 8
+
+
+def test_units_and_hooks_are_printed_for_the_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    retrain_command.retrain(("41:00.0",), Retraining(print_unit=True), as_json=False)
+    assert "doctor retrain 0000:41:00.0 --apply" in capsys.readouterr().out
+    retrain_command.retrain((), Retraining(print_hook=True), as_json=False)
+    assert capsys.readouterr().out.startswith("#!/bin/sh")
+    with pytest.raises(UsageError, match="BDF"):
+        retrain_command.retrain((), Retraining(), as_json=False)
+
+
+def test_a_hook_never_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words, xml in (((), b""), (("vm", "start"), b"<network/>"), (("vm", "stopped"), b"")):
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(xml)))
+        retrain_command.hook(words)
+    assert "expected <domain>" in capsys.readouterr().out
+
+
+def test_config_space_is_read_and_written_one_register_at_a_time(tmp_path: Path) -> None:
+    bdf = Bdf.parse("41:00.0")
+    (tmp_path / str(bdf)).mkdir()
+    file = tmp_path / str(bdf) / "config"
+    file.write_bytes(bytes(range(256)))
+    space = SysfsConfigSpace(str(tmp_path))
+    assert space.read(bdf, 0x10, 2) == 0x1110
+    space.write(bdf, 0x10, 2, 0xABCD)
+    assert file.read_bytes()[0x0E:0x14] == bytes((0x0E, 0x0F, 0xCD, 0xAB, 0x12, 0x13))
+    file.write_bytes(bytes(64))
+    with pytest.raises(HostError, match="root"):
+        space.read(bdf, 0x50, 2)
+    with pytest.raises(HostError, match="expected to read"):
+        space.read(Bdf.parse("42:00.0"), 0, 2)
+
+
+class _Waking:
+    """A snapshot of /sys in which the GPU's link wakes up after a few readings."""
+
+    name = "waking"
+
+    def __init__(self) -> None:
+        self.readings = 0
+
+    def read_text(self, path: str) -> str | None:
+        if path.endswith("current_link_speed") and str(GPU_4080) in path:
+            self.readings += 1
+            return "2.5 GT/s PCIe\n" if self.readings < 3 else "16.0 GT/s PCIe\n"
+        return "16\n" if path.endswith("current_link_width") else None
+
+    def list(self, path: str) -> tuple[str, ...] | None:
+        return None
+
+    def read_link(self, path: str) -> str | None:
+        return None
+
+    def real_path(self, path: str) -> str | None:
+        return None
+
+    def command_output(self, command: str) -> str | None:
+        return None
+
+
+def test_links_are_taken_at_their_fastest_while_the_load_runs() -> None:
+    idle = changed(host(SOUND), lambda d: d.bdf == GPU_4080, link=PciLink(2.5, 16, 16.0, 16))
+    busy = sample_under_load(idle, _Waking(), load_command(["sleep", "0.4"]))
+    device = busy.device(GPU_4080)
+    assert device is not None and device.link == PciLink(16.0, 16, 16.0, 16)
+
+
+def test_a_load_that_fails_or_is_missing_is_no_load() -> None:
+    with pytest.raises(ToolError):
+        sample_under_load(host(SOUND), _Waking(), ("false",))
+    with pytest.raises(UsageError, match="load-command"):
+        load_command(["no-such-program"])

@@ -1,0 +1,103 @@
+"""A real libvirtd takes what the hook gives, and a booted guest sees its GPUs where they are."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from homenode.domain.read import open_domain
+from homenode.domain.schema import validate
+from homenode.errors import HomenodeError
+from homenode.kubevirt.placing import place_devices
+from homenode.verify.boot import BootOptions, boot_stand_in
+from homenode.verify.domain_facts import domain_facts
+from homenode.verify.expectation import expectation_of_document
+from homenode.verify.guest_files import find_guest_files
+from homenode.verify.guest_view import view_of_stand_in
+from tests.kubevirt_documents import IBM, IBM_GPUS, document, ibm_document, shipped
+from tests.test_domain_libvirt import libvirt, virsh
+
+NAME = "homenode-test-kubevirt"
+PINS = ((4, 5), (64, 65))
+"""A small VM on both nodes of IBM's host."""
+
+__all__ = ["libvirt"]
+
+
+def valid(xml: str) -> str:
+    """KubeVirt gives a <source>'s address a type, which libvirt takes but its schema does not."""
+    return xml.replace('<source><address type="pci" ', "<source><address ")
+
+
+def placed(xml: str) -> bytes:
+    return place_devices(xml.encode(), shipped(IBM)).document
+
+
+def test_the_installed_schema_takes_what_the_hook_gives() -> None:
+    for xml in (ibm_document(), document(IBM_GPUS[:3], pins=PINS)):
+        errors, gap = validate(placed(valid(xml)))
+        if gap is not None:
+            pytest.skip(str(gap))
+        assert not errors
+        assert validate(placed(xml)) == validate(xml.encode()), "no new error"
+
+
+@pytest.mark.libvirt
+@pytest.mark.parametrize("vm", ["ibm", "small"])
+def test_libvirt_defines_what_the_hook_gives_and_the_hook_keeps_what_it_prints(
+    libvirt: None, tmp_path: Path, vm: str
+) -> None:
+    given = {"kind": "qemu", "name": NAME}
+    xml = ibm_document(**given) if vm == "ibm" else document(IBM_GPUS, pins=PINS, **given)  # type: ignore[arg-type]
+    path = tmp_path / "placed.xml"
+    path.write_bytes(placed(valid(xml)))
+    defined = virsh("define", "--validate", str(path))
+    assert defined.returncode == 0, defined.stderr
+    printed = virsh("dumpxml", "--inactive", NAME).stdout
+    assert virsh("undefine", "--nvram", NAME).returncode == 0
+    assert printed.count("<model name='pxb-pcie'/>") == 2
+    assert placed(printed) == printed.encode()
+
+
+@pytest.mark.libvirt
+def test_the_live_document_of_a_vm_that_libvirt_placed_is_transformed_too(
+    libvirt: None, tmp_path: Path
+) -> None:
+    path = tmp_path / "plain.xml"
+    path.write_text(valid(document(IBM_GPUS, pins=PINS, kind="qemu", name=NAME)))
+    assert virsh("define", "--validate", str(path)).returncode == 0
+    printed = virsh("dumpxml", "--inactive", NAME).stdout
+    assert virsh("undefine", "--nvram", NAME).returncode == 0
+    assert "pxb-pcie" not in printed
+    moved = place_devices(printed.encode(), shipped(IBM))
+    assert moved.notes[-1] == "placed 8 PCI functions: 4 on cell 0, 4 on cell 1"
+    path.write_bytes(moved.document)
+    defined = virsh("define", "--validate", str(path))
+    assert defined.returncode == 0, defined.stderr
+    assert virsh("undefine", "--nvram", NAME).returncode == 0
+
+
+@pytest.mark.qemu
+def test_a_booted_guest_reports_the_node_of_each_of_ibms_eight_gpus() -> None:
+    """The article's tree and devices; 4 vCPUs for its 200, which say nothing of where GPUs are."""
+    if shutil.which("qemu-system-x86_64") is None:
+        pytest.skip("no qemu-system-x86_64 here")
+    try:
+        find_guest_files()
+    except HomenodeError as error:
+        pytest.skip(str(error))
+    node_of_gpu = {}
+    for xml in (document(IBM_GPUS, pins=PINS).encode(), placed(document(IBM_GPUS, pins=PINS))):
+        opened = open_domain(xml, "vm.xml")
+        facts = domain_facts(opened)
+        booted = boot_stand_in(opened, facts, BootOptions(connect="none"))
+        assert booted.guest is not None, booted.findings
+        seen = view_of_stand_in(expectation_of_document(facts), booted.stand_in, booted.guest)
+        node_of_gpu = {
+            line.subject.removeprefix("device 0000:"): line.observed.partition(",")[0]
+            for line in seen.checks
+            if line.subject.startswith("device ")
+        }
+        if b"pxb-pcie" not in xml:
+            assert node_of_gpu == dict.fromkeys(IBM_GPUS, "numa_node -1")
+    assert node_of_gpu == {bdf: f"numa_node {int(i >= 4)}" for i, bdf in enumerate(IBM_GPUS)}

@@ -355,6 +355,9 @@ def test_dominfo_and_pin_tables_of_old_and_new_versions_are_read() -> None:
     assert parse_pins(old, "vcpu") == parse_pins(new, "vcpu")
     emulator = "emulator: CPU Affinity\n------\n       *: 0-1\n"
     assert [(p.number, str(p.pus)) for p in parse_pins(emulator, "emulator")] == [(0, "0-1")]
+    assert parse_pins("0-1\n", "emulator") == parse_pins(emulator, "emulator")
     assert parse_pins("No IOThreads found for the domain\n", "iothread") == ()
     with pytest.raises(InputError):
         parse_pins("surprise\n", "vcpu")
+    with pytest.raises(InputError):
+        parse_pins("0-1\n", "vcpu")

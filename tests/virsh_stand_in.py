@@ -59,8 +59,8 @@ case $command in
     else
       for pin in "$state/${file%.*}".*; do
         [ -e "$pin" ] || continue
-        number=${pin##*.}; [ "$command" = emulatorpin ] && number='*:'
-        printf ' %s   %s\n' "$number" "$(cat "$pin")"
+        number=" ${pin##*.}   "; [ "$command" = emulatorpin ] && number=
+        printf '%s%s\n' "$number" "$(cat "$pin")"
       done
     fi ;;
   *) fail "unknown command: '$command'" ;;

@@ -1,5 +1,6 @@
 """homenode apply, and the way back from it: a tuned definition in libvirt. [I/O]"""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -230,6 +231,9 @@ def _tune(
             hint="homenode capture --ssh HOST -o host.tar.gz, then --host host.tar.gz",
         )
     machine = load_host(host)
+    # Where it runs already, its own pins are not taken from it.
+    others = tuple(domain for domain in machine.domains if domain.name != name)
+    machine = replace(machine, domains=others)
     try:
         tuning = tune(original, name, wishes, machine)
     except Unplannable as error:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 
-_PIN_ROW = re.compile(r"\s*(?:(?P<number>\d{1,6})|\*):?\s+(?P<pus>[\d,^-]+)\s*\Z", re.ASCII)
+_PIN_ROW = re.compile(r"\s*(?:(?:(?P<number>\d{1,6})|\*):?\s+)?(?P<pus>\d[\d,^-]*)\s*\Z", re.ASCII)
 _PIN_HEAD = re.compile(r"CPU Affinity|^\s*-+\s*\Z|No IOThreads found")
 
 
@@ -76,12 +76,12 @@ def parse_pins(text: str, kind: str) -> tuple[LivePin, ...]:
     """The pins in the table of `virsh vcpupin`, `emulatorpin` or `iothreadinfo`.
 
     Each row is a number and a list of PUs: " 0      0-3,8", with a colon in old versions. The
-    emulator's row has a star. Raises ParseError.
+    emulator's row has a star in place of the number, or with --quiet nothing. Raises ParseError.
     """
     pins = []
     for line in text.splitlines():
         row = _PIN_ROW.match(line)
-        if row is not None:
+        if row is not None and (row["number"] is None) == (kind == "emulator"):
             pus = CpuSet.parse(row["pus"], f"virsh {kind} pins")
             pins.append(LivePin(kind, int(row["number"] or 0), pus))
         elif line.strip() and not _PIN_HEAD.search(line):

@@ -1,0 +1,153 @@
+"""Boots a virtual host with homenode in it, and gives what its console said."""
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.lab.virtual_host import VirtualHost
+
+HERE = Path(__file__).parent
+SOURCE = HERE.parents[1] / "src"
+
+
+def lab_folder() -> Path:
+    """Where build-image puts image and kernel."""
+    named = os.environ.get("HOMENODE_LAB")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(named) if named else cache / "homenode/lab"
+
+
+def need_lab() -> Path:
+    """The folder; skips the test where something is missing."""
+    for program in ("qemu-system-x86_64", "mkfs.ext4"):
+        if shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
+            pytest.skip(f"no {program} here: apt-get install qemu-system-x86 e2fsprogs")
+    folder = lab_folder()
+    if not (folder / "recipe").exists():
+        pytest.skip(f"no image in {folder}: run tests/lab/build-image (root, once)")
+    inside = (folder / "python").read_text().strip()
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if inside != here:
+        pytest.skip(f"the image has Python {inside}, the installed packages are for {here}")
+    return folder
+
+
+@dataclass(frozen=True, slots=True)
+class Booted:
+    """What a virtual host said. seconds: from start to power-off."""
+
+    console: str
+    seconds: float
+
+    def result(self, name: str) -> str:
+        """What the program inside reported under a name."""
+        found = re.search(rf"^@@{re.escape(name)} (.*?)\r?$", self.console, re.MULTILINE)
+        assert found is not None, f"no @@{name} in:\n{self.console[-6000:]}"
+        return found[1]
+
+
+def boot(
+    machine: VirtualHost, program: str, work: Path, *, kernel_words: str = "", timeout_s: float
+) -> Booted:
+    """Boots the machine, runs a module of tests.lab in it with homenode, and powers off."""
+    lab = need_lab()
+    image = payload(program, work)
+    argv = (
+        "qemu-system-x86_64", *machine.arguments,
+        "-accel", "tcg,thread=multi,tb-size=512",
+        "-drive", f"file={lab}/root.ext4,format=raw,if=none,id=root,snapshot=on",
+        "-device", "nvme,drive=root,serial=root,bus=pcie.0,addr=0x4",
+        "-drive", f"file={image},format=raw,if=none,id=payload,readonly=on",
+        "-device", "nvme,drive=payload,serial=payload,bus=pcie.0,addr=0x5",
+        "-kernel", str(lab / "vmlinuz"),
+        "-append", "console=ttyS0 quiet panic=-1 root=/dev/nvme0n1 rw "
+        f"init=/sbin/homenode-init {kernel_words}",
+        "-nodefaults", "-no-user-config", "-display", "none", "-serial", "stdio", "-no-reboot",
+    )  # fmt: skip
+    console = work / "console"
+    started = time.monotonic()
+    with console.open("wb") as file:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
+        )
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            text = console.read_text(errors="replace")
+            pytest.fail(f"the virtual host did not end within {timeout_s:g} s:\n{text[-6000:]}")
+        finally:
+            process.kill()
+            process.wait()
+    return Booted(console.read_text(errors="replace"), time.monotonic() - started)
+
+
+def payload(program: str, work: Path) -> Path:
+    """An ext4 image with homenode, the packages it needs, and a module of tests.lab to run."""
+    folder = work / "payload"
+    site = folder / "site"
+    site.mkdir(parents=True)
+    skip = shutil.ignore_patterns("*.pyi", "*.so.dbg")
+    shutil.copytree(SOURCE / "homenode", site / "homenode", ignore=skip)
+    for name in _needed():
+        for path in _top_level(name):
+            if path.is_dir():
+                shutil.copytree(path, site / path.name, ignore=skip, dirs_exist_ok=True)
+            else:
+                shutil.copy2(path, site / path.name)
+    shutil.copytree(HERE, site / "tests/lab")
+    shutil.copy2(HERE.parent / "__init__.py", site / "tests/__init__.py")
+    # Compiling each module anew takes minutes under emulation, and nothing can be written there.
+    subprocess.run(
+        [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", site],
+        check=True,
+    )
+    (folder / "run").write_text(
+        f"PYTHONPATH=/payload/site exec python3 -B -m tests.lab.{program}\n"
+    )
+    image = work / "payload.ext4"
+    size_mib = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) // (1 << 20) + 48
+    with image.open("wb") as file:
+        file.truncate(size_mib << 20)
+    environment = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
+    subprocess.run(
+        ["mkfs.ext4", "-q", "-F", "-O", "^has_journal", "-d", folder, image],
+        check=True,
+        env=environment,
+    )
+    return image
+
+
+def _needed() -> list[str]:
+    """Distributions that homenode's own requirements lead to."""
+    found: list[str] = []
+    new = ["lxml", "msgspec", "rich", "typer"]
+    while new:
+        name = new.pop()
+        if name in found:
+            continue
+        found.append(name)
+        for requirement in importlib.metadata.requires(name) or ():
+            words = re.match(r"[A-Za-z0-9._-]+", requirement)
+            if words is not None and "extra ==" not in requirement:
+                try:
+                    importlib.metadata.distribution(words[0])
+                except importlib.metadata.PackageNotFoundError:
+                    continue  # of another Python or platform
+                new.append(words[0])
+    return found
+
+
+def _top_level(name: str) -> list[Path]:
+    distribution = importlib.metadata.distribution(name)
+    files = distribution.files or ()
+    tops = {str(file).split("/")[0] for file in files if not str(file).startswith("..")}
+    places = (Path(str(distribution.locate_file(top))) for top in sorted(tops - {"__pycache__"}))
+    return [place for place in places if place.exists() and "dist-info" not in place.name]

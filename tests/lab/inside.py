@@ -1,0 +1,118 @@
+"""What programs inside a virtual host share: libvirtd by hand, homenode in this process, /proc."""
+
+import contextlib
+import io
+import json
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+URI = "qemu:///system"
+
+
+def say(name: str, text: str) -> None:
+    """A line of the console that the test looks for."""
+    print(f"@@{name} {text}", flush=True)
+
+
+def step(what: str) -> None:
+    say("STEP", f"{time.clock_gettime(time.CLOCK_BOOTTIME):.1f} {what}")
+
+
+def virsh(*words: str) -> str:
+    done = subprocess.run(
+        ["virsh", "-q", "-c", URI, *words],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"virsh {words}: {done.stderr}")
+    return done.stdout
+
+
+def start_libvirtd() -> None:
+    subprocess.run(["virtlogd", "-d"], check=True)
+    subprocess.run(["libvirtd", "-d"], check=True)
+    for _ in range(100):
+        done = subprocess.run(["virsh", "-c", URI, "uri"], capture_output=True, check=False)
+        if not done.returncode:
+            return
+        time.sleep(0.5)
+    raise RuntimeError("libvirtd does not answer")
+
+
+def homenode(*words: str) -> str:
+    """Standard output of a command, in this process: starting Python anew takes seconds here."""
+    from homenode.cli.apply import apply
+    from homenode.cli.main import app
+
+    if "apply" not in [command.name for command in app.registered_commands]:
+        app.command("apply")(apply)
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        try:
+            app(list(words), standalone_mode=False)
+        except SystemExit as end:
+            if end.code:
+                raise RuntimeError(f"homenode {words}: exit code {end.code}") from None
+    return output.getvalue()
+
+
+def verified(name: str, plan: str | None = None) -> Any:
+    """The findings on a running domain, as JSON."""
+    from homenode.formats import encode
+    from homenode.plan.stored import read_plan
+    from homenode.verify.live_domain import verify_running_domain
+
+    planned = None if plan is None else read_plan(Path(plan).read_bytes(), plan)
+    return json.loads(encode("findings", verify_running_domain(name, URI, planned)))
+
+
+def process_of(name: str) -> str:
+    return Path(f"/run/libvirt/qemu/{name}.pid").read_text().strip()
+
+
+def threads(pid: str) -> dict[str, str]:
+    """Name -> PUs of each thread, read without homenode."""
+    found: dict[str, str] = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        name = (task / "comm").read_text().strip()
+        status = (task / "status").read_text().splitlines()
+        found[name] = next(line.split()[1] for line in status if "Cpus_allowed_list" in line)
+    return found
+
+
+def bound_memory(pid: str) -> list[tuple[str, dict[str, int]]]:
+    """(policy, pages by node) of every mapping with a policy of its own, read without homenode."""
+    found = []
+    for line in Path(f"/proc/{pid}/numa_maps").read_text().splitlines():
+        words = line.split()
+        if words[1].startswith("bind"):
+            counts = (word[1:].split("=") for word in words if word[:1] == "N")
+            pages = {node: int(count) for node, count in counts}
+            if pages:
+                found.append((words[1], pages))
+    return found
+
+
+def run_and_report(main: Callable[[], None]) -> None:
+    """Runs a program to its @@DONE, or tells on the console why it did not get there."""
+    try:
+        step("python")
+        main()
+        say("DONE", "")
+    except BaseException:
+        traceback.print_exc(file=sys.stdout)
+        for log in (
+            Path("/var/log/libvirt/libvirtd.log"),
+            *Path("/var/log/libvirt/qemu").iterdir(),
+        ):
+            if log.exists():
+                print(f"{log}:\n{log.read_text()[-1500:]}", flush=True)
+        raise

@@ -1,0 +1,91 @@
+"""Runs inside a virtual host with an IOMMU: passes a NIC of each node on to a VM, and checks it."""
+
+import json
+import subprocess
+from pathlib import Path
+
+from tests.lab.inside import (
+    bound_memory,
+    homenode,
+    process_of,
+    run_and_report,
+    say,
+    start_libvirtd,
+    step,
+    threads,
+    verified,
+    virsh,
+)
+
+DOMAIN = """<domain type='qemu'>
+  <name>vm</name>
+  <memory unit='MiB'>256</memory>
+  <vcpu>4</vcpu>
+  <os><type arch='x86_64' machine='q35'>hvm</type></os>
+  <features><acpi/><apic/></features>
+  <cpu mode='custom' match='exact' check='none'><model>qemu64</model></cpu>
+  <devices>
+    <emulator>/usr/bin/qemu-system-x86_64</emulator>
+    <controller type='usb' model='none'/>
+    <controller type='pci' index='0' model='pcie-root'/>
+    {devices}
+    <memballoon model='none'/>
+  </devices>
+</domain>
+"""
+HOSTDEV = """<hostdev mode='subsystem' type='pci' managed='yes'><driver name='vfio'/><source>
+<address domain='0x{0}' bus='0x{1}' slot='0x{2}' function='0x0'/></source></hostdev>"""
+
+
+def main() -> None:
+    subprocess.run(["modprobe", "vfio-pci"], check=True)
+    say("groups", str(len(list(Path("/sys/kernel/iommu_groups").iterdir()))))
+    start_libvirtd()
+    step("libvirtd")
+    host = json.loads(homenode("show", "--json"))
+    nics = sorted(d["bdf"] for d in host["pci_devices"] if d["kind"] == "nic")
+    say("host", json.dumps(host))
+    devices = "".join(HOSTDEV.format(*bdf.replace(".", ":").split(":")) for bdf in nics)
+    Path("/tmp/vm.xml").write_text(DOMAIN.format(devices=devices))
+    virsh("define", "/tmp/vm.xml")
+    before = virsh("dumpxml", "--inactive", "--security-info", "vm")
+    step("defined")
+    homenode(
+        "apply", "vm", "--layout", "pin-numa-pci", "--policy", "spread", "--save-plan",
+        "/tmp/plan.json", "-q",
+    )  # fmt: skip
+    step("applied")
+    virsh("start", "--paused", "vm")
+    step("started")
+    drivers = {nic: Path(f"/sys/bus/pci/devices/{nic}/driver").resolve().name for nic in nics}
+    report = {
+        "plan": json.loads(Path("/tmp/plan.json").read_text()),
+        "live": virsh("dumpxml", "vm"),
+        "drivers": drivers,
+        "nodes": {
+            nic: int(Path(f"/sys/bus/pci/devices/{nic}/numa_node").read_text()) for nic in nics
+        },
+        "threads": threads(process_of("vm")),
+        "memory": bound_memory(process_of("vm")),
+        "findings": verified("vm", "/tmp/plan.json"),
+    }
+    say("vm", json.dumps(report))
+    step("verified")
+    from homenode.cli.apply import apply, restore_domain
+    from homenode.errors import HomenodeError
+
+    try:  # a running domain is not redefined under its feet
+        apply("vm", layout="pin", quiet=True)
+    except HomenodeError as error:
+        say("refused", json.dumps(str(error)))
+    vcpu0 = virsh("vcpupin", "vm", "0")
+    apply("vm", layout="pin", quiet=True, live_pins=True)
+    say("moved", json.dumps([vcpu0, virsh("vcpupin", "vm", "0")]))
+    virsh("destroy", "vm")
+    restore_domain("vm")
+    after = virsh("dumpxml", "--inactive", "--security-info", "vm")
+    say("restored", json.dumps([before, after]))
+    step("restored")
+
+
+run_and_report(main)

@@ -1,0 +1,93 @@
+"""Described machines, booted: homenode inside captures, discovers and plans what was described."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homenode.sources import load_host
+from homenode.topology import Host
+from tests.lab.boot import Booted, boot
+from tests.lab.virtual_host import Unbuildable, virtual_host
+
+LAB = Path(__file__).parent / "lab"
+MACHINES = [
+    pytest.param(("small-2n8c-2gpu", 768), marks=pytest.mark.qemu, id="2-nodes"),
+    pytest.param(("x86-4p4n16c32t-ring", 512), marks=pytest.mark.lab, id="4-nodes"),
+    pytest.param((str(LAB / "nps4-8n16c-4gpu.toml"), 512), marks=pytest.mark.lab, id="8-nodes"),
+]
+
+
+@pytest.fixture(scope="module", params=MACHINES)
+def machine(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Host, Booted]:
+    name, node_mib = request.param
+    host = load_host(name)
+    work = tmp_path_factory.mktemp("virtual-host")
+    done = boot(virtual_host(host, node_mib=node_mib), "program_capture", work, timeout_s=500)
+    print(done.console)
+    print(f"{done.seconds:.0f} s")
+    done.result("DONE")
+    return host, done
+
+
+def reported(booted: Booted, name: str) -> Any:
+    return json.loads(booted.result(name))
+
+
+def test_homenode_finds_inside_what_was_described(machine: tuple[Host, Booted]) -> None:
+    host, booted = machine
+    found = reported(booted, "host")
+    assert found["distances"] == [list(row) for row in host.distances or ()]
+    assert len(found["packages"]) == len(host.packages)
+    assert [len(core["pus"].split(",")) >= 1 for core in found["cores"]] == [True] * len(host.cores)
+    assert found["summary"]["pus"] == sum(pu.online for pu in host.pus)
+    sizes = [len(node.pus) for node in host.nodes]
+    assert [_count(node["pus"]) for node in found["nodes"]] == sizes
+    described = sorted((str(d.kind), d.node) for d in host.pci_devices if d.kind in ("gpu", "nic"))
+    devices = [d for d in found["pci_devices"] if d["kind"] in ("gpu", "nic")]
+    assert sorted((d["kind"], d["node"]) for d in devices) == described
+
+
+def test_numactl_inside_says_the_same(machine: tuple[Host, Booted]) -> None:
+    host, booted = machine
+    text = reported(booted, "numactl")
+    for node in host.nodes:
+        listed = next(x for x in text.splitlines() if x.startswith(f"node {node.index} cpus:"))
+        assert len(listed.partition(":")[2].split()) == len(node.pus)
+
+
+def test_the_plan_made_inside_puts_each_gpu_on_the_cell_of_its_node(
+    machine: tuple[Host, Booted],
+) -> None:
+    host, booted = machine
+    plan = reported(booted, "plan")
+    assert len(plan["cells"]) == len(host.nodes)
+    node_of_cell = {cell["id"]: cell["host_nodes"] for cell in plan["cells"]}
+    gpus = [d for d in host.pci_devices if d.kind == "gpu"]
+    assert len(plan["devices"]) == len(gpus)
+    for device in plan["devices"]:
+        assert node_of_cell[device["cell"]] == [device["host_node"]]
+
+
+def _count(pus: str) -> int:
+    from homenode.cpuset import CpuSet
+
+    return len(CpuSet.parse(pus))
+
+
+def test_a_machine_that_qemu_cannot_be_is_refused_by_name() -> None:
+    for name in ("x86-2p2n8c8t-nodes-0-and-8", "x86-1p1n6c8t-hybrid"):
+        with pytest.raises(Unbuildable, match=name):
+            virtual_host(load_host(name), node_mib=512)
+
+
+def test_a_machine_becomes_nodes_distances_and_a_bus_for_each_root_complex() -> None:
+    made = virtual_host(load_host("epyc-nps4-gpu-nic"), node_mib=512)
+    text = " ".join(made.arguments)
+    assert text.count("pxb-pcie,") == 8
+    assert "dist,src=0,dst=7,val=32" in text
+    assert text.count("x3130-upstream") == 8
+    assert set(made.node_of_device.values()) == set(range(8))

@@ -1,0 +1,87 @@
+"""A virtual host with an IOMMU: real <hostdev>s, each on the guest cell of its host node."""
+
+import json
+from typing import Any
+
+import pytest
+
+from homenode.apply.sameness import same_definition
+from homenode.cpuset import CpuSet
+from homenode.domain.read import read_guest
+from homenode.sources import load_host
+from tests.lab.boot import Booted, boot
+from tests.lab.virtual_host import virtual_host
+
+pytestmark = pytest.mark.lab
+
+
+@pytest.fixture(scope="module")
+def booted(tmp_path_factory: pytest.TempPathFactory) -> Booted:
+    machine = virtual_host(load_host("small-2n8c-2gpu"), node_mib=1024, iommu=True)
+    done = boot(
+        machine,
+        "program_passthrough",
+        tmp_path_factory.mktemp("virtual-host"),
+        kernel_words="intel_iommu=on",
+        timeout_s=560,
+    )
+    print(done.console)
+    print(f"{done.seconds:.0f} s")
+    done.result("DONE")
+    return done
+
+
+def reported(booted: Booted, name: str) -> Any:
+    return json.loads(booted.result(name))
+
+
+def test_the_host_has_iommu_groups_and_vfio_drives_the_nics(booted: Booted) -> None:
+    assert int(booted.result("groups")) >= 4
+    drivers = reported(booted, "vm")["drivers"]
+    assert len(drivers) == 2
+    assert set(drivers.values()) == {"vfio-pci"}
+
+
+def test_each_nic_hangs_on_the_expander_bus_of_the_cell_on_its_node(booted: Booted) -> None:
+    report = reported(booted, "vm")
+    guest = read_guest(report["live"].encode(), "live")
+    controllers = {c.index: c for c in guest.controllers}
+    node_of_cell = {c["id"]: c["host_nodes"][0] for c in report["plan"]["cells"]}
+    assert len(guest.hostdevs) == 2
+    for hostdev in guest.hostdevs:
+        assert hostdev.address is not None
+        port = controllers[hostdev.address.bus]
+        assert port.address is not None
+        expander = controllers[port.address.bus]
+        assert expander.model == "pcie-expander-bus"
+        assert expander.node is not None
+        assert node_of_cell[expander.node] == report["nodes"][str(hostdev.source)]
+
+
+def test_vcpus_and_pages_are_where_they_were_planned(booted: Booted) -> None:
+    report = reported(booted, "vm")
+    for i, pin in enumerate(report["plan"]["vcpu_pins"]):
+        assert CpuSet.parse(report["threads"][f"CPU {i}/TCG"]) == CpuSet.parse(pin)
+    large = {
+        (policy, node)
+        for policy, by_node in report["memory"]
+        for node, pages in by_node.items()
+        if pages > 256
+    }
+    assert large == {("bind:0", "0"), ("bind:1", "1")}
+
+
+def test_verify_live_finds_nothing_wrong(booted: Booted) -> None:
+    found = reported(booted, "vm")["findings"]["findings"]
+    assert not [f for f in found if f["severity"] in ("critical", "warning")]
+
+
+def test_a_running_domain_is_not_redefined_but_its_threads_can_move(booted: Booted) -> None:
+    assert "(running)" in reported(booted, "refused")
+    before, after = reported(booted, "moved")
+    assert before and after
+
+
+def test_restore_gives_the_definition_back(booted: Booted) -> None:
+    before, after = reported(booted, "restored")
+    assert same_definition(after.encode(), before.encode())

@@ -1,0 +1,85 @@
+"""A virtual host with 2 nodes: two VMs placed, started and checked in it, by homenode inside."""
+
+import json
+from typing import Any
+
+import pytest
+
+from homenode.cpuset import CpuSet
+from homenode.sources import load_host
+from tests.lab.boot import Booted, boot
+from tests.lab.virtual_host import virtual_host
+
+pytestmark = pytest.mark.qemu
+
+
+@pytest.fixture(scope="module")
+def booted(tmp_path_factory: pytest.TempPathFactory) -> Booted:
+    host = load_host("small-2n8c-2gpu")
+    work = tmp_path_factory.mktemp("virtual-host")
+    done = boot(virtual_host(host, node_mib=1024), "program_two_domains", work, timeout_s=420)
+    print(done.console)
+    print(f"{done.seconds:.0f} s")
+    done.result("DONE")
+    return done
+
+
+def reported(booted: Booted, name: str) -> Any:
+    return json.loads(booted.result(name))
+
+
+def pus(text: str) -> CpuSet:
+    return CpuSet.parse(text)
+
+
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_each_vcpu_runs_where_it_was_planned(booted: Booted, name: str) -> None:
+    report = reported(booted, name)
+    pins = report["plan"]["vcpu_pins"]
+    found = [report["threads"][f"CPU {i}/TCG"] for i in range(len(pins))]
+    assert [pus(text) for text in found] == [pus(text) for text in pins]
+    emulator = pus(report["plan"]["emulator_pus"])
+    assert pus(report["threads"]["qemu-system-x86"]) <= emulator
+
+
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_every_page_of_every_cell_is_on_the_planned_node_on_both_nodes(
+    booted: Booted, name: str
+) -> None:
+    report = reported(booted, name)
+    cells = report["plan"]["cells"]
+    assert sorted(cell["host_nodes"] for cell in cells) == [[0], [1]]
+    wanted = {
+        (f"bind:{cell['host_nodes'][0]}", str(cell["host_nodes"][0]), cell["memory_bytes"] // 4096)
+        for cell in cells
+    }
+    found = {
+        (policy, node, pages)
+        for policy, by_node in report["memory"]
+        for node, pages in by_node.items()
+        if pages > 256
+    }
+    assert wanted <= found
+    assert {(policy, node) for policy, node, _ in found} == {(p, n) for p, n, _ in wanted}
+
+
+def test_two_vms_share_no_core(booted: Booted) -> None:
+    first, second = (reported(booted, name) for name in ("first", "second"))
+    taken = [pus(text) for r in (first, second) for text in r["plan"]["vcpu_pins"]]
+    assert sum(map(len, taken)) == 6
+    assert len({pu for pin in taken for pu in pin}) == 6
+    for mine, other in ((first, second), (second, first)):
+        theirs = {pu for text in other["plan"]["vcpu_pins"] for pu in pus(text)}
+        assert not theirs & set(pus(mine["plan"]["emulator_pus"]))
+
+
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_verify_live_finds_nothing_wrong(booted: Booted, name: str) -> None:
+    answer = reported(booted, f"{name}.PLAN")
+    bad = [f for f in answer["findings"] if f["severity"] in ("critical", "warning")]
+    assert not [f for f in bad if f["id"] != "live-busy-neighbour"]
+
+
+def test_verify_live_finds_a_vcpu_of_another_vm_on_its_cores(booted: Booted) -> None:
+    found = [(f["id"], f["subject"]) for f in reported(booted, "moved")["findings"]]
+    assert any(what == "live-floating-vm" and "'second'" in who for what, who in found)

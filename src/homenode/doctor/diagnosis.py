@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from homenode.bdf import Bdf
 from homenode.doctor.guest_limits import describe_limits, limit_findings, limits
 from homenode.doctor.guest_memory import memory_findings
-from homenode.doctor.guest_pins import pin_findings
+from homenode.doctor.guest_pins import pin_findings, pinned_pus
 from homenode.doctor.guest_topology import topology_findings
 from homenode.doctor.host_settings import settings_findings
 from homenode.doctor.link_errors import error_findings
@@ -115,7 +115,17 @@ def _domain(facts: DomainFacts, document: Document, host: Host) -> list[Finding]
         found += [*memory_on_host(facts, host), *memory_findings(facts, host)]
     found += devices_on_host(facts, host)
     found += passthrough_findings(facts, document, host)
-    return [_weighed(finding, facts, host) for finding in found]
+    return [
+        _weighed(finding, facts, host)
+        for finding in found
+        if finding.id != "emulator-on-vcpu" or not _fills(facts, host)
+    ]
+
+
+def _fills(facts: DomainFacts, host: Host) -> bool:
+    """Whether the vCPUs have a PU of every core: the emulator can be nowhere else."""
+    pus = pinned_pus(facts)
+    return all(not core.pus.isdisjoint(pus) for core in host.cores)
 
 
 def _weighed(finding: Finding, facts: DomainFacts, host: Host) -> Finding:

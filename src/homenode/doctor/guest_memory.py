@@ -81,7 +81,10 @@ def _gpu_nodes(facts: DomainFacts, host: Host) -> Iterator[Finding]:
 
 
 def _far_devices(facts: DomainFacts, host: Host) -> Iterator[Finding]:
-    """Devices on nodes where the VM has neither vCPUs nor memory."""
+    """Devices in packages where the VM has neither vCPUs nor memory.
+
+    Between the nodes of one package little is lost, and the planner itself ranks that last.
+    """
     if not facts.is_pinned:
         return
     here = nodes_of(pinned_pus(facts), host)
@@ -94,7 +97,7 @@ def _far_devices(facts: DomainFacts, host: Host) -> Iterator[Finding]:
         device = by_bdf.get(hostdev.source)
         if device is None or device.kind not in (DeviceKind.GPU, DeviceKind.NIC):
             continue
-        if device.node is not None and int(device.node) not in here:
+        if device.node is not None and int(device.node) not in _packages_whole(here, host):
             yield Finding(
                 "device-far", Severity.WARNING, str(device.bdf),
                 f"vCPUs and memory on the device's node {device.node}",
@@ -102,3 +105,9 @@ def _far_devices(facts: DomainFacts, host: Host) -> Iterator[Finding]:
                 "choose a device of these nodes, or homenode plan, which follows the devices",
                 facts.source,
             )  # fmt: skip
+
+
+def _packages_whole(nodes: CpuSet, host: Host) -> CpuSet:
+    """These nodes and all others of their packages."""
+    packages = {node.package for node in host.nodes if node.index in nodes} - {None}
+    return nodes | CpuSet(node.index for node in host.nodes if node.package in packages)

@@ -84,12 +84,17 @@ def _threads(facts: DomainFacts, host: Host, threads: int) -> Iterator[Finding]:
 
 
 def _topoext(facts: DomainFacts, document: Document, host: Host) -> Iterator[Finding]:
-    if host.cpu.vendor != "AuthenticAMD":
+    """Named models of AMD's bring the feature along; these two leave it out on purpose.
+
+    Source: no_autoenable_flags of FEAT_8000_0001_ECX in QEMU's target/i386/cpu.c.
+    """
+    modes = ("host-passthrough", "maximum")
+    if host.cpu.vendor != "AuthenticAMD" or facts.guest.cpu_mode not in modes:
         return
     cpu = document.root.child("cpu")
     features = () if cpu is None else cpu.all("feature")
     policy = next((f.get("policy") for f in features if f.get("name") == "topoext"), None)
-    if policy in ("require", "force") or facts.guest.cpu_mode == "maximum":
+    if policy in ("require", "force"):
         return
     yield Finding(
         "topoext-missing", Severity.WARNING, "<cpu>",

@@ -15,6 +15,8 @@ from homenode.topology import Host
 
 _REDIRECTS = frozenset({"ReqRedir", "CmpltRedir"})
 _PEERS = (DeviceKind.GPU, DeviceKind.NIC)
+_OWN_DRIVERS = {"nvidia", "amdgpu", "xe", "i915"}
+"""With these the host itself uses its GPUs. None at all counts as waiting for a VM."""
 _SOURCE = "ACSCtl of the ports (lspci -vvv); PCIe 6.0, 6.12"
 
 
@@ -50,7 +52,8 @@ def _redirecting(device: PciDevice, by_bdf: dict[Bdf, PciDevice]) -> Bdf | None:
 
 
 def _redirected(switch: Bdf, devices: list[PciDevice], ports: list[Bdf]) -> Finding:
-    passed = any((device.driver or "").startswith("vfio") for device in devices)
+    drivers = {device.driver for device in devices if device.kind is DeviceKind.GPU}
+    passed = not drivers & _OWN_DRIVERS
     without_ats = [d.bdf for d in devices if d.ats_enabled is False]
     ats = ""
     if without_ats:
@@ -76,7 +79,7 @@ def _translated(host: Host) -> Iterator[Finding]:
     """GPUs that a bare host drives itself, each transfer of which the IOMMU translates."""
     gpus = [
         gpu for gpu in host.devices_of_kind(DeviceKind.GPU)
-        if gpu.driver in ("nvidia", "amdgpu", "xe")
+        if gpu.driver in _OWN_DRIVERS
         and (gpu.iommu_domain or "").startswith("DMA")
     ]  # fmt: skip
     if len(gpus) > 1:

@@ -1,0 +1,261 @@
+"""homenode nccl-topo: a guest's topology file for NCCL or RCCL, and what becomes of it. [I/O]"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from homenode.cli.options import HostOption, JsonOption, LspciOption
+from homenode.cli.terminal import (
+    check_can_write,
+    console,
+    note,
+    print_json,
+    read_file,
+    write_text,
+)
+from homenode.errors import UsageError
+
+if TYPE_CHECKING:
+    from homenode.findings import Finding
+    from homenode.nccl.assemble import Assembled
+    from homenode.nccl.topology import Flavour
+
+_MAKE = "Make a file"
+_JUDGE = "Judge a file"
+
+
+def nccl_topo(
+    host: HostOption = None,
+    lspci: LspciOption = None,
+    domain: Annotated[
+        Path | None,
+        typer.Option(
+            "--domain",
+            metavar="VM.xml",
+            help="The domain document that the VM runs with.",
+            rich_help_panel=_MAKE,
+        ),
+    ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="P.json",
+            help="The saved plan: its pins and cells count, and the document must be its.",
+            rich_help_panel=_MAKE,
+        ),
+    ] = None,
+    guest: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="The guest's own view, a capture made inside it or ssh:HOST: its bus numbers.",
+            rich_help_panel=_MAKE,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write the file here. Default: standard output.",
+            rich_help_panel=_MAKE,
+        ),
+    ] = None,
+    rccl: Annotated[
+        bool, typer.Option("--rccl", help="For AMD's RCCL, which takes another version.")
+    ] = False,
+    cloud_init: Annotated[
+        Path | None,
+        typer.Option(
+            "--cloud-init",
+            metavar="FILE",
+            help="Write a cloud-init snippet here that puts the file in its place in the guest.",
+            rich_help_panel=_MAKE,
+        ),
+    ] = None,
+    check: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Judge a file by the rules of NCCL's parser; with --domain also against the VM.",
+            rich_help_panel=_JUDGE,
+        ),
+    ] = None,
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A job's log with NCCL_DEBUG=INFO: did NCCL use a file, and did it like it.",
+            rich_help_panel=_JUDGE,
+        ),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Tell NCCL or RCCL in a guest where its GPUs and NICs are on the host.
+
+    A guest sees neither the host's PCIe switches nor real link speeds: NCCL then pairs GPUs with
+    far NICs, and computes bandwidths from virtual ports.
+    """
+    from homenode.nccl.topology import Flavour
+
+    wanted = _Wanted(host, lspci, domain, plan, guest)
+    _refuse_nonsense(wanted, output, cloud_init, check, log, json=json)
+    if check is not None or log is not None:
+        _judge(wanted, check, log, Flavour.RCCL if rccl else None, as_json=json)
+        return
+    check_can_write(output, cloud_init)
+    made = _assembled(wanted, Flavour.RCCL if rccl else Flavour.NCCL)
+    _write(made, output, cloud_init)
+    _print_made(made, output, as_json=json)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What the file is made from."""
+
+    host: str | None
+    lspci: Path | None
+    domain: Path | None
+    plan: Path | None
+    guest: str | None
+
+
+def _refuse_nonsense(
+    wanted: _Wanted,
+    output: Path | None,
+    cloud_init: Path | None,
+    check: Path | None,
+    log: Path | None,
+    *,
+    json: bool,
+) -> None:
+    judging = check is not None or log is not None
+    if wanted.domain is None and not judging:
+        raise UsageError(
+            "expected --domain to make a file for, or --check or --log to judge one, found none",
+            hint="homenode nccl-topo --host H --domain VM.xml -o topo.xml",
+        )
+    if judging and (output is not None or cloud_init is not None):
+        raise UsageError(
+            "--check and --log: expected no --output and no --cloud-init, found one",
+            hint="make the file in one run and judge it in another",
+        )
+    if wanted.domain is None and (wanted.plan is not None or wanted.guest is not None):
+        raise UsageError("--plan and --guest: expected --domain beside them, found none")
+    if json and not judging and output is None:
+        raise UsageError("--json: expected --output for the file itself, found none")
+
+
+def _assembled(wanted: _Wanted, flavour: "Flavour") -> "Assembled":
+    from homenode.domain.read import open_domain
+    from homenode.nccl.assemble import assemble_topology
+    from homenode.nccl.guest_side import guest_side
+    from homenode.plan.stored import read_plan_for
+    from homenode.sources import load_host
+    from homenode.verify.domain_facts import domain_facts
+    from homenode.verify.verification import load_guest
+
+    assert wanted.domain is not None, "_refuse_nonsense asks for it"
+    source = str(wanted.domain)
+    document = open_domain(read_file(wanted.domain, "a domain document"), source)
+    host = load_host(wanted.host, lspci=wanted.lspci)
+    plan = (
+        None
+        if wanted.plan is None
+        else read_plan_for(host, read_file(wanted.plan, "a saved plan"), str(wanted.plan))
+    )
+    guest = None if wanted.guest is None else load_guest(wanted.guest)
+    side = guest_side(document, domain_facts(document), plan=plan, guest=guest)
+    return assemble_topology(host, side, flavour, source)
+
+
+def _write(made: "Assembled", output: Path | None, cloud_init: Path | None) -> None:
+    from homenode.nccl.delivery import cloud_config
+    from homenode.nccl.write import write_topology
+
+    text = write_topology(made.topology)
+    if output is None:
+        print_json(text)
+    else:
+        write_text(output, text)
+        note(f"wrote {output}")
+    if cloud_init is not None:
+        write_text(cloud_init, cloud_config(text))
+        note(f"wrote {cloud_init}")
+
+
+def _print_made(made: "Assembled", output: Path | None, *, as_json: bool) -> None:
+    """The table where the file is not on standard output itself; doubts to standard error."""
+    from homenode.findings import Findings, are_bad, in_order
+
+    findings = in_order(made.findings)
+    if as_json:
+        from homenode.formats import encode
+
+        print_json(encode("findings", Findings((_told(made),), findings)))
+    else:
+        if output is not None:
+            from homenode.report.nccl_text import topology_text
+
+            console().print(topology_text(made))
+        for finding in findings:
+            note(str(finding))
+    if are_bad(findings):
+        raise SystemExit(1)
+
+
+def _told(made: "Assembled") -> str:
+    topology = made.topology
+    return (
+        f"{topology.flavour} topology: {len(topology.cpus)} cpus, "
+        f"{sum(bool(pci.children) for pci in topology.pcis())} switches, "
+        f"{len(made.devices)} devices"
+    )
+
+
+def _judge(
+    wanted: _Wanted,
+    check: Path | None,
+    log: Path | None,
+    flavour: "Flavour | None",
+    *,
+    as_json: bool,
+) -> None:
+    from homenode.findings import Findings, are_bad, in_order
+
+    checked: list[str] = []
+    found: list[Finding] = []
+    if check is not None:
+        from homenode.nccl.checks import check_topology, flavour_of
+        from homenode.nccl.comparison import compare_topology
+        from homenode.nccl.strict_reader import read_topology
+
+        data = read_file(check, "a topology file")
+        found += check_topology(data, str(check), flavour)
+        checked.append(f"{check}: NCCL's parser, and what it takes in silence")
+        readable = not any(finding.id == "nccl-unreadable" for finding in found)
+        if wanted.domain is not None and readable:
+            read = read_topology(data, str(check))
+            made = _assembled(wanted, flavour or flavour_of(read))
+            found += compare_topology(read, made.topology)
+            checked.append(f"{wanted.domain}: {_told(made)}")
+    if log is not None:
+        from homenode.nccl.log import read_log
+
+        verdict = read_log(read_file(log, "a log").decode("utf-8", "replace"), str(log))
+        found += verdict.findings
+        checked += verdict.checked
+    findings = Findings(tuple(checked), in_order(found))
+    if as_json:
+        from homenode.formats import encode
+
+        print_json(encode("findings", findings))
+    else:
+        from homenode.report.findings_text import findings_text
+
+        console().print(findings_text(findings))
+    if are_bad(findings.findings):
+        raise SystemExit(1)

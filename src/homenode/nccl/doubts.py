@@ -1,0 +1,80 @@
+"""Doubts: what is not known, or not good, of a topology that was assembled."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from homenode.cpuset import CpuSet
+from homenode.findings import Finding, Severity
+from homenode.indices import NodeIndex
+from homenode.nccl.guest_side import GuestSide
+from homenode.nccl.topology import MOST_NODES, NcclTopology
+from homenode.pci import DeviceKind, PciDevice
+from homenode.topology import Host
+
+_CAPTURE = "homenode capture, as root, holds what the links can do"
+_ADDED_FOR_GPU = 2  # <gpu>, and at least one <nvlink>
+_ADDED_FOR_NIC = 2  # <nic> and <net>
+
+
+def device_without_node(device: PciDevice, host: Host) -> Finding:
+    return Finding(
+        "nccl-device-without-node", Severity.WARNING, str(device.bdf),
+        "a NUMA node of the host", f"none known on host {host.name}: it is left out of the file",
+        "NCCL puts the device where the guest's own kernel says",
+        "name a source of the host that tells numa_node: homenode capture", "host",
+    )  # fmt: skip
+
+
+def link_unknown(device: PciDevice) -> Finding:
+    return Finding(
+        "nccl-link-unknown", Severity.INFO, str(device.bdf), "its link's speed and width",
+        "unknown to the host's source", "NCCL takes what the guest reads of its virtual root port",
+        _CAPTURE, "host",
+    )  # fmt: skip
+
+
+def switch_link_unknown(switch: PciDevice, gt_per_s: float, width: int) -> Finding:
+    return Finding(
+        "nccl-switch-link-unknown", Severity.WARNING, f"switch {switch.bdf}",
+        "the speed and width of its link to the root",
+        f"unknown: {gt_per_s:g} GT/s x{width} assumed",
+        "NCCL computes bandwidths between nodes from it", _CAPTURE, "host",
+    )  # fmt: skip
+
+
+def floating_vcpus(guest: GuestSide, used: Sequence[NodeIndex], source: str) -> Iterator[Finding]:
+    """A finding where vCPUs may run anywhere on several nodes."""
+    is_pinned = any(pin is not None for pin in guest.vcpu_pins)
+    if is_pinned or any(cell.host_nodes for cell in guest.cells) or len(used) < 2:
+        return
+    yield Finding(
+        "nccl-vcpus-float", Severity.WARNING, "vCPUs", "pins, or cells bound to host nodes",
+        f"neither: any vCPU may run on any of nodes {CpuSet(used)}",
+        "NCCL cannot keep its threads near a GPU", "homenode plan --layout pin, or more", source,
+    )  # fmt: skip
+
+
+def cpu_unknown(host: Host) -> Iterator[Finding]:
+    """A finding where the host does not tell its CPU; other architectures need not."""
+    told = (host.cpu.vendor, host.cpu.family, host.cpu.model)
+    if host.architecture == "x86_64" and None in told:
+        yield Finding(
+            "nccl-cpu-unknown", Severity.INFO, "CPU", "vendor, family and model of the host's CPU",
+            "the host's source does not tell all three",
+            "NCCL takes the guest's CPUID, and from it the bandwidth between nodes; with "
+            "host-passthrough it is the real one", None, "host",
+        )  # fmt: skip
+
+
+def too_many_nodes(
+    topology: NcclTopology, kinds: Sequence[DeviceKind], source: str
+) -> Iterable[Finding]:
+    """A finding where the file itself is small enough, but not with what NCCL adds to it."""
+    after = topology.nodes + _ADDED_FOR_GPU + _ADDED_FOR_NIC * kinds.count(DeviceKind.NIC)
+    if after > MOST_NODES:
+        yield Finding(
+            "nccl-too-many-nodes", Severity.WARNING, "file",
+            f"at most {MOST_NODES} elements with those that NCCL adds",
+            f"{topology.nodes}, and {after} with a <nic> and a <net> for each NIC",
+            "NCCL fails with 'too many XML nodes'",
+            "pass fewer NICs, or hide some from NCCL: NCCL_IB_HCA", source,
+        )  # fmt: skip

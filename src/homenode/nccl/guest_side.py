@@ -1,0 +1,193 @@
+"""GuestSide: what of a guest its topology file needs: vCPUs by host node, nodes, bus ids."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.domain.document import Document
+from homenode.errors import InputError
+from homenode.indices import NodeIndex
+from homenode.nccl.bus_numbers import bus_numbers, kernel_address, left_to_libvirt
+from homenode.plan.guest import Guest, GuestHostdev, GuestPciController
+from homenode.plan.layout import GuestCells
+from homenode.plan.model import Plan
+from homenode.topology import Host
+from homenode.verify.domain_facts import DomainFacts
+from homenode.verify.guest_path import GuestPath, path_of_address, paths_of_guest
+
+
+@dataclass(frozen=True, slots=True)
+class SideCell:
+    """A guest cell: its vCPUs, and the host nodes that its memory is bound to."""
+
+    vcpus: CpuSet
+    host_nodes: tuple[NodeIndex, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GuestSide:
+    """vcpu_pins: PUs of each vCPU in vCPU order, None where it floats. cells: () for a flat guest.
+
+    node_of_cell: the guest kernel's node of each cell, in cell order. bus_ids: host function ->
+    the guest kernel's address, for every passed-through PCI function.
+    """
+
+    vcpu_pins: tuple[CpuSet | None, ...]
+    cells: tuple[SideCell, ...]
+    node_of_cell: tuple[int, ...]
+    bus_ids: tuple[tuple[Bdf, Bdf], ...]
+
+    def bus_id(self, bdf: Bdf) -> Bdf | None:
+        return dict(self.bus_ids).get(bdf)
+
+
+def guest_side(
+    document: Document, facts: DomainFacts, *, plan: Plan | None = None, guest: Host | None = None
+) -> GuestSide:
+    """The guest's side of a document.
+
+    plan: whose pins and cells count, where it is at hand. guest: the guest's own view, which says
+    what its kernel really numbered. Raises InputError where a device's bus id cannot be told, and
+    where plan, guest and document are not of one VM; each names the device.
+    """
+    if plan is not None:
+        _refuse_other_plan(plan, facts)
+    pins, cells = _of_document(facts) if plan is None else _of_plan(plan)
+    if guest is None:
+        nodes = _nodes_in_order(cells)
+        bus_ids = _derived(document, facts.guest)
+    else:
+        nodes = _nodes_of(cells, guest, facts.source)
+        bus_ids = _observed(facts.guest, guest, facts.source)
+    return GuestSide(pins, cells, nodes, tuple(sorted(bus_ids.items())))
+
+
+def _of_document(facts: DomainFacts) -> tuple[tuple[CpuSet | None, ...], tuple[SideCell, ...]]:
+    cells = tuple(
+        SideCell(cell.vcpus, tuple(NodeIndex(int(node)) for node in cell.host_nodes))
+        for cell in facts.cells
+    )
+    return facts.vcpu_pins, cells
+
+
+def _of_plan(plan: Plan) -> tuple[tuple[CpuSet | None, ...], tuple[SideCell, ...]]:
+    flat = plan.layout.cells is GuestCells.FLAT
+    cells = () if flat else tuple(SideCell(cell.vcpus, cell.host_nodes) for cell in plan.cells)
+    return plan.vcpu_pins or (None,) * plan.vcpus, cells
+
+
+def _refuse_other_plan(plan: Plan, facts: DomainFacts) -> None:
+    given = {hostdev.source: hostdev.address for hostdev in facts.guest.hostdevs}
+    for device in plan.devices:
+        if device.bdf not in given:
+            raise InputError(
+                f"{facts.source}: expected device {device.bdf} of the plan in it, found none",
+                hint="name the document that homenode plan wrote with this plan",
+            )
+        if device.address is not None and given[device.bdf] != device.address:
+            raise InputError(
+                f"{facts.source}: expected device {device.bdf} at {device.address} as in the plan, "
+                f"found {given[device.bdf] or 'no address'}",
+                hint="name the document that homenode plan wrote with this plan",
+            )
+    if plan.vcpus != facts.guest.vcpus:
+        raise InputError(
+            f"{facts.source}: expected {plan.vcpus} vCPUs as in the plan, "
+            f"found {facts.guest.vcpus}",
+            hint="name the document that homenode plan wrote with this plan",
+        )
+
+
+def _nodes_in_order(cells: tuple[SideCell, ...]) -> tuple[int, ...]:
+    """Linux numbers nodes as it meets their vCPUs; cells without vCPUs come last."""
+    order = sorted(
+        range(len(cells)), key=lambda i: (not cells[i].vcpus, cells[i].vcpus.first() or 0, i)
+    )
+    return tuple(order.index(i) for i in range(len(cells)))
+
+
+def _nodes_of(cells: tuple[SideCell, ...], guest: Host, source: str) -> tuple[int, ...]:
+    found = []
+    for cell in cells:
+        shared = {node.index: len(node.pus & cell.vcpus) for node in guest.nodes}
+        best = max(shared, key=lambda index: (shared[index], -index), default=None)
+        if best is None or (cell.vcpus and not shared[best]):
+            raise InputError(
+                f"{source}: expected a node with vCPUs {cell.vcpus} in guest {guest.name}, "
+                "found none",
+                hint="the capture must be made inside this very guest: homenode capture",
+            )
+        found.append(int(best))
+    return tuple(found)
+
+
+def _observed(wanted: Guest, guest: Host, source: str) -> dict[Bdf, Bdf]:
+    at = paths_of_guest(guest)
+    found = {}
+    for hostdev in wanted.hostdevs:
+        path = _path(hostdev, wanted.controllers)
+        if path is None:
+            raise _not_plugged_in(hostdev.source, source)
+        if path not in at:
+            raise InputError(
+                f"{source}: expected device {hostdev.source} at {path} in guest {guest.name}, "
+                "found no function there",
+                hint="the capture must be made inside this very guest, from the document it runs "
+                "with: virsh dumpxml NAME",
+            )
+        found[hostdev.source] = at[path]
+    return found
+
+
+def _path(hostdev: GuestHostdev, controllers: Iterable[GuestPciController]) -> GuestPath | None:
+    return None if hostdev.address is None else path_of_address(hostdev.address, controllers)
+
+
+def _derived(document: Document, wanted: Guest) -> dict[Bdf, Bdf]:
+    buses = bus_numbers(wanted.controllers)
+    loose = left_to_libvirt(document)
+    found = {}
+    for hostdev in wanted.hostdevs:
+        path = _path(hostdev, wanted.controllers)
+        if path is None or hostdev.address is None:
+            raise _not_plugged_in(hostdev.source, document.source)
+        if path.root_bus == 0 and len(path.steps) > 1 and loose is not None:
+            missing = "no <memballoon>" if loose.name == "devices" else f"<{loose.tag}> without one"
+            raise InputError(
+                f"{document.source}:{loose.line}: expected an address on every device, so that "
+                f"the bus number of {hostdev.source} on the root bus follows; found {missing}: "
+                "libvirt will add ports, and the guest's firmware counts them",
+                hint="virsh define it and give the document of virsh dumpxml NAME, or a capture "
+                "made inside the guest with --guest",
+            )
+        address = kernel_address(hostdev.address, buses)
+        if address is None:
+            raise InputError(
+                f"{document.source}: expected a bus number for device {hostdev.source} at {path}, "
+                "found more bridges than 256 buses have room for",
+                hint="give a capture made inside the guest with --guest",
+            )
+        found[hostdev.source] = address
+    _refuse_twice(found, document.source)
+    return found
+
+
+def _refuse_twice(found: Mapping[Bdf, Bdf], source: str) -> None:
+    seen: dict[Bdf, Bdf] = {}
+    for bdf, address in found.items():
+        if address in seen:
+            raise InputError(
+                f"{source}: expected a bus id of its own for each device, found {address} for "
+                f"{seen[address]} and {bdf}",
+                hint="bus windows collide: homenode verify VM.xml",
+            )
+        seen[address] = bdf
+
+
+def _not_plugged_in(bdf: Bdf, source: str) -> InputError:
+    return InputError(
+        f"{source}: expected a guest address for device {bdf}, found none",
+        hint="tune the document with --layout pin-numa-pci, or virsh define it and give the "
+        "document of virsh dumpxml NAME",
+    )

@@ -1,0 +1,226 @@
+"""StrictReader: a topology file as NCCL's own parser reads it, quirks and limits included.
+
+NCCL does not read XML: it reads characters, and an error there ends ncclCommInitRank. This is the
+same automaton written anew, so that a file is judged where it is made. Other XML tools accept more.
+
+Source: xmlGetNode, xmlGetToken, xmlGetValue, xmlSkipComment and xmlLoadSub in src/graph/xml.cc.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from homenode.errors import ParseError
+from homenode.nccl.topology import MOST_NODES
+
+MOST_CHARACTERS = 253
+"""Of a name or a value: 255 places, less the closing quote and the end of the text."""
+
+MOST_ATTRIBUTES = 16
+MOST_CHILDREN = 640
+LARGEST_FILE = 1 << 20
+MOST_IGNORED_DEPTH = 100
+
+_CHILDREN = {
+    None: ("system",),
+    "system": ("cpu",),
+    "cpu": ("pci", "nic"),
+    "pci": ("pci", "gpu", "nic", "pcilink"),
+    "gpu": ("nvlink", "c2c", "xgmi"),
+    "nic": ("net", "gin", "rma"),
+}
+"""Elements that are read below each; anything else is ignored with all that is in it."""
+
+_BLANK = " \n\r"
+_ENDS_WORD = " >/\n\r"
+
+
+@dataclass(frozen=True, slots=True)
+class XmlNode:
+    """An element as NCCL keeps it. attributes: (name, value), in order; a lost slot is ("", "").
+
+    parent: name of the element around it. surplus: attributes beyond the 16 that it keeps.
+    """
+
+    name: str
+    line: int
+    attributes: tuple[tuple[str, str], ...]
+    children: tuple["XmlNode", ...]
+    surplus: int = 0
+
+    def get(self, name: str) -> str | None:
+        """The value of an attribute, or None."""
+        return next((value for key, value in self.attributes if key == name), None)
+
+    def walk(self) -> Iterator["XmlNode"]:
+        """This and everything below it, in document order."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """An element that NCCL leaves out."""
+
+    name: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTopology:
+    """What NCCL has after reading. systems: usually one. nodes: elements kept."""
+
+    source: str
+    systems: tuple[XmlNode, ...]
+    ignored: tuple[Ignored, ...]
+    nodes: int
+
+
+def read_topology(data: bytes, source: str) -> ReadTopology:
+    """The file as NCCL reads it. Raises ParseError, with the line, where NCCL would fail."""
+    if len(data) > LARGEST_FILE:
+        raise ParseError(source, f"at most {LARGEST_FILE} bytes", f"{len(data)} bytes")
+    reader = _Reader(data.decode("latin-1"), source)
+    systems = reader.children(None)
+    return ReadTopology(source, systems, tuple(reader.ignored), reader.nodes)
+
+
+@dataclass(slots=True)
+class _Tag:
+    kind: str  # "open", "close", "single"
+    name: str
+    line: int
+    attributes: tuple[tuple[str, str], ...] = ()
+    surplus: int = 0
+
+
+@dataclass(slots=True)
+class _Reader:
+    text: str
+    source: str
+    at: int = 0
+    line: int = 1
+    nodes: int = 0
+    ignored: list[Ignored] = field(default_factory=list)
+
+    def children(self, around: _Tag | None) -> tuple[XmlNode, ...]:
+        known = _CHILDREN.get(None if around is None else around.name, ())
+        found: list[XmlNode] = []
+        while True:
+            if self.nodes > MOST_NODES:
+                raise self.error(f"at most {MOST_NODES} elements", "more")
+            tag = self.tag()
+            if tag is None:
+                if around is not None:
+                    raise self.error(f"</{around.name}>", "the end of the file")
+                return tuple(found)
+            if tag.kind == "close":
+                if around is None or tag.name != around.name:
+                    told = "no closing tag" if around is None else f"</{around.name}>"
+                    raise self.error(told, f"</{tag.name}>")
+                return tuple(found)
+            if tag.name not in known:
+                self.ignored.append(Ignored(tag.name, tag.line))
+                self.skip(tag)
+                continue
+            if len(found) == MOST_CHILDREN:
+                raise self.error(f"at most {MOST_CHILDREN} elements in one", "more")
+            self.nodes += 1
+            inside = () if tag.kind == "single" else self.children(tag)
+            found.append(XmlNode(tag.name, tag.line, tag.attributes, inside, tag.surplus))
+
+    def skip(self, tag: _Tag) -> None:
+        """What is in an element that NCCL ignores: it must still be tags, and closed."""
+        depth = 0 if tag.kind == "single" else 1
+        while depth:
+            inner = self.tag()
+            if inner is None:
+                raise self.error(f"</{tag.name}>", "the end of the file")
+            depth += {"open": 1, "close": -1, "single": 0}[inner.kind]
+            if depth > MOST_IGNORED_DEPTH:
+                raise self.error(f"at most {MOST_IGNORED_DEPTH} levels", "more")
+
+    def tag(self) -> _Tag | None:
+        """The next tag, comments skipped; None at the end of the file."""
+        while True:
+            while self.at < len(self.text) and self.text[self.at] in _BLANK:
+                self.take()
+            if self.at == len(self.text):
+                return None
+            line = self.line
+            start = self.take()
+            if start != "<":
+                raise self.error("'<'", start)
+            name, _, last = self.token(with_value=False)
+            if not name.startswith("!--"):
+                break
+            self.comment(name[3:] + last)
+        if name == "" and last == "/":
+            name, _, last = self.token(with_value=False)
+            if last != ">":
+                raise self.error(f"'>' right after </{name}", last)
+            return _Tag("close", name, line)
+        attributes: list[tuple[str, str]] = []
+        while last == " ":
+            key, value, last = self.token(with_value=True)
+            attributes.append((key, value))
+        kind = "open"
+        if last == "/":
+            kind = "single"
+            _, _, last = self.token(with_value=False)
+        if last != ">":
+            raise self.error(f"'>' at the end of <{name}, on one line", last)
+        surplus = max(0, len(attributes) - MOST_ATTRIBUTES)
+        return _Tag(kind, name, line, tuple(attributes[:MOST_ATTRIBUTES]), surplus)
+
+    def token(self, *, with_value: bool) -> tuple[str, str, str]:
+        """(name, value, the character that ended it)."""
+        start = self.at
+        while True:
+            character = self.take()
+            if character == "=":
+                name = self.text[start : self.at - 1]
+                if not with_value:
+                    raise self.error("a name without '='", f"{name}=")
+                value, last = self.value()
+                return name, value, last
+            if character in _ENDS_WORD:
+                return self.text[start : self.at - 1], "", character
+            if self.at - start > MOST_CHARACTERS:
+                raise self.error(
+                    f"a name of at most {MOST_CHARACTERS} characters", self.text[start : self.at]
+                )
+
+    def value(self) -> tuple[str, str]:
+        quote = self.take()
+        if quote not in "\"'":
+            raise self.error("a quote after '='", quote)
+        start = self.at
+        while self.take() != quote:
+            if self.at - start > MOST_CHARACTERS:
+                raise self.error(
+                    f"a value of at most {MOST_CHARACTERS} characters", self.text[start : self.at]
+                )
+        return self.text[start : self.at - 1], self.take()
+
+    def comment(self, seen: str) -> None:
+        while seen[-3:] != "-->":
+            if self.at == len(self.text):
+                raise self.error("'-->'", "the end of the file")
+            seen = seen[-2:] + self.take()
+
+    def take(self) -> str:
+        if self.at == len(self.text):
+            raise self.error("more of a tag", "the end of the file")
+        character = self.text[self.at]
+        self.at += 1
+        if character == "\n":
+            self.line += 1
+        return character
+
+    def error(self, expected: str, found: str) -> ParseError:
+        line = self.line - (self.text[self.at - 1 : self.at] == "\n")
+        return ParseError(
+            self.source, f"{expected} (NCCL's parser)", found, line=line,
+            hint="let homenode nccl-topo write the file: NCCL fails on this one",
+        )  # fmt: skip

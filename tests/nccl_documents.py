@@ -1,0 +1,78 @@
+"""Guests of hosts that we know, and their topology files, for tests of NCCL's."""
+
+from functools import cache
+
+from homenode.bdf import Bdf
+from homenode.domain.read import open_domain
+from homenode.nccl.assemble import Assembled, assemble_topology
+from homenode.nccl.guest_side import GuestSide, guest_side
+from homenode.nccl.topology import Flavour
+from homenode.nccl.write import write_topology
+from homenode.plan.model import Plan
+from homenode.plan.request import Policy
+from homenode.plan.wishes import Wishes
+from homenode.sources import load_host
+from homenode.topology import Host
+from homenode.tuning import tune
+from homenode.verify.domain_facts import domain_facts
+
+TWO_CPUS = """<system version="1">
+  <cpu numaid="0" affinity="0000000f" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143">
+    <pci busid="ffff:ff:01.0" class="0x060400" vendor="0xffff" device="0xffff" link_speed="32.0 GT/s PCIe" link_width="16">
+      <pci busid="0000:81:00.0" class="0x030200" link_speed="32.0 GT/s PCIe" link_width="16"/>
+      <pci busid="0000:82:00.0" class="0x020000" link_speed="16 GT/s" link_width="8"/>
+    </pci>
+  </cpu>
+  <cpu numaid="1" affinity="000000f0" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143">
+    <pci busid="0000:c1:00.0" class="0x030200" link_speed="32.0 GT/s PCIe" link_width="16"/>
+  </cpu>
+</system>
+"""  # noqa: E501
+"""A correct file: tests break one thing in it at a time."""
+
+
+X86 = "arch='x86_64' machine='q35'"
+
+
+def vm(devices: tuple[str, ...], *, vcpus: int = 8, inside: str = "", type_: str = X86) -> bytes:
+    """A document that passes the devices; inside: more elements of <devices>."""
+    hostdevs = "".join(
+        "<hostdev mode='subsystem' type='pci' managed='yes'><source>"
+        f"<address domain='{b.domain:#06x}' bus='{b.bus:#04x}' slot='{b.device:#04x}' "
+        f"function='{b.function:#x}'/></source></hostdev>\n"
+        for b in map(Bdf.parse, devices)
+    )
+    return (
+        "<domain type='kvm'><name>vm</name><memory unit='GiB'>4</memory>"
+        f"<vcpu placement='static'>{vcpus}</vcpu>"
+        f"<os><type {type_}>hvm</type></os>"
+        "<cpu mode='host-passthrough'/>\n<devices>"
+        f"<controller type='pci' index='0' model='pcie-root'/>\n{inside}{hostdevs}"
+        "</devices></domain>"
+    ).encode()
+
+
+def side(xml: bytes, *, plan: Plan | None = None, guest: Host | None = None) -> GuestSide:
+    document = open_domain(xml, "vm.xml")
+    return guest_side(document, domain_facts(document), plan=plan, guest=guest)
+
+
+def assembled(host: Host, xml: bytes, flavour: Flavour = Flavour.NCCL) -> Assembled:
+    return assemble_topology(host, side(xml), flavour, "vm.xml")
+
+
+@cache
+def tuned_for(
+    host: str,
+    devices: tuple[str, ...],
+    layout: str = "pin-numa-pci",
+    vcpus: int = 8,
+    type_: str = X86,
+) -> bytes:
+    """The document of a VM that is spread over all nodes of a shipped host."""
+    wishes = Wishes(layout, policy=Policy.SPREAD)
+    return tune(vm(devices, vcpus=vcpus, type_=type_), "vm.xml", wishes, load_host(host)).document
+
+
+def text_of(made: Assembled) -> str:
+    return write_topology(made.topology)

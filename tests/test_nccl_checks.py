@@ -1,0 +1,193 @@
+"""Every rule of NCCL's parser and reader, broken in turn, is caught; published files pass."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homenode.errors import ParseError
+from homenode.findings import Severity, are_bad
+from homenode.nccl.checks import check_topology, flavour_of
+from homenode.nccl.strict_reader import read_topology
+from homenode.nccl.topology import Flavour
+from tests.nccl_documents import TWO_CPUS
+from tests.shared_data import needs_shared, shared
+
+PUBLISHED = {
+    "EXAMPLE-8gpu-2numa-guest.xml": (19, Flavour.NCCL),
+    "aws-g5.48xl-topo.xml": (12, Flavour.NCCL),
+    "aws-p4d-24xl-topo.xml": (19, Flavour.NCCL),
+    "azure-ndv4-topo.xml": (25, Flavour.NCCL),
+    "topo_8p_940vm.xml": (99, Flavour.RCCL),
+}
+"""Elements that NCCL keeps of each, and whose it is."""
+
+
+def broken(*pairs: tuple[str, str]) -> str:
+    text = TWO_CPUS
+    for old, new in pairs:
+        assert old in text, old
+        text = text.replace(old, new, 1)
+    return text
+
+
+def found(text: str, flavour: Flavour | None = None) -> dict[str, Severity]:
+    return {f.id: f.severity for f in check_topology(text.encode("latin-1"), "t.xml", flavour)}
+
+
+@needs_shared
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_files_of_clouds_and_rccl_pass(name: str) -> None:
+    data = shared(f"machines/nccl/{name}").read_bytes()
+    nodes, flavour = PUBLISHED[name]
+    read = read_topology(data, name)
+    assert (read.nodes, flavour_of(read)) == (nodes, flavour)
+    findings = check_topology(data, name)
+    assert not are_bad(findings), findings
+    assert {f.id for f in findings} == ({"nccl-of-a-dump"} if flavour is Flavour.RCCL else set())
+
+
+def test_the_file_that_the_tests_break_is_right() -> None:
+    assert not found(TWO_CPUS)
+
+
+UNREADABLE = {
+    "a declaration": "<?xml version='1.0'?>\n" + TWO_CPUS,
+    "a document type": "<!DOCTYPE system>\n" + TWO_CPUS,
+    "a tab before a tag": broken(("  <cpu", "\t<cpu")),
+    "a tab between attributes": broken(('<pci busid="0000:81', '<pci\tbusid="0000:81')),
+    "a newline inside a tag": broken(('vendor="GenuineIntel" ', 'vendor="GenuineIntel"\n')),
+    "a value without quotes": broken(('numaid="0"', "numaid=0")),
+    "a value of 254 characters": broken(('numaid="0"', f'numaid="0" name="{"x" * 254}"')),
+    "a name of 254 characters": broken(('numaid="0"', f'numaid="0" {"x" * 254}="1"')),
+    "an equals sign glued to a comment": "<!--a=b -->\n" + TWO_CPUS,
+    "a comment without end": TWO_CPUS + "<!-- more",
+    "text between tags": broken(("</cpu>", "words</cpu>")),
+    "text after the end": TWO_CPUS + "words",
+    "another closing tag": broken(("</cpu>", "</pci>")),
+    "a space in a closing tag": broken(("</cpu>", "</cpu >")),
+    "an end too early": TWO_CPUS.replace("</system>", ""),
+    "a closing tag too many": TWO_CPUS + "</system>",
+    "half a tag": TWO_CPUS[:100],
+    "256 elements": broken(("</system>", '<cpu numaid="9"/>' * 249 + "</system>")),
+    "a NUL": TWO_CPUS + "\0",
+}
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+def test_what_nccls_parser_refuses_is_refused_with_its_line(what: str) -> None:
+    text = UNREADABLE[what]
+    assert found(text) == {"nccl-unreadable": Severity.CRITICAL}
+    with pytest.raises(ParseError, match=r"t\.xml:\d+: expected"):
+        read_topology(text.encode(), "t.xml")
+
+
+READABLE = {
+    "values in single quotes": broken(('numaid="0"', "numaid='0'")),
+    "a value of 253 characters": broken(('version="1"', f'version="1" name="{"x" * 253}"')),
+    "comments": "<!--\n a = b, <c>\n-->\n" + broken(("</cpu>", "<!-- end --></cpu><!---->")),
+    "everything in one line": TWO_CPUS.replace("\n", ""),
+    "carriage returns between tags": TWO_CPUS.replace("\n", "\r\n"),
+    "speeds as old kernels print them": broken(("32.0 GT/s PCIe", "2.5 GT/s")),
+}
+
+
+@pytest.mark.parametrize("what", READABLE)
+def test_what_nccls_parser_takes_passes(what: str) -> None:
+    assert not found(READABLE[what])
+
+
+def test_255_elements_fit_and_one_more_does_not() -> None:
+    nodes = read_topology(TWO_CPUS.encode(), "t.xml").nodes
+    for more, fits in ((255 - nodes, True), (256 - nodes, False)):
+        text = broken(("</system>", '<cpu numaid="9"/>' * more + "</system>"))
+        assert ("nccl-unreadable" not in found(text)) is fits
+
+
+def test_640_elements_in_one_are_never_reached_before_255_in_all() -> None:
+    # The file's own limit is the smaller one; both are the parser's.
+    text = broken(("</system>", '<cpu numaid="9"/>' * 641 + "</system>"))
+    assert "nccl-unreadable" in found(text)
+
+
+GPU_81 = 'busid="0000:81:00.0" class="0x030200"'
+SWITCH = 'busid="ffff:ff:01.0" class="0x060400" vendor="0xffff"'
+
+SILENT = {
+    "version 3": (broken(('version="1"', 'version="3"')), "nccl-version"),
+    "no version": (broken((' version="1"', "")), "nccl-version"),
+    "no system": ("<cpus/>\n", "nccl-system"),
+    "32.0 GT/s without PCIe": (broken(("32.0 GT/s PCIe", "32.0 GT/s")), "nccl-link-speed"),
+    "a speed in words": (broken(("32.0 GT/s PCIe", "Gen5")), "nccl-link-speed"),
+    "width 0": (broken(('link_width="16"', 'link_width="0"')), "nccl-link-width"),
+    "width x16": (broken(('link_width="16"', 'link_width="x16"')), "nccl-link-width"),
+    "a switch without class": (broken((' class="0x060400"', "")), "nccl-switch"),
+    "a switch without speed": (
+        broken((' link_speed="32.0 GT/s PCIe"', "")), "nccl-switch"),
+    "a switch without width": (broken((' link_width="16"', "")), "nccl-switch"),
+    "a Broadcom switch": (
+        broken((SWITCH, SWITCH.replace("0xffff", "0x1000"))), "nccl-switch-vendor"),
+    "a switch with a GPU's class": (broken(("0x060400", "0x030200")), "nccl-class"),
+    "a class without 0x": (broken(("0x030200", "030200")), "nccl-class"),
+    "a gpu of a dump": (
+        broken((f'{GPU_81} link_speed="32.0 GT/s PCIe" link_width="16"/>',
+                f'{GPU_81}><gpu dev="0" sm="90" rank="0"/></pci>')), "nccl-of-a-dump"),
+    "a net of a dump": (
+        broken(("</cpu>", '<nic><net name="mlx5_0" dev="0"/></nic></cpu>')), "nccl-of-a-dump"),
+    "a host_hash": (broken(('numaid="0"', 'numaid="0" host_hash="0x1"')), "nccl-of-a-dump"),
+    "no numaid": (broken(('numaid="0" ', "")), "nccl-numaid"),
+    "one numaid twice": (broken(('numaid="1"', 'numaid="0"')), "nccl-numaid-twice"),
+    "affinity as a list": (broken(('"0000000f"', '"0-3"')), "nccl-affinity"),
+    "affinity in groups of 4": (broken(('"0000000f"', '"0000,000f"')), "nccl-affinity"),
+    "vCPUs on two CPUs": (broken(('"000000f0"', '"000000ff"')), "nccl-affinity-shared"),
+    "a family without model": (broken((' modelid="143"', "")), "nccl-cpu-model"),
+    "the kernel's name of arm64": (broken(('"x86_64"', '"aarch64"')), "nccl-arch"),
+    "Intel for GenuineIntel": (broken(('"GenuineIntel"', '"Intel"')), "nccl-vendor"),
+    "a bus id in capitals": (broken(("0000:c1:00.0", "0000:C1:00.0")), "nccl-busid"),
+    "a bus id without domain": (broken(("0000:81:00.0", "81:00.0")), "nccl-busid"),
+    "a pci without bus id": (broken((' busid="0000:c1:00.0"', "")), "nccl-busid"),
+    "a device twice": (broken(("0000:c1:00.0", "0000:81:00.0")), "nccl-busid-twice"),
+    "an element that NCCL ignores": (
+        broken(("</system>", "<nvswitches><nvswitch/></nvswitches></system>")), "nccl-ignored"),
+    "a misspelt attribute": (broken(("link_speed", "link-speed")), "nccl-attribute-unknown"),
+    "two spaces": (broken(('numaid="0" ', 'numaid="0"  ')), "nccl-spaces"),
+    "a space before the slash": (broken(('"16"/>', '"16" />')), "nccl-spaces"),
+    "17 attributes": (
+        broken(('numaid="0"', 'numaid="0"' + ' vendor="GenuineIntel"' * 12)), "nccl-attributes"),
+    "126 NICs, each to get a nic and a net": (
+        broken(("</system>", '<cpu numaid="2">' + "".join(
+            f'<pci busid="0000:{bus:02x}:00.0" class="0x020000"/>' for bus in range(126))
+            + "</cpu></system>")), "nccl-too-many-nodes"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", SILENT)
+def test_what_nccl_takes_in_silence_is_named(what: str) -> None:
+    text, name = SILENT[what]
+    assert name in found(text), found(text)
+
+
+def test_rccl_takes_version_2_alone_and_nccl_version_1() -> None:
+    assert found(TWO_CPUS, Flavour.RCCL) == {"nccl-version": Severity.CRITICAL}
+    version_2 = broken(('version="1"', 'version="2"'))
+    assert not found(version_2, Flavour.RCCL) and not found(version_2)
+    assert found(version_2, Flavour.NCCL) == {"nccl-version": Severity.CRITICAL}
+
+
+def test_elements_of_a_dump_are_worse_for_nccl_than_for_rccl() -> None:
+    text, name = SILENT["a net of a dump"]
+    assert found(text)[name] is Severity.WARNING
+    assert found(text.replace('version="1"', 'version="2"'))[name] is Severity.INFO
+
+
+def test_a_huge_file_is_refused_unread() -> None:
+    assert list(found(TWO_CPUS + " " * (1 << 20))) == ["nccl-unreadable"]
+
+
+@given(st.text(alphabet="<>/!-=\"' \n\tsystemcpu?x0", max_size=60))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    found(text)
+
+
+@given(st.integers(0, len(TWO_CPUS) - 1), st.characters(max_codepoint=255))
+def test_one_wrong_character_never_breaks_the_check(at: int, character: str) -> None:
+    found(TWO_CPUS[:at] + character + TWO_CPUS[at + 1 :])

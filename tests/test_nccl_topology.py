@@ -1,0 +1,386 @@
+"""The file that we write: the host's tree and CPUs, the guest's addresses, each device once."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.errors import InputError
+from homenode.findings import are_bad
+from homenode.nccl.assemble import Assembled, assemble_topology
+from homenode.nccl.checks import check_topology
+from homenode.nccl.comparison import compare_topology
+from homenode.nccl.delivery import DEFAULT_PATH, KEPT_PATH, cloud_config
+from homenode.nccl.strict_reader import read_topology
+from homenode.nccl.topology import Flavour, NcclCpu, NcclPci, NcclTopology
+from homenode.nccl.write import format_affinity, link_speed_text, write_topology
+from homenode.pci import DeviceKind, PciLink
+from homenode.plan.wishes import Wishes
+from homenode.sources import load_host
+from homenode.topology import Host
+from homenode.tuning import tune
+from tests.nccl_documents import assembled, side, text_of, tuned_for, vm
+from tests.shared_data import needs_shared, shared
+
+GPUS = tuple(f"0000:{bus}:00.0" for bus in ("19", "3b", "4c", "5d", "9b", "bb", "cb", "db"))
+NICS = tuple(f"0000:{bus}:00.0" for bus in ("1a", "3c", "4d", "5e", "9c", "bc", "cc", "dc"))
+NPS4 = tuple(f"0000:{bus}3:00.0" for bus in "02468ace")
+NPS4_NICS = tuple(f"0000:{bus}4:00.0" for bus in "02468ace")
+MI350X_VFS = tuple(f"0000:{bus}3:02.0" for bus in "02468ace")
+SMALL = ("0000:11:00.0", "0000:81:00.0")
+
+
+@cache
+def hgx() -> Host:
+    return load_host("xeon-2p-cpus", lspci=shared("machines/lspci/gpud-hgx-h100x8-lspci-vvv.txt"))
+
+
+@cache
+def hgx_file() -> Assembled:
+    document = tune(vm((*GPUS, *NICS), vcpus=96), "vm.xml", Wishes("pin-numa-pci"), hgx()).document
+    return assembled(hgx(), document)
+
+
+def switches(topology: NcclTopology) -> list[NcclPci]:
+    return [pci for pci in topology.pcis() if pci.children]
+
+
+def doubts(made: Assembled) -> list[str]:
+    """Ids of findings; the small host's CPU is unknown in every test that has it."""
+    return [f.id for f in made.findings if f.id != "nccl-cpu-unknown"]
+
+
+def judged(made: Assembled) -> None:
+    """What every file of ours must be: right by the rules, and as the guest has it."""
+    text = text_of(made)
+    found = {f.id for f in check_topology(text.encode("ascii"), "t.xml", made.topology.flavour)}
+    assert found <= {"nccl-affinity-shared"}
+    read = read_topology(text.encode("ascii"), "t.xml")
+    assert read.nodes == made.topology.nodes
+    assert not compare_topology(read, made.topology)
+    leaves = [pci.bus_id for pci in made.topology.pcis() if not pci.children]
+    assert sorted(leaves) == sorted({device.bus_id for device in made.devices})
+
+
+# ---- HGX H100: the lspci capture laid over a 2-package CPU description
+
+
+@needs_shared
+def test_the_hgx_h100_has_2_cpus_8_switch_groups_8_gpus_and_8_nics() -> None:
+    made = hgx_file()
+    judged(made)
+    topology = made.topology
+    assert len(topology.cpus) == 2 and len(switches(topology)) == 8
+    kinds = [device.kind for device in made.devices]
+    assert (kinds.count(DeviceKind.GPU), kinds.count(DeviceKind.NIC)) == (8, 8)
+    # the text of a file that was worked out by hand has the same shape
+    example = read_topology(
+        shared("machines/nccl/EXAMPLE-8gpu-2numa-guest.xml").read_bytes(), "example"
+    )
+    ours = read_topology(text_of(made).encode(), "ours")
+    assert [c.attributes for c in ours.systems[0].children] == [
+        c.attributes for c in example.systems[0].children
+    ]
+    assert not made.findings
+
+
+@needs_shared
+def test_each_switch_group_holds_a_gpu_and_the_nic_beside_it_on_the_host() -> None:
+    made = hgx_file()
+    host_of = {device.bus_id: str(device.bdf) for device in made.devices}
+    groups = [tuple(host_of[c.bus_id] for c in s.children) for s in switches(made.topology)]
+    assert groups == list(zip(GPUS, NICS, strict=True))
+    nodes = [device.node for device in made.devices]
+    assert nodes == [0] * 8 + [1] * 8
+
+
+@needs_shared
+def test_links_have_nccls_exact_words_and_switches_no_vendor_of_note() -> None:
+    text = text_of(hgx_file())
+    assert text.count('link_speed="32.0 GT/s PCIe" link_width="16"') == 24
+    assert text.count('vendor="0xffff" device="0xffff"') == 8
+    assert "0x1000" not in text and "<?xml" not in text and "\t" not in text
+    assert not any(word in text for word in ("<gpu", "<nic", "<net", "host_hash"))
+
+
+@needs_shared
+def test_the_same_input_gives_the_same_file_byte_for_byte() -> None:
+    document = tune(vm((*GPUS, *NICS), vcpus=96), "vm.xml", Wishes("pin-numa-pci"), hgx()).document
+    assert text_of(assembled(hgx(), document)) == text_of(hgx_file())
+
+
+# ---- other hosts
+
+
+def test_an_nps4_host_has_a_cpu_for_each_of_its_8_nodes() -> None:
+    made = assembled(
+        load_host("epyc-nps4-gpu-nic"), tuned_for("epyc-nps4-gpu-nic", NPS4 + NPS4_NICS, vcpus=64)
+    )
+    judged(made)
+    assert [cpu.numa_id for cpu in made.topology.cpus] == list(range(8))
+    assert {cpu.vendor for cpu in made.topology.cpus} == {"AuthenticAMD"}
+    assert len(switches(made.topology)) == 8
+    assert [len(cpu.affinity) for cpu in made.topology.cpus] == [8] * 8
+
+
+def test_virtual_functions_have_the_place_and_link_of_their_physical_function() -> None:
+    host = load_host("mi350x-epyc9575f")
+    vfs = tuple(
+        str(d.bdf) for d in host.pci_devices
+        if d.physical_function is not None and d.kind is DeviceKind.GPU
+    )  # fmt: skip
+    made = assembled(host, tuned_for("mi350x-epyc9575f", vfs, vcpus=64), Flavour.RCCL)
+    judged(made)
+    assert len(vfs) == 8 and len(switches(made.topology)) == 8
+    links = {(p.gt_per_s, p.width) for p in made.topology.pcis() if not p.children}
+    assert links == {(32.0, 16)}
+    assert text_of(made).startswith('<system version="2">')
+
+
+def test_gpus_of_the_other_library_are_refused_by_name() -> None:
+    amd = load_host("mi350x-epyc9575f")
+    gpus = tuple(str(d.bdf) for d in amd.devices_of_kind(DeviceKind.GPU))[:1]
+    with pytest.raises(InputError, match=r"NVIDIA GPUs.*AMD's") as caught:
+        assembled(amd, tuned_for("mi350x-epyc9575f", gpus))
+    assert "--rccl" in (caught.value.hint or "")
+    with pytest.raises(InputError, match=r"AMD GPUs for RCCL.*10de"):
+        assembled(
+            load_host("small-2n8c-2gpu"), tuned_for("small-2n8c-2gpu", SMALL, vcpus=4),
+            Flavour.RCCL,
+        )  # fmt: skip
+
+
+def test_a_flat_guest_still_gets_a_cpu_for_each_host_node_with_the_vcpus_pinned_there() -> None:
+    host = load_host("epyc-nps4-gpu-nic")
+    document = tuned_for("epyc-nps4-gpu-nic", (NPS4[0], NPS4[7]), "pin", vcpus=16)
+    with pytest.raises(InputError, match="expected a guest address"):
+        assembled(host, document)
+    ports = "".join(
+        f"<controller type='pci' index='{i}' model='pcie-root-port'>"
+        f"<address type='pci' slot='{i:#x}'/></controller>" for i in (1, 2)
+    ) + "<memballoon model='none'/>"  # fmt: skip
+    xml = document.replace(b"<hostdev", ports.encode() + b"<hostdev", 1)
+    for i in (1, 2):
+        xml = xml.replace(
+            b"</source></hostdev>", f"</source><address type='pci' bus='{i}'/></hostdev >".encode(),
+            1,
+        )  # fmt: skip
+    made = assembled(host, xml)
+    judged(made)
+    assert [device.bus_id for device in made.devices] == ["0000:01:00.0", "0000:02:00.0"]
+    assert [cpu.numa_id for cpu in made.topology.cpus] == list(range(len(made.topology.cpus)))
+    masks = [cpu.affinity for cpu in made.topology.cpus]
+    assert sum(len(mask) for mask in masks) == 16 and all(masks)
+
+
+def test_gh200_is_arm64_without_a_vendor() -> None:
+    gpus = ("0009:01:00.0", "0019:01:00.0")
+    xml = tuned_for("gh200x4", gpus, type_="arch='aarch64' machine='virt'", vcpus=16)
+    made = assembled(load_host("gh200x4"), xml)
+    judged(made)
+    assert {cpu.architecture for cpu in made.topology.cpus} == {"arm64"}
+    assert "vendor=" not in text_of(made)
+
+
+def test_a_device_that_is_alone_on_its_node_gets_the_nearest_vcpus() -> None:
+    host = load_host("small-2n8c-2gpu")
+    one_node = tune(
+        vm((SMALL[0],), vcpus=4), "vm.xml", Wishes("pin-numa-pci"), host
+    ).document.replace(b"bus='0x11'", b"bus='0x81'", 1)
+    made = assembled(host, one_node)
+    judged(made)
+    far = made.topology.cpus[1]
+    assert (far.numa_id, far.affinity) == (1, CpuSet(range(4)))
+
+
+def test_a_device_of_unknown_node_is_left_out_with_a_finding() -> None:
+    host = load_host("small-2n8c-2gpu")
+    lost = replace(
+        host,
+        pci_devices=tuple(
+            replace(d, node=None) if str(d.bdf) == SMALL[1] else d for d in host.pci_devices
+        ),
+    )
+    made = assembled(lost, tuned_for("small-2n8c-2gpu", SMALL, vcpus=4))
+    assert [str(device.bdf) for device in made.devices] == [SMALL[0]]
+    assert [f.id for f in made.findings if f.subject == SMALL[1]] == ["nccl-device-without-node"]
+    assert are_bad(made.findings)
+
+
+def test_unknown_links_are_left_to_the_guest_and_those_of_switches_assumed_aloud() -> None:
+    host = load_host("epyc-nps4-gpu-nic")
+    bare = replace(host, pci_devices=tuple(replace(d, link=None) for d in host.pci_devices))
+    made = assembled(bare, tuned_for("epyc-nps4-gpu-nic", (NPS4[0], NPS4_NICS[0])))
+    judged(made)
+    ids = [f.id for f in made.findings]
+    assert ids.count("nccl-link-unknown") == 2 and ids.count("nccl-switch-link-unknown") == 1
+    assert text_of(made).count("link_speed") == 1
+
+
+def test_a_link_is_the_lesser_of_both_its_ends_and_not_what_an_idle_device_shows() -> None:
+    host = load_host("small-2n8c-2gpu")
+
+    def with_links(device: PciLink, port: PciLink) -> Host:
+        gpu = host.device(Bdf.parse(SMALL[0]))
+        assert gpu is not None
+        links = {gpu.bdf: device, gpu.parent: port}
+        return replace(
+            host,
+            pci_devices=tuple(replace(d, link=links.get(d.bdf, d.link)) for d in host.pci_devices),
+        )
+
+    xml = tuned_for("small-2n8c-2gpu", SMALL, vcpus=4)
+    idle = with_links(PciLink(2.5, 16, 32.0, 16), PciLink(2.5, 16, 16.0, 8))
+    first = next(assembled(idle, xml).topology.pcis())
+    assert (first.gt_per_s, first.width) == (16.0, 8)
+
+
+def test_nested_switches_stay_nested() -> None:
+    host = load_host("epyc-nps4-gpu-nic")
+    gpu = host.device(Bdf.parse(NPS4[0]))
+    nic = host.device(Bdf.parse(NPS4_NICS[0]))
+    assert gpu is not None and nic is not None and gpu.parent is not None
+    # the GPU of node 4 moves, with its switch, below the downstream port of node 0's NIC
+    other = next(d for d in host.pci_devices if d.bdf == host.switch_above(Bdf.parse(NPS4[4])))
+    moved = replace(
+        host,
+        pci_devices=tuple(
+            replace(d, parent=gpu.parent) if d.bdf == other.bdf else replace(d, node=gpu.node)
+            if str(d.bdf) == NPS4[4] else d
+            for d in host.pci_devices
+        ),
+    )  # fmt: skip
+    xml = tuned_for("epyc-nps4-gpu-nic", (NPS4[0], NPS4_NICS[0], NPS4[4]))
+    made = assemble_topology(moved, side(xml), Flavour.NCCL, "vm.xml")
+    outer, inner = switches(made.topology)
+    assert inner in outer.children and len(outer.children) == 3
+    judged(made)
+
+
+def test_the_machines_own_cpu_decides_and_a_gap_is_said() -> None:
+    host = load_host("small-2n8c-2gpu")
+    unknown = replace(host, cpu=replace(host.cpu, model=None))
+    made = assembled(unknown, tuned_for("small-2n8c-2gpu", SMALL, vcpus=4))
+    judged(made)
+    assert "nccl-cpu-unknown" in {f.id for f in made.findings}
+    assert "familyid" not in text_of(made) and "modelid" not in text_of(made)
+
+
+def test_floating_vcpus_belong_to_every_node_with_a_warning() -> None:
+    host = load_host("small-2n8c-2gpu")
+    pinned = side(tuned_for("small-2n8c-2gpu", SMALL, vcpus=4))
+    floating = replace(pinned, vcpu_pins=(None,) * 4, cells=(), node_of_cell=())
+    made = assemble_topology(host, floating, Flavour.NCCL, "vm.xml")
+    assert [cpu.affinity for cpu in made.topology.cpus] == [CpuSet(range(4))] * 2
+    assert doubts(made) == ["nccl-vcpus-float"]
+
+
+def test_cells_with_bound_memory_say_where_unpinned_vcpus_are() -> None:
+    host = load_host("small-2n8c-2gpu")
+    pinned = side(tuned_for("small-2n8c-2gpu", SMALL, vcpus=4))
+    made = assemble_topology(host, replace(pinned, vcpu_pins=(None,) * 4), Flavour.NCCL, "vm.xml")
+    assert [str(cpu.affinity) for cpu in made.topology.cpus] == ["0-1", "2-3"]
+    assert not doubts(made)
+
+
+def test_nodes_are_numbered_as_linux_meets_their_vcpus() -> None:
+    xml = tuned_for("small-2n8c-2gpu", SMALL, vcpus=4)
+    swapped = xml.replace(b"cpus='0,1'", b"cpus='@'").replace(b"cpus='2,3'", b"cpus='0,1'")
+    swapped = swapped.replace(b"cpus='@'", b"cpus='2,3'")
+    assert swapped != xml
+    assert side(swapped).node_of_cell == (1, 0)
+
+
+# ---- what cannot be
+
+
+def test_a_device_that_the_host_lacks_is_named() -> None:
+    with pytest.raises(InputError, match=r"0000:11:00\.0 on host h200-xeon8558, found none"):
+        assembled(load_host("h200-xeon8558"), tuned_for("small-2n8c-2gpu", SMALL, vcpus=4))
+
+
+def test_a_guest_without_gpu_and_nic_needs_no_file() -> None:
+    with pytest.raises(InputError, match="expected a passed-through GPU or NIC"):
+        assembled(load_host("small-2n8c-2gpu"), vm(()))
+
+
+def test_a_host_without_a_pci_tree_is_refused_with_the_way_to_give_it_one() -> None:
+    host = replace(load_host("small-2n8c-2gpu"), pci_devices=())
+    with pytest.raises(InputError, match="expected its PCI tree") as caught:
+        assembled(host, tuned_for("small-2n8c-2gpu", SMALL, vcpus=4))
+    assert "--lspci" in (caught.value.hint or "")
+
+
+def test_more_devices_than_nccl_reads_are_refused_or_warned_of() -> None:
+    host = load_host("small-2n8c-2gpu")
+    bdfs = [Bdf(0, bus, device, 0) for bus in range(0x90, 0x9A) for device in range(32)]
+    nic = next(d for d in host.pci_devices if str(d.bdf) == SMALL[0])
+    crowd = [replace(nic, bdf=bdf, kind=DeviceKind.NIC, class_code=0x020000) for bdf in bdfs]
+    many = replace(host, pci_devices=(*host.pci_devices, *crowd))
+    guest = side(tuned_for("small-2n8c-2gpu", SMALL, vcpus=4))
+    for count, ids in ((80, []), (90, ["nccl-too-many-nodes"]), (252, None)):
+        crowded = replace(guest, bus_ids=tuple((bdf, bdf) for bdf in bdfs[:count]))
+        if ids is None:
+            with pytest.raises(InputError, match="at most 255 elements"):
+                assemble_topology(many, replace(crowded, bus_ids=tuple((b, b) for b in bdfs)),
+                                  Flavour.NCCL, "vm.xml")  # fmt: skip
+        else:
+            made = assemble_topology(many, crowded, Flavour.NCCL, "vm.xml")
+            assert doubts(made) == ids
+
+
+# ---- judged against the VM
+
+
+def test_a_file_for_another_vm_is_told_apart() -> None:
+    host = load_host("epyc-nps4-gpu-nic")
+    devices = (NPS4[0], NPS4_NICS[0], NPS4[4], NPS4_NICS[4])
+    expected = assembled(host, tuned_for("epyc-nps4-gpu-nic", devices, vcpus=16)).topology
+    good = write_topology(expected)
+    ids = [pci.bus_id for pci in expected.pcis() if not pci.children]
+
+    def found(text: str) -> set[str]:
+        assert text != good
+        return {f.id for f in compare_topology(read_topology(text.encode(), "t.xml"), expected)}
+
+    line = next(each for each in good.splitlines() if ids[0] in each)
+    assert found(good.replace(line + "\n", "")) == {"nccl-device-missing", "nccl-switch-group"}
+    swapped = good.replace(ids[0], "@").replace(ids[2], ids[0]).replace("@", ids[2])
+    assert found(swapped) == {"nccl-device-on-other-cpu", "nccl-switch-group"}
+    assert found(good.replace(ids[0], "0000:fe:00.0")) == {
+        "nccl-device-missing", "nccl-busid-of-no-device", "nccl-switch-group",
+    }  # fmt: skip
+    assert found(good.replace("affinity=", "affinity='1' x=")) == {"nccl-other-vcpus"}
+
+
+# ---- the text, and how it gets there
+
+
+def test_a_mask_is_as_long_as_the_guest_in_groups_of_32() -> None:
+    assert format_affinity(CpuSet(range(48)), 96) == "00000000,0000ffff,ffffffff"
+    assert format_affinity(CpuSet(), 0) == "00000000"
+    assert CpuSet.parse_mask(format_affinity(CpuSet([0, 95]), 1)) == CpuSet([0, 95])
+
+
+@pytest.mark.parametrize(
+    ("gt_per_s", "text"),
+    [(2.5, "2.5 GT/s PCIe"), (5.0, "5.0 GT/s PCIe"), (8.0, "8.0 GT/s PCIe"),
+     (16.0, "16.0 GT/s PCIe"), (32.0, "32.0 GT/s PCIe"), (64.0, "64.0 GT/s PCIe"),
+     (20.0, "16.0 GT/s PCIe"), (1.0, "2.5 GT/s PCIe")],
+)  # fmt: skip
+def test_every_speed_has_a_word_that_nccl_knows(gt_per_s: float, text: str) -> None:
+    assert link_speed_text(gt_per_s) == text
+
+
+def test_the_snippet_holds_the_file_unchanged_and_copies_it_at_each_boot() -> None:
+    cpu = NcclCpu(0, CpuSet([0]), "x86_64", None, None, None, (NcclPci("0000:01:00.0", 0x030200,
+                  32.0, 16),))  # fmt: skip
+    text = write_topology(NcclTopology(Flavour.NCCL, (cpu,)))
+    snippet = cloud_config(text)
+    assert snippet.startswith("#cloud-config\nwrite_files:\n")
+    block = snippet.partition("content: |\n")[2].partition("  - path:")[0]
+    assert "".join(line[6:] for line in block.splitlines(keepends=True)) == text
+    assert f"C {DEFAULT_PATH.removeprefix('/var')} 0644 root root - {KEPT_PATH}" in snippet
+    assert "\t" not in snippet and snippet.isascii()

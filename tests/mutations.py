@@ -1,9 +1,13 @@
 """Damage for parsers: seeded, so that a failure comes back."""
 
+import os
 import random
 from collections.abc import Callable, Iterator
 
 from homenode.errors import InputError
+
+MUTATIONS = int(os.environ.get("HOMENODE_FUZZ_MUTATIONS", "500"))
+"""Of each sample of a tool's output; `make fuzz` asks for more."""
 
 _SNIPPETS = (
     "", " ", "\n", "\t", "\0", "-1", "N/A", "999999999999999999999", "0x", ",", "-", "<", ">", "&",

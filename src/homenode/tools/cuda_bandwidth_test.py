@@ -1,0 +1,153 @@
+"""bandwidthTest of the CUDA samples: copies between host and GPU, and within a GPU.
+
+    bandwidthTest --memory=pinned [--device=0|all] [--csv]
+
+Seen of CUDA 9 to 12; gone from CUDA samples 12.9 and later, in favour of nvbandwidth. Source:
+bandwidthTest.cu of the CUDA samples; a public output of a V100.
+
+     Host to Device Bandwidth, 1 Device(s)
+     PINNED Memory Transfers
+       Transfer Size (Bytes)\tBandwidth(GB/s)
+       32000000\t\t\t12.4
+
+* Samples up to CUDA 10.1 print MB/s and mean 2^20 bytes (they divide by 1 << 20); later ones print
+  GB/s and mean 10^9.
+* With several devices the figure is their sum; without --device it is device 0 alone.
+* A copy within a GPU counts what is read and what is written.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from homenode.errors import ParseError
+from homenode.gap import Gap
+from homenode.tools.figures import count, positive
+from homenode.units import MIB
+
+COMMAND = ("bandwidthTest", "--memory=pinned")
+
+_SOURCE = "bandwidthTest"
+_TITLE = re.compile(
+    r"(Host to Device|Device to Host|Device to Device) Bandwidth, (\d+) Device\(s\)", re.ASCII
+)
+_MEMORY = re.compile(r"(PINNED|PAGEABLE)(?:, .*)? Memory Transfers(?:, .*)?", re.ASCII)
+_HEADER = re.compile(r"Transfer Size \(Bytes\)\s+Bandwidth\s*\((MB|GB)/s\)", re.ASCII)
+_ROW = re.compile(r"(\d+)\s+(\S+)", re.ASCII)
+_CSV = re.compile(
+    r"bandwidthTest-(H2D|D2H|D2D)(?:-(Pinned|Paged))?(?:-\S+)?, Bandwidth = (\S+) (MB|GB)/s, "
+    r"Time = (\S+) s, Size = (\d+) bytes, NumDevsUsed = (\d+)",
+    re.ASCII,
+)
+_DEVICE = re.compile(r"Device (\d+): (.+)", re.ASCII)
+_RESULT = re.compile(r"(?:Result = |\[?bandwidthTest\]? .*results?\.* ?)(PASS|FAIL)\w*", re.ASCII)
+_SAYS_NOTHING = re.compile(
+    r"\[CUDA Bandwidth Test\] - Starting\.*|Running on\.*|(?:Quick|Range|Shmoo) Mode|NOTE: .*|"
+    r"\.+|\[bandwidthTest\] .*|.*Starting\.\.\..*"
+)
+_BYTES_OF_UNIT = {"MB": float(MIB), "GB": 1e9}
+
+
+class Direction(StrEnum):
+    """Where from and where to."""
+
+    HOST_TO_DEVICE = "host-to-device"
+    DEVICE_TO_HOST = "device-to-host"
+    DEVICE_TO_DEVICE = "device-to-device"
+
+
+_DIRECTIONS = {
+    "Host to Device": Direction.HOST_TO_DEVICE,
+    "Device to Host": Direction.DEVICE_TO_HOST,
+    "Device to Device": Direction.DEVICE_TO_DEVICE,
+    "H2D": Direction.HOST_TO_DEVICE,
+    "D2H": Direction.DEVICE_TO_HOST,
+    "D2D": Direction.DEVICE_TO_DEVICE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CudaTransfer:
+    """devices: how many took part; bytes_per_s is their sum. is_pinned: None where not said."""
+
+    direction: Direction
+    is_pinned: bool | None
+    devices: int
+    size_bytes: int
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CudaBandwidthTest:
+    """devices: (CUDA's number, name). has_passed: None where the end is missing."""
+
+    devices: tuple[tuple[int, str], ...]
+    transfers: tuple[CudaTransfer, ...]
+    has_passed: bool | None
+    gaps: tuple[Gap, ...]
+
+
+def parse(text: str) -> CudaBandwidthTest:
+    """The one run of an output. Raises ParseError, also where no transfer was measured."""
+    devices: list[tuple[int, str]] = []
+    transfers: list[CudaTransfer] = []
+    gaps: list[Gap] = []
+    results: list[bool] = []
+    title: tuple[Direction, int] | None = None
+    is_pinned: bool | None = None
+    unit: float | None = None
+    for number, raw in enumerate(text.split("\n"), start=1):
+        line = raw.strip()
+        if found := _TITLE.fullmatch(line):
+            title = (_DIRECTIONS[found[1]], _devices(found[2], number))
+            is_pinned, unit = None, None
+        elif found := _MEMORY.fullmatch(line):
+            is_pinned = found[1] == "PINNED"
+        elif found := _HEADER.fullmatch(line):
+            unit = _BYTES_OF_UNIT[found[1]]
+        elif found := _CSV.fullmatch(line):
+            transfers.append(_csv(found, number))
+        elif found := _DEVICE.fullmatch(line):
+            devices.append((count(found[1], _SOURCE, "a device", number), found[2].strip()))
+        elif found := _RESULT.fullmatch(line):
+            results.append(found[1] == "PASS")
+        elif title is not None and unit is not None and (found := _ROW.fullmatch(line)):
+            size = _size(found[1], number)
+            rate = positive(found[2], _SOURCE, "a bandwidth", number) * unit
+            transfers.append(CudaTransfer(title[0], is_pinned, title[1], size, rate))
+        elif line and not _SAYS_NOTHING.fullmatch(line):
+            gaps.append(Gap(f"{_SOURCE} line {number}", f"not known: {line[:80]!r}"))
+    if not transfers:
+        raise ParseError(
+            _SOURCE,
+            "a table 'Transfer Size (Bytes)  Bandwidth(GB/s)'",
+            "none",
+            hint=gaps[0].reason if gaps else None,
+        )
+    if len(results) > 1:
+        raise ParseError(_SOURCE, "one run", f"{len(results)} results")
+    return CudaBandwidthTest(
+        tuple(devices), tuple(transfers), results[0] if results else None, tuple(gaps)
+    )
+
+
+def _csv(row: "re.Match[str]", number: int) -> CudaTransfer:
+    rate = positive(row[3], _SOURCE, "a bandwidth", number) * _BYTES_OF_UNIT[row[4]]
+    return CudaTransfer(
+        _DIRECTIONS[row[1]],
+        None if row[2] is None else row[2] == "Pinned",
+        _devices(row[7], number),
+        _size(row[6], number),
+        rate,
+    )
+
+
+def _devices(text: str, number: int) -> int:
+    devices = count(text, _SOURCE, "a number of devices", number)
+    if not 0 < devices <= 1024:
+        raise ParseError(_SOURCE, "1 to 1024 devices", text, line=number)
+    return devices
+
+
+def _size(text: str, number: int) -> int:
+    return count(text, _SOURCE, "a size in bytes", number)

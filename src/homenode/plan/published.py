@@ -20,6 +20,7 @@ class Objective(StrEnum):
     COLLECTIVE = "collective"
     HOST_BANDWIDTH = "host-bandwidth"
     LATENCY = "latency"
+    DEVICE_TRANSFER = "device-transfer"
     THROUGHPUT = "throughput"
     DENSITY = "density"
 
@@ -96,6 +97,16 @@ def choose(objective: Objective, *, has_gpus: bool, mirrors_pcie: bool) -> Choic
                     "ns; MI350X: 144, 145, 135, 137 ns",
                 ),
                 ("one run per layout: 101 against 100 ns is noise",),
+            )
+        case Objective.DEVICE_TRANSFER:
+            return Choice(
+                PRESETS["pin-numa-pci" if mirrors_pcie else "pin"],
+                False,
+                (
+                    "[ibm] H2D per A100 with expander buses 15.6, without 12.6 GB/s on the GPUs "
+                    "that the guest took for the wrong node's",
+                ),
+                ("one system; the study saw no difference without expander buses",),
             )
         case Objective.THROUGHPUT:
             return Choice(

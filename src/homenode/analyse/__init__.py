@@ -1,0 +1,1 @@
+"""Analyse: from runs to comparisons, doubts and verdicts."""

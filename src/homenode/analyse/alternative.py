@@ -1,0 +1,53 @@
+"""Alternative: one thing that can be chosen, a layout or an arrangement, with its runs."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from homenode.results.model import Run, RunHead, Switches
+from homenode.units import format_bytes
+
+_Key = tuple[Switches, str | None, str | None, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """Runs that were made under the same choices.
+
+    label: short and unlike those of the others it stands beside.
+    """
+
+    label: str
+    switches: Switches
+    arrangement: str | None
+    memory_mode: str | None
+    page_bytes: int | None
+    runs: tuple[Run, ...]
+
+
+def alternatives(runs: Iterable[Run]) -> tuple[Alternative, ...]:
+    """Runs by what was chosen, in the order in which they come."""
+    by_key: dict[_Key, list[Run]] = {}
+    for run in runs:
+        by_key.setdefault(_key(run.head), []).append(run)
+    several_modes = len({key[2] for key in by_key}) > 1
+    several_pages = len({key[3] for key in by_key}) > 1
+    return tuple(
+        Alternative(_label(key, modes=several_modes, pages=several_pages), *key, tuple(grouped))
+        for key, grouped in by_key.items()
+    )
+
+
+def _key(head: RunHead) -> _Key:
+    return head.switches, head.arrangement, head.memory_mode, head.page_bytes
+
+
+def _label(key: _Key, *, modes: bool, pages: bool) -> str:
+    switches, arrangement, mode, page_bytes = key
+    name = switches.name
+    if arrangement is not None:
+        name = arrangement if name == "unknown" else f"{name} ({arrangement})"
+    if modes and mode is not None:
+        name += f", {mode}"
+    if pages and page_bytes is not None:
+        name += f", {format_bytes(page_bytes)} pages"
+    return name

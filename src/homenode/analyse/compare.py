@@ -1,0 +1,265 @@
+"""Compare: alternatives against a baseline, metric by metric."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from homenode.analyse.alternative import Alternative
+from homenode.analyse.comparison import Comparison, Doubt, Effect, Outcome
+from homenode.analyse.doubts import doubts_between
+from homenode.analyse.intervals import CONFIDENCE, LEAST_BOOTS, Interval, holm, interval
+from homenode.analyse.metrics import METRICS, Metric, metric_of, primaries
+from homenode.analyse.summary import Series, SeriesKey, headline, series_of
+from homenode.errors import InputError
+from homenode.plan.published import Objective
+from homenode.results.model import Vantage
+
+
+def compare(
+    chosen: Sequence[Alternative],
+    objective: Objective | None = None,
+    *,
+    bare: bool = False,
+    skipped: Sequence[str] = (),
+) -> Comparison:
+    """Every alternative against the first.
+
+    bare: the first is a host run, confined to the PUs and nodes of the others' plan.
+    Raises InputError for fewer than two, and for a bare baseline that is no host run.
+    """
+    if len(chosen) < 2:
+        found = chosen[0].label if chosen else "none"
+        raise InputError(
+            f"compare: expected two alternatives or more, found {found}",
+            hint="name runs of another layout, or published:SYSTEM for published figures",
+        )
+    baseline, *others = chosen
+    if bare and any(run.head.vantage is not Vantage.HOST for run in baseline.runs):
+        raise InputError(f"--bare: expected a run on the host itself, found {baseline.label}")
+    effects: list[Effect] = []
+    doubts: list[Doubt] = []
+    series = series_of(baseline)
+    for other in others:
+        those, doubted = _against(baseline, series, other, objective, bare=bare)
+        effects += those
+        doubts += doubted
+    return Comparison(
+        objective,
+        bare,
+        CONFIDENCE,
+        baseline.label,
+        tuple(other.label for other in others),
+        tuple(_judged(effects)),
+        tuple(dict.fromkeys(doubts)),
+        tuple(skipped),
+    )
+
+
+def _against(
+    baseline: Alternative,
+    series: dict[SeriesKey, Series],
+    other: Alternative,
+    objective: Objective | None,
+    *,
+    bare: bool,
+) -> tuple[list[Effect], list[Doubt]]:
+    doubts = list(doubts_between(baseline, other))
+    if bare:
+        doubts += _other_ground(baseline, other)
+    theirs = series_of(other)
+    doubts += _unpaired(series, theirs, other.label)
+    decisive = _decisive(series.keys() & theirs.keys(), objective)
+    effects = []
+    of_series: list[Doubt] = []
+    for key in sorted(series.keys() & theirs.keys(), key=_order):
+        metric = metric_of(key.metric)
+        if metric is None:
+            continue
+        own = list(_replication(series[key], theirs[key], f"{baseline.label}, {other.label}"))
+        own += _devices(series[key], theirs[key])
+        blocking = dict.fromkeys(doubt.id for doubt in (*doubts, *own) if doubt.blocks)
+        labels = (baseline.label, other.label)
+        effects.append(
+            _effect(metric, labels, series[key], theirs[key], key in decisive, tuple(blocking))
+        )
+        of_series += own
+    doubts += of_series
+    moved = _moved_controls(effects)
+    doubts += moved
+    if any(doubt.blocks for doubt in moved):
+        effects = [
+            one if metric_of_effect(one).control
+            else replace(one, doubts=(*one.doubts, "control-moved"))
+            for one in effects
+        ]  # fmt: skip
+    return effects, doubts
+
+
+def metric_of_effect(effect: Effect) -> Metric:
+    """The metric of an effect; effects are only made of metrics that are known."""
+    metric = metric_of(effect.metric)
+    assert metric is not None
+    return metric
+
+
+def _decisive(keys: Iterable[SeriesKey], objective: Objective | None) -> set[SeriesKey]:
+    there = set(keys)
+    wanted: list[Metric] = []
+    for one in Objective if objective is None else (objective,):
+        with_figures = [metric for metric in primaries(one) if headline(there, metric)]
+        wanted += with_figures or [m for m in METRICS.values() if one in m.stands_in]
+    return {key for metric in wanted for key in headline(there, metric)}
+
+
+def _effect(
+    metric: Metric,
+    labels: tuple[str, str],
+    first: Series,
+    second: Series,
+    primary: bool,
+    blocking: tuple[str, ...],
+) -> Effect:
+    key = first.key
+    found: Interval | None = interval(first, second)
+    return Effect(
+        *(key.metric, key.unit, key.variant, key.size_bytes, key.node, key.peer_node),
+        *(key.device, key.peer, key.state, key.worst),
+        metric.lower_is_better,
+        primary,
+        *labels,
+        first.value,
+        second.value,
+        second.value / first.value,
+        None if found is None else found.low,
+        None if found is None else found.high,
+        None if found is None else found.p,
+        None,
+        (len(first.medians), len(second.medians)),
+        (first.samples, second.samples),
+        Outcome.CANNOT_TELL,
+        blocking,
+    )
+
+
+def _judged(effects: Sequence[Effect]) -> Iterator[Effect]:
+    """Effects with corrected p values and outcomes; primary ones are corrected by objective."""
+    families: dict[Objective | None, list[int]] = {}
+    for place, effect in enumerate(effects):
+        if effect.primary and effect.p is not None:
+            metric = metric_of_effect(effect)
+            family = (*metric.primary, *metric.stands_in, None)[0]
+            families.setdefault(family, []).append(place)
+    adjusted: dict[int, float] = {}
+    for places in families.values():
+        ps = [effects[place].p for place in places]
+        corrected = holm([p for p in ps if p is not None])
+        adjusted.update(zip(places, corrected, strict=True))
+    for place, effect in enumerate(effects):
+        p = adjusted.get(place)
+        yield replace(effect, p_adjusted=p, outcome=_outcome(effect, effect.p if p is None else p))
+
+
+def _outcome(effect: Effect, p: float | None) -> Outcome:
+    if effect.doubts or p is None or effect.low is None or effect.high is None:
+        return Outcome.CANNOT_TELL
+    if p < 1 - CONFIDENCE:
+        return Outcome.BETTER if effect.gain > 1 else Outcome.WORSE
+    room = 1 + metric_of_effect(effect).matters
+    if 1 / room < effect.low and effect.high < room:
+        return Outcome.NO_DIFFERENCE
+    return Outcome.CANNOT_TELL
+
+
+def _replication(first: Series, second: Series, subject: str) -> Iterator[Doubt]:
+    if not (first.replicated and second.replicated):
+        yield Doubt(
+            "published-figures", subject,
+            "figures that were printed without their samples: one each, n unknown or 1", True,
+            "the source publishes no repeats", "measure: homenode bench, three boots or more each",
+        )  # fmt: skip
+    elif min(len(first.medians), len(second.medians)) < LEAST_BOOTS:
+        yield Doubt(
+            "one-boot", subject,
+            f"{len(first.medians)} and {len(second.medians)} boots: expected two or more each",
+            True, "one boot can differ from the next as much as two layouts do",
+            "boot each layout three times or more, in mixed order",
+        )  # fmt: skip
+
+
+def _devices(first: Series, second: Series) -> Iterator[Doubt]:
+    if first.devices != second.devices:
+        yield Doubt(
+            "other-devices", first.key.metric,
+            f"{_addresses(first)} against {_addresses(second)}", True,
+            "different GPUs, or one run has host addresses and the other the guest's",
+            "give bench and import the plan: it tells each GPU's host address",
+        )  # fmt: skip
+
+
+def _addresses(series: Series) -> str:
+    return ", ".join(map(str, sorted(series.devices))) or "no addresses"
+
+
+def _unpaired(
+    first: dict[SeriesKey, Series], second: dict[SeriesKey, Series], label: str
+) -> Iterator[Doubt]:
+    """States and devices of one side only: they are left out, and never paired with others."""
+    apart = first.keys() ^ second.keys()
+    if states := sorted({key.state for key in apart if key.state is not None}):
+        yield Doubt(
+            "state-without-pair", label, f"placement states {', '.join(states)} on one side only",
+            False, "unpinned vCPUs were moved between LLCs while the suite ran",
+            "pin vCPUs, or take more samples until both sides saw the same states",
+        )  # fmt: skip
+    if devices := sorted({str(key.device) for key in apart if key.device is not None}):
+        yield Doubt(
+            "device-without-pair", label, f"{', '.join(devices)} on one side only", False,
+            "other GPUs, or addresses of the guest, which change with the layout",
+            "give bench and import the plan: it tells each GPU's host address",
+        )  # fmt: skip
+    unknown = sorted({key.metric for key in first if metric_of(key.metric) is None})
+    if unknown:
+        yield Doubt(
+            "unknown-metric", label, f"{', '.join(unknown)}: not compared", False,
+            "nobody has told whether more of it is better",
+            "call it app-rate:NAME or app-time:NAME",
+        )  # fmt: skip
+
+
+def _other_ground(host: Alternative, guest: Alternative) -> Iterator[Doubt]:
+    """A host run that was not confined to the PUs and nodes that the guest has."""
+    for what in ("pus", "nodes"):
+        here = {getattr(run.head, what) for run in host.runs}
+        there = {getattr(run.head, what) for run in guest.runs}
+        if here != there or None in here:
+            yield Doubt(
+                "other-ground", guest.label,
+                f"{what}: {_said(here)} on the host against {_said(there)} of the plan", True,
+                "bare metal had more, or other, cores and memory than the VM",
+                "homenode trial --bare runs the suite on the plan's PUs and nodes",
+            )  # fmt: skip
+
+
+def _said(values: Iterable[object]) -> str:
+    return " and ".join(sorted("unknown" if value is None else str(value) for value in values))
+
+
+def _moved_controls(effects: Sequence[Effect]) -> list[Doubt]:
+    return [
+        Doubt(
+            "control-moved", effect.metric,
+            f"{effect.ratio - 1:+.1%} from {effect.baseline} to {effect.alternative}", True,
+            "clocks, heat or a neighbour changed between the runs; no layout changes this",
+            "look at clocks and load, wait for the machine to be idle, and measure both again",
+        )
+        for effect in effects
+        if metric_of_effect(effect).control
+        and abs(effect.ratio - 1) > metric_of_effect(effect).matters
+        and effect.p is not None and effect.p < 1 - CONFIDENCE
+    ]  # fmt: skip
+
+
+def _order(key: SeriesKey) -> tuple[object, ...]:
+    known = list(METRICS)
+    place = known.index(key.metric) if key.metric in METRICS else len(known)
+    rest = (str(part) if not isinstance(part, int) else f"{part:020d}" for part in key[1:])
+    return place, key.metric, not key.worst, *rest

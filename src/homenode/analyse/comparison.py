@@ -1,0 +1,95 @@
+"""Comparison: effects with intervals, or "cannot tell", and every doubt with its remedy."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from homenode.bdf import Bdf
+
+
+class Outcome(StrEnum):
+    """What a comparison says of one metric."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    NO_DIFFERENCE = "no-difference"  # none that matters: the whole interval is within what does not
+    CANNOT_TELL = "cannot-tell"
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Something that speaks against trusting a comparison.
+
+    id: stable. subject: the metric, the run or the alternatives it is about. blocks: nothing can be
+    told while it stands. cause: the likely one. remedy: the next thing to do.
+    """
+
+    id: str
+    subject: str
+    detail: str
+    blocks: bool
+    cause: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """One series of one alternative against the same series of the baseline.
+
+    metric, unit: see docs/formats/comparison.md. variant, size_bytes, node, peer_node, device,
+    peer, state: what tells the series from others; null where it is over all. slowest_device: the
+    slowest of several devices, boot by boot. primary: it decides for the objective; else it is
+    exploratory. baseline_value, value: geometric means of boot medians. ratio: value over
+    baseline_value. low, high: its interval, None where there is none. p, p_adjusted: uncorrected,
+    and corrected for the primary metrics; None where there is no interval, p_adjusted also for what
+    is exploratory. boots, samples: (baseline, other). doubts: ids that block this one.
+    """
+
+    metric: str
+    unit: str
+    variant: str | None
+    size_bytes: int | None
+    node: int | None
+    peer_node: int | None
+    device: Bdf | None
+    peer: Bdf | None
+    state: str | None
+    slowest_device: bool
+    lower_is_better: bool
+    primary: bool
+    baseline: str
+    alternative: str
+    baseline_value: float
+    value: float
+    ratio: float
+    low: float | None
+    high: float | None
+    p: float | None
+    p_adjusted: float | None
+    boots: tuple[int, int]
+    samples: tuple[int, int]
+    outcome: Outcome
+    doubts: tuple[str, ...]
+
+    @property
+    def gain(self) -> float:
+        """How much better the alternative is, as a ratio above 1 whatever the direction."""
+        return 1 / self.ratio if self.lower_is_better else self.ratio
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The `comparison` format.
+
+    objective: whose primary metrics decide; None = those of every objective, each for itself.
+    bare: the baseline is the host itself, and ratios are parts of bare metal. confidence: of every
+    interval. skipped: folders that were left out, with the reason.
+    """
+
+    objective: str | None
+    bare: bool
+    confidence: float
+    baseline: str
+    alternatives: tuple[str, ...]
+    effects: tuple[Effect, ...]
+    doubts: tuple[Doubt, ...]
+    skipped: tuple[str, ...]

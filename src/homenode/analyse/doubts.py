@@ -1,0 +1,139 @@
+"""Doubts: what makes two alternatives incomparable, or a result less than it seems."""
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+from homenode.analyse.alternative import Alternative
+from homenode.analyse.comparison import Doubt
+from homenode.analyse.summary import is_refused
+from homenode.plan.layout import GuestCells, GuestPcie, Siblings
+from homenode.results.model import Origin, RunHead, Vantage
+
+_MUST_AGREE = (
+    "governor", "clock", "turbo", "throttling", "link", "driver", "tool", "microcode", "smt",
+)  # fmt: skip
+"""First words of conditions that change figures by themselves; others are mentioned only."""
+
+_GPU_METRICS = ("allreduce-", "h2d-", "d2h-", "p2p-")
+
+_LATER_VERSIONS = "the machine was changed or updated between the runs"
+
+
+def doubts_between(first: Alternative, second: Alternative) -> tuple[Doubt, ...]:
+    """What stands against comparing two alternatives, whatever the metric."""
+    subject = f"{first.label} and {second.label}"
+    heads = [[run.head for run in one.runs] for one in (first, second)]
+    found = chain(
+        _other_machine(subject, *heads),
+        _other_conditions(subject, *heads),
+        _other_vcpus(subject, first, second),
+        *(doubts_of(one) for one in (first, second)),
+    )
+    return tuple(dict.fromkeys(found))
+
+
+def doubts_of(alternative: Alternative) -> Iterator[Doubt]:
+    """What stands against an alternative's own figures."""
+    for run in alternative.runs:
+        head = run.head
+        for reason in head.unusable:
+            yield Doubt(
+                "unusable", f"{head.system}/{head.name}", reason, True,
+                "the suite, or the source itself, marked it", "put that right and measure again",
+            )  # fmt: skip
+        if head.origin in (Origin.EMULATED, Origin.SYNTHESISED):
+            yield Doubt(
+                "no-real-machine", f"{head.system}/{head.name}",
+                f"its figures are {head.origin}", True,
+                "it shows that the pipe works, not what a layout is worth",
+                "measure on the machine itself",
+            )  # fmt: skip
+        refused = sorted({sample.metric for sample in run.samples if is_refused(sample)})
+        if refused:
+            yield Doubt(
+                "refused-figures", f"{head.system}/{head.name}",
+                f"zero or negative figures of {', '.join(refused)} were left out", False,
+                "a timer that counts whole units truncated them, or the tool failed",
+                "measure with homenode-probe, which resolves fractions of a nanosecond",
+            )  # fmt: skip
+    yield from _gpus_without_node(alternative)
+
+
+def _other_machine(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterator[Doubt]:
+    hosts = [{head.host for head in heads if head.host is not None} for heads in (first, second)]
+    kinds = [{head.host_kind for head in heads if head.host_kind} for heads in (first, second)]
+    systems = {head.system for head in (*first, *second)}
+    remedy = "run all alternatives on one host, in mixed order"
+    if all(kinds) and kinds[0] != kinds[1]:
+        detail = f"{_listed(kinds[0])} against {_listed(kinds[1])}"
+    elif all(hosts) and hosts[0] != hosts[1]:
+        detail = "the same kind of host, but not the same one"
+    elif len(systems) > 1 and not all(hosts):
+        detail = f"results of {_listed(systems)}"
+    elif any(len(one) > 1 for one in (*hosts, *kinds)):
+        detail = "runs of one alternative come from several hosts"
+    else:
+        if not all(hosts) and all(head.origin is not Origin.PUBLISHED for head in first + second):
+            yield Doubt(
+                "host-unknown", subject, "some runs do not say which host they are of", False,
+                "they were imported from other tools' outputs", remedy,
+            )  # fmt: skip
+        return
+    yield Doubt("other-host", subject, detail, True, "the machine differs, not the layout", remedy)
+
+
+def _other_conditions(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterator[Doubt]:
+    values: tuple[dict[str, set[str]], dict[str, set[str]]] = ({}, {})
+    for found, heads in zip(values, (first, second), strict=True):
+        for condition in chain.from_iterable(head.conditions for head in heads):
+            found.setdefault(condition.name, set()).add(condition.value)
+    for name in sorted(values[0].keys() | values[1].keys()):
+        a, b = (found.get(name, set()) for found in values)
+        if not (a and b) or (a == b and len(a) == 1):
+            continue
+        blocks = name.split()[0] in _MUST_AGREE
+        yield Doubt(
+            "other-conditions", name, f"{_listed(a)} against {_listed(b)}", blocks,
+            _LATER_VERSIONS if not name.startswith("link") else "a link trained at another speed",
+            "homenode doctor; then measure both again under equal conditions",
+        )  # fmt: skip
+
+
+def _other_vcpus(subject: str, first: Alternative, second: Alternative) -> Iterator[Doubt]:
+    counts = [
+        {run.head.vcpus for run in one.runs if run.head.vcpus is not None}
+        for one in (first, second)
+    ]
+    exposed = [one.switches.siblings is Siblings.EXPOSED for one in (first, second)]
+    if not all(counts) or counts[0] == counts[1] or exposed[0] != exposed[1]:
+        return
+    if any(run.head.vantage is Vantage.HOST for run in (*first.runs, *second.runs)):
+        return
+    yield Doubt(
+        "other-vcpus", subject,
+        f"{_listed(map(str, counts[0]))} against {_listed(map(str, counts[1]))} vCPUs", False,
+        "the layout took another number of cores", "plan both with the same --vcpus",
+    )  # fmt: skip
+
+
+def _gpus_without_node(alternative: Alternative) -> Iterator[Doubt]:
+    if alternative.switches.cells is not GuestCells.MIRRORED:
+        return
+    nodeless = any(
+        any(gpu.node is None for gpu in run.head.gpus)
+        or (not run.head.gpus and alternative.switches.pcie is GuestPcie.AS_IT_WAS)
+        for run in alternative.runs
+        if any(sample.metric.startswith(_GPU_METRICS) for sample in run.samples)
+    )
+    if not nodeless:
+        return
+    yield Doubt(
+        "gpus-without-node", alternative.label,
+        "the guest has several cells and its GPUs are at numa_node -1", False,
+        "no expander bus: the guest cannot know where its GPUs are, and tools fall back to node 0",
+        "measure pin-numa-pci, which gives each GPU its node, before deciding against cells",
+    )  # fmt: skip
+
+
+def _listed(texts: Iterable[str | None]) -> str:
+    return ", ".join(sorted(text for text in texts if text is not None))

@@ -1,0 +1,170 @@
+"""Metric: what a figure measures, in which unit, and whether more of it is better.
+
+Samples carry a metric's id and its unit; whatever is not listed here is not compared, but metrics
+of the user's own program are: `app-rate:NAME` (more is better) and `app-time:NAME` (less is).
+"""
+
+from dataclasses import dataclass, replace
+
+from homenode.plan.published import Objective
+
+CONTROL_MATTERS = 0.03
+"""A control that moves by more than this says that something else than the layout changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One thing that is measured.
+
+    unit: of the samples: bytes_per_s, ns, events_per_s, flop_per_s, units_per_s. matters: the
+    smallest relative difference that an operator would change a layout for. primary: objectives
+    for which it decides; everything else is exploratory. stands_in: objectives for which it decides
+    where no primary metric was measured. control: it should not depend on the layout.
+    worst_device: with several devices, the slowest one counts, as every collective waits for it.
+    headline: the variant that decides where there are several. about: what it measures. rise, fall:
+    what to think of when it goes up or down.
+    """
+
+    id: str
+    title: str
+    unit: str
+    lower_is_better: bool
+    matters: float
+    about: str
+    rise: str
+    fall: str
+    primary: tuple[Objective, ...] = ()
+    stands_in: tuple[Objective, ...] = ()
+    control: bool = False
+    worst_device: bool = False
+    headline: str | None = None
+
+
+_BANDWIDTH = "bytes_per_s"
+_MORE_CONTROLLERS = "work and memory lie on the same nodes, and more memory controllers are used"
+
+_METRICS = (
+    Metric(
+        "memory-bandwidth", "memory bandwidth", _BANDWIDTH, False, 0.05,
+        "what all vCPUs together read and write from memory (STREAM, homenode-probe)",
+        _MORE_CONTROLLERS,
+        "threads and memory are on different nodes, or all memory is on one",
+        primary=(Objective.HOST_BANDWIDTH,), headline="triad",
+    ),
+    Metric(
+        "memory-latency", "memory latency", "ns", True, 0.05,
+        "time of one dependent load from memory, beyond every cache",
+        "memory is on another node, or pages are small and their walks are in the figure",
+        "memory is on the node of the thread that loads",
+        primary=(Objective.LATENCY,), headline="dram",
+    ),
+    Metric(
+        "allreduce-busbw-peak", "all-reduce, peak bus bandwidth", _BANDWIDTH, False, 0.10,
+        "highest bus bandwidth of an all-reduce over message sizes (nccl-tests, rccl-tests)",
+        "transport through memory stays on the GPUs' nodes",
+        "transport crosses nodes: GPUs without a node, or ranks bound to the wrong one",
+        primary=(Objective.COLLECTIVE,),
+    ),
+    Metric(
+        "allreduce-busbw-mean", "all-reduce, mean bus bandwidth", _BANDWIDTH, False, 0.10,
+        "mean over message sizes; small messages weigh as much as large ones",
+        "as for the peak, or small messages became faster",
+        "as for the peak, or small messages became slower",
+    ),
+    Metric(
+        "allreduce-busbw", "all-reduce, bus bandwidth of a size", _BANDWIDTH, False, 0.10,
+        "bus bandwidth at one message size", "as for the peak", "as for the peak",
+    ),
+    Metric(
+        "allreduce-latency", "all-reduce, small messages", "ns", True, 0.10,
+        "time of an all-reduce of a few bytes", "more coordination between vCPUs and GPUs",
+        "less coordination",
+    ),
+    Metric(
+        "h2d-bandwidth", "host to device", _BANDWIDTH, False, 0.05,
+        "copies from pinned host memory to a GPU",
+        "the buffer is on the GPU's node", "the buffer is on another node, or the link is slow",
+        primary=(Objective.DEVICE_TRANSFER,), worst_device=True,
+    ),
+    Metric(
+        "d2h-bandwidth", "device to host", _BANDWIDTH, False, 0.05,
+        "copies from a GPU to pinned host memory",
+        "the buffer is on the GPU's node", "the buffer is on another node, or the link is slow",
+        primary=(Objective.DEVICE_TRANSFER,), worst_device=True,
+    ),
+    Metric(
+        "h2d-latency", "host to device latency", "ns", True, 0.05,
+        "time of one access between a GPU and host memory",
+        "the memory is on another node than the GPU", "the memory is on the GPU's node",
+        worst_device=True,
+    ),
+    Metric(
+        "p2p-bandwidth", "GPU to GPU", _BANDWIDTH, False, 0.05,
+        "copies between two GPUs", "peer access works", "copies go through host memory",
+        stands_in=(Objective.COLLECTIVE,), worst_device=True,
+    ),
+    Metric(
+        "d2d-bandwidth", "within a GPU", _BANDWIDTH, False, CONTROL_MATTERS,
+        "copies within a GPU's own memory: no layout changes it",
+        "clocks rose", "clocks fell, or somebody else uses the GPU",
+        control=True, worst_device=True,
+    ),
+    Metric(
+        "matmul-time", "matrix product", "ns", True, CONTROL_MATTERS,
+        "time of one large matrix product on a GPU: no layout changes it",
+        "clocks fell, heat, or launches wait for the CPU", "clocks rose",
+        control=True, worst_device=True,
+    ),
+    Metric(
+        "cpu-single", "one thread", "events_per_s", False, CONTROL_MATTERS,
+        "prime numbers on one vCPU (sysbench): the core's own speed",
+        "unpinned vCPUs had been moved about", "slower cores, a busy sibling, or lower clocks",
+        control=True,
+    ),
+    Metric(
+        "cpu-throughput", "all threads", "events_per_s", False, 0.05,
+        "prime numbers on all vCPUs together (sysbench)",
+        "more cores, or siblings fill idle slots of them",
+        "vCPUs share cores, or run on slower ones",
+        primary=(Objective.THROUGHPUT, Objective.DENSITY),
+    ),
+    Metric(
+        "cpu-per-thread", "all threads, each", "events_per_s", False, 0.05,
+        "all-thread throughput for one vCPU", "fewer vCPUs share a core", "more of them do",
+    ),
+    Metric(
+        "core-to-core-latency", "core to core", "ns", True, 0.05,
+        "hand-over of a cache line between two vCPUs", "they are in different LLCs or packages",
+        "they share an LLC",
+    ),
+)  # fmt: skip
+
+METRICS: dict[str, Metric] = {metric.id: metric for metric in _METRICS}
+"""Every metric, by id, in the order in which reports show them."""
+
+MOST_PRIMARY = 6
+"""Primary metrics of an objective, at most."""
+
+_OWN_RATE = Metric(
+    "app-rate", "own program", "units_per_s", False, 0.05, "the user's own program",
+    "it does more", "it does less",
+)  # fmt: skip
+_OWN_TIME = replace(_OWN_RATE, id="app-time", unit="ns", lower_is_better=True)
+
+
+def metric_of(id: str) -> Metric | None:
+    """The metric of an id; None for one whose direction nobody has told.
+
+    >>> metric_of("app-time:epoch").lower_is_better, metric_of("frobs") is None
+    (True, True)
+    """
+    for own in (_OWN_RATE, _OWN_TIME):
+        if id.startswith(f"{own.id}:"):
+            name = id.partition(":")[2]
+            return replace(own, id=id, title=f"own program: {name}")
+    return METRICS.get(id)
+
+
+def primaries(objective: Objective) -> tuple[Metric, ...]:
+    """The metrics that decide for an objective."""
+    return tuple(metric for metric in _METRICS if objective in metric.primary)

@@ -1,0 +1,198 @@
+"""Summary: the samples of an alternative as series, and each series boot by boot.
+
+What a series never mixes: units, variants, sizes, nodes, devices, placement states.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from homenode.analyse.alternative import Alternative
+from homenode.analyse.metrics import Metric, metric_of
+from homenode.bdf import Bdf
+from homenode.results.model import Run, Sample, Statistic
+
+LEAST_UNDISTURBED = 3
+"""Disturbed samples are left out while at least this many others are there in a boot."""
+
+_MEDIAN_VARIANCE = math.pi / 2
+"""Variance of a median over that of a mean, for normal samples."""
+
+
+class SeriesKey(NamedTuple):
+    """What samples must share to be one series. worst: the slowest of several devices, by boot."""
+
+    metric: str
+    unit: str
+    variant: str | None
+    size_bytes: int | None
+    node: int | None
+    peer_node: int | None
+    device: Bdf | None
+    peer: Bdf | None
+    state: str | None
+    worst: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One series of one alternative.
+
+    medians: of each boot, above 0. inner_variance: mean variance of a boot's median as its samples
+    tell it, on the logarithmic scale; 0 where they cannot. samples: how many were used. low, high:
+    of everything that was used. replicated: the medians are of boots that were really made, not of
+    figures that somebody printed. devices: whose the slowest was taken of.
+    """
+
+    key: SeriesKey
+    medians: tuple[float, ...]
+    inner_variance: float
+    samples: int
+    low: float
+    high: float
+    replicated: bool
+    devices: frozenset[Bdf]
+
+    @property
+    def value(self) -> float:
+        """Geometric mean of the boots."""
+        return math.exp(statistics.fmean(map(math.log, self.medians)))
+
+
+class _Taken(NamedTuple):
+    boot: tuple[str, int]
+    sample: Sample
+
+
+def is_refused(sample: Sample) -> bool:
+    """A figure that no machine gives: a zero or less, where the metric is a rate or a time."""
+    return not (math.isfinite(sample.value) and sample.value > 0)
+
+
+def series_of(alternative: Alternative) -> dict[SeriesKey, Series]:
+    """Every series of an alternative's runs; figures that are refused are left out."""
+    taken: dict[SeriesKey, list[_Taken]] = {}
+    for run in alternative.runs:
+        for sample in run.samples:
+            if not is_refused(sample):
+                taken.setdefault(_key(sample), []).append(_Taken(_boot(run, sample), sample))
+    found = {key: _series(key, samples) for key, samples in taken.items()}
+    return found | _slowest(taken)
+
+
+def headline(series: Iterable[SeriesKey], metric: Metric) -> tuple[SeriesKey, ...]:
+    """The series that speak for a metric: one, or one for each placement state.
+
+    The variant that the metric calls its headline, else series without a variant; over all sizes,
+    nodes and devices.
+    """
+    whole = [
+        key
+        for key in series
+        if key.metric == metric.id
+        and (key.size_bytes, key.node, key.peer_node, key.device, key.peer) == (None,) * 5
+    ]
+    if metric.worst_device and any(key.worst for key in whole):
+        whole = [key for key in whole if key.worst]
+    for variant in (metric.headline, None):
+        chosen = tuple(key for key in whole if key.variant == variant)
+        if chosen:
+            return chosen
+    return ()
+
+
+def _boot(run: Run, sample: Sample) -> tuple[str, int]:
+    """Which boot, across runs: two runs of one boot are one replicate."""
+    if sample.boot < len(run.head.boots):
+        return run.head.boots[sample.boot], -1
+    return run.head.name, sample.boot
+
+
+def _key(sample: Sample) -> SeriesKey:
+    return SeriesKey(
+        sample.metric, sample.unit, sample.variant, sample.size_bytes, sample.node,
+        sample.peer_node, sample.device, sample.peer, sample.state, worst=False,
+    )  # fmt: skip
+
+
+def _series(key: SeriesKey, taken: Sequence[_Taken]) -> Series:
+    boots: dict[tuple[str, int], list[Sample]] = {}
+    for boot, sample in taken:
+        boots.setdefault(boot, []).append(sample)
+    kept = [_undisturbed(samples) for samples in boots.values()]
+    values = [[sample.value for sample in samples] for samples in kept]
+    everything = [value for boot in values for value in boot]
+    return Series(
+        key,
+        tuple(map(statistics.median, values)),
+        _inner_variance(values),
+        len(everything),
+        min(everything),
+        max(everything),
+        all(sample.statistic is Statistic.SAMPLE for boot in kept for sample in boot),
+        frozenset(),
+    )
+
+
+def _undisturbed(samples: list[Sample]) -> list[Sample]:
+    quiet = [sample for sample in samples if not sample.disturbed]
+    return quiet if len(quiet) >= LEAST_UNDISTURBED else samples
+
+
+def _inner_variance(boots: Sequence[Sequence[float]]) -> float:
+    known = [
+        _MEDIAN_VARIANCE * statistics.variance(map(math.log, boot)) / len(boot)
+        for boot in boots
+        if len(boot) > 1
+    ]
+    return statistics.fmean(known) if known else 0.0
+
+
+def _slowest(taken: dict[SeriesKey, list[_Taken]]) -> dict[SeriesKey, Series]:
+    """For metrics in which the slowest device counts: its median of each boot.
+
+    A device is told by its address, or by its position where a tool printed no address.
+    """
+    groups: dict[SeriesKey, dict[object, list[_Taken]]] = {}
+    for key, samples in taken.items():
+        metric = metric_of(key.metric)
+        if metric is None or not metric.worst_device or key.node is not None:
+            continue
+        folded = key._replace(device=None, peer=None, worst=True)
+        for one in samples:
+            device = (key.device, key.peer, one.sample.index)
+            if device != (None, None, None):
+                groups.setdefault(folded, {}).setdefault(device, []).append(one)
+    return {key: _folded(key, devices) for key, devices in groups.items()}
+
+
+def _folded(key: SeriesKey, devices: dict[object, list[_Taken]]) -> Series:
+    metric = metric_of(key.metric)
+    take_worst = max if metric is not None and metric.lower_is_better else min
+    by_boot: dict[tuple[str, int], list[float]] = {}
+    variances = []
+    samples = 0
+    for taken in devices.values():
+        boots: dict[tuple[str, int], list[Sample]] = {}
+        for boot, sample in taken:
+            boots.setdefault(boot, []).append(sample)
+        kept = {boot: _undisturbed(found) for boot, found in boots.items()}
+        values = {boot: [one.value for one in found] for boot, found in kept.items()}
+        for boot, found_values in values.items():
+            by_boot.setdefault(boot, []).append(statistics.median(found_values))
+            samples += len(found_values)
+        variances.append(_inner_variance(list(values.values())))
+    medians = tuple(take_worst(found) for found in by_boot.values())
+    every = [one.sample for taken in devices.values() for one in taken]
+    return Series(
+        key,
+        medians,
+        statistics.fmean(variances),
+        samples,
+        min(sample.value for sample in every),
+        max(sample.value for sample in every),
+        all(sample.statistic is Statistic.SAMPLE for sample in every),
+        frozenset(sample.device for sample in every if sample.device is not None),
+    )

@@ -1,0 +1,334 @@
+"""Comparisons: error rates that are promised, and everything that makes one say cannot tell."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from homenode.analyse.alternative import alternatives
+from homenode.analyse.compare import compare
+from homenode.analyse.comparison import Comparison, Effect, Outcome
+from homenode.analyse.intervals import holm
+from homenode.analyse.metrics import METRICS, MOST_PRIMARY, metric_of, primaries
+from homenode.analyse.student import f_upper_p, t_quantile, two_sided_p
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.errors import InputError
+from homenode.plan.published import Objective
+from homenode.results.model import Condition, GpuPlace, Origin, Run, Sample, Statistic, Vantage
+from tests.simulated_runs import simulated_run
+
+TRIAD = {"memory-bandwidth": ("bytes_per_s", 100e9)}
+LATENCY = {"memory-latency": ("ns", 100.0)}
+GPU = Bdf.parse("0000:19:00.0")
+
+
+def compared(*runs: Run, objective: Objective | None = None, bare: bool = False) -> Comparison:
+    return compare(alternatives(runs), objective, bare=bare)
+
+
+def only(comparison: Comparison, metric: str = "memory-bandwidth") -> Effect:
+    (found,) = [one for one in comparison.effects if one.metric == metric]
+    return found
+
+
+def pair(
+    rng: random.Random, effect: float = 0.0, metric: str = "memory-bandwidth"
+) -> tuple[Run, Run]:
+    unit, value = {**TRIAD, **LATENCY}[metric]
+    return (
+        simulated_run("pin", {metric: (unit, value)}, rng),
+        simulated_run("pin-numa", {metric: (unit, value * (1 + effect))}, rng),
+    )
+
+
+@pytest.mark.parametrize(
+    ("confidence", "freedom", "quantile"),
+    [
+        (0.95, 1, 12.706205), (0.95, 2, 4.302653), (0.95, 4, 2.776445), (0.99, 4, 4.604095),
+        (0.95, 30, 2.042272), (0.999, 7, 5.407883), (0.95, 1e6, 1.959966), (0.95, 2.5, 3.558),
+    ],
+)  # fmt: skip
+def test_quantiles_of_t_are_those_of_the_tables(
+    confidence: float, freedom: float, quantile: float
+) -> None:
+    found = t_quantile(confidence, freedom)
+    assert found == pytest.approx(quantile, abs=2e-2 if freedom == 2.5 else 2e-6)
+    assert two_sided_p(found, freedom) == pytest.approx(1 - confidence, abs=1e-9)
+
+
+def test_tails_of_f_are_those_of_the_tables() -> None:
+    assert f_upper_p(9.0, 2, 2) == pytest.approx(0.1)
+    assert f_upper_p(9.276628, 3, 3) == pytest.approx(0.05, abs=1e-7)
+    assert f_upper_p(3.326, 5, 10) == pytest.approx(0.05, abs=1e-4)
+    assert two_sided_p(0.0, 3) == 1.0
+
+
+def test_holm_is_monotone_and_never_above_one() -> None:
+    assert holm([]) == ()
+    assert holm([0.5, 0.9]) == (1.0, 1.0)
+    assert holm([0.04, 0.01]) == (0.04, 0.02)
+
+
+def _rate(
+    effect: float, count: int, metric: str = "memory-bandwidth", noise: float = 0.01
+) -> float:
+    rng = random.Random(20261120)
+    found = 0
+    unit, value = {**TRIAD, **LATENCY}[metric]
+    for _ in range(count):
+        first = simulated_run("pin", {metric: (unit, value)}, rng)
+        second = simulated_run("pin-numa", {metric: (unit, value * (1 + effect))}, rng,
+                               between=noise)  # fmt: skip
+        outcome = only(compared(first, second), metric).outcome
+        found += outcome in (Outcome.BETTER, Outcome.WORSE)
+    return found / count
+
+
+def test_equal_layouts_are_told_apart_in_at_most_six_and_a_half_of_a_hundred_comparisons() -> None:
+    assert _rate(0.0, 2000) <= 0.065
+
+
+def test_equal_layouts_stay_equal_where_one_varies_ten_times_as_much_between_boots() -> None:
+    assert _rate(0.0, 1000, noise=0.1) <= 0.085
+
+
+def test_a_difference_of_five_percent_is_found_nineteen_times_in_twenty() -> None:
+    assert _rate(0.05, 1000) >= 0.95
+    assert _rate(-0.05, 400, "memory-latency") >= 0.95
+
+
+def test_less_is_better_for_latency_and_more_for_bandwidth() -> None:
+    rng = random.Random(1)
+    up = only(compared(*pair(rng, 0.2)))
+    assert (up.outcome, up.ratio > 1.15, up.gain > 1.15) == (Outcome.BETTER, True, True)
+    slower = only(compared(*pair(rng, 0.2, "memory-latency")), "memory-latency")
+    assert (slower.outcome, slower.gain < 0.9) == (Outcome.WORSE, True)
+    assert up.low is not None
+    assert up.high is not None
+    assert up.low < up.ratio < up.high
+
+
+def test_a_difference_that_cannot_matter_is_told_from_not_knowing() -> None:
+    rng = random.Random(4)
+    quiet = [
+        simulated_run(layout, TRIAD, rng, between=0.002, within=0.002)
+        for layout in ("pin", "pin-numa")
+    ]
+    assert only(compared(*quiet)).outcome is Outcome.NO_DIFFERENCE
+    noisy = [simulated_run(layout, TRIAD, rng, between=0.2) for layout in ("pin", "pin-numa")]
+    assert only(compared(*noisy)).outcome is Outcome.CANNOT_TELL
+
+
+def test_one_boot_of_a_layout_is_cannot_tell_however_many_samples_it_has() -> None:
+    rng = random.Random(2)
+    one = simulated_run("pin-numa", {"memory-bandwidth": ("bytes_per_s", 500e9)}, rng, boots=1,
+                        samples=500)  # fmt: skip
+    comparison = compared(simulated_run("pin", TRIAD, rng), one)
+    effect = only(comparison)
+    assert (effect.outcome, effect.low, effect.doubts) == (Outcome.CANNOT_TELL, None, ("one-boot",))
+    (doubt,) = comparison.doubts
+    assert "1 boots" in doubt.detail
+    assert "three times" in doubt.remedy
+
+
+def test_two_runs_of_one_boot_are_one_replicate() -> None:
+    rng = random.Random(3)
+    twice = [
+        Run(replace(run.head, name=name, boots=("same",)), run.samples)
+        for name in ("a", "b")
+        for run in [simulated_run("pin-numa", TRIAD, rng, boots=1)]
+    ]
+    effect = only(compared(simulated_run("pin", TRIAD, rng), *twice))
+    assert effect.boots == (3, 1)
+    assert effect.outcome is Outcome.CANNOT_TELL
+
+
+def _with(run: Run, **changes: object) -> Run:
+    return Run(replace(run.head, **changes), run.samples)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "doubt"),
+    [
+        ({"host": "host-2"}, "other-host"),
+        ({"host_kind": "another machine"}, "other-host"),
+        ({"conditions": (Condition("governor", "powersave"),)}, "other-conditions"),
+        ({"unusable": ("throttled to 1.2 GHz",)}, "unusable"),
+        ({"origin": Origin.EMULATED}, "no-real-machine"),
+        ({"origin": Origin.SYNTHESISED}, "no-real-machine"),
+    ],
+)
+def test_runs_that_are_not_comparable_are_cannot_tell_with_cause_and_remedy(
+    changes: dict[str, object], doubt: str
+) -> None:
+    first, second = pair(random.Random(5), 0.5)
+    comparison = compared(first, _with(second, **changes))
+    assert only(comparison).outcome is Outcome.CANNOT_TELL
+    assert only(comparison).doubts == (doubt,)
+    found = next(one for one in comparison.doubts if one.id == doubt)
+    assert found.cause
+    assert found.remedy
+
+
+def test_a_link_that_trained_slower_blocks_and_another_kernel_is_only_mentioned() -> None:
+    first, second = pair(random.Random(5), 0.5)
+    for name, values, blocks in (
+        (f"link {GPU}", ("32 GT/s x16", "2.5 GT/s x16"), True),
+        ("kernel", ("6.1", "6.8"), False),
+    ):
+        one, other = (
+            _with(run, conditions=(Condition(name, value),))
+            for run, value in zip((first, second), values, strict=True)
+        )
+        comparison = compared(one, other)
+        (doubt,) = comparison.doubts
+        assert (doubt.subject, doubt.blocks) == (name, blocks)
+        assert (only(comparison).outcome is Outcome.CANNOT_TELL) is blocks
+
+
+def test_a_control_that_moved_takes_the_other_metrics_with_it() -> None:
+    rng = random.Random(6)
+    first = simulated_run("pin", {**TRIAD, "cpu-single": ("events_per_s", 3000.0)}, rng)
+    second = simulated_run(
+        "pin-numa",
+        {"memory-bandwidth": ("bytes_per_s", 150e9), "cpu-single": ("events_per_s", 2500.0)}, rng,
+    )  # fmt: skip
+    comparison = compared(first, second)
+    assert only(comparison).outcome is Outcome.CANNOT_TELL
+    assert only(comparison).doubts == ("control-moved",)
+    assert only(comparison, "cpu-single").outcome is Outcome.WORSE
+    (doubt,) = [one for one in comparison.doubts if one.id == "control-moved"]
+    assert "idle" in doubt.remedy
+
+
+def test_gpu_figures_pair_by_address_and_never_by_index() -> None:
+    rng = random.Random(7)
+    copies = {"h2d-bandwidth": ("bytes_per_s", 50e9)}
+    other = Bdf.parse("0000:9b:00.0")
+    first = simulated_run("pin", copies, rng, device=GPU)
+    same = simulated_run("pin-numa", copies, rng, device=GPU)
+    moved = simulated_run("pin-numa", copies, rng, device=other)
+    assert {one.device for one in compared(first, same).effects} == {GPU, None}
+    comparison = compared(first, moved)
+    assert {one.device for one in comparison.effects} == {None}
+    assert [one.outcome for one in comparison.effects] == [Outcome.CANNOT_TELL]
+    assert {"other-devices", "device-without-pair"} <= {one.id for one in comparison.doubts}
+
+
+def test_the_slowest_gpu_of_each_boot_stands_for_all_of_them() -> None:
+    def run(layout: str, slow: float) -> Run:
+        head = simulated_run(layout, {}, random.Random(1)).head
+        samples = [
+            Sample("h2d-bandwidth", "bytes_per_s", value, boot=boot, device=Bdf(0, bus, 0, 0))
+            for boot in range(3)
+            for bus, value in ((1, 50e9), (2, slow + boot * 1e6))
+        ]
+        return Run(head, tuple(samples))
+
+    comparison = compared(run("pin", 10e9), run("pin-numa-pci", 45e9))
+    slowest = next(one for one in comparison.effects if one.slowest_device)
+    assert (slowest.primary, slowest.outcome) == (True, Outcome.BETTER)
+    assert slowest.ratio == pytest.approx(4.5, rel=1e-3)
+
+
+def test_placement_states_are_never_pooled() -> None:
+    def run(layout: str, states: Sequence[tuple[str, float]]) -> Run:
+        head = simulated_run(layout, {}, random.Random(1)).head
+        samples = [
+            Sample("memory-bandwidth", "bytes_per_s", value + boot, boot=boot, state=state)
+            for boot in range(3)
+            for state, value in states
+        ]
+        return Run(head, tuple(samples))
+
+    comparison = compared(
+        run("default", [("near", 48e9), ("far", 79e9)]), run("pin", [("far", 79e9)])
+    )
+    assert {one.state for one in comparison.effects} == {"far"}
+    assert "state-without-pair" in {one.id for one in comparison.doubts}
+
+
+def test_zeroes_are_refused_and_said() -> None:
+    rng = random.Random(8)
+    first, second = pair(rng, 0.0, "memory-latency")
+    zeroes = Run(second.head, tuple(replace(sample, value=0.0) for sample in second.samples))
+    comparison = compared(first, zeroes)
+    assert not comparison.effects
+    (doubt,) = comparison.doubts
+    assert doubt.id == "refused-figures"
+    assert "truncated" in doubt.cause
+
+
+def test_disturbed_samples_are_left_out_while_others_are_there() -> None:
+    rng = random.Random(9)
+    first, second = pair(rng)
+    noisy = Run(
+        second.head,
+        tuple(
+            replace(one, value=one.value / 3, disturbed=True) if one.number < 7 else one
+            for one in second.samples
+        ),
+    )
+    assert only(compared(first, noisy)).ratio == pytest.approx(1, abs=0.05)
+
+
+def test_cells_without_expander_buses_make_a_doubt_that_names_the_layout_to_measure() -> None:
+    rng = random.Random(10)
+    figures = {"allreduce-busbw-peak": ("bytes_per_s", 20e9)}
+    flat = simulated_run("pin", figures, rng)
+    cells = simulated_run("pin-numa", figures, rng)
+    mirrored = _with(simulated_run("pin-numa-pci", figures, rng), gpus=(GpuPlace(GPU, 0),))
+    doubts = {one.id: one for one in compared(flat, cells, mirrored).doubts}
+    assert doubts["gpus-without-node"].subject == "pin-numa"
+    assert "pin-numa-pci" in doubts["gpus-without-node"].remedy
+
+
+def test_published_figures_are_shown_and_never_told_apart() -> None:
+    rng = random.Random(11)
+    first, second = pair(rng, 1.0)
+    printed = Run(
+        second.head,
+        (Sample("memory-bandwidth", "bytes_per_s", 561e9, statistic=Statistic.BEST, count=None),),
+    )
+    effect = only(compared(first, printed))
+    assert effect.ratio == pytest.approx(5.61, rel=0.05)
+    assert (effect.outcome, effect.doubts) == (Outcome.CANNOT_TELL, ("published-figures",))
+
+
+def test_bare_metal_is_compared_on_the_same_ground_only() -> None:
+    rng = random.Random(12)
+    ground = {"pus": CpuSet.parse("0-7"), "nodes": (0,)}
+    host = _with(simulated_run("default", TRIAD, rng), vantage=Vantage.HOST, **ground)
+    guest = _with(simulated_run("pin", {"memory-bandwidth": ("bytes_per_s", 90e9)}, rng), **ground)
+    assert only(compared(host, guest, bare=True)).ratio == pytest.approx(0.9, abs=0.03)
+    elsewhere = _with(guest, pus=CpuSet.parse("8-15"))
+    assert only(compared(host, elsewhere, bare=True)).doubts == ("other-ground",)
+    with pytest.raises(InputError, match="on the host itself"):
+        compared(guest, host, bare=True)
+
+
+def test_a_single_alternative_cannot_be_compared() -> None:
+    with pytest.raises(InputError, match="expected two alternatives"):
+        compared(simulated_run("pin", TRIAD, random.Random(1)))
+
+
+def test_an_objective_has_at_most_six_primary_metrics_and_none_is_a_control() -> None:
+    for objective in Objective:
+        assert 1 <= len(primaries(objective)) <= MOST_PRIMARY
+    assert not [one for one in METRICS.values() if one.control and one.primary]
+
+
+def test_a_metric_nobody_knows_is_named_and_not_compared() -> None:
+    rng = random.Random(13)
+    runs = [
+        simulated_run(layout, {"frobs": ("units_per_s", 1.0), "app-rate:epochs": ("x", 2.0)}, rng)
+        for layout in ("pin", "pin-numa")
+    ]
+    comparison = compared(*runs)
+    assert [one.metric for one in comparison.effects] == ["app-rate:epochs"]
+    assert "unknown-metric" in {one.id for one in comparison.doubts}
+    time = metric_of("app-time:epoch")
+    assert time is not None
+    assert time.lower_is_better

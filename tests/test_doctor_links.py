@@ -238,3 +238,41 @@ def test_unknown_current_links_are_not_judged() -> None:
     )
     assert found(blind) == []
     assert any(re.search("now unknown", line) for line in describe_paths(blind))
+
+
+@needs_shared
+@pytest.mark.parametrize(
+    ("where", "old", "new", "severity"),
+    [
+        ("17:01.0", "LnkSta:\tSpeed 32GT/s (ok)", "LnkSta:\tSpeed 8GT/s (downgraded)", "critical"),
+        ("19:00.0", "LnkSta:\tSpeed 32GT/s (ok)", "LnkSta:\tSpeed 16GT/s", "critical"),
+        ("19:00.0", "Width x16 (ok)", "Width x1 (downgraded)", "critical"),
+        ("1a:00.0", "LnkSta:\tSpeed 32GT/s (ok)", "LnkSta:\tSpeed 2.5GT/s (downgraded)", "warning"),
+        ("1a:00.0", "Width x16 (ok)", "Width x8 (downgraded)", "info"),
+        ("83:00.0", "LnkSta:\tSpeed 16GT/s (ok)", "LnkSta:\tSpeed 2.5GT/s (downgraded)", "warning"),
+        ("18:00.0", "LnkSta:\tSpeed 16GT/s (ok)", "LnkSta:\tSpeed 8GT/s (downgraded)", "info"),
+    ],
+)
+def test_other_edits_are_one_finding_each(where: str, old: str, new: str, severity: str) -> None:
+    (finding,) = found(edited(where, old, new))
+    assert finding.severity == severity
+
+
+@needs_shared
+@pytest.mark.parametrize(
+    ("where", "old", "new"),
+    [
+        ("19:00.0", "LnkCap:\tPort #0, Speed 32GT/s", "LnkCap:\tPort #0, Speed 16GT/s"),
+        ("18:00.0", "Width x4 (ok)", "Width x0"),
+        ("19:00.0", "LnkSta:\tSpeed 32GT/s (ok)", "LnkSta:\tSpeed unknown (ok)"),
+        ("17:00.0", "LnkSta:\tSpeed 16GT/s", "LnkSta:\tSpeed 2.5GT/s"),
+    ],
+)
+def test_edits_that_are_no_faults_are_none(where: str, old: str, new: str) -> None:
+    assert [f for f in found(edited(where, old, new)) if f.severity != "info"] == []
+
+
+@needs_shared
+def test_a_listing_without_root_says_nothing() -> None:
+    lines = [line for line in listing().splitlines() if "Lnk" not in line]
+    assert found(host_from_lspci("\n".join(lines), "hgx")) == []

@@ -370,6 +370,8 @@ def test_processes_that_hold_a_group_are_found(tmp_path: Path) -> None:
         for number, file in enumerate(files):
             (folder / str(number)).symlink_to(file)
 
+    (tmp_path / "self" / "ns").mkdir(parents=True)
+    (tmp_path / "self" / "ns" / "pid").symlink_to("pid:[4026531836]")
     process(1, "init", "/dev/null")
     process(4711, "qemu-system-x86", "/dev/vfio/vfio", "/dev/vfio/77", "socket:[1]")
     device = shipped(SICK).device(GPU)
@@ -378,6 +380,15 @@ def test_processes_that_hold_a_group_are_found(tmp_path: Path) -> None:
     assert uses[GPU].holders == ("qemu-system-x86 (process 4711)",)
     uses = device_uses([replace(device, iommu_group=7)], proc=str(tmp_path), sys=str(tmp_path))
     assert uses[GPU].holders == ()
+    (tmp_path / "bus/pci/devices" / str(GPU) / "vfio-dev" / "vfio3").mkdir(parents=True)
+    process(4712, "qemu-kvm", "/dev/vfio/devices/vfio3")
+    uses = device_uses([device], proc=str(tmp_path), sys=str(tmp_path))
+    assert uses[GPU].holders == ("qemu-kvm (process 4712)",)
+    # In a container the host's processes are out of sight.
+    (tmp_path / "self" / "ns" / "pid").unlink()
+    (tmp_path / "self" / "ns" / "pid").symlink_to("pid:[4026532000]")
+    uses = device_uses([device], proc=str(tmp_path), sys=str(tmp_path))
+    assert uses[GPU].holders is None
 
 
 def test_a_unit_runs_before_libvirt_and_a_hook_never_stops_a_vm() -> None:

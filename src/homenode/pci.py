@@ -97,7 +97,8 @@ class PciDevice:
     target_gt_per_s: the speed that Link Control 2 tells a port to train to.
     acs: flags of the ACS control register that are on, as lspci names them, ascending.
     power_state: "D0" to "D3cold" as the kernel says. performance_state: "P0" (busy) to "P15" as
-    NVIDIA's driver says. iommu_domain: how the IOMMU treats the group: "identity", "DMA-FQ", ...
+    NVIDIA's driver says; link_replays: packets that the link sent again, by the same driver.
+    iommu_domain: how the IOMMU treats the group: "identity", "DMA-FQ", ...
     """
 
     bdf: Bdf
@@ -127,6 +128,7 @@ class PciDevice:
     performance_state: str | None = None
     iommu_domain: str | None = None
     errors: PciErrors | None = None
+    link_replays: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

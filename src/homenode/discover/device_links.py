@@ -29,12 +29,14 @@ _C2C_GPUS = {
 @dataclass(frozen=True, slots=True)
 class DeviceLinks:
     """links: ascending. gpu_of_node: GPUs whose memory nvidia-smi says is a node. name_of_gpu: the
-    driver's names of its GPUs. performance_of_gpu: their states, "P0" is busy."""
+    driver's names of its GPUs. performance_of_gpu: their states, "P0" is busy.
+    replays_of_gpu: packets that their links sent again."""
 
     links: tuple[DeviceLink, ...]
     gpu_of_node: dict[NodeIndex, Bdf]
     name_of_gpu: dict[Bdf, str]
     performance_of_gpu: dict[Bdf, str]
+    replays_of_gpu: dict[Bdf, int]
     gaps: tuple[Gap, ...]
 
 
@@ -82,7 +84,8 @@ def read_device_links(
         for bdf, gpu in queried.items()
         if gpu.performance_state is not None
     }
-    return DeviceLinks(tuple(ordered), gpu_of_node, names, states, tuple(gaps))
+    replays = {bdf: gpu.replays for bdf, gpu in queried.items() if gpu.replays is not None}
+    return DeviceLinks(tuple(ordered), gpu_of_node, names, states, replays, tuple(gaps))
 
 
 def _query(snapshot: Snapshot, gaps: list[Gap]) -> dict[Bdf, NvidiaGpu]:

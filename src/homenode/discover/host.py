@@ -22,7 +22,7 @@ from homenode.discover.settings import (
 )
 from homenode.discover.states import PuStates, read_states
 from homenode.gap import Gap
-from homenode.pci import PciDevice
+from homenode.pci import DeviceKind, PciDevice
 from homenode.snapshot.protocol import Snapshot
 from homenode.topology import Host, Pu
 
@@ -97,8 +97,9 @@ def _as_driver_says(devices: tuple[PciDevice, ...], links: DeviceLinks) -> tuple
             device,
             name=links.name_of_gpu.get(device.bdf, device.name),
             performance_state=links.performance_of_gpu.get(device.bdf),
+            link_replays=links.replays_of_gpu.get(device.bdf),
         )
-        if device.bdf in links.name_of_gpu or device.bdf in links.performance_of_gpu
+        if device.kind is DeviceKind.GPU
         else device
         for device in devices
     )

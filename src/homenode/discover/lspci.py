@@ -258,6 +258,7 @@ def _merged(device: PciDevice, own: PciDevice | None, gaps: list[Gap]) -> PciDev
         performance_state=own.performance_state,
         iommu_domain=own.iommu_domain,
         errors=own.errors,
+        link_replays=own.link_replays,
     )
 
 

@@ -13,6 +13,9 @@ from homenode.bdf import Bdf
 from homenode.doctor.retrain_plan import Use
 from homenode.pci import PciDevice
 
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"
+"""Source: PROC_PID_INIT_INO in include/linux/proc_ns.h."""
+
 
 def device_uses(
     devices: Iterable[PciDevice], *, proc: str = "/proc", sys: str = "/sys"
@@ -41,7 +44,15 @@ def _files(device: PciDevice, sys: str) -> tuple[str, ...]:
 
 
 def _open_vfio_files(proc: str) -> dict[str, set[str]] | None:
-    """VFIO file -> processes that have it open; None where a process keeps its files secret."""
+    """VFIO file -> processes that have it open; None where some process is out of sight.
+
+    In a container the host's QEMUs are: only the first PID namespace sees them all.
+    """
+    try:
+        if str(Path(proc, "self/ns/pid").readlink()) != _FIRST_PID_NAMESPACE:
+            return None
+    except OSError:
+        return None
     holders: dict[str, set[str]] = {}
     for process in Path(proc).iterdir():
         if not process.name.isdecimal():

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 
 from homenode.doctor.links import device_paths
 from homenode.findings import Finding, Severity
-from homenode.pci import PciDevice
+from homenode.pci import PciDevice, PciErrors
 from homenode.topology import Host
 
 _OF_THE_WIRE = frozenset({"RxErr", "BadTLP", "BadDLLP", "Rollover", "Timeout"})
 _MANY = 1000
-"""A training or a reset leaves a handful; a bad contact thousands a day."""
+"""A training or a reset leaves a handful, a sound GPU has 150 replays; a bad contact makes
+thousands a day."""
 
 
 def error_findings(host: Host) -> Iterator[Finding]:
@@ -27,28 +28,33 @@ def error_findings(host: Host) -> Iterator[Finding]:
             seen.setdefault(link.upper.bdf, link.upper)
             seen.setdefault(link.lower.bdf, link.lower)
     for device in seen.values():
-        errors = device.errors
-        if errors is None:
-            continue
-        folder = f"/sys/bus/pci/devices/{device.bdf}"
-        lost = (*errors.fatal, *errors.nonfatal)
-        if lost:
-            yield Finding(
-                "pcie-errors-uncorrected", Severity.WARNING, str(device.bdf),
-                "no uncorrected errors", _told(lost),
-                "the link was reset or data was lost: jobs fail, or go on with it",
-                "journalctl -k | grep AER; reseat card, riser and cables; a driver's reset leaves "
-                "UnsupReq and CmpltTO only", f"{folder}/aer_dev_nonfatal, aer_dev_fatal",
-            )  # fmt: skip
-        retries = sum(count for name, count in errors.correctable if name in _OF_THE_WIRE)
-        if retries >= _MANY:
-            yield Finding(
-                "pcie-errors-corrected", Severity.WARNING, str(device.bdf),
-                f"fewer than {_MANY} retries since boot", _told(errors.correctable),
-                "each is sent again: bandwidth falls, and the link may train to a lower speed",
-                "clean and reseat the card, look at riser and cables; check that the counts stand "
-                "still under load", f"{folder}/aer_dev_correctable",
-            )  # fmt: skip
+        yield from _of_function(device)
+
+
+def _of_function(device: PciDevice) -> Iterator[Finding]:
+    errors = device.errors or PciErrors(())
+    folder = f"/sys/bus/pci/devices/{device.bdf}"
+    lost = (*errors.fatal, *errors.nonfatal)
+    if lost:
+        yield Finding(
+            "pcie-errors-uncorrected", Severity.WARNING, str(device.bdf),
+            "no uncorrected errors", _told(lost),
+            "the link was reset or data was lost: jobs fail, or go on with it",
+            "journalctl -k | grep AER; reseat card, riser and cables; a driver's reset leaves "
+            "UnsupReq and CmpltTO only", f"{folder}/aer_dev_nonfatal, aer_dev_fatal",
+        )  # fmt: skip
+    retries = sum(count for name, count in errors.correctable if name in _OF_THE_WIRE)
+    replays = device.link_replays or 0
+    if max(retries, replays) >= _MANY:
+        told = errors.correctable or (("replays", replays),)
+        yield Finding(
+            "pcie-errors-corrected", Severity.WARNING, str(device.bdf),
+            f"fewer than {_MANY} retries since boot", _told(told),
+            "each is sent again: bandwidth falls, and the link may train to a lower speed",
+            "clean and reseat the card, look at riser and cables; check that the counts stand "
+            "still under load",
+            f"{folder}/aer_dev_correctable; replay_counter of nvidia-smi -q",
+        )  # fmt: skip
 
 
 def _told(counts: tuple[tuple[str, int], ...]) -> str:

@@ -38,7 +38,8 @@ class NvidiaGpu:
     c2c:       an NVLink-C2C to the host's CPU is in use.
     addressing_mode: "ATS" where the CPU's page tables serve the GPU (GH200, GB200), "HMM", ...
     virtualization_mode: "Pass-Through" in a guest, "None" on a bare host.
-    memory_bytes, bar1_bytes: totals.
+    memory_bytes, bar1_bytes: totals. replays: packets that its link sent again since its driver
+    was loaded; a sound machine has a hundred.
     """
 
     index: int
@@ -61,6 +62,7 @@ class NvidiaGpu:
     performance_state: str | None
     memory_bytes: int | None
     bar1_bytes: int | None
+    replays: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,7 @@ def _gpu(gpu: etree._Element, index: int, unread: list[tuple[Bdf, str, str]]) ->
         performance_state=_text(gpu, "performance_state"),
         memory_bytes=None if memory_mib is None else memory_mib * MIB,
         bar1_bytes=None if bar1_mib is None else bar1_mib * MIB,
+        replays=number("pci/replay_counter"),
     )
 
 

@@ -89,8 +89,7 @@ def node_counts(request: GuestRequest, question: Question, rung: Rung) -> Iterat
         yield Rejection(
             "pus" if pus_counted(request, rung) else "cores",
             indices,
-            f"{_together(indices)}: need {_groups_text(request, rung, need)}, "
-            f"{total} free",
+            f"{_together(indices)}: need {_groups_text(request, rung, need)}, {total} free",
             f"lower vcpus to {_vcpus(request, rung, total)}" if total else None,
         )
         return

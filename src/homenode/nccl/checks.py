@@ -125,7 +125,8 @@ def _overlaps(read: ReadTopology) -> Found:
                 yield _finding(
                     read, "nccl-affinity-shared", Severity.INFO, _cpu(node),
                     f"other vCPUs than {_cpu(other)}", f"vCPUs {mask & others} in both",
-                    "NCCL's threads may run far from their GPU", "pin the vCPUs, some on each node that has devices",
+                    "NCCL's threads may run far from their GPU",
+                    "pin the vCPUs, some on each node that has devices",
                 )  # fmt: skip
 
 

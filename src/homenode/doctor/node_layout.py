@@ -45,8 +45,10 @@ def _is_whole_package(node: NumaNode, packages: list[Package]) -> bool:
 
 
 def _without(host: Host) -> Iterator[Finding]:
-    bare = [node for node in host.nodes if node.pus and node.memory_bytes == 0]
-    if bare:
+    with_pus = [node for node in host.nodes if node.pus]
+    bare = [node for node in with_pus if node.memory_bytes == 0]
+    # Where no node has both, memory of another kind stands in for all: that is how it was built.
+    if bare and len(bare) < len(with_pus):
         yield Finding(
             "node-without-memory", Severity.WARNING,
             f"node {CpuSet(node.index for node in bare)}", "memory beside the cores",

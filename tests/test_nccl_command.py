@@ -1,0 +1,115 @@
+"""homenode nccl-topo, as a user runs it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+
+from homenode.cli.nccl_topo import nccl_topo
+from homenode.errors import InputError, UsageError
+from homenode.nccl.checks import check_topology
+from homenode.plan.stored import encode_plan
+from tests.nccl_documents import TWO_CPUS, tuned_for
+from tests.verify_documents import tuned
+
+HOST = "epyc-nps4-gpu-nic"
+DEVICES = ("0000:03:00.0", "0000:04:00.0", "0000:83:00.0", "0000:84:00.0")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "vm.xml").write_bytes(tuned_for(HOST, DEVICES, vcpus=16))
+    return tmp_path
+
+
+def run(*arguments: str) -> int:
+    """The command as the program runs it, whether or not it is registered there yet."""
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(nccl_topo)
+    try:
+        app(list(arguments), standalone_mode=False)
+    except SystemExit as end:
+        return int(str(end.code or 0))
+    return 0
+
+
+def test_a_file_and_its_snippet_are_written_and_stand_the_check(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, snippet = folder / "topo.xml", folder / "user-data"
+    given = ("--host", HOST, "--domain", str(folder / "vm.xml"))
+    assert run(*given, "-o", str(file), "--cloud-init", str(snippet)) == 0
+    shown = capsys.readouterr()
+    assert "0000:83:00.0" in shown.out and f"wrote {file}" in shown.err
+    assert not check_topology(file.read_bytes(), "topo.xml")
+    assert all(line in snippet.read_text() for line in file.read_text().splitlines())
+    assert run("--check", str(file), *given) == 0
+    assert "nothing is wrong" in capsys.readouterr().out
+
+
+def test_without_output_the_file_alone_is_on_standard_output(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--host", HOST, "--domain", str(folder / "vm.xml")) == 0
+    assert not check_topology(capsys.readouterr().out.encode(), "stdout")
+
+
+def test_a_plan_of_this_document_gives_the_same_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = tuned("pin-numa-pci")
+    (tmp_path / "vm.xml").write_bytes(made.document)
+    (tmp_path / "p.json").write_text(encode_plan(made.plan))
+    given = ("--host", "small-2n8c-2gpu", "--domain", str(tmp_path / "vm.xml"))
+    assert run(*given) == 0
+    plain = capsys.readouterr().out
+    assert run(*given, "--plan", str(tmp_path / "p.json")) == 0
+    assert capsys.readouterr().out == plain
+    with pytest.raises(InputError, match="a plan for host"):
+        run("--host", HOST, "--domain", str(tmp_path / "vm.xml"),
+            "--plan", str(tmp_path / "p.json"))  # fmt: skip
+
+
+def test_findings_of_a_file_and_a_log_are_in_the_documented_format(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "t.xml").write_text(TWO_CPUS.replace("32.0 GT/s PCIe", "32.0 GT/s"))
+    (tmp_path / "log").write_text("h:1:1 [0] NCCL INFO === System : maxBw 1 totalBw 1 ===\n")
+    code = run("--check", str(tmp_path / "t.xml"), "--log", str(tmp_path / "log"), "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert code == 1 and found["format"] == "homenode.findings/1"
+    assert {f["id"] for f in found["findings"]} == {"nccl-link-speed", "nccl-log-not-used"}
+
+
+def test_json_tells_the_findings_of_a_file_that_was_written(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = folder / "topo.xml"
+    given = ("--host", HOST, "--domain", str(folder / "vm.xml"), "-o", str(file), "--json")
+    assert run(*given) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["checked"] == ["nccl topology: 8 cpus, 2 switches, 4 devices"]
+    assert file.exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("--check", "t.xml", "-o", "x"),
+        ("--log", "l", "--cloud-init", "x"),
+        ("--check", "t.xml", "--plan", "p.json"),
+        ("--domain", "vm.xml", "--json"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(arguments: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError):
+        run(*arguments)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="a topology file"):
+        run("--check", str(tmp_path / "none.xml"))
+    with pytest.raises(InputError, match="a domain document"):
+        run("--host", HOST, "--domain", str(tmp_path / "none.xml"))

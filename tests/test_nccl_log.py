@@ -1,0 +1,94 @@
+"""What NCCL's log says of the topology file, in the words of its own messages."""
+
+from homenode.findings import Severity
+from homenode.nccl.log import LogVerdict, read_log
+
+LOADED = """\
+node:1:1 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.2<0>
+node:1:1 [0] NCCL INFO NCCL_TOPO_FILE set by environment to /etc/nccl/t.xml
+node:1:1 [0] NCCL INFO Loading topology file /etc/nccl/t.xml
+node:1:1 [0] NCCL INFO Loading unnamed topology
+node:1:1 [0] NCCL INFO Could not find real path of /sys/class/pci_bus/ffff:ff/../../ffff:ff:01.0
+node:1:1 [0] NCCL INFO Attribute latency of node net not found
+node:1:1 [0] NCCL INFO === System : maxBw 48.0 totalBw 48.0 ===
+node:1:2 [1] NCCL INFO Loading topology file /etc/nccl/t.xml
+"""
+
+
+def log(*lines: str) -> LogVerdict:
+    return read_log(LOADED + "".join(f"node:1:1 [0] NCCL {line}\n" for line in lines), "nccl.log")
+
+
+def ids(verdict: LogVerdict) -> dict[str, Severity]:
+    return {finding.id: finding.severity for finding in verdict.findings}
+
+
+def test_a_file_that_was_loaded_in_peace_gives_no_finding() -> None:
+    verdict = log()
+    assert verdict.loaded == ("/etc/nccl/t.xml",) and not verdict.findings
+    assert "loaded 2 times" in verdict.checked[0]
+
+
+def test_a_log_on_the_topology_that_loads_none_is_critical() -> None:
+    text = "h:1:1 [0] NCCL INFO === System : maxBw 24.0 totalBw 24.0 ===\n"
+    verdict = read_log(text, "nccl.log")
+    assert ids(verdict) == {"nccl-log-not-used": Severity.CRITICAL}
+
+
+def test_a_log_that_says_nothing_either_way_is_inconclusive() -> None:
+    for text in ("", "words\n", "h:1:1 [0] NCCL INFO NET/IB : Using mlx5_0\n"):
+        verdict = read_log(text, "nccl.log")
+        assert ids(verdict) == {"nccl-log-silent": Severity.INCONCLUSIVE}
+        assert "NCCL_DEBUG=INFO" in (verdict.findings[0].fix or "")
+
+
+def test_a_file_that_cannot_be_opened_is_named() -> None:
+    text = (
+        "h:1:1 [0] NCCL INFO NCCL_TOPO_FILE set by environment to /no\n"
+        "h:1:1 [0] NCCL INFO Could not open XML topology file /no : No such file or directory\n"
+    )
+    verdict = read_log(text, "nccl.log")
+    assert ids(verdict) == {"nccl-log-not-opened": Severity.CRITICAL}
+    assert verdict.findings[0].subject == "/no"
+
+
+def test_another_file_than_the_one_asked_for_is_named() -> None:
+    verdict = log("INFO NCCL_TOPO_FILE set by environment to /other.xml")
+    assert ids(verdict) == {"nccl-log-other-file": Severity.WARNING}
+
+
+def test_what_the_parser_and_the_reader_complain_of_is_told() -> None:
+    for line in (
+        "WARN XML Parse error : expecting '<', got '\t'",
+        "WARN XML Parse : expected >, got '?'",
+        "WARN XML Mismatch : cpu / pci",
+        "WARN XML Topology has wrong version 1, 2 needed",
+        "WARN Error : XML parser is limited to 256 nodes",
+        "WARN Error : too many XML nodes (max 256)",
+        "WARN Attribute class of node pci not found",
+    ):
+        assert ids(log(line)) == {"nccl-log-broken": Severity.CRITICAL}, line
+
+
+def test_a_bus_id_that_no_device_has_is_critical_but_not_that_of_a_virtual_switch() -> None:
+    line = "INFO Could not find real path of /sys/class/pci_bus/0000:21/../../0000:21:00.0"
+    verdict = log(line, line)
+    assert [(f.id, f.subject) for f in verdict.findings] == [("nccl-log-no-device", "0000:21:00.0")]
+
+
+def test_words_and_elements_that_nccl_does_not_know_are_warnings() -> None:
+    verdict = log(
+        "INFO KV Convert to int : could not find value of '32.0 GT/s' in dictionary, "
+        "falling back to 60",
+        "INFO Ignoring element nvswitches",
+        "INFO XML Parse : Ignoring extra attributes (max 16)",
+    )
+    assert ids(verdict) == {
+        "nccl-log-no-word": Severity.WARNING, "nccl-log-ignored": Severity.WARNING,
+    }  # fmt: skip
+    assert "'32.0 GT/s'" in [f.subject for f in verdict.findings]
+
+
+def test_a_long_or_hostile_line_is_shortened() -> None:
+    verdict = log("WARN XML Parse " + "x" * 10_000)
+    assert len(verdict.findings[0].observed) <= 160

@@ -64,9 +64,9 @@ def boot(
         "qemu-system-x86_64", *machine.arguments,
         "-accel", "tcg,thread=multi,tb-size=512",
         "-drive", f"file={lab}/root.ext4,format=raw,if=none,id=root,snapshot=on",
-        "-device", "nvme,drive=root,serial=root,bus=pcie.0,addr=0x4",
+        "-device", "nvme,drive=root,serial=root,bus=pcie.0,addr=0x1d",
         "-drive", f"file={image},format=raw,if=none,id=payload,readonly=on",
-        "-device", "nvme,drive=payload,serial=payload,bus=pcie.0,addr=0x5",
+        "-device", "nvme,drive=payload,serial=payload,bus=pcie.0,addr=0x1e",
         "-kernel", str(lab / "vmlinuz"),
         "-append", "console=ttyS0 quiet panic=-1 root=/dev/nvme0n1 rw "
         f"init=/sbin/homenode-init {kernel_words}",

@@ -159,7 +159,7 @@ def preview_restore(virsh: Virsh, name: str, root: Path) -> Restorable:
             f"{state.name}: expected the definition that homenode applied, found another: it was "
             "edited since",
             hint=f"to drop those edits: virsh define {store.document_path(record.original)}; to "
-            f"keep them and forget the original: homenode restore {state.name} --forget",
+            f"keep them and forget the original: homenode restore {state.argument} --forget",
         )
     _refuse(_obstacles(virsh, state, found.original))
     return found
@@ -223,7 +223,7 @@ def _base(store: DomainStore, original: bytes) -> str:
     raise InputError(
         f"{record.name}: expected the definition that homenode applied, found another: it was "
         "edited since",
-        hint=f"homenode restore {record.name} --forget keeps the edits as the new original",
+        hint=f"homenode restore {record.uuid} --forget keeps the edits as the new original",
     )
 
 

@@ -282,7 +282,7 @@ def _define(virsh: "Virsh", uuid: str, tuned: bytes, original: bytes, root: Path
 
 def _tell(done: "Applied", what: str) -> None:
     note(what)
-    note(f"original in {done.original}; homenode restore {done.state.name} gives it back")
+    note(f"original in {done.original}; homenode restore {done.state.argument} gives it back")
 
 
 def _move(virsh: "Virsh", uuid: str, tuned: bytes, root: Path, *, dry_run: bool) -> None:

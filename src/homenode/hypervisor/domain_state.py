@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 
+_PLAIN_NAME = re.compile(r"(?![0-9]+\Z)[A-Za-z0-9_][A-Za-z0-9_.-]*\Z", re.ASCII)
 _PIN_ROW = re.compile(r"\s*(?:(?:(?P<number>\d{1,6})|\*):?\s+)?(?P<pus>\d[\d,^-]*)\s*\Z", re.ASCII)
 _PIN_HEAD = re.compile(r"CPU Affinity|^\s*-+\s*\Z|No IOThreads found")
 
@@ -31,6 +32,12 @@ class DomainState:
     @property
     def is_active(self) -> bool:
         return self.run_id is not None
+
+    @property
+    def argument(self) -> str:
+        """What names it on any command line: its name, or its UUID where a shell or virsh would
+        take the name for something else."""
+        return self.name if _PLAIN_NAME.match(self.name) else self.uuid
 
 
 @dataclass(frozen=True, slots=True)

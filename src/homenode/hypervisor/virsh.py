@@ -20,7 +20,7 @@ START = (
     "apt-get install libvirt-daemon-system"
 )
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 180.0
 _MAX_SNAPSHOTS = 4096
 
 

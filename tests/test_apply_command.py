@@ -1,0 +1,117 @@
+"""homenode apply and the way back, as commands, on a stand-in for virsh."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from homenode.apply.store import DomainStore
+from homenode.cli.apply import apply, restore_domain
+from homenode.errors import InputError, UsageError
+from tests.apply_documents import NAME, ORIGINAL, tuned
+from tests.virsh_stand_in import URI, UUID, StandIn
+
+HOST = "small-2n8c-2gpu"
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    stand_in = StandIn(tmp_path / "daemon", NAME, ORIGINAL)
+    monkeypatch.setenv("PATH", f"{stand_in.bin}:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    return stand_in
+
+
+def test_apply_plans_defines_and_says_how_to_undo_it(
+    daemon: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = tmp_path / "p.json"
+    apply(NAME, layout="pin-numa", host=HOST, save_plan=plan)
+    assert b"<vcpupin" in daemon.definition()
+    assert json.loads(plan.read_text())["domain_name"] == NAME
+    shown = capsys.readouterr()
+    assert "node 0" in shown.out
+    assert f"homenode restore {UUID} gives it back" in shown.err
+    restore_domain(NAME)
+    assert daemon.definition() == ORIGINAL
+    restore_domain(UUID)
+    assert "has its original definition already" in capsys.readouterr().err
+
+
+def test_a_dry_run_shows_the_difference_and_changes_nothing(
+    daemon: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    apply(NAME, layout="pin", host=HOST, quiet=True, dry_run=True)
+    shown = capsys.readouterr()
+    assert "+    <vcpupin" in shown.out.replace("+  <", "+    <")
+    assert "would define" in shown.err
+    assert daemon.definition() == ORIGINAL
+    assert not (tmp_path / "state").exists()
+    apply(NAME, layout="pin", host=HOST, quiet=True)
+    restore_domain(NAME, dry_run=True)
+    shown = capsys.readouterr()
+    assert "would be restored" in shown.err
+    assert "-" in shown.out
+    assert b"<vcpupin" in daemon.definition()
+
+
+def test_a_dry_run_names_what_stands_against_it_and_exits_as_the_run_would(
+    daemon: StandIn, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.put("saved", "yes")
+    with pytest.raises(SystemExit, match="2"):
+        apply(NAME, layout="pin", host=HOST, quiet=True, dry_run=True)
+    assert "would refuse: " in capsys.readouterr().err
+    with pytest.raises(UsageError, match="managed-save"):
+        apply(NAME, layout="pin", host=HOST, quiet=True)
+
+
+def test_a_document_of_plan_can_be_applied(daemon: StandIn, tmp_path: Path) -> None:
+    document = tmp_path / "out.xml"
+    document.write_bytes(tuned("pin-numa-pci"))
+    apply(NAME, document=document)
+    assert b"<memnode" in daemon.definition()
+    with pytest.raises(UsageError, match="one of --layout and --document"):
+        apply(NAME, layout="pin", document=document)
+    with pytest.raises(UsageError, match="one of --layout and --document"):
+        apply(NAME)
+    with pytest.raises(InputError, match="a domain document"):
+        apply(NAME, document=tmp_path / "none.xml")
+
+
+def test_edits_can_be_kept_as_the_new_original(
+    daemon: StandIn, capsys: pytest.CaptureFixture[str]
+) -> None:
+    apply(NAME, layout="pin", host=HOST, quiet=True)
+    edited = daemon.definition().replace(b"kept", b"new")
+    (daemon.state / "definition.xml").write_bytes(edited)
+    with pytest.raises(InputError, match="--forget"):
+        restore_domain(NAME)
+    restore_domain(NAME, forget=True)
+    assert "the present definition is the original now" in capsys.readouterr().err
+    restore_domain(NAME)
+    assert daemon.definition() == edited
+
+
+def test_live_pins_tell_each_move_and_restore_takes_them_back(
+    daemon: StandIn, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.put("id", "9")
+    for thread in ("vcpu.0", "vcpu.1", "vcpu.2", "vcpu.3", "emulator.0", "iothread.1"):
+        daemon.put(f"pins/{thread}", "0-7")
+    apply(NAME, layout="pin", host=HOST, quiet=True, live_pins=True, dry_run=True)
+    assert "would move vcpu 0 from PUs 0-7 to " in capsys.readouterr().err
+    assert daemon.get("pins/vcpu.0") == "0-7"
+    apply(NAME, layout="pin", host=HOST, quiet=True, live_pins=True)
+    assert daemon.get("pins/vcpu.0") != "0-7"
+    assert "the definition is as it was" in capsys.readouterr().err
+    restore_domain(NAME)
+    assert daemon.get("pins/vcpu.0") == "0-7"
+    assert daemon.definition() == ORIGINAL
+    assert DomainStore(Path("/nowhere"), URI, UUID).record() is None
+
+
+def test_a_daemon_elsewhere_needs_its_host_named(daemon: StandIn) -> None:
+    with pytest.raises(UsageError, match="expected --host beside a daemon on another machine"):
+        apply(NAME, layout="pin", connect="qemu+ssh://gpu7/system")

@@ -97,12 +97,21 @@ def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
         subjects = list(dict.fromkeys(finding.subject for finding in group))
         more = len(subjects) - _LONGEST_LIST
         tail = f" and {more} more" if more > 0 else ""
-        alike = len({(finding.expected, finding.observed) for finding in group}) == 1
-        observed = first.observed if alike else f"{first.subject}: {first.observed}; and so on"
         joined.append(
-            replace(first, subject=", ".join(subjects[:_LONGEST_LIST]) + tail, observed=observed)
+            replace(
+                first,
+                subject=", ".join(subjects[:_LONGEST_LIST]) + tail,
+                expected=_of_all(group, [finding.expected for finding in group]),
+                observed=_of_all(group, [finding.observed for finding in group]),
+            )
         )
     return tuple(joined)
+
+
+def _of_all(group: list[Finding], texts: list[str]) -> str:
+    """The text where all have the same, else that of the first with its subject."""
+    alike = len(set(texts)) == 1
+    return texts[0] if alike else f"{group[0].subject}: {texts[0]}; and so on"
 
 
 def _domain(facts: DomainFacts, document: Document, host: Host) -> list[Finding]:

@@ -1,0 +1,1 @@
+"""Published evidence: figures that others have printed, as data, with sources and doubts."""

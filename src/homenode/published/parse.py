@@ -1,0 +1,291 @@
+"""Parse: published evidence, one document in one or more TOML files, to Evidence.
+
+The files are described in docs/formats/published.md. Unknown keys, units and names are errors: a
+figure must never be dropped because of a spelling.
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from homenode.analyse.metrics import METRICS
+from homenode.errors import InputError
+from homenode.plan.layout import (
+    PRESETS,
+    GuestCells,
+    GuestPcie,
+    MemoryBinding,
+    Pinning,
+    Siblings,
+)
+from homenode.plan.published import Objective
+from homenode.published.model import Advice, Certainty, Choice, Claim, Evidence, Note, System
+from homenode.results.model import Origin, Run, RunHead, Sample, Statistic, Switches, Vantage
+
+FORMAT = 1
+
+_UNITS = {
+    "MB/s": ("bytes_per_s", 1e6),
+    "GB/s": ("bytes_per_s", 1e9),
+    "ns": ("ns", 1.0),
+    "ms": ("ns", 1e6),
+    "events/s": ("events_per_s", 1.0),
+    "ratio": ("ratio", 1.0),
+}
+"""What a unit is in results. A ratio is relative to the choice that has 1."""
+
+
+class _Choice(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    layout: str | None = None
+    pinning: Pinning | None = None
+    siblings: Siblings | None = None
+    cells: GuestCells | None = None
+    pcie: GuestPcie | None = None
+    memory: MemoryBinding | None = None
+    arrangement: str | None = None
+
+
+class _System(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    name: str
+    gpu: str | None = None
+    gpus: int | None = None
+    cpu: str | None = None
+    host: str | None = None
+    vantage: Vantage = Vantage.GUEST
+    vcpus: dict[str, int] = {}
+    unusable: str | None = None
+    remedy: str | None = None
+
+
+class _Figure(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    system: str
+    metric: str
+    unit: str
+    source: str
+    variant: str | None = None
+    statistic: Statistic = Statistic.UNKNOWN
+    count: int | None = None
+    counts: dict[str, int] = {}
+    values: dict[str, float] = {}
+    ranges: dict[str, tuple[float, float]] = {}
+    by_device: dict[str, tuple[tuple[float, ...], ...]] = {}
+
+
+class _Claim(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    id: str
+    system: str
+    metric: str
+    choice: str
+    against: str
+    ratio: tuple[float, float]
+    source: str
+    disputed_by: str | None = None
+
+
+class _Advice(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    objective: Objective
+    choices: tuple[str, ...]
+    source: str
+    system: str | None = None
+
+
+class _Note(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    id: str
+    certainty: Certainty
+    text: str
+    systems: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+    arithmetic: tuple[str, ...] = ()
+
+
+class _Remark(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    source: str
+
+
+class _Document(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    format: int
+    id: str
+    title: str | None = None
+    publisher: str | None = None
+    published: str | None = None
+    choice: dict[str, _Choice] = {}
+    system: tuple[_System, ...] = ()
+    figure: tuple[_Figure, ...] = ()
+    claim: tuple[_Claim, ...] = ()
+    advice: tuple[_Advice, ...] = ()
+    note: tuple[_Note, ...] = ()
+    remark: tuple[_Remark, ...] = ()
+
+
+def parse_evidence(texts: Mapping[str, str]) -> tuple[Evidence, ...]:
+    """Evidence of these files, {name: text}; files of the same id are one document.
+
+    Raises InputError that names the file.
+    """
+    documents: dict[str, list[_Document]] = {}
+    for name, text in texts.items():
+        document = _document(text, name)
+        documents.setdefault(document.id, []).append(document)
+    return tuple(_evidence(name, parts) for name, parts in documents.items())
+
+
+def _document(text: str, source: str) -> _Document:
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{source}: expected TOML, found: {error}") from None
+    try:
+        document = msgspec.convert(raw, _Document)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{source}: expected published evidence, found: {error}") from None
+    if document.format != FORMAT:
+        raise InputError(f"{source}: expected format = {FORMAT}, found {document.format}")
+    return document
+
+
+def _evidence(id: str, parts: Sequence[_Document]) -> Evidence:
+    head = next((part for part in parts if part.title is not None), None)
+    if head is None or head.publisher is None or head.published is None:
+        raise InputError(f"published {id}: expected title, publisher and published, found none")
+    choices = {name: _choice(name, raw, id) for part in parts for name, raw in part.choice.items()}
+    systems = {raw.name: raw for part in parts for raw in part.system}
+    figures = [raw for part in parts for raw in part.figure]
+    for figure in figures:
+        _check_figure(figure, choices, systems, id)
+    runs, sources = [], []
+    for system in systems.values():
+        for choice in choices.values():
+            found = list(_samples(figures, system.name, choice.name))
+            if found:
+                runs.append(Run(_head(system, choice, head), tuple(one for one, _ in found)))
+                sources.append(tuple(source for _, source in found))
+    evidence = Evidence(
+        id,
+        head.title or id,
+        head.publisher,
+        head.published,
+        tuple(choices.values()),
+        tuple(
+            System(raw.name, raw.gpu, raw.gpus, raw.cpu, raw.host, raw.remedy)
+            for raw in systems.values()
+        ),
+        tuple(runs),
+        tuple(sources),
+        tuple(_claim(raw) for part in parts for raw in part.claim),
+        tuple(
+            Advice(raw.system, raw.objective, raw.choices, raw.source)
+            for part in parts
+            for raw in part.advice
+        ),
+        tuple(
+            Note(raw.id, raw.certainty, raw.systems, raw.metrics, raw.text, raw.arithmetic)
+            for part in parts
+            for raw in part.note
+        ),
+        tuple(raw.source for part in parts for raw in part.remark),
+    )
+    _check_names(evidence)
+    return evidence
+
+
+def _choice(name: str, raw: _Choice, id: str) -> Choice:
+    switches = Switches(raw.pinning, raw.siblings, raw.cells, raw.pcie, raw.memory)
+    if raw.layout is not None:
+        if raw.layout not in PRESETS:
+            raise InputError(
+                f"published {id}: choice {name}: expected a preset, found {raw.layout}"
+            )
+        switches = Switches.of(PRESETS[raw.layout])
+    return Choice(name, switches, raw.arrangement)
+
+
+def _head(system: _System, choice: Choice, document: _Document) -> RunHead:
+    kind = ", ".join(part for part in (system.cpu, system.gpu) if part is not None)
+    return RunHead(
+        choice.name,
+        system.name,
+        Origin.PUBLISHED,
+        system.vantage,
+        choice.switches,
+        host_kind=kind or system.name,
+        arrangement=choice.arrangement,
+        vcpus=system.vcpus.get(choice.name),
+        unusable=() if system.unusable is None else (system.unusable,),
+        source=f"{document.id}: {document.title}, {document.publisher}, {document.published}",
+    )
+
+
+def _samples(figures: Sequence[_Figure], system: str, choice: str) -> Iterator[tuple[Sample, str]]:
+    """Samples of one system and choice with the sentence of each."""
+    for figure in figures:
+        if figure.system != system:
+            continue
+        unit, factor = _UNITS[figure.unit]
+        fixed: dict[str, Any] = {"variant": figure.variant, "count": figure.count}
+        if choice in figure.counts:
+            fixed["count"] = figure.counts[choice]
+        if choice in figure.values:
+            value = figure.values[choice] * factor
+            yield Sample(
+                figure.metric, unit, value, statistic=figure.statistic, **fixed
+            ), figure.source  # fmt: skip
+        for statistic, value in zip(
+            (Statistic.LOW, Statistic.HIGH), figure.ranges.get(choice, ()), strict=False
+        ):
+            yield Sample(
+                figure.metric, unit, value * factor, statistic=statistic, **fixed
+            ), figure.source  # fmt: skip
+        for number, row in enumerate(figure.by_device.get(choice, ())):
+            for index, value in enumerate(row):
+                yield Sample(
+                    figure.metric, unit, value * factor, number=number, index=index,
+                    statistic=figure.statistic, **fixed,
+                ), figure.source  # fmt: skip
+
+
+def _claim(raw: _Claim) -> Claim:
+    return Claim(
+        raw.id, raw.system, raw.metric, raw.choice, raw.against, *raw.ratio, raw.source,
+        raw.disputed_by,
+    )  # fmt: skip
+
+
+def _check_figure(
+    figure: _Figure, choices: Mapping[str, Choice], systems: Mapping[str, _System], id: str
+) -> None:
+    where = f"published {id}: {figure.metric} of {figure.system}"
+    if figure.system not in systems:
+        raise InputError(f"{where}: expected one of {', '.join(systems)}, found {figure.system}")
+    if figure.metric not in METRICS:
+        raise InputError(f"{where}: expected a known metric, found {figure.metric}")
+    if figure.unit not in _UNITS:
+        raise InputError(f"{where}: expected a unit of {', '.join(_UNITS)}, found {figure.unit}")
+    if _UNITS[figure.unit][0] not in (METRICS[figure.metric].unit, "ratio"):
+        raise InputError(f"{where}: expected {METRICS[figure.metric].unit}, found {figure.unit}")
+    named = {*figure.values, *figure.ranges, *figure.by_device}
+    if not named or named - choices.keys():
+        found = ", ".join(sorted(named - choices.keys())) or "no figure"
+        raise InputError(f"{where}: expected figures of known choices, found {found}")
+
+
+def _check_names(evidence: Evidence) -> None:
+    """Systems, choices and notes that are named must be there."""
+    systems = {one.name for one in evidence.systems}
+    choices = {one.name for one in evidence.choices}
+    notes = {one.id for one in evidence.notes}
+    for claim in evidence.claims:
+        if claim.system not in systems or not {claim.choice, claim.against} <= choices:
+            raise InputError(f"published {evidence.id}: claim {claim.id} names what is not there")
+        if claim.disputed_by is not None and claim.disputed_by not in notes:
+            raise InputError(
+                f"published {evidence.id}: claim {claim.id}: expected a note, "
+                f"found {claim.disputed_by}"
+            )
+    named = {name for note in evidence.notes for name in note.systems}
+    named |= {one.system for one in evidence.advice if one.system is not None}
+    chosen = {name for one in evidence.advice for name in one.choices}
+    if named - systems or chosen - choices:
+        found = ", ".join(sorted((named - systems) | (chosen - choices)))
+        raise InputError(f"published {evidence.id}: a note or advice names {found}")

@@ -1,0 +1,237 @@
+"""Published evidence: every figure with its sentence, every contradiction with its arithmetic."""
+
+import ast
+import operator
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from homenode.errors import InputError
+from homenode.published.model import Certainty, Claim, Evidence
+from homenode.published.parse import parse_evidence
+from homenode.published.shipped import published_evidence
+from homenode.results.model import Origin, Run, Sample, Statistic
+from tests.shared_data import needs_shared, shared
+
+SEEDS = {
+    "study": "000_2d6e43fb326d5310.txt",
+    "study-scripts": "001_0e7d6af3fa4b28bb.txt",
+    "ibm": "002_3ec5936733e7fa59.txt",
+    "sdumont": "003_babfeca1c0efd1b9.txt",
+    "xapi": "004_abbde5934c03793c.txt",
+}
+EVIDENCE = {one.id: one for one in published_evidence()}
+CLAIMS = [(one, claim) for one in EVIDENCE.values() for claim in one.claims]
+NOTES = [(one, note) for one in EVIDENCE.values() for note in one.notes]
+
+
+def samples(evidence: str, system: str, choice: str, metric: str) -> list[Sample]:
+    (run,) = [
+        run
+        for run in EVIDENCE[evidence].runs
+        if (run.head.system, run.head.name) == (system, choice)
+    ]
+    return [sample for sample in run.samples if sample.metric == metric]
+
+
+def test_the_five_documents_are_there_and_every_run_is_marked_as_published() -> None:
+    assert set(EVIDENCE) == set(SEEDS)
+    for evidence in EVIDENCE.values():
+        assert all(run.head.origin is Origin.PUBLISHED for run in evidence.runs)
+        assert all(sample.statistic is not Statistic.SAMPLE for run in evidence.runs
+                   for sample in run.samples)  # fmt: skip
+
+
+def test_every_sample_has_its_sentence() -> None:
+    for evidence in EVIDENCE.values():
+        for run, sources in zip(evidence.runs, evidence.sources, strict=True):
+            assert len(run.samples) == len(sources)
+            assert all(sources)
+
+
+def test_figures_are_in_the_units_of_results() -> None:
+    (stream,) = samples("study", "H200", "vcpu_pin_numa", "memory-bandwidth")
+    assert (stream.value, stream.unit) == (561170e6, "bytes_per_s")
+    low, high = samples("study", "H200", "any", "d2h-bandwidth")
+    assert (low.value, high.value, low.count) == (41.5e9, 55.3e9, 5)
+    assert (low.statistic, high.statistic) == (Statistic.LOW, Statistic.HIGH)
+    (matmul,) = samples("study", "RTX 5090", "any", "matmul-time")
+    assert (matmul.value, matmul.unit) == (pytest.approx(16.6e6), "ns")
+
+
+def test_the_study_has_its_tables_whole() -> None:
+    runs = EVIDENCE["study"].runs
+    counted = {
+        metric: sum(sample.metric == metric for run in runs for sample in run.samples)
+        for metric in ("memory-bandwidth", "allreduce-busbw-peak", "cpu-throughput")
+    }
+    assert counted == {"memory-bandwidth": 15, "allreduce-busbw-peak": 13, "cpu-throughput": 6}
+    dram = [s.value for run in runs for s in run.samples if s.variant == "dram" and s.value]
+    assert sorted(dram) == [100, 101, 112, 135, 137, 140, 144, 145]
+
+
+def test_ibms_figures_are_by_index_and_have_no_address() -> None:
+    before = samples("ibm", "HGX A100", "before", "h2d-bandwidth")
+    after = samples("ibm", "HGX A100", "after", "h2d-bandwidth")
+    assert (len(before), len(after)) == (16, 8)
+    assert {sample.device for sample in before + after} == {None}
+    assert {sample.index for sample in after} == set(range(8))
+
+
+def test_no_matrix_is_invented_for_sdumont() -> None:
+    runs = EVIDENCE["sdumont"].runs
+    assert sum(len(run.samples) for run in runs) == 8
+    assert {sample.node for run in runs for sample in run.samples} == {None}
+
+
+def _figures(text: str) -> set[str]:
+    return {number.replace(",", "") for number in re.findall(r"\d[\d,]*(?:\.\d+)?", text)}
+
+
+@needs_shared
+@pytest.mark.parametrize("id", SEEDS)
+def test_every_source_sentence_prints_what_its_document_prints(id: str) -> None:
+    printed = _figures(shared(f"seeds/{SEEDS[id]}").read_text(encoding="utf-8"))
+    for sentence in _sentences(EVIDENCE[id]):
+        missing = _figures(sentence) - printed
+        assert not missing, f"{sentence}: {missing} is not in the document"
+
+
+@needs_shared
+@pytest.mark.parametrize(
+    ("id", "start", "end"),
+    [
+        ("study", "Memory Bandwidth: the Headline", "Applying the Configs"),
+        ("sdumont", "Metric      Value", "0.5 5. Conclusions"),
+    ],
+)
+def test_every_row_with_units_in_the_tables_of_a_document_is_in_the_data(
+    id: str, start: str, end: str
+) -> None:
+    text = shared(f"seeds/{SEEDS[id]}").read_text(encoding="utf-8")
+    tables = text[text.index(start) : text.index(end)]
+    rows = [row for row in tables.splitlines() if re.match(r"\||\d ", row)]
+    kept = set().union(*(_figures(sentence) for sentence in _sentences(EVIDENCE[id])))
+    kept |= set().union(*(_figures(note.text) for note in EVIDENCE[id].notes))
+    for row in rows:
+        measured = re.findall(r"(\d[\d,.–]*)(?: ?(?:MB/s|GB/s|ns)\b| \||×)", row.replace("~", ""))
+        figures = {f for part in measured for f in _figures(part.replace("–", " "))}
+        assert figures - {"1", "4"} <= kept, f"{row}: {figures - kept} is not in the data"
+
+
+def _sentences(evidence: Evidence) -> Iterator[str]:
+    yield from (source for sources in evidence.sources for source in sources)
+    yield from (claim.source for claim in evidence.claims)
+    yield from (one.source for one in evidence.advice)
+    yield from evidence.remarks
+
+
+@pytest.mark.parametrize(("evidence", "claim"), CLAIMS, ids=lambda value: getattr(value, "id", ""))
+def test_a_claim_follows_from_the_figures_or_a_note_disputes_it(
+    evidence: Evidence, claim: Claim
+) -> None:
+    of, against = (_figure(evidence, claim, name) for name in (claim.choice, claim.against))
+    if of is None or against is None:
+        assert claim.disputed_by is None
+        return
+    holds = claim.low <= of / against <= claim.high
+    assert holds is (claim.disputed_by is None), f"{of} / {against} = {of / against:.4f}"
+
+
+def _figure(evidence: Evidence, claim: Claim, choice: str) -> float | None:
+    for run in evidence.runs:
+        if (run.head.system, run.head.name) == (claim.system, choice):
+            for sample in run.samples:
+                if sample.metric == claim.metric and sample.variant in (None, "dram"):
+                    return sample.value
+    return None
+
+
+@pytest.mark.parametrize(("evidence", "note"), NOTES, ids=lambda value: getattr(value, "id", ""))
+def test_the_arithmetic_of_a_note_is_right(evidence: Evidence, note: object) -> None:
+    for line in getattr(note, "arithmetic"):  # noqa: B009
+        expression, _, printed = line.rpartition(" = ")
+        digits = len(printed.partition(".")[2])
+        found = _value(ast.parse(expression, mode="eval").body)
+        assert abs(found - float(printed)) <= 0.5 * 10.0**-digits + 1e-9, f"{evidence.id}: {line}"
+
+
+_OPERATORS = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.Pow: operator.pow, ast.Mod: operator.mod,
+}  # fmt: skip
+
+
+def _value(node: ast.expr) -> float:
+    if isinstance(node, ast.Constant):
+        assert isinstance(node.value, int | float)
+        return node.value
+    if isinstance(node, ast.UnaryOp):
+        return -_value(node.operand)
+    assert isinstance(node, ast.BinOp)
+    found: float = _OPERATORS[type(node.op)](_value(node.left), _value(node.right))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("id", "certainty"),
+    [
+        ("matmul-fp32", Certainty.LIKELY), ("pcie-gen", Certainty.FACT),
+        ("nccl-algbw", Certainty.LIKELY), ("4080-one-llc", Certainty.FACT),
+        ("4080-candidates", Certainty.LIKELY), ("stream-mi350x", Certainty.FACT),
+        ("plus-40", Certainty.FACT), ("nccl-sweep", Certainty.FACT),
+        ("unit-0x60", Certainty.FACT), ("nccl-node-0", Certainty.LIKELY),
+    ],
+)  # fmt: skip
+def test_known_contradictions_are_notes_with_their_certainty(id: str, certainty: Certainty) -> None:
+    (note,) = [note for _, note in NOTES if note.id == id]
+    assert note.certainty is certainty
+
+
+_SMALL = """
+format = 1
+id = "x"
+title = "t"
+publisher = "p"
+published = "2026"
+[choice.a]
+layout = "pin"
+[[system]]
+name = "S"
+[[figure]]
+system = "S"
+metric = "memory-bandwidth"
+unit = "GB/s"
+values = { a = 1 }
+source = "s"
+"""
+
+
+def test_a_small_document_is_read() -> None:
+    (evidence,) = parse_evidence({"x.toml": _SMALL})
+    (run,) = evidence.runs
+    assert isinstance(run, Run)
+    assert run.head.switches.name == "pin"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("format = 1", "format = 2"),
+        ('title = "t"', ""),
+        ('layout = "pin"', 'layout = "pinned"'),
+        ('metric = "memory-bandwidth"', 'metric = "memory-bandwith"'),
+        ('unit = "GB/s"', 'unit = "GiB/s"'),
+        ('unit = "GB/s"', 'unit = "ns"'),
+        ("values = { a = 1 }", "values = { b = 1 }"),
+        ("values = { a = 1 }", "value = 1"),
+        ('system = "S"', 'system = "T"'),
+        ("[[system]]", "[[system"),
+        ('source = "s"', ""),
+    ],
+)
+def test_a_misspelled_document_is_refused_and_no_figure_is_dropped(old: str, new: str) -> None:
+    assert old in _SMALL
+    with pytest.raises(InputError, match="expected"):
+        parse_evidence({"x.toml": _SMALL.replace(old, new, 1)})

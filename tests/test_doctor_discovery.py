@@ -1,0 +1,141 @@
+"""What the doctor needs of a host is discovered from sysfs and tools, and absent where not told."""
+
+import pytest
+
+from homenode.bdf import Bdf
+from homenode.description.render import render
+from homenode.description.shipped import load_shipped
+from homenode.discover import discover
+from homenode.discover.lspci import host_from_lspci
+from homenode.discover.pci_config import parse_config
+from homenode.doctor.diagnosis import diagnose
+from homenode.doctor.quiet_snapshot import QuietSnapshot
+from homenode.errors import ParseError
+from homenode.pci import PciErrors
+from homenode.snapshot.protocol import Snapshot
+from tests.doctor_domains import host
+from tests.shared_data import needs_shared, shared
+
+GPU = Bdf.parse("01:00.0")
+REAL = "/0000:01:00.0/"
+
+
+class Overlaid:
+    """A snapshot with more files. files: by the end of their path."""
+
+    def __init__(self, below: Snapshot, files: dict[str, str]) -> None:
+        self._below, self._files = below, files
+
+    @property
+    def name(self) -> str:
+        return self._below.name
+
+    def read_text(self, path: str) -> str | None:
+        for end, text in self._files.items():
+            if path.endswith(end):
+                return text
+        return self._below.read_text(path)
+
+    def list(self, path: str) -> tuple[str, ...] | None:
+        if path.endswith("/cpu0/cpuidle"):
+            return ("state0", "state1", "state2")
+        return ("dmar0",) if path == "/sys/class/iommu" else self._below.list(path)
+
+    def read_link(self, path: str) -> str | None:
+        return self._below.read_link(path)
+
+    def real_path(self, path: str) -> str | None:
+        return self._below.real_path(path)
+
+    def command_output(self, command: str) -> str | None:
+        return self._below.command_output(command)
+
+
+def overlaid(**files: str) -> Overlaid:
+    """The desktop's tree; keywords: files of the GPU's folder."""
+    texts = {REAL + name: text for name, text in files.items()}
+    return Overlaid(render(load_shipped("rtx4080-i9-14900k")), texts)
+
+
+def test_errors_power_and_domains_are_read() -> None:
+    tree = overlaid(
+        power_state="D3hot\n",
+        aer_dev_correctable="RxErr 0\nBadTLP 1200\nTOTAL_ERR_COR 1200\n",
+        aer_dev_nonfatal="Undefined 0\nTOTAL_ERR_NONFATAL 0\n",
+    )
+    device = discover(tree).device(GPU)
+    assert device is not None
+    assert device.power_state == "D3hot"
+    assert device.errors == PciErrors((("BadTLP", 1200),))
+    assert "pcie-errors-corrected" in {f.id for f in diagnose(discover(tree)).findings}
+
+
+def test_what_no_file_tells_is_unknown() -> None:
+    device = host("rtx4080-i9-14900k").device(GPU)
+    assert device is not None
+    unknown = (device.errors, device.power_state, device.iommu_domain, device.acs)
+    assert unknown == (None, None, None, None)
+    assert discover(overlaid(power_state="unknown\n")).device(GPU) == device
+    settings = host("rtx4080-i9-14900k").settings
+    assert (settings.ksm_run, settings.idle_exit_latency_us) == (None, None)
+
+
+def test_settings_of_idle_states_ksm_and_iommus_are_read() -> None:
+    tree = Overlaid(
+        render(load_shipped("rtx4080-i9-14900k")),
+        {
+            "/state0/latency": "0\n", "/state1/latency": "127\n", "/state2/latency": "1034\n",
+            "/state0/disable": "0\n", "/state1/disable": "0\n", "/state2/disable": "1\n",
+            "/mm/ksm/run": "1\n", "/scaling_driver": "intel_pstate\n",
+        },
+    )  # fmt: skip
+    settings = discover(tree).settings
+    assert settings.idle_exit_latency_us == 127  # state2 is disabled
+    assert (settings.ksm_run, settings.iommus) == (1, ("dmar0",))
+    assert settings.scaling_drivers == ("intel_pstate",)
+
+
+@pytest.mark.parametrize("text", ["RxErr\n", "RxErr many\n", "3\n"])
+def test_counts_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(ParseError, match="aer_dev"):
+        discover(overlaid(aer_dev_correctable=text))
+
+
+def test_a_ports_target_speed_is_in_its_config_space() -> None:
+    config = bytearray(256)
+    config[0x06], config[0x0E], config[0x34] = 0x10, 1, 0x40
+    config[0x40:0x44] = bytes((0x10, 0, 0x42, 0))
+    config[0x70] = 0x45
+    header = parse_config(bytes(config))
+    assert header is not None and header.target_gt_per_s == 32.0
+    config[0x42] = 0x41  # version 1 has no such register
+    old = parse_config(bytes(config))
+    assert old is not None and (old.target_gt_per_s, old.port_type) == (None, header.port_type)
+    config[0x42], config[0x70] = 0x42, 0x60  # the published unit's write: target 0
+    none = parse_config(bytes(config))
+    assert none is not None and none.target_gt_per_s is None
+
+
+def test_no_tool_is_asked_in_quiet() -> None:
+    class Loud(Overlaid):
+        def command_output(self, command: str) -> str | None:
+            raise AssertionError(command)
+
+    tree = Loud(render(load_shipped("h200-xeon8558")), {})
+    assert len(discover(QuietSnapshot(tree)).pci_devices) == 58
+
+
+@needs_shared
+def test_acs_target_speeds_and_replays_come_from_tools() -> None:
+    listing = shared("machines/lspci/gpud-hgx-h100x8-lspci-vvv.txt").read_text()
+    hgx = host_from_lspci(listing, "hgx")
+    port = hgx.device(Bdf.parse("17:01.0"))
+    assert port is not None and port.acs == () and port.target_gt_per_s == 32.0
+    redirecting = hgx.device(Bdf.parse("82:00.0"))
+    assert redirecting is not None and redirecting.acs is not None
+    assert {"ReqRedir", "CmpltRedir"} <= set(redirecting.acs)
+
+    from homenode.tools.nvidia_smi_query import parse
+
+    query = parse(shared("machines/nvidia-smi/qx-h100.xml").read_text())
+    assert all(gpu.replays is not None and gpu.replays < 1000 for gpu in query.gpus)

@@ -13,7 +13,8 @@ from homenode.description.parse import parse_description
 from homenode.description.render import render
 from homenode.description.tree_writer import write_tree
 from homenode.errors import UsageError
-from homenode.kubevirt.on_define_domain import Answer, OnError, answer
+from homenode.kubevirt.on_define_domain import Answer, answer
+from homenode.kubevirt.on_error import OnError
 from homenode.pci import DeviceKind
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.sources import load_host

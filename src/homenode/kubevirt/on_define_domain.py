@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from homenode.errors import HomenodeError, UsageError
+from homenode.kubevirt.on_error import OnError
 from homenode.kubevirt.placing import place_devices
 from homenode.kubevirt.vmi import Vmi, read_vmi
 from homenode.plan.request import PciGranularity
@@ -20,13 +21,6 @@ ON_ERROR_ANNOTATION = "homenode/on-error"
 GRANULARITY_ANNOTATION = "homenode/pci-granularity"
 
 Choice = TypeVar("Choice", bound=StrEnum)
-
-
-class OnError(StrEnum):
-    """What becomes of a VM whose devices could not be placed."""
-
-    FAIL = "fail"  # it does not start, and KubeVirt tries again
-    PASSTHROUGH = "passthrough"  # it starts as KubeVirt made it
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,170 @@
+"""homenode kubevirt: the hook, what must fit around it, and its manifests. [I/O]"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from homenode.cli.options import HostOption, JsonOption
+from homenode.cli.terminal import check_can_write, console, note, print_json, read_file, write_text
+from homenode.errors import HostError, UsageError
+from homenode.kubevirt.manifests import HookVersion, ManifestWishes
+from homenode.kubevirt.on_error import OnError
+from homenode.plan.request import PciGranularity
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="GPUs of KubeVirt VMs on their nodes: the sidecar's hook, checks and manifests.",
+)
+
+_WISHES = ManifestWishes()
+
+
+@app.command("on-define-domain")
+def on_define_domain(
+    vmi: Annotated[
+        str, typer.Option(metavar="JSON", help="The VirtualMachineInstance, as the shim gives it.")
+    ],
+    domain: Annotated[
+        str, typer.Option(metavar="XML", help="The domain document, as the shim gives it.")
+    ],
+    on_error: Annotated[
+        OnError | None,
+        typer.Option(
+            help="What becomes of the VM where its devices cannot be placed. Default: the VM's "
+            "annotation homenode/on-error, else fail."
+        ),
+    ] = None,
+    pci_granularity: Annotated[
+        PciGranularity | None,
+        typer.Option(
+            help="What gets an expander bus of its own. Default: the VM's annotation "
+            "homenode/pci-granularity, else cell."
+        ),
+    ] = None,
+    root: Annotated[
+        str, typer.Option(metavar="DIR", help="Where the host's /sys lies: /, or /host, say.")
+    ] = "/",
+) -> None:
+    """Place a VM's devices on its cells: the new document goes to standard output, all else not.
+
+    The executable onDefineDomain does the same, and starts faster.
+    """
+    from homenode.cli.on_define_domain import ask, write
+
+    raise SystemExit(write(ask(vmi, domain, on_error, pci_granularity, root)))
+
+
+@app.command("check")
+def check(
+    vmi: Annotated[
+        Path,
+        typer.Argument(
+            metavar="VMI.json", help="kubectl get vmi NAME -o json, or a VirtualMachine's."
+        ),
+    ],
+    kubelet: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="kubectl get --raw /api/v1/nodes/NODE/proxy/configz, as a file."
+        ),
+    ] = None,
+    kubevirt: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="kubectl get kubevirt -A -o json, as a file: its feature gates."
+        ),
+    ] = None,
+    host: HostOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Why a VM's CPUs, huge pages, GPUs and cells will or will not come together on a node."""
+    from homenode.findings import are_bad
+    from homenode.kubevirt.fit import check_fit
+    from homenode.kubevirt.gates import read_gates
+    from homenode.kubevirt.kubelet import read_kubelet
+    from homenode.kubevirt.vmi import read_vmi
+    from homenode.sources import load_host
+
+    read = read_vmi(read_file(vmi, "a VirtualMachineInstance as JSON"), str(vmi))
+    config = (
+        None
+        if kubelet is None
+        else read_kubelet(read_file(kubelet, "a KubeletConfiguration as JSON"), str(kubelet))
+    )
+    gates = (
+        None
+        if kubevirt is None
+        else read_gates(read_file(kubevirt, "a KubeVirt CR as JSON"), str(kubevirt))
+    )
+    findings = check_fit(read, config, None if host is None else load_host(host), gates)
+    if json:
+        from homenode.formats import encode
+
+        print_json(encode("findings", findings))
+    else:
+        from homenode.report.findings_text import findings_text
+
+        console().print(findings_text(findings))
+    if are_bad(findings.findings):
+        raise SystemExit(1)
+
+
+@app.command("manifest")
+def manifest(
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write to.")
+    ],
+    image: Annotated[
+        str, typer.Option(metavar="IMAGE", help="Where the sidecar's image will be.")
+    ] = _WISHES.image,
+    vm: Annotated[str, typer.Option(metavar="NAME", help="Of the example VM.")] = _WISHES.vm,
+    namespace: Annotated[
+        str, typer.Option(metavar="NAME", help="Of the VM and the jobs.")
+    ] = _WISHES.namespace,
+    gpu: Annotated[
+        str, typer.Option(metavar="RESOURCE", help="The GPU's resource name in the cluster.")
+    ] = _WISHES.gpu,
+    gpus: Annotated[int, typer.Option(metavar="N", help="GPUs of the VM.")] = _WISHES.gpus,
+    vcpus: Annotated[int, typer.Option(metavar="N", help="vCPUs of the VM.")] = _WISHES.vcpus,
+    memory_gib: Annotated[
+        int, typer.Option(metavar="N", help="Memory of the VM in GiB.")
+    ] = _WISHES.memory_gib,
+    hook_version: Annotated[
+        HookVersion, typer.Option(help="Version of the hook's protocol.")
+    ] = _WISHES.hook_version,
+    kubevirt: Annotated[
+        str, typer.Option(metavar="VERSION", help="KubeVirt of the cluster: the shim's image.")
+    ] = _WISHES.kubevirt,
+    guest: Annotated[
+        str, typer.Option(metavar="USER@HOST", help="The guest, for the job that measures in it.")
+    ] = _WISHES.guest,
+    node: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The node, for the job that measures there.")
+    ] = None,
+) -> None:
+    """Write the sidecar's image, the feature gates, a VM with the hook, and jobs that measure."""
+    from homenode.kubevirt.manifests import manifests
+
+    written = manifests(
+        ManifestWishes(
+            image, namespace, vm, gpu, gpus, vcpus, memory_gib, hook_version, kubevirt, guest, node
+        )
+    )
+    if output.exists() and not output.is_dir():
+        raise UsageError(f"{output}: expected a folder, found a file")
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HostError(f"{output}: expected to make a folder, found: {error.strerror}") from None
+    paths = {output / name: text for name, text in written.items()}
+    there = [path for path in paths if path.exists()]
+    if there:
+        raise UsageError(
+            f"{there[0]}: expected nothing there yet, found a file",
+            hint="name another folder; what you have edited is not overwritten",
+        )
+    check_can_write(*paths)
+    for path, text in paths.items():
+        write_text(path, text)
+        note(f"wrote {path}")

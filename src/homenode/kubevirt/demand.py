@@ -1,0 +1,63 @@
+"""Demand: what a VMI asks of a node: CPUs, memory, pages and devices, as KubeVirt adds them up."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from homenode.kubevirt.quantity import parse_quantity
+from homenode.kubevirt.vmi import Vmi, down
+
+HOOK_ANNOTATION = "hooks.kubevirt.io/hookSidecars"
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """vcpus: of the guest. threads: of its topology. pus: dedicated ones asked of kubelet, the
+    emulator's included. memory_bytes, page_bytes: None where not said. gpus: how many, of any kind.
+    """
+
+    vcpus: int
+    threads: int
+    pus: int
+    dedicated: bool
+    emulator_apart: bool
+    mapped: bool
+    memory_bytes: int | None
+    page_bytes: int | None
+    gpus: int
+    hooked: bool
+
+
+def demand_of(vmi: Vmi) -> Demand:
+    """The demand of a VMI. Raises ParseError for a quantity that is none."""
+    cpu = vmi.at("domain", "cpu")
+    counts = [_count(down(cpu, name), name) for name in ("sockets", "cores", "threads")]
+    vcpus = 1
+    for count in counts:
+        vcpus *= count or 1
+    if not any(counts):
+        asked = vmi.at("domain", "resources", "limits", "cpu") or vmi.at(
+            "domain", "resources", "requests", "cpu"
+        )
+        vcpus = vcpus if asked is None else parse_quantity(asked, "resources.cpu")
+    memory = vmi.at("domain", "memory", "guest")
+    for kind in ("limits", "requests"):
+        memory = memory or vmi.at("domain", "resources", kind, "memory")
+    page = vmi.at("domain", "memory", "hugepages", "pageSize")
+    gpus = vmi.at("domain", "devices", "gpus")
+    emulator_apart = bool(down(cpu, "isolateEmulatorThread"))
+    return Demand(
+        vcpus=vcpus,
+        threads=counts[2] or 1,
+        pus=vcpus + emulator_apart,
+        dedicated=bool(down(cpu, "dedicatedCpuPlacement")),
+        emulator_apart=emulator_apart,
+        mapped=down(cpu, "numa", "guestMappingPassthrough") is not None,
+        memory_bytes=None if memory is None else parse_quantity(memory, "memory"),
+        page_bytes=None if page is None else parse_quantity(page, "memory.hugepages.pageSize"),
+        gpus=len(gpus) if isinstance(gpus, list) else 0,
+        hooked=HOOK_ANNOTATION in vmi.annotations,
+    )
+
+
+def _count(value: Any, name: str) -> int:
+    return 0 if value is None else parse_quantity(value, f"cpu.{name}")

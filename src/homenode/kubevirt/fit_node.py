@@ -1,0 +1,144 @@
+"""Fit of CPUs and devices: what a node of the cluster has, node by NUMA node."""
+
+from collections.abc import Iterable, Iterator
+
+from homenode.findings import Finding, Severity
+from homenode.indices import NodeIndex
+from homenode.kubevirt.demand import Demand
+from homenode.kubevirt.kubelet import Kubelet
+from homenode.pci import DeviceKind
+from homenode.topology import Host
+
+_CPU = "Kubernetes, CPU Manager"
+_TOPOLOGY = "Kubernetes, Topology Manager"
+
+
+def free_pus(kubelet: Kubelet | None, host: Host) -> dict[NodeIndex, int]:
+    """PUs that kubelet may give away on each NUMA node, other pods not counted."""
+    reserved = frozenset() if kubelet is None else frozenset(kubelet.reserved_pus)
+    return {node.index: sum(pu not in reserved for pu in node.pus) for node in host.nodes}
+
+
+def gpus_of_node(host: Host) -> dict[NodeIndex | None, int]:
+    count: dict[NodeIndex | None, int] = {}
+    for device in host.devices_of_kind(DeviceKind.GPU):
+        if device.physical_function is None:
+            count[device.node] = count.get(device.node, 0) + 1
+    return count
+
+
+def aligned_nodes(demand: Demand, kubelet: Kubelet | None, host: Host) -> int:
+    """NUMA nodes that the VM takes at least: for its PUs, and for its GPUs."""
+    by_pus = _fewest(free_pus(kubelet, host).values(), demand.pus)
+    by_gpus = _fewest(gpus_of_node(host).values(), demand.gpus)
+    return max(1, by_pus, by_gpus)
+
+
+def node_findings(demand: Demand, kubelet: Kubelet | None, host: Host) -> Iterator[Finding]:
+    """What does not come together, or comes together by luck."""
+    pus = free_pus(kubelet, host)
+    if demand.dedicated and demand.pus > sum(pus.values()):
+        yield Finding(
+            "pus-short", Severity.CRITICAL, f"{demand.pus} dedicated PUs",
+            f"at most {sum(pus.values())}, which kubelet can give",
+            f"{demand.vcpus} vCPUs" + (", 1 for the emulator" if demand.emulator_apart else ""),
+            None, f"ask for {sum(pus.values())} or fewer", _CPU,
+        )  # fmt: skip
+    siblings = max((len(core.pus) for core in host.cores), default=1)
+    full = kubelet is not None and kubelet.has_cpu_option("full-pcpus-only")
+    if demand.dedicated and full and demand.pus % siblings:
+        yield Finding(
+            "smt-alignment", Severity.CRITICAL, f"{demand.pus} dedicated PUs",
+            f"a multiple of {siblings}, the PUs of a core, as full-pcpus-only wants",
+            f"{demand.pus}: kubelet refuses the pod (SMTAlignmentError)", None,
+            "take another number of vCPUs; where the emulator's PU makes it odd, turn the gate "
+            "AlignCPUs on and annotate the KubeVirt CR with "
+            "alpha.kubevirt.io/EmulatorThreadCompleteToEvenParity", _CPU,
+        )  # fmt: skip
+    if demand.dedicated and kubelet is not None and siblings > 1 and not full:
+        yield Finding(
+            "cores-shared", Severity.WARNING, "kubelet cpuManagerPolicyOptions",
+            "full-pcpus-only", "not set: a core's siblings may go to two VMs",
+            "40 to 75 % where two busy vCPUs share a core (xapi-project/xen-api#6763)",
+            "set full-pcpus-only: \"true\"", _CPU,
+        )  # fmt: skip
+    if demand.threads > siblings:
+        yield Finding(
+            "threads-without-siblings", Severity.WARNING, "spec.domain.cpu.threads",
+            f"at most {siblings}, as the node's cores have", str(demand.threads),
+            None, "set threads: 1 and as many more cores", "kubevirt#11749",
+        )  # fmt: skip
+    yield from _gpus(demand, kubelet, host)
+    if kubelet is not None and kubelet.topology_policy != "none":
+        yield from _topology(demand, kubelet, host)
+
+
+def _gpus(demand: Demand, kubelet: Kubelet | None, host: Host) -> Iterator[Finding]:
+    count = gpus_of_node(host)
+    if not host.pci_devices:
+        if demand.gpus:
+            yield Finding(
+                "gpus-unknown", Severity.INCONCLUSIVE, f"{demand.gpus} GPUs",
+                "the node's PCI devices", "none in the source", None,
+                "capture the node: homenode capture", host.name,
+            )  # fmt: skip
+        return
+    if demand.gpus > sum(count.values()):
+        yield Finding(
+            "gpus-short", Severity.CRITICAL, f"{demand.gpus} GPUs",
+            f"at most {sum(count.values())} on the node", str(demand.gpus), None,
+            "choose a node with more GPUs", host.name,
+        )  # fmt: skip
+    elif demand.gpus and count.get(None):
+        yield Finding(
+            "device-node-unknown", Severity.WARNING, f"{count[None]} GPUs of the node",
+            "a NUMA node", "none (numa_node is -1): neither kubelet nor the hook can place them",
+            None, "enable NUMA in the host's firmware", host.name,
+        )  # fmt: skip
+    may_spread = kubelet is None or kubelet.topology_policy != "single-numa-node"
+    if may_spread and 1 < demand.gpus < sum(count.values()) and len(count) > 1:
+        spread = ", ".join(f"{n} on node {node}" for node, n in sorted(count.items(), key=str))
+        yield Finding(
+            "gpus-may-spread", Severity.INFO, f"{demand.gpus} GPUs",
+            "all of as few nodes as hold them", f"{spread}: Topology Manager's hints do not "
+            "count devices, so that they may come from more", None,
+            "take whole nodes, or single-numa-node where one node is enough", "kubernetes#136431",
+        )  # fmt: skip
+
+
+def _topology(demand: Demand, kubelet: Kubelet, host: Host) -> Iterator[Finding]:
+    nodes = len(host.nodes)
+    if nodes > kubelet.most_nodes:
+        yield Finding(
+            "numa-nodes-many", Severity.CRITICAL, f"{nodes} NUMA nodes",
+            f"at most {kubelet.most_nodes} beside topologyManagerPolicy {kubelet.topology_policy}",
+            f"{nodes}: kubelet does not start", None,
+            f'topologyManagerPolicyOptions: {{max-allowable-numa-nodes: "{nodes}"}}; its hints '
+            "grow as 2 to the number of nodes, so that admission may take minutes", _TOPOLOGY,
+        )  # fmt: skip
+    needed = aligned_nodes(demand, kubelet, host)
+    if kubelet.topology_policy == "single-numa-node" and needed > 1:
+        yield Finding(
+            "more-than-one-node", Severity.CRITICAL, "kubelet topologyManagerPolicy",
+            f"restricted or best-effort: the VM needs {needed} NUMA nodes",
+            "single-numa-node: kubelet refuses the pod (TopologyAffinityError)", None,
+            "set restricted, or make the VM smaller", _TOPOLOGY,
+        )  # fmt: skip
+    distant = 1 < needed < nodes and nodes > 2
+    if distant and kubelet.topology_options.get("prefer-closest-numa-nodes") != "true":
+        yield Finding(
+            "nodes-any-distance", Severity.INFO, "kubelet topologyManagerPolicyOptions",
+            "prefer-closest-numa-nodes", f"not set: {needed} of {nodes} nodes are taken at any "
+            "distance", None, 'set prefer-closest-numa-nodes: "true"', _TOPOLOGY,
+        )  # fmt: skip
+
+
+def _fewest(sizes: Iterable[int], needed: int) -> int:
+    """How many of the largest sizes make up what is needed; all of them where they do not."""
+    left, count = needed, 0
+    for size in sorted(sizes, reverse=True):
+        if left <= 0:
+            break
+        left -= size
+        count += 1
+    return count

@@ -1,0 +1,228 @@
+"""What the check says of VMIs, kubelets and nodes that do not go together, and of those that do."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from homenode.errors import InputError
+from homenode.findings import Finding
+from homenode.kubevirt.fit import check_fit
+from homenode.kubevirt.gates import read_gates
+from homenode.kubevirt.kubelet import Kubelet, read_kubelet
+from homenode.kubevirt.quantity import parse_quantity
+from homenode.kubevirt.vmi import read_vmi
+from homenode.sources import load_host
+from homenode.topology import Host, PagePool
+from tests.kubevirt_documents import IBM
+
+HOOK = {"hooks.kubevirt.io/hookSidecars": "[]"}
+GATES = frozenset({"Sidecar", "CPUManager"})
+GOOD_KUBELET: dict[str, Any] = {
+    "kind": "KubeletConfiguration",
+    "cpuManagerPolicy": "static",
+    "cpuManagerPolicyOptions": {"full-pcpus-only": "true"},
+    "topologyManagerPolicy": "restricted",
+    "memoryManagerPolicy": "Static",
+    "reservedSystemCPUs": "0-1,128-129",
+}
+
+
+def vmi(
+    cpu: Mapping[str, Any] | None = None,
+    memory: Mapping[str, Any] | None = None,
+    gpus: int = 8,
+    annotations: Mapping[str, str] = HOOK,
+    kind: str = "VirtualMachineInstance",
+) -> str:
+    """A VMI, good but for what is given; in a VM where that is the kind."""
+    domain = {
+        "cpu": {
+            "cores": 199, "dedicatedCpuPlacement": True, "isolateEmulatorThread": True,
+            "numa": {"guestMappingPassthrough": {}}, **(cpu or {}),
+        },
+        "memory": {"guest": "512Gi", "hugepages": {"pageSize": "2Mi"}, **(memory or {})},
+        "devices": {"gpus": [{"name": f"g{i}", "deviceName": "x"} for i in range(gpus)]},
+    }  # fmt: skip
+    inner = {"metadata": {"annotations": dict(annotations)}, "spec": {"domain": domain}}
+    if kind == "VirtualMachine":
+        return json.dumps({"kind": kind, "metadata": {"name": "v"}, "spec": {"template": inner}})
+    return json.dumps({"kind": kind, **inner})
+
+
+def kubelet(**changes: Any) -> Kubelet:
+    config = {name: value for name, value in (GOOD_KUBELET | changes).items() if value is not None}
+    return read_kubelet(json.dumps({"kubeletconfig": config}), "kubelet")
+
+
+def found(
+    text: str,
+    config: Kubelet | None = None,
+    host: Host | None = None,
+    gates: frozenset[str] | None = None,
+) -> dict[str, Finding]:
+    return {f.id: f for f in check_fit(read_vmi(text, "vmi"), config, host, gates).findings}
+
+
+def with_pages(free: tuple[int, int], page_bytes: int = 2 << 20) -> Host:
+    """IBM's host with huge pages."""
+    host = load_host(IBM)
+    nodes = tuple(
+        replace(node, page_pools=(PagePool(page_bytes, count, count),))
+        for node, count in zip(host.nodes, free, strict=True)
+    )
+    return replace(host, nodes=nodes)
+
+
+@pytest.mark.parametrize("kind", ["VirtualMachineInstance", "VirtualMachine"])
+def test_what_fits_has_no_finding_and_says_what_was_checked(kind: str) -> None:
+    host = with_pages((131_072, 131_072))
+    answer = check_fit(read_vmi(vmi(kind=kind), "vmi"), kubelet(), host, GATES)
+    assert answer.findings == ()
+    assert len(answer.checked) == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        (vmi({"dedicatedCpuPlacement": False}),
+         {"cpus-not-dedicated", "mapping-without-dedicated-cpus"}),
+        (vmi(memory={"hugepages": None}), {"mapping-without-huge-pages"}),
+        (vmi({"numa": None}), {"guest-flat"}),
+        (vmi({"isolateEmulatorThread": False}), {"emulator-on-vcpu"}),
+        (vmi(annotations={}), {"devices-without-node"}),
+        (vmi(annotations={}, gpus=0), set()),
+    ],
+)  # fmt: skip
+def test_a_vmi_alone_is_judged_by_what_admission_and_the_guest_need(
+    text: str, ids: set[str]
+) -> None:
+    assert set(found(text)) == ids
+
+
+@pytest.mark.parametrize(
+    ("gates", "annotations", "ids"),
+    [
+        (frozenset[str](), HOOK, {"gate-sidecar-off", "gate-cpu-manager-off"}),
+        (GATES | {"PCINUMAAwareTopology"}, HOOK, {"hook-beside-native"}),
+        (GATES | {"PCINUMAAwareTopology"}, {}, set()),
+    ],
+)
+def test_the_clusters_gates_are_judged(
+    gates: frozenset[str], annotations: Mapping[str, str], ids: set[str]
+) -> None:
+    assert set(found(vmi(annotations=annotations), gates=gates)) == ids
+
+
+@pytest.mark.parametrize(
+    ("changes", "ids"),
+    [
+        ({"cpuManagerPolicy": None}, {"cpu-manager-off"}),
+        ({"reservedSystemCPUs": None}, {"no-cpu-reserved"}),
+        ({"reservedSystemCPUs": None, "kubeReserved": {"cpu": "500m"}}, set()),
+        ({"topologyManagerPolicy": "none"}, {"topology-manager-off"}),
+        ({"memoryManagerPolicy": "None"}, {"memory-manager-off"}),
+        ({"cpuManagerPolicyOptions": {}}, {"cores-shared"}),
+        ({"topologyManagerPolicy": "single-numa-node"}, {"more-than-one-node"}),
+    ],
+)
+def test_a_kubelet_that_does_not_align_is_named(changes: dict[str, Any], ids: set[str]) -> None:
+    host = with_pages((131_072, 131_072))
+    assert set(found(vmi(), kubelet(**changes), host)) == ids
+
+
+def test_an_odd_number_of_pus_is_refused_where_only_whole_cores_are_given() -> None:
+    odd = found(vmi({"cores": 198}), kubelet(), with_pages((131_072, 131_072)))
+    assert set(odd) == {"smt-alignment"}
+    assert "199" in odd["smt-alignment"].subject
+
+
+def test_more_pus_than_kubelet_has_are_counted_with_the_emulators_and_without_the_reserved() -> (
+    None
+):
+    host = with_pages((131_072, 131_072))
+    assert set(found(vmi({"cores": 251}), kubelet(), host)) == set()
+    assert set(found(vmi({"cores": 253}), kubelet(), host)) == {"pus-short"}
+
+
+@pytest.mark.parametrize(
+    ("free", "ids"),
+    [
+        ((0, 0), {"huge-page-size"}),
+        ((131_072, 100_000), {"huge-pages-short"}),
+        ((200_000, 100_000), {"huge-pages-uneven"}),
+    ],
+)
+def test_pages_are_counted_as_kubevirt_shares_them_out(
+    free: tuple[int, int], ids: set[str]
+) -> None:
+    assert set(found(vmi(), kubelet(), with_pages(free))) == ids
+
+
+def test_memory_that_is_no_whole_pages_or_not_told_is_named() -> None:
+    host = with_pages((131_072, 131_072))
+    assert set(found(vmi(memory={"guest": "1025Ki"}), kubelet(), host)) == {"huge-pages-not-whole"}
+    assert set(found(vmi(memory={"guest": None}), kubelet(), host)) == {"memory-unknown"}
+
+
+def test_pages_of_another_size_do_not_count() -> None:
+    big = vmi(memory={"hugepages": {"pageSize": "1Gi"}})
+    assert set(found(big, kubelet(), with_pages((131_072, 131_072)))) == {"huge-page-size"}
+
+
+def test_gpus_are_counted_and_may_spread() -> None:
+    host = with_pages((131_072, 131_072))
+    assert "gpus-short" in found(vmi(gpus=9), kubelet(), host)
+    half = vmi({"cores": 61}, memory={"guest": "128Gi"}, gpus=4)
+    spread = found(half, kubelet(), host)
+    assert set(spread) == {"gpus-may-spread"}
+    assert "4 on node 0, 4 on node 1" in spread["gpus-may-spread"].observed
+
+
+def test_a_grace_host_has_more_nodes_than_topology_manager_takes() -> None:
+    host = load_host("gh200x4")
+    small = vmi({"cores": 71}, memory={"guest": "2Mi"}, gpus=1)
+    many = found(small, kubelet(reservedSystemCPUs="0"), host)
+    assert "max-allowable-numa-nodes" in str(many["numa-nodes-many"].fix)
+    options = {"max-allowable-numa-nodes": str(len(host.nodes))}
+    allowed = kubelet(reservedSystemCPUs="0", topologyManagerPolicyOptions=options)
+    assert "numa-nodes-many" not in found(small, allowed, host)
+
+
+def test_guest_threads_need_siblings_on_the_node() -> None:
+    host = load_host("x86-2p2n16c16t-smt-off")
+    text = vmi({"cores": 3, "threads": 2, "isolateEmulatorThread": False}, gpus=0)
+    assert "threads-without-siblings" in found(text, kubelet(reservedSystemCPUs="0"), host)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("cpuManagerPolicy: static", "JSON"),
+        ('{"kind": "Pod"}', "Pod"),
+        ('{"kubeletconfig": 7}', "int"),
+        ('{"cpuManagerPolicy": 7}', "cpuManagerPolicy"),
+        ('{"reservedSystemCPUs": "few"}', "reservedSystemCPUs"),
+    ],
+)
+def test_what_is_no_kubelet_configuration_is_refused_in_words(text: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        read_kubelet(text, "kubelet")
+
+
+def test_gates_are_read_of_a_cr_and_of_a_list_of_one() -> None:
+    inner = {"configuration": {"developerConfiguration": {"featureGates": ["Sidecar"]}}}
+    cr = {"kind": "KubeVirt", "spec": inner}
+    assert read_gates(json.dumps(cr), "cr") == {"Sidecar"}
+    assert read_gates(json.dumps({"kind": "List", "items": [cr]}), "cr") == {"Sidecar"}
+    assert read_gates('{"kind": "KubeVirt"}', "cr") == set()
+    with pytest.raises(InputError, match="KubeVirt"):
+        read_gates(json.dumps({"kind": "List", "items": [cr, cr]}), "cr")
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1Xi", "1e999", "٣", "1" * 40, "[]"])
+def test_what_is_no_quantity_is_refused(text: str) -> None:
+    with pytest.raises(InputError):
+        parse_quantity(text, "memory")

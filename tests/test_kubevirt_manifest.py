@@ -1,0 +1,139 @@
+"""Manifests: whole, of known fields, and read back by others as they were meant."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homenode.errors import UsageError
+from homenode.kubevirt.demand import demand_of
+from homenode.kubevirt.fit import check_fit
+from homenode.kubevirt.manifests import (
+    GATES,
+    HookVersion,
+    ManifestWishes,
+    gate_patch,
+    guest_job,
+    hook_annotation,
+    hyperconverged_patch,
+    manifests,
+    node_job,
+    results_claim,
+    virtual_machine,
+)
+from homenode.kubevirt.vmi import read_vmi
+
+WISHES = ManifestWishes(image="r.example/h:1", node="node-7")
+
+FIELDS_OF_VM = {
+    "": {"apiVersion", "kind", "metadata", "spec"},
+    "spec": {"runStrategy", "template"},
+    "spec.template": {"metadata", "spec"},
+    "spec.template.spec": {"domain", "networks", "terminationGracePeriodSeconds", "volumes"},
+    "spec.template.spec.domain": {"machine", "cpu", "memory", "devices"},
+    "spec.template.spec.domain.machine": {"type"},
+    "spec.template.spec.domain.cpu": {
+        "cores", "sockets", "threads", "model", "dedicatedCpuPlacement", "isolateEmulatorThread",
+        "numa",
+    },
+    "spec.template.spec.domain.cpu.numa": {"guestMappingPassthrough"},
+    "spec.template.spec.domain.memory": {"guest", "hugepages"},
+    "spec.template.spec.domain.memory.hugepages": {"pageSize"},
+    "spec.template.spec.domain.devices": {"gpus", "disks", "interfaces"},
+    "spec.template.spec.domain.devices.gpus": {"name", "deviceName"},
+    "spec.template.spec.domain.devices.disks": {"name", "disk"},
+    "spec.template.spec.domain.devices.disks.disk": {"bus"},
+    "spec.template.spec.domain.devices.interfaces": {"name", "masquerade"},
+    "spec.template.spec.networks": {"name", "pod"},
+    "spec.template.spec.volumes": {"name", "persistentVolumeClaim"},
+    "spec.template.spec.volumes.persistentVolumeClaim": {"claimName"},
+}  # fmt: skip
+"""Fields of kubevirt.io/v1 that we use, as spelled in KubeVirt's own example of every field
+(staging/src/kubevirt.io/api/apitesting/testdata/HEAD/kubevirt.io.v1.VirtualMachine.json, 01cc9157).
+"""
+
+
+def paths(value: Any, path: str = "") -> dict[str, set[str]]:
+    """Names used at each path; lists do not count."""
+    found: dict[str, set[str]] = {}
+    if isinstance(value, list):
+        for item in value:
+            for where, names in paths(item, path).items():
+                found.setdefault(where, set()).update(names)
+    elif isinstance(value, dict) and not path.endswith("metadata"):
+        if value:
+            found[path] = set(value)
+        for name, inner in value.items():
+            for where, names in paths(inner, f"{path}.{name}".lstrip(".")).items():
+                found.setdefault(where, set()).update(names)
+    return found
+
+
+def test_the_vm_uses_only_fields_that_kubevirt_has() -> None:
+    assert paths(virtual_machine(WISHES)) == FIELDS_OF_VM
+
+
+@pytest.mark.parametrize("version", HookVersion)
+def test_the_annotation_is_the_hook_s_list_for_every_version(version: HookVersion) -> None:
+    wishes = ManifestWishes(image="r.example/h:1", hook_version=version)
+    (sidecar,) = json.loads(hook_annotation(wishes))
+    assert sidecar == {
+        "args": ["--version", str(version)],
+        "image": "r.example/h:1",
+        "imagePullPolicy": "IfNotPresent",
+    }
+
+
+def test_the_check_has_nothing_to_say_of_the_vm() -> None:
+    vmi = read_vmi(json.dumps(virtual_machine(WISHES)), "vm.yaml")
+    assert demand_of(vmi).gpus == 8
+    assert check_fit(vmi, None, None, frozenset(GATES)).findings == ()
+
+
+def test_the_gates_are_added_to_those_that_there_are() -> None:
+    assert {patch["value"] for patch in gate_patch()} == set(GATES)
+    assert all(patch["op"] == "add" and patch["path"].endswith("/-") for patch in gate_patch())
+    annotations = hyperconverged_patch()["metadata"]["annotations"]
+    assert json.loads(annotations["kubevirt.kubevirt.io/jsonpatch"]) == gate_patch()
+
+
+def test_the_image_runs_the_shim_with_the_hook_on_its_path() -> None:
+    lines = manifests(WISHES)["Containerfile"].splitlines()
+    assert lines[-1] == 'ENTRYPOINT ["/sidecar-shim"]'
+    assert any(line.startswith("RUN pip install") for line in lines)
+    assert not any(line.startswith("USER root") for line in lines)
+
+
+@pytest.mark.parametrize("wishes", [{"gpus": 0}, {"vcpus": -1}, {"memory_gib": 1 << 40}])
+def test_counts_that_no_vm_has_are_a_usage_error(wishes: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match="expected 1 to"):
+        manifests(ManifestWishes(**wishes))  # type: ignore[arg-type]
+
+
+def test_yaml_readers_and_kubernetes_schema_take_every_file() -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not here")
+    kubernetes_validate = pytest.importorskip(
+        "kubernetes_validate", reason="kubernetes-validate is not here"
+    )
+    odd = ManifestWishes(image='r/"x": #1', vm="on", guest="it's", gpu="1.5", node="n")
+    for wishes in (WISHES, odd):
+        files = manifests(wishes)
+        claim = results_claim(wishes)
+        expected = {
+            "vm.yaml": [virtual_machine(wishes)],
+            "bench-guest.yaml": [claim, guest_job(wishes)],
+            "bench-node.yaml": [claim, node_job(wishes)],
+            "hyperconverged-gates.yaml": [hyperconverged_patch()],
+        }
+        for name, documents in expected.items():
+            assert list(yaml.safe_load_all(files[name])) == documents
+    for document in (results_claim(WISHES), guest_job(WISHES), node_job(WISHES)):
+        version = kubernetes_validate.latest_version()
+        kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_every_file_is_named_in_the_documentation() -> None:
+    page = Path(__file__).parents[1] / "docs" / "commands" / "kubevirt.md"
+    text = page.read_text(encoding="utf-8")
+    assert not [name for name in manifests(WISHES) if f"`{name}`" not in text]

@@ -113,3 +113,22 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         run("--check", str(tmp_path / "none.xml"))
     with pytest.raises(InputError, match="a domain document"):
         run("--host", HOST, "--domain", str(tmp_path / "none.xml"))
+
+
+def test_gpus_that_are_no_partition_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpus = ("0000:19:00.0", "0000:3b:00.0")
+    (tmp_path / "vm.xml").write_bytes(tuned_for("hgx-h100", gpus, vcpus=8))
+    modules = {"19": 1, "3B": 2, "4C": 3}
+    listed = "".join(
+        f'<gpu id="00000000:{bus}:00.0"><product_name>NVIDIA H100 80GB HBM3</product_name>'
+        f"<platformInfo><module_id>{module}</module_id></platformInfo></gpu>"
+        for bus, module in modules.items()
+    )
+    (tmp_path / "qx.xml").write_text(f"<nvidia_smi_log>{listed}</nvidia_smi_log>")
+    given = ("--host", "hgx-h100", "--domain", str(tmp_path / "vm.xml"),
+             "--nvidia-smi", str(tmp_path / "qx.xml"), "-o", str(tmp_path / "t.xml"))  # fmt: skip
+    assert run(*given) == 1
+    assert "0000:19:00.0, 0000:4c:00.0" in capsys.readouterr().err
+    assert (tmp_path / "t.xml").exists()

@@ -1,6 +1,6 @@
 """homenode nccl-topo: a guest's topology file for NCCL or RCCL, and what becomes of it. [I/O]"""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,9 +18,12 @@ from homenode.cli.terminal import (
 from homenode.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from homenode.findings import Finding
     from homenode.nccl.assemble import Assembled
     from homenode.nccl.topology import Flavour
+    from homenode.topology import Host
 
 _MAKE = "Make a file"
 _JUDGE = "Judge a file"
@@ -51,6 +54,15 @@ def nccl_topo(
         typer.Option(
             metavar="SOURCE",
             help="The guest's own view, a capture made inside it or ssh:HOST: its bus numbers.",
+            rich_help_panel=_MAKE,
+        ),
+    ] = None,
+    nvidia_smi: Annotated[
+        Path | None,
+        typer.Option(
+            "--nvidia-smi",
+            metavar="FILE",
+            help="The host's nvidia-smi -q -x: are these GPUs one of Fabric Manager's partitions.",
             rich_help_panel=_MAKE,
         ),
     ] = None,
@@ -101,7 +113,7 @@ def nccl_topo(
     """
     from homenode.nccl.topology import Flavour
 
-    wanted = _Wanted(host, lspci, domain, plan, guest)
+    wanted = _Wanted(host, lspci, domain, plan, guest, nvidia_smi)
     _refuse_nonsense(wanted, output, cloud_init, check, log, json=json)
     if check is not None or log is not None:
         _judge(wanted, check, log, Flavour.RCCL if rccl else None, as_json=json)
@@ -121,6 +133,7 @@ class _Wanted:
     domain: Path | None
     plan: Path | None
     guest: str | None
+    nvidia_smi: Path | None
 
 
 def _refuse_nonsense(
@@ -143,8 +156,11 @@ def _refuse_nonsense(
             "--check and --log: expected no --output and no --cloud-init, found one",
             hint="make the file in one run and judge it in another",
         )
-    if wanted.domain is None and (wanted.plan is not None or wanted.guest is not None):
-        raise UsageError("--plan and --guest: expected --domain beside them, found none")
+    beside = (wanted.plan, wanted.guest, wanted.nvidia_smi)
+    if wanted.domain is None and any(one is not None for one in beside):
+        raise UsageError(
+            "--plan, --guest and --nvidia-smi: expected --domain beside them, found none"
+        )
     if json and not judging and output is None:
         raise UsageError("--json: expected --output for the file itself, found none")
 
@@ -169,7 +185,23 @@ def _assembled(wanted: _Wanted, flavour: "Flavour") -> "Assembled":
     )
     guest = None if wanted.guest is None else load_guest(wanted.guest)
     side = guest_side(document, domain_facts(document), plan=plan, guest=guest)
-    return assemble_topology(host, side, flavour, source)
+    made = assemble_topology(host, side, flavour, source)
+    if wanted.nvidia_smi is None:
+        return made
+    fabric = _fabric(made, host, wanted.nvidia_smi)
+    return replace(made, findings=(*made.findings, *fabric))
+
+
+def _fabric(made: "Assembled", host: "Host", path: Path) -> "Iterator[Finding]":
+    from homenode.nccl.fabric import check_fabric
+    from homenode.pci import DeviceKind
+    from homenode.tools.nvidia_smi_query import parse
+
+    text = read_file(path, "the output of nvidia-smi -q -x").decode("utf-8", "replace")
+    gpus = [placed.bdf for placed in made.devices if placed.kind is DeviceKind.GPU]
+    whole = [device for bdf in gpus if (device := host.device(bdf)) is not None]
+    # A virtual function has the NVLinks of its physical one.
+    return check_fabric((gpu.physical_function or gpu.bdf for gpu in whole), parse(text), str(path))
 
 
 def _write(made: "Assembled", output: Path | None, cloud_init: Path | None) -> None:
@@ -241,6 +273,7 @@ def _judge(
             read = read_topology(data, str(check))
             made = _assembled(wanted, flavour or flavour_of(read))
             found += compare_topology(read, made.topology)
+            found += [finding for finding in made.findings if "partition" in finding.id]
             checked.append(f"{wanted.domain}: {_told(made)}")
     if log is not None:
         from homenode.nccl.log import read_log

@@ -1,0 +1,115 @@
+"""Partitions: the sets of GPUs that Fabric Manager can join by NVLink for one VM.
+
+Where VMs share the NVSwitches, or get vGPUs, Fabric Manager activates one of its partitions for
+each. GPUs that are no partition of it have no NVLink between them. In the full passthrough model
+other rules hold: on H100 and later boards a VM gets all eight GPUs and the NVSwitches, or one GPU.
+
+Source: NVIDIA, Fabric Manager User Guide (2025), chapter GPU Partitions.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from homenode.bdf import Bdf
+
+
+class Board(StrEnum):
+    """A GPU baseboard with NVSwitches, by the table of partitions that it has."""
+
+    HGX_A100 = "hgx-a100"  # DGX A100 too; one or two baseboards
+    HGX_H100 = "hgx-h100"  # DGX H100; H200, H800 and H20 boards
+    HGX_B200 = "hgx-b200"  # DGX B200; B300 boards
+
+
+@dataclass(frozen=True, slots=True)
+class FabricPartition:
+    """One default partition. modules: physical (module) ids of its GPUs, 1-based.
+
+    nvlinks: links of each GPU that are up; 0 for a single GPU.
+    """
+
+    id: int
+    modules: frozenset[int]
+    nvlinks: int
+
+
+def _table(
+    first_id: int, nvlinks: int, sets: Iterable[Iterable[int]], modules: int
+) -> tuple[FabricPartition, ...]:
+    """Several GPUs each with all links, then one GPU each without, numbered on."""
+    joined = [FabricPartition(first_id + i, frozenset(one), nvlinks) for i, one in enumerate(sets)]
+    after = first_id + len(joined)
+    return (
+        *joined,
+        *(FabricPartition(after + i, frozenset({i + 1}), 0) for i in range(modules)),
+    )
+
+
+def _run(first: int, last: int) -> range:
+    return range(first, last + 1)
+
+
+PARTITIONS: dict[Board, tuple[FabricPartition, ...]] = {
+    Board.HGX_A100: _table(
+        0,
+        12,
+        (
+            _run(1, 16), _run(1, 8), _run(9, 16), (*_run(1, 4), *_run(9, 12)),
+            (*_run(5, 8), *_run(13, 16)), (*_run(1, 4), *_run(13, 16)),
+            (*_run(5, 8), *_run(9, 12)), _run(1, 4), _run(5, 8), _run(9, 12), _run(13, 16),
+            (1, 2), (3, 4), (5, 6), (7, 8), (9, 10), (11, 12), (13, 14), (15, 16),
+        ),
+        16,
+    ),
+    Board.HGX_H100: _table(
+        0, 18, (_run(1, 8), _run(1, 4), _run(5, 8), (1, 3), (2, 4), (5, 7), (6, 8)), 8
+    ),
+    Board.HGX_B200: _table(
+        1, 18, (_run(1, 8), _run(1, 4), _run(5, 8), (1, 2), (3, 4), (5, 6), (7, 8)), 8
+    ),
+}  # fmt: skip
+"""The default partitions of each board."""
+
+_BOARD_OF_NAME = (
+    (re.compile(r"NVIDIA A[18]00-SXM"), Board.HGX_A100),
+    (re.compile(r"NVIDIA (?:H[128]00|H20)\b(?!.*(?:PCIe|NVL))"), Board.HGX_H100),
+    (re.compile(r"NVIDIA B[23]00\b"), Board.HGX_B200),
+)
+
+
+def board_of(names: Iterable[str | None]) -> Board | None:
+    """The board of a host by its GPUs' names, as nvidia-smi prints them.
+
+    None for GPUs on no NVSwitch board, such as PCIe cards, and for those of several kinds.
+
+    >>> board_of(["NVIDIA H100 80GB HBM3"] * 8), board_of(["NVIDIA H100 PCIe"])
+    (<Board.HGX_H100: 'hgx-h100'>, None)
+    """
+    found = {
+        next((board for pattern, board in _BOARD_OF_NAME if name and pattern.match(name)), None)
+        for name in names
+    }
+    return found.pop() if len(found) == 1 else None
+
+
+def partition_of(board: Board, modules: Iterable[int]) -> FabricPartition | None:
+    """The partition that is exactly these GPUs, or None."""
+    wanted = frozenset(modules)
+    return next((one for one in PARTITIONS[board] if one.modules == wanted), None)
+
+
+def partitions_of_size(
+    board: Board, count: int, free: Mapping[Bdf, int]
+) -> tuple[tuple[Bdf, ...], ...]:
+    """The sets of `count` of these GPUs that are partitions, in the order of their ids.
+
+    free: GPU -> its module. Each set ascending.
+    """
+    gpu_of = {module: bdf for bdf, module in free.items()}
+    return tuple(
+        tuple(sorted(gpu_of[module] for module in one.modules))
+        for one in PARTITIONS[board]
+        if len(one.modules) == count and one.modules <= gpu_of.keys()
+    )

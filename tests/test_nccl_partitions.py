@@ -1,0 +1,121 @@
+"""Which sets of GPUs Fabric Manager can join by NVLink; others are refused by name."""
+
+import pytest
+
+from homenode.bdf import Bdf
+from homenode.findings import Finding, Severity
+from homenode.nccl.fabric import check_fabric
+from homenode.plan.search.partitions import (
+    PARTITIONS,
+    Board,
+    board_of,
+    partition_of,
+    partitions_of_size,
+)
+from homenode.tools.nvidia_smi_query import NvidiaQuery, parse
+from tests.shared_data import needs_shared, shared
+
+SIZES = {
+    Board.HGX_A100: {16: 1, 8: 6, 4: 4, 2: 8, 1: 16},
+    Board.HGX_H100: {8: 1, 4: 2, 2: 4, 1: 8},
+    Board.HGX_B200: {8: 1, 4: 2, 2: 4, 1: 8},
+}
+"""Partitions of each size, and so 35, 15 and 15 in all, as the guide numbers them."""
+
+
+@pytest.mark.parametrize("board", Board)
+def test_the_table_has_each_boards_partitions_numbered_on(board: Board) -> None:
+    table = PARTITIONS[board]
+    first = table[0].id
+    assert [one.id for one in table] == list(range(first, first + len(table)))
+    assert len({one.modules for one in table}) == len(table)
+    sizes = [len(one.modules) for one in table]
+    assert {size: sizes.count(size) for size in set(sizes)} == SIZES[board]
+    assert all((one.nvlinks == 0) is (len(one.modules) == 1) for one in table)
+
+
+def test_pairs_differ_from_board_to_board() -> None:
+    assert partition_of(Board.HGX_H100, (1, 3)) and not partition_of(Board.HGX_H100, (1, 2))
+    assert partition_of(Board.HGX_B200, (1, 2)) and not partition_of(Board.HGX_B200, (1, 3))
+    third = partition_of(Board.HGX_H100, (3, 1))
+    assert third is not None and (third.id, third.nvlinks) == (3, 18)
+    last = partition_of(Board.HGX_A100, (16,))
+    assert last is not None and (last.id, last.nvlinks) == (34, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "board"),
+    [
+        ("NVIDIA A100-SXM4-80GB", Board.HGX_A100),
+        ("NVIDIA A100-PCIE-40GB", None),
+        ("NVIDIA A100 80GB PCIe", None),
+        ("NVIDIA H100 80GB HBM3", Board.HGX_H100),
+        ("NVIDIA H200", Board.HGX_H100),
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA H20", Board.HGX_H100),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA B200", Board.HGX_B200),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA GB200", None),
+        ("NVIDIA GeForce RTX 4090", None),
+        (None, None),
+    ],
+)
+def test_the_board_follows_from_the_gpus_name(name: str | None, board: Board | None) -> None:
+    assert board_of([name] * 8) is board
+    assert board_of([name, "NVIDIA Tesla"]) is None
+
+
+def query(modules: tuple[int | None, ...], name: str = "NVIDIA H100 80GB HBM3") -> NvidiaQuery:
+    gpus = "".join(
+        f'<gpu id="00000000:{0x10 + i:02X}:00.0"><product_name>{name}</product_name>'
+        + ("" if m is None else f"<platformInfo><module_id>{m}</module_id></platformInfo>")
+        + "</gpu>"
+        for i, m in enumerate(modules)
+    )
+    return parse(f"<nvidia_smi_log>{gpus}</nvidia_smi_log>")
+
+
+def gpu(index: int) -> Bdf:
+    return Bdf(0, 0x10 + index, 0, 0)
+
+
+def found(gpus: tuple[int, ...], asked: NvidiaQuery) -> list[Finding]:
+    return list(check_fabric(map(gpu, gpus), asked, "qx.xml"))
+
+
+SHUFFLED = query((7, 5, 6, 8, 1, 3, 4, 2))
+"""Modules of the published HGX H100, in the order of its bus addresses."""
+
+
+def test_neighbours_on_the_bus_need_not_be_a_partition() -> None:
+    assert not found((0, 1), SHUFFLED)  # modules 7 and 5
+    (finding,) = found((1, 2), SHUFFLED)  # modules 5 and 6
+    assert (finding.id, finding.severity) == ("nccl-no-partition", Severity.WARNING)
+    assert "0000:10:00.0, 0000:11:00.0" in finding.expected and "modules 5,6" in finding.observed
+
+
+def test_whole_boards_halves_and_single_gpus_are_partitions() -> None:
+    for gpus in (tuple(range(8)), (0, 1, 2, 3), (4, 5, 6, 7), (6,)):
+        assert not found(gpus, SHUFFLED)
+    (finding,) = found((0, 1, 2), SHUFFLED)
+    assert "none of that size" in finding.expected
+
+
+def test_sets_of_a_size_are_named_by_address() -> None:
+    free = {gpu(i): m for i, m in enumerate((7, 5, 6, 8))}
+    assert partitions_of_size(Board.HGX_H100, 2, free) == ((gpu(0), gpu(1)), (gpu(2), gpu(3)))
+    assert partitions_of_size(Board.HGX_H100, 8, free) == ()
+
+
+def test_gpus_without_a_module_are_inconclusive_and_other_boards_say_nothing() -> None:
+    assert [f.severity for f in found((0, 1), query((None, None)))] == [Severity.INCONCLUSIVE]
+    assert not found((0, 1), query((1, 2), "NVIDIA H100 PCIe"))
+
+
+@needs_shared
+def test_the_published_query_of_an_hgx_h100_gives_its_partitions() -> None:
+    asked = parse(shared("machines/nvidia-smi/qx-h100.xml").read_text())
+    bdfs = [g.bdf for g in asked.gpus]
+    assert not list(check_fabric(bdfs[:4], asked, "qx"))
+    assert [f.id for f in check_fabric(bdfs[2:6], asked, "qx")] == ["nccl-no-partition"]

@@ -1,0 +1,60 @@
+"""Figures: what a tool's output comes to, before it is known of which run it is."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from homenode.gap import Gap
+from homenode.results.model import Condition, Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Samples of one or more outputs. gpu_names: as printed; gpus decide under which system.
+
+    conditions: what must be equal for these samples to be comparable.
+    """
+
+    samples: tuple[Sample, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+    gpu_names: tuple[str, ...] = ()
+    gaps: tuple[Gap, ...] = field(default=())
+
+
+def joined(parts: Iterable[Figures]) -> Figures:
+    """All of them as one, in order; samples numbered within their series."""
+    parts = tuple(parts)
+    return Figures(
+        numbered(sample for part in parts for sample in part.samples),
+        tuple(dict.fromkeys(one for part in parts for one in part.conditions)),
+        tuple(dict.fromkeys(name for part in parts for name in part.gpu_names)),
+        tuple(dict.fromkeys(gap for part in parts for gap in part.gaps)),
+    )
+
+
+def numbered(samples: Iterable[Sample]) -> tuple[Sample, ...]:
+    """The samples with `number` counted from 0 within boot and series.
+
+    >>> [s.number for s in numbered([Sample("x", "ns", 1.0), Sample("x", "ns", 2.0)])]
+    [0, 1]
+    """
+    seen: dict[tuple[Any, ...], int] = {}
+    found = []
+    for sample in samples:
+        series = (
+            sample.boot, sample.metric, sample.variant, sample.size_bytes, sample.device,
+            sample.peer, sample.index, sample.node, sample.peer_node, sample.state,
+        )  # fmt: skip
+        number = seen.get(series, 0)
+        seen[series] = number + 1
+        found.append(replace(sample, number=number))
+    return tuple(found)
+
+
+def sample(metric: str, unit: str, value: float, **fields: Any) -> Sample:
+    """One figure, without the noise in its last digits that a change of unit leaves.
+
+    >>> sample("x", "bytes_per_s", 135653799999.99998).value
+    135653800000.0
+    """
+    return Sample(metric, unit, float(f"{value:.12g}"), **fields)

@@ -1,0 +1,207 @@
+"""Imported: other tools' files as runs: a folder of the study's, or files of one series."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from homenode.bench import study_folder
+from homenode.bench.figures import Figures, joined
+from homenode.bench.tool_log import lenient, tool_of
+from homenode.errors import InputError
+from homenode.gap import Gap
+from homenode.results.model import Origin, Run, RunHead, Switches, Vantage
+
+CPU_ONLY = "cpu-only"
+GPU_UNKNOWN = "gpu-unknown"
+
+_REPEATED = re.compile(r"[_-]?(?:run|rep)[_-]?\d+\Z", re.I | re.A)
+_OF_NODE = re.compile(r"[_-]?(?:node|numa)[_-]?\d+\Z", re.I | re.A)
+_BINDING = "memory binding"
+_GPU_METRIC = re.compile(r"(?:allreduce|h2d|d2h|d2d|p2p|matmul|nvbandwidth:|.*-busbw)")
+_RESULTS_FOLDERS = frozenset({"results", "data", ""})
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFolder:
+    """One folder's files. path: as people call it, from the named folder on, "/" between names.
+
+    above: the name of the folder above it. texts: by file name.
+    """
+
+    path: str
+    name: str
+    above: str
+    texts: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ImportWishes:
+    """What the user knows and the files do not say. layouts: switches by run name."""
+
+    system: str | None = None
+    host_kind: str | None = None
+    vantage: Vantage | None = None
+    layouts: Mapping[str, Switches] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """One run, the files that it was read from, and what they left open."""
+
+    run: Run
+    files: tuple[str, ...]
+    gaps: tuple[Gap, ...]
+
+
+def imported_runs(folders: Iterable[SourceFolder], wishes: ImportWishes) -> tuple[Imported, ...]:
+    """The runs of these folders, in order, each with a name of its own.
+
+    Raises InputError for a layout of a run that is not there.
+    """
+    found: list[tuple[SourceFolder, Imported]] = []
+    for folder in folders:
+        found += [(folder, one) for one in _of_folder(folder, wishes)]
+    names = [_place(one) for _, one in found]
+    runs = tuple(
+        one if names.count(_place(one)) == 1 else _renamed(one, folder) for folder, one in found
+    )
+    unknown = sorted(set(wishes.layouts) - {one.run.head.name for one in runs})
+    if unknown:
+        known = ", ".join(sorted({one.run.head.name for one in runs})) or "none"
+        raise InputError(f"--layout {unknown[0]}=…: expected a run's name, found none such",
+                         hint=f"runs: {known}")  # fmt: skip
+    return runs
+
+
+def _of_folder(folder: SourceFolder, wishes: ImportWishes) -> Iterator[Imported]:
+    names = frozenset(folder.texts)
+    rest = dict(folder.texts)
+    if study_folder.is_study_folder(names):
+        yield _study(folder, wishes)
+        rest = {n: t for n, t in rest.items() if n not in study_folder.FILES}
+    groups: dict[str, dict[str, Figures]] = {}
+    for name in sorted(rest):
+        tool = tool_of(rest[name])
+        if tool is not None:
+            figures = lenient(tool, rest[name], name)
+            groups.setdefault(_group(name, _is_bound(figures)), {})[name] = figures
+    for group, parts in groups.items():
+        yield _logs(folder, group, tuple(parts), joined(parts.values()), wishes)
+
+
+def unread_files(folder: SourceFolder) -> Iterator[Gap]:
+    """Files of which nothing is taken, and why."""
+    is_study = study_folder.is_study_folder(frozenset(folder.texts))
+    for name, text in sorted(folder.texts.items()):
+        if is_study and (name in study_folder.FILES or name in study_folder.NOT_READ):
+            continue
+        if tool_of(text) is None:
+            yield Gap(f"{folder.path}/{name}", "not the output of a tool that is read")
+
+
+def _study(folder: SourceFolder, wishes: ImportWishes) -> Imported:
+    figures = study_folder.figures_of_study(folder.texts)
+    switches = wishes.layouts.get(folder.name, study_folder.switches_of(folder.name))
+    above = "" if folder.above in _RESULTS_FOLDERS else folder.above
+    head = RunHead(
+        folder.name,
+        wishes.system or above or _system(figures),
+        Origin.IMPORTED,
+        wishes.vantage or Vantage.GUEST,
+        switches,
+        host_kind=wishes.host_kind,
+        vcpus=study_folder.vcpus_of(folder.texts),
+        conditions=figures.conditions,
+        unusable=tuple(study_folder.contradictions(folder.texts, switches)),
+        source=folder.path,
+    )
+    read = tuple(sorted(set(folder.texts) & study_folder.FILES))
+    return _imported(head, read, figures, folder)
+
+
+def _logs(
+    folder: SourceFolder, group: str, files: tuple[str, ...], figures: Figures, wishes: ImportWishes
+) -> Imported:
+    vantage = wishes.vantage or (Vantage.JOB if _is_bound(figures) else Vantage.HOST)
+    if wishes.vantage is None:
+        reason = f"nobody said where the suite ran; taken for a {vantage} (--vantage)"
+        figures = replace(figures, gaps=(*figures.gaps, Gap("vantage", reason)))
+    head = RunHead(
+        group,
+        wishes.system or _system(figures),
+        Origin.IMPORTED,
+        vantage,
+        wishes.layouts.get(group, study_folder.switches_of("")),
+        host_kind=wishes.host_kind,
+        host_addresses=vantage is not Vantage.GUEST,
+        conditions=figures.conditions,
+        source=folder.path,
+    )
+    return _imported(head, files, figures, folder)
+
+
+def _imported(
+    head: RunHead, files: tuple[str, ...], figures: Figures, folder: SourceFolder
+) -> Imported:
+    gaps = figures.gaps
+    if head.switches.name == "unknown":
+        reason = f"not known (--layout {head.name}=PRESET says it)"
+        gaps = (*gaps, Gap("layout", reason))
+    gaps += tuple(Gap("unusable", reason) for reason in head.unusable)
+    paths = tuple(f"{folder.path}/{name}" for name in files)
+    return Imported(Run(head, figures.samples), paths, gaps)
+
+
+def _system(figures: Figures) -> str:
+    """The folder's name of the machine: its GPU."""
+    if figures.gpu_names:
+        return _slug(figures.gpu_names[0]) or GPU_UNKNOWN
+    has_gpu = any(_GPU_METRIC.match(sample.metric) for sample in figures.samples)
+    return GPU_UNKNOWN if has_gpu else CPU_ONLY
+
+
+def _slug(name: str) -> str:
+    """Of a GPU's name, as a folder can have it.
+
+    >>> _slug("NVIDIA GH200 480GB")
+    'nvidia-gh200-480gb'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:80]
+
+
+def _is_bound(figures: Figures) -> bool:
+    """Whether its log says how the process was bound."""
+    return any(condition.name == _BINDING for condition in figures.conditions)
+
+
+def _group(name: str, is_bound: bool) -> str:
+    """What files of one series have in common: a log for each node, or for each repeat.
+
+    Files of several nodes are one series only where each says its node: else figures of one node
+    would pass for repeats of another's.
+
+    >>> _group("exclusive_4gpu_node3.txt", True), _group("exclusive_4gpu_node3.txt", False)
+    ('exclusive_4gpu', 'exclusive_4gpu_node3')
+    >>> _group("all_reduce_8_run2.log", False), _group("run1", False)
+    ('all_reduce_8', 'run1')
+    """
+    stem = name.rpartition(".")[0] or name
+    short = _REPEATED.sub("", stem)
+    short = _OF_NODE.sub("", short) if is_bound else short
+    return _name(short or stem)
+
+
+def _name(text: str) -> str:
+    return "".join(c if c.isprintable() and c != "/" else "-" for c in text).strip(".")[:120] or "-"
+
+
+def _place(one: Imported) -> tuple[str, str]:
+    return one.run.head.system, one.run.head.name
+
+
+def _renamed(one: Imported, folder: SourceFolder) -> Imported:
+    """With the folder's path in its name: two folders hold files of one name."""
+    path = folder.path.replace("/", "-")
+    head = one.run.head
+    name = path if head.name == folder.name else f"{path}-{head.name}"
+    return replace(one, run=replace(one.run, head=replace(head, name=_name(name))))

@@ -1,0 +1,145 @@
+"""homenode import: other tools' outputs into results. [I/O]"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from homenode.cli.terminal import console, note
+from homenode.errors import HostError, InputError, UsageError
+from homenode.results.model import Vantage
+
+if TYPE_CHECKING:
+    from homenode.bench.imported import Imported
+    from homenode.gap import Gap
+    from homenode.results.model import Switches
+
+_SHOWN = 20
+
+
+def import_results(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Folders or files of other tools.")
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Results folder to write to.")
+    ] = Path("results"),
+    layout: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PRESET", help="The layout that a run was taken under. Repeatable."
+        ),
+    ] = None,
+    system: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Folder above the runs. Default: the GPU's name."),
+    ] = None,
+    host_kind: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="What machines of this kind have in common."),
+    ] = None,
+    vantage: Annotated[
+        Vantage | None, typer.Option(help="Where the tools ran. Default: by the files.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")
+    ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every file that was left out.")
+    ] = False,
+) -> None:
+    """Read results of the study's scripts and outputs of other tools as runs.
+
+    Known by content: nvbandwidth, nccl-tests, rccl-tests, Intel MLC, STREAM, sysbench,
+    likwid-bench, bandwidthTest, rocm-bandwidth-test, openssl speed. The files stay as they are.
+    """
+    from homenode.bench.import_folder import find_folders
+    from homenode.bench.imported import ImportWishes, imported_runs, unread_files
+
+    found = [find_folders(folder) for folder in folders]
+    sources = tuple(folder for one in found for folder in one.folders)
+    wishes = ImportWishes(system, host_kind, vantage, _layouts(layout or []))
+    runs = imported_runs(sources, wishes)
+    skipped = [gap for one in found for gap in one.skipped]
+    skipped += [gap for folder in sources for gap in unread_files(folder)]
+    with_figures = tuple(one for one in runs if one.run.samples)
+    if with_figures:
+        _check_places(with_figures, output)
+    _print(runs, skipped, everything=everything)
+    if not with_figures:
+        raise InputError(
+            f"{', '.join(map(str, folders))}: expected outputs of measuring tools, found none",
+            hint="homenode import --help lists the tools that are known",
+        )
+    if not dry_run:
+        _write(with_figures, output)
+
+
+def _layouts(texts: list[str]) -> "dict[str, Switches]":
+    from homenode.plan.layout import PRESETS
+    from homenode.results.model import Switches
+
+    found = {}
+    for text in texts:
+        name, is_pair, preset = text.partition("=")
+        if not is_pair or not name or preset not in PRESETS:
+            raise UsageError(
+                f"--layout {text}: expected NAME=PRESET",
+                hint=f"presets: {', '.join(PRESETS)}",
+            )
+        if name in found:
+            raise UsageError(f"--layout {text}: expected each run once")
+        found[name] = Switches.of(PRESETS[preset])
+    return found
+
+
+def _check_places(runs: "tuple[Imported, ...]", output: Path) -> None:
+    """Nothing is written where one of them is there already, or two would be one."""
+    from homenode.results.store import FILE, run_folder
+
+    paths = [run_folder(output, one.run.head.system, one.run.head.name) / FILE for one in runs]
+    for path in paths:
+        if path.exists():
+            raise HostError(
+                f"{path}: expected no run of this name, found one",
+                hint="choose another folder with -o, another --system, or remove it",
+            )
+        if paths.count(path) > 1:
+            raise InputError(
+                f"{path}: expected one run of this name, found {paths.count(path)}",
+                hint="import the folders one by one, each with its own --system",
+            )
+
+
+def _write(runs: "tuple[Imported, ...]", output: Path) -> None:
+    from homenode.results.store import write_run
+
+    for one in runs:
+        note(f"wrote {write_run(output, one.run)}")
+
+
+def _print(runs: "tuple[Imported, ...]", skipped: "list[Gap]", *, everything: bool) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("run", "layout", "vantage", "samples", "metrics", "files"):
+        table.add_column(title, justify="right" if title in ("samples", "metrics") else "left")
+    for one in runs:
+        head, samples = one.run.head, one.run.samples
+        table.add_row(
+            f"{head.system}/{head.name}",
+            head.switches.name,
+            str(head.vantage),
+            str(len(samples)),
+            str(len({sample.metric for sample in samples})),
+            str(len(one.files)),
+        )
+    if runs:
+        console().print(table)
+    for one in runs:
+        for gap in one.gaps:
+            note(f"{one.run.head.system}/{one.run.head.name}: {gap}")
+    for gap in skipped if everything else skipped[:_SHOWN]:
+        note(f"left out: {gap}")
+    if not everything and len(skipped) > _SHOWN:
+        note(f"left out: {len(skipped) - _SHOWN} more (--all names them)")

@@ -1,0 +1,482 @@
+"""Importing what other tools wrote: the study's folders, logs under pinning, single outputs."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer import Typer
+from typer.testing import CliRunner
+
+from homenode.analyse.metrics import METRICS
+from homenode.bdf import Bdf
+from homenode.bench.binding import sections
+from homenode.bench.import_folder import find_folders
+from homenode.bench.imported import Imported, ImportWishes, SourceFolder, imported_runs
+from homenode.bench.study_folder import contradictions, figures_of_study, switches_of
+from homenode.bench.tool_log import Tool, tool_of
+from homenode.cli.import_results import import_results
+from homenode.errors import HomenodeError, InputError
+from homenode.plan.layout import PRESETS
+from homenode.results.model import Origin, Sample, Switches, Vantage
+from homenode.results.store import FILE, load_runs, read_run
+from homenode.tools import study_programs
+from tests import test_tools_cuda_bandwidth_test as cuda
+from tests import test_tools_intel_mlc as mlc
+from tests import test_tools_likwid_bench as likwid
+from tests import test_tools_nccl_tests as nccl
+from tests import test_tools_numactl as numactl
+from tests import test_tools_nvbandwidth as nvbandwidth
+from tests import test_tools_openssl_speed as openssl
+from tests import test_tools_rocm_bandwidth_test as rocm
+from tests import test_tools_stream as stream
+from tests import test_tools_sysbench as sysbench
+from tests.mutations import MUTATIONS, mutations, survives
+from tests.shared_data import needs_shared, shared
+
+CHASE = "# size_bytes\tlatency_ns\n4096\t1.1\t# 4KB\n536870912\t112.4\t# 512MB\n"
+COPIES = """\
+Detected 2 GPU(s)
+
+GPU 0 [AMD Instinct MI350X]
+  Host-to-Device: 55.12 GB/s
+  Device-to-Host: 54.90 GB/s
+  Device-to-Device: 2100.00 GB/s
+
+GPU 1 [AMD Instinct MI350X]
+  Host-to-Device: 31.00 GB/s
+  Device-to-Host: 30.00 GB/s
+"""
+ONE_THREAD = sysbench.CPU.replace("threads: 56", "threads: 1").replace("thds: 56", "thds: 1")
+TWO_NODES = """\
+available: 2 nodes (0-1)
+node 0 cpus: 0 1 2 3
+node 0 size: 64000 MB
+node 1 cpus: 4 5 6 7
+node 1 size: 64000 MB
+node distances:
+node   0   1
+  0:  10  21
+  1:  21  10
+"""
+STUDY = {
+    "metadata.json": json.dumps({"vcpus": 8, "gpu_devices": ["NVIDIA H200"]}),
+    "numa_topology.txt": TWO_NODES,
+    "hugepages.txt": "HugePages_Total: 0\n",
+    "cpu_single.txt": ONE_THREAD,
+    "cpu_all.txt": sysbench.CPU,
+    "stream.txt": stream.OUTPUT,
+    "stream_numa_local.txt": stream.OUTPUT,
+    "stream_numa_remote.txt": stream.OUTPUT.replace("263208.7", "101208.7"),
+    "mem_latency.txt": CHASE,
+    "gpu_compute.txt": "100 matmuls: 2.115s (21.1ms each)\n",
+    "gpu_bandwidth.txt": f"# run 1\n{cuda.OUTPUT}# run 2\n{cuda.OUTPUT.replace('55.3', '54.3')}",
+    "nccl_allreduce.txt": nccl.TEXT,
+    "summary.csv": "nccl_peak_busbw\n214.75\n",
+}  # fmt: skip
+
+
+def pinned(node: int, local: str = "411.60", remote: str = "88.60") -> str:
+    """A log as a job under numactl writes it: four GPUs, one of them near."""
+    figures = [local if gpu == node else remote for gpu in range(4)]
+    devices = "".join(f"Device {n}: NVIDIA GH200 120GB (000000{n}9:01:00)\n" for n in range(4))
+    return (
+        f"=== PINNED to {node} ===\n"
+        f"policy: bind\npreferred node: {node}\nphyscpubind: {node * 72} \ncpubind: {node} \n"
+        f"nodebind: {node} \nmembind: {node} \npreferred: \n"
+        "nvbandwidth Version: v0.6\nBuilt from Git version: v0.6\n\nDriver Version: 560.35.03\n\n"
+        f"{devices}\nRunning host_to_device_memcpy_ce.\n"
+        "memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)\n"
+        "           0         1         2         3\n"
+        f" 0    {'    '.join(figures)}\n\n"
+        f"SUM host_to_device_memcpy_ce {sum(map(float, figures)):.2f}\n\n"
+        "Running host_device_latency_sm.\nmemory latency SM CPU(row) <-> GPU(column) (ns)\n"
+        "           0         1         2         3\n"
+        " 0    737.00    1100.00    1101.00    1102.00\n\n"
+        "SUM host_device_latency_sm 4040.00\n"
+    )
+
+
+def shared_job(node: int) -> str:
+    text = pinned(node).replace(f"=== PINNED to {node} ===\n", "job array 17\n")
+    return text.replace(f"membind: {node}", "membind: 0 1 2 3 4 12 20 28").replace(
+        "policy: bind", "policy: default"
+    )
+
+
+def folder(texts: dict[str, str], name: str = "vcpu_pin_numa", above: str = "h200") -> SourceFolder:
+    return SourceFolder(f"{above}/{name}", name, above, texts)
+
+
+def only(runs: tuple[Imported, ...]) -> Imported:
+    assert len(runs) == 1
+    return runs[0]
+
+
+def chosen(one: Imported, metric: str, **fields: object) -> list[Sample]:
+    return [
+        sample
+        for sample in one.run.samples
+        if sample.metric == metric and all(getattr(sample, k) == v for k, v in fields.items())
+    ]
+
+
+def test_a_study_folder_is_one_run_under_the_layout_of_its_name() -> None:
+    one = only(imported_runs([folder(STUDY)], ImportWishes()))
+    head = one.run.head
+    assert (head.system, head.name, head.vcpus) == ("h200", "vcpu_pin_numa", 8)
+    assert head.switches == Switches.of(PRESETS["pin-numa"])
+    assert (head.origin, head.vantage) == (Origin.IMPORTED, Vantage.GUEST)
+    assert not head.unusable
+
+
+def test_every_test_of_the_study_has_its_metric_and_unit() -> None:
+    one = only(imported_runs([folder(STUDY)], ImportWishes()))
+    found = {sample.metric: sample.unit for sample in one.run.samples}
+    assert found == {
+        "cpu-single": "events_per_s", "cpu-throughput": "events_per_s",
+        "cpu-per-thread": "events_per_s", "memory-bandwidth": "bytes_per_s",
+        "memory-latency": "ns", "matmul-time": "ns", "h2d-bandwidth": "bytes_per_s",
+        "d2h-bandwidth": "bytes_per_s", "d2d-bandwidth": "bytes_per_s",
+        "allreduce-busbw": "bytes_per_s", "allreduce-busbw-peak": "bytes_per_s",
+        "allreduce-busbw-mean": "bytes_per_s", "allreduce-latency": "ns",
+    }  # fmt: skip
+    assert all(METRICS[metric].unit == unit for metric, unit in found.items())
+
+
+def test_the_peak_is_of_bus_bandwidth_and_the_stale_summary_is_not_read() -> None:
+    one = only(imported_runs([folder(STUDY)], ImportWishes()))
+    assert chosen(one, "allreduce-busbw-peak")[0].value == 375.81e9
+    assert not [path for path in one.files if "summary" in path]
+
+
+def test_local_and_remote_are_node_0_and_node_1_and_no_verdict() -> None:
+    one = only(imported_runs([folder(STUDY)], ImportWishes()))
+    triads = chosen(one, "memory-bandwidth", variant="triad")
+    assert [(sample.node, sample.value) for sample in triads] == [
+        (None, 263.2087e9), (0, 263.2087e9), (1, 101.2087e9),
+    ]  # fmt: skip
+
+
+def test_each_run_of_a_copy_is_a_sample_and_none_is_picked() -> None:
+    one = only(imported_runs([folder(STUDY)], ImportWishes()))
+    assert [(s.number, s.value) for s in chosen(one, "h2d-bandwidth")] == [(0, 55.3e9), (1, 54.3e9)]
+
+
+def test_the_slow_gpu_is_not_hidden_behind_the_fast_one() -> None:
+    texts = {**STUDY, "gpu_bandwidth.txt": f"# run 1\n{COPIES}"}
+    one = only(imported_runs([folder(texts)], ImportWishes()))
+    assert [(s.index, s.value) for s in chosen(one, "h2d-bandwidth")] == [(0, 55.12e9), (1, 31e9)]
+
+
+def test_a_rate_cut_to_zero_is_left_out_and_the_time_of_a_small_message_kept() -> None:
+    one = only(imported_runs([folder(STUDY)], ImportWishes()))
+    assert not chosen(one, "allreduce-busbw", size_bytes=8)
+    assert chosen(one, "allreduce-latency")[0].value == 21530
+
+
+def test_the_end_of_the_curve_is_memory_only_where_it_is_large() -> None:
+    assert [s.value for s in figures_of_study({"mem_latency.txt": CHASE}).samples][-1] == 112.4
+    short = figures_of_study({"mem_latency.txt": CHASE.replace("536870912", "33554432")})
+    assert all(sample.variant is None for sample in short.samples)
+    assert "which an LLC may hold" in short.gaps[0].reason
+
+
+def test_all_nodes_count_and_not_only_the_first() -> None:
+    texts = {**STUDY, "metadata.json": json.dumps({"vcpus": 4})}
+    assert only(imported_runs([folder(texts)], ImportWishes())).run.head.vcpus == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "is_wrong"), [("vcpu_pin", True), ("vcpu_pin_numa", False), ("default", True)]
+)
+def test_a_guest_that_cannot_have_had_its_layout_is_unusable(name: str, is_wrong: bool) -> None:
+    assert bool(list(contradictions(STUDY, switches_of(name)))) is is_wrong
+    one = only(imported_runs([folder(STUDY, name)], ImportWishes()))
+    assert bool(one.run.head.unusable) is is_wrong
+
+
+def test_a_broken_file_is_a_gap_that_names_it_and_the_others_are_kept() -> None:
+    texts = {**STUDY, "stream.txt": "./stream: not found\n", "cpu_all.txt": ""}
+    one = only(imported_runs([folder(texts)], ImportWishes()))
+    subjects = {gap.subject for gap in one.gaps}
+    assert {"stream.txt", "cpu_all.txt"} <= subjects
+    assert chosen(one, "cpu-single")
+
+
+def test_conditions_say_how_the_study_ran_its_collectives() -> None:
+    one = only(imported_runs([folder(STUDY)], ImportWishes()))
+    conditions = {condition.name: condition.value for condition in one.run.head.conditions}
+    assert conditions["tool collective transport"] == "P2P off, ring, simple"
+    assert conditions["tool sysbench"] == "1.0.20"
+
+
+def test_a_layout_that_the_name_does_not_tell_can_be_said() -> None:
+    wishes = ImportWishes(layouts={"try7": Switches.of(PRESETS["pin-numa-pci"])})
+    one = only(imported_runs([folder(STUDY, "try7")], wishes))
+    assert one.run.head.switches.name == "pin-numa-pci"
+    unknown = only(imported_runs([folder(STUDY, "try7")], ImportWishes()))
+    assert unknown.run.head.switches.name == "unknown"
+    assert any(gap.subject == "layout" for gap in unknown.gaps)
+    with pytest.raises(InputError, match="expected a run's name"):
+        imported_runs([folder(STUDY)], wishes)
+
+
+def test_logs_under_numa_pinning_give_the_matrix_of_nodes_and_gpus() -> None:
+    texts = {f"exclusive_4gpu_node{n}.txt": pinned(n) for n in range(4)}
+    one = only(imported_runs([folder(texts, "transfer", "data")], ImportWishes()))
+    assert (one.run.head.system, one.run.head.name) == ("nvidia-gh200-120gb", "exclusive_4gpu")
+    assert one.run.head.vantage is Vantage.JOB
+    cells = {(s.node, s.device): s.value for s in chosen(one, "h2d-bandwidth")}
+    assert len(cells) == 16
+    gpus = [Bdf.parse(f"{n}9:01:00.0".rjust(12, "0")) for n in range(4)]
+    assert {cells[n, gpus[n]] for n in range(4)} == {411.6e9}
+    assert {cells[n, gpu] for n in range(4) for gpu in gpus if gpu != gpus[n]} == {88.6e9}
+    assert len(chosen(one, "h2d-latency", node=2)) == 4
+
+
+def test_shared_jobs_are_placed_by_their_pus_where_memory_may_be_anywhere() -> None:
+    texts = {f"shared_array_1gpu_node{n}.txt": shared_job(n) for n in range(4)}
+    one = only(imported_runs([folder(texts)], ImportWishes()))
+    assert sorted({sample.node for sample in one.run.samples if sample.node is not None}) == [
+        0,
+        1,
+        2,
+        3,
+    ]
+    assert ("memory binding", "several nodes") in [
+        (c.name, c.value) for c in one.run.head.conditions
+    ]
+
+
+def test_exclusive_and_shared_files_of_one_folder_are_two_runs() -> None:
+    texts = {"exclusive_4gpu_node0.txt": pinned(0), "shared_array_1gpu_node0.txt": shared_job(0)}
+    runs = imported_runs([folder(texts)], ImportWishes())
+    assert [one.run.head.name for one in runs] == ["exclusive_4gpu", "shared_array_1gpu"]
+
+
+def test_several_jobs_in_one_log_each_have_their_own_binding() -> None:
+    found = list(sections(shared_job(0) + shared_job(3)))
+    assert [section.binding.node for section in found if section.binding] == [0, 3]
+    assert [section.text.count("nvbandwidth Version") for section in found] == [1, 1]
+
+
+def test_a_scripts_own_word_stands_against_a_numactl_that_was_asked_outside() -> None:
+    text = (
+        pinned(2).replace("cpubind: 2 ", "cpubind: 0 1 2 3 ").replace("PINNED to 2", "PINNED to 7")
+    )
+    section = next(sections(text))
+    assert section.binding is not None and section.binding.node == 7
+    assert section.gaps[0].subject == "binding"
+
+
+def test_files_of_several_nodes_without_a_binding_are_not_repeats_of_each_other() -> None:
+    bare = {f"gpu_node{n}.txt": nvbandwidth.TEXT for n in range(2)}
+    runs = imported_runs([folder(bare)], ImportWishes())
+    assert [one.run.head.name for one in runs] == ["gpu_node0", "gpu_node1"]
+    repeats = {f"gpu_run{n}.txt": nvbandwidth.TEXT for n in range(2)}
+    one = only(imported_runs([folder(repeats)], ImportWishes()))
+    device = chosen(one, "h2d-bandwidth")[0].device
+    assert [s.number for s in chosen(one, "h2d-bandwidth", device=device)] == [0, 1]
+
+
+def test_pairs_of_gpus_keep_both_addresses() -> None:
+    text = nvbandwidth.TEXT.replace(
+        "device_to_device_bidirectional_memcpy_read_ce", "device_to_device_memcpy_read_ce"
+    )
+    one = only(imported_runs([folder({"a.txt": text})], ImportWishes()))
+    pair = chosen(one, "p2p-bandwidth", variant="total")[0]
+    assert (pair.device, pair.peer) == (Bdf.parse("9:01:00.0".rjust(12, "0")), Bdf.parse("3b:00.0"))
+
+
+def test_matrices_of_mlc_are_threads_by_memory() -> None:
+    one = only(imported_runs([folder({"mlc_v3.9.txt": mlc.OUTPUT})], ImportWishes()))
+    assert one.run.head.name == "mlc_v3.9"
+    assert one.run.head.system == "cpu-only"
+    far = chosen(one, "memory-latency", node=0, peer_node=2)
+    assert [sample.value for sample in far] == [564.5]
+    assert chosen(one, "memory-bandwidth", node=0, peer_node=1)[0].value == 50.9234e9
+    assert chosen(one, "memory-bandwidth", node=None, variant="triad")[0].value == 390.3414e9
+
+
+def test_several_collectives_of_one_log_are_all_read() -> None:
+    gather = nccl.TEXT.replace("all_reduce_perf", "all_gather_perf")
+    one = only(imported_runs([folder({"nccl.log": nccl.TEXT + gather})], ImportWishes()))
+    assert chosen(one, "allreduce-busbw-peak") and chosen(one, "all-gather-busbw-peak")
+
+
+def test_a_collective_that_old_versions_do_not_name_is_named_by_the_file() -> None:
+    one = only(imported_runs([folder({"rccl_all_reduce.log": nccl.RCCL})], ImportWishes()))
+    assert chosen(one, "allreduce-busbw-peak")[0].value == 289.16e9
+    nameless = only(imported_runs([folder({"rccl.log": nccl.RCCL})], ImportWishes()))
+    assert not chosen(nameless, "allreduce-busbw-peak")
+    assert any(gap.subject == "collective" for gap in nameless.gaps)
+
+
+def test_wrong_data_give_no_figures() -> None:
+    wrong = nccl.TEXT.replace("372.75       0", "372.75       3")
+    one = only(imported_runs([folder({"nccl.log": wrong})], ImportWishes()))
+    assert not one.run.samples
+    assert any("wrong values" in gap.reason for gap in one.gaps)
+
+
+def test_a_pair_of_nodes_and_gpus_of_amd_are_read() -> None:
+    one = only(imported_runs([folder({"rbt.txt": rocm.MATRICES})], ImportWishes()))
+    assert chosen(one, "h2d-bandwidth", variant=None)[0].value == 55.177e9
+    assert chosen(one, "d2h-bandwidth", variant=None)[0].value == 56.151e9
+    assert chosen(one, "d2d-bandwidth")[0].device == Bdf.parse("0d:00.0")
+
+
+@pytest.mark.parametrize(
+    ("text", "tool"),
+    [
+        (nvbandwidth.TEXT, Tool.NVBANDWIDTH), (nvbandwidth.document(), Tool.NVBANDWIDTH),
+        (nccl.TEXT, Tool.NCCL_TESTS), (nccl.document(), Tool.NCCL_TESTS),
+        (nccl.RCCL, Tool.NCCL_TESTS), (mlc.OUTPUT, Tool.INTEL_MLC), (stream.OUTPUT, Tool.STREAM),
+        (sysbench.CPU, Tool.SYSBENCH), (sysbench.MEMORY, Tool.SYSBENCH),
+        (likwid.OUTPUT, Tool.LIKWID), (cuda.OUTPUT, Tool.CUDA), (rocm.MATRICES, Tool.ROCM),
+        (rocm.PAIR, Tool.ROCM), (openssl.RSA_3_5, Tool.OPENSSL), (openssl.BULK, Tool.OPENSSL),
+        (numactl.HARDWARE, None), ("", None), ('{"format": "homenode.plan/1"}', None),
+    ],
+)  # fmt: skip
+def test_files_are_known_by_what_they_hold(text: str, tool: Tool | None) -> None:
+    assert tool_of(text) is tool
+
+
+def test_matmul_takes_the_total_and_not_its_three_digits() -> None:
+    assert study_programs.parse_matmul("100 matmuls: 2.115s (21.1ms each)\n") == pytest.approx(
+        21.15e6
+    )
+    with pytest.raises(InputError) as refused:
+        study_programs.parse_matmul("Traceback\nModuleNotFoundError: No module named 'torch'\n")
+    assert "No module named 'torch'" in str(refused.value)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name in ("default", "vcpu_pin_numa"):
+        here = tmp_path / "in" / "h200" / name
+        here.mkdir(parents=True)
+        for file, text in STUDY.items():
+            (here / file).write_text(text)
+    return tmp_path / "in"
+
+
+def _run(*arguments: object) -> tuple[int, str]:
+    app = Typer()
+    app.command("import")(import_results)
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if isinstance(result.exception, HomenodeError):
+        return result.exception.exit_code, str(result.exception)
+    return result.exit_code, result.output
+
+
+def test_the_command_writes_runs_that_are_read_back(tree: Path, tmp_path: Path) -> None:
+    code, said = _run(tree, "-o", tmp_path / "out", "--host-kind", "2x Xeon 8558, 7x H200")
+    assert code == 0, said
+    runs = load_runs(tmp_path / "out").runs
+    assert [(run.head.system, run.head.name) for run in runs] == [
+        ("h200", "default"), ("h200", "vcpu_pin_numa"),
+    ]  # fmt: skip
+    assert runs[0].head.host_kind == "2x Xeon 8558, 7x H200"
+    assert "2 nodes" in runs[0].head.unusable[0]
+
+
+def test_nothing_is_written_where_a_run_is_there_already(tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert _run(tree, "-o", out)[0] == 0
+    shutil.rmtree(out / "h200" / "default")
+    code, said = _run(tree, "-o", out)
+    assert (code, "expected no run of this name" in said) == (3, True)
+    assert not (out / "h200" / "default").exists()
+
+
+def test_a_dry_run_writes_nothing(tree: Path, tmp_path: Path) -> None:
+    code, said = _run(tree, "-o", tmp_path / "out", "--dry-run")
+    assert (code, "h200/default" in said) == (0, True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_folders_of_others_are_not_trusted(tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(stream.OUTPUT)
+    (tree / "link.txt").symlink_to(tmp_path / "secret")
+    (tree / "folder").symlink_to(tmp_path)
+    (tree / "binary").write_bytes(b"\0\1")
+    (tree / "h200" / "strange\nname.txt").write_text("nothing")
+    found = find_folders(tree)
+    assert [one.path for one in found.folders] == [
+        "in/h200",
+        "in/h200/default",
+        "in/h200/vcpu_pin_numa",
+    ]
+    assert {gap.reason for gap in found.skipped} == {"not a plain file", "binary"}
+    code, said = _run(tree, "-o", tmp_path / "out")
+    assert (code, "not the output of a tool" in said) == (0, True)
+
+
+def test_runs_of_homenodes_are_not_imported_again(tree: Path, tmp_path: Path) -> None:
+    _run(tree, "-o", tmp_path / "out")
+    code, said = _run(tmp_path / "out")
+    assert (code, "found none" in said) == (2, True)
+
+
+def test_one_file_can_be_named(tmp_path: Path) -> None:
+    (tmp_path / "mlc.txt").write_text(mlc.OUTPUT)
+    assert _run(tmp_path / "mlc.txt", "-o", tmp_path / "out")[0] == 0
+    assert read_run(tmp_path / "out" / "cpu-only" / "mlc" / FILE).samples
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("nowhere",), "found nothing"),
+        ((".", "--layout", "a=b"), "expected NAME=PRESET"),
+        ((".", "--layout", "pin"), "expected NAME=PRESET"),
+    ],
+)
+def test_bad_usage_says_what_was_expected(
+    arguments: tuple[str, ...], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, said = _run(*arguments)
+    assert (code, says in said) == (2, True)
+
+
+def test_two_folders_with_files_of_one_name_are_two_runs() -> None:
+    runs = imported_runs(
+        [folder({"mlc.txt": mlc.OUTPUT}, "a"), folder({"mlc.txt": mlc.OUTPUT}, "b")], ImportWishes()
+    )
+    assert [one.run.head.name for one in runs] == ["h200-a-mlc", "h200-b-mlc"]
+
+
+@needs_shared
+def test_the_published_outputs_are_imported(tmp_path: Path) -> None:
+    code, said = _run(shared("samples"), "-o", tmp_path / "out")
+    assert code == 0, said
+    runs = load_runs(tmp_path / "out")
+    assert len(runs.runs) == 14
+    assert not runs.skipped
+    assert not [s for run in runs.runs for s in run.samples if s.value <= 0]
+
+
+def test_no_damaged_study_folder_or_log_stops_an_import() -> None:
+    for name, text in STUDY.items():
+        for damaged in mutations(text, MUTATIONS // 10):
+            imported_runs([folder({**STUDY, name: damaged})], ImportWishes())
+    for damaged in mutations(pinned(1), MUTATIONS):
+        imported_runs([folder({"log.txt": damaged})], ImportWishes())
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (study_programs.parse_chase, CHASE),
+        (study_programs.parse_copies, COPIES),
+        (study_programs.parse_matmul, "100 matmuls: 2.115s (21.1ms each)\n"),
+    ],
+)
+def test_damaged_output_is_read_or_refused_and_nothing_else(
+    parse: Callable[[str], object], text: str
+) -> None:
+    assert survives(parse, text, MUTATIONS) > 0

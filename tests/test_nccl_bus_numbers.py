@@ -63,7 +63,7 @@ ODD = at(
         + port(9, "07:00.0")
         + port(10, "00:09.0", "pcie-expander-bus", "<target busNr='100'/>")
         + port(11, "0a:00.0")
-        + "<memballoon model='none'/>",
+        + "<controller type='usb' model='none'/><memballoon model='none'/>",
     ),
     "05:00.0", "06:00.0", "02:00.0", "08:00.0", "0b:00.0",
 )  # fmt: skip
@@ -91,6 +91,9 @@ def test_what_libvirt_would_still_plug_in_makes_root_bus_numbers_unknown() -> No
     loose = changed(ODD, ("<memballoon model='none'/>", "<memballoon model='virtio'/>"))
     with pytest.raises(InputError, match=r"bus number of 0000:11:00\.0.*<memballoon> without one"):
         side(loose)
+    bare = changed(ODD, ("<controller type='usb' model='none'/>", ""))
+    with pytest.raises(InputError, match="found no USB controller"):
+        side(bare)
     none = changed(ODD, ("<memballoon model='none'/>", ""))
     with pytest.raises(InputError, match="found no <memballoon>") as caught:
         side(none)

@@ -160,7 +160,7 @@ def test_a_flat_guest_still_gets_a_cpu_for_each_host_node_with_the_vcpus_pinned_
     ports = "".join(
         f"<controller type='pci' index='{i}' model='pcie-root-port'>"
         f"<address type='pci' slot='{i:#x}'/></controller>" for i in (1, 2)
-    ) + "<memballoon model='none'/>"  # fmt: skip
+    ) + "<controller type='usb' model='none'/><memballoon model='none'/>"  # fmt: skip
     xml = document.replace(b"<hostdev", ports.encode() + b"<hostdev", 1)
     for i in (1, 2):
         xml = xml.replace(
@@ -268,6 +268,15 @@ def test_the_machines_own_cpu_decides_and_a_gap_is_said() -> None:
     assert "familyid" not in text_of(made) and "modelid" not in text_of(made)
 
 
+@pytest.mark.parametrize("vendor", ['x" numaid="9', "<!--", "a\tb", "a vendor of many letters"])
+def test_a_hosts_odd_vendor_stays_out_of_the_file(vendor: str) -> None:
+    host = load_host("epyc-nps4-gpu-nic")
+    odd = replace(host, cpu=replace(host.cpu, vendor=vendor))
+    made = assembled(odd, tuned_for("epyc-nps4-gpu-nic", (NPS4[0],)))
+    judged(made)
+    assert vendor not in text_of(made) and [f.id for f in made.findings] == ["nccl-cpu-unknown"]
+
+
 def test_floating_vcpus_belong_to_every_node_with_a_warning() -> None:
     host = load_host("small-2n8c-2gpu")
     pinned = side(tuned_for("small-2n8c-2gpu", SMALL, vcpus=4))
@@ -297,7 +306,7 @@ def test_nodes_are_numbered_as_linux_meets_their_vcpus() -> None:
 
 
 def test_a_device_that_the_host_lacks_is_named() -> None:
-    with pytest.raises(InputError, match=r"0000:11:00\.0 on host h200-xeon8558, found none"):
+    with pytest.raises(InputError, match=r"0000:11:00\.0 on host 'h200-xeon8558', found none"):
         assembled(load_host("h200-xeon8558"), tuned_for("small-2n8c-2gpu", SMALL, vcpus=4))
 
 

@@ -233,8 +233,10 @@ def _print_made(made: "Assembled", output: Path | None, *, as_json: bool) -> Non
             from homenode.report.nccl_text import topology_text
 
             console().print(topology_text(made))
+        from homenode.report.wording import printable
+
         for finding in findings:
-            note(str(finding))
+            note(printable(str(finding)))
     if are_bad(findings):
         raise SystemExit(1)
 

@@ -12,6 +12,7 @@ from homenode.nccl.doubts import (
     cpu_unknown,
     device_without_node,
     floating_vcpus,
+    known_vendor,
     link_unknown,
     switch_link_unknown,
     too_many_nodes,
@@ -92,13 +93,13 @@ def _devices(host: Host, guest: GuestSide, source: str) -> list[PciDevice]:
     by_bdf = {device.bdf: device for device in host.pci_devices}
     if not by_bdf:
         raise InputError(
-            f"host {host.name}: expected its PCI tree, found none in its source",
+            f"host {host.name!r}: expected its PCI tree, found none in its source",
             hint="lay the output of lspci -D -nn -vvv over it with --lspci",
         )
     for bdf, _ in guest.bus_ids:
         if bdf not in by_bdf:
             raise InputError(
-                f"{source}: expected device {bdf} on host {host.name}, found none there",
+                f"{source}: expected device {bdf} on host {host.name!r}, found none there",
                 hint="name the host that the VM runs on with --host",
             )
     kept = [
@@ -142,7 +143,7 @@ def _cpu(host: Host, numa_id: int, affinity: CpuSet, children: tuple[NcclPci, ..
         numa_id,
         affinity,
         _ARCHITECTURES.get(host.architecture or ""),
-        host.cpu.vendor if is_x86 else None,
+        known_vendor(host) if is_x86 else None,
         host.cpu.family if is_x86 else None,
         host.cpu.model if is_x86 else None,
         children,

@@ -12,6 +12,7 @@ Source: pci_bios_init_bus_rec of SeaBIOS (src/fw/pciinit.c); PciScanBus of EDK I
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from homenode.bdf import Bdf
 from homenode.domain.document import Document, Element
@@ -69,16 +70,34 @@ def kernel_address(address: GuestAddress, buses: dict[int, int]) -> Bdf | None:
     return None if number is None else Bdf(0, number, address.device, address.function)
 
 
-def left_to_libvirt(document: Document) -> Element | None:
-    """The first device that libvirt has yet to plug in, or <devices> itself where it would add a
-    memory balloon; None where the document says it all, as `virsh dumpxml` does."""
+@dataclass(frozen=True, slots=True)
+class Loose:
+    """Something that libvirt has yet to plug in. what: in words; line: in the document."""
+
+    what: str
+    line: int
+
+
+def left_to_libvirt(document: Document) -> Loose | None:
+    """The first device that libvirt has yet to plug in, or the first that it would add.
+
+    None where the document says it all, as that of `virsh dumpxml` does. Source: libvirt adds a
+    memory balloon to every domain without one, and on x86 a USB controller
+    (qemuDomainDefAddDefaultDevices).
+    """
     devices = document.root.child("devices")
     if devices is None:
-        return document.root
+        return Loose("no <devices>", document.root.line)
     for element in devices.children:
         if _is_on_pci(element) and guest_address(document, element) is None:
-            return element
-    return devices if devices.child("memballoon") is None else None
+            return Loose(f"<{element.tag}> without one", element.line)
+    if devices.child("memballoon") is None:
+        return Loose("no <memballoon>", devices.line)
+    machine = document.root.at("os", "type")
+    is_x86 = machine is None or machine.get("arch") in (None, "x86_64", "i686")
+    if is_x86 and not any(e.get("type") == "usb" for e in devices.all("controller")):
+        return Loose("no USB controller", devices.line)
+    return None
 
 
 def _place(controller: GuestPciController) -> tuple[int, int, int]:

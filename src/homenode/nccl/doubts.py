@@ -1,5 +1,6 @@
 """Doubts: what is not known, or not good, of a topology that was assembled."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from homenode.cpuset import CpuSet
@@ -10,6 +11,7 @@ from homenode.nccl.topology import MOST_NODES, NcclTopology
 from homenode.pci import DeviceKind, PciDevice
 from homenode.topology import Host
 
+_VENDOR = re.compile(r"[A-Za-z0-9 ]{1,12}\Z", re.ASCII)
 _CAPTURE = "homenode capture, as root, holds what the links can do"
 _ADDED_FOR_GPU = 2  # <gpu>, and at least one <nvlink>
 _ADDED_FOR_NIC = 2  # <nic> and <net>
@@ -18,7 +20,7 @@ _ADDED_FOR_NIC = 2  # <nic> and <net>
 def device_without_node(device: PciDevice, host: Host) -> Finding:
     return Finding(
         "nccl-device-without-node", Severity.WARNING, str(device.bdf),
-        "a NUMA node of the host", f"none known on host {host.name}: it is left out of the file",
+        "a NUMA node of the host", f"none known on host {host.name!r}: it is left out of the file",
         "NCCL puts the device where the guest's own kernel says",
         "name a source of the host that tells numa_node: homenode capture", "host",
     )  # fmt: skip
@@ -53,9 +55,15 @@ def floating_vcpus(guest: GuestSide, used: Sequence[NodeIndex], source: str) -> 
     )  # fmt: skip
 
 
+def known_vendor(host: Host) -> str | None:
+    """The CPU's vendor where it can be one: 12 letters of CPUID, from a source that we distrust."""
+    vendor = host.cpu.vendor
+    return vendor if vendor is not None and _VENDOR.match(vendor) else None
+
+
 def cpu_unknown(host: Host) -> Iterator[Finding]:
     """A finding where the host does not tell its CPU; other architectures need not."""
-    told = (host.cpu.vendor, host.cpu.family, host.cpu.model)
+    told = (known_vendor(host), host.cpu.family, host.cpu.model)
     if host.architecture == "x86_64" and None in told:
         yield Finding(
             "nccl-cpu-unknown", Severity.INFO, "CPU", "vendor, family and model of the host's CPU",

@@ -114,7 +114,7 @@ def _nodes_of(cells: tuple[SideCell, ...], guest: Host, source: str) -> tuple[in
         best = max(shared, key=lambda index: (shared[index], -index), default=None)
         if best is None or (cell.vcpus and not shared[best]):
             raise InputError(
-                f"{source}: expected a node with vCPUs {cell.vcpus} in guest {guest.name}, "
+                f"{source}: expected a node with vCPUs {cell.vcpus} in guest {guest.name!r}, "
                 "found none",
                 hint="the capture must be made inside this very guest: homenode capture",
             )
@@ -131,7 +131,7 @@ def _observed(wanted: Guest, guest: Host, source: str) -> dict[Bdf, Bdf]:
             raise _not_plugged_in(hostdev.source, source)
         if path not in at:
             raise InputError(
-                f"{source}: expected device {hostdev.source} at {path} in guest {guest.name}, "
+                f"{source}: expected device {hostdev.source} at {path} in guest {guest.name!r}, "
                 "found no function there",
                 hint="the capture must be made inside this very guest, from the document it runs "
                 "with: virsh dumpxml NAME",
@@ -153,10 +153,9 @@ def _derived(document: Document, wanted: Guest) -> dict[Bdf, Bdf]:
         if path is None or hostdev.address is None:
             raise _not_plugged_in(hostdev.source, document.source)
         if path.root_bus == 0 and len(path.steps) > 1 and loose is not None:
-            missing = "no <memballoon>" if loose.name == "devices" else f"<{loose.tag}> without one"
             raise InputError(
                 f"{document.source}:{loose.line}: expected an address on every device, so that "
-                f"the bus number of {hostdev.source} on the root bus follows; found {missing}: "
+                f"the bus number of {hostdev.source} on the root bus follows; found {loose.what}: "
                 "libvirt will add ports, and the guest's firmware counts them",
                 hint="virsh define it and give the document of virsh dumpxml NAME, or a capture "
                 "made inside the guest with --guest",

@@ -1,6 +1,7 @@
 """homenode nccl-topo, as a user runs it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,10 @@ import typer
 
 from homenode.cli.nccl_topo import nccl_topo
 from homenode.errors import InputError, UsageError
+from homenode.formats import encode
 from homenode.nccl.checks import check_topology
 from homenode.plan.stored import encode_plan
+from homenode.sources import load_host
 from tests.nccl_documents import TWO_CPUS, tuned_for
 from tests.verify_documents import tuned
 
@@ -132,3 +135,14 @@ def test_gpus_that_are_no_partition_are_named(
     assert run(*given) == 1
     assert "0000:19:00.0, 0000:4c:00.0" in capsys.readouterr().err
     assert (tmp_path / "t.xml").exists()
+
+
+def test_a_document_that_was_tuned_for_another_host_is_a_warning(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = load_host(HOST)
+    other = replace(host, cores=host.cores[:-1])
+    (folder / "host.json").write_text(encode("host", other))
+    given = ("--host", str(folder / "host.json"), "--domain", str(folder / "vm.xml"))
+    assert run(*given) == 1
+    assert "tuned-for-other-host" in capsys.readouterr().err

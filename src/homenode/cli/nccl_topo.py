@@ -168,6 +168,7 @@ def _refuse_nonsense(
 def _assembled(wanted: _Wanted, flavour: "Flavour") -> "Assembled":
     from homenode.domain.read import open_domain
     from homenode.nccl.assemble import assemble_topology
+    from homenode.nccl.doubts import tuned_elsewhere
     from homenode.nccl.guest_side import guest_side
     from homenode.plan.stored import read_plan_for
     from homenode.sources import load_host
@@ -184,12 +185,13 @@ def _assembled(wanted: _Wanted, flavour: "Flavour") -> "Assembled":
         else read_plan_for(host, read_file(wanted.plan, "a saved plan"), str(wanted.plan))
     )
     guest = None if wanted.guest is None else load_guest(wanted.guest)
-    side = guest_side(document, domain_facts(document), plan=plan, guest=guest)
+    facts = domain_facts(document)
+    side = guest_side(document, facts, plan=plan, guest=guest)
     made = assemble_topology(host, side, flavour, source)
-    if wanted.nvidia_smi is None:
-        return made
-    fabric = _fabric(made, host, wanted.nvidia_smi)
-    return replace(made, findings=(*made.findings, *fabric))
+    more = [*tuned_elsewhere(facts.record, host, source)]
+    if wanted.nvidia_smi is not None:
+        more += _fabric(made, host, wanted.nvidia_smi)
+    return replace(made, findings=(*made.findings, *more))
 
 
 def _fabric(made: "Assembled", host: "Host", path: Path) -> "Iterator[Finding]":
@@ -275,7 +277,7 @@ def _judge(
             read = read_topology(data, str(check))
             made = _assembled(wanted, flavour or flavour_of(read))
             found += compare_topology(read, made.topology)
-            found += [finding for finding in made.findings if "partition" in finding.id]
+            found += made.findings
             checked.append(f"{wanted.domain}: {_told(made)}")
     if log is not None:
         from homenode.nccl.log import read_log

@@ -4,17 +4,32 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from homenode.cpuset import CpuSet
+from homenode.domain.metadata import LayoutRecord
 from homenode.findings import Finding, Severity
 from homenode.indices import NodeIndex
 from homenode.nccl.guest_side import GuestSide
 from homenode.nccl.topology import MOST_NODES, NcclTopology
 from homenode.pci import DeviceKind, PciDevice
+from homenode.plan.fingerprint import host_fingerprint
 from homenode.topology import Host
 
 _VENDOR = re.compile(r"[A-Za-z0-9 ]{1,12}\Z", re.ASCII)
 _CAPTURE = "homenode capture, as root, holds what the links can do"
 _ADDED_FOR_GPU = 2  # <gpu>, and at least one <nvlink>
 _ADDED_FOR_NIC = 2  # <nic> and <net>
+
+
+def tuned_elsewhere(record: LayoutRecord | None, host: Host, source: str) -> Iterator[Finding]:
+    """A finding where homenode has tuned the document for another host: the same addresses may be
+    other devices there."""
+    here = host_fingerprint(host)
+    if record is not None and record.host is not None and not here.startswith(record.host):
+        yield Finding(
+            "tuned-for-other-host", Severity.WARNING, source,
+            f"a document tuned for host {host.name!r} (topology {here[:12]})",
+            f"one tuned for another (topology {record.host[:12]})",
+            "the file may say where other devices are", "name the host that the VM runs on", source,
+        )  # fmt: skip
 
 
 def device_without_node(device: PciDevice, host: Host) -> Finding:

@@ -124,7 +124,7 @@ def _logs(
 ) -> Imported:
     vantage = wishes.vantage or (Vantage.JOB if _is_bound(figures) else Vantage.HOST)
     if wishes.vantage is None:
-        reason = f"nobody said where the suite ran; taken for a {vantage} (--vantage)"
+        reason = f"nobody said where the tools ran; taken for a {vantage} (--vantage)"
         figures = replace(figures, gaps=(*figures.gaps, Gap("vantage", reason)))
     head = RunHead(
         group,
@@ -145,8 +145,7 @@ def _imported(
 ) -> Imported:
     gaps = figures.gaps
     if head.switches.name == "unknown":
-        reason = f"not known (--layout {head.name}=PRESET says it)"
-        gaps = (*gaps, Gap("layout", reason))
+        gaps = (*gaps, Gap("layout", "nobody said which it was (--layout NAME=PRESET)"))
     gaps += tuple(Gap("unusable", reason) for reason in head.unusable)
     paths = tuple(f"{folder.path}/{name}" for name in files)
     return Imported(Run(head, figures.samples), paths, gaps)

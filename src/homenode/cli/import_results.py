@@ -115,7 +115,8 @@ def _write(runs: "tuple[Imported, ...]", output: Path) -> None:
     from homenode.results.store import write_run
 
     for one in runs:
-        note(f"wrote {write_run(output, one.run)}")
+        write_run(output, one.run)
+    note(f"wrote {len(runs)} runs below {output}")
 
 
 def _print(runs: "tuple[Imported, ...]", skipped: "list[Gap]", *, everything: bool) -> None:
@@ -123,7 +124,8 @@ def _print(runs: "tuple[Imported, ...]", skipped: "list[Gap]", *, everything: bo
 
     table = Table(box=None, pad_edge=False)
     for title in ("run", "layout", "vantage", "samples", "metrics", "files"):
-        table.add_column(title, justify="right" if title in ("samples", "metrics") else "left")
+        numbers = title in ("samples", "metrics", "files")
+        table.add_column(title, justify="right" if numbers else "left", overflow="fold")
     for one in runs:
         head, samples = one.run.head, one.run.samples
         table.add_row(
@@ -136,9 +138,12 @@ def _print(runs: "tuple[Imported, ...]", skipped: "list[Gap]", *, everything: bo
         )
     if runs:
         console().print(table)
+    runs_of_gap: dict[Gap, list[str]] = {}
     for one in runs:
         for gap in one.gaps:
-            note(f"{one.run.head.system}/{one.run.head.name}: {gap}")
+            runs_of_gap.setdefault(gap, []).append(f"{one.run.head.system}/{one.run.head.name}")
+    for gap, names in runs_of_gap.items():
+        note(f"{names[0] if len(names) == 1 else f'{len(names)} runs'}: {gap}")
     for gap in skipped if everything else skipped[:_SHOWN]:
         note(f"left out: {gap}")
     if not everything and len(skipped) > _SHOWN:

@@ -203,7 +203,7 @@ def test_eight_gpus_and_sixteen_nics_take_little_time_and_memory(tmp_path: Path)
     write_tree(snapshot, tmp_path)
     domain = document(devices, pins=(tuple(range(50)), tuple(range(64, 114))))
     spent = []
-    for _ in range(3):
+    for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = shim("--vmi", vmi(), "--domain", domain, root=tmp_path)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -6,7 +6,7 @@ cells' distances. The core takes a document and gives one: it serves the sidecar
 as well as a plugin's MutateDomain.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from homenode.bdf import Bdf
@@ -17,7 +17,7 @@ from homenode.domain.rewrite import PCIE_STEPS, rewrite
 from homenode.errors import InputError
 from homenode.gap import Gap
 from homenode.kubevirt.cells import CellNodes, cell_nodes, planned_cells
-from homenode.kubevirt.needed_host import needed_host
+from homenode.kubevirt.needed_host import is_grace, needed_host
 from homenode.pci import DeviceKind, PciDevice
 from homenode.plan.guest import Guest, GuestAddress, GuestHostdev
 from homenode.plan.layout import GuestCells, GuestPcie, Layout, MemoryBinding, Pinning, Siblings
@@ -111,11 +111,24 @@ def place_devices(
     mirrored = mirror_cells(
         seated, by_bdf, request, placeable, nodes.cell_of_node, len(guest.cell_vcpus)
     )
+    grace = tuple(by_bdf[bdf] for bdf in placeable if is_grace(by_bdf[bdf]))
+    steps: tuple[Callable[[Document, Plan], Document], ...] = PCIE_STEPS
+    if grace and guest.is_virt:
+        from homenode.kubevirt.initiators import (
+            initiator_step,
+            initiators_of,
+            with_initiator_cells,
+        )
+
+        initiators = initiators_of(snapshot, host, grace)
+        notes += initiators.notes
+        cells, spans = with_initiator_cells(cells, nodes.node_of_cell, initiators, host, gaps)
+        steps = (*PCIE_STEPS, initiator_step(spans))
     plan = _plan(guest, host, cells, by_bdf, mirrored)
     notes += [f"{f.severity}: {f.subject}: {f.detail}" for f in mirrored.findings]
     notes += [f"warning: {gap}" for gap in gaps]
     notes.append(_summary(placeable, mirrored))
-    return Placed(rewrite(xml, plan, source, PCIE_STEPS), tuple(notes))
+    return Placed(rewrite(xml, plan, source, steps), tuple(notes))
 
 
 def _is_grace_done(document: Document) -> bool:

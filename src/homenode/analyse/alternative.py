@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from homenode.plan.layout import PRESETS
 from homenode.results.model import Run, RunHead, Switches
 from homenode.units import format_bytes
 
@@ -45,7 +46,7 @@ def _label(key: _Key, *, modes: bool, pages: bool) -> str:
     switches, arrangement, mode, page_bytes = key
     name = switches.name
     if arrangement is not None:
-        name = arrangement if name == "unknown" else f"{name} ({arrangement})"
+        name = f"{name} ({arrangement})" if name in PRESETS else arrangement
     if modes and mode is not None:
         name += f", {mode}"
     if pages and page_bytes is not None:

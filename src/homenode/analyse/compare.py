@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from homenode.analyse.alternative import Alternative
-from homenode.analyse.comparison import Comparison, Doubt, Effect, Outcome
+from homenode.analyse.comparison import Comparison, Doubt, Effect, Outcome, once
 from homenode.analyse.doubts import doubts_between
 from homenode.analyse.intervals import CONFIDENCE, LEAST_BOOTS, Interval, holm, interval
 from homenode.analyse.metrics import METRICS, Metric, metric_of, primaries
@@ -49,7 +49,7 @@ def compare(
         baseline.label,
         tuple(other.label for other in others),
         tuple(_judged(effects)),
-        tuple(dict.fromkeys(doubts)),
+        once(doubts),
         tuple(skipped),
     )
 

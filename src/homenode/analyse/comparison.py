@@ -1,6 +1,7 @@
 """Comparison: effects with intervals, or "cannot tell", and every doubt with its remedy."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from homenode.bdf import Bdf
@@ -29,6 +30,14 @@ class Doubt:
     blocks: bool
     cause: str
     remedy: str
+
+
+def once(doubts: Iterable[Doubt]) -> tuple[Doubt, ...]:
+    """Doubts that say the same of several subjects, once, of all of them."""
+    subjects: dict[Doubt, dict[str, None]] = {}
+    for doubt in doubts:
+        subjects.setdefault(replace(doubt, subject=""), {})[doubt.subject] = None
+    return tuple(replace(doubt, subject="; ".join(named)) for doubt, named in subjects.items())
 
 
 @dataclass(frozen=True, slots=True)

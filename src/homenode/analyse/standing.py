@@ -1,0 +1,195 @@
+"""Standing: where each alternative stands for an objective, and which ones it leaves to choose."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from homenode.analyse.alternative import Alternative
+from homenode.analyse.compare import compare
+from homenode.analyse.comparison import Doubt, Effect, Outcome
+from homenode.analyse.metrics import METRICS, Metric, primaries
+from homenode.analyse.summary import Series, headline, series_of
+from homenode.plan.published import Objective
+
+PRINTED_MATTERS = 0.10
+"""Single printed figures that are nearer than this are taken for equal: nobody knows their noise.
+
+The study's own pairs that differ by nothing but chance are up to 6 % apart.
+"""
+
+_WEAK = frozenset({"published-figures"})
+"""Doubts that a verdict from published figures lives with, and says."""
+
+
+class Position(StrEnum):
+    """How an alternative does on one metric."""
+
+    BEST = "best"
+    NO_WORSE = "no-worse"  # not shown to lose as much as matters
+    WORSE = "worse"
+    UNKNOWN = "unknown"  # cannot tell, with the reason among the doubts
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One alternative on one metric.
+
+    ratio: its value over the best one's. low, high: the interval of that ratio, or the range that
+    was printed, over the best value; None where there is neither.
+    """
+
+    alternative: str
+    metric: str
+    unit: str
+    value: float
+    ratio: float
+    low: float | None
+    high: float | None
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Everything known for deciding: standings by metric, best first, and the doubts of comparing.
+
+    printed: the figures were published without their samples.
+    """
+
+    standings: tuple[Standing, ...]
+    doubts: tuple[Doubt, ...]
+    printed: bool
+
+    def on(self, metric: str) -> tuple[Standing, ...]:
+        """Standings on one metric, best first."""
+        return tuple(one for one in self.standings if one.metric == metric)
+
+    def acceptable(self) -> tuple[str, ...]:
+        """Alternatives that are worse on no metric; best first. Empty where positions are unknown.
+
+        Where each loses somewhere, those that are best somewhere.
+        """
+        if any(one.position is Position.UNKNOWN for one in self.standings):
+            return ()
+        worse = {one.alternative for one in self.standings if one.position is Position.WORSE}
+        names = dict.fromkeys(one.alternative for one in self.standings)
+        kept = tuple(name for name in names if name not in worse)
+        best = (one.alternative for one in self.standings if one.position is Position.BEST)
+        return kept or tuple(dict.fromkeys(best))
+
+
+def field_for(
+    candidates: Sequence[Alternative], objective: Objective
+) -> tuple[Field, tuple[Alternative, ...]]:
+    """Standings on the objective's metrics, and the alternatives that have figures of them."""
+    there = [(one, series_of(one)) for one in candidates]
+    metrics = [m for m in primaries(objective) if any(headline(s, m) for _, s in there)]
+    metrics = metrics or [m for m in METRICS.values() if objective in m.stands_in]
+    return _field(candidates, metrics, objective)
+
+
+def field_on(candidates: Sequence[Alternative], metric: Metric) -> Field:
+    """Standings on one metric alone."""
+    return _field(candidates, [metric], None)[0]
+
+
+def _field(
+    candidates: Sequence[Alternative], metrics: Sequence[Metric], objective: Objective | None
+) -> tuple[Field, tuple[Alternative, ...]]:
+    standings: list[Standing] = []
+    doubts: list[Doubt] = []
+    used: dict[str, Alternative] = {}
+    printed = False
+    for metric in metrics:
+        with_figures = [
+            (one, series) for one in candidates if (series := _decisive(one, metric)) is not None
+        ]
+        if not with_figures:
+            continue
+        used.update((one.label, one) for one, _ in with_figures)
+        printed = printed or not all(series.replicated for _, series in with_figures)
+        ordered = sorted(
+            with_figures,
+            key=lambda pair: pair[1].value if metric.lower_is_better else -pair[1].value,
+        )
+        found, doubted = _standings(ordered, metric, objective)
+        standings += found
+        doubts += doubted
+    return (
+        Field(tuple(standings), tuple(dict.fromkeys(doubts)), printed),
+        tuple(used.values()),
+    )
+
+
+def _decisive(alternative: Alternative, metric: Metric) -> Series | None:
+    """The series that decides; of several placement states the one with the most samples."""
+    series = series_of(alternative)
+    keys = headline(series, metric)
+    return max((series[key] for key in keys), key=lambda one: one.samples, default=None)
+
+
+def _standings(
+    ordered: Sequence[tuple[Alternative, Series]], metric: Metric, objective: Objective | None
+) -> tuple[list[Standing], list[Doubt]]:
+    (best, best_series), *others = ordered
+    found = [
+        Standing(
+            best.label, metric.id, best_series.key.unit, best_series.value, 1.0, None, None,
+            Position.BEST,
+        )
+    ]  # fmt: skip
+    if not others:
+        return found, []
+    comparison = compare([best, *(one for one, _ in others)], objective)
+    for one, series in others:
+        effect = next(
+            (
+                effect
+                for effect in comparison.effects
+                if effect.alternative == one.label and _same(effect, series)
+            ),
+            None,
+        )
+        ratio = series.value / best_series.value
+        low, high = _bounds(effect, series, best_series.value)
+        position = _position(effect, ratio, metric)
+        found.append(
+            Standing(
+                one.label, metric.id, series.key.unit, series.value, ratio, low, high, position
+            )
+        )
+    return found, list(_about(comparison.doubts, metric))
+
+
+def _bounds(
+    effect: Effect | None, series: Series, best: float
+) -> tuple[float | None, float | None]:
+    if effect is not None and effect.low is not None:
+        return effect.low, effect.high
+    if not series.replicated and not series.key.worst and series.low < series.high:
+        return series.low / best, series.high / best
+    return None, None
+
+
+def _about(doubts: Sequence[Doubt], metric: Metric) -> Iterator[Doubt]:
+    """Doubts of series are the deciding metric's only where they name it, or name no metric."""
+    for doubt in doubts:
+        if doubt.subject not in METRICS or doubt.subject == metric.id or doubt.blocks:
+            yield doubt
+
+
+def _same(effect: Effect, series: Series) -> bool:
+    key = series.key
+    return (effect.metric, effect.variant, effect.state, effect.slowest_device) == (
+        key.metric, key.variant, key.state, key.worst,
+    ) and effect.unit == key.unit and effect.device is None and effect.node is None  # fmt: skip
+
+
+def _position(effect: Effect | None, ratio: float, metric: Metric) -> Position:
+    if effect is None or set(effect.doubts) - _WEAK:
+        return Position.UNKNOWN
+    loss = 1 - (1 / ratio if metric.lower_is_better else ratio)
+    if effect.doubts:
+        return Position.WORSE if loss >= PRINTED_MATTERS else Position.NO_WORSE
+    if effect.outcome is Outcome.WORSE and loss >= metric.matters:
+        return Position.WORSE
+    return Position.NO_WORSE

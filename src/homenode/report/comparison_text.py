@@ -1,0 +1,135 @@
+"""ComparisonText: effects with their intervals on a terminal, and every doubt with its remedy."""
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from homenode.analyse.comparison import Comparison, Doubt, Effect, Outcome
+from homenode.analyse.metrics import metric_of
+from homenode.analyse.words import figure_text, percent_text
+from homenode.report.terminal_text import AsciiWhereNeeded, TableOrList
+from homenode.report.wording import plural, printable
+from homenode.units import format_bytes
+
+_OUTCOMES = {
+    Outcome.BETTER: "better",
+    Outcome.WORSE: "worse",
+    Outcome.NO_DIFFERENCE: "no difference that matters",
+    Outcome.CANNOT_TELL: "cannot tell",
+}
+
+
+def comparison_text(comparison: Comparison, *, everything: bool = False) -> RenderableType:
+    """A table for each alternative, primary metrics first, then doubts and what was skipped.
+
+    everything: also series of single devices, nodes and sizes.
+    """
+    parts: list[RenderableType] = []
+    for label in comparison.alternatives:
+        effects = [one for one in comparison.effects if one.alternative == label]
+        against = "bare metal" if comparison.bare else comparison.baseline
+        parts.append(Text(printable(f"{label} against {against}"), style="bold underline"))
+        parts += _tables(comparison, effects, everything)
+    parts += doubts_text(comparison.doubts)
+    parts += [Text(printable(f"skipped: {one}"), style="yellow") for one in comparison.skipped]
+    parts.append(
+        Text(
+            f"intervals: {comparison.confidence:.0%}, over boots (t, on logarithms of medians); "
+            "primary metrics are corrected for their number (Holm)"
+        )
+    )
+    return AsciiWhereNeeded(Group(*parts))
+
+
+def doubts_text(doubts: Iterable[Doubt]) -> list[RenderableType]:
+    """Each doubt with its likely cause and its remedy."""
+    parts: list[RenderableType] = []
+    for doubt in doubts:
+        head = "cannot tell" if doubt.blocks else "doubt"
+        parts.append(Text(printable(f"{head}: {doubt.subject}: {doubt.detail}  ({doubt.id})")))
+        told = (f"likely cause  {doubt.cause}", f"remedy        {doubt.remedy}")
+        parts += [Padding(Text(printable(line)), (0, 0, 0, 2), expand=False) for line in told]
+    if parts:
+        parts.append(Text(""))
+    return parts
+
+
+def _tables(
+    comparison: Comparison, effects: Sequence[Effect], everything: bool
+) -> list[RenderableType]:
+    primary = [one for one in effects if one.primary]
+    rest = [one for one in effects if not one.primary]
+    shown = [one for one in rest if everything or _is_whole(one)]
+    parts: list[RenderableType] = []
+    if primary:
+        parts += [Text("primary"), _table(comparison, primary)]
+    if shown:
+        parts += [Text("exploratory: nothing is decided by these"), _table(comparison, shown)]
+    if hidden := len(rest) - len(shown):
+        parts.append(Text(f"{plural(hidden, 'more series', 'more series')} with --all"))
+    if not effects:
+        parts.append(Text("no series in common"))
+    parts.append(Text(""))
+    return parts
+
+
+def _is_whole(effect: Effect) -> bool:
+    return effect.slowest_device or (
+        (effect.device, effect.peer, effect.node, effect.peer_node, effect.size_bytes)
+        == (None,) * 5
+    )
+
+
+def _table(comparison: Comparison, effects: Sequence[Effect]) -> TableOrList:
+    columns = ("metric", "baseline", "value", "effect", "interval", "boots", "outcome")
+    return TableOrList(columns, [_row(comparison, one) for one in effects], wraps_last=True)
+
+
+def _row(comparison: Comparison, effect: Effect) -> tuple[str, ...]:
+    return (
+        _name(effect),
+        figure_text(effect.baseline_value, effect.unit),
+        figure_text(effect.value, effect.unit),
+        f"{effect.gain:.1%} of bare" if comparison.bare else percent_text(effect.ratio),
+        _interval(effect),
+        f"{effect.boots[0]}, {effect.boots[1]}",
+        _outcome(effect),
+    )
+
+
+def _interval(effect: Effect) -> str:
+    if effect.low is None or effect.high is None:
+        return "-"
+    return f"{percent_text(effect.low)} to {percent_text(effect.high)}"
+
+
+def _outcome(effect: Effect) -> str:
+    told = _OUTCOMES[effect.outcome]
+    if effect.doubts:
+        return f"{told}: {', '.join(effect.doubts)}"
+    if effect.p_adjusted is not None:
+        return f"{told} (p {effect.p_adjusted:.2g})"
+    return told
+
+
+def _name(effect: Effect) -> str:
+    metric = metric_of(effect.metric)
+    parts = [effect.metric if metric is None else metric.title]
+    if effect.slowest_device:
+        parts.append("slowest GPU")
+    parts += [
+        text
+        for text in (
+            effect.variant,
+            None if effect.size_bytes is None else format_bytes(effect.size_bytes),
+            None if effect.node is None else f"node {effect.node}",
+            None if effect.peer_node is None else f"from node {effect.peer_node}",
+            None if effect.device is None else str(effect.device),
+            None if effect.peer is None else f"to {effect.peer}",
+            None if effect.state is None else f"state {effect.state}",
+        )
+        if text is not None
+    ]
+    return ", ".join(parts)

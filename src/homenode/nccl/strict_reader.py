@@ -2,6 +2,7 @@
 
 NCCL does not read XML: it reads characters, and an error there ends ncclCommInitRank. This is the
 same automaton written anew, so that a file is judged where it is made. Other XML tools accept more.
+It refuses one thing that NCCL lets pass: closing tags with nothing open, which NCCL takes in pairs.
 
 Source: xmlGetNode, xmlGetToken, xmlGetValue, xmlSkipComment and xmlLoadSub in src/graph/xml.cc.
 """
@@ -12,8 +13,9 @@ from dataclasses import dataclass, field
 from homenode.errors import ParseError
 from homenode.nccl.topology import MOST_NODES
 
-MOST_CHARACTERS = 253
-"""Of a name or a value: 255 places, less the closing quote and the end of the text."""
+_PLACES = 255
+MOST_CHARACTERS = _PLACES - 2
+"""Of a name or a value: its places less the character that ends it and the end of the text."""
 
 MOST_ATTRIBUTES = 16
 MOST_CHILDREN = 640
@@ -178,18 +180,16 @@ class _Reader:
         start = self.at
         while True:
             character = self.take()
+            name = _c_string(self.text[start : self.at - 1])
             if character == "=":
-                name = self.text[start : self.at - 1]
                 if not with_value:
                     raise self.error("a name without '='", f"{name}=")
                 value, last = self.value()
                 return name, value, last
+            if self.at - start == _PLACES:
+                raise self.error(f"a name of at most {MOST_CHARACTERS} characters", name)
             if character in _ENDS_WORD:
-                return self.text[start : self.at - 1], "", character
-            if self.at - start > MOST_CHARACTERS:
-                raise self.error(
-                    f"a name of at most {MOST_CHARACTERS} characters", self.text[start : self.at]
-                )
+                return name, "", character
 
     def value(self) -> tuple[str, str]:
         quote = self.take()
@@ -201,7 +201,7 @@ class _Reader:
                 raise self.error(
                     f"a value of at most {MOST_CHARACTERS} characters", self.text[start : self.at]
                 )
-        return self.text[start : self.at - 1], self.take()
+        return _c_string(self.text[start : self.at - 1]), self.take()
 
     def comment(self, seen: str) -> None:
         while seen[-3:] != "-->":
@@ -224,3 +224,8 @@ class _Reader:
             self.source, f"{expected} (NCCL's parser)", found, line=line,
             hint="let homenode nccl-topo write the file: NCCL fails on this one",
         )  # fmt: skip
+
+
+def _c_string(text: str) -> str:
+    """What C sees of it: up to the first NUL."""
+    return text.partition("\0")[0]

@@ -181,6 +181,15 @@ def test_gpus_are_counted_and_may_spread() -> None:
     assert "4 on node 0, 4 on node 1" in spread["gpus-may-spread"].observed
 
 
+def test_a_number_of_gpus_that_is_no_partition_of_the_board_is_named() -> None:
+    host = with_pages((131_072, 131_072))
+    assert "gpus-no-partition" in found(vmi(gpus=3), kubelet(), host)
+    assert "gpus-no-partition" not in found(vmi(gpus=4), kubelet(), host)
+    assert "gpus-no-partition" not in found(
+        vmi(gpus=3), kubelet(), load_host("rtxpro6000-xeon8468v")
+    )
+
+
 def test_a_grace_host_has_more_nodes_than_topology_manager_takes() -> None:
     host = load_host("gh200x4")
     small = vmi({"cores": 71}, memory={"guest": "2Mi"}, gpus=1)

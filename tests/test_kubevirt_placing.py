@@ -147,7 +147,7 @@ def test_a_device_without_a_node_stays_and_is_named() -> None:
     host = small_host({"01:00.0": -1, "02:00.0": 1})
     placed = place(document(["01:00.0", "02:00.0"]), host)
     assert cell_of_device(placed) == {"01:00.0": None, "02:00.0": 1}
-    assert any("01:00.0" in note and "numa_node is -1" in note for note in warnings(placed))
+    assert any("01:00.0" in note and "numa_node says -1" in note for note in warnings(placed))
 
 
 def test_a_device_on_a_node_without_a_cell_stays_and_is_named() -> None:
@@ -269,6 +269,22 @@ def test_a_gpu_and_its_audio_function_share_a_slot() -> None:
     assert (first.bus, first.function) == (second.bus, 0)
     assert second.function == 1
     assert placed.document.count(b"multifunction") == 1
+
+
+def test_virtual_functions_have_a_port_each_on_their_nodes_cell() -> None:
+    """As of MI350X: a function of each GPU, whose physical function stays on the host."""
+    functions = {"01:02.0": 0, "01:02.1": 0, "41:02.0": 1}
+    whole = small_host(functions)
+    links = dict(whole.links)
+    for bdf in functions:
+        folder = whole.real_path(f"/sys/bus/pci/devices/0000:{bdf}")
+        links[f"{folder}/physfn"] = f"../0000:{bdf[:2]}:00.0"
+    host = MemorySnapshot("virtual functions", whole.files, links)
+    placed = place(document(sorted(functions)), host)
+    assert cell_of_device(placed) == functions
+    addresses = [h.address for h in guest(placed).hostdevs]
+    assert len({address.bus for address in addresses if address is not None}) == 3
+    assert all(address is not None and address.function == 0 for address in addresses)
 
 
 def test_more_devices_than_a_bus_has_slots_get_a_second_bus() -> None:

@@ -9,6 +9,9 @@ from homenode.kubevirt.kubelet import Kubelet
 from homenode.pci import DeviceKind
 from homenode.topology import Host
 
+PARTITION_SIZES = (0, 1, 2, 4, 8)
+"""GPUs of the partitions that Fabric Manager has on boards of 8 GPUs, and none."""
+
 _CPU = "Kubernetes, CPU Manager"
 _TOPOLOGY = "Kubernetes, Topology Manager"
 
@@ -94,6 +97,14 @@ def _gpus(demand: Demand, kubelet: Kubelet | None, host: Host) -> Iterator[Findi
             "device-node-unknown", Severity.WARNING, f"{count[None]} GPUs of the node",
             "a NUMA node", "none (numa_node is -1): neither kubelet nor the hook can place them",
             None, "enable NUMA in the host's firmware", host.name,
+        )  # fmt: skip
+    if host.devices_of_kind(DeviceKind.NVSWITCH) and demand.gpus not in PARTITION_SIZES:
+        yield Finding(
+            "gpus-no-partition", Severity.WARNING, f"{demand.gpus} GPUs of an NVSwitch board",
+            f"{', '.join(map(str, PARTITION_SIZES[1:]))}: Fabric Manager's partitions",
+            f"{demand.gpus}: no partition, so that the GPUs have no NVLink among them", None,
+            "take a number of GPUs that is a partition, and have Fabric Manager activate it",
+            "NVIDIA Fabric Manager user guide, shared NVSwitch virtualization",
         )  # fmt: skip
     may_spread = kubelet is None or kubelet.topology_policy != "single-numa-node"
     if may_spread and 1 < demand.gpus < sum(count.values()) and len(count) > 1:

@@ -85,7 +85,8 @@ def with_initiator_cells(
     if not added:
         return cells, span_of_gpu
     count = len(cells)
-    known = tuple(node for node in homes if node is not None)
+    online = {node.index for node in host.nodes}
+    known = tuple(node for node in homes if node is not None and node in online)
     rows = guest_distances(host, (*known, *added), gaps) if len(known) == count else ()
     grown = list(cells)
     if rows:

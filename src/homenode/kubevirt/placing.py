@@ -176,8 +176,8 @@ def _note_of_staying(
 def _unplaceable(device: PciDevice, nodes: CellNodes) -> str | None:
     if device.node is None:
         return (
-            f"warning: {device.bdf}: expected a host NUMA node, found none (numa_node is -1): it "
-            "stays on pcie.0; enable NUMA in the host's firmware"
+            f"warning: {device.bdf}: expected a host NUMA node, found none (numa_node says -1 or "
+            "nothing): it stays on pcie.0; enable NUMA in the host's firmware"
         )
     if device.node not in nodes.cell_of_node:
         have = ", ".join(map(str, sorted(nodes.cell_of_node))) or "none"

@@ -1,6 +1,7 @@
 """What programs inside a virtual host share: libvirtd by hand, homenode in this process, /proc."""
 
 import contextlib
+import importlib
 import io
 import json
 import subprocess
@@ -39,6 +40,11 @@ def virsh(*words: str) -> str:
 def start_libvirtd() -> None:
     subprocess.run(["virtlogd", "-d"], check=True)
     subprocess.run(["libvirtd", "-d"], check=True)
+    # Importing takes as long as libvirtd does to come up: the two at once.
+    for module in ("homenode.cli.main", "homenode.cli.apply", "homenode.sources", "homenode.tuning",
+                   "homenode.discover", "homenode.apply.definition", "homenode.domain.schema",
+                   "homenode.verify.live_domain"):  # fmt: skip
+        importlib.import_module(module)
     for _ in range(100):
         done = subprocess.run(["virsh", "-c", URI, "uri"], capture_output=True, check=False)
         if not done.returncode:

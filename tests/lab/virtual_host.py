@@ -16,7 +16,7 @@ _STAND_INS = {
     DeviceKind.GPU: "ati-vga,model=rv100,romfile=",
     DeviceKind.NIC: "e1000e,romfile=",
 }
-_CPU = "Skylake-Server"  # QEMU shows its siblings and caches under TCG; AMD models have none
+_CPU = "Nehalem"  # siblings and caches as told; without AVX, which TCG emulates slowly
 _LAST_BUS = 250
 
 

@@ -17,7 +17,6 @@ from homenode.plan.wishes import Wishes
 from homenode.units import parse_bytes
 
 if TYPE_CHECKING:
-    from homenode.apply.definition import Applied
     from homenode.apply.live_pins import Moved
     from homenode.hypervisor.virsh import Virsh
     from homenode.tuning import Tuning
@@ -132,6 +131,11 @@ def apply(
     if (layout is None) == (document is None):
         raise UsageError("expected one of --layout and --document, found both or neither")
     check_can_write(save_plan)
+    if layout is not None and host is None and not is_local(checked_uri(connect)):
+        raise UsageError(
+            f"--connect {connect}: expected --host beside a daemon on another machine, found none",
+            hint="homenode capture --ssh HOST -o host.tar.gz, then --host host.tar.gz",
+        )
     virsh = Virsh(connect)
     state = virsh.domain(name)
     original = virsh.definition(state.uuid)
@@ -160,7 +164,7 @@ def apply(
             pci_granularity=pci_granularity,
             spare_ports=spare_ports,
         )
-        tuning = _tune(state.name, original, wishes, host, connect, quiet=quiet)
+        tuning = _tune(state.name, original, wishes, host, quiet=quiet)
         from homenode.plan.stored import encode_plan
 
         tuned, plan_json = tuning.document, encode_plan(tuning.plan)
@@ -217,19 +221,12 @@ def restore_domain(
         note(f"{name}: restored, but this libvirt prints it otherwise than the one before")
 
 
-def _tune(
-    name: str, original: bytes, wishes: Wishes, host: str | None, connect: str, *, quiet: bool
-) -> "Tuning":
+def _tune(name: str, original: bytes, wishes: Wishes, host: str | None, *, quiet: bool) -> "Tuning":
     from homenode.domain.schema import refuse_new_errors
     from homenode.plan.model import Unplannable
     from homenode.sources import load_host
     from homenode.tuning import tune
 
-    if host is None and not is_local(checked_uri(connect)):
-        raise UsageError(
-            f"--connect {connect}: expected --host beside a daemon on another machine, found none",
-            hint="homenode capture --ssh HOST -o host.tar.gz, then --host host.tar.gz",
-        )
     machine = load_host(host)
     # Where it runs already, its own pins are not taken from it.
     others = tuple(domain for domain in machine.domains if domain.name != name)
@@ -267,8 +264,10 @@ def _preview(virsh: "Virsh", uuid: str, tuned: bytes, original: bytes, root: Pat
         note(f"would refuse: {obstacle}\n  hint: {obstacle.fix}")
     if would.obstacles:
         raise SystemExit(UsageError.exit_code)
-    _tell(would, f"{name}: would define the tuned document" if would.changed
-          else f"{name}: has this definition already")  # fmt: skip
+    if would.changed:
+        note(f"{name}: would define the tuned document, and save the original in {would.original}")
+    else:
+        note(f"{name}: has this definition already")
 
 
 def _define(virsh: "Virsh", uuid: str, tuned: bytes, original: bytes, root: Path) -> None:
@@ -276,12 +275,10 @@ def _define(virsh: "Virsh", uuid: str, tuned: bytes, original: bytes, root: Path
 
     done = apply_definition(virsh, uuid, tuned, original, root)
     name = done.state.name
-    _tell(done, f"{name}: defined; the next start has it" if done.changed
-          else f"{name}: had this definition already")  # fmt: skip
-
-
-def _tell(done: "Applied", what: str) -> None:
-    note(what)
+    if done.changed:
+        note(f"{name}: defined; the next start has it")
+    else:
+        note(f"{name}: had this definition already")
     note(f"original in {done.original}; homenode restore {done.state.argument} gives it back")
 
 

@@ -1,0 +1,109 @@
+"""Schedule: the order in which tests run: interleaved, seeded, controls around each round.
+
+A round holds each test once. What drifts (heat, neighbours) then meets every test alike, and what
+one test leaves behind meets another one each round. Controls stand before the first round and after
+every round, so that a round is bracketed by them.
+"""
+
+import hashlib
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from homenode.errors import UsageError
+
+MAX_ROUNDS = 1000
+
+CONTROL_MOVES = 0.03
+"""A control that differs by more than this between its two sides of a round marks the round."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Step:
+    """One run of one test. round: from 0; a control of round -1 stands before the first.
+
+    number: the step's place in the schedule, from 0.
+    """
+
+    number: int
+    round: int
+    test: str
+    is_control: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What is run, in order. The same tests, rounds and seed give the same schedule."""
+
+    seed: int
+    steps: tuple[Step, ...]
+
+
+def schedule(tests: Sequence[str], controls: Sequence[str], rounds: int, seed: int) -> Schedule:
+    """Every test once in each round, in an order of its own; controls in theirs around it.
+
+    >>> [s.test for s in schedule(["a", "b"], ["c"], 1, seed=1).steps].count("c")
+    2
+
+    Raises UsageError for a name twice, or rounds out of range.
+    """
+    names = [*tests, *controls]
+    if len(set(names)) != len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise UsageError(f"tests: expected each once, found {', '.join(twice)} twice")
+    if not 1 <= rounds <= MAX_ROUNDS:
+        raise UsageError(f"--repeat {rounds}: expected 1 to {MAX_ROUNDS}")
+    order: list[tuple[int, str, bool]] = [(-1, name, True) for name in controls]
+    for number in range(rounds):
+        order += [(number, name, False) for name in seeded_order(tests, seed, number)]
+        order += [(number, name, True) for name in controls]
+    return Schedule(
+        seed,
+        tuple(
+            Step(place, number, name, is_control)
+            for place, (number, name, is_control) in enumerate(order)
+        ),
+    )
+
+
+def seeded_order(names: Iterable[str], seed: int, round: int) -> tuple[str, ...]:
+    """The names in an order that depends on nothing but them, the seed and the round.
+
+    The same on every machine and Python: a schedule can be computed again to resume it.
+    """
+    return tuple(
+        sorted(names, key=lambda n: hashlib.sha256(f"{seed}\0{round}\0{n}".encode()).digest())
+    )
+
+
+def left_of(schedule: Schedule, done: Collection[tuple[int, str]]) -> tuple[Step, ...]:
+    """What a run that was cut short has still to do. done: (round, test) of what is measured."""
+    known = {(step.round, step.test) for step in schedule.steps}
+    foreign = sorted(set(done) - known)
+    if foreign:
+        raise UsageError(
+            f"--resume: expected a run of this schedule, found {foreign[0][1]} "
+            f"of round {foreign[0][0]}",
+            hint="give the same --tests, --repeat and --seed, or start a new run",
+        )
+    return tuple(step for step in schedule.steps if (step.round, step.test) not in done)
+
+
+def moved_rounds(
+    schedule: Schedule, values: dict[tuple[int, str], float]
+) -> tuple[tuple[int, str, float], ...]:
+    """Rounds whose controls moved: (round, control, ratio after to before).
+
+    values: median of each control by (round, test). A round without both sides is not judged.
+    """
+    found = []
+    controls = dict.fromkeys(step.test for step in schedule.steps if step.is_control)
+    rounds = dict.fromkeys(step.round for step in schedule.steps if step.round >= 0)
+    for number in rounds:
+        for control in controls:
+            before, after = values.get((number - 1, control)), values.get((number, control))
+            if before is None or after is None or before <= 0 or after <= 0:
+                continue
+            ratio = after / before
+            if max(ratio, 1 / ratio) > 1 + CONTROL_MOVES:
+                found.append((number, control, ratio))
+    return tuple(found)

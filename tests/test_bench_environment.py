@@ -1,0 +1,207 @@
+"""What a run was taken under: looks before and after, and what is found before it begins."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from homenode.bdf import Bdf
+from homenode.bench.environment import (
+    Environment,
+    LinkState,
+    changes,
+    conditions_of,
+    read_environment,
+    share_between,
+)
+from homenode.bench.preflight import Looks, preflight
+from homenode.cpuset import CpuSet
+from homenode.errors import ParseError
+from homenode.findings import Severity
+from homenode.pci import PciLink
+from homenode.snapshot.memory import MemorySnapshot
+from homenode.tools import proc_stat
+from homenode.topology import Host, HostSettings
+from homenode.units import GIB
+from tests.mutations import MUTATIONS, survives
+from tests.small_hosts import DeviceSpec, even_host, floating_domain, pinned_domain
+
+CPU = "/sys/devices/system/cpu"
+NOTHING: Mapping[str, str] = {}
+GPU = Bdf.parse("0000:19:00.0")
+
+
+def stat(busy: int, idle: int, stolen: int, pus: int = 4) -> str:
+    lines = [f"cpu{pu} {busy} 0 0 {idle} 0 0 0 {stolen} 0 0\n" for pu in range(pus)]
+    return f"cpu  {busy} 0 0 {idle} 0 0 0 {stolen} 0 0\n{''.join(lines)}intr 1 2\nctxt 3\n"
+
+
+def files(changed: Mapping[str, str]) -> dict[str, str]:
+    return {
+        "/proc/stat": stat(1000, 1000, 0),
+        f"{CPU}/cpu0/thermal_throttle/core_throttle_count": "2\n",
+        f"{CPU}/cpu1/thermal_throttle/core_throttle_count": "3\n",
+        f"{CPU}/intel_pstate/no_turbo": "0\n",
+        **changed,
+    }
+
+
+def host(**changed: object) -> Host:
+    settings = HostSettings(
+        kernel_release="6.8.0", smt_control="on", governors=("performance",),
+        transparent_hugepages="madvise", numa_balancing=0,
+    )  # fmt: skip
+    made = even_host(packages=2, cores_per_llc=1, devices=[DeviceSpec("0000:19:00.0")])
+    return replace(made, settings=settings, **changed)  # type: ignore[arg-type]
+
+
+def look(at: Host | None = None, changed: Mapping[str, str] = NOTHING) -> Environment:
+    return read_environment(MemorySnapshot("guest", files(changed)), at or host())
+
+
+def with_link(gt_per_s: float, state: str | None) -> Host:
+    made = host()
+    link = PciLink(gt_per_s, 16, 32.0, 16)
+    devices = tuple(
+        replace(d, link=link, performance_state=state) if d.bdf == GPU else d
+        for d in made.pci_devices
+    )
+    return replace(made, pci_devices=devices)
+
+
+def test_a_look_holds_what_may_not_change() -> None:
+    found = look()
+    assert found.online == CpuSet.parse("0-3")
+    assert found.memory_bytes == 128 * GIB
+    assert found.throttles == (("core_throttle_count", 5),)
+    assert (found.turbo, found.governors, found.gaps) == ("on", ("performance",), ())
+
+
+def test_two_equal_looks_are_no_change() -> None:
+    later = look(changed={"/proc/stat": stat(5000, 5000, 0)})
+    assert changes(look(), later) == ()
+
+
+@pytest.mark.parametrize(
+    ("after", "says"),
+    [
+        (
+            {f"{CPU}/cpu0/thermal_throttle/core_throttle_count": "9"},
+            "core_throttle_count rose by 7",
+        ),
+        ({f"{CPU}/intel_pstate/no_turbo": "1"}, "turbo changed"),
+        ({"/proc/stat": stat(1500, 1400, 100)}, "gave 10.0% of the PUs' time to others"),
+    ],
+)
+def test_a_change_in_between_is_the_reason_to_mark_a_run(after: dict[str, str], says: str) -> None:
+    reasons = changes(look(), look(changed=after))
+    assert len(reasons) == 1
+    assert says in reasons[0]
+
+
+def test_a_balloon_a_governor_and_a_pu_that_went_away_are_changes() -> None:
+    made = host()
+    smaller = replace(
+        made, nodes=tuple(replace(node, memory_bytes=GIB) for node in made.nodes),
+        settings=replace(made.settings, governors=("powersave",)),
+        pus=(replace(made.pus[0], online=False), *made.pus[1:]),
+    )  # fmt: skip
+    reasons = " ".join(changes(look(), look(smaller)))
+    assert "memory changed" in reasons
+    assert "governors changed" in reasons
+    assert "online PUs changed" in reasons
+
+
+def test_a_link_that_fell_is_a_change_and_one_that_rests_is_none() -> None:
+    busy, fallen, resting = with_link(32.0, "P0"), with_link(2.5, "P0"), with_link(2.5, "P8")
+    assert "link 0000:19:00.0 changed" in changes(look(busy), look(fallen))[0]
+    assert changes(look(busy), look(resting)) == ()
+
+
+def test_a_gpu_that_went_away_is_a_change() -> None:
+    gone = replace(host(), pci_devices=())
+    assert "went away" in changes(look(), look(gone))[0]
+    assert "appeared" in changes(look(gone), look())[0]
+
+
+def test_what_is_unknown_on_one_side_is_no_change() -> None:
+    unknown = replace(look(), memory_bytes=None, governors=None, turbo=None, times=())
+    assert changes(look(), unknown) == ()
+
+
+def test_a_pu_that_counts_from_zero_again_gives_no_share() -> None:
+    before, after = look(), look(changed={"/proc/stat": stat(10, 10, 0)})
+    assert share_between(before, after, CpuSet.parse("0-3")) is None
+
+
+def test_conditions_leave_out_what_is_unknown() -> None:
+    found = {condition.name: condition.value for condition in conditions_of(look())}
+    assert found["governor"] == "performance"
+    assert found["turbo"] == "on"
+    assert not {"turbo", "governor"} & {
+        condition.name for condition in conditions_of(replace(look(), turbo=None, governors=None))
+    }
+
+
+def test_a_quiet_machine_has_no_findings_but_its_past() -> None:
+    looks = Looks(look(), look(changed={"/proc/stat": stat(1001, 1999, 0)}), CpuSet.parse("0-3"))
+    assert [(f.id, f.severity) for f in preflight(host(), looks)] == [
+        ("bench-throttled", Severity.INFO)
+    ]
+
+
+def test_others_on_our_pus_are_found() -> None:
+    looks = Looks(look(), look(changed={"/proc/stat": stat(1500, 1400, 100)}), CpuSet.parse("0-3"))
+    ids = [finding.id for finding in preflight(host(), looks)]
+    assert ids[:2] == ["bench-busy", "bench-stolen"]
+
+
+def test_time_that_nobody_counts_is_inconclusive() -> None:
+    blind = look(changed={"/proc/stat": "nothing\n"})
+    assert blind.gaps[0].subject == "time of PUs"
+    found = preflight(host(), Looks(blind, blind, CpuSet.parse("0-3")))
+    assert "bench-load-unknown" in [finding.id for finding in found]
+
+
+@pytest.mark.parametrize(
+    ("state", "severity"), [("P0", Severity.WARNING), ("P8", Severity.INCONCLUSIVE)]
+)
+def test_a_slow_link_is_told_and_a_resting_one_is_not_judged(
+    state: str, severity: Severity
+) -> None:
+    made = with_link(2.5, state)
+    quiet = Looks(look(made), look(made, {"/proc/stat": stat(1000, 2000, 0)}), CpuSet([0]))
+    found = {finding.id: finding for finding in preflight(made, quiet)}
+    assert found["bench-link"].severity is severity
+
+
+def test_running_neighbours_are_told_where_they_are() -> None:
+    made = replace(
+        host(),
+        domains=(
+            pinned_domain("0-1", name="near"), pinned_domain("2-3", name="far"),
+            floating_domain(2, name="anywhere"), pinned_domain("0", name="off", running=False),
+        ),
+    )  # fmt: skip
+    quiet = Looks(look(), look(changed={"/proc/stat": stat(1000, 2000, 0)}), CpuSet.parse("0-1"))
+    subjects = [f.subject for f in preflight(made, quiet) if f.id == "bench-neighbour"]
+    assert subjects == ["domain near", "domain anywhere"]
+
+
+def test_link_states_are_compared_by_device() -> None:
+    state = LinkState(GPU, 32.0, 16, "P0")
+    assert changes(replace(look(), links=(state,)), replace(look(), links=(state,))) == ()
+
+
+@pytest.mark.parametrize("text", ["", "cpu 1 2 3\n", "cpu0 1 2 3 4\ncpu0 1 2 3 4\n"])
+def test_a_proc_stat_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ParseError):
+        proc_stat.parse(text)
+
+
+def test_old_kernels_count_no_stolen_time() -> None:
+    assert proc_stat.parse("cpu7 1 2 3 4\n")[0].stolen == 0
+
+
+def test_damaged_output_is_read_or_refused_and_nothing_else() -> None:
+    assert survives(proc_stat.parse, stat(5, 6, 7), MUTATIONS) > 0

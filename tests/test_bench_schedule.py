@@ -1,0 +1,143 @@
+"""What is run, in which order, and what marks a round."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homenode.bench.schedule import left_of, moved_rounds, schedule, seeded_order
+from homenode.bench.suite import CONTROLS, PROBE, Depth, Group, SuiteWishes, groups_for, suite_for
+from homenode.errors import UsageError
+from homenode.plan.published import Objective
+from tests.small_hosts import DeviceSpec, even_host
+
+EVERYTHING = frozenset({PROBE, "numactl", "nvbandwidth", "all_reduce_perf"})
+GPUS = (DeviceSpec("0000:19:00.0"), DeviceSpec("0000:9b:00.0", node=1, root=1))
+NAMES = st.lists(st.text("abc", min_size=1, max_size=4), unique=True, max_size=8)
+
+
+@given(NAMES, st.integers(1, 6), st.integers(0, 2**64))
+def test_every_round_holds_each_test_once(names: list[str], rounds: int, seed: int) -> None:
+    made = schedule(names, ["control!"], rounds, seed)
+    for number in range(rounds):
+        here = [step.test for step in made.steps if step.round == number]
+        assert sorted(here[:-1]) == sorted(names)
+        assert here[-1] == "control!"
+    assert [step.number for step in made.steps] == list(range(len(made.steps)))
+    assert schedule(names, ["control!"], rounds, seed) == made
+
+
+def test_controls_stand_on_both_sides_of_every_round() -> None:
+    steps = schedule(["a", "b"], ["c", "d"], 2, seed=7).steps
+    assert [step.test for step in steps if step.is_control] == ["c", "d"] * 3
+    assert [step.test for step in steps[:2]] == ["c", "d"]
+
+
+def test_orders_differ_between_rounds_and_between_seeds() -> None:
+    names = [f"test {n}" for n in range(8)]
+    orders = {seeded_order(names, seed, number) for seed in range(5) for number in range(5)}
+    assert len(orders) == 25
+
+
+def test_no_test_is_always_first() -> None:
+    firsts = [seeded_order(["a", "b", "c"], 1, number)[0] for number in range(300)]
+    assert all(70 < firsts.count(name) < 130 for name in "abc")
+
+
+def test_what_is_left_of_a_run_that_was_cut_short() -> None:
+    made = schedule(["a", "b"], ["c"], 2, seed=1)
+    done = {(step.round, step.test) for step in made.steps[:3]}
+    assert left_of(made, done) == made.steps[3:]
+    assert left_of(made, set()) == made.steps
+    with pytest.raises(UsageError, match="expected a run of this schedule, found x of round 0"):
+        left_of(made, {(0, "x")})
+
+
+def test_a_round_whose_control_moved_is_told() -> None:
+    made = schedule(["a"], ["c"], 3, seed=1)
+    values = {(-1, "c"): 100.0, (0, "c"): 101.0, (1, "c"): 90.0, (2, "c"): 90.0}
+    assert [(at, control) for at, control, _ in moved_rounds(made, values)] == [(1, "c")]
+    assert moved_rounds(made, values)[0][2] == pytest.approx(90 / 101)
+    assert moved_rounds(made, {(-1, "c"): 100.0}) == ()
+
+
+@pytest.mark.parametrize(
+    ("names", "rounds", "says"),
+    [(["a", "a"], 1, "found a twice"), (["a"], 0, "expected 1 to"), (["a"], 10**6, "expected 1")],
+)
+def test_a_schedule_that_makes_no_sense_is_refused(
+    names: list[str], rounds: int, says: str
+) -> None:
+    with pytest.raises(UsageError, match=says):
+        schedule(names, [], rounds, seed=1)
+
+
+def test_a_machine_without_gpus_gets_processors_and_memory() -> None:
+    suite = suite_for(even_host(), EVERYTHING, SuiteWishes())
+    assert {test.group for test in suite.tests} == {
+        Group.CPU_SINGLE, Group.CPU_ALL, Group.MEMORY_BANDWIDTH, Group.MEMORY_LATENCY,
+        Group.CORE_TO_CORE, Group.SMT, Group.PLACEMENT,
+    }  # fmt: skip
+    assert {gap.reason for gap in suite.left_out} == {"no GPU"}
+    assert len({test.id for test in suite.tests}) == len(suite.tests)
+
+
+def test_host_transfers_run_from_each_node_and_once_as_the_tool_binds() -> None:
+    suite = suite_for(even_host(devices=GPUS), EVERYTHING, SuiteWishes((Group.GPU_BANDWIDTH,)))
+    assert [test.id for test in suite.tests] == [
+        "gpu-bandwidth", "gpu-bandwidth from node 0", "gpu-bandwidth from node 1",
+    ]  # fmt: skip
+    own, first, _ = suite.tests
+    assert "-d" not in own.argv
+    assert first.argv[:5] == ("numactl", "--cpunodebind=0", "--membind=0", "nvbandwidth", "-d")
+
+
+def test_collectives_run_with_and_without_peer_access_and_on_the_first_node() -> None:
+    suite = suite_for(even_host(devices=GPUS), EVERYTHING, SuiteWishes((Group.NCCL,)))
+    assert [test.id for test in suite.tests] == [
+        "nccl", "nccl without peer access", "nccl on node 0",
+    ]  # fmt: skip
+    assert ("NCCL_P2P_DISABLE", "1") in suite.tests[1].environment
+    assert all(test.timeout_s > test.seconds for test in suite.tests)
+
+
+def test_one_node_and_one_gpu_get_no_matrix_and_no_collectives() -> None:
+    host = even_host(packages=1, devices=GPUS[:1])
+    suite = suite_for(host, EVERYTHING, SuiteWishes())
+    assert not [test for test in suite.tests if "node" in test.id and "from" not in test.id]
+    assert ("nccl", "one GPU alone") in [(gap.subject, gap.reason) for gap in suite.left_out]
+
+
+def test_cores_without_siblings_and_a_single_pu_are_said() -> None:
+    one = suite_for(even_host(1, cores_per_llc=1, threads=1), EVERYTHING, SuiteWishes())
+    reasons = {gap.subject: gap.reason for gap in one.left_out}
+    assert reasons["smt"] == "no core shows siblings"
+    assert reasons["core-to-core"] == "one PU alone"
+
+
+def test_pus_that_the_cgroup_keeps_from_us_are_not_used() -> None:
+    suite = suite_for(even_host(disallowed="0-3"), EVERYTHING, SuiteWishes((Group.CPU_ALL,)))
+    assert suite.tests[0].argv[-1] == "4-15"
+
+
+def test_nothing_to_measure_is_refused_with_its_reasons() -> None:
+    with pytest.raises(UsageError) as refused:
+        suite_for(even_host(), EVERYTHING, SuiteWishes((Group.NCCL,)))
+    assert "no GPU" in str(refused.value)
+    with pytest.raises(UsageError, match="found none of"):
+        suite_for(even_host(), frozenset(), SuiteWishes())
+
+
+@pytest.mark.parametrize("objective", list(Objective))
+def test_every_objective_has_its_tests_and_the_controls(objective: Objective) -> None:
+    groups = groups_for(objective)
+    assert set(groups) > CONTROLS
+    assert len(set(groups)) == len(groups)
+
+
+def test_quick_takes_less_time_than_full() -> None:
+    host = even_host(devices=GPUS)
+    quick, full = (
+        sum(test.seconds for test in suite_for(host, EVERYTHING, SuiteWishes(depth=depth)).tests)
+        for depth in (Depth.QUICK, Depth.FULL)
+    )
+    assert quick < full / 4

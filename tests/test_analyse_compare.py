@@ -217,6 +217,20 @@ def test_gpu_figures_pair_by_address_and_never_by_index() -> None:
     assert {"other-devices", "device-without-pair"} <= {one.id for one in comparison.doubts}
 
 
+def test_guest_addresses_do_not_pair_single_gpus_across_two_pcie_trees() -> None:
+    rng = random.Random(14)
+    copies = {"h2d-bandwidth": ("bytes_per_s", 50e9)}
+    flat, mirrored = (
+        _with(simulated_run(layout, copies, rng, device=GPU), host_addresses=False)
+        for layout in ("pin-numa", "pin-numa-pci")
+    )
+    by_device = {one.device: one for one in compared(flat, mirrored).effects}
+    assert by_device[GPU].doubts == ("guest-addresses",)
+    assert by_device[None].doubts == ()
+    same_tree = _with(flat, switches=simulated_run("pin", {}, rng).head.switches)
+    assert not any(one.doubts for one in compared(same_tree, flat).effects)
+
+
 def test_the_slowest_gpu_of_each_boot_stands_for_all_of_them() -> None:
     def run(layout: str, slow: float) -> Run:
         head = simulated_run(layout, {}, random.Random(1)).head

@@ -68,6 +68,7 @@ def _against(
     theirs = series_of(other)
     doubts += _unpaired(series, theirs, other.label)
     decisive = _decisive(series.keys() & theirs.keys(), objective)
+    paired = _addresses_agree(baseline, other)
     effects = []
     of_series: list[Doubt] = []
     for key in sorted(series.keys() & theirs.keys(), key=_order):
@@ -76,6 +77,8 @@ def _against(
             continue
         own = list(_replication(series[key], theirs[key], f"{baseline.label}, {other.label}"))
         own += _devices(series[key], theirs[key])
+        if key.device is not None and not paired:
+            own.append(_GUEST_ADDRESSES)
         blocking = dict.fromkeys(doubt.id for doubt in (*doubts, *own) if doubt.blocks)
         labels = (baseline.label, other.label)
         effects.append(
@@ -193,6 +196,23 @@ def _devices(first: Series, second: Series) -> Iterator[Doubt]:
             "different GPUs, or one run has host addresses and the other the guest's",
             "give bench and import the plan: it tells each GPU's host address",
         )  # fmt: skip
+
+
+_GUEST_ADDRESSES = Doubt(
+    "guest-addresses", "single GPUs",
+    "addresses are the guest's, and the layouts give the guest another PCIe tree", True,
+    "the same guest address can be another GPU under the other layout",
+    "give bench and import the plan: it tells each GPU's host address",
+)  # fmt: skip
+
+
+def _addresses_agree(first: Alternative, second: Alternative) -> bool:
+    """Guest addresses pair only while the guest's PCIe tree is the same; the host's always do."""
+    heads = [run.head for run in (*first.runs, *second.runs)]
+    return all(head.host_addresses for head in heads) or (
+        first.switches.pcie is second.switches.pcie
+        and not any(head.host_addresses for head in heads)
+    )
 
 
 def _addresses(series: Series) -> str:

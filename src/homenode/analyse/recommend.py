@@ -16,7 +16,7 @@ from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.layout import PRESETS, GuestPcie, MemoryBinding
 from homenode.plan.published import Objective, choose
 from homenode.published.model import Evidence, System
-from homenode.results.model import Run
+from homenode.results.model import Origin, Run
 from homenode.topology import Host
 
 _UNTOLD = "not said"
@@ -41,9 +41,15 @@ def from_published(
 def from_results(
     runs: Sequence[Run], objectives: Sequence[Objective], evidence: Sequence[Evidence]
 ) -> tuple[Verdict, ...]:
-    """Verdicts of measured results, machine by machine; objectives without a figure left out."""
+    """Verdicts of results, machine by machine; objectives without a figure left out.
+
+    Published runs among them stand for their whole system.
+    """
+    printed = {run.head.system for run in runs if run.head.origin is Origin.PUBLISHED}
     machines: dict[tuple[str, str | None], list[Run]] = {}
     for run in runs:
+        if run.head.origin is Origin.PUBLISHED:
+            continue
         machines.setdefault((run.head.system, run.head.host or run.head.host_kind), []).append(run)
     several = {system for system, _ in machines}
     verdicts = []
@@ -53,7 +59,8 @@ def from_results(
             if _has_figures(those, objective):
                 made = verdict(name, those, objective, Rung.MEASURED_HERE)
                 verdicts.append(_with_pages(made, evidence))
-    return tuple(verdicts)
+    named = (one for one in from_published(evidence, objectives) if one.system in printed)
+    return (*verdicts, *named)
 
 
 def for_host(
@@ -157,6 +164,7 @@ def _says_something(made: Verdict) -> bool:
 
 def _has_figures(runs: Sequence[Run], objective: Objective) -> bool:
     metrics = {metric.id for metric in primaries(objective)}
+    metrics |= {metric.id for metric in METRICS.values() if objective in metric.stands_in}
     return any(sample.metric in metrics for run in runs for sample in run.samples)
 
 

@@ -1,0 +1,136 @@
+"""homenode compare and homenode recommend, as their users call them."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from homenode.analyse.comparison import Comparison
+from homenode.analyse.verdict import Verdicts
+from homenode.cli import terminal
+from homenode.cli.compare import compare
+from homenode.cli.recommend import recommend
+from homenode.errors import HomenodeError
+from homenode.formats import decode
+from homenode.results.lines import run_text
+from homenode.results.model import Run
+from homenode.results.store import FILE, write_run
+from tests.simulated_runs import simulated_run
+
+app = typer.Typer()
+app.command("compare")(compare)
+app.command("recommend")(recommend)
+
+FIGURES = {
+    "default": ("memory-bandwidth", 77e9), "pin": ("memory-bandwidth", 75e9),
+    "pin-numa": ("memory-bandwidth", 561e9),
+}  # fmt: skip
+
+
+def runs() -> list[Run]:
+    rng = random.Random(1)
+    return [
+        simulated_run(layout, {metric: ("bytes_per_s", value)}, rng)
+        for layout, (metric, value) in FIGURES.items()
+    ]
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    for run in runs():
+        write_run(tmp_path, run)
+    broken = tmp_path / "H200" / "zz-broken"
+    broken.mkdir()
+    (broken / FILE).write_text(run_text(runs()[0])[:-10])
+    return tmp_path
+
+
+def call(*arguments: object, width: int = 160) -> str:
+    terminal.console.cache_clear()
+    outcome = CliRunner(env={"COLUMNS": str(width)}).invoke(app, [str(one) for one in arguments])
+    if outcome.exception is not None and not isinstance(outcome.exception, SystemExit):
+        raise outcome.exception
+    assert outcome.exit_code == 0, outcome.output
+    return outcome.output
+
+
+def test_compare_prints_effects_intervals_outcomes_and_what_was_skipped(results: Path) -> None:
+    printed = call("compare", results, "--objective", "host-bandwidth")
+    assert "pin-numa against default" in printed
+    assert "better (p" in printed
+    assert "times" in printed
+    assert "zz-broken" in printed
+    assert "half-written" in printed
+
+
+def test_compare_fits_a_narrow_terminal(results: Path) -> None:
+    assert max(map(len, call("compare", results, width=60).splitlines())) <= 60
+
+
+def test_compare_prints_the_documented_format(results: Path) -> None:
+    comparison = decode(call("compare", results, "--json"), "comparison", Comparison, "output")
+    assert comparison.baseline == "default"
+    assert comparison.alternatives == ("pin", "pin-numa")
+    assert [one.outcome for one in comparison.effects][1] == "better"
+    assert "zz-broken" in comparison.skipped[0]
+
+
+def test_runs_of_one_layout_are_compared_argument_by_argument(tmp_path: Path) -> None:
+    rng = random.Random(2)
+    for day in ("monday", "friday"):
+        run = simulated_run("pin", {"memory-bandwidth": ("bytes_per_s", 75e9)}, rng)
+        write_run(tmp_path / day, run)
+    printed = call("compare", tmp_path / "monday", tmp_path / "friday", width=200)
+    assert f"{tmp_path / 'friday'} against {tmp_path / 'monday'}" in printed
+
+
+def test_published_figures_are_compared_by_name() -> None:
+    printed = call("compare", "published:RTX PRO 6000/default", "published:rtx pro 6000/pin")
+    assert "2.44 times" in printed
+    assert "cannot tell: published-figures" in printed
+    for wrong in ("published:H900", "published:H200/pinned"):
+        with pytest.raises(HomenodeError, match="expected one of"):
+            call("compare", wrong, "published:H200")
+
+
+def test_recommend_prints_one_verdict_per_objective_and_says_on_what_it_rests(
+    results: Path,
+) -> None:
+    printed = call("recommend", results)
+    assert "host-bandwidth: pin-numa  [measured here]" in printed
+    assert "skipped:" in printed
+    assert "collective" not in printed
+    published = call("recommend", "--objective", "collective", "--notes")
+    assert "[published, one figure each]" in published
+    assert "measure next: pin-numa-pci" in published
+    assert "2 * (8 - 1) / 8 = 1.75" in published
+
+
+def test_recommend_for_a_host_takes_the_best_rung_and_prints_the_documented_format() -> None:
+    printed = call("recommend", "--host", "h200-xeon8558", "--json")
+    verdicts = decode(printed, "verdict", Verdicts, "output").verdicts
+    assert len(verdicts) == 6
+    assert {one.rung for one in verdicts} == {"published", "reasoned"}
+    assert json.loads(printed)["format"] == "homenode.verdict/1"
+
+
+def test_a_gpu_named_like_a_terminal_sequence_stays_text(tmp_path: Path) -> None:
+    rng = random.Random(3)
+    for layout in ("pin", "pin-numa"):
+        run = simulated_run(
+            layout, {"memory-bandwidth": ("bytes_per_s", 1e9)}, rng, system="<script>[red]GPU"
+        )
+        write_run(tmp_path, run)
+    assert "<script>[red]GPU" in call("recommend", tmp_path)
+
+
+def test_nothing_to_compare_says_what_to_name(tmp_path: Path) -> None:
+    write_run(tmp_path, runs()[0])
+    with pytest.raises(HomenodeError, match="expected two alternatives or more, found default"):
+        call("compare", tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(HomenodeError, match="expected at least one run"):
+        call("compare", tmp_path / "empty", tmp_path)

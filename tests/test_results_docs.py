@@ -1,0 +1,115 @@
+"""The pages of results, comparisons, verdicts and published evidence against the program."""
+
+import ast
+import dataclasses
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from homenode import formats
+from homenode.analyse.comparison import Comparison, Doubt, Effect, Outcome
+from homenode.analyse.metrics import METRICS
+from homenode.analyse.standing import Position, Standing
+from homenode.analyse.verdict import Rung, Verdict, Verdicts
+from homenode.plan.published import Objective
+from homenode.published.model import Certainty
+from homenode.published.parse import parse_evidence
+from homenode.results.lines import parse_run
+from homenode.results.model import (
+    Condition,
+    GpuPlace,
+    Origin,
+    RunHead,
+    Sample,
+    Statistic,
+    Switches,
+    Vantage,
+)
+from tests.doc_pages import ROOT, first_column, read_page
+
+RECORDS: list[tuple[str, str, type]] = [
+    ("results", "Fields", RunHead), ("results", "switches", Switches),
+    ("results", "gpus[]", GpuPlace), ("results", "conditions[]", Condition),
+    ("comparison", "Fields", Comparison), ("comparison", "effects[]", Effect),
+    ("verdict", "Fields", Verdicts), ("verdict", "verdicts[]", Verdict),
+    ("verdict", "verdicts[].standings[]", Standing),
+    ("verdict", "verdicts[].doubts[]", Doubt),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "section", "record"), RECORDS)
+def test_a_page_lists_every_field_in_order(kind: str, section: str, record: type) -> None:
+    fields = tuple(field.name for field in dataclasses.fields(record))
+    assert first_column(read_page(f"docs/formats/{kind}.md").sections()[section]) == fields
+
+
+def test_the_page_of_samples_and_doubts_names_every_field() -> None:
+    for kind, section, record in (
+        ("results", "Samples", Sample),
+        ("comparison", "doubts[]", Doubt),
+    ):
+        listed = first_column(read_page(f"docs/formats/{kind}.md").sections()[section])
+        fields = tuple(field.name for field in dataclasses.fields(record))
+        assert listed[: len(fields)] == fields
+
+
+@pytest.mark.parametrize("kind", ["results", "comparison", "verdict"])
+def test_a_page_tells_its_version(kind: str) -> None:
+    text = read_page(f"docs/formats/{kind}.md").text
+    version = formats.VERSIONS[kind]
+    assert f'"homenode.{kind}/{version}"' in text
+    assert f"Version: {version}." in text
+    assert re.search(rf"^\* {version}: ", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("results", [Origin, Vantage, Statistic]), ("comparison", [Objective, Outcome]),
+        ("verdict", [Objective, Rung, Position]), ("published", [Certainty]),
+    ],
+)  # fmt: skip
+def test_a_page_names_every_value(kind: str, values: list[type]) -> None:
+    words = read_page(f"docs/formats/{kind}.md").words_in_code()
+    assert {str(one) for enumeration in values for one in enumeration} <= words  # type: ignore[attr-defined]
+
+
+def test_the_page_of_results_names_every_metric_with_its_unit_and_direction() -> None:
+    section = read_page("docs/formats/results.md").sections()["Metrics"]
+    rows = {line.split("`")[1]: line for line in section.splitlines() if line.startswith("| `")}
+    for metric in METRICS.values():
+        row = rows[metric.id]
+        assert f"`{metric.unit}`" in row
+        assert ("| less |" in row) is metric.lower_is_better
+        assert ("control" in row) is metric.control
+        for objective in metric.primary:
+            assert f"`{objective}`" in row
+
+
+def _doubt_ids() -> Iterator[str]:
+    for source in sorted((ROOT / "src/homenode/analyse").glob("*.py")):
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                first = node.args[0] if node.args else None
+                if node.func.id == "Doubt" and isinstance(first, ast.Constant):
+                    yield str(first.value)
+
+
+def test_the_page_of_comparisons_explains_every_doubt() -> None:
+    ids = set(_doubt_ids())
+    assert len(ids) > 12
+    assert ids <= read_page("docs/formats/comparison.md").words_in_code()
+
+
+def test_the_examples_of_the_pages_are_read() -> None:
+    (lines,) = [b.text for b in read_page("docs/formats/results.md").blocks() if b.text]
+    run = parse_run((lines + "\n").encode(), "the page")
+    assert run.head.switches.name == "pin-numa"
+    (toml,) = [b.text for b in read_page("docs/formats/published.md").blocks() if b.text]
+    (evidence,) = parse_evidence({"example.toml": toml})
+    assert len(evidence.runs) == 2
+
+
+def test_the_decision_on_intervals_is_as_short_as_decisions_are() -> None:
+    assert len(read_page("docs/decisions/0003-intervals.md").text.splitlines()) <= 45

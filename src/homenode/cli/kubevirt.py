@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from homenode.cli.options import HostOption, JsonOption
+from homenode.cli.options import JsonOption
 from homenode.cli.terminal import check_can_write, console, note, print_json, read_file, write_text
 from homenode.errors import HostError, UsageError
 from homenode.kubevirt.manifests import HookVersion, ManifestWishes
@@ -75,7 +75,14 @@ def check(
             metavar="FILE", help="kubectl get kubevirt -A -o json, as a file: its feature gates."
         ),
     ] = None,
-    host: HostOption = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="The node: a capture made there, or any other source of a host. Without it the "
+            "node is not judged, since this is seldom the machine where you type.",
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Why a VM's CPUs, huge pages, GPUs and cells will or will not come together on a node."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from homenode.errors import InputError
+from homenode.plan.published import Objective, choose
 from homenode.published.model import Certainty, Claim, Evidence
 from homenode.published.parse import parse_evidence
 from homenode.published.shipped import published_evidence
@@ -236,3 +237,24 @@ def test_a_misspelled_document_is_refused_and_no_figure_is_dropped(old: str, new
     assert old in _SMALL
     with pytest.raises(InputError, match="expected"):
         parse_evidence({"x.toml": _SMALL.replace(old, new, 1)})
+
+
+def _forms() -> Iterator[str]:
+    """How a sentence may print a figure of the data: in people's units, rounded, as a loss."""
+    for evidence in EVIDENCE.values():
+        for sample in (sample for run in evidence.runs for sample in run.samples):
+            for value in (sample.value, sample.value / 1e9):
+                yield from (f"{value:.0f}", f"{value:.1f}")
+            if sample.unit == "ratio":
+                yield f"{(1 - sample.value) * 100:.0f}"
+        for claim in evidence.claims:
+            yield f"{((claim.low + claim.high) / 2 - 1) * 100:.1f}"
+
+
+@pytest.mark.parametrize("objective", Objective)
+def test_every_figure_that_layout_auto_quotes_is_in_the_data(objective: Objective) -> None:
+    forms = set(_forms())
+    for has_gpus in (False, True):
+        for sentence in choose(objective, has_gpus=has_gpus, mirrors_pcie=True).evidence:
+            bare = re.sub(r"H200|A100|MI350X|RTX PRO 6000|RTX \d+", "", sentence)
+            assert _figures(bare) <= forms, f"{sentence}: {_figures(bare) - forms}"

@@ -1,7 +1,7 @@
 """Alternative: one thing that can be chosen, a layout or an arrangement, with its runs."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from homenode.plan.layout import PRESETS
 from homenode.results.model import Run, RunHead, Switches
@@ -36,6 +36,15 @@ def alternatives(runs: Iterable[Run]) -> tuple[Alternative, ...]:
         Alternative(_label(key, modes=several_modes, pages=several_pages), *key, tuple(grouped))
         for key, grouped in by_key.items()
     )
+
+
+def narrowed(alternative: Alternative, metrics: frozenset[str]) -> Alternative:
+    """The alternative with the samples of these metrics only."""
+    runs = tuple(
+        Run(run.head, tuple(sample for sample in run.samples if sample.metric in metrics))
+        for run in alternative.runs
+    )
+    return replace(alternative, runs=runs)
 
 
 def _key(head: RunHead) -> _Key:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from homenode.analyse.alternative import Alternative
+from homenode.analyse.alternative import Alternative, narrowed
 from homenode.analyse.compare import compare
 from homenode.analyse.comparison import Doubt, Effect, Outcome
 from homenode.analyse.metrics import METRICS, Metric, primaries
@@ -16,6 +16,8 @@ PRINTED_MATTERS = 0.10
 
 The study's own pairs that differ by nothing but chance are up to 6 % apart.
 """
+
+_CONTROLS = frozenset(metric.id for metric in METRICS.values() if metric.control)
 
 _WEAK = frozenset({"published-figures"})
 """Doubts that a verdict from published figures lives with, and says."""
@@ -50,14 +52,10 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Everything known for deciding: standings by metric, best first, and the doubts of comparing.
-
-    printed: the figures were published without their samples.
-    """
+    """What is known for deciding: standings by metric, best first, and doubts of comparing."""
 
     standings: tuple[Standing, ...]
     doubts: tuple[Doubt, ...]
-    printed: bool
 
     def on(self, metric: str) -> tuple[Standing, ...]:
         """Standings on one metric, best first."""
@@ -81,8 +79,7 @@ def field_for(
     candidates: Sequence[Alternative], objective: Objective
 ) -> tuple[Field, tuple[Alternative, ...]]:
     """Standings on the objective's metrics, and the alternatives that have figures of them."""
-    there = [(one, series_of(one)) for one in candidates]
-    metrics = [m for m in primaries(objective) if any(headline(s, m) for _, s in there)]
+    metrics = [metric for metric in primaries(objective) if _is_known(candidates, metric)]
     metrics = metrics or [m for m in METRICS.values() if objective in m.stands_in]
     return _field(candidates, metrics, objective)
 
@@ -92,21 +89,27 @@ def field_on(candidates: Sequence[Alternative], metric: Metric) -> Field:
     return _field(candidates, [metric], None)[0]
 
 
+def _is_known(candidates: Sequence[Alternative], metric: Metric) -> bool:
+    return any(_decisive(narrowed(one, frozenset({metric.id})), metric) for one in candidates)
+
+
 def _field(
     candidates: Sequence[Alternative], metrics: Sequence[Metric], objective: Objective | None
 ) -> tuple[Field, tuple[Alternative, ...]]:
     standings: list[Standing] = []
     doubts: list[Doubt] = []
     used: dict[str, Alternative] = {}
-    printed = False
+    wanted = frozenset({*_CONTROLS, *(metric.id for metric in metrics)})
     for metric in metrics:
         with_figures = [
-            (one, series) for one in candidates if (series := _decisive(one, metric)) is not None
+            (one, series)
+            for one in (narrowed(candidate, wanted) for candidate in candidates)
+            if (series := _decisive(one, metric)) is not None
         ]
         if not with_figures:
             continue
-        used.update((one.label, one) for one, _ in with_figures)
-        printed = printed or not all(series.replicated for _, series in with_figures)
+        labels = {one.label for one, _ in with_figures}
+        used.update((one.label, one) for one in candidates if one.label in labels)
         ordered = sorted(
             with_figures,
             key=lambda pair: pair[1].value if metric.lower_is_better else -pair[1].value,
@@ -114,10 +117,7 @@ def _field(
         found, doubted = _standings(ordered, metric, objective)
         standings += found
         doubts += doubted
-    return (
-        Field(tuple(standings), tuple(dict.fromkeys(doubts)), printed),
-        tuple(used.values()),
-    )
+    return Field(tuple(standings), tuple(dict.fromkeys(doubts))), tuple(used.values())
 
 
 def _decisive(alternative: Alternative, metric: Metric) -> Series | None:

@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.plan.model import Rejection, Unplannable
 from homenode.plan.request import Balance, GuestRequest
 from homenode.plan.search.place import place
 from homenode.topology import Host, MemoryKind, PagePool
 from homenode.units import GIB, MIB
-from tests.small_hosts import NodeSpec, even_host, host_of, pinned_domain, small_request
+from tests.small_hosts import DeviceSpec, NodeSpec, even_host, host_of, pinned_domain, small_request
 
 
 def _rejections(host: Host, request: GuestRequest) -> tuple[Rejection, ...]:
@@ -102,3 +103,14 @@ def test_a_running_vm_planned_again_gets_back_what_it_has() -> None:
     own = pinned_domain("0-7", name="vm", memory_bytes=60 * GIB, memory_by_node=((0, 60 * GIB),))
     host = even_host(1, 1, 1, 8, 1, domains=[own], free_bytes=2 * GIB)
     assert place(host, small_request(8, 60 * GIB)).nodes == (0,)
+
+
+def test_a_kept_binding_that_leaves_out_the_vcpus_nodes_is_told() -> None:
+    host = even_host(2, 1, 1, 8, 2, devices=[DeviceSpec("01:00.0", node=0)])
+    request = small_request(4, layout="pin", devices=["0000:01:00.0"])
+    elsewhere = replace(request, guest=replace(request.guest, bound_nodes=CpuSet([1])))
+    (finding,) = place(host, elsewhere).findings
+    assert finding.id == "memory-bound-elsewhere"
+    assert "binds all memory to node 1" in finding.detail
+    near = replace(request, guest=replace(request.guest, bound_nodes=CpuSet([0, 1])))
+    assert not place(host, near).findings

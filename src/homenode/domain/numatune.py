@@ -1,5 +1,7 @@
 """NUMA tuning: <memory> and <memnode> in <numatune>."""
 
+from functools import reduce
+
 from homenode.cpuset import CpuSet
 from homenode.domain.cells import cell_elements
 from homenode.domain.document import Document, Element
@@ -58,6 +60,17 @@ def read_binding(document: Document) -> tuple[str, CpuSet] | None:
     if memory is None or not nodes:
         return None
     return memory.get("mode") or "strict", nodes
+
+
+def read_bound_nodes(document: Document) -> CpuSet | None:
+    """Every host node that the document lets the memory lie on; None where it may lie anywhere."""
+    bindings = list(read_memnodes(document).values())
+    whole = read_binding(document)
+    if whole is not None:
+        bindings.append(whole)
+    if not bindings or any(mode == "preferred" for mode, _ in bindings):
+        return None
+    return reduce(CpuSet.__or__, (nodes for _, nodes in bindings))
 
 
 def _found(document: Document) -> list[tuple[int, Element, CpuSet]]:

@@ -14,7 +14,7 @@ from homenode.domain.hostdevs import read_hostdevs
 from homenode.domain.memory import memory_device_bytes, memory_devices, read_memory
 from homenode.domain.memory_backing import read_page_bytes
 from homenode.domain.metadata import read_record
-from homenode.domain.numatune import read_binding, read_memnodes
+from homenode.domain.numatune import read_binding, read_bound_nodes, read_memnodes
 from homenode.domain.vcpu import read_vcpus
 from homenode.errors import InputError, ParseError
 from homenode.indices import NodeIndex
@@ -107,7 +107,7 @@ def guest_of(document: Document) -> Guest:
         memory_bytes=memory,
         page_bytes=read_page_bytes(document),
         iothreads=len(iothread_ids(document)),
-        cpu_mode=None if cpu is None else cpu.get("mode") or "custom",
+        cpu_mode=_cpu_mode(cpu),
         cpu_topology=None if topology is None else read_topology(document, topology),
         cell_vcpus=tuple(vcpus_of_cell for _, vcpus_of_cell in cells),
         hostdevs=read_hostdevs(document),
@@ -127,6 +127,7 @@ def guest_of(document: Document) -> Guest:
         has_qemu_commandline=any(e.name.endswith("}commandline") for e in root.children),
         memory_access_shared=(access is not None and access.get("mode") == "shared")
         or any(e.get("memAccess") == "shared" for e in cell_elements(document)),
+        bound_nodes=read_bound_nodes(document),
         siblings_exposed=record is not None and record.siblings == Siblings.EXPOSED,
     )
 
@@ -137,6 +138,13 @@ def read_name(document: Document) -> str:
     if name is None:
         raise ParseError(document.source, "a domain with a <name>", "none")
     return name
+
+
+def _cpu_mode(cpu: Element | None) -> str | None:
+    """The mode; libvirt takes a <model> without one for custom, and neither for no CPU model."""
+    if cpu is None:
+        return None
+    return cpu.get("mode") or (None if cpu.child("model") is None else "custom")
 
 
 def _stripped(element: Element | None) -> str | None:

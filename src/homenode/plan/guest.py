@@ -61,6 +61,8 @@ class Guest:
     has_dimms: a <memory model=...> device exists. max_memory_bytes: <maxMemory> or None.
     physical_address_bits: of <maxphysaddr bits=...> or None.
     pcihole64_bytes: of the pcie-root, None where not set.
+    bound_nodes: host nodes of <numatune><memory nodeset> in mode strict or restrictive, with those of
+    <memnode>; None where the document binds nothing so.
     siblings_exposed: an earlier plan of ours doubled the vCPUs: they are sibling pairs already.
     """
 
@@ -90,6 +92,7 @@ class Guest:
     has_qemu_commandline: bool = False
     memory_access_shared: bool = False
     siblings_exposed: bool = False
+    bound_nodes: CpuSet | None = None
 
     @property
     def is_q35(self) -> bool:

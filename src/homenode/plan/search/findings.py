@@ -43,6 +43,7 @@ def placement_findings(
                 f"lower vcpus to {pus}",
             )  # fmt: skip
         return
+    yield from _bound_elsewhere(request, own)
     further = sorted(set(memory) - set(own))
     if not rung.memory_follows and further:
         bound = request.layout.memory is not MemoryBinding.AS_IT_WAS
@@ -73,6 +74,22 @@ def placement_findings(
         yield PlanFinding(
             "vcpus-not-isolated", "info", f"PUs {outside}",
             f"{len(outside)} vCPUs lie outside isolcpus and nohz_full, where the host may run too",
+        )  # fmt: skip
+
+
+def _bound_elsewhere(request: GuestRequest, own: Sequence[NodeIndex]) -> Iterator[PlanFinding]:
+    """A binding that the layout keeps, and that leaves out nodes of the vCPUs."""
+    bound = request.guest.bound_nodes
+    if bound is None or request.layout.memory is not MemoryBinding.AS_IT_WAS:
+        return
+    without = [node for node in own if node not in bound]
+    where = _nodes([NodeIndex(node) for node in bound])
+    if without:
+        yield PlanFinding(
+            "memory-bound-elsewhere", "warning", _nodes(without),
+            f"the document binds all memory to {where}, and layout "
+            f"{request.layout.name} leaves that as it was: the vCPUs there have none of it near",
+            "take pin-bound or a layout with cells, or remove <numatune>",
         )  # fmt: skip
 
 

@@ -98,7 +98,13 @@ def _dma_lines(plan: Plan, host: Host | None) -> tuple[str, ...]:
         nodes = sorted({device.host_node for device in devices if device.host_node is not None})
         which += f" on {nodes_text(nodes)}"
         if ratio is None:
-            lines.append(f"{which}: memory is not bound, so the local part of DMA is unknown.")
+            bound = (
+                f"memory is bound to {nodes_text(plan.memory_nodes)} as a whole, and the kernel "
+                "chooses which of it lies where"
+                if plan.memory_nodes
+                else "this layout does not bind memory"
+            )
+            lines.append(f"{which}: {bound}, so the local part of DMA is unknown.")
             continue
         local = round(plan.memory_bytes * ratio)
         remote = plan.memory_bytes - local

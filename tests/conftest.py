@@ -10,6 +10,9 @@ settings.register_profile("default", deadline=None, suppress_health_check=[Healt
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=5_000)
 settings.load_profile("default")
 
+collect_ignore = ["lab"]
+"""Programs that run inside virtual hosts: importing them here would run them."""
+
 REQUIRED = frozenset(filter(None, os.environ.get("HOMENODE_REQUIRED_MARKERS", "").split(",")))
 """Markers whose tests must not skip here: continuous integration owns them."""
 

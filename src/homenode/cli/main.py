@@ -10,7 +10,19 @@ from typing import Annotated
 import typer
 
 from homenode import __version__
-from homenode.cli import capture, doctor, plan, restore, show, verify
+from homenode.cli import (
+    apply,
+    capture,
+    compare,
+    doctor,
+    import_results,
+    nccl_topo,
+    plan,
+    recommend,
+    restore,
+    show,
+    verify,
+)
 from homenode.errors import HomenodeError
 
 app = typer.Typer(
@@ -28,9 +40,14 @@ app.command("capture")(capture.capture)
 app.command("show")(show.show)
 app.command("plan")(plan.plan)
 app.command("verify")(verify.verify)
+app.command("apply")(apply.apply)
 app.command("restore")(restore.restore)
 app.command("doctor")(doctor.doctor)
 app.command("expect")(doctor.expect)
+app.command("import")(import_results.import_results)
+app.command("compare")(compare.compare)
+app.command("recommend")(recommend.recommend)
+app.command("nccl-topo")(nccl_topo.nccl_topo)
 
 
 def _print_version(wanted: bool) -> None:

@@ -7,6 +7,7 @@ import typer
 
 from homenode.cli.options import HostOption, JsonOption, LspciOption
 from homenode.cli.terminal import console, note, print_json, write_text
+from homenode.errors import UsageError
 
 if TYPE_CHECKING:
     from homenode.verify.verification import Verified
@@ -38,12 +39,19 @@ def verify(
             help="The real guest's own view: a capture made inside it, or ssh:HOST.",
         ),
     ] = None,
+    live: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A running domain of this machine, from outside: threads, memory, IRQs.",
+        ),
+    ] = None,
     connect: Annotated[
         str | None,
         typer.Option(
             metavar="URI",
-            help="libvirt for --boot; none = QEMU directly. Default: qemu:///system, else QEMU.",
-            rich_help_panel=_BOOT,
+            help="libvirt for --live and --boot; for --boot none = QEMU directly. Default: "
+            "qemu:///system, and for --boot QEMU where that does not answer.",
         ),
     ] = None,
     kernel: Annotated[
@@ -75,6 +83,17 @@ def verify(
     The document is held against itself, the host and the plan: also what libvirt takes in silence.
     No domain of yours is started or changed.
     """
+    if live is not None:
+        if document is not None or boot or guest is not None or host is not None:
+            raise UsageError(
+                "--live: expected no document, host, --boot or --guest beside it: a running domain "
+                "is looked at where it runs"
+            )
+        from homenode.cli.live import verify_live
+        from homenode.hypervisor.connection import DEFAULT
+
+        verify_live(live, connect or DEFAULT, plan, as_json=json)
+        return
     from homenode.findings import are_bad
     from homenode.verify.boot import BootOptions
     from homenode.verify.verification import Wanted

@@ -35,10 +35,19 @@ FORMATS = {"findings": Findings, "host": Host, "plan": Plan, "refusal": Refusal}
 PAGES = all_pages()
 """Read once; a test names the page it is about."""
 SHOWING = [p for p in PAGES if p.path.parts[:2] in (("docs", "commands"), ("docs", "tasks"))]
-CALLBACKS = {str(command.name): command.callback for command in app.registered_commands}
 COMMANDS: dict[str, typing.Any] = dict(
     typing.cast(typing.Any, typer.main.get_command(app)).commands
 )
+CALLBACKS = {str(command.name): [command.callback] for command in app.registered_commands}
+PARAMETERS = {name: list(command.params) for name, command in COMMANDS.items()}
+for _group in app.registered_groups:
+    # A page documents a group of commands with all that each of them takes.
+    assert _group.typer_instance is not None
+    CALLBACKS[str(_group.name)] = [
+        command.callback for command in _group.typer_instance.registered_commands
+    ]
+    for _command in COMMANDS[str(_group.name)].commands.values():
+        PARAMETERS[str(_group.name)] += _command.params
 
 
 def _parts(hint: object, path: str) -> Iterator[tuple[str, type]]:
@@ -148,21 +157,22 @@ def test_a_command_page_names_every_option_and_every_choice(name: str) -> None:
     listed = {word for section in document.sections().values() for word in first_column(section)}
     options = {part for code in listed for part in re.split(r"[\s,]+", code)}
     words = document.words_in_code()
-    for parameter in COMMANDS[name].params:
+    for parameter in PARAMETERS[name]:
         if parameter.param_type_name == "argument":
             assert parameter.metavar in listed
             continue
         missing = {*parameter.opts, *parameter.secondary_opts} - options
         assert not missing, f"{name}.md: no row for {missing}"
-    for hint in typing.get_type_hints(CALLBACKS[name]).values():
-        for _, choice in _parts(hint, ""):
-            if issubclass(choice, StrEnum):
-                missing = set(map(str, choice)) - words
-                assert not missing, f"{name}.md does not name {choice.__name__} {missing}"
+    for callback in CALLBACKS[name]:
+        for hint in typing.get_type_hints(callback).values():
+            for _, choice in _parts(hint, ""):
+                if issubclass(choice, StrEnum):
+                    missing = set(map(str, choice)) - words
+                    assert not missing, f"{name}.md does not name {choice.__name__} {missing}"
 
 
 def test_the_pages_name_no_option_that_does_not_exist() -> None:
-    known = {opt for command in COMMANDS.values() for p in command.params for opt in p.opts}
+    known = {opt for parameters in PARAMETERS.values() for p in parameters for opt in p.opts}
     known |= {"--help", "--version", "--install-completion", "--show-completion"}
     for shown in SHOWING:
         told = {w for w in shown.options_in_code() if re.fullmatch(r"--[a-z][a-z-]+", w)}

@@ -114,7 +114,8 @@ def test_devices_of_unknown_node_and_unbound_memory_are_not_given_figures() -> N
     lines = _section(replace(plan, devices=devices), h200_host(), "Devices").lines
     assert lines == (
         "1 device with no known node: which memory is local to them is unknown.",
-        "1 device on node 0: this layout does not bind memory, so the local part of DMA is unknown.",
+        "1 device on node 0: this layout does not bind memory, so the local part of DMA is "
+        "unknown.",
     )
 
 

@@ -45,7 +45,7 @@ def import_results(
         bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")
     ] = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="Every file that was left out.")
+        bool, typer.Option("--all", help="Everything that was left out or open.")
     ] = False,
 ) -> None:
     """Read results of the study's scripts and outputs of other tools as runs.
@@ -142,9 +142,12 @@ def _print(runs: "tuple[Imported, ...]", skipped: "list[Gap]", *, everything: bo
     for one in runs:
         for gap in one.gaps:
             runs_of_gap.setdefault(gap, []).append(f"{one.run.head.system}/{one.run.head.name}")
-    for gap, names in runs_of_gap.items():
-        note(f"{names[0] if len(names) == 1 else f'{len(names)} runs'}: {gap}")
-    for gap in skipped if everything else skipped[:_SHOWN]:
-        note(f"left out: {gap}")
-    if not everything and len(skipped) > _SHOWN:
-        note(f"left out: {len(skipped) - _SHOWN} more (--all names them)")
+    open_points = [
+        f"{names[0] if len(names) == 1 else f'{len(names)} runs'}: {gap}"
+        for gap, names in runs_of_gap.items()
+    ]
+    for lines in (open_points, [f"left out: {gap}" for gap in skipped]):
+        for line in lines if everything else lines[:_SHOWN]:
+            note(line)
+        if not everything and len(lines) > _SHOWN:
+            note(f"{len(lines) - _SHOWN} more of this kind (--all names them)")

@@ -16,6 +16,7 @@ from homenode.cli import (
     compare,
     doctor,
     import_results,
+    kubevirt,
     nccl_topo,
     plan,
     recommend,
@@ -48,6 +49,7 @@ app.command("import")(import_results.import_results)
 app.command("compare")(compare.compare)
 app.command("recommend")(recommend.recommend)
 app.command("nccl-topo")(nccl_topo.nccl_topo)
+app.add_typer(kubevirt.app, name="kubevirt")
 
 
 def _print_version(wanted: bool) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -413,6 +414,22 @@ def test_folders_of_others_are_not_trusted(tree: Path, tmp_path: Path) -> None:
     assert {gap.reason for gap in found.skipped} == {"not a plain file", "binary"}
     code, said = _run(tree, "-o", tmp_path / "out")
     assert (code, "not the output of a tool" in said) == (0, True)
+
+
+def test_a_file_with_lines_without_end_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_text(stream.OUTPUT + "x" * 20_000)
+    assert "a line of more than" in find_folders(tmp_path).skipped[0].reason
+
+
+@pytest.mark.parametrize("unit", [" ", "1.1 ", "1.1s ", "1.1k ", "a: ", "=", "node 0 "])
+def test_no_line_costs_more_than_its_length(unit: str) -> None:
+    started = time.process_time()
+    texts = (sysbench.CPU, stream.OUTPUT, nvbandwidth.TEXT, nccl.TEXT, mlc.OUTPUT, likwid.OUTPUT)
+    for text in (*texts, openssl.BULK, openssl.RSA_3_0, rocm.MATRICES, cuda.OUTPUT):
+        hostile = f"{text}rsa {unit * (16_000 // len(unit))}!\n"
+        imported_runs([folder({"log.txt": hostile})], ImportWishes())
+    # Linear ones take some milliseconds; squares of 16,000 took seconds each.
+    assert time.process_time() - started < 3
 
 
 def test_runs_of_homenodes_are_not_imported_again(tree: Path, tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from homenode.results.store import FILE
 MAX_FILE_BYTES = 16 << 20
 MAX_FILES = 5000
 MAX_DEPTH = 6
+MAX_LINE = 16384
+"""Longest line of a text that is no JSON, in characters. The longest real ones list PUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,12 @@ def _texts(paths: list[Path], skipped: list[Gap], here: str) -> dict[str, str]:
             reason = f"more than {MAX_FILE_BYTES >> 20} MiB" if b"\0" not in data else "binary"
             skipped.append(Gap(f"{here}/{path.name}", reason))
             continue
-        found[_printable(path.name)] = data.decode("utf-8", "replace").replace("\r\n", "\n")
+        text = data.decode("utf-8", "replace").replace("\r\n", "\n")
+        is_json = text.lstrip().startswith("{")
+        if not is_json and max(map(len, text.split("\n"))) > MAX_LINE:
+            skipped.append(Gap(f"{here}/{path.name}", f"a line of more than {MAX_LINE} characters"))
+            continue
+        found[_printable(path.name)] = text
     return found
 
 

@@ -40,8 +40,8 @@ class Tool(StrEnum):
 
 # What only this tool prints, in the order in which it is looked for.
 _SIGNS: tuple[tuple[Tool, re.Pattern[str]], ...] = (
-    (Tool.NVBANDWIDTH, re.compile(r'^nvbandwidth Version: |^\s*"nvbandwidth"\s*:', re.M)),
-    (Tool.NCCL_TESTS, re.compile(r'^# nThread \d|"nccl_version"\s*:', re.M)),
+    (Tool.NVBANDWIDTH, re.compile(r'^nvbandwidth Version: |^[ \t]*"nvbandwidth" *:', re.M)),
+    (Tool.NCCL_TESTS, re.compile(r'^# nThread \d|"nccl_version" *:', re.M)),
     (Tool.INTEL_MLC, re.compile(r"^Intel\(R\) Memory Latency Checker|^Measuring idle lat", re.M)),
     (Tool.STREAM, re.compile(r"^STREAM version |^Function +(?:Best )?Rate ", re.M)),
     (Tool.SYSBENCH, re.compile(r"^sysbench \d+\.\d+", re.M)),
@@ -50,7 +50,7 @@ _SIGNS: tuple[tuple[Tool, re.Pattern[str]], ...] = (
         Tool.CUDA,
         re.compile(r"^\[CUDA Bandwidth Test\]|^ +Transfer Size \(Bytes\)|^bandwidthTest-", re.M),
     ),
-    (Tool.ROCM, re.compile(r"^\s*RocmBandwidthTest Version|^=+ Src Device Id:", re.M)),
+    (Tool.ROCM, re.compile(r"^[ \t]*RocmBandwidthTest Version|^=+ Src Device Id:", re.M)),
     (Tool.OPENSSL, re.compile(r"^ +sign +verify .*sign/s|^type +\d+ bytes", re.M)),
 )
 _ALL_REDUCE = re.compile(r"all[_-]?reduce", re.I)

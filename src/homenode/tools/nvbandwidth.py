@@ -25,6 +25,7 @@ from homenode.gap import Gap
 
 SOURCE = "nvbandwidth"
 MAX_DEVICES = 1024
+MAX_TESTS = 2000
 
 TWO_WAYS = ("read1", "read2", "total")
 """Parts of a test that copies both ways between GPUs; write1 and write2 for writing."""
@@ -147,6 +148,8 @@ def merged(tests: Iterable[NvbandwidthTest]) -> tuple[NvbandwidthTest, ...]:
     """
     kept: list[NvbandwidthTest] = []
     for test in tests:
+        if len(kept) == MAX_TESTS:
+            raise ParseError(SOURCE, f"at most {MAX_TESTS} tests", "more")
         same = next((n for n, t in enumerate(kept) if t.name == test.name is not None), None)
         if same is None:
             kept.append(test)

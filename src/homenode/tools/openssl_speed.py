@@ -27,9 +27,10 @@ from homenode.tools.figures import count, figure
 _SOURCE = "openssl speed"
 _VERSION = re.compile(r"version: (\S+)|OpenSSL (\d\S*).*", re.ASCII)
 _BLOCKS = re.compile(r"type((?:\s+\d+ bytes)+)", re.ASCII)
-_BULK_ROW = re.compile(r"(\S.*?)((?:\s+\d+\.\d+k?)+)", re.ASCII)
 _RATES = re.compile(r"\s*(?:[a-z]+\s+)+(?:[a-z.]+/s\s*)+", re.ASCII)
-_RATE_ROW = re.compile(r"\s*(\S.*?)((?:\s+\d+\.\d+s)+)((?:\s+\d+\.\d+)+)", re.ASCII)
+_RATE = re.compile(r"\d+\.\d+", re.ASCII)
+_TIME = re.compile(r"\d+\.\d+s", re.ASCII)
+_BULK = re.compile(r"\d+\.\d+k?", re.ASCII)
 _FORKED = re.compile(r"Forked child \d+", re.ASCII)
 _SAYS_NOTHING = re.compile(
     r"built on: .*|options: ?.*|compiler: .*|CPUINFO: .*|The 'numbers' are in .*|Doing .*|"
@@ -98,10 +99,10 @@ def parse(text: str) -> OpensslSpeed:
             ]
         elif _RATES.fullmatch(line) and "/s" in line:
             operations = _operations(line)
-        elif found := _RATE_ROW.fullmatch(line):
-            rates += _rates(found, operations, number)
-        elif blocks and (found := _BULK_ROW.fullmatch(line)):
-            bulk += _bulk(found, blocks, number)
+        elif row := _rates(line, operations, number):
+            rates += row
+        elif sizes := _bulk(line, blocks, number):
+            bulk += sizes
         elif line.strip() and not _SAYS_NOTHING.fullmatch(line):
             gaps.append(Gap(f"{_SOURCE} line {number}", f"not known: {line[:80]!r}"))
     if not rates and not bulk:
@@ -120,28 +121,38 @@ def _operations(line: str) -> list[str]:
     return [_SHORT.get(name, name) for name in found]
 
 
-def _rates(found: "re.Match[str]", operations: Sequence[str], number: int) -> list[OpensslRate]:
-    times, values = found[2].split(), found[3].split()
+def _split(words: list[str], pattern: "re.Pattern[str]") -> tuple[list[str], list[str]]:
+    """What stands before the last words that are of a pattern, and these."""
+    at = len(words)
+    while at > 0 and pattern.fullmatch(words[at - 1]):
+        at -= 1
+    return words[:at], words[at:]
+
+
+def _rates(line: str, operations: Sequence[str], number: int) -> list[OpensslRate]:
+    """A row of times and as many rates; () where it is none."""
+    words, values = _split(line.split(), _RATE)
+    name, times = _split(words, _TIME)
+    if not (name and times and values):
+        return []
     if not operations or not len(operations) == len(values) == len(times):
         expected = f"{len(operations)} times and {len(operations)} rates, as the header says"
-        raise ParseError(_SOURCE, expected, found[0], line=number)
-    algorithm = " ".join(found[1].split())
+        raise ParseError(_SOURCE, expected, line, line=number)
     return [
-        OpensslRate(algorithm, operation, figure(value, _SOURCE, "a rate", number))
+        OpensslRate(" ".join(name), operation, figure(value, _SOURCE, "a rate", number))
         for operation, value in zip(operations, values, strict=True)
     ]
 
 
-def _bulk(found: "re.Match[str]", blocks: Sequence[int], number: int) -> list[OpensslBulk]:
-    values = found[2].split()
+def _bulk(line: str, blocks: Sequence[int], number: int) -> list[OpensslBulk]:
+    """A row of one rate for each block size, in thousands of bytes; () where it is none."""
+    name, values = _split(line.split(), _BULK)
+    if not (blocks and name and values):
+        return []
     if len(values) != len(blocks):
-        raise ParseError(_SOURCE, f"{len(blocks)} rates", found[0], line=number)
-    algorithm = " ".join(found[1].split())
+        raise ParseError(_SOURCE, f"{len(blocks)} rates", line, line=number)
     return [
-        # "k" is 1000 bytes per second; a figure without it is a rate of bytes that no version has
-        OpensslBulk(
-            algorithm, block, figure(value.removesuffix("k"), _SOURCE, "a rate", number) * 1e3
-        )
+        OpensslBulk(" ".join(name), block, figure(value[:-1], _SOURCE, "a rate", number) * 1e3)
         for block, value in zip(blocks, values, strict=True)
-        if value.endswith("k")
+        if value.endswith("k")  # what is without it is of no version that we know
     ]

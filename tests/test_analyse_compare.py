@@ -275,6 +275,22 @@ def test_zeroes_are_refused_and_said() -> None:
     assert "truncated" in doubt.cause
 
 
+def test_absurd_figures_break_nothing() -> None:
+    wild = (1e-11, 1e29, 1e308, 5e-324, -1.0, 1.0)
+    runs = [
+        Run(
+            simulated_run(layout, {}, random.Random(1)).head,
+            tuple(
+                Sample("memory-bandwidth", "bytes_per_s", value, boot=boot)
+                for boot, value in enumerate(values)
+            ),
+        )
+        for layout, values in (("pin", wild), ("pin-numa", wild[::-1]))
+    ]
+    effect = only(compared(*runs))
+    assert (effect.outcome, effect.boots) == (Outcome.CANNOT_TELL, (3, 3))
+
+
 def test_disturbed_samples_are_left_out_while_others_are_there() -> None:
     rng = random.Random(9)
     first, second = pair(rng)

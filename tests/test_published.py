@@ -13,6 +13,7 @@ from homenode.published.model import Certainty, Claim, Evidence
 from homenode.published.parse import parse_evidence
 from homenode.published.shipped import published_evidence
 from homenode.results.model import Origin, Run, Sample, Statistic
+from tests.mutations import survives
 from tests.shared_data import needs_shared, shared
 
 SEEDS = {
@@ -237,6 +238,10 @@ def test_a_misspelled_document_is_refused_and_no_figure_is_dropped(old: str, new
     assert old in _SMALL
     with pytest.raises(InputError, match="expected"):
         parse_evidence({"x.toml": _SMALL.replace(old, new, 1)})
+
+
+def test_damaged_evidence_is_an_error_and_nothing_else() -> None:
+    survives(lambda text: parse_evidence({"x.toml": text}), _SMALL, 200)
 
 
 def _forms() -> Iterator[str]:

@@ -50,9 +50,9 @@ def doubts_of(alternative: Alternative) -> Iterator[Doubt]:
             )  # fmt: skip
         refused = sorted({sample.metric for sample in run.samples if is_refused(sample)})
         if refused:
+            detail = f"zero, negative or impossible figures of {', '.join(refused)} were left out"
             yield Doubt(
-                "refused-figures", f"{head.system}/{head.name}",
-                f"zero or negative figures of {', '.join(refused)} were left out", False,
+                "refused-figures", f"{head.system}/{head.name}", detail, False,
                 "a timer that counts whole units truncated them, or the tool failed",
                 "measure with homenode-probe, which resolves fractions of a nanosecond",
             )  # fmt: skip

@@ -20,6 +20,9 @@ LEAST_BOOTS = 2
 UNEQUAL_BELOW = 0.2
 """Variances are taken for unequal where chance explains their ratio less often than this."""
 
+_LONGEST = 300.0
+"""An interval that reaches further than e^300 says nothing anyway."""
+
 RESOLUTION = 1e-4
 """No figure of this field repeats better; keeps equal medians from claiming certainty."""
 
@@ -54,8 +57,8 @@ def interval(first: Series, second: Series, confidence: float = CONFIDENCE) -> I
     reach = t_quantile(confidence, freedom) * error
     return Interval(
         math.exp(difference),
-        math.exp(difference - reach),
-        math.exp(difference + reach),
+        math.exp(max(difference - reach, -_LONGEST)),
+        math.exp(min(difference + reach, _LONGEST)),
         two_sided_p(difference / error, freedom),
         freedom,
         confidence,

@@ -17,6 +17,9 @@ from homenode.results.model import Run, Sample, Statistic
 LEAST_UNDISTURBED = 3
 """Disturbed samples are left out while at least this many others are there in a boot."""
 
+_LEAST, _MOST = 1e-12, 1e30
+"""No unit of ours leads beyond these; arithmetic on what lies between cannot overflow."""
+
 _MEDIAN_VARIANCE = math.pi / 2
 """Variance of a median over that of a mean, for normal samples."""
 
@@ -67,8 +70,8 @@ class _Taken(NamedTuple):
 
 
 def is_refused(sample: Sample) -> bool:
-    """A figure that no machine gives: a zero or less, where the metric is a rate or a time."""
-    return not (math.isfinite(sample.value) and sample.value > 0)
+    """A figure that no machine gives: every metric is a rate or a time, above zero and bounded."""
+    return not _LEAST < sample.value < _MOST
 
 
 def series_of(alternative: Alternative) -> dict[SeriesKey, Series]:

@@ -9,7 +9,7 @@ from homenode.analyse.comparison import Doubt, once
 from homenode.analyse.doubts import doubts_of
 from homenode.analyse.metrics import METRICS, primaries
 from homenode.analyse.standing import Field, Position, Standing, field_for, field_on
-from homenode.analyse.words import figure_text, percent_text
+from homenode.analyse.words import figure_text, percent_text, range_text
 from homenode.plan.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 from homenode.plan.published import Objective
 from homenode.results.model import UNKNOWN_SWITCHES, Run, Switches
@@ -245,7 +245,7 @@ def _statement(field: Field, choice: str, acceptable: Sequence[str], avoid: Sequ
 def _change(one: Standing) -> str:
     if one.low is None or one.high is None:
         return percent_text(one.ratio)
-    return f"{percent_text(one.low)} to {percent_text(one.high)}"
+    return range_text(one.low, one.high)
 
 
 def _siblings(field: Field, used: Sequence[Alternative], choice: Alternative) -> str:

@@ -39,6 +39,17 @@ def percent_text(ratio: float) -> str:
     return "0 %" if text in ("+0.0", "-0.0") else f"{text.removesuffix('.0')} %"
 
 
+def range_text(low: float, high: float) -> str:
+    """Two ratios as a range of changes, the unit once where both have the same.
+
+    >>> range_text(0.83, 0.88), range_text(1.5, 7.37), range_text(7.14, 7.37)
+    ('-17 to -12 %', '+50 % to 7.37 times', '7.14 to 7.37 times')
+    """
+    first, last = percent_text(low), percent_text(high)
+    unit = last.rpartition(" ")[2]
+    return f"{first.removesuffix(f' {unit}')} to {last}"
+
+
 def _digits(value: float) -> str:
     if abs(value) >= 1000:
         return f"{value:,.0f}"

@@ -277,7 +277,10 @@ def _check_names(evidence: Evidence) -> None:
     notes = {one.id for one in evidence.notes}
     for claim in evidence.claims:
         if claim.system not in systems or not {claim.choice, claim.against} <= choices:
-            raise InputError(f"published {evidence.id}: claim {claim.id} names what is not there")
+            raise InputError(
+                f"published {evidence.id}: claim {claim.id}: expected a known system and choices, "
+                f"found {claim.system}, {claim.choice}, {claim.against}"
+            )
         if claim.disputed_by is not None and claim.disputed_by not in notes:
             raise InputError(
                 f"published {evidence.id}: claim {claim.id}: expected a note, "
@@ -288,4 +291,6 @@ def _check_names(evidence: Evidence) -> None:
     chosen = {name for one in evidence.advice for name in one.choices}
     if named - systems or chosen - choices:
         found = ", ".join(sorted((named - systems) | (chosen - choices)))
-        raise InputError(f"published {evidence.id}: a note or advice names {found}")
+        raise InputError(
+            f"published {evidence.id}: expected notes and advice on what is there, found {found}"
+        )

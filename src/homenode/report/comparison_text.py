@@ -8,7 +8,7 @@ from rich.text import Text
 
 from homenode.analyse.comparison import Comparison, Doubt, Effect, Outcome
 from homenode.analyse.metrics import metric_of
-from homenode.analyse.words import figure_text, percent_text
+from homenode.analyse.words import figure_text, percent_text, range_text
 from homenode.report.terminal_text import AsciiWhereNeeded, TableOrList
 from homenode.report.wording import plural, printable
 from homenode.units import format_bytes
@@ -63,10 +63,11 @@ def _tables(
     rest = [one for one in effects if not one.primary]
     shown = [one for one in rest if everything or _is_whole(one)]
     parts: list[RenderableType] = []
-    if primary:
-        parts += [Text("primary"), _table(comparison, primary)]
-    if shown:
-        parts += [Text("exploratory: nothing is decided by these"), _table(comparison, shown)]
+    for title, rows in (("primary", primary), ("exploratory, decides nothing", shown)):
+        if rows:
+            counts = sorted({one.boots for one in rows})
+            boots = ", ".join(f"{first} and {second}" for first, second in counts)
+            parts += [Text(f"{title}; boots: {boots}"), _table(comparison, rows)]
     if hidden := len(rest) - len(shown):
         parts.append(Text(f"{plural(hidden, 'more series', 'more series')} with --all"))
     if not effects:
@@ -83,7 +84,7 @@ def _is_whole(effect: Effect) -> bool:
 
 
 def _table(comparison: Comparison, effects: Sequence[Effect]) -> TableOrList:
-    columns = ("metric", "baseline", "value", "effect", "interval", "boots", "outcome")
+    columns = ("metric", "baseline", "value", "effect", "interval", "outcome")
     return TableOrList(columns, [_row(comparison, one) for one in effects], wraps_last=True)
 
 
@@ -94,7 +95,6 @@ def _row(comparison: Comparison, effect: Effect) -> tuple[str, ...]:
         figure_text(effect.value, effect.unit),
         f"{effect.gain:.1%} of bare" if comparison.bare else percent_text(effect.ratio),
         _interval(effect),
-        f"{effect.boots[0]}, {effect.boots[1]}",
         _outcome(effect),
     )
 
@@ -102,7 +102,7 @@ def _row(comparison: Comparison, effect: Effect) -> tuple[str, ...]:
 def _interval(effect: Effect) -> str:
     if effect.low is None or effect.high is None:
         return "-"
-    return f"{percent_text(effect.low)} to {percent_text(effect.high)}"
+    return range_text(effect.low, effect.high)
 
 
 def _outcome(effect: Effect) -> str:

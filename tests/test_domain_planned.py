@@ -20,6 +20,7 @@ from homenode.plan.request import PciGranularity
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.wishes import Wishes, request_for
 from homenode.topology import Host
+from homenode.tuning import tune
 from homenode.units import MIB
 from tests.domain_corpus import NAMES, sample
 
@@ -111,6 +112,20 @@ def test_a_second_run_on_the_tuned_document_changes_nothing(hgx: Host, layout: s
     else:
         again = plan_of(hgx, after, layout)
     assert rewrite(after, again) == after
+
+
+@pytest.mark.parametrize("layout", PRESETS)
+@pytest.mark.parametrize("name", ["hgx-h100", "rtx4090-epyc7702"])
+def test_a_second_run_changes_nothing_without_a_cpu_model_either(name: str, layout: str) -> None:
+    host = load_shipped(name).host
+    xml = document_with([], vcpus=8).replace(b"  <cpu mode='host-passthrough'/>\n", b"")
+    xml = xml.replace(b">512</memory>", b">16</memory>")
+    if name == "rtx4090-epyc7702" and PRESETS[layout].siblings == "exposed":
+        with pytest.raises(InputError, match="expected a <cpu> with a mode or a model"):
+            tune(xml, "vm.xml", Wishes(layout), host)
+        return
+    once = tune(xml, "vm.xml", Wishes(layout), host).document
+    assert tune(once, "vm.xml", Wishes(layout), host).document == once
 
 
 @pytest.mark.parametrize("granularity", PciGranularity)

@@ -53,7 +53,7 @@ class Guest:
     vcpus: the maximum; vcpus_online: the `current` attribute, equal where absent.
     memory_bytes: <memory> without the DIMMs plugged at boot. page_bytes: of <hugepages>; 0 = the
     default huge page size; None = ordinary pages.
-    cpu_mode: of <cpu>, None without one. cpu_topology: (sockets, dies, cores, threads) or None.
+    cpu_mode: of <cpu>, None where it names no CPU model. cpu_topology: (sockets, dies, cores, threads) or None.
     cell_vcpus: vCPUs of each guest cell in cell order, () for a flat guest.
     addresses: every guest PCI address that anything in the document occupies, controllers and
     hostdevs included, ascending.

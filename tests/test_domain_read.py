@@ -54,8 +54,11 @@ def test_a_guest_says_what_its_document_says() -> None:
         ("<memory>4194304</memory>", 4 << 30),
         ("<memory unit='KiB'> 4194304\n</memory>", 4 << 30),
         ("<memory unit='b'>1024</memory>", 1024),
+        ("<memory unit='b'>1025</memory>", 2048),
+        ("<memory unit='KB'>17000000</memory>", 16601563 << 10),
+        ("<memory unit='GB'>17</memory>", 16601563 << 10),
         ("<memory unit='bytes'>1024</memory>", 1024),
-        ("<memory unit='KB'>8</memory>", 8000),
+        ("<memory unit='KB'>8</memory>", 8192),
         ("<memory unit='k'>8</memory>", 8192),
         ("<memory unit='M'>8</memory>", 8 << 20),
         ("<memory unit='TiB'>1</memory>", 1 << 40),
@@ -65,6 +68,20 @@ def test_a_guest_says_what_its_document_says() -> None:
 )
 def test_memory_takes_every_unit(memory: str, expected: int) -> None:
     assert read_guest(domain(memory=memory), "d").memory_bytes == expected
+
+
+@pytest.mark.parametrize(
+    ("cpu", "mode"),
+    [
+        ("", None),
+        ("<cpu><topology sockets='1' dies='1' cores='4' threads='1'/></cpu>", None),
+        ("<cpu><model>Skylake-Server</model></cpu>", "custom"),
+        ("<cpu mode='custom'><model>Skylake-Server</model></cpu>", "custom"),
+        ("<cpu mode='host-model'/>", "host-model"),
+    ],
+)
+def test_a_cpu_without_mode_and_model_names_no_model(cpu: str, mode: str | None) -> None:
+    assert read_guest(domain(cpu), "d").cpu_mode == mode
 
 
 def test_vcpus_take_current_cpuset_and_white_space() -> None:

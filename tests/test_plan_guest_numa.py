@@ -61,6 +61,21 @@ def test_memory_sums_exactly_and_divides_into_pages(
         assert abs(size / granule - pages * count / sum(counts)) < 1
 
 
+@pytest.mark.parametrize(
+    ("counts", "pages", "least"),
+    [((24, 24, 24, 24), 2, 4), ((3, 1), 1, 3), ((1, 63), 2, 32), ((1,) * 8, 7, 8)],
+)
+def test_too_few_pages_for_the_cells_are_refused_with_the_least_that_works(
+    counts: tuple[int, ...], pages: int, least: int
+) -> None:
+    with pytest.raises(InputError) as error:
+        split_memory(pages * GIB, GIB, counts)
+    assert str(error.value.hint).endswith(f"at least {least} GiB of memory")
+    assert 0 not in split_memory(least * GIB, GIB, counts)
+    with pytest.raises(InputError):
+        split_memory((least - 1) * GIB, GIB, counts)
+
+
 def test_memory_that_is_no_whole_page_is_refused_with_the_nearest_sizes() -> None:
     request = replace(small_request(4, 4 * GIB + 512 * MIB), page_bytes=GIB)
     with pytest.raises(InputError, match=r"whole pages of 1 GiB, found 4\.500 pages") as error:

@@ -44,11 +44,12 @@ def any_base(document: Document, element: Element, text: str, what: str) -> int:
 def size_bytes(document: Document, element: Element, text: str, unit: str | None) -> int:
     """Bytes of a size with libvirt's unit attribute; without one the unit is KiB.
 
+    Rounded up to whole KiB, in which libvirt keeps every size of a domain.
     Raises ParseError or InputError.
     """
     number = decimal(document, element, text, f"the size in <{element.tag}>")
     try:
-        return bytes_of(number, "KiB" if unit is None else unit)
+        return -(-bytes_of(number, "KiB" if unit is None else unit) // KIB) * KIB
     except InputError as error:
         raise InputError(f"{where(document, element)}: {error.message}") from None
 

@@ -155,6 +155,22 @@ def split_memory(memory_bytes: int, granule: int, vcpu_counts: tuple[int, ...]) 
     Raises InputError if there is not a granule for every cell.
     """
     pages = memory_bytes // granule
+    shares = _shares(pages, vcpu_counts)
+    if 0 in shares:
+        # Each cell has one at the latest where the smallest share comes to a whole granule.
+        enough = max(pages + 1, len(vcpu_counts))
+        while 0 in _shares(enough, vcpu_counts):
+            enough += 1
+        raise InputError(
+            f"memory of {format_bytes(memory_bytes)}: expected a page of {format_bytes(granule)} "
+            f"in each of {len(vcpu_counts)} guest cells, found {pages} pages in all",
+            hint=f"use smaller pages, or at least {format_bytes(granule * enough)} of memory",
+        )
+    return tuple(share * granule for share in shares)
+
+
+def _shares(pages: int, vcpu_counts: tuple[int, ...]) -> tuple[int, ...]:
+    """Pages of each cell by largest remainder; a cell may come out with none."""
     total = sum(vcpu_counts)
     shares = [pages * count // total for count in vcpu_counts]
     by_remainder = sorted(
@@ -162,13 +178,7 @@ def split_memory(memory_bytes: int, granule: int, vcpu_counts: tuple[int, ...]) 
     )
     for i in by_remainder[: pages - sum(shares)]:
         shares[i] += 1
-    if 0 in shares:
-        raise InputError(
-            f"memory of {format_bytes(memory_bytes)}: expected a page of {format_bytes(granule)} "
-            f"in each of {len(vcpu_counts)} guest cells, found {pages} pages in all",
-            hint=f"use smaller pages, or at least {format_bytes(granule * total)} of memory",
-        )
-    return tuple(share * granule for share in shares)
+    return tuple(shares)
 
 
 def memory_homes(host: Host | None, placement: Placement) -> tuple[tuple[NodeIndex, ...], ...]:

@@ -50,8 +50,8 @@ def import_results(
 ) -> None:
     """Read results of the study's scripts and outputs of other tools as runs.
 
-    Known by content: nvbandwidth, nccl-tests, rccl-tests, Intel MLC, STREAM, sysbench,
-    likwid-bench, bandwidthTest, rocm-bandwidth-test, openssl speed. The files stay as they are.
+    Files are known by what they hold: nvbandwidth, nccl-tests, Intel MLC, STREAM,
+    sysbench, bandwidthTest, rocm-bandwidth-test, likwid-bench, openssl speed.
     """
     from homenode.bench.import_folder import find_folders
     from homenode.bench.imported import ImportWishes, imported_runs, unread_files

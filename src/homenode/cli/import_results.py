@@ -116,7 +116,7 @@ def _write(runs: "tuple[Imported, ...]", output: Path) -> None:
 
     for one in runs:
         write_run(output, one.run)
-    note(f"wrote {len(runs)} runs below {output}")
+    note(f"wrote {len(runs)} run{'s' if len(runs) > 1 else ''} below {output}")
 
 
 def _print(runs: "tuple[Imported, ...]", skipped: "list[Gap]", *, everything: bool) -> None:

@@ -123,11 +123,32 @@ def test_mixed_kinds_take_performance_cores_first_and_give_efficiency_cores_thei
     assert {f.id for f in placement.findings} >= {"mixed-kinds"}
 
 
-def test_mixed_kinds_take_all_20_pus_where_every_pu_is_pinned() -> None:
+def test_mixed_kinds_take_all_20_pus_where_the_vcpus_must_be_kept() -> None:
     request = replace(small_request(20, layout="pin-numa-smt"), keep_vcpus=True, mixed_kinds=True)
     placement = place(I7_1370P, request)
     assert len(placement.vcpu_pins) == 20
     assert placement.threads_per_core == 1
+    assert placement.rung == "one LLC, mixed core kinds, siblings not exposed"
+    assert any("two of its vCPUs share one" in f.detail for f in placement.findings)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_mixed_kinds_told_as_single_threads_have_a_whole_core_each_while_there_are_some(
+    keep: bool,
+) -> None:
+    request = small_request(13, layout="pin-numa-smt")
+    placement = place(I7_1370P, replace(request, keep_vcpus=keep, mixed_kinds=True))
+    core_of = {pu: core.id for core in I7_1370P.cores for pu in core.pus}
+    assert len({core_of[pu] for pin in placement.vcpu_pins for pu in pin}) == 13
+    assert placement.vcpu_nodes == (0,) * 6 + (1,) * 7
+    assert placement.threads_per_core == 1
+    assert placement.rung == "one LLC, mixed core kinds"
+
+
+def test_mixed_kinds_that_do_not_keep_their_vcpus_are_refused_beyond_the_whole_cores() -> None:
+    request = replace(small_request(15, layout="pin-numa-smt"), mixed_kinds=True)
+    with pytest.raises(Unplannable, match="15 free whole cores, 14 free"):
+        place(I7_1370P, request)
 
 
 def test_a_vm_that_fits_performance_cores_stays_there_though_kinds_may_mix() -> None:

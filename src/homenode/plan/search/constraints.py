@@ -7,7 +7,7 @@ from homenode.indices import NodeIndex
 from homenode.plan.layout import Pinning
 from homenode.plan.model import Rejection, Unplannable
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.ladder import Rung, pus_counted
+from homenode.plan.search.ladder import Rung
 from homenode.plan.search.near import members
 from homenode.plan.search.nodes import feasible_counts
 from homenode.plan.search.question import Question
@@ -58,7 +58,7 @@ def single_nodes(
             detail = f"{where}: needs {_groups_text(request, rung, need)}, {supply.groups} free"
             held = _held(request, supply, usable, taken)
             yield Rejection(
-                "pus" if pus_counted(request, rung) else "cores",
+                "pus" if rung.counts_pus else "cores",
                 indices,
                 f"{detail}; {held}" if held else detail,
                 _hint(request, question, rung, supply.groups),
@@ -87,7 +87,7 @@ def node_counts(request: GuestRequest, question: Question, rung: Rung) -> Iterat
         if len(indices) == 1:
             return  # said of the node already
         yield Rejection(
-            "pus" if pus_counted(request, rung) else "cores",
+            "pus" if rung.counts_pus else "cores",
             indices,
             f"{_together(indices)}: need {_groups_text(request, rung, need)}, {total} free",
             f"lower vcpus to {_vcpus(request, rung, total)}" if total else None,
@@ -198,7 +198,7 @@ def refusal(
 
 def _groups_text(request: GuestRequest, rung: Rung, groups: int) -> str:
     kind = " performance" if rung.kinds == {CoreKind.PERFORMANCE} else ""
-    if pus_counted(request, rung):
+    if rung.counts_pus:
         if rung.threads == 1:
             return f"{groups} free{kind} PUs"
         return f"{groups} groups of {rung.threads} free siblings ({groups * rung.threads} PUs)"

@@ -61,7 +61,8 @@ def placement_findings(
     if request.layout.siblings is Siblings.EXPOSED and rung.threads == 1:
         yield PlanFinding(
             "siblings-not-exposed", "warning", host.name,
-            "no whole groups of siblings serve the VM, so the guest sees one thread per core",
+            "no whole groups of siblings serve the VM, so the guest sees one thread per core"
+            + (", also where two of its vCPUs share one" if rung.counts_pus else ""),
             "turn SMT on, or take a layout that hides siblings",
         )  # fmt: skip
     if rung.mixed:

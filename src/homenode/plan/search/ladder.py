@@ -3,7 +3,8 @@
 The first rung that holds the VM is taken; the order of concerns (cost.py) decides within it. From
 one rung to the next, the last of these gives way first: memory on the VM's own nodes (where the
 layout lets memory lie elsewhere), all siblings of a core, one kind of core (where mixed kinds are
-allowed).
+allowed). Over mixed kinds each vCPU gets a whole core, for no guest can be told that some cores
+have siblings and others none; only where the vCPUs must be kept do all PUs count at last.
 """
 
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from homenode.topology import CoreKind
 class Rung:
     """One step. threads: PUs that each sibling group has. groups: how many the VM needs.
 
+    counts_pus: groups come from any free PUs rather than from free whole cores.
     memory_follows: each node holds its vCPUs' share of the memory.
     concession: what gave way, for the rung's name; "" on the first.
     """
@@ -28,6 +30,7 @@ class Rung:
     groups: int
     kinds: frozenset[CoreKind | None]
     mixed: bool
+    counts_pus: bool
     memory_follows: bool
     equal: bool
     concession: str
@@ -77,28 +80,30 @@ def _of_kinds(
         (c.free.bit_count() for node in usable.nodes for c in node.cores if c.kind in kinds),
         default=1,
     )
-    # Efficiency cores have no siblings: over both kinds every PU is a group of its own.
+    # Efficiency cores have no siblings: over both kinds every group is one PU.
     most = widest if pins_all and not mixed else 1
     equal = layout.cells is GuestCells.MIRRORED and not (request.unequal_cells or mixed)
     elsewhere = layout.memory is not MemoryBinding.BOUND_PER_CELL
-    for threads in range(most, 0, -1):
+    by_policy = counts_pus(request.policy, layout.pinning)
+    packs = mixed and pins_all and request.keep_vcpus and not by_policy
+    for threads, counted in (
+        *((threads, by_policy) for threads in range(most, 0, -1)),
+        *(((1, True),) if packs else ()),
+    ):
         groups = request.vcpus
         if request.keep_vcpus and pins_all:
             if request.vcpus % threads:
                 continue
             groups = request.vcpus // threads
         given = ["mixed core kinds"] if mixed else []
-        if threads < most:
-            given.append(f"{threads} of {most} siblings" if threads > 1 else "siblings not exposed")
+        if 1 < threads < most:
+            given.append(f"{threads} of {most} siblings")
+        elif threads < most or (mixed and pins_all and counted and widest > 1):
+            given.append("siblings not exposed")
         for follows in (True, False) if elsewhere else (True,):
             more = [] if follows else ["memory from other nodes"]
-            yield Rung(threads, groups, kinds, mixed, follows, equal, ", ".join([*given, *more]))
-
-
-def pus_counted(request: GuestRequest, rung: Rung) -> bool:
-    """True where groups come from any free PUs rather than from free whole cores."""
-    pinning = request.layout.pinning
-    return counts_pus(request.policy, pinning) or (rung.mixed and pinning is Pinning.ALL_PUS)
+            concession = ", ".join([*given, *more])
+            yield Rung(threads, groups, kinds, mixed, counted, follows, equal, concession)
 
 
 def rung_name(span: str, rung: Rung) -> str:

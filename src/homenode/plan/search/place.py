@@ -18,7 +18,7 @@ from homenode.plan.search.constraints import node_counts, refusal, single_nodes,
 from homenode.plan.search.cost import sort_key, terms
 from homenode.plan.search.findings import placement_findings
 from homenode.plan.search.gpus import DeviceSet, device_sets
-from homenode.plan.search.ladder import Rung, check_layout, pus_counted, rung_name, rungs
+from homenode.plan.search.ladder import Rung, check_layout, rung_name, rungs
 from homenode.plan.search.near import Near, near
 from homenode.plan.search.nodes import Answer, answer
 from homenode.plan.search.question import Pull, Question
@@ -123,7 +123,7 @@ def _question(
         else tuple(
             supply(
                 cores, room[cores.index], page, threads=rung.threads, kinds=rung.kinds,
-                counts_pus=pus_counted(request, rung),
+                counts_pus=rung.counts_pus,
             )
             for cores in free.nodes
         )

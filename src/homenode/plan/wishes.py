@@ -215,7 +215,9 @@ def request_for(
     if host is not None and wishes.gpu_count is not None:
         documented = _without_gpus(documented, host)
     # A document that shows siblings already has their vCPUs: planning it again changes nothing.
-    doubled_before = guest.siblings_exposed and wishes.vcpus is None
+    # One whose layout would show them, but where the host had none to give, was never doubled.
+    shows_siblings = guest.cpu_topology is not None and guest.cpu_topology[3] > 1
+    doubled_before = guest.siblings_exposed and shows_siblings and wishes.vcpus is None
     page_bytes = guest.page_bytes if wishes.page_bytes is None else wishes.page_bytes
     if page_bytes == 0:
         page_bytes = default_huge_page_bytes(host)

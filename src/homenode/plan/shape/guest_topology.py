@@ -61,8 +61,9 @@ def _flat(request: GuestRequest, vcpus: int, threads: int) -> GuestTopology | No
     if siblings is Siblings.EXPOSED and threads > 1:
         _check_threads((vcpus,), threads)
         return GuestTopology(1, 1, vcpus // threads, threads)
-    hides_told_siblings = siblings is Siblings.HIDDEN and told is not None and told[3] > 1
-    if fits and not hides_told_siblings:
+    # Exposed ones come here too, where the host had none to give.
+    no_siblings = siblings is not Siblings.AS_THEY_WERE
+    if fits and not (no_siblings and told is not None and told[3] > 1):
         return None
     return GuestTopology(1, 1, vcpus, 1)
 

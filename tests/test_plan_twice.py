@@ -1,0 +1,59 @@
+"""A tuned document, tuned again with the same wishes, stays as it is: on every host, every layout."""
+
+from pathlib import Path
+
+import pytest
+
+import homenode
+from homenode.plan.layout import PRESETS, Pinning, Siblings
+from homenode.plan.model import Unplannable
+from homenode.plan.wishes import Wishes
+from homenode.sources import load_host
+from homenode.tuning import tune
+
+HOSTS = sorted((Path(homenode.__file__).parent / "hosts").glob("*.toml"))
+
+
+def document(vcpus: int, gib: int, inside: str = "") -> bytes:
+    return f"""<domain type='kvm'>
+  <name>vm</name>
+  <memory unit='GiB'>{gib}</memory>
+  <vcpu>{vcpus}</vcpu>
+  <os><type arch='x86_64' machine='q35'>hvm</type></os>
+  <cpu mode='host-passthrough'>{inside}</cpu>
+</domain>
+""".encode()
+
+
+@pytest.mark.parametrize("path", HOSTS, ids=lambda path: path.stem)
+def test_tuning_a_tuned_document_changes_nothing(path: Path) -> None:
+    host = load_host(str(path))
+    architecture = (host.architecture or "x86_64").encode()
+    cores = len(host.cores)
+    mixed = any(core.kind is not None for core in host.cores)
+    changed = []
+    counts = {cores // 2, cores * 3 // 4}
+    for vcpus in sorted(counts if cores > 32 else {2, *counts, cores}):
+        fresh = document(vcpus, 2)
+        if architecture != b"x86_64":
+            fresh = fresh.replace(b"x86_64", architecture).replace(b"q35", b"virt")
+        for layout in PRESETS:
+            wishes = Wishes(layout, mixed_kinds=mixed)
+            try:
+                once = tune(fresh, "vm.xml", wishes, host)
+            except Unplannable:
+                continue
+            twice = tune(once.document, "vm.xml", wishes, host)
+            if twice.document != once.document:
+                changed.append((layout, vcpus, once.plan.vcpus, twice.plan.vcpus))
+    assert not changed
+
+
+def test_a_document_is_told_no_siblings_where_the_host_has_none_to_give() -> None:
+    host = load_host("x86-2p2n16c16t-smt-off")
+    told = document(4, 2, "<topology sockets='1' cores='2' threads='2'/>")
+    flat = Wishes("pin", pinning=Pinning.ALL_PUS, siblings=Siblings.EXPOSED)
+    for wishes in (Wishes("pin"), Wishes("pin-numa"), Wishes("pin-numa-smt"), flat):
+        tuned = tune(told, "vm.xml", wishes, host)
+        assert b"threads='2'" not in tuned.document
+        assert tuned.plan.vcpus == 4

@@ -30,7 +30,7 @@ def compare(
         found = chosen[0].label if chosen else "none"
         raise InputError(
             f"compare: expected two alternatives or more, found {found}",
-            hint="name runs of another layout, or published:SYSTEM for published figures",
+            hint="name runs of another layout, runs of one layout one by one, or published:SYSTEM",
         )
     baseline, *others = chosen
     if bare and any(run.head.vantage is not Vantage.HOST for run in baseline.runs):

@@ -4,7 +4,9 @@ import dataclasses
 
 import pytest
 
+from homenode.description.shipped import load_shipped
 from homenode.domain.launch_security import launch_findings, refuse_unsafe
+from homenode.domain.machine_limits import check_vcpus, most_vcpus
 from homenode.domain.read import read_guest
 from homenode.domain.requirements import refuse_older, required_versions
 from homenode.domain.rewrite import rewrite
@@ -12,6 +14,8 @@ from homenode.errors import HostError, InputError
 from homenode.plan.guest import Guest
 from homenode.plan.layout import PRESETS
 from homenode.plan.model import Aperture
+from homenode.plan.wishes import Wishes
+from homenode.tuning import tune
 from homenode.units import GIB
 from tests.domain_corpus import sample
 from tests.domain_plans import hand_plan
@@ -49,6 +53,57 @@ def test_a_version_that_is_not_known_is_not_judged() -> None:
     for layout in PRESETS:
         refuse_older(hand_plan(GUEST, layout), None, None)
         refuse_older(hand_plan(GUEST, layout), (9, 0, 0), (7, 2, 0))
+
+
+@pytest.mark.parametrize(
+    ("machine", "qemu", "most"),
+    [
+        ("pc-q35-2.7", None, 255),
+        ("pc-q35-7.2", (9, 2, 0), 288),
+        ("pc-q35-8.1", None, 1024),
+        ("pc-q35-9.0", None, 4096),
+        ("pc-q35-10.0", None, 4096),
+        ("q35", (7, 2, 0), 288),
+        ("q35", (9, 1, 0), 4096),
+        ("q35", None, None),
+        ("pc", None, 255),
+        ("pc-i440fx-9.0", None, 255),
+        ("virt-2.12", None, 255),
+        ("virt", (8, 0, 0), 512),
+        ("pc-q35-rhel9.4.0", (9, 1, 0), None),
+        (None, (9, 1, 0), None),
+    ],
+)
+def test_a_machine_type_takes_so_many_vcpus(
+    machine: str | None, qemu: tuple[int, int, int] | None, most: int | None
+) -> None:
+    assert most_vcpus(machine, qemu) == most
+
+
+def test_more_vcpus_than_the_machine_type_takes_are_refused_by_its_name() -> None:
+    guest = dataclasses.replace(GUEST, machine="pc-q35-7.2")
+    assert check_vcpus(guest, 288, None) == ()
+    with pytest.raises(InputError, match=r"at most 288 vCPUs.*pc-q35-7\.2 takes, found 320"):
+        check_vcpus(guest, 320, (9, 2, 0))
+    with pytest.raises(InputError, match=r"q35 of QEMU 7\.2\.0 takes, found 289"):
+        check_vcpus(dataclasses.replace(GUEST, machine="q35"), 289, (7, 2, 0))
+
+
+def test_a_limit_that_is_not_known_is_a_finding_where_it_may_matter() -> None:
+    guest = dataclasses.replace(GUEST, machine="pc-q35-rhel9.4.0")
+    assert check_vcpus(guest, 255, None) == ()
+    assert [finding.id for finding in check_vcpus(guest, 256, None)] == ["vcpu-limit-unknown"]
+
+
+def test_siblings_that_double_the_vcpus_count_against_the_machine_type() -> None:
+    host = load_shipped("x86-2p8n128c256t-64gpu").host
+    xml = (
+        b"<domain type='kvm'><name>d</name><memory unit='GiB'>8</memory><vcpu>128</vcpu>"
+        b"<os><type arch='x86_64' machine='pc-q35-2.7'>hvm</type></os>"
+        b"<cpu mode='host-passthrough'/></domain>"
+    )
+    with pytest.raises(InputError, match=r"at most 255 vCPUs.*found 256"):
+        tune(xml, "vm.xml", Wishes("pin-numa-smt"), host)
 
 
 @pytest.mark.parametrize("kind", ["sev-snp", "tdx"])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from homenode.domain.copy import copy_domain, shared_with_original
 from homenode.domain.crosscheck import crosscheck
 from homenode.domain.findings import document_findings
+from homenode.domain.machine_limits import check_vcpus
 from homenode.domain.read import guest_of, open_domain
 from homenode.domain.requirements import refuse_older
 from homenode.domain.rewrite import rewrite
@@ -46,18 +47,20 @@ def tune(
     source: what to call the document in messages. copy_name: tune a copy with its own name, UUID,
     NVRAM and MACs. Raises InputError for a bad document, UsageError for contradicting wishes,
     Unplannable with every rejection, and HostError where the host's libvirt or QEMU is too old.
+    More vCPUs than the machine type takes are a bad document.
     """
     before, notes = _given(original, source, copy_name)
     guest = guest_of(open_domain(before, source))
     request, choice = request_for(guest, wishes, host)
     made = plan(host, request)
+    limits = check_vcpus(guest, made.vcpus, host.settings.qemu_version, source)
     refuse_older(
         made,
         host.settings.libvirt_version,
         host.settings.qemu_version,
         is_virt=guest.is_virt,
     )
-    return _tuned(before, source, made, choice, notes)
+    return _tuned(before, source, made, choice, (*notes, *map(_sentence, limits)))
 
 
 def tune_manually(
@@ -77,7 +80,8 @@ def tune_manually(
     request, choice = request_for(guest, wishes, None)
     placement = manual_placement(request, ranges)
     made = assemble(None, replace(request, vcpus=len(placement.vcpu_pins)), placement)
-    return _tuned(before, source, made, choice, notes)
+    limits = check_vcpus(guest, made.vcpus, None, source)
+    return _tuned(before, source, made, choice, (*notes, *map(_sentence, limits)))
 
 
 def _given(original: bytes, source: str, copy_name: str | None) -> tuple[bytes, tuple[str, ...]]:

@@ -99,7 +99,7 @@ def test_a_thread_policy_that_agrees_changes_nothing(policy: ThreadPolicy, prese
         (Objective.HOST_BANDWIDTH, 8, "pin-numa-pci"),
         (Objective.HOST_BANDWIDTH, 0, "pin-numa"),
         (Objective.LATENCY, 0, "pin-numa"),
-        (Objective.THROUGHPUT, 0, "pin-numa-smt"),
+        (Objective.THROUGHPUT, 0, "pin"),
         (Objective.DENSITY, 0, "pin-numa-smt"),
     ],
 )

@@ -110,13 +110,16 @@ def choose(objective: Objective, *, has_gpus: bool, mirrors_pcie: bool) -> Choic
             )
         case Objective.THROUGHPUT:
             return Choice(
-                PRESETS["pin-numa-smt"],
+                PRESETS["pin"],
                 False,
                 (
                     "[study] sysbench events/s, siblings exposed over hidden: MI350X 740,449 "
                     "against 721,474 (+2.6 %), H200 237,801 against 232,536 (+2.3 %)",
                 ),
-                ("twice the vCPUs for 2 to 3 % of throughput, and nothing else gained",),
+                (
+                    "pin-numa-smt may give 2 to 3 % more for twice the vCPUs: one run each, and less "
+                    "than what matters",
+                ),
             )
         case Objective.DENSITY:
             return Choice(

@@ -179,10 +179,10 @@ def test_the_structure_of_a_tools_document_survives() -> None:
     commands = redact(_planted("PLANTED"), IDENTITIES).snapshot.commands
     domains = commands["virsh-domains"]
     for part in (
-        'type="kvm" id="4"', "<name>vm-1</name>", '<vcpupin vcpu="1" cpuset="3"/>',
+        'type="kvm" id="4"', "<name>redacted/vm-1</name>", '<vcpupin vcpu="1" cpuset="3"/>',
         '<memory mode="strict" nodeset="1"/>', '<memory unit="KiB">1048576</memory>',
         '<address domain="0x0000" bus="0x3b" slot="0x00" function="0x0"/>', "<node>1</node>",
-        "<emulator>/usr/bin/redacted</emulator>", 'mac address="02:00:00:00:00:',
+        "<emulator>/usr/bin/redacted</emulator>",
     ):  # fmt: skip
         assert part in domains, part
     assert '<gpu id="00000000:3B:00.0">' in commands["nvidia-smi-query"]
@@ -348,3 +348,24 @@ def test_a_published_lspci_keeps_every_device() -> None:
     }
     assert all(re.match(r"\[\w\w\] |Capabilities: \[\w+ v1\]", line) for line in changed), changed
     assert "MT2340J88735" not in kept
+
+
+@pytest.mark.parametrize("host", ["vm", "v1", "gpu", "x"])
+def test_a_name_too_short_to_look_for_goes_where_it_is_known_to_stand_and_is_told(
+    host: str,
+) -> None:
+    text = (
+        f"Linux {host} 6.8.0-41-generic #41 SMP (root@{host}) x86_64\nHost name: {host}\n"
+        f'<hostname>{host}</hostname>\n"nodename"="{host}"\n'
+    )
+    result = redact(MemorySnapshot("h", {}, {}, {"uname": text}), Identities((host,), ("root",)))
+    assert not re.search(rf"\b{host}\b", result.snapshot.commands["uname"])
+    assert result.snapshot.commands["uname"].count("host-1") == 4
+    assert result.not_everywhere == ("host name",)
+
+
+def test_names_that_are_replaced_everywhere_or_tell_nothing_need_no_word() -> None:
+    snapshot = MemorySnapshot("h", {}, {}, {"uname": "Linux localhost 6.8.0"})
+    for identities in (IDENTITIES, Identities(("localhost",), ("root",))):
+        assert redact(snapshot, identities).not_everywhere == ()
+    assert redact(snapshot, Identities((), ("jd",))).not_everywhere == ("user name",)

@@ -47,3 +47,8 @@ def capture(
         note(f"  left out {path}: {reason}")
     note("redacted: serials, UUIDs, MACs, addresses, host, user and domain names"
          if manifest.redacted else "NOT redacted: do not publish it")  # fmt: skip
+    for what in manifest.not_everywhere:
+        note(
+            f"the {what} is too short or too common a word to be replaced wherever it stands: only "
+            "where it is known to stand it was; look through the archive before you publish it"
+        )

@@ -75,9 +75,10 @@ def capture(
     if isinstance(snapshot, LiveSnapshot):
         notes += tuple(sorted(snapshot.failures.items()))
     kept = gathered.snapshot
+    not_everywhere: tuple[str, ...] = ()
     if redacted:
         result = redact(kept, identities_of(snapshot, also), notes)
-        kept, notes = result.snapshot, result.left_out
+        kept, notes, not_everywhere = result.snapshot, result.left_out, result.not_everywhere
     manifest = Manifest(
         homenode=__version__,
         redacted=redacted,
@@ -86,6 +87,7 @@ def capture(
         commands=tuple(sorted(kept.commands)),
         absent=_absent(gathered),
         left_out=notes,
+        not_everywhere=not_everywhere,
     )
     size_bytes = _write(out, _archive(kept, manifest), private=not redacted)
     return Captured(out, size_bytes, manifest)

@@ -27,7 +27,7 @@ _MAC_OF_FOURS = re.compile(
 _GUID_OF_FOURS = re.compile(rf"(?<![{_HEX}:])[{_HEX}]{{4}}(?::[{_HEX}]{{4}}){{3}}(?![{_HEX}:])")
 _IPV4 = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w]|\.\d)")
 _IPV6 = re.compile(rf"(?<![\w:.])(?=[{_HEX}:]*:[{_HEX}:]*:)[{_HEX}:]{{3,39}}(?:%\w+)?(?![\w:])")
-_MAIL = re.compile(r"(?<![\w.+-])[A-Za-z][\w.+-]*@[A-Za-z][\w.-]*[A-Za-z](?![\w])")
+_MAIL = re.compile(r"(?<![\w.+-])[A-Za-z][\w.+-]*@[A-Za-z](?:[\w.-]*\w)?(?!\w)")
 _HOME = re.compile(r"(/home/|/Users/|/var/home/)([^/\s'\"<>,:;]+)")
 
 _COMMON_WORDS = frozenset({
@@ -48,6 +48,12 @@ _OF_TOOLS = re.compile(r"(?:GPU|NIC)\d+")
 _SHORTEST = 3
 """Shorter names would be found everywhere."""
 
+_OF_EVERY_HOST = frozenset({"localhost", "localdomain", "none", "null", "root", "user", "unknown"})
+"""Common words that as a name tell nothing of anyone."""
+
+# Where a host's name stands for certain: behind such a word, and in what uname -a prints.
+_PLACE_OF_HOST = r"(?:\b(?:host|node)[ _-]?name\b(?:[\"']?\s*[:=>]\s*|\s+)[\"']?|^Linux (?=\S+ \d))"
+
 
 class Pseudonyms:
     """Remembers which pseudonym stands for which secret, over one snapshot.
@@ -64,16 +70,30 @@ class Pseudonyms:
         self._counts: dict[str, int] = {}
         self._words: dict[str, str] = {}
         self._word_pattern: re.Pattern[str] | None = None
+        self._placed: dict[str, str] = {}
+        self._left: dict[str, None] = {}
         for host in hosts:
             host = host.strip().rstrip(".").lower()
             short = host.partition(".")[0]
             if _IPV4.fullmatch(host) or ":" in host:
                 continue  # an address, which is found by its form
             pseudonym = self.of("host", short)
-            self._add_word(host, pseudonym)
-            self._add_word(short, pseudonym)
+            for word in dict.fromkeys((host, short)):
+                self._add_word(word, pseudonym)
+                if word not in self._words and word not in _OF_EVERY_HOST:
+                    self._placed[word] = pseudonym
+                    self._left["host name"] = None
         for user in users:
-            self._add_word(user.strip().lower(), self.of("user", user.strip().lower()))
+            word = user.strip().lower()
+            self._add_word(word, self.of("user", word))
+            if word not in self._words and word not in _OF_EVERY_HOST:
+                self._left["user name"] = None
+
+    @property
+    def not_everywhere(self) -> tuple[str, ...]:
+        """What was replaced only where it is known to stand: names that are too short, or words
+        that tools use anyway, cannot be told from other text."""
+        return tuple(self._left)
 
     def of(self, kind: str, secret: str) -> str:
         """The pseudonym "KIND-N" of a secret. What is a pseudonym of that kind stays one."""
@@ -104,6 +124,13 @@ class Pseudonyms:
         """The text with pseudonyms for the names and serials that are known by now."""
         text = _MAIL.sub(lambda found: self.of("mail", found[0].lower()), text)
         text = _HOME.sub(lambda found: found[1] + self.of("user", found[2].lower()), text)
+        for word, pseudonym in self._placed.items():
+            text = re.sub(
+                rf"({_PLACE_OF_HOST}){re.escape(word)}(?![\w-]|\.\w)",
+                rf"\g<1>{pseudonym}",
+                text,
+                flags=re.IGNORECASE | re.MULTILINE,
+            )
         if self._words:
             if self._word_pattern is None:
                 longest_first = sorted(self._words, key=lambda word: (-len(word), word))

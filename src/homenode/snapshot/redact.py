@@ -17,11 +17,8 @@ from homenode.snapshot.contents import IDENTITY_COMMANDS, IDENTITY_PATHS
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.snapshot.protocol import Snapshot
 from homenode.snapshot.pseudonyms import Pseudonyms
-from homenode.snapshot.redacted_xml import (
-    redact_capabilities,
-    redact_domains,
-    redact_nvidia_query,
-)
+from homenode.snapshot.redacted_domain import redact_domains
+from homenode.snapshot.redacted_xml import redact_capabilities, redact_nvidia_query
 
 _SHORTEST_SECRET = 4
 """Characters; most files of /sys are shorter ("1", "0-3")."""
@@ -63,11 +60,12 @@ class Redacted:
     """A snapshot that may be shown.
 
     left_out: (tool, reason) where an output does not parse, so that nothing in it can be told from
-    anything else.
+    anything else. not_everywhere: see Manifest.
     """
 
     snapshot: MemorySnapshot
     left_out: tuple[tuple[str, str], ...]
+    not_everywhere: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +119,7 @@ def redact(
             tuple(names.scrub_forms(path) for path in snapshot.folders),
         ),
         (*((what, names.scrub(remark)) for what, remark in notes), *left_out),
+        names.not_everywhere,
     )
 
 

@@ -1,9 +1,11 @@
 """Redacted XML: what of the tools' documents a capture keeps. All else goes.
 
+Domains are in snapshot/redacted_domain.py.
+
 The lists say what stays, not what goes: an element that a later libvirt or driver brings may hold
 anything. Elements on them are structure: counts, sizes, addresses, places.
 
-Source: libvirt's docs/schemas/{domain,capability}.rng; nvsmi_device_v12.dtd.
+Source: libvirt's docs/schemas/capability.rng; nvsmi_device_v12.dtd.
 """
 
 from collections.abc import Mapping
@@ -19,43 +21,6 @@ WHOLE: Final = None
 
 Rules: TypeAlias = Mapping[str, "frozenset[str] | None"]
 """Element name -> attributes that stay, or WHOLE."""
-
-_ATTRIBUTES_OF: Rules = {
-    # Parents and places; the attributes that stay.
-    "domains": frozenset(),
-    "domain": frozenset({"type", "id"}),
-    "name": frozenset(),
-    "uuid": frozenset(),
-    "os": frozenset({"firmware"}),
-    "type": frozenset({"arch", "machine"}),
-    "loader": frozenset({"readonly", "secure", "type", "format"}),
-    "boot": frozenset({"dev", "order"}),
-    "devices": frozenset(),
-    "emulator": frozenset(),
-    "hostdev": frozenset({"mode", "type", "managed", "model", "display"}),
-    "source": frozenset({"mode", "writeFiltering"}),
-    "interface": frozenset({"type", "managed"}),
-    "mac": frozenset({"address", "type"}),
-    "disk": frozenset({"type", "device", "model"}),
-    "memory": frozenset({"unit", "model", "access", "discard", "dumpCore"}),
-    "rom": frozenset({"bar", "enabled"}),
-    "launchSecurity": frozenset({"type", "kernelHashes"}),
-    "commandline": frozenset(),
-    "arg": frozenset(),
-    **dict.fromkeys(
-        (
-            "currentMemory", "maxMemory", "memoryBacking", "vcpu", "vcpus", "iothreads",
-            "iothreadids", "cputune", "numatune", "features", "cpu", "pm", "clock", "address",
-            "controller", "driver", "model", "memballoon", "watchdog", "iommu", "video", "target",
-            "nodemask", "pagesize", "cbitpos", "reducedPhysBits", "policy", "acpi", "bandwidth",
-            "on_poweroff", "on_reboot", "on_crash",
-        ),
-        WHOLE,
-    ),
-}  # fmt: skip
-
-_TEXT_STAYS = frozenset({"name", "uuid", "type", "emulator", "memory"})
-"""Elements that do not stay whole, and whose text does. Arguments of QEMU are counted only."""
 
 _CAPABILITIES: Rules = {
     "capabilities": frozenset(),
@@ -96,31 +61,12 @@ _NVIDIA: Rules = {
 _OF_SCRUBBED_UUID = "00000000-0000-4000-8000-"
 
 
-def redact_domains(text: str, names: Pseudonyms) -> str:
-    """The domains of virsh-domains: names, disks, networks and everything free are gone.
-
-    Raises ParseError where the text is no XML.
-    """
-    root = parse_xml(text, "domains", "virsh dumpxml")
-    _keep(root, _ATTRIBUTES_OF)
-    for target in root.iterfind(".//interface/target"):
-        target.attrib.clear()  # a tap device may be named after a customer
-    _scrub(root, names)
-    for domain in root.findall("domain"):
-        _pseudonym(domain.find("name"), names, "vm")
-        _pseudonym(domain.find("uuid"), names, "uuid")
-        emulator = domain.find("devices/emulator")
-        if emulator is not None and not (emulator.text or "").startswith("/usr/"):
-            emulator.text = "/usr/bin/redacted"
-    return _document(root)
-
-
 def redact_capabilities(text: str, names: Pseudonyms) -> str:
     """libvirt's capabilities without the host's UUID and security labels. Raises ParseError."""
     root = parse_xml(text, "capabilities", "virsh capabilities")
     _keep(root, _CAPABILITIES)
     _scrub(root, names)
-    _pseudonym(root.find("host/uuid"), names, "uuid")
+    _pseudonym(root.find("host/uuid"), names)
     return _document(root)
 
 
@@ -135,7 +81,7 @@ def redact_nvidia_query(text: str, names: Pseudonyms) -> str:
     _keep(root, _NVIDIA)
     _scrub(root, names)
     for gpu in root.findall("gpu"):
-        _pseudonym(gpu.find("uuid"), names, "uuid")
+        _pseudonym(gpu.find("uuid"), names)
     return _document(root)
 
 
@@ -153,7 +99,7 @@ def _keep(element: etree._Element, rules: Rules) -> None:
         for attribute in list(child.attrib):
             if attribute not in attributes:
                 del child.attrib[attribute]
-        if child.text and name not in _TEXT_STAYS and child.text.strip():
+        if child.text and name != "uuid" and child.text.strip():
             child.text = None
         child.tail = "\n" if child.tail and child.tail.strip() else child.tail
         _keep(child, rules)
@@ -165,12 +111,11 @@ def _remove(parent: etree._Element, child: etree._Element) -> None:
     parent.remove(child)
 
 
-def _pseudonym(element: etree._Element | None, names: Pseudonyms, kind: str) -> None:
+def _pseudonym(uuid: etree._Element | None, names: Pseudonyms) -> None:
     """For what does not show itself by its form. UUIDs do, and have been scrubbed already."""
-    text = "" if element is None else (element.text or "").strip()
-    if element is None or not text or (kind == "uuid" and _OF_SCRUBBED_UUID in text):
-        return
-    element.text = names.uuid(text) if kind == "uuid" else names.of(kind, text)
+    text = "" if uuid is None else (uuid.text or "").strip()
+    if uuid is not None and text and _OF_SCRUBBED_UUID not in text:
+        uuid.text = names.uuid(text)
 
 
 def _scrub(root: etree._Element, names: Pseudonyms) -> None:

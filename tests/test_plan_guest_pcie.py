@@ -12,7 +12,7 @@ from homenode.pci import DeviceKind, PciLink
 from homenode.plan.guest import GuestAddress, GuestPciController
 from homenode.plan.layout import PRESETS, GuestCells
 from homenode.plan.model import PortModel, Unplannable
-from homenode.plan.request import GuestRequest
+from homenode.plan.request import GuestRequest, PciGranularity
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.shape.bus_windows import ExpanderNeed, Window, assign_windows
 from tests.guest_shapes import (
@@ -78,8 +78,48 @@ def test_a_device_without_a_node_stays_on_the_root_bus_with_a_finding() -> None:
     assert "01:00.0" in plan.findings[0].subject and plan.findings[0].severity == "warning"
 
 
-def test_a_device_whose_node_the_guest_has_not_is_named() -> None:
-    host = even_host(2, devices=[DeviceSpec("01:00.0", 1)])
+def test_a_device_whose_node_has_no_cell_hangs_on_the_nearest_one_and_is_named() -> None:
+    near = ((10, 12, 21, 21), (12, 10, 21, 21), (21, 21, 10, 12), (21, 21, 12, 10))
+    specs = [DeviceSpec(f"{i + 1:02x}:00.0", node, root=i) for i, node in enumerate((0, 1, 2, 3))]
+    host = replace(even_host(4, devices=specs), distances=near)
+    devices = tuple(Bdf.parse(spec.bdf) for spec in specs)
+    request = ask(devices)
+    placement = placed((2, 2), nodes=(0, 2), devices=devices)
+    plan = assemble(host, request, placement)
+    assert [device.cell for device in plan.devices] == [0, 0, 1, 1]
+    check_tree(request, plan)
+    (finding,) = plan.findings
+    assert (finding.id, finding.severity) == ("device-on-nearest-cell", "info")
+    assert finding.subject == "2 devices" and "--policy spread" in (finding.fix or "")
+    assert "0000:02:00.0 of host node 1 on cell 0 (host node 0), at distance 12" in finding.detail
+    assert "0000:04:00.0 of host node 3 on cell 1 (host node 2), at distance 12" in finding.detail
+
+
+def test_of_equally_near_cells_the_lowest_takes_a_device() -> None:
+    host = even_host(3, devices=[DeviceSpec("01:00.0", 1)])
+    host = replace(host, distances=((10, 20, 20), (20, 10, 20), (20, 20, 10)))
+    placement = placed((2, 2), nodes=(0, 2), devices=["01:00.0"])
+    plan = assemble(host, ask(bdfs("01:00.0")), placement)
+    assert [device.cell for device in plan.devices] == [0]
+
+
+def test_devices_of_other_nodes_move_none_of_the_cells_own() -> None:
+    host = hgx_host()
+    for granularity in PciGranularity:
+        alone, more = (
+            assemble(
+                host,
+                replace(ask(devices, defined=False), pci_granularity=granularity),
+                placed((4,), devices=devices),
+            )
+            for devices in (HGX_GPUS[:4], HGX_GPUS)
+        )
+        assert addresses(more).items() >= addresses(alone).items()
+        assert all(device.cell == 0 for device in more.devices)
+
+
+def test_without_distances_a_device_whose_node_the_guest_has_not_stays_and_is_named() -> None:
+    host = replace(even_host(2, devices=[DeviceSpec("01:00.0", 1)]), distances=None)
     plan = assemble(host, ask(bdfs("01:00.0")), placed((4,), devices=["01:00.0"]))
     assert plan.devices[0].cell is None
     assert [f.id for f in plan.findings] == ["device-without-cell"]

@@ -4,8 +4,10 @@ A seat follows from the host and the chosen nodes alone, never from which device
 taking one device away moves no other, and two VMs of one shape agree on where a device sits.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from types import MappingProxyType
 
 from homenode.bdf import Bdf
 from homenode.indices import NodeIndex
@@ -32,12 +34,15 @@ class Section(IntEnum):
 class Place:
     """A seat for one host device.
 
-    functions: those of the host that share the seat: a GPU, then its audio and USB.
-    order: sorts within the section. switch: upstream port of the host's switch above, or None.
+    node: the device's. near: the cell is only the nearest one. functions: those of the host that
+    share the seat: a GPU, then its audio and USB. order: sorts within the section. switch: upstream
+    port of the host's switch above, or None.
     """
 
     functions: tuple[Bdf, ...]
+    node: NodeIndex
     cell: int
+    near: bool
     section: Section
     order: tuple[int, ...]
     root_complex: str
@@ -45,9 +50,9 @@ class Place:
 
     @property
     def slot_order(self) -> tuple[int, ...]:
-        """Sorts seats on one bus: GPUs and their NICs together, in host order."""
+        """Sorts seats on one bus: the cell's own first, each GPU beside its NIC."""
         section = Section.GPU if self.section is Section.PAIRED_NIC else self.section
-        return (section, *self.order)
+        return (self.near, section, *self.order)
 
 
 @dataclass(slots=True)
@@ -76,18 +81,23 @@ class _Tree:
 
 
 def device_places(
-    host: Host, by_bdf: dict[Bdf, PciDevice], cell_of_node: dict[NodeIndex, int]
+    host: Host,
+    by_bdf: dict[Bdf, PciDevice],
+    cell_of_node: dict[NodeIndex, int],
+    nearest_of_node: Mapping[NodeIndex, int] = MappingProxyType({}),
 ) -> tuple[Place, ...]:
     """Every seat of the cells, in the order in which ports are numbered.
 
     GPUs of all cells come before the NICs of any, so that a VM of GPUs alone has no idle port. The
-    n-th GPU of each cell comes before the next one of any.
+    n-th GPU of each cell comes before the next one of any. nearest_of_node: cells of nodes that
+    have none of their own; their devices come last and move no other.
     """
     tree = _Tree(by_bdf)
+    cell_of = {**nearest_of_node, **cell_of_node}
     local = [
         device
         for device in host.pci_devices
-        if device.kind is not DeviceKind.BRIDGE and device.node in cell_of_node
+        if device.kind is not DeviceKind.BRIDGE and device.node in cell_of
     ]
     physical = [device for device in local if device.physical_function is None]
     virtual: dict[Bdf, list[PciDevice]] = {}
@@ -103,9 +113,10 @@ def device_places(
     def add(
         functions: tuple[Bdf, ...], like: PciDevice, section: Section, order: tuple[int, ...]
     ) -> None:
-        assert like.node is not None  # only devices of cell_of_node are here
-        cell, switch = cell_of_node[like.node], switches[like.bdf]
-        places.append(Place(functions, cell, section, order, like.root_complex, switch))
+        node = like.node
+        assert node is not None  # only devices of cell_of are here
+        near, switch, root = node not in cell_of_node, switches[like.bdf], like.root_complex
+        places.append(Place(functions, node, cell_of[node], near, section, order, root, switch))
 
     for group in groups:
         first = group[0]
@@ -129,14 +140,14 @@ def device_places(
 
 
 def _interleaved(places: list[Place]) -> tuple[Place, ...]:
-    """Section by section, and in each the cells in turn."""
-    ranks: dict[tuple[Section, int], int] = {}
-    keyed: list[tuple[Section, int, int, Place]] = []
+    """Section by section, and in each the nodes in turn; seats on nearest cells last."""
+    ranks: dict[tuple[Section, NodeIndex], int] = {}
+    keyed: list[tuple[bool, Section, int, int, NodeIndex, Place]] = []
     for place in sorted(places, key=lambda place: (place.section, place.order)):
-        rank = ranks.get((place.section, place.cell), 0)
-        ranks[place.section, place.cell] = rank + 1
-        keyed.append((place.section, rank, place.cell, place))
-    keyed.sort(key=lambda item: item[:3])
+        rank = ranks.get((place.section, place.node), 0)
+        ranks[place.section, place.node] = rank + 1
+        keyed.append((place.near, place.section, rank, place.cell, place.node, place))
+    keyed.sort(key=lambda item: item[:5])
     return tuple(place for *_, place in keyed)
 
 

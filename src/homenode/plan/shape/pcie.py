@@ -5,7 +5,9 @@ before one that is, stay empty: addresses then never depend on which devices a V
 finds no gap to fill. They serve hot-plug too.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from homenode.bdf import Bdf
 from homenode.errors import InputError, UsageError
@@ -16,6 +18,11 @@ from homenode.plan.model import GuestCellId, PlanFinding, PlannedController, Por
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest, PciGranularity
 from homenode.plan.shape.device_places import device_places
+from homenode.plan.shape.nearest_cells import (
+    NearestCell,
+    nearest_cell_finding,
+    nearest_cells,
+)
 from homenode.plan.shape.pcie_build import PcieBuild
 from homenode.plan.shape.pcie_document import PcieDocument, refuse_machine
 from homenode.plan.shape.pcie_seats import Seat, base_of, best_ones, right_ones, seats_of
@@ -57,8 +64,15 @@ def mirror_pcie(
     """
     refuse_machine(request.guest, request.layout.name)
     cell_of_node = {node: i for i, node in enumerate(placement.nodes)}
-    cells = len(placement.nodes)
-    return mirror_cells(host, by_bdf, request, placement.devices, cell_of_node, cells)
+    return mirror_cells(
+        host,
+        by_bdf,
+        request,
+        placement.devices,
+        cell_of_node,
+        len(placement.nodes),
+        nearest_cells(host, placement.nodes),
+    )
 
 
 def mirror_cells(
@@ -68,10 +82,12 @@ def mirror_cells(
     devices: tuple[Bdf, ...],
     cell_of_node: dict[NodeIndex, int],
     cells: int,
+    nearest: Mapping[NodeIndex, NearestCell] = MappingProxyType({}),
 ) -> MirroredPcie:
     """The same for cells that are there already: a cell may be several nodes, or none.
 
-    devices: those that get a place, host order. cells: how many the guest has.
+    devices: those that get a place, host order. cells: how many the guest has. nearest: the cells
+    of nodes that have none of their own; devices of all other nodes stay where they are.
     Raises as mirror_pcie, the machine type apart.
     """
     if not 0 <= request.spare_ports <= MOST_SPARE_PORTS:
@@ -79,7 +95,8 @@ def mirror_cells(
             f"--spare-ports: expected 0 to {MOST_SPARE_PORTS}, found {request.spare_ports}"
         )
     _refuse_unfit(by_bdf, devices)
-    places = device_places(host, by_bdf, cell_of_node)
+    nearest_of_node = {node: to.cell for node, to in nearest.items()}
+    places = device_places(host, by_bdf, cell_of_node, nearest_of_node)
     tree = pcie_tree(places, cells, request.pci_granularity, request.spare_ports)
     seats = seats_of(tree, devices)
     hostdevs = {hostdev.source: hostdev for hostdev in request.guest.hostdevs}
@@ -128,6 +145,10 @@ def mirror_cells(
             cell_of[bdf] = GuestCellId(expander.node)
     controllers = build.controllers()
     findings = _unplaced(by_bdf, devices, cell_of_node, address_of, cell_of)
+    near = [
+        (bdf, node) for bdf in devices if (node := by_bdf[bdf].node) is not None and node in nearest
+    ]
+    findings += nearest_cell_finding(near, nearest)
     if request.pci_granularity is not PciGranularity.CELL:
         findings += tuple(_displaced_finding(seat) for seat in displaced)
     if any(port.model is PortModel.SWITCH_UPSTREAM for port in controllers):

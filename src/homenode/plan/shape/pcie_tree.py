@@ -104,7 +104,7 @@ def pcie_tree(
         key = expander_of_unit[unit]
         if key not in expanders:
             expanders[key] = add(PortModel.EXPANDER_BUS, cell, None, None)
-            pulled += place.section <= Section.PAIRED_NIC
+            pulled += place.section <= Section.PAIRED_NIC and not place.near
         if not _is_switch(granularity, place):
             ports.append(add(PortModel.ROOT_PORT, cell, expanders[key], slot_of_unit[unit]))
             continue

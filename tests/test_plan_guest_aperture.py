@@ -122,10 +122,36 @@ def test_unknown_bars_are_a_gap_and_no_value_is_invented() -> None:
                for gap in plan.gaps)  # fmt: skip
 
 
-def test_layouts_that_leave_pcie_as_it_was_leave_its_window_too() -> None:
-    plan = planned(with_bars(hgx_host(), 128 * GIB), layout=PRESETS["pin-numa"])
+def test_layouts_that_leave_pcie_as_it_was_leave_its_window_too_and_say_so() -> None:
+    host = with_bars(hgx_host(), 128 * GIB)
+    plan = planned(host, layout=PRESETS["pin-numa"])
     assert plan.aperture is not None and plan.aperture.pcihole64_bytes is None
     assert plan.aperture.memlock_bytes == 65 * GIB
+    (finding,) = [f for f in plan.findings if f.id == "pci-window-small"]
+    assert finding.severity == "info" and "1 TiB of BARs, found 32 GiB" in finding.detail
+    assert "<pcihole64 unit='KiB'>1073741824</pcihole64>" in (finding.fix or "")
+    few_bits = planned(host, {"cpu_mode": "custom"}, layout=PRESETS["pin-numa"])
+    assert [f.severity for f in few_bits.findings if f.id == "pci-window-small"] == ["warning"]
+    for room in ({"pcihole64_bytes": TIB}, {"has_qemu_commandline": True}):
+        roomy = planned(host, dict(room), layout=PRESETS["pin-numa"])
+        assert not [f for f in roomy.findings if f.id == "pci-window-small"]
+
+
+@pytest.mark.parametrize("name", ["default", "pin", "pin-numa"])
+def test_devices_that_the_document_lacks_get_their_window_in_any_layout(name: str) -> None:
+    host = with_bars(hgx_host(), 128 * GIB)
+    plan = planned(host, {"hostdevs": (), "firmware": "efi"}, layout=PRESETS[name])
+    assert plan.aperture is not None and plan.aperture.pcihole64_bytes == TIB
+    assert plan.aperture.firmware_mmio64_mib == TIB // MIB
+    assert "pci-window-small" not in [finding.id for finding in plan.findings]
+
+
+def test_a_machine_without_a_pcie_root_gets_no_window_and_is_told() -> None:
+    i440fx: dict[str, object] = {"hostdevs": (), "machine": "pc-i440fx-7.2"}
+    plan = planned(with_bars(hgx_host(), 128 * GIB), i440fx, layout=PRESETS["pin-numa"])
+    assert plan.aperture is not None and plan.aperture.pcihole64_bytes is None
+    (finding,) = [f for f in plan.findings if f.id == "pci-window-small"]
+    assert "q35" in (finding.fix or "")
 
 
 def test_the_virt_machines_window_has_a_limit() -> None:

@@ -2,7 +2,8 @@
 
 Source: QEMU's q35 has 32 GiB of 64-bit PCI window by default and OVMF gives out as much; both take
 more (pcihole64; fw_cfg opt/ovmf/X-PciMmio64Mb). CPU models other than host and max have 40 physical
-address bits. libvirt's memlock limit with VFIO: memory + 1 GiB, once a device with a vIOMMU.
+address bits. libvirt's memlock limit with VFIO: memory, memory devices included, + 1 GiB, once a
+device with a vIOMMU.
 """
 
 from collections.abc import Iterable
@@ -50,8 +51,11 @@ def aperture(
     page_bytes: int | None,
     settings: HostSettings,
 ) -> ApertureChoice:
-    """The aperture of these devices. Sizes are set only where the layout mirrors PCIe: otherwise
-    the tree stays as it was, and with it the window that it has."""
+    """The aperture of these devices.
+
+    Sizes are set where the layout mirrors PCIe and where a device is not in the document yet.
+    Otherwise the tree stays as it was, and a finding says so if its window is too small.
+    """
     passed = list(devices)
     if not passed:
         return ApertureChoice(None)
@@ -74,18 +78,25 @@ def aperture(
     factor = len(passed) if iommu_needed else 1
     step = page_bytes or _SMALL_PAGE_BYTES
     entries = -(-request.memory_bytes // step) + -(-bars // step)
-    memlock = factor * (request.memory_bytes + GIB)
+    whole = request.memory_bytes + request.guest.memory_device_bytes
+    memlock = factor * (whole + GIB)
     guest = request.guest
     findings: tuple[PlanFinding, ...] = ()
     hole = bits = firmware = None
-    if request.layout.pcie is GuestPcie.MIRRORED and guest.architecture == "x86_64":
-        if window > max(DEFAULT_WINDOW_BYTES, guest.pcihole64_bytes or 0):
+    is_mirrored = request.layout.pcie is GuestPcie.MIRRORED
+    told = {hostdev.source for hostdev in guest.hostdevs}
+    is_ours = is_mirrored or any(device.bdf not in told for device in passed)
+    has_room = window <= max(DEFAULT_WINDOW_BYTES, guest.pcihole64_bytes or 0)
+    if is_ours and guest.architecture == "x86_64" and (guest.is_q35 or is_mirrored):
+        if not has_room:
             hole = window
         has_ovmf = guest.firmware is not None and guest.firmware.lower() != "bios"
         if window > DEFAULT_WINDOW_BYTES and has_ovmf:
             firmware = window // MIB
         bits = _address_bits(guest, request.memory_bytes, window, settings, gaps)
-    elif request.layout.pcie is GuestPcie.MIRRORED and window > VIRT_WINDOW_BYTES:
+    elif guest.architecture == "x86_64" and not has_room and not guest.has_qemu_commandline:
+        findings = (_small_window(guest, window),)
+    elif is_ours and guest.architecture != "x86_64" and window > VIRT_WINDOW_BYTES:
         findings = (
             PlanFinding(
                 "virt-window-small",
@@ -97,6 +108,26 @@ def aperture(
             ),
         )
     return ApertureChoice(Aperture(hole, bits, firmware, memlock, entries), findings, tuple(gaps))
+
+
+def _small_window(guest: Guest, window: int) -> PlanFinding:
+    """The document has these devices, but no room for them that is known.
+
+    Firmware of 2023 sizes its window by the address bits where it sees the host's.
+    """
+    has = format_bytes(max(DEFAULT_WINDOW_BYTES, guest.pcihole64_bytes or 0))
+    sees_host = guest.domain_type == "kvm" and guest.cpu_mode in _HOST_BITS_MODES
+    return PlanFinding(
+        "pci-window-small",
+        "info" if sees_host else "warning",
+        "64-bit PCI window",
+        f"expected room for {format_bytes(window)} of BARs, found {has}, which this layout leaves "
+        "as it is: firmware that does not size the window itself leaves the devices without BARs",
+        f"add <pcihole64 unit='KiB'>{window // KIB}</pcihole64> to the root PCI controller, or let "
+        "--layout pin-numa-pci do it"
+        if guest.is_q35
+        else "use a q35 machine, whose window --layout pin-numa-pci sets",
+    )
 
 
 def prefetchable_window_bytes(devices: Iterable[PciDevice]) -> int:

@@ -263,7 +263,7 @@ def test_a_refusal_says_what_each_node_lacks_and_who_has_it() -> None:
     assert first.constraint == "cores"
     assert "node 0 (PUs 0-63): needs 60 free whole cores, 56 free" in first.detail
     assert "8 PUs reserved for the host (0-7)" in first.detail
-    assert first.hint == "lower vcpus to 56, or allow two nodes with --max-nodes 2"
+    assert first.hint == "lower vcpus to 56, or allow 2 nodes with --max-nodes 2"
     assert "8 PUs held by 'db' (64-71)" in rejections[(NodeIndex(1),)].detail
 
 

@@ -1,21 +1,32 @@
 """Constraints: why nodes cannot hold a VM, by name, with what was needed and what was found."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
-from homenode.plan.layout import Pinning
 from homenode.plan.model import Rejection, Unplannable
 from homenode.plan.request import GuestRequest
+from homenode.plan.search.counts import changed, every_node, groups_above, groups_below
 from homenode.plan.search.ladder import Rung
 from homenode.plan.search.near import members
-from homenode.plan.search.nodes import feasible_counts
+from homenode.plan.search.nodes import answer, feasible_counts
 from homenode.plan.search.question import Question
-from homenode.plan.search.room import page_size_bytes
+from homenode.plan.search.room import memory_text, page_size_bytes
 from homenode.plan.search.supply import Supply, Usable
 from homenode.plan.search.taken import Taken
+from homenode.plan.search.trial import Fits
 from homenode.topology import CoreKind, Host, MemoryKind
-from homenode.units import format_bytes
+from homenode.units import GIB, MIB, format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """Why one rung of the ladder failed. most_vcpus: fewer than were asked for, that it has room
+    for; 0 = none."""
+
+    rejection: Rejection
+    most_vcpus: int
 
 
 def unusable_nodes(host: Host, request: GuestRequest) -> Iterator[Rejection]:
@@ -47,7 +58,13 @@ def unusable_nodes(host: Host, request: GuestRequest) -> Iterator[Rejection]:
 
 
 def single_nodes(
-    host: Host, request: GuestRequest, question: Question, rung: Rung, usable: Usable, taken: Taken
+    host: Host,
+    request: GuestRequest,
+    question: Question,
+    rung: Rung,
+    usable: Usable,
+    taken: Taken,
+    fits: Fits,
 ) -> Iterator[Rejection]:
     """Why one node does not do, for each node of the question that does not."""
     for node, supply in enumerate(question.supplies):
@@ -61,7 +78,7 @@ def single_nodes(
                 "pus" if rung.counts_pus else "cores",
                 indices,
                 f"{detail}; {held}" if held else detail,
-                _hint(request, question, rung, supply.groups),
+                _hint(request, question, rung, supply.groups, fits),
             )
         elif question.pages and question.capacity(node) < need:
             page = page_size_bytes(host, request)
@@ -71,106 +88,127 @@ def single_nodes(
             yield Rejection(
                 rejection,
                 indices,
-                f"{where}: needs {format_bytes(question.pages * page)}{kind}, "
+                f"{where}: needs {format_bytes(question.pages_of(need) * page)}{kind}, "
                 f"{format_bytes(free)} free",
-                f"lower the memory to {format_bytes(free)}, or allow more nodes" if free else None,
+                _less_memory(request, free, question.most_nodes < len(question.supplies), fits),
             )
 
 
-def node_counts(request: GuestRequest, question: Question, rung: Rung) -> Iterator[Rejection]:
-    """Why no number of nodes does: too little in all, shares that are not equal, too few nodes."""
-    everything = (1 << len(question.supplies)) - 1
+def node_counts(request: GuestRequest, question: Question, rung: Rung, fits: Fits) -> Miss | None:
+    """Why no number of nodes does: too little in all, shares that are not equal, too few nodes.
+
+    None where that was said of the only node already.
+    """
     indices = tuple(supply.cores.index for supply in question.supplies)
     total = sum(supply.groups for supply in question.supplies)
-    need = question.groups
-    if total < need:
-        if len(indices) == 1:
-            return  # said of the node already
-        yield Rejection(
+    most = most_vcpus(request, question, rung)
+    if total < question.groups:
+        if len(indices) < 2:
+            return None
+        need = _groups_text(request, rung, question.groups)
+        rejection = Rejection(
             "pus" if rung.counts_pus else "cores",
             indices,
-            f"{_together(indices)}: need {_groups_text(request, rung, need)}, {total} free",
-            f"lower vcpus to {_vcpus(request, rung, total)}" if total else None,
+            f"{_together(indices)}: need {need}, {total} free",
+            _lower(request, question, rung, most, total, fits),
         )
-        return
-    if feasible_counts(question, everything):
-        far = "the nodes with room cannot reach each other (distance 255)"
-        yield Rejection("distance", indices, far)
-        return
-    free_to_split = _changed(question, equal=False)
-    counts = feasible_counts(free_to_split, everything)
-    if counts and question.equal:
-        yield _unequal(request, question, rung, counts[0])
-        return
-    if not counts:
-        roomy = _changed(free_to_split, most_nodes=len(question.supplies))
-        enough = feasible_counts(roomy, everything)
-        if enough and question.most_nodes < enough[0]:
-            yield Rejection(
-                "max-nodes",
-                indices,
-                f"at most {_count(question.most_nodes)} allowed, {enough[0]} needed",
-                f"--max-nodes {enough[0]}",
-            )
-        elif not enough:
-            held = sum(question.capacity(node) for node in members(everything))
-            free = sum(supply.memory_free_bytes for supply in question.supplies)
-            yield Rejection(
-                "memory" if request.page_bytes is None else "pages",
-                indices,
-                f"{_together(indices)}: need {format_bytes(request.memory_bytes)}, "
-                f"{format_bytes(free)} free; {held} of {need} cores have their share beside them",
-                "lower the memory, or allow memory from nodes without PUs",
-            )
+    elif feasible_counts(question, every_node(question)):
+        if question.device_pages and answer(changed(question, device_pages=())) is not None:
+            rejection = _devices_too_large(request, indices)
+        else:
+            far = "the nodes with room cannot reach each other (distance 255)"
+            rejection = Rejection("distance", indices, far)
+    else:
+        rejection = _unspread(request, question, rung, fits)
+    return Miss(rejection, most)
 
 
-def _unequal(request: GuestRequest, question: Question, rung: Rung, number: int) -> Rejection:
+def _devices_too_large(request: GuestRequest, indices: tuple[NodeIndex, ...]) -> Rejection:
+    return Rejection(
+        "memory" if request.page_bytes is None else "pages",
+        indices,
+        f"{_together(indices)}: need {memory_text(request)}, and the memory devices of some cell "
+        "find no node with room for them beside the cell's share",
+        "spread the memory devices over the cells, or make them smaller",
+    )
+
+
+def _unspread(request: GuestRequest, question: Question, rung: Rung, fits: Fits) -> Rejection:
+    """Why cores that suffice in all do not: equal shares, the number of nodes, or memory."""
+    indices = tuple(supply.cores.index for supply in question.supplies)
+    everything = every_node(question)
+    uneven = changed(question, equal=False)
+    counts = feasible_counts(uneven, everything)
+    if counts:
+        return _unequal(request, question, rung, counts[0], fits)
+    enough = feasible_counts(changed(uneven, most_nodes=len(indices)), everything)
+    if enough:
+        return Rejection(
+            "max-nodes",
+            indices,
+            f"at most {_count(question.most_nodes)} allowed, {enough[0]} needed",
+            _more_nodes(request, question, fits),
+        )
+    held = sum(question.capacity(node) for node in members(everything))
+    free = sum(supply.memory_free_bytes for supply in question.supplies)
+    return Rejection(
+        "memory" if request.page_bytes is None else "pages",
+        indices,
+        f"{_together(indices)}: need {memory_text(request)}, "
+        f"{format_bytes(free)} free; {held} of {question.groups} cores have their share beside "
+        "them",
+        "lower the memory, or allow memory from nodes without PUs",
+    )
+
+
+def _unequal(
+    request: GuestRequest, question: Question, rung: Rung, number: int, fits: Fits
+) -> Rejection:
     """No equal shares: the nearest counts that would be, where they fit."""
-    step = number * (rung.threads if request.keep_vcpus else 1)
-    below = request.vcpus // step * step
+    above = groups_above(question)
+    near = (groups_below(question), 0 if above is None else above)
     offers = [
-        count
-        for count in (below, below + step)
-        if count and count != request.vcpus and _fits(question, request, rung, count, number)
+        str(count)
+        for count in (_vcpus(request, rung, groups) for groups in near)
+        if count and fits(replace(request, vcpus=count))
     ]
     shares = f"{request.vcpus} vCPUs are not equal shares on {number} nodes"
-    if below == request.vcpus:
+    if question.groups % number == 0:
         shares = f"{request.vcpus} vCPUs: no {number} nodes have room for equal shares"
-    offer = " or ".join(str(count) for count in offers)
+    offer = " or ".join(offers)
+    hints = [f"ask for {offer} vCPUs{kept(request)}"] if offer else []
+    if fits(replace(request, unequal_cells=True)):
+        hints.append("allow cells of unequal size with --unequal-cells")
     return Rejection(
         "equal-cells",
         tuple(supply.cores.index for supply in question.supplies),
         shares + (f"; the nearest equal counts are {offer}" if offer else ""),
-        (f"ask for {offer} vCPUs, or " if offer else "") + "allow cells of unequal size with "
-        "--unequal-cells",
+        ", or ".join(hints) or None,
     )
 
 
-def _fits(question: Question, request: GuestRequest, rung: Rung, vcpus: int, number: int) -> bool:
-    groups = vcpus // rung.threads if request.keep_vcpus else vcpus
-    asked = _changed(question, groups=groups)
-    return number in feasible_counts(asked, (1 << len(question.supplies)) - 1)
+def most_vcpus(request: GuestRequest, question: Question, rung: Rung) -> int:
+    """The most vCPUs, fewer than were asked for, that the rung has room for; 0 = none."""
+    return _vcpus(request, rung, groups_below(question))
 
 
-def _changed(
-    question: Question,
-    *,
-    equal: bool | None = None,
-    most_nodes: int | None = None,
-    groups: int | None = None,
-) -> Question:
-    return Question(
-        question.policy, question.balance, question.supplies,
-        question.groups if groups is None else groups, question.pages, question.huge,
-        question.equal if equal is None else equal,
-        question.most_nodes if most_nodes is None else most_nodes,
-        question.between, question.packages, question.pulls, question.others,
-        question.hosts_isolation,
-    )  # fmt: skip
+def headline(misses: Sequence[Miss]) -> Rejection | None:
+    """What a refusal says first: what more cores would not cure, of the highest rung where that
+    is; else the rung whose cores come nearest."""
+    for miss in misses:
+        if miss.rejection.constraint not in ("cores", "pus"):
+            return miss.rejection
+    nearest = max(misses, key=lambda miss: miss.most_vcpus, default=None)
+    return None if nearest is None else nearest.rejection
 
 
 def refusal(
-    host: Host, request: GuestRequest, usable: Usable, rejections: Sequence[Rejection]
+    host: Host,
+    request: GuestRequest,
+    usable: Usable,
+    rejections: Sequence[Rejection],
+    first: Rejection | None,
+    fits: Fits,
 ) -> Unplannable:
     """What to raise: the nearest miss in the message, every rejection in the value."""
     kinds = [core.kind for core in host.cores]
@@ -179,17 +217,14 @@ def refusal(
     pus = sum(pu.online for pu in host.pus)
     summary = f"the host has {pus} PUs on {len(kinds)} cores{of_kinds}, {len(usable.pus)} PUs free"
     kept = tuple(dict.fromkeys(rejections))
-    wide = [r for r in kept if r.constraint not in ("no-node", "no-pus", "gpu-memory")]
-    # What concerns all nodes comes last and says most; else the roomiest single node.
-    told = wide[-1:] if wide else list(kept[:1])
-    reason = "; ".join(r.detail for r in told) or "no core is free"
-    hint = next((r.hint for r in reversed(wide) if r.hint), None)
-    of_both = pus if request.layout.pinning is Pinning.ALL_PUS else len(kinds)
-    if weak and not request.mixed_kinds and request.vcpus <= of_both:
+    told = first if first is not None else next(iter(kept), None)
+    reason = "no core is free" if told is None else told.detail
+    hint = None if told is None else told.hint
+    if weak and not request.mixed_kinds and fits(replace(request, mixed_kinds=True)):
         mixed = "--mixed-kinds adds the efficiency cores"
         hint = mixed if hint is None else f"{hint}; {mixed}"
     return Unplannable(
-        f"no placement for {request.vcpus} vCPUs and {format_bytes(request.memory_bytes)} on host "
+        f"no placement for {request.vcpus} vCPUs and {memory_text(request)} on host "
         f"{host.name!r}: {reason}; {summary}",
         kept,
         hint=hint,
@@ -210,12 +245,62 @@ def _vcpus(request: GuestRequest, rung: Rung, groups: int) -> int:
     return groups * rung.threads if request.keep_vcpus else groups
 
 
-def _hint(request: GuestRequest, question: Question, rung: Rung, free: int) -> str | None:
+def kept(request: GuestRequest) -> str:
+    """What to add to a count of vCPUs: a document that shows siblings keeps its own count by
+    itself, but not another."""
+    return " with --keep-vcpus" if request.keep_vcpus else ""
+
+
+def _hint(
+    request: GuestRequest, question: Question, rung: Rung, free: int, fits: Fits
+) -> str | None:
+    count = _vcpus(request, rung, free)
+    lower = count and fits(replace(request, vcpus=count))
+    more = _more_nodes(request, question, fits) if question.most_nodes == 1 else None
+    offers = ([f"lower vcpus to {count}{kept(request)}"] if lower else []) + (
+        [more] if more else []
+    )
+    return ", or ".join(offers) or None
+
+
+def _lower(
+    request: GuestRequest, question: Question, rung: Rung, most: int, total: int, fits: Fits
+) -> str | None:
+    """Fewer vCPUs than all nodes together have room for, as equal shares and otherwise."""
     offers = []
-    if free:
-        offers.append(f"lower vcpus to {_vcpus(request, rung, free)}")
-    if question.most_nodes == 1 and len(question.supplies) > 1:
-        offers.append("allow two nodes with --max-nodes 2")
+    if most and fits(replace(request, vcpus=most)):
+        offers.append(f"lower vcpus to {most}{kept(request)}")
+    count = _vcpus(request, rung, total)
+    if count > most and fits(replace(request, vcpus=count, unequal_cells=True)):
+        offers.append(f"lower vcpus to {count}{kept(request)} with --unequal-cells")
+    return ", or ".join(offers) or None
+
+
+def _more_nodes(request: GuestRequest, question: Question, fits: Fits) -> str | None:
+    """How many nodes would do, where the number of nodes is limited."""
+    if question.most_nodes == len(question.supplies):
+        return None
+    roomy = changed(question, most_nodes=len(question.supplies))
+    for asked, also in ((roomy, ""), (changed(roomy, equal=False), " and --unequal-cells")):
+        for number in feasible_counts(asked, every_node(question))[:1]:
+            wished = replace(
+                request, max_nodes=number, unequal_cells=request.unequal_cells or bool(also)
+            )
+            if fits(wished):
+                return f"allow {_count(number)} with --max-nodes {number}{also}"
+    return None
+
+
+def _less_memory(request: GuestRequest, free: int, more: bool, fits: Fits) -> str | None:
+    """Memory that fits on one node, as whole GiB (MiB below one), or more nodes."""
+    unit = GIB if free >= GIB else MIB
+    size = free // unit * unit
+    offers = []
+    pages = size % (request.page_bytes or 1) == 0
+    if size and pages and fits(replace(request, memory_bytes=size)):
+        offers.append(f"lower the memory to {size // unit} {'GiB' if unit == GIB else 'MiB'}")
+    if more:
+        offers.append("allow more nodes")
     return ", or ".join(offers) or None
 
 

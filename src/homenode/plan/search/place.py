@@ -5,7 +5,7 @@ then the PUs and QEMU's own threads. Same input, same placement.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from homenode.cpuset import CpuSet
 from homenode.gap import Gap
@@ -14,20 +14,29 @@ from homenode.plan.layout import GuestCells, MemoryBinding, Pinning, Siblings
 from homenode.plan.model import Rejection, RunnerUp
 from homenode.plan.placement import Placement
 from homenode.plan.request import EmulatorPolicy, GuestRequest
-from homenode.plan.search.constraints import node_counts, refusal, single_nodes, unusable_nodes
+from homenode.plan.search.constraints import (
+    Miss,
+    headline,
+    kept,
+    most_vcpus,
+    node_counts,
+    refusal,
+    single_nodes,
+    unusable_nodes,
+)
 from homenode.plan.search.cost import sort_key, terms
 from homenode.plan.search.findings import placement_findings
 from homenode.plan.search.gpus import DeviceSet, device_sets
 from homenode.plan.search.ladder import Rung, check_layout, rung_name, rungs
 from homenode.plan.search.near import Near, near
 from homenode.plan.search.nodes import Answer, answer
-from homenode.plan.search.question import Pull, Question
-from homenode.plan.search.room import Room, page_size_bytes, pages_wanted, rooms
-from homenode.plan.search.supply import Group, Usable, supply, usable
+from homenode.plan.search.question import Question
+from homenode.plan.search.room import Room, memory_text, rooms
+from homenode.plan.search.supply import Group, Usable, usable
 from homenode.plan.search.taken import Taken, taken_by_others
 from homenode.plan.search.threads import ThreadPlaces, shared_places, thread_places
+from homenode.plan.search.trial import Fits, memory_nodes, question_of, trial
 from homenode.topology import CoreKind, Host
-from homenode.units import format_bytes
 
 RUNNER_UP_BUDGET = 2_000
 MOST_REFUSED_NODES = 16
@@ -63,17 +72,34 @@ def place(host: Host, request: GuestRequest) -> Placement:
     free = usable(host, request, taken)
     room = rooms(host, request)
     distances = near(host)
+    fits = trial(host, free, distances)
     rejections = list(unusable_nodes(host, request))
+    misses: list[Miss] = []
+    refused: set[tuple[object, ...]] = set()
     for rung in rungs(request, free):
+        question = question_of(host, request, rung, free, room, distances, devices[0])
+        if question.key() in refused:
+            continue  # fewer siblings that free no more cores: nothing gave way
+        refused.add(question.key())
         chosen = _on_rung(host, request, rung, free, room, distances, devices)
         if chosen is not None:
-            return _placement(host, request, chosen, free, room, distances, taken, rejections)
-        question = _question(host, request, rung, free, room, distances, devices[0])
-        rejections += single_nodes(host, request, question, rung, free, taken)
-        rejections += node_counts(request, question, rung)
-    if request.keep_vcpus and not any(r.nodes for r in rejections):
-        rejections.append(_not_whole_groups(request))
-    raise refusal(host, request, free, rejections)
+            return _placement(
+                host, request, chosen, free, room, distances, taken, rejections, fits
+            )  # fmt: skip
+        nodes = tuple(single_nodes(host, request, question, rung, free, taken, fits))
+        miss = node_counts(request, question, rung, fits)
+        if miss is None and nodes:
+            miss = Miss(nodes[-1], most_vcpus(request, question, rung))
+        rejections += nodes
+        if miss is not None:
+            rejections.append(miss.rejection)
+            misses.append(miss)
+    if request.keep_vcpus:
+        odd = _odd_vcpus(host, request, free, room, distances, devices[0], fits)
+        if odd is not None:
+            rejections.append(odd.rejection)
+            misses.insert(0, odd)
+    raise refusal(host, request, free, rejections, headline(misses), fits)
 
 
 def _on_rung(
@@ -89,7 +115,7 @@ def _on_rung(
     best: _Chosen | None = None
     question: Question | None = None
     for device_set in devices:
-        question = _question(host, request, rung, free, room, distances, device_set, question)
+        question = question_of(host, request, rung, free, room, distances, device_set, question)
         found = answer(question)
         if found is None:
             return None
@@ -105,59 +131,6 @@ def _gpu_rank(chosen: _Chosen, request: GuestRequest) -> tuple[object, ...]:
     return cost.device_class, chosen.devices.spread, sort_key(cost, request.policy)
 
 
-def _question(
-    host: Host,
-    request: GuestRequest,
-    rung: Rung,
-    free: Usable,
-    room: dict[NodeIndex, Room],
-    distances: Near,
-    devices: DeviceSet,
-    like: Question | None = None,
-) -> Question:
-    """The rung's question for one set of devices. like: the same rung's for another set."""
-    page = page_size_bytes(host, request)
-    supplies = (
-        like.supplies
-        if like is not None
-        else tuple(
-            supply(
-                cores, room[cores.index], page, threads=rung.threads, kinds=rung.kinds,
-                counts_pus=rung.counts_pus,
-            )
-            for cores in free.nodes
-        )
-    )  # fmt: skip
-    positions = [cores.position for cores in free.nodes]
-    at = {node.index: position for position, node in enumerate(host.nodes)}
-
-    def pulls(nodes: tuple[int, ...]) -> tuple[Pull, ...]:
-        return tuple(
-            Pull(
-                distances.classes_to(at[NodeIndex(node)], positions),
-                tuple(distances.between[at[NodeIndex(node)]][p] for p in positions),
-            )
-            for node in nodes
-        )
-
-    count = len(supplies)
-    return Question(
-        policy=request.policy,
-        balance=request.balance,
-        supplies=supplies,
-        groups=rung.groups,
-        pages=pages_wanted(host, request) if rung.memory_follows else 0,
-        huge=request.page_bytes is not None,
-        equal=rung.equal,
-        most_nodes=count if request.max_nodes is None else min(count, request.max_nodes),
-        between=tuple(tuple(distances.between[a][b] for b in positions) for a in positions),
-        packages=tuple(distances.packages[p] for p in positions),
-        pulls=pulls(devices.pulls),
-        others=pulls(devices.others),
-        hosts_isolation=bool(free.isolated),
-    )
-
-
 def _placement(
     host: Host,
     request: GuestRequest,
@@ -167,6 +140,7 @@ def _placement(
     distances: Near,
     taken: Taken,
     rejections: list[Rejection],
+    fits: Fits,
 ) -> Placement:
     question, found, rung = chosen.question, chosen.answer, chosen.rung
     layout = request.layout
@@ -174,17 +148,17 @@ def _placement(
     nodes = tuple(question.supplies[node].cores.index for node, _ in cells)
     pins, vcpu_nodes = _pins(cells)
     own = tuple(dict.fromkeys(nodes))
-    memory = _memory_nodes(host, request, rung, own, room, distances)
+    memory = memory_nodes(host, request, rung, own, room, distances)
     if memory is None:
-        rejections.append(_too_little_memory(request, own))
-        raise refusal(host, request, free, rejections)
+        too_little = _too_little_memory(request, own)
+        raise refusal(host, request, free, [*rejections, too_little], too_little, fits)
     floats = layout.pinning is Pinning.NONE
     vcpu_pus = CpuSet.from_bits(sum(pin.bits for pin in pins))
     places = (
         ThreadPlaces(None, (), ()) if floats else _threads(request, question, found, free, vcpu_pus)
     )
     if len(found.split) > 1 and len(question.supplies) <= MOST_REFUSED_NODES:
-        rejections += single_nodes(host, request, question, rung, free, taken)
+        rejections += single_nodes(host, request, question, rung, free, taken, fits)
     findings = placement_findings(
         host, request, chosen.devices.devices, taken, rung=rung, own=own, memory=memory,
         vcpu_pus=vcpu_pus, isolated=free.isolated,
@@ -235,40 +209,6 @@ def _pins(
                 cell_of.append(cell)
                 bits &= bits - 1
     return tuple(pins), tuple(cell_of)
-
-
-def _memory_nodes(
-    host: Host,
-    request: GuestRequest,
-    rung: Rung,
-    own: tuple[NodeIndex, ...],
-    room: dict[NodeIndex, Room],
-    distances: Near,
-) -> tuple[NodeIndex, ...] | None:
-    """Nodes that hold the memory: the VM's own, then as many of the nearest others as it takes.
-
-    None where even all that are allowed hold too little.
-    """
-    chosen = list(own)
-    if not rung.memory_follows:
-        at = {node.index: position for position, node in enumerate(host.nodes)}
-        others = sorted(
-            (node for node in room if node not in own),
-            key=lambda n: (min(distances.between[at[n]][at[o]] for o in own), n),
-        )
-        most = len(room) if request.max_nodes is None else request.max_nodes
-        wanted = pages_wanted(host, request)
-        while others and len(chosen) < most and not _holds(room, chosen, wanted):
-            chosen.append(others.pop(0))
-        if not _holds(room, chosen, wanted):
-            return None
-    return tuple(sorted(index for node in chosen for index in room[node].nodes))
-
-
-def _holds(room: dict[NodeIndex, Room], nodes: Sequence[NodeIndex], wanted: int) -> bool:
-    pages = [room[node].pages for node in nodes]
-    known = [count for count in pages if count is not None]
-    return len(known) < len(pages) or sum(known) >= wanted
 
 
 def _threads(
@@ -344,16 +284,46 @@ def _too_little_memory(request: GuestRequest, own: tuple[NodeIndex, ...]) -> Rej
     return Rejection(
         "memory",
         own,
-        f"the {format_bytes(request.memory_bytes)} of memory fit on no allowed nodes beside node "
-        f"{where}",
+        f"the {memory_text(request)} of memory fit on no allowed nodes beside node {where}",
         "lower the memory, or allow more nodes",
     )
 
 
-def _not_whole_groups(request: GuestRequest) -> Rejection:
-    return Rejection(
-        "siblings",
-        (),
-        f"{request.vcpus} vCPUs do not make whole groups of siblings",
-        f"ask for {request.vcpus + 1} vCPUs",
+def _odd_vcpus(
+    host: Host,
+    request: GuestRequest,
+    free: Usable,
+    room: dict[NodeIndex, Room],
+    distances: Near,
+    devices: DeviceSet,
+    fits: Fits,
+) -> Miss | None:
+    """vCPUs to be kept that are not whole cores, so that the rungs of whole cores were left out;
+    None where they are, or where whole cores would not help."""
+    widest = max((c.free.bit_count() for node in free.nodes for c in node.cores), default=1)
+    over = request.vcpus % widest
+    if not over:
+        return None
+    whole = request.vcpus - over
+    offers = [count for count in (whole, whole + widest) if _takes(request, count, fits)]
+    if whole and not offers:
+        less = replace(request, vcpus=whole)
+        rung = next(rungs(less, free))
+        question = question_of(host, less, rung, free, room, distances, devices)
+        most = most_vcpus(less, question, rung)
+        offers = [most] if _takes(request, most, fits) else []
+    if not offers:
+        return None
+    return Miss(
+        Rejection(
+            "siblings",
+            (),
+            f"{request.vcpus} vCPUs are not whole cores of {widest} siblings",
+            f"ask for {' or '.join(map(str, offers))} vCPUs{kept(request)}",
+        ),
+        offers[0],
     )
+
+
+def _takes(request: GuestRequest, vcpus: int, fits: Fits) -> bool:
+    return vcpus > 0 and fits(replace(request, vcpus=vcpus))

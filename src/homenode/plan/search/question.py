@@ -30,6 +30,8 @@ class Question:
     groups: sibling groups that the VM needs. pages: pages that follow the groups, 0 where memory is
     no limit. huge: pages are huge ones, so pools matter. equal: the same number on every node.
     most_nodes: at most so many. between: shape (nodes, nodes), SLIT. packages: one number per node.
+    device_pages: (guest cell, pages) of each memory device, beside `pages`; the n-th cell is on the
+    n-th of the nodes chosen.
     """
 
     policy: Policy
@@ -45,11 +47,17 @@ class Question:
     pulls: tuple[Pull, ...]
     others: tuple[Pull, ...]
     hosts_isolation: bool
+    device_pages: tuple[tuple[int, int], ...] = ()
     _draws: dict[tuple[int, int], Draw] = field(default_factory=dict, compare=False, repr=False)
     _weights: dict[tuple[int, int, bool], int] = field(
         default_factory=dict, compare=False, repr=False
     )
     _linked: dict[int, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
+
+    def key(self) -> tuple[object, ...]:
+        """Equal for questions of one host of which all or none have an answer."""
+        have = tuple(supply.groups for supply in self.supplies)
+        return have, self.groups, self.pages, self.device_pages, self.equal, self.most_nodes
 
     def capacity(self, node: int, groups_each: int | None = None) -> int:
         """Groups that the node can hold, as its memory allows.
@@ -61,7 +69,9 @@ class Question:
         if groups_each is None:
             if pages is None:
                 return supply.groups
-            return min(supply.groups, pages * self.groups // self.pages)
+            held = min(supply.groups, pages * self.groups // self.pages)
+            alone = held >= self.groups and pages < self.pages_of(self.groups)
+            return self.groups - 1 if alone else held
         fits = supply.groups >= groups_each and (
             pages is None or pages >= self.pages_of(groups_each)
         )
@@ -74,8 +84,35 @@ class Question:
         return self._linked[within]
 
     def pages_of(self, groups: int) -> int:
-        """Pages that follow so many groups, rounded up."""
+        """Pages that a node with so many groups needs at least: what follows them, rounded up, and
+        of the memory devices all where it is the only node, else the least of any cell."""
+        more = 0
+        if self.device_pages and groups == self.groups:
+            more = sum(pages for _, pages in self.device_pages)
+        elif self.device_pages and self.equal and self.groups % groups == 0:
+            more = min(self.devices_of_cells(self.groups // groups))
+        return self._share(groups) + more
+
+    def _share(self, groups: int) -> int:
         return -(-self.pages * groups // self.groups)
+
+    def devices_of_cells(self, cells: int) -> tuple[int, ...]:
+        """Pages of each cell's memory devices; those of a cell that is no more are cell 0's."""
+        held = [0] * cells
+        for cell, pages in self.device_pages:
+            held[cell if cell < cells else 0] += pages
+        return tuple(held)
+
+    def too_full(self, split: tuple[tuple[int, int], ...]) -> int:
+        """Nodes (bits) of a split that hold their groups' share but not their devices beside it."""
+        if not self.device_pages:
+            return 0
+        full = 0
+        for (node, groups), more in zip(split, self.devices_of_cells(len(split)), strict=True):
+            pages = self.supplies[node].room.pages
+            if pages is not None and pages < self._share(groups) + more:
+                full |= 1 << node
+        return full
 
     def draw(self, node: int, groups: int) -> Draw:
         """What so many groups on the node come to. Remembered: a search asks for it often."""

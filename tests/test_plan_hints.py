@@ -1,0 +1,130 @@
+"""What a refusal says first, and that whoever follows its hints gets a plan."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import homenode
+from homenode.plan.model import Unplannable
+from homenode.plan.planner import plan
+from homenode.plan.request import GuestRequest
+from homenode.plan.search.place import place
+from homenode.sources import load_host
+from homenode.topology import Host
+from homenode.units import GIB, MIB
+from tests.small_hosts import NodeSpec, even_host, host_of, small_request
+
+HOSTS = sorted((Path(homenode.__file__).parent / "hosts").glob("*.toml"))
+XEON = load_host("h200-xeon8558")
+UNEQUAL = load_host("x86-1p2n8c16t-unequal-nodes")
+
+
+def refusal(host: Host, request: GuestRequest) -> Unplannable:
+    with pytest.raises(Unplannable) as refused:
+        place(host, request)
+    return refused.value
+
+
+def smt(vcpus: int, *, keep: bool = False) -> GuestRequest:
+    return replace(small_request(vcpus, layout="pin-numa-smt"), keep_vcpus=keep)
+
+
+def test_94_vcpus_with_siblings_need_equal_shares_not_more_cores() -> None:
+    error = refusal(XEON, smt(94))
+    assert "94 vCPUs are not equal shares on 4 nodes" in error.message
+    assert error.hint == (
+        "ask for 92 or 96 vCPUs, or allow cells of unequal size with --unequal-cells"
+    )
+    assert all("PUs" in r.detail for r in error.rejections if r.constraint == "cores")
+
+
+def test_188_kept_vcpus_offer_what_whole_cores_hold() -> None:
+    error = refusal(XEON, smt(188, keep=True))
+    assert "188 vCPUs are not equal shares on 4 nodes" in error.message
+    assert error.hint is not None
+    assert "184 or 192 vCPUs with --keep-vcpus" in error.hint
+    assert "--unequal-cells" in error.hint
+
+
+@pytest.mark.parametrize(("vcpus", "offer"), [(193, "192"), (200, "192"), (301, "192")])
+def test_kept_vcpus_beyond_the_host_are_lowered_to_all_its_pus(vcpus: int, offer: str) -> None:
+    hint = refusal(XEON, smt(vcpus, keep=True)).hint
+    assert hint is not None
+    assert re.findall(r"\d+", hint) == [offer]
+
+
+def test_unequal_nodes_offer_the_most_that_equal_cells_hold_or_unequal_cells() -> None:
+    error = refusal(UNEQUAL, smt(8))
+    assert "no 2 nodes have room for equal shares" in error.message
+    assert error.hint == "ask for 6 vCPUs, or allow cells of unequal size with --unequal-cells"
+
+
+def test_more_than_unequal_nodes_have_in_all_offers_both_ways() -> None:
+    error = refusal(UNEQUAL, smt(9))
+    assert error.hint == "lower vcpus to 6, or lower vcpus to 8 with --unequal-cells"
+
+
+def test_memory_comes_before_cores_that_fewer_siblings_lack() -> None:
+    request = replace(smt(16, keep=True), memory_bytes=900 * GIB)
+    error = refusal(even_host(2, 1, 1, 4, 2), request)
+    assert "all 2 nodes together: need 900 GiB" in error.message
+
+
+def test_a_limit_of_nodes_names_how_many_would_do() -> None:
+    host = even_host(4, 1, 1, 4, 2)
+    error = refusal(host, replace(small_request(12), max_nodes=2))
+    assert error.hint == "allow 3 nodes with --max-nodes 3"
+    uneven = host_of([NodeSpec(((1,) * 5,)), NodeSpec(((1,) * 3,), package=1)])
+    error = refusal(uneven, replace(small_request(8), max_nodes=1))
+    assert error.hint == "allow 2 nodes with --max-nodes 2 and --unequal-cells"
+
+
+def followed(request: GuestRequest, hint: str) -> Iterator[GuestRequest]:
+    """The requests that a hint speaks of."""
+    for offer in re.split(r", or |; ", hint):
+        changed = replace(
+            request,
+            unequal_cells=request.unequal_cells or "--unequal-cells" in offer,
+            mixed_kinds=request.mixed_kinds or "--mixed-kinds" in offer,
+        )
+        counts = re.search(r"(?:ask for|lower vcpus to) (\d+)(?: or (\d+))?", offer)
+        nodes = re.search(r"--max-nodes (\d+)", offer)
+        memory = re.search(r"lower the memory to (\d+) ([GM])iB", offer)
+        if counts:
+            yield from (replace(changed, vcpus=int(n)) for n in counts.groups() if n)
+        elif nodes:
+            yield replace(changed, max_nodes=int(nodes[1]))
+        elif memory:
+            size = int(memory[1]) * (GIB if memory[2] == "G" else MIB)
+            yield replace(changed, memory_bytes=size)
+        elif changed != request:
+            yield changed
+
+
+@pytest.mark.parametrize("path", HOSTS, ids=lambda path: path.stem)
+def test_whoever_follows_a_hint_gets_a_plan(path: Path) -> None:
+    host = load_host(str(path))
+    cores, pus = len(host.cores), sum(pu.online for pu in host.pus)
+    memory = max((node.memory_bytes or 0 for node in host.nodes), default=0) // GIB * GIB
+    tried = 0
+    for vcpus in {cores - 2, cores - 1, cores, cores + 1, pus - 3, pus, pus + 1} - {0, -1}:
+        for layout, keep in (("pin", False), ("pin-numa", False), ("pin-numa-smt", False),
+                             ("pin-numa-smt", True)):  # fmt: skip
+            for most_nodes, size in ((None, 2 * GIB), (1, 2 * GIB), (None, memory + 8 * GIB)):
+                request = replace(
+                    small_request(vcpus, size, layout=layout), keep_vcpus=keep,
+                    max_nodes=most_nodes,
+                )  # fmt: skip
+                try:
+                    place(host, request)
+                    continue
+                except Unplannable as error:
+                    hints = {error.hint, *(r.hint for r in error.rejections)} - {None}
+                wishes = {wish for hint in hints if hint for wish in followed(request, hint)}
+                for wish in wishes:
+                    plan(host, wish)
+                    tried += 1
+    assert tried

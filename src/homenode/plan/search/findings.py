@@ -5,12 +5,19 @@ from collections.abc import Iterator, Sequence
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
+from homenode.pci import DeviceKind
 from homenode.plan.layout import MemoryBinding, Siblings
 from homenode.plan.model import PlanFinding
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Rung
 from homenode.plan.search.taken import Taken
 from homenode.topology import Host
+
+_VIABLE_DRIVERS = frozenset({"vfio-pci", "pci-stub"})
+"""Drivers beside which VFIO gives a group away. Source: Linux, drivers/vfio/group.c."""
+
+_CHIPSET_CLASSES = frozenset({0x0600, 0x0601})
+"""Host and ISA bridges, which have no driver that VFIO minds."""
 
 
 def placement_findings(
@@ -25,7 +32,7 @@ def placement_findings(
     vcpu_pus: CpuSet = CpuSet(),
     isolated: CpuSet = CpuSet(),
 ) -> Iterator[PlanFinding]:
-    """Findings on devices in use, memory elsewhere, siblings, core kinds and isolation."""
+    """Findings on devices, memory elsewhere, siblings, core kinds and isolation."""
     for bdf in devices:
         holder = taken.holder(bdf)
         if holder is not None:
@@ -34,6 +41,7 @@ def placement_findings(
                 f"domain {holder!r} has it, so the VM cannot start while that runs",
                 "stop that domain, or choose another device",
             )  # fmt: skip
+    yield from _incomplete_groups(host, devices)
     if rung is None:
         pus = sum(pu.online and pu.allowed for pu in host.pus)
         if pus and request.vcpus > pus:
@@ -92,6 +100,42 @@ def _bound_elsewhere(request: GuestRequest, own: Sequence[NodeIndex]) -> Iterato
             f"{request.layout.name} leaves that as it was: the vCPUs there have none of it near",
             "take pin-bound or a layout with cells, or remove <numatune>",
         )  # fmt: skip
+
+
+def _incomplete_groups(host: Host, devices: Sequence[Bdf]) -> Iterator[PlanFinding]:
+    """VFIO gives away whole IOMMU groups: a function that stays must have no driver of the host.
+
+    A source that names no endpoint's driver is silent, so that a driver has to be assumed.
+    """
+    ours = set(devices)
+    endpoints = [
+        device
+        for device in host.pci_devices
+        if device.kind is not DeviceKind.BRIDGE and device.class_code >> 8 not in _CHIPSET_CLASSES
+    ]
+    is_silent = all(device.driver is None for device in endpoints)
+    groups = {
+        device.iommu_group: device.bdf
+        for device in reversed(endpoints)
+        if device.bdf in ours and device.iommu_group is not None
+    }
+    for group, first in sorted(groups.items()):
+        others = [
+            f"{device.bdf} ({device.driver or 'driver not known'})"
+            for device in endpoints
+            if device.iommu_group == group
+            and device.bdf not in ours
+            and device.driver not in _VIABLE_DRIVERS
+            and (device.driver is not None or is_silent)
+        ]
+        if others:
+            more = f" and {len(others) - 4} more" if len(others) > 4 else ""
+            yield PlanFinding(
+                "iommu-group-incomplete", "warning", str(first),
+                f"its IOMMU group {group} also holds {', '.join(others[:4])}{more}: VFIO refuses "
+                "the start while a driver of the host has one of these",
+                "pass them as well (--device), or bind them to vfio-pci, or unbind their drivers",
+            )  # fmt: skip
 
 
 def _nodes(indices: Sequence[NodeIndex]) -> str:

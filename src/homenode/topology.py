@@ -150,6 +150,7 @@ class RunningDomain:
     vcpu_pins: PUs of each vCPU in vCPU order; None for a vCPU that floats.
     memory_by_node: (node, bytes); empty with memory_bound False means it may lie anywhere.
     page_bytes: the page size that backs it; None for ordinary pages.
+    name: as libvirt has it, or what a redacted capture calls it (see has_pseudonym).
     """
 
     name: str
@@ -162,6 +163,11 @@ class RunningDomain:
     memory_by_node: tuple[tuple[NodeIndex, int], ...]
     page_bytes: int | None
     devices: tuple[Bdf, ...]
+
+    @property
+    def has_pseudonym(self) -> bool:
+        """True where the name is none of libvirt's, which have no "/": whose it is is unknown."""
+        return "/" in self.name
 
 
 @dataclass(frozen=True, slots=True)

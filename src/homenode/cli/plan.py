@@ -148,6 +148,14 @@ def plan(
             rich_help_panel=_PLACING,
         ),
     ] = False,
+    replaces: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DOMAIN",
+            help="This domain of the host makes room: the VM takes its place.",
+            rich_help_panel=_PLACING,
+        ),
+    ] = None,
     emulator: Annotated[
         EmulatorPolicy, typer.Option(help="Where QEMU's own threads go.", rich_help_panel=_PLACING)
     ] = EmulatorPolicy.AUTO,
@@ -281,6 +289,7 @@ def plan(
         memory_nodes_allowed=tuple(allow_memory_node or ()),
         reserved_pus=CpuSet.parse(reserve_pus, "--reserve-pus"),
         reserve_defined=reserve_defined,
+        replaces=tuple(replaces or ()),
         emulator_policy=emulator,
         emulator_pus=None if emulator_pus is None else CpuSet.parse(emulator_pus, "--emulator-pus"),
         pci_granularity=pci_granularity,

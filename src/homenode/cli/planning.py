@@ -1,7 +1,7 @@
 """What `homenode plan` does with its arguments: read, tune, print, write. [I/O]"""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,6 +60,9 @@ def run(document: str, wishes: Wishes, sources: Sources, outputs: Outputs) -> No
             )
         else:
             host, tuning = _on_best_host(original, document, wishes, sources, outputs)
+            # The picture would show them on the PUs that the VM gets.
+            left = tuple(one for one in host.domains if one.name not in wishes.replaces)
+            host = replace(host, domains=left)
     except Unplannable as error:
         _say_why_not(error, as_json=outputs.json)
         raise SystemExit(error.exit_code) from None
@@ -83,6 +86,7 @@ def _refuse_beside_ranges(wishes: Wishes, sources: Sources, outputs: Outputs) ->
         ("--svg", outputs.svg is not None),
         ("--vcpus", wishes.vcpus is not None),
         ("--gpus", wishes.gpu_count is not None),
+        ("--replaces", bool(wishes.replaces)),
     ):
         if given:
             raise UsageError(f"--node-pus and {option}: expected one of the two, found both")
@@ -96,6 +100,8 @@ def _on_best_host(
     names = sources.hosts or (None,)
     if len(names) > 1 and sources.lspci is not None:
         raise UsageError("--lspci: expected one --host to lay it over, found several")
+    if len(names) > 1 and wishes.replaces:
+        raise UsageError("--replaces: expected one --host, which has the domain, found several")
     hosts = tuple(load_host(name, lspci=sources.lspci) for name in names)
     if len(hosts) == 1:
         return hosts[0], tune(original, document, wishes, hosts[0], copy_name=outputs.copy_name)

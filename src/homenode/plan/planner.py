@@ -1,9 +1,10 @@
 """Planner: from a host and a request to the plan of one VM."""
 
-from homenode.plan.model import Plan
+from homenode.plan.model import Plan, Unplannable
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.certain_nodes import with_certain_nodes
 from homenode.plan.search.place import place
+from homenode.plan.search.taken import own_is_unknown
 from homenode.plan.shape.assemble import assemble
 from homenode.topology import Host
 
@@ -15,4 +16,12 @@ def plan(host: Host, request: GuestRequest) -> Plan:
     InputError for what the host has not.
     """
     certain = with_certain_nodes(host)
-    return assemble(certain, request, place(certain, request))
+    try:
+        placed = place(certain, request)
+    except Unplannable as error:
+        unknown = own_is_unknown(certain, request)
+        if unknown is None:
+            raise
+        hint = f"{unknown}" if error.hint is None else f"{error.hint}; {unknown}"
+        raise Unplannable(error.message, error.rejections, hint=hint) from None
+    return assemble(certain, request, placed)

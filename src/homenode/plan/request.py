@@ -64,6 +64,7 @@ class GuestRequest:
     memory_nodes_allowed: CPU-less nodes that may serve as ordinary memory.
     reserved_pus: PUs that nothing of this VM may use.
     reserve_defined: shut-off domains with pins count as running.
+    replaces: names of domains of the host that this VM takes the place of, beside its own.
     emulator_pus: exactly these (manual); None = by emulator_policy.
     spare_ports: empty root ports to add on each expander bus.
     """
@@ -85,6 +86,7 @@ class GuestRequest:
     memory_nodes_allowed: tuple[NodeIndex, ...] = ()
     reserved_pus: CpuSet = CpuSet()
     reserve_defined: bool = False
+    replaces: tuple[str, ...] = ()
     emulator_policy: EmulatorPolicy = EmulatorPolicy.AUTO
     emulator_pus: CpuSet | None = None
     pci_granularity: PciGranularity = PciGranularity.CELL

@@ -70,6 +70,7 @@ class Wishes:
     memory_nodes_allowed: tuple[int, ...] = ()
     reserved_pus: CpuSet = CpuSet()
     reserve_defined: bool = False
+    replaces: tuple[str, ...] = ()
     emulator_policy: EmulatorPolicy = EmulatorPolicy.AUTO
     emulator_pus: CpuSet | None = None
     pci_granularity: PciGranularity = PciGranularity.CELL
@@ -206,6 +207,7 @@ def request_for(
     layout, choice = layout_for(wishes, guest)
     _check_counts(wishes)
     _check_pus(wishes, layout, host)
+    _check_replaced(wishes, host)
     if wishes.keep_vcpus and layout.pinning is not Pinning.ALL_PUS:
         raise UsageError(
             f"--keep-vcpus: expected a layout that pins all PUs, found {layout.name}",
@@ -239,6 +241,7 @@ def request_for(
         memory_nodes_allowed=tuple(NodeIndex(node) for node in wishes.memory_nodes_allowed),
         reserved_pus=wishes.reserved_pus,
         reserve_defined=wishes.reserve_defined,
+        replaces=wishes.replaces,
         emulator_policy=wishes.emulator_policy,
         emulator_pus=wishes.emulator_pus,
         pci_granularity=wishes.pci_granularity,
@@ -287,6 +290,17 @@ def _check_pus(wishes: Wishes, layout: Layout, host: Host | None) -> None:
         if not pus <= there:
             raise UsageError(
                 f"{option}: expected online PUs of {host.name} ({there}), found {pus - there}"
+            )
+
+
+def _check_replaced(wishes: Wishes, host: Host | None) -> None:
+    """A name that is none of the host's would change nothing, and the user would not notice."""
+    there = () if host is None else tuple(domain.name for domain in host.domains)
+    for name in wishes.replaces:
+        if name not in there:
+            raise UsageError(
+                f"--replaces: expected a domain of the host ({', '.join(there) or 'it has none'}), "
+                f"found {name!r}"
             )
 
 

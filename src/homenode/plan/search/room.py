@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.taken import other_domains, own_domain
+from homenode.plan.search.taken import other_domains, own_domains
 from homenode.plan.shape.guest_numa import memory_granule, page_size
 from homenode.topology import Host, MemoryKind, NumaNode
+from homenode.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,31 @@ def page_size_bytes(host: Host, request: GuestRequest) -> int:
 
 
 def pages_wanted(host: Host, request: GuestRequest) -> int:
-    """Whole pages that the guest's memory takes."""
+    """Whole pages that the guest's memory takes, with that of its memory devices."""
+    devices = sum(pages for _, pages in device_pages(host, request))
+    return cell_pages_wanted(host, request) + devices
+
+
+def cell_pages_wanted(host: Host, request: GuestRequest) -> int:
+    """The same without the memory devices."""
     return -(-request.memory_bytes // page_size_bytes(host, request))
+
+
+def device_pages(host: Host, request: GuestRequest) -> tuple[tuple[int, int], ...]:
+    """(guest cell, whole pages) of each memory device that lies where its cell lies."""
+    page = page_size_bytes(host, request)
+    return tuple(
+        (device.cell, -(-device.size_bytes // page))
+        for device in request.guest.memory_devices
+        if device.follows_cell
+    )
+
+
+def memory_text(request: GuestRequest) -> str:
+    """The guest's memory for a message: "8 GiB", "8 GiB and 4 GiB in memory devices"."""
+    text = format_bytes(request.memory_bytes)
+    more = sum(d.size_bytes for d in request.guest.memory_devices if d.follows_cell)
+    return f"{text} and {format_bytes(more)} in memory devices" if more else text
 
 
 def attached_memory(host: Host, request: GuestRequest) -> dict[NodeIndex, tuple[NodeIndex, ...]]:
@@ -109,13 +133,13 @@ def _free(host: Host, request: GuestRequest, node: NumaNode, page: int) -> tuple
                     ordinary -= size
             elif domain.page_bytes == page and not domain.running:
                 pool_pages -= -(-size // page)
-    own = own_domain(host, request)
-    for index, size in own.memory_by_node if own is not None else ():
-        if own is None or index != node.index:
-            continue
-        if own.page_bytes is None:
-            if ordinary is not None and told:
-                ordinary += size
-        elif own.page_bytes == page and pool is not None:
-            pool_pages = min(pool.total_pages, pool_pages + size // page)
+    for own in own_domains(host, request):
+        for index, size in own.memory_by_node:
+            if index != node.index:
+                continue
+            if own.page_bytes is None:
+                if ordinary is not None and told:
+                    ordinary += size
+            elif own.page_bytes == page and pool is not None:
+                pool_pages = min(pool.total_pages, pool_pages + size // page)
     return ordinary, max(0, pool_pages)

@@ -1,10 +1,11 @@
 """Taken: what other domains hold of a host, and the gaps that floating ones leave.
 
 A pin takes the whole core: one VM shares no core with another. The domain being planned itself,
-known by its name, holds nothing: planning a running VM again gives it back what it has.
+known by its name, holds nothing, and neither do those that the user says it replaces: planning a
+running VM again gives it back what it has. Of a redacted capture no domain is known by its name.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from homenode.bdf import Bdf
@@ -39,13 +40,36 @@ class Taken:
 def other_domains(host: Host, request: GuestRequest) -> Iterator[RunningDomain]:
     """Domains that count: the running ones, and with reserve_defined the shut-off ones."""
     for domain in host.domains:
-        if domain.name != request.guest.name and (domain.running or request.reserve_defined):
+        if not _is_own(domain, request) and (domain.running or request.reserve_defined):
             yield domain
 
 
-def own_domain(host: Host, request: GuestRequest) -> RunningDomain | None:
-    """The domain being planned, where it is running already."""
-    return next((d for d in host.domains if d.running and d.name == request.guest.name), None)
+def own_domains(host: Host, request: GuestRequest) -> tuple[RunningDomain, ...]:
+    """The domain being planned, where it is running already, and those that it replaces."""
+    return tuple(domain for domain in host.domains if domain.running and _is_own(domain, request))
+
+
+def _is_own(domain: RunningDomain, request: GuestRequest) -> bool:
+    named = domain.name == request.guest.name and not domain.has_pseudonym
+    return named or domain.name in request.replaces
+
+
+def own_is_unknown(host: Host, request: GuestRequest) -> Gap | None:
+    """That one of the domains that count may be the one being planned, where names do not tell."""
+    strangers = [domain.name for domain in other_domains(host, request) if domain.has_pseudonym]
+    if not strangers or request.replaces:
+        return None
+    return Gap(
+        f"whether domain {request.guest.name!r} is on the host already",
+        f"its domains' names are redacted, so all of them count as others; if it is one of "
+        f"{listed(strangers)}, say so with --replaces NAME",
+    )
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """Names for a message: the first ones, and how many more."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def taken_by_others(host: Host, request: GuestRequest) -> Taken:
@@ -56,6 +80,9 @@ def taken_by_others(host: Host, request: GuestRequest) -> Taken:
     gaps: list[Gap] = []
     holdings: list[Holding] = []
     devices: list[tuple[Bdf, str]] = []
+    unknown = own_is_unknown(host, request)
+    if unknown is not None:
+        gaps.append(unknown)
     everything = 0
     for domain in other_domains(host, request):
         devices += [(bdf, domain.name) for bdf in domain.devices]

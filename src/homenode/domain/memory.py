@@ -4,8 +4,10 @@ from homenode.domain.cells import cell_bytes, cell_elements
 from homenode.domain.document import Document, Element
 from homenode.domain.edits import Edit, New, apply, insert_in_order, set_attribute, set_text
 from homenode.domain.fields import decimal, format_size, size_bytes
+from homenode.domain.memory_backing import read_page_bytes
 from homenode.domain.order import DOMAIN_ORDER
 from homenode.errors import InputError
+from homenode.plan.guest import GuestMemoryDevice
 from homenode.plan.model import Plan
 from homenode.units import bytes_of
 
@@ -36,12 +38,36 @@ def memory_devices(document: Document) -> tuple[Element, ...]:
 
 def memory_device_bytes(document: Document) -> int:
     """What the memory devices add to <memory>, in bytes. Memory of enclaves is apart."""
-    total = 0
+    return sum(device.size_bytes for device in read_memory_devices(document))
+
+
+def read_memory_devices(document: Document) -> tuple[GuestMemoryDevice, ...]:
+    """The memory devices that <memory> counts in, so without enclaves'. Raises ParseError."""
+    found: list[GuestMemoryDevice] = []
     for device in memory_devices(document):
         size = device.at("target", "size")
-        if size is not None and device.get("model") != "sgx-epc":
-            total += size_bytes(document, size, size.text, size.get("unit"))
-    return total
+        if size is None or device.get("model") == "sgx-epc":
+            continue
+        node = device.at("target", "node")
+        cell = 0 if node is None else decimal(document, node, node.text, "a cell")
+        held = size_bytes(document, size, size.text, size.get("unit"))
+        found.append(GuestMemoryDevice(cell, held, _follows_cell(document, device)))
+    return tuple(found)
+
+
+def _follows_cell(document: Document, device: Element) -> bool:
+    """Whether libvirt takes its memory from the nodes and pages of its cell."""
+    if device.get("model") in ("nvdimm", "virtio-pmem"):
+        return False
+    source = device.child("source")
+    if source is None:
+        return True
+    if source.child("nodemask") is not None or source.child("path") is not None:
+        return False
+    page = source.child("pagesize")
+    if page is None:
+        return True
+    return size_bytes(document, page, page.text, page.get("unit")) == read_page_bytes(document)
 
 
 def edit_memory(document: Document, plan: Plan) -> Document:

@@ -11,7 +11,12 @@ from homenode.domain.cputune import iothread_ids, read_pins
 from homenode.domain.document import Document, Element, parse_document
 from homenode.domain.fields import decimal, host_address, needed, pu_set, size_bytes
 from homenode.domain.hostdevs import read_hostdevs
-from homenode.domain.memory import memory_device_bytes, memory_devices, read_memory
+from homenode.domain.memory import (
+    memory_device_bytes,
+    memory_devices,
+    read_memory,
+    read_memory_devices,
+)
 from homenode.domain.memory_backing import read_page_bytes
 from homenode.domain.metadata import read_record
 from homenode.domain.numatune import read_binding, read_bound_nodes, read_memnodes
@@ -128,6 +133,7 @@ def guest_of(document: Document) -> Guest:
         memory_access_shared=(access is not None and access.get("mode") == "shared")
         or any(e.get("memAccess") == "shared" for e in cell_elements(document)),
         bound_nodes=read_bound_nodes(document),
+        memory_devices=read_memory_devices(document),
         siblings_exposed=record is not None and record.siblings == Siblings.EXPOSED,
     )
 

@@ -44,6 +44,20 @@ class GuestHostdev:
 
 
 @dataclass(frozen=True, slots=True)
+class GuestMemoryDevice:
+    """A <memory model=...> device: DIMM, NVDIMM, virtio-mem or virtio-pmem.
+
+    cell: the guest cell that it is plugged into; 0 where the document names none. size_bytes: the
+    most that it holds. follows_cell: its memory comes from where the cell's comes from; False with
+    a file, host nodes or pages of its own.
+    """
+
+    cell: int
+    size_bytes: int
+    follows_cell: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Guest:
     """What the planner needs of a domain document; domain/read.py makes it.
 
@@ -53,16 +67,18 @@ class Guest:
     vcpus: the maximum; vcpus_online: the `current` attribute, equal where absent.
     memory_bytes: <memory> without the DIMMs plugged at boot. page_bytes: of <hugepages>; 0 = the
     default huge page size; None = ordinary pages.
-    cpu_mode: of <cpu>, None where it names no CPU model. cpu_topology: (sockets, dies, cores, threads) or None.
+    cpu_mode: of <cpu>, None where it names no CPU model.
+    cpu_topology: (sockets, dies, cores, threads) or None.
     cell_vcpus: vCPUs of each guest cell in cell order, () for a flat guest.
     addresses: every guest PCI address that anything in the document occupies, controllers and
     hostdevs included, ascending.
     launch_security: type of <launchSecurity> ("sev", "sev-snp", "tdx", ...) or None.
-    has_dimms: a <memory model=...> device exists. max_memory_bytes: <maxMemory> or None.
+    has_dimms: a <memory model=...> device exists. memory_devices: those that count as memory, so
+    without enclaves'. max_memory_bytes: <maxMemory> or None.
     physical_address_bits: of <maxphysaddr bits=...> or None.
     pcihole64_bytes: of the pcie-root, None where not set.
-    bound_nodes: host nodes of <numatune><memory nodeset> in mode strict or restrictive, with those of
-    <memnode>; None where the document binds nothing so.
+    bound_nodes: host nodes of <numatune><memory nodeset> in mode strict or restrictive, with
+    those of <memnode>; None where the document binds nothing so.
     siblings_exposed: an earlier plan of ours doubled the vCPUs: they are sibling pairs already.
     """
 
@@ -93,6 +109,11 @@ class Guest:
     memory_access_shared: bool = False
     siblings_exposed: bool = False
     bound_nodes: CpuSet | None = None
+    memory_devices: tuple[GuestMemoryDevice, ...] = ()
+
+    @property
+    def memory_device_bytes(self) -> int:
+        return sum(device.size_bytes for device in self.memory_devices)
 
     @property
     def is_q35(self) -> bool:

@@ -183,6 +183,7 @@ class Plan:
     topology: None = as it was. topoext: AMD needs the CPU feature for the topology to be told.
     rung: name of the step of the ladder of fallbacks. optimal: None = step budget ran out.
     consequences: what the guest's user will see change, one sentence each.
+    memory_device_bytes: of the document's memory devices, beside memory_bytes.
     """
 
     domain_name: str
@@ -217,6 +218,7 @@ class Plan:
     findings: tuple[PlanFinding, ...]
     consequences: tuple[str, ...]
     gaps: tuple[Gap, ...]
+    memory_device_bytes: int = 0
 
 
 class Unplannable(HomenodeError):

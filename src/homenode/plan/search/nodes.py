@@ -23,7 +23,7 @@ BUDGET_STEPS = 100_000
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The nodes of least cost: split is (position, groups), ascending. optimal: None where the
-    budget ran out first, so that a better answer may exist."""
+    budget ran out first, or nodes were too small for memory devices: a better one may exist."""
 
     split: tuple[tuple[int, int], ...]
     cost: Cost
@@ -70,10 +70,19 @@ def answer(question: Question, *, without: int = 0, budget: int = BUDGET_STEPS) 
     counts = feasible_counts(question, allowed)
     steps = Steps(budget)
     for number, device_class in _orders(question, counts, allowed):
-        shares = _shares(question, number, allowed)
-        split = _least(question, shares, device_class, steps)
-        if split is not None:
-            return Answer(split, question.cost(split), None if steps.ran_out else True)
+        left_out = 0
+        while True:
+            shares = _shares(question, number, allowed & ~left_out)
+            split = _least(question, shares, device_class, steps)
+            if split is None:
+                break
+            full = question.too_full(split)
+            if not full:
+                certain = not steps.ran_out and not left_out
+                return Answer(split, question.cost(split), True if certain else None)
+            # Which cell a node becomes depends on the others, so a node that is too small for one
+            # cell's memory devices is left out, though it might have served as another.
+            left_out |= full
     return None
 
 

@@ -17,6 +17,7 @@ from homenode.plan.shape.caches import guest_cache, llc_runs
 from homenode.plan.shape.consequences import consequences
 from homenode.plan.shape.guest_numa import guest_memory, page_size
 from homenode.plan.shape.guest_topology import guest_topology
+from homenode.plan.shape.memory_devices import device_bytes_of_cells
 from homenode.plan.shape.pcie import MirroredPcie, mirror_pcie
 from homenode.plan.shape.pcie_document import PcieDocument
 from homenode.topology import Host
@@ -100,6 +101,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
             window.aperture,
         ),
         gaps=(*placement.gaps, *memory.gaps, *cache.gaps, *window.gaps),
+        memory_device_bytes=request.guest.memory_device_bytes,
     )
 
 
@@ -142,6 +144,7 @@ def _devices(
     else:
         address_of, cell_of, group_of = pcie.address_of, pcie.cell_of, pcie.group_of
     local = _memory_of_node(request, placement, cells)
+    whole = request.memory_bytes + request.guest.memory_device_bytes
     planned: list[PlannedDevice] = []
     for bdf in placement.devices:
         known = by_bdf.get(bdf)
@@ -154,9 +157,7 @@ def _devices(
                 address=address_of.get(bdf, before.get(bdf)),
                 group=group_of.get(bdf, bdf),
                 local_memory_ratio=(
-                    None
-                    if node is None or local is None
-                    else local.get(node, 0) / request.memory_bytes
+                    None if node is None or local is None else local.get(node, 0) / whole
                 ),
             )
         )
@@ -196,13 +197,15 @@ def _memory_of_node(
     if not placement.memory_nodes:
         return None
     total: dict[NodeIndex, int] = {}
-    for cell in cells:
+    devices = device_bytes_of_cells(request.guest, len(cells))
+    for cell, more in zip(cells, devices, strict=True):
+        held = cell.memory_bytes + more
         if len(cell.host_nodes) == 1:
             node = cell.host_nodes[0]
-            total[node] = total.get(node, 0) + cell.memory_bytes
+            total[node] = total.get(node, 0) + held
         elif request.memory_mode is MemoryMode.INTERLEAVE:
             for node in cell.host_nodes:
-                total[node] = total.get(node, 0) + cell.memory_bytes // len(cell.host_nodes)
+                total[node] = total.get(node, 0) + held // len(cell.host_nodes)
         else:
             return None
     return total

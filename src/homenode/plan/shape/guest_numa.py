@@ -10,6 +10,7 @@ from homenode.plan.layout import GuestCells
 from homenode.plan.model import GuestCellId, PageReservation, PlanFinding, PlannedCell
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest, MemoryMode
+from homenode.plan.shape.memory_devices import device_bytes_of_cells, device_gaps
 from homenode.topology import LOCAL_DISTANCE, Host
 from homenode.units import KIB, MIB, bytes_of, format_bytes
 
@@ -65,6 +66,7 @@ def guest_memory(host: Host | None, request: GuestRequest, placement: Placement)
             for i in range(len(counts))
         )
     reservations, findings = _reserve(host, request, placement, cells, page_bytes)
+    gaps += device_gaps(request.guest)
     return GuestMemory(cells, reservations, findings, tuple(gaps))
 
 
@@ -256,8 +258,9 @@ def _reserve(
     }
     pages_of_node: dict[NodeIndex, int] = {}
     if request.layout.cells is GuestCells.MIRRORED:
-        for cell in cells:
-            left = cell.memory_bytes // page_bytes
+        devices = device_bytes_of_cells(request.guest, len(cells))
+        for cell, more in zip(cells, devices, strict=True):
+            left = cell.memory_bytes // page_bytes + -(-more // page_bytes)
             for node in cell.host_nodes:
                 pool = pools.get((node, page_bytes))
                 is_last = pool is None or node == cell.host_nodes[-1]
@@ -268,7 +271,9 @@ def _reserve(
         # Over several nodes only the sum is certain; interleave takes them evenly, and an even
         # reservation serves strict and preferred as well.
         nodes = sorted(placement.memory_nodes)
-        pages, extra = divmod(request.memory_bytes // page_bytes, len(nodes))
+        more = sum(device_bytes_of_cells(request.guest, 1))
+        whole = request.memory_bytes // page_bytes + -(-more // page_bytes)
+        pages, extra = divmod(whole, len(nodes))
         pages_of_node = {node: pages + (i < extra) for i, node in enumerate(nodes)}
     reservations: list[PageReservation] = []
     findings: list[PlanFinding] = []

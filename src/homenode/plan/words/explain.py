@@ -59,9 +59,16 @@ def explain(plan: Plan, host: Host | None) -> Explanation:
 def _summary(plan: Plan) -> str:
     where = nodes_text(plan.nodes) if plan.nodes else "no particular node"
     return (
-        f"{count_text(plan.vcpus, 'vCPU')} and {format_bytes(plan.memory_bytes)} on {where}, "
+        f"{count_text(plan.vcpus, 'vCPU')} and {_memory(plan)} on {where}, "
         f"{count_text(len(plan.cells), 'guest cell')}, {count_text(len(plan.devices), 'device')}."
     )
+
+
+def _memory(plan: Plan) -> str:
+    text = format_bytes(plan.memory_bytes)
+    if not plan.memory_device_bytes:
+        return text
+    return f"{text} and {format_bytes(plan.memory_device_bytes)} in memory devices"
 
 
 def _placement(plan: Plan, host: Host | None) -> Section:

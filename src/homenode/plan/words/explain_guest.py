@@ -106,8 +106,9 @@ def _dma_lines(plan: Plan, host: Host | None) -> tuple[str, ...]:
             )
             lines.append(f"{which}: {bound}, so the local part of DMA is unknown.")
             continue
-        local = round(plan.memory_bytes * ratio)
-        remote = plan.memory_bytes - local
+        whole = plan.memory_bytes + plan.memory_device_bytes
+        local = round(whole * ratio)
+        remote = whole - local
         each = "each" if len(devices) > 1 else "it"
         text = f"{which}: {each} has {format_bytes(local)} ({_percent(ratio)}) of the guest's "
         text += "memory on its own node"

@@ -1,0 +1,31 @@
+"""Memory devices: how much of them each guest cell brings with it, beyond its own memory."""
+
+from homenode.gap import Gap
+from homenode.plan.guest import Guest
+from homenode.units import format_bytes
+
+
+def device_bytes_of_cells(guest: Guest, cells: int) -> tuple[int, ...]:
+    """Bytes of memory devices in each of so many cells, those that lie where their cell lies.
+
+    A device on a cell that is no more moves to cell 0, as the rewritten document says.
+    """
+    held = [0] * cells
+    for device in guest.memory_devices:
+        if device.follows_cell:
+            held[device.cell if device.cell < cells else 0] += device.size_bytes
+    return tuple(held)
+
+
+def device_gaps(guest: Guest) -> tuple[Gap, ...]:
+    """What of the memory devices lies on no node that a plan could name."""
+    apart = sum(d.size_bytes for d in guest.memory_devices if not d.follows_cell)
+    if not apart:
+        return ()
+    return (
+        Gap(
+            "memory devices",
+            f"{format_bytes(apart)} have a file, host nodes or pages of their own: counted on no "
+            "node",
+        ),
+    )

@@ -1,0 +1,136 @@
+"""Memory devices: each lies on the node of its cell, and counts in room, pages, locks and shares."""
+
+from dataclasses import replace
+
+import pytest
+
+from homenode.description.shipped import load_shipped
+from homenode.domain.read import read_guest
+from homenode.plan.guest import GuestMemoryDevice
+from homenode.plan.layout import PRESETS
+from homenode.plan.model import Unplannable
+from homenode.plan.request import GuestRequest
+from homenode.plan.search.place import place
+from homenode.plan.wishes import Wishes
+from homenode.plan.words.explain import explain
+from homenode.topology import Host
+from homenode.tuning import tune
+from homenode.units import GIB
+from tests.small_hosts import NodeSpec, even_host, host_of, small_request
+
+
+@pytest.fixture(scope="module")
+def hgx() -> Host:
+    return load_shipped("hgx-h100").host
+
+
+def memory_device(gib: int, cell: int, model: str = "dimm", source: str = "") -> str:
+    return (
+        f"<memory model='{model}'>{source}<target><size unit='GiB'>{gib}</size>"
+        f"<node>{cell}</node></target></memory>"
+    )
+
+
+def document(cell_gib: int, total_gib: int, devices: str) -> bytes:
+    """A VM of 2 cells of 16 vCPUs with a GPU of each package of the HGX H100."""
+    hostdevs = "".join(
+        "<hostdev mode='subsystem' type='pci' managed='yes'><source>"
+        f"<address domain='0x0000' bus='{bus}' slot='0x00' function='0x0'/></source></hostdev>"
+        for bus in ("0x19", "0x9b")
+    )
+    cells = "".join(
+        f"<cell id='{i}' cpus='{16 * i}-{16 * i + 15}' memory='{cell_gib}' unit='GiB'/>"
+        for i in range(2)
+    )
+    return f"""<domain type='kvm'>
+  <name>vm</name>
+  <maxMemory slots='16' unit='TiB'>8</maxMemory>
+  <memory unit='GiB'>{total_gib}</memory>
+  <memoryBacking><hugepages><page size='1' unit='GiB'/></hugepages></memoryBacking>
+  <vcpu>32</vcpu>
+  <os><type arch='x86_64' machine='q35'>hvm</type></os>
+  <cpu mode='host-passthrough'><numa>{cells}</numa></cpu>
+  <devices><emulator>/usr/bin/qemu-system-x86_64</emulator>{hostdevs}{devices}</devices>
+</domain>
+""".encode()
+
+
+def with_devices(request: GuestRequest, *devices: tuple[int, int]) -> GuestRequest:
+    """The request with DIMMs of (cell, GiB)."""
+    dimms = tuple(GuestMemoryDevice(cell, gib * GIB) for cell, gib in devices)
+    return replace(request, guest=replace(request.guest, memory_devices=dimms))
+
+
+def test_a_dimm_counts_in_pages_locked_memory_dma_and_the_summary(hgx: Host) -> None:
+    xml = document(128, 512, memory_device(256, 1))
+    plan = tune(xml, "vm.xml", Wishes("pin-numa-pci"), hgx).plan
+    assert [(r.node, r.pages) for r in plan.page_reservations] == [(0, 128), (1, 384)]
+    assert plan.aperture is not None
+    assert plan.aperture.memlock_bytes == 513 * GIB
+    assert [d.local_memory_ratio for d in plan.devices] == [0.25, 0.75]
+    told = explain(plan, hgx)
+    assert "256 GiB and 256 GiB in memory devices" in told.summary
+
+
+def test_memory_devices_that_no_node_holds_beside_its_cell_are_refused(hgx: Host) -> None:
+    xml = document(500, 1900, memory_device(900, 1))
+    with pytest.raises(Unplannable, match="900 GiB in memory devices") as error:
+        tune(xml, "vm.xml", Wishes("pin-numa-pci"), hgx)
+    assert any("memory devices" in r.detail for r in error.value.rejections)
+    fits = document(500, 1400, memory_device(400, 1))
+    assert tune(fits, "vm.xml", Wishes("pin-numa-pci"), hgx).plan.nodes == (0, 1)
+
+
+@pytest.mark.parametrize("layout", PRESETS)
+def test_a_second_run_with_memory_devices_changes_nothing(hgx: Host, layout: str) -> None:
+    xml = document(128, 512, memory_device(256, 1))
+    once = tune(xml, "vm.xml", Wishes(layout), hgx).document
+    assert tune(once, "vm.xml", Wishes(layout), hgx).document == once
+
+
+def test_a_flat_guest_spreads_its_memory_devices_with_its_memory() -> None:
+    host = even_host(2, 1, 1, 8, 1, memory_bytes=64 * GIB)
+    assert place(host, small_request(4, 40 * GIB, layout="pin-bound")).nodes in ((0,), (1,))
+    wide = place(host, with_devices(small_request(4, 40 * GIB, layout="pin-bound"), (0, 40)))
+    assert wide.memory_nodes == (0, 1)
+    with pytest.raises(Unplannable):
+        place(host, with_devices(small_request(4, 40 * GIB, layout="pin-bound"), (0, 100)))
+
+
+def test_one_cell_has_all_memory_devices_and_several_each_their_own() -> None:
+    host = even_host(2, 1, 1, 8, 1, memory_bytes=64 * GIB)
+    small = small_request(4, 32 * GIB)
+    assert len(place(host, with_devices(small, (0, 16), (1, 16))).nodes) == 1
+    assert place(host, with_devices(small, (0, 40), (1, 40))).nodes == (0, 1)
+    with pytest.raises(Unplannable):
+        place(host, with_devices(small, (0, 10), (1, 56)))
+
+
+def test_a_node_too_small_for_its_cells_devices_gives_way_to_another() -> None:
+    sizes = (64, 64, 20, 64)
+    host = host_of([NodeSpec(((1,) * 4,), i, memory_bytes=size * GIB) for i, size in
+                    enumerate(sizes)])  # fmt: skip
+    placement = place(host, with_devices(small_request(8, 32 * GIB), (0, 1), (1, 40)))
+    assert len(placement.nodes) == 2
+    assert 2 not in placement.nodes[1:]
+
+
+def test_devices_with_a_source_of_their_own_are_counted_on_no_node(hgx: Host) -> None:
+    xml = document(
+        128, 512,
+        memory_device(128, 1, "nvdimm", "<source><path>/dev/dax0.0</path></source>")
+        + memory_device(128, 0, "dimm", "<source><nodemask>1</nodemask></source>"),
+    )  # fmt: skip
+    assert [d.follows_cell for d in read_guest(xml, "vm.xml").memory_devices] == [False, False]
+    plan = tune(xml, "vm.xml", Wishes("pin-numa"), hgx).plan
+    assert sum(r.pages for r in plan.page_reservations) == 256
+    assert plan.aperture is not None
+    assert plan.aperture.memlock_bytes == 513 * GIB
+    assert any(gap.subject == "memory devices" for gap in plan.gaps)
+
+
+def test_memory_of_enclaves_is_no_memory_device() -> None:
+    xml = document(128, 256, memory_device(64, 0, "sgx-epc"))
+    guest = read_guest(xml, "vm.xml")
+    assert guest.memory_devices == ()
+    assert guest.memory_bytes == 256 * GIB

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from homenode.bdf import Bdf
 from homenode.discover.lspci import overlay_lspci
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind
@@ -14,6 +15,7 @@ from homenode.plan.model import PortModel, Unplannable
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest, PciGranularity
 from homenode.plan.shape.assemble import assemble
+from homenode.plan.shape.device_places import device_places
 from homenode.topology import Host
 from tests.guest_shapes import (
     HGX_GPUS,
@@ -180,6 +182,43 @@ def test_switch_granularity_mirrors_switches_and_warns_of_their_links() -> None:
         assert addresses(fresh) == {b: a for b, a in addresses(plan).items() if b != bdf}
 
 
+def test_a_lone_drive_or_nic_waits_for_no_seats_of_other_kinds() -> None:
+    drives = tuple(
+        d.bdf for d in hgx_host().pci_devices if d.kind is DeviceKind.NVME and d.node == 1
+    )
+    for devices, ports in (((drives[0],), 1), ((HGX_NICS[0],), 1), ((drives[3],), 4)):
+        request = ask(devices)
+        plan = assemble(hgx_host(), request, placed((2, 2), devices=devices))
+        assert len(of_model(plan, PortModel.ROOT_PORT)) == ports
+        check_tree(request, plan)
+
+
+def test_gpus_of_one_node_wait_for_no_seats_of_other_cells() -> None:
+    for devices in (HGX_GPUS[:4], HGX_GPUS[4:]):
+        plan = assemble(hgx_host(), ask(devices), placed((2, 2), devices=devices))
+        assert len(of_model(plan, PortModel.ROOT_PORT)) == 4
+
+
+def test_a_far_seat_among_many_of_its_kind_is_taken_without_the_others() -> None:
+    specs = [DeviceSpec(f"{1 + i:02x}:00.0", 0, DeviceKind.NIC, root=i) for i in range(30)]
+    host = even_host(1, devices=specs)
+    for number, ports in ((16, 17), (17, 1)):
+        devices = (Bdf.parse(specs[number].bdf),)
+        plan = assemble(host, ask(devices), placed((4,), devices=devices))
+        assert len(of_model(plan, PortModel.ROOT_PORT)) == ports
+
+
+def test_a_kind_that_leaves_a_tuned_document_and_returns_moves_nothing() -> None:
+    devices = tuple(sorted(HGX_GPUS[:1] + HGX_NICS[:2]))
+    request, placement = ask(devices), placed((2, 2), devices=devices)
+    full = assemble(hgx_host(), request, placement)
+    smaller, rest = without(after(request, full), placement, HGX_GPUS[0])
+    kept = assemble(hgx_host(), smaller, rest)
+    assert addresses(kept).items() <= addresses(full).items()
+    back = replace(after(smaller, kept), devices=devices)
+    assert addresses(assemble(hgx_host(), back, placement)) == addresses(full)
+
+
 KINDS = (
     DeviceKind.GPU, DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NIC, DeviceKind.NVME,
     DeviceKind.NVSWITCH, DeviceKind.OTHER,
@@ -239,8 +278,23 @@ def test_any_machine_gets_a_sound_tree_that_stays_and_shrinks_in_place(
     assert addresses(again) == addresses(plan)
     for bdf in placement.devices:
         rest = {other: at for other, at in addresses(plan).items() if other != bdf}
-        assert addresses(assemble(host, *without(request, placement, bdf))) == rest
         assert addresses(assemble(host, *without(tuned, placement, bdf))) == rest
+        if request.pci_granularity is PciGranularity.CELL and is_last_of_its_kind(machine, bdf):
+            continue
+        assert addresses(assemble(host, *without(request, placement, bdf))) == rest
+
+
+def is_last_of_its_kind(machine: tuple[Host, GuestRequest, Placement], bdf: Bdf) -> bool:
+    """No other seat of its section and node is used, so that a fresh plan does not count them."""
+    host, _, placement = machine
+    by_bdf = {device.bdf: device for device in host.pci_devices}
+    places = device_places(host, by_bdf, {node.index: 0 for node in host.nodes})
+    mine = next((place for place in places if bdf in place.functions), None)
+    return mine is not None and not any(
+        (place.section, place.node) == (mine.section, mine.node)
+        and not (set(place.functions) - {bdf}).isdisjoint(placement.devices)
+        for place in places
+    )
 
 
 def test_empty_ports_of_a_document_that_was_never_defined_are_not_safe() -> None:

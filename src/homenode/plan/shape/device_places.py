@@ -1,7 +1,8 @@
 """Device places: a seat in the guest's PCIe tree for every host device, passed or not.
 
-A seat follows from the host and the chosen nodes alone, never from which devices a VM gets. So
-taking one device away moves no other, and two VMs of one shape agree on where a device sits.
+A seat follows from the host and the chosen nodes, not from which devices of a kind and node a VM
+gets. So taking one of several away moves no other, and two VMs of one shape agree on where a device
+sits.
 """
 
 from collections.abc import Mapping
@@ -15,6 +16,9 @@ from homenode.pci import DeviceKind, PciDevice, PortType
 from homenode.topology import Host
 
 BdfKey = tuple[int, int, int, int]
+
+MOST_EMPTY_SEATS = 16
+"""For devices of one kind and node that a VM does not have: as many as two boards of GPUs."""
 
 
 class Section(IntEnum):
@@ -137,6 +141,31 @@ def device_places(
             order = (number, _section(child, paired), *_key(child.bdf))
             add((child.bdf,), child, Section.FURTHER_VF, order)
     return _interleaved(places)
+
+
+def sparse_places(places: tuple[Place, ...], devices: tuple[Bdf, ...]) -> tuple[Place, ...]:
+    """The seats that a VM's numbering counts: of each section and node of which it gets a device.
+
+    A group of which it would leave more than MOST_EMPTY_SEATS empty before a used one is counted
+    by its used seats alone. docs/decisions/0004-guest-pcie-places.md says what that costs.
+    """
+    wanted = set(devices)
+    used: dict[tuple[Section, NodeIndex], int] = {}
+    length: dict[tuple[Section, NodeIndex], int] = {}
+    number: dict[tuple[Section, NodeIndex], int] = {}
+    for place in places:
+        group = place.section, place.node
+        number[group] = number.get(group, 0) + 1
+        if not wanted.isdisjoint(place.functions):
+            used[group] = used.get(group, 0) + 1
+            length[group] = number[group]
+    packed = {group for group, count in used.items() if length[group] - count > MOST_EMPTY_SEATS}
+    return tuple(
+        place
+        for place in places
+        if (place.section, place.node) in used
+        and ((place.section, place.node) not in packed or not wanted.isdisjoint(place.functions))
+    )
 
 
 def _interleaved(places: list[Place]) -> tuple[Place, ...]:

@@ -1,8 +1,8 @@
 """Guest PCIe: an expander bus per cell, a port per device, beside what the document has.
 
 Every device goes to its place of device_places.py. Ports of places that are not used, but come
-before one that is, stay empty: addresses then never depend on which devices a VM gets, and libvirt
-finds no gap to fill. They serve hot-plug too.
+before one that is, stay empty: an address then depends on the kinds of devices that a VM gets and
+not on which, and libvirt finds no gap to fill. They serve hot-plug too.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from homenode.plan.guest import GuestAddress
 from homenode.plan.model import GuestCellId, PlanFinding, PlannedController, PortModel
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest, PciGranularity
-from homenode.plan.shape.device_places import device_places
+from homenode.plan.shape.device_places import device_places, sparse_places
 from homenode.plan.shape.nearest_cells import (
     NearestCell,
     nearest_cell_finding,
@@ -95,13 +95,15 @@ def mirror_cells(
             f"--spare-ports: expected 0 to {MOST_SPARE_PORTS}, found {request.spare_ports}"
         )
     _refuse_unfit(by_bdf, devices)
+    any_port = request.pci_granularity is PciGranularity.CELL
     nearest_of_node = {node: to.cell for node, to in nearest.items()}
     places = device_places(host, by_bdf, cell_of_node, nearest_of_node)
+    if any_port:
+        places = sparse_places(places, devices)
     tree = pcie_tree(places, cells, request.pci_granularity, request.spare_ports)
     seats = seats_of(tree, devices)
     hostdevs = {hostdev.source: hostdev for hostdev in request.guest.hostdevs}
     addresses = {bdf: device.address for bdf, device in hostdevs.items() if device.address}
-    any_port = request.pci_granularity is PciGranularity.CELL
     told = PcieDocument(request.guest, cells, ())
     base = base_of(told, tree, seats, addresses, any_port)
     kept = right_ones(told, seats, addresses) if told.has_tree else {}

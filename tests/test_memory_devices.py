@@ -1,10 +1,12 @@
-"""Memory devices: each lies on the node of its cell, and counts in room, pages, locks and shares."""
+"""Memory devices: each lies where its cell lies, and counts in room, pages, locks and shares."""
 
 from dataclasses import replace
 
 import pytest
 
 from homenode.description.shipped import load_shipped
+from homenode.doctor.guest_limits import limits
+from homenode.domain.document import parse_document
 from homenode.domain.read import read_guest
 from homenode.plan.guest import GuestMemoryDevice
 from homenode.plan.layout import PRESETS
@@ -16,6 +18,7 @@ from homenode.plan.words.explain import explain
 from homenode.topology import Host
 from homenode.tuning import tune
 from homenode.units import GIB
+from homenode.verify.domain_facts import domain_facts
 from tests.small_hosts import NodeSpec, even_host, host_of, small_request
 
 
@@ -67,6 +70,9 @@ def test_a_dimm_counts_in_pages_locked_memory_dma_and_the_summary(hgx: Host) -> 
     assert [(r.node, r.pages) for r in plan.page_reservations] == [(0, 128), (1, 384)]
     assert plan.aperture is not None
     assert plan.aperture.memlock_bytes == 513 * GIB
+    bare = tune(document(256, 512, ""), "vm.xml", Wishes("pin-numa-pci"), hgx).plan.aperture
+    assert bare is not None
+    assert plan.aperture.dma_map_entries == bare.dma_map_entries
     assert [d.local_memory_ratio for d in plan.devices] == [0.25, 0.75]
     told = explain(plan, hgx)
     assert "256 GiB and 256 GiB in memory devices" in told.summary
@@ -127,6 +133,15 @@ def test_devices_with_a_source_of_their_own_are_counted_on_no_node(hgx: Host) ->
     assert plan.aperture is not None
     assert plan.aperture.memlock_bytes == 513 * GIB
     assert any(gap.subject == "memory devices" for gap in plan.gaps)
+
+
+def test_the_doctor_counts_memory_devices_in_what_a_vm_locks_and_maps() -> None:
+    bare, with_dimm = (
+        limits(domain_facts(parse_document(xml, "vm.xml")), [])
+        for xml in (document(256, 512, ""), document(128, 512, memory_device(256, 1)))
+    )
+    assert with_dimm == bare
+    assert bare.memlock_bytes == 513 * GIB
 
 
 def test_memory_of_enclaves_is_no_memory_device() -> None:

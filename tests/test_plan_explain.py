@@ -7,13 +7,23 @@ import pytest
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.plan.layout import PRESETS
-from homenode.plan.model import CostTerm, PageReservation, Plan, Rejection, RunnerUp
+from homenode.plan.model import (
+    Aperture,
+    CostTerm,
+    PageReservation,
+    Plan,
+    Rejection,
+    RunnerUp,
+)
+from homenode.plan.planner import plan as plan_on
 from homenode.plan.words.cost_words import term_lines, term_words
 from homenode.plan.words.explain import explain
 from homenode.plan.words.explanation import Section
+from homenode.report.host_counts import host_counts
 from homenode.topology import Host
 from homenode.units import GIB
 from tests.picture_hosts import gh200_host, h200_host, hand_plan, pictures
+from tests.small_hosts import NodeSpec, even_host, host_of, small_request
 
 FOUR = (0, 1, 2, 3)
 
@@ -56,7 +66,7 @@ def test_memory_left_free_is_compared_in_bytes() -> None:
 
 def test_a_plan_whose_search_ran_out_of_steps_says_so() -> None:
     lines = _section(replace(_plan(), optimal=None), h200_host(), "Why there").lines
-    assert any("unknown: the step budget ran out" in line for line in lines)
+    assert any("best placement is unknown" in line for line in lines)
 
 
 def test_a_cost_term_that_has_no_words_keeps_its_name() -> None:
@@ -182,3 +192,41 @@ def test_every_picture_plan_is_explained_the_same_twice() -> None:
     for host, plan in pictures().values():
         if plan is not None:
             assert explain(plan, host) == explain(plan, host)
+
+
+def test_what_the_host_does_not_tell_is_no_term_of_the_choice() -> None:
+    host = host_of([NodeSpec(memory_bytes=None)] * 2, tells_llcs=False)
+    plan = plan_on(host, small_request(8, layout="pin-numa"))
+    lines = " ".join(_section(plan, host, "Why there").lines)
+    assert "2 nodes spanned" in lines
+    assert "LLC" not in lines
+    assert "0 B" not in lines
+
+
+def test_a_runner_up_is_not_compared_by_memory_that_is_unknown() -> None:
+    host = host_of([NodeSpec(), NodeSpec(memory_bytes=None)])
+    plan = plan_on(host, small_request(2))
+    assert plan.nodes == (0,)
+    lines = _section(plan, host, "Why there").lines
+    assert any("64 GiB here against unknown there" in line for line in lines)
+
+
+@pytest.mark.parametrize(("layout", "threads"), [("pin-numa", False), ("pin-numa-smt", True)])
+def test_topoext_is_for_threads_only_where_the_guest_has_some(layout: str, threads: bool) -> None:
+    plan = plan_on(even_host(2), small_request(2, layout=layout))
+    assert plan.topoext
+    told = " ".join(_section(plan, None, "What the guest is told of its CPUs").lines)
+    assert "topoext is required" in told
+    assert ("does not see threads" in told) is threads
+
+
+def test_entries_of_the_dma_map_are_an_upper_bound() -> None:
+    plan = replace(_plan(), aperture=Aperture(None, None, None, GIB, 4096))
+    assert any(
+        "DMA map: at most 4,096" in line
+        for line in _section(plan, None, "Address space and locked memory").lines
+    )
+
+
+def test_a_host_without_nodes_has_unknown_memory() -> None:
+    assert "memory unknown" in host_counts(replace(even_host(1), nodes=()))

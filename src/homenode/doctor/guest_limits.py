@@ -53,16 +53,17 @@ def limits(facts: DomainFacts, devices: list[PciDevice]) -> Limits:
         bar.size_bytes for device in devices for bar in device.bars
         if bar.is_memory and bar.index < _OWN_BARS
     )  # fmt: skip
-    mapped = guest.memory_bytes + bars
+    whole = guest.memory_bytes + guest.memory_device_bytes
+    mapped = whole + bars
     page = facts.page_bytes or 4 * KIB
     window = prefetchable_window_bytes(devices)
     regions = len(devices) * _OWN_BARS + 8
     entries = regions
     if guest.launch_security is not None:
-        entries += -(-guest.memory_bytes // _CONFIDENTIAL_PAGE_BYTES)
+        entries += -(-whole // _CONFIDENTIAL_PAGE_BYTES)
     return Limits(
-        factor * (guest.memory_bytes + GIB), mapped, -(-mapped // page), entries, window,
-        _address_bits(max(guest.memory_bytes, guest.max_memory_bytes or 0), window),
+        factor * (whole + GIB), mapped, -(-mapped // page), entries, window,
+        _address_bits(max(whole, guest.max_memory_bytes or 0), window),
     )  # fmt: skip
 
 

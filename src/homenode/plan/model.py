@@ -181,7 +181,7 @@ class Plan:
     nodes: chosen host nodes, ascending. llcs: LLCs that hold vCPUs, ascending.
     memory_mode, memory_nodes: how numatune binds; (None, ()) = as it was.
     topology: None = as it was. topoext: AMD needs the CPU feature for the topology to be told.
-    rung: name of the step of the ladder of fallbacks. optimal: None = step budget ran out.
+    rung: name of the step of the ladder of fallbacks. optimal: None = not all were compared.
     consequences: what the guest's user will see change, one sentence each.
     memory_device_bytes: of the document's memory devices, beside memory_bytes.
     """

@@ -21,7 +21,7 @@ class Placement:
     node, LLC by LLC, siblings adjacent; () = not pinned. vcpu_nodes: index into `nodes` per vCPU.
     memory_nodes: nodes that give memory, () = not bound. threads_per_core: siblings shown to the
     guest, 1 = hidden. devices: functions that the VM gets, chosen GPUs included, host order.
-    optimal: None where the step budget ran out before the search was complete.
+    optimal: None where the search ended before all were compared.
     """
 
     nodes: tuple[NodeIndex, ...]

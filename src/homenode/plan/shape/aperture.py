@@ -77,8 +77,8 @@ def aperture(
     )
     factor = len(passed) if iommu_needed else 1
     step = page_bytes or _SMALL_PAGE_BYTES
-    entries = -(-request.memory_bytes // step) + -(-bars // step)
     whole = request.memory_bytes + request.guest.memory_device_bytes
+    entries = -(-whole // step) + -(-bars // step)
     memlock = factor * (whole + GIB)
     guest = request.guest
     findings: tuple[PlanFinding, ...] = ()

@@ -242,3 +242,60 @@ def test_mutated_listings_are_read_or_refused_and_nothing_else() -> None:
             host_from_lspci("".join(characters), "mutated")
         except HomenodeError:
             continue
+
+
+def _cut_gaps(text: str) -> list[str]:
+    host = host_from_lspci(text, "host")
+    return [gap.subject for gap in host.gaps if gap.subject.startswith("PCI functions ")]
+
+
+def test_a_whole_listing_has_no_gap_about_functions_that_are_missing() -> None:
+    assert _cut_gaps(SMALL) == []
+
+
+def test_a_listing_that_is_cut_anywhere_has_a_gap() -> None:
+    """Behind the first two entries, wherever its cut falls: in a line, between lines, blocks."""
+    window = "\tMemory behind bridge: 90100000-901fffff [size=1M]\n"
+    whole = SMALL.replace("\tBus: primary=02", window + "\tBus: primary=02")
+    first, last = whole.index("01:00.0"), whole.index("03:00.0")
+    all_listed = whole.index("\n", last) + 1
+    for at in range(first, len(whole)):
+        between_lines = whole[at - 1] == "\n"
+        assert _cut_gaps(whole[:at]) or (between_lines and at >= all_listed), whole[:at][-80:]
+
+
+def test_a_number_that_was_cut_is_not_read() -> None:
+    text = SMALL.replace("NUMA node: 0\n\tIOMMU", "NUMA node: 12\n\tIOMMU")
+    cut = text[: text.index("NUMA node: 12") + len("NUMA node: 1")]
+    assert parse(cut)[-1].bdf == Bdf(0, 3, 0, 0)
+    assert parse(cut)[-1].numa_node is None
+
+
+@pytest.mark.parametrize(
+    ("window", "told"),
+    [
+        ("Memory behind bridge: 90100000-901fffff [size=1M]", True),
+        ("Prefetchable memory behind bridge: 0000000095900000-00000000959fffff", True),
+        ("Memory behind bridge: fff00000-000fffff [disabled]", False),
+        ("Memory behind bridge: 90100000-901fffff [size=1M] [32-bit]", True),
+        ("Prefetchable memory behind bridge: [disabled]", False),
+        ("I/O behind bridge: 00001000-00001fff [size=4K]", False),
+    ],
+)
+def test_a_bridge_that_passes_memory_to_nothing_is_a_gap(window: str, told: bool) -> None:
+    bridge = (
+        "00:01.0 PCI bridge: Intel Corporation Device 352a\n"
+        f"\tBus: primary=00, secondary=01, subordinate=01, sec-latency=0\n\t{window}\n"
+    )
+    assert bool(_cut_gaps(bridge)) is told
+
+
+@needs_hgx
+def test_half_of_a_large_listing_is_not_taken_for_all_of_it() -> None:
+    text = HGX.read_text(errors="replace")
+    assert _cut_gaps(text) == []
+    for size in range(100_000, len(text), 100_000):
+        half = host_from_lspci(text[:size], "host")
+        assert (
+            any("ends within a line" in gap.reason for gap in half.gaps) or text[size - 1] == "\n"
+        )

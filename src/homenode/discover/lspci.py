@@ -15,7 +15,7 @@ from homenode.errors import InputError, ParseError
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
 from homenode.pci import PciBridge, PciDevice, PortType, RootComplex
-from homenode.tools.lspci import LspciFunction, parse
+from homenode.tools.lspci import LspciFunction, ends_within_a_line, parse
 from homenode.topology import CpuModel, Host
 
 _UNASSIGNED_CLASS = 0xFF0000  # "does not fit any class"
@@ -44,8 +44,8 @@ def overlay_lspci(host: Host, text: str, source: str = "lspci") -> Host:
 
     The listing decides what there is and where; a function that the host's own source describes as
     well (same address, class and ids) keeps what the listing does not tell. Where both tell and
-    differ, a gap says so. Raises ParseError for a malformed listing and InputError where it names
-    nodes that the host does not have.
+    differ, a gap says so, and so it does where the listing seems not to be whole. Raises ParseError
+    for a malformed listing and InputError where it names nodes that the host does not have.
     """
     functions = parse(text, source)
     nodes = {node.index: node for node in host.nodes}
@@ -58,7 +58,7 @@ def overlay_lspci(host: Host, text: str, source: str = "lspci") -> Host:
         )
     pus_of_node = {index: node.pus for index, node in nodes.items()}
     own = {device.bdf: device for device in host.pci_devices}
-    gaps: list[Gap] = []
+    gaps = _signs_of_a_cut(functions, text, source)
     devices = tuple(
         _merged(device, own.get(device.bdf), gaps)
         for device in _devices(functions, pus_of_node, gaps)
@@ -83,6 +83,41 @@ def overlay_lspci(host: Host, text: str, source: str = "lspci") -> Host:
         ),
         gaps=(*_other_gaps(host, devices), *gaps, *root_gaps),
     )
+
+
+def _signs_of_a_cut(functions: tuple[LspciFunction, ...], text: str, source: str) -> list[Gap]:
+    """What tells that a listing misses functions: lspci lists by address and says no total."""
+    gaps = []
+    last = functions[-1]
+    ends_early = (
+        (last.class_code or 0) >> 8 == PCI_BRIDGE_CLASS
+        and last.buses is None
+        and any(function.buses is not None for function in functions)
+    )
+    if ends_within_a_line(text) or ends_early:
+        where = "in the entry of a bridge" if ends_early else "within a line"
+        subject = f"PCI functions after {last.bdf}, and the end of its own entry"
+        gaps.append(Gap(subject, f"{source} ends {where}, so it was cut: take it again"))
+    listed = {(function.bdf.domain, function.bdf.bus) for function in functions}
+    bare = [
+        function.bdf
+        for function in functions
+        if function.buses is not None
+        and function.buses[1] > 0
+        and (function.has_window or function.buses[2] > function.buses[1])
+        and not any(
+            (function.bdf.domain, bus) in listed
+            for bus in range(function.buses[1], function.buses[2] + 1)
+        )
+    ]
+    if bare:
+        first = f" ({bare[0]}, ...)" if len(bare) > 1 else f" ({bare[0]})"
+        reason = (
+            f"they have memory or buses for functions, of which {source} lists none: empty slots, "
+            "or a listing that is not whole"
+        )
+        gaps.append(Gap(f"PCI functions below {len(bare)} bridges{first}", reason))
+    return gaps
 
 
 def add_lspci(

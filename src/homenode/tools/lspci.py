@@ -35,9 +35,11 @@ _EXPRESS = re.compile(
 _SPEED = re.compile(r"Speed (\d{1,3}(?:\.\d)?)GT/s", re.ASCII)
 _WIDTH = re.compile(r"Width x(\d{1,2})", re.ASCII)
 _BUSES = re.compile(r"primary=([0-9a-f]{2}), secondary=([0-9a-f]{2}), subordinate=([0-9a-f]{2})")
+_WINDOW = re.compile(r"([0-9a-f]{8,16})-([0-9a-f]{8,16})(?! *\[(?:disabled|empty))", re.ASCII)
 _SIZE = re.compile(r"\[size=(\d{1,4})([KMGTP]?)\]", re.ASCII)
 _VFS = re.compile(r"Total VFs: (\d{1,5}), Number of VFs: (\d{1,5})", re.ASCII)
 _ENABLED = re.compile(r"(\w+)\+", re.ASCII)
+_WINDOWS = ("Memory behind bridge", "Prefetchable memory behind bridge")
 _TOOL_NOISE = ("lspci:", "pcilib:")
 
 _PORT_TYPES = {
@@ -56,9 +58,9 @@ class LspciFunction:
     """One function. None: not printed, or printed by a name that is not in lspci_names.py.
 
     class_code: 24 bits. name: vendor and device in words. port_type: of bridges with an Express
-    capability. buses: (primary, secondary, subordinate). target_gt_per_s: LnkCtl2, the speed that
-    the port is told to train to. acs: flags of ACSCtl that are on. bars: with sizes only; those of
-    SR-IOV have none in the listing.
+    capability. buses: (primary, secondary, subordinate). has_window: the bridge passes memory of
+    functions below it. target_gt_per_s: LnkCtl2, the speed that the port is told to train to. acs:
+    flags of ACSCtl that are on. bars: with sizes only; those of SR-IOV have none in the listing.
     """
 
     bdf: Bdf
@@ -74,6 +76,7 @@ class LspciFunction:
     target_gt_per_s: float | None = None
     port_type: PortType | None = None
     buses: tuple[int, int, int] | None = None
+    has_window: bool = False
     driver: str | None = None
     iommu_group: int | None = None
     slot: str | None = None
@@ -91,11 +94,17 @@ def looks_like_lspci(text: str) -> bool:
     return _HEADER.fullmatch(first) is not None
 
 
+def ends_within_a_line(text: str) -> bool:
+    """True where a listing was cut: lspci ends every line."""
+    return not text.endswith("\n")
+
+
 def parse(text: str, source: str = "lspci") -> tuple[LspciFunction, ...]:
     """The functions of a listing, ascending.
 
     Raises ParseError for a line at the margin that is no header, for an address that comes twice,
-    and for a number that is none. Indented lines that nothing reads are passed over.
+    and for a number that is none. Indented lines that nothing reads are passed over, and so is a
+    last line that is not whole.
     """
     if len(text) > MAX_CHARACTERS:
         raise ParseError(source, f"at most {MAX_CHARACTERS} characters", str(len(text)))
@@ -103,6 +112,8 @@ def parse(text: str, source: str = "lspci") -> tuple[LspciFunction, ...]:
     block: list[str] = []
     header: tuple[int, str] | None = None
     lines = text.splitlines()
+    if ends_within_a_line(text) and len(lines) > 1 and not _HEADER.fullmatch(lines[-1].rstrip()):
+        del lines[-1]  # "NUMA node: 1" may have been 12
     for number, line in enumerate([*lines, ""], start=1):
         if line.startswith((" ", "\t")):
             if header is None:
@@ -189,6 +200,10 @@ def _fields(block: list[str], source: str, header_line: int) -> dict[str, Any]:
             fields["slot"] = value
         elif key == "Bus" and (buses := _BUSES.match(value)):
             fields["buses"] = tuple(int(bus, 16) for bus in buses.groups())
+        elif key in _WINDOWS and (window := _WINDOW.match(value)):
+            # A window that is closed ends before it begins.
+            if int(window[1], 16) <= int(window[2], 16):
+                fields["has_window"] = True
         elif key == "Capabilities" and (express := _EXPRESS.match(value)):
             fields["port_type"] = _PORT_TYPES.get(express[1])
         elif key == "Initial VFs" and (vfs := _VFS.search(value)):

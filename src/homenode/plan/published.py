@@ -117,8 +117,8 @@ def choose(objective: Objective, *, has_gpus: bool, mirrors_pcie: bool) -> Choic
                     "against 721,474 (+2.6 %), H200 237,801 against 232,536 (+2.3 %)",
                 ),
                 (
-                    "pin-numa-smt may give 2 to 3 % more for twice the vCPUs: one run each, and less "
-                    "than what matters",
+                    "pin-numa-smt may give 2 to 3 % more for twice the vCPUs: one run each, and "
+                    "less than what matters",
                 ),
             )
         case Objective.DENSITY:

@@ -270,3 +270,11 @@ def test_help_is_short_to_load_and_imports_nothing_that_it_does_not_need() -> No
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_no_host_is_the_best_where_none_can_hold_the_vm() -> None:
+    hosts = ("--host", "small-2n8c-2gpu", "--host", "x86-1p1n4c4t")
+    done = homenode("plan", DOCUMENT, *hosts, "--vcpus", "900", "--layout", "pin")
+    assert done.returncode == 4
+    assert "best host" not in done.stderr
+    assert "none of the 2 hosts can hold the VM; why " in done.stderr

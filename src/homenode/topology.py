@@ -299,7 +299,7 @@ class HostSummary:
 
 
 def summarise(host: Host) -> HostSummary:
-    """Counts of a host. memory_bytes is None if any node's is unknown."""
+    """Counts of a host. memory_bytes is None if any node's is unknown, or no node is."""
     sizes = [node.memory_bytes for node in host.nodes]
     known = [size for size in sizes if size is not None]
     kinds = [device.kind for device in host.pci_devices if device.physical_function is None]
@@ -312,7 +312,7 @@ def summarise(host: Host) -> HostSummary:
         llcs=len(host.llcs),
         numa_nodes=len(host.nodes),
         cpuless_nodes=sum(not node.pus for node in host.nodes),
-        memory_bytes=sum(known) if len(known) == len(sizes) else None,
+        memory_bytes=sum(known) if known and len(known) == len(sizes) else None,
         pci_functions=len(host.pci_devices),
         gpus=kinds.count(DeviceKind.GPU),
         nics=kinds.count(DeviceKind.NIC),

@@ -115,7 +115,10 @@ def _on_best_host(
     if not (outputs.quiet or outputs.json):
         console().print(rank_text(ranking))
     best = ranking[0].host
-    note(f"best host: {best.name}")
+    if ranking[0].placement is None:
+        note(f"none of the {len(hosts)} hosts can hold the VM; why {best.name} cannot:")
+    else:
+        note(f"best host: {best.name}")
     return best, tune(original, document, wishes, best, copy_name=outputs.copy_name)
 
 

@@ -52,8 +52,8 @@ def consequences(
         )
     if window is not None:
         said.append(
-            f"Starting the VM locks {format_bytes(window.memlock_bytes)} of memory and makes "
-            f"{window.dma_map_entries} IOMMU entries."
+            f"Starting the VM locks {format_bytes(window.memlock_bytes)} of memory and makes at "
+            f"most {window.dma_map_entries} IOMMU entries."
         )
     return tuple(said)
 

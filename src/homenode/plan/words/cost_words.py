@@ -105,17 +105,23 @@ def term_value(name: str, value: int | tuple[int, ...] | None) -> str:
     return str(abs(value) if name in ("balance_cores", "minus_nodes_spanned") else value)
 
 
-def term_lines(cost: Sequence[CostTerm], decisive: Collection[str] = ()) -> tuple[str, ...]:
+def term_lines(
+    cost: Sequence[CostTerm], decisive: Collection[str] = (), unknown: Collection[str] = ()
+) -> tuple[str, ...]:
     """One line for each term that says something, in the order of comparison: the first that
     differs between two placements decides.
 
     Left out are terms with nothing to say (no device pulls, nothing to reserve, an even split) and
-    tie-breaks, unless they were `decisive` for a runner-up.
+    tie-breaks, unless they were `decisive` for a runner-up, and terms that count what is `unknown`.
 
     >>> term_lines([CostTerm("device_class", 0), CostTerm("nodes_spanned", 1)])
     ('1. 1 node spanned',)
     """
-    shown = [term for term in cost if term.name in decisive or not _is_silent(term, cost)]
+    shown = [
+        term
+        for term in cost
+        if term.name not in unknown and (term.name in decisive or not _is_silent(term, cost))
+    ]
     return tuple(f"{number}. {_line(term)}" for number, term in enumerate(shown, start=1))
 
 

@@ -118,21 +118,34 @@ def _choice(plan: Plan) -> Section:
     if not plan.cost:
         return Section("Why there")
     decisive = {other.decided_by for other in plan.runners_up}
-    lines = list(term_lines(plan.cost, decisive))
+    lines = list(term_lines(plan.cost, decisive, _unknown(plan, plan.nodes)))
     if plan.optimal is None:
-        lines.append("Whether this is the best placement is unknown: the step budget ran out.")
+        lines.append("Whether this is the best placement is unknown: not all were compared.")
     elif not plan.runners_up:
         lines.append("No other set of nodes was feasible.")
     for place, other in enumerate(plan.runners_up):
         who = "The best runner-up" if place == 0 else "Next"
         mine = next((t.value for t in plan.cost if t.name == other.decided_by), None)
         theirs = next((t.value for t in other.cost if t.name == other.decided_by), None)
+        here, there = (
+            "unknown" if other.decided_by in _unknown(plan, nodes) else
+            term_value(other.decided_by, value)
+            for nodes, value in ((plan.nodes, mine), (other.nodes, theirs))
+        )  # fmt: skip
         lines.append(
             f"{who}, {nodes_text(other.nodes)}: decided by {term_words(other.decided_by)}, "
-            f"{term_value(other.decided_by, mine)} here against "
-            f"{term_value(other.decided_by, theirs)} there."
+            f"{here} here against {there} there."
         )
     return Section("Why there", tuple(lines))
+
+
+def _unknown(plan: Plan, nodes: Sequence[NodeIndex]) -> set[str]:
+    """Terms of the cost that count nothing on these nodes, as the host tells nothing to count."""
+    gaps = {gap.subject for gap in plan.gaps}
+    names = {"llcs_spanned"} if "LLCs" in gaps else set()
+    if any(f"node {node} memory" in gaps for node in nodes):
+        names.add("balance_memory")
+    return names
 
 
 def rejection_lines(

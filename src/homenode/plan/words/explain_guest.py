@@ -51,7 +51,12 @@ def topology_section(plan: Plan) -> Section:
     }
     lines.append(caches[plan.cache])
     if plan.topoext:
-        lines.append("The CPU feature topoext is required, or an AMD guest does not see threads.")
+        sees = plan.topology is not None and plan.topology.threads > 1
+        lines.append(
+            "The CPU feature topoext is required, or an AMD guest does not see threads."
+            if sees
+            else "The CPU feature topoext is required: an AMD guest reads its topology with it."
+        )
     if plan.iommu_needed:
         lines.append("A vIOMMU is needed: more than 255 vCPUs, or the document had one.")
     return Section("What the guest is told of its CPUs", tuple(lines))
@@ -190,8 +195,8 @@ def apertures_section(plan: Plan) -> Section:
     )
     if aperture.dma_map_entries:
         lines.append(
-            f"Entries in the IOMMU's DMA map: {aperture.dma_map_entries:,}. The kernel makes them "
-            "when the VM starts; larger pages need fewer."
+            f"Entries in the IOMMU's DMA map: at most {aperture.dma_map_entries:,}. The kernel "
+            "makes them when the VM starts; larger pages need fewer."
         )
     return Section("Address space and locked memory", tuple(lines))
 

@@ -1,5 +1,7 @@
 """Memory devices: each lies where its cell lies, and counts in room, pages, locks and shares."""
 
+import itertools
+import random
 from dataclasses import replace
 
 import pytest
@@ -119,6 +121,35 @@ def test_a_node_too_small_for_its_cells_devices_gives_way_to_another() -> None:
     placement = place(host, with_devices(small_request(8, 32 * GIB), (0, 1), (1, 40)))
     assert len(placement.nodes) == 2
     assert 2 not in placement.nodes[1:]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_equal_cells_with_memory_devices_are_placed_exactly_where_some_nodes_hold_them(
+    seed: int,
+) -> None:
+    chance = random.Random(seed)
+    sizes = [chance.randint(4, 60) for _ in range(chance.choice((2, 3, 4)))]
+    host = host_of(
+        [NodeSpec(((1,) * 4,), i, memory_bytes=size * GIB) for i, size in enumerate(sizes)]
+    )
+    memory = 12 * chance.randint(1, 6)
+    devices = [(chance.randint(0, 3), chance.randint(1, 40)) for _ in range(3)]
+
+    def holds(nodes: tuple[int, ...]) -> bool:
+        held = [0] * len(nodes)
+        for cell, size in devices:
+            held[cell if cell < len(nodes) else 0] += size
+        needs = zip(nodes, held, strict=True)
+        return all(sizes[node] >= memory // len(nodes) + more for node, more in needs)
+
+    counts = [number for number in (1, 2, 4) if number <= len(sizes)]  # 4 vCPUs, equal cells
+    choices = [nodes for k in counts for nodes in itertools.combinations(range(len(sizes)), k)]
+    request = with_devices(small_request(4, memory * GIB), *devices)
+    if any(map(holds, choices)):
+        assert holds(place(host, request).nodes)
+    else:
+        with pytest.raises(Unplannable):
+            place(host, request)
 
 
 def test_devices_with_a_source_of_their_own_are_counted_on_no_node(hgx: Host) -> None:

@@ -23,7 +23,7 @@ BUDGET_STEPS = 100_000
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The nodes of least cost: split is (position, groups), ascending. optimal: None where the
-    budget ran out first, or nodes were too small for memory devices: a better one may exist."""
+    budget ran out first, or nodes kept room for memory devices: a better one may exist."""
 
     split: tuple[tuple[int, int], ...]
     cost: Cost
@@ -70,19 +70,19 @@ def answer(question: Question, *, without: int = 0, budget: int = BUDGET_STEPS) 
     counts = feasible_counts(question, allowed)
     steps = Steps(budget)
     for number, device_class in _orders(question, counts, allowed):
-        left_out = 0
+        tight, kept_free = question, dict[int, int]()
         while True:
-            shares = _shares(question, number, allowed & ~left_out)
-            split = _least(question, shares, device_class, steps)
+            split = _least(tight, _shares(tight, number, allowed), device_class, steps)
             if split is None:
                 break
-            full = question.too_full(split)
-            if not full:
-                certain = not steps.ran_out and not left_out
+            short = question.short_of_devices(split)
+            if not short:
+                certain = not steps.ran_out and not kept_free
                 return Answer(split, question.cost(split), True if certain else None)
-            # Which cell a node becomes depends on the others, so a node that is too small for one
-            # cell's memory devices is left out, though it might have served as another.
-            left_out |= full
+            # Which cell a node becomes depends on the others: a node that was too full for one
+            # cell's memory devices keeps their room free from here on, as whichever cell.
+            kept_free |= short
+            tight = question.with_less_room(kept_free)
     return None
 
 

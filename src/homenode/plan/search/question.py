@@ -3,7 +3,7 @@
 place.py asks one question per rung of the ladder; nodes.py answers it.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from homenode.plan.request import Balance, Policy
 from homenode.plan.search.cost import Cost, packed
@@ -103,16 +103,26 @@ class Question:
             held[cell if cell < cells else 0] += pages
         return tuple(held)
 
-    def too_full(self, split: tuple[tuple[int, int], ...]) -> int:
-        """Nodes (bits) of a split that hold their groups' share but not their devices beside it."""
+    def short_of_devices(self, split: tuple[tuple[int, int], ...]) -> dict[int, int]:
+        """Nodes of a split that do not hold their cell's memory devices beside their share, with
+        the pages of these that pages_of does not count yet."""
         if not self.device_pages:
-            return 0
-        full = 0
-        for (node, groups), more in zip(split, self.devices_of_cells(len(split)), strict=True):
+            return {}
+        short: dict[int, int] = {}
+        for (node, groups), held in zip(split, self.devices_of_cells(len(split)), strict=True):
             pages = self.supplies[node].room.pages
-            if pages is not None and pages < self._share(groups) + more:
-                full |= 1 << node
-        return full
+            if pages is not None and pages < self._share(groups) + held:
+                short[node] = held - (self.pages_of(groups) - self._share(groups))
+        return short
+
+    def with_less_room(self, kept_free: dict[int, int]) -> "Question":
+        """The question where some nodes have so many pages less to give."""
+        supplies = list(self.supplies)
+        for node, pages in kept_free.items():
+            room = supplies[node].room
+            left = None if room.pages is None else max(0, room.pages - pages)
+            supplies[node] = replace(supplies[node], room=replace(room, pages=left))
+        return replace(self, supplies=tuple(supplies), _draws={}, _weights={}, _linked={})
 
     def draw(self, node: int, groups: int) -> Draw:
         """What so many groups on the node come to. Remembered: a search asks for it often."""

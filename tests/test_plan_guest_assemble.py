@@ -72,7 +72,7 @@ def test_more_vcpus_are_said() -> None:
 
 
 def test_empty_ports_are_explained() -> None:
-    devices = HGX_GPUS[:3]
+    devices = HGX_GPUS[2:4]
     request = small_request(4, layout="pin-numa-pci", devices=[str(bdf) for bdf in devices])
     plan = assemble(hgx_host(), request, placed((2, 2), devices=devices))
     assert any(text.startswith("2 empty PCIe ports keep a place") for text in plan.consequences)

@@ -230,3 +230,13 @@ def test_entries_of_the_dma_map_are_an_upper_bound() -> None:
 
 def test_a_host_without_nodes_has_unknown_memory() -> None:
     assert "memory unknown" in host_counts(replace(even_host(1), nodes=()))
+
+
+def test_a_node_that_holds_two_cells_of_mixed_kinds_is_told_once() -> None:
+    host = host_of([NodeSpec(((2,) * 4 + (1,) * 4,), efficiency_cores=4)])
+    plan = plan_on(host, replace(small_request(6, layout="pin-numa"), mixed_kinds=True))
+    assert plan.nodes == (0, 0)
+    table = _section(plan, host, "Where it runs").table
+    assert table is not None
+    assert len(table.rows) == 1
+    assert " on node 0, " in explain(plan, host).summary

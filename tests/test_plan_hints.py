@@ -58,7 +58,7 @@ def test_kept_vcpus_beyond_the_host_are_lowered_to_all_its_pus(vcpus: int, offer
 
 def test_unequal_nodes_offer_the_most_that_equal_cells_hold_or_unequal_cells() -> None:
     error = refusal(UNEQUAL, smt(8))
-    assert "no 2 nodes have room for equal shares" in error.message
+    assert "no 2 nodes have room for equal shares; the nearest equal count is 6" in error.message
     assert error.hint == "ask for 6 vCPUs, or allow cells of unequal size with --unequal-cells"
 
 

@@ -176,13 +176,14 @@ def _unequal(
     if question.groups % number == 0:
         shares = f"{request.vcpus} vCPUs: no {number} nodes have room for equal shares"
     offer = " or ".join(offers)
+    nearest = "counts are" if len(offers) > 1 else "count is"
     hints = [f"ask for {offer} vCPUs{kept(request)}"] if offer else []
     if fits(replace(request, unequal_cells=True)):
         hints.append("allow cells of unequal size with --unequal-cells")
     return Rejection(
         "equal-cells",
         tuple(supply.cores.index for supply in question.supplies),
-        shares + (f"; the nearest equal counts are {offer}" if offer else ""),
+        shares + (f"; the nearest equal {nearest} {offer}" if offer else ""),
         ", or ".join(hints) or None,
     )
 

@@ -80,7 +80,7 @@ def _placement(plan: Plan, host: Host | None) -> Section:
     if not plan.vcpu_pins:
         lines.append("The vCPUs are not pinned: the host's scheduler may run them anywhere.")
     elif host is not None:
-        rows = [row for node in plan.nodes for row in _node_rows(host, node, used)]
+        rows = [row for node in dict.fromkeys(plan.nodes) for row in _node_rows(host, node, used)]
     else:
         lines.append(f"vCPUs on {pus_text(used)}.")
     if plan.layout.pinning is Pinning.ONE_PER_CORE and plan.vcpu_pins and host is not None:

@@ -48,7 +48,7 @@ def nodes_text(nodes: Sequence[int]) -> str:
     >>> nodes_text([2]), nodes_text([0, 1])
     ('node 2', 'nodes 0-1')
     """
-    return ("node " if len(nodes) == 1 else "nodes ") + (numbers_text(nodes) or "none")
+    return ("node " if len(set(nodes)) == 1 else "nodes ") + (numbers_text(nodes) or "none")
 
 
 def pus_text(pus: CpuSet) -> str:

@@ -1,4 +1,4 @@
-"""A tuned document, tuned again with the same wishes, stays as it is: on every host, every layout."""
+"""A tuned document, tuned again with the same wishes, stays as it is: every host, every layout."""
 
 from pathlib import Path
 

@@ -45,7 +45,8 @@ def restore(
         restore_original(what)
         note(f"restored {what}")
         return
-    from homenode.cli.apply import DEFAULT, restore_domain
+    from homenode.cli.apply import restore_domain
+    from homenode.hypervisor.connection import DEFAULT
 
     restore_domain(what, connect or DEFAULT, forget=forget, dry_run=dry_run)
 

@@ -44,16 +44,6 @@ def number_list(numbers: Iterable[int]) -> str:
     return str(CpuSet(numbers))
 
 
-def said_list(parts: Iterable[str]) -> str:
-    """Parts joined as in speech.
-
-    >>> said_list(["a"]), said_list(["a", "b", "c"])
-    ('a', 'a, b and c')
-    """
-    items = list(parts)
-    return items[0] if len(items) == 1 else ", ".join(items[:-1]) + " and " + items[-1]
-
-
 def nodes_text(nodes: Iterable[int]) -> str:
     """Nodes with the word.
 

@@ -204,6 +204,15 @@ def test_cores_and_devices_of_other_running_vms_are_named() -> None:
     assert taken.subject == "PUs 5" and "'other'" in taken.observed
 
 
+def test_nothing_is_sure_of_a_domain_whose_name_is_redacted() -> None:
+    other = replace(neighbour((5, 7), (Bdf.parse("81:00.0"),)), name="redacted/vm-1")
+    found = findings_of(
+        tuned("pin-numa-pci").document, host=replace(small_host(), domains=(other,))
+    )
+    assert {"core-taken", "device-in-use"} <= ids(found)
+    assert not are_bad(found)
+
+
 def test_versions_that_are_too_old_are_named_by_element() -> None:
     settings = replace(small_host().settings, libvirt_version=(3, 9, 0), qemu_version=(2, 5, 0))
     found = findings_of(

@@ -11,6 +11,7 @@ from homenode.plan.guest import Guest, GuestHostdev
 from homenode.plan.shape.pcie_document import EXPANDER, expander_above
 from homenode.topology import Host
 from homenode.verify.domain_facts import DomainFacts
+from homenode.verify.neighbour import neighbour, severity_of_neighbour
 
 LOST_LOCALITY_COST = (
     "the guest cannot tell where the device is: 12.6 against 15.6 GB/s host to device (KubeVirt)"
@@ -69,8 +70,8 @@ def _in_use(facts: DomainFacts, host: Host, bdf: Bdf) -> Iterator[Finding]:
     for domain in host.domains:
         if domain.running and domain.name != facts.guest.name and bdf in domain.devices:
             yield Finding(
-                "device-in-use", Severity.CRITICAL, str(bdf), "a device that no other VM has",
-                f"running domain {domain.name!r} has it", "the start fails",
+                "device-in-use", severity_of_neighbour(domain, Severity.CRITICAL), str(bdf),
+                "a device that no other VM has", f"{neighbour(domain)} has it", "the start fails",
                 "stop that domain, or choose another device", facts.source,
             )  # fmt: skip
 

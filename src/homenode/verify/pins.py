@@ -6,6 +6,7 @@ from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
 from homenode.topology import Host
 from homenode.verify.domain_facts import DomainFacts, vcpus_text
+from homenode.verify.neighbour import neighbour, severity_of_neighbour
 
 SHARED_CORE_COST = "a vCPU on a core with another loses 40 to 75 % (XAPI's measurement)"
 _REPLAN = "plan again on this host: homenode plan"
@@ -150,9 +151,9 @@ def _others(facts: DomainFacts, host: Host) -> Iterator[Finding]:
         if both and pinned and facts.is_pinned:
             pus = CpuSet(pu for core in both for pu in core.pus)
             yield Finding(
-                "core-taken", Severity.WARNING, f"PUs {pus}", "cores without other VMs",
-                f"vCPUs of running domain {domain.name!r}", SHARED_CORE_COST, _REPLAN,
-                facts.source,
+                "core-taken", severity_of_neighbour(domain, Severity.WARNING), f"PUs {pus}",
+                "cores without other VMs", f"vCPUs of {neighbour(domain)}", SHARED_CORE_COST,
+                _REPLAN, facts.source,
             )  # fmt: skip
 
 

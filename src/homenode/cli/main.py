@@ -22,6 +22,7 @@ from homenode.cli import (
     recommend,
     restore,
     show,
+    slurm,
     verify,
 )
 from homenode.errors import HomenodeError
@@ -50,6 +51,7 @@ app.command("compare")(compare.compare)
 app.command("recommend")(recommend.recommend)
 app.command("nccl-topo")(nccl_topo.nccl_topo)
 app.add_typer(kubevirt.app, name="kubevirt")
+app.add_typer(slurm.app, name="slurm")
 
 
 def _print_version(wanted: bool) -> None:

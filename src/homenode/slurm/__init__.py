@@ -1,0 +1,1 @@
+"""Slurm: GPU nodes as a scheduler shares them out: jobs, configuration, bindings, studies."""

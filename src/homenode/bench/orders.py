@@ -1,0 +1,102 @@
+"""Orders: what one run of the suite is asked for, how it comes along, and what comes of it."""
+
+from dataclasses import dataclass, field
+from pathlib import PurePath
+
+from homenode.bench.suite import SuiteWishes
+from homenode.cpuset import CpuSet
+from homenode.errors import UsageError
+from homenode.findings import Finding
+from homenode.gap import Gap
+from homenode.plan.model import Plan
+from homenode.results.model import UNKNOWN_SWITCHES, Condition, Run, Switches, Vantage
+
+APP_TIMEOUT_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class AppOrder:
+    """The user's own program as a test. argv: no shell sees it.
+
+    metric: a regular expression with one group, searched line by line in what the program prints;
+    the last match is the figure. lower_is_better: it is a time, not a rate. name: of the metric.
+    """
+
+    argv: tuple[str, ...]
+    metric: str
+    lower_is_better: bool = False
+    name: str = "app"
+    timeout_s: float = APP_TIMEOUT_S
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOrders:
+    """One run: results/<system>/<name>/.
+
+    switches: of the layout; those of the plan where one is given and these are unknown. plan: of
+    the guest that is measured: it is verified first. domain_xml: kept beside it. versions: of
+    libvirt, QEMU and the machine type, as whoever started the guest knows them. boot: identity of
+    this boot; None = the machine is asked. pus, nodes: measure on these alone. system: folder
+    above the run; None = the GPU's name, or cpu-only. host, host_kind: of the machine below a
+    guest, see RunHead. emulated: no figure means anything; the probe knows TCG by itself. force:
+    measure a guest that is not as planned, and mark the run.
+    """
+
+    name: str
+    wishes: SuiteWishes = field(default_factory=SuiteWishes)
+    repeats: int = 3
+    seed: int = 1
+    switches: Switches = UNKNOWN_SWITCHES
+    vantage: Vantage = Vantage.GUEST
+    plan: Plan | None = None
+    domain_xml: bytes | None = None
+    versions: tuple[Condition, ...] = ()
+    boot: str | None = None
+    app: AppOrder | None = None
+    pus: CpuSet | None = None
+    nodes: tuple[int, ...] | None = None
+    system: str | None = None
+    host: str | None = None
+    host_kind: str | None = None
+    arrangement: str | None = None
+    emulated: bool = False
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is: steps done of all, the test that runs now, seconds left as planned."""
+
+    done: int
+    total: int
+    test: str
+    seconds_left: float
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOutcome:
+    """What came of it. folder, run: None where nothing was measured, as the guest is another.
+
+    findings: of verifying and preflight, and of the run itself. gaps: tests that this machine does
+    not get, failed, or ran out of time.
+    """
+
+    folder: PurePath | None
+    run: Run | None
+    findings: tuple[Finding, ...]
+    gaps: tuple[Gap, ...]
+
+
+def restricted_to(orders: BenchOrders) -> CpuSet | None:
+    """PUs that a run is confined to: as ordered, else on a host those that the plan pins."""
+    if orders.pus is not None or orders.vantage is Vantage.GUEST or orders.plan is None:
+        return orders.pus
+    pinned = CpuSet.from_bits(0)
+    for pins in orders.plan.vcpu_pins:
+        pinned |= pins
+    if not pinned:
+        raise UsageError(
+            "--plan: expected one that pins vCPUs, to measure the host on their PUs, found none",
+            hint="--pus LIST names the PUs",
+        )
+    return pinned

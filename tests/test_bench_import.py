@@ -224,6 +224,33 @@ def test_a_layout_that_the_name_does_not_tell_can_be_said() -> None:
         imported_runs([folder(STUDY)], wishes)
 
 
+def test_a_layout_reaches_logs_of_tools_by_the_name_that_their_run_has() -> None:
+    wishes = ImportWishes(layouts={"run1": Switches.of(PRESETS["pin"])})
+    one = only(imported_runs([folder({"run1.log": nccl.TEXT})], wishes))
+    assert (one.run.head.name, one.run.head.switches.name) == ("run1", "pin")
+    assert not any(gap.subject == "layout" for gap in one.gaps)
+
+
+def test_a_layout_is_of_one_of_two_runs_that_had_to_be_renamed() -> None:
+    logs = {"run1.log": nccl.TEXT}
+    folders = [folder(logs, "first", "a"), folder(logs, "second", "a")]
+    names = [one.run.head.name for one in imported_runs(folders, ImportWishes())]
+    assert len(set(names)) == 2
+    layouts = {names[1]: Switches.of(PRESETS["pin-numa"])}
+    runs = imported_runs(folders, ImportWishes(layouts=layouts))
+    assert [one.run.head.switches.name for one in runs] == ["unknown", "pin-numa"]
+    with pytest.raises(InputError, match="expected a run's name") as refused:
+        imported_runs(folders, ImportWishes(layouts={"run1": Switches.of(PRESETS["pin"])}))
+    assert refused.value.hint == f"runs: {', '.join(sorted(names))}"
+
+
+def test_a_layout_that_a_study_folder_cannot_have_had_is_seen_when_the_user_names_it() -> None:
+    wishes = ImportWishes(layouts={"try7": Switches.of(PRESETS["pin"])})
+    files = {**STUDY, "numa_topology.txt": TWO_NODES}
+    one = only(imported_runs([folder(files, "try7")], wishes))
+    assert one.run.head.unusable == ("layout pin has no guest cells, but the guest showed 2 nodes",)
+
+
 def test_logs_under_numa_pinning_give_the_matrix_of_nodes_and_gpus() -> None:
     texts = {f"exclusive_4gpu_node{n}.txt": pinned(n) for n in range(4)}
     one = only(imported_runs([folder(texts, "transfer", "data")], ImportWishes()))

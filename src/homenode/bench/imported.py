@@ -9,7 +9,7 @@ from homenode.bench.figures import Figures, joined
 from homenode.bench.tool_log import lenient, tool_of
 from homenode.errors import InputError
 from homenode.gap import Gap
-from homenode.results.model import Origin, Run, RunHead, Switches, Vantage
+from homenode.results.model import UNKNOWN_SWITCHES, Origin, Run, RunHead, Switches, Vantage
 
 CPU_ONLY = "cpu-only"
 GPU_UNKNOWN = "gpu-unknown"
@@ -58,22 +58,32 @@ def imported_runs(folders: Iterable[SourceFolder], wishes: ImportWishes) -> tupl
 
     Raises InputError for a layout of a run that is not there.
     """
-    found: list[tuple[SourceFolder, Imported]] = []
-    for folder in folders:
-        found += [(folder, one) for one in _of_folder(folder, wishes)]
-    names = [_place(one) for _, one in found]
-    runs = tuple(
-        one if names.count(_place(one)) == 1 else _renamed(one, folder) for folder, one in found
-    )
-    unknown = sorted(set(wishes.layouts) - {one.run.head.name for one in runs})
+    drafts = [draft for folder in folders for draft in _of_folder(folder, wishes)]
+    places = [(draft.head.system, draft.head.name) for draft in drafts]
+    drafts = [
+        draft if places.count(place) == 1 else _renamed(draft)
+        for draft, place in zip(drafts, places, strict=True)
+    ]
+    unknown = sorted(set(wishes.layouts) - {draft.head.name for draft in drafts})
     if unknown:
-        known = ", ".join(sorted({one.run.head.name for one in runs})) or "none"
+        known = ", ".join(sorted({draft.head.name for draft in drafts})) or "none"
         raise InputError(f"--layout {unknown[0]}=…: expected a run's name, found none such",
                          hint=f"runs: {known}")  # fmt: skip
-    return runs
+    return tuple(_finished(draft, wishes.layouts.get(draft.head.name)) for draft in drafts)
 
 
-def _of_folder(folder: SourceFolder, wishes: ImportWishes) -> Iterator[Imported]:
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A run before its last name and layout. files: names that it was read from."""
+
+    head: RunHead
+    folder: SourceFolder
+    files: tuple[str, ...]
+    figures: Figures
+    is_study: bool
+
+
+def _of_folder(folder: SourceFolder, wishes: ImportWishes) -> Iterator[_Draft]:
     names = frozenset(folder.texts)
     rest = dict(folder.texts)
     if study_folder.is_study_folder(names):
@@ -99,29 +109,27 @@ def unread_files(folder: SourceFolder) -> Iterator[Gap]:
             yield Gap(f"{folder.path}/{name}", "not the output of a tool that is read")
 
 
-def _study(folder: SourceFolder, wishes: ImportWishes) -> Imported:
+def _study(folder: SourceFolder, wishes: ImportWishes) -> _Draft:
     figures = study_folder.figures_of_study(folder.texts)
-    switches = wishes.layouts.get(folder.name, study_folder.switches_of(folder.name))
     above = "" if folder.above in _RESULTS_FOLDERS else folder.above
     head = RunHead(
         folder.name,
         wishes.system or above or _system(figures),
         Origin.IMPORTED,
         wishes.vantage or Vantage.GUEST,
-        switches,
+        study_folder.switches_of(folder.name),
         host_kind=wishes.host_kind,
         vcpus=study_folder.vcpus_of(folder.texts),
         conditions=figures.conditions,
-        unusable=tuple(study_folder.contradictions(folder.texts, switches)),
         source=folder.path,
     )
     read = tuple(sorted(set(folder.texts) & study_folder.FILES))
-    return _imported(head, read, figures, folder)
+    return _Draft(head, folder, read, figures, is_study=True)
 
 
 def _logs(
     folder: SourceFolder, group: str, files: tuple[str, ...], figures: Figures, wishes: ImportWishes
-) -> Imported:
+) -> _Draft:
     vantage = wishes.vantage or (Vantage.JOB if _is_bound(figures) else Vantage.HOST)
     if wishes.vantage is None:
         reason = f"nobody said where the tools ran; taken for a {vantage} (--vantage)"
@@ -131,24 +139,28 @@ def _logs(
         wishes.system or _system(figures),
         Origin.IMPORTED,
         vantage,
-        wishes.layouts.get(group, study_folder.switches_of("")),
+        UNKNOWN_SWITCHES,
         host_kind=wishes.host_kind,
         host_addresses=vantage is not Vantage.GUEST,
         conditions=figures.conditions,
         source=folder.path,
     )
-    return _imported(head, files, figures, folder)
+    return _Draft(head, folder, files, figures, is_study=False)
 
 
-def _imported(
-    head: RunHead, files: tuple[str, ...], figures: Figures, folder: SourceFolder
-) -> Imported:
-    gaps = figures.gaps
+def _finished(draft: _Draft, layout: Switches | None) -> Imported:
+    """The run under the layout that the user names, else the one that its folder is named for."""
+    head = draft.head if layout is None else replace(draft.head, switches=layout)
+    if draft.is_study:
+        texts = draft.folder.texts
+        contradictions = tuple(study_folder.contradictions(texts, head.switches))
+        head = replace(head, unusable=contradictions)
+    gaps = draft.figures.gaps
     if head.switches.name == "unknown":
         gaps = (*gaps, Gap("layout", "nobody said which it was (--layout NAME=PRESET)"))
     gaps += tuple(Gap("unusable", reason) for reason in head.unusable)
-    paths = tuple(f"{folder.path}/{name}" for name in files)
-    return Imported(Run(head, figures.samples), paths, gaps)
+    paths = tuple(f"{draft.folder.path}/{name}" for name in draft.files)
+    return Imported(Run(head, draft.figures.samples), paths, gaps)
 
 
 def _system(figures: Figures) -> str:
@@ -194,13 +206,8 @@ def _name(text: str) -> str:
     return "".join(c if c.isprintable() and c != "/" else "-" for c in text).strip(".")[:120] or "-"
 
 
-def _place(one: Imported) -> tuple[str, str]:
-    return one.run.head.system, one.run.head.name
-
-
-def _renamed(one: Imported, folder: SourceFolder) -> Imported:
+def _renamed(draft: _Draft) -> _Draft:
     """With the folder's path in its name: two folders hold files of one name."""
-    path = folder.path.replace("/", "-")
-    head = one.run.head
-    name = path if head.name == folder.name else f"{path}-{head.name}"
-    return replace(one, run=replace(one.run, head=replace(head, name=_name(name))))
+    path = draft.folder.path.replace("/", "-")
+    name = path if draft.head.name == draft.folder.name else f"{path}-{draft.head.name}"
+    return replace(draft, head=replace(draft.head, name=_name(name)))

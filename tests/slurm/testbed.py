@@ -1,0 +1,240 @@
+"""Testbed: a real Slurm of one's own on one machine: munged, slurmctld and a slurmd for each node.
+
+Three nodes of 2 sockets x 16 cores x 2 threads with 8 GPUs are declared; the machine has what it
+has (`config_overrides`). GPUs are device files that nobody opens. Nothing of an installed Slurm is touched: sockets,
+keys, states and logs lie in one folder, and every daemon is stopped by its own process id.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+NODES = ("gpu01", "gpu02", "gpu03")
+DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch", "numactl")
+
+_CONF = """\
+ClusterName=homenode
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={base}/munge/socket
+CryptoType=crypto/munge
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+ReturnToService=2
+SlurmctldPidFile={base}/run/slurmctld.pid
+SlurmdPidFile={base}/run/slurmd.%n.pid
+SlurmdSpoolDir={base}/spool/%n
+StateSaveLocation={base}/state
+SlurmctldPort={port}
+SlurmctldLogFile={base}/log/slurmctld.log
+SlurmdLogFile={base}/log/slurmd.%n.log
+SlurmctldDebug=info
+SlurmdDebug=info
+SwitchType=switch/none
+SchedulerType=sched/backfill
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+SlurmdParameters=config_overrides
+GresTypes=gpu
+JobAcctGatherType=jobacct_gather/none
+InactiveLimit=0
+KillWait=2
+MinJobAge=300
+SlurmdTimeout=120
+{nodes}
+PartitionName=whole Nodes={names} Default=YES MaxTime=60 OverSubscribe=EXCLUSIVE State=UP
+PartitionName=parts Nodes={names} MaxTime=60 State=UP
+"""
+_NODE = (
+    "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} Sockets=2 "
+    "CoresPerSocket=16 ThreadsPerCore=2 RealMemory=512000 Gres=gpu:h100:8 State=UNKNOWN"
+)
+_GRES = """\
+AutoDetect=off
+NodeName={names} Name=gpu Type=h100 File={base}/gpu/gpu[0-3] Cores=0-15
+NodeName={names} Name=gpu Type=h100 File={base}/gpu/gpu[4-7] Cores=16-31
+"""
+
+
+class Testbed:
+    """A running Slurm. environment: what its clients need."""
+
+    __test__ = False
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.environment = {**os.environ, "SLURM_CONF": str(base / "slurm.conf")}
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._controller: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start every daemon, and wait until all nodes are idle."""
+        for name in ("state", "spool", "log", "run", "gpu", "munge"):
+            (self.base / name).mkdir(parents=True)
+        for gpu in range(8):
+            # Character devices: only of these does Slurm tell a job its GPUs' numbers.
+            os.mknod(self.base / f"gpu/gpu{gpu}", stat.S_IFCHR | 0o600, os.makedev(4, 70 + gpu))
+        self._write_configuration()
+        self._start_munged()
+        self.start_controller()
+        for node in NODES:
+            (self.base / "spool" / node).mkdir()
+            self._processes.append(self._daemon("slurmd", "-D", "-N", node))
+        self._until_idle()
+
+    def start_controller(self) -> None:
+        assert self._controller is None
+        self._controller = self._daemon("slurmctld", "-D")
+
+    def stop_controller(self) -> None:
+        """As a crash would: no goodbye to anyone."""
+        assert self._controller is not None
+        self._controller.kill()
+        self._controller.wait()
+        self._controller = None
+
+    def stop(self) -> None:
+        """Cancel what runs, then end our own daemons."""
+        if self._controller is not None:
+            # None of the jobs outlives the testbed: they are slurmstepd's, not ours to wait for.
+            with contextlib.suppress(subprocess.SubprocessError):
+                self.client("scancel", "--full", "--signal=KILL", "--state=RUNNING", "-u", "root")
+                self.client("scancel", "-u", "root")
+                time.sleep(1)
+        running = [*self._processes, *([self._controller] if self._controller else [])]
+        for process in reversed(running):
+            process.send_signal(signal.SIGTERM)
+        for process in running:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        self._end_steps()
+
+    def _end_steps(self) -> None:
+        """End what slurmd left behind: a step whose controller went away asks for it for ever.
+
+        A step has no parent of ours and no name of ours; it has our log open.
+        """
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                is_step = (process / "comm").read_text().strip() == "slurmstepd"
+                if is_step and any(self._is_ours(fd) for fd in (process / "fd").iterdir()):
+                    os.kill(int(process.name), signal.SIGKILL)
+
+    def _is_ours(self, path: Path) -> bool:
+        return os.readlink(path).startswith(f"{self.base}/log/")
+
+    def client(self, *argv: str, timeout: float = 30) -> str:
+        """Output of a client program. Raises CalledProcessError."""
+        done = subprocess.run(
+            argv, env=self.environment, capture_output=True, text=True, timeout=timeout, check=True
+        )
+        return done.stdout
+
+    def _daemon(self, *argv: str) -> "subprocess.Popen[bytes]":
+        with (self.base / "log" / f"{argv[0]}.start.log").open("ab") as log:
+            return subprocess.Popen(
+                argv, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def _write_configuration(self) -> None:
+        host = socket.gethostname().partition(".")[0]
+        names = ",".join(NODES)
+        controller, *ports = _free_ports(1 + len(NODES))
+        nodes = "\n".join(
+            _NODE.format(name=name, host=host, port=port)
+            for name, port in zip(NODES, ports, strict=True)
+        )
+        texts = {
+            "slurm.conf": _CONF.format(
+                host=host, base=self.base, port=controller, nodes=nodes, names=names
+            ),
+            "gres.conf": _GRES.format(names=names, base=self.base),
+            "cgroup.conf": "CgroupPlugin=cgroup/v1\n",
+        }
+        for name, text in texts.items():
+            (self.base / name).write_text(text)
+
+    def _start_munged(self) -> None:
+        base = self.base / "munge"
+        key = base / "munge.key"
+        key.write_bytes(os.urandom(1024))
+        key.chmod(0o600)
+        # munged trusts no folder that others may write to, and its clients must reach the socket.
+        base.chmod(0o755)
+        self._processes.append(
+            self._daemon(
+                "munged", "--foreground", "--force", f"--key-file={key}",
+                f"--socket={base}/socket", f"--pid-file={base}/munged.pid",
+                f"--seed-file={base}/seed", f"--log-file={base}/munged.log",
+            )
+        )  # fmt: skip
+        _until(lambda: (base / "socket").exists(), "munged")
+
+    def _until_idle(self) -> None:
+        def all_idle() -> bool:
+            try:
+                states = self.client("sinfo", "-h", "-N", "-p", "parts", "-o", "%T").split()
+            except subprocess.SubprocessError:
+                return False
+            return states == ["idle"] * len(NODES)
+
+        _until(all_idle, "the nodes to be idle")
+
+
+def missing() -> str | None:
+    """Why no testbed can run here; None where one can."""
+    absent = [name for name in DAEMONS if shutil.which(name, path=_path()) is None]
+    if absent:
+        return f"not installed: {', '.join(absent)}"
+    return None if os.geteuid() == 0 else "slurmd needs root"
+
+
+@contextlib.contextmanager
+def running(base: Path) -> Iterator[Testbed]:
+    """A testbed below a folder; skips the test where none can run."""
+    reason = missing()
+    if reason is not None:
+        pytest.skip(reason)
+    testbed = Testbed(base)
+    try:
+        testbed.start()
+        yield testbed
+    finally:
+        testbed.stop()
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def _until(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"expected {what} within {seconds:g} s"
+        time.sleep(0.1)
+
+
+def _path() -> str:
+    return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"

@@ -94,7 +94,8 @@ def test_host_transfers_run_from_each_node_and_once_as_the_tool_binds() -> None:
 def test_collectives_run_with_and_without_peer_access_and_on_the_first_node() -> None:
     suite = suite_for(even_host(devices=GPUS), EVERYTHING, SuiteWishes((Group.NCCL,)))
     assert [test.id for test in suite.tests] == [
-        "nccl", "nccl without peer access", "nccl on node 0",
+        "nccl", "nccl: P2P off", "nccl: everything on node 0",
+        "nccl: P2P off, everything on node 0", "nccl choices",
     ]  # fmt: skip
     assert ("NCCL_P2P_DISABLE", "1") in suite.tests[1].environment
     assert all(test.timeout_s > test.seconds for test in suite.tests)

@@ -1,114 +1,249 @@
 """GPU suite: the tests of the GPUs of a machine, with what is installed.
 
 Each host transfer runs once from every node and once as the tool itself binds: the matrix of nodes
-and GPUs is the result, not its best cell.
+and GPUs is the result, not its best cell. Installed tools come first, PyTorch stands in for them.
 """
 
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 
-from homenode.bench.model import BenchTest, Depth, Group, SuiteWishes
+from homenode.bench.collective_suite import collective_tests
+from homenode.bench.model import SECONDS, TORCH, BenchTest, Depth, Group, Reader, SuiteWishes
+from homenode.bench.torch_commands import TorchPython
 from homenode.gap import Gap
 from homenode.pci import DeviceKind, PciDevice
-from homenode.tools import nccl_tests, nvbandwidth
+from homenode.tools import nvbandwidth
 from homenode.topology import Host, NumaNode
 
-_NVIDIA, _AMD = 0x10DE, 0x1002
-_HOST_COPIES = (
+HOST_COPIES = (
     "host_to_device_memcpy_ce", "device_to_host_memcpy_ce", "host_to_device_memcpy_sm",
-    "device_to_host_memcpy_sm", "host_device_latency_sm",
+    "device_to_host_memcpy_sm", "host_to_device_bidirectional_memcpy_ce",
+    "device_to_host_bidirectional_memcpy_ce", "host_device_latency_sm",
 )  # fmt: skip
-_PEER_COPIES = ("device_to_device_memcpy_read_ce", "device_to_device_memcpy_write_ce")
+"""Of nvbandwidth, all since v0.5."""
+
+ALL_AT_ONCE = ("host_to_all_memcpy_ce", "all_to_host_memcpy_ce")
+PEER_COPIES = (
+    "device_to_device_memcpy_read_ce", "device_to_device_memcpy_write_ce",
+    "device_to_device_memcpy_read_sm", "device_to_device_memcpy_write_sm",
+)  # fmt: skip
+LOCAL_COPY = ("device_local_copy",)
+"""Since v0.7; older ones refuse the name, and PyTorch measures it."""
+
+PEERS_HANG = (
+    "direct access between these GPUs hangs, as on some virtual functions; collectives need "
+    "NCCL_P2P_DISABLE=1"
+)
+_NVIDIA, _AMD = 0x10DE, 0x1002
+_NO_TORCH = "PyTorch is not installed in {python} (package torch; --python names another Python)"
+_SAMPLES = {Depth.QUICK: 1, Depth.NORMAL: 3, Depth.FULL: 9}
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMachine:
+    """The GPUs that are measured, all of one vendor, and what there is to measure them with."""
+
+    gpus: tuple[PciDevice, ...]
+    nodes: tuple[NumaNode, ...]
+    installed: frozenset[str]
+    wishes: SuiteWishes
+
+    @property
+    def is_nvidia(self) -> bool:
+        return self.gpus[0].vendor_id == _NVIDIA
+
+    @property
+    def torch(self) -> TorchPython | None:
+        return TorchPython(self.wishes.python) if TORCH in self.installed else None
+
+    @property
+    def seconds(self) -> float:
+        """Of one figure of PyTorch's."""
+        return SECONDS[self.wishes.depth] / 4
+
+    def without_torch(self) -> str:
+        return _NO_TORCH.format(python=self.wishes.python)
 
 
 def gpu_tests(
     host: Host, installed: Collection[str], wishes: SuiteWishes, left_out: list[Gap]
 ) -> Iterator[BenchTest]:
-    gpus = host.devices_of_kind(DeviceKind.GPU)
-    groups = (Group.GPU_COPY, Group.GPU_BANDWIDTH, Group.GPU_PEER, Group.NCCL)
+    """The tests of a machine's GPUs; what cannot be measured goes to left_out."""
+    groups = (Group.GPU_COPY, Group.MATMUL, Group.GPU_BANDWIDTH, Group.GPU_SMALL, Group.GPU_PEER,
+              Group.NCCL)  # fmt: skip
+    gpus = _measured(host, left_out)
     if not gpus:
         left_out += [Gap(group, "no GPU") for group in groups]
         return
-    yield from _copies(host, gpus, installed, wishes, left_out)
+    nodes = tuple(node for node in host.nodes if node.pus and node.memory_bytes != 0)
+    machine = GpuMachine(gpus, nodes, frozenset(installed), wishes)
+    copies = _nvidia_copies if machine.is_nvidia else _amd_copies
+    yield from copies(machine, left_out)
+    yield from _torch_alone(machine, left_out)
     if len(gpus) < 2:
         left_out += [Gap(group, "one GPU alone") for group in (Group.GPU_PEER, Group.NCCL)]
         return
-    yield from _collectives(host, gpus, installed, wishes, left_out)
+    yield from collective_tests(
+        gpus, nodes, frozenset(installed), wishes, left_out,
+        if_stopped=None if machine.is_nvidia else PEERS_HANG,
+    )  # fmt: skip
 
 
-def _copies(
-    host: Host,
-    gpus: tuple[PciDevice, ...],
-    installed: Collection[str],
-    wishes: SuiteWishes,
-    left_out: list[Gap],
-) -> Iterator[BenchTest]:
-    groups = (Group.GPU_COPY, Group.GPU_BANDWIDTH, Group.GPU_PEER)
-    if not all(gpu.vendor_id == _NVIDIA for gpu in gpus) or "nvbandwidth" not in installed:
-        reason = "nvbandwidth is not installed, or not all GPUs are NVIDIA's"
-        left_out += [Gap(group, reason) for group in groups]
+def _measured(host: Host, left_out: list[Gap]) -> tuple[PciDevice, ...]:
+    """NVIDIA's, else AMD's: no tool measures both. Not those that are passed through."""
+    free = []
+    for gpu in host.devices_of_kind(DeviceKind.GPU):
+        if gpu.driver == "vfio-pci":
+            left_out.append(Gap(Group.GPU_BANDWIDTH, f"{gpu.bdf} is passed through (vfio-pci)"))
+        else:
+            free.append(gpu)
+    for vendor in (_NVIDIA, _AMD):
+        chosen = tuple(gpu for gpu in free if gpu.vendor_id == vendor)
+        if chosen:
+            reason = "is of another vendor than the others: not measured"
+            left_out += [
+                Gap(Group.GPU_BANDWIDTH, f"{gpu.bdf} {reason}") for gpu in free if gpu not in chosen
+            ]
+            return chosen
+    reason = "is neither NVIDIA's nor AMD's: no tool that we drive measures it"
+    left_out += [Gap(Group.GPU_BANDWIDTH, f"{gpu.bdf} {reason}") for gpu in free]
+    return ()
+
+
+def _nvidia_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
+    count = len(machine.gpus)
+    has_tool, torch = "nvbandwidth" in machine.installed, machine.torch
+    if not has_tool and torch is None:
+        reason = f"neither nvbandwidth nor PyTorch: {machine.without_torch()}"
+        missed = [Group.GPU_COPY, Group.GPU_BANDWIDTH] + [Group.GPU_PEER] * (count > 1)
+        left_out += [Gap(group, reason) for group in missed]
         return
-    samples = {Depth.QUICK: 1, Depth.NORMAL: 3, Depth.FULL: 9}[wishes.depth]
-    seconds = 3.0 * samples * len(gpus)
-    local = nvbandwidth.argv(["device_local_copy"], samples=samples)
-    yield _gpu_test("gpu-copy", Group.GPU_COPY, local, seconds)
-    own = nvbandwidth.argv(_HOST_COPIES, samples=samples)
-    yield _gpu_test("gpu-bandwidth", Group.GPU_BANDWIDTH, own, seconds)
-    if "numactl" in installed:
-        for node in _with_pus_and_memory(host):
-            # -d: else the tool moves itself to the GPU's node, and every row would be the same.
-            argv = (*_on_node(node), own[0], "-d", *own[1:])
-            name = f"gpu-bandwidth from node {node.index}"
-            yield _gpu_test(name, Group.GPU_BANDWIDTH, argv, seconds)
-    else:
-        left_out.append(Gap(Group.GPU_BANDWIDTH, "by node: numactl is not installed"))
-    if len(gpus) > 1:
-        peer = nvbandwidth.argv(_PEER_COPIES, samples=samples)
-        yield _gpu_test("gpu-peer", Group.GPU_PEER, peer, seconds * len(gpus))
-
-
-def _collectives(
-    host: Host,
-    gpus: tuple[PciDevice, ...],
-    installed: Collection[str],
-    wishes: SuiteWishes,
-    left_out: list[Gap],
-) -> Iterator[BenchTest]:
-    if "all_reduce_perf" not in installed:
-        left_out.append(Gap(Group.NCCL, "all_reduce_perf is not installed"))
-        return
-    repeats = {Depth.QUICK: 20, Depth.NORMAL: 100, Depth.FULL: 300}[wishes.depth]
-    argv = nccl_tests.argv(
-        len(gpus), largest_bytes=wishes.largest_message_bytes, iterations=repeats
+    yield _either(
+        _nvbandwidth(machine, "gpu-copy", Group.GPU_COPY, LOCAL_COPY) if has_tool else None,
+        _torch_local(machine),
     )
-    # ROCm's collectives fail on some GPUs when memory is reclaimed; harmless elsewhere.
-    is_amd = any(gpu.vendor_id == _AMD for gpu in gpus)
-    environment = (("HSA_NO_SCRATCH_RECLAIM", "1"),) if is_amd else ()
-    seconds = 60.0 * repeats / 100
-    without_peers = (*environment, ("NCCL_P2P_DISABLE", "1"))
-    yield _gpu_test("nccl", Group.NCCL, argv, seconds, environment)
-    yield _gpu_test("nccl without peer access", Group.NCCL, argv, seconds, without_peers)
-    nodes = _with_pus_and_memory(host)
-    if len(nodes) > 1 and "numactl" in installed:
-        # What the study's script does when no GPU has a node; shows what that alone costs.
-        bound = (*_on_node(nodes[0]), *argv)
-        name = f"nccl on node {nodes[0].index}"
-        yield _gpu_test(name, Group.NCCL, bound, seconds, environment)
+    names = HOST_COPIES + (ALL_AT_ONCE if count > 1 else ())
+    own = _nvbandwidth(machine, "gpu-bandwidth", Group.GPU_BANDWIDTH, names)
+    yield _either(own if has_tool else None, _torch_host(machine, None))
+    for node in machine.nodes:
+        tool = _from_node(own, node) if has_tool and "numactl" in machine.installed else None
+        if tool is None and torch is None:
+            reason = f"from node {node.index}: numactl is not installed"
+            left_out.append(Gap(Group.GPU_BANDWIDTH, reason))
+            continue
+        yield _either(tool, _torch_host(machine, node))
+    if count > 1:
+        peers = _nvbandwidth(machine, "gpu-peer", Group.GPU_PEER, PEER_COPIES)
+        peers = replace(peers, seconds=peers.seconds * count, timeout_s=peers.timeout_s * 2)
+        yield _stopped(_either(peers if has_tool else None, _torch_peer(machine)), PEERS_HANG)
 
 
-def _gpu_test(
-    id: str,
-    group: Group,
-    argv: tuple[str, ...],
-    seconds: float,
-    environment: tuple[tuple[str, str], ...] = (),
-) -> BenchTest:
-    return BenchTest(id, group, argv, seconds, 120 + 10 * seconds, environment)
+def _amd_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
+    """AMD's tools give all nodes in one matrix, and have no affinity of their own."""
+    count, torch = len(machine.gpus), machine.torch
+    if torch is None:
+        reason = machine.without_torch()
+        left_out += [Gap(group, reason) for group in (Group.GPU_COPY, Group.GPU_BANDWIDTH)]
+    else:
+        yield from filter(None, (_torch_local(machine), _torch_host(machine, None)))
+    by_node = [*_amd_tools(machine, "gpu-bandwidth by node", Group.GPU_BANDWIDTH)]
+    if torch is not None:
+        by_node.append(
+            torch.copies(
+                "gpu-bandwidth by node", Group.GPU_BANDWIDTH, "host-copies", machine.seconds, count,
+                each_node=len(machine.nodes),
+            )
+        )  # fmt: skip
+    if by_node:
+        yield _either(*by_node)
+    else:
+        reason = "none of rocm-bandwidth-test, TransferBench and PyTorch is installed"
+        missed = [Group.GPU_BANDWIDTH] + [Group.GPU_PEER] * (count > 1)
+        left_out += [Gap(group, reason) for group in missed]
+        return
+    if count > 1:
+        peers = [
+            *_amd_tools(machine, "gpu-peer", Group.GPU_PEER),
+            _torch_peer(machine),
+        ]
+        yield _stopped(_either(*peers), PEERS_HANG)
 
 
-def _on_node(node: NumaNode) -> tuple[str, ...]:
-    return ("numactl", f"--cpunodebind={node.index}", f"--membind={node.index}")
+def _amd_tools(machine: GpuMachine, id: str, group: Group) -> Iterator[BenchTest]:
+    seconds = 5.0 * (len(machine.gpus) + len(machine.nodes)) ** 2
+    if "rocm-bandwidth-test" in machine.installed:
+        argv: tuple[str, ...] = ("rocm-bandwidth-test", "-a")
+        yield replace(_gpu_test(id, group, argv, seconds), reads=Reader.ROCM)
+    if "TransferBench" in machine.installed:
+        argv = ("TransferBench", "p2p")
+        yield replace(_gpu_test(id, group, argv, seconds), reads=Reader.TRANSFER_BENCH)
 
 
-def _with_pus_and_memory(host: Host) -> tuple[NumaNode, ...]:
-    """Nodes that a process can be bound to; GPU memory and CXL have no PUs."""
-    return tuple(node for node in host.nodes if node.pus and node.memory_bytes != 0)
+def _torch_alone(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
+    """What no installed tool measures: matrix products, and copies of a few bytes."""
+    torch, count = machine.torch, len(machine.gpus)
+    if torch is None:
+        reason = machine.without_torch()
+        left_out += [Gap(group, reason) for group in (Group.MATMUL, Group.GPU_SMALL)]
+        return
+    yield torch.copies("gpu-compute", Group.MATMUL, "matmul", machine.seconds, count)
+    small = "gpu-small-copies"
+    yield torch.copies(small, Group.GPU_SMALL, "small-copies", machine.seconds / 2, count)
+    for node in machine.nodes:
+        yield torch.copies(
+            f"{small} from node {node.index}", Group.GPU_SMALL, "small-copies",
+            machine.seconds / 2, count, node=node.index,
+        )  # fmt: skip
+
+
+def _torch_local(machine: GpuMachine) -> BenchTest | None:
+    torch, count = machine.torch, len(machine.gpus)
+    if torch is None:
+        return None
+    return torch.copies("gpu-copy", Group.GPU_COPY, "local-copy", machine.seconds, count)
+
+
+def _torch_host(machine: GpuMachine, node: NumaNode | None) -> BenchTest | None:
+    if machine.torch is None:
+        return None
+    name = "gpu-bandwidth" if node is None else f"gpu-bandwidth from node {node.index}"
+    return machine.torch.copies(
+        name, Group.GPU_BANDWIDTH, "host-copies", machine.seconds, len(machine.gpus),
+        node=None if node is None else node.index,
+    )  # fmt: skip
+
+
+def _torch_peer(machine: GpuMachine) -> BenchTest | None:
+    torch, count = machine.torch, len(machine.gpus)
+    if torch is None:
+        return None
+    return torch.copies("gpu-peer", Group.GPU_PEER, "peer-copies", machine.seconds, count)
+
+
+def _nvbandwidth(machine: GpuMachine, id: str, group: Group, names: tuple[str, ...]) -> BenchTest:
+    samples = _SAMPLES[machine.wishes.depth]
+    argv = nvbandwidth.argv(names, samples=samples)
+    seconds = 0.4 * samples * len(machine.gpus) * len(names) + 2
+    return replace(_gpu_test(id, group, argv, seconds), reads=Reader.NVBANDWIDTH)
+
+
+def _from_node(own: BenchTest, node: NumaNode) -> BenchTest:
+    """-d: else the tool moves itself to the GPU's node, and every row would be the same."""
+    binding = ("numactl", f"--cpunodebind={node.index}", f"--membind={node.index}")
+    argv = (*binding, own.argv[0], "-d", *own.argv[1:])
+    return replace(own, id=f"{own.id} from node {node.index}", argv=argv, node=node.index)
+
+
+def _either(*attempts: BenchTest | None) -> BenchTest:
+    """The first of those that there are, with the others behind it. At least one is."""
+    first, *others = (attempt for attempt in attempts if attempt is not None)
+    return replace(first, alternatives=tuple(others))
+
+
+def _stopped(test: BenchTest, tells: str) -> BenchTest:
+    others = tuple(replace(one, if_stopped=tells) for one in test.alternatives)
+    return replace(test, if_stopped=tells, alternatives=others)
+
+
+def _gpu_test(id: str, group: Group, argv: tuple[str, ...], seconds: float) -> BenchTest:
+    return BenchTest(id, group, argv, seconds, 120 + 10 * seconds)

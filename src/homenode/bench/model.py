@@ -37,7 +37,7 @@ class Group(StrEnum):
     GPU_COPY = "gpu-copy"
     MATMUL = "gpu-compute"
     GPU_BANDWIDTH = "gpu-bandwidth"
-    GPU_LATENCY = "gpu-latency"
+    GPU_SMALL = "gpu-small-copies"
     GPU_PEER = "gpu-peer"
     NCCL = "nccl"
 
@@ -76,6 +76,7 @@ class BenchTest:
     its metric ("P2P off"); None where it is that one.
     alternatives: tests that measure the same otherwise, to be tried in this order where it is
     missing, fails, runs out of time or cannot be read; each has no alternatives of its own.
+    if_stopped: what it tells when it runs out of time, None where it tells nothing.
     """
 
     id: str
@@ -90,6 +91,7 @@ class BenchTest:
     binding: str | None = None
     variant: str | None = None
     alternatives: "tuple[BenchTest, ...]" = ()
+    if_stopped: str | None = None
 
     @property
     def is_control(self) -> bool:

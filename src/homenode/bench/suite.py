@@ -34,7 +34,7 @@ def groups_for(objective: Objective) -> tuple[Group, ...]:
         Objective.COLLECTIVE: (Group.NCCL, Group.GPU_PEER),
         Objective.HOST_BANDWIDTH: (Group.MEMORY_BANDWIDTH,),
         Objective.LATENCY: (Group.MEMORY_LATENCY, Group.CORE_TO_CORE),
-        Objective.DEVICE_TRANSFER: (Group.GPU_BANDWIDTH,),
+        Objective.DEVICE_TRANSFER: (Group.GPU_BANDWIDTH, Group.GPU_SMALL),
         Objective.THROUGHPUT: (Group.CPU_ALL, Group.SMT),
         Objective.DENSITY: (Group.CPU_ALL, Group.SMT),
     }[objective]

@@ -38,6 +38,8 @@ def virsh(*words: str) -> str:
 
 
 def start_libvirtd() -> None:
+    # libvirtd would ask it for its capabilities too: seconds, for a program that nothing uses.
+    Path("/usr/bin/qemu-system-i386").unlink(missing_ok=True)
     subprocess.run(["virtlogd", "-d"], check=True)
     subprocess.run(["libvirtd", "-d"], check=True)
     # Importing takes as long as libvirtd does to come up: the two at once.

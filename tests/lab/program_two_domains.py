@@ -36,7 +36,7 @@ DOMAIN = """<domain type='qemu'>
 
 
 def place(name: str, vcpus: int, *wishes: str) -> None:
-    Path(f"/tmp/{name}.xml").write_text(DOMAIN.format(name=name, vcpus=vcpus, mib=256))
+    Path(f"/tmp/{name}.xml").write_text(DOMAIN.format(name=name, vcpus=vcpus, mib=64))
     virsh("define", f"/tmp/{name}.xml")
     step(f"{name} defined")
     plan = f"/tmp/{name}.json"

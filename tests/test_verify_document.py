@@ -213,6 +213,99 @@ def test_nothing_is_sure_of_a_domain_whose_name_is_redacted() -> None:
     assert not are_bad(found)
 
 
+def test_a_pin_that_is_offline_in_part_is_a_warning_and_whole_is_critical() -> None:
+    host = small_host()
+    pus = tuple(replace(pu, online=pu.index != 5) for pu in host.pus)
+    for pin, severity in (("5", Severity.CRITICAL), ("5,7", Severity.WARNING)):
+        xml = changed(tuned("pin").document, ("vcpu='3' cpuset='5'", f"vcpu='3' cpuset='{pin}'"))
+        found = findings_of(xml, host=replace(host, pus=pus))
+        told = [(f.subject, f.severity) for f in found if f.id == "pin-of-offline-pu"]
+        assert told == [("vCPU 3", severity)]
+
+
+def test_a_node_of_the_whole_binding_must_exist_although_every_cell_has_its_own() -> None:
+    xml = changed(tuned("pin-numa").document, ("mode='strict' nodeset='0,1'", "nodeset='0,1,7'"))
+    found = findings_of(xml, host=small_host())
+    told = [(f.id, f.subject, f.observed) for f in found if are_bad([f])]
+    assert ("memory-of-no-node", "<numatune>", "node 7, which is not there") in told
+    assert not any(what == "memory-short" for what, _, _ in told)
+
+
+def with_dimm(xml: bytes, target: str = "<node>1</node>", source: str = "") -> bytes:
+    """1 GiB more, plugged in at the start."""
+    return changed(
+        xml,
+        ("<memory unit='GiB'>4<", "<maxMemory slots='4' unit='GiB'>16</maxMemory>\n"
+         "  <memory unit='GiB'>5<"),
+        ("  </devices>", f"<memory model='dimm'>{source}<target><size unit='GiB'>1</size>{target}"
+         "</target></memory></devices>"),
+    )  # fmt: skip
+
+
+def test_memory_devices_take_memory_of_their_cells_node() -> None:
+    host, xml = small_host(), with_dimm(tuned("pin-numa-pci").document)
+    assert not are_bad(findings_of(xml, host=host))
+    nodes = tuple(replace(node, memory_free_bytes=2 * GIB) for node in host.nodes)
+    found = findings_of(xml, host=replace(host, nodes=nodes))
+    short = [(f.id, f.subject, f.expected) for f in found if are_bad([f])]
+    assert short == [("memory-short", "node 1", "3 GiB free for the VM")]
+
+
+def test_memory_devices_with_nodes_and_pages_of_their_own_are_held_against_these() -> None:
+    own = "<source><pagesize unit='KiB'>2048</pagesize><nodemask>{}</nodemask></source>"
+    host = with_pools(small_host(), (1024, 100))
+    xml = with_dimm(tuned("pin-numa-pci").document, source=own.format("1"))
+    found = [f for f in findings_of(xml, host=host) if are_bad([f])]
+    assert [(f.id, f.expected) for f in found] == [("huge-pages-short", "512 free pages of 2 MiB")]
+    xml = with_dimm(tuned("pin-numa-pci").document, source=own.format("6"))
+    found = [f for f in findings_of(xml, host=host) if are_bad([f])]
+    assert [(f.id, f.subject) for f in found] == [
+        ("memory-of-no-node", "memory device 0 (dimm, cell 1)")
+    ]
+
+
+def test_virtio_mem_takes_what_is_plugged_at_the_start() -> None:
+    host = small_host()
+    nodes = tuple(replace(node, memory_free_bytes=2 * GIB) for node in host.nodes)
+    requested = "<node>0</node><block unit='MiB'>2</block><requested unit='KiB'>0</requested>"
+    xml = with_dimm(tuned("pin-numa-pci").document, requested)
+    xml = xml.replace(b"model='dimm'", b"model='virtio-mem'")
+    assert not are_bad(findings_of(xml, host=replace(host, nodes=nodes)))
+
+
+def test_huge_pages_without_a_size_are_the_hosts_default() -> None:
+    back = "<memoryBacking><hugepages/></memoryBacking>\n  <vcpu "
+    xml = changed(tuned("pin-numa-pci").document, ("<vcpu ", back))
+    one_gib = tuple(
+        replace(node, page_pools=(PagePool(2 * MIB, 1024, 1024), PagePool(GIB, 1, 1)))
+        for node in small_host().nodes
+    )
+    host = replace(small_host(), nodes=one_gib)
+    assert not are_bad(findings_of(xml, host=host))
+    line = replace(host.settings, kernel_command_line="default_hugepagesz=1G")
+    found = [f for f in findings_of(xml, host=replace(host, settings=line)) if are_bad([f])]
+    assert {(f.id, f.expected) for f in found} == {("huge-pages-short", "2 free pages of 1 GiB")}
+
+
+def test_locked_memory_counts_memory_devices_and_each_device_behind_a_viommu() -> None:
+    limit = "<memtune><hard_limit unit='GiB'>{}</hard_limit></memtune>\n  <vcpu "
+    xml = with_dimm(tuned("pin-numa").document)
+    assert not are_bad(findings_of(changed(xml, ("<vcpu ", limit.format(6)))))
+    found = findings_of(changed(xml, ("<vcpu ", limit.format(5))))
+    assert [f.expected[:14] for f in found if are_bad([f])] == ["at least 6 GiB"]
+    viommu = changed(xml, ("</devices>", "<iommu model='intel'/></devices>"),
+                     ("<vcpu ", limit.format(11)))  # fmt: skip
+    found = findings_of(viommu)
+    assert [f.expected[:15] for f in found if f.id == "memlock-low"] == ["at least 12 GiB"]
+
+
+def test_ports_that_libvirt_adds_for_indices_left_out_need_buses_too() -> None:
+    """As libvirt 9.0 does: a device on bus 240 makes it add a port for each index below."""
+    xml = changed(tuned("pin-numa-pci").document, ("bus='0x03' slot", "bus='0xf0' slot"))
+    found = [f for f in findings_of(xml) if f.id == "bus-window"]
+    assert [(f.subject, f.expected) for f in found] == [("the root bus", "237 buses")]
+
+
 def test_versions_that_are_too_old_are_named_by_element() -> None:
     settings = replace(small_host().settings, libvirt_version=(3, 9, 0), qemu_version=(2, 5, 0))
     found = findings_of(

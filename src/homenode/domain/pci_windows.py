@@ -29,7 +29,7 @@ def check_pci(document: Document) -> Iterator[Broken]:
     controllers = read_controllers(document)
     yield from _indices(controllers)
     yield from _places(document, controllers)
-    yield from _windows(controllers)
+    yield from _windows(document, controllers)
     yield from _chassis(document)
 
 
@@ -67,8 +67,11 @@ def _places(document: Document, controllers: tuple[GuestPciController, ...]) -> 
                              "multifunction='on' beside other functions", "it is not")  # fmt: skip
 
 
-def _windows(controllers: tuple[GuestPciController, ...]) -> Iterator[Broken]:
-    """Each root needs a bus for itself and for every controller below it."""
+def _windows(document: Document, controllers: tuple[GuestPciController, ...]) -> Iterator[Broken]:
+    """Each root needs a bus for itself and for every controller below it.
+
+    libvirt adds a port on the root bus for each index that is left out below the highest one.
+    """
     model_of = {controller.index: controller for controller in controllers}
     buses_below: Counter[int] = Counter()
     for controller in controllers:
@@ -86,6 +89,9 @@ def _windows(controllers: tuple[GuestPciController, ...]) -> Iterator[Broken]:
                          "a path to a root bus", "a loop")  # fmt: skip
             return
         buses_below[root.index if root.model == _EXPANDER else 0] += 1
+    named = {address.bus for address, _ in addressed_devices(document) if not address.domain}
+    last = max({*named, *model_of}, default=0)
+    buses_below[0] += sum(index not in model_of for index in range(1, last + 1))
     expanders = [c for c in controllers if c.model == _EXPANDER and c.bus_nr is not None]
     for number, count in Counter(c.bus_nr for c in expanders).items():
         if count > 1:

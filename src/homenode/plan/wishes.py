@@ -181,7 +181,8 @@ def _refuse_contradictions(layout: Layout) -> None:
 
 
 def default_huge_page_bytes(host: Host | None) -> int:
-    """What <hugepages/> without a size means: default_hugepagesz= of the host, else 2 MiB.
+    """What <hugepages/> without a size means: default_hugepagesz= of the host, else 2 MiB, or
+    the smallest that there is on a host without pages of 2 MiB: the kernel lists its default.
 
     Source: Documentation/admin-guide/kernel-parameters.txt.
     """
@@ -190,7 +191,8 @@ def default_huge_page_bytes(host: Host | None) -> int:
         key, _, size = word.partition("=")
         if key == "default_hugepagesz":
             return parse_bytes(size)
-    return 2 * MIB
+    sizes = {pool.page_bytes for node in (host.nodes if host else ()) for pool in node.page_pools}
+    return 2 * MIB if 2 * MIB in sizes else min(sizes, default=2 * MIB)
 
 
 def request_for(

@@ -7,11 +7,16 @@ from homenode.domain.cells import cell_bytes, read_cells
 from homenode.domain.cputune import read_pins
 from homenode.domain.document import Document, Element
 from homenode.domain.fields import decimal, needed, pu_set, size_bytes
+from homenode.domain.memory import memory_devices
 from homenode.domain.memory_backing import page_bytes
 from homenode.domain.metadata import LayoutRecord, read_record
 from homenode.domain.numatune import read_binding, read_memnodes
 from homenode.domain.read import guest_of
+from homenode.domain.vcpu import read_vcpus
 from homenode.plan.guest import Guest
+
+_FROM_HOST_MEMORY = ("dimm", "virtio-mem")
+"""Models of memory devices that are not a file of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +37,33 @@ class CellFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryDeviceFacts:
+    """One <memory model=...> that takes memory of the host: a DIMM or virtio-mem.
+
+    number: among such devices, from 0. alias: libvirt's, None where it has given none. size_bytes:
+    the most that it holds; plugged_bytes: what the guest gets of it at the start. mode, host_nodes,
+    page_bytes: as CellFacts has them; libvirt takes the cell's where the device has none.
+    """
+
+    number: int
+    model: str
+    alias: str | None
+    cell: int
+    size_bytes: int
+    plugged_bytes: int
+    mode: str | None
+    host_nodes: CpuSet
+    page_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class DomainFacts:
     """A document's facts. cells: () for a flat guest.
 
     vcpu_pins: by vCPU, None where it floats. iothread_pins: (IOThread, PUs), ascending.
     binding: mode and nodes of <numatune><memory>. page_bytes: of a flat guest, as CellFacts has it.
     hard_limit_bytes: of <memtune>. record: of the layout that homenode put on it.
+    memory_devices: those that take memory of the host. offline_vcpus: not there at the start.
     """
 
     guest: Guest
@@ -50,6 +76,8 @@ class DomainFacts:
     page_bytes: int | None
     hard_limit_bytes: int | None
     record: LayoutRecord | None
+    memory_devices: tuple[MemoryDeviceFacts, ...] = ()
+    offline_vcpus: CpuSet = CpuSet()
 
     @property
     def is_pinned(self) -> bool:
@@ -83,7 +111,56 @@ def domain_facts(document: Document) -> DomainFacts:
         if limit is None
         else size_bytes(document, limit, limit.text, limit.get("unit")),
         record=read_record(document),
+        memory_devices=_memory_devices(document, guest),
+        offline_vcpus=_offline_vcpus(document, guest),
     )
+
+
+def _offline_vcpus(document: Document, guest: Guest) -> CpuSet:
+    """As <vcpus> tells them one by one, else all from the `current` one on."""
+    states = document.root.child("vcpus")
+    if states is None:
+        return CpuSet(range(read_vcpus(document)[1], guest.vcpus))
+    told = {
+        decimal(document, state, needed(document, state, "id"), "a vCPU"): state.get("enabled")
+        for state in states.all("vcpu")
+    }
+    return CpuSet(i for i in range(guest.vcpus) if told.get(i) == "no")
+
+
+def _memory_devices(document: Document, guest: Guest) -> tuple[MemoryDeviceFacts, ...]:
+    memnodes, binding = read_memnodes(document), read_binding(document)
+    unbound: tuple[str | None, CpuSet] = (None, CpuSet())
+    found: list[MemoryDeviceFacts] = []
+    for device in memory_devices(document):
+        target, source = device.child("target"), device.child("source")
+        size = None if target is None else target.child("size")
+        model = device.get("model") or ""
+        if target is None or size is None or model not in _FROM_HOST_MEMORY:
+            continue
+        node, requested = target.child("node"), target.child("requested")
+        cell = 0 if node is None else decimal(document, node, node.text, "a cell")
+        plugged = size if requested is None else requested
+        mode, nodes = memnodes.get(cell) or binding or unbound
+        mask = None if source is None else source.child("nodemask")
+        page = None if source is None else source.child("pagesize")
+        alias = device.child("alias")
+        found.append(
+            MemoryDeviceFacts(
+                len(found),
+                model,
+                None if alias is None else alias.get("name"),
+                cell,
+                size_bytes(document, size, size.text, size.get("unit")),
+                size_bytes(document, plugged, plugged.text, plugged.get("unit")),
+                mode,
+                nodes if mask is None else CpuSet.parse(mask.text.strip(), document.source),
+                _page_bytes(document, cell, guest.page_bytes)
+                if page is None
+                else size_bytes(document, page, page.text, page.get("unit")),
+            )
+        )
+    return tuple(found)
 
 
 def _cells(document: Document, guest: Guest) -> tuple[CellFacts, ...]:

@@ -1,10 +1,11 @@
 """Memory: nodes that exist and hold what is bound to them, huge pages there, and locked memory."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
+from homenode.plan.wishes import default_huge_page_bytes
 from homenode.topology import Host, NumaNode
 from homenode.units import GIB, format_bytes
 from homenode.verify.domain_facts import DomainFacts
@@ -15,7 +16,8 @@ VFIO_EXTRA_BYTES = GIB
 
 @dataclass(frozen=True, slots=True)
 class _Demand:
-    """Memory that must come from some nodes. page_bytes: None = ordinary, 0 = default size."""
+    """Memory that must come from some nodes. page_bytes: None = ordinary, 0 = the default size,
+    which the host then tells."""
 
     subject: str
     nodes: CpuSet
@@ -29,11 +31,15 @@ def memory_alone(facts: DomainFacts) -> Iterator[Finding]:
     guest = facts.guest
     if not guest.hostdevs or facts.hard_limit_bytes is None:
         return
-    wanted = guest.memory_bytes + VFIO_EXTRA_BYTES
+    wanted = guest.memory_bytes + guest.memory_device_bytes + VFIO_EXTRA_BYTES
+    each = ""
+    if guest.has_iommu and len(guest.hostdevs) > 1:
+        wanted *= len(guest.hostdevs)
+        each = ", once for each device behind a vIOMMU"
     if facts.hard_limit_bytes < wanted:
         yield Finding(
             "memlock-low", Severity.CRITICAL, "<memtune><hard_limit>",
-            f"at least {format_bytes(wanted)}: VFIO locks all memory and QEMU needs its own",
+            f"at least {format_bytes(wanted)}: VFIO locks all memory and QEMU needs its own{each}",
             format_bytes(facts.hard_limit_bytes), "the start fails, or the host kills the VM",
             "remove <hard_limit>: libvirt then reckons by itself", facts.source,
         )  # fmt: skip
@@ -43,9 +49,12 @@ def memory_on_host(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     """What memory binding says of this host's nodes."""
     demands = list(_demands(facts))
     known = {int(node.index): node for node in host.nodes}
-    for demand in demands:
+    for demand in (*demands, *_binding_beside_cells(facts, demands)):
         yield from _nodes_exist(demand, known, host, facts.source)
     running = any(d.running and d.name == facts.guest.name for d in host.domains)
+    if any(demand.page_bytes == 0 for demand in demands):
+        default = default_huge_page_bytes(host)
+        demands = [replace(d, page_bytes=default) if d.page_bytes == 0 else d for d in demands]
     sizes = {demand.page_bytes for demand in demands}
     for size in sorted(sizes, key=lambda size: -1 if size is None else size):
         some = [d for d in demands if d.page_bytes == size and d.nodes <= CpuSet(known)]
@@ -66,6 +75,20 @@ def _demands(facts: DomainFacts) -> Iterator[_Demand]:
     elif facts.binding is not None:
         mode, nodes = facts.binding
         yield _Demand("<numatune>", nodes, facts.guest.memory_bytes, facts.page_bytes, mode)
+    for device in facts.memory_devices:
+        if device.host_nodes:
+            yield _Demand(
+                f"memory device {device.number} ({device.model}, cell {device.cell})",
+                device.host_nodes, device.plugged_bytes, device.page_bytes, device.mode or "strict",
+            )  # fmt: skip
+
+
+def _binding_beside_cells(facts: DomainFacts, demands: list[_Demand]) -> Iterator[_Demand]:
+    """<numatune><memory> where every cell has nodes of its own: libvirt looks at its nodes too."""
+    if facts.binding is not None:
+        mode, nodes = facts.binding
+        if all(demand.nodes != nodes for demand in demands):
+            yield _Demand("<numatune>", nodes, 0, None, mode)
 
 
 def _nodes_exist(
@@ -127,7 +150,7 @@ def _ordinary(
 
 
 def _huge(
-    demands: list[_Demand], known: dict[int, NumaNode], size: int, facts: DomainFacts, running: bool
+    demands: list[_Demand], known: dict[int, NumaNode], page: int, facts: DomainFacts, running: bool
 ) -> Iterator[Finding]:
     sizes = sorted({pool.page_bytes for node in known.values() for pool in node.page_pools})
     if not sizes:
@@ -137,33 +160,32 @@ def _huge(
             facts.source,
         )  # fmt: skip
         return
-    actual = size or sizes[0]
-    if actual not in sizes:
+    if page not in sizes:
         yield Finding(
             "huge-page-size", Severity.CRITICAL, "<hugepages>",
             f"a size that the host has: {', '.join(map(format_bytes, sizes))}",
-            format_bytes(actual), "the start fails", "boot with hugepagesz=, or choose another",
+            format_bytes(page), "the start fails", "boot with hugepagesz=, or choose another",
             facts.source,
         )  # fmt: skip
         return
     for demand in demands:
-        if demand.memory_bytes % actual:
+        if demand.memory_bytes % page:
             yield Finding(
                 "huge-pages-not-whole", Severity.CRITICAL, demand.subject,
-                f"whole pages of {format_bytes(actual)}", f"{demand.memory_bytes} bytes",
-                "the start fails", "make the cell's memory a multiple of the page", facts.source,
+                f"whole pages of {format_bytes(page)}", f"{demand.memory_bytes} bytes",
+                "the start fails", "make its memory a multiple of the page", facts.source,
             )  # fmt: skip
     free: dict[int, int | None] = dict.fromkeys(known, 0)
     for index, node in known.items():
         for pool in node.page_pools:
-            if pool.page_bytes == actual:
-                free[index] = actual * (pool.total_pages if running else pool.free_pages)
+            if pool.page_bytes == page:
+                free[index] = page * (pool.total_pages if running else pool.free_pages)
     for nodes, needed, room in _shortages(demands, free):
         first = nodes.first()
         yield Finding(
             "huge-pages-short", _severity(demands, nodes), f"node {nodes}",
-            f"{-(-needed // actual)} free pages of {format_bytes(actual)}", str(room // actual),
+            f"{-(-needed // page)} free pages of {format_bytes(page)}", str(room // page),
             "the start fails, or the VM is killed when it touches the missing pages",
-            f"add {-(-(needed - room) // actual)} to /sys/devices/system/node/node{first}/"
-            f"hugepages/hugepages-{actual // 1024}kB/nr_hugepages", facts.source,
+            f"add {-(-(needed - room) // page)} to /sys/devices/system/node/node{first}/"
+            f"hugepages/hugepages-{page // 1024}kB/nr_hugepages", facts.source,
         )  # fmt: skip

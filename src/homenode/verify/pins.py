@@ -80,6 +80,14 @@ def _existence(facts: DomainFacts, host: Host) -> Iterator[Finding]:
                 f"PU {pin}, which is offline", "the start fails",
                 "bring it online: echo 1 > /sys/devices/system/cpu/cpuN/online", facts.source,
             )  # fmt: skip
+        elif not pin <= online:
+            yield Finding(
+                "pin-of-offline-pu", Severity.WARNING, who, "PUs that are all online",
+                f"PU {pin - online} of {pin}, which is offline",
+                "libvirt refuses the start on cgroup v1; else the rest serve alone",
+                f"bring it online (echo 1 > /sys/devices/system/cpu/cpu{(pin - online).first()}/"
+                "online), or leave it out", facts.source,
+            )  # fmt: skip
         elif pin.isdisjoint(allowed):
             yield Finding(
                 "pin-of-disallowed-pu", Severity.WARNING, who, "a PU that the cgroup allows",

@@ -40,6 +40,7 @@ class Group(StrEnum):
     GPU_SMALL = "gpu-small-copies"
     GPU_PEER = "gpu-peer"
     NCCL = "nccl"
+    APP = "app"  # the user's own program, asked for by --app
 
 
 CONTROLS = frozenset({Group.CPU_SINGLE, Group.GPU_COPY, Group.MATMUL})

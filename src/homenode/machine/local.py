@@ -1,16 +1,27 @@
 """LocalMachine: the one that homenode runs on. [I/O]"""
 
+import sys
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 from homenode.process import Completed, find_program, run
 from homenode.snapshot.live import LiveSnapshot
 from homenode.snapshot.protocol import Snapshot
 
+_OWN = frozenset({"homenode-probe"})
+"""Programs of ours, installed beside the Python that runs us and often on nobody's PATH."""
+
 
 class LocalMachine:
-    """Programs start here; the snapshot is this machine's. See machine.protocol.Machine."""
+    """Programs start here; the snapshot is this machine's. See machine.protocol.Machine.
 
-    __slots__ = ()
+    kept_open: file descriptors that every program inherits, see process.run.
+    """
+
+    __slots__ = ("_kept_open",)
+
+    def __init__(self, kept_open: Sequence[int] = ()) -> None:
+        self._kept_open = tuple(kept_open)
 
     @property
     def name(self) -> str:
@@ -24,10 +35,24 @@ class LocalMachine:
         *,
         environment: Mapping[str, str] | None = None,
     ) -> Completed:
-        return run(argv, timeout_s, input, environment=environment)
+        return run(
+            (_program(argv[0]) or argv[0], *argv[1:]),
+            timeout_s,
+            input,
+            environment=environment,
+            kept_open=self._kept_open,
+        )
 
     def installed(self, names: Collection[str]) -> frozenset[str]:
-        return frozenset(name for name in names if find_program(name) is not None)
+        return frozenset(name for name in names if _program(name) is not None)
 
     def snapshot(self) -> Snapshot:
         return LiveSnapshot()
+
+
+def _program(name: str) -> str | None:
+    """Where a program lies: on PATH, else beside our own Python."""
+    found = find_program(name)
+    if found is None and name in _OWN:
+        found = find_program(str(Path(sys.executable).parent / name))
+    return found

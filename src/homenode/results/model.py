@@ -92,6 +92,9 @@ class Switches:
 
 UNKNOWN_SWITCHES = Switches(None, None, None, None, None)
 
+UNSETTLED = "unsettled"
+"""State of a sample during which a PU was moved, or whose place nobody knows: in no series."""
+
 
 @dataclass(frozen=True, slots=True)
 class Condition:

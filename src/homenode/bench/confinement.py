@@ -1,0 +1,76 @@
+"""Confinement: a machine as a run may use it: some of its PUs, some of its nodes.
+
+A job's cpuset, and PUs or nodes that were asked for, are the same thing to the suite: a smaller
+machine. What lies outside of it is not measured, and no test is bound to it.
+"""
+
+from dataclasses import replace
+
+from homenode.bench.model import PROBE, BenchTest
+from homenode.cpuset import CpuSet
+from homenode.errors import UsageError
+from homenode.topology import Host
+
+NOTHING = CpuSet.from_bits(0)
+
+
+def usable_pus(host: Host) -> CpuSet:
+    """PUs that a process of ours may run on."""
+    return CpuSet(pu.index for pu in host.pus if pu.online and pu.allowed)
+
+
+def confined(host: Host, pus: CpuSet | None, nodes: tuple[int, ...] | None) -> Host:
+    """The machine with these PUs and nodes alone; None = all that may be used.
+
+    Raises UsageError for what is not there, or is kept from us by a cpuset.
+    """
+    usable = usable_pus(host)
+    if pus is not None and not pus <= usable:
+        raise UsageError(
+            f"--pus {pus}: expected PUs of {usable}, found {pus - usable} beside them",
+            hint="others are offline, absent, or kept from us by a cpuset or an affinity",
+        )
+    wanted = usable if pus is None else pus
+    if nodes is not None:
+        known = {int(node.index): node for node in host.nodes}
+        missing = [number for number in nodes if number not in known]
+        if missing:
+            raise UsageError(
+                f"--nodes: expected nodes of {', '.join(map(str, known))}, found "
+                f"{', '.join(map(str, missing))}"
+            )
+        of_nodes = NOTHING
+        for number in nodes:
+            of_nodes |= known[number].pus
+        wanted &= of_nodes
+    if not wanted:
+        raise UsageError("--pus, --nodes: expected PUs to measure on, found none in both")
+    return replace(
+        host,
+        pus=tuple(replace(pu, allowed=pu.allowed and pu.index in wanted) for pu in host.pus),
+        nodes=tuple(
+            replace(node, pus=node.pus & wanted)
+            for node in host.nodes
+            if nodes is None or int(node.index) in nodes
+        ),
+    )
+
+
+def bound(test: BenchTest, pus: CpuSet, nodes: tuple[int, ...] | None) -> BenchTest:
+    """A test kept to these PUs and nodes. The probe pins its own threads; taskset keeps others."""
+    return replace(
+        test,
+        argv=_bound_argv(test, pus, nodes),
+        alternatives=tuple(bound(one, pus, nodes) for one in test.alternatives),
+    )
+
+
+def _bound_argv(test: BenchTest, pus: CpuSet, nodes: tuple[int, ...] | None) -> tuple[str, ...]:
+    if test.argv[0] == PROBE:
+        takes_node = test.argv[1] in ("bandwidth", "latency", "loaded-latency")
+        if nodes is not None and len(nodes) == 1 and takes_node and "--matrix" not in test.argv:
+            return (*test.argv, "--node", str(nodes[0]))
+        return test.argv
+    if test.node is not None:
+        return test.argv  # numactl binds it already
+    return ("taskset", "-c", str(pus), *test.argv)

@@ -1,0 +1,195 @@
+"""Record: what a run's folder says of how it was measured, so that it can be gone on with.
+
+Three kinds of small documents, homenode.bench/1: the order (once), a look at the machine (before
+and after), a step (one command, with the file of its output). Samples are derived from these and
+the outputs; nothing is known that is not in them.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import msgspec
+
+from homenode.bdf import Bdf
+from homenode.bench.environment import Environment
+from homenode.bench.model import BenchTest
+from homenode.bench.orders import AppOrder
+from homenode.cpuset import CpuSet
+from homenode.errors import HomenodeError, InputError
+from homenode.findings import Finding
+from homenode.gap import Gap
+from homenode.results.model import RunHead
+
+T = TypeVar("T")
+
+FORMAT = "homenode.bench"
+VERSION = 1
+
+
+class Part(StrEnum):
+    """Which of the documents."""
+
+    ORDER = "order"
+    LOOK = "look"
+    STEP = "step"
+
+
+class Result(StrEnum):
+    """How a command ended."""
+
+    DONE = "done"
+    FAILED = "failed"
+    TIMED_OUT = "timed out"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """What was ordered, and of which machine. head: without what only the measuring tells.
+
+    machine: fingerprint of what is measured, a guest for one; a run goes on there alone. marks: why
+    nothing must be concluded, known before the first step. bus_ids: (address here, on the host).
+    """
+
+    head: RunHead
+    tests: tuple[BenchTest, ...]
+    controls: tuple[str, ...]
+    repeats: int
+    seed: int
+    machine: str
+    boot: str
+    app: AppOrder | None = None
+    left_out: tuple[Gap, ...] = ()
+    marks: tuple[str, ...] = ()
+    bus_ids: tuple[tuple[Bdf, Bdf], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LookRecord:
+    """The machine before or after some steps. findings: of the preflight, before them."""
+
+    number: int
+    is_before: bool
+    environment: Environment
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step that ended. test: the id of what was scheduled; attempt: of what gave the output.
+
+    output: file beside this one with what it printed; sha256 of that. said: why there are no
+    figures, or what the attempts before this one said. seconds: all attempts together. figure: of
+    the user's own program, as its metric was found in the output.
+    """
+
+    number: int
+    round: int
+    test: str
+    attempt: str
+    result: Result
+    seconds: float
+    output: str
+    sha256: str
+    returncode: int | None = None
+    said: tuple[str, ...] = ()
+    figure: float | None = None
+
+
+def encode(part: Part, record: RunRecord | LookRecord | StepRecord) -> str:
+    """The document of a record."""
+    document = {"format": f"{FORMAT}/{VERSION}", "part": part, **_fields(record)}
+    builtins = msgspec.to_builtins(document, enc_hook=_to_text)
+    return msgspec.json.format(msgspec.json.encode(builtins), indent=1).decode() + "\n"
+
+
+def decode(text: bytes, part: Part, of: type[T], source: str) -> T:
+    """The record of a document. Raises InputError."""
+    try:
+        document = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{source}: expected JSON, found: {error}") from None
+    found = document.get("format") if isinstance(document, dict) else None
+    name, _, version = found.partition("/") if isinstance(found, str) else ("", "", "")
+    if name != FORMAT or not (version.isascii() and version.isdigit() and len(version) < 7):
+        raise InputError(f"{source}: expected {FORMAT}/{VERSION}, found {found!r}")
+    if int(version) > VERSION:
+        raise InputError(
+            f"{source}: expected {FORMAT} up to version {VERSION}, found {version}",
+            hint="it was written by a newer homenode: update this one",
+        )
+    if document.get("part") != part:
+        raise InputError(f"{source}: expected part {part}, found {document.get('part')!r}")
+    try:
+        return msgspec.convert(document, of, dec_hook=_from_text)
+    except (msgspec.ValidationError, HomenodeError) as error:
+        raise InputError(f"{source}: not a valid {part} of {FORMAT}: {error}") from None
+
+
+def digest(text: str) -> str:
+    """sha256 (hex) of an output, as its file holds it."""
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def kept_output(text: str) -> str:
+    """An output as it may be stored: nccl-tests' JSON holds the whole environment and its secrets.
+
+    >>> kept_output('{"nccl_version": 1, "env": ["TOKEN=x"], "args": ["-n"]}')
+    '{"nccl_version":1}'
+    >>> kept_output("no JSON")
+    'no JSON'
+    """
+    if '"nccl_version"' not in text:
+        return text
+    try:
+        document = msgspec.json.decode(text.encode("utf-8", "surrogateescape"))
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return text
+    if not isinstance(document, dict):
+        return text
+    kept = {key: value for key, value in document.items() if key not in ("env", "args")}
+    return msgspec.json.encode(kept).decode()
+
+
+def differences(stored: RunRecord, now: RunRecord) -> tuple[str, ...]:
+    """Why a run cannot be gone on with under other orders, or elsewhere; () where it can."""
+    pairs: Iterable[tuple[str, Any, Any]] = (
+        ("machine", stored.machine[:12], now.machine[:12]),
+        ("boot", stored.boot, now.boot),
+        ("seed", stored.seed, now.seed),
+        ("rounds", stored.repeats, now.repeats),
+        ("tests", _named(stored.tests), _named(now.tests)),
+        ("program", stored.app, now.app),
+        ("PUs", str(stored.head.pus), str(now.head.pus)),
+        ("nodes", stored.head.nodes, now.head.nodes),
+        ("plan", stored.head.plan_fingerprint, now.head.plan_fingerprint),
+        ("layout", stored.head.switches.name, now.head.switches.name),
+        ("vantage", stored.head.vantage, now.head.vantage),
+    )
+    found = [f"{name} {was} before, {is_now} now" for name, was, is_now in pairs if was != is_now]
+    if not found and stored.tests != now.tests:
+        found.append("tests with other commands: a tool was installed, removed or changed")
+    return tuple(found)
+
+
+def _named(tests: tuple[BenchTest, ...]) -> str:
+    return ", ".join(sorted(test.id for test in tests))
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+def _to_text(value: Any) -> str:
+    if isinstance(value, CpuSet | Bdf):
+        return str(value)
+    raise NotImplementedError(f"no text for {type(value).__name__}")
+
+
+def _from_text(of: type, value: Any) -> Any:
+    if isinstance(value, str) and of in (CpuSet, Bdf):
+        return of.parse(value)
+    raise NotImplementedError(f"no {of.__name__} of {type(value).__name__}")

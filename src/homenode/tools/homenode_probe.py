@@ -1,0 +1,311 @@
+"""homenode-probe: our own measuring program; homenode.probe/1.
+
+    homenode-probe bandwidth --pus 0-3 --seconds 2
+
+Written by native/src; docs/formats/probe.md has every field. Only what becomes a figure is read
+here, and it is read strictly: a guest that we measure may print anything.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+
+from homenode.errors import ParseError
+
+SOURCE = "homenode-probe"
+FORMAT = "homenode.probe"
+VERSION = 1
+MAX_SAMPLES = 1_000_000
+"""Of one document; an hour of samples of a millisecond is more than any suite asks for."""
+
+T = TypeVar("T")
+Latencies = tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """What makes the document's figures less than they seem."""
+
+    id: str
+    detail: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """Who else ran on the PUs meanwhile, as shares of their time; None where nobody counts."""
+
+    others_ratio: float | None = None
+    steal_ratio: float | None = None
+    busy_neighbour: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeNode:
+    node: int
+    pus: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeMachine:
+    """emulated: instructions are translated (QEMU's TCG): no figure means anything."""
+
+    architecture: str
+    nodes: tuple[ProbeNode, ...] = ()
+    hypervisor: str | None = None
+    emulated: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """What backed a buffer. huge_bytes of bytes are on huge pages; None where nobody says."""
+
+    bytes: int
+    huge_bytes: int | None = None
+    pages_of_node: dict[str, int] = field(default_factory=dict)
+    verified_by: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BandwidthSample:
+    """One pass of one kernel. cas_*: of neighbouring PUs, around it; () where one thread ran."""
+
+    at_ns: int
+    bytes_per_s: float
+    disturbed: bool = False
+    cas_before_ns: Latencies = ()
+    cas_after_ns: Latencies = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BandwidthKernel:
+    kernel: str
+    stores: str
+    reported_bytes_per_element: int
+    moved_bytes_per_element: int
+    raw: tuple[BandwidthSample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BandwidthRun:
+    """Kernels of the same threads on the same memory. node: that the memory was bound to."""
+
+    pus: str
+    threads: int
+    node: int | None
+    pages: Pages
+    kernels: tuple[BandwidthKernel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyPoint:
+    bytes: int
+    samples_ns: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyCurve:
+    """node: that the memory was bound to. order: local or random. pages_wanted: auto, base, ..."""
+
+    pu: int
+    node: int | None
+    pages_wanted: str
+    order: str
+    pages: Pages
+    points: tuple[LatencyPoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyLevel:
+    """One stretch of the curve. capacity_bytes: None of memory."""
+
+    level: str
+    latency_ns: float
+    capacity_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Handoffs:
+    """Of a pair of PUs: half a round trip of a line."""
+
+    pus: tuple[int, int]
+    samples_ns: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadRate:
+    pu: int
+    samples_events_per_s: tuple[float, ...]
+    fairness_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Of some threads at once. samples: of all of them together, () where only threads tell."""
+
+    threads: tuple[ThreadRate, ...]
+    fairness_index: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AloneRates:
+    samples_events_per_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SmtCore:
+    """One sibling against all of a core. gain_ratio: 1 means that siblings add nothing."""
+
+    pus: str
+    work: str
+    alone: AloneRates
+    together: Rates
+    gain_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPoint:
+    """delay_cycles: of the injectors between two pieces of work; None = they rest."""
+
+    delay_cycles: int | None
+    samples_ns: tuple[float, ...]
+    samples_injected_bytes_per_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look at a pair of PUs. fill_ratio: rate of both over that of one; None where not had."""
+
+    at_ns: int
+    pair: int
+    cas_before_ns: Latencies
+    cas_after_ns: Latencies
+    fill_ratio: float | None = None
+    disturbed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LookedPair:
+    pair: int
+    pus: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeDocument:
+    """One run of the probe. Of the tuples below `contention`, those of its command are filled.
+
+    placement's pairs are `looked_pairs`, core-to-core's are `handoffs`.
+    """
+
+    command: str
+    version: str
+    machine: ProbeMachine
+    pus: str
+    contention: Contention
+    doubts: tuple[Doubt, ...]
+    instruction_set: str | None = None
+    runs: tuple[BandwidthRun, ...] = ()
+    curves: tuple[LatencyCurve, ...] = ()
+    levels: tuple[LatencyLevel, ...] = ()
+    handoffs: tuple[Handoffs, ...] = ()
+    one: Rates | None = None
+    all: Rates | None = None
+    cores: tuple[SmtCore, ...] = ()
+    points: tuple[LoadedPoint, ...] = ()
+    looked_pairs: tuple[LookedPair, ...] = ()
+    series: tuple[Look, ...] = ()
+    verdict: str | None = None
+
+
+_FIELDS: dict[str, tuple[tuple[str, str, Any], ...]] = {
+    "bandwidth": (("runs", "runs", tuple[BandwidthRun, ...]),),
+    "latency": (("curves", "curves", tuple[LatencyCurve, ...]),),
+    "core-to-core": (("pairs", "handoffs", tuple[Handoffs, ...]),),
+    "throughput": (("one", "one", Rates), ("all", "all", Rates)),
+    "smt": (("cores", "cores", tuple[SmtCore, ...]),),
+    "loaded-latency": (("points", "points", tuple[LoadedPoint, ...]),),
+    "placement": (
+        ("pairs", "looked_pairs", tuple[LookedPair, ...]),
+        ("series", "series", tuple[Look, ...]),
+        ("verdict", "verdict", str),
+    ),
+}
+"""Of each command: key of the document, field of the record, type. All of them are required."""
+
+
+def parse(text: str) -> ProbeDocument:
+    """The document of one run. Raises ParseError: expected, found, and where in the document."""
+    try:
+        document = msgspec.json.decode(text.encode("utf-8", "surrogateescape"))
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise ParseError(SOURCE, "JSON", f"{text[:40]} ({error})") from None
+    if not isinstance(document, dict):
+        raise ParseError(SOURCE, f'"format": "{FORMAT}/{VERSION}"', type(document).__name__)
+    _check_format(document.get("format"))
+    command = _of(document, "command", str)
+    if command not in _FIELDS:
+        raise ParseError(SOURCE, f"one of {', '.join(_FIELDS)}", command)
+    found: dict[str, Any] = {name: _of(document, key, kind) for key, name, kind in _FIELDS[command]}
+    if command == "latency":
+        found["levels"] = _of(document, "levels", tuple[LatencyLevel, ...], ())
+    parsed = ProbeDocument(
+        command=command,
+        version=_of(document, "probe_version", str),
+        machine=_of(document, "machine", ProbeMachine),
+        pus=_of(document, "pus", str),
+        contention=_of(document, "contention", Contention),
+        doubts=_of(document, "doubts", tuple[Doubt, ...]),
+        instruction_set=_of(document, "instruction_set", str | None, None),
+        **found,
+    )
+    _check_values(document, "document")
+    return parsed
+
+
+def _check_format(found: object) -> None:
+    name, _, version = found.partition("/") if isinstance(found, str) else ("", "", "")
+    if name != FORMAT or not (version.isascii() and version.isdigit()):
+        raise ParseError(SOURCE, f'"format": "{FORMAT}/{VERSION}"', repr(found))
+    if len(version) > 6 or int(version) > VERSION:
+        raise ParseError(
+            SOURCE, f"{FORMAT} up to version {VERSION}", version,
+            hint="it is of a newer homenode-probe: update this homenode",
+        )  # fmt: skip
+
+
+_REQUIRED = object()
+
+
+def _of(document: dict[str, Any], key: str, kind: Any, default: Any = _REQUIRED) -> Any:
+    if key not in document:
+        if default is _REQUIRED:
+            raise ParseError(SOURCE, f"a field {key}", "none")
+        return default
+    try:
+        return msgspec.convert(document[key], kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise ParseError(SOURCE, f"{key} as homenode-probe writes it", str(error)) from None
+
+
+_ABOVE_ZERO = ("bytes_per_s", "samples_ns", "samples_events_per_s", "cas_before_ns", "cas_after_ns",
+               "fill_ratio", "gain_ratio", "latency_ns", "fairness_ratio", "fairness_index",
+               "moved_bytes_per_element", "reported_bytes_per_element")  # fmt: skip
+
+
+def _check_values(value: object, where: str) -> None:
+    """No figure of a zero, a negative or an endless number; no document that never ends."""
+    stack: list[tuple[object, str]] = [(value, where)]
+    seen = 0
+    while stack:
+        one, name = stack.pop()
+        seen += 1
+        if seen > 40 * MAX_SAMPLES:
+            raise ParseError(SOURCE, f"at most {MAX_SAMPLES} samples", "more")
+        if isinstance(one, dict):
+            stack += [(below, str(key)) for key, below in one.items()]
+        elif isinstance(one, list):
+            stack += [(below, name) for below in one]
+        elif name in _ABOVE_ZERO and isinstance(one, int | float) and not 0 < one < math.inf:
+            raise ParseError(SOURCE, f"{name} above zero", str(one))

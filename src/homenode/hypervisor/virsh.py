@@ -92,6 +92,38 @@ class Virsh:
             f"{pin.kind}pin", "--live", "--domain", uuid, *words, "--cpulist", str(pin.pus)
         )  # fmt: skip
 
+    def start(self, uuid: str, kept_open: Sequence[int] = ()) -> None:
+        """Start a domain that is shut off; it has the definition of now. kept_open: as define."""
+        self._say("start", "--domain", uuid, kept_open=kept_open)
+
+    def shut_down(self, uuid: str) -> None:
+        """Ask the guest to power off; whether and when it does is its own affair."""
+        self._say("shutdown", "--domain", uuid)
+
+    def destroy(self, uuid: str) -> None:
+        """End a running domain at once, as by pulling its plug."""
+        self._say("destroy", "--domain", uuid)
+
+    def undefine(self, uuid: str) -> None:
+        """Remove a domain that is shut off, with its NVRAM file. Its disks stay."""
+        self._say("undefine", "--nvram", "--domain", uuid)
+
+    def addresses(self, uuid: str) -> tuple[str, ...]:
+        """Addresses of a running domain by libvirt's own leases, IPv4 first; () where it has none.
+
+        Source: `virsh domifaddr` with --quiet: name, MAC, protocol and address/prefix a line.
+        """
+        listed = self._say("domifaddr", "--domain", uuid, "--source", "lease")
+        rows = [line.split() for line in listed.splitlines()]
+        found = [(row[2] != "ipv4", row[3].partition("/")[0]) for row in rows if len(row) == 4]
+        return tuple(address for _, address in sorted(found))
+
+    def agent_command(self, uuid: str, command: str, timeout_s: int) -> str:
+        """What the guest's QEMU agent answers to a command in JSON."""
+        return self._say(
+            "qemu-agent-command", "--domain", uuid, "--timeout", str(timeout_s), "--cmd", command
+        )  # fmt: skip
+
     def _say(self, command: str, *words: str, kept_open: Sequence[int] = ()) -> str:
         argv = ("virsh", "--connect", self.connect, "--quiet", command, *words)
         try:

@@ -1,0 +1,111 @@
+"""ConsoleFrame: what goes over a serial line, so that a shell at its end can be told and believed.
+
+The line is a terminal: it drops what is longer than a screenful, it may echo, and the kernel writes
+between. So only printable lines of moderate length go out, and what comes back is encoded, between
+marks, with a checksum of its own.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from homenode.machine.shell import octal_script
+
+LINE_BYTES = 768
+"""Of content in one line: far below the 4095 letters that a terminal takes in canonical mode.
+Source: N_TTY_BUF_SIZE of Linux."""
+
+_WIDTH = 76
+_POLYNOMIAL = 0x04C11DB7
+_FRAME = re.compile(r"\A\s*(?P<sum>\d{1,10}) (?P<size>\d{1,12})\s*\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """A frame that did not arrive as it was sent. why: for a message."""
+
+    why: str
+
+
+def mark_line(mark: str, word: str) -> str:
+    """A command that says the mark and a word; an echo of it does not say them.
+
+    >>> mark_line("M", "end")
+    "printf '%s+%s\\\\n' 'M' 'end'"
+    """
+    return f"printf '%s+%s\\n' '{mark}' '{word}'"
+
+
+def staging_lines(content: bytes, path: str, *, base64_there: bool) -> Iterator[str]:
+    """Commands that together write a file."""
+    yield f": >{path}"
+    if not base64_there:
+        for at in range(0, len(content), 256):
+            yield octal_script(content[at : at + 256]).rstrip("\n") + f" >>{path}"
+        return
+    yield f": >{path}.part"
+    for at in range(0, len(content), LINE_BYTES):
+        piece = base64.b64encode(content[at : at + LINE_BYTES]).decode()
+        yield f"echo {piece} >>{path}.part"
+    yield f"base64 -d <{path}.part >{path}; rm -f {path}.part"
+
+
+def fetching_line(path: str, mark: str, *, base64_there: bool) -> str:
+    """A command that prints a file between two marks, encoded, and its checksum behind."""
+    encode = f"base64 <{path}" if base64_there else f"od -An -v -tx1 <{path}"
+    end = f"printf '\\n%s+end %s\\n' '{mark}' \"$(cksum <{path})\""
+    return f"{mark_line(mark, 'begin')}; {encode}; {end}"
+
+
+def fetched(frame: str, checksum: str, *, base64_there: bool) -> bytes | Damaged:
+    """The file behind a frame, or why it cannot be trusted.
+
+    frame: what stood between the marks. checksum: what stood behind the second one.
+    """
+    sums = _FRAME.match(checksum)
+    if sums is None:
+        return Damaged(f"a checksum {checksum.strip()[:40]!r}")
+    try:
+        text = "".join(frame.split())
+        content = base64.b64decode(text, validate=True) if base64_there else bytes.fromhex(text)
+    except (binascii.Error, ValueError) as error:
+        return Damaged(f"letters between that are none of ours: {error}")
+    if len(content) != int(sums["size"]):
+        return Damaged(f"{len(content)} bytes of {sums['size']}")
+    if posix_sum(content) != int(sums["sum"]):
+        return Damaged("another checksum")
+    return content
+
+
+def posix_sum(content: bytes) -> int:
+    """What `cksum` prints: a CRC over the content and then its length, lowest byte first.
+
+    >>> posix_sum(b"homenode\\n")
+    2895866416
+
+    Source: POSIX.1-2017, cksum.
+    """
+    crc = 0
+    table = _TABLE
+    for byte in content:
+        crc = (crc << 8 & 0xFFFFFFFF) ^ table[(crc >> 24) ^ byte]
+    length = len(content)
+    while length:
+        crc = (crc << 8 & 0xFFFFFFFF) ^ table[(crc >> 24) ^ (length & 0xFF)]
+        length >>= 8
+    return ~crc & 0xFFFFFFFF
+
+
+def _table() -> tuple[int, ...]:
+    found = []
+    for byte in range(256):
+        crc = byte << 24
+        for _ in range(8):
+            crc = (crc << 1 & 0xFFFFFFFF) ^ (_POLYNOMIAL if crc & 0x80000000 else 0)
+        found.append(crc)
+    return tuple(found)
+
+
+_TABLE = _table()

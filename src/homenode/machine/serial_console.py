@@ -1,0 +1,224 @@
+"""SerialConsole: a channel to a shell at a guest's serial port, for guests with nothing else. [I/O]
+
+A shell may be waiting there, or a login that asks for no password. It is told to say no echo and no
+prompt, and to take one line after the other; see machine.console_frame.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from homenode.errors import ToolError
+from homenode.machine.channel import Said
+from homenode.machine.console_frame import (
+    Damaged,
+    fetched,
+    fetching_line,
+    mark_line,
+    posix_sum,
+    staging_lines,
+)
+from homenode.machine.serial_line import SerialLine
+from homenode.process import ToolTimeoutError
+
+_ANSWER_S = 15.0
+_TRIES = 3
+_UNCONFIRMED_BYTES = 12_000
+"""So much goes out before the shell must have said that it is there: a terminal loses the rest."""
+
+_MOST_BYTES = 64 << 20
+_INTERRUPT = b"\x03"
+_SETTLE = (
+    "stty -echo -ixon 2>/dev/null; PS1=; PS2=; dmesg -n 1 2>/dev/null; "
+    "sh -c 'while IFS= read -r l; do eval \"$l\"; done'"
+)
+
+
+class SerialConsole:
+    """See machine.channel.Channel. open_line: gives the line; it is opened again when it breaks.
+
+    The guest's kernel says no more than emergencies on its console from then on.
+    """
+
+    __slots__ = ("_base64_there", "_buffer", "_folder", "_line", "_name", "_open_line", "_user")
+
+    def __init__(self, name: str, open_line: Callable[[], SerialLine], user: str = "root") -> None:
+        self._name = f"{name} at its serial console"
+        self._open_line = open_line
+        self._user = user
+        self._line: SerialLine | None = None
+        self._buffer = bytearray()
+        self._folder = ""
+        self._base64_there = False
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def most_input_bytes(self) -> int | None:
+        return None
+
+    def close(self) -> None:
+        if self._line is not None and self._folder:
+            with suppress(ToolError):  # the guest is gone, and its folder with it
+                self._send([f"rm -rf {self._folder}"])
+        self._drop()
+
+    def _drop(self) -> None:
+        """Let the line go; the next script opens it anew."""
+        if self._line is not None:
+            self._line.close()
+        self._line, self._folder = None, ""
+
+    def execute(self, script: str, timeout_s: float, input: str | None = None) -> Said:
+        try:
+            self._settle()
+            return self._execute(script, timeout_s, (input or "").encode())
+        except ToolError:
+            self._drop()
+            raise
+
+    def _execute(self, script: str, timeout_s: float, content: bytes) -> Said:
+        mark = f"homenode-{secrets.token_hex(6)}"
+        at = f"{self._folder}/{mark}"
+        self._stage(script.encode(), f"{at}.s", mark)
+        self._stage(content, f"{at}.i", mark)
+        self._send([f"sh {at}.s <{at}.i >{at}.o 2>{at}.e; {mark_line(mark, 'ran')}"])
+        try:
+            self._await(f"{mark}+ran", timeout_s + _ANSWER_S)
+        except ToolTimeoutError:
+            self._write(_INTERRUPT)
+            raise ToolTimeoutError(f"{self._name}: no end after {timeout_s:g} s") from None
+        texts = [self._fetch(f"{at}.{which}", mark) for which in ("o", "e")]
+        self._send([f"rm -f {at}.s {at}.i {at}.o {at}.e"])
+        return Said(*(text.decode("utf-8", "replace") for text in texts))
+
+    def _settle(self) -> None:
+        """A shell that listens, and a folder of ours there."""
+        if self._line is not None:
+            return
+        self._line = self._open_line()
+        self._buffer.clear()
+        mark = f"homenode-{secrets.token_hex(6)}"
+        for interrupt in (b"", _INTERRUPT):
+            self._write(interrupt + b"\n")
+            self._log_in()
+            self._send([_SETTLE, mark_line(mark, "here")])
+            try:
+                self._await(f"{mark}+here", _ANSWER_S)
+                break
+            except ToolTimeoutError:
+                continue
+        else:
+            raise ToolError(
+                f"{self._name}: expected a shell that answers, found none; it said "
+                f"{self._tail()!r}",
+                hint="let a shell or a login without a password run there: console=ttyS0 and a "
+                "getty, or reach the guest by ssh",
+            )
+        self._send([
+            f"umask 077; for d in /dev/shm /tmp /run; do mkdir -p $d/{mark} 2>/dev/null "
+            f"&& D=$d/{mark} && break; done; command -v base64 >/dev/null && B=yes || B=no; "
+            f"printf '%s+folder %s %s\\n' {mark} \"$B\" \"$D\"",
+        ])  # fmt: skip
+        self._await(f"{mark}+folder ", _ANSWER_S)
+        there, _, folder = self._await("\n", _ANSWER_S).strip().partition(" ")
+        if not folder.endswith(mark):
+            raise ToolError(
+                f"{self._name}: expected a folder that can be written, found none of /run, /tmp "
+                "and /dev/shm"
+            )
+        self._base64_there, self._folder = there == "yes", folder
+
+    def _log_in(self) -> None:
+        """Past a login prompt, where one stands there."""
+        time.sleep(0.3)
+        assert self._line is not None
+        self._buffer += self._line.read(0.7)
+        if self._tail().lower().endswith("login:"):
+            self._write(f"{self._user}\n".encode())
+            deadline = time.monotonic() + _ANSWER_S
+            while time.monotonic() < deadline:
+                self._buffer += self._line.read(1.0)
+                if self._tail().lower().endswith("password:"):
+                    self._write(_INTERRUPT)
+                    raise ToolError(
+                        f"{self._name}: expected a login of {self._user} without a password, found "
+                        "one that asks",
+                        hint="let a shell run there, or reach the guest by ssh",
+                    )
+                if self._tail().endswith(("#", "$")):
+                    return
+
+    def _stage(self, content: bytes, path: str, mark: str) -> None:
+        for _ in range(_TRIES):
+            lines = staging_lines(content, path, base64_there=self._base64_there)
+            self._send(lines, mark)
+            self._send([f"printf '%s+sum %s\\n' {mark} \"$(cksum <{path})\""])
+            self._await(f"{mark}+sum ", _ANSWER_S)
+            answer = self._await("\n", _ANSWER_S).split()
+            if answer == [str(posix_sum(content)), str(len(content))]:
+                return
+        raise ToolError(
+            f"{self._name}: {path}: expected {len(content)} bytes to arrive, found other ones",
+            hint="is its disk full?",
+        )
+
+    def _fetch(self, path: str, mark: str) -> bytes:
+        why = ""
+        for _ in range(_TRIES):
+            self._send([fetching_line(path, mark, base64_there=self._base64_there)])
+            self._await(f"{mark}+begin", _ANSWER_S)
+            frame = self._await(f"{mark}+end ", None)
+            found = fetched(frame, self._await("\n", _ANSWER_S), base64_there=self._base64_there)
+            if not isinstance(found, Damaged):
+                return found
+            why = found.why
+        raise ToolError(f"{self._name}: expected what was sent to arrive, found {why}")
+
+    def _send(self, lines: Iterable[str], confirm: str | None = None) -> None:
+        """Lines to the shell; with `confirm` it says now and then that it has taken them."""
+        unconfirmed = number = 0
+        for line in lines:
+            self._write(f"{line}\n".encode())
+            unconfirmed += len(line) + 1
+            if confirm is not None and unconfirmed > _UNCONFIRMED_BYTES:
+                number += 1
+                self._write(f"{mark_line(confirm, f'took {number}')}\n".encode())
+                self._await(f"{confirm}+took {number}", _ANSWER_S)
+                unconfirmed = 0
+
+    def _write(self, content: bytes) -> None:
+        assert self._line is not None
+        self._line.write(content, _ANSWER_S)
+
+    def _await(self, wanted: str, timeout_s: float | None) -> str:
+        """What came before a text, which is taken too. timeout_s: None = as long as more comes.
+
+        Raises ToolTimeoutError where it does not come, ToolError where too much else does.
+        """
+        assert self._line is not None
+        mark = wanted.encode()
+        searched = 0
+        deadline = time.monotonic() + (timeout_s or _ANSWER_S)
+        while (at := self._buffer.find(mark, max(0, searched - len(mark)))) < 0:
+            searched = len(self._buffer)
+            if searched > _MOST_BYTES:
+                raise ToolError(f"{self._name}: expected an answer, found {searched} other bytes")
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise ToolTimeoutError(f"{self._name}: expected an answer, found none")
+            came = self._line.read(left_s)
+            self._buffer += came
+            if timeout_s is None and came:
+                deadline = time.monotonic() + _ANSWER_S
+        before = self._buffer[:at].decode("ascii", "replace")
+        del self._buffer[: at + len(mark)]
+        return before
+
+    def _tail(self) -> str:
+        lines = bytes(self._buffer[-400:]).decode("ascii", "replace").split("\n")
+        said = [line.strip() for line in lines if line.strip()]
+        return said[-1] if said else ""

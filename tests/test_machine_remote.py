@@ -1,0 +1,334 @@
+"""A guest is reached by ssh, by its agent or at its serial console, and is the same Machine."""
+
+import hashlib
+import os
+import pty
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homenode.discover import discover
+from homenode.domain.document import parse_document
+from homenode.errors import InputError, ToolError, UsageError
+from homenode.hypervisor.virsh import Virsh
+from homenode.machine.console_frame import Damaged, fetched, posix_sum, staging_lines
+from homenode.machine.guest_agent import GuestAgent
+from homenode.machine.remote import RemoteMachine
+from homenode.machine.serial_console import SerialConsole
+from homenode.machine.serial_line import (
+    SerialAddress,
+    SerialLine,
+    open_line,
+    serial_address,
+)
+from homenode.machine.ssh import SshChannel, SshTarget
+from homenode.process import ToolMissingError, ToolTimeoutError
+from homenode.sources import load_host
+from homenode.topology import summarise
+from tests.agent_stand_in import UUID, agent_stand_in
+
+SHELLS = {
+    "bash": ("bash", "--norc", "-i"),
+    "dash": ("dash", "-i"),
+    "busybox": ("busybox", "sh", "-i"),
+}
+
+
+class Terminal:
+    """A shell at a terminal, as a guest's serial port shows one: it echoes and prompts."""
+
+    def __init__(self, argv: tuple[str, ...], environment: dict[str, str] | None = None) -> None:
+        self.process, self.master = pty.fork()
+        if self.process == 0:
+            os.execvpe(argv[0], argv, {**os.environ, "TERM": "vt102", **(environment or {})})
+
+    def line(self) -> SerialLine:
+        os.set_blocking(self.master, False)
+        return SerialLine(os.dup(self.master), "a terminal")
+
+    def end(self) -> None:
+        os.kill(self.process, signal.SIGKILL)
+        os.waitpid(self.process, 0)
+        os.close(self.master)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Callable[..., Terminal]]:
+    opened: list[Terminal] = []
+
+    def start(shell: str, **environment: str) -> Terminal:
+        argv = SHELLS[shell]
+        if shutil.which(argv[0]) is None:
+            pytest.skip(f"no {argv[0]} here")
+        opened.append(Terminal(argv, environment))
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        one.end()
+
+
+@pytest.fixture(params=["bash", "dash", "busybox", "agent"])
+def machine(
+    request: pytest.FixtureRequest,
+    terminal: Callable[..., Terminal],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[RemoteMachine]:
+    before = ours()
+    if request.param == "agent":
+        agent_stand_in(tmp_path)
+        monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+        found = RemoteMachine(GuestAgent(Virsh("qemu:///system"), UUID, "vm7"))
+    else:
+        found = RemoteMachine(SerialConsole("vm7", terminal(request.param).line))
+    yield found
+    found.clean_up()
+    for _ in range(100):  # a console is told, and nobody waits for it
+        if ours() <= before:
+            break
+        time.sleep(0.02)
+    assert ours() <= before, "something was left behind"
+
+
+def ours() -> set[Path]:
+    return {
+        path for folder in ("/run", "/tmp", "/dev/shm") for path in Path(folder).glob("homenode-*")
+    }
+
+
+def test_a_program_gets_its_words_its_input_and_its_variables(machine: RemoteMachine) -> None:
+    words = ("a b", "$HOME", "it's", "*", 'a"b', "tab\there", "é")
+    said = machine.run(("printf", "%s\\n", *words), 20)
+    assert said.returncode == 0
+    assert said.stdout.splitlines() == list(words)
+    # Twice what a terminal takes in a line, and more than it holds unread.
+    fed = "\n".join("x" * 10_000 for _ in range(12)) + "\nno newline at the end"
+    assert machine.run(("cat",), 20, fed).stdout == fed
+    said = machine.run(
+        ("sh", "-c", 'echo "$A"; echo wrong >&2; exit 3'), 20, environment={"A": "b c"}
+    )
+    assert (said.returncode, said.stdout, said.stderr) == (3, "b c\n", "wrong\n")
+
+
+def test_what_a_program_says_cannot_be_taken_for_its_end(machine: RemoteMachine) -> None:
+    said = machine.run(("printf", "homenode-0000 0\\n+end\\n\\003\\004\\033[2J"), 20)
+    assert said.stdout == "homenode-0000 0\n+end\n\x03\x04\x1b[2J"
+
+
+def test_a_missing_program_and_a_slow_one_are_told_apart(machine: RemoteMachine) -> None:
+    with pytest.raises(ToolMissingError, match="nvbandwidth"):
+        machine.run(("nvbandwidth",), 20)
+    with pytest.raises(ToolTimeoutError, match="no end after 1 s"):
+        machine.run(("sleep", "30"), 1)
+    assert machine.run(("echo", "still there"), 20).stdout == "still there\n"
+
+
+def test_only_what_is_installed_is_said_to_be(machine: RemoteMachine) -> None:
+    assert machine.installed(("sh", "nvbandwidth", "cat")) == {"sh", "cat"}
+
+
+def test_a_program_is_put_there_whole_and_found_by_its_name(machine: RemoteMachine) -> None:
+    program = b'#!/bin/sh\necho probe "$1"\n# ' + bytes(range(256)) * 200
+    path = machine.put_program("homenode-test-probe", program)
+    assert (
+        hashlib.sha256(Path(path).read_bytes()).hexdigest() == hashlib.sha256(program).hexdigest()
+    )
+    assert machine.installed(("homenode-test-probe",)) == {"homenode-test-probe"}
+    assert machine.run(("homenode-test-probe", "x"), 20).stdout == "probe x\n"
+    machine.clean_up()
+    assert not Path(path).exists()
+    assert machine.installed(("homenode-test-probe",)) == frozenset()
+
+
+def test_a_snapshot_is_taken_there(machine: RemoteMachine) -> None:
+    assert summarise(discover(machine.snapshot())) == summarise(load_host(None))
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_console_without_base64_does_with_octal(
+    shell: str, terminal: Callable[..., Terminal], tmp_path: Path
+) -> None:
+    for name in ("sh", "stty", "cat", "cksum", "od", "mkdir", "rm", "printf", "dmesg", "sleep"):
+        if found := shutil.which(name):
+            (tmp_path / name).symlink_to(found)
+    for name in ("bash", "dash", "busybox"):
+        if found := shutil.which(name):
+            (tmp_path / name).symlink_to(found)
+    console = SerialConsole("vm7", terminal(shell, PATH=str(tmp_path)).line)
+    said = console.execute("cat; command -v cksum", 20, "line one\nline two\n" * 200)
+    assert said.stdout.count("line two") == 200
+
+
+def test_a_guest_that_goes_away_is_named(tmp_path: Path) -> None:
+    where = tmp_path / "console"
+    with socket.socket(socket.AF_UNIX) as port:
+        port.bind(str(where))
+        port.listen()
+        console = SerialConsole("vm7", lambda: open_line(SerialAddress("unix", str(where))))
+        thread = threading.Thread(target=lambda: port.accept()[0].close())
+        thread.start()
+        with pytest.raises(ToolError, match="expected the guest's serial port, found"):
+            console.execute("true", 1)
+        thread.join()
+    with pytest.raises(ToolError, match="expected the guest's serial port there"):
+        console.execute("true", 1)
+
+
+def test_a_login_that_asks_for_a_password_is_named() -> None:
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    far.sendall(b"Debian GNU/Linux 12 vm7 ttyS0\r\n\r\nvm7 login: ")
+
+    def getty() -> None:
+        while b"root" not in far.recv(100):
+            pass
+        far.sendall(b"root\r\nPassword: ")
+
+    thread = threading.Thread(target=getty, daemon=True)
+    thread.start()
+    with pytest.raises(ToolError, match="without a password"):
+        SerialConsole("vm7", lambda: SerialLine(near.detach(), "x")).execute("true", 1)
+    thread.join(5)
+    far.close()
+
+
+def test_a_missing_or_blocked_agent_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = agent_stand_in(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    machine = RemoteMachine(GuestAgent(Virsh("qemu:///system"), UUID, "vm7"))
+    for trouble, word in (("silent", "not connected"), ("blocked", "disabled")):
+        (state / trouble).touch()
+        with pytest.raises(ToolError, match=word) as raised:
+            machine.run(("true",), 5)
+        assert "qemu-guest-agent" in str(raised.value.hint)
+        (state / trouble).unlink()
+    (state / "cut").touch()
+    with pytest.raises(ToolError, match="cut short"):
+        machine.run(("true",), 5)
+
+
+def test_the_serial_port_is_where_libvirt_says() -> None:
+    def of(devices: str) -> SerialAddress:
+        text = f"<domain><devices>{devices}</devices></domain>"
+        return serial_address(parse_document(text.encode(), "vm7"))
+
+    assert of("<serial type='pty'><source path='/dev/pts/3'/></serial>") == SerialAddress(
+        "pty", "/dev/pts/3"
+    )
+    unix = (
+        "<serial type='file'><source path='/log'/></serial>"
+        "<console type='unix'><source mode='bind' path='/s'/></console>"
+    )
+    assert of(unix) == SerialAddress("unix", "/s")
+    tcp = "<serial type='tcp'><source mode='bind' host='127.0.0.1' service='4555'/></serial>"
+    assert of(tcp) == SerialAddress("tcp", "127.0.0.1:4555")
+    with pytest.raises(InputError, match="found file"):
+        of("<serial type='file'><source path='/log'/></serial>")
+
+
+@given(st.binary(max_size=3000), st.booleans())
+def test_a_file_is_staged_as_it_is(content: bytes, base64_there: bool) -> None:
+    lines = list(staging_lines(content, "f", base64_there=base64_there))
+    assert all(len(line) < 4000 and line.isprintable() for line in lines)
+
+
+@given(st.binary(max_size=500), st.integers(0, 10_000), st.sampled_from("A0+/= \n[x"))
+def test_a_frame_with_a_letter_changed_is_never_believed(
+    content: bytes, at: int, letter: str
+) -> None:
+    text = content.hex(" ")
+    checksum = f" {posix_sum(content)} {len(content)}"
+    assert fetched(text, checksum, base64_there=False) == content
+    at %= len(text) + 1
+    broken = text[:at] + letter + text[at + 1 :]
+    found = fetched(broken, checksum, base64_there=False)
+    assert isinstance(found, Damaged) or found == content
+
+
+@pytest.mark.parametrize("content", [b"", b"a", b"\xff" * 255, bytes(range(256)) * 300])
+def test_the_checksum_is_that_of_cksum(content: bytes) -> None:
+    said = subprocess.run(["cksum"], input=content, capture_output=True, check=True).stdout
+    assert said.split()[0] == str(posix_sum(content)).encode()
+
+
+@pytest.mark.parametrize(
+    ("address", "user", "port"),
+    [("-oProxyCommand=x", "root", 22), ("a b", "root", 22), ("vm7", "-x", 22), ("vm7", "root", 0)],
+)
+def test_what_ssh_could_take_for_an_option_is_refused(
+    address: str, user: str, port: int, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError):
+        SshTarget(address, user, tmp_path / "known", port)
+
+
+@pytest.fixture
+def sshd(tmp_path: Path) -> Iterator[SshTarget]:
+    """A daemon of our own on the loopback, with keys made for the test."""
+    daemon = shutil.which("sshd", path="/usr/sbin:/usr/bin")
+    if daemon is None or shutil.which("ssh") is None:
+        pytest.skip("needs openssh-server and openssh-client")
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to run sshd")
+    for name in ("host_key", "user_key", "other_key"):
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True
+        )
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    (tmp_path / "config").write_text(
+        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {tmp_path}/host_key\nUsePAM no\n"
+        f"AuthorizedKeysFile {tmp_path}/user_key.pub\nStrictModes no\nPidFile none\n"
+    )
+    Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+    running = subprocess.Popen([daemon, "-D", "-f", tmp_path / "config"], stderr=subprocess.PIPE)
+    for _ in range(100):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        time.sleep(0.05)
+    yield SshTarget("127.0.0.1", "root", tmp_path / "known", port, tmp_path / "user_key")
+    running.terminate()
+    running.wait()
+
+
+@pytest.mark.root
+def test_a_guest_is_reached_by_ssh(sshd: SshTarget) -> None:
+    machine = RemoteMachine(SshChannel(sshd))
+    said = machine.run(
+        ("sh", "-c", 'cat; echo "$A" >&2; exit 4'), 20, "a'b\n", environment={"A": "$x"}
+    )
+    assert (said.returncode, said.stdout, said.stderr) == (4, "a'b\n", "$x\n")
+    with pytest.raises(ToolMissingError):
+        machine.run(("nvbandwidth",), 20)
+    with pytest.raises(ToolTimeoutError):
+        machine.run(("sleep", "30"), 1)
+    path = machine.put_program("homenode-test-probe", b"#!/bin/sh\necho probe\n")
+    assert machine.run(("homenode-test-probe",), 20).stdout == "probe\n"
+    machine.clean_up()
+    assert not Path(path).exists()
+    assert summarise(discover(machine.snapshot())) == summarise(load_host(None))
+
+
+@pytest.mark.root
+def test_a_wrong_key_and_a_closed_port_are_named(sshd: SshTarget, tmp_path: Path) -> None:
+    wrong = RemoteMachine(SshChannel(replace(sshd, key=tmp_path / "other_key")))
+    with pytest.raises(ToolError, match="Permission denied") as raised:
+        wrong.run(("true",), 5)
+    assert "--ssh-key" in str(raised.value.hint)
+    with pytest.raises(ToolError, match="Connection refused"):
+        RemoteMachine(SshChannel(replace(sshd, port=1))).run(("true",), 5)

@@ -1,6 +1,7 @@
 """Trees of /proc and /sys with a QEMU in them, as the kernel of a 2-node host shows one."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 UUID = "11111111-2222-4333-8444-555555555555"
@@ -50,13 +51,15 @@ class ProcTree:
         pid: int = PID,
         uuid: str = UUID,
         name: str = "vm",
+        more: Mapping[str, tuple[int, str]] | None = None,
     ) -> None:
-        """cells: (MiB, host nodes) of each, on QEMU's command line."""
+        """cells: (MiB, host nodes) of each, on QEMU's command line. more: other backends, by id."""
         argv = ["/usr/bin/qemu-system-x86_64", "-name", f"guest={name},debug-threads=on"]
-        for i, (mib, nodes) in enumerate(cells):
+        named = {f"ram-node{i}": cell for i, cell in enumerate(cells)} | dict(more or {})
+        for backend_id, (mib, nodes) in named.items():
             backend: dict[str, object] = {
                 "qom-type": "memory-backend-ram",
-                "id": f"ram-node{i}",
+                "id": backend_id,
                 "size": mib * MIB,
             }
             if nodes:

@@ -2,7 +2,12 @@
 
 from homenode.findings import Finding, Findings, Severity, in_order
 from homenode.verify.live_expectation import LiveExpectation
-from homenode.verify.live_memory import cell_memory, memory_findings, told_pages
+from homenode.verify.live_memory import (
+    cell_memory,
+    memory_findings,
+    memory_subject,
+    told_pages,
+)
 from homenode.verify.live_neighbours import interrupt_findings, neighbour_findings
 from homenode.verify.live_threads import thread_findings
 from homenode.verify.live_vm import RunningVm, ThreadKind
@@ -41,7 +46,7 @@ def _checked(expected: LiveExpectation, vm: RunningVm) -> tuple[str, ...]:
     for memory in cell_memory(expected, vm):
         where = "not bound" if not memory.cell.nodes else f"node {memory.cell.nodes}"
         pages = "not found" if memory.area is None else told_pages(memory.area)
-        lines.append(f"memory of cell {memory.cell.id} ({where}): {pages}")
+        lines.append(f"{memory_subject(memory.cell)} ({where}): {pages}")
     lines.append(
         f"{len(vm.interrupts)} interrupts of passed-through devices; other processes on PUs "
         f"{vm.host.cores_of(expected.vcpu_pus) or 'none'}, watched for {vm.watched_s:g} s"

@@ -93,7 +93,7 @@ def capture_running_vm(uuid: str, watch: Watch, root: str = "/") -> RunningVm:
         areas=_areas(proc, process, found, watch, gaps),
         swapped_bytes=int(swap_kib) * KIB if swap_kib.isdecimal() else None,
         default_huge_bytes=_default_huge_bytes(proc),
-        interrupts=tuple(_interrupts(proc, watch.devices)),
+        interrupts=tuple(_interrupts(proc, watch.devices, gaps)),
         node_of_device=tuple(
             (bdf, NodeIndex(int(text)))
             for bdf, text in nodes
@@ -147,7 +147,8 @@ def _process_of(proc: _Proc, uuid: str) -> tuple[int, tuple[str, ...]]:
     raise HostError(
         f"domain {uuid}: expected one QEMU process with that UUID, found "
         f"{', '.join(str(process) for process, _ in best) or 'none'}",
-        hint="run homenode on the VM's own host, outside of containers that hide its processes",
+        hint="run homenode as root on the VM's own host, outside of containers that hide its "
+        "processes (so does /proc mounted with hidepid=)",
     )
 
 
@@ -215,8 +216,14 @@ def _default_huge_bytes(proc: _Proc) -> int | None:
     return int(kib) * KIB if kib.isdecimal() else None
 
 
-def _interrupts(proc: _Proc, devices: tuple[Bdf, ...]) -> Iterator[DeviceInterrupt]:
-    for bdf, irq, name in parse_vfio_interrupts(proc.text("/proc/interrupts") or ""):
+def _interrupts(
+    proc: _Proc, devices: tuple[Bdf, ...], gaps: list[Gap]
+) -> Iterator[DeviceInterrupt]:
+    listed = proc.text("/proc/interrupts")
+    if devices and listed is None:
+        gaps.append(Gap("interrupts", "/proc/interrupts: expected to read it, found none"))
+    unread: dict[Bdf, int] = {}
+    for bdf, irq, name in parse_vfio_interrupts(listed or ""):
         if bdf in devices:
             lists = [
                 proc.text(f"/proc/irq/{irq}/{file}")
@@ -226,7 +233,16 @@ def _interrupts(proc: _Proc, devices: tuple[Bdf, ...]) -> Iterator[DeviceInterru
                 CpuSet.parse(text, f"/proc/irq/{irq}") if text and text.strip() else None
                 for text in lists
             )
+            if allowed is None and effective is None:
+                unread.setdefault(bdf, irq)
             yield DeviceInterrupt(bdf, irq, name, allowed, effective)
+    for bdf, irq in unread.items():
+        gaps.append(
+            Gap(
+                f"interrupts of {bdf}",
+                f"/proc/irq/{irq}/smp_affinity_list: expected to read it, found no permission",
+            )
+        )
 
 
 def _places(proc: _Proc) -> HostPlaces:

@@ -49,10 +49,11 @@ def observe_running_domain(
             hint="leave --plan out to hold it against its own document",
         )
     document = open_domain(virsh.live_document(state.uuid), f"the document of {state.name}")
+    facts = domain_facts(document)
     if plan is None:
-        expected = live_expectation_of_document(domain_facts(document))
+        expected = live_expectation_of_document(facts)
     else:
-        expected = live_expectation_of_plan(plan, iothread_ids(document))
+        expected = live_expectation_of_plan(plan, iothread_ids(document), facts)
     watch = Watch(
         expected.vcpu_pus,
         tuple(bdf for bdf, _ in expected.devices),

@@ -12,10 +12,11 @@ from homenode.verify.domain_facts import DomainFacts
 
 @dataclass(frozen=True, slots=True)
 class LiveCell:
-    """Memory of a guest cell; a flat guest has one.
+    """Memory of a guest cell; a flat guest has one. Or of a memory device beside the cell's own.
 
     nodes: empty where nothing binds it. mode: numatune's word. page_bytes: None = ordinary pages,
-    0 = huge pages of the host's default size.
+    0 = huge pages of the host's default size. device: libvirt's alias of a memory device ("dimm0"),
+    None for the cell's own.
     """
 
     id: int
@@ -23,6 +24,7 @@ class LiveCell:
     nodes: CpuSet
     mode: str | None
     page_bytes: int | None
+    device: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class LiveExpectation:
 
     vcpu_pins: in vCPU order, None = it may run anywhere. emulator_pus likewise.
     iothread_pins: (IOThread, PUs), those that are pinned. devices: (function, its host node).
+    cells: memory devices come after the cells. offline_vcpus: those that may have no thread.
     """
 
     source: str
@@ -39,6 +42,7 @@ class LiveExpectation:
     iothread_pins: tuple[tuple[int, CpuSet], ...]
     cells: tuple[LiveCell, ...]
     devices: tuple[tuple[Bdf, NodeIndex | None], ...]
+    offline_vcpus: CpuSet = CpuSet()
 
     @property
     def vcpu_pus(self) -> CpuSet:
@@ -46,8 +50,14 @@ class LiveExpectation:
         return CpuSet.from_bits(_union(self.vcpu_pins))
 
 
-def live_expectation_of_plan(plan: Plan, iothread_ids: tuple[int, ...]) -> LiveExpectation:
-    """What a plan promises. iothread_ids: of the domain, ascending: the plan counts from 1."""
+def live_expectation_of_plan(
+    plan: Plan, iothread_ids: tuple[int, ...], facts: DomainFacts | None = None
+) -> LiveExpectation:
+    """What a plan promises. iothread_ids: of the domain, ascending: the plan counts from 1.
+
+    facts: of the running domain's document: the plan counts on memory devices and on vCPUs that
+    are offline, and leaves both as they are.
+    """
     per_cell = plan.layout.memory is MemoryBinding.BOUND_PER_CELL
     everywhere = CpuSet(plan.memory_nodes)
     bound = plan.memory_mode is not None
@@ -65,8 +75,10 @@ def live_expectation_of_plan(plan: Plan, iothread_ids: tuple[int, ...]) -> LiveE
                 plan.page_bytes,
             )
             for cell in plan.cells
-        ),
+        )
+        + (() if facts is None else _memory_devices(facts)),
         devices=tuple((device.bdf, device.host_node) for device in plan.devices),
+        offline_vcpus=CpuSet() if facts is None else facts.offline_vcpus,
     )
 
 
@@ -83,9 +95,22 @@ def live_expectation_of_document(facts: DomainFacts) -> LiveExpectation:
         vcpu_pins=facts.vcpu_pins,
         emulator_pus=facts.emulator_pus,
         iothread_pins=facts.iothread_pins,
-        cells=cells or (whole,),
+        cells=(cells or (whole,)) + _memory_devices(facts),
         devices=tuple((hostdev.source, None) for hostdev in facts.guest.hostdevs),
+        offline_vcpus=facts.offline_vcpus,
     )
+
+
+def _memory_devices(facts: DomainFacts) -> tuple[LiveCell, ...]:
+    """Only a running domain's document has the aliases that QEMU's backends are named by."""
+    return tuple(
+        LiveCell(
+            device.cell, device.size_bytes, device.host_nodes, device.mode, device.page_bytes,
+            device.alias,
+        )
+        for device in facts.memory_devices
+        if device.alias is not None
+    )  # fmt: skip
 
 
 def _union(pins: tuple[CpuSet | None, ...]) -> int:

@@ -30,8 +30,9 @@ def cell_memory(expected: LiveExpectation, vm: RunningVm) -> tuple[CellMemory, .
     """
     left = list(vm.areas)
     matched = []
+    alone = sum(cell.device is None for cell in expected.cells) == 1
     for cell in expected.cells:
-        backend = _backend(vm, cell, alone=len(expected.cells) == 1)
+        backend = _backend(vm, cell, alone=alone)
         size = cell.memory_bytes if backend is None else backend.size_bytes
         nodes = CpuSet() if backend is None else backend.host_nodes
         candidates = sorted(
@@ -67,8 +68,10 @@ def memory_findings(expected: LiveExpectation, vm: RunningVm) -> Iterator[Findin
 
 
 def _backend(vm: RunningVm, cell: LiveCell, *, alone: bool) -> BackendObject | None:
-    named = next((b for b in vm.backends if b.name == f"ram-node{cell.id}"), None)
-    if named is None and alone:
+    # libvirt's names. Source: qemuBuildMemoryCellBackendStr and qemuBuildMemoryDimmBackendStr.
+    name = f"ram-node{cell.id}" if cell.device is None else f"mem{cell.device}"
+    named = next((b for b in vm.backends if b.name == name), None)
+    if named is None and alone and cell.device is None:
         return next((b for b in vm.backends if b.name.endswith(".ram")), None)
     return named
 
@@ -86,7 +89,7 @@ def _binding(memory: CellMemory, vm: RunningVm) -> Iterator[Finding]:
         return  # bound for the whole process, if at all: its pages tell
     if backend.host_nodes != cell.nodes:
         yield Finding(
-            "live-binding", Severity.CRITICAL, _subject(cell), f"bound to node {cell.nodes}",
+            "live-binding", Severity.CRITICAL, memory_subject(cell), f"bound to node {cell.nodes}",
             f"bound to node {backend.host_nodes}",
             "its vCPUs take the far node's memory for theirs",
             "the running VM is of another definition: shut it down and start it",
@@ -100,7 +103,7 @@ def _pages(memory: CellMemory, vm: RunningVm) -> Iterator[Finding]:
         return
     if area is None:
         yield Finding(
-            "live-memory-unknown", Severity.INCONCLUSIVE, _subject(cell),
+            "live-memory-unknown", Severity.INCONCLUSIVE, memory_subject(cell),
             f"a mapping of {format_bytes(cell.memory_bytes)} on node {cell.nodes}",
             "no mapping of that size", None, "virsh dommemstat, numastat -p", source,
         )  # fmt: skip
@@ -111,14 +114,15 @@ def _pages(memory: CellMemory, vm: RunningVm) -> Iterator[Finding]:
         strays = sum(pages for _, pages in away)
         strict = cell.mode not in ("preferred", "interleave")
         yield Finding(
-            "live-memory", Severity.CRITICAL if strict else Severity.WARNING, _subject(cell),
+            "live-memory", Severity.CRITICAL if strict else Severity.WARNING, memory_subject(cell),
             f"every page on node {cell.nodes}", told_pages(area),
             f"{100 * strays / (here + strays):.0f} % of it is read through the link between nodes",
             _MOVE, source,
         )  # fmt: skip
     elif not here:
         yield Finding(
-            "live-memory-untouched", Severity.INFO, _subject(cell), f"pages on node {cell.nodes}",
+            "live-memory-untouched", Severity.INFO, memory_subject(cell),
+            f"pages on node {cell.nodes}",
             f"bound to node {area.policy_nodes or 'any'}, and nothing has touched it yet", None,
             "<memoryBacking><allocation mode='immediate'/> or huge pages take it at the start",
             source,
@@ -131,8 +135,8 @@ def _page_size(memory: CellMemory, vm: RunningVm) -> Iterator[Finding]:
     if area is None or wanted is None or area.page_bytes == wanted:
         return
     yield Finding(
-        "live-page-size", Severity.WARNING, _subject(cell), f"pages of {format_bytes(wanted)}",
-        f"pages of {format_bytes(area.page_bytes)}",
+        "live-page-size", Severity.WARNING, memory_subject(cell),
+        f"pages of {format_bytes(wanted)}", f"pages of {format_bytes(area.page_bytes)}",
         "more address translations in the IOMMU and in the CPUs",
         "reserve the pages on that node and start the VM again", f"/proc/{vm.process}/numa_maps",
     )  # fmt: skip
@@ -147,5 +151,8 @@ def told_pages(area: RamArea) -> str:
     return " and ".join(parts) or "nothing touched yet"
 
 
-def _subject(cell: LiveCell) -> str:
-    return f"memory of cell {cell.id}"
+def memory_subject(cell: LiveCell) -> str:
+    """What to call it: "memory of cell 1" or "memory device dimm0 (cell 1)"."""
+    if cell.device is None:
+        return f"memory of cell {cell.id}"
+    return f"memory device {cell.device} (cell {cell.id})"

@@ -28,9 +28,9 @@ _POLICY = re.compile(
 )
 _AREA = re.compile(r"([0-9a-f]{1,16})-([0-9a-f]{1,16}) (\S{4}) ", re.ASCII)
 _VFIO = re.compile(
-    r"\s*(?P<irq>\d{1,9}):.*\s(?P<name>vfio-[a-z]+(?:\[\d+\])?)\((?P<bdf>[0-9a-fA-F:.]+)\)\s*\Z",
-    re.ASCII,
+    r"\s(?P<name>vfio-[a-z]+(?:\[\d+\])?)\((?P<bdf>[0-9a-fA-F:.]+)\)(?=,|\s|\Z)", re.ASCII
 )
+_IRQ = re.compile(r"\s*(\d{1,9}):", re.ASCII)
 
 
 class Area(NamedTuple):
@@ -212,12 +212,15 @@ def _split(text: str) -> list[str]:
 
 
 def parse_vfio_interrupts(text: str) -> tuple[tuple[Bdf, int, str], ...]:
-    """(device, interrupt, its name) of every passed-through device in /proc/interrupts."""
+    """(device, interrupt, its name) of every passed-through device in /proc/interrupts.
+
+    Devices that share a line have its names behind each other, with commas between.
+    """
     found = []
     for line in text.splitlines():
-        match = _VFIO.match(line) if "vfio-" in line else None
-        if match is not None:
-            found.append(
-                (Bdf.parse(match["bdf"], "/proc/interrupts"), int(match["irq"]), match["name"])
-            )
+        irq = _IRQ.match(line) if "vfio-" in line else None
+        if irq is not None:
+            for match in _VFIO.finditer(line, irq.end()):
+                bdf = Bdf.parse(match["bdf"], "/proc/interrupts")
+                found.append((bdf, int(irq[1]), match["name"]))
     return tuple(found)

@@ -1,0 +1,197 @@
+"""Audit: are a job's CPUs, its GPUs and its memory on the same nodes of the machine."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from homenode.findings import Finding, Findings, Severity, in_order
+from homenode.indices import NodeIndex
+from homenode.report.wording import nodes_text, number_list, plural
+from homenode.slurm.held import Held, HeldGpu, NodeTree
+
+_SLURM = "what Slurm and the host tell"
+_RECORD = "what the job's record tells"
+_ENFORCE = "--gres-flags=enforce-binding"
+
+
+def audit(held: Iterable[Held]) -> Findings:
+    """What is wrong with the places of jobs, worst first; jobs without GPUs are not judged."""
+    findings: list[Finding] = []
+    judged = far = without = unknown = 0
+    nodes: set[str] = set()
+    for one in held:
+        if one.unknown is None and not one.gpus:
+            without += 1
+            continue
+        found = tuple(_judged(one))
+        findings += found
+        if one.unknown is not None:
+            unknown += 1
+            continue
+        judged += 1
+        nodes.add(one.node)
+        far += any(finding.id == "job-gpu-far" for finding in found)
+    checked = [
+        f"{plural(judged, 'place')} of GPU jobs on {plural(len(nodes), 'node')}: "
+        f"{judged - far} near all of their GPUs, {far} not"
+    ]
+    if without:
+        checked.append(f"{plural(without, 'place')} of jobs without GPUs: not judged")
+    if unknown:
+        checked.append(f"{plural(unknown, 'place')} that could not be judged")
+    return Findings(tuple(checked), in_order(findings))
+
+
+def _judged(held: Held) -> Iterator[Finding]:
+    if held.unknown is not None:
+        yield Finding(
+            "job-unjudged",
+            Severity.INCONCLUSIVE,
+            held.subject,
+            "CPUs and GPUs that can be found on the node's machine",
+            held.unknown,
+            None,
+            "name the node's machine: --host NODE=SOURCE (srun -w NODE homenode capture makes one)",
+            _SLURM,
+        )
+        return
+    assert held.tree is not None
+    if held.pus is not None:
+        yield from _cpus(held, held.tree)
+    yield from _spread(held, held.tree)
+    if held.memory_nodes is not None:
+        yield from _memory(held, held.tree, held.memory_nodes)
+
+
+def _cpus(held: Held, tree: NodeTree) -> Iterator[Finding]:
+    """GPUs where the job has no CPUs, and CPUs where it has no GPUs."""
+    assert held.pus is not None
+    own = tree.nodes_of(held.pus)
+    blind = [gpu for gpu in held.gpus if gpu.node is None]
+    if blind:
+        yield _blind(held, blind)
+    far = [gpu for gpu in held.gpus if gpu.node is not None and gpu.node not in own]
+    where = f"PUs {held.pus} on {_nodes(own)}"
+    if far:
+        wanted = _gpu_nodes(far)
+        yield Finding(
+            "job-gpu-far",
+            Severity.WARNING,
+            held.subject,
+            f"CPUs on {_nodes(wanted)}, where {_gpus(far)} are",
+            where,
+            _cost(tree, own, wanted),
+            f"submit it with {_ENFORCE}, and let `homenode slurm check` look at gres.conf",
+            _SLURM if held.memory_nodes is None else _RECORD,
+        )
+    idle = tuple(node for node in own if node not in _gpu_nodes(held.gpus))
+    if idle and not far and not blind:
+        yield Finding(
+            "job-cpus-far",
+            Severity.INFO,
+            held.subject,
+            f"CPUs on {_nodes(_gpu_nodes(held.gpus))} alone, where its GPUs are",
+            where,
+            f"tasks on {_nodes(idle)} reach every GPU from another node",
+            "bind tasks to GPUs: `homenode slurm bind`",
+            _SLURM if held.memory_nodes is None else _RECORD,
+        )
+
+
+def _blind(held: Held, gpus: Sequence[HeldGpu]) -> Finding:
+    return Finding(
+        "job-unjudged",
+        Severity.INCONCLUSIVE,
+        held.subject,
+        "GPUs whose node the host tells",
+        f"{_gpus(gpus)} without a node",
+        None,
+        "`homenode doctor` on the node: gpu-node-unknown",
+        _SLURM if held.memory_nodes is None else _RECORD,
+    )
+
+
+def _spread(held: Held, tree: NodeTree) -> Iterator[Finding]:
+    """GPUs on more nodes than so many GPUs need."""
+    nodes = _gpu_nodes(held.gpus)
+    if tree.gpus_of_node is None or len(nodes) < 2:
+        return
+    largest = sorted(tree.gpus_of_node.values(), reverse=True)
+    needed = next(n for n in range(1, len(largest) + 1) if sum(largest[:n]) >= len(held.gpus))
+    if len(nodes) > needed:
+        yield Finding(
+            "job-gpus-spread",
+            Severity.INFO,
+            held.subject,
+            f"{plural(len(held.gpus), 'GPU')} on {plural(needed, 'node')}",
+            f"{_gpus(held.gpus)} on {_nodes(nodes)}",
+            "copies between its GPUs cross nodes, where no NVLink joins them",
+            f"{_ENFORCE} makes it wait for GPUs of one socket",
+            _SLURM if held.memory_nodes is None else _RECORD,
+        )
+
+
+def _memory(held: Held, tree: NodeTree, allowed: frozenset[NodeIndex]) -> Iterator[Finding]:
+    """Memory that cannot be, or need not be, where the GPUs are."""
+    wanted = _gpu_nodes(held.gpus)
+    usable = allowed if held.bound_nodes is None else held.bound_nodes & allowed
+    lacking = tuple(node for node in wanted if node not in usable)
+    how = "mems_allowed" if held.bound_nodes is None else "a policy that binds"
+    found = f"{how} to {_nodes(tuple(sorted(usable)))}"
+    if lacking:
+        yield Finding(
+            "job-memory-far",
+            Severity.WARNING,
+            held.subject,
+            f"memory allowed on {_nodes(wanted)}, where its GPUs are",
+            found,
+            _cost(tree, tuple(sorted(usable)), lacking),
+            "let it have CPUs there, or bind its memory there: `homenode slurm bind`",
+            _RECORD,
+        )
+    on_gpu = tuple(sorted(usable & tree.gpu_memory))
+    if on_gpu:
+        plain = tuple(n for n, pus in tree.pus_of_node.items() if pus and n in usable)
+        yield Finding(
+            "job-memory-on-gpu",
+            Severity.WARNING,
+            held.subject,
+            f"memory of the CPUs' nodes alone ({_nodes(plain)})",
+            f"{found}, of which {_nodes(on_gpu)} are memory of GPUs",
+            "pages that spill there take memory from the GPU and are slow for the CPU",
+            f"--mem-bind=local, or numactl --membind={number_list(wanted or plain)}",
+            _RECORD,
+        )
+    elsewhere = tuple(sorted(usable - set(wanted) - tree.gpu_memory))
+    if held.bound_nodes is None and elsewhere and not lacking and wanted:
+        yield Finding(
+            "job-memory-open",
+            Severity.INFO,
+            held.subject,
+            f"memory bound to {_nodes(wanted)}",
+            f"no policy: it may also lie on {_nodes(elsewhere)}",
+            "first touch keeps pages near the CPUs that run, until a node is full",
+            "bind it with `homenode slurm bind`, or --mem-bind=local",
+            _RECORD,
+        )
+
+
+def _gpu_nodes(gpus: Iterable[HeldGpu]) -> tuple[NodeIndex, ...]:
+    return tuple(sorted({gpu.node for gpu in gpus if gpu.node is not None}))
+
+
+def _gpus(gpus: Sequence[HeldGpu]) -> str:
+    noun = "GPU" if len(gpus) == 1 else "GPUs"
+    return f"{noun} {', '.join(map(str, gpus))}"
+
+
+def _nodes(nodes: Sequence[NodeIndex]) -> str:
+    return nodes_text(nodes) if nodes else "no node"
+
+
+def _cost(tree: NodeTree, own: Sequence[NodeIndex], wanted: Sequence[NodeIndex]) -> str | None:
+    """How far the wanted nodes are from the nearest of the job's own."""
+    far = [
+        min((tree.distances[a, b] for a in own if (a, b) in tree.distances), default=None)
+        for b in wanted
+    ]
+    known = [distance for distance in far if distance is not None]
+    return f"distance {max(known)} instead of 10" if known else None

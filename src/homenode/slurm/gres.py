@@ -1,0 +1,194 @@
+"""Gres: what gres.conf says of the GPUs of each node, and GPUs as jobs hold them.
+
+Source: gres.conf(5) of 22.05; scontrol(1), show job.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from homenode.cpuset import CpuSet
+from homenode.errors import ParseError
+from homenode.slurm.config import Config, ConfigLine
+from homenode.slurm.hostlist import expand_hostlist
+
+_COUNT = re.compile(r"([0-9]{1,15})([kmgtp]?)\Z", re.IGNORECASE | re.ASCII)
+_HELD = re.compile(
+    r"gpu(?::(?P<type>[^:(),]+?))?(?::(?P<count>[0-9]{1,6}))?(?:\((?P<detail>[^()]*)\))?\Z",
+    re.ASCII,
+)
+_MIG_TYPE = re.compile(r"[0-9]+g\.[0-9]+gb", re.IGNORECASE | re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class GresLine:
+    """One line of gres.conf.
+
+    nodes: whom it is about; None = every node that reads the file. name: "gpu", "nic", ...; None
+    on a line that only sets AutoDetect. files: device files in their order. cores: Slurm's core
+    numbers (Cores=, or CPUs= as it was once called); None where not given. links: of the one
+    device of the line to each other one.
+    """
+
+    line: ConfigLine
+    nodes: tuple[str, ...] | None
+    autodetect: str | None
+    name: str | None
+    type: str | None
+    files: tuple[str, ...]
+    cores: CpuSet | None
+    links: tuple[int, ...] | None
+    count: int | None
+    is_multiple: bool = False
+
+    @property
+    def devices(self) -> int:
+        """How many devices the line is about."""
+        if self.is_multiple:
+            return 1
+        return len(self.files) if self.files else self.count if self.count is not None else 1
+
+
+@dataclass(frozen=True, slots=True)
+class HeldGpus:
+    """The GPUs that a job holds on a node. indices: None where Slurm tells only how many, or where
+    they are parts of GPUs (MIG), whose numbers are not those of GPUs."""
+
+    count: int
+    indices: tuple[int, ...] | None
+
+
+def gres_lines(config: Config) -> tuple[GresLine, ...]:
+    """The lines of a gres.conf. Raises ParseError that names the line."""
+    return tuple(
+        _gres_line(line, config.source) for line in config.lines if line.get("include") is None
+    )
+
+
+def lines_for(lines: tuple[GresLine, ...], node: str) -> tuple[GresLine, ...]:
+    """The lines about the GPUs of one node, in their order."""
+    return tuple(
+        line for line in lines if line.name == "gpu" and (line.nodes is None or node in line.nodes)
+    )
+
+
+def autodetect_for(lines: tuple[GresLine, ...], node: str) -> str | None:
+    """What detects the node's GPUs: its own setting, else that of all; None where nothing does."""
+    of_all: str | None = None
+    for line in lines:
+        if line.autodetect is None:
+            continue
+        if line.nodes is not None and node in line.nodes:
+            return None if line.autodetect == "off" else line.autodetect
+        if line.nodes is None and line.name is None:
+            of_all = line.autodetect
+    return None if of_all in (None, "off") else of_all
+
+
+def held_gpus(text: str, source: str) -> HeldGpus:
+    """The GPUs of a text such as "gpu:h100:6(IDX:0-1,4-7),nic:1".
+
+    >>> held_gpus("gpu:h100:3(IDX:0-1,4)", "job 7")
+    HeldGpus(count=3, indices=(0, 1, 4))
+    >>> held_gpus("gpu:2", "job 7"), held_gpus("(null)", "job 7").count
+    (HeldGpus(count=2, indices=None), 0)
+
+    Raises ParseError.
+    """
+    count = 0
+    indices: list[int] = []
+    known = True
+    for item in _outside_brackets(text):
+        bare = item.removeprefix("gres/").removeprefix("gres:")
+        if not (bare == "gpu" or bare.startswith(("gpu:", "gpu("))):
+            continue
+        match = _HELD.match(bare)
+        if match is None:
+            raise ParseError(source, "GPUs such as gpu:h100:2(IDX:0-1)", item)
+        kind, number = match["type"], match["count"]
+        if number is None and kind is not None and kind.isdigit():
+            kind, number = None, kind
+        detail = match["detail"] or ""
+        its = detail.removeprefix("IDX:")
+        is_mig = kind is not None and _MIG_TYPE.search(kind) is not None
+        if detail.startswith("IDX:") and its != "N/A" and not is_mig:
+            found = tuple(CpuSet.parse(its, source))
+            indices += found
+            count += len(found)
+        else:
+            amount = int(number or "1")
+            count += amount
+            known = known and not amount
+    return HeldGpus(count, tuple(sorted(indices)) if known else None)
+
+
+def gpu_count(text: str) -> int | None:
+    """GPUs of a node's Gres= ("gpu:h100:8(S:0-1),nic:2"); None where it names none."""
+    count: int | None = None
+    for item in _outside_brackets(text):
+        name, _, rest = item.partition("(")[0].partition(":")
+        if name != "gpu":
+            continue
+        number = rest.rpartition(":")[2]
+        count = (count or 0) + (int(number) if number.isdigit() and len(number) < 7 else 1)
+    return count
+
+
+def _gres_line(line: ConfigLine, source: str) -> GresLine:
+    def listed(*keys: str) -> tuple[str, ...]:
+        value = line.get(*keys)
+        return () if value is None else expand_hostlist(value, source, line=line.first)
+
+    nodes = line.get("nodename")
+    cores = line.get("cores", "cpus")
+    links = line.get("links")
+    count = line.get("count")
+    autodetect = line.get("autodetect")
+    multiple = listed("multiplefiles")
+    return GresLine(
+        line=line,
+        nodes=None if nodes is None else expand_hostlist(nodes, source, line=line.first),
+        autodetect=None if autodetect is None else autodetect.lower(),
+        name=line.get("name"),
+        type=line.get("type"),
+        files=multiple or listed("file"),
+        cores=None if cores is None else _cores(cores, source, line.first),
+        links=None if links is None else _links(links, source, line.first),
+        count=None if count is None else _count(count, source, line.first),
+        is_multiple=bool(multiple),
+    )
+
+
+def _cores(text: str, source: str, line: int) -> CpuSet:
+    try:
+        return CpuSet.parse(text)
+    except ParseError as error:
+        raise ParseError(source, "core numbers such as 0-15,32", error.found, line=line) from None
+
+
+def _links(text: str, source: str, line: int) -> tuple[int, ...]:
+    numbers = []
+    for item in text.split(","):
+        digits = item.strip().removeprefix("-")
+        if not (digits.isascii() and digits.isdigit() and len(digits) < 5):
+            raise ParseError(source, "Links= with a number for each GPU", item, line=line)
+        numbers.append(int(item))
+    return tuple(numbers)
+
+
+def _count(text: str, source: str, line: int) -> int:
+    match = _COUNT.match(text)
+    if match is None:
+        raise ParseError(source, "a count such as 8 or 10G", text, line=line)
+    return int(match[1]) << 10 * " kmgtp".index(match[2].lower() or " ")
+
+
+def _outside_brackets(text: str) -> Iterator[str]:
+    """The items between the commas that stand outside round brackets."""
+    depth = start = 0
+    for at, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and depth <= 0:
+            yield text[start:at].strip()
+            start = at + 1
+    yield text[start:].strip()

@@ -1,0 +1,77 @@
+"""HomeNodes: the node with CPUs that each GPU of a host is on, never a GPU's own memory.
+
+On GH200 a GPU has several nodes ("0,5-11" as nvidia-smi's NUMA affinity says): one with CPUs, and
+memory-only ones for itself and its MIG instances. Programs are bound to the one with CPUs.
+Source: numactl issue 224; docs/formats/host-toml.md, gh200x4.
+"""
+
+from collections.abc import Iterable
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.indices import NodeIndex
+from homenode.pci import DeviceKind, PciDevice
+from homenode.topology import Host, MemoryKind, NumaNode
+
+
+def gpus_in_order(host: Host) -> tuple[PciDevice, ...]:
+    """The host's GPUs by address, as Slurm's AutoDetect and the drivers number them.
+
+    Virtual functions are no GPUs of their own. Source: gres.conf(5), Links.
+    """
+    gpus = host.devices_of_kind(DeviceKind.GPU)
+    return tuple(gpu for gpu in gpus if gpu.physical_function is None)
+
+
+def nodes_with_cpus(host: Host) -> tuple[NumaNode, ...]:
+    return tuple(node for node in host.nodes if node.pus)
+
+
+def home_node(host: Host, gpu: PciDevice) -> NodeIndex | None:
+    """The node with CPUs that a GPU is on; None where the host does not tell.
+
+    Where the firmware names a node without CPUs, it is the GPU's local CPUs' node, else the one
+    with CPUs that is nearest by SLIT and the only one so near.
+    """
+    nodes = {node.index: node for node in nodes_with_cpus(host)}
+    if gpu.node in nodes:
+        return gpu.node
+    if len(nodes) == 1:
+        return next(iter(nodes))
+    if gpu.local_pus:
+        own = [index for index, node in nodes.items() if not node.pus.isdisjoint(gpu.local_pus)]
+        if len(own) == 1:
+            return own[0]
+    if gpu.node is None or host.node(gpu.node) is None or host.distances is None:
+        return None
+    return _nearest(host, gpu.node, nodes)
+
+
+def home_of_nodes(host: Host, listed: Iterable[int]) -> NodeIndex | None:
+    """The one node with CPUs among several, as in "0,5-11"; None where there are none or many."""
+    own = [node.index for node in nodes_with_cpus(host) if node.index in set(listed)]
+    return own[0] if len(own) == 1 else None
+
+
+def gpu_memory_nodes(host: Host) -> dict[NodeIndex, Bdf | None]:
+    """Nodes that are a GPU's memory, and whose; the GPU is None where the driver does not say.
+
+    A node without CPUs that an initiator other than a CPU belongs to is one as well.
+    """
+    return {
+        node.index: node.gpu
+        for node in host.nodes
+        if not node.pus and (node.memory_kind is MemoryKind.GPU or node.generic_initiator)
+    }
+
+
+def nodes_of(host: Host, pus: CpuSet) -> tuple[NodeIndex, ...]:
+    """The nodes that have any of these PUs, ascending."""
+    return tuple(node.index for node in host.nodes if not node.pus.isdisjoint(pus))
+
+
+def _nearest(host: Host, node: NodeIndex, among: Iterable[NodeIndex]) -> NodeIndex | None:
+    ranked = sorted((host.distance(node, other) or 255, other) for other in among)
+    if len(ranked) > 1 and ranked[0][0] == ranked[1][0]:
+        return None
+    return ranked[0][1] if ranked else None

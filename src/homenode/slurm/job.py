@@ -1,0 +1,45 @@
+"""Job: what a job holds on its nodes, as Slurm tells it."""
+
+from dataclasses import dataclass
+
+from homenode.cpuset import CpuSet
+from homenode.slurm.gres import HeldGpus
+
+
+@dataclass(frozen=True, slots=True)
+class NodeShare:
+    """What a job holds on one node, in Slurm's own numbers.
+
+    cpu_ids: abstract CPU ids (scontrol). cores: (socket, core of the socket) (squeue --json). One
+    of the two is given where Slurm tells of CPUs at all.
+    """
+
+    node: str
+    cpu_ids: CpuSet | None
+    cores: tuple[tuple[int, int], ...] | None
+    gpus: HeldGpus
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """id: as users write it ("11_0" of an array, "12+1" of a heterogeneous job).
+
+    number: what Slurm counts by, so that an array's tasks are found by either. state: "RUNNING",
+    ... user: None where not told.
+    """
+
+    id: str
+    number: str
+    name: str
+    user: str | None
+    state: str
+    shares: tuple[NodeShare, ...]
+
+    @property
+    def runs(self) -> bool:
+        return self.state == "RUNNING"
+
+
+def is_asked_for(job: Job, asked: tuple[str, ...]) -> bool:
+    """True where a job is one of those that the user named, or a task of one; () = all."""
+    return not asked or bool({job.id, job.number, job.id.partition("_")[0]} & set(asked))

@@ -1,0 +1,100 @@
+"""ScontrolJob: jobs from `scontrol show job -d`, whose layout has hardly changed since 20.02.
+
+Seen: 22.05.8 (Debian 12). Newer versions add lines (AllocTRES=, ReqTRES=) and keep those read here:
+
+     Nodes=gpu[01-02] CPU_IDs=0-7 Mem=1000 GRES=gpu:h100:1(IDX:2)
+
+Source: scontrol(1), "show job" with --details.
+"""
+
+import re
+from collections.abc import Iterator
+
+from homenode.cpuset import CpuSet
+from homenode.errors import ParseError
+from homenode.slurm.gres import held_gpus
+from homenode.slurm.hostlist import expand_hostlist
+from homenode.slurm.job import Job, NodeShare
+
+COMMAND = ("scontrol", "show", "job", "-d")
+
+MAX_TEXT_CHARS = 256 << 20
+
+_NO_TASK = 0xFFFFFFFE
+"""What an array that is still whole, and was cancelled, has for a task (NO_VAL of slurm.h)."""
+
+_FIRST = re.compile(r"JobId=([0-9]+)")
+_ARRAY = re.compile(r"\sArrayJobId=([0-9]+) ArrayTaskId=(\S+)")
+_HETEROGENEOUS = re.compile(r"\sHetJobId=([0-9]+) HetJobOffset=([0-9]+)")
+_NAME = re.compile(r"\sJobName=(.*?)(?= UserId=|\n|\Z)")
+_USER = re.compile(r"\sUserId=([^\s(]+)")
+_STATE = re.compile(r"\sJobState=(\S+)")
+# A line of its own, so that a job called "Nodes=gpu01 CPU_IDs=0 ..." tells nothing; with --oneliner
+# the last words of this kind are Slurm's: names and comments stand before or behind them.
+_SHARE = re.compile(
+    r"^\s+Nodes=(\S+) CPU_IDs=(\S*) Mem=\S* GRES=(\S*)\s*$", re.MULTILINE | re.ASCII
+)
+_SHARE_IN_LINE = re.compile(r"\sNodes=(\S+) CPU_IDs=(\S*) Mem=\S* GRES=(\S*)", re.ASCII)
+
+
+def parse_scontrol_jobs(text: str, source: str = "scontrol show job -d") -> tuple[Job, ...]:
+    """The jobs of a listing, in its order; () for "No jobs in the system".
+
+    Raises ParseError for a text that tells of no job and does not say so, and for what a job holds
+    where it cannot be read.
+    """
+    if len(text) > MAX_TEXT_CHARS:
+        raise ParseError(source, f"at most {MAX_TEXT_CHARS} characters", str(len(text)))
+    jobs = tuple(_job(line, block, source) for line, block in _blocks(text))
+    if not jobs and text.strip() and "No jobs in the system" not in text:
+        raise ParseError(source, "jobs that begin with JobId=", text.strip()[:80], line=1)
+    return jobs
+
+
+def _blocks(text: str) -> Iterator[tuple[int, str]]:
+    """(number of its first line, text) of each job."""
+    held: list[str] = []
+    first = 0
+    for number, line in enumerate(text.splitlines(), start=1):
+        if _FIRST.match(line):
+            if held:
+                yield first, "\n".join(held)
+            held, first = [], number
+        if held or _FIRST.match(line):
+            held.append(line)
+    if held:
+        yield first, "\n".join(held)
+
+
+def _job(line: int, block: str, source: str) -> Job:
+    first = _FIRST.match(block)
+    assert first is not None
+    array, heterogeneous = _ARRAY.search(block), _HETEROGENEOUS.search(block)
+    said = first[1]
+    if array is not None and array[2].isdigit() and int(array[2]) != _NO_TASK:
+        said = f"{array[1]}_{array[2]}"
+    elif heterogeneous is not None:
+        said = f"{heterogeneous[1]}+{heterogeneous[2]}"
+    name, user, state = (pattern.search(block) for pattern in (_NAME, _USER, _STATE))
+    if state is None:
+        raise ParseError(source, f"JobState= of job {said}", block[:60], line=line)
+    shares = _SHARE.findall(block) if "\n" in block else _SHARE_IN_LINE.findall(block)
+    return Job(
+        id=said,
+        number=first[1],
+        name="" if name is None else name[1].strip(),
+        user=None if user is None else user[1],
+        state=state[1],
+        shares=tuple(
+            share
+            for nodes, ids, gres in shares
+            for share in _shares(nodes, ids, gres, f"{source}, job {said}", line)
+        ),
+    )
+
+
+def _shares(nodes: str, ids: str, gres: str, source: str, line: int) -> Iterator[NodeShare]:
+    cpu_ids = CpuSet.parse(ids, source) if ids and ids != "(null)" else None
+    gpus = held_gpus(gres, source)
+    for node in expand_hostlist(nodes, source, line=line):
+        yield NodeShare(node, cpu_ids, None, gpus)

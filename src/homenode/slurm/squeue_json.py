@@ -1,0 +1,145 @@
+"""SqueueJson: jobs from `squeue --json`, in the layouts of 22.05 and of newer data parsers.
+
+Numbers are plain, or {"set", "infinite", "number"} since 23.02; job_state is a text, or a list
+since 23.11; what a job holds is
+
+    {"allocated_nodes": [{"nodename": …, "sockets": {"1": {"cores": {"0": "allocated"}}}}]}
+
+up to data_parser v0.0.40, and from v0.0.41 on
+
+    {"nodes": {"allocation": [{"name": …, "sockets": [{"index": 1, "cores": [{"index": 0,
+     "status": ["ALLOCATED"]}]}]}]}}
+
+Seen: 22.05.8; the others are Slurm's own description of its parsers (v0.0.39 to v0.0.43).
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from homenode.errors import ParseError
+from homenode.slurm.gres import HeldGpus, held_gpus
+from homenode.slurm.hostlist import expand_hostlist
+from homenode.slurm.job import Job, NodeShare
+from homenode.tools.json_documents import whole
+
+COMMAND = ("squeue", "--json")
+
+_NO_GPUS = HeldGpus(0, ())
+
+
+def parse_squeue_jobs(text: str, source: str = "squeue --json") -> tuple[Job, ...]:
+    """The jobs of a document, in its order. Raises ParseError."""
+    document = whole(text, source)
+    jobs = document.get("jobs")
+    if not isinstance(jobs, list):
+        raise ParseError(source, 'a list "jobs"', f"{list(document)[:8]}")
+    return tuple(_job(job, f"{source}, jobs[{at}]") for at, job in enumerate(jobs))
+
+
+def _job(job: Any, source: str) -> Job:
+    if not isinstance(job, dict):
+        raise ParseError(source, "an object", type(job).__name__)
+    number = _number(job.get("job_id"))
+    if number is None:
+        raise ParseError(source, '"job_id"', f"{list(job)[:8]}")
+    said = str(number)
+    array, task = _number(job.get("array_job_id")), _number(job.get("array_task_id"))
+    main, offset = _number(job.get("het_job_id")), _number(job.get("het_job_offset"))
+    if array and task is not None:
+        said = f"{array}_{task}"
+    elif main and offset is not None:
+        said = f"{main}+{offset}"
+    user = job.get("user_name") or job.get("user_id")
+    return Job(
+        id=said,
+        number=str(number),
+        name=str(job.get("name") or ""),
+        user=None if user is None else str(_number(user) if isinstance(user, dict) else user),
+        state=_state(job.get("job_state"), source),
+        shares=tuple(_shares(job, source)),
+    )
+
+
+def _state(value: Any, source: str) -> str:
+    """The last of the states: behind the state itself stand flags such as COMPLETING."""
+    if isinstance(value, list) and value:
+        value = value[-1]
+    if not isinstance(value, str):
+        raise ParseError(source, '"job_state"', f"{value!r}")
+    return value
+
+
+def _shares(job: dict[str, Any], source: str) -> Iterator[NodeShare]:
+    """What the job holds on each node; its GPUs are listed in the order of its nodes."""
+    held = job.get("job_resources")
+    if not isinstance(held, dict):
+        return
+    details = job.get("gres_detail")
+    details = details if isinstance(details, list) else []
+    allocations = list(_allocations(held, source))
+    names = _node_names(job, held, source)
+    gpus = dict(zip(names, details, strict=False)) if len(names) == len(details) else {}
+    for name, sockets in allocations:
+        text = gpus.get(name)
+        found = _NO_GPUS if not details else HeldGpus(0, None)
+        if isinstance(text, str):
+            found = held_gpus(text, source)
+        yield NodeShare(name, None, tuple(_cores(sockets)), found)
+
+
+def _node_names(job: dict[str, Any], held: dict[str, Any], source: str) -> tuple[str, ...]:
+    nodes = job.get("nodes") or held.get("nodes")
+    return expand_hostlist(nodes, source) if isinstance(nodes, str) and nodes else ()
+
+
+def _allocations(held: dict[str, Any], source: str) -> Iterator[tuple[str, Any]]:
+    """(node, its sockets) of either layout."""
+    nodes = held.get("nodes")
+    entries = nodes.get("allocation") if isinstance(nodes, dict) else held.get("allocated_nodes")
+    if entries is None:
+        return
+    if isinstance(entries, dict):
+        entries = list(entries.values())
+    if not isinstance(entries, list):
+        raise ParseError(source, "a list of nodes", type(entries).__name__)
+    for entry in entries:
+        name = (entry.get("nodename") or entry.get("name")) if isinstance(entry, dict) else None
+        if not isinstance(name, str):
+            raise ParseError(source, "a node's name", f"{entry!r}"[:80])
+        yield name, entry.get("sockets")
+
+
+def _cores(sockets: Any) -> Iterator[tuple[int, int]]:
+    """(socket, core) of every core that is allocated."""
+    for socket, entry in _indexed(sockets):
+        cores = entry.get("cores") if isinstance(entry, dict) else None
+        for core, status in _indexed(cores):
+            said = status.get("status") if isinstance(status, dict) else status
+            words = said if isinstance(said, list) else [said]
+            if any(str(word).upper().startswith(("ALLOCATED", "IN_USE")) for word in words):
+                yield socket, core
+
+
+def _indexed(entries: Any) -> Iterator[tuple[int, Any]]:
+    """(index, entry) of {"0": entry} and of [{"index": 0, …}]."""
+    if isinstance(entries, dict):
+        pairs = list(entries.items())
+    elif isinstance(entries, list):
+        pairs = [
+            (entry.get("index", at) if isinstance(entry, dict) else at, entry)
+            for at, entry in enumerate(entries)
+        ]
+    else:
+        return
+    for index, entry in pairs:
+        if str(index).isdigit() and len(str(index)) < 6:
+            yield int(index), entry
+
+
+def _number(value: Any) -> int | None:
+    """A plain number, or that of {"set", "infinite", "number"}; None where it is not set."""
+    if isinstance(value, dict):
+        if not value.get("set", True) or value.get("infinite"):
+            return None
+        value = value.get("number")
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,241 @@
+"""Preparation: from orders and a machine to what will be run there, before anything is written."""
+
+import hashlib
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+
+from homenode.bdf import Bdf
+from homenode.bench.confinement import bound, confined, usable_pus
+from homenode.bench.imported import CPU_ONLY, GPU_UNKNOWN
+from homenode.bench.model import CONTROLS, BenchTest, Group, Reader, Suite
+from homenode.bench.orders import AppOrder, BenchOrders, restricted_to
+from homenode.bench.record import RunRecord
+from homenode.bench.suite import suite_for
+from homenode.cpuset import CpuSet
+from homenode.domain.read import read_guest
+from homenode.errors import UsageError
+from homenode.findings import Finding, are_bad
+from homenode.gap import Gap
+from homenode.pci import DeviceKind
+from homenode.plan.fingerprint import host_fingerprint
+from homenode.plan.guest import Guest
+from homenode.plan.model import Plan
+from homenode.results.model import (
+    UNKNOWN_SWITCHES,
+    Condition,
+    GpuPlace,
+    Origin,
+    RunHead,
+    Switches,
+    Vantage,
+)
+from homenode.topology import Host
+from homenode.verify.expectation import Expectation, expectation_of_plan
+from homenode.verify.guest_path import paths_of_guest
+from homenode.verify.guest_view import view_of_guest
+
+APP_TEST = "app"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """record: what would be run. host: the machine as the run may use it. pus: that measure.
+
+    mismatch: how a guest differs from its plan; not empty = nothing should be measured.
+    """
+
+    record: RunRecord
+    host: Host
+    pus: CpuSet
+    mismatch: tuple[Finding, ...]
+
+
+def prepared(orders: BenchOrders, host: Host, installed: Collection[str], boot: str) -> Prepared:
+    """What these orders come to on a machine. installed: programs that can be run there.
+
+    Raises UsageError for tests, PUs or nodes that the machine does not have, InputError for a
+    document that is none.
+    """
+    document = _document(orders)
+    expected = None
+    if orders.plan is not None and orders.vantage is Vantage.GUEST:
+        expected = expectation_of_plan(orders.plan, document=document)
+    mismatch: tuple[Finding, ...] = ()
+    if expected is not None:
+        mismatch = tuple(
+            one for one in view_of_guest(expected, host, None).findings if are_bad((one,))
+        )
+    pus = restricted_to(orders)
+    usable = confined(host, pus, orders.nodes)
+    suite = _suite(orders, usable, installed)
+    if pus is not None or orders.nodes is not None:
+        suite = _bound(suite, usable_pus(usable), orders.nodes, installed)
+    bus_ids = _bus_ids(expected, host)
+    record = RunRecord(
+        head=replace(_head(orders, host, usable, document, bus_ids), boots=(boot,)),
+        tests=suite.tests,
+        controls=tuple(test.id for test in suite.tests if test.is_control),
+        repeats=orders.repeats,
+        seed=orders.seed,
+        machine=_machine(host),
+        boot=boot,
+        app=orders.app,
+        left_out=suite.left_out,
+        marks=tuple(f"the guest is not as planned: {one}" for one in mismatch),
+        bus_ids=bus_ids,
+    )
+    return Prepared(record, usable, usable_pus(usable), mismatch)
+
+
+def _document(orders: BenchOrders) -> Guest | None:
+    if orders.domain_xml is None:
+        return None
+    return read_guest(orders.domain_xml, "domain XML")
+
+
+def _suite(orders: BenchOrders, host: Host, installed: Collection[str]) -> Suite:
+    wishes = orders.wishes
+    if orders.app is not None and not wishes.groups:
+        wishes = replace(wishes, groups=(*sorted(CONTROLS), Group.APP))
+    try:
+        suite = suite_for(host, installed, wishes)
+    except UsageError as error:
+        if orders.app is None:
+            raise
+        suite = Suite((), (Gap("tests beside the program", error.message),))
+    if orders.app is None:
+        return suite
+    return Suite((*suite.tests, _app_test(orders.app)), suite.left_out)
+
+
+def _app_test(app: AppOrder) -> BenchTest:
+    seconds = min(60.0, app.timeout_s)  # nobody knows; progress learns from the first round
+    return BenchTest(APP_TEST, Group.APP, app.argv, seconds, app.timeout_s, reads=Reader.APP)
+
+
+def _bound(
+    suite: Suite, pus: CpuSet, nodes: tuple[int, ...] | None, installed: Collection[str]
+) -> Suite:
+    """The suite on some PUs: GPU tools and the user's program are kept to them by taskset."""
+    if "taskset" not in installed:
+        others = [test for test in suite.tests if test.reads is not Reader.PROBE]
+        left = [Gap(test.id, "taskset is not installed, to keep it on its PUs") for test in others]
+        tests = tuple(test for test in suite.tests if test.reads is Reader.PROBE)
+        suite = Suite(tests, (*suite.left_out, *left))
+    return Suite(tuple(bound(test, pus, nodes) for test in suite.tests), suite.left_out)
+
+
+def _head(
+    orders: BenchOrders,
+    host: Host,
+    usable: Host,
+    document: Guest | None,
+    bus_ids: tuple[tuple[Bdf, Bdf], ...],
+) -> RunHead:
+    plan, in_guest = orders.plan, orders.vantage is Vantage.GUEST
+    switches = orders.switches
+    if switches == UNKNOWN_SWITCHES and plan is not None and in_guest:
+        switches = Switches.of(plan.layout)
+    gpus = host.devices_of_kind(DeviceKind.GPU)
+    on_host = dict(bus_ids)
+    return RunHead(
+        name=orders.name,
+        system=orders.system or _system([gpu.name for gpu in gpus]),
+        origin=Origin.EMULATED if orders.emulated else Origin.MEASURED,
+        vantage=orders.vantage,
+        switches=switches,
+        host_kind=orders.host_kind if in_guest else orders.host_kind or host_kind(host),
+        host=orders.host or (_host_of(plan) if in_guest else host_fingerprint(host)),
+        arrangement=orders.arrangement,
+        memory_mode=None if plan is None or plan.memory_mode is None else str(plan.memory_mode),
+        page_bytes=None if plan is None else plan.page_bytes,
+        vcpus=len(usable_pus(host)) if in_guest else None,
+        pus=_pinned(plan) if in_guest else usable_pus(usable),
+        nodes=_nodes(plan) if in_guest else tuple(int(node.index) for node in usable.nodes),
+        plan_fingerprint=None if plan is None else plan_fingerprint(plan),
+        gpus=tuple(GpuPlace(on_host.get(gpu.bdf, gpu.bdf), gpu.node) for gpu in gpus),
+        host_addresses=not in_guest or (bool(gpus) and all(gpu.bdf in on_host for gpu in gpus)),
+        conditions=tuple(_versions(orders, host, document)),
+    )
+
+
+def _host_of(plan: Plan | None) -> str | None:
+    return None if plan is None else plan.host_fingerprint or None
+
+
+def _pinned(plan: Plan | None) -> CpuSet | None:
+    if plan is None or not plan.vcpu_pins:
+        return None
+    pinned = CpuSet.from_bits(0)
+    for pins in plan.vcpu_pins:
+        pinned |= pins
+    return pinned
+
+
+def _nodes(plan: Plan | None) -> tuple[int, ...] | None:
+    return None if plan is None else tuple(int(node) for node in plan.nodes)
+
+
+def plan_fingerprint(plan: Plan) -> str:
+    """Tells two plans apart; equal plans have equal ones."""
+    from homenode.plan.stored import encode_plan
+
+    return hashlib.sha256(encode_plan(plan).encode()).hexdigest()
+
+
+def _machine(host: Host) -> str:
+    """What is measured. A guest's own topology is all that tells it from another."""
+    lines = (host_fingerprint(host), str(host.cpu), str(host.settings.kernel_release))
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def host_kind(host: Host) -> str:
+    """What machines of one kind have in common: "2x Intel(R) Xeon(R) ..., 8x NVIDIA H200"."""
+    names = [gpu.name or "GPU" for gpu in host.devices_of_kind(DeviceKind.GPU)]
+    parts = [f"{len(host.packages) or 1}x {host.cpu.name or host.architecture or 'unknown CPU'}"]
+    parts += [f"{names.count(name)}x {name}" for name in dict.fromkeys(names)]
+    return ", ".join(parts)
+
+
+def _system(names: list[str | None]) -> str:
+    """The folder of a machine: its GPU's name, as a folder can have it.
+
+    >>> _system(["NVIDIA H200", "NVIDIA H200"]), _system([None]), _system([])
+    ('nvidia-h200', 'gpu-unknown', 'cpu-only')
+    """
+    if not names:
+        return CPU_ONLY
+    return re.sub(r"[^a-z0-9]+", "-", (names[0] or "").lower()).strip("-")[:80] or GPU_UNKNOWN
+
+
+def _versions(orders: BenchOrders, host: Host, document: Guest | None) -> Iterator[Condition]:
+    yield from orders.versions
+    told = {condition.name for condition in orders.versions}
+    found = {
+        "machine type": None if document is None else document.machine,
+        "libvirt": _version(host.settings.libvirt_version),
+        "qemu": _version(host.settings.qemu_version),
+    }
+    for name, value in found.items():
+        if value is not None and name not in told:
+            yield Condition(name, value)
+    drivers = sorted({gpu.driver for gpu in host.devices_of_kind(DeviceKind.GPU) if gpu.driver})
+    if drivers:
+        yield Condition("GPU driver", ", ".join(drivers))
+
+
+def _version(version: tuple[int, int, int] | None) -> str | None:
+    return None if version is None else ".".join(map(str, version))
+
+
+def _bus_ids(expected: Expectation | None, guest: Host) -> tuple[tuple[Bdf, Bdf], ...]:
+    """(address in the guest, on the host) of each passed-through function that is found."""
+    if expected is None:
+        return ()
+    address_of = paths_of_guest(guest)
+    return tuple(
+        (address_of[device.path], device.bdf)
+        for device in expected.devices
+        if device.path is not None and device.path in address_of
+    )

@@ -1,0 +1,271 @@
+"""Runner: runs the suite on a machine, step by step, and keeps every step as it ends. [I/O]
+
+Killed at any moment, it loses the step that ran then; called again with `resume`, it goes on with
+that one. A resumed run must be of the same machine, boot, tests, rounds and seed: a machine that
+was started anew places its guests and its memory anew, and is another boot for any comparison.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from homenode.bench.app_metric import check_metric, figure_of
+from homenode.bench.derived_run import Derived, derived, reading_of, schedule_of
+from homenode.bench.environment import Environment, read_environment
+from homenode.bench.model import BenchTest, Reader
+from homenode.bench.orders import BenchOrders, BenchOutcome, Progress
+from homenode.bench.preflight import Looks, preflight
+from homenode.bench.preparation import Prepared, prepared
+from homenode.bench.program_text import program_text
+from homenode.bench.record import (
+    LookRecord,
+    Result,
+    RunRecord,
+    StepRecord,
+    differences,
+    digest,
+    kept_output,
+)
+from homenode.bench.run_folder import DOMAIN, HOST, PLAN, RunFolder, open_run
+from homenode.bench.schedule import Step, left_of
+from homenode.bench.tools_installed import boot_identity, installed_on, pu_times
+from homenode.discover import discover
+from homenode.domain.read import read_running_domain
+from homenode.errors import ParseError, ToolError, UsageError
+from homenode.findings import Finding
+from homenode.machine.local import LocalMachine
+from homenode.machine.protocol import Machine
+from homenode.pci import DeviceKind
+from homenode.plan.model import Plan
+from homenode.plan.stored import encode_plan
+from homenode.process import Completed, ToolMissingError, ToolTimeoutError
+from homenode.results.model import Vantage
+from homenode.snapshot.capture import capture
+from homenode.snapshot.protocol import Snapshot
+from homenode.topology import Host
+
+IDLE_S = 1.0
+"""How long nothing is done before the first step, to see who else does something."""
+
+_REACH_S = 30.0
+_MOST_SAID = 300
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """What all steps of one call share."""
+
+    machine: Machine
+    folder: RunFolder
+    record: RunRecord
+    host: Host
+    tests: dict[str, BenchTest]
+
+
+def run_bench(
+    machine: Machine,
+    orders: BenchOrders,
+    root: Path,
+    on_progress: Callable[[Progress], None],
+    *,
+    resume: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+) -> BenchOutcome:
+    """Runs the suite on a machine, into root/<system>/<name>/.
+
+    on_progress: called before each step, and at the end. resume: go on with the run that is there.
+    tell: gets lines about what was found before the first step.
+    Raises UsageError for orders that do not fit the machine or the run to go on with, HostError
+    where the folder is not as expected, ToolError where the machine cannot be reached any more:
+    what was measured is kept. A guest that is not as planned is an answer: see `folder`.
+    """
+    if orders.app is not None:
+        check_metric(orders.app.metric)
+    ready, snapshot = look_over(machine, orders)
+    if ready.mismatch and not orders.force:
+        return BenchOutcome(None, None, ready.mismatch, ready.record.left_out)
+    head = ready.record.head
+    with open_run(root, head.system, head.name, resume=resume, tell=tell) as folder:
+        record = _ordered(folder, ready.record)
+        if isinstance(machine, LocalMachine):
+            # What it starts holds the lock too: if we are killed, the next run waits for it.
+            machine = LocalMachine((folder.tool_lock,))
+        _keep_context(folder, orders, record, snapshot)
+        session = _Session(
+            machine, folder, record, ready.host, {test.id: test for test in record.tests}
+        )
+        steps = _left(session)
+        if steps:
+            plan = orders.plan if orders.vantage is Vantage.GUEST else None
+            _look_before(session, ready, plan, snapshot, tell)
+            _run_steps(session, steps, on_progress)
+            _look_after(session)
+        made = _derived(session)
+        folder.write_run(made.run)
+        found = (*ready.mismatch, *made.findings)
+        return BenchOutcome(folder.path, made.run, found, made.gaps)
+
+
+def look_over(machine: Machine, orders: BenchOrders) -> tuple[Prepared, Snapshot]:
+    """What the orders come to on this machine; nothing is written. Raises as run_bench does."""
+    snapshot = machine.snapshot()
+    host = discover(snapshot, read_running_domain)
+    boot = orders.boot or boot_identity(machine)
+    gpus = bool(host.devices_of_kind(DeviceKind.GPU))
+    installed = installed_on(machine, orders.wishes, gpus=gpus)
+    return prepared(orders, host, installed, boot), snapshot
+
+
+def _ordered(folder: RunFolder, now: RunRecord) -> RunRecord:
+    """The record of the run: the one that is there, or this one from now on."""
+    stored = folder.order()
+    if stored is None:
+        folder.write_order(now)
+        return now
+    differing = differences(stored, now)
+    if differing:
+        raise UsageError(
+            f"--resume: expected the machine and the orders that {folder.path} was begun with, "
+            f"found {'; '.join(differing)}",
+            hint="give the same orders; after a reboot, start a new run under another name",
+        )
+    return stored
+
+
+def _keep_context(
+    folder: RunFolder, orders: BenchOrders, record: RunRecord, snapshot: Snapshot
+) -> None:
+    """What the figures were taken under, beside them; what is there already stays."""
+    if not (folder.path / HOST).exists():
+        capture(snapshot, folder.path / HOST)
+    if orders.plan is not None:
+        folder.write(PLAN, encode_plan(orders.plan))
+    if orders.domain_xml is not None:
+        folder.write(DOMAIN, orders.domain_xml)
+    folder.write_head(record.head)
+
+
+def _left(session: _Session) -> tuple[Step, ...]:
+    steps = session.folder.steps()
+    return left_of(schedule_of(session.record), {(step.round, step.test) for step, _ in steps})
+
+
+def _look_before(
+    session: _Session,
+    ready: Prepared,
+    plan: Plan | None,
+    snapshot: Snapshot,
+    tell: Callable[[str], None],
+) -> None:
+    environment = read_environment(snapshot, ready.host)
+    first = replace(environment, times=pu_times(session.machine))
+    time.sleep(IDLE_S)
+    second = replace(environment, times=pu_times(session.machine))
+    findings = preflight(ready.host, Looks(first, second, ready.pus), plan)
+    for finding in findings:
+        tell(str(finding))
+    _write_look(session, second, findings, is_before=True)
+
+
+def _look_after(session: _Session) -> None:
+    snapshot = session.machine.snapshot()
+    environment = read_environment(snapshot, discover(snapshot, read_running_domain))
+    _write_look(session, environment, (), is_before=False)
+
+
+def _write_look(
+    session: _Session,
+    environment: Environment,
+    findings: tuple[Finding, ...],
+    *,
+    is_before: bool,
+) -> None:
+    number = len(session.folder.looks())
+    session.folder.write_look(LookRecord(number, is_before, environment, findings))
+
+
+def _run_steps(
+    session: _Session, steps: tuple[Step, ...], on_progress: Callable[[Progress], None]
+) -> None:
+    total = len(schedule_of(session.record).steps)
+    before = total - len(steps)
+    planned = {test.id: test.seconds for test in session.record.tests}
+    taken: dict[str, float] = {}
+    for done, step in enumerate(steps):
+        left = sum(taken.get(later.test, planned[later.test]) for later in steps[done:])
+        on_progress(Progress(before + done, total, step.test, left))
+        record, output = _run_step(session, step)
+        taken[step.test] = record.seconds
+        session.folder.write_step(record, output)
+    on_progress(Progress(total, total, "", 0.0))
+
+
+def _run_step(session: _Session, step: Step) -> tuple[StepRecord, str]:
+    """One step: the test, or what stands in for it, until one gives figures."""
+    started = time.monotonic()
+    said: list[str] = []
+    record = None
+    for attempt in session.tests[step.test].attempts:
+        record, output = _attempt(session, step, attempt)
+        if record.result is Result.DONE:
+            break
+        said += record.said
+    assert record is not None, "a test is its own first attempt"
+    return replace(record, said=tuple(said), seconds=time.monotonic() - started), output
+
+
+def _attempt(session: _Session, step: Step, test: BenchTest) -> tuple[StepRecord, str]:
+    text, result, returncode, said = "", Result.DONE, None, ""
+    figure = None
+    try:
+        ended = _run(session, test)
+    except ToolMissingError as error:
+        result, said = Result.MISSING, error.message
+    except ToolTimeoutError as error:
+        result, said = Result.TIMED_OUT, error.message
+    except ToolError as error:
+        _check_reachable(session.machine)
+        result, said = Result.FAILED, error.message
+    else:
+        text, returncode = kept_output(ended.stdout), ended.returncode
+        failure = ended.failure()
+        if failure is not None:
+            result, said = Result.FAILED, failure
+            text += f"\n--- standard error\n{ended.stderr}"
+    record = StepRecord(
+        step.number, step.round, step.test, test.id, result, 0.0,
+        _output_name(step), digest(text), returncode, (said[:_MOST_SAID],) if said else (),
+    )  # fmt: skip
+    if result is not Result.DONE:
+        return record, text
+    try:
+        if test.reads is Reader.APP and session.record.app is not None:
+            figure = figure_of(session.record.app, text)
+        record = replace(record, figure=figure)
+        reading_of(session.record, test, record, text, session.host)
+    except (ParseError, ToolError) as error:
+        said = f"{test.argv[0]}: {error.message}"
+        return replace(record, result=Result.FAILED, said=(said[:_MOST_SAID],)), text
+    return record, text
+
+
+def _run(session: _Session, test: BenchTest) -> Completed:
+    program = None if test.program is None else program_text(test.program)
+    return session.machine.run(
+        test.argv, test.timeout_s, program, environment=dict(test.environment)
+    )
+
+
+def _check_reachable(machine: Machine) -> None:
+    """Raises ToolError where it is the machine that failed, and not what ran on it."""
+    machine.run(["true"], _REACH_S).stdout_or_raise()
+
+
+def _output_name(step: Step) -> str:
+    word = "".join(c if c.isascii() and c.isalnum() else "-" for c in step.test)[:60]
+    return f"{step.number:04}-{word}.txt"
+
+
+def _derived(session: _Session) -> Derived:
+    return derived(session.record, session.folder.steps(), session.folder.looks(), session.host)

@@ -1,0 +1,60 @@
+"""Step reading: what the output of one step comes to, whoever printed it."""
+
+from dataclasses import dataclass, replace
+
+from homenode.bench.figures import sample
+from homenode.bench.model import BenchTest, Reader
+from homenode.bench.orders import AppOrder
+from homenode.bench.probe_figures import Placed, probe_figures
+from homenode.findings import Finding
+from homenode.gap import Gap
+from homenode.results.model import Condition
+from homenode.tools.homenode_probe import parse
+from homenode.topology import Host
+
+
+@dataclass(frozen=True, slots=True)
+class StepReading:
+    """Samples of a step, each with its bracket. busy, emulated: as the probe saw it meanwhile."""
+
+    placed: tuple[Placed, ...]
+    conditions: tuple[Condition, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    busy: str | None = None
+    emulated: bool = False
+
+
+def read_step(test: BenchTest, output: str, host: Host) -> StepReading:
+    """Figures of a test's output; host: the machine that ran it. Raises ParseError."""
+    if test.reads is Reader.PROBE:
+        found = probe_figures(parse(output))
+        busy = found.busy
+        return StepReading(
+            found.placed, found.figures.conditions, found.figures.gaps, (), busy, found.emulated
+        )
+    from homenode.bench.step_figures import figures_of_step  # the probe alone needs no GPU tools
+
+    figures = figures_of_step(test, output, host)
+    return StepReading(
+        tuple(Placed(one) for one in figures.samples), figures.conditions, figures.gaps
+    )
+
+
+def read_app(order: AppOrder, figure: float) -> StepReading:
+    """The user's own figure: a rate in units of its own, or a time that it prints in seconds."""
+    if order.lower_is_better:
+        found = sample(f"app-time:{order.name}", "ns", figure * 1e9)
+    else:
+        found = sample(f"app-rate:{order.name}", "units_per_s", figure)
+    return StepReading((Placed(found),), (Condition("tool app", " ".join(order.argv)),))
+
+
+def disturbed(reading: StepReading) -> StepReading:
+    """The same, each sample marked: somebody else ran."""
+    return replace(
+        reading,
+        placed=tuple(
+            replace(one, sample=replace(one.sample, disturbed=True)) for one in reading.placed
+        ),
+    )

@@ -1,0 +1,55 @@
+"""Tools installed: what a machine can run, and the little that a run asks of it itself."""
+
+import hashlib
+
+from homenode.bench.model import PROBE, TORCH, SuiteWishes
+from homenode.errors import ParseError, ToolError
+from homenode.machine.protocol import Machine
+from homenode.process import ToolMissingError, ToolTimeoutError
+from homenode.tools.proc_stat import PATH as PROC_STAT
+from homenode.tools.proc_stat import PuTimes, parse
+
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_ASK_S = 60.0
+_HAS_TORCH = "import importlib.util; print(importlib.util.find_spec('torch') is not None)"
+
+PROGRAMS = (
+    PROBE, "numactl", "taskset", "nvbandwidth", "all_reduce_perf", "rocm-bandwidth-test",
+    "TransferBench",
+)  # fmt: skip
+"""What the suite may run."""
+
+
+def boot_identity(machine: Machine) -> str:
+    """Tells this boot from every other one, and nothing else of the machine.
+
+    Raises ToolError where the machine does not say.
+    """
+    said = machine.run(["cat", _BOOT_ID], _ASK_S).stdout_or_raise().strip()
+    if not said:
+        raise ToolError(f"{machine.name}: expected a boot's identity in {_BOOT_ID}, found none")
+    return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+
+def pu_times(machine: Machine) -> tuple[PuTimes, ...]:
+    """Ticks of each PU since boot; () where the machine does not count. Raises ToolError."""
+    try:
+        return parse(machine.run(["cat", PROC_STAT], _ASK_S).stdout)
+    except ParseError:
+        return ()
+
+
+def installed_on(machine: Machine, wishes: SuiteWishes, *, gpus: bool) -> frozenset[str]:
+    """Programs of the suite that can be run there, and "torch" where its Python has PyTorch.
+
+    gpus: whether there are any to measure; else PyTorch is not asked for, which takes seconds.
+    Raises ToolError where the machine cannot be reached.
+    """
+    found = machine.installed(PROGRAMS)
+    if not gpus:
+        return found
+    try:
+        said = machine.run([wishes.python, "-c", _HAS_TORCH], _ASK_S)
+    except (ToolMissingError, ToolTimeoutError):
+        return found
+    return found | {TORCH} if said.stdout.strip() == "True" else found

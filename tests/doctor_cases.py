@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from homenode.bdf import Bdf
+from homenode.discover.lspci import host_from_lspci
 from homenode.doctor.diagnosis import Circumstances, diagnose
 from homenode.doctor.expectation import certify, drift
 from homenode.doctor.link_hook import dropped_links
+from homenode.doctor.link_rate import LinkRate
 from homenode.doctor.retrain import explain_interrupted, retrain
 from homenode.doctor.retrain_plan import Use, plan_retrain
 from homenode.findings import Finding
@@ -16,6 +18,7 @@ from homenode.pci import DeviceKind, PciDevice, PciErrors, PciLink, PortType
 from homenode.topology import Host
 from tests.doctor_domains import diagnosed as found_in
 from tests.doctor_domains import domain, gpus, host
+from tests.doctor_listings import arc
 from tests.simulated_config import MemoryJournal, NoTime, PowerCutError, SimulatedConfig
 
 
@@ -150,11 +153,24 @@ HOST_CASES: dict[str, Case] = {
         lambda: of_host(link_at(2.5, 16)),
         "the same at 16 GT/s", lambda: of_host(link_at(16.0, 16, performance_state="P8")),
     ),
+    "pcie-link-unknown": case(
+        "rtx4080-i9-14900k as lspci shows it to a user who is not root",
+        lambda: of_host(changed(host(DESKTOP), lambda d: True, link=None)),
+        "the same with a GPU that is a part of the root complex",
+        lambda: of_host(changed(
+            changed(host(DESKTOP), lambda d: True, link=None), is_gpu, parent=None)),
+    ),
+    "listing-cut": case(
+        "a listing of lspci -vvv that ends within a line",
+        lambda: of_host(host_from_lspci(arc(), "arc")),
+        "the same to its end", lambda: of_host(host_from_lspci(arc() + "\n", "arc")),
+    ),
     "pcie-link-dropped": case(
         "rtx5090-epyc7702 after the start of a VM with its GPUs",
-        lambda: list(dropped_links(host(SICK), gpus(SICK, 8), "vm")),
-        "rtx4090-epyc7702 after the start of such a VM",
-        lambda: list(dropped_links(host("rtx4090-epyc7702"), gpus("rtx4090-epyc7702", 4), "vm")),
+        lambda: list(dropped_links(host(SICK), gpus(SICK, 8), "vm", {})),
+        "rtx4080-i9-14900k with its GPU at x8 before and after the start of a VM",
+        lambda: list(dropped_links(
+            link_at(16.0, 8), (GPU_4080,), "vm", {GPU_4080: LinkRate(16.0, 8)})),
     ),
     "pcie-errors-uncorrected": case(
         "rtx4080-i9-14900k with one DLP error", lambda: of_host(_errors(0, 1)),

@@ -35,7 +35,8 @@ class SimulatedConfig:
     """Every function of a host with its link registers.
 
     reaches: the speed code that a port's link comes up with, at most; trains_narrow: lanes that it
-    comes up with; loses_link: the link is lost at that training. cut_at: the write (from 1) at
+    comes up with; loses_link: the link is lost at that training; climbs: links gain one generation
+    a training. cut_at: the write (from 1) at
     which the program is killed, before or after it reached the register.
     """
 
@@ -43,6 +44,7 @@ class SimulatedConfig:
     reaches: dict[Bdf, int] = field(default_factory=dict)
     trains_narrow: dict[Bdf, int] = field(default_factory=dict)
     loses_link: set[Bdf] = field(default_factory=set)
+    climbs: bool = False
     cut_at: int | None = None
     cut_after_write: bool = False
     accesses: list[Access] = field(default_factory=list)
@@ -97,6 +99,8 @@ class SimulatedConfig:
         wanted = space[LINK_CONTROL_2] & 0xF
         most = min(s[AT + 0x0C] & 0xF for s in (space, self.spaces[lower]))
         code = max(1, min(wanted or 1, most, self.reaches.get(port, 6)))
+        if self.climbs:
+            code = min(code, (space[LINK_STATUS] & 0xF) + 1)
         for each in (space, self.spaces[lower]):
             status = int.from_bytes(each[LINK_STATUS : LINK_STATUS + 2], "little")
             width = self.trains_narrow.get(port, status >> 4 & 0x3F)

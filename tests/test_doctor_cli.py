@@ -166,6 +166,38 @@ def test_a_wrong_expectation_is_refused_by_its_key(tmp_path: Path, text: str, wo
     assert error.value.exit_code == 2
 
 
+def test_a_sick_host_is_certified_with_a_word(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("expect", SICK, "-o", str(tmp_path / "site.toml")) == 0
+    assert "certified as it is, critical: pcie-link-slow" in capsys.readouterr().err
+    assert run("expect", SOUND, "-o", str(tmp_path / "site.toml")) == 0
+    assert "certified as it is" not in capsys.readouterr().err
+
+
+def test_findings_about_a_document_name_the_line(tmp_path: Path) -> None:
+    lines = [
+        "<domain type='kvm'><name>vm</name><memory unit='GiB'>4</memory>",
+        "<vcpu>4</vcpu>",
+        "<cputune><vcpupin vcpu='0' cpuset='0'/>",
+        "<vcpupin vcpu='1' cpuset='1'/>",
+        "<vcpupin vcpu='2' cpuset='2'/>",
+        "<vcpupin vcpu='3' cpuset='99'/>",
+        "<emulatorpin cpuset='0'/></cputune>",
+        "<os><type arch='x86_64' machine='q35'>hvm</type></os>",
+        "<devices><hostdev mode='subsystem' type='pci' managed='yes'>",
+        "<source><address domain='0' bus='0x77' slot='0' function='0'/></source></hostdev>",
+        "</devices></domain>",
+    ]
+    found = diagnosed("\n".join(lines).encode(), SOUND)
+    line_of = {finding.id: finding.source for finding in found}
+    assert line_of["pin-of-no-pu"] == "vm.xml:6"
+    assert line_of["core-shared"] == "vm.xml:3"
+    assert line_of["emulator-on-vcpu"] == "vm.xml:7"
+    assert line_of["device-of-no-host"] == "vm.xml:9"
+    assert line_of["sockets-implicit"] == "vm.xml"  # there is no <topology> to point at
+
+
 def test_an_unknown_floor_is_refused() -> None:
     with pytest.raises(UsageError, match="h2d"):
         run("expect", SOUND, "--floor", "d2d=3")

@@ -8,6 +8,7 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.discover.lspci import host_from_lspci
+from homenode.doctor.diagnosis import diagnose
 from homenode.doctor.link_rate import LinkRate, rates_that_fit
 from homenode.doctor.links import Load, describe_paths, link_findings
 from homenode.findings import Finding, Severity, are_bad
@@ -273,6 +274,81 @@ def test_edits_that_are_no_faults_are_none(where: str, old: str, new: str) -> No
 
 
 @needs_shared
+def test_a_listing_that_lacks_a_port_has_no_link_across_the_hole() -> None:
+    """Without its upstream port a switch's downstream ports hang below the root port."""
+    blocks = listing().strip("\n").split("\n\n")
+    for number in range(len(blocks)):
+        left = "\n\n".join(blocks[:number] + blocks[number + 1 :]) + "\n"
+        assert found(host_from_lspci(left, "hgx")) == []
+    text = "\n".join(
+        line for line in listing().splitlines() if "secondary=99" not in line
+    )  # the upstream port of a GPU's switch has lost its buses
+    assert found(host_from_lspci(text + "\n", "hgx")) == []
+
+
+def two_slots(first: int, second: int) -> Host:
+    """A desktop CPU that splits 16 lanes over two slots; the first port says x16 all the same."""
+    gpu = (
+        "{}:00.0 VGA compatible controller [0300]: NVIDIA Corporation AD102 [10de:2684]\n"
+        "\tCapabilities: [70] Express (v2) Legacy Endpoint, MSI 00\n"
+        "\t\tLnkCap:\tPort #0, Speed 16GT/s, Width x16\n"
+        "\t\tLnkSta:\tSpeed 16GT/s (ok), Width x{} (downgraded)"
+    )
+    root = "Root Port (Slot+)"
+    parts = [port("00:01.0", "8086:a70d", root, "00", "01", "01", 16, 16, 16, first)]
+    parts += [port("00:01.1", "8086:a72d", root, "00", "02", "02", 16, 8, 16, second or 8)]
+    parts += [gpu.format("01", first)]
+    parts += [gpu.format("02", second)] if second else []
+    return host_from_lspci("\n\n".join(parts) + "\n", "desktop")
+
+
+def test_a_slot_that_shares_its_lanes_with_another_is_no_fault() -> None:
+    (shared_lanes,) = found(two_slots(8, 8))
+    assert (shared_lanes.severity, shared_lanes.id) == (Severity.INFO, "pcie-link-narrow")
+    assert "shares its lanes with 0000:00:01.1" in shared_lanes.observed
+    (alone,) = found(two_slots(8, 0))
+    assert alone.severity is Severity.WARNING
+    (narrower,) = found(two_slots(4, 8))
+    assert narrower.severity is Severity.WARNING
+
+
+@pytest.mark.parametrize("driver", [None, "vfio-pci"])
+def test_a_load_on_the_host_says_nothing_of_gpus_that_vms_have(driver: str | None) -> None:
+    host = with_link(load_host("rtx4080-i9-14900k"), "0000:01:00.0", current_gt_per_s=2.5)
+
+    def driven(by: str | None) -> Host:
+        return replace(
+            host,
+            pci_devices=tuple(
+                replace(d, driver=by) if d.kind is DeviceKind.GPU else d for d in host.pci_devices
+            ),
+        )
+
+    (unreached,) = found(driven(driver), Load.BUSY)
+    assert unreached.severity is Severity.INCONCLUSIVE and "did not reach" in unreached.observed
+    (reached,) = found(driven("nvidia"), Load.BUSY)
+    assert reached.severity is Severity.CRITICAL
+
+
+def test_the_whole_path_is_told_with_its_isolation() -> None:
+    host = load_host("h200-xeon8558")
+    told = replace(
+        host,
+        pci_devices=tuple(
+            replace(d, acs=("ReqRedir", "SrcValid")) if d.bridge else
+            replace(d, ats_enabled=False, iommu_domain="identity")
+            for d in host.pci_devices
+        ),
+    )  # fmt: skip
+    line = next(iter(describe_paths(told)))
+    assert "ReqRedir+SrcValid" in line and "ATS off" in line and "IOMMU domain identity" in line
+
+
+@needs_shared
 def test_a_listing_without_root_says_nothing() -> None:
     lines = [line for line in listing().splitlines() if "Lnk" not in line]
-    assert found(host_from_lspci("\n".join(lines), "hgx")) == []
+    host = host_from_lspci("\n".join(lines) + "\n", "hgx")
+    assert found(host) == []
+    (unknown,) = diagnose(host).findings
+    assert (unknown.id, unknown.severity) == ("pcie-link-unknown", Severity.INCONCLUSIVE)
+    assert "as root" in (unknown.fix or "") and "0000:19:00.0" in unknown.subject

@@ -10,9 +10,7 @@ from homenode.bdf import Bdf
 from homenode.discover.lspci import host_from_lspci
 from homenode.doctor.config_registers import read_registers
 from homenode.doctor.device_use import device_uses
-from homenode.doctor.link_hook import dropped_links, gpus_of_domain
 from homenode.doctor.retrain import JournalEntry, RetrainResult, explain_interrupted, retrain
-from homenode.doctor.retrain_install import libvirt_hook, systemd_unit
 from homenode.doctor.retrain_journal import FileJournal
 from homenode.doctor.retrain_plan import (
     Refused,
@@ -26,7 +24,7 @@ from homenode.errors import HostError, InputError
 from homenode.findings import Severity
 from homenode.pci import PciDevice
 from homenode.topology import Host, RunningDomain
-from tests.doctor_domains import domain, gpus
+from tests.doctor_domains import gpus
 from tests.doctor_domains import host as shipped
 from tests.doctor_listings import arc
 from tests.simulated_config import (
@@ -391,27 +389,39 @@ def test_processes_that_hold_a_group_are_found(tmp_path: Path) -> None:
     assert uses[GPU].holders is None
 
 
-def test_a_unit_runs_before_libvirt_and_a_hook_never_stops_a_vm() -> None:
-    unit = systemd_unit([GPU, Bdf.parse("10000:01:00.0")], "/opt/home node/bin/homenode")
-    assert "Before=libvirtd.service" in unit and "[Install]" in unit
-    assert f"ExecStart=-'/opt/home node/bin/homenode' doctor retrain {GPU} --apply" in unit
-    assert "10000:01:00.0" in unit
-    hook = libvirt_hook("/usr/bin/homenode")
-    assert hook.startswith("#!/bin/sh\n") and hook.rstrip().endswith("exit 0")
-    assert "virsh" not in hook and "timeout" in hook
+def test_a_lower_target_brings_a_fast_link_down() -> None:
+    """A riser that fails at Gen4 is run at Gen3 on purpose."""
+    space = SimulatedConfig(sick())
+    carried_out(space)
+    plan = planned(space.host, space, 3)
+    assert plan.is_needed
+    result = retrain(plan, space, MemoryJournal(), NoTime())
+    assert (result.findings, result.registers.current_code) == ((), 3)
+    assert not planned(space.host, space, 3).is_needed
 
 
-def test_a_hook_takes_the_domains_gpus_only() -> None:
-    host = sick()
-    audio_first = domain(8, [AUDIO, *gpus(SICK, 2)])
-    assert gpus_of_domain(audio_first, host) == gpus(SICK, 2)
-    assert gpus_of_domain(domain(8), host) == ()
-    with pytest.raises(InputError):
-        gpus_of_domain(b"<network/>", host)
+def test_a_link_that_climbs_one_generation_a_training_gets_there() -> None:
+    space = SimulatedConfig(sick(), climbs=True)
+    _, result = carried_out(space)
+    assert (result.findings, result.registers.current_code) == ((), 4)
 
 
-def test_a_drop_at_vm_start_is_critical_and_only_for_the_domains_gpus() -> None:
-    host = sick()
-    (finding,) = dropped_links(host, (GPU,), "vm")
-    assert (finding.id, finding.severity) == ("pcie-link-dropped", Severity.CRITICAL)
-    assert list(dropped_links(shipped("rtx4090-epyc7702"), gpus("rtx4090-epyc7702", 4), "vm")) == []
+@pytest.mark.parametrize("cut_at", [1, 2, 3, 4])
+@pytest.mark.parametrize("cut_after_write", [False, True])
+def test_an_interrupted_failure_ends_with_the_target_that_was_found(
+    cut_at: int, cut_after_write: bool
+) -> None:
+    """The link cannot come up, and the run is cut at each of its writes."""
+    space = SimulatedConfig(sick(), cut_at=cut_at, cut_after_write=cut_after_write)
+    port = planned(space.host, SimulatedConfig(space.host)).port
+    space.reaches[port] = 2
+    journal = MemoryJournal()
+    with pytest.raises(PowerCutError):
+        carried_out(space, journal)
+    space.cut_at = None
+    plan = planned(space.host, space)
+    entry = journal.load(port)
+    assert entry is not None and explain_interrupted(entry, plan.before).observed
+    result = retrain(plan, space, journal, NoTime())
+    assert [finding.id for finding in result.findings] == ["retrain-failed"]
+    assert space.read(port, LINK_CONTROL_2, 2) == 0x1042 and journal.entries == {}

@@ -184,12 +184,26 @@ def expect(
     unknown = sorted(floors.keys() - set(FLOORS))
     if unknown:
         raise UsageError(f"--floor: expected one of {', '.join(FLOORS)}, found {unknown[0]!r}")
-    text = render_expectation(certify(load_host(host), floors))
+    loaded = load_host(host)
+    text = render_expectation(certify(loaded, floors))
+    _note_faults(loaded)
     if output is None:
         print(text, end="")
     else:
         write_text(output, text)
         note(f"wrote {output}")
+
+
+def _note_faults(host: "Host") -> None:
+    """Whatever is certified counts as sound from then on, so what is not is said."""
+    from homenode.doctor.diagnosis import diagnose
+    from homenode.findings import Severity
+
+    found = diagnose(host).findings
+    for severity in (Severity.CRITICAL, Severity.WARNING, Severity.INCONCLUSIVE):
+        ids = sorted({finding.id for finding in found if finding.severity is severity})
+        if ids:
+            note(f"certified as it is, {severity}: {', '.join(ids)}; look: homenode doctor")
 
 
 def _host(

@@ -86,14 +86,22 @@ def hook(words: tuple[str, ...]) -> None:
 
 
 def _hook(domain: str, operation: str, xml: bytes) -> None:
-    from homenode.doctor.link_hook import START, STARTED, dropped_links, gpus_of_domain
+    from homenode.doctor.link_hook import (
+        START,
+        STARTED,
+        dropped_links,
+        gpus_of_domain,
+        has_devices,
+        slot_links,
+    )
+    from homenode.doctor.retrain_journal import LinkRecords
 
-    if operation not in (START, STARTED):
+    if operation not in (START, STARTED) or not has_devices(xml):
         return
     host = _this_machine()
     gpus = gpus_of_domain(xml, host)
     if operation == STARTED:
-        for finding in dropped_links(host, gpus, domain):
+        for finding in dropped_links(host, gpus, domain, LinkRecords().load(gpus)):
             print(finding)
         return
     for bdf in gpus:
@@ -102,6 +110,8 @@ def _hook(domain: str, operation: str, xml: bytes) -> None:
                 print(finding)
         except HomenodeError as error:  # the next GPU has a link of its own
             print(f"homenode: {error}")
+    if gpus:
+        LinkRecords().save(slot_links(_this_machine(), gpus))
 
 
 def _one(

@@ -18,6 +18,9 @@ from homenode.pci import PciBridge, PciDevice, PortType, RootComplex
 from homenode.tools.lspci import LspciFunction, ends_within_a_line, parse
 from homenode.topology import CpuModel, Host
 
+AFTER_A_CUT = "PCI functions after"
+"""How the subject of the gap begins that a listing has which ends too early."""
+
 _UNASSIGNED_CLASS = 0xFF0000  # "does not fit any class"
 
 
@@ -96,7 +99,7 @@ def _signs_of_a_cut(functions: tuple[LspciFunction, ...], text: str, source: str
     )
     if ends_within_a_line(text) or ends_early:
         where = "in the entry of a bridge" if ends_early else "within a line"
-        subject = f"PCI functions after {last.bdf}, and the end of its own entry"
+        subject = f"{AFTER_A_CUT} {last.bdf}, and the end of its own entry"
         gaps.append(Gap(subject, f"{source} ends {where}, so it was cut: take it again"))
     listed = {(function.bdf.domain, function.bdf.bus) for function in functions}
     bare = [

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from homenode.bdf import Bdf
+from homenode.doctor.document_lines import DocumentLines
 from homenode.doctor.guest_limits import describe_limits, limit_findings, limits
 from homenode.doctor.guest_memory import memory_findings
 from homenode.doctor.guest_pins import pin_findings, pinned_pus
@@ -15,6 +16,7 @@ from homenode.doctor.measured_copy import copy_findings
 from homenode.doctor.node_layout import layout_findings
 from homenode.doctor.passthrough import passthrough_findings
 from homenode.doctor.peer_paths import peer_findings
+from homenode.doctor.unknown_links import cut_listing_findings, unknown_link_findings
 from homenode.domain.document import Document
 from homenode.findings import Finding, Findings, Severity, in_order
 from homenode.topology import Host
@@ -63,6 +65,8 @@ def diagnose(
     known = circumstances or Circumstances()
     found = [
         *link_findings(host, known.load, known.known_widths),
+        *unknown_link_findings(host),
+        *cut_listing_findings(host),
         *copy_findings(host, known.h2d, known.h2d_all),
         *error_findings(host),
         *layout_findings(host, with_advice=document is None),
@@ -76,7 +80,12 @@ def diagnose(
         found += _domain(facts, document, host)
         checked += _domain_checked(facts, host)
     found += settings_findings(host, facts)
-    return Findings(tuple(checked), in_order(merged(found)))
+    checked += [f"not known: {gap.subject}: {gap.reason}" for gap in host.gaps]
+    joined = merged(found)
+    if document is not None:
+        lines = DocumentLines(document)
+        joined = tuple(lines.located(finding) for finding in joined)
+    return Findings(tuple(checked), in_order(joined))
 
 
 def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -5,10 +5,10 @@ At start/begin, with managed devices on vfio-pci and no guest running yet, the l
 said, and never healed under a running guest.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from homenode.bdf import Bdf
-from homenode.doctor.link_rate import gigabytes
+from homenode.doctor.link_rate import LinkRate, gigabytes
 from homenode.doctor.links import device_paths
 from homenode.domain.hostdevs import read_hostdevs
 from homenode.domain.read import open_domain
@@ -33,20 +33,47 @@ def gpus_of_domain(xml: bytes, host: Host) -> tuple[Bdf, ...]:
     )
 
 
-def dropped_links(host: Host, gpus: tuple[Bdf, ...], domain: str) -> Iterator[Finding]:
-    """A critical finding for each GPU whose link is below what its ends can, the guest running."""
+def has_devices(xml: bytes) -> bool:
+    """Whether the domain has any PCI device of the host. Raises as gpus_of_domain does."""
+    return bool(read_hostdevs(open_domain(xml, "domain")))
+
+
+def slot_links(host: Host, gpus: tuple[Bdf, ...]) -> dict[Bdf, LinkRate]:
+    """What the link at each GPU's slot has now; those that do not say are left out."""
+    return {
+        path.device.bdf: path.links[0].current
+        for path in device_paths(host)
+        if path.device.bdf in gpus and path.links and path.links[0].current is not None
+    }
+
+
+def dropped_links(
+    host: Host, gpus: tuple[Bdf, ...], domain: str, before: Mapping[Bdf, LinkRate]
+) -> Iterator[Finding]:
+    """A critical finding for each GPU whose link is below what it was, the guest running.
+
+    before: what the links had when the start began. Of a link that is not in there the speed is
+    held against what both ends can; its width may be the slot's.
+    """
+    now = slot_links(host, gpus)
     for path in device_paths(host):
-        if path.device.bdf not in gpus or not path.links:
+        current = now.get(path.device.bdf)
+        if current is None:
             continue
         link = path.links[0]
-        current, capable = link.current, link.capable
-        if current is None or capable is None or current.bytes_per_s >= capable.bytes_per_s:
+        wanted = before.get(path.device.bdf) or link.capable
+        if wanted is None:
             continue
-        lost = 1 - current.bytes_per_s / capable.bytes_per_s
+        if path.device.bdf not in before:
+            wanted = LinkRate(wanted.gt_per_s, current.width)
+        if current.bytes_per_s >= wanted.bytes_per_s:
+            continue
+        lost = 1 - current.bytes_per_s / wanted.bytes_per_s
+        when = "at start/begin" if path.device.bdf in before else "what both ends can"
         yield Finding(
             "pcie-link-dropped", Severity.CRITICAL,
             f"GPU {path.device.bdf} of domain {domain} below port {link.upper.bdf}",
-            capable.with_rate(), current.with_rate(),
+            f"{wanted.with_rate()}, {when}", current.with_rate(),
             f"{lost * 100:.0f} % of the link: {gigabytes(current.bytes_per_s)}",
             "shut the guest down, then homenode doctor retrain "
             f"{path.device.bdf} --apply; nothing is retrained under a running guest",

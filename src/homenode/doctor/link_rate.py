@@ -43,6 +43,14 @@ class LinkRate:
     def __str__(self) -> str:
         return f"{self.gt_per_s:g} GT/s x{self.width}"
 
+    @property
+    def as_generation(self) -> str:
+        """
+        >>> LinkRate(5.0, 16).as_generation
+        'Gen2 x16'
+        """
+        return f"Gen{self.generation} x{self.width}"
+
     def with_rate(self) -> str:
         """
         >>> LinkRate(5.0, 16).with_rate()

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from homenode.bdf import Bdf
 from homenode.doctor.link_rate import LinkRate, gigabytes
-from homenode.doctor.path import Link, links_above, path_rate
+from homenode.doctor.path import Link, lane_sharers, links_above, path_rate
 from homenode.findings import Finding, Severity
 from homenode.pci import DeviceKind, PciDevice
 from homenode.topology import Host
@@ -22,6 +22,9 @@ _JUDGED = {
     DeviceKind.NVME: "NVMe drive",
 }
 _IDLE_SPEED = 2.5
+_WITHOUT_LOAD = frozenset({None, "vfio-pci", "pci-stub", "nvgrace_gpu_vfio_pci"})
+"""A program on the host reaches no GPU that has none of its drivers."""
+
 NARROW_KNOWN = "if the slot is wired so, say it: --known-width BDF=LANES"
 
 
@@ -83,7 +86,7 @@ def link_findings(
             behind.setdefault(link.lower.bdf, []).append(path)
             link_of[link.lower.bdf] = link
     for bdf, affected in behind.items():
-        yield _finding(link_of[bdf], affected, paths, load, host.name)
+        yield _finding(link_of[bdf], affected, paths, load, host)
 
 
 def describe_paths(host: Host) -> Iterator[str]:
@@ -104,8 +107,23 @@ def describe_paths(host: Host) -> Iterator[str]:
         now = "unknown" if current is None else str(current)
         yield (
             f"GPU {path.device.bdf} below {port.bdf}: path {path.expected.with_rate()}, "
-            f"now {now}{more}"
+            f"now {now}{more}{_isolation(path.device, host)}"
         )
+
+
+def _isolation(gpu: PciDevice, host: Host) -> str:
+    """ACS of each port above, the nearest first, ATS and the IOMMU's mode; what is unknown not."""
+    told = [
+        f"{port.bdf} {'+'.join(port.acs) or 'none'}"
+        for port in host.bridges_above(gpu.bdf)
+        if port.acs is not None
+    ]
+    parts = [f"ACS {', '.join(told)}"] if told else []
+    if gpu.ats_enabled is not None:
+        parts.append(f"ATS {'on' if gpu.ats_enabled else 'off'}")
+    if gpu.iommu_domain is not None:
+        parts.append(f"IOMMU domain {gpu.iommu_domain}")
+    return "".join(f"; {part}" for part in parts)
 
 
 def _limits(link: Link, expected: LinkRate, known_widths: Mapping[Bdf, int]) -> bool:
@@ -120,7 +138,7 @@ def _limits(link: Link, expected: LinkRate, known_widths: Mapping[Bdf, int]) -> 
 
 
 def _finding(
-    link: Link, affected: list[DevicePath], paths: tuple[DevicePath, ...], load: Load, name: str
+    link: Link, affected: list[DevicePath], paths: tuple[DevicePath, ...], load: Load, host: Host
 ) -> Finding:
     current, capable = link.current, link.capable
     assert current is not None and capable is not None
@@ -133,12 +151,13 @@ def _finding(
         subject += f" to {link.lower.bdf}"
     observed = f"{current.with_rate()}: {_ends(link)}"
     source = (
-        f"{name}: LnkCap and LnkSta, which are max_link_speed and current_link_speed in "
+        f"{host.name}: LnkCap and LnkSta, which are max_link_speed and current_link_speed in "
         f"/sys/bus/pci/devices/{link.lower.bdf}; PCIe 6.0, 7.5.3.6 to 7.5.3.8"
     )
+    left = worst.expected.bytes_per_s - current.bytes_per_s
     cost = (
         f"{lost * 100:.0f} % of the path's bandwidth: {gigabytes(current.bytes_per_s)} of "
-        f"{gigabytes(worst.expected.bytes_per_s)}"
+        f"{gigabytes(worst.expected.bytes_per_s)}, {gigabytes(left)} lost"
     )
     top = worst.links[-1].upper
     expected = (
@@ -153,10 +172,13 @@ def _finding(
             f"retest under load: homenode doctor --under-load, or copy to {worst.device.bdf} while "
             f"you read /sys/bus/pci/devices/{link.lower.bdf}/current_link_speed", source,
         )  # fmt: skip
+    sharers = () if slow else lane_sharers(link, host)
+    if sharers:
+        observed += f"; the slot shares its lanes with {', '.join(map(str, sharers))}"
     return Finding(
         "pcie-link-slow" if slow else "pcie-link-narrow",
-        _severity(link, affected, paths, slow=slow), subject, expected, observed, cost,
-        _fix(link, capable, slow=slow), source,
+        Severity.INFO if sharers else _severity(link, affected, paths, slow=slow),
+        subject, expected, observed, cost, _fix(link, capable, slow=slow), source,
     )  # fmt: skip
 
 
@@ -187,7 +209,10 @@ def _idle_reason(
     link: Link, affected: list[DevicePath], current: LinkRate, load: Load
 ) -> str | None:
     """Why a low speed may be no fault; None where it is one. Only GPUs slow their links down."""
-    if load is Load.BUSY or not link.ends_at_gpu:
+    if not link.ends_at_gpu:
+        return None
+    gpus = [path.device for path in affected if path.device.kind is DeviceKind.GPU]
+    if load is Load.BUSY and any(gpu.driver not in _WITHOUT_LOAD for gpu in gpus):
         return None
     for path in affected:
         state, power = path.device.performance_state, path.device.power_state
@@ -195,9 +220,12 @@ def _idle_reason(
             return f"{path.device.bdf} sleeps ({power})"
         if state is not None and state[1:].isdecimal() and int(state[1:]) >= 5:
             return f"nvidia-smi says {state}: idle"
-    if current.gt_per_s <= _IDLE_SPEED:
-        return "the load is unknown, and idle GPUs slow their links down to 2.5 GT/s"
-    return None
+    if current.gt_per_s > _IDLE_SPEED:
+        return None
+    why = "the load is unknown"
+    if load is Load.BUSY:
+        why = "no driver of this machine has it, so the load did not reach it"
+    return f"{why}, and idle GPUs slow their links down to 2.5 GT/s"
 
 
 def _severity(

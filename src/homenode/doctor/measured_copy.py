@@ -40,12 +40,12 @@ def copy_findings(
 def _slow(gpu: Bdf, rate: float, expected: LinkRate) -> Finding:
     fits = rates_that_fit(rate, expected)
     excluded = LinkRate(2.5, expected.width)
-    not_one = f"; excludes {excluded}" if excluded.bytes_per_s < rate else ""
+    not_one = f"; excludes {excluded.as_generation}" if excluded.bytes_per_s < rate else ""
     return Finding(
         "h2d-low", Severity.WARNING, f"GPU {gpu}",
         f"{gigabytes(_SOUND * expected.bytes_per_s)} or more over {expected.with_rate()}",
         f"{gigabytes(rate)}, which fits "
-        f"{', '.join(str(fit) for fit in fits) or 'no link at all'}{not_one}",
+        f"{', '.join(fit.as_generation for fit in fits) or 'no link at all'}{not_one}",
         f"{(1 - rate / expected.bytes_per_s) * 100:.0f} % of the path",
         "read the link while a copy runs (homenode doctor --under-load); if it is up, look at the "
         "memory's node and at pinned buffers", "the figure given with --h2d",

@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from homenode.bdf import Bdf
-from homenode.doctor.link_rate import LinkRate, least
+from homenode.doctor.link_rate import WIDTHS, LinkRate, least
 from homenode.pci import DeviceKind, PciDevice, PciLink, PortType
+from homenode.topology import Host
 
 _QEMU = 0x1B36
+_INTEL = 0x8086
 _DEEPEST = 32
 _CARD_MAKERS_WITH_SWITCHES = frozenset({0x1002, 0x8086, 0x15B3})
 """AMD's and Intel's GPUs and NVIDIA's BlueFields sit behind a switch on their own card."""
@@ -73,16 +75,42 @@ class Link:
 def links_above(device: PciDevice, by_bdf: Mapping[Bdf, PciDevice]) -> tuple[Link, ...]:
     """Every link from the function to its root port, the nearest first.
 
-    A switch's upstream and downstream ports are one chip: no link is between them.
+    A switch's upstream and downstream ports are one chip: no link is between them. Ports that face
+    the same way have none either: there the source lacks the port between them.
     """
     links: list[Link] = []
     lower = device
     while lower.parent is not None and lower.parent in by_bdf and len(links) < _DEEPEST:
         upper = by_bdf[lower.parent]
-        if not _are_one_switch(upper, lower):
+        if _may_be_wired(upper, lower):
             links.append(Link(upper, lower))
         lower = upper
     return tuple(links)
+
+
+def lane_sharers(link: Link, host: Host) -> tuple[Bdf, ...]:
+    """Ports with which the upper end shares its lanes, all of them in use; () where it has its own.
+
+    Intel's desktop CPUs split 16 lanes over functions of one device, and the first function's
+    LnkCap says x16 all the same.
+    """
+    upper, width = link.upper, link.current
+    lanes = None if upper.link is None else upper.link.max_width
+    if lanes is None or width is None or upper.vendor_id != _INTEL or upper.parent is not None:
+        return ()
+    place = (upper.bdf.domain, upper.bdf.bus, upper.bdf.device)
+    others = [
+        other
+        for other in host.pci_devices
+        if other.bridge is not None
+        and other.bdf != upper.bdf
+        and (other.bdf.domain, other.bdf.bus, other.bdf.device) == place
+        and any(below.parent == other.bdf for below in host.pci_devices)
+    ]
+    taken = sum((other.link.current_width or 0) for other in others if other.link is not None)
+    left = lanes - taken
+    most = max((each for each in WIDTHS if each <= left), default=0)  # x12 is no width of a slot
+    return tuple(other.bdf for other in others) if taken and width.width == most else ()
 
 
 def path_rate(links: tuple[Link, ...]) -> LinkRate | None:
@@ -97,13 +125,11 @@ def path_rate(links: tuple[Link, ...]) -> LinkRate | None:
     return min(known, key=lambda rate: rate.bytes_per_s)
 
 
-def _are_one_switch(upper: PciDevice, lower: PciDevice) -> bool:
-    return (
-        upper.bridge is not None
-        and lower.bridge is not None
-        and upper.bridge.port_type is PortType.SWITCH_UPSTREAM
-        and lower.bridge.port_type is PortType.SWITCH_DOWNSTREAM
-    )
+def _may_be_wired(upper: PciDevice, lower: PciDevice) -> bool:
+    above = None if upper.bridge is None else upper.bridge.port_type
+    below = None if lower.bridge is None else lower.bridge.port_type
+    faces_down = (PortType.ROOT_PORT, PortType.SWITCH_DOWNSTREAM)
+    return above is not PortType.SWITCH_UPSTREAM and below not in faces_down
 
 
 def _maximum(link: PciLink | None) -> LinkRate | None:

@@ -24,6 +24,9 @@ from homenode.findings import Finding, Severity
 _POLLS = 100
 """Of 10 ms: PCIe gives a training 1 s at most (7.5.3.7 and 6.7.3.3)."""
 
+_MORE_TRAININGS = 3
+"""Source: tenstorrent/tt-kmd#197, where links step up gradually rather than at once."""
+
 _SOURCE = "PCIe 6.0, 7.5.3.7 (Retrain Link) and 7.5.3.19 (Target Link Speed)"
 
 
@@ -106,6 +109,11 @@ def retrain(plan: RetrainPlan, space: ConfigSpace, journal: Journal, clock: Cloc
         journal.clear(plan.port)
         return RetrainResult(read_registers(space, plan.port), tuple(log), ())
     after = _train(plan, space, clock, log)
+    for _ in range(_MORE_TRAININGS):  # some links come up one generation at a time
+        gains = after.is_up and plan.before.current_code < after.current_code
+        if _is_good(plan, after) or not gains:
+            break
+        after = _train(plan, space, clock, log)
     if _is_good(plan, after):
         journal.clear(plan.port)
         return RetrainResult(after, tuple(log), ())
@@ -157,7 +165,7 @@ def _is_good(plan: RetrainPlan, after: LinkRegisters) -> bool:
     return (
         after.is_up
         and not after.is_training
-        and after.current_code >= plan.target_code
+        and plan.has_speed(after)
         and after.current_width >= plan.expected_width
     )
 

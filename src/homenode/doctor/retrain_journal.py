@@ -3,14 +3,18 @@
 import json
 import os
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from homenode.bdf import Bdf
+from homenode.doctor.link_rate import LinkRate
 from homenode.doctor.retrain import JournalEntry
 from homenode.errors import HomenodeError, HostError
 
 FOLDER = "/run/homenode/retrain"
 """Gone after a boot, which resets the registers as well."""
+
+LINKS_FOLDER = "/run/homenode/links"
 
 
 class FileJournal:
@@ -69,6 +73,39 @@ class FileJournal:
 
     def _path(self, port: Bdf) -> Path:
         return self._folder / f"{port}.json"
+
+
+class LinkRecords:
+    """What links had when a domain's start began, for the look at `started`."""
+
+    def __init__(self, folder: str = LINKS_FOLDER) -> None:
+        self._folder = Path(folder)
+
+    def load(self, gpus: Iterable[Bdf]) -> dict[Bdf, LinkRate]:
+        """Of those GPUs of which there is a sound record."""
+        found: dict[Bdf, LinkRate] = {}
+        for gpu in gpus:
+            try:
+                value = json.loads((self._folder / f"{gpu}.json").read_bytes())
+                found[gpu] = LinkRate(float(value["gt_per_s"]), int(value["width"]))
+            except (OSError, ValueError, KeyError, TypeError):
+                continue  # as if the hook had not been there at the start
+        return found
+
+    def save(self, links: Mapping[Bdf, LinkRate]) -> None:
+        """Keeps them until they are kept again. Raises HostError where they cannot be written."""
+        try:
+            self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            for gpu, link in links.items():
+                text = json.dumps({"gt_per_s": link.gt_per_s, "width": link.width})
+                part = self._folder / f"{gpu}.part"
+                part.write_text(text)
+                part.replace(self._folder / f"{gpu}.json")
+        except OSError as error:
+            raise HostError(
+                f"{self._folder}: expected to write there, found: {error.strerror}",
+                hint="run as root",
+            ) from None
 
 
 class WallClock:

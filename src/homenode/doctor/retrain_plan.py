@@ -48,8 +48,8 @@ class Use:
 class RetrainPlan:
     """What is to be written. port: the downstream port; device: the function right below it.
 
-    before: the port's registers as found. target_code: to write. expected_code, expected_width:
-    what the link must then have.
+    before: the port's registers as found. target_code: to write. expected_width: what the link must
+    then have. is_exact: the user named the target, so that a faster link is to come down to it.
     """
 
     port: Bdf
@@ -57,14 +57,23 @@ class RetrainPlan:
     before: LinkRegisters
     target_code: int
     expected_width: int
+    is_exact: bool = False
 
     @property
     def is_needed(self) -> bool:
         """False where the link has the target speed, and would train to it again."""
+        if self.is_exact:
+            return {self.before.current_code, self.before.target_code} != {self.target_code}
         return (
             self.before.current_code < self.target_code
             or self.before.target_code < self.target_code
         )
+
+    def has_speed(self, registers: LinkRegisters) -> bool:
+        """Whether the link runs at the target: as fast at least, or just as fast if named."""
+        if self.is_exact:
+            return registers.current_code == self.target_code
+        return registers.current_code >= self.target_code
 
     @property
     def target_gt_per_s(self) -> float:
@@ -110,7 +119,9 @@ def plan_retrain(
         state.append(f"port {port.bdf} has no link (LnkSta {above.status:#06x})")
     if state:
         raise Refused(lower.bdf, tuple(state))
-    return RetrainPlan(port.bdf, lower.bdf, above, target, above.current_width)
+    return RetrainPlan(
+        port.bdf, lower.bdf, above, target, above.current_width, is_exact=target_gen is not None
+    )
 
 
 def functions_behind(host: Host, port: Bdf) -> tuple[PciDevice, ...]:
@@ -134,7 +145,7 @@ def describe(plan: RetrainPlan) -> tuple[str, ...]:
         f"x{before.current_width}, port told to train to {told or '?'} GT/s",
     ]
     if not plan.is_needed:
-        return (*lines, f"nothing to do: it has {plan.target_gt_per_s:g} GT/s")
+        return (*lines, f"nothing to do: it has {speed or plan.target_gt_per_s:g} GT/s")
     new = before.control_2 & ~0xF | plan.target_code
     return (
         *lines,

@@ -1,0 +1,62 @@
+"""The libvirt hook and the systemd unit: GPUs only, drops are found, and no VM is stopped."""
+
+from pathlib import Path
+
+import pytest
+
+from homenode.bdf import Bdf
+from homenode.doctor.link_hook import dropped_links, gpus_of_domain, has_devices, slot_links
+from homenode.doctor.link_rate import LinkRate
+from homenode.doctor.retrain_install import libvirt_hook, systemd_unit
+from homenode.doctor.retrain_journal import LinkRecords
+from homenode.errors import InputError
+from homenode.findings import Severity
+from tests.doctor_domains import domain, gpus
+from tests.doctor_domains import host as shipped
+from tests.test_doctor_retrain import AUDIO, GPU, SICK, sick
+
+
+def test_a_unit_runs_before_libvirt_and_a_hook_never_stops_a_vm() -> None:
+    unit = systemd_unit([GPU, Bdf.parse("10000:01:00.0")], "/opt/home node/bin/homenode")
+    assert "Before=libvirtd.service" in unit and "[Install]" in unit
+    assert f"ExecStart=-'/opt/home node/bin/homenode' doctor retrain {GPU} --apply" in unit
+    assert "10000:01:00.0" in unit
+    hook = libvirt_hook("/usr/bin/homenode")
+    assert hook.startswith("#!/bin/sh\n") and hook.rstrip().endswith("exit 0")
+    assert "virsh" not in hook and "timeout" in hook
+
+
+def test_a_hook_takes_the_domains_gpus_only() -> None:
+    host = sick()
+    audio_first = domain(8, [AUDIO, *gpus(SICK, 2)])
+    assert gpus_of_domain(audio_first, host) == gpus(SICK, 2)
+    assert gpus_of_domain(domain(8), host) == ()
+    assert has_devices(audio_first) and not has_devices(domain(8))
+    with pytest.raises(InputError):
+        gpus_of_domain(b"<network/>", host)
+
+
+def test_a_drop_at_vm_start_is_critical_and_only_for_the_domains_gpus() -> None:
+    host = sick()
+    (finding,) = dropped_links(host, (GPU,), "vm", {})
+    assert (finding.id, finding.severity) == ("pcie-link-dropped", Severity.CRITICAL)
+    sound = "rtx4090-epyc7702"
+    assert list(dropped_links(shipped(sound), gpus(sound, 4), "vm", {})) == []
+
+
+def test_a_link_that_was_narrow_before_the_start_has_not_dropped() -> None:
+    host = sick()
+    before = slot_links(host, (GPU,))
+    assert before == {GPU: LinkRate(5.0, 16)}
+    assert list(dropped_links(host, (GPU,), "vm", before)) == []
+    (finding,) = dropped_links(host, (GPU,), "vm", {GPU: LinkRate(16.0, 16)})
+    assert "at start/begin" in finding.expected and "75 %" in (finding.cost or "")
+
+
+def test_links_at_the_start_are_kept_until_started(tmp_path: Path) -> None:
+    records = LinkRecords(str(tmp_path / "links"))
+    links = {Bdf.parse("10000:41:00.0"): LinkRate(32.0, 8), GPU: LinkRate(2.5, 16)}
+    records.save(links)
+    assert records.load(links) == links
+    (tmp_path / "links" / f"{GPU}.json").write_text("[]")
+    assert list(records.load(links)) == [Bdf.parse("10000:41:00.0")]

@@ -12,11 +12,11 @@ from homenode.plan.guest import GuestAddress, GuestPciController
 from homenode.plan.model import GuestTopology, Plan
 from homenode.topology import Host, PagePool
 from homenode.units import MIB
-from homenode.verify.domain_facts import domain_facts
+from homenode.verify.domain_facts import DomainFacts, domain_facts
 from homenode.verify.expectation import expectation_of_document, expectation_of_plan, groups_of
 from homenode.verify.guest_path import GuestPath, path_of_address, paths_of_guest
 from homenode.verify.guest_view import GuestView, view_of_guest
-from tests.verify_documents import DEVICES, PLAIN, ids, small_host, tuned
+from tests.verify_documents import DEVICES, PLAIN, changed, ids, small_host, tuned
 from tests.verify_guests import guest_host
 
 
@@ -131,6 +131,48 @@ def test_a_document_alone_promises_what_it_says() -> None:
     assert ids(view_of_guest(expected, guest_host(distance=42), None).findings) == {
         "guest-distances"
     }
+
+
+def facts_of(*pairs: tuple[str, str]) -> DomainFacts:
+    xml = changed(tuned("pin-numa-pci").document, *pairs)
+    return domain_facts(open_domain(xml, "vm.xml"))
+
+
+def test_vcpus_that_the_document_has_offline_are_not_missed() -> None:
+    """The guest has cores 0 and 2 of the four; Linux numbers them 0 and 1."""
+    states = (
+        "<vcpus><vcpu id='0' enabled='yes'/><vcpu id='1' enabled='no'/>"
+        "<vcpu id='2' enabled='yes'/><vcpu id='3' enabled='no'/></vcpus><cputune>"
+    )
+    facts = facts_of((">4</vcpu>", " current='2'>4</vcpu>"), ("<cputune>", states))
+    assert facts.offline_vcpus == CpuSet((1, 3))
+    expected = expectation_of_document(facts)
+    view = view_of_guest(expected, guest_host(cores=1), None, facts)
+    assert not view.findings, view.findings
+    assert "guest-vcpus" in ids(view_of_guest(expected, guest_host(cores=1), None).findings)
+    plugged = view_of_guest(expected, guest_host(), None, facts)  # by hand, since
+    assert not plugged.findings, plugged.findings
+
+
+def test_memory_devices_and_the_balloon_are_allowed_for() -> None:
+    dimm = (
+        "<memory model='dimm'><target><size unit='GiB'>1</size><node>1</node></target></memory>"
+        "</devices>"
+    )
+    facts = facts_of(("<memory unit='GiB'>4<", "<memory unit='GiB'>5<"), ("</devices>", dimm))
+    expected = expectation_of_document(facts)
+    guest = guest_host()
+    grown = replace(guest.nodes[1], memory_bytes=2980 * MIB)
+    more = replace(guest, nodes=(guest.nodes[0], grown))
+    assert not view_of_guest(expected, more, None, facts).findings
+    swapped = replace(guest, nodes=(replace(guest.nodes[0], memory_bytes=2980 * MIB), grown))
+    (found,) = view_of_guest(expected, swapped, None, facts).findings
+    assert (found.id, found.subject) == ("guest-node-memory", "memory of cell 0")
+    small = guest_host(memory="700MiB")
+    current = "</memory>\n  <currentMemory unit='MiB'>1500</currentMemory>"
+    facts = facts_of(("</memory>", current))
+    assert facts.ballooned_bytes == (4096 - 1500) * MIB
+    assert not view_of_guest(expectation_of_document(facts), small, None, facts).findings
 
 
 def test_an_untuned_document_expects_a_flat_guest() -> None:

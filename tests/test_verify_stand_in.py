@@ -12,13 +12,14 @@ from homenode.domain.document import Document
 from homenode.domain.read import open_domain
 from homenode.domain.schema import validate
 from homenode.errors import HostError
-from homenode.findings import Finding
+from homenode.findings import Finding, Severity
 from homenode.plan.guest import GuestAddress
 from homenode.plan.layout import PRESETS
 from homenode.units import MIB
 from homenode.verify.boot_outcome import refusal
 from homenode.verify.cpu_choice import SUBSTITUTE, CpuChoice, choose_cpu
 from homenode.verify.domain_facts import domain_facts
+from homenode.verify.guest_view import not_in_stand_in
 from homenode.verify.initramfs import initramfs, is_static
 from homenode.verify.libvirt_boot import daemons_own_trouble
 from homenode.verify.stand_in import MOST_BYTES, StandIn, stand_in_of
@@ -77,6 +78,24 @@ def test_memory_is_scaled_down_in_proportion_and_never_up() -> None:
     assert sizes == [576 * MIB, 192 * MIB] and sum(sizes) <= MOST_BYTES
     tiny = stand_in(changed(PLAIN, ("<memory unit='GiB'>4", "<memory unit='MiB'>128")))
     assert tiny.memory_bytes == 128 * MIB
+
+
+def test_what_the_stand_in_leaves_out_is_inconclusive_by_name() -> None:
+    dimm = "<memory model='dimm'><target><size unit='GiB'>1</size><node>0</node></target></memory>"
+    xml = changed(
+        tuned("pin-numa-pci").document,
+        ("<os>", "<os firmware='efi'>"),
+        ("<memory unit='GiB'>4<", "<memory unit='GiB'>5<"),
+        (">4</vcpu>", " current='3'>4</vcpu>"),
+        ("</devices>", f"<iommu model='intel'/>{dimm}</devices><launchSecurity type='tdx'/>"),
+    )
+    found = list(not_in_stand_in(stand_in(xml), "vm.xml"))
+    assert [finding.subject for finding in found] == [
+        "UEFI firmware", "memory devices", "the vIOMMU", "launch security tdx",
+        "vCPUs 3 offline at the start",
+    ]  # fmt: skip
+    assert {finding.severity for finding in found} == {Severity.INCONCLUSIVE}
+    assert not list(not_in_stand_in(stand_in(tuned("pin-numa-pci").document), "vm.xml"))
 
 
 @pytest.mark.parametrize("layout", PRESETS)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
 from homenode.units import MIB, format_bytes
-from homenode.verify.expectation import Expectation, ExpectedCell, groups_of
+from homenode.verify.expectation import Expectation, ExpectedCell
 from homenode.verify.observation import Observation, ObservedNode
 
 KERNEL_SHARE = 16
@@ -33,10 +33,12 @@ class Tolerance:
 
     cpu_substituted: why sockets, siblings and LLCs say nothing; None where they do.
     kernel_bytes: memory on any node that the guest's kernel may keep for itself.
+    ballooned_bytes: what a balloon may have taken, of any node.
     """
 
     cpu_substituted: str | None = None
     kernel_bytes: int = 1024 * MIB
+    ballooned_bytes: int = 0
 
 
 def compare(
@@ -145,11 +147,17 @@ def _memory(
             continue
         found = node.memory_bytes
         least = cell.memory_bytes - cell.memory_bytes // KERNEL_SHARE - tolerance.kernel_bytes
+        least -= tolerance.ballooned_bytes
+        most = cell.memory_bytes + cell.memory_device_bytes
+        wanted = f"{format_bytes(cell.memory_bytes)} less the kernel's own"
+        if cell.memory_device_bytes:
+            wanted += f", up to {format_bytes(cell.memory_device_bytes)} more in memory devices"
+        if tolerance.ballooned_bytes:
+            wanted += f", {format_bytes(tolerance.ballooned_bytes)} for the balloon"
         yield check(
             "node-memory", f"memory of cell {cell.id}",
-            f"{format_bytes(cell.memory_bytes)} less the kernel's own",
-            "not told" if found is None else format_bytes(found),
-            found is not None and least <= found <= cell.memory_bytes + MIB, observed.source,
+            wanted, "not told" if found is None else format_bytes(found),
+            found is not None and least <= found <= most + MIB, observed.source,
             severity=Severity.WARNING if found is not None else Severity.INCONCLUSIVE,
             cost="memory is not shared out as the vCPUs are",
             fix="look for mem=, crashkernel= and huge pages in the guest, and for balloons",
@@ -163,12 +171,12 @@ def _cpu_groups(
     reason = tolerance.cpu_substituted
     if topology is not None:
         per_socket = topology.dies * topology.cores * topology.threads
-        sockets = groups_of(expected.vcpus, per_socket)
+        sockets = expected.runs_of(per_socket)
         yield _groups(
             "sockets", "sockets", sockets, observed.packages, observed.source, None,
             "licences and schedulers count sockets",
         )  # fmt: skip
-        cores = groups_of(expected.vcpus, topology.threads)
+        cores = expected.runs_of(topology.threads)
         yield _groups(
             "siblings", "cores, siblings", cores, observed.cores, observed.source, reason,
             "the guest's scheduler takes siblings for cores, or cores for siblings",

@@ -64,6 +64,8 @@ class DomainFacts:
     binding: mode and nodes of <numatune><memory>. page_bytes: of a flat guest, as CellFacts has it.
     hard_limit_bytes: of <memtune>. record: of the layout that homenode put on it.
     memory_devices: those that take memory of the host. offline_vcpus: not there at the start.
+    ballooned_bytes: what the guest may have given back by the balloon: <memory> less
+    <currentMemory>.
     """
 
     guest: Guest
@@ -78,6 +80,7 @@ class DomainFacts:
     record: LayoutRecord | None
     memory_devices: tuple[MemoryDeviceFacts, ...] = ()
     offline_vcpus: CpuSet = CpuSet()
+    ballooned_bytes: int = 0
 
     @property
     def is_pinned(self) -> bool:
@@ -113,7 +116,16 @@ def domain_facts(document: Document) -> DomainFacts:
         record=read_record(document),
         memory_devices=_memory_devices(document, guest),
         offline_vcpus=_offline_vcpus(document, guest),
+        ballooned_bytes=_ballooned_bytes(document, guest),
     )
+
+
+def _ballooned_bytes(document: Document, guest: Guest) -> int:
+    current = document.root.child("currentMemory")
+    if current is None:
+        return 0
+    size = size_bytes(document, current, current.text, current.get("unit"))
+    return max(0, guest.memory_bytes + guest.memory_device_bytes - size)
 
 
 def _offline_vcpus(document: Document, guest: Guest) -> CpuSet:

@@ -1,7 +1,7 @@
 """Expectation: what a guest must report if it is what was planned."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -16,11 +16,15 @@ from homenode.verify.guest_path import GuestPath, path_of_address
 
 @dataclass(frozen=True, slots=True)
 class ExpectedCell:
-    """A guest cell. A flat guest has one with every vCPU."""
+    """A guest cell. A flat guest has one with every vCPU.
+
+    memory_device_bytes: the most that memory devices may add to it.
+    """
 
     id: int
     vcpus: CpuSet
     memory_bytes: int
+    memory_device_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,8 @@ class Expectation:
     """What to look for. source: what says so ("plan of layout pin-numa-pci", "vm.xml").
 
     distances: [from][to] in cell order; None = the guest was told none. topology: None = not
-    stated. llcs: vCPUs of each; None = not stated.
+    stated. llcs: vCPUs of each; None = not stated. absent: vCPUs that are not there, by the
+    document's numbers; vCPUs everywhere else here are then numbered without them, as Linux does it.
     """
 
     name: str
@@ -54,6 +59,31 @@ class Expectation:
     topology: GuestTopology | None
     llcs: tuple[CpuSet, ...] | None
     devices: tuple[ExpectedDevice, ...]
+    absent: CpuSet = CpuSet()
+
+    def runs_of(self, size: int) -> tuple[CpuSet, ...]:
+        """vCPUs of each core, socket, ... that has `size` of them where none is absent."""
+        everyone = groups_of(self.vcpus + len(self.absent), size)
+        return _renumbered(everyone, self.absent)
+
+
+def without_vcpus(expected: Expectation, absent: CpuSet) -> Expectation:
+    """The same for a guest in which some vCPUs are offline from the start."""
+    cells = tuple(
+        replace(cell, vcpus=next(iter(_renumbered((cell.vcpus,), absent)), CpuSet()))
+        for cell in expected.cells
+    )
+    llcs = None if expected.llcs is None else _renumbered(expected.llcs, absent)
+    left = expected.vcpus - len(absent)
+    return replace(expected, vcpus=left, cells=cells, llcs=llcs, absent=absent)
+
+
+def _renumbered(groups: Iterable[CpuSet], absent: CpuSet) -> tuple[CpuSet, ...]:
+    """Each vCPU less the absent ones below it; groups of which nothing is left are left out."""
+    found = (
+        CpuSet(i - sum(gone < i for gone in absent) for i in group - absent) for group in groups
+    )
+    return tuple(group for group in found if group)
 
 
 def expectation_of_plan(
@@ -83,7 +113,10 @@ def expectation_of_plan(
         name=plan.domain_name,
         source=f"plan of layout {plan.layout.name}",
         vcpus=plan.vcpus,
-        cells=tuple(ExpectedCell(cell.id, cell.vcpus, cell.memory_bytes) for cell in plan.cells),
+        cells=tuple(
+            ExpectedCell(cell.id, cell.vcpus, cell.memory_bytes, _device_bytes(document, cell.id))
+            for cell in plan.cells
+        ),
         distances=None if flat or not all(told) else told,
         topology=topology,
         llcs=_llcs(plan, host),
@@ -98,7 +131,9 @@ def expectation_of_document(facts: DomainFacts, host: Host | None = None) -> Exp
     for its host node is the document check's to say.
     """
     guest = facts.guest
-    cells = tuple(ExpectedCell(c.id, c.vcpus, c.memory_bytes) for c in facts.cells)
+    cells = tuple(
+        ExpectedCell(c.id, c.vcpus, c.memory_bytes, _device_bytes(guest, c.id)) for c in facts.cells
+    )
     if not cells:
         cells = (ExpectedCell(0, CpuSet(range(guest.vcpus)), guest.memory_bytes),)
     told = tuple(cell.distances for cell in facts.cells)
@@ -122,6 +157,11 @@ def expectation_of_document(facts: DomainFacts, host: Host | None = None) -> Exp
             for hostdev in guest.hostdevs
         ),
     )
+
+
+def _device_bytes(guest: Guest | None, cell: int) -> int:
+    devices = () if guest is None else guest.memory_devices
+    return sum(device.size_bytes for device in devices if device.cell == cell)
 
 
 def groups_of(vcpus: int, size: int) -> tuple[CpuSet, ...]:

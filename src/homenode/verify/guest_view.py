@@ -3,12 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
 from homenode.topology import Host
 from homenode.units import MIB, format_bytes
 from homenode.verify.checks import Check, Tolerance, check, compare
 from homenode.verify.device_checks import compare_devices
-from homenode.verify.expectation import Expectation, ExpectedCell
+from homenode.verify.domain_facts import DomainFacts
+from homenode.verify.expectation import Expectation, ExpectedCell, without_vcpus
 from homenode.verify.guest_path import path_of_address
 from homenode.verify.observation import Observation, observation_of
 from homenode.verify.stand_in import StandIn
@@ -44,15 +46,35 @@ def view_of_stand_in(expected: Expectation, stand_in: StandIn, guest: Host) -> G
     return GuestView("the stand-in guest", lines, observation)
 
 
-def view_of_guest(expected: Expectation, guest: Host, host: Host | None) -> GuestView:
-    """The real guest: its links and huge pages too. host: for the devices' own links."""
+def view_of_guest(
+    expected: Expectation, guest: Host, host: Host | None, facts: DomainFacts | None = None
+) -> GuestView:
+    """The real guest: its links and huge pages too. host: for the devices' own links.
+
+    facts: of its document, which may have vCPUs offline and memory in the balloon; either may have
+    come to the guest since.
+    """
     observation = observation_of(guest)
+    offline = CpuSet() if facts is None else facts.offline_vcpus
+    if offline and len(observation.vcpus) == expected.vcpus - len(offline):
+        expected = without_vcpus(expected, offline)
+    tolerance = Tolerance(ballooned_bytes=0 if facts is None else facts.ballooned_bytes)
     lines = (
-        *compare(expected, observation, Tolerance()),
+        *compare(expected, observation, tolerance),
         *_huge_pages(observation),
         *compare_devices(expected, observation, host, links=True),
     )
     return GuestView("the guest", lines, observation)
+
+
+def not_in_stand_in(stand_in: StandIn, source: str) -> Iterator[Finding]:
+    """What of the document no stand-in tells, each by name."""
+    for what in stand_in.left_out:
+        yield Finding(
+            "not-in-stand-in", Severity.INCONCLUSIVE, what, "the stand-in guest to have it",
+            "left out", None, "look at the real guest: homenode verify VM.xml --guest ssh:HOST",
+            source,
+        )  # fmt: skip
 
 
 def of_stand_in(expected: Expectation, stand_in: StandIn) -> Expectation:

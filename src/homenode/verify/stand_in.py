@@ -123,7 +123,7 @@ def _left_out(facts: DomainFacts) -> tuple[str, ...]:
     guest = facts.guest
     found = []
     if guest.firmware is not None and guest.firmware != "bios":
-        found.append("UEFI firmware: the stand-in's kernel is loaded directly")
+        found.append("UEFI firmware")
     if guest.has_dimms:
         found.append("memory devices")
     if guest.has_iommu:
@@ -132,6 +132,8 @@ def _left_out(facts: DomainFacts) -> tuple[str, ...]:
         found.append(f"launch security {guest.launch_security}")
     if guest.has_qemu_commandline:
         found.append("<qemu:commandline>")
+    if facts.offline_vcpus:
+        found.append(f"vCPUs {facts.offline_vcpus} offline at the start")
     return tuple(found)
 
 

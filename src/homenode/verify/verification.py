@@ -23,7 +23,12 @@ from homenode.verify.expectation import (
     expectation_of_document,
     expectation_of_plan,
 )
-from homenode.verify.guest_view import GuestView, view_of_guest, view_of_stand_in
+from homenode.verify.guest_view import (
+    GuestView,
+    not_in_stand_in,
+    view_of_guest,
+    view_of_stand_in,
+)
 
 _MOST_BYTES = 64 * MIB
 _SSH = "ssh:"
@@ -82,7 +87,7 @@ def verify(wanted: Wanted, tell: Tell) -> Verified:
         booted = boot_stand_in(document, facts, wanted.boot)
         found += booted.findings
         checked.append(f"stand-in guest, {booted.how}: {booted.seconds:.1f} s")
-        checked += [f"not in the stand-in: {what}" for what in booted.stand_in.left_out]
+        found += not_in_stand_in(booted.stand_in, document.source)
         if booted.guest is not None:
             guests.append(booted.guest)
             expected = _expected(plan, facts, host)
@@ -90,7 +95,7 @@ def verify(wanted: Wanted, tell: Tell) -> Verified:
     if wanted.guest is not None:
         guest = load_guest(wanted.guest)
         guests.append(guest)
-        views.append(view_of_guest(_expected(plan, facts, host), guest, host))
+        views.append(view_of_guest(_expected(plan, facts, host), guest, host, facts))
         checked.append(f"guest {guest.name}: its own view")
     found += [finding for view in views for finding in view.findings]
     answers = Findings(tuple(checked), in_order(found))

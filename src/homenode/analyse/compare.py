@@ -7,6 +7,7 @@ from homenode.analyse.alternative import Alternative
 from homenode.analyse.comparison import Comparison, Doubt, Effect, Outcome, once
 from homenode.analyse.doubts import doubts_between
 from homenode.analyse.intervals import CONFIDENCE, LEAST_BOOTS, Interval, holm, interval
+from homenode.analyse.joint_states import with_joint_states
 from homenode.analyse.metrics import METRICS, Metric, metric_of, primaries
 from homenode.analyse.summary import Series, SeriesKey, headline, series_of
 from homenode.errors import InputError
@@ -32,7 +33,7 @@ def compare(
             f"compare: expected two alternatives or more, found {found}",
             hint="name runs of another layout, runs of one layout one by one, or published:SYSTEM",
         )
-    baseline, *others = chosen
+    baseline, *others = with_joint_states(chosen)
     if bare and any(run.head.vantage is not Vantage.HOST for run in baseline.runs):
         raise InputError(f"--bare: expected a run on the host itself, found {baseline.label}")
     effects: list[Effect] = []

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from homenode.analyse.alternative import Alternative
 from homenode.analyse.metrics import Metric, metric_of
 from homenode.bdf import Bdf
-from homenode.results.model import Run, Sample, Statistic
+from homenode.results.model import UNSETTLED, Run, Sample, Statistic
 
 LEAST_UNDISTURBED = 3
 """Disturbed samples are left out while at least this many others are there in a boot."""
@@ -75,11 +75,14 @@ def is_refused(sample: Sample) -> bool:
 
 
 def series_of(alternative: Alternative) -> dict[SeriesKey, Series]:
-    """Every series of an alternative's runs; figures that are refused are left out."""
+    """Every series of an alternative's runs.
+
+    Left out are figures that are refused, and those during which a PU was moved.
+    """
     taken: dict[SeriesKey, list[_Taken]] = {}
     for run in alternative.runs:
         for sample in run.samples:
-            if not is_refused(sample):
+            if not is_refused(sample) and sample.state != UNSETTLED:
                 taken.setdefault(_key(sample), []).append(_Taken(_boot(run, sample), sample))
     found = {key: _series(key, samples) for key, samples in taken.items()}
     return found | _slowest(taken)

@@ -1,7 +1,6 @@
 """Orders: what one run of the suite is asked for, how it comes along, and what comes of it."""
 
 from dataclasses import dataclass, field
-from pathlib import PurePath
 
 from homenode.bench.suite import SuiteWishes
 from homenode.cpuset import CpuSet
@@ -75,13 +74,13 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class BenchOutcome:
-    """What came of it. folder, run: None where nothing was measured, as the guest is another.
+    """What came of it. folder (a path), run: None where the guest is another: nothing is measured.
 
     findings: of verifying and preflight, and of the run itself. gaps: tests that this machine does
     not get, failed, or ran out of time.
     """
 
-    folder: PurePath | None
+    folder: str | None
     run: Run | None
     findings: tuple[Finding, ...]
     gaps: tuple[Gap, ...]

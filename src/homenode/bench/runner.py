@@ -104,7 +104,7 @@ def run_bench(
         made = _derived(session)
         folder.write_run(made.run)
         found = (*ready.mismatch, *made.findings)
-        return BenchOutcome(folder.path, made.run, found, made.gaps)
+        return BenchOutcome(str(folder.path), made.run, found, made.gaps)
 
 
 def look_over(machine: Machine, orders: BenchOrders) -> tuple[Prepared, Snapshot]:

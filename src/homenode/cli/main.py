@@ -12,6 +12,7 @@ import typer
 from homenode import __version__
 from homenode.cli import (
     apply,
+    bench,
     capture,
     compare,
     doctor,
@@ -46,6 +47,7 @@ app.command("apply")(apply.apply)
 app.command("restore")(restore.restore)
 app.command("doctor")(doctor.doctor)
 app.command("expect")(doctor.expect)
+app.command("bench")(bench.bench)
 app.command("import")(import_results.import_results)
 app.command("compare")(compare.compare)
 app.command("recommend")(recommend.recommend)

@@ -1,0 +1,147 @@
+"""Orders of homenode bench from what the user typed. [I/O]"""
+
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from homenode.cli.terminal import read_file
+from homenode.errors import UsageError
+
+if TYPE_CHECKING:
+    from homenode.bench.model import SuiteWishes
+    from homenode.bench.orders import AppOrder, BenchOrders
+    from homenode.results.model import Switches, Vantage
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """The options as they were typed; see cli/bench.py."""
+
+    name: str
+    plan: Path | None
+    domain_xml: Path | None
+    tests: str | None
+    repeat: int
+    quick: bool
+    full: bool
+    seed: int
+    app: str | None
+    metric: str | None
+    lower_is_better: bool
+    nccl_max_msg: str
+    layout: str | None
+    boot: str | None
+    vantage: "Vantage | None"
+    pus: str | None
+    nodes: str | None
+    host_kind: str | None
+    arrangement: str | None
+    python: str
+    force: bool
+
+
+def orders_of(typed: Typed) -> "BenchOrders":
+    """The orders. Raises UsageError, naming the option, and InputError for files."""
+    from homenode.bench.orders import BenchOrders
+    from homenode.cpuset import CpuSet
+    from homenode.plan.stored import read_plan
+    from homenode.results.model import UNKNOWN_SWITCHES
+
+    plan = None
+    if typed.plan is not None:
+        plan = read_plan(read_file(typed.plan, "a saved plan"), str(typed.plan))
+    if typed.domain_xml is not None and plan is None:
+        raise UsageError("--domain-xml: expected --plan beside it, whose document it is")
+    document = None
+    if typed.domain_xml is not None:
+        document = read_file(typed.domain_xml, "a domain document")
+    return BenchOrders(
+        name=typed.name,
+        wishes=_wishes(typed),
+        repeats=typed.repeat,
+        seed=typed.seed,
+        switches=UNKNOWN_SWITCHES if typed.layout is None else _switches(typed.layout),
+        vantage=typed.vantage or _vantage(has_plan=plan is not None),
+        plan=plan,
+        domain_xml=document,
+        boot=typed.boot,
+        app=_app(typed),
+        pus=None if typed.pus is None else CpuSet.parse(typed.pus, "--pus"),
+        nodes=None if typed.nodes is None else tuple(CpuSet.parse(typed.nodes, "--nodes")),
+        host_kind=typed.host_kind,
+        arrangement=typed.arrangement,
+        force=typed.force,
+    )
+
+
+def _wishes(typed: Typed) -> "SuiteWishes":
+    from homenode.bench.model import Depth, Group, SuiteWishes
+    from homenode.units import parse_bytes
+
+    if typed.quick and typed.full:
+        raise UsageError("--quick, --full: expected one of them, found both")
+    names = [] if typed.tests is None else [one.strip() for one in typed.tests.split(",")]
+    known = [str(group) for group in Group if group is not Group.APP]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise UsageError(
+            f"--tests: expected some of {', '.join(known)}, found {', '.join(unknown) or 'none'}"
+        )
+    largest = parse_bytes(typed.nccl_max_msg)
+    if not 8 <= largest <= 1 << 40:
+        raise UsageError(f"--nccl-max-msg {typed.nccl_max_msg}: expected 8 B to 1 TiB")
+    depth = Depth.QUICK if typed.quick else Depth.FULL if typed.full else Depth.NORMAL
+    groups = tuple(dict.fromkeys(Group(name) for name in names))
+    return SuiteWishes(groups, depth, largest, typed.python)
+
+
+def _app(typed: Typed) -> "AppOrder | None":
+    from homenode.bench.orders import AppOrder
+
+    if (typed.app is None) != (typed.metric is None):
+        raise UsageError(
+            "--app, --metric: expected both, found one",
+            hint=r"such as --app 'python3 train.py' --metric 'images/s: ([0-9.]+)'",
+        )
+    if typed.app is None or typed.metric is None:
+        return None
+    try:
+        argv = tuple(shlex.split(typed.app))
+    except ValueError as error:
+        raise UsageError(f"--app: expected a command, found: {error}") from None
+    if not argv:
+        raise UsageError("--app: expected a command, found nothing")
+    return AppOrder(argv, typed.metric, typed.lower_is_better, Path(argv[0]).name)
+
+
+def _switches(layout: str) -> "Switches":
+    from homenode.plan.layout import PRESETS
+    from homenode.results.model import Switches
+
+    if layout not in PRESETS:
+        raise UsageError(f"--layout {layout}: expected one of {', '.join(PRESETS)}")
+    return Switches.of(PRESETS[layout])
+
+
+def _vantage(*, has_plan: bool) -> "Vantage":
+    """Where we run: a guest of a plan, a Slurm job, a virtual machine, or a host."""
+    from homenode.results.model import Vantage
+
+    if has_plan:
+        return Vantage.GUEST
+    if os.environ.get("SLURM_JOB_ID"):
+        return Vantage.JOB
+    return Vantage.GUEST if _is_virtual() else Vantage.HOST
+
+
+def _is_virtual() -> bool:
+    try:
+        with _CPUINFO.open(encoding="utf-8", errors="replace") as file:
+            flags = next((line for line in file if line.startswith("flags")), "")
+    except OSError:
+        return False
+    return "hypervisor" in flags.split()

@@ -1,0 +1,114 @@
+"""Bench text: what a run measured, in a table of medians. The interval is compare's business."""
+
+import shlex
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from homenode.analyse.alternative import alternatives
+from homenode.analyse.metrics import METRICS, metric_of
+from homenode.analyse.summary import Series, SeriesKey, headline, series_of
+from homenode.analyse.words import figure_text
+from homenode.bench.derived_run import schedule_of
+from homenode.bench.orders import BenchOutcome, Progress
+from homenode.bench.record import RunRecord
+from homenode.gap import Gap
+from homenode.report.terminal_text import TableOrList
+from homenode.report.wording import printable
+
+_GAPS = 12
+
+
+def bench_text(outcome: BenchOutcome) -> RenderableType:
+    """Medians of what speaks for each metric, then what is not there and why."""
+    parts: list[RenderableType] = []
+    if outcome.run is not None:
+        found = [series_of(one) for one in alternatives((outcome.run,))]
+        parts += [_table(series) for series in found if series]
+        parts += [
+            Text(f"marked: {printable(reason)}", "yellow") for reason in outcome.run.head.unusable
+        ]
+    parts += [_gap(gap) for gap in outcome.gaps[:_GAPS]]
+    if len(outcome.gaps) > _GAPS:
+        parts.append(Text(f"not measured: {len(outcome.gaps) - _GAPS} more"))
+    return Group(*parts)
+
+
+def steps_text(record: RunRecord) -> RenderableType:
+    """What would be run, in order, with what it takes."""
+    tests = {test.id: test for test in record.tests}
+    steps = schedule_of(record).steps
+    rows = [
+        (
+            str(step.number + 1),
+            "before" if step.round < 0 else str(step.round + 1),
+            printable(step.test) + (" (control)" if step.is_control else ""),
+            f"{tests[step.test].seconds:g} s",
+            printable(shlex.join(tests[step.test].argv)),
+        )
+        for step in steps
+    ]
+    table = TableOrList(("step", "round", "test", "takes", "command"), rows)
+    seconds = sum(tests[step.test].seconds for step in steps)
+    left = [_gap(gap) for gap in record.left_out]
+    return Group(table, Text(f"about {_duration(seconds)}"), *left)
+
+
+def left_text(progress: Progress) -> str:
+    """What runs now, and how long the rest takes.
+
+    >>> left_text(Progress(3, 9, "stream", 130.0))
+    'stream, 2 min 10 s left'
+    """
+    left = f"{_duration(progress.seconds_left)} left"
+    return f"{printable(progress.test)}, {left}" if progress.test else "writing"
+
+
+def _duration(seconds: float) -> str:
+    """
+    >>> _duration(59.6), _duration(3725)
+    ('1 min 0 s', '1 h 2 min')
+    """
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s"
+
+
+def _table(series: dict[SeriesKey, Series]) -> RenderableType:
+    rows: list[tuple[str, ...]] = []
+    own = sorted(
+        {key.metric for key in series if key.metric not in METRICS and metric_of(key.metric)}
+    )
+    for name in (*METRICS, *own):
+        metric = metric_of(name)
+        assert metric is not None
+        for key in headline(series, metric) or _others(series, name):
+            one = series[key]
+            rows.append(
+                (
+                    printable(metric.title),
+                    _of(key),
+                    *(figure_text(value, key.unit) for value in (one.value, one.low, one.high)),
+                    str(one.samples),
+                )
+            )
+    return TableOrList(("figure", "of", "median", "lowest", "highest", "samples"), rows)
+
+
+def _others(series: dict[SeriesKey, Series], id: str) -> tuple[SeriesKey, ...]:
+    """Series of a metric without a headline: pairs of PUs, say; the first few."""
+    return tuple(key for key in series if key.metric == id and key.size_bytes is None)[:8]
+
+
+def _of(key: SeriesKey) -> str:
+    parts = [key.variant, None if key.state is None else f"PUs {key.state} apart"]
+    parts += [None if key.device is None else str(key.device), "slowest GPU" if key.worst else None]
+    if key.node is not None:
+        parts.append(f"node {key.node} to {key.peer_node}" if key.peer_node is not None
+                     else f"node {key.node}")  # fmt: skip
+    return printable(", ".join(part for part in parts if part))
+
+
+def _gap(gap: Gap) -> Text:
+    return Text(f"not measured: {printable(str(gap))}")

@@ -3,6 +3,7 @@
 import pytest
 
 from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
 from homenode.description.render import render
 from homenode.description.shipped import load_shipped
 from homenode.discover import discover
@@ -11,7 +12,10 @@ from homenode.discover.pci_config import parse_config
 from homenode.doctor.diagnosis import diagnose
 from homenode.doctor.quiet_snapshot import QuietSnapshot
 from homenode.errors import ParseError
-from homenode.pci import PciErrors
+from homenode.pci import PciErrors, PciInterrupt
+from homenode.snapshot.collector import parse_collected
+from homenode.snapshot.gather import gather
+from homenode.snapshot.memory import MemorySnapshot
 from homenode.snapshot.protocol import Snapshot
 from tests.doctor_domains import host
 from tests.shared_data import needs_shared, shared
@@ -139,3 +143,61 @@ def test_acs_target_speeds_and_replays_come_from_tools() -> None:
 
     query = parse(shared("machines/nvidia-smi/qx-h100.xml").read_text())
     assert all(gpu.replays is not None and gpu.replays < 1000 for gpu in query.gpus)
+
+
+def test_interrupts_idle_states_and_governors_are_read_pu_by_pu() -> None:
+    below = render(load_shipped("rtx4080-i9-14900k"))
+    gpu = "/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0"
+    cpu = "/sys/devices/system/cpu"
+    tree = MemorySnapshot(
+        below.name,
+        {
+            **below.files,
+            f"{gpu}/msi_irqs/101": "msix\n",
+            f"{gpu}/msi_irqs/99": "msix\n",
+            f"{gpu}/msi_irqs/100": "msix\n",
+            "/proc/irq/99/effective_affinity_list": "3\n",
+            "/proc/irq/100/effective_affinity_list": "\n",  # not set up
+            "/proc/irq/101/effective_affinity_list": "0-1\n",
+            **{f"{cpu}/cpu{pu}/cpuidle/state1/latency": "127\n" for pu in range(32)},
+            **{f"{cpu}/cpu{pu}/cpuidle/state2/latency": "1034\n" for pu in range(32)},
+            **{f"{cpu}/cpu{pu}/cpuidle/state2/disable": "1\n" for pu in range(8)},
+            f"{cpu}/cpu0/cpufreq/scaling_governor": "performance\n",
+        },
+        below.links,
+        below.commands,
+        ("/sys/fs/cgroup/system.slice/irqbalance.service",),
+    )
+    for source in (tree, gather(tree).snapshot):
+        found = discover(source)
+        device = found.device(GPU)
+        assert device is not None
+        assert device.interrupts == (
+            PciInterrupt(99, CpuSet((3,))),
+            PciInterrupt(101, CpuSet((0, 1))),
+        )
+        assert found.settings.pus_of_idle_latency_us == (
+            (127, CpuSet(range(8))),
+            (1034, CpuSet(range(8, 32))),
+        )
+        assert found.settings.irqbalance is True
+        assert found.settings.idle_exit_latency_us == 127
+    assert discover(below).settings.irqbalance is None
+
+
+def test_kernels_without_effective_affinities_tell_where_interrupts_may_go() -> None:
+    below = render(load_shipped("rtx4080-i9-14900k"))
+    gpu = "/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0"
+    files = {f"{gpu}/msi_irqs/7": "msi\n", "/proc/irq/7/smp_affinity_list": "0-3\n"}
+    tree = MemorySnapshot("old", {**below.files, **files}, below.links, below.commands)
+    device = discover(gather(tree).snapshot).device(GPU)
+    assert device is not None and device.interrupts == (PciInterrupt(7, CpuSet(range(4))),)
+
+
+def test_a_number_may_stand_last_in_what_a_collector_reads() -> None:
+    text = "\n".join((
+        "homenode-collector 1", "G sys/bus/pci/devices/*/msi_irqs/[0-9]*",
+        "sys/bus/pci/devices/0000:01:00.0/msi_irqs/99:msix", "Z", "",
+    ))  # fmt: skip
+    read = parse_collected(text, "h")
+    assert read.read_text("/sys/bus/pci/devices/0000:01:00.0/msi_irqs/99") == "msix\n"

@@ -65,6 +65,14 @@ class PciErrors:
 
 
 @dataclass(frozen=True, slots=True)
+class PciInterrupt:
+    """An interrupt of a function: its number (/proc/irq/N) and the PUs that handle it."""
+
+    number: int
+    pus: CpuSet
+
+
+@dataclass(frozen=True, slots=True)
 class PciBar:
     """One memory or I/O region of a function. index 0-5, 6 = expansion ROM, 7-12 = SR-IOV."""
 
@@ -99,6 +107,7 @@ class PciDevice:
     power_state: "D0" to "D3cold" as the kernel says. performance_state: "P0" (busy) to "P15" as
     NVIDIA's driver says; link_replays: packets that the link sent again, by the same driver.
     iommu_domain: how the IOMMU treats the group: "identity", "DMA-FQ", ...
+    interrupts: message-signalled ones that are set up; None where the source tells none.
     """
 
     bdf: Bdf
@@ -129,6 +138,7 @@ class PciDevice:
     iommu_domain: str | None = None
     errors: PciErrors | None = None
     link_replays: int | None = None
+    interrupts: tuple[PciInterrupt, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

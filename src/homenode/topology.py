@@ -190,6 +190,9 @@ class HostSettings:
     scaling_drivers: cpufreq drivers in use, sorted. ksm_run: 1 where KSM merges pages.
     iommus: names of the IOMMUs that are on, () = none. idle_exit_latency_us: of the deepest idle
     state that is enabled on the lowest PU.
+    pus_of_governor, pus_of_idle_latency_us: the online PUs that have each governor, and each
+    latency of their deepest enabled idle state; ascending.
+    irqbalance: True where its service runs.
     """
 
     kernel_release: str | None = None
@@ -204,6 +207,9 @@ class HostSettings:
     ksm_run: int | None = None
     iommus: tuple[str, ...] | None = None
     idle_exit_latency_us: int | None = None
+    pus_of_governor: tuple[tuple[str, CpuSet], ...] | None = None
+    pus_of_idle_latency_us: tuple[tuple[int, CpuSet], ...] | None = None
+    irqbalance: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

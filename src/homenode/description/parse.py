@@ -101,7 +101,7 @@ def parse_description(text: str, source: str) -> HostDescription:
         root_complexes=tree.root_complexes,
         pci_devices=tree.devices,
         links=parse_links(file, tree),
-        settings=parse_settings(file, smt=any(len(core.pus) > 1 for core in cores)),
+        settings=parse_settings(file, online, smt=any(len(core.pus) > 1 for core in cores)),
     )
     return HostDescription(
         source=source,

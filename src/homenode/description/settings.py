@@ -40,10 +40,10 @@ def parse_pu_settings(file: Table, online: CpuSet) -> PuSettings:
     return found
 
 
-def parse_settings(file: Table, *, smt: bool) -> HostSettings:
+def parse_settings(file: Table, online: CpuSet, *, smt: bool) -> HostSettings:
     """The settings; SMT's and the kernel's command line follow from the rest where not given.
 
-    smt: whether some core has online siblings.
+    online: the PUs that have the governor. smt: whether some core has online siblings.
     """
     table = file.table("settings", SETTINGS_KEYS)
     governor = table.optional_text("governor")
@@ -58,6 +58,7 @@ def parse_settings(file: Table, *, smt: bool) -> HostSettings:
         or " ".join(["BOOT_IMAGE=/boot/vmlinuz", "ro", *words]),
         smt_control=table.text("smt_control", "on" if smt else "notsupported"),
         governors=None if governor is None else (governor,),
+        pus_of_governor=None if governor is None else ((governor, online),),
         transparent_hugepages=table.optional_text("transparent_hugepages"),
         numa_balancing=table.optional_integer("numa_balancing", most=3),
         libvirt_version=_version(table, "libvirt"),

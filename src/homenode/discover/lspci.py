@@ -297,6 +297,7 @@ def _merged(device: PciDevice, own: PciDevice | None, gaps: list[Gap]) -> PciDev
         iommu_domain=own.iommu_domain,
         errors=own.errors,
         link_replays=own.link_replays,
+        interrupts=own.interrupts,
     )
 
 

@@ -15,6 +15,7 @@ from homenode.discover.device_kinds import (
     device_kind,
     port_types_by_structure,
 )
+from homenode.discover.interrupts import read_interrupts
 from homenode.discover.pci_config import ConfigHeader, parse_config
 from homenode.discover.pci_fields import (
     parse_link_speed,
@@ -267,6 +268,7 @@ def _device(
         if group is None
         else read_word(snapshot, f"/sys/kernel/iommu_groups/{group}/type"),
         errors=read_errors(snapshot, folder),
+        interrupts=read_interrupts(snapshot, folder),
     )
 
 

@@ -1,7 +1,8 @@
 """Settings: the host's CPU model, architecture and running system, from /proc and /sys."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from homenode.cpuset import CpuSet
 from homenode.discover.readings import read_number, read_word
@@ -11,6 +12,14 @@ from homenode.gap import Gap
 from homenode.snapshot.protocol import Snapshot
 from homenode.tools.versions import Version, parse_qemu_version, parse_virsh_version
 from homenode.topology import CpuModel, HostSettings
+
+_Value = TypeVar("_Value", int, str)
+
+_IRQBALANCE = (
+    "/sys/fs/cgroup/system.slice/irqbalance.service",
+    "/sys/fs/cgroup/systemd/system.slice/irqbalance.service",  # cgroup version 1
+)
+"""There while the service runs."""
 
 _CHOSEN = re.compile(r"\[(\w+)\]", re.ASCII)
 _ARCHITECTURES = {
@@ -113,7 +122,12 @@ def read_settings(
         scaling_drivers=_cpufreq(snapshot, online, "scaling_driver"),
         ksm_run=read_number(snapshot, "/sys/kernel/mm/ksm/run"),
         iommus=snapshot.list("/sys/class/iommu"),
-        idle_exit_latency_us=_idle_exit_latency_us(snapshot),
+        idle_exit_latency_us=_idle_exit_latency_us(snapshot, 0),
+        pus_of_governor=_pus_of(
+            online, lambda pu: read_word(snapshot, f"{CPU}/cpu{pu}/cpufreq/scaling_governor")
+        ),
+        pus_of_idle_latency_us=_pus_of(online, lambda pu: _idle_exit_latency_us(snapshot, pu)),
+        irqbalance=True if any(snapshot.list(path) is not None for path in _IRQBALANCE) else None,
         libvirt_version=libvirt,
         qemu_version=qemu,
     )
@@ -132,9 +146,20 @@ def _cpufreq(snapshot: Snapshot, online: CpuSet, file: str) -> tuple[str, ...] |
     return tuple(sorted(name for name in found if name is not None)) or None
 
 
-def _idle_exit_latency_us(snapshot: Snapshot) -> int | None:
-    """Of PU 0: the others have the same states on every machine seen."""
-    folder = f"{CPU}/cpu0/cpuidle"
+def _pus_of(
+    online: CpuSet, value_of: Callable[[int], _Value | None]
+) -> tuple[tuple[_Value, CpuSet], ...] | None:
+    """The PUs by what each of them has, ascending; None where none tells."""
+    found: dict[_Value, list[int]] = {}
+    for pu in online:
+        value = value_of(pu)
+        if value is not None:
+            found.setdefault(value, []).append(pu)
+    return tuple((value, CpuSet(found[value])) for value in sorted(found)) or None
+
+
+def _idle_exit_latency_us(snapshot: Snapshot, pu: int) -> int | None:
+    folder = f"{CPU}/cpu{pu}/cpuidle"
     latencies = [
         read_number(snapshot, f"{folder}/{state}/latency")
         for state in snapshot.list(folder) or ()

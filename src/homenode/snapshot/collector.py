@@ -215,7 +215,7 @@ def _text(body: Sequence[str]) -> str:
 
 def _many(glob: str, body: Sequence[str]) -> Iterator[tuple[str, str]]:
     """(path, text) of lines "path:line". A path may hold colons: 0000:3b:00.0/class:0x030200."""
-    parts = ("[^/]*" if _is_pattern(part) else re.escape(part) for part in glob.split("/"))
+    parts = (_part_pattern(part) for part in glob.split("/"))
     pattern = re.compile(rf"({'/'.join(parts)}):(.*)", re.DOTALL)
     texts: dict[str, list[str]] = {}
     for line in body:
@@ -224,6 +224,13 @@ def _many(glob: str, body: Sequence[str]) -> Iterator[tuple[str, str]]:
             texts.setdefault(f"/{found[1]}", []).append(found[2])
     for path, of_path in texts.items():
         yield path, "\n".join(of_path) + "\n"
+
+
+def _part_pattern(part: str) -> str:
+    """What may stand for a part of a glob. A number holds no colon, so that it may stand last."""
+    if part == "[0-9]*":
+        return "[0-9]+"
+    return "[^/]*" if _is_pattern(part) else re.escape(part)
 
 
 def _binary(body: Sequence[str], name: str, number: int) -> str:

@@ -177,7 +177,7 @@ PATHS: tuple[PathRule, ...] = (
     *_files("/sys/devices", Form.LIST, "cpu_core/cpus cpu_atom/cpus", "P and E cores of Intel"),
     *_files("/sys/devices", Form.LIST, "cpu_lowpower/cpus", "low-power E cores of Intel"),
     *_files(
-        f"{_SYSTEM}/cpu/cpu0/cpuidle/state*",
+        f"{_CPU}/cpuidle/state[0-9]*",
         Form.NUMBER,
         "latency disable",
         "how long a PU takes to wake up",
@@ -260,6 +260,20 @@ PATHS: tuple[PathRule, ...] = (
     _link("/sys/class/pci_bus/*", Form.TO_BUS, "the bus of a root complex"),
     _link("/sys/class/iommu/*", Form.TO_IOMMU, "whether an IOMMU is on"),
     *_files("/sys/kernel/iommu_groups/*", Form.WORD, "type", "translated, or passed through"),
+    # Interrupts
+    _file(f"{_PCI}/msi_irqs/[0-9]*", Form.WORD, "the numbers of a function's interrupts"),
+    _file("/proc/irq/[0-9]*/effective_affinity_list", Form.LIST, "the PUs that handle them"),
+    PathRule(
+        "/proc/irq/[0-9]*/smp_affinity_list",
+        Kind.FILE,
+        Form.LIST,
+        "as effective_affinity_list, on kernels without it",
+        unless="/proc/irq/[0-9]*/effective_affinity_list",
+    ),
+    *(
+        PathRule(f"/sys/fs/cgroup/{way}", Kind.FOLDER, Form.NAME, "whether irqbalance runs")
+        for way in ("system.slice/irqbalance.service", "systemd/system.slice/irqbalance.service")
+    ),
     # The system
     *_files("/sys/devices/virtual/dmi/id", Form.NAME, "product_name sys_vendor", "which machine"),
     _file("/proc/device-tree/model", Form.NAME, "which machine, on arm64"),

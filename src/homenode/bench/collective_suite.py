@@ -122,9 +122,8 @@ def _of_tool(
         yield BenchTest(
             _id(variant), Group.NCCL, argv, seconds, 120 + 10 * seconds,
             _environment(gpus, peers=peers), Reader.NCCL_TESTS, node=binding.node,
-            binding=binding.words, variant=variant, alternatives=tuple(others),
-            if_stopped=if_stopped if peers else None,
-        )  # fmt: skip
+            binding=binding.words, variant=variant, if_stopped=if_stopped if peers else None,
+        ).or_else(*others)  # fmt: skip
 
 
 def _of_torch(

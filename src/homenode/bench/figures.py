@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from homenode.findings import Finding
 from homenode.gap import Gap
 from homenode.results.model import Condition, Sample
 
@@ -12,13 +13,15 @@ from homenode.results.model import Condition, Sample
 class Figures:
     """Samples of one or more outputs. gpu_names: as printed; gpus decide under which system.
 
-    conditions: what must be equal for these samples to be comparable.
+    conditions: what must be equal for these samples to be comparable. findings: what the figures
+    say is wrong with the machine.
     """
 
     samples: tuple[Sample, ...] = ()
     conditions: tuple[Condition, ...] = ()
     gpu_names: tuple[str, ...] = ()
     gaps: tuple[Gap, ...] = field(default=())
+    findings: tuple[Finding, ...] = ()
 
 
 def joined(parts: Iterable[Figures]) -> Figures:
@@ -29,6 +32,7 @@ def joined(parts: Iterable[Figures]) -> Figures:
         tuple(dict.fromkeys(one for part in parts for one in part.conditions)),
         tuple(dict.fromkeys(name for part in parts for name in part.gpu_names)),
         tuple(dict.fromkeys(gap for part in parts for gap in part.gaps)),
+        tuple(dict.fromkeys(finding for part in parts for finding in part.findings)),
     )
 
 

@@ -1,4 +1,4 @@
-"""GPU figures: samples of nvbandwidth, nccl-tests, bandwidthTest and rocm-bandwidth-test."""
+"""GPU figures: samples of nvbandwidth, nccl-tests and bandwidthTest."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +17,6 @@ from homenode.tools.nvbandwidth import (
     Status,
     Unit,
 )
-from homenode.tools.rocm_bandwidth_test import RocmBandwidthTest
 from homenode.tools.study_programs import GpuCopies
 
 # The test, its metric and variant; what is not here keeps its own name and is not compared.
@@ -27,6 +26,12 @@ _METRIC_OF_TEST: dict[str, tuple[str, str | None]] = {
     "device_to_host_memcpy_ce": ("d2h-bandwidth", None),
     "device_to_host_memcpy_sm": ("d2h-bandwidth", "sm"),
     "host_device_latency_sm": ("h2d-latency", None),
+    "host_to_device_bidirectional_memcpy_ce": ("h2d-bandwidth", "both ways"),
+    "device_to_host_bidirectional_memcpy_ce": ("d2h-bandwidth", "both ways"),
+    "host_to_device_bidirectional_memcpy_sm": ("h2d-bandwidth", "sm both ways"),
+    "device_to_host_bidirectional_memcpy_sm": ("d2h-bandwidth", "sm both ways"),
+    "host_to_all_memcpy_ce": ("h2d-bandwidth", "all at once"),
+    "all_to_host_memcpy_ce": ("d2h-bandwidth", "all at once"),
     "device_local_copy": ("d2d-bandwidth", None),
     "device_to_device_memcpy_read_ce": ("p2p-bandwidth", None),
     "device_to_device_memcpy_read_sm": ("p2p-bandwidth", "read sm"),
@@ -207,57 +212,3 @@ def of_copies(gpus: tuple[GpuCopies, ...]) -> Figures:
         Condition("tool device copy", "PyTorch, 256 MiB, bytes within a GPU counted once"),
     )
     return Figures(tuple(samples), conditions, tuple(dict.fromkeys(gpu.name for gpu in gpus)))
-
-
-def of_rocm(run: RocmBandwidthTest) -> Figures:
-    """Cells between host and GPUs and between GPUs, one way; the last size of each pair.
-
-    Which devices are GPUs is known by their addresses, or by what a pair says.
-    """
-    gpu_of = {device.index: device for device in run.devices if device.address is not None}
-    samples: list[Sample] = []
-    gaps = list(run.gaps)
-    for matrix in run.matrices:
-        suffix = "both ways" if matrix.is_bidirectional else None
-        for row, source in enumerate(matrix.devices):
-            for column, destination in enumerate(matrix.devices):
-                value = matrix.cells[row][column]
-                if value is not None:
-                    samples += _rocm_cell(source, destination, value, suffix, gpu_of)
-    if run.matrices and not gpu_of:
-        gaps.append(Gap("rocm-bandwidth-test devices", "no GPU addresses: nothing of it is kept"))
-    last = {(c.is_bidirectional, c.source, c.destination): c for c in run.copies}
-    for copy in last.values():
-        metric = _rocm_metric(
-            copy.source_is_cpu, copy.destination_is_cpu, copy.source == copy.destination
-        )
-        if metric is not None:
-            variant = "both ways" if copy.is_bidirectional else None
-            index = copy.destination if copy.source_is_cpu else copy.source
-            samples.append(
-                sample(metric, "bytes_per_s", copy.peak_bytes_per_s, index=index, variant=variant)
-            )
-    conditions = (Condition("tool rocm-bandwidth-test", run.version or "unknown"),)
-    names = tuple(dict.fromkeys(device.name for device in gpu_of.values()))
-    return Figures(tuple(samples), conditions, names, tuple(gaps))
-
-
-def _rocm_cell(
-    source: int, destination: int, value: float, variant: str | None, gpu_of: dict[int, Any]
-) -> Iterator[Sample]:
-    metric = _rocm_metric(source not in gpu_of, destination not in gpu_of, source == destination)
-    if metric is None or not gpu_of:
-        return
-    first = gpu_of.get(source) or gpu_of[destination]
-    peer = gpu_of[destination].address if metric == "p2p-bandwidth" else None
-    yield sample(metric, "bytes_per_s", value, device=first.address, peer=peer, variant=variant)
-
-
-def _rocm_metric(source_is_cpu: bool, destination_is_cpu: bool, is_same: bool) -> str | None:
-    if source_is_cpu and destination_is_cpu:
-        return None
-    if source_is_cpu:
-        return "h2d-bandwidth"
-    if destination_is_cpu:
-        return "d2h-bandwidth"
-    return "d2d-bandwidth" if is_same else "p2p-bandwidth"

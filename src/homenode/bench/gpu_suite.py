@@ -237,7 +237,7 @@ def _from_node(own: BenchTest, node: NumaNode) -> BenchTest:
 def _either(*attempts: BenchTest | None) -> BenchTest:
     """The first of those that there are, with the others behind it. At least one is."""
     first, *others = (attempt for attempt in attempts if attempt is not None)
-    return replace(first, alternatives=tuple(others))
+    return first.or_else(*others)
 
 
 def _stopped(test: BenchTest, tells: str) -> BenchTest:

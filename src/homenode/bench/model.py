@@ -1,6 +1,6 @@
 """Bench test: one command of the suite, and everything that running and reading it needs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from homenode.gap import Gap
@@ -9,7 +9,7 @@ from homenode.units import GIB
 
 PROBE = "homenode-probe"
 TORCH = "torch"
-"""In `installed`: the Python of SuiteWishes.python has PyTorch (bench.torch_python looks)."""
+"""In `installed`: the Python of SuiteWishes.python has PyTorch (bench.tools_installed looks)."""
 
 
 class Depth(StrEnum):
@@ -76,7 +76,7 @@ class BenchTest:
     variant: what the figures of this test are called apart from those of the test that speaks for
     its metric ("P2P off"); None where it is that one.
     alternatives: tests that measure the same otherwise, to be tried in this order where it is
-    missing, fails, runs out of time or cannot be read; each has no alternatives of its own.
+    missing, fails, runs out of time or cannot be read; each has an id of its own and none of these.
     if_stopped: what it tells when it runs out of time, None where it tells nothing.
     """
 
@@ -97,6 +97,11 @@ class BenchTest:
     @property
     def is_control(self) -> bool:
         return self.group in CONTROLS
+
+    def or_else(self, *others: "BenchTest") -> "BenchTest":
+        """The same with others behind it, each called after it and the tool that it uses."""
+        named = (replace(one, id=f"{self.id} ({one.reads})") for one in others)
+        return replace(self, alternatives=tuple(named))
 
     @property
     def attempts(self) -> "tuple[BenchTest, ...]":

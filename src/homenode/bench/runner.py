@@ -223,7 +223,8 @@ def _attempt(session: _Session, step: Step, test: BenchTest) -> tuple[StepRecord
     except ToolMissingError as error:
         result, said = Result.MISSING, error.message
     except ToolTimeoutError as error:
-        result, said = Result.TIMED_OUT, error.message
+        said = "; ".join(filter(None, (error.message, test.if_stopped)))
+        result = Result.TIMED_OUT
     except ToolError as error:
         _check_reachable(session.machine)
         result, said = Result.FAILED, error.message

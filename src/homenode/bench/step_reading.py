@@ -6,6 +6,7 @@ from homenode.bench.figures import sample
 from homenode.bench.model import BenchTest, Reader
 from homenode.bench.orders import AppOrder
 from homenode.bench.probe_figures import Placed, probe_figures
+from homenode.bench.step_figures import figures_of_step
 from homenode.findings import Finding
 from homenode.gap import Gap
 from homenode.results.model import Condition
@@ -29,16 +30,14 @@ def read_step(test: BenchTest, output: str, host: Host) -> StepReading:
     """Figures of a test's output; host: the machine that ran it. Raises ParseError."""
     if test.reads is Reader.PROBE:
         found = probe_figures(parse(output))
-        busy = found.busy
         return StepReading(
-            found.placed, found.figures.conditions, found.figures.gaps, (), busy, found.emulated
+            found.placed, found.conditions, (), found.findings, found.busy, found.emulated
         )
-    from homenode.bench.step_figures import figures_of_step  # the probe alone needs no GPU tools
-
     figures = figures_of_step(test, output, host)
     return StepReading(
-        tuple(Placed(one) for one in figures.samples), figures.conditions, figures.gaps
-    )
+        tuple(Placed(one) for one in figures.samples), figures.conditions, figures.gaps,
+        figures.findings,
+    )  # fmt: skip
 
 
 def read_app(order: AppOrder, figure: float) -> StepReading:

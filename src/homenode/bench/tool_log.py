@@ -5,7 +5,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from itertools import pairwise
 
-from homenode.bench import cpu_figures, gpu_figures
+from homenode.bench import amd_figures, cpu_figures, gpu_figures, torch_figures
 from homenode.bench.binding import sections
 from homenode.bench.figures import Figures, joined
 from homenode.errors import ParseError
@@ -20,6 +20,8 @@ from homenode.tools import (
     rocm_bandwidth_test,
     stream,
     sysbench,
+    torch_report,
+    transferbench,
 )
 from homenode.tools.nccl_tests_text import PARAMETERS_LINE
 
@@ -35,7 +37,9 @@ class Tool(StrEnum):
     LIKWID = "likwid-bench"
     CUDA = "bandwidthTest"
     ROCM = "rocm-bandwidth-test"
+    TRANSFER_BENCH = "TransferBench"
     OPENSSL = "openssl speed"
+    TORCH = "homenode's PyTorch programs"
 
 
 # What only this tool prints, in the order in which it is looked for.
@@ -51,6 +55,11 @@ _SIGNS: tuple[tuple[Tool, re.Pattern[str]], ...] = (
         re.compile(r"^\[CUDA Bandwidth Test\]|^ +Transfer Size \(Bytes\)|^bandwidthTest-", re.M),
     ),
     (Tool.ROCM, re.compile(r"^[ \t]*RocmBandwidthTest Version|^=+ Src Device Id:", re.M)),
+    (
+        Tool.TRANSFER_BENCH,
+        re.compile(r"^(?:Uni|Bi)directional copy peak bandwidth GB/s \[|^TransferBench v", re.M),
+    ),
+    (Tool.TORCH, re.compile(r'^\{"format": ?"homenode\.torch/', re.M)),
     (Tool.OPENSSL, re.compile(r"^ +sign +verify .*sign/s|^type +\d+ bytes", re.M)),
 )
 _ALL_REDUCE = re.compile(r"all[_-]?reduce", re.I)
@@ -79,7 +88,9 @@ def figures_of(tool: Tool, text: str, name: str) -> Figures:
         Tool.SYSBENCH: lambda text: cpu_figures.of_sysbench(sysbench.parse(text)),
         Tool.LIKWID: lambda text: cpu_figures.of_likwid(likwid_bench.parse(text)),
         Tool.CUDA: lambda text: gpu_figures.of_cuda(cuda_bandwidth_test.parse(text)),
-        Tool.ROCM: lambda text: gpu_figures.of_rocm(rocm_bandwidth_test.parse(text)),
+        Tool.ROCM: lambda text: amd_figures.of_rocm(rocm_bandwidth_test.parse(text)),
+        Tool.TRANSFER_BENCH: lambda text: amd_figures.of_transferbench(transferbench.parse(text)),
+        Tool.TORCH: lambda text: torch_figures.of_torch(torch_report.parse(text)),
         Tool.OPENSSL: lambda text: cpu_figures.of_openssl(openssl_speed.parse(text)),
     }
     return read[tool](text)

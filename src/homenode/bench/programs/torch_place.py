@@ -1,0 +1,167 @@
+"""Torch place: where a thread, its memory and the GPUs are, and how to put them there. [I/O]
+
+Runs in the user's Python, from 3.8 on: no import of ours but what is carried along.
+
+Source: set_mempolicy(2), move_pages(2), sched_getcpu(3); /sys/devices/system/node.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import platform
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+_SYSCALLS = {"x86_64": (238, 279), "aarch64": (237, 239)}  # set_mempolicy, move_pages
+_BIND = 2  # MPOL_BIND
+_MAX_NODES = 1024
+_NODES = "/sys/devices/system/node"
+
+
+def load_torch() -> Any:
+    """PyTorch, with a GPU. Raises SystemExit that names the package or what is amiss."""
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError as error:
+        raise SystemExit(
+            f"torch: expected in {sys.executable}, found none ({error}); install the package "
+            "torch there, or name another Python with --python"
+        ) from None
+    if not torch.cuda.is_available():
+        raise SystemExit(
+            f"torch {torch.__version__}: expected a GPU that it can use, found none; a CPU-only "
+            "package, no driver, or no access to /dev/nvidia* or /dev/kfd"
+        )
+    return torch
+
+
+def numbers_of(text: str) -> set[int]:
+    """The members of a kernel list.
+
+    >>> sorted(numbers_of("0-2,8"))
+    [0, 1, 2, 8]
+    """
+    found: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first:
+            found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return None
+
+
+def nodes_to_bind() -> list[int]:
+    """Nodes with PUs that we may use and with memory, ascending; [] where the kernel is silent."""
+    allowed = os.sched_getaffinity(0)
+    with_memory = _read(_NODES + "/has_memory") or _read(_NODES + "/online") or ""
+    return [
+        node
+        for node in sorted(numbers_of(with_memory))
+        if numbers_of(_read(f"{_NODES}/node{node}/cpulist") or "") & allowed
+    ]
+
+
+def bind(node: int) -> None:
+    """This process, and threads that it starts from now on: PUs and memory of one node.
+
+    Raises OSError where the node has no PU that we may use or the kernel refuses.
+    """
+    cpus = numbers_of(_read(f"{_NODES}/node{node}/cpulist") or "") & os.sched_getaffinity(0)
+    if not cpus:
+        raise OSError(f"node {node}: expected PUs that this process may use, found none")
+    os.sched_setaffinity(0, cpus)
+    words = (ctypes.c_ulong * (_MAX_NODES // 64))()
+    words[node // 64] = 1 << (node % 64)
+    call = _SYSCALLS.get(platform.machine())
+    if call is None:
+        raise OSError(f"expected x86_64 or aarch64, found {platform.machine()}")
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(call[0], _BIND, words, ctypes.c_ulong(_MAX_NODES + 1)) != 0:
+        raise OSError(f"node {node}: memory cannot be bound: {os.strerror(ctypes.get_errno())}")
+
+
+def thread_place() -> dict[str, int | None]:
+    """The PU that this thread runs on and its node, now; None where unknown."""
+    cpu = ctypes.CDLL(None).sched_getcpu()
+    if cpu < 0:
+        return {"cpu": None, "node": None}
+    try:
+        names = [path.name for path in Path(f"/sys/devices/system/cpu/cpu{cpu}").iterdir()]
+    except OSError:
+        names = []
+    nodes = [int(name[4:]) for name in names if re.fullmatch(r"node\d+", name)]
+    return {"cpu": cpu, "node": nodes[0] if len(nodes) == 1 else None}
+
+
+def node_of_memory(pointer: int, size_bytes: int) -> int | None:
+    """The node of a buffer; None where its pages are on several, or a driver hides where."""
+    call = _SYSCALLS.get(platform.machine())
+    if call is None:
+        return None
+    page = os.sysconf("SC_PAGE_SIZE")
+    step = max(page, size_bytes // 64 // page * page)
+    starts = list(range(pointer // page * page, pointer + size_bytes, step))[:64]
+    pages = (ctypes.c_void_p * len(starts))(*starts)
+    status = (ctypes.c_int * len(starts))()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(call[1], 0, ctypes.c_ulong(len(starts)), pages, None, status, 0) != 0:
+        return None
+    found = set(status)
+    return found.pop() if len(found) == 1 and min(found) >= 0 else None
+
+
+def devices(torch: Any) -> list[dict[str, Any]]:
+    """The GPUs that PyTorch sees, in its order: index, address, name, node.
+
+    address: None where neither PyTorch nor its runtime tells it. node: None for -1.
+    """
+    found = []
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        address = _address(properties) or _address_by_runtime(index)
+        found.append(
+            {
+                "index": index,
+                "address": address,
+                "name": str(properties.name),
+                "node": None if address is None else node_of_gpu(address),
+            }
+        )
+    return found
+
+
+def node_of_gpu(address: str) -> int | None:
+    """As the kernel tells; None for -1, and where it does not."""
+    text = (_read(f"/sys/bus/pci/devices/{address}/numa_node") or "").strip()
+    return int(text) if text.isdigit() else None
+
+
+def _address(properties: Any) -> str | None:
+    """Newer PyTorch tells domain, bus and device; the function is 0."""
+    parts = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    numbers = [part for part in parts if isinstance(part, int)]
+    return "{:04x}:{:02x}:{:02x}.0".format(*numbers) if len(numbers) == 3 else None
+
+
+def _address_by_runtime(index: int) -> str | None:
+    """cudaDeviceGetPCIBusId or hipDeviceGetPCIBusId of the runtime that PyTorch has loaded."""
+    loaded = _read("/proc/self/maps") or ""
+    for name, call in (("cudart", "cudaDeviceGetPCIBusId"), ("amdhip64", "hipDeviceGetPCIBusId")):
+        path = re.search(rf"\S*/lib{name}[^/\s]*\.so[^/\s]*", loaded)
+        if path is None:
+            continue
+        text = ctypes.create_string_buffer(32)
+        library = ctypes.CDLL(path[0])
+        if getattr(library, call)(text, 32, index) == 0:
+            return text.value.decode("ascii").lower()
+    return None

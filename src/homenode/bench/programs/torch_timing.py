@@ -1,0 +1,153 @@
+"""Torch timing: figures from the GPU's clock, repeated until they are steady. [I/O]
+
+Timed by events in the stream of the work: between them lies the work and nothing else. The stream
+is held by a short spin while the CPU queues a batch, so that slow launches are not measured.
+A wall clock around it all refuses events that tell more time than has passed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+FORMAT = "homenode.torch/1"
+STEADY_WITHIN = 0.02
+"""Three batches in a row that differ by no more: warm."""
+
+LEAST_SAMPLES = 5
+BATCH_S = 0.02
+_MOST_REPEATS = 200
+_MOST_SAMPLES = 200
+_SPIN_CYCLES = 40_000  # of one launch, at 1 to 2 GHz: 20 to 40 us
+_STALL_S = 60.0
+
+
+class Report:
+    """The document that is printed once: at the end, or where a figure does not come."""
+
+    def __init__(self, head: dict[str, Any]) -> None:
+        self.document: dict[str, Any] = dict(
+            {"format": FORMAT}, **head, figures=[], gaps=[], stalled=None
+        )
+        self._lock = threading.Lock()
+        self._is_printed = False
+
+    def figure(self, **fields: Any) -> None:
+        self.document["figures"].append(fields)
+
+    def gap(self, subject: str, reason: str) -> None:
+        self.document["gaps"].append({"subject": subject, "reason": reason})
+
+    def print(self) -> None:
+        with self._lock:
+            if not self._is_printed:
+                self._is_printed = True
+                sys.stdout.write(json.dumps(self.document) + "\n")
+                sys.stdout.flush()
+
+    def guarded(self, name: str, seconds: float) -> _Guard:
+        """While inside, a figure that takes far too long ends the program with what there is."""
+        return _Guard(self, name, _STALL_S + 10 * seconds)
+
+
+class _Guard:
+    """A call that hangs in the driver cannot be interrupted: the program is left from beside it."""
+
+    def __init__(self, report: Report, name: str, limit_s: float) -> None:
+        self._timer = threading.Timer(limit_s, self._leave)
+        self._timer.daemon = True
+        self._report, self._name = report, name
+
+    def _leave(self) -> None:
+        self._report.document["stalled"] = self._name
+        self._report.print()
+        os._exit(0)
+
+    def __enter__(self) -> None:
+        self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+
+def steady(batch: Callable[[int], float], seconds: float) -> dict[str, Any]:
+    """Samples of a piece of work, in seconds each: {"samples", "steady", "warmups"}.
+
+    batch: runs it so many times and returns the seconds of all. Warms up until three batches agree
+    within STEADY_WITHIN, for twice `seconds` at most; then samples for `seconds`.
+    """
+    batch(1)
+    once = max(batch(1), 1e-9)
+    repeats = max(1, min(_MOST_REPEATS, int(BATCH_S / once)))
+    last: list[float] = []
+    until = time.perf_counter() + 2 * seconds
+    warmups = 2
+    while time.perf_counter() < until or len(last) < 3:
+        last.append(batch(repeats) / repeats)
+        warmups += 1
+        if len(last) >= 3 and max(last[-3:]) <= min(last[-3:]) * (1 + STEADY_WITHIN):
+            break
+    is_steady = max(last[-3:]) <= min(last[-3:]) * (1 + STEADY_WITHIN)
+    samples: list[float] = []
+    until = time.perf_counter() + seconds
+    while len(samples) < LEAST_SAMPLES or time.perf_counter() < until:
+        samples.append(batch(repeats) / repeats)
+        if len(samples) >= _MOST_SAMPLES:
+            break
+    return {"samples": samples, "steady": is_steady, "warmups": warmups * repeats}
+
+
+class Lane:
+    """One stream of one GPU, with work that is timed by its own events."""
+
+    def __init__(self, torch: Any, device: int, work: Callable[[], Any]) -> None:
+        self._torch, self._work, self.device = torch, work, device
+        with torch.cuda.device(device):
+            self._stream = torch.cuda.Stream(device)
+            self._begin = torch.cuda.Event(enable_timing=True)
+            self._end = torch.cuda.Event(enable_timing=True)
+
+    def hold(self, launches: int) -> None:
+        """Spins while so many launches are queued behind it."""
+        with self._torch.cuda.device(self.device), self._torch.cuda.stream(self._stream):
+            self._torch.cuda._sleep(min(launches, 2 * _MOST_REPEATS) * _SPIN_CYCLES)
+
+    def queue(self, repeats: int) -> None:
+        with self._torch.cuda.device(self.device), self._torch.cuda.stream(self._stream):
+            self._begin.record(self._stream)
+            for _ in range(repeats):
+                self._work()
+            self._end.record(self._stream)
+
+    def seconds(self) -> float:
+        """Waits for the work that was queued last."""
+        self._end.synchronize()
+        return float(self._begin.elapsed_time(self._end)) / 1e3
+
+    def finish(self) -> None:
+        self._stream.synchronize()
+
+
+def timed(lane: Lane, beside: list[Lane], repeats: int) -> float:
+    """Seconds of `repeats` on a lane while the others, if any, are busy all the time.
+
+    Raises RuntimeError where the GPU's clock tells more time than has passed.
+    """
+    before = time.perf_counter()
+    for one in (*beside, lane):
+        one.hold(repeats * (1 + 3 * len(beside)))
+    for one in beside:
+        one.queue(3 * repeats)  # outlasts what is timed, also where it is the faster one
+    lane.queue(repeats)
+    seconds = lane.seconds()
+    for one in beside:
+        one.finish()
+    passed = time.perf_counter() - before
+    if seconds > passed * 1.05 + 1e-4:
+        raise RuntimeError(f"events tell {seconds:g} s, {passed:g} s have passed")
+    return seconds

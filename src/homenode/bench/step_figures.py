@@ -1,0 +1,130 @@
+"""Step figures: what the output of one GPU test of the suite comes to.
+
+The runner calls figures_of_step with what the test wrote to standard output; the probe has a reader
+of its own. A tool that fails and says so in its output (nvbandwidth ends with 0) raises here, and
+the runner goes on to the test's next alternative.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from homenode.bench import amd_figures, collective_curve, gpu_figures, torch_figures
+from homenode.bench.binding import Binding
+from homenode.bench.collective_curve import CollectiveCurve
+from homenode.bench.figures import Figures, numbered, sample
+from homenode.bench.model import BenchTest, Group, Reader
+from homenode.bench.tool_log import nccl_runs
+from homenode.errors import ParseError
+from homenode.gap import Gap
+from homenode.results.model import Condition, Sample
+from homenode.tools import (
+    nccl_tests,
+    nccl_tuning_log,
+    nvbandwidth,
+    rocm_bandwidth_test,
+    torch_report,
+    transferbench,
+)
+from homenode.tools.nccl_tests import NcclTests
+from homenode.topology import Host
+
+# One run of AMD's tools measures everything; a test keeps what it was run for.
+_METRICS_OF_GROUP = {
+    Group.GPU_PEER: ("p2p-",),
+    Group.GPU_BANDWIDTH: ("h2d-", "d2h-"),
+}
+
+
+def figures_of_step(test: BenchTest, output: str, host: Host) -> Figures:
+    """The figures of a test's standard output. host: the machine that ran it.
+
+    Their samples carry the node that the test was bound to and the test's variant. Raises
+    ParseError where the output holds no figure; NCCL_CHOICES gives conditions only.
+    """
+    read: dict[Reader, Callable[[BenchTest, str], Figures]] = {
+        Reader.NVBANDWIDTH: _nvbandwidth,
+        Reader.NCCL_TESTS: _nccl,
+        Reader.NCCL_CHOICES: _choices,
+        Reader.ROCM: lambda test, text: _kept(
+            amd_figures.of_rocm(rocm_bandwidth_test.parse(text)), test
+        ),
+        Reader.TRANSFER_BENCH: lambda test, text: _kept(
+            amd_figures.of_transferbench(transferbench.parse(text)), test
+        ),
+        Reader.TORCH: _torch,
+    }
+    figures = read[test.reads](test, output)
+    if not figures.samples and test.reads is not Reader.NCCL_CHOICES:
+        reasons = "; ".join(map(str, figures.gaps)) or "none"
+        raise ParseError(str(test.reads), f"figures of {test.id}", reasons)
+    return _of_this_machine(figures, host)
+
+
+def _nvbandwidth(test: BenchTest, text: str) -> Figures:
+    binding = None if test.node is None else Binding((test.node,), (test.node,))
+    return gpu_figures.of_nvbandwidth(nvbandwidth.parse(text), binding)
+
+
+def _nccl(test: BenchTest, text: str) -> Figures:
+    (part,) = nccl_runs(text)[:1]
+    run = nccl_tests.parse(part)
+    return _collective(gpu_figures.of_nccl(run, "all_reduce"), run, test)
+
+
+def _torch(test: BenchTest, text: str) -> Figures:
+    runs = torch_report.parse(text)
+    figures = torch_figures.of_torch(runs)
+    if test.group is not Group.NCCL:
+        return figures
+    run = next((run for run in runs if run.rows), None)
+    return figures if run is None else _collective(figures, torch_figures.nccl_of(run), test)
+
+
+def _collective(figures: Figures, run: NcclTests, test: BenchTest) -> Figures:
+    """With what the curve says, and the test's variant on every sample."""
+    curve = collective_curve.curve_of(run) if figures.samples else None
+    finding = collective_curve.flat_curve(run, test.id) if curve is not None else None
+    samples = (*figures.samples, *_half_peak(curve))
+    conditions = figures.conditions
+    if test.variant is None and test.binding is not None:
+        conditions += (Condition("collective binding", test.binding),)
+    return replace(
+        figures,
+        samples=numbered(_varied(one, test.variant) for one in samples),
+        conditions=conditions,
+        findings=(*figures.findings, *([finding] if finding is not None else [])),
+    )
+
+
+def _half_peak(curve: CollectiveCurve | None) -> tuple[Sample, ...]:
+    if curve is None:
+        return ()
+    return (sample("allreduce-half-peak", "bytes", float(curve.half_peak_bytes)),)
+
+
+def _varied(one: Sample, variant: str | None) -> Sample:
+    words = ", ".join(filter(None, (variant, one.variant)))
+    return replace(one, variant=words or None)
+
+
+def _choices(test: BenchTest, text: str) -> Figures:
+    words = nccl_tuning_log.in_words(nccl_tuning_log.parse(text))
+    return Figures(conditions=(Condition("collective algorithm", words),))
+
+
+def _kept(figures: Figures, test: BenchTest) -> Figures:
+    starts = _METRICS_OF_GROUP.get(test.group)
+    if starts is None:
+        return figures
+    kept = [one for one in figures.samples if one.metric.startswith(starts)]
+    return replace(figures, samples=numbered(kept))
+
+
+def _of_this_machine(figures: Figures, host: Host) -> Figures:
+    """A GPU that the host does not have is a tool that saw another machine, or other addresses."""
+    known = {device.bdf for device in host.pci_devices}
+    strange = sorted({s.device for s in figures.samples if s.device is not None} - known)
+    if not strange:
+        return figures
+    gap = Gap("GPU addresses", f"the tool tells {strange[0]}, which this machine does not show")
+    return replace(figures, gaps=(*figures.gaps, gap))

@@ -1,0 +1,91 @@
+"""torch report: what our PyTorch programs print, homenode.torch/1. docs/formats/torch.md
+
+    python3 - host-copies < torch_copies          one document, a line
+    python3 - host-copies --each-node < ...       one of each node, a line each
+
+Seen of PyTorch 2.15 (its API) and of a stand-in. Other lines are libraries' and are skipped: NCCL
+prints its version on standard output.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from homenode.bdf import Bdf
+from homenode.errors import ParseError
+from homenode.tools import json_documents
+from homenode.tools.figures import LARGEST
+from homenode.tools.torch_records import TorchFigure, TorchRow, TorchRun
+
+SOURCE = "torch report"
+FORMAT = "homenode.torch/1"
+MAX_LINE = 64 << 20
+MAX_ENTRIES = 200_000
+
+_UNITS = frozenset({"bytes_per_s", "ns", "flop_per_s"})
+
+
+def parse(text: str) -> tuple[TorchRun, ...]:
+    """The documents of an output, in order. Raises ParseError, also where there is none."""
+    runs = tuple(_documents(text))
+    if not runs:
+        raise ParseError(SOURCE, f'a line with "format": "{FORMAT}"', text.strip()[:60] or "none")
+    return runs
+
+
+def _documents(text: str) -> Iterator[TorchRun]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.startswith('{"format"'):
+            continue
+        try:
+            document = json_documents.whole(line[:MAX_LINE], SOURCE)
+        except ParseError as error:
+            raise ParseError(SOURCE, error.expected, error.found, line=number) from None
+        if document.get("format") != FORMAT:
+            raise ParseError(SOURCE, FORMAT, str(document.get("format")), line=number)
+        yield _run(document, number)
+
+
+def _run(document: dict[str, Any], line: int) -> TorchRun:
+    try:
+        run = msgspec.convert(document, TorchRun, strict=True)
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise ParseError(SOURCE, "its fields", str(error), line=line) from None
+    if len(run.figures) + len(run.rows) > MAX_ENTRIES:
+        raise ParseError(SOURCE, f"at most {MAX_ENTRIES} figures", "more", line=line)
+    for device in run.devices:
+        if device.address is not None:
+            Bdf.parse(device.address, f"{SOURCE}:{line}")
+    if [device.index for device in run.devices] != list(range(len(run.devices))):
+        raise ParseError(SOURCE, "devices numbered from 0", "others", line=line)
+    for figure in run.figures:
+        _check_figure(figure, len(run.devices), line)
+    for row in run.rows:
+        _check_row(row, line)
+    if run.rows and not 2 <= run.gpus <= len(run.devices):
+        raise ParseError(SOURCE, "2 or more of its devices in a collective", str(run.gpus),
+                         line=line)  # fmt: skip
+    return run
+
+
+def _check_figure(figure: TorchFigure, devices: int, line: int) -> None:
+    known = range(devices)
+    if figure.device not in known or (figure.peer is not None and figure.peer not in known):
+        raise ParseError(SOURCE, f"a device below {devices}", str(figure.device), line=line)
+    if figure.unit not in _UNITS:
+        raise ParseError(SOURCE, f"one of {', '.join(sorted(_UNITS))}", figure.unit, line=line)
+    for value in figure.samples:
+        _positive(value, figure.metric, line)
+
+
+def _check_row(row: TorchRow, line: int) -> None:
+    _positive(row.time_ns, "time_ns", line)
+    if row.size_bytes <= 0 or row.iterations <= 0 or row.wrong_ranks < 0:
+        raise ParseError(SOURCE, "sizes and repeats above 0", str(row.size_bytes), line=line)
+
+
+def _positive(value: float, name: str, line: int) -> None:
+    if not (math.isfinite(value) and 0 < value < LARGEST):
+        raise ParseError(SOURCE, f"{name} above 0 and finite", f"{value:g}", line=line)

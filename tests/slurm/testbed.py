@@ -1,8 +1,9 @@
 """Testbed: a real Slurm of one's own on one machine: munged, slurmctld and a slurmd for each node.
 
 Three nodes of 2 sockets x 16 cores x 2 threads with 8 GPUs are declared; the machine has what it
-has (`config_overrides`). GPUs are device files that nobody opens. Nothing of an installed Slurm is touched: sockets,
-keys, states and logs lie in one folder, and every daemon is stopped by its own process id.
+has (`config_overrides`). GPUs are device files that nobody opens. Nothing of
+an installed Slurm is touched: sockets, keys, states and logs lie in one folder, and every daemon is
+stopped by its own process id.
 """
 
 import contextlib
@@ -136,7 +137,7 @@ class Testbed:
                     os.kill(int(process.name), signal.SIGKILL)
 
     def _is_ours(self, path: Path) -> bool:
-        return os.readlink(path).startswith(f"{self.base}/log/")
+        return str(path.readlink()).startswith(f"{self.base}/log/")
 
     def client(self, *argv: str, timeout: float = 30) -> str:
         """Output of a client program. Raises CalledProcessError."""

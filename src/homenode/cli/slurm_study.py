@@ -1,0 +1,296 @@
+"""homenode slurm study: run the study of bindings and queues on a cluster. [I/O]"""
+
+import secrets
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from homenode.cli.options import HostOption
+from homenode.cli.terminal import note
+from homenode.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from homenode.slurm.study import Shape, StudyWishes
+    from homenode.slurm.study_folder import StudyFolder
+    from homenode.slurm.study_progress import Progress, Study
+
+
+def study(
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="DIR",
+            help="The study's folder, on a file system "
+            "that all nodes share. A study that is there goes on.",
+        ),
+    ],
+    partition_exclusive: Annotated[
+        str | None, typer.Option(metavar="P", help="Whole nodes. Default: the cluster's default.")
+    ] = None,
+    partition_shared: Annotated[
+        str | None, typer.Option(metavar="Q", help="Parts of nodes. Default: as for whole ones.")
+    ] = None,
+    nodes: Annotated[int, typer.Option(metavar="N", help="Cluster nodes to study.")] = 1,
+    nodelist: Annotated[
+        str | None, typer.Option(metavar="A,B", help="These cluster nodes, instead of N.")
+    ] = None,
+    host: HostOption = None,
+    numa: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="NUMA nodes to bind to. Default: all with CPUs."),
+    ] = None,
+    shared: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="GPUSxJOBS",
+            help="Shape of shared jobs, and how many at once. Repeatable. Default: 1x4 and 2x2.",
+        ),
+    ] = None,
+    mig: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="GRES",
+            help="Also one MIG slice of this gres (gpu:1g.10gb) in each of four jobs. Repeatable.",
+        ),
+    ] = None,
+    cpus_per_gpu: Annotated[
+        int | None, typer.Option(metavar="N", help="CPUs of shared jobs. Default: an even share.")
+    ] = None,
+    tests: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEST",
+            help="Tests of homenode bench; none = no CPU test. "
+            "Repeatable. Default: stream and mem-latency.",
+        ),
+    ] = None,
+    app: Annotated[
+        str | None, typer.Option(metavar="CMD", help="Your own program, under each binding.")
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(metavar="REGEX", help="Finds its figure: the group of the last match."),
+    ] = None,
+    lower_is_better: Annotated[
+        bool, typer.Option("--lower-is-better", help="The figure is a time.")
+    ] = False,
+    between_nodes: Annotated[
+        bool, typer.Option("--between-nodes", help="Also all-reduce on and between the nodes.")
+    ] = False,
+    mpi: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="For srun between nodes (pmix, pmi2).")
+    ] = None,
+    minutes: Annotated[int, typer.Option(metavar="M", help="Time limit of a job.")] = 30,
+    account: Annotated[str | None, typer.Option(metavar="A", help="For sbatch.")] = None,
+    qos: Annotated[str | None, typer.Option(metavar="Q", help="For sbatch.")] = None,
+    reservation: Annotated[str | None, typer.Option(metavar="R", help="For sbatch.")] = None,
+    setup: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="A shell file that jobs read first (module load …)."),
+    ] = None,
+    wait: Annotated[
+        float | None,
+        typer.Option(metavar="MINUTES", help="Wait no longer than this; the jobs go on."),
+    ] = None,
+    patience: Annotated[
+        float,
+        typer.Option(
+            metavar="MINUTES",
+            help="Wait this long where every job waits for a drained "
+            "node or a hold, or the controller is silent.",
+        ),
+    ] = 10.0,
+    poll: Annotated[float, typer.Option(metavar="SECONDS", help="Between looks at the queue.")] = 5,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Write the scripts, and submit nothing.")
+    ] = False,
+) -> None:
+    """Measure how bandwidth depends on binding, and what shared jobs get, on real nodes.
+
+    Writes sbatch scripts into DIR/jobs, submits them, waits, and collects into DIR/results.
+    Run it again with the same DIR to go on after any interruption: what is done stays done,
+    what failed is submitted again.
+    """
+    from homenode.slurm.study import StudyWishes, check_wishes
+
+    wishes = StudyWishes(
+        partition_exclusive=partition_exclusive,
+        partition_shared=partition_shared,
+        nodes=nodes,
+        node_list=_node_list(nodelist),
+        numa=_numbers(numa),
+        shapes=_shapes(shared, mig or []),
+        cpus_per_gpu=cpus_per_gpu,
+        minutes=minutes,
+        account=account,
+        qos=qos,
+        reservation=reservation,
+        tests=StudyWishes().tests if tests is None else tuple(t for t in tests if t != "none"),
+        app=_words(app),
+        metric=metric,
+        lower_is_better=lower_is_better,
+        between_nodes=between_nodes,
+        mpi=mpi,
+        homenode=_program(),
+        setup=None if setup is None else str(Path(setup).resolve()),
+    )
+    check_wishes(wishes)
+    if patience < 0 or poll <= 0 or (wait is not None and wait < 0) or minutes < 1:
+        raise UsageError("--patience, --poll, --wait, --minutes: expected a time above 0")
+    from homenode.slurm.study_folder import StudyFolder
+
+    folder = StudyFolder(output)
+    made, is_new = _made(folder, wishes, host)
+    try:
+        if dry_run:
+            _tell_scripts(folder, made)
+            return
+        _go(folder, made, is_new, (poll, patience * 60, None if wait is None else wait * 60))
+    finally:
+        folder.close()
+
+
+def _made(folder: "StudyFolder", wishes: "StudyWishes", host: str | None) -> "tuple[Study, bool]":
+    """The study that is there, or a new one; whether it is new."""
+    from homenode.slurm.study_making import made_study
+
+    if folder.exists:
+        found = folder.load()
+        if (wishes, host) not in ((found.wishes, found.host), (_unsaid(wishes), None)):
+            raise UsageError(
+                f"{folder.path}: expected the options of the study that is there, found others",
+                hint="leave them out to go on with it, or choose another folder with -o",
+            )
+        return found, False
+    return folder.create(made_study(wishes, host, secrets.token_hex(3))), True
+
+
+def _unsaid(wishes: "StudyWishes") -> "StudyWishes":
+    """What wishes are where the user gave no option."""
+    from homenode.slurm.study import StudyWishes
+
+    return StudyWishes(homenode=wishes.homenode)
+
+
+def _go(
+    folder: "StudyFolder", made: "Study", is_new: bool, times: tuple[float, float, float | None]
+) -> None:
+    from homenode.slurm.study_collect import collect
+    from homenode.slurm.study_run import Patience, StudyRun
+
+    poll_s, blocked_s, wait_s = times
+    patience = Patience(poll_s, blocked_s, wait_s, grace_s=max(4 * poll_s, 2.0))
+    note(f"study {made.id} in {folder.path}")
+    with _view() as observe:
+        run = StudyRun(folder, made, patience, observe)
+        try:
+            progress = run.go(retry=not is_new)
+        except KeyboardInterrupt:
+            note("the jobs go on without homenode; the same command goes on with the study")
+            raise
+    collected = collect(folder.path, run.study)
+    for gap in collected.gaps:
+        note(f"open: {gap}")
+    note(f"collected {collected.runs} runs below {folder.path / 'results'}")
+    _end(folder, progress)
+
+
+def _end(folder: "StudyFolder", progress: "Progress") -> None:
+    """Say what is missing and why; exit 1 where anything is."""
+    missing = progress.missing()
+    total = len(progress.tasks)
+    note(f"{total - len(missing)} of {total} jobs have results")
+    for task in missing:
+        why = f": {task.reason}" if task.reason else ""
+        job = f" (job {task.job})" if task.job else ""
+        note(f"missing: {task.name}{job}: {task.state}{why}")
+    note(f"next: homenode slurm report {shlex.quote(str(folder.path))}")
+    if missing:
+        note("the same command goes on with what is missing")
+        raise SystemExit(1)
+
+
+@contextmanager
+def _view() -> "Iterator[Callable[[Progress], None]]":
+    """A table that lives while the study runs, on a terminal; else a line for each change."""
+    if not sys.stderr.isatty():
+        yield _Lines()
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    from homenode.report.study_progress_text import progress_view
+
+    with Live(console=Console(stderr=True), refresh_per_second=4, transient=True) as live:
+        yield lambda progress: live.update(progress_view(progress))
+
+
+class _Lines:
+    """What changed since the last look, on standard error."""
+
+    def __init__(self) -> None:
+        self._said = ""
+
+    def __call__(self, progress: "Progress") -> None:
+        from homenode.report.study_progress_text import progress_line
+
+        line = progress_line(progress)
+        if line != self._said:
+            note(line)
+            self._said = line
+
+
+def _tell_scripts(folder: "StudyFolder", made: "Study") -> None:
+    from homenode.slurm.scripts import script_name
+
+    for one in made.everything():
+        print(folder.path / script_name(one))
+    if not made.experiments:
+        note("these look at the nodes; the others follow from what they find (or say --host)")
+    note("nothing was submitted; the same command without --dry-run goes on from here")
+
+
+def _program() -> str:
+    """homenode as the nodes find it: beside this Python, on the shared file system."""
+    beside = Path(sys.executable).parent / "homenode"
+    return str(beside) if beside.exists() else "homenode"
+
+
+def _words(app: str | None) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(app or ""))
+    except ValueError as error:
+        raise UsageError(f"--app: expected a command, found: {error}") from None
+
+
+def _node_list(text: str | None) -> tuple[str, ...]:
+    from homenode.slurm.hostlist import expand_hostlist
+
+    return () if text is None else expand_hostlist(text, "--nodelist")
+
+
+def _numbers(text: str | None) -> tuple[int, ...] | None:
+    from homenode.cpuset import CpuSet
+
+    return None if text is None else tuple(int(n) for n in CpuSet.parse(text, "--numa"))
+
+
+def _shapes(shared: list[str] | None, mig: list[str]) -> "tuple[Shape, ...]":
+    from homenode.slurm.study import Shape, StudyWishes
+
+    shapes = [] if shared is not None else list(StudyWishes().shapes)
+    for text in shared or []:
+        gpus, is_pair, jobs = text.partition("x")
+        if not (is_pair and gpus.isdecimal() and jobs.isdecimal() and len(text) < 12):
+            raise UsageError(f"--shared {text[:20]}: expected GPUSxJOBS such as 1x4")
+        shapes.append(Shape(int(gpus), int(jobs)))
+    return (*shapes, *(Shape(1, 4, gres) for gres in mig))

@@ -1,0 +1,161 @@
+# What every job of this study does: write down what Slurm gave it, then measure.
+#
+# The job script sets these and then reads this file:
+#   experiment   its name, and its folder below raw/
+#   together     how many jobs of it measure at once (they wait for each other)
+#   bind         words before each command that bind it; () = as Slurm binds
+#   tests        of homenode bench; () = none
+#   app          words of the user's own program; () = none
+#   homenode     the program
+#
+# shellcheck shell=bash disable=SC2154
+set -u
+export LC_ALL=C
+export TZ=UTC
+
+task=${SLURM_ARRAY_TASK_ID:-0}
+attempt=$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
+here=raw/$experiment/task-$task/$attempt
+node=${SLURMD_NODENAME:-$(hostname -s)}
+mkdir -p "$here" || exit 3
+trap 'echo "$?" >"$here/exit"' EXIT
+date +%s >"$here/started"
+
+# write FILE COMMAND…: its output, and beside it what went wrong.
+write() {
+  local file=$here/$1
+  shift
+  "$@" >"$file" 2>"$file.err" || echo "exit status $?" >>"$file.err"
+  [ -s "$file.err" ] || rm -f "$file.err"
+}
+
+# bound COMMAND…: as this job binds what it measures.
+bound() {
+  if ((${#bind[@]})); then "${bind[@]}" "$@"; else "$@"; fi
+}
+
+# Where a PCI function is: its address, its NUMA node and its path through the PCI tree.
+place_of() {
+  local path
+  path=$(readlink -f "$1") || return
+  echo "$2 ${path##*/} $(cat "$path/numa_node") $path"
+}
+
+gpu_places() {
+  local id
+  nvidia-smi --query-gpu=pci.bus_id --format=csv,noheader | while read -r id; do
+    id=${id,,}
+    [ ${#id} -eq 16 ] && id=${id:4}
+    place_of "/sys/bus/pci/devices/$id" gpu
+  done
+}
+
+nic_places() {
+  local nic
+  for nic in /sys/class/infiniband/*; do
+    if [ -e "$nic/device" ]; then place_of "$nic/device" "${nic##*/}"; fi
+  done
+}
+
+# No UUIDs: they are nobody's business.
+gpu_list() {
+  nvidia-smi -L | sed 's/ *(UUID: [^)]*)//'
+}
+
+record() {
+  echo "$node" >"$here/node"
+  write job.txt scontrol show job -d "$SLURM_JOB_ID"
+  write others.txt squeue --noheader --nodelist="$node" --states=RUNNING --format='%A|%C|%b'
+  write allowed.txt grep -E '^(Cpus|Mems)_allowed_list' /proc/self/status
+  write numactl-show.txt bound numactl --show
+  write numactl-hardware.txt numactl --hardware
+  write gpu-places.txt gpu_places
+  write nic-places.txt nic_places
+  write gpu-list.txt gpu_list
+}
+
+# Jobs that measure together start together: each says that it is there, and waits for the rest.
+meet() {
+  ((together > 1)) || return 0
+  local meeting=raw/$experiment/meeting-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID} count=0 waited
+  mkdir -p "$meeting"
+  : >"$meeting/$task"
+  for ((waited = 0; waited < ${meet_seconds:-120}; waited++)); do
+    count=$(find "$meeting" -type f | wc -l)
+    ((count >= together)) && break
+    sleep 1
+  done
+  echo "$count of $together" >"$here/met"
+}
+
+# The packages' energy counters in microjoules; "-" where they may not be read.
+energy() {
+  local sum=0 file value
+  for file in /sys/class/powercap/intel-rapl:[0-9] /sys/class/powercap/intel-rapl:[0-9][0-9]; do
+    [ -e "$file/energy_uj" ] || continue
+    { value=$(<"$file/energy_uj"); } 2>/dev/null || { echo -; return; }
+    sum=$((sum + value))
+  done
+  if ((sum)); then echo "$sum"; else echo -; fi
+}
+
+# Power of every GPU, a line for each with the second it was asked in, until it is stopped.
+watch_power() {
+  local line
+  nvidia-smi --query-gpu=pci.bus_id,power.draw --format=csv,noheader,nounits --loop-ms=250 |
+    while read -r line; do echo "$EPOCHREALTIME, $line"; done >"$here/power.csv" 2>/dev/null
+}
+
+# nvbandwidth, one test after the other, each under a head that tells how it was bound.
+# -d: else the tool moves itself to the GPU's node, and every binding would measure the same.
+measure_copies() {
+  if ! command -v nvbandwidth >/dev/null; then
+    echo "nvbandwidth is not on the PATH of $node" >"$here/nvbandwidth.txt.err"
+    return
+  fi
+  local test begin energy_before watcher=
+  if command -v nvidia-smi >/dev/null; then
+    watch_power &
+    watcher=$!
+  fi
+  for test in host_to_device_memcpy_ce device_to_host_memcpy_ce host_device_latency_sm \
+    device_local_copy device_to_device_memcpy_read_ce; do
+    begin=$EPOCHREALTIME energy_before=$(energy)
+    {
+      bound numactl --show
+      bound nvbandwidth -d -t "$test"
+    } >>"$here/nvbandwidth.txt" 2>>"$here/nvbandwidth.txt.err" ||
+      echo "$test: exit status $?" >>"$here/nvbandwidth.txt.err"
+    echo "$test $begin $EPOCHREALTIME $energy_before $(energy)" >>"$here/times.txt"
+  done
+  if [ -n "$watcher" ]; then
+    # The loop is a pipe of two: both are the watcher's children.
+    pkill -P "$watcher"
+    wait "$watcher" 2>/dev/null
+  fi
+  [ -s "$here/nvbandwidth.txt.err" ] || rm -f "$here/nvbandwidth.txt.err"
+}
+
+measure_cpus() {
+  ((${#tests[@]})) || return 0
+  local words=() test
+  for test in "${tests[@]}"; do words+=(--tests "$test"); done
+  write bench.txt bound "$homenode" bench "$experiment-task$task-$attempt" --results results \
+    --vantage job --quick "${words[@]}"
+}
+
+measure_app() {
+  ((${#app[@]})) || return 0
+  local begin=$EPOCHREALTIME
+  write app.txt bound "${app[@]}"
+  echo "app $begin $EPOCHREALTIME - -" >>"$here/times.txt"
+}
+
+record
+meet
+measure_copies
+measure_cpus
+measure_app
+date +%s >"$here/ended"
+# Last of all, so that whoever finds it finds everything.
+: >"$here/done"

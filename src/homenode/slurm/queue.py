@@ -1,0 +1,149 @@
+"""Queue: what Slurm says of its nodes and of a study's jobs, as records.
+
+    sinfo --noheader --Node --Format=… (as --format "%N|%P|%T|%c|%m|%G")
+    squeue --noheader --array --states=all --user=UID --format="%F|%K|%T|%j|%N|%r"
+
+Seen of 22.05. Source: sinfo(1), squeue(1). Plain columns, not --json: their layout is the same in
+all versions.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from homenode.slurm.study import ClusterNode
+
+NODES_COMMAND = ("sinfo", "--noheader", "--Node", "--format=%N|%P|%T|%c|%m|%G")
+JOBS_FORMAT = "--format=%F|%K|%T|%j|%N|%r"
+MAX_LINES = 1_000_000
+
+_NODE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
+_GRES = re.compile(r"([A-Za-z0-9_.-]+)(?::([A-Za-z0-9_.+-]+))?:(\d{1,6})(?:\(.*\))?", re.ASCII)
+# As sinfo(1) marks states: "idle*" does not respond, "idle~" is powered down, and so on.
+_MARKS = "*~#!%$@^-+"
+
+
+class JobState(StrEnum):
+    """Slurm's states, as few as matter here."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"  # its script ended with an error, or it ran out of time or memory
+    CANCELLED = "cancelled"
+    LOST = "lost"  # its node failed, or another job took its place: nothing of its own doing
+
+
+_STATES = {
+    **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"), JobState.PENDING),
+    **dict.fromkeys(
+        ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STAGE_OUT", "SIGNALING",
+         "STOPPED", "RESIZING"), JobState.RUNNING,
+    ),
+    "COMPLETED": JobState.COMPLETED,
+    "CANCELLED": JobState.CANCELLED,
+    **dict.fromkeys(("NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REVOKED"), JobState.LOST),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedJob:
+    """One job, or one task of an array. task: None for all tasks of an array that wait together.
+
+    said: the state in Slurm's own word. reason: why it waits or how it ended, "" where none.
+    """
+
+    job: str
+    task: int | None
+    state: JobState
+    said: str
+    name: str
+    reason: str
+
+
+def parse_nodes(text: str, gres: str = "gpu") -> tuple[ClusterNode, ...]:
+    """A record for each node and partition. Lines that are none are left out."""
+    found = []
+    for line in text.splitlines()[:MAX_LINES]:
+        fields = line.strip().split("|")
+        if len(fields) != 6 or not _NODE_NAME.fullmatch(fields[0]):
+            continue
+        name, partition, state, cpus, memory, offered = fields
+        if not (cpus.isdigit() and memory.rstrip("+").isdigit()):
+            continue
+        found.append(
+            ClusterNode(
+                name,
+                partition.rstrip("*"),
+                partition.endswith("*"),
+                state.rstrip(_MARKS).lower(),
+                int(cpus),
+                int(memory.rstrip("+")),
+                _count(offered, gres),
+            )
+        )
+    return tuple(found)
+
+
+def _count(offered: str, gres: str) -> int | None:
+    """GPUs of a text such as gpu:h100:8(S:0-1),nic:2; of all types, or of the one named.
+
+    >>> _count("gpu:h100:8(S:0-1)", "gpu"), _count("gpu:1g.10gb:7,gpu:h100:6", "gpu:1g.10gb")
+    (8, 7)
+    >>> _count("(null)", "gpu") is None
+    True
+    """
+    name, _, kind = gres.partition(":")
+    # A comma inside parentheses lists sockets: gpu:8(S:0,1)
+    parts = re.split(r",(?![^(]*\))", offered)
+    matches = [found for part in parts if (found := _GRES.fullmatch(part))]
+    counts = [int(m[3]) for m in matches if m[1] == name and (not kind or m[2] == kind)]
+    return sum(counts) if counts else None
+
+
+def parse_jobs(text: str) -> tuple[QueuedJob, ...]:
+    """A record for each job or task. Lines that are none are left out."""
+    return tuple(_jobs(text))
+
+
+def _jobs(text: str) -> Iterator[QueuedJob]:
+    for line in text.splitlines()[:MAX_LINES]:
+        # The reason comes last: it is free text.
+        fields = line.strip().split("|", 5)
+        if len(fields) != 6 or not fields[0].isdigit():
+            continue
+        job, task, said, name, _, reason = fields
+        state = _STATES.get(said.partition(" ")[0], JobState.FAILED)
+        shown = "" if reason in ("None", "") else reason
+        yield QueuedJob(job, int(task) if task.isdigit() else None, state, said, name, shown)
+
+
+_NEEDS_SOMEBODY = re.compile(
+    r"ReqNodeNotAvail|DOWN|DRAIN|reserved for jobs in higher|JobHeld|PartitionDown|"
+    r"PartitionInactive|PartitionNodeLimit|PartitionTimeLimit|BadConstraints|AccountNotAllowed|"
+    r"QOSNotAllowed|InvalidAccount|InvalidQOS|ReservationDeleted|DependencyNeverSatisfied|"
+    r"launch failed requeued held|NodeDown"
+)
+
+
+def needs_somebody(reason: str) -> bool:
+    """True where a job will not start by itself: a drained node, a hold, a closed partition.
+
+    >>> needs_somebody("ReqNodeNotAvail, UnavailableNodes:gpu02"), needs_somebody("Resources")
+    (True, False)
+    """
+    return _NEEDS_SOMEBODY.search(reason) is not None
+
+
+_PASSING = re.compile(
+    r"Unable to contact slurm controller|Socket timed out|Connection refused|timed out|"
+    r"temporarily unable|Zero Bytes were transmitted|Connection reset|backup controller|"
+    r"Slurm backup|Unexpected message received|Transport endpoint|send/recv",
+    re.IGNORECASE,
+)
+
+
+def will_pass(error: str) -> bool:
+    """True where Slurm did not answer, and may later; False where it said no."""
+    return _PASSING.search(error) is not None

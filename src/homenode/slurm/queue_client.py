@@ -1,0 +1,89 @@
+"""Queue client: runs Slurm's own programs: sinfo, squeue, sbatch. [I/O]"""
+
+import os
+import re
+from pathlib import Path
+
+from homenode.errors import ToolError
+from homenode.process import Completed, ToolTimeoutError, run
+from homenode.slurm.queue import (
+    JOBS_FORMAT,
+    NODES_COMMAND,
+    QueuedJob,
+    parse_jobs,
+    parse_nodes,
+    will_pass,
+)
+from homenode.slurm.study import ClusterNode
+
+_TIMEOUT_S = 90.0
+"""Longer than Slurm's own MessageTimeout of a busy controller."""
+
+_JOB_ID = re.compile(r"(\d{1,10})(?:;\S+)?", re.ASCII)
+
+
+class NoAnswerError(ToolError):
+    """The controller did not answer. It may, later: nothing is known of what was asked."""
+
+
+def nodes(gres: str = "gpu") -> tuple[ClusterNode, ...]:
+    """Every node of every partition. Raises NoAnswerError, ToolError."""
+    return parse_nodes(_asked(NODES_COMMAND), gres)
+
+
+def jobs() -> tuple[QueuedJob, ...]:
+    """This user's jobs, also those that ended lately. Raises NoAnswerError, ToolError."""
+    mine = f"--user={os.getuid()}"
+    return parse_jobs(
+        _asked(("squeue", "--noheader", "--array", "--states=all", mine, JOBS_FORMAT))
+    )
+
+
+def submit(folder: Path, script: str, after: tuple[str, ...]) -> str:
+    """Submit a script of a study, to run in the study's folder; the job's id.
+
+    after: ids of jobs that must have ended. Raises NoAnswerError: then it may have been accepted
+    all the same; and ToolError where Slurm refused it.
+    """
+    words = ["sbatch", "--parsable", f"--chdir={folder}"]
+    if after:
+        words.append(f"--dependency=afterany:{':'.join(after)}")
+    text = _asked((*words, f"{folder}/{script}"), environment=_passed_to_jobs())
+    found = _JOB_ID.fullmatch(text.strip().splitlines()[-1] if text.strip() else "")
+    if found is None:
+        raise ToolError(f"sbatch: expected a job's id, found {text.strip()[:80]!r}")
+    return found[1]
+
+
+def _asked(argv: tuple[str, ...], environment: dict[str, str] | None = None) -> str:
+    try:
+        done = run(argv, _TIMEOUT_S, environment={**_configuration(), **(environment or {})})
+    except ToolTimeoutError as error:
+        raise NoAnswerError(error.message) from None
+    if done.returncode != 0 and will_pass(done.stderr):
+        raise NoAnswerError(_said(done))
+    if done.returncode != 0:
+        raise ToolError(_said(done))
+    return done.stdout
+
+
+def _said(done: Completed) -> str:
+    """Slurm's last line tells the reason; the ones before it are about configuration files."""
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    return f"{done.argv[0]}: {lines[-1][:300]}" if lines else str(done.failure())
+
+
+def _configuration() -> dict[str, str]:
+    return {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
+
+
+def _passed_to_jobs() -> dict[str, str]:
+    """The user's environment: sbatch hands it on, and modules and libraries are found by it.
+
+    Without the variables of a job that we run in: a study may be started from one.
+    """
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SLURM_", "SLURMD_")) and name not in ("PATH", "LC_ALL")
+    }

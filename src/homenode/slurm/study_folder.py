@@ -1,0 +1,213 @@
+"""Study folder: one study's scripts, journal and raw files, on a file system all nodes share. [I/O]
+
+    study.jsonl   the journal: a head, then a line for each thing that happened
+    jobs/         the scripts
+    log/          what the jobs printed
+    raw/EXPERIMENT/task-N/JOB.RESTART/   what a job wrote down; `done` is its last file
+    results/      runs, as homenode bench and homenode import write them
+
+A line is written before what it says counts, so that a study goes on after any interruption.
+"""
+
+import fcntl
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from homenode.errors import HostError, InputError
+from homenode.slurm.scripts import MEASURE, script_name, script_of
+from homenode.slurm.study import Experiment
+from homenode.slurm.study_progress import Study
+
+JOURNAL = "study.jsonl"
+FORMAT = "homenode-slurm-study/1"
+MAX_BYTES = 256 << 20
+
+
+class StudyFolder:
+    """The folder of one study, held by this process until it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+        self._file: int | None = None
+
+    @property
+    def exists(self) -> bool:
+        return (self.path / JOURNAL).is_file()
+
+    def create(self, study: Study) -> Study:
+        """Lay out the folder with its first lines. Raises HostError where it cannot."""
+        if "%" in str(self.path) or not str(self.path).isprintable():
+            raise HostError(f"{self.path}: expected a path without % that can be printed")
+        try:
+            for name in ("jobs", "log", "raw", "results"):
+                (self.path / name).mkdir(parents=True, exist_ok=True)
+            measure = resources.files("homenode.slurm").joinpath("measure.sh").read_text()
+            (self.path / MEASURE).write_text(measure, encoding="utf-8")
+            self._open()
+            self._append({"format": FORMAT, "study": msgspec.to_builtins(study)})
+        except OSError as error:
+            raise HostError(
+                f"{self.path}: expected to write there, found: {error.strerror}"
+            ) from None
+        self.write_scripts(study, study.everything())
+        return study
+
+    def load(self) -> Study:
+        """The study as its journal tells it; the folder is ours from now on.
+
+        Raises InputError for a journal that is none, HostError where another process holds it.
+        """
+        self._open()
+        return read_journal(self.path)
+
+    def write_scripts(self, study: Study, experiments: tuple[Experiment, ...]) -> None:
+        """Write the scripts of these experiments. Raises HostError."""
+        for one in experiments:
+            path = self.path / script_name(one)
+            try:
+                path.write_text(script_of(one, study.wishes, study.id), encoding="utf-8")
+                path.chmod(0o755)
+            except OSError as error:
+                raise HostError(f"{path}: cannot be written: {error.strerror}") from None
+
+    def planned(self, study: Study, experiments: tuple[Experiment, ...]) -> Study:
+        self.write_scripts(study, experiments)
+        self._append({"experiments": msgspec.to_builtins(experiments)})
+        return replace(study, experiments=experiments)
+
+    def submitted(self, study: Study, experiment: str, job: str) -> Study:
+        self._append({"submitted": experiment, "job": job})
+        return replace(study, jobs=(*study.jobs, (experiment, job)))
+
+    def refused(self, study: Study, experiment: str, reason: str) -> Study:
+        self._append({"refused": experiment, "reason": reason})
+        return replace(study, refused=(*study.refused, (experiment, reason)))
+
+    def again(self, study: Study, experiment: str) -> Study:
+        """Take an experiment for not submitted."""
+        self._append({"again": experiment})
+        return _again(study, experiment)
+
+    def done_and_exits(
+        self, study: Study
+    ) -> tuple[frozenset[tuple[str, int]], Mapping[tuple[str, int], str]]:
+        """Tasks whose files are complete, and exit statuses of the others' latest attempts."""
+        done, exits = set(), {}
+        for one in study.everything():
+            for task in range(one.jobs):
+                tries = attempts(self.path, one.id, task)
+                if any((attempt / "done").exists() for attempt in tries):
+                    done.add((one.id, task))
+                elif tries and (tries[-1] / "exit").exists():
+                    exits[one.id, task] = (tries[-1] / "exit").read_text()[:10].strip()
+        return frozenset(done), exits
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _open(self) -> None:
+        path = self.path / JOURNAL
+        if self._file is not None:
+            return
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise HostError(f"{path}: cannot be opened: {error.strerror}") from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise HostError(
+                f"{self.path}: expected nobody else at this study, found another homenode",
+                hint="wait for it, or end it: the jobs go on without it",
+            ) from None
+        except OSError:
+            # A file system without locks: two studies at once would submit twice, no more.
+            return
+
+    def _append(self, record: dict[str, Any]) -> None:
+        assert self._file is not None
+        # A line that was cut short by a crash must not swallow this one.
+        end = os.lseek(self._file, 0, os.SEEK_END)
+        torn = end > 0 and os.pread(self._file, 1, end - 1) != b"\n"
+        os.write(self._file, (b"\n" if torn else b"") + msgspec.json.encode(record) + b"\n")
+        os.fsync(self._file)
+
+
+def read_journal(path: Path) -> Study:
+    """The study of a folder, without holding it. Raises InputError."""
+    file = path / JOURNAL
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"{file}: expected a study's journal, found: {error.strerror}") from None
+    study: Study | None = None
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = msgspec.json.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue  # cut short by a crash: what it said did not count yet
+        where = f"{file}:{number}"
+        study = _head(record, where) if study is None else _applied(study, record, where)
+    if study is None:
+        raise InputError(f"{file}: expected {FORMAT}, found an empty journal")
+    return study
+
+
+def _head(record: Any, where: str) -> Study:
+    found = record.get("format") if isinstance(record, dict) else None
+    if found != FORMAT:
+        raise InputError(f"{where}: expected {FORMAT}, found {str(found)[:60]!r}")
+    study: Study = _convert(record.get("study"), Study, where)
+    return study
+
+
+def _applied(study: Study, record: Any, where: str) -> Study:
+    match record:
+        case {"experiments": list(raw)}:
+            return replace(study, experiments=_convert(raw, tuple[Experiment, ...], where))
+        case {"submitted": str(experiment), "job": str(job)} if job.isdigit():
+            return replace(study, jobs=(*study.jobs, (experiment, job)))
+        case {"refused": str(experiment), "reason": str(reason)}:
+            return replace(study, refused=(*study.refused, (experiment, reason)))
+        case {"again": str(experiment)}:
+            return _again(study, experiment)
+    raise InputError(f"{where}: expected a line of {FORMAT}, found {shlex.quote(str(record)[:80])}")
+
+
+def _again(study: Study, experiment: str) -> Study:
+    return replace(
+        study,
+        repeated=(*study.repeated, experiment),
+        jobs=tuple(one for one in study.jobs if one[0] != experiment),
+        refused=tuple(one for one in study.refused if one[0] != experiment),
+    )
+
+
+def _convert(value: Any, of: Any, where: str) -> Any:
+    try:
+        return msgspec.convert(value, of)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{where}: expected a line of {FORMAT}, found: {error}") from None
+
+
+def attempts(folder: Path, experiment: str, task: int) -> tuple[Path, ...]:
+    """Folders of a task's attempts, the oldest first."""
+    root = folder / "raw" / experiment / f"task-{task}"
+    try:
+        names = [one.name for one in root.iterdir() if one.name.replace(".", "", 1).isdigit()]
+    except OSError:
+        return ()
+    ordered = sorted(names, key=lambda name: tuple(map(int, name.split("."))))
+    return tuple(root / name for name in ordered)

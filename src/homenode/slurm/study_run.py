@@ -1,0 +1,199 @@
+"""Study run: submits a study's jobs and waits for them, whatever happens meanwhile. [I/O]
+
+Nothing depends on this process: jobs wait for each other through Slurm, and write their own files.
+It may be stopped and started again at any time.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from homenode.errors import ToolError
+from homenode.slurm import queue_client
+from homenode.slurm.queue import JobState, QueuedJob
+from homenode.slurm.queue_client import NoAnswerError
+from homenode.slurm.scripts import script_name
+from homenode.slurm.study import Experiment, experiments_for
+from homenode.slurm.study_folder import StudyFolder, attempts
+from homenode.slurm.study_progress import (
+    Progress,
+    Study,
+    TaskState,
+    TaskStatus,
+    progress_of,
+    unrecorded,
+)
+from homenode.sources import load_host
+from homenode.topology import Host
+
+MAX_ATTEMPTS = 3
+"""Of an experiment that was lost through no fault of its own."""
+
+_SETTLED_BADLY = frozenset(
+    {TaskState.FAILED, TaskState.CANCELLED, TaskState.LOST, TaskState.REFUSED}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """poll_s: between two looks at the queue. blocked_s: how long the study waits where everything
+    waits for somebody, or the controller is silent. wait_s: in all; None = as long as it takes.
+    grace_s: how long files of a job that has ended may take to arrive.
+    """
+
+    poll_s: float = 5.0
+    blocked_s: float = 600.0
+    wait_s: float | None = None
+    grace_s: float = 20.0
+
+
+class StudyRun:
+    """One run of `homenode slurm study` over a folder."""
+
+    def __init__(
+        self,
+        folder: StudyFolder,
+        study: Study,
+        patience: Patience,
+        observe: Callable[[Progress], None],
+    ) -> None:
+        self.study = study
+        self._folder = folder
+        self._patience = patience
+        self._observe = observe
+        self._ended_since: dict[tuple[str, int], float] = {}
+        self._progress = Progress(())
+
+    def go(self, *, retry: bool) -> Progress:
+        """Until every task is done or has failed, or patience ends.
+
+        retry: submit again what had failed before. Raises NoAnswerError where the controller stays
+        silent, ToolError where Slurm's programs are missing.
+        """
+        begin = time.monotonic()
+        blocked_since: float | None = None
+        silent_since: float | None = None
+        while True:
+            now = time.monotonic()
+            try:
+                progress = self._step(retry=retry)
+                retry, silent_since = False, None
+            except NoAnswerError:
+                silent_since = silent_since or now
+                progress = replace(self._progress, silent_s=now - silent_since)
+                if now - silent_since > self._patience.blocked_s:
+                    raise
+            self._observe(progress)
+            self._progress = progress
+            if progress.silent_s == 0 and progress.is_settled and self._is_planned():
+                return progress
+            blocked_since = (blocked_since or now) if progress.is_blocked else None
+            if blocked_since is not None and now - blocked_since > self._patience.blocked_s:
+                return progress
+            if self._patience.wait_s is not None and now - begin > self._patience.wait_s:
+                return progress
+            time.sleep(self._patience.poll_s)
+
+    def _is_planned(self) -> bool:
+        """False where the look jobs are done and the rest is still to be written."""
+        if self.study.experiments or not self.study.looks:
+            return True
+        looks = {one.id for one in self.study.looks}
+        return any(
+            task.state is not TaskState.DONE
+            for task in self._progress.tasks
+            if task.experiment in looks
+        )
+
+    def _step(self, *, retry: bool) -> Progress:
+        queued = queue_client.jobs()
+        for experiment, job in unrecorded(self.study, queued):
+            self.study = self._folder.submitted(self.study, experiment, job)
+        progress = self._look(queued)
+        if retry:
+            self._again(task for task in progress.tasks if task.state in _SETTLED_BADLY)
+            progress = self._look(queued)
+        self._again(self._to_repeat(progress))
+        if self.study.looks and not self.study.experiments:
+            self._plan_when_looked_at(progress)
+            progress = self._look(queued)
+        if self._submit_waiting(progress, queued):
+            progress = self._look(queue_client.jobs())
+        return self._with_grace(progress)
+
+    def _look(self, queued: tuple[QueuedJob, ...]) -> Progress:
+        done, exits = self._folder.done_and_exits(self.study)
+        return progress_of(self.study, queued, done, exits)
+
+    def _with_grace(self, progress: Progress) -> Progress:
+        """A job that has just ended is taken for running: its files may be on their way."""
+        now = time.monotonic()
+        tasks = []
+        for task in progress.tasks:
+            key = (task.experiment, task.task)
+            if task.state in (TaskState.LOST, TaskState.FAILED):
+                since = self._ended_since.setdefault(key, now)
+                if now - since < self._patience.grace_s:
+                    task = replace(task, state=TaskState.RUNNING)
+            else:
+                self._ended_since.pop(key, None)
+            tasks.append(task)
+        return Progress(tuple(tasks))
+
+    def _to_repeat(self, progress: Progress) -> list[TaskStatus]:
+        """Lost tasks: a node failed, or the controller lost its state. Cancelled ones stay so."""
+        return [
+            task
+            for task in self._with_grace(progress).tasks
+            if task.state is TaskState.LOST and self._attempts(task) < MAX_ATTEMPTS
+        ]
+
+    def _attempts(self, task: TaskStatus) -> int:
+        """Attempts that began to write, or that the journal knows."""
+        began = len(attempts(self._folder.path, task.experiment, task.task))
+        return max(began, self.study.attempts_of(task.experiment))
+
+    def _again(self, tasks: Iterable[TaskStatus]) -> None:
+        for name in dict.fromkeys(task.experiment for task in tasks):
+            self.study = self._folder.again(self.study, name)
+
+    def _plan_when_looked_at(self, progress: Progress) -> None:
+        looks = {one.id for one in self.study.looks}
+        if any(t.state is not TaskState.DONE for t in progress.tasks if t.experiment in looks):
+            return
+        hosts = self._hosts()
+        planned = experiments_for(self.study.whole, self.study.shared, hosts, self.study.wishes)
+        self.study = self._folder.planned(self.study, planned)
+
+    def _hosts(self) -> Mapping[str, Host]:
+        found = {}
+        for look in self.study.looks:
+            done = [p for p in attempts(self._folder.path, look.id, 0) if (p / "done").exists()]
+            found[look.nodes[0]] = load_host(str(done[-1] / "host.tar.gz"))
+        return found
+
+    def _submit_waiting(self, progress: Progress, queued: tuple[QueuedJob, ...]) -> bool:
+        """Submit what is not; whether anything was."""
+        waiting = {task.experiment for task in progress.tasks if task.state is TaskState.WAITING}
+        # Slurm refuses to wait for a job that it has forgotten; such a job has ended.
+        alive = {job.job for job in queued if job.state in (JobState.PENDING, JobState.RUNNING)}
+        submitted = False
+        for one in self.study.everything():
+            if one.id in waiting:
+                job = self._submit(one, alive)
+                submitted = submitted or job is not None
+                alive |= {job} if job is not None else set()
+        return submitted
+
+    def _submit(self, one: Experiment, alive: set[str]) -> str | None:
+        before = [self.study.job_of(name) for name in one.after]
+        after = tuple(job for job in before if job is not None and job in alive)
+        try:
+            job = queue_client.submit(self._folder.path, script_name(one), after)
+        except NoAnswerError:
+            raise
+        except ToolError as error:
+            self.study = self._folder.refused(self.study, one.id, error.message)
+            return None
+        self.study = self._folder.submitted(self.study, one.id, job)
+        return job

@@ -21,6 +21,7 @@ from homenode.cli import (
     nccl_topo,
     plan,
     recommend,
+    report,
     restore,
     show,
     slurm,
@@ -51,6 +52,7 @@ app.command("bench")(bench.bench)
 app.command("import")(import_results.import_results)
 app.command("compare")(compare.compare)
 app.command("recommend")(recommend.recommend)
+app.command("report")(report.report)
 app.command("nccl-topo")(nccl_topo.nccl_topo)
 app.add_typer(kubevirt.app, name="kubevirt")
 app.add_typer(slurm.app, name="slurm")

@@ -69,8 +69,13 @@ _INKS = {
 }
 
 
-def style_sheet() -> str:
-    """The picture's CSS: light, and dark where the viewer prefers it."""
+def style_sheet(scope: str = "") -> str:
+    """The picture's CSS: light, and dark where the viewer prefers it.
+
+    scope: a selector that everything is below, for a picture within a page.
+    """
+    if scope:
+        return f"{scope}{{{style_sheet()}}}"
     rules = [f"text{{font-family:{FONT_FAMILY};font-variant-numeric:tabular-nums}}"]
     rules += _theme(0)
     rules.append("@media (prefers-color-scheme:dark){" + "".join(_theme(1)) + "}")

@@ -30,10 +30,11 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Runs in the order of their paths, and what was left out."""
+    """Runs in the order of their paths, and what was left out. folders: of the runs, in order."""
 
     runs: tuple[Run, ...]
     skipped: tuple[Skipped, ...]
+    folders: tuple[str, ...] = ()
 
 
 def run_folder(root: Path, system: str, name: str) -> Path:
@@ -88,7 +89,7 @@ def load_runs(path: Path) -> Loaded:
     Raises InputError where nothing is there.
     """
     if path.is_file():
-        return Loaded((read_run(path),), ())
+        return Loaded((read_run(path),), (), (str(path.parent),))
     if not path.is_dir():
         raise InputError(
             f"{path}: expected a results folder, found nothing",
@@ -96,15 +97,17 @@ def load_runs(path: Path) -> Loaded:
         )
     runs: list[Run] = []
     skipped: list[Skipped] = []
+    folders: list[str] = []
     for folder in _leaves(path, skipped):
         if not (folder / FILE).exists():
             skipped.append(Skipped(str(folder), f"no {FILE}: not a run of homenode's"))
             continue
         try:
             runs.append(read_run(folder))
+            folders.append(str(folder))
         except InputError as error:
             skipped.append(Skipped(str(folder), error.message))
-    return Loaded(tuple(runs), tuple(skipped))
+    return Loaded(tuple(runs), tuple(skipped), tuple(folders))
 
 
 def _leaves(root: Path, skipped: list[Skipped]) -> Iterator[Path]:

@@ -1,0 +1,222 @@
+"""Matrices: figures by where they were taken: nodes and GPUs, nodes, GPUs, PUs."""
+
+import re
+import statistics
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from homenode.analyse.alternative import Alternative
+from homenode.analyse.summary import is_refused
+from homenode.bdf import Bdf
+from homenode.results.model import Sample
+
+_PAIR = re.compile(r"(\d{1,6}) to (\d{1,6})", re.ASCII)
+_SEVERAL = ("memory binding", "several nodes")
+
+
+class Axis(StrEnum):
+    """What a row or a column is."""
+
+    NODE = "node"
+    GPU = "GPU"
+    PU = "PU"
+
+
+class Place(NamedTuple):
+    """A row or a column. number: of a node or PU, or a GPU's in its tool's order."""
+
+    axis: Axis
+    number: int
+    address: Bdf | None
+
+    @property
+    def name(self) -> str:
+        """As people call it."""
+        return str(self.number) if self.address is None else str(self.address)
+
+
+class MatrixKey(NamedTuple):
+    """Which figures are one matrix."""
+
+    metric: str
+    unit: str
+    variant: str | None
+    rows: Axis
+    columns: Axis
+
+
+@dataclass(frozen=True, slots=True)
+class FigureMatrix:
+    """Medians by (row, column). rows, columns: ascending."""
+
+    key: MatrixKey
+    rows: tuple[Place, ...]
+    columns: tuple[Place, ...]
+    cells: Mapping[tuple[Place, Place], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Locality:
+    """What being near is worth: means over a node x GPU matrix.
+
+    local, remote: over GPUs' own and other nodes; remote None where no figure is of another node.
+    cells: how many figures either mean is of. told: how it is known which node is near.
+    """
+
+    alternative: str
+    key: MatrixKey
+    local: float
+    remote: float | None
+    cells: tuple[int, int]
+    told: str
+
+    @property
+    def ratio(self) -> float | None:
+        """Local over remote; of a latency remote over local: above 1 is in favour of local."""
+        if self.remote is None:
+            return None
+        return self.remote / self.local if self.key.unit == "ns" else self.local / self.remote
+
+
+def matrices_of(alternative: Alternative) -> tuple[FigureMatrix, ...]:
+    """Every matrix of an alternative's runs; figures that are refused are left out."""
+    found: dict[MatrixKey, dict[tuple[Place, Place], list[float]]] = {}
+    pairs_of_gpus: dict[MatrixKey, dict[int, list[float]]] = {}
+    for run in alternative.runs:
+        for sample in run.samples:
+            if is_refused(sample):
+                continue
+            if (placed := _placed(sample)) is not None:
+                axes, place = placed
+                key = MatrixKey(sample.metric, sample.unit, axes.variant, axes.rows, axes.columns)
+                found.setdefault(key, {}).setdefault(place, []).append(sample.value)
+            elif sample.metric == "p2p-bandwidth" and sample.index is not None:
+                key = MatrixKey(sample.metric, sample.unit, sample.variant, Axis.GPU, Axis.GPU)
+                pairs_of_gpus.setdefault(key, {}).setdefault(sample.index, []).append(sample.value)
+    for key, by_index in pairs_of_gpus.items():
+        if (cells := _square(by_index)) is not None:
+            found.setdefault(key, cells)
+    return tuple(_matrix(key, cells) for key, cells in found.items() if _is_matrix(cells))
+
+
+def localities(alternative: Alternative, node_of: Mapping[Bdf, int]) -> tuple[Locality, ...]:
+    """Local and remote means of each node x GPU matrix.
+
+    node_of: the node of each GPU, as far as a topology tells it; for the others the node with the
+    fastest copies from host to device counts as near. Runs whose memory was bound to several nodes
+    have no remote side: their job was where the scheduler put it.
+    """
+    matrices = [
+        one for one in matrices_of(alternative)
+        if (one.key.rows, one.key.columns) == (Axis.NODE, Axis.GPU)
+    ]  # fmt: skip
+    conditions = [c for run in alternative.runs for c in run.head.conditions]
+    as_bound = any((one.name, one.value) == _SEVERAL for one in conditions)
+    nearest = _nearest(matrices, node_of)
+    return tuple(
+        _locality(alternative.label, one, nearest, as_bound, bool(node_of)) for one in matrices
+    )
+
+
+class _Axes(NamedTuple):
+    rows: Axis
+    columns: Axis
+    variant: str | None
+
+
+def _placed(sample: Sample) -> tuple[_Axes, tuple[Place, Place]] | None:
+    if sample.size_bytes is not None:
+        return None
+    has_gpu = sample.device is not None or sample.index is not None
+    if sample.node is not None and sample.peer_node is not None:
+        nodes = Place(Axis.NODE, sample.node, None), Place(Axis.NODE, sample.peer_node, None)
+        return _Axes(Axis.NODE, Axis.NODE, sample.variant), nodes
+    if sample.node is not None and has_gpu and sample.peer is None:
+        gpu = Place(Axis.GPU, sample.index or 0, sample.device)
+        return _Axes(Axis.NODE, Axis.GPU, sample.variant), (
+            Place(Axis.NODE, sample.node, None),
+            gpu,
+        )
+    if sample.device is not None and sample.peer is not None:
+        pair = Place(Axis.GPU, 0, sample.device), Place(Axis.GPU, 0, sample.peer)
+        return _Axes(Axis.GPU, Axis.GPU, sample.variant), pair
+    if sample.metric == "core-to-core-latency" and sample.variant is not None:
+        found = _PAIR.fullmatch(sample.variant)
+        if found is not None:
+            one, other = (Place(Axis.PU, int(part), None) for part in found.groups())
+            return _Axes(Axis.PU, Axis.PU, None), (one, other)
+    return None
+
+
+def _square(by_index: Mapping[int, list[float]]) -> dict[tuple[Place, Place], list[float]] | None:
+    """Pairs numbered row by row, of as many GPUs as leave exactly the diagonal free."""
+    for count in range(2, 65):
+        full = set(range(count * count))
+        if set(by_index) in (full - {n * (count + 1) for n in range(count)}, full):
+            return {
+                (Place(Axis.GPU, index // count, None), Place(Axis.GPU, index % count, None)): found
+                for index, found in by_index.items()
+            }
+    return None
+
+
+def _is_matrix(cells: Mapping[tuple[Place, Place], list[float]]) -> bool:
+    return len(cells) > 1
+
+
+def _matrix(key: MatrixKey, cells: Mapping[tuple[Place, Place], list[float]]) -> FigureMatrix:
+    medians = {place: statistics.median(values) for place, values in cells.items()}
+    if key.rows is Axis.PU:  # a hand-over has no direction
+        medians = {(b, a): value for (a, b), value in medians.items()} | medians
+    return FigureMatrix(
+        key, _sorted(row for row, _ in medians), _sorted(column for _, column in medians), medians
+    )
+
+
+def _sorted(places: Iterable[Place]) -> tuple[Place, ...]:
+    unlike = set(places)
+    return tuple(sorted(unlike, key=lambda one: (str(one.address or ""), one.number)))
+
+
+def _nearest(matrices: Iterable[FigureMatrix], node_of: Mapping[Bdf, int]) -> dict[Place, int]:
+    nearest: dict[Place, int] = {}
+    for matrix in matrices:
+        for gpu in matrix.columns:
+            if gpu.address is not None and gpu.address in node_of:
+                nearest[gpu] = node_of[gpu.address]
+    for matrix in matrices:
+        if matrix.key.metric != "h2d-bandwidth":
+            continue
+        for gpu in matrix.columns:
+            by_node = {row.number: matrix.cells[row, gpu] for row in matrix.rows
+                       if (row, gpu) in matrix.cells}  # fmt: skip
+            if len(by_node) > 1:
+                nearest.setdefault(gpu, max(by_node, key=lambda node: by_node[node]))
+    return nearest
+
+
+def _locality(
+    label: str, matrix: FigureMatrix, nearest: Mapping[Place, int], as_bound: bool, by_host: bool
+) -> Locality:
+    sides = list(_sides(matrix, nearest, as_bound))
+    local = [value for value, is_local in sides if is_local]
+    remote = [value for value, is_local in sides if not is_local]
+    if not local or as_bound or not remote:
+        everything = [value for value, _ in sides]
+        told = "as the job was bound"
+        mean = statistics.fmean(everything)
+        return Locality(label, matrix.key, mean, None, (len(everything), 0), told)
+    told = "by the host's topology" if by_host else "by the figures: the node with fastest copies"
+    return Locality(
+        label, matrix.key, statistics.fmean(local), statistics.fmean(remote),
+        (len(local), len(remote)), told,
+    )  # fmt: skip
+
+
+def _sides(
+    matrix: FigureMatrix, nearest: Mapping[Place, int], as_bound: bool
+) -> Iterator[tuple[float, bool]]:
+    for (row, gpu), value in matrix.cells.items():
+        yield value, as_bound or nearest.get(gpu) == row.number

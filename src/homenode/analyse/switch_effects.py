@@ -1,0 +1,96 @@
+"""SwitchEffects: what each switch of a layout does to each metric, machine by machine.
+
+A switch's effect is the ratio of two layouts that differ in it, and in what it brings with it:
+pinning hides siblings, cells bind memory.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from homenode.analyse.alternative import Alternative
+from homenode.analyse.compare import compare
+from homenode.analyse.comparison import Effect, Outcome
+from homenode.analyse.metrics import METRICS
+from homenode.analyse.standing import PRINTED_MATTERS
+
+_WEAK = frozenset({"published-figures"})
+
+
+class Switch(StrEnum):
+    """What is turned, in the order in which layouts add it."""
+
+    PINNING = "pinning"
+    MEMORY = "bound memory"
+    CELLS = "guest cells"
+    PCIE = "guest PCIe"
+    SIBLINGS = "siblings"
+
+
+_STEPS: tuple[tuple[Switch, tuple[tuple[str, str], ...]], ...] = (
+    (Switch.PINNING, (("default", "pin"),)),
+    (Switch.MEMORY, (("pin", "pin-bound"),)),
+    (Switch.CELLS, (("pin", "pin-numa"), ("default", "pin-numa"))),
+    (Switch.PCIE, (("pin-numa", "pin-numa-pci"), ("pin-numa-smt", "pin-numa-pci-smt"))),
+    (
+        Switch.SIBLINGS,
+        (
+            ("pin-numa-pci", "pin-numa-pci-smt"), ("pin-numa", "pin-numa-smt"),
+            ("pin", "pin-numa-smt"),
+        ),
+    ),
+)  # fmt: skip
+"""Which two layouts show a switch; the first pair that has figures of a metric counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchEffect:
+    """One switch's effect on one metric of one machine.
+
+    effect: as compared. judged: better, worse, no difference that matters, or cannot tell; printed
+    figures that differ by PRINTED_MATTERS are judged as such, one figure each.
+    """
+
+    switch: Switch
+    machine: str
+    effect: Effect
+    judged: Outcome
+
+
+def switch_effects(machine: str, chosen: Sequence[Alternative]) -> tuple[SwitchEffect, ...]:
+    """Effects of every switch that two of these layouts show, on the metrics that stand for all."""
+    by_label = {one.label: one for one in chosen}
+    found: list[SwitchEffect] = []
+    for switch, pairs in _STEPS:
+        seen: set[str] = set()
+        for first, second in pairs:
+            if first not in by_label or second not in by_label:
+                continue
+            effects = compare((by_label[first], by_label[second])).effects
+            for one in sorted(filter(_is_headline, effects), key=lambda one: not one.primary):
+                if one.metric not in seen:
+                    seen.add(one.metric)
+                    found.append(SwitchEffect(switch, machine, one, judged(one)))
+    return tuple(found)
+
+
+def judged(effect: Effect) -> Outcome:
+    """The effect's outcome; of printed figures what the printed difference says."""
+    if not effect.doubts or set(effect.doubts) - _WEAK:
+        return effect.outcome
+    if max(effect.gain, 1 / effect.gain) < 1 / (1 - PRINTED_MATTERS):
+        return Outcome.NO_DIFFERENCE
+    return Outcome.BETTER if effect.gain > 1 else Outcome.WORSE
+
+
+def _is_headline(effect: Effect) -> bool:
+    """The one series of a metric that stands for all of it."""
+    metric = METRICS.get(effect.metric)
+    if metric is None or effect.state is not None:
+        return False
+    over_all = (
+        effect.size_bytes, effect.node, effect.peer_node, effect.device, effect.peer,
+    ) == (None,) * 5  # fmt: skip
+    return over_all and (
+        effect.primary or effect.slowest_device or effect.variant in (None, metric.headline)
+    )

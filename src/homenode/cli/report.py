@@ -1,0 +1,130 @@
+"""homenode report: what results say, as one page, as PDF, as rows. [I/O]"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from homenode.cli.options import JsonOption
+from homenode.cli.terminal import note, print_json
+from homenode.errors import UsageError
+
+if TYPE_CHECKING:
+    from homenode.report.page.machine import Machine
+
+_MOST_NAMED = 10
+
+
+def report(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN]...", help="Results folders, or published:SYSTEM."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="The page: .html or .pdf."),
+    ] = None,
+    published: Annotated[
+        bool, typer.Option("--published", help="Also everything that others have published.")
+    ] = False,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SOURCE", help="A host of these results, to draw. Repeatable."),
+    ] = None,
+    title: Annotated[str, typer.Option(metavar="TEXT", help="Above the page.")] = "homenode report",
+    csv: Annotated[bool, typer.Option("--csv", help="Print every figure as a row of CSV.")] = False,
+    json: JsonOption = False,
+    parquet: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the same rows as Parquet; needs pyarrow."),
+    ] = None,
+) -> None:
+    """Report results as one self-contained page: verdicts, effects, charts, doubts.
+
+    Only runs of the same hardware are compared. The page needs no network.
+    """
+    if not (runs or published):
+        raise UsageError(
+            "report: expected results folders or --published, found neither",
+            hint="homenode bench and homenode import make results",
+        )
+    if output is None and not (csv or json or parquet):
+        raise UsageError(
+            "report: expected -o FILE.html, -o FILE.pdf, --csv, --json or --parquet, found none"
+        )
+    if csv and json:
+        raise UsageError("report: expected --csv or --json, found both")
+    if output is not None and output.suffix.lower() not in (".html", ".htm", ".pdf"):
+        raise UsageError(f"-o {output}: expected a name that ends in .html or .pdf")
+    machines, skipped = _machines(runs or [], published, host or [])
+    for line in skipped[:_MOST_NAMED]:
+        note(f"skipped: {line}")
+    if len(skipped) > _MOST_NAMED:
+        note(f"skipped: {len(skipped) - _MOST_NAMED} more; the report names them")
+    if output is not None:
+        _write(machines, skipped, title, output)
+    if csv or json or parquet is not None:
+        _rows(machines, skipped, csv=csv, json=json, parquet=parquet)
+
+
+def _machines(
+    arguments: list[str], published: bool, hosts: list[str]
+) -> "tuple[tuple[Machine, ...], tuple[str, ...]]":
+    from homenode.published.shipped import published_evidence
+    from homenode.report.page.gathered import gather
+    from homenode.report.page.machine import machines_of
+
+    evidence = published_evidence()
+    if published:
+        systems = [system.name for document in evidence for system in document.systems
+                   if system.host is not None]  # fmt: skip
+        named = {argument.casefold() for argument in arguments}
+        every = [f"published:{name}" for name in dict.fromkeys(systems)]
+        arguments = arguments + [one for one in every if one.casefold() not in named]
+    found = gather(arguments, evidence, hosts)
+    machines = machines_of(found.runs, found.stored, evidence, found.hosts)
+    # Measured before published; the more layouts a machine has been compared in, the earlier.
+    ordered = sorted(machines, key=lambda one: (one.is_published, -len(one.chosen)))
+    return tuple(ordered), found.skipped
+
+
+def _write(
+    machines: "tuple[Machine, ...]", skipped: tuple[str, ...], title: str, output: Path
+) -> None:
+    from datetime import UTC, datetime
+
+    from homenode import __version__
+    from homenode.report.page.document import document_of
+    from homenode.report.page.paper import replace_file, write_pdf
+    from homenode.report.page.render import report_for_print, report_html
+
+    made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, homenode {__version__}"
+    is_pdf = output.suffix.lower() == ".pdf"
+    document = document_of(machines, skipped, made, title=title, with_style=is_pdf)
+    if is_pdf:
+        write_pdf(report_for_print(document), output)
+    else:
+        replace_file(output, report_html(document).encode())
+    note(f"wrote {output}")
+
+
+def _rows(
+    machines: "tuple[Machine, ...]",
+    skipped: tuple[str, ...],
+    *,
+    csv: bool,
+    json: bool,
+    parquet: Path | None,
+) -> None:
+    from homenode.report.page.rows import csv_text, json_text, rows_of
+
+    rows = [row for machine in machines for row in rows_of(machine)]
+    if csv:
+        print(csv_text(rows), end="")
+    if json:
+        print_json(json_text(rows, skipped))
+    if parquet is not None:
+        from homenode.report.page.columns import write_parquet
+
+        write_parquet(rows, parquet)
+        note(f"wrote {parquet}")

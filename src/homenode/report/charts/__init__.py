@@ -1,0 +1,1 @@
+"""Charts: small SVG pictures of figures: bars, curves, heat maps, effects, paths."""

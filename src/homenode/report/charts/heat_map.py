@@ -1,0 +1,142 @@
+"""HeatMap: a matrix of figures, each written in its cell, on a colour from low to high."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from homenode.report.charts.colours import HEAT
+from homenode.report.charts.drawing import WIDTH, Drawing
+from homenode.report.charts.unit_text import chart_scale, short_figure
+from homenode.report.text_extent import text_width
+
+MOST_CELLS = 32
+"""Rows or columns that are drawn; larger matrices are drawn by blocks, each its median."""
+
+_LEGEND = 34.0
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Figures by row and column; None where there is none.
+
+    rows, columns: names. row_title, column_title: what they are.
+    """
+
+    row_title: str
+    column_title: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    cells: tuple[tuple[float | None, ...], ...]
+
+
+def heat_map(title: str, unit: str, matrix: Matrix) -> str:
+    """The SVG of a matrix; the low and the high end of the colours are written below it."""
+    matrix = _in_blocks(matrix)
+    known = [value for row in matrix.cells for value in row if value is not None]
+    low, high = min(known), max(known)
+    divisor, name = chart_scale(unit, [high])
+    drawing = Drawing(title)
+    row_room = min(max(text_width(one, 10) for one in matrix.rows), 96.0)
+    left = 16.0 + row_room + 6
+    side = min((WIDTH - left - 2) / len(matrix.columns), 64.0)
+    height = min(side, 40.0)
+    top = 18.0 + (14.0 if side >= 20 else 4.0)
+    drawing.text(left, 11, matrix.column_title, "dim", size=10, room=WIDTH - left)
+    middle = top + height * len(matrix.rows) / 2
+    drawing.text(10, middle, matrix.row_title, "dim", size=10, anchor="middle", turned=True)
+    _column_names(drawing, matrix.columns, left, side, top)
+    for number, (label, row) in enumerate(zip(matrix.rows, matrix.cells, strict=True)):
+        y = top + number * height
+        if height >= 10 or number % max(1, round(12 / height)) == 0:
+            drawing.text(left - 5, y + height / 2 + 3.5, label, "dim", size=10, anchor="end",
+                         room=row_room)  # fmt: skip
+        for column, value in enumerate(row):
+            place = (left + column * side, y, side, height)
+            said = f"{matrix.row_title} {label}, {matrix.column_title} {matrix.columns[column]}"
+            _cell(drawing, place, value, (low, high), divisor, f"{said}: ", name)
+    y = top + height * len(matrix.rows) + 10
+    _legend(drawing, y, left, (low / divisor, high / divisor), name)
+    return drawing.svg(y + _LEGEND)
+
+
+def _cell(
+    drawing: Drawing,
+    place: tuple[float, float, float, float],
+    value: float | None,
+    ends: tuple[float, float],
+    divisor: float,
+    said: str,
+    unit: str,
+) -> None:
+    x, y, side, height = place
+    if value is None:
+        drawing.rect((x + 0.5, y + 0.5, side - 1, height - 1), "plot", title=said + "no figure")
+        return
+    shade = _shade(value, *ends)
+    text = short_figure(value / divisor)
+    title = f"{said}{text} {unit}"
+    drawing.rect((x + 0.5, y + 0.5, side - 1, height - 1), f"h{shade}", title=title)
+    size = min(11.0, 11.0 * (side - 3) / max(text_width(text, 11.0), 1))
+    if size >= 7 and height >= 12:
+        middle = (x + side / 2, y + height / 2 + size * 0.36)
+        drawing.text(*middle, text, f"i{shade}", size=size, anchor="middle")
+
+
+def _shade(value: float, low: float, high: float) -> int:
+    if high <= low:
+        return len(HEAT) // 2
+    return min(int((value - low) / (high - low) * len(HEAT)), len(HEAT) - 1)
+
+
+def _column_names(
+    drawing: Drawing, names: Sequence[str], left: float, side: float, top: float
+) -> None:
+    free_from = 0.0
+    for column, name in enumerate(names):
+        x = left + (column + 0.5) * side
+        half = min(text_width(name, 10), max(side, 30.0)) / 2
+        if x - half >= free_from and x + half <= WIDTH + 6:
+            drawing.text(x, top - 5, name, "dim", size=10, anchor="middle", room=max(side, 30.0))
+            free_from = x + half + 3
+
+
+def _legend(drawing: Drawing, y: float, left: float, ends: tuple[float, float], unit: str) -> None:
+    width = min((WIDTH - left) / len(HEAT), 18.0)
+    for shade in range(len(HEAT)):
+        drawing.rect((left + shade * width, y, width, 8), f"h{shade}")
+    end = left + width * len(HEAT)
+    drawing.text(left, y + 20, short_figure(ends[0]), "dim", size=10)
+    drawing.text(end, y + 20, f"{short_figure(ends[1])} {unit}", "dim", size=10, anchor="end")
+
+
+def _in_blocks(matrix: Matrix) -> Matrix:
+    """The matrix itself, or medians of blocks where it has more cells than can be seen."""
+    rows, columns = len(matrix.rows), len(matrix.columns)
+    down, across = -(-rows // MOST_CELLS), -(-columns // MOST_CELLS)
+    if down == across == 1:
+        return matrix
+    cells = tuple(
+        tuple(
+            _median(
+                [
+                    matrix.cells[r][c]
+                    for r in range(row, min(row + down, rows))
+                    for c in range(column, min(column + across, columns))
+                ]
+            )
+            for column in range(0, columns, across)
+        )
+        for row in range(0, rows, down)
+    )
+    return Matrix(
+        f"{matrix.row_title} (median of {down} each)",
+        f"{matrix.column_title} (median of {across} each)",
+        matrix.rows[::down],
+        matrix.columns[::across],
+        cells,
+    )
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None

@@ -1,0 +1,129 @@
+"""Paths: host and guest side by side: cells on their nodes, GPUs near to or far from them."""
+
+from dataclasses import dataclass
+
+from homenode.report.charts.drawing import WIDTH, Drawing
+from homenode.report.wording import nodes_text, plural
+
+_BOX = 146.0
+_RIGHT = WIDTH - _BOX
+_ROW, _GAP = 54.0, 8.0
+_MOST = 16
+"""Nodes or cells that are drawn one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostNode:
+    """A node of the host. devices: how many GPUs (or passed-through functions) are on it."""
+
+    name: str
+    index: int | None
+    devices: int
+
+
+@dataclass(frozen=True, slots=True)
+class GuestCell:
+    """A cell of the guest, or what has no place in it (index None).
+
+    detail: vCPUs and memory in a few words. nodes: where its memory is bound; where it is not
+    bound, any. devices_of_node: how many of its devices are on which host node.
+    """
+
+    index: int | None
+    detail: str
+    nodes: tuple[int, ...]
+    is_bound: bool
+    devices_of_node: tuple[tuple[int | None, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Both sides. noun: "GPU" or "device"."""
+
+    title: str
+    nodes: tuple[HostNode, ...]
+    cells: tuple[GuestCell, ...]
+    noun: str
+
+
+def paths_picture(paths: Paths) -> str:
+    """The SVG: solid lines stay on a node, dashed ones may cross nodes."""
+    drawing = Drawing(f"{paths.title}: {paths_text(paths)}")
+    nodes, cells = paths.nodes[:_MOST], paths.cells[:_MOST]
+    height = 22 + max(len(nodes), len(cells)) * (_ROW + _GAP)
+    drawing.text(0, 12, "host", "dim", size=10)
+    drawing.text(_RIGHT, 12, "guest", "dim", size=10)
+    node_y = {node.index: y for node, y in zip(nodes, _places(len(nodes), height), strict=True)}
+    cell_y = _places(len(cells), height)
+    for cell, y in zip(cells, cell_y, strict=True):
+        _wires(drawing, cell, y, node_y)
+    for node in nodes:
+        devices = plural(node.devices, paths.noun) if node.devices else ""
+        _box(drawing, 0, node_y[node.index], node.name, "", devices, "box2")
+    for cell, y in zip(cells, cell_y, strict=True):
+        count = sum(number for _, number in cell.devices_of_node)
+        name = "at no node" if cell.index is None else f"cell {cell.index}"
+        devices = plural(count, paths.noun) if count else ""
+        _box(drawing, _RIGHT, y, name, cell.detail, devices, "box")
+    y = height + 8
+    left_out = len(paths.nodes) + len(paths.cells) - len(nodes) - len(cells)
+    if left_out:
+        drawing.text(0, y, f"{left_out} more not drawn", "dim", size=10)
+        y += 14
+    drawing.line((0, y), (26, y), classes="lneutral thick")
+    drawing.text(32, y + 3.5, "on its own node", "dim", size=10)
+    drawing.line((150, y), (176, y), classes="lworse thick far")
+    drawing.text(182, y + 3.5, "may cross nodes", "dim", size=10)
+    return drawing.svg(y + 10)
+
+
+def paths_text(paths: Paths) -> str:
+    """The same in a sentence, for whoever cannot see the picture."""
+    parts = []
+    for cell in paths.cells:
+        count = sum(number for _, number in cell.devices_of_node)
+        devices = f"{plural(count, paths.noun)}" if count else ""
+        if cell.index is None:
+            parts.append(f"{devices} at no node of the guest")
+            continue
+        where = f"memory on {nodes_text(cell.nodes)}" if cell.is_bound else "memory anywhere"
+        told = ", ".join(filter(None, (cell.detail, where, devices)))
+        parts.append(f"cell {cell.index}: {told}")
+    return "; ".join(parts) or "nothing known"
+
+
+def _places(count: int, height: float) -> list[float]:
+    """Tops of boxes, spread evenly over the picture's height."""
+    room = (height - 22) / max(count, 1)
+    return [22 + room * number + (room - _ROW) / 2 for number in range(count)]
+
+
+def _wires(drawing: Drawing, cell: GuestCell, y: float, node_y: dict[int | None, float]) -> None:
+    if cell.index is not None:
+        for node in cell.nodes:
+            if node in node_y:
+                is_far = not cell.is_bound or len(cell.nodes) > 1
+                _wire(drawing, node_y[node] + 16, y + 16, is_far=is_far)
+    for home, _ in cell.devices_of_node:
+        if home in node_y:
+            is_local = cell.index is not None and cell.is_bound and cell.nodes == (home,)
+            _wire(drawing, node_y[home] + 43, y + 43, is_far=not is_local)
+
+
+def _wire(drawing: Drawing, start: float, end: float, *, is_far: bool) -> None:
+    middle = WIDTH / 2
+    path = f"M{_BOX:.0f} {start:.1f}C{middle:.0f} {start:.1f} {middle:.0f} {end:.1f} "
+    path += f"{_RIGHT:.0f} {end:.1f}"
+    drawing.curve(path, "lworse thick far" if is_far else "lneutral thick")
+
+
+def _box(
+    drawing: Drawing, x: float, y: float, name: str, detail: str, devices: str, classes: str
+) -> None:
+    drawing.rect((x, y, _BOX, _ROW), classes, radius=5)
+    drawing.text(x + 8, y + 14, name, bold=True, room=_BOX - 14)
+    if detail:
+        drawing.text(x + 8, y + 28, detail, "dim", size=10, room=_BOX - 14)
+    if devices:
+        drawing.rect((x + 6, y + 34, _BOX - 12, 16), "zone", radius=4)
+        drawing.text(x + _BOX / 2, y + 46, devices, size=10, anchor="middle", room=_BOX - 16)

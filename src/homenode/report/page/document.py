@@ -1,0 +1,207 @@
+"""Document: a whole report as values: what the templates write down and nothing else."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from homenode.analyse.comparison import Doubt
+from homenode.analyse.matrices import Locality, localities
+from homenode.analyse.metrics import METRICS, Metric
+from homenode.analyse.switch_effects import Switch
+from homenode.analyse.words import figure_text
+from homenode.bdf import Bdf
+from homenode.pci import DeviceKind
+from homenode.report.page.host_part import HostPart, host_part
+from homenode.report.page.machine import Machine
+from homenode.report.page.pictures import (
+    Picture,
+    SeriesOf,
+    bar_pictures,
+    curve_pictures,
+    forest_pictures,
+    heat_pictures,
+    path_pictures,
+    series_by_label,
+)
+from homenode.report.page.tables import EffectRow, Table, effect_rows, summary_table
+from homenode.report.page.verdict_card import VerdictCard, verdict_card
+from homenode.topology import Host
+
+
+@dataclass(frozen=True, slots=True)
+class LocalityRow:
+    """Local against remote, in words. ratio: "" where there is no remote side."""
+
+    what: str
+    alternative: str
+    local: str
+    remote: str
+    ratio: str
+    told: str
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentRow:
+    """One condition, with what each alternative had. differs: they had not the same."""
+
+    name: str
+    values: tuple[str, ...]
+    differs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What figures were taken under. labels: of the columns."""
+
+    labels: tuple[str, ...]
+    rows: tuple[EnvironmentRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MachinePart:
+    """Everything of one machine below its card."""
+
+    card: VerdictCard
+    statements: tuple[tuple[str, str], ...]
+    forests: tuple[Picture, ...]
+    bars: tuple[Picture, ...]
+    curves: tuple[Picture, ...]
+    heats: tuple[Picture, ...]
+    paths: tuple[Picture, ...]
+    localities: tuple[LocalityRow, ...]
+    host: HostPart
+    environment: Environment
+    doubts: tuple[Doubt, ...]
+    notes: tuple[str, ...]
+    advice: tuple[str, ...]
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A report. made: when and by what. skipped: folders that were left out, with the reason."""
+
+    title: str
+    made: str
+    runs: int
+    parts: tuple[MachinePart, ...]
+    summary: Table
+    switches: tuple[str, ...]
+    effects: tuple[EffectRow, ...]
+    metrics: tuple[Metric, ...]
+    skipped: tuple[str, ...]
+
+
+def document_of(
+    machines: Sequence[Machine],
+    skipped: Sequence[str],
+    made: str,
+    *,
+    title: str = "homenode report",
+    with_style: bool = False,
+) -> Document:
+    """The report on these machines.
+
+    with_style: pictures have style sheets of their own, for a renderer that does not look outside.
+    """
+    series = [series_by_label(machine) for machine in machines]
+    anchors = [f"machine-{number}" for number in range(1, len(machines) + 1)]
+    parts = [
+        _part(machine, anchor, by_label, with_style)
+        for machine, anchor, by_label in zip(machines, anchors, series, strict=True)
+    ]
+    measured = {key.metric for by_label in series for one in by_label.values() for key in one}
+    return Document(
+        title,
+        made,
+        sum(len(machine.runs) for machine in machines),
+        tuple(parts),
+        summary_table(machines, series, anchors),
+        tuple(switch.value for switch in Switch),
+        effect_rows(machines),
+        tuple(metric for metric in METRICS.values() if metric.id in measured),
+        tuple(skipped),
+    )
+
+
+def _part(machine: Machine, anchor: str, series: SeriesOf, with_style: bool) -> MachinePart:
+    verdicts = machine.verdicts
+    sources = [*(s for one in verdicts for s in one.sources),
+               *(run.head.source for run in machine.runs if run.head.source)]  # fmt: skip
+    return MachinePart(
+        verdict_card(machine, anchor),
+        tuple((str(one.objective), one.statement) for one in verdicts),
+        tuple(forest_pictures(machine)),
+        tuple(bar_pictures(machine, series)),
+        tuple(curve_pictures(machine, series)),
+        tuple(heat_pictures(machine)),
+        tuple(path_pictures(machine)),
+        tuple(_locality_rows(machine)),
+        host_part(machine, with_style=with_style),
+        _environment(machine),
+        machine.doubts,
+        tuple(dict.fromkeys(note for one in verdicts for note in one.notes)),
+        tuple(dict.fromkeys(line for one in verdicts for line in one.advice)),
+        tuple(dict.fromkeys(sources)),
+    )
+
+
+def _locality_rows(machine: Machine) -> list[LocalityRow]:
+    node_of = _nodes_of_gpus(machine)
+    return [
+        _locality_row(one)
+        for alternative in machine.every
+        for one in localities(alternative, node_of)
+    ]
+
+
+def _nodes_of_gpus(machine: Machine) -> dict[Bdf, int]:
+    """From the host, where it is known; else from what runs on host addresses say."""
+    found: dict[Bdf, int] = {}
+    for run in machine.runs:
+        found |= {gpu.device: gpu.node for gpu in run.head.gpus if gpu.node is not None}
+    if isinstance(machine.host, Host):
+        for device in machine.host.devices_of_kind(DeviceKind.GPU):
+            if device.node is not None:
+                found[device.bdf] = int(device.node)
+    return found
+
+
+def _locality_row(one: Locality) -> LocalityRow:
+    metric = METRICS.get(one.key.metric)
+    what = [one.key.metric if metric is None else metric.title, one.key.variant]
+    remote = "" if one.remote is None else figure_text(one.remote, one.key.unit)
+    ratio = "" if one.ratio is None else f"{one.ratio:.2f}x"
+    return LocalityRow(
+        ", ".join(filter(None, what)), one.alternative,
+        f"{figure_text(one.local, one.key.unit)} ({one.cells[0]})",
+        f"{remote} ({one.cells[1]})" if remote else "", ratio, one.told,
+    )  # fmt: skip
+
+
+def _environment(machine: Machine) -> Environment:
+    every = machine.every
+    labels = tuple(one.label for one in every)
+    columns: list[dict[str, dict[str, None]]] = []
+    for one in every:
+        found: dict[str, dict[str, None]] = {}
+        for run in one.runs:
+            head = run.head
+            facts = [("ran in", str(head.vantage)), ("figures", str(head.origin))]
+            facts += [("vCPUs", str(head.vcpus))] if head.vcpus is not None else []
+            facts += [("pages", f"{head.page_bytes} bytes")] if head.page_bytes else []
+            facts += [("memory mode", head.memory_mode)] if head.memory_mode else []
+            facts += [("PUs", str(head.pus))] if head.pus is not None else []
+            facts += [
+                (f"GPU {gpu.device}", "numa_node -1" if gpu.node is None else f"node {gpu.node}")
+                for gpu in head.gpus
+            ]
+            facts += [(c.name, c.value) for c in head.conditions]
+            for name, value in facts:
+                found.setdefault(name, {})[value] = None
+        columns.append(found)
+    names = dict.fromkeys(name for column in columns for name in column)
+    rows = []
+    for name in names:
+        values = tuple(", ".join(column.get(name, {})) for column in columns)
+        rows.append(EnvironmentRow(name, values, len(set(filter(None, values))) > 1))
+    return Environment(labels, tuple(rows))

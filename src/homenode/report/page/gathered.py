@@ -1,0 +1,144 @@
+"""Gathered: the runs of a report and what is stored beside them. [I/O]
+
+A folder that is broken, half-written or foreign is left out with its reason; the rest is used.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from homenode.errors import HomenodeError, InputError
+from homenode.plan.fingerprint import host_fingerprint
+from homenode.plan.model import Plan
+from homenode.plan.stored import read_plan
+from homenode.published.model import Evidence
+from homenode.report.page.machine import Stored
+from homenode.results.model import Run, Vantage
+from homenode.results.sources import PUBLISHED, load_sources
+from homenode.results.store import load_runs
+from homenode.sources import load_host
+from homenode.topology import Host
+
+T = TypeVar("T")
+
+PLAN = "plan.json"
+HOST = "host.tar.gz"
+MAX_PLAN_BYTES = 16 << 20
+MOST_GUESTS = 2
+"""Captures of guests that are read for one machine: each becomes a large picture."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Runs with what lies beside each, topologies by name or fingerprint, and what was left out."""
+
+    runs: tuple[Run, ...]
+    stored: tuple[Stored, ...]
+    hosts: dict[str, Host]
+    skipped: tuple[str, ...]
+
+
+def gather(
+    arguments: Sequence[str], evidence: Sequence[Evidence], hosts: Sequence[str]
+) -> Gathered:
+    """The runs of these arguments. hosts: sources of topologies that the user names.
+
+    Raises InputError where not one run is left.
+    """
+    runs: list[Run] = []
+    folders: list[str | None] = []
+    skipped: list[str] = []
+    for argument in arguments:
+        found, where, left_out = _of(argument, evidence)
+        runs += found
+        folders += where
+        skipped += left_out
+    if not runs:
+        reasons = "; ".join(skipped[:5]) or "nothing was named"
+        raise InputError(
+            f"report: expected at least one run, found none ({reasons})",
+            hint="homenode bench and homenode import make runs; --published reports on others'",
+        )
+    known = {host_fingerprint(one): one for one in map(load_host, hosts)}
+    wanted = {run.head.system for run in runs}
+    for document in evidence:
+        for system in document.systems:
+            if system.host is not None and system.name in wanted:
+                known[system.host] = load_host(system.host)
+    stored = _beside(runs, folders, known, skipped)
+    return Gathered(tuple(runs), tuple(stored), known, tuple(skipped))
+
+
+def _of(
+    argument: str, evidence: Sequence[Evidence]
+) -> tuple[list[Run], list[str | None], list[str]]:
+    if argument.startswith(PUBLISHED):
+        (named,) = load_sources([argument])
+        wanted = {run.head.system for run in named.runs}
+        of_system = [run for d in evidence for run in d.runs if run.head.system in wanted]
+        # What a source prints for all layouts alike compares with nothing, but is reported.
+        runs = list(named.runs) if "/" in argument else of_system
+        return runs, [None] * len(runs), []
+    try:
+        loaded = load_runs(Path(argument))
+    except InputError as error:
+        return [], [], [error.message]
+    skipped = [f"{one.path}: {one.reason}" for one in loaded.skipped]
+    return list(loaded.runs), list(loaded.folders), skipped
+
+
+def _beside(
+    runs: Sequence[Run], folders: Sequence[str | None], hosts: dict[str, Host], skipped: list[str]
+) -> list[Stored]:
+    """Plans and captures, each once for all runs of one machine under one choice."""
+    seen: set[object] = set()
+    guests: dict[object, int] = {}
+    found = []
+    for run, folder in zip(runs, folders, strict=True):
+        head = run.head
+        machine = (head.system, head.host or head.host_kind)
+        choice = (*machine, head.switches, head.arrangement, head.memory_mode, head.page_bytes)
+        if folder is None:
+            found.append(Stored())
+            continue
+        plan: Plan | None = None
+        guest: Host | None = None
+        plan_path, host_path = Path(folder) / PLAN, Path(folder) / HOST
+        if ("plan", choice) not in seen and plan_path.is_file():
+            seen.add(("plan", choice))
+            plan = _read(_plan, plan_path, skipped)
+        if ("host", choice) not in seen and host_path.is_file():
+            seen.add(("host", choice))
+            if head.vantage is not Vantage.GUEST and head.host not in hosts:
+                host = _read(_host, host_path, skipped)
+                if host is not None:
+                    hosts[host_fingerprint(host)] = host
+            elif head.vantage is Vantage.GUEST and guests.setdefault(machine, 0) < MOST_GUESTS:
+                guests[machine] += 1
+                guest = _read(_host, host_path, skipped)
+        found.append(Stored(plan, guest))
+    return found
+
+
+def _read(read: Callable[[Path], T], path: Path, skipped: list[str]) -> T | None:
+    try:
+        return read(path)
+    except HomenodeError as error:
+        skipped.append(f"{path}: {error.message}")
+        return None
+
+
+def _plan(path: Path) -> Plan:
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_PLAN_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"expected a plan, found: {error.strerror}") from None
+    if len(text) > MAX_PLAN_BYTES:
+        raise InputError(f"expected at most {MAX_PLAN_BYTES >> 20} MiB, found more")
+    return read_plan(text, path.name)
+
+
+def _host(path: Path) -> Host:
+    return load_host(str(path))

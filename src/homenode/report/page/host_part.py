@@ -1,0 +1,115 @@
+"""HostPart: what a report says of a machine's topology: its picture, links, findings, gaps."""
+
+import re
+from dataclasses import dataclass
+
+from homenode.doctor.diagnosis import diagnose
+from homenode.findings import Finding
+from homenode.pci import DeviceKind
+from homenode.plan.model import Plan, PlanFinding
+from homenode.report.device_links import link_lines
+from homenode.report.host_counts import host_counts
+from homenode.report.page.machine import Machine
+from homenode.report.topology_map import topology_map
+from homenode.report.wording import device_model, link_text
+from homenode.topology import Host
+
+_STYLE = re.compile(r"<style>.*?</style>", re.DOTALL)
+_IDS = re.compile(r' id="(?:title|desc)"| aria-labelledby="title desc"')
+MOST_MAPS = 3
+"""Pictures of one machine: they are large."""
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """A topology picture. svg: with or without its own style sheet."""
+
+    title: str
+    svg: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRow:
+    """A GPU or NIC and its link. node, link: in words."""
+
+    device: str
+    name: str
+    node: str
+    link: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostPart:
+    """Empty where no topology is known. counts: the host in a line. source: where it is from."""
+
+    counts: str
+    source: str
+    maps: tuple[Map, ...]
+    links: tuple[LinkRow, ...]
+    link_lines: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    plan_findings: tuple[tuple[str, PlanFinding], ...]
+    missing: str
+
+
+def host_part(machine: Machine, *, with_style: bool) -> HostPart:
+    """What is known of the machine's topology. with_style: pictures that stand for themselves."""
+    host = machine.host
+    maps: list[Map] = []
+    plans = list(machine.plans.items())
+    if host is not None and plans and _fits(host, plans[0][1]):
+        chosen = {one.choice for one in machine.verdicts}
+        label, plan = next((pair for pair in plans if pair[0] in chosen), plans[0])
+        maps.append(_map(f"host, with the VM of {label}", host, plan, with_style))
+    elif host is not None:
+        maps.append(_map("host", host, None, with_style))
+    for label, guest in list(machine.guests.items())[: MOST_MAPS - len(maps)]:
+        maps.append(_map(f"what the suite saw under {label}", guest, None, with_style))
+    findings = () if host is None else diagnose(host).findings
+    missing = ""
+    if not maps:
+        missing = "no capture of the host and no plan is stored beside these results"
+    return HostPart(
+        "" if host is None else host_counts(host),
+        _source(machine),
+        tuple(maps),
+        () if host is None else _links(host),
+        () if host is None else link_lines(host),
+        findings,
+        tuple((label, finding) for label, plan in plans for finding in plan.findings),
+        missing,
+    )
+
+
+def _fits(host: Host, plan: Plan) -> bool:
+    """The plan's nodes and PUs are this host's: a picture of both cannot be wrong."""
+    pus = {pu.index for pu in host.pus}
+    return all(set(pins) <= pus for pins in plan.vcpu_pins)
+
+
+def _source(machine: Machine) -> str:
+    if machine.host is None:
+        return ""
+    if machine.published is not None:
+        return "as described from what the source says of it; not captured there"
+    return "as captured"
+
+
+def _map(title: str, host: Host, plan: Plan | None, with_style: bool) -> Map:
+    svg = _IDS.sub("", topology_map(host, plan)).strip()
+    if not with_style:
+        svg = _STYLE.sub("", svg, count=1)
+    return Map(title, svg.replace("<svg ", '<svg class="map" ', 1))
+
+
+def _links(host: Host) -> tuple[LinkRow, ...]:
+    found = []
+    for kind in (DeviceKind.GPU, DeviceKind.NIC):
+        for device in host.devices_of_kind(kind):
+            if device.physical_function is None:
+                node = "unknown" if device.node is None else str(device.node)
+                link = link_text(device.link) or "unknown"
+                found.append(
+                    LinkRow(str(device.bdf), device_model(device) or str(kind), node, link)
+                )
+    return tuple(found)

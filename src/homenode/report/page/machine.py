@@ -1,0 +1,190 @@
+"""Machine: everything that a report says of one machine, and of no other.
+
+Only what was measured on the same hardware is compared: runs are told apart by their system and by
+the host that they name.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from homenode.analyse.alternative import Alternative, alternatives
+from homenode.analyse.compare import compare
+from homenode.analyse.comparison import Comparison, Doubt, once
+from homenode.analyse.doubts import doubts_of
+from homenode.analyse.grade import Graded, grade_of
+from homenode.analyse.recommend import from_published, from_results
+from homenode.analyse.switch_effects import SwitchEffect, switch_effects
+from homenode.analyse.verdict import Verdict
+from homenode.plan.layout import PRESETS
+from homenode.plan.model import Plan
+from homenode.plan.published import Objective
+from homenode.published.model import Evidence, System
+from homenode.results.model import UNKNOWN_SWITCHES, Origin, Run
+from homenode.topology import Host
+
+ANY_LAYOUT = "any layout"
+"""Label of figures that a source prints for all layouts alike."""
+
+_SHORT_HASH = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What lies beside a run: the plan that it was made under; the machine that it saw."""
+
+    plan: Plan | None = None
+    guest: Host | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One machine's part of a report.
+
+    name: unlike those of the others. chosen: its alternatives, the baseline first. rest: figures of
+    no layout. comparison: None with fewer than two. published: its document's system. host: its
+    topology, where it is known. plans, guests: by alternative.
+    """
+
+    name: str
+    runs: tuple[Run, ...]
+    chosen: tuple[Alternative, ...]
+    rest: tuple[Alternative, ...]
+    verdicts: tuple[Verdict, ...]
+    graded: Graded
+    comparison: Comparison | None
+    effects: tuple[SwitchEffect, ...]
+    doubts: tuple[Doubt, ...]
+    published: System | None
+    host: Host | None
+    plans: Mapping[str, Plan]
+    guests: Mapping[str, Host]
+
+    @property
+    def is_published(self) -> bool:
+        return self.published is not None
+
+    @property
+    def every(self) -> tuple[Alternative, ...]:
+        """All alternatives, those that can be chosen first."""
+        return (*self.chosen, *self.rest)
+
+
+def machines_of(
+    runs: Sequence[Run],
+    stored: Sequence[Stored],
+    evidence: Sequence[Evidence],
+    hosts: Mapping[str, Host],
+) -> tuple[Machine, ...]:
+    """The machines of these runs, in the order in which they come.
+
+    stored: beside each run, in the same order. hosts: topologies, by a published system's
+    description or by a host's fingerprint.
+    """
+    beside = {id(run): one for run, one in zip(runs, stored, strict=True)}
+    groups: dict[tuple[bool, str, str | None], list[Run]] = {}
+    for run in runs:
+        is_published = run.head.origin is Origin.PUBLISHED
+        where = None if is_published else run.head.host or run.head.host_kind
+        groups.setdefault((is_published, run.head.system, where), []).append(run)
+    names = [_name(key, list(groups)) for key in groups]
+    return tuple(
+        _machine(name, tuple(those), beside, evidence, hosts)
+        for name, those in zip(names, groups.values(), strict=True)
+    )
+
+
+def _name(key: tuple[bool, str, str | None], keys: Sequence[tuple[bool, str, str | None]]) -> str:
+    is_published, system, where = key
+    if sum(other[1] == system for other in keys) == 1:
+        return system
+    if is_published:
+        return f"{system} (published)"
+    short = where if where is None or " " in where else where[:_SHORT_HASH]
+    return f"{system} on {short or 'a host that is not named'}"
+
+
+def _machine(
+    name: str,
+    runs: tuple[Run, ...],
+    beside: Mapping[int, Stored],
+    evidence: Sequence[Evidence],
+    hosts: Mapping[str, Host],
+) -> Machine:
+    system = _published_system(runs, evidence)
+    told = runs if system is not None else _told_apart(runs)
+    every = sorted(alternatives(told), key=_order)
+    rest = tuple(
+        replace(one, label=ANY_LAYOUT) for one in every
+        if one.switches == UNKNOWN_SWITCHES and one.arrangement is None
+    )  # fmt: skip
+    chosen = tuple(
+        one for one in every if one.switches != UNKNOWN_SWITCHES or one.arrangement is not None
+    )
+    if system is not None:
+        documents = [d for d in evidence if any(run in d.runs for run in runs)]
+        verdicts = from_published(documents, tuple(Objective))
+        verdicts = tuple(one for one in verdicts if one.system == system.name)
+    else:
+        made = from_results(told, tuple(Objective), evidence)
+        verdicts = tuple(replace(one, system=name) for one in made)
+    comparison = compare(chosen) if len(chosen) > 1 else None
+    own = comparison.doubts if comparison is not None else ()
+    own = (*own, *(doubt for one in rest for doubt in doubts_of(one)))
+    folders = _beside_of(chosen, runs, told, beside)
+    return Machine(
+        name, told, chosen, rest, verdicts, grade_of(verdicts), comparison,
+        switch_effects(name, chosen), once(dict.fromkeys(own)), system,
+        _host(runs, system, hosts),
+        {label: one.plan for label, one in folders if one.plan is not None},
+        {label: one.guest for label, one in folders if one.guest is not None},
+    )  # fmt: skip
+
+
+def _published_system(runs: Sequence[Run], evidence: Sequence[Evidence]) -> System | None:
+    if any(run.head.origin is not Origin.PUBLISHED for run in runs):
+        return None
+    name = runs[0].head.system
+    return next((found for d in evidence if (found := d.system(name)) is not None), None)
+
+
+def _told_apart(runs: tuple[Run, ...]) -> tuple[Run, ...]:
+    """Runs of which nobody has said what was chosen are told apart by their names."""
+    return tuple(
+        replace(run, head=replace(run.head, arrangement=run.head.name))
+        if run.head.switches == UNKNOWN_SWITCHES and run.head.arrangement is None
+        else run
+        for run in runs
+    )
+
+
+def _order(one: Alternative) -> int:
+    """Presets in the order in which they add switches; whatever else after them, as it came."""
+    names = list(PRESETS)
+    name = one.switches.name
+    if name in names and one.arrangement is None:
+        return names.index(name)
+    return len(names) + (one.switches == UNKNOWN_SWITCHES and one.arrangement is None)
+
+
+def _beside_of(
+    chosen: Iterable[Alternative],
+    runs: Sequence[Run],
+    told: Sequence[Run],
+    beside: Mapping[int, Stored],
+) -> list[tuple[str, Stored]]:
+    """What lies beside the first run of each alternative that has something."""
+    of_run = {id(new): beside[id(old)] for old, new in zip(runs, told, strict=True)}
+    found = []
+    for one in chosen:
+        there = [of_run[id(run)] for run in one.runs if id(run) in of_run]
+        plan = next((s.plan for s in there if s.plan is not None), None)
+        guest = next((s.guest for s in there if s.guest is not None), None)
+        found.append((one.label, Stored(plan, guest)))
+    return found
+
+
+def _host(runs: Sequence[Run], system: System | None, hosts: Mapping[str, Host]) -> Host | None:
+    if system is not None:
+        return hosts.get(system.host or "")
+    keys = dict.fromkeys(run.head.host for run in runs if run.head.host is not None)
+    return next((hosts[key] for key in keys if key in hosts), None)

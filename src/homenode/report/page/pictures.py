@@ -1,0 +1,233 @@
+"""Pictures of a machine: which charts its figures make, with what is written under them."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from homenode.analyse.alternative import Alternative
+from homenode.analyse.comparison import Effect, Outcome
+from homenode.analyse.matrices import Axis, FigureMatrix, Place, matrices_of
+from homenode.analyse.metrics import METRICS, Metric, metric_of
+from homenode.analyse.summary import Series, SeriesKey, headline, series_of
+from homenode.analyse.switch_effects import judged
+from homenode.analyse.words import percent_text, range_text
+from homenode.report.charts.bars import Bar, bar_chart
+from homenode.report.charts.colours import series_number
+from homenode.report.charts.curves import Curve, Level, curve_chart
+from homenode.report.charts.forest import ForestRow, forest_chart
+from homenode.report.charts.heat_map import Matrix, heat_map
+from homenode.report.charts.paths import paths_picture, paths_text
+from homenode.report.page.machine import Machine
+from homenode.report.page.paths import meant_paths, planned_paths
+
+MOST_CURVES = 8
+"""In one chart."""
+
+MOST_EFFECTS = 14
+"""In one forest plot; primary ones first."""
+
+MOST_HEAT_MAPS = 24
+"""Of one machine."""
+
+SeriesOf = Mapping[str, Mapping[SeriesKey, Series]]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A chart. title: above it. note: below it, what to look for. svg: escaped already."""
+
+    title: str
+    note: str
+    svg: str
+
+
+def series_by_label(machine: Machine) -> dict[str, dict[SeriesKey, Series]]:
+    """Every series of every alternative."""
+    return {one.label: series_of(one) for one in machine.every}
+
+
+def bar_pictures(machine: Machine, series: SeriesOf) -> Iterator[Picture]:
+    """One chart for each metric that has a figure over all; lower is better is said."""
+    for metric in METRICS.values():
+        bars: list[Bar] = []
+        unit = metric.unit
+        for position, one in enumerate(machine.every):
+            found = _headline(series[one.label], metric)
+            if found is not None and (not bars or found.key.unit == unit):
+                low, high = (found.low, found.high) if found.samples > 1 else (None, None)
+                number = series_number(one.label, position)
+                bars.append(Bar(one.label, found.value, low, high, number))
+                unit = found.key.unit
+        if bars:
+            better = "less is better" if metric.lower_is_better else "more is better"
+            yield Picture(
+                metric.title, f"{better}; {metric.about}", bar_chart(metric.title, unit, bars)
+            )
+
+
+def forest_pictures(machine: Machine) -> Iterator[Picture]:
+    """One for each alternative against the baseline."""
+    if machine.comparison is None:
+        return
+    for label in machine.comparison.alternatives:
+        effects = [one for one in machine.comparison.effects if one.alternative == label]
+        shown = sorted(filter(_is_whole, effects), key=lambda one: not one.primary)[:MOST_EFFECTS]
+        if shown:
+            rows = [_forest_row(one) for one in shown]
+            title = f"{label} against {machine.comparison.baseline}"
+            note = f"effects, with {machine.comparison.confidence:.0%} intervals"
+            if any(row.low is None for row in rows):
+                note += "; hollow: one figure each, no interval"
+            yield Picture(title, note, forest_chart(title, rows))
+
+
+def curve_pictures(machine: Machine, series: SeriesOf) -> Iterator[Picture]:
+    """Latency over working sets, and collectives over message sizes."""
+    for wanted in ("memory-latency", "allreduce-busbw", *_other_curves(series)):
+        metric = metric_of(wanted)
+        groups: dict[str | None, list[Curve]] = {}
+        for position, one in enumerate(machine.every):
+            for variant, points in _points(series[one.label], wanted).items():
+                curve = Curve(one.label, points, series_number(one.label, position))
+                groups.setdefault(variant, []).append(curve)
+        for variant, curves in groups.items():
+            name = wanted if metric is None else metric.title.removesuffix(" of a size")
+            title = f"{name} by size" + (f", {variant}" if variant else "")
+            levels = _levels(machine, series) if wanted == "memory-latency" else ()
+            about = "" if metric is None else metric.about
+            unit = "bytes_per_s" if metric is None else metric.unit
+            yield Picture(title, about, curve_chart(title, unit, curves[:MOST_CURVES], levels))
+
+
+def heat_pictures(machine: Machine) -> Iterator[Picture]:
+    """Matrices of nodes, GPUs and PUs."""
+    shown = 0
+    for one in machine.every:
+        for matrix in sorted(matrices_of(one), key=_matrix_order):
+            if shown == MOST_HEAT_MAPS:
+                return
+            shown += 1
+            yield _heat_picture(one, matrix)
+
+
+def path_pictures(machine: Machine) -> Iterator[Picture]:
+    """Host and guest side by side, for each alternative of which it is known."""
+    for one in machine.chosen:
+        plan = machine.plans.get(one.label)
+        if plan is not None:
+            paths = planned_paths(one.label, plan, machine.host)
+            note = "as planned"
+        elif machine.host is not None and machine.published is not None:
+            meant = meant_paths(one, machine.host, machine.published.gpus)
+            if meant is None:
+                continue
+            paths, note = meant, "what the layout means on this kind of host; no plan is published"
+        else:
+            continue
+        yield Picture(f"{one.label}: host and guest", f"{note}. {paths_text(paths)}",
+                      paths_picture(paths))  # fmt: skip
+
+
+def _headline(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None:
+    found = [series[key] for key in headline(series, metric)]
+    return max(found, key=lambda one: one.samples, default=None)
+
+
+def _is_whole(effect: Effect) -> bool:
+    return effect.slowest_device or (
+        (effect.device, effect.peer, effect.node, effect.peer_node, effect.size_bytes)
+        == (None,) * 5
+    )
+
+
+def _forest_row(effect: Effect) -> ForestRow:
+    metric = metric_of(effect.metric)
+    parts = [effect.metric if metric is None else metric.title, effect.variant, effect.state]
+    if effect.slowest_device:
+        parts.insert(1, "slowest GPU")
+    low, high = effect.low, effect.high
+    said = percent_text(effect.ratio)
+    if low is not None and high is not None:
+        said = f"{percent_text(effect.ratio)} [{range_text(low, high)}]"
+        if effect.lower_is_better:
+            low, high = 1 / high, 1 / low
+    outcome = judged(effect)
+    told = {Outcome.BETTER: "better", Outcome.WORSE: "worse"}.get(outcome, "neutral")
+    return ForestRow(", ".join(filter(None, parts)), effect.gain, low, high, said, told)
+
+
+def _points(
+    series: Mapping[SeriesKey, Series], metric: str
+) -> dict[str | None, tuple[tuple[float, float], ...]]:
+    """Points of curves by variant; of all nodes and devices together only."""
+    found: dict[str | None, list[tuple[float, float]]] = {}
+    for key, one in series.items():
+        place = (key.node, key.peer_node, key.device, key.peer)
+        if key.metric == metric and key.size_bytes and place == (None,) * 4:
+            found.setdefault(key.variant, []).append((float(key.size_bytes), one.value))
+    return {variant: tuple(sorted(points)) for variant, points in found.items() if len(points) > 1}
+
+
+def _other_curves(series: SeriesOf) -> list[str]:
+    """Collectives beside all-reduce that somebody measured."""
+    names = {key.metric for one in series.values() for key in one if key.metric.endswith("-busbw")}
+    return sorted(names - {"allreduce-busbw"})
+
+
+def _levels(machine: Machine, series: SeriesOf) -> tuple[Level, ...]:
+    """Ranges of the caches, as the first alternative that knows its capacities tells them."""
+    for one in machine.every:
+        capacities = sorted(
+            (found.value, key.variant or "")
+            for key, found in series[one.label].items()
+            if key.metric == "cache-capacity"
+        )
+        if capacities:
+            sizes = [key.size_bytes for key in series[one.label] if key.metric == "memory-latency"]
+            most = float(max(filter(None, sizes), default=0))
+            ends = [0.0, *(size for size, _ in capacities), max(most, capacities[-1][0])]
+            names = [name.upper() for _, name in capacities] + ["DRAM"]
+            return tuple(
+                Level(name, max(low, 1.0), high)
+                for name, low, high in zip(names, ends[:-1], ends[1:], strict=True)
+            )
+    return ()
+
+
+def _matrix_order(matrix: FigureMatrix) -> tuple[int, str]:
+    known = list(METRICS)
+    metric = matrix.key.metric
+    return known.index(metric) if metric in known else len(known), matrix.key.variant or ""
+
+
+def _heat_picture(one: Alternative, matrix: FigureMatrix) -> Picture:
+    metric = metric_of(matrix.key.metric)
+    name = matrix.key.metric if metric is None else metric.title
+    parts = [name, matrix.key.variant, None if one.label == "any layout" else one.label]
+    title = ", ".join(filter(None, parts))
+    better = "" if metric is None else (
+        "less is better; " if metric.lower_is_better else "more is better; "
+    )  # fmt: skip
+    axes = f"{_axis(matrix, rows=True)} down, {_axis(matrix, rows=False)} across"
+    drawn = Matrix(
+        _axis(matrix, rows=True),
+        _axis(matrix, rows=False),
+        tuple(_place(place) for place in matrix.rows),
+        tuple(_place(place) for place in matrix.columns),
+        tuple(
+            tuple(matrix.cells.get((row, column)) for column in matrix.columns)
+            for row in matrix.rows
+        ),
+    )
+    return Picture(title, f"{better}{axes}", heat_map(title, matrix.key.unit, drawn))
+
+
+def _axis(matrix: FigureMatrix, *, rows: bool) -> str:
+    axis = matrix.key.rows if rows else matrix.key.columns
+    if axis is Axis.NODE and matrix.key.columns is Axis.NODE:
+        return "node of the threads" if rows else "node of the memory"
+    return {Axis.NODE: "node", Axis.GPU: "GPU", Axis.PU: "PU"}[axis]
+
+
+def _place(place: Place) -> str:
+    """Short enough for a column: an address without the domain 0000."""
+    return place.name.removeprefix("0000:")

@@ -1,0 +1,89 @@
+"""Render: a report's HTML, from the templates that come with homenode. [I/O]"""
+
+import base64
+import hashlib
+from functools import cache
+from importlib.resources import files
+
+from homenode.errors import HostError
+from homenode.report.charts.colours import chart_style
+from homenode.report.page.document import Document
+from homenode.report.palette import style_sheet
+
+_TEMPLATES = "report/page/templates"
+
+
+def report_html(report: Document) -> str:
+    """The report as one HTML page that asks the network for nothing.
+
+    Its policy forbids everything but its own style sheet and script, by their digests.
+    """
+    style = _text("page.css") + chart_style() + style_sheet("svg.map")
+    script = _text("sort.js")
+    policy = (
+        f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return _render(report, style=style, script=script, policy=policy, pdf=False)
+
+
+def report_for_print(report: Document) -> str:
+    """The report as HTML for a renderer of pages: no script, nothing folded."""
+    return _render(report, style=_text("pdf.css"), script="", policy="", pdf=True)
+
+
+def _render(report: Document, **values: object) -> str:
+    try:
+        from jinja2 import DictLoader, Environment, StrictUndefined
+        from markupsafe import Markup
+    except ImportError as error:
+        raise missing_extra(error.name or "jinja2") from None
+    environment = Environment(
+        loader=DictLoader({name: _text(name) for name in _names() if name.endswith(".j2")}),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_unbroken,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    # Drawings are built as elements, the style sheet and the script are ours: nothing else is let
+    # through unescaped.
+    dressed = _styled if values["pdf"] else str
+    environment.filters["picture"] = lambda svg: Markup(dressed(svg))  # noqa: S704
+    return environment.get_template("report.html.j2").render(report=report, **values)
+
+
+def _styled(svg: str) -> str:
+    """A chart with its style sheet inside, for a renderer that does not look outside."""
+    head, end, rest = svg.partition(">")
+    if 'class="chart"' not in head:
+        return svg
+    return f"{head}{end}<style>{chart_style(dark=False)}</style>{rest}"
+
+
+def _unbroken(value: object) -> object:
+    """A figure and its percent sign stay on one line. What is markup already is left alone."""
+    return value.replace(" %", "\u00a0%") if type(value) is str else value
+
+
+def missing_extra(module: str) -> HostError:
+    """What to say where a library of the extra is not there."""
+    return HostError(
+        f"report: expected the Python package {module}, found none",
+        hint="pip install 'homenode[report]'",
+    )
+
+
+def _digest(text: str) -> str:
+    found = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{found}'"
+
+
+@cache
+def _names() -> tuple[str, ...]:
+    return tuple(sorted(entry.name for entry in (files("homenode") / _TEMPLATES).iterdir()))
+
+
+@cache
+def _text(name: str) -> str:
+    return (files("homenode") / _TEMPLATES / name).read_text(encoding="utf-8")

@@ -1,0 +1,151 @@
+"""Rows: every figure of a report as a flat row: what CSV, JSON and Parquet hold."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import msgspec
+
+from homenode.analyse.alternative import Alternative
+from homenode.analyse.comparison import Effect
+from homenode.analyse.summary import Series, SeriesKey, series_of
+from homenode.report.page.machine import Machine
+
+VERSION = 1
+"""Of the rows, whatever they are written as."""
+
+_STEERS = ("=", "+", "-", "@", "\t", "\r")
+"""A cell that begins so is a formula to a spreadsheet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One series of one alternative; the names are the columns. See docs/formats/rows.md."""
+
+    machine: str
+    system: str
+    layout: str
+    pinning: str | None
+    siblings: str | None
+    cells: str | None
+    pcie: str | None
+    memory: str | None
+    arrangement: str | None
+    memory_mode: str | None
+    page_bytes: int | None
+    vcpus: int | None
+    origin: str
+    vantage: str
+    metric: str
+    unit: str
+    variant: str | None
+    size_bytes: int | None
+    node: int | None
+    peer_node: int | None
+    device: str | None
+    peer: str | None
+    state: str | None
+    slowest_device: bool
+    value: float
+    low: float
+    high: float
+    boots: int
+    samples: int
+    baseline: str | None
+    ratio: float | None
+    ratio_low: float | None
+    ratio_high: float | None
+    p: float | None
+    p_adjusted: float | None
+    outcome: str | None
+    blocked_by: str | None
+
+
+COLUMNS = tuple(field.name for field in fields(Row))
+
+
+def rows_of(machine: Machine) -> Iterator[Row]:
+    """Every series of a machine's alternatives, with its effect against the baseline."""
+    effects = {} if machine.comparison is None else {
+        (one.alternative, _effect_key(one)): one for one in machine.comparison.effects
+    }  # fmt: skip
+    for alternative in machine.every:
+        for key, series in series_of(alternative).items():
+            yield _row(machine, alternative, key, series, effects.get((alternative.label, key)))
+
+
+def csv_text(rows: Iterable[Row]) -> str:
+    """The rows as CSV (RFC 4180), with a head. A text that a spreadsheet would run is quoted off.
+
+    >>> csv_text([]).startswith("machine,system,layout")
+    True
+    """
+    lines = [",".join(COLUMNS)]
+    lines += [",".join(_cell(getattr(row, name)) for name in COLUMNS) for row in rows]
+    return "\r\n".join(lines) + "\r\n"
+
+
+def json_text(rows: Iterable[Row], skipped: Sequence[str]) -> str:
+    """The same rows as JSON, `homenode.rows/1`, with what was left out."""
+    document = {"format": f"homenode.rows/{VERSION}", "skipped": skipped, "rows": list(rows)}
+    encoded = msgspec.json.encode(msgspec.to_builtins(document))
+    return msgspec.json.format(encoded, indent=2).decode() + "\n"
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return f"{value:.12g}" if isinstance(value, float) else str(value)
+    text = str(value)
+    if text.startswith(_STEERS):
+        text = "'" + text
+    if any(letter in text for letter in ',"\r\n'):
+        return '"' + text.replace('"', '""') + '"'
+    return text
+
+
+def _effect_key(one: Effect) -> SeriesKey:
+    return SeriesKey(
+        one.metric, one.unit, one.variant, one.size_bytes, one.node, one.peer_node, one.device,
+        one.peer, one.state, one.slowest_device,
+    )  # fmt: skip
+
+
+def _row(
+    machine: Machine, one: Alternative, key: SeriesKey, series: Series, effect: Effect | None
+) -> Row:
+    head = one.runs[0].head
+    switches = one.switches
+    counts = {run.head.vcpus for run in one.runs}
+    return Row(
+        machine.name, head.system, one.label, switches.pinning, switches.siblings, switches.cells,
+        switches.pcie, switches.memory, one.arrangement, one.memory_mode, one.page_bytes,
+        counts.pop() if len(counts) == 1 else None, head.origin, head.vantage, key.metric, key.unit,
+        key.variant, key.size_bytes, key.node, key.peer_node, _text(key.device), _text(key.peer),
+        key.state, key.worst, series.value, series.low, series.high, len(series.medians),
+        series.samples,
+        **_against(effect),
+    )  # fmt: skip
+
+
+def _against(effect: Effect | None) -> dict[str, Any]:
+    if effect is None:
+        names = ("baseline", "ratio", "ratio_low", "ratio_high", "p", "p_adjusted", "outcome")
+        return dict.fromkeys((*names, "blocked_by"))
+    return {
+        "baseline": effect.baseline,
+        "ratio": effect.ratio,
+        "ratio_low": effect.low,
+        "ratio_high": effect.high,
+        "p": effect.p,
+        "p_adjusted": effect.p_adjusted,
+        "outcome": str(effect.outcome),
+        "blocked_by": ", ".join(effect.doubts) or None,
+    }
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)

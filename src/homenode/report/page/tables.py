@@ -1,0 +1,181 @@
+"""Tables of a report: the summary of all machines, and what each switch does to each metric."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from homenode.analyse.comparison import Outcome
+from homenode.analyse.metrics import METRICS, Metric
+from homenode.analyse.summary import Series, SeriesKey, headline
+from homenode.analyse.switch_effects import Switch, SwitchEffect
+from homenode.analyse.words import percent_text, range_text
+from homenode.report.charts.unit_text import chart_scale, short_figure
+from homenode.report.page.machine import Machine
+
+SeriesOf = Mapping[str, Mapping[SeriesKey, Series]]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell of a table that can be sorted. order: what it is sorted by; None comes last."""
+
+    text: str
+    order: float | str | None
+    is_best: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table. numeric: by column, whether it holds figures. anchors: of the first cell's link."""
+
+    columns: tuple[str, ...]
+    numeric: tuple[bool, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    anchors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EffectCell:
+    """What a switch does to a metric over all machines.
+
+    text: the range of changes. tone: better, worse, mixed or neutral. risk: the worst loss that
+    matters, with its machine; None where none is shown. machines: behind the range. open: of how
+    many machines nothing can be told.
+    """
+
+    text: str
+    tone: str
+    risk: str | None
+    machines: int
+    open: int
+
+
+@dataclass(frozen=True, slots=True)
+class EffectRow:
+    """One metric; cells by switch, None where nobody has measured it."""
+
+    metric: Metric
+    cells: tuple[EffectCell | None, ...]
+
+
+def summary_table(
+    machines: Sequence[Machine], series: Sequence[SeriesOf], anchors: Sequence[str]
+) -> Table:
+    """A row for each alternative of each machine, a column for each metric that anybody has."""
+    shown = [
+        metric
+        for metric in METRICS.values()
+        if any(_value(one, metric) is not None for by_label in series for one in by_label.values())
+    ]
+    units = {metric.id: _column_unit(metric, series) for metric in shown}
+    columns = ["system", "layout", "vCPUs", "figures", "boots"]
+    numeric = [False, False, True, False, True, *(True for _ in shown)]
+    rows: list[tuple[Cell, ...]] = []
+    links: list[str] = []
+    for machine, by_label, anchor in zip(machines, series, anchors, strict=True):
+        best = {metric.id: _best(machine, by_label, metric) for metric in shown}
+        for position, one in enumerate(machine.every):
+            found = by_label[one.label]
+            heads = [run.head for run in one.runs]
+            vcpus = sorted({head.vcpus for head in heads if head.vcpus is not None})
+            boots = max((len(s.medians) for s in found.values() if s.replicated), default=0)
+            cells = [
+                Cell(machine.name, f"{machine.name} {position:04d}"),
+                Cell(one.label, one.label),
+                Cell(", ".join(map(str, vcpus)), float(vcpus[0]) if vcpus else None),
+                Cell(", ".join(sorted({str(head.origin) for head in heads})), str(heads[0].origin)),
+                Cell(str(boots) if boots else "", float(boots)),
+            ]
+            cells += [
+                _figure(found, metric, units[metric.id], best[metric.id] == one.label)
+                for metric in shown
+            ]
+            rows.append(tuple(cells))
+            links.append(anchor)
+    columns += [f"{metric.title}, {units[metric.id][1]}" for metric in shown]
+    return Table(tuple(columns), tuple(numeric), tuple(rows), tuple(links))
+
+
+def effect_rows(machines: Sequence[Machine]) -> tuple[EffectRow, ...]:
+    """Metrics that some switch was measured on, in their order."""
+    found: dict[tuple[str, Switch], list[SwitchEffect]] = {}
+    for machine in machines:
+        for one in machine.effects:
+            found.setdefault((one.effect.metric, one.switch), []).append(one)
+    rows = []
+    for metric in METRICS.values():
+        cells = tuple(_effect_cell(metric, found.get((metric.id, switch), ())) for switch in Switch)
+        if any(cell is not None for cell in cells):
+            rows.append(EffectRow(metric, cells))
+    return tuple(rows)
+
+
+def _column_unit(metric: Metric, series: Sequence[SeriesOf]) -> tuple[float, str]:
+    values = [_value(one, metric) for by_label in series for one in by_label.values()]
+    return chart_scale(metric.unit, [value for value in values if value is not None])
+
+
+def _figure(
+    series: Mapping[SeriesKey, Series], metric: Metric, unit: tuple[float, str], is_best: bool
+) -> Cell:
+    value = _value(series, metric)
+    if value is None:
+        return Cell("", None)
+    return Cell(short_figure(value / unit[0]), value, is_best)
+
+
+def _value(series: Mapping[SeriesKey, Series], metric: Metric) -> float | None:
+    """The figure that stands for a metric; of placement states the one with the most samples.
+
+    Figures in another unit (parts of a reference that was not printed) have no place in a column.
+    """
+    keys = headline(series, metric) or _only_variant(series, metric)
+    found = [series[key] for key in keys if key.unit == metric.unit]
+    return max(found, key=lambda one: one.samples).value if found else None
+
+
+def _only_variant(series: Mapping[SeriesKey, Series], metric: Metric) -> tuple[SeriesKey, ...]:
+    """The one series over all nodes, devices and sizes, where there is one: "FP16 as printed"."""
+    found = tuple(
+        key
+        for key in series
+        if key.metric == metric.id
+        and (key.size_bytes, key.node, key.peer_node, key.device, key.peer) == (None,) * 5
+    )
+    return found if len(found) == 1 else ()
+
+
+def _best(machine: Machine, by_label: SeriesOf, metric: Metric) -> str | None:
+    """The label with the best figure, where there are two or more that differ."""
+    values = {
+        one.label: value
+        for one in machine.chosen
+        if (value := _value(by_label[one.label], metric)) is not None
+    }
+    if len(set(values.values())) < 2:
+        return None
+    pick = min if metric.lower_is_better else max
+    return pick(values, key=lambda label: values[label])
+
+
+def _effect_cell(metric: Metric, effects: Sequence[SwitchEffect]) -> EffectCell | None:
+    if not effects:
+        return None
+    told = [one for one in effects if one.judged is not Outcome.CANNOT_TELL]
+    unclear = len(effects) - len(told)
+    if not told:
+        ratios = sorted(one.effect.ratio for one in effects)
+        return EffectCell(f"cannot tell ({_range(ratios)})", "neutral", None, 0, unclear)
+    ratios = sorted(one.effect.ratio for one in told)
+    losses = [one for one in told if one.judged is Outcome.WORSE]
+    gains = [one for one in told if one.judged is Outcome.BETTER]
+    tone = "mixed" if losses and gains else "worse" if losses else "better" if gains else "neutral"
+    risk = None
+    if losses:
+        worst = min(losses, key=lambda one: one.effect.gain)
+        risk = f"{percent_text(worst.effect.ratio)} on {worst.machine}"
+    return EffectCell(_range(ratios), tone, risk, len(told), unclear)
+
+
+def _range(ratios: Sequence[float]) -> str:
+    low, high = percent_text(ratios[0]), percent_text(ratios[-1])
+    return low if low == high else range_text(ratios[0], ratios[-1])

@@ -64,11 +64,12 @@ def derived(
     gaps += [gap for one in read for gap in one.reading.gaps]
     findings = [
         *(finding for look in looks for finding in look.findings),
-        *(finding for one in read for finding in one.reading.findings),
+        *_once(finding for one in read for finding in one.reading.findings),
     ]
     marks = [*record.marks]
     marks += [str(one) for one in findings if one.id in MARKING]
     for extra in (
+        _failed(steps),
         _moved(record, read),
         _changed(looks),
         _busy(record, read, marks),
@@ -157,6 +158,31 @@ def _on_host(device: Bdf | None, on_host: dict[Bdf, Bdf]) -> Bdf | None:
     return None if device is None else on_host.get(device, device)
 
 
+def _once(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """The first of each kind and subject: every round says it again, with other decimals."""
+    first: dict[tuple[str, str], Finding] = {}
+    for finding in findings:
+        first.setdefault((finding.id, finding.subject), finding)
+    yield from first.values()
+
+
+def _failed(steps: Sequence[tuple[StepRecord, str]]) -> Iterator[Finding]:
+    """Tests that gave nothing in any round."""
+    results: dict[str, list[StepRecord]] = {}
+    for step, _ in steps:
+        results.setdefault(step.test, []).append(step)
+    for test, all_rounds in results.items():
+        if any(step.result is Result.DONE for step in all_rounds):
+            continue
+        last = all_rounds[-1]
+        yield Finding(
+            "bench-test-failed", Severity.WARNING, test, "figures",
+            f"{last.result} in every round: {'; '.join(last.said) or 'it said nothing'}",
+            "what it measures is not known of this run",
+            f"look at raw/{last.output}; run the command by hand", "its exit and output",
+        )  # fmt: skip
+
+
 def _moved(record: RunRecord, read: Sequence[_Read]) -> Iterator[Finding]:
     values: dict[tuple[str, str | None, Bdf | None], dict[tuple[int, str], list[float]]] = {}
     for one in read:
@@ -224,8 +250,8 @@ def _placement(states: States) -> Iterator[Finding]:
     names = dict.fromkeys(label for label in states.labels if label != UNSETTLED)
     yield Finding(
         "bench-placement-moves", Severity.WARNING, "vCPUs", "to stay where they are",
-        f"{len(states.transitions)} moves between {', '.join(names) or 'unknown places'} "
-        "from core to core",
+        f"{len(states.transitions)} times moved; from core to core it was "
+        f"{', '.join(names) or 'unknown'}",
         "the same two vCPUs write up to twice as fast in one place as in the other",
         "pin the vCPUs: homenode plan. States are kept apart in comparisons",
         "core-to-core latency before and after each sample",

@@ -7,11 +7,11 @@ threads ran and `peer_node` where the memory was.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from homenode.bench.figures import Figures, sample
+from homenode.bench.figures import sample
 from homenode.bench.placement_states import Bracket
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
-from homenode.gap import Gap
+from homenode.findings import Finding, Severity
 from homenode.results.model import Condition, Sample
 from homenode.tools.homenode_probe import (
     SOURCE,
@@ -22,6 +22,8 @@ from homenode.tools.homenode_probe import (
 )
 
 LEVEL_DRAM = "DRAM"
+_HIDDEN_PLACES = ("llc-not-shared", "siblings-not-shown")
+_SAID_OF_THE_RUN = ("busy-neighbour", "placement-moves")
 _PLAIN_CURVE = ("auto", "local")
 """The curve that levels are read from: the largest pages allowed, no page walks."""
 
@@ -40,13 +42,14 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class ProbeFigures:
-    """placed: in the order of time where brackets are. figures: conditions and gaps, no samples.
+    """placed: in the order of time where brackets are. findings: the probe's own doubts.
 
     busy: who else ran meanwhile, in words; None where nobody did, or nobody counts.
     """
 
     placed: tuple[Placed, ...]
-    figures: Figures
+    conditions: tuple[Condition, ...]
+    findings: tuple[Finding, ...]
     busy: str | None
     emulated: bool
 
@@ -68,17 +71,30 @@ def probe_figures(document: ProbeDocument) -> ProbeFigures:
     busy = next((one.detail for one in document.doubts if one.id == "busy-neighbour"), None)
     if busy is None and document.contention.busy_neighbour:
         busy = f"others ran on PUs {document.pus}"
-    gaps = tuple(
-        Gap(f"{document.command}: {one.id}", f"{one.detail}: {one.remedy}")
-        for one in document.doubts
-        if one.id != "busy-neighbour"
-    )
     return ProbeFigures(
         placed,
-        Figures(conditions=tuple(_conditions(document)), gaps=gaps),
+        tuple(dict.fromkeys(_conditions(document))),
+        tuple(_doubts(document)),
         busy,
         bool(document.machine.emulated),
     )
+
+
+def _doubts(document: ProbeDocument) -> Iterator[Finding]:
+    """What the probe doubts. That others ran, or that PUs moved, the whole run says better."""
+    for doubt in document.doubts:
+        if doubt.id in _SAID_OF_THE_RUN:
+            continue
+        bad = doubt.id in _HIDDEN_PLACES
+        yield Finding(
+            "bench-hidden-place" if bad else "bench-doubt",
+            Severity.WARNING if bad else Severity.INFO,
+            f"{document.command}: {doubt.id}",
+            "caches and siblings as the kernel shows them" if bad else "figures without a doubt",
+            doubt.detail,
+            "software that shares work by caches or siblings shares it wrongly" if bad else None,
+            doubt.remedy, SOURCE,
+        )  # fmt: skip
 
 
 def _conditions(document: ProbeDocument) -> Iterator[Condition]:

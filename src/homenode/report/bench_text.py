@@ -48,7 +48,7 @@ def steps_text(record: RunRecord) -> RenderableType:
         )
         for step in steps
     ]
-    table = TableOrList(("step", "round", "test", "takes", "command"), rows)
+    table = TableOrList(("step", "round", "test", "takes", "command"), rows, wraps_last=True)
     seconds = sum(tests[step.test].seconds for step in steps)
     left = [_gap(gap) for gap in record.left_out]
     return Group(table, Text(f"about {_duration(seconds)}"), *left)
@@ -87,13 +87,14 @@ def _table(series: dict[SeriesKey, Series]) -> RenderableType:
             one = series[key]
             rows.append(
                 (
-                    printable(metric.title),
-                    _of(key),
+                    ", ".join(filter(None, (metric.title, _of(key)))),
                     *(figure_text(value, key.unit) for value in (one.value, one.low, one.high)),
                     str(one.samples),
                 )
             )
-    return TableOrList(("figure", "of", "median", "lowest", "highest", "samples"), rows)
+    return TableOrList(
+        ("figure", "median", "lowest", "highest", "samples", "of"), rows, wraps_last=True
+    )
 
 
 def _others(series: dict[SeriesKey, Series], id: str) -> tuple[SeriesKey, ...]:
@@ -102,7 +103,7 @@ def _others(series: dict[SeriesKey, Series], id: str) -> tuple[SeriesKey, ...]:
 
 
 def _of(key: SeriesKey) -> str:
-    parts = [key.variant, None if key.state is None else f"PUs {key.state} apart"]
+    parts = [key.variant, None if key.state is None else f"{key.state} apart"]
     parts += [None if key.device is None else str(key.device), "slowest GPU" if key.worst else None]
     if key.node is not None:
         parts.append(f"node {key.node} to {key.peer_node}" if key.peer_node is not None

@@ -1,0 +1,72 @@
+"""Machines to measure that are none: programs that answer what a test wants them to."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from homenode.bench.model import PROBE
+from homenode.description.render import render
+from homenode.description.shipped import load_shipped
+from homenode.process import Completed, ToolMissingError
+from homenode.snapshot.memory import MemorySnapshot
+from homenode.snapshot.protocol import Snapshot
+from tests.probe_documents import answer
+
+Answer = Callable[[Sequence[str]], str]
+
+
+@dataclass
+class FakeMachine:
+    """A described machine. answer: standard output of a program, or raises; calls: what was run.
+
+    busy_ticks: of each PU between two looks at it, of 100.
+    """
+
+    host: str = "x86-1p1n4c4t"
+    answer: Answer = answer
+    programs: frozenset[str] = frozenset({PROBE, "taskset", "numactl"})
+    boot: str = "first boot"
+    busy_ticks: int = 0
+    code: int = 0
+    calls: list[tuple[str, ...]] = field(default_factory=list)
+    inputs: list[str | None] = field(default_factory=list)
+    changed: dict[str, str] = field(default_factory=dict)
+    _looks: int = 0
+
+    @property
+    def name(self) -> str:
+        return "the fake machine"
+
+    def run(
+        self,
+        argv: Sequence[str],
+        timeout_s: float,
+        input: str | None = None,
+        *,
+        environment: Mapping[str, str] | None = None,
+    ) -> Completed:
+        words = tuple(argv)
+        if words[0] == "cat":
+            return Completed(words, 0, self._file(words[1]), "")
+        if words == ("true",):
+            return Completed(words, 0, "", "")
+        self.calls.append(words)
+        self.inputs.append(input)
+        if words[0] == PROBE and PROBE not in self.programs:
+            raise ToolMissingError(f"{PROBE}: expected it to be installed, found none on PATH")
+        output = self.answer(words)
+        return Completed(words, self.code, output, "it went wrong" if self.code else "")
+
+    def installed(self, names: Collection[str]) -> frozenset[str]:
+        return frozenset(names) & self.programs
+
+    def snapshot(self) -> Snapshot:
+        made = render(load_shipped(self.host))
+        files = {**made.files, **self.changed}
+        return MemorySnapshot(made.name, files, made.links, made.commands, made.folders)
+
+    def _file(self, path: str) -> str:
+        if path.endswith("boot_id"):
+            return f"{self.boot}\n"
+        self._looks += 1
+        busy, idle = self._looks * self.busy_ticks, self._looks * (100 - self.busy_ticks)
+        return "".join(f"cpu{pu} {busy} 0 0 {idle} 0 0 0 0 0 0\n" for pu in range(64))

@@ -1,0 +1,157 @@
+"""Placement states over a whole run: never two in one, and no move overlooked."""
+
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homenode.analyse.alternative import alternatives
+from homenode.analyse.joint_states import with_joint_states
+from homenode.analyse.summary import series_of
+from homenode.bench.placement_states import MOST_SPAN, Bracket, classes_of, states_of
+from homenode.bench.probe_figures import probe_figures
+from homenode.plan.layout import PRESETS
+from homenode.results.model import (
+    UNSETTLED,
+    Origin,
+    Run,
+    RunHead,
+    Sample,
+    Switches,
+    Vantage,
+)
+from homenode.tools.homenode_probe import parse
+from tests import probe_documents
+
+CAS_NS = {"near": (25.0, 33.0), "far": (103.0, 122.0), "sibling": (9.3, 11.2)}
+State = str
+
+
+def recorded(rng: random.Random, truth: list[tuple[State, State]]) -> list[probe_documents.Ends]:
+    return [((rng.uniform(*CAS_NS[a]),), (rng.uniform(*CAS_NS[b]),)) for a, b in truth]
+
+
+def history(rng: random.Random) -> tuple[list[tuple[State, State]], list[int]]:
+    """(state before, after) of each sample, and the samples in or before which the PUs moved."""
+    here = rng.choice(list(CAS_NS))
+    truth: list[tuple[State, State]] = [(here, here)] * 2
+    moves: list[int] = []
+    for _ in range(rng.randint(1, 7)):
+        truth += [(here, here)] * rng.randint(0, 20)
+        there = rng.choice([state for state in CAS_NS if state != here])
+        moves.append(len(truth))
+        if rng.random() < 0.5:  # in the middle of a sample, else between two
+            truth.append((here, there))
+        here = there
+        truth += [(here, here)] * 2
+    return truth, moves
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_on_replayed_runs_nothing_is_pooled_and_every_move_is_found(seed: int) -> None:
+    """Cut into several documents at any place, as a run cuts its series into steps."""
+    rng = random.Random(seed)
+    truth, moves = history(rng)
+    series = recorded(rng, truth)
+    cuts = sorted({0, len(series), *(rng.randrange(len(series)) for _ in range(3))})
+    brackets = []
+    for first, last in pairwise(cuts):
+        text = probe_documents.placement("0-1", series[first:last])
+        placed = probe_figures(parse(text)).placed
+        brackets += [one.bracket for one in placed if one.bracket is not None]
+    found = states_of(brackets)
+    assert list(found.transitions) == moves
+    truths: dict[str, set[State]] = {}
+    for (before, after), label in zip(truth, found.labels, strict=True):
+        if before != after:
+            assert label == UNSETTLED
+        else:
+            truths.setdefault(label, set()).add(before)
+    assert UNSETTLED not in truths
+    assert all(len(one) == 1 for one in truths.values()), truths
+    assert len(truths) == len({state for pair in truth for state in pair})
+
+
+def test_the_first_state_of_one_document_is_not_that_of_the_next() -> None:
+    near, far = (
+        probe_figures(parse(probe_documents.bandwidth("0-1", [ends] * 6))).placed
+        for ends in (probe_documents.NEAR, probe_documents.FAR)
+    )
+    found = states_of([one.bracket for one in (*near, *far) if one.bracket is not None])
+    assert set(found.labels[: len(near)]) == {"27 ns"}
+    assert set(found.labels[len(near) :]) == {"108 ns"}
+
+
+def test_a_team_whose_pairs_stand_differently_for_good_is_in_one_state() -> None:
+    mesh = Bracket("0-3", (27.0, 110.0, 27.0), (28.0, 111.0, 27.0))
+    assert len(set(states_of([mesh] * 5).labels)) == 1
+    moved = Bracket("0-3", (27.0, 27.0, 110.0), (28.0, 27.0, 111.0))
+    found = states_of([mesh, mesh, moved, moved])
+    assert found.transitions == (2,)
+    assert len(set(found.labels)) == 2, "like by their median, and yet two places"
+
+
+def test_one_disturbed_hand_over_is_no_place() -> None:
+    calm = Bracket("0-1", (27.0,), (27.0,))
+    found = states_of([calm, calm, Bracket("0-1", (27.0,), (400.0,)), calm, calm])
+    assert found.labels == ("27 ns", "27 ns", UNSETTLED, "27 ns", "27 ns")
+    assert found.transitions == ()
+
+
+def test_what_was_not_measured_has_no_state() -> None:
+    assert states_of([Bracket("0-1", (None,), (27.0,))]).labels == (UNSETTLED,)
+    assert states_of([Bracket("0-1", (), ())]).labels == (UNSETTLED,)
+    assert states_of([]).labels == ()
+
+
+@given(st.lists(st.floats(1, 1000), min_size=1, max_size=40))
+def test_no_class_spans_too_much_and_classes_follow_the_latency(values: list[float]) -> None:
+    classes = classes_of(values)
+    for number in set(classes):
+        own = [value for value, at in zip(values, classes, strict=True) if at == number]
+        assert max(own) <= MOST_SPAN * min(own)
+    ordered = sorted(zip(values, classes, strict=True))
+    assert all(a[1] <= b[1] for a, b in pairwise(ordered))
+
+
+def run(name: str, states: list[tuple[str, float]], layout: str = "pin") -> Run:
+    head = RunHead(
+        name, "cpu-only", Origin.MEASURED, Vantage.GUEST, Switches.of(PRESETS[layout]),
+        boots=(f"boot of {name}",),
+    )  # fmt: skip
+    samples = [
+        Sample("memory-bandwidth", "bytes_per_s", value, variant="triad", state=state)
+        for state, value in states
+    ]
+    return Run(head, tuple(samples))
+
+
+def states_in(runs: list[Run]) -> set[str | None]:
+    joint = with_joint_states(alternatives(runs))
+    return {key.state for one in joint for key in series_of(one)}
+
+
+def test_boots_that_saw_one_place_are_one_series() -> None:
+    joint = with_joint_states(
+        alternatives([run("a", [("26 ns", 1e9)]), run("b", [("28 ns", 2e9)])])
+    )
+    (series,) = series_of(joint[0]).values()
+    assert sorted(series.medians) == [1e9, 2e9]
+
+
+def test_two_places_of_one_run_stay_two_whatever_others_saw() -> None:
+    runs = [run("a", [("27 ns", 1e9), ("40 ns", 2e9)]), run("b", [("33 ns", 3e9)])]
+    assert states_in(runs) == {"27 ns", "40 ns", "33 ns"}
+    runs = [run("a", [("27 ns", 1e9), ("110 ns", 2e9)]), run("b", [("105 ns", 1e9)])]
+    assert states_in(runs) == {"27 ns", "108 ns"}
+
+
+def test_a_place_that_only_its_run_can_name_is_nobody_elses() -> None:
+    runs = [run("a", [("27 ns, 2", 1e9)]), run("b", [("27 ns, 2", 2e9)])]
+    assert states_in(runs) == {"27 ns, 2 of a", "27 ns, 2 of b"}
+
+
+def test_unsettled_samples_are_in_no_series() -> None:
+    assert states_in([run("a", [(UNSETTLED, 1e9), ("27 ns", 2e9)])]) == {"27 ns"}

@@ -1,0 +1,170 @@
+"""What homenode-probe prints, read strictly, and the samples that it comes to."""
+
+import json
+from typing import Any
+
+import pytest
+
+from homenode.bench.probe_figures import ProbeFigures, probe_figures
+from homenode.errors import ParseError
+from homenode.tools.homenode_probe import parse
+from tests import probe_documents
+from tests.mutations import MUTATIONS, survives
+from tests.probe_build import FEW_BYTES, one_pu, probe, two_pus
+from tests.probe_documents import FAR, NEAR
+
+DOCUMENTS = {
+    "bandwidth": probe_documents.bandwidth("0-1", [NEAR, FAR, NEAR] * 2),
+    "latency": probe_documents.latency("0"),
+    "core-to-core": probe_documents.core_to_core("0-1"),
+    "throughput": probe_documents.throughput("0-1"),
+    "placement": probe_documents.placement("0-1", [NEAR, FAR]),
+}
+
+
+def figures(text: str) -> ProbeFigures:
+    return probe_figures(parse(text))
+
+
+def values(found: ProbeFigures, metric: str, variant: str | None) -> list[float]:
+    return [
+        one.sample.value for one in found.placed
+        if (one.sample.metric, one.sample.variant) == (metric, variant)
+    ]  # fmt: skip
+
+
+def test_reported_and_moved_bytes_are_two_metrics() -> None:
+    found = figures(DOCUMENTS["bandwidth"])
+    reported = values(found, "memory-bandwidth", "triad")
+    moved = values(found, "memory-traffic", "triad")
+    assert reported == [36e9, 36e9 + 3]
+    assert moved == pytest.approx([value * 32 / 24 for value in reported])
+    assert values(found, "memory-bandwidth", "read")
+    assert not values(found, "memory-traffic", "read"), "a read moves what it reports"
+
+
+def test_non_temporal_stores_are_a_variant_of_their_own() -> None:
+    document = json.loads(DOCUMENTS["bandwidth"])
+    document["runs"][0]["kernels"][0]["stores"] = "non-temporal"
+    found = figures(json.dumps(document))
+    assert values(found, "memory-bandwidth", "triad non-temporal")
+    assert not values(found, "memory-bandwidth", "triad")
+
+
+def test_cells_of_a_matrix_say_where_threads_and_memory_were() -> None:
+    document = json.loads(DOCUMENTS["bandwidth"])
+    document["machine"]["nodes"] = [{"node": 0, "pus": "0-1"}, {"node": 1, "pus": "2-3"}]
+    far = {**document["runs"][0], "pus": "2-3", "node": 0}
+    document["runs"] = [{**document["runs"][0], "node": 0}, far]
+    places = {
+        (one.sample.node, one.sample.peer_node) for one in figures(json.dumps(document)).placed
+    }
+    assert places == {(0, 0), (1, 0)}
+
+
+def test_the_curve_its_levels_and_memory_are_told_apart() -> None:
+    found = figures(DOCUMENTS["latency"])
+    assert values(found, "memory-latency", "dram") == [93.0, 94.0, 93.5, 92.0, 95.0]
+    assert values(found, "memory-latency", "l1") == [1.08]
+    assert values(found, "cache-capacity", "l1") == [32768]
+    curve = [one.sample for one in found.placed if one.sample.size_bytes == 1 << 28]
+    assert {one.variant for one in curve} == {"local, huge pages", "random, huge pages"}
+
+
+def test_a_curve_without_memory_gives_no_latency_of_memory() -> None:
+    document = json.loads(DOCUMENTS["latency"])
+    document["levels"] = document["levels"][:1]
+    assert not values(figures(json.dumps(document)), "memory-latency", "dram")
+
+
+def test_one_pu_tells_a_cores_speed_and_several_tell_fairness() -> None:
+    alone = figures(probe_documents.throughput("0"))
+    assert {one.sample.metric for one in alone.placed} == {"cpu-single"}
+    together = figures(DOCUMENTS["throughput"])
+    assert values(together, "cpu-throughput", None) == pytest.approx([9200, 9209.2, 9190.8])
+    assert values(together, "cpu-fairness", "PU 1") == [1.0]
+    assert values(together, "cpu-fairness", "Jain's index") == [1.0]
+    assert len(values(together, "cpu-per-thread", "PU 0")) == 3
+
+
+def test_who_else_ran_is_told() -> None:
+    assert figures(probe_documents.throughput("0")).busy is None
+    busy = figures(probe_documents.throughput("0", busy=True)).busy
+    assert busy is not None and "48 %" in busy
+
+
+def test_an_emulated_machine_is_told() -> None:
+    assert figures(probe_documents.throughput("0", emulated=True)).emulated
+    assert not figures(probe_documents.throughput("0")).emulated
+
+
+def test_an_llc_that_is_not_there_is_a_finding() -> None:
+    doubt = {"id": "llc-not-shared", "detail": "108 ns apart", "remedy": "pin the vCPUs"}
+    (finding,) = figures(probe_documents.placement("0-1", [FAR], doubts=[doubt])).findings
+    assert (finding.id, finding.severity) == ("bench-hidden-place", "warning")
+    assert finding.fix == "pin the vCPUs"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"format": "homenode.probe/2"}, "up to version 1"),
+        ({"format": "homenode.plan/1"}, "homenode.probe/1"),
+        ({"command": "rm"}, "one of bandwidth"),
+        ({"one": None}, "one as homenode-probe writes it"),
+        ({"machine": []}, "machine as homenode-probe writes it"),
+        ({"pus": 7}, "pus as homenode-probe writes it"),
+    ],
+)
+def test_what_is_no_document_is_refused(change: dict[str, Any], says: str) -> None:
+    text = json.dumps({**json.loads(probe_documents.throughput("0")), **change})
+    with pytest.raises(ParseError, match="expected") as caught:
+        parse(text)
+    assert says in caught.value.message
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1e999"])
+def test_a_figure_of_zero_or_less_is_refused(value: str) -> None:
+    text = probe_documents.throughput("0").replace("4600.0", value)
+    with pytest.raises(ParseError, match="expected"):
+        parse(text)
+
+
+def test_a_document_without_samples_is_refused() -> None:
+    document = json.loads(DOCUMENTS["core-to-core"])
+    document["pairs"] = []
+    with pytest.raises(ParseError, match="expected samples of core-to-core, found 'none'"):
+        figures(json.dumps(document))
+
+
+@pytest.mark.parametrize("command", DOCUMENTS)
+def test_damaged_documents_are_read_or_refused_and_nothing_else(command: str) -> None:
+    survives(figures, DOCUMENTS[command], MUTATIONS)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("bandwidth", *FEW_BYTES), ("bandwidth", "--matrix", *FEW_BYTES),
+        ("core-to-core", "--seconds", "0.05"), ("throughput", "--seconds", "0.05"),
+        ("placement", "--seconds", "0.05"),
+        ("smt", "--core", "both", "--seconds", "0.1"),
+    ],
+    ids=lambda command: " ".join(command[:2]),
+)  # fmt: skip
+def test_what_the_real_probe_prints_is_read(command: tuple[str, ...]) -> None:
+    pus = two_pus()
+    words = [pus if word == "both" else word for word in command]
+    answer = probe(*words, *([] if "--core" in words else ["--pus", pus]))
+    if answer.code == 3 and "NUMA" in answer.errors:
+        pytest.skip("this kernel shows no NUMA nodes")
+    assert answer.code == 0, answer.errors
+    found = figures(answer.text)
+    assert found.placed
+    assert all(one.sample.value > 0 for one in found.placed)
+
+
+def test_a_real_curve_is_read() -> None:
+    answer = probe("latency", "--quick", "--seconds", "0.1", "--max-bytes", "1M", "--pus", one_pu())
+    assert answer.code == 0, answer.errors
+    assert {one.sample.unit for one in figures(answer.text).placed} <= {"ns", "bytes"}

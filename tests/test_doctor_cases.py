@@ -8,10 +8,11 @@ import pytest
 
 from tests.doctor_cases import HOST_CASES
 from tests.doctor_guest_cases import GUEST_CASES
+from tests.doctor_quiet_cases import QUIET_CASES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "findings"
-CASES = {**HOST_CASES, **GUEST_CASES}
+CASES = {**HOST_CASES, **GUEST_CASES, **QUIET_CASES}
 SECTIONS = ("Cause", "Cost", "Fix", "Source", "Seen in")
 VERIFYS_FILES = ("pins", "memory", "devices")
 """Of verify/, whose findings the doctor shows too."""

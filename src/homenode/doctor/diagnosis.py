@@ -4,11 +4,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from homenode.bdf import Bdf
+from homenode.doctor.core_isolation import isolation_findings
+from homenode.doctor.core_threads import thread_findings
 from homenode.doctor.document_lines import DocumentLines
 from homenode.doctor.guest_limits import describe_limits, limit_findings, limits
 from homenode.doctor.guest_memory import memory_findings
 from homenode.doctor.guest_pins import pin_findings, pinned_pus
 from homenode.doctor.guest_topology import topology_findings
+from homenode.doctor.host_interrupts import interrupt_findings
 from homenode.doctor.host_settings import settings_findings
 from homenode.doctor.link_errors import error_findings
 from homenode.doctor.links import Load, describe_paths, link_findings
@@ -129,6 +132,8 @@ def _domain(facts: DomainFacts, document: Document, host: Host) -> list[Finding]
     if host.pus:
         found += [*pins_on_host(facts, host), *pin_findings(facts, host)]
         found += topology_findings(facts, document, host)
+        found += [*thread_findings(facts, host), *isolation_findings(facts, host)]
+        found += interrupt_findings(facts, host)
     if host.nodes:
         found += [*memory_on_host(facts, host), *memory_findings(facts, host)]
     found += devices_on_host(facts, host)

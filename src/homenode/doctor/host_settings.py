@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+from homenode.cpuset import CpuSet
+from homenode.doctor.guest_pins import pinned_pus
 from homenode.findings import Finding, Severity
 from homenode.topology import Host
 from homenode.units import GIB, format_bytes
@@ -17,7 +19,7 @@ _SYSFS = "/sys and /proc of the host"
 
 def settings_findings(host: Host, facts: DomainFacts | None) -> Iterator[Finding]:
     """Governor and idle states of any host; page moving and merging for a VM that they reach."""
-    yield from _governor(host)
+    yield from _governor(host, facts)
     if facts is None:
         return
     yield from _idle(host, facts)
@@ -25,29 +27,56 @@ def settings_findings(host: Host, facts: DomainFacts | None) -> Iterator[Finding
         yield from _small_pages(host, facts)
 
 
-def _governor(host: Host) -> Iterator[Finding]:
-    governors, drivers = host.settings.governors, host.settings.scaling_drivers
-    if governors is None or drivers is None or "powersave" not in governors:
+def _governor(host: Host, facts: DomainFacts | None) -> Iterator[Finding]:
+    """Of the VM's own PUs where it is pinned and they are known one by one, else of all."""
+    ours = CpuSet() if facts is None else pinned_pus(facts)
+    slow, mixed = CpuSet(), CpuSet()
+    governors, drivers = host.settings.governors or (), host.settings.scaling_drivers
+    if ours and host.settings.pus_of_governor is not None:
+        of_ours = [(name, pus & ours) for name, pus in host.settings.pus_of_governor if pus & ours]
+        governors = tuple(name for name, _ in of_ours)
+        slow = CpuSet(pu for name, pus in of_ours if name == "powersave" for pu in pus)
+        mixed = min((pus for _, pus in of_ours), key=len) if len(of_ours) > 1 else mixed
+    if drivers is None:
         return
-    if not _DRIVERS_WITH_OWN_CLOCK.issuperset(drivers):
+    if "powersave" in governors and not _DRIVERS_WITH_OWN_CLOCK.issuperset(drivers):
         yield Finding(
-            "governor-powersave", Severity.WARNING, "cpufreq",
+            "governor-powersave", Severity.WARNING, f"cpufreq of PUs {slow}" if slow else "cpufreq",
             "a governor that follows the load", f"powersave with driver {', '.join(drivers)}: "
-            "the lowest clock always", "every vCPU runs at the lowest clock",
+            "the lowest clock always", "every vCPU there runs at the lowest clock",
             "cpupower frequency-set -g performance; check: cpupower frequency-info",
             "Documentation/admin-guide/pm/cpufreq.rst",
+        )  # fmt: skip
+    elif mixed:
+        yield Finding(
+            "governor-mixed", Severity.INFO, f"cpufreq of PUs {ours}",
+            "one governor for all vCPUs", f"{', '.join(governors)}; PUs {mixed} differ",
+            "vCPUs clock up at different speeds, and the guest takes them for equal",
+            f"cpupower -c {ours} frequency-set -g performance; check: grep . "
+            "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor", _SYSFS,
         )  # fmt: skip
 
 
 def _idle(host: Host, facts: DomainFacts) -> Iterator[Finding]:
-    latency = host.settings.idle_exit_latency_us
-    if latency is None or latency < _SLOW_WAKE_US or not facts.is_pinned:
+    """Of the VM's own PUs where they are known one by one, else of the lowest."""
+    if not facts.is_pinned:
+        return
+    ours, settings = pinned_pus(facts), host.settings
+    known = settings.pus_of_idle_latency_us
+    if known is None:
+        latency, deep = settings.idle_exit_latency_us, ours
+    else:
+        slow = [(each, pus & ours) for each, pus in known if each >= _SLOW_WAKE_US and pus & ours]
+        latency = max((each for each, _ in slow), default=None)
+        deep = CpuSet(pu for _, pus in slow for pu in pus)
+    if latency is None or latency < _SLOW_WAKE_US:
         return
     yield Finding(
-        "idle-deep", Severity.INFO, "cpuidle", f"idle states that end within {_SLOW_WAKE_US} µs",
-        f"up to {latency} µs", "small transfers and interrupts wait for a core to wake up",
-        "for latency: cpupower idle-set -D 100, or tuned-adm profile virtual-host; it costs power",
-        _SYSFS,
+        "idle-deep", Severity.INFO, f"cpuidle of PUs {deep}",
+        f"idle states that end within {_SLOW_WAKE_US} µs", f"up to {latency} µs",
+        "small transfers and interrupts wait for a core to wake up",
+        f"for latency: cpupower -c {deep} idle-set -D {_SLOW_WAKE_US}, or tuned-adm profile "
+        "virtual-host; it costs power", _SYSFS,
     )  # fmt: skip
 
 

@@ -1,0 +1,126 @@
+"""Isolation, interrupts, idle states and governors are judged for the PUs of the vCPUs alone."""
+
+import pytest
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.doctor.core_isolation import rcu_nocbs
+from homenode.findings import Severity
+from homenode.pci import DeviceKind
+from homenode.topology import Host
+from tests.doctor_cases import changed, settings
+from tests.doctor_domains import diagnosed, domain, gpus, host, ids, planned
+from tests.doctor_quiet_cases import HGX, ISOLATED, NIC, interrupting, quiet, set_apart
+
+DESKTOP = "rtx4080-i9-14900k"
+
+
+def idling(deep: CpuSet) -> Host:
+    """The desktop with deep idle states on some PUs and shallow ones on the others."""
+    others = CpuSet(pu.index for pu in host(DESKTOP).pus) - deep
+    return settings(
+        host(DESKTOP), idle_exit_latency_us=890,
+        pus_of_idle_latency_us=((2, others), (890, deep)),
+    )  # fmt: skip
+
+
+def test_idle_states_are_those_of_the_vcpus() -> None:
+    xml = domain(2, pins=[0, 2])
+    (finding,) = (f for f in diagnosed(xml, idling(CpuSet((2, 3)))) if f.id == "idle-deep")
+    assert "PUs 2" in finding.subject and "cpupower -c 2 idle-set" in (finding.fix or "")
+    assert "idle-deep" not in ids(diagnosed(xml, idling(CpuSet(range(4, 32)))))
+
+
+@pytest.mark.parametrize(("slow", "found"), [((0, 2), True), ((16, 17), False)])
+def test_a_governor_is_that_of_the_vcpus(slow: tuple[int, ...], found: bool) -> None:
+    pus = CpuSet(slow)
+    others = CpuSet(pu.index for pu in host(DESKTOP).pus) - pus
+    there = settings(
+        host(DESKTOP), scaling_drivers=("acpi-cpufreq",), governors=("performance", "powersave"),
+        pus_of_governor=(("performance", others), ("powersave", pus)),
+    )  # fmt: skip
+    names = ids(diagnosed(domain(2, pins=[0, 2]), there))
+    assert ("governor-powersave" in names) is found
+
+
+@pytest.mark.parametrize(
+    ("line", "pus"),
+    [
+        ("ro quiet", ""),
+        ("rcu_nocbs=4-7,12", "4-7,12"),
+        ("rcu_nocbs", "0-31"),
+        ("rcu_nocbs=all", "0-31"),
+        ("rcu_nocbs=16-N", "0-31"),
+    ],
+)
+def test_rcu_nocbs_is_read_from_the_command_line(line: str, pus: str) -> None:
+    there = settings(host(ISOLATED), kernel_command_line=line)
+    assert rcu_nocbs(there) == CpuSet.parse(pus)
+
+
+def test_an_unknown_command_line_is_not_judged() -> None:
+    there = settings(set_apart(host(ISOLATED), range(4, 8), nohz=False), kernel_command_line=None)
+    assert rcu_nocbs(there) is None
+    assert "isolated-with-tick" not in ids(diagnosed(domain(2, pins=[4, 5]), there))
+
+
+def test_a_tick_without_rcu_callbacks_is_told_apart() -> None:
+    there = settings(
+        set_apart(host(ISOLATED), [*range(4, 8), *range(20, 24)], nohz=False),
+        kernel_command_line="isolcpus=4-7,20-23 rcu_nocbs=4-7,20-23",
+    )
+    (finding,) = (f for f in diagnosed(domain(2, pins=[4, 5]), there)
+                  if f.id == "isolated-with-tick")  # fmt: skip
+    assert finding.severity is Severity.INFO and "rcu_nocbs" not in finding.observed
+
+
+def test_an_interrupt_on_an_isolated_pu_is_a_warning_with_its_number() -> None:
+    there = interrupting(set_apart(host(HGX), range(8, 12)), NIC, ["0", "10"])
+    (finding,) = (f for f in quiet(there) if f.id == "irq-on-isolated")
+    assert finding.severity is Severity.WARNING
+    assert f"IRQ 101 of {NIC} (mlx5_core) on PU 10" in finding.observed
+    assert "echo 0-7,12-223" in (finding.fix or "")
+
+
+@pytest.mark.parametrize("driver", [None, "vfio-pci", "mlx5_vfio_pci"])
+def test_interrupts_of_devices_that_vms_have_are_not_the_hosts(driver: str | None) -> None:
+    there = set_apart(host(HGX), range(8, 12))
+    there = interrupting(there, NIC, ["9"], driver or "x")
+    if driver is None:
+        there = changed(there, lambda d: d.bdf == NIC, driver=None)
+    assert "irq-on-isolated" not in ids(quiet(there))
+
+
+def test_interrupts_of_ports_and_on_other_pus_are_nothing() -> None:
+    apart = set_apart(host(HGX), range(8, 12))
+    port = next(d.bdf for d in apart.pci_devices if d.kind is DeviceKind.BRIDGE)
+    assert "irq-on-isolated" not in ids(quiet(interrupting(apart, port, ["9"], "pcieport")))
+    assert "irq-on-isolated" not in ids(quiet(interrupting(apart, NIC, ["0", "1"])))
+    # One that may go to many PUs is not bound to the vCPU's.
+    assert "irq-on-isolated" not in ids(quiet(interrupting(apart, NIC, ["0-55"])))
+
+
+def test_without_irqbalance_ordinary_pus_may_handle_interrupts() -> None:
+    there = interrupting(host(HGX), NIC, ["9"])
+    assert not {"irqbalance-on-vcpus", "irq-on-isolated"} & set(ids(quiet(there)))
+
+
+def test_vcpus_that_float_over_a_node_are_not_judged() -> None:
+    there = interrupting(set_apart(host(HGX), range(8, 12)), NIC, ["9"])
+    xml = domain(4, gpus(HGX, 1), gib=8, pins=["0-55"] * 4)
+    assert "irq-on-isolated" not in ids(diagnosed(xml, there))
+
+
+def test_a_well_placed_vm_on_a_well_kept_host_gets_nothing() -> None:
+    """One interrupt a PU for drives, the NIC's on the host's own PUs, and idle states of 2 µs."""
+    xml = planned(domain(88, gpus(HGX, 8), gib=1024), HGX, "pin-numa-pci")
+    everywhere = [str(pu.index) for pu in host(HGX).pus]
+    drive = host(HGX).devices_of_kind(DeviceKind.NVME)
+    there = settings(
+        host(HGX), irqbalance=True, scaling_drivers=("intel_pstate",),
+        pus_of_idle_latency_us=((2, CpuSet(pu.index for pu in host(HGX).pus)),),
+    )  # fmt: skip
+    there = interrupting(there, NIC, ["50", "51"])
+    for bdf in [each.bdf for each in drive[:1]] or [Bdf.parse("1a:00.0")]:
+        there = interrupting(there, bdf, everywhere, "nvme")
+    assert diagnosed(xml, there) == ()

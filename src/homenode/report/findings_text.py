@@ -33,6 +33,11 @@ def findings_text(findings: Findings, *, with_sources: bool = False) -> Renderab
     return AsciiWhereNeeded(Group(*parts))
 
 
+def finding_text(finding: Finding) -> RenderableType:
+    """One finding, as in the list of them."""
+    return AsciiWhereNeeded(Group(*_finding(finding, False)))
+
+
 def checks_text(title: str, checks: Sequence[Check]) -> RenderableType:
     """Every line of a comparison: what was expected, what is there, and whether they agree."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))

@@ -4,8 +4,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from homenode.findings import Finding, Findings, Severity, in_order
 from homenode.indices import NodeIndex
+from homenode.plan.search.taken import listed
 from homenode.report.wording import nodes_text, number_list, plural
 from homenode.slurm.held import Held, HeldGpu, NodeTree
+from homenode.slurm.hostlist import compress_hostlist
 
 _SLURM = "what Slurm and the host tell"
 _RECORD = "what the job's record tells"
@@ -15,17 +17,18 @@ _ENFORCE = "--gres-flags=enforce-binding"
 def audit(held: Iterable[Held]) -> Findings:
     """What is wrong with the places of jobs, worst first; jobs without GPUs are not judged."""
     findings: list[Finding] = []
-    judged = far = without = unknown = 0
+    judged = far = without = 0
     nodes: set[str] = set()
+    unknown: dict[str, list[Held]] = {}
     for one in held:
-        if one.unknown is None and not one.gpus:
+        if one.unknown is not None:
+            unknown.setdefault(one.unknown, []).append(one)
+            continue
+        if not one.gpus:
             without += 1
             continue
         found = tuple(_judged(one))
         findings += found
-        if one.unknown is not None:
-            unknown += 1
-            continue
         judged += 1
         nodes.add(one.node)
         far += any(finding.id == "job-gpu-far" for finding in found)
@@ -36,23 +39,29 @@ def audit(held: Iterable[Held]) -> Findings:
     if without:
         checked.append(f"{plural(without, 'place')} of jobs without GPUs: not judged")
     if unknown:
-        checked.append(f"{plural(unknown, 'place')} that could not be judged")
+        count = sum(map(len, unknown.values()))
+        checked.append(f"{plural(count, 'place')} that could not be judged")
+        findings += [_unjudged(reason, ones) for reason, ones in unknown.items()]
     return Findings(tuple(checked), in_order(findings))
 
 
+def _unjudged(reason: str, held: Sequence[Held]) -> Finding:
+    """One finding for all that cannot be judged for the same reason."""
+    jobs = listed(list(dict.fromkeys(one.job for one in held)))
+    nodes = compress_hostlist(sorted({one.node for one in held}))
+    return Finding(
+        "job-unjudged",
+        Severity.INCONCLUSIVE,
+        f"{'job' if len(held) == 1 else 'jobs'} {jobs} on {nodes}",
+        "CPUs and GPUs that can be found on the node's machine",
+        reason,
+        None,
+        "name the nodes' machine: --host NODES=SOURCE (srun -w NODE homenode capture makes one)",
+        _SLURM,
+    )
+
+
 def _judged(held: Held) -> Iterator[Finding]:
-    if held.unknown is not None:
-        yield Finding(
-            "job-unjudged",
-            Severity.INCONCLUSIVE,
-            held.subject,
-            "CPUs and GPUs that can be found on the node's machine",
-            held.unknown,
-            None,
-            "name the node's machine: --host NODE=SOURCE (srun -w NODE homenode capture makes one)",
-            _SLURM,
-        )
-        return
     assert held.tree is not None
     if held.pus is not None:
         yield from _cpus(held, held.tree)
@@ -76,7 +85,7 @@ def _cpus(held: Held, tree: NodeTree) -> Iterator[Finding]:
             "job-gpu-far",
             Severity.WARNING,
             held.subject,
-            f"CPUs on {_nodes(wanted)}, where {_gpus(far)} are",
+            f"CPUs on {_nodes(wanted)}, where {_gpus(far)} {_are(far)}",
             where,
             _cost(tree, own, wanted),
             f"submit it with {_ENFORCE}, and let `homenode slurm check` look at gres.conf",
@@ -181,6 +190,10 @@ def _gpu_nodes(gpus: Iterable[HeldGpu]) -> tuple[NodeIndex, ...]:
 def _gpus(gpus: Sequence[HeldGpu]) -> str:
     noun = "GPU" if len(gpus) == 1 else "GPUs"
     return f"{noun} {', '.join(map(str, gpus))}"
+
+
+def _are(gpus: Sequence[HeldGpu]) -> str:
+    return "is" if len(gpus) == 1 else "are"
 
 
 def _nodes(nodes: Sequence[NodeIndex]) -> str:

@@ -116,6 +116,8 @@ def held_on(
     def unknown(reason: str) -> Held:
         return Held(job.id, share.node, job.name, job.user, None, (), None, unknown=reason)
 
+    if not share.gpus.count and share.gpus.indices is not None:
+        return Held(job.id, share.node, job.name, job.user, None, (), None)
     if machine is None:
         return unknown("no host is given for this node")
     if shape is not None and not machine.order.fits(shape):

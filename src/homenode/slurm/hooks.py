@@ -17,13 +17,13 @@ _HEAD = """\
 # homenode: {what}
 # It never fails: {why}.
 spool={spool}
-root=
 case ${{SLURM_JOB_ID:-}} in '' | *[!0-9]*) exit 0 ;; esac
 case ${{SLURMD_NODENAME:=$(hostname -s)}} in '' | *[!A-Za-z0-9._-]*) exit 0 ;; esac
 name=$SLURM_JOB_ID.$SLURMD_NODENAME
 """
 
 _PROLOG = """\
+root=
 (
   set -Cu
   umask 022
@@ -63,6 +63,7 @@ exit 0
 """
 
 _TASK_PROLOG = """\
+root=
 (
   tasks=$spool/live/$name.tasks
   [ -f "$tasks" ] && [ "$(wc -c <"$tasks")" -lt {most_bytes} ] || exit

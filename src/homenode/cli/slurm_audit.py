@@ -1,0 +1,191 @@
+"""homenode slurm audit: are jobs' CPUs, GPUs and memory on the same nodes. [I/O]"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from homenode.cli.options import JsonOption
+from homenode.cli.terminal import (
+    check_can_write,
+    console,
+    note,
+    print_json,
+    read_file,
+    working,
+    write_text,
+)
+from homenode.errors import HostError, UsageError
+from homenode.slurm.hooks import SPOOL
+
+if TYPE_CHECKING:
+    from homenode.findings import Findings
+    from homenode.slurm.held import Held, NodeMachine
+
+
+def audit(
+    jobs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="JOBID", help="Jobs to look at. Default: all that run."),
+    ] = None,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NODES=]SOURCE",
+            help="The machine of these nodes (gpu[01-36]=SOURCE), or of all others; repeatable. "
+            "Default: this machine.",
+        ),
+    ] = None,
+    jobs_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--jobs",
+            metavar="FILE",
+            help="Read `scontrol show job -d` or `squeue --json` from here; - for standard input.",
+        ),
+    ] = None,
+    nodes_file: Annotated[
+        Path | None,
+        typer.Option("--nodes", metavar="FILE", help="Read `scontrol show node` from here."),
+    ] = None,
+    records: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Look at jobs that ended, by the hooks' records."),
+    ] = None,
+    hooks: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write the Prolog, TaskProlog and Epilog that record."),
+    ] = None,
+    spool: Annotated[
+        str, typer.Option(metavar="DIR", help="With --hooks: where nodes keep the records.")
+    ] = SPOOL,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Also what is worth knowing and not wrong.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Whether the GPUs of running jobs are on the nodes of their CPUs and of their memory."""
+    from homenode.findings import are_bad
+    from homenode.slurm.audit import audit as judge
+
+    if hooks is not None:
+        _write_hooks(hooks, spool)
+        return
+    if records is not None and (jobs_file is not None or nodes_file is not None):
+        raise UsageError("--records: expected without --jobs and --nodes, which are of live jobs")
+    asked = tuple(jobs or ())
+    with working("looking at the jobs"):
+        held = (
+            _running(asked, tuple(host or ()), jobs_file, nodes_file)
+            if records is None
+            else _recorded(records, asked)
+        )
+        found = judge(held)
+    if json:
+        from homenode.formats import encode
+
+        print_json(encode("findings", found))
+    else:
+        _show(found, show_all)
+    if are_bad(found.findings):
+        raise SystemExit(1)
+
+
+def _show(found: "Findings", show_all: bool) -> None:
+    from homenode.findings import Findings, Severity
+    from homenode.report.findings_text import findings_text
+
+    shown = tuple(f for f in found.findings if show_all or f.severity is not Severity.INFO)
+    left_out = len(found.findings) - len(shown)
+    console().print(findings_text(Findings(found.checked, shown)))
+    if left_out:
+        note(f"{left_out} more that are only worth knowing: --all")
+
+
+def _running(
+    asked: tuple[str, ...], hosts: tuple[str, ...], jobs_file: Path | None, nodes_file: Path | None
+) -> Iterator["Held"]:
+    """What each job that runs has on each of its nodes."""
+    from homenode.slurm.answers import ask_jobs, ask_shapes, read_jobs
+    from homenode.slurm.held import held_on
+    from homenode.slurm.nodes import shown_shapes
+
+    if jobs_file is None:
+        jobs = ask_jobs(asked)
+        shapes = ask_shapes()
+    else:
+        jobs = read_jobs(_text(jobs_file, "jobs as Slurm lists them"), str(jobs_file), asked)
+        shapes = {}
+    if nodes_file is not None:
+        shapes = shown_shapes(_text(nodes_file, "nodes as Slurm lists them"), str(nodes_file))
+    for job in jobs:
+        if asked and not job.runs:
+            raise UsageError(
+                f"job {job.id}: expected a job that runs, found {job.state}",
+                hint="of jobs that ended only records tell: --records DIR",
+            )
+    machines = _machines(hosts)
+    for job in jobs:
+        if job.runs:
+            for share in job.shares:
+                machine = machines.get(share.node, machines.get(""))
+                yield held_on(job, share, machine, shapes.get(share.node))
+
+
+def _recorded(folder: Path, asked: tuple[str, ...]) -> Iterator["Held"]:
+    from homenode.slurm.answers import read_records
+    from homenode.slurm.record import held_of_record
+
+    return (held_of_record(record) for record in read_records(folder, asked))
+
+
+def _machines(hosts: tuple[str, ...]) -> Mapping[str, "NodeMachine"]:
+    """Machines by node name; "" is that of all other nodes. Each source is read once."""
+    from homenode.slurm.held import node_machine
+    from homenode.slurm.hostlist import expand_hostlist
+    from homenode.sources import load_host
+
+    sources: dict[str, str | None] = {} if hosts else {"": None}
+    for given in hosts:
+        names, named, source = given.partition("=")
+        # A path may hold a "=", but a list of nodes holds no "/".
+        if not named or "/" in names:
+            names, source = "", given
+        if not source:
+            raise UsageError(f"--host {given}: expected NODES=SOURCE, found no source")
+        for name in expand_hostlist(names, f"--host {given}") if names else ("",):
+            sources[name] = source
+    read = {source: node_machine(load_host(source)) for source in dict.fromkeys(sources.values())}
+    return {name: read[source] for name, source in sources.items()}
+
+
+def _text(path: Path, what: str) -> str:
+    if str(path) == "-":
+        import sys
+
+        return sys.stdin.read()
+    return read_file(path, what).decode("utf-8", "replace")
+
+
+def _write_hooks(folder: Path, spool: str) -> None:
+    from homenode.slurm.hooks import hooks
+
+    written = hooks(spool)
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder}: expected a folder, found a file")
+    there = [folder / name for name in written if (folder / name).exists()]
+    if there:
+        raise UsageError(
+            f"{there[0]}: expected nothing there yet, found a file",
+            hint="name another folder; what you have edited is not overwritten",
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        check_can_write(*(folder / name for name in written))
+        for name, text in written.items():
+            write_text(folder / name, text)
+            (folder / name).chmod(0o644 if name == "README" else 0o755)
+            note(f"wrote {folder / name}")
+    except OSError as error:
+        raise HostError(f"{folder}: expected to write there, found: {error.strerror}") from None

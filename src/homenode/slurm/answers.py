@@ -1,0 +1,81 @@
+"""Answers: what Slurm's own programs, or a file with their output, say of jobs and nodes. [I/O]"""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from homenode.errors import InputError, ToolError
+from homenode.process import run
+from homenode.slurm.job import Job, is_asked_for
+from homenode.slurm.nodes import NodeShape, shown_shapes
+from homenode.slurm.record import JobRecord, parse_record
+from homenode.slurm.scontrol_job import COMMAND, parse_scontrol_jobs
+from homenode.slurm.squeue_json import parse_squeue_jobs
+
+MAX_RECORDS = 1_000_000
+
+_TIMEOUT_S = 90.0
+_MAX_RECORD_BYTES = 1 << 20
+
+
+def ask_jobs(asked: Sequence[str]) -> tuple[Job, ...]:
+    """Jobs that Slurm knows: those asked for, or all. Raises ToolError with Slurm's own reason."""
+    if not asked:
+        return parse_scontrol_jobs(_answer(COMMAND))
+    found = (parse_scontrol_jobs(_answer((*COMMAND, job)), f"job {job}") for job in asked)
+    return tuple(job for jobs in found for job in jobs)
+
+
+def ask_shapes() -> dict[str, NodeShape]:
+    """What Slurm takes each of its nodes for. Raises ToolError with Slurm's own reason."""
+    return shown_shapes(_answer(("scontrol", "show", "node", "--oneliner")), "scontrol show node")
+
+
+def read_jobs(text: str, source: str, asked: Sequence[str]) -> tuple[Job, ...]:
+    """Jobs of a stored answer: squeue's JSON or scontrol's text, told apart by content."""
+    is_json = text.lstrip().startswith("{")
+    jobs = parse_squeue_jobs(text, source) if is_json else parse_scontrol_jobs(text, source)
+    found = tuple(job for job in jobs if is_asked_for(job, tuple(asked)))
+    if asked and not found:
+        raise InputError(f"{source}: expected job {', '.join(asked)}, found none of them")
+    return found
+
+
+def read_records(folder: Path, asked: Sequence[str]) -> Iterator[JobRecord]:
+    """The records (*.rec) of a folder and of those below it, by name.
+
+    Raises InputError for a folder that is none or holds no record, ParseError for a bad record.
+    """
+    if not folder.is_dir():
+        raise InputError(f"{folder}: expected a folder of records (*.rec), found none")
+    paths = sorted(path for path in folder.rglob("*.rec") if path.is_file())
+    if not paths:
+        raise InputError(
+            f"{folder}: expected records (*.rec), found none",
+            hint="they are in done/ of the hooks' folder on each node: `homenode slurm audit "
+            "--hooks DIR` writes the hooks",
+        )
+    if len(paths) > MAX_RECORDS:
+        raise InputError(f"{folder}: expected at most {MAX_RECORDS} records, found {len(paths)}")
+    for path in paths:
+        if asked and path.name.partition(".")[0] not in asked:
+            continue
+        yield parse_record(_read(path), str(path))
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_RECORD_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"{path}: expected a record, found: {error.strerror}") from None
+    return content.decode("utf-8", "replace")
+
+
+def _answer(argv: Sequence[str]) -> str:
+    environment = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
+    done = run(argv, _TIMEOUT_S, environment=environment)
+    if done.returncode != 0:
+        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        raise ToolError(f"{done.argv[0]}: {said[-1][:300]}" if said else str(done.failure()))
+    return done.stdout

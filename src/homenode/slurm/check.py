@@ -1,0 +1,78 @@
+"""Check: gres.conf, slurm.conf and cgroup.conf against a node's machine, and set right."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from homenode.findings import Finding, Findings, in_order
+from homenode.report.wording import plural
+from homenode.slurm.check_gres import check_gres
+from homenode.slurm.check_slurm import (
+    SlurmVersion,
+    check_cgroup,
+    check_includes,
+    check_shape,
+    check_slurm,
+)
+from homenode.slurm.config import Config
+from homenode.slurm.corrected import corrected_gres, corrected_slurm
+from homenode.slurm.home_nodes import gpu_memory_nodes, gpus_in_order, nodes_with_cpus
+from homenode.slurm.node_class import node_classes
+from homenode.topology import Host
+
+_REWRITTEN = {"gres-cores-missing", "gres-cores-wrong", "gres-cores-are-pus"}
+_LINKS = {"gres-links-missing", "gres-links-wrong"}
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What was found, and both files as they should be; the same text where nothing changes."""
+
+    findings: Findings
+    gres: str
+    slurm: str
+
+
+def check(
+    gres: Config,
+    slurm: Config,
+    host: Host,
+    *,
+    cgroup: Config | None = None,
+    nodes: Sequence[str] = (),
+    version: SlurmVersion | None = None,
+) -> Checked:
+    """The files held against the machine of their GPU nodes.
+
+    nodes: only these; () = every node with GPUs. Raises ParseError that names a line.
+    """
+    classes = node_classes(gres, slurm, nodes)
+    findings: list[Finding] = []
+    wrong = []
+    with_links = False
+    for of in classes:
+        shape = tuple(check_shape(of, host, slurm))
+        own = tuple(check_gres(of, host, gres.source))
+        findings += [*own, *shape]
+        ids = {finding.id for finding in own}
+        if ids & (_REWRITTEN | _LINKS) and "gres-count" not in _critical(own):
+            wrong.append(of)
+            with_links = with_links or bool(ids & _LINKS)
+    findings += check_slurm(slurm, version)
+    findings += check_cgroup(cgroup)
+    findings += check_includes(gres, slurm, cgroup)
+    with_cpus = nodes_with_cpus(host)
+    memory = gpu_memory_nodes(host)
+    told = f"{host.name}: {plural(len(gpus_in_order(host)), 'GPU')} on "
+    told += f"{plural(len(with_cpus), 'node')} with CPUs"
+    if memory:
+        told += f"; {plural(len(memory), 'node')} of GPU memory, to which nothing is bound"
+    subjects = ", ".join(of.subject for of in classes) or "no node with GPUs"
+    return Checked(
+        Findings((f"{told}", f"{gres.source} and {slurm.source}: {subjects}"), in_order(findings)),
+        corrected_gres(gres, classes, host, wrong, links=with_links),
+        corrected_slurm(slurm, classes, host, version),
+    )
+
+
+def _critical(findings: Sequence[Finding]) -> set[str]:
+    return {finding.id for finding in findings if finding.severity == "critical"}

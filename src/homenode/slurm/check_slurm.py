@@ -1,0 +1,233 @@
+"""CheckSlurm: settings of slurm.conf and cgroup.conf without which GPUs and CPUs part.
+
+Source: slurm.conf(5) and cgroup.conf(5) of 22.05; Slurm's release notes of 23.11.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from homenode.findings import Finding, Severity
+from homenode.report.wording import plural
+from homenode.slurm.config import Config
+from homenode.slurm.cpu_ids import core_order
+from homenode.slurm.home_nodes import nodes_with_cpus
+from homenode.slurm.node_class import NodeClass
+from homenode.slurm.nodes import NodeShape
+from homenode.topology import Host
+
+_PAGE = "slurm.conf(5)"
+
+
+class SlurmVersion(NamedTuple):
+    major: int
+    minor: int
+    micro: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor:02}" + (f".{self.micro}" if self.micro else "")
+
+
+CONS_TRES_IS_DEFAULT = SlurmVersion(23, 11)
+KNOWS_ENFORCE_BINDING = SlurmVersion(23, 11, 2)
+
+
+class Setting(NamedTuple):
+    """A key of slurm.conf as it should be. certain: any version takes it."""
+
+    key: str
+    value: str
+    certain: bool = True
+
+
+def right_settings(slurm: Config, version: SlurmVersion | None) -> tuple[Setting, ...]:
+    """Settings that differ from what they should be, with the value that they should have."""
+    wanted: list[Setting] = []
+    select = _value(slurm, "selecttype")
+    if not _is_cons_tres(select, version):
+        wanted.append(Setting("SelectType", "select/cons_tres"))
+    parameters = _words(slurm, "selecttypeparameters")
+    cores = [
+        {"CR_CPU": "CR_Core", "CR_CPU_MEMORY": "CR_Core_Memory"}.get(word.upper(), word)
+        for word in parameters
+    ]
+    if not any(word.upper().startswith(("CR_CORE", "CR_SOCKET")) for word in cores):
+        cores.insert(0, "CR_Core_Memory")
+    enforced = "ENFORCE_BINDING_GRES" in {word.upper() for word in cores}
+    binding = cores if enforced else [*cores, "ENFORCE_BINDING_GRES"]
+    if version is not None and version >= KNOWS_ENFORCE_BINDING:
+        cores = binding
+    if cores != list(parameters):
+        wanted.append(Setting("SelectTypeParameters", ",".join(cores)))
+    if version is None and not enforced:
+        wanted.append(Setting("SelectTypeParameters", ",".join(binding), certain=False))
+    plugins = _words(slurm, "taskplugin")
+    if not (_has(plugins, "affinity") and _has(plugins, "cgroup")):
+        kept = [word for word in plugins if word.lower() not in ("none", "task/none")]
+        # task/affinity sets masks within what task/cgroup fences in.
+        front = [] if _has(plugins, "affinity") else ["task/affinity"]
+        back = [] if _has(plugins, "cgroup") else ["task/cgroup"]
+        wanted.append(Setting("TaskPlugin", ",".join([*front, *kept, *back])))
+    if _value(slurm, "proctracktype").lower() != "proctrack/cgroup":
+        wanted.append(Setting("ProctrackType", "proctrack/cgroup"))
+    types = _words(slurm, "grestypes")
+    if "gpu" not in types:
+        wanted.append(Setting("GresTypes", ",".join([*types, "gpu"])))
+    return tuple(wanted)
+
+
+def check_slurm(slurm: Config, version: SlurmVersion | None) -> Iterator[Finding]:
+    """What is wrong with the settings of the whole cluster."""
+    source = f"{slurm.source}, {_PAGE}"
+    subject = "the cluster"
+    wanted = {setting.key: setting.value for setting in right_settings(slurm, version)}
+    if "SelectType" in wanted:
+        yield Finding(
+            "slurm-select-type", Severity.CRITICAL, subject, "SelectType=select/cons_tres",
+            _shown(slurm, "selecttype"),
+            "--gpus, --gpus-per-task and --gres-flags=enforce-binding do nothing or are refused",
+            "SelectType=select/cons_tres; from another type than cons_res a restart loses all jobs",
+            source,
+        )  # fmt: skip
+    parameters = {word.upper() for word in _words(slurm, "selecttypeparameters")}
+    if any(word.startswith("CR_CPU") for word in parameters):
+        yield Finding(
+            "slurm-cores-shared", Severity.WARNING, subject, "CR_Core or CR_Core_Memory",
+            _shown(slurm, "selecttypeparameters"),
+            "siblings of one core may go to two jobs, unless nodes tell sockets and cores",
+            "SelectTypeParameters=CR_Core_Memory", source,
+        )  # fmt: skip
+    if "ENFORCE_BINDING_GRES" not in parameters:
+        knows = version is None or version >= KNOWS_ENFORCE_BINDING
+        yield Finding(
+            "slurm-binding-optional", Severity.WARNING, subject,
+            "GPUs given with cores of their own socket, by default",
+            _shown(slurm, "selecttypeparameters"),
+            "a job may get GPUs of one socket and CPUs of the other, when cores are short",
+            f"SelectTypeParameters=...,ENFORCE_BINDING_GRES (from {KNOWS_ENFORCE_BINDING} on)"
+            if knows else
+            "#SBATCH --gres-flags=enforce-binding in jobs; SelectTypeParameters takes "
+            f"ENFORCE_BINDING_GRES from {KNOWS_ENFORCE_BINDING} on",
+            source,
+        )  # fmt: skip
+    if "TaskPlugin" in wanted:
+        yield Finding(
+            "slurm-task-plugin", Severity.WARNING, subject, "TaskPlugin=task/affinity,task/cgroup",
+            _shown(slurm, "taskplugin"),
+            "--cpu-bind and --mem-bind do nothing without task/affinity, and without task/cgroup "
+            "nothing keeps a job on its cores and GPUs", f"TaskPlugin={wanted['TaskPlugin']}",
+            source,
+        )  # fmt: skip
+    if "ProctrackType" in wanted:
+        yield Finding(
+            "slurm-proctrack", Severity.INFO, subject, "ProctrackType=proctrack/cgroup",
+            _shown(slurm, "proctracktype"), "processes that leave their parent are not a job's",
+            "ProctrackType=proctrack/cgroup", source,
+        )  # fmt: skip
+    if "GresTypes" in wanted:
+        yield Finding(
+            "slurm-gres-types", Severity.CRITICAL, subject, "GresTypes=gpu",
+            _shown(slurm, "grestypes"), "no job can ask for a GPU", "GresTypes=gpu", source,
+        )  # fmt: skip
+
+
+def check_shape(of: NodeClass, host: Host, slurm: Config) -> Iterator[Finding]:
+    """Sockets, cores and threads as slurm.conf has them, against the machine."""
+    if of.definition is None or of.definition.shape is None:
+        return
+    shape = of.definition.shape
+    order = core_order(host)
+    source = f"{slurm.source}:{of.definition.line.first}, {_PAGE}"
+    if not order.fits(shape):
+        overridden = "config_overrides" in _words(slurm, "slurmdparameters")
+        yield Finding(
+            "slurm-shape-differs", Severity.CRITICAL, of.subject,
+            f"{len(order.pus)} cores of {plural(order.threads, 'thread')}, as the machine has",
+            f"{shape} (sockets x cores x threads)",
+            "config_overrides hides it: Slurm gives out cores that are not there" if overridden
+            else "the node is drained, or cores are not used",
+            "take what `slurmd -C` prints on the node", source,
+        )  # fmt: skip
+        return
+    nodes = nodes_with_cpus(host)
+    if shape.sockets < len(nodes) and len(host.packages) < len(nodes):
+        right = right_shape(of, host)
+        assert right is not None
+        yield Finding(
+            "slurm-sockets-span-nodes", Severity.WARNING, of.subject,
+            f"a socket for each of the {len(nodes)} NUMA nodes with CPUs ({right})",
+            f"{plural(shape.sockets, 'socket')} ({shape})",
+            "Slurm matches GPUs and cores socket by socket: nodes of one socket are alike to it",
+            "SlurmdParameters=numa_node_as_socket (from 22.05 on, with hwloc 2), and "
+            f"Sockets={right.sockets} CoresPerSocket={right.cores_per_socket}", source,
+        )  # fmt: skip
+
+
+def right_shape(of: NodeClass, host: Host) -> NodeShape | None:
+    """A socket for each node with CPUs, where these are equal and finer than packages."""
+    nodes = nodes_with_cpus(host)
+    order = core_order(host)
+    shape = None if of.definition is None else of.definition.shape
+    if shape is None or not nodes or len(order.pus) % len(nodes):
+        return None
+    cores = len(order.pus) // len(nodes)
+    return NodeShape(len(nodes), cores, shape.threads_per_core, shape.cpus)
+
+
+def check_cgroup(cgroup: Config | None) -> Iterator[Finding]:
+    """What task/cgroup needs to keep a job on its cores and GPUs."""
+    if cgroup is None:
+        yield Finding(
+            "cgroup-unjudged", Severity.INCONCLUSIVE, "the cluster",
+            "cgroup.conf, to see whether jobs are kept on their cores and GPUs",
+            "it was not given", None, "--cgroup /etc/slurm/cgroup.conf", "cgroup.conf(5)",
+        )  # fmt: skip
+        return
+    for key, named, cost in (
+        ("ConstrainCores", "cgroup-cores-open", "a job's tasks may run on cores of other jobs"),
+        ("ConstrainDevices", "cgroup-devices-open", "a job may use GPUs of other jobs"),
+    ):
+        if _value(cgroup, key.lower()).lower() not in ("yes", "true", "1", "y"):
+            yield Finding(
+                named, Severity.WARNING, "the cluster", f"{key}=yes",
+                _shown(cgroup, key.lower()), cost, f"{key}=yes",
+                f"{cgroup.source}, cgroup.conf(5)",
+            )  # fmt: skip
+
+
+def check_includes(*files: Config | None) -> Iterator[Finding]:
+    """Files that belong to these and were not read."""
+    for file in files:
+        for path in () if file is None else file.includes:
+            yield Finding(
+                "config-include", Severity.INCONCLUSIVE, file.source if file else "",
+                "a file that holds all", f"Include {path}, which is not read",
+                None, f"put both into one file and check that: cat {path} >> a copy", _PAGE,
+            )  # fmt: skip
+
+
+def _is_cons_tres(select: str, version: SlurmVersion | None) -> bool:
+    if select:
+        return select.lower().removeprefix("select/") == "cons_tres"
+    return version is not None and version >= CONS_TRES_IS_DEFAULT
+
+
+def _value(config: Config, key: str) -> str:
+    found = config.last(key)
+    return "" if found is None else found[0]
+
+
+def _words(config: Config, key: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in _value(config, key).split(",") if word.strip())
+
+
+def _has(plugins: tuple[str, ...], name: str) -> bool:
+    return any(word.lower().removeprefix("task/") == name for word in plugins)
+
+
+def _shown(config: Config, key: str) -> str:
+    """The setting as it stands, with its line."""
+    found = config.last(key)
+    if found is None:
+        return "it is not set"
+    value, line = found
+    return f"{value} (line {line.first})"

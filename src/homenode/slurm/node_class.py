@@ -1,0 +1,68 @@
+"""NodeClass: nodes of which the configuration says the same, judged once for all of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from homenode.errors import InputError
+from homenode.slurm.config import Config
+from homenode.slurm.gres import GresLine, autodetect_for, gres_lines, lines_for
+from homenode.slurm.hostlist import compress_hostlist
+from homenode.slurm.nodes import NodeDefinition, node_definitions
+
+
+@dataclass(frozen=True, slots=True)
+class NodeClass:
+    """names: () where the files name no nodes. lines: of gres.conf, about their GPUs.
+
+    autodetect: what detects them. definition: their line of slurm.conf; None where it has none.
+    """
+
+    names: tuple[str, ...]
+    lines: tuple[GresLine, ...]
+    autodetect: str | None
+    definition: NodeDefinition | None
+
+    @property
+    def subject(self) -> str:
+        return compress_hostlist(self.names) if self.names else "every node"
+
+    @property
+    def owns_lines(self) -> bool:
+        """True where no line is about other nodes too, so that it may be rewritten."""
+        mine = set(self.names)
+        return all(line.nodes is None or set(line.nodes) <= mine for line in self.lines)
+
+
+def node_classes(gres: Config, slurm: Config, wanted: Sequence[str] = ()) -> tuple[NodeClass, ...]:
+    """The GPU nodes of both files, those of which both say the same together.
+
+    wanted: only these; () = all. Raises ParseError that names a line, InputError for a node that
+    neither file names.
+    """
+    lines = gres_lines(gres)
+    definitions = node_definitions(slurm)
+    defined = {name: one for one in definitions for name in one.names}
+    named = [name for name, one in defined.items() if one.gpus is not None]
+    named += [name for line in lines if line.name == "gpu" for name in line.nodes or ()]
+    names = tuple(dict.fromkeys(wanted or named))
+    for name in wanted:
+        if name not in defined and name not in named:
+            raise InputError(
+                f"{slurm.source}: expected a node {name}, found none there or in {gres.source}"
+            )
+    groups: dict[tuple[object, ...], list[str]] = {}
+    for name in names:
+        one = defined.get(name)
+        key = (lines_for(lines, name), autodetect_for(lines, name), one and one.line.first)
+        groups.setdefault(key, []).append(name)
+    if not names and any(line.name == "gpu" or line.autodetect for line in lines):
+        groups[lines_for(lines, ""), autodetect_for(lines, ""), None] = []
+    return tuple(
+        NodeClass(
+            tuple(own),
+            lines_for(lines, own[0] if own else ""),
+            autodetect_for(lines, own[0] if own else ""),
+            defined.get(own[0]) if own else None,
+        )
+        for own in groups.values()
+    )

@@ -1,0 +1,306 @@
+"""Ranks: which GPUs, cores and node each task of a node gets.
+
+Cores are the planner's, as for a VM with the rank's GPUs and as many vCPUs as it has cores: whole
+cores of the GPU's node, the nearest ones first, no core twice.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.errors import UsageError
+from homenode.findings import Finding, Severity
+from homenode.indices import NodeIndex
+from homenode.pci import PciDevice
+from homenode.plan.guest import Guest
+from homenode.plan.layout import PRESETS
+from homenode.plan.model import Unplannable
+from homenode.plan.request import EmulatorPolicy, GuestRequest
+from homenode.plan.search.place import place
+from homenode.report.wording import number_list, plural
+from homenode.slurm.home_nodes import (
+    gpu_memory_nodes,
+    gpus_in_order,
+    home_node,
+    nodes_of,
+    nodes_with_cpus,
+)
+from homenode.topology import Host, NumaNode
+
+_MEMORY_BYTES = 1 << 20
+"""Asked of the planner for each rank: how much a program will use is not known, and any node that
+has some will do."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankGpu:
+    """index: the driver's number, by address. node: with CPUs; None where the host tells none."""
+
+    index: int
+    bdf: Bdf
+    node: NodeIndex | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """A task by its number on the node. cores: how many. pus: its mask. nodes: of its memory.
+
+    naive: nodes that "GPU i belongs to node i / (GPUs per node)" would give; None = as it is.
+    """
+
+    rank: int
+    gpus: tuple[RankGpu, ...]
+    cores: int
+    pus: CpuSet
+    nodes: tuple[NodeIndex, ...]
+    naive: tuple[NodeIndex, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """All tasks of a node. gpus_on_node: all that it has, so that Slurm's numbers are theirs."""
+
+    ranks: tuple[Rank, ...]
+    gpus_on_node: int
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankWishes:
+    """gpus: the driver's numbers; None = all. cores: of each task; None = as many as all can have.
+
+    siblings: also the other threads of its cores. node: where all of them are to be bound, rather
+    than at their GPUs.
+    """
+
+    tasks: int
+    gpus: tuple[int, ...] | None = None
+    cores: int | None = None
+    siblings: bool = False
+    node: NodeIndex | None = None
+
+
+def bind_ranks(host: Host, wishes: RankWishes) -> Binding:
+    """Where each task goes.
+
+    Raises UsageError for tasks and GPUs that do not share out evenly, for GPUs and nodes that the
+    host has not, and for a node that is memory only; Unplannable where the cores do not suffice.
+    """
+    if wishes.tasks < 1:
+        raise UsageError(f"--tasks: expected at least 1, found {wishes.tasks}")
+    if wishes.cores is not None and wishes.cores < 1:
+        raise UsageError(f"--cores: expected at least 1, found {wishes.cores}")
+    devices = gpus_in_order(host)
+    gpus = _chosen(host, devices, wishes.gpus)
+    if wishes.node is not None:
+        check_node(host, wishes.node)
+    shares = _shares(gpus, wishes.tasks)
+    homes = [_homes(share, wishes.node) for share in shares]
+    cores = wishes.cores or _cores_each(host, homes)
+    naive = naive_nodes(host)
+    ranks = []
+    used = CpuSet()
+    for rank, (share, home) in enumerate(zip(shares, homes, strict=True)):
+        pus = _placed(host, rank, share, home, cores, used)
+        whole = CpuSet.from_bits(
+            _union(core.pus for core in host.cores if not core.pus.isdisjoint(pus))
+        )
+        used = used | whole
+        guess = tuple(sorted({naive[gpu.index] for gpu in share if gpu.index in naive}))
+        ranks.append(
+            Rank(
+                rank, share, cores, whole if wishes.siblings else pus,
+                home or nodes_of(host, pus), None if guess == home or not guess else guess,
+            )
+        )  # fmt: skip
+    return Binding(tuple(ranks), len(devices), tuple(_findings(host, gpus, naive)))
+
+
+def naive_nodes(host: Host) -> dict[int, NodeIndex]:
+    """The node of each GPU for whoever counts them off: the first GPUs on the first node.
+
+    Empty where the GPUs do not divide by the nodes with CPUs.
+    """
+    nodes = nodes_with_cpus(host)
+    count = len(gpus_in_order(host))
+    if not nodes or count % len(nodes):
+        return {}
+    return {gpu: nodes[gpu * len(nodes) // count].index for gpu in range(count)}
+
+
+def check_node(host: Host, index: int) -> NumaNode:
+    """The node, where programs can be bound to it. Raises UsageError that names the right one."""
+    node = host.node(index)
+    with_cpus = nodes_with_cpus(host)
+    known = number_list(one.index for one in with_cpus)
+    if node is None:
+        raise UsageError(f"--node {index}: expected a node with CPUs ({known}), found no such node")
+    if node.pus:
+        return node
+    memory = gpu_memory_nodes(host)
+    owner = memory.get(node.index) or _owner(host, node.index)
+    if node.index not in memory or owner is None:
+        raise UsageError(
+            f"--node {index}: expected a node with CPUs ({known}), found one of memory alone",
+            hint="bind to the node of the GPU: leave --node out",
+        )
+    device = host.device(owner)
+    right = None if device is None else home_node(host, device)
+    own = None if right is None else host.node(right)
+    raise UsageError(
+        f"--node {index}: expected a node with CPUs ({known}), found memory of GPU {owner}: "
+        "programs there would fill the GPU's own memory, and have no CPU",
+        hint=None if own is None else f"bind to node {own.index} (PUs {own.pus}), where the GPU is",
+    )
+
+
+def _owner(host: Host, index: NodeIndex) -> Bdf | None:
+    """The GPU of a memory node without a name of its own: the last one named at or before it.
+
+    On GH200 the nodes of a GPU's MIG instances follow its own.
+    """
+    named = [(n, bdf) for n, bdf in gpu_memory_nodes(host).items() if bdf is not None]
+    return max(((n, bdf) for n, bdf in named if n <= index), default=(0, None))[1]
+
+
+def _chosen(
+    host: Host, devices: Sequence[PciDevice], wanted: tuple[int, ...] | None
+) -> tuple[RankGpu, ...]:
+    every = tuple(
+        RankGpu(index, gpu.bdf, home_node(host, gpu)) for index, gpu in enumerate(devices)
+    )
+    if not every:
+        raise UsageError(f"{host.name}: expected a host with GPUs, found none")
+    for index in wanted or ():
+        if index >= len(every):
+            raise UsageError(
+                f"--gpus: expected GPUs 0-{len(every) - 1} of {host.name}, found {index}"
+            )
+    return every if wanted is None else tuple(every[index] for index in dict.fromkeys(wanted))
+
+
+def _shares(gpus: Sequence[RankGpu], tasks: int) -> list[tuple[RankGpu, ...]]:
+    """The GPUs of each task: one after the other, or several of one node, or one of several."""
+    count = len(gpus)
+    if count % tasks and tasks % count:
+        fitting = [n for n in range(1, 4 * count) if not (count % n and n % count)]
+        near = sorted(sorted(fitting, key=lambda n: abs(n - tasks))[:2])
+        raise UsageError(
+            f"--tasks {tasks}: expected a number that shares {plural(count, 'GPU')} out evenly",
+            hint=f"take {' or '.join(map(str, near))}, or name GPUs with --gpus",
+        )
+    if tasks >= count:
+        return [(gpus[rank // (tasks // count)],) for rank in range(tasks)]
+    each = count // tasks
+    # GPUs of one node together, the nodes in the order of their first GPU.
+    first: dict[NodeIndex | None, int] = {}
+    for gpu in gpus:
+        first.setdefault(gpu.node, gpu.index)
+    grouped = sorted(gpus, key=lambda gpu: (first[gpu.node], gpu.index))
+    return [tuple(grouped[each * rank : each * (rank + 1)]) for rank in range(tasks)]
+
+
+def _homes(share: Sequence[RankGpu], node: NodeIndex | None) -> tuple[NodeIndex, ...]:
+    if node is not None:
+        return (node,)
+    return tuple(sorted({gpu.node for gpu in share if gpu.node is not None}))
+
+
+def _cores_each(host: Host, homes: Sequence[tuple[NodeIndex, ...]]) -> int:
+    """The most cores that every task can have on its own nodes; all share all where unknown."""
+    usable = CpuSet(pu.index for pu in host.pus if pu.online and pu.allowed)
+    cores = [core.pus for core in host.cores if not core.pus.isdisjoint(usable)]
+    counts = []
+    for home in set(homes):
+        sharing = sum(bool(set(other) & set(home)) or not other for other in homes)
+        pus = CpuSet.from_bits(_union(n.pus for n in host.nodes if not home or n.index in home))
+        own = sum(not core.isdisjoint(pus) for core in cores)
+        counts.append(own // (sharing if home else len(homes)))
+    return max(1, min(counts))
+
+
+def _placed(
+    host: Host,
+    rank: int,
+    share: Sequence[RankGpu],
+    home: tuple[NodeIndex, ...],
+    cores: int,
+    used: CpuSet,
+) -> CpuSet:
+    """A PU on each of the rank's cores, as the planner places a VM with its GPUs."""
+    every = CpuSet(pu.index for pu in host.pus)
+    away = CpuSet()
+    if home:
+        away = every - CpuSet.from_bits(_union(n.pus for n in host.nodes if n.index in home))
+    near = [gpu.local_pus for gpu in gpus_in_order(host) if gpu.bdf in {g.bdf for g in share}]
+    local = CpuSet.from_bits(_union(pus for pus in near if pus))
+    # MI250X: of a node's two LLCs one is nearer to each GPU, and the firmware tells which.
+    tries = [every - local] if local and not local.isdisjoint(every - away) else []
+    for reserved in (*tries, away):
+        free = [c for c in host.cores if c.pus.isdisjoint(reserved | used)]
+        if reserved is not away and len(free) < cores:
+            continue
+        guest = _guest(host, rank, cores)
+        request = GuestRequest(
+            guest, PRESETS["pin-numa"], cores, _MEMORY_BYTES,
+            devices=tuple(gpu.bdf for gpu in share), reserved_pus=reserved | used,
+            emulator_policy=EmulatorPolicy.NONE, unequal_cells=True, mixed_kinds=True,
+        )  # fmt: skip
+        try:
+            return CpuSet.from_bits(_union(place(host, request).vcpu_pins))
+        except Unplannable as error:
+            raise Unplannable(
+                f"rank {rank}, {plural(cores, 'core')}: {error.message}",
+                error.rejections,
+                hint="lower --cores or --tasks",
+            ) from None
+    raise AssertionError("the last try always places or raises")
+
+
+def _guest(host: Host, rank: int, cores: int) -> Guest:
+    """A task as the planner knows guests."""
+    return Guest(
+        name=f"rank {rank}", uuid=None, domain_type="qemu",
+        architecture=host.architecture or "x86_64", machine=None, vcpus=cores, vcpus_online=cores,
+        memory_bytes=_MEMORY_BYTES, page_bytes=None, iothreads=0, cpu_mode=None, cpu_topology=None,
+        cell_vcpus=(), hostdevs=(), controllers=(), addresses=(),
+    )  # fmt: skip
+
+
+def _findings(
+    host: Host, gpus: Sequence[RankGpu], naive: dict[int, NodeIndex]
+) -> Iterator[Finding]:
+    blind = [gpu for gpu in gpus if gpu.node is None]
+    if blind:
+        yield Finding(
+            "bind-node-unknown",
+            Severity.INCONCLUSIVE,
+            f"GPU {number_list(gpu.index for gpu in blind)} of {host.name}",
+            "a GPU whose node is known",
+            "the host tells no node",
+            "its task gets cores of any node",
+            "`homenode doctor`: gpu-node-unknown",
+            host.name,
+        )
+    off = [g for g in gpus if g.node is not None and naive.get(g.index, g.node) != g.node]
+    if off:
+        each = len(gpus_in_order(host)) // len(nodes_with_cpus(host))
+        yield Finding(
+            "gpu-order-naive",
+            Severity.INFO,
+            f"GPUs of {host.name}",
+            ", ".join(f"GPU {gpu.index} on node {gpu.node}" for gpu in off),
+            f'"GPU i belongs to node i/{each}" gives '
+            + ", ".join(f"GPU {gpu.index} on node {naive[gpu.index]}" for gpu in off),
+            "scripts that count GPUs off bind these ranks to another node",
+            "use the lists printed here, which follow the machine",
+            host.name,
+        )
+
+
+def _union(sets: Iterable[CpuSet]) -> int:
+    bits = 0
+    for one in sets:
+        bits |= one.bits
+    return bits

@@ -1,0 +1,120 @@
+"""Wrapper: a script that runs a rank on the node of its GPU, found out where it runs.
+
+For jobs that share nodes, where Slurm takes no masks, and for nodes that are not alike. It never
+widens what Slurm allows: the rank keeps those of its CPUs that are on the GPU's node. Memory is
+bound where that is allowed, preferred where it is not, left as it was where neither is.
+Source: numactl(8), taskset(1), Documentation/ABI/testing/sysfs-bus-pci, numa_node; the KFD's
+topology in /sys/class/kfd.
+"""
+
+WRAPPER = r"""#!/bin/sh
+# homenode: run a rank on the NUMA node of its GPU.
+#
+#   srun --gpus-per-task=1 --cpus-per-task=8 bind-rank.sh COMMAND [ARGUMENT...]
+#
+# HOMENODE_MEMORY=strict|preferred|none   how memory is bound; default strict, where it is allowed
+# HOMENODE_VERBOSE=1                      say on standard error what was done
+# What cannot be found out or is not allowed is left as it was, and said.
+
+[ $# -gt 0 ] || { echo "usage: $0 COMMAND [ARGUMENT...]" >&2; exit 2; }
+root=${HOMENODE_ROOT:-}
+rank=${SLURM_PROCID:-${SLURM_LOCALID:-0}}
+
+say() { echo "homenode: rank $rank: $*" >&2; }
+told() { [ -z "${HOMENODE_VERBOSE:-}" ] || say "$@"; }
+plainly() { say "$1: not bound"; shift; exec "$@"; }
+
+# The rank's GPU: its first one, or of those that all ranks of the node see the one of its turn.
+visible=${CUDA_VISIBLE_DEVICES-${ROCR_VISIBLE_DEVICES-${HIP_VISIBLE_DEVICES-}}}
+[ -n "$visible" ] || plainly "no CUDA_VISIBLE_DEVICES and no ROCR_VISIBLE_DEVICES" "$@"
+turn=0
+if [ -z "${SLURM_GPUS_PER_TASK:-}" ]; then
+  count=$(echo "$visible" | tr , '\n' | grep -c .)
+  tasks=${SLURM_STEP_TASKS_PER_NODE:-${SLURM_NTASKS_PER_NODE:-1}}
+  tasks=${tasks%%[!0-9]*}
+  [ "${tasks:-0}" -gt 1 ] && turn=$((${SLURM_LOCALID:-0} * count / tasks % count))
+fi
+gpu=$(echo "$visible" | cut -d, -f$((turn + 1)))
+
+nvidia_address() {
+  nvidia-smi --query-gpu=pci.bus_id --format=csv,noheader -i "$1" 2>/dev/null |
+    head -n 1 | tr 'A-F' 'a-f' | sed -n 's/^0000\([0-9a-f]\{4\}:[0-9a-f:.]*\)$/\1/p'
+}
+
+# The n-th GPU of the KFD's list; those of other jobs cannot be read and are not counted.
+amd_address() {
+  left=$1
+  place=0
+  while [ -d "$root/sys/class/kfd/kfd/topology/nodes/$place" ]; do
+    file=$root/sys/class/kfd/kfd/topology/nodes/$place/properties
+    place=$((place + 1))
+    location=$(sed -n 's/^location_id //p' "$file" 2>/dev/null)
+    [ "${location:-0}" -gt 0 ] 2>/dev/null || continue
+    [ "$left" -gt 0 ] && { left=$((left - 1)); continue; }
+    domain=$(sed -n 's/^domain //p' "$file")
+    printf '%04x:%02x:%02x.%x\n' "${domain:-0}" $((location >> 8 & 255)) \
+      $((location >> 3 & 31)) $((location & 7))
+    return
+  done
+}
+
+case $gpu in
+  '' | *[!0-9A-Za-z/_-]*) plainly "GPU '$gpu' is no number and no UUID" "$@" ;;
+esac
+address=
+if [ -n "${CUDA_VISIBLE_DEVICES-}" ] && command -v nvidia-smi >/dev/null; then
+  address=$(nvidia_address "$gpu")
+fi
+case $gpu in *[!0-9]*) ;; *) [ -n "$address" ] || address=$(amd_address "$gpu") ;; esac
+device=$root/sys/bus/pci/devices/$address
+if [ -z "$address" ] || [ ! -e "$device/numa_node" ]; then
+  plainly "no address of GPU $gpu" "$@"
+fi
+
+# "0-3,8" as one number a line.
+numbers() { echo "$1" | tr , '\n' | awk -F- 'NF { for (n = $1; n <= $NF; n++) print n }'; }
+cpus_of() { cat "$root/sys/devices/system/node/node$1/cpulist" 2>/dev/null; }
+
+# A node without CPUs is memory of a GPU (GH200): its CPUs' node is the one to bind to.
+node=$(cat "$device/numa_node")
+if [ "$node" -lt 0 ] || [ -z "$(cpus_of "$node")" ]; then
+  node=
+  first=$(numbers "$(cat "$device/local_cpulist" 2>/dev/null)" | head -n 1)
+  for folder in "$root"/sys/devices/system/node/node[0-9]*; do
+    [ -n "$first" ] || break
+    numbers "$(cat "$folder/cpulist")" | grep -qx "$first" && node=${folder##*/node}
+  done
+  # Where the firmware tells nothing, every CPU of several nodes is called local.
+  [ "$(numbers "$(cat "$device/local_cpulist")" | wc -l)" -gt \
+    "$(numbers "$(cpus_of "${node:-x}")" | wc -l)" ] && node=
+  [ -n "$node" ] || plainly "no node of GPU $gpu ($address)" "$@"
+fi
+
+allowed=$(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' "$root/proc/self/status")
+near=$(numbers "$(cpus_of "$node")")
+own=$(numbers "$allowed" | grep -Fx "$near" | tr '\n' , | sed 's/,$//')
+[ -n "$own" ] ||
+  say "none of its CPUs ($allowed) is on node $node of GPU $gpu: they stay as they are"
+
+# Each policy is tried on `true` first: the command must not run twice.
+attempt() { numactl ${own:+--physcpubind="$own"} "$1" true 2>/dev/null; }
+memory=${HOMENODE_MEMORY:-strict}
+way=
+if command -v numactl >/dev/null; then
+  if [ "$memory" = strict ]; then
+    attempt --membind="$node" && way=--membind=$node
+    [ -n "$way" ] || say "memory cannot be bound to node $node: it is only preferred"
+  fi
+  if [ -z "$way" ] && [ "$memory" != none ]; then
+    attempt --preferred="$node" && way=--preferred=$node
+    [ -n "$way" ] || say "memory cannot be preferred on node $node: it stays as it was"
+  fi
+fi
+told "GPU $gpu ($address) is on node $node: CPUs ${own:-$allowed}, memory ${way:-as it was}"
+if [ -n "$way" ]; then
+  exec numactl ${own:+--physcpubind="$own"} "$way" -- "$@"
+elif [ -n "$own" ] && command -v taskset >/dev/null; then
+  exec taskset -c "$own" "$@"
+fi
+exec "$@"
+"""

@@ -121,6 +121,24 @@ def placement(pus: str, brackets: Sequence[Ends], **head: Any) -> str:
     return document("placement", pus, pairs=pairs, series=series, verdict="steady", **head)
 
 
+def smt(pus: str, **head: Any) -> str:
+    one, other = list(CpuSet.parse(pus))[:2]
+    threads = [{"pu": pu, "samples_events_per_s": [2300.0]} for pu in (one, other)]
+    core = {
+        "pus": f"{one},{other}", "work": "primes", "alone": {"samples_events_per_s": [4600.0]},
+        "together": {"threads": threads}, "gain_ratio": 1.25,
+    }  # fmt: skip
+    return document("smt", pus, siblings_known=True, cores=[core], **head)
+
+
+def loaded_latency(pus: str, **head: Any) -> str:
+    points = [
+        {"delay_cycles": delay, "samples_ns": [latency_ns], "samples_injected_bytes_per_s": [rate]}
+        for delay, latency_ns, rate in ((None, 95.0, 0), (500, 120.0, 9e9), (0, 240.0, 30e9))
+    ]
+    return document("loaded-latency", pus, points=points, **head)
+
+
 def ends(pus: str, latency_ns: float = 27.0) -> Ends:
     """A bracket in which all neighbours are equally far apart."""
     pairs = len(CpuSet.parse(pus)) - 1
@@ -136,5 +154,7 @@ def answer(argv: Sequence[str]) -> str:
         "latency": lambda: latency(pus),
         "core-to-core": lambda: core_to_core(pus),
         "placement": lambda: placement(pus, [ends(pus)] * 6),
+        "smt": lambda: smt(pus),
+        "loaded-latency": lambda: loaded_latency(pus),
     }
     return made[argv[1]]()

@@ -19,6 +19,8 @@ DOCUMENTS = {
     "core-to-core": probe_documents.core_to_core("0-1"),
     "throughput": probe_documents.throughput("0-1"),
     "placement": probe_documents.placement("0-1", [NEAR, FAR]),
+    "smt": probe_documents.smt("0-1"),
+    "loaded-latency": probe_documents.loaded_latency("0-1"),
 }
 
 
@@ -87,6 +89,14 @@ def test_one_pu_tells_a_cores_speed_and_several_tell_fairness() -> None:
     assert len(values(together, "cpu-per-thread", "PU 0")) == 3
 
 
+def test_what_siblings_add_and_what_load_costs() -> None:
+    assert values(figures(DOCUMENTS["smt"]), "smt-gain", "primes 0,1") == [1.25]
+    loaded = figures(DOCUMENTS["loaded-latency"])
+    assert values(loaded, "loaded-latency", "at rest") == [95.0]
+    assert values(loaded, "loaded-bandwidth", "at rest") == []
+    assert values(loaded, "loaded-bandwidth", "delay 0 cycles") == [30e9]
+
+
 def test_who_else_ran_is_told() -> None:
     assert figures(probe_documents.throughput("0")).busy is None
     busy = figures(probe_documents.throughput("0", busy=True)).busy
@@ -149,6 +159,7 @@ def test_damaged_documents_are_read_or_refused_and_nothing_else(command: str) ->
         ("core-to-core", "--seconds", "0.05"), ("throughput", "--seconds", "0.05"),
         ("placement", "--seconds", "0.05"),
         ("smt", "--core", "both", "--seconds", "0.1"),
+        ("loaded-latency", "--seconds", "0.1", "--chain-bytes", "4M", "--array-bytes", "4M"),
     ],
     ids=lambda command: " ".join(command[:2]),
 )  # fmt: skip

@@ -113,14 +113,12 @@ def _conditions(document: ProbeDocument) -> Iterator[Condition]:
 def _bandwidth(document: ProbeDocument) -> Iterator[Placed]:
     """Reported bytes as STREAM counts them; moved ones where they differ, as their own metric."""
     is_matrix = len(document.runs) > 1 or any(run.node is not None for run in document.runs)
-    several = len(_pus(document.pus)) > 1
     for run in document.runs:
         node = _node_of(document, run) if is_matrix else None
         peer = run.node if is_matrix else None
-        alone = " one thread" if run.threads == 1 and not is_matrix and several else ""
         for kernel in run.kernels:
             suffix = "" if kernel.stores == "regular" else " non-temporal"
-            variant = f"{kernel.kernel}{suffix}{alone}"
+            variant = f"{kernel.kernel}{suffix}"
             moved = kernel.moved_bytes_per_element / kernel.reported_bytes_per_element
             for raw in kernel.raw:
                 bracket = None

@@ -31,13 +31,25 @@ def read_step(test: BenchTest, output: str, host: Host) -> StepReading:
     if test.reads is Reader.PROBE:
         found = probe_figures(parse(output))
         return StepReading(
-            found.placed, found.conditions, (), found.findings, found.busy, found.emulated
+            tuple(_varied(one, test.variant) for one in found.placed),
+            found.conditions,
+            (),
+            found.findings,
+            found.busy,
+            found.emulated,
         )
     figures = figures_of_step(test, output, host)
     return StepReading(
         tuple(Placed(one) for one in figures.samples), figures.conditions, figures.gaps,
         figures.findings,
     )  # fmt: skip
+
+
+def _varied(placed: Placed, variant: str | None) -> Placed:
+    if variant is None:
+        return placed
+    words = ", ".join(word for word in (placed.sample.variant, variant) if word)
+    return replace(placed, sample=replace(placed.sample, variant=words))
 
 
 def read_app(order: AppOrder, figure: float) -> StepReading:

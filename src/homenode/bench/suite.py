@@ -4,6 +4,7 @@ The probe measures processors and memory everywhere; GPUs are in gpu_suite.
 """
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 from homenode.bench.gpu_suite import gpu_tests
 from homenode.bench.model import (
@@ -79,16 +80,26 @@ def _of_probe(
     yield _probe(Group.CPU_SINGLE, "throughput", seconds, "--pus", first)
     yield _probe(Group.CPU_ALL, "throughput", seconds, "--pus", str(pus))
     yield _probe(Group.MEMORY_BANDWIDTH, "bandwidth", seconds, "--pus", str(pus))
+    if len(pus) > 1:
+        alone = _probe(Group.MEMORY_BANDWIDTH, "bandwidth", seconds, "--pus", first)
+        yield replace(_named("stream one thread", alone), variant="one thread")
+        yield _named(
+            "loaded latency",
+            _probe(Group.MEMORY_LATENCY, "loaded-latency", seconds, "--pus", str(pus)),
+        )
     quick = ("--quick",) if wishes.depth is Depth.QUICK else ()
     yield _probe(Group.MEMORY_LATENCY, "latency", 4 * seconds, "--pus", first, *quick)
     if len(_with_pus_and_memory(host)) > 1:
         cells = len(_with_pus_and_memory(host)) ** 2
-        matrix = _probe(Group.MEMORY_BANDWIDTH, "bandwidth", seconds, "--matrix")
-        yield BenchTest("stream by node", matrix.group, matrix.argv, seconds * cells,
-                        60 + 20 * seconds * cells)  # fmt: skip
-        latency = _probe(Group.MEMORY_LATENCY, "latency", seconds, "--matrix")
-        yield BenchTest("mem-latency by node", latency.group, latency.argv, seconds * cells,
-                        60 + 20 * seconds * cells)  # fmt: skip
+        for group, command in (
+            (Group.MEMORY_BANDWIDTH, "bandwidth"), (Group.MEMORY_LATENCY, "latency"),
+        ):  # fmt: skip
+            cell = _probe(group, command, seconds, "--matrix", "--pus", str(pus))
+            yield replace(
+                _named(f"{group} by node", cell),
+                seconds=seconds * cells,
+                timeout_s=60 + 20 * seconds * cells,
+            )
     if len(pus) > 1:
         yield _probe(Group.CORE_TO_CORE, "core-to-core", 2 * seconds, "--pus", str(pus))
         yield _probe(Group.PLACEMENT, "placement", seconds, "--pus", str(pus))
@@ -103,6 +114,10 @@ def _of_probe(
 def _probe(group: Group, command: str, seconds: float, *options: str) -> BenchTest:
     argv = (PROBE, command, "--seconds", f"{seconds:g}", *options)
     return BenchTest(str(group), group, argv, seconds, 60 + 20 * seconds)
+
+
+def _named(id: str, test: BenchTest) -> BenchTest:
+    return replace(test, id=id)
 
 
 def _with_pus_and_memory(host: Host) -> tuple[NumaNode, ...]:

@@ -1,0 +1,466 @@
+"""A run of the suite: what is kept, what marks it, and what it goes on with."""
+
+import itertools
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from homenode.bench import runner
+from homenode.bench.model import PROBE, Depth, Group, SuiteWishes
+from homenode.bench.orders import AppOrder, BenchOrders, BenchOutcome, Progress
+from homenode.bench.record import StepRecord
+from homenode.bench.run_folder import RunFolder
+from homenode.bench.schedule import left_of, schedule
+from homenode.cpuset import CpuSet
+from homenode.errors import HomenodeError, HostError, ToolError, UsageError
+from homenode.machine.protocol import Machine
+from homenode.process import Completed, ToolTimeoutError
+from homenode.results.model import UNSETTLED, Origin, Run, Sample, Vantage
+from homenode.results.store import load_runs, read_run
+from homenode.sources import load_host
+from tests import probe_documents
+from tests.bench_machines import FakeMachine
+from tests.memory_folder import memory_folder
+from tests.probe_documents import FAR, NEAR, answer
+
+QUICK = SuiteWishes(depth=Depth.QUICK)
+ORDERS = BenchOrders("x", QUICK, repeats=2, vantage=Vantage.HOST)
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "IDLE_S", 0.0)
+
+
+def run(
+    root: Path,
+    machine: Machine | None = None,
+    orders: BenchOrders = ORDERS,
+    *,
+    resume: bool = False,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> BenchOutcome:
+    return runner.run_bench(machine or FakeMachine(), orders, root, on_progress, resume=resume)
+
+
+def measured(outcome: BenchOutcome) -> Run:
+    assert outcome.run is not None
+    return outcome.run
+
+
+def of(outcome: BenchOutcome, metric: str, variant: str | None = None) -> list[Sample]:
+    return [
+        one for one in measured(outcome).samples if (one.metric, one.variant) == (metric, variant)
+    ]
+
+
+def ids(outcome: BenchOutcome) -> set[str]:
+    return {finding.id for finding in outcome.findings}
+
+
+def test_a_run_is_a_folder_that_others_can_read(tmp_path: Path) -> None:
+    outcome = run(tmp_path)
+    folder = tmp_path / "cpu-only" / "x"
+    assert outcome.folder == str(folder)
+    assert read_run(folder) == outcome.run
+    loaded = load_runs(tmp_path)
+    assert loaded.runs == (outcome.run,)
+    assert loaded.skipped == ()
+    kept = {path.name for path in folder.iterdir()}
+    assert {"order.json", "host.tar.gz", "results.jsonl", "raw"} <= kept
+    assert load_host(str(folder / "host.tar.gz")).pus
+
+
+def test_every_test_runs_once_a_round_in_a_seeded_order(tmp_path: Path) -> None:
+    machine = FakeMachine()
+    outcome = run(tmp_path, machine)
+    assert [words[1] for words in machine.calls].count("placement") == 2
+    assert len(of(outcome, "cpu-single")) == 3 * 3, "a control before, between and after"
+    other = FakeMachine()
+    run(tmp_path, other, replace(ORDERS, name="y", seed=2))
+    assert sorted(machine.calls) == sorted(other.calls)
+    assert machine.calls != other.calls
+
+
+def test_raw_outputs_stand_beside_the_samples(tmp_path: Path) -> None:
+    run(tmp_path)
+    raw = tmp_path / "cpu-only" / "x" / "raw"
+    records = [json.loads(path.read_text()) for path in sorted(raw.glob("[0-9]*.json"))]
+    assert [one["number"] for one in records] == list(range(len(records)))
+    outputs = [(raw / one["output"]).read_text() for one in records]
+    assert outputs == [answer(argv_of(one)) for one in records]
+
+
+def argv_of(record: dict[str, Any]) -> Sequence[str]:
+    orders = {
+        test.id: test.argv for test in runner.look_over(FakeMachine(), ORDERS)[0].record.tests
+    }
+    return orders[record["test"]]
+
+
+def test_states_are_told_apart_over_the_whole_run(tmp_path: Path) -> None:
+    """Each document alone is steady: only together do they show that the PUs were moved."""
+    places = itertools.cycle([NEAR, FAR])
+
+    def moving(argv: Sequence[str]) -> str:
+        if argv[1] == "bandwidth":
+            return probe_documents.bandwidth("0-1", [next(places)] * 9)
+        return answer(argv)
+
+    orders = replace(
+        ORDERS, pus=CpuSet.parse("0-1"), wishes=replace(QUICK, groups=(Group.MEMORY_BANDWIDTH,))
+    )
+    outcome = run(tmp_path, FakeMachine(answer=moving), orders)
+    samples = of(outcome, "memory-bandwidth", "triad")
+    assert {one.state for one in samples} == {"27 ns", "108 ns"}
+    for state, least, most in (("27 ns", 30e9, 40e9), ("108 ns", 60e9, 80e9)):
+        assert all(least < one.value < most for one in samples if one.state == state)
+    assert "bench-placement-moves" in ids(outcome)
+
+
+def test_a_sample_during_which_the_pus_moved_is_in_no_state(tmp_path: Path) -> None:
+    def moving(argv: Sequence[str]) -> str:
+        inside = (NEAR[0], FAR[1])
+        return probe_documents.bandwidth(argv[-1], [NEAR, NEAR, inside, FAR, FAR])
+
+    wishes = replace(QUICK, groups=(Group.MEMORY_BANDWIDTH,))
+    orders = replace(ORDERS, repeats=1, pus=CpuSet.parse("0-1"), wishes=wishes)
+    outcome = run(tmp_path, FakeMachine(answer=moving), orders)
+    assert [one.state for one in of(outcome, "memory-bandwidth", "read")] == [UNSETTLED]
+
+
+def test_a_busy_neighbour_marks_the_run(tmp_path: Path) -> None:
+    def busy(argv: Sequence[str]) -> str:
+        document = json.loads(answer(argv))
+        document["contention"]["busy_neighbour"] = True
+        return json.dumps(document)
+
+    outcome = run(tmp_path, FakeMachine(answer=busy))
+    assert all(one.disturbed for one in measured(outcome).samples)
+    assert "bench-disturbed" in ids(outcome)
+    assert any("others ran during" in reason for reason in measured(outcome).head.unusable)
+
+
+def test_a_neighbour_who_came_and_went_marks_his_steps_alone(tmp_path: Path) -> None:
+    seen = itertools.count()
+
+    def busy(argv: Sequence[str]) -> str:
+        here = argv[1] == "latency" and next(seen) == 0
+        return probe_documents.latency("0", busy=here) if argv[1] == "latency" else answer(argv)
+
+    outcome = run(tmp_path, FakeMachine(answer=busy))
+    disturbed = [one.disturbed for one in of(outcome, "memory-latency", "dram")]
+    assert disturbed == [True] * 5 + [False] * 5
+    assert not any(one.disturbed for one in of(outcome, "cpu-single"))
+    assert measured(outcome).head.unusable == ()
+    assert "bench-disturbed" in ids(outcome)
+
+
+def test_a_machine_that_is_busy_before_it_begins_is_marked(tmp_path: Path) -> None:
+    outcome = run(tmp_path, FakeMachine(busy_ticks=40))
+    assert "bench-busy" in ids(outcome)
+    assert any("40% busy" in reason for reason in measured(outcome).head.unusable)
+
+
+def test_a_control_that_moves_marks_the_run(tmp_path: Path) -> None:
+    calls = itertools.count()
+
+    def slowing(argv: Sequence[str]) -> str:
+        if argv[1] == "throughput" and argv[-1] == "0":
+            return probe_documents.throughput("0", 4600.0 if next(calls) < 2 else 4100.0)
+        return answer(argv)
+
+    outcome = run(tmp_path, FakeMachine(answer=slowing))
+    assert "bench-control-moved" in ids(outcome)
+    assert measured(outcome).head.unusable == ("one thread: -10.9% over round 2",)
+
+
+def test_a_machine_that_changes_meanwhile_is_marked(tmp_path: Path) -> None:
+    setting = "/sys/kernel/mm/transparent_hugepage/enabled"
+    machine = FakeMachine(changed={setting: "[always] madvise never"})
+
+    def change(progress: Progress) -> None:
+        if progress.done == 3:
+            machine.changed[setting] = "always madvise [never]"
+
+    outcome = run(tmp_path, machine, on_progress=change)
+    assert "bench-changed" in ids(outcome)
+    assert any("transparent huge pages changed" in one for one in measured(outcome).head.unusable)
+
+
+def test_an_emulated_machine_is_never_measured(tmp_path: Path) -> None:
+    def emulated(argv: Sequence[str]) -> str:
+        document = json.loads(answer(argv))
+        document["machine"]["emulated"] = True
+        return json.dumps(document)
+
+    assert measured(run(tmp_path, FakeMachine(answer=emulated))).head.origin is Origin.EMULATED
+    told = replace(ORDERS, name="told", emulated=True)
+    assert measured(run(tmp_path, orders=told)).head.origin is Origin.EMULATED
+    assert measured(run(tmp_path, orders=replace(ORDERS, name="y"))).head.origin is Origin.MEASURED
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [ToolTimeoutError("homenode-probe: no end after 5 s"), ToolError("too much output"), "no JSON"],
+    ids=["time out", "too much", "unreadable"],
+)
+def test_a_test_that_fails_is_left_out_and_the_rest_goes_on(
+    failure: ToolError | str, tmp_path: Path
+) -> None:
+    def failing(argv: Sequence[str]) -> str:
+        if argv[1] != "latency":
+            return answer(argv)
+        if isinstance(failure, str):
+            return failure
+        raise failure
+
+    outcome = run(tmp_path, FakeMachine(answer=failing))
+    assert not [one for one in measured(outcome).samples if one.metric == "memory-latency"]
+    assert of(outcome, "core-to-core-latency", "0 to 1")
+    assert [gap.subject for gap in outcome.gaps if gap.subject.startswith("mem-latency")] == [
+        "mem-latency, round 1", "mem-latency, round 2",
+    ]  # fmt: skip
+    assert "bench-test-failed" in ids(outcome)
+
+
+def test_a_machine_out_of_reach_stops_the_run_and_loses_nothing(tmp_path: Path) -> None:
+    class Leaving(FakeMachine):
+        gone = False
+
+        def run(self, argv: Sequence[str], *rest: Any, **named: Any) -> Completed:
+            self.gone = self.gone or len(self.calls) == 4
+            if self.gone:
+                raise ToolError("the way to it is broken")
+            return super().run(argv, *rest, **named)
+
+    with pytest.raises(ToolError, match="broken"):
+        run(tmp_path, Leaving())
+    machine = FakeMachine()
+    outcome = run(tmp_path, machine, resume=True)
+    assert len(machine.calls) == len(outcome_steps(outcome)) - 4
+
+
+def outcome_steps(outcome: BenchOutcome) -> list[Path]:
+    assert outcome.folder is not None
+    return sorted((Path(outcome.folder) / "raw").glob("[0-9]*.json"))
+
+
+def test_the_users_own_program_is_measured_beside_the_controls(tmp_path: Path) -> None:
+    def app(argv: Sequence[str]) -> str:
+        return "epoch 1: 90 img/s\nepoch 2: 100.5 img/s\n" if argv[0] == "./train" else answer(argv)
+
+    order = AppOrder(("./train", "-q; rm"), r"([0-9.]+) img/s", name="train")
+    machine = FakeMachine(answer=app)
+    outcome = run(tmp_path, machine, replace(ORDERS, app=order))
+    assert [one.value for one in of(outcome, "app-rate:train")] == [100.5, 100.5]
+    assert ("./train", "-q; rm") in machine.calls, "no shell takes the words apart"
+    assert {one.metric for one in measured(outcome).samples} == {"app-rate:train", "cpu-single"}
+    timed = replace(ORDERS, name="y", app=replace(order, lower_is_better=True))
+    assert of(run(tmp_path, machine, timed), "app-time:train")[0].value == 100.5e9
+
+
+@pytest.mark.parametrize("metric", ["(", "no group", "(two) (groups)"])
+def test_a_metric_that_names_no_figure_is_refused_before_anything_runs(
+    metric: str, tmp_path: Path
+) -> None:
+    machine = FakeMachine()
+    with pytest.raises(UsageError, match="--metric"):
+        run(tmp_path, machine, replace(ORDERS, app=AppOrder(("true",), metric)))
+    assert machine.calls == []
+
+
+def test_pus_and_nodes_confine_the_run(tmp_path: Path) -> None:
+    machine = FakeMachine(host="x86-2p2n8c16t-pus-interleaved")
+    outcome = run(tmp_path, machine, replace(ORDERS, nodes=(1,)))
+    node = next(one for one in load_host("x86-2p2n8c16t-pus-interleaved").nodes if one.index == 1)
+    asked = {argv[argv.index("--pus") + 1] for argv in machine.calls}
+    assert all(CpuSet.parse(text) <= node.pus for text in asked)
+    assert measured(outcome).head.nodes == (1,)
+    assert measured(outcome).head.pus == node.pus
+    assert any("--node" in argv for argv in machine.calls)
+    assert not any("--matrix" in argv for argv in machine.calls)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [({"pus": CpuSet.parse("0-99")}, "--pus"), ({"nodes": (7,)}, "--nodes")],
+)
+def test_pus_and_nodes_that_are_not_there_are_refused(
+    changes: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=says):
+        run(tmp_path, orders=replace(ORDERS, **changes))
+    assert not list(tmp_path.iterdir())
+
+
+def test_progress_counts_to_the_end_and_the_time_left_shrinks(tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    run(tmp_path, on_progress=seen.append)
+    assert [one.done for one in seen] == list(range(seen[0].total + 1))
+    assert seen[0].seconds_left > seen[-2].seconds_left > seen[-1].seconds_left == 0
+
+
+def test_a_run_of_that_name_is_never_overwritten(tmp_path: Path) -> None:
+    first = run(tmp_path)
+    with pytest.raises(HostError, match="expected no run of this name"):
+        run(tmp_path)
+    with pytest.raises(HostError, match="expected a run to go on with"):
+        run(tmp_path, orders=replace(ORDERS, name="z"), resume=True)
+    assert read_run(tmp_path / "cpu-only" / "x") == first.run
+
+
+def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
+    def inside(progress: Progress) -> None:
+        if progress.done == 1:
+            with pytest.raises(HostError, match="another homenode bench"):
+                run(tmp_path, resume=True)
+
+    run(tmp_path, on_progress=inside)
+
+
+@pytest.mark.parametrize(
+    ("orders", "machine", "says"),
+    [
+        (replace(ORDERS, seed=5), FakeMachine(), "seed 1 before, 5 now"),
+        (replace(ORDERS, repeats=3), FakeMachine(), "rounds 2 before, 3 now"),
+        (ORDERS, FakeMachine(boot="after a restart"), "boot"),
+        (ORDERS, FakeMachine(host="x86-2p2n16c16t-smt-off"), "machine"),
+        (replace(ORDERS, wishes=replace(QUICK, groups=(Group.CPU_ALL,))), FakeMachine(), "tests"),
+        (replace(ORDERS, wishes=SuiteWishes()), FakeMachine(), "tests with other commands"),
+    ],
+)  # fmt: skip
+def test_a_run_goes_on_under_the_same_orders_alone(
+    orders: BenchOrders, machine: FakeMachine, says: str, tmp_path: Path
+) -> None:
+    run(tmp_path)
+    with pytest.raises(UsageError, match="--resume") as caught:
+        run(tmp_path, machine, orders, resume=True)
+    assert says in caught.value.message
+    assert machine.calls == []
+
+
+def test_an_output_that_was_changed_is_refused(tmp_path: Path) -> None:
+    run(tmp_path)
+    output = next((tmp_path / "cpu-only" / "x" / "raw").glob("0003-*"))
+    output.write_text(output.read_text().replace("3", "4", 1))
+    with pytest.raises(HomenodeError, match="found it changed"):
+        run(tmp_path, resume=True)
+
+
+def test_a_finished_run_that_is_gone_on_with_runs_nothing_and_stays_the_same(
+    tmp_path: Path,
+) -> None:
+    first = run(tmp_path)
+    machine = FakeMachine()
+    again = run(tmp_path, machine, resume=True)
+    assert machine.calls == []
+    assert again.run == first.run
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing of ours runs after it."""
+
+
+def test_killed_at_any_write_or_command_no_sample_is_lost_or_doubled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every place at which a file changes or a program starts, one after the other."""
+    orders = replace(
+        ORDERS, repeats=1, wishes=replace(QUICK, groups=(Group.CORE_TO_CORE, Group.CPU_SINGLE))
+    )
+    left = [-1]
+
+    def may_die() -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise Killed
+
+    def dying(of: Callable[..., Any]) -> Callable[..., Any]:
+        def first_may_die(*words: Any, **named: Any) -> Any:
+            may_die()
+            return of(*words, **named)
+
+        return first_may_die
+
+    monkeypatch.setattr(os, "fsync", dying(os.fsync))
+    monkeypatch.setattr(Path, "replace", dying(Path.replace))
+    monkeypatch.setattr(FakeMachine, "run", dying(FakeMachine.run))
+    with memory_folder() as folder:
+        whole = run(folder / "whole", orders=orders).run
+        places = 0
+        for place in itertools.count(1):
+            root = folder / str(place)
+            left[0] = place
+            try:
+                run(root, orders=orders)
+            except Killed:
+                places += 1
+            else:
+                break
+            left[0] = -1
+            begun = (root / "cpu-only" / "x" / "order.json").exists()
+            assert run(root, orders=orders, resume=begun).run == whole, f"killed at {place}"
+        assert places > 30
+
+
+def test_killed_again_and_again_it_still_comes_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    with memory_folder() as folder:
+        whole = run(folder / "whole").run
+        steps = []
+        write = RunFolder.write_step
+
+        def write_and_die(self: RunFolder, record: StepRecord, output: str) -> None:
+            write(self, record, output)
+            steps.append((record.round, record.test))
+            raise Killed
+
+        monkeypatch.setattr(RunFolder, "write_step", write_and_die)
+        for resume in itertools.chain([False], itertools.repeat(True)):
+            try:
+                outcome = run(folder / "cut", resume=resume)
+            except Killed:
+                continue
+            break
+        assert outcome.run == whole
+        assert len(steps) == len(set(steps)), "no step was run twice"
+
+
+def test_an_unfinished_run_is_not_taken_for_whole(tmp_path: Path) -> None:
+    def stop(progress: Progress) -> None:
+        if progress.done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, on_progress=stop)
+    loaded = load_runs(tmp_path)
+    assert loaded.runs == ()
+    assert "expected a finished run" in loaded.skipped[0].reason
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 5), st.integers(0, 2**32), st.integers(0, 100))
+def test_what_is_done_and_what_is_left_are_the_whole(rounds: int, seed: int, cut: int) -> None:
+    made = schedule(["a", "b", "c"], ["control"], rounds, seed)
+    done = made.steps[: min(cut, len(made.steps))]
+    left = left_of(made, {(step.round, step.test) for step in done})
+    assert (*done, *left) == made.steps
+
+
+def test_without_the_probe_the_message_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        run(tmp_path, FakeMachine(programs=frozenset()))
+    assert f"{PROBE} is not installed" in str(caught.value)
+
+
+def test_several_threads_have_a_state_and_one_alone_has_none(tmp_path: Path) -> None:
+    outcome = run(tmp_path)
+    assert {one.state for one in of(outcome, "memory-bandwidth", "triad")} == {"27 ns"}
+    assert {one.state for one in of(outcome, "memory-bandwidth", "triad, one thread")} == {None}

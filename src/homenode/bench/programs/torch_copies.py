@@ -36,14 +36,16 @@ MATRIX = 8192
 class Bench:
     """PyTorch, its GPUs and the report that figures go to."""
 
-    def __init__(self, torch: Any, command: str, seconds: float, node: int | None) -> None:
+    def __init__(
+        self, torch: Any, command: str, seconds: float, node: int | None, stall_s: float
+    ) -> None:
         self.torch, self.seconds, self.node = torch, seconds, node
         self.devices = devices(torch)
         version = torch.version
         runtime = f"hip {version.hip}" if getattr(version, "hip", None) else f"cuda {version.cuda}"
         head = {"command": command, "torch": str(torch.__version__), "runtime": runtime,
                 "devices": self.devices, "bound_node": node, "copy_bytes": COPY_BYTES}  # fmt: skip
-        self.report = Report(head)
+        self.report = Report(head, stall_s + 10 * seconds)
 
     def figure(
         self, metric: str, unit: str, series: dict[str, Any], of: Callable[[float], float],
@@ -57,7 +59,7 @@ class Bench:
 
     def attempt(self, name: str, work: Callable[[], None]) -> None:
         """One figure; where PyTorch refuses, its reason is a gap and the others go on."""
-        with self.report.guarded(name, self.seconds):
+        with self.report.guarded(name):
             try:
                 work()
             except (RuntimeError, TypeError, ValueError) as error:
@@ -92,11 +94,10 @@ class HostBuffers:
     def to_host(self) -> None:
         self.host_out.copy_(self.on_out, non_blocking=True)
 
-    def check(self) -> None:
-        """Raises RuntimeError where the copies did not bring what was sent."""
+    def is_right(self) -> bool:
+        """Whether the copies brought what was sent, at every 4093rd place."""
         sent, got = self.host_in[::4093], self.on_in[::4093].cpu()
-        if not self._torch.equal(sent, got) or int(self.host_out[::4093].min()) != 7:
-            raise RuntimeError("the copies brought wrong data")
+        return bool(self._torch.equal(sent, got)) and int(self.host_out[::4093].min()) == 7
 
 
 def host_copies(bench: Bench) -> None:
@@ -115,7 +116,13 @@ def host_copies(bench: Bench) -> None:
             for variant, beside in variants:
                 _rate(bench, metric, variant, lane, beside, buffers[device])
     for device, one in buffers.items():
-        bench.attempt(f"data of {bench.name(device)}", one.check)
+
+        def check(d: int = device, b: HostBuffers = one) -> None:
+            if not b.is_right():
+                bench.report.drop(d)
+                raise RuntimeError("wrong data came: no figure of this GPU is kept")
+
+        bench.attempt(f"data of {bench.name(device)}", check)
     for device, one in buffers.items():
         for metric in ("h2d-bandwidth", "d2h-bandwidth"):
 
@@ -244,27 +251,29 @@ def peer_copies(bench: Bench) -> None:
 def matmul(bench: Bench) -> None:
     """Square products of normal random numbers: zeros need less power and come out faster."""
     torch = bench.torch
-    kinds = (
-        ("fp32", torch.float32, "highest"), ("tf32", torch.float32, "high"),
-        ("bf16", torch.bfloat16, "highest"), ("fp16", torch.float16, "highest"),
-    )  # fmt: skip
     for entry in bench.devices:
-        device, exact = entry["index"], None
-        for variant, dtype, precision in kinds:
-            torch.set_float32_matmul_precision(precision)
-            torch.manual_seed(1)
-            a, b = (torch.randn(MATRIX, MATRIX, device=f"cuda:{device}").to(dtype) for _ in "ab")
-            product = torch.empty_like(a)
-            torch.mm(a, b, out=product)
-            if variant == "fp32":
-                exact = product[:64].clone()
-            elif variant == "tf32" and torch.equal(exact, product[:64]):
-                bench.report.gap(f"tf32 {bench.name(device)}", "computed as fp32 on this GPU")
-                continue
+        device = entry["index"]
+        exact: dict[str, Any] = {}
+        for variant, dtype, precision in (
+            ("fp32", torch.float32, "highest"), ("tf32", torch.float32, "high"),
+            ("bf16", torch.bfloat16, "highest"), ("fp16", torch.float16, "highest"),
+        ):  # fmt: skip
 
-            def work(d: int = device, v: str = variant, x: Any = a, y: Any = b,
-                     out: Any = product) -> None:  # fmt: skip
-                lane = Lane(torch, d, lambda: torch.mm(x, y, out=out))
+            def work(
+                v: str = variant, t: Any = dtype, p: str = precision, d: int = device,
+                first: dict[str, Any] = exact,
+            ) -> None:  # fmt: skip
+                torch.set_float32_matmul_precision(p)
+                torch.manual_seed(1)
+                a, b = (torch.randn(MATRIX, MATRIX, device=f"cuda:{d}").to(t) for _ in "ab")
+                out = torch.empty_like(a)
+                torch.mm(a, b, out=out)
+                torch.cuda.synchronize(d)
+                rows = out[:64].clone()
+                if v == "tf32" and "fp32" in first and torch.equal(first["fp32"], rows):
+                    raise RuntimeError("computed as fp32 on this GPU")
+                first[v] = rows
+                lane = Lane(torch, d, lambda: torch.mm(a, b, out=out))
                 series = steady(lambda repeats: timed(lane, [], repeats), bench.seconds)
                 bench.figure(
                     "matmul-rate", "flop_per_s", series, lambda s: 2 * MATRIX**3 / s, d, variant=v
@@ -279,19 +288,23 @@ COMMANDS: dict[str, Callable[[Bench], None]] = {
 }  # fmt: skip
 
 
-def measure(command: str, seconds: float, node: int | None) -> None:
+def measure(command: str, seconds: float, node: int | None, stall_s: float) -> None:
     """Bind, measure, print. Raises SystemExit with a line for people where that cannot be."""
     if node is not None:
         try:
             bind(node)
         except OSError as error:
             raise SystemExit(f"torch_copies: {error}") from None
-    bench = Bench(load_torch(), command, seconds, node)
-    COMMANDS[command](bench)
+    bench = Bench(load_torch(), command, seconds, node, stall_s)
+    try:
+        COMMANDS[command](bench)
+    except RuntimeError as error:  # no memory left for the buffers, for one
+        reason = str(error).strip().split("\n")[0][:200]
+        raise SystemExit(f"torch_copies {command}: {reason}") from None
     bench.report.print()
 
 
-def _each_node(command: str, seconds: float) -> None:
+def _each_node(command: str, seconds: float, stall_s: float) -> None:
     """A process for each node, forked before PyTorch starts; their documents, line by line."""
     sys.stdout.flush()
     for node in nodes_to_bind():
@@ -299,7 +312,7 @@ def _each_node(command: str, seconds: float) -> None:
         if child == 0:
             code = 1
             try:
-                measure(command, seconds, node)
+                measure(command, seconds, node, stall_s)
                 code = 0
             except SystemExit as error:
                 sys.stderr.write(f"{error}\n")
@@ -318,12 +331,13 @@ def main(words: list[str]) -> None:
     parser.add_argument("command", choices=sorted(COMMANDS))
     parser.add_argument("--seconds", type=float, default=0.5)
     parser.add_argument("--node", type=int)
+    parser.add_argument("--stall", type=float, default=60.0)
     parser.add_argument("--each-node", action="store_true")
     options = parser.parse_args(words)
     if options.each_node:
-        _each_node(options.command, options.seconds)
+        _each_node(options.command, options.seconds, options.stall)
     else:
-        measure(options.command, options.seconds, options.node)
+        measure(options.command, options.seconds, options.node, options.stall)
 
 
 if __name__ == "__main__":

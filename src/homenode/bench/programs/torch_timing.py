@@ -24,13 +24,13 @@ BATCH_S = 0.02
 _MOST_REPEATS = 200
 _MOST_SAMPLES = 200
 _SPIN_CYCLES = 40_000  # of one launch, at 1 to 2 GHz: 20 to 40 us
-_STALL_S = 60.0
 
 
 class Report:
     """The document that is printed once: at the end, or where a figure does not come."""
 
-    def __init__(self, head: dict[str, Any]) -> None:
+    def __init__(self, head: dict[str, Any], limit_s: float) -> None:
+        self._limit_s = limit_s
         self.document: dict[str, Any] = dict(
             {"format": FORMAT}, **head, figures=[], gaps=[], stalled=None
         )
@@ -50,9 +50,14 @@ class Report:
                 sys.stdout.write(json.dumps(self.document) + "\n")
                 sys.stdout.flush()
 
-    def guarded(self, name: str, seconds: float) -> _Guard:
+    def drop(self, device: int) -> None:
+        """Forgets what was measured on a GPU."""
+        kept = [figure for figure in self.document["figures"] if figure["device"] != device]
+        self.document["figures"] = kept
+
+    def guarded(self, name: str) -> _Guard:
         """While inside, a figure that takes far too long ends the program with what there is."""
-        return _Guard(self, name, _STALL_S + 10 * seconds)
+        return _Guard(self, name, self._limit_s)
 
 
 class _Guard:
@@ -136,7 +141,7 @@ class Lane:
 def timed(lane: Lane, beside: list[Lane], repeats: int) -> float:
     """Seconds of `repeats` on a lane while the others, if any, are busy all the time.
 
-    Raises RuntimeError where the GPU's clock tells more time than has passed.
+    Raises RuntimeError where the GPU's clock tells no time, or more than has passed.
     """
     before = time.perf_counter()
     for one in (*beside, lane):
@@ -148,6 +153,8 @@ def timed(lane: Lane, beside: list[Lane], repeats: int) -> float:
     for one in beside:
         one.finish()
     passed = time.perf_counter() - before
+    if seconds <= 0:
+        raise RuntimeError("events tell that no time has passed")
     if seconds > passed * 1.05 + 1e-4:
         raise RuntimeError(f"events tell {seconds:g} s, {passed:g} s have passed")
     return seconds

@@ -1,0 +1,268 @@
+"""The programs that PyTorch measures with, run for real on a stand-in's GPUs."""
+
+import ast
+import sys
+
+import pytest
+
+from homenode.bdf import Bdf
+from homenode.bench.figures import Figures
+from homenode.bench.model import BenchTest, Group
+from homenode.bench.program_text import program_text
+from homenode.bench.programs.torch_place import nodes_to_bind, numbers_of
+from homenode.bench.step_figures import figures_of_step
+from homenode.bench.torch_commands import TorchPython
+from homenode.errors import HostError, ParseError
+from homenode.machine.local import LocalMachine
+from homenode.tools import torch_report
+from tests.small_hosts import DeviceSpec, even_host
+from tests.torch_programs import GPUS, all_reduce, copies, run_program
+
+HOST = even_host(devices=[DeviceSpec(GPUS[0]), DeviceSpec(GPUS[1], node=1, root=1)])
+COPIES = TorchPython("python3").copies("gpu-bandwidth", Group.GPU_BANDWIDTH, "host-copies", 0.5, 2)
+REDUCE = TorchPython("python3").all_reduce("nccl", 2, 1 << 16, 20, bind="none", peers=True)
+
+
+def read(output: str, test: BenchTest = COPIES) -> Figures:
+    return figures_of_step(test, output, HOST)
+
+
+def values(figures: Figures, metric: str, variant: str | None = None) -> dict[object, float]:
+    """Median by GPU, or by pair."""
+    found: dict[object, list[float]] = {}
+    for one in figures.samples:
+        if (one.metric, one.variant) == (metric, variant):
+            key = one.device if one.peer is None else (one.device, one.peer)
+            found.setdefault(key, []).append(one.value)
+    return {key: sorted(of)[len(of) // 2] for key, of in found.items()}
+
+
+@pytest.mark.parametrize("name", ["torch_copies", "torch_collectives"])
+def test_a_program_is_one_text_that_old_pythons_read(name: str) -> None:
+    text = program_text(name)
+    ast.parse(text, feature_version=(3, 8))
+    for part in ("torch_place", "torch_timing"):
+        assert f"homenode.bench.programs.{part}" in text
+
+
+def test_a_program_that_is_not_there_is_told() -> None:
+    with pytest.raises(HostError, match="expected it in bench/programs"):
+        program_text("torch_dances")
+
+
+def test_host_copies_have_the_gpus_rates_by_address() -> None:
+    figures = read(copies("host-copies"))
+    gpus = {Bdf.parse(text) for text in GPUS}
+    for metric, rate in (("h2d-bandwidth", 50e9), ("d2h-bandwidth", 40e9)):
+        for variant in (None, "both ways", "all at once"):
+            found = values(figures, metric, variant)
+            assert found == {gpu: pytest.approx(rate, rel=0.01) for gpu in gpus}, variant
+        assert values(figures, metric, "sm") == {gpu: pytest.approx(30e9, rel=0.01) for gpu in gpus}
+    assert figures.gpu_names == ("NVIDIA Stand-in",)
+    assert ("tool PyTorch", "2.99.0+standin, cuda 13.2") in [
+        (c.name, c.value) for c in figures.conditions
+    ]
+
+
+def test_the_copying_threads_place_is_recorded() -> None:
+    (run,) = torch_report.parse(copies("small-copies"))
+    places = {figure.thread for figure in run.figures}
+    assert all(place.cpu is not None and place.cpu >= 0 for place in places)
+
+
+def test_a_bound_run_is_a_row_of_the_matrix() -> None:
+    nodes = nodes_to_bind()
+    if not nodes:
+        pytest.skip("the kernel shows no NUMA nodes")
+    output = run_program(
+        "torch_copies",
+        "host-copies",
+        "--seconds",
+        "0.01",
+        "--node",
+        str(nodes[0]),
+        addresses=GPUS[:1],
+    ).stdout_or_raise()
+    figures = read(output)
+    assert {one.node for one in figures.samples} == {nodes[0]}
+    each = run_program("torch_copies", "small-copies", "--seconds", "0.01", "--each-node")
+    runs = torch_report.parse(each.stdout_or_raise())
+    assert [run.bound_node for run in runs] == nodes
+
+
+def test_a_node_that_is_not_there_is_refused() -> None:
+    ended = run_program("torch_copies", "host-copies", "--node", "1023")
+    assert ended.returncode != 0
+    assert "node 1023: expected PUs that this process may use" in ended.stderr
+
+
+def test_small_copies_are_times_by_size() -> None:
+    figures = read(copies("small-copies"))
+    sizes = {one.size_bytes for one in figures.samples}
+    assert sizes == {8, 4096, 65536}
+    assert {one.metric for one in figures.samples} == {"h2d-copy-time", "d2h-copy-time"}
+    assert all(5e3 <= one.value < 5e6 for one in figures.samples)
+
+
+def test_copies_within_a_gpu_count_reads_and_writes() -> None:
+    found = values(read(copies("local-copy")), "d2d-bandwidth")
+    assert list(found.values()) == [pytest.approx(2e12, rel=0.01)] * 2
+
+
+def test_peer_copies_are_a_matrix_of_pairs() -> None:
+    found = values(read(copies("peer-copies")), "p2p-bandwidth")
+    first, second = map(Bdf.parse, GPUS)
+    assert set(found) == {(first, second), (second, first)}
+    assert list(found.values()) == [pytest.approx(20e9, rel=0.01)] * 2
+
+
+def test_peers_that_cannot_reach_each_other_are_no_headline() -> None:
+    figures = read(copies("peer-copies", no_peers=True))
+    assert {one.variant for one in figures.samples} == {"through host memory"}
+
+
+def test_products_have_a_rate_for_each_type() -> None:
+    figures = read(copies("matmul"))
+    rates = {"fp32": 50e12, "tf32": 400e12, "bf16": 800e12, "fp16": 780e12}
+    for variant, rate in rates.items():
+        found = list(values(figures, "matmul-rate", variant).values())
+        assert found == [pytest.approx(rate, rel=0.01)] * 2
+    assert {one.unit for one in figures.samples} == {"flop_per_s"}
+
+
+def test_a_gpu_without_tf32_gets_no_figure_of_it() -> None:
+    figures = read(copies("matmul", no_tf32=True))
+    assert "tf32" not in {one.variant for one in figures.samples}
+    assert any("computed as fp32" in gap.reason for gap in figures.gaps)
+
+
+def test_what_pytorch_refuses_is_a_gap_and_the_rest_goes_on() -> None:
+    figures = read(copies("host-copies", refuses=["d2h", "alias"]))
+    assert {one.metric for one in figures.samples} == {"h2d-bandwidth"}
+    reasons = " ".join(gap.reason for gap in figures.gaps)
+    assert "d2h: refused by the stand-in" in reasons
+    assert "copies pinned memory before" in reasons
+
+
+def test_wrong_data_leave_no_figure() -> None:
+    output = copies("host-copies", wrong=True, addresses=GPUS[:1])
+    figures = read(output)
+    assert {one.variant for one in figures.samples} == {"sm"}
+    assert any("wrong data" in gap.reason for gap in figures.gaps)
+
+
+def test_a_gpus_clock_that_tells_more_than_has_passed_is_refused() -> None:
+    with pytest.raises(ParseError, match="have passed"):
+        read(copies("local-copy", event_scale=5.0))
+
+
+def test_access_that_hangs_ends_the_program_and_keeps_what_was_measured() -> None:
+    ended = run_program(
+        "torch_copies", "peer-copies", "--seconds", "0.01", "--stall", "0.5", hangs="p2p"
+    )
+    (run,) = torch_report.parse(ended.stdout_or_raise())
+    assert run.stalled == f"p2p-bandwidth {GPUS[0]} to {GPUS[1]}"
+    with pytest.raises(ParseError, match="stopped itself there"):
+        read(ended.stdout)
+
+
+def test_gpus_without_an_address_are_told_by_their_number() -> None:
+    figures = read(copies("local-copy", hides_addresses=True))
+    assert {(one.device, one.index) for one in figures.samples} == {(None, 0), (None, 1)}
+    assert any("cannot be paired" in gap.reason for gap in figures.gaps)
+
+
+def test_a_gpu_that_the_machine_does_not_show_is_told() -> None:
+    figures = read(copies("local-copy", addresses=["0000:77:00.0"]))
+    assert any("0000:77:00.0" in gap.reason for gap in figures.gaps)
+
+
+def test_without_pytorch_the_message_names_the_package() -> None:
+    argv = (sys.executable, "-I", "-S", "-", "matmul")
+    ended = LocalMachine().run(argv, 60.0, program_text("torch_copies"))
+    failure = ended.failure()
+    assert failure is not None
+    assert "torch: expected in" in failure
+    assert "install the package torch" in failure
+
+
+def test_pytorch_without_a_gpu_is_told() -> None:
+    ended = run_program("torch_copies", "matmul", addresses=[])
+    assert "expected a GPU that it can use, found none" in (ended.failure() or "")
+
+
+def test_an_all_reduce_has_a_curve_its_peak_and_its_start() -> None:
+    figures = read(all_reduce().stdout_or_raise(), REDUCE)
+    by_size = {s.size_bytes: s.value for s in figures.samples if s.metric == "allreduce-busbw"}
+    assert list(by_size) == [8 << n for n in range(14)]
+    assert by_size[65536] == pytest.approx(65536 / (20e-6 + 65536 / 10e9), rel=0.15)
+    one = {s.metric: s.value for s in figures.samples if s.metric != "allreduce-busbw"}
+    assert one["allreduce-busbw-peak"] == max(by_size.values())
+    assert one["allreduce-busbw-mean"] == pytest.approx(sum(by_size.values()) / 14)
+    assert one["allreduce-latency"] == pytest.approx(20e3, rel=0.25)
+    assert one["allreduce-half-peak"] == 32768
+    conditions = {condition.name: condition.value for condition in figures.conditions}
+    assert conditions["collective algorithm"] == "RING LL 8 B to 2 KiB; RING SIMPLE 4 KiB to 64 KiB"
+    assert conditions["collective repeats"] == "3 + 20"
+
+
+def test_an_all_reduce_without_peers_is_slower_and_bound_ranks_say_so() -> None:
+    nodes = nodes_to_bind()
+    bind = str(nodes[0]) if nodes else "none"
+    (run,) = torch_report.parse(all_reduce("--no-peers", "--bind", bind).stdout_or_raise())
+    assert not run.peers
+    assert [rank.rank for rank in run.ranks] == [0, 1]
+    assert {rank.bound_node for rank in run.ranks} == {nodes[0] if nodes else None}
+    assert run.rows[-1].time_ns > 1.5 * 20e3
+
+
+def test_variants_keep_collectives_under_other_bindings_apart() -> None:
+    test = BenchTest(
+        "nccl: P2P off", Group.NCCL, REDUCE.argv, 1, 1, reads=REDUCE.reads,
+        variant="P2P off", binding="nothing bound",
+    )  # fmt: skip
+    figures = read(all_reduce("--no-peers").stdout_or_raise(), test)
+    assert all((one.variant or "").startswith("P2P off") for one in figures.samples)
+
+
+def test_wrong_sums_leave_no_figure() -> None:
+    with pytest.raises(ParseError, match="wrong values"):
+        read(all_reduce(wrong_at=4096).stdout_or_raise(), REDUCE)
+
+
+def test_a_rank_that_fails_ends_all_ranks_with_its_reason() -> None:
+    ended = all_reduce(rank_fails=1)
+    assert ended.returncode == 1
+    assert "rank 1: NCCL error: unhandled system error" in ended.stderr
+    assert "rank 1 failed" in ended.stderr
+
+
+def test_an_all_reduce_that_hangs_keeps_the_sizes_before() -> None:
+    ended = all_reduce("--stall", "1", hangs_at=4096)
+    (run,) = torch_report.parse(ended.stdout_or_raise())
+    assert [row.size_bytes for row in run.rows] == [8 << n for n in range(9)]
+    assert run.stalled == "no progress for 1 s"
+    figures = read(ended.stdout, REDUCE)
+    assert any("did not end" in gap.reason for gap in figures.gaps)
+
+
+@pytest.mark.parametrize(
+    ("words", "gpus", "says"),
+    [(("--bind", "gpu"), 2, "has no node here"), ((), 3, "--gpus 3: PyTorch sees 2")],
+)
+def test_what_an_all_reduce_cannot_do_is_told(words: tuple[str, ...], gpus: int, says: str) -> None:
+    ended = all_reduce(*words, gpus=gpus)
+    assert ended.returncode == 1
+    assert says in ended.stderr
+
+
+def test_samples_of_one_series_are_numbered() -> None:
+    figures = read(copies("local-copy"))
+    first = [one.number for one in figures.samples if one.device == Bdf.parse(GPUS[0])]
+    assert first == list(range(len(first)))
+    assert len(first) >= 5
+
+
+def test_kernel_lists_are_read() -> None:
+    assert numbers_of("0-1,4\n") == {0, 1, 4}
+    assert numbers_of("") == set()

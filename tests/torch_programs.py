@@ -1,0 +1,33 @@
+"""Our PyTorch programs, run as the suite runs them, with a stand-in for PyTorch."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from homenode.bench.program_text import program_text
+from homenode.machine.local import LocalMachine
+from homenode.process import Completed
+
+STAND_IN = Path(__file__).parent / "torch_stand_in"
+GPUS = ("0000:19:00.0", "0000:9b:00.0")
+
+
+def run_program(name: str, *words: str, **settings: Any) -> Completed:
+    """One program. settings: of the stand-in (tests/torch_stand_in/torch)."""
+    environment = {"PYTHONPATH": str(STAND_IN), "STAND_IN": json.dumps(settings)}
+    argv = (sys.executable, "-", *words)
+    return LocalMachine().run(argv, 60.0, program_text(name), environment=environment)
+
+
+def copies(command: str, **settings: Any) -> str:
+    """Output of torch_copies, fast."""
+    return run_program("torch_copies", command, "--seconds", "0.01", **settings).stdout_or_raise()
+
+
+def all_reduce(*words: str, gpus: int = 2, **settings: Any) -> Completed:
+    """torch_collectives up to 64 KiB."""
+    return run_program(
+        "torch_collectives", "--gpus", str(gpus), "--largest", "65536", "--iterations", "20",
+        "--warmups", "3", *words, **settings,
+    )  # fmt: skip

@@ -1,0 +1,60 @@
+"""A run of the suite in a process of its own, to be killed: python -m tests.bench_child ROOT [...].
+
+The machine is this one, but small: its snapshot is a described host's, its probe a shell script.
+"""
+
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from homenode.bench import runner
+from homenode.bench.model import PROBE, Depth, Group, SuiteWishes
+from homenode.bench.orders import BenchOrders
+from homenode.description.render import render
+from homenode.description.shipped import load_shipped
+from homenode.machine.local import LocalMachine
+from homenode.process import Completed
+from homenode.results.model import Vantage
+from homenode.snapshot.protocol import Snapshot
+
+GROUPS = (Group.CPU_SINGLE, Group.CPU_ALL, Group.CORE_TO_CORE, Group.PLACEMENT)
+
+
+class SmallMachine(LocalMachine):
+    """Programs start here for real; nothing is busy and nothing is asked of the true machine."""
+
+    def run(
+        self,
+        argv: Sequence[str],
+        timeout_s: float,
+        input: str | None = None,
+        *,
+        environment: Mapping[str, str] | None = None,
+    ) -> Completed:
+        if argv[0] == "cat":
+            return Completed(tuple(argv), 0, "cpu0 0 0 0 100 0 0 0 0 0 0\n", "")
+        return super().run(argv, timeout_s, input, environment=environment)
+
+    def installed(self, names: Collection[str]) -> frozenset[str]:
+        return frozenset({PROBE})
+
+    def snapshot(self) -> Snapshot:
+        return render(load_shipped("x86-1p1n4c4t"))
+
+
+def main(root: str, *words: str) -> None:
+    runner.IDLE_S = 0.0
+    orders = BenchOrders(
+        "killed", SuiteWishes(GROUPS, Depth.QUICK), repeats=4, vantage=Vantage.HOST, boot="b"
+    )
+    runner.run_bench(
+        SmallMachine(),
+        orders,
+        Path(root),
+        lambda progress: print(progress.done, flush=True),
+        resume="--resume" in words,
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -253,14 +253,15 @@ def experiments_for(
             found.append(replace(one, after=one_after))
             last[node.name] = (one.id,)
     for node in whole:
-        before = last.get(node.name, ())
         for numa in nodes_to_bind_to(hosts[node.name], wishes):
+            # One after the other: its wait is then for others' jobs, not for this study's own.
             one = Experiment(
                 f"exclusive-{node.name}-numa{numa.index}", Mode.EXCLUSIVE, (node.name,),
-                node.partition, node.gpus or 0, numa=int(numa.index), after=before,
+                node.partition, node.gpus or 0, numa=int(numa.index),
+                after=last.get(node.name, ()),
             )  # fmt: skip
             found.append(one)
-            last[node.name] = (*last.get(node.name, ()), one.id)
+            last[node.name] = (one.id,)
     if wishes.between_nodes and len(whole) > 1:
         ends = tuple(one.id for one in found)
         gpus = min(node.gpus or 0 for node in whole)

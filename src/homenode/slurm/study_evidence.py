@@ -31,9 +31,10 @@ class JobEvidence:
     """One task of an experiment.
 
     name: unique in the study. node: of the cluster. bound_to: the NUMA node where memory was bound;
-    None where it may lie on several. cpu_nodes: NUMA nodes of its CPUs, () = not known. homes:
-    (GPU address, its NUMA node). placement: what the audit says; None where there is nothing to
-    judge by. record: None for figures that others have kept without one.
+    None where it may lie on several. cpu_nodes, memory_nodes: NUMA nodes that it might use, () =
+    not known. homes: (GPU address, its NUMA node); homes_measured: nobody told, the figures did.
+    placement: what the audit says; None where there is nothing to judge by. record: None for
+    figures that others have kept without one.
     """
 
     name: str
@@ -46,6 +47,7 @@ class JobEvidence:
     memory_nodes: tuple[int, ...]
     samples: tuple[Sample, ...]
     homes: tuple[tuple[str, int], ...] = ()
+    homes_measured: bool = False
     power: tuple[Power, ...] = ()
     placement: Findings | None = None
     record: JobRecord | None = None
@@ -85,12 +87,12 @@ def evidence_of(
         memory,
         run.samples,
         tuple(_homes(record, machine)),
-        tuple(power_of(texts, run.samples)),
-        placement_of(record, machine),
-        record,
-        record.replayed,
-        run,
-        tuple(gaps),
+        power=tuple(power_of(texts, run.samples)),
+        placement=placement_of(record, machine),
+        record=record,
+        replayed=record.replayed,
+        run=run,
+        gaps=tuple(gaps),
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 
+from homenode.report.wording import plural
 from homenode.results.model import Sample
 from homenode.slurm.study import Mode
 from homenode.slurm.study_evidence import JobEvidence
@@ -46,15 +47,16 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One metric, over all nodes. local, remote: of whole nodes, bound. alone, together: of shared
-    jobs as Slurm placed them. slices: by gres, of MIG instances. None where not measured.
+    """One metric, over all nodes. local, remote: of whole nodes, bound; None where not measured.
+
+    shared: of shared jobs as Slurm placed them, by shape, alone and together; slices: the same of
+    MIG instances.
     """
 
     metric: str
     local: Mean | None
     remote: Mean | None
-    alone: Mean | None
-    together: Mean | None
+    shared: tuple[tuple[str, Mean], ...]
     slices: tuple[tuple[str, Mean], ...]
 
     @property
@@ -65,10 +67,14 @@ class Comparison:
         a, b = self.local.mean, self.remote.mean
         return b / a if self.metric.endswith("latency") else a / b
 
-    @property
-    def shared(self) -> Mean | None:
-        """Of shared jobs with neighbours, else without."""
-        return self.together or self.alone
+
+def shape_of(job: JobEvidence) -> str:
+    """How a shared job is called in comparisons.
+
+    "1 GPU, alone", "2 GPUs, together", "slice gpu:1g.10gb, together".
+    """
+    what = f"slice {job.gres}" if job.gres != "gpu" else plural(job.gpus, "GPU")
+    return f"{what}, {job.mode}"
 
 
 def device_of(sample: Sample) -> str:
@@ -82,10 +88,11 @@ def matrices(jobs: Iterable[JobEvidence]) -> tuple[Matrix, ...]:
     found = []
     for node in dict.fromkeys(job.node for job in exclusive):
         own = [job for job in exclusive if job.node == node]
-        told = dict(home for job in own for home in job.homes)
-        measured = {} if told else _measured_homes(own)
+        homes = dict(home for job in own for home in job.homes)
+        derived = not homes or any(job.homes_measured for job in own)
+        homes = homes or measured_homes(own)
         for metric in METRICS:
-            matrix = _matrix(node, metric, own, told or measured, not told and bool(measured))
+            matrix = _matrix(node, metric, own, homes, derived and bool(homes))
             if matrix is not None:
                 found.append(matrix)
     return tuple(found)
@@ -116,7 +123,8 @@ def _bound(jobs: Iterable[JobEvidence], metric: str) -> Iterator[tuple[int, Samp
                 yield sample.node, sample
 
 
-def _measured_homes(jobs: list[JobEvidence]) -> dict[str, int]:
+def measured_homes(jobs: list[JobEvidence]) -> dict[str, int]:
+    """NUMA node of each GPU that is clearly fastest from one."""
     rates: dict[str, dict[int, list[float]]] = {}
     for row, sample in _bound(jobs, "h2d-bandwidth"):
         rates.setdefault(device_of(sample), {}).setdefault(row, []).append(sample.value)
@@ -138,21 +146,22 @@ def comparisons(jobs: tuple[JobEvidence, ...]) -> tuple[Comparison, ...]:
             if matrix.metric == metric:
                 for row, home, value in _cells(matrix):
                     (local if row == home else remote).append(value)
-        slices: dict[str, list[float]] = {}
-        for job in jobs:
-            if job.gres != "gpu":
-                slices.setdefault(job.gres, []).extend(_plain(job, metric))
-        one = Comparison(
-            metric,
-            mean_of(local),
-            mean_of(remote),
-            mean_of(_of_mode(jobs, Mode.ALONE, metric)),
-            mean_of(_of_mode(jobs, Mode.TOGETHER, metric)),
-            tuple((gres, mean) for gres, v in slices.items() if (mean := mean_of(v)) is not None),
-        )
-        if any((one.local, one.remote, one.alone, one.together, one.slices)):
+        shapes = {
+            is_slice: _by_shape([job for job in jobs if (job.gres != "gpu") is is_slice], metric)
+            for is_slice in (False, True)
+        }
+        one = Comparison(metric, mean_of(local), mean_of(remote), shapes[False], shapes[True])
+        if one.local or one.remote or one.shared or one.slices:
             found.append(one)
     return tuple(found)
+
+
+def _by_shape(jobs: Iterable[JobEvidence], metric: str) -> tuple[tuple[str, Mean], ...]:
+    values: dict[str, list[float]] = {}
+    for job in jobs:
+        if job.mode in (Mode.ALONE, Mode.TOGETHER):
+            values.setdefault(shape_of(job), []).extend(_plain(job, metric))
+    return tuple((name, mean) for name, of in values.items() if (mean := mean_of(of)) is not None)
 
 
 def _cells(matrix: Matrix) -> Iterator[tuple[int, int, float]]:
@@ -161,15 +170,6 @@ def _cells(matrix: Matrix) -> Iterator[tuple[int, int, float]]:
         for home, value in zip(matrix.homes, values, strict=True):
             if value is not None and home is not None:
                 yield row, home, value
-
-
-def _of_mode(jobs: Iterable[JobEvidence], mode: Mode, metric: str) -> list[float]:
-    return [
-        value
-        for job in jobs
-        if job.mode is mode and job.gres == "gpu"
-        for value in _plain(job, metric)
-    ]
 
 
 def _plain(job: JobEvidence, metric: str) -> list[float]:

@@ -1,0 +1,51 @@
+"""homenode slurm report: what a study of bindings and queues came to. [I/O]"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from homenode.cli.options import JsonOption
+from homenode.cli.terminal import console, print_json
+from homenode.errors import InputError
+
+if TYPE_CHECKING:
+    from homenode.slurm.study_report import StudyReport
+
+
+def report(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="DIR...", help="Studies, results of homenode import, or logs."),
+    ],
+    everything: Annotated[bool, typer.Option("--all", help="Every map, job and gap.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Maps per node, shared against whole nodes, locality of each job, and which queue to use.
+
+    Reads folders of homenode slurm study, also while it runs; folders that homenode import
+    wrote; and logs of nvbandwidth named exclusive_… and shared_….
+    """
+    made = _made(folders)
+    if as_json:
+        from homenode.slurm.study_report_json import report_json
+
+        print_json(report_json(made))
+        return
+    from homenode.report.slurm_study_text import slurm_study_text
+
+    console().print(slurm_study_text(made, everything=everything))
+
+
+def _made(folders: list[Path]) -> "StudyReport":
+    from homenode.slurm.study_reading import read_sources
+    from homenode.slurm.study_report import study_report
+
+    found = read_sources(folders)
+    if not found.jobs and not found.missing:
+        raise InputError(
+            f"{', '.join(map(str, folders))}: expected jobs of a study, found none",
+            hint="homenode slurm study makes them; logs are named exclusive_… and shared_…",
+        )
+    source = ", ".join(map(str, folders))
+    return study_report(source, found.jobs, found.collective, found.missing, found.gaps)

@@ -1,0 +1,268 @@
+"""Slurm study text: a study's report for a terminal: heat maps, queues, jobs, verdicts."""
+
+import re
+from collections.abc import Iterable, Iterator
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from homenode.analyse.metrics import METRICS as KNOWN
+from homenode.report.terminal_text import AsciiWhereNeeded, TableOrList
+from homenode.report.wording import plural, printable
+from homenode.slurm.study import Mode
+from homenode.slurm.study_figures import Comparison, Matrix, Mean
+from homenode.slurm.study_outliers import Outlier
+from homenode.slurm.study_report import JobLine, StudyReport
+from homenode.slurm.study_verdicts import Locality
+
+_SHADES = ("red", "dark_orange", "yellow", "green_yellow", "green")
+_TITLES = {"h2d-bandwidth": "H2D", "d2h-bandwidth": "D2H", "h2d-latency": "H2D latency"}
+_SHOWN = 12
+_HIDDEN_LINES = 40
+
+
+def slurm_study_text(report: StudyReport, *, everything: bool = False) -> RenderableType:
+    """The whole report. everything: all jobs and all nodes' maps, else the first and the odd."""
+    parts = [Text(line) for line in _head(report)]
+    for part in _parts(report, everything=everything):
+        parts += [Text(""), part]  # type: ignore[list-item]
+    return AsciiWhereNeeded(Group(*parts))
+
+
+def _head(report: StudyReport) -> Iterator[str]:
+    nodes = plural(len(report.nodes), "node")
+    yield printable(f"{report.source}: {plural(len(report.jobs), 'job')} on {nodes}")
+    for said in report.replayed:
+        yield printable(f"REPLAYED: {said}. GPU figures here say nothing about any machine.")
+
+
+def _parts(report: StudyReport, *, everything: bool) -> Iterator[RenderableType]:
+    shown = report.matrices if everything else _few(report.matrices)
+    for matrix in shown:
+        yield _map(matrix)
+    if len(shown) < len(report.matrices):
+        yield Text(f"{len(report.matrices) - len(shown)} more maps (--all)")
+    if report.comparisons:
+        yield _comparison(report)
+    if report.own_program:
+        rows = [(name.partition(":")[2], how, f"{m.mean:g}") for name, how, m in report.own_program]
+        yield Group(Text("own program"), TableOrList(("program", "bound", "figure"), rows))
+    yield _jobs(report.jobs, everything=everything)
+    if report.nics:
+        nics = [(n.node, n.gpu, n.nic, n.nearness) for n in report.nics]
+        yield Group(
+            Text("nearest NIC of each GPU"),
+            TableOrList(("node", "GPU", "NIC", "where"), nics if everything else nics[:_SHOWN]),
+        )
+    if report.collective is not None:
+        yield _collective(report)
+    if report.power:
+        power = [
+            (KNOWN[p.metric].title, str(p.mode), p.device, f"{p.watts.mean:.0f} W",
+             f"{p.joules_per_gb.mean:.2f} J/GB")
+            for p in report.power
+        ]  # fmt: skip
+        yield Group(
+            Text("power while copying"),
+            TableOrList(("copies", "queue", "of", "power", "per GB moved"), power),
+        )
+    yield _outliers(report.outliers, report)
+    yield _verdicts(report)
+    if report.missing:
+        yield Group(
+            Text("missing", style="bold red"), *(Text(printable(m)) for m in report.missing)
+        )
+    if report.gaps:
+        lines = [Text(printable(f"open: {gap}")) for gap in report.gaps]
+        more = [] if everything else [Text(f"{len(lines) - _SHOWN} more (--all)")]
+        yield Group(*(lines if everything or len(lines) <= _SHOWN else [*lines[:_SHOWN], *more]))
+
+
+def _few(matrices: tuple[Matrix, ...]) -> tuple[Matrix, ...]:
+    """All of a small study; of a large one, the first node's."""
+    first = matrices[0].node if matrices else ""
+    return matrices if len(matrices) <= _SHOWN else tuple(m for m in matrices if m.node == first)
+
+
+def _map(matrix: Matrix) -> RenderableType:
+    """NUMA nodes by GPUs; [ ] marks each GPU's home."""
+    values = [value for row in matrix.cells for value in row if value is not None]
+    low, high = min(values), max(values)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("NUMA node")
+    for column in matrix.columns:
+        table.add_column(_short(column), justify="right", overflow="fold")
+    for index, row in zip(matrix.rows, matrix.cells, strict=True):
+        cells = [
+            Text(_cell(value, matrix.metric, is_home=home == index),
+                 style=_shade(value, low, high, matrix.metric))
+            for value, home in zip(row, matrix.homes, strict=True)
+        ]  # fmt: skip
+        table.add_row(str(index), *cells)
+    how = " ([ ] is local, derived from these figures)" if matrix.homes_measured else ""
+    how = how or (" ([ ] is local)" if any(h is not None for h in matrix.homes) else "")
+    title = f"{matrix.node}: {KNOWN[matrix.metric].title}, {_unit(matrix.metric)}{how}"
+    return Group(Text(printable(title), style="bold"), table)
+
+
+def _cell(value: float | None, metric: str, *, is_home: bool) -> str:
+    if value is None:
+        return "-"
+    text = _number(value, metric)
+    return f"[{text}]" if is_home else f"{text} "
+
+
+def _shade(value: float | None, low: float, high: float, metric: str) -> str:
+    if value is None or high <= low * 1.02:
+        return ""
+    place = (value - low) / (high - low)
+    place = 1 - place if metric.endswith("latency") else place
+    return _SHADES[min(len(_SHADES) - 1, int(place * len(_SHADES)))]
+
+
+def _short(column: str) -> str:
+    return column.removeprefix("0000:").removesuffix(":00.0").removesuffix(".0")
+
+
+def _comparison(report: StudyReport) -> RenderableType:
+    """Ways to run in rows, copies in columns."""
+    of = report.comparisons
+    rows = [
+        ("whole node, local", *(_mean(one.local, one) for one in of)),
+        ("whole node, remote", *(_mean(one.remote, one) for one in of)),
+        ("what locality is worth", *(_times(one.ratio) for one in of)),
+    ]
+    for names in (_names(one.shared for one in of), _names(one.slices for one in of)):
+        for name in names:
+            found = [dict((*one.shared, *one.slices)).get(name) for one in of]
+            cells = [_mean(mean, one) for mean, one in zip(found, of, strict=True)]
+            rows.append((name, *cells))
+    titles = [f"{_TITLES[one.metric]}, {_unit(one.metric)}" for one in of]
+    parts: list[RenderableType] = [
+        Text("whole nodes against shared jobs: mean ± deviation (figures)", style="bold"),
+        TableOrList(("", *titles), rows),
+    ]
+    if report.between_gpus is not None:
+        mean = report.between_gpus
+        parts.append(Text(f"GPU to GPU: {mean.mean / 1e9:.1f} GB/s ({mean.count})"))
+    return Group(*parts)
+
+
+def _names(parts: Iterable[tuple[tuple[str, Mean], ...]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for part in parts for name, _ in part))
+
+
+def _times(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}x"
+
+
+def _mean(mean: Mean | None, of: Comparison) -> str:
+    if mean is None:
+        return "-"
+    spread = "" if mean.deviation is None else f" ± {_number(mean.deviation, of.metric)}"
+    return f"{_number(mean.mean, of.metric)}{spread} ({mean.count})"
+
+
+def _jobs(jobs: tuple[JobLine, ...], *, everything: bool) -> RenderableType:
+    odd = [job for job in jobs if job.locality is Locality.LOST]
+    shown = jobs if everything or len(jobs) <= _HIDDEN_LINES else tuple(odd)[:_HIDDEN_LINES]
+    rows = [
+        (_job_name(job.name), str(job.locality), _seconds(job.queue_wait_s),
+         "-" if job.gpu_hours is None else f"{job.gpu_hours:.3f}", job.met or "-")
+        for job in shown
+    ]  # fmt: skip
+    titles = ("job", "locality", "waited", "GPU-h", "at once")
+    hours = sum(job.gpu_hours or 0.0 for job in jobs)
+    placed = sum(job.locality is not Locality.BOUND for job in jobs)
+    head = f"jobs: {len(odd)} of {placed} that Slurm placed lost locality; {hours:.2f} GPU-hours"
+    parts: list[RenderableType] = [Text(head, style="bold"), TableOrList(titles, rows)]
+    for job in shown:
+        if why := "; ".join(_remarks(job)):
+            style = "red" if job.locality is Locality.LOST else ""
+            parts.append(Text(printable(f"{_job_name(job.name)}: {why}"), style=style))
+    if len(shown) < len(jobs):
+        parts.append(Text(f"{len(jobs) - len(shown)} more jobs (--all)"))
+    return Group(*parts)
+
+
+def _job_name(name: str) -> str:
+    """Without the attempt; the task only where it is not the first.
+
+    >>> _job_name("exclusive-n1-numa0-task0-12.0"), _job_name("shared-1gpu-n1-alone-task2-7.1")
+    ('exclusive-n1-numa0', 'shared-1gpu-n1-alone-task2')
+    """
+    return re.sub(r"(-task0)?-\d+\.\d+\Z", "", name, flags=re.ASCII)
+
+
+def _remarks(job: JobLine) -> Iterator[str]:
+    if job.why:
+        yield job.why
+    if job.mode is Mode.ALONE and job.others:
+        yield f"not alone: {plural(job.others, 'job')} of others on the node"
+
+
+def _collective(report: StudyReport) -> RenderableType:
+    found = report.collective
+    assert found is not None
+    rows = [(f"{node} alone", f"{value / 1e9:.1f} GB/s") for node, value in found.nodes]
+    rows += [(f"{a} with {b}", f"{value / 1e9:.1f} GB/s") for a, b, value in found.pairs]
+    if found.all is not None:
+        rows.append(("all nodes", f"{found.all / 1e9:.1f} GB/s"))
+    return Group(
+        Text("all-reduce", style="bold"), TableOrList(("nodes", "peak bus bandwidth"), rows)
+    )
+
+
+def _outliers(outliers: tuple[Outlier, ...], report: StudyReport) -> RenderableType:
+    if not outliers:
+        enough = len(report.nodes) >= 3
+        return Text(
+            "no node and no link is slower than its like on the other nodes"
+            if enough
+            else "slow nodes and links: three nodes at least tell them; there are fewer"
+        )
+    lines = [
+        Text(
+            printable(
+                f"{one.node}: {one.what} is slow: {KNOWN[one.metric].title} "
+                f"{_number(one.value, one.metric)} {_unit(one.metric)}, "
+                f"{_number(one.usual, one.metric)} elsewhere"
+            ),
+            style="red",
+        )
+        for one in outliers
+    ]
+    return Group(Text("slower than the same place on other nodes", style="bold"), *lines)
+
+
+def _verdicts(report: StudyReport) -> RenderableType:
+    rows = [
+        (v.work, str(v.queue) + ("" if v.measured else " (not measured)"), v.rationale)
+        for v in report.verdicts
+    ]
+    evidence = [
+        Text(printable(f"  {v.work}: {'; '.join(v.evidence)}"))
+        for v in report.verdicts
+        if v.evidence
+    ]
+    return Group(
+        Text("which queue", style="bold"),
+        TableOrList(("work", "queue", "why"), rows, True),
+        Text("evidence"),
+        *evidence,
+    )
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.0f} s" if value < 600 else f"{value / 60:.0f} min"
+
+
+def _unit(metric: str) -> str:
+    return "ns" if metric.endswith("latency") else "GB/s"
+
+
+def _number(value: float, metric: str) -> str:
+    return f"{value:.0f}" if metric.endswith("latency") else f"{value / 1e9:.1f}"

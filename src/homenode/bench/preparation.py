@@ -13,7 +13,7 @@ from homenode.bench.orders import AppOrder, BenchOrders, restricted_to
 from homenode.bench.record import RunRecord
 from homenode.bench.suite import suite_for
 from homenode.cpuset import CpuSet
-from homenode.domain.read import read_guest
+from homenode.domain.read import open_domain
 from homenode.errors import UsageError
 from homenode.findings import Finding, are_bad
 from homenode.gap import Gap
@@ -31,6 +31,7 @@ from homenode.results.model import (
     Vantage,
 )
 from homenode.topology import Host
+from homenode.verify.domain_facts import DomainFacts, domain_facts
 from homenode.verify.expectation import Expectation, expectation_of_plan
 from homenode.verify.guest_path import paths_of_guest
 from homenode.verify.guest_view import view_of_guest
@@ -57,14 +58,15 @@ def prepared(orders: BenchOrders, host: Host, installed: Collection[str], boot: 
     Raises UsageError for tests, PUs or nodes that the machine does not have, InputError for a
     document that is none.
     """
-    document = _document(orders)
+    facts = _facts(orders)
+    document = None if facts is None else facts.guest
     expected = None
     if orders.plan is not None and orders.vantage is Vantage.GUEST:
         expected = expectation_of_plan(orders.plan, document=document)
     mismatch: tuple[Finding, ...] = ()
     if expected is not None:
         mismatch = tuple(
-            one for one in view_of_guest(expected, host, None).findings if are_bad((one,))
+            one for one in view_of_guest(expected, host, None, facts).findings if are_bad((one,))
         )
     pus = restricted_to(orders)
     usable = confined(host, pus, orders.nodes)
@@ -88,10 +90,10 @@ def prepared(orders: BenchOrders, host: Host, installed: Collection[str], boot: 
     return Prepared(record, usable, usable_pus(usable), mismatch)
 
 
-def _document(orders: BenchOrders) -> Guest | None:
+def _facts(orders: BenchOrders) -> DomainFacts | None:
     if orders.domain_xml is None:
         return None
-    return read_guest(orders.domain_xml, "domain XML")
+    return domain_facts(open_domain(orders.domain_xml, "domain XML"))
 
 
 def _suite(orders: BenchOrders, host: Host, installed: Collection[str]) -> Suite:

@@ -1,0 +1,134 @@
+"""What orders come to on a machine: its head, its tests, the plan of a guest."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from homenode.bdf import Bdf
+from homenode.bench import runner
+from homenode.bench.model import PROBE, Depth, Group, Reader, SuiteWishes
+from homenode.bench.orders import AppOrder, BenchOrders, restricted_to
+from homenode.bench.preparation import prepared
+from homenode.bench.run_folder import DOMAIN, PLAN
+from homenode.cpuset import CpuSet
+from homenode.errors import UsageError
+from homenode.plan.fingerprint import host_fingerprint
+from homenode.plan.layout import PRESETS
+from homenode.plan.stored import read_plan
+from homenode.results.model import Condition, Switches, Vantage
+from tests.bench_machines import FakeMachine
+from tests.small_hosts import DeviceSpec, even_host
+from tests.verify_documents import tuned
+from tests.verify_guests import guest_host
+
+QUICK = SuiteWishes(depth=Depth.QUICK)
+INSTALLED = frozenset({PROBE, "taskset"})
+HOST_ORDERS = BenchOrders("x", QUICK, vantage=Vantage.HOST)
+
+
+def guest_orders(layout: str = "pin-numa-pci") -> BenchOrders:
+    made = tuned(layout)
+    return BenchOrders("x", QUICK, plan=made.plan, domain_xml=made.document)
+
+
+def test_a_guest_as_planned_is_measured_under_the_layout_of_its_plan() -> None:
+    orders = guest_orders()
+    assert orders.plan is not None
+    ready = prepared(orders, guest_host(), INSTALLED, "boot-1")
+    head = ready.record.head
+    assert ready.mismatch == ()
+    assert head.switches == Switches.of(PRESETS["pin-numa-pci"])
+    assert (head.vcpus, head.boots) == (4, ("boot-1",))
+    assert head.host == orders.plan.host_fingerprint
+    assert head.host_kind is None, "a guest's own view of its processor says nothing of the host"
+    pinned = CpuSet(pu for pins in orders.plan.vcpu_pins for pu in pins)
+    assert head.pus == pinned
+    assert head.nodes == tuple(map(int, orders.plan.nodes))
+    assert Condition("machine type", "q35") in head.conditions
+
+
+def test_gpus_of_a_guest_have_their_hosts_addresses() -> None:
+    orders = guest_orders()
+    assert orders.plan is not None
+    head = prepared(orders, guest_host(), INSTALLED, "b").record.head
+    planned = {device.bdf for device in orders.plan.devices}
+    assert head.gpus
+    assert {gpu.device for gpu in head.gpus} <= planned
+    assert head.host_addresses
+    assert {gpu.node for gpu in head.gpus} == {0, 1}
+
+
+def test_a_guest_that_is_another_is_not_measured_unless_forced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "IDLE_S", 0.0)
+    machine = FakeMachine()
+    orders = replace(guest_orders(), repeats=1)
+    refused = runner.run_bench(machine, orders, tmp_path, lambda progress: None)
+    assert (refused.folder, refused.run) == (None, None)
+    assert refused.findings
+    assert machine.calls == []
+    assert not list(tmp_path.iterdir())
+    forced = replace(orders, force=True)
+    outcome = runner.run_bench(machine, forced, tmp_path, lambda progress: None)
+    assert outcome.run is not None
+    assert any("not as planned" in reason for reason in outcome.run.head.unusable)
+    assert outcome.folder is not None
+    stored = read_plan((Path(outcome.folder) / PLAN).read_bytes(), PLAN)
+    assert stored == orders.plan
+    assert (Path(outcome.folder) / DOMAIN).read_bytes() == orders.domain_xml
+
+
+def test_a_host_is_told_from_every_other_one() -> None:
+    host = even_host()
+    head = prepared(HOST_ORDERS, host, INSTALLED, "b").record.head
+    assert head.host == host_fingerprint(host)
+    assert head.host_kind is not None and head.host_kind.startswith("2x ")
+    assert head.host_addresses
+    assert head.system == "cpu-only"
+
+
+def test_the_folder_is_the_gpus() -> None:
+    host = even_host(devices=(DeviceSpec("0000:19:00.0"),))
+    named = replace(
+        host,
+        pci_devices=tuple(
+            replace(one, name="NVIDIA H200 <b>") if one.bdf == Bdf.parse("0000:19:00.0") else one
+            for one in host.pci_devices
+        ),
+    )
+    assert prepared(HOST_ORDERS, named, INSTALLED, "b").record.head.system == "nvidia-h200-b"
+    other = replace(HOST_ORDERS, system="own")
+    assert prepared(other, named, INSTALLED, "b").record.head.system == "own"
+
+
+def test_bare_metal_is_measured_on_the_pus_of_the_plan() -> None:
+    plan = guest_orders().plan
+    assert plan is not None
+    orders = replace(HOST_ORDERS, plan=plan)
+    assert restricted_to(orders) == CpuSet(pu for pins in plan.vcpu_pins for pu in pins)
+    with pytest.raises(UsageError, match="pins vCPUs"):
+        restricted_to(replace(orders, plan=replace(plan, vcpu_pins=())))
+
+
+def test_programs_that_pin_nothing_are_kept_to_the_pus_of_the_run() -> None:
+    app = AppOrder(("./train",), "([0-9]+)")
+    orders = replace(HOST_ORDERS, app=app, pus=CpuSet.parse("0-1"))
+    (test,) = (
+        one for one in prepared(orders, even_host(), INSTALLED, "b").record.tests
+        if one.reads is Reader.APP
+    )  # fmt: skip
+    assert test.argv == ("taskset", "-c", "0-1", "./train")
+    without = prepared(orders, even_host(), {PROBE}, "b").record
+    assert not any(one.reads is Reader.APP for one in without.tests)
+    assert any("taskset is not installed" in gap.reason for gap in without.left_out)
+
+
+def test_a_program_alone_needs_no_other_tool() -> None:
+    app = AppOrder(("./train",), "([0-9]+)")
+    record = prepared(replace(HOST_ORDERS, app=app), even_host(), (), "b").record
+    assert [test.id for test in record.tests] == ["app"]
+    both = replace(HOST_ORDERS, app=app, wishes=replace(QUICK, groups=(Group.CPU_ALL,)))
+    asked = prepared(both, even_host(), INSTALLED, "b").record
+    assert [test.id for test in asked.tests] == ["cpu-all", "app"]

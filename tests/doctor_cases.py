@@ -67,6 +67,7 @@ def is_gpu(device: PciDevice) -> bool:
 
 DESKTOP, H200, SICK, HGX = "rtx4080-i9-14900k", "h200-xeon8558", "rtx5090-epyc7702", "hgx-h100"
 GPU_4080 = gpus(DESKTOP, 1)[0]
+PORT_4080 = host(DESKTOP).bridges_above(GPU_4080)[0].bdf
 
 
 def link_at(gt_per_s: float, width: int, **fields: Any) -> Host:
@@ -152,6 +153,14 @@ HOST_CASES: dict[str, Case] = {
         "rtx4080-i9-14900k with its GPU at 2.5 GT/s and nothing known of its load",
         lambda: of_host(link_at(2.5, 16)),
         "the same at 16 GT/s", lambda: of_host(link_at(16.0, 16, performance_state="P8")),
+    ),
+    "pcie-target-low": case(
+        "rtx4080-i9-14900k at 16 GT/s, and its port's target at 5 GT/s",
+        lambda: of_host(changed(
+            host(DESKTOP), lambda d: d.bdf == PORT_4080, target_gt_per_s=5.0)),
+        "its target at 32 GT/s, which the card cannot",
+        lambda: of_host(changed(
+            host(DESKTOP), lambda d: d.bdf == PORT_4080, target_gt_per_s=32.0)),
     ),
     "pcie-link-unknown": case(
         "rtx4080-i9-14900k as lspci shows it to a user who is not root",

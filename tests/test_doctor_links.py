@@ -12,7 +12,7 @@ from homenode.doctor.diagnosis import diagnose
 from homenode.doctor.link_rate import LinkRate, rates_that_fit
 from homenode.doctor.links import Load, describe_paths, link_findings
 from homenode.findings import Finding, Severity, are_bad
-from homenode.pci import DeviceKind, PciDevice, PciLink
+from homenode.pci import DeviceKind, PciDevice, PciErrors, PciLink
 from homenode.sources import load_host
 from homenode.topology import Host
 from tests.doctor_listings import arc, port
@@ -342,6 +342,39 @@ def test_the_whole_path_is_told_with_its_isolation() -> None:
     )  # fmt: skip
     line = next(iter(describe_paths(told)))
     assert "ReqRedir+SrcValid" in line and "ATS off" in line and "IOMMU domain identity" in line
+
+
+@needs_shared
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("Width x16 (ok)", "Width x0 (downgraded)"),
+        ("LnkCap:\tPort #0, Speed 32GT/s", "LnkCap:\tPort #0, Speed unknown"),
+    ],
+)
+def test_a_gpu_that_says_nothing_of_its_link_is_not_taken_for_sound(old: str, new: str) -> None:
+    host = edited("5d:00.0", old, new)
+    assert found(host) == []
+    (unknown,) = diagnose(host).findings
+    assert unknown.id == "pcie-link-unknown" and unknown.subject == "GPU 0000:5d:00.0"
+
+
+def test_errors_that_resets_leave_are_no_alarm() -> None:
+    def with_errors(errors: PciErrors) -> list[Finding]:
+        host = load_host("rtx4080-i9-14900k")
+        devices = tuple(
+            replace(d, errors=errors) if d.kind is DeviceKind.GPU else d for d in host.pci_devices
+        )
+        return list(diagnose(replace(host, pci_devices=devices)).findings)
+
+    (harmless,) = with_errors(PciErrors((), (("UnsupReq", 3), ("CmpltTO", 1))))
+    assert harmless.severity is Severity.INFO
+    for lost in (
+        PciErrors((), (("UnsupReq", 3), ("MalfTLP", 1))),
+        PciErrors((), (), (("UnsupReq", 1),)),
+    ):
+        (bad,) = with_errors(lost)
+        assert bad.severity is Severity.WARNING
 
 
 @needs_shared

@@ -14,6 +14,9 @@ from homenode.pci import PciDevice, PciErrors
 from homenode.topology import Host
 
 _OF_THE_WIRE = frozenset({"RxErr", "BadTLP", "BadDLLP", "Rollover", "Timeout"})
+_OF_RESETS = frozenset({"UnsupReq", "CmpltTO"})
+"""Firmware's enumeration and a reset by VFIO or a driver leave these on sound machines."""
+
 _MANY = 1000
 """A training or a reset leaves a handful, a sound GPU has 150 replays; a bad contact makes
 thousands a day."""
@@ -36,8 +39,10 @@ def _of_function(device: PciDevice) -> Iterator[Finding]:
     folder = f"/sys/bus/pci/devices/{device.bdf}"
     lost = (*errors.fatal, *errors.nonfatal)
     if lost:
+        harmless = {name for name, _ in errors.nonfatal} <= _OF_RESETS and not errors.fatal
         yield Finding(
-            "pcie-errors-uncorrected", Severity.WARNING, str(device.bdf),
+            "pcie-errors-uncorrected", Severity.INFO if harmless else Severity.WARNING,
+            str(device.bdf),
             "no uncorrected errors", _told(lost),
             "the link was reset or data was lost: jobs fail, or go on with it",
             "journalctl -k | grep AER; reseat card, riser and cables; a driver's reset leaves "

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from homenode.bdf import Bdf
-from homenode.doctor.link_rate import LinkRate, gigabytes
+from homenode.doctor.link_rate import SPEEDS, LinkRate, gigabytes
 from homenode.doctor.path import Link, lane_sharers, links_above, path_rate
 from homenode.findings import Finding, Severity
 from homenode.pci import DeviceKind, PciDevice
@@ -87,6 +87,7 @@ def link_findings(
             link_of[link.lower.bdf] = link
     for bdf, affected in behind.items():
         yield _finding(link_of[bdf], affected, paths, load, host)
+    yield from _low_targets(paths, frozenset(behind), host)
 
 
 def describe_paths(host: Host) -> Iterator[str]:
@@ -180,6 +181,29 @@ def _finding(
         Severity.INFO if sharers else _severity(link, affected, paths, slow=slow),
         subject, expected, observed, cost, _fix(link, capable, slow=slow), source,
     )  # fmt: skip
+
+
+def _low_targets(
+    paths: tuple[DevicePath, ...], slow: frozenset[Bdf], host: Host
+) -> Iterator[Finding]:
+    """Ports of GPUs whose next training will end below what the link has now."""
+    for path in paths:
+        for link in path.links if path.device.kind is DeviceKind.GPU else ():
+            target, current = link.target_gt_per_s, link.current
+            if target is None or current is None or link.lower.bdf in slow:
+                continue
+            if target < current.gt_per_s and target in SPEEDS:
+                slow |= {link.lower.bdf}
+                yield Finding(
+                    "pcie-target-low", Severity.INFO,
+                    f"GPU {path.device.bdf}: link below port {link.upper.bdf}",
+                    f"a target of {current.gt_per_s:g} GT/s, which the link has",
+                    f"Link Control 2 says {target:g} GT/s at most",
+                    "none yet: the next training, as at a VM's start, ends there",
+                    f"homenode doctor retrain {link.lower.bdf} (a dry run without --apply) sets "
+                    f"it; check: setpci -s {link.upper.bdf} CAP_EXP+30.w",
+                    f"{host.name}: LnkCtl2 of {link.upper.bdf}; PCIe 6.0, 7.5.3.19",
+                )  # fmt: skip
 
 
 def _rank(kind: DeviceKind) -> int:

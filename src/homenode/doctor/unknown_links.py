@@ -48,9 +48,14 @@ def unknown_link_findings(host: Host) -> Iterator[Finding]:
 
 
 def _is_blind(gpu: PciDevice, by_bdf: dict[Bdf, PciDevice]) -> bool:
-    links = links_above(gpu, by_bdf)
-    return bool(links) and not any(_is_known(link) or link.is_virtual for link in links)
+    """Whether the link at the GPU's slot is unknown: the first that is not inside its card."""
+    links = (link for link in links_above(gpu, by_bdf) if not link.is_inside_a_card)
+    slot = next(links, None)
+    return slot is not None and not slot.is_virtual and not _is_known(slot)
 
 
 def _is_known(link: Link) -> bool:
-    return link.is_inside_a_card or (link.capable is not None and link.current is not None)
+    """Both ends say what they can, and the lower what it has: 0 lanes are no link."""
+    own = link.lower.link
+    has = own is not None and own.current_gt_per_s is not None and own.current_width is not None
+    return link.capable is not None and has

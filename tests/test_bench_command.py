@@ -1,0 +1,192 @@
+"""homenode bench, as its users call it."""
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from homenode.bench.app_metric import figure_of
+from homenode.bench.orders import AppOrder
+from homenode.cli.bench import bench as command
+from homenode.errors import HomenodeError, ParseError
+from homenode.results.model import Switches, Vantage
+from homenode.results.store import read_run
+from tests import probe_documents
+
+app = typer.Typer()
+app.command("bench")(command)
+SHORT = ("--quick", "--repeat", "1", "--tests", "cpu-single,core-to-core", "--vantage", "host")
+
+
+@pytest.fixture
+def probe(tmp_path: Path) -> Path:
+    """A folder with a probe that answers at once, whatever it is asked."""
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    for name in ("throughput", "core-to-core"):
+        pus = "0" if name == "throughput" else "0-1"
+        text = probe_documents.answer(["homenode-probe", name, "--pus", pus])
+        (folder / f"{name}.json").write_text(text)
+    script = folder / "homenode-probe"
+    script.write_text(f'#!/bin/sh\nexec cat "{folder}/$1.json"\n')
+    script.chmod(0o755)
+    return folder
+
+
+def environment(probe: Path) -> dict[str, str]:
+    return {**os.environ, "PATH": f"{probe}:{os.environ['PATH']}", "COLUMNS": "100"}
+
+
+def bench(probe: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "homenode.cli.main", "bench", *words],
+        env=environment(probe), cwd=probe.parent, capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+
+
+def test_a_run_is_shown_stored_and_refused_a_second_time(probe: Path) -> None:
+    done = bench(probe, "mine", *SHORT, "--layout", "pin", "--boot", "b1", "--arrangement", "q")
+    assert done.returncode in (0, 1), done.stderr  # 1: this machine is busy, say
+    assert "one thread" in done.stdout
+    assert "wrote results/cpu-only/mine" in done.stderr or "wrote results/" in done.stderr
+    (folder,) = (probe.parent / "results").glob("*/mine")
+    head = read_run(folder).head
+    assert (head.vantage, head.boots, head.arrangement) == (Vantage.HOST, ("b1",), "q")
+    assert head.switches.name == "pin"
+    assert "\x1b" not in done.stdout + done.stderr
+    again = bench(probe, "mine", *SHORT)
+    assert again.returncode == 3
+    assert "expected no run of this name" in again.stderr
+    other = bench(probe, "mine", *SHORT, "--resume", "--seed", "9", "--boot", "b1")
+    assert other.returncode == 2
+    assert "seed 1 before, 9 now" in other.stderr
+
+
+def test_json_is_the_findings_and_nothing_else(probe: Path) -> None:
+    done = bench(probe, "mine", *SHORT, "--json")
+    document = json.loads(done.stdout)
+    assert document["format"] == "homenode.findings/1"
+    bad = any(one["severity"] in ("critical", "warning") for one in document["findings"])
+    assert done.returncode == int(bad)
+
+
+def test_a_dry_run_shows_every_step_and_runs_none(probe: Path) -> None:
+    done = bench(probe, "mine", *SHORT, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("cpu-single (control)") == 2
+    assert "homenode-probe core-to-core" in done.stdout
+    assert "about" in done.stdout
+    assert not (probe.parent / "results").exists()
+
+
+def test_the_users_own_program_needs_no_shell(probe: Path) -> None:
+    done = bench(
+        probe, "mine", "--quick", "--repeat", "1", "--vantage", "host",
+        "--app", "echo 'took $HOME 2.5 s'", "--metric", r"([0-9.]+) s$", "--lower",
+    )  # fmt: skip
+    assert done.returncode in (0, 1), done.stderr
+    (folder,) = (probe.parent / "results").glob("*/mine")
+    assert read_run(folder).head.switches == Switches(None, None, None, None, None)
+    samples = [one for one in read_run(folder).samples if one.metric == "app-time:echo"]
+    assert [one.value for one in samples] == [2.5e9]
+    (output,) = (folder / "raw").glob("*-app.txt")
+    assert output.read_text() == "took $HOME 2.5 s\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("mine", "--tests", "stram"), "--tests: expected some of"),
+        (("mine", "--quick", "--full"), "expected one of them"),
+        (("mine", "--app", "true"), "--app, --metric: expected both"),
+        (("mine", "--app", "'", "--metric", "(a)"), "--app: expected a command"),
+        (("mine", "--app", "true", "--metric", "a"), "expected one group"),
+        (("mine", "--layout", "fast"), "--layout fast: expected one of"),
+        (("mine", "--pus", "0-"), "--pus"),
+        (("mine", "--pus", "60000"), "--pus 60000: expected PUs of"),
+        (("mine", "--nccl-max-msg", "1"), "expected 8 B to 1 TiB"),
+        (("../mine", *SHORT), "expected one folder's name"),
+        (("mine", "--plan", "absent.json"), "expected a saved plan"),
+        (("mine", "--domain-xml", "vm.xml"), "expected --plan beside it"),
+        (("mine", "--resume", *SHORT, "--results", "elsewhere"), "expected a run to go on with"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    words: tuple[str, ...], says: str, probe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{probe}:{os.environ['PATH']}")
+    monkeypatch.chdir(probe.parent)
+    result = CliRunner().invoke(app, list(words))
+    assert isinstance(result.exception, HomenodeError)
+    assert says in str(result.exception)
+    assert result.exception.exit_code == (3 if "--resume" in words else 2)
+
+
+def test_ctrl_c_says_how_to_go_on_and_that_works(probe: Path) -> None:
+    script = probe / "homenode-probe"
+    fast = script.read_text()
+    script.write_text(fast.replace("exec", "test $1 = throughput || sleep 30\nexec"))
+    words = [sys.executable, "-m", "homenode.cli.main", "bench", "it's mine", *SHORT]
+    leader, follower = pty.openpty()
+    child = subprocess.Popen(
+        words, env=environment(probe), cwd=probe.parent, stdout=subprocess.PIPE,
+        stderr=follower, start_new_session=True,
+    )  # fmt: skip
+    os.close(follower)
+    shown = b""
+    deadline = time.monotonic() + 60
+    while b"core-to-core" not in shown and time.monotonic() < deadline:
+        if select.select([leader], [], [], 0.2)[0]:
+            shown += os.read(leader, 65536)
+    child.send_signal(signal.SIGINT)
+    child.communicate(timeout=30)
+    while select.select([leader], [], [], 0.2)[0]:
+        try:
+            shown += os.read(leader, 65536)
+        except OSError:  # the other end is closed
+            break
+    os.close(leader)
+    assert child.returncode == 130
+    text = shown.decode("utf-8", "replace").replace("\r\n", "\n")
+    assert "left" in text, "a bar with the time left, on a terminal"
+    assert "Go on with: homenode bench" in text
+    assert "--resume" in text
+    script.write_text(fast)
+    done = bench(probe, "it's mine", *SHORT, "--resume")
+    assert done.returncode in (0, 1), done.stderr
+    (folder,) = (probe.parent / "results").glob("*/it's mine")
+    assert {one.metric for one in read_run(folder).samples} == {
+        "cpu-single",
+        "core-to-core-latency",
+    }
+
+
+def test_a_pattern_that_never_ends_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("homenode.bench.app_metric.SEARCH_S", 0.5)
+    order = AppOrder(("true",), r"((?:a+)+)$")
+    with pytest.raises(ParseError, match="a match within"):
+        figure_of(order, "a" * 60 + "!\n")
+
+
+@pytest.mark.parametrize(
+    ("output", "value"),
+    [("x 1\nx 2.5\n", 2.5), ("x 1,234.5\n", 1234.5), ("x 7", 7.0), ("x 1e3\nnothing\n", 1000.0)],
+)
+def test_the_last_figure_of_an_output_counts(output: str, value: float) -> None:
+    assert figure_of(AppOrder(("true",), "x ([0-9.,e]+)"), output) == value
+
+
+@pytest.mark.parametrize("output", ["", "nothing\n", "x ...\n", "x 0\n"])
+def test_an_output_without_a_figure_is_refused(output: str) -> None:
+    with pytest.raises(ParseError, match="expected"):
+        figure_of(AppOrder(("true",), "x ([0-9.]+)"), output)

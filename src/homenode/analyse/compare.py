@@ -1,6 +1,6 @@
 """Compare: alternatives against a baseline, metric by metric."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from homenode.analyse.alternative import Alternative
@@ -21,9 +21,11 @@ def compare(
     *,
     bare: bool = False,
     skipped: Sequence[str] = (),
+    known: Mapping[str, dict[SeriesKey, Series]] | None = None,
 ) -> Comparison:
     """Every alternative against the first.
 
+    known: series by label, where they have been made already; they are most of the work.
     bare: the first is a host run, confined to the PUs and nodes of the others' plan.
     Raises InputError for fewer than two, and for a bare baseline that is no host run.
     """
@@ -38,9 +40,9 @@ def compare(
         raise InputError(f"--bare: expected a run on the host itself, found {baseline.label}")
     effects: list[Effect] = []
     doubts: list[Doubt] = []
-    series = series_of(baseline)
+    made = known if known is not None else {one.label: series_of(one) for one in chosen}
     for other in others:
-        those, doubted = _against(baseline, series, other, objective, bare=bare)
+        those, doubted = _against(baseline, other, made, objective, bare=bare)
         effects += those
         doubts += doubted
     return Comparison(
@@ -57,8 +59,8 @@ def compare(
 
 def _against(
     baseline: Alternative,
-    series: dict[SeriesKey, Series],
     other: Alternative,
+    made: Mapping[str, dict[SeriesKey, Series]],
     objective: Objective | None,
     *,
     bare: bool,
@@ -66,7 +68,7 @@ def _against(
     doubts = list(doubts_between(baseline, other))
     if bare:
         doubts += _other_ground(baseline, other)
-    theirs = series_of(other)
+    series, theirs = made[baseline.label], made[other.label]
     doubts += _unpaired(series, theirs, other.label)
     decisive = _decisive(series.keys() & theirs.keys(), objective)
     paired = _addresses_agree(baseline, other)

@@ -6,12 +6,11 @@ rates it holds, are in docs/decisions/0003-intervals.md.
 """
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from homenode.analyse.student import f_upper_p, t_quantile, two_sided_p
-from homenode.analyse.summary import Series
+from homenode.analyse.summary import Series, sample_variance
 
 CONFIDENCE = 0.95
 LEAST_BOOTS = 2
@@ -51,7 +50,7 @@ def interval(first: Series, second: Series, confidence: float = CONFIDENCE) -> I
         return None
     logs = [math.log(median) for median in first.medians]
     others = [math.log(median) for median in second.medians]
-    difference = statistics.fmean(others) - statistics.fmean(logs)
+    difference = math.fsum(others) / len(others) - math.fsum(logs) / len(logs)
     variances = (_variance(logs, first), _variance(others, second))
     error, freedom = _standard_error(variances, (len(logs), len(others)))
     reach = t_quantile(confidence, freedom) * error
@@ -67,7 +66,7 @@ def interval(first: Series, second: Series, confidence: float = CONFIDENCE) -> I
 
 def _variance(logs: Sequence[float], series: Series) -> float:
     """Variance of the boots' medians, never below what the samples within boots already explain."""
-    return max(statistics.variance(logs), series.inner_variance, RESOLUTION**2)
+    return max(sample_variance(logs), series.inner_variance, RESOLUTION**2)
 
 
 def _standard_error(variances: tuple[float, float], counts: tuple[int, int]) -> tuple[float, float]:

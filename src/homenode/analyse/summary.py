@@ -149,11 +149,21 @@ def _undisturbed(samples: list[Sample]) -> list[Sample]:
 
 def _inner_variance(boots: Sequence[Sequence[float]]) -> float:
     known = [
-        _MEDIAN_VARIANCE * statistics.variance(map(math.log, boot)) / len(boot)
+        _MEDIAN_VARIANCE * sample_variance([math.log(value) for value in boot]) / len(boot)
         for boot in boots
         if len(boot) > 1
     ]
     return statistics.fmean(known) if known else 0.0
+
+
+def sample_variance(values: Sequence[float]) -> float:
+    """Of two or more values. In floats: statistics.variance adds fractions, 20 times slower.
+
+    >>> sample_variance([1.0, 2.0, 4.0])
+    2.3333333333333335
+    """
+    mean = math.fsum(values) / len(values)
+    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
 def _slowest(taken: dict[SeriesKey, list[_Taken]]) -> dict[SeriesKey, Series]:

@@ -5,7 +5,7 @@ pinning hides siblings, cells bind memory.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from homenode.analyse.alternative import Alternative
@@ -13,6 +13,7 @@ from homenode.analyse.compare import compare
 from homenode.analyse.comparison import Effect, Outcome
 from homenode.analyse.metrics import METRICS
 from homenode.analyse.standing import PRINTED_MATTERS
+from homenode.results.model import Run
 
 _WEAK = frozenset({"published-figures"})
 
@@ -59,7 +60,7 @@ class SwitchEffect:
 
 def switch_effects(machine: str, chosen: Sequence[Alternative]) -> tuple[SwitchEffect, ...]:
     """Effects of every switch that two of these layouts show, on the metrics that stand for all."""
-    by_label = {one.label: one for one in chosen}
+    by_label = {one.label: _over_all(one) for one in chosen}
     found: list[SwitchEffect] = []
     for switch, pairs in _STEPS:
         seen: set[str] = set()
@@ -72,6 +73,22 @@ def switch_effects(machine: str, chosen: Sequence[Alternative]) -> tuple[SwitchE
                     seen.add(one.metric)
                     found.append(SwitchEffect(switch, machine, one, judged(one)))
     return tuple(found)
+
+
+def _over_all(alternative: Alternative) -> Alternative:
+    """Without samples of single sizes and nodes: they stand for nothing but themselves."""
+    runs = tuple(
+        Run(
+            run.head,
+            tuple(
+                sample
+                for sample in run.samples
+                if sample.size_bytes is None and sample.node is None
+            ),
+        )
+        for run in alternative.runs
+    )
+    return replace(alternative, runs=runs)
 
 
 def judged(effect: Effect) -> Outcome:

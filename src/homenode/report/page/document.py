@@ -14,13 +14,11 @@ from homenode.report.page.host_part import HostPart, host_part
 from homenode.report.page.machine import Machine
 from homenode.report.page.pictures import (
     Picture,
-    SeriesOf,
     bar_pictures,
     curve_pictures,
     forest_pictures,
     heat_pictures,
     path_pictures,
-    series_by_label,
 )
 from homenode.report.page.tables import EffectRow, Table, effect_rows, summary_table
 from homenode.report.page.verdict_card import VerdictCard, verdict_card
@@ -103,19 +101,20 @@ def document_of(
 
     with_style: pictures have style sheets of their own, for a renderer that does not look outside.
     """
-    series = [series_by_label(machine) for machine in machines]
     anchors = [f"machine-{number}" for number in range(1, len(machines) + 1)]
     parts = [
-        _part(machine, anchor, by_label, with_style)
-        for machine, anchor, by_label in zip(machines, anchors, series, strict=True)
+        _part(machine, anchor, with_style)
+        for machine, anchor in zip(machines, anchors, strict=True)
     ]
-    measured = {key.metric for by_label in series for one in by_label.values() for key in one}
+    measured = {
+        key.metric for machine in machines for one in machine.series.values() for key in one
+    }
     return Document(
         title,
         made,
         sum(len(machine.runs) for machine in machines),
         tuple(parts),
-        summary_table(machines, series, anchors),
+        summary_table(machines, anchors),
         tuple(switch.value for switch in Switch),
         effect_rows(machines),
         tuple(metric for metric in METRICS.values() if metric.id in measured),
@@ -123,7 +122,7 @@ def document_of(
     )
 
 
-def _part(machine: Machine, anchor: str, series: SeriesOf, with_style: bool) -> MachinePart:
+def _part(machine: Machine, anchor: str, with_style: bool) -> MachinePart:
     verdicts = machine.verdicts
     sources = [*(s for one in verdicts for s in one.sources),
                *(run.head.source for run in machine.runs if run.head.source)]  # fmt: skip
@@ -131,8 +130,8 @@ def _part(machine: Machine, anchor: str, series: SeriesOf, with_style: bool) -> 
         verdict_card(machine, anchor),
         tuple((str(one.objective), one.statement) for one in verdicts),
         tuple(forest_pictures(machine)),
-        tuple(bar_pictures(machine, series)),
-        tuple(curve_pictures(machine, series)),
+        tuple(bar_pictures(machine)),
+        tuple(curve_pictures(machine)),
         tuple(heat_pictures(machine)),
         tuple(path_pictures(machine)),
         tuple(_locality_rows(machine)),

@@ -13,6 +13,7 @@ from homenode.analyse.comparison import Comparison, Doubt, once
 from homenode.analyse.doubts import doubts_of
 from homenode.analyse.grade import Graded, grade_of
 from homenode.analyse.recommend import from_published, from_results
+from homenode.analyse.summary import Series, SeriesKey, series_of
 from homenode.analyse.switch_effects import SwitchEffect, switch_effects
 from homenode.analyse.verdict import Verdict
 from homenode.plan.layout import PRESETS
@@ -41,14 +42,16 @@ class Machine:
     """One machine's part of a report.
 
     name: unlike those of the others. chosen: its alternatives, the baseline first. rest: figures of
-    no layout. comparison: None with fewer than two. published: its document's system. host: its
-    topology, where it is known. plans, guests: by alternative.
+    no layout. series: of every alternative, by label. comparison: None with fewer than two.
+    published: its document's system. host: its topology, where it is known. plans, guests: by
+    alternative.
     """
 
     name: str
     runs: tuple[Run, ...]
     chosen: tuple[Alternative, ...]
     rest: tuple[Alternative, ...]
+    series: Mapping[str, Mapping[SeriesKey, Series]]
     verdicts: tuple[Verdict, ...]
     graded: Graded
     comparison: Comparison | None
@@ -125,14 +128,15 @@ def _machine(
         verdicts = from_published(documents, tuple(Objective))
         verdicts = tuple(one for one in verdicts if one.system == system.name)
     else:
-        made = from_results(told, tuple(Objective), evidence)
+        made = from_results(tuple(map(_decisive, told)), tuple(Objective), evidence)
         verdicts = tuple(replace(one, system=name) for one in made)
-    comparison = compare(chosen) if len(chosen) > 1 else None
+    series = {one.label: series_of(one) for one in (*chosen, *rest)}
+    comparison = compare(chosen, known=series) if len(chosen) > 1 else None
     own = comparison.doubts if comparison is not None else ()
     own = (*own, *(doubt for one in rest for doubt in doubts_of(one)))
     folders = _beside_of(chosen, runs, told, beside)
     return Machine(
-        name, told, chosen, rest, verdicts, grade_of(verdicts), comparison,
+        name, told, chosen, rest, series, verdicts, grade_of(verdicts), comparison,
         switch_effects(name, chosen), once(dict.fromkeys(own)), system,
         _host(runs, system, hosts),
         {label: one.plan for label, one in folders if one.plan is not None},
@@ -155,6 +159,17 @@ def _told_apart(runs: tuple[Run, ...]) -> tuple[Run, ...]:
         else run
         for run in runs
     )
+
+
+def _decisive(run: Run) -> Run:
+    """Without the points of curves, and the cells of matrices whose metric has figures over all:
+    no verdict reads them, and they are most of a run."""
+    over_all = {s.metric for s in run.samples if s.size_bytes is None and s.node is None}
+    kept = (
+        s for s in run.samples
+        if s.size_bytes is None and (s.node is None or s.metric not in over_all)
+    )  # fmt: skip
+    return Run(run.head, tuple(kept))
 
 
 def _order(one: Alternative) -> int:

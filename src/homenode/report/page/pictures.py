@@ -7,7 +7,7 @@ from homenode.analyse.alternative import Alternative
 from homenode.analyse.comparison import Effect, Outcome
 from homenode.analyse.matrices import Axis, FigureMatrix, Place, matrices_of
 from homenode.analyse.metrics import METRICS, Metric, metric_of
-from homenode.analyse.summary import Series, SeriesKey, headline, series_of
+from homenode.analyse.summary import Series, SeriesKey, headline
 from homenode.analyse.switch_effects import judged
 from homenode.analyse.words import percent_text, range_text
 from homenode.report.charts.bars import Bar, bar_chart
@@ -40,18 +40,13 @@ class Picture:
     svg: str
 
 
-def series_by_label(machine: Machine) -> dict[str, dict[SeriesKey, Series]]:
-    """Every series of every alternative."""
-    return {one.label: series_of(one) for one in machine.every}
-
-
-def bar_pictures(machine: Machine, series: SeriesOf) -> Iterator[Picture]:
+def bar_pictures(machine: Machine) -> Iterator[Picture]:
     """One chart for each metric that has a figure over all; lower is better is said."""
     for metric in METRICS.values():
         bars: list[Bar] = []
         unit = metric.unit
         for position, one in enumerate(machine.every):
-            found = _headline(series[one.label], metric)
+            found = _headline(machine.series[one.label], metric)
             if found is not None and (not bars or found.key.unit == unit):
                 low, high = (found.low, found.high) if found.samples > 1 else (None, None)
                 number = series_number(one.label, position)
@@ -80,19 +75,19 @@ def forest_pictures(machine: Machine) -> Iterator[Picture]:
             yield Picture(title, note, forest_chart(title, rows))
 
 
-def curve_pictures(machine: Machine, series: SeriesOf) -> Iterator[Picture]:
+def curve_pictures(machine: Machine) -> Iterator[Picture]:
     """Latency over working sets, and collectives over message sizes."""
-    for wanted in ("memory-latency", "allreduce-busbw", *_other_curves(series)):
+    for wanted in ("memory-latency", "allreduce-busbw", *_other_curves(machine.series)):
         metric = metric_of(wanted)
         groups: dict[str | None, list[Curve]] = {}
         for position, one in enumerate(machine.every):
-            for variant, points in _points(series[one.label], wanted).items():
+            for variant, points in _points(machine.series[one.label], wanted).items():
                 curve = Curve(one.label, points, series_number(one.label, position))
                 groups.setdefault(variant, []).append(curve)
         for variant, curves in groups.items():
             name = wanted if metric is None else metric.title.removesuffix(" of a size")
             title = f"{name} by size" + (f", {variant}" if variant else "")
-            levels = _levels(machine, series) if wanted == "memory-latency" else ()
+            levels = _levels(machine) if wanted == "memory-latency" else ()
             about = "" if metric is None else metric.about
             unit = "bytes_per_s" if metric is None else metric.unit
             yield Picture(title, about, curve_chart(title, unit, curves[:MOST_CURVES], levels))
@@ -173,16 +168,20 @@ def _other_curves(series: SeriesOf) -> list[str]:
     return sorted(names - {"allreduce-busbw"})
 
 
-def _levels(machine: Machine, series: SeriesOf) -> tuple[Level, ...]:
+def _levels(machine: Machine) -> tuple[Level, ...]:
     """Ranges of the caches, as the first alternative that knows its capacities tells them."""
     for one in machine.every:
         capacities = sorted(
             (found.value, key.variant or "")
-            for key, found in series[one.label].items()
+            for key, found in machine.series[one.label].items()
             if key.metric == "cache-capacity"
         )
         if capacities:
-            sizes = [key.size_bytes for key in series[one.label] if key.metric == "memory-latency"]
+            sizes = [
+                key.size_bytes
+                for key in machine.series[one.label]
+                if key.metric == "memory-latency"
+            ]
             most = float(max(filter(None, sizes), default=0))
             ends = [0.0, *(size for size, _ in capacities), max(most, capacities[-1][0])]
             names = [name.upper() for _, name in capacities] + ["DRAM"]

@@ -8,7 +8,7 @@ import msgspec
 
 from homenode.analyse.alternative import Alternative
 from homenode.analyse.comparison import Effect
-from homenode.analyse.summary import Series, SeriesKey, series_of
+from homenode.analyse.summary import Series, SeriesKey
 from homenode.report.page.machine import Machine
 
 VERSION = 1
@@ -70,7 +70,7 @@ def rows_of(machine: Machine) -> Iterator[Row]:
         (one.alternative, _effect_key(one)): one for one in machine.comparison.effects
     }  # fmt: skip
     for alternative in machine.every:
-        for key, series in series_of(alternative).items():
+        for key, series in machine.series[alternative.label].items():
             yield _row(machine, alternative, key, series, effects.get((alternative.label, key)))
 
 

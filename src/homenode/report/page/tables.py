@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from homenode.analyse.comparison import Outcome
+from homenode.analyse.grade import Grade
 from homenode.analyse.metrics import METRICS, Metric
 from homenode.analyse.summary import Series, SeriesKey, headline
 from homenode.analyse.switch_effects import Switch, SwitchEffect
@@ -57,15 +58,18 @@ class EffectRow:
     cells: tuple[EffectCell | None, ...]
 
 
-def summary_table(
-    machines: Sequence[Machine], series: Sequence[SeriesOf], anchors: Sequence[str]
-) -> Table:
+def summary_table(machines: Sequence[Machine], anchors: Sequence[str]) -> Table:
     """A row for each alternative of each machine, a column for each metric that anybody has."""
     shown = [
         metric
         for metric in METRICS.values()
-        if any(_value(one, metric) is not None for by_label in series for one in by_label.values())
+        if any(
+            _value(one, metric) is not None
+            for machine in machines
+            for one in machine.series.values()
+        )
     ]
+    series = [machine.series for machine in machines]
     units = {metric.id: _column_unit(metric, series) for metric in shown}
     columns = ["system", "layout", "vCPUs", "figures", "boots"]
     numeric = [False, False, True, False, True, *(True for _ in shown)]
@@ -145,7 +149,12 @@ def _only_variant(series: Mapping[SeriesKey, Series], metric: Metric) -> tuple[S
 
 
 def _best(machine: Machine, by_label: SeriesOf, metric: Metric) -> str | None:
-    """The label with the best figure, where there are two or more that differ."""
+    """The label with the best figure, where there are two or more that differ.
+
+    None where the machine's figures are excluded: nothing is best of them.
+    """
+    if machine.graded.grade is Grade.NOT_READY:
+        return None
     values = {
         one.label: value
         for one in machine.chosen

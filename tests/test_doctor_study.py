@@ -96,6 +96,15 @@ def test_the_h200_guests_devices_without_a_node_are_found() -> None:
     assert "pin-numa-pci" in (devices.fix or "")
 
 
+def test_memory_that_numad_binds_counts_as_bound() -> None:
+    xml = domain(
+        16, gib=64, pins=range(16), cpu=topology(1, 16),
+        more="<numatune><memory mode='strict' placement='auto'/></numatune>",
+    )  # fmt: skip
+    assert not {"memory-unbound", "numa-balancing"} & set(ids(diagnosed(xml, "h200-xeon8558")))
+    assert "memory-unbound" in ids(diagnosed(domain(16, gib=64, pins=range(16)), "h200-xeon8558"))
+
+
 @pytest.mark.parametrize("name", STUDY)
 def test_the_default_layout_is_told_what_it_lacks(name: str) -> None:
     found = diagnosed(plain(name), name)

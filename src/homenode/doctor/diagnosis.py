@@ -8,7 +8,7 @@ from homenode.doctor.core_isolation import isolation_findings
 from homenode.doctor.core_threads import thread_findings
 from homenode.doctor.document_lines import DocumentLines
 from homenode.doctor.guest_limits import describe_limits, limit_findings, limits
-from homenode.doctor.guest_memory import memory_findings
+from homenode.doctor.guest_memory import is_bound_by_numad, memory_findings
 from homenode.doctor.guest_pins import pin_findings, pinned_pus
 from homenode.doctor.guest_topology import topology_findings
 from homenode.doctor.host_interrupts import interrupt_findings
@@ -82,7 +82,8 @@ def diagnose(
         facts = domain_facts(document)
         found += _domain(facts, document, host)
         checked += _domain_checked(facts, host)
-    found += settings_findings(host, facts)
+    by_numad = document is not None and is_bound_by_numad(document)
+    found += settings_findings(host, facts, memory_is_bound=by_numad)
     checked += [f"not known: {gap.subject}: {gap.reason}" for gap in host.gaps]
     joined = merged(found)
     if document is not None:
@@ -135,7 +136,7 @@ def _domain(facts: DomainFacts, document: Document, host: Host) -> list[Finding]
         found += [*thread_findings(facts, host), *isolation_findings(facts, host)]
         found += interrupt_findings(facts, host)
     if host.nodes:
-        found += [*memory_on_host(facts, host), *memory_findings(facts, host)]
+        found += [*memory_on_host(facts, host), *memory_findings(facts, document, host)]
     found += devices_on_host(facts, host)
     found += passthrough_findings(facts, document, host)
     return [

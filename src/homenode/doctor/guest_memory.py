@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from homenode.cpuset import CpuSet
 from homenode.doctor.guest_pins import nodes_of, pinned_pus
+from homenode.domain.document import Document
 from homenode.findings import Finding, Severity
 from homenode.pci import DeviceKind
 from homenode.topology import Host, MemoryKind
@@ -12,11 +13,18 @@ from homenode.verify.domain_facts import DomainFacts
 _FAR_COST = "every transfer crosses the link between the nodes: 411.6 against 88.6 GB/s on GH200"
 
 
-def memory_findings(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+def is_bound_by_numad(document: Document) -> bool:
+    """Whether libvirt asks numad for the nodes at each start, and then binds to them."""
+    memory = document.root.at("numatune", "memory")
+    return memory is not None and memory.get("placement") == "auto"
+
+
+def memory_findings(facts: DomainFacts, document: Document, host: Host) -> Iterator[Finding]:
     """Memory that is not bound, bound elsewhere, or bound in two ways; devices that are far."""
     if len(host.nodes) < 2:
         return
-    yield from _unbound(facts, host)
+    if not is_bound_by_numad(document):
+        yield from _unbound(facts, host)
     yield from _modes(facts)
     yield from _gpu_nodes(facts, host)
     yield from _far_devices(facts, host)

@@ -17,14 +17,19 @@ _LARGE_GUEST_BYTES = 16 * GIB
 _SYSFS = "/sys and /proc of the host"
 
 
-def settings_findings(host: Host, facts: DomainFacts | None) -> Iterator[Finding]:
-    """Governor and idle states of any host; page moving and merging for a VM that they reach."""
+def settings_findings(
+    host: Host, facts: DomainFacts | None, *, memory_is_bound: bool = False
+) -> Iterator[Finding]:
+    """Governor and idle states of any host; page moving and merging for a VM that they reach.
+
+    memory_is_bound: by something that the facts do not tell.
+    """
     yield from _governor(host, facts)
     if facts is None:
         return
     yield from _idle(host, facts)
     if facts.page_bytes is None:
-        yield from _small_pages(host, facts)
+        yield from _small_pages(host, facts, memory_is_bound)
 
 
 def _governor(host: Host, facts: DomainFacts | None) -> Iterator[Finding]:
@@ -80,7 +85,7 @@ def _idle(host: Host, facts: DomainFacts) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def _small_pages(host: Host, facts: DomainFacts) -> Iterator[Finding]:
+def _small_pages(host: Host, facts: DomainFacts, memory_is_bound: bool) -> Iterator[Finding]:
     """Only ordinary pages are merged, moved or made huge behind the VM's back."""
     settings, guest = host.settings, facts.guest
     size = format_bytes(guest.memory_bytes)
@@ -101,7 +106,8 @@ def _small_pages(host: Host, facts: DomainFacts) -> Iterator[Finding]:
         )  # fmt: skip
     # The kernel scans neither huge pages of hugetlbfs nor strictly bound memory.
     # Source: task_numa_work and vma_policy_mof, kernel/sched/fair.c and mm/mempolicy.c.
-    bound = facts.binding is not None or any(cell.host_nodes for cell in facts.cells)
+    bound = memory_is_bound or facts.binding is not None
+    bound = bound or any(cell.host_nodes for cell in facts.cells)
     if settings.numa_balancing and not bound and facts.is_pinned and len(host.nodes) > 1:
         yield Finding(
             "numa-balancing", Severity.INFO, "kernel.numa_balancing",

@@ -1,0 +1,220 @@
+"""Machines and job listings for the tests of jobs under Slurm."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from homenode.description.parse import parse_description
+from homenode.description.render import render
+from homenode.discover import discover
+from homenode.domain.read import read_running_domain
+from homenode.topology import Host
+
+TESTBED = """\
+name = "gpu8"
+packages = 2
+cores_per_package = 16
+threads_per_core = 2
+memory_per_node = "256GiB"
+distances = { other_package = 21 }
+[[root]]
+node = [0, 1]
+bus = [0x10, 0x80]
+ports = ["gpu", "gpu", "gpu", "gpu"]
+"""
+"""What the testbed declares its nodes to be: 4 GPUs on each socket."""
+
+MI250X = """\
+name = "mi250x"
+cpu = { vendor = "AuthenticAMD" }
+packages = 1
+cores_per_package = 32
+threads_per_core = 2
+nodes_per_package = 4
+llcs_per_package = 8
+memory_per_node = "128GiB"
+[model.gcd]
+class = "gpu"
+vendor = 0x1002
+device = 0x7408
+[[root]]
+node = [3, 1, 0, 2]
+bus = [0xc0, 0xc8, 0xd0, 0xd8]
+ports = ["gcd", "gcd"]
+"""
+"""GPUs whose order is not that of their nodes, as on MI250X: 3, 3, 1, 1, 0, 0, 2, 2."""
+
+MESH = """\
+name = "mesh"
+packages = 2
+cores_per_package = 4
+memory_per_node = "4GiB"
+[model.gpu]
+class = "gpu"
+vendor = 0x10de
+device = 0x1db1
+[[root]]
+node = [0, 1]
+bus = [0x10, 0x80]
+ports = ["gpu", "gpu"]
+[[link]]
+kind = "nvlink"
+between = ["gpu.0", "gpu.1"]
+count = 2
+[[link]]
+kind = "nvlink"
+between = ["gpu.2", "gpu.3"]
+count = 2
+"""
+"""4 GPUs, joined in pairs."""
+
+
+@cache
+def machine(text: str) -> Host:
+    """The host of a description."""
+    return discover(render(parse_description(text, "test")), read_running_domain)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A job on one node or on several that are alike. cores: of the node, by Slurm's numbers."""
+
+    id: int
+    nodes: Sequence[str]
+    cores: Sequence[int]
+    gpus: Sequence[int] = ()
+    task: int | None = None
+    state: str = "RUNNING"
+    cores_per_socket: int = 16
+    threads: int = 2
+
+
+def scontrol_text(jobs: Iterable[Listed]) -> str:
+    """`scontrol show job -d` of 22.05."""
+    return "\n\n".join(map(_scontrol_job, jobs))
+
+
+def _scontrol_job(job: Listed) -> str:
+    array = "" if job.task is None else f" ArrayJobId={job.id} ArrayTaskId={job.task}"
+    ids = ",".join(
+        f"{core * job.threads}-{core * job.threads + job.threads - 1}" for core in job.cores
+    )
+    return (
+        f"JobId={job.id}{array} JobName=train it\n"
+        "   UserId=ada(1000) GroupId=ada(1000) MCS_label=N/A\n"
+        f"   JobState={job.state} Reason=None Dependency=(null)\n"
+        f"   NodeList={','.join(job.nodes)}\n"
+        "   JOB_GRES=(null)\n"
+        f"     Nodes={','.join(job.nodes)} CPU_IDs={ids} Mem=1000 GRES={_gres(job)}\n"
+        "   MinCPUsNode=8 MinMemoryNode=1000M MinTmpDiskNode=0\n"
+    )
+
+
+def _gres(job: Listed) -> str:
+    if not job.gpus:
+        return ""
+    return f"gpu:h100:{len(job.gpus)}(IDX:{','.join(map(str, job.gpus))})"
+
+
+def squeue_2205(jobs: Iterable[Listed]) -> str:
+    """`squeue --json` of 22.05: plain numbers, sockets by name."""
+    return json.dumps({"meta": {}, "errors": [], "jobs": [_old_job(job) for job in jobs]})
+
+
+def squeue_2302(jobs: Iterable[Listed]) -> str:
+    """data_parser v0.0.39: numbers in three parts."""
+    found = [
+        {
+            **_old_job(job),
+            "job_id": _parts(job.id),
+            "array_job_id": _parts(0 if job.task is None else job.id),
+            "array_task_id": _parts(job.task),
+        }
+        for job in jobs
+    ]
+    return json.dumps({"meta": {}, "jobs": found, "warnings": []})
+
+
+def squeue_2405(jobs: Iterable[Listed]) -> str:
+    """data_parser v0.0.41 and on: lists of states, sockets and cores with their indices."""
+    found = []
+    for job in jobs:
+        allocation = [
+            {
+                "index": at,
+                "name": node,
+                "cpus": {"count": len(job.cores) * job.threads, "used": 0},
+                "memory": {"used": 0, "allocated": 1000},
+                "sockets": [
+                    {
+                        "index": socket,
+                        "cores": [{"index": c, "status": ["ALLOCATED"]} for c in cores],
+                    }
+                    for socket, cores in _by_socket(job).items()
+                ],
+            }
+            for at, node in enumerate(job.nodes)
+        ]
+        found.append(
+            {
+                **_base(job),
+                "job_id": job.id,
+                "array_job_id": _parts(0 if job.task is None else job.id),
+                "array_task_id": _parts(job.task),
+                "job_state": [job.state],
+                "job_resources": {
+                    "select_type": ["CORE"],
+                    "nodes": {
+                        "count": len(job.nodes),
+                        "list": ",".join(job.nodes),
+                        "allocation": allocation,
+                    },
+                    "cpus": len(job.cores),
+                    "threads_per_core": _parts(job.threads),
+                },
+            }
+        )
+    return json.dumps({"jobs": found, "last_update": _parts(1), "meta": {}})
+
+
+def _old_job(job: Listed) -> dict[str, Any]:
+    sockets = {
+        str(socket): {"cores": {str(core): "allocated" for core in cores}}
+        for socket, cores in _by_socket(job).items()
+    }
+    return {
+        **_base(job),
+        "job_id": job.id,
+        "array_job_id": 0 if job.task is None else job.id,
+        "array_task_id": job.task,
+        "job_state": job.state,
+        "job_resources": {
+            "nodes": ",".join(job.nodes),
+            "allocated_cores": len(job.cores),
+            "allocated_nodes": [
+                {"nodename": node, "sockets": sockets, "cpus_used": 0} for node in job.nodes
+            ],
+        },
+    }
+
+
+def _base(job: Listed) -> dict[str, Any]:
+    return {
+        "name": "train it",
+        "user_name": "ada",
+        "nodes": ",".join(job.nodes),
+        "gres_detail": [_gres(job)] * len(job.nodes) if job.gpus else [],
+    }
+
+
+def _by_socket(job: Listed) -> dict[int, list[int]]:
+    sockets: dict[int, list[int]] = {}
+    for core in job.cores:
+        sockets.setdefault(core // job.cores_per_socket, []).append(core % job.cores_per_socket)
+    return sockets
+
+
+def _parts(number: int | None) -> dict[str, Any]:
+    return {"set": number is not None, "infinite": False, "number": number or 0}

@@ -1,0 +1,207 @@
+"""Where jobs are: four layouts of the same jobs, abstract CPU ids, what is wrong with places."""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homenode.cpuset import CpuSet
+from homenode.errors import ParseError
+from homenode.findings import Finding, Severity
+from homenode.slurm.audit import audit
+from homenode.slurm.cpu_ids import core_order
+from homenode.slurm.held import Held, held_on, node_machine
+from homenode.slurm.job import Job, is_asked_for
+from homenode.slurm.nodes import NodeShape
+from homenode.slurm.scontrol_job import parse_scontrol_jobs
+from homenode.slurm.squeue_json import parse_squeue_jobs
+from homenode.sources import load_host
+from homenode.topology import Host
+from tests.slurm.gpu_nodes import (
+    MI250X,
+    TESTBED,
+    Listed,
+    machine,
+    scontrol_text,
+    squeue_2205,
+    squeue_2302,
+    squeue_2405,
+)
+
+SHAPE = NodeShape(2, 16, 2, 64)
+FILL = Listed(6, ["gpu01"], range(16))
+PLANTED = Listed(7, ["gpu01"], range(16, 20), (0, 1, 4, 5, 6, 7))
+"""The misplacement of a scheduler whose socket 0 is full: GPUs 0 and 1 are there, no CPU is."""
+GOOD = Listed(8, ["gpu02"], range(4), (0, 1))
+BOTH = Listed(9, ["gpu01", "gpu02"], range(20, 22), (5,))
+TASK = Listed(11, ["gpu02"], range(4, 6), (2,), task=1)
+JOBS = (FILL, PLANTED, GOOD, BOTH, TASK)
+
+LAYOUTS: dict[str, Callable[[Iterable[Listed]], tuple[Job, ...]]] = {
+    "scontrol": lambda jobs: parse_scontrol_jobs(scontrol_text(jobs)),
+    "squeue of 22.05": lambda jobs: parse_squeue_jobs(squeue_2205(jobs)),
+    "squeue of 23.02": lambda jobs: parse_squeue_jobs(squeue_2302(jobs)),
+    "squeue of 24.05": lambda jobs: parse_squeue_jobs(squeue_2405(jobs)),
+}
+
+
+def held(jobs: Iterable[Job], host: Host, shape: NodeShape | None = SHAPE) -> list[Held]:
+    there = node_machine(host)
+    return [held_on(job, share, there, shape) for job in jobs for share in job.shares]
+
+
+def found(*listed: Listed, host: str = TESTBED, shape: NodeShape | None = SHAPE) -> list[Finding]:
+    jobs = LAYOUTS["scontrol"](listed)
+    return list(audit(held(jobs, machine(host), shape)).findings)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_tells_the_same_places(layout: str) -> None:
+    jobs = LAYOUTS[layout](JOBS)
+    assert [job.id for job in jobs] == ["6", "7", "8", "9", "11_1"]
+    assert {job.state for job in jobs} == {"RUNNING"} and {job.user for job in jobs} == {"ada"}
+    places = held(jobs, machine(TESTBED))
+    assert [str(place.pus) for place in places if place.gpus] == [
+        "16-19,48-51", "0-3,32-35", "20-21,52-53", "20-21,52-53", "4-5,36-37",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_planted_misplacement_is_named(layout: str) -> None:
+    findings = audit(held(LAYOUTS[layout](JOBS), machine(TESTBED)))
+    bad = [f for f in findings.findings if f.severity is Severity.WARNING]
+    assert [f.id for f in bad] == ["job-gpu-far"]
+    assert bad[0].subject == "job 7 (train it) on gpu01"
+    assert "0 (0000:11:00.0), 1 (0000:12:00.0)" in bad[0].expected
+    assert bad[0].observed == "PUs 16-19,48-51 on node 1"
+    assert bad[0].cost == "distance 21 instead of 10"
+    assert findings.checked[0].startswith("5 places of GPU jobs on 2 nodes: 4 near")
+
+
+def test_gpus_on_both_sides_of_a_job_that_fits_on_one_are_told() -> None:
+    spread = Listed(1, ["gpu01"], [0, 16], (3, 4))
+    assert [f.id for f in found(spread)] == ["job-gpus-spread"]
+    assert found(replace(spread, gpus=(0, 1, 2, 3, 4, 5))) == []
+
+
+def test_cpus_where_no_gpu_of_the_job_is_are_told() -> None:
+    assert [f.id for f in found(Listed(1, ["gpu01"], [0, 16], (0,)))] == ["job-cpus-far"]
+
+
+def test_order_of_gpus_is_not_order_of_nodes() -> None:
+    shape = NodeShape(4, 8, 2, 64)
+    near = Listed(1, ["n"], range(24, 28), (0, 1))
+    assert found(near, host=MI250X, shape=shape) == []
+    counted_off = Listed(1, ["n"], range(4), (0, 1))
+    assert [f.id for f in found(counted_off, host=MI250X, shape=shape)] == ["job-gpu-far"]
+
+
+def test_a_machine_unlike_its_node_is_not_judged() -> None:
+    findings = found(PLANTED, FILL, shape=NodeShape(2, 32, 2, 128))
+    assert [(f.id, f.severity) for f in findings] == [("job-unjudged", Severity.INCONCLUSIVE)]
+    assert "2 x 32 x 2" in findings[0].observed
+    assert found(Listed(1, ["n"], [99], (0,)), shape=None)[0].id == "job-unjudged"
+    assert found(Listed(1, ["n"], [0], (9,)))[0].id == "job-unjudged"
+
+
+def test_a_gpu_without_a_node_is_not_judged() -> None:
+    host = load_host("x86-2p2n8c16t-gpu-node-unknown")
+    job = LAYOUTS["scontrol"]([Listed(1, ["n"], [0], (1,))])
+    findings = audit(held(job, host, NodeShape(2, 4, 2, 16))).findings
+    assert [f.id for f in findings] == ["job-unjudged"]
+
+
+def test_on_gh200_the_node_of_a_gpu_is_the_one_with_cpus() -> None:
+    shape = NodeShape(4, 72, 1, 288)
+    host = load_host("gh200x4")
+    there = LAYOUTS["scontrol"]([Listed(1, ["n"], range(72, 80), (1,), threads=1)])
+    assert audit(held(there, host, shape)).findings == ()
+    away = LAYOUTS["scontrol"]([Listed(1, ["n"], range(8), (1,), threads=1)])
+    finding = audit(held(away, host, shape)).findings[0]
+    assert finding.id == "job-gpu-far" and finding.cost == "distance 40 instead of 10"
+
+
+@pytest.mark.parametrize(
+    ("host", "cores"),
+    [
+        ("x86-2p2n8c16t-pus-interleaved", ["0,8", "2,10", "4,12", "6,14", "1,9"]),
+        ("xapi-2n16c2t", ["0-1", "2-3", "4-5"]),
+        ("x86-2p2n8c8t-nodes-0-and-8", ["0", "1", "2", "3", "4"]),
+    ],
+)
+def test_slurm_counts_socket_by_socket_whatever_the_kernel_calls_the_pus(
+    host: str, cores: list[str]
+) -> None:
+    order = core_order(load_host(host))
+    assert [str(pus) for pus in order.pus[: len(cores)]] == cores
+
+
+@pytest.mark.parametrize("host", ["x86-2p2n8c16t-pus-interleaved", "gh200x4", "hgx-h100"])
+def test_all_ids_are_all_pus_once(host: str) -> None:
+    there = load_host(host)
+    order = core_order(there)
+    ids = CpuSet(range(len(order.pus) * order.threads))
+    assert order.pus_of_ids(ids, order.threads) == CpuSet(pu.index for pu in there.pus)
+    assert len({order.pus_of_ids(CpuSet([i]), order.threads).bits for i in ids}) == len(ids)
+
+
+def test_one_id_per_core_is_the_whole_core() -> None:
+    order = core_order(machine(TESTBED))
+    assert str(order.pus_of_ids(CpuSet([1]), 1)) == "1,33"
+    assert NodeShape(2, 16, 2, 32).ids_per_core == 1
+
+
+def test_jobs_are_found_by_their_number_their_task_and_their_array() -> None:
+    job = LAYOUTS["squeue of 22.05"]([TASK])[0]
+    assert is_asked_for(job, ()) and is_asked_for(job, ("11",)) and is_asked_for(job, ("11_1",))
+    assert not is_asked_for(job, ("1",))
+
+
+def test_a_job_called_like_a_line_of_slurm_tells_nothing() -> None:
+    text = scontrol_text([GOOD]).replace("train it", "x\\n Nodes=gpu09 CPU_IDs=0 Mem=1 GRES=gpu:9")
+    assert [share.node for job in parse_scontrol_jobs(text) for share in job.shares] == ["gpu02"]
+
+
+def test_one_line_a_job_is_read_as_well() -> None:
+    text = "\n".join(" ".join(block.split()) for block in scontrol_text(JOBS).split("\n\n"))
+    assert [j.shares for j in parse_scontrol_jobs(text)] == [
+        j.shares for j in parse_scontrol_jobs(scontrol_text(JOBS))
+    ]
+
+
+def test_no_jobs_and_no_listing_are_told_apart() -> None:
+    assert parse_scontrol_jobs("No jobs in the system\n") == ()
+    with pytest.raises(ParseError):
+        parse_scontrol_jobs("scontrol: error\n")
+    with pytest.raises(ParseError):
+        parse_squeue_jobs('{"errors": []}')
+
+
+def test_a_cancelled_array_is_called_by_its_number() -> None:
+    text = scontrol_text([TASK]).replace("ArrayTaskId=1", "ArrayTaskId=4294967294")
+    assert parse_scontrol_jobs(text)[0].id == "11"
+
+
+@given(st.data())
+def test_a_damaged_listing_is_read_or_refused(data: st.DataObject) -> None:
+    make = data.draw(st.sampled_from([squeue_2205, squeue_2302, squeue_2405, scontrol_text]))
+    text = list(make(JOBS[1:3]))
+    for _ in range(data.draw(st.integers(1, 5))):
+        at = data.draw(st.integers(0, len(text) - 1))
+        text[at] = data.draw(st.sampled_from(["", "[", "{", '"', "9", "\n", ":", "x", "null"]))
+    read = parse_scontrol_jobs if make is scontrol_text else parse_squeue_jobs
+    try:
+        jobs = read("".join(text))
+    except ParseError as error:
+        assert error.source
+    else:
+        audit(held(jobs, machine(TESTBED)))
+
+
+def test_what_newer_parsers_add_is_no_harm() -> None:
+    document = json.loads(squeue_2405([GOOD]))
+    document["jobs"][0] |= {"job_state": ["RUNNING", "COMPLETING"], "new": {"set": False}}
+    assert parse_squeue_jobs(json.dumps(document))[0].state == "COMPLETING"

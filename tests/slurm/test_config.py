@@ -1,0 +1,188 @@
+"""Slurm's configuration grammar: words, comments, joined lines, host lists, and damaged text."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homenode.errors import ParseError
+from homenode.slurm.config import parse_config
+from homenode.slurm.gres import (
+    autodetect_for,
+    gpu_count,
+    gres_lines,
+    held_gpus,
+    lines_for,
+)
+from homenode.slurm.hostlist import compress_hostlist, expand_hostlist
+from homenode.slurm.nodes import NodeShape, node_definitions, shown_shapes
+
+GRES = """\
+# GPUs of the cluster
+AutoDetect=nvml
+nodename=node[01-03] NAME=gpu Type=h100 FILE=/dev/nvidia[0-3] \\
+  cores=0-15   # of socket 0
+NodeName=node03 AutoDetect=off Name=nic Count=2
+NodeName=node[01-02] Name=gpu File=/dev/nvidia4 CPUs=16-31 Links=0,0,0,0,-1
+"""
+
+
+def test_keys_are_of_any_case_and_a_backslash_joins_lines() -> None:
+    lines = parse_config(GRES, "gres.conf").lines
+    assert [(line.first, line.last) for line in lines] == [(2, 2), (3, 4), (5, 5), (6, 6)]
+    assert lines[1].words == (
+        ("nodename", "node[01-03]"), ("name", "gpu"), ("type", "h100"),
+        ("file", "/dev/nvidia[0-3]"), ("cores", "0-15"),
+    )  # fmt: skip
+
+
+def test_a_hash_begins_a_comment_unless_it_is_escaped() -> None:
+    config = parse_config('Prolog=/a\\#b  # not this\nX = "two words"\n#Y=1\n', "slurm.conf")
+    assert [line.words for line in config.lines] == [
+        (("prolog", "/a#b"),),
+        (("x", "two words"),),
+    ]
+
+
+def test_the_last_value_of_the_cluster_holds_and_those_of_nodes_do_not() -> None:
+    config = parse_config(
+        "TaskPlugin=none\nTaskPlugin=affinity\nNodeName=a TaskPlugin=x\n", "slurm.conf"
+    )
+    found = config.last("taskplugin")
+    assert found is not None and found[0] == "affinity" and found[1].first == 2
+
+
+def test_an_included_file_is_named() -> None:
+    assert parse_config("include /etc/slurm/nodes.conf\nA=1\n", "s").includes == (
+        "/etc/slurm/nodes.conf",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), [("A=1\nwhat is this\n", 2), ("\n\nA=\n", 3), ("A=1 B\n", 1), ("=1", 1)]
+)
+def test_a_word_that_is_none_is_named_with_its_line(text: str, line: int) -> None:
+    with pytest.raises(ParseError) as caught:
+        parse_config(text, "slurm.conf")
+    assert caught.value.line == line
+
+
+def test_gres_lines_tell_nodes_files_cores_and_links() -> None:
+    lines = gres_lines(parse_config(GRES, "gres.conf"))
+    assert [line.devices for line in lines_for(lines, "node01")] == [4, 1]
+    assert [line.devices for line in lines_for(lines, "node03")] == [4]
+    last = lines[-1]
+    assert str(last.cores) == "16-31" and last.links == (0, 0, 0, 0, -1)
+    assert autodetect_for(lines, "node01") == "nvml"
+    assert autodetect_for(lines, "node03") is None
+
+
+@pytest.mark.parametrize("bad", ["Cores=0-", "Cores=a", "Links=1,x", "Count=many", "File=/dev/n[0"])
+def test_a_bad_value_of_gres_is_named_with_its_line(bad: str) -> None:
+    with pytest.raises(ParseError) as caught:
+        gres_lines(parse_config(f"\nName=gpu {bad}\n", "gres.conf"))
+    assert caught.value.line == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "indices"),
+    [
+        ("gpu:h100:6(IDX:0-1,4-7)", 6, (0, 1, 4, 5, 6, 7)),
+        ("gpu:a:1(IDX:3),gpu:b:2(IDX:0-1),nic:1", 3, (0, 1, 3)),
+        ("gres/gpu:2", 2, None),
+        ("gpu:h100:0(IDX:N/A)", 0, ()),
+        ("gpu:1g.10gb:1(IDX:9)", 1, None),
+        ("(null)", 0, ()),
+        ("", 0, ()),
+        ("gpu:2(IDX:0,5)", 2, (0, 5)),
+    ],
+)
+def test_the_gpus_of_a_job_are_read(text: str, count: int, indices: tuple[int, ...] | None) -> None:
+    found = held_gpus(text, "job")
+    assert (found.count, found.indices) == (count, indices)
+
+
+def test_a_node_says_how_many_gpus_it_has() -> None:
+    assert gpu_count("gpu:h100:8(S:0-1),nic:2") == 8
+    assert gpu_count("gpu:a:2,gpu:b:4") == 6
+    assert gpu_count("gpu") == 1
+    assert gpu_count("nic:2") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("a", ("a",)),
+        ("n[1-3]", ("n1", "n2", "n3")),
+        ("n[08-10],m", ("n08", "n09", "n10", "m")),
+        ("r[1-2]c[1-2]", ("r1c1", "r1c2", "r2c1", "r2c2")),
+        ("n[1,3]-ib", ("n1-ib", "n3-ib")),
+    ],
+)
+def test_host_lists_are_expanded_in_order(text: str, names: tuple[str, ...]) -> None:
+    assert expand_hostlist(text) == names
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["n[1-", "n]1", "n[3-1]", "n[0-999999999]", "n[1-300]c[1-300]", "", "a,,b", "n[]", "a b"],
+)
+def test_host_lists_that_are_none_or_too_long_are_refused(text: str) -> None:
+    with pytest.raises(ParseError):
+        expand_hostlist(text)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["gpu", "n-"]), st.integers(0, 2000), st.integers(1, 5)),
+        min_size=1, max_size=60,
+    )
+)  # fmt: skip
+def test_a_compressed_list_expands_to_the_same_names(parts: list[tuple[str, int, int]]) -> None:
+    names = {f"{prefix}{number:0{width}}" for prefix, number, width in parts}
+    assert set(expand_hostlist(compress_hostlist(names))) == names
+
+
+@given(st.text(alphabet='nNaAmMeE=[]0123-, \\"#\n\tCoresLinkFdvi/', max_size=200))
+def test_any_text_is_read_or_refused_with_its_line(text: str) -> None:
+    try:
+        lines = gres_lines(parse_config(text, "gres.conf"))
+    except ParseError as error:
+        assert error.line is not None and 1 <= error.line <= text.count("\n") + 1
+    else:
+        assert all(line.line.first >= 1 for line in lines)
+
+
+@given(st.data())
+def test_a_damaged_gres_conf_is_read_or_refused_with_its_line(data: st.DataObject) -> None:
+    text = list(GRES)
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(text) - 1))
+        text[at] = data.draw(st.sampled_from(["", "[", "]", "=", "\\", '"', "9", "\n", "#", "-"]))
+    try:
+        gres_lines(parse_config("".join(text), "gres.conf"))
+    except ParseError as error:
+        assert error.line is not None
+
+
+def test_defaults_of_nodes_fill_in_what_later_lines_leave_out() -> None:
+    config = parse_config(
+        "NodeName=DEFAULT Sockets=2 CoresPerSocket=8 ThreadsPerCore=2\n"
+        "NodeName=a[1-2] Gres=gpu:4\n"
+        "NodeName=b Boards=1 SocketsPerBoard=4 CoresPerSocket=4 CPUs=32\n"
+        "NodeName=c ThreadsPerCore=1 CPUs=16\n",
+        "slurm.conf",
+    )
+    a, b, c = node_definitions(config)
+    assert a.shape == NodeShape(2, 8, 2, 32) and a.gpus == 4 and a.names == ("a1", "a2")
+    assert b.shape == NodeShape(2, 4, 2, 32) and b.gpus is None
+    assert c.shape is not None and c.shape.ids_per_core == 1
+
+
+def test_shapes_are_read_from_both_layouts_of_show_node() -> None:
+    block = (
+        "NodeName=gpu01 Arch=x86_64 CoresPerSocket=16 \n   CPUAlloc=32 CPUEfctv=64 CPUTot=64\n"
+        "   RealMemory=512000 Sockets=2 Boards=1\n   State=MIXED ThreadsPerCore=2\n"
+    )
+    expected = {"gpu01": NodeShape(2, 16, 2, 64)}
+    assert shown_shapes(block, "nodes") == expected
+    assert shown_shapes(" ".join(block.split()) + "\n", "nodes") == expected

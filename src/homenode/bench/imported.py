@@ -18,6 +18,7 @@ _REPEATED = re.compile(r"[_-]?(?:run|rep)[_-]?\d+\Z", re.I | re.A)
 _OF_NODE = re.compile(r"[_-]?(?:node|numa)[_-]?\d+\Z", re.I | re.A)
 _BINDING = "memory binding"
 _GPU_METRIC = re.compile(r"(?:allreduce|h2d|d2h|d2d|p2p|matmul|nvbandwidth:|.*-busbw)")
+_MADE_UP = "# synthesised"
 _RESULTS_FOLDERS = frozenset({"results", "data", ""})
 
 
@@ -115,7 +116,7 @@ def _study(folder: SourceFolder, wishes: ImportWishes) -> _Draft:
     head = RunHead(
         folder.name,
         wishes.system or above or _system(figures),
-        Origin.IMPORTED,
+        _origin(folder.texts.values()),
         wishes.vantage or Vantage.GUEST,
         study_folder.switches_of(folder.name),
         host_kind=wishes.host_kind,
@@ -137,7 +138,7 @@ def _logs(
     head = RunHead(
         group,
         wishes.system or _system(figures),
-        Origin.IMPORTED,
+        _origin(folder.texts[name] for name in files),
         vantage,
         UNKNOWN_SWITCHES,
         host_kind=wishes.host_kind,
@@ -178,6 +179,12 @@ def _slug(name: str) -> str:
     'nvidia-gh200-480gb'
     """
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:80]
+
+
+def _origin(texts: Iterable[str]) -> Origin:
+    """Made-up files say so in a line of their heads, and keep saying so as results."""
+    marked = any(line.startswith(_MADE_UP) for text in texts for line in text.split("\n", 8)[:8])
+    return Origin.SYNTHESISED if marked else Origin.IMPORTED
 
 
 def _is_bound(figures: Figures) -> bool:

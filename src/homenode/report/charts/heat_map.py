@@ -29,11 +29,14 @@ class Matrix:
     cells: tuple[tuple[float | None, ...], ...]
 
 
-def heat_map(title: str, unit: str, matrix: Matrix) -> str:
-    """The SVG of a matrix; the low and the high end of the colours are written below it."""
+def heat_map(title: str, unit: str, matrix: Matrix, ends: tuple[float, float] | None = None) -> str:
+    """The SVG of a matrix; the low and the high end of the colours are written below it.
+
+    ends: of the colours, so that several matrices have the same; None = the matrix's own.
+    """
     matrix = _in_blocks(matrix)
     known = [value for row in matrix.cells for value in row if value is not None]
-    low, high = min(known), max(known)
+    low, high = (min(known), max(known)) if ends is None else ends
     divisor, name = chart_scale(unit, [high])
     drawing = Drawing(title)
     row_room = min(max(text_width(one, 10) for one in matrix.rows), 96.0)
@@ -85,7 +88,7 @@ def _cell(
 def _shade(value: float, low: float, high: float) -> int:
     if high <= low:
         return len(HEAT) // 2
-    return min(int((value - low) / (high - low) * len(HEAT)), len(HEAT) - 1)
+    return min(max(int((value - low) / (high - low) * len(HEAT)), 0), len(HEAT) - 1)
 
 
 def _column_names(

@@ -18,11 +18,11 @@ from homenode.report.page.pictures import (
     curve_pictures,
     forest_pictures,
     heat_pictures,
+    locality_pictures,
     path_pictures,
 )
 from homenode.report.page.tables import EffectRow, Table, effect_rows, summary_table
 from homenode.report.page.verdict_card import VerdictCard, verdict_card
-from homenode.topology import Host
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,7 @@ class MachinePart:
     heats: tuple[Picture, ...]
     paths: tuple[Picture, ...]
     localities: tuple[LocalityRow, ...]
+    locality_bars: tuple[Picture, ...]
     host: HostPart
     environment: Environment
     doubts: tuple[Doubt, ...]
@@ -126,6 +127,7 @@ def _part(machine: Machine, anchor: str, with_style: bool) -> MachinePart:
     verdicts = machine.verdicts
     sources = [*(s for one in verdicts for s in one.sources),
                *(run.head.source for run in machine.runs if run.head.source)]  # fmt: skip
+    near_and_far = _localities(machine)
     return MachinePart(
         verdict_card(machine, anchor),
         tuple((str(one.objective), one.statement) for one in verdicts),
@@ -134,7 +136,8 @@ def _part(machine: Machine, anchor: str, with_style: bool) -> MachinePart:
         tuple(curve_pictures(machine)),
         tuple(heat_pictures(machine)),
         tuple(path_pictures(machine)),
-        tuple(_locality_rows(machine)),
+        tuple(map(_locality_row, near_and_far)),
+        tuple(locality_pictures(near_and_far)),
         host_part(machine, with_style=with_style),
         _environment(machine),
         machine.doubts,
@@ -144,13 +147,9 @@ def _part(machine: Machine, anchor: str, with_style: bool) -> MachinePart:
     )
 
 
-def _locality_rows(machine: Machine) -> list[LocalityRow]:
+def _localities(machine: Machine) -> list[Locality]:
     node_of = _nodes_of_gpus(machine)
-    return [
-        _locality_row(one)
-        for alternative in machine.every
-        for one in localities(alternative, node_of)
-    ]
+    return [found for one in machine.every for found in localities(one, node_of)]
 
 
 def _nodes_of_gpus(machine: Machine) -> dict[Bdf, int]:
@@ -158,7 +157,7 @@ def _nodes_of_gpus(machine: Machine) -> dict[Bdf, int]:
     found: dict[Bdf, int] = {}
     for run in machine.runs:
         found |= {gpu.device: gpu.node for gpu in run.head.gpus if gpu.node is not None}
-    if isinstance(machine.host, Host):
+    if machine.host is not None:
         for device in machine.host.devices_of_kind(DeviceKind.GPU):
             if device.node is not None:
                 found[device.bdf] = int(device.node)

@@ -13,7 +13,7 @@ from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.model import Plan
 from homenode.plan.stored import read_plan
 from homenode.published.model import Evidence
-from homenode.report.page.machine import Stored
+from homenode.report.page.machine import UNNAMED, Stored
 from homenode.results.model import Run, Vantage
 from homenode.results.sources import PUBLISHED, load_sources
 from homenode.results.store import load_runs
@@ -60,7 +60,10 @@ def gather(
             f"report: expected at least one run, found none ({reasons})",
             hint="homenode bench and homenode import make runs; --published reports on others'",
         )
-    known = {host_fingerprint(one): one for one in map(load_host, hosts)}
+    named = [load_host(one) for one in hosts]
+    known = {host_fingerprint(one): one for one in named}
+    if len(named) == 1:
+        known[UNNAMED] = named[0]
     wanted = {run.head.system for run in runs}
     for document in evidence:
         for system in document.systems:

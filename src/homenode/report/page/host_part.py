@@ -92,7 +92,7 @@ def _source(machine: Machine) -> str:
         return ""
     if machine.published is not None:
         return "as described from what the source says of it; not captured there"
-    return "as captured"
+    return "as its capture says"
 
 
 def _map(title: str, host: Host, plan: Plan | None, with_style: bool) -> Map:

@@ -26,6 +26,9 @@ from homenode.topology import Host
 ANY_LAYOUT = "any layout"
 """Label of figures that a source prints for all layouts alike."""
 
+UNNAMED = ""
+"""Where `hosts` has the topology of runs that name no host: the one that the user named."""
+
 _SHORT_HASH = 8
 
 
@@ -202,4 +205,6 @@ def _host(runs: Sequence[Run], system: System | None, hosts: Mapping[str, Host])
     if system is not None:
         return hosts.get(system.host or "")
     keys = dict.fromkeys(run.head.host for run in runs if run.head.host is not None)
+    if not keys:
+        return hosts.get(UNNAMED)
     return next((hosts[key] for key in keys if key in hosts), None)

@@ -1,11 +1,11 @@
 """Pictures of a machine: which charts its figures make, with what is written under them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from homenode.analyse.alternative import Alternative
 from homenode.analyse.comparison import Effect, Outcome
-from homenode.analyse.matrices import Axis, FigureMatrix, Place, matrices_of
+from homenode.analyse.matrices import Axis, FigureMatrix, Locality, Place, matrices_of
 from homenode.analyse.metrics import METRICS, Metric, metric_of
 from homenode.analyse.summary import Series, SeriesKey, headline
 from homenode.analyse.switch_effects import judged
@@ -94,14 +94,39 @@ def curve_pictures(machine: Machine) -> Iterator[Picture]:
 
 
 def heat_pictures(machine: Machine) -> Iterator[Picture]:
-    """Matrices of nodes, GPUs and PUs."""
-    shown = 0
-    for one in machine.every:
-        for matrix in sorted(matrices_of(one), key=_matrix_order):
-            if shown == MOST_HEAT_MAPS:
-                return
-            shown += 1
-            yield _heat_picture(one, matrix)
+    """Matrices of nodes, GPUs and PUs; those of one metric have the same colours."""
+    found = [
+        (one, matrix)
+        for one in machine.every
+        for matrix in sorted(matrices_of(one), key=_matrix_order)
+    ]
+    ends: dict[tuple[str, str | None], tuple[float, float]] = {}
+    for _, matrix in found:
+        values = matrix.cells.values()
+        kind = (matrix.key.metric, matrix.key.variant)
+        low, high = ends.get(kind, (min(values), max(values)))
+        ends[kind] = min(low, *values), max(high, *values)
+    for one, matrix in found[:MOST_HEAT_MAPS]:
+        yield _heat_picture(one, matrix, ends[matrix.key.metric, matrix.key.variant])
+
+
+def locality_pictures(found: Sequence[Locality]) -> Iterator[Picture]:
+    """Being near against being far, a chart for each metric."""
+    for key in dict.fromkeys((one.key.metric, one.key.unit, one.key.variant) for one in found):
+        bars: list[Bar] = []
+        for one in found:
+            if (one.key.metric, one.key.unit, one.key.variant) != key:
+                continue
+            near = one.alternative + (", local" if one.remote is not None else ", as bound")
+            bars.append(Bar(near, one.local, None, None, 1))
+            if one.remote is not None:
+                bars.append(Bar(f"{one.alternative}, remote", one.remote, None, None, 3))
+        metric = metric_of(key[0])
+        title = ", ".join(filter(None, (key[0] if metric is None else metric.title, key[2])))
+        note = (
+            "less is better" if metric is not None and metric.lower_is_better else "more is better"
+        )
+        yield Picture(f"{title}: near and far", note, bar_chart(title, key[1], bars))
 
 
 def path_pictures(machine: Machine) -> Iterator[Picture]:
@@ -198,7 +223,7 @@ def _matrix_order(matrix: FigureMatrix) -> tuple[int, str]:
     return known.index(metric) if metric in known else len(known), matrix.key.variant or ""
 
 
-def _heat_picture(one: Alternative, matrix: FigureMatrix) -> Picture:
+def _heat_picture(one: Alternative, matrix: FigureMatrix, ends: tuple[float, float]) -> Picture:
     metric = metric_of(matrix.key.metric)
     name = matrix.key.metric if metric is None else metric.title
     parts = [name, matrix.key.variant, None if one.label == "any layout" else one.label]
@@ -210,14 +235,14 @@ def _heat_picture(one: Alternative, matrix: FigureMatrix) -> Picture:
     drawn = Matrix(
         _axis(matrix, rows=True),
         _axis(matrix, rows=False),
-        tuple(_place(place) for place in matrix.rows),
-        tuple(_place(place) for place in matrix.columns),
+        _names(matrix.rows),
+        _names(matrix.columns),
         tuple(
             tuple(matrix.cells.get((row, column)) for column in matrix.columns)
             for row in matrix.rows
         ),
     )
-    return Picture(title, f"{better}{axes}", heat_map(title, matrix.key.unit, drawn))
+    return Picture(title, f"{better}{axes}", heat_map(title, matrix.key.unit, drawn, ends))
 
 
 def _axis(matrix: FigureMatrix, *, rows: bool) -> str:
@@ -227,6 +252,18 @@ def _axis(matrix: FigureMatrix, *, rows: bool) -> str:
     return {Axis.NODE: "node", Axis.GPU: "GPU", Axis.PU: "PU"}[axis]
 
 
-def _place(place: Place) -> str:
-    """Short enough for a column: an address without the domain 0000."""
-    return place.name.removeprefix("0000:")
+def _names(places: Sequence[Place]) -> tuple[str, ...]:
+    """Short enough for a column: of addresses, the parts in which they differ.
+
+    >>> from homenode.bdf import Bdf
+    >>> _names([Place(Axis.GPU, 0, Bdf(0, 0x19, 0, 0)), Place(Axis.GPU, 0, Bdf(0, 0x3B, 0, 0))])
+    ('19', '3b')
+    >>> _names([Place(Axis.GPU, 0, Bdf(0, 0x19, 0, 0)), Place(Axis.GPU, 0, Bdf(0, 0x19, 1, 0))])
+    ('19:00', '19:01')
+    """
+    if len(places) < 2 or any(place.address is None for place in places):
+        return tuple(place.name for place in places)
+    parts = [place.name.replace(".", ":").split(":") for place in places]
+    differ = [index for index in range(4) if len({part[index] for part in parts}) > 1]
+    first = differ[0] if differ[0] <= 1 else 1
+    return tuple(":".join(part[first : differ[-1] + 1]) for part in parts)

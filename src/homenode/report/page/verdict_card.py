@@ -9,6 +9,7 @@ from homenode.analyse.standing import Standing
 from homenode.analyse.verdict import Rung, Verdict
 from homenode.analyse.words import figure_text, percent_text, range_text
 from homenode.report.page.machine import Machine
+from homenode.results.model import Origin
 
 RUNGS = {
     Rung.MEASURED_HERE: "measured",
@@ -64,6 +65,8 @@ class VerdictCard:
 def verdict_card(machine: Machine, anchor: str) -> VerdictCard:
     """The card of a machine."""
     graded = machine.graded
+    origins = {run.head.origin for run in machine.runs}
+    evidence = ", ".join(sorted(origins - {Origin.MEASURED, Origin.PUBLISHED}))
     return VerdictCard(
         machine.name,
         anchor,
@@ -71,7 +74,7 @@ def verdict_card(machine: Machine, anchor: str) -> VerdictCard:
         str(graded.grade),
         TONES[graded.grade],
         graded.reason,
-        tuple(_answer(one) for one in machine.verdicts),
+        tuple(_answer(one, evidence) for one in machine.verdicts),
     )
 
 
@@ -85,7 +88,7 @@ def machine_line(machine: Machine) -> str:
     return "; ".join(kinds) or "machine not described by its results"
 
 
-def _answer(one: Verdict) -> Answer:
+def _answer(one: Verdict, origins: str) -> Answer:
     title = _TITLES.get(one.objective, one.objective)
     told = [d for d in one.doubts if d.id not in ("published-figures", "unusable")]
     doubts = [f"{doubt.detail}: {doubt.remedy}" for doubt in told]
@@ -94,7 +97,7 @@ def _answer(one: Verdict) -> Answer:
     return Answer(
         one.objective, title, one.choice or "no answer", one.choice is not None,
         _figures(one) if one.choice is not None else one.statement,
-        RUNGS[one.rung], tuple(dict.fromkeys(doubts)),
+        origins or RUNGS[one.rung], tuple(dict.fromkeys(doubts)),
     )  # fmt: skip
 
 

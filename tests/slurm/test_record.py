@@ -152,11 +152,9 @@ def run_hook(name: str, folder: Path, **environment: str) -> str:
 def test_the_hooks_record_a_job_that_is_then_audited(tmp_path: Path) -> None:
     fake_machine(tmp_path / "root")
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": str(os.getuid())}
-    run_hook(
-        "prolog.sh", tmp_path, **job, SLURM_JOB_GPUS="1", SLURM_JOB_USER="ada",
-        SLURM_JOB_NAME="a\nheld 0\nb",
-    )  # fmt: skip
-    assert run_hook("task_prolog.sh", tmp_path, **job, SLURM_STEP_ID="0", SLURM_PROCID="3") == ""
+    run_hook("prolog.sh", tmp_path, **job, SLURM_JOB_GPUS="1", SLURM_JOB_USER="ada")
+    task = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_JOB_NAME": "a\nheld 0\nb"}
+    assert run_hook("task_prolog.sh", tmp_path, **job, **task) == ""
     live = tmp_path / "spool/live/7.gpu01.tasks"
     live.write_text(live.read_text() + "held 0\ntask 0.4 $(x) 0 default\n")
     run_hook("epilog.sh", tmp_path, **job)

@@ -33,7 +33,6 @@ root=
     echo "job $SLURM_JOB_ID"
     echo "node $SLURMD_NODENAME"
     echo "user ${{SLURM_JOB_USER:-${{SLURM_JOB_UID:-}}}}"
-    echo "name $(printf %s "${{SLURM_JOB_NAME:-}}" | tr -cd 'A-Za-z0-9._ -' | head -c 80)"
     echo "start $(date +%s)"
     for node in "$root"/sys/devices/system/node/node[0-9]*; do
       echo "numa ${{node##*/node}} $(cat "$node/cpulist")"
@@ -67,6 +66,9 @@ root=
 (
   tasks=$spool/live/$name.tasks
   [ -f "$tasks" ] && [ "$(wc -c <"$tasks")" -lt {most_bytes} ] || exit
+  # slurmd tells Prolog no name.
+  [ -s "$tasks" ] ||
+    echo "name $(printf %s "${{SLURM_JOB_NAME:-}}" | tr -cd 'A-Za-z0-9._ -' | head -c 80)" >"$tasks"
   read -r _ policy _ <"$root/proc/self/numa_maps"
   pus=$(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' "$root/proc/self/status")
   nodes=$(sed -n 's/^Mems_allowed_list:[[:space:]]*//p' "$root/proc/self/status")
@@ -82,7 +84,8 @@ _EPILOG = """\
   {{
     cat "$spool/live/$name.job"
     head -c {most_bytes} "$spool/live/$name.tasks" |
-      grep -E '^task [0-9a-z]+\\.[0-9]+ [0-9,-]+ [0-9,-]+ [a-z0-9:=|,-]+$'
+      grep -E -e '^name [A-Za-z0-9._ -]{{1,80}}$' \\
+        -e '^task [0-9a-z]+\\.[0-9]+ [0-9,-]+ [0-9,-]+ [a-z0-9:=|,-]+$'
     echo "end $(date +%s)"
   }} >"$spool/done/$name.part"
   mv "$spool/done/$name.part" "$spool/done/$name.rec"

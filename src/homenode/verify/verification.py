@@ -103,13 +103,17 @@ def verify(wanted: Wanted, tell: Tell) -> Verified:
 
 
 def load_guest(source: str) -> Host:
-    """The guest of a source: "ssh:HOST", or whatever names a host, a capture made inside it."""
+    """The guest of a source: "ssh:HOST", or whatever names a host, a capture made inside it.
+
+    HOST is whatever ssh takes, so also a URL; "ssh://HOST:22" is one by itself.
+    """
     if not source.startswith(_SSH):
         return load_host(source)
     from homenode.discover import discover
     from homenode.snapshot.capture import collect_over_ssh
 
-    return discover(collect_over_ssh(source.removeprefix(_SSH)))
+    host = source if source.startswith(f"{_SSH}//") else source.removeprefix(_SSH)
+    return discover(collect_over_ssh(host))
 
 
 def _refuse_nonsense(wanted: Wanted) -> None:

@@ -172,7 +172,12 @@ def test_a_command_page_names_every_option_and_every_choice(name: str) -> None:
 
 
 def test_the_pages_name_no_option_that_does_not_exist() -> None:
-    known = {opt for parameters in PARAMETERS.values() for p in parameters for opt in p.opts}
+    known = {
+        opt
+        for parameters in PARAMETERS.values()
+        for p in parameters
+        for opt in (*p.opts, *p.secondary_opts)
+    }
     known |= {"--help", "--version", "--install-completion", "--show-completion"}
     for shown in SHOWING:
         told = {w for w in shown.options_in_code() if re.fullmatch(r"--[a-z][a-z-]+", w)}

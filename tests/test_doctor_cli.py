@@ -15,12 +15,9 @@ from homenode.cli.main import app
 from homenode.cli.retrain import Retraining
 from homenode.doctor.config_file import SysfsConfigSpace
 from homenode.doctor.diagnosis import merged
-from homenode.doctor.load_sampling import load_command, sample_under_load
 from homenode.doctor.metrics import prometheus
-from homenode.errors import HomenodeError, HostError, ToolError, UsageError
+from homenode.errors import HomenodeError, HostError, UsageError
 from homenode.findings import Finding, Findings, Severity
-from homenode.pci import PciLink
-from tests.doctor_cases import GPU_4080, changed
 from tests.doctor_domains import diagnosed, domain, gpus, host, planned
 
 SICK, SOUND, H200 = "rtx5090-epyc7702", "rtx4080-i9-14900k", "h200-xeon8558"
@@ -254,44 +251,3 @@ def test_config_space_is_read_and_written_one_register_at_a_time(tmp_path: Path)
         space.read(bdf, 0x50, 2)
     with pytest.raises(HostError, match="expected to read"):
         space.read(Bdf.parse("42:00.0"), 0, 2)
-
-
-class _Waking:
-    """A snapshot of /sys in which the GPU's link wakes up after a few readings."""
-
-    name = "waking"
-
-    def __init__(self) -> None:
-        self.readings = 0
-
-    def read_text(self, path: str) -> str | None:
-        if path.endswith("current_link_speed") and str(GPU_4080) in path:
-            self.readings += 1
-            return "2.5 GT/s PCIe\n" if self.readings < 3 else "16.0 GT/s PCIe\n"
-        return "16\n" if path.endswith("current_link_width") else None
-
-    def list(self, path: str) -> tuple[str, ...] | None:
-        return None
-
-    def read_link(self, path: str) -> str | None:
-        return None
-
-    def real_path(self, path: str) -> str | None:
-        return None
-
-    def command_output(self, command: str) -> str | None:
-        return None
-
-
-def test_links_are_taken_at_their_fastest_while_the_load_runs() -> None:
-    idle = changed(host(SOUND), lambda d: d.bdf == GPU_4080, link=PciLink(2.5, 16, 16.0, 16))
-    busy = sample_under_load(idle, _Waking(), load_command(["sleep", "0.4"]))
-    device = busy.device(GPU_4080)
-    assert device is not None and device.link == PciLink(16.0, 16, 16.0, 16)
-
-
-def test_a_load_that_fails_or_is_missing_is_no_load() -> None:
-    with pytest.raises(ToolError):
-        sample_under_load(host(SOUND), _Waking(), ("false",))
-    with pytest.raises(UsageError, match="load-command"):
-        load_command(["no-such-program"])

@@ -55,7 +55,9 @@ def doctor(
     ] = None,
     under_load: Annotated[
         bool,
-        typer.Option("--under-load", help="Read links while a copy runs (nvbandwidth, ...)."),
+        typer.Option(
+            "--under-load", help="Read links while a copy runs: nvbandwidth, PyTorch, ..."
+        ),
     ] = False,
     load_command: Annotated[
         str | None,
@@ -136,8 +138,14 @@ def doctor(
         raise UsageError("VM.xml and --live: expected one of the two, found both")
     if fix is not None and document is None and live is None:
         raise UsageError("--fix: expected a VM.xml or --live NAME to plan, found neither")
-    known = _circumstances(h2d, known_width, under_load=under_load)
-    loaded = _host(host, lspci, under_load=under_load, load_command=load_command)
+    known = _circumstances(h2d, known_width)
+    loaded = _host(host, lspci)
+    if under_load or load_command is not None:
+        if not under_load:
+            raise UsageError("--load-command: expected --under-load beside it, found none")
+        if host is not None or lspci is not None:
+            raise UsageError("--under-load: expected this machine, found another source")
+        loaded, known = _under_load(loaded, known, load_command)
     original = _document(document, live)
     source = live or document or "domain"
     opened = None if original is None else _opened(original, source)
@@ -206,27 +214,30 @@ def _note_faults(host: "Host") -> None:
             note(f"certified as it is, {severity}: {', '.join(ids)}; look: homenode doctor")
 
 
-def _host(
-    source: str | None, lspci: Path | None, *, under_load: bool, load_command: str | None
-) -> "Host":
+def _host(source: str | None, lspci: Path | None) -> "Host":
     from homenode.sources import load_host
 
-    loaded = load_host(source, lspci=lspci)
-    if load_command is not None and not under_load:
-        raise UsageError("--load-command: expected --under-load beside it, found none")
-    if not under_load:
-        return loaded
-    if source is not None or lspci is not None:
-        raise UsageError("--under-load: expected this machine, found another source")
-    import shlex
+    return load_host(source, lspci=lspci)
 
-    from homenode.doctor.load_sampling import load_command as command_for
+
+def _under_load(
+    host: "Host", known: "Circumstances", command: str | None
+) -> "tuple[Host, Circumstances]":
+    """The host as its links are while a copy runs, and what the copy says of itself."""
+    import shlex
+    from dataclasses import replace
+
+    from homenode.doctor.links import Load
+    from homenode.doctor.load_program import load_program
     from homenode.doctor.load_sampling import sample_under_load
     from homenode.snapshot.live import LiveSnapshot
 
-    argv = command_for(None if load_command is None else shlex.split(load_command))
-    note(f"running {' '.join(argv)} and reading links meanwhile")
-    return sample_under_load(loaded, LiveSnapshot(), argv)
+    program = load_program(None if command is None else shlex.split(command))
+    note(f"running {' '.join(program.argv)} and reading links meanwhile")
+    busy, reached = sample_under_load(host, LiveSnapshot(), program)
+    # What the user says was measured goes before what we measured on the side.
+    h2d = {gpu: rate for gpu, rate in reached.h2d.items() if known.h2d_all is None}
+    return busy, replace(known, load=Load.BUSY, reached=reached.gpus, h2d={**h2d, **known.h2d})
 
 
 def _document(path: str | None, live: str | None) -> bytes | None:
@@ -251,12 +262,9 @@ def _opened(original: bytes, source: str) -> "Document":
     return open_domain(original, source)
 
 
-def _circumstances(
-    h2d: list[str] | None, known_width: list[str] | None, *, under_load: bool
-) -> "Circumstances":
+def _circumstances(h2d: list[str] | None, known_width: list[str] | None) -> "Circumstances":
     from homenode.bdf import Bdf
     from homenode.doctor.diagnosis import Circumstances
-    from homenode.doctor.links import Load
 
     rates: dict[Bdf, float] = {}
     everyone: float | None = None
@@ -272,7 +280,7 @@ def _circumstances(
         if lanes not in ("1", "2", "4", "8", "16"):
             raise UsageError(f"--known-width: expected lanes such as 8, found {value!r}")
         widths[Bdf.parse(name, "--known-width")] = int(lanes)
-    return Circumstances(Load.BUSY if under_load else Load.UNKNOWN, widths, rates, everyone)
+    return Circumstances(known_widths=widths, h2d=rates, h2d_all=everyone)
 
 
 def _pairs(texts: list[str] | None, option: str) -> list[tuple[str, str]]:

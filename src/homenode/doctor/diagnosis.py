@@ -40,9 +40,11 @@ class Circumstances:
     """What the user knows beyond host and domain.
 
     known_widths: lanes of narrow slots, by device. h2d: measured bytes/s by GPU, h2d_all for any.
+    reached: the GPUs that the load copied to; None where that is not known.
     """
 
     load: Load = Load.UNKNOWN
+    reached: frozenset[Bdf] | None = None
     known_widths: Mapping[Bdf, int] = field(default_factory=dict)
     h2d: Mapping[Bdf, float] = field(default_factory=dict)
     h2d_all: float | None = None
@@ -67,7 +69,7 @@ def diagnose(
     """
     known = circumstances or Circumstances()
     found = [
-        *link_findings(host, known.load, known.known_widths),
+        *link_findings(host, known.load, known.known_widths, known.reached),
         *unknown_link_findings(host),
         *cut_listing_findings(host),
         *copy_findings(host, known.h2d, known.h2d_all),

@@ -70,12 +70,21 @@ def device_paths(host: Host) -> tuple[DevicePath, ...]:
 
 
 def link_findings(
-    host: Host, load: Load = Load.UNKNOWN, known_widths: Mapping[Bdf, int] | None = None
+    host: Host,
+    load: Load = Load.UNKNOWN,
+    known_widths: Mapping[Bdf, int] | None = None,
+    reached: frozenset[Bdf] | None = None,
 ) -> Iterator[Finding]:
     """One finding for each link that limits a device below what its path can carry.
 
     known_widths: lanes of slots that are wired narrower than their ports say, by a device on them.
+    reached: GPUs that the load copied to; None = those with a driver of the host.
     """
+    busy: frozenset[Bdf] = frozenset()
+    if load is Load.BUSY:
+        gpus = host.devices_of_kind(DeviceKind.GPU)
+        driven = frozenset(gpu.bdf for gpu in gpus if gpu.driver not in _WITHOUT_LOAD)
+        busy = driven if reached is None else reached
     behind: dict[Bdf, list[DevicePath]] = {}
     link_of: dict[Bdf, Link] = {}
     paths = device_paths(host)
@@ -86,7 +95,7 @@ def link_findings(
             behind.setdefault(link.lower.bdf, []).append(path)
             link_of[link.lower.bdf] = link
     for bdf, affected in behind.items():
-        yield _finding(link_of[bdf], affected, paths, load, host)
+        yield _finding(link_of[bdf], affected, paths, busy, host)
     yield from _low_targets(paths, frozenset(behind), host)
 
 
@@ -139,8 +148,9 @@ def _limits(link: Link, expected: LinkRate, known_widths: Mapping[Bdf, int]) -> 
 
 
 def _finding(
-    link: Link, affected: list[DevicePath], paths: tuple[DevicePath, ...], load: Load, host: Host
-) -> Finding:
+    link: Link, affected: list[DevicePath], paths: tuple[DevicePath, ...],
+    busy: frozenset[Bdf], host: Host,
+) -> Finding:  # fmt: skip
     current, capable = link.current, link.capable
     assert current is not None and capable is not None
     worst = max(affected, key=lambda path: _rank(path.device.kind))
@@ -165,7 +175,7 @@ def _finding(
         f"{capable.with_rate()}, the least of both ends (LnkCap of {link.upper.bdf} and "
         f"{link.lower.bdf}; path up to {top.bdf})"
     )
-    idle = _idle_reason(link, affected, current, load) if slow else None
+    idle = _idle_reason(link, affected, current, busy) if slow else None
     if idle is not None:
         return Finding(
             "pcie-link-idle", Severity.INCONCLUSIVE, subject, expected,
@@ -230,13 +240,10 @@ def _ends(link: Link) -> str:
 
 
 def _idle_reason(
-    link: Link, affected: list[DevicePath], current: LinkRate, load: Load
+    link: Link, affected: list[DevicePath], current: LinkRate, busy: frozenset[Bdf]
 ) -> str | None:
     """Why a low speed may be no fault; None where it is one. Only GPUs slow their links down."""
-    if not link.ends_at_gpu:
-        return None
-    gpus = [path.device for path in affected if path.device.kind is DeviceKind.GPU]
-    if load is Load.BUSY and any(gpu.driver not in _WITHOUT_LOAD for gpu in gpus):
+    if not link.ends_at_gpu or any(path.device.bdf in busy for path in affected):
         return None
     for path in affected:
         state, power = path.device.performance_state, path.device.power_state
@@ -246,9 +253,7 @@ def _idle_reason(
             return f"nvidia-smi says {state}: idle"
     if current.gt_per_s > _IDLE_SPEED:
         return None
-    why = "the load is unknown"
-    if load is Load.BUSY:
-        why = "no driver of this machine has it, so the load did not reach it"
+    why = "a load ran, but not on it" if busy else "the load is unknown"
     return f"{why}, and idle GPUs slow their links down to 2.5 GT/s"
 
 

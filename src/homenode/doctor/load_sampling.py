@@ -2,50 +2,33 @@
 
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 
 from homenode.bdf import Bdf
 from homenode.discover.pci_fields import parse_link_speed
-from homenode.errors import HomenodeError, UsageError
+from homenode.doctor.load_program import LoadProgram, Reached, reached_by
+from homenode.errors import HomenodeError
 from homenode.pci import PciDevice, PciLink
-from homenode.process import find_program, run
+from homenode.process import run
 from homenode.snapshot.protocol import Snapshot
 from homenode.topology import Host
-
-LOADS: tuple[tuple[str, ...], ...] = (
-    ("nvbandwidth", "-t", "host_to_device_memcpy_ce", "-b", "1024", "-i", "20"),
-    ("rocm-bandwidth-test", "-H"),
-)
-"""Programs that copy to every GPU in turn; the first that is installed runs."""
 
 _EVERY_S = 0.05
 _LONGEST_S = 600.0
 
 
-def load_command(given: Sequence[str] | None) -> tuple[str, ...]:
-    """The program that makes the load. Raises UsageError where none is installed."""
-    for argv in (tuple(given),) if given else LOADS:
-        if find_program(argv[0]) is not None:
-            return argv
-    wanted = given[0] if given else " or ".join(argv[0] for argv in LOADS)
-    raise UsageError(
-        f"--under-load: expected {wanted} to be installed, found none on PATH",
-        hint='name a program that copies to the GPUs: --load-command "PROGRAM ARGUMENTS"',
-    )
-
-
-def sample_under_load(host: Host, snapshot: Snapshot, argv: Sequence[str]) -> Host:
+def sample_under_load(host: Host, snapshot: Snapshot, program: LoadProgram) -> tuple[Host, Reached]:
     """The host with the fastest link that each function showed while the program ran.
 
     Raises ToolError where the program fails: an idle machine would be taken for a busy one.
     """
     devices = [device for device in host.pci_devices if device.link is not None]
+    outputs: list[str] = []
     failure: list[HomenodeError] = []
 
     def load() -> None:
         try:
-            run(argv, _LONGEST_S).stdout_or_raise()
+            outputs.append(run(program.argv, _LONGEST_S, program.input).stdout_or_raise())
         except HomenodeError as error:
             failure.append(error)
 
@@ -62,9 +45,10 @@ def sample_under_load(host: Host, snapshot: Snapshot, argv: Sequence[str]) -> Ho
     worker.join()
     if failure:
         raise failure[0]
-    return replace(
+    busy = replace(
         host, pci_devices=tuple(_with_link(device, fastest) for device in host.pci_devices)
     )
+    return busy, reached_by(program, outputs[0])
 
 
 def _with_link(device: PciDevice, fastest: dict[Bdf, tuple[float, int]]) -> PciDevice:

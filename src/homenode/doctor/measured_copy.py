@@ -31,7 +31,7 @@ def copy_findings(
                 "h2d-above-link", Severity.INCONCLUSIVE, f"GPU {path.device.bdf}",
                 f"at most {path.expected.with_rate()}", f"{gigabytes(rate)} measured",
                 None, "measure again: the figure is of another GPU, of both directions, or of "
-                "device memory", "the figure given with --h2d",
+                "device memory", "the figure of --h2d, or of the copy that ran",
             )  # fmt: skip
         elif rate < _SOUND * path.expected.bytes_per_s:
             yield _slow(path.device.bdf, rate, path.expected)
@@ -48,5 +48,5 @@ def _slow(gpu: Bdf, rate: float, expected: LinkRate) -> Finding:
         f"{', '.join(fit.as_generation for fit in fits) or 'no link at all'}{not_one}",
         f"{(1 - rate / expected.bytes_per_s) * 100:.0f} % of the path",
         "read the link while a copy runs (homenode doctor --under-load); if it is up, look at the "
-        "memory's node and at pinned buffers", "the figure given with --h2d",
+        "memory's node and at pinned buffers", "the figure of --h2d, or of the copy that ran",
     )  # fmt: skip

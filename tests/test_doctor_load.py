@@ -1,0 +1,133 @@
+"""Links are read while a copy runs, and only GPUs that it reached count as busy."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from homenode.bdf import Bdf
+from homenode.cli import doctor as doctor_command
+from homenode.doctor.diagnosis import Circumstances, diagnose
+from homenode.doctor.links import Load
+from homenode.doctor.load_program import LoadProgram, load_program, reached_by
+from homenode.doctor.load_sampling import sample_under_load
+from homenode.errors import ToolError, UsageError
+from homenode.findings import Severity
+from homenode.pci import PciLink
+from homenode.topology import Host
+from tests.doctor_cases import GPU_4080, changed
+from tests.doctor_domains import host
+from tests.torch_programs import GPUS, STAND_IN, copies
+
+SOUND = "rtx4080-i9-14900k"
+TORCH = LoadProgram(("python3", "-", "host-copies"), "", is_torch=True)
+
+
+class _Waking:
+    """A snapshot of /sys in which the GPU's link wakes up after a few readings."""
+
+    name = "waking"
+
+    def __init__(self) -> None:
+        self.readings = 0
+
+    def read_text(self, path: str) -> str | None:
+        if path.endswith("current_link_speed") and str(GPU_4080) in path:
+            self.readings += 1
+            return "2.5 GT/s PCIe\n" if self.readings < 3 else "16.0 GT/s PCIe\n"
+        return "16\n" if path.endswith("current_link_width") else None
+
+    def list(self, path: str) -> tuple[str, ...] | None:
+        return None
+
+    def read_link(self, path: str) -> str | None:
+        return None
+
+    def real_path(self, path: str) -> str | None:
+        return None
+
+    def command_output(self, command: str) -> str | None:
+        return None
+
+
+def idle() -> Host:
+    """The desktop, its GPU at 2.5 GT/s and driven by the host."""
+    link = PciLink(2.5, 16, 16.0, 16)
+    return changed(host(SOUND), lambda d: d.bdf == GPU_4080, link=link, driver="nvidia")
+
+
+def python_with_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A python3 on PATH that has the stand-in for PyTorch."""
+    program = folder / "python3"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={STAND_IN} exec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+
+def test_links_are_taken_at_their_fastest_while_the_load_runs() -> None:
+    busy, reached = sample_under_load(idle(), _Waking(), load_program(["sleep", "0.4"]))
+    device = busy.device(GPU_4080)
+    assert device is not None and device.link == PciLink(16.0, 16, 16.0, 16)
+    assert reached.gpus is None and reached.h2d == {}
+
+
+def test_a_load_that_fails_or_is_missing_is_no_load() -> None:
+    with pytest.raises(ToolError):
+        sample_under_load(host(SOUND), _Waking(), LoadProgram(("false",)))
+    with pytest.raises(UsageError, match="load-command"):
+        load_program(["no-such-program"])
+
+
+def test_our_own_program_is_the_load_where_pytorch_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python_with_torch(tmp_path, monkeypatch)
+    program = load_program(None)
+    assert program.is_torch and program.argv[0] == "python3" and program.input
+
+
+def test_without_any_program_the_message_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python3"
+    program.write_text("#!/bin/sh\necho False\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="PyTorch"):
+        load_program(None)
+
+
+def test_the_copys_own_report_tells_its_gpus_and_rates() -> None:
+    reached = reached_by(TORCH, copies("host-copies", addresses=GPUS, rates={"h2d": 20e9}))
+    assert reached.gpus == frozenset(Bdf.parse(gpu) for gpu in GPUS)
+    assert all(10e9 < rate < 25e9 for rate in reached.h2d.values())
+
+
+def test_a_copy_that_reached_no_gpu_is_no_load() -> None:
+    document = '{"format":"homenode.torch/1","command":"host-copies","torch":"2","devices":[]}'
+    with pytest.raises(ToolError, match="copies to a GPU"):
+        reached_by(TORCH, document)
+
+
+def test_only_gpus_that_the_copy_reached_are_faulty_when_slow() -> None:
+    def judged(*reached: Bdf) -> list[Severity]:
+        known = Circumstances(Load.BUSY, frozenset(reached))
+        return [f.severity for f in diagnose(idle(), None, known).findings]
+
+    assert judged(GPU_4080) == [Severity.CRITICAL]
+    assert judged(Bdf.parse("02:00.0")) == [Severity.INCONCLUSIVE]
+
+
+def test_rates_of_the_copy_are_judged_unless_the_user_gave_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from homenode.doctor import load_program as programs
+    from homenode.doctor import load_sampling
+
+    reached = programs.Reached(frozenset({GPU_4080}), {GPU_4080: 5.3e9})
+    monkeypatch.setattr(load_sampling, "sample_under_load", lambda host, *_: (host, reached))
+    _, known = doctor_command._under_load(host(SOUND), Circumstances(), "sleep 0")
+    assert known.h2d == {GPU_4080: 5.3e9} and known.load is Load.BUSY
+    assert [f.id for f in diagnose(host(SOUND), None, known).findings] == ["h2d-low"]
+    _, known = doctor_command._under_load(host(SOUND), Circumstances(h2d_all=24e9), "sleep 0")
+    assert known.h2d == {} and known.h2d_all == 24e9

@@ -32,9 +32,9 @@ _TITLE = re.compile(
     r"(?: \(GPU-Executor: (\w+)\))?",
     re.ASCII,
 )
-_HEADER = re.compile(r"SRC(?:\+EXE)?\\(?:EXE\+)?DST,?((?:\s*[CG]PU \d+,?)+)", re.ASCII)
+_HEADER = re.compile(r"SRC(?:\+EXE)?\\(?:EXE\+)?DST((?:[ ,]+[CG]PU \d+)+),?", re.ASCII)
 _DEVICE = re.compile(r"([CG]PU) (\d+)", re.ASCII)
-_ROW = re.compile(r"([CG]PU) (\d+)\s+(->|<-|<->|min|max|sd),?((?:\s*[\w.+-]+(?:/A)?,?)+)", re.ASCII)
+_ROW = re.compile(r"([CG]PU) (\d+)\s+(->|<-|<->|min|max|sd)([ ,].*)", re.ASCII)
 _ENDS = re.compile(r"[CG]PU->[CG]PU.*|Averages \(During .*")
 
 

@@ -1,5 +1,7 @@
 """The libvirt hook and the systemd unit: GPUs only, drops are found, and no VM is stopped."""
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,7 @@ import pytest
 from homenode.bdf import Bdf
 from homenode.doctor.link_hook import dropped_links, gpus_of_domain, has_devices, slot_links
 from homenode.doctor.link_rate import LinkRate
-from homenode.doctor.retrain_install import libvirt_hook, systemd_unit
+from homenode.doctor.retrain_install import UNIT_NAME, libvirt_hook, systemd_unit
 from homenode.doctor.retrain_journal import LinkRecords
 from homenode.errors import InputError
 from homenode.findings import Severity
@@ -18,12 +20,37 @@ from tests.test_doctor_retrain import AUDIO, GPU, SICK, sick
 
 def test_a_unit_runs_before_libvirt_and_a_hook_never_stops_a_vm() -> None:
     unit = systemd_unit([GPU, Bdf.parse("10000:01:00.0")], "/opt/home node/bin/homenode")
-    assert "Before=libvirtd.service" in unit and "[Install]" in unit
+    assert "Before=libvirtd.service" in unit and "[Install]" in unit and ".socket" not in unit
     assert f"ExecStart=-'/opt/home node/bin/homenode' doctor retrain {GPU} --apply" in unit
     assert "10000:01:00.0" in unit
     hook = libvirt_hook("/usr/bin/homenode")
     assert hook.startswith("#!/bin/sh\n") and hook.rstrip().endswith("exit 0")
     assert "virsh" not in hook and "timeout" in hook
+
+
+_LIBVIRT = {
+    "libvirtd.socket": "[Unit]\nBefore=libvirtd.service\n[Socket]\nListenStream=/run/l.sock\n",
+    "libvirtd.service": "[Unit]\nRequires=libvirtd.socket\nAfter=libvirtd.socket\n"
+    "[Service]\nExecStart=/bin/true\n",
+}
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_finds_no_circle_in_the_unit_beside_libvirts(tmp_path: Path) -> None:
+    """A circle through sockets.target would be broken at boot, by leaving some unit out."""
+    unit = systemd_unit([GPU], "/bin/true")
+    for name, text in (*_LIBVIRT.items(), (UNIT_NAME, unit)):
+        (tmp_path / name).write_text(text)
+        wants = "sockets" if name.endswith("socket") else "multi-user"
+        folder = tmp_path / f"{wants}.target.wants"
+        folder.mkdir(exist_ok=True)
+        (folder / name).symlink_to(tmp_path / name)
+    said = subprocess.run(
+        ["systemd-analyze", "verify", str(tmp_path / UNIT_NAME), "multi-user.target"],
+        env={"SYSTEMD_UNIT_PATH": f"{tmp_path}:", "PATH": "/usr/bin:/bin"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "cycle" not in said.stderr and UNIT_NAME not in said.stderr, said.stderr
 
 
 def test_a_hook_takes_the_domains_gpus_only() -> None:

@@ -23,7 +23,9 @@ def systemd_unit(devices: Sequence[Bdf], program: str) -> str:
         "Description=Train the links of GPUs for VMs to their full speed",
         "After=systemd-modules-load.service systemd-udev-settle.service",
         "Wants=systemd-udev-settle.service",
-        "Before=libvirtd.service virtqemud.service libvirtd.socket virtqemud.socket",
+        # Not their sockets: these come before basic.target, and we after it. systemd would break
+        # that circle by leaving out sockets.target.
+        "Before=libvirtd.service virtqemud.service",
         "",
         "[Service]",
         "Type=oneshot",

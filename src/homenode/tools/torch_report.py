@@ -51,8 +51,8 @@ def _documents(text: str) -> Iterator[TorchRun]:
 def _run(document: dict[str, Any], line: int) -> TorchRun:
     try:
         run = msgspec.convert(document, TorchRun, strict=True)
-    except (msgspec.ValidationError, OverflowError) as error:
-        raise ParseError(SOURCE, "its fields", str(error), line=line) from None
+    except (msgspec.ValidationError, OverflowError, UnicodeError) as error:
+        raise ParseError(SOURCE, "its fields", repr(str(error)), line=line) from None
     if len(run.figures) + len(run.rows) > MAX_ENTRIES:
         raise ParseError(SOURCE, f"at most {MAX_ENTRIES} figures", "more", line=line)
     for device in run.devices:

@@ -182,6 +182,24 @@ def test_what_qemu_refuses_is_named_with_its_words() -> None:
     assert "Bus 128 is already in use" in outcome.findings[0].observed
 
 
+def test_a_libvirt_whose_guest_never_ends_leaves_the_boot_to_qemu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its virsh takes everything, offers no KVM, and its guests run for ever."""
+    if shutil.which("qemu-system-x86_64") is None:
+        pytest.skip("no qemu-system-x86_64 here")
+    virsh = tmp_path / "virsh"
+    virsh.write_text('#!/bin/sh\ncase "$*" in *domcapabilities*) exit 1 ;; esac\n')
+    virsh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    document = open_domain(tuned("default").document, "vm.xml")
+    options = BootOptions(connect="qemu:///system", timeout_s=40, libvirt_timeout_s=1)
+    outcome = boot_stand_in(document, domain_facts(document), options)
+    assert outcome.guest is not None and outcome.how.startswith("through QEMU directly")
+    (finding,) = outcome.findings
+    assert finding.id == "libvirt-could-not-start" and "power off within 1 s" in finding.observed
+
+
 @pytest.mark.libvirt
 def test_libvirt_boots_the_stand_in_and_leaves_nothing_behind(tmp_path: Path) -> None:
     uri = answering(os.environ.get("HOMENODE_LIBVIRT_URI"))

@@ -41,12 +41,15 @@ class BootOptions:
     """connect: libvirt's URI; None = the system's where it answers; "none" = QEMU directly.
 
     keep: folder for the guest's files and texts afterwards. timeout_s: None = by vCPU count.
+    libvirt_timeout_s: what an emulated guest of libvirt gets of it before QEMU is asked directly;
+    None = half.
     """
 
     connect: str | None = None
     kernel: Path | None = None
     timeout_s: float | None = None
     keep: Path | None = None
+    libvirt_timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +96,16 @@ def boot_stand_in(document: Document, facts: DomainFacts, options: BootOptions) 
         if uri is not None:
             findings = libvirt_boot.acceptance(uri, document, name, folder)
             xml = stand_in_xml(stand_in, name, paths, COMMAND, kvm=kvm)
-            refused = libvirt_boot.boot(uri, xml, name, folder, limit_s, facts.source)
-            excuse = libvirt_boot.daemons_own_trouble(refused, uri)
+            # libvirt cannot be asked for one thread for all vCPUs: with dozens of them on a busy
+            # machine its guests sometimes come to nothing, where QEMU directly takes seconds.
+            patience_s = limit_s if kvm else options.libvirt_timeout_s or limit_s / 2
+            try:
+                refused = libvirt_boot.boot(uri, xml, name, folder, patience_s, facts.source)
+                excuse = libvirt_boot.daemons_own_trouble(refused, uri)
+            except ToolTimeoutError as error:
+                if kvm:
+                    raise
+                excuse = (libvirt_boot.could_not_start(error.message, uri),)
             if excuse:  # it says nothing of the document; QEMU does
                 refused, uri = (), None
         if uri is None:

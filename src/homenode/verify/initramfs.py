@@ -4,7 +4,9 @@ The guest is so read by homenode's own discovery. The same input gives the same 
 Source: Documentation/driver-api/early-userspace/buffer-format.rst of the Linux kernel (newc).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from homenode.errors import HostError
 from homenode.snapshot.collector import collector_script
@@ -30,9 +32,12 @@ poweroff -f
 """
 
 
+_NOTHING: Mapping[str, bytes] = MappingProxyType({})
+
+
 @dataclass(frozen=True, slots=True)
-class _Entry:
-    """One member. device: (major, minor) of a device node."""
+class Entry:
+    """One member of an archive. device: (major, minor) of a device node."""
 
     path: str
     mode: int
@@ -40,10 +45,11 @@ class _Entry:
     device: tuple[int, int] = (0, 0)
 
 
-def initramfs(busybox: bytes) -> bytes:
+def initramfs(busybox: bytes, init: str = _INIT, programs: Mapping[str, bytes] = _NOTHING) -> bytes:
     """The archive, not compressed. Raises HostError where busybox needs a loader that is not there.
 
-    busybox: the program, statically linked for x86-64.
+    busybox: the program, statically linked for x86-64. init: what it runs first. programs: more of
+    them, by name, in /bin.
     """
     if not is_static(busybox):
         raise HostError(
@@ -51,14 +57,15 @@ def initramfs(busybox: bytes) -> bytes:
             hint="apt-get install busybox-static",
         )
     entries = (
-        *(_Entry(folder, _FOLDER) for folder in ("bin", "dev", "proc", "sys")),
-        _Entry("dev/console", _CHARACTER_DEVICE, device=(5, 1)),
-        _Entry("bin/busybox", _FILE, busybox),
-        _Entry("collector", _FILE, collector_script().encode()),
-        _Entry("init", _FILE, _INIT.encode()),
+        *(Entry(folder, _FOLDER) for folder in ("bin", "dev", "proc", "sys")),
+        Entry("dev/console", _CHARACTER_DEVICE, device=(5, 1)),
+        Entry("bin/busybox", _FILE, busybox),
+        Entry("collector", _FILE, collector_script().encode()),
+        *(Entry(f"bin/{name}", _FILE, content) for name, content in programs.items()),
+        Entry("init", _FILE, init.encode()),
     )
     return b"".join(_member(number, entry) for number, entry in enumerate(entries, start=1)) + (
-        _member(0, _Entry(_TRAILER, 0))
+        _member(0, Entry(_TRAILER, 0))
     )
 
 
@@ -77,7 +84,7 @@ def is_static(program: bytes) -> bool:
     return _PT_INTERP not in kinds
 
 
-def _member(number: int, entry: _Entry) -> bytes:
+def _member(number: int, entry: Entry) -> bytes:
     """A header of 13 numbers of 8 hexadecimal digits, the name, the content; padded to 4 bytes."""
     name = entry.path.encode() + b"\0"
     major, minor = entry.device

@@ -131,12 +131,15 @@ def daemons_own_trouble(refused: tuple[Finding, ...], uri: str) -> tuple[Finding
     said = next((finding.observed for finding in refused), None)
     if said is None or said.startswith(_ABOUT_THE_DOCUMENT):
         return ()
-    return (
-        Finding(
-            "libvirt-could-not-start", Severity.INCONCLUSIVE, "the stand-in guest",
-            f"libvirt at {uri} to start it", said, None,
-            "look at this libvirt's log; the stand-in was booted with QEMU directly", uri,
-        ),
+    return (could_not_start(said, uri),)
+
+
+def could_not_start(said: str, uri: str) -> Finding:
+    """A finding that the stand-in was booted with QEMU directly because of what libvirt did."""
+    return Finding(
+        "libvirt-could-not-start", Severity.INCONCLUSIVE, "the stand-in guest",
+        f"libvirt at {uri} to start it", said, None,
+        "look at this libvirt's log; the stand-in was booted with QEMU directly", uri,
     )  # fmt: skip
 
 

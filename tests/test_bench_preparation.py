@@ -132,3 +132,22 @@ def test_a_program_alone_needs_no_other_tool() -> None:
     both = replace(HOST_ORDERS, app=app, wishes=replace(QUICK, groups=(Group.CPU_ALL,)))
     asked = prepared(both, even_host(), INSTALLED, "b").record
     assert [test.id for test in asked.tests] == ["cpu-all", "app"]
+
+
+def test_memory_that_a_cpuset_keeps_from_a_job_is_not_measured() -> None:
+    host = even_host()
+    whole = prepared(HOST_ORDERS, host, INSTALLED, "b", (0, 1)).record
+    assert any("--matrix" in test.argv for test in whole.tests)
+    job = prepared(HOST_ORDERS, host, INSTALLED, "b", (0,)).record
+    assert not any("--matrix" in test.argv for test in job.tests)
+    assert job.head.nodes == (0,)
+    assert job.head.pus == whole.head.pus, "the PUs are ours, wherever memory may be"
+    with pytest.raises(UsageError, match="cpuset leaves us, found 1"):
+        prepared(replace(HOST_ORDERS, nodes=(1,)), host, INSTALLED, "b", (0,))
+
+
+def test_matrices_of_the_probe_are_left_out_where_some_nodes_are_asked_for() -> None:
+    host = even_host(nodes_per_package=2)
+    record = prepared(replace(HOST_ORDERS, nodes=(0, 1)), host, INSTALLED, "b").record
+    assert not any("--matrix" in test.argv for test in record.tests)
+    assert "some nodes are not ours" in {gap.reason for gap in record.left_out}

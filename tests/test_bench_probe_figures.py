@@ -64,6 +64,13 @@ def test_cells_of_a_matrix_say_where_threads_and_memory_were() -> None:
     assert places == {(0, 0), (1, 0)}
 
 
+def test_memory_that_is_not_on_its_node_is_refused() -> None:
+    document = json.loads(DOCUMENTS["bandwidth"])
+    document["runs"][0] |= {"node": 1}
+    with pytest.raises(ParseError, match="expected all pages on node 1, found 'some on node 0'"):
+        figures(json.dumps(document))
+
+
 def test_the_curve_its_levels_and_memory_are_told_apart() -> None:
     found = figures(DOCUMENTS["latency"])
     assert values(found, "memory-latency", "dram") == [93.0, 94.0, 93.5, 92.0, 95.0]

@@ -9,14 +9,30 @@ from dataclasses import replace
 from homenode.bench.model import PROBE, BenchTest
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
+from homenode.snapshot.protocol import Snapshot
 from homenode.topology import Host
 
+_STATUS = "/proc/self/status"
 NOTHING = CpuSet.from_bits(0)
 
 
 def usable_pus(host: Host) -> CpuSet:
     """PUs that a process of ours may run on."""
     return CpuSet(pu.index for pu in host.pus if pu.online and pu.allowed)
+
+
+def allowed_nodes(snapshot: Snapshot) -> tuple[int, ...] | None:
+    """Nodes that a cpuset lets our memory be on; None where nobody says."""
+    for line in (snapshot.read_text(_STATUS) or "").splitlines():
+        key, _, value = line.partition(":")
+        if key == "Mems_allowed_list":
+            return tuple(CpuSet.parse(value, _STATUS))
+    return None
+
+
+def keeps_to_nodes(test: BenchTest) -> bool:
+    """Whether a test can be kept to some nodes. The probe's matrices take all that there are."""
+    return test.argv[0] != PROBE or "--matrix" not in test.argv
 
 
 def confined(host: Host, pus: CpuSet | None, nodes: tuple[int, ...] | None) -> Host:

@@ -2,11 +2,11 @@
 
 import hashlib
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
 from homenode.bdf import Bdf
-from homenode.bench.confinement import bound, confined, usable_pus
+from homenode.bench.confinement import bound, confined, keeps_to_nodes, usable_pus
 from homenode.bench.imported import CPU_ONLY, GPU_UNKNOWN
 from homenode.bench.model import CONTROLS, BenchTest, Group, Reader, Suite
 from homenode.bench.orders import AppOrder, BenchOrders, restricted_to
@@ -52,8 +52,16 @@ class Prepared:
     mismatch: tuple[Finding, ...]
 
 
-def prepared(orders: BenchOrders, host: Host, installed: Collection[str], boot: str) -> Prepared:
+def prepared(
+    orders: BenchOrders,
+    host: Host,
+    installed: Collection[str],
+    boot: str,
+    memory_nodes: tuple[int, ...] | None = None,
+) -> Prepared:
     """What these orders come to on a machine. installed: programs that can be run there.
+
+    memory_nodes: that a cpuset leaves us; None = all.
 
     Raises UsageError for tests, PUs or nodes that the machine does not have, InputError for a
     document that is none.
@@ -69,8 +77,10 @@ def prepared(orders: BenchOrders, host: Host, installed: Collection[str], boot: 
             one for one in view_of_guest(expected, host, None, facts).findings if are_bad((one,))
         )
     pus = restricted_to(orders)
-    usable = confined(host, pus, orders.nodes)
+    usable = _with_memory(confined(host, pus, orders.nodes), orders.nodes, memory_nodes)
     suite = _suite(orders, usable, installed)
+    if len(usable.nodes) < len(host.nodes):
+        suite = _without(suite, lambda test: not keeps_to_nodes(test), "some nodes are not ours")
     if pus is not None or orders.nodes is not None:
         suite = _bound(suite, usable_pus(usable), orders.nodes, installed)
     bus_ids = _bus_ids(expected, host)
@@ -116,16 +126,35 @@ def _app_test(app: AppOrder) -> BenchTest:
     return BenchTest(APP_TEST, Group.APP, app.argv, seconds, app.timeout_s, reads=Reader.APP)
 
 
+def _with_memory(
+    host: Host, asked: tuple[int, ...] | None, memory_nodes: tuple[int, ...] | None
+) -> Host:
+    """The machine without nodes whose memory a cpuset keeps from us. Raises UsageError."""
+    if memory_nodes is None:
+        return host
+    kept_out = [number for number in asked or () if number not in memory_nodes]
+    if kept_out:
+        raise UsageError(
+            f"--nodes: expected nodes that a cpuset leaves us, found {kept_out[0]}",
+            hint="ask for memory of that node, in the job or the cgroup",
+        )
+    return replace(host, nodes=tuple(one for one in host.nodes if one.index in memory_nodes))
+
+
 def _bound(
     suite: Suite, pus: CpuSet, nodes: tuple[int, ...] | None, installed: Collection[str]
 ) -> Suite:
     """The suite on some PUs: GPU tools and the user's program are kept to them by taskset."""
     if "taskset" not in installed:
-        others = [test for test in suite.tests if test.reads is not Reader.PROBE]
-        left = [Gap(test.id, "taskset is not installed, to keep it on its PUs") for test in others]
-        tests = tuple(test for test in suite.tests if test.reads is Reader.PROBE)
-        suite = Suite(tests, (*suite.left_out, *left))
+        reason = "taskset is not installed, to keep it on its PUs"
+        suite = _without(suite, lambda test: test.reads is not Reader.PROBE, reason)
     return Suite(tuple(bound(test, pus, nodes) for test in suite.tests), suite.left_out)
+
+
+def _without(suite: Suite, unwanted: Callable[[BenchTest], bool], reason: str) -> Suite:
+    left = [Gap(test.id, reason) for test in suite.tests if unwanted(test)]
+    tests = tuple(test for test in suite.tests if not unwanted(test))
+    return Suite(tests, (*suite.left_out, *left))
 
 
 def _head(

@@ -17,6 +17,7 @@ from homenode.tools.homenode_probe import (
     SOURCE,
     BandwidthRun,
     LatencyCurve,
+    Pages,
     ProbeDocument,
     Rates,
 )
@@ -114,6 +115,7 @@ def _bandwidth(document: ProbeDocument) -> Iterator[Placed]:
     """Reported bytes as STREAM counts them; moved ones where they differ, as their own metric."""
     is_matrix = len(document.runs) > 1 or any(run.node is not None for run in document.runs)
     for run in document.runs:
+        _check_pages(run.pages, run.node)
         node = _node_of(document, run) if is_matrix else None
         peer = run.node if is_matrix else None
         for kernel in run.kernels:
@@ -142,6 +144,7 @@ def _latency(document: ProbeDocument) -> Iterator[Placed]:
     is_matrix = all(len(curve.points) == 1 for curve in document.curves)
     has_memory = any(level.level == LEVEL_DRAM for level in document.levels)
     for curve in document.curves:
+        _check_pages(curve.pages, curve.node)
         is_plain = (curve.pages_wanted, curve.order) == _PLAIN_CURVE
         pages = "huge" if curve.pages.huge_bytes else "ordinary"
         variant = f"{curve.order}, {pages} pages"
@@ -245,6 +248,15 @@ def _placement(document: ProbeDocument) -> Iterator[Placed]:
                        disturbed=look.disturbed)  # fmt: skip
         bracket = Bracket(document.pus, look.cas_before_ns, look.cas_after_ns)
         yield Placed(found, bracket, look.at_ns)
+
+
+def _check_pages(pages: Pages, node: int | None) -> None:
+    """Refuses memory that was bound to a node and is elsewhere. Raises ParseError."""
+    elsewhere = sorted(set(pages.pages_of_node) - {str(node)})
+    if node is not None and elsewhere:
+        raise ParseError(
+            SOURCE, f"all pages on node {node}", f"some on node {', '.join(elsewhere)}"
+        )
 
 
 def _node_of(document: ProbeDocument, run: BandwidthRun) -> int | None:

@@ -7,10 +7,12 @@ was started anew places its guests and its memory anew, and is another boot for 
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from homenode.bench.app_metric import check_metric, figure_of
+from homenode.bench.confinement import allowed_nodes
 from homenode.bench.derived_run import Derived, derived, reading_of, schedule_of
 from homenode.bench.environment import Environment, read_environment
 from homenode.bench.model import BenchTest, Reader
@@ -114,7 +116,8 @@ def look_over(machine: Machine, orders: BenchOrders) -> tuple[Prepared, Snapshot
     boot = orders.boot or boot_identity(machine)
     gpus = bool(host.devices_of_kind(DeviceKind.GPU))
     installed = installed_on(machine, orders.wishes, gpus=gpus)
-    return prepared(orders, host, installed, boot), snapshot
+    ready = prepared(orders, host, installed, boot, allowed_nodes(snapshot))
+    return ready, snapshot
 
 
 def _ordered(folder: RunFolder, now: RunRecord) -> RunRecord:
@@ -260,7 +263,8 @@ def _run(session: _Session, test: BenchTest) -> Completed:
 
 def _check_reachable(machine: Machine) -> None:
     """Raises ToolError where it is the machine that failed, and not what ran on it."""
-    machine.run(["true"], _REACH_S).stdout_or_raise()
+    with suppress(ToolMissingError):  # it answered, if only to say that
+        machine.run(["true"], _REACH_S).stdout_or_raise()
 
 
 def _output_name(step: Step) -> str:

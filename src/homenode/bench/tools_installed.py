@@ -35,7 +35,7 @@ def pu_times(machine: Machine) -> tuple[PuTimes, ...]:
     """Ticks of each PU since boot; () where the machine does not count. Raises ToolError."""
     try:
         return parse(machine.run(["cat", PROC_STAT], _ASK_S).stdout)
-    except ParseError:
+    except (ParseError, ToolMissingError):
         return ()
 
 

@@ -1,0 +1,83 @@
+"""The suite on this machine, with the real probe: what it comes to, and a neighbour who is busy."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from homenode.analyse.alternative import alternatives
+from homenode.analyse.doubts import doubts_of
+from homenode.bench.model import Depth, Group, SuiteWishes
+from homenode.bench.orders import BenchOrders, BenchOutcome
+from homenode.bench.runner import run_bench
+from homenode.cpuset import CpuSet
+from homenode.machine.local import LocalMachine
+from homenode.results.model import Vantage
+from tests.probe_build import allowed_pus, probe_file
+
+GROUPS = (
+    Group.CPU_SINGLE, Group.CPU_ALL, Group.MEMORY_BANDWIDTH, Group.CORE_TO_CORE, Group.PLACEMENT,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _own_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{probe_file().parent}:{os.environ['PATH']}")
+
+
+def run(root: Path, pus: list[int], groups: tuple[Group, ...] = GROUPS) -> BenchOutcome:
+    orders = BenchOrders(
+        "live", SuiteWishes(groups, Depth.QUICK), repeats=1, vantage=Vantage.HOST, pus=CpuSet(pus)
+    )
+    return run_bench(LocalMachine(), orders, root, lambda progress: None)
+
+
+@contextmanager
+def busy(pu: int) -> Iterator[None]:
+    """Somebody who takes all that a PU has."""
+    code = f"import os\nos.sched_setaffinity(0, {{{pu}}})\nprint(flush=True)\nwhile True: pass"
+    neighbour = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    try:
+        assert neighbour.stdout is not None
+        neighbour.stdout.readline()
+        time.sleep(0.1)
+        yield
+    finally:
+        neighbour.kill()
+        neighbour.communicate()
+
+
+def test_two_pus_of_this_machine_are_measured(tmp_path: Path) -> None:
+    pus = allowed_pus()[:2]
+    if len(pus) < 2:
+        pytest.skip("needs two PUs")
+    outcome = run(tmp_path, pus)
+    assert outcome.run is not None
+    metrics = {one.metric for one in outcome.run.samples}
+    assert {"cpu-single", "cpu-throughput", "memory-bandwidth", "core-to-core-latency"} <= metrics
+    bracketed = [one for one in outcome.run.samples if one.metric == "core-to-core-latency"]
+    assert all(one.state is not None and one.state.endswith(" ns") for one in bracketed)
+    one_thread = [one for one in outcome.run.samples if one.variant == "triad, one thread"]
+    assert one_thread
+    assert all(one.state is None for one in one_thread)
+
+
+def test_a_busy_neighbour_on_the_same_pu_marks_the_run(tmp_path: Path) -> None:
+    pu = allowed_pus()[0]
+    with busy(pu):
+        outcome = run(tmp_path, [pu], (Group.CPU_SINGLE,))
+    assert outcome.run is not None
+    assert {"bench-busy", "bench-disturbed"} <= {finding.id for finding in outcome.findings}
+    assert all(one.disturbed for one in outcome.run.samples)
+    unusable = [
+        doubt
+        for one in alternatives((outcome.run,))
+        for doubt in doubts_of(one)
+        if doubt.id == "unusable" and doubt.blocks
+    ]
+    assert unusable, "nothing is concluded from it"

@@ -382,6 +382,9 @@ def test_processes_that_hold_a_group_are_found(tmp_path: Path) -> None:
     process(4712, "qemu-kvm", "/dev/vfio/devices/vfio3")
     uses = device_uses([device], proc=str(tmp_path), sys=str(tmp_path))
     assert uses[GPU].holders == ("qemu-kvm (process 4712)",)
+    process(4713, "qemu-old", "/dev/vfio/noiommu-8")
+    uses = device_uses([replace(device, iommu_group=8)], proc=str(tmp_path), sys=str(tmp_path))
+    assert "qemu-old (process 4713)" in (uses[GPU].holders or ())
     # In a container the host's processes are out of sight.
     (tmp_path / "self" / "ns" / "pid").unlink()
     (tmp_path / "self" / "ns" / "pid").symlink_to("pid:[4026532000]")

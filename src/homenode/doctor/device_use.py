@@ -34,7 +34,8 @@ def device_uses(
 
 
 def _files(device: PciDevice, sys: str) -> tuple[str, ...]:
-    group = [] if device.iommu_group is None else [f"/dev/vfio/{device.iommu_group}"]
+    number = device.iommu_group
+    group = [] if number is None else [f"/dev/vfio/{number}", f"/dev/vfio/noiommu-{number}"]
     folder = Path(sys) / "bus/pci/devices" / str(device.bdf) / "vfio-dev"
     try:
         names = sorted(entry.name for entry in folder.iterdir())

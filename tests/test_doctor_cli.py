@@ -15,9 +15,12 @@ from homenode.cli.main import app
 from homenode.cli.retrain import Retraining
 from homenode.doctor.config_file import SysfsConfigSpace
 from homenode.doctor.diagnosis import merged
+from homenode.doctor.expectation import certify, drift
 from homenode.doctor.metrics import prometheus
 from homenode.errors import HomenodeError, HostError, UsageError
 from homenode.findings import Finding, Findings, Severity
+from homenode.pci import PciLink
+from tests.doctor_cases import changed
 from tests.doctor_domains import diagnosed, domain, gpus, host, planned
 
 SICK, SOUND, H200 = "rtx5090-epyc7702", "rtx4080-i9-14900k", "h200-xeon8558"
@@ -161,6 +164,17 @@ def test_a_wrong_expectation_is_refused_by_its_key(tmp_path: Path, text: str, wo
     with pytest.raises(HomenodeError, match=words) as error:
         run("doctor", "--host", SOUND, "--expect", str(site))
     assert error.value.exit_code == 2
+
+
+def test_a_link_that_is_lost_since_is_not_taken_for_the_slot_above_it() -> None:
+    """The GPU of an HGX host has no lanes any more; its switch's uplink is as fast as ever."""
+    gpu = gpus("hgx-h100", 1)[0]
+    lost = changed(host("hgx-h100"), lambda d: d.bdf == gpu, link=PciLink(None, None, 32.0, 16))
+    (finding,) = drift(certify(host("hgx-h100")), lost)
+    assert (finding.id, finding.severity) == ("drift-link", Severity.INCONCLUSIVE)
+    slow = changed(host("hgx-h100"), lambda d: d.bdf == gpu, link=PciLink(8.0, 16, 32.0, 16))
+    (finding,) = drift(certify(host("hgx-h100")), slow)
+    assert finding.severity is Severity.CRITICAL
 
 
 def test_a_sick_host_is_certified_with_a_word(

@@ -156,14 +156,18 @@ def _link(
 
 
 def _links(host: Host) -> dict[Bdf, LinkRate]:
-    """The slowest link on each device's path; an idle GPU's own link by what both ends can."""
+    """The slowest link on each device's path; an idle GPU's own link by what both ends can.
+
+    A path of which some link does not say what it has is left out: the slowest may be that one.
+    """
     found: dict[Bdf, LinkRate] = {}
     for path in device_paths(host):
         rates = []
         for link in path.links:
-            rate = link.current
+            rate = link.current if link.lower.link and link.lower.link.current_width else None
             if rate is None:
-                continue
+                rates.clear()
+                break
             idle = link.ends_at_gpu and rate.gt_per_s == _IDLE_SPEED
             capable = path_rate((link,))
             rates.append(capable if idle and capable is not None else rate)

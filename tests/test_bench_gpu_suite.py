@@ -1,0 +1,196 @@
+"""Which GPU tests a machine gets, with which tools, under which bindings."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from homenode.bench.collective_suite import ON_GPU_NODES
+from homenode.bench.gpu_suite import ALL_AT_ONCE, HOST_COPIES
+from homenode.bench.model import (
+    CONTROLS,
+    TORCH,
+    BenchTest,
+    Depth,
+    Group,
+    Reader,
+    Suite,
+    SuiteWishes,
+)
+from homenode.bench.suite import suite_for
+from homenode.errors import UsageError
+from homenode.pci import DeviceKind
+from homenode.topology import Host
+from tests.small_hosts import DeviceSpec, even_host
+
+NVIDIA = frozenset({"numactl", "nvbandwidth", "all_reduce_perf"})
+TWO = (DeviceSpec("0000:19:00.0"), DeviceSpec("0000:9b:00.0", node=1, root=1))
+SAME = (DeviceSpec("0000:19:00.0", node=1), DeviceSpec("0000:1a:00.0", node=1))
+GPU_GROUPS = (Group.GPU_COPY, Group.MATMUL, Group.GPU_BANDWIDTH, Group.GPU_SMALL, Group.GPU_PEER,
+              Group.NCCL)  # fmt: skip
+
+
+def host_with(*devices: DeviceSpec, vendor: int = 0x10DE, driver: str | None = None) -> Host:
+    host = even_host(devices=devices)
+    return replace(
+        host,
+        pci_devices=tuple(
+            replace(one, vendor_id=vendor, driver=driver) if one.kind is DeviceKind.GPU else one
+            for one in host.pci_devices
+        ),
+    )
+
+
+def suite(
+    host: Host, installed: frozenset[str], groups: Sequence[Group] = GPU_GROUPS,
+    depth: Depth = Depth.NORMAL,
+) -> Suite:  # fmt: skip
+    return suite_for(host, installed, SuiteWishes(tuple(groups), depth))
+
+
+def by_id(made: Suite) -> dict[str, BenchTest]:
+    return {test.id: test for test in made.tests}
+
+
+def test_ids_are_unique_among_tests_and_their_stand_ins() -> None:
+    made = suite(host_with(*TWO), NVIDIA | {TORCH})
+    ids = [one.id for test in made.tests for one in test.attempts]
+    assert len(ids) == len(set(ids))
+
+
+def test_installed_tools_come_first_and_pytorch_stands_in_by_name() -> None:
+    tests = by_id(suite(host_with(*TWO), NVIDIA | {TORCH}))
+    for name in ("gpu-copy", "gpu-bandwidth", "gpu-bandwidth from node 1", "gpu-peer"):
+        assert [one.reads for one in tests[name].attempts] == [Reader.NVBANDWIDTH, Reader.TORCH]
+        assert tests[name].attempts[1].id == f"{name} (torch)"
+    assert tests["nccl"].attempts[1].program == "torch_collectives"
+    row = tests["gpu-bandwidth from node 1"]
+    assert {one.node for one in row.attempts} == {1}
+    assert row.attempts[1].argv[-2:] == ("--node", "1")
+
+
+def test_pytorch_alone_measures_everything() -> None:
+    made = suite(host_with(*TWO), frozenset({TORCH}))
+    assert {test.reads for test in made.tests} == {Reader.TORCH}
+    assert {test.group for test in made.tests} == set(GPU_GROUPS)
+    assert all(test.program is not None and "-" in test.argv for test in made.tests)
+
+
+def test_without_pytorch_the_package_is_named() -> None:
+    made = suite(host_with(*TWO), NVIDIA)
+    reasons = {gap.subject: gap.reason for gap in made.left_out}
+    assert "package torch" in reasons[Group.MATMUL]
+    assert "package torch" in reasons[Group.GPU_SMALL]
+    with pytest.raises(UsageError, match="gpu-compute") as refused:
+        suite(host_with(*TWO), NVIDIA, [Group.MATMUL])
+    assert "--python names another Python" in str(refused.value)
+
+
+def test_host_copies_go_both_ways_and_on_all_gpus_at_once() -> None:
+    own = by_id(suite(host_with(*TWO), NVIDIA))["gpu-bandwidth"]
+    assert set(HOST_COPIES) | set(ALL_AT_ONCE) <= set(own.argv)
+    alone = by_id(suite(host_with(TWO[0]), NVIDIA))["gpu-bandwidth"]
+    assert not set(ALL_AT_ONCE) & set(alone.argv)
+
+
+def test_without_numactl_pytorch_binds_itself() -> None:
+    made = suite(host_with(*TWO), (NVIDIA | {TORCH}) - {"numactl"}, [Group.GPU_BANDWIDTH])
+    assert [test.reads for test in made.tests] == [Reader.NVBANDWIDTH, Reader.TORCH, Reader.TORCH]
+    poor = suite(host_with(*TWO), frozenset({"nvbandwidth"}), [Group.GPU_BANDWIDTH])
+    assert [test.id for test in poor.tests] == ["gpu-bandwidth"]
+    assert [gap.reason for gap in poor.left_out] == [
+        "from node 0: numactl is not installed", "from node 1: numactl is not installed",
+    ]  # fmt: skip
+
+
+def test_gpus_on_two_nodes_run_all_three_bindings_with_a_process_each() -> None:
+    tests = by_id(suite(host_with(*TWO), NVIDIA | {TORCH}, [Group.NCCL]))
+    each = [test for name, test in tests.items() if "a process for each GPU" in name]
+    assert len(each) == 6
+    assert {test.binding for test in each} == {
+        "nothing bound", ON_GPU_NODES, "everything on node 0",
+    }  # fmt: skip
+    assert {test.argv[test.argv.index("--bind") + 1] for test in each} == {"none", "gpu", "0"}
+    assert sum("--no-peers" in test.argv for test in each) == 3
+    assert all(test.variant for test in each)
+    assert tests["nccl"].variant is None
+
+
+def test_gpus_on_one_node_are_bound_to_it_by_numactl() -> None:
+    tests = by_id(suite(host_with(*SAME), NVIDIA, [Group.NCCL]))
+    assert list(tests) == [
+        "nccl", "nccl: P2P off", f"nccl: {ON_GPU_NODES}", f"nccl: P2P off, {ON_GPU_NODES}",
+        "nccl: everything on node 0", "nccl: P2P off, everything on node 0", "nccl choices",
+    ]  # fmt: skip
+    assert tests[f"nccl: {ON_GPU_NODES}"].argv[:2] == ("numactl", "--cpunodebind=1")
+    assert tests["nccl choices"].reads is Reader.NCCL_CHOICES
+    assert ("NCCL_DEBUG_SUBSYS", "TUNING") in tests["nccl choices"].environment
+    assert "NCCL_DEBUG" not in dict(tests["nccl"].environment)
+
+
+def test_gpus_without_a_node_cannot_be_bound_to_it() -> None:
+    lost = [replace(spec, node=None) for spec in TWO]
+    made = suite(host_with(*lost), NVIDIA | {TORCH}, [Group.NCCL])
+    assert not any(test.binding == ON_GPU_NODES for test in made.tests)
+    assert any("has no node that a process can be bound to" in gap.reason for gap in made.left_out)
+
+
+def test_one_variant_speaks_for_each_metric_of_collectives() -> None:
+    for installed in (NVIDIA, NVIDIA | {TORCH}, frozenset({TORCH})):
+        made = suite(host_with(*TWO), installed, [Group.NCCL])
+        variants = [test.variant for test in made.tests if test.reads is not Reader.NCCL_CHOICES]
+        assert variants.count(None) == 1
+        assert len(set(variants)) == len(variants)
+
+
+def test_amds_tools_are_tried_in_order_and_their_quirks_are_known() -> None:
+    installed = frozenset({"rocm-bandwidth-test", "TransferBench", "all_reduce_perf", TORCH})
+    tests = by_id(suite(host_with(*TWO, vendor=0x1002), installed))
+    assert [one.reads for one in tests["gpu-bandwidth by node"].attempts] == [
+        Reader.ROCM, Reader.TRANSFER_BENCH, Reader.TORCH,
+    ]  # fmt: skip
+    assert "--each-node" in tests["gpu-bandwidth by node"].attempts[-1].argv
+    for test in (tests["nccl"], tests["nccl"].attempts[1]):
+        assert ("HSA_NO_SCRATCH_RECLAIM", "1") in test.environment
+    assert "NCCL_P2P_DISABLE=1" in (tests["nccl"].if_stopped or "")
+    assert tests["nccl: P2P off"].if_stopped is None
+    assert all("hangs" in (one.if_stopped or "") for one in tests["gpu-peer"].attempts)
+
+
+def test_transferbench_alone_runs_once_for_each_direction() -> None:
+    made = suite(
+        host_with(*TWO, vendor=0x1002), frozenset({"TransferBench"}), [Group.GPU_BANDWIDTH]
+    )
+    reads = {test.id: dict(test.environment)["USE_REMOTE_READ"] for test in made.tests}
+    assert reads == {"gpu-bandwidth by node": "1", "gpu-bandwidth to nodes": "0"}
+
+
+def test_gpus_that_guests_hold_are_not_measured() -> None:
+    made = suite_for(host_with(*TWO, driver="vfio-pci"), NVIDIA | {"homenode-probe"}, SuiteWishes())
+    assert not any(test.group in GPU_GROUPS for test in made.tests)
+    assert any("is passed through" in gap.reason for gap in made.left_out)
+
+
+def test_gpus_of_two_vendors_are_not_mixed() -> None:
+    host = host_with(*TWO)
+    devices = [
+        replace(one, vendor_id=0x1002) if str(one.bdf) == TWO[1].bdf else one
+        for one in host.pci_devices
+    ]
+    made = suite(replace(host, pci_devices=tuple(devices)), NVIDIA)
+    assert any("another vendor" in gap.reason for gap in made.left_out)
+    assert not any(test.group is Group.NCCL for test in made.tests)
+
+
+def test_controls_that_no_layout_moves_are_of_the_gpu_too() -> None:
+    assert {Group.GPU_COPY, Group.MATMUL} < CONTROLS
+    tests = suite(host_with(*TWO), NVIDIA | {TORCH}).tests
+    assert [test.id for test in tests if test.is_control] == ["gpu-copy", "gpu-compute"]
+
+
+def test_every_test_ends_by_itself_or_is_stopped() -> None:
+    for depth in Depth:
+        for test in suite(host_with(*TWO), NVIDIA | {TORCH}, depth=depth).tests:
+            assert all(60 <= 2 * one.seconds < one.timeout_s < 7200 for one in test.attempts
+                       if one.seconds > 30)  # fmt: skip
+            assert all(one.seconds < one.timeout_s for one in test.attempts)

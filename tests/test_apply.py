@@ -1,6 +1,7 @@
 """Applying a tuned document to a domain, and the way back, on a stand-in for virsh."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -331,6 +332,17 @@ def test_a_missing_virsh_and_a_daemon_that_is_down_say_what_to_do(
     with pytest.raises(ToolError, match="hint: install it: apt-get install") as missing:
         Virsh(URI).domain(NAME)
     assert missing.value.exit_code == 3
+
+
+def test_a_uuid_in_capitals_is_the_same_domain(daemon: StandIn) -> None:
+    assert Virsh(URI).domain(UUID.upper()).name == NAME
+
+
+def test_what_names_a_domain_on_a_command_line_is_no_option_id_or_file(daemon: StandIn) -> None:
+    state = Virsh(URI).domain(NAME)
+    assert state.argument == UUID
+    for name, argument in (("vm-1.a", "vm-1.a"), ("12", UUID), ("a.xml", UUID), ("a b", UUID)):
+        assert replace(state, name=name).argument == argument
 
 
 def test_an_unknown_domain_is_bad_input(daemon: StandIn) -> None:

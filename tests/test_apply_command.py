@@ -106,6 +106,9 @@ def test_live_pins_tell_each_move_and_restore_takes_them_back(
     apply(NAME, layout="pin", host=HOST, quiet=True, live_pins=True)
     assert daemon.get("pins/vcpu.0") != "0-7"
     assert "the definition is as it was" in capsys.readouterr().err
+    restore_domain(NAME, dry_run=True)
+    assert "would move vcpu 0 back to PUs 0-7" in capsys.readouterr().err
+    assert daemon.get("pins/vcpu.0") != "0-7"
     restore_domain(NAME)
     assert daemon.get("pins/vcpu.0") == "0-7"
     assert daemon.definition() == ORIGINAL

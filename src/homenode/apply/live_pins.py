@@ -97,6 +97,24 @@ def apply_live_pins(virsh: Virsh, name: str, tuned: bytes, root: Path) -> Moved:
     return moved
 
 
+def preview_restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[LivePin, ...]:
+    """The pins that restore_live_pins would give back; changes nothing. Raises as it does."""
+    state = virsh.domain(name)
+    record = DomainStore(root, virsh.connect, state.uuid).live_record()
+    if record is None or record.run_id != state.run_id:
+        return ()  # a new run has the pins of its definition
+    ours = {*record.before, *record.after}
+    moved = {(pin.kind, pin.number) for pin in record.after}
+    for pin in virsh.live_pins(state.uuid):
+        if (pin.kind, pin.number) in moved and pin not in ours:
+            raise InputError(
+                f"{state.name}: {pin.kind} {pin.number}: expected it where homenode put it, "
+                f"found PUs {pin.pus}: somebody moved it since",
+                hint=f"virsh {pin.kind}pin moves it back by hand",
+            )
+    return record.before
+
+
 def restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[LivePin, ...]:
     """Put the threads of a running domain back; gives the pins that it has again.
 
@@ -105,25 +123,13 @@ def restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[LivePin, ...
     """
     state = virsh.domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)
+    if store.live_record() is None:
+        return ()  # also where nothing can be written
     with store.locked():
-        record = store.live_record()
-        if record is None:
-            return ()
-        if record.run_id != state.run_id:
-            store.drop_live_record()  # a new run has the pins of its definition
-            return ()
-        ours = {*record.before, *record.after}
-        moved = {(pin.kind, pin.number) for pin in record.after}
-        for pin in virsh.live_pins(state.uuid):
-            if (pin.kind, pin.number) in moved and pin not in ours:
-                raise InputError(
-                    f"{state.name}: {pin.kind} {pin.number}: expected it where homenode put it, "
-                    f"found PUs {pin.pus}: somebody moved it since",
-                    hint=f"virsh {pin.kind}pin moves it back by hand",
-                )
-        _move(virsh, state.uuid, record.before, undo=())
+        back = preview_restore_live_pins(virsh, state.uuid, root)
+        _move(virsh, state.uuid, back, undo=())
         store.drop_live_record()
-    return record.before
+    return back
 
 
 def _move(virsh: Virsh, uuid: str, pins: tuple[LivePin, ...], undo: tuple[LivePin, ...]) -> None:

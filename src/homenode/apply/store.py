@@ -5,6 +5,7 @@ homenode replaced or gave to libvirt as SHA256.xml, which are never deleted. The
 definition holds, VNC passwords included: only their owner may read them, as in /etc/libvirt.
 """
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -22,6 +23,15 @@ from homenode.apply.record import (
 )
 from homenode.errors import HostError, InputError
 
+_FULL = (
+    "free some space; nothing is lost: homenode restore --dry-run tells which definition the "
+    "domain has"
+)
+_NOT_OURS = "as root, or with XDG_STATE_HOME naming a folder that this user may write to"
+_HINT_OF = {
+    errno.ENOSPC: _FULL, errno.EDQUOT: _FULL,
+    errno.EROFS: _NOT_OURS, errno.EACCES: _NOT_OURS, errno.EPERM: _NOT_OURS,
+}  # fmt: skip
 _SUM = re.compile(r"[0-9a-f]{64}\Z")
 _UUID = re.compile(r"[0-9a-f-]{36}\Z")
 
@@ -172,5 +182,6 @@ def _told(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise HostError(
-            f"{error.filename or folder}: expected to keep records there, found: {error.strerror}"
+            f"{error.filename or folder}: expected to keep records there, found: {error.strerror}",
+            hint=_HINT_OF.get(error.errno or 0),
         ) from None

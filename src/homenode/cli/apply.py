@@ -192,7 +192,7 @@ def restore_domain(
         preview_restore,
         restore_definition,
     )
-    from homenode.apply.live_pins import restore_live_pins
+    from homenode.apply.live_pins import preview_restore_live_pins, restore_live_pins
     from homenode.apply.store import default_root
     from homenode.hypervisor.virsh import Virsh
 
@@ -203,6 +203,12 @@ def restore_domain(
              f"{forget_original(virsh, name, root)}")  # fmt: skip
         return
     if dry_run:
+        moves = preview_restore_live_pins(virsh, name, root)
+        for pin in moves:
+            thread = pin.kind if pin.kind == "emulator" else f"{pin.kind} {pin.number}"
+            note(f"would move {thread} back to PUs {pin.pus}")
+        if moves and not has_original(virsh, name, root):
+            return
         would = preview_restore(virsh, name, root)
         print_diff(would.definition, would.original, f"{name} (now)", f"{name} (original)")
         note(f"{name}: {'would be restored' if would.changed else 'has its original'}")

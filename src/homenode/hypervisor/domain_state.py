@@ -35,9 +35,10 @@ class DomainState:
 
     @property
     def argument(self) -> str:
-        """What names it on any command line: its name, or its UUID where a shell or virsh would
-        take the name for something else."""
-        return self.name if _PLAIN_NAME.match(self.name) else self.uuid
+        """What names it on any command line: its name, or its UUID where a shell, virsh or
+        `homenode restore` (a document's name) would take the name for something else."""
+        is_plain = _PLAIN_NAME.match(self.name) and not self.name.endswith(".xml")
+        return self.name if is_plain else self.uuid
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,9 +37,10 @@ class Virsh:
         """The domain of that name or UUID."""
         if not name.strip() or not name.isprintable():
             raise UsageError(f"domain {name!r}: expected a name or a UUID")
-        uuid = name if _UUID.match(name) else self._say("domuuid", "--domain", name).strip()
+        lower = name.strip().lower()
+        uuid = lower if _UUID.match(lower) else self._say("domuuid", "--domain", name).strip()
         state = parse_dominfo(self._say("dominfo", "--domain", uuid))
-        if name.strip() not in (state.name, state.uuid):
+        if name.strip() != state.name and lower != state.uuid:
             raise InputError(
                 f"domain {name!r}: expected a domain of that name, found that number as the id of "
                 f"{state.name!r}",

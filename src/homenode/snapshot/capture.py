@@ -11,7 +11,7 @@ from pathlib import Path
 
 from homenode import __version__
 from homenode.errors import HostError, UsageError
-from homenode.process import run
+from homenode.process import ToolMissingError, run
 from homenode.snapshot.collector import collector_script, parse_collected
 from homenode.snapshot.gather import Gathered, gather
 from homenode.snapshot.live import LiveSnapshot
@@ -104,12 +104,17 @@ def collect_over_ssh(host: str, timeout_s: float = SSH_TIMEOUT_S) -> MemorySnaps
         raise UsageError(
             f"--ssh: expected a host such as gpu7 or root@gpu7.example.org, found {host[:80]!r}"
         )
-    completed = run(
-        ["ssh", "-T", "-o", "ConnectTimeout=20", "--", host, "sh"],
-        timeout_s,
-        collector_script(),
-        on_terminal=True,
-    )
+    try:
+        completed = run(
+            ["ssh", "-T", "-o", "ConnectTimeout=20", "--", host, "sh"],
+            timeout_s,
+            collector_script(),
+            on_terminal=True,
+        )
+    except ToolMissingError as error:
+        raise ToolMissingError(
+            error.message, hint="apt-get install openssh-client (Fedora: openssh-clients)"
+        ) from None
     failure = completed.failure()
     if failure is not None:
         raise HostError(f"{host}: {failure}", hint=f"try: ssh {host} true")

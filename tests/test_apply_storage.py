@@ -1,0 +1,110 @@
+"""Apply and restore on a disk that is full or cannot be written: no definition is lost."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from homenode.apply.definition import apply_definition, preview_definition, restore_definition
+from homenode.errors import HostError, InputError
+from homenode.hypervisor.virsh import Virsh
+from tests.apply_documents import NAME, ORIGINAL, tuned
+from tests.virsh_stand_in import URI, StandIn
+
+pytestmark = pytest.mark.root
+
+PAGE = 4096
+PAGES = 32
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 128 KiB, nothing of it used."""
+    if shutil.which("mount") is None:
+        pytest.skip("needs mount")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={PAGES * PAGE}", "homenode-test", str(folder)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("needs root that may mount")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def fresh(folder: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    daemon = StandIn(folder, NAME, ORIGINAL)
+    monkeypatch.setenv("PATH", f"{daemon.bin}:/usr/bin:/bin")
+    return daemon
+
+
+def apply(root: Path) -> None:
+    virsh = Virsh(URI)
+    apply_definition(virsh, NAME, tuned(), virsh.definition(virsh.domain(NAME).uuid), root)
+
+
+def fill(disk: Path, left: int) -> None:
+    """Leaves so many pages free."""
+    (disk / "ballast").write_bytes(bytes((PAGES - left) * PAGE))
+
+
+@pytest.mark.parametrize("left", range(9))
+def test_a_disk_that_is_full_at_any_write_of_apply_loses_nothing(
+    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
+    daemon = fresh(tmp_path / "daemon", monkeypatch)
+    fill(disk, left)
+    try:
+        apply(disk / "state")
+        is_done = True
+    except HostError as error:
+        is_done = False
+        assert "No space left" in error.message and "free some space" in (error.hint or "")
+    held = daemon.definition()
+    assert held == ORIGINAL or b"<vcpupin" in held
+    assert not is_done or b"<vcpupin" in held
+    assert is_done == (left >= 5), held
+    (disk / "ballast").unlink()
+    try:
+        restore_definition(Virsh(URI), NAME, disk / "state")
+    except InputError as error:
+        assert "only what `homenode apply` defined" in (error.hint or "")
+    assert daemon.definition() == ORIGINAL
+    apply(disk / "state")
+    restore_definition(Virsh(URI), NAME, disk / "state")
+    assert daemon.definition() == ORIGINAL
+
+
+@pytest.mark.parametrize("left", range(4))
+def test_a_disk_that_is_full_at_any_write_of_restore_loses_nothing(
+    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
+    daemon = fresh(tmp_path / "daemon", monkeypatch)
+    apply(disk / "state")
+    used = sum(-(-p.stat().st_size // PAGE) for p in (disk / "state").rglob("*") if p.is_file())
+    fill(disk, left + used)
+    held = daemon.definition()
+    try:
+        restore_definition(Virsh(URI), NAME, disk / "state")
+        assert daemon.definition() == ORIGINAL
+    except HostError as error:
+        assert "No space left" in error.message
+        assert daemon.definition() in (held, ORIGINAL)
+    (disk / "ballast").unlink()
+    restore_definition(Virsh(URI), NAME, disk / "state")
+    assert daemon.definition() == ORIGINAL
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_happens(
+    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = fresh(tmp_path / "daemon", monkeypatch)
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    with pytest.raises(HostError, match="Read-only file system") as refused:
+        apply(disk / "state")
+    assert "XDG_STATE_HOME" in (refused.value.hint or "")
+    assert daemon.definition() == ORIGINAL
+    assert not [word for word in daemon.commands() if word.startswith("define")]
+    would = preview_definition(Virsh(URI), NAME, tuned(), Virsh(URI).definition(NAME), disk)
+    assert would.changed and not would.obstacles

@@ -53,6 +53,7 @@ bench: $(STAMP)
 	$(BIN)/python bench/plan_speed.py
 	$(BIN)/python bench/host_speed.py
 	$(BIN)/python bench/command_speed.py
+	$(BIN)/python bench/slurm_audit_speed.py
 	$(BIN)/python bench/probe_peers.py 3
 
 lock:

@@ -205,3 +205,19 @@ def test_what_newer_parsers_add_is_no_harm() -> None:
     document = json.loads(squeue_2405([GOOD]))
     document["jobs"][0] |= {"job_state": ["RUNNING", "COMPLETING"], "new": {"set": False}}
     assert parse_squeue_jobs(json.dumps(document))[0].state == "COMPLETING"
+
+
+def test_a_whole_cluster_is_audited_job_by_job() -> None:
+    jobs = [
+        Listed(
+            4 * node + quarter, [f"n{node}"],
+            range(8 * quarter, 8 * quarter + 8) if node % 100 else range(16, 24),
+            (2 * quarter, 2 * quarter + 1),
+        )
+        for node in range(1000)
+        for quarter in range(4)
+    ]  # fmt: skip
+    findings = audit(held(parse_scontrol_jobs(scontrol_text(jobs)), machine(TESTBED)))
+    far = [f for f in findings.findings if f.id == "job-gpu-far"]
+    assert len(far) == 20 and len(findings.findings) == 20
+    assert findings.checked[0].startswith("4000 places of GPU jobs on 1000 nodes: 3980 near")

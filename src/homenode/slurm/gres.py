@@ -106,7 +106,7 @@ def held_gpus(text: str, source: str) -> HeldGpus:
         if match is None:
             raise ParseError(source, "GPUs such as gpu:h100:2(IDX:0-1)", item)
         kind, number = match["type"], match["count"]
-        if number is None and kind is not None and kind.isdigit():
+        if number is None and kind is not None and _digits(kind):
             kind, number = None, kind
         detail = match["detail"] or ""
         its = detail.removeprefix("IDX:")
@@ -130,7 +130,7 @@ def gpu_count(text: str) -> int | None:
         if name != "gpu":
             continue
         number = rest.rpartition(":")[2]
-        count = (count or 0) + (int(number) if number.isdigit() and len(number) < 7 else 1)
+        count = (count or 0) + (int(number) if _digits(number) else 1)
     return count
 
 
@@ -174,6 +174,10 @@ def _links(text: str, source: str, line: int) -> tuple[int, ...]:
             raise ParseError(source, "Links= with a number for each GPU", item, line=line)
         numbers.append(int(item))
     return tuple(numbers)
+
+
+def _digits(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 7
 
 
 def _count(text: str, source: str, line: int) -> int:

@@ -120,7 +120,8 @@ def _shape(values: dict[str, str], source: str, line: int | None) -> NodeShape |
         text = next((values[key] for key in keys if values.get(key)), None)
         if text is None:
             return None
-        if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) <= 65_536):
+        is_number = text.isascii() and text.isdigit() and len(text) < 10
+        if not is_number or not 0 < int(text) <= 65_536:
             raise ParseError(source, f"{keys[0]}= with a number from 1", text, line=line)
         return int(text)
 

@@ -74,7 +74,7 @@ def parse_record(text: str, source: str) -> JobRecord:
         raise ParseError(source, f"at most {MAX_TEXT_CHARS} characters", str(len(text)))
     lines = text.splitlines()
     head = lines[0].split() if lines else []
-    if len(head) != 2 or head[0] != KIND or not head[1].isdigit():
+    if len(head) != 2 or head[0] != KIND or not _is_number(head[1]):
         raise ParseError(source, f"{KIND} {VERSION}", lines[0] if lines else "", line=1)
     if int(head[1]) > VERSION:
         raise ParseError(
@@ -163,18 +163,22 @@ def _read(record: _Open, words: list[str], source: str, line: int) -> None:
         raise ParseError(source, error.expected, error.found, line=line) from None
 
 
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 12
+
+
 def _node(text: str) -> NodeIndex:
     return NodeIndex(_small(text))
 
 
 def _small(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 6):
+    if not _is_number(text) or len(text) > 5:
         raise ParseError("", "a number of up to 5 digits", text)
     return int(text)
 
 
 def _seconds(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdigit() and len(text) < 12 else None
+    return int(text) if text is not None and _is_number(text) else None
 
 
 def _tree(record: JobRecord) -> NodeTree:

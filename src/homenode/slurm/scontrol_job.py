@@ -20,7 +20,7 @@ COMMAND = ("scontrol", "show", "job", "-d")
 
 MAX_TEXT_CHARS = 256 << 20
 
-_NO_TASK = 0xFFFFFFFE
+_NO_TASK = str(0xFFFFFFFE)
 """What an array that is still whole, and was cancelled, has for a task (NO_VAL of slurm.h)."""
 
 _FIRST = re.compile(r"JobId=([0-9]+)")
@@ -71,7 +71,7 @@ def _job(line: int, block: str, source: str) -> Job:
     assert first is not None
     array, heterogeneous = _ARRAY.search(block), _HETEROGENEOUS.search(block)
     said = first[1]
-    if array is not None and array[2].isdigit() and int(array[2]) != _NO_TASK:
+    if array is not None and array[2].isascii() and array[2].isdigit() and array[2] != _NO_TASK:
         said = f"{array[1]}_{array[2]}"
     elif heterogeneous is not None:
         said = f"{heterogeneous[1]}+{heterogeneous[2]}"

@@ -132,8 +132,9 @@ def _indexed(entries: Any) -> Iterator[tuple[int, Any]]:
     else:
         return
     for index, entry in pairs:
-        if str(index).isdigit() and len(str(index)) < 6:
-            yield int(index), entry
+        text = str(index)
+        if text.isascii() and text.isdigit() and len(text) < 6:
+            yield int(text), entry
 
 
 def _number(value: Any) -> int | None:

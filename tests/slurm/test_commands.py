@@ -1,0 +1,179 @@
+"""homenode slurm audit, check and bind as a user types them."""
+
+import json
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from homenode.cli import main, terminal
+from tests.slurm.gpu_nodes import TESTBED, Listed, scontrol_text, squeue_2405
+from tests.slurm.test_record import RECORD
+
+Run = Callable[..., tuple[int, str, str]]
+
+JOBS = (
+    Listed(7, ["gpu01"], range(16, 20), (0, 1, 4, 5, 6, 7)),
+    Listed(8, ["gpu02"], range(4), (0, 1)),
+    Listed(9, ["gpu02"], [], state="PENDING"),
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command in a folder with a machine and jobs; exit code, output, notes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    Path("gpu8.toml").write_text(TESTBED)
+    Path("jobs.txt").write_text(scontrol_text(JOBS))
+    Path("jobs.json").write_text(squeue_2405(JOBS))
+
+    def command(*words: str) -> tuple[int, str, str]:
+        terminal.console.cache_clear()
+        monkeypatch.setattr("sys.argv", ["homenode", "slurm", *words])
+        code: object = 0
+        try:
+            main.main()
+        except SystemExit as end:
+            code = end.code
+        said = capsys.readouterr()
+        return int(str(code or 0)), said.out, said.err
+
+    return command
+
+
+@pytest.mark.parametrize("jobs", ["jobs.txt", "jobs.json"])
+def test_a_stored_listing_is_audited(run: Run, jobs: str) -> None:
+    code, out, err = run("audit", "--jobs", jobs, "--host", "gpu8.toml")
+    assert code == 1 and err == ""
+    assert "warning: job 7 (train it) on gpu01  (job-gpu-far)" in out
+    assert "1 near all of their GPUs, 1 not" in out
+
+
+def test_a_host_may_be_that_of_some_nodes(run: Run) -> None:
+    code, out, _ = run("audit", "--jobs", "jobs.txt", "--host", "gpu0[2-9]=gpu8.toml", "--json")
+    found = json.loads(out)["findings"]
+    assert code == 0 and [f["id"] for f in found] == ["job-unjudged"]
+    assert found[0]["observed"] == "no host is given for this node"
+    # Of two hosts a node's own counts.
+    both = ("--host", "small-2n8c-2gpu", "--host", "gpu[01-02]=gpu8.toml")
+    assert run("audit", "--jobs", "jobs.txt", *both)[0] == 1
+
+
+def test_one_job_is_audited(run: Run) -> None:
+    assert run("audit", "8", "--jobs", "jobs.json", "--host", "gpu8.toml")[0] == 0
+    code, _, err = run("audit", "9", "--jobs", "jobs.txt", "--host", "gpu8.toml")
+    assert code == 2 and "job 9: expected a job that runs, found PENDING" in err
+    code, _, err = run("audit", "77", "--jobs", "jobs.txt", "--host", "gpu8.toml")
+    assert code == 2 and "expected job 77, found none" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("audit", "--jobs", "none.txt"), ("audit", "--records", "none"),
+        ("audit", "--records", "."), ("audit", "--records", ".", "--jobs", "jobs.txt"),
+        ("audit", "--jobs", "jobs.txt", "--host", "gpu01="),
+        ("audit", "--jobs", "jobs.txt", "--host", "gpu[1-=gpu8.toml"),
+        ("audit", "--hooks", "jobs.txt"), ("audit", "--hooks", "h", "--spool", "a b"),
+        ("check", "gres.conf", "none.conf"), ("bind", "--host", "gpu8.toml"),
+        ("bind", "--host", "gpu8.toml", "--tasks", "2", "--gpus", "x"),
+        ("bind", "--host", "gpu8.toml", "--tasks", "2", "--gpus", "3b:00.0"),
+        ("bind", "--host", "gpu8.toml", "--tasks", "2", "--gpus", ""),
+        ("bind", "--wrapper", "jobs.txt"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_bad_input(run: Run, words: tuple[str, ...]) -> None:
+    code, _, err = run(*words)
+    assert code == 2 and err.startswith("homenode: ") and "expected" in err
+
+
+def test_without_slurm_there_is_nobody_to_ask(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("homenode.process._SYSTEM_PATH", ())
+    monkeypatch.setenv("PATH", "/nowhere")
+    code, _, err = run("audit", "--host", "gpu8.toml")
+    assert code == 3 and "scontrol" in err
+
+
+def test_records_of_a_folder_are_audited(run: Run) -> None:
+    folder = Path("collected/node1")
+    folder.mkdir(parents=True)
+    (folder / "7.gh01.rec").write_text(RECORD)
+    (folder / "8.gh01.rec").write_text(
+        RECORD.replace("job 7", "job 8").replace("1 bind:1", "0-1,4 default")
+    )
+    code, out, err = run("audit", "--records", "collected")
+    assert code == 1 and "job 8 (train) on gh01  (job-memory-on-gpu)" in out
+    assert "1 more that are only worth knowing: --all" in err
+    assert run("audit", "7", "--records", "collected")[0] == 0
+    assert "job-memory-open" in run("audit", "--records", "collected", "--all")[1]
+    (folder / "9.gh01.rec").write_text("homenode-slurm-record 9\n")
+    code, _, err = run("audit", "--records", "collected")
+    assert code == 2 and "9.gh01.rec:1: expected homenode-slurm-record up to version 1" in err
+
+
+def test_hooks_are_written_once(run: Run) -> None:
+    code, _, err = run("audit", "--hooks", "hooks", "--spool", "/srv/spool")
+    assert code == 0 and err.count("wrote ") == 4
+    prolog = Path("hooks/prolog.sh")
+    assert prolog.stat().st_mode & stat.S_IXUSR and "spool=/srv/spool" in prolog.read_text()
+    assert run("audit", "--hooks", "hooks")[0] == 2
+
+
+def test_files_are_checked_shown_and_written(run: Run) -> None:
+    gres = "Name=gpu File=/dev/nvidia[0-7] Cores=0-15\n"
+    Path("gres.conf").write_text(gres)
+    Path("slurm.conf").write_text(
+        "SelectType=select/cons_tres\nGresTypes=gpu\n"
+        "NodeName=n[1-2] Sockets=2 CoresPerSocket=16 ThreadsPerCore=2 Gres=gpu:8\n"
+    )
+    files = ("check", "gres.conf", "slurm.conf", "--host", "gpu8.toml")
+    code, out, _ = run(*files, "--nodes", "n[1-2]")
+    assert code == 1 and "(gres-cores-wrong)" in out
+    assert "+Name=gpu File=/dev/nvidia[4-7] Cores=16-31" in out
+    assert "+++" not in run(*files, "--no-diff")[1]
+    _, shown, _ = run(*files, "--print")
+    assert "# gres.conf\nName=gpu File=/dev/nvidia[0-3] Cores=0-15\n" in shown
+    assert json.loads(run(*files, "--json")[1])["format"] == "homenode.findings/1"
+    Path("right").mkdir()
+    assert run(*files, "-o", "right")[0] == 1
+    assert Path("gres.conf").read_text() == gres
+    again = ("check", "right/gres.conf", "right/slurm.conf", "--host", "gpu8.toml")
+    assert "gres-cores-wrong" not in run(*again)[1]
+    code, _, err = run(*files, "-o", "right")
+    assert code == 2 and "not overwritten" in err
+    assert run(*files, "--slurm-version", "new")[0] == 2
+    assert run(*files, "--nodes", "other")[0] == 2
+
+
+def test_a_damaged_file_names_its_line(run: Run) -> None:
+    Path("gres.conf").write_text("\nName=gpu Cores=x\n")
+    Path("slurm.conf").write_text("GresTypes=gpu\n")
+    code, _, err = run("check", "gres.conf", "slurm.conf", "--host", "gpu8.toml")
+    assert code == 2 and "gres.conf:2: expected core numbers" in err
+
+
+def test_bindings_are_printed_for_people_and_for_scripts(run: Run) -> None:
+    code, out, _ = run("bind", "--host", "gpu8.toml", "--tasks", "8", "--cores", "2")
+    assert code == 0 and out.startswith("#SBATCH --exclusive\n") and "  COMMAND\n" in out
+    _, flags, _ = run(
+        "bind", "--host", "gpu8.toml", "--tasks", "2", "--gpus", "0,4", "--cores", "2", "--flags"
+    )
+    assert flags == (
+        "--ntasks-per-node=2 --cpu-bind=mask_cpu:0x3,0x30000 --mem-bind=map_mem:0,1 "
+        "--gpus-per-node=8 --gpu-bind=map_gpu:0,4\n"
+    )
+    _, table, _ = run("bind", "--host", "gpu8.toml", "--tasks", "8", "--cores", "2", "--explain")
+    assert "0000:81:00.0" in table and "counted off" in table
+
+
+def test_too_many_cores_have_no_place(run: Run) -> None:
+    code, _, err = run("bind", "--host", "gpu8.toml", "--tasks", "8", "--cores", "9")
+    assert code == 4 and "rank 1, 9 cores" in err and "lower --cores" in err
+
+
+def test_the_wrapper_is_written_to_run(run: Run) -> None:
+    code, _, err = run("bind", "--wrapper", "bind-rank.sh")
+    assert code == 0 and "wrote bind-rank.sh" in err
+    assert Path("bind-rank.sh").stat().st_mode & stat.S_IXUSR

@@ -99,6 +99,17 @@ _METRICS = (
         worst_device=True,
     ),
     Metric(
+        "h2d-copy-time", "small copies to a device", "ns", True, 0.05,
+        "from the call to the arrival of a few bytes, as the thread that waits sees it",
+        "the thread or its memory is on another node than the GPU, or the vCPU is not its own",
+        "both are on the GPU's node", worst_device=True,
+    ),
+    Metric(
+        "d2h-copy-time", "small copies from a device", "ns", True, 0.05,
+        "as for copies to a device", "as for copies to a device", "as for copies to a device",
+        worst_device=True,
+    ),
+    Metric(
         "p2p-bandwidth", "GPU to GPU", _BANDWIDTH, False, 0.05,
         "copies between two GPUs", "peer access works", "copies go through host memory",
         stands_in=(Objective.COLLECTIVE,), worst_device=True,
@@ -114,6 +125,12 @@ _METRICS = (
         "time of one large matrix product on a GPU: no layout changes it",
         "clocks fell, heat, or launches wait for the CPU", "clocks rose",
         control=True, worst_device=True,
+    ),
+    Metric(
+        "matmul-rate", "matrix product, rate", "flop_per_s", False, CONTROL_MATTERS,
+        "large matrix products on a GPU, by data type: no layout changes it",
+        "clocks rose", "clocks fell, heat, or launches wait for the CPU",
+        control=True, worst_device=True, headline="bf16",
     ),
     Metric(
         "cpu-single", "one thread", "events_per_s", False, CONTROL_MATTERS,

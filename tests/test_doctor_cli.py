@@ -4,6 +4,7 @@ import io
 import json
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,8 +21,10 @@ from homenode.doctor.metrics import prometheus
 from homenode.errors import HomenodeError, HostError, UsageError
 from homenode.findings import Finding, Findings, Severity
 from homenode.pci import PciLink
+from homenode.sources import load_host
 from tests.doctor_cases import changed
 from tests.doctor_domains import diagnosed, domain, gpus, host, planned
+from tests.shared_data import needs_shared, shared
 
 SICK, SOUND, H200 = "rtx5090-epyc7702", "rtx4080-i9-14900k", "h200-xeon8558"
 
@@ -175,6 +178,19 @@ def test_a_link_that_is_lost_since_is_not_taken_for_the_slot_above_it() -> None:
     slow = changed(host("hgx-h100"), lambda d: d.bdf == gpu, link=PciLink(8.0, 16, 32.0, 16))
     (finding,) = drift(certify(host("hgx-h100")), slow)
     assert finding.severity is Severity.CRITICAL
+
+
+@needs_shared
+def test_what_a_source_does_not_tell_is_neither_certified_nor_drift() -> None:
+    path = str(shared("machines/lspci/gpud-hgx-h100x8-lspci-vvv.txt"))
+    listed = load_host(path)
+    certified = certify(listed)
+    assert set(certified.counts) == {"gpus", "nics", "nvswitches"}
+    assert list(drift(certified, listed)) == []
+    (untold,) = drift(replace(certified, counts={**certified.counts, "packages": 2}), listed)
+    assert (untold.id, untold.severity) == ("drift-topology", Severity.INCONCLUSIVE)
+    bare = replace(host(SOUND), pci_devices=())
+    assert {f.severity for f in drift(certify(host(SOUND)), bare)} == {Severity.INCONCLUSIVE}
 
 
 def test_a_sick_host_is_certified_with_a_word(

@@ -11,10 +11,11 @@ from homenode.findings import Finding, Severity
 from homenode.pci import DeviceKind, PciDevice
 from homenode.topology import Host, summarise
 
-COUNTS = (
+_CPU_COUNTS = (
     "packages", "cores", "pus", "pus_offline", "llcs", "numa_nodes", "cpuless_nodes",
-    "gpus", "nics", "nvswitches",
 )  # fmt: skip
+_PCI_COUNTS = ("gpus", "nics", "nvswitches")
+COUNTS = (*_CPU_COUNTS, *_PCI_COUNTS)
 """Counts of HostSummary that are certified; memory has a tolerance."""
 
 CERTIFIED_KINDS = (DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH, DeviceKind.NVME)
@@ -58,7 +59,7 @@ def certify(host: Host, floors: Mapping[str, float] | None = None) -> Expectatio
     links = _links(host)
     return Expectation(
         host=host.name,
-        counts={name: getattr(summary, name) for name in COUNTS},
+        counts={name: getattr(summary, name) for name in COUNTS if _tells(host, name)},
         memory_bytes=summary.memory_bytes,
         distances=host.distances,
         devices=tuple(
@@ -81,7 +82,17 @@ def drift(
     """
     source = f"expectation of {expected.host}"
     summary = summarise(host)
+    untold = [name for name in expected.counts if not _tells(host, name)]
+    if untold:
+        yield Finding(
+            "drift-topology", Severity.INCONCLUSIVE, ", ".join(untold).replace("_", " "),
+            ", ".join(str(expected.counts[name]) for name in untold),
+            f"{host.name} does not tell them", None,
+            "read the host itself, or a capture of it", source,
+        )  # fmt: skip
     for name, count in expected.counts.items():
+        if name in untold:
+            continue
         found = getattr(summary, name)
         if found != count:
             yield _topology(name.replace("_", " "), str(count), str(found), source)
@@ -91,7 +102,7 @@ def drift(
             yield _topology(
                 "memory", f"about {expected.memory_bytes} bytes", str(summary.memory_bytes), source
             )
-    if expected.distances is not None and host.distances != expected.distances:
+    if expected.distances is not None and host.nodes and host.distances != expected.distances:
         yield _topology("distances", _matrix(expected.distances), _matrix(host.distances), source)
     yield from _devices(expected, host, source)
     floor = expected.floors.get("h2d")
@@ -111,10 +122,17 @@ def drift(
         )  # fmt: skip
 
 
+def _tells(host: Host, count: str) -> bool:
+    """Whether the host's source tells a count at all: lspci knows no PUs, some trees no devices."""
+    return bool(host.pus) if count in _CPU_COUNTS else bool(host.pci_devices)
+
+
 def _devices(expected: Expectation, host: Host, source: str) -> Iterator[Finding]:
     now = {device.bdf: device for device in _certified(host)}
     links = _links(host)
     was = {device.bdf: device for device in expected.devices}
+    if not host.pci_devices:  # said of the counts
+        return
     for bdf in sorted(was.keys() | now.keys()):
         old, new = was.get(bdf), now.get(bdf)
         if old is None and new is not None:
@@ -162,7 +180,7 @@ def _links(host: Host) -> dict[Bdf, LinkRate]:
     """
     found: dict[Bdf, LinkRate] = {}
     for path in device_paths(host):
-        rates = []
+        rates: list[LinkRate] = []
         for link in path.links:
             rate = link.current if link.lower.link and link.lower.link.current_width else None
             if rate is None:

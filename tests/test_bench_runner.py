@@ -29,6 +29,7 @@ from tests import probe_documents
 from tests.bench_machines import FakeMachine
 from tests.memory_folder import memory_folder
 from tests.probe_documents import FAR, NEAR, answer
+from tests.test_tools_torch_report import COPIES, text_of
 
 QUICK = SuiteWishes(depth=Depth.QUICK)
 ORDERS = BenchOrders("x", QUICK, repeats=2, vantage=Vantage.HOST)
@@ -452,6 +453,59 @@ def test_what_is_done_and_what_is_left_are_the_whole(rounds: int, seed: int, cut
     done = made.steps[: min(cut, len(made.steps))]
     left = left_of(made, {(step.round, step.test) for step in done})
     assert (*done, *left) == made.steps
+
+
+def test_what_stands_in_for_a_tool_that_fails_gives_the_figures(tmp_path: Path) -> None:
+    def gpus(argv: Sequence[str]) -> str:
+        if argv[:2] == ("python3", "-c"):
+            return "True\n"
+        if "nvbandwidth" in argv:
+            raise ToolError("nvbandwidth: driver too old")
+        return text_of(COPIES)
+
+    machine = FakeMachine(
+        host="hgx-h100", answer=gpus,
+        programs=frozenset({PROBE, "nvbandwidth", "numactl", "taskset"}),
+    )  # fmt: skip
+    wishes = replace(QUICK, groups=(Group.GPU_BANDWIDTH,))
+    outcome = run(tmp_path, machine, replace(ORDERS, repeats=1, wishes=wishes))
+    run_of_gpus = measured(outcome)
+    assert run_of_gpus.head.system.startswith("nvidia")
+    assert len(run_of_gpus.head.gpus) == 8
+    assert {str(one.device) for one in of(outcome, "h2d-bandwidth")} == {"0000:9b:00.0"}
+    assert any("driver too old" in gap.reason for gap in outcome.gaps)
+    assert "bench-test-failed" not in ids(outcome)
+    sent = [text for argv, text in zip(machine.calls, machine.inputs, strict=True) if "-" in argv]
+    assert sent
+    assert all(text is not None and "homenode torch_copies" in text for text in sent)
+    records = [json.loads(path.read_text()) for path in outcome_steps(outcome)]
+    assert all(one["attempt"] == f"{one['test']} (torch)" for one in records)
+
+
+def test_a_test_that_hangs_says_what_that_tells(tmp_path: Path) -> None:
+    def hanging(argv: Sequence[str]) -> str:
+        if argv[:2] == ("python3", "-c"):
+            return "False\n"
+        if "nvbandwidth" in argv:
+            raise ToolTimeoutError("nvbandwidth: no end after 60 s")
+        return answer(argv)
+
+    machine = FakeMachine(
+        host="hgx-h100", answer=hanging, programs=frozenset({PROBE, "nvbandwidth", "numactl"})
+    )
+    wishes = replace(QUICK, groups=(Group.GPU_PEER, Group.CPU_SINGLE))
+    outcome = run(tmp_path, machine, replace(ORDERS, repeats=1, wishes=wishes))
+    (said,) = (gap.reason for gap in outcome.gaps if gap.subject.startswith("gpu-peer,"))
+    assert "no end after 60 s; " in said, "not only that it was stopped, but what to think of it"
+    assert of(outcome, "cpu-single")
+
+
+def test_secrets_in_an_output_are_not_stored(tmp_path: Path) -> None:
+    text = '{"nccl_version": 22809, "env": ["TOKEN=hunter2"], "args": ["--key", "hunter2"]}'
+    outcome = run(tmp_path, FakeMachine(answer=lambda argv: text))
+    assert outcome.folder is not None
+    for path in Path(outcome.folder).rglob("*"):
+        assert path.is_dir() or b"hunter2" not in path.read_bytes()
 
 
 def test_without_the_probe_the_message_says_so(tmp_path: Path) -> None:

@@ -1,17 +1,20 @@
 """Ranks on their GPUs' nodes: who gets which cores, srun's words for it, and what is refused."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from homenode.cpuset import CpuSet
-from homenode.errors import UsageError
+from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
 from homenode.plan.model import Unplannable
+from homenode.slurm.affinities import with_affinities
 from homenode.slurm.flags import MemoryBind, sbatch_lines, srun_flags
 from homenode.slurm.home_nodes import home_of_nodes
 from homenode.slurm.ranks import Binding, RankWishes, bind_ranks, naive_nodes
 from homenode.sources import load_host
+from homenode.tools.nvidia_smi_topo import parse
 from homenode.topology import Host
 from tests.shared_data import needs_shared, shared
 from tests.slurm.gpu_nodes import MI250X, machine
@@ -172,3 +175,39 @@ def test_a_gpu_without_a_node_is_told() -> None:
 def test_hybrid_cores_and_one_node_are_no_obstacle() -> None:
     binding = bind_ranks(load_host("rtx4080-i9-14900k"), RankWishes(1))
     assert len(binding.ranks[0].pus) == 24
+
+
+@needs_shared
+def test_affinities_that_are_lists_give_the_node_with_cpus() -> None:
+    text = shared("machines/topo-m/gh200x4-nvidia-smi-topo-m.txt").read_text()
+    blind = without_nodes(load_host("gh200x4"))
+    assert "bind-node-unknown" in [f.id for f in bind_ranks(blind, RankWishes(4)).findings]
+    told = with_affinities(blind, parse(text), "topo")
+    binding = bind_ranks(told, RankWishes(4))
+    assert flag(binding, "mem-bind") == "map_mem:0,1,2,3" and binding.findings == ()
+
+
+TOPO = """\
+\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID
+GPU0\t X \tSYS\t0-3\t{}\tN/A
+GPU1\tSYS\t X \t4-7\t1\tN/A
+"""
+
+
+def test_a_listing_of_another_machine_is_refused() -> None:
+    host = load_host("small-2n8c-2gpu")
+    assert with_affinities(host, parse(TOPO.format(0)), "topo") == host
+    with pytest.raises(InputError, match="on node 0, as small-2n8c-2gpu says, found 1"):
+        with_affinities(host, parse(TOPO.format(1)), "topo")
+    with pytest.raises(InputError, match="expected 4 GPUs"):
+        with_affinities(load_host("gh200x4"), parse(TOPO.format(0)), "topo")
+    told = with_affinities(without_nodes(host), parse(TOPO.format(0)), "topo")
+    assert [gpu.node for gpu in bind_ranks(told, RankWishes(1)).ranks[0].gpus] == [0, 1]
+
+
+def without_nodes(host: Host) -> Host:
+    """The host as a firmware shows it that tells no node of devices."""
+    return replace(
+        host,
+        pci_devices=tuple(replace(d, node=None, local_pus=None) for d in host.pci_devices),
+    )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from homenode.cli.options import HostOption
+from homenode.cli.slurm_topo import TopoOption, with_topo
 from homenode.cli.terminal import console, note, write_text
 from homenode.errors import HostError, ParseError, UsageError
 from homenode.slurm.flags import MemoryBind
@@ -39,6 +40,7 @@ def bind(
         int | None,
         typer.Option(metavar="N", help="Bind all tasks to this node, rather than to their GPUs'."),
     ] = None,
+    topo: TopoOption = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="A table of the ranks, and why.")
     ] = False,
@@ -63,7 +65,7 @@ def bind(
         return
     if tasks is None:
         raise UsageError("--tasks: expected the number of tasks on each node, found none")
-    machine = load_host(host)
+    machine = with_topo(load_host(host), topo)
     wishes = RankWishes(
         tasks,
         None if gpus is None else _gpus(gpus, machine),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from homenode.cli.options import HostOption, JsonOption
+from homenode.cli.slurm_topo import TopoOption, with_topo
 from homenode.cli.terminal import (
     check_can_write,
     console,
@@ -36,6 +37,7 @@ def check(
             help="Only these nodes (gpu[01-36]). Default: all with GPUs. The host stands for each.",
         ),
     ] = None,
+    topo: TopoOption = None,
     cgroup: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also the cluster's cgroup.conf.")
     ] = None,
@@ -70,7 +72,7 @@ def check(
     checked = judge(
         of_gres,
         of_slurm,
-        load_host(host),
+        with_topo(load_host(host), topo),
         cgroup=None if cgroup is None else _config(cgroup),
         nodes=() if nodes is None else expand_hostlist(nodes, "--nodes"),
         version=None if slurm_version is None else _version(slurm_version),

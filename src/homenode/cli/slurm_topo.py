@@ -1,0 +1,31 @@
+"""The option with what nvidia-smi says of a node's GPUs, which check and bind share. [I/O]"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from homenode.cli.terminal import read_file
+
+if TYPE_CHECKING:
+    from homenode.topology import Host
+
+TopoOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--topo",
+        metavar="FILE",
+        help="Output of nvidia-smi topo -m there: the GPUs' nodes, where the host tells none.",
+    ),
+]
+
+
+def with_topo(host: "Host", topo: Path | None) -> "Host":
+    """The host with its GPUs' nodes as the listing has them; as it is without one."""
+    if topo is None:
+        return host
+    from homenode.slurm.affinities import with_affinities
+    from homenode.tools.nvidia_smi_topo import parse
+
+    text = read_file(topo, "the output of nvidia-smi topo -m").decode("utf-8", "replace")
+    return with_affinities(host, parse(text), str(topo))

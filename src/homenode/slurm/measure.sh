@@ -7,6 +7,7 @@
 #   tests        of homenode bench; () = none
 #   app          words of the user's own program; () = none
 #   homenode     the program
+#   arrangement  how it is bound, as results tell it
 #
 # shellcheck shell=bash disable=SC2154
 set -u
@@ -138,10 +139,10 @@ measure_copies() {
 
 measure_cpus() {
   ((${#tests[@]})) || return 0
-  local words=() test
-  for test in "${tests[@]}"; do words+=(--tests "$test"); done
-  write bench.txt bound "$homenode" bench "$experiment-task$task-$attempt" --results results \
-    --vantage job --quick "${words[@]}"
+  local names
+  names=$(IFS=, && echo "${tests[*]}")
+  write bench.txt bound "$homenode" bench "$experiment-task$task-$attempt-cpus" \
+    --results results --vantage job --quick --tests "$names" --arrangement "$arrangement"
 }
 
 measure_app() {

@@ -36,6 +36,14 @@ def script_name(experiment: Experiment) -> str:
     return f"jobs/{experiment.id}.sbatch"
 
 
+def arrangement_of(experiment: Experiment) -> str:
+    """How its jobs are bound and share their node, for the runs that they measure."""
+    if experiment.mode is Mode.EXCLUSIVE:
+        return f"exclusive, bound to node {experiment.numa}"
+    kind = "" if experiment.gres == "gpu" else f" of {experiment.gres}"
+    return f"{experiment.mode}, {experiment.gpus} a job{kind}"
+
+
 def script_of(experiment: Experiment, wishes: StudyWishes, study: str) -> str:
     """The text of a job's script. It runs in the study's folder."""
     about = _ABOUT[experiment.mode].format(
@@ -99,6 +107,7 @@ def _body(experiment: Experiment, wishes: StudyWishes) -> Iterator[str]:
         on = "" if numa is None else f"numactl --cpunodebind={numa} --membind={numa}"
         yield f"together={experiment.jobs}"
         yield f"bind=({on})"
+        yield f"arrangement={shlex.quote(arrangement_of(experiment))}"
         yield f"tests=({shlex.join(wishes.tests)})"
         yield f"app=({shlex.join(wishes.app)})"
         yield ""

@@ -19,6 +19,7 @@ from homenode.results.model import (
 )
 from homenode.slurm.audit import audit
 from homenode.slurm.held import Held, HeldGpu, NodeMachine, NodeTree, held_on
+from homenode.slurm.scripts import arrangement_of
 from homenode.slurm.study import Experiment, Mode
 from homenode.slurm.study_power import Power, power_of
 from homenode.slurm.study_record import JobRecord, parse_record
@@ -116,7 +117,7 @@ def _run(
         head,
         name=name,
         origin=head.origin if record.replayed is None else Origin.SYNTHESISED,
-        arrangement=_arrangement(experiment),
+        arrangement=arrangement_of(experiment),
         host=record.node,
         pus=record.pus,
         gpus=tuple(GpuPlace(gpu.bdf, gpu.node) for gpu in record.gpus),
@@ -125,13 +126,6 @@ def _run(
         source=f"raw/{name}",
     )
     return Run(head, (*samples, *app))
-
-
-def _arrangement(experiment: Experiment) -> str:
-    if experiment.mode is Mode.EXCLUSIVE:
-        return f"exclusive, bound to node {experiment.numa}"
-    kind = "" if experiment.gres == "gpu" else f" of {experiment.gres}"
-    return f"{experiment.mode}, {experiment.gpus} a job{kind}"
 
 
 def _homes(record: JobRecord, machine: NodeMachine | None) -> Iterator[tuple[str, int]]:

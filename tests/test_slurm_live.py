@@ -1,0 +1,200 @@
+"""homenode slurm study on a real Slurm: three nodes, from the first script to the report.
+
+The GPU figures are replayed by stand-ins on the PATH (tests/slurm/programs); the CPU figures are
+real. What goes wrong, goes wrong in the real scheduler.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homenode.results.model import Origin, Vantage
+from homenode.results.store import load_runs
+from tests.slurm.testbed import Testbed, running
+
+pytestmark = pytest.mark.slurm
+
+HERE = Path(__file__).parent / "slurm"
+HOMENODE = str(Path(sys.executable).parent / "homenode")
+HOST = ("--host", str(HERE / "gpu-node.toml"), "--numa", "0")
+# The declared nodes have two NUMA nodes, this machine may have one: only node 0 can be bound to.
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
+    with running(tmp_path_factory.mktemp("slurm") / "testbed") as testbed:
+        testbed.environment["PATH"] = f"{HERE / 'programs'}:{os.environ['PATH']}"
+        yield testbed
+
+
+def start(
+    slurm: Testbed, folder: Path, *options: str, seconds: float = 0
+) -> "subprocess.Popen[str]":
+    """A study of three nodes that goes on alone. seconds: that each GPU test takes."""
+    argv = (HOMENODE, "slurm", "study", "-o", str(folder), "--poll", "0.5", *options)
+    environment = {**slurm.environment, "STAND_IN_SECONDS": str(seconds), "COLUMNS": "200"}
+    return subprocess.Popen(
+        argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+NEW = ("--partition-exclusive", "whole", "--partition-shared", "parts", "--nodes", "3", *HOST)
+
+
+def ended(process: "subprocess.Popen[str]", seconds: float = 100) -> tuple[int, str]:
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        raise AssertionError(f"no end after {seconds:g} s:\n{out}{err}") from None
+    return process.returncode, out + err
+
+
+def report(slurm: Testbed, folder: Path) -> dict[str, Any]:
+    done = subprocess.run(
+        (HOMENODE, "slurm", "report", str(folder), "--json"),
+        env=slurm.environment, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def until(condition: Any, what: str, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"expected {what} within {seconds:g} s"
+        time.sleep(0.1)
+
+
+def fill_first_socket(slurm: Testbed, node: str, until_file: str) -> None:
+    """Somebody else's job on 32 of a node's CPUs, until a file is there."""
+    slurm.client(
+        "sbatch", "--parsable", "-p", "parts", "-c32", "--mem=100", f"--nodelist={node}",
+        "--job-name=filler", "--output=/dev/null",
+        "--wrap", f"until ls {until_file} 2>/dev/null; do sleep 0.3; done",
+    )  # fmt: skip
+    until(lambda: "filler" in slurm.client("squeue", "-h", "-t", "R", "-o", "%j"), "the filler")
+
+
+def test_a_study_of_three_nodes_runs_to_its_report(slurm: Testbed, tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    fill_first_socket(slurm, "gpu01", f"{folder}/raw/shared-6gpu-gpu01-alone/task-0/*/done")
+    process = start(
+        slurm, folder, *NEW, "--shared", "6x1", "--cpus-per-gpu", "1",
+        "--tests", "cpu-single", "--between-nodes",
+        "--app", "seq 41 42", "--metric", "^([0-9]+)$",
+    )  # fmt: skip
+    code, said = ended(process)
+    assert code == 0, said
+    assert "7 of 7 jobs have results" in said
+
+    found = report(slurm, folder)
+    assert found["nodes"] == ["gpu01", "gpu02", "gpu03"]
+    assert found["missing"] == []
+    assert found["replayed"] == ["figures made up by homenode's tests; no GPU was measured"]
+
+    # The planted misplacement: its CPUs are on socket 1, two of its GPUs on socket 0.
+    lost = {job["name"]: job["why"] for job in found["jobs"] if job["locality"] == "lost"}
+    assert [name.partition("-task")[0] for name in lost] == ["shared-6gpu-gpu01-alone"]
+    (why,) = lost.values()
+    assert "CPUs on node 0, where GPUs 0 (0000:11:00.0), 1 (0000:12:00.0) are" in why
+    assert all(job["queue_wait_s"] is not None for job in found["jobs"])
+
+    # The faults that the stand-ins replay: GPU 5 of gpu02, and the link between two nodes.
+    slow = {(one["node"], one["what"], one["metric"]) for one in found["outliers"]}
+    assert ("gpu02", "the link of 0000:82:00.0", "h2d-bandwidth") in slow
+    assert ("gpu02", "the link between gpu02 and gpu03", "allreduce-busbw-peak") in slow
+    assert len(slow) == 3
+
+    first = next(m for m in found["matrices"] if m["metric"] == "h2d-bandwidth")
+    assert (first["node"], first["rows"], len(first["columns"])) == ("gpu01", [0], 8)
+    assert first["homes"] == [0, 0, 0, 0, 1, 1, 1, 1]
+    queues = {verdict["work"]: verdict["queue"] for verdict in found["verdicts"]}
+    assert queues["memory-bound GPU codes"] == "exclusive"
+    assert {mean["mean"] for _, _, mean in found["own_program"]} == {42.0}
+
+    runs = load_runs(folder / "results").runs
+    gpu = [run for run in runs if not run.head.name.endswith("-cpus")]
+    cpus = [run for run in runs if run.head.name.endswith("-cpus")]
+    assert len(gpu) == len(cpus) == 6
+    assert {run.head.origin for run in gpu} == {Origin.SYNTHESISED}
+    assert {(run.head.origin, run.head.vantage) for run in cpus} == {(Origin.MEASURED, Vantage.JOB)}
+    assert all(sample.value > 0 for run in cpus for sample in run.samples)
+
+
+def test_trouble_in_the_middle_loses_nothing(slurm: Testbed, tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    options = ("--shared", "1x2", "--tests", "none")
+    first = start(slurm, folder, *NEW, *options, seconds=0.4)
+    raw = folder / "raw"
+    until(lambda: len(list(raw.glob("shared-*/task-0/*/started"))) == 3, "three jobs")
+
+    # homenode is killed: nobody watches, the jobs go on.
+    first.kill()
+    first.communicate()
+    second = start(slurm, folder, "--patience", "0.05", seconds=0.4)
+    slurm.client("scontrol", "update", "nodename=gpu03", "state=drain", "reason=fan")
+    until(lambda: list(raw.glob("shared-1gpu-gpu02-together/task-1/*/started")), "a pair on gpu02")
+    # An array's last task has the array's own number: all of it is cancelled.
+    job = next(raw.glob("shared-1gpu-gpu02-together/task-1/*")).name.partition(".")[0]
+    slurm.client("scancel", job)
+    slurm.stop_controller()
+    time.sleep(1.5)
+    slurm.start_controller()
+
+    code, said = ended(second)
+    assert code == 1, said
+    assert "7 of 12 jobs have results" in said, said
+    missing = [line for line in said.splitlines() if line.startswith("missing: ")]
+    cancelled = next(line for line in missing if "shared-1gpu-gpu02-together task 1" in line)
+    assert "cancelled" in cancelled
+    drained = [line for line in missing if "gpu03" in line]
+    assert any("UnavailableNodes:gpu03" in line for line in drained), said
+    assert len(report(slurm, folder)["missing"]) == len(missing)
+
+    slurm.client("scontrol", "update", "nodename=gpu03", "state=resume")
+    code, said = ended(start(slurm, folder))
+    assert code == 0, said
+    assert "12 of 12 jobs have results" in said
+    # Nothing was measured twice but the pair that lost one of its two.
+    tries = {task: len(list(task.iterdir())) for task in raw.glob("*/task-*")}
+    assert {task.parent.name for task, count in tries.items() if count > 1} == {
+        "shared-1gpu-gpu02-together"
+    }
+    assert report(slurm, folder)["missing"] == []
+
+
+def test_nodes_that_nobody_described_are_looked_at_first(slurm: Testbed, tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    options = ("--partition-exclusive", "whole", "--partition-shared", "parts", "--shared", "1x1")
+    dry = start(slurm, folder, *options, "--nodelist", "gpu02", "--tests", "none", "--dry-run")
+    code, said = ended(dry)
+    assert code == 0
+    assert "jobs/look-gpu02.sbatch" in said
+    assert not list((folder / "raw").iterdir())
+    code, said = ended(start(slurm, folder))
+    assert code == 0, said
+    assert (folder / "jobs" / "exclusive-gpu02-numa0.sbatch").exists()
+    assert next(folder.glob("raw/look-gpu02/task-0/*/host.tar.gz")).stat().st_size > 1000
+
+
+def test_a_study_is_refused_by_name_where_slurm_says_no(slurm: Testbed, tmp_path: Path) -> None:
+    nowhere = start(slurm, tmp_path / "a", "--partition-exclusive", "nowhere", *HOST)
+    code, said = ended(nowhere)
+    assert code == 2
+    assert "expected nodes with GPUs, found no such partition" in said
+    assert "partitions with GPUs: parts, whole" in said
+    folder = tmp_path / "b"
+    bad = start(slurm, folder, *HOST, "--partition-shared", "parts", "--account", "x", "--nodes",
+                "1", "--minutes", "100000", "--shared", "1x1", "--patience", "0.02")  # fmt: skip
+    code, said = ended(bad)
+    assert code == 1, said
+    assert "PartitionTimeLimit" in said or "time limit" in said.lower()

@@ -1,0 +1,328 @@
+"""The study of bindings and queues: which jobs, what their scripts say, how far they are."""
+
+import shutil
+import stat
+import subprocess
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from homenode.errors import HostError, InputError, UsageError
+from homenode.slurm.queue import (
+    JobState,
+    QueuedJob,
+    needs_somebody,
+    parse_jobs,
+    parse_nodes,
+    will_pass,
+)
+from homenode.slurm.scripts import job_name, script_name, script_of
+from homenode.slurm.study import (
+    ClusterNode,
+    Experiment,
+    Mode,
+    Shape,
+    StudyWishes,
+    check_wishes,
+    choose_nodes,
+    experiments_for,
+    nodes_to_bind_to,
+)
+from homenode.slurm.study_folder import StudyFolder, read_journal
+from homenode.slurm.study_progress import Study, TaskState, progress_of, unrecorded
+from homenode.sources import load_host
+
+GH200 = tuple(
+    ClusterNode(f"gh{n:02d}", partition, partition == "gh200", "idle", 288, 480_000, 4)
+    for n in (1, 2, 3)
+    for partition in ("gh200", "gh200_shared")
+)
+WISHES = StudyWishes(partition_shared="gh200_shared", nodes=3)
+
+
+def planned(wishes: StudyWishes = WISHES) -> tuple[Experiment, ...]:
+    whole, shared = choose_nodes(GH200, wishes)
+    hosts = dict.fromkeys((node.name for node in whole), load_host("gh200x4"))
+    return experiments_for(whole, shared, hosts, wishes)
+
+
+def study(wishes: StudyWishes = WISHES) -> Study:
+    whole, shared = choose_nodes(GH200, wishes)
+    return Study("abc123", wishes, whole, shared, "gh200x4", (), planned(wishes))
+
+
+def test_a_gh200_node_of_36_numa_nodes_gets_four_exclusive_jobs() -> None:
+    found = [one for one in planned() if one.mode is Mode.EXCLUSIVE]
+    assert [(one.nodes, one.numa) for one in found] == [
+        ((f"gh{n:02d}",), numa) for n in (1, 2, 3) for numa in range(4)
+    ]
+    assert {one.gpus for one in found} == {4}
+
+
+def test_binding_to_gpu_memory_is_refused_with_the_right_node() -> None:
+    host = load_host("gh200x4")
+    with pytest.raises(UsageError) as refused:
+        nodes_to_bind_to(host, StudyWishes(numa=(0, 12)))
+    assert "node 12 of gh200x4: expected a node with CPUs" in refused.value.message
+    assert "the memory of GPU 0019:01:00.0" in refused.value.message
+    assert str(refused.value.hint).startswith("bind to node 1 (PUs 72-143), that GPU's own")
+    with pytest.raises(UsageError, match="no such node"):
+        nodes_to_bind_to(host, StudyWishes(numa=(99,)))
+    with pytest.raises(UsageError, match="a node without CPUs"):
+        nodes_to_bind_to(host, StudyWishes(numa=(5,)))
+
+
+def test_shared_jobs_run_alone_and_together_one_after_the_other() -> None:
+    of_node = [one for one in planned() if one.nodes == ("gh01",)]
+    assert [one.id for one in of_node] == [
+        "shared-1gpu-gh01-alone", "shared-1gpu-gh01-together",
+        "shared-2gpu-gh01-alone", "shared-2gpu-gh01-together",
+        *(f"exclusive-gh01-numa{numa}" for numa in range(4)),
+    ]  # fmt: skip
+    assert [one.jobs for one in of_node[:4]] == [1, 4, 1, 2]
+    assert [one.cpus for one in of_node[:4]] == [72, 72, 144, 144]
+    for before, one in pairwise(of_node):
+        assert one.after == (before.id,)
+    assert of_node[0].after == ()
+
+
+def test_mig_slices_are_shared_jobs_of_their_own() -> None:
+    shapes = (Shape(1, 4), Shape(1, 4, "gpu:1g.10gb"))
+    found = [one for one in planned(StudyWishes(nodes=1, shapes=shapes)) if one.gres != "gpu"]
+    assert [one.id for one in found] == [
+        "shared-1slice-1g.10gb-gh01-alone", "shared-1slice-1g.10gb-gh01-together",
+    ]  # fmt: skip
+    assert "#SBATCH --gres=gpu:1g.10gb:1" in script_of(found[0], WISHES, "x")
+
+
+def test_nodes_of_both_queues_and_idle_ones_come_first() -> None:
+    nodes = (
+        ClusterNode("a", "whole", True, "idle", 64, 1000, 8),
+        ClusterNode("b", "whole", True, "allocated", 64, 1000, 8),
+        ClusterNode("b", "parts", False, "allocated", 64, 1000, 8),
+        ClusterNode("c", "whole", True, "down", 64, 1000, 8),
+    )
+    wishes = StudyWishes(partition_shared="parts", nodes=2)
+    whole, shared = choose_nodes(nodes, wishes)
+    assert [node.name for node in whole] == ["a", "b"]
+    assert [node.name for node in shared] == ["b"]
+    with pytest.raises(UsageError, match="expected a node of partition whole"):
+        choose_nodes(nodes, StudyWishes(node_list=("z",)))
+    with pytest.raises(UsageError, match="no such partition"):
+        choose_nodes(nodes, StudyWishes(partition_exclusive="gone"))
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        StudyWishes(partition_exclusive="a b"),
+        StudyWishes(account="x\n#SBATCH --uid=0"),
+        StudyWishes(partition_shared="$(id)"),
+        StudyWishes(node_list=("--help",)),
+        StudyWishes(shapes=(Shape(1, 2, "gpu;rm"),)),
+        StudyWishes(shapes=(Shape(0, 2),)),
+        StudyWishes(tests=("stream --force",)),
+        StudyWishes(app=("a",)),
+        StudyWishes(app=("a",), metric="no group"),
+        StudyWishes(nodes=0),
+    ],
+)
+def test_what_must_not_stand_in_a_script_is_refused(wishes: StudyWishes) -> None:
+    with pytest.raises(UsageError):
+        check_wishes(wishes)
+
+
+HOSTILE = StudyWishes(
+    partition_shared="gh200_shared", nodes=3, between_nodes=True, mpi="pmix",
+    app=("./my app", "$(touch pwned)", "it's", "`id`", "a\nb"), metric="(x)",
+    homenode="/srv/with space/homenode", setup="/srv/a'b/setup.sh", account="acc", qos="high",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("one", planned(HOSTILE), ids=lambda one: one.id)
+def test_scripts_pass_bash_and_quote_what_came_from_outside(one: Experiment) -> None:
+    text = script_of(one, HOSTILE, "abc123")
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    assert text.startswith("#!/bin/bash\n# " + one.id)
+    head = text[: text.index("\n\n")]
+    assert f"#SBATCH --job-name=hn-abc123-{one.id}" in head
+    assert "#SBATCH --account=acc" in head
+    if one.mode in (Mode.EXCLUSIVE, Mode.ALONE):
+        # What bash makes of the words is what the user wrote.
+        source = text[text.index("experiment=") : text.index("# shellcheck")]
+        shown = subprocess.run(
+            ["bash", "-c", source + """\nprintf '%s\\0' "${app[@]}" "$homenode" """],
+            capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+        assert tuple(shown.split("\0")[:-1]) == (*HOSTILE.app, HOSTILE.homenode)
+
+
+def test_shellcheck_finds_nothing(tmp_path: Path) -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed")
+    folder = StudyFolder(tmp_path / "study")
+    # Not the hostile words: it asks whether those are meant to stay as they are.
+    made = folder.create(study(replace(HOSTILE, app=("gmx", "mdrun", "-s", "my input.tpr"))))
+    folder.close()
+    kinds = {one.mode: script_name(one) for one in made.experiments}
+    names = [*kinds.values(), "jobs/measure.sh"]
+    subprocess.run(["shellcheck", "-e", "SC1091", *names], cwd=tmp_path / "study", check=True)
+
+
+def test_the_collective_job_goes_round_a_ring_of_its_nodes() -> None:
+    (one,) = [one for one in planned(HOSTILE) if one.mode is Mode.COLLECTIVE]
+    text = script_of(one, HOSTILE, "x")
+    steps = [line for line in text.splitlines() if line.startswith("all_reduce ")]
+    assert [step.split()[-1] for step in steps] == [
+        "gh01", "gh02", "gh03", "gh01,gh02", "gh02,gh03", "gh03,gh01", "gh01,gh02,gh03",
+    ]  # fmt: skip
+    assert "srun --mpi=pmix" in text
+
+
+SINFO = """\
+gpu01|parts|idle|64|512000|gpu:h100:8(S:0-1)
+gpu01|whole*|mixed~|64|512000|gpu:h100:8(S:0,1),nic:2
+cpu01|cpu|idle*|64|256000+|(null)
+mig01|mig|drained|128|1000000|gpu:1g.10gb:7(S:0),gpu:a100:6(S:0-1)
+bad name|p|idle|1|1|gpu:1
+$(id)|p|idle|1|1|gpu:1
+"""
+
+
+def test_nodes_of_sinfo_are_read_and_odd_names_left_out() -> None:
+    nodes = parse_nodes(SINFO)
+    assert [(n.name, n.partition, n.is_default, n.state, n.gpus) for n in nodes] == [
+        ("gpu01", "parts", False, "idle", 8),
+        ("gpu01", "whole", True, "mixed", 8),
+        ("cpu01", "cpu", False, "idle", None),
+        ("mig01", "mig", False, "drained", 13),
+    ]
+    assert parse_nodes(SINFO, "gpu:1g.10gb")[-1].gpus == 7
+
+
+SQUEUE = """\
+12|N/A|RUNNING|hn-abc123-a|gpu01|None
+13|0|COMPLETED|hn-abc123-b|gpu01|None
+13|1|CANCELLED|hn-abc123-b||None
+14|[0-3%2]|PENDING|hn-abc123-c||ReqNodeNotAvail, UnavailableNodes:gpu[02|03]
+15|N/A|NODE_FAIL|hn-abc123-d|gpu03|NodeDown
+16|N/A|OUT_OF_MEMORY|hn-abc123-e|gpu03|OutOfMemory
+not a line
+"""
+
+
+def test_jobs_of_squeue_are_read() -> None:
+    found = [(job.job, job.task, job.state, job.reason) for job in parse_jobs(SQUEUE)]
+    assert found == [
+        ("12", None, JobState.RUNNING, ""),
+        ("13", 0, JobState.COMPLETED, ""),
+        ("13", 1, JobState.CANCELLED, ""),
+        ("14", None, JobState.PENDING, "ReqNodeNotAvail, UnavailableNodes:gpu[02|03]"),
+        ("15", None, JobState.LOST, "NodeDown"),
+        ("16", None, JobState.FAILED, "OutOfMemory"),
+    ]
+
+
+def test_reasons_that_need_somebody_are_told_from_those_that_pass() -> None:
+    assert needs_somebody("Nodes required for job are DOWN, DRAINED or reserved for jobs")
+    assert needs_somebody("JobHeldAdmin")
+    assert not needs_somebody("Priority")
+    assert will_pass("sbatch: error: Unable to contact slurm controller (connect failure)")
+    assert will_pass("Socket timed out on send/recv operation")
+    assert not will_pass("Batch job submission failed: Invalid partition name specified")
+
+
+def queued(job: str, task: int | None, state: JobState, said: str, reason: str = "") -> QueuedJob:
+    return QueuedJob(job, task, state, said, "hn-x", reason)
+
+
+def test_files_count_more_than_what_the_queue_says() -> None:
+    made = study()
+    first, second, third, fourth, *_ = made.experiments
+    jobs = ((first.id, "1"), (second.id, "2"), (third.id, "3"))
+    made = replace(made, jobs=jobs)
+    rows = (
+        queued("1", None, JobState.CANCELLED, "CANCELLED"),
+        queued("2", 0, JobState.RUNNING, "RUNNING"),
+        queued("2", 2, JobState.CANCELLED, "CANCELLED"),
+        queued("2", None, JobState.PENDING, "PENDING", "ReqNodeNotAvail, UnavailableNodes:gh01"),
+    )
+    found = progress_of(made, rows, {(first.id, 0)}, {(third.id, 0): "3"})
+    by_task = {(task.experiment, task.task): task for task in found.tasks}
+    assert by_task[first.id, 0].state is TaskState.DONE
+    assert by_task[second.id, 0].state is TaskState.RUNNING
+    assert by_task[second.id, 1].state is TaskState.PENDING
+    assert by_task[second.id, 2].state is TaskState.CANCELLED
+    lost = by_task[third.id, 0]
+    assert (lost.state, lost.reason) == (TaskState.LOST, "its script ended with exit status 3")
+    assert by_task[fourth.id, 0].state is TaskState.WAITING
+    assert not found.is_blocked
+    assert not found.is_settled
+
+
+def test_a_study_is_blocked_where_all_that_is_left_waits_for_somebody() -> None:
+    made = study(StudyWishes(partition_shared="gh200_shared", shapes=(Shape(1, 1),), numa=(0,)))
+    assert [one.id for one in made.experiments] == [
+        "shared-1gpu-gh01-alone",
+        "exclusive-gh01-numa0",
+    ]
+    jobs = tuple((one.id, str(n)) for n, one in enumerate(made.experiments))
+    made = replace(made, jobs=jobs)
+    drained = queued("0", None, JobState.PENDING, "PENDING", "ReqNodeNotAvail, Unavail")
+    behind = queued("1", None, JobState.PENDING, "PENDING", "Dependency")
+    assert progress_of(made, (drained, behind), (), {}).is_blocked
+    waits = queued("0", None, JobState.PENDING, "PENDING", "Priority")
+    assert not progress_of(made, (waits, behind), (), {}).is_blocked
+
+
+def test_a_job_that_was_submitted_and_not_written_down_is_found_by_its_name() -> None:
+    made = study()
+    one = made.experiments[0]
+    row = QueuedJob("77", None, JobState.PENDING, "PENDING", job_name("abc123", one), "")
+    other = QueuedJob("78", None, JobState.PENDING, "PENDING", "hn-zzz-x", "")
+    assert list(unrecorded(made, (row, other))) == [(one.id, "77")]
+    assert script_name(one) == "jobs/shared-1gpu-gh01-alone.sbatch"
+
+
+def test_a_journal_survives_a_line_that_was_cut_short(tmp_path: Path) -> None:
+    folder = StudyFolder(tmp_path / "study")
+    made = folder.create(study())
+    made = folder.submitted(made, "collective", "4")
+    folder.close()
+    journal = tmp_path / "study" / "study.jsonl"
+    with journal.open("ab") as file:
+        file.write(b'{"submitted": "exclusive-gh01-nu')
+    again = StudyFolder(tmp_path / "study")
+    loaded = again.load()
+    assert loaded == made
+    loaded = again.again(again.submitted(loaded, "collective", "5"), "collective")
+    loaded = again.refused(loaded, "collective", "no")
+    again.close()
+    assert read_journal(tmp_path / "study") == loaded
+    assert (loaded.jobs, loaded.attempts_of("collective")) == ((), 1)
+    script = tmp_path / "study/jobs/exclusive-gh01-numa0.sbatch"
+    assert script.stat().st_mode & stat.S_IXUSR
+
+
+def test_two_commands_on_one_study_are_refused(tmp_path: Path) -> None:
+    first = StudyFolder(tmp_path / "study")
+    first.create(study())
+    second = StudyFolder(tmp_path / "study")
+    with pytest.raises(HostError, match="expected nobody else at this study"):
+        second.load()
+    second.close()
+    first.close()
+    second.load()
+    second.close()
+
+
+def test_a_folder_without_a_journal_or_with_a_strange_one_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="expected a study's journal"):
+        read_journal(tmp_path)
+    (tmp_path / "study.jsonl").write_text('{"format": "something/1"}\n')
+    with pytest.raises(InputError, match="expected homenode-slurm-study/1, found 'something/1'"):
+        read_journal(tmp_path)
+    with pytest.raises(HostError, match="path without %"):
+        StudyFolder(tmp_path / "a%j").create(study())

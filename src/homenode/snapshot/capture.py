@@ -113,7 +113,9 @@ def collect_over_ssh(host: str, timeout_s: float = SSH_TIMEOUT_S) -> MemorySnaps
         )
     except ToolMissingError as error:
         raise ToolMissingError(
-            error.message, hint="apt-get install openssh-client (Fedora: openssh-clients)"
+            error.message,
+            hint="apt-get install openssh-client (Debian, Ubuntu), dnf install openssh-clients "
+            "(Fedora, RHEL)",
         ) from None
     failure = completed.failure()
     if failure is not None:

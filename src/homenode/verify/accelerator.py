@@ -7,13 +7,19 @@ import os
 import tempfile
 from pathlib import Path
 
-from homenode.process import ToolTimeoutError, run
+from homenode.process import ToolTimeoutError, find_program, run
 from homenode.verify.guest_files import cache_folder
 from homenode.verify.initramfs import BEGIN
 from homenode.verify.stand_in_argv import PROGRAM
 
+_OF_RHEL = "/usr/libexec/qemu-kvm"
 _PROBE_S = 15
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def qemu_program() -> str | None:
+    """QEMU by its own name, else where RHEL and its kin have it; None where it is not there."""
+    return next((name for name in (PROGRAM, _OF_RHEL) if find_program(name)), None)
 
 
 def kvm_works(kernel: Path, initramfs: bytes) -> bool:
@@ -42,7 +48,17 @@ def _boots(kernel: Path, initramfs: bytes) -> bool:
         image, console = Path(folder) / "initramfs", Path(folder) / "console"
         image.write_bytes(initramfs)
         argv = (
-            *(PROGRAM, "-machine", "q35", "-accel", "kvm", "-cpu", "host", "-m", "256M"),
+            *(
+                qemu_program() or PROGRAM,
+                "-machine",
+                "q35",
+                "-accel",
+                "kvm",
+                "-cpu",
+                "host",
+                "-m",
+                "256M",
+            ),
             *("-kernel", str(kernel), "-initrd", str(image)),
             *("-append", "console=ttyS0 quiet panic=-1", "-serial", f"file:{console}"),
             *("-serial", "null", "-nodefaults", "-no-user-config", "-no-reboot"),

@@ -13,11 +13,11 @@ from homenode.discover import discover
 from homenode.domain.document import Document
 from homenode.errors import HostError
 from homenode.findings import Finding
-from homenode.process import ToolMissingError, ToolTimeoutError, find_program, run
+from homenode.process import ToolMissingError, ToolTimeoutError, run
 from homenode.snapshot.collector import parse_collected
 from homenode.topology import Host
 from homenode.verify import libvirt_boot
-from homenode.verify.accelerator import kvm_works
+from homenode.verify.accelerator import kvm_works, qemu_program
 from homenode.verify.boot_outcome import came_up, crash, partial, refusal, silence
 from homenode.verify.cpu_choice import choose_cpu
 from homenode.verify.domain_facts import DomainFacts
@@ -33,7 +33,10 @@ COMMAND = "console=ttyS0 quiet panic=-1 mitigations=off nowatchdog no_timer_chec
 _BASE_S = 60
 _PER_VCPU_S = 5
 _LARGEST_REPORT = 64 << 20
-_INSTALL = "apt-get install qemu-system-x86 (libvirt-daemon-system to boot through libvirt)"
+_INSTALL = (
+    "install it: apt-get install qemu-system-x86 (Debian, Ubuntu), dnf install qemu-kvm (Fedora, "
+    "RHEL); libvirt-daemon-system or libvirt-daemon-kvm to boot through libvirt"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +77,14 @@ def boot_stand_in(document: Document, facts: DomainFacts, options: BootOptions) 
     boot guests, each with what to install or to try.
     """
     uri = None if options.connect == "none" else libvirt_boot.answering(options.connect)
-    if find_program(PROGRAM) is None:
+    program = qemu_program()
+    if program is None:
         raise ToolMissingError(f"{PROGRAM}: expected it to be installed, found none on PATH",
                                hint=_INSTALL)  # fmt: skip
     files = find_guest_files(options.kernel)
     image = initramfs(files.busybox)
     kvm = kvm_works(files.kernel, image) and (uri is None or libvirt_boot.offers_kvm(uri))
-    machine = _machine(facts.guest.machine)
+    machine = _machine(program, facts.guest.machine)
     stand_in = stand_in_of(document, facts, choose_cpu(document, kvm=kvm), machine)
     limit_s = options.timeout_s or _BASE_S + _PER_VCPU_S * stand_in.vcpus
     name = f"homenode-verify-{os.getpid()}-{secrets.token_hex(3)}"
@@ -109,7 +113,7 @@ def boot_stand_in(document: Document, facts: DomainFacts, options: BootOptions) 
             if excuse:  # it says nothing of the document; QEMU does
                 refused, uri = (), None
         if uri is None:
-            argv = stand_in_argv(stand_in, name, paths, COMMAND, kvm=kvm)
+            argv = (program, *stand_in_argv(stand_in, name, paths, COMMAND, kvm=kvm)[1:])
             (folder / "argv").write_text("\n".join(argv) + "\n")
             refused = _run_qemu(argv, limit_s, folder, facts.source)
             findings += () if refused else excuse
@@ -134,10 +138,10 @@ def _lay_out(folder: Path, kernel: Path, image: bytes) -> BootFiles:
     return BootFiles(*(str(folder / n) for n in ("kernel", "initramfs", "console", "report")))
 
 
-def _machine(wanted: str | None) -> str:
+def _machine(program: str, wanted: str | None) -> str:
     """The document's machine where this QEMU has it, else the newest of its kind."""
     kind = "q35" if wanted is not None and "q35" in wanted else "pc"
-    listed = run((PROGRAM, "-machine", "help"), 60).stdout.splitlines()
+    listed = run((program, "-machine", "help"), 60).stdout.splitlines()
     known = {line.split()[0] for line in listed[1:] if line.split()}
     return wanted if wanted in known and wanted is not None else kind
 

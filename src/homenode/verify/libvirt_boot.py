@@ -10,6 +10,7 @@ from homenode.domain.copy import copy_domain
 from homenode.domain.document import Document
 from homenode.errors import InputError, ToolError
 from homenode.findings import Finding, Severity
+from homenode.hypervisor.virsh import INSTALL
 from homenode.process import ToolTimeoutError, find_program, run
 from homenode.verify.boot_outcome import refusal, silence
 
@@ -27,8 +28,7 @@ def answering(connect: str | None) -> str | None:
     uri = connect or SYSTEM
     if find_program("virsh") is None:
         if connect is not None:
-            raise ToolError("virsh: expected it to be installed, found none on PATH",
-                            hint="apt-get install libvirt-clients")  # fmt: skip
+            raise ToolError("virsh: expected it to be installed, found none on PATH", hint=INSTALL)
         return None
     try:
         failure = run(("virsh", "-c", uri, "uri"), _ASK_S).failure()

@@ -96,6 +96,15 @@ def test_the_h200_guests_devices_without_a_node_are_found() -> None:
     assert "pin-numa-pci" in (devices.fix or "")
 
 
+@pytest.mark.parametrize(("vcpus", "severity"), [(11, Severity.INFO), (12, None)])
+def test_vcpus_that_cannot_be_divided_leave_devices_far_without_alarm(
+    vcpus: int, severity: Severity | None
+) -> None:
+    xml = planned(domain(vcpus, gpus("hgx-h100", 8), gib=64), "hgx-h100", "pin-numa-pci")
+    found = diagnosed(xml, "hgx-h100")
+    assert {f.severity for f in found} == ({severity} if severity else set())
+
+
 def test_memory_that_numad_binds_counts_as_bound() -> None:
     xml = domain(
         16, gib=64, pins=range(16), cpu=topology(1, 16),

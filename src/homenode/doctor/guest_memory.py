@@ -10,6 +10,7 @@ from homenode.pci import DeviceKind
 from homenode.topology import Host, MemoryKind
 from homenode.verify.domain_facts import DomainFacts
 
+_PULLING = (DeviceKind.GPU, DeviceKind.NIC)
 _FAR_COST = "every transfer crosses the link between the nodes: 411.6 against 88.6 GB/s on GH200"
 
 
@@ -101,16 +102,30 @@ def _far_devices(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     for cell in facts.cells:
         here |= cell.host_nodes
     by_bdf = {device.bdf: device for device in host.pci_devices}
-    for hostdev in facts.guest.hostdevs:
-        device = by_bdf.get(hostdev.source)
-        if device is None or device.kind not in (DeviceKind.GPU, DeviceKind.NIC):
-            continue
-        if device.node is not None and int(device.node) not in _packages_whole(here, host):
+    passed = [by_bdf.get(hostdev.source) for hostdev in facts.guest.hostdevs]
+    pulling = [
+        device
+        for device in passed
+        if device is not None and device.kind in _PULLING and device.node is not None
+    ]
+    homes = {node.package for node in host.nodes if node.index in {d.node for d in pulling}}
+    # Cores that do not divide over the devices' packages have to leave some devices far, and so
+    # has a package without memory.
+    topology = facts.guest.cpu_topology
+    cores = facts.guest.vcpus // (1 if topology is None else topology[3])
+    divides = not homes or cores % len(homes) == 0
+    divides = divides and not any(node.memory_bytes == 0 for node in host.nodes if node.pus)
+    near = _packages_whole(here, host)
+    for device in pulling:
+        if device.node is not None and int(device.node) not in near:
             yield Finding(
-                "device-far", Severity.WARNING, str(device.bdf),
+                "device-far", Severity.WARNING if divides else Severity.INFO, str(device.bdf),
                 f"vCPUs and memory on the device's node {device.node}",
                 f"all of them on nodes {here}", _FAR_COST,
-                "choose a device of these nodes, or homenode plan, which follows the devices",
+                "choose a device of these nodes, or homenode plan, which follows the devices"
+                if divides
+                else f"devices of these nodes; or a number of cores that {len(homes)} divides, "
+                "and memory in each package",
                 facts.source,
             )  # fmt: skip
 

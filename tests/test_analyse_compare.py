@@ -99,6 +99,47 @@ def test_a_difference_of_five_percent_is_found_nineteen_times_in_twenty() -> Non
     assert _rate(-0.05, 400, "memory-latency") >= 0.95
 
 
+def _rates_of_several(effects: Sequence[float], count: int) -> list[float]:
+    """How often each alternative is told from the first; three boots of ten samples each."""
+    layouts = ("default", "pin", "pin-numa", "pin-numa-pci")
+    rng = random.Random(20261121)
+    found = [0] * len(effects)
+    for _ in range(count):
+        runs = [
+            simulated_run(layout, {"memory-bandwidth": ("bytes_per_s", 100e9 * (1 + effect))}, rng)
+            for layout, effect in zip(layouts, effects, strict=True)
+        ]
+        effects_found = compared(*runs).effects
+        told = [one.outcome in (Outcome.BETTER, Outcome.WORSE) for one in effects_found]
+        found = [so_far + now for so_far, now in zip(found, [any(told), *told], strict=True)]
+    return [hits / count for hits in found]
+
+
+def test_of_four_equal_layouts_hardly_any_is_told_from_the_first() -> None:
+    in_any, *each = _rates_of_several((0, 0, 0, 0), 2000)
+    assert in_any <= 0.065
+    assert max(each) <= 0.04
+
+
+def test_the_one_that_is_five_percent_better_is_found_among_four() -> None:
+    _, better, *equal = _rates_of_several((0, 0.05, 0, 0), 1000)
+    assert better >= 0.95
+    assert max(equal) <= 0.065
+
+
+def test_an_alternative_that_varies_more_does_not_lend_its_variance_to_the_others() -> None:
+    rng = random.Random(15)
+    quiet = [simulated_run(layout, TRIAD, rng) for layout in ("pin", "pin-numa")]
+    noisy = simulated_run("default", TRIAD, rng, between=0.3)
+    alone = only(compared(*quiet))
+    beside = [one for one in compared(*quiet, noisy).effects if one.alternative == "pin-numa"]
+    assert (beside[0].low, beside[0].high) == (alone.low, alone.high)
+    third = simulated_run("pin-bound", TRIAD, rng)
+    lent = [one for one in compared(*quiet, third).effects if one.alternative == "pin-numa"]
+    assert lent[0].low is not None
+    assert (lent[0].low, lent[0].high) != (alone.low, alone.high)
+
+
 def test_less_is_better_for_latency_and_more_for_bandwidth() -> None:
     rng = random.Random(1)
     up = only(compared(*pair(rng, 0.2)))

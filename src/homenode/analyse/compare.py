@@ -85,7 +85,14 @@ def _against(
         blocking = dict.fromkeys(doubt.id for doubt in (*doubts, *own) if doubt.blocks)
         labels = (baseline.label, other.label)
         effects.append(
-            _effect(metric, labels, series[key], theirs[key], key in decisive, tuple(blocking))
+            _effect(
+                metric,
+                labels,
+                (series[key], theirs[key]),
+                [one[key] for label, one in made.items() if label not in labels and key in one],
+                key in decisive,
+                tuple(blocking),
+            )
         )
         of_series += own
     doubts += of_series
@@ -119,13 +126,14 @@ def _decisive(keys: Iterable[SeriesKey], objective: Objective | None) -> set[Ser
 def _effect(
     metric: Metric,
     labels: tuple[str, str],
-    first: Series,
-    second: Series,
+    pair: tuple[Series, Series],
+    beside: Sequence[Series],
     primary: bool,
     blocking: tuple[str, ...],
 ) -> Effect:
+    first, second = pair
     key = first.key
-    found: Interval | None = interval(first, second)
+    found: Interval | None = interval(first, second, beside=beside)
     return Effect(
         *(key.metric, key.unit, key.variant, key.size_bytes, key.node, key.peer_node),
         *(key.device, key.peer, key.state, key.worst),

@@ -6,8 +6,9 @@ rates it holds, are in docs/decisions/0003-intervals.md.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from homenode.analyse.student import f_upper_p, t_quantile, two_sided_p
 from homenode.analyse.summary import Series, sample_variance
@@ -16,8 +17,11 @@ CONFIDENCE = 0.95
 LEAST_BOOTS = 2
 """Of each side; with one there is no telling a layout from a boot."""
 
-UNEQUAL_BELOW = 0.2
+UNEQUAL_BELOW = 0.05
 """Variances are taken for unequal where chance explains their ratio less often than this."""
+
+UNEQUAL_BELOW_OF_TWO = 0.15
+"""Likewise of two alternatives alone: so few boots seldom show that one side varies more."""
 
 _LONGEST = 300.0
 """An interval that reaches further than e^300 says nothing anyway."""
@@ -42,17 +46,25 @@ class Interval:
     confidence: float
 
 
-def interval(first: Series, second: Series, confidence: float = CONFIDENCE) -> Interval | None:
-    """The ratio with its interval; None where there are too few boots to give one."""
+def interval(
+    first: Series,
+    second: Series,
+    confidence: float = CONFIDENCE,
+    *,
+    beside: Sequence[Series] = (),
+) -> Interval | None:
+    """The ratio with its interval; None where there are too few boots to give one.
+
+    beside: the same series of the other alternatives. They say nothing of the ratio, but how much
+    boots vary, where they vary alike: with several alternatives three boots of each are enough.
+    """
     if not (first.replicated and second.replicated):
         return None
     if min(len(first.medians), len(second.medians)) < LEAST_BOOTS:
         return None
-    logs = [math.log(median) for median in first.medians]
-    others = [math.log(median) for median in second.medians]
-    difference = math.fsum(others) / len(others) - math.fsum(logs) / len(logs)
-    variances = (_variance(logs, first), _variance(others, second))
-    error, freedom = _standard_error(variances, (len(logs), len(others)))
+    one, other, *_ = _variances([first, second, *_usable(beside)])
+    difference = _mean_log(second) - _mean_log(first)
+    error, freedom = _standard_error((one, other), (len(first.medians), len(second.medians)))
     reach = t_quantile(confidence, freedom) * error
     return Interval(
         math.exp(difference),
@@ -64,31 +76,74 @@ def interval(first: Series, second: Series, confidence: float = CONFIDENCE) -> I
     )
 
 
-def _variance(logs: Sequence[float], series: Series) -> float:
+class _Variance(NamedTuple):
+    """Of an alternative's boots. freedom: degrees of freedom it rests on. pooled: with others."""
+
+    value: float
+    freedom: float
+    pooled: bool
+
+
+def _usable(beside: Iterable[Series]) -> list[Series]:
+    return [one for one in beside if one.replicated and len(one.medians) >= LEAST_BOOTS]
+
+
+def _mean_log(series: Series) -> float:
+    return math.fsum(map(math.log, series.medians)) / len(series.medians)
+
+
+def _own_variance(series: Series) -> float:
     """Variance of the boots' medians, never below what the samples within boots already explain."""
+    logs = [math.log(median) for median in series.medians]
     return max(sample_variance(logs), series.inner_variance, RESOLUTION**2)
 
 
-def _standard_error(variances: tuple[float, float], counts: tuple[int, int]) -> tuple[float, float]:
-    """Standard error of the difference, and its degrees of freedom.
+def _variances(several: Sequence[Series]) -> list[_Variance]:
+    """Each one's variance: one for all that could vary alike, and its own for any that does not.
 
-    Pooled (Student) while the variances could be equal, else apart (Welch): an unpinned guest can
-    vary ten times as much between boots as a pinned one, and pooling would then find differences
-    that are none.
+    An unpinned guest can vary ten times as much between boots as a pinned one, and pooling it would
+    find differences that are none. The one that fits the others least is put apart, until the rest
+    could be equal (F tests, corrected for their number).
     """
+    own = [_Variance(_own_variance(one), len(one.medians) - 1.0, False) for one in several]
+    level = UNEQUAL_BELOW if len(own) > 2 else UNEQUAL_BELOW_OF_TWO
+    alike = list(range(len(own)))
+    while len(alike) > 1:
+        fits = {place: _fit(own[place], [own[i] for i in alike if i != place]) for place in alike}
+        worst = min(alike, key=lambda place: fits[place])
+        if fits[worst] * len(alike) / 2 >= level:
+            break
+        alike = [] if len(alike) == 2 else [place for place in alike if place != worst]
+    together = _pooled([own[place] for place in alike]) if alike else None
+    return [
+        together if together is not None and place in alike else own[place]
+        for place in range(len(own))
+    ]
+
+
+def _pooled(variances: Sequence[_Variance]) -> _Variance:
+    freedom = math.fsum(one.freedom for one in variances)
+    return _Variance(math.fsum(one.value * one.freedom for one in variances) / freedom, freedom,
+                     True)  # fmt: skip
+
+
+def _fit(one: _Variance, others: Sequence[_Variance]) -> float:
+    """How likely variances at least this far apart are by chance."""
+    large, small = sorted((one, _pooled(others)), key=lambda part: -part.value)
+    return min(1.0, 2 * f_upper_p(large.value / small.value, large.freedom, small.freedom))
+
+
+def _standard_error(
+    variances: tuple[_Variance, _Variance], counts: tuple[int, int]
+) -> tuple[float, float]:
+    """Standard error of the difference, and its degrees of freedom: Student's where both sides'
+    variance is the pooled one, else Welch's."""
     (a, b), (m, n) = variances, counts
-    if _could_be_equal(variances, counts):
-        freedom = float(m + n - 2)
-        pooled = ((m - 1) * a + (n - 1) * b) / freedom
-        return math.sqrt(pooled * (1 / m + 1 / n)), freedom
-    apart = a / m + b / n
-    return math.sqrt(apart), apart**2 / ((a / m) ** 2 / (m - 1) + (b / n) ** 2 / (n - 1))
-
-
-def _could_be_equal(variances: tuple[float, float], counts: tuple[int, int]) -> bool:
-    large, small = (0, 1) if variances[0] >= variances[1] else (1, 0)
-    ratio = variances[large] / variances[small]
-    return 2 * f_upper_p(ratio, counts[large] - 1, counts[small] - 1) > UNEQUAL_BELOW
+    if a.pooled and b.pooled:
+        return math.sqrt(a.value * (1 / m + 1 / n)), a.freedom
+    one, other = a.value / m, b.value / n
+    apart = one + other
+    return math.sqrt(apart), apart**2 / (one**2 / a.freedom + other**2 / b.freedom)
 
 
 def holm(ps: Sequence[float]) -> tuple[float, ...]:

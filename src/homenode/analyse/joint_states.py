@@ -3,17 +3,25 @@
 A run names its states by the hand-over latency that it measured, "27 ns", and the next boot says
 "28 ns" of the same place. Names that lie within the span of one class are one state here; two
 states of one run never become one.
+
+A layout decides where vCPUs stand: siblings of one core under one, cores of their own under the
+other. Where each alternative has a place of its own, that place is its `usual` state, and those are
+compared: the difference is the layout's doing.
 """
 
 import re
 import statistics
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from homenode.analyse.alternative import Alternative
 from homenode.bench.placement_states import classes_of, latency_name
 from homenode.results.model import UNSETTLED, Run, Sample
+
+USUAL = "usual"
+USUAL_SHARE = 2 / 3
+"""Of an alternative's samples, at least, that a place must have to be its usual one."""
 
 _NAME = re.compile(r"(\d{1,9}(?:\.\d)?) ns", re.ASCII)
 
@@ -27,28 +35,27 @@ class _Where(NamedTuple):
     peer_node: int | None
 
 
-def with_joint_states(chosen: Sequence[Alternative]) -> tuple[Alternative, ...]:
-    """The alternatives with states named alike over all their runs."""
-    runs = [run for one in chosen for run in one.runs]
-    names = _joint_names(runs)
-    if not names:
-        return tuple(chosen)
-    renamed = iter([_renamed(run, place, names) for place, run in enumerate(runs)])
-    return tuple(replace(one, runs=tuple(next(renamed) for _ in one.runs)) for one in chosen)
+_Names = dict[tuple[int, _Where, str], str]
+"""(place of the run, where, its name) -> the name for all."""
 
 
-def _joint_names(runs: Sequence[Run]) -> dict[tuple[int, _Where, str], str]:
-    """(place of the run, where, its name) -> the name for all."""
+def joint_states(groups: Sequence[Sequence[Run]]) -> tuple[tuple[Run, ...], ...]:
+    """The runs of some alternatives, with states named alike over all of them."""
+    named = _applied(groups, _joint_names([run for group in groups for run in group]))
+    return _applied(named, _usual_names(named))
+
+
+def _joint_names(runs: Sequence[Run]) -> _Names:
     seen: dict[_Where, dict[tuple[int, str], float]] = {}
-    names: dict[tuple[int, _Where, str], str] = {}
+    names: _Names = {}
     for place, run in enumerate(runs):
-        for sample in run.samples:
-            if sample.state is None or sample.state == UNSETTLED:
-                continue
+        for sample in _placed(run):
+            assert sample.state is not None
             matched = _NAME.fullmatch(sample.state)
             if matched is not None:
                 seen.setdefault(_where(sample), {})[place, sample.state] = float(matched[1])
-            elif " ns, " in sample.state:  # like another one by its latency: of this run alone
+            elif " ns, " in sample.state and " of " not in sample.state:
+                # Like another one by its latency, and yet another place: of this run alone.
                 key = (place, _where(sample), sample.state)
                 names[key] = f"{sample.state} of {run.head.name}"
     for where, latencies in seen.items():
@@ -63,12 +70,56 @@ def _joint_names(runs: Sequence[Run]) -> dict[tuple[int, _Where, str], str]:
     return names
 
 
-def _renamed(run: Run, place: int, names: dict[tuple[int, _Where, str], str]) -> Run:
+def _usual_names(groups: Sequence[Sequence[Run]]) -> _Names:
+    counts: dict[_Where, dict[int, Counter[str]]] = {}
+    for number, group in enumerate(groups):
+        for run in group:
+            for sample in _placed(run):
+                assert sample.state is not None
+                of_group = counts.setdefault(_where(sample), {}).setdefault(number, Counter())
+                of_group[sample.state] += 1
+    names: _Names = {}
+    for where, by_group in counts.items():
+        usual = {number: _usual(counter) for number, counter in by_group.items()}
+        if None in usual.values() or len(set(usual.values())) < 2:
+            continue
+        place = 0
+        for number, group in enumerate(groups):
+            for _ in group:
+                state = usual.get(number)
+                if state is not None:
+                    names[place, where, state] = USUAL
+                place += 1
+    return names
+
+
+def _usual(states: Counter[str]) -> str | None:
+    state, count = states.most_common(1)[0]
+    return state if count >= USUAL_SHARE * states.total() else None
+
+
+def _applied(groups: Sequence[Sequence[Run]], names: _Names) -> tuple[tuple[Run, ...], ...]:
+    place = 0
+    applied = []
+    for group in groups:
+        runs = []
+        for run in group:
+            runs.append(_renamed(run, place, names) if names else run)
+            place += 1
+        applied.append(tuple(runs))
+    return tuple(applied)
+
+
+def _renamed(run: Run, place: int, names: _Names) -> Run:
     samples = []
     for sample in run.samples:
         name = None if sample.state is None else names.get((place, _where(sample), sample.state))
         samples.append(sample if name is None else replace(sample, state=name))
     return replace(run, samples=tuple(samples))
+
+
+def _placed(run: Run) -> Iterable[Sample]:
+    return (one for one in run.samples if one.state is not None and one.state != UNSETTLED)
 
 
 def _where(sample: Sample) -> _Where:

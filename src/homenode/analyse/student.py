@@ -74,7 +74,7 @@ def t_quantile(confidence: float, freedom: float) -> float:
     return high
 
 
-def f_upper_p(f: float, freedom1: int, freedom2: int) -> float:
+def f_upper_p(f: float, freedom1: float, freedom2: float) -> float:
     """How likely a ratio of variances of at least f is by chance.
 
     >>> round(f_upper_p(19.0, 2, 2), 6), round(f_upper_p(6.388233, 4, 4), 6)

@@ -10,10 +10,13 @@ from homenode.doctor.expectation import certify, drift
 from homenode.doctor.expectation_file import parse_expectation, render_expectation
 from homenode.domain.document import Document
 from homenode.domain.read import open_domain
-from homenode.errors import InputError
+from homenode.errors import HomenodeError, InputError
 from homenode.findings import Severity
+from homenode.plan.wishes import Wishes
 from homenode.sources import load_host
-from tests.doctor_domains import host
+from homenode.tuning import tune
+from homenode.units import GIB
+from tests.doctor_domains import NAME, domain, gpus, host
 from tests.shared_data import needs_shared, shared
 
 DOMAINS = Path(__file__).parent / "domains"
@@ -48,6 +51,26 @@ def test_no_host_drifts_from_its_own_certificate(name: str) -> None:
     read = parse_expectation(render_expectation(certified), "site.toml")
     assert read == certified
     assert list(drift(read, host(name), 25e9)) == []
+
+
+@pytest.mark.parametrize("name", shipped_hosts())
+@pytest.mark.parametrize("layout", ["pin-numa-pci", "pin-numa-pci-smt"])
+def test_plans_of_our_own_give_no_alarm_on_any_host_in_any_size(name: str, layout: str) -> None:
+    there = host(name)
+    sick = {finding.id for finding in diagnose(there).findings}
+    memory = sum(node.memory_bytes or 0 for node in there.nodes if node.pus) // GIB
+    for count in sorted({0, 1, len(gpus(name, 8))}):
+        for share in (0.1, 0.5, 1.0):
+            xml = domain(
+                max(1, int(len(there.cores) * share)), gpus(name, count),
+                gib=max(1, int(memory * share * 0.8)),
+            )  # fmt: skip
+            try:
+                tuned = tune(xml, NAME, Wishes(layout=layout), there).document
+            except HomenodeError:  # no such plan there
+                continue
+            found = diagnose(there, open_domain(tuned, NAME)).findings
+            assert {f.id for f in found if f.severity is not Severity.INFO} <= sick, (count, share)
 
 
 SICK = {

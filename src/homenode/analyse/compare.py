@@ -35,12 +35,13 @@ def compare(
             f"compare: expected two alternatives or more, found {found}",
             hint="name runs of another layout, runs of one layout one by one, or published:SYSTEM",
         )
-    baseline, *others = with_joint_states(chosen)
+    joined = with_joint_states(chosen)
+    baseline, *others = joined
     if bare and any(run.head.vantage is not Vantage.HOST for run in baseline.runs):
         raise InputError(f"--bare: expected a run on the host itself, found {baseline.label}")
     effects: list[Effect] = []
     doubts: list[Doubt] = []
-    made = known if known is not None else {one.label: series_of(one) for one in chosen}
+    made = known if known is not None else {one.label: series_of(one) for one in joined}
     for other in others:
         those, doubted = _against(baseline, other, made, objective, bare=bare)
         effects += those

@@ -3,7 +3,8 @@
 import re
 from collections.abc import Iterable, Iterator
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -85,25 +86,54 @@ def _few(matrices: tuple[Matrix, ...]) -> tuple[Matrix, ...]:
     return matrices if len(matrices) <= _SHOWN else tuple(m for m in matrices if m.node == first)
 
 
+class _Map:
+    """GPUs by NUMA nodes, [ ] at each GPU's home; shaded, or a list where it does not fit."""
+
+    def __init__(self, matrix: Matrix) -> None:
+        self._matrix = matrix
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = self._shaded()
+        if (
+            Measurement.get(console, options.update(width=10_000), table).maximum
+            > options.max_width
+        ):
+            yield TableOrList(("GPU", *self._heads()), [row for row, _ in self._rows()])
+            return
+        yield table
+
+    def _shaded(self) -> Table:
+        table = Table(box=None, pad_edge=False)
+        table.add_column("GPU", no_wrap=True)
+        for head in self._heads():
+            table.add_column(head, justify="right", no_wrap=True)
+        for (name, *texts), styles in self._rows():
+            table.add_row(name, *map(Text, texts, styles))
+        return table
+
+    def _heads(self) -> list[str]:
+        return [f"node {index} " for index in self._matrix.rows]
+
+    def _rows(self) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+        """Texts of a GPU's row, and the styles of its cells."""
+        matrix = self._matrix
+        values = [value for row in matrix.cells for value in row if value is not None]
+        low, high = min(values), max(values)
+        for number, (column, home) in enumerate(zip(matrix.columns, matrix.homes, strict=True)):
+            cells = [row[number] for row in matrix.cells]
+            texts = [
+                _cell(cell, matrix.metric, is_home=home == row)
+                for cell, row in zip(cells, matrix.rows, strict=True)
+            ]
+            styles = [_shade(cell, low, high, matrix.metric) for cell in cells]
+            yield (printable(_short(column)), *texts), styles
+
+
 def _map(matrix: Matrix) -> RenderableType:
-    """NUMA nodes by GPUs; [ ] marks each GPU's home."""
-    values = [value for row in matrix.cells for value in row if value is not None]
-    low, high = min(values), max(values)
-    table = Table(box=None, pad_edge=False)
-    table.add_column("NUMA node")
-    for column in matrix.columns:
-        table.add_column(_short(column), justify="right", overflow="fold")
-    for index, row in zip(matrix.rows, matrix.cells, strict=True):
-        cells = [
-            Text(_cell(value, matrix.metric, is_home=home == index),
-                 style=_shade(value, low, high, matrix.metric))
-            for value, home in zip(row, matrix.homes, strict=True)
-        ]  # fmt: skip
-        table.add_row(str(index), *cells)
     how = " ([ ] is local, derived from these figures)" if matrix.homes_measured else ""
     how = how or (" ([ ] is local)" if any(h is not None for h in matrix.homes) else "")
     title = f"{matrix.node}: {KNOWN[matrix.metric].title}, {_unit(matrix.metric)}{how}"
-    return Group(Text(printable(title), style="bold"), table)
+    return Group(Text(printable(title), style="bold"), _Map(matrix))
 
 
 def _cell(value: float | None, metric: str, *, is_home: bool) -> str:

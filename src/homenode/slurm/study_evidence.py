@@ -165,7 +165,6 @@ def _by_record(record: JobRecord) -> Held:
     indices = [node.index for node in hardware.nodes]
     distances = hardware.distances or ()
     homes = tuple(_home(gpu.node, pus_of_node) for gpu in record.gpus)
-    memory_only = {gpu.node for gpu in record.gpus if gpu.node is not None} - set(pus_of_node)
     job = record.job
     bound = None
     if show is not None and show.policy == "bind":
@@ -181,7 +180,7 @@ def _by_record(record: JobRecord) -> Held:
         NodeTree(
             pus_of_node,
             None,
-            frozenset(memory_only),
+            frozenset(),
             {
                 (a, b): row[column]
                 for a, row in zip(indices, distances, strict=False)

@@ -56,7 +56,7 @@ def locality_of(job: JobEvidence) -> tuple[Locality, str]:
         return Locality.BOUND, ""
     if job.placement is not None:
         found = job.placement.findings
-        far = [f for f in found if f.id in ("job-gpu-far", "job-memory-far", "job-memory-on-gpu")]
+        far = [f for f in found if f.id in ("job-gpu-far", "job-memory-far")]
         if far:
             return Locality.LOST, f"{far[0].observed}; expected {far[0].expected}"
         unjudged = [f for f in found if f.severity is Severity.INCONCLUSIVE]

@@ -1,0 +1,354 @@
+"""What a study comes to: records of jobs, maps, queues, slow nodes and links, verdicts, power."""
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from homenode.bdf import Bdf
+from homenode.cli.main import main
+from homenode.report.slurm_study_text import slurm_study_text
+from homenode.results.model import Origin, Sample
+from homenode.slurm.held import node_machine
+from homenode.slurm.study import Experiment, Mode
+from homenode.slurm.study_collective import Collective, collective_of
+from homenode.slurm.study_evidence import JobEvidence, evidence_of
+from homenode.slurm.study_figures import Matrix, comparisons, matrices
+from homenode.slurm.study_outliers import slow_in_collective, slow_nodes_and_links
+from homenode.slurm.study_power import power_of
+from homenode.slurm.study_reading import read_sources
+from homenode.slurm.study_record import parse_record
+from homenode.slurm.study_report import StudyReport, study_report
+from homenode.slurm.study_report_json import report_json
+from homenode.slurm.study_verdicts import Locality, Queue, locality_of
+from homenode.sources import load_host
+from tests import sdumont_study
+from tests.sdumont_study import write_study
+
+GPU_NODE = node_machine(load_host(str(Path(__file__).parent / "slurm/gpu-node.toml")))
+
+
+def text_of(report: StudyReport, width: int = 100) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width, color_system=None).print(slurm_study_text(report))
+    return out.getvalue()
+
+
+def of_folder(folder: Path) -> StudyReport:
+    found = read_sources([folder])
+    return study_report("x", found.jobs, found.collective, found.missing, found.gaps)
+
+
+@pytest.fixture
+def gh200(tmp_path: Path) -> Path:
+    write_study(tmp_path / "data/transfer")
+    return tmp_path / "data"
+
+
+def test_the_gh200_studys_files_give_its_table(gh200: Path) -> None:
+    report = of_folder(gh200)
+    by_metric = {one.metric: one for one in report.comparisons}
+    for metric, (local, remote), scale in (
+        ("h2d-bandwidth", sdumont_study.H2D, 1e9),
+        ("d2h-bandwidth", sdumont_study.D2H, 1e9),
+        ("h2d-latency", sdumont_study.LATENCY_NS, 1.0),
+    ):
+        one = by_metric[metric]
+        assert one.local is not None
+        assert one.remote is not None
+        assert (one.local.count, one.remote.count) == (4, 12)
+        assert one.local.mean == pytest.approx(local * scale)
+        assert one.remote.mean == pytest.approx(remote * scale)
+    ratio = by_metric["h2d-bandwidth"].ratio
+    assert ratio is not None
+    assert f"{ratio:.2f}x" == "4.65x"
+    assert report.between_gpus is not None
+    assert report.between_gpus.mean == pytest.approx(sdumont_study.GPU_TO_GPU * 1e9)
+
+
+def test_the_gh200_studys_files_give_its_conclusions(gh200: Path) -> None:
+    report = of_folder(gh200)
+    queues = {one.work: (one.queue, one.measured) for one in report.verdicts}
+    assert queues == {
+        "memory-bound GPU codes": (Queue.EXCLUSIVE, True),
+        "compute-bound GPU codes": (Queue.SHARED, False),
+        "multi-GPU (NVLink)": (Queue.EITHER, True),
+        "development, testing": (Queue.SHARED, False),
+    }
+    shared = [job for job in report.jobs if job.mode is Mode.TOGETHER]
+    assert len(shared) == 6
+    assert {job.locality for job in shared} == {Locality.OPEN}
+    assert shared[0].why == "its memory may lie on nodes 0 1 2 3 4 12 20 28"
+    homes = next(m for m in report.matrices if m.metric == "h2d-bandwidth")
+    assert (homes.homes, homes.homes_measured) == ((0, 1, 2, 3), True)
+
+
+def test_what_homenode_import_made_of_them_gives_the_same_table(
+    gh200: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["homenode", "import", str(gh200), "-o", "runs"])
+    main_until_exit()
+    capsys.readouterr()
+    monkeypatch.setattr("sys.argv", ["homenode", "slurm", "report", "runs", "--json"])
+    main_until_exit()
+    found = json.loads(capsys.readouterr().out)
+    assert found["format"] == "homenode-slurm-report/1"
+    first = found["comparisons"][0]
+    assert first["local"]["mean"] == pytest.approx(411.6e9)
+    assert first["remote"]["mean"] == pytest.approx(88.6e9)
+    assert found["verdicts"][0]["queue"] == "exclusive"
+
+
+def main_until_exit() -> None:
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_text_fits_any_terminal_and_marks_each_gpus_home(gh200: Path, width: int) -> None:
+    text = text_of(of_folder(gh200), width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "[412.0]" in text
+    assert "(not measured)" in " ".join(text.split())
+    assert "4.65x" in text
+
+
+SHARE = "     Nodes=n1 CPU_IDs={ids} Mem=100 GRES=gpu:h100:{count}(IDX:{gpus})\n"
+JOB = (
+    "JobId=7 JobName=hn-x\n   UserId=ada(1000) GroupId=ada(1000) MCS_label=N/A\n"
+    "   JobState=RUNNING Reason=None Dependency=(null)\n"
+    "   SubmitTime=2026-01-01T10:00:00 EligibleTime=2026-01-01T11:00:00\n"
+    "   StartTime=2026-01-01T11:02:05 EndTime=2026-01-01T12:00:00 Deadline=N/A\n"
+    "   NodeList=n1\n   BatchHost=n1\n"
+)
+ALONE = Experiment("shared-6gpu-n1-alone", Mode.ALONE, ("n1",), "parts", 6)
+SHOW = "policy: default\nphyscpubind: 0 1 \ncpubind: 0 \nnodebind: 0 \nmembind: 0 \n"
+
+
+def test_a_job_away_from_its_gpus_by_slurms_word_has_lost_locality() -> None:
+    texts = {"job.txt": JOB + SHARE.format(ids="32-37", count=6, gpus="0-1,4-7")}
+    locality, why = locality_of(evidence_of(ALONE, "a", texts, GPU_NODE))
+    assert locality is Locality.LOST
+    assert "expected CPUs on node 0, where GPUs 0 (0000:11:00.0), 1 (0000:12:00.0) are" in why
+    near = {"job.txt": JOB + SHARE.format(ids="32-37", count=2, gpus="4-5")}
+    assert locality_of(evidence_of(ALONE, "a", near, GPU_NODE))[0] is Locality.KEPT
+    assert locality_of(evidence_of(ALONE, "a", near, None))[0] is Locality.UNKNOWN
+
+
+HARDWARE = (
+    "available: 2 nodes (0-1)\nnode 0 cpus: 0 1\nnode 0 size: 100 MB\nnode 0 free: 90 MB\n"
+    "node 1 cpus: 2 3\nnode 1 size: 100 MB\nnode 1 free: 90 MB\nnode distances:\n"
+    "node   0   1\n  0:  10  21\n  1:  21  10\n"
+)
+PLACE = "gpu 0000:81:00.0 {node} /sys/devices/pci0000:80/0000:80:01.0/0000:81:00.0\n"
+
+
+@pytest.mark.parametrize(
+    ("pus", "mems", "node", "expected"),
+    [
+        ("2-3", "1", 1, Locality.KEPT),
+        ("2-3", "0-1", 1, Locality.OPEN),
+        ("0-1", "0-1", 1, Locality.LOST),
+        ("2-3", "0", 1, Locality.LOST),
+        ("2-3", "1", -1, Locality.UNKNOWN),
+    ],
+)
+def test_what_the_job_saw_itself_counts_before_slurms_word(
+    pus: str, mems: str, node: int, expected: Locality
+) -> None:
+    memory = " ".join(str(n) for n in range(int(mems[0]), int(mems[-1]) + 1))
+    cpus = " ".join(str(n) for n in range(int(pus[0]), int(pus[-1]) + 1))
+    texts = {
+        # Slurm says socket 1 and GPU 4, which would be right.
+        "job.txt": JOB + SHARE.format(ids="32-33", count=1, gpus="4"),
+        "allowed.txt": f"Cpus_allowed_list:\t{pus}\nMems_allowed_list:\t{mems}\n",
+        "numactl-show.txt": f"policy: default\nphyscpubind: {cpus} \ncpubind: 1 \n"
+        f"membind: {memory} \n",
+        "numactl-hardware.txt": HARDWARE,
+        "gpu-places.txt": PLACE.format(node=node),
+    }
+    assert locality_of(evidence_of(ALONE, "a", texts, GPU_NODE))[0] is expected
+
+
+def test_a_record_tells_waits_hours_and_neighbours() -> None:
+    texts = {
+        "job.txt": JOB + SHARE.format(ids="0-3", count=2, gpus="0-1"),
+        "others.txt": "7|4|gres:gpu:2\n9|4|gres:gpu:1\n9|4|gres:gpu:1\n",
+        "started": "1000\n", "ended": "2800\n", "met": "3 of 4\n",
+        "numactl-show.txt": SHOW,
+        "gpu-list.txt": "GPU 0: NVIDIA A100\n  MIG 1g.5gb     Device  0:\n",
+        "nvbandwidth.txt.err": "CUDA error\nexit status 1\n",
+        "nic-places.txt": "mlx5_0 0000:19:00.0 0 /sys/devices/pci0000:17/0000:19:00.0\n"
+        "virtual -1 nonsense\n",
+    }  # fmt: skip
+    record = parse_record(texts, "n1", 1)
+    assert (record.queue_wait_s, record.gpu_hours, record.gpu_count) == (125.0, 1.0, 2)
+    assert (record.others, record.met, record.slices) == (1, "3 of 4", ("1g.5gb",))
+    assert [nic.name for nic in record.nics] == ["mlx5_0"]
+    assert [str(gap) for gap in record.gaps] == ["nvbandwidth.txt: CUDA error; exit status 1"]
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        {},
+        {"job.txt": "slurm_load_jobs error: Invalid job id specified\n"},
+        {"allowed.txt": "Cpus_allowed_list:\t0-x\n", "numactl-show.txt": "nonsense\n"},
+        {"numactl-hardware.txt": "No NUMA support available on this system.\n"},
+        {"gpu-places.txt": "gpu ../../etc 0 /x\n" + "\0" * 50, "started": "x", "ended": "1"},
+        {"nvbandwidth.txt": "nvbandwidth Version: v0.6\nRunning host_to_device_memcpy_ce.\n"},
+        {"times.txt": "host_to_device_memcpy_ce 1.0 x - -\n", "power.csv": "\x1b[31m\n"},
+    ],
+)
+def test_files_that_are_damaged_or_missing_are_gaps(texts: dict[str, str]) -> None:
+    one = evidence_of(ALONE, "a", texts, GPU_NODE)
+    assert one.node == "n1"
+    report = study_report("x", (one,), None, (), one.gaps)
+    assert "a" in text_of(report)
+    json.loads(report_json(report))
+
+
+def test_figures_of_a_stand_in_are_marked_in_every_output() -> None:
+    log = sdumont_study.exclusive(0)
+    texts = {"nvbandwidth.txt": log.replace("nvbandwidth V", "replayed: made up\nnvbandwidth V")}
+    one = evidence_of(replace(ALONE, mode=Mode.EXCLUSIVE, numa=0), "a", texts, None)
+    assert one.run is not None
+    assert one.run.head.origin is Origin.SYNTHESISED
+    report = study_report("x", (one,), None, (), ())
+    assert json.loads(report_json(report))["replayed"] == ["made up"]
+    assert "REPLAYED: made up. GPU figures here say nothing" in text_of(report)
+    real = evidence_of(ALONE, "a", {"nvbandwidth.txt": log}, None)
+    assert real.run is not None
+    assert real.run.head.origin is Origin.IMPORTED
+    assert "REPLAYED" not in text_of(study_report("x", (real,), None, (), ()))
+
+
+def on_nodes(figures: dict[str, list[float]]) -> list[Matrix]:
+    return [
+        Matrix(node, "h2d-bandwidth", (0,), ("a", "b", "c", "d"), (tuple(of),), (0,) * 4, False)
+        for node, of in figures.items()
+    ]
+
+
+def test_the_slow_node_and_the_slow_link_are_named() -> None:
+    of_nodes = {
+        "n1": [50.0, 50.0, 50.0, 50.0],
+        "n2": [50.0, 30.0, 49.0, 50.0],
+        "n3": [40.0, 38.0, 40.0, 46.0],
+        "n4": [51.0, 50.0, 50.0, 50.0],
+    }
+    found = [(one.node, one.what) for one in slow_nodes_and_links(on_nodes(of_nodes))]
+    assert found == [("n2", "the link of b"), ("n3", "the node: 3 of 4 GPUs")]
+    assert slow_nodes_and_links(on_nodes({"n1": [50] * 4, "n2": [10] * 4})) == ()
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected"),
+    [
+        ((190, 95, 190, 190), [("b", "the link between b and c")]),
+        ((190, 90, 95, 190), [("c", "its link to the other nodes")]),
+        ((190, 190, 190, 189), []),
+    ],
+)
+def test_a_ring_tells_a_slow_link_from_a_slow_port(
+    pairs: tuple[float, ...], expected: list[tuple[str, str]]
+) -> None:
+    ring = ("ab", "bc", "cd", "da")
+    named = tuple((pair[0], pair[1], value) for pair, value in zip(ring, pairs, strict=True))
+    alone = tuple((node, 380.0) for node in "abcd")
+    found = slow_in_collective(Collective(alone, named, None, None, ()))
+    assert [(one.node, one.what) for one in found] == expected
+    slow = (("a", 380.0), ("b", 380.0), ("c", 100.0), ("d", 380.0))
+    first = slow_in_collective(Collective(slow, named, None, None, ()))[0]
+    assert (first.node, first.what) == ("c", "the node: all-reduce on it alone")
+
+
+def test_an_all_reduce_that_failed_is_a_gap() -> None:
+    found = collective_of({"node-a.txt": "srun: error\n", "node-a.err": "exit status 1\n"})
+    assert found.nodes == ()
+    assert len(found.gaps) == 2
+
+
+def test_joules_for_each_gb_are_watts_by_bandwidth() -> None:
+    gpu = Bdf.parse("11:00.0")
+    samples = (Sample("h2d-bandwidth", "bytes_per_s", 50e9, device=gpu),)
+    texts = {
+        "times.txt": "host_to_device_memcpy_ce 100.0 110.0 1000000 3001000000\n"
+        "device_local_copy 110.0 120.0 - -\n",
+        "power.csv": "".join(f"{90 + n}.5, 00000000:11:00.0, {100 + n}.0\n" for n in range(25)),
+    }
+    gpus, packages = power_of(texts, samples)
+    assert (gpus.device, gpus.watts, gpus.joules_per_gb) == (gpu, 119.0, 119.0 / 50)
+    assert (packages.device, packages.watts, packages.joules_per_gb) == (None, 300.0, 6.0)
+    wrapped = {"times.txt": "host_to_device_memcpy_ce 100.0 110.0 500 100\n"}
+    assert list(power_of(wrapped, samples)) == []
+
+
+def job(mode: Mode, rate: float, **fields: object) -> JobEvidence:
+    gpu = Bdf.parse("11:00.0")
+    one = JobEvidence(
+        f"{mode}-{rate:g}", mode, "n1", "gpu", 1, None, (0,), (0,),
+        (Sample("h2d-bandwidth", "bytes_per_s", rate, device=gpu, node=0),),
+        homes=((str(gpu), 0),),
+    )  # fmt: skip
+    return replace(one, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("shared", "memory", "expected"),
+    [
+        (50e9, (0,), Queue.EITHER),  # near, bound, as fast
+        (50e9, (0, 1), Queue.EXCLUSIVE),  # nothing holds its memory
+        (40e9, (0,), Queue.EXCLUSIVE),  # slower
+    ],
+)
+def test_shared_jobs_do_for_copies_where_they_are_near_bound_and_as_fast(
+    shared: float, memory: tuple[int, ...], expected: Queue
+) -> None:
+    jobs = (job(Mode.EXCLUSIVE, 50e9), job(Mode.TOGETHER, shared, memory_nodes=memory))
+    report = study_report("x", jobs, None, (), ())
+    assert report.verdicts[0].queue is expected
+
+
+def test_slices_stand_beside_whole_shared_gpus() -> None:
+    jobs = (
+        job(Mode.EXCLUSIVE, 50e9),
+        job(Mode.TOGETHER, 49e9),
+        job(Mode.TOGETHER, 12e9, gres="gpu:1g.10gb"),
+    )
+    (one,) = comparisons(jobs)
+    assert [(name, mean.mean) for name, mean in one.shared] == [("1 GPU, together", 49e9)]
+    assert [(name, mean.mean) for name, mean in one.slices] == [
+        ("slice gpu:1g.10gb, together", 12e9)
+    ]
+    assert "slice gpu:1g.10gb, together" in text_of(study_report("x", jobs, None, (), ()))
+
+
+def test_a_home_is_not_guessed_where_no_node_is_clearly_faster() -> None:
+    jobs = tuple(
+        job(Mode.EXCLUSIVE, rate, homes=(), name=str(node), samples=(
+            Sample("h2d-bandwidth", "bytes_per_s", rate, device=Bdf.parse("11:00.0"), node=node),
+        ))
+        for node, rate in ((0, 50e9), (1, 48e9))
+    )  # fmt: skip
+    (matrix,) = matrices(jobs)
+    assert (matrix.homes, matrix.homes_measured) == ((None,), False)
+    (one,) = comparisons(jobs) or (None,)
+    assert one is None or one.local is None
+
+
+def test_a_folder_without_a_study_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.txt").write_text("nothing\n")
+    monkeypatch.setattr("sys.argv", ["homenode", "slurm", "report", str(tmp_path)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert "expected jobs of a study, found none" in capsys.readouterr().err

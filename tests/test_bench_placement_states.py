@@ -1,6 +1,7 @@
 """Placement states over a whole run: never two in one, and no move overlooked."""
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -8,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homenode.analyse.alternative import alternatives
-from homenode.analyse.joint_states import with_joint_states
+from homenode.analyse.joint_states import USUAL, with_joint_states
 from homenode.analyse.summary import series_of
 from homenode.bench.placement_states import MOST_SPAN, Bracket, classes_of, states_of
 from homenode.bench.probe_figures import probe_figures
 from homenode.plan.layout import PRESETS
 from homenode.results.model import (
+    MOVING,
     UNSETTLED,
     Origin,
     Run,
@@ -129,8 +131,7 @@ def run(name: str, states: list[tuple[str, float]], layout: str = "pin") -> Run:
 
 
 def states_in(runs: list[Run]) -> set[str | None]:
-    joint = with_joint_states(alternatives(runs))
-    return {key.state for one in joint for key in series_of(one)}
+    return {key.state for one in alternatives(runs) for key in series_of(one)}
 
 
 def test_boots_that_saw_one_place_are_one_series() -> None:
@@ -155,3 +156,47 @@ def test_a_place_that_only_its_run_can_name_is_nobody_elses() -> None:
 
 def test_unsettled_samples_are_in_no_series() -> None:
     assert states_in([run("a", [(UNSETTLED, 1e9), ("27 ns", 2e9)])]) == {"27 ns"}
+
+
+def test_layouts_that_stand_elsewhere_are_compared_where_they_usually_are() -> None:
+    """Siblings under one layout, cores under the other: the difference is the layout's doing."""
+    runs = [
+        run("a", [("10 ns", 1e9)] * 9 + [("110 ns", 9e9)], "pin-numa-smt"),
+        run("b", [("27 ns", 2e9)] * 9, "pin-numa"),
+    ]
+    first, second = alternatives(runs)
+    (shared,) = series_of(first).keys() & series_of(second).keys()
+    assert shared.state == USUAL
+    assert series_of(first)[shared].medians == (1e9,), "the other place is not in it"
+    assert {key.state for key in series_of(first)} == {USUAL, "110 ns"}
+    assert states_in([replace(one, samples=()) for one in runs]) == set()
+
+
+def test_a_layout_without_a_usual_place_is_compared_place_by_place() -> None:
+    runs = [
+        run("a", [("27 ns", 1e9)] * 5 + [("110 ns", 2e9)] * 5, "default"),
+        run("b", [("28 ns", 2e9)] * 9, "pin"),
+    ]
+    first, second = alternatives(runs)
+    assert {key.state for key in series_of(first).keys() & series_of(second).keys()} == {"28 ns"}
+
+
+def test_naming_twice_is_naming_once() -> None:
+    runs = [run("a", [("10 ns", 1e9)], "pin-numa-smt"), run("b", [("27 ns", 2e9)], "pin-numa")]
+    once = alternatives(runs)
+    assert with_joint_states(once) == once
+
+
+def test_many_pus_that_are_never_in_one_place_are_moving_and_few_are_not() -> None:
+    rng = random.Random(1)
+
+    def bracket(pus: int) -> Bracket:
+        ends = [tuple(rng.choice((27.0, 110.0)) for _ in range(pus - 1)) for _ in range(2)]
+        return Bracket(f"0-{pus - 1}", *ends)
+
+    assert set(states_of([bracket(32) for _ in range(100)]).labels) == {MOVING}
+    assert MOVING not in states_of([bracket(2) for _ in range(100)]).labels
+    steady = Bracket("0-31", (27.0,) * 31, (27.0,) * 31)
+    mostly = states_of([steady] * 90 + [bracket(32) for _ in range(10)])
+    assert mostly.labels[:90] == ("27 ns",) * 90
+    assert MOVING not in mostly.labels

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from homenode.analyse.joint_states import joint_states
 from homenode.plan.layout import PRESETS
 from homenode.results.model import Run, RunHead, Switches
 from homenode.units import format_bytes
@@ -26,15 +27,19 @@ class Alternative:
 
 
 def alternatives(runs: Iterable[Run]) -> tuple[Alternative, ...]:
-    """Runs by what was chosen, in the order in which they come."""
+    """Runs by what was chosen, in the order in which they come.
+
+    Placement states have the same names over all of them.
+    """
     by_key: dict[_Key, list[Run]] = {}
     for run in runs:
         by_key.setdefault(_key(run.head), []).append(run)
     several_modes = len({key[2] for key in by_key}) > 1
     several_pages = len({key[3] for key in by_key}) > 1
+    joint = joint_states(list(by_key.values()))
     return tuple(
-        Alternative(_label(key, modes=several_modes, pages=several_pages), *key, tuple(grouped))
-        for key, grouped in by_key.items()
+        Alternative(_label(key, modes=several_modes, pages=several_pages), *key, grouped)
+        for key, grouped in zip(by_key, joint, strict=True)
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from homenode.analyse.alternative import Alternative, alternatives
+from homenode.analyse.joint_states import with_joint_states
 from homenode.results.model import Run
 
 
@@ -19,10 +20,10 @@ def alternatives_of(
     if first_alone and arguments:
         (argument, runs), *rest = arguments
         alone = [replace(one, label=f"{argument}: {one.label}") for one in alternatives(runs)]
-        return (*alone, *alternatives_of(rest))
+        return with_joint_states((*alone, *alternatives_of(rest)))
     found = alternatives(run for _, runs in arguments for run in runs)
     if len(found) > 1 or len(arguments) < 2:
         return found
-    return tuple(
-        replace(one, label=argument) for argument, runs in arguments for one in alternatives(runs)
+    return with_joint_states(
+        [replace(one, label=argument) for argument, runs in arguments for one in alternatives(runs)]
     )

@@ -14,10 +14,13 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from homenode.bench.placement_states import classes_of, latency_name
 from homenode.results.model import UNSETTLED, Run, Sample
+
+if TYPE_CHECKING:
+    from homenode.analyse.alternative import Alternative
 
 USUAL = "usual"
 USUAL_SHARE = 2 / 3
@@ -39,9 +42,18 @@ _Names = dict[tuple[int, _Where, str], str]
 """(place of the run, where, its name) -> the name for all."""
 
 
+def with_joint_states(chosen: "Sequence[Alternative]") -> "tuple[Alternative, ...]":
+    """The alternatives with states named alike over all their runs."""
+    joint = joint_states([one.runs for one in chosen])
+    return tuple(replace(one, runs=runs) for one, runs in zip(chosen, joint, strict=True))
+
+
 def joint_states(groups: Sequence[Sequence[Run]]) -> tuple[tuple[Run, ...], ...]:
     """The runs of some alternatives, with states named alike over all of them."""
-    named = _applied(groups, _joint_names([run for group in groups for run in group]))
+    runs = [run for group in groups for run in group]
+    if not any(sample.state is not None for run in runs for sample in run.samples):
+        return tuple(map(tuple, groups))
+    named = _applied(groups, _joint_names(runs))
     return _applied(named, _usual_names(named))
 
 

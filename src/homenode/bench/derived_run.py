@@ -24,6 +24,9 @@ from homenode.gap import Gap
 from homenode.results.model import UNSETTLED, Condition, Origin, Run, Sample
 from homenode.topology import Host
 
+_SHOWN = 6
+"""Placement states that a finding names."""
+
 MARKING = frozenset({"bench-busy", "bench-stolen"})
 """Findings of the preflight that mark the run: its figures are somebody else's too."""
 
@@ -247,11 +250,12 @@ def _busy(record: RunRecord, read: Sequence[_Read], marks: list[str]) -> Iterato
 def _placement(states: States) -> Iterator[Finding]:
     if not states.transitions:
         return
-    names = dict.fromkeys(label for label in states.labels if label != UNSETTLED)
+    names = list(dict.fromkeys(label for label in states.labels if label != UNSETTLED))
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     yield Finding(
         "bench-placement-moves", Severity.WARNING, "vCPUs", "to stay where they are",
         f"{len(states.transitions)} times moved; from core to core it was "
-        f"{', '.join(names) or 'unknown'}",
+        f"{', '.join(names[:_SHOWN]) or 'unknown'}{more}",
         "the same two vCPUs write up to twice as fast in one place as in the other",
         "pin the vCPUs: homenode plan. States are kept apart in comparisons",
         "core-to-core latency before and after each sample",

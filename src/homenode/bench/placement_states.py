@@ -9,14 +9,21 @@ So all brackets of a run are judged together here, by the probe's own rule
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from homenode.results.model import UNSETTLED
+from homenode.results.model import MOVING, UNSETTLED
 
 MOST_SPAN = 1.6
 """No class of latencies spans more than this from its least to its greatest."""
+
+MANY_PAIRS = 8
+"""Pairs of neighbours from which on there are more places than samples."""
+
+LASTING_SHARE = 0.1
+"""Of its team's samples, at least, that a place of many PUs must have to be one."""
 
 Latencies = tuple[float | None, ...]
 _Signature = tuple[int, ...]
@@ -109,7 +116,18 @@ def _states_of_team(brackets: Sequence[Bracket]) -> States:
         signatures.append(after if before == after else None)
     names = _names(brackets, signatures)
     labels = tuple(UNSETTLED if one is None else names[one] for one in signatures)
+    if pairs >= MANY_PAIRS:
+        labels = _moving(labels)
     return States(labels, tuple(transitions))
+
+
+def _moving(labels: tuple[str, ...]) -> tuple[str, ...]:
+    """With all that does not last as one state, where what lasts is the smaller part."""
+    counts = Counter(label for label in labels if label != UNSETTLED)
+    lasting = {label for label, count in counts.items() if count >= LASTING_SHARE * len(labels)}
+    if 2 * sum(counts[label] for label in lasting) >= len(labels):
+        return labels
+    return tuple(label if label in lasting else MOVING for label in labels)
 
 
 def _classes_over_time(brackets: Sequence[Bracket], pairs: int) -> list[list[int | None]]:

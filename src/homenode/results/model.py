@@ -95,6 +95,9 @@ UNKNOWN_SWITCHES = Switches(None, None, None, None, None)
 UNSETTLED = "unsettled"
 """State of a sample during which a PU was moved, or whose place nobody knows: in no series."""
 
+MOVING = "moving"
+"""State of many PUs that are never in one place for long: where they are is their moving."""
+
 
 @dataclass(frozen=True, slots=True)
 class Condition:

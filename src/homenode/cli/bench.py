@@ -12,7 +12,7 @@ import typer
 from homenode.cli.bench_orders import Typed, orders_of
 from homenode.cli.options import JsonOption
 from homenode.cli.terminal import console, note, print_json
-from homenode.errors import HostError, ToolError
+from homenode.errors import HostError, ToolError, UsageError
 from homenode.results.model import Vantage
 
 if TYPE_CHECKING:
@@ -20,10 +20,13 @@ if TYPE_CHECKING:
 
 _OWN = "Your own program"
 _WHERE = "Where"
+_TOOLS = "GPU tools"
 
 
 def bench(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the run: its folder's name.")],
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Of the run: its folder's name.")
+    ] = None,
     results: Annotated[
         Path, typer.Option(metavar="DIR", help="Results folder; the run is DIR/<gpu>/NAME.")
     ] = Path("results"),
@@ -110,6 +113,27 @@ def bench(
     python: Annotated[
         str, typer.Option(metavar="FILE", help="The Python whose PyTorch stands in for GPU tools.")
     ] = "python3",
+    setup: Annotated[
+        bool,
+        typer.Option(
+            "--setup", help="Print how to build them for this GPU.", rich_help_panel=_TOOLS
+        ),
+    ] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="With --setup: build them.", rich_help_panel=_TOOLS)
+    ] = False,
+    remove: Annotated[
+        bool,
+        typer.Option(
+            "--remove", help="With --setup: take back what was built.", rich_help_panel=_TOOLS
+        ),
+    ] = False,
+    prefix: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="With --setup: where to. Default: ~/.local.", rich_help_panel=_TOOLS
+        ),
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Measure a guest that is not as planned; marks the run.")
     ] = False,
@@ -125,6 +149,12 @@ def bench(
     """
     from homenode.findings import are_bad
 
+    if setup or apply or remove or prefix is not None:
+        _set_up(name, prefix, setup=setup, apply=apply, remove=remove)
+        return
+    if name is None:
+        raise UsageError("bench: expected the run's NAME, found none",
+                         hint="or --setup, to build GPU tools")  # fmt: skip
     typed = Typed(
         name, plan, domain_xml, tests, repeat, quick, full, seed, app, metric, lower, nccl_max_msg,
         layout, boot, vantage, pus, nodes, host_kind, arrangement, python, force,
@@ -142,6 +172,18 @@ def bench(
         )
     if are_bad(outcome.findings):
         raise SystemExit(1)
+
+
+def _set_up(
+    name: str | None, prefix: Path | None, *, setup: bool, apply: bool, remove: bool
+) -> None:
+    if not setup or name is not None:
+        raise UsageError(
+            "bench: expected --setup with --apply, --remove and --prefix, and no NAME with it"
+        )
+    from homenode.cli.bench_setup import set_up
+
+    set_up(prefix, apply=apply, remove=remove)
 
 
 def _run(orders: "BenchOrders", results: Path, *, resume: bool, quiet: bool) -> "BenchOutcome":

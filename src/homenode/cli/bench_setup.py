@@ -1,0 +1,102 @@
+"""homenode bench --setup: build pinned GPU tools; a dry run unless --apply is given. [I/O]"""
+
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from homenode.cli.terminal import console, note
+from homenode.errors import HostError, ToolError, UsageError
+
+if TYPE_CHECKING:
+    from homenode.bench.setup_plan import SetupPlan, SetupStep, Vendor
+    from homenode.machine.protocol import Machine
+
+
+def set_up(prefix: Path | None, *, apply: bool, remove: bool) -> None:
+    """Print the commands, run them with `apply`, or take back what they installed.
+
+    Raises UsageError, HostError where no GPU or no tool can be built, ToolError for a step that
+    failed.
+    """
+    chosen = Path.home() / ".local" if prefix is None else prefix.absolute()
+    if apply and remove:
+        raise UsageError("--apply and --remove: expected one of them")
+    if remove:
+        _remove(chosen)
+        return
+    from homenode.bench.setup_run import carry_out
+    from homenode.machine.local import LocalMachine
+
+    machine = LocalMachine()
+    plan = _plan(machine, str(chosen))
+    for name in plan.there:
+        note(f"{name} is installed already")
+    for lack in plan.lacks:
+        note(lack)
+    if not plan.steps:
+        if plan.lacks:
+            raise HostError("bench --setup: nothing can be built",
+                            hint="install what is named above")  # fmt: skip
+        return
+    if not apply:
+        console().print(_script(plan), markup=False, highlight=False, soft_wrap=True)
+        note("nothing was run; --apply runs these commands")
+        return
+    record = carry_out(plan, machine, lambda step: note(_line(step)))
+    for file in record.files:
+        note(f"installed {chosen / file.path}")
+    if str(chosen / "bin") not in os.environ.get("PATH", "").split(":"):
+        note(f"put it on PATH: export PATH={shlex.quote(str(chosen / 'bin'))}:$PATH")
+
+
+def _remove(prefix: Path) -> None:
+    from homenode.bench.setup_run import take_back
+
+    for path in take_back(prefix):
+        note(f"removed {path}")
+
+
+def _plan(machine: "Machine", prefix: str) -> "SetupPlan":
+    from homenode.bench.setup_plan import NEEDED, SOURCES, setup_plan
+
+    vendor, architectures = _gpus(machine)
+    names = NEEDED | {source.program for source in SOURCES}
+    return setup_plan(vendor, architectures, machine.installed(names), prefix)
+
+
+def _gpus(machine: "Machine") -> "tuple[Vendor, tuple[str, ...]]":
+    """Whose GPUs, and what to build for. Raises HostError where no driver tells it."""
+    from homenode.bench.setup_plan import Vendor
+    from homenode.tools import gpu_architectures as tool
+
+    reasons = []
+    for vendor, command, parse in (
+        (Vendor.NVIDIA, tool.NVIDIA_COMMAND, tool.parse_nvidia),
+        (Vendor.AMD, tool.AMD_COMMAND, tool.parse_amd),
+    ):
+        try:
+            return vendor, parse(machine.run(command, 60).stdout_or_raise())
+        except ToolError as error:
+            reasons.append(error.message)
+    raise HostError(
+        "bench --setup: expected a GPU whose driver tells its architecture, found none",
+        hint="; ".join(reasons),
+    )
+
+
+def _script(plan: "SetupPlan") -> str:
+    """The commands as a person can run them one by one."""
+    lines = []
+    tool = ""
+    for step in plan.steps:
+        if step.tool != tool:
+            lines += [f"# {step.tool}"]
+            tool = step.tool
+        lines.append(_line(step))
+    return "\n".join(lines)
+
+
+def _line(step: "SetupStep") -> str:
+    command = shlex.join(step.argv)
+    return command if step.input is None else f"echo {shlex.quote(step.input.strip())} | {command}"

@@ -1,0 +1,51 @@
+"""GPU architectures: what to compile for, as the drivers' own tools tell it.
+
+    nvidia-smi --query-gpu=compute_cap --format=csv,noheader      9.0
+    rocminfo                                                      Name:   gfx942
+
+Seen of nvidia-smi 510 and later (older ones do not know the field), rocminfo of ROCm 5 to 7.
+"""
+
+import re
+
+from homenode.errors import ParseError
+
+NVIDIA_COMMAND = ("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader")
+AMD_COMMAND = ("rocminfo",)
+
+_CAPABILITY = re.compile(r"(\d{1,2})\.(\d)", re.ASCII)
+_GFX = re.compile(r"\s*Name:\s+(gfx[0-9a-f]{3,5})\s*", re.ASCII)
+
+
+def parse_nvidia(text: str) -> tuple[str, ...]:
+    """As CMake names them, each once, ascending.
+
+    >>> parse_nvidia("9.0\\n9.0\\n12.0\\n")
+    ('90', '120')
+
+    Raises ParseError.
+    """
+    found = set()
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        match = _CAPABILITY.fullmatch(line.strip())
+        if match is None:
+            raise ParseError("nvidia-smi", "a compute capability such as 9.0", line, line=number)
+        found.add(int(match[1] + match[2]))
+    if not found:
+        raise ParseError("nvidia-smi", "a compute capability of each GPU", "none")
+    return tuple(str(one) for one in sorted(found))
+
+
+def parse_amd(text: str) -> tuple[str, ...]:
+    """As the compiler names them, each once, in their order. Raises ParseError.
+
+    >>> parse_amd("  Name:                    AMD EPYC\\n  Name:                    gfx942\\n")
+    ('gfx942',)
+    """
+    lines = text.split("\n")
+    found = dict.fromkeys(m[1] for line in lines if (m := _GFX.fullmatch(line)))
+    if not found:
+        raise ParseError("rocminfo", "a line such as 'Name: gfx942'", "none")
+    return tuple(found)

@@ -1,0 +1,208 @@
+"""Building pinned GPU tools: planned, printed, carried out with stand-ins, taken back."""
+
+import hashlib
+import shlex
+import tarfile
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from homenode.bench.setup_plan import (
+    NEEDED,
+    SOURCES,
+    SetupPlan,
+    ToolSource,
+    Vendor,
+    setup_plan,
+)
+from homenode.bench.setup_run import RECORD, carry_out, read_record, take_back
+from homenode.cli.bench import bench
+from homenode.errors import HomenodeError, HostError, InputError, ToolError, UsageError
+from homenode.machine.local import LocalMachine
+from homenode.tools.gpu_architectures import parse_amd, parse_nvidia
+from tests.mutations import MUTATIONS, survives
+
+app = typer.Typer()
+app.command("bench")(bench)
+
+
+def script(folder: Path, name: str, text: str) -> None:
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stand-ins for the network, the compilers and a driver; sha256sum and tar are real."""
+    folder = tmp_path / "tools"
+    archive = tmp_path / "archive.tar.gz"
+    inside = tmp_path / "nvbandwidth-0.8"
+    inside.mkdir()
+    (inside / "CMakeLists.txt").write_text("")
+    with tarfile.open(archive, "w:gz") as made:
+        made.add(inside, "nvbandwidth-0.8")
+    script(folder, "nvidia-smi", "echo 9.0; echo 9.0")
+    script(folder, "nvcc", "exit 0")
+    copy = f'while [ "$1" != --output ]; do shift; done; cp {archive} "$2"'
+    script(folder, "curl", copy)
+    script(
+        folder, "cmake",
+        'if [ "$1" = --build ]; then echo "#!/bin/true" > "$2/nvbandwidth"; else mkdir -p "$4"; fi',
+    )  # fmt: skip
+    script(folder, "c++", "exit 0")
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return folder
+
+
+def source_of(tools: Path) -> ToolSource:
+    """nvbandwidth, with the sum of the stand-in's archive."""
+    (source,) = (one for one in SOURCES if one.name == "nvbandwidth")
+    content = (tools.parent / "archive.tar.gz").read_bytes()
+    changed = {"sha256": hashlib.sha256(content).hexdigest()}
+    return ToolSource(**{f: getattr(source, f) for f in source.__slots__} | changed)
+
+
+def plan_of(tools: Path, prefix: Path) -> SetupPlan:
+    return setup_plan(
+        Vendor.NVIDIA, ("90",), LocalMachine().installed(NEEDED), str(prefix), (source_of(tools),)
+    )
+
+
+def test_every_source_is_pinned() -> None:
+    for source in SOURCES:
+        assert (source.sha256 is None) != (source.commit is None)
+        pin = source.sha256 or source.commit or ""
+        assert len(pin) in (40, 64)
+        assert set(pin) <= set("0123456789abcdef")
+        assert source.url.startswith("https://github.com/")
+
+
+def test_a_plan_builds_for_the_gpus_own_architecture() -> None:
+    plan = setup_plan(Vendor.NVIDIA, ("90", "120"), NEEDED, "/opt/tools")
+    lines = [shlex.join(step.argv) for step in plan.steps]
+    assert any("-DCMAKE_CUDA_ARCHITECTURES=90;120" in line for line in lines)
+    assert any("arch=compute_120,code=sm_120" in line for line in lines)
+    assert plan.installs == ("/opt/tools/bin/nvbandwidth", "/opt/tools/bin/all_reduce_perf")
+    amd = setup_plan(Vendor.AMD, ("gfx942",), NEEDED, "/opt/tools")
+    assert any("-DGPU_TARGETS=gfx942" in shlex.join(step.argv) for step in amd.steps)
+
+
+def test_archives_are_checked_before_they_are_unpacked() -> None:
+    steps = setup_plan(Vendor.NVIDIA, ("90",), NEEDED, "/opt/tools").steps
+    for tool in ("nvbandwidth", "nccl-tests"):
+        words = [step.argv[0] for step in steps if step.tool == tool]
+        assert words.index("sha256sum") < words.index("tar")
+
+
+def test_what_a_build_lacks_is_named_and_what_is_there_is_left() -> None:
+    plan = setup_plan(Vendor.NVIDIA, ("90",), NEEDED - {"nvcc"} | {"nvbandwidth"}, "/opt/tools")
+    assert plan.steps == ()
+    assert plan.there == ("nvbandwidth",)
+    assert plan.lacks == (
+        "nccl-tests: needs nvcc (packages: make g++ libnccl-dev, CUDA in /usr/local/cuda)",
+    )
+
+
+@pytest.mark.parametrize("prefix", ["tools", "/opt/$HOME", "/opt/a b", "/opt/../etc", "/opt/a;b"])
+def test_a_prefix_that_build_systems_take_apart_is_refused(prefix: str) -> None:
+    with pytest.raises(UsageError, match="an absolute path of letters"):
+        setup_plan(Vendor.NVIDIA, ("90",), NEEDED, prefix)
+
+
+def test_a_dry_run_prints_the_commands_and_runs_none(tools: Path, tmp_path: Path) -> None:
+    prefix = tmp_path / "prefix"
+    done = CliRunner().invoke(app, ["--setup", "--prefix", str(prefix)])
+    assert done.exit_code == 0, done.output
+    assert "-DCMAKE_CUDA_ARCHITECTURES=90" in done.stdout
+    assert "| sha256sum --check --strict" in done.stdout
+    assert not prefix.exists()
+
+
+def test_applied_it_installs_records_and_is_taken_back(tools: Path, tmp_path: Path) -> None:
+    prefix = tmp_path / "prefix"
+    plan = plan_of(tools, prefix)
+    told: list[str] = []
+    record = carry_out(plan, LocalMachine(), lambda step: told.append(step.argv[0]))
+    program = prefix / "bin" / "nvbandwidth"
+    assert program.read_text() == "#!/bin/true\n"
+    assert told == [argv[0] for argv in record.commands]
+    assert read_record(prefix) == record
+    carry_out(plan, LocalMachine(), lambda step: None)
+    assert len(read_record(prefix).files) == 1
+    assert take_back(prefix) == (str(program),)
+    assert not program.exists()
+    with pytest.raises(HostError, match="expected the record of a setup"):
+        take_back(prefix)
+
+
+def test_programs_of_others_are_neither_overwritten_nor_removed(
+    tools: Path, tmp_path: Path
+) -> None:
+    prefix = tmp_path / "prefix"
+    program = prefix / "bin" / "nvbandwidth"
+    program.parent.mkdir(parents=True)
+    program.write_text("mine")
+    with pytest.raises(HostError, match="did not put there"):
+        carry_out(plan_of(tools, prefix), LocalMachine(), lambda step: None)
+    program.unlink()
+    carry_out(plan_of(tools, prefix), LocalMachine(), lambda step: None)
+    program.write_text("changed")
+    with pytest.raises(HostError, match="expected it as homenode built it"):
+        take_back(prefix)
+    assert program.read_text() == "changed"
+
+
+def test_an_archive_with_another_sum_is_not_unpacked(tools: Path, tmp_path: Path) -> None:
+    (source,) = (one for one in SOURCES if one.name == "nvbandwidth")
+    prefix = tmp_path / "prefix"
+    plan = setup_plan(
+        Vendor.NVIDIA, ("90",), LocalMachine().installed(NEEDED), str(prefix), (source,)
+    )
+    with pytest.raises(ToolError, match=r"nvbandwidth: .*checksum did NOT match"):
+        carry_out(plan, LocalMachine(), lambda step: None)
+    assert not (prefix / "share/homenode/src/nvbandwidth-0.8").exists()
+    assert read_record(prefix).files == ()
+
+
+@pytest.mark.parametrize("path", ["../../etc/passwd", "/etc/passwd", "bin/..", "share/x", "bin"])
+def test_a_record_that_names_files_elsewhere_is_refused(path: str, tmp_path: Path) -> None:
+    record = tmp_path / RECORD
+    record.parent.mkdir(parents=True)
+    text = '{"format": "homenode.setup/1", "commands": [], "files": [{"path": "%s", "sha256": ""}]}'
+    record.write_text(text % path)
+    with pytest.raises(InputError, match="expected programs below bin"):
+        take_back(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["mine", "--setup"], "no NAME with it"),
+        (["--apply"], "expected --setup"),
+        ([], "expected the run's NAME"),
+        (["--setup", "--apply", "--remove"], "expected one of them"),
+    ],
+)
+def test_setup_stands_alone(words: list[str], says: str) -> None:
+    done = CliRunner().invoke(app, words)
+    assert isinstance(done.exception, HomenodeError)
+    assert says in str(done.exception)
+
+
+def test_without_a_driver_nothing_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(tmp_path / "tools", "nvidia-smi", "echo broken >&2; exit 9")
+    script(tmp_path / "tools", "rocminfo", "exit 1")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'tools'}:/usr/bin:/bin")
+    done = CliRunner().invoke(app, ["--setup"])
+    assert isinstance(done.exception, HostError)
+    assert "exit status 9: broken" in str(done.exception)
+
+
+def test_damaged_answers_of_drivers_give_architectures_or_a_parse_error() -> None:
+    survives(parse_nvidia, "9.0\n9.0\n12.0\n", MUTATIONS)
+    text = "  Name:                    AMD EPYC\n  Name:                    gfx942\n"
+    survives(parse_amd, text, MUTATIONS)

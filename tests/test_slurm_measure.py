@@ -1,0 +1,135 @@
+"""jobs/measure.sh, run as a job would: the files that it leaves, and what is read from them.
+
+Slurm's and NVIDIA's programs are stand-ins of a few lines; everything else is this machine's.
+"""
+
+import os
+import shutil
+import subprocess
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from homenode.slurm.study import Experiment, Mode
+from homenode.slurm.study_evidence import evidence_of
+from homenode.slurm.study_record import parse_record
+
+PCI = Path("/sys/bus/pci/devices")
+JOB = """\
+JobId=5 JobName=hn-x
+   UserId=ada(1000) GroupId=ada(1000) MCS_label=N/A
+   JobState=RUNNING Reason=None Dependency=(null)
+   SubmitTime=2026-01-01T10:00:00 EligibleTime=2026-01-01T10:00:00
+   StartTime=2026-01-01T10:00:07 EndTime=2026-01-01T12:00:00 Deadline=N/A
+   NodeList=n1
+     Nodes=n1 CPU_IDs=0-3 Mem=100 GRES=gpu:h100:1(IDX:0)
+"""
+NVIDIA_SMI = """\
+#!/bin/bash
+case "$*" in
+*power.draw*) while :; do echo "0000{address}, 321.50"; sleep 0.05; done ;;
+*pci.bus_id*) echo "0000{upper}" ;;
+-L) echo "GPU 0: NVIDIA H100 (UUID: GPU-c0ffee)"; echo "  MIG 1g.10gb  Device  0: (UUID: MIG-c0)" ;;
+esac
+"""
+NVBANDWIDTH = """\
+#!/bin/bash
+sleep 0.3
+[ "$3" = host_to_device_memcpy_ce ] || {{ echo "ERROR: not here" >&2; exit 1; }}
+cat <<TEXT
+nvbandwidth Version: v0.6
+
+Device 0: NVIDIA H100 (0000{address})
+
+Running host_to_device_memcpy_ce.
+memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)
+           0
+ 0     50.00
+
+TEXT
+"""
+
+
+def program(folder: Path, name: str, text: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(text)
+    (folder / name).chmod(0o755)
+
+
+def run_job(tmp_path: Path, settings: str, programs: dict[str, str]) -> dict[str, str]:
+    """The files of a job with these settings; it runs in a folder of its own."""
+    study = tmp_path / "study"
+    (study / "jobs").mkdir(parents=True)
+    measure = resources.files("homenode.slurm").joinpath("measure.sh").read_text()
+    (study / "jobs/measure.sh").write_text(measure)
+    for name, text in programs.items():
+        program(tmp_path / "bin", name, text)
+    environment = {
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}:/usr/sbin",
+        "SLURM_JOB_ID": "5", "SLURMD_NODENAME": "n1", "HOME": str(tmp_path),
+    }  # fmt: skip
+    script = f"experiment=x homenode=homenode arrangement=a\n{settings}\n. jobs/measure.sh\n"
+    subprocess.run(["bash", "-c", script], cwd=study, env=environment, check=True, timeout=60)
+    folder = study / "raw/x/task-0/5.0"
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+NOTHING = "together=1 bind=() tests=() app=()"
+SLURM = {"scontrol": f"#!/bin/bash\ncat <<X\n{JOB}X\n", "squeue": "#!/bin/bash\necho '5|4|gpu:1'\n"}
+
+
+def a_pci_function() -> str:
+    found = sorted(PCI.iterdir()) if PCI.is_dir() else []
+    if not found or shutil.which("numactl") is None:
+        pytest.skip("no PCI function, or no numactl")
+    return found[0].name
+
+
+def test_a_job_writes_down_its_gpus_before_it_measures(tmp_path: Path) -> None:
+    address = a_pci_function()
+    values = {"address": address, "upper": address.upper()}
+    programs = {
+        **SLURM,
+        "nvidia-smi": NVIDIA_SMI.format(**values),
+        "nvbandwidth": NVBANDWIDTH.format(**values),
+    }
+    files = run_job(tmp_path, NOTHING, programs)
+    assert "UUID" not in files["gpu-list.txt"]
+    record = parse_record(files, "n1", 1)
+    assert [str(gpu.bdf) for gpu in record.gpus] == [address]
+    assert record.gpus[0].path[-1] == address
+    assert (record.queue_wait_s, record.slices, record.others) == (7.0, ("1g.10gb",), 0)
+    assert record.pus is not None
+    assert len(record.pus) == len(os.sched_getaffinity(0))
+
+    one = evidence_of(Experiment("x", Mode.ALONE, ("n1",), "p", 1), "x", files, None)
+    assert [(s.metric, s.value, str(s.device)) for s in one.samples] == [
+        ("h2d-bandwidth", 50e9, address)
+    ]
+    (power,) = [power for power in one.power if power.device is not None]
+    assert (power.watts, power.joules_per_gb) == (321.5, 6.43)
+    assert any("ERROR: not here" in str(gap) for gap in one.gaps)
+    left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert str(tmp_path) not in left
+
+
+def test_a_node_without_any_tool_still_leaves_a_record(tmp_path: Path) -> None:
+    files = run_job(tmp_path, NOTHING.replace("app=()", "app=(false)"), SLURM)
+    assert {"done", "ended", "exit", "job.txt", "allowed.txt"} <= set(files)
+    gaps = [str(gap) for gap in parse_record(files, "n1", 1).gaps]
+    assert any("nvbandwidth is not on the PATH of n1" in gap for gap in gaps)
+    assert "app.txt: exit status 1" in gaps
+
+
+def test_jobs_wait_for_each_other_before_they_measure(tmp_path: Path) -> None:
+    meeting = tmp_path / "study/raw/x/meeting-5"
+    meeting.mkdir(parents=True)
+    (meeting / "1").touch()
+    files = run_job(tmp_path, NOTHING.replace("together=1", "together=2"), SLURM)
+    assert files["met"] == "2 of 2\n"
+
+
+def test_a_job_whose_company_never_comes_goes_on_and_says_so(tmp_path: Path) -> None:
+    settings = NOTHING.replace("together=1", "together=3") + " meet_seconds=1"
+    assert run_job(tmp_path, settings, SLURM)["met"] == "1 of 3\n"

@@ -11,6 +11,8 @@ from homenode.plan.model import Plan
 from homenode.results.model import UNKNOWN_SWITCHES, Condition, Run, Switches, Vantage
 
 APP_TIMEOUT_S = 3600.0
+MAX_NAME = 120
+"""Letters of a run's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,16 @@ class BenchOutcome:
     run: Run | None
     findings: tuple[Finding, ...]
     gaps: tuple[Gap, ...]
+
+
+def check_name(name: str) -> None:
+    """Raises UsageError for what is no folder's name that results are found under."""
+    sound = 0 < len(name) <= MAX_NAME and name.isprintable() and "/" not in name
+    if not sound or name.startswith("."):
+        raise UsageError(
+            f"NAME: expected a folder's name of 1 to {MAX_NAME} letters that begins with no dot, "
+            f"found {name[:40]!r}"
+        )
 
 
 def restricted_to(orders: BenchOrders) -> CpuSet | None:

@@ -199,7 +199,8 @@ def _locked(descriptor: int) -> bool:
 def _sync_folder(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        with contextlib.suppress(OSError):  # some network file systems cannot
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

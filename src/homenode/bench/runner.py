@@ -16,7 +16,7 @@ from homenode.bench.confinement import allowed_nodes
 from homenode.bench.derived_run import Derived, derived, reading_of, schedule_of
 from homenode.bench.environment import Environment, read_environment
 from homenode.bench.model import BenchTest, Reader
-from homenode.bench.orders import BenchOrders, BenchOutcome, Progress
+from homenode.bench.orders import BenchOrders, BenchOutcome, Progress, check_name
 from homenode.bench.preflight import Looks, preflight
 from homenode.bench.preparation import Prepared, prepared
 from homenode.bench.program_text import program_text
@@ -82,6 +82,7 @@ def run_bench(
     where the folder is not as expected, ToolError where the machine cannot be reached any more:
     what was measured is kept. A guest that is not as planned is an answer: see `folder`.
     """
+    check_name(orders.name)
     if orders.app is not None:
         check_metric(orders.app.metric)
     ready, snapshot = look_over(machine, orders)

@@ -78,9 +78,9 @@ def _of_probe(
     first = str(pus.first())
     seconds = SECONDS[wishes.depth]
     yield _probe(Group.CPU_SINGLE, "throughput", seconds, "--pus", first)
-    yield _probe(Group.CPU_ALL, "throughput", seconds, "--pus", str(pus))
     yield _probe(Group.MEMORY_BANDWIDTH, "bandwidth", seconds, "--pus", str(pus))
     if len(pus) > 1:
+        yield _probe(Group.CPU_ALL, "throughput", seconds, "--pus", str(pus))
         alone = _probe(Group.MEMORY_BANDWIDTH, "bandwidth", seconds, "--pus", first)
         yield replace(_named("stream one thread", alone), variant="one thread")
         yield _named(
@@ -104,7 +104,8 @@ def _of_probe(
         yield _probe(Group.CORE_TO_CORE, "core-to-core", 2 * seconds, "--pus", str(pus))
         yield _probe(Group.PLACEMENT, "placement", seconds, "--pus", str(pus))
     else:
-        left_out += [Gap(g, "one PU alone") for g in (Group.CORE_TO_CORE, Group.PLACEMENT)]
+        several = (Group.CPU_ALL, Group.CORE_TO_CORE, Group.PLACEMENT)
+        left_out += [Gap(group, "one PU alone") for group in several]
     if any(len(core.pus & pus) > 1 for core in host.cores):
         yield _probe(Group.SMT, "smt", seconds, "--pus", str(pus))
     else:

@@ -190,14 +190,22 @@ def _run(orders: "BenchOrders", results: Path, *, resume: bool, quiet: bool) -> 
     from homenode.bench.runner import run_bench
     from homenode.machine.local import LocalMachine
 
-    with _progress(quiet=quiet) as on_progress:
+    begun = resume
+    with _progress(quiet=quiet) as show:
+
+        def on_progress(progress: "Progress") -> None:
+            nonlocal begun
+            begun = True
+            show(progress)
+
         try:
             return run_bench(LocalMachine(), orders, results, on_progress, resume=resume, tell=note)
         except KeyboardInterrupt:
-            note(f"interrupted; what was measured is kept. Go on with: {_resuming()}")
+            if begun:
+                note(f"interrupted; what was measured is kept. Go on with: {_resuming()}")
             raise
         except ToolError as error:
-            if error.hint is None:
+            if error.hint is None and begun:
                 error.hint = f"what was measured is kept. Go on with: {_resuming()}"
             raise
 

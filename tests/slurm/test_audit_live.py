@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from homenode.cli import main, terminal
+from homenode.slurm.answers import ask_jobs, ask_tasks
 from homenode.slurm.flags import MemoryBind, srun_flags
 from homenode.slurm.hooks import hooks
 from homenode.slurm.ranks import RankWishes, bind_ranks
@@ -78,6 +79,19 @@ def test_the_planted_misplacement_is_named(
     assert bad[0]["subject"].startswith(f"job {planted} (")
     assert "GPUs 0 (0000:11:00.0), 1 (0000:12:00.0) are" in bad[0]["expected"]
     assert bad[0]["observed"].endswith("on node 1")
+
+
+def test_processes_of_a_job_are_looked_at(slurm: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
+    job = submit(slurm, "-w", "gpu03", "-n1", "-c2", "--gres=gpu:1")
+    until_runs(slurm, job)
+    (one,) = ask_jobs([job])
+    end = time.monotonic() + 20
+    while not (tasks := ask_tasks(one, "gpu03")):  # the batch shell may not have started yet
+        assert time.monotonic() < end
+    assert all(task.task.startswith("batch.") for task in tasks)
+    assert {task.policy for task in tasks} == {"default"} and tasks[0].memory_nodes
+    slurm.client("scancel", job)
 
 
 def test_both_of_slurms_listings_tell_the_same(slurm: Testbed, planted: str) -> None:

@@ -22,6 +22,8 @@ from homenode.slurm.hooks import SPOOL
 if TYPE_CHECKING:
     from homenode.findings import Findings
     from homenode.slurm.held import Held, NodeMachine
+    from homenode.slurm.job import Job
+    from homenode.slurm.record import TaskRecord
 
 
 def audit(
@@ -49,6 +51,12 @@ def audit(
         Path | None,
         typer.Option("--nodes", metavar="FILE", help="Read `scontrol show node` from here."),
     ] = None,
+    look: Annotated[
+        bool,
+        typer.Option(
+            "--look", help="Also the memory policy of their processes, by a step in each job."
+        ),
+    ] = False,
     records: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Look at jobs that ended, by the hooks' records."),
@@ -72,12 +80,14 @@ def audit(
     if hooks is not None:
         _write_hooks(hooks, spool)
         return
+    if look and (records is not None or jobs_file is not None):
+        raise UsageError("--look: expected without --jobs and --records: it asks jobs that run")
     if records is not None and (jobs_file is not None or nodes_file is not None):
         raise UsageError("--records: expected without --jobs and --nodes, which are of live jobs")
     asked = tuple(jobs or ())
     with working("looking at the jobs"):
         held = (
-            _running(asked, tuple(host or ()), jobs_file, nodes_file)
+            _running(asked, tuple(host or ()), jobs_file, nodes_file, look=look)
             if records is None
             else _recorded(records, asked)
         )
@@ -104,12 +114,18 @@ def _show(found: "Findings", show_all: bool) -> None:
 
 
 def _running(
-    asked: tuple[str, ...], hosts: tuple[str, ...], jobs_file: Path | None, nodes_file: Path | None
+    asked: tuple[str, ...],
+    hosts: tuple[str, ...],
+    jobs_file: Path | None,
+    nodes_file: Path | None,
+    *,
+    look: bool,
 ) -> Iterator["Held"]:
     """What each job that runs has on each of its nodes."""
     from homenode.slurm.answers import ask_jobs, ask_shapes, read_jobs
     from homenode.slurm.held import held_on
     from homenode.slurm.nodes import shown_shapes
+    from homenode.slurm.record import with_tasks
 
     if jobs_file is None:
         jobs = ask_jobs(asked)
@@ -130,7 +146,22 @@ def _running(
         if job.runs:
             for share in job.shares:
                 machine = machines.get(share.node, machines.get(""))
-                yield held_on(job, share, machine, shapes.get(share.node))
+                held = held_on(job, share, machine, shapes.get(share.node))
+                if look and held.gpus:
+                    held = with_tasks(held, _looked_at(job, share.node))
+                yield held
+
+
+def _looked_at(job: "Job", node: str) -> "tuple[TaskRecord, ...]":
+    """The job's processes there; none, with a note, where no step may be started."""
+    from homenode.errors import ToolError
+    from homenode.slurm.answers import ask_tasks
+
+    try:
+        return ask_tasks(job, node)
+    except ToolError as error:
+        note(f"not looked at: job {job.id} on {node}: {error.message}")
+        return ()
 
 
 def _recorded(folder: Path, asked: tuple[str, ...]) -> Iterator["Held"]:

@@ -7,8 +7,9 @@ from pathlib import Path
 from homenode.errors import InputError, ToolError
 from homenode.process import run
 from homenode.slurm.job import Job, is_asked_for
+from homenode.slurm.look import look_command, parse_look
 from homenode.slurm.nodes import NodeShape, shown_shapes
-from homenode.slurm.record import JobRecord, parse_record
+from homenode.slurm.record import JobRecord, TaskRecord, parse_record
 from homenode.slurm.scontrol_job import COMMAND, parse_scontrol_jobs
 from homenode.slurm.squeue_json import parse_squeue_jobs
 
@@ -29,6 +30,11 @@ def ask_jobs(asked: Sequence[str]) -> tuple[Job, ...]:
 def ask_shapes() -> dict[str, NodeShape]:
     """What Slurm takes each of its nodes for. Raises ToolError with Slurm's own reason."""
     return shown_shapes(_answer(("scontrol", "show", "node", "--oneliner")), "scontrol show node")
+
+
+def ask_tasks(job: Job, node: str) -> tuple[TaskRecord, ...]:
+    """The job's processes on a node, by a step in the job. Raises ToolError with Slurm's reason."""
+    return parse_look(_answer(look_command(job.number, node)), f"job {job.id} on {node}")
 
 
 def read_jobs(text: str, source: str, asked: Sequence[str]) -> tuple[Job, ...]:

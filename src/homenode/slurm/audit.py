@@ -32,17 +32,19 @@ def audit(held: Iterable[Held]) -> Findings:
         judged += 1
         nodes.add(one.node)
         far += any(finding.id == "job-gpu-far" for finding in found)
-    checked = [
-        f"{plural(judged, 'place')} of GPU jobs on {plural(len(nodes), 'node')}: "
-        f"{judged - far} near all of their GPUs, {far} not"
-    ]
+    checked = []
+    if judged:
+        checked.append(
+            f"{plural(judged, 'place')} of GPU jobs on {plural(len(nodes), 'node')}: "
+            f"{judged - far} near all of their GPUs, {far} not"
+        )
     if without:
         checked.append(f"{plural(without, 'place')} of jobs without GPUs: not judged")
     if unknown:
         count = sum(map(len, unknown.values()))
         checked.append(f"{plural(count, 'place')} that could not be judged")
         findings += [_unjudged(reason, ones) for reason, ones in unknown.items()]
-    return Findings(tuple(checked), in_order(findings))
+    return Findings(tuple(checked) or ("no job with GPUs",), in_order(findings))
 
 
 def _unjudged(reason: str, held: Sequence[Held]) -> Finding:

@@ -6,7 +6,7 @@ Source: docs/formats/slurm-record.md.
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -119,7 +119,7 @@ def held_of_record(record: JobRecord) -> Held:
         return unknown(f"the record tells no address of GPU {missing[0]}")
     if record.held and not record.tasks:
         return unknown("no task of it was recorded: no TaskProlog, or none had started")
-    return Held(
+    held = Held(
         job=record.job,
         node=record.node,
         name=record.name,
@@ -127,8 +127,29 @@ def held_of_record(record: JobRecord) -> Held:
         pus=CpuSet.from_bits(_union(task.pus for task in record.tasks)) if record.tasks else None,
         gpus=tuple(by_index[index] for index in record.held),
         tree=_tree(record),
-        memory_nodes=_indices(task.memory_nodes for task in record.tasks),
-        bound_nodes=_bound(record.tasks),
+    )
+    return with_tasks(held, record.tasks)
+
+
+def parse_task(values: Sequence[str], source: str, line: int) -> TaskRecord:
+    """The task of the values of a line. Raises ParseError that names the line."""
+    if len(values) != 4:
+        raise ParseError(source, "task STEP.RANK PUS NODES POLICY", " ".join(values), line=line)
+    try:
+        pus, nodes = CpuSet.parse(values[1]), CpuSet.parse(values[2])
+    except ParseError as error:
+        raise ParseError(source, error.expected, error.found, line=line) from None
+    return TaskRecord(values[0], pus, nodes, None if values[3] == "-" else values[3])
+
+
+def with_tasks(held: Held, tasks: Sequence[TaskRecord]) -> Held:
+    """The same with what its tasks say of memory; as it is without any."""
+    if not tasks or held.unknown is not None:
+        return held
+    return replace(
+        held,
+        memory_nodes=_indices(task.memory_nodes for task in tasks),
+        bound_nodes=_bound(tasks),
     )
 
 
@@ -146,15 +167,8 @@ def _read(record: _Open, words: list[str], source: str, line: int) -> None:
         elif key == "gpu" and len(values) == 3:
             node = None if values[2] == "-1" else _node(values[2])
             record.gpus.append(HeldGpu(_small(values[0]), Bdf.parse(values[1]), node))
-        elif key == "task" and len(values) == 4:
-            record.tasks.append(
-                TaskRecord(
-                    values[0],
-                    CpuSet.parse(values[1]),
-                    CpuSet.parse(values[2]),
-                    None if values[3] == "-" else values[3],
-                )
-            )
+        elif key == "task":
+            record.tasks.append(parse_task(values, source, line))
         else:
             raise ParseError(source, "a line of a record", " ".join(words), line=line)
     except ParseError as error:

@@ -68,9 +68,12 @@ def siblings(pins: Sequence[int]) -> tuple[Finding, ...]:
     return diagnosed(domain(4, pins=pins, cpu=topology(1, 2, 2)), DESKTOP)
 
 
-def snp(gib: int) -> tuple[Finding, ...]:
+def snp(gib: int, on: Host | None = None, *, iommufd: bool = False) -> tuple[Finding, ...]:
     launch = "<launchSecurity type='sev-snp'><policy>0x30000</policy></launchSecurity>"
-    return diagnosed(domain(2, BIG[:1], gib=gib, pins=[0, 1], more=launch), H200)
+    xml = domain(2, BIG[:1], gib=gib, pins=[0, 1], more=launch)
+    if iommufd:
+        xml = xml.replace(b"<source><address", b"<driver iommufd='yes'/><source><address")
+    return diagnosed(xml, H200 if on is None else on)
 
 
 def hugepages(size_mib: int) -> str:

@@ -10,6 +10,7 @@ from homenode.pci import DeviceKind
 from homenode.topology import Host
 from tests.doctor_cases import changed, settings
 from tests.doctor_domains import diagnosed, domain, gpus, host, ids, planned
+from tests.doctor_guest_cases import H200, snp
 from tests.doctor_quiet_cases import HGX, ISOLATED, NIC, interrupting, quiet, set_apart
 
 DESKTOP = "rtx4080-i9-14900k"
@@ -98,6 +99,12 @@ def test_interrupts_of_ports_and_on_other_pus_are_nothing() -> None:
     assert "irq-on-isolated" not in ids(quiet(interrupting(apart, NIC, ["0", "1"])))
     # One that may go to many PUs is not bound to the vCPU's.
     assert "irq-on-isolated" not in ids(quiet(interrupting(apart, NIC, ["0-55"])))
+
+
+def test_mappings_are_held_against_the_limit_that_the_host_has() -> None:
+    assert "dma-map-limit" in ids(snp(256))
+    assert "dma-map-limit" not in ids(snp(256, settings(host(H200), dma_entry_limit=1 << 20)))
+    assert "dma-map-limit" not in ids(snp(256, iommufd=True))
 
 
 def test_without_irqbalance_ordinary_pus_may_handle_interrupts() -> None:

@@ -192,7 +192,8 @@ class HostSettings:
     state that is enabled on the lowest PU.
     pus_of_governor, pus_of_idle_latency_us: the online PUs that have each governor, and each
     latency of their deepest enabled idle state; ascending.
-    irqbalance: True where its service runs.
+    irqbalance: True where its service runs. dma_entry_limit: mappings that VFIO allows a VM; None
+    where its module is not loaded.
     """
 
     kernel_release: str | None = None
@@ -210,6 +211,7 @@ class HostSettings:
     pus_of_governor: tuple[tuple[str, CpuSet], ...] | None = None
     pus_of_idle_latency_us: tuple[tuple[int, CpuSet], ...] | None = None
     irqbalance: bool | None = None
+    dma_entry_limit: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

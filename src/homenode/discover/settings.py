@@ -128,6 +128,9 @@ def read_settings(
         ),
         pus_of_idle_latency_us=_pus_of(online, lambda pu: _idle_exit_latency_us(snapshot, pu)),
         irqbalance=True if any(snapshot.list(path) is not None for path in _IRQBALANCE) else None,
+        dma_entry_limit=read_number(
+            snapshot, "/sys/module/vfio_iommu_type1/parameters/dma_entry_limit"
+        ),
         libvirt_version=libvirt,
         qemu_version=qemu,
     )

@@ -131,7 +131,7 @@ def _of_all(group: list[Finding], texts: list[str]) -> str:
 
 def _domain(facts: DomainFacts, document: Document, host: Host) -> list[Finding]:
     found = [*broken_references(document), *pins_alone(facts), *memory_alone(facts)]
-    found += [*devices_alone(facts), *limit_findings(facts, host)]
+    found += [*devices_alone(facts), *limit_findings(facts, document, host)]
     if host.pus:
         found += [*pins_on_host(facts, host), *pin_findings(facts, host)]
         found += topology_findings(facts, document, host)

@@ -7,6 +7,7 @@ vIOMMU); vfio_iommu_type1's dma_entry_limit; QEMU's default of 40 physical addre
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from homenode.domain.document import Document
 from homenode.findings import Finding, Severity
 from homenode.pci import PciDevice
 from homenode.plan.shape.aperture import (
@@ -84,18 +85,31 @@ def describe_limits(needs: Limits, devices: int) -> str:
     )
 
 
-def limit_findings(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+def has_iommufd(document: Document) -> bool:
+    """Whether all PCI devices of the host are opened through iommufd, which counts no mappings."""
+    devices = document.root.child("devices")
+    hostdevs = [
+        element
+        for element in (() if devices is None else devices.all("hostdev"))
+        if element.get("type") == "pci"
+    ]
+    drivers = [element.child("driver") for element in hostdevs]
+    return bool(drivers) and all(d is not None and d.get("iommufd") == "yes" for d in drivers)
+
+
+def limit_findings(facts: DomainFacts, document: Document, host: Host) -> Iterator[Finding]:
     """What will exceed a limit: DMA mappings, address bits, the window for BARs."""
     passed = {hostdev.source for hostdev in facts.guest.hostdevs}
     devices = [device for device in host.pci_devices if device.bdf in passed]
     if not devices:
         return
     needs = limits(facts, devices)
-    if needs.dma_entries > DMA_ENTRY_LIMIT:
+    limit = host.settings.dma_entry_limit or DMA_ENTRY_LIMIT
+    if needs.dma_entries > limit and not has_iommufd(document):
         yield Finding(
             "dma-map-limit", Severity.CRITICAL, f"{facts.guest.launch_security} guest of "
             f"{format_bytes(facts.guest.memory_bytes)}",
-            f"at most {DMA_ENTRY_LIMIT} mappings (vfio_iommu_type1.dma_entry_limit)",
+            f"at most {limit} mappings (vfio_iommu_type1.dma_entry_limit)",
             f"about {needs.dma_entries}: private memory is mapped in pieces of 2 MiB",
             "the start fails, or a device's driver in the guest does",
             f"echo {1 << (needs.dma_entries - 1).bit_length()} > "

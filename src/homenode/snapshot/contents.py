@@ -113,14 +113,13 @@ def _file(path: str, form: Form, why: str, keep: tuple[str, ...] = ()) -> PathRu
     return PathRule(path, Kind.FILE, form, why, keep)
 
 
+def _instead(folder: str, name: str, form: Form, of: str) -> PathRule:
+    why = f"as {of}, of older kernels"
+    return PathRule(f"{folder}/{name}", Kind.FILE, form, why, unless=f"{folder}/{of}")
+
+
 def _mask(folder: str, name: str, instead_of: str) -> PathRule:
-    return PathRule(
-        f"{folder}/{name}",
-        Kind.FILE,
-        Form.MASK,
-        f"as {instead_of}, in older spelling",
-        unless=f"{folder}/{instead_of}",
-    )
+    return _instead(folder, name, Form.MASK, instead_of)
 
 
 def _link(path: str, form: Form, why: str) -> PathRule:
@@ -131,6 +130,8 @@ _SYSTEM = "/sys/devices/system"
 _CPU = f"{_SYSTEM}/cpu/cpu[0-9]*"
 _NODE = f"{_SYSTEM}/node/node[0-9]*"
 _PCI = "/sys/bus/pci/devices/*"
+_IRQ = "/proc/irq/[0-9]*"
+_VFIO = "/sys/module/vfio_iommu_type1/parameters"
 
 BRIDGE_CLASS = "0x0604"
 """How the class of a PCI-to-PCI bridge begins, in its file; every PCIe port is one."""
@@ -260,16 +261,11 @@ PATHS: tuple[PathRule, ...] = (
     _link("/sys/class/pci_bus/*", Form.TO_BUS, "the bus of a root complex"),
     _link("/sys/class/iommu/*", Form.TO_IOMMU, "whether an IOMMU is on"),
     *_files("/sys/kernel/iommu_groups/*", Form.WORD, "type", "translated, or passed through"),
+    _file(f"{_VFIO}/dma_entry_limit", Form.NUMBER, "how many mappings a VM's devices may have"),
     # Interrupts
     _file(f"{_PCI}/msi_irqs/[0-9]*", Form.WORD, "the numbers of a function's interrupts"),
-    _file("/proc/irq/[0-9]*/effective_affinity_list", Form.LIST, "the PUs that handle them"),
-    PathRule(
-        "/proc/irq/[0-9]*/smp_affinity_list",
-        Kind.FILE,
-        Form.LIST,
-        "as effective_affinity_list, on kernels without it",
-        unless="/proc/irq/[0-9]*/effective_affinity_list",
-    ),
+    _file(f"{_IRQ}/effective_affinity_list", Form.LIST, "the PUs that handle them"),
+    _instead(_IRQ, "smp_affinity_list", Form.LIST, "effective_affinity_list"),
     *(
         PathRule(f"/sys/fs/cgroup/{way}", Kind.FOLDER, Form.NAME, "whether irqbalance runs")
         for way in ("system.slice/irqbalance.service", "systemd/system.slice/irqbalance.service")

@@ -125,6 +125,13 @@ def test_without_a_host_a_plan_for_another_machine_is_held_against_none(files: F
             "expected",
         ),
         (("@document", "--host", SMALL, "--boot", "--kernel", "/nowhere"), 3, "expected"),
+        (
+            ("@document", "--host", SMALL, "--keep", "d", "--timeout", "9"),
+            2,
+            "--timeout, --keep: expected --boot beside it",
+        ),
+        (("@document", "--host", SMALL, "--connect", "qemu:///system"), 2, "--connect: expected"),
+        (("--live", "vm", "--svg", "a.svg"), 2, "--svg: expected --boot or --guest"),
     ],
 )
 def test_what_cannot_be_done_is_said(

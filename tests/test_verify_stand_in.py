@@ -1,6 +1,7 @@
 """A stand-in has the vCPUs, cells and PCIe tree of its document, and nothing that needs a host."""
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,20 +14,24 @@ from homenode.domain.read import open_domain
 from homenode.domain.schema import validate
 from homenode.errors import HostError
 from homenode.findings import Finding, Severity
+from homenode.pci import DeviceKind
 from homenode.plan.guest import GuestAddress
 from homenode.plan.layout import PRESETS
 from homenode.units import MIB
 from homenode.verify.boot_outcome import refusal
 from homenode.verify.cpu_choice import SUBSTITUTE, CpuChoice, choose_cpu
 from homenode.verify.domain_facts import domain_facts
-from homenode.verify.guest_view import not_in_stand_in
+from homenode.verify.expectation import expectation_of_document
+from homenode.verify.guest_files import find_guest_files
+from homenode.verify.guest_view import as_passed_through, not_in_stand_in
 from homenode.verify.initramfs import initramfs, is_static
 from homenode.verify.libvirt_boot import daemons_own_trouble
 from homenode.verify.stand_in import MOST_BYTES, StandIn, stand_in_of
 from homenode.verify.stand_in_argv import stand_in_argv
 from homenode.verify.stand_in_xml import BootFiles, stand_in_xml
 from tests.domain_corpus import NAMES, sample
-from tests.verify_documents import DEVICES, PLAIN, changed, tuned
+from tests.verify_documents import DEVICES, PLAIN, changed, small_host, tuned
+from tests.verify_guests import guest_host
 
 FILES = BootFiles("/k, & <kernel>", "/i", "/console", "/report")
 SKYLAKE = CpuChoice("custom", SUBSTITUTE, (), None, None)
@@ -96,6 +101,33 @@ def test_what_the_stand_in_leaves_out_is_inconclusive_by_name() -> None:
     ]  # fmt: skip
     assert {finding.severity for finding in found} == {Severity.INCONCLUSIVE}
     assert not list(not_in_stand_in(stand_in(tuned("pin-numa-pci").document), "vm.xml"))
+
+
+def test_the_picture_of_a_stand_in_shows_each_device_where_the_guest_has_it() -> None:
+    tuning = tuned("pin-numa-pci")
+    made = stand_in(tuning.document)
+    expected = expectation_of_document(domain_facts(document(tuning.document)))
+    guest = guest_host(nodes=(1, 0))
+    bare = replace(
+        guest,
+        pci_devices=tuple(
+            device if device.bridge else replace(device, kind=DeviceKind.OTHER, name=None)
+            for device in guest.pci_devices
+        ),
+    )
+    shown = as_passed_through(bare, expected, made, small_host())
+    told = [(d.kind, d.name, d.node) for d in shown.pci_devices if d.kind is DeviceKind.GPU]
+    assert told == [
+        (DeviceKind.GPU, f"stands in for {DEVICES[0]}", 1),
+        (DeviceKind.GPU, f"stands in for {DEVICES[1]}", 0),
+    ]
+    assert as_passed_through(bare, expected, made, None) == bare
+
+
+def test_a_file_that_is_no_kernel_is_refused_before_anything_boots(tmp_path: Path) -> None:
+    (tmp_path / "vmlinuz").write_bytes(b"#!/bin/sh\n" * 100)
+    with pytest.raises(HostError, match="expected a Linux kernel, found something else"):
+        find_guest_files(tmp_path / "vmlinuz")
 
 
 @pytest.mark.parametrize("layout", PRESETS)

@@ -83,6 +83,9 @@ def verify(
     The document is held against itself, the host and the plan: also what libvirt takes in silence.
     No domain of yours is started or changed.
     """
+    _refuse_idle(
+        boot=boot, live=live, connect=connect, kernel=kernel, timeout=timeout, keep=keep, svg=svg
+    )
     if live is not None:
         if document is not None or boot or guest is not None or host is not None:
             raise UsageError(
@@ -107,6 +110,27 @@ def verify(
         _draw(verified, svg)
     if are_bad(verified.findings.findings):
         raise SystemExit(1)
+
+
+def _refuse_idle(
+    *,
+    boot: bool,
+    live: str | None,
+    connect: str | None,
+    kernel: Path | None,
+    timeout: float | None,
+    keep: Path | None,
+    svg: Path | None,
+) -> None:
+    """Options that would do nothing: whoever gives one expects what did not happen."""
+    of_boot = {"--kernel": kernel, "--timeout": timeout, "--keep": keep}
+    idle = [] if boot else [option for option, value in of_boot.items() if value is not None]
+    if connect is not None and not boot and live is None:
+        idle.append("--connect")
+    if idle:
+        raise UsageError(f"{', '.join(idle)}: expected --boot beside it, found none")
+    if svg is not None and live is not None:
+        raise UsageError("--svg: expected --boot or --guest beside it, found --live")
 
 
 def _print(verified: "Verified", *, as_json: bool) -> None:

@@ -42,6 +42,8 @@ def find_guest_files(kernel: Path | None = None) -> GuestFiles:
     found = _readable(kernel) if kernel is not None else _kernel_here()
     if kernel is not None and found is None:
         raise HostError(f"{kernel}: expected a kernel that can be read, found none", hint=_HINT)
+    if found is not None and kernel is not None and not _is_kernel(found):
+        raise HostError(f"{kernel}: expected a Linux kernel, found something else", hint=_HINT)
     found = found or _fetched("vmlinuz", _KERNEL_PACKAGES, "./boot/vmlinuz-*", "boot/vmlinuz-*")
     if found is None:
         raise HostError(
@@ -64,6 +66,13 @@ def _readable(path: Path) -> Path | None:
             return path if file.read(1) else None
     except OSError:
         return None
+
+
+def _is_kernel(path: Path) -> bool:
+    """True for a bzImage or an ELF. Source: Documentation/arch/x86/boot.rst, offset 0x202."""
+    with path.open("rb") as file:
+        head = file.read(0x206)
+    return head[0x202:0x206] == b"HdrS" or head[:4] == b"\x7fELF"
 
 
 def _kernel_here() -> Path | None:

@@ -3,15 +3,17 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
+from homenode.pci import PciDevice
 from homenode.topology import Host
 from homenode.units import MIB, format_bytes
 from homenode.verify.checks import Check, Tolerance, check, compare
 from homenode.verify.device_checks import compare_devices
 from homenode.verify.domain_facts import DomainFacts
 from homenode.verify.expectation import Expectation, ExpectedCell, without_vcpus
-from homenode.verify.guest_path import path_of_address
+from homenode.verify.guest_path import path_of_address, paths_of_guest
 from homenode.verify.observation import Observation, observation_of
 from homenode.verify.stand_in import StandIn
 
@@ -75,6 +77,29 @@ def not_in_stand_in(stand_in: StandIn, source: str) -> Iterator[Finding]:
             "left out", None, "look at the real guest: homenode verify VM.xml --guest ssh:HOST",
             source,
         )  # fmt: skip
+
+
+def as_passed_through(
+    guest: Host, expected: Expectation, stand_in: StandIn, host: Host | None
+) -> Host:
+    """The stand-in's host with the devices that are stood in for by their own kind and name, for
+    people to see where each came to be. The same where the real host is not known."""
+    paths = paths_of_guest(guest)
+    shown: dict[Bdf, PciDevice] = {}
+    for device in of_stand_in(expected, stand_in).devices:
+        there = None if device.path is None else paths.get(device.path)
+        real = None if host is None else host.device(device.bdf)
+        if there is not None and real is not None:
+            shown[there] = real
+    return replace(
+        guest,
+        pci_devices=tuple(
+            device
+            if (real := shown.get(device.bdf)) is None
+            else replace(device, kind=real.kind, name=f"stands in for {real.bdf}", link=None)
+            for device in guest.pci_devices
+        ),
+    )
 
 
 def of_stand_in(expected: Expectation, stand_in: StandIn) -> Expectation:

@@ -25,6 +25,7 @@ from homenode.verify.expectation import (
 )
 from homenode.verify.guest_view import (
     GuestView,
+    as_passed_through,
     not_in_stand_in,
     view_of_guest,
     view_of_stand_in,
@@ -89,8 +90,8 @@ def verify(wanted: Wanted, tell: Tell) -> Verified:
         checked.append(f"stand-in guest, {booted.how}: {booted.seconds:.1f} s")
         found += not_in_stand_in(booted.stand_in, document.source)
         if booted.guest is not None:
-            guests.append(booted.guest)
             expected = _expected(plan, facts, host)
+            guests.append(as_passed_through(booted.guest, expected, booted.stand_in, host))
             views.append(view_of_stand_in(expected, booted.stand_in, booted.guest))
     if wanted.guest is not None:
         guest = load_guest(wanted.guest)
@@ -175,8 +176,12 @@ def _bytes(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             content = file.read(_MOST_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: expected a file that can be read, found: {error}") from None
+    except OSError as error:
+        raise InputError(
+            f"{path}: expected a file that can be read, found: {error.strerror}"
+        ) from None
+    except ValueError as error:  # a zero byte in the name
+        raise InputError(f"{str(path)!r}: expected the name of a file, found: {error}") from None
     if len(content) > _MOST_BYTES:
         raise InputError(f"{path}: expected at most 64 MiB, found more")
     return content

@@ -42,25 +42,30 @@ def test_each_vcpu_runs_where_it_was_planned(booted: Booted, name: str) -> None:
     assert pus(report["threads"]["qemu-system-x86"]) <= emulator
 
 
-@pytest.mark.parametrize("name", ["first", "second"])
+@pytest.mark.parametrize(("name", "page_kib"), [("first", 4), ("second", 2048)])
 def test_every_page_of_every_cell_is_on_the_planned_node_on_both_nodes(
-    booted: Booted, name: str
+    booted: Booted, name: str, page_kib: int
 ) -> None:
     report = reported(booted, name)
     cells = report["plan"]["cells"]
     assert sorted(cell["host_nodes"] for cell in cells) == [[0], [1]]
     wanted = {
-        (f"bind:{cell['host_nodes'][0]}", str(cell["host_nodes"][0]), cell["memory_bytes"] // 4096)
+        (f"bind:{cell['host_nodes'][0]}", page_kib, cell["host_nodes"][0], cell["memory_bytes"])
         for cell in cells
     }
     found = {
-        (policy, node, pages)
-        for policy, by_node in report["memory"]
+        (policy, size_kib, int(node), pages * size_kib * 1024)
+        for policy, size_kib, by_node in report["memory"]
         for node, pages in by_node.items()
-        if pages > 256
+        if pages * size_kib > 1024
     }
-    assert wanted <= found
-    assert {(policy, node) for policy, node, _ in found} == {(p, n) for p, n, _ in wanted}
+    assert found == wanted
+
+
+def test_verify_live_says_where_the_memory_is(booted: Booted) -> None:
+    for name in ("first", "second"):
+        checked = reported(booted, f"{name}.PLAN")["checked"]
+        assert "memory of cell 1 (node 1): 32 MiB on node 1" in checked
 
 
 def test_two_vms_share_no_core(booted: Booted) -> None:

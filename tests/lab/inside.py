@@ -96,16 +96,18 @@ def threads(pid: str) -> dict[str, str]:
     return found
 
 
-def bound_memory(pid: str) -> list[tuple[str, dict[str, int]]]:
-    """(policy, pages by node) of every mapping with a policy of its own, read without homenode."""
+def bound_memory(pid: str) -> list[tuple[str, int, dict[str, int]]]:
+    """(policy, KiB of a page, pages by node) of every mapping with a policy of its own, read
+    without homenode."""
     found = []
     for line in Path(f"/proc/{pid}/numa_maps").read_text().splitlines():
         words = line.split()
         if words[1].startswith("bind"):
             counts = (word[1:].split("=") for word in words if word[:1] == "N")
             pages = {node: int(count) for node, count in counts}
+            size = next(word for word in words if word.startswith("kernelpagesize_kB="))
             if pages:
-                found.append((words[1], pages))
+                found.append((words[1], int(size.split("=")[1]), pages))
     return found
 
 

@@ -59,7 +59,11 @@ def main() -> None:
     step("libvirtd")
     spread = ("--layout", "pin-numa", "--policy", "spread")
     place("first", 4, *spread, "--emulator", "share")
-    place("second", 2, *spread)
+    # The second one on huge pages, 16 of each node: its cells have 32 MiB.
+    for node in (0, 1):
+        pool = Path(f"/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB")
+        (pool / "nr_hugepages").write_text("16")
+    place("second", 2, *spread, "--page-size", "2MiB")
     # What is wrong must be found as well: another VM's vCPU comes onto the first one's cores.
     virsh("vcpupin", "second", "0", "0-7", "--live")
     say("moved", json.dumps(verified("first")))

@@ -1,0 +1,69 @@
+"""Runs inside a virtual host with an IOMMU: the doctor on real sysfs, config space and VFIO."""
+
+import contextlib
+import io
+import json
+import subprocess
+from pathlib import Path
+
+from tests.lab.inside import run_and_report, say, step
+
+DEVICES = Path("/sys/bus/pci/devices")
+
+
+def outcome(*words: str) -> tuple[int, str]:
+    """Exit code and output of a command, in this process; of an error its message."""
+    from homenode.cli.main import app
+    from homenode.errors import HomenodeError
+
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        try:
+            code = app(list(words), standalone_mode=False)
+        except HomenodeError as error:
+            return error.exit_code, str(error)
+    return code if isinstance(code, int) else 0, output.getvalue()
+
+
+def retrain(name: str, *words: str) -> None:
+    say(name, json.dumps(outcome("doctor", "retrain", *words)))
+    step(name)
+
+
+def give_to_vfio(bdf: str) -> None:
+    (DEVICES / bdf / "driver_override").write_text("vfio-pci")
+    Path("/sys/bus/pci/drivers_probe").write_text(bdf)
+
+
+def main() -> None:
+    subprocess.run(["modprobe", "vfio-pci"], check=True)
+    host = json.loads(outcome("show", "--json")[1])
+    devices = {device["bdf"]: device for device in host["pci_devices"]}
+    nic = next(d for d in host["pci_devices"] if d["kind"] == "nic" and d["parent"])
+    bdf, port = nic["bdf"], nic["parent"]
+    say("devices", json.dumps([devices[port], nic]))
+    before = (DEVICES / port / "config").read_bytes().hex()
+    give_to_vfio(bdf)
+    retrain("planned", bdf)
+    retrain("applied", bdf, "--apply")
+    retrain("above", bdf, "--target", "6", "--apply")
+    guest = subprocess.Popen(
+        ["qemu-system-x86_64", "-machine", "q35", "-m", "64", "-S", "-nodefaults", "-display",
+         "none", "-device", f"vfio-pci,host={bdf}", "-qmp", "stdio"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert guest.stdin is not None and guest.stdout is not None
+    guest.stdout.readline()  # its greeting: the machine is made, and so is the device
+    retrain("held", bdf, "--apply")
+    guest.kill()
+    guest.wait()
+    retrain("released", bdf)
+    say("config", json.dumps([before, (DEVICES / port / "config").read_bytes().hex()]))
+    say("doctor", json.dumps(outcome("doctor", "--json")))
+    step("doctor")
+    outcome("expect", "-o", "/tmp/site.toml")
+    say("expected", json.dumps(outcome("doctor", "--expect", "/tmp/site.toml", "--json")))
+    step("expect")
+
+
+run_and_report(main)

@@ -133,6 +133,19 @@ def test_siblings_side_by_side_are_seen_as_pus_too() -> None:
     assert ids(found) == ["gres-cores-are-pus"]
 
 
+def test_some_of_the_right_cores_are_near_all_the_same() -> None:
+    host = machine(TESTBED)
+    gres = right_gres(host).replace("Cores=0-15", "Cores=0-7")
+    found = checked(gres, host, "2x16x2")
+    assert ids(found) == [] and ids(found, info=True).count("gres-cores-wrong") == 4
+    assert found.gres == gres
+
+
+def test_a_machine_without_gpus_cannot_stand_for_their_nodes() -> None:
+    with pytest.raises(InputError, match="expected a machine with GPUs"):
+        checked("Name=gpu File=/dev/nvidia0\n", load_host("xeon-2p-cpus"), "2x56x2", 1)
+
+
 def test_a_line_over_two_sockets_is_split() -> None:
     host = machine(TESTBED)
     gres = "# ours\nName=gpu Type=t File=/dev/nvidia[0-7] \\\n Cores=0-15\n"

@@ -82,13 +82,15 @@ def rank(tmp_path: Path) -> Rank:
     one.gpu("0009:80:00.0", 1, "4-7")
     one.tool(
         "nvidia-smi",
+        'case "$1" in -L) printf "GPU 0: H100 (UUID: GPU-aa)\\nGPU 1: H100 (UUID: GPU-ab)\\n'
+        '  MIG 1g.10gb Device 0: (UUID: MIG-12-34)\\n";; esac\n'
         'case "$4" in 0) echo "00000000:10:00.0" ;; 1 | GPU-ab*) echo "00000009:80:00.0" ;; esac',
     )
     one.tool("taskset", 'echo "taskset $2"; shift 2; exec "$@"')
     return one
 
 
-@pytest.mark.parametrize("gpu", ["1", "GPU-ab12-cd"])
+@pytest.mark.parametrize("gpu", ["1", "GPU-ab12-cd", "MIG-12-34"])
 def test_a_rank_runs_and_has_its_memory_on_its_gpus_node(rank: Rank, gpu: str) -> None:
     rank.numactl()
     assert rank.run(CUDA_VISIBLE_DEVICES=gpu) == ("numactl --physcpubind=4,5,6,7 --membind=1\n", "")

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from homenode.findings import Finding, Findings, in_order
+from homenode.errors import InputError
+from homenode.findings import Finding, Findings, Severity, in_order
 from homenode.report.wording import plural
 from homenode.slurm.check_gres import check_gres
 from homenode.slurm.check_slurm import (
@@ -43,9 +44,16 @@ def check(
 ) -> Checked:
     """The files held against the machine of their GPU nodes.
 
-    nodes: only these; () = every node with GPUs. Raises ParseError that names a line.
+    nodes: only these; () = every node with GPUs. Raises ParseError that names a line,
+    InputError for a machine without GPUs and for a node that no file names.
     """
     classes = node_classes(gres, slurm, nodes)
+    if classes and not gpus_in_order(host):
+        raise InputError(
+            f"{host.name}: expected a machine with GPUs, as {classes[0].subject} is, found none",
+            hint="capture one of the nodes (srun -w NODE homenode capture -o NODE.tar.gz) and "
+            "name it: --host NODE.tar.gz",
+        )
     findings: list[Finding] = []
     wrong = []
     with_links = False
@@ -53,7 +61,7 @@ def check(
         shape = tuple(check_shape(of, host, slurm))
         own = tuple(check_gres(of, host, gres.source))
         findings += [*own, *shape]
-        ids = {finding.id for finding in own}
+        ids = {f.id for f in own if f.id in _LINKS or f.severity is not Severity.INFO}
         if ids & (_REWRITTEN | _LINKS) and "gres-count" not in _critical(own):
             wrong.append(of)
             with_links = with_links or bool(ids & _LINKS)
@@ -75,4 +83,4 @@ def check(
 
 
 def _critical(findings: Sequence[Finding]) -> set[str]:
-    return {finding.id for finding in findings if finding.severity == "critical"}
+    return {finding.id for finding in findings if finding.severity is Severity.CRITICAL}

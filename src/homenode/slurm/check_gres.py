@@ -143,6 +143,13 @@ def _cores(
             "take Slurm's core numbers", f"{source}, {_PAGE}",
         )  # fmt: skip
         return
+    if line.cores and all(gpu.cores and line.cores <= gpu.cores for gpu in wrong) and not drained:
+        yield Finding(
+            "gres-cores-wrong", Severity.INFO, _named(of, wrong), expected,
+            f"Cores={line.cores}, some of them", "enforce-binding keeps jobs off the others",
+            "take all cores of the GPU's node", f"{source}, {_PAGE}",
+        )  # fmt: skip
+        return
     far = not (line.cores & first.cores) or max(line.cores, default=0) >= len(order.pus)
     yield Finding(
         "gres-cores-wrong", Severity.CRITICAL if far or drained else Severity.WARNING,

@@ -36,7 +36,13 @@ if [ -z "${SLURM_GPUS_PER_TASK:-}" ]; then
 fi
 gpu=$(echo "$visible" | cut -d, -f$((turn + 1)))
 
+# A MIG slice is on its GPU's node.
 nvidia_address() {
+  case $1 in
+    MIG-*) set -- "$(nvidia-smi -L 2>/dev/null |
+      awk -v slice="$1" '/^GPU / { gpu = $2 + 0 } index($0, slice) { print gpu; exit }')" ;;
+  esac
+  [ -n "$1" ] || return
   nvidia-smi --query-gpu=pci.bus_id --format=csv,noheader -i "$1" 2>/dev/null |
     head -n 1 | tr 'A-F' 'a-f' | sed -n 's/^0000\([0-9a-f]\{4\}:[0-9a-f:.]*\)$/\1/p'
 }

@@ -185,6 +185,14 @@ def test_interrupts_idle_states_and_governors_are_read_pu_by_pu() -> None:
     assert discover(below).settings.irqbalance is None
 
 
+def test_a_host_without_an_iommu_has_none_in_its_capture_too() -> None:
+    below = render(load_shipped("rtx4080-i9-14900k"))
+    folders = ("/sys/class/iommu", "/sys/bus/pci/devices")
+    tree = MemorySnapshot("no iommu", below.files, below.links, below.commands, folders)
+    assert discover(gather(tree).snapshot).settings.iommus == ()
+    assert discover(gather(below).snapshot).settings.iommus is None
+
+
 def test_kernels_without_effective_affinities_tell_where_interrupts_may_go() -> None:
     below = render(load_shipped("rtx4080-i9-14900k"))
     gpu = "/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0"

@@ -259,6 +259,7 @@ PATHS: tuple[PathRule, ...] = (
     PathRule(f"{_PCI}/infiniband/*", Kind.FOLDER, Form.NAME, "NIC names as nvidia-smi gives them"),
     *_files("/sys/class/pci_bus/*", Form.LIST, "cpulistaffinity", "locality of a root complex"),
     _link("/sys/class/pci_bus/*", Form.TO_BUS, "the bus of a root complex"),
+    PathRule("/sys/class/iommu", Kind.FOLDER, Form.NAME, "empty where no IOMMU is on"),
     _link("/sys/class/iommu/*", Form.TO_IOMMU, "whether an IOMMU is on"),
     *_files("/sys/kernel/iommu_groups/*", Form.WORD, "type", "translated, or passed through"),
     _file(f"{_VFIO}/dma_entry_limit", Form.NUMBER, "how many mappings a VM's devices may have"),

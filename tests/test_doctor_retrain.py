@@ -258,6 +258,15 @@ def test_functions_without_a_target_register_are_refused() -> None:
         planned(space.host, space)
 
 
+def test_a_device_of_version_1_has_a_speed_and_needs_no_target() -> None:
+    space = SimulatedConfig(sick())
+    before = planned(space.host, space)
+    space.spaces[GPU][AT + 2] = 0x41
+    assert planned(space.host, space).target_code == before.target_code
+    reads = {access.offset for access in space.accesses[-20:] if access.bdf == GPU}
+    assert LINK_CONTROL_2 not in reads
+
+
 def test_a_capability_list_in_a_circle_ends() -> None:
     space = SimulatedConfig(sick())
     port = planned(space.host, space).port

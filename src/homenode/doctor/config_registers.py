@@ -116,24 +116,27 @@ def find_express(space: ConfigSpace, bdf: Bdf) -> int:
     raise HostError(f"{bdf}: expected a PCI Express capability, found none")
 
 
-def read_registers(space: ConfigSpace, bdf: Bdf) -> LinkRegisters:
-    """The link registers. Raises HostError where there are none, or of version 1 (no targets)."""
+def read_registers(space: ConfigSpace, bdf: Bdf, *, is_port: bool = True) -> LinkRegisters:
+    """The link registers; those for targets, which only ports need, are 0 of version 1.
+
+    Raises HostError where there are none, or where a port has none for targets.
+    """
     at = find_express(space, bdf)
     version = space.read(bdf, at + 2, 2) & 0xF
-    if version < 2:
+    if version < 2 and is_port:
         raise HostError(
             f"{bdf}: expected a PCI Express capability of version 2, found version {version}",
             hint="there is no Link Control 2: the target speed cannot be set",
         )
     capabilities = space.read(bdf, at + 0x0C, 4)
     most = capabilities & 0xF
-    vector = space.read(bdf, at + 0x2C, 4) >> 1 & 0x7F
+    vector = space.read(bdf, at + 0x2C, 4) >> 1 & 0x7F if version > 1 else 0
     speeds = tuple(code for code in SPEED_OF_CODE if vector >> (code - 1) & 1)
     return LinkRegisters(
         at,
         capabilities,
         space.read(bdf, control_at(at), 2),
         space.read(bdf, status_at(at), 2),
-        space.read(bdf, control_2_at(at), 2),
+        space.read(bdf, control_2_at(at), 2) if version > 1 else 0,
         speeds or tuple(code for code in SPEED_OF_CODE if code <= most) or (1,),
     )

@@ -108,7 +108,8 @@ def plan_retrain(
     reasons = _users(host, port, uses)
     if reasons:  # before any register is read: configuration space of a used device is its user's
         raise Refused(lower.bdf, reasons)
-    above, below = read_registers(space, port.bdf), read_registers(space, lower.bdf)
+    above = read_registers(space, port.bdf)
+    below = read_registers(space, lower.bdf, is_port=False)
     target = _target(lower.bdf, above, below, target_gen)
     state = []
     if above.control & LINK_DISABLE:

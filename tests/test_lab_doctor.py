@@ -1,0 +1,66 @@
+"""A virtual host: the doctor reads real config space, and sees who has a device by VFIO itself."""
+
+import json
+from typing import Any
+
+import pytest
+
+from homenode.sources import load_host
+from tests.lab.boot import Booted, boot
+from tests.lab.virtual_host import virtual_host
+
+pytestmark = pytest.mark.lab
+
+
+@pytest.fixture(scope="module")
+def booted(tmp_path_factory: pytest.TempPathFactory) -> Booted:
+    done = boot(
+        virtual_host(load_host("small-2n8c-2gpu"), node_mib=1024, iommu=True),
+        "program_doctor",
+        tmp_path_factory.mktemp("virtual-host"),
+        kernel_words="intel_iommu=on",
+        timeout_s=560,
+    )
+    print(f"{done.seconds:.0f} s")
+    done.result("DONE")
+    return done
+
+
+def reported(booted: Booted, name: str) -> Any:
+    return json.loads(booted.result(name))
+
+
+def test_a_device_on_vfio_pci_with_a_closed_group_is_unused(booted: Booted) -> None:
+    port, nic = reported(booted, "devices")
+    for name in ("planned", "applied", "released"):
+        code, text = reported(booted, name)
+        assert code == 0, text
+        assert f"{nic['bdf']} below port {port['bdf']}: link at" in text
+
+
+def test_a_qemu_that_has_the_group_open_refuses_by_name(booted: Booted) -> None:
+    code, text = reported(booted, "held")
+    assert code == 3 and "qemu-system-x86 (process" in text and "VFIO group" in text
+
+
+def test_no_target_is_above_what_qemus_ends_can(booted: Booted) -> None:
+    code, text = reported(booted, "above")
+    assert code == 2 and "both ends" in text
+
+
+def test_the_ports_link_control_is_as_it_was(booted: Booted) -> None:
+    """Link Control and Link Control 2 in the raw bytes; retraining was refused or not needed."""
+    before, after = (bytes.fromhex(text) for text in reported(booted, "config"))
+    at = before[0x34]
+    while before[at] != 0x10:
+        at = before[at + 1]
+    assert before[at + 0x10 : at + 0x12] == after[at + 0x10 : at + 0x12]
+    assert before[at + 0x30 : at + 0x32] == after[at + 0x30 : at + 0x32]
+
+
+def test_a_virtual_host_is_diagnosed_without_alarm_and_does_not_drift(booted: Booted) -> None:
+    for name in ("doctor", "expected"):
+        code, text = reported(booted, name)
+        found = json.loads(text)["findings"]
+        assert code == 0 and not [f for f in found if f["id"].startswith("drift")], found
+        assert not [f for f in found if f["id"].startswith("pcie-link")], found

@@ -172,6 +172,16 @@ def test_layouts_that_stand_elsewhere_are_compared_where_they_usually_are() -> N
     assert states_in([replace(one, samples=()) for one in runs]) == set()
 
 
+def test_where_unpinned_vcpus_happen_to_stand_is_not_their_layouts_doing() -> None:
+    runs = [
+        run("a", [("110 ns", 9e9)] * 9, "default"), run("b", [("27 ns", 2e9)] * 9, "pin"),
+    ]  # fmt: skip
+    first, second = alternatives(runs)
+    assert not series_of(first).keys() & series_of(second).keys()
+    moving = run("a", [(MOVING, 1e9)] * 9, "default")
+    assert states_in([moving, runs[1]]) == {USUAL}, "that they never stand still is its doing"
+
+
 def test_a_layout_without_a_usual_place_is_compared_place_by_place() -> None:
     runs = [
         run("a", [("27 ns", 1e9)] * 5 + [("110 ns", 2e9)] * 5, "default"),

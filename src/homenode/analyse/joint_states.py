@@ -4,9 +4,10 @@ A run names its states by the hand-over latency that it measured, "27 ns", and t
 "28 ns" of the same place. Names that lie within the span of one class are one state here; two
 states of one run never become one.
 
-A layout decides where vCPUs stand: siblings of one core under one, cores of their own under the
-other. Where each alternative has a place of its own, that place is its `usual` state, and those are
-compared: the difference is the layout's doing.
+A layout that pins decides where vCPUs stand: siblings of one core under one, cores of their own
+under the other. Where each alternative has a place of its own, that place is its `usual` state, and
+those are compared: the difference is the layout's doing. Where unpinned vCPUs stand is chance; that
+they move all the time is not.
 """
 
 import re
@@ -17,7 +18,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from homenode.bench.placement_states import classes_of, latency_name
-from homenode.results.model import UNSETTLED, Run, Sample
+from homenode.plan.layout import Pinning
+from homenode.results.model import MOVING, UNSETTLED, Run, Sample, Vantage
 
 if TYPE_CHECKING:
     from homenode.analyse.alternative import Alternative
@@ -92,7 +94,10 @@ def _usual_names(groups: Sequence[Sequence[Run]]) -> _Names:
                 of_group[sample.state] += 1
     names: _Names = {}
     for where, by_group in counts.items():
-        usual = {number: _usual(counter) for number, counter in by_group.items()}
+        usual = {
+            number: _usual(counter, is_fixed=all(map(_is_fixed, groups[number])))
+            for number, counter in by_group.items()
+        }
         if None in usual.values() or len(set(usual.values())) < 2:
             continue
         place = 0
@@ -105,9 +110,16 @@ def _usual_names(groups: Sequence[Sequence[Run]]) -> _Names:
     return names
 
 
-def _usual(states: Counter[str]) -> str | None:
+def _usual(states: Counter[str], *, is_fixed: bool) -> str | None:
     state, count = states.most_common(1)[0]
-    return state if count >= USUAL_SHARE * states.total() else None
+    chosen = is_fixed or state == MOVING
+    return state if chosen and count >= USUAL_SHARE * states.total() else None
+
+
+def _is_fixed(run: Run) -> bool:
+    """Whether its PUs stand where somebody put them. On a host the probe itself does."""
+    pinned = run.head.switches.pinning not in (None, Pinning.NONE)
+    return pinned or run.head.vantage is not Vantage.GUEST
 
 
 def _applied(groups: Sequence[Sequence[Run]], names: _Names) -> tuple[tuple[Run, ...], ...]:

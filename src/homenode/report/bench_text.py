@@ -92,9 +92,7 @@ def _table(series: dict[SeriesKey, Series]) -> RenderableType:
                     str(one.samples),
                 )
             )
-    return TableOrList(
-        ("figure", "median", "lowest", "highest", "samples", "of"), rows, wraps_last=True
-    )
+    return TableOrList(("figure", "median", "lowest", "highest", "samples"), rows)
 
 
 def _others(series: dict[SeriesKey, Series], id: str) -> tuple[SeriesKey, ...]:
@@ -103,7 +101,10 @@ def _others(series: dict[SeriesKey, Series], id: str) -> tuple[SeriesKey, ...]:
 
 
 def _of(key: SeriesKey) -> str:
-    parts = [key.variant, None if key.state is None else f"{key.state} apart"]
+    state = key.state
+    if state is not None and state.endswith(" ns"):
+        state = f"PUs {state} apart"
+    parts = [key.variant, state]
     parts += [None if key.device is None else str(key.device), "slowest GPU" if key.worst else None]
     if key.node is not None:
         parts.append(f"node {key.node} to {key.peer_node}" if key.peer_node is not None

@@ -1,0 +1,60 @@
+"""What homenode bench prints, on wide and on narrow terminals."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console, RenderableType
+
+from homenode.bench import runner
+from homenode.bench.model import Depth, SuiteWishes
+from homenode.bench.orders import BenchOrders, BenchOutcome
+from homenode.gap import Gap
+from homenode.report.bench_text import bench_text, steps_text
+from homenode.results.model import Vantage
+from tests.bench_machines import FakeMachine
+
+ORDERS = BenchOrders("x", SuiteWishes(depth=Depth.QUICK), repeats=1, vantage=Vantage.HOST)
+
+
+@pytest.fixture
+def outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BenchOutcome:
+    monkeypatch.setattr(runner, "IDLE_S", 0.0)
+    return runner.run_bench(FakeMachine(), ORDERS, tmp_path, lambda progress: None)
+
+
+def shown(text: RenderableType, width: int) -> str:
+    stream = io.StringIO()
+    Console(file=stream, width=width, highlight=False, markup=False, emoji=False).print(text)
+    lines = stream.getvalue().splitlines()
+    assert all(len(line) <= width for line in lines)
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_every_figure_has_its_median_and_its_range(outcome: BenchOutcome, width: int) -> None:
+    text = " ".join(shown(bench_text(outcome), width).split())
+    for words in ("memory bandwidth", "27 ns apart", "36 GB/s", "93.5 ns", "4,600 events/s"):
+        assert words in text, words
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_every_step_is_shown_with_its_command(width: int) -> None:
+    record = runner.look_over(FakeMachine(), ORDERS)[0].record
+    text = " ".join(shown(steps_text(record), width).split())
+    assert text.count("cpu-single (control)") == 2
+    assert "homenode-probe placement" in text
+    assert "not measured: nccl: no GPU" in text
+
+
+def test_why_a_run_is_marked_is_shown_and_nothing_steers_the_terminal(
+    outcome: BenchOutcome,
+) -> None:
+    assert outcome.run is not None
+    head = replace(outcome.run.head, unusable=("\x1b[2Jevil",))
+    gaps = tuple(Gap(f"test {number}", "\x1b]0;evil") for number in range(40))
+    text = shown(bench_text(replace(outcome, run=replace(outcome.run, head=head), gaps=gaps)), 80)
+    assert "\x1b" not in text
+    assert "marked: ?[2Jevil" in text
+    assert "not measured: 28 more" in text

@@ -21,7 +21,7 @@ from homenode.discover import discover
 from homenode.domain.document import parse_document
 from homenode.errors import InputError, ToolError, UsageError
 from homenode.hypervisor.virsh import Virsh
-from homenode.machine.console_frame import Damaged, fetched, posix_sum, staging_lines
+from homenode.machine.console_frame import SUMMERS, Damaged, checksum, fetched, staging_lines
 from homenode.machine.guest_agent import GuestAgent
 from homenode.machine.remote import RemoteMachine
 from homenode.machine.serial_console import SerialConsole
@@ -103,7 +103,7 @@ def machine(
 
 def ours() -> set[Path]:
     return {
-        path for folder in ("/run", "/tmp", "/dev/shm") for path in Path(folder).glob("homenode-*")
+        path for folder in ("/run", "/tmp", "/dev/shm") for path in Path(folder).glob("homenode-" + 12 * "[0-9a-f]")
     }
 
 
@@ -250,18 +250,19 @@ def test_a_frame_with_a_letter_changed_is_never_believed(
     content: bytes, at: int, letter: str
 ) -> None:
     text = content.hex(" ")
-    checksum = f" {posix_sum(content)} {len(content)}"
-    assert fetched(text, checksum, base64_there=False) == content
+    told = f"{checksum(content, 'sha256sum')}  -"
+    assert fetched(text, told, "sha256sum", base64_there=False) == content
     at %= len(text) + 1
     broken = text[:at] + letter + text[at + 1 :]
-    found = fetched(broken, checksum, base64_there=False)
+    found = fetched(broken, told, "sha256sum", base64_there=False)
     assert isinstance(found, Damaged) or found == content
 
 
+@pytest.mark.parametrize("summer", SUMMERS)
 @pytest.mark.parametrize("content", [b"", b"a", b"\xff" * 255, bytes(range(256)) * 300])
-def test_the_checksum_is_that_of_cksum(content: bytes) -> None:
-    said = subprocess.run(["cksum"], input=content, capture_output=True, check=True).stdout
-    assert said.split()[0] == str(posix_sum(content)).encode()
+def test_a_checksum_is_that_of_the_program(content: bytes, summer: str) -> None:
+    said = subprocess.run([summer], input=content, capture_output=True, check=True).stdout
+    assert said.split()[0] == checksum(content, summer).encode()
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,14 @@ case $command in
     # What libvirt prints ends in one newline, and virsh adds another.
     sed -i -e '${/^$/d;}' "$state/new.$$"
     mv "$state/new.$$" "$state/definition.xml" ;;
+  start)
+    [ -e "$state/id" ] && fail "Requested operation is not valid: domain is already running"
+    [ -e "$state/start-fails" ] && fail "Failed to start domain: $(value start-fails)"
+    number=$(( $(value boots) + 1 )); echo "$number" >"$state/boots"
+    echo "$number" >"$state/new-id"; mv "$state/new-id" "$state/id" ;;
+  shutdown|destroy)
+    [ -e "$state/id" ] || fail "Requested operation is not valid: domain is not running"
+    [ "$command-$(value deaf)" = shutdown-yes ] || rm -f "$state/id" ;;
   snapshot-list) ls "$state/snapshots" ;;
   snapshot-dumpxml) cat "$state/snapshots/$(argument --snapshotname "$@")" ;;
   vcpupin|emulatorpin|iothreadinfo|iothreadpin)

@@ -25,6 +25,7 @@ from homenode.cli import (
     restore,
     show,
     slurm,
+    trial,
     verify,
 )
 from homenode.errors import HomenodeError
@@ -48,6 +49,7 @@ app.command("apply")(apply.apply)
 app.command("restore")(restore.restore)
 app.command("doctor")(doctor.doctor)
 app.command("expect")(doctor.expect)
+app.command("trial")(trial.trial)
 app.command("bench")(bench.bench)
 app.command("import")(import_results.import_results)
 app.command("compare")(compare.compare)

@@ -12,11 +12,12 @@ from contextlib import suppress
 from homenode.errors import ToolError
 from homenode.machine.channel import Said
 from homenode.machine.console_frame import (
+    SUMMERS,
     Damaged,
+    checksum,
     fetched,
     fetching_line,
     mark_line,
-    posix_sum,
     staging_lines,
 )
 from homenode.machine.serial_line import SerialLine
@@ -41,7 +42,16 @@ class SerialConsole:
     The guest's kernel says no more than emergencies on its console from then on.
     """
 
-    __slots__ = ("_base64_there", "_buffer", "_folder", "_line", "_name", "_open_line", "_user")
+    __slots__ = (
+        "_base64_there",
+        "_buffer",
+        "_folder",
+        "_line",
+        "_name",
+        "_open_line",
+        "_summer",
+        "_user",
+    )
 
     def __init__(self, name: str, open_line: Callable[[], SerialLine], user: str = "root") -> None:
         self._name = f"{name} at its serial console"
@@ -51,6 +61,7 @@ class SerialConsole:
         self._buffer = bytearray()
         self._folder = ""
         self._base64_there = False
+        self._summer = ""
 
     @property
     def name(self) -> str:
@@ -121,10 +132,17 @@ class SerialConsole:
         self._send([
             f"umask 077; for d in /dev/shm /tmp /run; do mkdir -p $d/{mark} 2>/dev/null "
             f"&& D=$d/{mark} && break; done; command -v base64 >/dev/null && B=yes || B=no; "
-            f"printf '%s+folder %s %s\\n' {mark} \"$B\" \"$D\"",
+            f"for s in {' '.join(SUMMERS)}; do command -v $s >/dev/null && break; s=; done; "
+            f"printf '%s+folder %s %s %s\\n' {mark} \"$B\" \"$s\" \"$D\"",
         ])  # fmt: skip
         self._await(f"{mark}+folder ", _ANSWER_S)
-        there, _, folder = self._await("\n", _ANSWER_S).strip().partition(" ")
+        there, _, rest = self._await("\n", _ANSWER_S).strip().partition(" ")
+        self._summer, _, folder = rest.partition(" ")
+        if not self._summer:
+            raise ToolError(
+                f"{self._name}: expected one of {', '.join(SUMMERS)} there, found none: nobody "
+                "could say what arrives"
+            )
         if not folder.endswith(mark):
             raise ToolError(
                 f"{self._name}: expected a folder that can be written, found none of /run, /tmp "
@@ -156,10 +174,9 @@ class SerialConsole:
         for _ in range(_TRIES):
             lines = staging_lines(content, path, base64_there=self._base64_there)
             self._send(lines, mark)
-            self._send([f"printf '%s+sum %s\\n' {mark} \"$(cksum <{path})\""])
+            self._send([f"printf '%s+sum %s\\n' {mark} \"$({self._summer} <{path})\""])
             self._await(f"{mark}+sum ", _ANSWER_S)
-            answer = self._await("\n", _ANSWER_S).split()
-            if answer == [str(posix_sum(content)), str(len(content))]:
+            if self._await("\n", _ANSWER_S).split()[:1] == [checksum(content, self._summer)]:
                 return
         raise ToolError(
             f"{self._name}: {path}: expected {len(content)} bytes to arrive, found other ones",
@@ -169,10 +186,11 @@ class SerialConsole:
     def _fetch(self, path: str, mark: str) -> bytes:
         why = ""
         for _ in range(_TRIES):
-            self._send([fetching_line(path, mark, base64_there=self._base64_there)])
+            self._send([fetching_line(path, mark, self._summer, base64_there=self._base64_there)])
             self._await(f"{mark}+begin", _ANSWER_S)
             frame = self._await(f"{mark}+end ", None)
-            found = fetched(frame, self._await("\n", _ANSWER_S), base64_there=self._base64_there)
+            told = self._await("\n", _ANSWER_S)
+            found = fetched(frame, told, self._summer, base64_there=self._base64_there)
             if not isinstance(found, Damaged):
                 return found
             why = found.why

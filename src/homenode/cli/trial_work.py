@@ -1,0 +1,400 @@
+"""What `homenode trial` does with its arguments: look, begin, go on, conclude, take back. [I/O]"""
+
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from homenode.apply.store import default_root
+from homenode.cli.bench_orders import Typed, orders_of
+from homenode.cli.terminal import check_can_write, console, note, read_file
+from homenode.errors import HomenodeError, InputError, UsageError
+from homenode.hypervisor.connection import checked_uri, is_local
+from homenode.hypervisor.virsh import Virsh
+from homenode.plan.layout import PRESETS, Pinning
+from homenode.plan.request import EmulatorPolicy, MemoryMode, PciGranularity, Policy
+from homenode.process import find_program
+from homenode.results.model import Run, Vantage
+from homenode.trial.beginning import Outlook, Wanted, begin, latest, look, reopen, with_reaching
+from homenode.trial.guest import GuestReach
+from homenode.trial.journal import Head, What
+from homenode.trial.journal_file import JournalFile, known_trials
+from homenode.trial.orders import Measuring, Reaching
+from homenode.trial.runner import Trial, outcome_code, run_trial, steps_of
+from homenode.trial.schedule import BARE, Durations, TrialStep, expected_seconds
+from homenode.trial.taking_back import take_back
+
+if TYPE_CHECKING:
+    from homenode.bench.orders import Progress
+    from homenode.plan.wishes import Wishes
+    from homenode.topology import Host
+
+_BOOT_S = 60.0
+"""From start to answer and from there to off, as a server of the day takes; for the estimate."""
+
+_PER_TEST_S = 1.0
+_STATIC_PROBE = "homenode-probe-static"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The options as they were typed; see cli/trial.py."""
+
+    layouts: tuple[str, ...]
+    boots: int
+    seed: int
+    bare: bool
+    as_copy: bool
+    in_place: bool
+    results: Path
+    report: Path | None
+    id: str | None
+    dry_run: bool
+    connect: str
+    host: str | None
+    tests: str | None
+    repeat: int
+    quick: bool
+    full: bool
+    app: str | None
+    metric: str | None
+    lower: bool
+    nccl_max_msg: str
+    python: str
+    reaching: Reaching
+    probe: Path | None
+    answer_s: float
+    stop_s: float
+    page_size: str | None
+    policy: Policy
+    max_nodes: int | None
+    keep_vcpus: bool
+    unequal_cells: bool
+    memory_mode: MemoryMode
+    reserve_pus: str
+    emulator: EmulatorPolicy
+    pci_granularity: PciGranularity
+
+
+def begin_trial(name: str, asked: Asked) -> None:
+    """Look, show the schedule, and run it; exits with the contract's code."""
+    _check(asked)
+    check_can_write(asked.report)
+    virsh = Virsh(asked.connect)
+    host = _host(asked)
+    wanted = _wanted(virsh.domain(name).name, asked)
+    outlook = look(virsh, name, wanted, host, default_root())
+    seconds = expected_seconds(steps_of(outlook.head), _durations(host, outlook))
+    _show(outlook, seconds)
+    if asked.dry_run:
+        return
+    probe = _probe(asked.probe)
+    journal = JournalFile(default_root(), outlook.head.id)
+    with journal.locked() as lock:
+        begin(outlook, journal)
+        note(f"trial {outlook.head.id}; journal in {journal.folder}")
+        _run(virsh, outlook.head, journal, lock, probe, None)
+    _conclude(outlook.head, journal, asked.report)
+
+
+def resume_trial(
+    name: str, reaching: Reaching | None, probe: Path | None, report: Path | None
+) -> None:
+    """Go on with the last trial of a domain; what failed is tried again."""
+    check_can_write(report)
+    known = latest(default_root(), name)
+    assert known.head is not None, "latest leaves out what cannot be read"
+    head, journal = known.head, JournalFile(default_root(), known.head.id)
+    with journal.locked() as lock:
+        _run(Virsh(head.connect), head, journal, lock, _probe(probe), reaching)
+    _conclude(head, journal, report)
+
+
+def take_back_trial(name: str, stop_s: float) -> None:
+    """Have the VM as it was before the last trial of it."""
+    known = latest(default_root(), name)
+    assert known.head is not None, "latest leaves out what cannot be read"
+    journal = JournalFile(default_root(), known.head.id)
+    with journal.locked():
+        if not journal.known().state.to_undo:
+            note(f"{known.head.source}: nothing left to undo of trial {known.head.id}")
+        virsh = Virsh(known.head.connect)
+        take_back(virsh, known.head, journal, default_root(), stop_s, tell=note)
+        journal.add(What.ENDED)
+
+
+def show_status(name: str | None) -> None:
+    """Print how far trials are. Raises InputError where there is none."""
+    from homenode.report.trial_text import status_text
+
+    found = known_trials(default_root(), name)
+    if not found:
+        raise InputError(f"expected a trial{f' of {name}' if name else ''}, found none")
+    for known in found:
+        if known.head is None:
+            note(f"{known.folder}: {known.reason}")
+            continue
+        steps = steps_of(known.head)
+        console().print(status_text(known.head, known.entries, known.state, steps))
+
+
+def _run(
+    virsh: Virsh,
+    head: Head,
+    journal: JournalFile,
+    lock: int,
+    probe: bytes,
+    reaching: Reaching | None,
+) -> None:
+    begun = with_reaching(reopen(head, journal), reaching)
+    reach = GuestReach(virsh, begun.begun.reaching, journal.folder / "known_hosts", probe)
+    trial = Trial(
+        virsh=virsh, head=head, journal=journal, root=default_root(), layouts=begun.layouts,
+        measuring=begun.begun.measuring, reach=reach, host_kind=begun.begun.host_kind,
+        copy=begun.copy, versions=begun.begun.versions, emulated=begun.begun.emulated,
+        on_step=_say_step, on_progress=_say_progress, tell=note,
+    )  # fmt: skip
+    with _interruptible():
+        try:
+            run_trial(trial, lock)
+        except KeyboardInterrupt:
+            note(f"interrupted; homenode trial {head.id} --resume goes on")
+            raise
+        except HomenodeError as error:
+            if error.hint is None:
+                error.hint = (
+                    f"homenode trial {head.id} --status says what is left; --undo takes it back"
+                )
+            raise
+
+
+def _conclude(head: Head, journal: JournalFile, report: Path | None) -> None:
+    """Print what the boots tell, write the report, and exit as the trial came out."""
+    from homenode.published.shipped import published_evidence
+    from homenode.report.comparison_text import comparison_text
+    from homenode.report.trial_text import advice_text, outcomes_text
+    from homenode.report.verdict_text import verdicts_text
+    from homenode.trial.conclusion import conclude
+
+    known = journal.known()
+    console().print(outcomes_text(known.state, steps_of(head)))
+    runs, folders = _runs(head, journal)
+    if runs:
+        words = reopen(head, journal).begun.apply_words
+        found = conclude(runs, head.source, head.connect, words, published_evidence())
+        for comparison in (found.comparison, found.of_bare):
+            if comparison is not None and not found.emulated:
+                console().print(comparison_text(comparison))
+        if found.verdicts.verdicts:
+            console().print(verdicts_text(found.verdicts))
+        console().print(advice_text(found))
+        _report(folders, head, report or journal.folder / "report.html")
+    raise SystemExit(outcome_code(known.state))
+
+
+def _report(folders: list[str], head: Head, path: Path) -> None:
+    from homenode.cli.report import report as write_report
+
+    try:
+        write_report(folders, output=path, title=f"Trial {head.id} of {head.source}")
+    except UsageError as error:  # the extra is not installed: the trial is none the worse
+        note(f"no report: {error}")
+
+
+def _runs(head: Head, journal: JournalFile) -> tuple[list[Run], list[str]]:
+    """The measured boots, by layout in the order of the head, and where they lie."""
+    from homenode.results.store import read_run
+
+    state = journal.known().state
+    order = {layout: at for at, layout in enumerate((*head.layouts, BARE))}
+    runs, folders = [], []
+    for step in sorted(steps_of(head), key=lambda step: (order[step.layout], step.round)):
+        outcome = state.outcomes.get(step.number)
+        if step.number in state.measured and outcome is not None and outcome.entry.run:
+            for folder in sorted(Path(head.results).glob(f"*/{outcome.entry.run}")):
+                runs.append(read_run(folder))
+                folders.append(str(folder))
+    return runs, folders
+
+
+def _check(asked: Asked) -> None:
+    if asked.as_copy == asked.in_place:
+        found = "both" if asked.as_copy else "neither"
+        raise UsageError(
+            f"--as-copy, --in-place: expected one of them, found {found}",
+            hint="--as-copy boots a copy with its own name and throw-away disks, and the VM stays "
+            "as it is; --in-place boots the VM itself, and gives its definition back after",
+        )
+    unknown = [one for one in asked.layouts if one not in PRESETS]
+    if unknown:
+        raise UsageError(
+            f"--layouts: expected some of {', '.join(PRESETS)}, found {', '.join(unknown)}"
+        )
+    if asked.bare and all(PRESETS[one].pinning is Pinning.NONE for one in asked.layouts):
+        raise UsageError(
+            "--bare: expected a layout that pins beside it, found none: it says which PUs",
+            hint="--layouts default,pin",
+        )
+    if asked.host is None and not is_local(checked_uri(asked.connect)):
+        raise UsageError(
+            f"--connect {asked.connect}: expected --host beside a daemon on another machine, found "
+            "none",
+            hint="homenode capture --ssh HOST -o host.tar.gz, then --host host.tar.gz",
+        )
+    if asked.bare and not is_local(checked_uri(asked.connect)):
+        raise UsageError("--bare: expected a libvirt of this machine: the suite runs here")
+
+
+def _wanted(domain: str, asked: Asked) -> Wanted:
+    own = asked.id or f"{_word(domain)}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+    orders = orders_of(
+        Typed(
+            name=own, plan=None, domain_xml=None, tests=asked.tests, repeat=asked.repeat,
+            quick=asked.quick, full=asked.full, seed=asked.seed, app=asked.app,
+            metric=asked.metric, lower_is_better=asked.lower, nccl_max_msg=asked.nccl_max_msg,
+            layout=None, boot=None, vantage=Vantage.GUEST, pus=None, nodes=None, host_kind=None,
+            arrangement=None, python=asked.python, force=False,
+        )
+    )  # fmt: skip
+    measuring = Measuring(
+        orders.wishes, orders.repeats, orders.seed, orders.app, asked.answer_s, asked.stop_s
+    )
+    wishes, words = _wishes(asked)
+    return Wanted(
+        own, asked.layouts, asked.boots, asked.seed, asked.bare, asked.as_copy, asked.results,
+        wishes, words, measuring, asked.reaching,
+    )  # fmt: skip
+
+
+def _wishes(asked: Asked) -> "tuple[Wishes, tuple[str, ...]]":
+    """The placement, and the same as options of `homenode apply`."""
+    from homenode.cpuset import CpuSet
+    from homenode.plan.wishes import Wishes
+    from homenode.units import parse_bytes
+
+    wishes = Wishes(
+        layout=asked.layouts[0],
+        page_bytes=None if asked.page_size is None else parse_bytes(asked.page_size),
+        policy=asked.policy,
+        max_nodes=asked.max_nodes,
+        keep_vcpus=asked.keep_vcpus,
+        unequal_cells=asked.unequal_cells,
+        memory_mode=asked.memory_mode,
+        reserved_pus=CpuSet.parse(asked.reserve_pus, "--reserve-pus"),
+        emulator_policy=asked.emulator,
+        pci_granularity=asked.pci_granularity,
+    )
+    told = (
+        ("--page-size", asked.page_size, None),
+        ("--policy", str(asked.policy), str(Policy.CORES_FIRST)),
+        ("--max-nodes", None if asked.max_nodes is None else str(asked.max_nodes), None),
+        ("--memory-mode", str(asked.memory_mode), str(MemoryMode.STRICT)),
+        ("--reserve-pus", asked.reserve_pus, ""),
+        ("--emulator", str(asked.emulator), str(EmulatorPolicy.AUTO)),
+        ("--pci-granularity", str(asked.pci_granularity), str(PciGranularity.CELL)),
+        ("--host", asked.host, None),
+    )
+    words = [
+        w for option, value, usual in told if value and value != usual for w in (option, value)
+    ]
+    words += ["--keep-vcpus"] if asked.keep_vcpus else []
+    words += ["--unequal-cells"] if asked.unequal_cells else []
+    return wishes, tuple(words)
+
+
+def _word(domain: str) -> str:
+    """The domain's name as part of a folder's."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", domain).strip("-.")[:60] or "vm"
+
+
+def _host(asked: Asked) -> "Host":
+    from homenode.sources import load_host
+
+    return load_host(asked.host)
+
+
+def _durations(host: "Host", outlook: Outlook) -> Durations:
+    """As the suite is planned on a machine like the host; GPU tests are told by the guest alone."""
+    from homenode.bench.model import PROBE
+    from homenode.bench.suite import suite_for
+
+    measuring = outlook.begun.measuring
+    try:
+        tests = suite_for(host, {PROBE}, measuring.wishes).tests
+    except UsageError:  # GPU tests alone: their time is known in the guest only
+        tests = ()
+    once = sum(test.seconds + _PER_TEST_S for test in tests)
+    return Durations(_BOOT_S, once * measuring.repeats)
+
+
+def _show(outlook: Outlook, seconds: float) -> None:
+    """Print the schedule. Exits where a layout does not fit, or something stands against it."""
+    from homenode.report.trial_text import schedule_text
+
+    steps = steps_of(outlook.head)
+    console().print(schedule_text(outlook.head, outlook.fitted, steps, seconds))
+    for gap in outlook.unchecked:
+        note(f"not checked: {gap}")
+    for one in outlook.fitted:
+        for line in () if one.tuning is None else one.tuning.notes:
+            note(f"{one.layout}: {line}")
+    for line in outlook.obstacles:
+        note(f"in the way: {line}")
+    if outlook.obstacles:
+        raise SystemExit(UsageError.exit_code)
+    short = [one for one in outlook.fitted if one.against]
+    for one in short:
+        note(f"{one.layout} does not fit: {'; '.join(one.against)}")
+    if short:
+        note("nothing was booted; leave these layouts out, or make room")
+        raise SystemExit(4)
+
+
+def _probe(given: Path | None) -> bytes:
+    """The static probe: the one named, else that of this installation."""
+    beside = Path(sys.executable).with_name(_STATIC_PROBE)
+    found = given or (beside if beside.exists() else None) or find_program(_STATIC_PROBE)
+    if found is None:
+        raise UsageError(
+            f"--probe: expected a static probe, found no {_STATIC_PROBE} beside {sys.executable} "
+            "or on PATH",
+            hint="make -C native static, then --probe build/probe/homenode-probe-static",
+        )
+    from homenode.verify.initramfs import is_static
+
+    content = read_file(Path(found), "the static probe")
+    if content[:4] == b"\x7fELF" and content[18:20] == b"\x3e\x00" and not is_static(content):
+        raise UsageError(
+            f"--probe {found}: expected a static program, found one that needs libraries",
+            hint="make -C native static",
+        )
+    return content
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """A polite kill and a closed terminal end a trial as Ctrl-C does: all is taken back."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {one: signal.signal(one, interrupt) for one in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+def _say_step(step: TrialStep, left: int) -> None:
+    note(f"boot {step.number + 1}: {step.layout}, round {step.round + 1}")
+
+
+def _say_progress(progress: "Progress") -> None:
+    if sys.stderr.isatty() and progress.test:
+        note(f"  {progress.done + 1} of {progress.total}: {progress.test}")

@@ -1,0 +1,103 @@
+"""OverlayDisks: a domain with throw-away disks over its own, which are then not written."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from homenode.domain.document import Document, Element
+from homenode.domain.edits import (
+    Edit,
+    New,
+    apply,
+    insert_before,
+    remove,
+    set_attribute,
+    set_attributes,
+)
+from homenode.domain.read import open_domain
+from homenode.errors import InputError
+
+_OVER = {"file": "file", "block": "dev"}
+"""Disk types that an overlay can lie over, with the attribute that names what is under it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WritableDisk:
+    """A disk that the guest may write. target: its name in the guest. path: file or block device.
+
+    format: of its content; "raw" where the document does not say, as libvirt takes it.
+    """
+
+    target: str
+    path: str
+    format: str
+    is_block: bool
+
+
+def writable_disks(xml: bytes, source: str) -> tuple[WritableDisk, ...]:
+    """Every disk that needs an overlay, in the document's order.
+
+    Raises InputError for one that cannot have one: on the network, from a pool, encrypted, or
+    passed through as a LUN.
+    """
+    document = open_domain(xml, source)
+    return tuple(_disk(document, element) for element in _writable(document))
+
+
+def with_overlays(xml: bytes, path_of_target: Mapping[str, str], source: str) -> bytes:
+    """The document with each of these disks replaced by a qcow2 file."""
+    document = open_domain(xml, source)
+    edits: list[Edit] = []
+    for element in _writable(document):
+        path = path_of_target[_target(document, element)]
+        under = element.child("source")
+        assert under is not None, "_writable leaves out disks without one"
+        edits += set_attribute(document, element, "type", "file")
+        edits += set_attributes(document, under, {"dev": None, "file": path})
+        driver = element.child("driver")
+        if driver is None:
+            wanted = New("driver", (("name", "qemu"), ("type", "qcow2")))
+            edits += insert_before(document, under, [wanted])
+        else:
+            edits += set_attribute(document, driver, "type", "qcow2")
+        for chain in element.all("backingStore"):
+            edits += remove(document, chain)
+    return apply(document, edits).to_bytes()
+
+
+def _writable(document: Document) -> tuple[Element, ...]:
+    devices = document.root.child("devices")
+    return tuple(
+        disk
+        for disk in (() if devices is None else devices.all("disk"))
+        if disk.get("device") in (None, "disk", "lun")
+        and disk.child("readonly") is None
+        and disk.child("source") is not None
+    )
+
+
+def _disk(document: Document, element: Element) -> WritableDisk:
+    kind = element.get("type") or "file"
+    under = element.child("source")
+    path = None if under is None else under.get(_OVER.get(kind, ""))
+    encrypted = element.child("encryption") is not None or (
+        under is not None and under.child("encryption") is not None
+    )
+    target = _target(document, element)
+    if path is None or encrypted or element.get("device") == "lun":
+        what = "an encrypted one" if encrypted else f"{element.get('device') or 'disk'} of {kind}"
+        raise InputError(
+            f"{document.source}:{element.line}: disk {target}: expected a file or block device "
+            f"that an overlay can lie over, found {what}",
+            hint="--in-place works on the VM itself, and its disks",
+        )
+    driver = element.child("driver")
+    content = (None if driver is None else driver.get("type")) or "raw"
+    return WritableDisk(target, path, content, kind == "block")
+
+
+def _target(document: Document, element: Element) -> str:
+    target = element.child("target")
+    name = None if target is None else target.get("dev")
+    if name is None:
+        raise InputError(f"{document.source}:{element.line}: expected <target dev=...> of a disk")
+    return name

@@ -1,0 +1,158 @@
+"""TrialText: a trial before, while and after it runs: schedule, steps, what is left to undo."""
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from homenode.report.terminal_text import AsciiWhereNeeded
+from homenode.report.wording import printable
+from homenode.trial.conclusion import Conclusion
+from homenode.trial.fitting import Fitted
+from homenode.trial.journal import Entry, Head, State, What
+from homenode.trial.schedule import TrialStep
+
+_STYLES = {
+    What.MEASURED: "green",
+    What.MISMATCHED: "yellow",
+    What.REFUSED: "red",
+    What.FAILED: "red",
+}
+_WORDS = {
+    What.MEASURED: "measured",
+    What.MISMATCHED: "not as planned, not measured",
+    What.REFUSED: "refused",
+    What.FAILED: "failed",
+}
+_LAST = 6
+
+
+def duration_text(seconds: float) -> str:
+    """About how long, for people.
+
+    >>> duration_text(45), duration_text(600), duration_text(7800)
+    ('45 s', '10 min', '2 h 10 min')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def schedule_text(
+    head: Head, fitted: Sequence[Fitted], steps: Sequence[TrialStep], seconds: float
+) -> RenderableType:
+    """What would be booted, in which order, where, and how long that takes."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("layout", "vCPUs", "on nodes", "pinned to PUs", "fits"):
+        table.add_column(heading, overflow="fold")
+    for one in fitted:
+        against = "; ".join(one.against) or "yes"
+        if one.tuning is None:
+            table.add_row(one.layout, "", "", "", Text(printable(against), style="red"))
+            continue
+        plan = one.tuning.plan
+        pins = [pu for pins in plan.vcpu_pins for pu in pins]
+        table.add_row(
+            one.layout, str(plan.vcpus), ",".join(map(str, plan.nodes)),
+            _pus(pins), Text(printable(against), style="red" if one.against else "green"),
+        )  # fmt: skip
+    what = "itself" if head.copy is None else f"by a copy, {head.domain}"
+    order = ", ".join(f"{step.layout}" for step in steps)
+    return AsciiWhereNeeded(
+        Group(
+            Text(printable(f"Trial {head.id} of {head.source} {what}"), style="bold"),
+            table,
+            Text(printable(f"order: {order}")),
+            Text(f"{len(steps)} boots, about {duration_text(seconds)}"),
+        )
+    )
+
+
+def status_text(head: Head, entries: Sequence[Entry], state: State, steps: Sequence[TrialStep]) -> (
+    RenderableType
+):  # fmt: skip
+    """How far a trial is, the last things that it did, and what is left to undo."""
+    lines: list[RenderableType] = [
+        Text(printable(f"Trial {head.id} of {head.source}"), style="bold"),
+        outcomes_text(state, steps),
+    ]
+    for entry in entries[-_LAST:]:
+        detail = f": {entry.detail}" if entry.detail else ""
+        lines.append(Text(printable(f"{entry.at}  {_place(entry)}{entry.what}{detail}")))
+    if state.to_undo:
+        left = [
+            *([f"{head.domain} may have a layout's definition"] if state.applied else []),
+            *([f"its guest may be running (boot {state.running + 1})"]
+              if state.running is not None else []),
+            *([f"the copy {head.domain} may be there"] if state.copied else []),
+        ]  # fmt: skip
+        lines.append(Text(printable(f"left to undo: {'; '.join(left)}"), style="yellow"))
+        lines.append(
+            Text(
+                f"homenode trial {head.id} --resume goes on, homenode trial {head.id} --undo "
+                "takes it back"
+            )
+        )
+    elif state.measured < {step.number for step in steps}:
+        left_over = len(steps) - len(state.measured)
+        lines.append(
+            Text(f"nothing left to undo; {left_over} boots not measured: "
+                 f"homenode trial {head.id} --resume")
+        )  # fmt: skip
+    else:
+        lines.append(Text("done; nothing left to undo"))
+    return AsciiWhereNeeded(Group(*lines))
+
+
+def outcomes_text(state: State, steps: Sequence[TrialStep]) -> RenderableType:
+    """A line for each boot: what came of it."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("boot", "layout", "came to", "detail"):
+        table.add_column(heading, overflow="fold")
+    for step in steps:
+        outcome = state.outcomes.get(step.number)
+        if outcome is None:
+            table.add_row(str(step.number + 1), step.layout, "to be done", "")
+            continue
+        entry = outcome.entry
+        detail = "; ".join(entry.findings) or entry.detail
+        if entry.samples is not None:
+            detail = f"{entry.samples} samples" + (f"; {detail}" if detail else "")
+        table.add_row(
+            str(step.number + 1), step.layout,
+            Text(_WORDS[outcome.what], style=_STYLES[outcome.what]), Text(printable(detail)),
+        )  # fmt: skip
+    return AsciiWhereNeeded(table)
+
+
+def advice_text(conclusion: Conclusion) -> RenderableType:
+    """The commands that make the winners permanent, or why there are none."""
+    if conclusion.emulated:
+        return Text(
+            "emulated: this guest ran without the processor's help. Its figures mean nothing, and "
+            "no verdict is drawn.",
+            style="yellow",
+        )
+    if not conclusion.advice:
+        return Text("no layout to make permanent: the figures cannot tell")
+    by_command: dict[str | None, list[str]] = {}
+    for one in conclusion.advice:
+        by_command.setdefault(one.command, []).append(str(one.objective))
+    lines = [Text("To make a layout permanent", style="bold")]
+    for command, objectives in by_command.items():
+        told = "nothing to do: the VM is as it should be" if command is None else command
+        lines.append(Text(printable(f"  for {', '.join(objectives)}: {told}")))
+    return AsciiWhereNeeded(Group(*lines))
+
+
+def _place(entry: Entry) -> str:
+    return "" if entry.number is None else f"boot {entry.number + 1}: "
+
+
+def _pus(pus: Sequence[int]) -> str:
+    from homenode.cpuset import CpuSet
+
+    return str(CpuSet(pus)) if pus else "none"

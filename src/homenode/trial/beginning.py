@@ -1,0 +1,204 @@
+"""Beginning: what is looked at and kept before the first boot, and read to go on. [I/O]"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from homenode.analyse.recommend import host_kind
+from homenode.apply.definition import preview_definition
+from homenode.domain.schema import refuse_new_errors
+from homenode.errors import InputError, UsageError
+from homenode.hypervisor.domain_state import DomainState
+from homenode.hypervisor.virsh import Virsh
+from homenode.plan.stored import encode_plan, read_plan
+from homenode.plan.wishes import Wishes
+from homenode.results.model import Condition
+from homenode.topology import Host
+from homenode.trial.copying import Prepared, prepare_copy
+from homenode.trial.fitting import Fitted, fit
+from homenode.trial.guest import is_there
+from homenode.trial.journal import Head
+from homenode.trial.journal_file import JournalFile, Known, known_trials
+from homenode.trial.orders import Measuring, Reaching
+from homenode.trial.runner import Tuned, is_emulated
+from homenode.trial.stored import Begun, decode_begun, encode_begun
+
+_BEGUN, _ORIGINAL, _COPY = "begun.json", "original.xml", "copy.xml"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the user asks for. id: the trial's name. layouts, boots, seed: of the schedule.
+
+    wishes: of the placement; the layout in it is replaced. apply_words: the same as options.
+    """
+
+    id: str
+    layouts: tuple[str, ...]
+    boots: int
+    seed: int
+    bare: bool
+    as_copy: bool
+    results: Path
+    wishes: Wishes
+    apply_words: tuple[str, ...]
+    measuring: Measuring
+    reaching: Reaching
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a trial would be: nothing is written yet. obstacles: why it cannot be."""
+
+    head: Head
+    begun: Begun
+    original: bytes
+    fitted: tuple[Fitted, ...]
+    copy: Prepared | None
+    obstacles: tuple[str, ...]
+    unchecked: tuple[str, ...]
+
+    @property
+    def layouts(self) -> dict[str, Tuned]:
+        return {
+            one.layout: Tuned(one.tuning.plan, one.tuning.document)
+            for one in self.fitted
+            if one.tuning is not None
+        }
+
+
+def look(virsh: Virsh, name: str, wanted: Wanted, host: Host, root: Path) -> Outlook:
+    """Plan every layout and say what stands against any. Changes nothing, writes nothing.
+
+    Raises UsageError where the VM runs or an earlier trial of it is not taken back, and as tune,
+    preview_definition and prepare_copy do.
+    """
+    state = virsh.domain(name)
+    _refuse_running(state)
+    _refuse_unfinished(state, root)
+    original = virsh.definition(state.uuid)
+    copy = prepare_copy(virsh, state, original, wanted.id) if wanted.as_copy else None
+    document = original if copy is None else copy.document
+    domain = state.name if copy is None else copy.copy.name
+    fitted = fit(document, domain, wanted.wishes, wanted.layouts, host)
+    unchecked = [
+        f"{one.layout}: {gap}"
+        for one in fitted
+        if one.tuning is not None
+        and (gap := refuse_new_errors(one.tuning.original, one.tuning.document)) is not None
+    ]
+    obstacles: list[str] = []
+    if copy is None:
+        for one in fitted:
+            if one.tuning is not None:
+                would = preview_definition(virsh, state.uuid, one.tuning.document, original, root)
+                obstacles += [f"{found}; {found.fix}" for found in would.obstacles]
+    head = Head(
+        id=wanted.id, connect=virsh.connect, domain=domain,
+        uuid=state.uuid if copy is None else copy.copy.uuid, source=state.name,
+        layouts=wanted.layouts, boots=wanted.boots, seed=wanted.seed,
+        results=str(wanted.results.absolute()), bare=wanted.bare,
+        copy=None if copy is None else copy.copy,
+    )  # fmt: skip
+    begun = Begun(
+        wanted.measuring, wanted.reaching, host_kind(host), _versions(host), is_emulated(original),
+        wanted.apply_words, () if copy is None else copy.disks,
+        None if copy is None else copy.nvram,
+    )  # fmt: skip
+    return Outlook(
+        head, begun, original, fitted, copy,
+        tuple(dict.fromkeys(obstacles)), tuple(dict.fromkeys(unchecked)),
+    )  # fmt: skip
+
+
+def begin(outlook: Outlook, journal: JournalFile) -> None:
+    """Keep all of it, the head last: a trial without one has not begun."""
+    journal.keep(_BEGUN, encode_begun(outlook.begun))
+    journal.keep(_ORIGINAL, outlook.original)
+    if outlook.copy is not None:
+        journal.keep(_COPY, outlook.copy.document)
+    for layout, tuned in outlook.layouts.items():
+        journal.keep(f"{layout}.xml", tuned.document)
+        journal.keep(f"{layout}.plan.json", encode_plan(tuned.plan).encode())
+    journal.begin(outlook.head)
+
+
+@dataclass(frozen=True, slots=True)
+class Reopened:
+    """A trial that was begun, as it was. copy: None in place."""
+
+    head: Head
+    begun: Begun
+    layouts: dict[str, Tuned]
+    copy: Prepared | None
+
+
+def reopen(head: Head, journal: JournalFile) -> Reopened:
+    """What `begin` kept. Raises InputError or HostError where it is not there any more."""
+    begun = decode_begun(journal.kept(_BEGUN), str(journal.folder / _BEGUN))
+    layouts = {
+        layout: Tuned(
+            read_plan(journal.kept(f"{layout}.plan.json"), f"{layout}.plan.json"),
+            journal.kept(f"{layout}.xml"),
+        )
+        for layout in head.layouts
+    }
+    copy = None
+    if head.copy is not None:
+        copy = Prepared(head.copy, journal.kept(_COPY), begun.disks, begun.nvram)
+    return Reopened(head, begun, layouts, copy)
+
+
+def with_reaching(reopened: Reopened, given: Reaching | None) -> Reopened:
+    """The same, reached otherwise: the key was wrong, say."""
+    if given is None:
+        return reopened
+    return replace(reopened, begun=replace(reopened.begun, reaching=given))
+
+
+def latest(root: Path, name: str, virsh: Virsh | None = None) -> Known:
+    """The trial of a domain, or of that id, that was begun last. Raises InputError."""
+    known = [one for one in known_trials(root, name) if one.head is not None]
+    if not known and virsh is not None and is_there(virsh, name):
+        known = [one for one in known_trials(root, virsh.domain(name).name) if one.head]
+    if not known:
+        raise InputError(
+            f"{name}: expected a trial of it, found none", hint="homenode trial --status lists all"
+        )
+    return known[-1]
+
+
+def _refuse_running(state: DomainState) -> None:
+    if state.is_active:
+        raise UsageError(
+            f"{state.name}: expected it shut off, found it {state.state}",
+            hint="shut it down first: a trial boots it in each layout",
+        )
+
+
+def _refuse_unfinished(state: DomainState, root: Path) -> None:
+    left: Sequence[Known] = [
+        one
+        for one in known_trials(root)
+        if one.head is not None
+        and one.head.source == state.name
+        and (one.state.to_undo or not one.state.ended)
+    ]
+    for one in left:
+        if one.state.to_undo or one.entries:
+            raise UsageError(
+                f"{state.name}: expected no unfinished trial, found {one.folder.name}",
+                hint=f"homenode trial {state.argument} --resume goes on with it, --undo ends it",
+            )
+
+
+def _versions(host: Host) -> tuple[Condition, ...]:
+    found = (
+        ("libvirt", host.settings.libvirt_version),
+        ("qemu", host.settings.qemu_version),
+    )
+    return tuple(
+        Condition(name, ".".join(map(str, version)))
+        for name, version in found
+        if version is not None
+    )

@@ -1,0 +1,71 @@
+"""Conclusion: what a trial's boots tell: effects, a verdict per objective, and what to do."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from homenode.analyse.choosing import alternatives_of
+from homenode.analyse.compare import compare
+from homenode.analyse.comparison import Comparison
+from homenode.analyse.recommend import from_results
+from homenode.analyse.verdict import Verdicts
+from homenode.plan.published import Objective
+from homenode.published.model import Evidence
+from homenode.results.model import Origin, Run, Vantage
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """For an objective: the layout to make permanent, and the command; None where nothing is to be
+    changed."""
+
+    objective: Objective
+    layout: str
+    command: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """comparison: None where fewer than two layouts were measured. of_bare: each layout against the
+    host itself, None where that was not measured. emulated: no figure means anything, and there are
+    no verdicts."""
+
+    comparison: Comparison | None
+    of_bare: Comparison | None
+    verdicts: Verdicts
+    advice: tuple[Advice, ...]
+    emulated: bool
+
+
+def conclude(
+    runs: Sequence[Run],
+    domain: str,
+    connect: str,
+    apply_words: Sequence[str],
+    evidence: Sequence[Evidence],
+) -> Conclusion:
+    """The conclusion of a trial's runs, in the order of its layouts: the first is the baseline.
+
+    domain: what the user calls it. apply_words: options that the layouts were planned with.
+    """
+    guests = [run for run in runs if run.head.vantage is Vantage.GUEST]
+    bare = [run for run in runs if run.head.vantage is not Vantage.GUEST]
+    emulated = any(run.head.origin is Origin.EMULATED for run in runs)
+    chosen = alternatives_of([("trial", guests)])
+    comparison = compare(chosen) if len(chosen) > 1 else None
+    of_bare = None
+    if bare and guests:
+        against = alternatives_of([("bare", bare), ("trial", guests)], first_alone=True)
+        of_bare = compare(against, bare=True)
+    found = () if emulated else from_results(guests, tuple(Objective), evidence)
+    words = ["homenode", "apply", domain, "--connect", connect, *apply_words]
+    advice = tuple(
+        Advice(
+            one.objective,
+            one.layout,
+            None if one.layout == "default" else shlex.join([*words, "--layout", one.layout]),
+        )
+        for one in found
+        if one.layout is not None and one.choice is not None
+    )
+    return Conclusion(comparison, of_bare, Verdicts(found, ()), advice, emulated)

@@ -1,0 +1,90 @@
+"""Fitting: every layout of a trial planned, and what of it would not fit, before the first boot."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from homenode.domain.read import open_domain
+from homenode.findings import Severity
+from homenode.plan.model import Plan, Unplannable
+from homenode.plan.wishes import Wishes
+from homenode.topology import Host, MemoryKind
+from homenode.tuning import Tuning, tune
+from homenode.units import format_bytes
+from homenode.verify.document import verify_document
+
+_STAND_AGAINST = frozenset((
+    "memory-short", "huge-pages-short", "device-in-use", "memory-of-no-node", "pin-of-no-pu",
+    "pin-of-offline-pu", "pin-of-disallowed-pu",
+))  # fmt: skip
+"""Findings with which a VM does not start, or takes from another what it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A layout planned. tuning: None where no placement fits. against: why it cannot be booted.
+
+    unplannable: against is the planner's answer.
+    """
+
+    layout: str
+    tuning: Tuning | None
+    against: tuple[str, ...]
+
+    @property
+    def unplannable(self) -> bool:
+        return self.tuning is None
+
+
+def fit(
+    original: bytes, name: str, wishes: Wishes, layouts: Sequence[str], host: Host
+) -> tuple[Fitted, ...]:
+    """Each layout planned for a domain that is shut off, and what stands against each.
+
+    Memory and huge pages are held against what is free on the host now. Raises as tune does, but
+    Unplannable, which is an answer here.
+    """
+    # Its own pins, where it is defined with some, are not taken from it.
+    others = tuple(domain for domain in host.domains if domain.name != name)
+    alone = replace(host, domains=others)
+    return tuple(_fit(original, name, replace(wishes, layout=one), alone) for one in layouts)
+
+
+def _fit(original: bytes, name: str, wishes: Wishes, host: Host) -> Fitted:
+    try:
+        tuning = tune(original, name, wishes, host)
+    except Unplannable as error:
+        return Fitted(wishes.layout, None, (str(error),))
+    plan = tuning.plan
+    found = verify_document(open_domain(tuning.document, name), plan=plan, host=host).findings
+    against = [
+        f"{one.subject}: expected {one.expected}, found {one.observed} ({one.id})"
+        for one in found
+        if one.id in _STAND_AGAINST and one.severity is Severity.CRITICAL
+    ]
+    if not plan.memory_nodes:
+        against += _anywhere(plan, host)
+    return Fitted(wishes.layout, tuning, tuple(against))
+
+
+def _anywhere(plan: Plan, host: Host) -> list[str]:
+    """What is short for memory that is not bound: it may come from every node but a GPU's."""
+    nodes = [node for node in host.nodes if node.memory_kind is not MemoryKind.GPU]
+    if plan.page_bytes:
+        pools = [pool for node in nodes for pool in node.page_pools
+                 if pool.page_bytes == plan.page_bytes]  # fmt: skip
+        free: int | None = sum(pool.page_bytes * pool.free_pages for pool in pools)
+        what, name = "free huge pages", "huge-pages-short"
+        if not any(node.page_pools for node in nodes):
+            free = None  # the source tells none of any size
+    else:
+        sizes = [node.memory_bytes if node.memory_free_bytes is None else node.memory_free_bytes
+                 for node in nodes]  # fmt: skip
+        known = [size for size in sizes if size is not None]
+        free = sum(known) if known and len(known) == len(sizes) else None
+        what, name = "free memory", "memory-short"
+    if free is None or free >= plan.memory_bytes:
+        return []
+    return [
+        f"all nodes: expected {format_bytes(plan.memory_bytes)} of {what}, found "
+        f"{format_bytes(free)} ({name})"
+    ]

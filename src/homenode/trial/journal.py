@@ -1,0 +1,237 @@
+"""Journal: what a trial has done and how each of it is undone; written before it is done.
+
+A head and then lines, each of which says one thing that is about to happen or has happened. What
+state the domain is in follows from the lines alone: a trial that was killed is taken back by them.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import msgspec
+
+from homenode.errors import InputError
+
+T = TypeVar("T")
+
+FORMAT = "homenode.trial/1"
+"""In the first line; read by the same program on the same machine only."""
+
+
+class What(StrEnum):
+    """Each "-ing" is on disk before it is done, each other one after."""
+
+    COPYING = "copying"
+    COPIED = "copied"
+    APPLYING = "applying"
+    APPLIED = "applied"
+    STARTING = "starting"
+    STARTED = "started"
+    ANSWERED = "answered"
+    MEASURING = "measuring"
+    MEASURED = "measured"
+    MISMATCHED = "mismatched"
+    REFUSED = "refused"
+    FAILED = "failed"
+    SET_ASIDE = "set-aside"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    INTERRUPTED = "interrupted"
+    RESTORING = "restoring"
+    RESTORED = "restored"
+    REMOVING = "removing"
+    REMOVED = "removed"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The copy that a trial works on. overlays, nvram: files that were made for it."""
+
+    uuid: str
+    name: str
+    overlays: tuple[str, ...]
+    nvram: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a trial is. id: its own name. domain, uuid: what it works on, a copy where `copy` says
+    so. source: the domain that the user named. results: folder. system: folder in it."""
+
+    id: str
+    connect: str
+    domain: str
+    uuid: str
+    source: str
+    layouts: tuple[str, ...]
+    boots: int
+    seed: int
+    results: str
+    bare: bool = False
+    copy: Copy | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line. at: UTC, ISO 8601. number: of the step, None where it is about all of them.
+
+    undo: what takes it back, for people. run: name of the results. boot: the guest's own identity
+    of it. run_id: libvirt's number of the running instance. samples: how many were measured.
+    findings: why a guest was not measured.
+    """
+
+    at: str
+    what: What
+    number: int | None = None
+    detail: str = ""
+    undo: str | None = None
+    run: str | None = None
+    boot: str | None = None
+    run_id: int | None = None
+    samples: int | None = None
+    findings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a step last. what: MEASURED, MISMATCHED, REFUSED or FAILED."""
+
+    what: What
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How a trial stands. outcomes: by the step's number.
+
+    applied: the domain may have a layout's definition. running: the step whose guest may be
+    running, and what is known of it. copied: the copy may be there. ended: nothing is left to undo
+    or to do.
+    """
+
+    outcomes: dict[int, Outcome]
+    applied: bool
+    running: int | None
+    run_id: int | None
+    boot: str | None
+    copied: bool
+    ended: bool
+
+    @property
+    def to_undo(self) -> bool:
+        return self.applied or self.running is not None or self.copied
+
+    @property
+    def measured(self) -> frozenset[int]:
+        return frozenset(
+            number for number, one in self.outcomes.items() if one.what is What.MEASURED
+        )
+
+
+_OUTCOMES = (What.MEASURED, What.MISMATCHED, What.REFUSED, What.FAILED)
+
+
+def state_of(entries: Iterable[Entry]) -> State:
+    """The state that these lines lead to.
+
+    >>> now = state_of([Entry("", What.APPLYING, 0), Entry("", What.APPLIED, 0)])
+    >>> now.applied, now.running, now.to_undo
+    (True, None, True)
+    """
+    outcomes: dict[int, Outcome] = {}
+    applied = copied = ended = False
+    running = run_id = boot = None
+    for entry in entries:
+        what = entry.what
+        if what in _OUTCOMES and entry.number is not None:
+            outcomes[entry.number] = Outcome(what, entry)
+        if what is What.STARTING:
+            running, run_id, boot = entry.number, None, None
+        elif what is What.STARTED:
+            run_id = entry.run_id
+        elif what is What.ANSWERED:
+            boot = entry.boot
+        elif what is What.STOPPED:
+            running = run_id = boot = None
+        elif what in (What.APPLYING, What.APPLIED, What.RESTORING):
+            applied = True
+        elif what is What.RESTORED:
+            applied = False
+        elif what in (What.COPYING, What.COPIED, What.REMOVING):
+            copied = True
+        elif what is What.REMOVED:
+            copied = False
+        ended = what is What.ENDED
+    return State(outcomes, applied, running, run_id, boot, copied, ended)
+
+
+def encode_head(head: Head) -> bytes:
+    """The first line."""
+    return _line({"format": FORMAT, **_fields(head)})
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """A line. Fields at their defaults are left out."""
+    fields = entry.__dataclass_fields__
+    return _line({k: v for k, v in _fields(entry).items() if v != fields[k].default})
+
+
+def decode_journal(content: bytes, source: str) -> tuple[Head, tuple[Entry, ...]]:
+    """Head and lines. A last line without its end was being written when we were killed: what it
+    would have said has not begun. Raises InputError that names the line."""
+    lines = content.split(b"\n")
+    lines.pop()
+    if not lines:
+        raise InputError(f"{source}: expected a {FORMAT} head, found none")
+    head = _record(lines[0], f"{source}:1")
+    found = head.get("format")
+    if found != FORMAT:
+        raise InputError(
+            f"{source}:1: expected {FORMAT}, found {found!r}",
+            hint="it was written by another version of homenode: undo it with that one",
+        )
+    return _convert(head, Head, f"{source}:1"), tuple(
+        _convert(_record(line, f"{source}:{number}"), Entry, f"{source}:{number}")
+        for number, line in enumerate(lines[1:], start=2)
+    )
+
+
+def whole_lines(content: bytes) -> bytes:
+    """Without a last line that has no end.
+
+    >>> whole_lines(b"a" + bytes([10]) + b"b")
+    b'a\\n'
+    """
+    return content[: content.rfind(b"\n") + 1]
+
+
+def left_of(numbers: Sequence[int], state: State) -> tuple[int, ...]:
+    """Steps that are still to be done: what failed or was refused is tried again."""
+    return tuple(number for number in numbers if number not in state.measured)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(msgspec.to_builtins(record)) + b"\n"
+
+
+def _record(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        record = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{where}: expected a line of JSON, found: {error}") from None
+    if not isinstance(record, dict):
+        raise InputError(f"{where}: expected a JSON object, found {type(record).__name__}")
+    return record
+
+
+def _convert(record: dict[str, Any], of: type[T], where: str) -> T:
+    try:
+        return msgspec.convert(record, of)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{where}: expected a line of {FORMAT}, found: {error}") from None

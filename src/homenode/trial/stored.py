@@ -1,0 +1,52 @@
+"""Stored: what a trial was begun with, beside its journal, so that `--resume` measures the same."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from homenode.bdf import PciAddress
+from homenode.cpuset import CpuSet
+from homenode.domain.overlay_disks import WritableDisk
+from homenode.errors import InputError
+from homenode.results.model import Condition
+from homenode.trial.orders import Measuring, Reaching
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Everything but the documents and the plans. disks, nvram: of the copy, see copying.Prepared.
+
+    apply_words: options of `homenode apply` that the layouts were planned with.
+    """
+
+    measuring: Measuring
+    reaching: Reaching
+    host_kind: str | None
+    versions: tuple[Condition, ...]
+    emulated: bool
+    apply_words: tuple[str, ...] = ()
+    disks: tuple[WritableDisk, ...] = ()
+    nvram: tuple[str, str] | None = None
+
+
+def encode_begun(begun: Begun) -> bytes:
+    """As JSON."""
+    return msgspec.json.encode(msgspec.to_builtins(begun, enc_hook=_to_text)) + b"\n"
+
+
+def decode_begun(content: bytes, source: str) -> Begun:
+    """Raises InputError."""
+    try:
+        return msgspec.json.decode(content, type=Begun)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{source}: expected what a trial was begun with, found: {error}",
+            hint="homenode trial --undo takes it back; then begin it anew",
+        ) from None
+
+
+def _to_text(value: Any) -> str:
+    if isinstance(value, CpuSet | PciAddress):
+        return str(value)
+    raise NotImplementedError(f"no text for {type(value).__name__}")

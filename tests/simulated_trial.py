@@ -1,0 +1,197 @@
+"""Trials on a simulated hypervisor: the stand-in for virsh, and guests with known effects.
+
+A guest is what the stand-in's definition says: flat or with two cells, and as fast as its layout is
+said to be, with noise of a boot and of a sample that only depend on the boot's number.
+"""
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from homenode.bench.model import Depth, Group, SuiteWishes
+from homenode.description.parse import parse_description
+from homenode.description.render import render
+from homenode.errors import ToolError
+from homenode.hypervisor.virsh import Virsh
+from homenode.machine.protocol import Machine
+from homenode.plan.request import Policy
+from homenode.plan.wishes import Wishes
+from homenode.process import Completed
+from homenode.snapshot.memory import MemorySnapshot
+from homenode.snapshot.protocol import Snapshot
+from homenode.sources import load_host
+from homenode.topology import Host
+from homenode.trial.beginning import Wanted, begin, look, reopen
+from homenode.trial.journal import Head
+from homenode.trial.journal_file import JournalFile
+from homenode.trial.orders import Measuring, Reaching
+from homenode.trial.runner import Trial
+from tests import probe_documents
+from tests.apply_documents import NAME, ORIGINAL
+from tests.bench_machines import FakeMachine
+from tests.virsh_stand_in import URI, StandIn
+
+HOST = "x86-2p2n16c16t-smt-off"
+LAYOUTS = ("default", "pin", "pin-numa")
+GROUPS = (Group.CPU_SINGLE, Group.MEMORY_BANDWIDTH)
+NOISE = 0.005
+
+_FLAT = """
+format = 1
+name = "guest"
+cores_per_package = 4
+llc_size = "8MiB"
+memory_per_node = "1GiB"
+"""
+_CELLS = """
+format = 1
+name = "guest"
+packages = 2
+cores_per_package = 2
+llc_size = "8MiB"
+memory_per_node = "512MiB"
+distances = { other_package = 21 }
+"""
+
+
+class SimulatedGuest(FakeMachine):
+    """One boot of the stand-in's domain."""
+
+    def __init__(self, daemon: StandIn, run_id: str, effect: float, cells: bool) -> None:
+        super().__init__(boot=f"boot {run_id}")
+        self._daemon = daemon
+        self._run_id = run_id
+        self._text = _CELLS if cells else _FLAT
+        self._random = random.Random(f"boot {run_id}")
+        self._speed = effect * (1 + self._random.gauss(0, NOISE))
+
+    def run(
+        self,
+        argv: Sequence[str],
+        timeout_s: float,
+        input: str | None = None,
+        *,
+        environment: Mapping[str, str] | None = None,
+    ) -> Completed:
+        self._check()
+        if argv[0] == "poweroff":
+            return Completed(tuple(argv), 0, "", "")
+        if argv[1:2] == ["bandwidth"] or argv[1:2] == ("bandwidth",):
+            return Completed(tuple(argv), 0, self._bandwidth(argv), "")
+        return super().run(argv, timeout_s, input, environment=environment)
+
+    def snapshot(self) -> Snapshot:
+        self._check()
+        made = render(parse_description(self._text, "guest"))
+        return MemorySnapshot("guest", made.files, made.links, made.commands, made.folders)
+
+    def _check(self) -> None:
+        state = self._daemon.state
+        if (state / "unreachable").exists():
+            raise ToolError("guest: Connection timed out")
+        try:
+            now = self._daemon.get("id")
+        except FileNotFoundError:
+            now = ""
+        if now != self._run_id:
+            raise ToolError("guest: Connection refused")
+
+    def _bandwidth(self, argv: Sequence[str]) -> str:
+        document = json.loads(probe_documents.answer(list(argv)))
+        for run in document["runs"]:
+            for kernel in run["kernels"]:
+                for sample in kernel["raw"]:
+                    noise = 1 + self._random.gauss(0, NOISE)
+                    sample["bytes_per_s"] = 36e9 * self._speed * noise
+        return json.dumps(document)
+
+
+class SimulatedReach:
+    """See trial.guest.Reach. effects: speed of memory by layout. wrong: layouts whose guest comes
+    up without its cells."""
+
+    def __init__(
+        self,
+        daemon: StandIn,
+        effects: Mapping[str, float],
+        wrong: Sequence[str] = (),
+        silent: Sequence[str] = (),
+    ) -> None:
+        self._daemon = daemon
+        self._effects = effects
+        self._wrong = wrong
+        self._silent = silent
+
+    def machine(self, uuid: str) -> Machine:
+        definition = self._daemon.definition()
+        cells = b"<cell" in definition
+        layout = "pin-numa" if cells else "pin" if b"<vcpupin" in definition else "default"
+        if layout in self._silent:
+            raise ToolError("root@192.0.2.7 over ssh: Permission denied (publickey)",
+                            hint="does it have this user's key?")  # fmt: skip
+        try:
+            run_id = self._daemon.get("id")
+        except FileNotFoundError:
+            run_id = ""
+        guest = SimulatedGuest(
+            self._daemon, run_id, self._effects[layout], cells and layout not in self._wrong
+        )
+        guest.run(("true",), 1)
+        return guest
+
+    def equip(self, machine: Machine) -> None:
+        machine.run(("true",), 1)
+
+    def leave(self, machine: Machine) -> None:
+        machine.run(("true",), 1)
+
+
+def daemon_in(folder: Path) -> StandIn:
+    """A stand-in whose only domain is that of apply_documents."""
+    return StandIn(folder, NAME, ORIGINAL)
+
+
+def host() -> Host:
+    return load_host(HOST)
+
+
+def wanted(
+    results: Path, *, boots: int = 2, layouts: tuple[str, ...] = LAYOUTS, bare: bool = False,
+    as_copy: bool = False, answer_s: float = 5.0, repeats: int = 1, id: str = "trial",
+) -> Wanted:  # fmt: skip
+    measuring = Measuring(
+        SuiteWishes(GROUPS, Depth.QUICK), repeats=repeats, answer_s=answer_s, stop_s=0.2
+    )
+    return Wanted(
+        id, layouts, boots, 3, bare, as_copy, results,
+        Wishes(layout="pin", policy=Policy.SPREAD), ("--policy", "spread"), measuring, Reaching(),
+    )  # fmt: skip
+
+
+def begun(root: Path, asked: Wanted) -> tuple[Head, JournalFile]:
+    """A trial of the stand-in's domain, looked at and written down."""
+    outlook = look(Virsh(URI), NAME, asked, host(), root)
+    assert not outlook.obstacles
+    assert not any(one.against for one in outlook.fitted)
+    journal = JournalFile(root, asked.id)
+    begin(outlook, journal)
+    return outlook.head, journal
+
+
+def trial_of(
+    head: Head,
+    journal: JournalFile,
+    root: Path,
+    reach: SimulatedReach,
+    told: list[str] | None = None,
+) -> Trial:
+    """Ready to run, or to go on."""
+    found = reopen(head, journal)
+    said = [] if told is None else told
+    return Trial(
+        virsh=Virsh(URI), head=head, journal=journal, root=root, layouts=found.layouts,
+        measuring=found.begun.measuring, reach=reach, host_kind=found.begun.host_kind,
+        copy=found.copy, versions=found.begun.versions, emulated=False,
+        on_step=lambda step, left: None, on_progress=lambda progress: None, tell=said.append,
+    )  # fmt: skip

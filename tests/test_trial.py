@@ -1,0 +1,405 @@
+"""A trial on a simulated hypervisor: order, verdicts, what goes wrong, and what is left behind."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homenode.bench import runner as bench_runner
+from homenode.errors import HostError, InputError, UsageError
+from homenode.hypervisor.virsh import Virsh
+from homenode.plan.published import Objective
+from homenode.published.shipped import published_evidence
+from homenode.results.model import Run
+from homenode.results.store import read_run
+from homenode.topology import PagePool
+from homenode.trial import guest
+from homenode.trial.beginning import latest, look
+from homenode.trial.conclusion import Conclusion, conclude
+from homenode.trial.journal import (
+    Entry,
+    Head,
+    What,
+    decode_journal,
+    encode_entry,
+    encode_head,
+    state_of,
+)
+from homenode.trial.journal_file import JournalFile, known_trials
+from homenode.trial.runner import outcome_code, run_trial, steps_of
+from homenode.trial.schedule import BARE, trial_schedule
+from homenode.trial.taking_back import take_back
+from tests.apply_documents import NAME, ORIGINAL
+from tests.simulated_trial import (
+    LAYOUTS,
+    SimulatedReach,
+    begun,
+    daemon_in,
+    host,
+    trial_of,
+    wanted,
+)
+from tests.virsh_stand_in import URI, StandIn
+
+EQUAL = {"default": 1.0, "pin": 1.0, "pin-numa": 1.0}
+CELLS_HELP = {"default": 1.0, "pin": 1.3, "pin-numa": 1.9}
+CELLS_HURT = {"default": 1.0, "pin": 1.25, "pin-numa": 0.5}
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    found = daemon_in(tmp_path / "daemon")
+    monkeypatch.setenv("PATH", f"{found.bin}:/usr/bin:/bin")
+    monkeypatch.setattr(guest, "_BETWEEN_S", 0.01)
+    monkeypatch.setattr(guest, "DAEMON_S", 0.2)
+    monkeypatch.setattr(bench_runner, "IDLE_S", 0.0)
+    return found
+
+
+def run(
+    tmp_path: Path, reach: SimulatedReach, told: list[str] | None = None, **asked: object
+) -> tuple[Head, JournalFile]:
+    """A whole trial."""
+    head, journal = begun(tmp_path / "state", wanted(tmp_path / "results", **asked))  # type: ignore[arg-type]
+    with journal.locked() as lock:
+        run_trial(trial_of(head, journal, tmp_path / "state", reach, told), lock)
+    return head, journal
+
+
+def runs_of(head: Head, journal: JournalFile) -> list[Run]:
+    state = journal.known().state
+    order = {layout: at for at, layout in enumerate((*head.layouts, BARE))}
+    steps = sorted(steps_of(head), key=lambda step: (order[step.layout], step.round))
+    return [
+        read_run(next(Path(head.results).glob(f"*/{state.outcomes[step.number].entry.run}")))
+        for step in steps
+        if step.number in state.measured
+    ]
+
+
+def conclusion(head: Head, journal: JournalFile) -> Conclusion:
+    return conclude(runs_of(head, journal), NAME, URI, ("--policy", "spread"), published_evidence())
+
+
+@pytest.mark.parametrize(
+    ("effects", "best"), [(CELLS_HELP, "pin-numa"), (CELLS_HURT, "pin"), (EQUAL, "default")]
+)
+def test_known_effects_come_to_the_right_verdict(
+    effects: Mapping[str, float], best: str, daemon: StandIn, tmp_path: Path
+) -> None:
+    head, journal = run(tmp_path, SimulatedReach(daemon, effects), boots=3)
+    assert outcome_code(journal.known().state) == 0
+    found = conclusion(head, journal)
+    verdict = next(
+        one for one in found.verdicts.verdicts if one.objective is Objective.HOST_BANDWIDTH
+    )
+    assert verdict.layout == best, verdict.statement
+    advice = next(one for one in found.advice if one.objective is Objective.HOST_BANDWIDTH)
+    if best == "default":
+        assert "no difference" in verdict.statement
+        assert advice.command is None
+    else:
+        assert advice.command == (
+            f"homenode apply '{NAME}' --connect {URI} --policy spread --layout {best}"
+        )
+    assert daemon.definition() == ORIGINAL
+    assert found.comparison is not None
+    effect = next(
+        one for one in found.comparison.effects
+        if one.alternative.startswith("pin-numa") and one.primary
+        and one.metric == "memory-bandwidth"
+    )  # fmt: skip
+    assert effect.boots == (3, 3)
+    assert effect.low is not None
+    assert effect.high is not None
+    assert effect.low < effects["pin-numa"] < effect.high
+
+
+def test_one_boot_of_each_cannot_tell(daemon: StandIn, tmp_path: Path) -> None:
+    head, journal = run(tmp_path, SimulatedReach(daemon, CELLS_HELP), boots=1)
+    found = conclusion(head, journal)
+    assert found.verdicts.verdicts
+    assert all(one.choice is None for one in found.verdicts.verdicts)
+    assert found.advice == ()
+    assert "boots" in found.verdicts.verdicts[0].statement
+
+
+def test_every_boot_is_written_down_before_and_after(daemon: StandIn, tmp_path: Path) -> None:
+    head, journal = run(tmp_path, SimulatedReach(daemon, EQUAL), boots=1)
+    known = journal.known()
+    assert known.head == head
+    of_first = [entry.what for entry in known.entries if entry.number == 0]
+    assert of_first == [
+        What.APPLYING, What.APPLIED, What.STARTING, What.STARTED, What.ANSWERED, What.MEASURING,
+        What.MEASURED, What.STOPPING, What.STOPPED,
+    ]  # fmt: skip
+    assert [entry.what for entry in known.entries][-3:] == [
+        What.RESTORING, What.RESTORED, What.ENDED,
+    ]  # fmt: skip
+    assert known.state.ended
+    assert not known.state.to_undo
+    started = [line for line in daemon.commands() if line.startswith("start")]
+    assert len(started) == len(LAYOUTS)
+
+
+def test_a_guest_that_is_not_as_planned_is_told_and_not_measured(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    head, journal = run(tmp_path, SimulatedReach(daemon, EQUAL, wrong=["pin-numa"]), told, boots=1)
+    state = journal.known().state
+    assert outcome_code(state) == 1
+    by_layout = {step.layout: state.outcomes[step.number] for step in steps_of(head)}
+    assert by_layout["pin-numa"].what is What.MISMATCHED
+    assert any("guest-nodes" in line for line in by_layout["pin-numa"].entry.findings)
+    assert by_layout["pin"].what is What.MEASURED
+    assert any("not as planned" in line for line in told)
+    assert daemon.definition() == ORIGINAL
+
+
+def test_a_wrong_key_is_named_and_the_rest_goes_on(daemon: StandIn, tmp_path: Path) -> None:
+    reach = SimulatedReach(daemon, EQUAL, silent=["pin"])
+    head, journal = run(tmp_path, reach, boots=1, answer_s=0.05)
+    state = journal.known().state
+    by_layout = {step.layout: state.outcomes[step.number] for step in steps_of(head)}
+    assert by_layout["pin"].what is What.FAILED
+    assert "Permission denied" in by_layout["pin"].entry.detail
+    assert "key" in by_layout["pin"].entry.detail
+    assert [by_layout[one].what for one in ("default", "pin-numa")] == [What.MEASURED] * 2
+    assert outcome_code(state) == 3
+    assert daemon.definition() == ORIGINAL
+    # With the right key, what failed is tried again, and nothing else.
+    before = sum(line.startswith("start") for line in daemon.commands())
+    with journal.locked() as lock:
+        run_trial(trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, EQUAL)), lock)
+    assert sum(line.startswith("start") for line in daemon.commands()) == before + 1
+    assert outcome_code(journal.known().state) == 0
+
+
+def test_a_layout_that_libvirt_refuses_is_named_and_the_rest_goes_on(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    daemon.put("drops", "<memnode ")  # a libvirt that loses where cells lie
+    head, journal = run(tmp_path, SimulatedReach(daemon, EQUAL), boots=1)
+    state = journal.known().state
+    by_layout = {step.layout: state.outcomes[step.number] for step in steps_of(head)}
+    assert by_layout["pin-numa"].what is What.REFUSED
+    assert "expected libvirt to keep" in by_layout["pin-numa"].entry.detail
+    assert by_layout["default"].what is What.MEASURED
+    assert outcome_code(state) == 3
+    assert daemon.definition() == ORIGINAL
+
+
+def test_a_vm_that_does_not_start_is_named(daemon: StandIn, tmp_path: Path) -> None:
+    daemon.put("start-fails", "cannot allocate huge pages")
+    _, journal = run(tmp_path, SimulatedReach(daemon, EQUAL), boots=1)
+    state = journal.known().state
+    assert {one.what for one in state.outcomes.values()} == {What.FAILED}
+    assert all("huge pages" in one.entry.detail for one in state.outcomes.values())
+    assert daemon.definition() == ORIGINAL
+
+
+def test_a_guest_that_does_not_shut_down_is_ended(daemon: StandIn, tmp_path: Path) -> None:
+    daemon.put("deaf", "yes")
+    _, journal = run(tmp_path, SimulatedReach(daemon, EQUAL), boots=1)
+    ends = [entry.detail for entry in journal.known().entries if entry.what is What.STOPPED]
+    assert all("did not shut down" in detail for detail in ends)
+    assert not (daemon.state / "id").exists()
+    assert daemon.definition() == ORIGINAL
+
+
+def test_a_full_disk_is_named_and_the_vm_is_as_it_was(
+    daemon: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked = tmp_path / "results"
+    blocked.write_text("not a folder: nothing can be written below it")
+    head, journal = begun(tmp_path / "state", wanted(blocked, boots=1))
+    with journal.locked() as lock:
+        run_trial(trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, EQUAL)), lock)
+    state = journal.known().state
+    assert {one.what for one in state.outcomes.values()} == {What.FAILED}
+    assert outcome_code(state) == 3
+    assert daemon.definition() == ORIGINAL
+
+
+def test_libvirt_gone_for_good_is_an_error_and_undo_mends_it_later(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    root = tmp_path / "state"
+    head, journal = begun(root, wanted(tmp_path / "results", boots=1))
+    trial = trial_of(head, journal, root, SimulatedReach(daemon, EQUAL))
+
+    class Gone(SimulatedReach):
+        def equip(self, machine: object) -> None:
+            daemon.put("down", "")
+            raise HostError("virsh: Disconnected from qemu:///system due to end of file")
+
+    with journal.locked() as lock, pytest.raises(HostError, match="failed to connect"):
+        run_trial(replace(trial, reach=Gone(daemon, EQUAL)), lock)
+    assert journal.known().state.to_undo
+    (daemon.state / "down").unlink()
+    take_back(Virsh(URI), head, journal, root, 0.2)
+    assert not journal.known().state.to_undo
+    assert daemon.definition() == ORIGINAL
+    assert not (daemon.state / "id").exists()
+
+
+def test_ctrl_c_puts_the_vm_back_and_resume_completes(daemon: StandIn, tmp_path: Path) -> None:
+    root = tmp_path / "state"
+    head, journal = begun(root, wanted(tmp_path / "results", boots=2))
+    trial = trial_of(head, journal, root, SimulatedReach(daemon, EQUAL))
+    count = 0
+
+    class Interrupted(SimulatedReach):
+        def equip(self, machine: object) -> None:
+            nonlocal count
+            count += 1
+            if count == 3:
+                raise KeyboardInterrupt
+
+    with journal.locked() as lock, pytest.raises(KeyboardInterrupt):
+        run_trial(replace(trial, reach=Interrupted(daemon, EQUAL)), lock)
+    assert daemon.definition() == ORIGINAL
+    assert not (daemon.state / "id").exists()
+    state = journal.known().state
+    assert len(state.measured) == 2
+    assert not state.to_undo
+    assert latest(root, NAME).folder == journal.folder
+    with pytest.raises(UsageError, match="no unfinished trial") as raised:
+        look(Virsh(URI), NAME, wanted(tmp_path / "results", id="other"), host(), root)
+    assert "--resume" in str(raised.value.hint)
+    with journal.locked() as lock:
+        run_trial(trial, lock)
+    assert len(journal.known().state.measured) == 6
+    assert len(runs_of(head, journal)) == 6
+
+
+def test_a_running_vm_is_refused_before_anything_is_written(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    daemon.put("id", "4")
+    with pytest.raises(UsageError, match="expected it shut off, found it running"):
+        look(Virsh(URI), NAME, wanted(tmp_path / "results"), host(), tmp_path / "state")
+    assert known_trials(tmp_path / "state") == ()
+
+
+def test_what_stands_in_the_way_is_found_before_the_first_boot(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    daemon.put("saved", "yes")
+    found = look(Virsh(URI), NAME, wanted(tmp_path / "results"), host(), tmp_path / "state")
+    assert any("managed-save" in one for one in found.obstacles)
+    daemon.put("saved", "no")
+    asked = wanted(tmp_path / "results")
+    pools = (PagePool(2 << 20, 300, 200),)
+    small = replace(host(), nodes=tuple(replace(one, page_pools=pools) for one in host().nodes))
+    asked = replace(asked, wishes=replace(asked.wishes, page_bytes=2 << 20))
+    found = look(Virsh(URI), NAME, asked, small, tmp_path / "state")
+    assert all("huge-pages-short" in " ".join(one.against) for one in found.fitted)
+    asked = replace(asked, wishes=replace(asked.wishes, page_bytes=None, memory_bytes=300 << 30))
+    found = look(Virsh(URI), NAME, asked, small, tmp_path / "state")
+    assert [one.unplannable for one in found.fitted] == [False, True, True]
+    assert "memory-short" in found.fitted[0].against[0]
+    assert not any(line.startswith(("define", "start")) for line in daemon.commands())
+
+
+def test_the_host_itself_is_measured_on_the_plans_pus(
+    daemon: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from homenode.trial import runner
+    from tests.bench_machines import FakeMachine
+    from tests.simulated_trial import HOST
+
+    machine = FakeMachine(host=HOST)
+    monkeypatch.setattr(runner, "LocalMachine", lambda: machine)
+    effects = dict.fromkeys(LAYOUTS, 0.9)
+    head, journal = run(tmp_path, SimulatedReach(daemon, effects), boots=2, bare=True)
+    assert len(journal.known().state.measured) == 8
+    used = {call[call.index("--pus") + 1] for call in machine.calls if "--pus" in call}
+    assert used <= {"0-1,8-9", "0"}, used
+    found = conclusion(head, journal)
+    assert found.of_bare is not None
+    assert found.of_bare.bare
+    shares = [one.ratio for one in found.of_bare.effects if one.metric == "memory-bandwidth"]
+    assert shares
+    assert all(one < 1.0 for one in shares)
+
+
+def test_figures_of_emulated_guests_come_to_no_verdict(daemon: StandIn, tmp_path: Path) -> None:
+    head, journal = begun(tmp_path / "state", wanted(tmp_path / "results"))
+    trial = trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, CELLS_HELP))
+    with journal.locked() as lock:
+        run_trial(replace(trial, emulated=True), lock)
+    found = conclusion(head, journal)
+    assert found.emulated
+    assert found.verdicts.verdicts == ()
+    assert found.advice == ()
+
+
+@given(
+    st.lists(
+        st.sampled_from(["default", "pin", "pin-numa", "pin-numa-pci"]), unique=True, min_size=1
+    ),
+    st.integers(1, 8),
+    st.integers(0, 1000),
+)
+def test_each_round_boots_each_layout_once(layouts: list[str], boots: int, seed: int) -> None:
+    steps = trial_schedule(layouts, boots, seed)
+    assert steps == trial_schedule(layouts, boots, seed)
+    assert [step.number for step in steps] == list(range(len(layouts) * boots))
+    for number in range(boots):
+        of_round = [step for step in steps if step.round == number]
+        assert {step.layout for step in of_round} == set(layouts)
+        assert [step.number // len(layouts) for step in of_round] == [number] * len(layouts)
+
+
+def test_layouts_do_not_stand_in_one_order_every_round() -> None:
+    steps = trial_schedule(LAYOUTS, 20, 1)
+    orders = {tuple(s.layout for s in steps if s.round == number) for number in range(20)}
+    assert len(orders) > 3
+
+
+@pytest.mark.parametrize("bad", [[], ["pin", "pin"]])
+def test_a_layout_twice_or_none_is_refused(bad: list[str]) -> None:
+    with pytest.raises(UsageError, match="--layouts"):
+        trial_schedule(bad, 1, 1)
+
+
+_ENTRIES = st.lists(
+    st.builds(
+        Entry,
+        at=st.just("2026-01-01T00:00:00Z"),
+        what=st.sampled_from(What),
+        number=st.integers(0, 5) | st.none(),
+        detail=st.text(max_size=5),
+        samples=st.integers(0, 9) | st.none(),
+    ),
+    max_size=12,
+)
+_HEAD = Head("t", URI, "vm", "u", "vm", ("pin",), 1, 1, "/r")
+
+
+@given(_ENTRIES, st.integers(0, 5000))
+def test_a_journal_cut_anywhere_is_read_up_to_its_last_whole_line(
+    entries: list[Entry], cut: int
+) -> None:
+    whole = encode_head(_HEAD) + b"".join(map(encode_entry, entries))
+    head, read = decode_journal(whole, "journal")
+    assert (head, list(read)) == (_HEAD, entries)
+    first = len(encode_head(_HEAD))
+    part = whole[: max(first, min(cut, len(whole)))]
+    _, read = decode_journal(part, "journal")
+    assert list(read) == entries[: len(read)]
+    assert part.count(b"\n") == len(read) + 1
+    state_of(read)
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"\n", b"[]\n", b'{"format":"homenode.trial/9"}\n', b"\xff\n"]
+)
+def test_what_is_no_journal_is_refused_by_name(text: bytes) -> None:
+    with pytest.raises(InputError, match="journal"):
+        decode_journal(text, "journal")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homenode.cli.options import HostOption
 from homenode.cli.terminal import note
 from homenode.errors import UsageError
 
@@ -43,7 +42,14 @@ def study(
     nodelist: Annotated[
         str | None, typer.Option(metavar="A,B", help="These cluster nodes, instead of N.")
     ] = None,
-    host: HostOption = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="What every node is: a snapshot, a host.toml, a shipped host's name. "
+            "Default: jobs capture each.",
+        ),
+    ] = None,
     numa: Annotated[
         str | None,
         typer.Option(metavar="LIST", help="NUMA nodes to bind to. Default: all with CPUs."),

@@ -39,7 +39,7 @@ def _head(report: StudyReport) -> Iterator[str]:
 
 
 def _parts(report: StudyReport, *, everything: bool) -> Iterator[RenderableType]:
-    shown = report.matrices if everything else _few(report.matrices)
+    shown = report.matrices if everything else _few(report)
     for matrix in shown:
         yield _map(matrix)
     if len(shown) < len(report.matrices):
@@ -49,7 +49,8 @@ def _parts(report: StudyReport, *, everything: bool) -> Iterator[RenderableType]
     if report.own_program:
         rows = [(name.partition(":")[2], how, f"{m.mean:g}") for name, how, m in report.own_program]
         yield Group(Text("own program"), TableOrList(("program", "bound", "figure"), rows))
-    yield _jobs(report.jobs, everything=everything)
+    if report.jobs:
+        yield _jobs(report.jobs, everything=everything)
     if report.nics:
         nics = [(n.node, n.gpu, n.nic, n.nearness) for n in report.nics]
         yield Group(
@@ -68,8 +69,9 @@ def _parts(report: StudyReport, *, everything: bool) -> Iterator[RenderableType]
             Text("power while copying"),
             TableOrList(("copies", "queue", "of", "power", "per GB moved"), power),
         )
-    yield _outliers(report.outliers, report)
-    yield _verdicts(report)
+    if report.jobs:
+        yield _outliers(report.outliers, report)
+        yield _verdicts(report)
     if report.missing:
         yield Group(
             Text("missing", style="bold red"), *(Text(printable(m)) for m in report.missing)
@@ -80,10 +82,11 @@ def _parts(report: StudyReport, *, everything: bool) -> Iterator[RenderableType]
         yield Group(*(lines if everything or len(lines) <= _SHOWN else [*lines[:_SHOWN], *more]))
 
 
-def _few(matrices: tuple[Matrix, ...]) -> tuple[Matrix, ...]:
-    """All of a small study; of a large one, the first node's."""
-    first = matrices[0].node if matrices else ""
-    return matrices if len(matrices) <= _SHOWN else tuple(m for m in matrices if m.node == first)
+def _few(report: StudyReport) -> tuple[Matrix, ...]:
+    """All of one node; of several, the first node's and those in which something is slow."""
+    first = report.matrices[0].node if report.matrices else ""
+    odd = {(one.node, one.metric) for one in report.outliers}
+    return tuple(m for m in report.matrices if m.node == first or (m.node, m.metric) in odd)
 
 
 class _Map:

@@ -26,8 +26,17 @@ date +%s >"$here/started"
 write() {
   local file=$here/$1
   shift
+  needs "$1" 2>"$file.err" || return 0
   "$@" >"$file" 2>"$file.err" || echo "exit status $?" >>"$file.err"
   [ -s "$file.err" ] || rm -f "$file.err"
+}
+
+# needs PROGRAM…: whether they are there; says which is not.
+needs() {
+  local name
+  for name in "$@"; do
+    command -v "$name" >/dev/null || { echo "$name is not on the PATH" >&2 && return 1; }
+  done
 }
 
 # bound COMMAND…: as this job binds what it measures.
@@ -44,6 +53,7 @@ place_of() {
 
 gpu_places() {
   local id
+  needs nvidia-smi || return
   nvidia-smi --query-gpu=pci.bus_id --format=csv,noheader | while read -r id; do
     id=${id,,}
     [ ${#id} -eq 16 ] && id=${id:4}
@@ -60,6 +70,7 @@ nic_places() {
 
 # No UUIDs: they are nobody's business.
 gpu_list() {
+  needs nvidia-smi || return
   nvidia-smi -L | sed 's/ *(UUID: [^)]*)//'
 }
 
@@ -110,10 +121,7 @@ watch_power() {
 # nvbandwidth, one test after the other, each under a head that tells how it was bound.
 # -d: else the tool moves itself to the GPU's node, and every binding would measure the same.
 measure_copies() {
-  if ! command -v nvbandwidth >/dev/null; then
-    echo "nvbandwidth is not on the PATH of $node" >"$here/nvbandwidth.txt.err"
-    return
-  fi
+  needs nvbandwidth 2>"$here/nvbandwidth.txt.err" || return
   local test begin energy_before watcher=
   if command -v nvidia-smi >/dev/null; then
     watch_power &

@@ -63,14 +63,19 @@ def _asked(argv: tuple[str, ...], environment: dict[str, str] | None = None) -> 
     if done.returncode != 0 and will_pass(done.stderr):
         raise NoAnswerError(_said(done))
     if done.returncode != 0:
-        raise ToolError(_said(done))
+        hint = None
+        if "configuration" in done.stderr.lower():
+            hint = "run it where Slurm's commands work: SLURM_CONF names another slurm.conf"
+        raise ToolError(_said(done), hint=hint)
     return done.stdout
 
 
 def _said(done: Completed) -> str:
     """Slurm's last line tells the reason; the ones before it are about configuration files."""
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    return f"{done.argv[0]}: {lines[-1][:300]}" if lines else str(done.failure())
+    if not lines:
+        return str(done.failure())
+    return f"{done.argv[0]}: {lines[-1].removeprefix(f'{done.argv[0]}: ')[:300]}"
 
 
 def _configuration() -> dict[str, str]:

@@ -126,7 +126,8 @@ def _collective(experiment: Experiment, wishes: StudyWishes) -> Iterator[str]:
     yield ""
     yield "# all_reduce FILE COUNT NODES: one task on each of the nodes, with all of its GPUs."
     yield "all_reduce() {"
-    yield f'  srun{mpi} --nodes="$2" --ntasks="$2" --ntasks-per-node=1 --nodelist="$3" \\'
+    yield f'  srun{mpi} --nodes="$2" --ntasks="$2" --ntasks-per-node=1 --cpu-bind=none \\'
+    yield '    --nodelist="$3" \\'
     yield f"    all_reduce_perf -b 8 -e 1G -f 2 -g {experiment.gpus} \\"
     yield '    >"$here/$1.txt" 2>"$here/$1.err" </dev/null ||'
     yield '    echo "exit status $?" >>"$here/$1.err"'

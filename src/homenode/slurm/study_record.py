@@ -119,6 +119,8 @@ def _errors(texts: Mapping[str, str]) -> Iterator[Gap]:
     for name, text in sorted(texts.items()):
         if name.endswith(".err") and text.strip():
             lines = [line.strip() for line in text.splitlines() if line.strip()]
+            if len(lines) > 1 and lines[0].endswith("is not on the PATH"):
+                lines = lines[:1]
             yield Gap(name.removesuffix(".err"), "; ".join(lines[:3])[:300])
 
 

@@ -83,5 +83,6 @@ def _answer(argv: Sequence[str]) -> str:
     done = run(argv, _TIMEOUT_S, environment=environment)
     if done.returncode != 0:
         said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        raise ToolError(f"{done.argv[0]}: {said[-1][:300]}" if said else str(done.failure()))
+        last = said[-1].removeprefix(f"{argv[0]}: ")[:300] if said else None
+        raise ToolError(f"{argv[0]}: {last}" if last else str(done.failure()))
     return done.stdout

@@ -1,5 +1,6 @@
 """Placement states over a whole run: never two in one, and no move overlooked."""
 
+import json
 import random
 from dataclasses import replace
 from itertools import pairwise
@@ -93,6 +94,15 @@ def test_a_team_whose_pairs_stand_differently_for_good_is_in_one_state() -> None
     found = states_of([mesh, mesh, moved, moved])
     assert found.transitions == (2,)
     assert len(set(found.labels)) == 2, "like by their median, and yet two places"
+
+
+def test_a_move_within_a_core_to_core_test_is_seen() -> None:
+    document = json.loads(probe_documents.core_to_core("0-1"))
+    document["pairs"][0]["samples_ns"] = [27.0, 28.0, 105.0, 104.0, 27.5, 27.0, 300.0, 26.0]
+    placed = probe_figures(parse(json.dumps(document))).placed
+    found = states_of([one.bracket for one in placed if one.bracket is not None])
+    assert found.labels == ("27 ns",) * 2 + ("104 ns",) * 2 + ("27 ns",) * 2 + (UNSETTLED, "27 ns")
+    assert found.transitions == (2, 4)
 
 
 def test_one_disturbed_hand_over_is_no_place() -> None:

@@ -141,14 +141,36 @@ def _classes_over_time(brackets: Sequence[Bracket], pairs: int) -> list[list[int
             if pair < len(side) and (value := side[pair]) is not None and value > 0
         ]
         classes = classes_of([value for _, value in known])
-        lasting = {a for a, b in pairwise(classes) if a == b}
-        for at, (place, _) in enumerate(known):
-            # A class that is never seen twice in a row, between two ends that agree, is a disturbed
-            # hand-over and no place to stand.
-            inside = 0 < at < len(known) - 1
-            lone = inside and classes[at] not in lasting and classes[at - 1] == classes[at + 1]
-            ends[place][pair] = None if lone else classes[at]
+        for (place, _), at, lone in zip(known, classes, _lone(classes), strict=True):
+            ends[place][pair] = None if lone else at
     return ends
+
+
+def with_passing(values: Sequence[float]) -> tuple[tuple[float, bool], ...]:
+    """Values in the order of time, each with whether it is of no place that lasted.
+
+    Of a latency that is seen once and not again, nothing tells whether it is a place, a disturbed
+    hand-over, or the mean of two places.
+
+    >>> with_passing([27.0, 28.0, 60.0, 110.0, 112.0])
+    ((27.0, False), (28.0, False), (60.0, True), (110.0, False), (112.0, False))
+    """
+    classes = classes_of(values)
+    lasting = {a for a, b in pairwise(classes) if a == b}
+    return tuple(
+        (value, len(values) > 1 and at not in lasting)
+        for value, at in zip(values, classes, strict=True)
+    )
+
+
+def _lone(classes: Sequence[int]) -> tuple[bool, ...]:
+    """A class that is never seen twice in a row, between two ends that agree, is a disturbed
+    hand-over and no place to stand."""
+    lasting = {a for a, b in pairwise(classes) if a == b}
+    return tuple(
+        0 < at < len(classes) - 1 and one not in lasting and classes[at - 1] == classes[at + 1]
+        for at, one in enumerate(classes)
+    )
 
 
 def _complete(end: Sequence[int | None]) -> _Signature | None:

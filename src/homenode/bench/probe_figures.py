@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from homenode.bench.figures import sample
-from homenode.bench.placement_states import Bracket
+from homenode.bench.placement_states import Bracket, with_passing
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.findings import Finding, Severity
@@ -183,17 +183,14 @@ def _cell(document: ProbeDocument, curve: LatencyCurve, variant: str) -> Iterato
 
 
 def _core_to_core(document: ProbeDocument) -> Iterator[Placed]:
+    """A sample is its own bracket: it tells where the two PUs stood when it was taken."""
     for pair in document.handoffs:
         one, other = pair.pus
-        ordered = sorted(pair.samples_ns)
-        if not ordered:
-            continue
-        median = ordered[len(ordered) // 2]
-        # The pair's own latency is its bracket: it tells where the two stand.
-        bracket = Bracket(str(CpuSet((one, other))), (median,), (median,))
-        for value in pair.samples_ns:
+        team = str(CpuSet((one, other)))
+        for number, (value, is_passing) in enumerate(with_passing(pair.samples_ns)):
+            end = (None if is_passing else value,)
             found = sample("core-to-core-latency", "ns", value, variant=f"{one} to {other}")
-            yield Placed(found, bracket)
+            yield Placed(found, Bracket(team, end, end), number)
 
 
 def _throughput(document: ProbeDocument) -> Iterator[Placed]:

@@ -269,6 +269,23 @@ def test_a_ring_tells_a_slow_link_from_a_slow_port(
     assert (first.node, first.what) == ("c", "the node: all-reduce on it alone")
 
 
+def test_the_nearest_nic_of_each_gpu_is_named() -> None:
+    gpu, nic = "0000:18:00.0", "/sys/devices/pci0000:{root}/0000:{root}:01.0/{bdf}"
+    texts = {
+        "numactl-hardware.txt": HARDWARE,
+        "allowed.txt": "Cpus_allowed_list:\t0-1\nMems_allowed_list:\t0\n",
+        "gpu-places.txt": f"gpu {gpu} 0 {nic.format(root=17, bdf=gpu)}\n"
+        f"gpu 0000:81:00.0 1 {nic.format(root=80, bdf='0000:81:00.0')}\n",
+        "nic-places.txt": f"mlx5_1 0000:50:00.0 0 {nic.format(root=50, bdf='0000:50:00.0')}\n"
+        f"mlx5_0 0000:19:00.0 0 {nic.format(root=17, bdf='0000:19:00.0')}\n",
+    }
+    report = study_report("x", (evidence_of(ALONE, "a", texts, None),), None, (), ())
+    assert [(line.gpu, line.nic, line.nearness) for line in report.nics] == [
+        (gpu, "mlx5_0", "same switch"), ("0000:81:00.0", "mlx5_1", "another node"),
+    ]  # fmt: skip
+    assert "nearest NIC of each GPU" in text_of(report)
+
+
 def test_an_all_reduce_that_failed_is_a_gap() -> None:
     found = collective_of({"node-a.txt": "srun: error\n", "node-a.err": "exit status 1\n"})
     assert found.nodes == ()

@@ -121,6 +121,8 @@ watch_power() {
 # nvbandwidth, one test after the other, each under a head that tells how it was bound.
 # -d: else the tool moves itself to the GPU's node, and every binding would measure the same.
 measure_copies() {
+  # A controller that lost its state may give a number twice.
+  rm -f "$here/nvbandwidth.txt" "$here/times.txt"
   needs nvbandwidth 2>"$here/nvbandwidth.txt.err" || return
   local test begin energy_before watcher=
   if command -v nvidia-smi >/dev/null; then

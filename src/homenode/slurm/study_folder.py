@@ -36,6 +36,7 @@ class StudyFolder:
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
         self._file: int | None = None
+        self._done: set[tuple[str, int]] = set()
 
     @property
     def exists(self) -> bool:
@@ -99,15 +100,17 @@ class StudyFolder:
         self, study: Study
     ) -> tuple[frozenset[tuple[str, int]], Mapping[tuple[str, int], str]]:
         """Tasks whose files are complete, and exit statuses of the others' latest attempts."""
-        done, exits = set(), {}
+        exits: dict[tuple[str, int], str] = {}
         for one in study.everything():
             for task in range(one.jobs):
+                if (one.id, task) in self._done:
+                    continue  # what is done stays done: a large study is not walked each time
                 tries = attempts(self.path, one.id, task)
                 if any((attempt / "done").exists() for attempt in tries):
-                    done.add((one.id, task))
+                    self._done.add((one.id, task))
                 elif tries and (tries[-1] / "exit").exists():
                     exits[one.id, task] = (tries[-1] / "exit").read_text()[:10].strip()
-        return frozenset(done), exits
+        return frozenset(self._done), exits
 
     def close(self) -> None:
         if self._file is not None:

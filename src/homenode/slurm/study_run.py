@@ -16,6 +16,7 @@ from homenode.slurm.scripts import script_name
 from homenode.slurm.study import Experiment, experiments_for
 from homenode.slurm.study_folder import StudyFolder, attempts
 from homenode.slurm.study_progress import (
+    UNSETTLED,
     Progress,
     Study,
     TaskState,
@@ -111,9 +112,14 @@ class StudyRun:
             self.study = self._folder.submitted(self.study, experiment, job)
         progress = self._look(queued)
         if retry:
-            self._again(task for task in progress.tasks if task.state in _SETTLED_BADLY)
+            self._again(_of_settled(progress, _SETTLED_BADLY))
             progress = self._look(queued)
-        self._again(self._to_repeat(progress))
+        repeated = self._with_grace(progress)
+        self._again(
+            task
+            for task in _of_settled(repeated, frozenset({TaskState.LOST}))
+            if self._attempts(task) < MAX_ATTEMPTS
+        )
         if self.study.looks and not self.study.experiments:
             self._plan_when_looked_at(progress)
             progress = self._look(queued)
@@ -139,14 +145,6 @@ class StudyRun:
                 self._ended_since.pop(key, None)
             tasks.append(task)
         return Progress(tuple(tasks))
-
-    def _to_repeat(self, progress: Progress) -> list[TaskStatus]:
-        """Lost tasks: a node failed, or the controller lost its state. Cancelled ones stay so."""
-        return [
-            task
-            for task in self._with_grace(progress).tasks
-            if task.state is TaskState.LOST and self._attempts(task) < MAX_ATTEMPTS
-        ]
 
     def _attempts(self, task: TaskStatus) -> int:
         """Attempts that began to write, or that the journal knows."""
@@ -197,3 +195,15 @@ class StudyRun:
             return None
         self.study = self._folder.submitted(self.study, one.id, job)
         return job
+
+
+def _of_settled(progress: Progress, states: frozenset[TaskState]) -> tuple[TaskStatus, ...]:
+    """Tasks in these states, of experiments of which nothing is under way any more.
+
+    Lost ones are repeated: a node failed, or the controller lost its state. Cancelled and failed
+    ones stay as they are until the user starts the command again.
+    """
+    alive = {task.experiment for task in progress.tasks if task.state in UNSETTLED}
+    return tuple(
+        task for task in progress.tasks if task.state in states and task.experiment not in alive
+    )

@@ -77,7 +77,10 @@ class MachinePart:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A report. made: when and by what. skipped: folders that were left out, with the reason."""
+    """A report. made: when and by what. hatches: patterns that its topology pictures share.
+
+    skipped: folders that were left out, with the reason.
+    """
 
     title: str
     made: str
@@ -87,6 +90,7 @@ class Document:
     switches: tuple[str, ...]
     effects: tuple[EffectRow, ...]
     metrics: tuple[Metric, ...]
+    hatches: str
     skipped: tuple[str, ...]
 
 
@@ -119,6 +123,7 @@ def document_of(
         tuple(switch.value for switch in Switch),
         effect_rows(machines),
         tuple(metric for metric in METRICS.values() if metric.id in measured),
+        next((one.hatches for part in parts for one in part.host.maps), ""),
         tuple(skipped),
     )
 

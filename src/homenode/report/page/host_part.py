@@ -15,6 +15,8 @@ from homenode.report.wording import device_model, link_text
 from homenode.topology import Host
 
 _STYLE = re.compile(r"<style>.*?</style>", re.DOTALL)
+_HATCHES = re.compile(r"<defs>.*?</defs>", re.DOTALL)
+_HATCHED = re.compile(r'style="fill:url\(#(\w+)\)"')
 _IDS = re.compile(r' id="(?:title|desc)"| aria-labelledby="title desc"')
 MOST_MAPS = 3
 """Pictures of one machine: they are large."""
@@ -22,10 +24,12 @@ MOST_MAPS = 3
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """A topology picture. svg: with or without its own style sheet."""
+    """A topology picture. svg: with its own style sheet and hatches, or to stand in a page that has
+    both. hatches: what that page then needs, the same for every picture."""
 
     title: str
     svg: str
+    hatches: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +101,14 @@ def _source(machine: Machine) -> str:
 
 def _map(title: str, host: Host, plan: Plan | None, with_style: bool) -> Map:
     svg = _IDS.sub("", topology_map(host, plan)).strip()
+    hatches = ""
     if not with_style:
-        svg = _STYLE.sub("", svg, count=1)
-    return Map(title, svg.replace("<svg ", '<svg class="map" ', 1))
+        found = _HATCHES.search(svg)
+        hatches = "" if found is None else found[0]
+        svg = _HATCHES.sub("", _STYLE.sub("", svg, count=1), count=1)
+        # The page's policy forbids styles of single elements; its style sheet knows these.
+        svg = _HATCHED.sub(r'data-hatch="\1"', svg)
+    return Map(title, svg.replace("<svg ", '<svg class="map" ', 1), hatches)
 
 
 def _links(host: Host) -> tuple[LinkRow, ...]:

@@ -10,6 +10,9 @@ from homenode.report.charts.colours import chart_style
 from homenode.report.page.document import Document
 from homenode.report.palette import style_sheet
 
+_HATCHED = "".join(
+    f"svg.map [data-hatch={name}]{{fill:url(#{name})}}" for name in ("taken", "barred")
+)
 _TEMPLATES = "report/page/templates"
 
 
@@ -18,7 +21,7 @@ def report_html(report: Document) -> str:
 
     Its policy forbids everything but its own style sheet and script, by their digests.
     """
-    style = _text("page.css") + chart_style() + style_sheet("svg.map")
+    style = _text("page.css") + chart_style() + style_sheet("svg.map") + _HATCHED
     script = _text("sort.js")
     policy = (
         f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; "

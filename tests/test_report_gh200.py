@@ -1,0 +1,128 @@
+"""The study of GH200 nodes under Slurm, end to end: its logs' format in, its summary table out."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from demo import gh200_study
+
+from homenode.analyse.alternative import alternatives
+from homenode.analyse.grade import Grade
+from homenode.analyse.matrices import Axis, localities, matrices_of
+from homenode.cli.main import main
+from homenode.published.shipped import published_evidence
+from homenode.report.page.document import document_of
+from homenode.report.page.gathered import gather
+from homenode.report.page.machine import Machine, machines_of
+from homenode.results.model import Origin
+from tests.report_runs import report
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The logs, imported."""
+    folder = tmp_path_factory.mktemp("gh200")
+    gh200_study.write(folder / "logs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "sys.argv",
+            ["homenode", "import", str(folder / "logs"), "-o", str(folder / "results")],
+        )
+        with pytest.raises(SystemExit, match="0"):
+            main()
+    return folder / "results"
+
+
+@pytest.fixture(scope="module")
+def machine(results: Path) -> Machine:
+    evidence = published_evidence()
+    found = gather([str(results)], evidence, ["gh200x4"])
+    (one,) = machines_of(found.runs, found.stored, evidence, found.hosts)
+    return one
+
+
+def test_the_logs_means_are_the_published_figures_and_each_log_says_it_is_made_up() -> None:
+    for what in ("h2d", "d2h", "latency"):
+        cells = gh200_study.cells(what)
+        local = [cells[n][n] for n in range(4)]
+        remote = [cells[n][g] for n in range(4) for g in range(4) if g != n]
+        assert sum(local) / 4 == pytest.approx(gh200_study.LOCAL[what], abs=1e-9)
+        assert sum(remote) / 12 == pytest.approx(gh200_study.REMOTE[what], abs=1e-9)
+    texts = gh200_study.files()
+    assert len(texts) == 10
+    assert all(text.startswith("# synthesised") for text in texts.values())
+
+
+def test_runs_of_made_up_logs_say_so_and_decide_nothing(machine: Machine) -> None:
+    assert {run.head.origin for run in machine.runs} == {Origin.SYNTHESISED}
+    assert machine.graded.grade is Grade.UNKNOWN
+    assert machine.graded.reason == "its figures are synthesised"
+    assert [one.label for one in machine.chosen] == [
+        "exclusive_4gpu", "shared_array_1gpu", "shared_array_2gpu",
+    ]  # fmt: skip
+
+
+def test_both_directions_and_latency_are_maps_of_four_nodes_and_four_gpus(machine: Machine) -> None:
+    exclusive = machine.chosen[0]
+    matrices = {matrix.key.metric: matrix for matrix in matrices_of(exclusive)}
+    assert set(matrices) == {"h2d-bandwidth", "d2h-bandwidth", "h2d-latency"}
+    for matrix in matrices.values():
+        assert (matrix.key.rows, matrix.key.columns) == (Axis.NODE, Axis.GPU)
+        assert (len(matrix.rows), len(matrix.columns), len(matrix.cells)) == (4, 4, 16)
+    h2d = matrices["h2d-bandwidth"]
+    assert h2d.cells[h2d.rows[2], h2d.columns[2]] == gh200_study.cells("h2d")[2][2] * 1e9
+    assert h2d.cells[h2d.rows[2], h2d.columns[0]] == gh200_study.cells("h2d")[2][0] * 1e9
+
+
+def test_the_summary_table_is_the_studys(machine: Machine) -> None:
+    (part,) = document_of([machine], (), "now").parts
+    table = {(row.what, row.alternative): row for row in part.localities}
+    h2d = table["host to device", "exclusive_4gpu"]
+    assert (h2d.local, h2d.remote, h2d.ratio) == ("411.6 GB/s (4)", "88.6 GB/s (12)", "4.65x")
+    d2h = table["device to host", "exclusive_4gpu"]
+    assert (d2h.local, d2h.remote) == ("169.4 GB/s (4)", "88.3 GB/s (12)")
+    latency = table["host to device latency", "exclusive_4gpu"]
+    assert (latency.local, latency.remote) == ("739 ns (4)", "1,109 ns (12)")
+    shared = table["host to device", "shared_array_1gpu"]
+    assert (shared.local, shared.remote, shared.ratio) == ("411.6 GB/s (4)", "", "")
+    assert shared.told == "as the job was bound"
+    assert h2d.told == "by the host's topology"
+
+
+def test_without_a_topology_the_node_with_the_fastest_copies_is_near(machine: Machine) -> None:
+    exclusive = alternatives(machine.chosen[0].runs)[0]
+    found = {one.key.metric: one for one in localities(exclusive, {})}
+    assert found["h2d-bandwidth"].ratio == pytest.approx(4.6456, abs=1e-3)
+    assert found["h2d-latency"].local == pytest.approx(739)
+    assert "fastest" in found["h2d-bandwidth"].told
+
+
+def test_the_page_shows_the_maps_and_the_table(results: Path, tmp_path: Path) -> None:
+    path = tmp_path / "gh200.html"
+    assert report(results, "--host", "gh200x4", "-o", path) == 0
+    text = path.read_text(encoding="utf-8")
+    for figure in ("411.6", "88.6", "169.4", "88.3", "739", "1,109", "4.65x"):
+        assert figure in text
+    maps = re.findall(r'aria-label="([^"]*, exclusive_4gpu)"', text)
+    assert maps == [
+        "host to device, exclusive_4gpu", "device to host, exclusive_4gpu",
+        "host to device latency, exclusive_4gpu",
+    ]  # fmt: skip
+    assert "shared_array_1gpu, as bound" in text
+    assert "synthesised" in text
+
+
+def test_rows_of_the_study_carry_each_cell(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report(results, "--json") == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    cells = [
+        row
+        for row in rows
+        if (row["layout"], row["metric"]) == ("exclusive_4gpu", "h2d-bandwidth")
+        and row["device"] is not None
+    ]
+    assert len(cells) == 16
+    assert {row["origin"] for row in rows} == {"synthesised"}

@@ -1,0 +1,355 @@
+"""The report: what is compared, what is said first, what is left out, and that names stay names."""
+
+import csv
+import io
+import json
+import re
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from homenode.analyse.grade import Grade
+from homenode.analyse.switch_effects import Switch
+from homenode.cli import terminal
+from homenode.errors import HostError
+from homenode.plan.stored import encode_plan
+from homenode.plan.wishes import Wishes
+from homenode.published.shipped import published_evidence
+from homenode.report.page.columns import write_parquet
+from homenode.report.page.document import Document, document_of
+from homenode.report.page.gathered import gather
+from homenode.report.page.machine import Machine, Stored, machines_of
+from homenode.report.page.render import report_for_print, report_html
+from homenode.report.page.rows import COLUMNS, csv_text, rows_of
+from homenode.results.model import Run
+from homenode.results.store import write_run
+from homenode.sources import load_host
+from homenode.tuning import tune
+from tests.report_runs import NASTY, full_results, full_run, nasty_results, report
+
+PUBLISHED = [
+    f"published:{system.name}"
+    for document in published_evidence()
+    for system in document.systems
+    if system.host is not None
+]
+
+
+def machines(*arguments: object) -> tuple[Machine, ...]:
+    evidence = published_evidence()
+    found = gather([str(one) for one in arguments], evidence, [])
+    return machines_of(found.runs, found.stored, evidence, found.hosts)
+
+
+def of_published() -> dict[str, Machine]:
+    return {one.name: one for one in machines(*PUBLISHED)}
+
+
+@pytest.fixture(scope="module")
+def published() -> dict[str, Machine]:
+    return of_published()
+
+
+@pytest.fixture(scope="module")
+def document(published: dict[str, Machine]) -> Document:
+    return document_of(list(published.values()), (), "now")
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[Machine, ...]:
+    return machines(full_results(tmp_path_factory.mktemp("full")))
+
+
+class _Html(HTMLParser):
+    """Elements that are closed as they are opened, and every attribute."""
+
+    VOID = frozenset({"meta", "br", "link", "img", "input", "hr"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.ids: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+
+def parsed(html: str) -> _Html:
+    parser = _Html()
+    parser.feed(html)
+    assert not parser.open
+    return parser
+
+
+def test_the_studys_systems_get_the_grades_that_their_figures_support(
+    published: dict[str, Machine],
+) -> None:
+    grades = {name: one.graded.grade for name, one in published.items()}
+    assert grades["H200"] is Grade.DEPENDS
+    assert grades["RTX 4090"] is Grade.GOOD
+    assert grades["RTX 4080"] is Grade.REVIEW
+    assert grades["RTX 5090"] is Grade.NOT_READY
+    assert "homenode doctor" in published["RTX 5090"].graded.reason
+    assert grades["HGX A100"] is Grade.GOOD
+
+
+def test_effects_and_risks_say_what_each_switch_did_and_where_it_hurt(document: Document) -> None:
+    cells = {
+        (row.metric.id, switch): cell
+        for row in document.effects
+        for switch, cell in zip(Switch, row.cells, strict=True)
+    }
+    cell = cells["memory-bandwidth", Switch.CELLS]
+    assert cell is not None
+    assert (cell.tone, cell.risk, cell.machines, cell.open) == ("better", None, 4, 1)
+    assert "7.45 times" in cell.text
+    cell = cells["allreduce-busbw-peak", Switch.CELLS]
+    assert cell is not None
+    assert (cell.tone, cell.risk) == ("worse", "-63 % on RTX PRO 6000")
+    cell = cells["memory-bandwidth", Switch.PINNING]
+    assert cell is not None
+    assert (cell.tone, cell.risk) == ("mixed", "-39 % on RTX 4090")
+    cell = cells["cpu-throughput", Switch.SIBLINGS]
+    assert cell is not None
+    assert (cell.tone, cell.text) == ("neutral", "+2.3 to +2.6 %")
+    assert cells["memory-bandwidth", Switch.PCIE] is None, "nobody has measured it"
+
+
+def test_only_runs_of_one_machine_are_compared(tmp_path: Path) -> None:
+    for number, host in enumerate(("aa", "bb")):
+        for layout in ("default", "pin"):
+            run = full_run(layout, number, name=f"{layout}-{host}")
+            write_run(tmp_path, Run(replace(run.head, host=host * 32), run.samples))
+    found = machines(tmp_path)
+    assert [one.name for one in found] == ["H200 on aaaaaaaa", "H200 on bbbbbbbb"]
+    for one in found:
+        assert len({run.head.host for run in one.runs}) == 1
+        assert one.comparison is not None
+        assert "other-host" not in {doubt.id for doubt in one.doubts}
+
+
+def test_every_figure_of_a_machine_is_drawn(full: tuple[Machine, ...]) -> None:
+    (part, other) = document_of(full, (), "now").parts
+    assert [one.title for one in part.forests] == [
+        "pin against default", "pin-numa-pci against default",
+    ]  # fmt: skip
+    bars = {one.title for one in part.bars}
+    assert {"memory bandwidth", "memory latency", "all-reduce, peak bus bandwidth"} <= bars
+    assert [one.title for one in part.curves] == [
+        "memory latency by size", "all-reduce, bus bandwidth by size, in-place",
+    ]  # fmt: skip
+    assert "DRAM" in part.curves[0].svg, "levels are marked"
+    heats = {one.title for one in part.heats}
+    assert {
+        "host to device, default", "memory bandwidth, read, default", "GPU to GPU, default",
+        "core to core, default",
+    } <= heats  # fmt: skip
+    assert part.localities[0].ratio == "2.50x"
+    assert other.forests == (), "one layout alone is compared with nothing"
+    assert part.host.missing
+
+
+def test_intervals_are_drawn_where_there_are_boots(full: tuple[Machine, ...]) -> None:
+    (part, _) = document_of(full, (), "now").parts
+    better = part.forests[1]
+    assert re.search(r">(3\.9\d|4|4\.0\d) times \[[34]", better.svg)
+    assert 'class="whisker lbetter"' in better.svg
+    assert "hollow" not in better.note
+
+
+def test_a_stored_plan_gives_the_paths_of_host_and_guest(tmp_path: Path) -> None:
+    host = load_host("hgx-h100")
+    text = (Path(__file__).parents[1] / "demo/gpu-vm.xml").read_bytes()
+    plan = tune(text, "vm.xml", Wishes("pin-numa-pci", gpu_count=8), host).plan
+    file = write_run(tmp_path, full_run("pin-numa-pci", 1))
+    file.with_name("plan.json").write_text(encode_plan(plan), encoding="utf-8")
+    (one,) = machines(tmp_path)
+    (part,) = document_of([one], (), "now").parts
+    (picture,) = part.paths
+    assert "cell 0: 44 vCPUs, 512 GiB, memory on node 0, 4 " in picture.note
+    assert picture.note.startswith("as planned")
+    assert 'class="lneutral thick"' in picture.svg
+
+
+def test_a_layout_without_expander_buses_is_drawn_with_gpus_at_no_node(document: Document) -> None:
+    h200 = next(part for part in document.parts if part.card.name == "H200")
+    notes = {one.title: one.note for one in h200.paths}
+    assert "7 GPUs at no node of the guest" in notes["pin-numa: host and guest"]
+    a100 = next(part for part in document.parts if part.card.name == "HGX A100")
+    notes = {one.title: one.note for one in a100.paths}
+    assert "cell 1: memory on node 1, 4 GPUs" in notes["expander buses: host and guest"]
+
+
+def test_broken_half_written_and_foreign_folders_are_skipped_with_their_reasons(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = full_results(tmp_path / "results")
+    whole = (results / "H200/pin/results.jsonl").read_text(encoding="utf-8")
+    for name, text in (
+        ("half", whole[: len(whole) // 2]), ("running", whole[: whole.rindex('{"end"')]),
+        ("broken", "<html>\n"), ("newer", whole.replace("results/1", "results/9", 1)),
+    ):  # fmt: skip
+        folder = results / "H200" / name
+        folder.mkdir()
+        (folder / "results.jsonl").write_text(text, encoding="utf-8")
+    (results / "foreign").mkdir()
+    (results / "foreign/photo.jpg").write_bytes(b"\xff\xd8")
+    bad_plan = results / "H200/pin/plan.json"
+    bad_plan.write_text("{", encoding="utf-8")
+    path = tmp_path / "report.html"
+    assert report(results, tmp_path / "nothing", "-o", path) == 0
+    err = capsys.readouterr().err
+    html = path.read_text(encoding="utf-8")
+    skipped = html[html.index('id="skipped"') :]
+    for name, reason in (
+        ("half", "half-written"), ("running", "no end"), ("broken", "a line of JSON"),
+        ("newer", "newer homenode|up to version"), ("foreign", "not a run of homenode"),
+        ("nothing", "found nothing"), ("plan.json", "plan"),
+    ):  # fmt: skip
+        assert re.search(rf"{name}[^\n]*({reason})", skipped), name
+        assert name in err
+    assert "MI350X" in html
+
+
+def test_nothing_but_broken_folders_is_an_error_that_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "results").mkdir()
+    assert report(tmp_path / "results", "-o", tmp_path / "x.html") == 2
+    assert "not a run of homenode's" in capsys.readouterr().err
+    assert not (tmp_path / "x.html").exists()
+
+
+@pytest.mark.parametrize("arguments", [(), ("-o", "x.html"), ("r",), ("r", "-o", "x.txt"),
+                                       ("r", "--csv", "--json")])  # fmt: skip
+def test_a_call_that_cannot_be_meant_is_a_usage_error(arguments: tuple[str, ...]) -> None:
+    assert report(*arguments) == 2
+
+
+def test_names_that_mean_harm_stay_text_in_page_picture_and_print(tmp_path: Path) -> None:
+    found = machines(nasty_results(tmp_path))
+    document = document_of(found, (NASTY,), NASTY, title=NASTY)
+    for html in (report_html(document), report_for_print(document)):
+        parser = parsed(html)
+        assert parser.tags.count("script") == (1 if "Content-Security" in html else 0)
+        assert not [name for name, _ in parser.attributes if name.startswith("on")]
+        assert "&lt;script&gt;window.owned=1&lt;/script&gt;" in html
+        assert "<script>window.owned" not in html
+
+
+def test_the_page_is_well_formed_and_each_of_its_names_is_one(document: Document) -> None:
+    parser = parsed(report_html(document))
+    assert len(parser.ids) == len(set(parser.ids))
+    anchors = {value for name, value in parser.attributes if name == "href"}
+    assert {anchor for anchor in anchors if anchor} == {f"#{one}" for one in parser.ids} & anchors
+    assert not [value for name, value in parser.attributes if name == "style"], "forbidden"
+
+
+def test_the_policy_names_the_digests_of_what_is_there(document: Document) -> None:
+    import base64
+    import hashlib
+
+    html = report_html(document)
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', html)
+    policy = policy.replace("&#39;", "'")
+    assert policy.startswith("default-src 'none'")
+    for tag, rule in (("style", "style-src"), ("script", "script-src")):
+        (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{rule} 'sha256-{digest}'" in policy
+
+
+def test_the_same_results_give_the_same_page(tmp_path: Path) -> None:
+    results = full_results(tmp_path)
+    pages = [report_html(document_of(machines(results), (), "now")) for _ in range(2)]
+    assert pages[0] == pages[1]
+
+
+def test_csv_and_json_carry_the_same_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = full_results(tmp_path)
+    terminal.console.cache_clear()
+    assert report(results, "--csv") == 0
+    table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert report(results, "--json") == 0
+    stored = json.loads(capsys.readouterr().out)
+    assert stored["format"] == "homenode.rows/1"
+    assert len(table) == len(stored["rows"]) > 100
+    for row, other in zip(table, stored["rows"], strict=True):
+        assert tuple(other) == COLUMNS == tuple(row)
+        for name, value in other.items():
+            text = row[name]
+            if value is None:
+                assert text == ""
+            elif isinstance(value, bool):
+                assert text == str(value).lower()
+            elif isinstance(value, float | int):
+                assert float(text) == pytest.approx(value, rel=1e-10)
+            else:
+                assert text == value
+    assert {row["outcome"] for row in stored["rows"]} >= {"better", None}
+
+
+def test_a_cell_that_a_spreadsheet_would_run_is_quoted_off(tmp_path: Path) -> None:
+    for start in ("=1+1", "+1", "-1", "@SUM(A1)", "\t=1"):
+        run = full_run("pin", 1)
+        named = Run(replace(run.head, system=start), run.samples[:1])
+        (one,) = machines_of([named], [Stored()], (), {})
+        (row,) = rows_of(one)
+        cells = next(csv.reader(io.StringIO(csv_text([row]).split("\r\n", 1)[1])))
+        assert cells[COLUMNS.index("system")] == "'" + start
+
+
+def test_rows_are_documented_field_by_field() -> None:
+    from tests.doc_pages import first_column, read_page
+
+    section = read_page("docs/formats/rows.md").sections()["Fields"]
+    assert first_column(section) == COLUMNS
+
+
+def test_parquet_without_pyarrow_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(HostError, match="pyarrow") as error:
+        write_parquet([], tmp_path / "x.parquet")
+    assert "pip install pyarrow" in str(error.value)
+
+
+def test_without_the_extra_the_command_says_how_to_get_it(
+    document: Document, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(HostError) as error:
+        report_html(document)
+    assert "pip install 'homenode[report]'" in str(error.value)
+    assert error.value.exit_code == 3
+
+
+def test_published_figures_alone_make_a_whole_report(tmp_path: Path) -> None:
+    path = tmp_path / "published.html"
+    assert report("--published", "-o", path) == 0
+    html = path.read_text(encoding="utf-8")
+    order = [html.index(f'id="{name}"') for name in ("verdicts", "effects", "summary", "machine-1")]
+    assert order == sorted(order), "verdicts first"
+    assert len(html.encode()) < 3_000_000
+    assert "likely:" in html
+    assert "published, one figure each" in html

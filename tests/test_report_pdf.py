@@ -1,0 +1,106 @@
+"""The report on paper: every page inside its margins, every section there, nothing fetched."""
+
+import re
+import shutil
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from homenode.errors import HostError
+from homenode.process import run
+from homenode.report.page.paper import write_pdf
+from tests.report_runs import NASTY, full_results, nasty_results, report
+
+try:
+    import weasyprint  # type: ignore[import-untyped]  # noqa: F401
+except (ImportError, OSError) as error:
+    MISSING = f"WeasyPrint cannot be used here: {str(error).splitlines()[0]}"
+else:
+    MISSING = ""
+needs_paper = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+needs_poppler = pytest.mark.skipif(shutil.which("pdftotext") is None, reason="no pdftotext")
+
+
+@pytest.fixture(scope="module")
+def pdf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pdf")
+    path = folder / "report.pdf"
+    results = full_results(folder / "results")
+    assert report(results, "published:H200", "published:RTX 5090", "-o", path) == 0
+    return path
+
+
+def pages(path: Path) -> list[ElementTree.Element]:
+    """Each page with the boxes of its words."""
+    text = run(("pdftotext", "-bbox", str(path), "-"), timeout_s=60).stdout
+    found = ElementTree.fromstring(re.sub(r' xmlns="[^"]*"', "", text, count=1))
+    return list(found.iter("page"))
+
+
+def words(path: Path) -> str:
+    return " ".join(word.text or "" for page in pages(path) for word in page.iter("word"))
+
+
+@pytest.mark.pdf
+@needs_paper
+@needs_poppler
+def test_no_word_of_any_page_is_cut_off(pdf: Path) -> None:
+    found = pages(pdf)
+    assert len(found) > 5
+    for number, page in enumerate(found, start=1):
+        width, height = float(page.get("width", 0)), float(page.get("height", 0))
+        assert width > height, "landscape: the summary is wide"
+        margin = 20.0  # points; the page's own are 34 at its sides
+        inside = list(page.iter("word"))
+        assert len(inside) > 5, f"page {number} is as good as empty"
+        for word in inside:
+            assert float(word.get("xMin", 0)) >= margin, f"page {number}: {word.text}"
+            assert float(word.get("xMax", 0)) <= width - margin, f"page {number}: {word.text}"
+            assert float(word.get("yMin", 0)) >= margin, f"page {number}: {word.text}"
+            assert float(word.get("yMax", 0)) <= height - 10, f"page {number}: {word.text}"
+
+
+@pytest.mark.pdf
+@needs_paper
+@needs_poppler
+def test_everything_that_is_folded_on_a_screen_is_on_paper(pdf: Path) -> None:
+    text = words(pdf)
+    for told in (
+        "Verdicts", "Effects and risks", "Summary", "What is measured", "Doubts (", "Environment",
+        "Notes and sources", "Links of GPUs", "not ready", "561.2", "page 1 of",
+    ):  # fmt: skip
+        assert told in text, told
+
+
+@pytest.mark.pdf
+@needs_paper
+@needs_poppler
+def test_names_that_mean_harm_are_words_on_paper(tmp_path: Path) -> None:
+    path = tmp_path / "nasty.pdf"
+    assert report(nasty_results(tmp_path / "results"), "-o", path) == 0
+    assert NASTY.partition(">")[0] in words(path)
+
+
+@pytest.mark.pdf
+@needs_paper
+def test_nothing_is_fetched_for_paper(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("secret", encoding="utf-8")
+    path = tmp_path / "x.pdf"
+    write_pdf(f'<p>text<img src="{secret.as_uri()}"><a rel="attachment" href="{secret.as_uri()}">'
+              f'<link rel="attachment" href="{secret.as_uri()}"></p>', path)  # fmt: skip
+    assert path.read_bytes().startswith(b"%PDF")
+    assert b"secret" not in path.read_bytes()
+    assert b"EmbeddedFile" not in path.read_bytes()
+
+
+def test_without_weasyprint_the_command_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "weasyprint", None)
+    with pytest.raises(HostError) as error:
+        write_pdf("<p>", tmp_path / "x.pdf")
+    assert "pip install 'homenode[report]'" in str(error.value)
+    assert not list(tmp_path.iterdir())

@@ -1,6 +1,7 @@
 """What our PyTorch programs print, and what NCCL logs."""
 
 import json
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -9,7 +10,17 @@ from homenode.bench.torch_figures import of_torch
 from homenode.errors import ParseError
 from homenode.tools import nccl_tuning_log
 from homenode.tools.nccl_tuning_log import choice
+from homenode.tools.torch_records import (
+    TorchChoice,
+    TorchDevice,
+    TorchFigure,
+    TorchGap,
+    TorchRank,
+    TorchRow,
+    TorchRun,
+)
 from homenode.tools.torch_report import parse
+from tests.doc_pages import read_page
 from tests.mutations import MUTATIONS, survives
 
 DEVICES = [
@@ -128,3 +139,10 @@ def test_damaged_reports_give_figures_or_a_parse_error(document: dict[str, Any])
 
 def test_damaged_logs_give_choices_or_a_parse_error() -> None:
     survives(lambda text: nccl_tuning_log.in_words(nccl_tuning_log.parse(text)), LOG, MUTATIONS)
+
+
+def test_the_page_of_the_format_names_every_field() -> None:
+    words = {word.removesuffix("[]") for word in read_page("docs/formats/torch.md").words_in_code()}
+    for record in (TorchRun, TorchDevice, TorchFigure, TorchGap, TorchRank, TorchRow, TorchChoice):
+        missing = {field.name for field in fields(record)} - words - {"index", "name"}
+        assert not missing, record

@@ -1,9 +1,9 @@
 """Flags: a binding in srun's and sbatch's own words.
 
-Masks are of the kernel's PU numbers, lists of memory the kernel's nodes: task/affinity translates the
-masks that it makes itself from abstract ids, and takes a user's as they are. So LUMI's documentation
-binds MI250X (0xfe000000000000 is cores 49 to 55, of node 3). Older versions take masks only in a job
-that has the whole node; newer ones refuse those that leave the job's CPUs.
+Masks are of the kernel's PU numbers, lists of memory the kernel's nodes: task/affinity translates
+the masks that it makes itself from abstract ids, and takes a user's as they are. So LUMI's
+documentation binds MI250X (0xfe000000000000 is cores 49 to 55, of node 3). Older versions take
+masks only in a job that has the whole node; newer ones refuse those that leave the job's CPUs.
 Source: srun(1), --cpu-bind, --mem-bind, --gpu-bind, --gpus-per-task; Slurm's
 src/plugins/task/affinity/dist_tasks.c, lllp_distribution.
 """

@@ -10,7 +10,8 @@ from homenode.bdf import Bdf
 from homenode.discover.lspci import host_from_lspci
 from homenode.doctor.diagnosis import diagnose
 from homenode.doctor.link_rate import LinkRate, rates_that_fit
-from homenode.doctor.links import Load, describe_paths, link_findings
+from homenode.doctor.links import Load, link_findings
+from homenode.doctor.path_words import describe_paths
 from homenode.findings import Finding, Severity, are_bad
 from homenode.pci import DeviceKind, PciDevice, PciErrors, PciLink
 from homenode.sources import load_host
@@ -159,19 +160,6 @@ def test_a_newer_card_on_an_older_port_is_no_fault_and_is_said() -> None:
     assert any("the card could 16 GT/s" in line for line in describe_paths(older))
 
 
-def narrow_4080() -> Host:
-    host = load_host("rtx4080-i9-14900k")
-    return with_link(host, "0000:01:00.0", current_width=8)
-
-
-def test_a_narrow_gpu_without_peers_is_a_warning_unless_the_slot_is_known() -> None:
-    (finding,) = found(narrow_4080())
-    assert (finding.id, finding.severity) == ("pcie-link-narrow", Severity.WARNING)
-    assert "--known-width" in (finding.fix or "")
-    assert list(link_findings(narrow_4080(), known_widths={Bdf.parse("01:00.0"): 8})) == []
-    assert list(link_findings(narrow_4080(), known_widths={Bdf.parse("01:00.0"): 16}))
-
-
 def test_a_sleeping_gpu_is_inconclusive() -> None:
     host = with_link(load_host("rtx4080-i9-14900k"), "0000:01:00.0", current_gt_per_s=5.0)
     asleep = replace(
@@ -284,32 +272,6 @@ def test_a_listing_that_lacks_a_port_has_no_link_across_the_hole() -> None:
         line for line in listing().splitlines() if "secondary=99" not in line
     )  # the upstream port of a GPU's switch has lost its buses
     assert found(host_from_lspci(text + "\n", "hgx")) == []
-
-
-def two_slots(first: int, second: int) -> Host:
-    """A desktop CPU that splits 16 lanes over two slots; the first port says x16 all the same."""
-    gpu = (
-        "{}:00.0 VGA compatible controller [0300]: NVIDIA Corporation AD102 [10de:2684]\n"
-        "\tCapabilities: [70] Express (v2) Legacy Endpoint, MSI 00\n"
-        "\t\tLnkCap:\tPort #0, Speed 16GT/s, Width x16\n"
-        "\t\tLnkSta:\tSpeed 16GT/s (ok), Width x{} (downgraded)"
-    )
-    root = "Root Port (Slot+)"
-    parts = [port("00:01.0", "8086:a70d", root, "00", "01", "01", 16, 16, 16, first)]
-    parts += [port("00:01.1", "8086:a72d", root, "00", "02", "02", 16, 8, 16, second or 8)]
-    parts += [gpu.format("01", first)]
-    parts += [gpu.format("02", second)] if second else []
-    return host_from_lspci("\n\n".join(parts) + "\n", "desktop")
-
-
-def test_a_slot_that_shares_its_lanes_with_another_is_no_fault() -> None:
-    (shared_lanes,) = found(two_slots(8, 8))
-    assert (shared_lanes.severity, shared_lanes.id) == (Severity.INFO, "pcie-link-narrow")
-    assert "shares its lanes with 0000:00:01.1" in shared_lanes.observed
-    (alone,) = found(two_slots(8, 0))
-    assert alone.severity is Severity.WARNING
-    (narrower,) = found(two_slots(4, 8))
-    assert narrower.severity is Severity.WARNING
 
 
 @pytest.mark.parametrize("driver", [None, "vfio-pci"])

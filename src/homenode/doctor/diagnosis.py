@@ -14,10 +14,11 @@ from homenode.doctor.guest_topology import topology_findings
 from homenode.doctor.host_interrupts import interrupt_findings
 from homenode.doctor.host_settings import settings_findings
 from homenode.doctor.link_errors import error_findings
-from homenode.doctor.links import Load, describe_paths, link_findings
+from homenode.doctor.links import Load, link_findings
 from homenode.doctor.measured_copy import copy_findings
 from homenode.doctor.node_layout import layout_findings
 from homenode.doctor.passthrough import passthrough_findings
+from homenode.doctor.path_words import describe_paths
 from homenode.doctor.peer_paths import peer_findings
 from homenode.doctor.unknown_links import cut_listing_findings, unknown_link_findings
 from homenode.domain.document import Document

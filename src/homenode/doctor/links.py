@@ -99,43 +99,6 @@ def link_findings(
     yield from _low_targets(paths, frozenset(behind), host)
 
 
-def describe_paths(host: Host) -> Iterator[str]:
-    """One line for each GPU: what its path carries, and what bounds it."""
-    for path in device_paths(host):
-        if path.device.kind is not DeviceKind.GPU or path.expected is None or not path.links:
-            continue
-        port = path.links[0].upper
-        own = path.device.link
-        more = ""
-        if own is not None and own.max_gt_per_s and own.max_gt_per_s > path.expected.gt_per_s:
-            more = f"; the card could {own.max_gt_per_s:g} GT/s, its path cannot"
-        current = min(
-            (link.current for link in path.links if link.current is not None),
-            key=lambda rate: rate.bytes_per_s,
-            default=None,
-        )
-        now = "unknown" if current is None else str(current)
-        yield (
-            f"GPU {path.device.bdf} below {port.bdf}: path {path.expected.with_rate()}, "
-            f"now {now}{more}{_isolation(path.device, host)}"
-        )
-
-
-def _isolation(gpu: PciDevice, host: Host) -> str:
-    """ACS of each port above, the nearest first, ATS and the IOMMU's mode; what is unknown not."""
-    told = [
-        f"{port.bdf} {'+'.join(port.acs) or 'none'}"
-        for port in host.bridges_above(gpu.bdf)
-        if port.acs is not None
-    ]
-    parts = [f"ACS {', '.join(told)}"] if told else []
-    if gpu.ats_enabled is not None:
-        parts.append(f"ATS {'on' if gpu.ats_enabled else 'off'}")
-    if gpu.iommu_domain is not None:
-        parts.append(f"IOMMU domain {gpu.iommu_domain}")
-    return "".join(f"; {part}" for part in parts)
-
-
 def _limits(link: Link, expected: LinkRate, known_widths: Mapping[Bdf, int]) -> bool:
     current, capable = link.current, link.capable
     if current is None or capable is None:
@@ -261,26 +224,39 @@ def _severity(
     link: Link, affected: list[DevicePath], paths: tuple[DevicePath, ...], *, slow: bool
 ) -> Severity:
     gpus = [path for path in affected if path.device.kind is DeviceKind.GPU]
+    if gpus and slow:
+        return Severity.CRITICAL
     if gpus:
-        # A narrow link may be a narrow slot, unless the same card runs wide beside it.
-        return Severity.CRITICAL if slow or _peers_are_wide(link, gpus, paths) else Severity.WARNING
+        # A narrow link may be a narrow slot, unless the same card runs wide beside it; where all
+        # of them are as narrow, the machine was built so.
+        beside = _peer_links(link, gpus, paths)
+        if any(o.current.width >= o.capable.width for o in beside if o.current and o.capable):
+            return Severity.CRITICAL
+        alike = [o for o in beside if o.current and link.current and o.current == link.current]
+        return Severity.INFO if alike and len(alike) == len(beside) else Severity.WARNING
     if any(path.device.kind is DeviceKind.NVSWITCH for path in affected):
         return Severity.WARNING
     is_nic = any(path.device.kind is DeviceKind.NIC for path in affected)
     return Severity.WARNING if slow and is_nic else Severity.INFO
 
 
-def _peers_are_wide(link: Link, gpus: list[DevicePath], paths: tuple[DevicePath, ...]) -> bool:
+def _peer_links(link: Link, gpus: list[DevicePath], paths: tuple[DevicePath, ...]) -> list[Link]:
+    """The like links of other cards of the same model, one for each card."""
     ours = {path.device.bdf for path in gpus}
     model = (gpus[0].device.vendor_id, gpus[0].device.device_id)
+    found: list[Link] = []
     for path in paths:
         if path.device.bdf in ours or (path.device.vendor_id, path.device.device_id) != model:
             continue
-        for other in path.links:
-            same = other.capable == link.capable and other.upper.kind is link.upper.kind
-            if same and other.current is not None and other.capable is not None:
-                return other.current.width >= other.capable.width
-    return False
+        like = (
+            other
+            for other in path.links
+            if other.capable == link.capable
+            and other.upper.kind is link.upper.kind
+            and other.current is not None
+        )
+        found += [other for other in (next(like, None),) if other is not None]
+    return found
 
 
 def _fix(link: Link, capable: LinkRate, *, slow: bool) -> str:

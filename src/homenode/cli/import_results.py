@@ -51,7 +51,7 @@ def import_results(
     """Read results of the study's scripts and outputs of other tools as runs.
 
     Files are known by what they hold: nvbandwidth, nccl-tests, Intel MLC, STREAM,
-    sysbench, bandwidthTest, rocm-bandwidth-test, likwid-bench, openssl speed.
+    sysbench, bandwidthTest, rocm-bandwidth-test, TransferBench, likwid-bench, openssl speed.
     """
     from homenode.bench.import_folder import find_folders
     from homenode.bench.imported import ImportWishes, imported_runs, unread_files

@@ -288,6 +288,7 @@ def test_pus_and_nodes_confine_the_run(tmp_path: Path) -> None:
     assert measured(outcome).head.pus == node.pus
     assert any("--node" in argv for argv in machine.calls)
     assert not any("--matrix" in argv for argv in machine.calls)
+    assert "bench-changed" not in ids(outcome), "the rest of the machine is still there"
 
 
 @pytest.mark.parametrize(

@@ -253,7 +253,7 @@ def _versions(orders: BenchOrders, host: Host, document: Guest | None) -> Iterat
             yield Condition(name, value)
     drivers = sorted({gpu.driver for gpu in host.devices_of_kind(DeviceKind.GPU) if gpu.driver})
     if drivers:
-        yield Condition("GPU driver", ", ".join(drivers))
+        yield Condition("driver", ", ".join(drivers))
 
 
 def _version(version: tuple[int, int, int] | None) -> str | None:

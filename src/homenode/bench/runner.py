@@ -162,11 +162,13 @@ def _look_before(
     snapshot: Snapshot,
     tell: Callable[[str], None],
 ) -> None:
-    environment = read_environment(snapshot, ready.host)
+    # The whole machine, as after the last step: what a run is confined to is a part of it.
+    host = discover(snapshot, read_running_domain)
+    environment = read_environment(snapshot, host)
     first = replace(environment, times=pu_times(session.machine))
     time.sleep(IDLE_S)
     second = replace(environment, times=pu_times(session.machine))
-    findings = preflight(ready.host, Looks(first, second, ready.pus), plan)
+    findings = preflight(host, Looks(first, second, ready.pus), plan)
     for finding in findings:
         tell(str(finding))
     _write_look(session, second, findings, is_before=True)

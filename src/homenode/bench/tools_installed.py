@@ -25,10 +25,13 @@ def boot_identity(machine: Machine) -> str:
 
     Raises ToolError where the machine does not say.
     """
-    said = machine.run(["cat", _BOOT_ID], _ASK_S).stdout_or_raise().strip()
-    if not said:
-        raise ToolError(f"{machine.name}: expected a boot's identity in {_BOOT_ID}, found none")
-    return hashlib.sha256(said.encode()).hexdigest()[:16]
+    said = machine.run(["cat", _BOOT_ID], _ASK_S)
+    if said.failure() is not None or not said.stdout.strip():
+        raise ToolError(
+            f"{machine.name}: expected a boot's identity in {_BOOT_ID}, found none",
+            hint="--boot ID names this boot",
+        )
+    return hashlib.sha256(said.stdout.strip().encode()).hexdigest()[:16]
 
 
 def pu_times(machine: Machine) -> tuple[PuTimes, ...]:

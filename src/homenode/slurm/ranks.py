@@ -286,12 +286,13 @@ def _findings(
     off = [g for g in gpus if g.node is not None and naive.get(g.index, g.node) != g.node]
     if off:
         each = len(gpus_in_order(host)) // len(nodes_with_cpus(host))
+        divided = f"/{each}" if each > 1 else ""
         yield Finding(
             "gpu-order-naive",
             Severity.INFO,
             f"GPUs of {host.name}",
             ", ".join(f"GPU {gpu.index} on node {gpu.node}" for gpu in off),
-            f'"GPU i belongs to node i/{each}" gives '
+            f'"GPU i belongs to node i{divided}" gives '
             + ", ".join(f"GPU {gpu.index} on node {naive[gpu.index]}" for gpu in off),
             "scripts that count GPUs off bind these ranks to another node",
             "use the lists printed here, which follow the machine",

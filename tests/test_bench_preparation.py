@@ -16,7 +16,7 @@ from homenode.errors import UsageError
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.layout import PRESETS
 from homenode.plan.stored import read_plan
-from homenode.results.model import Condition, Switches, Vantage
+from homenode.results.model import Condition, Origin, Switches, Vantage
 from tests.bench_machines import FakeMachine
 from tests.small_hosts import DeviceSpec, even_host
 from tests.verify_documents import tuned
@@ -151,3 +151,10 @@ def test_matrices_of_the_probe_are_left_out_where_some_nodes_are_asked_for() -> 
     record = prepared(replace(HOST_ORDERS, nodes=(0, 1)), host, INSTALLED, "b").record
     assert not any("--matrix" in test.argv for test in record.tests)
     assert "some nodes are not ours" in {gap.reason for gap in record.left_out}
+
+
+def test_a_processor_that_calls_itself_emulated_is() -> None:
+    host = even_host()
+    emulated = replace(host, cpu=replace(host.cpu, name="QEMU TCG CPU version 2.5+"))
+    assert prepared(HOST_ORDERS, emulated, INSTALLED, "b").record.head.origin is Origin.EMULATED
+    assert prepared(HOST_ORDERS, host, INSTALLED, "b").record.head.origin is Origin.MEASURED

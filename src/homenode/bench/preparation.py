@@ -173,7 +173,7 @@ def _head(
     return RunHead(
         name=orders.name,
         system=orders.system or _system([gpu.name for gpu in gpus]),
-        origin=Origin.EMULATED if orders.emulated else Origin.MEASURED,
+        origin=Origin.EMULATED if orders.emulated or _is_emulated(host) else Origin.MEASURED,
         vantage=orders.vantage,
         switches=switches,
         host_kind=orders.host_kind if in_guest else orders.host_kind or host_kind(host),
@@ -189,6 +189,12 @@ def _head(
         host_addresses=not in_guest or (bool(gpus) and all(gpu.bdf in on_host for gpu in gpus)),
         conditions=tuple(_versions(orders, host, document)),
     )
+
+
+def _is_emulated(host: Host) -> bool:
+    """Whether the CPU calls itself emulated ("QEMU TCG CPU version 2.5+"). The probe knows better,
+    where it runs: CPUID's hypervisor leaf says TCGTCGTCGTCG."""
+    return "TCG" in (host.cpu.name or "").split()
 
 
 def _host_of(plan: Plan | None) -> str | None:

@@ -220,6 +220,8 @@ def _end(folder: "StudyFolder", progress: "Progress") -> None:
         job = f" (job {task.job})" if task.job else ""
         note(f"missing: {task.name}{job}: {task.state}{why}")
     note(f"next: homenode slurm report {shlex.quote(str(folder.path))}")
+    results = shlex.quote(str(folder.path / "results"))
+    note(f"as a page: homenode report {results} -o report.html")
     if missing:
         note("the same command goes on with what is missing")
         raise SystemExit(1)

@@ -6,6 +6,7 @@ Everything that came from outside is quoted (shlex), or was checked to be a name
 import shlex
 from collections.abc import Iterator
 
+from homenode.report.wording import plural
 from homenode.slurm.study import Experiment, Mode, StudyWishes
 
 MEASURE = "jobs/measure.sh"
@@ -40,8 +41,11 @@ def arrangement_of(experiment: Experiment) -> str:
     """How its jobs are bound and share their node, for the runs that they measure."""
     if experiment.mode is Mode.EXCLUSIVE:
         return f"exclusive, bound to node {experiment.numa}"
-    kind = "" if experiment.gres == "gpu" else f" of {experiment.gres}"
-    return f"{experiment.mode}, {experiment.gpus} a job{kind}"
+    what = (
+        plural(experiment.gpus, "GPU") if experiment.gres == "gpu" else f"{experiment.gres} slice"
+    )
+    company = "alone" if experiment.jobs == 1 else f"{experiment.jobs} at once"
+    return f"shared, {what} a job, {company}"
 
 
 def script_of(experiment: Experiment, wishes: StudyWishes, study: str) -> str:

@@ -3,7 +3,7 @@
 The files come from jobs of this user; still, sizes are bounded and links are not followed.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from homenode.bench.app_metric import figure_of
@@ -68,6 +68,7 @@ def read_evidence(folder: Path, study: Study) -> Collected:
                 continue
             name = f"{experiment.id}-task{task}-{attempt.name}"
             app = _app(study.wishes, texts, name, gaps)
+            app = tuple(replace(sample, node=experiment.numa) for sample in app)
             one = evidence_of(experiment, name, texts, machines.of(experiment), app)
             jobs.append(one)
     by_reason: dict[Gap, list[str]] = {}

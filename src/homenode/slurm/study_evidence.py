@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from homenode.bdf import Bdf
 from homenode.bench.imported import ImportWishes, SourceFolder, imported_runs
 from homenode.findings import Findings
 from homenode.gap import Gap
@@ -25,6 +26,7 @@ from homenode.slurm.study_power import Power, power_of
 from homenode.slurm.study_record import JobRecord, parse_record
 
 _COPIES = "nvbandwidth.txt"
+_BOUND = "exclusive, bound to each node in turn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,8 @@ def evidence_of(
     copies = {_COPIES: texts.get(_COPIES, "")}
     folder = SourceFolder(f"raw/{name}", name, experiment.id, copies)
     found = imported_runs([folder], ImportWishes(vantage=Vantage.JOB)) if copies[_COPIES] else ()
-    run = _run(experiment, name, record, found[0].run if found else None, app)
+    homes = tuple(_homes(record, machine))
+    run = _run(experiment, name, record, homes, (found[0].run if found else None, app))
     show = record.show
     memory = () if show is None else tuple(int(node) for node in show.memory_nodes)
     gaps = list(record.gaps)
@@ -87,7 +90,7 @@ def evidence_of(
         () if show is None else tuple(int(node) for node in show.cpu_nodes),
         memory,
         run.samples,
-        tuple(_homes(record, machine)),
+        homes,
         power=tuple(power_of(texts, run.samples)),
         placement=placement_of(record, machine),
         record=record,
@@ -101,9 +104,11 @@ def _run(
     experiment: Experiment,
     name: str,
     record: JobRecord,
-    imported: Run | None,
-    app: tuple[Sample, ...],
+    homes: tuple[tuple[str, int], ...],
+    measured: tuple[Run | None, tuple[Sample, ...]],
 ) -> Run:
+    """measured: what was read of its copies, and figures of the user's own program."""
+    imported, app = measured
     head = RunHead(name, "cpu-only", Origin.IMPORTED, Vantage.JOB, UNKNOWN_SWITCHES)
     samples: tuple[Sample, ...] = ()
     if imported is not None:
@@ -117,10 +122,11 @@ def _run(
         head,
         name=name,
         origin=head.origin if record.replayed is None else Origin.SYNTHESISED,
-        arrangement=arrangement_of(experiment),
+        # Figures say which node they are of: all of a node's make one matrix.
+        arrangement=_BOUND if experiment.mode is Mode.EXCLUSIVE else arrangement_of(experiment),
         host=record.node,
         pus=record.pus,
-        gpus=tuple(GpuPlace(gpu.bdf, gpu.node) for gpu in record.gpus),
+        gpus=tuple(GpuPlace(Bdf.parse(gpu), node) for gpu, node in homes),
         host_addresses=True,
         conditions=tuple(conditions),
         source=f"raw/{name}",

@@ -83,6 +83,11 @@ def test_a_record_without_tasks_or_addresses_is_not_judged() -> None:
     assert ids(RECORD.replace("held 1", "held")) == []
 
 
+def test_gpus_may_be_called_by_their_render_nodes() -> None:
+    held = held_of_record(parse_record(RECORD.replace("held 1", "held 128-129"), "7.rec"))
+    assert [gpu.index for gpu in held.gpus] == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [

@@ -18,6 +18,7 @@ KIND = "homenode-slurm-record"
 VERSION = 1
 MAX_TEXT_CHARS = 1 << 20
 
+_RENDER = 128
 _BINDS = re.compile(r"bind(?:[=:][a-z|]+)?:([0-9,-]+)\Z")
 
 
@@ -114,7 +115,9 @@ def held_of_record(record: JobRecord) -> Held:
         )
 
     by_index = {gpu.index: gpu for gpu in record.gpus}
-    missing = [index for index in record.held if index not in by_index]
+    # AMD's: Slurm's number is that of /dev/dri/renderD128 and on.
+    numbers = [n - _RENDER if n not in by_index and n >= _RENDER else n for n in record.held]
+    missing = [index for index in numbers if index not in by_index]
     if missing:
         return unknown(f"the record tells no address of GPU {missing[0]}")
     if record.held and not record.tasks:
@@ -125,7 +128,7 @@ def held_of_record(record: JobRecord) -> Held:
         name=record.name,
         user=record.user,
         pus=CpuSet.from_bits(_union(task.pus for task in record.tasks)) if record.tasks else None,
-        gpus=tuple(by_index[index] for index in record.held),
+        gpus=tuple(by_index[index] for index in numbers),
         tree=_tree(record),
     )
     return with_tasks(held, record.tasks)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.bench.gpu_suite import HOST_COPIES
+from homenode.bench.gpu_suite import BY_BUS, HOST_COPIES
 from homenode.bench.model import BenchTest, Group, Reader
 from homenode.bench.step_figures import figures_of_step
 from homenode.errors import ParseError
@@ -57,6 +57,23 @@ def test_a_bound_run_of_nvbandwidth_is_a_row_of_the_matrix() -> None:
     assert {one.device for one in row.samples} == set(map(Bdf.parse, GPUS))
     own = figures_of_step(made(Reader.NVBANDWIDTH, Group.GPU_BANDWIDTH), nvbandwidth_text(), HOST)
     assert {one.node for one in own.samples} == {None}
+
+
+def test_gpus_without_addresses_are_in_the_order_that_the_test_asked_for() -> None:
+    document = json.loads(nvbandwidth_text())
+    del document["nvbandwidth"]["GPU Device list"]
+    text = json.dumps(document, indent="\t")
+    # small_hosts' GPUs are NVIDIA's.
+    test = replace(made(Reader.NVBANDWIDTH, Group.GPU_BANDWIDTH), environment=(BY_BUS,))
+    figures = figures_of_step(test, text, HOST)
+    assert {str(one.device) for one in figures.samples} == set(GPUS)
+    assert any("PCI_BUS_ID" in gap.reason for gap in figures.gaps)
+    one_gpu = even_host(devices=[DeviceSpec(GPUS[0])])
+    for unknown in (
+        figures_of_step(test, text, one_gpu),
+        figures_of_step(replace(test, environment=()), text, HOST),
+    ):
+        assert {one.device for one in unknown.samples} == {None}
 
 
 def test_tests_of_nvbandwidth_have_metrics_that_are_compared() -> None:

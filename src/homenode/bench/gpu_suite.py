@@ -34,6 +34,7 @@ PEERS_HANG = (
     "direct access between these GPUs hangs, as on some virtual functions; collectives need "
     "NCCL_P2P_DISABLE=1"
 )
+BY_BUS = ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 _NVIDIA, _AMD = 0x10DE, 0x1002
 _NO_TORCH = "PyTorch is not installed in {python} (package torch; --python names another Python)"
 _SAMPLES = {Depth.QUICK: 1, Depth.NORMAL: 3, Depth.FULL: 9}
@@ -71,25 +72,37 @@ def gpu_tests(
     """The tests of a machine's GPUs; what cannot be measured goes to left_out."""
     groups = (Group.GPU_COPY, Group.MATMUL, Group.GPU_BANDWIDTH, Group.GPU_SMALL, Group.GPU_PEER,
               Group.NCCL)  # fmt: skip
-    gpus = _measured(host, left_out)
+    gpus = measured_gpus(host, left_out)
     if not gpus:
         left_out += [Gap(group, "no GPU") for group in groups]
         return
     nodes = tuple(node for node in host.nodes if node.pus and node.memory_bytes != 0)
     machine = GpuMachine(gpus, nodes, frozenset(installed), wishes)
+    for test in _tests(machine, left_out):
+        yield _numbered_by_bus(test) if machine.is_nvidia else test
+
+
+def _tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
     copies = _nvidia_copies if machine.is_nvidia else _amd_copies
     yield from copies(machine, left_out)
     yield from _torch_alone(machine, left_out)
-    if len(gpus) < 2:
+    if len(machine.gpus) < 2:
         left_out += [Gap(group, "one GPU alone") for group in (Group.GPU_PEER, Group.NCCL)]
         return
     yield from collective_tests(
-        gpus, nodes, frozenset(installed), wishes, left_out,
+        machine.gpus, machine.nodes, machine.installed, machine.wishes, left_out,
         if_stopped=None if machine.is_nvidia else PEERS_HANG,
     )  # fmt: skip
 
 
-def _measured(host: Host, left_out: list[Gap]) -> tuple[PciDevice, ...]:
+def _numbered_by_bus(test: BenchTest) -> BenchTest:
+    """CUDA else numbers the fastest GPU first, and v0.10 of nvbandwidth tells numbers alone."""
+    others = tuple(_numbered_by_bus(one) for one in test.alternatives)
+    environment = (*test.environment, BY_BUS)
+    return replace(test, environment=environment, alternatives=others)
+
+
+def measured_gpus(host: Host, left_out: list[Gap]) -> tuple[PciDevice, ...]:
     """NVIDIA's, else AMD's: no tool measures both. Not those that are passed through."""
     free = []
     for gpu in host.devices_of_kind(DeviceKind.GPU):

@@ -12,6 +12,7 @@ from homenode.bench import amd_figures, collective_curve, gpu_figures, torch_fig
 from homenode.bench.binding import Binding
 from homenode.bench.collective_curve import CollectiveCurve
 from homenode.bench.figures import Figures, numbered, sample
+from homenode.bench.gpu_suite import BY_BUS, measured_gpus
 from homenode.bench.model import BenchTest, Group, Reader
 from homenode.bench.tool_log import nccl_runs
 from homenode.errors import ParseError
@@ -26,6 +27,7 @@ from homenode.tools import (
     transferbench,
 )
 from homenode.tools.nccl_tests import NcclTests
+from homenode.tools.nvbandwidth import NvbandwidthDevice, NvbandwidthRun
 from homenode.topology import Host
 
 # One run of AMD's tools measures everything; a test keeps what it was run for.
@@ -42,7 +44,6 @@ def figures_of_step(test: BenchTest, output: str, host: Host) -> Figures:
     ParseError where the output holds no figure; NCCL_CHOICES gives conditions only.
     """
     read: dict[Reader, Callable[[BenchTest, str], Figures]] = {
-        Reader.NVBANDWIDTH: _nvbandwidth,
         Reader.NCCL_TESTS: _nccl,
         Reader.NCCL_CHOICES: _choices,
         Reader.ROCM: lambda test, text: _kept(
@@ -53,16 +54,36 @@ def figures_of_step(test: BenchTest, output: str, host: Host) -> Figures:
         ),
         Reader.TORCH: _torch,
     }
-    figures = read[test.reads](test, output)
+    if test.reads is Reader.NVBANDWIDTH:
+        figures = _nvbandwidth(test, output, host)
+    else:
+        figures = read[test.reads](test, output)
     if not figures.samples and test.reads is not Reader.NCCL_CHOICES:
         reasons = "; ".join(map(str, figures.gaps)) or "none"
         raise ParseError(str(test.reads), f"figures of {test.id}", reasons)
     return _of_this_machine(figures, host)
 
 
-def _nvbandwidth(test: BenchTest, text: str) -> Figures:
+def _nvbandwidth(test: BenchTest, text: str, host: Host) -> Figures:
     binding = None if test.node is None else Binding((test.node,), (test.node,))
-    return gpu_figures.of_nvbandwidth(nvbandwidth.parse(text), binding)
+    run = nvbandwidth.parse(text)
+    if not run.devices and BY_BUS in test.environment:
+        run = _by_bus(run, host)
+    return gpu_figures.of_nvbandwidth(run, binding)
+
+
+def _by_bus(run: NvbandwidthRun, host: Host) -> NvbandwidthRun:
+    """With the machine's GPUs for devices, where it shows as many as the tool has columns."""
+    gpus = sorted(measured_gpus(host, []), key=lambda gpu: gpu.bdf)
+    matrices = [matrix for one in run.tests for matrix in one.matrices]
+    if {len(matrix.column_labels) for matrix in matrices} != {len(gpus)}:
+        return run
+    devices = tuple(
+        NvbandwidthDevice(number, gpu.name or "NVIDIA GPU", gpu.bdf)
+        for number, gpu in enumerate(gpus)
+    )
+    reason = "nvbandwidth tells numbers alone; CUDA_DEVICE_ORDER=PCI_BUS_ID gave their order"
+    return replace(run, devices=devices, gaps=(*run.gaps, Gap("GPU addresses", reason)))
 
 
 def _nccl(test: BenchTest, text: str) -> Figures:

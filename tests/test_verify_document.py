@@ -171,6 +171,23 @@ def test_a_running_vm_is_not_held_against_the_pages_that_it_has_itself() -> None
     assert not are_bad(findings_of(xml, host=replace(host, domains=(running,))))
 
 
+def test_what_is_free_decides_nothing_where_the_vm_itself_may_be_running() -> None:
+    xml = tuned("pin-numa-pci").document
+    running = RunningDomain("redacted/vm-1", True, (), None, (), 4 * GIB, True, (), None, ())
+    nodes = tuple(replace(node, memory_free_bytes=GIB) for node in small_host().nodes)
+    host = replace(small_host(), domains=(running,), nodes=nodes)
+    found = [f for f in findings_of(xml, host=host) if f.id == "memory-short"]
+    assert {f.severity for f in found} == {Severity.INCONCLUSIVE} and len(found) == 2
+    assert "may be this very VM" in found[0].observed
+    small = tuple(replace(node, memory_bytes=GIB) for node in nodes)
+    found = [f for f in findings_of(xml, host=replace(host, nodes=small)) if f.id == "memory-short"]
+    assert {f.severity for f in found} == {Severity.CRITICAL}
+    pages = with_pages(xml, 2 * MIB)
+    found = list(findings_of(pages, host=replace(with_pools(host, (0, 0)), domains=(running,))))
+    short = [f for f in found if f.id == "huge-pages-short"]
+    assert short and {f.severity for f in short} == {Severity.INCONCLUSIVE}
+
+
 def test_a_page_size_that_the_host_lacks_is_named() -> None:
     xml = with_pages(tuned("pin-numa-pci").document, 16 * MIB)
     found = findings_of(xml, host=with_pools(small_host(), (1024, 1024)))

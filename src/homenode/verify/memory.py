@@ -51,7 +51,7 @@ def memory_on_host(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     known = {int(node.index): node for node in host.nodes}
     for demand in (*demands, *_binding_beside_cells(facts, demands)):
         yield from _nodes_exist(demand, known, host, facts.source)
-    running = any(d.running and d.name == facts.guest.name for d in host.domains)
+    running = _runs(facts, host)
     if any(demand.page_bytes == 0 for demand in demands):
         default = default_huge_page_bytes(host)
         demands = [replace(d, page_bytes=default) if d.page_bytes == 0 else d for d in demands]
@@ -62,6 +62,14 @@ def memory_on_host(facts: DomainFacts, host: Host) -> Iterator[Finding]:
             yield from _ordinary(some, known, facts, running)
         else:
             yield from _huge(some, known, size, facts, running)
+
+
+def _runs(facts: DomainFacts, host: Host) -> bool | None:
+    """Whether the VM runs there now; None where a running domain's name is redacted."""
+    names = [domain for domain in host.domains if domain.running]
+    if any(domain.name == facts.guest.name for domain in names):
+        return True
+    return None if any(domain.has_pseudonym for domain in names) else False
 
 
 def _demands(facts: DomainFacts) -> Iterator[_Demand]:
@@ -126,31 +134,57 @@ def _shortages(
                 yield nodes, needed, sum(known)
 
 
-def _severity(demands: list[_Demand], nodes: CpuSet) -> Severity:
-    strict = any(d.mode == "strict" for d in demands if d.nodes <= nodes)
-    return Severity.CRITICAL if strict else Severity.WARNING
+def _short_of(
+    demands: list[_Demand],
+    free: dict[int, int | None],
+    total: dict[int, int | None],
+    running: bool | None,
+) -> Iterator[tuple[CpuSet, int, int, Severity]]:
+    """(nodes, needed, room, severity). A running VM has its memory already: then only the nodes'
+    size can be too small. Where nobody knows whether it runs, what is free decides nothing."""
+    for nodes, needed, room in _shortages(demands, total if running else free):
+        doubtful = running is None and (nodes, needed) not in {
+            (where, asked) for where, asked, _ in _shortages(demands, total)
+        }
+        hard = any(d.mode in ("strict", "restrictive") for d in demands if d.nodes <= nodes)
+        severity = Severity.CRITICAL if hard else Severity.WARNING
+        yield nodes, needed, room, Severity.INCONCLUSIVE if doubtful else severity
+
+
+def _told_room(room: str, severity: Severity) -> str:
+    if severity is not Severity.INCONCLUSIVE:
+        return room
+    return f"{room}; a running domain with a redacted name may be this very VM"
 
 
 def _ordinary(
-    demands: list[_Demand], known: dict[int, NumaNode], facts: DomainFacts, running: bool
+    demands: list[_Demand],
+    known: dict[int, NumaNode],
+    facts: DomainFacts,
+    running: bool | None,
 ) -> Iterator[Finding]:
     free: dict[int, int | None] = {}
+    total: dict[int, int | None] = {}
     for index, node in known.items():
         pooled = sum(pool.page_bytes * pool.total_pages for pool in node.page_pools)
-        total = None if node.memory_bytes is None else node.memory_bytes - pooled
-        # A running VM has its memory already: only the node's size can be too small.
-        free[index] = total if running or node.memory_free_bytes is None else node.memory_free_bytes
-    for nodes, needed, room in _shortages(demands, free):
+        total[index] = None if node.memory_bytes is None else node.memory_bytes - pooled
+        known_free = node.memory_free_bytes
+        free[index] = total[index] if known_free is None else known_free
+    for nodes, needed, room, severity in _short_of(demands, free, total, running):
         yield Finding(
-            "memory-short", _severity(demands, nodes), f"node {nodes}",
-            f"{format_bytes(needed)} free for the VM", format_bytes(room),
+            "memory-short", severity, f"node {nodes}",
+            f"{format_bytes(needed)} free for the VM", _told_room(format_bytes(room), severity),
             "with mode strict the host's OOM killer ends the VM; else it spills to other nodes",
             "free memory there, choose other nodes, or lower the VM's memory", facts.source,
         )  # fmt: skip
 
 
 def _huge(
-    demands: list[_Demand], known: dict[int, NumaNode], page: int, facts: DomainFacts, running: bool
+    demands: list[_Demand],
+    known: dict[int, NumaNode],
+    page: int,
+    facts: DomainFacts,
+    running: bool | None,
 ) -> Iterator[Finding]:
     sizes = sorted({pool.page_bytes for node in known.values() for pool in node.page_pools})
     if not sizes:
@@ -176,15 +210,17 @@ def _huge(
                 "the start fails", "make its memory a multiple of the page", facts.source,
             )  # fmt: skip
     free: dict[int, int | None] = dict.fromkeys(known, 0)
+    total: dict[int, int | None] = dict.fromkeys(known, 0)
     for index, node in known.items():
         for pool in node.page_pools:
             if pool.page_bytes == page:
-                free[index] = page * (pool.total_pages if running else pool.free_pages)
-    for nodes, needed, room in _shortages(demands, free):
+                free[index], total[index] = page * pool.free_pages, page * pool.total_pages
+    for nodes, needed, room, severity in _short_of(demands, free, total, running):
         first = nodes.first()
         yield Finding(
-            "huge-pages-short", _severity(demands, nodes), f"node {nodes}",
-            f"{-(-needed // page)} free pages of {format_bytes(page)}", str(room // page),
+            "huge-pages-short", severity, f"node {nodes}",
+            f"{-(-needed // page)} free pages of {format_bytes(page)}",
+            _told_room(str(room // page), severity),
             "the start fails, or the VM is killed when it touches the missing pages",
             f"add {-(-(needed - room) // page)} to /sys/devices/system/node/node{first}/"
             f"hugepages/hugepages-{page // 1024}kB/nr_hugepages", facts.source,

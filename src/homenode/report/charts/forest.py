@@ -8,7 +8,9 @@ from homenode.report.charts.drawing import WIDTH, Drawing
 from homenode.report.charts.scale import Scale
 from homenode.report.text_extent import text_width
 
-_ROW = 36.0
+_ROW, _TALL_ROW = 36.0, 50.0
+"""Tall ones have the effect in words on a line of its own."""
+
 _LEFT, _RIGHT = 8.0, WIDTH - 8.0
 _ROUND = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
 """Ends that the axis may have."""
@@ -36,7 +38,9 @@ def forest_chart(title: str, rows: Sequence[ForestRow]) -> str:
     end = _end(rows)
     scale = Scale(1 / end, end, _LEFT, _RIGHT, log=True)
     top = 20.0
-    bottom = top + _ROW * len(rows)
+    is_tall = any(_taken(row) > _RIGHT - _LEFT for row in rows)
+    height = _TALL_ROW if is_tall else _ROW
+    bottom = top + height * len(rows)
     drawing.text(_LEFT, 10, "← worse", "dim", size=10)
     drawing.text(_RIGHT, 10, "better →", "dim", size=10, anchor="end")
     for ratio in (1 / end, 1.0, end):
@@ -45,15 +49,18 @@ def forest_chart(title: str, rows: Sequence[ForestRow]) -> str:
         anchor = {1.0: "middle", end: "end"}.get(ratio, "start")
         drawing.text(x, bottom + 13, _ratio_text(ratio), "dim", size=10, anchor=anchor)
     for number, row in enumerate(rows):
-        _draw(drawing, row, top + number * _ROW, scale)
+        _draw(drawing, row, top + number * height, scale, is_tall=is_tall)
     return drawing.svg(bottom + 18)
 
 
-def _draw(drawing: Drawing, row: ForestRow, y: float, scale: Scale) -> None:
-    taken = text_width(row.said, 11, bold=True)
-    drawing.text(_LEFT, y + 13, row.label, room=WIDTH - 16 - taken - 8)
-    drawing.text(_RIGHT, y + 13, row.said, anchor="end", bold=True)
-    middle = y + 24
+def _taken(row: ForestRow) -> float:
+    return text_width(row.label, 11) + 8 + text_width(row.said, 11, bold=True)
+
+
+def _draw(drawing: Drawing, row: ForestRow, y: float, scale: Scale, *, is_tall: bool) -> None:
+    drawing.text(_LEFT, y + 13, row.label, room=_RIGHT - _LEFT)
+    drawing.text(_RIGHT, y + (27 if is_tall else 13), row.said, anchor="end", bold=True)
+    middle = y + (38 if is_tall else 24)
     if row.low is not None and row.high is not None:
         low, high = scale.at(row.low), scale.at(row.high)
         drawing.line((low, middle), (high, middle), classes=f"whisker l{row.outcome}")

@@ -13,6 +13,8 @@ MOST_CELLS = 32
 """Rows or columns that are drawn; larger matrices are drawn by blocks, each its median."""
 
 _LEGEND = 34.0
+_LEAST_RANGE = 0.9
+"""The colours span a tenth at least: figures that are equal but for noise look equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ def heat_map(title: str, unit: str, matrix: Matrix, ends: tuple[float, float] | 
     matrix = _in_blocks(matrix)
     known = [value for row in matrix.cells for value in row if value is not None]
     low, high = (min(known), max(known)) if ends is None else ends
+    low = min(low, high * _LEAST_RANGE)
     divisor, name = chart_scale(unit, [high])
     drawing = Drawing(title)
     row_room = min(max(text_width(one, 10) for one in matrix.rows), 96.0)

@@ -62,8 +62,8 @@ def host_part(machine: Machine, *, with_style: bool) -> HostPart:
     maps: list[Map] = []
     plans = list(machine.plans.items())
     if host is not None and plans and _fits(host, plans[0][1]):
-        chosen = {one.choice for one in machine.verdicts}
-        label, plan = next((pair for pair in plans if pair[0] in chosen), plans[0])
+        choices = [one.choice for one in machine.verdicts]
+        label, plan = max(plans, key=lambda pair: choices.count(pair[0]))
         maps.append(_map(f"host, with the VM of {label}", host, plan, with_style))
     elif host is not None:
         maps.append(_map("host", host, None, with_style))

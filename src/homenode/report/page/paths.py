@@ -26,7 +26,7 @@ def planned_paths(label: str, plan: Plan, host: Host | None) -> Paths:
         GuestCell(
             cell.id,
             f"{plural(len(cell.vcpus), 'vCPU')}, {format_bytes(cell.memory_bytes)}",
-            tuple(int(node) for node in cell.host_nodes),
+            tuple(map(int, cell.host_nodes)) or tuple(sorted(used)),
             bool(plan.memory_nodes),
             _by_node(d.host_node for d in at.values() if d.cell == cell.id),
         )

@@ -95,17 +95,14 @@ def curve_pictures(machine: Machine) -> Iterator[Picture]:
 
 def heat_pictures(machine: Machine) -> Iterator[Picture]:
     """Matrices of nodes, GPUs and PUs; those of one metric have the same colours."""
-    found = [
-        (one, matrix)
-        for one in machine.every
-        for matrix in sorted(matrices_of(one), key=_matrix_order)
-    ]
+    found = [(one, matrix) for one in machine.every for matrix in matrices_of(one)]
     ends: dict[tuple[str, str | None], tuple[float, float]] = {}
     for _, matrix in found:
         values = matrix.cells.values()
         kind = (matrix.key.metric, matrix.key.variant)
         low, high = ends.get(kind, (min(values), max(values)))
         ends[kind] = min(low, *values), max(high, *values)
+    found.sort(key=lambda pair: _matrix_order(pair[1]))  # those of one metric side by side
     for one, matrix in found[:MOST_HEAT_MAPS]:
         yield _heat_picture(one, matrix, ends[matrix.key.metric, matrix.key.variant])
 
@@ -153,6 +150,9 @@ def _headline(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | No
 
 
 def _is_whole(effect: Effect) -> bool:
+    """True for what is over all; a pair of PUs or a single one is not, though it is a variant."""
+    if effect.metric == "core-to-core-latency" or (effect.variant or "").startswith("PU "):
+        return False
     return effect.slowest_device or (
         (effect.device, effect.peer, effect.node, effect.peer_node, effect.size_bytes)
         == (None,) * 5

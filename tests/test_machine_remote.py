@@ -21,7 +21,7 @@ from homenode.discover import discover
 from homenode.domain.document import parse_document
 from homenode.errors import InputError, ToolError, UsageError
 from homenode.hypervisor.virsh import Virsh
-from homenode.machine.console_frame import SUMMERS, Damaged, checksum, fetched, staging_lines
+from homenode.machine.console_frame import SUMMERS, Damaged, checksum, fetched, staging_blocks
 from homenode.machine.guest_agent import GuestAgent
 from homenode.machine.remote import RemoteMachine
 from homenode.machine.serial_console import SerialConsole
@@ -103,7 +103,9 @@ def machine(
 
 def ours() -> set[Path]:
     return {
-        path for folder in ("/run", "/tmp", "/dev/shm") for path in Path(folder).glob("homenode-" + 12 * "[0-9a-f]")
+        path
+        for folder in ("/run", "/tmp", "/dev/shm")
+        for path in Path(folder).glob("homenode-" + 12 * "[0-9a-f]")
     }
 
 
@@ -240,9 +242,12 @@ def test_the_serial_port_is_where_libvirt_says() -> None:
 
 
 @given(st.binary(max_size=3000), st.booleans())
-def test_a_file_is_staged_as_it_is(content: bytes, base64_there: bool) -> None:
-    lines = list(staging_lines(content, "f", base64_there=base64_there))
-    assert all(len(line) < 4000 and line.isprintable() for line in lines)
+def test_a_file_is_staged_in_lines_that_a_terminal_takes(
+    content: bytes, base64_there: bool
+) -> None:
+    blocks = list(staging_blocks(content, "f", base64_there=base64_there))
+    assert all(len(line) < 4000 and line.isprintable() for block in blocks for line in block)
+    assert all(sum(map(len, block)) < 12_000 for block in blocks)
 
 
 @given(st.binary(max_size=500), st.integers(0, 10_000), st.sampled_from("A0+/= \n[x"))

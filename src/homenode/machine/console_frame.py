@@ -8,14 +8,21 @@ marks, with a checksum of its own.
 import base64
 import binascii
 import hashlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from homenode.machine.shell import octal_script
 
-LINE_BYTES = 768
-"""Of content in one line: far below the 4095 letters that a terminal takes in canonical mode.
+LINE_LETTERS = 1024
+"""In one line: far below the 4095 that a terminal takes in canonical mode.
 Source: N_TTY_BUF_SIZE of Linux."""
+
+BLOCK_BYTES = 8_000
+"""Sent before the shell must have said that it took them."""
+
+_PLAIN = re.compile(rb"([!-~]{1,1024}\n)+")
+"""Text that goes over a terminal as it is: base64, for one."""
 
 _WIDTH = 76
 _POLYNOMIAL = 0x04C11DB7
@@ -41,18 +48,39 @@ def mark_line(mark: str, word: str) -> str:
     return f"printf '%s+%s\\n' '{mark}' '{word}'"
 
 
-def staging_lines(content: bytes, path: str, *, base64_there: bool) -> Iterator[str]:
-    """Commands that together write a file."""
-    yield f": >{path}"
-    if not base64_there:
+def staging_blocks(content: bytes, path: str, *, base64_there: bool) -> Iterator[tuple[str, ...]]:
+    """Commands that together write a file, in blocks of at most about BLOCK_BYTES.
+
+    A block's first line is a command and the others are what it reads: `head` takes a whole line
+    with each read of a terminal, where the shell's own `read` takes a letter.
+    """
+    yield (f": >{path}",)
+    if _PLAIN.fullmatch(content):
+        yield from _blocks(content.decode("ascii").splitlines(), path)
+    elif base64_there:
+        text = base64.b64encode(content).decode()
+        yield (f": >{path}.part",)
+        yield from _blocks(
+            [text[at : at + LINE_LETTERS] for at in range(0, len(text), LINE_LETTERS)],
+            f"{path}.part",
+        )
+        yield (f"base64 -d <{path}.part >{path}; rm -f {path}.part",)
+    else:
         for at in range(0, len(content), 256):
-            yield octal_script(content[at : at + 256]).rstrip("\n") + f" >>{path}"
-        return
-    yield f": >{path}.part"
-    for at in range(0, len(content), LINE_BYTES):
-        piece = base64.b64encode(content[at : at + LINE_BYTES]).decode()
-        yield f"echo {piece} >>{path}.part"
-    yield f"base64 -d <{path}.part >{path}; rm -f {path}.part"
+            yield (octal_script(content[at : at + 256]).rstrip("\n") + f" >>{path}",)
+
+
+def _blocks(lines: Sequence[str], path: str) -> Iterator[tuple[str, ...]]:
+    block: list[str] = []
+    size = 0
+    for line in lines:
+        block.append(line)
+        size += len(line) + 1
+        if size > BLOCK_BYTES:
+            yield f"head -n {len(block)} >>{path}", *block
+            block, size = [], 0
+    if block:
+        yield f"head -n {len(block)} >>{path}", *block
 
 
 def fetching_line(path: str, mark: str, summer: str, *, base64_there: bool) -> str:

@@ -18,14 +18,14 @@ from homenode.machine.console_frame import (
     fetched,
     fetching_line,
     mark_line,
-    staging_lines,
+    staging_blocks,
 )
 from homenode.machine.serial_line import SerialLine
 from homenode.process import ToolTimeoutError
 
 _ANSWER_S = 15.0
 _TRIES = 3
-_UNCONFIRMED_BYTES = 12_000
+_UNCONFIRMED_BYTES = 8_000
 """So much goes out before the shell must have said that it is there: a terminal loses the rest."""
 
 _MOST_BYTES = 64 << 20
@@ -172,8 +172,7 @@ class SerialConsole:
 
     def _stage(self, content: bytes, path: str, mark: str) -> None:
         for _ in range(_TRIES):
-            lines = staging_lines(content, path, base64_there=self._base64_there)
-            self._send(lines, mark)
+            self._send_blocks(staging_blocks(content, path, base64_there=self._base64_there), mark)
             self._send([f"printf '%s+sum %s\\n' {mark} \"$({self._summer} <{path})\""])
             self._await(f"{mark}+sum ", _ANSWER_S)
             if self._await("\n", _ANSWER_S).split()[:1] == [checksum(content, self._summer)]:
@@ -196,15 +195,18 @@ class SerialConsole:
             why = found.why
         raise ToolError(f"{self._name}: expected what was sent to arrive, found {why}")
 
-    def _send(self, lines: Iterable[str], confirm: str | None = None) -> None:
-        """Lines to the shell; with `confirm` it says now and then that it has taken them."""
+    def _send(self, lines: Iterable[str]) -> None:
+        self._write("".join(f"{line}\n" for line in lines).encode())
+
+    def _send_blocks(self, blocks: Iterable[tuple[str, ...]], confirm: str) -> None:
+        """Blocks of lines; after so many bytes the shell must say that it took them."""
         unconfirmed = number = 0
-        for line in lines:
-            self._write(f"{line}\n".encode())
-            unconfirmed += len(line) + 1
-            if confirm is not None and unconfirmed > _UNCONFIRMED_BYTES:
+        for block in blocks:
+            self._send(block)
+            unconfirmed += sum(len(line) + 1 for line in block)
+            if unconfirmed > _UNCONFIRMED_BYTES:
                 number += 1
-                self._write(f"{mark_line(confirm, f'took {number}')}\n".encode())
+                self._send([mark_line(confirm, f"took {number}")])
                 self._await(f"{confirm}+took {number}", _ANSWER_S)
                 unconfirmed = 0
 

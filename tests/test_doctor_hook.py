@@ -53,6 +53,43 @@ def test_systemd_finds_no_circle_in_the_unit_beside_libvirts(tmp_path: Path) -> 
     assert "cycle" not in said.stderr and UNIT_NAME not in said.stderr, said.stderr
 
 
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (("vm; rm -rf /", "start", "begin", "-"), ["doctor", "hook", "vm; rm -rf /", "start"]),
+        (("vm", "started", "begin", "-"), ["doctor", "hook", "vm", "started"]),
+        (("vm", "prepare", "begin", "-"), None),
+        (("vm", "release", "end", "-"), None),
+        ((), None),
+    ],
+)
+def test_the_hook_asks_with_the_domains_xml_and_always_succeeds(
+    tmp_path: Path, words: tuple[str, ...], asked: list[str] | None, fails: bool
+) -> None:
+    program, logger = tmp_path / "home node", tmp_path / "logger"
+    program.write_text(
+        f"#!/bin/sh\nprintf '%s\\n' \"$@\" > '{tmp_path}/asked'\ncat > '{tmp_path}/xml'\n"
+        f"echo said; exit {3 if fails else 0}\n"
+    )
+    logger.write_text(f"#!/bin/sh\ncat > '{tmp_path}/logged'\n")
+    hook = tmp_path / "hook"
+    hook.write_text(libvirt_hook(str(program)))
+    for file in (program, logger, hook):
+        file.chmod(0o755)
+    done = subprocess.run(
+        [str(hook), *words], input="<domain/>", env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "")
+    if asked is None:
+        assert not (tmp_path / "asked").exists()
+    else:
+        assert (tmp_path / "asked").read_text().splitlines() == asked
+        assert (tmp_path / "xml").read_text() == "<domain/>"
+        assert (tmp_path / "logged").read_text() == "said\n"
+
+
 def test_a_hook_takes_the_domains_gpus_only() -> None:
     host = sick()
     audio_first = domain(8, [AUDIO, *gpus(SICK, 2)])

@@ -48,6 +48,12 @@ def test_no_target_is_above_what_qemus_ends_can(booted: Booted) -> None:
     assert code == 2 and "both ends" in text
 
 
+def test_the_hook_looks_at_the_gpu_and_finds_no_drop(booted: Booted) -> None:
+    gpu, at_start, at_started = reported(booted, "hook")
+    assert f"{gpu}" in at_start
+    assert at_started == ""
+
+
 def test_the_ports_link_control_is_as_it_was(booted: Booted) -> None:
     """Link Control and Link Control 2 in the raw bytes; retraining was refused or not needed."""
     before, after = (bytes.fromhex(text) for text in reported(booted, "config"))

@@ -4,11 +4,17 @@ import contextlib
 import io
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 from tests.lab.inside import run_and_report, say, step
 
 DEVICES = Path("/sys/bus/pci/devices")
+DOMAIN = """<domain type='qemu'><name>vm</name><memory unit='MiB'>64</memory><vcpu>1</vcpu>
+<os><type arch='x86_64' machine='q35'>hvm</type></os><devices>
+<hostdev mode='subsystem' type='pci' managed='yes'><source>
+<address domain='0x{0}' bus='0x{1}' slot='0x{2}' function='0x0'/></source></hostdev>
+</devices></domain>"""
 
 
 def outcome(*words: str) -> tuple[int, str]:
@@ -35,6 +41,22 @@ def give_to_vfio(bdf: str) -> None:
     Path("/sys/bus/pci/drivers_probe").write_text(bdf)
 
 
+def hooked(operation: str, gpu: str) -> str:
+    """What libvirt's hook would log for a domain that has the GPU."""
+    from homenode.cli import retrain as command
+
+    domain, bus, slot = gpu.replace(".", ":").split(":")[:3]
+    xml = DOMAIN.format(domain, bus, slot).encode()
+    output, given = io.StringIO(), sys.stdin
+    sys.stdin = io.TextIOWrapper(io.BytesIO(xml))
+    try:
+        with contextlib.redirect_stdout(output):
+            command.hook(("vm", operation))
+    finally:
+        sys.stdin = given
+    return output.getvalue()
+
+
 def main() -> None:
     subprocess.run(["modprobe", "vfio-pci"], check=True)
     host = json.loads(outcome("show", "--json")[1])
@@ -58,6 +80,11 @@ def main() -> None:
     guest.kill()
     guest.wait()
     retrain("released", bdf)
+    gpu = next(d["bdf"] for d in host["pci_devices"] if d["kind"] == "gpu" and d["parent"])
+    (DEVICES / gpu / "driver_override").write_text("vfio-pci")
+    Path("/sys/bus/pci/drivers_probe").write_text(gpu)
+    say("hook", json.dumps([gpu, hooked("start", gpu), hooked("started", gpu)]))
+    step("hook")
     say("config", json.dumps([before, (DEVICES / port / "config").read_bytes().hex()]))
     say("doctor", json.dumps(outcome("doctor", "--json")))
     step("doctor")

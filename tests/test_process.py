@@ -51,8 +51,10 @@ def test_too_much_output_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_environment_is_built_and_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "x")
     monkeypatch.setenv("LANG", "de_DE.UTF-8")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")  # a job must not reach for others' GPUs
     said = run(["env"], 5, environment={"EXTRA": "1"}).stdout.splitlines()
     assert "LC_ALL=C" in said and "EXTRA=1" in said
+    assert "CUDA_VISIBLE_DEVICES=3" in said
     assert not [line for line in said if line.startswith(("SECRET", "LANG="))]
 
 

@@ -19,6 +19,9 @@ MAX_OUTPUT_BYTES = 256 << 20
 _PASSED_ON = (
     "HOME", "USER", "LOGNAME", "TMPDIR", "XDG_RUNTIME_DIR",  # where a program keeps its things
     "SSH_AUTH_SOCK", "KRB5CCNAME",  # how ssh knows who we are
+    "LD_LIBRARY_PATH",  # where environment modules keep the libraries of GPU tools
+    "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",  # a job's own GPUs
+    "NCCL_TOPO_FILE",  # what this guest is told of its host
 )  # fmt: skip
 _SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 

@@ -1,0 +1,111 @@
+"""The PyTorch programs on a real GPU, beside plain copies and beside nvbandwidth."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from homenode.bench.model import Depth, Group, SuiteWishes
+from homenode.bench.program_text import program_text
+from homenode.bench.step_figures import figures_of_step
+from homenode.bench.suite import suite_for
+from homenode.machine.local import LocalMachine
+from homenode.sources import load_host
+from homenode.tools import torch_report
+
+pytestmark = pytest.mark.gpu
+
+PLAIN = """
+import time, torch
+host = torch.empty(1 << 26, dtype=torch.int32, pin_memory=True)
+gpu = torch.empty_like(host, device="cuda")
+a, b = (torch.randn(8192, 8192, device="cuda").bfloat16() for _ in "ab")
+big = [torch.zeros(1 << 28, dtype=torch.int32, device="cuda") for _ in "ab"]
+works = {
+    "h2d": (lambda: gpu.copy_(host, non_blocking=True), 1 << 28),
+    "d2h": (lambda: host.copy_(gpu, non_blocking=True), 1 << 28),
+    "d2d": (lambda: big[0].copy_(big[1]), 2 << 30),
+    "matmul": (lambda: torch.mm(a, b), 2 * 8192 ** 3),
+}
+for name, (work, amount) in works.items():
+    rates = []
+    for _ in range(12):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(20):
+            work()
+        torch.cuda.synchronize()
+        rates.append(20 * amount / (time.perf_counter() - begin))
+    print(name, sorted(rates[2:])[5])
+"""
+
+
+@pytest.fixture(scope="module")
+def python() -> str:
+    found = shutil.which("python3", path="/opt/torch/.venv/bin:/usr/local/bin:/usr/bin:/bin")
+    code = "import torch; raise SystemExit(not torch.cuda.is_available())"
+    for program in (found, shutil.which("python3"), shutil.which("python")):
+        if program and subprocess.run([program, "-c", code], check=False).returncode == 0:
+            return program
+    pytest.skip("no Python here has PyTorch that can use a GPU")
+
+
+def medians(python: str, command: str) -> dict[tuple[str, str | None], float]:
+    """Of the first GPU."""
+    ended = LocalMachine().run(
+        (python, "-", command, "--seconds", "0.5"), 300, program_text("torch_copies")
+    )
+    (run,) = torch_report.parse(ended.stdout_or_raise())
+    return {
+        (one.metric, one.variant): sorted(one.samples)[len(one.samples) // 2]
+        for one in run.figures
+        if one.device == 0
+    }
+
+
+def test_figures_are_those_of_plain_pytorch(python: str) -> None:
+    plain = LocalMachine().run((python, "-c", PLAIN), 300).stdout_or_raise()
+    expected = {line.split()[0]: float(line.split()[1]) for line in plain.splitlines()}
+    copies, local = medians(python, "host-copies"), medians(python, "local-copy")
+    products = medians(python, "matmul")
+    assert copies["h2d-bandwidth", None] == pytest.approx(expected["h2d"], rel=0.05)
+    assert copies["d2h-bandwidth", None] == pytest.approx(expected["d2h"], rel=0.05)
+    assert local["d2d-bandwidth", None] == pytest.approx(expected["d2d"], rel=0.05)
+    assert products["matmul-rate", "bf16"] == pytest.approx(expected["matmul"], rel=0.05)
+
+
+def test_every_gpu_has_an_address_that_this_machine_shows(python: str) -> None:
+    ended = LocalMachine().run(
+        (python, "-", "small-copies", "--seconds", "0.1"), 120, program_text("torch_copies")
+    )
+    (run,) = torch_report.parse(ended.stdout_or_raise())
+    known = {str(device.bdf) for device in load_host(None).pci_devices}
+    assert {device.address for device in run.devices} <= known
+
+
+def test_figures_are_those_of_nvbandwidth(python: str) -> None:
+    if shutil.which("nvbandwidth") is None:
+        pytest.skip("nvbandwidth is not installed")
+    host = load_host(None)
+    wishes = SuiteWishes((Group.GPU_BANDWIDTH, Group.GPU_COPY), Depth.QUICK, python=python)
+    suite = suite_for(host, {"nvbandwidth", "torch"}, wishes)
+    for test in suite.tests:
+        if test.node is not None:
+            continue
+        found = []
+        for attempt in test.attempts:
+            program = None if attempt.program is None else program_text(attempt.program)
+            ended = LocalMachine().run(
+                attempt.argv, attempt.timeout_s, program, environment=dict(attempt.environment)
+            )
+            figures = figures_of_step(attempt, ended.stdout_or_raise(), host)
+            first = min(one.device for one in figures.samples if one.device is not None)
+            found.append(
+                {
+                    one.metric: one.value
+                    for one in figures.samples
+                    if one.device == first and one.variant is None
+                }
+            )
+        for metric in found[0].keys() & found[1].keys():
+            assert found[1][metric] == pytest.approx(found[0][metric], rel=0.05), metric

@@ -171,7 +171,7 @@ def _build(
 ) -> Iterator[tuple[str, ...]]:
     if source.name == "nccl-tests":
         code = " ".join(f"-gencode=arch=compute_{one},code=sm_{one}" for one in architectures)
-        yield ("make", "-C", f"{tree}/src", "-j", "4", f"NVCC_GENCODE={code}")
+        yield ("make", "-C", tree, "-j", "4", f"NVCC_GENCODE={code}")
         return
     names = ";".join(architectures)
     is_nvidia = source.vendor is Vendor.NVIDIA

@@ -8,7 +8,7 @@ from homenode.report.charts.scale import Scale, bounds, log_steps
 from homenode.report.charts.unit_text import chart_scale, short_figure, size_text
 from homenode.report.text_extent import text_width
 
-_LEFT, _TOP, _PLOT_HEIGHT = 44.0, 14.0, 190.0
+_LEFT, _TOP, _PLOT_HEIGHT = 50.0, 14.0, 190.0
 _LEGEND_ROW = 17.0
 _MOST_DOTS = 64
 """Of a series; longer curves have no dots."""
@@ -49,7 +49,7 @@ def curve_chart(
     for step in _value_steps(low / divisor, high / divisor):
         y = up.at(step * divisor)
         drawing.line((_LEFT, y), (WIDTH - 6, y), classes="grid")
-        drawing.text(_LEFT - 5, y + 3.5, short_figure(step), "dim", size=10, anchor="end")
+        drawing.text(_LEFT - 5, y + 3.5, _step_text(step), "dim", size=10, anchor="end")
     _sizes(drawing, across)
     for curve in curves:
         _draw(drawing, curve, across, up, divisor, name)
@@ -82,6 +82,10 @@ def _value_steps(low: float, high: float) -> tuple[float, ...]:
     found = [ten * part for ten in tens for part in (1, 2, 5)]
     kept = tuple(step for step in found if low <= step <= high)
     return kept or ((low * high) ** 0.5,)
+
+
+def _step_text(step: float) -> str:
+    return short_figure(step) if step < 1e6 else f"{step:.2g}"
 
 
 def _sizes(drawing: Drawing, across: Scale) -> None:

@@ -29,10 +29,16 @@ def short_figure(value: float) -> str:
 
     >>> short_figure(561.17), short_figure(0.5312), short_figure(740449.0), short_figure(8.0)
     ('561.2', '0.531', '740,449', '8')
+    >>> short_figure(2.5e6)
+    '2.5e+06'
     """
-    if abs(value) >= 1000:
+    if 1000 <= abs(value) < 1e6:
         return f"{value:,.0f}"
-    return f"{value:.3g}" if abs(value) < 100 else f"{value:.1f}".removesuffix(".0")
+    return (
+        f"{value:.3g}"
+        if abs(value) < 100 or abs(value) >= 1e6
+        else f"{value:.1f}".removesuffix(".0")
+    )
 
 
 def size_text(size_bytes: float) -> str:

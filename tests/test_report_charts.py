@@ -1,0 +1,176 @@
+"""Charts: figures of any size stay inside, texts are escaped, colours are told apart."""
+
+import math
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homenode.report.charts.bars import Bar, bar_chart
+from homenode.report.charts.colours import HEAT, SERIES, chart_style, series_number
+from homenode.report.charts.curves import Curve, Level, curve_chart
+from homenode.report.charts.forest import ForestRow, forest_chart
+from homenode.report.charts.heat_map import MOST_CELLS, Matrix, heat_map
+from homenode.report.charts.paths import GuestCell, HostNode, Paths, paths_picture
+from homenode.report.charts.scale import log_steps, round_steps
+from homenode.report.charts.unit_text import chart_scale, short_figure
+from homenode.report.text_extent import text_width
+
+FIGURES = st.floats(1e-12, 1e30, allow_nan=False, allow_infinity=False)
+NAMES = st.text(max_size=60)
+UNITS = st.sampled_from(("bytes_per_s", "ns", "events_per_s", "ratio", "</text>"))
+
+
+def _inside(svg: str) -> ElementTree.Element:
+    """The chart, once nothing in it sticks out by more than a letter."""
+    root = ElementTree.fromstring(svg)
+    width, height = float(root.get("width", 0)), float(root.get("height", 0))
+    for element in root.iter():
+        if element.tag == "rect":
+            x, y = float(element.get("x", 0)), float(element.get("y", 0))
+            assert -1 <= x <= x + float(element.get("width", 0)) <= width + 1
+            assert -1 <= y <= y + float(element.get("height", 0)) <= height + 1
+        if element.tag == "circle":
+            assert -5 <= float(element.get("cx", 0)) <= width + 5
+            assert -5 <= float(element.get("cy", 0)) <= height + 5
+        if element.tag == "text" and "transform" not in element.attrib:
+            taken = text_width(element.text or "", float(element.get("font-size", 0)))
+            part = {"middle": 0.5, "end": 1.0}.get(element.get("text-anchor", ""), 0.0)
+            left = float(element.get("x", 0)) - part * taken
+            assert left >= -10, element.text
+            assert left + taken <= width + 10, element.text
+            assert 0 <= float(element.get("y", 0)) <= height + 2
+    return root
+
+
+@given(UNITS, st.lists(st.tuples(NAMES, FIGURES, st.none() | FIGURES), min_size=1, max_size=6))
+def test_bars_of_any_figures_stay_inside(
+    unit: str, given: list[tuple[str, float, float | None]]
+) -> None:
+    bars = [
+        Bar(name, value, None if high is None else min(value, high),
+            None if high is None else max(value, high), 1)
+        for name, value, high in given
+    ]  # fmt: skip
+    root = _inside(bar_chart("bars", unit, bars))
+    assert len(root.findall("rect")) == 2 * len(bars)
+
+
+@given(UNITS, st.lists(st.dictionaries(st.integers(1, 1 << 50), FIGURES, min_size=1, max_size=9),
+                       min_size=1, max_size=4))  # fmt: skip
+def test_curves_of_any_figures_stay_inside(unit: str, given: list[dict[int, float]]) -> None:
+    curves = [
+        Curve("pin", tuple(sorted((float(size), value) for size, value in points.items())), n)
+        for n, points in enumerate(given)
+    ]
+    root = _inside(curve_chart("curves", unit, curves, (Level("L1", 1.0, 32768.0),)))
+    assert len(root.findall("circle")) == sum(len(curve.points) for curve in curves)
+
+
+@given(UNITS, st.integers(1, 70), st.integers(1, 70), st.data())
+def test_matrices_of_any_size_and_figures_stay_inside(
+    unit: str, rows: int, columns: int, data: st.DataObject
+) -> None:
+    value = data.draw(FIGURES)
+    cells = tuple(tuple(value * (1 + r + c) for c in range(columns)) for r in range(rows))
+    names = tuple(f"0000:{n:02x}:00.0" for n in range(max(rows, columns)))
+    matrix = Matrix("node", "GPU", names[:rows], names[:columns], cells)
+    root = _inside(heat_map("matrix", unit, matrix))
+    drawn = len(root.findall("rect")) - len(HEAT)
+    assert 1 <= drawn <= MOST_CELLS * MOST_CELLS
+
+
+@given(st.lists(st.tuples(NAMES, st.floats(1e-6, 1e6), st.floats(1, 1e3), NAMES), min_size=1,
+                max_size=5))  # fmt: skip
+def test_effects_of_any_size_stay_inside(given: list[tuple[str, float, float, str]]) -> None:
+    rows = [
+        ForestRow(label, gain, gain / reach, gain * reach, said[:24], "better")
+        for label, gain, reach, said in given
+    ]
+    _inside(forest_chart("effects", rows))
+
+
+def test_names_are_text_and_never_elements() -> None:
+    nasty = "<script>alert(1)</script>\"'&\x00\x1b]"
+    svg = bar_chart(nasty, "ns", [Bar(nasty, 1.0, None, None, 0)])
+    root = ElementTree.fromstring(svg)
+    assert {element.tag for element in root.iter()} <= {"svg", "text", "rect", "path", "title"}
+    assert "&lt;script&gt;" in svg
+
+
+def test_the_same_range_of_colours_stands_for_the_same_figures() -> None:
+    matrix = Matrix("node", "GPU", ("0",), ("0", "1"), ((50.0, 100.0),))
+    alone, shared = heat_map("a", "ns", matrix), heat_map("a", "ns", matrix, (50.0, 1000.0))
+    assert alone.count('class="h8"') == 2  # the cell and the legend
+    assert shared.count('class="h8"') == 1
+
+
+def test_figures_that_differ_by_noise_have_no_loud_colours() -> None:
+    matrix = Matrix("node", "GPU", ("0",), ("0", "1"), ((100.0, 100.4),))
+    svg = heat_map("a", "ns", matrix)
+    assert svg.count('class="h0"') == 1, "in the legend alone"
+
+
+def test_large_matrices_are_drawn_by_blocks_and_say_so() -> None:
+    names = tuple(map(str, range(100)))
+    cells = tuple(
+        tuple(30.0 if r // 50 == c // 50 else 90.0 for c in range(100)) for r in range(100)
+    )
+    svg = heat_map("cores", "ns", Matrix("PU", "PU", names, names, cells))
+    assert "median of 4 each" in svg
+    assert svg.count("<rect") == 25 * 25 + len(HEAT)
+
+
+def test_a_path_that_stays_on_a_node_looks_unlike_one_that_may_cross() -> None:
+    nodes = (HostNode("node 0", 0, 1), HostNode("node 1", 1, 1))
+    near = GuestCell(0, "4 vCPUs", (0,), True, ((0, 1),))
+    loose = GuestCell(None, "numa_node -1", (), False, ((1, 1),))
+    root = ElementTree.fromstring(paths_picture(Paths("x", nodes, (near, loose), "GPU")))
+    curves = [path.get("class") for path in root.findall("path") if "C" in path.get("d", "")]
+    assert curves == ["lneutral thick", "lneutral thick", "lworse thick far"]
+    assert "1 GPU at no node of the guest" in root.get("aria-label", "")
+
+
+@pytest.mark.parametrize("column", [0, 1])
+def test_series_and_outcomes_stand_out_from_their_ground(column: int) -> None:
+    ground = ("#ffffff", "#10151b")[column]
+    for shade in SERIES:
+        assert _contrast(shade[column], ground) >= 3, shade
+
+
+def test_ink_on_heat_is_legible() -> None:
+    style = chart_style()
+    for number, colour in enumerate(HEAT):
+        ink = style.split(f".chart .i{number}{{fill:")[1][:7]
+        assert _contrast(colour, ink) >= 4.4, (colour, ink)
+
+
+def test_presets_have_colours_of_their_own() -> None:
+    presets = ("default", "pin", "pin-bound", "pin-numa", "pin-numa-smt", "pin-numa-pci",
+               "pin-numa-pci-smt")  # fmt: skip
+    assert len({series_number(name, 0) for name in presets}) == len(presets)
+
+
+@given(FIGURES)
+def test_steps_reach_the_highest_figure_and_are_few(high: float) -> None:
+    steps = round_steps(high)
+    assert steps[0] == 0
+    assert steps[-1] >= high * (1 - 1e-9)
+    assert len(steps) <= 7
+    assert len(log_steps(high, high * 1e9)) <= 7
+    assert math.isfinite(chart_scale("bytes_per_s", [high])[0])
+    assert short_figure(high)
+
+
+def _contrast(one: str, other: str) -> float:
+    a, b = sorted((_light(one), _light(other)))
+    return (b + 0.05) / (a + 0.05)
+
+
+def _light(colour: str) -> float:
+    channels = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    red, green, blue = (
+        c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

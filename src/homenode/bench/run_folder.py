@@ -129,7 +129,8 @@ class RunFolder:
             names = [one.name for one in (self.path / RAW).iterdir()]
         except OSError:
             return ()
-        return tuple(sorted(name for name in names if pattern.fullmatch(name)))
+        numbers = {int(found[1]): name for name in names if (found := pattern.fullmatch(name))}
+        return tuple(numbers[number] for number in sorted(numbers))
 
 
 @contextlib.contextmanager

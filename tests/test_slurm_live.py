@@ -95,6 +95,7 @@ def test_a_study_of_three_nodes_runs_to_its_report(slurm: Testbed, tmp_path: Pat
     code, said = ended(process)
     assert code == 0, said
     assert "7 of 7 jobs have results" in said
+    assert "REPLAYED: figures made up by homenode's tests" in said
 
     found = report(slurm, folder)
     assert found["nodes"] == ["gpu01", "gpu02", "gpu03"]
@@ -133,15 +134,16 @@ def test_a_study_of_three_nodes_runs_to_its_report(slurm: Testbed, tmp_path: Pat
 def test_trouble_in_the_middle_loses_nothing(slurm: Testbed, tmp_path: Path) -> None:
     folder = tmp_path / "study"
     options = ("--shared", "1x2", "--tests", "none")
-    first = start(slurm, folder, *NEW, *options, seconds=0.4)
+    first = start(slurm, folder, *NEW, *options, seconds=0.6)
     raw = folder / "raw"
     until(lambda: len(list(raw.glob("shared-*/task-0/*/started"))) == 3, "three jobs")
+
+    slurm.client("scontrol", "update", "nodename=gpu03", "state=drain", "reason=fan")
 
     # homenode is killed: nobody watches, the jobs go on.
     first.kill()
     first.communicate()
-    second = start(slurm, folder, "--patience", "0.05", seconds=0.4)
-    slurm.client("scontrol", "update", "nodename=gpu03", "state=drain", "reason=fan")
+    second = start(slurm, folder, "--patience", "0.05")
     until(lambda: list(raw.glob("shared-1gpu-gpu02-together/task-1/*/started")), "a pair on gpu02")
     # An array's last task has the array's own number: all of it is cancelled.
     job = next(raw.glob("shared-1gpu-gpu02-together/task-1/*")).name.partition(".")[0]
@@ -154,11 +156,15 @@ def test_trouble_in_the_middle_loses_nothing(slurm: Testbed, tmp_path: Path) -> 
     assert code == 1, said
     assert "7 of 12 jobs have results" in said, said
     missing = [line for line in said.splitlines() if line.startswith("missing: ")]
-    cancelled = next(line for line in missing if "shared-1gpu-gpu02-together task 1" in line)
-    assert "cancelled" in cancelled
-    drained = [line for line in missing if "gpu03" in line]
-    assert any("UnavailableNodes:gpu03" in line for line in drained), said
-    assert len(report(slurm, folder)["missing"]) == len(missing)
+    assert any(
+        line.startswith("missing: 2 cancelled: CANCELLED: shared-1gpu-gpu02-together (job")
+        for line in missing
+    ), said
+    drained = next(line for line in missing if "UnavailableNodes:gpu03" in line)
+    assert drained.startswith("missing: 2 pending: ReqNodeNotAvail")
+    assert "shared-1gpu-gpu03-together task 1" in drained
+    assert "missing: 1 pending: Dependency: exclusive-gpu03-numa0" in said
+    assert len(report(slurm, folder)["missing"]) == 5
 
     slurm.client("scontrol", "update", "nodename=gpu03", "state=resume")
     code, said = ended(start(slurm, folder))

@@ -1,5 +1,6 @@
 """The study of bindings and queues: which jobs, what their scripts say, how far they are."""
 
+import io
 import shutil
 import stat
 import subprocess
@@ -8,8 +9,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from homenode.errors import HostError, InputError, UsageError
+from homenode.report.study_progress_text import missing_lines, progress_view
 from homenode.slurm.queue import (
     JobState,
     QueuedJob,
@@ -31,7 +34,14 @@ from homenode.slurm.study import (
     nodes_to_bind_to,
 )
 from homenode.slurm.study_folder import StudyFolder, read_journal
-from homenode.slurm.study_progress import Study, TaskState, progress_of, unrecorded
+from homenode.slurm.study_progress import (
+    Progress,
+    Study,
+    TaskState,
+    TaskStatus,
+    progress_of,
+    unrecorded,
+)
 from homenode.sources import load_host
 
 GH200 = tuple(
@@ -326,3 +336,17 @@ def test_a_folder_without_a_journal_or_with_a_strange_one_is_refused(tmp_path: P
         read_journal(tmp_path)
     with pytest.raises(HostError, match="path without %"):
         StudyFolder(tmp_path / "a%j").create(study())
+
+
+def test_the_view_of_a_large_study_shows_what_needs_a_look_and_counts_the_rest() -> None:
+    tasks = [TaskStatus(f"e{n}", 0, TaskState.DONE, str(n), "") for n in range(90)]
+    tasks.append(TaskStatus("bad", 0, TaskState.FAILED, "99", "NonZeroExitCode"))
+    out = io.StringIO()
+    Console(file=out, width=80).print(progress_view(Progress(tuple(tasks))))
+    lines = out.getvalue().splitlines()
+    assert len(lines) < 40
+    assert "NonZeroExitCode" in lines[1]
+    assert "61 more" in lines[-2]
+    assert lines[-1] == "90 done, 1 failed"
+    (only,) = missing_lines(Progress(tuple(tasks)).missing())
+    assert only == "1 failed: NonZeroExitCode: bad (job 99)"

@@ -207,18 +207,20 @@ def _go(
     for gap in collected.gaps:
         note(f"open: {gap}")
     note(f"collected {collected.runs} runs below {folder.path / 'results'}")
+    for said in dict.fromkeys(job.replayed for job in collected.jobs if job.replayed):
+        note(f"REPLAYED: {said}")
     _end(folder, progress)
 
 
 def _end(folder: "StudyFolder", progress: "Progress") -> None:
     """Say what is missing and why; exit 1 where anything is."""
+    from homenode.report.study_progress_text import missing_lines
+
     missing = progress.missing()
     total = len(progress.tasks)
     note(f"{total - len(missing)} of {total} jobs have results")
-    for task in missing:
-        why = f": {task.reason}" if task.reason else ""
-        job = f" (job {task.job})" if task.job else ""
-        note(f"missing: {task.name}{job}: {task.state}{why}")
+    for line in missing_lines(missing):
+        note(f"missing: {line}")
     note(f"next: homenode slurm report {shlex.quote(str(folder.path))}")
     results = shlex.quote(str(folder.path / "results"))
     note(f"as a page: homenode report {results} -o report.html")

@@ -1,12 +1,20 @@
 """Study progress text: a Slurm study that is under way, for people."""
 
+from collections.abc import Iterable, Iterator
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from homenode.report.wording import printable
-from homenode.slurm.study_progress import Progress, TaskState
+from homenode.slurm.study_progress import Progress, TaskState, TaskStatus
 
+_MOST_SHOWN = 30
+_MOST_NAMED = 8
+_ORDER = (
+    TaskState.FAILED, TaskState.REFUSED, TaskState.LOST, TaskState.CANCELLED, TaskState.RUNNING,
+    TaskState.PENDING, TaskState.WAITING, TaskState.DONE,
+)  # fmt: skip
 _STYLES = {
     TaskState.DONE: "green",
     TaskState.RUNNING: "cyan",
@@ -36,11 +44,39 @@ def progress_line(progress: Progress) -> str:
 
 
 def progress_view(progress: Progress) -> RenderableType:
-    """A line for each experiment with its state, job and reason, and the counts below."""
+    """A line for each task with its state, job and reason, and the counts below.
+
+    Of a large study, what needs a look comes first, and what is done is only counted.
+    """
     table = Table(box=None, pad_edge=False)
     for title in ("job", "experiment", "state", "why"):
         table.add_column(title, overflow="fold")
-    for task in progress.tasks:
+    shown = progress.tasks
+    if len(shown) > _MOST_SHOWN:
+        shown = tuple(sorted(shown, key=lambda task: _ORDER.index(task.state)))[:_MOST_SHOWN]
+    for task in shown:
         state = Text(str(task.state), style=_STYLES.get(task.state, "red"))
         table.add_row(task.job or "", task.name, state, printable(task.reason))
-    return Group(table, Text(progress_line(progress), style="bold"))
+    left_out = len(progress.tasks) - len(shown)
+    more = [Text(f"{left_out} more")] if left_out else []
+    return Group(table, *more, Text(progress_line(progress), style="bold"))
+
+
+def missing_lines(missing: Iterable[TaskStatus]) -> Iterator[str]:
+    """Tasks without results by state and reason, a line for each.
+
+    >>> from dataclasses import replace
+    >>> one = TaskStatus("look-n1", 0, TaskState.PENDING, "7", "Priority")
+    >>> list(missing_lines([one, replace(one, experiment="look-n2", job="8")]))
+    ['2 pending: Priority: look-n1 (job 7), look-n2 (job 8)']
+    """
+    groups: dict[tuple[TaskState, str], list[TaskStatus]] = {}
+    for task in missing:
+        groups.setdefault((task.state, task.reason), []).append(task)
+    for (state, reason), tasks in groups.items():
+        names = [task.name + (f" (job {task.job})" if task.job else "") for task in tasks]
+        shown = ", ".join(names[:_MOST_NAMED])
+        if len(names) > _MOST_NAMED:
+            shown += f" and {len(names) - _MOST_NAMED} more"
+        why = f": {printable(reason)}" if reason else ""
+        yield f"{len(tasks)} {state}{why}: {shown}"

@@ -154,9 +154,9 @@ def _of_job(
     if row.state is JobState.COMPLETED:
         return TaskState.FAILED, left or "it ended without an error and left no results"
     how = row.said if row.reason == "" else f"{row.said}, {row.reason}"
-    state = {JobState.CANCELLED: TaskState.CANCELLED, JobState.LOST: TaskState.LOST}.get(
-        row.state, TaskState.FAILED
-    )
+    if row.state is JobState.CANCELLED:
+        return TaskState.CANCELLED, how
+    state = TaskState.LOST if row.state is JobState.LOST else TaskState.FAILED
     return state, f"{how}; {left}" if left else how
 
 

@@ -309,6 +309,14 @@ def test_bus_numbers_that_do_not_suffice_are_counted() -> None:
         assign_windows(needs, 2, 40, foreign)
 
 
+def test_ports_that_libvirt_adds_for_left_out_indices_have_their_numbers_too() -> None:
+    request = ask(HGX_GPUS)
+    far = GuestPciController(200, "pcie-root-port", None)
+    guest = replace(request.guest, controllers=(*request.guest.controllers, far))
+    plan = assemble(hgx_host(), replace(request, guest=guest), placed((2, 2), devices=HGX_GPUS))
+    assert min(c.bus_nr for c in plan.controllers if c.bus_nr) >= 201
+
+
 def test_layouts_that_leave_pcie_as_it_was_keep_every_address() -> None:
     request = ask(HGX_GPUS)
     request = replace(request, layout=PRESETS["pin-numa"])

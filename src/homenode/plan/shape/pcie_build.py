@@ -117,7 +117,7 @@ class PcieBuild:
             if expander != index and expander in buses:
                 buses[expander] += 1
         foreign: list[Window] = []
-        root_buses = 1
+        root_buses = 1 + self._left_out()
         for index, controller in self.document.controllers.items():
             if controller.model == EXPANDER:
                 if index not in self.ports and controller.bus_nr is not None:
@@ -145,6 +145,11 @@ class PcieBuild:
                 )
             )
         return tuple(planned)
+
+    def _left_out(self) -> int:
+        """Indices that nobody names below the highest: libvirt adds a port on pcie.0 for each."""
+        named = {*self.document.controllers, *self.ports, 0}
+        return len(set(range(max(self.document.last_index, *named) + 1)) - named)
 
     def _adopt(self, index: int) -> None:
         """Takes a controller of the document into the plan; an expander bus with its ports."""

@@ -26,6 +26,7 @@ from homenode.report.page.render import report_for_print, report_html
 from homenode.report.page.rows import COLUMNS, csv_text, rows_of
 from homenode.results.model import Run
 from homenode.results.store import write_run
+from homenode.snapshot.capture import capture_host
 from homenode.sources import load_host
 from homenode.tuning import tune
 from tests.report_runs import NASTY, full_results, full_run, nasty_results, report
@@ -186,6 +187,28 @@ def test_a_stored_plan_gives_the_paths_of_host_and_guest(tmp_path: Path) -> None
     assert "cell 0: 44 vCPUs, 512 GiB, memory on node 0, 4 " in picture.note
     assert picture.note.startswith("as planned")
     assert 'class="lneutral thick"' in picture.svg
+
+
+def test_what_the_suite_saw_is_drawn_though_states_of_runs_are_joined(tmp_path: Path) -> None:
+    for layout in ("default", "pin"):
+        run = full_run(layout, 1)
+        placed = tuple(replace(one, state=f"2{layout == 'pin':d} ns") for one in run.samples)
+        file = write_run(tmp_path, Run(run.head, placed))
+        capture_host(file.with_name("host.tar.gz"), overwrite=True)
+    (one,) = machines(tmp_path)
+    assert set(one.guests) == {"default", "pin"}
+    (part,) = document_of([one], (), "now").parts
+    assert [drawn.title for drawn in part.host.maps] == [
+        "what the suite saw under default", "what the suite saw under pin",
+    ]  # fmt: skip
+
+
+def test_doubts_of_a_layout_that_stands_alone_are_said(tmp_path: Path) -> None:
+    run = full_run("pin", 1)
+    write_run(tmp_path, Run(replace(run.head, unusable=("throttled",)), run.samples))
+    (one,) = machines(tmp_path)
+    assert one.graded.grade is Grade.NOT_READY
+    assert [(doubt.id, doubt.detail) for doubt in one.doubts] == [("unusable", "throttled")]
 
 
 def test_a_layout_without_expander_buses_is_drawn_with_gpus_at_no_node(document: Document) -> None:

@@ -136,7 +136,8 @@ def _machine(
     series = {one.label: series_of(one) for one in (*chosen, *rest)}
     comparison = compare(chosen, known=series) if len(chosen) > 1 else None
     own = comparison.doubts if comparison is not None else ()
-    own = (*own, *(doubt for one in rest for doubt in doubts_of(one)))
+    alone = rest if comparison is not None else (*chosen, *rest)
+    own = (*own, *(doubt for one in alone for doubt in doubts_of(one)))
     folders = _beside_of(chosen, runs, told, beside)
     return Machine(
         name, told, chosen, rest, series, verdicts, grade_of(verdicts), comparison,
@@ -191,10 +192,11 @@ def _beside_of(
     beside: Mapping[int, Stored],
 ) -> list[tuple[str, Stored]]:
     """What lies beside the first run of each alternative that has something."""
-    of_run = {id(new): beside[id(old)] for old, new in zip(runs, told, strict=True)}
+    # By their heads: where states are joined, an alternative has copies of its runs.
+    of_run = {id(new.head): beside[id(old)] for old, new in zip(runs, told, strict=True)}
     found = []
     for one in chosen:
-        there = [of_run[id(run)] for run in one.runs if id(run) in of_run]
+        there = [of_run[id(run.head)] for run in one.runs if id(run.head) in of_run]
         plan = next((s.plan for s in there if s.plan is not None), None)
         guest = next((s.guest for s in there if s.guest is not None), None)
         found.append((one.label, Stored(plan, guest)))

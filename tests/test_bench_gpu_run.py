@@ -48,6 +48,8 @@ class GpuMachine(FakeMachine):
         self.calls.append(words)
         self.environments.append(environment or {})
         program = next(word for word in words if word != "numactl" and not word.startswith("--"))
+        is_watched = words[1:3] == ("-", "nvbandwidth")
+        program = "nvbandwidth" if is_watched else program
         if "find_spec" in " ".join(words):
             return Completed(words, 0, f"{self.has_torch}\n", "")
         if program in self.hangs:
@@ -56,7 +58,8 @@ class GpuMachine(FakeMachine):
             return Completed(words, 1, "", "CUDA error")
         if program == "nvbandwidth":
             names = tuple(word for word in words if word.startswith(("host_", "device_", "all_")))
-            return Completed(words, 0, nvbandwidth_text(names), "")
+            watched = "\n# homenode watched: 0:90 5:60 1:2\n" if is_watched else ""
+            return Completed(words, 0, nvbandwidth_text(names) + watched, "")
         if program == "all_reduce_perf":
             is_log = dict(environment or {}).get("NCCL_DEBUG") == "INFO"
             return Completed(words, 0, LOG if is_log else nccl.TEXT, "")
@@ -98,6 +101,9 @@ def test_the_matrix_has_a_row_for_each_node_and_one_as_the_tool_binds(tmp_path: 
     outcome = run(GpuMachine(), tmp_path, Group.GPU_BANDWIDTH)
     nodes = {node for metric, variant, node in series(outcome) if metric == "h2d-bandwidth"}
     assert nodes == {None, 0, 1}
+    assert outcome.run is not None
+    conditions = {one.name: one.value for one in outcome.run.head.conditions}
+    assert conditions["copying thread"] == "nodes 0-1"
 
 
 def test_collectives_run_under_each_binding_and_say_what_was_chosen(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from homenode.bench.collective_suite import ON_GPU_NODES
 from homenode.bench.gpu_suite import ALL_AT_ONCE, HOST_COPIES
 from homenode.bench.model import (
     CONTROLS,
+    PYTHON,
     TORCH,
     BenchTest,
     Depth,
@@ -194,3 +195,11 @@ def test_every_test_ends_by_itself_or_is_stopped() -> None:
             assert all(60 <= 2 * one.seconds < one.timeout_s < 7200 for one in test.attempts
                        if one.seconds > 30)  # fmt: skip
             assert all(one.seconds < one.timeout_s for one in test.attempts)
+
+
+def test_a_tool_that_binds_itself_is_watched_where_there_is_a_python() -> None:
+    tests = by_id(suite(host_with(*TWO), NVIDIA | {PYTHON}, [Group.GPU_BANDWIDTH]))
+    own = tests["gpu-bandwidth"]
+    assert (own.program, own.argv[:3]) == ("watched", ("python3", "-", "nvbandwidth"))
+    assert tests["gpu-bandwidth from node 0"].program is None
+    assert by_id(suite(host_with(*TWO), NVIDIA))["gpu-bandwidth"].program is None

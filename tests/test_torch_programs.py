@@ -1,6 +1,8 @@
 """The programs that PyTorch measures with, run for real on a stand-in's GPUs."""
 
 import ast
+import os
+import re
 import sys
 
 import pytest
@@ -37,7 +39,7 @@ def values(figures: Figures, metric: str, variant: str | None = None) -> dict[ob
     return {key: sorted(of)[len(of) // 2] for key, of in found.items()}
 
 
-@pytest.mark.parametrize("name", ["torch_copies", "torch_collectives"])
+@pytest.mark.parametrize("name", ["torch_copies", "torch_collectives", "watched"])
 def test_a_program_is_one_text_that_old_pythons_read(name: str) -> None:
     text = program_text(name)
     ast.parse(text, feature_version=(3, 8))
@@ -266,3 +268,26 @@ def test_samples_of_one_series_are_numbered() -> None:
 def test_kernel_lists_are_read() -> None:
     assert numbers_of("0-1,4\n") == {0, 1, 4}
     assert numbers_of("") == set()
+
+
+def test_a_watched_tool_keeps_its_output_and_tells_where_its_threads_ran() -> None:
+    busy = "import time; e = time.time() + 0.4\nwhile time.time() < e: pass\nprint('done')"
+    ended = run_program("watched", sys.executable, "-c", busy)
+    said = ended.stdout_or_raise()
+    assert said.startswith("done\n")
+    looks = re.search(r"^# homenode watched:((?: \d+:\d+)+)$", said, re.M)
+    assert looks is not None
+    pus = {int(one.partition(":")[0]) for one in looks[1].split()}
+    assert pus <= os.sched_getaffinity(0)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ((sys.executable, "-c", "raise SystemExit(7)"), 7),
+        ((sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"), 137),
+        (("no-such-tool",), 127),
+    ],
+)
+def test_a_watched_tool_ends_as_it_ended(words: tuple[str, ...], code: int) -> None:
+    assert run_program("watched", *words).returncode == code

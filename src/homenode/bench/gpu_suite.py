@@ -8,7 +8,16 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from homenode.bench.collective_suite import collective_tests
-from homenode.bench.model import SECONDS, TORCH, BenchTest, Depth, Group, Reader, SuiteWishes
+from homenode.bench.model import (
+    PYTHON,
+    SECONDS,
+    TORCH,
+    BenchTest,
+    Depth,
+    Group,
+    Reader,
+    SuiteWishes,
+)
 from homenode.bench.torch_commands import TorchPython
 from homenode.gap import Gap
 from homenode.pci import DeviceKind, PciDevice
@@ -137,7 +146,7 @@ def _nvidia_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTe
     )
     names = HOST_COPIES + (ALL_AT_ONCE if count > 1 else ())
     own = _nvbandwidth(machine, "gpu-bandwidth", Group.GPU_BANDWIDTH, names)
-    yield _either(own if has_tool else None, _torch_host(machine, None))
+    yield _either(_watched(own, machine) if has_tool else None, _torch_host(machine, None))
     for node in machine.nodes:
         tool = _from_node(own, node) if has_tool and "numactl" in machine.installed else None
         if tool is None and torch is None:
@@ -249,6 +258,13 @@ def _nvbandwidth(machine: GpuMachine, id: str, group: Group, names: tuple[str, .
     argv = nvbandwidth.argv(names, samples=samples)
     seconds = 0.4 * samples * len(machine.gpus) * len(names) + 2
     return replace(_gpu_test(id, group, argv, seconds), reads=Reader.NVBANDWIDTH)
+
+
+def _watched(own: BenchTest, machine: GpuMachine) -> BenchTest:
+    """nvbandwidth binds itself, and tells nobody where: its threads are looked at meanwhile."""
+    if PYTHON not in machine.installed:
+        return own
+    return replace(own, argv=(machine.wishes.python, "-", *own.argv), program="watched")
 
 
 def _from_node(own: BenchTest, node: NumaNode) -> BenchTest:

@@ -8,6 +8,9 @@ from homenode.indices import NodeIndex
 from homenode.units import GIB
 
 PROBE = "homenode-probe"
+PYTHON = "python"
+"""In `installed`: the Python of SuiteWishes.python runs there."""
+
 TORCH = "torch"
 """In `installed`: the Python of SuiteWishes.python has PyTorch (bench.tools_installed looks)."""
 

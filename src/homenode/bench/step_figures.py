@@ -5,7 +5,8 @@ of its own. A tool that fails and says so in its output (nvbandwidth ends with 0
 the runner goes on to the test's next alternative.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from homenode.bench import amd_figures, collective_curve, gpu_figures, torch_figures
@@ -15,6 +16,8 @@ from homenode.bench.figures import Figures, numbered, sample
 from homenode.bench.gpu_suite import BY_BUS, measured_gpus
 from homenode.bench.model import BenchTest, Group, Reader
 from homenode.bench.tool_log import nccl_runs
+from homenode.bench.torch_figures import COPYING_THREAD
+from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.gap import Gap
 from homenode.results.model import Condition, Sample
@@ -29,6 +32,8 @@ from homenode.tools import (
 from homenode.tools.nccl_tests import NcclTests
 from homenode.tools.nvbandwidth import NvbandwidthDevice, NvbandwidthRun
 from homenode.topology import Host
+
+_WATCHED = re.compile(r"^# homenode watched:((?: \d{1,9}:\d{1,9}){0,4096})$", re.M | re.ASCII)
 
 # One run of AMD's tools measures everything; a test keeps what it was run for.
 _METRICS_OF_GROUP = {
@@ -66,10 +71,28 @@ def figures_of_step(test: BenchTest, output: str, host: Host) -> Figures:
 
 def _nvbandwidth(test: BenchTest, text: str, host: Host) -> Figures:
     binding = None if test.node is None else Binding((test.node,), (test.node,))
-    run = nvbandwidth.parse(text)
+    run = nvbandwidth.parse(_WATCHED.sub("", text))
     if not run.devices and BY_BUS in test.environment:
         run = _by_bus(run, host)
-    return gpu_figures.of_nvbandwidth(run, binding)
+    figures = gpu_figures.of_nvbandwidth(run, binding)
+    conditions = (*figures.conditions, *_copying_thread(text, host))
+    return replace(figures, conditions=conditions)
+
+
+def _copying_thread(text: str, host: Host) -> Iterator[Condition]:
+    """The nodes on which the tool's threads ran for a tenth of their time or more."""
+    watched = _WATCHED.search(text)
+    if watched is None:
+        return
+    node_of_pu = {int(pu.index): pu.node for pu in host.pus}
+    looks: dict[int, int] = {}
+    for pu, count in (map(int, one.split(":")) for one in watched[1].split()):
+        node = node_of_pu.get(pu)
+        if node is not None:
+            looks[node] = looks.get(node, 0) + count
+    most = [node for node in sorted(looks) if looks[node] * 10 >= sum(looks.values())]
+    if most:
+        yield Condition(COPYING_THREAD, f"node{'s' if len(most) > 1 else ''} {CpuSet(most)}")
 
 
 def _by_bus(run: NvbandwidthRun, host: Host) -> NvbandwidthRun:

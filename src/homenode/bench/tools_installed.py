@@ -2,7 +2,7 @@
 
 import hashlib
 
-from homenode.bench.model import PROBE, TORCH, SuiteWishes
+from homenode.bench.model import PROBE, PYTHON, TORCH, SuiteWishes
 from homenode.errors import ParseError, ToolError
 from homenode.machine.protocol import Machine
 from homenode.process import ToolMissingError, ToolTimeoutError
@@ -43,7 +43,7 @@ def pu_times(machine: Machine) -> tuple[PuTimes, ...]:
 
 
 def installed_on(machine: Machine, wishes: SuiteWishes, *, gpus: bool) -> frozenset[str]:
-    """Programs of the suite that can be run there, and "torch" where its Python has PyTorch.
+    """Programs of the suite that can be run there, "python" and, if it has PyTorch, "torch".
 
     gpus: whether there are any to measure; else PyTorch is not asked for, which takes seconds.
     Raises ToolError where the machine cannot be reached.
@@ -55,4 +55,6 @@ def installed_on(machine: Machine, wishes: SuiteWishes, *, gpus: bool) -> frozen
         said = machine.run([wishes.python, "-c", _HAS_TORCH], _ASK_S)
     except (ToolMissingError, ToolTimeoutError):
         return found
-    return found | {TORCH} if said.stdout.strip() == "True" else found
+    if said.returncode != 0:
+        return found
+    return found | ({PYTHON, TORCH} if said.stdout.strip() == "True" else {PYTHON})

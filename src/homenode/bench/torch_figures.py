@@ -6,11 +6,15 @@ from typing import Any
 from homenode.bdf import Bdf
 from homenode.bench.figures import Figures, joined, sample
 from homenode.bench.gpu_figures import of_nccl
+from homenode.cpuset import CpuSet
 from homenode.gap import Gap
 from homenode.results.model import Condition, Sample
 from homenode.tools.nccl_tests import Family, NcclHalf, NcclRow, NcclTests
 from homenode.tools.nccl_tuning_log import choice, in_words
 from homenode.tools.torch_records import TorchFigure, TorchRow, TorchRun
+
+COPYING_THREAD = "copying thread"
+"""Condition: the nodes on which the thread ran that copied, where nobody bound it."""
 
 
 def of_torch(runs: tuple[TorchRun, ...]) -> Figures:
@@ -101,6 +105,11 @@ def _conditions(run: TorchRun) -> Iterator[Condition]:
         yield Condition("tool copy size", f"{run.copy_bytes} bytes")
     if any(figure.metric == "d2d-bandwidth" for figure in run.figures):
         yield Condition("tool device copy", "PyTorch, bytes read and bytes written counted")
+    copies = [one for one in run.figures if one.metric in ("h2d-bandwidth", "d2h-bandwidth")]
+    nodes = {one.thread.node for one in copies if one.thread.node is not None}
+    if run.bound_node is None and nodes:
+        words = "nodes" if len(nodes) > 1 else "node"
+        yield Condition(COPYING_THREAD, f"{words} {CpuSet(nodes)}")
     if run.choices:
         chosen = (choice(one.size_bytes, one.algorithm, one.protocol) for one in run.choices)
         yield Condition("collective algorithm", in_words(chosen))

@@ -1,0 +1,62 @@
+"""Watched: runs a tool and tells on which PUs its busy threads ran. [I/O]
+
+    python3 - nvbandwidth -j -t host_to_device_memcpy_ce   < this
+
+Runs in any Python from 3.8 on. The tool's output is its own; behind it comes one line,
+
+    # homenode watched: 3:41 67:2
+
+PUs with the number of looks, 20 ms apart, at which a thread of the tool was running there. A tool
+that binds itself does so within: nobody can ask it afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+LOOK_S = 0.02
+_STATE, _PROCESSOR = 0, 36  # of /proc/PID/task/TID/stat, behind the name; proc(5)
+
+
+def busy_pus(process: int) -> list[int]:
+    """PUs of the threads that are running now; [] where the process has ended."""
+    found = []
+    try:
+        for task in Path(f"/proc/{process}/task").iterdir():
+            fields = (task / "stat").read_text().rpartition(")")[2].split()
+            if fields[_STATE] == "R":
+                found.append(int(fields[_PROCESSOR]))
+    except (OSError, IndexError):  # a thread that has just ended
+        return found
+    return found
+
+
+def main(words: list[str]) -> int:
+    """Runs the command and returns its exit status, 128 + N for a signal."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os.execvp(words[0], words)  # noqa: S606 - an argv list, and no shell is wanted
+        except OSError as error:
+            sys.stderr.write(f"{words[0]}: cannot be started: {error.strerror}\n")
+            sys.stderr.flush()
+            os._exit(127)
+    looks: dict[int, int] = {}
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            break
+        for pu in busy_pus(child):
+            looks[pu] = looks.get(pu, 0) + 1
+        time.sleep(LOOK_S)
+    counts = " ".join(f"{pu}:{count}" for pu, count in sorted(looks.items()))
+    sys.stdout.write(f"\n# homenode watched: {counts}\n")
+    sys.stdout.flush()
+    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

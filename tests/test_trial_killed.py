@@ -1,0 +1,200 @@
+"""Trials cut at random moments: the tool, the guest, libvirt, the connection. Nothing is lost."""
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from homenode.bench import runner as bench_runner
+from homenode.errors import HomenodeError, HostError
+from homenode.hypervisor.virsh import Virsh
+from homenode.results.model import Run
+from homenode.results.store import read_run
+from homenode.trial import guest
+from homenode.trial.beginning import look
+from homenode.trial.journal import What
+from homenode.trial.journal_file import JournalFile, known_trials
+from homenode.trial.runner import run_trial, steps_of
+from tests.apply_documents import NAME, ORIGINAL
+from tests.simulated_trial import (
+    SimulatedReach,
+    begun,
+    daemon_in,
+    host,
+    trial_of,
+    wanted,
+)
+from tests.virsh_stand_in import URI, StandIn
+
+CUTS = 50
+SEED = 7
+LAYOUTS = ("default", "pin-numa")
+KINDS = ("tool", "tool", "tool and virsh", "guest", "libvirt", "connection")
+AWAY_S = 0.15
+EFFECTS = {"default": 1.0, "pin": 1.0, "pin-numa": 1.5}
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    found = daemon_in(tmp_path / "daemon")
+    monkeypatch.setenv("PATH", f"{found.bin}:/usr/bin:/bin")
+    monkeypatch.setattr(guest, "_BETWEEN_S", 0.02)
+    monkeypatch.setattr(guest, "DAEMON_S", 5.0)
+    monkeypatch.setattr(bench_runner, "IDLE_S", 0.0)
+    return found
+
+
+Keys = Counter[tuple[object, ...]]
+
+
+def keys_of(run: Run) -> Keys:
+    """What tells the samples of a run apart, and how often."""
+    return Counter((s.metric, s.variant, s.number, s.size_bytes, s.node, s.state)
+                   for s in run.samples)  # fmt: skip
+
+
+class Trials:
+    """One trial after the other, each cut and gone on with until it is done."""
+
+    def __init__(self, daemon: StandIn, folder: Path) -> None:
+        self.daemon = daemon
+        self.root = folder / "state"
+        self.results = folder / "results"
+        self.reach = SimulatedReach(daemon, EFFECTS)
+        self.number = 0
+
+    @property
+    def id(self) -> str:
+        return f"trial-{self.number}"
+
+    @property
+    def journal(self) -> JournalFile:
+        return JournalFile(self.root, self.id)
+
+    def work(self) -> None:
+        """Begin the present trial, or go on with it."""
+        journal = self.journal
+        with journal.locked() as lock:
+            if journal.known().head is None:
+                asked = wanted(self.results, layouts=LAYOUTS, boots=1, id=self.id)
+                head, journal = begun(self.root, asked)
+            else:
+                found = journal.known().head
+                assert found is not None
+                head = found
+            run_trial(trial_of(head, journal, self.root, self.reach), lock)
+
+    def is_done(self) -> bool:
+        known = self.journal.known()
+        return known.head is not None and len(known.state.measured) == len(steps_of(known.head))
+
+    def in_child(self) -> int:
+        child = os.fork()
+        if child == 0:
+            status = 3
+            try:
+                self.work()
+                status = 0
+            except HomenodeError:
+                status = 4  # libvirt was away too long, or another is at work
+            finally:
+                os._exit(status)
+        return child
+
+
+def cut(trials: Trials, kind: str, child: int) -> None:
+    state = trials.daemon.state
+    if kind.startswith("tool"):
+        listed = Path(f"/proc/{child}/task/{child}/children")
+        others = listed.read_text().split() if kind != "tool" and listed.exists() else []
+        for victim in (*map(int, others), child):
+            try:
+                os.kill(victim, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+    elif kind == "guest":
+        (state / "id").unlink(missing_ok=True)
+    else:
+        switch = state / ("down" if kind == "libvirt" else "unreachable")
+        switch.touch()
+        time.sleep(AWAY_S)
+        switch.unlink()
+
+
+def finish(trials: Trials) -> None:
+    """To the end, past a virsh that was left behind."""
+    for _ in range(100):
+        try:
+            trials.work()
+        except HostError as error:
+            assert "no other homenode at work" in error.message
+            time.sleep(0.02)
+        if trials.is_done():
+            return
+    pytest.fail("it never came to its end")
+
+
+def check_done(trials: Trials, samples: dict[str, Keys]) -> None:
+    """The original is back, and each boot is there once and whole."""
+    known = trials.journal.known()
+    assert known.head is not None
+    assert known.state.ended
+    assert not known.state.to_undo
+    assert trials.daemon.definition() == ORIGINAL
+    assert not (trials.daemon.state / "id").exists()
+    for step in steps_of(known.head):
+        said = [e for e in known.entries if e.what is What.MEASURED and e.number == step.number]
+        assert len(said) == 1
+        folders = list(trials.results.glob(f"*/{said[0].run}"))
+        assert len(folders) == 1
+        run = read_run(folders[0])
+        assert len(run.samples) == said[0].samples
+        assert keys_of(run) == samples[step.layout]
+        assert {sample.boot for sample in run.samples} == {0}
+        assert len(run.head.boots) == 1, "no boot's samples are mixed with another's"
+
+
+def test_50_cuts_lose_and_double_nothing(daemon: StandIn, tmp_path: Path) -> None:
+    choose = random.Random(SEED)
+    trials = Trials(daemon, tmp_path)
+    documents = look(Virsh(URI), NAME, wanted(trials.results, layouts=LAYOUTS), host(), trials.root)
+    known = {ORIGINAL} | {one.document.rstrip(b"\n") + b"\n" for one in documents.layouts.values()}
+    started = time.monotonic()
+    trials.work()  # the measure of all others
+    longest_s = time.monotonic() - started
+    samples = {
+        layout: keys_of(read_run(next(trials.results.glob(f"*/{trials.id}-{layout}-1"))))
+        for layout in LAYOUTS
+    }
+    assert all(samples.values())
+    check_done(trials, samples)
+    trials.number += 1
+    cuts: Counter[str] = Counter()
+    late = 0
+    while cuts.total() < CUTS:
+        kind = choose.choice(KINDS)
+        child = trials.in_child()
+        time.sleep(choose.uniform(0, longest_s))
+        late += os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        cut(trials, kind, child)
+        _, how = os.waitpid(child, 0)
+        assert not (os.WIFEXITED(how) and os.WEXITSTATUS(how) == 3), "it failed by itself"
+        cuts[kind] += 1
+        assert daemon.definition() in known, f"half-written after {kind}"
+        left = trials.journal.known()
+        if daemon.definition() != ORIGINAL and left.head is not None:
+            assert left.state.to_undo, "the journal says that there is something to undo"
+        if trials.is_done() or choose.random() < 0.15:
+            finish(trials)
+            check_done(trials, samples)
+            trials.number += 1
+    finish(trials)
+    check_done(trials, samples)
+    aside = sum(1 for _ in trials.root.glob("trials/*/set-aside/*"))
+    print(f"{dict(cuts)}, {late} too late; {trials.number} trials; {aside} boots set aside")
+    assert late < CUTS // 2
+    assert len(known_trials(trials.root)) >= 3

@@ -343,6 +343,7 @@ def test_errors_that_resets_leave_are_no_alarm() -> None:
 def test_a_listing_without_root_says_nothing() -> None:
     lines = [line for line in listing().splitlines() if "Lnk" not in line]
     host = host_from_lspci("\n".join(lines) + "\n", "hgx")
+    assert diagnose(host).checked[0] == "host hgx: links, peer-to-peer"
     assert found(host) == []
     (unknown,) = diagnose(host).findings
     assert (unknown.id, unknown.severity) == ("pcie-link-unknown", Severity.INCONCLUSIVE)

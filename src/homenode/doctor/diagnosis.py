@@ -78,7 +78,15 @@ def diagnose(
         *layout_findings(host, with_advice=document is None),
         *peer_findings(host),
     ]
-    checked = [f"host {host.name}: links, errors, nodes, peer-to-peer, settings"]
+    counted = any(d.errors is not None or d.link_replays is not None for d in host.pci_devices)
+    looked = [
+        *(("links",) if host.pci_devices else ()),
+        *(("errors",) if counted else ()),
+        *(("nodes",) if host.nodes else ()),
+        *(("peer-to-peer",) if host.pci_devices else ()),
+        *(("settings",) if host.pus else ()),
+    ]
+    checked = [f"host {host.name}: {', '.join(looked) or 'nothing that it tells'}"]
     checked += describe_paths(host)
     facts = None
     if document is not None:
@@ -178,6 +186,9 @@ def _domain_checked(facts: DomainFacts, host: Host) -> list[str]:
     lines = [
         f"{facts.source}: references, pins, guest topology, memory, devices and limits of "
         f"{facts.guest.name} on {host.name}"
+        if host.pus
+        else f"{facts.source}: references, devices and limits of {facts.guest.name}; "
+        f"{host.name} tells no PUs to hold its pins against"
     ]
     passed = {hostdev.source for hostdev in facts.guest.hostdevs}
     devices = [device for device in host.pci_devices if device.bdf in passed]

@@ -224,6 +224,20 @@ def test_a_layout_that_the_name_does_not_tell_can_be_said() -> None:
         imported_runs([folder(STUDY)], wishes)
 
 
+def test_a_collective_that_meets_a_ceiling_is_said() -> None:
+    rows = ""
+    for size in (1 << n for n in range(16, 31)):
+        half = f"{size / 530.0:.1f} 0.53 0.53 0"
+        rows += f"  {size} {size // 4} float sum -1 {half} {half}\n"
+    flat = {"flat.log": nccl.HEAD + nccl.COLUMNS + rows + nccl.FOOT}
+    one = only(imported_runs([folder(flat)], ImportWishes()))
+    assert ("collective-flat-curve", "flat.log: 0.53 GB/s from 64 KiB on") in [
+        (gap.subject, gap.reason) for gap in one.gaps
+    ]
+    sound = only(imported_runs([folder({"all.log": nccl.TEXT})], ImportWishes()))
+    assert not any(gap.subject == "collective-flat-curve" for gap in sound.gaps)
+
+
 def test_a_layout_reaches_logs_of_tools_by_the_name_that_their_run_has() -> None:
     wishes = ImportWishes(layouts={"run1": Switches.of(PRESETS["pin"])})
     one = only(imported_runs([folder({"run1.log": nccl.TEXT})], wishes))

@@ -160,6 +160,10 @@ def _finished(draft: _Draft, layout: Switches | None) -> Imported:
     if head.switches.name == "unknown":
         gaps = (*gaps, Gap("layout", "nobody said which it was (--layout NAME=PRESET)"))
     gaps += tuple(Gap("unusable", reason) for reason in head.unusable)
+    gaps += tuple(
+        Gap(finding.id, f"{finding.subject}: {finding.observed}")
+        for finding in draft.figures.findings
+    )
     paths = tuple(f"{draft.folder.path}/{name}" for name in draft.files)
     return Imported(Run(head, draft.figures.samples), paths, gaps)
 

@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 from itertools import pairwise
 
 from homenode.bench import amd_figures, cpu_figures, gpu_figures, torch_figures
 from homenode.bench.binding import sections
+from homenode.bench.collective_curve import flat_curve
 from homenode.bench.figures import Figures, joined
 from homenode.errors import ParseError
 from homenode.gap import Gap
@@ -107,9 +109,13 @@ def _nvbandwidth(text: str) -> Figures:
 
 
 def _nccl(text: str, name: str) -> Figures:
-    return joined(
-        gpu_figures.of_nccl(nccl_tests.parse(part), _collective(name)) for part in nccl_runs(text)
-    )
+    parts = []
+    for part in nccl_runs(text):
+        run = nccl_tests.parse(part)
+        figures = gpu_figures.of_nccl(run, _collective(name))
+        finding = flat_curve(run, name) if figures.samples else None
+        parts.append(replace(figures, findings=() if finding is None else (finding,)))
+    return joined(parts)
 
 
 def nccl_runs(text: str) -> tuple[str, ...]:

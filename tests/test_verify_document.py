@@ -323,6 +323,14 @@ def test_ports_that_libvirt_adds_for_indices_left_out_need_buses_too() -> None:
     assert [(f.subject, f.expected) for f in found] == [("the root bus", "237 buses")]
 
 
+def test_a_controller_index_beyond_all_reason_costs_nothing() -> None:
+    index = f"type='pci' index='{10**15}' model='pcie-root-port'"
+    xml = changed(
+        tuned("pin-numa-pci").document, ("type='pci' index='3' model='pcie-root-port'", index)
+    )
+    assert "bus-window" in ids(findings_of(xml))
+
+
 def test_versions_that_are_too_old_are_named_by_element() -> None:
     settings = replace(small_host().settings, libvirt_version=(3, 9, 0), qemu_version=(2, 5, 0))
     found = findings_of(

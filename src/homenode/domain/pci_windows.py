@@ -91,7 +91,7 @@ def _windows(document: Document, controllers: tuple[GuestPciController, ...]) ->
         buses_below[root.index if root.model == _EXPANDER else 0] += 1
     named = {address.bus for address, _ in addressed_devices(document) if not address.domain}
     last = max({*named, *model_of}, default=0)
-    buses_below[0] += sum(index not in model_of for index in range(1, last + 1))
+    buses_below[0] += last - sum(0 < index <= last for index in model_of)
     expanders = [c for c in controllers if c.model == _EXPANDER and c.bus_nr is not None]
     for number, count in Counter(c.bus_nr for c in expanders).items():
         if count > 1:

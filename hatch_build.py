@@ -32,6 +32,14 @@ class ProbeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             [make, "-C", str(Path(self.root) / "native"), "-j", jobs, f"OUT={out}"], check=True
         )
         build_data["shared_scripts"] = {str(out / "homenode-probe"): "homenode-probe"}
+        # For guests; some distributions have the static C++ library in a package of its own.
+        command = [make, "-C", str(Path(self.root) / "native"), "-j", jobs, f"OUT={out}", "static"]
+        if subprocess.run(command, check=False).returncode == 0:
+            static = out / "homenode-probe-static"
+            build_data["shared_scripts"][str(static)] = "homenode-probe-static"
+        else:
+            print("homenode: no static libraries: built without the probe for guests",
+                  file=sys.stderr)  # fmt: skip
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{_platform()}"
 

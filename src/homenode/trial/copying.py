@@ -5,7 +5,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from homenode.domain.copy import copied_uuid, copy_domain, shared_with_original
+from homenode.domain.copy import copied_uuid, copy_domain
 from homenode.domain.overlay_disks import WritableDisk, with_overlays, writable_disks
 from homenode.domain.read import open_domain
 from homenode.errors import HostError, InputError, UsageError
@@ -37,8 +37,9 @@ class Prepared:
 def prepare_copy(virsh: Virsh, state: DomainState, original: bytes, id: str) -> Prepared:
     """What a copy of a domain would be; nothing is made.
 
-    Raises UsageError where a copy of it cannot run (another machine's, a device or a host interface
-    that both would have), InputError for disks that cannot have an overlay.
+    Devices, sockets and host interfaces are the original's: it is off meanwhile, and libvirt lets
+    only one of them run. Raises UsageError for another machine's libvirt and where such a copy is
+    there, InputError for disks that cannot have an overlay.
     """
     if not is_local(virsh.connect):
         raise UsageError(
@@ -50,16 +51,6 @@ def prepare_copy(virsh: Virsh, state: DomainState, original: bytes, id: str) -> 
     disks = writable_disks(original, state.name)
     overlays = {disk.target: str(_overlay(disk, id)) for disk in disks}
     document = copy_domain(with_overlays(original, overlays, state.name), name, state.name)
-    shared = [
-        f"{one.subject}: {one.detail}"
-        for one in shared_with_original(document, name)
-        if one.id in ("copy-shares-file", "copy-shares-tap")
-    ]
-    if shared:
-        raise UsageError(
-            f"--as-copy: expected nothing that both domains would have, found {'; '.join(shared)}",
-            hint="--in-place works on the VM itself",
-        )
     uuid = copied_uuid(state.uuid, name)
     if is_there(virsh, uuid):
         raise UsageError(

@@ -169,7 +169,7 @@ def test_transferbench_alone_runs_once_for_each_direction() -> None:
 def test_gpus_that_guests_hold_are_not_measured() -> None:
     made = suite_for(host_with(*TWO, driver="vfio-pci"), NVIDIA | {"homenode-probe"}, SuiteWishes())
     assert not any(test.group in GPU_GROUPS for test in made.tests)
-    assert any("is passed through" in gap.reason for gap in made.left_out)
+    assert any("passed through (vfio-pci)" in gap.reason for gap in made.left_out)
 
 
 def test_gpus_of_two_vendors_are_not_mixed() -> None:
@@ -203,3 +203,17 @@ def test_a_tool_that_binds_itself_is_watched_where_there_is_a_python() -> None:
     assert (own.program, own.argv[:3]) == ("watched", ("python3", "-", "nvbandwidth"))
     assert tests["gpu-bandwidth from node 0"].program is None
     assert by_id(suite(host_with(*TWO), NVIDIA))["gpu-bandwidth"].program is None
+
+
+def test_what_may_hang_is_waited_for_in_minutes_not_hours() -> None:
+    installed = frozenset({"rocm-bandwidth-test", "all_reduce_perf", TORCH})
+    specs = [DeviceSpec(f"0000:{bus:02x}:00.0", node=bus % 2, root=bus % 2) for bus in range(1, 9)]
+    for test in suite(host_with(*specs, vendor=0x1002), installed).tests:
+        for one in test.attempts:
+            assert one.timeout_s <= 400 or one.if_stopped is None
+
+
+def test_a_quick_look_at_eight_gpus_takes_a_few_minutes_a_round() -> None:
+    specs = [DeviceSpec(f"0000:{bus:02x}:00.0", node=bus % 2, root=bus % 2) for bus in range(1, 9)]
+    made = suite(host_with(*specs), NVIDIA | {TORCH}, depth=Depth.QUICK)
+    assert sum(test.seconds for test in made.tests) < 420

@@ -111,7 +111,7 @@ def _of_tool(
     if binding.node is not None:
         node = binding.node
         argv = ("numactl", f"--cpunodebind={node}", f"--membind={node}", *argv)
-    seconds = 60.0 * repeats / 100
+    seconds = 10.0 + 50.0 * repeats / 100
     for peers in (True, False):
         variant = _variant(binding, peers=peers)
         others = [
@@ -120,7 +120,7 @@ def _of_tool(
             if one is not None
         ]
         yield BenchTest(
-            _id(variant), Group.NCCL, argv, seconds, 120 + 10 * seconds,
+            _id(variant), Group.NCCL, argv, seconds, _patience(seconds, if_stopped, peers=peers),
             _environment(gpus, peers=peers), Reader.NCCL_TESTS, node=binding.node,
             binding=binding.words, variant=variant, if_stopped=if_stopped if peers else None,
         ).or_else(*others)  # fmt: skip
@@ -144,6 +144,11 @@ def _of_torch(
     return replace(
         test, binding=binding.words, variant=variant, node=binding.node, environment=environment
     )
+
+
+def _patience(seconds: float, if_stopped: str | None, *, peers: bool) -> float:
+    """Less where access is known to hang: every round waits for it."""
+    return 90 + 3 * seconds if peers and if_stopped is not None else 120 + 10 * seconds
 
 
 def _choices(gpus: tuple[PciDevice, ...], wishes: SuiteWishes) -> BenchTest:

@@ -113,12 +113,14 @@ def _numbered_by_bus(test: BenchTest) -> BenchTest:
 
 def measured_gpus(host: Host, left_out: list[Gap]) -> tuple[PciDevice, ...]:
     """NVIDIA's, else AMD's: no tool measures both. Not those that are passed through."""
-    free = []
+    free: list[PciDevice] = []
+    held: list[PciDevice] = []
     for gpu in host.devices_of_kind(DeviceKind.GPU):
-        if gpu.driver == "vfio-pci":
-            left_out.append(Gap(Group.GPU_BANDWIDTH, f"{gpu.bdf} is passed through (vfio-pci)"))
-        else:
-            free.append(gpu)
+        (held if gpu.driver == "vfio-pci" else free).append(gpu)
+    if held:
+        others = f" and {len(held) - 1} more" if len(held) > 1 else ""
+        reason = f"{held[0].bdf}{others}: passed through (vfio-pci)"
+        left_out.append(Gap(Group.GPU_BANDWIDTH, reason))
     for vendor in (_NVIDIA, _AMD):
         chosen = tuple(gpu for gpu in free if gpu.vendor_id == vendor)
         if chosen:
@@ -155,8 +157,10 @@ def _nvidia_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTe
             continue
         yield _either(tool, _torch_host(machine, node))
     if count > 1:
-        peers = _nvbandwidth(machine, "gpu-peer", Group.GPU_PEER, PEER_COPIES)
-        peers = replace(peers, seconds=peers.seconds * count, timeout_s=peers.timeout_s * 2)
+        is_quick = machine.wishes.depth is Depth.QUICK
+        copies = PEER_COPIES[:2] if is_quick else PEER_COPIES
+        peers = _nvbandwidth(machine, "gpu-peer", Group.GPU_PEER, copies)
+        peers = replace(peers, seconds=peers.seconds * max(1.0, count / 4))
         yield _stopped(_either(peers if has_tool else None, _torch_peer(machine)), PEERS_HANG)
 
 
@@ -197,7 +201,7 @@ def _amd_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]
 
 
 def _amd_tools(machine: GpuMachine, id: str, group: Group) -> Iterator[BenchTest]:
-    seconds = 5.0 * (len(machine.gpus) + len(machine.nodes)) ** 2
+    seconds = 0.5 * (len(machine.gpus) + len(machine.nodes)) ** 2
     if "rocm-bandwidth-test" in machine.installed:
         argv: tuple[str, ...] = ("rocm-bandwidth-test", "-a")
         yield replace(_gpu_test(id, group, argv, seconds), reads=Reader.ROCM)
@@ -281,8 +285,10 @@ def _either(*attempts: BenchTest | None) -> BenchTest:
 
 
 def _stopped(test: BenchTest, tells: str) -> BenchTest:
-    others = tuple(replace(one, if_stopped=tells) for one in test.alternatives)
-    return replace(test, if_stopped=tells, alternatives=others)
+    """With less patience than others: where access hangs, every round waits for it."""
+    others = tuple(_stopped(one, tells) for one in test.alternatives)
+    patience = 90 + 3 * test.seconds
+    return replace(test, timeout_s=patience, if_stopped=tells, alternatives=others)
 
 
 def _gpu_test(id: str, group: Group, argv: tuple[str, ...], seconds: float) -> BenchTest:

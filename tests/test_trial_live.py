@@ -1,0 +1,184 @@
+"""Trials on a real libvirt with real guests under TCG: nothing by hand, all of it taken back."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from homenode.cli import trial_work
+from homenode.cli.main import app
+from homenode.results.model import Origin
+from homenode.results.store import load_runs
+from homenode.sources import load_host
+from homenode.trial.journal import What
+from homenode.trial.journal_file import Known, known_trials
+from homenode.trial.runner import steps_of
+from tests.probe_build import make
+from tests.trial_guest import NAME, trial_guest
+from tests.two_node_libvirt import TwoNodes, two_nodes
+
+pytestmark = [pytest.mark.libvirt, pytest.mark.qemu, pytest.mark.root]
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[TwoNodes]:
+    """A libvirt of two nodes with one domain, whose guest has the probe and a shell."""
+    probe = make("homenode-probe-static")
+    with two_nodes() as found:
+        folder = found.folder
+        document = trial_guest(folder, found.emulator, {"homenode-probe": probe.read_bytes()})
+        defined = found.virsh("define", str(document))
+        assert defined.returncode == 0, defined.stderr
+        # From its own print, in which what libvirt added stands in its order.
+        (folder / "printed.xml").write_text(definition(found))
+        assert found.virsh("define", str(folder / "printed.xml")).returncode == 0
+        yield found
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = tmp_path / "state"
+    monkeypatch.setattr(trial_work, "default_root", lambda: root)
+    return root
+
+
+def definition(daemon: TwoNodes) -> str:
+    return daemon.virsh("dumpxml", "--inactive", "--security-info", NAME).stdout
+
+
+def options(
+    daemon: TwoNodes, folder: Path, layouts: str, boots: int, how: str = "--in-place"
+) -> list[str]:
+    return [
+        "trial", NAME, "--layouts", layouts, "--boots", str(boots), how,
+        "--reach", "console", "--connect", daemon.uri, "--host", str(daemon.host),
+        "--tests", "cpu-single,core-to-core", "--quick", "--repeat", "1",
+        "--probe", str(make("homenode-probe-static")), "--answer-within", "120",
+        "--stop-within", "1", "--results", str(folder / "results"),
+        "--report", str(folder / "report.html"),
+    ]  # fmt: skip
+
+
+def only(state: Path) -> Known:
+    (found,) = known_trials(state)
+    return found
+
+
+def test_three_layouts_in_two_boots_come_to_their_report(
+    daemon: TwoNodes, state: Path, tmp_path: Path
+) -> None:
+    before = definition(daemon)
+    started = time.monotonic()
+    done = CliRunner().invoke(app, options(daemon, tmp_path, "default,pin,pin-numa", 2))
+    print(f"{time.monotonic() - started:.0f} s")
+    assert done.exit_code == 0, done.output
+    assert definition(daemon) == before
+    assert NAME not in daemon.virsh("list", "--name").stdout
+    known = only(state)
+    assert known.head is not None
+    assert len(known.state.measured) == 6
+    assert known.state.ended
+    runs = load_runs(tmp_path / "results").runs
+    assert sorted(run.head.switches.name for run in runs) == (
+        ["default"] * 2 + ["pin"] * 2 + ["pin-numa"] * 2
+    )
+    assert {run.head.origin for run in runs} == {Origin.EMULATED}
+    assert len({run.head.boots for run in runs}) == 6, "each boot has an identity of its own"
+    for step in steps_of(known.head):
+        name = known.state.outcomes[step.number].entry.run
+        (folder,) = (tmp_path / "results").glob(f"*/{name}")
+        (capture,) = folder.glob("host*")
+        guest = load_host(str(capture))
+        assert len(guest.nodes) == (2 if step.layout == "pin-numa" else 1)
+    assert "no verdict is drawn" in done.output
+    page = (tmp_path / "report.html").read_text()
+    assert "emulated" in page
+
+
+def invoked_until(
+    what: What, state: Path, arguments: list[str], then: Callable[[int], object]
+) -> int:
+    """The command in a process of its own; `then` gets its number once the journal says so."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = CliRunner().invoke(app, arguments).exit_code
+        finally:
+            os._exit(code)
+    for _ in range(1200):
+        known = known_trials(state)
+        if known and any(entry.what is what for entry in known[0].entries):
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail(f"it never came to {what}")
+    then(child)
+    _, how = os.waitpid(child, 0)
+    return -os.WTERMSIG(how) if os.WIFSIGNALED(how) else os.WEXITSTATUS(how)
+
+
+def test_a_killed_tool_leaves_a_boot_that_is_measured_on(
+    daemon: TwoNodes, state: Path, tmp_path: Path
+) -> None:
+    before = definition(daemon)
+    arguments = options(daemon, tmp_path, "pin-numa", 1)
+    code = invoked_until(
+        What.MEASURING, state, arguments, lambda child: os.kill(child, signal.SIGKILL)
+    )
+    assert code == -signal.SIGKILL
+    assert definition(daemon) != before
+    assert only(state).state.to_undo
+    status = CliRunner().invoke(app, ["trial", "--status"])
+    assert "left to undo" in status.output
+    done = CliRunner().invoke(
+        app,
+        ["trial", NAME, "--resume", "--probe", str(make("homenode-probe-static"))],
+    )
+    assert done.exit_code == 0, done.output
+    assert definition(daemon) == before
+    whats = [entry.what for entry in only(state).entries]
+    assert whats.count(What.STARTED) == 1, "the guest that was there was measured on"
+    assert whats.count(What.MEASURED) == 1
+    assert len(load_runs(tmp_path / "results").runs) == 1
+
+
+def test_a_guest_and_a_libvirtd_that_die_cost_a_boot_and_no_more(
+    daemon: TwoNodes, state: Path, tmp_path: Path
+) -> None:
+    before = definition(daemon)
+    arguments = options(daemon, tmp_path, "pin-numa", 1, "--as-copy")
+    code = invoked_until(
+        What.MEASURING, state, arguments, lambda child: daemon.virsh("destroy", f"{NAME}-trial")
+    )
+    assert code == 3
+    assert definition(daemon) == before
+    assert only(state).state.outcomes[0].what is What.FAILED
+
+    def kill_daemon() -> None:
+        while not any(e.what is What.STARTED for e in only(state).entries[20:]):
+            time.sleep(0.1)
+            if only(state).state.ended and len(only(state).entries) > 25:
+                return
+        daemon.kill()
+        time.sleep(2)
+        daemon.start()
+
+    thread = threading.Thread(target=kill_daemon)
+    thread.start()
+    resume = ["trial", NAME, "--resume", "--probe", str(make("homenode-probe-static"))]
+    CliRunner().invoke(app, resume)
+    thread.join(60)
+    assert definition(daemon) == before
+    if not only(state).state.measured:
+        done = CliRunner().invoke(app, resume)
+        assert done.exit_code == 0, done.output
+    assert definition(daemon) == before
+    assert daemon.virsh("list", "--all", "--name").stdout.split("\n")[0] == NAME
+    assert f"{NAME}-trial" not in daemon.virsh("list", "--all", "--name").stdout
+    assert len(load_runs(tmp_path / "results").runs) == 1

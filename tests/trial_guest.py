@@ -1,0 +1,69 @@
+"""A guest for trials: the distribution's kernel, busybox, and a shell at the serial port."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from homenode.verify.guest_files import find_guest_files
+from homenode.verify.initramfs import initramfs
+
+UUID = "6e1f6d5e-4a35-4c9c-8f2e-5a0d1c2b3a49"
+NAME = "vm 7"
+
+_INIT = """#!/bin/busybox sh
+/bin/busybox --install -s /bin
+export PATH=/bin
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev
+mkdir /tmp /run
+while :; do setsid cttyhack sh; done
+"""
+
+_DOMAIN = """<domain type='qemu'>
+  <name>{name}</name>
+  <uuid>{uuid}</uuid>
+  <memory unit='MiB'>512</memory>
+  <currentMemory unit='MiB'>512</currentMemory>
+  <vcpu placement='static'>2</vcpu>
+  <os>
+    <type arch='x86_64' machine='q35'>hvm</type>
+    <kernel>{kernel}</kernel>
+    <initrd>{initrd}</initrd>
+    <cmdline>console=ttyS0 quiet mitigations=off nowatchdog no_timer_check</cmdline>
+  </os>
+  <features><acpi/><apic/></features>
+  <cpu mode='maximum' check='none'/>
+  <on_poweroff>destroy</on_poweroff>
+  <on_reboot>destroy</on_reboot>
+  <on_crash>destroy</on_crash>
+  <devices>
+    <emulator>{emulator}</emulator>
+    <controller type='usb' model='none'/>
+    <serial type='unix'>
+      <source mode='bind' path='{console}'/>
+      <target port='0'/>
+    </serial>
+    <memballoon model='none'/>
+  </devices>
+</domain>
+"""
+
+
+def trial_guest(folder: Path, emulator: Path, programs: Mapping[str, bytes]) -> Path:
+    """A domain document, with the files that it boots. programs: more in the guest's /bin."""
+    files = find_guest_files()
+    kernel, initrd = folder / "kernel", folder / "initrd"
+    kernel.write_bytes(files.kernel.read_bytes())
+    initrd.write_bytes(initramfs(files.busybox, _INIT, programs))
+    sockets = folder / "run"
+    document = folder / "vm.xml"
+    document.write_text(
+        _DOMAIN.format(
+            name=NAME, uuid=UUID, kernel=kernel, initrd=initrd, emulator=emulator,
+            console=sockets / "console",
+        )
+    )  # fmt: skip
+    for path in (kernel, initrd):
+        os.chmod(path, 0o644)  # noqa: PTH101
+    return document

@@ -15,16 +15,22 @@ from homenode.domain.edits import (
     set_attribute,
     set_text,
 )
-from homenode.domain.read import read_guest, read_running_domain
+from homenode.domain.read import open_domain, read_guest, read_running_domain
 from homenode.domain.rewrite import rewrite
-from homenode.errors import InputError
+from homenode.errors import HostError, InputError
 from homenode.plan.layout import PRESETS
+from homenode.verify.cpu_choice import choose_cpu
+from homenode.verify.domain_facts import domain_facts
+from homenode.verify.expectation import expectation_of_document, without_vcpus
+from homenode.verify.live_expectation import live_expectation_of_document
+from homenode.verify.stand_in import stand_in_of
 from tests.domain_corpus import NAMES, sample
 from tests.domain_plans import hand_plan
+from tests.verify_documents import findings_of, small_host
 
 ODD_VALUES = st.sampled_from(
     ["", "-1", "0", "1", "3", "0-3", "^1", "4294967296", "0x", "08", "none", "0-99999999", "a,b",
-     "\t", "&lt;", "9" * 30, "KiB", "on", "pcie-expander-bus", "maximum"]
+     "\t", "&lt;", "9" * 15, "9" * 30, "KiB", "on", "pcie-expander-bus", "maximum"]
 )  # fmt: skip
 
 
@@ -66,6 +72,22 @@ def test_a_mutated_document_is_rewritten_or_refused(xml: bytes, layout: str) -> 
         assert "expected" in str(error)
         return
     assert rewrite(once, plan, "mutated") == once
+
+
+@settings(max_examples=150, deadline=None)
+@given(mutated())
+def test_a_mutated_document_is_verified_or_refused(xml: bytes) -> None:
+    """Against a host, as a guest's expectation and as a stand-in; numbers of any size cost
+    nothing."""
+    try:
+        document = open_domain(xml, "mutated")
+        facts = domain_facts(document)
+        findings_of(xml, host=small_host())
+        without_vcpus(expectation_of_document(facts), facts.offline_vcpus)
+        live_expectation_of_document(facts)
+        stand_in_of(document, facts, choose_cpu(document, kvm=False), "q35")
+    except (InputError, HostError) as error:
+        assert "expected" in str(error)
 
 
 @settings(max_examples=150, deadline=None)

@@ -95,8 +95,13 @@ def summary_table(machines: Sequence[Machine], anchors: Sequence[str]) -> Table:
             ]
             rows.append(tuple(cells))
             links.append(anchor)
-    columns += [f"{metric.title}, {units[metric.id][1]}" for metric in shown]
+    columns += [f"{metric.title}, {_unbroken(units[metric.id][1])}" for metric in shown]
     return Table(tuple(columns), tuple(numeric), tuple(rows), tuple(links))
+
+
+def _unbroken(unit: str) -> str:
+    """No line ends within a unit: after its slash stands a word joiner."""
+    return unit.replace("/", "/\u2060")
 
 
 def effect_rows(machines: Sequence[Machine]) -> tuple[EffectRow, ...]:

@@ -1,4 +1,4 @@
-"""The demonstration behind `make demo`: this machine captured, two GPU hosts planned and drawn.
+"""The demonstration behind `make demo`: this machine captured, two hosts planned, a report made.
 
 Everything is what the commands do; each step prints the command that does the same. Takes the
 folder to write into as its only argument.
@@ -19,6 +19,11 @@ from homenode.plan.model import Plan, Unplannable
 from homenode.plan.stored import encode_plan
 from homenode.plan.wishes import Wishes
 from homenode.plan.words.explain import explain
+from homenode.published.shipped import published_evidence
+from homenode.report.page.document import document_of
+from homenode.report.page.gathered import gather
+from homenode.report.page.machine import machines_of
+from homenode.report.page.render import report_html
 from homenode.report.plan_text import plan_text, rejections_text
 from homenode.report.preset_table import plan_table
 from homenode.report.topology_map import topology_map
@@ -30,6 +35,7 @@ from homenode.tuning import tune
 DOCUMENT = Path(__file__).parent / "gpu-vm.xml"
 MACHINES = (("h200-xeon8558", 7), ("hgx-h100", 8))
 DRAWN = "pin-numa-pci"
+REPORT = "published.html"
 
 
 def main(out: Path) -> int:
@@ -38,6 +44,7 @@ def main(out: Path) -> int:
     out.mkdir(parents=True, exist_ok=True)
     _capture(console, out)
     failures = sum(_plan_machine(console, out, name, gpus) for name, gpus in MACHINES)
+    _report(console, out)
     console.print(f"\nDone in {time.monotonic() - started:.1f} s. Where to look:")
     for name, _ in MACHINES:
         console.print(f"  {out / name / (DRAWN + '.svg')}  the host with its VM: open in a browser")
@@ -45,7 +52,21 @@ def main(out: Path) -> int:
     console.print(
         f"  {out / MACHINES[0][0] / (DRAWN + '.xml')}  a tuned domain; compare with {DOCUMENT}"
     )
+    console.print(f"  {out / REPORT}  which layout the published figures support, and why")
     return 1 if failures else 0
+
+
+def _report(console: Console, out: Path) -> None:
+    console.rule("What others have measured", align="left")
+    console.print(f"$ homenode report --published -o {out / REPORT}", style="bold")
+    evidence = published_evidence()
+    systems = [s.name for document in evidence for s in document.systems if s.host is not None]
+    found = gather([f"published:{name}" for name in systems], evidence, [])
+    machines = machines_of(found.runs, found.stored, evidence, found.hosts)
+    page = report_html(document_of(machines, found.skipped, "made by make demo"))
+    (out / REPORT).write_text(page, encoding="utf-8")
+    grades = ", ".join(f"{one.name} {one.graded.grade}" for one in machines)
+    console.print(f"{len(machines)} machines: {grades}")
 
 
 def _capture(console: Console, out: Path) -> None:

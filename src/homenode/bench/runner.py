@@ -93,7 +93,7 @@ def run_bench(
         record = _ordered(folder, ready.record)
         if isinstance(machine, LocalMachine):
             # What it starts holds the lock too: if we are killed, the next run waits for it.
-            machine = LocalMachine((folder.tool_lock,))
+            machine = machine.holding(folder.tool_lock)
         _keep_context(folder, orders, record, snapshot)
         session = _Session(
             machine, folder, record, ready.host, {test.id: test for test in record.tests}

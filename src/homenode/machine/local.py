@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 from homenode.process import Completed, find_program, run
 from homenode.snapshot.live import LiveSnapshot
@@ -22,6 +23,10 @@ class LocalMachine:
 
     def __init__(self, kept_open: Sequence[int] = ()) -> None:
         self._kept_open = tuple(kept_open)
+
+    def holding(self, descriptor: int) -> Self:
+        """The same machine, of which every program inherits this descriptor too."""
+        return type(self)((*self._kept_open, descriptor))
 
     @property
     def name(self) -> str:

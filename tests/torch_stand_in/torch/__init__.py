@@ -4,6 +4,8 @@ STAND_IN holds JSON: {"addresses": [...], "refuses": [...], "hangs": ..., "wrong
 {...}}. Time passes for real, so that wall clocks and events agree.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import time
@@ -64,7 +66,7 @@ class Tensor:
     def data_ptr(self) -> int:
         return self.store.pointer
 
-    def __getitem__(self, part: slice) -> "Tensor":
+    def __getitem__(self, part: slice) -> Tensor:
         length = len(range(*part.indices(self.shape[0])))
         return Tensor((length, *self.shape[1:]), self.dtype, self.store)
 
@@ -73,7 +75,7 @@ class Tensor:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def copy_(self, source: "Tensor", non_blocking: bool = False) -> None:
+    def copy_(self, source: Tensor, non_blocking: bool = False) -> None:
         way = (source.store.device, self.store.device)
         if source.store.value != "wrong":
             self.store.value = source.store.value
@@ -92,13 +94,13 @@ class Tensor:
     def zero_(self) -> None:
         self.store.value = 0.0
 
-    def cpu(self) -> "Tensor":
+    def cpu(self) -> Tensor:
         return Tensor(self.shape, self.dtype, Store(self.store.value, None))
 
-    def to(self, dtype: Dtype) -> "Tensor":
+    def to(self, dtype: Dtype) -> Tensor:
         return Tensor(self.shape, dtype, Store(self.store.value, self.store.device))
 
-    def clone(self) -> "Tensor":
+    def clone(self) -> Tensor:
         return self.to(self.dtype)
 
     def all(self) -> Any:

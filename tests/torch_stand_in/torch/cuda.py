@@ -1,5 +1,7 @@
 """torch.cuda: streams are moments until which they are busy, on the clock of this machine."""
 
+from __future__ import annotations
+
 import json
 import os
 import time
@@ -44,7 +46,7 @@ class Event:
     def synchronize(self) -> None:
         time.sleep(max(0.0, self.at - time.perf_counter()))
 
-    def elapsed_time(self, other: "Event") -> float:
+    def elapsed_time(self, other: Event) -> float:
         return (other.at - self.at) * 1e3 * float(_SETTINGS.get("event_scale", 1.0))
 
 

@@ -1,5 +1,7 @@
 """torch.distributed: ranks meet in files beside the store; an all-reduce takes its time."""
 
+from __future__ import annotations
+
 import json
 import os
 import time
@@ -27,7 +29,7 @@ def init_process_group(
 ) -> None:
     assert backend == "nccl"
     _World.rank, _World.size, _World.calls = rank, world_size, 0
-    _World.store = Path(init_method.removeprefix("file://") + ".stand-in")
+    _World.store = Path(init_method[len("file://") :] + ".stand-in")
     _World.store.mkdir(exist_ok=True)
     if _SETTINGS.get("rank_fails") == rank:
         raise RuntimeError("NCCL error: unhandled system error")

@@ -123,6 +123,8 @@ def test_choices_of_the_library_are_conditions_and_no_figures() -> None:
     figures = figures_of_step(made(Reader.NCCL_CHOICES, Group.NCCL), LOG, HOST)
     assert figures.samples == ()
     assert [condition.name for condition in figures.conditions] == ["collective algorithm"]
+    silent = figures_of_step(made(Reader.NCCL_CHOICES, Group.NCCL), nccl.TEXT, HOST)
+    assert [gap.subject for gap in silent.gaps] == ["collective algorithm"]
 
 
 def test_amds_tools_keep_what_the_test_was_for() -> None:

@@ -307,7 +307,7 @@ def sshd(tmp_path: Path) -> Iterator[SshTarget]:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 break
         time.sleep(0.05)
-    yield SshTarget("127.0.0.1", "root", tmp_path / "known", port, tmp_path / "user_key")
+    yield SshTarget("127.0.0.1", "root", tmp_path / "known 100%h", port, tmp_path / "user_key")
     running.terminate()
     running.wait()
 
@@ -328,6 +328,7 @@ def test_a_guest_is_reached_by_ssh(sshd: SshTarget) -> None:
     machine.clean_up()
     assert not Path(path).exists()
     assert summarise(discover(machine.snapshot())) == summarise(load_host(None))
+    assert sshd.known_hosts.exists(), "its key is kept beside the trial, not in the user's file"
 
 
 @pytest.mark.root

@@ -160,20 +160,24 @@ def test_a_guest_and_a_libvirtd_that_die_cost_a_boot_and_no_more(
     assert definition(daemon) == before
     assert only(state).state.outcomes[0].what is What.FAILED
 
+    killed = []
+
     def kill_daemon() -> None:
-        while not any(e.what is What.STARTED for e in only(state).entries[20:]):
-            time.sleep(0.1)
-            if only(state).state.ended and len(only(state).entries) > 25:
+        for _ in range(900):
+            if [entry.what for entry in only(state).entries].count(What.STARTED) == 2:
+                daemon.kill()
+                time.sleep(2)
+                daemon.start()
+                killed.append(True)
                 return
-        daemon.kill()
-        time.sleep(2)
-        daemon.start()
+            time.sleep(0.1)
 
     thread = threading.Thread(target=kill_daemon)
     thread.start()
     resume = ["trial", NAME, "--resume", "--probe", str(make("homenode-probe-static"))]
     CliRunner().invoke(app, resume)
-    thread.join(60)
+    thread.join(100)
+    assert killed
     assert definition(daemon) == before
     if not only(state).state.measured:
         done = CliRunner().invoke(app, resume)

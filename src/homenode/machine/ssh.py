@@ -87,7 +87,13 @@ class SshChannel:
             "ssh", "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_S}",
             "-o", f"ServerAliveInterval={_ALIVE_S}", "-o", "ServerAliveCountMax=4",
             "-o", "StrictHostKeyChecking=accept-new", "-o", "LogLevel=ERROR",
-            "-o", f"UserKnownHostsFile={target.known_hosts}",
+            "-o", f"UserKnownHostsFile={_quoted(target.known_hosts)}",
             "-o", "GlobalKnownHostsFile=/dev/null",
             *key, "-p", str(target.port), "-l", target.user, "--", target.address,
         )  # fmt: skip
+
+
+def _quoted(path: Path) -> str:
+    """As ssh's options take a path with blanks in it, and nothing in it for a token of theirs."""
+    text = str(path).replace("%", "%%")
+    return f'"{text}"' if " " in text else text

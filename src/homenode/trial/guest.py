@@ -107,9 +107,11 @@ def answering(virsh: Virsh, uuid: str, reach: Reach, timeout_s: float) -> Machin
     while True:
         try:
             return reach.machine(uuid)
-        except ToolError as error:
+        except HostError as error:
+            if not isinstance(error, ToolError) and not _is_lost(error):
+                raise
             why = error
-        if not virsh.domain(uuid).is_active:
+        if not patiently(lambda: virsh.domain(uuid)).is_active:
             raise ToolError(f"the guest ended before it answered: {why.message}", hint=why.hint)
         if time.monotonic() > deadline:
             raise ToolTimeoutError(
@@ -157,9 +159,13 @@ def patiently(work: Callable[[], T]) -> T:
         try:
             return work()
         except HostError as error:
-            if not any(one in error.message for one in _LOST) or time.monotonic() > deadline:
+            if not _is_lost(error) or time.monotonic() > deadline:
                 raise
         time.sleep(_BETWEEN_S)
+
+
+def _is_lost(error: HostError) -> bool:
+    return any(one in error.message for one in _LOST)
 
 
 def is_there(virsh: Virsh, uuid: str) -> bool:

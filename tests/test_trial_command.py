@@ -1,0 +1,158 @@
+"""homenode trial as a user meets it: what it refuses, shows, and takes back."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from homenode.cli import trial_work
+from homenode.cli.main import app
+from homenode.errors import HomenodeError
+from homenode.hypervisor.virsh import Virsh
+from homenode.trial.journal import What
+from homenode.trial.journal_file import known_trials
+from tests.apply_documents import NAME, ORIGINAL
+from tests.simulated_trial import HOST, SimulatedReach, begun, daemon_in, trial_of, wanted
+from tests.virsh_stand_in import URI, UUID, StandIn
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    found = daemon_in(tmp_path / "daemon")
+    monkeypatch.setenv("PATH", f"{found.bin}:/usr/bin:/bin")
+    monkeypatch.setattr(trial_work, "default_root", lambda: tmp_path / "state")
+    return found
+
+
+def trial(*words: str) -> Result:
+    return CliRunner().invoke(app, ["trial", *words], env={"COLUMNS": "100"})
+
+
+def refusal(*words: str) -> HomenodeError:
+    done = trial(*words)
+    assert isinstance(done.exception, HomenodeError), done.output
+    return done.exception
+
+
+HERE = ("--host", HOST, "--policy", "spread")
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (("--layouts", "pin"), "found neither", "--as-copy boots a copy"),
+        (("--layouts", "pin", "--as-copy", "--in-place"), "found both", "--as-copy"),
+        (("--in-place",), "--layouts: expected some", "default,pin"),
+        (("--layouts", "fast", "--in-place"), "found fast", None),
+        (("--layouts", "pin,pin", "--in-place", *HERE), "each once", None),
+        (("--layouts", "default", "--bare", "--in-place"), "a layout that pins", "default,pin"),
+        (("--layouts", "pin", "--in-place", "--tests", "x"), "--tests", None),
+        (("--layouts", "pin", "--in-place", "--app", "x"), "--app, --metric", None),
+        (
+            ("--layouts", "pin", "--in-place", "--connect", "qemu+ssh://a/system"),
+            "--host",
+            "capture",
+        ),
+        (("--status", "--undo"), "expected one of them", None),
+        (("--resume",), "expected a trial of it", "--status"),
+    ],
+)
+def test_what_contradicts_itself_is_refused_with_a_way_out(
+    words: tuple[str, ...], message: str, hint: str | None, daemon: StandIn
+) -> None:
+    error = refusal(*words, "--", NAME)
+    assert error.exit_code == 2
+    assert message in str(error)
+    if hint is not None:
+        assert hint in str(error.hint)
+    assert daemon.definition() == ORIGINAL
+    assert not (daemon.state / "id").exists()
+
+
+def test_a_dry_run_shows_the_order_and_writes_nothing(daemon: StandIn, tmp_path: Path) -> None:
+    done = trial(
+        "--layouts", "default,pin,pin-numa", "--boots", "2", "--in-place", "--dry-run", *HERE,
+        "--", NAME,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "6 boots, about" in done.output
+    order = next(line for line in done.output.splitlines() if line.startswith("order:"))
+    assert order.count("pin-numa") == 2
+    assert known_trials(tmp_path / "state") == ()
+    assert daemon.definition() == ORIGINAL
+    assert not any(line.startswith(("define", "start")) for line in daemon.commands())
+
+
+def test_a_layout_that_does_not_fit_stops_everything_before_the_first_boot(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    done = trial("--layouts", "default,pin", "--in-place", "--page-size", "1GiB", *HERE,
+                 "--reserve-pus", "0-15", "--", NAME)  # fmt: skip
+    assert done.exit_code == 4, done.output
+    assert "nothing was booted" in done.output
+    assert known_trials(tmp_path / "state") == ()
+
+
+def test_a_managed_save_is_in_the_way(daemon: StandIn) -> None:
+    daemon.put("saved", "yes")
+    done = trial("--layouts", "pin", "--in-place", *HERE, "--", NAME)
+    assert done.exit_code == 2
+    assert "in the way" in done.output
+    assert "managedsave-remove" in done.output
+
+
+def left_behind(daemon: StandIn, tmp_path: Path) -> None:
+    """As a kill does: a layout's definition, a guest that runs, and the journal."""
+    from homenode.apply.definition import apply_definition
+
+    root = tmp_path / "state"
+    head, journal = begun(root, wanted(tmp_path / "results", boots=1))
+    virsh = Virsh(URI)
+    document = trial_of(head, journal, root, SimulatedReach(daemon, {})).layouts["pin"].document
+    journal.add(What.APPLYING, 0, "pin", undo="homenode restore")
+    apply_definition(virsh, UUID, document, virsh.definition(UUID), root)
+    journal.add(What.APPLIED, 0, "pin")
+    journal.add(What.STARTING, 0, undo="virsh destroy")
+    virsh.start(UUID)
+
+
+def test_status_says_what_is_left_and_undo_takes_it_back(daemon: StandIn, tmp_path: Path) -> None:
+    left_behind(daemon, tmp_path)
+    shown = trial("--status")
+    assert shown.exit_code == 0
+    assert "its guest may be running" in shown.output
+    assert "homenode trial trial --undo" in shown.output
+    assert daemon.definition() != ORIGINAL
+    done = trial("--undo", "--stop-within", "0.2", "--", NAME)
+    assert done.exit_code == 0, done.output
+    assert daemon.definition() == ORIGINAL
+    assert not (daemon.state / "id").exists()
+    assert "nothing left to undo" in trial("--status").output
+    assert "nothing left to undo" in trial("--undo", "--", NAME).output
+
+
+def test_another_instance_that_somebody_started_is_left_alone(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    left_behind(daemon, tmp_path)
+    (known,) = known_trials(tmp_path / "state")
+    assert known.head is not None
+    from homenode.trial.journal_file import JournalFile
+
+    JournalFile(tmp_path / "state", known.head.id).add(What.STARTED, 0, run_id=1)
+    daemon.put("id", "9")
+    error = refusal("--undo", "--stop-within", "0.2", "--", NAME)
+    assert "expected it shut off, found it running" in str(error)
+    assert daemon.get("id") == "9"
+    assert "left to undo" in trial("--status").output
+
+
+def test_without_a_static_probe_it_says_how_to_make_one(daemon: StandIn, tmp_path: Path) -> None:
+    dynamic = tmp_path / "probe"
+    dynamic.write_bytes(Path("/bin/ls").read_bytes())
+    error = refusal(
+        "--layouts", "pin", "--in-place", "--probe", str(dynamic), *HERE, "--", NAME
+    )  # fmt: skip
+    assert error.exit_code == 2
+    assert "make -C native static" in str(error.hint)
+    assert known_trials(tmp_path / "state") == ()

@@ -206,3 +206,9 @@ def test_damaged_answers_of_drivers_give_architectures_or_a_parse_error() -> Non
     survives(parse_nvidia, "9.0\n9.0\n12.0\n", MUTATIONS)
     text = "  Name:                    AMD EPYC\n  Name:                    gfx942\n"
     survives(parse_amd, text, MUTATIONS)
+
+
+def test_a_prefix_that_cannot_be_written_is_told(tools: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HomenodeError, match="Not a directory"):
+        carry_out(plan_of(tools, tmp_path / "file" / "prefix"), LocalMachine(), lambda step: None)

@@ -1,5 +1,6 @@
 """Setup run: carries a setup plan out, keeps a record of it, and takes it back. [I/O]"""
 
+import contextlib
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,7 +56,8 @@ def carry_out(plan: SetupPlan, machine: Machine, tell: Callable[[SetupStep], Non
         ended = machine.run(step.argv, step.timeout_s, step.input)
         failure = ended.failure()
         if failure is not None:
-            _write(prefix, SetupRecord(tuple(commands), tuple(known.files)))
+            with contextlib.suppress(HostError):  # nothing can be written there: that is `failure`
+                _write(prefix, SetupRecord(tuple(commands), known.files))
             said = (ended.stderr.strip() or ended.stdout.strip())[-_MOST_SAID:]
             raise ToolError(f"{step.tool}: {failure}", hint=said or None)
         is_last = number + 1 == len(plan.steps) or plan.steps[number + 1].tool != step.tool

@@ -244,8 +244,10 @@ def test_reasons_that_need_somebody_are_told_from_those_that_pass() -> None:
     assert not will_pass("Batch job submission failed: Invalid partition name specified")
 
 
-def queued(job: str, task: int | None, state: JobState, said: str, reason: str = "") -> QueuedJob:
-    return QueuedJob(job, task, state, said, "hn-x", reason)
+def queued(
+    one: Experiment, job: str, task: int | None, state: JobState, said: str, reason: str = ""
+) -> QueuedJob:
+    return QueuedJob(job, task, state, said, job_name("abc123", one.id), reason)
 
 
 def test_files_count_more_than_what_the_queue_says() -> None:
@@ -254,10 +256,12 @@ def test_files_count_more_than_what_the_queue_says() -> None:
     jobs = ((first.id, "1"), (second.id, "2"), (third.id, "3"))
     made = replace(made, jobs=jobs)
     rows = (
-        queued("1", None, JobState.CANCELLED, "CANCELLED"),
-        queued("2", 0, JobState.RUNNING, "RUNNING"),
-        queued("2", 2, JobState.CANCELLED, "CANCELLED"),
-        queued("2", None, JobState.PENDING, "PENDING", "ReqNodeNotAvail, UnavailableNodes:gh01"),
+        queued(first, "1", None, JobState.CANCELLED, "CANCELLED"),
+        queued(second, "2", 0, JobState.RUNNING, "RUNNING"),
+        queued(second, "2", 2, JobState.CANCELLED, "CANCELLED"),
+        queued(second, "2", None, JobState.PENDING, "PENDING", "ReqNodeNotAvail, Unavail"),
+        # A number that a controller without a memory has given again, to another job.
+        queued(first, "3", None, JobState.RUNNING, "RUNNING"),
     )
     found = progress_of(made, rows, {(first.id, 0)}, {(third.id, 0): "3"})
     by_task = {(task.experiment, task.task): task for task in found.tasks}
@@ -272,25 +276,35 @@ def test_files_count_more_than_what_the_queue_says() -> None:
     assert not found.is_settled
 
 
+def test_a_job_that_slurm_gave_up_on_and_holds_is_lost() -> None:
+    made = study()
+    one = made.experiments[0]
+    made = replace(made, jobs=((one.id, "1"),))
+    held = queued(one, "1", None, JobState.PENDING, "PENDING", "launch failed requeued held")
+    first = progress_of(made, (held,), (), {}).tasks[0]
+    assert (first.state, first.reason) == (TaskState.LOST, "launch failed requeued held")
+
+
 def test_a_study_is_blocked_where_all_that_is_left_waits_for_somebody() -> None:
     made = study(StudyWishes(partition_shared="gh200_shared", shapes=(Shape(1, 1),), numa=(0,)))
     assert [one.id for one in made.experiments] == [
         "shared-1gpu-gh01-alone",
         "exclusive-gh01-numa0",
     ]
-    jobs = tuple((one.id, str(n)) for n, one in enumerate(made.experiments))
+    alone, whole = made.experiments
+    jobs = ((alone.id, "0"), (whole.id, "1"))
     made = replace(made, jobs=jobs)
-    drained = queued("0", None, JobState.PENDING, "PENDING", "ReqNodeNotAvail, Unavail")
-    behind = queued("1", None, JobState.PENDING, "PENDING", "Dependency")
+    drained = queued(alone, "0", None, JobState.PENDING, "PENDING", "ReqNodeNotAvail, Unavail")
+    behind = queued(whole, "1", None, JobState.PENDING, "PENDING", "Dependency")
     assert progress_of(made, (drained, behind), (), {}).is_blocked
-    waits = queued("0", None, JobState.PENDING, "PENDING", "Priority")
+    waits = queued(alone, "0", None, JobState.PENDING, "PENDING", "Priority")
     assert not progress_of(made, (waits, behind), (), {}).is_blocked
 
 
 def test_a_job_that_was_submitted_and_not_written_down_is_found_by_its_name() -> None:
     made = study()
     one = made.experiments[0]
-    row = QueuedJob("77", None, JobState.PENDING, "PENDING", job_name("abc123", one), "")
+    row = QueuedJob("77", None, JobState.PENDING, "PENDING", job_name("abc123", one.id), "")
     other = QueuedJob("78", None, JobState.PENDING, "PENDING", "hn-zzz-x", "")
     assert list(unrecorded(made, (row, other))) == [(one.id, "77")]
     assert script_name(one) == "jobs/shared-1gpu-gh01-alone.sbatch"

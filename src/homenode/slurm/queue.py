@@ -123,7 +123,7 @@ _NEEDS_SOMEBODY = re.compile(
     r"ReqNodeNotAvail|DOWN|DRAIN|reserved for jobs in higher|JobHeld|PartitionDown|"
     r"PartitionInactive|PartitionNodeLimit|PartitionTimeLimit|BadConstraints|AccountNotAllowed|"
     r"QOSNotAllowed|InvalidAccount|InvalidQOS|ReservationDeleted|DependencyNeverSatisfied|"
-    r"launch failed requeued held|NodeDown"
+    r"NodeDown"
 )
 
 

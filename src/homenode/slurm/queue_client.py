@@ -55,6 +55,19 @@ def submit(folder: Path, script: str, after: tuple[str, ...]) -> str:
     return found[1]
 
 
+def cancel(job: str) -> None:
+    """Cancel a job, all tasks of an array. Raises NoAnswerError.
+
+    That Slurm no longer knows it is no error: then it is gone, as it should be.
+    """
+    try:
+        _asked(("scancel", job))
+    except NoAnswerError:
+        raise
+    except ToolError:
+        return
+
+
 def _asked(argv: tuple[str, ...], environment: dict[str, str] | None = None) -> str:
     try:
         done = run(argv, _TIMEOUT_S, environment={**_configuration(), **(environment or {})})

@@ -27,9 +27,9 @@ _ABOUT = {
 }
 
 
-def job_name(study: str, experiment: Experiment) -> str:
+def job_name(study: str, experiment: str) -> str:
     """By which the queue tells whose job it is."""
-    return f"hn-{study}-{experiment.id}"
+    return f"hn-{study}-{experiment}"
 
 
 def script_name(experiment: Experiment) -> str:
@@ -66,7 +66,7 @@ def script_of(experiment: Experiment, wishes: StudyWishes, study: str) -> str:
 
 
 def _options(experiment: Experiment, wishes: StudyWishes, study: str) -> Iterator[str]:
-    yield f"--job-name={job_name(study, experiment)}"
+    yield f"--job-name={job_name(study, experiment.id)}"
     if experiment.partition is not None:
         yield f"--partition={experiment.partition}"
     for name in ("account", "qos", "reservation"):

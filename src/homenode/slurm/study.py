@@ -263,7 +263,7 @@ def experiments_for(
             found.append(one)
             last[node.name] = (one.id,)
     if wishes.between_nodes and len(whole) > 1:
-        ends = tuple(one.id for one in found)
+        ends = tuple(name for chain in last.values() for name in chain)
         gpus = min(node.gpus or 0 for node in whole)
         names = tuple(node.name for node in whole)
         found.append(

@@ -53,9 +53,9 @@ class Study:
     def everything(self) -> tuple[Experiment, ...]:
         return (*self.looks, *self.experiments)
 
-    def job_of(self, experiment: str) -> str | None:
-        """The latest job of an experiment."""
-        return next((job for name, job in reversed(self.jobs) if name == experiment), None)
+    def latest_jobs(self) -> dict[str, str]:
+        """The latest job of each experiment that has one."""
+        return dict(self.jobs)
 
     def attempts_of(self, experiment: str) -> int:
         """How often it was submitted."""
@@ -118,13 +118,14 @@ def progress_of(
 ) -> Progress:
     """The status of every task. done: tasks whose files are complete. exits: exit statuses of
     scripts that ended without being done."""
-    of_job: dict[str, list[QueuedJob]] = {}
+    of_job: dict[tuple[str, str], list[QueuedJob]] = {}
     for one in queued:
-        of_job.setdefault(one.job, []).append(one)
-    refused = dict(study.refused)
+        # By name too: a controller that lost its state gives numbers again, to other jobs.
+        of_job.setdefault((one.job, one.name), []).append(one)
+    refused, jobs = dict(study.refused), study.latest_jobs()
     found = []
     for experiment in study.everything():
-        job = study.job_of(experiment.id)
+        job = jobs.get(experiment.id)
         for task in range(experiment.jobs):
             key = (experiment.id, task)
             if key in done:
@@ -134,7 +135,8 @@ def progress_of(
             elif job is None:
                 state, reason = TaskState.WAITING, ""
             else:
-                state, reason = _of_job(job, task, of_job.get(job, []), exits.get(key))
+                rows = of_job.get((job, job_name(study.id, experiment.id)), [])
+                state, reason = _of_job(job, task, rows, exits.get(key))
             found.append(TaskStatus(experiment.id, task, state, job, reason))
     return Progress(tuple(found))
 
@@ -147,6 +149,9 @@ def _of_job(
     left = "" if exit_status in (None, "0") else f"its script ended with exit status {exit_status}"
     if row is None:
         return TaskState.LOST, left or f"Slurm no longer knows job {job}, and it left no results"
+    if row.state is JobState.PENDING and "requeued held" in row.reason:
+        # Slurm gave up on starting it, after a node or the controller was lost, and holds it.
+        return TaskState.LOST, row.reason
     if row.state is JobState.PENDING:
         return TaskState.PENDING, row.reason
     if row.state is JobState.RUNNING:
@@ -165,7 +170,7 @@ def unrecorded(study: Study, queued: tuple[QueuedJob, ...]) -> Iterator[tuple[st
 
     sbatch was asked, and homenode ended, or the answer was lost, before the id was written down.
     """
-    names = {job_name(study.id, one): one.id for one in study.everything()}
+    names = {job_name(study.id, one.id): one.id for one in study.everything()}
     known = {job for _, job in study.jobs}
     alive = (JobState.PENDING, JobState.RUNNING)
     found = {one.job: names[one.name] for one in queued if one.name in names and one.state in alive}

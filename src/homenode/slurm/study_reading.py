@@ -50,7 +50,7 @@ def read_sources(folders: Iterable[Path]) -> StudySources:
 def _missing(folder: Path, study: Study) -> list[str]:
     """Tasks without results, by what the folder tells; the queue is not asked."""
     found = []
-    refused = dict(study.refused)
+    refused, jobs = dict(study.refused), study.latest_jobs()
     for one in study.everything():
         for task in range(one.jobs):
             tries = attempts(folder, one.id, task)
@@ -62,7 +62,7 @@ def _missing(folder: Path, study: Study) -> list[str]:
             elif tries:
                 found.append(f"{name}: began, and did not end (job {tries[-1].name})")
             else:
-                job = study.job_of(one.id)
+                job = jobs.get(one.id)
                 found.append(f"{name}: " + (f"job {job} did not begin" if job else "not submitted"))
     if not study.experiments:
         found.append("all measuring jobs: they are planned when every node was looked at")

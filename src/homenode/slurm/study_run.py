@@ -12,7 +12,7 @@ from homenode.errors import ToolError
 from homenode.slurm import queue_client
 from homenode.slurm.queue import JobState, QueuedJob
 from homenode.slurm.queue_client import NoAnswerError
-from homenode.slurm.scripts import script_name
+from homenode.slurm.scripts import job_name, script_name
 from homenode.slurm.study import Experiment, experiments_for
 from homenode.slurm.study_folder import StudyFolder, attempts
 from homenode.slurm.study_progress import (
@@ -111,15 +111,14 @@ class StudyRun:
         for experiment, job in unrecorded(self.study, queued):
             self.study = self._folder.submitted(self.study, experiment, job)
         progress = self._look(queued)
+        self._clear_finished(progress, queued)
         if retry:
-            self._again(_of_settled(progress, _SETTLED_BADLY))
+            self._again(_of_settled(progress, _SETTLED_BADLY), queued)
             progress = self._look(queued)
-        repeated = self._with_grace(progress)
-        self._again(
-            task
-            for task in _of_settled(repeated, frozenset({TaskState.LOST}))
-            if self._attempts(task) < MAX_ATTEMPTS
-        )
+        lost = _of_settled(self._with_grace(progress), frozenset({TaskState.LOST}))
+        if to_repeat := [task for task in lost if self._attempts(task) < MAX_ATTEMPTS]:
+            self._again(to_repeat, queued)
+            progress = self._look(queued)
         if self.study.looks and not self.study.experiments:
             self._plan_when_looked_at(progress)
             progress = self._look(queued)
@@ -151,9 +150,32 @@ class StudyRun:
         began = len(attempts(self._folder.path, task.experiment, task.task))
         return max(began, self.study.attempts_of(task.experiment))
 
-    def _again(self, tasks: Iterable[TaskStatus]) -> None:
+    def _again(self, tasks: Iterable[TaskStatus], queued: tuple[QueuedJob, ...]) -> None:
+        """Take experiments for not submitted; what Slurm still holds of them is cancelled."""
+        waiting = self._waiting(queued)
         for name in dict.fromkeys(task.experiment for task in tasks):
+            if name in waiting:
+                queue_client.cancel(waiting[name])
             self.study = self._folder.again(self.study, name)
+
+    def _clear_finished(self, progress: Progress, queued: tuple[QueuedJob, ...]) -> None:
+        """Cancel jobs that have left all of their results, and that Slurm would start again.
+
+        A controller that lost its state does so, or holds them: what comes after would never start.
+        """
+        unfinished = {task.experiment for task in progress.missing()}
+        for name, job in self._waiting(queued).items():
+            if name not in unfinished:
+                queue_client.cancel(job)
+
+    def _waiting(self, queued: tuple[QueuedJob, ...]) -> dict[str, str]:
+        """The latest job of each experiment where it is pending, in whole or in part."""
+        pending = {(row.job, row.name) for row in queued if row.state is JobState.PENDING}
+        return {
+            experiment: job
+            for experiment, job in self.study.latest_jobs().items()
+            if (job, job_name(self.study.id, experiment)) in pending
+        }
 
     def _plan_when_looked_at(self, progress: Progress) -> None:
         looks = {one.id for one in self.study.looks}
@@ -174,18 +196,26 @@ class StudyRun:
         """Submit what is not; whether anything was."""
         waiting = {task.experiment for task in progress.tasks if task.state is TaskState.WAITING}
         # Slurm refuses to wait for a job that it has forgotten; such a job has ended.
-        alive = {job.job for job in queued if job.state in (JobState.PENDING, JobState.RUNNING)}
+        alive = {
+            (job.job, job.name)
+            for job in queued
+            if job.state in (JobState.PENDING, JobState.RUNNING)
+        }
         submitted = False
         for one in self.study.everything():
             if one.id in waiting:
                 job = self._submit(one, alive)
                 submitted = submitted or job is not None
-                alive |= {job} if job is not None else set()
+                if job is not None:
+                    alive.add((job, job_name(self.study.id, one.id)))
         return submitted
 
-    def _submit(self, one: Experiment, alive: set[str]) -> str | None:
-        before = [self.study.job_of(name) for name in one.after]
-        after = tuple(job for job in before if job is not None and job in alive)
+    def _submit(self, one: Experiment, alive: set[tuple[str, str]]) -> str | None:
+        latest = self.study.latest_jobs()
+        before = [
+            (latest[name], job_name(self.study.id, name)) for name in one.after if name in latest
+        ]
+        after = tuple(job for job, name in before if (job, name) in alive)
         try:
             job = queue_client.submit(self._folder.path, script_name(one), after)
         except NoAnswerError:

@@ -70,7 +70,9 @@ def test_one_gpu_at_5_gt_is_one_critical_finding_with_gpu_port_and_loss(bus: str
     assert gpu is not None and gpu.parent is not None
     assert finding.severity is Severity.CRITICAL and finding.id == "pcie-link-slow"
     assert f"0000:{bus}:00.0" in finding.subject and str(gpu.parent) in finding.subject
-    assert finding.cost is not None and "87 %" in finding.cost
+    assert finding.cost is not None and "87 %" in finding.cost and "55.0 GB/s lost" in finding.cost
+    for end in (gpu.bdf, gpu.parent):
+        assert f"{end} 32 GT/s x16" in finding.expected  # each end's register, with its number
 
 
 @needs_shared

@@ -135,8 +135,8 @@ def _finding(
     )
     top = worst.links[-1].upper
     expected = (
-        f"{capable.with_rate()}, the least of both ends (LnkCap of {link.upper.bdf} and "
-        f"{link.lower.bdf}; path up to {top.bdf})"
+        f"{capable.with_rate()}, the least of both ends (LnkCap of {_most(link.upper)}, of "
+        f"{_most(link.lower)}; path up to {top.bdf})"
     )
     idle = _idle_reason(link, affected, current, busy) if slow else None
     if idle is not None:
@@ -188,6 +188,14 @@ def _names(affected: Iterable[DevicePath]) -> str:
     for path in sorted(affected, key=lambda path: -_rank(path.device.kind)):
         by_kind.setdefault(path.device.kind, []).append(str(path.device.bdf))
     return ", ".join(f"{_JUDGED[kind]} {', '.join(bdfs)}" for kind, bdfs in by_kind.items())
+
+
+def _most(device: PciDevice) -> str:
+    """What an end can: "0000:5b:01.0 32 GT/s x16"."""
+    own = device.link
+    if own is None or own.max_gt_per_s is None:
+        return str(device.bdf)
+    return f"{device.bdf} {own.max_gt_per_s:g} GT/s x{own.max_width}"
 
 
 def _ends(link: Link) -> str:

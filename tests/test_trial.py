@@ -1,6 +1,9 @@
 """A trial on a simulated hypervisor: order, verdicts, what goes wrong, and what is left behind."""
 
+import os
+import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -223,6 +226,39 @@ def test_a_full_disk_is_named_and_the_vm_is_as_it_was(
     assert {one.what for one in state.outcomes.values()} == {What.FAILED}
     assert outcome_code(state) == 3
     assert daemon.definition() == ORIGINAL
+
+
+@pytest.mark.root
+def test_a_full_disk_under_the_journal_keeps_no_guest_running(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to mount a small file system")
+    root = tmp_path / "state"
+    root.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "none", root], check=False)
+    if mounted.returncode:
+        pytest.skip("may not mount here")
+    filler = root / "filler"
+
+    class Full(SimulatedReach):
+        def equip(self, machine: object) -> None:
+            with suppress(OSError), filler.open("wb", buffering=0) as file:
+                while True:
+                    file.write(b"x" * 1024)
+
+    try:
+        head, journal = begun(root, wanted(tmp_path / "results", boots=1))
+        trial = trial_of(head, journal, root, Full(daemon, EQUAL))
+        with journal.locked() as lock, pytest.raises(HostError, match="No space left"):
+            run_trial(trial, lock)
+        assert not (daemon.state / "id").exists(), "the guest is off all the same"
+        filler.unlink()
+        take_back(Virsh(URI), head, journal, root, 0.2)
+        assert daemon.definition() == ORIGINAL
+        assert not journal.known().state.to_undo
+    finally:
+        subprocess.run(["umount", root], check=True)
 
 
 def test_libvirt_gone_for_good_is_an_error_and_undo_mends_it_later(

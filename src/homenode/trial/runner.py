@@ -27,7 +27,7 @@ from homenode.trial.journal import Head, State, What, left_of
 from homenode.trial.journal_file import JournalFile
 from homenode.trial.orders import Measuring, bare_orders, guest_orders, run_name
 from homenode.trial.schedule import BARE, TrialStep, trial_schedule
-from homenode.trial.taking_back import take_back
+from homenode.trial.taking_back import noted, take_back
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def run_trial(trial: Trial, lock: int) -> None:
                 trial.on_step(step, len(numbers))
                 _step(trial, step, lock, alive if alive and alive[0] == step.number else None)
     except KeyboardInterrupt:
-        trial.journal.add(What.INTERRUPTED)
+        noted(trial.journal, trial.tell, What.INTERRUPTED)
         raise
     finally:
         _take_back(trial)
@@ -232,11 +232,11 @@ def _stop(trial: Trial, machine: Machine | None) -> None:
             trial.reach.leave(machine)
         except HomenodeError as error:
             trial.tell(f"what was put into the guest stays there: {error.message}")
-    trial.journal.add(What.STOPPING, state.running)
+    noted(trial.journal, trial.tell, What.STOPPING, state.running)
     how = patiently(
         lambda: stop(trial.virsh, trial.head.uuid, machine, trial.measuring.stop_s, state.run_id)
     )
-    trial.journal.add(What.STOPPED, state.running, how)
+    noted(trial.journal, trial.tell, What.STOPPED, state.running, how)
 
 
 def _run_there(results: Path, name: str) -> Path | None:

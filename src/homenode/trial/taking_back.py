@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from homenode.apply.definition import has_original, restore_definition
+from homenode.errors import HostError
 from homenode.hypervisor.virsh import Virsh
 from homenode.machine.protocol import Machine
 from homenode.trial.copying import remove_copy
@@ -36,25 +37,40 @@ def take_back(
     # A copy that is not there has nothing to be stopped or restored.
     there = head.copy is None or patiently(lambda: is_there(virsh, head.uuid))
     if state.running is not None:
-        journal.add(What.STOPPING, state.running)
+        noted(journal, tell, What.STOPPING, state.running)
         how = patiently(lambda: _stop(virsh, head, state, machine, stop_s)) if there else "was off"
-        journal.add(What.STOPPED, state.running, how)
+        noted(journal, tell, What.STOPPED, state.running, how)
         tell(f"{head.domain}: {how}")
     if state.applied:
-        journal.add(What.RESTORING)
+        noted(journal, tell, What.RESTORING)
         if there and patiently(lambda: has_original(virsh, head.uuid, root)):
             done = patiently(lambda: restore_definition(virsh, head.uuid, root))
             detail = "byte for byte" if done.exact else "printed otherwise by this libvirt"
         else:
             detail = "nothing had been changed"
-        journal.add(What.RESTORED, detail=detail)
+        noted(journal, tell, What.RESTORED, None, detail)
         tell(f"{head.domain}: original definition restored, {detail}")
     if state.copied and head.copy is not None:
         copy = head.copy
-        journal.add(What.REMOVING)
+        noted(journal, tell, What.REMOVING)
         patiently(lambda: remove_copy(virsh, copy))
-        journal.add(What.REMOVED)
+        noted(journal, tell, What.REMOVED)
         tell(f"{head.domain}: the copy and its throw-away disks are gone")
+
+
+def noted(
+    journal: JournalFile,
+    tell: Callable[[str], None],
+    what: What,
+    number: int | None = None,
+    detail: str = "",
+) -> None:
+    """A line, where it can be written: a full disk must not keep anything from being undone. What
+    is not written down as undone is looked at once more, which does no harm."""
+    try:
+        journal.add(what, number, detail)
+    except HostError as error:
+        tell(f"not written down that it was {what}: {error.message}")
 
 
 def _stop(virsh: Virsh, head: Head, state: State, machine: Machine | None, stop_s: float) -> str:

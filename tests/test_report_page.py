@@ -8,12 +8,14 @@ import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from homenode.analyse.grade import Grade
 from homenode.analyse.switch_effects import Switch
 from homenode.cli import terminal
+from homenode.cpuset import CpuSet
 from homenode.errors import HostError
 from homenode.plan.stored import encode_plan
 from homenode.plan.wishes import Wishes
@@ -24,7 +26,7 @@ from homenode.report.page.gathered import gather
 from homenode.report.page.machine import Machine, Stored, machines_of
 from homenode.report.page.render import report_for_print, report_html
 from homenode.report.page.rows import COLUMNS, csv_text, rows_of
-from homenode.results.model import Run
+from homenode.results.model import UNKNOWN_SWITCHES, Run, Vantage
 from homenode.results.store import write_run
 from homenode.snapshot.capture import capture_host
 from homenode.sources import load_host
@@ -201,6 +203,24 @@ def test_what_the_suite_saw_is_drawn_though_states_of_runs_are_joined(tmp_path: 
     assert [drawn.title for drawn in part.host.maps] == [
         "what the suite saw under default", "what the suite saw under pin",
     ]  # fmt: skip
+
+
+def test_bare_metal_is_what_guests_are_a_part_of_and_never_a_choice(tmp_path: Path) -> None:
+    ground: dict[str, Any] = {"pus": CpuSet.parse("0-7"), "nodes": (0,)}
+    for seed, (layout, gain) in enumerate((("pin", 0.5), ("pin-numa-pci", 0.9))):
+        run = full_run(layout, seed, gain=gain)
+        write_run(tmp_path, Run(replace(run.head, **ground), run.samples))
+    host = full_run("default", 5, name="on-the-host")
+    head = replace(host.head, vantage=Vantage.HOST, switches=UNKNOWN_SWITCHES, **ground)
+    write_run(tmp_path, Run(head, host.samples))
+    (one,) = machines(tmp_path)
+    assert [alternative.label for alternative in one.chosen] == ["pin", "pin-numa-pci"]
+    assert "bare metal" not in {verdict.choice for verdict in one.verdicts}
+    (part,) = document_of([one], (), "now").parts
+    forests = {picture.title: picture.svg for picture in part.forests}
+    assert re.search(r">(49|50|51)\.\d% of bare metal<", forests["pin against bare metal"])
+    assert re.search(r">(89|90|91)\.\d% of bare", forests["pin-numa-pci against bare metal"])
+    assert "bare metal" in part.bars[0].svg
 
 
 def test_doubts_of_a_layout_that_stands_alone_are_said(tmp_path: Path) -> None:

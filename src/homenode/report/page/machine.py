@@ -20,11 +20,14 @@ from homenode.plan.layout import PRESETS
 from homenode.plan.model import Plan
 from homenode.plan.published import Objective
 from homenode.published.model import Evidence, System
-from homenode.results.model import UNKNOWN_SWITCHES, Origin, Run
+from homenode.results.model import UNKNOWN_SWITCHES, Origin, Run, Vantage
 from homenode.topology import Host
 
 ANY_LAYOUT = "any layout"
 """Label of figures that a source prints for all layouts alike."""
+
+BARE = "bare metal"
+"""Label of runs on the host itself beside those of its guests."""
 
 UNNAMED = ""
 """Where `hosts` has the topology of runs that name no host: the one that the user named."""
@@ -45,9 +48,9 @@ class Machine:
     """One machine's part of a report.
 
     name: unlike those of the others. chosen: its alternatives, the baseline first. rest: figures of
-    no layout. series: of every alternative, by label. comparison: None with fewer than two.
-    published: its document's system. host: its topology, where it is known. plans, guests: by
-    alternative.
+    no layout. series: of every alternative, by label. comparison: None with fewer than two. bare:
+    with a run on the host itself, where there are both. published: its document's system. host: its
+    topology, where it is known. plans, guests: by alternative.
     """
 
     name: str
@@ -58,6 +61,7 @@ class Machine:
     verdicts: tuple[Verdict, ...]
     graded: Graded
     comparison: Comparison | None
+    bare: Comparison | None
     effects: tuple[SwitchEffect, ...]
     doubts: tuple[Doubt, ...]
     published: System | None
@@ -118,7 +122,9 @@ def _machine(
 ) -> Machine:
     system = _published_system(runs, evidence)
     told = runs if system is not None else _told_apart(runs)
-    every = sorted(alternatives(told), key=_order)
+    on_host = _bare_metal(told)
+    measured = tuple(run for run in told if on_host is None or run not in on_host.runs)
+    every = sorted(alternatives(measured), key=_order)
     rest = tuple(
         replace(one, label=ANY_LAYOUT) for one in every
         if one.switches == UNKNOWN_SWITCHES and one.arrangement is None
@@ -126,21 +132,28 @@ def _machine(
     chosen = tuple(
         one for one in every if one.switches != UNKNOWN_SWITCHES or one.arrangement is not None
     )
+    rest += () if on_host is None else (on_host,)
     if system is not None:
         documents = [d for d in evidence if any(run in d.runs for run in runs)]
         verdicts = from_published(documents, tuple(Objective))
         verdicts = tuple(one for one in verdicts if one.system == system.name)
     else:
-        made = from_results(tuple(map(_decisive, told)), tuple(Objective), evidence)
+        made = from_results(tuple(map(_decisive, measured)), tuple(Objective), evidence)
         verdicts = tuple(replace(one, system=name) for one in made)
     series = {one.label: series_of(one) for one in (*chosen, *rest)}
     comparison = compare(chosen, known=series) if len(chosen) > 1 else None
-    own = comparison.doubts if comparison is not None else ()
+    bare = None
+    if on_host is not None and chosen:
+        bare = compare((on_host, *chosen), bare=True, known=series)
+    own = (
+        *(comparison.doubts if comparison is not None else ()),
+        *(bare.doubts if bare is not None else ()),
+    )
     alone = rest if comparison is not None else (*chosen, *rest)
     own = (*own, *(doubt for one in alone for doubt in doubts_of(one)))
     folders = _beside_of(chosen, runs, told, beside)
     return Machine(
-        name, told, chosen, rest, series, verdicts, grade_of(verdicts), comparison,
+        name, told, chosen, rest, series, verdicts, grade_of(verdicts), comparison, bare,
         switch_effects(name, chosen), once(dict.fromkeys(own)), system,
         _host(runs, system, hosts),
         {label: one.plan for label, one in folders if one.plan is not None},
@@ -153,6 +166,19 @@ def _published_system(runs: Sequence[Run], evidence: Sequence[Evidence]) -> Syst
         return None
     name = runs[0].head.system
     return next((found for d in evidence if (found := d.system(name)) is not None), None)
+
+
+def _bare_metal(runs: Sequence[Run]) -> Alternative | None:
+    """Runs on the host itself, where others are of its guests: what these are a part of, and
+    nothing that could be chosen."""
+    vantages = {run.head.vantage for run in runs}
+    if not {Vantage.GUEST, Vantage.HOST} <= vantages:
+        return None
+    on_host = tuple(run for run in runs if run.head.vantage is Vantage.HOST)
+    head = on_host[0].head
+    return Alternative(
+        BARE, head.switches, head.arrangement, head.memory_mode, head.page_bytes, on_host
+    )
 
 
 def _told_apart(runs: tuple[Run, ...]) -> tuple[Run, ...]:

@@ -60,18 +60,18 @@ def bar_pictures(machine: Machine) -> Iterator[Picture]:
 
 
 def forest_pictures(machine: Machine) -> Iterator[Picture]:
-    """One for each alternative against the baseline."""
-    if machine.comparison is None:
-        return
-    for label in machine.comparison.alternatives:
-        effects = [one for one in machine.comparison.effects if one.alternative == label]
-        shown = sorted(filter(_is_whole, effects), key=lambda one: not one.primary)[:MOST_EFFECTS]
-        if shown:
-            rows = [_forest_row(one) for one in shown]
-            title = f"{label} against {machine.comparison.baseline}"
-            note = f"effects, with {machine.comparison.confidence:.0%} intervals"
+    """One for each alternative against the baseline, then one for each against bare metal."""
+    for comparison in filter(None, (machine.comparison, machine.bare)):
+        for label in comparison.alternatives:
+            effects = [one for one in comparison.effects if one.alternative == label]
+            shown = sorted(filter(_is_whole, effects), key=lambda one: not one.primary)
+            if not shown:
+                continue
+            rows = [_forest_row(one, comparison.bare) for one in shown[:MOST_EFFECTS]]
+            note = f"effects, with {comparison.confidence:.0%} intervals"
             if any(row.low is None for row in rows):
                 note += "; hollow: one figure each, no interval"
+            title = f"{label} against {comparison.baseline}"
             yield Picture(title, note, forest_chart(title, rows))
 
 
@@ -159,7 +159,7 @@ def _is_whole(effect: Effect) -> bool:
     )
 
 
-def _forest_row(effect: Effect) -> ForestRow:
+def _forest_row(effect: Effect, is_bare: bool) -> ForestRow:
     metric = metric_of(effect.metric)
     parts = [effect.metric if metric is None else metric.title, effect.variant, effect.state]
     if effect.slowest_device:
@@ -170,6 +170,8 @@ def _forest_row(effect: Effect) -> ForestRow:
         said = f"{percent_text(effect.ratio)} [{range_text(low, high)}]"
         if effect.lower_is_better:
             low, high = 1 / high, 1 / low
+    if is_bare:
+        said = f"{effect.gain:.1%} of bare metal"
     outcome = judged(effect)
     told = {Outcome.BETTER: "better", Outcome.WORSE: "worse"}.get(outcome, "neutral")
     return ForestRow(", ".join(filter(None, parts)), effect.gain, low, high, said, told)

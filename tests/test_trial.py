@@ -14,14 +14,18 @@ from hypothesis import strategies as st
 from homenode.bench import runner as bench_runner
 from homenode.errors import HostError, InputError, UsageError
 from homenode.hypervisor.virsh import Virsh
+from homenode.pci import DeviceKind
 from homenode.plan.published import Objective
+from homenode.plan.wishes import Wishes
 from homenode.published.shipped import published_evidence
 from homenode.results.model import Run
 from homenode.results.store import read_run
-from homenode.topology import PagePool
+from homenode.sources import load_host
+from homenode.topology import PagePool, RunningDomain
 from homenode.trial import guest
 from homenode.trial.beginning import latest, look
 from homenode.trial.conclusion import Conclusion, conclude
+from homenode.trial.fitting import fit
 from homenode.trial.journal import (
     Entry,
     Head,
@@ -340,6 +344,26 @@ def test_what_stands_in_the_way_is_found_before_the_first_boot(
     assert [one.unplannable for one in found.fitted] == [False, True, True]
     assert "memory-short" in found.fitted[0].against[0]
     assert not any(line.startswith(("define", "start")) for line in daemon.commands())
+
+
+def test_a_device_that_another_vm_has_stops_every_layout() -> None:
+    there = load_host("small-2n8c-2gpu")
+    gpu = there.devices_of_kind(DeviceKind.GPU)[0].bdf
+    address = (f"<address domain='0x{gpu.domain:04x}' bus='0x{gpu.bus:02x}' "
+               f"slot='0x{gpu.device:02x}' function='0x{gpu.function:x}'/>")  # fmt: skip
+    hostdev = (f"<hostdev mode='subsystem' type='pci' managed='yes'><source>{address}"
+               "</source></hostdev></devices>")  # fmt: skip
+    original = ORIGINAL.replace(b"</devices>", hostdev.encode())
+    wishes = Wishes(layout="pin")
+    assert not any(one.against for one in fit(original, NAME, wishes, LAYOUTS, there))
+    other = RunningDomain("other", True, (None,), None, (), 1 << 30, False, (), None, (gpu,))
+    taken = replace(there, domains=(other,))
+    found = fit(original, NAME, wishes, LAYOUTS, taken)
+    assert all("device-in-use" in one.against[0] or one.unplannable for one in found)
+    assert all(one.against for one in found)
+    # Its own devices are not in its way.
+    mine = replace(there, domains=(replace(other, name=NAME),))
+    assert not any(one.against for one in fit(original, NAME, wishes, LAYOUTS, mine))
 
 
 def test_the_host_itself_is_measured_on_the_plans_pus(

@@ -13,8 +13,9 @@ from homenode.units import format_bytes
 from homenode.verify.document import verify_document
 
 _STAND_AGAINST = frozenset((
-    "memory-short", "huge-pages-short", "device-in-use", "memory-of-no-node", "pin-of-no-pu",
-    "pin-of-offline-pu", "pin-of-disallowed-pu",
+    "memory-short", "huge-pages-short", "huge-page-size", "huge-pages-not-whole", "device-in-use",
+    "device-of-no-host", "memory-of-no-node", "pin-of-no-pu", "pin-of-offline-pu",
+    "pin-of-disallowed-pu",
 ))  # fmt: skip
 """Findings with which a VM does not start, or takes from another what it has."""
 

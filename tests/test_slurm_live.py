@@ -175,7 +175,15 @@ def test_trouble_in_the_middle_loses_nothing(slurm: Testbed, tmp_path: Path) -> 
     assert {task.parent.name for task, count in tries.items() if count > 1} == {
         "shared-1gpu-gpu02-together"
     }
-    assert report(slurm, folder)["missing"] == []
+    found = report(slurm, folder)
+    assert found["missing"] == []
+    pairs = [job for job in found["jobs"] if job["mode"] == "together"]
+    assert [job["met"] for job in pairs] == ["2 of 2"] * 6
+    # Each task's record is its own, also that of the task with the array's number.
+    for done in raw.glob("*-together/task-*/*/done"):
+        text = (done.parent / "job.txt").read_text()
+        assert text.count("ArrayTaskId=") == 1
+        assert f"ArrayTaskId={done.parents[1].name.removeprefix('task-')} " in text
 
 
 def test_nodes_that_nobody_described_are_looked_at_first(slurm: Testbed, tmp_path: Path) -> None:

@@ -15,6 +15,9 @@ export LC_ALL=C
 export TZ=UTC
 
 task=${SLURM_ARRAY_TASK_ID:-0}
+# An array's last task has the array's own number, which stands for all of them.
+job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$task}
+job=${job:-$SLURM_JOB_ID}
 attempt=$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
 here=raw/$experiment/task-$task/$attempt
 node=${SLURMD_NODENAME:-$(hostname -s)}
@@ -76,7 +79,7 @@ gpu_list() {
 
 record() {
   echo "$node" >"$here/node"
-  write job.txt scontrol show job -d "$SLURM_JOB_ID"
+  write job.txt scontrol show job -d "$job"
   write others.txt squeue --noheader --nodelist="$node" --states=RUNNING --format='%A|%C|%b'
   write allowed.txt grep -E '^(Cpus|Mems)_allowed_list' /proc/self/status
   write numactl-show.txt bound numactl --show

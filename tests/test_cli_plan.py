@@ -163,7 +163,7 @@ def test_hosts_are_ranked_and_the_best_is_planned(tmp_path: Path) -> None:
 
 def test_auto_prints_the_figures_it_follows() -> None:
     done = homenode(
-        "plan", DOCUMENT, "--host", "h200-xeon8558", "--gpus", "7", "--layout", "auto",
+        "plan", DOCUMENT, "--host", "h200-xeon8558", "--gpus", "8", "--layout", "auto",
         "--objective", "collective",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -61,11 +61,13 @@ def test_nvlinks_are_between_the_gpus_of_the_matrix() -> None:
 
 def test_gpus_are_numbered_as_nvidia_smi_numbers_them() -> None:
     query = (
-        "<nvidia_smi_log><gpu id='00000000:02:00.0'><product_name>Two</product_name></gpu>"
+        "<nvidia_smi_log><gpu id='00000000:02:00.0'><product_name>Two</product_name>"
+        "<platformInfo><module_id>3</module_id></platformInfo></gpu>"
         "<gpu id='00000000:01:00.0'><product_name>One</product_name></gpu></nvidia_smi_log>"
     )
     host = _host(TWO_GPUS, nvidia_smi_topo=MATRIX, nvidia_smi_query=query)
     assert [device.name for device in host.pci_devices] == ["One", "Two"]
+    assert [device.module_id for device in host.pci_devices] == [None, 3]
     # The matrix has GPU0 on node 0, which sysfs says of the GPU that is number 1.
     assert "nvidia-smi says 0, sysfs says 1" in _reasons(host)["node of 0000:02:00.0"]
 

@@ -108,6 +108,7 @@ class PciDevice:
     NVIDIA's driver says; link_replays: packets that the link sent again, by the same driver.
     iommu_domain: how the IOMMU treats the group: "identity", "DMA-FQ", ...
     interrupts: message-signalled ones that are set up; None where the source tells none.
+    module_id: of a GPU on a board with NVSwitches, 1-based: its seat there, which no address tells.
     """
 
     bdf: Bdf
@@ -139,6 +140,7 @@ class PciDevice:
     errors: PciErrors | None = None
     link_replays: int | None = None
     interrupts: tuple[PciInterrupt, ...] | None = None
+    module_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

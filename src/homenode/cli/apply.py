@@ -88,6 +88,12 @@ def apply(
             "--keep-vcpus", help="With siblings exposed: halve the cores.", rich_help_panel=_PLACING
         ),
     ] = False,
+    without_nvlink: Annotated[
+        bool,
+        typer.Option(
+            "--without-nvlink", help="Take GPUs that are no partition.", rich_help_panel=_PLACING
+        ),
+    ] = False,
     unequal_cells: Annotated[
         bool,
         typer.Option(
@@ -163,6 +169,7 @@ def apply(
             emulator_policy=emulator,
             pci_granularity=pci_granularity,
             spare_ports=spare_ports,
+            without_nvlink=without_nvlink,
         )
         tuning = _tune(state.name, original, wishes, host, quiet=quiet)
         from homenode.plan.stored import encode_plan

@@ -105,6 +105,12 @@ def plan(
             rich_help_panel=_PLACING,
         ),
     ] = False,
+    without_nvlink: Annotated[
+        bool,
+        typer.Option(
+            "--without-nvlink", help="Take GPUs that are no partition.", rich_help_panel=_PLACING
+        ),
+    ] = False,
     unequal_cells: Annotated[
         bool,
         typer.Option(
@@ -294,6 +300,7 @@ def plan(
         emulator_pus=None if emulator_pus is None else CpuSet.parse(emulator_pus, "--emulator-pus"),
         pci_granularity=pci_granularity,
         spare_ports=spare_ports,
+        without_nvlink=without_nvlink,
     )
     from homenode.cli import planning
 

@@ -288,6 +288,7 @@ def _wishes(asked: Asked) -> "tuple[Wishes, tuple[str, ...]]":
         reserved_pus=CpuSet.parse(asked.reserve_pus, "--reserve-pus"),
         emulator_policy=asked.emulator,
         pci_granularity=asked.pci_granularity,
+        without_nvlink=True,  # the GPUs are those that the VM has
     )
     told = (
         ("--page-size", asked.page_size, None),
@@ -302,8 +303,7 @@ def _wishes(asked: Asked) -> "tuple[Wishes, tuple[str, ...]]":
     words = [
         w for option, value, usual in told if value and value != usual for w in (option, value)
     ]
-    words += ["--keep-vcpus"] if asked.keep_vcpus else []
-    words += ["--unequal-cells"] if asked.unequal_cells else []
+    words += ["--keep-vcpus"] * asked.keep_vcpus + ["--unequal-cells"] * asked.unequal_cells
     return wishes, tuple(words)
 
 

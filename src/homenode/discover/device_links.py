@@ -30,13 +30,14 @@ _C2C_GPUS = {
 class DeviceLinks:
     """links: ascending. gpu_of_node: GPUs whose memory nvidia-smi says is a node. name_of_gpu: the
     driver's names of its GPUs. performance_of_gpu: their states, "P0" is busy.
-    replays_of_gpu: packets that their links sent again."""
+    replays_of_gpu: packets that their links sent again. module_of_gpu: seats on their board."""
 
     links: tuple[DeviceLink, ...]
     gpu_of_node: dict[NodeIndex, Bdf]
     name_of_gpu: dict[Bdf, str]
     performance_of_gpu: dict[Bdf, str]
     replays_of_gpu: dict[Bdf, int]
+    module_of_gpu: dict[Bdf, int]
     gaps: tuple[Gap, ...]
 
 
@@ -85,7 +86,8 @@ def read_device_links(
         if gpu.performance_state is not None
     }
     replays = {bdf: gpu.replays for bdf, gpu in queried.items() if gpu.replays is not None}
-    return DeviceLinks(tuple(ordered), gpu_of_node, names, states, replays, tuple(gaps))
+    modules = {bdf: gpu.module_id for bdf, gpu in queried.items() if gpu.module_id is not None}
+    return DeviceLinks(tuple(ordered), gpu_of_node, names, states, replays, modules, tuple(gaps))
 
 
 def _query(snapshot: Snapshot, gaps: list[Gap]) -> dict[Bdf, NvidiaGpu]:

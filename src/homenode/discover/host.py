@@ -98,6 +98,7 @@ def _as_driver_says(devices: tuple[PciDevice, ...], links: DeviceLinks) -> tuple
             name=links.name_of_gpu.get(device.bdf, device.name),
             performance_state=links.performance_of_gpu.get(device.bdf),
             link_replays=links.replays_of_gpu.get(device.bdf),
+            module_id=links.module_of_gpu.get(device.bdf),
         )
         if device.kind is DeviceKind.GPU
         else device

@@ -14,7 +14,7 @@ def check_fabric(gpus: Iterable[Bdf], query: NvidiaQuery, source: str) -> Iterat
     """A finding where the GPUs are no partition; one where it cannot be told.
 
     gpus: the guest's. query: nvidia-smi -q -x of the host, which knows their modules. Boards
-    without NVSwitches have no partitions, and no finding.
+    without NVSwitches have no partitions, and no finding: those of four GPUs, and cards.
     """
     wanted = tuple(sorted(gpus))
     board = board_of(gpu.name for gpu in query.gpus)

@@ -67,6 +67,7 @@ class GuestRequest:
     replaces: names of domains of the host that this VM takes the place of, beside its own.
     emulator_pus: exactly these (manual); None = by emulator_policy.
     spare_ports: empty root ports to add on each expander bus.
+    without_nvlink: the GPUs need no NVLink among them, so that they need be no partition.
     """
 
     guest: Guest
@@ -91,3 +92,4 @@ class GuestRequest:
     emulator_pus: CpuSet | None = None
     pci_granularity: PciGranularity = PciGranularity.CELL
     spare_ports: int = 0
+    without_nvlink: bool = False

@@ -75,6 +75,7 @@ class Wishes:
     emulator_pus: CpuSet | None = None
     pci_granularity: PciGranularity = PciGranularity.CELL
     spare_ports: int = 0
+    without_nvlink: bool = False
 
 
 def layout_for(wishes: Wishes, guest: Guest) -> tuple[Layout, Choice | None]:
@@ -248,6 +249,7 @@ def request_for(
         emulator_pus=wishes.emulator_pus,
         pci_granularity=wishes.pci_granularity,
         spare_ports=wishes.spare_ports,
+        without_nvlink=wishes.without_nvlink,
     )
     return request, choice
 

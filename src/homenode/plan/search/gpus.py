@@ -3,7 +3,7 @@
 GPUs pull, and so do the NICs paired with them: those on a GPU's switch, else on its root complex.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from homenode.bdf import Bdf
@@ -12,6 +12,7 @@ from homenode.gap import Gap
 from homenode.pci import DeviceKind, LinkKind, PciDevice
 from homenode.plan.model import Rejection, Unplannable
 from homenode.plan.request import GuestRequest
+from homenode.plan.search.fabric import fabric_of
 from homenode.plan.search.fewest import fewest
 from homenode.plan.search.taken import Taken
 from homenode.topology import Host
@@ -25,8 +26,9 @@ class DeviceSet:
     """Functions for the VM, host order.
 
     pulls, others: the nodes that pulling and other devices lie on, distinct, ascending.
-    gaps: devices whose node is unknown. spread: (nodes, NVLink groups, switches, groups broken) of
-    the chosen GPUs, each a count, smaller is better; () where none were to choose.
+    gaps: devices whose node or NVLink partition is unknown. spread: (nodes, NVLink groups,
+    switches, groups broken) of the chosen GPUs, each a count, smaller is better; () where none
+    were to choose. On a board with NVSwitches the partitions broken come first.
     """
 
     devices: tuple[Bdf, ...]
@@ -39,7 +41,8 @@ class DeviceSet:
 def device_sets(host: Host, request: GuestRequest, taken: Taken) -> tuple[DeviceSet, ...]:
     """The sets of devices to try, best first: one, or several where gpu_count leaves a choice.
 
-    Raises InputError for a function that the host has not, Unplannable for too few free GPUs.
+    Raises InputError for a function that the host has not; Unplannable for too few free GPUs, and
+    for GPUs that Fabric Manager cannot join.
     """
     by_bdf = {device.bdf: device for device in host.pci_devices}
     for bdf in request.devices:
@@ -50,21 +53,30 @@ def device_sets(host: Host, request: GuestRequest, taken: Taken) -> tuple[Device
                 f"device {bdf}: expected an endpoint, found a bridge or switch port",
                 hint="bridges are not passed through; name the devices below it",
             )
+    fabric = fabric_of(host, request)
+    named = [by_bdf[bdf] for bdf in request.devices if by_bdf[bdf].kind is DeviceKind.GPU]
     if not request.gpu_count:
-        return (_device_set(host, by_bdf, request.devices),)
+        odd = () if fabric is None else fabric.refuse_odd(named)
+        return (_device_set(host, by_bdf, request.devices, more_gaps=odd),)
     free = _free_gpus(host, request, taken)
     if len(free) < request.gpu_count:
         raise _too_few(host, request, taken, len(free))
+    allowed = None if fabric is None else fabric.sets(named, free, request.gpu_count, taken)
     result = []
-    for chosen, spread in _gpu_sets(host, free, request.gpu_count):
+    for chosen, spread in _gpu_sets(host, free, request.gpu_count, allowed):
+        odd = () if fabric is None else fabric.gap((*named, *chosen))
         companions = [b for gpu in chosen for b in _companions(by_bdf, gpu)]
         devices = tuple(sorted({*request.devices, *(gpu.bdf for gpu in chosen), *companions}))
-        result.append(_device_set(host, by_bdf, devices, spread))
+        result.append(_device_set(host, by_bdf, devices, spread, odd))
     return tuple(result)
 
 
 def _device_set(
-    host: Host, by_bdf: dict[Bdf, PciDevice], bdfs: Iterable[Bdf], spread: tuple[int, ...] = ()
+    host: Host,
+    by_bdf: dict[Bdf, PciDevice],
+    bdfs: Iterable[Bdf],
+    spread: tuple[int, ...] = (),
+    more_gaps: tuple[Gap, ...] = (),
 ) -> DeviceSet:
     devices = [by_bdf[bdf] for bdf in sorted(set(bdfs))]
     pulling = _pulling(host, devices)
@@ -81,7 +93,7 @@ def _device_set(
         tuple(
             sorted({node for bdf, node in nodes.items() if node is not None and bdf not in pulling})
         ),
-        gaps,
+        (*gaps, *more_gaps),
         spread,
     )
 
@@ -124,12 +136,17 @@ def _free_gpus(host: Host, request: GuestRequest, taken: Taken) -> list[PciDevic
 
 
 def _gpu_sets(
-    host: Host, free: Sequence[PciDevice], count: int
+    host: Host,
+    free: Sequence[PciDevice],
+    count: int,
+    allowed: Mapping[tuple[Bdf, ...], int] | None,
 ) -> list[tuple[tuple[PciDevice, ...], tuple[int, ...]]]:
-    """Sets of `count` GPUs with their spread, best first: from each node outwards, the fewest
-    nodes, in a node the fewest NVLink groups and switches, each time those that fit tightest."""
+    """Sets of `count` GPUs with their spread, best first.
+
+    allowed: the only ones, None = any; each with the NVLink partitions that it breaks, which count
+    before all else.
+    """
     links = _nvlink_groups(host)
-    position = {int(node.index): i for i, node in enumerate(host.nodes)}
     group_of = {
         gpu.bdf: (
             -1 if gpu.node is None else int(gpu.node),
@@ -138,6 +155,28 @@ def _gpu_sets(
         )
         for gpu in host.devices_of_kind(DeviceKind.GPU)
     }
+    found: dict[tuple[PciDevice, ...], tuple[int, ...]]
+    if allowed is None:
+        found = dict.fromkeys(_outwards(host, free, count, group_of), ())
+    else:
+        by_bdf = {gpu.bdf: gpu for gpu in free}
+        found = {tuple(by_bdf[b] for b in sorted(one)): (n,) for one, n in allowed.items()}
+    ranked = sorted(
+        ((chosen, (*first, *_spread(chosen, free, group_of))) for chosen, first in found.items()),
+        key=lambda item: (item[1], [gpu.bdf for gpu in item[0]]),
+    )
+    return ranked[:MOST_SETS]
+
+
+def _outwards(
+    host: Host,
+    free: Sequence[PciDevice],
+    count: int,
+    group_of: dict[Bdf, tuple[int, Bdf | None, Bdf | None]],
+) -> set[tuple[PciDevice, ...]]:
+    """Sets from each node outwards: the fewest nodes, in a node the fewest NVLink groups and
+    switches, each time those that fit tightest."""
+    position = {int(node.index): i for i, node in enumerate(host.nodes)}
     by_node: dict[int, list[PciDevice]] = {}
     for gpu in free:
         by_node.setdefault(group_of[gpu.bdf][0], []).append(gpu)
@@ -147,7 +186,7 @@ def _gpu_sets(
             return 0 if a == b else 20
         return host.distances[position[a]][position[b]]
 
-    found: dict[tuple[Bdf, ...], tuple[tuple[PciDevice, ...], tuple[int, ...]]] = {}
+    found: set[tuple[PciDevice, ...]] = set()
     for start in sorted(by_node):
         order = sorted(by_node, key=lambda n: (distance(start, n), -len(by_node[n]), n))
         chosen: list[PciDevice] = []
@@ -164,11 +203,8 @@ def _gpu_sets(
             node = min(tight, key=lambda n: (len(by_node[n]), n)) if tight else rest[0]
             node = start if not chosen else node
             chosen += _from_node(by_node[node], group_of, left)
-        ordered = tuple(sorted(chosen, key=lambda gpu: gpu.bdf))
-        key = tuple(gpu.bdf for gpu in ordered)
-        found[key] = (ordered, _spread(ordered, free, group_of))
-    ranked = sorted(found.items(), key=lambda item: (item[1][1], item[0]))
-    return [value for _, value in ranked[:MOST_SETS]]
+        found.add(tuple(sorted(chosen, key=lambda gpu: gpu.bdf)))
+    return found
 
 
 def _from_node(

@@ -1,0 +1,163 @@
+"""Fabric: which of a host's GPUs may go to one VM together, where NVSwitches join them.
+
+Fabric Manager joins the GPUs of a VM by one of its partitions or not at all. Where the host's
+source does not tell the GPUs' modules, only the number of GPUs can be judged.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from homenode.bdf import Bdf
+from homenode.discover.device_kinds import NVIDIA
+from homenode.gap import Gap
+from homenode.pci import DeviceKind, PciDevice
+from homenode.plan.model import Rejection, Unplannable
+from homenode.plan.request import GuestRequest
+from homenode.plan.search.partitions import (
+    PARTITIONS,
+    Board,
+    board_of,
+    partition_of,
+    partitions_of_size,
+)
+from homenode.plan.search.taken import Taken
+from homenode.topology import Host
+
+CONSTRAINT = "fabric-partition"
+_MOST_SHOWN = 4
+_MOST_WITHOUT_SWITCHES = 4
+_BOARD_OF_ID = {
+    **dict.fromkeys((0x20B0, 0x20B2, 0x20F3), Board.HGX_A100),
+    **dict.fromkeys((0x2324, 0x2330, 0x2335), Board.HGX_H100),
+    **dict.fromkeys((0x2901, 0x3182), Board.HGX_B200),
+}
+"""For GPUs that the driver does not name, as those of vfio-pci. Source: pci.ids, SXM modules."""
+
+_ANY_SET = "let the GPUs do without NVLink: --without-nvlink"
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """NVSwitches that join a host's GPUs. module_of_gpu: those that are known, by function."""
+
+    host_name: str
+    board: Board
+    module_of_gpu: Mapping[Bdf, int]
+
+    def refuse_odd(self, gpus: Sequence[PciDevice]) -> tuple[Gap, ...]:
+        """Raises Unplannable where these GPUs are no partition; a gap where it cannot be told."""
+        wanted = tuple(sorted({gpu.physical_function or gpu.bdf for gpu in gpus}))
+        if len(wanted) < 2:
+            return ()
+        unknown = [bdf for bdf in wanted if bdf not in self.module_of_gpu]
+        if unknown:
+            return (self._gap(unknown),)
+        if len(wanted) not in self.sizes():
+            raise self._refusal(f"{len(wanted)} GPUs ({_named(wanted)})", ())
+        modules = [self.module_of_gpu[bdf] for bdf in wanted]
+        if partition_of(self.board, modules) is None:
+            allowed = partitions_of_size(self.board, len(wanted), self.module_of_gpu)
+            told = ",".join(map(str, modules))
+            raise self._refusal(f"{_named(wanted)} (modules {told})", allowed)
+        return ()
+
+    def sets(
+        self, named: Sequence[PciDevice], free: Sequence[PciDevice], count: int, taken: Taken
+    ) -> dict[tuple[Bdf, ...], int] | None:
+        """Sets of `count` free GPUs that are a partition with the named ones, and how many larger
+        partitions that are free now each of them breaks.
+
+        None where any GPUs will do as far as is known: for a single one, and where too few modules
+        are known. Raises Unplannable where no partition is free.
+        """
+        held = {gpu.physical_function or gpu.bdf for gpu in named}
+        total = count + len(held)
+        if total not in self.sizes():
+            raise self._refusal(f"a wish for {total} GPUs", ())
+        candidates = {gpu.bdf for gpu in free} | held
+        if total == 1:
+            return None
+        modules = {b: self.module_of_gpu[b] for b in candidates if b in self.module_of_gpu}
+        found = {
+            tuple(bdf for bdf in one if bdf not in held): self._broken(one, modules)
+            for one in partitions_of_size(self.board, total, modules)
+            if held <= set(one)
+        }
+        if not found and len(modules) < len(candidates):
+            return None
+        if not found:
+            busy = [
+                f"{bdf} by {domain!r}"
+                for bdf in sorted(self.module_of_gpu)
+                if (domain := taken.holder(bdf)) is not None
+            ]
+            detail = f"none free of the partitions of {total} GPUs" + (
+                f"; held: {', '.join(busy)}" if busy else ""
+            )
+            allowed = partitions_of_size(self.board, total, self.module_of_gpu)
+            raise self._refusal(detail, allowed)
+        return found
+
+    def _broken(self, gpus: Sequence[Bdf], modules: Mapping[Bdf, int]) -> int:
+        larger = (
+            whole
+            for size in self.sizes()
+            if size > len(gpus)
+            for whole in partitions_of_size(self.board, size, modules)
+        )
+        return sum(not set(gpus).isdisjoint(whole) for whole in larger)
+
+    def gap(self, gpus: Sequence[PciDevice]) -> tuple[Gap, ...]:
+        """A gap where the modules of these GPUs are not all known, and they are several."""
+        unknown = [gpu.bdf for gpu in gpus if gpu.bdf not in self.module_of_gpu]
+        return (self._gap(unknown),) if unknown and len(gpus) > 1 else ()
+
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(sorted({len(one.modules) for one in PARTITIONS[self.board]}))
+
+    def _gap(self, unknown: Sequence[Bdf]) -> Gap:
+        return Gap(
+            f"NVLink partition of {_named(unknown)}",
+            "nvidia-smi -q -x of the host tells no module id, as for GPUs that are bound to "
+            "vfio-pci; whether Fabric Manager can join the GPUs was not checked",
+        )
+
+    def _refusal(self, found: str, allowed: Sequence[tuple[Bdf, ...]]) -> Unplannable:
+        sizes = ", ".join(map(str, self.sizes()))
+        expected = "; ".join(_named(one) for one in allowed[:_MOST_SHOWN])
+        if len(allowed) > _MOST_SHOWN:
+            expected += f"; and {len(allowed) - _MOST_SHOWN} more"
+        detail = (
+            f"expected a partition of {self.board}: {expected or f'{sizes} GPUs'}; found {found}"
+        )
+        hint = (
+            f"choose one of these sets, or {_ANY_SET}"
+            if allowed
+            else f"take one of {sizes} GPUs, or {_ANY_SET}"
+        )
+        return Unplannable(
+            f"no placement on host {self.host_name!r}: {detail}",
+            (Rejection(CONSTRAINT, (), detail, hint),),
+            hint=hint,
+        )
+
+
+def fabric_of(host: Host, request: GuestRequest) -> Fabric | None:
+    """The host's; None for boards without NVSwitches, and where the VM's GPUs need no NVLink."""
+    gpus = [g for g in host.devices_of_kind(DeviceKind.GPU) if g.physical_function is None]
+    # Boards of four such GPUs join them without NVSwitches, and those of B200 show none on the bus.
+    switched = len(gpus) > _MOST_WITHOUT_SWITCHES or host.devices_of_kind(DeviceKind.NVSWITCH)
+    if not switched or request.without_nvlink:
+        return None
+    boards = {_BOARD_OF_ID.get(gpu.device_id or 0) for gpu in gpus if gpu.vendor_id == NVIDIA}
+    board = board_of(gpu.name for gpu in gpus) or (boards.pop() if len(boards) == 1 else None)
+    if board is None:
+        return None
+    modules = {gpu.bdf: gpu.module_id for gpu in gpus if gpu.module_id is not None}
+    if len(set(modules.values())) != len(modules):
+        modules = {}  # two boards that number alike: a module says nothing
+    return Fabric(host.name, board, modules)
+
+
+def _named(gpus: Collection[Bdf]) -> str:
+    return ", ".join(map(str, sorted(gpus)))

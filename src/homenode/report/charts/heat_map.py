@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from homenode.report.charts.colours import HEAT
 from homenode.report.charts.drawing import WIDTH, Drawing
@@ -11,6 +12,9 @@ from homenode.report.text_extent import text_width
 
 MOST_CELLS = 32
 """Rows or columns that are drawn; larger matrices are drawn by blocks, each its median."""
+
+MOST_TITLED = 16
+"""Columns up to which each cell has its figure, at least where a pointer is over it."""
 
 _LEGEND = 34.0
 _LEAST_RANGE = 0.9
@@ -56,6 +60,9 @@ def heat_map(title: str, unit: str, matrix: Matrix, ends: tuple[float, float] | 
         if height >= 10 or number % max(1, round(12 / height)) == 0:
             drawing.text(left - 5, y + height / 2 + 3.5, label, "dim", size=10, anchor="end",
                          room=row_room)  # fmt: skip
+        if len(matrix.columns) > MOST_TITLED:
+            _runs(drawing, row, (left, y, side, height), (low, high))
+            continue
         for column, value in enumerate(row):
             place = (left + column * side, y, side, height)
             said = f"{matrix.row_title} {label}, {matrix.column_title} {matrix.columns[column]}"
@@ -63,6 +70,23 @@ def heat_map(title: str, unit: str, matrix: Matrix, ends: tuple[float, float] | 
     y = top + height * len(matrix.rows) + 10
     _legend(drawing, y, left, (low / divisor, high / divisor), name)
     return drawing.svg(y + _LEGEND)
+
+
+def _runs(
+    drawing: Drawing,
+    row: Sequence[float | None],
+    place: tuple[float, float, float, float],
+    ends: tuple[float, float],
+) -> None:
+    """A row of cells too small for figures: neighbours of one colour are one rectangle."""
+    left, y, side, height = place
+    shades = [None if value is None else _shade(value, *ends) for value in row]
+    start = 0
+    for shade, run in groupby(shades):
+        count = len(list(run))
+        classes = "plot" if shade is None else f"h{shade}"
+        drawing.rect((left + start * side, y, count * side, height), classes)
+        start += count
 
 
 def _cell(

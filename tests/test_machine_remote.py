@@ -36,6 +36,7 @@ from homenode.process import ToolMissingError, ToolTimeoutError
 from homenode.sources import load_host
 from homenode.topology import summarise
 from tests.agent_stand_in import UUID, agent_stand_in
+from tests.ssh_targets import ssh_target
 
 SHELLS = {
     "bash": ("bash", "--norc", "-i"),
@@ -283,33 +284,8 @@ def test_what_ssh_could_take_for_an_option_is_refused(
 
 @pytest.fixture
 def sshd(tmp_path: Path) -> Iterator[SshTarget]:
-    """A daemon of our own on the loopback, with keys made for the test."""
-    daemon = shutil.which("sshd", path="/usr/sbin:/usr/bin")
-    if daemon is None or shutil.which("ssh") is None:
-        pytest.skip("needs openssh-server and openssh-client")
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to run sshd")
-    for name in ("host_key", "user_key", "other_key"):
-        subprocess.run(
-            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True
-        )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    (tmp_path / "config").write_text(
-        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {tmp_path}/host_key\nUsePAM no\n"
-        f"AuthorizedKeysFile {tmp_path}/user_key.pub\nStrictModes no\nPidFile none\n"
-    )
-    Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-    running = subprocess.Popen([daemon, "-D", "-f", tmp_path / "config"], stderr=subprocess.PIPE)
-    for _ in range(100):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                break
-        time.sleep(0.05)
-    yield SshTarget("127.0.0.1", "root", tmp_path / "known 100%h", port, tmp_path / "user_key")
-    running.terminate()
-    running.wait()
+    with ssh_target(tmp_path) as found:
+        yield found
 
 
 @pytest.mark.root

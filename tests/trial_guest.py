@@ -20,6 +20,9 @@ mkdir /tmp /run
 while :; do setsid cttyhack sh; done
 """
 
+_POWER_OFF = b"#!/bin/busybox sh\nexec /bin/busybox poweroff -f\n"
+"""Busybox's own asks its init, which this guest has not."""
+
 _DOMAIN = """<domain type='qemu'>
   <name>{name}</name>
   <uuid>{uuid}</uuid>
@@ -55,7 +58,7 @@ def trial_guest(folder: Path, emulator: Path, programs: Mapping[str, bytes]) -> 
     files = find_guest_files()
     kernel, initrd = folder / "kernel", folder / "initrd"
     kernel.write_bytes(files.kernel.read_bytes())
-    initrd.write_bytes(initramfs(files.busybox, _INIT, programs))
+    initrd.write_bytes(initramfs(files.busybox, _INIT, {"poweroff": _POWER_OFF, **programs}))
     sockets = folder / "run"
     document = folder / "vm.xml"
     document.write_text(

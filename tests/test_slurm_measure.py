@@ -115,11 +115,19 @@ def test_a_job_writes_down_its_gpus_before_it_measures(tmp_path: Path) -> None:
 
 
 def test_a_node_without_any_tool_still_leaves_a_record(tmp_path: Path) -> None:
-    files = run_job(tmp_path, NOTHING.replace("app=()", "app=(false)"), SLURM)
+    files = run_job(tmp_path, NOTHING.replace("app=()", "app=(false) app_folder=/"), SLURM)
     assert {"done", "ended", "exit", "job.txt", "allowed.txt"} <= set(files)
     gaps = [str(gap) for gap in parse_record(files, "n1", 1).gaps]
     assert "nvbandwidth.txt: nvbandwidth is not on the PATH" in gaps
     assert "app.txt: exit status 1" in gaps
+
+
+def test_the_own_program_runs_where_the_study_was_started(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    settings = NOTHING.replace("app=()", f"app=(pwd) app_folder='{tmp_path}/work'")
+    files = run_job(tmp_path, settings, SLURM)
+    assert files["app.txt"] == f"{tmp_path}/work\n"
+    assert "done" in files
 
 
 def test_jobs_wait_for_each_other_before_they_measure(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from homenode.slurm.study_folder import StudyFolder
     from homenode.slurm.study_progress import Progress, Study
 
+_MOST_SHOWN = 20
+
 
 def study(
     output: Annotated[
@@ -142,6 +144,7 @@ def study(
         reservation=reservation,
         tests=StudyWishes().tests if tests is None else tuple(t for t in tests if t != "none"),
         app=_words(app),
+        app_folder=str(Path.cwd()) if app else ".",
         metric=metric,
         lower_is_better=lower_is_better,
         between_nodes=between_nodes,
@@ -204,8 +207,10 @@ def _go(
             note("the jobs go on without homenode; the same command goes on with the study")
             raise
     collected = collect(folder.path, run.study)
-    for gap in collected.gaps:
+    for gap in collected.gaps[:_MOST_SHOWN]:
         note(f"open: {gap}")
+    if len(collected.gaps) > _MOST_SHOWN:
+        note(f"{len(collected.gaps) - _MOST_SHOWN} more open (homenode slurm report --all)")
     note(f"collected {collected.runs} runs below {folder.path / 'results'}")
     for said in dict.fromkeys(job.replayed for job in collected.jobs if job.replayed):
         note(f"REPLAYED: {said}")

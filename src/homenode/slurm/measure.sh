@@ -6,6 +6,7 @@
 #   bind         words before each command that bind it; () = as Slurm binds
 #   tests        of homenode bench; () = none
 #   app          words of the user's own program; () = none
+#   app_folder   where it runs
 #   homenode     the program
 #   arrangement  how it is bound, as results tell it
 #
@@ -158,10 +159,15 @@ measure_cpus() {
     --results results --vantage job --quick --tests "$names" --arrangement "$arrangement"
 }
 
+# In the folder that the study was started in: its words may name files there.
+app_in_its_folder() (
+  cd "$app_folder" && bound "${app[@]}"
+)
+
 measure_app() {
   ((${#app[@]})) || return 0
   local begin=$EPOCHREALTIME
-  write app.txt bound "${app[@]}"
+  write app.txt app_in_its_folder
   echo "app $begin $EPOCHREALTIME - -" >>"$here/times.txt"
 }
 

@@ -114,6 +114,8 @@ def _body(experiment: Experiment, wishes: StudyWishes) -> Iterator[str]:
         yield f"arrangement={shlex.quote(arrangement_of(experiment))}"
         yield f"tests=({shlex.join(wishes.tests)})"
         yield f"app=({shlex.join(wishes.app)})"
+        if wishes.app:
+            yield f"app_folder={shlex.quote(wishes.app_folder)}"
         yield ""
         yield f"# shellcheck source={MEASURE}"
         yield f". {MEASURE}"

@@ -70,8 +70,9 @@ class Shape:
 class StudyWishes:
     """What the user wants. None: the cluster's or the host's own.
 
-    numa: NUMA nodes to bind to. minutes: time limit of a job. app: words of a command. metric:
-    pattern of its figure. setup: a shell file that jobs source first ("module load …").
+    numa: NUMA nodes to bind to. minutes: time limit of a job. app: words of a command, which runs
+    in app_folder. metric: pattern of its figure. setup: a shell file that jobs source first
+    ("module load …").
     """
 
     partition_exclusive: str | None = None
@@ -87,6 +88,7 @@ class StudyWishes:
     reservation: str | None = None
     tests: tuple[str, ...] = ("stream", "mem-latency")
     app: tuple[str, ...] = ()
+    app_folder: str = "."
     metric: str | None = None
     lower_is_better: bool = False
     between_nodes: bool = False

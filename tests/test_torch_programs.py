@@ -11,7 +11,8 @@ from homenode.bdf import Bdf
 from homenode.bench.figures import Figures
 from homenode.bench.model import BenchTest, Group
 from homenode.bench.program_text import program_text
-from homenode.bench.programs.torch_place import nodes_to_bind, numbers_of
+from homenode.bench.programs.torch_copies import copy_size
+from homenode.bench.programs.torch_place import free_bytes, nodes_to_bind, numbers_of
 from homenode.bench.step_figures import figures_of_step
 from homenode.bench.torch_commands import TorchPython
 from homenode.errors import HostError, ParseError
@@ -295,3 +296,25 @@ def test_a_watched_tool_keeps_its_output_and_tells_where_its_threads_ran() -> No
 )
 def test_a_watched_tool_ends_as_it_ended(words: tuple[str, ...], code: int) -> None:
     assert run_program("watched", *words).returncode == code
+
+
+@pytest.mark.parametrize(
+    ("gpus", "free", "size"),
+    [
+        (8, 64 << 30, 256 << 20),
+        (8, 8 << 30, 128 << 20),
+        (8, 1 << 20, 16 << 20),
+        (1, None, 256 << 20),
+    ],
+)
+def test_copies_shrink_where_a_nodes_memory_is_small(
+    gpus: int, free: int | None, size: int
+) -> None:
+    assert copy_size(gpus, free) == size
+
+
+def test_memory_that_files_occupy_counts_as_free() -> None:
+    whole = free_bytes(None)
+    assert whole is not None and whole > 1 << 20
+    assert all((free_bytes(node) or 0) > 1 << 20 for node in nodes_to_bind())
+    assert free_bytes(1023) is None

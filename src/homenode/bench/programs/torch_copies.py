@@ -20,6 +20,7 @@ from typing import Any
 from homenode.bench.programs.torch_place import (
     bind,
     devices,
+    free_bytes,
     load_torch,
     node_of_memory,
     nodes_to_bind,
@@ -28,6 +29,7 @@ from homenode.bench.programs.torch_place import (
 from homenode.bench.programs.torch_timing import Lane, Report, steady, timed
 
 COPY_BYTES = 256 << 20
+LEAST_COPY_BYTES = 16 << 20
 LOCAL_BYTES = 1 << 30
 SMALL_BYTES = (8, 4096, 65536)
 MATRIX = 8192
@@ -100,10 +102,19 @@ class HostBuffers:
         return bool(self._torch.equal(sent, got)) and int(self.host_out[::4093].min()) == 7
 
 
+def copy_size(gpus: int, free: int | None) -> int:
+    """Less where a quarter of the memory does not hold all buffers: who is bound gets no other."""
+    size = COPY_BYTES
+    while free is not None and 2 * size * gpus > free / 4 and size > LEAST_COPY_BYTES:
+        size //= 2
+    return size
+
+
 def host_copies(bench: Bench) -> None:
     """Copy engines one way, both ways and on all GPUs at once; then by the GPUs' own threads."""
-    torch = bench.torch
-    buffers = {d["index"]: HostBuffers(bench, d["index"], COPY_BYTES) for d in bench.devices}
+    torch, size = bench.torch, copy_size(len(bench.devices), free_bytes(bench.node))
+    bench.report.document["copy_bytes"] = size
+    buffers = {d["index"]: HostBuffers(bench, d["index"], size) for d in bench.devices}
     lanes = {
         metric: {d: Lane(torch, d, getattr(one, way)) for d, one in buffers.items()}
         for metric, way in (("h2d-bandwidth", "to_device"), ("d2h-bandwidth", "to_host"))

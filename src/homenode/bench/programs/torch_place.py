@@ -90,6 +90,17 @@ def bind(node: int) -> None:
         raise OSError(f"node {node}: memory cannot be bound: {os.strerror(ctypes.get_errno())}")
 
 
+def free_bytes(node: int | None) -> int | None:
+    """Memory that can be had on a node, or at all; None where the kernel does not tell.
+
+    Of a node: what is free and what files occupy, which gives way.
+    """
+    path = "/proc/meminfo" if node is None else f"{_NODES}/node{node}/meminfo"
+    names = "MemAvailable" if node is None else r"MemFree|Active\(file\)|Inactive\(file\)"
+    found = re.findall(rf"(?<!\w)(?:{names}):\s+(\d+) kB", _read(path) or "")
+    return 1024 * sum(map(int, found)) if found else None
+
+
 def thread_place() -> dict[str, int | None]:
     """The PU that this thread runs on and its node, now; None where unknown."""
     cpu = ctypes.CDLL(None).sched_getcpu()

@@ -26,8 +26,9 @@ from homenode.report.page.gathered import gather
 from homenode.report.page.machine import Machine, Stored, machines_of
 from homenode.report.page.render import report_for_print, report_html
 from homenode.report.page.rows import COLUMNS, csv_text, rows_of
-from homenode.results.model import UNKNOWN_SWITCHES, Run, Vantage
+from homenode.results.model import UNKNOWN_SWITCHES, Run
 from homenode.results.store import write_run
+from homenode.results.vantage import Vantage
 from homenode.snapshot.capture import capture_host
 from homenode.sources import load_host
 from homenode.tuning import tune
@@ -221,6 +222,16 @@ def test_bare_metal_is_what_guests_are_a_part_of_and_never_a_choice(tmp_path: Pa
     assert re.search(r">(49|50|51)\.\d% of bare metal<", forests["pin against bare metal"])
     assert re.search(r">(89|90|91)\.\d% of bare", forests["pin-numa-pci against bare metal"])
     assert "bare metal" in part.bars[0].svg
+
+
+def test_a_named_host_is_drawn_for_the_one_machine_that_names_none(tmp_path: Path) -> None:
+    evidence = published_evidence()
+    for count, system in enumerate(("cpu-only", "H200"), start=1):
+        run = full_run("pin", 1, system=system)
+        write_run(tmp_path, Run(replace(run.head, host=None, host_kind=None), run.samples))
+        found = gather([str(tmp_path)], evidence, ["hgx-h100"])
+        made = machines_of(found.runs, found.stored, evidence, found.hosts)
+        assert [one.host is not None for one in made] == [count == 1] * count
 
 
 def test_doubts_of_a_layout_that_stands_alone_are_said(tmp_path: Path) -> None:

@@ -108,5 +108,5 @@ def _levels(drawing: Drawing, levels: Sequence[Level], across: Scale) -> None:
             continue
         if number % 2:
             drawing.rect((start, _TOP, end - start, _PLOT_HEIGHT), "zone", title=level.name)
-        drawing.text((start + end) / 2, _TOP + 11, level.name, "dim", size=10, anchor="middle",
+        drawing.text((start + end) / 2, _TOP - 4, level.name, "dim", size=10, anchor="middle",
                      room=end - start - 2)  # fmt: skip

@@ -1,5 +1,6 @@
 """HeatMap: a matrix of figures, each written in its cell, on a colour from low to high."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ def heat_map(title: str, unit: str, matrix: Matrix, ends: tuple[float, float] | 
     left = 16.0 + row_room + 6
     side = min((WIDTH - left - 2) / len(matrix.columns), 64.0)
     height = min(side, 40.0)
-    top = 18.0 + (14.0 if side >= 20 else 4.0)
+    top = 32.0
     drawing.text(left, 11, matrix.column_title, "dim", size=10, room=WIDTH - left)
     middle = top + height * len(matrix.rows) / 2
     drawing.text(10, middle, matrix.row_title, "dim", size=10, anchor="middle", turned=True)
@@ -121,13 +122,13 @@ def _shade(value: float, low: float, high: float) -> int:
 def _column_names(
     drawing: Drawing, names: Sequence[str], left: float, side: float, top: float
 ) -> None:
-    free_from = 0.0
-    for column, name in enumerate(names):
+    room = max(side, 30.0)
+    widest = max(min(text_width(name, 10), room) for name in names)
+    stride = max(1, math.ceil((widest + 3) / side))
+    for column in range(0, len(names), stride):
         x = left + (column + 0.5) * side
-        half = min(text_width(name, 10), max(side, 30.0)) / 2
-        if x - half >= free_from and x + half <= WIDTH + 6:
-            drawing.text(x, top - 5, name, "dim", size=10, anchor="middle", room=max(side, 30.0))
-            free_from = x + half + 3
+        if x + widest / 2 <= WIDTH + 6:
+            drawing.text(x, top - 5, names[column], "dim", size=10, anchor="middle", room=room)
 
 
 def _legend(drawing: Drawing, y: float, left: float, ends: tuple[float, float], unit: str) -> None:

@@ -14,9 +14,10 @@ from homenode.plan.model import Plan
 from homenode.plan.stored import read_plan
 from homenode.published.model import Evidence
 from homenode.report.page.machine import UNNAMED, Stored
-from homenode.results.model import Run, Vantage
+from homenode.results.model import Run
 from homenode.results.sources import PUBLISHED, load_sources
 from homenode.results.store import load_runs
+from homenode.results.vantage import Vantage
 from homenode.sources import load_host
 from homenode.topology import Host
 

@@ -20,7 +20,8 @@ from homenode.plan.layout import PRESETS
 from homenode.plan.model import Plan
 from homenode.plan.published import Objective
 from homenode.published.model import Evidence, System
-from homenode.results.model import UNKNOWN_SWITCHES, Origin, Run, Vantage
+from homenode.results.model import UNKNOWN_SWITCHES, Origin, Run
+from homenode.results.vantage import Vantage
 from homenode.topology import Host
 
 ANY_LAYOUT = "any layout"
@@ -97,6 +98,9 @@ def machines_of(
         where = None if is_published else run.head.host or run.head.host_kind
         groups.setdefault((is_published, run.head.system, where), []).append(run)
     names = [_name(key, list(groups)) for key in groups]
+    unnamed = [key for key, those in groups.items() if not key[0] and not _hosts_of(those)]
+    if len(unnamed) > 1:  # nobody can tell which of them the user's host is
+        hosts = {name: host for name, host in hosts.items() if name != UNNAMED}
     return tuple(
         _machine(name, tuple(those), beside, evidence, hosts)
         for name, those in zip(names, groups.values(), strict=True)
@@ -229,10 +233,15 @@ def _beside_of(
     return found
 
 
+def _hosts_of(runs: Sequence[Run]) -> dict[str, None]:
+    """Fingerprints of the hosts that runs name."""
+    return dict.fromkeys(run.head.host for run in runs if run.head.host is not None)
+
+
 def _host(runs: Sequence[Run], system: System | None, hosts: Mapping[str, Host]) -> Host | None:
     if system is not None:
         return hosts.get(system.host or "")
-    keys = dict.fromkeys(run.head.host for run in runs if run.head.host is not None)
+    keys = _hosts_of(runs)
     if not keys:
         return hosts.get(UNNAMED)
     return next((hosts[key] for key in keys if key in hosts), None)

@@ -16,7 +16,8 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.plan.published import Objective
-from homenode.results.model import Condition, GpuPlace, Origin, Run, Sample, Statistic, Vantage
+from homenode.results.model import Condition, GpuPlace, Origin, Run, Sample, Statistic
+from homenode.results.vantage import Vantage
 from tests.simulated_runs import simulated_run
 
 TRIAD = {"memory-bandwidth": ("bytes_per_s", 100e9)}
@@ -403,3 +404,11 @@ def test_a_metric_nobody_knows_is_named_and_not_compared() -> None:
     time = metric_of("app-time:epoch")
     assert time is not None
     assert time.lower_is_better
+
+
+def test_what_the_suite_tells_beside_is_neither_compared_nor_a_doubt() -> None:
+    rng = random.Random(16)
+    figures = {**TRIAD, "cache-capacity": ("bytes", 2.0**25), "smt-gain": ("ratio", 1.2)}
+    comparison = compared(*(simulated_run(layout, figures, rng) for layout in ("pin", "default")))
+    assert {one.metric for one in comparison.effects} == {"memory-bandwidth"}
+    assert comparison.doubts == ()

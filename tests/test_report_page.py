@@ -388,6 +388,14 @@ def test_parquet_without_pyarrow_says_what_to_install(
     assert "pip install pyarrow" in str(error.value)
 
 
+def test_parquet_carries_the_rows_where_pyarrow_is(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    rows = [row for one in machines(full_results(tmp_path / "r")) for row in rows_of(one)]
+    write_parquet(rows, tmp_path / "x.parquet")
+    table = parquet.read_table(tmp_path / "x.parquet").to_pylist()
+    assert table == [{name: getattr(row, name) for name in COLUMNS} for row in rows]
+
+
 def test_without_the_extra_the_command_says_how_to_get_it(
     document: Document, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,11 +8,11 @@ from homenode.analyse.comparison import Comparison, Doubt, Effect, Outcome, once
 from homenode.analyse.doubts import doubts_between
 from homenode.analyse.intervals import CONFIDENCE, LEAST_BOOTS, Interval, holm, interval
 from homenode.analyse.joint_states import with_joint_states
-from homenode.analyse.metrics import METRICS, Metric, metric_of, primaries
+from homenode.analyse.metrics import METRICS, UNCOMPARED, Metric, metric_of, primaries
 from homenode.analyse.summary import Series, SeriesKey, headline, series_of
 from homenode.errors import InputError
 from homenode.plan.published import Objective
-from homenode.results.model import Vantage
+from homenode.results.vantage import Vantage
 
 
 def compare(
@@ -248,7 +248,7 @@ def _unpaired(
             "other GPUs, or addresses of the guest, which change with the layout",
             "give bench and import the plan: it tells each GPU's host address",
         )  # fmt: skip
-    unknown = sorted({key.metric for key in first if metric_of(key.metric) is None})
+    unknown = sorted({key.metric for key in first if metric_of(key.metric) is None} - UNCOMPARED)
     if unknown:
         yield Doubt(
             "unknown-metric", label, f"{', '.join(unknown)}: not compared", False,

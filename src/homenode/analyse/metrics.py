@@ -159,6 +159,12 @@ _METRICS = (
 METRICS: dict[str, Metric] = {metric.id: metric for metric in _METRICS}
 """Every metric, by id, in the order in which reports show them."""
 
+UNCOMPARED = frozenset({
+    "allreduce-half-peak", "cache-capacity", "cpu-fairness", "fill-ratio", "loaded-bandwidth",
+    "loaded-latency", "memory-traffic", "smt-gain", "sysbench-memory",
+})  # fmt: skip
+"""What the suite and other tools tell beside: it explains figures, and nothing is decided by it."""
+
 MOST_PRIMARY = 6
 """Primary metrics of an objective, at most."""
 

@@ -9,19 +9,16 @@ import pytest
 from homenode.errors import UsageError
 from homenode.kubevirt.demand import demand_of
 from homenode.kubevirt.fit import check_fit
+from homenode.kubevirt.manifest_wishes import HookVersion, ManifestWishes
 from homenode.kubevirt.manifests import (
     GATES,
-    HookVersion,
-    ManifestWishes,
     gate_patch,
-    guest_job,
     hook_annotation,
     hyperconverged_patch,
     manifests,
-    node_job,
-    results_claim,
     virtual_machine,
 )
+from homenode.kubevirt.measuring_jobs import guest_job, node_job, results_claim
 from homenode.kubevirt.vmi import read_vmi
 
 WISHES = ManifestWishes(image="r.example/h:1", node="node-7")
@@ -116,7 +113,7 @@ def test_yaml_readers_and_kubernetes_schema_take_every_file() -> None:
     kubernetes_validate = pytest.importorskip(
         "kubernetes_validate", reason="kubernetes-validate is not here"
     )
-    odd = ManifestWishes(image='r/"x": #1', vm="on", guest="it's", gpu="1.5", node="n")
+    odd = ManifestWishes(image="1.5", vm="on", namespace="1e3", gpu="0x10", node="null")
     for wishes in (WISHES, odd):
         files = manifests(wishes)
         claim = results_claim(wishes)

@@ -8,7 +8,7 @@ import typer
 from homenode.cli.options import JsonOption
 from homenode.cli.terminal import check_can_write, console, note, print_json, read_file, write_text
 from homenode.errors import HostError, UsageError
-from homenode.kubevirt.manifests import HookVersion, ManifestWishes
+from homenode.kubevirt.manifest_wishes import HookVersion, ManifestWishes
 from homenode.kubevirt.on_error import OnError
 from homenode.plan.request import PciGranularity
 

@@ -1,53 +1,38 @@
-"""Manifests: what a cluster needs so that its VMs get the hook, and a job that measures them.
+"""Manifests: what a cluster needs so that its VMs get the hook, and jobs that measure them.
 
-Source: kubevirt.io/v1 (VirtualMachine, KubeVirt), hco.kubevirt.io/v1beta1 (HyperConverged),
-batch/v1 (Job); KubeVirt cmd/sidecars for the shim.
+Source: kubevirt.io/v1 (VirtualMachine, KubeVirt), hco.kubevirt.io/v1beta1 (HyperConverged);
+KubeVirt cmd/sidecars for the shim.
 """
 
 import json
-from dataclasses import dataclass
-from enum import StrEnum
+import re
 from typing import Any
 
 from homenode.errors import UsageError
+from homenode.kubevirt.manifest_wishes import ManifestWishes
+from homenode.kubevirt.measuring_jobs import USER, guest_job, node_job, results_claim
 from homenode.kubevirt.yaml_text import yaml_text
 
 GATES = ("Sidecar", "CPUManager")
 _GATES_PATH = "/spec/configuration/developerConfiguration/featureGates"
 _LARGEST = 1 << 20
 
-USER = 1001
-"""Of the image: not root, and with a name, which ssh asks for."""
-
-
-class HookVersion(StrEnum):
-    """Versions of the hook's protocol. v1alpha3 ends the sidecar with the VM."""
-
-    V1ALPHA1 = "v1alpha1"
-    V1ALPHA2 = "v1alpha2"
-    V1ALPHA3 = "v1alpha3"
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestWishes:
-    """image: where the sidecar's image will be. gpu: the resource's name. memory_gib, vcpus, gpus:
-    of the example VM. guest: user@host of the VM to measure over ssh."""
-
-    image: str = "registry.example/homenode-sidecar:latest"
-    namespace: str = "default"
-    vm: str = "gpu-vm"
-    gpu: str = "nvidia.com/GA100_A100_SXM4_40GB"
-    gpus: int = 8
-    vcpus: int = 96
-    memory_gib: int = 512
-    hook_version: HookVersion = HookVersion.V1ALPHA3
-    kubevirt: str = "v1.6.0"
-    guest: str = "cloud@gpu-vm"
-    node: str | None = None
+_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_SPELLINGS = {
+    "--vm": (_LABEL, "a name of lower-case letters, digits and '-'"),
+    "--namespace": (_LABEL, "a name of lower-case letters, digits and '-'"),
+    "--image": (r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,254}", "an image such as registry.example/h:1"),
+    "--gpu": (r"[A-Za-z0-9][A-Za-z0-9._/-]{0,316}", "a resource such as nvidia.com/GA100"),
+    "--kubevirt": (r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", "a version such as v1.6.0"),
+    "--guest": (r"[A-Za-z0-9_][A-Za-z0-9._-]*@[A-Za-z0-9][A-Za-z0-9.:-]{0,252}", "user@host"),
+    "--node": (rf"{_LABEL}(\.{_LABEL})*", "a node's name"),
+}
+"""Options end up in shell scripts and a Containerfile, where another text could be more."""
 
 
 def manifests(wishes: ManifestWishes) -> dict[str, str]:
-    """File name -> content. Raises UsageError for wishes that no VM can have."""
+    """File name -> content. Raises UsageError for wishes that no cluster takes."""
+    _check_spellings(wishes)
     for name, number in (
         ("--gpus", wishes.gpus), ("--vcpus", wishes.vcpus), ("--memory-gib", wishes.memory_gib),
     ):  # fmt: skip
@@ -61,6 +46,13 @@ def manifests(wishes: ManifestWishes) -> dict[str, str]:
         "bench-guest.yaml": yaml_text(results_claim(wishes), guest_job(wishes)),
         "bench-node.yaml": yaml_text(results_claim(wishes), node_job(wishes)),
     }
+
+
+def _check_spellings(wishes: ManifestWishes) -> None:
+    for option, (pattern, expected) in _SPELLINGS.items():
+        text = getattr(wishes, option[2:])
+        if text is not None and re.fullmatch(pattern, text, re.ASCII) is None:
+            raise UsageError(f"{option}: expected {expected}, found {text[:60]!r}")
 
 
 def hook_annotation(wishes: ManifestWishes) -> str:
@@ -135,91 +127,6 @@ def virtual_machine(wishes: ManifestWishes) -> dict[str, Any]:
                         {
                             "name": "root",
                             "persistentVolumeClaim": {"claimName": f"{wishes.vm}-root"},
-                        }
-                    ],
-                },
-            },
-        },
-    }
-
-
-def results_claim(wishes: ManifestWishes) -> dict[str, Any]:
-    """Where the jobs of all VMs and nodes leave their results."""
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": "homenode-results", "namespace": wishes.namespace},
-        "spec": {
-            "accessModes": ["ReadWriteMany"],
-            "resources": {"requests": {"storage": "1Gi"}},
-        },
-    }
-
-
-def guest_job(wishes: ManifestWishes) -> dict[str, Any]:
-    """Runs the suite in the guest over ssh, and fetches what it wrote."""
-    script = (
-        "set -eu\n"
-        'run="ssh -i /ssh/key -o StrictHostKeyChecking=accept-new '
-        '-o UserKnownHostsFile=/tmp/known $GUEST"\n'
-        '$run "mkdir -p homenode && cd homenode && homenode bench $NAME"\n'
-        '$run "tar -C homenode -cf - results" | tar -C /results --strip-components=1 -xf -\n'
-    )
-    job = _job(wishes, f"homenode-bench-{wishes.vm}", ["sh", "-c", script])
-    pod = job["spec"]["template"]["spec"]
-    container = pod["containers"][0]
-    container["env"] = [
-        {"name": "GUEST", "value": wishes.guest},
-        {"name": "NAME", "value": wishes.vm},
-    ]
-    container["volumeMounts"].append({"name": "ssh", "mountPath": "/ssh", "readOnly": True})
-    pod["volumes"].append(
-        {"name": "ssh", "secret": {"secretName": "homenode-ssh", "defaultMode": 0o440}}
-    )
-    # The key belongs to root and is read through the group: then ssh does not mind its mode.
-    pod["securityContext"] = {"runAsUser": USER, "fsGroup": USER}
-    return job
-
-
-def node_job(wishes: ManifestWishes) -> dict[str, Any]:
-    """Runs the suite on a node itself, with all of its GPUs: what the VM is held against."""
-    script = (
-        'set -eu\ncd /tmp\nhomenode bench "$NAME"\n'
-        "tar -cf - results | tar -C /results --strip-components=1 -xf -\n"
-    )
-    job = _job(wishes, "homenode-bench-node", ["sh", "-c", script])
-    pod = job["spec"]["template"]["spec"]
-    container = pod["containers"][0]
-    container["env"] = [{"name": "NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]
-    container["resources"] = {"limits": {"nvidia.com/gpu": str(wishes.gpus)}}
-    if wishes.node is not None:
-        pod["nodeSelector"] = {"kubernetes.io/hostname": wishes.node}
-    return job
-
-
-def _job(wishes: ManifestWishes, name: str, command: list[str]) -> dict[str, Any]:
-    container: dict[str, Any] = {
-        "name": "bench",
-        "image": wishes.image,
-        "imagePullPolicy": "IfNotPresent",
-        "command": command,
-        "volumeMounts": [{"name": "results", "mountPath": "/results"}],
-    }
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": name, "namespace": wishes.namespace},
-        "spec": {
-            "backoffLimit": 0,
-            "template": {
-                "metadata": {"labels": {"app": "homenode-bench"}},
-                "spec": {
-                    "restartPolicy": "Never",
-                    "containers": [container],
-                    "volumes": [
-                        {
-                            "name": "results",
-                            "persistentVolumeClaim": {"claimName": "homenode-results"},
                         }
                     ],
                 },

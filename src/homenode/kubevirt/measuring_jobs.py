@@ -1,0 +1,109 @@
+"""Measuring jobs: Kubernetes jobs that run `homenode bench` and collect its runs on one volume.
+
+Source: batch/v1 (Job), v1 (PersistentVolumeClaim).
+"""
+
+from typing import Any
+
+from homenode.kubevirt.manifest_wishes import ManifestWishes
+
+USER = 1001
+"""Of the image: not root, and with a name, which ssh asks for."""
+
+_NAME = 'name="$NAME-$(date -u +%Y%m%dT%H%M%SZ)"\ncode=0\n'
+_VERDICT = '# 1: measured, with findings. They are in the run.\n[ "$code" -le 1 ] || exit "$code"\n'
+
+GUEST_SCRIPT = (
+    "set -eu\n"
+    "run() {\n"
+    "  ssh -i /ssh/key -o BatchMode=yes -o StrictHostKeyChecking=accept-new \\\n"
+    "    -o GlobalKnownHostsFile=/ssh/known_hosts -o UserKnownHostsFile=/tmp/known \\\n"
+    '    -- "$GUEST" "$1"\n'
+    "}\n"
+    + _NAME
+    + "run \"homenode bench '$name' --results homenode-results\" || code=$?\n"
+    + "run \"cd homenode-results && tar -cf - */'$name'\" | tar -C /results -xf -\n"
+    + _VERDICT
+)
+NODE_SCRIPT = (
+    "set -eu\n" + _NAME + 'homenode bench "$name" --results /results || code=$?\n' + _VERDICT
+)
+"""Each run has a name of its own, so that a job that is applied again adds one.
+
+ssh takes an unknown guest at its word, unless the secret has a known_hosts that says otherwise.
+"""
+
+
+def results_claim(wishes: ManifestWishes) -> dict[str, Any]:
+    """Where the jobs of all VMs and nodes leave their results."""
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "homenode-results", "namespace": wishes.namespace},
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    }
+
+
+def guest_job(wishes: ManifestWishes) -> dict[str, Any]:
+    """Runs the suite in the guest over ssh, and fetches what it wrote."""
+    job = _job(wishes, f"homenode-bench-{wishes.vm}", ["sh", "-c", GUEST_SCRIPT])
+    pod = job["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    container["env"] = [
+        {"name": "GUEST", "value": wishes.guest},
+        {"name": "NAME", "value": wishes.vm},
+    ]
+    container["volumeMounts"].append({"name": "ssh", "mountPath": "/ssh", "readOnly": True})
+    pod["volumes"].append(
+        {"name": "ssh", "secret": {"secretName": "homenode-ssh", "defaultMode": 0o440}}
+    )
+    return job
+
+
+def node_job(wishes: ManifestWishes) -> dict[str, Any]:
+    """Runs the suite on a node itself, with all of its GPUs: what the VM is held against."""
+    job = _job(wishes, "homenode-bench-node", ["sh", "-c", NODE_SCRIPT])
+    pod = job["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    container["env"] = [{"name": "NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]
+    container["resources"] = {"limits": {"nvidia.com/gpu": str(wishes.gpus)}}
+    if wishes.node is not None:
+        pod["nodeSelector"] = {"kubernetes.io/hostname": wishes.node}
+    return job
+
+
+def _job(wishes: ManifestWishes, name: str, command: list[str]) -> dict[str, Any]:
+    container: dict[str, Any] = {
+        "name": "bench",
+        "image": wishes.image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": command,
+        "volumeMounts": [{"name": "results", "mountPath": "/results"}],
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "namespace": wishes.namespace},
+        "spec": {
+            "backoffLimit": 0,
+            "template": {
+                "metadata": {"labels": {"app": "homenode-bench"}},
+                "spec": {
+                    "restartPolicy": "Never",
+                    # The volume is written, and root's ssh key read, through the group: then ssh
+                    # does not mind the key's mode.
+                    "securityContext": {"runAsUser": USER, "fsGroup": USER},
+                    "containers": [container],
+                    "volumes": [
+                        {
+                            "name": "results",
+                            "persistentVolumeClaim": {"claimName": "homenode-results"},
+                        }
+                    ],
+                },
+            },
+        },
+    }

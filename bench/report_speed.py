@@ -21,8 +21,9 @@ from homenode.report.page.document import document_of
 from homenode.report.page.gathered import gather
 from homenode.report.page.machine import machines_of
 from homenode.report.page.render import report_html
-from homenode.results.model import Origin, Run, RunHead, Sample, Switches, Vantage
+from homenode.results.model import Origin, Run, RunHead, Sample, Switches
 from homenode.results.store import write_run
+from homenode.results.vantage import Vantage
 
 LAYOUTS = ("default", "pin", "pin-numa", "pin-numa-smt", "pin-numa-pci")
 MACHINES = 10

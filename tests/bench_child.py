@@ -14,7 +14,7 @@ from homenode.description.render import render
 from homenode.description.shipped import load_shipped
 from homenode.machine.local import LocalMachine
 from homenode.process import Completed
-from homenode.results.model import Vantage
+from homenode.results.vantage import Vantage
 from homenode.snapshot.protocol import Snapshot
 
 GROUPS = (Group.CPU_SINGLE, Group.CPU_ALL, Group.CORE_TO_CORE, Group.PLACEMENT)

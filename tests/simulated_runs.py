@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from homenode.bdf import Bdf
 from homenode.plan.layout import PRESETS
-from homenode.results.model import Condition, Origin, Run, RunHead, Sample, Switches, Vantage
+from homenode.results.model import Condition, Origin, Run, RunHead, Sample, Switches
+from homenode.results.vantage import Vantage
 
 BOOTS = 3
 SAMPLES = 10

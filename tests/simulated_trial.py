@@ -25,7 +25,8 @@ from homenode.topology import Host
 from homenode.trial.beginning import Wanted, begin, look, reopen
 from homenode.trial.journal import Head
 from homenode.trial.journal_file import JournalFile
-from homenode.trial.orders import Measuring, Reaching
+from homenode.trial.orders import Measuring
+from homenode.trial.reaching import Reaching
 from homenode.trial.runner import Trial
 from tests import probe_documents
 from tests.apply_documents import NAME, ORIGINAL

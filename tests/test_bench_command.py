@@ -18,8 +18,9 @@ from homenode.bench.app_metric import figure_of
 from homenode.bench.orders import AppOrder
 from homenode.cli.bench import bench as command
 from homenode.errors import HomenodeError, ParseError
-from homenode.results.model import Switches, Vantage
+from homenode.results.model import Switches
 from homenode.results.store import read_run
+from homenode.results.vantage import Vantage
 from tests import probe_documents
 
 app = typer.Typer()

@@ -13,7 +13,7 @@ from homenode.bench.model import Depth, Group, SuiteWishes
 from homenode.bench.orders import BenchOrders, BenchOutcome
 from homenode.machine.local import LocalMachine
 from homenode.process import Completed, ToolTimeoutError
-from homenode.results.model import Vantage
+from homenode.results.vantage import Vantage
 from tests import test_tools_nccl_tests as nccl
 from tests.bench_machines import FakeMachine
 from tests.test_bench_step_figures import nvbandwidth_text

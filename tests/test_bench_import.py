@@ -20,8 +20,9 @@ from homenode.bench.tool_log import Tool, tool_of
 from homenode.cli.import_results import import_results
 from homenode.errors import HomenodeError, InputError
 from homenode.plan.layout import PRESETS
-from homenode.results.model import Origin, Sample, Switches, Vantage
+from homenode.results.model import Origin, Sample, Switches
 from homenode.results.store import FILE, load_runs, read_run
+from homenode.results.vantage import Vantage
 from homenode.tools import study_programs
 from tests import test_tools_cuda_bandwidth_test as cuda
 from tests import test_tools_intel_mlc as mlc

@@ -17,7 +17,8 @@ from homenode.bench.orders import BenchOrders, BenchOutcome
 from homenode.bench.runner import run_bench
 from homenode.cpuset import CpuSet
 from homenode.machine.local import LocalMachine
-from homenode.results.model import UNSETTLED, Vantage
+from homenode.results.model import UNSETTLED
+from homenode.results.vantage import Vantage
 from tests.probe_build import allowed_pus, probe_file
 
 GROUPS = (

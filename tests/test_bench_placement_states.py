@@ -15,16 +15,8 @@ from homenode.analyse.summary import series_of
 from homenode.bench.placement_states import MOST_SPAN, Bracket, classes_of, states_of
 from homenode.bench.probe_figures import probe_figures
 from homenode.plan.layout import PRESETS
-from homenode.results.model import (
-    MOVING,
-    UNSETTLED,
-    Origin,
-    Run,
-    RunHead,
-    Sample,
-    Switches,
-    Vantage,
-)
+from homenode.results.model import MOVING, UNSETTLED, Origin, Run, RunHead, Sample, Switches
+from homenode.results.vantage import Vantage
 from homenode.tools.homenode_probe import parse
 from tests import probe_documents
 

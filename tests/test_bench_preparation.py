@@ -16,7 +16,8 @@ from homenode.errors import UsageError
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.layout import PRESETS
 from homenode.plan.stored import read_plan
-from homenode.results.model import Condition, Origin, Switches, Vantage
+from homenode.results.model import Condition, Origin, Switches
+from homenode.results.vantage import Vantage
 from tests.bench_machines import FakeMachine
 from tests.small_hosts import DeviceSpec, even_host
 from tests.verify_documents import tuned

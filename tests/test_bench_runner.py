@@ -22,8 +22,9 @@ from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError, HostError, ToolError, UsageError
 from homenode.machine.protocol import Machine
 from homenode.process import Completed, ToolTimeoutError
-from homenode.results.model import UNSETTLED, Origin, Run, Sample, Vantage
+from homenode.results.model import UNSETTLED, Origin, Run, Sample
 from homenode.results.store import load_runs, read_run
+from homenode.results.vantage import Vantage
 from homenode.sources import load_host
 from tests import probe_documents
 from tests.bench_machines import FakeMachine

@@ -261,17 +261,6 @@ def test_capture_and_show_agree(tmp_path: Path) -> None:
     assert captured["summary"] == live["summary"]
 
 
-def test_help_is_short_to_load_and_imports_nothing_that_it_does_not_need() -> None:
-    code = (
-        "import sys, homenode; before = set(sys.modules); "
-        "assert not {m for m in before if m.startswith(('typer', 'rich', 'lxml', 'msgspec'))}; "
-        "import homenode.cli.main; "
-        "print([m for m in sys.modules if m.split('.')[0] in ('lxml', 'msgspec', 'tarfile')])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
-    assert done.stdout.strip() == "[]"
-
-
 def test_no_host_is_the_best_where_none_can_hold_the_vm() -> None:
     hosts = ("--host", "small-2n8c-2gpu", "--host", "x86-1p1n4c4t")
     done = homenode("plan", DOCUMENT, *hosts, "--vcpus", "900", "--layout", "pin")

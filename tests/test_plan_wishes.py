@@ -13,9 +13,10 @@ from homenode.plan.layout import (
     MemoryBinding,
     Pinning,
     Siblings,
+    ThreadPolicy,
 )
 from homenode.plan.published import Objective
-from homenode.plan.wishes import ThreadPolicy, Wishes, layout_for, request_for
+from homenode.plan.wishes import Wishes, layout_for, request_for
 from homenode.units import GIB, MIB
 
 

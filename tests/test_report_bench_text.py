@@ -12,7 +12,7 @@ from homenode.bench.model import Depth, SuiteWishes
 from homenode.bench.orders import BenchOrders, BenchOutcome
 from homenode.gap import Gap
 from homenode.report.bench_text import bench_text, steps_text
-from homenode.results.model import Vantage
+from homenode.results.vantage import Vantage
 from tests.bench_machines import FakeMachine
 
 ORDERS = BenchOrders("x", SuiteWishes(depth=Depth.QUICK), repeats=1, vantage=Vantage.HOST)

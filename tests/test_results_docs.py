@@ -16,16 +16,8 @@ from homenode.plan.published import Objective
 from homenode.published.model import Certainty
 from homenode.published.parse import parse_evidence
 from homenode.results.lines import parse_run
-from homenode.results.model import (
-    Condition,
-    GpuPlace,
-    Origin,
-    RunHead,
-    Sample,
-    Statistic,
-    Switches,
-    Vantage,
-)
+from homenode.results.model import Condition, GpuPlace, Origin, RunHead, Sample, Statistic, Switches
+from homenode.results.vantage import Vantage
 from tests.doc_pages import ROOT, first_column, read_page
 
 RECORDS: list[tuple[str, str, type]] = [

@@ -20,9 +20,9 @@ from homenode.results.model import (
     Sample,
     Statistic,
     Switches,
-    Vantage,
 )
 from homenode.results.store import FILE, load_runs, read_run, write_run
+from homenode.results.vantage import Vantage
 from tests.mutations import survives
 
 GPU = Bdf.parse("0000:19:00.0")

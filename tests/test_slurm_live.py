@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from homenode.results.model import Origin, Vantage
+from homenode.results.model import Origin
 from homenode.results.store import load_runs
+from homenode.results.vantage import Vantage
 from tests.slurm.testbed import Testbed, running
 
 pytestmark = pytest.mark.slurm

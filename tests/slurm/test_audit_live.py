@@ -10,8 +10,9 @@ import pytest
 
 from homenode.cli import main, terminal
 from homenode.slurm.answers import ask_jobs, ask_tasks
-from homenode.slurm.flags import MemoryBind, srun_flags
+from homenode.slurm.flags import srun_flags
 from homenode.slurm.hooks import hooks
+from homenode.slurm.memory_bind import MemoryBind
 from homenode.slurm.ranks import RankWishes, bind_ranks
 from homenode.slurm.record import parse_record
 from homenode.slurm.scontrol_job import parse_scontrol_jobs

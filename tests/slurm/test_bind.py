@@ -10,8 +10,9 @@ from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
 from homenode.plan.model import Unplannable
 from homenode.slurm.affinities import with_affinities
-from homenode.slurm.flags import MemoryBind, sbatch_lines, srun_flags
+from homenode.slurm.flags import sbatch_lines, srun_flags
 from homenode.slurm.home_nodes import home_of_nodes
+from homenode.slurm.memory_bind import MemoryBind
 from homenode.slurm.ranks import Binding, RankWishes, bind_ranks, naive_nodes
 from homenode.sources import load_host
 from homenode.tools.nvidia_smi_topo import parse

@@ -7,7 +7,8 @@ from homenode.analyse.alternative import Alternative
 from homenode.analyse.comparison import Doubt
 from homenode.analyse.summary import is_refused
 from homenode.plan.layout import GuestCells, GuestPcie, Siblings
-from homenode.results.model import Origin, RunHead, Vantage
+from homenode.results.model import Origin, RunHead
+from homenode.results.vantage import Vantage
 
 _MUST_AGREE = (
     "governor", "clock", "turbo", "throttling", "link", "driver", "tool", "microcode", "smt",

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from homenode.bench.placement_states import classes_of, latency_name
 from homenode.plan.layout import Pinning
-from homenode.results.model import MOVING, UNSETTLED, Run, Sample, Vantage
+from homenode.results.model import MOVING, UNSETTLED, Run, Sample
+from homenode.results.vantage import Vantage
 
 if TYPE_CHECKING:
     from homenode.analyse.alternative import Alternative

@@ -9,7 +9,8 @@ from homenode.bench.figures import Figures, joined
 from homenode.bench.tool_log import lenient, tool_of
 from homenode.errors import InputError
 from homenode.gap import Gap
-from homenode.results.model import UNKNOWN_SWITCHES, Origin, Run, RunHead, Switches, Vantage
+from homenode.results.model import UNKNOWN_SWITCHES, Origin, Run, RunHead, Switches
+from homenode.results.vantage import Vantage
 
 CPU_ONLY = "cpu-only"
 GPU_UNKNOWN = "gpu-unknown"

@@ -8,7 +8,8 @@ from homenode.errors import UsageError
 from homenode.findings import Finding
 from homenode.gap import Gap
 from homenode.plan.model import Plan
-from homenode.results.model import UNKNOWN_SWITCHES, Condition, Run, Switches, Vantage
+from homenode.results.model import UNKNOWN_SWITCHES, Condition, Run, Switches
+from homenode.results.vantage import Vantage
 
 APP_TIMEOUT_S = 3600.0
 MAX_NAME = 120

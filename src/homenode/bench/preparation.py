@@ -21,15 +21,8 @@ from homenode.pci import DeviceKind
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.guest import Guest
 from homenode.plan.model import Plan
-from homenode.results.model import (
-    UNKNOWN_SWITCHES,
-    Condition,
-    GpuPlace,
-    Origin,
-    RunHead,
-    Switches,
-    Vantage,
-)
+from homenode.results.model import UNKNOWN_SWITCHES, Condition, GpuPlace, Origin, RunHead, Switches
+from homenode.results.vantage import Vantage
 from homenode.topology import Host
 from homenode.verify.domain_facts import DomainFacts, domain_facts
 from homenode.verify.expectation import Expectation, expectation_of_plan

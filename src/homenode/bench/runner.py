@@ -42,7 +42,7 @@ from homenode.pci import DeviceKind
 from homenode.plan.model import Plan
 from homenode.plan.stored import encode_plan
 from homenode.process import Completed, ToolMissingError, ToolTimeoutError
-from homenode.results.model import Vantage
+from homenode.results.vantage import Vantage
 from homenode.snapshot.capture import capture
 from homenode.snapshot.protocol import Snapshot
 from homenode.topology import Host

@@ -13,12 +13,12 @@ from homenode.errors import UsageError
 from homenode.hypervisor.connection import DEFAULT, checked_uri, is_local
 from homenode.plan.published import Objective
 from homenode.plan.request import Balance, EmulatorPolicy, MemoryMode, PciGranularity, Policy
-from homenode.plan.wishes import Wishes
 from homenode.units import parse_bytes
 
 if TYPE_CHECKING:
     from homenode.apply.live_pins import Moved
     from homenode.hypervisor.virsh import Virsh
+    from homenode.plan.wishes import Wishes
     from homenode.tuning import Tuning
 
 _PLACING = "Placement (homenode plan has more: give its output with --document)"
@@ -133,6 +133,7 @@ def apply(
     """
     from homenode.apply.store import default_root
     from homenode.hypervisor.virsh import Virsh
+    from homenode.plan.wishes import Wishes
 
     if (layout is None) == (document is None):
         raise UsageError("expected one of --layout and --document, found both or neither")
@@ -234,7 +235,9 @@ def restore_domain(
         note(f"{name}: restored, but this libvirt prints it otherwise than the one before")
 
 
-def _tune(name: str, original: bytes, wishes: Wishes, host: str | None, *, quiet: bool) -> "Tuning":
+def _tune(
+    name: str, original: bytes, wishes: "Wishes", host: str | None, *, quiet: bool
+) -> "Tuning":
     from homenode.domain.schema import refuse_new_errors
     from homenode.plan.model import Unplannable
     from homenode.sources import load_host

@@ -13,7 +13,7 @@ from homenode.cli.bench_orders import Typed, orders_of
 from homenode.cli.options import JsonOption
 from homenode.cli.terminal import console, note, print_json
 from homenode.errors import HostError, ToolError, UsageError
-from homenode.results.model import Vantage
+from homenode.results.vantage import Vantage
 
 if TYPE_CHECKING:
     from homenode.bench.orders import BenchOrders, BenchOutcome, Progress

@@ -12,7 +12,8 @@ from homenode.errors import UsageError
 if TYPE_CHECKING:
     from homenode.bench.model import SuiteWishes
     from homenode.bench.orders import AppOrder, BenchOrders
-    from homenode.results.model import Switches, Vantage
+    from homenode.results.model import Switches
+    from homenode.results.vantage import Vantage
 
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -129,7 +130,7 @@ def _switches(layout: str) -> "Switches":
 
 def _vantage(*, has_plan: bool) -> "Vantage":
     """Where we run: a guest of a plan, a Slurm job, a virtual machine, or a host."""
-    from homenode.results.model import Vantage
+    from homenode.results.vantage import Vantage
 
     if has_plan:
         return Vantage.GUEST

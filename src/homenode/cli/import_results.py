@@ -7,7 +7,7 @@ import typer
 
 from homenode.cli.terminal import console, note
 from homenode.errors import HostError, InputError, UsageError
-from homenode.results.model import Vantage
+from homenode.results.vantage import Vantage
 
 if TYPE_CHECKING:
     from homenode.bench.imported import Imported

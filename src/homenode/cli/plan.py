@@ -9,7 +9,14 @@ from homenode.bdf import Bdf
 from homenode.cli.options import JsonOption, LspciOption
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
-from homenode.plan.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
+from homenode.plan.layout import (
+    GuestCells,
+    GuestPcie,
+    MemoryBinding,
+    Pinning,
+    Siblings,
+    ThreadPolicy,
+)
 from homenode.plan.published import Objective
 from homenode.plan.request import (
     Balance,
@@ -18,11 +25,11 @@ from homenode.plan.request import (
     PciGranularity,
     Policy,
 )
-from homenode.plan.wishes import ThreadPolicy, Wishes
 from homenode.units import MIB, parse_bytes
 
 if TYPE_CHECKING:
     from homenode.plan.manual import ManualRanges
+    from homenode.plan.wishes import Wishes
 
 _VM = "The VM (instead of what the document says)"
 _PLACING = "Placement"
@@ -269,6 +276,9 @@ def plan(
     Nothing on any machine changes: the tuned document is a file. `homenode restore OUT.xml` gives
     the original back.
     """
+    from homenode.cli import planning
+    from homenode.plan.wishes import Wishes
+
     if memory is not None and memory_mib is not None:
         raise UsageError("--memory and --memory-mib: expected one of the two, found both")
     wishes = Wishes(
@@ -302,8 +312,6 @@ def plan(
         spare_ports=spare_ports,
         without_nvlink=without_nvlink,
     )
-    from homenode.cli import planning
-
     planning.run(
         document,
         wishes,
@@ -327,7 +335,7 @@ def _size(option: str, text: str | None) -> int | None:
 
 
 def _ranges(
-    node_pus: list[str] | None, sibling_pus: list[str] | None, wishes: Wishes
+    node_pus: list[str] | None, sibling_pus: list[str] | None, wishes: "Wishes"
 ) -> "ManualRanges | None":
     if not node_pus:
         if sibling_pus:

@@ -17,7 +17,7 @@ from homenode.cli.terminal import (
     write_text,
 )
 from homenode.errors import HostError, UsageError
-from homenode.slurm.hooks import SPOOL
+from homenode.slurm.spool import SPOOL
 
 if TYPE_CHECKING:
     from homenode.findings import Findings

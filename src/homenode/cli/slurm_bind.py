@@ -9,7 +9,7 @@ from homenode.cli.options import HostOption
 from homenode.cli.slurm_topo import TopoOption, with_topo
 from homenode.cli.terminal import console, note, write_text
 from homenode.errors import HostError, ParseError, UsageError
-from homenode.slurm.flags import MemoryBind
+from homenode.slurm.memory_bind import MemoryBind
 
 if TYPE_CHECKING:
     from homenode.topology import Host

@@ -9,7 +9,7 @@ from homenode.cli.apply import ConnectOption
 from homenode.errors import UsageError
 from homenode.hypervisor.connection import DEFAULT
 from homenode.plan.request import EmulatorPolicy, MemoryMode, PciGranularity, Policy
-from homenode.trial.orders import ANSWER_S, STOP_S, Reaching, Way
+from homenode.trial.reaching import ANSWER_S, STOP_S, Reaching, Way
 
 _BENCH = "What is measured"
 _REACH = "How the guest is reached"
@@ -164,6 +164,7 @@ def trial(
     leave a journal: --status reads it, --resume goes on, --undo takes back.
     """
     from homenode.cli import trial_work as work
+    from homenode.cli.trial_asked import Asked
 
     if sum((status, resume, undo)) > 1:
         raise UsageError("--status, --resume, --undo: expected one of them, found several")
@@ -190,7 +191,7 @@ def trial(
         )
     work.begin_trial(
         name,
-        work.Asked(
+        Asked(
             layouts=tuple(one.strip() for one in layouts.split(",") if one.strip()),
             boots=boots, seed=seed, bare=bare, as_copy=as_copy, in_place=in_place,
             results=results, report=report, id=id, dry_run=dry_run, connect=connect, host=host,

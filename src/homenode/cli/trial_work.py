@@ -1,37 +1,30 @@
 """What `homenode trial` does with its arguments: look, begin, go on, conclude, take back. [I/O]"""
 
-import re
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from homenode.apply.store import default_root
-from homenode.cli.bench_orders import Typed, orders_of
 from homenode.cli.terminal import check_can_write, console, note, read_file
+from homenode.cli.trial_asked import Asked, check, wanted
 from homenode.errors import HomenodeError, InputError, UsageError
-from homenode.hypervisor.connection import checked_uri, is_local
 from homenode.hypervisor.virsh import Virsh
-from homenode.plan.layout import PRESETS, Pinning
-from homenode.plan.request import EmulatorPolicy, MemoryMode, PciGranularity, Policy
 from homenode.process import find_program
-from homenode.results.model import Run, Vantage
-from homenode.trial.beginning import Outlook, Wanted, begin, latest, look, reopen, with_reaching
+from homenode.results.model import Run
+from homenode.trial.beginning import Outlook, begin, latest, look, reopen, with_reaching
 from homenode.trial.guest import GuestReach
 from homenode.trial.journal import Head, What
 from homenode.trial.journal_file import JournalFile, known_trials
-from homenode.trial.orders import Measuring, Reaching
+from homenode.trial.reaching import Reaching
 from homenode.trial.runner import Trial, outcome_code, run_trial, steps_of
 from homenode.trial.schedule import BARE, Durations, TrialStep, expected_seconds
 from homenode.trial.taking_back import take_back
 
 if TYPE_CHECKING:
     from homenode.bench.orders import Progress
-    from homenode.plan.wishes import Wishes
     from homenode.topology import Host
 
 _BOOT_S = 60.0
@@ -41,54 +34,14 @@ _PER_TEST_S = 1.0
 _STATIC_PROBE = "homenode-probe-static"
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """The options as they were typed; see cli/trial.py."""
-
-    layouts: tuple[str, ...]
-    boots: int
-    seed: int
-    bare: bool
-    as_copy: bool
-    in_place: bool
-    results: Path
-    report: Path | None
-    id: str | None
-    dry_run: bool
-    connect: str
-    host: str | None
-    tests: str | None
-    repeat: int
-    quick: bool
-    full: bool
-    app: str | None
-    metric: str | None
-    lower: bool
-    nccl_max_msg: str
-    python: str
-    reaching: Reaching
-    probe: Path | None
-    answer_s: float
-    stop_s: float
-    page_size: str | None
-    policy: Policy
-    max_nodes: int | None
-    keep_vcpus: bool
-    unequal_cells: bool
-    memory_mode: MemoryMode
-    reserve_pus: str
-    emulator: EmulatorPolicy
-    pci_granularity: PciGranularity
-
-
 def begin_trial(name: str, asked: Asked) -> None:
     """Look, show the schedule, and run it; exits with the contract's code."""
-    _check(asked)
+    check(asked)
     check_can_write(asked.report)
     virsh = Virsh(asked.connect)
     host = _host(asked)
-    wanted = _wanted(virsh.domain(name).name, asked)
-    outlook = look(virsh, name, wanted, host, default_root())
+    want = wanted(virsh.domain(name).name, asked)
+    outlook = look(virsh, name, want, host, default_root())
     seconds = expected_seconds(steps_of(outlook.head), _durations(host, outlook))
     _show(outlook, seconds)
     if asked.dry_run:
@@ -220,96 +173,6 @@ def _runs(head: Head, journal: JournalFile) -> tuple[list[Run], list[str]]:
                 runs.append(read_run(folder))
                 folders.append(str(folder))
     return runs, folders
-
-
-def _check(asked: Asked) -> None:
-    if asked.as_copy == asked.in_place:
-        found = "both" if asked.as_copy else "neither"
-        raise UsageError(
-            f"--as-copy, --in-place: expected one of them, found {found}",
-            hint="--as-copy boots a copy with its own name and throw-away disks, and the VM stays "
-            "as it is; --in-place boots the VM itself, and gives its definition back after",
-        )
-    unknown = [one for one in asked.layouts if one not in PRESETS]
-    if unknown:
-        raise UsageError(
-            f"--layouts: expected some of {', '.join(PRESETS)}, found {', '.join(unknown)}"
-        )
-    if asked.bare and all(PRESETS[one].pinning is Pinning.NONE for one in asked.layouts):
-        raise UsageError(
-            "--bare: expected a layout that pins beside it, found none: it says which PUs",
-            hint="--layouts default,pin",
-        )
-    if asked.host is None and not is_local(checked_uri(asked.connect)):
-        raise UsageError(
-            f"--connect {asked.connect}: expected --host beside a daemon on another machine, found "
-            "none",
-            hint="homenode capture --ssh HOST -o host.tar.gz, then --host host.tar.gz",
-        )
-    if asked.bare and not is_local(checked_uri(asked.connect)):
-        raise UsageError("--bare: expected a libvirt of this machine: the suite runs here")
-
-
-def _wanted(domain: str, asked: Asked) -> Wanted:
-    own = asked.id or f"{_word(domain)}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
-    orders = orders_of(
-        Typed(
-            name=own, plan=None, domain_xml=None, tests=asked.tests, repeat=asked.repeat,
-            quick=asked.quick, full=asked.full, seed=asked.seed, app=asked.app,
-            metric=asked.metric, lower_is_better=asked.lower, nccl_max_msg=asked.nccl_max_msg,
-            layout=None, boot=None, vantage=Vantage.GUEST, pus=None, nodes=None, host_kind=None,
-            arrangement=None, python=asked.python, force=False,
-        )
-    )  # fmt: skip
-    measuring = Measuring(
-        orders.wishes, orders.repeats, orders.seed, orders.app, asked.answer_s, asked.stop_s
-    )
-    wishes, words = _wishes(asked)
-    return Wanted(
-        own, asked.layouts, asked.boots, asked.seed, asked.bare, asked.as_copy, asked.results,
-        wishes, words, measuring, asked.reaching,
-    )  # fmt: skip
-
-
-def _wishes(asked: Asked) -> "tuple[Wishes, tuple[str, ...]]":
-    """The placement, and the same as options of `homenode apply`."""
-    from homenode.cpuset import CpuSet
-    from homenode.plan.wishes import Wishes
-    from homenode.units import parse_bytes
-
-    wishes = Wishes(
-        layout=asked.layouts[0],
-        page_bytes=None if asked.page_size is None else parse_bytes(asked.page_size),
-        policy=asked.policy,
-        max_nodes=asked.max_nodes,
-        keep_vcpus=asked.keep_vcpus,
-        unequal_cells=asked.unequal_cells,
-        memory_mode=asked.memory_mode,
-        reserved_pus=CpuSet.parse(asked.reserve_pus, "--reserve-pus"),
-        emulator_policy=asked.emulator,
-        pci_granularity=asked.pci_granularity,
-        without_nvlink=True,  # the GPUs are those that the VM has
-    )
-    told = (
-        ("--page-size", asked.page_size, None),
-        ("--policy", str(asked.policy), str(Policy.CORES_FIRST)),
-        ("--max-nodes", None if asked.max_nodes is None else str(asked.max_nodes), None),
-        ("--memory-mode", str(asked.memory_mode), str(MemoryMode.STRICT)),
-        ("--reserve-pus", asked.reserve_pus, ""),
-        ("--emulator", str(asked.emulator), str(EmulatorPolicy.AUTO)),
-        ("--pci-granularity", str(asked.pci_granularity), str(PciGranularity.CELL)),
-        ("--host", asked.host, None),
-    )
-    words = [
-        w for option, value, usual in told if value and value != usual for w in (option, value)
-    ]
-    words += ["--keep-vcpus"] * asked.keep_vcpus + ["--unequal-cells"] * asked.unequal_cells
-    return wishes, tuple(words)
-
-
-def _word(domain: str) -> str:
-    """The domain's name as part of a folder's."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", domain).strip("-.")[:60] or "vm"
 
 
 def _host(asked: Asked) -> "Host":

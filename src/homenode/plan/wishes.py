@@ -1,7 +1,6 @@
 """Wishes: what the user asked for on the command line, and the request that follows from it."""
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -17,6 +16,7 @@ from homenode.plan.layout import (
     MemoryBinding,
     Pinning,
     Siblings,
+    ThreadPolicy,
 )
 from homenode.plan.published import Choice, Objective, choose
 from homenode.plan.request import (
@@ -32,14 +32,6 @@ from homenode.units import KIB, MIB, format_bytes, parse_bytes
 
 AUTO = "auto"
 """The layout name that lets the objective choose."""
-
-
-class ThreadPolicy(StrEnum):
-    """OpenStack's spellings of the pinning switch (hw:cpu_thread_policy)."""
-
-    ISOLATE = "isolate"  # one PU of a whole core
-    REQUIRE = "require"  # all PUs of each core
-    PREFER = "prefer"  # all PUs where the layout exposes siblings
 
 
 @dataclass(frozen=True, slots=True)

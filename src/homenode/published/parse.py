@@ -22,7 +22,8 @@ from homenode.plan.layout import (
 )
 from homenode.plan.published import Objective
 from homenode.published.model import Advice, Certainty, Choice, Claim, Evidence, Note, System
-from homenode.results.model import Origin, Run, RunHead, Sample, Statistic, Switches, Vantage
+from homenode.results.model import Origin, Run, RunHead, Sample, Statistic, Switches
+from homenode.results.vantage import Vantage
 
 FORMAT = 1
 

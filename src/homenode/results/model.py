@@ -18,6 +18,7 @@ from homenode.plan.layout import (
     Pinning,
     Siblings,
 )
+from homenode.results.vantage import Vantage
 
 
 class Origin(StrEnum):
@@ -28,14 +29,6 @@ class Origin(StrEnum):
     PUBLISHED = "published"  # printed in a document; nobody here has seen the samples
     SYNTHESISED = "synthesised"  # made up in a tool's format, to show or to test something
     EMULATED = "emulated"  # measured on an emulated machine: no figure of it means anything
-
-
-class Vantage(StrEnum):
-    """Where the suite ran."""
-
-    GUEST = "guest"
-    HOST = "host"
-    JOB = "job"
 
 
 class Statistic(StrEnum):

@@ -9,17 +9,9 @@ src/plugins/task/affinity/dist_tasks.c, lllp_distribution.
 """
 
 from collections.abc import Sequence
-from enum import StrEnum
 
+from homenode.slurm.memory_bind import MemoryBind
 from homenode.slurm.ranks import Binding
-
-
-class MemoryBind(StrEnum):
-    """How memory is bound to the node of a rank's GPU."""
-
-    STRICT = "strict"
-    PREFERRED = "preferred"
-    NONE = "none"
 
 
 def srun_flags(binding: Binding, memory: MemoryBind) -> tuple[str, ...]:

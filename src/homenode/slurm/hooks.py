@@ -9,8 +9,7 @@ Source: slurm.conf(5), Prolog, Epilog, TaskProlog; https://slurm.schedmd.com/pro
 
 from homenode.errors import UsageError
 from homenode.slurm.record import KIND, VERSION
-
-SPOOL = "/var/spool/homenode-slurm"
+from homenode.slurm.spool import SPOOL
 
 _HEAD = """\
 #!/bin/sh

@@ -16,8 +16,8 @@ from homenode.results.model import (
     Run,
     RunHead,
     Sample,
-    Vantage,
 )
+from homenode.results.vantage import Vantage
 from homenode.slurm.audit import audit
 from homenode.slurm.held import Held, HeldGpu, NodeMachine, NodeTree, held_on
 from homenode.slurm.scripts import arrangement_of

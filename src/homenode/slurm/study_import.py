@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from homenode.bench.binding import Binding, sections
 from homenode.bench.imported import ImportWishes, SourceFolder, imported_runs
-from homenode.results.model import Origin, Run, Sample, Vantage
+from homenode.results.model import Origin, Run, Sample
+from homenode.results.vantage import Vantage
 from homenode.slurm.study import Mode
 from homenode.slurm.study_evidence import JobEvidence
 from homenode.slurm.study_figures import measured_homes

@@ -19,7 +19,8 @@ from homenode.trial.fitting import Fitted, fit
 from homenode.trial.guest import is_there
 from homenode.trial.journal import Head
 from homenode.trial.journal_file import JournalFile, Known, known_trials
-from homenode.trial.orders import Measuring, Reaching
+from homenode.trial.orders import Measuring
+from homenode.trial.reaching import Reaching
 from homenode.trial.runner import Tuned, is_emulated
 from homenode.trial.stored import Begun, decode_begun, encode_begun
 

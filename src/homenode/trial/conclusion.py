@@ -11,7 +11,8 @@ from homenode.analyse.recommend import from_results
 from homenode.analyse.verdict import Verdicts
 from homenode.plan.published import Objective
 from homenode.published.model import Evidence
-from homenode.results.model import Origin, Run, Vantage
+from homenode.results.model import Origin, Run
+from homenode.results.vantage import Vantage
 
 
 @dataclass(frozen=True, slots=True)

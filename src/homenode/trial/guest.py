@@ -17,7 +17,7 @@ from homenode.machine.serial_console import SerialConsole
 from homenode.machine.serial_line import open_line, serial_address
 from homenode.machine.ssh import SshChannel, SshTarget
 from homenode.process import ToolTimeoutError
-from homenode.trial.orders import Reaching, Way
+from homenode.trial.reaching import Reaching, Way
 
 T = TypeVar("T")
 

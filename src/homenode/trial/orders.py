@@ -1,37 +1,16 @@
 """Orders: what a trial is asked for, stored so that it can be gone on with."""
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from homenode.bench.model import SuiteWishes
 from homenode.bench.orders import AppOrder, BenchOrders
 from homenode.cpuset import CpuSet
 from homenode.plan.layout import PRESETS
 from homenode.plan.model import Plan
-from homenode.results.model import UNKNOWN_SWITCHES, Condition, Switches, Vantage
+from homenode.results.model import UNKNOWN_SWITCHES, Condition, Switches
+from homenode.results.vantage import Vantage
+from homenode.trial.reaching import ANSWER_S, STOP_S
 from homenode.trial.schedule import BARE, TrialStep
-
-ANSWER_S = 300.0
-STOP_S = 60.0
-
-
-class Way(StrEnum):
-    """How a guest is reached."""
-
-    SSH = "ssh"
-    AGENT = "agent"
-    CONSOLE = "console"
-
-
-@dataclass(frozen=True, slots=True)
-class Reaching:
-    """How to reach the guest. address: None = as libvirt's leases say. key: a file's path."""
-
-    way: Way = Way.SSH
-    address: str | None = None
-    user: str = "root"
-    port: int = 22
-    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

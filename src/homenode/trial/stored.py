@@ -10,7 +10,8 @@ from homenode.cpuset import CpuSet
 from homenode.domain.overlay_disks import WritableDisk
 from homenode.errors import InputError
 from homenode.results.model import Condition
-from homenode.trial.orders import Measuring, Reaching
+from homenode.trial.orders import Measuring
+from homenode.trial.reaching import Reaching
 
 
 @dataclass(frozen=True, slots=True)

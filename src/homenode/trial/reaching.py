@@ -1,0 +1,26 @@
+"""Reaching: how a trial talks to its guest, and how long it waits for it."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+ANSWER_S = 300.0
+STOP_S = 60.0
+
+
+class Way(StrEnum):
+    """How a guest is reached."""
+
+    SSH = "ssh"
+    AGENT = "agent"
+    CONSOLE = "console"
+
+
+@dataclass(frozen=True, slots=True)
+class Reaching:
+    """How to reach the guest. address: None = as libvirt's leases say. key: a file's path."""
+
+    way: Way = Way.SSH
+    address: str | None = None
+    user: str = "root"
+    port: int = 22
+    key: str | None = None

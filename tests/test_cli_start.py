@@ -1,0 +1,56 @@
+"""What the program loads before it knows its command: little, so that every command starts soon."""
+
+import subprocess
+import sys
+
+import pytest
+
+VALUES = {
+    "bdf", "cpuset", "errors", "indices", "units", "hypervisor.connection",
+    "kubevirt.manifest_wishes", "kubevirt.on_error", "plan.guest", "plan.layout", "plan.published",
+    "plan.request", "results.vantage", "slurm.memory_bind", "slurm.spool", "trial.reaching",
+}  # fmt: skip
+"""Modules outside cli/ of which options have their types and defaults. None of them imports
+another room's work: a new option whose type lies in a large module gets a small one."""
+
+
+def _loaded(statement: str) -> set[str]:
+    code = f"import sys; {statement}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    return set(done.stdout.split())
+
+
+@pytest.fixture(scope="module")
+def at_start() -> set[str]:
+    return _loaded("import homenode.cli.main")
+
+
+def test_the_command_line_loads_only_the_types_of_its_options(at_start: set[str]) -> None:
+    own = {name for name in at_start if name.startswith("homenode.")}
+    rooms = {f"homenode.{value.partition('.')[0]}" for value in VALUES}
+    more = {
+        name
+        for name in own - rooms - {f"homenode.{value}" for value in VALUES}
+        if not f"{name}.".startswith("homenode.cli.")
+    }
+    assert not more
+
+
+def test_every_type_of_an_option_that_is_allowed_for_is_one(at_start: set[str]) -> None:
+    """So that the list above only shrinks with what it describes."""
+    assert {f"homenode.{value}" for value in VALUES} <= at_start
+
+
+def test_the_command_line_loads_no_library_but_the_one_that_reads_options(
+    at_start: set[str],
+) -> None:
+    heavy = {"lxml", "msgspec", "rich", "jinja2", "weasyprint", "tarfile", "ssl", "asyncio"}
+    assert not heavy & at_start
+
+
+def test_commands_do_their_work_in_files_that_are_loaded_when_it_begins(at_start: set[str]) -> None:
+    assert not {"homenode.cli.planning", "homenode.cli.trial_work"} & at_start
+
+
+def test_the_package_itself_loads_none_of_its_libraries() -> None:
+    assert not {"typer", "rich", "lxml", "msgspec"} & _loaded("import homenode")

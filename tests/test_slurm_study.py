@@ -144,6 +144,17 @@ def test_what_must_not_stand_in_a_script_is_refused(wishes: StudyWishes) -> None
         check_wishes(wishes)
 
 
+def test_a_shared_partition_of_slices_alone_is_studied_by_slice() -> None:
+    nodes = (GH200[0], *parse_nodes("m1|slices|idle|64|1000|gpu:1g.10gb:7"))
+    slices = (Shape(1, 4), Shape(1, 4, "gpu:1g.10gb"))
+    wishes = StudyWishes(partition_shared="slices", shapes=slices)
+    whole, shared = choose_nodes(nodes, wishes)
+    found = experiments_for(whole, shared, {"gh01": load_host("gh200x4")}, wishes)
+    assert [one.id for one in found if one.nodes == ("m1",)] == [
+        "shared-1slice-1g.10gb-m1-alone", "shared-1slice-1g.10gb-m1-together",
+    ]  # fmt: skip
+
+
 HOSTILE = StudyWishes(
     partition_shared="gh200_shared", nodes=3, between_nodes=True, mpi="pmix",
     app=("./my app", "$(touch pwned)", "it's", "`id`", "a\nb"), metric="(x)",
@@ -207,9 +218,22 @@ def test_nodes_of_sinfo_are_read_and_odd_names_left_out() -> None:
         ("gpu01", "parts", False, "idle", 8),
         ("gpu01", "whole", True, "mixed", 8),
         ("cpu01", "cpu", False, "idle", None),
-        ("mig01", "mig", False, "drained", 13),
+        ("mig01", "mig", False, "drained", 6),
     ]
-    assert parse_nodes(SINFO, "gpu:1g.10gb")[-1].gpus == 7
+    # A job that asks that node for any GPU may get a slice: it asks for the type.
+    assert [node.gpu_type for node in nodes] == [None, None, None, "a100"]
+    wishes = StudyWishes(
+        partition_exclusive="mig", shapes=(Shape(1, 2), Shape(1, 4, "gpu:1g.10gb"))
+    )
+    whole, shared = choose_nodes(nodes, wishes)
+    planned = experiments_for(whole, shared, {"mig01": load_host("hgx-h100")}, wishes)
+    texts = [script_of(one, wishes, "x") for one in planned]
+    asked = [line for text in texts for line in text.splitlines() if "--gres=" in line]
+    assert asked == [
+        *["#SBATCH --gres=gpu:a100:1"] * 2,
+        *["#SBATCH --gres=gpu:1g.10gb:1"] * 2,
+        *["#SBATCH --gres=gpu:a100:6"] * 2,
+    ]
 
 
 SQUEUE = """\

@@ -20,6 +20,8 @@ MAX_LINES = 1_000_000
 
 _NODE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
 _GRES = re.compile(r"([A-Za-z0-9_.-]+)(?::([A-Za-z0-9_.+-]+))?:(\d{1,6})(?:\(.*\))?", re.ASCII)
+# As drivers name profiles: 1g.10gb, 1g.10gb+me, 3g.40gb; Slurm's AutoDetect: a100_1g.10gb.
+_SLICE = re.compile(r"(?:\w+_)?\d+g\.\d+gb", re.ASCII)
 # As sinfo(1) marks states: "idle*" does not respond, "idle~" is powered down, and so on.
 _MARKS = "*~#!%$@^-+"
 
@@ -62,7 +64,7 @@ class QueuedJob:
     reason: str
 
 
-def parse_nodes(text: str, gres: str = "gpu") -> tuple[ClusterNode, ...]:
+def parse_nodes(text: str) -> tuple[ClusterNode, ...]:
     """A record for each node and partition. Lines that are none are left out."""
     found = []
     for line in text.splitlines()[:MAX_LINES]:
@@ -80,26 +82,28 @@ def parse_nodes(text: str, gres: str = "gpu") -> tuple[ClusterNode, ...]:
                 state.rstrip(_MARKS).lower(),
                 int(cpus),
                 int(memory.rstrip("+")),
-                _count(offered, gres),
+                *_gpus(offered),
             )
         )
     return tuple(found)
 
 
-def _count(offered: str, gres: str) -> int | None:
-    """GPUs of a text such as gpu:h100:8(S:0-1),nic:2; of all types, or of the one named.
+def _gpus(offered: str) -> tuple[int | None, str | None]:
+    """Whole GPUs of a text, and their type where MIG slices stand beside them.
 
-    >>> _count("gpu:h100:8(S:0-1)", "gpu"), _count("gpu:1g.10gb:7,gpu:h100:6", "gpu:1g.10gb")
-    (8, 7)
-    >>> _count("(null)", "gpu") is None
-    True
+    >>> _gpus("gpu:h100:8(S:0-1)"), _gpus("gpu:1g.10gb:7(S:0,1),gpu:a100:6,nic:2")
+    ((8, None), (6, 'a100'))
+    >>> _gpus("(null)"), _gpus("gpu:4")
+    ((None, None), (4, None))
     """
-    name, _, kind = gres.partition(":")
     # A comma inside parentheses lists sockets: gpu:8(S:0,1)
     parts = re.split(r",(?![^(]*\))", offered)
-    matches = [found for part in parts if (found := _GRES.fullmatch(part))]
-    counts = [int(m[3]) for m in matches if m[1] == name and (not kind or m[2] == kind)]
-    return sum(counts) if counts else None
+    gpus = [found for part in parts if (found := _GRES.fullmatch(part)) and found[1] == "gpu"]
+    slices = [one for one in gpus if one[2] and _SLICE.match(one[2])]
+    whole = [one for one in gpus if one not in slices]
+    types = {one[2] for one in whole}
+    only = types.pop() if slices and len(types) == 1 else None
+    return (sum(int(one[3]) for one in whole) if gpus else None), only
 
 
 def parse_jobs(text: str) -> tuple[QueuedJob, ...]:

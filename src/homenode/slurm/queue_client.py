@@ -26,9 +26,9 @@ class NoAnswerError(ToolError):
     """The controller did not answer. It may, later: nothing is known of what was asked."""
 
 
-def nodes(gres: str = "gpu") -> tuple[ClusterNode, ...]:
+def nodes() -> tuple[ClusterNode, ...]:
     """Every node of every partition. Raises NoAnswerError, ToolError."""
-    return parse_nodes(_asked(NODES_COMMAND), gres)
+    return parse_nodes(_asked(NODES_COMMAND))
 
 
 def jobs() -> tuple[QueuedJob, ...]:

@@ -77,7 +77,8 @@ def _options(experiment: Experiment, wishes: StudyWishes, study: str) -> Iterato
     yield f"--ntasks={len(experiment.nodes)}"
     yield f"--nodelist={','.join(experiment.nodes)}"
     if experiment.gpus:
-        yield f"--gres={experiment.gres}:{experiment.gpus}"
+        kind = "" if experiment.gpu_type is None else f":{experiment.gpu_type}"
+        yield f"--gres={experiment.gres}{kind}:{experiment.gpus}"
     if experiment.cpus is None:
         yield "--exclusive"
         yield "--mem=0"

@@ -32,9 +32,10 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
-    """A node as Slurm declares it. gpus: of the study's gres; None where it declares none.
+    """A node as Slurm declares it. gpus: whole ones; None where it declares none.
 
-    state: as sinfo prints it, in lower case, without its marks.
+    state: as sinfo prints it, in lower case, without its marks. gpu_type: of the whole GPUs, where
+    MIG slices stand beside them: else a job that asks for a GPU may get a slice.
     """
 
     name: str
@@ -44,6 +45,7 @@ class ClusterNode:
     cpus: int
     memory_mib: int
     gpus: int | None
+    gpu_type: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ class Experiment:
     cpus: int | None = None
     memory_mib: int | None = None
     after: tuple[str, ...] = ()
+    gpu_type: str | None = None
 
 
 def check_wishes(wishes: StudyWishes) -> None:
@@ -168,7 +171,9 @@ def _of_partition(
     found: tuple[ClusterNode, ...], partition: str | None, option: str
 ) -> tuple[ClusterNode, ...]:
     of = [n for n in found if (n.is_default if partition is None else n.partition == partition)]
-    with_gpus = tuple(node for node in of if node.gpus)
+    # Of shared nodes some may have nothing but MIG slices.
+    takes_slices = option == "--partition-shared"
+    with_gpus = tuple(n for n in of if n.gpus or (takes_slices and n.gpus is not None))
     if not with_gpus:
         known = ", ".join(sorted({n.partition for n in found if n.gpus})) or "none"
         what = f"no GPU in its {len(of)} nodes" if of else "no such partition"
@@ -251,8 +256,8 @@ def experiments_for(
     last: dict[str, tuple[str, ...]] = {}
     for node in shared:
         for one in _of_shared(node, wishes):
-            one_after = last.get(node.name, ())
-            found.append(replace(one, after=one_after))
+            gpu_type = node.gpu_type if one.gres == "gpu" else None
+            found.append(replace(one, after=last.get(node.name, ()), gpu_type=gpu_type))
             last[node.name] = (one.id,)
     for node in whole:
         for numa in nodes_to_bind_to(hosts[node.name], wishes):
@@ -260,7 +265,7 @@ def experiments_for(
             one = Experiment(
                 f"exclusive-{node.name}-numa{numa.index}", Mode.EXCLUSIVE, (node.name,),
                 node.partition, node.gpus or 0, numa=int(numa.index),
-                after=last.get(node.name, ()),
+                after=last.get(node.name, ()), gpu_type=node.gpu_type,
             )  # fmt: skip
             found.append(one)
             last[node.name] = (one.id,)
@@ -269,7 +274,15 @@ def experiments_for(
         gpus = min(node.gpus or 0 for node in whole)
         names = tuple(node.name for node in whole)
         found.append(
-            Experiment("collective", Mode.COLLECTIVE, names, whole[0].partition, gpus, after=ends)
+            Experiment(
+                "collective",
+                Mode.COLLECTIVE,
+                names,
+                whole[0].partition,
+                gpus,
+                after=ends,
+                gpu_type=whole[0].gpu_type,
+            )
         )
     return tuple(found)
 

@@ -188,7 +188,7 @@ def test_trouble_in_the_middle_loses_nothing(slurm: Testbed, tmp_path: Path) -> 
 
 
 def test_nodes_that_nobody_described_are_looked_at_first(slurm: Testbed, tmp_path: Path) -> None:
-    folder = tmp_path / "study"
+    folder = tmp_path / "ada's study $(id) 1"  # as people call folders
     options = ("--partition-exclusive", "whole", "--partition-shared", "parts", "--shared", "1x1")
     dry = start(slurm, folder, *options, "--nodelist", "gpu02", "--tests", "none", "--dry-run")
     code, said = ended(dry)

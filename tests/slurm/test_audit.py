@@ -151,7 +151,15 @@ def test_all_ids_are_all_pus_once(host: str) -> None:
 def test_one_id_per_core_is_the_whole_core() -> None:
     order = core_order(machine(TESTBED))
     assert str(order.pus_of_ids(CpuSet([1]), 1)) == "1,33"
-    assert NodeShape(2, 16, 2, 32).ids_per_core == 1
+
+
+def test_a_node_that_schedules_cores_has_the_ids_of_their_threads_all_the_same() -> None:
+    # As Slurm 22.05.8 told it of CPUs=32 Sockets=2 CoresPerSocket=16 ThreadsPerCore=2.
+    text = scontrol_text([Listed(2, ["gpu01"], range(16, 20), (4,))])
+    assert "CPU_IDs=32-33,34-35,36-37,38-39 " in text
+    shape = NodeShape(2, 16, 2, 32)
+    (place,) = held(parse_scontrol_jobs(text), machine(TESTBED), shape)
+    assert str(place.pus) == "16-19,48-51" and audit([place]).findings == ()
 
 
 def test_jobs_are_found_by_their_number_their_task_and_their_array() -> None:

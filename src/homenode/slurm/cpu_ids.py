@@ -38,8 +38,8 @@ class CoreOrder:
     def pus_of_ids(self, ids: CpuSet, ids_per_core: int) -> CpuSet:
         """The PUs of abstract CPU ids. Raises IndexError for an id that is none.
 
-        With one id per core (CPUs= is the number of cores) an id is the whole core. A core with
-        fewer threads than the others has ids that are no PU.
+        With one id per core (ThreadsPerCore=1) an id is the whole core. A core with fewer threads
+        than the others has ids that are no PU.
         """
         if ids_per_core == 1:
             return self.pus_of_cores(ids)

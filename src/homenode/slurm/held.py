@@ -146,7 +146,7 @@ def held_on(
 def _pus(share: NodeShare, machine: NodeMachine, shape: NodeShape | None) -> CpuSet | None:
     """The PUs that a share names. Raises IndexError for cores that the machine has not."""
     if share.cpu_ids is not None:
-        per_core = machine.order.threads if shape is None else shape.ids_per_core
+        per_core = machine.order.threads if shape is None else shape.threads_per_core
         return machine.order.pus_of_ids(share.cpu_ids, per_core)
     if share.cores is None:
         return None

@@ -17,7 +17,11 @@ _SHOWN = re.compile(r"(?:^|\s)([A-Za-z:]+)=(\S*)")
 
 @dataclass(frozen=True, slots=True)
 class NodeShape:
-    """Sockets x cores x threads. cpus: Slurm's CPUs; as many as cores where it schedules cores."""
+    """Sockets x cores x threads. cpus: Slurm's CPUs; as many as cores where it schedules cores.
+
+    A core has as many abstract ids as threads either way (seen: 22.05.8, CPUs=32 of 2 x 16 x 2,
+    where a job of 4 CPUs is told as CPU_IDs=0-7; scontrol counts by ThreadsPerCore alone).
+    """
 
     sockets: int
     cores_per_socket: int
@@ -27,11 +31,6 @@ class NodeShape:
     @property
     def cores(self) -> int:
         return self.sockets * self.cores_per_socket
-
-    @property
-    def ids_per_core(self) -> int:
-        """How many of Slurm's abstract CPU ids a core has."""
-        return 1 if self.cpus == self.cores else self.threads_per_core
 
     def __str__(self) -> str:
         return f"{self.sockets} x {self.cores_per_socket} x {self.threads_per_core}"

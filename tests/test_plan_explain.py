@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from homenode.cpuset import CpuSet
+from homenode.gap import Gap
 from homenode.indices import NodeIndex
 from homenode.plan.layout import PRESETS
 from homenode.plan.model import (
@@ -12,6 +13,7 @@ from homenode.plan.model import (
     CostTerm,
     PageReservation,
     Plan,
+    PlanFinding,
     Rejection,
     RunnerUp,
 )
@@ -240,3 +242,33 @@ def test_a_node_that_holds_two_cells_of_mixed_kinds_is_told_once() -> None:
     assert table is not None
     assert len(table.rows) == 1
     assert " on node 0, " in explain(plan, host).summary
+
+
+def test_sixteen_devices_without_a_node_are_one_warning_with_their_addresses_and_count() -> None:
+    alike = tuple(
+        PlanFinding(
+            "device-node-unknown", "warning", f"0000:{bus:02x}:00.0", "found none", "fix it"
+        )
+        for bus in range(1, 17)
+    )
+    other = PlanFinding("device-in-use", "warning", "0000:01:00.0", "a domain has it")
+    plan = replace(_plan(), findings=(*alike, other))
+    lines = _section(plan, None, "Findings").lines
+    assert lines == (
+        "warning: each of 0000:01:00.0, 0000:02:00.0, 0000:03:00.0, 0000:04:00.0, 0000:05:00.0, "
+        "0000:06:00.0 and 10 more: found none",
+        "  fix: fix it",
+        "warning: 0000:01:00.0: a domain has it",
+    )
+
+
+def test_gaps_of_one_reason_are_told_once() -> None:
+    gaps = (
+        Gap("node of 0000:17:00.0", "the firmware gives none"),
+        Gap("node of 0000:65:00.0", "the firmware gives none"),
+        Gap("free memory", "no meminfo"),
+    )
+    assert _section(replace(_plan(), gaps=gaps), None, "Not known").lines == (
+        "node of 0000:17:00.0 and 0000:65:00.0: the firmware gives none",
+        "free memory: no meminfo",
+    )

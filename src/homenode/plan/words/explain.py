@@ -24,6 +24,7 @@ from homenode.plan.words.explanation import (
     count_text,
     nodes_text,
     pus_text,
+    subjects_text,
     union,
 )
 from homenode.topology import Host
@@ -46,7 +47,7 @@ def explain(plan: Plan, host: Host | None) -> Explanation:
         apertures_section(plan),
         Section("What changes in the guest", plan.consequences),
         _findings(plan),
-        Section("Not known", tuple(str(gap) for gap in plan.gaps)),
+        _gaps(plan),
     )
     return Explanation(
         f"VM {plan.domain_name}{f' on host {plan.host_name}' if plan.host_name else ''}: "
@@ -190,9 +191,23 @@ def _host_threads(plan: Plan) -> Section:
 
 
 def _findings(plan: Plan) -> Section:
-    lines: list[str] = []
+    """Each thing once, with all that it is said of: a host may give 16 GPUs no node."""
+    subjects: dict[tuple[str, str, str | None], list[str]] = {}
     for finding in sorted(plan.findings, key=lambda f: f.severity != "warning"):
-        lines.append(f"{finding.severity}: {finding.subject}: {finding.detail}")
-        if finding.fix:
-            lines.append(f"  fix: {finding.fix}")
+        said = (finding.severity, finding.detail, finding.fix)
+        subjects.setdefault(said, []).append(finding.subject)
+    lines: list[str] = []
+    for (severity, detail, fix), of in subjects.items():
+        each = "each of " if len(of) > 1 else ""
+        lines.append(f"{severity}: {each}{subjects_text(of)}: {detail}")
+        if fix:
+            lines.append(f"  fix: {fix}")
     return Section("Findings", tuple(lines))
+
+
+def _gaps(plan: Plan) -> Section:
+    subjects: dict[str, list[str]] = {}
+    for gap in plan.gaps:
+        subjects.setdefault(gap.reason, []).append(gap.subject)
+    lines = (f"{subjects_text(of)}: {reason}" for reason, of in subjects.items())
+    return Section("Not known", tuple(lines))

@@ -167,6 +167,18 @@ def test_memory_that_is_no_whole_pages_or_not_told_is_named() -> None:
     assert set(found(vmi(memory={"guest": None}), kubelet(), host)) == {"memory-unknown"}
 
 
+def test_memory_that_may_be_plugged_in_is_counted_and_goes_with_no_cells() -> None:
+    host = with_pages((131_072, 131_072))
+    grows = {"guest": "512Gi", "maxGuest": "1Ti"}
+    assert set(found(vmi(memory=grows), kubelet(), host)) == {
+        "mapping-with-plugged-memory", "huge-pages-for-growth",
+    }  # fmt: skip
+    flat = found(vmi({"numa": None}, memory=grows), kubelet(), with_pages((262_144, 262_144)))
+    assert set(flat) == {"guest-flat"}
+    stays = {"guest": "512Gi", "maxGuest": "512Gi"}
+    assert not found(vmi(memory=stays), kubelet(), host)
+
+
 def test_pages_of_another_size_do_not_count() -> None:
     big = vmi(memory={"hugepages": {"pageSize": "1Gi"}})
     assert set(found(big, kubelet(), with_pages((131_072, 131_072)))) == {"huge-page-size"}

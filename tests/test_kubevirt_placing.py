@@ -4,6 +4,7 @@ Hosts and wishes are those of KubeVirt's tests of PCINUMAAwareTopology (pci-plac
 at d923fdb8), retold; where the answer differs, the test says why.
 """
 
+from collections.abc import Sequence
 from xml.etree import ElementTree
 
 import pytest
@@ -242,6 +243,32 @@ def test_pins_memory_and_everything_else_stay_as_they_were() -> None:
         for child in list(cell):
             cell.remove(child)
     assert ElementTree.tostring(before) == ElementTree.tostring(after)
+
+
+@pytest.mark.parametrize("gib", [1, 8, 24])
+def test_memory_devices_stay_and_their_cells_with_them(gib: int) -> None:
+    plugged = (
+        f'<memory model="virtio-mem"><target><size unit="GiB">{gib}</size><node>0</node>'
+        '<block unit="KiB">2048</block><requested unit="KiB">0</requested></target></memory>'
+    )
+    text = ibm_document().replace("<devices>", f"<devices>{plugged}")
+    text = text.replace(str(512 << 30), str(8 << 30), 1)  # <memory>; the cells tell 512 GiB
+    placed = place_devices(text.encode(), shipped(IBM)).document.decode()
+    assert plugged in placed
+    assert placed.count(f'memory="{256 << 30}"') == 2
+    assert placed.count("pxb-pcie") == 2
+
+
+def test_other_gpus_of_the_same_nodes_get_the_same_addresses() -> None:
+    def places(gpus: Sequence[str]) -> list[str]:
+        xml = place_devices(document(gpus, pins=((0, 1), (64, 65))).encode(), shipped(IBM)).document
+        guest = guest_of(open_domain(xml, "placed"))
+        at = {str(h.source): str(h.address) for h in guest.hostdevs}
+        return [at[f"0000:{gpu}"] for gpu in gpus]
+
+    first, second = IBM_GPUS[:4], IBM_GPUS[4:]
+    one = places((*first[:2], *second[:2]))
+    assert one == places((*first[2:], *second[2:])) == places((first[0], first[3], *second[1:3]))
 
 
 def test_an_i440fx_guest_with_devices_is_refused() -> None:

@@ -13,6 +13,7 @@ HOOK_ANNOTATION = "hooks.kubevirt.io/hookSidecars"
 class Demand:
     """vcpus: of the guest. threads: of its topology. pus: dedicated ones asked of kubelet, the
     emulator's included. memory_bytes, page_bytes: None where not said. gpus: how many, of any kind.
+    most_memory_bytes: to which memory may be plugged in while it runs; None = it is not to grow.
     """
 
     vcpus: int
@@ -22,6 +23,7 @@ class Demand:
     emulator_apart: bool
     mapped: bool
     memory_bytes: int | None
+    most_memory_bytes: int | None
     page_bytes: int | None
     gpus: int
     hooked: bool
@@ -45,6 +47,9 @@ def demand_of(vmi: Vmi) -> Demand:
     page = vmi.at("domain", "memory", "hugepages", "pageSize")
     gpus = vmi.at("domain", "devices", "gpus")
     emulator_apart = bool(down(cpu, "isolateEmulatorThread"))
+    size = None if memory is None else parse_quantity(memory, "memory")
+    most = vmi.at("domain", "memory", "maxGuest")
+    most_bytes = None if most is None else parse_quantity(most, "memory.maxGuest")
     return Demand(
         vcpus=vcpus,
         threads=counts[2] or 1,
@@ -52,7 +57,8 @@ def demand_of(vmi: Vmi) -> Demand:
         dedicated=bool(down(cpu, "dedicatedCpuPlacement")),
         emulator_apart=emulator_apart,
         mapped=down(cpu, "numa", "guestMappingPassthrough") is not None,
-        memory_bytes=None if memory is None else parse_quantity(memory, "memory"),
+        memory_bytes=size,
+        most_memory_bytes=most_bytes if most_bytes and most_bytes > (size or 0) else None,
         page_bytes=None if page is None else parse_quantity(page, "memory.hugepages.pageSize"),
         gpus=len(gpus) if isinstance(gpus, list) else 0,
         hooked=HOOK_ANNOTATION in vmi.annotations,

@@ -16,6 +16,7 @@ from homenode.kubevirt.fit_node import aligned_nodes, node_findings
 from homenode.kubevirt.kubelet import Kubelet
 from homenode.kubevirt.vmi import Vmi
 from homenode.topology import Host
+from homenode.units import format_bytes
 
 Gates = frozenset[str] | None
 """Feature gates that are on in the KubeVirt CR; None = not given."""
@@ -64,6 +65,15 @@ def _spec(demand: Demand) -> Iterator[Finding]:
             "spec.domain.cpu.numa.guestMappingPassthrough", "memory.hugepages beside it",
             "none: the VMI is refused", None, "set spec.domain.memory.hugepages.pageSize",
             _ADMISSION,
+        )  # fmt: skip
+    if demand.mapped and demand.most_memory_bytes is not None:
+        yield Finding(
+            "mapping-with-plugged-memory", Severity.CRITICAL, "spec.domain.memory.maxGuest",
+            "none beside guestMappingPassthrough",
+            f"{format_bytes(demand.most_memory_bytes)}: KubeVirt does not plug memory into a guest "
+            "with cells, and refuses the VMI", None,
+            "leave maxGuest out, and give the VM all its memory in spec.domain.memory.guest",
+            "KubeVirt, liveupdate/memory: ValidateLiveUpdateMemory",
         )  # fmt: skip
     if demand.dedicated and not demand.mapped:
         yield Finding(

@@ -60,3 +60,11 @@ def memory_findings(demand: Demand, nodes: int, host: Host) -> Iterator[Finding]
             f"{', '.join(map(str, free))} free", None,
             "reserve pages evenly: KubeVirt gives every cell the same memory", _SPLIT,
         )  # fmt: skip
+    most = -(-(demand.most_memory_bytes or 0) // page)
+    if sum(free) < most and sum(free) >= pages:
+        yield Finding(
+            "huge-pages-for-growth", Severity.WARNING, subject,
+            f"{most} free pages, for the memory that may be plugged in (maxGuest)",
+            f"{sum(free)} free: the VM starts, and cannot grow so far", None,
+            "reserve more, or lower maxGuest", host.name,
+        )  # fmt: skip

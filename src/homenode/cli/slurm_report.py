@@ -10,7 +10,7 @@ from homenode.cli.terminal import console, print_json
 from homenode.errors import InputError
 
 if TYPE_CHECKING:
-    from homenode.slurm.study_report import StudyReport
+    from homenode.slurm.study.report import StudyReport
 
 
 def report(
@@ -28,7 +28,7 @@ def report(
     """
     made = _made(folders)
     if as_json:
-        from homenode.slurm.study_report_json import report_json
+        from homenode.slurm.study.report_json import report_json
 
         print_json(report_json(made))
         return
@@ -38,8 +38,8 @@ def report(
 
 
 def _made(folders: list[Path]) -> "StudyReport":
-    from homenode.slurm.study_reading import read_sources
-    from homenode.slurm.study_report import study_report
+    from homenode.slurm.study.reading import read_sources
+    from homenode.slurm.study.report import study_report
 
     found = read_sources(folders)
     if not found.jobs and not found.missing:

@@ -16,9 +16,9 @@ from homenode.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from homenode.slurm.study import Shape, StudyWishes
-    from homenode.slurm.study_folder import StudyFolder
-    from homenode.slurm.study_progress import Progress, Study
+    from homenode.slurm.study.experiments import Shape, StudyWishes
+    from homenode.slurm.study.folder import StudyFolder
+    from homenode.slurm.study.progress import Progress, Study
 
 _MOST_SHOWN = 20
 
@@ -128,7 +128,7 @@ def study(
     Run it again with the same DIR to go on after any interruption: what is done stays done,
     what failed is submitted again.
     """
-    from homenode.slurm.study import StudyWishes, check_wishes
+    from homenode.slurm.study.experiments import StudyWishes, check_wishes
 
     wishes = StudyWishes(
         partition_exclusive=partition_exclusive,
@@ -155,7 +155,7 @@ def study(
     check_wishes(wishes)
     if patience < 0 or poll <= 0 or (wait is not None and wait < 0) or minutes < 1:
         raise UsageError("--patience, --poll, --wait, --minutes: expected a time above 0")
-    from homenode.slurm.study_folder import StudyFolder
+    from homenode.slurm.study.folder import StudyFolder
 
     folder = StudyFolder(output)
     made, is_new = _made(folder, wishes, host)
@@ -170,7 +170,7 @@ def study(
 
 def _made(folder: "StudyFolder", wishes: "StudyWishes", host: str | None) -> "tuple[Study, bool]":
     """The study that is there, or a new one; whether it is new."""
-    from homenode.slurm.study_making import made_study
+    from homenode.slurm.study.making import made_study
 
     if folder.exists:
         found = folder.load()
@@ -185,7 +185,7 @@ def _made(folder: "StudyFolder", wishes: "StudyWishes", host: str | None) -> "tu
 
 def _unsaid(wishes: "StudyWishes") -> "StudyWishes":
     """What wishes are where the user gave no option."""
-    from homenode.slurm.study import StudyWishes
+    from homenode.slurm.study.experiments import StudyWishes
 
     return StudyWishes(homenode=wishes.homenode)
 
@@ -193,8 +193,8 @@ def _unsaid(wishes: "StudyWishes") -> "StudyWishes":
 def _go(
     folder: "StudyFolder", made: "Study", is_new: bool, times: tuple[float, float, float | None]
 ) -> None:
-    from homenode.slurm.study_collect import collect
-    from homenode.slurm.study_run import Patience, StudyRun
+    from homenode.slurm.study.collect import collect
+    from homenode.slurm.study.run import Patience, StudyRun
 
     poll_s, blocked_s, wait_s = times
     patience = Patience(poll_s, blocked_s, wait_s, grace_s=max(4 * poll_s, 2.0))
@@ -265,7 +265,7 @@ class _Lines:
 
 
 def _tell_scripts(folder: "StudyFolder", made: "Study") -> None:
-    from homenode.slurm.scripts import script_name
+    from homenode.slurm.study.scripts import script_name
 
     for one in made.everything():
         print(folder.path / script_name(one))
@@ -300,7 +300,7 @@ def _numbers(text: str | None) -> tuple[int, ...] | None:
 
 
 def _shapes(shared: list[str] | None, mig: list[str]) -> "tuple[Shape, ...]":
-    from homenode.slurm.study import Shape, StudyWishes
+    from homenode.slurm.study.experiments import Shape, StudyWishes
 
     shapes = [] if shared is not None else list(StudyWishes().shapes)
     for text in shared or []:

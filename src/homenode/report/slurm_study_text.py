@@ -11,11 +11,11 @@ from rich.text import Text
 from homenode.analyse.metrics import METRICS as KNOWN
 from homenode.report.terminal_text import AsciiWhereNeeded, TableOrList
 from homenode.report.wording import plural, printable
-from homenode.slurm.study import Mode
-from homenode.slurm.study_figures import Comparison, Matrix, Mean
-from homenode.slurm.study_outliers import Outlier
-from homenode.slurm.study_report import JobLine, StudyReport
-from homenode.slurm.study_verdicts import Locality
+from homenode.slurm.study.experiments import Mode
+from homenode.slurm.study.figures import Comparison, Matrix, Mean
+from homenode.slurm.study.outliers import Outlier
+from homenode.slurm.study.report import JobLine, StudyReport
+from homenode.slurm.study.verdicts import Locality
 
 _SHADES = ("red", "dark_orange", "yellow", "green_yellow", "green")
 _TITLES = {"h2d-bandwidth": "H2D", "d2h-bandwidth": "D2H", "h2d-latency": "H2D latency"}

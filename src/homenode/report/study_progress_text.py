@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from homenode.report.wording import printable
-from homenode.slurm.study_progress import Progress, TaskState, TaskStatus
+from homenode.slurm.study.progress import Progress, TaskState, TaskStatus
 
 _MOST_SHOWN = 30
 _MOST_NAMED = 8

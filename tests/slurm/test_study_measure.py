@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from homenode.slurm.study import Experiment, Mode
-from homenode.slurm.study_evidence import evidence_of
-from homenode.slurm.study_record import parse_record
+from homenode.slurm.study.evidence import evidence_of
+from homenode.slurm.study.experiments import Experiment, Mode
+from homenode.slurm.study.record import parse_record
 
 PCI = Path("/sys/bus/pci/devices")
 JOB = """\
@@ -61,7 +61,7 @@ def run_job(tmp_path: Path, settings: str, programs: dict[str, str]) -> dict[str
     """The files of a job with these settings; it runs in a folder of its own."""
     study = tmp_path / "study"
     (study / "jobs").mkdir(parents=True)
-    measure = resources.files("homenode.slurm").joinpath("measure.sh").read_text()
+    measure = resources.files("homenode.slurm.study").joinpath("measure.sh").read_text()
     (study / "jobs/measure.sh").write_text(measure)
     for name, text in programs.items():
         program(tmp_path / "bin", name, text)

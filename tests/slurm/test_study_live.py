@@ -22,7 +22,7 @@ from tests.slurm.testbed import Testbed, running
 
 pytestmark = pytest.mark.slurm
 
-HERE = Path(__file__).parent / "slurm"
+HERE = Path(__file__).parent
 HOMENODE = str(Path(sys.executable).parent / "homenode")
 HOST = ("--host", str(HERE / "gpu-node.toml"), "--numa", "0")
 # The declared nodes have two NUMA nodes, this machine may have one: only node 0 can be bound to.

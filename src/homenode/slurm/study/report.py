@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from homenode.gap import Gap
-from homenode.slurm.study import Mode
-from homenode.slurm.study_collective import Collective
-from homenode.slurm.study_evidence import JobEvidence
-from homenode.slurm.study_figures import (
+from homenode.slurm.study.collective import Collective
+from homenode.slurm.study.evidence import JobEvidence
+from homenode.slurm.study.experiments import Mode
+from homenode.slurm.study.figures import (
     METRICS,
     Comparison,
     Matrix,
@@ -17,10 +17,10 @@ from homenode.slurm.study_figures import (
     mean_of,
     values_of,
 )
-from homenode.slurm.study_outliers import Outlier, slow_in_collective, slow_nodes_and_links
-from homenode.slurm.study_power import Power
-from homenode.slurm.study_record import nearness
-from homenode.slurm.study_verdicts import Locality, WorkVerdict, locality_of, verdicts
+from homenode.slurm.study.outliers import Outlier, slow_in_collective, slow_nodes_and_links
+from homenode.slurm.study.power import Power
+from homenode.slurm.study.record import nearness
+from homenode.slurm.study.verdicts import Locality, WorkVerdict, locality_of, verdicts
 
 FORMAT = "homenode-slurm-report/1"
 

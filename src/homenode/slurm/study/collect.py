@@ -13,11 +13,11 @@ from homenode.gap import Gap
 from homenode.results.model import Sample
 from homenode.results.store import FILE, run_folder, write_run
 from homenode.slurm.held import NodeMachine, node_machine
-from homenode.slurm.study import Experiment, Mode, StudyWishes
-from homenode.slurm.study_collective import Collective, collective_of
-from homenode.slurm.study_evidence import JobEvidence, evidence_of
-from homenode.slurm.study_folder import attempts
-from homenode.slurm.study_progress import Study
+from homenode.slurm.study.collective import Collective, collective_of
+from homenode.slurm.study.evidence import JobEvidence, evidence_of
+from homenode.slurm.study.experiments import Experiment, Mode, StudyWishes
+from homenode.slurm.study.folder import attempts
+from homenode.slurm.study.progress import Study
 from homenode.sources import load_host
 
 MAX_FILE_BYTES = 16 << 20

@@ -25,7 +25,7 @@ class Collective:
 
 def collective_of(texts: Mapping[str, str]) -> Collective:
     """The peaks of a job's files: node-A.txt, pair-A+B.txt, all.txt."""
-    from homenode.slurm.study_record import REPLAYED
+    from homenode.slurm.study.record import REPLAYED
 
     nodes: list[tuple[str, float]] = []
     pairs: list[tuple[str, str, float]] = []

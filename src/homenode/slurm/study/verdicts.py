@@ -10,9 +10,9 @@ from enum import StrEnum
 from statistics import median
 
 from homenode.findings import Severity
-from homenode.slurm.study import Mode
-from homenode.slurm.study_evidence import JobEvidence
-from homenode.slurm.study_figures import Comparison, mean_of, values_of
+from homenode.slurm.study.evidence import JobEvidence
+from homenode.slurm.study.experiments import Mode
+from homenode.slurm.study.figures import Comparison, mean_of, values_of
 
 SAME = 0.05
 """Means that differ by less are taken for equal, as everywhere else (analyse/metrics.py)."""

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from homenode.errors import ToolError
 from homenode.process import Completed, ToolTimeoutError, run
-from homenode.slurm.queue import (
+from homenode.slurm.study.experiments import ClusterNode
+from homenode.slurm.study.queue import (
     JOBS_FORMAT,
     NODES_COMMAND,
     QueuedJob,
@@ -14,7 +15,6 @@ from homenode.slurm.queue import (
     parse_nodes,
     will_pass,
 )
-from homenode.slurm.study import ClusterNode
 
 _TIMEOUT_S = 90.0
 """Longer than Slurm's own MessageTimeout of a busy controller."""

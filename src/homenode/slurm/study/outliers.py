@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from statistics import median
 
-from homenode.slurm.study_collective import Collective
-from homenode.slurm.study_figures import Matrix
+from homenode.slurm.study.collective import Collective
+from homenode.slurm.study.figures import Matrix
 
 LEAST_NODES = 3
 SLOW = 0.10

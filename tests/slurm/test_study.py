@@ -13,16 +13,7 @@ from rich.console import Console
 
 from homenode.errors import HostError, InputError, UsageError
 from homenode.report.study_progress_text import missing_lines, progress_view
-from homenode.slurm.queue import (
-    JobState,
-    QueuedJob,
-    needs_somebody,
-    parse_jobs,
-    parse_nodes,
-    will_pass,
-)
-from homenode.slurm.scripts import job_name, script_name, script_of
-from homenode.slurm.study import (
+from homenode.slurm.study.experiments import (
     ClusterNode,
     Experiment,
     Mode,
@@ -33,8 +24,8 @@ from homenode.slurm.study import (
     experiments_for,
     nodes_to_bind_to,
 )
-from homenode.slurm.study_folder import StudyFolder, read_journal
-from homenode.slurm.study_progress import (
+from homenode.slurm.study.folder import StudyFolder, read_journal
+from homenode.slurm.study.progress import (
     Progress,
     Study,
     TaskState,
@@ -42,6 +33,15 @@ from homenode.slurm.study_progress import (
     progress_of,
     unrecorded,
 )
+from homenode.slurm.study.queue import (
+    JobState,
+    QueuedJob,
+    needs_somebody,
+    parse_jobs,
+    parse_nodes,
+    will_pass,
+)
+from homenode.slurm.study.scripts import job_name, script_name, script_of
 from homenode.sources import load_host
 
 GH200 = tuple(

@@ -1,15 +1,15 @@
 """Study making: a new study from what the user wants and what Slurm says of its nodes. [I/O]"""
 
 from homenode.errors import UsageError
-from homenode.slurm import queue_client
-from homenode.slurm.study import (
+from homenode.slurm.study import queue_client
+from homenode.slurm.study.experiments import (
     StudyWishes,
     choose_nodes,
     experiments_for,
     look_experiments,
     nodes_to_bind_to,
 )
-from homenode.slurm.study_progress import Study
+from homenode.slurm.study.progress import Study
 from homenode.sources import load_host
 
 

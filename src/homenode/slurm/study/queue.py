@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from homenode.slurm.study import ClusterNode
+from homenode.slurm.study.experiments import ClusterNode
 
 NODES_COMMAND = ("sinfo", "--noheader", "--Node", "--format=%N|%P|%T|%c|%m|%G")
 JOBS_FORMAT = "--format=%F|%K|%T|%j|%N|%r"

@@ -9,13 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from homenode.errors import ToolError
-from homenode.slurm import queue_client
-from homenode.slurm.queue import JobState, QueuedJob
-from homenode.slurm.queue_client import NoAnswerError
-from homenode.slurm.scripts import job_name, script_name
-from homenode.slurm.study import Experiment, experiments_for
-from homenode.slurm.study_folder import StudyFolder, attempts
-from homenode.slurm.study_progress import (
+from homenode.slurm.study import queue_client
+from homenode.slurm.study.experiments import Experiment, experiments_for
+from homenode.slurm.study.folder import StudyFolder, attempts
+from homenode.slurm.study.progress import (
     UNSETTLED,
     Progress,
     Study,
@@ -24,6 +21,9 @@ from homenode.slurm.study_progress import (
     progress_of,
     unrecorded,
 )
+from homenode.slurm.study.queue import JobState, QueuedJob
+from homenode.slurm.study.queue_client import NoAnswerError
+from homenode.slurm.study.scripts import job_name, script_name
 from homenode.sources import load_host
 from homenode.topology import Host
 

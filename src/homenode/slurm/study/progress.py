@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from homenode.slurm.queue import JobState, QueuedJob, needs_somebody
-from homenode.slurm.scripts import job_name
-from homenode.slurm.study import ClusterNode, Experiment, StudyWishes
+from homenode.slurm.study.experiments import ClusterNode, Experiment, StudyWishes
+from homenode.slurm.study.queue import JobState, QueuedJob, needs_somebody
+from homenode.slurm.study.scripts import job_name
 
 
 class TaskState(StrEnum):

@@ -13,22 +13,22 @@ from homenode.cli.main import main
 from homenode.report.slurm_study_text import slurm_study_text
 from homenode.results.model import Origin, Sample
 from homenode.slurm.held import node_machine
-from homenode.slurm.study import Experiment, Mode
-from homenode.slurm.study_collective import Collective, collective_of
-from homenode.slurm.study_evidence import JobEvidence, evidence_of
-from homenode.slurm.study_figures import Matrix, comparisons, matrices
-from homenode.slurm.study_outliers import slow_in_collective, slow_nodes_and_links
-from homenode.slurm.study_power import power_of
-from homenode.slurm.study_reading import read_sources
-from homenode.slurm.study_record import parse_record
-from homenode.slurm.study_report import StudyReport, study_report
-from homenode.slurm.study_report_json import report_json
-from homenode.slurm.study_verdicts import Locality, Queue, locality_of
+from homenode.slurm.study.collective import Collective, collective_of
+from homenode.slurm.study.evidence import JobEvidence, evidence_of
+from homenode.slurm.study.experiments import Experiment, Mode
+from homenode.slurm.study.figures import Matrix, comparisons, matrices
+from homenode.slurm.study.outliers import slow_in_collective, slow_nodes_and_links
+from homenode.slurm.study.power import power_of
+from homenode.slurm.study.reading import read_sources
+from homenode.slurm.study.record import parse_record
+from homenode.slurm.study.report import StudyReport, study_report
+from homenode.slurm.study.report_json import report_json
+from homenode.slurm.study.verdicts import Locality, Queue, locality_of
 from homenode.sources import load_host
 from tests import sdumont_study
 from tests.sdumont_study import write_study
 
-GPU_NODE = node_machine(load_host(str(Path(__file__).parent / "slurm/gpu-node.toml")))
+GPU_NODE = node_machine(load_host(str(Path(__file__).parent / "gpu-node.toml")))
 
 
 def text_of(report: StudyReport, width: int = 100) -> str:

@@ -20,10 +20,10 @@ from homenode.results.model import (
 from homenode.results.vantage import Vantage
 from homenode.slurm.audit import audit
 from homenode.slurm.held import Held, HeldGpu, NodeMachine, NodeTree, held_on
-from homenode.slurm.scripts import arrangement_of
-from homenode.slurm.study import Experiment, Mode
-from homenode.slurm.study_power import Power, power_of
-from homenode.slurm.study_record import JobRecord, parse_record
+from homenode.slurm.study.experiments import Experiment, Mode
+from homenode.slurm.study.power import Power, power_of
+from homenode.slurm.study.record import JobRecord, parse_record
+from homenode.slurm.study.scripts import arrangement_of
 
 _COPIES = "nvbandwidth.txt"
 _BOUND = "exclusive, bound to each node in turn"

@@ -6,7 +6,7 @@ import msgspec
 
 from homenode.bdf import PciAddress
 from homenode.cpuset import CpuSet
-from homenode.slurm.study_report import FORMAT, StudyReport
+from homenode.slurm.study.report import FORMAT, StudyReport
 
 
 def report_json(report: StudyReport) -> str:

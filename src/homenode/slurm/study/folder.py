@@ -21,9 +21,9 @@ from typing import Any
 import msgspec
 
 from homenode.errors import HostError, InputError
-from homenode.slurm.scripts import MEASURE, script_name, script_of
-from homenode.slurm.study import Experiment
-from homenode.slurm.study_progress import Study
+from homenode.slurm.study.experiments import Experiment
+from homenode.slurm.study.progress import Study
+from homenode.slurm.study.scripts import MEASURE, script_name, script_of
 
 JOURNAL = "study.jsonl"
 FORMAT = "homenode-slurm-study/1"
@@ -49,7 +49,7 @@ class StudyFolder:
         try:
             for name in ("jobs", "log", "raw", "results"):
                 (self.path / name).mkdir(parents=True, exist_ok=True)
-            measure = resources.files("homenode.slurm").joinpath("measure.sh").read_text()
+            measure = resources.files("homenode.slurm.study").joinpath("measure.sh").read_text()
             (self.path / MEASURE).write_text(measure, encoding="utf-8")
             self._open()
             self._append({"format": FORMAT, "study": msgspec.to_builtins(study)})

@@ -1,13 +1,13 @@
 """Scripts: a study's jobs as sbatch scripts that a person can read, change and submit by hand.
 
-Everything that came from outside is quoted (shlex), or was checked to be a name (study.py).
+Everything that came from outside is quoted (shlex), or was checked to be a name (experiments.py).
 """
 
 import shlex
 from collections.abc import Iterator
 
 from homenode.report.wording import plural
-from homenode.slurm.study import Experiment, Mode, StudyWishes
+from homenode.slurm.study.experiments import Experiment, Mode, StudyWishes
 
 MEASURE = "jobs/measure.sh"
 """Beside the scripts; each of them reads it."""

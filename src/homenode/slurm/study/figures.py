@@ -10,8 +10,8 @@ from statistics import fmean, pstdev
 
 from homenode.report.wording import plural
 from homenode.results.model import Sample
-from homenode.slurm.study import Mode
-from homenode.slurm.study_evidence import JobEvidence
+from homenode.slurm.study.evidence import JobEvidence
+from homenode.slurm.study.experiments import Mode
 
 METRICS = ("h2d-bandwidth", "d2h-bandwidth", "h2d-latency")
 """What depends on where host memory is; shown as matrices."""

@@ -15,10 +15,10 @@ from homenode.bench.binding import Binding, sections
 from homenode.bench.imported import ImportWishes, SourceFolder, imported_runs
 from homenode.results.model import Origin, Run, Sample
 from homenode.results.vantage import Vantage
-from homenode.slurm.study import Mode
-from homenode.slurm.study_evidence import JobEvidence
-from homenode.slurm.study_figures import measured_homes
-from homenode.slurm.study_record import REPLAYED
+from homenode.slurm.study.evidence import JobEvidence
+from homenode.slurm.study.experiments import Mode
+from homenode.slurm.study.figures import measured_homes
+from homenode.slurm.study.record import REPLAYED
 
 _NODE = "the node"
 """The logs name none: all of them are of one machine."""

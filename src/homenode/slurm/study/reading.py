@@ -8,12 +8,12 @@ from homenode.bench.import_folder import find_folders
 from homenode.errors import InputError
 from homenode.gap import Gap
 from homenode.results.store import load_runs
-from homenode.slurm.study_collect import read_evidence
-from homenode.slurm.study_collective import Collective
-from homenode.slurm.study_evidence import JobEvidence
-from homenode.slurm.study_folder import JOURNAL, attempts, read_journal
-from homenode.slurm.study_import import evidence_of_logs, evidence_of_runs
-from homenode.slurm.study_progress import Study
+from homenode.slurm.study.collect import read_evidence
+from homenode.slurm.study.collective import Collective
+from homenode.slurm.study.evidence import JobEvidence
+from homenode.slurm.study.folder import JOURNAL, attempts, read_journal
+from homenode.slurm.study.imported import evidence_of_logs, evidence_of_runs
+from homenode.slurm.study.progress import Study
 
 
 @dataclass(frozen=True, slots=True)

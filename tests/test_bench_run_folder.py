@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from homenode.bench import runner
+from homenode.bench.orders import BenchOrders
 from homenode.bench.record import Result, StepRecord, digest
 from homenode.bench.run_folder import RAW, RunFolder, open_run
 from homenode.errors import HostError, InputError
+from homenode.results.vantage import Vantage
+from tests.bench_machines import FakeMachine
 
 
 @pytest.fixture
@@ -102,3 +106,33 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         open_run(tmp_path / "file", "cpu-only", "x", resume=False, tell=print),
     ):
         pass
+
+
+def test_a_copied_record_is_no_second_step(folder: RunFolder) -> None:
+    folder.write_step(step(1), "text")
+    raw = folder.path / RAW
+    (raw / "0007.json").write_bytes((raw / "0001.json").read_bytes())
+    with pytest.raises(InputError, match=r"0007\.json: expected the record of step 7"):
+        folder.steps()
+
+
+def test_raw_outputs_that_cannot_be_listed_are_not_taken_for_none(folder: RunFolder) -> None:
+    (folder.path / RAW).rmdir()
+    assert folder.steps() == ()
+    (folder.path / RAW).write_text("")
+    with pytest.raises(InputError, match="raw: expected a folder"):
+        folder.steps()
+
+
+def test_a_disk_that_fills_up_with_the_first_folder_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = runner.look_over(FakeMachine(), BenchOrders("x", vantage=Vantage.HOST))[0].record
+
+    def full(self: Path, *words: object, **named: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with open_run(tmp_path, "cpu-only", "x", resume=False, tell=print) as opened:
+        monkeypatch.setattr(Path, "mkdir", full)
+        with pytest.raises(HostError, match="raw: expected to write there, found: No space"):
+            opened.write_order(order)

@@ -1,5 +1,6 @@
 """Starting programs: each way to end is told apart."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,24 @@ def test_a_death_by_signal_is_named() -> None:
 def test_a_program_that_does_not_end_is_stopped_with_what_it_started(script: str) -> None:
     with pytest.raises(ToolTimeoutError, match=r"no end after 0\.2 s"):
         run(["sh", "-c", script], 0.2)
+
+
+def test_what_a_program_left_behind_is_stopped_too(tmp_path: Path) -> None:
+    """The program has ended; what it started holds its output open, and the clock runs out."""
+    with pytest.raises(ToolTimeoutError):
+        run(["sh", "-c", f"sleep 60 & echo $! >{tmp_path}/number"], 0.3)
+    number = int((tmp_path / "number").read_text())
+    deadline = time.monotonic() + 5
+    while is_running(number) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not is_running(number)
+
+
+def is_running(number: int) -> bool:
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_standard_input_is_closed_or_given() -> None:

@@ -1,5 +1,6 @@
 """Process: the only place that starts a program. [I/O]"""
 
+import contextlib
 import os
 import selectors
 import shutil
@@ -179,11 +180,12 @@ def _exchange(
 
 def _end(process: "subprocess.Popen[bytes]", *, group: bool) -> None:
     """Leaves no process and no open pipe behind."""
-    if process.poll() is None:
+    if process.returncode is None:  # not waited for yet: its number is nobody else's
         if group:
-            os.killpg(process.pid, signal.SIGKILL)
-        else:
-            process.kill()
+            # It may have ended, and what it started may not: that holds our pipes open.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
     process.wait()
     for stream in (process.stdin, process.stdout, process.stderr):
         if stream is not None:

@@ -15,8 +15,8 @@ SEARCH_S = 20.0
 MAX_LINE = 4096
 """Characters of a line that are looked at."""
 
-MAX_BYTES = 16 << 20
-"""Of an output, its end: the figure of a long run stands there."""
+MAX_KEPT = 16 << 20
+"""Characters of an output that are kept and searched, its end: there a long run's figure stands."""
 
 _SOURCE = "--metric"
 _SEARCH = (
@@ -46,7 +46,7 @@ def check_metric(pattern: str) -> None:
 
 def figure_of(order: AppOrder, output: str) -> float:
     """The last match in an output. Raises ParseError: none, no number, or a search without end."""
-    text = output[-MAX_BYTES:]
+    text = output[-MAX_KEPT:]
     try:
         # isolated: nothing of the folder that we stand in is imported
         argv = [sys.executable, "-I", "-c", _SEARCH, order.metric]

@@ -129,6 +129,10 @@ def decode(text: bytes, part: Part, of: type[T], source: str) -> T:
         raise InputError(f"{source}: not a valid {part} of {FORMAT}: {error}") from None
 
 
+MAX_KEPT = 48 << 20
+"""Characters of an output that are kept, its end: a quarter of what a file of the run may have."""
+
+
 def digest(text: str) -> str:
     """sha256 (hex) of an output, as its file holds it."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
@@ -168,11 +172,27 @@ def differences(stored: RunRecord, now: RunRecord) -> tuple[str, ...]:
         ("plan", stored.head.plan_fingerprint, now.head.plan_fingerprint),
         ("layout", stored.head.switches.name, now.head.switches.name),
         ("vantage", stored.head.vantage, now.head.vantage),
+        ("arrangement", stored.head.arrangement, now.head.arrangement),
+        ("host", stored.head.host, now.head.host),
+        ("kind of host", stored.head.host_kind, now.head.host_kind),
+        ("guest's devices", _pairs(stored.bus_ids), _pairs(now.bus_ids)),
+        ("guest", _held(stored.marks), _held(now.marks)),
     )
     found = [f"{name} {was} before, {is_now} now" for name, was, is_now in pairs if was != is_now]
     if not found and stored.tests != now.tests:
-        found.append("tests with other commands: a tool was installed, removed or changed")
+        found.append(
+            "tests with other commands: --quick or --full, or a tool was installed or removed"
+        )
     return tuple(found)
+
+
+def _pairs(bus_ids: tuple[tuple[Bdf, Bdf], ...]) -> str:
+    return ", ".join(f"{here} = {there}" for here, there in bus_ids) or "none"
+
+
+def _held(marks: tuple[str, ...]) -> str:
+    """Before the first step, marks come from holding the guest against its plan alone."""
+    return "; ".join(marks) or "as planned"
 
 
 def _named(tests: tuple[BenchTest, ...]) -> str:

@@ -64,12 +64,19 @@ class RunFolder:
     def steps(self) -> tuple[tuple[StepRecord, str], ...]:
         """Steps that ended, in order, each with its output. Raises InputError.
 
-        A record whose output is not what it was is refused: somebody changed the folder.
+        A record whose output is not what it was, or which is a copy of another one, is refused:
+        somebody changed the folder.
         """
         found = []
         for name in self._raw(_STEP):
             path = self.path / RAW / name
             record = decode(_read(path), Part.STEP, StepRecord, str(path))
+            if record.number != int(path.stem):
+                raise InputError(
+                    f"{path}: expected the record of step {int(path.stem)}, found that of step "
+                    f"{record.number}",
+                    hint="remove a copied file; or start a new run under another name",
+                )
             if "/" in record.output or record.output in ("", ".", ".."):
                 raise InputError(f"{path}: expected a file's name as output, found another path")
             output = _read(path.with_name(record.output)).decode("utf-8", "surrogateescape")
@@ -87,7 +94,10 @@ class RunFolder:
         return tuple(decode(_read(path), Part.LOOK, LookRecord, str(path)) for path in paths)
 
     def write_order(self, record: RunRecord) -> None:
-        (self.path / RAW).mkdir(exist_ok=True)
+        try:
+            (self.path / RAW).mkdir(exist_ok=True)
+        except OSError as error:
+            raise _no_room(self.path / RAW, error) from None
         self.write(ORDER, encode(Part.ORDER, record))
 
     def write_step(self, record: StepRecord, output: str) -> None:
@@ -119,16 +129,17 @@ class RunFolder:
         except OSError as error:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
-            raise HostError(
-                f"{path}: expected to write there, found: {error.strerror}",
-                hint="make room, then go on with --resume",
-            ) from None
+            raise _no_room(path, error) from None
 
     def _raw(self, pattern: re.Pattern[str]) -> tuple[str, ...]:
         try:
             names = [one.name for one in (self.path / RAW).iterdir()]
-        except OSError:
+        except FileNotFoundError:
             return ()
+        except OSError as error:
+            raise InputError(
+                f"{self.path / RAW}: expected a folder, found: {error.strerror}"
+            ) from None
         numbers = {int(found[1]): name for name in names if (found := pattern.fullmatch(name))}
         return tuple(numbers[number] for number in sorted(numbers))
 
@@ -195,6 +206,13 @@ def _locked(descriptor: int) -> bool:
     except OSError:  # a file system without locks: nothing keeps two writers apart there
         return True
     return True
+
+
+def _no_room(path: Path, error: OSError) -> HostError:
+    return HostError(
+        f"{path}: expected to write there, found: {error.strerror}",
+        hint="make room, then go on with --resume",
+    )
 
 
 def _sync_folder(path: Path) -> None:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from homenode.bench.app_metric import MAX_KEPT as MAX_APP_OUTPUT
 from homenode.bench.app_metric import check_metric, figure_of
 from homenode.bench.confinement import allowed_nodes
 from homenode.bench.derived_run import Derived, derived, reading_of, schedule_of
@@ -21,6 +22,7 @@ from homenode.bench.preflight import Looks, preflight
 from homenode.bench.preparation import Prepared, prepared
 from homenode.bench.program_text import program_text
 from homenode.bench.record import (
+    MAX_KEPT,
     LookRecord,
     Result,
     RunRecord,
@@ -52,6 +54,8 @@ IDLE_S = 1.0
 
 _REACH_S = 30.0
 _MOST_SAID = 300
+_MOST_ERRORS = 1 << 20
+"""Characters of a failed program's standard error that are kept, its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +86,6 @@ def run_bench(
     where the folder is not as expected, ToolError where the machine cannot be reached any more:
     what was measured is kept. A guest that is not as planned is an answer: see `folder`.
     """
-    check_name(orders.name)
-    if orders.app is not None:
-        check_metric(orders.app.metric)
     ready, snapshot = look_over(machine, orders)
     if ready.mismatch and not orders.force:
         return BenchOutcome(None, None, ready.mismatch, ready.record.left_out)
@@ -112,6 +113,9 @@ def run_bench(
 
 def look_over(machine: Machine, orders: BenchOrders) -> tuple[Prepared, Snapshot]:
     """What the orders come to on this machine; nothing is written. Raises as run_bench does."""
+    check_name(orders.name)
+    if orders.app is not None:
+        check_metric(orders.app.metric)
     snapshot = machine.snapshot()
     host = discover(snapshot, read_running_domain)
     boot = orders.boot or boot_identity(machine)
@@ -187,7 +191,7 @@ def _write_look(
     *,
     is_before: bool,
 ) -> None:
-    number = len(session.folder.looks())
+    number = max((look.number for look in session.folder.looks()), default=-1) + 1
     session.folder.write_look(LookRecord(number, is_before, environment, findings))
 
 
@@ -235,11 +239,12 @@ def _attempt(session: _Session, step: Step, test: BenchTest) -> tuple[StepRecord
         _check_reachable(session.machine)
         result, said = Result.FAILED, error.message
     else:
-        text, returncode = kept_output(ended.stdout), ended.returncode
+        most = MAX_APP_OUTPUT if test.reads is Reader.APP else MAX_KEPT
+        text, returncode = kept_output(ended.stdout)[-most:], ended.returncode
         failure = ended.failure()
         if failure is not None:
             result, said = Result.FAILED, failure
-            text += f"\n--- standard error\n{ended.stderr}"
+            text += f"\n--- standard error\n{ended.stderr[-_MOST_ERRORS:]}"
     record = StepRecord(
         step.number, step.round, step.test, test.id, result, 0.0,
         _output_name(step), digest(text), returncode, (said[:_MOST_SAID],) if said else (),

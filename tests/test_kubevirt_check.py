@@ -14,6 +14,7 @@ from homenode.kubevirt.gates import read_gates
 from homenode.kubevirt.kubelet import Kubelet, read_kubelet
 from homenode.kubevirt.quantity import parse_quantity
 from homenode.kubevirt.vmi import read_vmi
+from homenode.pci import DeviceKind
 from homenode.sources import load_host
 from homenode.topology import Host, PagePool
 from tests.kubevirt_documents import IBM
@@ -197,6 +198,11 @@ def test_a_number_of_gpus_that_is_no_partition_of_the_board_is_named() -> None:
     host = with_pages((131_072, 131_072))
     assert "gpus-no-partition" in found(vmi(gpus=3), kubelet(), host)
     assert "gpus-no-partition" not in found(vmi(gpus=4), kubelet(), host)
+    b200 = tuple(  # its NVSwitches are not on the bus
+        replace(d, device_id=0x2901) for d in host.pci_devices if d.kind is not DeviceKind.NVSWITCH
+    )
+    odd = found(vmi(gpus=6), kubelet(), replace(host, pci_devices=b200))["gpus-no-partition"]
+    assert "hgx-b200" in odd.subject
     assert "gpus-no-partition" not in found(
         vmi(gpus=3), kubelet(), load_host("rtxpro6000-xeon8468v")
     )

@@ -7,10 +7,9 @@ from homenode.indices import NodeIndex
 from homenode.kubevirt.demand import Demand
 from homenode.kubevirt.kubelet import Kubelet
 from homenode.pci import DeviceKind
+from homenode.plan.search.fabric import board_of_host
+from homenode.plan.search.partitions import partition_sizes
 from homenode.topology import Host
-
-PARTITION_SIZES = (0, 1, 2, 4, 8)
-"""GPUs of the partitions that Fabric Manager has on boards of 8 GPUs, and none."""
 
 _CPU = "Kubernetes, CPU Manager"
 _TOPOLOGY = "Kubernetes, Topology Manager"
@@ -98,10 +97,12 @@ def _gpus(demand: Demand, kubelet: Kubelet | None, host: Host) -> Iterator[Findi
             "a NUMA node", "none (numa_node is -1): neither kubelet nor the hook can place them",
             None, "enable NUMA in the host's firmware", host.name,
         )  # fmt: skip
-    if host.devices_of_kind(DeviceKind.NVSWITCH) and demand.gpus not in PARTITION_SIZES:
+    board = board_of_host(host)
+    sizes = () if board is None else partition_sizes(board)
+    if board is not None and demand.gpus and demand.gpus not in sizes:
         yield Finding(
-            "gpus-no-partition", Severity.WARNING, f"{demand.gpus} GPUs of an NVSwitch board",
-            f"{', '.join(map(str, PARTITION_SIZES[1:]))}: Fabric Manager's partitions",
+            "gpus-no-partition", Severity.WARNING, f"{demand.gpus} GPUs of an {board} board",
+            f"{', '.join(map(str, sizes))}: Fabric Manager's partitions",
             f"{demand.gpus}: no partition, so that the GPUs have no NVLink among them", None,
             "take a number of GPUs that is a partition, and have Fabric Manager activate it",
             "NVIDIA Fabric Manager user guide, shared NVSwitch virtualization",

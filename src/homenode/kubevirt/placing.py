@@ -167,9 +167,15 @@ def _note_of_staying(
     if right is None or told == right:
         return None
     seen = "on no cell" if told in (None, -1) else f"on cell {told}"
+    bare = device.kind is DeviceKind.GPU and hostdev.address.bus == 0
     return (
         f"warning: {device.bdf}: expected on cell {right}, which is its host node {device.node}, "
         f"found at {hostdev.address}, {seen}: it was put there explicitly and stays"
+        + (
+            "; CUDA does not initialise on some GPUs without a port above (HGX B200)"
+            if bare
+            else ""
+        )
     )
 
 

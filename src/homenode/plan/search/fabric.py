@@ -14,10 +14,10 @@ from homenode.pci import DeviceKind, PciDevice
 from homenode.plan.model import Rejection, Unplannable
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.partitions import (
-    PARTITIONS,
     Board,
     board_of,
     partition_of,
+    partition_sizes,
     partitions_of_size,
 )
 from homenode.plan.search.taken import Taken
@@ -28,10 +28,13 @@ _MOST_SHOWN = 4
 _MOST_WITHOUT_SWITCHES = 4
 _BOARD_OF_ID = {
     **dict.fromkeys((0x20B0, 0x20B2, 0x20F3), Board.HGX_A100),
-    **dict.fromkeys((0x2324, 0x2330, 0x2335), Board.HGX_H100),
+    **dict.fromkeys((0x2324, 0x2330, 0x2335, 0x2336), Board.HGX_H100),
     **dict.fromkeys((0x2901, 0x3182), Board.HGX_B200),
 }
-"""For GPUs that the driver does not name, as those of vfio-pci. Source: pci.ids, SXM modules."""
+"""SXM modules that the driver does not name, as those of vfio-pci.
+
+Source: pci.ids; NVIDIA, Optimizing VM Configuration for AI Inference (H200).
+"""
 
 _ANY_SET = "let the GPUs do without NVLink: --without-nvlink"
 
@@ -113,7 +116,7 @@ class Fabric:
         return (self._gap(unknown),) if unknown and len(gpus) > 1 else ()
 
     def sizes(self) -> tuple[int, ...]:
-        return tuple(sorted({len(one.modules) for one in PARTITIONS[self.board]}))
+        return partition_sizes(self.board)
 
     def _gap(self, unknown: Sequence[Bdf]) -> Gap:
         return Gap(
@@ -144,19 +147,28 @@ class Fabric:
 
 def fabric_of(host: Host, request: GuestRequest) -> Fabric | None:
     """The host's; None for boards without NVSwitches, and where the VM's GPUs need no NVLink."""
-    gpus = [g for g in host.devices_of_kind(DeviceKind.GPU) if g.physical_function is None]
-    # Boards of four such GPUs join them without NVSwitches, and those of B200 show none on the bus.
-    switched = len(gpus) > _MOST_WITHOUT_SWITCHES or host.devices_of_kind(DeviceKind.NVSWITCH)
-    if not switched or request.without_nvlink:
+    board = board_of_host(host)
+    if board is None or request.without_nvlink:
         return None
-    boards = {_BOARD_OF_ID.get(gpu.device_id or 0) for gpu in gpus if gpu.vendor_id == NVIDIA}
-    board = board_of(gpu.name for gpu in gpus) or (boards.pop() if len(boards) == 1 else None)
-    if board is None:
-        return None
+    gpus = _whole_gpus(host)
     modules = {gpu.bdf: gpu.module_id for gpu in gpus if gpu.module_id is not None}
     if len(set(modules.values())) != len(modules):
         modules = {}  # two boards that number alike: a module says nothing
     return Fabric(host.name, board, modules)
+
+
+def board_of_host(host: Host) -> Board | None:
+    """The board with NVSwitches that the host's GPUs are on; None where they are on none."""
+    gpus = _whole_gpus(host)
+    # Boards of four such GPUs join them without NVSwitches, and those of B200 show none on the bus.
+    if len(gpus) <= _MOST_WITHOUT_SWITCHES and not host.devices_of_kind(DeviceKind.NVSWITCH):
+        return None
+    boards = {_BOARD_OF_ID.get(gpu.device_id or 0) for gpu in gpus if gpu.vendor_id == NVIDIA}
+    return board_of(gpu.name for gpu in gpus) or (boards.pop() if len(boards) == 1 else None)
+
+
+def _whole_gpus(host: Host) -> list[PciDevice]:
+    return [g for g in host.devices_of_kind(DeviceKind.GPU) if g.physical_function is None]
 
 
 def _named(gpus: Collection[Bdf]) -> str:

@@ -94,6 +94,15 @@ def board_of(names: Iterable[str | None]) -> Board | None:
     return found.pop() if len(found) == 1 else None
 
 
+def partition_sizes(board: Board) -> tuple[int, ...]:
+    """How many GPUs a partition of the board may have, ascending.
+
+    >>> partition_sizes(Board.HGX_B200)
+    (1, 2, 4, 8)
+    """
+    return tuple(sorted({len(one.modules) for one in PARTITIONS[board]}))
+
+
 def partition_of(board: Board, modules: Iterable[int]) -> FabricPartition | None:
     """The partition that is exactly these GPUs, or None."""
     wanted = frozenset(modules)

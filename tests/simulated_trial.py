@@ -78,7 +78,7 @@ class SimulatedGuest(FakeMachine):
         self._check()
         if argv[0] == "poweroff":
             return Completed(tuple(argv), 0, "", "")
-        if argv[1:2] == ["bandwidth"] or argv[1:2] == ("bandwidth",):
+        if argv[1:2] in (["bandwidth"], ("bandwidth",)) and not self.code:
             return Completed(tuple(argv), 0, self._bandwidth(argv), "")
         return super().run(argv, timeout_s, input, environment=environment)
 
@@ -124,7 +124,7 @@ class SimulatedReach:
         self._wrong = wrong
         self._silent = silent
 
-    def machine(self, uuid: str) -> Machine:
+    def machine(self, uuid: str) -> SimulatedGuest:
         definition = self._daemon.definition()
         cells = b"<cell" in definition
         layout = "pin-numa" if cells else "pin" if b"<vcpupin" in definition else "default"

@@ -8,40 +8,30 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from homenode.bench import runner as bench_runner
-from homenode.errors import HostError, InputError, UsageError
+from homenode.errors import HostError, UsageError
 from homenode.hypervisor.virsh import Virsh
-from homenode.pci import DeviceKind
 from homenode.plan.published import Objective
-from homenode.plan.wishes import Wishes
 from homenode.published.shipped import published_evidence
 from homenode.results.model import Run
 from homenode.results.store import read_run
-from homenode.sources import load_host
-from homenode.topology import PagePool, RunningDomain
+from homenode.topology import PagePool
 from homenode.trial import guest
 from homenode.trial.beginning import latest, look
 from homenode.trial.conclusion import Conclusion, conclude
-from homenode.trial.fitting import fit
 from homenode.trial.journal import (
-    Entry,
     Head,
     What,
-    decode_journal,
-    encode_entry,
-    encode_head,
-    state_of,
 )
 from homenode.trial.journal_file import JournalFile, known_trials
 from homenode.trial.runner import outcome_code, run_trial, steps_of
-from homenode.trial.schedule import BARE, trial_schedule
+from homenode.trial.schedule import BARE
 from homenode.trial.taking_back import take_back
 from tests.apply_documents import NAME, ORIGINAL
 from tests.simulated_trial import (
     LAYOUTS,
+    SimulatedGuest,
     SimulatedReach,
     begun,
     daemon_in,
@@ -209,6 +199,26 @@ def test_a_vm_that_does_not_start_is_named(daemon: StandIn, tmp_path: Path) -> N
     assert daemon.definition() == ORIGINAL
 
 
+def test_a_boot_without_a_figure_has_failed_and_is_made_anew(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    class Broken(SimulatedReach):
+        def machine(self, uuid: str) -> SimulatedGuest:
+            guest = super().machine(uuid)
+            guest.code = 1  # of every program of the suite
+            return guest
+
+    head, journal = run(tmp_path, Broken(daemon, EQUAL), boots=1, layouts=("pin",))
+    (outcome,) = journal.known().state.outcomes.values()
+    assert outcome.what is What.FAILED
+    assert "every test failed" in outcome.entry.detail
+    trial = trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, EQUAL))
+    with journal.locked() as lock:
+        run_trial(trial, lock)
+    assert [entry.what for entry in journal.known().entries].count(What.SET_ASIDE) == 1
+    assert len(runs_of(head, journal)) == 1
+
+
 def test_a_guest_that_does_not_shut_down_is_ended(daemon: StandIn, tmp_path: Path) -> None:
     daemon.put("deaf", "yes")
     _, journal = run(tmp_path, SimulatedReach(daemon, EQUAL), boots=1)
@@ -346,26 +356,6 @@ def test_what_stands_in_the_way_is_found_before_the_first_boot(
     assert not any(line.startswith(("define", "start")) for line in daemon.commands())
 
 
-def test_a_device_that_another_vm_has_stops_every_layout() -> None:
-    there = load_host("small-2n8c-2gpu")
-    gpu = there.devices_of_kind(DeviceKind.GPU)[0].bdf
-    address = (f"<address domain='0x{gpu.domain:04x}' bus='0x{gpu.bus:02x}' "
-               f"slot='0x{gpu.device:02x}' function='0x{gpu.function:x}'/>")  # fmt: skip
-    hostdev = (f"<hostdev mode='subsystem' type='pci' managed='yes'><source>{address}"
-               "</source></hostdev></devices>")  # fmt: skip
-    original = ORIGINAL.replace(b"</devices>", hostdev.encode())
-    wishes = Wishes(layout="pin")
-    assert not any(one.against for one in fit(original, NAME, wishes, LAYOUTS, there))
-    other = RunningDomain("other", True, (None,), None, (), 1 << 30, False, (), None, (gpu,))
-    taken = replace(there, domains=(other,))
-    found = fit(original, NAME, wishes, LAYOUTS, taken)
-    assert all("device-in-use" in one.against[0] or one.unplannable for one in found)
-    assert all(one.against for one in found)
-    # Its own devices are not in its way.
-    mine = replace(there, domains=(replace(other, name=NAME),))
-    assert not any(one.against for one in fit(original, NAME, wishes, LAYOUTS, mine))
-
-
 def test_the_host_itself_is_measured_on_the_plans_pus(
     daemon: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -397,69 +387,3 @@ def test_figures_of_emulated_guests_come_to_no_verdict(daemon: StandIn, tmp_path
     assert found.emulated
     assert found.verdicts.verdicts == ()
     assert found.advice == ()
-
-
-@given(
-    st.lists(
-        st.sampled_from(["default", "pin", "pin-numa", "pin-numa-pci"]), unique=True, min_size=1
-    ),
-    st.integers(1, 8),
-    st.integers(0, 1000),
-)
-def test_each_round_boots_each_layout_once(layouts: list[str], boots: int, seed: int) -> None:
-    steps = trial_schedule(layouts, boots, seed)
-    assert steps == trial_schedule(layouts, boots, seed)
-    assert [step.number for step in steps] == list(range(len(layouts) * boots))
-    for number in range(boots):
-        of_round = [step for step in steps if step.round == number]
-        assert {step.layout for step in of_round} == set(layouts)
-        assert [step.number // len(layouts) for step in of_round] == [number] * len(layouts)
-
-
-def test_layouts_do_not_stand_in_one_order_every_round() -> None:
-    steps = trial_schedule(LAYOUTS, 20, 1)
-    orders = {tuple(s.layout for s in steps if s.round == number) for number in range(20)}
-    assert len(orders) > 3
-
-
-@pytest.mark.parametrize("bad", [[], ["pin", "pin"]])
-def test_a_layout_twice_or_none_is_refused(bad: list[str]) -> None:
-    with pytest.raises(UsageError, match="--layouts"):
-        trial_schedule(bad, 1, 1)
-
-
-_ENTRIES = st.lists(
-    st.builds(
-        Entry,
-        at=st.just("2026-01-01T00:00:00Z"),
-        what=st.sampled_from(What),
-        number=st.integers(0, 5) | st.none(),
-        detail=st.text(max_size=5),
-        samples=st.integers(0, 9) | st.none(),
-    ),
-    max_size=12,
-)
-_HEAD = Head("t", URI, "vm", "u", "vm", ("pin",), 1, 1, "/r")
-
-
-@given(_ENTRIES, st.integers(0, 5000))
-def test_a_journal_cut_anywhere_is_read_up_to_its_last_whole_line(
-    entries: list[Entry], cut: int
-) -> None:
-    whole = encode_head(_HEAD) + b"".join(map(encode_entry, entries))
-    head, read = decode_journal(whole, "journal")
-    assert (head, list(read)) == (_HEAD, entries)
-    first = len(encode_head(_HEAD))
-    part = whole[: max(first, min(cut, len(whole)))]
-    _, read = decode_journal(part, "journal")
-    assert list(read) == entries[: len(read)]
-    assert part.count(b"\n") == len(read) + 1
-    state_of(read)
-
-
-@pytest.mark.parametrize(
-    "text", [b"", b"\n", b"[]\n", b'{"format":"homenode.trial/9"}\n', b"\xff\n"]
-)
-def test_what_is_no_journal_is_refused_by_name(text: bytes) -> None:
-    with pytest.raises(InputError, match="journal"):
-        decode_journal(text, "journal")

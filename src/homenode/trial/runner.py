@@ -13,7 +13,7 @@ from homenode.apply.definition import apply_definition
 from homenode.bench.orders import BenchOrders, Progress
 from homenode.bench.runner import run_bench
 from homenode.domain.read import open_domain
-from homenode.errors import HomenodeError, HostError, InputError
+from homenode.errors import HomenodeError, HostError, InputError, ToolError
 from homenode.hypervisor.virsh import Virsh
 from homenode.machine.local import LocalMachine
 from homenode.machine.protocol import Machine
@@ -206,6 +206,8 @@ def _measure(
         return
     gaps = "; ".join(map(str, outcome.gaps))
     count = len(outcome.run.samples)
+    if not count:
+        raise ToolError(f"expected figures, found none: every test failed: {gaps}")
     trial.journal.add(What.MEASURED, step.number, gaps, run=orders.name, samples=count)
 
 
@@ -248,9 +250,9 @@ def _run_there(results: Path, name: str) -> Path | None:
 
 
 def _samples(folder: Path) -> int | None:
-    """How many samples a finished run has; None where it is not finished."""
+    """How many samples a finished run has; None where it is not finished, or has none."""
     try:
-        return len(read_run(folder).samples)
+        return len(read_run(folder).samples) or None
     except InputError:
         return None
 

@@ -1,27 +1,18 @@
-"""Importing what other tools wrote: the study's folders, logs under pinning, single outputs."""
+"""Importing what other tools wrote: the study's folders, logs under pinning, outputs."""
 
 import json
-import shutil
-import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from typer import Typer
-from typer.testing import CliRunner
 
 from homenode.analyse.metrics import METRICS
 from homenode.bdf import Bdf
 from homenode.bench.binding import sections
-from homenode.bench.import_folder import find_folders
 from homenode.bench.imported import Imported, ImportWishes, SourceFolder, imported_runs
 from homenode.bench.study_folder import contradictions, figures_of_study, switches_of
 from homenode.bench.tool_log import Tool, tool_of
-from homenode.cli.import_results import import_results
-from homenode.errors import HomenodeError, InputError
+from homenode.errors import InputError
 from homenode.plan.layout import PRESETS
 from homenode.results.model import Origin, Sample, Switches
-from homenode.results.store import FILE, load_runs, read_run
 from homenode.results.vantage import Vantage
 from homenode.tools import study_programs
 from tests import test_tools_cuda_bandwidth_test as cuda
@@ -34,8 +25,6 @@ from tests import test_tools_openssl_speed as openssl
 from tests import test_tools_rocm_bandwidth_test as rocm
 from tests import test_tools_stream as stream
 from tests import test_tools_sysbench as sysbench
-from tests.mutations import MUTATIONS, mutations, survives
-from tests.shared_data import needs_shared, shared
 
 CHASE = "# size_bytes\tlatency_ns\n4096\t1.1\t# 4KB\n536870912\t112.4\t# 512MB\n"
 COPIES = """\
@@ -394,148 +383,3 @@ def test_matmul_takes_the_total_and_not_its_three_digits() -> None:
     with pytest.raises(InputError) as refused:
         study_programs.parse_matmul("Traceback\nModuleNotFoundError: No module named 'torch'\n")
     assert "No module named 'torch'" in str(refused.value)
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    for name in ("default", "vcpu_pin_numa"):
-        here = tmp_path / "in" / "h200" / name
-        here.mkdir(parents=True)
-        for file, text in STUDY.items():
-            (here / file).write_text(text)
-    return tmp_path / "in"
-
-
-def _run(*arguments: object) -> tuple[int, str]:
-    app = Typer()
-    app.command("import")(import_results)
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if isinstance(result.exception, HomenodeError):
-        return result.exception.exit_code, str(result.exception)
-    return result.exit_code, result.output
-
-
-def test_the_command_writes_runs_that_are_read_back(tree: Path, tmp_path: Path) -> None:
-    code, said = _run(tree, "-o", tmp_path / "out", "--host-kind", "2x Xeon 8558, 7x H200")
-    assert code == 0, said
-    runs = load_runs(tmp_path / "out").runs
-    assert [(run.head.system, run.head.name) for run in runs] == [
-        ("h200", "default"), ("h200", "vcpu_pin_numa"),
-    ]  # fmt: skip
-    assert runs[0].head.host_kind == "2x Xeon 8558, 7x H200"
-    assert "2 nodes" in runs[0].head.unusable[0]
-
-
-def test_nothing_is_written_where_a_run_is_there_already(tree: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert _run(tree, "-o", out)[0] == 0
-    shutil.rmtree(out / "h200" / "default")
-    code, said = _run(tree, "-o", out)
-    assert (code, "expected no run of this name" in said) == (3, True)
-    assert not (out / "h200" / "default").exists()
-
-
-def test_a_dry_run_writes_nothing(tree: Path, tmp_path: Path) -> None:
-    code, said = _run(tree, "-o", tmp_path / "out", "--dry-run")
-    assert (code, "h200/default" in said) == (0, True)
-    assert not (tmp_path / "out").exists()
-
-
-def test_folders_of_others_are_not_trusted(tree: Path, tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text(stream.OUTPUT)
-    (tree / "link.txt").symlink_to(tmp_path / "secret")
-    (tree / "folder").symlink_to(tmp_path)
-    (tree / "binary").write_bytes(b"\0\1")
-    (tree / "h200" / "strange\nname.txt").write_text("nothing")
-    found = find_folders(tree)
-    assert [one.path for one in found.folders] == [
-        "in/h200",
-        "in/h200/default",
-        "in/h200/vcpu_pin_numa",
-    ]
-    assert {gap.reason for gap in found.skipped} == {"not a plain file", "binary"}
-    code, said = _run(tree, "-o", tmp_path / "out")
-    assert (code, "not the output of a tool" in said) == (0, True)
-
-
-def test_a_file_with_lines_without_end_is_left_out(tmp_path: Path) -> None:
-    (tmp_path / "long.txt").write_text(stream.OUTPUT + "x" * 20_000)
-    assert "a line of more than" in find_folders(tmp_path).skipped[0].reason
-
-
-@pytest.mark.parametrize("unit", [" ", "1.1 ", "1.1s ", "1.1k ", "a: ", "=", "node 0 "])
-def test_no_line_costs_more_than_its_length(unit: str) -> None:
-    started = time.process_time()
-    texts = (sysbench.CPU, stream.OUTPUT, nvbandwidth.TEXT, nccl.TEXT, mlc.OUTPUT, likwid.OUTPUT)
-    for text in (*texts, openssl.BULK, openssl.RSA_3_0, rocm.MATRICES, cuda.OUTPUT):
-        hostile = f"{text}rsa {unit * (16_000 // len(unit))}!\n"
-        imported_runs([folder({"log.txt": hostile})], ImportWishes())
-    # Linear ones take some milliseconds; squares of 16,000 took seconds each.
-    assert time.process_time() - started < 3
-
-
-def test_runs_of_homenodes_are_not_imported_again(tree: Path, tmp_path: Path) -> None:
-    _run(tree, "-o", tmp_path / "out")
-    code, said = _run(tmp_path / "out")
-    assert (code, "found none" in said) == (2, True)
-
-
-def test_one_file_can_be_named(tmp_path: Path) -> None:
-    (tmp_path / "mlc.txt").write_text(mlc.OUTPUT)
-    assert _run(tmp_path / "mlc.txt", "-o", tmp_path / "out")[0] == 0
-    assert read_run(tmp_path / "out" / "cpu-only" / "mlc" / FILE).samples
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("nowhere",), "found nothing"),
-        ((".", "--layout", "a=b"), "expected NAME=PRESET"),
-        ((".", "--layout", "pin"), "expected NAME=PRESET"),
-    ],
-)
-def test_bad_usage_says_what_was_expected(
-    arguments: tuple[str, ...], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    code, said = _run(*arguments)
-    assert (code, says in said) == (2, True)
-
-
-def test_two_folders_with_files_of_one_name_are_two_runs() -> None:
-    runs = imported_runs(
-        [folder({"mlc.txt": mlc.OUTPUT}, "a"), folder({"mlc.txt": mlc.OUTPUT}, "b")], ImportWishes()
-    )
-    assert [one.run.head.name for one in runs] == ["h200-a-mlc", "h200-b-mlc"]
-
-
-@needs_shared
-def test_the_published_outputs_are_imported(tmp_path: Path) -> None:
-    code, said = _run(shared("samples"), "-o", tmp_path / "out")
-    assert code == 0, said
-    runs = load_runs(tmp_path / "out")
-    assert len(runs.runs) == 14
-    assert not runs.skipped
-    assert not [s for run in runs.runs for s in run.samples if s.value <= 0]
-
-
-def test_no_damaged_study_folder_or_log_stops_an_import() -> None:
-    for name, text in STUDY.items():
-        for damaged in mutations(text, MUTATIONS // 10):
-            imported_runs([folder({**STUDY, name: damaged})], ImportWishes())
-    for damaged in mutations(pinned(1), MUTATIONS):
-        imported_runs([folder({"log.txt": damaged})], ImportWishes())
-
-
-@pytest.mark.parametrize(
-    ("parse", "text"),
-    [
-        (study_programs.parse_chase, CHASE),
-        (study_programs.parse_copies, COPIES),
-        (study_programs.parse_matmul, "100 matmuls: 2.115s (21.1ms each)\n"),
-    ],
-)
-def test_damaged_output_is_read_or_refused_and_nothing_else(
-    parse: Callable[[str], object], text: str
-) -> None:
-    assert survives(parse, text, MUTATIONS) > 0

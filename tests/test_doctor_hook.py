@@ -15,7 +15,8 @@ from homenode.errors import InputError
 from homenode.findings import Severity
 from tests.doctor_domains import domain, gpus
 from tests.doctor_domains import host as shipped
-from tests.test_doctor_retrain import AUDIO, GPU, SICK, sick
+from tests.test_doctor_retrain import GPU, SICK, sick
+from tests.test_doctor_retrain_refusals import AUDIO
 
 
 def test_a_unit_runs_before_libvirt_and_a_hook_never_stops_a_vm() -> None:

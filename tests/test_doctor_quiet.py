@@ -10,7 +10,7 @@ from homenode.pci import DeviceKind
 from homenode.topology import Host
 from tests.doctor_cases import changed, settings
 from tests.doctor_domains import diagnosed, domain, gpus, host, ids, planned
-from tests.doctor_guest_cases import H200, snp
+from tests.doctor_guests import H200, snp
 from tests.doctor_quiet_cases import HGX, ISOLATED, NIC, interrupting, quiet, set_apart
 
 DESKTOP = "rtx4080-i9-14900k"

@@ -1,0 +1,117 @@
+"""A trial before its first boot: what fits, the order of boots, and its journal."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homenode.errors import InputError, UsageError
+from homenode.pci import DeviceKind
+from homenode.plan.wishes import Wishes
+from homenode.sources import load_host
+from homenode.topology import RunningDomain
+from homenode.trial.fitting import fit
+from homenode.trial.journal import (
+    Entry,
+    Head,
+    What,
+    decode_journal,
+    encode_entry,
+    encode_head,
+    state_of,
+)
+from homenode.trial.schedule import trial_schedule
+from tests.apply_documents import NAME, ORIGINAL
+from tests.simulated_trial import (
+    LAYOUTS,
+)
+from tests.virsh_stand_in import URI
+
+
+def test_a_device_that_another_vm_has_stops_every_layout() -> None:
+    there = load_host("small-2n8c-2gpu")
+    gpu = there.devices_of_kind(DeviceKind.GPU)[0].bdf
+    address = (f"<address domain='0x{gpu.domain:04x}' bus='0x{gpu.bus:02x}' "
+               f"slot='0x{gpu.device:02x}' function='0x{gpu.function:x}'/>")  # fmt: skip
+    hostdev = (f"<hostdev mode='subsystem' type='pci' managed='yes'><source>{address}"
+               "</source></hostdev></devices>")  # fmt: skip
+    original = ORIGINAL.replace(b"</devices>", hostdev.encode())
+    wishes = Wishes(layout="pin")
+    assert not any(one.against for one in fit(original, NAME, wishes, LAYOUTS, there))
+    other = RunningDomain("other", True, (None,), None, (), 1 << 30, False, (), None, (gpu,))
+    taken = replace(there, domains=(other,))
+    found = fit(original, NAME, wishes, LAYOUTS, taken)
+    assert all("device-in-use" in one.against[0] or one.unplannable for one in found)
+    assert all(one.against for one in found)
+    # Its own devices are not in its way.
+    mine = replace(there, domains=(replace(other, name=NAME),))
+    assert not any(one.against for one in fit(original, NAME, wishes, LAYOUTS, mine))
+
+
+@given(
+    st.lists(
+        st.sampled_from(["default", "pin", "pin-numa", "pin-numa-pci"]), unique=True, min_size=1
+    ),
+    st.integers(1, 8),
+    st.integers(0, 1000),
+)
+def test_each_round_boots_each_layout_once(layouts: list[str], boots: int, seed: int) -> None:
+    steps = trial_schedule(layouts, boots, seed)
+    assert steps == trial_schedule(layouts, boots, seed)
+    assert [step.number for step in steps] == list(range(len(layouts) * boots))
+    for number in range(boots):
+        of_round = [step for step in steps if step.round == number]
+        assert {step.layout for step in of_round} == set(layouts)
+        assert [step.number // len(layouts) for step in of_round] == [number] * len(layouts)
+
+
+def test_layouts_do_not_stand_in_one_order_every_round() -> None:
+    steps = trial_schedule(LAYOUTS, 20, 1)
+    orders = {tuple(s.layout for s in steps if s.round == number) for number in range(20)}
+    assert len(orders) > 3
+
+
+@pytest.mark.parametrize("bad", [[], ["pin", "pin"]])
+def test_a_layout_twice_or_none_is_refused(bad: list[str]) -> None:
+    with pytest.raises(UsageError, match="--layouts"):
+        trial_schedule(bad, 1, 1)
+
+
+_ENTRIES = st.lists(
+    st.builds(
+        Entry,
+        at=st.just("2026-01-01T00:00:00Z"),
+        what=st.sampled_from(What),
+        number=st.integers(0, 5) | st.none(),
+        detail=st.text(max_size=5),
+        samples=st.integers(0, 9) | st.none(),
+    ),
+    max_size=12,
+)
+
+
+_HEAD = Head("t", URI, "vm", "u", "vm", ("pin",), 1, 1, "/r")
+
+
+@given(_ENTRIES, st.integers(0, 5000))
+def test_a_journal_cut_anywhere_is_read_up_to_its_last_whole_line(
+    entries: list[Entry], cut: int
+) -> None:
+    whole = encode_head(_HEAD) + b"".join(map(encode_entry, entries))
+    head, read = decode_journal(whole, "journal")
+    assert (head, list(read)) == (_HEAD, entries)
+    first = len(encode_head(_HEAD))
+    part = whole[: max(first, min(cut, len(whole)))]
+    _, read = decode_journal(part, "journal")
+    assert list(read) == entries[: len(read)]
+    assert part.count(b"\n") == len(read) + 1
+    state_of(read)
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"\n", b"[]\n", b'{"format":"homenode.trial/9"}\n', b"\xff\n"]
+)
+def test_what_is_no_journal_is_refused_by_name(text: bytes) -> None:
+    with pytest.raises(InputError, match="journal"):
+        decode_journal(text, "journal")

@@ -5,8 +5,10 @@ CPUs first, in the kernel's order of nodes; where it shows several, the n-th is 
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+from homenode.bdf import Bdf
 from homenode.bench.figures import Figures, sample
 from homenode.gap import Gap
 from homenode.results.model import Condition, Sample
@@ -14,12 +16,17 @@ from homenode.tools.rocm_bandwidth_test import RocmBandwidthTest
 from homenode.tools.transferbench import TransferBench, TransferCell
 
 
-def of_rocm(run: RocmBandwidthTest) -> Figures:
+def of_rocm(run: RocmBandwidthTest, gpus: tuple[Bdf, ...] = ()) -> Figures:
     """Cells between host and GPUs and between GPUs, one way; the last size of each pair.
 
-    Which devices are GPUs is known by their addresses, or by what a pair says.
+    Which devices are GPUs is known by their addresses, or by what a pair says. The tool prints no
+    PCI domain: it is that of the one of `gpus` with the same bus, if there is one.
     """
-    gpu_of = {device.index: device for device in run.devices if device.address is not None}
+    gpu_of = {
+        device.index: replace(device, address=_in_domain(device.address, gpus))
+        for device in run.devices
+        if device.address is not None
+    }
     several = sum(device.address is None for device in run.devices) > 1
     samples: list[Sample] = []
     gaps = list(run.gaps)
@@ -48,6 +55,12 @@ def of_rocm(run: RocmBandwidthTest) -> Figures:
     conditions = (Condition("tool rocm-bandwidth-test", run.version or "unknown"),)
     names = tuple(dict.fromkeys(device.name for device in gpu_of.values()))
     return Figures(tuple(samples), conditions, names, tuple(gaps))
+
+
+def _in_domain(printed: Bdf, gpus: tuple[Bdf, ...]) -> Bdf:
+    where = (printed.bus, printed.device, printed.function)
+    same = [one for one in gpus if (one.bus, one.device, one.function) == where]
+    return same[0] if len(same) == 1 else printed
 
 
 def _rocm_cell(
@@ -80,14 +93,17 @@ def _metric(source_is_cpu: bool, destination_is_cpu: bool, is_same: bool) -> str
     return "d2d-bandwidth" if is_same else "p2p-bandwidth"
 
 
-def of_transferbench(run: TransferBench) -> Figures:
+def of_transferbench(run: TransferBench, gpus: tuple[Bdf, ...] = ()) -> Figures:
     """Cells between nodes and GPUs. Who copied is in the variant: engines have none.
 
-    GPUs have HIP's number and no address.
+    GPUs have HIP's number; gpus: their addresses by it, () where nobody told.
     """
     several = len({cell.source for cell in run.cells if not cell.source.is_gpu}) > 1
-    samples = [found for cell in run.cells for found in _transfer(cell, run, several)]
-    gaps = (*run.gaps, Gap("GPU addresses", "TransferBench prints none"))
+    highest = max((p.index for c in run.cells for p in (c.source, c.destination) if p.is_gpu),
+                  default=-1)  # fmt: skip
+    gpus = gpus if highest < len(gpus) else ()
+    samples = [found for cell in run.cells for found in _transfer(cell, run, several, gpus)]
+    gaps = run.gaps if gpus else (*run.gaps, Gap("GPU addresses", "TransferBench prints none"))
     conditions = [Condition("tool TransferBench", run.version or "unknown")]
     if any(one.metric == "d2d-bandwidth" for one in samples):
         text = "TransferBench, bytes within a GPU counted once"
@@ -95,7 +111,9 @@ def of_transferbench(run: TransferBench) -> Figures:
     return Figures(tuple(samples), tuple(conditions), gaps=gaps)
 
 
-def _transfer(cell: TransferCell, run: TransferBench, several: bool) -> Iterator[Sample]:
+def _transfer(
+    cell: TransferCell, run: TransferBench, several: bool, gpus: tuple[Bdf, ...]
+) -> Iterator[Sample]:
     source, destination = cell.source, cell.destination
     metric = _metric(not source.is_gpu, not destination.is_gpu, source == destination)
     if metric is None:
@@ -105,8 +123,10 @@ def _transfer(cell: TransferCell, run: TransferBench, several: bool) -> Iterator
     words = [by if copier.is_gpu else "cpu threads", "both ways" if cell.is_bidirectional else None]
     host = source if not source.is_gpu else destination
     gpu = source if source.is_gpu else destination
-    fields: dict[str, Any] = {"index": gpu.index}
-    if metric == "p2p-bandwidth":  # a pair has no address, and one position for both
+    fields: dict[str, Any] = {"device": gpus[gpu.index]} if gpus else {"index": gpu.index}
+    if metric == "p2p-bandwidth" and gpus:
+        fields["peer"] = gpus[destination.index]
+    elif metric == "p2p-bandwidth":  # a pair has no address, and one position for both
         fields = {"index": source.index, "variant": f"to GPU {destination.index}"}
         words.append(fields.pop("variant"))
     elif several and not host.is_gpu:

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from homenode.analyse.metrics import metric_of
 from homenode.bdf import Bdf
+from homenode.bench.confinement import usable_pus
 from homenode.bench.environment import Environment, changes, conditions_of
 from homenode.bench.figures import numbered
 from homenode.bench.model import BenchTest, Reader
@@ -18,6 +19,7 @@ from homenode.bench.placement_states import Bracket, States, states_of
 from homenode.bench.record import LookRecord, Result, RunRecord, StepRecord
 from homenode.bench.schedule import Schedule, moved_rounds, schedule
 from homenode.bench.step_reading import StepReading, disturbed, read_app, read_step
+from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.findings import Finding, Severity, in_order
 from homenode.gap import Gap
@@ -26,6 +28,9 @@ from homenode.topology import Host
 
 _SHOWN = 6
 """Placement states that a finding names."""
+
+_SPREAD_FROM = 3
+"""Samples from which on a control shows its own spread."""
 
 MARKING = frozenset({"bench-busy", "bench-stolen"})
 """Findings of the preflight that mark the run: its figures are somebody else's too."""
@@ -60,7 +65,7 @@ def derived(
     looks: Sequence[LookRecord],
     host: Host,
 ) -> Derived:
-    """The run of these records. host: what was measured, for the addresses of its GPUs."""
+    """The run of these records. host: what was measured, confined to the PUs that it was."""
     gaps = list(record.left_out)
     read = list(_read(record, steps, host, gaps))
     samples, states = _samples(record, read)
@@ -74,7 +79,7 @@ def derived(
     for extra in (
         _failed(steps),
         _moved(record, read),
-        _changed(looks),
+        _changed(looks, usable_pus(host)),
         _busy(record, read, marks),
         _placement(states),
     ):
@@ -201,22 +206,33 @@ def _moved(record: RunRecord, read: Sequence[_Read]) -> Iterator[Finding]:
     for (title, variant, device), rounds in values.items():
         medians = {key: statistics.median(found) for key, found in rounds.items()}
         subject = " ".join(str(part) for part in (title, variant, device) if part is not None)
-        for number, _, ratio in moved_rounds(plan, medians):
+        for number, test, ratio in moved_rounds(plan, medians):
+            if _overlap(rounds[number - 1, test], rounds[number, test]):
+                continue
             yield Finding(
                 "bench-control-moved", Severity.WARNING, subject,
-                "the same before and after a round, within 3 %",
+                "the same before and after a round, within 3 % or its own spread",
                 f"{ratio - 1:+.1%} over round {number + 1}",
                 "something else than the layout changed, and may have moved every figure",
                 "look for other load, heat and clocks; then measure again", "controls of the suite",
             )  # fmt: skip
 
 
-def _changed(looks: Sequence[LookRecord]) -> Iterator[Finding]:
+def _overlap(before: Sequence[float], after: Sequence[float]) -> bool:
+    """Whether the middle halves of both sides do: then what is between their medians is noise."""
+    if min(len(before), len(after)) < _SPREAD_FROM:
+        return False
+    low, _, high = statistics.quantiles(before, n=4, method="inclusive")
+    least, _, most = statistics.quantiles(after, n=4, method="inclusive")
+    return low <= most and least <= high
+
+
+def _changed(looks: Sequence[LookRecord], pus: CpuSet) -> Iterator[Finding]:
     for first, second in pairwise(looks):
         before, after = first.environment, second.environment
         if not first.is_before or second.is_before:  # nothing was measured in between
             before, after = _without_times(before), _without_times(after)
-        for change in changes(before, after):
+        for change in changes(before, after, pus):
             yield Finding(
                 "bench-changed", Severity.WARNING, "the machine", "the same before and after",
                 change, "figures from before and after it are not of one machine",
@@ -254,12 +270,16 @@ def _placement(states: States) -> Iterator[Finding]:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     yield Finding(
         "bench-placement-moves", Severity.WARNING, "vCPUs", "to stay where they are",
-        f"{len(states.transitions)} times moved; from core to core it was "
+        f"{_times(len(states.transitions))} moved; from core to core it was "
         f"{', '.join(names[:_SHOWN]) or 'unknown'}{more}",
         "the same two vCPUs write up to twice as fast in one place as in the other",
         "pin the vCPUs: homenode plan. States are kept apart in comparisons",
         "core-to-core latency before and after each sample",
     )  # fmt: skip
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _conditions(

@@ -120,9 +120,12 @@ def conditions_of(environment: Environment) -> tuple[Condition, ...]:
     return tuple(Condition(name, value) for name, value in found if value is not None)
 
 
-def changes(before: Environment, after: Environment) -> tuple[str, ...]:
-    """Why nothing must be concluded from what was measured in between; () where nothing changed."""
-    return tuple(_settings(before, after)) + tuple(_events(before, after))
+def changes(before: Environment, after: Environment, pus: CpuSet | None = None) -> tuple[str, ...]:
+    """Why nothing must be concluded from what was measured in between; () where nothing changed.
+
+    pus: that measured; None = all.
+    """
+    return tuple(_settings(before, after)) + tuple(_events(before, after, pus or after.online))
 
 
 def share_between(before: Environment, after: Environment, pus: CpuSet) -> Share | None:
@@ -158,7 +161,7 @@ def _settings(before: Environment, after: Environment) -> Iterator[str]:
             yield f"{name} changed while it was measured: {was} before, {now} after"
 
 
-def _events(before: Environment, after: Environment) -> Iterator[str]:
+def _events(before: Environment, after: Environment, pus: CpuSet) -> Iterator[str]:
     counts = dict(before.throttles)
     for name, now in after.throttles:
         if name in counts and now > counts[name]:
@@ -177,7 +180,7 @@ def _events(before: Environment, after: Environment) -> Iterator[str]:
             )
     for device in links:
         yield f"GPU {device} went away while it was measured"
-    share = share_between(before, after, after.online)
+    share = share_between(before, after, pus)
     if share is not None and share.stolen > STOLEN_SHARE:
         yield f"the hypervisor gave {share.stolen:.1%} of the PUs' time to others"
 

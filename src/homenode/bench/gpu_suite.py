@@ -7,7 +7,9 @@ and GPUs is the result, not its best cell. Installed tools come first, PyTorch s
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
+from homenode.bdf import Bdf
 from homenode.bench.collective_suite import collective_tests
+from homenode.bench.gpus_shown import ShownGpus, shown_alone
 from homenode.bench.model import (
     PYTHON,
     SECONDS,
@@ -60,7 +62,7 @@ class GpuMachine:
 
     @property
     def is_nvidia(self) -> bool:
-        return self.gpus[0].vendor_id == _NVIDIA
+        return is_nvidia(self.gpus)
 
     @property
     def torch(self) -> TorchPython | None:
@@ -76,19 +78,31 @@ class GpuMachine:
 
 
 def gpu_tests(
-    host: Host, installed: Collection[str], wishes: SuiteWishes, left_out: list[Gap]
+    host: Host,
+    installed: Collection[str],
+    wishes: SuiteWishes,
+    left_out: list[Gap],
+    shown: ShownGpus | None = None,
 ) -> Iterator[BenchTest]:
-    """The tests of a machine's GPUs; what cannot be measured goes to left_out."""
+    """The tests of a machine's GPUs; what cannot be measured goes to left_out.
+
+    shown: what the driver gives to us; None where it could not be asked: then all.
+    """
     groups = (Group.GPU_COPY, Group.MATMUL, Group.GPU_BANDWIDTH, Group.GPU_SMALL, Group.GPU_PEER,
               Group.NCCL)  # fmt: skip
     gpus = measured_gpus(host, left_out)
     if not gpus:
         left_out += [Gap(group, "no GPU") for group in groups]
         return
+    if shown is not None:
+        gpus = shown_alone(gpus, shown, left_out)
+        if not gpus:
+            return
     nodes = tuple(node for node in host.nodes if node.pus and node.memory_bytes != 0)
     machine = GpuMachine(gpus, nodes, frozenset(installed), wishes)
     for test in _tests(machine, left_out):
-        yield _numbered_by_bus(test) if machine.is_nvidia else test
+        found = _numbered_by_bus(test) if machine.is_nvidia else test
+        yield found if shown is None else _numbered(found, tuple(gpu.bdf for gpu in gpus))
 
 
 def _tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
@@ -109,6 +123,16 @@ def _numbered_by_bus(test: BenchTest) -> BenchTest:
     others = tuple(_numbered_by_bus(one) for one in test.alternatives)
     environment = (*test.environment, BY_BUS)
     return replace(test, environment=environment, alternatives=others)
+
+
+def _numbered(test: BenchTest, gpus: tuple[Bdf, ...]) -> BenchTest:
+    others = tuple(_numbered(one, gpus) for one in test.alternatives)
+    return replace(test, gpus=gpus, alternatives=others)
+
+
+def is_nvidia(gpus: tuple[PciDevice, ...]) -> bool:
+    """Whose they are; all are of one vendor."""
+    return gpus[0].vendor_id == _NVIDIA
 
 
 def measured_gpus(host: Host, left_out: list[Gap]) -> tuple[PciDevice, ...]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from homenode.bdf import Bdf
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
 from homenode.units import GIB
@@ -81,6 +82,7 @@ class BenchTest:
     alternatives: tests that measure the same otherwise, to be tried in this order where it is
     missing, fails, runs out of time or cannot be read; each has an id of its own and none of these.
     if_stopped: what it tells when it runs out of time, None where it tells nothing.
+    gpus: the GPUs by the number that tools give them, where the driver told; () where it did not.
     """
 
     id: str
@@ -96,6 +98,7 @@ class BenchTest:
     variant: str | None = None
     alternatives: "tuple[BenchTest, ...]" = ()
     if_stopped: str | None = None
+    gpus: tuple[Bdf, ...] = ()
 
     @property
     def is_control(self) -> bool:

@@ -14,6 +14,10 @@ from homenode.units import format_bytes
 BUSY_SHARE = 0.05
 """More than this of the PUs' time taken while nothing was measured: somebody else is there."""
 
+ONE_PU_SHARE = 0.5
+"""Likewise of any single PU: among 448 PUs a neighbour on one of them is 0.2 % of their time. So high
+because a second holds the burst of some daemon on every large machine."""
+
 MEMORY_KEPT = 0.90
 """A guest's kernel keeps some of its memory for itself; less than this is a balloon's doing."""
 
@@ -50,7 +54,29 @@ def _load(looks: Looks) -> Iterator[Finding]:
             "nobody counts their time", None, None, "/proc/stat",
         )  # fmt: skip
         return
-    yield from _busy(looks.pus, share)
+    found = tuple(_busy(looks.pus, share))
+    yield from found or _crowded(looks)
+
+
+def _crowded(looks: Looks) -> Iterator[Finding]:
+    """Single PUs that belong to others, where all together hardly show it."""
+    shares = [(pu, share_between(looks.first, looks.second, CpuSet((pu,)))) for pu in looks.pus]
+    busy = CpuSet(pu for pu, share in shares if share is not None and share.busy > ONE_PU_SHARE)
+    stolen = CpuSet(pu for pu, share in shares if share is not None and share.stolen > ONE_PU_SHARE)
+    if busy:
+        yield Finding(
+            "bench-busy", Severity.WARNING, f"PUs {looks.pus}",
+            f"no PU more than {ONE_PU_SHARE:.0%} busy", f"PUs {busy} busy",
+            "figures of a busy machine are marked and not compared",
+            "stop what runs there, or measure on other PUs", "/proc/stat",
+        )  # fmt: skip
+    if stolen:
+        yield Finding(
+            "bench-stolen", Severity.WARNING, f"PUs {looks.pus}",
+            f"no PU more than {ONE_PU_SHARE:.0%} stolen", f"PUs {stolen} given to other guests",
+            "the vCPUs share PUs with others",
+            "pin the guest's vCPUs to PUs of their own: homenode plan", "/proc/stat",
+        )  # fmt: skip
 
 
 def _busy(pus: CpuSet, share: Share) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from homenode.bdf import Bdf
 from homenode.bench.confinement import bound, confined, keeps_to_nodes, usable_pus
+from homenode.bench.gpus_shown import ShownGpus
 from homenode.bench.imported import CPU_ONLY, GPU_UNKNOWN
 from homenode.bench.model import CONTROLS, BenchTest, Group, Reader, Suite
 from homenode.bench.orders import AppOrder, BenchOrders, restricted_to
@@ -51,10 +52,11 @@ def prepared(
     installed: Collection[str],
     boot: str,
     memory_nodes: tuple[int, ...] | None = None,
+    shown: ShownGpus | None = None,
 ) -> Prepared:
     """What these orders come to on a machine. installed: programs that can be run there.
 
-    memory_nodes: that a cpuset leaves us; None = all.
+    memory_nodes: that a cpuset leaves us; None = all. shown: GPUs that the driver gives to us.
 
     Raises UsageError for tests, PUs or nodes that the machine does not have, InputError for a
     document that is none.
@@ -71,7 +73,7 @@ def prepared(
         )
     pus = restricted_to(orders)
     usable = _with_memory(confined(host, pus, orders.nodes), orders.nodes, memory_nodes)
-    suite = _suite(orders, usable, installed)
+    suite = _suite(orders, usable, installed, shown)
     if len(usable.nodes) < len(host.nodes):
         suite = _without(suite, lambda test: not keeps_to_nodes(test), "some nodes are not ours")
     if pus is not None or orders.nodes is not None:
@@ -99,12 +101,14 @@ def _facts(orders: BenchOrders) -> DomainFacts | None:
     return domain_facts(open_domain(orders.domain_xml, "domain XML"))
 
 
-def _suite(orders: BenchOrders, host: Host, installed: Collection[str]) -> Suite:
+def _suite(
+    orders: BenchOrders, host: Host, installed: Collection[str], shown: ShownGpus | None
+) -> Suite:
     wishes = orders.wishes
     if orders.app is not None and not wishes.groups:
         wishes = replace(wishes, groups=(*sorted(CONTROLS), Group.APP))
     try:
-        suite = suite_for(host, installed, wishes)
+        suite = suite_for(host, installed, wishes, shown)
     except UsageError as error:
         if orders.app is None:
             raise
@@ -174,7 +178,7 @@ def _head(
         arrangement=orders.arrangement,
         memory_mode=None if plan is None or plan.memory_mode is None else str(plan.memory_mode),
         page_bytes=None if plan is None else plan.page_bytes,
-        vcpus=len(usable_pus(host)) if in_guest else None,
+        vcpus=sum(pu.online for pu in host.pus) if in_guest else None,
         pus=_pinned(plan) if in_guest else usable_pus(usable),
         nodes=_nodes(plan) if in_guest else tuple(int(node.index) for node in usable.nodes),
         plan_fingerprint=None if plan is None else plan_fingerprint(plan),
@@ -244,9 +248,10 @@ def _versions(orders: BenchOrders, host: Host, document: Guest | None) -> Iterat
     told = {condition.name for condition in orders.versions}
     found = {
         "machine type": None if document is None else document.machine,
-        "libvirt": _version(host.settings.libvirt_version),
-        "qemu": _version(host.settings.qemu_version),
     }
+    if orders.vantage is not Vantage.GUEST:  # a guest's own are not those that run it
+        found["libvirt"] = _version(host.settings.libvirt_version)
+        found["qemu"] = _version(host.settings.qemu_version)
     for name, value in found.items():
         if value is not None and name not in told:
             yield Condition(name, value)

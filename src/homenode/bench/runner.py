@@ -33,7 +33,12 @@ from homenode.bench.record import (
 )
 from homenode.bench.run_folder import DOMAIN, HOST, PLAN, RunFolder, open_run
 from homenode.bench.schedule import Step, left_of
-from homenode.bench.tools_installed import boot_identity, installed_on, pu_times
+from homenode.bench.tools_installed import (
+    boot_identity,
+    gpus_shown_by,
+    installed_on,
+    pu_times,
+)
 from homenode.discover import discover
 from homenode.domain.read import read_running_domain
 from homenode.errors import ParseError, ToolError, UsageError
@@ -121,7 +126,8 @@ def look_over(machine: Machine, orders: BenchOrders) -> tuple[Prepared, Snapshot
     boot = orders.boot or boot_identity(machine)
     gpus = bool(host.devices_of_kind(DeviceKind.GPU))
     installed = installed_on(machine, orders.wishes, gpus=gpus)
-    ready = prepared(orders, host, installed, boot, allowed_nodes(snapshot))
+    shown = gpus_shown_by(machine, orders.wishes, host, installed)
+    ready = prepared(orders, host, installed, boot, allowed_nodes(snapshot), shown)
     return ready, snapshot
 
 

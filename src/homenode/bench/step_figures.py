@@ -52,10 +52,10 @@ def figures_of_step(test: BenchTest, output: str, host: Host) -> Figures:
         Reader.NCCL_TESTS: _nccl,
         Reader.NCCL_CHOICES: _choices,
         Reader.ROCM: lambda test, text: _kept(
-            amd_figures.of_rocm(rocm_bandwidth_test.parse(text)), test
+            amd_figures.of_rocm(rocm_bandwidth_test.parse(text), test.gpus), test
         ),
         Reader.TRANSFER_BENCH: lambda test, text: _kept(
-            amd_figures.of_transferbench(transferbench.parse(text)), test
+            amd_figures.of_transferbench(transferbench.parse(text), test.gpus), test
         ),
         Reader.TORCH: _torch,
     }
@@ -73,7 +73,7 @@ def _nvbandwidth(test: BenchTest, text: str, host: Host) -> Figures:
     binding = None if test.node is None else Binding((test.node,), (test.node,))
     run = nvbandwidth.parse(_WATCHED.sub("", text))
     if not run.devices and BY_BUS in test.environment:
-        run = _by_bus(run, host)
+        run = _by_bus(run, test, host)
     figures = gpu_figures.of_nvbandwidth(run, binding)
     conditions = (*figures.conditions, *_copying_thread(text, host))
     return replace(figures, conditions=conditions)
@@ -95,17 +95,19 @@ def _copying_thread(text: str, host: Host) -> Iterator[Condition]:
         yield Condition(COPYING_THREAD, f"node{'s' if len(most) > 1 else ''} {CpuSet(most)}")
 
 
-def _by_bus(run: NvbandwidthRun, host: Host) -> NvbandwidthRun:
+def _by_bus(run: NvbandwidthRun, test: BenchTest, host: Host) -> NvbandwidthRun:
     """With the machine's GPUs for devices, where it shows as many as the tool has columns."""
-    gpus = sorted(measured_gpus(host, []), key=lambda gpu: gpu.bdf)
+    names = {gpu.bdf: gpu.name or "NVIDIA GPU" for gpu in measured_gpus(host, [])}
+    gpus = test.gpus or tuple(sorted(names))
     matrices = [matrix for one in run.tests for matrix in one.matrices]
     if {len(matrix.column_labels) for matrix in matrices} != {len(gpus)}:
         return run
     devices = tuple(
-        NvbandwidthDevice(number, gpu.name or "NVIDIA GPU", gpu.bdf)
+        NvbandwidthDevice(number, names.get(gpu, "NVIDIA GPU"), gpu)
         for number, gpu in enumerate(gpus)
     )
-    reason = "nvbandwidth tells numbers alone; CUDA_DEVICE_ORDER=PCI_BUS_ID gave their order"
+    how = "the driver gave" if test.gpus else "CUDA_DEVICE_ORDER=PCI_BUS_ID gave"
+    reason = f"nvbandwidth tells numbers alone; {how} their order"
     return replace(run, devices=devices, gaps=(*run.gaps, Gap("GPU addresses", reason)))
 
 

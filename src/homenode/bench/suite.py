@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from homenode.bench.gpu_suite import gpu_tests
+from homenode.bench.gpus_shown import ShownGpus
 from homenode.bench.model import (
     CONTROLS,
     PROBE,
@@ -42,16 +43,21 @@ def groups_for(objective: Objective) -> tuple[Group, ...]:
     return (*sorted(CONTROLS), *decides, Group.PLACEMENT)
 
 
-def suite_for(host: Host, installed: Collection[str], wishes: SuiteWishes) -> Suite:
+def suite_for(
+    host: Host,
+    installed: Collection[str],
+    wishes: SuiteWishes,
+    shown: ShownGpus | None = None,
+) -> Suite:
     """The tests of a machine. installed: names of programs that can be run.
 
-    host: the machine that runs them, a guest for one. Raises UsageError where nothing is left of
-    what was asked for.
+    host: the machine that runs them, a guest for one. shown: GPUs that its driver gives to us, None
+    where it could not be asked. Raises UsageError where nothing is left of what was asked for.
     """
     left_out: list[Gap] = []
     found = [
         *_of_probe(host, installed, wishes, left_out),
-        *gpu_tests(host, installed, wishes, left_out),
+        *gpu_tests(host, installed, wishes, left_out, shown),
     ]
     wanted = set(wishes.groups) or set(Group)
     tests = tuple(test for test in found if test.group in wanted)

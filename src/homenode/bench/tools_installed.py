@@ -1,13 +1,19 @@
 """Tools installed: what a machine can run, and the little that a run asks of it itself."""
 
 import hashlib
+from collections.abc import Collection
 
+from homenode.bench import gpus_shown
+from homenode.bench.gpu_suite import BY_BUS, is_nvidia, measured_gpus
+from homenode.bench.gpus_shown import ShownGpus
 from homenode.bench.model import PROBE, PYTHON, TORCH, SuiteWishes
+from homenode.bench.program_text import program_text
 from homenode.errors import ParseError, ToolError
 from homenode.machine.protocol import Machine
 from homenode.process import ToolMissingError, ToolTimeoutError
 from homenode.tools.proc_stat import PATH as PROC_STAT
 from homenode.tools.proc_stat import PuTimes, parse
+from homenode.topology import Host
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _ASK_S = 60.0
@@ -58,3 +64,24 @@ def installed_on(machine: Machine, wishes: SuiteWishes, *, gpus: bool) -> frozen
     if said.returncode != 0:
         return found
     return found | ({PYTHON, TORCH} if said.stdout.strip() == "True" else {PYTHON})
+
+
+def gpus_shown_by(
+    machine: Machine, wishes: SuiteWishes, host: Host, installed: Collection[str]
+) -> ShownGpus | None:
+    """The GPUs that the machine's driver gives to us; None where it could not be asked.
+
+    Raises ToolError where the machine cannot be reached.
+    """
+    gpus = measured_gpus(host, [])
+    if not gpus or PYTHON not in installed:
+        return None
+    driver = "cuda" if is_nvidia(gpus) else "hip"
+    try:
+        said = machine.run(
+            [wishes.python, "-", driver], _ASK_S, program_text("gpus_shown"),
+            environment=dict([BY_BUS]),
+        )  # fmt: skip
+        return gpus_shown.parse(said.stdout)
+    except (ParseError, ToolMissingError, ToolTimeoutError):
+        return None

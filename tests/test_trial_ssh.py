@@ -1,0 +1,62 @@
+"""A trial that reaches its guest by ssh: a real sshd, with this machine in the guest's place."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from homenode.bench import runner as bench_runner
+from homenode.hypervisor.virsh import Virsh
+from homenode.trial import guest
+from homenode.trial.guest import GuestReach
+from homenode.trial.journal import What
+from homenode.trial.reaching import Reaching, Way
+from homenode.trial.runner import run_trial
+from tests.apply_documents import ORIGINAL
+from tests.simulated_trial import SimulatedReach, begun, daemon_in, trial_of, wanted
+from tests.ssh_targets import ssh_target
+from tests.virsh_stand_in import URI, StandIn
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    found = daemon_in(tmp_path / "daemon")
+    monkeypatch.setenv("PATH", f"{found.bin}:/usr/bin:/bin")
+    monkeypatch.setattr(guest, "_BETWEEN_S", 0.01)
+    monkeypatch.setattr(bench_runner, "IDLE_S", 0.0)
+    return found
+
+
+def test_a_guest_is_equipped_and_looked_at_and_a_wrong_key_is_named(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    """This machine is not what any layout plans: it is told, and not measured."""
+    root = tmp_path / "state"
+    head, journal = begun(root, wanted(tmp_path / "results", boots=1, layouts=("pin-numa",)))
+    with ssh_target(tmp_path) as target:
+        reaching = Reaching(Way.SSH, target.address, target.user, target.port, str(target.key))
+        known_hosts = journal.folder / "known_hosts"
+        reach = GuestReach(Virsh(URI), reaching, known_hosts, b"#!/bin/sh\necho probe\n")
+        trial = replace(trial_of(head, journal, root, SimulatedReach(daemon, {})), reach=reach)
+        with journal.locked() as lock:
+            run_trial(trial, lock)
+        assert known_hosts.exists()
+        wrong = replace(reaching, key=str(tmp_path / "other_key"))
+        with journal.locked() as lock:
+            run_trial(
+                replace(
+                    trial,
+                    reach=GuestReach(Virsh(URI), wrong, known_hosts, b""),
+                    measuring=replace(trial.measuring, answer_s=0.1),
+                ),
+                lock,
+            )
+    whats = [entry.what for entry in journal.known().entries]
+    assert whats.count(What.MISMATCHED) == 1
+    failed = [entry for entry in journal.known().entries if entry.what is What.FAILED]
+    assert len(failed) == 1
+    assert "Permission denied" in failed[0].detail
+    assert "--ssh-key" in failed[0].detail
+    assert daemon.definition() == ORIGINAL

@@ -140,6 +140,22 @@ def test_an_odd_number_of_pus_is_refused_where_only_whole_cores_are_given() -> N
     assert "199" in odd["smt-alignment"].subject
 
 
+def test_the_emulator_gets_two_pus_where_its_annotation_says_even() -> None:
+    host = with_pages((131_072, 131_072))
+    even = {**HOOK, "alpha.kubevirt.io/EmulatorThreadCompleteToEvenParity": ""}
+    assert not found(vmi({"cores": 198}, annotations=even), kubelet(), host)
+    assert not found(vmi({"cores": 199}, annotations=even), kubelet(), host)
+
+
+def test_iothreads_of_a_pool_take_dedicated_pus() -> None:
+    text = json.loads(vmi({"cores": 199}))
+    text["spec"]["domain"] |= {
+        "ioThreadsPolicy": "supplementalPool", "ioThreads": {"supplementalPoolThreadCount": 3},
+    }  # fmt: skip
+    odd = found(json.dumps(text), kubelet(), with_pages((131_072, 131_072)))
+    assert "203" in odd["smt-alignment"].subject
+
+
 def test_more_pus_than_kubelet_has_are_counted_with_the_emulators_and_without_the_reserved() -> (
     None
 ):

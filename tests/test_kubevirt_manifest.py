@@ -9,6 +9,7 @@ import pytest
 from homenode.errors import UsageError
 from homenode.kubevirt.demand import demand_of
 from homenode.kubevirt.fit import check_fit
+from homenode.kubevirt.kubelet import read_kubelet
 from homenode.kubevirt.manifest_wishes import HookVersion, ManifestWishes
 from homenode.kubevirt.manifests import (
     GATES,
@@ -20,6 +21,7 @@ from homenode.kubevirt.manifests import (
 )
 from homenode.kubevirt.measuring_jobs import guest_job, node_job, results_claim
 from homenode.kubevirt.vmi import read_vmi
+from homenode.sources import load_host
 
 WISHES = ManifestWishes(image="r.example/h:1", node="node-7")
 
@@ -86,6 +88,22 @@ def test_the_check_has_nothing_to_say_of_the_vm() -> None:
     vmi = read_vmi(json.dumps(virtual_machine(WISHES)), "vm.yaml")
     assert demand_of(vmi).gpus == 8
     assert check_fit(vmi, None, None, frozenset(GATES)).findings == ()
+
+
+def test_the_example_fits_a_node_that_gives_whole_cores_alone() -> None:
+    kubelet = read_kubelet(
+        json.dumps(
+            {
+                "cpuManagerPolicy": "static", "reservedSystemCPUs": "0-3,128-131",
+                "cpuManagerPolicyOptions": {"full-pcpus-only": "true"},
+                "topologyManagerPolicy": "restricted", "memoryManagerPolicy": "Static",
+            }
+        ),
+        "kubelet",
+    )  # fmt: skip
+    vmi = read_vmi(json.dumps(virtual_machine(WISHES)), "vm.yaml")
+    found = check_fit(vmi, kubelet, load_host("hgx-a100-ibm"), frozenset(GATES)).findings
+    assert [f.id for f in found] == ["huge-pages-unknown"]
 
 
 def test_the_gates_are_added_to_those_that_there_are() -> None:

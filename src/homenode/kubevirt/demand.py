@@ -7,13 +7,20 @@ from homenode.kubevirt.quantity import parse_quantity
 from homenode.kubevirt.vmi import Vmi, down
 
 HOOK_ANNOTATION = "hooks.kubevirt.io/hookSidecars"
+EVEN_ANNOTATION = "alpha.kubevirt.io/EmulatorThreadCompleteToEvenParity"
+"""QEMU's own threads get two PUs where one would make the sum odd. KubeVirt puts it on VMIs itself
+where the gate AlignCPUs is on and the KubeVirt CR has it.
+
+Source: KubeVirt, virt-controller/services/renderresources.go, WithCPUPinning.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """vcpus: of the guest. threads: of its topology. pus: dedicated ones asked of kubelet, the
-    emulator's included. memory_bytes, page_bytes: None where not said. gpus: how many, of any kind.
-    most_memory_bytes: to which memory may be plugged in while it runs; None = it is not to grow.
+    """vcpus: of the guest. threads: of its topology. pus: dedicated ones asked of kubelet, those of
+    the emulator and of a pool of IOThreads included. memory_bytes, page_bytes: None where not said.
+    gpus: how many, of any kind. most_memory_bytes: to which memory may be plugged in while it
+    runs; None = it is not to grow.
     """
 
     vcpus: int
@@ -47,13 +54,16 @@ def demand_of(vmi: Vmi) -> Demand:
     page = vmi.at("domain", "memory", "hugepages", "pageSize")
     gpus = vmi.at("domain", "devices", "gpus")
     emulator_apart = bool(down(cpu, "isolateEmulatorThread"))
+    pus = vcpus + _pool(vmi)
+    if emulator_apart:
+        pus += 2 if EVEN_ANNOTATION in vmi.annotations and pus % 2 == 0 else 1
     size = None if memory is None else parse_quantity(memory, "memory")
     most = vmi.at("domain", "memory", "maxGuest")
     most_bytes = None if most is None else parse_quantity(most, "memory.maxGuest")
     return Demand(
         vcpus=vcpus,
         threads=counts[2] or 1,
-        pus=vcpus + emulator_apart,
+        pus=pus,
         dedicated=bool(down(cpu, "dedicatedCpuPlacement")),
         emulator_apart=emulator_apart,
         mapped=down(cpu, "numa", "guestMappingPassthrough") is not None,
@@ -63,6 +73,14 @@ def demand_of(vmi: Vmi) -> Demand:
         gpus=len(gpus) if isinstance(gpus, list) else 0,
         hooked=HOOK_ANNOTATION in vmi.annotations,
     )
+
+
+def _pool(vmi: Vmi) -> int:
+    """IOThreads with PUs of their own."""
+    if vmi.at("domain", "ioThreadsPolicy") != "supplementalPool":
+        return 0
+    threads = vmi.at("domain", "ioThreads", "supplementalPoolThreadCount")
+    return 0 if threads is None else parse_quantity(threads, "ioThreads")
 
 
 def _count(value: Any, name: str) -> int:

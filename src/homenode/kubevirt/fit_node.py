@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from homenode.findings import Finding, Severity
 from homenode.indices import NodeIndex
-from homenode.kubevirt.demand import Demand
+from homenode.kubevirt.demand import EVEN_ANNOTATION, Demand
 from homenode.kubevirt.kubelet import Kubelet
 from homenode.pci import DeviceKind
 from homenode.plan.search.fabric import board_of_host
@@ -43,7 +43,7 @@ def node_findings(demand: Demand, kubelet: Kubelet | None, host: Host) -> Iterat
         yield Finding(
             "pus-short", Severity.CRITICAL, f"{demand.pus} dedicated PUs",
             f"at most {sum(pus.values())}, which kubelet can give",
-            f"{demand.vcpus} vCPUs" + (", 1 for the emulator" if demand.emulator_apart else ""),
+            f"{demand.vcpus} vCPUs, and {demand.pus - demand.vcpus} for QEMU's own threads",
             None, f"ask for {sum(pus.values())} or fewer", _CPU,
         )  # fmt: skip
     siblings = max((len(core.pus) for core in host.cores), default=1)
@@ -53,9 +53,8 @@ def node_findings(demand: Demand, kubelet: Kubelet | None, host: Host) -> Iterat
             "smt-alignment", Severity.CRITICAL, f"{demand.pus} dedicated PUs",
             f"a multiple of {siblings}, the PUs of a core, as full-pcpus-only wants",
             f"{demand.pus}: kubelet refuses the pod (SMTAlignmentError)", None,
-            "take another number of vCPUs; where the emulator's PU makes it odd, turn the gate "
-            "AlignCPUs on and annotate the KubeVirt CR with "
-            "alpha.kubevirt.io/EmulatorThreadCompleteToEvenParity", _CPU,
+            "take another number of vCPUs; where the emulator's PU makes it odd, annotate the VM's "
+            f'template with {EVEN_ANNOTATION}: ""', _CPU,
         )  # fmt: skip
     if demand.dedicated and kubelet is not None and siblings > 1 and not full:
         yield Finding(

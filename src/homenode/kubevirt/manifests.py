@@ -9,6 +9,7 @@ import re
 from typing import Any
 
 from homenode.errors import UsageError
+from homenode.kubevirt.demand import EVEN_ANNOTATION, HOOK_ANNOTATION
 from homenode.kubevirt.manifest_wishes import ManifestWishes
 from homenode.kubevirt.measuring_jobs import USER, guest_job, node_job, results_claim
 from homenode.kubevirt.yaml_text import yaml_text
@@ -92,8 +93,9 @@ def virtual_machine(wishes: ManifestWishes) -> dict[str, Any]:
                 "metadata": {
                     "labels": {"kubevirt.io/vm": wishes.vm},
                     "annotations": {
-                        "hooks.kubevirt.io/hookSidecars": hook_annotation(wishes),
+                        HOOK_ANNOTATION: hook_annotation(wishes),
                         "homenode/on-error": "fail",
+                        EVEN_ANNOTATION: "",
                     },
                 },
                 "spec": {

@@ -177,6 +177,20 @@ def test_a_control_that_moves_marks_the_run(tmp_path: Path) -> None:
     assert measured(outcome).head.unusable == ("one thread: -10.9% over round 2",)
 
 
+def test_a_control_that_varies_as_much_by_itself_marks_nothing(tmp_path: Path) -> None:
+    """On a machine that moves by itself, more rounds would mark every run."""
+    rates = itertools.cycle([4600.0, 4400.0, 4750.0])
+
+    def noisy(argv: Sequence[str]) -> str:
+        if argv[1] == "throughput" and argv[-1] == "0":
+            return probe_documents.throughput("0", next(rates), spread=0.15)
+        return answer(argv)
+
+    outcome = run(tmp_path, FakeMachine(answer=noisy), replace(ORDERS, repeats=6))
+    assert "bench-control-moved" not in ids(outcome)
+    assert measured(outcome).head.unusable == ()
+
+
 def test_a_machine_that_changes_meanwhile_is_marked(tmp_path: Path) -> None:
     setting = "/sys/kernel/mm/transparent_hugepage/enabled"
     machine = FakeMachine(changed={setting: "[always] madvise never"})

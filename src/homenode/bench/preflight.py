@@ -15,8 +15,8 @@ BUSY_SHARE = 0.05
 """More than this of the PUs' time taken while nothing was measured: somebody else is there."""
 
 ONE_PU_SHARE = 0.5
-"""Likewise of any single PU: among 448 PUs a neighbour on one of them is 0.2 % of their time. So high
-because a second holds the burst of some daemon on every large machine."""
+"""Likewise of any single PU: among 448 PUs a neighbour on one of them is 0.2 % of their time. So
+high because a second holds the burst of some daemon on every large machine."""
 
 MEMORY_KEPT = 0.90
 """A guest's kernel keeps some of its memory for itself; less than this is a balloon's doing."""

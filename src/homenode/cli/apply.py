@@ -7,21 +7,36 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from homenode.bdf import Bdf
+from homenode.cli.placing_options import (
+    BalanceOption,
+    DeviceOption,
+    EmulatorOption,
+    GpusOption,
+    KeepVcpusOption,
+    MaxNodesOption,
+    MemoryModeOption,
+    ObjectiveOption,
+    PageSizeOption,
+    PciGranularityOption,
+    PolicyOption,
+    ReserveDefinedOption,
+    ReservePusOption,
+    SparePortsOption,
+    UnequalCellsOption,
+    WithoutNvlinkOption,
+    size_bytes,
+)
 from homenode.cli.terminal import check_can_write, console, note, print_diff, read_file, write_text
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.hypervisor.connection import DEFAULT, checked_uri, is_local
-from homenode.plan.published import Objective
 from homenode.plan.request import Balance, EmulatorPolicy, MemoryMode, PciGranularity, Policy
-from homenode.units import parse_bytes
 
 if TYPE_CHECKING:
     from homenode.apply.live_pins import Moved
     from homenode.hypervisor.virsh import Virsh
     from homenode.plan.wishes import Wishes
     from homenode.tuning import Tuning
-
-_PLACING = "Placement (homenode plan has more: give its output with --document)"
 
 ConnectOption = Annotated[
     str, typer.Option("--connect", "-c", metavar="URI", help="The libvirt daemon.")
@@ -58,78 +73,28 @@ def apply(
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Do not print the explanation.")
     ] = False,
-    objective: Annotated[
-        Objective | None,
-        typer.Option(help="With --layout auto: what the VM is for.", rich_help_panel=_PLACING),
-    ] = None,
-    page_size: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="Huge pages to back it.", rich_help_panel=_PLACING),
-    ] = None,
-    device: Annotated[
-        list[str] | None,
-        typer.Option(metavar="BDF", help="Pass this through as well.", rich_help_panel=_PLACING),
-    ] = None,
-    gpus: Annotated[
-        int | None, typer.Option(metavar="N", help="Choose N GPUs.", rich_help_panel=_PLACING)
-    ] = None,
-    policy: Annotated[
-        Policy, typer.Option(help="How many cores nodes must have.", rich_help_panel=_PLACING)
-    ] = Policy.CORES_FIRST,
-    balance: Annotated[
-        Balance, typer.Option(help="Among equals.", rich_help_panel=_PLACING)
-    ] = Balance.SPREAD,
-    max_nodes: Annotated[
-        int | None, typer.Option(help="At most so many host nodes.", rich_help_panel=_PLACING)
-    ] = None,
-    keep_vcpus: Annotated[
-        bool,
-        typer.Option(
-            "--keep-vcpus", help="With siblings exposed: halve the cores.", rich_help_panel=_PLACING
-        ),
-    ] = False,
-    without_nvlink: Annotated[
-        bool,
-        typer.Option(
-            "--without-nvlink", help="Take GPUs that are no partition.", rich_help_panel=_PLACING
-        ),
-    ] = False,
-    unequal_cells: Annotated[
-        bool,
-        typer.Option(
-            "--unequal-cells",
-            help="Allow cells of different vCPU counts.",
-            rich_help_panel=_PLACING,
-        ),
-    ] = False,
-    memory_mode: Annotated[
-        MemoryMode, typer.Option(help="How numatune binds.", rich_help_panel=_PLACING)
-    ] = MemoryMode.STRICT,
-    reserve_pus: Annotated[
-        str, typer.Option(metavar="PUS", help="PUs to leave alone.", rich_help_panel=_PLACING)
-    ] = "",
-    reserve_defined: Annotated[
-        bool,
-        typer.Option(
-            "--reserve-defined",
-            help="Domains that are shut off keep their PUs.",
-            rich_help_panel=_PLACING,
-        ),
-    ] = False,
-    emulator: Annotated[
-        EmulatorPolicy, typer.Option(help="Where QEMU's threads go.", rich_help_panel=_PLACING)
-    ] = EmulatorPolicy.AUTO,
-    pci_granularity: Annotated[
-        PciGranularity, typer.Option(help="What gets an expander bus.", rich_help_panel=_PLACING)
-    ] = PciGranularity.CELL,
-    spare_ports: Annotated[
-        int, typer.Option(metavar="N", help="Empty root ports.", rich_help_panel=_PLACING)
-    ] = 0,
+    objective: ObjectiveOption = None,
+    page_size: PageSizeOption = None,
+    device: DeviceOption = None,
+    gpus: GpusOption = None,
+    policy: PolicyOption = Policy.CORES_FIRST,
+    balance: BalanceOption = Balance.SPREAD,
+    max_nodes: MaxNodesOption = None,
+    keep_vcpus: KeepVcpusOption = False,
+    without_nvlink: WithoutNvlinkOption = False,
+    unequal_cells: UnequalCellsOption = False,
+    memory_mode: MemoryModeOption = MemoryMode.STRICT,
+    reserve_pus: ReservePusOption = "",
+    reserve_defined: ReserveDefinedOption = False,
+    emulator: EmulatorOption = EmulatorPolicy.AUTO,
+    pci_granularity: PciGranularityOption = PciGranularity.CELL,
+    spare_ports: SparePortsOption = 0,
 ) -> None:
     """Define a domain's tuned document in libvirt; the original is saved first.
 
     `homenode restore NAME` gives the original back. The domain must be shut off, without a managed
     save and without snapshots of another topology; --live-pins moves the threads of one that runs.
+    `homenode plan` has more options of placement: give its output with --document.
     """
     from homenode.apply.store import default_root
     from homenode.hypervisor.virsh import Virsh
@@ -156,7 +121,7 @@ def apply(
         wishes = Wishes(
             layout=layout,
             objective=objective,
-            page_bytes=None if page_size is None else parse_bytes(page_size),
+            page_bytes=size_bytes("--page-size", page_size),
             devices=tuple(Bdf.parse(text, "--device") for text in device or ()),
             gpu_count=gpus,
             policy=policy,

@@ -7,8 +7,30 @@ import typer
 
 from homenode.bdf import Bdf
 from homenode.cli.options import JsonOption, LspciOption
+from homenode.cli.placing_options import (
+    LAYOUT,
+    PLACING,
+    VM,
+    BalanceOption,
+    DeviceOption,
+    EmulatorOption,
+    GpusOption,
+    KeepVcpusOption,
+    MaxNodesOption,
+    MemoryModeOption,
+    ObjectiveOption,
+    PageSizeOption,
+    PciGranularityOption,
+    PolicyOption,
+    ReserveDefinedOption,
+    ReservePusOption,
+    SparePortsOption,
+    UnequalCellsOption,
+    WithoutNvlinkOption,
+    size_bytes,
+)
 from homenode.cpuset import CpuSet
-from homenode.errors import InputError, UsageError
+from homenode.errors import UsageError
 from homenode.plan.layout import (
     GuestCells,
     GuestPcie,
@@ -17,7 +39,6 @@ from homenode.plan.layout import (
     Siblings,
     ThreadPolicy,
 )
-from homenode.plan.published import Objective
 from homenode.plan.request import (
     Balance,
     EmulatorPolicy,
@@ -25,15 +46,12 @@ from homenode.plan.request import (
     PciGranularity,
     Policy,
 )
-from homenode.units import MIB, parse_bytes
+from homenode.units import MIB
 
 if TYPE_CHECKING:
     from homenode.plan.manual import ManualRanges
     from homenode.plan.wishes import Wishes
 
-_VM = "The VM (instead of what the document says)"
-_PLACING = "Placement"
-_LAYOUT = "Layout switches (override the preset)"
 _MANUAL = "Manual mode (explicit PU lists; needs no host)"
 _OUTPUT = "Output"
 
@@ -62,155 +80,84 @@ def plan(
         ),
     ] = None,
     lspci: LspciOption = None,
-    objective: Annotated[
-        Objective | None, typer.Option(help="With --layout auto: what the VM is for.")
-    ] = None,
+    objective: ObjectiveOption = None,
     vcpus: Annotated[
-        int | None, typer.Option(help="vCPUs, instead of the document's.", rich_help_panel=_VM)
+        int | None, typer.Option(help="vCPUs, instead of the document's.", rich_help_panel=VM)
     ] = None,
     memory: Annotated[
         str | None,
         typer.Option(
-            metavar="SIZE", help="Memory, instead of the document's: 64GiB.", rich_help_panel=_VM
+            metavar="SIZE", help="Memory, instead of the document's: 64GiB.", rich_help_panel=VM
         ),
     ] = None,
-    page_size: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE", help="Huge pages to back it: 2MiB, 1GiB.", rich_help_panel=_VM
-        ),
-    ] = None,
-    device: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="BDF", help="Pass this host device through as well.", rich_help_panel=_VM
-        ),
-    ] = None,
-    gpus: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="Choose N GPUs of the host for the VM.", rich_help_panel=_VM
-        ),
-    ] = None,
-    policy: Annotated[
-        Policy, typer.Option(help="How many cores the nodes must have.", rich_help_panel=_PLACING)
-    ] = Policy.CORES_FIRST,
-    balance: Annotated[
-        Balance,
-        typer.Option(
-            help="Among equals: the emptiest nodes, or the tightest fit.", rich_help_panel=_PLACING
-        ),
-    ] = Balance.SPREAD,
-    max_nodes: Annotated[
-        int | None, typer.Option(help="At most so many host nodes.", rich_help_panel=_PLACING)
-    ] = None,
-    keep_vcpus: Annotated[
-        bool,
-        typer.Option(
-            "--keep-vcpus",
-            help="With siblings exposed: halve the cores, not double.",
-            rich_help_panel=_PLACING,
-        ),
-    ] = False,
-    without_nvlink: Annotated[
-        bool,
-        typer.Option(
-            "--without-nvlink", help="Take GPUs that are no partition.", rich_help_panel=_PLACING
-        ),
-    ] = False,
-    unequal_cells: Annotated[
-        bool,
-        typer.Option(
-            "--unequal-cells",
-            help="Allow cells with different vCPU counts.",
-            rich_help_panel=_PLACING,
-        ),
-    ] = False,
+    page_size: PageSizeOption = None,
+    device: DeviceOption = None,
+    gpus: GpusOption = None,
+    policy: PolicyOption = Policy.CORES_FIRST,
+    balance: BalanceOption = Balance.SPREAD,
+    max_nodes: MaxNodesOption = None,
+    keep_vcpus: KeepVcpusOption = False,
+    without_nvlink: WithoutNvlinkOption = False,
+    unequal_cells: UnequalCellsOption = False,
     mixed_kinds: Annotated[
         bool,
         typer.Option(
             "--mixed-kinds",
             help="Allow P and E cores in one VM, in own cells.",
-            rich_help_panel=_PLACING,
+            rich_help_panel=PLACING,
         ),
     ] = False,
-    memory_mode: Annotated[
-        MemoryMode, typer.Option(help="How numatune binds memory.", rich_help_panel=_PLACING)
-    ] = MemoryMode.STRICT,
+    memory_mode: MemoryModeOption = MemoryMode.STRICT,
     allow_memory_node: Annotated[
         list[int] | None,
         typer.Option(
             metavar="N",
             help="This CPU-less node may serve as ordinary memory.",
-            rich_help_panel=_PLACING,
+            rich_help_panel=PLACING,
         ),
     ] = None,
-    reserve_pus: Annotated[
-        str,
-        typer.Option(
-            metavar="PUS",
-            help="PUs that the VM must leave alone: 0-3,64-67.",
-            rich_help_panel=_PLACING,
-        ),
-    ] = "",
-    reserve_defined: Annotated[
-        bool,
-        typer.Option(
-            "--reserve-defined",
-            help="Pinned domains that are shut off keep their PUs.",
-            rich_help_panel=_PLACING,
-        ),
-    ] = False,
+    reserve_pus: ReservePusOption = "",
+    reserve_defined: ReserveDefinedOption = False,
     replaces: Annotated[
         list[str] | None,
         typer.Option(
             metavar="DOMAIN",
             help="This domain of the host makes room: the VM takes its place.",
-            rich_help_panel=_PLACING,
+            rich_help_panel=PLACING,
         ),
     ] = None,
-    emulator: Annotated[
-        EmulatorPolicy, typer.Option(help="Where QEMU's own threads go.", rich_help_panel=_PLACING)
-    ] = EmulatorPolicy.AUTO,
+    emulator: EmulatorOption = EmulatorPolicy.AUTO,
     emulator_pus: Annotated[
         str | None,
         typer.Option(
             metavar="PUS",
             help="Exactly these PUs for QEMU's own threads.",
-            rich_help_panel=_PLACING,
+            rich_help_panel=PLACING,
         ),
     ] = None,
     thread_policy: Annotated[
         ThreadPolicy | None,
-        typer.Option(help="OpenStack's spelling of the pinning switch.", rich_help_panel=_PLACING),
+        typer.Option(help="OpenStack's spelling of the pinning switch.", rich_help_panel=PLACING),
     ] = None,
-    pci_granularity: Annotated[
-        PciGranularity,
-        typer.Option(help="What gets an expander bus of its own.", rich_help_panel=_LAYOUT),
-    ] = PciGranularity.CELL,
-    spare_ports: Annotated[
-        int,
-        typer.Option(
-            metavar="N", help="Empty root ports on each expander bus.", rich_help_panel=_LAYOUT
-        ),
-    ] = 0,
+    pci_granularity: PciGranularityOption = PciGranularity.CELL,
+    spare_ports: SparePortsOption = 0,
     pinning: Annotated[
-        Pinning | None, typer.Option(help="Override the preset's pinning.", rich_help_panel=_LAYOUT)
+        Pinning | None, typer.Option(help="Override the preset's pinning.", rich_help_panel=LAYOUT)
     ] = None,
     siblings: Annotated[
         Siblings | None,
-        typer.Option(help="Override what the guest sees of SMT.", rich_help_panel=_LAYOUT),
+        typer.Option(help="Override what the guest sees of SMT.", rich_help_panel=LAYOUT),
     ] = None,
     cells: Annotated[
-        GuestCells | None, typer.Option(help="Override the guest's cells.", rich_help_panel=_LAYOUT)
+        GuestCells | None, typer.Option(help="Override the guest's cells.", rich_help_panel=LAYOUT)
     ] = None,
     pcie: Annotated[
         GuestPcie | None,
-        typer.Option(help="Override the guest's PCIe tree.", rich_help_panel=_LAYOUT),
+        typer.Option(help="Override the guest's PCIe tree.", rich_help_panel=LAYOUT),
     ] = None,
     memory_binding: Annotated[
         MemoryBinding | None,
-        typer.Option(help="Override how memory is bound.", rich_help_panel=_LAYOUT),
+        typer.Option(help="Override how memory is bound.", rich_help_panel=LAYOUT),
     ] = None,
     node_pus: Annotated[
         list[str] | None,
@@ -231,7 +178,7 @@ def plan(
     memory_mib: Annotated[
         int | None,
         typer.Option(
-            metavar="MIB", help="Memory in MiB, instead of the document's.", rich_help_panel=_VM
+            metavar="MIB", help="Memory in MiB, instead of the document's.", rich_help_panel=VM
         ),
     ] = None,
     output: Annotated[
@@ -291,8 +238,8 @@ def plan(
         memory_binding=memory_binding,
         thread_policy=thread_policy,
         vcpus=vcpus,
-        memory_bytes=_size("--memory", memory) if memory_mib is None else memory_mib * MIB,
-        page_bytes=_size("--page-size", page_size),
+        memory_bytes=size_bytes("--memory", memory) if memory_mib is None else memory_mib * MIB,
+        page_bytes=size_bytes("--page-size", page_size),
         devices=tuple(Bdf.parse(text, "--device") for text in device or ()),
         gpu_count=gpus,
         policy=policy,
@@ -318,20 +265,6 @@ def plan(
         planning.Sources(tuple(host or ()), lspci, _ranges(node_pus, sibling_pus, wishes)),
         planning.Outputs(output, name, diff, save_plan, svg, quiet, json),
     )
-
-
-def _size(option: str, text: str | None) -> int | None:
-    """Bytes of a size that must name its unit: "64" could mean MiB or GiB to whoever types it."""
-    if text is None:
-        return None
-    if text.strip().isdigit():
-        raise UsageError(
-            f"{option}: expected a size with its unit, found {text!r}", hint=f"{text}GiB"
-        )
-    try:
-        return parse_bytes(text)
-    except InputError as error:
-        raise UsageError(f"{option}: {error.message}", hint=error.hint) from None
 
 
 def _ranges(

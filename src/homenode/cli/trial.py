@@ -6,6 +6,17 @@ from typing import Annotated
 import typer
 
 from homenode.cli.apply import ConnectOption
+from homenode.cli.placing_options import (
+    EmulatorOption,
+    KeepVcpusOption,
+    MaxNodesOption,
+    MemoryModeOption,
+    PageSizeOption,
+    PciGranularityOption,
+    PolicyOption,
+    ReservePusOption,
+    UnequalCellsOption,
+)
 from homenode.errors import UsageError
 from homenode.hypervisor.connection import DEFAULT
 from homenode.plan.request import EmulatorPolicy, MemoryMode, PciGranularity, Policy
@@ -13,7 +24,6 @@ from homenode.trial.reaching import ANSWER_S, STOP_S, Reaching, Way
 
 _BENCH = "What is measured"
 _REACH = "How the guest is reached"
-_PLACING = "Placement"
 _LATER = "A trial that was begun"
 
 
@@ -120,33 +130,15 @@ def trial(
         float,
         typer.Option(metavar="SECONDS", min=0, help="Then it is ended.", rich_help_panel=_REACH),
     ] = STOP_S,
-    page_size: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="As for apply.", rich_help_panel=_PLACING)
-    ] = None,
-    policy: Annotated[
-        Policy, typer.Option(help="As for apply.", rich_help_panel=_PLACING)
-    ] = Policy.CORES_FIRST,
-    max_nodes: Annotated[
-        int | None, typer.Option(help="As for apply.", rich_help_panel=_PLACING)
-    ] = None,
-    keep_vcpus: Annotated[
-        bool, typer.Option("--keep-vcpus", help="As for apply.", rich_help_panel=_PLACING)
-    ] = False,
-    unequal_cells: Annotated[
-        bool, typer.Option("--unequal-cells", help="As for apply.", rich_help_panel=_PLACING)
-    ] = False,
-    memory_mode: Annotated[
-        MemoryMode, typer.Option(help="As for apply.", rich_help_panel=_PLACING)
-    ] = MemoryMode.STRICT,
-    reserve_pus: Annotated[
-        str, typer.Option(metavar="PUS", help="As for apply.", rich_help_panel=_PLACING)
-    ] = "",
-    emulator: Annotated[
-        EmulatorPolicy, typer.Option(help="As for apply.", rich_help_panel=_PLACING)
-    ] = EmulatorPolicy.AUTO,
-    pci_granularity: Annotated[
-        PciGranularity, typer.Option(help="As for apply.", rich_help_panel=_PLACING)
-    ] = PciGranularity.CELL,
+    page_size: PageSizeOption = None,
+    policy: PolicyOption = Policy.CORES_FIRST,
+    max_nodes: MaxNodesOption = None,
+    keep_vcpus: KeepVcpusOption = False,
+    unequal_cells: UnequalCellsOption = False,
+    memory_mode: MemoryModeOption = MemoryMode.STRICT,
+    reserve_pus: ReservePusOption = "",
+    emulator: EmulatorOption = EmulatorPolicy.AUTO,
+    pci_granularity: PciGranularityOption = PciGranularity.CELL,
     status: Annotated[
         bool, typer.Option("--status", help="How far it is.", rich_help_panel=_LATER)
     ] = False,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from homenode.cli.bench_orders import Typed, orders_of
+from homenode.cli.placing_options import size_bytes
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.hypervisor.connection import checked_uri, is_local
@@ -16,7 +17,6 @@ from homenode.results.vantage import Vantage
 from homenode.trial.beginning import Wanted
 from homenode.trial.orders import Measuring
 from homenode.trial.reaching import Reaching
-from homenode.units import parse_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def _wishes(asked: Asked) -> tuple[Wishes, tuple[str, ...]]:
     """The placement, and the same as options of `homenode apply`."""
     wishes = Wishes(
         layout=asked.layouts[0],
-        page_bytes=None if asked.page_size is None else parse_bytes(asked.page_size),
+        page_bytes=size_bytes("--page-size", asked.page_size),
         policy=asked.policy,
         max_nodes=asked.max_nodes,
         keep_vcpus=asked.keep_vcpus,

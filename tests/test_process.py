@@ -1,5 +1,8 @@
 """Starting programs: each way to end is told apart."""
 
+import os
+import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -40,7 +43,42 @@ def test_what_a_program_left_behind_is_stopped_too(tmp_path: Path) -> None:
     """The program has ended; what it started holds its output open, and the clock runs out."""
     with pytest.raises(ToolTimeoutError):
         run(["sh", "-c", f"sleep 60 & echo $! >{tmp_path}/number"], 0.3)
-    number = int((tmp_path / "number").read_text())
+    wait_for_end(int((tmp_path / "number").read_text()))
+
+
+def test_output_is_kept_where_what_was_left_behind_holds_it_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "LEFT_BEHIND_S", 0.1)
+    begin = time.monotonic()
+    done = run(["sh", "-c", f"sleep 60 & echo $! >{tmp_path}/number; echo measured; exit 3"], 50)
+    assert (done.stdout, done.returncode) == ("measured\n", 3)
+    assert time.monotonic() - begin < 10
+    wait_for_end(int((tmp_path / "number").read_text()))
+
+
+def test_a_killed_program_that_stays_in_a_driver_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A signal does not reach a process that waits within the kernel."""
+    monkeypatch.setattr(process, "KILLED_S", 0.2)
+    left = []
+
+    def spared(number: int, _: int) -> None:
+        left.append(number)
+
+    monkeypatch.setattr(os, "killpg", spared)
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda self: None)
+    begin = time.monotonic()
+    with pytest.raises(ToolTimeoutError):
+        run(["sleep", "8"], 0.2)
+    assert time.monotonic() - begin < 4
+    monkeypatch.undo()
+    os.kill(left[0], signal.SIGKILL)
+    os.waitpid(left[0], 0)
+
+
+def wait_for_end(number: int) -> None:
     deadline = time.monotonic() + 5
     while is_running(number) and time.monotonic() < deadline:
         time.sleep(0.01)

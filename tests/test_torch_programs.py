@@ -3,7 +3,10 @@
 import ast
 import os
 import re
+import signal
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +14,7 @@ from homenode.bdf import Bdf
 from homenode.bench.figures import Figures
 from homenode.bench.model import BenchTest, Group
 from homenode.bench.program_text import program_text
+from homenode.bench.programs import torch_collectives
 from homenode.bench.programs.torch_copies import copy_size
 from homenode.bench.programs.torch_place import free_bytes, nodes_to_bind, numbers_of
 from homenode.bench.step_figures import figures_of_step
@@ -251,6 +255,23 @@ def test_an_all_reduce_that_hangs_keeps_the_sizes_before() -> None:
     assert run.stalled == "no progress for 3 s"
     figures = read(ended.stdout, REDUCE)
     assert any("did not end" in gap.reason for gap in figures.gaps)
+
+
+def test_ranks_that_stay_in_a_driver_are_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal does not reach a process that waits within the kernel."""
+    monkeypatch.setattr(torch_collectives, "KILLED_S", 0.2)
+    spared: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda child, _: spared.append(child))
+    crew = torch_collectives.Crew(tmp_path, 0.2)
+    crew.start(0, lambda: time.sleep(30))
+    begin = time.monotonic()
+    assert crew.wait() == "no progress for 0.2 s"
+    assert time.monotonic() - begin < 10
+    monkeypatch.undo()
+    os.kill(spared[0], signal.SIGKILL)
+    os.waitpid(spared[0], 0)
 
 
 @pytest.mark.parametrize(

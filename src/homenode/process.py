@@ -17,6 +17,12 @@ from homenode.errors import ToolError
 MAX_OUTPUT_BYTES = 256 << 20
 """Of standard output and standard error together; a program that says more is stopped."""
 
+LEFT_BEHIND_S = 5.0
+"""How long what a program left behind may keep its output open."""
+
+KILLED_S = 10.0
+"""How long a killed program may take to end. One that waits within a driver never does."""
+
 _PASSED_ON = (
     "HOME", "USER", "LOGNAME", "TMPDIR", "XDG_RUNTIME_DIR",  # where a program keeps its things
     "SSH_AUTH_SOCK", "KRB5CCNAME",  # how ssh knows who we are
@@ -99,6 +105,9 @@ def run(
     kept_open:   file descriptors that it inherits: a lock on one holds until it ends, even where
     we are killed before.
 
+    What it left behind is killed LEFT_BEHIND_S after its end where that keeps its output open; what
+    is killed and does not end, as it waits within a driver, is left to itself.
+
     Raises ToolMissingError, ToolTimeoutError, or ToolError where it cannot be started or says more
     than MAX_OUTPUT_BYTES. A non-zero exit and a death by signal are answers: see Completed.
     """
@@ -148,11 +157,18 @@ def _exchange(
         if process.stdin is not None:
             os.set_blocking(process.stdin.fileno(), False)
             selector.register(process.stdin, selectors.EVENT_WRITE)
+        ended: float | None = None
         while selector.get_map():
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise ToolTimeoutError(f"{argv[0]}: no end after {timeout_s:g} s")
-            for key, _ in selector.select(left_s):
+            if ended is None and _has_ended(process):
+                ended = time.monotonic()
+            if ended is not None and time.monotonic() - ended > LEFT_BEHIND_S:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                break
+            for key, _ in selector.select(min(left_s, 1.0)):
                 if key.fileobj is process.stdin:
                     try:
                         to_write = to_write[os.write(key.fd, to_write[: 1 << 16]) :]
@@ -178,6 +194,12 @@ def _exchange(
     return bytes(texts[process.stdout]), bytes(texts[process.stderr])
 
 
+def _has_ended(process: "subprocess.Popen[bytes]") -> bool:
+    """Without waiting for it: until that, its number and its group's are nobody else's."""
+    flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    return os.waitid(os.P_PID, process.pid, flags) is not None
+
+
 def _end(process: "subprocess.Popen[bytes]", *, group: bool) -> None:
     """Leaves no process and no open pipe behind."""
     if process.returncode is None:  # not waited for yet: its number is nobody else's
@@ -186,7 +208,8 @@ def _end(process: "subprocess.Popen[bytes]", *, group: bool) -> None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
         process.kill()
-    process.wait()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=KILLED_S)
     for stream in (process.stdin, process.stdout, process.stderr):
         if stream is not None:
             stream.close()

@@ -31,6 +31,9 @@ SMALLEST_BYTES = 8
 MOST_S = 2.0
 """Of one size: fewer repeats where one takes long."""
 
+KILLED_S = 10.0
+"""How long killed ranks may take to end."""
+
 _CHOICE = re.compile(r"(\d+) Bytes -> Algo (\w+) proto (\w+)")
 
 
@@ -160,8 +163,13 @@ class Crew:
             time.sleep(0.02)
         for child in self._children:
             os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-        self._children.clear()
+        until = time.monotonic() + KILLED_S
+        while self._children and time.monotonic() < until:
+            ended = [one for one in self._children if os.waitpid(one, os.WNOHANG)[0]]
+            for child in ended:
+                del self._children[child]
+            time.sleep(0.02)
+        self._children.clear()  # one that waits within a driver does not end: figures do not wait
         return reason
 
     def _progress(self) -> int:

@@ -174,6 +174,62 @@ def test_ctrl_c_says_how_to_go_on_and_that_works(probe: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
+def test_a_polite_kill_leaves_no_test_running(sent: signal.Signals, probe: Path) -> None:
+    """A batch system's way to end a job: what ran then would run on beside what comes next."""
+    child, number = started(probe)
+    child.send_signal(sent)
+    _, said = child.communicate(timeout=30)
+    assert child.returncode == 130
+    assert "Go on with: homenode bench" in said
+    assert not Path(f"/proc/{number}").exists()
+
+
+def test_a_run_outlives_the_terminal_that_nohup_keeps_it_from(probe: Path) -> None:
+    child, _ = started(probe, "nohup")
+    try:
+        child.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            child.wait(timeout=1)
+    finally:
+        child.send_signal(signal.SIGTERM)
+        child.communicate(timeout=30)
+
+
+def started(probe: Path, *before: str) -> tuple["subprocess.Popen[str]", int]:
+    """A run in the midst of the user's program, and the number of that program."""
+    number = probe / "number"
+    program = f"sh -c 'echo $$ >{number}.part && mv {number}.part {number} && exec sleep 60'"
+    words = ("mine", "--quick", "--repeat", "1", "--vantage", "host", "--app", program)
+    child = subprocess.Popen(
+        [*before, sys.executable, "-m", "homenode.cli.main", "bench", *words, "--metric", "(x)"],
+        env=environment(probe), cwd=probe.parent, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not number.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return child, int(number.read_text())
+
+
+def test_a_program_that_hangs_is_stopped_when_its_time_is_up(probe: Path) -> None:
+    done = bench(
+        probe, "mine", "--quick", "--repeat", "1", "--vantage", "host",
+        "--app", "sleep 60", "--metric", "(x)", "--app-timeout", "1",
+    )  # fmt: skip
+    assert "sleep: no end after 1 s" in done.stdout
+
+
+def test_a_dry_run_refuses_what_the_run_would(probe: Path) -> None:
+    for words, says in (
+        (("../x", *SHORT), "NAME: expected a folder's name"),
+        (("x", "--app", "true", "--metric", "("), "expected a regular expression"),
+        (("x", "--json"), "--dry-run, --json: expected one of them"),
+    ):
+        done = bench(probe, *words, "--dry-run")
+        assert (done.returncode, says in done.stderr) == (2, True)
+
+
 def test_a_pattern_that_never_ends_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("homenode.bench.app_metric.SEARCH_S", 0.5)
     order = AppOrder(("true",), r"((?:a+)+)$")

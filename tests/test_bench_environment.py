@@ -156,6 +156,40 @@ def test_others_on_our_pus_are_found() -> None:
     assert ids[:2] == ["bench-busy", "bench-stolen"]
 
 
+def spread(of_one: tuple[int, int, int], pus: int = 64) -> str:
+    """All PUs idle for a second, and the last one as told: busy, idle and stolen ticks."""
+    busy, idle, stolen = of_one
+    quiet = "".join(f"cpu{pu} 1000 0 0 1100 0 0 0 0 0 0\n" for pu in range(pus - 1))
+    return f"{quiet}cpu{pus - 1} {1000 + busy} 0 0 {1000 + idle} 0 0 0 {stolen} 0 0\n"
+
+
+@pytest.mark.parametrize(
+    ("ticks", "ids"),
+    [
+        ((90, 10, 0), ["bench-busy"]),
+        ((0, 10, 90), ["bench-stolen"]),
+        ((30, 60, 10), []),  # a daemon's burst
+    ],
+)
+def test_a_neighbour_on_one_of_many_pus_is_found(
+    ticks: tuple[int, int, int], ids: list[str]
+) -> None:
+    looks = Looks(
+        look(changed={"/proc/stat": stat(1000, 1000, 0, 64)}),
+        look(changed={"/proc/stat": spread(ticks)}),
+        CpuSet.parse("0-63"),
+    )
+    found = [one for one in preflight(host(), looks) if one.id in ("bench-busy", "bench-stolen")]
+    assert [one.id for one in found] == ids
+    assert all("PUs 63 " in one.observed for one in found)
+
+
+def test_what_is_stolen_from_pus_that_do_not_measure_marks_nothing() -> None:
+    after = look(changed={"/proc/stat": spread((0, 100, 300), 4)})
+    assert any("gave" in one for one in changes(look(), after))
+    assert not changes(look(), after, CpuSet.parse("0-2"))
+
+
 def test_time_that_nobody_counts_is_inconclusive() -> None:
     blind = look(changed={"/proc/stat": "nothing\n"})
     assert blind.gaps[0].subject == "time of PUs"

@@ -159,3 +159,25 @@ def test_a_processor_that_calls_itself_emulated_is() -> None:
     emulated = replace(host, cpu=replace(host.cpu, name="QEMU TCG CPU version 2.5+"))
     assert prepared(HOST_ORDERS, emulated, INSTALLED, "b").record.head.origin is Origin.EMULATED
     assert prepared(HOST_ORDERS, host, INSTALLED, "b").record.head.origin is Origin.MEASURED
+
+
+def test_a_guest_has_all_its_vcpus_however_few_we_may_use() -> None:
+    host = guest_host()
+    kept = replace(
+        host, pus=tuple(replace(pu, allowed=pu.index == host.pus[0].index) for pu in host.pus)
+    )
+    ready = prepared(BenchOrders("x", QUICK), kept, INSTALLED, "b")
+    assert ready.record.head.vcpus == 4
+    assert len(ready.pus) == 1
+
+
+def test_the_hypervisor_that_a_guest_has_installed_is_not_its_own() -> None:
+    settings = replace(guest_host().settings, libvirt_version=(9, 0, 0), qemu_version=(7, 2, 22))
+    inside = replace(guest_host(), settings=settings)
+    names = {
+        one.name for one in prepared(guest_orders(), inside, INSTALLED, "b").record.head.conditions
+    }
+    assert not names & {"libvirt", "qemu"}
+    outside = replace(even_host(), settings=settings)
+    head = prepared(HOST_ORDERS, outside, INSTALLED, "b").record.head
+    assert Condition("qemu", "7.2.22") in head.conditions

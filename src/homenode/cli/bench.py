@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from homenode.cli.bench_orders import Typed, orders_of
+from homenode.cli.interruption import interruptible
 from homenode.cli.options import JsonOption
 from homenode.cli.terminal import console, note, print_json
 from homenode.errors import HostError, ToolError, UsageError
@@ -77,6 +78,16 @@ def bench(
             rich_help_panel=_OWN,
         ),
     ] = False,
+    app_timeout: Annotated[
+        int,
+        typer.Option(
+            metavar="S",
+            min=1,
+            max=1_000_000,
+            help="Seconds after which it is stopped, and has no figure.",
+            rich_help_panel=_OWN,
+        ),
+    ] = 3600,
     nccl_max_msg: Annotated[
         str, typer.Option(metavar="SIZE", help="Largest message of collectives.")
     ] = "1GiB",
@@ -157,9 +168,14 @@ def bench(
                          hint="or --setup, to build GPU tools")  # fmt: skip
     typed = Typed(
         name, plan, domain_xml, tests, repeat, quick, full, seed, app, metric, lower, nccl_max_msg,
-        layout, boot, vantage, pus, nodes, host_kind, arrangement, python, force,
+        layout, boot, vantage, pus, nodes, host_kind, arrangement, python, force, app_timeout,
     )  # fmt: skip
     orders = orders_of(typed)
+    if dry_run and json:
+        raise UsageError(
+            "--dry-run, --json: expected one of them, found both",
+            hint="the steps are for people; --json prints the findings of a run",
+        )
     if dry_run:
         _print_steps(orders)
         return
@@ -199,7 +215,10 @@ def _run(orders: "BenchOrders", results: Path, *, resume: bool, quiet: bool) -> 
             show(progress)
 
         try:
-            return run_bench(LocalMachine(), orders, results, on_progress, resume=resume, tell=note)
+            with interruptible():
+                return run_bench(
+                    LocalMachine(), orders, results, on_progress, resume=resume, tell=note
+                )
         except KeyboardInterrupt:
             if begun:
                 note(f"interrupted; what was measured is kept. Go on with: {_resuming()}")

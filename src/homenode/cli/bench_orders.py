@@ -43,6 +43,7 @@ class Typed:
     arrangement: str | None
     python: str
     force: bool
+    app_timeout_s: int = 3600
 
 
 def orders_of(typed: Typed) -> "BenchOrders":
@@ -116,7 +117,9 @@ def _app(typed: Typed) -> "AppOrder | None":
         raise UsageError(f"--app: expected a command, found: {error}") from None
     if not argv:
         raise UsageError("--app: expected a command, found nothing")
-    return AppOrder(argv, typed.metric, typed.lower_is_better, Path(argv[0]).name)
+    return AppOrder(
+        argv, typed.metric, typed.lower_is_better, Path(argv[0]).name, float(typed.app_timeout_s)
+    )
 
 
 def _switches(layout: str) -> "Switches":

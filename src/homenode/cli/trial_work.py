@@ -1,13 +1,11 @@
 """What `homenode trial` does with its arguments: look, begin, go on, conclude, take back. [I/O]"""
 
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from homenode.apply.store import default_root
+from homenode.cli.interruption import interruptible
 from homenode.cli.terminal import check_can_write, console, note, read_file
 from homenode.cli.trial_asked import Asked, check, wanted
 from homenode.errors import HomenodeError, InputError, UsageError
@@ -112,7 +110,7 @@ def _run(
         copy=begun.copy, versions=begun.begun.versions, emulated=begun.begun.emulated,
         on_step=_say_step, on_progress=_say_progress, tell=note,
     )  # fmt: skip
-    with _interruptible():
+    with interruptible():
         try:
             run_trial(trial, lock)
         except KeyboardInterrupt:
@@ -237,21 +235,6 @@ def _probe(given: Path | None) -> bytes:
             hint="make -C native static",
         )
     return content
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """A polite kill and a closed terminal end a trial as Ctrl-C does: all is taken back."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {one: signal.signal(one, interrupt) for one in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
 
 
 def _say_step(step: TrialStep, left: int) -> None:

@@ -3,6 +3,7 @@
 HOMENODE_FUZZ is how many are tried; 500 where it is not set.
 """
 
+import json
 import os
 import random
 from collections import Counter
@@ -12,10 +13,12 @@ from homenode.domain.edits import Edit, apply, remove, set_attribute
 from homenode.domain.read import open_domain
 from homenode.domain.schema import validate
 from homenode.errors import HomenodeError
+from homenode.kubevirt.on_define_domain import Answer, answer
+from homenode.kubevirt.on_error import OnError
 from homenode.kubevirt.placing import place_devices
 from homenode.plan.request import PciGranularity
 from homenode.snapshot.memory import MemorySnapshot
-from tests.kubevirt_documents import document, small_host
+from tests.kubevirt_documents import document, small_host, vmi
 
 COUNT = int(os.environ.get("HOMENODE_FUZZ", "500"))
 NATIVE = (
@@ -26,6 +29,12 @@ NATIVE = (
     '<address type="pci" domain="0x0000" bus="0x01" slot="0x00" function="0x0"/></controller>'
 )
 CHANGEABLE = (("hostdev", "address"), ("controller", "address"), ("controller", "target"))
+ODD_FILES = (
+    "", "-1\n", "garbage\n", "9" * 30 + "\n", "0-99999999999\n", "0x\n", "\0", "0,0\n", "\u0661\n",
+    "10 10 10 10 10 10 10\n", "nan\n", "0-3,\n", "5-1\n",
+)  # fmt: skip
+ODD_LINKS = ("../../../devices/pci0000:00/x", "/etc/passwd", "", "../" * 30)
+ODD_JSON: tuple[object, ...] = (None, 7, -1, "x", [], {}, [[]], True, 1e400, "\ud800")
 ODD_VALUES = ("", "-1", "0", "255", "256", "0xff", "pcie-expander-bus", "0-99999999", "9" * 30)
 
 
@@ -81,6 +90,34 @@ def damaged(xml: str, rng: random.Random) -> str:
     return apply(opened, edits).to_bytes().decode()
 
 
+def damaged_host(host: MemorySnapshot, rng: random.Random) -> MemorySnapshot:
+    """The same with files gone, garbled or leading elsewhere."""
+    files, links = dict(host.files), dict(host.links)
+    for path in rng.sample(sorted(files), min(len(files), 3)):
+        if rng.random() < 0.3:
+            del files[path]
+        else:
+            files[path] = rng.choice(ODD_FILES)
+    if rng.random() < 0.2:
+        links[rng.choice(sorted(links))] = rng.choice(ODD_LINKS)
+    return MemorySnapshot(host.name, files, links)
+
+
+def damaged_vmi(rng: random.Random) -> str:
+    """A VMI with one value that is something else."""
+    whole = json.loads(vmi(annotations={"homenode/pci-granularity": "cell"}))
+    at, key = whole, "spec"
+    while isinstance(at[key], dict) and at[key] and rng.random() < 0.8:
+        at = at[key]
+        key = rng.choice(sorted(at))
+    at[key] = rng.choice(ODD_JSON)
+    return json.dumps(whole)
+
+
+def hooked(text: str, xml: str, host: MemorySnapshot, policy: OnError | None = None) -> Answer:
+    return answer(text, xml.encode(), lambda: host, on_error=policy)
+
+
 def kept(xml: bytes) -> Counter[tuple[object, ...]]:
     """Every element with its path, attributes and text; of what the hook may change, the path."""
     found: Counter[tuple[object, ...]] = Counter()
@@ -130,3 +167,19 @@ def test_damaged_vms_are_placed_whole_or_refused_in_words() -> None:
             continue
         assert not kept(broken) - kept(once), f"seed {seed}: something is lost"
     assert refused
+
+
+def test_whatever_sys_and_the_vmi_say_the_policy_is_obeyed() -> None:
+    codes: Counter[int] = Counter()
+    for seed in range(COUNT):
+        rng = random.Random(seed)
+        xml, host, _ = a_case(rng)
+        broken = damaged_host(host, rng)
+        text = damaged_vmi(rng) if rng.random() < 0.5 else vmi()
+        failed = hooked(text, xml, broken)
+        codes[failed.exit_code] += 1
+        assert (failed.document is None) is (failed.exit_code != 0), f"seed {seed}"
+        if failed.exit_code:
+            passed = hooked(text, xml, broken, OnError.PASSTHROUGH)
+            assert (passed.document, passed.exit_code) == (xml.encode(), 0), f"seed {seed}"
+    assert codes[0] and codes[2] and codes[3]

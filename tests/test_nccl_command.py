@@ -11,6 +11,7 @@ from homenode.cli.nccl_topo import nccl_topo
 from homenode.errors import InputError, UsageError
 from homenode.formats import encode
 from homenode.nccl.checks import check_topology
+from homenode.pci import DeviceKind
 from homenode.plan.stored import encode_plan
 from homenode.sources import load_host
 from tests.nccl_documents import TWO_CPUS, tuned_for
@@ -135,6 +136,30 @@ def test_gpus_that_are_no_partition_are_named(
     assert run(*given) == 1
     assert "0000:19:00.0, 0000:4c:00.0" in capsys.readouterr().err
     assert (tmp_path / "t.xml").exists()
+
+
+@pytest.mark.parametrize(("kept", "code"), [(8, 1), (4, 0)])
+def test_a_host_that_tells_its_modules_says_itself_which_gpus_are_a_partition(
+    kept: int, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Boards of four GPUs have no NVSwitches, so that any go together."""
+    gpus = ("0000:19:00.0", "0000:3b:00.0")
+    (tmp_path / "vm.xml").write_bytes(tuned_for("hgx-h100", gpus, vcpus=8))
+    host = load_host("hgx-h100")
+    module_of = {d.bdf: i + 1 for i, d in enumerate(host.devices_of_kind(DeviceKind.GPU)[:kept])}
+    devices = tuple(
+        replace(d, module_id=module_of.get(d.bdf))
+        for d in host.pci_devices
+        if kept == 8 or d.kind is not DeviceKind.NVSWITCH
+        if d.kind is not DeviceKind.GPU or d.bdf in module_of
+    )
+    (tmp_path / "host.json").write_text(encode("host", replace(host, pci_devices=devices)))
+    given = ("--host", str(tmp_path / "host.json"), "--domain", str(tmp_path / "vm.xml"),
+             "-o", str(tmp_path / "t.xml"))  # fmt: skip
+    run(*given)
+    said = capsys.readouterr().err
+    assert ("nccl-no-partition" in said) is bool(code)
+    assert "tuned-for-other-host" in said if code == 0 else "0000:19:00.0, 0000:4c:00.0" in said
 
 
 def test_a_document_that_was_tuned_for_another_host_is_a_warning(

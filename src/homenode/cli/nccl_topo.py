@@ -189,21 +189,24 @@ def _assembled(wanted: _Wanted, flavour: "Flavour") -> "Assembled":
     side = guest_side(document, facts, plan=plan, guest=guest)
     made = assemble_topology(host, side, flavour, source)
     more = [*tuned_elsewhere(facts.record, host, source)]
-    if wanted.nvidia_smi is not None:
-        more += _fabric(made, host, wanted.nvidia_smi)
+    more += _fabric(made, host, wanted.nvidia_smi)
     return replace(made, findings=(*made.findings, *more))
 
 
-def _fabric(made: "Assembled", host: "Host", path: Path) -> "Iterator[Finding]":
-    from homenode.nccl.fabric import check_fabric
+def _fabric(made: "Assembled", host: "Host", path: Path | None) -> "Iterator[Finding]":
+    from homenode.nccl.fabric import check_fabric, check_fabric_of_host
     from homenode.pci import DeviceKind
+    from homenode.plan.search.fabric import may_have_nvswitches
     from homenode.tools.nvidia_smi_query import parse
 
-    text = read_file(path, "the output of nvidia-smi -q -x").decode("utf-8", "replace")
     gpus = [placed.bdf for placed in made.devices if placed.kind is DeviceKind.GPU]
     whole = [device for bdf in gpus if (device := host.device(bdf)) is not None]
     # A virtual function has the NVLinks of its physical one.
-    return check_fabric((gpu.physical_function or gpu.bdf for gpu in whole), parse(text), str(path))
+    bdfs = [gpu.physical_function or gpu.bdf for gpu in whole]
+    if path is None:
+        return check_fabric_of_host(bdfs, host)
+    query = parse(read_file(path, "the output of nvidia-smi -q -x").decode("utf-8", "replace"))
+    return check_fabric(bdfs, query, str(path)) if may_have_nvswitches(host) else iter(())
 
 
 def _write(made: "Assembled", output: Path | None, cloud_init: Path | None) -> None:

@@ -1,11 +1,18 @@
 """Fabric: whether a guest's GPUs are a set that Fabric Manager can join by NVLink."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from homenode.bdf import Bdf
 from homenode.findings import Finding, Severity
-from homenode.plan.search.partitions import board_of, partition_of, partitions_of_size
+from homenode.plan.search.fabric import board_of_host, modules_of_host
+from homenode.plan.search.partitions import (
+    Board,
+    board_of,
+    partition_of,
+    partitions_of_size,
+)
 from homenode.tools.nvidia_smi_query import NvidiaQuery
+from homenode.topology import Host
 
 _MOST_SHOWN = 4
 
@@ -14,7 +21,7 @@ def check_fabric(gpus: Iterable[Bdf], query: NvidiaQuery, source: str) -> Iterat
     """A finding where the GPUs are no partition; one where it cannot be told.
 
     gpus: the guest's. query: nvidia-smi -q -x of the host, which knows their modules. Boards
-    without NVSwitches have no partitions, and no finding: those of four GPUs, and cards.
+    without NVSwitches have no partitions, and no finding.
     """
     wanted = tuple(sorted(gpus))
     board = board_of(gpu.name for gpu in query.gpus)
@@ -30,6 +37,20 @@ def check_fabric(gpus: Iterable[Bdf], query: NvidiaQuery, source: str) -> Iterat
             "take it on the host before its GPUs are bound to vfio-pci", source,
         )  # fmt: skip
         return
+    yield from _odd(wanted, board, known, source)
+
+
+def check_fabric_of_host(gpus: Iterable[Bdf], host: Host) -> Iterator[Finding]:
+    """The same from a host whose source told the modules; nothing where it did not."""
+    wanted = tuple(sorted(gpus))
+    board, known = board_of_host(host), modules_of_host(host)
+    if board is not None and wanted and all(bdf in known for bdf in wanted):
+        yield from _odd(wanted, board, known, host.name)
+
+
+def _odd(
+    wanted: tuple[Bdf, ...], board: Board, known: Mapping[Bdf, int], source: str
+) -> Iterator[Finding]:
     if partition_of(board, (known[bdf] for bdf in wanted)) is not None:
         return
     allowed = partitions_of_size(board, len(wanted), known)

@@ -150,21 +150,30 @@ def fabric_of(host: Host, request: GuestRequest) -> Fabric | None:
     board = board_of_host(host)
     if board is None or request.without_nvlink:
         return None
+    return Fabric(host.name, board, modules_of_host(host))
+
+
+def modules_of_host(host: Host) -> dict[Bdf, int]:
+    """The modules of the host's GPUs, as far as its source tells them."""
     gpus = _whole_gpus(host)
     modules = {gpu.bdf: gpu.module_id for gpu in gpus if gpu.module_id is not None}
-    if len(set(modules.values())) != len(modules):
-        modules = {}  # two boards that number alike: a module says nothing
-    return Fabric(host.name, board, modules)
+    # Two boards that number alike: a module says nothing.
+    return modules if len(set(modules.values())) == len(modules) else {}
 
 
 def board_of_host(host: Host) -> Board | None:
     """The board with NVSwitches that the host's GPUs are on; None where they are on none."""
     gpus = _whole_gpus(host)
-    # Boards of four such GPUs join them without NVSwitches, and those of B200 show none on the bus.
-    if len(gpus) <= _MOST_WITHOUT_SWITCHES and not host.devices_of_kind(DeviceKind.NVSWITCH):
+    if not may_have_nvswitches(host):
         return None
     boards = {_BOARD_OF_ID.get(gpu.device_id or 0) for gpu in gpus if gpu.vendor_id == NVIDIA}
     return board_of(gpu.name for gpu in gpus) or (boards.pop() if len(boards) == 1 else None)
+
+
+def may_have_nvswitches(host: Host) -> bool:
+    """Boards of four GPUs join them without NVSwitches; those of B200 show none on the bus."""
+    many = len(_whole_gpus(host)) > _MOST_WITHOUT_SWITCHES
+    return many or bool(host.devices_of_kind(DeviceKind.NVSWITCH))
 
 
 def _whole_gpus(host: Host) -> list[PciDevice]:

@@ -33,7 +33,8 @@ from homenode.snapshot.contents import (
     Kind,
     PathRule,
 )
-from homenode.snapshot.memory import MAX_LINKS, MemorySnapshot
+from homenode.snapshot.links import MAX_LINKS
+from homenode.snapshot.memory import MemorySnapshot
 
 _START = "homenode-collector 1"
 _SAFE_GLOB = re.compile(r"/[A-Za-z0-9_./*\[\]-]+\Z", re.ASCII)

@@ -4,7 +4,7 @@ import os
 import stat
 from collections.abc import Sequence
 
-from homenode.snapshot.memory import MAX_LINKS
+from homenode.snapshot.links import follow, join
 
 MAX_FILE_BYTES = 16 << 20
 """More of one file is not read; nothing that homenode reads comes near it."""
@@ -51,19 +51,19 @@ class FolderSnapshot:
     def read_link(self, path: str) -> str | None:
         folder, _, name = path.rpartition("/")
         real = self.real_path(folder or "/")
-        return None if real is None else _target(self._on_disk(_join(real, name)))
+        return None if real is None else self._target(join(real, name))
 
     def real_path(self, path: str) -> str | None:
         if path not in self._real:
             folder, _, name = path.rpartition("/")
             if folder not in self._real:
                 # Kept, because the files of one folder are asked for one after the other.
-                self._real[folder] = self._walk("/", folder.split("/"))
+                self._real[folder] = self._follow("/", folder.split("/"))
             real = self._real[folder]
             if real is None:
                 return None
             # The files themselves are not kept: on a live host they come and go.
-            return self._walk(real, [name])
+            return self._follow(real, [name])
         return self._real[path]
 
     def command_output(self, command: str) -> str | None:
@@ -74,32 +74,14 @@ class FolderSnapshot:
             return self._root + self._sysfs + real.removeprefix("/sys")
         return self._root + real
 
-    def _walk(self, folder: str, names: Sequence[str]) -> str | None:
-        """The real path of names below a real folder; None where nothing is there, or a loop."""
-        real = folder
-        pending = list(reversed(names))
-        links_left = MAX_LINKS
-        while pending:
-            name = pending.pop()
-            if name in ("", "."):
-                continue
-            if name == "..":
-                real = real.rpartition("/")[0] or "/"
-                continue
-            path = _join(real, name)
-            target = _target(self._on_disk(path))
-            if target is None:
-                if not os.path.lexists(self._on_disk(path)):
-                    return None
-                real = path
-                continue
-            if links_left == 0:
-                return None
-            links_left -= 1
-            if target.startswith("/"):
-                real = "/"
-            pending += reversed(target.split("/"))
-        return real
+    def _follow(self, folder: str, names: Sequence[str]) -> str | None:
+        return follow(folder, names, self._target, self._is_there)
+
+    def _target(self, path: str) -> str | None:
+        return _target(self._on_disk(path))
+
+    def _is_there(self, path: str) -> bool:
+        return os.path.lexists(self._on_disk(path))
 
 
 def read_file(path: str) -> bytes | None:
@@ -132,7 +114,3 @@ def _target(path: str) -> str | None:
         return os.readlink(path)  # noqa: PTH115 - called for every part of every path
     except (OSError, ValueError):
         return None
-
-
-def _join(folder: str, name: str) -> str:
-    return f"{folder}{name}" if folder == "/" else f"{folder}/{name}"

@@ -6,8 +6,7 @@ Archives are read into one, host.toml is rendered into one, and tests build them
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-MAX_LINKS = 40
-"""Links followed in one path before it counts as a loop. Source: MAXSYMLINKS of the kernel."""
+from homenode.snapshot.links import follow, join
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -97,55 +96,26 @@ class MemorySnapshot:
             return target
         folder, _, name = path.rpartition("/")
         real = self.real_path(folder or "/")
-        return None if real is None else self._links.get(_join(real, name))
+        return None if real is None else self._links.get(join(real, name))
 
     def real_path(self, path: str) -> str | None:
         if path not in self._real:
             folder, _, name = path.rpartition("/")
             if folder not in self._real:
                 # Kept, because the files of one folder are asked for one after the other.
-                self._real[folder] = self._walk("/", folder.split("/"))
+                self._real[folder] = self._follow("/", folder.split("/"))
             real = self._real[folder]
-            self._real[path] = None if real is None else self._walk(real, [name])
+            self._real[path] = None if real is None else self._follow(real, [name])
         return self._real[path]
 
     def command_output(self, command: str) -> str | None:
         return self._commands.get(command)
 
-    def _walk(self, folder: str, names: Sequence[str]) -> str | None:
-        """The real path of names below a real folder; None where nothing is there, or a loop.
+    def _follow(self, folder: str, names: Sequence[str]) -> str | None:
+        return follow(folder, names, self._links.get, self._is_there)
 
-        Links are counted over the whole path, as the kernel does: links that each name the next
-        one twice would otherwise cost 2^n steps.
-        """
-        real = folder
-        pending = list(reversed(names))
-        links_left = MAX_LINKS
-        while pending:
-            name = pending.pop()
-            if name in ("", "."):
-                continue
-            if name == "..":
-                real = real.rpartition("/")[0] or "/"
-                continue
-            path = _join(real, name)
-            target = self._links.get(path)
-            if target is None:
-                if path not in self._names_of_folder and path not in self._files:
-                    return None
-                real = path
-                continue
-            if links_left == 0:
-                return None
-            links_left -= 1
-            if target.startswith("/"):
-                real = "/"
-            pending += reversed(target.split("/"))
-        return real
-
-
-def _join(folder: str, name: str) -> str:
-    return f"{folder}{name}" if folder == "/" else f"{folder}/{name}"
+    def _is_there(self, path: str) -> bool:
+        return path in self._names_of_folder or path in self._files
 
 
 def _names_of_folder(

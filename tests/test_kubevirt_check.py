@@ -126,6 +126,8 @@ def test_the_clusters_gates_are_judged(
         ({"topologyManagerPolicy": "none"}, {"topology-manager-off"}),
         ({"memoryManagerPolicy": "None"}, {"memory-manager-off"}),
         ({"cpuManagerPolicyOptions": {}}, {"cores-shared"}),
+        ({"seccompDefault": True}, {"binding-forbidden"}),
+        ({"seccompDefault": False}, set()),
         ({"topologyManagerPolicy": "single-numa-node"}, {"more-than-one-node"}),
     ],
 )

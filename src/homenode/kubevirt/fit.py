@@ -146,6 +146,15 @@ def _kubelet(demand: Demand, kubelet: Kubelet) -> Iterator[Finding]:
             "set restricted for VMs of several nodes, single-numa-node for those of one",
             _TOPOLOGY,
         )  # fmt: skip
+    if demand.mapped and kubelet.seccomp_default:
+        yield Finding(
+            "binding-forbidden", Severity.WARNING, "kubelet seccompDefault",
+            "false, or a seccomp profile of KubeVirt's own that lets QEMU call mbind",
+            "true: container runtimes' profiles forbid mbind without CAP_SYS_NICE, and QEMU ends "
+            "with 'cannot bind memory to host NUMA nodes: Operation not permitted'", None,
+            "name a profile with mbind in the KubeVirt CR: spec.configuration.seccompConfiguration."
+            "virtualMachineInstanceProfile", "kubevirt#17248",
+        )  # fmt: skip
     if demand.page_bytes is not None and kubelet.memory_policy != "Static":
         yield Finding(
             "memory-manager-off", Severity.WARNING, "kubelet memoryManagerPolicy", "Static",

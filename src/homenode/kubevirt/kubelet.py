@@ -20,7 +20,8 @@ class Kubelet:
     """Policies as kubelet names them; its defaults where the configuration says nothing.
 
     reserved_pus: never given to a container. reserves_cpu: CPU is reserved in any way, without
-    which the static policy does not start.
+    which the static policy does not start. seccomp_default: pods that name no seccomp profile run
+    under the container runtime's.
     """
 
     cpu_policy: str
@@ -30,6 +31,7 @@ class Kubelet:
     memory_policy: str
     reserved_pus: CpuSet
     reserves_cpu: bool
+    seccomp_default: bool
 
     def has_cpu_option(self, name: str) -> bool:
         return self.cpu_options.get(name) == "true"
@@ -61,6 +63,7 @@ def read_kubelet(text: str | bytes, source: str) -> Kubelet:
         reserved_pus=CpuSet.parse(reserved, f"{source}: reservedSystemCPUs"),
         reserves_cpu=bool(reserved)
         or any(down(inner, kind, "cpu") for kind in ("systemReserved", "kubeReserved")),
+        seccomp_default=inner.get("seccompDefault") is True,
     )
 
 

@@ -62,7 +62,8 @@ def text_of(*documents: dict[str, Any]) -> str:
 
 
 def test_figures_have_addresses_and_the_bound_node() -> None:
-    figures = of_torch(parse("NCCL version 2.26\n" + text_of(COPIES)))
+    seen = {**COPIES, "figures": [{**FIGURE, "memory_node": 0}]}
+    figures = of_torch(parse("NCCL version 2.26\n" + text_of(seen)))
     assert [(str(s.device), s.node, s.value, s.number) for s in figures.samples] == [
         ("0000:9b:00.0", 0, 55.1e9, 0), ("0000:9b:00.0", 0, 55.3e9, 1),
     ]  # fmt: skip
@@ -71,8 +72,10 @@ def test_figures_have_addresses_and_the_bound_node() -> None:
 
 def test_memory_that_went_elsewhere_and_figures_that_were_not_steady_are_told() -> None:
     document = {**COPIES, "figures": [{**FIGURE, "steady": False, "memory_node": 1}]}
-    reasons = [gap.reason for gap in of_torch(parse(text_of(document))).gaps]
-    assert "memory was bound to node 0 and lies on node 1" in reasons
+    figures = of_torch(parse(text_of(document)))
+    reasons = [gap.reason for gap in figures.gaps]
+    assert "memory was bound to node 0 and lies on node 1: not kept" in reasons
+    assert not figures.samples
     assert "did not become steady before it was sampled" in reasons
 
 

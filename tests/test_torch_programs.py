@@ -14,7 +14,7 @@ from homenode.bdf import Bdf
 from homenode.bench.figures import Figures
 from homenode.bench.model import BenchTest, Group
 from homenode.bench.program_text import program_text
-from homenode.bench.programs import torch_collectives
+from homenode.bench.programs import torch_collectives, torch_copies
 from homenode.bench.programs.torch_copies import copy_size
 from homenode.bench.programs.torch_place import free_bytes, nodes_to_bind, numbers_of
 from homenode.bench.step_figures import figures_of_step
@@ -95,6 +95,60 @@ def test_a_bound_run_is_a_row_of_the_matrix() -> None:
     each = run_program("torch_copies", "small-copies", "--seconds", "0.01", "--each-node")
     runs = torch_report.parse(each.stdout_or_raise())
     assert [run.bound_node for run in runs] == nodes
+
+
+@pytest.mark.parametrize(
+    ("lies_on", "code", "is_own"),
+    [(1, 0, False), (0, 0, True), (None, 0, True), (0, 712, False)],
+)
+def test_bound_memory_is_pinned_where_it_lies_if_the_driver_puts_it_elsewhere(
+    lies_on: int | None, code: int, is_own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HIP's pinned memory is beside the GPU, whatever is bound."""
+    monkeypatch.setattr(torch_copies, "node_of_memory", lambda pointer, size: lies_on)
+
+    class Tensor:
+        def __init__(self, count: int, dtype: object, pin_memory: bool = False) -> None:
+            self.is_own, self.is_touched = not pin_memory, pin_memory
+
+        def zero_(self) -> None:
+            self.is_touched = True
+
+        def data_ptr(self) -> int:
+            return 4096
+
+    class Torch:
+        int32, empty = None, Tensor
+
+        class cuda:  # noqa: N801
+            @staticmethod
+            def cudart() -> object:
+                class Runtime:
+                    @staticmethod
+                    def cudaHostRegister(pointer: int, size: int, flags: int) -> int:  # noqa: N802
+                        assert (pointer, size) == (4096, 400)
+                        return code
+
+                return Runtime
+
+    made = torch_copies.pinned(Torch, 100, 1)
+    assert (made.is_own, made.is_touched) == (is_own, True)
+    assert not torch_copies.pinned(Torch, 100, None).is_own
+
+
+def test_memory_that_lies_on_another_node_gives_no_cell_of_the_row() -> None:
+    node = nodes_to_bind()[0]
+    output = run_program(
+        "torch_copies", "host-copies", "--seconds", "0.01", "--node", str(node)
+    ).stdout_or_raise()
+    unseen = read(output)
+    assert any("was not seen" in gap.reason for gap in unseen.gaps)
+    elsewhere = output.replace('"memory_node": null', f'"memory_node": {node + 1}')
+    with pytest.raises(ParseError, match=f"lies on node {node + 1}: not kept"):
+        read(elsewhere)
+    seen = read(output.replace('"memory_node": null', f'"memory_node": {node}'))
+    assert {one.node for one in seen.samples} == {node}
+    assert not any("was not seen" in gap.reason for gap in seen.gaps)
 
 
 def test_a_node_that_is_not_there_is_refused() -> None:

@@ -32,6 +32,9 @@ def _of_run(run: TorchRun) -> Figures:
         gaps.append(Gap("GPU addresses", "PyTorch tells none: figures cannot be paired"))
     samples = tuple(found for figure in run.figures for found in _samples(figure, run))
     gaps += [gap for figure in run.figures for gap in _doubts(figure, run)]
+    if run.bound_node is not None and any(_lies_unseen(figure) for figure in run.figures):
+        reason = "a driver hides where it lies: that it is on its node was not seen"
+        gaps.append(Gap(f"host memory bound to node {run.bound_node}", reason))
     names = tuple(dict.fromkeys(device.name for device in run.devices))
     found = Figures(samples, tuple(_conditions(run)), names, tuple(gaps))
     return joined((found, of_nccl(nccl_of(run), None))) if run.rows else found
@@ -66,11 +69,23 @@ def _mean(run: TorchRun) -> float:
 
 def _samples(figure: TorchFigure, run: TorchRun) -> Iterator[Sample]:
     place = _place(figure, run)
+    if _lies_elsewhere(figure, run):
+        return
     for value in figure.samples:
         yield sample(
             figure.metric, figure.unit, value, variant=figure.variant,
             size_bytes=figure.size_bytes, node=_node(figure, run), **place,
         )  # fmt: skip
+
+
+def _lies_unseen(figure: TorchFigure) -> bool:
+    return figure.metric.startswith(("h2d-", "d2h-")) and figure.memory_node is None
+
+
+def _lies_elsewhere(figure: TorchFigure, run: TorchRun) -> bool:
+    """A cell of another row of the matrix, whatever was asked for: no figure of this one."""
+    bound, found = run.bound_node, figure.memory_node
+    return bound is not None and found is not None and found != bound
 
 
 def _node(figure: TorchFigure, run: TorchRun) -> int | None:
@@ -94,9 +109,9 @@ def _doubts(figure: TorchFigure, run: TorchRun) -> Iterator[Gap]:
     name = " ".join(filter(None, (figure.metric, figure.variant, device.address)))
     if not figure.steady:
         yield Gap(name, "did not become steady before it was sampled")
-    bound, found = run.bound_node, figure.memory_node
-    if bound is not None and found is not None and found != bound:
-        yield Gap(name, f"memory was bound to node {bound} and lies on node {found}")
+    if _lies_elsewhere(figure, run):
+        where = f"node {run.bound_node} and lies on node {figure.memory_node}"
+        yield Gap(name, f"memory was bound to {where}: not kept")
 
 
 def _conditions(run: TorchRun) -> Iterator[Condition]:

@@ -33,6 +33,7 @@ LEAST_COPY_BYTES = 16 << 20
 LOCAL_BYTES = 1 << 30
 SMALL_BYTES = (8, 4096, 65536)
 MATRIX = 8192
+_PORTABLE = 1  # cudaHostRegisterPortable, hipHostRegisterPortable
 
 
 class Bench:
@@ -71,15 +72,31 @@ class Bench:
         return str(self.devices[device]["address"] or device)
 
 
+def pinned(torch: Any, count: int, node: int | None) -> Any:
+    """Pinned host memory for int32 numbers; on the node, where one is bound.
+
+    HIP puts it beside the GPU, whatever is bound (it has hipHostMallocNumaUser for the other), and
+    a driver may hide where it lies. Then memory that this bound thread touched is pinned in place.
+    """
+    made = torch.empty(count, dtype=torch.int32, pin_memory=True)
+    if node is None or node_of_memory(made.data_ptr(), 4 * count) == node:
+        return made
+    own = torch.empty(count, dtype=torch.int32)
+    own.zero_()
+    try:
+        code = int(torch.cuda.cudart().cudaHostRegister(own.data_ptr(), 4 * count, _PORTABLE))
+    except (AttributeError, RuntimeError, TypeError):
+        return made
+    return own if code == 0 else made
+
+
 class HostBuffers:
     """A pinned buffer for each way and their twins on a GPU."""
 
     def __init__(self, bench: Bench, device: int, size: int) -> None:
         torch = bench.torch
         with torch.cuda.device(device):
-            self.host_in, self.host_out = (
-                torch.empty(size // 4, dtype=torch.int32, pin_memory=True) for _ in range(2)
-            )
+            self.host_in, self.host_out = (pinned(torch, size // 4, bench.node) for _ in range(2))
             self.on_in, self.on_out = (
                 torch.empty(size // 4, dtype=torch.int32, device=f"cuda:{device}") for _ in range(2)
             )
@@ -147,7 +164,7 @@ def _rate(
     bench: Bench, metric: str, variant: str | None, lane: Lane, beside: list[Lane],
     buffers: HostBuffers,
 ) -> None:  # fmt: skip
-    pointer = buffers.host_in.data_ptr()
+    pointer = (buffers.host_in if metric == "h2d-bandwidth" else buffers.host_out).data_ptr()
 
     def work() -> None:
         series = steady(lambda repeats: timed(lane, beside, repeats), bench.seconds)
@@ -193,17 +210,22 @@ def small_copies(bench: Bench) -> None:
         for size in SMALL_BYTES:
             there = (one.host_in[: size // 4], one.on_in[: size // 4])
             back = (one.on_out[: size // 4], one.host_out[: size // 4])
-            _small(bench, "h2d-copy-time", device, size, *there)
-            _small(bench, "d2h-copy-time", device, size, *back)
+            _small(bench, "h2d-copy-time", device, size, *there, there[0])
+            _small(bench, "d2h-copy-time", device, size, *back, back[1])
 
 
-def _small(bench: Bench, metric: str, device: int, size: int, source: Any, target: Any) -> None:
+def _small(
+    bench: Bench, metric: str, device: int, size: int, source: Any, target: Any, host: Any
+) -> None:
     def work() -> None:
         series = steady(
             lambda repeats: _round_trips(bench.torch, device, source, target, repeats),
             bench.seconds,
         )
-        bench.figure(metric, "ns", series, lambda s: s * 1e9, device, size_bytes=size)
+        bench.figure(
+            metric, "ns", series, lambda s: s * 1e9, device, size_bytes=size,
+            memory_node=node_of_memory(host.data_ptr(), size),
+        )  # fmt: skip
 
     bench.attempt(f"{metric} {size} bytes {bench.name(device)}", work)
 

@@ -7,7 +7,7 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.bench import runner
-from homenode.bench.model import PROBE, Depth, Group, Reader, SuiteWishes
+from homenode.bench.model import PROBE, TORCH, Depth, Group, Reader, SuiteWishes
 from homenode.bench.orders import AppOrder, BenchOrders, restricted_to
 from homenode.bench.preparation import prepared
 from homenode.bench.run_folder import DOMAIN, PLAN
@@ -124,6 +124,26 @@ def test_programs_that_pin_nothing_are_kept_to_the_pus_of_the_run() -> None:
     without = prepared(orders, even_host(), {PROBE}, "b").record
     assert not any(one.reads is Reader.APP for one in without.tests)
     assert any("taskset is not installed" in gap.reason for gap in without.left_out)
+
+
+def test_gpu_tools_bound_to_a_node_are_kept_to_the_pus_of_the_run_there() -> None:
+    """numactl takes all PUs of a node; nvbandwidth moves itself to those of the GPU."""
+    host = even_host(devices=(DeviceSpec("0000:19:00.0"),))
+    orders = replace(
+        HOST_ORDERS, pus=CpuSet.parse("0-1,4"), wishes=SuiteWishes((Group.GPU_BANDWIDTH,))
+    )
+    assert {0, 1, 4} <= {int(pu.index) for pu in host.pus}
+    ours = {int(node.index): str(node.pus & orders.pus) for node in host.nodes if orders.pus}
+    installed = INSTALLED | {"nvbandwidth", "numactl", TORCH}
+    tests = {one.id: one for one in prepared(orders, host, installed, "b").record.tests}
+    assert tests["gpu-bandwidth"].argv[:5] == ("taskset", "-c", "0-1,4", "nvbandwidth", "-d")
+    row = tests["gpu-bandwidth from node 0"]
+    assert row.argv[:7] == (
+        "numactl", "--cpunodebind=0", "--membind=0", "taskset", "-c", ours[0], "nvbandwidth",
+    )  # fmt: skip
+    assert row.argv.count("-d") == 1
+    (torch,) = row.alternatives
+    assert torch.argv[:4] == ("taskset", "-c", "0-1,4", "python3")  # binds itself within these
 
 
 def test_a_program_alone_needs_no_other_tool() -> None:

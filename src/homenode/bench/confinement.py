@@ -4,6 +4,7 @@ A job's cpuset, and PUs or nodes that were asked for, are the same thing to the 
 machine. What lies outside of it is not measured, and no test is bound to it.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from homenode.bench.model import PROBE, BenchTest
@@ -72,21 +73,42 @@ def confined(host: Host, pus: CpuSet | None, nodes: tuple[int, ...] | None) -> H
     )
 
 
-def bound(test: BenchTest, pus: CpuSet, nodes: tuple[int, ...] | None) -> BenchTest:
-    """A test kept to these PUs and nodes. The probe pins its own threads; taskset keeps others."""
+def bound(
+    test: BenchTest,
+    pus: CpuSet,
+    nodes: tuple[int, ...] | None,
+    pus_of_node: Mapping[int, CpuSet],
+) -> BenchTest:
+    """A test kept to these PUs and nodes. The probe pins its own threads; taskset keeps others.
+
+    pus_of_node: those of them that each node has.
+    """
     return replace(
         test,
-        argv=_bound_argv(test, pus, nodes),
-        alternatives=tuple(bound(one, pus, nodes) for one in test.alternatives),
+        argv=_bound_argv(test, pus, nodes, pus_of_node),
+        alternatives=tuple(bound(one, pus, nodes, pus_of_node) for one in test.alternatives),
     )
 
 
-def _bound_argv(test: BenchTest, pus: CpuSet, nodes: tuple[int, ...] | None) -> tuple[str, ...]:
+def _bound_argv(
+    test: BenchTest,
+    pus: CpuSet,
+    nodes: tuple[int, ...] | None,
+    pus_of_node: Mapping[int, CpuSet],
+) -> tuple[str, ...]:
     if test.argv[0] == PROBE:
         takes_node = test.argv[1] in ("bandwidth", "latency", "loaded-latency")
         if nodes is not None and len(nodes) == 1 and takes_node and "--matrix" not in test.argv:
             return (*test.argv, "--node", str(nodes[0]))
         return test.argv
-    if test.node is not None:
-        return test.argv  # numactl binds it already
-    return ("taskset", "-c", str(pus), *test.argv)
+    argv = test.argv
+    if "nvbandwidth" in argv and "-d" not in argv:
+        # It asks the driver to move it to the GPU's PUs, wherever it was kept.
+        at = argv.index("nvbandwidth") + 1
+        argv = (*argv[:at], "-d", *argv[at:])
+    if argv[0] == "numactl" and test.node is not None:
+        # numactl takes all PUs of the node: what it starts is kept to ours.
+        at = next(n for n, word in enumerate(argv) if n > 0 and not word.startswith("-"))
+        ours = pus_of_node.get(int(test.node), pus)
+        return (*argv[:at], "taskset", "-c", str(ours), *argv[at:])
+    return ("taskset", "-c", str(pus), *argv)

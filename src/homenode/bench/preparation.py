@@ -77,7 +77,7 @@ def prepared(
     if len(usable.nodes) < len(host.nodes):
         suite = _without(suite, lambda test: not keeps_to_nodes(test), "some nodes are not ours")
     if pus is not None or orders.nodes is not None:
-        suite = _bound(suite, usable_pus(usable), orders.nodes, installed)
+        suite = _bound(suite, usable, orders.nodes, installed)
     bus_ids = _bus_ids(expected, host)
     record = RunRecord(
         head=replace(_head(orders, host, usable, document, bus_ids), boots=(boot,)),
@@ -139,13 +139,15 @@ def _with_memory(
 
 
 def _bound(
-    suite: Suite, pus: CpuSet, nodes: tuple[int, ...] | None, installed: Collection[str]
+    suite: Suite, host: Host, nodes: tuple[int, ...] | None, installed: Collection[str]
 ) -> Suite:
     """The suite on some PUs: GPU tools and the user's program are kept to them by taskset."""
     if "taskset" not in installed:
         reason = "taskset is not installed, to keep it on its PUs"
         suite = _without(suite, lambda test: test.reads is not Reader.PROBE, reason)
-    return Suite(tuple(bound(test, pus, nodes) for test in suite.tests), suite.left_out)
+    pus, of_node = usable_pus(host), {int(node.index): node.pus for node in host.nodes}
+    tests = tuple(bound(test, pus, nodes, of_node) for test in suite.tests)
+    return Suite(tests, suite.left_out)
 
 
 def _without(suite: Suite, unwanted: Callable[[BenchTest], bool], reason: str) -> Suite:

@@ -21,6 +21,7 @@ from homenode.apply.record import (
     decode_record,
     encode_record,
 )
+from homenode.durable import replace_file, sync_folder
 from homenode.errors import HostError, InputError
 
 _FULL = (
@@ -73,7 +74,7 @@ class DomainStore:
         with _told(self._folder):
             if not self._folder.exists():
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                _sync(self._folder.parent)
+                sync_folder(self._folder.parent)
             lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             try:
@@ -108,7 +109,7 @@ class DomainStore:
     def drop_live_record(self) -> None:
         with _told(self._folder):
             self._path("live.json").unlink(missing_ok=True)
-            _sync(self._folder)
+            sync_folder(self._folder)
 
     def save(self, document: bytes) -> str:
         """Saves a document; gives its sha256, by which it is found again."""
@@ -143,15 +144,8 @@ class DomainStore:
                 return None
 
     def _write(self, name: str, content: bytes) -> None:
-        part = self._path(f".{name}.part")  # one at a time: we hold the lock
         with _told(self._folder):
-            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(self._path(name))
-            _sync(self._folder)
+            replace_file(self._path(name), content)  # one at a time: we hold the lock
 
 
 def other_daemons(root: Path, connect: str, uuid: str) -> tuple[str, ...]:
@@ -166,14 +160,6 @@ def other_daemons(root: Path, connect: str, uuid: str) -> tuple[str, ...]:
 
 def sha256(document: bytes) -> str:
     return hashlib.sha256(document).hexdigest()
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

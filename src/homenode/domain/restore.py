@@ -11,6 +11,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from homenode.durable import sync_folder
 from homenode.errors import HostError, InputError
 
 _LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)\Z")
@@ -157,11 +158,7 @@ def _write(path: Path, content: bytes, like: Path) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)
 
 
 def _umask() -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from homenode.durable import replace_file, sync_folder, write_and_close
 from homenode.errors import HostError, InputError
 from homenode.trial.journal import (
     Entry,
@@ -88,9 +89,9 @@ class JournalFile:
                     f"{path}: expected no trial of this name, found one",
                     hint="give another --name, or --resume it",
                 ) from None
-            _write(descriptor, encode_head(head))
-            _sync(self.folder)
-            _sync(self.folder.parent)
+            write_and_close(descriptor, encode_head(head))
+            sync_folder(self.folder)
+            sync_folder(self.folder.parent)
 
     def add(self, what: What, number: int | None = None, detail: str = "", **more: Any) -> Entry:
         """Write a line; it is on disk when this returns."""
@@ -105,7 +106,7 @@ class JournalFile:
             except OSError:
                 os.close(descriptor)
                 raise
-            _write(descriptor, encode_entry(entry))
+            write_and_close(descriptor, encode_entry(entry))
         return entry
 
     def known(self) -> Known:
@@ -114,13 +115,10 @@ class JournalFile:
 
     def keep(self, name: str, content: bytes) -> Path:
         """Keep a file beside the journal, whole or not at all."""
-        path, part = self.folder / name, self.folder / f".{name}.part"
+        path = self.folder / name
         with _told(self.folder):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            _write(descriptor, content)
-            part.replace(path)
-            _sync(self.folder)
+            replace_file(path, content)
         return path
 
     def kept(self, name: str) -> bytes:
@@ -167,21 +165,6 @@ def _read(descriptor: int) -> bytes:
     while piece := os.read(descriptor, 1 << 20):
         content += piece
     return content
-
-
-def _write(descriptor: int, content: bytes) -> None:
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -14,7 +14,9 @@ from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.topology import Host, NumaNode
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,99}", re.ASCII)
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,99}", re.ASCII)
+"""What may stand in a script without quotes, and be a file's name."""
+
 MAX_JOBS = 64
 """Of one shape at once on one node; MIG gives a node of 8 GPUs 56 slices."""
 MAX_NODES = 4096
@@ -135,7 +137,7 @@ def check_wishes(wishes: StudyWishes) -> None:
         **{f"--tests {name!r}": name for name in wishes.tests},
     }
     for option, name in names.items():
-        if name is not None and not _NAME.fullmatch(name):
+        if name is not None and not NAME.fullmatch(name):
             raise UsageError(
                 f"{option}: expected a name of letters, digits and . _ - + :, found {name[:60]!r}"
             )

@@ -39,16 +39,19 @@ def jobs() -> tuple[QueuedJob, ...]:
     )
 
 
-def submit(folder: Path, script: str, after: tuple[str, ...]) -> str:
+def submit(
+    folder: Path, script: str, after: tuple[str, ...], kept_open: tuple[int, ...] = ()
+) -> str:
     """Submit a script of a study, to run in the study's folder; the job's id.
 
-    after: ids of jobs that must have ended. Raises NoAnswerError: then it may have been accepted
-    all the same; and ToolError where Slurm refused it.
+    after: ids of jobs that must have ended. kept_open: the study's lock: sbatch goes on where we
+    are killed, and whoever goes on with the study must see its job. Raises NoAnswerError: then it
+    may have been accepted all the same; and ToolError where Slurm refused it.
     """
     words = ["sbatch", "--parsable", f"--chdir={folder}"]
     if after:
         words.append(f"--dependency=afterany:{':'.join(after)}")
-    text = _asked((*words, f"{folder}/{script}"), environment=_passed_to_jobs())
+    text = _asked((*words, f"{folder}/{script}"), _passed_to_jobs(), kept_open)
     found = _JOB_ID.fullmatch(text.strip().splitlines()[-1] if text.strip() else "")
     if found is None:
         raise ToolError(f"sbatch: expected a job's id, found {text.strip()[:80]!r}")
@@ -68,9 +71,14 @@ def cancel(job: str) -> None:
         return
 
 
-def _asked(argv: tuple[str, ...], environment: dict[str, str] | None = None) -> str:
+def _asked(
+    argv: tuple[str, ...],
+    environment: dict[str, str] | None = None,
+    kept_open: tuple[int, ...] = (),
+) -> str:
+    environment = {**_configuration(), **(environment or {})}
     try:
-        done = run(argv, _TIMEOUT_S, environment={**_configuration(), **(environment or {})})
+        done = run(argv, _TIMEOUT_S, environment=environment, kept_open=kept_open)
     except ToolTimeoutError as error:
         raise NoAnswerError(error.message) from None
     if done.returncode != 0 and will_pass(done.stderr):

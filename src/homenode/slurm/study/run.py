@@ -217,7 +217,7 @@ class StudyRun:
         ]
         after = tuple(job for job, name in before if (job, name) in alive)
         try:
-            job = queue_client.submit(self._folder.path, script_name(one), after)
+            job = queue_client.submit(self._folder.path, script_name(one), after, self._folder.held)
         except NoAnswerError:
             raise
         except ToolError as error:

@@ -1,0 +1,121 @@
+"""A stand-in for Slurm's client programs, with the queue in one file: what is asked is recorded.
+
+    stand_in_queue.py FOLDER PROGRAM WORDS…
+
+Each look at the queue moves it on by one: a job whose dependencies have ended runs, one that ran
+ends and leaves its last file. FOLDER/kill holds what sbatch does to the program that started it
+before it answers: "before" the job is taken, or "after", it is killed.
+"""
+
+import fcntl
+import json
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+SINFO = "n1|whole*|idle|64|512000|gpu:h100:8\nn2|whole*|idle|64|512000|gpu:h100:8\n"
+
+LIMIT = """\
+sbatch: error: AssocMaxSubmitJobLimit
+sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit, \
+user's size and/or time limits)
+"""
+
+
+def main() -> int:
+    """Answer one question, holding the queue's file meanwhile."""
+    folder, program, words = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    if program == "sinfo":
+        own = folder / "sinfo"
+        print(own.read_text() if own.exists() else SINFO, end="")
+        return 0
+    if program == "sbatch":
+        kill(folder, "before")
+    with (folder / "queue.json").open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        jobs: list[dict[str, Any]] = json.loads(file.read() or "[]")
+        code, said = answer(folder, jobs, program, words)
+        file.seek(0)
+        file.truncate()
+        json.dump(jobs, file)
+    if program == "sbatch":
+        kill(folder, "after")
+    print(said, end="", file=sys.stderr if code else sys.stdout)
+    return code
+
+
+def kill(folder: Path, when: str) -> None:
+    """Kill who asked, then take a while, as a busy controller does."""
+    order = folder / "kill"
+    if order.exists() and order.read_text() == when:
+        order.unlink()
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(2)
+
+
+def answer(
+    folder: Path, jobs: list[dict[str, Any]], program: str, words: list[str]
+) -> tuple[int, str]:
+    """The exit code, and what is printed."""
+    if program == "sbatch":
+        return submit(folder, jobs, words)
+    if program == "squeue":
+        move_on(jobs)
+        return 0, "".join(
+            f"{job['id']}|{task if job['is_array'] else 'N/A'}|{job['state']}|{job['name']}||\n"
+            for job in jobs
+            for task in range(job["tasks"])
+        )
+    for job in jobs:
+        if str(job["id"]) == words[0] and job["state"] != "COMPLETED":
+            job["state"] = "CANCELLED"
+    return 0, ""
+
+
+def submit(folder: Path, jobs: list[dict[str, Any]], words: list[str]) -> tuple[int, str]:
+    most = folder / "most"
+    alive = [job for job in jobs if job["state"] in ("PENDING", "RUNNING")]
+    if most.exists() and len(alive) >= int(most.read_text()):
+        return 1, LIMIT
+    text = Path(words[-1]).read_text()
+    found = dict(re.findall(r"^#SBATCH --([a-z-]+)=(.*)$", text, re.MULTILINE))
+    options = dict(word[2:].partition("=")[::2] for word in words if word.startswith("--"))
+    after = options.get("dependency", "").removeprefix("afterany:")
+    tasks = int(found.get("array", "0-0").partition("-")[2]) + 1
+    jobs.append(
+        {
+            "id": 100 + len(jobs), "name": found["job-name"], "tasks": tasks,
+            "is_array": "array" in found, "state": "PENDING",
+            "after": [int(job) for job in after.split(":") if job],
+            "study": options["chdir"], "experiment": Path(words[-1]).stem,
+            "environment": sorted(name for name in os.environ if name.startswith("SBATCH_")),
+        }
+    )  # fmt: skip
+    return 0, f"{jobs[-1]['id']}\n"
+
+
+def move_on(jobs: list[dict[str, Any]]) -> None:
+    ended = {job["id"] for job in jobs if job["state"] not in ("PENDING", "RUNNING")}
+    for job in jobs:
+        if job["state"] == "RUNNING":
+            leave_files(job)
+            job["state"] = "COMPLETED"
+        elif job["state"] == "PENDING" and ended.issuperset(job["after"]):
+            job["state"] = "RUNNING"
+
+
+def leave_files(job: dict[str, Any]) -> None:
+    for task in range(job["tasks"]):
+        attempt = f"raw/{job['experiment']}/task-{task}/{job['id'] + task}.0"
+        here = Path(job["study"], attempt)
+        here.mkdir(parents=True, exist_ok=True)
+        (here / "done").touch()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

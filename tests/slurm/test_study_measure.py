@@ -4,6 +4,7 @@ Slurm's and NVIDIA's programs are stand-ins of a few lines; everything else is t
 """
 
 import os
+import re
 import shutil
 import subprocess
 from importlib import resources
@@ -57,21 +58,23 @@ def program(folder: Path, name: str, text: str) -> None:
     (folder / name).chmod(0o755)
 
 
-def run_job(tmp_path: Path, settings: str, programs: dict[str, str]) -> dict[str, str]:
+def run_job(
+    tmp_path: Path, settings: str, programs: dict[str, str], **variables: str
+) -> dict[str, str]:
     """The files of a job with these settings; it runs in a folder of its own."""
     study = tmp_path / "study"
-    (study / "jobs").mkdir(parents=True)
+    (study / "jobs").mkdir(parents=True, exist_ok=True)
     measure = resources.files("homenode.slurm.study").joinpath("measure.sh").read_text()
     (study / "jobs/measure.sh").write_text(measure)
     for name, text in programs.items():
         program(tmp_path / "bin", name, text)
     environment = {
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}:/usr/sbin",
-        "SLURM_JOB_ID": "5", "SLURMD_NODENAME": "n1", "HOME": str(tmp_path),
+        "SLURM_JOB_ID": "5", "SLURMD_NODENAME": "n1", "HOME": str(tmp_path), **variables,
     }  # fmt: skip
     script = f"experiment=x homenode=homenode arrangement=a\n{settings}\n. jobs/measure.sh\n"
     subprocess.run(["bash", "-c", script], cwd=study, env=environment, check=True, timeout=60)
-    folder = study / "raw/x/task-0/5.0"
+    folder = study / f"raw/x/task-0/5.{variables.get('SLURM_RESTART_COUNT', '0')}"
     return {path.name: path.read_text() for path in folder.iterdir()}
 
 
@@ -114,6 +117,22 @@ def test_a_job_writes_down_its_gpus_before_it_measures(tmp_path: Path) -> None:
     assert str(tmp_path) not in left
 
 
+def test_a_bash_before_5_and_a_node_without_pkill_measure_too(tmp_path: Path) -> None:
+    address = a_pci_function()
+    values = {"address": address, "upper": address.upper()}
+    programs = {
+        **SLURM,
+        "nvidia-smi": NVIDIA_SMI.format(**values),
+        "nvbandwidth": NVBANDWIDTH.format(**values),
+        "pkill": "#!/bin/sh\nexit 127\n",
+    }
+    # Without its special meaning the variable is what it is there: unset.
+    files = run_job(tmp_path, f"unset EPOCHREALTIME; {NOTHING}", programs)
+    assert "done" in files
+    assert files["times.txt"].count("\n") == 5
+    assert re.fullmatch(rf"(\d{{10,}}\.5, 0000{address}, 321\.50\n)+", files["power.csv"])
+
+
 def test_a_node_without_any_tool_still_leaves_a_record(tmp_path: Path) -> None:
     files = run_job(tmp_path, NOTHING.replace("app=()", "app=(false) app_folder=/"), SLURM)
     assert {"done", "ended", "exit", "job.txt", "allowed.txt"} <= set(files)
@@ -131,7 +150,7 @@ def test_the_own_program_runs_where_the_study_was_started(tmp_path: Path) -> Non
 
 
 def test_jobs_wait_for_each_other_before_they_measure(tmp_path: Path) -> None:
-    meeting = tmp_path / "study/raw/x/meeting-5"
+    meeting = tmp_path / "study/raw/x/meeting-5.0"
     meeting.mkdir(parents=True)
     (meeting / "1").touch()
     files = run_job(tmp_path, NOTHING.replace("together=1", "together=2"), SLURM)
@@ -141,3 +160,10 @@ def test_jobs_wait_for_each_other_before_they_measure(tmp_path: Path) -> None:
 def test_a_job_whose_company_never_comes_goes_on_and_says_so(tmp_path: Path) -> None:
     settings = NOTHING.replace("together=1", "together=3") + " meet_seconds=1"
     assert run_job(tmp_path, settings, SLURM)["met"] == "1 of 3\n"
+    # Who comes when it has gone on does not take it for company, nor does a job started again.
+    meeting = tmp_path / "study/raw/x/meeting-5.0"
+    assert [path.name for path in meeting.iterdir()] == ["0.gone"]
+    (meeting / "1").touch()
+    (meeting / "2").touch()
+    again = run_job(tmp_path, settings, SLURM, SLURM_RESTART_COUNT="1")
+    assert again["met"] == "1 of 3\n"

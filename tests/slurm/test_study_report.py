@@ -296,15 +296,24 @@ def test_joules_for_each_gb_are_watts_by_bandwidth() -> None:
     gpu = Bdf.parse("11:00.0")
     samples = (Sample("h2d-bandwidth", "bytes_per_s", 50e9, device=gpu),)
     texts = {
-        "times.txt": "host_to_device_memcpy_ce 100.0 110.0 1000000 3001000000\n"
+        "times.txt": "host_to_device_memcpy_ce 100.0 110.0 7/9000000000,1000000/9000000000 "
+        "7/9000000000,3001000000/9000000000\n"
         "device_local_copy 110.0 120.0 - -\n",
         "power.csv": "".join(f"{90 + n}.5, 00000000:11:00.0, {100 + n}.0\n" for n in range(25)),
     }
     gpus, packages = power_of(texts, samples)
     assert (gpus.device, gpus.watts, gpus.joules_per_gb) == (gpu, 119.0, 119.0 / 50)
     assert (packages.device, packages.watts, packages.joules_per_gb) == (None, 300.0, 6.0)
-    wrapped = {"times.txt": "host_to_device_memcpy_ce 100.0 110.0 500 100\n"}
-    assert list(power_of(wrapped, samples)) == []
+    unread = {"times.txt": "host_to_device_memcpy_ce 100.0 110.0 - 5/9\n"}
+    assert list(power_of(unread, samples)) == []
+
+
+def test_an_energy_counter_that_wrapped_around_is_set_right() -> None:
+    samples = (Sample("h2d-bandwidth", "bytes_per_s", 50e9, device=Bdf.parse("11:00.0")),)
+    line = "host_to_device_memcpy_ce 100.0 110.0 262143000000/262143328850,0/262143328850 "
+    after = "1499671150/262143328850,1500000000/262143328850\n"
+    (packages,) = power_of({"times.txt": line + after}, samples)
+    assert packages.watts == pytest.approx(300.0)
 
 
 def job(mode: Mode, rate: float, **fields: object) -> JobEvidence:

@@ -14,6 +14,7 @@
 set -u
 export LC_ALL=C
 export TZ=UTC
+unset SLURM_TIME_FORMAT
 
 task=${SLURM_ARRAY_TASK_ID:-0}
 # An array's last task has the array's own number, which stands for all of them.
@@ -25,6 +26,11 @@ node=${SLURMD_NODENAME:-$(hostname -s)}
 mkdir -p "$here" || exit 3
 trap 'echo "$?" >"$here/exit"' EXIT
 date +%s >"$here/started"
+
+# Seconds since 1970 with a fraction; bash before 5 has no clock of its own.
+now() {
+  echo "${EPOCHREALTIME:-$(date +%s.%N)}"
+}
 
 # write FILE COMMAND…: its output, and beside it what went wrong.
 write() {
@@ -91,35 +97,45 @@ record() {
 }
 
 # Jobs that measure together start together: each says that it is there, and waits for the rest.
+# One that goes on without them says so too, and one that Slurm started again does not take those
+# of the first time for its company.
 meet() {
   ((together > 1)) || return 0
-  local meeting=raw/$experiment/meeting-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID} count=0 waited
+  local meeting count=0 waited
+  meeting=raw/$experiment/meeting-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}.${SLURM_RESTART_COUNT:-0}
   mkdir -p "$meeting"
   : >"$meeting/$task"
   for ((waited = 0; waited < ${meet_seconds:-120}; waited++)); do
-    count=$(find "$meeting" -type f | wc -l)
+    count=$(find "$meeting" -type f ! -name '*.gone' | wc -l)
     ((count >= together)) && break
     sleep 1
   done
+  ((count >= together)) || mv "$meeting/$task" "$meeting/$task.gone"
   echo "$count of $together" >"$here/met"
 }
 
-# The packages' energy counters in microjoules; "-" where they may not be read.
+# Each package's energy counter and where it wraps around, in microjoules: "12/262143,34/262143";
+# "-" where they may not be read. Other zones (psys, dram) hold a part of it again, or more.
 energy() {
-  local sum=0 file value
-  for file in /sys/class/powercap/intel-rapl:[0-9] /sys/class/powercap/intel-rapl:[0-9][0-9]; do
-    [ -e "$file/energy_uj" ] || continue
-    { value=$(<"$file/energy_uj"); } 2>/dev/null || { echo -; return; }
-    sum=$((sum + value))
+  local zone name value range all=
+  for zone in /sys/class/powercap/intel-rapl:[0-9] /sys/class/powercap/intel-rapl:[0-9][0-9]; do
+    { name=$(<"$zone/name"); } 2>/dev/null || continue
+    [[ $name == package-* ]] || continue
+    { value=$(<"$zone/energy_uj") && range=$(<"$zone/max_energy_range_uj"); } 2>/dev/null ||
+      { echo -; return; }
+    all+=${all:+,}$value/$range
   done
-  if ((sum)); then echo "$sum"; else echo -; fi
+  echo "${all:--}"
 }
 
-# Power of every GPU, a line for each with the second it was asked in, until it is stopped.
-watch_power() {
-  local line
-  nvidia-smi --query-gpu=pci.bus_id,power.draw --format=csv,noheader,nounits --loop-ms=250 |
-    while read -r line; do echo "$EPOCHREALTIME, $line"; done >"$here/power.csv" 2>/dev/null
+# A second of its own for each line, without a program for each where bash is before 5.
+stamped() {
+  local line time
+  while read -r line; do
+    time=${EPOCHREALTIME:-}
+    [ -n "$time" ] || printf -v time '%(%s)T.5' -1
+    echo "$time, $line"
+  done
 }
 
 # nvbandwidth, one test after the other, each under a head that tells how it was bound.
@@ -130,22 +146,22 @@ measure_copies() {
   needs nvbandwidth 2>"$here/nvbandwidth.txt.err" || return
   local test begin energy_before watcher=
   if command -v nvidia-smi >/dev/null; then
-    watch_power &
+    nvidia-smi --query-gpu=pci.bus_id,power.draw --format=csv,noheader,nounits --loop-ms=250 \
+      > >(stamped >"$here/power.csv" 2>/dev/null) 2>/dev/null &
     watcher=$!
   fi
   for test in host_to_device_memcpy_ce device_to_host_memcpy_ce host_device_latency_sm \
     device_local_copy device_to_device_memcpy_read_ce; do
-    begin=$EPOCHREALTIME energy_before=$(energy)
+    begin=$(now) energy_before=$(energy)
     {
       bound numactl --show
       bound nvbandwidth -d -t "$test"
     } >>"$here/nvbandwidth.txt" 2>>"$here/nvbandwidth.txt.err" ||
       echo "$test: exit status $?" >>"$here/nvbandwidth.txt.err"
-    echo "$test $begin $EPOCHREALTIME $energy_before $(energy)" >>"$here/times.txt"
+    echo "$test $begin $(now) $energy_before $(energy)" >>"$here/times.txt"
   done
   if [ -n "$watcher" ]; then
-    # The loop is a pipe of two: both are the watcher's children.
-    pkill -P "$watcher"
+    kill "$watcher" 2>/dev/null
     wait "$watcher" 2>/dev/null
   fi
   [ -s "$here/nvbandwidth.txt.err" ] || rm -f "$here/nvbandwidth.txt.err"
@@ -166,9 +182,10 @@ app_in_its_folder() (
 
 measure_app() {
   ((${#app[@]})) || return 0
-  local begin=$EPOCHREALTIME
+  local begin
+  begin=$(now)
   write app.txt app_in_its_folder
-  echo "app $begin $EPOCHREALTIME - -" >>"$here/times.txt"
+  echo "app $begin $(now) - -" >>"$here/times.txt"
 }
 
 record

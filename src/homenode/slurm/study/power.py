@@ -17,8 +17,11 @@ _TESTS = {
     "host_to_device_memcpy_ce": "h2d-bandwidth",
     "device_to_host_memcpy_ce": "d2h-bandwidth",
 }
-_DRAW = re.compile(r"(\d+\.\d+), ([0-9A-Fa-f:.]{7,16}), (\d+(?:\.\d+)?)", re.ASCII)
-_TIME = re.compile(r"(\w{1,80}) (\d+\.\d+) (\d+\.\d+) (-|\d+) (-|\d+)", re.ASCII)
+_DRAW = re.compile(r"(\d{1,12}\.\d+), ([0-9A-Fa-f:.]{7,16}), (\d+(?:\.\d+)?)", re.ASCII)
+_TIME = re.compile(
+    r"(\w{1,80}) (\d{1,12}\.\d+) (\d{1,12}\.\d+) (\S{1,2000}) (\S{1,2000})", re.ASCII
+)
+_COUNTER = re.compile(r"(\d{1,19})/(\d{1,19})", re.ASCII)
 _PERCENTILE = 0.9
 
 
@@ -50,13 +53,32 @@ def power_of(texts: Mapping[str, str], samples: tuple[Sample, ...]) -> Iterator[
             if seen and rate > 0:
                 watts = seen[min(len(seen) - 1, int(len(seen) * _PERCENTILE))]
                 yield Power(metric, device, watts, watts / (rate / 1e9))
-        if "-" not in (found[4], found[5]) and rates and end > begin:
-            joules = (int(found[5]) - int(found[4])) / 1e6
+        joules = _joules(found[4], found[5])
+        if joules is not None and rates and end > begin:
             mean = sum(rates.values()) / len(rates)
-            # A counter that wrapped around tells nothing.
             if joules > 0 and mean > 0:
                 watts = joules / (end - begin)
                 yield Power(metric, None, watts, watts / (mean / 1e9))
+
+
+def _joules(before: str, after: str) -> float | None:
+    """Of all packages; None where a counter was not read. One that wrapped around is set right.
+
+    >>> _joules("262000000/262143328,5/262143328", "856672/262143328,2000005/262143328")
+    3.0
+    """
+    ends = [one.split(",") for one in (before, after)]
+    if len(ends[0]) != len(ends[1]):
+        return None
+    total = 0
+    for a, b in zip(*ends, strict=True):
+        first, last = _COUNTER.fullmatch(a), _COUNTER.fullmatch(b)
+        if first is None or last is None or first[2] != last[2]:
+            return None
+        moved = int(last[1]) - int(first[1])
+        # A counter wraps after a quarter of an hour at full load, a test ends within a minute.
+        total += moved if moved >= 0 else moved + int(first[2])
+    return total / 1e6
 
 
 def _draws(text: str) -> Iterator[tuple[float, Bdf, float]]:

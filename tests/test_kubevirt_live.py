@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from homenode.domain.read import open_domain
+from homenode.domain.read import guest_of, open_domain
 from homenode.domain.schema import validate
 from homenode.errors import HomenodeError
 from homenode.kubevirt.placing import place_devices
+from homenode.plan.request import PciGranularity
+from homenode.plan.shape.pcie_document import expander_above
 from homenode.verify.boot import BootOptions, boot_stand_in
 from homenode.verify.domain_facts import domain_facts
 from homenode.verify.expectation import expectation_of_document
@@ -75,6 +77,35 @@ def test_the_live_document_of_a_vm_that_libvirt_placed_is_transformed_too(
     defined = virsh("define", "--validate", str(path))
     assert defined.returncode == 0, defined.stderr
     assert virsh("undefine", "--nvram", NAME).returncode == 0
+
+
+@pytest.mark.libvirt
+@pytest.mark.parametrize("granularity", PciGranularity)
+def test_disks_and_nics_without_an_address_stay_off_the_expander_buses(
+    libvirt: None, tmp_path: Path, granularity: PciGranularity
+) -> None:
+    """As KubeVirt has it: empty root ports for hot-plug, and devices that libvirt is to place."""
+    loose = "".join(f'<controller type="pci" index="{i}" model="pcie-root-port"/>' for i in (1, 2))
+    loose += (
+        '<disk type="file" device="disk"><source file="/none"/><target dev="vda" bus="virtio"/>'
+        '</disk><interface type="user"><model type="virtio-non-transitional"/></interface>'
+    )
+    text = document(IBM_GPUS[1:6], pins=PINS, kind="qemu", name=NAME, controllers=loose)
+    written = place_devices(valid(text).encode(), shipped(IBM), granularity=granularity).document
+    path = tmp_path / "placed.xml"
+    path.write_bytes(written)
+    defined = virsh("define", "--validate", str(path))
+    assert defined.returncode == 0, defined.stderr
+    printed = virsh("dumpxml", "--inactive", NAME).stdout
+    assert virsh("undefine", "--nvram", NAME).returncode == 0
+    ours, theirs = (guest_of(open_domain(xml, "vm.xml")) for xml in (written, printed.encode()))
+    places = {hostdev.source: hostdev.address for hostdev in ours.hostdevs}
+    assert {hostdev.source: hostdev.address for hostdev in theirs.hostdevs} == places
+    controllers = {controller.index: controller for controller in theirs.controllers}
+    ports = {controller.address for controller in theirs.controllers}
+    others = set(theirs.addresses) - set(places.values()) - ports
+    assert others
+    assert not [at for at in others if expander_above(controllers, at.bus) is not None]
 
 
 @pytest.mark.qemu

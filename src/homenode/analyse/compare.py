@@ -6,9 +6,10 @@ from dataclasses import replace
 from homenode.analyse.alternative import Alternative
 from homenode.analyse.comparison import Comparison, Doubt, Effect, Outcome, once
 from homenode.analyse.doubts import doubts_between
-from homenode.analyse.intervals import CONFIDENCE, LEAST_BOOTS, Interval, holm, interval
+from homenode.analyse.intervals import CONFIDENCE, LEAST_BOOTS, interval
 from homenode.analyse.joint_states import with_joint_states
 from homenode.analyse.metrics import METRICS, UNCOMPARED, Metric, metric_of, primaries
+from homenode.analyse.outcomes import Found, judged, metric_of_effect
 from homenode.analyse.summary import Series, SeriesKey, headline, series_of
 from homenode.errors import InputError
 from homenode.plan.published import Objective
@@ -30,21 +31,21 @@ def compare(
     Raises InputError for fewer than two, and for a bare baseline that is no host run.
     """
     if len(chosen) < 2:
-        found = chosen[0].label if chosen else "none"
+        only = chosen[0].label if chosen else "none"
         raise InputError(
-            f"compare: expected two alternatives or more, found {found}",
+            f"compare: expected two alternatives or more, found {only}",
             hint="name runs of another layout, runs of one layout one by one, or published:SYSTEM",
         )
     joined = with_joint_states(chosen)
     baseline, *others = joined
     if bare and any(run.head.vantage is not Vantage.HOST for run in baseline.runs):
         raise InputError(f"--bare: expected a run on the host itself, found {baseline.label}")
-    effects: list[Effect] = []
+    found: list[Found] = []
     doubts: list[Doubt] = []
     made = known if known is not None else {one.label: series_of(one) for one in joined}
     for other in others:
         those, doubted = _against(baseline, other, made, objective, bare=bare)
-        effects += those
+        found += those
         doubts += doubted
     return Comparison(
         objective,
@@ -52,7 +53,7 @@ def compare(
         CONFIDENCE,
         baseline.label,
         tuple(other.label for other in others),
-        tuple(_judged(effects)),
+        tuple(judged(found)),
         once(doubts),
         tuple(skipped),
     )
@@ -65,7 +66,7 @@ def _against(
     objective: Objective | None,
     *,
     bare: bool,
-) -> tuple[list[Effect], list[Doubt]]:
+) -> tuple[list[Found], list[Doubt]]:
     doubts = list(doubts_between(baseline, other))
     if bare:
         doubts += _other_ground(baseline, other)
@@ -73,7 +74,7 @@ def _against(
     doubts += _unpaired(series, theirs, other.label)
     decisive = _decisive(series.keys() & theirs.keys(), objective)
     paired = _addresses_agree(baseline, other)
-    effects = []
+    found: list[Found] = []
     of_series: list[Doubt] = []
     for key in sorted(series.keys() & theirs.keys(), key=_order):
         metric = metric_of(key.metric)
@@ -85,8 +86,8 @@ def _against(
             own.append(_GUEST_ADDRESSES)
         blocking = dict.fromkeys(doubt.id for doubt in (*doubts, *own) if doubt.blocks)
         labels = (baseline.label, other.label)
-        effects.append(
-            _effect(
+        found.append(
+            _found(
                 metric,
                 labels,
                 (series[key], theirs[key]),
@@ -97,22 +98,19 @@ def _against(
         )
         of_series += own
     doubts += of_series
-    moved = _moved_controls(effects)
+    moved = _moved_controls([one.effect for one in found])
     doubts += moved
     if any(doubt.blocks for doubt in moved):
-        effects = [
-            one if metric_of_effect(one).control
-            else replace(one, doubts=(*one.doubts, "control-moved"))
-            for one in effects
+        found = [
+            one if metric_of_effect(one.effect).control
+            else one._replace(effect=_doubted(one.effect, "control-moved"))
+            for one in found
         ]  # fmt: skip
-    return effects, doubts
+    return found, doubts
 
 
-def metric_of_effect(effect: Effect) -> Metric:
-    """The metric of an effect; effects are only made of metrics that are known."""
-    metric = metric_of(effect.metric)
-    assert metric is not None
-    return metric
+def _doubted(effect: Effect, doubt: str) -> Effect:
+    return replace(effect, doubts=(*effect.doubts, doubt))
 
 
 def _decisive(keys: Iterable[SeriesKey], objective: Objective | None) -> set[SeriesKey]:
@@ -124,18 +122,18 @@ def _decisive(keys: Iterable[SeriesKey], objective: Objective | None) -> set[Ser
     return {key for metric in wanted for key in headline(there, metric)}
 
 
-def _effect(
+def _found(
     metric: Metric,
     labels: tuple[str, str],
     pair: tuple[Series, Series],
     beside: Sequence[Series],
     primary: bool,
     blocking: tuple[str, ...],
-) -> Effect:
+) -> Found:
     first, second = pair
     key = first.key
-    found: Interval | None = interval(first, second, beside=beside)
-    return Effect(
+    found = interval(first, second, beside=beside)
+    effect = Effect(
         *(key.metric, key.unit, key.variant, key.size_bytes, key.node, key.peer_node),
         *(key.device, key.peer, key.state, key.worst),
         metric.lower_is_better,
@@ -153,35 +151,7 @@ def _effect(
         Outcome.CANNOT_TELL,
         blocking,
     )
-
-
-def _judged(effects: Sequence[Effect]) -> Iterator[Effect]:
-    """Effects with corrected p values and outcomes; primary ones are corrected by objective."""
-    families: dict[Objective | None, list[int]] = {}
-    for place, effect in enumerate(effects):
-        if effect.primary and effect.p is not None:
-            metric = metric_of_effect(effect)
-            family = (*metric.primary, *metric.stands_in, None)[0]
-            families.setdefault(family, []).append(place)
-    adjusted: dict[int, float] = {}
-    for places in families.values():
-        ps = [effects[place].p for place in places]
-        corrected = holm([p for p in ps if p is not None])
-        adjusted.update(zip(places, corrected, strict=True))
-    for place, effect in enumerate(effects):
-        p = adjusted.get(place)
-        yield replace(effect, p_adjusted=p, outcome=_outcome(effect, effect.p if p is None else p))
-
-
-def _outcome(effect: Effect, p: float | None) -> Outcome:
-    if effect.doubts or p is None or effect.low is None or effect.high is None:
-        return Outcome.CANNOT_TELL
-    if p < 1 - CONFIDENCE:
-        return Outcome.BETTER if effect.gain > 1 else Outcome.WORSE
-    room = 1 + metric_of_effect(effect).matters
-    if 1 / room < effect.low and effect.high < room:
-        return Outcome.NO_DIFFERENCE
-    return Outcome.CANNOT_TELL
+    return Found(effect, found)
 
 
 def _replication(first: Series, second: Series, subject: str) -> Iterator[Doubt]:

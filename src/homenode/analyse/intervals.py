@@ -17,11 +17,15 @@ CONFIDENCE = 0.95
 LEAST_BOOTS = 2
 """Of each side; with one there is no telling a layout from a boot."""
 
-UNEQUAL_BELOW = 0.05
+UNEQUAL_BELOW = 0.03
 """Variances are taken for unequal where chance explains their ratio less often than this."""
 
-UNEQUAL_BELOW_OF_TWO = 0.15
+UNEQUAL_BELOW_OF_TWO = 0.20
 """Likewise of two alternatives alone: so few boots seldom show that one side varies more."""
+
+CLEARLY_MORE = 2.2
+"""Of several that are taken for equal, one with this many times the pooled variance keeps its own:
+F tests of three boots miss most that vary five times as much."""
 
 _LONGEST = 300.0
 """An interval that reaches further than e^300 says nothing anyway."""
@@ -35,13 +39,15 @@ class Interval:
     """The ratio of two alternatives, the second over the first.
 
     low, high: bounds of the ratio at `confidence`. p: how likely a ratio at least this far from 1
-    is by chance, uncorrected. freedom: degrees of freedom that the interval rests on.
+    is by chance, uncorrected. error: standard error of the ratio's logarithm. freedom: degrees of
+    freedom that it rests on.
     """
 
     ratio: float
     low: float
     high: float
     p: float
+    error: float
     freedom: float
     confidence: float
 
@@ -71,6 +77,7 @@ def interval(
         math.exp(max(difference - reach, -_LONGEST)),
         math.exp(min(difference + reach, _LONGEST)),
         two_sided_p(difference / error, freedom),
+        error,
         freedom,
         confidence,
     )
@@ -106,19 +113,28 @@ def _variances(several: Sequence[Series]) -> list[_Variance]:
     could be equal (F tests, corrected for their number).
     """
     own = [_Variance(_own_variance(one), len(one.medians) - 1.0, False) for one in several]
-    level = UNEQUAL_BELOW if len(own) > 2 else UNEQUAL_BELOW_OF_TWO
     alike = list(range(len(own)))
     while len(alike) > 1:
         fits = {place: _fit(own[place], [own[i] for i in alike if i != place]) for place in alike}
+        level = UNEQUAL_BELOW if len(alike) > 2 else UNEQUAL_BELOW_OF_TWO
         worst = min(alike, key=lambda place: fits[place])
         if fits[worst] * len(alike) / 2 >= level:
             break
         alike = [] if len(alike) == 2 else [place for place in alike if place != worst]
-    together = _pooled([own[place] for place in alike]) if alike else None
+    if not alike:
+        return own
+    together = _pooled([own[place] for place in alike])
     return [
-        together if together is not None and place in alike else own[place]
-        for place in range(len(own))
+        _lent(one, together, several=len(alike) > 2) if place in alike else one
+        for place, one in enumerate(own)
     ]
+
+
+def _lent(own: _Variance, together: _Variance, *, several: bool) -> _Variance:
+    """The variance of those that are alike; its own where that is clearly more."""
+    if several and own.value > CLEARLY_MORE * together.value:
+        return together._replace(value=own.value)
+    return together
 
 
 def _pooled(variances: Sequence[_Variance]) -> _Variance:
@@ -137,24 +153,10 @@ def _standard_error(
     variances: tuple[_Variance, _Variance], counts: tuple[int, int]
 ) -> tuple[float, float]:
     """Standard error of the difference, and its degrees of freedom: Student's where both sides'
-    variance is the pooled one, else Welch's."""
+    rest on the pooled ones, else Welch's."""
     (a, b), (m, n) = variances, counts
-    if a.pooled and b.pooled:
-        return math.sqrt(a.value * (1 / m + 1 / n)), a.freedom
     one, other = a.value / m, b.value / n
     apart = one + other
+    if a.pooled and b.pooled:
+        return math.sqrt(apart), a.freedom
     return math.sqrt(apart), apart**2 / (one**2 / a.freedom + other**2 / b.freedom)
-
-
-def holm(ps: Sequence[float]) -> tuple[float, ...]:
-    """The p values corrected for being several (Holm), in the same order.
-
-    >>> holm([0.01, 0.04, 0.03])
-    (0.03, 0.06, 0.06)
-    """
-    adjusted = [0.0] * len(ps)
-    least = 0.0
-    for rank, place in enumerate(sorted(range(len(ps)), key=lambda place: ps[place])):
-        least = max(least, min(1.0, ps[place] * (len(ps) - rank)))
-        adjusted[place] = least
-    return tuple(adjusted)

@@ -37,7 +37,7 @@ def comparison_text(comparison: Comparison, *, everything: bool = False) -> Rend
     parts.append(
         Text(
             f"intervals: {comparison.confidence:.0%}, over boots (t, on logarithms of medians); "
-            "primary metrics are corrected for their number (Holm)"
+            "primary metrics are corrected for their number"
         )
     )
     return AsciiWhereNeeded(Group(*parts))

@@ -16,6 +16,8 @@ import pytest
 import typer
 
 from homenode import formats
+from homenode.analyse.comparison import Comparison
+from homenode.analyse.verdict import Verdicts
 from homenode.cli import main, terminal
 from homenode.cli.main import app
 from homenode.domain import requirements
@@ -31,7 +33,10 @@ from homenode.topology import Host, HostSummary
 from tests.doc_pages import FOLDER_SHOWN, ROOT, Page, all_pages, first_column, missing_output
 from tests.doc_pages import read_page as page
 
-FORMATS = {"findings": Findings, "host": Host, "plan": Plan, "refusal": Refusal}
+FORMATS = {
+    "comparison": Comparison, "findings": Findings, "host": Host, "plan": Plan, "refusal": Refusal,
+    "verdict": Verdicts,
+}  # fmt: skip
 PAGES = all_pages()
 """Read once; a test names the page it is about."""
 SHOWING = [p for p in PAGES if p.path.parts[:2] in (("docs", "commands"), ("docs", "tasks"))]

@@ -1,4 +1,4 @@
-"""The pages of results, comparisons, verdicts and published evidence against the program."""
+"""The pages of results, doubts and published evidence against the program."""
 
 import ast
 import dataclasses
@@ -8,11 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from homenode import formats
-from homenode.analyse.comparison import Comparison, Doubt, Effect, Outcome
 from homenode.analyse.metrics import METRICS
-from homenode.analyse.standing import Position, Standing
-from homenode.analyse.verdict import Rung, Verdict, Verdicts
-from homenode.plan.published import Objective
 from homenode.published.model import Certainty
 from homenode.published.parse import parse_evidence
 from homenode.results.lines import parse_run
@@ -23,10 +19,6 @@ from tests.doc_pages import ROOT, first_column, read_page
 RECORDS: list[tuple[str, str, type]] = [
     ("results", "Fields", RunHead), ("results", "switches", Switches),
     ("results", "gpus[]", GpuPlace), ("results", "conditions[]", Condition),
-    ("comparison", "Fields", Comparison), ("comparison", "effects[]", Effect),
-    ("verdict", "Fields", Verdicts), ("verdict", "verdicts[]", Verdict),
-    ("verdict", "verdicts[].standings[]", Standing),
-    ("verdict", "verdicts[].doubts[]", Doubt),
 ]  # fmt: skip
 
 
@@ -36,21 +28,16 @@ def test_a_page_lists_every_field_in_order(kind: str, section: str, record: type
     assert first_column(read_page(f"docs/formats/{kind}.md").sections()[section]) == fields
 
 
-def test_the_page_of_samples_and_doubts_names_every_field() -> None:
-    for kind, section, record in (
-        ("results", "Samples", Sample),
-        ("comparison", "doubts[]", Doubt),
-    ):
-        listed = first_column(read_page(f"docs/formats/{kind}.md").sections()[section])
-        fields = tuple(field.name for field in dataclasses.fields(record))
-        assert listed[: len(fields)] == fields
+def test_the_page_of_samples_names_every_field() -> None:
+    listed = first_column(read_page("docs/formats/results.md").sections()["Samples"])
+    fields = tuple(field.name for field in dataclasses.fields(Sample))
+    assert listed[: len(fields)] == fields
 
 
-@pytest.mark.parametrize("kind", ["results", "comparison", "verdict"])
-def test_a_page_tells_its_version(kind: str) -> None:
-    text = read_page(f"docs/formats/{kind}.md").text
-    version = formats.VERSIONS[kind]
-    assert f'"homenode.{kind}/{version}"' in text
+def test_the_page_of_results_tells_its_version() -> None:
+    text = read_page("docs/formats/results.md").text
+    version = formats.VERSIONS["results"]
+    assert f'"homenode.results/{version}"' in text
     assert f"Version: {version}." in text
     assert re.search(rf"^\* {version}: ", text, re.MULTILINE)
 
@@ -58,8 +45,7 @@ def test_a_page_tells_its_version(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "values"),
     [
-        ("results", [Origin, Vantage, Statistic]), ("comparison", [Objective, Outcome]),
-        ("verdict", [Objective, Rung, Position]), ("published", [Certainty]),
+        ("results", [Origin, Vantage, Statistic]), ("published", [Certainty]),
     ],
 )  # fmt: skip
 def test_a_page_names_every_value(kind: str, values: list[type]) -> None:

@@ -149,6 +149,24 @@ def test_the_emulator_gets_two_pus_where_its_annotation_says_even() -> None:
     assert not found(vmi({"cores": 199}, annotations=even), kubelet(), host)
 
 
+@pytest.mark.parametrize(
+    ("kind", "one"),
+    [
+        ("hostDevices", {"name": "a", "deviceName": "nvidia.com/GA100"}),
+        ("interfaces", {"name": "rdma", "sriov": {}}),
+    ],
+)
+def test_devices_that_are_no_gpus_by_name_need_a_place_too(kind: str, one: dict[str, Any]) -> None:
+    text = json.loads(vmi(gpus=0, annotations={}))
+    text["spec"]["domain"]["devices"][kind] = [one]
+    config = kubelet(topologyManagerPolicy="none")
+    assert set(found(json.dumps(text), config)) == {"devices-without-node", "topology-manager-off"}
+    text["spec"]["domain"]["devices"][kind] = [{"name": "default", "masquerade": {}}][
+        : kind[0] == "i"
+    ]
+    assert not found(json.dumps(text), config)
+
+
 def test_iothreads_of_a_pool_take_dedicated_pus() -> None:
     text = json.loads(vmi({"cores": 199}))
     text["spec"]["domain"] |= {

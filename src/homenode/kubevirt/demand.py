@@ -19,8 +19,8 @@ Source: KubeVirt, virt-controller/services/renderresources.go, WithCPUPinning.
 class Demand:
     """vcpus: of the guest. threads: of its topology. pus: dedicated ones asked of kubelet, those of
     the emulator and of a pool of IOThreads included. memory_bytes, page_bytes: None where not said.
-    gpus: how many, of any kind. most_memory_bytes: to which memory may be plugged in while it
-    runs; None = it is not to grow.
+    most_memory_bytes: to which memory may be plugged in while it runs; None = it is not to grow.
+    gpus: how many, of any kind. passed: functions of the host, GPUs and SR-IOV NICs among them.
     """
 
     vcpus: int
@@ -33,6 +33,7 @@ class Demand:
     most_memory_bytes: int | None
     page_bytes: int | None
     gpus: int
+    passed: int
     hooked: bool
 
 
@@ -52,7 +53,8 @@ def demand_of(vmi: Vmi) -> Demand:
     for kind in ("limits", "requests"):
         memory = memory or vmi.at("domain", "resources", kind, "memory")
     page = vmi.at("domain", "memory", "hugepages", "pageSize")
-    gpus = vmi.at("domain", "devices", "gpus")
+    gpus = _listed(vmi, "gpus")
+    nics = [one for one in _listed(vmi, "interfaces") if down(one, "sriov") is not None]
     emulator_apart = bool(down(cpu, "isolateEmulatorThread"))
     pus = vcpus + _pool(vmi)
     if emulator_apart:
@@ -70,9 +72,15 @@ def demand_of(vmi: Vmi) -> Demand:
         memory_bytes=size,
         most_memory_bytes=most_bytes if most_bytes and most_bytes > (size or 0) else None,
         page_bytes=None if page is None else parse_quantity(page, "memory.hugepages.pageSize"),
-        gpus=len(gpus) if isinstance(gpus, list) else 0,
+        gpus=len(gpus),
+        passed=len(gpus) + len(_listed(vmi, "hostDevices")) + len(nics),
         hooked=HOOK_ANNOTATION in vmi.annotations,
     )
+
+
+def _listed(vmi: Vmi, name: str) -> list[Any]:
+    found = vmi.at("domain", "devices", name)
+    return found if isinstance(found, list) else []
 
 
 def _pool(vmi: Vmi) -> int:

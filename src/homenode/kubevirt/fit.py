@@ -94,9 +94,9 @@ def _spec(demand: Demand) -> Iterator[Finding]:
 def _gates(demand: Demand, gates: Gates) -> Iterator[Finding]:
     source = "KubeVirt, feature gates"
     native = gates is not None and "PCINUMAAwareTopology" in gates
-    if demand.gpus and demand.mapped and not demand.hooked and not native:
+    if demand.passed and demand.mapped and not demand.hooked and not native:
         yield Finding(
-            "devices-without-node", Severity.WARNING, f"{demand.gpus} GPUs",
+            "devices-without-node", Severity.WARNING, f"{demand.passed} devices",
             "homenode's hook, or the gate PCINUMAAwareTopology",
             "no hook in the annotations" + ("" if gates is None else ", and the gate is off"),
             "12.6 for 15.6 GB/s from host to device (HGX A100)",
@@ -138,11 +138,11 @@ def _kubelet(demand: Demand, kubelet: Kubelet) -> Iterator[Finding]:
             "some CPU reserved beside the static policy", "none: kubelet does not start", None,
             "set reservedSystemCPUs, or cpu in systemReserved or kubeReserved", _CPU,
         )  # fmt: skip
-    if demand.gpus and kubelet.topology_policy == "none":
+    if demand.passed and kubelet.topology_policy == "none":
         yield Finding(
             "topology-manager-off", Severity.WARNING, "kubelet topologyManagerPolicy",
             "best-effort, restricted or single-numa-node",
-            "none: CPUs, pages and GPUs come from any nodes", None,
+            "none: CPUs, pages and devices come from any nodes", None,
             "set restricted for VMs of several nodes, single-numa-node for those of one",
             _TOPOLOGY,
         )  # fmt: skip

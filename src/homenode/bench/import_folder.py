@@ -3,6 +3,7 @@
 Folders of others are untrusted: links are not followed, sizes and numbers are bounded.
 """
 
+import codecs
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,9 @@ from homenode.results.store import FILE
 
 MAX_FILE_BYTES = 16 << 20
 MAX_FILES = 5000
+MAX_BYTES = 256 << 20
+"""Of all texts of a folder and those below it together: they are held at once."""
+
 MAX_DEPTH = 6
 MAX_LINE = 16384
 """Longest line of a text that is no JSON, in characters. The longest real ones list PUs."""
@@ -30,18 +34,23 @@ class FoundFolders:
 def find_folders(root: Path) -> FoundFolders:
     """The folders at and below a path; a file stands for itself alone.
 
-    Raises InputError where nothing is there, or more than MAX_FILES.
+    Raises InputError where nothing is there, or more than MAX_FILES or MAX_BYTES.
     """
     if not root.exists():
         raise InputError(f"{root}: expected a folder or a file to import, found nothing")
     skipped: list[Gap] = []
     if root.is_file():
-        texts = _texts([root], skipped, str(root.parent))
-        folder = _folder(root.resolve().parent, root.resolve().parent, texts)
+        named = root.resolve()  # a link that the user names is followed
+        texts = _texts([named], skipped, str(root.parent))
+        folder = _folder(named.parent, named.parent, texts)
         return FoundFolders((folder,) if texts else (), tuple(skipped))
     folders: list[SourceFolder] = []
-    seen = 0
-    for here, below, names in os.walk(root, followlinks=False):
+    seen, held = 0, 0
+
+    def closed(error: OSError) -> None:
+        skipped.append(Gap(str(error.filename), error.strerror or str(error)))
+
+    for here, below, names in os.walk(root, onerror=closed, followlinks=False):
         below.sort()
         path = Path(here)
         depth = len(path.relative_to(root).parts)
@@ -56,6 +65,12 @@ def find_folders(root: Path) -> FoundFolders:
                 hint="name the folders of the results themselves",
             )
         texts = _texts([path / name for name in sorted(names)], skipped, here)
+        held += sum(map(len, texts.values()))
+        if held > MAX_BYTES:
+            raise InputError(
+                f"{root}: expected at most {MAX_BYTES >> 20} MiB of text, found more",
+                hint="name the folders of the results themselves",
+            )
         if texts:
             folders.append(_folder(root.resolve(), path.resolve(), texts))
     return FoundFolders(tuple(folders), tuple(skipped))
@@ -86,17 +101,23 @@ def _texts(paths: list[Path], skipped: list[Gap], here: str) -> dict[str, str]:
         except OSError as error:
             skipped.append(Gap(f"{here}/{path.name}", error.strerror or str(error)))
             continue
-        if len(data) > MAX_FILE_BYTES or b"\0" in data:
-            reason = f"more than {MAX_FILE_BYTES >> 20} MiB" if b"\0" not in data else "binary"
+        text = _decoded(data)
+        if len(data) > MAX_FILE_BYTES or "\0" in text:
+            reason = f"more than {MAX_FILE_BYTES >> 20} MiB" if "\0" not in text else "binary"
             skipped.append(Gap(f"{here}/{path.name}", reason))
             continue
-        text = data.decode("utf-8", "replace").replace("\r\n", "\n")
         is_json = text.lstrip().startswith("{")
         if not is_json and max(map(len, text.split("\n"))) > MAX_LINE:
             skipped.append(Gap(f"{here}/{path.name}", f"a line of more than {MAX_LINE} characters"))
             continue
         found[_printable(path.name)] = text
     return found
+
+
+def _decoded(data: bytes) -> str:
+    """UTF-8, or UTF-16 with its mark, as a Windows shell writes what it redirects."""
+    is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return data.decode("utf-16" if is_wide else "utf-8-sig", "replace").replace("\r\n", "\n")
 
 
 def _printable(name: str) -> str:

@@ -263,3 +263,20 @@ def test_every_figure_that_layout_auto_quotes_is_in_the_data(objective: Objectiv
         for sentence in choose(objective, has_gpus=has_gpus, mirrors_pcie=True).evidence:
             bare = re.sub(r"H200|A100|MI350X|RTX PRO 6000|RTX \d+", "", sentence)
             assert _figures(bare) <= forms, f"{sentence}: {_figures(bare) - forms}"
+
+
+@pytest.mark.parametrize(
+    ("id", "notes"),
+    [
+        (
+            "study",
+            {"4080-e-cores", "5090-one-channel", "5090-root-complex", "pcie-two-tools",
+             "pcie-negligible", "nccl-often", "example-cores"},
+        ),
+        ("study-scripts", {"stream-arrays", "stream-by-node", "remote-thirty", "remote-latency"}),
+        ("sdumont", {"either-of-two", "no-compute-figure"}),
+        ("ibm", {"no-latency-table"}),
+    ],
+)  # fmt: skip
+def test_statements_without_figures_or_against_physics_have_notes(id: str, notes: set[str]) -> None:
+    assert notes <= {note.id for note in EVIDENCE[id].notes}

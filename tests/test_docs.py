@@ -209,6 +209,16 @@ def _and_below(of: type[HomenodeError]) -> Iterator[type[HomenodeError]]:
         yield from _and_below(one)
 
 
+def test_the_dataflow_names_every_room_and_every_file_outside_of_one() -> None:
+    source = ROOT / "src/homenode"
+    rooms = {f"{one.parent.relative_to(source)}/" for one in source.rglob("*/*.py")}
+    files = {one.stem for one in source.glob("*.py")} - {"__init__"}
+    table = [row for row in page("docs/dataflow.md").text.splitlines() if row.startswith("|")]
+    named = {word for row in table for word in re.sub("[`,]", " ", row.split("|")[1]).split()}
+    assert not (rooms | files) - named
+    assert not {n for n in named if n.endswith("/")} - rooms - {"hosts/", "native/"}
+
+
 def test_every_link_between_pages_leads_somewhere() -> None:
     for from_page in PAGES:
         for target in from_page.links():

@@ -40,11 +40,11 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stand-ins for the network, the compilers and a driver; sha256sum and tar are real."""
     folder = tmp_path / "tools"
     archive = tmp_path / "archive.tar.gz"
-    inside = tmp_path / "nvbandwidth-0.8"
+    inside = tmp_path / "nvbandwidth-0.9"
     inside.mkdir()
     (inside / "CMakeLists.txt").write_text("")
     with tarfile.open(archive, "w:gz") as made:
-        made.add(inside, "nvbandwidth-0.8")
+        made.add(inside, "nvbandwidth-0.9")
     script(folder, "nvidia-smi", "echo 9.0; echo 9.0")
     script(folder, "nvcc", "exit 0")
     copy = f'while [ "$1" != --output ]; do shift; done; cp {archive} "$2"'
@@ -156,6 +156,34 @@ def test_programs_of_others_are_neither_overwritten_nor_removed(
     assert program.read_text() == "changed"
 
 
+def test_a_fetch_goes_through_the_users_proxy_and_nothing_else_does(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("https_proxy", "http://me:secret@proxy:3128")
+    said = tmp_path / "said"
+    fetch = (tools / "curl").read_text()
+    (tools / "curl").write_text(f"{fetch}\necho curl $https_proxy >>{said}\n")
+    (tools / "cmake").write_text(
+        (tools / "cmake").read_text() + f"\necho cmake $https_proxy >>{said}\n"
+    )
+    prefix = tmp_path / "prefix"
+    carry_out(plan_of(tools, prefix), LocalMachine(), lambda step: None)
+    assert said.read_text().splitlines() == ["curl http://me:secret@proxy:3128", "cmake", "cmake"]
+    assert "secret" not in (prefix / RECORD).read_text()
+
+
+def test_a_part_of_a_program_does_not_stand_in_the_way(tools: Path, tmp_path: Path) -> None:
+    """A disk that fills up while a program is put in its place."""
+    script(tools, "install", 'for to; do :; done; echo half > "$to"; exit 1')
+    prefix = tmp_path / "prefix"
+    with pytest.raises(ToolError, match="install"):
+        carry_out(plan_of(tools, prefix), LocalMachine(), lambda step: None)
+    assert not (prefix / "bin/nvbandwidth").exists()
+    (tools / "install").unlink()
+    carry_out(plan_of(tools, prefix), LocalMachine(), lambda step: None)
+    assert [path.name for path in (prefix / "bin").iterdir()] == ["nvbandwidth"]
+
+
 def test_an_archive_with_another_sum_is_not_unpacked(tools: Path, tmp_path: Path) -> None:
     (source,) = (one for one in SOURCES if one.name == "nvbandwidth")
     prefix = tmp_path / "prefix"
@@ -164,7 +192,7 @@ def test_an_archive_with_another_sum_is_not_unpacked(tools: Path, tmp_path: Path
     )
     with pytest.raises(ToolError, match=r"nvbandwidth: .*checksum did NOT match"):
         carry_out(plan, LocalMachine(), lambda step: None)
-    assert not (prefix / "share/homenode/src/nvbandwidth-0.8").exists()
+    assert not (prefix / "share/homenode/src/nvbandwidth-0.9").exists()
     assert read_record(prefix).files == ()
 
 

@@ -41,12 +41,16 @@ class ToolSource:
 
 @dataclass(frozen=True, slots=True)
 class SetupStep:
-    """One command. input: for its standard input. tool: whose step it is."""
+    """One command. input: for its standard input. tool: whose step it is.
+
+    fetches: from the network, maybe through a proxy.
+    """
 
     tool: str
     argv: tuple[str, ...]
     timeout_s: float
     input: str | None = None
+    fetches: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +68,12 @@ class SetupPlan:
 # Sums of the archives: Spack's recipes of these tools, 2026.
 SOURCES: tuple[ToolSource, ...] = (
     ToolSource(
-        "nvbandwidth", "0.8", Vendor.NVIDIA,
-        "https://github.com/NVIDIA/nvbandwidth/archive/refs/tags/v0.8.tar.gz",
-        "nvbandwidth-0.8", "nvbandwidth", "build/nvbandwidth",
+        "nvbandwidth", "0.9", Vendor.NVIDIA,
+        "https://github.com/NVIDIA/nvbandwidth/archive/refs/tags/v0.9.tar.gz",
+        "nvbandwidth-0.9", "nvbandwidth", "build/nvbandwidth",
         ("curl", "tar", "cmake", "c++", "nvcc"),
         "cmake g++ libboost-program-options-dev, CUDA with its bin on PATH",
-        sha256="b3622945eb7fce2b4e1aea7d13de04f415f4d998db602893201a904320cf2d39",
+        sha256="552e7b2595c4b95ab1da86ba002f239185d247b2fb9929ed3cb9dc7f57bcd67c",
     ),
     ToolSource(
         "nccl-tests", "2.17.6", Vendor.NVIDIA,
@@ -143,7 +147,7 @@ def _steps(source: ToolSource, architectures: tuple[str, ...], prefix: str) -> I
     tree = f"{work}/{source.folder}"
 
     def step(timeout_s: float, *argv: str, input: str | None = None) -> SetupStep:
-        return SetupStep(source.name, argv, timeout_s, input)
+        return SetupStep(source.name, argv, timeout_s, input, timeout_s == _FETCH_S)
 
     yield step(_SHORT_S, "mkdir", "-p", work, f"{prefix}/bin")
     if source.sha256 is not None:
@@ -162,8 +166,10 @@ def _steps(source: ToolSource, architectures: tuple[str, ...], prefix: str) -> I
                    "--quiet", commit)  # fmt: skip
     for argv in _build(source, architectures, tree):
         yield step(_BUILD_S, *argv)
-    yield step(_SHORT_S, "install", "-m", "755", f"{tree}/{source.built}",
-               f"{prefix}/bin/{source.program}")  # fmt: skip
+    # A full disk leaves a part of a file: not under the program's name.
+    part = f"{prefix}/bin/.{source.program}.part"
+    yield step(_SHORT_S, "install", "-m", "755", f"{tree}/{source.built}", part)
+    yield step(_SHORT_S, "mv", "-f", "-T", part, f"{prefix}/bin/{source.program}")
 
 
 def _build(

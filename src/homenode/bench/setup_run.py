@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,10 @@ from homenode.machine.protocol import Machine
 FORMAT = "homenode.setup/1"
 RECORD = "share/homenode/setup.json"
 _MOST_SAID = 2000
+_OF_THE_NETWORK = (
+    "http_proxy", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY",
+    "CURL_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR", "GIT_SSL_CAINFO",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,8 @@ def carry_out(plan: SetupPlan, machine: Machine, tell: Callable[[SetupStep], Non
     for number, step in enumerate(plan.steps):
         tell(step)
         commands.append(step.argv)
-        ended = machine.run(step.argv, step.timeout_s, step.input)
+        environment = _proxies() if step.fetches else None
+        ended = machine.run(step.argv, step.timeout_s, step.input, environment=environment)
         failure = ended.failure()
         if failure is not None:
             with contextlib.suppress(HostError):  # nothing can be written there: that is `failure`
@@ -65,6 +71,11 @@ def carry_out(plan: SetupPlan, machine: Machine, tell: Callable[[SetupStep], Non
             known = _with(known, prefix, Path(step.argv[-1]), tuple(commands))
             _write(prefix, known)
     return known
+
+
+def _proxies() -> dict[str, str]:
+    """How this user reaches the network. They may hold a password: nothing of them is recorded."""
+    return {name: os.environ[name] for name in _OF_THE_NETWORK if name in os.environ}
 
 
 def take_back(prefix: Path) -> tuple[str, ...]:

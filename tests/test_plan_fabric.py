@@ -96,6 +96,12 @@ def test_gpus_whose_module_is_unknown_are_chosen_with_a_gap() -> None:
     assert any("NVLink" in gap.subject for gap in place(board((None,) * 8), named(0, 1)).gaps)
 
 
+def test_all_gpus_of_a_board_are_a_partition_whatever_their_modules() -> None:
+    host = board((None,) * 8)
+    for request in (some(8, 16), replace(named(*range(8)), vcpus=16)):
+        assert not any("NVLink" in gap.subject for gap in place(host, request).gaps)
+
+
 def test_known_partitions_are_taken_before_gpus_of_unknown_modules() -> None:
     half = (None, None, None, None, *MODULES[4:])
     assert buses(board(half), some(2)) == ["9b", "ab"]

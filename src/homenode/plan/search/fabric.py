@@ -41,10 +41,12 @@ _ANY_SET = "let the GPUs do without NVLink: --without-nvlink"
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """NVSwitches that join a host's GPUs. module_of_gpu: those that are known, by function."""
+    """NVSwitches that join a host's GPUs. gpus: how many there are. module_of_gpu: the modules that
+    are known, by function."""
 
     host_name: str
     board: Board
+    gpus: int
     module_of_gpu: Mapping[Bdf, int]
 
     def refuse_odd(self, gpus: Sequence[PciDevice]) -> tuple[Gap, ...]:
@@ -52,9 +54,8 @@ class Fabric:
         wanted = tuple(sorted({gpu.physical_function or gpu.bdf for gpu in gpus}))
         if len(wanted) < 2:
             return ()
-        unknown = [bdf for bdf in wanted if bdf not in self.module_of_gpu]
-        if unknown:
-            return (self._gap(unknown),)
+        if any(bdf not in self.module_of_gpu for bdf in wanted):
+            return self.gap(wanted)
         if len(wanted) not in self.sizes():
             raise self._refusal(f"{len(wanted)} GPUs ({_named(wanted)})", ())
         modules = [self.module_of_gpu[bdf] for bdf in wanted]
@@ -110,10 +111,13 @@ class Fabric:
         )
         return sum(not set(gpus).isdisjoint(whole) for whole in larger)
 
-    def gap(self, gpus: Sequence[PciDevice]) -> tuple[Gap, ...]:
-        """A gap where the modules of these GPUs are not all known, and they are several."""
-        unknown = [gpu.bdf for gpu in gpus if gpu.bdf not in self.module_of_gpu]
-        return (self._gap(unknown),) if unknown and len(gpus) > 1 else ()
+    def gap(self, gpus: Sequence[Bdf]) -> tuple[Gap, ...]:
+        """A gap where it cannot be told whether these GPUs are a partition; one GPU is, and so are
+        all of a board."""
+        unknown = [bdf for bdf in gpus if bdf not in self.module_of_gpu]
+        if not unknown or len(gpus) == 1 or len(gpus) == self.gpus in self.sizes():
+            return ()
+        return (self._gap(unknown),)
 
     def sizes(self) -> tuple[int, ...]:
         return partition_sizes(self.board)
@@ -150,7 +154,7 @@ def fabric_of(host: Host, request: GuestRequest) -> Fabric | None:
     board = board_of_host(host)
     if board is None or request.without_nvlink:
         return None
-    return Fabric(host.name, board, modules_of_host(host))
+    return Fabric(host.name, board, len(_whole_gpus(host)), modules_of_host(host))
 
 
 def modules_of_host(host: Host) -> dict[Bdf, int]:

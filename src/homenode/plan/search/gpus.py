@@ -64,7 +64,7 @@ def device_sets(host: Host, request: GuestRequest, taken: Taken) -> tuple[Device
     allowed = None if fabric is None else fabric.sets(named, free, request.gpu_count, taken)
     result = []
     for chosen, spread in _gpu_sets(host, free, request.gpu_count, allowed):
-        odd = () if fabric is None else fabric.gap((*named, *chosen))
+        odd = () if fabric is None else fabric.gap([gpu.bdf for gpu in (*named, *chosen)])
         companions = [b for gpu in chosen for b in _companions(by_bdf, gpu)]
         devices = tuple(sorted({*request.devices, *(gpu.bdf for gpu in chosen), *companions}))
         result.append(_device_set(host, by_bdf, devices, spread, odd))

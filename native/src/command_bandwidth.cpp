@@ -65,8 +65,8 @@ void measure_one(const BandwidthRequest& request, Session& session) {
   session.doubt_pages(result.pages, request.pages != PageKind::base);
   if (!result.states.transitions.empty()) {
     session.doubt({"placement-moves",
-                   "core-to-core latency changed " + std::to_string(result.states.transitions.size()) +
-                       " times: the hypervisor moved vCPUs between caches; states are kept apart",
+                   "core-to-core latency changed in " + std::to_string(result.states.transitions.size()) +
+                       " samples: the hypervisor moved vCPUs between caches; states are kept apart",
                    "pin the vCPUs on the host; homenode-probe placement shows when they move"});
   }
   session.json().object();

@@ -82,6 +82,7 @@ class LatencyRun {
     effort_.sample_s = 0.001;  // short enough to fit between a neighbour's turns on the PU
     effort_.warm_s = quick_ ? 0.01 : 0.04;
     effort_.point_s = seconds / 2.0 / points / curves;  // the other half goes into linking and warming
+    effort_.more_points_s = quick_ ? 1 : 3;
     effort_.tolerance_ratio = options.number("tolerance", 0.0001, 1.0);
   }
 

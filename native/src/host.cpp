@@ -14,6 +14,8 @@
 #include <map>
 #include <sstream>
 
+#include "memory_limit.hpp"
+
 namespace homenode {
 namespace {
 
@@ -130,19 +132,14 @@ std::string read_thp_mode() {
 }
 
 std::uint64_t read_available_bytes() {
-  std::uint64_t available = meminfo_bytes("/proc/meminfo", "MemAvailable");
-  const std::pair<const char*, const char*> limits[] = {
-      {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"},
-      {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"}};
-  for (const auto& [limit_path, used_path] : limits) {
-    const auto limit = read_line(limit_path);
-    const auto used = read_line(used_path);
-    const auto limit_bytes = limit ? parse_number(*limit) : std::nullopt;  // "max" is no number
-    if (!limit_bytes || !used) continue;
-    const std::uint64_t used_bytes = parse_number(*used).value_or(0);
-    available = std::min(available, *limit_bytes - std::min(*limit_bytes, used_bytes));
-  }
-  return available;
+  const std::uint64_t available = meminfo_bytes("/proc/meminfo", "MemAvailable");
+  std::ifstream file("/proc/self/cgroup");
+  std::stringstream text;
+  text << file.rdbuf();
+  // In a container the limit stands at the mount, whatever the path in front of it says.
+  auto folders = limit_folders(text.str(), "/sys/fs/cgroup");
+  folders.insert(folders.end(), {"/sys/fs/cgroup", "/sys/fs/cgroup/memory"});
+  return std::min(available, limit_left(folders).value_or(available));
 }
 
 std::optional<std::string> read_hypervisor() {

@@ -56,7 +56,7 @@ LatencyPoint measure_latency(const Buffer& buffer, const ChainShape& shape, cons
     if (point.stop == Stop::go_on && late) point.stop = Stop::time;
     // Five samples are promised whatever the clock says, and some more time where a neighbour took it.
     const bool few = point.samples_ns.size() < rule.min_samples;
-    const bool later = now_ns() < rule.deadline_ns + 3 * static_cast<Nanoseconds>(effort.point_s * 1e9);
+    const bool later = now_ns() < rule.deadline_ns + effort.more_points_s * static_cast<Nanoseconds>(effort.point_s * 1e9);
     if (point.stop == Stop::time && (few || (point.from_disturbed() && later))) point.stop = Stop::go_on;
   }
   return point;

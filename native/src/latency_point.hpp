@@ -27,6 +27,7 @@ struct LatencyEffort {
   double sample_s;     // aim of one sample
   double warm_s;       // at most
   double point_s;      // for the samples of one point
+  int more_points_s = 3;  // as much time again, so many times, where a neighbour took the first
   std::size_t min_samples = 5;
   double tolerance_ratio = 0.01;
 };

@@ -94,7 +94,10 @@ std::uint64_t Options::count(const std::string& name, std::uint64_t least, std::
 
 std::uint64_t Options::bytes(const std::string& name) const {
   const auto value = parse_bytes(text(name));
-  if (!value || *value == 0) reject(name, "a size above zero, such as 65536, 64M or 1G");
+  constexpr std::uint64_t most_bytes = std::uint64_t{1} << 50U;  // sums of several stay in 64 bits
+  if (!value || *value == 0 || *value > most_bytes) {
+    reject(name, "a size from 1 to 1048576G, such as 65536, 64M or 1G");
+  }
   return *value;
 }
 

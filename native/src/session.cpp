@@ -1,6 +1,8 @@
 // A session: what every command shares. Nothing is timed here.
 #include "session.hpp"
 
+#include <array>
+#include <cstdio>
 #include <utility>
 
 #include "buffer.hpp"
@@ -10,6 +12,15 @@
 #include "pinning.hpp"
 
 namespace homenode {
+namespace {
+
+std::string percent(std::optional<double> ratio) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.1f %%", 100.0 * ratio.value_or(0.0));
+  return text.data();
+}
+
+}  // namespace
 
 void write_head(Json& json, const std::string& command) {
   json.object().field("format", document_format);
@@ -80,9 +91,8 @@ std::string Session::finish() {
   write_contention(json_, contention);
   if (contention.busy_neighbour()) {
     doubt({"busy-neighbour",
-           "others used " + std::to_string(100.0 * contention.others_ratio.value_or(0.0)) +
-               " % of these PUs, and the hypervisor took " +
-               std::to_string(100.0 * contention.steal_ratio.value_or(0.0)) + " %",
+           "others used " + percent(contention.others_ratio) +
+               " of these PUs, and the hypervisor took " + percent(contention.steal_ratio),
            "stop what runs on PUs " + pus_.text() + " and measure again"});
   }
   json_.array("doubts");

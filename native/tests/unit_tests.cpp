@@ -1,6 +1,10 @@
 // Unit tests of the parts that need no quiet machine. Built with the sanitizers; nothing is timed here.
+#include <unistd.h>
+
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <set>
 #include <string>
 #include <vector>
@@ -13,6 +17,7 @@
 #include "json.hpp"
 #include "kernel.hpp"
 #include "levels.hpp"
+#include "memory_limit.hpp"
 #include "options.hpp"
 #include "page_query.hpp"
 #include "permutation.hpp"
@@ -45,6 +50,35 @@ std::string failure_of(const Work& work) {
     return failure.what();
   }
   return "";
+}
+
+void limits_of_a_job_are_found_in_its_own_cgroup_and_above() {
+  const std::string text = "0::/system.slice/job_7/step_0\n4:memory,hugetlb:/slurm/job_7\n2:cpu,cpuacct:/other\n";
+  const std::vector<std::string> expected{
+      "/m/system.slice/job_7/step_0", "/m/system.slice/job_7", "/m/system.slice", "/m",
+      "/m/memory/slurm/job_7", "/m/memory/slurm", "/m/memory"};
+  CHECK(limit_folders(text, "/m") == expected);
+  CHECK(limit_folders("0::/../../x\n", "/m") == std::vector<std::string>{"/m"});
+  CHECK(limit_folders("nothing\n0::\n", "/m") == std::vector<std::string>{"/m"});
+}
+
+void a_cgroup_leaves_its_limit_without_what_cannot_be_dropped() {
+  const auto top = std::filesystem::temp_directory_path() / ("homenode-limit-" + std::to_string(getpid()));
+  const auto job = top / "job";
+  std::filesystem::create_directories(job);
+  const auto write = [](const std::filesystem::path& path, const char* text) { std::ofstream(path) << text; };
+  CHECK(!limit_left({top.string(), job.string()}));
+  write(top / "memory.max", "max\n");
+  write(top / "memory.current", "500\n");
+  CHECK(!limit_left({top.string(), job.string()}));
+  write(job / "memory.max", "1000\n");
+  write(job / "memory.current", "700\n");
+  CHECK(limit_left({job.string(), top.string()}) == 300);
+  write(job / "memory.stat", "anon 300\ninactive_file 250\nactive_file 50\n");
+  CHECK(limit_left({job.string(), top.string()}) == 600);
+  write(top / "memory.max", "550\n");
+  CHECK(limit_left({job.string(), top.string()}) == 50);
+  std::filesystem::remove_all(top);
 }
 
 void pu_sets_read_and_print_the_kernels_list_form() {
@@ -230,6 +264,8 @@ void work_gives_the_same_result_each_time() {
 }  // namespace
 
 int main() {
+  limits_of_a_job_are_found_in_its_own_cgroup_and_above();
+  a_cgroup_leaves_its_limit_without_what_cannot_be_dropped();
   pu_sets_read_and_print_the_kernels_list_form();
   sizes_take_binary_units_and_refuse_overflow();
   every_chain_is_one_cycle_through_every_cell();

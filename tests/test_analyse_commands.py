@@ -104,9 +104,21 @@ def test_recommend_prints_one_verdict_per_objective_and_says_on_what_it_rests(
     assert "skipped:" in printed
     assert "collective" not in printed
     published = call("recommend", "--objective", "collective", "--notes")
-    assert "[published, one figure each]" in published
+    assert "[published, no interval]" in published
     assert "measure next: pin-numa-pci" in published
     assert "2 * (8 - 1) / 8 = 1.75" in published
+
+
+def test_recommend_says_of_which_gpu_a_figure_is_and_what_a_doubt_may_come_from() -> None:
+    copies = " ".join(call("recommend", "published:HGX A100").split())
+    assert "host to device, slowest GPU: expander buses 14.76 GB/s" in copies
+    pins = " ".join(call("recommend", "published:RTX 4080").split())
+    assert "likely cause: pins on slower cores, on siblings of one core" in pins
+
+
+def test_recommend_names_memory_and_huge_pages_wherever_it_names_a_choice() -> None:
+    printed = call("recommend", "published:GH200 x4", "--objective", "device-transfer")
+    assert "memory: not said; huge pages: yes" in " ".join(printed.split())
 
 
 def test_recommend_for_a_host_takes_the_best_rung_and_prints_the_documented_format() -> None:

@@ -348,4 +348,4 @@ def test_published_figures_alone_make_a_whole_report(tmp_path: Path) -> None:
     assert order == sorted(order), "verdicts first"
     assert len(html.encode()) < 3_000_000
     assert "likely:" in html
-    assert "published, one figure each" in html
+    assert "published, no interval" in html

@@ -37,7 +37,8 @@ class Standing:
     """One alternative on one metric.
 
     ratio: its value over the best one's. low, high: the interval of that ratio, or the range that
-    was printed, over the best value; None where there is neither.
+    was printed, over the best value; None where there is neither. slowest_device: the value is
+    of the slowest of several devices.
     """
 
     alternative: str
@@ -48,6 +49,7 @@ class Standing:
     low: float | None
     high: float | None
     position: Position
+    slowest_device: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,7 @@ def _standings(
     found = [
         Standing(
             best.label, metric.id, best_series.key.unit, best_series.value, 1.0, None, None,
-            Position.BEST,
+            Position.BEST, best_series.key.worst,
         )
     ]  # fmt: skip
     if not others:
@@ -154,7 +156,15 @@ def _standings(
         position = _position(effect, ratio, metric)
         found.append(
             Standing(
-                one.label, metric.id, series.key.unit, series.value, ratio, low, high, position
+                one.label,
+                metric.id,
+                series.key.unit,
+                series.value,
+                ratio,
+                low,
+                high,
+                position,
+                series.key.worst,
             )
         )
     return found, list(_about(comparison.doubts, metric))

@@ -233,7 +233,8 @@ def _statement(field: Field, choice: str, acceptable: Sequence[str], avoid: Sequ
             + ("" if one.position is Position.BEST else f" ({_change(one)})")
             for one in field.on(metric)
         ]
-        parts.append(f"{METRICS[metric].title}: {', '.join(figures)}")
+        slowest = ", slowest GPU" if field.on(metric)[0].slowest_device else ""
+        parts.append(f"{METRICS[metric].title}{slowest}: {', '.join(figures)}")
     told = "; ".join(parts)
     if not avoid:
         return f"no difference that matters: {told}"

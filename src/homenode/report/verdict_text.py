@@ -13,7 +13,7 @@ from homenode.report.wording import printable
 _RUNGS = {
     Rung.MEASURED_HERE: "measured here",
     Rung.MEASURED_ON_KIND: "measured on this kind of host",
-    Rung.PUBLISHED: "published, one figure each",
+    Rung.PUBLISHED: "published, no interval",
     Rung.REASONED: "reasoned from topology and others' figures",
 }
 
@@ -43,11 +43,13 @@ def _block(verdict: Verdict, notes: bool) -> Sequence[RenderableType]:
         f"  [{_RUNGS[verdict.rung]}]",
     )
     lines = [verdict.statement]
-    if verdict.layout is not None:
+    if verdict.choice is not None:
         lines.append(f"memory: {verdict.memory_mode}; huge pages: {verdict.huge_pages}")
     # That published figures come one each is said by the rung already.
     told = [one for one in verdict.doubts if one.id not in ("published-figures", "unusable")]
-    lines += [f"doubt: {one.detail}; {one.remedy}" for one in told]
+    for one in told:
+        lines.append(f"doubt: {one.detail}; {one.remedy}")
+        lines.append(f"  likely cause: {one.cause}")
     if verdict.measure_next is not None:
         lines.append(f"measure next: {verdict.measure_next}")
     lines += verdict.advice

@@ -14,7 +14,7 @@ from homenode.results.model import Origin
 RUNGS = {
     Rung.MEASURED_HERE: "measured",
     Rung.MEASURED_ON_KIND: "measured on this kind of host",
-    Rung.PUBLISHED: "published, one figure each",
+    Rung.PUBLISHED: "published, no interval",
     Rung.REASONED: "reasoned from topology",
 }
 TONES = {

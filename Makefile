@@ -1,11 +1,13 @@
-# make demo   set up, plan two study machines in every preset, draw them: out/
+# make demo   set up, plan two study machines in every preset, draw them, make a report: out/
 # make test   set up, check style and types, run every test this machine can run
 # make setup  prepare .venv with homenode in it, from locked dependencies
-# make check  style and types alone
+# make check  style and types alone (make style, make types: one of them)
+# make test-lab  the tests that take minutes (marker lab)
 # make bench  speed of planning and of commands, as ratios measured in one run
 # make fuzz   10,000 mutated inputs for each parser and for the KubeVirt hook
 # make lock   renew requirements.lock
 # make clean  remove everything that the other targets made
+# make help   these lines
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

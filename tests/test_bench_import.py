@@ -319,7 +319,7 @@ def test_pairs_of_gpus_keep_both_addresses() -> None:
     )
     one = only(imported_runs([folder({"a.txt": text})], ImportWishes()))
     pair = chosen(one, "p2p-bandwidth", variant="total")[0]
-    assert (pair.device, pair.peer) == (Bdf.parse("9:01:00.0".rjust(12, "0")), Bdf.parse("3b:00.0"))
+    assert (pair.peer, pair.device) == (Bdf.parse("9:01:00.0".rjust(12, "0")), Bdf.parse("3b:00.0"))
 
 
 def test_matrices_of_mlc_are_threads_by_memory() -> None:

@@ -89,6 +89,17 @@ def test_tests_of_nvbandwidth_have_metrics_that_are_compared() -> None:
     }
 
 
+@pytest.mark.parametrize(("kind", "gives"), [("read_ce", 1), ("write_ce", 0), ("read_sm", 1)])
+def test_of_a_pair_the_first_gpu_is_the_one_that_gives(kind: str, gives: int) -> None:
+    """nvbandwidth's arrows point the other way: rows of a read test fetch from the columns."""
+    document = json.loads(nvbandwidth_text((f"device_to_device_memcpy_{kind}",)))
+    (case,) = document["nvbandwidth"]["testcases"]
+    case["bandwidth_matrix"] = [["N/A", "11"], ["0.00", "N/A"]]
+    text = json.dumps(document, indent="\t")
+    (one,) = figures_of_step(made(Reader.NVBANDWIDTH, Group.GPU_PEER), text, HOST).samples
+    assert (str(one.device), str(one.peer)) == (GPUS[gives], GPUS[1 - gives])
+
+
 def test_a_tool_that_measured_nothing_is_refused_with_what_it_said() -> None:
     text = nvbandwidth_text(("host_to_device_memcpy_ce",)).replace("Passed", "Error")
     with pytest.raises(ParseError, match="no result: failed"):

@@ -136,6 +136,12 @@ def test_two_ways_at_once_are_three_matrices_also_where_json_joins_them(text: st
     assert test.matrices[2].values() == pytest.approx((744.24e9, 743.6e9))
 
 
+def test_a_name_that_a_version_does_not_know_leaves_the_others() -> None:
+    known = json.loads(document())["nvbandwidth"]["testcases"][0]
+    run = parse(document(testcases=[known, {"name": "device_local_copy", "status": "Not Found"}]))
+    assert [test.status for test in run.tests] == [Status.PASSED, Status.FAILED]
+
+
 def test_two_ways_before_version_0_6_were_one_matrix() -> None:
     case = {
         "bandwidth_description": "memcpy CE GPU(row) <-> GPU(column) bandwidth (GB/s)",

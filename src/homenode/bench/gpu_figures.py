@@ -44,6 +44,10 @@ _METRIC_OF_DIRECTION = {
     Direction.DEVICE_TO_HOST: "d2h-bandwidth",
     Direction.DEVICE_TO_DEVICE: "d2d-bandwidth",
 }
+# The row's GPU fetches from the column's, whatever the arrow of the description says
+# (testcases_ce.cpp, testcases_sm.cpp): the column's is the one that gives.
+_READS = frozenset({"device_to_device_memcpy_read_ce", "device_to_device_memcpy_read_sm"})
+
 SMALL_MESSAGE_BYTES = 1024
 """All-reduces up to here are all coordination."""
 
@@ -85,7 +89,8 @@ def _of_test(
             parts.append("row")  # several CPU rows: no version that we know prints them
         for row, column, value in _cells(matrix):
             words = [part if part != "row" else f"row {row}" for part in parts if part]
-            fields = _place(row if between_gpus else None, column, matrix, address_of)
+            first, second = (column, row) if name in _READS else (row, column)
+            fields = _place(first if between_gpus else None, second, matrix, address_of)
             if not between_gpus and binding is not None:
                 fields["node"] = binding.node
             yield sample(
@@ -96,14 +101,14 @@ def _of_test(
 def _cells(matrix: NvbandwidthMatrix) -> Iterator[tuple[int, int, float]]:
     for row, cells in enumerate(matrix.cells):
         for column, value in enumerate(cells):
-            if value is not None:
+            if value is not None and value > 0:  # before v0.5 the diagonal was 0.00
                 yield row, column, value
 
 
 def _place(
     row: int | None, column: int, matrix: NvbandwidthMatrix, address_of: dict[int, Bdf | None]
 ) -> dict[str, Any]:
-    """The GPU of a cell; of a pair the first is the one of the row."""
+    """The GPU of a cell; of a pair the first is the one that gives."""
     if row is None:
         address = address_of.get(column)
         return {"device": address, "index": None if address is not None else column}

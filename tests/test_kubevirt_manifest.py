@@ -118,6 +118,8 @@ def test_the_image_runs_the_shim_with_the_hook_on_its_path() -> None:
     assert lines[-1] == 'ENTRYPOINT ["/sidecar-shim"]'
     assert any(line.startswith("RUN pip install") for line in lines)
     assert not any(line.startswith("USER root") for line in lines)
+    # The jobs' image: ssh for the guest's, and what the suite and a capture ask on a node.
+    assert any("openssh-client numactl pciutils" in line for line in lines)
 
 
 @pytest.mark.parametrize("wishes", [{"gpus": 0}, {"vcpus": -1}, {"memory_gib": 1 << 40}])

@@ -151,7 +151,8 @@ ARG SHIM=/sidecar-shim
 COPY --from=shim ${{SHIM}} /sidecar-shim
 COPY homenode-*.whl /tmp/
 RUN pip install --no-cache-dir /tmp/homenode-*.whl && rm /tmp/homenode-*.whl \\
- && apt-get update && apt-get install -y --no-install-recommends openssh-client \\
+ && apt-get update \\
+ && apt-get install -y --no-install-recommends openssh-client numactl pciutils \\
  && rm -rf /var/lib/apt/lists/* && useradd -u {USER} -m homenode
 USER {USER}
 ENTRYPOINT ["/sidecar-shim"]

@@ -12,7 +12,9 @@ from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.findings import Finding, Severity
 from homenode.slurm.audit import audit
+from homenode.slurm.config import parse_config
 from homenode.slurm.cpu_ids import core_order
+from homenode.slurm.device_order import device_order
 from homenode.slurm.held import Held, held_on, node_machine
 from homenode.slurm.job import Job, is_asked_for
 from homenode.slurm.nodes import NodeShape
@@ -168,6 +170,16 @@ def test_jobs_are_found_by_their_number_their_task_and_their_array() -> None:
     assert not is_asked_for(job, ("1",))
 
 
+def test_parts_of_a_heterogeneous_job_are_found_by_its_number() -> None:
+    text = scontrol_text([GOOD, FILL]).replace("JobId=6 ", "JobId=9 HetJobId=8 HetJobOffset=1 ")
+    jobs = parse_scontrol_jobs(
+        text.replace("JobId=8 JobN", "JobId=8 HetJobId=8 HetJobOffset=0 JobN")
+    )
+    assert [job.id for job in jobs] == ["8+0", "8+1"]
+    assert all(is_asked_for(job, ("8",)) for job in jobs)
+    assert [is_asked_for(job, ("8+1",)) for job in jobs] == [False, True]
+
+
 def test_a_job_called_like_a_line_of_slurm_tells_nothing() -> None:
     text = scontrol_text([GOOD]).replace("train it", "x\\n Nodes=gpu09 CPU_IDs=0 Mem=1 GRES=gpu:9")
     assert [share.node for job in parse_scontrol_jobs(text) for share in job.shares] == ["gpu02"]
@@ -213,6 +225,8 @@ def test_what_newer_parsers_add_is_no_harm() -> None:
     document = json.loads(squeue_2405([GOOD]))
     document["jobs"][0] |= {"job_state": ["RUNNING", "COMPLETING"], "new": {"set": False}}
     assert parse_squeue_jobs(json.dumps(document))[0].state == "COMPLETING"
+    document["jobs"][0] |= {"job_state": ["RUNNING", "SIGNALING"]}
+    assert parse_squeue_jobs(json.dumps(document))[0].runs
 
 
 def test_a_whole_cluster_is_audited_job_by_job() -> None:
@@ -229,3 +243,58 @@ def test_a_whole_cluster_is_audited_job_by_job() -> None:
     far = [f for f in findings.findings if f.id == "job-gpu-far"]
     assert len(far) == 20 and len(findings.findings) == 20
     assert findings.checked[0].startswith("4000 places of GPU jobs on 1000 nodes: 3980 near")
+
+
+ORDERED = """\
+NodeName=gpu01 Name=gpu File=/dev/nvidia[7,5,6,4] Cores=16-31
+NodeName=gpu01 Name=gpu File=/dev/nvidia[3,2] Cores=0-15
+NodeName=gpu01 Name=gpu File=/dev/nvidia[0-1] Cores=0-15
+"""
+
+
+def placed(listed: Listed, gres: str) -> list[Finding]:
+    order = device_order(parse_config(gres, "gres.conf"))
+    there = node_machine(machine(TESTBED))
+    (job,) = LAYOUTS["scontrol"]([listed])
+    found = [held_on(job, s, there, SHAPE, order.numbers(s.node)) for s in job.shares]
+    return list(audit(found).findings)
+
+
+def test_numbers_are_places_in_gres_conf() -> None:
+    # As a real Slurm gave them with these lines: CPU_IDs=0-7, IDX:4-6.
+    job = Listed(1, ["gpu01"], range(4), (4, 5, 6))
+    assert [f.id for f in found(job)] == ["job-gpu-far"]
+    assert placed(job, ORDERED) == []
+    assert [f.id for f in placed(replace(job, gpus=(0,)), ORDERED)] == ["job-gpu-far"]
+    assert "4 (" not in str(placed(replace(job, gpus=(0,)), ORDERED)[0].expected)
+    detected = "AutoDetect=nvml\n" + ORDERED
+    assert [f.id for f in placed(job, detected)] == ["job-gpu-far"]
+    beyond = ORDERED.replace("nvidia[0-1]", "nvidia[8-9]")
+    assert placed(replace(job, gpus=(7,)), beyond)[0].id == "job-unjudged"
+
+
+def test_a_slice_is_judged_where_gres_conf_lists_its_gpus_file() -> None:
+    slices = "".join(
+        f"NodeName=gpu01 Name=gpu Type=1g.10gb MultipleFiles=/dev/nvidia{gpu},"
+        f"/dev/nvidia-caps/nvidia-cap{9 * gpu + part}\n"
+        for gpu in (0, 7) for part in (1, 2)
+    )  # fmt: skip
+    text = scontrol_text([Listed(1, ["gpu01"], range(4), (2,))]).replace("h100", "1g.10gb")
+    (job,) = parse_scontrol_jobs(text)
+    there = node_machine(machine(TESTBED))
+    alone = held_on(job, job.shares[0], there, SHAPE)
+    (finding,) = audit([alone]).findings
+    assert finding.id == "job-unjudged" and "--gres" in str(finding.fix)
+    order = device_order(parse_config(slices, "gres.conf")).numbers("gpu01")
+    assert order == (0, 0, 7, 7)
+    (finding,) = audit([held_on(job, job.shares[0], there, SHAPE, order)]).findings
+    assert finding.id == "job-gpu-far" and "7 (" in finding.expected
+
+
+def test_sockets_of_a_listing_alone_may_be_packages_or_nodes() -> None:
+    job = Listed(1, ["n"], range(24, 28), (0, 1), cores_per_socket=8)
+    host = machine(MI250X)
+    (alone,) = held(LAYOUTS["squeue of 24.05"]([job]), host, None)
+    assert alone.unknown is not None and "--nodes" in str(alone.remedy)
+    (told,) = held(LAYOUTS["squeue of 24.05"]([job]), host, NodeShape(4, 8, 2, 64))
+    assert audit([told]).findings == ()

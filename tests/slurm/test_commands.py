@@ -65,6 +65,14 @@ def test_one_job_is_audited(run: Run) -> None:
     assert run("audit", "8", "--jobs", "jobs.json", "--host", "gpu8.toml")[0] == 0
     code, _, err = run("audit", "9", "--jobs", "jobs.txt", "--host", "gpu8.toml")
     assert code == 2 and "job 9: expected a job that runs, found PENDING" in err
+    array = scontrol_text([JOBS[1], JOBS[2]]).replace(
+        "JobId=9 ", "JobId=9 ArrayJobId=8 ArrayTaskId=2 "
+    )
+    array = array.replace("JobId=8 ", "JobId=8 ArrayJobId=8 ArrayTaskId=1 ")
+    Path("array.txt").write_text(array)
+    code, out, _ = run("audit", "8", "--jobs", "array.txt", "--host", "gpu8.toml")
+    assert code == 0 and "1 place of GPU jobs" in out
+    assert run("audit", "8_2", "--jobs", "array.txt", "--host", "gpu8.toml")[0] == 2
     code, _, err = run("audit", "77", "--jobs", "jobs.txt", "--host", "gpu8.toml")
     assert code == 2 and "expected job 77, found none" in err
 
@@ -109,8 +117,13 @@ def test_records_of_a_folder_are_audited(run: Run) -> None:
     assert run("audit", "7", "--records", "collected")[0] == 0
     assert "job-memory-open" in run("audit", "--records", "collected", "--all")[1]
     (folder / "9.gh01.rec").write_text("homenode-slurm-record 9\n")
-    code, _, err = run("audit", "--records", "collected")
-    assert code == 2 and "9.gh01.rec:1: expected homenode-slurm-record up to version 1" in err
+    (folder / "10.gh01.rec").write_text(RECORD.replace("72-79", "9-1"))
+    code, out, _ = run("audit", "--records", "collected")
+    assert code == 1 and "job 8 (train)" in out
+    assert "9.gh01.rec:1: expected homenode-slurm-record up to version 2" in out
+    assert "job 10 on gh01" in out and "update this one" in out
+    code, _, err = run("audit", "4711", "--records", "collected")
+    assert code == 2 and "expected records of job 4711, found none" in err
 
 
 def test_hooks_are_written_once(run: Run) -> None:

@@ -90,7 +90,10 @@ def test_a_bad_value_of_gres_is_named_with_its_line(bad: str) -> None:
         ("gpu:a:1(IDX:3),gpu:b:2(IDX:0-1),nic:1", 3, (0, 1, 3)),
         ("gres/gpu:2", 2, None),
         ("gpu:h100:0(IDX:N/A)", 0, ()),
-        ("gpu:1g.10gb:1(IDX:9)", 1, None),
+        ("gpu:1g.10gb:1(IDX:9)", 1, (9,)),
+        ("gpu:h100(CNT:2)", 2, None),
+        ("shard:3(0/4,3/4)", 1, (1,)),
+        ("gpu:1(IDX:2),mps:50(IDX:2)", 2, (2,)),
         ("(null)", 0, ()),
         ("", 0, ()),
         ("gpu:2(IDX:0,5)", 2, (0, 5)),
@@ -175,7 +178,7 @@ def test_defaults_of_nodes_fill_in_what_later_lines_leave_out() -> None:
     a, b, c = node_definitions(config)
     assert a.shape == NodeShape(2, 8, 2, 32) and a.gpus == 4 and a.names == ("a1", "a2")
     assert b.shape == NodeShape(2, 4, 2, 32) and b.gpus is None
-    assert c.shape is not None and c.shape.ids_per_core == 1
+    assert c.shape is not None and (c.shape.cores, c.shape.cpus) == (16, 16)
 
 
 def test_shapes_are_read_from_both_layouts_of_show_node() -> None:

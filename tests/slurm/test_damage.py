@@ -12,7 +12,8 @@ from homenode.slurm.gres import gres_lines
 from homenode.slurm.held import held_on, node_machine
 from homenode.slurm.job import Job
 from homenode.slurm.nodes import node_definitions, shown_shapes
-from homenode.slurm.record import held_of_record, parse_record
+from homenode.slurm.record import parse_record
+from homenode.slurm.record_held import held_of_record
 from homenode.slurm.scontrol_job import parse_scontrol_jobs
 from homenode.slurm.squeue_json import parse_squeue_jobs
 from tests.mutations import MUTATIONS, mutations, survives

@@ -6,7 +6,7 @@ from homenode.errors import ParseError
 from homenode.slurm.audit import audit
 from homenode.slurm.held import held_on, node_machine
 from homenode.slurm.look import look_command, parse_look
-from homenode.slurm.record import with_tasks
+from homenode.slurm.record_held import with_tasks
 from homenode.slurm.scontrol_job import parse_scontrol_jobs
 from tests.slurm.gpu_nodes import TESTBED, Listed, machine, scontrol_text
 

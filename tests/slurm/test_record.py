@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from hypothesis import strategies as st
 
 from homenode.errors import ParseError, UsageError
 from homenode.findings import Finding
+from homenode.slurm.answers import read_records
 from homenode.slurm.audit import audit
 from homenode.slurm.hooks import hooks
-from homenode.slurm.record import held_of_record, parse_record
+from homenode.slurm.record import parse_record
+from homenode.slurm.record_held import held_of_record
 
 RECORD = """\
 homenode-slurm-record 1
@@ -91,7 +94,7 @@ def test_gpus_may_be_called_by_their_render_nodes() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
-        ("record 1", "record 2", 1), ("homenode", "other", 1), ("gpu 0", "gpu x", 15),
+        ("record 1", "record 3", 1), ("homenode", "other", 1), ("gpu 0", "gpu x", 15),
         ("numa 0 0-71", "numa 0 7-", 7), ("held 1", "what 1", 17), ("0009:01:00.0", "0", 15),
     ],
 )  # fmt: skip
@@ -141,13 +144,13 @@ def fake_machine(root: Path) -> None:
     (root / "proc/self/numa_maps").write_text("5581d000 bind:0 file=/bin/sh mapped=1\n")
 
 
-def run_hook(name: str, folder: Path, **environment: str) -> str:
+def run_hook(name: str, folder: Path, shell: str = "/bin/sh", **environment: str) -> str:
     """Run one script as slurmd does; what it prints."""
     script = folder / name
     text = hooks(str(folder / "spool"))[name].replace("\nroot=\n", f"\nroot={folder / 'root'}\n")
     script.write_text(text)
     done = subprocess.run(
-        ["/bin/sh", str(script)], capture_output=True, text=True, check=True,
+        [*shell.split(), str(script)], capture_output=True, text=True, check=True,
         env={"PATH": os.environ["PATH"], "SLURMD_NODENAME": "gpu01", **environment},
     )  # fmt: skip
     assert done.stderr == ""
@@ -169,6 +172,134 @@ def test_the_hooks_record_a_job_that_is_then_audited(tmp_path: Path) -> None:
     findings = audit([held_of_record(record)]).findings
     assert [f.id for f in findings] == ["job-gpu-far", "job-memory-far"]
     assert not live.exists()
+
+
+JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": str(os.getuid())}
+
+
+def done(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "spool/done").iterdir())
+
+
+@pytest.mark.parametrize("shell", ["dash", "bash --posix", "busybox sh"])
+def test_a_job_that_is_started_again_keeps_both_records(tmp_path: Path, shell: str) -> None:
+    if shutil.which(shell.split()[0]) is None:
+        pytest.skip(f"{shell} is not installed")
+    fake_machine(tmp_path / "root")
+    for restart, gpu in (("0", "0"), ("1", "1")):
+        start = {"SLURM_JOB_GPUS": gpu, "SLURM_JOB_RESTART_COUNT": restart}
+        run_hook("prolog.sh", tmp_path, shell, **JOB, **start)
+        run_hook("task_prolog.sh", tmp_path, shell, **JOB)
+        run_hook("epilog.sh", tmp_path, shell, **JOB)
+    assert done(tmp_path) == ["7.gpu01.1.rec", "7.gpu01.rec"]
+    both = [read_records(tmp_path / "spool/done", asked) for asked in ([], ["7"])]
+    for held in both:
+        first, second = sorted(held, key=lambda one: one.restart)
+        assert [gpu.index for gpu in first.gpus + second.gpus] == [0, 1]
+        assert second.subject == "job 7 (no name), restart 1, on gpu01"
+
+
+def test_a_start_that_no_epilog_ended_is_kept_as_it_was(tmp_path: Path) -> None:
+    fake_machine(tmp_path / "root")
+    run_hook("prolog.sh", tmp_path, **JOB, SLURM_JOB_GPUS="0")
+    run_hook("task_prolog.sh", tmp_path, **JOB)
+    run_hook("prolog.sh", tmp_path, **JOB, SLURM_JOB_GPUS="1")
+    live = parse_record((tmp_path / "spool/live/7.gpu01.job").read_text(), "live")
+    lost = parse_record((tmp_path / "spool/done/7.gpu01.rec").read_text(), "lost")
+    assert (str(live.held), str(lost.held), lost.end_s) == ("1", "0", None) and lost.tasks
+
+
+def test_names_of_jobs_are_for_root_alone(tmp_path: Path) -> None:
+    fake_machine(tmp_path / "root")
+    run_hook("prolog.sh", tmp_path, **JOB)
+    spool = tmp_path / "spool"
+    assert (spool / "live/7.gpu01.job").stat().st_mode & 0o077 == 0
+    assert (spool / "done").stat().st_mode & 0o777 == 0o700
+    # A task needs to reach its own file, and to list no others.
+    assert (spool / "live").stat().st_mode & 0o777 == 0o711
+
+
+@pytest.mark.parametrize("folder", ["spool", "spool/live", "spool/done"])
+def test_a_folder_that_others_may_write_to_is_not_used(tmp_path: Path, folder: str) -> None:
+    fake_machine(tmp_path / "root")
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder).chmod(0o777)
+    run_hook("prolog.sh", tmp_path, **JOB)
+    assert not list((tmp_path / "spool").rglob("7.*"))
+
+
+@pytest.mark.parametrize("folder", ["spool", "spool/live", "spool/done"])
+def test_a_link_in_the_folders_place_leads_nowhere(tmp_path: Path, folder: str) -> None:
+    fake_machine(tmp_path / "root")
+    (tmp_path / "etc").mkdir()
+    (tmp_path / folder).parent.mkdir(exist_ok=True)
+    (tmp_path / folder).symlink_to(tmp_path / "etc")
+    for name in ("prolog.sh", "epilog.sh"):
+        run_hook(name, tmp_path, **JOB)
+    assert list((tmp_path / "etc").iterdir()) == []
+
+
+def test_no_job_waits_for_a_driver_that_hangs(tmp_path: Path) -> None:
+    fake_machine(tmp_path / "root")
+    hung = tmp_path / "root/sys/devices/system/node/node0/cpulist"
+    hung.unlink()
+    os.mkfifo(hung)
+    started = time.monotonic()
+    run_hook("prolog.sh", tmp_path, **JOB)
+    assert time.monotonic() - started < 9
+    os.close(os.open(hung, os.O_WRONLY | os.O_NONBLOCK))
+
+
+def test_a_task_never_wipes_what_another_wrote(tmp_path: Path) -> None:
+    assert '>"$tasks"' not in hooks()["task_prolog.sh"].replace('>>"$tasks"', "")
+
+
+def test_a_mig_slice_is_on_the_node_of_its_gpu(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    fake_machine(root)
+    for place in ("gpu0/mig/gi7/ci0", "gpu0/mig/gi8/ci0", "gpu0/mig/gi8/ci1", "gpu1/mig/gi1/ci0"):
+        folder = root / "proc/driver/nvidia/capabilities" / place
+        folder.mkdir(parents=True)
+        (folder / "access").write_text("DeviceFileMinor: 12\n")
+    run_hook("prolog.sh", tmp_path, **JOB, SLURM_JOB_GPUS="2,3")
+    run_hook("task_prolog.sh", tmp_path, **JOB)
+    run_hook("epilog.sh", tmp_path, **JOB)
+    record = parse_record((tmp_path / "spool/done/7.gpu01.rec").read_text(), "7")
+    assert record.slices == ((0, 3), (1, 1))
+    held = held_of_record(record)
+    assert [gpu.index for gpu in held.gpus] == [0, 1] and held.unknown is None
+
+
+def test_where_only_some_gpus_are_cut_both_orders_must_agree() -> None:
+    text = RECORD.replace("held 1", "slices 0 7\nheld 7")
+    # By address place 7 is GPU 1; with whole GPUs first it is a slice of GPU 0.
+    assert ids(text) == ["job-unjudged"]
+    assert ids(text.replace("0019:01:00.0 1", "0019:01:00.0 0").replace("72-79", "0-7")) != [
+        "job-unjudged"
+    ]
+
+
+def test_a_driver_that_counts_in_another_order_is_asked_about() -> None:
+    swapped = (
+        RECORD.replace("gpu 0 ", "gpu 2 ").replace("gpu 1 ", "gpu 0 ").replace("gpu 2 ", "gpu 1 ")
+    )
+    (finding,) = judged(swapped)
+    assert finding.id == "job-unjudged" and "--gres" in str(finding.fix)
+    record = parse_record(swapped, "7.rec")
+    assert [g.index for g in held_of_record(record, (1, 0)).gpus] == [0]
+
+
+def test_a_gpu_of_one_node_or_of_its_own_memory_is_at_the_cpus() -> None:
+    own = RECORD.replace("gpu 1 0019:01:00.0 1", "gpu 1 0019:01:00.0 12")
+    rows = "distances 4 80 120 10 120\ndistances 12 120 80 120 10\n"
+    record = parse_record(own.replace("gpumemory", rows + "gpumemory", 1), "7.rec")
+    assert [gpu.node for gpu in held_of_record(record).gpus] == [1]
+    one = "homenode-slurm-record 2\njob 1\nnode n\nnuma 0 0-7\ngpu 0 0000:01:00.0 -1\nheld 0\n"
+    assert ids(one + "task 0.0 0 0 bind:0\n") == []
+
+
+def test_a_users_own_lines_stop_no_audit() -> None:
+    assert ids(RECORD.replace("bind:1", "bind:9-1")) == []
 
 
 @pytest.mark.parametrize("name", ["prolog.sh", "task_prolog.sh", "epilog.sh"])

@@ -21,6 +21,7 @@ from homenode.slurm.spool import SPOOL
 
 if TYPE_CHECKING:
     from homenode.findings import Findings
+    from homenode.slurm.device_order import DeviceOrder
     from homenode.slurm.held import Held, NodeMachine
     from homenode.slurm.job import Job
     from homenode.slurm.record import TaskRecord
@@ -51,6 +52,14 @@ def audit(
         Path | None,
         typer.Option("--nodes", metavar="FILE", help="Read `scontrol show node` from here."),
     ] = None,
+    gres: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The cluster's gres.conf: which GPU each of Slurm's numbers is. "
+            "Default: numbers are by PCI address, as AutoDetect gives them.",
+        ),
+    ] = None,
     look: Annotated[
         bool,
         typer.Option(
@@ -80,6 +89,7 @@ def audit(
     if hooks is not None:
         _write_hooks(hooks, spool)
         return
+    order = None if gres is None else _order(gres)
     if look and (records is not None or jobs_file is not None):
         raise UsageError("--look: expected without --jobs and --records: it asks jobs that run")
     if records is not None and (jobs_file is not None or nodes_file is not None):
@@ -87,9 +97,9 @@ def audit(
     asked = tuple(jobs or ())
     with working("looking at the jobs"):
         held = (
-            _running(asked, tuple(host or ()), jobs_file, nodes_file, look=look)
+            _running(asked, tuple(host or ()), jobs_file, nodes_file, order, look=look)
             if records is None
-            else _recorded(records, asked)
+            else _recorded(records, asked, order)
         )
         found = judge(held)
     if json:
@@ -118,14 +128,16 @@ def _running(
     hosts: tuple[str, ...],
     jobs_file: Path | None,
     nodes_file: Path | None,
+    order: "DeviceOrder | None",
     *,
     look: bool,
 ) -> Iterator["Held"]:
     """What each job that runs has on each of its nodes."""
     from homenode.slurm.answers import ask_jobs, ask_shapes, read_jobs
     from homenode.slurm.held import held_on
+    from homenode.slurm.job import is_asked_for
     from homenode.slurm.nodes import shown_shapes
-    from homenode.slurm.record import with_tasks
+    from homenode.slurm.record_held import with_tasks
 
     if jobs_file is None:
         jobs = ask_jobs(asked)
@@ -135,10 +147,12 @@ def _running(
         shapes = {}
     if nodes_file is not None:
         shapes = shown_shapes(_text(nodes_file, "nodes as Slurm lists them"), str(nodes_file))
-    for job in jobs:
-        if asked and not job.runs:
+    for name in asked:
+        states = {job.state for job in jobs if is_asked_for(job, (name,))}
+        # An array may run in part.
+        if states and "RUNNING" not in states:
             raise UsageError(
-                f"job {job.id}: expected a job that runs, found {job.state}",
+                f"job {name}: expected a job that runs, found {', '.join(sorted(states))}",
                 hint="of jobs that ended only records tell: --records DIR",
             )
     machines = _machines(hosts)
@@ -146,7 +160,8 @@ def _running(
         if job.runs:
             for share in job.shares:
                 machine = machines.get(share.node, machines.get(""))
-                held = held_on(job, share, machine, shapes.get(share.node))
+                numbers = None if order is None else order.numbers(share.node)
+                held = held_on(job, share, machine, shapes.get(share.node), numbers)
                 if look and held.gpus:
                     held = with_tasks(held, _looked_at(job, share.node))
                 yield held
@@ -164,11 +179,19 @@ def _looked_at(job: "Job", node: str) -> "tuple[TaskRecord, ...]":
         return ()
 
 
-def _recorded(folder: Path, asked: tuple[str, ...]) -> Iterator["Held"]:
+def _recorded(
+    folder: Path, asked: tuple[str, ...], order: "DeviceOrder | None"
+) -> Iterator["Held"]:
     from homenode.slurm.answers import read_records
-    from homenode.slurm.record import held_of_record
 
-    return (held_of_record(record) for record in read_records(folder, asked))
+    return read_records(folder, asked, order)
+
+
+def _order(path: Path) -> "DeviceOrder":
+    from homenode.slurm.config import parse_config
+    from homenode.slurm.device_order import device_order
+
+    return device_order(parse_config(_text(path, "a configuration file of Slurm"), str(path)))
 
 
 def _machines(hosts: tuple[str, ...]) -> Mapping[str, "NodeMachine"]:

@@ -6,10 +6,13 @@ from pathlib import Path
 
 from homenode.errors import InputError, ToolError
 from homenode.process import run
+from homenode.slurm.device_order import DeviceOrder
+from homenode.slurm.held import Held
 from homenode.slurm.job import Job, is_asked_for
 from homenode.slurm.look import look_command, parse_look
 from homenode.slurm.nodes import NodeShape, shown_shapes
-from homenode.slurm.record import JobRecord, TaskRecord, parse_record
+from homenode.slurm.record import TaskRecord, parse_record
+from homenode.slurm.record_held import held_of_record
 from homenode.slurm.scontrol_job import COMMAND, parse_scontrol_jobs
 from homenode.slurm.squeue_json import parse_squeue_jobs
 
@@ -47,10 +50,14 @@ def read_jobs(text: str, source: str, asked: Sequence[str]) -> tuple[Job, ...]:
     return found
 
 
-def read_records(folder: Path, asked: Sequence[str]) -> Iterator[JobRecord]:
-    """The records (*.rec) of a folder and of those below it, by name.
+def read_records(
+    folder: Path, asked: Sequence[str], order: DeviceOrder | None = None
+) -> Iterator[Held]:
+    """What the records (*.rec) of a folder and of those below it tell, by name.
 
-    Raises InputError for a folder that is none or holds no record, ParseError for a bad record.
+    A record that cannot be read is one that tells nothing: a full disk, or a user's own lines,
+    must not hide all others. order: as gres.conf tells it. Raises InputError for a folder that is
+    none or holds no record, and where none is of a job asked for.
     """
     if not folder.is_dir():
         raise InputError(f"{folder}: expected a folder of records (*.rec), found none")
@@ -63,10 +70,24 @@ def read_records(folder: Path, asked: Sequence[str]) -> Iterator[JobRecord]:
         )
     if len(paths) > MAX_RECORDS:
         raise InputError(f"{folder}: expected at most {MAX_RECORDS} records, found {len(paths)}")
-    for path in paths:
-        if asked and path.name.partition(".")[0] not in asked:
-            continue
-        yield parse_record(_read(path), str(path))
+    if asked:
+        paths = [path for path in paths if path.name.partition(".")[0] in asked]
+    if not paths:
+        raise InputError(
+            f"{folder}: expected records of job {', '.join(asked)}, found none",
+            hint="records are by the job's number: 4711 of 4711_3 is squeue's %A",
+        )
+    return (_recorded(path, order) for path in paths)
+
+
+def _recorded(path: Path, order: DeviceOrder | None) -> Held:
+    try:
+        record = parse_record(_read(path), str(path))
+        return held_of_record(record, None if order is None else order.numbers(record.node))
+    except InputError as error:
+        job, _, node = path.name.removesuffix(".rec").partition(".")
+        remedy = error.hint or "it may be cut off, or changed by hand: leave it out"
+        return Held(job, node, "", None, None, (), None, unknown=error.message, remedy=remedy)
 
 
 def _read(path: Path) -> str:

@@ -19,10 +19,10 @@ def audit(held: Iterable[Held]) -> Findings:
     findings: list[Finding] = []
     judged = far = without = 0
     nodes: set[str] = set()
-    unknown: dict[str, list[Held]] = {}
+    unknown: dict[tuple[str, str | None], list[Held]] = {}
     for one in held:
         if one.unknown is not None:
-            unknown.setdefault(one.unknown, []).append(one)
+            unknown.setdefault((one.unknown, one.remedy), []).append(one)
             continue
         if not one.gpus:
             without += 1
@@ -43,11 +43,11 @@ def audit(held: Iterable[Held]) -> Findings:
     if unknown:
         count = sum(map(len, unknown.values()))
         checked.append(f"{plural(count, 'place')} that could not be judged")
-        findings += [_unjudged(reason, ones) for reason, ones in unknown.items()]
+        findings += [_unjudged(*why, ones) for why, ones in unknown.items()]
     return Findings(tuple(checked) or ("no job with GPUs",), in_order(findings))
 
 
-def _unjudged(reason: str, held: Sequence[Held]) -> Finding:
+def _unjudged(reason: str, remedy: str | None, held: Sequence[Held]) -> Finding:
     """One finding for all that cannot be judged for the same reason."""
     jobs = listed(list(dict.fromkeys(one.job for one in held)))
     nodes = compress_hostlist(sorted({one.node for one in held}))
@@ -58,7 +58,8 @@ def _unjudged(reason: str, held: Sequence[Held]) -> Finding:
         "CPUs and GPUs that can be found on the node's machine",
         reason,
         None,
-        "name the nodes' machine: --host NODES=SOURCE (srun -w NODE homenode capture makes one)",
+        remedy
+        or "name the nodes' machine: --host NODES=SOURCE (srun -w NODE homenode capture makes one)",
         _SLURM,
     )
 

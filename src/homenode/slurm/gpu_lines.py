@@ -67,11 +67,14 @@ def placed_files(lines: Sequence[GresLine]) -> tuple[tuple[GresLine, str | None,
     """(line, device file, the GPU's number) of each GPU that the lines list, in their order.
 
     /dev/nvidia3 is GPU 3 and /dev/dri/renderD129 GPU 1; any other file is the next one. Drivers
-    number by address; a line with Count= alone has no files.
+    number by address; a line with Count= alone has no files. The files of MultipleFiles= are one
+    device: a GPU, or a MIG slice, which is at its GPU's number.
     """
     found: list[tuple[GresLine, str | None, int]] = []
     for line in lines:
         files: tuple[str | None, ...] = line.files or (None,) * min(line.devices, 1024)
+        if line.is_multiple:
+            files = (next((file for file in line.files if _NUMBERED.match(file)), line.files[0]),)
         for file in files:
             match = _NUMBERED.match(file) if file else None
             number = len(found)

@@ -14,9 +14,11 @@ from homenode.slurm.hostlist import expand_hostlist
 
 _COUNT = re.compile(r"([0-9]{1,15})([kmgtp]?)\Z", re.IGNORECASE | re.ASCII)
 _HELD = re.compile(
-    r"gpu(?::(?P<type>[^:(),]+?))?(?::(?P<count>[0-9]{1,6}))?(?:\((?P<detail>[^()]*)\))?\Z",
+    r"(?P<name>gpu|shard|mps)(?::(?P<type>[^:(),]+?))?(?::(?P<count>[0-9]{1,6}))?(?:\((?P<detail>[^()]*)\))?\Z",
     re.ASCII,
 )
+_CNT = re.compile(r"CNT:([0-9]{1,9})\Z", re.ASCII)
+_SHARES = re.compile(r"[0-9]{1,9}/[0-9]{1,9}(?:,[0-9]{1,9}/[0-9]{1,9})*\Z", re.ASCII)
 _MIG_TYPE = re.compile(r"[0-9]+g\.[0-9]+gb", re.IGNORECASE | re.ASCII)
 
 
@@ -51,11 +53,15 @@ class GresLine:
 
 @dataclass(frozen=True, slots=True)
 class HeldGpus:
-    """The GPUs that a job holds on a node. indices: None where Slurm tells only how many, or where
-    they are parts of GPUs (MIG), whose numbers are not those of GPUs."""
+    """The GPUs that a job holds on a node, or has a share of (shard, mps).
+
+    indices: places in the node's list of devices; None where Slurm tells only how many. sliced:
+    True where some are parts of GPUs (MIG): each part has a place of its own in that list.
+    """
 
     count: int
     indices: tuple[int, ...] | None
+    sliced: bool = False
 
 
 def gres_lines(config: Config) -> tuple[GresLine, ...]:
@@ -89,18 +95,21 @@ def held_gpus(text: str, source: str) -> HeldGpus:
     """The GPUs of a text such as "gpu:h100:6(IDX:0-1,4-7),nic:1".
 
     >>> held_gpus("gpu:h100:3(IDX:0-1,4)", "job 7")
-    HeldGpus(count=3, indices=(0, 1, 4))
-    >>> held_gpus("gpu:2", "job 7"), held_gpus("(null)", "job 7").count
-    (HeldGpus(count=2, indices=None), 0)
+    HeldGpus(count=3, indices=(0, 1, 4), sliced=False)
+    >>> held_gpus("gpu(CNT:2)", "job 7").indices, held_gpus("(null)", "job 7").count
+    (None, 0)
+    >>> held_gpus("shard:h100:3(0/4,3/4)", "job 7").indices
+    (1,)
 
-    Raises ParseError.
+    Raises ParseError. Source: Slurm's gres_stepmgr_job_build_details.
     """
     count = 0
-    indices: list[int] = []
+    indices: set[int] = set()
     known = True
+    sliced = False
     for item in _outside_brackets(text):
         bare = item.removeprefix("gres/").removeprefix("gres:")
-        if not (bare == "gpu" or bare.startswith(("gpu:", "gpu("))):
+        if re.split("[:(]", bare, maxsplit=1)[0] not in ("gpu", "shard", "mps"):
             continue
         match = _HELD.match(bare)
         if match is None:
@@ -108,18 +117,28 @@ def held_gpus(text: str, source: str) -> HeldGpus:
         kind, number = match["type"], match["count"]
         if number is None and kind is not None and _digits(kind):
             kind, number = None, kind
-        detail = match["detail"] or ""
-        its = detail.removeprefix("IDX:")
-        is_mig = kind is not None and _MIG_TYPE.search(kind) is not None
-        if detail.startswith("IDX:") and its != "N/A" and not is_mig:
-            found = tuple(CpuSet.parse(its, source))
-            indices += found
+        found = _places(match["detail"] or "", source)
+        if found is not None:
+            indices |= set(found)
             count += len(found)
+            sliced = sliced or bool(kind is not None and found and _MIG_TYPE.search(kind))
         else:
-            amount = int(number or "1")
+            counted = _CNT.match(match["detail"] or "")
+            amount = int(number or (counted[1] if counted else "1"))
             count += amount
             known = known and not amount
-    return HeldGpus(count, tuple(sorted(indices)) if known else None)
+    return HeldGpus(count, tuple(sorted(indices)) if known else None, sliced)
+
+
+def _places(detail: str, source: str) -> tuple[int, ...] | None:
+    """The devices that "IDX:0-1" or, of shared ones, "0/4,3/4" names; None where none are."""
+    its = detail.removeprefix("IDX:")
+    if detail.startswith("IDX:") and its != "N/A":
+        return tuple(CpuSet.parse(its, source))
+    if _SHARES.match(detail):
+        taken = (int(share.partition("/")[0]) for share in detail.split(","))
+        return tuple(place for place, amount in enumerate(taken) if amount)
+    return None
 
 
 def gpu_count(text: str) -> int | None:

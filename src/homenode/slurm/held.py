@@ -3,14 +3,19 @@
 Made from what Slurm tells and a host (here), or from what a job's own record says (record.py).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.slurm.cpu_ids import CoreOrder, core_order
-from homenode.slurm.home_nodes import gpu_memory_nodes, gpus_in_order, home_node
+from homenode.slurm.home_nodes import (
+    gpu_memory_nodes,
+    gpus_in_order,
+    home_node,
+    nodes_with_cpus,
+)
 from homenode.slurm.job import Job, NodeShare
 from homenode.slurm.nodes import NodeShape
 from homenode.topology import Host
@@ -53,7 +58,9 @@ class Held:
 
     job: its id. subject: how to call it in a finding. memory_nodes: mems_allowed of its tasks;
     None where not recorded. bound_nodes: to which a memory policy binds every task; None where
-    none does or none was recorded. unknown: why nothing can be said, where that is so.
+    none does or none was recorded. unknown: why nothing can be said, where that is so; remedy:
+    what helps then, where that is not to name the node's machine. restart: how often Slurm had
+    started it again by then.
     """
 
     job: str
@@ -66,10 +73,13 @@ class Held:
     memory_nodes: frozenset[NodeIndex] | None = None
     bound_nodes: frozenset[NodeIndex] | None = None
     unknown: str | None = None
+    remedy: str | None = None
+    restart: int = 0
 
     @property
     def subject(self) -> str:
-        return f"job {self.job} ({self.name or 'no name'}) on {self.node}"
+        again = f", restart {self.restart}," if self.restart else ""
+        return f"job {self.job} ({self.name or 'no name'}){again} on {self.node}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +90,11 @@ class NodeMachine:
     order: CoreOrder
     tree: NodeTree
     gpus: tuple[HeldGpu, ...]
+
+    @property
+    def has_nodes_in_packages(self) -> bool:
+        """True where SlurmdParameters=numa_node_as_socket makes other sockets than packages."""
+        return len(nodes_with_cpus(self.host)) > len(self.host.packages)
 
 
 def node_machine(host: Host) -> NodeMachine:
@@ -105,16 +120,23 @@ def node_machine(host: Host) -> NodeMachine:
 
 
 def held_on(
-    job: Job, share: NodeShare, machine: NodeMachine | None, shape: NodeShape | None
+    job: Job,
+    share: NodeShare,
+    machine: NodeMachine | None,
+    shape: NodeShape | None,
+    numbers: Sequence[int] | None = None,
 ) -> Held:
     """What a job has on a node, as the node's machine numbers it.
 
     shape: what Slurm takes the node for; None = as the machine is. Where the two differ, the ids
-    mean nothing on this machine, and `unknown` says so.
+    mean nothing on this machine, and `unknown` says so. numbers: the GPU of each of Slurm's own
+    numbers, as gres.conf orders them (device_order.py); None = by address.
     """
 
-    def unknown(reason: str) -> Held:
-        return Held(job.id, share.node, job.name, job.user, None, (), None, unknown=reason)
+    def unknown(reason: str, remedy: str | None = None) -> Held:
+        return Held(
+            job.id, share.node, job.name, job.user, None, (), None, unknown=reason, remedy=remedy
+        )
 
     if not share.gpus.count and share.gpus.indices is not None:
         return Held(job.id, share.node, job.name, job.user, None, (), None)
@@ -128,18 +150,33 @@ def held_on(
     if share.gpus.indices is None:
         return unknown(
             f"Slurm tells of {share.gpus.count or 'some'} GPUs and not which: no File= in "
-            "gres.conf, or MIG instances"
+            "gres.conf",
+            "lines with File= in gres.conf, or AutoDetect: `homenode slurm check`",
         )
-    if share.gpus.indices and max(share.gpus.indices) >= len(machine.gpus):
+    if share.gpus.sliced and numbers is None:
         return unknown(
-            f"Slurm tells of GPU {max(share.gpus.indices)}, and the host {machine.host.name} has "
+            "MIG slices, which have numbers of their own in Slurm's list of devices",
+            "--gres gres.conf where it has a line for each slice; else records: --hooks DIR",
+        )
+    indices = share.gpus.indices
+    if numbers is not None and indices and max(indices) < len(numbers):
+        indices = tuple(sorted({numbers[index] for index in indices}))
+    if indices and not 0 <= min(indices) <= max(indices) < len(machine.gpus):
+        return unknown(
+            f"Slurm tells of GPU {max(indices)}, and the host {machine.host.name} has "
             f"{len(machine.gpus)} GPUs"
+        )
+    if share.cores is not None and shape is None and machine.has_nodes_in_packages:
+        return unknown(
+            f"Slurm tells cores by socket, and a socket of {machine.host.name} may be a package "
+            "or a NUMA node to it",
+            "--nodes FILE with `scontrol show node`, which says how many sockets there are",
         )
     try:
         pus = _pus(share, machine, shape)
     except IndexError:
         return unknown(f"CPU ids beyond the {len(machine.order.pus)} cores of {machine.host.name}")
-    gpus = tuple(machine.gpus[index] for index in share.gpus.indices)
+    gpus = tuple(machine.gpus[index] for index in indices)
     return Held(job.id, share.node, job.name, job.user, pus, gpus, machine.tree)
 
 

@@ -1,5 +1,6 @@
 """Job: what a job holds on its nodes, as Slurm tells it."""
 
+import re
 from dataclasses import dataclass
 
 from homenode.cpuset import CpuSet
@@ -42,4 +43,5 @@ class Job:
 
 def is_asked_for(job: Job, asked: tuple[str, ...]) -> bool:
     """True where a job is one of those that the user named, or a task of one; () = all."""
-    return not asked or bool({job.id, job.number, job.id.partition("_")[0]} & set(asked))
+    whole = re.split("[_+]", job.id, maxsplit=1)[0]
+    return not asked or bool({job.id, job.number, whole} & set(asked))

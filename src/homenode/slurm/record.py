@@ -4,22 +4,20 @@ The lines about the machine and the GPUs are written by root, those about tasks 
 Source: docs/formats/slurm-record.md.
 """
 
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.indices import NodeIndex
-from homenode.slurm.held import Held, HeldGpu, NodeTree
+from homenode.slurm.held import HeldGpu
 
 KIND = "homenode-slurm-record"
-VERSION = 1
+VERSION = 2
 MAX_TEXT_CHARS = 1 << 20
-
-_RENDER = 128
-_BINDS = re.compile(r"bind(?:[=:][a-z|]+)?:([0-9,-]+)\Z")
+MAX_SLICES = 64
+"""Of a GPU; the hardware has 7."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,8 @@ class JobRecord:
     """A job on a node. start_s, end_s: seconds since 1970; None where it has not ended.
 
     pus_of_node: of every NUMA node. gpus: every GPU of the node, by the driver's number.
-    held: numbers of the job's GPUs.
+    held: numbers of the job's GPUs, as Slurm counts (record_held.py). slices: (the driver's number,
+    how many) of each GPU that is cut into MIG slices. restart: how often it was started again.
     """
 
     job: str
@@ -55,6 +54,8 @@ class JobRecord:
     gpus: tuple[HeldGpu, ...]
     held: CpuSet
     tasks: tuple[TaskRecord, ...]
+    slices: tuple[tuple[int, int], ...] = ()
+    restart: int = 0
 
 
 @dataclass(slots=True)
@@ -67,6 +68,7 @@ class _Open:
     gpu_memory: list[NodeIndex] = field(default_factory=list)
     gpus: list[HeldGpu] = field(default_factory=list)
     tasks: list[TaskRecord] = field(default_factory=list)
+    slices: list[tuple[int, int]] = field(default_factory=list)
 
 
 def parse_record(text: str, source: str) -> JobRecord:
@@ -103,35 +105,9 @@ def parse_record(text: str, source: str) -> JobRecord:
         gpus=tuple(record.gpus),
         held=CpuSet.parse(record.said.get("held", ""), source),
         tasks=tuple(record.tasks),
+        slices=tuple(record.slices),
+        restart=_seconds(record.said.get("restart")) or 0,
     )
-
-
-def held_of_record(record: JobRecord) -> Held:
-    """What the job had; `unknown` says so where the record does not tell."""
-
-    def unknown(reason: str) -> Held:
-        return Held(
-            record.job, record.node, record.name, record.user, None, (), None, unknown=reason
-        )
-
-    by_index = {gpu.index: gpu for gpu in record.gpus}
-    # AMD's: Slurm's number is that of /dev/dri/renderD128 and on.
-    numbers = [n - _RENDER if n not in by_index and n >= _RENDER else n for n in record.held]
-    missing = [index for index in numbers if index not in by_index]
-    if missing:
-        return unknown(f"the record tells no address of GPU {missing[0]}")
-    if record.held and not record.tasks:
-        return unknown("no task of it was recorded: no TaskProlog, or none had started")
-    held = Held(
-        job=record.job,
-        node=record.node,
-        name=record.name,
-        user=record.user,
-        pus=CpuSet.from_bits(_union(task.pus for task in record.tasks)) if record.tasks else None,
-        gpus=tuple(by_index[index] for index in numbers),
-        tree=_tree(record),
-    )
-    return with_tasks(held, record.tasks)
 
 
 def parse_task(values: Sequence[str], source: str, line: int) -> TaskRecord:
@@ -145,21 +121,10 @@ def parse_task(values: Sequence[str], source: str, line: int) -> TaskRecord:
     return TaskRecord(values[0], pus, nodes, None if values[3] == "-" else values[3])
 
 
-def with_tasks(held: Held, tasks: Sequence[TaskRecord]) -> Held:
-    """The same with what its tasks say of memory; as it is without any."""
-    if not tasks or held.unknown is not None:
-        return held
-    return replace(
-        held,
-        memory_nodes=_indices(task.memory_nodes for task in tasks),
-        bound_nodes=_bound(tasks),
-    )
-
-
 def _read(record: _Open, words: list[str], source: str, line: int) -> None:
     key, *values = words
     try:
-        if key in ("job", "node", "user", "start", "end", "held", "name"):
+        if key in ("job", "node", "user", "start", "end", "held", "name", "restart"):
             record.said[key] = " ".join(values)
         elif key == "numa" and len(values) in (1, 2):
             record.pus_of_node.append((_node(values[0]), CpuSet.parse("".join(values[1:]))))
@@ -170,6 +135,8 @@ def _read(record: _Open, words: list[str], source: str, line: int) -> None:
         elif key == "gpu" and len(values) == 3:
             node = None if values[2] == "-1" else _node(values[2])
             record.gpus.append(HeldGpu(_small(values[0]), Bdf.parse(values[1]), node))
+        elif key == "slices" and len(values) == 2:
+            record.slices.append((_small(values[0]), min(_small(values[1]), MAX_SLICES)))
         elif key == "task":
             record.tasks.append(parse_task(values, source, line))
         else:
@@ -196,36 +163,3 @@ def _small(text: str) -> int:
 
 def _seconds(text: str | None) -> int | None:
     return int(text) if text is not None and _is_number(text) else None
-
-
-def _tree(record: JobRecord) -> NodeTree:
-    nodes = [node for node, _ in record.pus_of_node]
-    return NodeTree(
-        pus_of_node=dict(record.pus_of_node),
-        gpus_of_node={node: sum(gpu.node == node for gpu in record.gpus) for node in nodes},
-        gpu_memory=frozenset(record.gpu_memory),
-        distances={
-            (a, b): distance
-            for a, row in record.distances
-            for b, distance in zip(nodes, row, strict=False)
-        },
-    )
-
-
-def _bound(tasks: Sequence[TaskRecord]) -> frozenset[NodeIndex] | None:
-    """The nodes to which policies bind, where they bind every task."""
-    found = [_BINDS.match(task.policy) if task.policy else None for task in tasks]
-    if not found or None in found:
-        return None
-    return _indices(CpuSet.parse(match[1]) for match in found if match is not None)
-
-
-def _indices(sets: Iterable[CpuSet]) -> frozenset[NodeIndex]:
-    return frozenset(NodeIndex(i) for i in CpuSet.from_bits(_union(sets)))
-
-
-def _union(sets: Iterable[CpuSet]) -> int:
-    bits = 0
-    for one in sets:
-        bits |= one.bits
-    return bits

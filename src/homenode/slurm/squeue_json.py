@@ -24,6 +24,12 @@ from homenode.tools.json_documents import whole
 
 COMMAND = ("squeue", "--json")
 
+_MORE_THAN_RUNNING = frozenset(
+    {"COMPLETING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "STOPPED",
+     "POWER_UP_NODE"}
+)  # fmt: skip
+"""Flags of a job whose processes do not run; others, such as SIGNALING, change nothing."""
+
 _NO_GPUS = HeldGpus(0, ())
 
 
@@ -61,9 +67,9 @@ def _job(job: Any, source: str) -> Job:
 
 
 def _state(value: Any, source: str) -> str:
-    """The last of the states: behind the state itself stand flags such as COMPLETING."""
+    """The state; of a list the flag behind it where that says more, as COMPLETING does."""
     if isinstance(value, list) and value:
-        value = value[-1]
+        value = next((word for word in value[1:] if word in _MORE_THAN_RUNNING), value[0])
     if not isinstance(value, str):
         raise ParseError(source, '"job_state"', f"{value!r}")
     return value

@@ -1,0 +1,37 @@
+"""DeviceOrder: which GPU each number of Slurm's is, as gres.conf orders a node's devices.
+
+Slurm numbers devices by their place in its own list: IDX of a job, and SLURM_JOB_GPUS. Lines by
+hand stand there as they are written, file by file; what AutoDetect finds is sorted by PCI address.
+Seen: 22.05.8, File=.../gpu[7,5,6,4] before gpu[3,2] and gpu[0-1]. Source: gres.conf(5), AutoDetect.
+"""
+
+from dataclasses import dataclass
+
+from homenode.slurm.config import Config
+from homenode.slurm.gpu_lines import placed_files
+from homenode.slurm.gres import GresLine, autodetect_for, gres_lines, lines_for
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOrder:
+    """A cluster's gres.conf, for this question."""
+
+    lines: tuple[GresLine, ...]
+
+    def numbers(self, node: str) -> tuple[int, ...] | None:
+        """The driver's number of the GPU at each place of a node's list.
+
+        A MIG slice (MultipleFiles) is at its GPU's number. None where the lines tell no order.
+        """
+        own = lines_for(self.lines, node)
+        if not own or autodetect_for(self.lines, node) is not None:
+            return None
+        placed = placed_files(own)
+        if any(file is None for _, file, _ in placed):
+            return None
+        return tuple(number for _, _, number in placed)
+
+
+def device_order(gres: Config) -> DeviceOrder:
+    """The order that a gres.conf gives. Raises ParseError that names the line."""
+    return DeviceOrder(gres_lines(gres))

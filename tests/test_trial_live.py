@@ -31,6 +31,8 @@ def daemon() -> Iterator[TwoNodes]:
     probe = make("homenode-probe-static")
     with two_nodes() as found:
         folder = found.folder
+        # The very same program: one that was built anew meanwhile would be sent over the line.
+        (folder / "probe").write_bytes(probe.read_bytes())
         document = trial_guest(folder, found.emulator, {"homenode-probe": probe.read_bytes()})
         defined = found.virsh("define", str(document))
         assert defined.returncode == 0, defined.stderr
@@ -58,7 +60,7 @@ def options(
         "trial", NAME, "--layouts", layouts, "--boots", str(boots), how,
         "--reach", "console", "--connect", daemon.uri, "--host", str(daemon.host),
         "--tests", "cpu-single,core-to-core", "--quick", "--repeat", "1",
-        "--probe", str(make("homenode-probe-static")), "--answer-within", "120",
+        "--probe", str(daemon.folder / "probe"), "--answer-within", "120",
         "--stop-within", "1", "--results", str(folder / "results"),
         "--report", str(folder / "report.html"),
     ]  # fmt: skip
@@ -138,7 +140,7 @@ def test_a_killed_tool_leaves_a_boot_that_is_measured_on(
     assert "left to undo" in status.output
     done = CliRunner().invoke(
         app,
-        ["trial", NAME, "--resume", "--probe", str(make("homenode-probe-static"))],
+        ["trial", NAME, "--resume", "--probe", str(daemon.folder / "probe")],
     )
     assert done.exit_code == 0, done.output
     assert definition(daemon) == before
@@ -174,7 +176,7 @@ def test_a_guest_and_a_libvirtd_that_die_cost_a_boot_and_no_more(
 
     thread = threading.Thread(target=kill_daemon)
     thread.start()
-    resume = ["trial", NAME, "--resume", "--probe", str(make("homenode-probe-static"))]
+    resume = ["trial", NAME, "--resume", "--probe", str(daemon.folder / "probe")]
     CliRunner().invoke(app, resume)
     thread.join(100)
     assert killed

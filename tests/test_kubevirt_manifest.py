@@ -33,8 +33,8 @@ FIELDS_OF_VM = {
     "spec.template.spec.domain": {"machine", "cpu", "memory", "devices"},
     "spec.template.spec.domain.machine": {"type"},
     "spec.template.spec.domain.cpu": {
-        "cores", "sockets", "threads", "model", "dedicatedCpuPlacement", "isolateEmulatorThread",
-        "numa",
+        "cores", "sockets", "maxSockets", "threads", "model", "dedicatedCpuPlacement",
+        "isolateEmulatorThread", "numa",
     },
     "spec.template.spec.domain.cpu.numa": {"guestMappingPassthrough"},
     "spec.template.spec.domain.memory": {"guest", "hugepages"},
@@ -82,6 +82,18 @@ def test_the_annotation_is_the_hook_s_list_for_every_version(version: HookVersio
         "image": "r.example/h:1",
         "imagePullPolicy": "IfNotPresent",
     }
+
+
+@pytest.mark.parametrize(
+    ("gpus", "vcpus", "topology"), [(8, 96, (2, 48)), (4, 96, (1, 96)), (8, 95, (1, 95))]
+)
+def test_a_vm_of_two_packages_has_two_sockets_and_no_room_for_more(
+    gpus: int, vcpus: int, topology: tuple[int, int]
+) -> None:
+    vm = virtual_machine(ManifestWishes(gpus=gpus, vcpus=vcpus))
+    cpu = vm["spec"]["template"]["spec"]["domain"]["cpu"]
+    assert (cpu["sockets"], cpu["cores"]) == topology
+    assert cpu["maxSockets"] == cpu["sockets"]
 
 
 def test_the_check_has_nothing_to_say_of_the_vm() -> None:

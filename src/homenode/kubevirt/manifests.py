@@ -17,6 +17,7 @@ from homenode.kubevirt.yaml_text import yaml_text
 GATES = ("Sidecar", "CPUManager")
 _GATES_PATH = "/spec/configuration/developerConfiguration/featureGates"
 _LARGEST = 1 << 20
+_GPUS_OF_NODE = 4
 
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _SPELLINGS = {
@@ -82,7 +83,12 @@ def hyperconverged_patch() -> dict[str, Any]:
 
 
 def virtual_machine(wishes: ManifestWishes) -> dict[str, Any]:
-    """A VM whose guest has the nodes' cells, and the hook."""
+    """A VM whose guest has the nodes' cells, and the hook.
+
+    More GPUs than a node of a common board has come from both packages, so the guest has two
+    sockets. maxSockets: KubeVirt keeps room for four times as many vCPUs otherwise.
+    """
+    sockets = 2 if wishes.gpus > _GPUS_OF_NODE and wishes.vcpus % 2 == 0 else 1
     return {
         "apiVersion": "kubevirt.io/v1",
         "kind": "VirtualMachine",
@@ -102,8 +108,9 @@ def virtual_machine(wishes: ManifestWishes) -> dict[str, Any]:
                     "domain": {
                         "machine": {"type": "q35"},
                         "cpu": {
-                            "cores": wishes.vcpus,
-                            "sockets": 1,
+                            "cores": wishes.vcpus // sockets,
+                            "sockets": sockets,
+                            "maxSockets": sockets,
                             "threads": 1,
                             "model": "host-passthrough",
                             "dedicatedCpuPlacement": True,

@@ -1,6 +1,8 @@
 """The programs that PyTorch measures with, run for real on a stand-in's GPUs."""
 
 import ast
+import ctypes
+import mmap
 import os
 import re
 import signal
@@ -14,7 +16,7 @@ from homenode.bdf import Bdf
 from homenode.bench.figures import Figures
 from homenode.bench.model import BenchTest, Group
 from homenode.bench.program_text import program_text
-from homenode.bench.programs import torch_collectives, torch_copies
+from homenode.bench.programs import torch_collectives, torch_copies, torch_place
 from homenode.bench.programs.torch_copies import copy_size
 from homenode.bench.programs.torch_place import free_bytes, nodes_to_bind, numbers_of
 from homenode.bench.step_figures import figures_of_step
@@ -134,6 +136,28 @@ def test_bound_memory_is_pinned_where_it_lies_if_the_driver_puts_it_elsewhere(
     made = torch_copies.pinned(Torch, 100, 1)
     assert (made.is_own, made.is_touched) == (is_own, True)
     assert not torch_copies.pinned(Torch, 100, None).is_own
+
+
+def test_where_memory_lies_is_known_where_move_pages_is_forbidden(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As by the filters of container engines."""
+    if len(nodes_to_bind()) != 1 or not Path("/proc/self/numa_maps").exists():
+        pytest.skip("needs numa_maps, and one node: memory of one process may be on any of several")
+    buffer = mmap.mmap(-1, 1 << 22)
+    buffer.write(b"x" * (1 << 22))
+    pointer = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+    seen = torch_place.node_of_memory(pointer, 1 << 22)
+    forbidden = {machine: (first, 9999) for machine, (first, _) in torch_place._SYSCALLS.items()}
+    monkeypatch.setattr(torch_place, "_SYSCALLS", forbidden)
+    assert torch_place.node_of_memory(pointer, 1 << 22) == seen == nodes_to_bind()[0]
+
+
+def test_a_mapping_on_several_nodes_is_on_none() -> None:
+    text = "7e00 default heap anon=3 N0=3\n7f00 default anon=2 N0=1 N1=1\n8000 default file=/x\n"
+    assert [torch_place.node_of_mapping(at, text) for at in (0x7E08, 0x7F00, 0x8000, 1)] == [
+        0, None, None, None,
+    ]  # fmt: skip
 
 
 def test_memory_that_lies_on_another_node_gives_no_cell_of_the_row() -> None:

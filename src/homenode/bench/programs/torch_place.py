@@ -2,7 +2,7 @@
 
 Runs in the user's Python, from 3.8 on: no import of ours but what is carried along.
 
-Source: set_mempolicy(2), move_pages(2), sched_getcpu(3); /sys/devices/system/node.
+Source: set_mempolicy(2), move_pages(2), sched_getcpu(3), numa(7); /sys/devices/system/node.
 """
 
 from __future__ import annotations
@@ -115,7 +115,10 @@ def thread_place() -> dict[str, int | None]:
 
 
 def node_of_memory(pointer: int, size_bytes: int) -> int | None:
-    """The node of a buffer; None where its pages are on several, or a driver hides where."""
+    """The node of a buffer; None where its pages are on several, or a driver hides where.
+
+    Container engines forbid move_pages to those too that may bind memory: numa_maps tells as well.
+    """
     call = _SYSCALLS.get(platform.machine())
     if call is None:
         return None
@@ -126,9 +129,24 @@ def node_of_memory(pointer: int, size_bytes: int) -> int | None:
     status = (ctypes.c_int * len(starts))()
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.syscall(call[1], 0, ctypes.c_ulong(len(starts)), pages, None, status, 0) != 0:
-        return None
+        return node_of_mapping(pointer, _read("/proc/self/numa_maps") or "")
     found = set(status)
     return found.pop() if len(found) == 1 and min(found) >= 0 else None
+
+
+def node_of_mapping(pointer: int, numa_maps: str) -> int | None:
+    """The node of the mapping that holds an address; None where it is on several, or none.
+
+    >>> node_of_mapping(0x7f10, "7f00 bind:1 anon=512 dirty=512 N1=512 kernelpagesize_kB=4")
+    1
+    """
+    found: tuple[int, str] = (0, "")
+    for line in numa_maps.splitlines():
+        start = int(line.partition(" ")[0], 16)
+        if found[0] <= start <= pointer:
+            found = (start, line)
+    nodes = re.findall(r" N(\d+)=[1-9]", found[1])
+    return int(nodes[0]) if len(nodes) == 1 else None
 
 
 def devices(torch: Any) -> list[dict[str, Any]]:

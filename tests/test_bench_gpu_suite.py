@@ -151,6 +151,9 @@ def test_amds_tools_are_tried_in_order_and_their_quirks_are_known() -> None:
         Reader.ROCM, Reader.TRANSFER_BENCH, Reader.TORCH,
     ]  # fmt: skip
     assert "--each-node" in tests["gpu-bandwidth by node"].attempts[-1].argv
+    both = tests["gpu-bandwidth both ways"]
+    assert both.argv == ("rocm-bandwidth-test", "-A")
+    assert [one.reads for one in both.alternatives] == [Reader.TRANSFER_BENCH, Reader.TORCH]
     for test in (tests["nccl"], tests["nccl"].attempts[1]):
         assert ("HSA_NO_SCRATCH_RECLAIM", "1") in test.environment
     assert "NCCL_P2P_DISABLE=1" in (tests["nccl"].if_stopped or "")

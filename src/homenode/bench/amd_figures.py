@@ -15,6 +15,9 @@ from homenode.results.model import Condition, Sample
 from homenode.tools.rocm_bandwidth_test import RocmBandwidthTest
 from homenode.tools.transferbench import TransferBench, TransferCell
 
+_BOTH = "both ways together"
+"""Of rocm-bandwidth-test: it adds the ways up, where all others tell the rate of one."""
+
 
 def of_rocm(run: RocmBandwidthTest, gpus: tuple[Bdf, ...] = ()) -> Figures:
     """Cells between host and GPUs and between GPUs, one way; the last size of each pair.
@@ -31,7 +34,7 @@ def of_rocm(run: RocmBandwidthTest, gpus: tuple[Bdf, ...] = ()) -> Figures:
     samples: list[Sample] = []
     gaps = list(run.gaps)
     for matrix in run.matrices:
-        suffix = "both ways" if matrix.is_bidirectional else None
+        suffix = _BOTH if matrix.is_bidirectional else None
         for row, source in enumerate(matrix.devices):
             for column, destination in enumerate(matrix.devices):
                 value = matrix.cells[row][column]
@@ -47,7 +50,7 @@ def of_rocm(run: RocmBandwidthTest, gpus: tuple[Bdf, ...] = ()) -> Figures:
             copy.source_is_cpu, copy.destination_is_cpu, copy.source == copy.destination
         )
         if metric is not None:
-            variant = "both ways" if copy.is_bidirectional else None
+            variant = _BOTH if copy.is_bidirectional else None
             index = copy.destination if copy.source_is_cpu else copy.source
             samples.append(
                 sample(metric, "bytes_per_s", copy.peak_bytes_per_s, index=index, variant=variant)

@@ -206,6 +206,12 @@ def _amd_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]
         )  # fmt: skip
     if by_node:
         yield _either(*by_node)
+        if by_node[0].reads is Reader.ROCM:
+            argv = ("rocm-bandwidth-test", "-A")
+            both = _gpu_test("gpu-bandwidth both ways", Group.GPU_BANDWIDTH, argv,
+                             by_node[0].seconds)  # fmt: skip
+            # ROCm 7's program of that name has no -A: then those tell it that stand in for -a.
+            yield _either(replace(both, reads=Reader.ROCM), *by_node[1:])
         if by_node[0].reads is Reader.TRANSFER_BENCH:
             yield _transferbench(
                 "gpu-bandwidth to nodes", Group.GPU_BANDWIDTH, by_node[0].seconds,

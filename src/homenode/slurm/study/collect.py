@@ -115,12 +115,16 @@ def _done(folder: Path, experiment: str, task: int) -> Path | None:
 
 
 def _texts(attempt: Path) -> dict[str, str]:
+    """Files that cannot be read are as those that are not there, and said so beside them."""
     found = {}
     for path in sorted(attempt.iterdir()):
-        if path.is_symlink() or not path.is_file() or path.suffix == ".gz":
-            continue
-        with path.open("rb") as file:
-            found[path.name] = file.read(MAX_FILE_BYTES).decode("utf-8", "replace")
+        try:
+            if path.is_symlink() or not path.is_file() or path.suffix == ".gz":
+                continue
+            with path.open("rb") as file:
+                found[path.name] = file.read(MAX_FILE_BYTES).decode("utf-8", "replace")
+        except OSError as error:
+            found[f"{path.name}.err"] = f"cannot be read: {error.strerror}"
     return found
 
 

@@ -88,11 +88,7 @@ def parse_record(texts: Mapping[str, str], node: str, gpus: int) -> JobRecord:
     """
     gaps: list[Gap] = list(_errors(texts))
     job = _job(texts.get("job.txt", ""), gaps)
-    allowed = {
-        found[1]: CpuSet.parse(found[2], "allowed.txt")
-        for found in _ALLOWED.finditer(texts.get("allowed.txt", ""))
-        if re.fullmatch(r"[0-9,-]*", found[2])
-    }
+    allowed = dict(_allowed(texts.get("allowed.txt", ""), gaps))
     count = gpus if job is None else sum(share.gpus.count or 0 for share in job.shares) or gpus
     replayed = REPLAYED.search(texts.get("nvbandwidth.txt", ""))
     return JobRecord(
@@ -122,6 +118,14 @@ def _errors(texts: Mapping[str, str]) -> Iterator[Gap]:
             if len(lines) > 1 and lines[0].endswith("is not on the PATH"):
                 lines = lines[:1]
             yield Gap(name.removesuffix(".err"), "; ".join(lines[:3])[:300])
+
+
+def _allowed(text: str, gaps: list[Gap]) -> Iterator[tuple[str, CpuSet]]:
+    for found in _ALLOWED.finditer(text):
+        try:
+            yield found[1], CpuSet.parse(found[2], "allowed.txt")
+        except ParseError as error:
+            gaps.append(Gap("allowed.txt", error.message))
 
 
 def _job(text: str, gaps: list[Gap]) -> Job | None:

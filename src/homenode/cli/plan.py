@@ -31,6 +31,7 @@ from homenode.cli.placing_options import (
 )
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
+from homenode.indices import NodeIndex
 from homenode.plan.layout import (
     GuestCells,
     GuestPcie,
@@ -249,7 +250,7 @@ def plan(
         mixed_kinds=mixed_kinds,
         unequal_cells=unequal_cells,
         memory_mode=memory_mode,
-        memory_nodes_allowed=tuple(allow_memory_node or ()),
+        memory_nodes_allowed=tuple(map(NodeIndex, allow_memory_node or ())),
         reserved_pus=CpuSet.parse(reserve_pus, "--reserve-pus"),
         reserve_defined=reserve_defined,
         replaces=tuple(replaces or ()),

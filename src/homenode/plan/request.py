@@ -50,16 +50,13 @@ class PciGranularity(StrEnum):
     SWITCH = "switch"  # and the switches are mirrored
 
 
-@dataclass(frozen=True, slots=True)
-class GuestRequest:
-    """One VM to be placed.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demands:
+    """What a user may ask of a placement: options of `homenode plan` that the search reads as is.
 
-    guest: the document's own facts. layout, policy, balance: docs/layouts.md.
-    vcpus: count; the guest's own unless the user overrides. memory_bytes likewise.
-    page_bytes: huge pages to back the memory; None = ordinary pages.
     devices: host functions that the VM gets, host order: those of the document, or of --gpus.
     gpu_count: choose so many GPUs of the host (then `devices` holds the others only).
-    max_nodes: at most so many host nodes; None = no limit.
+    policy, balance: docs/layouts.md. max_nodes: at most so many host nodes; None = no limit.
     keep_vcpus: with siblings exposed keep the vCPUs and halve the cores, rather than double.
     memory_nodes_allowed: CPU-less nodes that may serve as ordinary memory.
     reserved_pus: PUs that nothing of this VM may use.
@@ -70,11 +67,6 @@ class GuestRequest:
     without_nvlink: the GPUs need no NVLink among them, so that they need be no partition.
     """
 
-    guest: Guest
-    layout: Layout
-    vcpus: int
-    memory_bytes: int
-    page_bytes: int | None = None
     devices: tuple[Bdf, ...] = ()
     gpu_count: int | None = None
     policy: Policy = Policy.CORES_FIRST
@@ -93,3 +85,19 @@ class GuestRequest:
     pci_granularity: PciGranularity = PciGranularity.CELL
     spare_ports: int = 0
     without_nvlink: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GuestRequest(Demands):
+    """One VM to be placed.
+
+    guest: the document's own facts. layout: docs/layouts.md.
+    vcpus: count; the guest's own unless the user overrides. memory_bytes likewise.
+    page_bytes: huge pages to back the memory; None = ordinary pages.
+    """
+
+    guest: Guest
+    layout: Layout
+    vcpus: int
+    memory_bytes: int
+    page_bytes: int | None = None

@@ -1,11 +1,11 @@
 """Wishes: what the user asked for on the command line, and the request that follows from it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
-from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind
 from homenode.plan.guest import Guest
 from homenode.plan.layout import (
@@ -20,12 +20,9 @@ from homenode.plan.layout import (
 )
 from homenode.plan.published import Choice, Objective, choose
 from homenode.plan.request import (
-    Balance,
+    Demands,
     EmulatorPolicy,
     GuestRequest,
-    MemoryMode,
-    PciGranularity,
-    Policy,
 )
 from homenode.topology import Host
 from homenode.units import KIB, MIB, format_bytes, parse_bytes
@@ -35,7 +32,7 @@ AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class Wishes(Demands):
     """Every option of `homenode plan` that shapes the placement; None = as the document or
     layout says. See docs/commands/plan.md."""
 
@@ -50,24 +47,6 @@ class Wishes:
     vcpus: int | None = None
     memory_bytes: int | None = None
     page_bytes: int | None = None
-    devices: tuple[Bdf, ...] = ()
-    gpu_count: int | None = None
-    policy: Policy = Policy.CORES_FIRST
-    balance: Balance = Balance.SPREAD
-    max_nodes: int | None = None
-    keep_vcpus: bool = False
-    mixed_kinds: bool = False
-    unequal_cells: bool = False
-    memory_mode: MemoryMode = MemoryMode.STRICT
-    memory_nodes_allowed: tuple[int, ...] = ()
-    reserved_pus: CpuSet = CpuSet()
-    reserve_defined: bool = False
-    replaces: tuple[str, ...] = ()
-    emulator_policy: EmulatorPolicy = EmulatorPolicy.AUTO
-    emulator_pus: CpuSet | None = None
-    pci_granularity: PciGranularity = PciGranularity.CELL
-    spare_ports: int = 0
-    without_nvlink: bool = False
 
 
 def layout_for(wishes: Wishes, guest: Guest) -> tuple[Layout, Choice | None]:
@@ -218,30 +197,16 @@ def request_for(
     page_bytes = guest.page_bytes if wishes.page_bytes is None else wishes.page_bytes
     if page_bytes == 0:
         page_bytes = default_huge_page_bytes(host)
+    demands: dict[str, Any] = {one.name: getattr(wishes, one.name) for one in fields(Demands)}
+    demands["devices"] = tuple(sorted(documented | set(wishes.devices)))
+    demands["keep_vcpus"] |= bool(choice and choice.keep_vcpus) or doubled_before
     request = GuestRequest(
-        guest=guest,
-        layout=layout,
-        vcpus=wishes.vcpus or guest.vcpus,
-        memory_bytes=wishes.memory_bytes or guest.memory_bytes,
-        page_bytes=page_bytes,
-        devices=tuple(sorted(documented | set(wishes.devices))),
-        gpu_count=wishes.gpu_count,
-        policy=wishes.policy,
-        balance=wishes.balance,
-        max_nodes=wishes.max_nodes,
-        keep_vcpus=wishes.keep_vcpus or bool(choice and choice.keep_vcpus) or doubled_before,
-        mixed_kinds=wishes.mixed_kinds,
-        unequal_cells=wishes.unequal_cells,
-        memory_mode=wishes.memory_mode,
-        memory_nodes_allowed=tuple(NodeIndex(node) for node in wishes.memory_nodes_allowed),
-        reserved_pus=wishes.reserved_pus,
-        reserve_defined=wishes.reserve_defined,
-        replaces=wishes.replaces,
-        emulator_policy=wishes.emulator_policy,
-        emulator_pus=wishes.emulator_pus,
-        pci_granularity=wishes.pci_granularity,
-        spare_ports=wishes.spare_ports,
-        without_nvlink=wishes.without_nvlink,
+        guest,
+        layout,
+        wishes.vcpus or guest.vcpus,
+        wishes.memory_bytes or guest.memory_bytes,
+        page_bytes,
+        **demands,
     )
     return request, choice
 

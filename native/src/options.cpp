@@ -96,7 +96,7 @@ std::uint64_t Options::bytes(const std::string& name) const {
   const auto value = parse_bytes(text(name));
   constexpr std::uint64_t most_bytes = std::uint64_t{1} << 50U;  // sums of several stay in 64 bits
   if (!value || *value == 0 || *value > most_bytes) {
-    reject(name, "a size from 1 to 1048576G, such as 65536, 64M or 1G");
+    reject(name, "a size above zero, up to 1048576G, such as 65536, 64M or 1G");
   }
   return *value;
 }

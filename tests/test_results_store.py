@@ -1,5 +1,7 @@
 """Runs as lines and in folders: what is written is read back, what is broken is left out."""
 
+import os
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from homenode.results.model import (
 from homenode.results.store import FILE, load_runs, read_run, write_run
 from homenode.results.vantage import Vantage
 from tests.mutations import survives
+from tests.simulated_runs import simulated_run
 
 GPU = Bdf.parse("0000:19:00.0")
 HEAD = RunHead(
@@ -133,3 +136,18 @@ def test_switches_that_are_no_preset_are_named_by_what_is_known() -> None:
     numa = Switches.of(PRESETS["pin-numa"])
     assert replace(numa, pinning=None).name.startswith("siblings hidden, cells mirrored")
     assert replace(UNKNOWN_SWITCHES, memory=MemoryBinding.BOUND).name == "memory bound"
+
+
+def test_a_pipe_or_a_device_in_place_of_a_run_is_skipped_and_never_waited_for(
+    tmp_path: Path,
+) -> None:
+    write_run(tmp_path, simulated_run("pin", {"memory-latency": ("ns", 100.0)}, random.Random(1)))
+    for name in ("pipe", "device"):
+        (tmp_path / name).mkdir()
+    os.mkfifo(tmp_path / "pipe" / FILE)
+    (tmp_path / "device" / FILE).symlink_to("/dev/zero")
+    loaded = load_runs(tmp_path)
+    assert len(loaded.runs) == 1
+    assert [one.reason.rpartition(": ")[2] for one in loaded.skipped] == [
+        "expected a plain file, found a pipe or device"
+    ] * 2

@@ -4,6 +4,8 @@ Plain files that a person can read and a shared file system can hold. A folder t
 is skipped with its reason; the rest is used.
 """
 
+import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +74,10 @@ def read_run(path: Path) -> Run:
     """The run in a folder or a results.jsonl. Raises InputError."""
     file = path / FILE if path.is_dir() else path
     try:
-        with file.open("rb") as opened:
+        # Without waiting: a pipe that nobody writes to would hold the reader for ever.
+        with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as opened:
+            if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+                raise InputError(f"{file}: expected a plain file, found a pipe or device")
             content = opened.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         found = getattr(error, "strerror", None) or str(error)

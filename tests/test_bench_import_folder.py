@@ -11,6 +11,8 @@ from homenode.bench.imported import ImportWishes, imported_runs
 from homenode.errors import InputError
 from homenode.gap import Gap
 from tests import test_tools_intel_mlc as mlc
+from tests import test_tools_nccl_tests as nccl
+from tests import test_tools_nvbandwidth as nvbandwidth
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be"])
@@ -20,6 +22,24 @@ def test_texts_that_a_windows_shell_redirected_are_read(encoding: str, tmp_path:
     (tmp_path / "mlc.txt").write_bytes(text.encode(encoding))
     (run,) = imported_runs(find_folders(tmp_path).folders, ImportWishes())
     assert run.run.samples
+
+
+@pytest.mark.parametrize("text", [nvbandwidth.TEXT, nccl.TEXT])
+def test_labels_of_srun_and_colours_are_taken_off(text: str, tmp_path: Path) -> None:
+    """Also where an editor took the blank behind the label of an empty line."""
+    labelled = "\n".join(f"0: {line}".rstrip() for line in text.rstrip("\n").split("\n")) + "\n"
+    for number, said in enumerate((text, labelled, f"\x1b[32m{text}\x1b[0m")):
+        (tmp_path / f"{number}").mkdir()
+        (tmp_path / f"{number}/x.log").write_text(said)
+    runs = imported_runs(find_folders(tmp_path).folders, ImportWishes())
+    assert len(runs) == 3
+    assert runs[0].run.samples == runs[1].run.samples == runs[2].run.samples
+
+
+def test_lines_of_several_tasks_are_left_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "x.log").write_text("0: # a\n1: # b\n")
+    (folder,) = find_folders(tmp_path).folders
+    assert folder.texts["x.log"] == "0: # a\n1: # b\n"
 
 
 def test_a_file_with_zero_bytes_is_binary_under_a_mark_too(tmp_path: Path) -> None:

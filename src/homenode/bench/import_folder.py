@@ -5,6 +5,7 @@ Folders of others are untrusted: links are not followed, sizes and numbers are b
 
 import codecs
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,9 @@ MAX_BYTES = 256 << 20
 MAX_DEPTH = 6
 MAX_LINE = 16384
 """Longest line of a text that is no JSON, in characters. The longest real ones list PUs."""
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]{0,16}[mK]")
+_LABEL = re.compile(r"( {0,4}\d{1,5}:) ?(?=nvbandwidth |# |policy:)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +121,19 @@ def _texts(paths: list[Path], skipped: list[Gap], here: str) -> dict[str, str]:
 def _decoded(data: bytes) -> str:
     """UTF-8, or UTF-16 with its mark, as a Windows shell writes what it redirects."""
     is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    return data.decode("utf-16" if is_wide else "utf-8-sig", "replace").replace("\r\n", "\n")
+    text = data.decode("utf-16" if is_wide else "utf-8-sig", "replace").replace("\r\n", "\n")
+    return _unlabelled(_COLOUR.sub("", text))
+
+
+def _unlabelled(text: str) -> str:
+    """Without the task's number that `srun --label` puts before each line, where it is but one."""
+    first = _LABEL.match(text)
+    if first is None:
+        return text
+    label, lines = first[1], text.split("\n")
+    if not all(line.startswith(label) or not line.strip() for line in lines):
+        return text
+    return "\n".join(line[len(label) :].removeprefix(" ") for line in lines)
 
 
 def _printable(name: str) -> str:

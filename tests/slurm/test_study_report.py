@@ -16,7 +16,7 @@ from homenode.slurm.held import node_machine
 from homenode.slurm.study.collective import Collective, collective_of
 from homenode.slurm.study.evidence import JobEvidence, evidence_of
 from homenode.slurm.study.experiments import Experiment, Mode
-from homenode.slurm.study.figures import Matrix, comparisons, matrices
+from homenode.slurm.study.figures import Matrix, comparisons, matrices, shape_of
 from homenode.slurm.study.outliers import slow_in_collective, slow_nodes_and_links
 from homenode.slurm.study.power import power_of
 from homenode.slurm.study.reading import read_sources
@@ -248,6 +248,27 @@ def test_the_slow_node_and_the_slow_link_are_named() -> None:
     assert slow_nodes_and_links(on_nodes({"n1": [50] * 4, "n2": [10] * 4})) == ()
 
 
+def test_of_two_nodes_that_have_a_gpu_nobody_tells_which_is_slow() -> None:
+    three = on_nodes({"n1": [50.0] * 4, "n2": [50.0] * 4, "n3": [50.0] * 4})
+    fewer = replace(three[0], node="n3", columns=("a",), cells=((50.0,),), homes=(0,))
+    slow = replace(three[1], cells=((50.0, 30.0, 50.0, 50.0),))
+    assert slow_nodes_and_links((three[0], slow, fewer)) == ()
+
+
+def test_a_numa_node_from_which_all_is_slow_is_named() -> None:
+    whole = Matrix("n1", "h2d-bandwidth", (0, 1), ("a", "b"), ((50, 30), (30, 50)), (0, 1), False)
+    slow = replace(whole, node="n3", cells=((50, 30), (20, 33)))
+    (found,) = slow_nodes_and_links((whole, replace(whole, node="n2"), slow))
+    assert (found.node, found.what) == ("n3", "NUMA node 1: from there")
+
+
+def test_of_three_nodes_the_one_with_a_slow_port_is_named() -> None:
+    alone = tuple((node, 380.0) for node in "abc")
+    pairs = (("a", "b", 190.0), ("b", "c", 95.0), ("c", "a", 95.0))
+    found = slow_in_collective(Collective(alone, pairs, None, None, ()))
+    assert [(one.node, one.what) for one in found] == [("c", "its link to the other nodes")]
+
+
 @pytest.mark.parametrize(
     ("pairs", "expected"),
     [
@@ -354,6 +375,30 @@ def test_slices_stand_beside_whole_shared_gpus() -> None:
         ("slice gpu:1g.10gb, together", 12e9)
     ]
     assert "slice gpu:1g.10gb, together" in text_of(study_report("x", jobs, None, (), ()))
+
+
+def test_jobs_that_did_not_measure_together_stand_apart() -> None:
+    texts = {"met": "1 of 4\n", "nvbandwidth.txt": sdumont_study.shared((0,))}
+    apart = evidence_of(replace(ALONE, mode=Mode.TOGETHER, gpus=1), "a", texts, None)
+    assert shape_of(apart) == "1 GPU, 1 of 4 together"
+    texts["met"] = "4 of 4\n"
+    together = evidence_of(replace(ALONE, mode=Mode.TOGETHER, gpus=1), "a", texts, None)
+    assert shape_of(together) == "1 GPU, together"
+
+
+def test_the_own_programs_time_is_shown_in_seconds() -> None:
+    took = Sample("app-time:gmx", "ns", 42e9)
+    one = evidence_of(replace(ALONE, gpus=1), "a", {}, None, (took,))
+    text = text_of(study_report("x", (one,), None, (), ()))
+    assert "42 s" in text
+    assert "1 GPU, alone" in text
+
+
+def test_the_job_of_all_nodes_counts_its_gpu_hours() -> None:
+    found = collective_of({"started": "1000\n", "ended": "2800\n"}, gpus=24)
+    assert found.gpu_hours == 12.0
+    report = study_report("x", (job(Mode.EXCLUSIVE, 50e9),), found, (), ())
+    assert "12.00 GPU-hours" in text_of(report)
 
 
 def test_a_home_is_not_guessed_where_no_node_is_clearly_faster() -> None:

@@ -13,7 +13,7 @@ from homenode.report.terminal_text import AsciiWhereNeeded, TableOrList
 from homenode.report.wording import plural, printable
 from homenode.slurm.study.experiments import Mode
 from homenode.slurm.study.figures import Comparison, Matrix, Mean
-from homenode.slurm.study.outliers import Outlier
+from homenode.slurm.study.outliers import LEAST_NODES, Outlier
 from homenode.slurm.study.report import JobLine, StudyReport
 from homenode.slurm.study.verdicts import Locality
 
@@ -47,10 +47,12 @@ def _parts(report: StudyReport, *, everything: bool) -> Iterator[RenderableType]
     if report.comparisons:
         yield _comparison(report)
     if report.own_program:
-        rows = [(name.partition(":")[2], how, f"{m.mean:g}") for name, how, m in report.own_program]
+        rows = [(name.partition(":")[2], how, _own(name, m)) for name, how, m in report.own_program]
         yield Group(Text("own program"), TableOrList(("program", "bound", "figure"), rows))
     if report.jobs:
-        yield _jobs(report.jobs, everything=everything)
+        found = report.collective
+        of_all = 0.0 if found is None else found.gpu_hours or 0.0
+        yield _jobs(report.jobs, of_all, everything=everything)
     if report.nics:
         nics = [(n.node, n.gpu, n.nic, n.nearness) for n in report.nics]
         yield Group(
@@ -80,6 +82,11 @@ def _parts(report: StudyReport, *, everything: bool) -> Iterator[RenderableType]
         lines = [Text(printable(f"open: {gap}")) for gap in report.gaps]
         more = [] if everything else [Text(f"{len(lines) - _SHOWN} more (--all)")]
         yield Group(*(lines if everything or len(lines) <= _SHOWN else [*lines[:_SHOWN], *more]))
+
+
+def _own(metric: str, mean: Mean) -> str:
+    """In the user's unit: times are seconds."""
+    return f"{mean.mean / 1e9:g} s" if metric.startswith("app-time") else f"{mean.mean:g}"
 
 
 def _few(report: StudyReport) -> tuple[Matrix, ...]:
@@ -197,7 +204,8 @@ def _mean(mean: Mean | None, of: Comparison) -> str:
     return f"{_number(mean.mean, of.metric)}{spread} ({mean.count})"
 
 
-def _jobs(jobs: tuple[JobLine, ...], *, everything: bool) -> RenderableType:
+def _jobs(jobs: tuple[JobLine, ...], of_all: float, *, everything: bool) -> RenderableType:
+    """of_all: GPU-hours of the job of all nodes."""
     odd = [job for job in jobs if job.locality is Locality.LOST]
     shown = jobs if everything or len(jobs) <= _HIDDEN_LINES else tuple(odd)[:_HIDDEN_LINES]
     rows = [
@@ -206,7 +214,7 @@ def _jobs(jobs: tuple[JobLine, ...], *, everything: bool) -> RenderableType:
         for job in shown
     ]  # fmt: skip
     titles = ("job", "locality", "waited", "GPU-h", "at once")
-    hours = sum(job.gpu_hours or 0.0 for job in jobs)
+    hours = sum(job.gpu_hours or 0.0 for job in jobs) + of_all
     placed = sum(job.locality is not Locality.BOUND for job in jobs)
     head = f"jobs: {len(odd)} of {placed} that Slurm placed lost locality; {hours:.2f} GPU-hours"
     parts: list[RenderableType] = [Text(head, style="bold"), TableOrList(titles, rows)]
@@ -249,11 +257,11 @@ def _collective(report: StudyReport) -> RenderableType:
 
 def _outliers(outliers: tuple[Outlier, ...], report: StudyReport) -> RenderableType:
     if not outliers:
-        enough = len(report.nodes) >= 3
+        enough = len({matrix.node for matrix in report.matrices}) >= LEAST_NODES
         return Text(
             "no node and no link is slower than its like on the other nodes"
             if enough
-            else "slow nodes and links: three nodes at least tell them; there are fewer"
+            else "slow nodes and links: three nodes at least tell them; fewer were measured whole"
         )
     lines = [
         Text(

@@ -64,7 +64,8 @@ def read_evidence(folder: Path, study: Study) -> Collected:
                 continue
             texts = _texts(attempt)
             if experiment.mode is Mode.COLLECTIVE:
-                collective = collective_of(texts)
+                gpus = experiment.gpus * len(experiment.nodes)
+                collective = collective_of(texts, gpus)
                 continue
             name = f"{experiment.id}-task{task}-{attempt.name}"
             app = _app(study.wishes, texts, name, gaps)

@@ -14,18 +14,22 @@ from homenode.tools import nccl_tests
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """Peaks of bus bandwidth, in bytes/s. nodes: alone. pairs: (a, b). all: None where not run."""
+    """Peaks of bus bandwidth, in bytes/s. nodes: alone. pairs: (a, b). all: None where not run.
+
+    gpu_hours: of the job that measured them; None where it does not tell.
+    """
 
     nodes: tuple[tuple[str, float], ...]
     pairs: tuple[tuple[str, str, float], ...]
     all: float | None
     replayed: str | None
     gaps: tuple[Gap, ...]
+    gpu_hours: float | None = None
 
 
-def collective_of(texts: Mapping[str, str]) -> Collective:
-    """The peaks of a job's files: node-A.txt, pair-A+B.txt, all.txt."""
-    from homenode.slurm.study.record import REPLAYED
+def collective_of(texts: Mapping[str, str], gpus: int = 0) -> Collective:
+    """The peaks of a job's files: node-A.txt, pair-A+B.txt, all.txt. gpus: that it held."""
+    from homenode.slurm.study.record import REPLAYED, hours_of
 
     nodes: list[tuple[str, float]] = []
     pairs: list[tuple[str, str, float]] = []
@@ -52,4 +56,6 @@ def collective_of(texts: Mapping[str, str]) -> Collective:
             pairs.append((a, b, peak))
         else:
             whole = peak
-    return Collective(tuple(nodes), tuple(pairs), whole, replayed, tuple(gaps))
+    return Collective(
+        tuple(nodes), tuple(pairs), whole, replayed, tuple(gaps), hours_of(texts, gpus)
+    )

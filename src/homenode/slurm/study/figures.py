@@ -4,6 +4,7 @@ A copy is local where the memory was bound to the GPU's home node. Where nobody 
 home, it is the node that copies are clearly fastest from: derived by measuring, and said so.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean, pstdev
@@ -18,6 +19,9 @@ METRICS = ("h2d-bandwidth", "d2h-bandwidth", "h2d-latency")
 
 CLEARLY = 1.2
 """A node is a GPU's home by measuring where its copies are this many times the next best."""
+
+
+_MET = re.compile(r"(\d{1,4}) of (\d{1,4})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +75,19 @@ class Comparison:
 def shape_of(job: JobEvidence) -> str:
     """How a shared job is called in comparisons.
 
-    "1 GPU, alone", "2 GPUs, together", "slice gpu:1g.10gb, together".
+    "1 GPU, alone", "2 GPUs, together", "slice gpu:1g.10gb, together"; "1 GPU, 2 of 4 together"
+    where the others came too late.
     """
-    what = f"slice {job.gres}" if job.gres != "gpu" else plural(job.gpus, "GPU")
-    return f"{what}, {job.mode}"
+    met = None if job.record is None else job.record.met
+    if job.mode is Mode.TOGETHER and met is not None:
+        found = _MET.fullmatch(met)
+        if found is not None and found[1] != found[2]:
+            return f"{_what(job)}, {met} together"
+    return f"{_what(job)}, {job.mode}"
+
+
+def _what(job: JobEvidence) -> str:
+    return f"slice {job.gres}" if job.gres != "gpu" else plural(job.gpus, "GPU")
 
 
 def device_of(sample: Sample) -> str:

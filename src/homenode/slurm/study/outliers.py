@@ -1,10 +1,11 @@
 """Study outliers: the node or the link that is slower than its like on the other nodes.
 
 Like is compared with like: the same NUMA node and the same GPU on every cluster node. Three nodes
-at least: of two that differ, nobody can tell which is slow.
+at least: of two that differ, nobody can tell which is slow. A slow node spoils two pairs of a ring,
+and of three pairs that is most of them: pairs are held against the better ones, not the median.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 
@@ -30,7 +31,10 @@ class Outlier:
 
 
 def slow_nodes_and_links(matrices: Iterable[Matrix]) -> tuple[Outlier, ...]:
-    """A GPU that is slow from every NUMA node has a slow link; most GPUs slow: the node is."""
+    """A GPU that is slow from every NUMA node has a slow link; most GPUs slow: the node is.
+
+    A NUMA node from which every GPU is slow, while they are not from others, is slow itself.
+    """
     found: list[Outlier] = []
     by_metric: dict[str, list[Matrix]] = {}
     for matrix in matrices:
@@ -46,23 +50,44 @@ def _of_metric(metric: str, matrices: list[Matrix]) -> Iterator[Outlier]:
     for matrix in matrices:
         for place, value in _cells(matrix):
             places.setdefault(place, []).append(value)
-    usual = {place: median(values) for place, values in places.items()}
+    usual = {
+        place: median(values) for place, values in places.items() if len(values) >= LEAST_NODES
+    }
     for matrix in matrices:
-        slow: dict[str, list[tuple[float, float]]] = {}
-        measured: dict[str, int] = {}
-        for place, value in _cells(matrix):
-            measured[place[1]] = measured.get(place[1], 0) + 1
-            if _is_slow(metric, value, usual[place]):
-                slow.setdefault(place[1], []).append((value, usual[place]))
-        slow = {gpu: cells for gpu, cells in slow.items() if len(cells) == measured[gpu]}
+        cells = {place: value for place, value in _cells(matrix) if place in usual}
+        bad = {
+            place: (value, usual[place])
+            for place, value in cells.items()
+            if _is_slow(metric, value, usual[place])
+        }
+        measured = {gpu for _, gpu in cells}
+        slow = _wholly(cells, bad, 1)
+        rows = _wholly(cells, bad, 0)
         if slow and len(slow) * 2 > len(measured):
             value, like = _worst([cell for cells in slow.values() for cell in cells])
             what = f"the node: {len(slow)} of {len(measured)} GPUs"
             yield Outlier(matrix.node, what, metric, value, like)
-        else:
-            for gpu, cells in slow.items():
-                value, like = _worst(cells)
-                yield Outlier(matrix.node, f"the link of {gpu}", metric, value, like)
+            continue
+        for gpu, of in slow.items():
+            yield Outlier(matrix.node, f"the link of {gpu}", metric, *_worst(of))
+        # With one GPU, or from one NUMA node, the two cannot be told apart.
+        if len(measured) > 1:
+            for row, of in rows.items():
+                yield Outlier(matrix.node, f"NUMA node {row}: from there", metric, *_worst(of))
+
+
+def _wholly(
+    cells: Mapping[tuple[int, str], float],
+    bad: Mapping[tuple[int, str], tuple[float, float]],
+    part: int,
+) -> dict[int | str, list[tuple[float, float]]]:
+    """Slow cells of rows (part 0) or columns (1) in which all cells are slow."""
+    found: dict[int | str, list[tuple[float, float]]] = {}
+    for name in dict.fromkeys(place[part] for place in cells):
+        of = [place for place in cells if place[part] == name]
+        if all(place in bad for place in of):
+            found[name] = [bad[place] for place in of]
+    return found
 
 
 def _cells(matrix: Matrix) -> Iterator[tuple[tuple[int, str], float]]:
@@ -96,7 +121,8 @@ def slow_in_collective(found: Collective) -> tuple[Outlier, ...]:
                                         usual))  # fmt: skip
     if len(found.pairs) < LEAST_NODES:
         return tuple(outliers)
-    usual = median(value for *_, value in found.pairs)
+    values = sorted(value for *_, value in found.pairs)
+    usual = values[-max(1, len(values) // 4)]
     bad = [(a, b, v) for a, b, v in found.pairs if _is_slow(metric, v, usual) and not {a, b} & slow]
     ends = [node for a, b, _ in bad for node in (a, b)]
     both = {node for node in ends if ends.count(node) > 1}

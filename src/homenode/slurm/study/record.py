@@ -104,7 +104,7 @@ def parse_record(texts: Mapping[str, str], node: str, gpus: int) -> JobRecord:
         count,
         _others(texts.get("others.txt"), job),
         _wait(texts.get("job.txt", "")),
-        _hours(texts, count),
+        hours_of(texts, count),
         texts.get("met", "").strip()[:40] or None,
         replayed[1].strip() if replayed else None,
         tuple(gaps),
@@ -192,7 +192,8 @@ def _wait(text: str) -> float | None:
     return None if begin is None or start is None else float(max(0, start - begin))
 
 
-def _hours(texts: Mapping[str, str], gpus: int) -> float | None:
+def hours_of(texts: Mapping[str, str], gpus: int) -> float | None:
+    """GPU-hours from a job's own `started` and `ended`."""
     try:
         seconds = int(texts["ended"]) - int(texts["started"])
     except (KeyError, ValueError):

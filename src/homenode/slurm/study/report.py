@@ -15,6 +15,7 @@ from homenode.slurm.study.figures import (
     comparisons,
     matrices,
     mean_of,
+    shape_of,
     values_of,
 )
 from homenode.slurm.study.outliers import Outlier, slow_in_collective, slow_nodes_and_links
@@ -142,11 +143,11 @@ def _own_program(jobs: tuple[JobEvidence, ...]) -> Iterator[tuple[str, str, Mean
     """(metric, how it was bound, mean) of the user's own program."""
     found: dict[tuple[str, str], list[float]] = {}
     for job in jobs:
-        how = f"{job.mode}, {job.gpus} GPUs"
-        if job.mode is Mode.EXCLUSIVE:
-            how = f"exclusive, bound to node {job.bound_to}"
         for sample in job.samples:
             if sample.metric.startswith(("app-rate:", "app-time:")):
+                how = shape_of(job)
+                if job.mode is Mode.EXCLUSIVE:
+                    how = f"exclusive, bound to node {sample.node}"
                 found.setdefault((sample.metric, how), []).append(sample.value)
     for (metric, how), values in sorted(found.items()):
         mean = mean_of(values)

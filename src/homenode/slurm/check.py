@@ -13,6 +13,7 @@ from homenode.slurm.check_slurm import (
     check_includes,
     check_shape,
     check_slurm,
+    without_absence,
 )
 from homenode.slurm.config import Config
 from homenode.slurm.corrected import corrected_gres, corrected_slurm
@@ -59,14 +60,15 @@ def check(
     with_links = False
     for of in classes:
         shape = tuple(check_shape(of, host, slurm))
-        own = tuple(check_gres(of, host, gres.source))
+        own = tuple(without_absence(check_gres(of, host, gres.source), gres))
         findings += [*own, *shape]
         ids = {f.id for f in own if f.id in _LINKS or f.severity is not Severity.INFO}
         if ids & (_REWRITTEN | _LINKS) and "gres-count" not in _critical(own):
             wrong.append(of)
             with_links = with_links or bool(ids & _LINKS)
-    findings += check_slurm(slurm, version)
-    findings += check_cgroup(cgroup)
+    findings += without_absence(check_slurm(slurm, version), slurm)
+    cgroups = check_cgroup(cgroup)
+    findings += cgroups if cgroup is None else without_absence(cgroups, cgroup)
     findings += check_includes(gres, slurm, cgroup)
     with_cpus = nodes_with_cpus(host)
     memory = gpu_memory_nodes(host)

@@ -9,12 +9,20 @@ from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
 from homenode.report.wording import nodes_text, plural
 from homenode.slurm.cpu_ids import CoreOrder, core_order
-from homenode.slurm.gpu_lines import RightGpu, looks_like_pus, placed_files, right_gpus
+from homenode.slurm.gpu_lines import (
+    RightGpu,
+    links_among,
+    looks_like_pus,
+    members_of,
+    placed_files,
+    right_gpus,
+)
 from homenode.slurm.gres import GresLine
 from homenode.slurm.home_nodes import gpus_in_order
 from homenode.slurm.node_class import NodeClass
 from homenode.topology import Host
 
+NO_LINES = "none, and no AutoDetect"
 _PAGE = "gres.conf(5)"
 _DRAINED = "AutoDetect finds other cores than these, and the node is drained"
 _DETECTORS = {0x10DE: ("nvml", "nvidia"), 0x1002: ("rsmi",), 0x8086: ("oneapi",)}
@@ -28,12 +36,14 @@ def check_gres(of: NodeClass, host: Host, source: str) -> Iterator[Finding]:
     yield from _autodetect(of, host, source)
     order = core_order(host)
     placed: dict[GresLine, list[RightGpu]] = {}
-    for line, _, number in placed_files(of.lines):
-        if 0 <= number < len(gpus):
+    members = members_of(of.lines, gpus, detected=of.autodetect is not None)
+    for line, file, number in placed_files(of.lines):
+        if 0 <= number < len(gpus) and (file is not None or of.autodetect is None):
             placed.setdefault(line, []).append(gpus[number])
     for line, own in placed.items():
         yield from _cores(of, line, own, order, f"{source}:{line.line.first}")
-        yield from _links(of, line, own, len(gpus), f"{source}:{line.line.first}")
+        if not of.sliced:
+            yield from _links(of, line, own, members, f"{source}:{line.line.first}")
 
 
 def _counts(of: NodeClass, gpus: Sequence[RightGpu], source: str) -> Iterator[Finding]:
@@ -41,13 +51,18 @@ def _counts(of: NodeClass, gpus: Sequence[RightGpu], source: str) -> Iterator[Fi
     listed = sum(line.devices for line in of.lines)
     promised = None if of.definition is None else of.definition.gpus
     beyond = [n for _, _, n in placed_files(of.lines) if not 0 <= n < len(gpus)]
+    if of.sliced:
+        yield from _slices(of, listed, promised, source)
+        return
     if listed > len(gpus) or beyond:
         yield _count(
             of, Severity.CRITICAL, f"at most {plural(len(gpus), 'GPU')}, as the machine has",
             f"{listed} in gres.conf", "slurmd refuses a device file that is not there",
             "take the lines of the others out", source,
         )  # fmt: skip
-    if of.lines and promised is not None and promised != listed:
+    # What a detector finds fills up what lines leave out.
+    filled = of.autodetect is not None and listed < (promised or 0)
+    if of.lines and promised is not None and promised != listed and not filled:
         yield _count(
             of, Severity.CRITICAL, f"Gres=gpu:{listed} in slurm.conf, as gres.conf lists",
             f"Gres= with {promised}",
@@ -59,7 +74,7 @@ def _counts(of: NodeClass, gpus: Sequence[RightGpu], source: str) -> Iterator[Fi
             of, Severity.INFO, f"{plural(len(gpus), 'GPU')}, as the machine has",
             f"{listed} in gres.conf", "the others are given to no job", None, source,
         )  # fmt: skip
-    if not of.lines and of.autodetect is not None and promised not in (None, len(gpus)):
+    if (not of.lines or filled) and of.autodetect and promised not in (None, len(gpus)):
         yield _count(
             of, Severity.CRITICAL, f"Gres=gpu:{len(gpus)} in slurm.conf, as the machine has",
             f"Gres= with {promised}",
@@ -69,9 +84,26 @@ def _counts(of: NodeClass, gpus: Sequence[RightGpu], source: str) -> Iterator[Fi
     if not of.lines and of.autodetect is None and promised:
         yield _count(
             of, Severity.CRITICAL, f"lines for {plural(promised, 'GPU')} in gres.conf",
-            "none, and no AutoDetect", "jobs get numbers without devices and without a place",
+            NO_LINES, "jobs get numbers without devices and without a place",
             "AutoDetect, or a line with File= and Cores= for the GPUs of each node", source,
         )  # fmt: skip
+
+
+def _slices(of: NodeClass, listed: int, promised: int | None, source: str) -> Iterator[Finding]:
+    """Of slices the machine does not tell how many there are; the files must agree."""
+    if of.lines and of.autodetect is None and promised not in (None, listed):
+        yield _count(
+            of, Severity.CRITICAL, f"{listed} in Gres= of slurm.conf, as gres.conf lists",
+            f"Gres= with {promised}",
+            "a node that has fewer than it promises is drained; more are not used",
+            "make both the same", source,
+        )  # fmt: skip
+        return
+    yield Finding(
+        "gres-unjudged", Severity.INCONCLUSIVE, of.subject, "GPUs that are not cut into slices",
+        f"MIG slices, {promised or listed} devices with them",
+        None, "`nvidia-smi -L` on the node: count its slices", f"{source}, {_PAGE}",
+    )  # fmt: skip
 
 
 def _count(
@@ -162,15 +194,18 @@ def _cores(
 
 
 def _links(
-    of: NodeClass, line: GresLine, gpus: Sequence[RightGpu], count: int, source: str
+    of: NodeClass, line: GresLine, gpus: Sequence[RightGpu], members: Sequence[int], source: str
 ) -> Iterator[Finding]:
-    """Links= of one line against the links that the host tells of."""
-    own = gpus[0]
+    """Links= of one line against the links that the host tells of. members: the node's GPUs."""
+    own, count = gpus[0], len(members)
+    links = links_among(own, members)
+    # Of a longer list Slurm takes as many numbers as the node has GPUs, and logs the others.
+    given = line.links if line.links is None else line.links[:count]
     if line.links is None:
-        if own.links is not None and of.autodetect is None and len(set(own.links)) > 2:
+        if links is not None and of.autodetect is None and len(set(links)) > 2:
             yield Finding(
                 "gres-links-missing", Severity.INFO, _named(of, gpus),
-                f"Links={_listed(own.links)} for GPU {own.index}, and so on", "no Links=",
+                f"Links={_listed(links)} for GPU {own.index}, and so on", "no Links=",
                 "jobs of several GPUs may get some that no link joins, while others are joined",
                 "a line for each GPU with its Links=, or AutoDetect", f"{source}, {_PAGE}",
             )  # fmt: skip
@@ -178,12 +213,12 @@ def _links(
     if line.devices > 1:
         problem = "one GPU on a line with Links="
         observed = f"{line.devices} GPUs on it"
-    elif len(line.links) != count:
+    elif given is None or len(given) != count:
         problem = f"Links= with {count} numbers, one for each GPU"
         observed = f"{len(line.links)} numbers"
-    elif own.links is not None and line.links != own.links:
-        problem, observed = f"Links={_listed(own.links)}", f"Links={_listed(line.links)}"
-    elif own.links is None and [n for n, v in enumerate(line.links) if v == -1] != [own.index]:
+    elif links is not None and given != links:
+        problem, observed = f"Links={_listed(links)}", f"Links={_listed(line.links)}"
+    elif links is None and [members[n] for n, v in enumerate(given) if v == -1] != [own.index]:
         problem = f"-1 for GPU {own.index} itself and for no other"
         observed = f"Links={_listed(line.links)}"
     else:

@@ -3,11 +3,13 @@
 Source: slurm.conf(5) and cgroup.conf(5) of 22.05; Slurm's release notes of 23.11.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from homenode.findings import Finding, Severity
 from homenode.report.wording import plural
+from homenode.slurm.check_gres import NO_LINES
 from homenode.slurm.config import Config
 from homenode.slurm.cpu_ids import core_order
 from homenode.slurm.home_nodes import nodes_with_cpus
@@ -27,6 +29,7 @@ class SlurmVersion(NamedTuple):
         return f"{self.major}.{self.minor:02}" + (f".{self.micro}" if self.micro else "")
 
 
+NOT_SET = "it is not set"
 CONS_TRES_IS_DEFAULT = SlurmVersion(23, 11)
 KNOWS_ENFORCE_BINDING = SlurmVersion(23, 11, 2)
 
@@ -47,7 +50,9 @@ def right_settings(slurm: Config, version: SlurmVersion | None) -> tuple[Setting
         wanted.append(Setting("SelectType", "select/cons_tres"))
     parameters = _words(slurm, "selecttypeparameters")
     cores = [
-        {"CR_CPU": "CR_Core", "CR_CPU_MEMORY": "CR_Core_Memory"}.get(word.upper(), word)
+        {"CR_CPU": "CR_Core", "CR_CPU_MEMORY": "CR_Core_Memory", "CR_MEMORY": "CR_Core_Memory"}.get(
+            word.upper(), word
+        )
         for word in parameters
     ]
     if not any(word.upper().startswith(("CR_CORE", "CR_SOCKET")) for word in cores):
@@ -143,7 +148,9 @@ def check_shape(of: NodeClass, host: Host, slurm: Config) -> Iterator[Finding]:
             "slurm-shape-differs", Severity.CRITICAL, of.subject,
             f"{len(order.pus)} cores of {plural(order.threads, 'thread')}, as the machine has",
             f"{shape} (sockets x cores x threads)",
-            "config_overrides hides it: Slurm gives out cores that are not there" if overridden
+            "Slurm takes each thread for a socket: one core goes to two jobs, and Cores= means PUs"
+            if shape.sockets == shape.cpus == len(order.pus) * order.threads
+            else "config_overrides hides it: Slurm gives out cores that are not there" if overridden
             else "the node is drained, or cores are not used",
             "take what `slurmd -C` prints on the node", source,
         )  # fmt: skip
@@ -194,6 +201,21 @@ def check_cgroup(cgroup: Config | None) -> Iterator[Finding]:
             )  # fmt: skip
 
 
+def without_absence(findings: Iterable[Finding], *files: Config) -> Iterator[Finding]:
+    """The same, but that what is not set is unknown where it may stand in a file not read."""
+    hidden = any(file.includes for file in files)
+    for finding in findings:
+        if hidden and finding.observed in (NOT_SET, NO_LINES):
+            yield replace(
+                finding,
+                severity=Severity.INCONCLUSIVE,
+                observed=f"{finding.observed} in what was read",
+                fix="put what is included into one file, and check that",
+            )
+        else:
+            yield finding
+
+
 def check_includes(*files: Config | None) -> Iterator[Finding]:
     """Files that belong to these and were not read."""
     for file in files:
@@ -228,6 +250,6 @@ def _shown(config: Config, key: str) -> str:
     """The setting as it stands, with its line."""
     found = config.last(key)
     if found is None:
-        return "it is not set"
+        return NOT_SET
     value, line = found
     return f"{value} (line {line.first})"

@@ -41,7 +41,8 @@ def corrected_gres(
         if not of.owns_lines or (not alone and any(line.nodes is None for line in of.lines)):
             continue
         names = of.names if any(line.nodes is not None for line in of.lines) else ()
-        lines = right_lines(names, of.lines, gpus, links=links)
+        detected = of.autodetect is not None
+        lines = right_lines(names, of.lines, gpus, links=links, detected=detected)
         if of.autodetect is not None and any(line.autodetect for line in of.lines):
             lines = (f"{lines[0]} AutoDetect={of.autodetect}", *lines[1:]) if lines else ()
         elif any(line.autodetect == "off" for line in of.lines) and lines:
@@ -49,7 +50,8 @@ def corrected_gres(
         if not lines or not of.lines:
             continue
         places = [line.line for line in of.lines]
-        edits.append(Edit(places[0].first, places[0].last, lines))
+        said = _comments(gres, places)
+        edits.append(Edit(places[0].first, places[0].last, (*said, *lines)))
         edits += [Edit(place.first, place.last, ()) for place in places[1:]]
     return _edited(gres.text, edits)
 
@@ -70,6 +72,8 @@ def corrected_slurm(
                 f"# from {KNOWS_ENFORCE_BINDING} on, in place of what is above: "
                 f"{setting.key}={setting.value}"
             )
+        elif found is None and slurm.includes:
+            continue  # it may stand in a file that is not read
         elif found is None:
             added.append(f"{setting.key}={setting.value}")
         else:
@@ -119,6 +123,13 @@ def _with_words(config: Config, line: ConfigLine, words: Mapping[str, str]) -> E
         else:
             text = f"{text[: match.start()]}{match[1]}={value}{text[match.end() :]}"
     return Edit(line.first, line.last, tuple(text.split("\n")))
+
+
+def _comments(config: Config, lines: Iterable[ConfigLine]) -> tuple[str, ...]:
+    """What stands behind "#" on lines that go, each as a line of its own."""
+    rows = config.text.split("\n")
+    found = (re.search(r"(?<!\\)#.*", row) for at in lines for row in rows[at.first - 1 : at.last])
+    return tuple(match[0] for match in found if match is not None)
 
 
 def _edited(text: str, edits: Iterable[Edit]) -> str:

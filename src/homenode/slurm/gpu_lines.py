@@ -19,6 +19,11 @@ from homenode.topology import Host
 
 _NUMBERED = re.compile(r"/dev/nvidia([0-9]{1,3})\Z|/dev/dri/renderD([0-9]{1,3})\Z", re.ASCII)
 _FIRST_RENDER_NODE = 128
+_OWN_WORDS = frozenset(
+    {"nodename", "name", "type", "file", "multiplefiles", "cores", "cpus", "links", "count",
+     "autodetect"}
+)  # fmt: skip
+"""Of a line about GPUs: what right_lines writes itself, or what a line with files needs not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,22 +89,67 @@ def placed_files(lines: Sequence[GresLine]) -> tuple[tuple[GresLine, str | None,
     return tuple(found)
 
 
+def members_of(
+    lines: Sequence[GresLine], gpus: Sequence[RightGpu], *, detected: bool
+) -> tuple[int, ...]:
+    """Numbers of the GPUs that a node has to Slurm, in its order: all that are detected, or those
+    of the lines by hand."""
+    if detected:
+        return tuple(gpu.index for gpu in gpus)
+    return tuple(dict.fromkeys(number for _, _, number in placed_files(lines)))
+
+
+def links_among(gpu: RightGpu, members: Sequence[int]) -> tuple[int, ...] | None:
+    """A GPU's links to each of these; None where none are known."""
+    if gpu.links is None or any(not 0 <= number < len(gpu.links) for number in members):
+        return None
+    return tuple(gpu.links[number] for number in members)
+
+
 def right_lines(
-    names: Sequence[str], lines: Sequence[GresLine], gpus: Sequence[RightGpu], *, links: bool
+    names: Sequence[str],
+    lines: Sequence[GresLine],
+    gpus: Sequence[RightGpu],
+    *,
+    links: bool,
+    detected: bool = False,
 ) -> tuple[str, ...]:
-    """Lines that say the same GPUs with the right cores; with `links` a line for each GPU."""
-    groups: list[tuple[str | None, CpuSet | None, tuple[int, ...] | None, list[str]]] = []
+    """Lines that say the same GPUs with the right cores; with `links` a line for each GPU.
+
+    () where a GPU is not named by a file of the machine's: nothing is left out of a file. What
+    lines say beside (Flags=) is kept, and their Cores= where the machine tells none.
+    """
+    groups: list[tuple[GresLine, CpuSet | None, tuple[int, ...] | None, list[str]]] = []
+    members = members_of(lines, gpus, detected=detected)
     for line, file, number in placed_files(lines):
         gpu = gpus[number] if 0 <= number < len(gpus) else None
         if gpu is None or file is None:
-            continue
-        own = gpu.links if links else None
-        key = (line.type, gpu.cores, own)
-        if own is None and groups and groups[-1][:3] == key:
-            groups[-1][3].append(file)
+            return ()
+        own = links_among(gpu, members) if links and not line.is_multiple else None
+        cores = line.cores if gpu.cores is None else gpu.cores
+        last = groups[-1] if groups else None
+        if last and own is None and not line.is_multiple and _alike(last, line, cores):
+            last[3].append(file)
         else:
-            groups.append((*key, [file]))
+            groups.append((line, cores, own, [file]))
     return tuple(_line(names, *group) for group in groups)
+
+
+def _alike(
+    group: tuple[GresLine, CpuSet | None, tuple[int, ...] | None, list[str]],
+    line: GresLine,
+    cores: CpuSet | None,
+) -> bool:
+    first = group[0]
+    same = (first.type, _beside(first)) == (line.type, _beside(line))
+    return same and group[1:3] == (cores, None) and not first.is_multiple
+
+
+def _beside(line: GresLine) -> tuple[str, ...]:
+    """Words that say nothing of which GPUs there are, as they are to be written."""
+    said = [(key, value) for key, value in line.line.words if key not in _OWN_WORDS]
+    quoted = ((key, f'"{value}"' if " " in value else value) for key, value in said)
+    return tuple(f"{key.capitalize()}={value}" for key, value in quoted)
 
 
 def looks_like_pus(cores: CpuSet, right: CpuSet, order: CoreOrder) -> bool:
@@ -110,20 +160,24 @@ def looks_like_pus(cores: CpuSet, right: CpuSet, order: CoreOrder) -> bool:
 
 def _line(
     names: Sequence[str],
-    type: str | None,
+    line: GresLine,
     cores: CpuSet | None,
     links: tuple[int, ...] | None,
     files: Sequence[str],
 ) -> str:
     words = [f"NodeName={compress_hostlist(names)}"] if names else []
     words.append("Name=gpu")
-    if type is not None:
-        words.append(f"Type={type}")
-    words.append(f"File={compress_hostlist(files)}")
+    if line.type is not None:
+        words.append(f"Type={line.type}")
+    if line.is_multiple:
+        words.append(f"MultipleFiles={compress_hostlist(line.files)}")
+    else:
+        words.append(f"File={compress_hostlist(files)}")
     if cores is not None:
         words.append(f"Cores={cores}")
     if links is not None:
         words.append(f"Links={','.join(map(str, links))}")
+    words += _beside(line)
     return " ".join(words)
 
 

@@ -86,7 +86,8 @@ def autodetect_for(lines: tuple[GresLine, ...], node: str) -> str | None:
             continue
         if line.nodes is not None and node in line.nodes:
             return None if line.autodetect == "off" else line.autodetect
-        if line.nodes is None and line.name is None:
+        # On a line about GPUs it is for all nodes too: it is the line's nodes that count.
+        if line.nodes is None and line.name in (None, "gpu"):
             of_all = line.autodetect
     return None if of_all in (None, "off") else of_all
 
@@ -151,6 +152,11 @@ def gpu_count(text: str) -> int | None:
         number = rest.rpartition(":")[2]
         count = (count or 0) + (int(number) if _digits(number) else 1)
     return count
+
+
+def has_slices(text: str) -> bool:
+    """True where a node's Gres=, or a line's Type=, names MIG slices ("gpu:1g.10gb:7")."""
+    return _MIG_TYPE.search(text) is not None
 
 
 def _gres_line(line: ConfigLine, source: str) -> GresLine:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from homenode.errors import InputError
 from homenode.slurm.config import Config
-from homenode.slurm.gres import GresLine, autodetect_for, gres_lines, lines_for
+from homenode.slurm.gres import GresLine, autodetect_for, gres_lines, has_slices, lines_for
 from homenode.slurm.hostlist import compress_hostlist
 from homenode.slurm.nodes import NodeDefinition, node_definitions
 
@@ -25,6 +25,14 @@ class NodeClass:
     @property
     def subject(self) -> str:
         return compress_hostlist(self.names) if self.names else "every node"
+
+    @property
+    def sliced(self) -> bool:
+        """True where GPUs are cut into MIG slices, each a device to Slurm."""
+        defined = self.definition is not None and self.definition.sliced
+        return defined or any(
+            line.is_multiple or has_slices(line.type or "") for line in self.lines
+        )
 
     @property
     def owns_lines(self) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from homenode.errors import ParseError
 from homenode.slurm.config import Config, ConfigLine
-from homenode.slurm.gres import gpu_count
+from homenode.slurm.gres import gpu_count, has_slices
 from homenode.slurm.hostlist import expand_hostlist
 
 _SHOWN = re.compile(r"(?:^|\s)([A-Za-z:]+)=(\S*)")
@@ -40,13 +40,14 @@ class NodeShape:
 class NodeDefinition:
     """A NodeName line of slurm.conf. shape: None where the line leaves it to slurmd.
 
-    gpus: how many; None where Gres= names none.
+    gpus: how many; None where Gres= names none. sliced: some of these are MIG slices.
     """
 
     names: tuple[str, ...]
     line: ConfigLine
     shape: NodeShape | None
     gpus: int | None
+    sliced: bool = False
 
 
 def node_definitions(config: Config) -> tuple[NodeDefinition, ...]:
@@ -71,6 +72,7 @@ def node_definitions(config: Config) -> tuple[NodeDefinition, ...]:
                 line,
                 _shape(values, config.source, line.first),
                 None if gres is None else gpu_count(gres),
+                gres is not None and has_slices(gres),
             )
         )
     return tuple(found)
@@ -130,7 +132,8 @@ def _shape(values: dict[str, str], source: str, line: int | None) -> NodeShape |
     cores, threads = number("corespersocket"), number("threadspercore")
     cpus = number("cpus", "procs")
     if cores is None and sockets is None:
-        return None
+        # Seen: 22.05.8 takes every CPU for a socket then, of one core.
+        return None if cpus is None else NodeShape(cpus, 1, 1, cpus)
     cores, threads = cores or 1, threads or 1
     if sockets is None:
         sockets = max(1, (cpus or cores * threads) // (cores * threads))

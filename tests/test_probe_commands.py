@@ -227,6 +227,7 @@ MISSING_PU = str(max(allowed_pus(), default=0) + 7000)
         (("bandwidth", "--seconds", "-1"), 2, "expected a number"),
         (("bandwidth", "--array-bytes", "0"), 2, "expected a size above zero"),
         (("bandwidth", "--array-bytes", "99999999999999G"), 2, "expected a size"),
+        (("bandwidth", "--array-bytes", "18446744073709551615"), 2, "expected a size"),
         (("bandwidth", "--kernels", "read,trad"), 2, "expected all, or some of"),
         (("bandwidth", "--isa", "avx1024"), 2, "expected one that this processor runs"),
         (("bandwidth", "--pages", "giant"), 2, "expected auto"),

@@ -4,6 +4,8 @@ _SCALES = {
     "bytes_per_s": (1e9, "GB/s"),
     "events_per_s": (1.0, "events/s"),
     "flop_per_s": (1e12, "TFLOP/s"),
+    "units_per_s": (1.0, "units/s"),
+    "bytes": (1 << 20, "MiB"),
 }
 
 
@@ -14,6 +16,8 @@ def figure_text(value: float, unit: str) -> str:
     ('561.2 GB/s', '101 ns', '21.1 ms')
     >>> figure_text(740449, "events_per_s"), figure_text(0.425, "ratio")
     ('740,449 events/s', '0.425 of the reference')
+    >>> figure_text(102.0, "units_per_s"), figure_text(32 << 20, "bytes")
+    ('102 units/s', '32 MiB')
     """
     if unit == "ns":
         for scale, name in ((1e9, "s"), (1e6, "ms"), (1e4, "us")):

@@ -2,18 +2,15 @@
 
 import io
 import shutil
-import stat
 import subprocess
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 from rich.console import Console
 
-from homenode.errors import HostError, InputError, UsageError
+from homenode.errors import UsageError
 from homenode.report.study_progress_text import missing_lines, progress_view
 from homenode.slurm.study.experiments import (
     ClusterNode,
@@ -26,7 +23,7 @@ from homenode.slurm.study.experiments import (
     experiments_for,
     nodes_to_bind_to,
 )
-from homenode.slurm.study.folder import StudyFolder, attempts, read_journal
+from homenode.slurm.study.folder import StudyFolder
 from homenode.slurm.study.progress import (
     Progress,
     Study,
@@ -334,108 +331,6 @@ def test_a_job_that_was_submitted_and_not_written_down_is_found_by_its_name() ->
     other = QueuedJob("78", None, JobState.PENDING, "PENDING", "hn-zzz-x", "")
     assert list(unrecorded(made, (row, other))) == [(one.id, "77")]
     assert script_name(one) == "jobs/shared-1gpu-gh01-alone.sbatch"
-
-
-def test_a_journal_survives_a_line_that_was_cut_short(tmp_path: Path) -> None:
-    folder = StudyFolder(tmp_path / "study")
-    made = folder.create(study())
-    made = folder.submitted(made, "collective", "4")
-    folder.close()
-    journal = tmp_path / "study" / "study.jsonl"
-    with journal.open("ab") as file:
-        file.write(b'{"submitted": "exclusive-gh01-nu')
-    again = StudyFolder(tmp_path / "study")
-    loaded = again.load()
-    assert loaded == made
-    loaded = again.again(again.submitted(loaded, "collective", "5"), "collective")
-    loaded = again.refused(loaded, "collective", "no")
-    again.close()
-    assert read_journal(tmp_path / "study") == loaded
-    assert (loaded.jobs, loaded.attempts_of("collective")) == ((), 1)
-    script = tmp_path / "study/jobs/exclusive-gh01-numa0.sbatch"
-    assert script.stat().st_mode & stat.S_IXUSR
-
-
-def test_two_commands_on_one_study_are_refused(tmp_path: Path) -> None:
-    first = StudyFolder(tmp_path / "study")
-    first.create(study())
-    second = StudyFolder(tmp_path / "study", held_s=0)
-    with pytest.raises(HostError, match="expected nobody else at this study"):
-        second.load()
-    second.close()
-    first.close()
-    second.load()
-    second.close()
-
-
-def test_a_study_that_was_killed_at_its_first_breath_is_begun_anew(tmp_path: Path) -> None:
-    folder = StudyFolder(tmp_path / "study")
-    (tmp_path / "study").mkdir()
-    (tmp_path / "study/study.jsonl").touch()
-    assert not folder.exists
-    folder.create(study())
-    folder.close()
-    script = tmp_path / "study/jobs/collective.sbatch"
-    (one, *_) = study().experiments
-    (tmp_path / f"study/jobs/{one.id}.sbatch").unlink()
-    folder.load()
-    folder.close()
-    assert (tmp_path / f"study/jobs/{one.id}.sbatch").exists()
-    assert not script.exists()
-
-
-def test_files_that_no_journal_tells_of_are_not_taken_for_results(tmp_path: Path) -> None:
-    (tmp_path / "raw/exclusive-gh01-numa0/task-0/7.0").mkdir(parents=True)
-    with pytest.raises(HostError, match="expected an empty folder, found files that no study"):
-        StudyFolder(tmp_path).create(study())
-
-
-def test_a_full_disk_is_said_and_not_a_traceback(tmp_path: Path) -> None:
-    (tmp_path / "study.jsonl").symlink_to("/dev/full")
-    with pytest.raises(HostError, match=r"study\.jsonl: expected to write there, found: No space"):
-        StudyFolder(tmp_path).create(study())
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"id": "../../../etc/cron.d/x"},
-        {"nodes": ("a\nb",)},
-        {"nodes": ()},
-        {"jobs": 10**12},
-        {"jobs": 0},
-    ],
-)
-def test_a_journal_that_would_leave_its_folder_is_refused(
-    tmp_path: Path, change: dict[str, Any]
-) -> None:
-    made = study()
-    one = replace(made.experiments[0], **change)
-    head = {"format": "homenode-slurm-study/1", "study": replace(made, experiments=(one,))}
-    (tmp_path / "study.jsonl").write_bytes(msgspec.json.encode(head))
-    with pytest.raises(InputError, match="expected an experiment, found"):
-        read_journal(tmp_path)
-
-
-def test_files_of_any_name_beside_attempts_are_passed_over(tmp_path: Path) -> None:
-    root = tmp_path / "raw/e/task-0"
-    for name in ("10.0", "9.1", "12", "12.", "\u00b2.0", "\u0663.0", "x"):
-        (root / name).mkdir(parents=True)
-    (root / "13.0").write_text("a file")
-    assert [path.name for path in attempts(tmp_path, "e", 0)] == ["9.1", "10.0"]
-
-
-def test_a_folder_without_a_journal_or_with_a_strange_one_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="expected a study's journal"):
-        read_journal(tmp_path)
-    (tmp_path / "study.jsonl").write_text('{"format": "something/1"}\n')
-    with pytest.raises(InputError, match="expected homenode-slurm-study/1, found 'something/1'"):
-        read_journal(tmp_path)
-    (tmp_path / "study.jsonl").write_text("[" * 100_000)
-    with pytest.raises(InputError, match="found an empty journal"):
-        read_journal(tmp_path)
-    with pytest.raises(HostError, match="path without %"):
-        StudyFolder(tmp_path / "a%j").create(study())
 
 
 def test_the_view_of_a_large_study_shows_what_needs_a_look_and_counts_the_rest() -> None:

@@ -17,6 +17,7 @@ class Rank:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.shell = [str(shutil.which("sh"))]
         self.root = folder / "root"
         self.tools = folder / "tools"
         self.tools.mkdir()
@@ -41,10 +42,10 @@ class Rank:
         self._write(f"sys/bus/pci/devices/{bdf}/numa_node", f"{node}\n")
         self._write(f"sys/bus/pci/devices/{bdf}/local_cpulist", f"{local}\n")
 
-    def kfd(self, place: int, location: int, domain: int = 0) -> None:
+    def kfd(self, place: int, location: int, domain: int = 0, unique: int = 0) -> None:
         self._write(
             f"sys/class/kfd/kfd/topology/nodes/{place}/properties",
-            f"simd_count 4\nlocation_id {location}\ndomain {domain}\n",
+            f"simd_count 4\nlocation_id {location}\ndomain {domain}\nunique_id {unique}\n",
         )
 
     def tool(self, name: str, body: str) -> None:
@@ -67,7 +68,7 @@ class Rank:
         (self.tools / "echo").unlink(missing_ok=True)
         (self.tools / "echo").symlink_to(str(shutil.which("echo")))
         done = subprocess.run(
-            [str(shutil.which("sh")), str(self.script), "echo", "a b", "*"],
+            [*self.shell, str(self.script), "echo", "a b", "*"],
             env={"PATH": str(self.tools), "HOMENODE_ROOT": str(self.root), **environment},
             capture_output=True, text=True, check=True,
         )  # fmt: skip
@@ -155,6 +156,39 @@ def test_amds_gpus_are_those_that_the_driver_lets_it_see(rank: Rank) -> None:
     rank.kfd(2, 0x1000)
     assert rank.run(ROCR_VISIBLE_DEVICES="0")[0].endswith("--membind=1\n")
     assert rank.run(ROCR_VISIBLE_DEVICES="1")[0].endswith("--membind=0\n")
+
+
+@pytest.mark.parametrize("shell", ["dash", "bash", "bash --posix", "busybox sh"])
+def test_any_shell_that_is_called_sh_will_do(rank: Rank, shell: str) -> None:
+    program, *words = shell.split()
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed")
+    rank.shell = [str(shutil.which(program)), *words]
+    rank.numactl()
+    rank.kfd(0, 0)
+    rank.kfd(1, 0x8000, domain=9, unique=17_000_000_000_000_000_001)
+    bound = "numactl --physcpubind=4,5,6,7 --membind=1\n"
+    assert rank.run(CUDA_VISIBLE_DEVICES="1") == (bound, "")
+    assert rank.run(CUDA_VISIBLE_DEVICES="MIG-12-34") == (bound, "")
+    assert rank.run(ROCR_VISIBLE_DEVICES="0") == (bound, "")
+    assert rank.run(ROCR_VISIBLE_DEVICES="GPU-ebec21ee1da40001") == (bound, "")
+    both = {"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_STEP_TASKS_PER_NODE": "2"}
+    assert rank.run(**both, SLURM_LOCALID="1") == (bound, "")
+    assert rank.run(**both)[0].endswith("--membind=0\n")
+    assert rank.run(CUDA_VISIBLE_DEVICES="NoDevFiles")[0] == ""
+
+
+def test_its_command_runs_whatever_slurm_says(rank: Rank) -> None:
+    rank.numactl()
+    tasks = {"SLURM_STEP_TASKS_PER_NODE": "2"}
+    assert "is no number" in rank.run(CUDA_VISIBLE_DEVICES=",", **tasks)[1]
+    out, _ = rank.run(CUDA_VISIBLE_DEVICES="0,1", SLURM_LOCALID="x y", **tasks)
+    assert out.endswith("--membind=0\n")
+    # Two of its own, whichever way they were asked for.
+    out, _ = rank.run(
+        CUDA_VISIBLE_DEVICES="0,1", SLURM_LOCALID="1", SLURM_TRES_PER_TASK="gres/gpu=2", **tasks
+    )
+    assert out.endswith("--membind=0\n")
 
 
 def test_a_gpus_own_memory_is_never_bound_to(rank: Rank) -> None:

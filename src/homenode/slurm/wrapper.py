@@ -28,12 +28,16 @@ plainly() { say "$1: not bound"; shift; exec "$@"; }
 visible=${CUDA_VISIBLE_DEVICES-${ROCR_VISIBLE_DEVICES-${HIP_VISIBLE_DEVICES-}}}
 [ -n "$visible" ] || plainly "no CUDA_VISIBLE_DEVICES and no ROCR_VISIBLE_DEVICES" "$@"
 turn=0
-if [ -z "${SLURM_GPUS_PER_TASK:-}" ]; then
-  count=$(echo "$visible" | tr , '\n' | grep -c .)
-  tasks=${SLURM_STEP_TASKS_PER_NODE:-${SLURM_NTASKS_PER_NODE:-1}}
-  tasks=${tasks%%[!0-9]*}
-  [ "${tasks:-0}" -gt 1 ] && turn=$((${SLURM_LOCALID:-0} * count / tasks % count))
-fi
+count=$(echo "$visible" | tr , '\n' | grep -c .)
+local=${SLURM_LOCALID:-0}
+case ${SLURM_GPUS_PER_TASK:-}${SLURM_TRES_PER_TASK:-}:$count:$local in
+  :0:* | *:*[!0-9]*:* | *:*:*[!0-9]*) ;;
+  :*)
+    tasks=${SLURM_STEP_TASKS_PER_NODE:-${SLURM_NTASKS_PER_NODE:-1}}
+    tasks=${tasks%%[!0-9]*}
+    [ "${tasks:-0}" -gt 1 ] && turn=$((local * count / tasks % count))
+    ;;
+esac
 gpu=$(echo "$visible" | cut -d, -f$((turn + 1)))
 
 # A MIG slice is on its GPU's node.
@@ -47,7 +51,8 @@ nvidia_address() {
     head -n 1 | tr 'A-F' 'a-f' | sed -n 's/^0000\([0-9a-f]\{4\}:[0-9a-f:.]*\)$/\1/p'
 }
 
-# The n-th GPU of the KFD's list; those of other jobs cannot be read and are not counted.
+# The n-th GPU of the KFD's list, or the one of an id such as GPU-0123456789abcdef; those of other
+# jobs cannot be read and are not counted.
 amd_address() {
   left=$1
   place=0
@@ -56,7 +61,14 @@ amd_address() {
     place=$((place + 1))
     location=$(sed -n 's/^location_id //p' "$file" 2>/dev/null)
     [ "${location:-0}" -gt 0 ] 2>/dev/null || continue
-    [ "$left" -gt 0 ] && { left=$((left - 1)); continue; }
+    case $left in
+      GPU-*)
+        unique=$(sed -n 's/^unique_id //p' "$file")
+        [ "GPU-$(printf '%016x' "${unique:-0}")" = "$left" ] || continue
+        ;;
+      0) ;;
+      *) left=$((left - 1)) && continue ;;
+    esac
     domain=$(sed -n 's/^domain //p' "$file")
     printf '%04x:%02x:%02x.%x\n' "${domain:-0}" $((location >> 8 & 255)) \
       $((location >> 3 & 31)) $((location & 7))
@@ -71,7 +83,9 @@ address=
 if [ -n "${CUDA_VISIBLE_DEVICES-}" ] && command -v nvidia-smi >/dev/null; then
   address=$(nvidia_address "$gpu")
 fi
-case $gpu in *[!0-9]*) ;; *) [ -n "$address" ] || address=$(amd_address "$gpu") ;; esac
+case $gpu in
+  GPU-* | [0-9] | [0-9][0-9]) [ -n "$address" ] || address=$(amd_address "$gpu") ;;
+esac
 device=$root/sys/bus/pci/devices/$address
 if [ -z "$address" ] || [ ! -e "$device/numa_node" ]; then
   plainly "no address of GPU $gpu" "$@"

@@ -64,7 +64,9 @@ def test_collectives_and_copies_are_of_the_gpus_that_a_job_has() -> None:
 def test_one_gpu_of_a_job_has_no_peers() -> None:
     made = suite(ShownGpus((SECOND,)))
     assert not [test for test in made.tests if test.group in (Group.NCCL, Group.GPU_PEER)]
-    assert {gap.reason for gap in made.left_out if gap.subject == Group.NCCL} == {"one GPU alone"}
+    assert {gap.reason for gap in made.left_out if gap.subject == Group.NCCL} == {
+        "one GPU alone; 1 more of this machine's are not shown to this process"
+    }
 
 
 def test_a_driver_that_gives_none_is_told_in_its_own_words() -> None:

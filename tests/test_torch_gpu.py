@@ -5,8 +5,10 @@ import subprocess
 
 import pytest
 
+from homenode.bench import gpus_shown
 from homenode.bench.model import Depth, Group, SuiteWishes
 from homenode.bench.program_text import program_text
+from homenode.bench.programs.torch_place import nodes_to_bind
 from homenode.bench.step_figures import figures_of_step
 from homenode.bench.suite import suite_for
 from homenode.machine.local import LocalMachine
@@ -81,6 +83,33 @@ def test_every_gpu_has_an_address_that_this_machine_shows(python: str) -> None:
     (run,) = torch_report.parse(ended.stdout_or_raise())
     known = {str(device.bdf) for device in load_host(None).pci_devices}
     assert {device.address for device in run.devices} <= known
+
+
+def test_the_driver_shows_the_gpus_that_pytorch_sees_in_its_order(python: str) -> None:
+    code = "import torch; print(torch.version.hip or '')"
+    driver = "hip" if LocalMachine().run((python, "-c", code), 60).stdout.strip() else "cuda"
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    said = LocalMachine().run(
+        (python, "-", driver), 60, program_text("gpus_shown"), environment=order
+    )
+    shown = gpus_shown.parse(said.stdout_or_raise())
+    ended = LocalMachine().run(
+        (python, "-", "small-copies", "--seconds", "0.1"), 120, program_text("torch_copies"),
+        environment=order,
+    )  # fmt: skip
+    (run,) = torch_report.parse(ended.stdout_or_raise())
+    assert shown is not None
+    assert [str(one) for one in shown.addresses] == [device.address for device in run.devices]
+
+
+def test_host_memory_of_a_bound_run_is_seen_on_its_node(python: str) -> None:
+    node = str(nodes_to_bind()[0])
+    ended = LocalMachine().run(
+        (python, "-", "host-copies", "--seconds", "0.1", "--node", node), 120,
+        program_text("torch_copies"),
+    )  # fmt: skip
+    (run,) = torch_report.parse(ended.stdout_or_raise())
+    assert {one.memory_node for one in run.figures} == {int(node)}
 
 
 def test_figures_are_those_of_nvbandwidth(python: str) -> None:

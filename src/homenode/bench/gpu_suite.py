@@ -59,6 +59,8 @@ class GpuMachine:
     nodes: tuple[NumaNode, ...]
     installed: frozenset[str]
     wishes: SuiteWishes
+    hidden: int = 0
+    """GPUs of this vendor that the driver does not give to us."""
 
     @property
     def is_nvidia(self) -> bool:
@@ -94,12 +96,13 @@ def gpu_tests(
     if not gpus:
         left_out += [Gap(group, "no GPU") for group in groups]
         return
+    present = len(gpus)
     if shown is not None:
         gpus = shown_alone(gpus, shown, left_out)
         if not gpus:
             return
     nodes = tuple(node for node in host.nodes if node.pus and node.memory_bytes != 0)
-    machine = GpuMachine(gpus, nodes, frozenset(installed), wishes)
+    machine = GpuMachine(gpus, nodes, frozenset(installed), wishes, present - len(gpus))
     for test in _tests(machine, left_out):
         found = _numbered_by_bus(test) if machine.is_nvidia else test
         yield found if shown is None else _numbered(found, tuple(gpu.bdf for gpu in gpus))
@@ -110,7 +113,10 @@ def _tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
     yield from copies(machine, left_out)
     yield from _torch_alone(machine, left_out)
     if len(machine.gpus) < 2:
-        left_out += [Gap(group, "one GPU alone") for group in (Group.GPU_PEER, Group.NCCL)]
+        reason = "one GPU alone"
+        if machine.hidden:
+            reason += f"; {machine.hidden} more of this machine's are not shown to this process"
+        left_out += [Gap(group, reason) for group in (Group.GPU_PEER, Group.NCCL)]
         return
     yield from collective_tests(
         machine.gpus, machine.nodes, machine.installed, machine.wishes, left_out,

@@ -119,6 +119,12 @@ def test_nodes_of_both_queues_and_idle_ones_come_first() -> None:
     assert [node.name for node in shared] == ["b"]
     with pytest.raises(UsageError, match="expected a node of partition whole"):
         choose_nodes(nodes, StudyWishes(node_list=("z",)))
+    apart = StudyWishes(partition_shared="parts", node_list=("a", "b", "a"))
+    whole, shared = choose_nodes(nodes, apart)
+    assert [node.name for node in whole] == ["a", "b"]
+    assert [node.name for node in shared] == ["b"]
+    with pytest.raises(UsageError, match=r"--nodes 9: expected as many nodes with GPUs .* found 3"):
+        choose_nodes(nodes, StudyWishes(nodes=9))
     with pytest.raises(UsageError, match="no such partition"):
         choose_nodes(nodes, StudyWishes(partition_exclusive="gone"))
 

@@ -101,3 +101,91 @@ def test_killed_at_any_moment_it_loses_nothing_and_submits_nothing_twice(queue: 
     assert code == 0, said
     assert "8 of 8 jobs have results" in said
     assert queue.submissions() == dict.fromkeys(queue.submissions(), 1)
+
+
+def test_what_sbatch_takes_no_more_of_goes_in_later(queue: StandIn) -> None:
+    (queue.base / "most").write_text("2")
+    code, said = queue.run(*NEW)
+    assert code == 0, said
+    assert queue.submissions() == dict.fromkeys(queue.submissions(), 1)
+    assert len(queue.submissions()) == EXPERIMENTS
+
+
+def test_a_limit_that_leaves_no_room_at_all_is_told_by_its_name(queue: StandIn) -> None:
+    (queue.base / "most").write_text("0")
+    code, said = queue.run(*NEW)
+    assert code == 1
+    assert "refused: sbatch: error: AssocMaxSubmitJobLimit; Batch job submission failed" in said
+
+
+def test_sbatchs_variables_move_no_job(queue: StandIn) -> None:
+    queue.environment |= {"SBATCH_PARTITION": "elsewhere", "SBATCH_ACCOUNT": "physics"}
+    assert queue.run(*NEW)[0] == 0
+    assert {tuple(job["environment"]) for job in queue.jobs()} == {()}
+    scripts = [path.read_text() for path in (queue.study / "jobs").glob("*.sbatch")]
+    assert all("#SBATCH --account=physics\n" in text for text in scripts)
+
+
+def test_a_job_that_is_submitted_again_waits_for_those_behind_it(queue: StandIn) -> None:
+    assert queue.run(*NEW)[0] == 0
+    rows = queue.jobs()
+    again = next(job for job in rows if job["experiment"] == "shared-1gpu-n1-alone")
+    behind = next(job for job in rows if job["experiment"] == "exclusive-n1-numa0")
+    again["state"], behind["state"], behind["after"] = "CANCELLED", "PENDING", [999]
+    (queue.base / "queue.json").write_text(json.dumps(rows))
+    for job in (again, behind):
+        for done in (queue.study / f"raw/{job['experiment']}").glob("*/*/done"):
+            done.unlink()
+    queue.run("--wait", "0")
+    last = queue.jobs()[-1]
+    assert (last["experiment"], last["after"]) == ("shared-1gpu-n1-alone", [behind["id"]])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ("--nodes", "5"),
+            "--nodes 5: expected as many nodes with GPUs in partition whole, found 2",
+        ),
+        (("--nodelist", "n9"), "--nodelist n9: expected a node of partition whole"),
+        (("--poll", "nan"), "--poll nan: expected a time above 0"),
+        (("--patience", "inf"), "--patience inf"),
+        (("--minutes", "0"), "--minutes 0"),
+        (("--cpus-per-gpu", "0"), "--cpus-per-gpu 0: expected 1 to"),
+        (("--setup", "nowhere.sh"), "--setup nowhere.sh: expected a file"),
+        (("--partition-exclusive", "a b;rm"), "--partition-exclusive: expected a name of letters"),
+        (("--partition-shared", "gone"), "no such partition"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_before_anything_is_written(
+    queue: StandIn, options: tuple[str, ...], said: str
+) -> None:
+    code, text = queue.run(*NEW, *options)
+    assert code == 2, text
+    assert said in text
+    assert not queue.study.exists()
+
+
+def test_a_study_goes_on_with_its_own_options_and_names_others(queue: StandIn) -> None:
+    queue.environment["SBATCH_ACCOUNT"] = "physics"
+    assert queue.run(*NEW, "--dry-run")[0] == 0
+    code, said = queue.run(*NEW, "--minutes", "7", "--dry-run")
+    assert code == 2
+    assert "found others: --minutes" in said
+    assert queue.run(*NEW, "--dry-run")[0] == 0
+
+
+def test_a_folder_that_cannot_be_written_is_said(queue: StandIn) -> None:
+    queue.study.write_text("a file")
+    code, said = queue.run(*NEW)
+    assert code == 3
+    assert "expected to write there, found: " in said
+
+
+def test_without_sbatch_every_job_is_refused_by_name(queue: StandIn) -> None:
+    (queue.base / "bin/sbatch").unlink()
+    queue.environment["PATH"] = str(queue.base / "bin")
+    code, said = queue.run(*NEW)
+    assert code == 1
+    assert "refused: sbatch: " in said

@@ -5,6 +5,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from homenode.slurm.study.progress import Progress, Study
 
 _MOST_SHOWN = 20
+_OPTIONS = {"node_list": "nodelist", "shapes": "shared", "app_folder": "app in another folder"}
+MAX_TIME = 1e6
+GRACE_POLLS = 18
+"""So many looks long a job's files may take: 90 s; NFS shows a folder's new files within 60."""
 
 
 def study(
@@ -153,8 +158,13 @@ def study(
         setup=None if setup is None else str(Path(setup).resolve()),
     )
     check_wishes(wishes)
-    if patience < 0 or poll <= 0 or (wait is not None and wait < 0) or minutes < 1:
-        raise UsageError("--patience, --poll, --wait, --minutes: expected a time above 0")
+    for option, value in (("--patience", patience), ("--poll", poll), ("--wait", wait or 0.0)):
+        if not 0 <= value <= MAX_TIME or (option == "--poll" and value == 0):
+            raise UsageError(f"{option} {value:g}: expected a time above 0, {MAX_TIME:g} at most")
+    if not 1 <= minutes <= MAX_TIME:
+        raise UsageError(f"--minutes {minutes}: expected 1 to {MAX_TIME:g}")
+    if setup is not None and not Path(setup).is_file():
+        raise UsageError(f"--setup {setup}: expected a file that jobs can read, found none")
     from homenode.slurm.study.folder import StudyFolder
 
     folder = StudyFolder(output)
@@ -170,24 +180,41 @@ def study(
 
 def _made(folder: "StudyFolder", wishes: "StudyWishes", host: str | None) -> "tuple[Study, bool]":
     """The study that is there, or a new one; whether it is new."""
+    from homenode.slurm.study.experiments import check_wishes
     from homenode.slurm.study.making import made_study
 
     if folder.exists:
         found = folder.load()
-        if (wishes, host) not in ((found.wishes, found.host), (_unsaid(wishes), None)):
+        if others := _others(found, wishes, host):
             raise UsageError(
-                f"{folder.path}: expected the options of the study that is there, found others",
+                f"{folder.path}: expected the options of the study that is there, found others: "
+                f"{', '.join(others)}",
                 hint="leave them out to go on with it, or choose another folder with -o",
             )
         return found, False
+    from homenode.slurm.study.queue_client import account
+
+    # Written down: a script that is submitted by hand asks for the same.
+    wishes = replace(wishes, account=wishes.account or account())
+    check_wishes(wishes)
     return folder.create(made_study(wishes, host, secrets.token_hex(3))), True
 
 
-def _unsaid(wishes: "StudyWishes") -> "StudyWishes":
-    """What wishes are where the user gave no option."""
-    from homenode.slurm.study.experiments import StudyWishes
+def _others(found: "Study", wishes: "StudyWishes", host: str | None) -> list[str]:
+    """Options that the user gave and that are not those of the study that is there.
 
-    return StudyWishes(homenode=wishes.homenode)
+    Not which homenode goes on with it, nor what the environment said.
+    """
+    unsaid = type(wishes)()
+    passed = {"homenode", *(["account"] if wishes.account is None else [])}
+    names = [name for name in unsaid.__dataclass_fields__ if name not in passed]
+    said = [name for name in names if getattr(wishes, name) != getattr(unsaid, name)]
+    if not said and host is None:
+        return []
+    different = [name for name in names if getattr(wishes, name) != getattr(found.wishes, name)]
+    return [f"--{_OPTIONS.get(name, name.replace('_', '-'))}" for name in different] + (
+        ["--host"] if host != found.host else []
+    )
 
 
 def _go(
@@ -197,7 +224,7 @@ def _go(
     from homenode.slurm.study.run import Patience, StudyRun
 
     poll_s, blocked_s, wait_s = times
-    patience = Patience(poll_s, blocked_s, wait_s, grace_s=max(4 * poll_s, 2.0))
+    patience = Patience(poll_s, blocked_s, wait_s, grace_s=GRACE_POLLS * poll_s)
     note(f"study {made.id} in {folder.path}")
     with _view() as observe:
         run = StudyRun(folder, made, patience, observe)

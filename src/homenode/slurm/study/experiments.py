@@ -20,6 +20,7 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,99}", re.ASCII)
 MAX_JOBS = 64
 """Of one shape at once on one node; MIG gives a node of 8 GPUs 56 slices."""
 MAX_NODES = 4096
+MAX_CPUS = 65536
 
 
 class Mode(StrEnum):
@@ -148,6 +149,8 @@ def check_wishes(wishes: StudyWishes) -> None:
             )
     if not 0 < wishes.nodes <= MAX_NODES:
         raise UsageError(f"--nodes {wishes.nodes}: expected 1 to {MAX_NODES}")
+    if wishes.cpus_per_gpu is not None and not 0 < wishes.cpus_per_gpu <= MAX_CPUS:
+        raise UsageError(f"--cpus-per-gpu {wishes.cpus_per_gpu}: expected 1 to {MAX_CPUS}")
     if wishes.metric is not None:
         check_metric(wishes.metric)
     if bool(wishes.app) != (wishes.metric is not None):
@@ -166,7 +169,38 @@ def choose_nodes(
     name = wishes.partition_shared or (whole[0].partition if whole else None)
     shared = _of_partition(found, name, "--partition-shared")
     in_both = {node.name for node in whole} & {node.name for node in shared}
-    return _chosen(whole, wishes, in_both), _chosen(shared, wishes, in_both)
+    if wishes.node_list:
+        return _named(whole, shared, wishes.node_list)
+    if len(whole) < wishes.nodes:
+        raise UsageError(
+            f"--nodes {wishes.nodes}: expected as many nodes with GPUs in partition "
+            f"{whole[0].partition}, found {len(whole)}"
+        )
+    return _chosen(whole, wishes.nodes, in_both), _chosen(shared, wishes.nodes, in_both)
+
+
+def _named(
+    whole: tuple[ClusterNode, ...], shared: tuple[ClusterNode, ...], names: tuple[str, ...]
+) -> tuple[tuple[ClusterNode, ...], tuple[ClusterNode, ...]]:
+    """Each in the partitions that have it: the two may have no node in common."""
+    known = {node.name for node in (*whole, *shared)}
+    partitions = dict.fromkeys((whole[0].partition, shared[0].partition))
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"--nodelist {name}: expected a node of partition {' or '.join(partitions)} with "
+                f"GPUs, found none",
+                hint=f"their nodes: {', '.join(sorted(known)[:20])}",
+            )
+    of = [{node.name: node for node in nodes} for nodes in (whole, shared)]
+    in_order = tuple(dict.fromkeys(names))
+    first, second = (tuple(d[name] for name in in_order if name in d) for d in of)
+    if not first:
+        raise UsageError(
+            f"--nodelist: expected a node of partition {whole[0].partition}, found none",
+            hint=f"its nodes: {', '.join(sorted(of[0])[:20])}",
+        )
+    return first, second
 
 
 def _of_partition(
@@ -186,22 +220,10 @@ def _of_partition(
     return with_gpus
 
 
-def _chosen(
-    nodes: tuple[ClusterNode, ...], wishes: StudyWishes, first: set[str]
-) -> tuple[ClusterNode, ...]:
-    by_name = {node.name: node for node in nodes}
-    if wishes.node_list:
-        for name in wishes.node_list:
-            if name not in by_name:
-                raise UsageError(
-                    f"--nodelist {name}: expected a node of partition {nodes[0].partition} with "
-                    f"GPUs, found none",
-                    hint=f"its nodes: {', '.join(sorted(by_name)[:20])}",
-                )
-        return tuple(by_name[name] for name in wishes.node_list)
+def _chosen(nodes: tuple[ClusterNode, ...], count: int, first: set[str]) -> tuple[ClusterNode, ...]:
     ranks = {"idle": 0, "mixed": 1, "allocated": 2}
     order = sorted(nodes, key=lambda n: (n.name not in first, ranks.get(n.state, 3), n.name))
-    return tuple(sorted(order[: wishes.nodes], key=lambda node: node.name))
+    return tuple(sorted(order[:count], key=lambda node: node.name))
 
 
 def nodes_to_bind_to(host: Host, wishes: StudyWishes) -> tuple[NumaNode, ...]:
@@ -274,6 +296,7 @@ def experiments_for(
     if wishes.between_nodes and len(whole) > 1:
         ends = tuple(name for chain in last.values() for name in chain)
         gpus = min(node.gpus or 0 for node in whole)
+        types = {node.gpu_type for node in whole}
         names = tuple(node.name for node in whole)
         found.append(
             Experiment(
@@ -283,7 +306,7 @@ def experiments_for(
                 whole[0].partition,
                 gpus,
                 after=ends,
-                gpu_type=whole[0].gpu_type,
+                gpu_type=types.pop() if len(types) == 1 else None,
             )
         )
     return tuple(found)

@@ -127,14 +127,19 @@ _NEEDS_SOMEBODY = re.compile(
     r"ReqNodeNotAvail|DOWN|DRAIN|reserved for jobs in higher|JobHeld|PartitionDown|"
     r"PartitionInactive|PartitionNodeLimit|PartitionTimeLimit|BadConstraints|AccountNotAllowed|"
     r"QOSNotAllowed|InvalidAccount|InvalidQOS|ReservationDeleted|DependencyNeverSatisfied|"
-    r"NodeDown"
+    r"NodeDown|QOSMin|Per(Job|Node)|NotSatisfied|Minutes|UsageThreshold|PartitionConfig|"
+    r"(Association|QOS)TimeLimit|MaxWallDuration|MaxMemPerLimit"
 )
 
 
 def needs_somebody(reason: str) -> bool:
-    """True where a job will not start by itself: a drained node, a hold, a closed partition.
+    """True where a job will not start by itself: a drained node, a hold, a limit of one job.
+
+    A limit of all of a user's jobs passes when some of them end.
 
     >>> needs_somebody("ReqNodeNotAvail, UnavailableNodes:gpu02"), needs_somebody("Resources")
+    (True, False)
+    >>> needs_somebody("QOSMaxGRESPerJob"), needs_somebody("QOSMaxGRESPerUser")
     (True, False)
     """
     return _NEEDS_SOMEBODY.search(reason) is not None
@@ -151,3 +156,12 @@ _PASSING = re.compile(
 def will_pass(error: str) -> bool:
     """True where Slurm did not answer, and may later; False where it said no."""
     return _PASSING.search(error) is not None
+
+
+def is_full(error: str) -> bool:
+    """True where sbatch takes no more jobs of this user for now.
+
+    >>> is_full("AssocMaxSubmitJobLimit; Batch job submission failed: Job violates accounting/QOS")
+    True
+    """
+    return "SubmitJob" in error or "MaxJobCount" in error or "Slurm temporarily" in error

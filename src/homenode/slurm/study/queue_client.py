@@ -92,8 +92,11 @@ def _asked(
 
 
 def _said(done: Completed) -> str:
-    """Slurm's last line tells the reason; the ones before it are about configuration files."""
+    """Slurm's errors: the last tells what failed, those before it which limit it was."""
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    errors = [line.partition("error: ")[2] for line in lines if "error: " in line]
+    if errors:
+        return f"{done.argv[0]}: error: {'; '.join(dict.fromkeys(errors[-3:]))[:300]}"
     if not lines:
         return str(done.failure())
     return f"{done.argv[0]}: {lines[-1].removeprefix(f'{done.argv[0]}: ')[:300]}"
@@ -106,10 +109,16 @@ def _configuration() -> dict[str, str]:
 def _passed_to_jobs() -> dict[str, str]:
     """The user's environment: sbatch hands it on, and modules and libraries are found by it.
 
-    Without the variables of a job that we run in: a study may be started from one.
+    Without the variables of a job that we run in: a study may be started from one. Without sbatch's
+    own, which count more than what the script says: SBATCH_PARTITION would move every job.
     """
     return {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("SLURM_", "SLURMD_")) and name not in ("PATH", "LC_ALL")
+        if not name.startswith(("SLURM_", "SLURMD_", "SBATCH_")) and name not in ("PATH", "LC_ALL")
     }
+
+
+def account() -> str | None:
+    """The account that the user's environment names for sbatch."""
+    return os.environ.get("SBATCH_ACCOUNT") or os.environ.get("SLURM_ACCOUNT") or None

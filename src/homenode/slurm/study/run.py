@@ -5,10 +5,10 @@ It may be stopped and started again at any time.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from homenode.errors import ToolError
+from homenode.errors import InputError, ToolError
 from homenode.slurm.study import queue_client
 from homenode.slurm.study.experiments import Experiment, experiments_for
 from homenode.slurm.study.folder import StudyFolder, attempts
@@ -21,7 +21,7 @@ from homenode.slurm.study.progress import (
     progress_of,
     unrecorded,
 )
-from homenode.slurm.study.queue import JobState, QueuedJob
+from homenode.slurm.study.queue import JobState, QueuedJob, is_full
 from homenode.slurm.study.queue_client import NoAnswerError
 from homenode.slurm.study.scripts import job_name, script_name
 from homenode.sources import load_host
@@ -33,6 +33,10 @@ MAX_ATTEMPTS = 3
 _SETTLED_BADLY = frozenset(
     {TaskState.FAILED, TaskState.CANCELLED, TaskState.LOST, TaskState.REFUSED}
 )
+
+
+class QueueFullError(ToolError):
+    """Slurm takes no more jobs of this user until some have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +193,13 @@ class StudyRun:
         found = {}
         for look in self.study.looks:
             done = [p for p in attempts(self._folder.path, look.id, 0) if (p / "done").exists()]
-            found[look.nodes[0]] = load_host(str(done[-1] / "host.tar.gz"))
+            try:
+                found[look.nodes[0]] = load_host(str(done[-1] / "host.tar.gz"))
+            except InputError as error:
+                raise InputError(
+                    error.message,
+                    hint=f"remove {done[-1].parent}, and start the command again: it looks again",
+                ) from None
         return found
 
     def _submit_waiting(self, progress: Progress, queued: tuple[QueuedJob, ...]) -> bool:
@@ -201,30 +211,60 @@ class StudyRun:
             for job in queued
             if job.state in (JobState.PENDING, JobState.RUNNING)
         }
+        behind = self._behind(alive)
         submitted = False
         for one in self.study.everything():
             if one.id in waiting:
-                job = self._submit(one, alive)
+                try:
+                    job = self._submit(one, alive, behind(one))
+                except QueueFullError:
+                    break  # the rest goes in when some have ended
                 submitted = submitted or job is not None
                 if job is not None:
                     alive.add((job, job_name(self.study.id, one.id)))
         return submitted
 
-    def _submit(self, one: Experiment, alive: set[tuple[str, str]]) -> str | None:
+    def _submit(
+        self, one: Experiment, alive: set[tuple[str, str]], behind: Iterable[str]
+    ) -> str | None:
+        """Raises QueueFullError where Slurm takes no more, and jobs of this study are under way."""
         latest = self.study.latest_jobs()
-        before = [
-            (latest[name], job_name(self.study.id, name)) for name in one.after if name in latest
-        ]
-        after = tuple(job for job, name in before if (job, name) in alive)
+        after = tuple(
+            latest[name]
+            for name in dict.fromkeys((*one.after, *behind))
+            if name in latest and (latest[name], job_name(self.study.id, name)) in alive
+        )
         try:
             job = queue_client.submit(self._folder.path, script_name(one), after, self._folder.held)
         except NoAnswerError:
             raise
         except ToolError as error:
+            ours = {job_name(self.study.id, other.id) for other in self.study.everything()}
+            if is_full(error.message) and any(name in ours for _, name in alive):
+                raise QueueFullError(error.message) from None
             self.study = self._folder.refused(self.study, one.id, error.message)
             return None
         self.study = self._folder.submitted(self.study, one.id, job)
         return job
+
+    def _behind(self, alive: set[tuple[str, str]]) -> Callable[[Experiment], Iterator[str]]:
+        """Of an experiment, those after it on its nodes that are under way all the same.
+
+        One that is submitted again finds them in the queue, and is not alone before they end.
+        """
+        latest = self.study.latest_jobs()
+        places = {one.id: place for place, one in enumerate(self.study.everything())}
+        on_node: dict[str, list[str]] = {}
+        for one in self.study.everything():
+            if (latest.get(one.id, ""), job_name(self.study.id, one.id)) in alive:
+                for node in one.nodes:
+                    on_node.setdefault(node, []).append(one.id)
+
+        def behind(one: Experiment) -> Iterator[str]:
+            for node in one.nodes:
+                yield from (n for n in on_node.get(node, ()) if places[n] > places[one.id])
+
+        return behind
 
 
 def _of_settled(progress: Progress, states: frozenset[TaskState]) -> tuple[TaskStatus, ...]:

@@ -1,13 +1,16 @@
 """Quantiles against tables, and how often equal layouts are told apart by mistake."""
 
 import random
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from homenode.analyse.comparison import Outcome
 from homenode.analyse.correction import holm
 from homenode.analyse.student import f_upper_p, t_quantile, two_sided_p
+from homenode.results.model import Run
 from tests.simulated_runs import simulated_run
 from tests.test_analyse_compare import GPU, LATENCY, TRIAD, compared, only
 
@@ -160,3 +163,15 @@ def test_an_alternative_that_varies_more_does_not_lend_its_variance_to_the_other
     lent = [one for one in compared(*quiet, third).effects if one.alternative == "pin-numa"]
     assert lent[0].low is not None
     assert (lent[0].low, lent[0].high) != (alone.low, alone.high)
+
+
+def test_hundreds_of_layouts_are_compared_in_seconds() -> None:
+    rng = random.Random(17)
+    runs = [simulated_run("pin", {**TRIAD, **LATENCY}, rng, samples=3) for _ in range(300)]
+    named = [
+        Run(replace(run.head, arrangement=f"layout {place}"), run.samples)
+        for place, run in enumerate(runs)
+    ]
+    start = time.process_time()
+    assert len(compared(*named).effects) == 2 * 299
+    assert time.process_time() - start < 8

@@ -8,6 +8,7 @@ rates it holds, are in docs/decisions/0003-intervals.md.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from homenode.analyse.student import f_upper_p, t_quantile, two_sided_p
@@ -68,7 +69,9 @@ def interval(
         return None
     if min(len(first.medians), len(second.medians)) < LEAST_BOOTS:
         return None
-    one, other, *_ = _variances([first, second, *_usable(beside)])
+    own = [_own(series) for series in (first, second, *_usable(beside))]
+    variance_of = _variances(tuple(sorted(own)))
+    one, other = variance_of[own[0]], variance_of[own[1]]
     difference = _mean_log(second) - _mean_log(first)
     error, freedom = _standard_error((one, other), (len(first.medians), len(second.medians)))
     reach = t_quantile(confidence, freedom) * error
@@ -99,20 +102,22 @@ def _mean_log(series: Series) -> float:
     return math.fsum(map(math.log, series.medians)) / len(series.medians)
 
 
-def _own_variance(series: Series) -> float:
+def _own(series: Series) -> _Variance:
     """Variance of the boots' medians, never below what the samples within boots already explain."""
     logs = [math.log(median) for median in series.medians]
-    return max(sample_variance(logs), series.inner_variance, RESOLUTION**2)
+    value = max(sample_variance(logs), series.inner_variance, RESOLUTION**2)
+    return _Variance(value, len(logs) - 1.0, False)
 
 
-def _variances(several: Sequence[Series]) -> list[_Variance]:
-    """Each one's variance: one for all that could vary alike, and its own for any that does not.
+@lru_cache(maxsize=256)
+def _variances(own: tuple[_Variance, ...]) -> dict[_Variance, _Variance]:
+    """What to take for each one's own variance: one for all that could vary alike, and its own for
+    any that does not. Kept, as each of several alternatives asks for the same ones.
 
     An unpinned guest can vary ten times as much between boots as a pinned one, and pooling it would
     find differences that are none. The one that fits the others least is put apart, until the rest
     could be equal (F tests, corrected for their number).
     """
-    own = [_Variance(_own_variance(one), len(one.medians) - 1.0, False) for one in several]
     alike = list(range(len(own)))
     while len(alike) > 1:
         fits = {place: _fit(own[place], [own[i] for i in alike if i != place]) for place in alike}
@@ -121,13 +126,11 @@ def _variances(several: Sequence[Series]) -> list[_Variance]:
         if fits[worst] * len(alike) / 2 >= level:
             break
         alike = [] if len(alike) == 2 else [place for place in alike if place != worst]
-    if not alike:
-        return own
-    together = _pooled([own[place] for place in alike])
-    return [
-        _lent(one, together, several=len(alike) > 2) if place in alike else one
-        for place, one in enumerate(own)
-    ]
+    found = dict(zip(own, own, strict=True))
+    if alike:
+        together = _pooled([own[place] for place in alike])
+        found |= {own[i]: _lent(own[i], together, several=len(alike) > 2) for i in alike}
+    return found
 
 
 def _lent(own: _Variance, together: _Variance, *, several: bool) -> _Variance:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homenode.cpuset import CpuSet
-from homenode.errors import ParseError
+from homenode.errors import InputError, ParseError
 from homenode.findings import Finding, Severity
 from homenode.slurm.audit import audit
 from homenode.slurm.config import parse_config
@@ -271,6 +271,13 @@ def test_numbers_are_places_in_gres_conf() -> None:
     assert [f.id for f in placed(job, detected)] == ["job-gpu-far"]
     beyond = ORDERED.replace("nvidia[0-1]", "nvidia[8-9]")
     assert placed(replace(job, gpus=(7,)), beyond)[0].id == "job-unjudged"
+
+
+def test_a_file_that_says_nothing_of_gpus_orders_none() -> None:
+    for text in ("", "NodeName=n Gres=gpu:8\n", "Include gpus.conf\n"):
+        with pytest.raises(InputError, match="expected lines with Name=gpu"):
+            device_order(parse_config(text, "gres.conf"))
+    assert device_order(parse_config("AutoDetect=nvml\n", "gres.conf")).numbers("n") is None
 
 
 def test_a_slice_is_judged_where_gres_conf_lists_its_gpus_file() -> None:

@@ -115,3 +115,12 @@ def test_cpus_alone_make_a_socket_of_each_thread() -> None:
     )  # fmt: skip
     assert ids(found) == ["slurm-shape-differs"]
     assert "each thread for a socket" in str(found.findings.findings[0].cost)
+
+
+def test_without_cgroups_nothing_is_kept_apart() -> None:
+    host = machine(TESTBED)
+    found = checked(right_gres(host), host, "2x16x2", cgroup=CGROUP + "CgroupPlugin=disabled\n")
+    assert ids(found) == ["cgroup-cores-open", "cgroup-devices-open"]
+    for plugin in ("autodetect", "cgroup/v1", "cgroup/v2"):
+        kept = checked(right_gres(host), host, "2x16x2", cgroup=f"{CGROUP}CgroupPlugin={plugin}\n")
+        assert ids(kept) == []

@@ -189,14 +189,16 @@ def check_cgroup(cgroup: Config | None) -> Iterator[Finding]:
             "it was not given", None, "--cgroup /etc/slurm/cgroup.conf", "cgroup.conf(5)",
         )  # fmt: skip
         return
+    disabled = _value(cgroup, "cgroupplugin").lower() == "disabled"
     for key, named, cost in (
         ("ConstrainCores", "cgroup-cores-open", "a job's tasks may run on cores of other jobs"),
         ("ConstrainDevices", "cgroup-devices-open", "a job may use GPUs of other jobs"),
     ):
-        if _value(cgroup, key.lower()).lower() not in ("yes", "true", "1", "y"):
+        if disabled or _value(cgroup, key.lower()).lower() not in ("yes", "true", "1", "y"):
             yield Finding(
                 named, Severity.WARNING, "the cluster", f"{key}=yes",
-                _shown(cgroup, key.lower()), cost, f"{key}=yes",
+                _shown(cgroup, "cgroupplugin" if disabled else key.lower()), cost,
+                "CgroupPlugin=autodetect" if disabled else f"{key}=yes",
                 f"{cgroup.source}, cgroup.conf(5)",
             )  # fmt: skip
 

@@ -7,6 +7,7 @@ Seen: 22.05.8, File=.../gpu[7,5,6,4] before gpu[3,2] and gpu[0-1]. Source: gres.
 
 from dataclasses import dataclass
 
+from homenode.errors import InputError
 from homenode.slurm.config import Config
 from homenode.slurm.gpu_lines import placed_files
 from homenode.slurm.gres import GresLine, autodetect_for, gres_lines, lines_for
@@ -33,5 +34,14 @@ class DeviceOrder:
 
 
 def device_order(gres: Config) -> DeviceOrder:
-    """The order that a gres.conf gives. Raises ParseError that names the line."""
-    return DeviceOrder(gres_lines(gres))
+    """The order that a gres.conf gives.
+
+    Raises ParseError that names the line, InputError for a file that says nothing of GPUs.
+    """
+    lines = gres_lines(gres)
+    if not any(line.name == "gpu" or line.autodetect is not None for line in lines):
+        told = "" if not gres.includes else f", and Include {gres.includes[0]}, which is not read"
+        raise InputError(
+            f"{gres.source}: expected lines with Name=gpu or AutoDetect=, found none{told}"
+        )
+    return DeviceOrder(lines)

@@ -201,3 +201,14 @@ def test_the_hypervisor_that_a_guest_has_installed_is_not_its_own() -> None:
     outside = replace(even_host(), settings=settings)
     head = prepared(HOST_ORDERS, outside, INSTALLED, "b").record.head
     assert Condition("qemu", "7.2.22") in head.conditions
+
+
+def test_an_affinity_leaves_its_pus_alone_to_a_run() -> None:
+    """taskset narrows no cgroup: the machine still shows all PUs as allowed."""
+    status = "Cpus_allowed_list:\t2-3\nMems_allowed_list:\t0\n"
+    groups = {"/proc/self/cgroup": "3:cpuset:/\n", "/sys/fs/cgroup/cpuset/cpuset.cpus": "0-3\n"}
+    machine = FakeMachine(changed={"/proc/self/status": status, **groups})
+    ready, _ = runner.look_over(machine, HOST_ORDERS)
+    assert ready.pus == CpuSet.parse("2-3")
+    with pytest.raises(UsageError, match="expected PUs of 2-3"):
+        runner.look_over(machine, replace(HOST_ORDERS, pus=CpuSet.parse("0")))

@@ -24,11 +24,33 @@ def usable_pus(host: Host) -> CpuSet:
 
 def allowed_nodes(snapshot: Snapshot) -> tuple[int, ...] | None:
     """Nodes that a cpuset lets our memory be on; None where nobody says."""
+    listed = _listed(snapshot, "Mems_allowed_list")
+    return None if listed is None else tuple(listed)
+
+
+def affinity(snapshot: Snapshot) -> CpuSet | None:
+    """PUs that our threads may be on: by the cpuset, and by taskset or srun; None as above.
+
+    A host is discovered by its cgroups alone: where a VM may run, taskset does not say.
+    """
+    return _listed(snapshot, "Cpus_allowed_list") or None
+
+
+def _listed(snapshot: Snapshot, field: str) -> CpuSet | None:
     for line in (snapshot.read_text(_STATUS) or "").splitlines():
         key, _, value = line.partition(":")
-        if key == "Mems_allowed_list":
-            return tuple(CpuSet.parse(value, _STATUS))
+        if key == field:
+            return CpuSet.parse(value, _STATUS)
     return None
+
+
+def kept_to(host: Host, pus: CpuSet | None) -> Host:
+    """The machine of which only these PUs are allowed; None = as it is."""
+    if pus is None:
+        return host
+    return replace(
+        host, pus=tuple(replace(pu, allowed=pu.allowed and pu.index in pus) for pu in host.pus)
+    )
 
 
 def keeps_to_nodes(test: BenchTest) -> bool:

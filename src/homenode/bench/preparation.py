@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
 from homenode.bdf import Bdf
-from homenode.bench.confinement import bound, confined, keeps_to_nodes, usable_pus
+from homenode.bench.confinement import bound, confined, keeps_to_nodes, kept_to, usable_pus
 from homenode.bench.gpus_shown import ShownGpus
 from homenode.bench.imported import CPU_ONLY, GPU_UNKNOWN
 from homenode.bench.model import CONTROLS, BenchTest, Group, Reader, Suite
@@ -53,10 +53,12 @@ def prepared(
     boot: str,
     memory_nodes: tuple[int, ...] | None = None,
     shown: ShownGpus | None = None,
+    own_pus: CpuSet | None = None,
 ) -> Prepared:
     """What these orders come to on a machine. installed: programs that can be run there.
 
-    memory_nodes: that a cpuset leaves us; None = all. shown: GPUs that the driver gives to us.
+    memory_nodes, own_pus: that a cpuset, and an affinity, leave us; None = all. shown: GPUs that
+    the driver gives to us.
 
     Raises UsageError for tests, PUs or nodes that the machine does not have, InputError for a
     document that is none.
@@ -72,7 +74,8 @@ def prepared(
             one for one in view_of_guest(expected, host, None, facts).findings if are_bad((one,))
         )
     pus = restricted_to(orders)
-    usable = _with_memory(confined(host, pus, orders.nodes), orders.nodes, memory_nodes)
+    usable = confined(kept_to(host, own_pus), pus, orders.nodes)
+    usable = _with_memory(usable, orders.nodes, memory_nodes)
     suite = _suite(orders, usable, installed, shown)
     if len(usable.nodes) < len(host.nodes):
         suite = _without(suite, lambda test: not keeps_to_nodes(test), "some nodes are not ours")

@@ -181,7 +181,8 @@ def differences(stored: RunRecord, now: RunRecord) -> tuple[str, ...]:
     found = [f"{name} {was} before, {is_now} now" for name, was, is_now in pairs if was != is_now]
     if not found and stored.tests != now.tests:
         found.append(
-            "tests with other commands: --quick or --full, or a tool was installed or removed"
+            "tests with other commands: --quick or --full, another affinity, or a tool that "
+            "was installed or removed"
         )
     return tuple(found)
 

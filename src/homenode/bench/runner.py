@@ -13,7 +13,7 @@ from pathlib import Path
 
 from homenode.bench.app_metric import MAX_KEPT as MAX_APP_OUTPUT
 from homenode.bench.app_metric import check_metric, figure_of
-from homenode.bench.confinement import allowed_nodes
+from homenode.bench.confinement import affinity, allowed_nodes
 from homenode.bench.derived_run import Derived, derived, reading_of, schedule_of
 from homenode.bench.environment import Environment, read_environment
 from homenode.bench.model import BenchTest, Reader
@@ -127,7 +127,9 @@ def look_over(machine: Machine, orders: BenchOrders) -> tuple[Prepared, Snapshot
     gpus = bool(host.devices_of_kind(DeviceKind.GPU))
     installed = installed_on(machine, orders.wishes, gpus=gpus)
     shown = gpus_shown_by(machine, orders.wishes, host, installed)
-    ready = prepared(orders, host, installed, boot, allowed_nodes(snapshot), shown)
+    ready = prepared(
+        orders, host, installed, boot, allowed_nodes(snapshot), shown, affinity(snapshot)
+    )
     return ready, snapshot
 
 

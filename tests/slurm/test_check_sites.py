@@ -16,7 +16,7 @@ from tests.slurm.test_check import CGROUP, CLUSTER, NEW, checked, ids, right_gre
 )
 def test_what_lines_leave_out_a_detector_fills_up(gres: str) -> None:
     host = load_host("hgx-h100")
-    assert ids(checked(gres, host, "2x56x2")) == []
+    assert ids(checked(gres, host, "2x56x2"), info=True) == []
     assert ids(checked(gres, host, "2x56x2", 9)) == ["gres-count"]
 
 

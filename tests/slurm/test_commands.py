@@ -26,6 +26,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     Path("gpu8.toml").write_text(TESTBED)
+    Path("empty.txt").write_text("\n")
     Path("jobs.txt").write_text(scontrol_text(JOBS))
     Path("jobs.json").write_text(squeue_2405(JOBS))
 
@@ -80,7 +81,7 @@ def test_one_job_is_audited(run: Run) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("audit", "--jobs", "none.txt"), ("audit", "--records", "none"),
+        ("audit", "--jobs", "none.txt"), ("audit", "--jobs", "empty.txt"), ("audit", "--records", "none"),
         ("audit", "--records", "."), ("audit", "--records", ".", "--jobs", "jobs.txt"),
         ("audit", "--jobs", "jobs.txt", "--host", "gpu01="),
         ("audit", "--jobs", "jobs.txt", "--host", "gpu[1-=gpu8.toml"),

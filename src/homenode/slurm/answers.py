@@ -42,6 +42,11 @@ def ask_tasks(job: Job, node: str) -> tuple[TaskRecord, ...]:
 
 def read_jobs(text: str, source: str, asked: Sequence[str]) -> tuple[Job, ...]:
     """Jobs of a stored answer: squeue's JSON or scontrol's text, told apart by content."""
+    if not text.strip():
+        raise InputError(
+            f"{source}: expected jobs as Slurm lists them, found nothing",
+            hint="without jobs scontrol says so; the command before may have failed",
+        )
     is_json = text.lstrip().startswith("{")
     jobs = parse_squeue_jobs(text, source) if is_json else parse_scontrol_jobs(text, source)
     found = tuple(job for job in jobs if is_asked_for(job, tuple(asked)))

@@ -69,7 +69,7 @@ def _counts(of: NodeClass, gpus: Sequence[RightGpu], source: str) -> Iterator[Fi
             "a node that has fewer than it promises is drained; more are not used",
             "make both the same", source,
         )  # fmt: skip
-    elif of.lines and listed < len(gpus) and not beyond:
+    elif of.lines and listed < len(gpus) and not beyond and not filled:
         yield _count(
             of, Severity.INFO, f"{plural(len(gpus), 'GPU')}, as the machine has",
             f"{listed} in gres.conf", "the others are given to no job", None, source,

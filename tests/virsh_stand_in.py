@@ -24,6 +24,7 @@ argument() {  # the value of an option
 [ -e "$state/down" ] && fail "failed to connect to the hypervisor"
 domain=$(argument --domain "$@")
 case $command in define) ;; *)
+  [ -e "$state/undefined" ] && fail "failed to get domain '$domain'"
   case $domain in "@UUID@"|"$(value name)") ;; *) fail "failed to get domain '$domain'" ;; esac ;;
 esac
 case $command in
@@ -42,7 +43,8 @@ case $command in
     case $(value drops) in "") ;; *) sed -i "/$(value drops)/d" "$state/new.$$" ;; esac
     # What libvirt prints ends in one newline, and virsh adds another.
     sed -i -e '${/^$/d;}' "$state/new.$$"
-    mv "$state/new.$$" "$state/definition.xml" ;;
+    mv "$state/new.$$" "$state/definition.xml"; rm -f "$state/undefined" ;;
+  undefine) touch "$state/undefined" ;;
   start)
     [ -e "$state/id" ] && fail "Requested operation is not valid: domain is already running"
     [ -e "$state/start-fails" ] && fail "Failed to start domain: $(value start-fails)"

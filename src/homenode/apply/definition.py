@@ -195,6 +195,18 @@ def has_original(virsh: Virsh, name: str, root: Path) -> bool:
     return DomainStore(root, virsh.connect, virsh.domain(name).uuid).record() is not None
 
 
+def saved_original(virsh: Virsh, name: str, root: Path) -> bytes | None:
+    """The definition that restore_definition would put back; None where nothing is saved."""
+    store = DomainStore(root, virsh.connect, virsh.domain(name).uuid)
+    record = store.record()
+    return None if record is None else store.document(record.original)
+
+
+def drop_records(connect: str, uuid: str, root: Path) -> None:
+    """Forget all that was saved of a domain that is gone for good."""
+    DomainStore(root, connect, uuid).drop()
+
+
 def forget_original(virsh: Virsh, name: str, root: Path) -> Path:
     """Take the present definition for the original from now on; gives where the old one lies.
 

@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -110,6 +111,15 @@ class DomainStore:
         with _told(self._folder):
             self._path("live.json").unlink(missing_ok=True)
             sync_folder(self._folder)
+
+    def drop(self) -> None:
+        """Remove all of it, as far as it is there. Raises HostError where another is at work."""
+        if not self._folder.exists():
+            return
+        with self.locked(), _told(self._folder):
+            # The record first: documents that nothing names any more are nobody's original.
+            self._path("record.json").unlink(missing_ok=True)
+            shutil.rmtree(self._folder)
 
     def save(self, document: bytes) -> str:
         """Saves a document; gives its sha256, by which it is found again."""

@@ -37,8 +37,17 @@ class DomainState:
     def argument(self) -> str:
         """What names it on any command line: its name, or its UUID where a shell, virsh or
         `homenode restore` (a document's name) would take the name for something else."""
-        is_plain = _PLAIN_NAME.match(self.name) and not self.name.endswith(".xml")
-        return self.name if is_plain else self.uuid
+        return domain_argument(self.name, self.uuid)
+
+
+def domain_argument(name: str, uuid: str) -> str:
+    """What names a domain on any command line; see DomainState.argument.
+
+    >>> domain_argument("vm7", "u"), domain_argument("-vm", "u"), domain_argument("7", "u")
+    ('vm7', 'u', 'u')
+    """
+    is_plain = _PLAIN_NAME.match(name) and not name.endswith(".xml")
+    return name if is_plain else uuid
 
 
 @dataclass(frozen=True, slots=True)

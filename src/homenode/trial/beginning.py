@@ -6,6 +6,7 @@ from pathlib import Path
 
 from homenode.analyse.recommend import host_kind
 from homenode.apply.definition import preview_definition
+from homenode.domain.read import read_guest
 from homenode.domain.schema import refuse_new_errors
 from homenode.errors import InputError, UsageError
 from homenode.hypervisor.domain_state import DomainState
@@ -18,13 +19,14 @@ from homenode.trial.copying import Prepared, prepare_copy
 from homenode.trial.fitting import Fitted, fit
 from homenode.trial.guest import is_there
 from homenode.trial.journal import Head
-from homenode.trial.journal_file import JournalFile, Known, known_trials
+from homenode.trial.journal_file import JournalFile, Known, known_trials, names_of
 from homenode.trial.orders import Measuring
-from homenode.trial.reaching import Reaching
+from homenode.trial.reaching import Reaching, obstacle_to
 from homenode.trial.runner import Tuned, is_emulated
 from homenode.trial.stored import Begun, decode_begun, encode_begun
+from homenode.trial.taking_back import ORIGINAL
 
-_BEGUN, _ORIGINAL, _COPY = "begun.json", "original.xml", "copy.xml"
+_BEGUN, _COPY = "begun.json", "copy.xml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,8 @@ def look(virsh: Virsh, name: str, wanted: Wanted, host: Host, root: Path) -> Out
         if one.tuning is not None
         and (gap := refuse_new_errors(one.tuning.original, one.tuning.document)) is not None
     ]
-    obstacles: list[str] = []
+    no_way = obstacle_to(original, state.name, wanted.reaching.way)
+    obstacles = [] if no_way is None else [no_way]
     if copy is None:
         for one in fitted:
             if one.tuning is not None:
@@ -99,11 +102,12 @@ def look(virsh: Virsh, name: str, wanted: Wanted, host: Host, root: Path) -> Out
         uuid=state.uuid if copy is None else copy.copy.uuid, source=state.name,
         layouts=wanted.layouts, boots=wanted.boots, seed=wanted.seed,
         results=str(wanted.results.absolute()), bare=wanted.bare,
-        copy=None if copy is None else copy.copy,
+        copy=None if copy is None else copy.copy, source_uuid=state.uuid,
     )  # fmt: skip
     begun = Begun(
         wanted.measuring, wanted.reaching, host_kind(host), _versions(host), is_emulated(original),
-        wanted.apply_words, () if copy is None else copy.disks,
+        (*wanted.apply_words, *_no_nvlink(original, state.name)),
+        () if copy is None else copy.disks,
         None if copy is None else copy.nvram,
     )  # fmt: skip
     return Outlook(
@@ -113,9 +117,10 @@ def look(virsh: Virsh, name: str, wanted: Wanted, host: Host, root: Path) -> Out
 
 
 def begin(outlook: Outlook, journal: JournalFile) -> None:
-    """Keep all of it, the head last: a trial without one has not begun."""
+    """Keep all of it, the head last: a trial without one has not begun. Raises HostError."""
+    journal.refuse_begun()
     journal.keep(_BEGUN, encode_begun(outlook.begun))
-    journal.keep(_ORIGINAL, outlook.original)
+    journal.keep(ORIGINAL, outlook.original)
     if outlook.copy is not None:
         journal.keep(_COPY, outlook.copy.document)
     for layout, tuned in outlook.layouts.items():
@@ -159,7 +164,14 @@ def with_reaching(reopened: Reopened, given: Reaching | None) -> Reopened:
 
 def latest(root: Path, name: str, virsh: Virsh | None = None) -> Known:
     """The trial of a domain, or of that id, that was begun last. Raises InputError."""
-    known = [one for one in known_trials(root, name) if one.head is not None]
+    found = known_trials(root, name)
+    known = [one for one in found if one.head is not None]
+    if found and not known:
+        raise InputError(
+            f"{found[-1].reason}",
+            hint="mend that line, or take the VM's definition back without the journal: homenode "
+            f"restore NAME, or virsh define {found[-1].folder / ORIGINAL}",
+        )
     if not known and virsh is not None and is_there(virsh, name):
         known = [one for one in known_trials(root, virsh.domain(name).name) if one.head]
     if not known:
@@ -182,7 +194,7 @@ def _refuse_unfinished(state: DomainState, root: Path) -> None:
         one
         for one in known_trials(root)
         if one.head is not None
-        and one.head.source == state.name
+        and state.uuid in names_of(one.head)
         and (one.state.to_undo or not one.state.ended)
     ]
     for one in left:
@@ -191,6 +203,12 @@ def _refuse_unfinished(state: DomainState, root: Path) -> None:
                 f"{state.name}: expected no unfinished trial, found {one.folder.name}",
                 hint=f"homenode trial {state.argument} --resume goes on with it, --undo ends it",
             )
+
+
+def _no_nvlink(original: bytes, name: str) -> tuple[str, ...]:
+    """The option of apply with which the GPUs that a VM has need be no NVLink partition: as they
+    were planned here."""
+    return ("--without-nvlink",) if read_guest(original, name).hostdevs else ()
 
 
 def _versions(host: Host) -> tuple[Condition, ...]:

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 from homenode.bench.model import PROBE
 from homenode.domain.read import open_domain
 from homenode.errors import HostError, InputError, ToolError
+from homenode.hypervisor.connection import is_local
 from homenode.hypervisor.virsh import Virsh
 from homenode.machine.guest_agent import GuestAgent
 from homenode.machine.protocol import Machine
@@ -123,6 +124,22 @@ def answering(virsh: Virsh, uuid: str, reach: Reach, timeout_s: float) -> Machin
 def boot_of(machine: Machine) -> str:
     """The identity of the guest's present boot. Raises ToolError."""
     return machine.run(("cat", _BOOT_ID), _HELLO_S).stdout_or_raise().strip()
+
+
+def host_boot(virsh: Virsh) -> str | None:
+    """The identity of the present boot of the host that domains run on; None where it is another
+    machine's, or not told. libvirt's numbers of running instances begin anew with each."""
+    if not is_local(virsh.connect):
+        return None
+    try:
+        return Path(_BOOT_ID).read_text().strip()
+    except OSError:
+        return None
+
+
+def is_same_host_boot(virsh: Virsh, known: str | None) -> bool:
+    """Whether the host was not started anew since, as far as that is known."""
+    return known is None or host_boot(virsh) in (None, known)
 
 
 def stop(

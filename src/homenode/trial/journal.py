@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from homenode.errors import InputError
+from homenode.hypervisor.domain_state import domain_argument
 
 T = TypeVar("T")
 
@@ -58,7 +59,7 @@ class Copy:
 @dataclass(frozen=True, slots=True)
 class Head:
     """What a trial is. id: its own name. domain, uuid: what it works on, a copy where `copy` says
-    so. source: the domain that the user named. results: folder. system: folder in it."""
+    so. source, source_uuid: the domain that the user named. results: folder."""
 
     id: str
     connect: str
@@ -71,6 +72,12 @@ class Head:
     results: str
     bare: bool = False
     copy: Copy | None = None
+    source_uuid: str = ""
+
+    @property
+    def argument(self) -> str:
+        """What names the user's domain on any command line."""
+        return domain_argument(self.source, self.source_uuid or self.uuid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +85,8 @@ class Entry:
     """One line. at: UTC, ISO 8601. number: of the step, None where it is about all of them.
 
     undo: what takes it back, for people. run: name of the results. boot: the guest's own identity
-    of it. run_id: libvirt's number of the running instance. samples: how many were measured.
+    of it. run_id: libvirt's number of the running instance. host_boot: the host's own identity of
+    the boot in which that number was given. samples: how many were measured.
     findings: why a guest was not measured.
     """
 
@@ -90,6 +98,7 @@ class Entry:
     run: str | None = None
     boot: str | None = None
     run_id: int | None = None
+    host_boot: str | None = None
     samples: int | None = None
     findings: tuple[str, ...] = ()
 
@@ -107,8 +116,8 @@ class State:
     """How a trial stands. outcomes: by the step's number.
 
     applied: the domain may have a layout's definition. running: the step whose guest may be
-    running, and what is known of it. copied: the copy may be there. ended: nothing is left to undo
-    or to do.
+    running, and what is known of it; host_boot: of the host that it runs in. copied: the copy may
+    be there. ended: nothing is left to undo or to do.
     """
 
     outcomes: dict[int, Outcome]
@@ -116,6 +125,7 @@ class State:
     running: int | None
     run_id: int | None
     boot: str | None
+    host_boot: str | None
     copied: bool
     ended: bool
 
@@ -142,19 +152,19 @@ def state_of(entries: Iterable[Entry]) -> State:
     """
     outcomes: dict[int, Outcome] = {}
     applied = copied = ended = False
-    running = run_id = boot = None
+    running = run_id = boot = host_boot = None
     for entry in entries:
         what = entry.what
         if what in _OUTCOMES and entry.number is not None:
             outcomes[entry.number] = Outcome(what, entry)
         if what is What.STARTING:
-            running, run_id, boot = entry.number, None, None
+            running, run_id, boot, host_boot = entry.number, None, None, entry.host_boot
         elif what is What.STARTED:
             run_id = entry.run_id
         elif what is What.ANSWERED:
             boot = entry.boot
         elif what is What.STOPPED:
-            running = run_id = boot = None
+            running = run_id = boot = host_boot = None
         elif what in (What.APPLYING, What.APPLIED, What.RESTORING):
             applied = True
         elif what is What.RESTORED:
@@ -164,7 +174,7 @@ def state_of(entries: Iterable[Entry]) -> State:
         elif what is What.REMOVED:
             copied = False
         ended = what is What.ENDED
-    return State(outcomes, applied, running, run_id, boot, copied, ended)
+    return State(outcomes, applied, running, run_id, boot, host_boot, copied, ended)
 
 
 def encode_head(head: Head) -> bytes:

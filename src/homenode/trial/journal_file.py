@@ -76,6 +76,17 @@ class JournalFile:
         finally:
             os.close(lock)
 
+    def refuse_begun(self) -> None:
+        """Raises HostError where such a trial is there: nothing of it may be written over."""
+        if (self.folder / _FILE).exists():
+            raise self._taken()
+
+    def _taken(self) -> HostError:
+        return HostError(
+            f"{self.folder / _FILE}: expected no trial of this name, found one",
+            hint="give another --name, or --resume it",
+        )
+
     def begin(self, head: Head) -> None:
         """Write the head. Raises HostError where such a trial is there."""
         path = self.folder / _FILE
@@ -85,10 +96,7 @@ class JournalFile:
             try:
                 descriptor = os.open(path, flags, 0o600)
             except FileExistsError:
-                raise HostError(
-                    f"{path}: expected no trial of this name, found one",
-                    hint="give another --name, or --resume it",
-                ) from None
+                raise self._taken() from None
             write_and_close(descriptor, encode_head(head))
             sync_folder(self.folder)
             sync_folder(self.folder.parent)
@@ -139,9 +147,14 @@ def known_trials(root: Path, domain: str | None = None) -> tuple[Known, ...]:
         for one in found
         if domain is None
         or one.folder.name == domain
-        or (one.head is not None and domain in (one.head.source, one.head.domain, one.head.uuid))
+        or (one.head is not None and domain in names_of(one.head))
     ]
     return tuple(sorted(found, key=lambda one: (one.folder / _FILE).stat().st_mtime))
+
+
+def names_of(head: Head) -> tuple[str, ...]:
+    """What a trial's domain may be called, and the copy of it."""
+    return head.source, head.source_uuid, head.domain, head.uuid
 
 
 def _known(folder: Path) -> Known:

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from homenode.apply.definition import apply_definition
+from homenode.apply.sameness import same_definition
 from homenode.bench.orders import BenchOrders, Progress
 from homenode.bench.runner import run_bench
 from homenode.domain.read import open_domain
-from homenode.errors import HomenodeError, HostError, InputError, ToolError
+from homenode.errors import HomenodeError, HostError, InputError, ToolError, UsageError
 from homenode.hypervisor.virsh import Virsh
 from homenode.machine.local import LocalMachine
 from homenode.machine.protocol import Machine
@@ -22,12 +23,21 @@ from homenode.plan.model import Plan
 from homenode.results.model import Condition
 from homenode.results.store import read_run
 from homenode.trial.copying import Prepared, make_copy
-from homenode.trial.guest import Reach, answering, boot_of, patiently, stop
+from homenode.trial.guest import (
+    Reach,
+    answering,
+    boot_of,
+    host_boot,
+    is_same_host_boot,
+    patiently,
+    stop,
+)
+from homenode.trial.interrupts import held_interrupts
 from homenode.trial.journal import Head, State, What, left_of
 from homenode.trial.journal_file import JournalFile
 from homenode.trial.orders import Measuring, bare_orders, guest_orders, run_name
 from homenode.trial.schedule import BARE, TrialStep, trial_schedule
-from homenode.trial.taking_back import noted, take_back
+from homenode.trial.taking_back import ORIGINAL, noted, take_back
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +93,7 @@ def run_trial(trial: Trial, lock: int) -> None:
     alive = _alive(trial)
     if alive is None:
         _take_back(trial)
+        _refuse_edited(trial)
     try:
         if trial.copy is not None and not trial.journal.known().state.copied:
             _copy(trial, trial.copy)
@@ -95,8 +106,22 @@ def run_trial(trial: Trial, lock: int) -> None:
         noted(trial.journal, trial.tell, What.INTERRUPTED)
         raise
     finally:
-        _take_back(trial)
+        with held_interrupts(trial.tell):
+            _take_back(trial)
     trial.journal.add(What.ENDED)
+
+
+def _refuse_edited(trial: Trial) -> None:
+    """Layouts that were made from another definition than the VM has are no layouts of it."""
+    if trial.head.copy is not None:
+        return
+    now = patiently(lambda: trial.virsh.definition(trial.head.uuid))
+    if not same_definition(now, trial.journal.kept(ORIGINAL)):
+        raise InputError(
+            f"{trial.head.source}: expected the definition that the trial was planned from, found "
+            "another: it was edited since",
+            hint=f"homenode trial {trial.head.id} --undo ends it; then begin a new one",
+        )
 
 
 def _first(steps: Sequence[TrialStep], alive: tuple[int, Machine] | None) -> list[TrialStep]:
@@ -112,6 +137,8 @@ def _alive(trial: Trial) -> tuple[int, Machine] | None:
     try:
         now = trial.virsh.domain(trial.head.uuid)
         if not now.is_active or state.run_id not in (None, now.run_id):
+            return None
+        if not is_same_host_boot(trial.virsh, state.host_boot):
             return None
         machine = trial.reach.machine(trial.head.uuid)
         if boot_of(machine) != state.boot:
@@ -172,6 +199,7 @@ def _boot(trial: Trial, step: TrialStep, lock: int) -> Machine | None:
     """The guest of a layout, up and equipped; None where libvirt refuses the layout."""
     virsh, uuid = trial.virsh, trial.head.uuid
     wanted = trial.layouts[step.layout]
+    _refuse_running_original(trial)
     trial.journal.add(
         What.APPLYING, step.number, step.layout, undo=f"homenode restore {trial.head.domain}"
     )
@@ -183,13 +211,32 @@ def _boot(trial: Trial, step: TrialStep, lock: int) -> Machine | None:
         patiently(lambda: virsh.domain(uuid))
         return None
     trial.journal.add(What.APPLIED, step.number, step.layout)
-    trial.journal.add(What.STARTING, step.number, undo=f"virsh destroy {uuid}")
-    virsh.start(uuid, (lock,))
+    trial.journal.add(
+        What.STARTING, step.number, undo=f"virsh destroy {uuid}", host_boot=host_boot(virsh)
+    )
+    try:
+        virsh.start(uuid, (lock,))
+    except HostError as error:
+        if "already" in error.message:  # by somebody else, just now: it is not ours to stop
+            trial.journal.add(What.STOPPED, step.number, "somebody else had started it")
+        raise
     trial.journal.add(What.STARTED, step.number, run_id=virsh.domain(uuid).run_id)
     machine = answering(virsh, uuid, trial.reach, trial.measuring.answer_s)
     trial.journal.add(What.ANSWERED, step.number, boot=boot_of(machine))
     trial.reach.equip(machine)
     return machine
+
+
+def _refuse_running_original(trial: Trial) -> None:
+    head = trial.head
+    if head.copy is not None and head.source_uuid:
+        state = patiently(lambda: trial.virsh.domain(head.source_uuid))
+        if state.is_active:
+            raise UsageError(
+                f"{head.source}: expected it shut off, found it {state.state}: the copy's disks "
+                "lie over its own",
+                hint=f"shut it down; then homenode trial {head.id} --resume",
+            )
 
 
 def _measure(
@@ -198,6 +245,8 @@ def _measure(
     trial.journal.add(What.MEASURING, step.number, run=orders.name)
     results = Path(trial.head.results)
     outcome = run_bench(machine, orders, results, trial.on_progress, resume=resume)
+    if not step.is_bare:
+        _refuse_rebooted(trial, step, machine, orders)
     if outcome.run is None:
         found = tuple(str(one) for one in outcome.findings)
         trial.journal.add(What.MISMATCHED, step.number, run=orders.name, findings=found)
@@ -209,6 +258,23 @@ def _measure(
     if not count:
         raise ToolError(f"expected figures, found none: every test failed: {gaps}")
     trial.journal.add(What.MEASURED, step.number, gaps, run=orders.name, samples=count)
+
+
+def _refuse_rebooted(trial: Trial, step: TrialStep, machine: Machine, orders: BenchOrders) -> None:
+    """A boot is the unit of every comparison: figures of two of them are no figures."""
+    try:
+        now = boot_of(machine)
+    except ToolError as error:
+        now = f"none: {error.message}"
+    if now == orders.boot:
+        return
+    there = _run_there(Path(trial.head.results), orders.name)
+    if there is not None:
+        _set_aside(trial, step, there)
+    raise ToolError(
+        f"expected the guest to stay in its boot {orders.boot} while it was measured, found {now}",
+        hint="it restarted itself: look at its console",
+    )
 
 
 def _orders(trial: Trial, step: TrialStep, name: str, boot: str) -> BenchOrders:

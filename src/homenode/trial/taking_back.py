@@ -7,14 +7,23 @@ happened, half happened or not.
 from collections.abc import Callable
 from pathlib import Path
 
-from homenode.apply.definition import has_original, restore_definition
+from homenode.apply.definition import (
+    apply_definition,
+    drop_records,
+    restore_definition,
+    saved_original,
+)
+from homenode.apply.sameness import same_definition
 from homenode.errors import HostError
 from homenode.hypervisor.virsh import Virsh
 from homenode.machine.protocol import Machine
 from homenode.trial.copying import remove_copy
-from homenode.trial.guest import is_there, patiently, stop
+from homenode.trial.guest import is_same_host_boot, is_there, patiently, stop
 from homenode.trial.journal import Head, State, What
 from homenode.trial.journal_file import JournalFile
+
+ORIGINAL = "original.xml"
+"""Beside the journal: the user's domain as libvirt printed it when the trial was begun."""
 
 
 def take_back(
@@ -43,17 +52,17 @@ def take_back(
         tell(f"{head.domain}: {how}")
     if state.applied:
         noted(journal, tell, What.RESTORING)
-        if there and patiently(lambda: has_original(virsh, head.uuid, root)):
-            done = patiently(lambda: restore_definition(virsh, head.uuid, root))
-            detail = "byte for byte" if done.exact else "printed otherwise by this libvirt"
+        if head.copy is not None:
+            detail = "of the copy, which goes"
         else:
-            detail = "nothing had been changed"
+            detail = patiently(lambda: _give_back(virsh, head, journal, root))
+            tell(f"{head.domain}: original definition restored, {detail}")
         noted(journal, tell, What.RESTORED, None, detail)
-        tell(f"{head.domain}: original definition restored, {detail}")
     if state.copied and head.copy is not None:
         copy = head.copy
         noted(journal, tell, What.REMOVING)
         patiently(lambda: remove_copy(virsh, copy))
+        drop_records(head.connect, copy.uuid, root)
         noted(journal, tell, What.REMOVED)
         tell(f"{head.domain}: the copy and its throw-away disks are gone")
 
@@ -73,5 +82,21 @@ def noted(
         tell(f"not written down that it was {what}: {error.message}")
 
 
+def _give_back(virsh: Virsh, head: Head, journal: JournalFile, root: Path) -> str:
+    """The definition from before the trial, whatever had been applied before that; says how."""
+    before = journal.kept(ORIGINAL)
+    first = saved_original(virsh, head.uuid, root)
+    is_first = first is not None and same_definition(first, before)
+    if first is None or (not is_first and same_definition(virsh.definition(head.uuid), before)):
+        return "nothing had been changed"
+    done = restore_definition(virsh, head.uuid, root)
+    if not is_first:  # the user had applied a layout: that is what the trial found
+        apply_definition(virsh, head.uuid, before, done.definition, root)
+        return "as it was applied before the trial"
+    return "byte for byte" if done.exact else "printed otherwise by this libvirt"
+
+
 def _stop(virsh: Virsh, head: Head, state: State, machine: Machine | None, stop_s: float) -> str:
+    if not is_same_host_boot(virsh, state.host_boot):
+        return "was off: the host was started anew since"
     return stop(virsh, head.uuid, machine, stop_s, state.run_id)

@@ -1,0 +1,38 @@
+"""Interrupts: an impatient second Ctrl-C must not leave a VM half put back. [I/O]"""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def held_interrupts(tell: Callable[[str], None]) -> Iterator[None]:
+    """The first of them inside is answered with words; the next one raises KeyboardInterrupt.
+
+    What nohup ignores stays ignored.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
+    told = False
+
+    def answer(number: int, frame: object) -> None:
+        nonlocal told
+        if told:
+            raise KeyboardInterrupt
+        told = True
+        tell("the VM is being put back; once more leaves it as it is, for --undo to put back")
+
+    before = {
+        one: signal.signal(one, answer)
+        for one in _HELD
+        if signal.getsignal(one) is not signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)

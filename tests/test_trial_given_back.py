@@ -1,0 +1,269 @@
+"""What a trial must not take or leave changed: another's boot, edit, files and definitions."""
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from homenode.apply.definition import apply_definition, restore_definition, saved_original
+from homenode.apply.sameness import same_definition
+from homenode.bench import runner as bench_runner
+from homenode.errors import HostError, InputError, UsageError
+from homenode.hypervisor.virsh import Virsh
+from homenode.results.store import load_runs
+from homenode.trial import guest
+from homenode.trial.beginning import begin, latest, look
+from homenode.trial.interrupts import held_interrupts
+from homenode.trial.journal import Copy, Head, What
+from homenode.trial.journal_file import JournalFile, known_trials
+from homenode.trial.runner import run_trial
+from homenode.trial.taking_back import take_back
+from tests.apply_documents import NAME, ORIGINAL, tuned
+from tests.simulated_trial import (
+    SimulatedGuest,
+    SimulatedReach,
+    begun,
+    daemon_in,
+    host,
+    trial_of,
+    wanted,
+)
+from tests.virsh_stand_in import URI, UUID, StandIn
+
+EQUAL = {"default": 1.0, "pin": 1.0, "pin-numa": 1.0}
+BOOT_A, BOOT_B = "host boot a", "host boot b"
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    found = daemon_in(tmp_path / "daemon")
+    monkeypatch.setenv("PATH", f"{found.bin}:/usr/bin:/bin")
+    monkeypatch.setattr(guest, "_BETWEEN_S", 0.01)
+    monkeypatch.setattr(guest, "DAEMON_S", 0.2)
+    monkeypatch.setattr(bench_runner, "IDLE_S", 0.0)
+    return found
+
+
+def run_one(root: Path, results: Path, reach: SimulatedReach) -> tuple[Head, JournalFile]:
+    head, journal = begun(root, wanted(results, boots=1, layouts=("pin-numa",)))
+    with journal.locked() as lock:
+        run_trial(trial_of(head, journal, root, reach), lock)
+    return head, journal
+
+
+def test_a_vm_that_had_a_layout_applied_has_it_again(daemon: StandIn, tmp_path: Path) -> None:
+    root, virsh = tmp_path / "state", Virsh(URI)
+    apply_definition(virsh, UUID, tuned("pin"), virsh.definition(UUID), root)
+    applied = daemon.definition()
+    assert applied != ORIGINAL
+    _, journal = run_one(root, tmp_path / "results", SimulatedReach(daemon, EQUAL))
+    assert len(journal.known().state.measured) == 1
+    assert same_definition(daemon.definition(), applied)
+    assert not journal.known().state.to_undo
+    restore_definition(virsh, UUID, root)
+    assert daemon.definition() == ORIGINAL, "and its first definition is still known"
+
+
+def test_an_old_record_and_a_later_edit_do_not_stand_in_the_way(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    """Killed between the journal's line and what it tells of, over an edit after an old restore."""
+    root, virsh = tmp_path / "state", Virsh(URI)
+    apply_definition(virsh, UUID, tuned("pin"), virsh.definition(UUID), root)
+    restore_definition(virsh, UUID, root)
+    edited = ORIGINAL.replace(b"<iothreads>1<", b"<iothreads>2<")
+    (daemon.state / "definition.xml").write_bytes(edited)
+    head, journal = begun(root, wanted(tmp_path / "results", boots=1))
+    journal.add(What.APPLYING, 0, "pin")
+    take_back(virsh, head, journal, root, 0.2)
+    assert daemon.definition() == edited
+    assert not journal.known().state.to_undo
+
+
+def test_a_vm_that_was_edited_meanwhile_is_not_gone_on_with(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    root = tmp_path / "state"
+    head, journal = begun(root, wanted(tmp_path / "results", boots=1))
+    edited = ORIGINAL.replace(b"<iothreads>1<", b"<iothreads>2<")
+    (daemon.state / "definition.xml").write_bytes(edited)
+    with journal.locked() as lock, pytest.raises(InputError, match="edited since") as raised:
+        run_trial(trial_of(head, journal, root, SimulatedReach(daemon, EQUAL)), lock)
+    assert "--undo" in str(raised.value.hint)
+    assert daemon.definition() == edited
+    assert not any(line.startswith("start") for line in daemon.commands())
+
+
+def test_a_boot_that_somebody_else_made_just_before_is_left_alone(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    daemon.put("start-fails", "domain is already running")
+    root = tmp_path / "state"
+    head, journal = begun(root, wanted(tmp_path / "results", boots=1, layouts=("pin",)))
+    trial = trial_of(head, journal, root, SimulatedReach(daemon, EQUAL))
+
+    class Raced(Virsh):
+        def start(self, uuid: str, kept_open: object = ()) -> None:
+            daemon.put("id", "77")
+            super().start(uuid)
+
+    with journal.locked() as lock, pytest.raises(UsageError, match="expected it shut off"):
+        run_trial(replace(trial, virsh=Raced(URI)), lock)
+    assert daemon.get("id") == "77"
+    assert journal.known().state.running is None
+
+
+def test_a_number_from_before_the_host_was_started_anew_is_nobodys(
+    daemon: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, virsh = tmp_path / "state", Virsh(URI)
+    head, journal = begun(root, wanted(tmp_path / "results", boots=1))
+    monkeypatch.setattr(guest, "host_boot", lambda virsh: BOOT_B)
+    journal.add(What.STARTING, 0, host_boot=BOOT_A)
+    journal.add(What.STARTED, 0, run_id=1)
+    daemon.put("id", "1")  # started with the host, and the first there too
+    take_back(virsh, head, journal, root, 0.2)
+    assert daemon.get("id") == "1"
+    assert not journal.known().state.to_undo
+    stopped = [one.detail for one in journal.known().entries if one.what is What.STOPPED]
+    assert stopped == ["was off: the host was started anew since"]
+    journal.add(What.STARTING, 0, host_boot=BOOT_B)
+    journal.add(What.STARTED, 0, run_id=1)
+    take_back(virsh, head, journal, root, 0.2)
+    assert not (daemon.state / "id").exists(), "in the same boot of the host it is ours"
+
+
+def test_a_trial_of_a_name_that_is_taken_writes_over_nothing(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    root = tmp_path / "state"
+    _, journal = run_one(root, tmp_path / "results", SimulatedReach(daemon, EQUAL))
+    before = {path.name: path.read_bytes() for path in journal.folder.iterdir() if path.is_file()}
+    asked = wanted(tmp_path / "elsewhere", boots=2, layouts=("pin", "pin-numa"))
+    outlook = look(Virsh(URI), NAME, asked, host(), root)
+    with journal.locked(), pytest.raises(HostError, match="expected no trial of this name"):
+        begin(outlook, journal)
+    after = {path.name: path.read_bytes() for path in journal.folder.iterdir() if path.is_file()}
+    assert after == before
+
+
+def test_nothing_of_a_copy_is_remembered_once_it_is_gone(daemon: StandIn, tmp_path: Path) -> None:
+    """Else the next copy, of the same UUID but other disks, would be taken for edited."""
+    root, virsh = tmp_path / "state", Virsh(URI)
+    head, journal = begun(root, wanted(tmp_path / "results", boots=1))
+    head = replace(head, copy=Copy(UUID, NAME, ()))
+    for by_hand in (False, True):
+        (daemon.state / "undefined").unlink(missing_ok=True)
+        (daemon.state / "definition.xml").write_bytes(ORIGINAL)
+        journal.add(What.COPIED)
+        journal.add(What.APPLYING, 0, "pin")
+        apply_definition(virsh, UUID, tuned("pin"), virsh.definition(UUID), root)
+        if by_hand:
+            virsh.undefine(UUID)
+        take_back(virsh, head, journal, root, 0.2)
+        assert (daemon.state / "undefined").exists()
+        (daemon.state / "undefined").unlink()
+        assert saved_original(virsh, UUID, root) is None
+        assert not journal.known().state.to_undo
+
+
+def test_a_copy_is_not_booted_while_its_original_runs(daemon: StandIn, tmp_path: Path) -> None:
+    root = tmp_path / "state"
+    head, journal = begun(root, wanted(tmp_path / "results", boots=1, layouts=("pin",)))
+    trial = trial_of(head, journal, root, SimulatedReach(daemon, EQUAL))
+    head = replace(head, copy=Copy(UUID, NAME, ()))
+    journal.add(What.COPIED)
+    daemon.put("id", "5")
+
+    class Kept(Virsh):
+        def undefine(self, uuid: str) -> None:
+            """The stand-in has one domain, which is both here."""
+
+    trial = replace(trial, head=head, virsh=Kept(URI))
+    with journal.locked() as lock:
+        run_trial(replace(trial, copy=None), lock)
+    (outcome,) = journal.known().state.outcomes.values()
+    assert outcome.what is What.FAILED
+    assert "lie over its own" in outcome.entry.detail
+    assert daemon.get("id") == "5"
+
+
+def test_figures_of_a_guest_that_restarted_itself_are_set_aside(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    class Restarting(SimulatedReach):
+        def machine(self, uuid: str) -> SimulatedGuest:
+            found = super().machine(uuid)
+            bandwidth = found._bandwidth
+
+            def restarted(argv: object) -> str:
+                found.boot = "another boot"
+                return bandwidth(argv)  # type: ignore[arg-type]
+
+            found._bandwidth = restarted  # type: ignore[method-assign]
+            return found
+
+    head, journal = run_one(tmp_path / "state", tmp_path / "results", Restarting(daemon, EQUAL))
+    (outcome,) = journal.known().state.outcomes.values()
+    assert outcome.what is What.FAILED
+    assert "stay in its boot" in outcome.entry.detail
+    assert list((journal.folder / "set-aside").iterdir())
+    assert not list((tmp_path / "results").glob(f"*/{head.id}-*"))
+    with journal.locked() as lock:
+        trial = trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, EQUAL))
+        run_trial(trial, lock)
+    assert len(load_runs(tmp_path / "results").runs) == 1
+
+
+def test_a_second_interrupt_is_told_and_only_a_third_one_heard() -> None:
+    told: list[str] = []
+    with held_interrupts(told.append):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert len(told) == 1
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert "once more" in told[0]
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_while_the_vm_is_put_back_does_not_keep_it_from_that(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    root = tmp_path / "state"
+    head, journal = begun(root, wanted(tmp_path / "results", boots=1, layouts=("pin",)))
+    told: list[str] = []
+    trial = trial_of(head, journal, root, SimulatedReach(daemon, EQUAL), told)
+
+    class Interrupted(SimulatedReach):
+        def equip(self, machine: object) -> None:
+            raise KeyboardInterrupt
+
+    class Impatient(Virsh):
+        def definition(self, uuid: str) -> bytes:
+            found = super().definition(uuid)
+            if any(one.what is What.RESTORING for one in journal.known().entries):
+                os.kill(os.getpid(), signal.SIGINT)
+                Impatient.definition = Virsh.definition  # type: ignore[method-assign]
+            return found
+
+    reach = Interrupted(daemon, EQUAL)
+    with journal.locked() as lock, pytest.raises(KeyboardInterrupt):
+        run_trial(replace(trial, reach=reach, virsh=Impatient(URI)), lock)
+    assert daemon.definition() == ORIGINAL
+    assert not journal.known().state.to_undo
+    assert any("being put back" in line for line in told)
+
+
+def test_a_damaged_journal_is_named_with_another_way_back(daemon: StandIn, tmp_path: Path) -> None:
+    root = tmp_path / "state"
+    head, journal = begun(root, wanted(tmp_path / "results", boots=1))
+    path = journal.folder / "journal.jsonl"
+    path.write_bytes(path.read_bytes() + b"\x00\x00\n")
+    with pytest.raises(InputError, match="expected a line of JSON") as raised:
+        latest(root, head.id)
+    assert "homenode restore" in str(raised.value.hint)
+    assert (journal.folder / "original.xml").read_bytes().strip() == ORIGINAL.strip()
+    assert known_trials(root)[0].reason is not None

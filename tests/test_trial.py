@@ -39,7 +39,7 @@ from tests.simulated_trial import (
     trial_of,
     wanted,
 )
-from tests.virsh_stand_in import URI, StandIn
+from tests.virsh_stand_in import URI, UUID, StandIn
 
 EQUAL = {"default": 1.0, "pin": 1.0, "pin-numa": 1.0}
 CELLS_HELP = {"default": 1.0, "pin": 1.3, "pin-numa": 1.9}
@@ -78,7 +78,8 @@ def runs_of(head: Head, journal: JournalFile) -> list[Run]:
 
 
 def conclusion(head: Head, journal: JournalFile) -> Conclusion:
-    return conclude(runs_of(head, journal), NAME, URI, ("--policy", "spread"), published_evidence())
+    words = ("--policy", "spread")
+    return conclude(runs_of(head, journal), head.argument, URI, words, published_evidence())
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_known_effects_come_to_the_right_verdict(
         assert advice.command is None
     else:
         assert advice.command == (
-            f"homenode apply '{NAME}' --connect {URI} --policy spread --layout {best}"
+            f"homenode apply {UUID} --connect {URI} --policy spread --layout {best}"
         )
     assert daemon.definition() == ORIGINAL
     assert found.comparison is not None

@@ -46,7 +46,13 @@ HERE = ("--host", HOST, "--policy", "spread")
         (("--layouts", "fast", "--in-place"), "found fast", None),
         (("--layouts", "pin,pin", "--in-place", *HERE), "each once", None),
         (("--layouts", "default", "--bare", "--in-place"), "a layout that pins", "default,pin"),
+        (("--layouts", ",", "--in-place"), "--layouts: expected some", "default,pin"),
         (("--layouts", "pin", "--in-place", "--tests", "x"), "--tests", None),
+        (("--layouts", "pin", "--in-place", "--address", "-oProxyCommand=x"), "--address", None),
+        (("--layouts", "pin", "--in-place", "--ssh-user", "-oX"), "--ssh-user", None),
+        (("--layouts", "pin", "--in-place", "--ssh-port", "0"), "--ssh-port", None),
+        (("--layouts", "pin", "--in-place", "--ssh-key", "/no/key"), "--ssh-key /no/key", None),
+        (("--resume", "--address", "-oX"), "--address", None),
         (("--layouts", "pin", "--in-place", "--app", "x"), "--app, --metric", None),
         (
             ("--layouts", "pin", "--in-place", "--connect", "qemu+ssh://a/system"),
@@ -99,6 +105,16 @@ def test_a_managed_save_is_in_the_way(daemon: StandIn) -> None:
     assert done.exit_code == 2
     assert "in the way" in done.output
     assert "managedsave-remove" in done.output
+
+
+@pytest.mark.parametrize(("way", "lacks"), [("console", "<serial"), ("agent", "<channel")])
+def test_a_vm_without_the_way_in_that_is_asked_for_is_not_booted(
+    way: str, lacks: str, daemon: StandIn, tmp_path: Path
+) -> None:
+    done = trial("--layouts", "pin", "--in-place", "--reach", way, *HERE, "--", NAME)
+    assert done.exit_code == 2, done.output
+    assert lacks in " ".join(done.output.split())
+    assert known_trials(tmp_path / "state") == ()
 
 
 def left_behind(daemon: StandIn, tmp_path: Path) -> None:

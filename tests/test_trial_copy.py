@@ -94,6 +94,21 @@ def test_a_disk_that_can_have_none_is_refused_by_name(disk: str, what: str) -> N
     assert "--in-place" in str(raised.value.hint)
 
 
+def test_a_folder_of_the_hosts_that_the_guest_writes_is_no_throw_away_disk() -> None:
+    share = "<filesystem type='mount'><source dir='/home'/><target dir='home'/>{0}</filesystem>"
+    with pytest.raises(InputError, match="the guest may write") as raised:
+        writable_disks(domain(RAW, share.format("")), "vm")
+    assert "--in-place" in str(raised.value.hint)
+    assert len(writable_disks(domain(RAW, share.format("<readonly/>")), "vm")) == 1
+
+
+def test_a_floppy_gets_an_overlay_too() -> None:
+    floppy = (
+        "<disk type='file' device='floppy'><source file='/vm/f.img'/><target dev='fda'/></disk>"
+    )
+    assert [disk.target for disk in writable_disks(domain(floppy), "vm")] == ["fda"]
+
+
 @pytest.fixture
 def original(tmp_path: Path) -> Iterator[tuple[Virsh, str, Path]]:
     """A domain of a real libvirt with one disk: its UUID and the disk's file."""

@@ -1,5 +1,6 @@
 """Asked: the options of `homenode trial` as typed, and the trial that they ask for. [I/O]"""
 
+import os
 import re
 import time
 from dataclasses import dataclass
@@ -10,13 +11,14 @@ from homenode.cli.placing_options import size_bytes
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.hypervisor.connection import checked_uri, is_local
+from homenode.machine.ssh import SshTarget
 from homenode.plan.layout import PRESETS, Pinning
 from homenode.plan.request import EmulatorPolicy, MemoryMode, PciGranularity, Policy
 from homenode.plan.wishes import Wishes
 from homenode.results.vantage import Vantage
 from homenode.trial.beginning import Wanted
 from homenode.trial.orders import Measuring
-from homenode.trial.reaching import Reaching
+from homenode.trial.reaching import Reaching, Way
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,12 @@ def check(asked: Asked) -> None:
             hint="--as-copy boots a copy with its own name and throw-away disks, and the VM stays "
             "as it is; --in-place boots the VM itself, and gives its definition back after",
         )
+    if not asked.layouts:
+        raise UsageError(
+            "--layouts: expected some, found none",
+            hint="--layouts default,pin,pin-numa,pin-numa-pci",
+        )
+    check_reaching(asked.reaching)
     unknown = [one for one in asked.layouts if one not in PRESETS]
     if unknown:
         raise UsageError(
@@ -86,6 +94,17 @@ def check(asked: Asked) -> None:
         )
     if asked.bare and not is_local(checked_uri(asked.connect)):
         raise UsageError("--bare: expected a libvirt of this machine: the suite runs here")
+
+
+def check_reaching(reaching: Reaching) -> None:
+    """Raises UsageError for an address, user, port or key that no guest could be reached by."""
+    if reaching.way is not Way.SSH:
+        return
+    SshTarget(reaching.address or "localhost", reaching.user, Path("known_hosts"), reaching.port)
+    if reaching.key is not None and not os.access(reaching.key, os.R_OK):
+        raise UsageError(
+            f"--ssh-key {reaching.key}: expected a private key that can be read, found none"
+        )
 
 
 def wanted(domain: str, asked: Asked) -> Wanted:
@@ -133,13 +152,18 @@ def _wishes(asked: Asked) -> tuple[Wishes, tuple[str, ...]]:
         ("--reserve-pus", asked.reserve_pus, ""),
         ("--emulator", str(asked.emulator), str(EmulatorPolicy.AUTO)),
         ("--pci-granularity", str(asked.pci_granularity), str(PciGranularity.CELL)),
-        ("--host", asked.host, None),
+        ("--host", _from_anywhere(asked.host), None),
     )
     words = [
         w for option, value, usual in told if value and value != usual for w in (option, value)
     ]
     words += ["--keep-vcpus"] * asked.keep_vcpus + ["--unequal-cells"] * asked.unequal_cells
     return wishes, tuple(words)
+
+
+def _from_anywhere(source: str | None) -> str | None:
+    """A host's file, such that a command names it in whatever folder it is run."""
+    return str(Path(source).absolute()) if source and Path(source).exists() else source
 
 
 def _word(domain: str) -> str:

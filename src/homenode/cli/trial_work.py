@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from homenode.apply.store import default_root
 from homenode.cli.interruption import interruptible
 from homenode.cli.terminal import check_can_write, console, note, read_file
-from homenode.cli.trial_asked import Asked, check, wanted
+from homenode.cli.trial_asked import Asked, check, check_reaching, wanted
 from homenode.errors import HomenodeError, InputError, UsageError
 from homenode.hypervisor.virsh import Virsh
 from homenode.process import find_program
@@ -57,6 +57,8 @@ def resume_trial(
     name: str, reaching: Reaching | None, probe: Path | None, report: Path | None
 ) -> None:
     """Go on with the last trial of a domain; what failed is tried again."""
+    if reaching is not None:
+        check_reaching(reaching)
     check_can_write(report)
     known = latest(default_root(), name)
     assert known.head is not None, "latest leaves out what cannot be read"
@@ -137,13 +139,14 @@ def _conclude(head: Head, journal: JournalFile, report: Path | None) -> None:
     runs, folders = _runs(head, journal)
     if runs:
         words = reopen(head, journal).begun.apply_words
-        found = conclude(runs, head.source, head.connect, words, published_evidence())
+        found = conclude(runs, head.argument, head.connect, words, published_evidence())
         for comparison in (found.comparison, found.of_bare):
             if comparison is not None and not found.emulated:
                 console().print(comparison_text(comparison))
         if found.verdicts.verdicts:
             console().print(verdicts_text(found.verdicts))
-        console().print(advice_text(found))
+        # Not broken into lines: it is there to be copied.
+        console().print(advice_text(found), soft_wrap=True)
         _report(folders, head, report or journal.folder / "report.html")
     raise SystemExit(outcome_code(known.state))
 

@@ -37,9 +37,10 @@ def writable_disks(xml: bytes, source: str) -> tuple[WritableDisk, ...]:
     """Every disk that needs an overlay, in the document's order.
 
     Raises InputError for one that cannot have one: on the network, from a pool, encrypted, or
-    passed through as a LUN.
+    passed through as a LUN; and for a folder of the host's that the guest may write.
     """
     document = open_domain(xml, source)
+    _refuse_folders(document)
     return tuple(_disk(document, element) for element in _writable(document))
 
 
@@ -69,10 +70,21 @@ def _writable(document: Document) -> tuple[Element, ...]:
     return tuple(
         disk
         for disk in (() if devices is None else devices.all("disk"))
-        if disk.get("device") in (None, "disk", "lun")
+        if disk.get("device") in (None, "disk", "lun", "floppy")
         and disk.child("readonly") is None
         and disk.child("source") is not None
     )
+
+
+def _refuse_folders(document: Document) -> None:
+    devices = document.root.child("devices")
+    for folder in () if devices is None else devices.all("filesystem"):
+        if folder.child("readonly") is None and folder.get("type") != "ram":
+            raise InputError(
+                f"{document.source}:{folder.line}: expected no folder of the host's that the guest "
+                "may write, found a <filesystem>: a copy would write the same one",
+                hint="--in-place works on the VM itself; or make it <readonly/>",
+            )
 
 
 def _disk(document: Document, element: Element) -> WritableDisk:

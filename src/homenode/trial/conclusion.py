@@ -47,7 +47,8 @@ def conclude(
 ) -> Conclusion:
     """The conclusion of a trial's runs, in the order of its layouts: the first is the baseline.
 
-    domain: what the user calls it. apply_words: options that the layouts were planned with.
+    domain: what names it on a command line. apply_words: options that the layouts were planned
+    with.
     """
     guests = [run for run in runs if run.head.vantage is Vantage.GUEST]
     bare = [run for run in runs if run.head.vantage is not Vantage.GUEST]

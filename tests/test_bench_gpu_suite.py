@@ -208,6 +208,18 @@ def test_a_tool_that_binds_itself_is_watched_where_there_is_a_python() -> None:
     assert by_id(suite(host_with(*TWO), NVIDIA))["gpu-bandwidth"].program is None
 
 
+@pytest.mark.parametrize("depth", [Depth.QUICK, Depth.NORMAL, Depth.FULL])
+def test_a_slow_machine_has_the_time_for_all_calls_of_its_collectives(depth: Depth) -> None:
+    """The study's 8 RTX 5090 behind Gen 2 links: 0.53 GB/s of bus bandwidth, whatever the size."""
+    eight = [DeviceSpec(f"0000:{0x10 + n:02x}:00.0") for n in range(8)]
+    (test, *_) = suite(host_with(*eight), NVIDIA, [Group.NCCL], depth).tests
+    words = dict(zip(test.argv[1::2], test.argv[2::2], strict=True))
+    calls = 2 * (int(words["-w"]) + int(words["-n"]))  # out of place and in place
+    seconds = sum((8 << n) * 2 * 7 / 8 / 0.53e9 for n in range(28)) * calls
+    assert int(words["-e"]) == 8 << 27
+    assert seconds < test.timeout_s
+
+
 def test_what_may_hang_is_waited_for_in_minutes_not_hours() -> None:
     installed = frozenset({"rocm-bandwidth-test", "all_reduce_perf", TORCH})
     specs = [DeviceSpec(f"0000:{bus:02x}:00.0", node=bus % 2, root=bus % 2) for bus in range(1, 9)]

@@ -147,8 +147,9 @@ def _of_torch(
 
 
 def _patience(seconds: float, if_stopped: str | None, *, peers: bool) -> float:
-    """Less where access is known to hang: every round waits for it."""
-    return 90 + 3 * seconds if peers and if_stopped is not None else 120 + 10 * seconds
+    """Less where access is known to hang: every round waits for it. Else enough for the slowest
+    machine known: nccl-tests makes all its calls, however long one takes."""
+    return 90 + 3 * seconds if peers and if_stopped is not None else 120 + 30 * seconds
 
 
 def _choices(gpus: tuple[PciDevice, ...], wishes: SuiteWishes) -> BenchTest:

@@ -139,6 +139,7 @@ def test_nodes_of_both_queues_and_idle_ones_come_first() -> None:
         StudyWishes(shapes=(Shape(1, 2, "gpu;rm"),)),
         StudyWishes(shapes=(Shape(0, 2),)),
         StudyWishes(tests=("stream --force",)),
+        StudyWishes(tests=("steram",)),
         StudyWishes(app=("a",)),
         StudyWishes(app=("a",), metric="no group"),
         StudyWishes(nodes=0),

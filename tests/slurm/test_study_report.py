@@ -101,6 +101,8 @@ def test_what_homenode_import_made_of_them_gives_the_same_table(
     assert first["local"]["mean"] == pytest.approx(411.6e9)
     assert first["remote"]["mean"] == pytest.approx(88.6e9)
     assert found["verdicts"][0]["queue"] == "exclusive"
+    pairs = {job["name"]: job["gpus"] for job in found["jobs"] if "2gpu" in job["name"]}
+    assert pairs == {"shared_array_2gpu, job 0": 2, "shared_array_2gpu, job 1": 2}
 
 
 def main_until_exit() -> None:

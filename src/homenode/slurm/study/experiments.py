@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from homenode.bench.app_metric import check_metric
+from homenode.bench.model import Group
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.topology import Host, NumaNode
@@ -21,6 +22,7 @@ MAX_JOBS = 64
 """Of one shape at once on one node; MIG gives a node of 8 GPUs 56 slices."""
 MAX_NODES = 4096
 MAX_CPUS = 65536
+_TESTS = frozenset(Group) - {Group.APP}
 
 
 class Mode(StrEnum):
@@ -151,6 +153,12 @@ def check_wishes(wishes: StudyWishes) -> None:
         raise UsageError(f"--nodes {wishes.nodes}: expected 1 to {MAX_NODES}")
     if wishes.cpus_per_gpu is not None and not 0 < wishes.cpus_per_gpu <= MAX_CPUS:
         raise UsageError(f"--cpus-per-gpu {wishes.cpus_per_gpu}: expected 1 to {MAX_CPUS}")
+    for name in wishes.tests:
+        if name not in _TESTS:
+            raise UsageError(
+                f"--tests {name}: expected a test of homenode bench, found none of this name",
+                hint=f"one of {', '.join(sorted(_TESTS))}; none",
+            )
     if wishes.metric is not None:
         check_metric(wishes.metric)
     if bool(wishes.app) != (wishes.metric is not None):

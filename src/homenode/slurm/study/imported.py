@@ -61,7 +61,8 @@ def _of_log(name: str, mode: Mode, text: str, samples: tuple[Sample, ...]) -> Jo
 def evidence_of_runs(runs: Iterable[Run]) -> tuple[JobEvidence, ...]:
     """A job for each NUMA node of each series of the two queues; other runs are left out.
 
-    A run no longer tells which log a figure is from: jobs on several nodes are one.
+    A run no longer tells which log a figure is from. Of jobs on several nodes a new one begins
+    where tests begin again on other GPUs; jobs that had the same GPUs one after the other are one.
     """
     return with_homes([one for run in runs for one in _of_run(run)])
 
@@ -82,10 +83,28 @@ def _of_run(run: Run) -> Iterator[JobEvidence]:
     if run.head.origin is Origin.SYNTHESISED and said is None:
         said = "synthesised"
     for node, samples in by_node.items():
-        nodes = () if node is None else (node,)
-        name = run.head.name if node is None else f"{run.head.name}, node {node}"
-        binding = Binding(nodes, nodes if is_strict else ())
-        yield _evidence(name, mode, tuple(samples), binding, said)
+        if node is None:
+            parts = _by_log(samples)
+            for number, part in enumerate(parts):
+                name = run.head.name if len(parts) == 1 else f"{run.head.name}, job {number}"
+                yield _evidence(name, mode, tuple(part), Binding((), ()), said)
+        else:
+            binding = Binding((node,), (node,) if is_strict else ())
+            yield _evidence(f"{run.head.name}, node {node}", mode, tuple(samples), binding, said)
+
+
+def _by_log(samples: list[Sample]) -> list[list[Sample]]:
+    """The samples of each job, where they can be told apart."""
+    logs: list[list[Sample]] = [[]]
+    for sample in samples:
+        log = logs[-1]
+        begins_again = log and log[-1].metric != sample.metric
+        begins_again = begins_again and any(s.metric == sample.metric for s in log)
+        is_other = sample.device is not None and all(s.device != sample.device for s in log)
+        if begins_again and is_other:
+            logs.append([])
+        logs[-1].append(sample)
+    return logs
 
 
 def _evidence(

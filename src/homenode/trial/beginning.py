@@ -21,10 +21,11 @@ from homenode.trial.guest import is_there
 from homenode.trial.journal import Head
 from homenode.trial.journal_file import JournalFile, Known, known_trials, names_of
 from homenode.trial.orders import Measuring
-from homenode.trial.reaching import Reaching, obstacle_to
+from homenode.trial.reaching import Reaching
 from homenode.trial.runner import Tuned, is_emulated
 from homenode.trial.stored import Begun, decode_begun, encode_begun
 from homenode.trial.taking_back import ORIGINAL
+from homenode.trial.ways_in import obstacle_to
 
 _BEGUN, _COPY = "begun.json", "copy.xml"
 

@@ -65,6 +65,9 @@ def test_a_run_is_shown_stored_and_refused_a_second_time(probe: Path) -> None:
     assert (head.vantage, head.boots, head.arrangement) == (Vantage.HOST, ("b1",), "q")
     assert head.switches.name == "pin"
     assert "\x1b" not in done.stdout + done.stderr
+    assert "2 of 3 steps done: cpu-single, " in done.stderr, (
+        "a batch job's log shows that it goes on"
+    )
     again = bench(probe, "mine", *SHORT)
     assert again.returncode == 3
     assert "expected no run of this name" in again.stderr

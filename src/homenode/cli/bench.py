@@ -237,9 +237,9 @@ def _resuming() -> str:
 
 @contextmanager
 def _progress(*, quiet: bool) -> "Iterator[Callable[[Progress], None]]":
-    """A bar with the time left, on a terminal; elsewhere nothing."""
+    """A bar with the time left, on a terminal; elsewhere a line for each tenth of the steps."""
     if quiet or not sys.stderr.isatty():
-        yield lambda progress: None
+        yield (lambda progress: None) if quiet else _tenths()
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
@@ -258,6 +258,22 @@ def _progress(*, quiet: bool) -> "Iterator[Callable[[Progress], None]]":
             )  # fmt: skip
 
         yield show
+
+
+def _tenths() -> "Callable[[Progress], None]":
+    """A batch job's log: that it goes on, and how long yet."""
+    from homenode.report.bench_text import left_text
+
+    said = 0
+
+    def show(progress: "Progress") -> None:
+        nonlocal said
+        tenth = 10 * progress.done // max(1, progress.total)
+        if tenth > said and progress.test:
+            said = tenth
+            note(f"{progress.done} of {progress.total} steps done: {left_text(progress)}")
+
+    return show
 
 
 def _print_steps(orders: "BenchOrders") -> None:

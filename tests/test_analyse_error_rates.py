@@ -175,3 +175,14 @@ def test_hundreds_of_layouts_are_compared_in_seconds() -> None:
     start = time.process_time()
     assert len(compared(*named).effects) == 2 * 299
     assert time.process_time() - start < 8
+
+
+@pytest.mark.parametrize("freedom", [0.3, 1, 1.3, 2, 7.7, 1e6])
+def test_quantiles_of_t_invert_its_tails_and_are_quickly_found(freedom: float) -> None:
+    for confidence in (0.5, 0.95, 0.999999):
+        tail = two_sided_p(t_quantile(confidence, freedom), freedom)
+        assert tail == pytest.approx(1 - confidence, rel=1e-9)
+    start = time.process_time()
+    for step in range(1000):
+        t_quantile(0.95, freedom + step / 1e4)
+    assert time.process_time() - start < 1.5

@@ -64,14 +64,24 @@ def t_quantile(confidence: float, freedom: float) -> float:
     """
     low, high = 0.0, 1.0
     while two_sided_p(high, freedom) > 1 - confidence:
-        high *= 2
+        low, high = high, high * 2
+    t = high
     for _ in range(80):
-        middle = (low + high) / 2
-        if two_sided_p(middle, freedom) > 1 - confidence:
-            low = middle
-        else:
-            high = middle
-    return high
+        missing = two_sided_p(t, freedom) - (1 - confidence)
+        low, high = (t, high) if missing > 0 else (low, t)
+        # Newton's step while it stays between, as bisection alone takes ten times as long.
+        following = t + missing / (2 * _density(t, freedom))
+        following = following if low < following < high else (low + high) / 2
+        if abs(following - t) <= 1e-14 * t:
+            return following
+        t = following
+    return t
+
+
+def _density(t: float, freedom: float) -> float:
+    log_front = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)
+    log_front -= math.log(freedom * math.pi) / 2
+    return math.exp(log_front - (freedom + 1) / 2 * math.log1p(t * t / freedom))
 
 
 def f_upper_p(f: float, freedom1: float, freedom2: float) -> float:

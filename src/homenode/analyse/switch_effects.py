@@ -13,7 +13,7 @@ from homenode.analyse.compare import compare
 from homenode.analyse.comparison import Effect, Outcome
 from homenode.analyse.metrics import METRICS
 from homenode.analyse.standing import PRINTED_MATTERS
-from homenode.results.model import Run
+from homenode.results.model import Run, Sample
 
 _WEAK = frozenset({"published-figures"})
 
@@ -76,19 +76,26 @@ def switch_effects(machine: str, chosen: Sequence[Alternative]) -> tuple[SwitchE
 
 
 def _over_all(alternative: Alternative) -> Alternative:
-    """Without samples of single sizes and nodes: they stand for nothing but themselves."""
+    """Without samples of single sizes, nodes and pairs: they stand for nothing but themselves."""
     runs = tuple(
         Run(
             run.head,
             tuple(
                 sample
                 for sample in run.samples
-                if sample.size_bytes is None and sample.node is None
+                if sample.size_bytes is None and sample.node is None and _may_stand(sample)
             ),
         )
         for run in alternative.runs
     )
     return replace(alternative, runs=runs)
+
+
+def _may_stand(sample: Sample) -> bool:
+    metric = METRICS.get(sample.metric)
+    return metric is not None and (
+        metric.control or metric.worst_device or sample.variant in (None, metric.headline)
+    )
 
 
 def judged(effect: Effect) -> Outcome:

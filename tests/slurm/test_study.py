@@ -173,6 +173,7 @@ def test_scripts_pass_bash_and_quote_what_came_from_outside(one: Experiment) -> 
     text = script_of(one, HOSTILE, "abc123")
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
     assert text.startswith("#!/bin/bash\n# " + one.id)
+    assert "\nset -u\n" in text
     head = text[: text.index("\n\n")]
     assert f"#SBATCH --job-name=hn-abc123-{one.id}" in head
     assert "#SBATCH --account=acc" in head

@@ -88,6 +88,7 @@ def test_a_whole_study_is_read(tmp_path: Path) -> None:
     a_study(tmp_path)
     text = shown(tmp_path, 100)
     assert "12 jobs on 2 nodes" in text
+    assert len(read_sources([tmp_path, tmp_path / "."]).jobs) == 12
 
 
 HOSTILE = ("\x1b]0;owned\x07\x1b[31m", "[red]x[/red]", "\x9b2J", "\u202eevil", "a\rb")

@@ -118,6 +118,7 @@ def test_the_text_fits_any_terminal_and_marks_each_gpus_home(gh200: Path, width:
     assert max(map(len, text.splitlines())) <= width
     assert "[412.0]" in text
     assert "(not measured)" in " ".join(text.split())
+    assert "- :" not in text
     assert "4.65x" in text
 
 

@@ -181,7 +181,7 @@ def _comparison(report: StudyReport) -> RenderableType:
     titles = [f"{_TITLES[one.metric]}, {_unit(one.metric)}" for one in of]
     parts: list[RenderableType] = [
         Text("whole nodes against shared jobs: mean ± deviation (figures)", style="bold"),
-        TableOrList(("", *titles), rows),
+        TableOrList(("jobs", *titles), rows),
     ]
     if report.between_gpus is not None:
         mean = report.between_gpus

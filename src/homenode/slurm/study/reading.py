@@ -32,7 +32,11 @@ def read_sources(folders: Iterable[Path]) -> StudySources:
     missing: list[str] = []
     gaps: list[Gap] = []
     collective: Collective | None = None
+    seen = set()
     for folder in folders:
+        if folder.resolve() in seen:
+            continue
+        seen.add(folder.resolve())
         if not folder.exists():
             raise InputError(f"{folder}: expected a study's folder, found nothing")
         if (folder / JOURNAL).is_file():

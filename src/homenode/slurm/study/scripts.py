@@ -98,6 +98,8 @@ def _body(experiment: Experiment, wishes: StudyWishes) -> Iterator[str]:
     if wishes.setup is not None:
         yield f". {shlex.quote(wishes.setup)}"
         yield ""
+    # Not before: files of modules use what is not set.
+    yield "set -u"
     yield f"experiment={experiment.id}"
     if experiment.mode is Mode.LOOK:
         yield f"homenode={shlex.quote(wishes.homenode)}"

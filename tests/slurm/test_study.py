@@ -328,6 +328,8 @@ def test_a_study_is_blocked_where_all_that_is_left_waits_for_somebody() -> None:
     drained = queued(alone, "0", None, JobState.PENDING, "PENDING", "ReqNodeNotAvail, Unavail")
     behind = queued(whole, "1", None, JobState.PENDING, "PENDING", "Dependency")
     assert progress_of(made, (drained, behind), (), {}).is_blocked
+    no_room = replace(made, jobs=jobs[:1])
+    assert progress_of(no_room, (drained,), (), {}).is_blocked
     waits = queued(alone, "0", None, JobState.PENDING, "PENDING", "Priority")
     assert not progress_of(made, (waits, behind), (), {}).is_blocked
 

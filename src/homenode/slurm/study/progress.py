@@ -103,6 +103,8 @@ class Progress:
         waiting = [task for task in left if task.state is TaskState.PENDING]
         stuck = [task for task in waiting if needs_somebody(task.reason)]
         behind = [task for task in waiting if task.reason.startswith("Dependency")]
+        # Not submitted: Slurm takes no more before some have ended.
+        behind += [task for task in left if task.state is TaskState.WAITING]
         return bool(stuck) and len(left) == len(stuck) + len(behind)
 
     def missing(self) -> tuple[TaskStatus, ...]:

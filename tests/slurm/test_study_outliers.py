@@ -1,0 +1,123 @@
+"""Slow nodes, ports and links: which one a study may name, and which nobody can tell."""
+
+from dataclasses import replace
+
+import pytest
+
+from homenode.bdf import Bdf
+from homenode.results.model import Sample
+from homenode.slurm.study.collective import Collective, collective_of
+from homenode.slurm.study.evidence import evidence_of
+from homenode.slurm.study.figures import Matrix
+from homenode.slurm.study.outliers import slow_in_collective, slow_nodes_and_links
+from homenode.slurm.study.power import power_of
+from homenode.slurm.study.report import study_report
+from tests.slurm.test_study_report import ALONE, HARDWARE, text_of
+
+
+def on_nodes(figures: dict[str, list[float]]) -> list[Matrix]:
+    return [
+        Matrix(node, "h2d-bandwidth", (0,), ("a", "b", "c", "d"), (tuple(of),), (0,) * 4, False)
+        for node, of in figures.items()
+    ]
+
+
+def test_the_slow_node_and_the_slow_link_are_named() -> None:
+    of_nodes = {
+        "n1": [50.0, 50.0, 50.0, 50.0],
+        "n2": [50.0, 30.0, 49.0, 50.0],
+        "n3": [40.0, 38.0, 40.0, 46.0],
+        "n4": [51.0, 50.0, 50.0, 50.0],
+    }
+    found = [(one.node, one.what) for one in slow_nodes_and_links(on_nodes(of_nodes))]
+    assert found == [("n2", "the link of b"), ("n3", "the node: 3 of 4 GPUs")]
+    assert slow_nodes_and_links(on_nodes({"n1": [50] * 4, "n2": [10] * 4})) == ()
+
+
+def test_of_two_nodes_that_have_a_gpu_nobody_tells_which_is_slow() -> None:
+    three = on_nodes({"n1": [50.0] * 4, "n2": [50.0] * 4, "n3": [50.0] * 4})
+    fewer = replace(three[0], node="n3", columns=("a",), cells=((50.0,),), homes=(0,))
+    slow = replace(three[1], cells=((50.0, 30.0, 50.0, 50.0),))
+    assert slow_nodes_and_links((three[0], slow, fewer)) == ()
+
+
+def test_a_numa_node_from_which_all_is_slow_is_named() -> None:
+    whole = Matrix("n1", "h2d-bandwidth", (0, 1), ("a", "b"), ((50, 30), (30, 50)), (0, 1), False)
+    slow = replace(whole, node="n3", cells=((50, 30), (20, 33)))
+    (found,) = slow_nodes_and_links((whole, replace(whole, node="n2"), slow))
+    assert (found.node, found.what) == ("n3", "NUMA node 1: from there")
+
+
+def test_of_three_nodes_the_one_with_a_slow_port_is_named() -> None:
+    alone = tuple((node, 380.0) for node in "abc")
+    pairs = (("a", "b", 190.0), ("b", "c", 95.0), ("c", "a", 95.0))
+    found = slow_in_collective(Collective(alone, pairs, None, None, ()))
+    assert [(one.node, one.what) for one in found] == [("c", "its link to the other nodes")]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected"),
+    [
+        ((190, 95, 190, 190), [("b", "the link between b and c")]),
+        ((190, 90, 95, 190), [("c", "its link to the other nodes")]),
+        ((190, 190, 190, 189), []),
+    ],
+)
+def test_a_ring_tells_a_slow_link_from_a_slow_port(
+    pairs: tuple[float, ...], expected: list[tuple[str, str]]
+) -> None:
+    ring = ("ab", "bc", "cd", "da")
+    named = tuple((pair[0], pair[1], value) for pair, value in zip(ring, pairs, strict=True))
+    alone = tuple((node, 380.0) for node in "abcd")
+    found = slow_in_collective(Collective(alone, named, None, None, ()))
+    assert [(one.node, one.what) for one in found] == expected
+    slow = (("a", 380.0), ("b", 380.0), ("c", 100.0), ("d", 380.0))
+    first = slow_in_collective(Collective(slow, named, None, None, ()))[0]
+    assert (first.node, first.what) == ("c", "the node: all-reduce on it alone")
+
+
+def test_the_nearest_nic_of_each_gpu_is_named() -> None:
+    gpu, nic = "0000:18:00.0", "/sys/devices/pci0000:{root}/0000:{root}:01.0/{bdf}"
+    texts = {
+        "numactl-hardware.txt": HARDWARE,
+        "allowed.txt": "Cpus_allowed_list:\t0-1\nMems_allowed_list:\t0\n",
+        "gpu-places.txt": f"gpu {gpu} 0 {nic.format(root=17, bdf=gpu)}\n"
+        f"gpu 0000:81:00.0 1 {nic.format(root=80, bdf='0000:81:00.0')}\n",
+        "nic-places.txt": f"mlx5_1 0000:50:00.0 0 {nic.format(root=50, bdf='0000:50:00.0')}\n"
+        f"mlx5_0 0000:19:00.0 0 {nic.format(root=17, bdf='0000:19:00.0')}\n",
+    }
+    report = study_report("x", (evidence_of(ALONE, "a", texts, None),), None, (), ())
+    assert [(line.gpu, line.nic, line.nearness) for line in report.nics] == [
+        (gpu, "mlx5_0", "same switch"), ("0000:81:00.0", "mlx5_1", "another node"),
+    ]  # fmt: skip
+    assert "nearest NIC of each GPU" in text_of(report)
+
+
+def test_an_all_reduce_that_failed_is_a_gap() -> None:
+    found = collective_of({"node-a.txt": "srun: error\n", "node-a.err": "exit status 1\n"})
+    assert found.nodes == ()
+    assert len(found.gaps) == 2
+
+
+def test_joules_for_each_gb_are_watts_by_bandwidth() -> None:
+    gpu = Bdf.parse("11:00.0")
+    samples = (Sample("h2d-bandwidth", "bytes_per_s", 50e9, device=gpu),)
+    texts = {
+        "times.txt": "host_to_device_memcpy_ce 100.0 110.0 7/9000000000,1000000/9000000000 "
+        "7/9000000000,3001000000/9000000000\n"
+        "device_local_copy 110.0 120.0 - -\n",
+        "power.csv": "".join(f"{90 + n}.5, 00000000:11:00.0, {100 + n}.0\n" for n in range(25)),
+    }
+    gpus, packages = power_of(texts, samples)
+    assert (gpus.device, gpus.watts, gpus.joules_per_gb) == (gpu, 119.0, 119.0 / 50)
+    assert (packages.device, packages.watts, packages.joules_per_gb) == (None, 300.0, 6.0)
+    unread = {"times.txt": "host_to_device_memcpy_ce 100.0 110.0 - 5/9\n"}
+    assert list(power_of(unread, samples)) == []
+
+
+def test_an_energy_counter_that_wrapped_around_is_set_right() -> None:
+    samples = (Sample("h2d-bandwidth", "bytes_per_s", 50e9, device=Bdf.parse("11:00.0")),)
+    line = "host_to_device_memcpy_ce 100.0 110.0 262143000000/262143328850,0/262143328850 "
+    after = "1499671150/262143328850,1500000000/262143328850\n"
+    (packages,) = power_of({"times.txt": line + after}, samples)
+    assert packages.watts == pytest.approx(300.0)

@@ -71,8 +71,10 @@ def _by_homes(job: JobEvidence) -> tuple[Locality, str]:
     """By the homes of the GPUs that it measured, where the audit had nothing to look at."""
     homes = dict(job.homes)
     wanted = {homes[str(s.device)] for s in job.samples if str(s.device) in homes}
-    if not wanted or not job.cpu_nodes:
+    if not wanted:
         return Locality.UNKNOWN, "nobody tells on which nodes its GPUs are"
+    if not job.cpu_nodes:
+        return Locality.UNKNOWN, "nobody tells on which nodes its CPUs were"
     if not wanted <= set(job.cpu_nodes):
         return Locality.LOST, f"CPUs on node {_list(job.cpu_nodes)}, GPUs on {_list(wanted)}"
     if job.memory_nodes and set(job.memory_nodes) <= wanted:

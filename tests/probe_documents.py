@@ -48,8 +48,8 @@ def document(
     )  # fmt: skip
 
 
-def throughput(pus: str, rate: float = 4600.0, **head: Any) -> str:
-    each = [rate, rate * 1.001, rate * 0.999]
+def throughput(pus: str, rate: float = 4600.0, spread: float = 0.001, **head: Any) -> str:
+    each = [rate, rate * (1 + spread), rate * (1 - spread)]
     threads = [
         {"pu": int(pu), "events": 10, "samples_events_per_s": each, "fairness_ratio": 1.0}
         for pu in CpuSet.parse(pus)

@@ -94,6 +94,9 @@ def test_what_homenode_import_made_of_them_gives_the_same_table(
     monkeypatch.setattr("sys.argv", ["homenode", "slurm", "report", "runs", "--json"])
     main_until_exit()
     found = json.loads(capsys.readouterr().out)
+    monkeypatch.setattr("sys.argv", ["homenode", "report", "runs", "-o", "page.html"])
+    main_until_exit()
+    assert "homenode slurm report says which queue for which work" in capsys.readouterr().err
     assert found["format"] == "homenode-slurm-report/1"
     first = found["comparisons"][0]
     assert first["local"]["mean"] == pytest.approx(411.6e9)

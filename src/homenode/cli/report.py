@@ -61,10 +61,19 @@ def report(
         note(f"skipped: {line}")
     if len(skipped) > _MOST_NAMED:
         note(f"skipped: {len(skipped) - _MOST_NAMED} more; the report names them")
+    _tell_queues(machines)
     if output is not None:
         _write(machines, skipped, title, output)
     if csv or json or parquet is not None:
         _rows(machines, skipped, csv=csv, json=json, parquet=parquet)
+
+
+def _tell_queues(machines: "tuple[Machine, ...]") -> None:
+    """Layouts are what this report compares; jobs of two queues have none."""
+    from homenode.slurm.study.imported import is_of_a_queue
+
+    if any(is_of_a_queue(run) for machine in machines for run in machine.runs):
+        note("jobs of Slurm's queues: homenode slurm report says which queue for which work")
 
 
 def _machines(

@@ -349,3 +349,13 @@ def test_published_figures_alone_make_a_whole_report(tmp_path: Path) -> None:
     assert len(html.encode()) < 3_000_000
     assert "likely:" in html
     assert "published, no interval" in html
+
+
+def test_a_card_names_what_is_no_worse_and_whose_figure_it_shows(document: Document) -> None:
+    figures = {
+        (part.card.name, answer.objective): answer.figures
+        for part in document.parts
+        for answer in part.card.answers
+    }
+    assert "; no worse: default; avoid pin-numa" in figures["H200", "collective"]
+    assert "14.76 GB/s, slowest GPU; avoid" in figures["HGX A100", "device-transfer"]

@@ -113,8 +113,12 @@ def _figures(one: Verdict) -> str:
         part = figure_text(own.value, own.unit)
         if len(metrics) > 1:
             part = f"{METRICS[metric].title} {part}"
+        if own.slowest_device:
+            part += ", slowest GPU"
         avoided = [s for s in standings if s.alternative in one.avoid]
         if avoided:
+            if one.also:
+                part += f"; no worse: {', '.join(one.also)}"
             told = [f"{s.alternative} {percent_text(s.value / own.value)}" for s in avoided]
             part += f"; avoid {', '.join(told)}"
         elif len(standings) > 1:

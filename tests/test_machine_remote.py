@@ -21,7 +21,14 @@ from homenode.discover import discover
 from homenode.domain.document import parse_document
 from homenode.errors import InputError, ToolError, UsageError
 from homenode.hypervisor.virsh import Virsh
-from homenode.machine.console_frame import SUMMERS, Damaged, checksum, fetched, staging_blocks
+from homenode.machine.console_frame import (
+    SUMMERS,
+    Damaged,
+    checksum,
+    fetched,
+    removing_line,
+    staging_blocks,
+)
 from homenode.machine.guest_agent import GuestAgent
 from homenode.machine.remote import RemoteMachine
 from homenode.machine.serial_console import SerialConsole
@@ -240,6 +247,35 @@ def test_the_serial_port_is_where_libvirt_says() -> None:
     assert of(tcp) == SerialAddress("tcp", "127.0.0.1:4555")
     with pytest.raises(InputError, match="found file"):
         of("<serial type='file'><source path='/log'/></serial>")
+
+
+def test_the_beginning_of_a_removal_removes_nothing_else(tmp_path: Path) -> None:
+    """A line that is cut at its last bytes is ended by the newline of the next one."""
+    folder = tmp_path / "a b" / "homenode-0123456789ab"
+    folder.mkdir(parents=True)
+    kept = [tmp_path / "a", tmp_path / "a b" / "kept", tmp_path / "a b" / "homenode-0"]
+    for path in kept:
+        path.touch()
+    line = removing_line(str(folder))
+    for end in range(len(line)):
+        subprocess.run(["sh"], input=line[:end].encode() + b"\n", capture_output=True, check=False)
+        assert folder.exists(), line[:end]
+        assert all(path.exists() for path in kept), line[:end]
+    subprocess.run(["sh", "-c", line], check=True)
+    assert not folder.exists()
+    assert all(path.exists() for path in kept)
+
+
+def test_a_console_is_left_once_the_folder_there_is_gone(
+    terminal: Callable[..., Terminal],
+) -> None:
+    before = ours()
+    console = SerialConsole("vm7", terminal("dash").line)
+    console.execute("true", 20)
+    made = ours() - before
+    assert made
+    console.close()
+    assert not made & ours()
 
 
 @given(st.binary(max_size=3000), st.booleans())

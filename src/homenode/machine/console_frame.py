@@ -11,6 +11,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from shlex import quote
 
 from homenode.machine.shell import octal_script
 
@@ -46,6 +47,15 @@ def mark_line(mark: str, word: str) -> str:
     "printf '%s+%s\\\\n' 'M' 'end'"
     """
     return f"printf '%s+%s\\n' '{mark}' '{word}'"
+
+
+def removing_line(folder: str) -> str:
+    """A command that removes a folder, and nothing else where only its beginning arrives.
+
+    What a serial line is sent last may be cut anywhere, and ended by the next one's newline:
+    of `rm -rf /dev/shm/x` there is `rm -rf /` to fear.
+    """
+    return f'D={quote(folder)}; rm -rf "$D"'
 
 
 def staging_blocks(content: bytes, path: str, *, base64_there: bool) -> Iterator[tuple[str, ...]]:

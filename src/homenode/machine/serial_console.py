@@ -18,12 +18,14 @@ from homenode.machine.console_frame import (
     fetched,
     fetching_line,
     mark_line,
+    removing_line,
     staging_blocks,
 )
 from homenode.machine.serial_line import SerialLine
 from homenode.process import ToolTimeoutError
 
 _ANSWER_S = 15.0
+_CLOSE_S = 5.0
 _TRIES = 3
 _UNCONFIRMED_BYTES = 8_000
 """So much goes out before the shell must have said that it is there: a terminal loses the rest."""
@@ -73,8 +75,11 @@ class SerialConsole:
 
     def close(self) -> None:
         if self._line is not None and self._folder:
+            mark = f"homenode-{secrets.token_hex(6)}"
             with suppress(ToolError):  # the guest is gone, and its folder with it
-                self._send([f"rm -rf {self._folder}"])
+                self._send([f"{removing_line(self._folder)}; {mark_line(mark, 'gone')}"])
+                # QEMU drops what it was not yet read of when the line is closed.
+                self._await(f"{mark}+gone", _CLOSE_S)
         self._drop()
 
     def _drop(self) -> None:

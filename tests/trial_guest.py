@@ -17,11 +17,13 @@ mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
 mkdir /tmp /run
-while :; do setsid cttyhack sh; done
+# What `poweroff` signals, and that even while a shell runs.
+trap 'exec /bin/busybox poweroff -f' USR2
+while :; do
+  setsid cttyhack sh </dev/console >/dev/console 2>&1 &
+  wait
+done
 """
-
-_POWER_OFF = b"#!/bin/busybox sh\nexec /bin/busybox poweroff -f\n"
-"""Busybox's own asks its init, which this guest has not."""
 
 _DOMAIN = """<domain type='qemu'>
   <name>{name}</name>
@@ -58,7 +60,7 @@ def trial_guest(folder: Path, emulator: Path, programs: Mapping[str, bytes]) -> 
     files = find_guest_files()
     kernel, initrd = folder / "kernel", folder / "initrd"
     kernel.write_bytes(files.kernel.read_bytes())
-    initrd.write_bytes(initramfs(files.busybox, _INIT, {"poweroff": _POWER_OFF, **programs}))
+    initrd.write_bytes(initramfs(files.busybox, _INIT, programs))
     sockets = folder / "run"
     document = folder / "vm.xml"
     document.write_text(

@@ -313,3 +313,10 @@ def test_what_the_suite_tells_beside_is_neither_compared_nor_a_doubt() -> None:
     comparison = compared(*(simulated_run(layout, figures, rng) for layout in ("pin", "default")))
     assert {one.metric for one in comparison.effects} == {"memory-bandwidth"}
     assert comparison.doubts == ()
+
+
+def test_each_metric_says_for_itself_what_it_measures_and_what_rise_and_fall_mean() -> None:
+    for metric in METRICS.values():
+        for text in (metric.about, metric.rise, metric.fall):
+            assert text, metric.id
+            assert "as for" not in text, metric.id

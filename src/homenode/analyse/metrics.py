@@ -67,13 +67,16 @@ _METRICS = (
     ),
     Metric(
         "allreduce-busbw-mean", "all-reduce, mean bus bandwidth", _BANDWIDTH, False, 0.10,
-        "mean over message sizes; small messages weigh as much as large ones",
-        "as for the peak, or small messages became faster",
-        "as for the peak, or small messages became slower",
+        "mean bus bandwidth of an all-reduce over message sizes; small messages weigh as much as "
+        "large ones",
+        "small messages became faster, or transport through memory stays on the GPUs' nodes",
+        "small messages became slower, or transport crosses nodes",
     ),
     Metric(
         "allreduce-busbw", "all-reduce, bus bandwidth of a size", _BANDWIDTH, False, 0.10,
-        "bus bandwidth at one message size", "as for the peak", "as for the peak",
+        "bus bandwidth of an all-reduce at one message size",
+        "transport through memory stays on the GPUs' nodes",
+        "transport crosses nodes: GPUs without a node, or ranks bound to the wrong one",
     ),
     Metric(
         "allreduce-latency", "all-reduce, small messages", "ns", True, 0.10,
@@ -106,8 +109,9 @@ _METRICS = (
     ),
     Metric(
         "d2h-copy-time", "small copies from a device", "ns", True, 0.05,
-        "as for copies to a device", "as for copies to a device", "as for copies to a device",
-        worst_device=True,
+        "from the call until a few bytes have arrived, as the thread that waits sees it",
+        "the thread or its memory is on another node than the GPU, or the vCPU is not its own",
+        "both are on the GPU's node", worst_device=True,
     ),
     Metric(
         "p2p-bandwidth", "GPU to GPU", _BANDWIDTH, False, 0.05,

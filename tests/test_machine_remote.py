@@ -351,3 +351,18 @@ def test_a_wrong_key_and_a_closed_port_are_named(sshd: SshTarget, tmp_path: Path
     assert "--ssh-key" in str(raised.value.hint)
     with pytest.raises(ToolError, match="Connection refused"):
         RemoteMachine(SshChannel(replace(sshd, port=1))).run(("true",), 5)
+
+
+@pytest.mark.parametrize("packers", [("base64", "xz"), ("base64", "gzip"), ("base64",), ()])
+def test_a_program_is_packed_as_the_guest_can_unpack_it(
+    packers: tuple[str, ...], terminal: Callable[..., Terminal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = RemoteMachine(SerialConsole("vm7", terminal("busybox").line))
+    installed = machine.installed
+    monkeypatch.setattr(
+        RemoteMachine, "installed", lambda self, names: installed(names) & frozenset(packers)
+    )
+    program = b"#!/bin/sh\necho probe\n# " + bytes(range(256)) * 20
+    path = machine.put_program("homenode-test-probe", program)
+    assert Path(path).read_bytes() == program
+    machine.clean_up()

@@ -6,6 +6,7 @@ Nothing need be installed there but sh and the standard tools. See machine.proto
 import base64
 import gzip
 import hashlib
+import lzma
 import re
 import secrets
 import time
@@ -128,8 +129,10 @@ class RemoteMachine:
         self._channel.close()
 
     def _put(self, content: bytes, path: str, timeout_s: float) -> None:
-        packers = self.installed(("base64", "gzip"))
-        if packers == {"base64", "gzip"}:
+        packers = self.installed(("base64", "gzip", "xz"))
+        if packers >= {"base64", "xz"}:
+            text, unpack = base64.encodebytes(_xz(content)).decode(), "base64 -d | xz -d"
+        elif packers >= {"base64", "gzip"}:
             text = base64.encodebytes(gzip.compress(content, mtime=0)).decode()
             unpack = "base64 -d | gzip -d"
         elif "base64" in packers:
@@ -187,6 +190,13 @@ class RemoteMachine:
         if mark not in said.stdout:
             raise ToolError(f"{self.name}: expected an answer, found none: {_last_line(said)}")
         return said.stdout.partition(mark)[0].strip().partition("\n")[0]
+
+
+def _xz(content: bytes) -> bytes:
+    """A third less than gzip's, which is minutes less on a serial line. A small dictionary and
+    CRC-32: busybox knows no other check, and small guests have no 64 MiB for it."""
+    smaller = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 4 << 20}]
+    return lzma.compress(content, check=lzma.CHECK_CRC32, filters=smaller)
 
 
 def _mark() -> str:

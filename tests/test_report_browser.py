@@ -123,6 +123,9 @@ def test_nothing_sticks_out_and_charts_are_drawn(page: Path, tab: Tab, width: in
     tab.open(page, width=width)
     tab.value("document.querySelectorAll('details').forEach(one => one.open = true)")
     assert tab.value("document.documentElement.scrollWidth") <= width
+    captions = "[...document.querySelectorAll('caption span')]"
+    assert tab.value(f"{captions}.length") > 0
+    assert tab.value(f"{captions}.every(c => c.getBoundingClientRect().right <= {width})")
     charts = tab.value(
         "[...document.querySelectorAll('svg.chart')].map(c => {"
         " const b = c.getBoundingClientRect();"

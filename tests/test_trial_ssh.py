@@ -15,7 +15,7 @@ from homenode.trial.runner import run_trial
 from tests.apply_documents import ORIGINAL
 from tests.simulated_trial import SimulatedReach, begun, daemon_in, trial_of, wanted
 from tests.ssh_targets import ssh_target
-from tests.virsh_stand_in import URI, StandIn
+from tests.virsh_stand_in import URI, UUID, StandIn
 
 pytestmark = pytest.mark.root
 
@@ -60,3 +60,18 @@ def test_a_guest_is_equipped_and_looked_at_and_a_wrong_key_is_named(
     assert "Permission denied" in failed[0].detail
     assert "--ssh-key" in failed[0].detail
     assert daemon.definition() == ORIGINAL
+
+
+def test_a_guest_of_two_networks_is_reached_at_the_address_that_answers(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    class Leases(Virsh):
+        def addresses(self, uuid: str) -> tuple[str, ...]:
+            return ("127.0.0.7", target.address)
+
+    with ssh_target(tmp_path) as target:
+        reaching = Reaching(Way.SSH, None, target.user, target.port, str(target.key))
+        known_hosts = tmp_path / "trial_hosts"
+        reach = GuestReach(Leases(URI), reaching, known_hosts, b"")
+        assert reach.machine(UUID).name == f"{target.user}@{target.address} over ssh"
+        assert "127.0.0.7" not in known_hosts.read_text()

@@ -19,7 +19,8 @@ _CONNECT_S = 10
 _ALIVE_S = 15
 _GRACE_S = 30.0
 _CAUSES = (
-    ("Permission denied", "does it have this user's key? --ssh-user, --ssh-key"),
+    ("Permission denied", "does it have this user's key? --ssh-user, --ssh-key; a key with a "
+     "passphrase must be in ssh-agent"),
     ("Host key verification failed", "another machine answers at this address"),
     ("REMOTE HOST IDENTIFICATION HAS CHANGED", "another machine answers at this address"),
     ("Connection refused", "is sshd running in it? --ssh-port"),

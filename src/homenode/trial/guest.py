@@ -1,7 +1,7 @@
 """Guest: one boot of a domain: started, waited for, and off again whatever happened to it. [I/O]"""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -11,6 +11,7 @@ from homenode.domain.read import open_domain
 from homenode.errors import HostError, InputError, ToolError
 from homenode.hypervisor.connection import is_local
 from homenode.hypervisor.virsh import Virsh
+from homenode.machine.channel import Channel
 from homenode.machine.guest_agent import GuestAgent
 from homenode.machine.protocol import Machine
 from homenode.machine.remote import RemoteMachine
@@ -64,8 +65,15 @@ class GuestReach:
         self._probe = probe
 
     def machine(self, uuid: str) -> Machine:
-        machine = RemoteMachine(self._channel(uuid))
-        machine.run(("true",), _HELLO_S).stdout_or_raise()
+        channels = self._channels(uuid)
+        for number, channel in enumerate(channels, start=1):
+            machine = RemoteMachine(channel)
+            try:
+                machine.run(("true",), _HELLO_S).stdout_or_raise()
+                break
+            except ToolError:
+                if number == len(channels):
+                    raise
         return machine
 
     def equip(self, machine: Machine) -> None:
@@ -76,26 +84,27 @@ class GuestReach:
         assert isinstance(machine, RemoteMachine), "machine() made it"
         machine.clean_up()
 
-    def _channel(self, uuid: str) -> SshChannel | GuestAgent | SerialConsole:
+    def _channels(self, uuid: str) -> Sequence[Channel]:
+        """One at least; by ssh one to each address that libvirt knows: a guest may have several
+        networks of which one leads here."""
         how = self._how
         if how.way is Way.AGENT:
-            return GuestAgent(self._virsh, uuid, self._virsh.domain(uuid).name)
+            return (GuestAgent(self._virsh, uuid, self._virsh.domain(uuid).name),)
         if how.way is Way.CONSOLE:
             document = open_domain(self._virsh.live_document(uuid), "the running domain")
             address = serial_address(document)
             name = self._virsh.domain(uuid).name
-            return SerialConsole(name, lambda: open_line(address), how.user)
-        address_text = how.address
-        if address_text is None:
-            known = self._virsh.addresses(uuid)
-            if not known:
-                raise ToolError(
-                    "expected libvirt to know the guest's address, found no lease",
-                    hint="--address says it; --reach agent and --reach console need none",
-                )
-            address_text = known[0]
+            return (SerialConsole(name, lambda: open_line(address), how.user),)
+        known = self._virsh.addresses(uuid) if how.address is None else (how.address,)
+        if not known:
+            raise ToolError(
+                "expected libvirt to know the guest's address, found no lease",
+                hint="--address says it; --reach agent and --reach console need none",
+            )
         key = None if how.key is None else Path(how.key)
-        return SshChannel(SshTarget(address_text, how.user, self._known_hosts, how.port, key))
+        return [
+            SshChannel(SshTarget(one, how.user, self._known_hosts, how.port, key)) for one in known
+        ]
 
 
 def answering(virsh: Virsh, uuid: str, reach: Reach, timeout_s: float) -> Machine:

@@ -77,6 +77,10 @@ class Trial:
         return steps_of(self.head)
 
 
+_ALREADY = ("already running", "already active")
+"""In what libvirt and virsh say of starting a domain that runs."""
+
+
 def steps_of(head: Head) -> tuple[TrialStep, ...]:
     """The schedule of a trial."""
     layouts = (*head.layouts, BARE) if head.bare else head.layouts
@@ -217,7 +221,9 @@ def _boot(trial: Trial, step: TrialStep, lock: int) -> Machine | None:
     try:
         virsh.start(uuid, (lock,))
     except HostError as error:
-        if "already" in error.message:  # by somebody else, just now: it is not ours to stop
+        if any(
+            one in error.message for one in _ALREADY
+        ):  # by somebody else, just now: it is not ours to stop
             trial.journal.add(What.STOPPED, step.number, "somebody else had started it")
         raise
     trial.journal.add(What.STARTED, step.number, run_id=virsh.domain(uuid).run_id)

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -146,3 +147,14 @@ def test_nothing_to_compare_says_what_to_name(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(HomenodeError, match="expected at least one run"):
         call("compare", tmp_path / "empty", tmp_path)
+
+
+def test_pairs_of_pus_are_listed_with_all_only(tmp_path: Path) -> None:
+    rng = random.Random(9)
+    for layout in ("pin", "default"):
+        run = simulated_run(layout, {"core-to-core-latency": ("ns", 60.0)}, rng)
+        pairs = (replace(one, variant="0 to 1") for one in run.samples)
+        write_run(tmp_path, Run(run.head, tuple(pairs)))
+    assert "0 to 1" not in call("compare", tmp_path)
+    assert "1 more series with --all" in call("compare", tmp_path)
+    assert "0 to 1" in call("compare", tmp_path, "--all")

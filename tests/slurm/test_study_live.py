@@ -39,7 +39,7 @@ def start(
     slurm: Testbed, folder: Path, *options: str, seconds: float = 0
 ) -> "subprocess.Popen[str]":
     """A study of three nodes that goes on alone. seconds: that each GPU test takes."""
-    argv = (HOMENODE, "slurm", "study", "-o", str(folder), "--poll", "0.5", *options)
+    argv = (HOMENODE, "slurm", "study", "-o", str(folder), "--poll", "0.3", *options)
     environment = {**slurm.environment, "STAND_IN_SECONDS": str(seconds), "COLUMNS": "200"}
     return subprocess.Popen(
         argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -34,7 +34,7 @@ class StandIn:
 
     def start(self, *options: str) -> "subprocess.Popen[str]":
         return subprocess.Popen(
-            (HOMENODE, "slurm", "study", "-o", str(self.study), "--poll", "0.05", *options),
+            (HOMENODE, "slurm", "study", "-o", str(self.study), "--poll", "0.15", *options),
             env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
@@ -77,7 +77,7 @@ def test_killed_while_sbatch_is_under_way_it_submits_nothing_twice(
     queue: StandIn, when: str
 ) -> None:
     assert queue.run(*NEW, "--dry-run")[0] == 0
-    for _ in range(3):
+    for _ in range(2):
         (queue.base / "kill").write_text(when)
         assert queue.run()[0] == -9
     code, said = queue.run()

@@ -278,11 +278,22 @@ def test_a_console_is_left_once_the_folder_there_is_gone(
     assert not made & ours()
 
 
-@given(st.binary(max_size=3000), st.booleans())
+def test_a_long_script_is_packed_where_that_can_be_undone() -> None:
+    """Some 16 KB a second go over a serial line of an emulated guest."""
+    content = b"cat /sys/devices/system/cpu/cpu0/topology/core_id\n" * 300
+
+    def letters(*, gzip_there: bool) -> int:
+        blocks = staging_blocks(content, "f", base64_there=True, gzip_there=gzip_there)
+        return sum(len(line) for block in blocks for line in block)
+
+    assert letters(gzip_there=True) < 1000 < len(content) < letters(gzip_there=False)
+
+
+@given(st.binary(max_size=3000), st.booleans(), st.booleans())
 def test_a_file_is_staged_in_lines_that_a_terminal_takes(
-    content: bytes, base64_there: bool
+    content: bytes, base64_there: bool, gzip_there: bool
 ) -> None:
-    blocks = list(staging_blocks(content, "f", base64_there=base64_there))
+    blocks = list(staging_blocks(content, "f", base64_there=base64_there, gzip_there=gzip_there))
     assert all(len(line) < 4000 and line.isprintable() for block in blocks for line in block)
     assert all(sum(map(len, block)) < 12_000 for block in blocks)
 

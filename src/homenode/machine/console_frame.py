@@ -7,6 +7,7 @@ marks, with a checksum of its own.
 
 import base64
 import binascii
+import gzip
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ BLOCK_BYTES = 8_000
 _PLAIN = re.compile(rb"([!-~]{1,1024}\n)+")
 """Text that goes over a terminal as it is: base64, for one."""
 
+_WORTH_PACKING = 1_000
 _WIDTH = 76
 _POLYNOMIAL = 0x04C11DB7
 
@@ -58,7 +60,9 @@ def removing_line(folder: str) -> str:
     return f'D={quote(folder)}; rm -rf "$D"'
 
 
-def staging_blocks(content: bytes, path: str, *, base64_there: bool) -> Iterator[tuple[str, ...]]:
+def staging_blocks(
+    content: bytes, path: str, *, base64_there: bool, gzip_there: bool = False
+) -> Iterator[tuple[str, ...]]:
     """Commands that together write a file, in blocks of at most about BLOCK_BYTES.
 
     A block's first line is a command and the others are what it reads: `head` takes a whole line
@@ -68,13 +72,16 @@ def staging_blocks(content: bytes, path: str, *, base64_there: bool) -> Iterator
     if _PLAIN.fullmatch(content):
         yield from _blocks(content.decode("ascii").splitlines(), path)
     elif base64_there:
-        text = base64.b64encode(content).decode()
+        is_packed = gzip_there and len(content) > _WORTH_PACKING
+        sent = gzip.compress(content, mtime=0) if is_packed else content
+        text = base64.b64encode(sent).decode()
+        unpack = "base64 -d <{0}.part | gzip -d" if is_packed else "base64 -d <{0}.part"
         yield (f": >{path}.part",)
         yield from _blocks(
             [text[at : at + LINE_LETTERS] for at in range(0, len(text), LINE_LETTERS)],
             f"{path}.part",
         )
-        yield (f"base64 -d <{path}.part >{path}; rm -f {path}.part",)
+        yield (f"{unpack.format(path)} >{path}; rm -f {path}.part",)
     else:
         for at in range(0, len(content), 256):
             yield (octal_script(content[at : at + 256]).rstrip("\n") + f" >>{path}",)

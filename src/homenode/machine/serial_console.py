@@ -48,6 +48,7 @@ class SerialConsole:
         "_base64_there",
         "_buffer",
         "_folder",
+        "_gzip_there",
         "_line",
         "_name",
         "_open_line",
@@ -62,7 +63,7 @@ class SerialConsole:
         self._line: SerialLine | None = None
         self._buffer = bytearray()
         self._folder = ""
-        self._base64_there = False
+        self._base64_there = self._gzip_there = False
         self._summer = ""
 
     @property
@@ -137,6 +138,7 @@ class SerialConsole:
         self._send([
             f"umask 077; for d in /dev/shm /tmp /run; do mkdir -p $d/{mark} 2>/dev/null "
             f"&& D=$d/{mark} && break; done; command -v base64 >/dev/null && B=yes || B=no; "
+            "[ $B = yes ] && command -v gzip >/dev/null && B=gzip; "
             f"for s in {' '.join(SUMMERS)}; do command -v $s >/dev/null && break; s=; done; "
             f"printf '%s+folder %s %s %s\\n' {mark} \"$B\" \"$s\" \"$D\"",
         ])  # fmt: skip
@@ -153,7 +155,8 @@ class SerialConsole:
                 f"{self._name}: expected a folder that can be written, found none of /run, /tmp "
                 "and /dev/shm"
             )
-        self._base64_there, self._folder = there == "yes", folder
+        self._base64_there, self._gzip_there = there != "no", there == "gzip"
+        self._folder = folder
 
     def _log_in(self) -> None:
         """Past a login prompt, where one stands there."""
@@ -177,7 +180,10 @@ class SerialConsole:
 
     def _stage(self, content: bytes, path: str, mark: str) -> None:
         for _ in range(_TRIES):
-            self._send_blocks(staging_blocks(content, path, base64_there=self._base64_there), mark)
+            blocks = staging_blocks(
+                content, path, base64_there=self._base64_there, gzip_there=self._gzip_there
+            )
+            self._send_blocks(blocks, mark)
             self._send([f"printf '%s+sum %s\\n' {mark} \"$({self._summer} <{path})\""])
             self._await(f"{mark}+sum ", _ANSWER_S)
             if self._await("\n", _ANSWER_S).split()[:1] == [checksum(content, self._summer)]:

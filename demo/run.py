@@ -33,7 +33,11 @@ from homenode.topology import Host, summarise
 from homenode.tuning import tune
 
 DOCUMENT = Path(__file__).parent / "gpu-vm.xml"
-MACHINES = (("h200-xeon8558", 7), ("hgx-h100", 8))
+MACHINES = (
+    # The study's guest: seven GPUs of an NVSwitch board, which are no partition of its fabric.
+    ("h200-xeon8558", 7, ("--without-nvlink",)),
+    ("hgx-h100", 8, ()),
+)
 DRAWN = "pin-numa-pci"
 REPORT = "published.html"
 
@@ -43,10 +47,10 @@ def main(out: Path) -> int:
     console = Console(highlight=False)
     out.mkdir(parents=True, exist_ok=True)
     _capture(console, out)
-    failures = sum(_plan_machine(console, out, name, gpus) for name, gpus in MACHINES)
+    failures = sum(_plan_machine(console, out, *machine) for machine in MACHINES)
     _report(console, out)
     console.print(f"\nDone in {time.monotonic() - started:.1f} s. Where to look:")
-    for name, _ in MACHINES:
+    for name, _, _ in MACHINES:
         console.print(f"  {out / name / (DRAWN + '.svg')}  the host with its VM: open in a browser")
         console.print(f"  {out / name / (DRAWN + '.txt')}  why there, in words")
     console.print(
@@ -84,8 +88,10 @@ def _capture(console: Console, out: Path) -> None:
     (out / "this-machine.svg").write_text(topology_map(host), encoding="utf-8")
 
 
-def _plan_machine(console: Console, out: Path, name: str, gpus: int) -> int:
-    """Plan every preset on one machine; returns how many documents failed libvirt's schema."""
+def _plan_machine(
+    console: Console, out: Path, name: str, gpus: int, options: tuple[str, ...]
+) -> int:
+    """Plan every preset on one machine; returns how many were refused or failed the schema."""
     folder = out / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -94,23 +100,29 @@ def _plan_machine(console: Console, out: Path, name: str, gpus: int) -> int:
     console.rule(name, align="left")
     console.print(load_shipped(name).about)
     console.print(
-        f"$ homenode plan {DOCUMENT} --host {name} --gpus {gpus} --layout PRESET "
+        f"$ homenode plan {DOCUMENT} --host {name} --gpus {gpus} "
+        + "".join(f"{option} " for option in options)
+        + "--layout PRESET "
         f"-o {folder}/PRESET.xml",
         style="bold",
     )
     original = DOCUMENT.read_bytes()
     plans: dict[str, Plan | Unplannable] = {}
-    invalid = 0
+    failed = 0
+    gap = None
+    without_nvlink = "--without-nvlink" in options
     for preset in PRESETS:
         try:
-            tuning = tune(original, DOCUMENT.name, Wishes(preset, gpu_count=gpus), host)
+            wishes = Wishes(preset, gpu_count=gpus, without_nvlink=without_nvlink)
+            tuning = tune(original, DOCUMENT.name, wishes, host)
         except Unplannable as refusal:
             plans[preset] = refusal
+            failed += 1
             _explain(folder / f"{preset}.txt", rejections_text(refusal))
             continue
         plans[preset] = tuning.plan
         errors, gap = validate(tuning.document)
-        invalid += bool(errors)
+        failed += bool(errors)
         write_tuned(folder / f"{preset}.xml", original, tuning.document)
         (folder / f"{preset}.json").write_text(encode_plan(tuning.plan), encoding="utf-8")
         _explain(folder / f"{preset}.txt", plan_text(explain(tuning.plan, host)))
@@ -118,9 +130,9 @@ def _plan_machine(console: Console, out: Path, name: str, gpus: int) -> int:
     console.print(plan_table(plans, host))
     if gap is not None:
         console.print(f"not checked against libvirt's schema: {gap}", style="dim")
-    elif not invalid:
+    elif not failed:
         console.print("every tuned document passes the installed libvirt's schema", style="dim")
-    return invalid
+    return failed
 
 
 def _draw(folder: Path, host: Host, plans: dict[str, Plan | Unplannable]) -> None:

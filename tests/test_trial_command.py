@@ -10,7 +10,7 @@ from homenode.cli.main import app
 from homenode.errors import HomenodeError
 from homenode.hypervisor.virsh import Virsh
 from homenode.trial.journal import What
-from homenode.trial.journal_file import known_trials
+from homenode.trial.journal_file import domain_locked, known_trials
 from tests.apply_documents import NAME, ORIGINAL
 from tests.simulated_trial import HOST, SimulatedReach, begun, daemon_in, trial_of, wanted
 from tests.virsh_stand_in import URI, UUID, StandIn
@@ -114,6 +114,15 @@ def test_a_vm_without_the_way_in_that_is_asked_for_is_not_booted(
     done = trial("--layouts", "pin", "--in-place", "--reach", way, *HERE, "--", NAME)
     assert done.exit_code == 2, done.output
     assert lacks in " ".join(done.output.split())
+    assert known_trials(tmp_path / "state") == ()
+
+
+def test_two_trials_of_a_vm_are_not_begun_at_once(daemon: StandIn, tmp_path: Path) -> None:
+    words = ("--layouts", "pin", "--in-place", *HERE, "--", NAME)
+    with domain_locked(tmp_path / "state", UUID):
+        error = refusal(*words)
+        assert "at work on a trial of this domain" in str(error)
+        assert trial("--dry-run", *words).exit_code == 0
     assert known_trials(tmp_path / "state") == ()
 
 

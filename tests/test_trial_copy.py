@@ -166,6 +166,23 @@ def test_a_copy_is_made_beside_the_vm_and_removed_with_all_its_files(
 
 
 @pytest.mark.libvirt
+def test_another_domain_of_the_copys_name_is_named(
+    original: tuple[Virsh, str, Path], tmp_path: Path
+) -> None:
+    virsh, number, _ = original
+    state = virsh.domain(number)
+    path = tmp_path / "other.xml"
+    other = str(uuid.uuid4())
+    path.write_bytes(domain(name=f"{state.name}-trial", uuid=other))
+    virsh.define(str(path))
+    try:
+        with pytest.raises(UsageError, match="found another domain of it"):
+            prepare_copy(virsh, state, virsh.definition(number), "trial-1")
+    finally:
+        virsh.undefine(other)
+
+
+@pytest.mark.libvirt
 def test_an_overlay_that_cannot_be_made_is_named_and_leaves_nothing(
     original: tuple[Virsh, str, Path],
 ) -> None:

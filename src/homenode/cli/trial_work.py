@@ -1,6 +1,7 @@
 """What `homenode trial` does with its arguments: look, begin, go on, conclude, take back. [I/O]"""
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from homenode.results.model import Run
 from homenode.trial.beginning import Outlook, begin, latest, look, reopen, with_reaching
 from homenode.trial.guest import GuestReach
 from homenode.trial.journal import Head, What
-from homenode.trial.journal_file import JournalFile, known_trials
+from homenode.trial.journal_file import JournalFile, domain_locked, known_trials
 from homenode.trial.reaching import Reaching
 from homenode.trial.runner import Trial, outcome_code, run_trial, steps_of
 from homenode.trial.schedule import BARE, Durations, TrialStep, expected_seconds
@@ -38,18 +39,22 @@ def begin_trial(name: str, asked: Asked) -> None:
     check_can_write(asked.report)
     virsh = Virsh(asked.connect)
     host = _host(asked)
-    want = wanted(virsh.domain(name).name, asked)
-    outlook = look(virsh, name, want, host, default_root())
-    seconds = expected_seconds(steps_of(outlook.head), _durations(host, outlook))
-    _show(outlook, seconds)
-    if asked.dry_run:
-        return
-    probe = _probe(asked.probe)
-    journal = JournalFile(default_root(), outlook.head.id)
-    with journal.locked() as lock:
-        begin(outlook, journal)
-        note(f"trial {outlook.head.id}; journal in {journal.folder}")
-        _run(virsh, outlook.head, journal, lock, probe, None)
+    state = virsh.domain(name)
+    want = wanted(state.name, asked)
+    # A dry run writes nothing, a lock neither.
+    alone = nullcontext() if asked.dry_run else domain_locked(default_root(), state.uuid)
+    with alone:
+        outlook = look(virsh, name, want, host, default_root())
+        seconds = expected_seconds(steps_of(outlook.head), _durations(host, outlook))
+        _show(outlook, seconds)
+        if asked.dry_run:
+            return
+        probe = _probe(asked.probe)
+        journal = JournalFile(default_root(), outlook.head.id)
+        with journal.locked() as lock:
+            begin(outlook, journal)
+            note(f"trial {outlook.head.id}; journal in {journal.folder}")
+            _run(virsh, outlook.head, journal, lock, probe, None)
     _conclude(outlook.head, journal, asked.report)
 
 
@@ -63,7 +68,8 @@ def resume_trial(
     known = latest(default_root(), name)
     assert known.head is not None, "latest leaves out what cannot be read"
     head, journal = known.head, JournalFile(default_root(), known.head.id)
-    with journal.locked() as lock:
+    alone = domain_locked(default_root(), head.source_uuid or head.uuid)
+    with alone, journal.locked() as lock:
         _run(Virsh(head.connect), head, journal, lock, _probe(probe), reaching)
     _conclude(head, journal, report)
 
@@ -73,7 +79,8 @@ def take_back_trial(name: str, stop_s: float) -> None:
     known = latest(default_root(), name)
     assert known.head is not None, "latest leaves out what cannot be read"
     journal = JournalFile(default_root(), known.head.id)
-    with journal.locked():
+    alone = domain_locked(default_root(), known.head.source_uuid or known.head.uuid)
+    with alone, journal.locked():
         if not journal.known().state.to_undo:
             note(f"{known.head.source}: nothing left to undo of trial {known.head.id}")
         virsh = Virsh(known.head.connect)

@@ -52,6 +52,11 @@ def prepare_copy(virsh: Virsh, state: DomainState, original: bytes, id: str) -> 
     overlays = {disk.target: str(_overlay(disk, id)) for disk in disks}
     document = copy_domain(with_overlays(original, overlays, state.name), name, state.name)
     uuid = copied_uuid(state.uuid, name)
+    if is_there(virsh, name) and not is_there(virsh, uuid):
+        raise UsageError(
+            f"--as-copy: expected the name {name} free for the copy, found another domain of it",
+            hint="rename that one, or --in-place",
+        )
     if is_there(virsh, uuid):
         raise UsageError(
             f"--as-copy: expected no domain {name}, found one",

@@ -61,20 +61,8 @@ class JournalFile:
     def locked(self) -> Iterator[int]:
         """Only one homenode at work on a trial: a descriptor for programs that must keep the lock
         to their end. Raises HostError where another is, or what one left behind."""
-        with _told(self.folder):
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise HostError(
-                    f"{self.folder}: expected no other homenode at work on this trial, found one",
-                    hint="homenode trial --status shows how far it is",
-                ) from None
+        with _held(self.folder, "lock", "this trial") as lock:
             yield lock
-        finally:
-            os.close(lock)
 
     def refuse_begun(self) -> None:
         """Raises HostError where such a trial is there: nothing of it may be written over."""
@@ -135,6 +123,16 @@ class JournalFile:
             return (self.folder / name).read_bytes()
 
 
+@contextmanager
+def domain_locked(root: Path, uuid: str) -> Iterator[None]:
+    """Only one homenode with a trial of this domain, from its look at it on: two that both saw no
+    other would boot it in turns. Raises HostError where another is, or InputError for no UUID."""
+    if not _ID.match(uuid):
+        raise InputError(f"domain: expected a UUID, found {uuid!r}")
+    with _held(root / "trials", f".{uuid}.lock", "a trial of this domain"):
+        yield
+
+
 def known_trials(root: Path, domain: str | None = None) -> tuple[Known, ...]:
     """Trials on disk, the oldest first. domain: only those of this domain, or of this id."""
     try:
@@ -178,6 +176,24 @@ def _read(descriptor: int) -> bytes:
     while piece := os.read(descriptor, 1 << 20):
         content += piece
     return content
+
+
+@contextmanager
+def _held(folder: Path, name: str, what: str) -> Iterator[int]:
+    with _told(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise HostError(
+                f"{folder}: expected no other homenode at work on {what}, found one",
+                hint="homenode trial --status shows how far it is",
+            ) from None
+        yield lock
+    finally:
+        os.close(lock)
 
 
 @contextmanager

@@ -43,7 +43,7 @@ types: $(STAMP)
 check: style types
 
 test: check
-	$(BIN)/pytest -m "not lab"
+	$(BIN)/pytest -m "not lab" -n auto --maxprocesses 8 --dist loadgroup
 
 test-lab: $(STAMP)
 	$(BIN)/pytest -m lab

@@ -16,6 +16,15 @@ collect_ignore = ["lab"]
 REQUIRED = frozenset(filter(None, os.environ.get("HOMENODE_REQUIRED_MARKERS", "").split(",")))
 """Markers whose tests must not skip here: continuous integration owns them."""
 
+LIVE = frozenset({"root", "libvirt", "qemu", "slurm"})
+"""Markers of tests that share one daemon, or boot machines: one after the other, in one process."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if LIVE & {marker.name for marker in item.iter_markers()}:
+            item.add_marker(pytest.mark.xdist_group("live"))
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(

@@ -1,6 +1,7 @@
 """What all tests share: required markers, and where the optional parts of a machine are."""
 
 import os
+import signal
 from collections.abc import Generator
 
 import pytest
@@ -9,6 +10,10 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=5_000)
 settings.load_profile("default")
+
+# Started in the background, or under nohup, we ignore these, and all that tests start would too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 collect_ignore = ["lab"]
 """Programs that run inside virtual hosts: importing them here would run them."""

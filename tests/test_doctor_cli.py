@@ -251,7 +251,7 @@ def test_equal_findings_of_several_subjects_become_one_except_links() -> None:
 
 def test_units_and_hooks_are_printed_for_the_devices(capsys: pytest.CaptureFixture[str]) -> None:
     retrain_command.retrain(("41:00.0",), Retraining(print_unit=True), as_json=False)
-    assert "doctor retrain 0000:41:00.0 --apply" in capsys.readouterr().out
+    assert "/homenode doctor retrain 0000:41:00.0 --apply" in capsys.readouterr().out
     retrain_command.retrain((), Retraining(print_hook=True), as_json=False)
     assert capsys.readouterr().out.startswith("#!/bin/sh")
     with pytest.raises(UsageError, match="BDF"):

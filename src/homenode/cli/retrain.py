@@ -175,14 +175,16 @@ def _this_machine() -> "Host":
 
 
 def _program() -> str:
-    """The program as it was called, for a unit or a hook that another user runs."""
+    """The program as it was called, for a unit or a hook that another user runs.
+
+    Else the one beside our Python: `python -c` and a debugger are no program to install.
+    """
     from pathlib import Path
 
-    path = Path(sys.argv[0])
-    found = path.resolve() if path.exists() else None
-    if found is None:
-        raise InputError(
-            "homenode: expected to know its own path for the unit, found none",
-            hint="call it by its full path",
-        )
-    return str(found)
+    for path in (Path(sys.argv[0]), Path(sys.executable).with_name("homenode")):
+        if path.name == "homenode" and path.exists():
+            return str(path.resolve())
+    raise InputError(
+        "homenode: expected to know its own path for the unit, found none",
+        hint="call it by its full path",
+    )

@@ -9,10 +9,10 @@ from homenode.bdf import Bdf
 from homenode.discover.lspci import host_from_lspci
 from homenode.doctor.diagnosis import Circumstances, diagnose
 from homenode.doctor.expectation import certify, drift
-from homenode.doctor.link_hook import dropped_links
-from homenode.doctor.link_rate import LinkRate
-from homenode.doctor.retrain import explain_interrupted, retrain
-from homenode.doctor.retrain_plan import Use, plan_retrain
+from homenode.doctor.links.rate import LinkRate
+from homenode.doctor.retrain.execution import explain_interrupted, retrain
+from homenode.doctor.retrain.hook import dropped_links
+from homenode.doctor.retrain.plan import Use, plan_retrain
 from homenode.findings import Finding
 from homenode.pci import DeviceKind, PciDevice, PciErrors, PciLink, PortType
 from homenode.topology import Host

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from homenode.bdf import Bdf
-from homenode.doctor.config_registers import SPEED_OF_CODE
-from homenode.doctor.retrain import JournalEntry
+from homenode.doctor.retrain.config_registers import SPEED_OF_CODE
+from homenode.doctor.retrain.execution import JournalEntry
 from homenode.errors import HostError
 from homenode.topology import Host
 

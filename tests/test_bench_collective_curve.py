@@ -2,7 +2,7 @@
 
 import pytest
 
-from homenode.bench.collective_curve import curve_of, flat_curve
+from homenode.bench.figures.collective_curve import curve_of, flat_curve
 from homenode.tools.nccl_tests import NcclTests, parse
 from tests.shared_data import needs_shared, shared
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.bench.probe_figures import probe_figures
+from homenode.bench.figures.probe import probe_figures
 from homenode.bench.record import LookRecord, RunRecord, StepRecord
 from homenode.tools.homenode_probe import parse
 from tests import probe_documents

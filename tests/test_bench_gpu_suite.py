@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from homenode.bench.collective_suite import ON_GPU_NODES
-from homenode.bench.gpu_suite import ALL_AT_ONCE, HOST_COPIES
+from homenode.bench.gpu.collectives import ON_GPU_NODES
+from homenode.bench.gpu.suite import ALL_AT_ONCE, HOST_COPIES
 from homenode.bench.model import (
     CONTROLS,
     PYTHON,

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.bench import amd_figures, runner
-from homenode.bench.gpus_shown import ShownGpus, parse
+from homenode.bench import runner
+from homenode.bench.figures import amd as amd_figures
+from homenode.bench.gpu.gpus_shown import ShownGpus, parse
 from homenode.bench.model import TORCH, BenchTest, Depth, Group, Reader, SuiteWishes
 from homenode.bench.orders import BenchOrders
 from homenode.bench.program_text import program_text

@@ -6,10 +6,10 @@ import pytest
 
 from homenode.analyse.metrics import METRICS
 from homenode.bdf import Bdf
-from homenode.bench.binding import sections
-from homenode.bench.imported import Imported, ImportWishes, SourceFolder, imported_runs
-from homenode.bench.study_folder import contradictions, figures_of_study, switches_of
-from homenode.bench.tool_log import Tool, tool_of
+from homenode.bench.figures.binding import sections
+from homenode.bench.figures.tool_log import Tool, tool_of
+from homenode.bench.imported.runs import Imported, ImportWishes, SourceFolder, imported_runs
+from homenode.bench.imported.study_folder import contradictions, figures_of_study, switches_of
 from homenode.errors import InputError
 from homenode.plan.layout import PRESETS
 from homenode.results.model import Origin, Sample, Switches

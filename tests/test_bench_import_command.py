@@ -9,8 +9,8 @@ import pytest
 from typer import Typer
 from typer.testing import CliRunner
 
-from homenode.bench.import_folder import find_folders
-from homenode.bench.imported import ImportWishes, imported_runs
+from homenode.bench.imported.files import find_folders
+from homenode.bench.imported.runs import ImportWishes, imported_runs
 from homenode.cli.import_results import import_results
 from homenode.errors import HomenodeError
 from homenode.results.store import FILE, load_runs, read_run

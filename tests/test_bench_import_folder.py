@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from homenode.bench import import_folder
-from homenode.bench.import_folder import find_folders
-from homenode.bench.imported import ImportWishes, imported_runs
+from homenode.bench.imported import files as import_folder
+from homenode.bench.imported.files import find_folders
+from homenode.bench.imported.runs import ImportWishes, imported_runs
 from homenode.errors import InputError
 from homenode.gap import Gap
 from tests import test_tools_intel_mlc as mlc

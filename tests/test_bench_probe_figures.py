@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from homenode.bench.probe_figures import ProbeFigures, probe_figures
+from homenode.bench.figures.probe import ProbeFigures, probe_figures
 from homenode.errors import ParseError
 from homenode.tools.homenode_probe import parse
 from tests import probe_documents

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from homenode.bench.setup_plan import (
+from homenode.bench.setup.plan import (
     NEEDED,
     SOURCES,
     SetupPlan,
@@ -17,7 +17,7 @@ from homenode.bench.setup_plan import (
     Vendor,
     setup_plan,
 )
-from homenode.bench.setup_run import RECORD, carry_out, read_record, take_back
+from homenode.bench.setup.run import RECORD, carry_out, read_record, take_back
 from homenode.cli.bench import bench
 from homenode.errors import HomenodeError, HostError, InputError, ToolError, UsageError
 from homenode.machine.local import LocalMachine

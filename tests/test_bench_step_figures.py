@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.bench.gpu_suite import BY_BUS, HOST_COPIES
+from homenode.bench.gpu.suite import BY_BUS, HOST_COPIES
 from homenode.bench.model import BenchTest, Group, Reader
 from homenode.bench.step_figures import figures_of_step
 from homenode.errors import ParseError

@@ -14,10 +14,10 @@ from homenode.bdf import Bdf
 from homenode.cli import retrain as retrain_command
 from homenode.cli.main import app
 from homenode.cli.retrain import Retraining
-from homenode.doctor.config_file import SysfsConfigSpace
 from homenode.doctor.diagnosis import merged
 from homenode.doctor.expectation import certify, drift
 from homenode.doctor.metrics import prometheus
+from homenode.doctor.retrain.config_file import SysfsConfigSpace
 from homenode.errors import HomenodeError, HostError, UsageError
 from homenode.findings import Finding, Findings, Severity
 from homenode.pci import PciLink
@@ -73,7 +73,7 @@ def test_a_domain_is_diagnosed_and_fixed(
     ],
 )  # fmt: skip
 def test_a_fix_asks_for_the_smallest_layout_that_heals(xml: bytes, on: str, layout: str) -> None:
-    from homenode.doctor.remedy import remedy
+    from homenode.doctor.guest.remedy import remedy
     from homenode.domain.read import open_domain
     from homenode.verify.domain_facts import domain_facts
 

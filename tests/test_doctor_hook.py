@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.doctor.link_hook import dropped_links, gpus_of_domain, has_devices, slot_links
-from homenode.doctor.link_rate import LinkRate
-from homenode.doctor.retrain_install import UNIT_NAME, libvirt_hook, systemd_unit
-from homenode.doctor.retrain_journal import LinkRecords
+from homenode.doctor.links.rate import LinkRate
+from homenode.doctor.retrain.hook import dropped_links, gpus_of_domain, has_devices, slot_links
+from homenode.doctor.retrain.install import UNIT_NAME, libvirt_hook, systemd_unit
+from homenode.doctor.retrain.journal import LinkRecords
 from homenode.errors import InputError
 from homenode.findings import Severity
 from tests.doctor_domains import domain, gpus

@@ -9,9 +9,9 @@ import pytest
 from homenode.bdf import Bdf
 from homenode.discover.lspci import host_from_lspci
 from homenode.doctor.diagnosis import diagnose
-from homenode.doctor.link_rate import LinkRate, rates_that_fit
-from homenode.doctor.links import Load, link_findings
-from homenode.doctor.path_words import describe_paths
+from homenode.doctor.links.path_words import describe_paths
+from homenode.doctor.links.rate import LinkRate, rates_that_fit
+from homenode.doctor.links.slow import Load, link_findings
 from homenode.findings import Finding, Severity, are_bad
 from homenode.pci import DeviceKind, PciDevice, PciErrors, PciLink
 from homenode.sources import load_host

@@ -8,9 +8,9 @@ import pytest
 from homenode.bdf import Bdf
 from homenode.cli import doctor as doctor_command
 from homenode.doctor.diagnosis import Circumstances, diagnose
-from homenode.doctor.links import Load
-from homenode.doctor.load_program import LoadProgram, load_program, reached_by
-from homenode.doctor.load_sampling import sample_under_load
+from homenode.doctor.links.load_program import LoadProgram, load_program, reached_by
+from homenode.doctor.links.load_sampling import sample_under_load
+from homenode.doctor.links.slow import Load
 from homenode.errors import ToolError, UsageError
 from homenode.findings import Severity
 from homenode.pci import PciLink
@@ -121,8 +121,8 @@ def test_only_gpus_that_the_copy_reached_are_faulty_when_slow() -> None:
 def test_rates_of_the_copy_are_judged_unless_the_user_gave_some(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from homenode.doctor import load_program as programs
-    from homenode.doctor import load_sampling
+    from homenode.doctor.links import load_program as programs
+    from homenode.doctor.links import load_sampling
 
     reached = programs.Reached(frozenset({GPU_4080}), {GPU_4080: 5.3e9})
     monkeypatch.setattr(load_sampling, "sample_under_load", lambda host, *_: (host, reached))

@@ -4,7 +4,7 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.discover.lspci import host_from_lspci
-from homenode.doctor.links import link_findings
+from homenode.doctor.links.slow import link_findings
 from homenode.findings import Severity
 from homenode.pci import DeviceKind
 from homenode.sources import load_host

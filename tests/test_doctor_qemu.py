@@ -7,9 +7,9 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.discover.lspci import host_from_lspci
-from homenode.doctor.config_registers import SPEED_OF_CODE, find_express, read_registers
-from homenode.doctor.retrain import retrain
-from homenode.doctor.retrain_plan import Refused, RetrainPlan, Use, plan_retrain
+from homenode.doctor.retrain.config_registers import SPEED_OF_CODE, find_express, read_registers
+from homenode.doctor.retrain.execution import retrain
+from homenode.doctor.retrain.plan import Refused, RetrainPlan, Use, plan_retrain
 from homenode.errors import HostError
 from homenode.topology import Host
 from tests.doctor_listings import port

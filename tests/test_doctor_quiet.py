@@ -4,7 +4,7 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.doctor.core_isolation import rcu_nocbs
+from homenode.doctor.guest.core_isolation import rcu_nocbs
 from homenode.findings import Severity
 from homenode.pci import DeviceKind
 from homenode.topology import Host

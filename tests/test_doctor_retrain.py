@@ -8,11 +8,16 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.discover.lspci import host_from_lspci
-from homenode.doctor.config_registers import read_registers
-from homenode.doctor.device_use import device_uses
-from homenode.doctor.retrain import JournalEntry, RetrainResult, explain_interrupted, retrain
-from homenode.doctor.retrain_journal import FileJournal
-from homenode.doctor.retrain_plan import (
+from homenode.doctor.retrain.config_registers import read_registers
+from homenode.doctor.retrain.device_use import device_uses
+from homenode.doctor.retrain.execution import (
+    JournalEntry,
+    RetrainResult,
+    explain_interrupted,
+    retrain,
+)
+from homenode.doctor.retrain.journal import FileJournal
+from homenode.doctor.retrain.plan import (
     RetrainPlan,
     Use,
     describe,

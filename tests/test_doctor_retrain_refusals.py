@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.doctor.retrain_plan import (
+from homenode.doctor.retrain.plan import (
     Refused,
     Use,
 )

@@ -19,11 +19,11 @@ from homenode.domain.read import open_domain, read_guest, read_running_domain
 from homenode.domain.rewrite import rewrite
 from homenode.errors import HostError, InputError
 from homenode.plan.layout import PRESETS
-from homenode.verify.cpu_choice import choose_cpu
+from homenode.verify.boot.cpu_choice import choose_cpu
+from homenode.verify.boot.stand_in import stand_in_of
 from homenode.verify.domain_facts import domain_facts
-from homenode.verify.expectation import expectation_of_document, without_vcpus
-from homenode.verify.live_expectation import live_expectation_of_document
-from homenode.verify.stand_in import stand_in_of
+from homenode.verify.guest.expectation import expectation_of_document, without_vcpus
+from homenode.verify.live.expectation import live_expectation_of_document
 from tests.domain_corpus import NAMES, sample
 from tests.domain_plans import hand_plan
 from tests.verify_documents import findings_of, small_host

@@ -11,11 +11,11 @@ from homenode.errors import HomenodeError
 from homenode.kubevirt.placing import place_devices
 from homenode.plan.request import PciGranularity
 from homenode.plan.shape.pcie_document import expander_above
-from homenode.verify.boot import BootOptions, boot_stand_in
+from homenode.verify.boot.guest_files import find_guest_files
+from homenode.verify.boot.stand_in_boot import BootOptions, boot_stand_in
 from homenode.verify.domain_facts import domain_facts
-from homenode.verify.expectation import expectation_of_document
-from homenode.verify.guest_files import find_guest_files
-from homenode.verify.guest_view import view_of_stand_in
+from homenode.verify.guest.expectation import expectation_of_document
+from homenode.verify.guest.view import view_of_stand_in
 from tests.kubevirt_documents import IBM, IBM_GPUS, document, ibm_document, shipped
 from tests.test_domain_libvirt import libvirt, virsh
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from homenode.description.shipped import load_shipped
-from homenode.doctor.guest_limits import limits
+from homenode.doctor.guest.limits import limits
 from homenode.domain.document import parse_document
 from homenode.domain.read import read_guest
 from homenode.plan.guest import GuestMemoryDevice

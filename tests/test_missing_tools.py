@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from homenode.cli.main import main
-from homenode.verify.accelerator import qemu_program
+from homenode.verify.boot.accelerator import qemu_program
 from tests.verify_documents import SMALL, tuned
 
 Which = Callable[..., str | None]

@@ -13,10 +13,10 @@ from homenode.errors import HomenodeError, InputError
 from homenode.nccl.bus_numbers import bus_numbers, kernel_address, left_to_libvirt
 from homenode.plan.guest import GuestAddress, GuestPciController
 from homenode.plan.stored import encode_plan, read_plan
-from homenode.verify.boot import Booted, BootOptions, boot_stand_in
+from homenode.verify.boot.guest_files import find_guest_files
+from homenode.verify.boot.stand_in_boot import Booted, BootOptions, boot_stand_in
 from homenode.verify.domain_facts import domain_facts
-from homenode.verify.guest_files import find_guest_files
-from homenode.verify.guest_path import path_of_address, paths_of_guest
+from homenode.verify.guest.path import path_of_address, paths_of_guest
 from tests.nccl_documents import side, vm
 from tests.verify_documents import DEVICES, changed, tuned
 from tests.verify_guests import guest_host

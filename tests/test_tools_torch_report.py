@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from homenode.bench.torch_figures import of_torch
+from homenode.bench.figures.torch_programs import of_torch
 from homenode.errors import ParseError
 from homenode.tools import nccl_tuning_log
 from homenode.tools.nccl_tuning_log import choice

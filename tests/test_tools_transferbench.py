@@ -2,8 +2,8 @@
 
 import pytest
 
-from homenode.bench.amd_figures import of_transferbench
-from homenode.bench.tool_log import Tool, tool_of
+from homenode.bench.figures.amd import of_transferbench
+from homenode.bench.figures.tool_log import Tool, tool_of
 from homenode.errors import ParseError
 from homenode.tools.transferbench import Place, parse
 from tests.mutations import MUTATIONS, survives

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from homenode.bench.gpu.torch_commands import TorchPython
 from homenode.bench.model import BenchTest, Group
 from homenode.bench.programs import torch_collectives
 from homenode.bench.programs.torch_place import nodes_to_bind
-from homenode.bench.torch_commands import TorchPython
 from homenode.errors import ParseError
 from homenode.tools import torch_report
 from tests.test_torch_programs import read

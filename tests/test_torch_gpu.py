@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from homenode.bench import gpus_shown
+from homenode.bench.gpu import gpus_shown
 from homenode.bench.model import Depth, Group, SuiteWishes
 from homenode.bench.program_text import program_text
 from homenode.bench.programs.torch_place import nodes_to_bind

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.bench.figures import Figures
+from homenode.bench.figures.sample import Figures
+from homenode.bench.gpu.torch_commands import TorchPython
 from homenode.bench.model import BenchTest, Group
 from homenode.bench.program_text import program_text
 from homenode.bench.programs import torch_copies, torch_place
 from homenode.bench.programs.torch_copies import copy_size
 from homenode.bench.programs.torch_place import free_bytes, nodes_to_bind, numbers_of
 from homenode.bench.step_figures import figures_of_step
-from homenode.bench.torch_commands import TorchPython
 from homenode.errors import HostError, ParseError
 from homenode.machine.local import LocalMachine
 from homenode.tools import torch_report

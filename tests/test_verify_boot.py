@@ -18,12 +18,12 @@ from homenode.plan.wishes import Wishes
 from homenode.process import run
 from homenode.sources import load_host
 from homenode.tuning import Tuning, tune
-from homenode.verify.boot import Booted, BootOptions, boot_stand_in
+from homenode.verify.boot.guest_files import find_guest_files
+from homenode.verify.boot.libvirt import answering
+from homenode.verify.boot.stand_in_boot import Booted, BootOptions, boot_stand_in
 from homenode.verify.domain_facts import domain_facts
-from homenode.verify.expectation import expectation_of_plan
-from homenode.verify.guest_files import find_guest_files
-from homenode.verify.guest_view import GuestView, view_of_stand_in
-from homenode.verify.libvirt_boot import answering
+from homenode.verify.guest.expectation import expectation_of_plan
+from homenode.verify.guest.view import GuestView, view_of_stand_in
 from tests.verify_documents import DEVICES, PLAIN, changed, swapped, tuned
 
 pytestmark = pytest.mark.qemu

@@ -13,9 +13,13 @@ from homenode.plan.model import GuestTopology, Plan
 from homenode.topology import Host, PagePool
 from homenode.units import MIB
 from homenode.verify.domain_facts import DomainFacts, domain_facts
-from homenode.verify.expectation import expectation_of_document, expectation_of_plan, groups_of
-from homenode.verify.guest_path import GuestPath, path_of_address, paths_of_guest
-from homenode.verify.guest_view import GuestView, view_of_guest
+from homenode.verify.guest.expectation import (
+    expectation_of_document,
+    expectation_of_plan,
+    groups_of,
+)
+from homenode.verify.guest.path import GuestPath, path_of_address, paths_of_guest
+from homenode.verify.guest.view import GuestView, view_of_guest
 from tests.verify_documents import DEVICES, PLAIN, changed, ids, small_host, tuned
 from tests.verify_guests import guest_host
 

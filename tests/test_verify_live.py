@@ -11,17 +11,17 @@ from homenode.cpuset import CpuSet
 from homenode.errors import HostError, InputError
 from homenode.findings import Findings, Severity
 from homenode.indices import NodeIndex
-from homenode.verify.live import verify_live
-from homenode.verify.live_capture import Watch, capture_running_vm
-from homenode.verify.live_expectation import LiveCell, LiveExpectation
-from homenode.verify.live_procfs import (
+from homenode.verify.live.capture import Watch, capture_running_vm
+from homenode.verify.live.expectation import LiveCell, LiveExpectation
+from homenode.verify.live.procfs import (
     backends,
     parse_numa_maps,
     parse_stat,
     parse_vfio_interrupts,
     thread_kind,
 )
-from homenode.verify.live_vm import Neighbour, RunningVm, ThreadKind
+from homenode.verify.live.running_vm import Neighbour, RunningVm, ThreadKind
+from homenode.verify.live.verification import verify_live
 from tests.proc_trees import MIB, PID, UUID, ProcTree
 
 GPU = Bdf.parse("0000:41:00.0")

@@ -9,8 +9,8 @@ from homenode.domain.read import open_domain
 from homenode.findings import Findings, Severity
 from homenode.units import GIB
 from homenode.verify.domain_facts import domain_facts
-from homenode.verify.live_expectation import LiveCell, live_expectation_of_document
-from homenode.verify.live_procfs import parse_vfio_interrupts
+from homenode.verify.live.expectation import LiveCell, live_expectation_of_document
+from homenode.verify.live.procfs import parse_vfio_interrupts
 from tests.proc_trees import MIB, ProcTree
 from tests.test_verify_live import CELLS, EXPECTED, GPU, PAGES, THREADS, ids, judged, pus
 

@@ -11,8 +11,8 @@ from homenode.cpuset import CpuSet
 from homenode.domain.read import read_guest
 from homenode.findings import Finding, Findings
 from homenode.process import run
-from homenode.verify.libvirt_boot import SYSTEM, answering
-from homenode.verify.live_domain import verify_running_domain
+from homenode.verify.boot.libvirt import SYSTEM, answering
+from homenode.verify.live.domain import verify_running_domain
 from tests.domain_plans import hand_plan
 
 pytestmark = [pytest.mark.libvirt, pytest.mark.root]

@@ -18,17 +18,17 @@ from homenode.pci import DeviceKind
 from homenode.plan.guest import GuestAddress
 from homenode.plan.layout import PRESETS
 from homenode.units import MIB
-from homenode.verify.boot_outcome import refusal
-from homenode.verify.cpu_choice import SUBSTITUTE, CpuChoice, choose_cpu
+from homenode.verify.boot.cpu_choice import SUBSTITUTE, CpuChoice, choose_cpu
+from homenode.verify.boot.guest_files import find_guest_files
+from homenode.verify.boot.initramfs import initramfs, is_static
+from homenode.verify.boot.libvirt import daemons_own_trouble
+from homenode.verify.boot.outcome import refusal
+from homenode.verify.boot.stand_in import MOST_BYTES, StandIn, stand_in_of
+from homenode.verify.boot.stand_in_argv import stand_in_argv
+from homenode.verify.boot.stand_in_xml import BootFiles, stand_in_xml
 from homenode.verify.domain_facts import domain_facts
-from homenode.verify.expectation import expectation_of_document
-from homenode.verify.guest_files import find_guest_files
-from homenode.verify.guest_view import as_passed_through, not_in_stand_in
-from homenode.verify.initramfs import initramfs, is_static
-from homenode.verify.libvirt_boot import daemons_own_trouble
-from homenode.verify.stand_in import MOST_BYTES, StandIn, stand_in_of
-from homenode.verify.stand_in_argv import stand_in_argv
-from homenode.verify.stand_in_xml import BootFiles, stand_in_xml
+from homenode.verify.guest.expectation import expectation_of_document
+from homenode.verify.guest.view import as_passed_through, not_in_stand_in
 from tests.domain_corpus import NAMES, sample
 from tests.verify_documents import DEVICES, PLAIN, changed, small_host, tuned
 from tests.verify_guests import guest_host

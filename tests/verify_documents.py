@@ -10,7 +10,7 @@ from homenode.plan.wishes import Wishes
 from homenode.sources import load_host
 from homenode.topology import Host
 from homenode.tuning import Tuning, tune
-from homenode.verify.document import verify_document
+from homenode.verify.document.verification import verify_document
 
 SMALL = "small-2n8c-2gpu"
 DEVICES = ("0000:11:00.0", "0000:81:00.0")

@@ -45,7 +45,7 @@ def start_libvirtd() -> None:
     # Importing takes as long as libvirtd does to come up: the two at once.
     for module in ("homenode.cli.main", "homenode.cli.apply", "homenode.sources", "homenode.tuning",
                    "homenode.discover", "homenode.apply.definition", "homenode.domain.schema",
-                   "homenode.verify.live_domain"):  # fmt: skip
+                   "homenode.verify.live.domain"):  # fmt: skip
         importlib.import_module(module)
     for _ in range(100):
         done = subprocess.run(["virsh", "-c", URI, "uri"], capture_output=True, check=False)
@@ -76,7 +76,7 @@ def verified(name: str, plan: str | None = None) -> Any:
     """The findings on a running domain, as JSON."""
     from homenode.formats import encode
     from homenode.plan.stored import read_plan
-    from homenode.verify.live_domain import verify_running_domain
+    from homenode.verify.live.domain import verify_running_domain
 
     planned = None if plan is None else read_plan(Path(plan).read_bytes(), plan)
     return json.loads(encode("findings", verify_running_domain(name, URI, planned)))

@@ -13,7 +13,7 @@ from homenode.analyse.metrics import metric_of
 from homenode.bdf import Bdf
 from homenode.bench.confinement import usable_pus
 from homenode.bench.environment import Environment, changes, conditions_of
-from homenode.bench.figures import numbered
+from homenode.bench.figures.sample import numbered
 from homenode.bench.model import BenchTest, Reader
 from homenode.bench.placement_states import Bracket, States, states_of
 from homenode.bench.record import LookRecord, Result, RunRecord, StepRecord

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from homenode.bdf import Bdf
 from homenode.bench.confinement import bound, confined, keeps_to_nodes, kept_to, usable_pus
-from homenode.bench.gpus_shown import ShownGpus
-from homenode.bench.imported import CPU_ONLY, GPU_UNKNOWN
+from homenode.bench.gpu.gpus_shown import ShownGpus
+from homenode.bench.imported.runs import CPU_ONLY, GPU_UNKNOWN
 from homenode.bench.model import CONTROLS, BenchTest, Group, Reader, Suite
 from homenode.bench.orders import AppOrder, BenchOrders, restricted_to
 from homenode.bench.record import RunRecord
@@ -26,9 +26,9 @@ from homenode.results.model import UNKNOWN_SWITCHES, Condition, GpuPlace, Origin
 from homenode.results.vantage import Vantage
 from homenode.topology import Host
 from homenode.verify.domain_facts import DomainFacts, domain_facts
-from homenode.verify.expectation import Expectation, expectation_of_plan
-from homenode.verify.guest_path import paths_of_guest
-from homenode.verify.guest_view import view_of_guest
+from homenode.verify.guest.expectation import Expectation, expectation_of_plan
+from homenode.verify.guest.path import paths_of_guest
+from homenode.verify.guest.view import view_of_guest
 
 APP_TEST = "app"
 

@@ -9,14 +9,17 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from homenode.bench import amd_figures, collective_curve, gpu_figures, torch_figures
-from homenode.bench.binding import Binding
-from homenode.bench.collective_curve import CollectiveCurve
-from homenode.bench.figures import Figures, numbered, sample
-from homenode.bench.gpu_suite import BY_BUS, measured_gpus
+from homenode.bench.figures import amd as amd_figures
+from homenode.bench.figures import collective_curve
+from homenode.bench.figures import nvidia as gpu_figures
+from homenode.bench.figures import torch_programs as torch_figures
+from homenode.bench.figures.binding import Binding
+from homenode.bench.figures.collective_curve import CollectiveCurve
+from homenode.bench.figures.sample import Figures, numbered, sample
+from homenode.bench.figures.tool_log import nccl_runs
+from homenode.bench.figures.torch_programs import COPYING_THREAD
+from homenode.bench.gpu.suite import BY_BUS, measured_gpus
 from homenode.bench.model import BenchTest, Group, Reader
-from homenode.bench.tool_log import nccl_runs
-from homenode.bench.torch_figures import COPYING_THREAD
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.gap import Gap

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, replace
 
-from homenode.bench.figures import sample
+from homenode.bench.figures.probe import Placed, probe_figures
+from homenode.bench.figures.sample import sample
 from homenode.bench.model import BenchTest, Reader
 from homenode.bench.orders import AppOrder
-from homenode.bench.probe_figures import Placed, probe_figures
 from homenode.bench.step_figures import figures_of_step
 from homenode.findings import Finding
 from homenode.gap import Gap

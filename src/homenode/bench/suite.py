@@ -6,8 +6,8 @@ The probe measures processors and memory everywhere; GPUs are in gpu_suite.
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
-from homenode.bench.gpu_suite import gpu_tests
-from homenode.bench.gpus_shown import ShownGpus
+from homenode.bench.gpu.gpus_shown import ShownGpus
+from homenode.bench.gpu.suite import gpu_tests
 from homenode.bench.model import (
     CONTROLS,
     PROBE,

@@ -3,9 +3,9 @@
 import hashlib
 from collections.abc import Collection
 
-from homenode.bench import gpus_shown
-from homenode.bench.gpu_suite import BY_BUS, is_nvidia, measured_gpus
-from homenode.bench.gpus_shown import ShownGpus
+from homenode.bench.gpu import gpus_shown
+from homenode.bench.gpu.gpus_shown import ShownGpus
+from homenode.bench.gpu.suite import BY_BUS, is_nvidia, measured_gpus
 from homenode.bench.model import PROBE, PYTHON, TORCH, SuiteWishes
 from homenode.bench.program_text import program_text
 from homenode.errors import ParseError, ToolError

@@ -227,9 +227,9 @@ def _under_load(
     import shlex
     from dataclasses import replace
 
-    from homenode.doctor.links import Load
-    from homenode.doctor.load_program import load_program
-    from homenode.doctor.load_sampling import sample_under_load
+    from homenode.doctor.links.load_program import load_program
+    from homenode.doctor.links.load_sampling import sample_under_load
+    from homenode.doctor.links.slow import Load
     from homenode.snapshot.live import LiveSnapshot
 
     program = load_program(None if command is None else shlex.split(command))
@@ -327,7 +327,7 @@ def _print(
 
 
 def _fix(original: bytes, opened: "Document", source: str, host: "Host", output: Path) -> None:
-    from homenode.doctor.remedy import remedy
+    from homenode.doctor.guest.remedy import remedy
     from homenode.domain.restore import write_tuned
     from homenode.tuning import tune
     from homenode.verify.domain_facts import domain_facts

@@ -12,7 +12,7 @@ def verify_live(name: str, connect: str, plan: Path | None, *, as_json: bool) ->
     verify_running_domain, and InputError for a plan that was made for another host.
     """
     from homenode.findings import are_bad
-    from homenode.verify.live_domain import verify_running_domain
+    from homenode.verify.live.domain import verify_running_domain
 
     made = None
     if plan is not None:

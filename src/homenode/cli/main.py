@@ -24,10 +24,10 @@ from homenode.cli import (
     report,
     restore,
     show,
-    slurm,
     trial,
     verify,
 )
+from homenode.cli.slurm import commands as slurm
 from homenode.errors import HomenodeError
 
 app = typer.Typer(

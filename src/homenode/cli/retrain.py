@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from homenode.bdf import Bdf
-    from homenode.doctor.retrain import RetrainResult
-    from homenode.doctor.retrain_plan import RetrainPlan
+    from homenode.doctor.retrain.execution import RetrainResult
+    from homenode.doctor.retrain.plan import RetrainPlan
     from homenode.findings import Finding
     from homenode.topology import Host
 
@@ -38,7 +38,7 @@ def retrain(words: tuple[str, ...], wanted: Retraining, *, as_json: bool) -> Non
     Refuses while a VM or a driver uses anything behind the port.
     """
     from homenode.bdf import Bdf
-    from homenode.doctor.retrain_install import libvirt_hook, systemd_unit
+    from homenode.doctor.retrain.install import libvirt_hook, systemd_unit
 
     devices = tuple(Bdf.parse(text, "BDF") for text in words)
     if wanted.print_hook:
@@ -86,7 +86,7 @@ def hook(words: tuple[str, ...]) -> None:
 
 
 def _hook(domain: str, operation: str, xml: bytes) -> None:
-    from homenode.doctor.link_hook import (
+    from homenode.doctor.retrain.hook import (
         START,
         STARTED,
         dropped_links,
@@ -94,7 +94,7 @@ def _hook(domain: str, operation: str, xml: bytes) -> None:
         has_devices,
         slot_links,
     )
-    from homenode.doctor.retrain_journal import LinkRecords
+    from homenode.doctor.retrain.journal import LinkRecords
 
     if operation not in (START, STARTED) or not has_devices(xml):
         return
@@ -117,12 +117,12 @@ def _hook(domain: str, operation: str, xml: bytes) -> None:
 def _one(
     host: "Host", bdf: "Bdf", target: int | None, *, apply: bool, say: "Say"
 ) -> "tuple[Finding, ...]":
-    from homenode.doctor.config_file import SysfsConfigSpace
-    from homenode.doctor.device_use import device_uses
-    from homenode.doctor.retrain import explain_interrupted
-    from homenode.doctor.retrain import retrain as carry_out
-    from homenode.doctor.retrain_journal import FileJournal, WallClock
-    from homenode.doctor.retrain_plan import describe, plan_retrain
+    from homenode.doctor.retrain.config_file import SysfsConfigSpace
+    from homenode.doctor.retrain.device_use import device_uses
+    from homenode.doctor.retrain.execution import explain_interrupted
+    from homenode.doctor.retrain.execution import retrain as carry_out
+    from homenode.doctor.retrain.journal import FileJournal, WallClock
+    from homenode.doctor.retrain.plan import describe, plan_retrain
 
     space, journal = SysfsConfigSpace(), FileJournal()
     plan = plan_retrain(host, bdf, space, device_uses(host.pci_devices), target)
@@ -140,7 +140,7 @@ def _one(
 
 
 def _say_result(plan: "RetrainPlan", result: "RetrainResult", say: "Say") -> None:
-    from homenode.doctor.config_registers import SPEED_OF_CODE
+    from homenode.doctor.retrain.config_registers import SPEED_OF_CODE
 
     for line in result.log:
         say(line)

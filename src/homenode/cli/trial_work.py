@@ -236,7 +236,7 @@ def _probe(given: Path | None) -> bytes:
             "or on PATH",
             hint="make -C native static, then --probe build/probe/homenode-probe-static",
         )
-    from homenode.verify.initramfs import is_static
+    from homenode.verify.boot.initramfs import is_static
 
     content = read_file(Path(found), "the static probe")
     if content[:4] == b"\x7fELF" and content[18:20] == b"\x3e\x00" and not is_static(content):

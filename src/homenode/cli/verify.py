@@ -98,7 +98,7 @@ def verify(
         verify_live(live, connect or DEFAULT, plan, as_json=json)
         return
     from homenode.findings import are_bad
-    from homenode.verify.boot import BootOptions
+    from homenode.verify.boot.stand_in_boot import BootOptions
     from homenode.verify.verification import Wanted
     from homenode.verify.verification import verify as verify_wanted
 

@@ -4,31 +4,31 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from homenode.bdf import Bdf
-from homenode.doctor.core_isolation import isolation_findings
-from homenode.doctor.core_threads import thread_findings
 from homenode.doctor.document_lines import DocumentLines
-from homenode.doctor.guest_limits import describe_limits, limit_findings, limits
-from homenode.doctor.guest_memory import is_bound_by_numad, memory_findings
-from homenode.doctor.guest_pins import pin_findings, pinned_pus
-from homenode.doctor.guest_topology import topology_findings
-from homenode.doctor.host_interrupts import interrupt_findings
-from homenode.doctor.host_settings import settings_findings
-from homenode.doctor.link_errors import error_findings
-from homenode.doctor.links import Load, link_findings
-from homenode.doctor.measured_copy import copy_findings
+from homenode.doctor.guest.core_isolation import isolation_findings
+from homenode.doctor.guest.core_threads import thread_findings
+from homenode.doctor.guest.interrupts import interrupt_findings
+from homenode.doctor.guest.limits import describe_limits, limit_findings, limits
+from homenode.doctor.guest.memory import is_bound_by_numad, memory_findings
+from homenode.doctor.guest.passthrough import passthrough_findings
+from homenode.doctor.guest.pins import pin_findings, pinned_pus
+from homenode.doctor.guest.settings import settings_findings
+from homenode.doctor.guest.topology import topology_findings
+from homenode.doctor.links.errors import error_findings
+from homenode.doctor.links.measured_copy import copy_findings
+from homenode.doctor.links.path_words import describe_paths
+from homenode.doctor.links.peer_paths import peer_findings
+from homenode.doctor.links.slow import Load, link_findings
+from homenode.doctor.links.unknown import cut_listing_findings, unknown_link_findings
 from homenode.doctor.node_layout import layout_findings
-from homenode.doctor.passthrough import passthrough_findings
-from homenode.doctor.path_words import describe_paths
-from homenode.doctor.peer_paths import peer_findings
-from homenode.doctor.unknown_links import cut_listing_findings, unknown_link_findings
 from homenode.domain.document import Document
 from homenode.findings import Finding, Findings, Severity, in_order
 from homenode.topology import Host
-from homenode.verify.devices import devices_alone, devices_on_host
+from homenode.verify.document.devices import devices_alone, devices_on_host
+from homenode.verify.document.memory import memory_alone, memory_on_host
+from homenode.verify.document.pins import pins_alone, pins_on_host
+from homenode.verify.document.references import broken_references
 from homenode.verify.domain_facts import DomainFacts, domain_facts
-from homenode.verify.memory import memory_alone, memory_on_host
-from homenode.verify.pins import pins_alone, pins_on_host
-from homenode.verify.references import broken_references
 
 _MERGED_FROM = 3
 """So many findings that differ in their subject only are one finding with many subjects."""

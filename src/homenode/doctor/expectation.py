@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from homenode.bdf import Bdf
-from homenode.doctor.link_rate import LinkRate, gigabytes
-from homenode.doctor.links import device_paths
-from homenode.doctor.path import path_rate
+from homenode.doctor.links.path import path_rate
+from homenode.doctor.links.rate import LinkRate, gigabytes
+from homenode.doctor.links.slow import device_paths
 from homenode.findings import Finding, Severity
 from homenode.pci import DeviceKind, PciDevice
 from homenode.topology import Host, summarise

@@ -28,7 +28,7 @@ from homenode.doctor.expectation import (
     CertifiedDevice,
     Expectation,
 )
-from homenode.doctor.link_rate import LinkRate
+from homenode.doctor.links.rate import LinkRate
 from homenode.errors import InputError
 from homenode.pci import DeviceKind
 

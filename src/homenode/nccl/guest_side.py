@@ -14,7 +14,7 @@ from homenode.plan.layout import GuestCells
 from homenode.plan.model import Plan
 from homenode.topology import Host
 from homenode.verify.domain_facts import DomainFacts
-from homenode.verify.guest_path import GuestPath, path_of_address, paths_of_guest
+from homenode.verify.guest.path import GuestPath, path_of_address, paths_of_guest
 
 
 @dataclass(frozen=True, slots=True)

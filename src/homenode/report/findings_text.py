@@ -11,7 +11,7 @@ from rich.text import Text
 from homenode.findings import Finding, Findings, Severity
 from homenode.report.terminal_text import AsciiWhereNeeded
 from homenode.report.wording import printable
-from homenode.verify.checks import Check
+from homenode.verify.guest.checks import Check
 
 _STYLES = {
     Severity.CRITICAL: "bold red",

@@ -10,7 +10,7 @@ from homenode.plan.wishes import Wishes
 from homenode.topology import Host, MemoryKind
 from homenode.tuning import Tuning, tune
 from homenode.units import format_bytes
-from homenode.verify.document import verify_document
+from homenode.verify.document.verification import verify_document
 
 _STAND_AGAINST = frozenset((
     "memory-short", "huge-pages-short", "huge-page-size", "huge-pages-not-whole", "device-in-use",

@@ -15,15 +15,15 @@ from homenode.plan.stored import read_plan, read_plan_for
 from homenode.sources import load_host
 from homenode.topology import Host
 from homenode.units import MIB
-from homenode.verify.boot import BootOptions, boot_stand_in
-from homenode.verify.document import verify_document
+from homenode.verify.boot.stand_in_boot import BootOptions, boot_stand_in
+from homenode.verify.document.verification import verify_document
 from homenode.verify.domain_facts import DomainFacts, domain_facts
-from homenode.verify.expectation import (
+from homenode.verify.guest.expectation import (
     Expectation,
     expectation_of_document,
     expectation_of_plan,
 )
-from homenode.verify.guest_view import (
+from homenode.verify.guest.view import (
     GuestView,
     as_passed_through,
     not_in_stand_in,

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from homenode.bdf import Bdf
-from homenode.bench.imported import ImportWishes, SourceFolder, imported_runs
+from homenode.bench.imported.runs import ImportWishes, SourceFolder, imported_runs
 from homenode.findings import Findings
 from homenode.gap import Gap
 from homenode.indices import NodeIndex

@@ -11,8 +11,8 @@ study of 2025-12, appendix B.
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from homenode.bench.binding import Binding, sections
-from homenode.bench.imported import ImportWishes, SourceFolder, imported_runs
+from homenode.bench.figures.binding import Binding, sections
+from homenode.bench.imported.runs import ImportWishes, SourceFolder, imported_runs
 from homenode.results.model import Origin, Run, Sample
 from homenode.results.vantage import Vantage
 from homenode.slurm.study.evidence import JobEvidence

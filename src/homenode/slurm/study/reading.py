@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from homenode.bench.import_folder import find_folders
+from homenode.bench.imported.files import find_folders
 from homenode.errors import InputError
 from homenode.gap import Gap
 from homenode.results.store import load_runs

@@ -1,0 +1,1 @@
+"""Setup of GPU tools: planned, carried out with a record, taken back."""

@@ -1,0 +1,140 @@
+"""homenode slurm bind: srun's flags, or a wrapper, that put ranks where their GPUs are. [I/O]"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from homenode.cli.options import HostOption
+from homenode.cli.slurm.topo import TopoOption, with_topo
+from homenode.cli.terminal import console, note, write_text
+from homenode.errors import HostError, ParseError, UsageError
+from homenode.slurm.memory_bind import MemoryBind
+
+if TYPE_CHECKING:
+    from homenode.topology import Host
+
+
+def bind(
+    tasks: Annotated[
+        int | None, typer.Option(metavar="N", help="Tasks (ranks) on each node.")
+    ] = None,
+    host: HostOption = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST", help="GPUs of the job by number (0-3) or address. Default: all."
+        ),
+    ] = None,
+    cores: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Cores of each task. Default: as many as all can have."),
+    ] = None,
+    siblings: Annotated[
+        bool, typer.Option("--siblings", help="Also the other threads of these cores.")
+    ] = False,
+    memory: Annotated[
+        MemoryBind, typer.Option(help="How memory is bound to the GPU's node.")
+    ] = MemoryBind.STRICT,
+    node: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Bind all tasks to this node, rather than to their GPUs'."),
+    ] = None,
+    topo: TopoOption = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="A table of the ranks, and why.")
+    ] = False,
+    flags: Annotated[
+        bool, typer.Option("--flags", help="Print srun's flags alone, on one line.")
+    ] = False,
+    wrapper: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write a script that binds each rank where it runs, and stop."
+        ),
+    ] = None,
+) -> None:
+    """What srun needs so that each rank runs and has its memory where its GPU is."""
+    from homenode.indices import NodeIndex
+    from homenode.slurm.flags import sbatch_lines, srun_flags
+    from homenode.slurm.ranks import RankWishes, bind_ranks
+    from homenode.sources import load_host
+
+    if wrapper is not None:
+        _write_wrapper(wrapper)
+        return
+    if tasks is None:
+        raise UsageError("--tasks: expected the number of tasks on each node, found none")
+    machine = with_topo(load_host(host), topo)
+    wishes = RankWishes(
+        tasks,
+        None if gpus is None else _gpus(gpus, machine),
+        cores,
+        siblings,
+        None if node is None else NodeIndex(node),
+    )
+    binding = bind_ranks(machine, wishes)
+    if flags:
+        print(" ".join(srun_flags(binding, memory)))
+        return
+    if explain:
+        from homenode.report.ranks_text import ranks_text
+
+        console().print(ranks_text(binding, machine))
+    print("\n".join(sbatch_lines(binding)))
+    print("\nsrun \\")
+    for flag in srun_flags(binding, memory):
+        print(f"  {flag} \\")
+    print("  COMMAND")
+    if binding.findings:
+        from homenode.report.findings_text import finding_text
+
+        for finding in binding.findings:
+            print()
+            console().print(finding_text(finding))
+
+
+def _gpus(text: str, host: "Host") -> tuple[int, ...]:
+    """Numbers of GPUs: a list of numbers, or of addresses. Raises UsageError."""
+    from homenode.bdf import Bdf
+    from homenode.cpuset import CpuSet
+    from homenode.slurm.home_nodes import gpus_in_order
+
+    if ":" not in text:
+        try:
+            numbers = tuple(number for part in text.split(",") for number in CpuSet.parse(part))
+        except ParseError as error:
+            raise UsageError(
+                f"--gpus: expected numbers such as 0-3, found {error.found!r}"
+            ) from None
+        if not numbers:
+            raise UsageError("--gpus: expected numbers such as 0-3, found none")
+        return numbers
+    by_bdf = {gpu.bdf: index for index, gpu in enumerate(gpus_in_order(host))}
+    found = []
+    for part in text.split(","):
+        try:
+            bdf = Bdf.parse(part)
+        except ParseError:
+            raise UsageError(
+                f"--gpus: expected an address such as 3b:00.0, found {part!r}"
+            ) from None
+        if bdf not in by_bdf:
+            known = ", ".join(map(str, by_bdf))
+            raise UsageError(f"--gpus: expected a GPU of {host.name} ({known}), found {bdf}")
+        found.append(by_bdf[bdf])
+    return tuple(found)
+
+
+def _write_wrapper(path: Path) -> None:
+    from homenode.slurm.wrapper import WRAPPER
+
+    if path.exists():
+        raise UsageError(f"{path}: expected nothing there yet, found a file")
+    write_text(path, WRAPPER)
+    try:
+        path.chmod(0o755)
+    except OSError as error:
+        raise HostError(f"{path}: expected to make it runnable: {error.strerror}") from None
+    note(f"wrote {path}")
+    note(f"srun --gpus-per-task=1 --cpus-per-task=N {path} COMMAND")

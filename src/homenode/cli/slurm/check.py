@@ -1,0 +1,132 @@
+"""homenode slurm check: gres.conf and slurm.conf against a node's machine. [I/O]"""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from homenode.cli.options import HostOption, JsonOption
+from homenode.cli.slurm.topo import TopoOption, with_topo
+from homenode.cli.terminal import (
+    check_can_write,
+    console,
+    note,
+    print_diff,
+    print_json,
+    read_file,
+    write_text,
+)
+from homenode.errors import UsageError
+
+if TYPE_CHECKING:
+    from homenode.slurm.check_slurm import SlurmVersion
+    from homenode.slurm.config import Config
+
+_VERSION = re.compile(r"(\d\d)\.(\d\d?)(?:\.(\d{1,3}))?", re.ASCII)
+
+
+def check(
+    gres: Annotated[Path, typer.Argument(metavar="gres.conf", help="As the nodes have it.")],
+    slurm: Annotated[Path, typer.Argument(metavar="slurm.conf", help="As the cluster has it.")],
+    host: HostOption = None,
+    nodes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NODES",
+            help="Only these nodes (gpu[01-36]). Default: all with GPUs. The host stands for each.",
+        ),
+    ] = None,
+    topo: TopoOption = None,
+    cgroup: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also the cluster's cgroup.conf.")
+    ] = None,
+    slurm_version: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VERSION",
+            help="Slurm's version (22.05.8), so that only what it knows is set. Default: unknown.",
+        ),
+    ] = None,
+    diff: Annotated[
+        bool, typer.Option("--diff/--no-diff", help="What would change in both files.")
+    ] = True,
+    show: Annotated[
+        bool, typer.Option("--print", help="Print both files as they should be, and no findings.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="DIR", help="Write both files as they should be to here."
+        ),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Whether Slurm's files tell the truth about a node's GPUs, and what they should say."""
+    from homenode.findings import are_bad
+    from homenode.slurm.check import check as judge
+    from homenode.slurm.hostlist import expand_hostlist
+    from homenode.sources import load_host
+
+    of_gres, of_slurm = _config(gres), _config(slurm)
+    checked = judge(
+        of_gres,
+        of_slurm,
+        with_topo(load_host(host), topo),
+        cgroup=None if cgroup is None else _config(cgroup),
+        nodes=() if nodes is None else expand_hostlist(nodes, "--nodes"),
+        version=None if slurm_version is None else _version(slurm_version),
+    )
+    files = ((gres, of_gres.text, checked.gres), (slurm, of_slurm.text, checked.slurm))
+    if json:
+        from homenode.formats import encode
+
+        print_json(encode("findings", checked.findings))
+    elif show:
+        for path, _, after in files:
+            print(f"# {path.name}\n{after}", end="" if after.endswith("\n") else "\n")
+    else:
+        from homenode.report.findings_text import findings_text
+
+        console().print(findings_text(checked.findings))
+        for path, before, after in files if diff else ():
+            if before != after:
+                print()
+                print_diff(before.encode(), after.encode(), str(path), f"{path} as it should be")
+    if output is not None:
+        _write(output, files)
+    if are_bad(checked.findings.findings):
+        raise SystemExit(1)
+
+
+def _config(path: Path) -> "Config":
+    from homenode.slurm.config import parse_config
+
+    text = read_file(path, "a configuration file of Slurm").decode("utf-8", "replace")
+    return parse_config(text, str(path))
+
+
+def _version(text: str) -> "SlurmVersion":
+    from homenode.slurm.check_slurm import SlurmVersion
+
+    match = _VERSION.search(text)
+    if match is None:
+        raise UsageError(f"--slurm-version: expected a version such as 22.05.8, found {text!r}")
+    return SlurmVersion(int(match[1]), int(match[2]), int(match[3] or 0))
+
+
+def _write(folder: Path, files: tuple[tuple[Path, str, str], ...]) -> None:
+    """Both files into a folder that is there, over nothing."""
+    paths = [folder / path.name for path, _, _ in files]
+    if len(set(paths)) < len(paths):
+        raise UsageError(f"{paths[0]}: expected two files of different names, found one")
+    for path in paths:
+        if path.exists():
+            raise UsageError(
+                f"{path}: expected nothing there yet, found a file",
+                hint="name another folder; the files in use are not overwritten",
+            )
+    check_can_write(*paths)
+    for path, (_, _, after) in zip(paths, files, strict=True):
+        write_text(path, after)
+        note(f"wrote {path}")

@@ -1,0 +1,1 @@
+"""A domain on its host: pins, memory, limits and settings that cost it something."""

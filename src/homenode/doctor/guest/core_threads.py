@@ -1,0 +1,61 @@
+"""CoreThreads: SMT of the host against what a domain makes of it."""
+
+from collections.abc import Iterator
+
+from homenode.cpuset import CpuSet
+from homenode.doctor.guest.pins import pinned_pus
+from homenode.findings import Finding, Severity
+from homenode.topology import Host
+from homenode.verify.domain_facts import DomainFacts
+
+_SWITCHED_OFF = frozenset({"off", "forceoff"})
+_CONTROL = "/sys/devices/system/cpu/smt/control"
+
+
+def thread_findings(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+    """A guest with siblings where SMT is off, and QEMU's own threads on vCPUs' siblings."""
+    yield from _switched_off(facts, host)
+    yield from _emulator_on_siblings(facts, host)
+
+
+def _switched_off(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+    if host.settings.smt_control not in _SWITCHED_OFF:
+        return
+    topology = facts.guest.cpu_topology
+    threads = 1 if topology is None else topology[3]
+    offline = CpuSet(pu.index for pu in host.pus if not pu.online)
+    asleep = pinned_pus(facts) & offline
+    if threads < 2 and not asleep:
+        return
+    words = (host.settings.kernel_command_line or "").split()
+    by = next((w for w in words if w.partition("=")[0] in ("nosmt", "mitigations")), None)
+    why = f" (command line: {by})" if by is not None and "nosmt" in by else ""
+    asked = f"threads='{threads}' in <topology>" if threads > 1 else f"pins on PUs {asleep}"
+    yield Finding(
+        "smt-off", Severity.WARNING, "<topology>" if threads > 1 else "<vcpupin>",
+        "SMT that is on, or a guest without siblings",
+        f"{asked}, and SMT control says {host.settings.smt_control}{why}",
+        "the guest takes whole cores for siblings and leaves half of them idle, or does not start",
+        f"echo on > {_CONTROL} (not where nosmt guards against side channels), or a layout without "
+        f"-smt: homenode plan --layout pin-numa-pci; check: cat {_CONTROL}", _CONTROL,
+    )  # fmt: skip
+
+
+def _emulator_on_siblings(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+    """Where cores without vCPUs are at hand: else the siblings are the best place there is."""
+    emulator, vcpus = facts.emulator_pus, pinned_pus(facts)
+    if emulator is None or not facts.is_pinned:
+        return
+    used = CpuSet(pu for core in host.cores if not core.pus.isdisjoint(vcpus) for pu in core.pus)
+    free = CpuSet(pu.index for pu in host.pus if pu.online and pu.allowed) - used
+    if not free or not emulator <= used or not emulator.isdisjoint(vcpus):
+        return
+    taken = [d for d in host.domains if d.running and d.name != facts.guest.name]
+    free -= CpuSet(pu for d in taken for pin in d.vcpu_pins if pin is not None for pu in pin)
+    if free:
+        yield Finding(
+            "emulator-on-sibling", Severity.INFO, "<emulatorpin>", "a core without vCPUs",
+            f"PUs {emulator}, siblings of vCPUs, while PUs {free} have none",
+            "QEMU's own work slows the vCPU on the same core", "homenode plan --emulator auto",
+            facts.source,
+        )  # fmt: skip

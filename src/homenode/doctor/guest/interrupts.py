@@ -1,0 +1,110 @@
+"""HostInterrupts: interrupts of devices against the PUs of vCPUs.
+
+Queues for which the kernel made an interrupt on every PU are left out: one fires only where the
+work was asked for, and a PU that runs a vCPU asks for little.
+
+Source: Documentation/core-api/irq/irq-affinity.rst; irqbalance(1): it leaves PUs of isolcpus= and
+nohz_full= alone by itself.
+"""
+
+from collections.abc import Iterator
+
+from homenode.cpuset import CpuSet
+from homenode.doctor.guest.pins import nodes_of, pinned_pus
+from homenode.findings import Finding, Severity
+from homenode.pci import DeviceKind, PciDevice, PciInterrupt
+from homenode.topology import Host
+from homenode.verify.domain_facts import DomainFacts
+
+_MOST_NAMED = 6
+_SPREAD_RATIO = 0.75
+"""A device whose interrupts reach this share of all PUs has one for each of them."""
+
+_SOURCE = "/sys/bus/pci/devices/*/msi_irqs; /proc/irq/*/effective_affinity_list"
+
+
+def interrupt_findings(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+    """Interrupts of the host where vCPUs run, and of the VM's devices where they do not."""
+    if not any(pin is not None and len(pin) <= 2 for pin in facts.vcpu_pins):
+        return  # vCPUs that float over sets move out of the way
+    ours = pinned_pus(facts)
+    yield from _of_the_host(facts, ours, host)
+    yield from _of_the_vm(facts, ours, host)
+
+
+def _is_given_away(device: PciDevice) -> bool:
+    return device.driver is None or "vfio" in device.driver or device.driver == "pci-stub"
+
+
+def _is_spread(interrupts: tuple[PciInterrupt, ...], host: Host) -> bool:
+    reached = CpuSet(pu for each in interrupts for pu in each.pus)
+    return len(reached) >= _SPREAD_RATIO * sum(pu.online for pu in host.pus)
+
+
+def _of_the_host(facts: DomainFacts, ours: CpuSet, host: Host) -> Iterator[Finding]:
+    passed = {hostdev.source for hostdev in facts.guest.hostdevs}
+    quiet = CpuSet(pu.index for pu in host.pus if pu.isolated or pu.nohz_full)
+    here: list[tuple[PciDevice, PciInterrupt]] = []
+    for device in host.pci_devices:
+        interrupts = device.interrupts or ()
+        is_guests = device.bdf in passed or _is_given_away(device)
+        # Ports interrupt for hot plugging and errors: never, on a sound machine.
+        if is_guests or device.kind is DeviceKind.BRIDGE or _is_spread(interrupts, host):
+            continue
+        here += [(device, each) for each in interrupts if each.pus and each.pus <= ours]
+    loud = [(device, each) for device, each in here if not each.pus.isdisjoint(quiet)]
+    others = CpuSet(pu.index for pu in host.pus if pu.online) - ours - quiet
+    if loud:
+        pus = CpuSet(pu for _, each in loud for pu in each.pus)
+        yield Finding(
+            "irq-on-isolated", Severity.WARNING, f"PUs {pus}",
+            "isolated PUs that handle no interrupts of the host's devices", _told(loud),
+            "each takes a vCPU from its guest: an exit, and cold caches after it",
+            f"echo {others} > /proc/irq/N/smp_affinity_list for each, or irqaffinity={others} on "
+            "the kernel's command line; those that refuse are the kernel's own: "
+            "isolcpus=managed_irq,domain,...; check: cat /proc/irq/N/effective_affinity_list",
+            _SOURCE,
+        )  # fmt: skip
+    elif here and host.settings.irqbalance and others:
+        pus = CpuSet(pu for _, each in here for pu in each.pus)
+        yield Finding(
+            "irqbalance-on-vcpus", Severity.INFO, f"PUs {pus}",
+            "interrupts of the host's devices beside the vCPUs",
+            f"irqbalance runs, and {_told(here)}", "each takes a vCPU from its guest for a moment",
+            f"IRQBALANCE_BANNED_CPULIST={ours} in /etc/default/irqbalance (Debian) or "
+            "/etc/sysconfig/irqbalance, then systemctl restart irqbalance", _SOURCE,
+        )  # fmt: skip
+
+
+def _told(interrupts: list[tuple[PciDevice, PciInterrupt]]) -> str:
+    named = ", ".join(
+        f"IRQ {each.number} of {device.bdf} ({device.driver}) on PU {each.pus}"
+        for device, each in interrupts[:_MOST_NAMED]
+    )
+    more = len(interrupts) - _MOST_NAMED
+    return named + (f" and {more} more" if more > 0 else "")
+
+
+def _of_the_vm(facts: DomainFacts, ours: CpuSet, host: Host) -> Iterator[Finding]:
+    """Interrupts of passed devices, all of which another package handles."""
+    nodes = nodes_of(ours, host)
+    packages = {node.package for node in host.nodes if node.index in nodes} - {None}
+    near = CpuSet(
+        pu for package in host.packages if package.index in packages for pu in package.pus
+    )
+    passed = {hostdev.source for hostdev in facts.guest.hostdevs}
+    for device in host.pci_devices:
+        interrupts = device.interrupts or ()
+        if device.bdf not in passed or not interrupts or not near:
+            continue
+        if all(each.pus.isdisjoint(near) for each in interrupts):
+            numbers = CpuSet(each.number for each in interrupts)
+            pus = CpuSet(pu for each in interrupts for pu in each.pus)
+            yield Finding(
+                "irq-far", Severity.INFO, f"device {device.bdf}",
+                f"interrupts handled in the vCPUs' package (PUs {near})",
+                f"IRQs {numbers} on PUs {pus}", "a wake-up across the packages for each, unless "
+                "the IOMMU posts interrupts to the guest itself",
+                f"for n in $(ls /sys/bus/pci/devices/{device.bdf}/msi_irqs); do echo "
+                f"{near - ours or near} > /proc/irq/$n/smp_affinity_list; done", _SOURCE,
+            )  # fmt: skip

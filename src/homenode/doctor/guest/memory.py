@@ -1,0 +1,136 @@
+"""GuestMemory: where a domain's memory may lie, against where its vCPUs and devices are."""
+
+from collections.abc import Iterator
+
+from homenode.cpuset import CpuSet
+from homenode.doctor.guest.pins import nodes_of, pinned_pus
+from homenode.domain.document import Document
+from homenode.findings import Finding, Severity
+from homenode.pci import DeviceKind
+from homenode.topology import Host, MemoryKind
+from homenode.verify.domain_facts import DomainFacts
+
+_PULLING = (DeviceKind.GPU, DeviceKind.NIC)
+_FAR_COST = "every transfer crosses the link between the nodes: 411.6 against 88.6 GB/s on GH200"
+
+
+def is_bound_by_numad(document: Document) -> bool:
+    """Whether libvirt asks numad for the nodes at each start, and then binds to them."""
+    memory = document.root.at("numatune", "memory")
+    return memory is not None and memory.get("placement") == "auto"
+
+
+def memory_findings(facts: DomainFacts, document: Document, host: Host) -> Iterator[Finding]:
+    """Memory that is not bound, bound elsewhere, or bound in two ways; devices that are far."""
+    if len(host.nodes) < 2:
+        return
+    if not is_bound_by_numad(document):
+        yield from _unbound(facts, host)
+    yield from _modes(facts)
+    yield from _gpu_nodes(facts, host)
+    yield from _far_devices(facts, host)
+
+
+def _unbound(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+    if not facts.is_pinned:
+        return
+    vcpu_nodes = nodes_of(pinned_pus(facts), host)
+    unbound = [cell.id for cell in facts.cells if not cell.host_nodes]
+    if len(facts.cells) > 1 and unbound:
+        yield Finding(
+            "memory-unbound", Severity.WARNING, f"cells {CpuSet(unbound)}",
+            "memory bound to the node of the cell's vCPUs", "no <memnode> and no <memory>",
+            "the cell's memory may lie on any node, and the guest takes it for local",
+            "homenode plan --layout pin-numa-pci", facts.source,
+        )  # fmt: skip
+    elif len(facts.cells) < 2 and facts.binding is None and len(vcpu_nodes) == 1:
+        yield Finding(
+            "memory-unbound", Severity.WARNING, "<numatune>",
+            f"memory bound to node {vcpu_nodes}, where the vCPUs are", "no binding",
+            "what does not fit there when the VM starts comes from another node, for good",
+            "homenode plan --layout pin-bound", facts.source,
+        )  # fmt: skip
+    elif len(facts.cells) < 2 and facts.binding is not None:
+        away = facts.binding[1] - vcpu_nodes
+        if vcpu_nodes and away:
+            yield Finding(
+                "memory-elsewhere", Severity.WARNING, "<numatune>",
+                f"memory on nodes {vcpu_nodes}, where the vCPUs are", f"nodes {away} as well"
+                if facts.binding[1] != away else f"on nodes {away} only",
+                "accesses to it are remote", "homenode plan --layout pin-bound", facts.source,
+            )  # fmt: skip
+
+
+def _modes(facts: DomainFacts) -> Iterator[Finding]:
+    if facts.binding is None or facts.binding[0] != "strict":
+        return
+    soft = [cell for cell in facts.cells if cell.mode not in ("strict", None)]
+    if soft:
+        yield Finding(
+            "memnode-not-strict", Severity.WARNING,
+            f"cells {CpuSet(cell.id for cell in soft)}", "mode strict, as <memory> says",
+            f"<memnode> with mode {', '.join(sorted({str(cell.mode) for cell in soft}))}",
+            "pages may come from other nodes, against what <memory> promises",
+            "give both one mode: homenode plan --memory-mode strict", facts.source,
+        )  # fmt: skip
+
+
+def _gpu_nodes(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+    gpu_nodes = CpuSet(n.index for n in host.nodes if n.memory_kind is MemoryKind.GPU)
+    bound = facts.binding[1] if facts.binding is not None else CpuSet()
+    for cell in facts.cells:
+        bound |= cell.host_nodes
+    if not bound.isdisjoint(gpu_nodes):
+        yield Finding(
+            "memory-on-gpu", Severity.CRITICAL, f"node {bound & gpu_nodes}",
+            "nodes of the CPUs' own memory", "memory of a GPU",
+            "the VM takes the GPU's memory, and the CPU reaches it through C2C",
+            "bind to the node that has the CPUs: homenode plan", facts.source,
+        )  # fmt: skip
+
+
+def _far_devices(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+    """Devices in packages where the VM has neither vCPUs nor memory.
+
+    Between the nodes of one package little is lost, and the planner itself ranks that last.
+    """
+    if not facts.is_pinned:
+        return
+    here = nodes_of(pinned_pus(facts), host)
+    if facts.binding is not None:
+        here |= facts.binding[1]
+    for cell in facts.cells:
+        here |= cell.host_nodes
+    by_bdf = {device.bdf: device for device in host.pci_devices}
+    passed = [by_bdf.get(hostdev.source) for hostdev in facts.guest.hostdevs]
+    pulling = [
+        device
+        for device in passed
+        if device is not None and device.kind in _PULLING and device.node is not None
+    ]
+    homes = {node.package for node in host.nodes if node.index in {d.node for d in pulling}}
+    # Cores that do not divide over the devices' packages have to leave some devices far, and so
+    # has a package without memory.
+    topology = facts.guest.cpu_topology
+    cores = facts.guest.vcpus // (1 if topology is None else topology[3])
+    divides = not homes or cores % len(homes) == 0
+    divides = divides and not any(node.memory_bytes == 0 for node in host.nodes if node.pus)
+    near = _packages_whole(here, host)
+    for device in pulling:
+        if device.node is not None and int(device.node) not in near:
+            yield Finding(
+                "device-far", Severity.WARNING if divides else Severity.INFO, str(device.bdf),
+                f"vCPUs and memory on the device's node {device.node}",
+                f"all of them on nodes {here}", _FAR_COST,
+                "choose a device of these nodes, or homenode plan, which follows the devices"
+                if divides
+                else f"devices of these nodes; or a number of cores that {len(homes)} divides, "
+                "and memory in each package",
+                facts.source,
+            )  # fmt: skip
+
+
+def _packages_whole(nodes: CpuSet, host: Host) -> CpuSet:
+    """These nodes and all others of their packages."""
+    packages = {node.package for node in host.nodes if node.index in nodes} - {None}
+    return nodes | CpuSet(node.index for node in host.nodes if node.package in packages)

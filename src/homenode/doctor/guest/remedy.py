@@ -1,0 +1,37 @@
+"""Remedy: the layout that asks for the same VM as a document, without its faults."""
+
+from homenode.doctor.guest.pins import nodes_of, pinned_pus
+from homenode.plan.layout import PRESETS
+from homenode.plan.wishes import Wishes
+from homenode.topology import Host
+from homenode.verify.domain_facts import DomainFacts
+
+
+def remedy(facts: DomainFacts, host: Host) -> Wishes:
+    """The same vCPUs, memory and devices, in the smallest layout that heals what was found.
+
+    A guest that fits on one node stays flat and is bound there; one that has cells, spans nodes or
+    does not fit gets cells, and with devices on a machine that can, expander buses.
+    """
+    guest = facts.guest
+    nodes = [node for node in host.nodes if node.pus]
+    most = max(
+        (sum(not core.pus.isdisjoint(node.pus) for core in host.cores) for node in nodes),
+        default=0,
+    )
+    room = max((node.memory_bytes or 0 for node in nodes), default=0)
+    threads = 1 if guest.cpu_topology is None else guest.cpu_topology[3]
+    fits = guest.vcpus <= most * threads and guest.memory_bytes <= room
+    spread = len(facts.cells) > 1 or len(nodes_of(pinned_pus(facts), host)) > 1
+    device_nodes = {
+        device.node
+        for device in host.pci_devices
+        if device.bdf in {hostdev.source for hostdev in guest.hostdevs}
+    } - {None}
+    if fits and len(facts.cells) < 2 and len(device_nodes) < 2:
+        return Wishes(layout="pin-bound", max_nodes=1 if spread else None)
+    mirrors = bool(guest.hostdevs) and (guest.is_q35 or guest.is_virt)
+    layout = "pin-numa-pci" if mirrors else "pin-numa"
+    if threads > 1 and f"{layout}-smt" in PRESETS:
+        return Wishes(layout=f"{layout}-smt", keep_vcpus=True)
+    return Wishes(layout=layout)

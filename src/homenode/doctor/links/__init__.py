@@ -1,0 +1,1 @@
+"""PCIe links: their paths, rates and errors, idle or under load."""

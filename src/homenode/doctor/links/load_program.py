@@ -1,0 +1,85 @@
+"""LoadProgram: what copies to GPUs while their links are read, and which GPUs it reached.
+
+The first that is there: nvbandwidth, rocm-bandwidth-test, our own program in a Python with PyTorch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from homenode.bdf import Bdf
+from homenode.bench.gpu.torch_commands import COPIES
+from homenode.bench.program_text import program_text
+from homenode.errors import ToolError, UsageError
+from homenode.process import ToolMissingError, find_program, run
+from homenode.tools import torch_report
+
+LOADS: tuple[tuple[str, ...], ...] = (
+    ("nvbandwidth", "-t", "host_to_device_memcpy_ce", "-b", "1024", "-i", "20"),
+    ("rocm-bandwidth-test", "-H"),
+)
+"""Programs that copy to every GPU in turn."""
+
+PYTHON = "python3"
+_TORCH_LOAD = (PYTHON, "-", "host-copies", "--seconds", "2")
+_HAS_TORCH = "import importlib.util; print(importlib.util.find_spec('torch') is not None)"
+_H2D = "h2d-bandwidth"
+_ASK_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgram:
+    """argv, and its text on standard input. is_torch: it prints homenode.torch/1."""
+
+    argv: tuple[str, ...]
+    input: str | None = None
+    is_torch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """gpus: to which it copied, None where it does not say. h2d: bytes/s, host to device."""
+
+    gpus: frozenset[Bdf] | None = None
+    h2d: Mapping[Bdf, float] = field(default_factory=dict)
+
+
+def load_program(given: Sequence[str] | None) -> LoadProgram:
+    """The program that makes the load. Raises UsageError where none is installed."""
+    for argv in (tuple(given),) if given else LOADS:
+        if find_program(argv[0]) is not None:
+            return LoadProgram(argv)
+    if not given and _has_torch():
+        return LoadProgram(_TORCH_LOAD, program_text(COPIES), is_torch=True)
+    names = " or ".join(argv[0] for argv in LOADS)
+    wanted = given[0] if given else f"{names}, or {PYTHON} with PyTorch"
+    raise UsageError(
+        f"--under-load: expected {wanted} to be installed, found none on PATH",
+        hint='name a program that copies to the GPUs: --load-command "PROGRAM ARGUMENTS"',
+    )
+
+
+def reached_by(program: LoadProgram, output: str) -> Reached:
+    """What the program says of its GPUs. Raises ToolError where it copied to none."""
+    if not program.is_torch:
+        return Reached()
+    h2d: dict[Bdf, list[float]] = {}
+    for document in torch_report.parse(output):
+        address_of = {device.index: device.address for device in document.devices}
+        for figure in document.figures:
+            address = address_of.get(figure.device)
+            if figure.metric == _H2D and figure.variant is None and address is not None:
+                h2d.setdefault(Bdf.parse(address), []).extend(figure.samples)
+    if not h2d:
+        raise ToolError(
+            f"{' '.join(program.argv)}: expected copies to a GPU, found none",
+            hint='name a program that copies to the GPUs: --load-command "PROGRAM ARGUMENTS"',
+        )
+    return Reached(frozenset(h2d), {gpu: median(rates) for gpu, rates in h2d.items() if rates})
+
+
+def _has_torch() -> bool:
+    try:
+        return run((PYTHON, "-c", _HAS_TORCH), _ASK_S).stdout.strip() == "True"
+    except (ToolMissingError, ToolError):
+        return False

@@ -1,0 +1,68 @@
+"""LoadSampling: links of GPUs while a copy runs, because idle ones slow down. [I/O]"""
+
+import threading
+import time
+from dataclasses import replace
+
+from homenode.bdf import Bdf
+from homenode.discover.pci_fields import parse_link_speed
+from homenode.doctor.links.load_program import LoadProgram, Reached, reached_by
+from homenode.errors import HomenodeError
+from homenode.pci import PciDevice, PciLink
+from homenode.process import run
+from homenode.snapshot.protocol import Snapshot
+from homenode.topology import Host
+
+_EVERY_S = 0.05
+_LONGEST_S = 600.0
+
+
+def sample_under_load(host: Host, snapshot: Snapshot, program: LoadProgram) -> tuple[Host, Reached]:
+    """The host with the fastest link that each function showed while the program ran.
+
+    Raises ToolError where the program fails: an idle machine would be taken for a busy one.
+    """
+    devices = [device for device in host.pci_devices if device.link is not None]
+    outputs: list[str] = []
+    failure: list[HomenodeError] = []
+
+    def load() -> None:
+        try:
+            outputs.append(run(program.argv, _LONGEST_S, program.input).stdout_or_raise())
+        except HomenodeError as error:
+            failure.append(error)
+
+    worker = threading.Thread(target=load, daemon=True)
+    worker.start()
+    fastest: dict[Bdf, tuple[float, int]] = {}
+    while worker.is_alive():
+        for device in devices:
+            now = _current(snapshot, device.bdf)
+            if now is not None:
+                best = fastest.get(device.bdf, now)
+                fastest[device.bdf] = (max(best[0], now[0]), max(best[1], now[1]))
+        time.sleep(_EVERY_S)
+    worker.join()
+    if failure:
+        raise failure[0]
+    busy = replace(
+        host, pci_devices=tuple(_with_link(device, fastest) for device in host.pci_devices)
+    )
+    return busy, reached_by(program, outputs[0])
+
+
+def _with_link(device: PciDevice, fastest: dict[Bdf, tuple[float, int]]) -> PciDevice:
+    seen = fastest.get(device.bdf)
+    if seen is None or device.link is None:
+        return device
+    link = PciLink(seen[0], seen[1], device.link.max_gt_per_s, device.link.max_width)
+    return replace(device, link=link)
+
+
+def _current(snapshot: Snapshot, bdf: Bdf) -> tuple[float, int] | None:
+    folder = f"/sys/bus/pci/devices/{bdf}"
+    speed = parse_link_speed((snapshot.read_text(f"{folder}/current_link_speed") or "").strip())
+    width = (snapshot.read_text(f"{folder}/current_link_width") or "").strip()
+    if speed is None or not width.isdecimal() or int(width) in (0, 255):
+        return None
+    return speed, int(width)

@@ -1,0 +1,52 @@
+"""MeasuredCopy: what a measured host-to-device rate says of a GPU's link."""
+
+from collections.abc import Iterator, Mapping
+
+from homenode.bdf import Bdf
+from homenode.doctor.links.rate import LinkRate, gigabytes, rates_that_fit
+from homenode.doctor.links.slow import device_paths
+from homenode.findings import Finding, Severity
+from homenode.pci import DeviceKind
+from homenode.topology import Host
+
+_SOUND = 0.7
+"""Copies of large pinned buffers reach more of a sound path: 0.72 to 0.9 were measured."""
+
+
+def copy_findings(
+    host: Host, rates: Mapping[Bdf, float], everyone: float | None = None
+) -> Iterator[Finding]:
+    """GPUs whose copies are slower than their path. rates: bytes/s by GPU; everyone: of any GPU.
+
+    A copy says nothing of links faster than itself, so what is unknown of the path is not judged.
+    """
+    for path in device_paths(host):
+        if path.device.kind is not DeviceKind.GPU:
+            continue
+        rate = rates.get(path.device.bdf, everyone)
+        if rate is None or path.expected is None:
+            continue
+        if rate > path.expected.bytes_per_s:
+            yield Finding(
+                "h2d-above-link", Severity.INCONCLUSIVE, f"GPU {path.device.bdf}",
+                f"at most {path.expected.with_rate()}", f"{gigabytes(rate)} measured",
+                None, "measure again: the figure is of another GPU, of both directions, or of "
+                "device memory", "the figure of --h2d, or of the copy that ran",
+            )  # fmt: skip
+        elif rate < _SOUND * path.expected.bytes_per_s:
+            yield _slow(path.device.bdf, rate, path.expected)
+
+
+def _slow(gpu: Bdf, rate: float, expected: LinkRate) -> Finding:
+    fits = rates_that_fit(rate, expected)
+    excluded = LinkRate(2.5, expected.width)
+    not_one = f"; excludes {excluded.as_generation}" if excluded.bytes_per_s < rate else ""
+    return Finding(
+        "h2d-low", Severity.WARNING, f"GPU {gpu}",
+        f"{gigabytes(_SOUND * expected.bytes_per_s)} or more over {expected.with_rate()}",
+        f"{gigabytes(rate)}, which fits "
+        f"{', '.join(fit.as_generation for fit in fits) or 'no link at all'}{not_one}",
+        f"{(1 - rate / expected.bytes_per_s) * 100:.0f} % of the path",
+        "read the link while a copy runs (homenode doctor --under-load); if it is up, look at the "
+        "memory's node and at pinned buffers", "the figure of --h2d, or of the copy that ran",
+    )  # fmt: skip

@@ -1,0 +1,287 @@
+"""Links: PCIe links that are slower or narrower than both of their ends can.
+
+What is no fault: a card that can more than its port, links that limit nothing behind them,
+management endpoints, links inside a card, and slots that are known to be narrow.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from homenode.bdf import Bdf
+from homenode.doctor.links.path import Link, lane_sharers, links_above, path_rate
+from homenode.doctor.links.rate import SPEEDS, LinkRate, gigabytes
+from homenode.findings import Finding, Severity
+from homenode.pci import DeviceKind, PciDevice
+from homenode.topology import Host
+
+_JUDGED = {
+    DeviceKind.GPU: "GPU",
+    DeviceKind.NVSWITCH: "NVSwitch",
+    DeviceKind.NIC: "NIC",
+    DeviceKind.NVME: "NVMe drive",
+}
+_IDLE_SPEED = 2.5
+_WITHOUT_LOAD = frozenset({None, "vfio-pci", "pci-stub", "nvgrace_gpu_vfio_pci"})
+"""A program on the host reaches no GPU that has none of its drivers."""
+
+NARROW_KNOWN = "if the slot is wired so, say it: --known-width BDF=LANES"
+
+
+class Load(StrEnum):
+    """Whether the devices were busy when their links were read."""
+
+    UNKNOWN = "unknown"
+    BUSY = "busy"
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePath:
+    """A device of interest and the links that are judged for it, the nearest first.
+
+    expected: what the path can carry; None where no link says.
+    """
+
+    device: PciDevice
+    links: tuple[Link, ...]
+    expected: LinkRate | None
+
+
+def device_paths(host: Host) -> tuple[DevicePath, ...]:
+    """Paths of GPUs, NVSwitches, NICs and NVMe drives, ascending by address.
+
+    Virtual functions have no link of their own, and functions above 0 share that of function 0.
+    """
+    by_bdf = {device.bdf: device for device in host.pci_devices}
+    found: list[DevicePath] = []
+    seen: set[tuple[int, int, int]] = set()
+    for device in host.pci_devices:
+        slot = (device.bdf.domain, device.bdf.bus, device.bdf.device)
+        if device.kind not in _JUDGED or device.physical_function is not None or slot in seen:
+            continue
+        seen.add(slot)
+        links = tuple(
+            link
+            for link in links_above(device, by_bdf)
+            if not (link.is_inside_a_card or link.is_virtual or link.capable is None)
+        )
+        found.append(DevicePath(device, links, path_rate(links)))
+    return tuple(found)
+
+
+def link_findings(
+    host: Host,
+    load: Load = Load.UNKNOWN,
+    known_widths: Mapping[Bdf, int] | None = None,
+    reached: frozenset[Bdf] | None = None,
+) -> Iterator[Finding]:
+    """One finding for each link that limits a device below what its path can carry.
+
+    known_widths: lanes of slots that are wired narrower than their ports say, by a device on them.
+    reached: GPUs that the load copied to; None = those with a driver of the host.
+    """
+    busy: frozenset[Bdf] = frozenset()
+    if load is Load.BUSY:
+        gpus = host.devices_of_kind(DeviceKind.GPU)
+        driven = frozenset(gpu.bdf for gpu in gpus if gpu.driver not in _WITHOUT_LOAD)
+        busy = driven if reached is None else reached
+    behind: dict[Bdf, list[DevicePath]] = {}
+    link_of: dict[Bdf, Link] = {}
+    paths = device_paths(host)
+    for path in paths:
+        for link in path.links:
+            if path.expected is None or not _limits(link, path.expected, known_widths or {}):
+                continue
+            behind.setdefault(link.lower.bdf, []).append(path)
+            link_of[link.lower.bdf] = link
+    for bdf, affected in behind.items():
+        yield _finding(link_of[bdf], affected, paths, busy, host)
+    yield from _low_targets(paths, frozenset(behind), host)
+
+
+def _limits(link: Link, expected: LinkRate, known_widths: Mapping[Bdf, int]) -> bool:
+    current, capable = link.current, link.capable
+    if current is None or capable is None:
+        return False
+    known = known_widths.get(link.lower.bdf)
+    if known is not None:
+        capable = LinkRate(capable.gt_per_s, min(capable.width, known))
+        expected = LinkRate(expected.gt_per_s, min(expected.width, known))
+    return current.bytes_per_s < expected.bytes_per_s and current.bytes_per_s < capable.bytes_per_s
+
+
+def _finding(
+    link: Link, affected: list[DevicePath], paths: tuple[DevicePath, ...],
+    busy: frozenset[Bdf], host: Host,
+) -> Finding:  # fmt: skip
+    current, capable = link.current, link.capable
+    assert current is not None and capable is not None
+    worst = max(affected, key=lambda path: _rank(path.device.kind))
+    assert worst.expected is not None
+    lost = max(1 - current.bytes_per_s / p.expected.bytes_per_s for p in affected if p.expected)
+    slow = current.gt_per_s < capable.gt_per_s
+    subject = f"{_names(affected)}: link below port {link.upper.bdf}"
+    if link.lower.bdf not in {path.device.bdf for path in affected}:
+        subject += f" to {link.lower.bdf}"
+    observed = f"{current.with_rate()}: {_ends(link)}"
+    source = (
+        f"{host.name}: LnkCap and LnkSta, which are max_link_speed and current_link_speed in "
+        f"/sys/bus/pci/devices/{link.lower.bdf}; PCIe 6.0, 7.5.3.6 to 7.5.3.8"
+    )
+    left = worst.expected.bytes_per_s - current.bytes_per_s
+    cost = (
+        f"{lost * 100:.0f} % of the path's bandwidth: {gigabytes(current.bytes_per_s)} of "
+        f"{gigabytes(worst.expected.bytes_per_s)}, {gigabytes(left)} lost"
+    )
+    top = worst.links[-1].upper
+    expected = (
+        f"{capable.with_rate()}, the least of both ends (LnkCap of {_most(link.upper)}, of "
+        f"{_most(link.lower)}; path up to {top.bdf})"
+    )
+    idle = _idle_reason(link, affected, current, busy) if slow else None
+    if idle is not None:
+        return Finding(
+            "pcie-link-idle", Severity.INCONCLUSIVE, subject, expected,
+            f"{observed}; {idle}", None,
+            f"retest under load: homenode doctor --under-load, or copy to {worst.device.bdf} while "
+            f"you read /sys/bus/pci/devices/{link.lower.bdf}/current_link_speed", source,
+        )  # fmt: skip
+    sharers = () if slow else lane_sharers(link, host)
+    if sharers:
+        observed += f"; the slot shares its lanes with {', '.join(map(str, sharers))}"
+    return Finding(
+        "pcie-link-slow" if slow else "pcie-link-narrow",
+        Severity.INFO if sharers else _severity(link, affected, paths, slow=slow),
+        subject, expected, observed, cost, _fix(link, capable, slow=slow), source,
+    )  # fmt: skip
+
+
+def _low_targets(
+    paths: tuple[DevicePath, ...], slow: frozenset[Bdf], host: Host
+) -> Iterator[Finding]:
+    """Ports of GPUs whose next training will end below what the link has now."""
+    for path in paths:
+        for link in path.links if path.device.kind is DeviceKind.GPU else ():
+            target, current = link.target_gt_per_s, link.current
+            if target is None or current is None or link.lower.bdf in slow:
+                continue
+            if target < current.gt_per_s and target in SPEEDS:
+                slow |= {link.lower.bdf}
+                yield Finding(
+                    "pcie-target-low", Severity.INFO,
+                    f"GPU {path.device.bdf}: link below port {link.upper.bdf}",
+                    f"a target of {current.gt_per_s:g} GT/s, which the link has",
+                    f"Link Control 2 says {target:g} GT/s at most",
+                    "none yet: the next training, as at a VM's start, ends there",
+                    f"homenode doctor retrain {link.lower.bdf} (a dry run without --apply) sets "
+                    f"it; check: setpci -s {link.upper.bdf} CAP_EXP+30.w",
+                    f"{host.name}: LnkCtl2 of {link.upper.bdf}; PCIe 6.0, 7.5.3.19",
+                )  # fmt: skip
+
+
+def _rank(kind: DeviceKind) -> int:
+    return (DeviceKind.GPU, DeviceKind.NVSWITCH, DeviceKind.NIC, DeviceKind.NVME)[::-1].index(kind)
+
+
+def _names(affected: Iterable[DevicePath]) -> str:
+    by_kind: dict[DeviceKind, list[str]] = {}
+    for path in sorted(affected, key=lambda path: -_rank(path.device.kind)):
+        by_kind.setdefault(path.device.kind, []).append(str(path.device.bdf))
+    return ", ".join(f"{_JUDGED[kind]} {', '.join(bdfs)}" for kind, bdfs in by_kind.items())
+
+
+def _most(device: PciDevice) -> str:
+    """What an end can: "0000:5b:01.0 32 GT/s x16"."""
+    own = device.link
+    if own is None or own.max_gt_per_s is None:
+        return str(device.bdf)
+    return f"{device.bdf} {own.max_gt_per_s:g} GT/s x{own.max_width}"
+
+
+def _ends(link: Link) -> str:
+    """What each end says, in the words of lspci."""
+    told = []
+    for device in (link.upper, link.lower):
+        own = device.link
+        if own is not None and own.current_gt_per_s is not None:
+            told.append(
+                f"LnkSta of {device.bdf} {own.current_gt_per_s:g} GT/s x{own.current_width}"
+            )
+    return ", ".join(told)
+
+
+def _idle_reason(
+    link: Link, affected: list[DevicePath], current: LinkRate, busy: frozenset[Bdf]
+) -> str | None:
+    """Why a low speed may be no fault; None where it is one. Only GPUs slow their links down."""
+    if not link.ends_at_gpu or any(path.device.bdf in busy for path in affected):
+        return None
+    for path in affected:
+        state, power = path.device.performance_state, path.device.power_state
+        if power is not None and power.startswith("D3"):
+            return f"{path.device.bdf} sleeps ({power})"
+        if state is not None and state[1:].isdecimal() and int(state[1:]) >= 5:
+            return f"nvidia-smi says {state}: idle"
+    if current.gt_per_s > _IDLE_SPEED:
+        return None
+    why = "a load ran, but not on it" if busy else "the load is unknown"
+    return f"{why}, and idle GPUs slow their links down to 2.5 GT/s"
+
+
+def _severity(
+    link: Link, affected: list[DevicePath], paths: tuple[DevicePath, ...], *, slow: bool
+) -> Severity:
+    gpus = [path for path in affected if path.device.kind is DeviceKind.GPU]
+    if gpus and slow:
+        return Severity.CRITICAL
+    if gpus:
+        # A narrow link may be a narrow slot, unless the same card runs wide beside it; where all
+        # of them are as narrow, the machine was built so.
+        beside = _peer_links(link, gpus, paths)
+        if any(o.current.width >= o.capable.width for o in beside if o.current and o.capable):
+            return Severity.CRITICAL
+        alike = [o for o in beside if o.current and link.current and o.current == link.current]
+        return Severity.INFO if alike and len(alike) == len(beside) else Severity.WARNING
+    if any(path.device.kind is DeviceKind.NVSWITCH for path in affected):
+        return Severity.WARNING
+    is_nic = any(path.device.kind is DeviceKind.NIC for path in affected)
+    return Severity.WARNING if slow and is_nic else Severity.INFO
+
+
+def _peer_links(link: Link, gpus: list[DevicePath], paths: tuple[DevicePath, ...]) -> list[Link]:
+    """The like links of other cards of the same model, one for each card."""
+    ours = {path.device.bdf for path in gpus}
+    model = (gpus[0].device.vendor_id, gpus[0].device.device_id)
+    found: list[Link] = []
+    for path in paths:
+        if path.device.bdf in ours or (path.device.vendor_id, path.device.device_id) != model:
+            continue
+        like = (
+            other
+            for other in path.links
+            if other.capable == link.capable
+            and other.upper.kind is link.upper.kind
+            and other.current is not None
+        )
+        found += [other for other in (next(like, None),) if other is not None]
+    return found
+
+
+def _fix(link: Link, capable: LinkRate, *, slow: bool) -> str:
+    check = f"check: lspci -vvs {link.lower.bdf} | grep LnkSta"
+    if not slow:
+        return (
+            f"reseat the card and look at risers, cables and the firmware's bifurcation; "
+            f"{NARROW_KNOWN}; {check}"
+        )
+    target = link.target_gt_per_s
+    if target is not None and target < capable.gt_per_s:
+        return (
+            f"port {link.upper.bdf} is told to train to {target:g} GT/s at most (LnkCtl2): raise "
+            f"the slot's speed in the firmware setup, or homenode doctor retrain "
+            f"{link.lower.bdf} (a dry run without --apply); {check}"
+        )
+    return (
+        f"homenode doctor retrain {link.lower.bdf} (a dry run without --apply); if it stays, look "
+        f"at the slot's speed in the firmware setup, the riser and the seat of the card; {check}"
+    )

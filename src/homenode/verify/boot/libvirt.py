@@ -1,0 +1,147 @@
+"""LibvirtBoot: stand-ins as transient domains under a name of their own. [I/O]
+
+No domain of the user's is ever named in a command here.
+"""
+
+import time
+from pathlib import Path
+
+from homenode.domain.copy import copy_domain
+from homenode.domain.document import Document
+from homenode.errors import InputError, ToolError
+from homenode.findings import Finding, Severity
+from homenode.hypervisor.virsh import INSTALL
+from homenode.process import ToolTimeoutError, find_program, run
+from homenode.verify.boot.outcome import refusal, silence
+
+SYSTEM = "qemu:///system"
+_ASK_S = 30
+_STEP_S = 0.25
+_ABOUT_THE_DOCUMENT = ("XML ", "unsupported configuration", "requested operation is not valid")
+
+
+def answering(connect: str | None) -> str | None:
+    """The URI of a libvirt that answers; None where there is none.
+
+    connect: asked for by name: then raises ToolError where it does not answer.
+    """
+    uri = connect or SYSTEM
+    if find_program("virsh") is None:
+        if connect is not None:
+            raise ToolError("virsh: expected it to be installed, found none on PATH", hint=INSTALL)
+        return None
+    try:
+        failure = run(("virsh", "-c", uri, "uri"), _ASK_S).failure()
+    except ToolTimeoutError as error:
+        failure = error.message
+    if failure is None:
+        return uri
+    if connect is not None:
+        raise ToolError(f"{uri}: expected libvirt to answer, found: {failure}",
+                        hint="--connect none boots with QEMU directly")  # fmt: skip
+    return None
+
+
+def offers_kvm(uri: str) -> bool:
+    """Whether this libvirt's QEMU has KVM."""
+    words = ("domcapabilities", "--virttype", "kvm", "--arch", "x86_64")
+    return run(("virsh", "-c", uri, *words), _ASK_S).returncode == 0
+
+
+def acceptance(uri: str, document: Document, name: str, folder: Path) -> tuple[Finding, ...]:
+    """Whether libvirt takes the document itself: a copy is defined and undefined at once.
+
+    Where this libvirt has no KVM, the copy is of type qemu; a refusal is then inconclusive.
+    """
+    kvm = document.root.get("type") == "kvm"
+    changed = kvm and not offers_kvm(uri)
+    try:
+        copy = copy_domain(_typed(document) if changed else document.to_bytes(), name)
+    except InputError as error:
+        return (_not_judged(str(error), document.source),)
+    path = folder / "copy.xml"
+    path.touch(0o600)
+    path.write_bytes(copy)
+    done = run(("virsh", "-q", "-c", uri, "define", "--validate", str(path)), _ASK_S)
+    path.unlink()
+    if done.returncode == 0:
+        run(("virsh", "-q", "-c", uri, "undefine", name), _ASK_S)
+        return ()
+    said = " ".join(done.stderr.split())
+    if changed:
+        return (_not_judged(said, document.source),)
+    return (
+        Finding(
+            "refused-by-libvirt", Severity.CRITICAL, "the document", f"libvirt at {uri} to take it",
+            said[:400], "it cannot be defined", "mend what libvirt names", document.source,
+        ),
+    )  # fmt: skip
+
+
+def _not_judged(said: str, source: str) -> Finding:
+    return Finding(
+        "refused-by-libvirt", Severity.INCONCLUSIVE, "the document",
+        "libvirt to take a copy of it", f"{said[:400]} (on this machine, which has no KVM)",
+        None, "define it on its own host: virsh define --validate", source,
+    )  # fmt: skip
+
+
+def _typed(document: Document) -> bytes:
+    """The document with type qemu, in UTF-8."""
+    span = document.attribute_spans(document.root)["type"]
+    text = document.text
+    return text[: span.value_start] + b"qemu" + text[span.value_end :]
+
+
+def boot(
+    uri: str, xml: str, name: str, folder: Path, limit_s: float, source: str
+) -> tuple[Finding, ...]:
+    """Starts a stand-in and waits until it is gone. Leaves nothing behind, whatever happens.
+
+    Raises ToolTimeoutError where it has not powered off in time.
+    """
+    path = folder / "domain.xml"
+    path.write_text(xml)
+    deadline = time.monotonic() + limit_s
+    try:
+        done = run(("virsh", "-q", "-c", uri, "create", "--validate", str(path)), limit_s)
+        if done.returncode:
+            said = " ".join(
+                line.removeprefix("error: ") for line in done.stderr.splitlines()
+                if line.strip() and "Failed to create domain" not in line
+            )  # fmt: skip
+            return (refusal("libvirt", said, source),)
+        while _is_there(uri, name):
+            if time.monotonic() > deadline:
+                raise silence(folder, limit_s, source)
+            time.sleep(_STEP_S)
+        return ()
+    finally:
+        if _is_there(uri, name):
+            run(("virsh", "-q", "-c", uri, "destroy", name), _ASK_S)
+
+
+def daemons_own_trouble(refused: tuple[Finding, ...], uri: str) -> tuple[Finding, ...]:
+    """A finding to put in place of a refusal that is not about the document; () where it is.
+
+    libvirt says what of a document it does not take; with anything else it cannot start guests at
+    all (namespaces that it cannot make, a socket that is gone), or QEMU has refused: then QEMU,
+    asked directly, refuses too and says more.
+    """
+    said = next((finding.observed for finding in refused), None)
+    if said is None or said.startswith(_ABOUT_THE_DOCUMENT):
+        return ()
+    return (could_not_start(said, uri),)
+
+
+def could_not_start(said: str, uri: str) -> Finding:
+    """A finding that the stand-in was booted with QEMU directly because of what libvirt did."""
+    return Finding(
+        "libvirt-could-not-start", Severity.INCONCLUSIVE, "the stand-in guest",
+        f"libvirt at {uri} to start it", said, None,
+        "look at this libvirt's log; the stand-in was booted with QEMU directly", uri,
+    )  # fmt: skip
+
+
+def _is_there(uri: str, name: str) -> bool:
+    return run(("virsh", "-q", "-c", uri, "domstate", name), _ASK_S).returncode == 0

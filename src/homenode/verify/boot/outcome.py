@@ -1,0 +1,58 @@
+"""BootOutcome: what a stand-in that did not report comes to, from what its console says. [I/O]"""
+
+from pathlib import Path
+
+from homenode.errors import HostError
+from homenode.findings import Finding, Severity
+from homenode.process import ToolTimeoutError
+from homenode.verify.boot.initramfs import BEGIN
+
+_CONSOLE_HINT = "look at its console with --keep DIR"
+
+
+def refusal(who: str, said: str, source: str) -> Finding:
+    """A finding that a guest like the document's cannot be started."""
+    return Finding(
+        "guest-refused", Severity.CRITICAL, "the stand-in guest", f"{who} to start it",
+        said.strip()[:400] or "no reason given", "the VM itself would not start either",
+        "mend what the document check names, then boot again", source,
+    )  # fmt: skip
+
+
+def crash(folder: Path, source: str) -> Finding:
+    """A finding that the guest's kernel did not come up."""
+    return Finding(
+        "guest-crashed", Severity.CRITICAL, "the stand-in guest", "its kernel to come up",
+        f"last line of its console: {last_line(folder)!r}", "the VM itself may not boot",
+        _CONSOLE_HINT, source,
+    )  # fmt: skip
+
+
+def silence(folder: Path, limit_s: float, source: str) -> ToolTimeoutError:
+    """The error of a guest that has not powered off in time."""
+    return ToolTimeoutError(
+        f"{source}: expected the stand-in to power off within {limit_s:g} s, found it running; "
+        f"last line of its console: {last_line(folder)!r}",
+        hint=f"give it longer with --timeout, or {_CONSOLE_HINT}",
+    )
+
+
+def partial(folder: Path, source: str) -> HostError:
+    """The error of a guest that came up and did not report whole."""
+    size = (folder / "report").stat().st_size
+    return HostError(
+        f"{source}: expected a whole report from the stand-in, found {size} bytes of one",
+        hint=_CONSOLE_HINT,
+    )
+
+
+def came_up(folder: Path) -> bool:
+    """Whether the guest's init has run."""
+    return BEGIN in (folder / "console").read_text(errors="replace")
+
+
+def last_line(folder: Path) -> str:
+    """The last line of a guest's console, as far as it can be printed."""
+    text = (folder / "console").read_text(errors="replace")
+    last = next((line for line in reversed(text.splitlines()) if line.strip()), "")
+    return "".join(letter for letter in last.strip() if letter.isprintable())[:200]

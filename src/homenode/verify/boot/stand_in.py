@@ -1,0 +1,194 @@
+"""StandIn: a small guest with the vCPUs, cells and PCIe tree of a real one, and no backends.
+
+Every passed-through device, and every other device that has a PCI address, is replaced by a
+virtio-serial controller: an endpoint that needs no backend and no driver.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.domain.addresses import addressed_devices
+from homenode.domain.document import Document
+from homenode.errors import HostError
+from homenode.plan.guest import GuestAddress, GuestPciController
+from homenode.units import MIB
+from homenode.verify.boot.cpu_choice import CpuChoice
+from homenode.verify.domain_facts import DomainFacts
+
+LEAST_CELL_BYTES = 192 * MIB
+"""The guest's kernel and files take about 100 MiB of the first node."""
+
+MOST_BYTES = 4096 * MIB
+MOST_VCPUS = 255
+"""More need an IOMMU with interrupt remapping, which TCG's machine does not have."""
+
+ROOT_MODELS = ("pcie-root", "pci-root")
+_MODELS = (
+    "pcie-expander-bus", "pcie-root-port", "pcie-switch-upstream-port",
+    "pcie-switch-downstream-port", "pcie-to-pci-bridge", "dmi-to-pci-bridge", "pci-bridge",
+)  # fmt: skip
+_CHIPSET_SLOTS = {True: (0, 0x1F), False: (0, 1)}
+"""Of bus 0, by "is q35": the host bridge; q35's LPC, SATA and SMBus; i440fx's IDE and USB."""
+
+
+@dataclass(frozen=True, slots=True)
+class StandInCell:
+    """A cell of the stand-in; memory_bytes is scaled down."""
+
+    vcpus: CpuSet
+    memory_bytes: int
+    distances: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StandIn:
+    """The guest to boot. machine: "q35", "pc", or a version of these.
+
+    memory_ratio: (stand-in bytes, real bytes), for scaling expectations. cells: () = flat.
+    topology: sockets, dies, cores, threads; None = the hypervisor's default.
+    controllers: parents before children, the root left out. devices: (address, function of the
+    host or None for what is no hostdev), ascending.
+    left_out: what of the document the stand-in does not have.
+    """
+
+    machine: str
+    vcpus: int
+    memory_bytes: int
+    memory_ratio: tuple[int, int]
+    cells: tuple[StandInCell, ...]
+    topology: tuple[int, int, int, int] | None
+    cpu: CpuChoice
+    controllers: tuple[GuestPciController, ...]
+    devices: tuple[tuple[GuestAddress, Bdf | None], ...]
+    left_out: tuple[str, ...]
+
+    def scaled(self, memory_bytes: int) -> int:
+        """What some memory of the real guest is in the stand-in, in whole MiB."""
+        small, real = self.memory_ratio
+        return max(1, memory_bytes * small // real // MIB) * MIB
+
+    @property
+    def shared_slots(self) -> frozenset[tuple[int, int]]:
+        """(bus, device) of slots where a function other than 0 sits."""
+        places = [address for address, _ in self.devices]
+        places += [c.address for c in self.controllers if c.address is not None]
+        return frozenset((a.bus, a.device) for a in places if a.function)
+
+
+def stand_in_of(document: Document, facts: DomainFacts, cpu: CpuChoice, machine: str) -> StandIn:
+    """The stand-in of a document.
+
+    Raises HostError for guests that it cannot stand in for: other architectures, too many vCPUs.
+    """
+    guest = facts.guest
+    if guest.architecture != "x86_64":
+        raise HostError(
+            f"{facts.source}: expected an x86_64 guest to boot a stand-in for, found "
+            f"{guest.architecture}",
+            hint="verify the document alone, without --boot, and the real guest with --guest",
+        )
+    if guest.vcpus > MOST_VCPUS:
+        raise HostError(
+            f"{facts.source}: expected at most {MOST_VCPUS} vCPUs to boot a stand-in for, found "
+            f"{guest.vcpus}",
+            hint="verify the document alone, and the real guest with --guest",
+        )
+    ratio = _memory_ratio([c.memory_bytes for c in facts.cells] or [guest.memory_bytes])
+    controllers, devices = _tree(document, facts)
+    bare = StandIn(
+        machine, guest.vcpus, 0, ratio, (), guest.cpu_topology, cpu, controllers, devices,
+        _left_out(facts),
+    )  # fmt: skip
+    cells = tuple(
+        StandInCell(cell.vcpus, bare.scaled(cell.memory_bytes), cell.distances)
+        for cell in facts.cells
+    )
+    total = sum(cell.memory_bytes for cell in cells) or bare.scaled(guest.memory_bytes)
+    return replace(bare, memory_bytes=total, cells=cells)
+
+
+def _memory_ratio(sizes: list[int]) -> tuple[int, int]:
+    """The smallest cell becomes LEAST_CELL_BYTES, unless all together would then be too much."""
+    sizes = [size for size in sizes if size] or [1]
+    total, smallest = sum(sizes), min(sizes)
+    if total <= LEAST_CELL_BYTES * len(sizes):
+        return 1, 1
+    wanted = min(total * LEAST_CELL_BYTES // smallest, MOST_BYTES)
+    return min(max(wanted, 2 * LEAST_CELL_BYTES), total), total
+
+
+def _left_out(facts: DomainFacts) -> tuple[str, ...]:
+    guest = facts.guest
+    found = []
+    if guest.firmware is not None and guest.firmware != "bios":
+        found.append("UEFI firmware")
+    if guest.has_dimms:
+        found.append("memory devices")
+    if guest.has_iommu:
+        found.append("the vIOMMU")
+    if guest.launch_security is not None:
+        found.append(f"launch security {guest.launch_security}")
+    if guest.has_qemu_commandline:
+        found.append("<qemu:commandline>")
+    if facts.offline_vcpus:
+        found.append(f"vCPUs {facts.offline_vcpus} offline at the start")
+    return tuple(found)
+
+
+def _tree(
+    document: Document, facts: DomainFacts
+) -> tuple[tuple[GuestPciController, ...], tuple[tuple[GuestAddress, Bdf | None], ...]]:
+    """Controllers and endpoints; what has no address gets one on the root bus."""
+    guest = facts.guest
+    known = [c for c in guest.controllers if c.model in _MODELS]
+    places = {c.address for c in known if c.address is not None}
+    endpoints: dict[GuestAddress, Bdf | None] = {}
+    buses = {0} | {c.index for c in known}
+    for address, element in addressed_devices(document):
+        of_chipset = address.bus == 0 and address.device in _CHIPSET_SLOTS[guest.is_q35]
+        is_bridge = element.name == "controller" and element.get("type") == "pci"
+        if not (is_bridge or of_chipset or address in places) and address.bus in buses:
+            endpoints[address] = None
+    for hostdev in guest.hostdevs:
+        if hostdev.address is not None and hostdev.address.bus in buses:
+            endpoints[hostdev.address] = hostdev.source
+    slots = _free_slots({a.device for a in (*places, *endpoints) if a.bus == 0})
+    controllers = [
+        c if c.address is not None else replace(c, address=GuestAddress(0, 0, next(slots), 0))
+        for c in known
+    ]
+    next_index = max(buses) + 1
+    for hostdev in guest.hostdevs:
+        if hostdev.address is None:
+            at = GuestAddress(0, 0, next(slots), 0)
+            if guest.is_q35:
+                controllers.append(GuestPciController(next_index, "pcie-root-port", at))
+                at = GuestAddress(0, next_index, 0, 0)
+                next_index += 1
+            endpoints[at] = hostdev.source
+    ordered = sorted(endpoints.items(), key=lambda item: item[0])
+    return _parents_first(controllers), tuple(ordered)
+
+
+def _free_slots(taken: set[int]) -> Iterator[int]:
+    for slot in range(2, 31):
+        if slot not in taken:
+            yield slot
+    raise HostError(
+        "stand-in: expected a free slot on the root bus for a device without an address, found none"
+    )
+
+
+def _parents_first(controllers: Iterable[GuestPciController]) -> tuple[GuestPciController, ...]:
+    """In the order in which QEMU can make them; those in a loop come last, for QEMU to refuse."""
+    left = sorted(controllers, key=lambda c: c.index)
+    done, ordered = {0}, []
+    while left:
+        ready = [c for c in left if c.address is not None and c.address.bus in done] or left[:1]
+        for controller in ready:
+            ordered.append(controller)
+            done.add(controller.index)
+            left.remove(controller)
+    return tuple(ordered)

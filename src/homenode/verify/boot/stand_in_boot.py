@@ -1,0 +1,185 @@
+"""Boot: a stand-in guest is booted and read with homenode's own discovery. [I/O]"""
+
+import os
+import secrets
+import shutil
+import tempfile
+import time
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from homenode.discover import discover
+from homenode.domain.document import Document
+from homenode.errors import HostError
+from homenode.findings import Finding
+from homenode.process import ToolMissingError, ToolTimeoutError, run
+from homenode.snapshot.collector import parse_collected
+from homenode.topology import Host
+from homenode.verify.boot import libvirt as libvirt_boot
+from homenode.verify.boot.accelerator import kvm_works, qemu_program
+from homenode.verify.boot.cpu_choice import choose_cpu
+from homenode.verify.boot.guest_files import find_guest_files
+from homenode.verify.boot.initramfs import initramfs
+from homenode.verify.boot.outcome import came_up, crash, partial, refusal, silence
+from homenode.verify.boot.stand_in import StandIn, stand_in_of
+from homenode.verify.boot.stand_in_argv import PROGRAM, stand_in_argv
+from homenode.verify.boot.stand_in_xml import BootFiles, stand_in_xml
+from homenode.verify.domain_facts import DomainFacts
+
+COMMAND = "console=ttyS0 quiet panic=-1 mitigations=off nowatchdog no_timer_check"
+"""The guest kernel's command line: quick, and silent but for errors."""
+
+_BASE_S = 60
+_PER_VCPU_S = 5
+_LARGEST_REPORT = 64 << 20
+_INSTALL = (
+    "install it: apt-get install qemu-system-x86 (Debian, Ubuntu), dnf install qemu-kvm (Fedora, "
+    "RHEL); libvirt-daemon-system or libvirt-daemon-kvm to boot through libvirt"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BootOptions:
+    """connect: libvirt's URI; None = the system's where it answers; "none" = QEMU directly.
+
+    keep: folder for the guest's files and texts afterwards. timeout_s: None = by vCPU count.
+    libvirt_timeout_s: what an emulated guest of libvirt gets of it before QEMU is asked directly;
+    None = half.
+    """
+
+    connect: str | None = None
+    kernel: Path | None = None
+    timeout_s: float | None = None
+    keep: Path | None = None
+    libvirt_timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Booted:
+    """What came of a boot. guest: None where it did not come up; then `findings` say why.
+
+    how: through what and with which accelerator, for people.
+    """
+
+    stand_in: StandIn
+    guest: Host | None
+    how: str
+    seconds: float
+    findings: tuple[Finding, ...]
+
+
+def boot_stand_in(document: Document, facts: DomainFacts, options: BootOptions) -> Booted:
+    """Boot the stand-in of a document and read it.
+
+    A document that libvirt or QEMU refuses, or whose guest crashes, is an answer: it is in
+    `findings`. Raises HostError, ToolMissingError or ToolTimeoutError where this machine cannot
+    boot guests, each with what to install or to try.
+    """
+    uri = None if options.connect == "none" else libvirt_boot.answering(options.connect)
+    program = qemu_program()
+    if program is None:
+        raise ToolMissingError(f"{PROGRAM}: expected it to be installed, found none on PATH",
+                               hint=_INSTALL)  # fmt: skip
+    files = find_guest_files(options.kernel)
+    image = initramfs(files.busybox)
+    kvm = kvm_works(files.kernel, image) and (uri is None or libvirt_boot.offers_kvm(uri))
+    machine = _machine(program, facts.guest.machine)
+    stand_in = stand_in_of(document, facts, choose_cpu(document, kvm=kvm), machine)
+    limit_s = options.timeout_s or _BASE_S + _PER_VCPU_S * stand_in.vcpus
+    name = f"homenode-verify-{os.getpid()}-{secrets.token_hex(3)}"
+    findings: tuple[Finding, ...] = ()
+    started = time.monotonic()
+    # Not the user's own folder: QEMU runs as another user under libvirt and must get in.
+    with tempfile.TemporaryDirectory(prefix="homenode-boot-") as text:
+        folder = Path(text)
+        folder.chmod(0o711)
+        paths = _lay_out(folder, files.kernel, image)
+        refused: tuple[Finding, ...] = ()
+        excuse: tuple[Finding, ...] = ()
+        if uri is not None:
+            findings = libvirt_boot.acceptance(uri, document, name, folder)
+            xml = stand_in_xml(stand_in, name, paths, COMMAND, kvm=kvm)
+            # libvirt cannot be asked for one thread for all vCPUs: with dozens of them on a busy
+            # machine its guests sometimes come to nothing, where QEMU directly takes seconds.
+            patience_s = limit_s if kvm else options.libvirt_timeout_s or limit_s / 2
+            try:
+                refused = libvirt_boot.boot(uri, xml, name, folder, patience_s, facts.source)
+                excuse = libvirt_boot.daemons_own_trouble(refused, uri)
+            except ToolTimeoutError as error:
+                if kvm:
+                    raise
+                excuse = (libvirt_boot.could_not_start(error.message, uri),)
+            if excuse:  # it says nothing of the document; QEMU does
+                refused, uri = (), None
+        if uri is None:
+            argv = (program, *stand_in_argv(stand_in, name, paths, COMMAND, kvm=kvm)[1:])
+            (folder / "argv").write_text("\n".join(argv) + "\n")
+            refused = _run_qemu(argv, limit_s, folder, facts.source)
+            findings += () if refused else excuse
+        if options.keep is not None:
+            _keep(folder, options.keep)
+        guest, silent = (None, ()) if refused else _read(folder, facts)
+    seconds = time.monotonic() - started
+    through = "QEMU directly" if uri is None else f"libvirt at {uri}"
+    how = f"through {through}, {'KVM' if kvm else 'TCG'}, {files.told}"
+    return Booted(stand_in, guest, how, seconds, (*findings, *refused, *silent))
+
+
+def _lay_out(folder: Path, kernel: Path, image: bytes) -> BootFiles:
+    """Copies, since libvirt takes over what it is given."""
+    shutil.copyfile(kernel, folder / "kernel")
+    (folder / "initramfs").write_bytes(image)
+    for name in ("console", "report"):
+        (folder / name).touch()
+        (folder / name).chmod(0o666)
+    for name in ("kernel", "initramfs"):
+        (folder / name).chmod(0o644)
+    return BootFiles(*(str(folder / n) for n in ("kernel", "initramfs", "console", "report")))
+
+
+def _machine(program: str, wanted: str | None) -> str:
+    """The document's machine where this QEMU has it, else the newest of its kind."""
+    kind = "q35" if wanted is not None and "q35" in wanted else "pc"
+    listed = run((program, "-machine", "help"), 60).stdout.splitlines()
+    known = {line.split()[0] for line in listed[1:] if line.split()}
+    return wanted if wanted in known and wanted is not None else kind
+
+
+def _run_qemu(
+    argv: tuple[str, ...], limit_s: float, folder: Path, source: str
+) -> tuple[Finding, ...]:
+    try:
+        done = run(argv, limit_s)
+    except ToolTimeoutError:
+        raise silence(folder, limit_s, source) from None
+    if done.returncode and not came_up(folder):
+        said = next((line for line in done.stderr.splitlines() if "warning:" not in line), "")
+        return (refusal("QEMU", said or done.failure() or "", source),)
+    return ()
+
+
+def _read(folder: Path, facts: DomainFacts) -> tuple[Host | None, tuple[Finding, ...]]:
+    packed = (folder / "report").read_bytes()
+    unpacker = zlib.decompressobj(wbits=31)
+    try:
+        text = unpacker.decompress(packed, _LARGEST_REPORT)
+    except zlib.error:
+        text = b""
+    if not unpacker.eof:
+        if not came_up(folder):
+            return None, (crash(folder, facts.source),)
+        raise partial(folder, facts.source)
+    snapshot = parse_collected(text.decode("utf-8", "replace"), f"stand-in of {facts.guest.name}")
+    return discover(snapshot), ()
+
+
+def _keep(folder: Path, keep: Path) -> None:
+    """Copies what a person may want to see; the kernel is the distribution's own."""
+    try:
+        keep.mkdir(parents=True, exist_ok=True)
+        for path in sorted(folder.iterdir()):
+            if path.name != "kernel":
+                shutil.copyfile(path, keep / path.name)
+    except OSError as error:
+        raise HostError(f"{keep}: expected to write there, found: {error.strerror}") from None

@@ -1,0 +1,88 @@
+"""Document: a domain document against itself, the host that it is for, and its plan."""
+
+from collections.abc import Sequence
+
+from homenode.domain.document import Document
+from homenode.domain.schema import SchemaError
+from homenode.findings import Finding, Findings, Severity, in_order
+from homenode.plan.fingerprint import host_fingerprint
+from homenode.plan.model import Plan
+from homenode.topology import Host
+from homenode.verify.document.as_planned import as_planned
+from homenode.verify.document.devices import devices_alone, devices_on_host
+from homenode.verify.document.memory import memory_alone, memory_on_host
+from homenode.verify.document.pins import pins_alone, pins_on_host
+from homenode.verify.document.references import broken_references, schema_findings
+from homenode.verify.document.versions import versions_on_host
+from homenode.verify.domain_facts import DomainFacts, domain_facts
+
+
+def verify_document(
+    document: Document,
+    *,
+    plan: Plan | None = None,
+    host: Host | None = None,
+    schema_errors: Sequence[SchemaError] = (),
+) -> Findings:
+    """Everything about a document that does not hold, the worst first.
+
+    host, plan: None = not compared. schema_errors: what domain/schema.py found.
+    Raises ParseError or InputError where the document cannot be read at all.
+    """
+    facts = domain_facts(document)
+    found = [
+        *schema_findings(schema_errors, document.source),
+        *broken_references(document),
+        *pins_alone(facts),
+        *memory_alone(facts),
+        *devices_alone(facts),
+    ]
+    checked = [f"{document.source}: schema, references, sums, PCI addresses and bus windows"]
+    if host is not None:
+        found += _record(facts, host)
+        found += pins_on_host(facts, host)
+        found += memory_on_host(facts, host)
+        found += devices_on_host(facts, host)
+        found += versions_on_host(document, facts.guest, host)
+        checked.append(
+            f"host {host.name}: PUs, cores, nodes, memory and huge pages, devices, versions"
+        )
+    if plan is not None:
+        found += as_planned(facts, plan)
+        checked.append(f"plan of layout {plan.layout.name}: pins, cells, binding, PCIe tree")
+        if plan.layout.cells == "mirrored" and plan.layout.pcie == "as-it-was":
+            found = [one for one in found if one.id != "device-without-cell"]
+            found += _left_on_root(facts, plan)
+    return Findings(tuple(checked), in_order(found))
+
+
+def _record(facts: DomainFacts, host: Host) -> list[Finding]:
+    """Whether homenode has tuned the document for this host."""
+    record = facts.record
+    if record is None or record.host is None:
+        return []
+    here = host_fingerprint(host)
+    if here.startswith(record.host):
+        return []
+    return [
+        Finding(
+            "tuned-for-other-host", Severity.WARNING, facts.guest.name,
+            f"a document tuned for host {host.name} (topology {here[:12]})",
+            f"one tuned for another (topology {record.host[:12]})",
+            "pins and nodes name another machine's PUs", "plan again on this host", facts.source,
+        )
+    ]  # fmt: skip
+
+
+def _left_on_root(facts: DomainFacts, plan: Plan) -> list[Finding]:
+    """The layout leaves devices on the root bus: that is as planned, and worth knowing."""
+    placed = [str(device.bdf) for device in plan.devices if device.cell is None]
+    if not placed:
+        return []
+    return [
+        Finding(
+            "devices-without-node", Severity.INFO, ", ".join(placed[:8]),
+            f"no NUMA node in the guest, as layout {plan.layout.name} has it", "no NUMA node",
+            None, "layout pin-numa-pci gives each device its node", facts.source,
+        )
+    ]  # fmt: skip

@@ -1,0 +1,1 @@
+"""What a guest reports of itself against what was expected of it."""

@@ -1,0 +1,209 @@
+"""Checks: what was expected of a guest beside what it reports, with a finding where they differ.
+
+Cells and nodes are matched by their vCPUs: a guest's kernel numbers nodes by the order in which it
+meets them, which is that of the vCPUs, whatever their cells are called.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from homenode.cpuset import CpuSet
+from homenode.findings import Finding, Severity
+from homenode.units import MIB, format_bytes
+from homenode.verify.guest.expectation import Expectation, ExpectedCell
+from homenode.verify.guest.observation import Observation, ObservedNode
+
+KERNEL_SHARE = 16
+"""One part in so many of a node's memory may be the kernel's own tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the comparison. finding: None where expected and observed agree."""
+
+    subject: str
+    expected: str
+    observed: str
+    finding: Finding | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """What the observer must forgive.
+
+    cpu_substituted: why sockets, siblings and LLCs say nothing; None where they do.
+    kernel_bytes: memory on any node that the guest's kernel may keep for itself.
+    ballooned_bytes: what a balloon may have taken, of any node.
+    """
+
+    cpu_substituted: str | None = None
+    kernel_bytes: int = 1024 * MIB
+    ballooned_bytes: int = 0
+
+
+def compare(
+    expected: Expectation, observed: Observation, tolerance: Tolerance
+) -> tuple[Check, ...]:
+    """Every line of the comparison but devices, in the order of a reader's interest."""
+    node_of_cell = match_nodes(expected, observed)
+    return (
+        *_vcpus(expected, observed),
+        *_nodes(expected, observed, node_of_cell),
+        *_distances(expected, observed, node_of_cell),
+        *_memory(expected, observed, node_of_cell, tolerance),
+        *_cpu_groups(expected, observed, tolerance),
+    )
+
+
+def match_nodes(expected: Expectation, observed: Observation) -> dict[int, ObservedNode]:
+    """Cell -> the guest's node that holds most of its vCPUs; the rest in order of their numbers."""
+    left = list(observed.nodes)
+    found: dict[int, ObservedNode] = {}
+
+    def shared(cell: ExpectedCell, node: ObservedNode) -> int:
+        return len(cell.vcpus & node.vcpus)
+
+    pairs = sorted(
+        ((shared(cell, node), cell, node) for cell in expected.cells for node in left),
+        key=lambda pair: (-pair[0], pair[1].id, pair[2].index),
+    )
+    for count, cell, node in pairs:
+        if count and cell.id not in found and node in left:
+            found[cell.id] = node
+            left.remove(node)
+    for cell in expected.cells:
+        if cell.id not in found and left:
+            found[cell.id] = left.pop(0)
+    return found
+
+
+def check(
+    id: str, subject: str, expected: str, observed: str, agree: bool, source: str, *,
+    severity: Severity = Severity.CRITICAL, cost: str | None = None, fix: str | None = None,
+) -> Check:  # fmt: skip
+    """A line, with a finding unless the two agree."""
+    finding = Finding(f"guest-{id}", severity, subject, expected, observed, cost, fix, source)
+    return Check(subject, expected, observed, None if agree else finding)
+
+
+def _vcpus(expected: Expectation, observed: Observation) -> Iterator[Check]:
+    wanted = CpuSet(range(expected.vcpus))
+    yield check(
+        "vcpus", "vCPUs", str(wanted), str(observed.vcpus), wanted == observed.vcpus,
+        observed.source, fix="bring them online in the guest, or look why its kernel left them out",
+    )  # fmt: skip
+
+
+def _nodes(
+    expected: Expectation, observed: Observation, node_of_cell: dict[int, ObservedNode]
+) -> Iterator[Check]:
+    wanted, found = len(expected.cells), len(observed.nodes)
+    yield check(
+        "nodes", "NUMA nodes", str(wanted), str(found), wanted == found, observed.source,
+        cost="the guest's programs cannot tell near memory from far",
+        fix="look for numa=off on the guest's kernel command line",
+    )  # fmt: skip
+    for cell in expected.cells:
+        node = node_of_cell.get(cell.id)
+        yield check(
+            "node-vcpus", f"cell {cell.id}", f"vCPUs {cell.vcpus or 'none'}",
+            "no such node" if node is None else f"node {node.index}: vCPUs {node.vcpus or 'none'}",
+            node is not None and node.vcpus == cell.vcpus, observed.source,
+            cost="vCPUs take another node's memory for theirs",
+            fix="apply the planned document again and start the VM anew",
+        )  # fmt: skip
+
+
+def _distances(
+    expected: Expectation, observed: Observation, node_of_cell: dict[int, ObservedNode]
+) -> Iterator[Check]:
+    if expected.distances is None:
+        return
+    position = {node.index: i for i, node in enumerate(observed.nodes)}
+    nodes = [node_of_cell.get(cell.id) for cell in expected.cells]
+    for cell, row in zip(expected.cells, expected.distances, strict=True):
+        here = node_of_cell.get(cell.id)
+        found = None
+        if observed.distances is not None and here is not None and None not in nodes:
+            whole = observed.distances[position[here.index]]
+            found = tuple(whole[position[node.index]] for node in nodes if node is not None)
+        yield check(
+            "distances", f"distances from cell {cell.id}", " ".join(map(str, row)),
+            "none" if found is None else " ".join(map(str, found)), found == row, observed.source,
+            cost="the guest's kernel prefers the wrong node when one is full",
+            fix="apply the planned document again and start the VM anew",
+        )  # fmt: skip
+
+
+def _memory(
+    expected: Expectation,
+    observed: Observation,
+    node_of_cell: dict[int, ObservedNode],
+    tolerance: Tolerance,
+) -> Iterator[Check]:
+    for cell in expected.cells:
+        node = node_of_cell.get(cell.id)
+        if node is None:
+            continue
+        found = node.memory_bytes
+        least = cell.memory_bytes - cell.memory_bytes // KERNEL_SHARE - tolerance.kernel_bytes
+        least -= tolerance.ballooned_bytes
+        most = cell.memory_bytes + cell.memory_device_bytes
+        wanted = f"{format_bytes(cell.memory_bytes)} less the kernel's own"
+        if cell.memory_device_bytes:
+            wanted += f", up to {format_bytes(cell.memory_device_bytes)} more in memory devices"
+        if tolerance.ballooned_bytes:
+            wanted += f", {format_bytes(tolerance.ballooned_bytes)} for the balloon"
+        yield check(
+            "node-memory", f"memory of cell {cell.id}",
+            wanted, "not told" if found is None else format_bytes(found),
+            found is not None and least <= found <= most + MIB, observed.source,
+            severity=Severity.WARNING if found is not None else Severity.INCONCLUSIVE,
+            cost="memory is not shared out as the vCPUs are",
+            fix="look for mem=, crashkernel= and huge pages in the guest, and for balloons",
+        )  # fmt: skip
+
+
+def _cpu_groups(
+    expected: Expectation, observed: Observation, tolerance: Tolerance
+) -> Iterator[Check]:
+    topology = expected.topology
+    reason = tolerance.cpu_substituted
+    if topology is not None:
+        per_socket = topology.dies * topology.cores * topology.threads
+        sockets = expected.runs_of(per_socket)
+        yield _groups(
+            "sockets", "sockets", sockets, observed.packages, observed.source, None,
+            "licences and schedulers count sockets",
+        )  # fmt: skip
+        cores = expected.runs_of(topology.threads)
+        yield _groups(
+            "siblings", "cores, siblings", cores, observed.cores, observed.source, reason,
+            "the guest's scheduler takes siblings for cores, or cores for siblings",
+        )  # fmt: skip
+    if expected.llcs is not None:
+        yield _groups(
+            "llcs", "LLCs", expected.llcs, observed.llcs, observed.source, reason,
+            "threads that share data are not put where they share a cache",
+        )  # fmt: skip
+
+
+def _groups(
+    id: str, subject: str, wanted: tuple[CpuSet, ...], found: tuple[CpuSet, ...], source: str,
+    reason: str | None, cost: str,
+) -> Check:  # fmt: skip
+    expected, observed = _told(wanted), _told(found) if found else "not told"
+    if reason is not None or not found:
+        why = observed if reason is None else f"{observed}; {reason}"
+        doubt = check(id, subject, expected, why, False, source, severity=Severity.INCONCLUSIVE)
+        return Check(subject, expected, observed, doubt.finding)
+    return check(
+        id, subject, expected, observed, set(wanted) == set(found), source, cost=cost,
+        fix="look at <topology>, <cache> and, on AMD, topoext in the domain's <cpu>",
+    )  # fmt: skip
+
+
+def _told(groups: tuple[CpuSet, ...]) -> str:
+    shown = " ".join(str(group) for group in groups[:8])
+    more = f" and {len(groups) - 8} more" if len(groups) > 8 else ""
+    return f"{len(groups)}: vCPUs {shown}{more}"

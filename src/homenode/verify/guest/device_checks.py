@@ -1,0 +1,131 @@
+"""Device checks: each passed-through device's node and link in the guest, beside the plan's."""
+
+from collections.abc import Iterator
+
+from homenode.findings import Severity
+from homenode.pci import PciLink
+from homenode.topology import Host
+from homenode.verify.document.devices import LOST_LOCALITY_COST
+from homenode.verify.guest.checks import Check, check, match_nodes
+from homenode.verify.guest.expectation import Expectation, ExpectedDevice
+from homenode.verify.guest.observation import Observation, ObservedDevice, ObservedNode
+
+
+def compare_devices(
+    expected: Expectation, observed: Observation, host: Host | None = None, *, links: bool
+) -> tuple[Check, ...]:
+    """A line for each device's node, and where `links` is set one for its link.
+
+    A device is found by its path in the guest's PCI tree, which is exact. Where the path is not
+    known, all functions with the device's ids are looked at: if they agree, so does it.
+    """
+    node_of_cell = match_nodes(expected, observed)
+    lines: list[Check] = []
+    for device in expected.devices:
+        lines += _device(device, observed, node_of_cell)
+        if links and host is not None:
+            lines += _link(device, observed, host)
+    return tuple(lines)
+
+
+def _device(
+    device: ExpectedDevice, observed: Observation, node_of_cell: dict[int, ObservedNode]
+) -> Iterator[Check]:
+    subject = f"device {device.bdf}"
+    home = None if device.cell is None else node_of_cell.get(device.cell)
+    wanted = "no node" if device.cell is None else f"the node of cell {device.cell}"
+    if home is not None:
+        wanted += f" (node {home.index})"
+    if device.path is None:
+        yield _by_ids(device, observed, home, wanted)
+        return
+    found = observed.device_at(device.path)
+    if found is None:
+        yield check(
+            "device-missing", subject, f"{wanted}, at {device.path}", "no function there", False,
+            observed.source, cost="the guest cannot use the device",
+            fix="look for overlapping bus windows: homenode verify VM.xml",
+        )  # fmt: skip
+        return
+    if _is_other(device, found):
+        yield check(
+            "device-other", subject,
+            f"{device.vendor_id:04x}:{device.device_id:04x} at {device.path}",
+            f"{found.vendor_id:04x}:{found.device_id:04x}", False, observed.source,
+            cost="another device is where this one was planned",
+            fix="apply the planned document again and start the VM anew",
+        )  # fmt: skip
+        return
+    wanted_index = None if home is None else home.index
+    agree = found.node == wanted_index and (device.cell is None or home is not None)
+    yield check(
+        "device-node", subject, wanted, f"{_node(found.node)}, as {found.address}", agree,
+        observed.source, cost=LOST_LOCALITY_COST if found.node is None
+        else "the guest takes remote memory for local",
+        fix="plug it below the expander bus of its cell: homenode plan --layout pin-numa-pci",
+    )  # fmt: skip
+
+
+def _is_other(device: ExpectedDevice, found: ObservedDevice) -> bool:
+    known = None not in (device.vendor_id, device.device_id, found.vendor_id, found.device_id)
+    return known and (device.vendor_id, device.device_id) != (found.vendor_id, found.device_id)
+
+
+def _node(node: int | None) -> str:
+    return "numa_node -1" if node is None else f"numa_node {node}"
+
+
+def _by_ids(
+    device: ExpectedDevice, observed: Observation, home: ObservedNode | None, wanted: str
+) -> Check:
+    subject = f"device {device.bdf}"
+    alike = [
+        found for found in observed.devices
+        if device.vendor_id is not None
+        and (found.vendor_id, found.device_id) == (device.vendor_id, device.device_id)
+    ]  # fmt: skip
+    nodes = {found.node for found in alike}
+    if len(nodes) == 1:
+        node = next(iter(nodes))
+        told = f"{_node(node)}, as all {len(alike)} of its kind"
+        agree = node == (None if home is None else home.index)
+        return check("device-node", subject, wanted, told, agree, observed.source,
+                     cost=LOST_LOCALITY_COST)  # fmt: skip
+    reason = "its guest address is not known" + (
+        f", and {len(alike)} of its kind differ" if alike else ""
+    )
+    return check(
+        "device-node", subject, wanted, reason, False, observed.source,
+        severity=Severity.INCONCLUSIVE,
+        fix="name the running domain's document too: virsh dumpxml NAME > VM.xml",
+    )  # fmt: skip
+
+
+def _link(device: ExpectedDevice, observed: Observation, host: Host) -> Iterator[Check]:
+    real = host.device(device.bdf)
+    found = None if device.path is None else observed.device_at(device.path)
+    if real is None or real.link is None or found is None or _is_other(device, found):
+        return
+    wanted = _rate(real.link.max_gt_per_s, real.link.max_width)
+    told = [_rate(found.link.max_gt_per_s, found.link.max_width)] if found.link else []
+    # NCCL and others take the slowest link on the way for the device's.
+    told += [_rate(port.current_gt_per_s, port.current_width) for port in found.port_links]
+    known = [rate for rate in told if rate is not None]
+    if wanted is None or not known:
+        return
+    slowest = min(known)
+    yield check(
+        "device-link", f"link of {device.bdf}", f"{_link_text(real.link)}, as on the host",
+        f"{slowest:g} GT/s in all lanes on the slowest part of its path", slowest >= wanted,
+        observed.source, severity=Severity.WARNING,
+        cost="NCCL computes bandwidths from it and may choose slower paths",
+        fix="machine type pc-q35-4.0 or newer, or an NCCL topology file: homenode nccl-topo",
+    )  # fmt: skip
+
+
+def _rate(gt_per_s: float | None, width: int | None) -> float | None:
+    return None if gt_per_s is None or width is None else gt_per_s * width
+
+
+def _link_text(link: PciLink) -> str:
+    return f"{link.max_gt_per_s:g} GT/s x{link.max_width}"

@@ -1,0 +1,206 @@
+"""Expectation: what a guest must report if it is what was planned."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.plan.guest import Guest, GuestPciController
+from homenode.plan.layout import GuestCells
+from homenode.plan.model import GuestCache, GuestTopology, Plan
+from homenode.topology import Host
+from homenode.verify.document.devices import cell_of_hostdev
+from homenode.verify.domain_facts import DomainFacts
+from homenode.verify.guest.path import GuestPath, path_of_address
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedCell:
+    """A guest cell. A flat guest has one with every vCPU.
+
+    memory_device_bytes: the most that memory devices may add to it.
+    """
+
+    id: int
+    vcpus: CpuSet
+    memory_bytes: int
+    memory_device_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedDevice:
+    """A passed-through function. bdf: the host's. cell: None = the guest is to see no node for it.
+
+    path: where it is in the guest, None where nobody has said. vendor_id, device_id: the host's
+    device, None where the host is not known.
+    """
+
+    bdf: Bdf
+    cell: int | None
+    path: GuestPath | None
+    vendor_id: int | None = None
+    device_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What to look for. source: what says so ("plan of layout pin-numa-pci", "vm.xml").
+
+    distances: [from][to] in cell order; None = the guest was told none. topology: None = not
+    stated. llcs: vCPUs of each; None = not stated. absent: vCPUs that are not there, by the
+    document's numbers; vCPUs everywhere else here are then numbered without them, as Linux does it.
+    """
+
+    name: str
+    source: str
+    vcpus: int
+    cells: tuple[ExpectedCell, ...]
+    distances: tuple[tuple[int, ...], ...] | None
+    topology: GuestTopology | None
+    llcs: tuple[CpuSet, ...] | None
+    devices: tuple[ExpectedDevice, ...]
+    absent: CpuSet = CpuSet()
+
+    def runs_of(self, size: int) -> tuple[CpuSet, ...]:
+        """vCPUs of each core, socket, ... that has `size` of them where none is absent."""
+        everyone = groups_of(self.vcpus + len(self.absent), size)
+        return _renumbered(everyone, self.absent)
+
+
+def without_vcpus(expected: Expectation, absent: CpuSet) -> Expectation:
+    """The same for a guest in which some vCPUs are offline from the start."""
+    cells = tuple(
+        replace(cell, vcpus=next(iter(_renumbered((cell.vcpus,), absent)), CpuSet()))
+        for cell in expected.cells
+    )
+    llcs = None if expected.llcs is None else _renumbered(expected.llcs, absent)
+    left = expected.vcpus - len(absent)
+    return replace(expected, vcpus=left, cells=cells, llcs=llcs, absent=absent)
+
+
+def _renumbered(groups: Iterable[CpuSet], absent: CpuSet) -> tuple[CpuSet, ...]:
+    """Each vCPU less the absent ones below it; groups of which nothing is left are left out."""
+    found = (
+        CpuSet(i - sum(gone < i for gone in absent) for i in group - absent) for group in groups
+    )
+    return tuple(group for group in found if group)
+
+
+def expectation_of_plan(
+    plan: Plan, *, document: Guest | None = None, host: Host | None = None
+) -> Expectation:
+    """What a plan promises its guest.
+
+    document: where each device really is plugged in, where the domain's XML is at hand; without
+    it the plan's own controllers and addresses say so. host: for the devices' ids and for LLCs
+    that are passed through.
+    """
+    given = () if document is None else document.hostdevs
+    address_of = {device.bdf: device.address for device in plan.devices}
+    address_of |= {hostdev.source: hostdev.address for hostdev in given}
+    controllers = _controllers(plan) if document is None else document.controllers
+    devices = []
+    for device in plan.devices:
+        address = address_of[device.bdf]
+        path = None if address is None else path_of_address(address, controllers)
+        devices.append(ExpectedDevice(device.bdf, device.cell, path, *_ids(host, device.bdf)))
+    flat = plan.layout.cells is GuestCells.FLAT
+    told = tuple(cell.distances for cell in plan.cells)
+    topology = plan.topology
+    if topology is None and document is not None and document.cpu_topology is not None:
+        topology = GuestTopology(*document.cpu_topology)
+    return Expectation(
+        name=plan.domain_name,
+        source=f"plan of layout {plan.layout.name}",
+        vcpus=plan.vcpus,
+        cells=tuple(
+            ExpectedCell(cell.id, cell.vcpus, cell.memory_bytes, _device_bytes(document, cell.id))
+            for cell in plan.cells
+        ),
+        distances=None if flat or not all(told) else told,
+        topology=topology,
+        llcs=_llcs(plan, host),
+        devices=tuple(devices),
+    )
+
+
+def expectation_of_document(facts: DomainFacts, host: Host | None = None) -> Expectation:
+    """What a document promises its guest, where there is no plan.
+
+    A device is expected on the cell whose expander bus it hangs on; whether that is the right one
+    for its host node is the document check's to say.
+    """
+    guest = facts.guest
+    cells = tuple(
+        ExpectedCell(c.id, c.vcpus, c.memory_bytes, _device_bytes(guest, c.id)) for c in facts.cells
+    )
+    if not cells:
+        cells = (ExpectedCell(0, CpuSet(range(guest.vcpus)), guest.memory_bytes),)
+    told = tuple(cell.distances for cell in facts.cells)
+    return Expectation(
+        name=guest.name,
+        source=facts.source,
+        vcpus=guest.vcpus,
+        cells=cells,
+        distances=told if told and all(told) else None,
+        topology=None if guest.cpu_topology is None else GuestTopology(*guest.cpu_topology),
+        llcs=None,
+        devices=tuple(
+            ExpectedDevice(
+                hostdev.source,
+                cell_of_hostdev(guest, hostdev),
+                None
+                if hostdev.address is None
+                else path_of_address(hostdev.address, guest.controllers),
+                *_ids(host, hostdev.source),
+            )
+            for hostdev in guest.hostdevs
+        ),
+    )
+
+
+def _device_bytes(guest: Guest | None, cell: int) -> int:
+    devices = () if guest is None else guest.memory_devices
+    return sum(device.size_bytes for device in devices if device.cell == cell)
+
+
+def groups_of(vcpus: int, size: int) -> tuple[CpuSet, ...]:
+    """Runs of `size` neighbouring vCPUs: how QEMU deals vCPUs to threads, cores, dies, sockets.
+
+    >>> groups_of(4, 2)
+    (CpuSet('0-1'), CpuSet('2-3'))
+    """
+    return tuple(CpuSet(range(i, min(i + size, vcpus))) for i in range(0, vcpus, size))
+
+
+def _controllers(plan: Plan) -> tuple[GuestPciController, ...]:
+    return tuple(
+        GuestPciController(c.index, str(c.model), c.address, c.bus_nr, c.cell)
+        for c in plan.controllers
+    )
+
+
+def _ids(host: Host | None, bdf: Bdf) -> Iterator[int | None]:
+    device = None if host is None else host.device(bdf)
+    yield None if device is None else device.vendor_id
+    yield None if device is None else device.device_id
+
+
+def _llcs(plan: Plan, host: Host | None) -> tuple[CpuSet, ...] | None:
+    if plan.cache is GuestCache.EMULATED and plan.topology is not None:
+        return groups_of(plan.vcpus, plan.topology.cores * plan.topology.threads)
+    if plan.cache is GuestCache.PASSTHROUGH and host is not None:
+        llc_of = {pu.index: pu.llc for pu in host.pus}
+        return _grouped(
+            (vcpu, llc_of.get(pu)) for vcpu, pin in enumerate(plan.vcpu_pins) for pu in pin
+        )
+    return None
+
+
+def _grouped(pairs: Iterable[tuple[int, int | None]]) -> tuple[CpuSet, ...] | None:
+    groups: dict[int, list[int]] = {}
+    for vcpu, llc in pairs:
+        if llc is None:
+            return None
+        groups.setdefault(llc, []).append(vcpu)
+    return tuple(sorted(map(CpuSet, groups.values()), key=lambda group: group.first() or 0))

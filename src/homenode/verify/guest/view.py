@@ -1,0 +1,147 @@
+"""GuestView: a guest's own discovery beside what was expected of it, line by line."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.findings import Finding, Severity
+from homenode.pci import PciDevice
+from homenode.topology import Host
+from homenode.units import MIB, format_bytes
+from homenode.verify.boot.stand_in import StandIn
+from homenode.verify.domain_facts import DomainFacts
+from homenode.verify.guest.checks import Check, Tolerance, check, compare
+from homenode.verify.guest.device_checks import compare_devices
+from homenode.verify.guest.expectation import Expectation, ExpectedCell, without_vcpus
+from homenode.verify.guest.observation import Observation, observation_of
+from homenode.verify.guest.path import path_of_address, paths_of_guest
+
+STAND_IN_KERNEL_BYTES = 96 * MIB
+"""What the kernel and its files take of a stand-in's first node, and of the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuestView:
+    """checks: every line, with and without finding. observation: what the guest reports."""
+
+    title: str
+    checks: tuple[Check, ...]
+    observation: Observation
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return tuple(line.finding for line in self.checks if line.finding is not None)
+
+
+def view_of_stand_in(expected: Expectation, stand_in: StandIn, guest: Host) -> GuestView:
+    """A booted stand-in: memory is scaled, devices are where the document has them, and links say
+    nothing."""
+    observation = observation_of(guest)
+    reason = stand_in.cpu.substituted
+    tolerance = Tolerance(reason, STAND_IN_KERNEL_BYTES)
+    scaled = of_stand_in(expected, stand_in)
+    lines = (
+        *compare(scaled, observation, tolerance),
+        *compare_devices(scaled, observation, links=False),
+    )
+    return GuestView("the stand-in guest", lines, observation)
+
+
+def view_of_guest(
+    expected: Expectation, guest: Host, host: Host | None, facts: DomainFacts | None = None
+) -> GuestView:
+    """The real guest: its links and huge pages too. host: for the devices' own links.
+
+    facts: of its document, which may have vCPUs offline and memory in the balloon; either may have
+    come to the guest since.
+    """
+    observation = observation_of(guest)
+    offline = CpuSet() if facts is None else facts.offline_vcpus
+    if offline and len(observation.vcpus) == expected.vcpus - len(offline):
+        expected = without_vcpus(expected, offline)
+    tolerance = Tolerance(ballooned_bytes=0 if facts is None else facts.ballooned_bytes)
+    lines = (
+        *compare(expected, observation, tolerance),
+        *_huge_pages(observation),
+        *compare_devices(expected, observation, host, links=True),
+    )
+    return GuestView("the guest", lines, observation)
+
+
+def not_in_stand_in(stand_in: StandIn, source: str) -> Iterator[Finding]:
+    """What of the document no stand-in tells, each by name."""
+    for what in stand_in.left_out:
+        yield Finding(
+            "not-in-stand-in", Severity.INCONCLUSIVE, what, "the stand-in guest to have it",
+            "left out", None, "look at the real guest: homenode verify VM.xml --guest ssh:HOST",
+            source,
+        )  # fmt: skip
+
+
+def as_passed_through(
+    guest: Host, expected: Expectation, stand_in: StandIn, host: Host | None
+) -> Host:
+    """The stand-in's host with the devices that are stood in for by their own kind and name, for
+    people to see where each came to be. The same where the real host is not known."""
+    paths = paths_of_guest(guest)
+    shown: dict[Bdf, PciDevice] = {}
+    for device in of_stand_in(expected, stand_in).devices:
+        there = None if device.path is None else paths.get(device.path)
+        real = None if host is None else host.device(device.bdf)
+        if there is not None and real is not None:
+            shown[there] = real
+    return replace(
+        guest,
+        pci_devices=tuple(
+            device
+            if (real := shown.get(device.bdf)) is None
+            else replace(device, kind=real.kind, name=f"stands in for {real.bdf}", link=None)
+            for device in guest.pci_devices
+        ),
+    )
+
+
+def of_stand_in(expected: Expectation, stand_in: StandIn) -> Expectation:
+    """The same, for a stand-in: less memory, and other devices in the devices' places."""
+    address_of = {bdf: address for address, bdf in stand_in.devices if bdf is not None}
+    return replace(
+        expected,
+        cells=tuple(
+            ExpectedCell(cell.id, cell.vcpus, stand_in.scaled(cell.memory_bytes))
+            for cell in expected.cells
+        ),
+        devices=tuple(
+            replace(
+                device,
+                path=path_of_address(address_of[device.bdf], stand_in.controllers)
+                if device.bdf in address_of
+                else None,
+                vendor_id=None,
+                device_id=None,
+            )
+            for device in expected.devices
+        ),
+    )
+
+
+def _huge_pages(observed: Observation) -> Iterator[Check]:
+    """The guest's own huge pages: a node without any starves programs that are bound to it."""
+    sizes = sorted({pool.page_bytes for node in observed.nodes for pool in node.page_pools})
+    for size in sizes:
+        counts = [
+            sum(pool.total_pages for pool in node.page_pools if pool.page_bytes == size)
+            for node in observed.nodes
+        ]
+        if any(counts) and len(counts) > 1:
+            told = ", ".join(
+                f"node {node.index}: {count}"
+                for node, count in zip(observed.nodes, counts, strict=True)
+            )
+            yield check(
+                "huge-pages", f"the guest's huge pages of {format_bytes(size)}",
+                "some on every node, or none", told, all(counts), observed.source,
+                severity=Severity.WARNING,
+                cost="programs bound to a node without pages fail or take remote ones",
+                fix="set nr_hugepages of each node in the guest",
+            )  # fmt: skip

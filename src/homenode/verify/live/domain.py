@@ -1,0 +1,62 @@
+"""A running libvirt domain against its plan, or against its own document. [I/O]"""
+
+from homenode.domain.cputune import iothread_ids
+from homenode.domain.read import open_domain
+from homenode.errors import UsageError
+from homenode.findings import Findings
+from homenode.hypervisor.connection import is_local
+from homenode.hypervisor.virsh import Virsh
+from homenode.plan.model import Plan
+from homenode.verify.domain_facts import domain_facts
+from homenode.verify.live.capture import Watch, capture_running_vm
+from homenode.verify.live.expectation import (
+    LiveExpectation,
+    live_expectation_of_document,
+    live_expectation_of_plan,
+)
+from homenode.verify.live.running_vm import RunningVm
+from homenode.verify.live.verification import verify_live
+
+
+def verify_running_domain(name: str, connect: str, plan: Plan | None = None) -> Findings:
+    """Findings on a running domain of this machine. plan: made for this host; None = its document.
+
+    Raises UsageError for a domain that does not run, a plan for another domain, or a daemon on
+    another machine; HostError and InputError as Virsh does.
+    """
+    return verify_live(*observe_running_domain(name, connect, plan))
+
+
+def observe_running_domain(
+    name: str, connect: str, plan: Plan | None = None
+) -> tuple[LiveExpectation, RunningVm]:
+    """What is expected of a running domain, and what its host's kernel shows. Raises as above."""
+    if not is_local(connect):
+        raise UsageError(
+            f"--live with --connect {connect}: expected a daemon on this machine, found another's",
+            hint="run homenode on the VM's own host: /proc tells where its threads and pages are",
+        )
+    virsh = Virsh(connect)
+    state = virsh.domain(name)
+    if not state.is_active:
+        raise UsageError(
+            f"{state.name}: --live: expected a running domain, found it {state.state}",
+            hint=f"virsh -c {connect} start {state.uuid}",
+        )
+    if plan is not None and plan.domain_name != state.name:
+        raise UsageError(
+            f"{state.name}: expected a plan for it, found one for {plan.domain_name}",
+            hint="leave --plan out to hold it against its own document",
+        )
+    document = open_domain(virsh.live_document(state.uuid), f"the document of {state.name}")
+    facts = domain_facts(document)
+    if plan is None:
+        expected = live_expectation_of_document(facts)
+    else:
+        expected = live_expectation_of_plan(plan, iothread_ids(document), facts)
+    watch = Watch(
+        expected.vcpu_pus,
+        tuple(bdf for bdf, _ in expected.devices),
+        tuple(cell.memory_bytes for cell in expected.cells),
+    )
+    return expected, capture_running_vm(state.uuid, watch)

@@ -1,0 +1,114 @@
+"""Threads of a running VM: whether each may run where it was planned, and only there."""
+
+from collections.abc import Iterator
+
+from homenode.cpuset import CpuSet
+from homenode.findings import Finding, Severity
+from homenode.verify.live.expectation import LiveExpectation
+from homenode.verify.live.running_vm import RunningVm, ThreadKind, VmThread
+
+_KVMS_OWN = "kvm-nx-lpage-re"
+"""A thread that Linux 6.13 and newer start in the VM's process, on the PUs of whichever vCPU ran
+first; it wakes up once an hour and nobody can pin it for good."""
+
+_COST = "a vCPU on another node reads the VM's memory and its GPUs through the link between nodes"
+
+
+def thread_findings(expected: LiveExpectation, vm: RunningVm) -> Iterator[Finding]:
+    """vCPUs, then IOThreads, then everything else that QEMU runs."""
+    if any(thread.kind is ThreadKind.ALL_VCPUS for thread in vm.threads):
+        if expected.vcpu_pus:
+            yield _inconclusive(vm, "vCPUs", "one thread runs them all (TCG, thread=single)", None)
+    else:
+        yield from _vcpus(expected, vm)
+    found = {t.number: t for t in vm.threads if t.kind is ThreadKind.IOTHREAD}
+    for number, pus in expected.iothread_pins:
+        yield from _one(vm, f"IOThread {number}", found.get(number), pus, "live-iothread", expected)
+    if expected.emulator_pus is None:
+        return
+    strays = [
+        thread
+        for thread in vm.threads
+        if thread.kind is ThreadKind.EMULATOR
+        and thread.name != _KVMS_OWN
+        and not thread.allowed <= expected.emulator_pus
+    ]
+    for name in dict.fromkeys(thread.name for thread in strays):
+        allowed = CpuSet.from_bits(_union([t for t in strays if t.name == name]))
+        yield _stray(
+            vm, f"emulator thread {name!r}", allowed, expected.emulator_pus, "live-emulator",
+            expected, "QEMU's own work takes time from vCPUs",
+        )  # fmt: skip
+
+
+def _vcpus(expected: LiveExpectation, vm: RunningVm) -> Iterator[Finding]:
+    found = {t.number: t for t in vm.threads if t.kind is ThreadKind.VCPU}
+    pins = expected.vcpu_pins
+    if not found and any(pin is not None for pin in pins):
+        why = "no thread is named CPU N/KVM (debug-threads=off?) and no cgroup tells them apart"
+        yield _inconclusive(vm, "vCPUs", why, "start it through libvirt")
+        return
+    for number, pin in enumerate(pins):
+        thread = found.get(number)
+        if pin is not None and not (thread is None and number in expected.offline_vcpus):
+            yield from _one(vm, f"vCPU {number}", thread, pin, "live-vcpu", expected)
+    more = sorted(n for n in found if n is not None and n >= len(pins))
+    if more:
+        yield Finding(
+            "live-vcpus", Severity.CRITICAL, vm.name, f"{len(pins)} vCPUs",
+            f"vCPUs {CpuSet(more)} as well", None,
+            "the running VM is of an earlier definition: shut it down and start it",
+            expected.source,
+        )  # fmt: skip
+
+
+def _one(
+    vm: RunningVm,
+    subject: str,
+    thread: VmThread | None,
+    pus: CpuSet,
+    id: str,
+    expected: LiveExpectation,
+) -> Iterator[Finding]:
+    if thread is None:
+        yield Finding(
+            f"{id}-missing", Severity.WARNING, subject, f"a thread on PUs {pus}", "no such thread",
+            None, "is it offline, or is the running VM of an earlier definition?", expected.source,
+        )  # fmt: skip
+    elif not thread.allowed <= pus:
+        yield _stray(vm, subject, thread.allowed, pus, id, expected, _COST)
+
+
+def _stray(
+    vm: RunningVm,
+    subject: str,
+    allowed: CpuSet,
+    pus: CpuSet,
+    id: str,
+    expected: LiveExpectation,
+    cost: str,
+) -> Finding:
+    fix = {
+        "live-vcpu": "virsh vcpupin {} {} {}",
+        "live-iothread": "virsh iothreadpin {} {} {}",
+        "live-emulator": "virsh emulatorpin {} {}",
+    }[id]
+    words = [vm.uuid, *([subject.rpartition(" ")[2]] if fix.count("{}") == 3 else []), str(pus)]
+    return Finding(
+        id, Severity.CRITICAL, subject, f"PUs {pus}", f"PUs {allowed or 'none'}", cost,
+        f"{fix.format(*words)} (homenode apply --live-pins does all of them)", expected.source,
+    )  # fmt: skip
+
+
+def _inconclusive(vm: RunningVm, subject: str, why: str, fix: str | None) -> Finding:
+    return Finding(
+        "live-threads", Severity.INCONCLUSIVE, subject, "a thread for each, where it is pinned",
+        why, None, fix, f"/proc/{vm.process}/task",
+    )  # fmt: skip
+
+
+def _union(threads: list[VmThread]) -> int:
+    bits = 0
+    for thread in threads:
+        bits |= thread.allowed.bits
+    return bits

@@ -28,7 +28,7 @@ def _ids(path: Path) -> Iterator[str]:
                 yield str(one.value)
 
 
-IDS = sorted({one for path in (ROOT / "src/homenode/bench").glob("*.py") for one in _ids(path)})
+IDS = sorted({one for path in (ROOT / "src/homenode/bench").rglob("*.py") for one in _ids(path)})
 
 
 @pytest.mark.parametrize("id", IDS)

@@ -15,7 +15,7 @@ PAGES = ROOT / "docs" / "findings"
 CASES = {**HOST_CASES, **GUEST_CASES, **QUIET_CASES}
 SECTIONS = ("Cause", "Cost", "Fix", "Source", "Seen in")
 VERIFYS_FILES = ("pins", "memory", "devices")
-"""Of verify/, whose findings the doctor shows too."""
+"""Of verify/document/, whose findings the doctor shows too."""
 
 
 def _ids_in(path: Path) -> set[str]:
@@ -34,8 +34,8 @@ def _ids_in(path: Path) -> set[str]:
 
 def _ids() -> set[str]:
     source = ROOT / "src" / "homenode"
-    files = [*(source / "doctor").glob("*.py")]
-    files += [source / "verify" / f"{name}.py" for name in VERIFYS_FILES]
+    files = [*(source / "doctor").rglob("*.py")]
+    files += [source / "verify/document" / f"{name}.py" for name in VERIFYS_FILES]
     return set().union(*map(_ids_in, files))
 
 

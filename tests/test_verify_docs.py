@@ -8,17 +8,10 @@ from tests.doc_pages import ROOT, read_page
 
 _VERIFY = ROOT / "src/homenode/verify"
 _FILES = (
-    *(
-        _VERIFY / f"{name}.py"
-        for name in (
-            "as_planned", "boot_outcome", "checks", "device_checks", "devices", "document",
-            "guest_view", "libvirt_boot", "memory", "pins", "references", "verification",
-            "versions",
-        )
-    ),
+    *sorted(path for path in _VERIFY.rglob("*.py") if path.parent.name != "live"),
     ROOT / "src/homenode/domain/crosscheck.py",
     ROOT / "src/homenode/domain/pci_windows.py",
-)  # fmt: skip
+)
 _PREFIX = {"Finding": "", "Broken": "", "differs": "plan-", "check": "guest-", "_groups": "guest-"}
 
 

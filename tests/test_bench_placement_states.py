@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homenode.analyse.alternative import alternatives
-from homenode.analyse.joint_states import USUAL, with_joint_states
+from homenode.analyse.alternative import alternatives, with_joint_states
+from homenode.analyse.joint_states import USUAL
 from homenode.analyse.summary import series_of
 from homenode.bench.figures.probe import probe_figures
 from homenode.bench.placement_states import MOST_SPAN, Bracket, classes_of, states_of

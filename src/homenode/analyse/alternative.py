@@ -1,6 +1,6 @@
 """Alternative: one thing that can be chosen, a layout or an arrangement, with its runs."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from homenode.analyse.joint_states import joint_states
@@ -41,6 +41,12 @@ def alternatives(runs: Iterable[Run]) -> tuple[Alternative, ...]:
         Alternative(_label(key, modes=several_modes, pages=several_pages), *key, grouped)
         for key, grouped in zip(by_key, joint, strict=True)
     )
+
+
+def with_joint_states(chosen: Sequence[Alternative]) -> tuple[Alternative, ...]:
+    """The alternatives with states named alike over all their runs."""
+    joint = joint_states([one.runs for one in chosen])
+    return tuple(replace(one, runs=runs) for one, runs in zip(chosen, joint, strict=True))
 
 
 def narrowed(alternative: Alternative, metrics: frozenset[str]) -> Alternative:

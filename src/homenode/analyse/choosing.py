@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from homenode.analyse.alternative import Alternative, alternatives
-from homenode.analyse.joint_states import with_joint_states
+from homenode.analyse.alternative import Alternative, alternatives, with_joint_states
 from homenode.results.model import Run
 
 

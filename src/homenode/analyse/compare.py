@@ -3,11 +3,10 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from homenode.analyse.alternative import Alternative
+from homenode.analyse.alternative import Alternative, with_joint_states
 from homenode.analyse.comparison import Comparison, Doubt, Effect, Outcome, once
 from homenode.analyse.doubts import doubts_between
 from homenode.analyse.intervals import CONFIDENCE, LEAST_BOOTS, interval
-from homenode.analyse.joint_states import with_joint_states
 from homenode.analyse.metrics import METRICS, UNCOMPARED, Metric, metric_of, primaries
 from homenode.analyse.outcomes import Found, judged, metric_of_effect
 from homenode.analyse.summary import Series, SeriesKey, headline, series_of

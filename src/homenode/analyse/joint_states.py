@@ -15,15 +15,12 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from homenode.bench.placement_states import classes_of, latency_name
 from homenode.plan.layout import Pinning
 from homenode.results.model import MOVING, UNSETTLED, Run, Sample
 from homenode.results.vantage import Vantage
-
-if TYPE_CHECKING:
-    from homenode.analyse.alternative import Alternative
 
 USUAL = "usual"
 USUAL_SHARE = 2 / 3
@@ -43,12 +40,6 @@ class _Where(NamedTuple):
 
 _Names = dict[tuple[int, _Where, str], str]
 """(place of the run, where, its name) -> the name for all."""
-
-
-def with_joint_states(chosen: "Sequence[Alternative]") -> "tuple[Alternative, ...]":
-    """The alternatives with states named alike over all their runs."""
-    joint = joint_states([one.runs for one in chosen])
-    return tuple(replace(one, runs=runs) for one, runs in zip(chosen, joint, strict=True))
 
 
 def joint_states(groups: Sequence[Sequence[Run]]) -> tuple[tuple[Run, ...], ...]:

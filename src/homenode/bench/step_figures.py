@@ -32,8 +32,8 @@ from homenode.tools import (
     torch_report,
     transferbench,
 )
-from homenode.tools.nccl_tests import NcclTests
-from homenode.tools.nvbandwidth import NvbandwidthDevice, NvbandwidthRun
+from homenode.tools.nccl_tests_records import NcclTests
+from homenode.tools.nvbandwidth_records import NvbandwidthDevice, NvbandwidthRun
 from homenode.topology import Host
 
 _WATCHED = re.compile(r"^# homenode watched:((?: \d{1,9}:\d{1,9}){0,4096})$", re.M | re.ASCII)

@@ -14,7 +14,7 @@ from homenode.errors import ParseError
 from homenode.gap import Gap
 from homenode.tools.figures import LARGEST
 from homenode.tools.json_documents import whole
-from homenode.tools.nccl_tests import (
+from homenode.tools.nccl_tests_records import (
     MAX_ROWS,
     SOURCE,
     Family,

@@ -14,7 +14,7 @@ from homenode.bdf import Bdf
 from homenode.errors import ParseError
 from homenode.gap import Gap
 from homenode.tools.figures import count, figure, figure_or_none
-from homenode.tools.nccl_tests import (
+from homenode.tools.nccl_tests_records import (
     MAX_ROWS,
     SOURCE,
     Family,

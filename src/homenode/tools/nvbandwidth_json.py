@@ -16,7 +16,7 @@ from homenode.errors import ParseError
 from homenode.gap import Gap
 from homenode.tools.figures import figure_or_none
 from homenode.tools.json_documents import embedded
-from homenode.tools.nvbandwidth import (
+from homenode.tools.nvbandwidth_records import (
     MAX_DEVICES,
     SCALES,
     SOURCE,

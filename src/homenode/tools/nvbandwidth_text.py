@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from homenode.errors import ParseError
 from homenode.gap import Gap
 from homenode.tools.figures import count, figure_or_none
-from homenode.tools.nvbandwidth import (
+from homenode.tools.nvbandwidth_records import (
     MAX_DEVICES,
     SCALES,
     SOURCE,

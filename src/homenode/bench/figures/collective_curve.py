@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from homenode.findings import Finding, Severity
-from homenode.tools.nccl_tests import NcclRow, NcclTests
+from homenode.tools.nccl_tests_records import NcclRow, NcclTests
 from homenode.units import MIB, format_bytes
 
 FLAT_FROM_BYTES = MIB

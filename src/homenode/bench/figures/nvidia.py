@@ -9,8 +9,8 @@ from homenode.bench.figures.sample import Figures, sample
 from homenode.gap import Gap
 from homenode.results.model import Condition, Sample
 from homenode.tools.cuda_bandwidth_test import CudaBandwidthTest, Direction
-from homenode.tools.nccl_tests import NcclTests
-from homenode.tools.nvbandwidth import (
+from homenode.tools.nccl_tests_records import NcclTests
+from homenode.tools.nvbandwidth_records import (
     NvbandwidthMatrix,
     NvbandwidthRun,
     NvbandwidthTest,

@@ -9,7 +9,7 @@ from homenode.bench.figures.sample import Figures, joined, sample
 from homenode.cpuset import CpuSet
 from homenode.gap import Gap
 from homenode.results.model import Condition, Sample
-from homenode.tools.nccl_tests import Family, NcclHalf, NcclRow, NcclTests
+from homenode.tools.nccl_tests_records import Family, NcclHalf, NcclRow, NcclTests
 from homenode.tools.nccl_tuning_log import choice, in_words
 from homenode.tools.torch_records import TorchFigure, TorchRow, TorchRun
 

@@ -1,6 +1,6 @@
 """Passthrough: what VFIO needs of the host for a domain's devices.
 
-verify/document/devices.py finds groups with host drivers in them; here are the rest of the conditions.
+verify/document/devices.py finds groups with host drivers in them; here is what else must hold.
 """
 
 from collections.abc import Iterator

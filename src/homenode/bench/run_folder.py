@@ -26,6 +26,7 @@ from homenode.bench.record import (
     digest,
     encode,
 )
+from homenode.durable import sync_folder, write_and_close
 from homenode.errors import HostError, InputError
 from homenode.results.lines import head_line, run_text
 from homenode.results.model import Run, RunHead
@@ -120,16 +121,14 @@ class RunFolder:
         part = path.with_name(f".{path.name}.part")
         content = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
         try:
-            with part.open("wb") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
+            write_and_close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666), content)
             part.replace(path)
-            _sync_folder(path.parent)
         except OSError as error:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
             raise _no_room(path, error) from None
+        with contextlib.suppress(OSError):  # some network file systems cannot
+            sync_folder(path.parent)
 
     def _raw(self, pattern: re.Pattern[str]) -> tuple[str, ...]:
         try:
@@ -213,15 +212,6 @@ def _no_room(path: Path, error: OSError) -> HostError:
         f"{path}: expected to write there, found: {error.strerror}",
         hint="make room, then go on with --resume",
     )
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with contextlib.suppress(OSError):  # some network file systems cannot
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _read(path: Path) -> bytes:

@@ -1,7 +1,14 @@
-"""The Containerfile, as far as it can be checked where no container engine runs."""
+"""The Containerfile, as far as it can be checked where no container engine runs.
 
+tests/test_container_live.py builds and runs it.
+"""
+
+import os
 import re
+import shutil
 import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -37,15 +44,60 @@ def test_every_command_is_one_that_a_shell_reads(number: int) -> None:
     assert checked.returncode == 0, checked.stderr
 
 
-def test_what_is_copied_is_there_and_not_ignored() -> None:
+def copied() -> list[str]:
+    """What the build sees of the repository."""
+    texts = [rest for word, rest in instructions() if word == "COPY"]
+    return [one for rest in texts if not rest.startswith("--from") for one in rest.split()[:-1]]
+
+
+def test_what_is_copied_is_there_and_all_else_is_ignored() -> None:
     ignored = (ROOT / ".containerignore").read_text().split()
-    for word, rest in instructions():
-        if word != "COPY" or rest.startswith("--from"):
-            continue
-        *sources, _ = rest.split()
-        for source in sources:
-            assert (ROOT / source).exists(), source
-            assert f"!{source}" in ignored
+    assert all((ROOT / source).exists() for source in copied())
+    assert {line[1:] for line in ignored if line.startswith("!")} == set(copied())
+    assert ignored[0] == "*"
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The build's /src."""
+    folder = tmp_path_factory.mktemp("src")
+    for source in copied():
+        if (ROOT / source).is_dir():
+            left_out = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / source, folder / source, ignore=left_out)
+        else:
+            shutil.copy(ROOT / source, folder)
+    return folder
+
+
+def test_what_is_copied_is_enough_for_the_package(context: Path, tmp_path: Path) -> None:
+    subprocess.run(
+        [
+            sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check",
+            "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(context),
+        ],
+        check=True,
+        env={**os.environ, "HOMENODE_NO_PROBE": "1"},
+    )  # fmt: skip
+    (wheel,) = tmp_path.glob("homenode-*.whl")
+    assert "homenode/cli/main.py" in zipfile.ZipFile(wheel).namelist()
+
+
+def test_what_is_copied_is_enough_for_the_probe(context: Path, tmp_path: Path) -> None:
+    argv = ["make", "-n", "-C", str(context / "native"), f"OUT={tmp_path}", "all", "static"]
+    planned = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert planned.returncode == 0, planned.stderr
+    assert f"-static -s {tmp_path}/" in planned.stdout
+
+
+def test_what_the_image_links_is_what_the_package_installs() -> None:
+    (linked,) = (rest for word, rest in instructions() if word == "RUN" and "ln -s" in rest)
+    assert "/opt/homenode/bin/homenode*" in linked
+    for program in ("homenode", "homenode-probe", "homenode-probe-static"):
+        assert f"{program} --version" in linked
+        assert (
+            program in (ROOT / "pyproject.toml").read_text() + (ROOT / "hatch_build.py").read_text()
+        )
 
 
 def test_the_lock_becomes_constraints() -> None:

@@ -1,5 +1,6 @@
 """The native probe, built with the compiler at hand (again only where it changed), and run."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -35,12 +36,19 @@ class Answer:
 
 
 def make(target: str, *variables: str) -> Path:
-    """Builds one file of native/Makefile, warnings as errors; skips where nothing can build it."""
+    """Builds one file of native/Makefile, warnings as errors; skips where nothing can build it.
+
+    One at a time: the processes that run tests side by side would write the same objects, and run
+    a program that another one is just linking.
+    """
     if MAKE is None or COMPILER is None:
         pytest.skip("needs make and a C++ compiler")
     command = [MAKE, "-C", str(ROOT / "native"), f"-j{os.cpu_count() or 1}", f"OUT={OUT}"]
     command += ["WERROR=1", f"CXX={COMPILER}", "CXXFLAGS=-O1", *variables, str(OUT / target)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    OUT.mkdir(parents=True, exist_ok=True)
+    with (OUT / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return OUT / target
 
@@ -50,12 +58,12 @@ def probe_file() -> Path:
     return make("homenode-probe")
 
 
-def probe(*arguments: str, timeout_s: float = 60) -> Answer:
+def probe(*arguments: str, timeout_s: float = 300) -> Answer:
     """One run of the probe with these arguments."""
     return run(probe_file(), *arguments, timeout_s=timeout_s)
 
 
-def run(program: Path, *arguments: str, timeout_s: float = 60) -> Answer:
+def run(program: Path, *arguments: str, timeout_s: float = 300) -> Answer:
     done = subprocess.run(
         [str(program), *arguments],
         capture_output=True,

@@ -15,11 +15,11 @@ from homenode.process import ToolMissingError, ToolTimeoutError, run
 
 def test_a_program_that_is_not_installed_is_missing() -> None:
     with pytest.raises(ToolMissingError, match="no-such-program: expected it to be installed"):
-        run(["no-such-program"], 5)
+        run(["no-such-program"], 60)
 
 
 def test_output_error_and_exit_status_are_kept() -> None:
-    done = run(["sh", "-c", "echo out; echo error >&2; exit 3"], 5)
+    done = run(["sh", "-c", "echo out; echo error >&2; exit 3"], 60)
     assert (done.returncode, done.stdout, done.stderr) == (3, "out\n", "error\n")
     assert done.signal is None
     assert done.failure() == "sh: exit status 3: error"
@@ -28,7 +28,7 @@ def test_output_error_and_exit_status_are_kept() -> None:
 
 
 def test_a_death_by_signal_is_named() -> None:
-    done = run(["sh", "-c", "kill -TERM $$"], 5)
+    done = run(["sh", "-c", "kill -TERM $$"], 60)
     assert done.signal == "SIGTERM"
     assert done.failure() == "sh: killed by SIGTERM"
 
@@ -42,7 +42,7 @@ def test_a_program_that_does_not_end_is_stopped_with_what_it_started(script: str
 def test_what_a_program_left_behind_is_stopped_too(tmp_path: Path) -> None:
     """The program has ended; what it started holds its output open, and the clock runs out."""
     with pytest.raises(ToolTimeoutError):
-        run(["sh", "-c", f"sleep 60 & echo $! >{tmp_path}/number"], 0.3)
+        run(["sh", "-c", f"sleep 600 & echo $! >{tmp_path}/number"], 4)
     wait_for_end(int((tmp_path / "number").read_text()))
 
 
@@ -50,10 +50,9 @@ def test_output_is_kept_where_what_was_left_behind_holds_it_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "LEFT_BEHIND_S", 0.1)
-    begin = time.monotonic()
-    done = run(["sh", "-c", f"sleep 60 & echo $! >{tmp_path}/number; echo measured; exit 3"], 50)
+    script = f"sleep 600 & echo $! >{tmp_path}/number; echo measured; exit 3"
+    done = run(["sh", "-c", script], 500)
     assert (done.stdout, done.returncode) == ("measured\n", 3)
-    assert time.monotonic() - begin < 10
     wait_for_end(int((tmp_path / "number").read_text()))
 
 
@@ -69,17 +68,16 @@ def test_a_killed_program_that_stays_in_a_driver_is_not_waited_for(
 
     monkeypatch.setattr(os, "killpg", spared)
     monkeypatch.setattr(subprocess.Popen, "kill", lambda self: None)
-    begin = time.monotonic()
     with pytest.raises(ToolTimeoutError):
-        run(["sleep", "8"], 0.2)
-    assert time.monotonic() - begin < 4
+        run(["sleep", "600"], 0.2)
     monkeypatch.undo()
+    os.kill(left[0], 0)  # there still: its end was not waited for
     os.kill(left[0], signal.SIGKILL)
     os.waitpid(left[0], 0)
 
 
 def wait_for_end(number: int) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while is_running(number) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not is_running(number)
@@ -93,23 +91,23 @@ def is_running(number: int) -> bool:
 
 
 def test_standard_input_is_closed_or_given() -> None:
-    assert run(["cat"], 5).stdout == ""
+    assert run(["cat"], 60).stdout == ""
     text = "line\n" * 100_000
-    assert run(["cat"], 10, text).stdout == text
-    assert run(["true"], 5, text).returncode == 0
+    assert run(["cat"], 60, text).stdout == text
+    assert run(["true"], 60, text).returncode == 0
 
 
 def test_too_much_output_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "MAX_OUTPUT_BYTES", 1000)
     with pytest.raises(ToolError, match="at most 1000 bytes of output"):
-        run(["yes"], 10)
+        run(["yes"], 60)
 
 
 def test_the_environment_is_built_and_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "x")
     monkeypatch.setenv("LANG", "de_DE.UTF-8")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")  # a job must not reach for others' GPUs
-    said = run(["env"], 5, environment={"EXTRA": "1"}).stdout.splitlines()
+    said = run(["env"], 60, environment={"EXTRA": "1"}).stdout.splitlines()
     assert "LC_ALL=C" in said and "EXTRA=1" in said
     assert "CUDA_VISIBLE_DEVICES=3" in said
     assert not [line for line in said if line.startswith(("SECRET", "LANG="))]
@@ -124,16 +122,16 @@ def test_a_relative_folder_on_path_is_not_searched(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f".::{tmp_path.name}")
     with pytest.raises(ToolMissingError):
-        run(["planted"], 5)
+        run(["planted"], 60)
     monkeypatch.setenv("PATH", f".:{tmp_path}")
-    assert run(["planted"], 5).stdout == "planted\n"
+    assert run(["planted"], 60).stdout == "planted\n"
 
 
 def test_arguments_are_never_a_shells() -> None:
-    assert run(["echo", "$(id); rm -rf *"], 5).stdout == "$(id); rm -rf *\n"
+    assert run(["echo", "$(id); rm -rf *"], 60).stdout == "$(id); rm -rf *\n"
     with pytest.raises(ToolError, match="cannot be started"):
-        run(["echo", "a\0b"], 5)
+        run(["echo", "a\0b"], 60)
 
 
 def test_bytes_that_are_no_text_are_replaced() -> None:
-    assert run(["printf", r"a\377b"], 5).stdout == "a\ufffdb"
+    assert run(["printf", r"a\377b"], 60).stdout == "a\ufffdb"

@@ -70,10 +70,10 @@ def test_a_rank_that_fails_ends_all_ranks_with_its_reason() -> None:
 
 
 def test_an_all_reduce_that_hangs_keeps_the_sizes_before() -> None:
-    ended = all_reduce("--stall", "3", hangs_at=4096)
+    ended = all_reduce("--stall", "10", hangs_at=4096)
     (run,) = torch_report.parse(ended.stdout_or_raise())
     assert [row.size_bytes for row in run.rows] == [8 << n for n in range(9)]
-    assert run.stalled == "no progress for 3 s"
+    assert run.stalled == "no progress for 10 s"
     figures = read(ended.stdout, REDUCE)
     assert any("did not end" in gap.reason for gap in figures.gaps)
 
@@ -86,11 +86,10 @@ def test_ranks_that_stay_in_a_driver_are_not_waited_for(
     spared: list[int] = []
     monkeypatch.setattr(os, "kill", lambda child, _: spared.append(child))
     crew = torch_collectives.Crew(tmp_path, 0.2)
-    crew.start(0, lambda: time.sleep(30))
-    begin = time.monotonic()
+    crew.start(0, lambda: time.sleep(600))
     assert crew.wait() == "no progress for 0.2 s"
-    assert time.monotonic() - begin < 10
     monkeypatch.undo()
+    os.kill(spared[0], 0)  # there still: its end was not waited for
     os.kill(spared[0], signal.SIGKILL)
     os.waitpid(spared[0], 0)
 

@@ -17,7 +17,7 @@ def run_program(name: str, *words: str, **settings: Any) -> Completed:
     """One program. settings: of the stand-in (tests/torch_stand_in/torch)."""
     environment = {"PYTHONPATH": str(STAND_IN), "STAND_IN": json.dumps(settings)}
     argv = (sys.executable, "-", *words)
-    return LocalMachine().run(argv, 60.0, program_text(name), environment=environment)
+    return LocalMachine().run(argv, 300.0, program_text(name), environment=environment)
 
 
 def copies(command: str, **settings: Any) -> str:

@@ -1,5 +1,6 @@
 """Apply and restore killed at random moments: no definition is lost or half-written."""
 
+import contextlib
 import os
 import random
 import shutil
@@ -213,3 +214,39 @@ def test_a_real_daemon_gives_the_original_back_byte_for_byte(
     assert done.changed
     assert done.exact
     assert virsh.definition(real_domain) == original
+
+
+@pytest.mark.parametrize("layouts_before", [(), ("pin",)])
+def test_what_libvirt_does_after_ctrl_c_is_known_and_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layouts_before: tuple[str, ...]
+) -> None:
+    daemon = StandIn(tmp_path / "daemon", NAME, ORIGINAL)
+    monkeypatch.setenv("PATH", f"{daemon.bin}:/usr/bin:/bin")
+    root = tmp_path / "state"
+    for layout in layouts_before:
+        apply(URI, NAME, root, layout)
+    held = daemon.definition()
+    daemon.put("late", "")
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(KeyboardInterrupt):
+            apply(URI, NAME, root, "pin-numa")
+            os._exit(0)
+        os._exit(130)
+    wait_for(lambda: (daemon.state / "told").exists())
+    os.kill(child, signal.SIGINT)
+    _, how = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(how) == 130
+    assert daemon.definition() == held
+    (daemon.state / "late").unlink()
+    wait_for(lambda: daemon.definition() != held)
+    restore(URI, NAME, root)
+    assert daemon.definition() == ORIGINAL
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    for _ in range(3000):
+        if what():
+            return
+        time.sleep(0.02)
+    pytest.fail("it never happened")

@@ -16,7 +16,7 @@ from homenode.apply.store import DomainStore, other_daemons, sha256
 from homenode.domain.read import read_guest
 from homenode.errors import HostError, InputError, UsageError
 from homenode.hypervisor.domain_state import DomainState
-from homenode.hypervisor.virsh import Virsh
+from homenode.hypervisor.virsh import RefusedError, Virsh
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +75,22 @@ def apply_definition(virsh: Virsh, name: str, tuned: bytes, original: bytes, roo
             virsh.connect, state.name, state.uuid, Step.APPLYING, base, store.save(tuned), None
         )
         store.write_record(record)
+        answered = False
         try:
             virsh.define(str(store.document_path(record.tuned)), (lock,))
+            answered = True
+        except RefusedError:
+            answered = True
+            raise
         finally:
             # Also after a failure: it may have happened all the same.
             now = virsh.definition(state.uuid)
             untouched = same_definition(now, original)
-            if untouched and base == sha256(original):
+            if untouched and base == sha256(original) and answered:
                 store.write_record(replace(record, step=Step.RESTORED))
-            else:
+            elif answered or not untouched:
                 store.write_record(replace(record, step=Step.APPLIED, applied=store.save(now)))
+            # Else virsh was stopped, by Ctrl-C or for its time, and libvirt may still do it.
         lost = not_kept(tuned, now)
         if lost:
             before = store.save(original)

@@ -20,8 +20,18 @@ START = (
     "apt-get install libvirt-daemon-system"
 )
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
+LOST = (
+    "Disconnected from", "End of file while reading", "Connection reset", "Cannot recv data",
+    "Cannot write data", "client socket is closed",
+)  # fmt: skip
+"""What virsh says of a daemon that went away while it was asked: it may have done it, or yet do."""
+
 _TIMEOUT_S = 180.0
 _MAX_SNAPSHOTS = 4096
+
+
+class RefusedError(HostError):
+    """libvirt has answered that it will not; nothing of the command is under way."""
 
 
 class Virsh:
@@ -73,7 +83,8 @@ class Virsh:
         """Define the domain of the document at an absolute path.
 
         libvirt replaces the definition whole or not at all. kept_open: descriptors that stay open
-        until virsh has ended, even where this process is killed.
+        until virsh has ended, even where this process is killed. Raises RefusedError where libvirt
+        says no; after any other error it may still replace it.
         """
         self._say("define", "--file", path, kept_open=kept_open)
 
@@ -144,7 +155,9 @@ def _failure(completed: Completed, command: str, connect: str) -> HostError | In
     text = "; ".join(said)[:600] or completed.failure() or ""
     message = f"virsh {command} at {connect}: {text}"
     if "failed to connect" in text:
-        return HostError(message, hint=START)
+        return RefusedError(message, hint=START)
     if "failed to get domain" in text or "Domain not found" in text:
         return InputError(message, hint=f"virsh -c {connect} list --all")
-    return HostError(message)
+    if completed.returncode < 0 or any(words in text for words in LOST):
+        return HostError(message)
+    return RefusedError(message)

@@ -10,7 +10,7 @@ from homenode.bench.model import PROBE
 from homenode.domain.read import open_domain
 from homenode.errors import HostError, InputError, ToolError
 from homenode.hypervisor.connection import is_local
-from homenode.hypervisor.virsh import Virsh
+from homenode.hypervisor.virsh import LOST, Virsh
 from homenode.machine.channel import Channel
 from homenode.machine.guest_agent import GuestAgent
 from homenode.machine.protocol import Machine
@@ -27,10 +27,7 @@ _HELLO_S = 20.0
 _BETWEEN_S = 1.0
 _POWER_OFF_S = 15.0
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
-_LOST = (
-    "failed to connect", "Disconnected from", "End of file while reading", "Connection reset",
-    "Cannot recv data", "Cannot write data", "client socket is closed",
-)  # fmt: skip
+_LOST = ("failed to connect", *LOST)
 """What virsh says of a daemon that is not there, or went away while it was asked."""
 
 DAEMON_S = 60.0

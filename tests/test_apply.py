@@ -1,6 +1,10 @@
 """Applying a tuned document to a domain, and the way back, on a stand-in for virsh."""
 
 import re
+import subprocess
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -312,6 +316,36 @@ def test_pins_of_an_earlier_run_are_forgotten(daemon: StandIn, root: Path) -> No
     daemon.put("id", "5")
     assert restore_live_pins(Virsh(URI), NAME, root) == ()
     assert pins(daemon) == now
+
+
+@contextmanager
+def process_of(domain: str) -> Iterator[None]:
+    """A process that a domain's QEMU is known by."""
+    with subprocess.Popen(["sh", "-c", "read line", "sh", "-uuid", domain], stdin=subprocess.PIPE):
+        yield
+
+
+def test_a_number_that_another_run_had_as_well_is_not_taken_for_that_run(
+    daemon: StandIn, root: Path
+) -> None:
+    own = str(uuid.uuid4())  # other tests' processes have the usual one
+    script = daemon.bin / "virsh"
+    script.write_text(script.read_text().replace(UUID, own))
+    original = ORIGINAL.replace(UUID.encode(), own.encode())
+    (daemon.state / "definition.xml").write_bytes(original)
+    run_with_pins(daemon)
+    with process_of(own):
+        apply_live_pins(Virsh(URI), NAME, tuned("pin", original), root)
+    # The host booted, and libvirt counts from the start again.
+    run_with_pins(daemon, "4-7")
+    with process_of(own):
+        before = pins(daemon)
+        assert restore_live_pins(Virsh(URI), NAME, root) == ()
+        assert pins(daemon) == before
+        apply_live_pins(Virsh(URI), NAME, tuned("pin", original), root)
+        assert pins(daemon) != before
+        assert restore_live_pins(Virsh(URI), NAME, root)
+        assert pins(daemon) == before
 
 
 def test_threads_that_somebody_else_moved_stay(daemon: StandIn, root: Path) -> None:

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from homenode.apply.record import LiveRecord
+from homenode.apply.run_mark import run_mark
 from homenode.apply.store import DomainStore
 from homenode.cpuset import CpuSet
 from homenode.domain.read import open_domain
 from homenode.errors import HomenodeError, InputError, UsageError
+from homenode.hypervisor.connection import is_local
 from homenode.hypervisor.domain_state import DomainState, LivePin
 from homenode.hypervisor.virsh import Virsh
 from homenode.verify.domain_facts import DomainFacts, domain_facts
@@ -84,14 +86,15 @@ def apply_live_pins(virsh: Virsh, name: str, tuned: bytes, root: Path) -> Moved:
         run_id = moved.state.run_id
         assert run_id is not None, "it runs, or the preview had raised"
         before, after = moved.before, moved.after
+        mark = _mark(virsh, state.uuid)
         earlier = store.live_record()
-        if earlier is not None and earlier.run_id == run_id:
+        if earlier is not None and earlier.is_of(run_id, mark):
             # The first pins are those to come back to, also for threads that move again.
             first = {(pin.kind, pin.number): pin for pin in (*before, *earlier.before)}
             last = {(pin.kind, pin.number): pin for pin in (*earlier.after, *after)}
             before, after = tuple(first.values()), tuple(last[key] for key in first)
         store.write_live_record(
-            LiveRecord(virsh.connect, moved.state.name, state.uuid, run_id, before, after)
+            LiveRecord(virsh.connect, moved.state.name, state.uuid, run_id, before, after, mark)
         )
         _move(virsh, state.uuid, moved.after, undo=moved.before)
     return moved
@@ -101,7 +104,7 @@ def preview_restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[Live
     """The pins that restore_live_pins would give back; changes nothing. Raises as it does."""
     state = virsh.domain(name)
     record = DomainStore(root, virsh.connect, state.uuid).live_record()
-    if record is None or record.run_id != state.run_id:
+    if record is None or not record.is_of(state.run_id, _mark(virsh, state.uuid)):
         return ()  # a new run has the pins of its definition
     ours = {*record.before, *record.after}
     moved = {(pin.kind, pin.number) for pin in record.after}
@@ -140,6 +143,10 @@ def _move(virsh: Virsh, uuid: str, pins: tuple[LivePin, ...], undo: tuple[LivePi
             for before in undo[:i]:
                 virsh.pin_live(uuid, before)
             raise
+
+
+def _mark(virsh: Virsh, uuid: str) -> str | None:
+    return run_mark(uuid) if is_local(virsh.connect) else None
 
 
 def _pins(facts: DomainFacts) -> tuple[LivePin, ...]:

@@ -44,7 +44,10 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class LiveRecord:
-    """Pins of a running domain. run_id: of that run. before, after: of the threads changed."""
+    """Pins of a running domain. before, after: of the threads changed.
+
+    run_id: libvirt's number of that run. run_mark: see run_mark.py; None for a domain elsewhere.
+    """
 
     connect: str
     name: str
@@ -52,6 +55,11 @@ class LiveRecord:
     run_id: int
     before: tuple[LivePin, ...]
     after: tuple[LivePin, ...]
+    run_mark: str | None = None
+
+    def is_of(self, run_id: int | None, mark: str | None) -> bool:
+        """Whether that run is the one whose pins these are."""
+        return self.run_id == run_id and (None in (self.run_mark, mark) or self.run_mark == mark)
 
 
 def encode_record(record: Record | LiveRecord) -> bytes:

@@ -1,7 +1,10 @@
 """Kept: whether libvirt holds what it was given, as far as a placement depends on it."""
 
+from dataclasses import replace
+
 from homenode.domain.read import open_domain
-from homenode.verify.domain_facts import domain_facts
+from homenode.units import format_bytes
+from homenode.verify.domain_facts import DomainFacts, MemoryDeviceFacts, domain_facts
 
 _OF_THE_GUEST = ("vcpus", "memory_bytes", "cpu_topology", "cell_vcpus", "iothreads")
 _OF_THE_DOMAIN = (
@@ -32,7 +35,33 @@ def not_kept(given: bytes, held: bytes) -> tuple[str, ...]:
         for c in wanted.guest.controllers
         if buses.get(c.index) != (c.model, c.bus_nr, c.node)
     ]
+    places = {hostdev.source: hostdev.address for hostdev in found.guest.hostdevs}
+    lost += [
+        f"device {hostdev.source}: {hostdev.address or 'it'} became "
+        f"{places.get(hostdev.source) or 'none'}"
+        for hostdev in wanted.guest.hostdevs
+        if hostdev.source not in places
+        or (hostdev.address is not None and places[hostdev.source] != hostdev.address)
+    ]
+    if _memory_devices(wanted) != _memory_devices(found):
+        lost.append(f"memory devices: {_told(wanted)} became {_told(found)}")
     return tuple(lost)
+
+
+def _memory_devices(facts: DomainFacts) -> tuple[MemoryDeviceFacts, ...]:
+    """Without the aliases, which libvirt gives out."""
+    return tuple(replace(device, alias=None) for device in facts.memory_devices)
+
+
+def _told(facts: DomainFacts) -> str:
+    return (
+        ", ".join(
+            f"{format_bytes(device.size_bytes)} in cell {device.cell} on node "
+            f"{device.host_nodes or 'any'}"
+            for device in facts.memory_devices
+        )
+        or "none"
+    )
 
 
 def passwords_lost(original: bytes, tuned: bytes) -> tuple[str, ...]:

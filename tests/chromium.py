@@ -16,7 +16,7 @@ import pytest
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 PROGRAM = next(filter(None, map(shutil.which, _NAMES)), None)
-TIMEOUT_S = 60.0
+TIMEOUT_S = 240.0
 
 needs_chromium = pytest.mark.skipif(PROGRAM is None, reason="no Chromium is installed")
 

@@ -4,8 +4,8 @@ import os
 import shutil
 import socket
 import subprocess
-import time
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,22 +26,45 @@ def ssh_target(folder: Path) -> Iterator[SshTarget]:
         subprocess.run(
             ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True
         )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
     (folder / "config").write_text(
-        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host_key\nUsePAM no\n"
+        f"HostKey {folder}/host_key\nUsePAM no\n"
         f"AuthorizedKeysFile {folder}/user_key.pub\nStrictModes no\nPidFile none\n"
     )
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-    running = subprocess.Popen([daemon, "-D", "-f", folder / "config"], stderr=subprocess.PIPE)
-    for _ in range(100):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                break
-        time.sleep(0.05)
-    try:
+    with _served((daemon, "-i", "-f", str(folder / "config"))) as port:
         yield SshTarget("127.0.0.1", "root", folder / "known 100%h", port, folder / "user_key")
-    finally:
-        running.terminate()
-        running.wait()
+
+
+@contextmanager
+def _served(argv: Sequence[str]) -> Iterator[int]:
+    """The port at which each caller gets a program of its own, as inetd does it.
+
+    The port is ours from the first moment on: a daemon that was told a free one could find it taken
+    when it comes to listen.
+    """
+    programs: list[subprocess.Popen[bytes]] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            while True:
+                try:
+                    caller, _ = listener.accept()
+                except OSError:  # shut down
+                    return
+                with caller:
+                    programs.append(
+                        subprocess.Popen(
+                            argv, stdin=caller, stdout=caller, stderr=subprocess.DEVNULL
+                        )
+                    )
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield int(listener.getsockname()[1])
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for program in programs:
+                program.terminate()
+                program.wait()

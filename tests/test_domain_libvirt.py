@@ -1,5 +1,6 @@
 """A real libvirtd takes every document that we write, and gives back one that we leave alone."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -19,7 +20,7 @@ from tests.domain_corpus import NAMES, sample
 from tests.domain_plans import hand_plan
 
 pytestmark = pytest.mark.libvirt
-NAME = "homenode-test-domain-xml"
+NAME = f"homenode-test-domain-xml-{os.getpid()}"
 NOT_HERE = {"latin1", "utf16"}  # libvirt takes UTF-8 alone, whatever the declaration says
 if shutil.which("qemu-system-aarch64") is None:
     NOT_HERE |= {"aarch64-virt"}
@@ -51,7 +52,7 @@ def libvirt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         virsh("define", str(path))
         virsh("undefine", NAME)
         took_s = time.monotonic() - started
-    if took_s > 5:
+    if took_s > 40:  # on a busy machine it may well be ten, and we would have it tested there too
         pytest.skip(
             f"libvirtd takes {took_s:.0f} s for each define: it probes QEMU again and again, since "
             "it sees a /dev/kvm that does not work; bind a file of mode 000 over it"

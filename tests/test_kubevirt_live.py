@@ -1,5 +1,6 @@
 """A real libvirtd takes what the hook gives, and a booted guest sees its GPUs where they are."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -16,10 +17,17 @@ from homenode.verify.boot.stand_in_boot import BootOptions, boot_stand_in
 from homenode.verify.domain_facts import domain_facts
 from homenode.verify.guest.expectation import expectation_of_document
 from homenode.verify.guest.view import view_of_stand_in
-from tests.kubevirt_documents import IBM, IBM_GPUS, document, ibm_document, shipped
+from tests.kubevirt_documents import (
+    IBM,
+    IBM_GPUS,
+    defined_again,
+    document,
+    ibm_document,
+    shipped,
+)
 from tests.test_domain_libvirt import libvirt, virsh
 
-NAME = "homenode-test-kubevirt"
+NAME = f"homenode-test-kubevirt-{os.getpid()}"
 PINS = ((4, 5), (64, 65))
 """A small VM on both nodes of IBM's host."""
 
@@ -80,6 +88,28 @@ def test_the_live_document_of_a_vm_that_libvirt_placed_is_transformed_too(
 
 
 @pytest.mark.libvirt
+def test_kubevirts_second_definition_has_the_places_of_the_first(
+    libvirt: None, tmp_path: Path
+) -> None:
+    """It has what libvirt printed of the first, without <target>; libvirt's own ports with it."""
+    nic = '<interface type="user"><model type="virtio-non-transitional"/></interface>'
+    before = valid(document(IBM_GPUS, pins=PINS, kind="qemu", name=NAME, controllers=nic))
+    path = tmp_path / "placed.xml"
+    printed: list[str] = []
+    for _ in range(2):
+        xml = defined_again(before, printed[-1]) if printed else before
+        path.write_bytes(placed(xml))
+        defined = virsh("define", "--validate", str(path))
+        assert defined.returncode == 0, defined.stderr
+        printed.append(virsh("dumpxml", "--inactive", NAME).stdout)
+    assert virsh("undefine", "--nvram", NAME).returncode == 0
+    first, second = (guest_of(open_domain(xml.encode(), "vm.xml")) for xml in printed)
+    assert second.controllers == first.controllers
+    assert second.hostdevs == first.hostdevs
+    assert sorted(c.node for c in second.controllers if c.node is not None) == [0, 1]
+
+
+@pytest.mark.libvirt
 @pytest.mark.parametrize("granularity", PciGranularity)
 def test_disks_and_nics_without_an_address_stay_off_the_expander_buses(
     libvirt: None, tmp_path: Path, granularity: PciGranularity
@@ -119,7 +149,7 @@ def test_a_booted_guest_reports_the_node_of_each_of_ibms_eight_gpus() -> None:
         pytest.skip(str(error))
     opened = open_domain(placed(document(IBM_GPUS, pins=PINS)), "vm.xml")
     facts = domain_facts(opened)
-    booted = boot_stand_in(opened, facts, BootOptions(connect="none"))
+    booted = boot_stand_in(opened, facts, BootOptions(connect="none", timeout_s=600))
     assert booted.guest is not None, booted.findings
     seen = view_of_stand_in(expectation_of_document(facts), booted.stand_in, booted.guest)
     node_of_gpu = {

@@ -254,4 +254,6 @@ def _boot(xml: bytes) -> Booted:
     except HomenodeError as error:
         pytest.skip(str(error))
     document = open_domain(xml, "vm.xml")
-    return boot_stand_in(document, domain_facts(document), BootOptions(connect="none"))
+    return boot_stand_in(
+        document, domain_facts(document), BootOptions(connect="none", timeout_s=600)
+    )

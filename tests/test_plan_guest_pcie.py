@@ -2,7 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
-from time import perf_counter
+from time import process_time
 
 import pytest
 
@@ -351,8 +351,8 @@ def test_a_large_machine_is_assembled_in_milliseconds() -> None:
     placement = placed([32] * 8, devices=devices)
     best = 1.0
     for _ in range(5):
-        start = perf_counter()
+        start = process_time()
         plan = assemble(host, request, placement)
-        best = min(best, perf_counter() - start)
+        best = min(best, process_time() - start)
     check_tree(request, plan)
     assert best < 0.03, f"{best * 1000:.1f} ms; about 3 ms on an idle machine"

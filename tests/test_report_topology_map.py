@@ -169,9 +169,10 @@ def test_a_host_of_384_pus_is_drawn_in_less_than_150_ms() -> None:
 
 
 def _seconds(host: Host, planned: Plan) -> float:
-    start = time.perf_counter()
+    """Of a processor: neighbours do not count."""
+    start = time.process_time()
     topology_map(host, planned)
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def test_a_source_with_pci_alone_is_drawn_by_node() -> None:

@@ -43,7 +43,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     found = daemon_in(tmp_path / "daemon")
     monkeypatch.setenv("PATH", f"{found.bin}:/usr/bin:/bin")
     monkeypatch.setattr(guest, "_BETWEEN_S", 0.02)
-    monkeypatch.setattr(guest, "DAEMON_S", 5.0)
+    monkeypatch.setattr(guest, "DAEMON_S", 60.0)
     monkeypatch.setattr(bench_runner, "IDLE_S", 0.0)
     return found
 
@@ -127,7 +127,8 @@ def cut(trials: Trials, kind: str, child: int) -> None:
 
 def finish(trials: Trials) -> None:
     """To the end, past a virsh that was left behind."""
-    for _ in range(100):
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
         try:
             trials.work()
         except HostError as error:
@@ -180,7 +181,10 @@ def test_50_cuts_lose_and_double_nothing(daemon: StandIn, tmp_path: Path) -> Non
         kind = choose.choice(KINDS)
         child = trials.in_child()
         time.sleep(choose.uniform(0, longest_s))
-        late += os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        late += ended
+        # The machine is shared: what a trial takes is learnt as we go, so that one in five is late.
+        longest_s *= 0.9 if ended else 1.03
         cut(trials, kind, child)
         _, how = os.waitpid(child, 0)
         assert not (os.WIFEXITED(how) and os.WEXITSTATUS(how) == 3), "it failed by itself"

@@ -71,7 +71,9 @@ def documents() -> dict[str, tuple[bytes, Plan]]:
 
 def boot(xml: bytes, connect: str) -> Booted:
     document = open_domain(xml, "vm.xml")
-    return boot_stand_in(document, domain_facts(document), BootOptions(connect=connect))
+    return boot_stand_in(
+        document, domain_facts(document), BootOptions(connect=connect, timeout_s=600)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +195,7 @@ def test_a_libvirt_whose_guest_never_ends_leaves_the_boot_to_qemu(
     virsh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     document = open_domain(tuned("default").document, "vm.xml")
-    options = BootOptions(connect="qemu:///system", timeout_s=40, libvirt_timeout_s=1)
+    options = BootOptions(connect="qemu:///system", timeout_s=300, libvirt_timeout_s=1)
     outcome = boot_stand_in(document, domain_facts(document), options)
     assert outcome.guest is not None and outcome.how.startswith("through QEMU directly")
     (finding,) = outcome.findings
@@ -208,7 +210,8 @@ def test_libvirt_boots_the_stand_in_and_leaves_nothing_behind(tmp_path: Path) ->
     tuning = tuned("pin-numa-pci")
     document = open_domain(tuning.document, "vm.xml")
     facts = domain_facts(document)
-    outcome = boot_stand_in(document, facts, BootOptions(connect=uri, keep=tmp_path / "kept"))
+    options = BootOptions(connect=uri, keep=tmp_path / "kept", timeout_s=600)
+    outcome = boot_stand_in(document, facts, options)
     said = {f.id: f.observed for f in outcome.findings}
     if "libvirt-could-not-start" in said:
         pytest.skip(f"this libvirtd starts no guests: {said['libvirt-could-not-start']}")

@@ -75,7 +75,8 @@ class TwoNodes:
             stdout=subprocess.DEVNULL,
             stderr=(self.folder / "log").open("ab"),
         )
-        for _ in range(150):
+        deadline = time.monotonic() + 180
+        while time.monotonic() < deadline:
             if self.virsh("uri").returncode == 0:
                 return
             time.sleep(0.1)
@@ -91,7 +92,7 @@ class TwoNodes:
             ["virsh", "-q", "-c", self.uri, *words],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
             check=False,
         )
 

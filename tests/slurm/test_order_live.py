@@ -44,7 +44,7 @@ def test_its_numbers_are_places_in_gres_conf_and_its_ids_threads(slurm: testbed.
     near = ("--gres-flags=enforce-binding", "--gres=gpu:4", "--wrap=sleep 100")
     for _ in range(2):
         slurm.client(*words, "-w", "gpu01", *near)
-    end = time.monotonic() + 30
+    end = time.monotonic() + 180
     while len(slurm.client("squeue", "-h", "-t", "RUNNING").splitlines()) < 2:
         assert time.monotonic() < end, slurm.client("squeue")
         time.sleep(0.2)

@@ -49,7 +49,7 @@ def start(
 NEW = ("--partition-exclusive", "whole", "--partition-shared", "parts", "--nodes", "3", *HOST)
 
 
-def ended(process: "subprocess.Popen[str]", seconds: float = 100) -> tuple[int, str]:
+def ended(process: "subprocess.Popen[str]", seconds: float = 400) -> tuple[int, str]:
     try:
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -62,13 +62,13 @@ def ended(process: "subprocess.Popen[str]", seconds: float = 100) -> tuple[int, 
 def report(slurm: Testbed, folder: Path) -> dict[str, Any]:
     done = subprocess.run(
         (HOMENODE, "slurm", "report", str(folder), "--json"),
-        env=slurm.environment, capture_output=True, text=True, timeout=60, check=True,
+        env=slurm.environment, capture_output=True, text=True, timeout=300, check=True,
     )  # fmt: skip
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
-def until(condition: Any, what: str, seconds: float = 30) -> None:
+def until(condition: Any, what: str, seconds: float = 180) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"expected {what} within {seconds:g} s"

@@ -73,7 +73,7 @@ def run_job(
         "SLURM_JOB_ID": "5", "SLURMD_NODENAME": "n1", "HOME": str(tmp_path), **variables,
     }  # fmt: skip
     script = f"experiment=x homenode=homenode arrangement=a\n{settings}\n. jobs/measure.sh\n"
-    subprocess.run(["bash", "-c", script], cwd=study, env=environment, check=True, timeout=60)
+    subprocess.run(["bash", "-c", script], cwd=study, env=environment, check=True, timeout=300)
     folder = study / f"raw/x/task-0/5.{variables.get('SLURM_RESTART_COUNT', '0')}"
     return {path.name: path.read_text() for path in folder.iterdir()}
 

@@ -40,7 +40,7 @@ class StandIn:
 
     def run(self, *options: str) -> tuple[int, str]:
         process = self.start(*options)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
         return process.returncode, out + err
 
     def jobs(self) -> list[dict[str, Any]]:

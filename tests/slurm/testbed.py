@@ -8,6 +8,7 @@ stopped by its own process id.
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -108,7 +109,7 @@ class Testbed:
         """
         assert self._controller is not None
         self._controller.terminate()
-        self._controller.wait(30)
+        self._controller.wait(180)
         self._controller = None
 
     def stop(self) -> None:
@@ -124,9 +125,10 @@ class Testbed:
             process.send_signal(signal.SIGTERM)
         for process in running:
             try:
-                process.wait(10)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
+                process.wait()
         self._end_steps()
 
     def _end_steps(self) -> None:
@@ -143,7 +145,7 @@ class Testbed:
     def _is_ours(self, path: Path) -> bool:
         return str(path.readlink()).startswith(f"{self.base}/log/")
 
-    def client(self, *argv: str, timeout: float = 30) -> str:
+    def client(self, *argv: str, timeout: float = 180) -> str:
         """Output of a client program. Raises CalledProcessError."""
         done = subprocess.run(
             argv, env=self.environment, capture_output=True, text=True, timeout=timeout, check=True
@@ -224,17 +226,19 @@ def running(base: Path) -> Iterator[Testbed]:
 
 
 def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    """Below those that the kernel gives to who asks for any: nobody gets one while daemons start."""
+    first_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    found: list[int] = []
+    for port in random.sample(range(1024, first_given), 200):
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise AssertionError(f"expected {count} free ports, found {len(found)}")
 
 
-def _until(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:
+def _until(condition: Callable[[], bool], what: str, seconds: float = 180) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"expected {what} within {seconds:g} s"

@@ -216,7 +216,7 @@ def test_two_at_once_do_not_work_on_one_domain(daemon: StandIn, root: Path) -> N
 
 
 def test_a_restore_with_nothing_saved_says_where_something_is(daemon: StandIn, root: Path) -> None:
-    with pytest.raises(InputError, match="only what `homenode apply` defined"):
+    with pytest.raises(InputError, match="only what this user's `homenode apply`"):
         restore_definition(Virsh(URI), NAME, root)
     apply(root)
     with pytest.raises(InputError, match="applied with --connect qemu:///system"):
@@ -251,6 +251,19 @@ def test_a_store_that_cannot_be_written_leaves_the_definition(
     with pytest.raises(HostError, match="expected to keep records there"):
         apply(tmp_path / "file")
     assert daemon.definition() == ORIGINAL
+
+
+def test_a_user_and_root_are_told_what_each_can_do_about_a_folder_that_is_none(
+    daemon: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    for user, hint in (
+        (1000, "with XDG_STATE_HOME naming"),
+        (0, "make /var/lib/homenode a folder"),
+    ):
+        monkeypatch.setattr("os.geteuid", lambda user=user: user)
+        with pytest.raises(HostError, match=hint):
+            apply(tmp_path / "file")
 
 
 def test_records_lie_where_the_system_keeps_state(monkeypatch: pytest.MonkeyPatch) -> None:

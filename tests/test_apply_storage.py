@@ -69,7 +69,7 @@ def test_a_disk_that_is_full_at_any_write_of_apply_loses_nothing(
     try:
         restore_definition(Virsh(URI), NAME, disk / "state")
     except InputError as error:
-        assert "only what `homenode apply` defined" in (error.hint or "")
+        assert "only what this user's `homenode apply`" in (error.hint or "")
     assert daemon.definition() == ORIGINAL
     apply(disk / "state")
     restore_definition(Virsh(URI), NAME, disk / "state")
@@ -103,7 +103,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_happens(
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     with pytest.raises(HostError, match="Read-only file system") as refused:
         apply(disk / "state")
-    assert "XDG_STATE_HOME" in (refused.value.hint or "")
+    assert "make /var/lib/homenode a folder" in (refused.value.hint or "")  # for root
     assert daemon.definition() == ORIGINAL
     assert not [word for word in daemon.commands() if word.startswith("define")]
     would = preview_definition(Virsh(URI), NAME, tuned(), Virsh(URI).definition(NAME), disk)

@@ -154,7 +154,7 @@ def preview_restore(virsh: Virsh, name: str, root: Path) -> Restorable:
             f"{state.name}: expected a saved original in {store.folder}, found none",
             hint=f"it was applied with --connect {elsewhere[0]}"
             if elsewhere
-            else "only what `homenode apply` defined on this machine can be restored",
+            else "only what this user's `homenode apply` defined on this machine can be restored",
         )
     found = Restorable(state, virsh.definition(state.uuid), store.document(record.original), record)
     if not found.changed:

@@ -29,11 +29,7 @@ _FULL = (
     "free some space; nothing is lost: homenode restore --dry-run tells which definition the "
     "domain has"
 )
-_NOT_OURS = "as root, or with XDG_STATE_HOME naming a folder that this user may write to"
-_HINT_OF = {
-    errno.ENOSPC: _FULL, errno.EDQUOT: _FULL,
-    errno.EROFS: _NOT_OURS, errno.EACCES: _NOT_OURS, errno.EPERM: _NOT_OURS,
-}  # fmt: skip
+_NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
 _SUM = re.compile(r"[0-9a-f]{64}\Z")
 _UUID = re.compile(r"[0-9a-f-]{36}\Z")
 
@@ -162,9 +158,10 @@ def other_daemons(root: Path, connect: str, uuid: str) -> tuple[str, ...]:
     """Connections under which a record of the same domain lies, this one left out."""
     here = DomainStore(root, connect, uuid).folder
     found = []
-    for record in sorted((root / "domains").glob(f"{uuid}@*/record.json")):
-        if record.parent != here:
-            found.append(decode_record(record.read_bytes(), str(record)).connect)
+    with _told(root):
+        for record in sorted((root / "domains").glob(f"{uuid}@*/record.json")):
+            if record.parent != here:
+                found.append(decode_record(record.read_bytes(), str(record)).connect)
     return tuple(found)
 
 
@@ -179,5 +176,15 @@ def _told(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise HostError(
             f"{error.filename or folder}: expected to keep records there, found: {error.strerror}",
-            hint=_HINT_OF.get(error.errno or 0),
+            hint=_hint(error.errno),
         ) from None
+
+
+def _hint(number: int | None) -> str | None:
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return _FULL
+    if number not in _NOT_WRITABLE:
+        return None
+    if os.geteuid() == 0:
+        return f"make {default_root()} a folder on a file system that can be written and stays"
+    return "as root, or with XDG_STATE_HOME naming a folder that this user may write to"

@@ -7,6 +7,7 @@ import pytest
 
 from homenode.apply.store import DomainStore
 from homenode.cli.apply import apply, restore_domain
+from homenode.cli.restore import restore
 from homenode.errors import InputError, UsageError
 from tests.apply_documents import NAME, ORIGINAL, tuned
 from tests.virsh_stand_in import URI, UUID, StandIn
@@ -92,6 +93,11 @@ def test_edits_can_be_kept_as_the_new_original(
     assert "the present definition is the original now" in capsys.readouterr().err
     restore_domain(NAME)
     assert daemon.definition() == edited
+
+
+def test_a_name_that_no_file_could_have_is_a_domains(daemon: StandIn) -> None:
+    with pytest.raises(InputError, match="failed to get domain"):
+        restore("a" * 300)
 
 
 def test_live_pins_tell_each_move_and_restore_takes_them_back(

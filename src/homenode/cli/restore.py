@@ -20,14 +20,20 @@ def restore(
     ],
     connect: Annotated[
         str | None,
-        typer.Option(metavar="URI", help="libvirt of the domain. Default: qemu:///system."),
+        typer.Option(
+            "--connect",
+            "-c",
+            metavar="URI",
+            help="libvirt of the domain. Default: qemu:///system.",
+        ),
     ] = None,
     forget: Annotated[
         bool,
         typer.Option("--forget", help="A domain: keep the present definition as the original."),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="A domain: only show what would change.")
+        bool,
+        typer.Option("--dry-run", "-n", help="A domain: only show what would change."),
     ] = False,
 ) -> None:
     """Give back the original of a tuned document or domain, byte for byte.
@@ -52,4 +58,9 @@ def restore(
 
 
 def _is_file(what: str) -> bool:
-    return "/" in what or what.endswith(".xml") or Path(f"{what}.orig").exists()
+    if "/" in what or what.endswith(".xml"):
+        return True
+    try:
+        return Path(f"{what}.orig").exists()
+    except OSError:  # longer than the name of a file may be
+        return False

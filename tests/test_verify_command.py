@@ -132,6 +132,7 @@ def test_without_a_host_a_plan_for_another_machine_is_held_against_none(files: F
         ),
         (("@document", "--host", SMALL, "--connect", "qemu:///system"), 2, "--connect: expected"),
         (("--live", "vm", "--svg", "a.svg"), 2, "--svg: expected --boot or --guest"),
+        (("--live", "vm", "--lspci", "@plan"), 2, "--live: expected no document, host, --lspci"),
     ],
 )
 def test_what_cannot_be_done_is_said(

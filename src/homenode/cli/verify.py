@@ -87,10 +87,10 @@ def verify(
         boot=boot, live=live, connect=connect, kernel=kernel, timeout=timeout, keep=keep, svg=svg
     )
     if live is not None:
-        if document is not None or boot or guest is not None or host is not None:
+        if boot or any(one is not None for one in (document, guest, host, lspci)):
             raise UsageError(
-                "--live: expected no document, host, --boot or --guest beside it: a running domain "
-                "is looked at where it runs"
+                "--live: expected no document, host, --lspci, --boot or --guest beside it: a "
+                "running domain is looked at where it runs"
             )
         from homenode.cli.live import verify_live
         from homenode.hypervisor.connection import DEFAULT

@@ -118,6 +118,21 @@ def test_a_device_without_an_address_is_inconclusive_where_its_kind_differs() ->
     assert "virsh dumpxml" in (found[0].fix or "")
 
 
+def test_a_device_without_a_node_is_not_at_home_because_its_cell_is_missing() -> None:
+    plan = tuned("pin-numa-pci").plan
+    unplaced = replace(plan, devices=tuple(replace(d, address=None) for d in plan.devices))
+    guest = guest_host()
+    merged = replace(
+        guest,
+        nodes=guest.nodes[:1],
+        distances=((10,),),
+        pci_devices=tuple(replace(d, node=None) for d in guest.pci_devices),
+    )
+    found = [f for f in seen(merged, plan=unplaced).findings if f.id == "guest-device-node"]
+    assert len(found) == 2
+    assert {f.severity for f in found} == {Severity.CRITICAL}
+
+
 def test_the_document_says_where_devices_are_when_the_plan_does_not() -> None:
     tuning = tuned("pin-numa-pci")
     unplaced = replace(

@@ -56,11 +56,10 @@ def _device(
             fix="apply the planned document again and start the VM anew",
         )  # fmt: skip
         return
-    wanted_index = None if home is None else home.index
-    agree = found.node == wanted_index and (device.cell is None or home is not None)
     yield check(
-        "device-node", subject, wanted, f"{_node(found.node)}, as {found.address}", agree,
-        observed.source, cost=LOST_LOCALITY_COST if found.node is None
+        "device-node", subject, wanted, f"{_node(found.node)}, as {found.address}",
+        _agrees(device, home, found.node), observed.source,
+        cost=LOST_LOCALITY_COST if found.node is None
         else "the guest takes remote memory for local",
         fix="plug it below the expander bus of its cell: homenode plan --layout pin-numa-pci",
     )  # fmt: skip
@@ -69,6 +68,12 @@ def _device(
 def _is_other(device: ExpectedDevice, found: ObservedDevice) -> bool:
     known = None not in (device.vendor_id, device.device_id, found.vendor_id, found.device_id)
     return known and (device.vendor_id, device.device_id) != (found.vendor_id, found.device_id)
+
+
+def _agrees(device: ExpectedDevice, home: ObservedNode | None, node: int | None) -> bool:
+    """Whether the guest's node of a device is its cell's. A cell that the guest lacks is no node's,
+    which is not the "none" that a device without a cell is to have."""
+    return node is None if device.cell is None else home is not None and node == home.index
 
 
 def _node(node: int | None) -> str:
@@ -88,7 +93,7 @@ def _by_ids(
     if len(nodes) == 1:
         node = next(iter(nodes))
         told = f"{_node(node)}, as all {len(alike)} of its kind"
-        agree = node == (None if home is None else home.index)
+        agree = _agrees(device, home, node)
         return check("device-node", subject, wanted, told, agree, observed.source,
                      cost=LOST_LOCALITY_COST)  # fmt: skip
     reason = "its guest address is not known" + (

@@ -24,7 +24,8 @@ KILLED_S = 10.0
 """How long a killed program may take to end. One that waits within a driver never does."""
 
 _PASSED_ON = (
-    "HOME", "USER", "LOGNAME", "TMPDIR", "XDG_RUNTIME_DIR",  # where a program keeps its things
+    "HOME", "USER", "LOGNAME", "TMPDIR",
+    "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME",  # where a program keeps its things
     "SSH_AUTH_SOCK", "KRB5CCNAME",  # how ssh knows who we are
     "LD_LIBRARY_PATH",  # where environment modules keep the libraries of GPU tools
     "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",  # a job's own GPUs

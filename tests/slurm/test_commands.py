@@ -151,7 +151,6 @@ def test_files_are_checked_shown_and_written(run: Run) -> None:
     _, shown, _ = run(*files, "--print")
     assert "# gres.conf\nName=gpu File=/dev/nvidia[0-3] Cores=0-15\n" in shown
     assert json.loads(run(*files, "--json")[1])["format"] == "homenode.findings/1"
-    Path("right").mkdir()
     assert run(*files, "-o", "right")[0] == 1
     assert Path("gres.conf").read_text() == gres
     again = ("check", "right/gres.conf", "right/slurm.conf", "--host", "gpu8.toml")
@@ -160,6 +159,54 @@ def test_files_are_checked_shown_and_written(run: Run) -> None:
     assert code == 2 and "not overwritten" in err
     assert run(*files, "--slurm-version", "new")[0] == 2
     assert run(*files, "--nodes", "other")[0] == 2
+
+
+def cluster_in_parts(folder: Path) -> tuple[str, ...]:
+    """Files of a cluster whose GPU lines and nodes stand in included files; the command."""
+    (folder / "conf.d").mkdir(parents=True)
+    (folder / "gres.conf").write_text("Include conf.d/gpus.conf\n")
+    (folder / "conf.d/gpus.conf").write_text("Name=gpu File=/dev/nvidia[0-7] Cores=0-15\n")
+    (folder / "slurm.conf").write_text("ClusterName=hpc\nInclude conf.d/%c-nodes.conf\n")
+    (folder / "conf.d/hpc-nodes.conf").write_text(
+        "SelectType=select/linear\nGresTypes=gpu\n"
+        "NodeName=n[1-2] Sockets=2 CoresPerSocket=16 ThreadsPerCore=2 Gres=gpu:8\n"
+    )
+    return ("check", f"{folder}/gres.conf", f"{folder}/slurm.conf", "--host", "gpu8.toml")
+
+
+def test_included_files_are_checked_with_their_names_and_written(run: Run) -> None:
+    files = cluster_in_parts(Path("etc"))
+    code, out, _ = run(*files)
+    assert code == 1 and "config-include" not in out
+    assert "checked: etc/slurm.conf with etc/conf.d/hpc-nodes.conf" in out
+    assert "select/linear (etc/conf.d/hpc-nodes.conf, line 1)" in out
+    assert "--- etc/conf.d/gpus.conf\n" in out and "--- etc/gres.conf\n" not in out
+    assert "+Name=gpu File=/dev/nvidia[4-7] Cores=16-31" in out
+    assert run(*files, "-o", "right")[0] == 1
+    assert Path("right/gres.conf").read_text() == "Include conf.d/gpus.conf\n"
+    fixed = Path("right/conf.d/hpc-nodes.conf").read_text()
+    assert "SelectType=select/cons_tres\n" in fixed
+    again = run("check", "right/gres.conf", "right/slurm.conf", "--host", "gpu8.toml")[1]
+    assert "gres-cores-wrong" not in again and "slurm-select-type" not in again
+
+
+def test_files_outside_the_folder_are_not_read(run: Run) -> None:
+    files = cluster_in_parts(Path("etc"))
+    Path("secret").write_text("no line of Slurm's\n")
+    Path("etc/link.conf").symlink_to(Path("secret").resolve())
+    for name in ("../secret", str(Path("secret").resolve()), "link.conf"):
+        with Path("etc/slurm.conf").open("a") as file:
+            file.write(f"Include {name}\n")
+    Path("etc/slurm.conf").write_text(Path("etc/slurm.conf").read_text() + "Include gone.conf\n")
+    code, out, _ = run(*files)
+    out = " ".join(out.split())
+    assert code == 1 and out.count("(config-include)") == 4
+    assert out.count("which is not read: it lies outside the folder of") == 3
+    assert "Include gone.conf, which is not read: there is no such file" in out
+    # A whole path into the folder is one of the folder.
+    absolute = Path("etc/conf.d/gpus.conf").resolve()
+    Path("etc/gres.conf").write_text(f"Include {absolute}\n")
+    assert "(gres-cores-wrong)" in run(*files)[1]
 
 
 def test_a_damaged_file_names_its_line(run: Run) -> None:
@@ -181,6 +228,34 @@ def test_bindings_are_printed_for_people_and_for_scripts(run: Run) -> None:
     )
     _, table, _ = run("bind", "--host", "gpu8.toml", "--tasks", "8", "--cores", "2", "--explain")
     assert "0000:81:00.0" in table and "counted off" in table
+
+
+def test_slurms_own_numbers_of_gpus_come_from_gres_conf(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("bind", "--host", "gpu8.toml", "--tasks", "2", "--gpus", "0,4", "--flags")
+    Path("gres.conf").write_text(
+        "NodeName=n[1-9] Name=gpu File=/dev/nvidia[4-7] Cores=16-31\n"
+        "NodeName=n[1-9] Name=gpu File=/dev/nvidia[0-3] Cores=0-15\n"
+    )
+    _, flags, _ = run(*words, "--gres", "gres.conf")
+    assert flags.endswith("--gpu-bind=map_gpu:4,0\n")
+    # CPUs and memory are the machine's own, whatever Slurm calls its GPUs.
+    _, by_address, _ = run(*words)
+    assert flags.rpartition(" ")[0] == by_address.rpartition(" ")[0]
+    for text, said in (
+        ("NodeName=a Name=gpu File=/dev/nvidia[0-7]\nNodeName=b Name=gpu File=/dev/nvidia[7,0-6]\n",
+         "expected nodes that list their GPUs in one order, found 2 orders"),
+        ("Name=gpu File=/dev/nvidia[0-3]\n", "expected lines about GPUs 0-7, each once"),
+        ("GresTypes=gpu\n", "expected lines with Name=gpu or AutoDetect="),
+    ):  # fmt: skip
+        Path("gres.conf").write_text(text)
+        code, _, err = run(*words, "--gres", "gres.conf")
+        assert code == 2 and said in err
+    Path("gres.conf").write_text("AutoDetect=nvml\nName=gpu File=/dev/nvidia[4-7,0-3]\n")
+    assert run(*words, "--gres", "gres.conf")[1] == by_address
+    monkeypatch.setenv("COLUMNS", "60")
+    assert "0000:81:00.0" in run(*words[:5], "--explain")[1]
 
 
 def test_too_many_cores_have_no_place(run: Run) -> None:

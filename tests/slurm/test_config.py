@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homenode.errors import ParseError
-from homenode.slurm.config import parse_config
+from homenode.slurm.config import ConfigFile, parse_config
 from homenode.slurm.gres import (
     autodetect_for,
     gpu_count,
@@ -51,10 +51,46 @@ def test_the_last_value_of_the_cluster_holds_and_those_of_nodes_do_not() -> None
     assert found is not None and found[0] == "affinity" and found[1].first == 2
 
 
-def test_an_included_file_is_named() -> None:
-    assert parse_config("include /etc/slurm/nodes.conf\nA=1\n", "s").includes == (
-        "/etc/slurm/nodes.conf",
-    )
+def test_an_included_file_that_nobody_reads_is_named() -> None:
+    (other,) = parse_config("A=1\ninclude /etc/slurm/nodes.conf\n", "s").not_read
+    assert (other.path, other.where) == ("/etc/slurm/nodes.conf", "s:2")
+
+
+def test_lines_of_an_included_file_stand_where_it_is_included() -> None:
+    files = {"hpc-more.conf": "A=2\nInclude deep.conf\nB=1", "deep.conf": "A=3\n"}
+
+    def include(name: str, beside: str) -> ConfigFile | str:
+        asked.append((name, beside))
+        return ConfigFile(name, files[name]) if name in files else "there is no such file"
+
+    asked: list[tuple[str, str]] = []
+    text = "ClusterName=hpc\nA=1\nInclude %c-more.conf\nA=4\nInclude gone.conf\n"
+    config = parse_config(text, "slurm.conf", include)
+    assert [(line.source, line.first, line.words[0]) for line in config.lines] == [
+        ("slurm.conf", 1, ("clustername", "hpc")), ("slurm.conf", 2, ("a", "1")),
+        ("hpc-more.conf", 1, ("a", "2")), ("deep.conf", 1, ("a", "3")),
+        ("hpc-more.conf", 3, ("b", "1")), ("slurm.conf", 4, ("a", "4")),
+    ]  # fmt: skip
+    # Slurm 22.05.8 looks beside the file that has the line.
+    assert asked[:2] == [("hpc-more.conf", "slurm.conf"), ("deep.conf", "hpc-more.conf")]
+    assert [file.source for file in config.included] == ["hpc-more.conf", "deep.conf"]
+    assert [other.path for other in config.not_read] == ["gone.conf"]
+    assert config.rows(config.lines[4]) == ["B=1"]
+    assert parse_config("Include %c.conf\n", "s", include).not_read[0].path == "%c.conf"
+
+
+def test_an_error_in_an_included_file_names_that_file() -> None:
+    with pytest.raises(ParseError) as caught:
+        parse_config("A=1\nInclude b\n", "a", lambda *_: ConfigFile("b", "\n\nwhat\n"))
+    assert (caught.value.source, caught.value.line) == ("b", 3)
+
+
+def test_files_that_include_each_other_are_refused() -> None:
+    with pytest.raises(ParseError, match="8 deep"):
+        parse_config("Include a\n", "a", lambda name, _: ConfigFile(name, "Include a\n"))
+    with pytest.raises(ParseError, match="256 included files"):
+        names = "".join(f"Include {n}\n" for n in range(300))
+        parse_config(names, "a", lambda name, _: ConfigFile(name, "A=1\n"))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,9 @@ def ranks_text(binding: Binding, host: Host) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column(Text("rank"), justify="right")
     for heading in ("GPU", "address", "node", "distance", "PUs", "counted off"):
-        table.add_column(Text(heading), overflow="fold")
+        # An address that is cut in two cannot be searched for, nor copied.
+        whole = len("0000:19:00.0") if heading == "address" else None
+        table.add_column(Text(heading), overflow="fold", min_width=whole)
     for rank in binding.ranks:
         naive = "the same" if rank.naive is None else f"{nodes_text(rank.naive)}: wrong"
         cells = (

@@ -27,11 +27,15 @@ _LINKS = {"gres-links-missing", "gres-links-wrong"}
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What was found, and both files as they should be; the same text where nothing changes."""
+    """What was found, and both files as they should be; the same text where nothing changes.
+
+    included: (name, text as it is, as it should be) of files that these include.
+    """
 
     findings: Findings
     gres: str
     slurm: str
+    included: tuple[tuple[str, str, str], ...] = ()
 
 
 def check(
@@ -77,10 +81,24 @@ def check(
     if memory:
         told += f"; {plural(len(memory), 'node')} of GPU memory, to which nothing is bound"
     subjects = ", ".join(of.subject for of in classes) or "no node with GPUs"
+    files = [gres, slurm, *([cgroup] if cgroup else [])]
+    read = tuple(
+        f"{file.source} with {', '.join(other.source for other in file.included)}"
+        for file in files
+        if file.included
+    )
+    right_gres = corrected_gres(gres, classes, host, wrong, links=with_links)
+    right_slurm = corrected_slurm(slurm, classes, host, version)
     return Checked(
-        Findings((f"{told}", f"{gres.source} and {slurm.source}: {subjects}"), in_order(findings)),
-        corrected_gres(gres, classes, host, wrong, links=with_links),
-        corrected_slurm(slurm, classes, host, version),
+        Findings(
+            (told, f"{gres.source} and {slurm.source}: {subjects}", *read), in_order(findings)
+        ),
+        right_gres[gres.source],
+        right_slurm[slurm.source],
+        (
+            *((source, text, right_gres[source]) for source, text in gres.included),
+            *((source, text, right_slurm[source]) for source, text in slurm.included),
+        ),
     )
 
 

@@ -41,9 +41,9 @@ def check_gres(of: NodeClass, host: Host, source: str) -> Iterator[Finding]:
         if 0 <= number < len(gpus) and (file is not None or of.autodetect is None):
             placed.setdefault(line, []).append(gpus[number])
     for line, own in placed.items():
-        yield from _cores(of, line, own, order, f"{source}:{line.line.first}")
+        yield from _cores(of, line, own, order, f"{line.line.source}:{line.line.first}")
         if not of.sliced:
-            yield from _links(of, line, own, members, f"{source}:{line.line.first}")
+            yield from _links(of, line, own, members, f"{line.line.source}:{line.line.first}")
 
 
 def _counts(of: NodeClass, gpus: Sequence[RightGpu], source: str) -> Iterator[Finding]:

@@ -141,7 +141,7 @@ def check_shape(of: NodeClass, host: Host, slurm: Config) -> Iterator[Finding]:
         return
     shape = of.definition.shape
     order = core_order(host)
-    source = f"{slurm.source}:{of.definition.line.first}, {_PAGE}"
+    source = f"{of.definition.line.source}:{of.definition.line.first}, {_PAGE}"
     if not order.fits(shape):
         overridden = "config_overrides" in _words(slurm, "slurmdparameters")
         yield Finding(
@@ -205,7 +205,7 @@ def check_cgroup(cgroup: Config | None) -> Iterator[Finding]:
 
 def without_absence(findings: Iterable[Finding], *files: Config) -> Iterator[Finding]:
     """The same, but that what is not set is unknown where it may stand in a file not read."""
-    hidden = any(file.includes for file in files)
+    hidden = any(file.not_read for file in files)
     for finding in findings:
         if hidden and finding.observed in (NOT_SET, NO_LINES):
             yield replace(
@@ -221,11 +221,13 @@ def without_absence(findings: Iterable[Finding], *files: Config) -> Iterator[Fin
 def check_includes(*files: Config | None) -> Iterator[Finding]:
     """Files that belong to these and were not read."""
     for file in files:
-        for path in () if file is None else file.includes:
+        for path, reason, where in () if file is None else file.not_read:
             yield Finding(
                 "config-include", Severity.INCONCLUSIVE, file.source if file else "",
-                "a file that holds all", f"Include {path}, which is not read",
-                None, f"put both into one file and check that: cat {path} >> a copy", _PAGE,
+                "files beside it alone, which are read with it",
+                f"Include {path}, which is not read: {reason}",
+                None, f"put both into one file and check that: cat {path} >> a copy",
+                f"{where}, {_PAGE}",
             )  # fmt: skip
 
 
@@ -254,4 +256,5 @@ def _shown(config: Config, key: str) -> str:
     if found is None:
         return NOT_SET
     value, line = found
-    return f"{value} (line {line.first})"
+    file = "" if line.source == config.source else f"{line.source}, "
+    return f"{value} ({file}line {line.first})"

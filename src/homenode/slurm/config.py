@@ -2,16 +2,22 @@
 
 Words are "Key=value", "Key = value" or "Key=\"a value\"", several on a line; keys are
 case-insensitive; "#" begins a comment, "\\#" does not; a "\\" at the end joins the next line.
-Source: slurm.conf(5), gres.conf(5), cgroup.conf(5) of 22.05 and 24.11.
+"Include file" stands for that file's lines; a "%c" in its name is the cluster's name.
+Source: slurm.conf(5), gres.conf(5), cgroup.conf(5) of 22.05 and 24.11. Seen: 22.05.8, which takes
+no pattern and no quotes for a file's name, and looks beside the file that has the line.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from homenode.errors import ParseError
 
 MAX_TEXT_CHARS = 16 << 20
+MAX_INCLUDED = 256
+"""Files of one configuration: more are a circle."""
+MAX_DEPTH = 8
 
 _WORD = re.compile(r'\s*([A-Za-z0-9_.]+)\s*([-+]?)=\s*(?:"([^"]*)"|(\S+))(?=\s|\Z)', re.ASCII)
 _INCLUDE = re.compile(r"\s*include\s+(\S+)\s*\Z", re.IGNORECASE | re.ASCII)
@@ -22,13 +28,14 @@ _COMMENT = re.compile(r"(?<!\\)#.*", re.DOTALL)
 class ConfigLine:
     """One logical line that says something.
 
-    first, last: numbers of the physical lines that it is made of, from 1.
-    words: (key in small letters, value), in their order. Of an Include line: ("include", path).
+    first, last: numbers of the physical lines that it is made of, from 1. source: of which file.
+    words: (key in small letters, value), in their order.
     """
 
     first: int
     last: int
     words: tuple[tuple[str, str], ...]
+    source: str
 
     def get(self, *keys: str) -> str | None:
         """The value of the first of these keys that the line has; the last one where it repeats."""
@@ -39,13 +46,44 @@ class ConfigLine:
         return None
 
 
+class ConfigFile(NamedTuple):
+    """A file's name and its text as it was given."""
+
+    source: str
+    text: str
+
+
+class NotRead(NamedTuple):
+    """A file that an Include line names and whose lines are unknown. where: the line."""
+
+    path: str
+    reason: str
+    where: str
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A configuration file. text: as it was given. lines: without blank ones and comments."""
+    """A configuration file. text: as it was given. lines: without blank ones and comments.
+
+    included: files that Include lines name, whose lines stand in `lines` in place of these.
+    not_read: those whose lines do not.
+    """
 
     source: str
     text: str
     lines: tuple[ConfigLine, ...]
+    included: tuple[ConfigFile, ...] = ()
+    not_read: tuple[NotRead, ...] = ()
+
+    @property
+    def files(self) -> tuple[ConfigFile, ...]:
+        """It, and what it includes."""
+        return (ConfigFile(self.source, self.text), *self.included)
+
+    def rows(self, line: ConfigLine) -> list[str]:
+        """A line as it is written: its physical lines."""
+        text = next(file.text for file in self.files if file.source == line.source)
+        return text.split("\n")[line.first - 1 : line.last]
 
     def last(self, key: str) -> tuple[str, ConfigLine] | None:
         """The value that holds of a key that has one for the whole cluster: the last one given."""
@@ -55,25 +93,68 @@ class Config:
                 return value, line
         return None
 
-    @property
-    def includes(self) -> tuple[str, ...]:
-        """Files whose lines belong here and that were not read."""
-        return tuple(value for line in self.lines if (value := line.get("include")) is not None)
-
 
 _LISTS = frozenset({"nodename", "nodeset", "partitionname", "downnodes", "frontendname"})
 """Keys that open a line about some nodes or partitions, rather than about the cluster."""
 
 
-def parse_config(text: str, source: str) -> Config:
-    """The lines of a configuration file.
+Includer = Callable[[str, str], ConfigFile | str]
+"""(a name as an Include line has it, the file with that line): the file, or why it is not read."""
 
-    Raises ParseError that names the line where a word is no Key=value.
+
+def parse_config(text: str, source: str, include: Includer | None = None) -> Config:
+    """The lines of a configuration file, and of those that it includes.
+
+    include: reads these; None = they stay unknown, and `not_read` has them. Raises ParseError that
+    names the line where a word is no Key=value, and for files that include each other.
     """
-    if len(text) > MAX_TEXT_CHARS:
-        raise ParseError(source, f"at most {MAX_TEXT_CHARS} characters", str(len(text)))
-    lines = tuple(_config_line(*joined, source) for joined in _joined(text))
-    return Config(source, text, tuple(line for line in lines if line.words))
+    reading = _Reading(include or (lambda path, beside: "no other file was looked for"), [], [], [])
+    reading.add(ConfigFile(source, text), 0)
+    return Config(
+        source, text, tuple(reading.lines), tuple(reading.included), tuple(reading.not_read)
+    )
+
+
+class _Reading(NamedTuple):
+    """What was read so far."""
+
+    include: Includer
+    lines: list[ConfigLine]
+    included: list[ConfigFile]
+    not_read: list[NotRead]
+
+    def add(self, file: ConfigFile, depth: int) -> None:
+        """The lines of a file, in their places among the others."""
+        source, text = file
+        if len(text) > MAX_TEXT_CHARS:
+            raise ParseError(source, f"at most {MAX_TEXT_CHARS} characters", str(len(text)))
+        for first, last, said in _joined(text):
+            include = _INCLUDE.match(said)
+            if include is not None:
+                self._include(include[1], f"{source}:{first}", source, depth)
+            elif words := _words(said, source, first):
+                self.lines.append(ConfigLine(first, last, words, source))
+
+    def _include(self, path: str, where: str, beside: str, depth: int) -> None:
+        name = self._with_cluster(path)
+        found = self.include(name, beside) if name else "ClusterName= does not stand before it"
+        if isinstance(found, str):
+            self.not_read.append(NotRead(path, found, where))
+            return
+        if depth >= MAX_DEPTH or len(self.included) >= MAX_INCLUDED:
+            raise ParseError(
+                where, f"at most {MAX_INCLUDED} included files, {MAX_DEPTH} deep", f"Include {path}"
+            )
+        if all(known.source != found.source for known in self.included):
+            self.included.append(found)
+        self.add(found, depth + 1)
+
+    def _with_cluster(self, path: str) -> str | None:
+        if "%c" not in path:
+            return path
+        names = (name for line in reversed(self.lines) if (name := line.get("clustername")))
+        cluster = next(names, None)
+        return None if cluster is None else path.replace("%c", cluster)
 
 
 def _joined(text: str) -> Iterator[tuple[int, int, str]]:
@@ -94,10 +175,7 @@ def _joined(text: str) -> Iterator[tuple[int, int, str]]:
         yield first, number, " ".join(held)
 
 
-def _config_line(first: int, last: int, text: str, source: str) -> ConfigLine:
-    include = _INCLUDE.match(text)
-    if include is not None:
-        return ConfigLine(first, last, (("include", include[1]),))
+def _words(text: str, source: str, first: int) -> tuple[tuple[str, str], ...]:
     words: list[tuple[str, str]] = []
     at = 0
     while text[at:].strip():
@@ -107,4 +185,4 @@ def _config_line(first: int, last: int, text: str, source: str) -> ConfigLine:
         value = match[4] if match[3] is None else match[3]
         words.append((match[1].lower(), value.replace("\\#", "#")))
         at = match.end()
-    return ConfigLine(first, last, tuple(words))
+    return tuple(words)

@@ -18,8 +18,9 @@ from homenode.topology import Host
 
 
 class Edit(NamedTuple):
-    """Physical lines `first` to `last`, both counted from 1, become these."""
+    """Physical lines `first` to `last` of a file, both counted from 1, become these."""
 
+    source: str
     first: int
     last: int
     lines: tuple[str, ...]
@@ -28,8 +29,8 @@ class Edit(NamedTuple):
 def corrected_gres(
     gres: Config, classes: Sequence[NodeClass], host: Host, wrong: Iterable[NodeClass], *,
     links: bool,
-) -> str:  # fmt: skip
-    """The file with the GPU lines of these classes rewritten.
+) -> dict[str, str]:  # fmt: skip
+    """The file, and those that it includes, with the GPU lines of these classes rewritten: by name.
 
     Left as they are: classes whose lines are about other nodes too, and whose machine has no node
     for its GPUs. links: give each GPU a line with its Links=.
@@ -51,16 +52,17 @@ def corrected_gres(
             continue
         places = [line.line for line in of.lines]
         said = _comments(gres, places)
-        edits.append(Edit(places[0].first, places[0].last, (*said, *lines)))
-        edits += [Edit(place.first, place.last, ()) for place in places[1:]]
-    return _edited(gres.text, edits)
+        edits.append(_edit(places[0], (*said, *lines)))
+        edits += [_edit(place, ()) for place in places[1:]]
+    return _edited(gres, edits)
 
 
 def corrected_slurm(
     slurm: Config, classes: Sequence[NodeClass], host: Host, version: SlurmVersion | None
-) -> str:
-    """The file with wrong settings set right, and missing ones at its end.
+) -> dict[str, str]:
+    """The file, and those that it includes, with wrong settings set right: by name.
 
+    Missing ones are at the file's end.
     A setting that only newer versions know is left as a comment where the version is not known.
     """
     changed: dict[ConfigLine, dict[str, str]] = {}
@@ -72,7 +74,7 @@ def corrected_slurm(
                 f"# from {KNOWS_ENFORCE_BINDING} on, in place of what is above: "
                 f"{setting.key}={setting.value}"
             )
-        elif found is None and slurm.includes:
+        elif found is None and slurm.not_read:
             continue  # it may stand in a file that is not read
         elif found is None:
             added.append(f"{setting.key}={setting.value}")
@@ -80,10 +82,12 @@ def corrected_slurm(
             changed.setdefault(found[1], {})[setting.key] = setting.value
     added += _node_sockets(slurm, classes, host, changed)
     edits = [_with_words(slurm, line, words) for line, words in changed.items()]
-    text = _edited(slurm.text, edits)
+    texts = _edited(slurm, edits)
     if added:
+        text = texts[slurm.source]
         text += ("" if text.endswith("\n") or not text else "\n") + "\n".join(added) + "\n"
-    return text
+        texts[slurm.source] = text
+    return texts
 
 
 def _node_sockets(
@@ -114,7 +118,7 @@ def _node_sockets(
 
 def _with_words(config: Config, line: ConfigLine, words: Mapping[str, str]) -> Edit:
     """The line with these words' values replaced, all else as it is written."""
-    text = "\n".join(config.text.split("\n")[line.first - 1 : line.last])
+    text = "\n".join(config.rows(line))
     for key, value in words.items():
         pattern = re.compile(rf'\b({re.escape(key)})\s*[-+]?=\s*("[^"]*"|\S+)', re.IGNORECASE)
         match = pattern.search(text)
@@ -122,21 +126,24 @@ def _with_words(config: Config, line: ConfigLine, words: Mapping[str, str]) -> E
             text = f"{text} {key}={value}"
         else:
             text = f"{text[: match.start()]}{match[1]}={value}{text[match.end() :]}"
-    return Edit(line.first, line.last, tuple(text.split("\n")))
+    return _edit(line, tuple(text.split("\n")))
+
+
+def _edit(line: ConfigLine, lines: tuple[str, ...]) -> Edit:
+    return Edit(line.source, line.first, line.last, lines)
 
 
 def _comments(config: Config, lines: Iterable[ConfigLine]) -> tuple[str, ...]:
     """What stands behind "#" on lines that go, each as a line of its own."""
-    rows = config.text.split("\n")
-    found = (re.search(r"(?<!\\)#.*", row) for at in lines for row in rows[at.first - 1 : at.last])
+    found = (re.search(r"(?<!\\)#.*", row) for at in lines for row in config.rows(at))
     return tuple(match[0] for match in found if match is not None)
 
 
-def _edited(text: str, edits: Iterable[Edit]) -> str:
-    """The text after all edits, whose lines do not overlap."""
-    lines = text.split("\n")
-    by_first = {edit.first: edit for edit in edits}
-    for first in sorted(by_first, reverse=True):
-        edit = by_first[first]
-        lines[edit.first - 1 : edit.last] = edit.lines
-    return "\n".join(lines)
+def _edited(config: Config, edits: Iterable[Edit]) -> dict[str, str]:
+    """Its files after all edits, whose lines do not overlap: texts by name."""
+    rows = {file.source: file.text.split("\n") for file in config.files}
+    by_place = {(edit.source, edit.first): edit for edit in edits}
+    for source, first in sorted(by_place, reverse=True):
+        edit = by_place[source, first]
+        rows[source][edit.first - 1 : edit.last] = edit.lines
+    return {source: "\n".join(lines) for source, lines in rows.items()}

@@ -8,14 +8,19 @@ Source: srun(1), --cpu-bind, --mem-bind, --gpu-bind, --gpus-per-task; Slurm's
 src/plugins/task/affinity/dist_tasks.c, lllp_distribution.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from homenode.slurm.memory_bind import MemoryBind
 from homenode.slurm.ranks import Binding
 
 
-def srun_flags(binding: Binding, memory: MemoryBind) -> tuple[str, ...]:
-    """What srun needs, one option each. The job has its nodes to itself."""
+def srun_flags(
+    binding: Binding, memory: MemoryBind, places: Mapping[int, int] | None = None
+) -> tuple[str, ...]:
+    """What srun needs, one option each. The job has its nodes to itself.
+
+    places: Slurm's number of each GPU, as gres.conf lists them; None = by address as well.
+    """
     ranks = binding.ranks
     # No --cpus-per-task: it implies --exact, and masks hold only in a step with every CPU.
     flags = [
@@ -29,7 +34,10 @@ def srun_flags(binding: Binding, memory: MemoryBind) -> tuple[str, ...]:
         flags.append(f"--gpus-per-task={each}")
     else:
         flags.append(f"--gpus-per-node={binding.gpus_on_node}")
-    flags.append(f"--gpu-bind={_gpus([[gpu.index for gpu in rank.gpus] for rank in ranks])}")
+    shares = [[gpu.index for gpu in rank.gpus] for rank in ranks]
+    if places is not None:
+        shares = [[places[index] for index in share] for share in shares]
+    flags.append(f"--gpu-bind={_gpus(shares)}")
     return tuple(flags)
 
 

@@ -66,9 +66,7 @@ class HeldGpus:
 
 def gres_lines(config: Config) -> tuple[GresLine, ...]:
     """The lines of a gres.conf. Raises ParseError that names the line."""
-    return tuple(
-        _gres_line(line, config.source) for line in config.lines if line.get("include") is None
-    )
+    return tuple(_gres_line(line, line.source) for line in config.lines)
 
 
 def lines_for(lines: tuple[GresLine, ...], node: str) -> tuple[GresLine, ...]:

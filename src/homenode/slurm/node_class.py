@@ -61,7 +61,7 @@ def node_classes(gres: Config, slurm: Config, wanted: Sequence[str] = ()) -> tup
     groups: dict[tuple[object, ...], list[str]] = {}
     for name in names:
         one = defined.get(name)
-        key = (lines_for(lines, name), autodetect_for(lines, name), one and one.line.first)
+        key = (lines_for(lines, name), autodetect_for(lines, name), one and one.line)
         groups.setdefault(key, []).append(name)
     if not names and any(line.name == "gpu" or line.autodetect for line in lines):
         groups[lines_for(lines, ""), autodetect_for(lines, ""), None] = []

@@ -68,9 +68,9 @@ def node_definitions(config: Config) -> tuple[NodeDefinition, ...]:
         gres = values.get("gres")
         found.append(
             NodeDefinition(
-                expand_hostlist(name, config.source, line=line.first),
+                expand_hostlist(name, line.source, line=line.first),
                 line,
-                _shape(values, config.source, line.first),
+                _shape(values, line.source, line.first),
                 None if gres is None else gpu_count(gres),
                 gres is not None and has_slices(gres),
             )

@@ -189,9 +189,12 @@ def _recorded(
 
 def _order(path: Path) -> "DeviceOrder":
     from homenode.slurm.config import parse_config
+    from homenode.slurm.config_files import read_config
     from homenode.slurm.device_order import device_order
 
-    return device_order(parse_config(_text(path, "a configuration file of Slurm"), str(path)))
+    if str(path) == "-":
+        return device_order(parse_config(_text(path, "a configuration file of Slurm"), "-"))
+    return device_order(read_config(path))
 
 
 def _machines(hosts: tuple[str, ...]) -> Mapping[str, "NodeMachine"]:

@@ -41,6 +41,14 @@ def bind(
         typer.Option(metavar="N", help="Bind all tasks to this node, rather than to their GPUs'."),
     ] = None,
     topo: TopoOption = None,
+    gres: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The cluster's gres.conf: Slurm's number of each GPU, where its lines name them "
+            "in another order. Default: by PCI address, as AutoDetect gives them.",
+        ),
+    ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="A table of the ranks, and why.")
     ] = False,
@@ -74,8 +82,9 @@ def bind(
         None if node is None else NodeIndex(node),
     )
     binding = bind_ranks(machine, wishes)
+    words = srun_flags(binding, memory, None if gres is None else _places(gres, machine))
     if flags:
-        print(" ".join(srun_flags(binding, memory)))
+        print(" ".join(words))
         return
     if explain:
         from homenode.report.ranks_text import ranks_text
@@ -83,7 +92,7 @@ def bind(
         console().print(ranks_text(binding, machine))
     print("\n".join(sbatch_lines(binding)))
     print("\nsrun \\")
-    for flag in srun_flags(binding, memory):
+    for flag in words:
         print(f"  {flag} \\")
     print("  COMMAND")
     if binding.findings:
@@ -92,6 +101,14 @@ def bind(
         for finding in binding.findings:
             print()
             console().print(finding_text(finding))
+
+
+def _places(gres: Path, host: "Host") -> dict[int, int]:
+    from homenode.slurm.config_files import read_config
+    from homenode.slurm.device_order import device_order
+    from homenode.slurm.home_nodes import gpus_in_order
+
+    return device_order(read_config(gres)).places(len(gpus_in_order(host)))
 
 
 def _gpus(text: str, host: "Host") -> tuple[int, ...]:

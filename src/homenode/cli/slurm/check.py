@@ -14,14 +14,12 @@ from homenode.cli.terminal import (
     note,
     print_diff,
     print_json,
-    read_file,
     write_text,
 )
-from homenode.errors import UsageError
+from homenode.errors import HostError, UsageError
 
 if TYPE_CHECKING:
     from homenode.slurm.check_slurm import SlurmVersion
-    from homenode.slurm.config import Config
 
 _VERSION = re.compile(r"(\d\d)\.(\d\d?)(?:\.(\d{1,3}))?", re.ASCII)
 
@@ -65,19 +63,24 @@ def check(
     """Whether Slurm's files tell the truth about a node's GPUs, and what they should say."""
     from homenode.findings import are_bad
     from homenode.slurm.check import check as judge
+    from homenode.slurm.config_files import read_config
     from homenode.slurm.hostlist import expand_hostlist
     from homenode.sources import load_host
 
-    of_gres, of_slurm = _config(gres), _config(slurm)
+    of_gres, of_slurm = read_config(gres), read_config(slurm)
     checked = judge(
         of_gres,
         of_slurm,
         with_topo(load_host(host), topo),
-        cgroup=None if cgroup is None else _config(cgroup),
+        cgroup=None if cgroup is None else read_config(cgroup),
         nodes=() if nodes is None else expand_hostlist(nodes, "--nodes"),
         version=None if slurm_version is None else _version(slurm_version),
     )
-    files = ((gres, of_gres.text, checked.gres), (slurm, of_slurm.text, checked.slurm))
+    files = (
+        (gres, of_gres.text, checked.gres),
+        (slurm, of_slurm.text, checked.slurm),
+        *((Path(name), before, after) for name, before, after in checked.included),
+    )
     if json:
         from homenode.formats import encode
 
@@ -94,16 +97,9 @@ def check(
                 print()
                 print_diff(before.encode(), after.encode(), str(path), f"{path} as it should be")
     if output is not None:
-        _write(output, files)
+        _write(output, files, (gres.parent, slurm.parent))
     if are_bad(checked.findings.findings):
         raise SystemExit(1)
-
-
-def _config(path: Path) -> "Config":
-    from homenode.slurm.config import parse_config
-
-    text = read_file(path, "a configuration file of Slurm").decode("utf-8", "replace")
-    return parse_config(text, str(path))
 
 
 def _version(text: str) -> "SlurmVersion":
@@ -115,18 +111,36 @@ def _version(text: str) -> "SlurmVersion":
     return SlurmVersion(int(match[1]), int(match[2]), int(match[3] or 0))
 
 
-def _write(folder: Path, files: tuple[tuple[Path, str, str], ...]) -> None:
-    """Both files into a folder that is there, over nothing."""
-    paths = [folder / path.name for path, _, _ in files]
+def _write(
+    folder: Path, files: tuple[tuple[Path, str, str], ...], parents: tuple[Path, ...]
+) -> None:
+    """All files, over nothing; included ones where they are beside the others.
+
+    parents: of the two files that the user named.
+    """
+    paths = [folder / _below(path, parents) for path, _, _ in files]
     if len(set(paths)) < len(paths):
-        raise UsageError(f"{paths[0]}: expected two files of different names, found one")
+        raise UsageError(f"{paths[0]}: expected files of different names, found one")
     for path in paths:
         if path.exists():
             raise UsageError(
                 f"{path}: expected nothing there yet, found a file",
                 hint="name another folder; the files in use are not overwritten",
             )
+    try:
+        for path in paths:
+            path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HostError(f"{folder}: expected to write there, found: {error.strerror}") from None
     check_can_write(*paths)
     for path, (_, _, after) in zip(paths, files, strict=True):
         write_text(path, after)
         note(f"wrote {path}")
+
+
+def _below(path: Path, parents: tuple[Path, ...]) -> Path:
+    """The path as it lies in the folder of the file that includes it; never one outside."""
+    for parent in parents:
+        if path.resolve().is_relative_to(parent.resolve()):
+            return path.resolve().relative_to(parent.resolve())
+    return Path(path.name)

@@ -1,0 +1,46 @@
+"""ConfigFiles: Slurm's configuration as it lies in a folder, with what it includes. [I/O]
+
+An Include line is followed to files in the folder of the file that the user named, and below it:
+what another folder of this machine holds need not be the cluster's, and is not the user's choice.
+"""
+
+from pathlib import Path
+
+from homenode.errors import InputError
+from homenode.slurm.config import MAX_TEXT_CHARS, Config, ConfigFile, parse_config
+
+
+def read_config(path: Path) -> Config:
+    """A configuration file and those that it includes.
+
+    Raises InputError for a file that cannot be read, ParseError that names a line.
+    """
+    folder = path.parent
+
+    def include(name: str, beside: str) -> ConfigFile | str:
+        # As Slurm does: beside the file that has the line; an absolute name stays as it is.
+        other = Path(beside).parent / name
+        try:
+            if not other.resolve().is_relative_to(folder.resolve()):
+                return f"it lies outside the folder of {path.name}"
+            if not other.is_file():
+                return "there is no such file"
+            return ConfigFile(str(other), _text(other))
+        except OSError as error:
+            return f"{error.strerror}"
+        except (ValueError, RuntimeError) as error:  # a name with a NUL, links in a circle
+            return str(error)
+
+    try:
+        text = _text(path)
+    except (OSError, ValueError) as error:
+        found = getattr(error, "strerror", None) or str(error)
+        raise InputError(
+            f"{path}: expected a configuration file of Slurm, found: {found}"
+        ) from None
+    return parse_config(text, str(path), include)
+
+
+def _text(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.read(4 * MAX_TEXT_CHARS + 1).decode("utf-8", "replace")

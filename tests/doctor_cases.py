@@ -18,7 +18,7 @@ from homenode.pci import DeviceKind, PciDevice, PciErrors, PciLink, PortType
 from homenode.topology import Host
 from tests.doctor_domains import diagnosed as found_in
 from tests.doctor_domains import domain, gpus, host
-from tests.doctor_listings import arc
+from tests.doctor_listings import arc, port
 from tests.simulated_config import MemoryJournal, NoTime, PowerCutError, SimulatedConfig
 
 
@@ -136,6 +136,15 @@ def _with_memory(factor: float) -> Host:
     )
 
 
+def _silent(kind: str) -> str:
+    """A listing with one function below a port that answers nothing."""
+    return (
+        port("00:01.0", "8086:a70d", "Root Port (Slot+)", "00", "01", "01", 16, 16, 2.5, 16)
+        + f"\n\n01:00.0 {kind}: A maker's device [10de:2684] (rev ff) (prog-if ff)\n"
+        "\t!!! Unknown header type 7f\n"
+    )
+
+
 HOST_CASES: dict[str, Case] = {
     "pcie-link-slow": case(
         "rtx5090-epyc7702: 8 GPUs at 5 GT/s on ports of 16 GT/s", lambda: of_host(host(SICK)),
@@ -168,6 +177,12 @@ HOST_CASES: dict[str, Case] = {
         "the same with a GPU that is a part of the root complex",
         lambda: of_host(changed(
             changed(host(DESKTOP), lambda d: True, link=None), is_gpu, parent=None)),
+    ),
+    "device-silent": case(
+        "a listing in which a GPU has revision ff and header type 7f",
+        lambda: of_host(host_from_lspci(_silent("VGA compatible controller [0300]"), "pc")),
+        "the same of a SATA controller, on which no VM's speed hangs",
+        lambda: of_host(host_from_lspci(_silent("SATA controller [0106]"), "pc")),
     ),
     "listing-cut": case(
         "a listing of lspci -vvv that ends within a line",

@@ -22,6 +22,7 @@ from homenode.errors import HomenodeError, HostError, UsageError
 from homenode.findings import Finding, Findings, Severity
 from homenode.pci import PciLink
 from homenode.sources import load_host
+from homenode.topology import Host
 from tests.doctor_cases import changed
 from tests.doctor_domains import diagnosed, domain, gpus, host, planned
 from tests.shared_data import needs_shared, shared
@@ -101,6 +102,11 @@ def test_a_domain_comes_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> 
         ("--h2d", "-1"),
         ("--known-width", "41:00.0=3"),
         ("--known-width", "41:00.0"),
+        ("--known-width", "99:00.0=8"),
+        ("--h2d", "99:00.0=25"),
+        ("--h2d", "00:01.0=25"),
+        ("--under-load", "--load-command", '"unclosed'),
+        ("--under-load", "--load-command", ""),
         ("--under-load",),
         ("--load-command", "nvbandwidth"),
     ],
@@ -178,6 +184,24 @@ def test_a_link_that_is_lost_since_is_not_taken_for_the_slot_above_it() -> None:
     slow = changed(host("hgx-h100"), lambda d: d.bdf == gpu, link=PciLink(8.0, 16, 32.0, 16))
     (finding,) = drift(certify(host("hgx-h100")), slow)
     assert finding.severity is Severity.CRITICAL
+
+
+def test_an_idle_link_drifts_by_its_lanes_and_hides_no_slow_uplink() -> None:
+    gpu = gpus("hgx-h100", 1)[0]
+    certified = certify(host("hgx-h100"))
+
+    def idle(width: int) -> Host:
+        return changed(host("hgx-h100"), lambda d: d.bdf == gpu, link=PciLink(2.5, width, 32.0, 16))
+
+    assert list(drift(certified, idle(16))) == []
+    (narrow,) = drift(certified, idle(8))
+    assert narrow.severity is Severity.INCONCLUSIVE
+    assert "32 GT/s x8" in narrow.observed and "idles at 2.5 GT/s x8" in narrow.observed
+    uplink = host("hgx-h100").switch_above(gpu)
+    slow = changed(idle(16), lambda d: d.bdf == uplink, link=PciLink(8.0, 16, 32.0, 16))
+    found = {f.subject: f for f in drift(certified, slow)}
+    assert found[f"gpu {gpu}"].severity is Severity.CRITICAL
+    assert found[f"gpu {gpu}"].observed == "8 GT/s x16 (15.8 GB/s)"
 
 
 @needs_shared

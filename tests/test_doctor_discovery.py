@@ -1,5 +1,7 @@
 """What the doctor needs of a host is discovered from sysfs and tools, and absent where not told."""
 
+from dataclasses import replace
+
 import pytest
 
 from homenode.bdf import Bdf
@@ -7,7 +9,7 @@ from homenode.cpuset import CpuSet
 from homenode.description.render import render
 from homenode.description.shipped import load_shipped
 from homenode.discover import discover
-from homenode.discover.lspci import host_from_lspci
+from homenode.discover.lspci import add_lspci, host_from_lspci
 from homenode.discover.pci_config import parse_config
 from homenode.doctor.diagnosis import diagnose
 from homenode.doctor.quiet_snapshot import QuietSnapshot
@@ -72,6 +74,18 @@ def test_errors_power_and_domains_are_read() -> None:
     assert device.power_state == "D3hot"
     assert device.errors == PciErrors((("BadTLP", 1200),))
     assert "pcie-errors-corrected" in {f.id for f in diagnose(discover(tree)).findings}
+
+
+def test_a_device_that_sysfs_lists_and_lspci_cannot_read_is_silent() -> None:
+    """The kernel keeps the ids of a GPU that has fallen off the bus."""
+    tree = overlaid()
+    there = discover(tree)
+    listing = "0000:01:00.0 VGA compatible controller [0300]: NVIDIA AD103 [10de:2704] (rev ff)\n"
+    silent, gaps = add_lspci(there.pci_devices, listing + "\t!!! Unknown header type 7f\n", "lspci")
+    found = diagnose(replace(there, pci_devices=silent, gaps=gaps)).findings
+    assert [(f.id, f.subject) for f in found] == [("device-silent", "GPU 0000:01:00.0")]
+    sound, gaps = add_lspci(there.pci_devices, listing, "lspci")
+    assert diagnose(replace(there, pci_devices=sound, gaps=gaps)).findings == ()
 
 
 def test_what_no_file_tells_is_unknown() -> None:

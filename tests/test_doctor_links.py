@@ -342,6 +342,37 @@ def test_errors_that_resets_leave_are_no_alarm() -> None:
 
 
 @needs_shared
+def test_a_gpu_that_no_longer_answers_is_critical() -> None:
+    text = listing()
+    start = text.index("\n5d:00.0 ") + 1
+    head, _, _ = text[start:].partition("\n")
+    end = text.index("\n\n", start)
+    silent = head.replace("(rev a1)", "(rev ff) (prog-if ff)") + "\n\t!!! Unknown header type 7f"
+    host = host_from_lspci(text[:start] + silent + text[end:], "hgx")
+    (lost,) = diagnose(host).findings
+    assert (lost.id, lost.severity) == ("device-silent", Severity.CRITICAL)
+    assert lost.subject == "GPU 0000:5d:00.0"
+    asleep = replace(
+        host, pci_devices=tuple(replace(d, power_state="D3cold") for d in host.pci_devices)
+    )
+    assert [f.id for f in diagnose(asleep).findings] == ["pcie-link-unknown"]
+
+
+@needs_shared
+@pytest.mark.parametrize("old", ["Speed 32GT/s (ok)", "Speed 2.5GT/s (downgraded)"])
+def test_a_gpu_that_is_listed_alone_is_not_taken_for_sound(old: str) -> None:
+    """As `lspci -vvv -s 5d:00.0` shows it: nothing tells of the port above."""
+    text = listing()
+    start = text.index("\n5d:00.0 ") + 1
+    alone = text[start : text.index("\n\n", start)].replace("Speed 32GT/s (ok)", old) + "\n"
+    (unknown,) = diagnose(host_from_lspci(alone, "gpu")).findings
+    assert (unknown.id, unknown.severity) == ("pcie-link-unknown", Severity.INCONCLUSIVE)
+    # On a guest's first bus it has no port above.
+    guest = alone.replace("5d:00.0", "00:05.0", 1)
+    assert diagnose(host_from_lspci(guest, "guest")).findings == ()
+
+
+@needs_shared
 def test_a_listing_without_root_says_nothing() -> None:
     lines = [line for line in listing().splitlines() if "Lnk" not in line]
     host = host_from_lspci("\n".join(lines) + "\n", "hgx")

@@ -4,12 +4,14 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.discover.lspci import host_from_lspci
+from homenode.doctor.links.measured_copy import copy_findings
 from homenode.doctor.links.slow import link_findings
 from homenode.findings import Severity
 from homenode.pci import DeviceKind
 from homenode.sources import load_host
 from homenode.topology import Host
-from tests.doctor_listings import port
+from tests.doctor_domains import gpus as gpus_of
+from tests.doctor_listings import arc, port
 from tests.test_doctor_links import found, with_link
 
 
@@ -24,6 +26,52 @@ def test_a_narrow_gpu_without_peers_is_a_warning_unless_the_slot_is_known() -> N
     assert "--known-width" in (finding.fix or "")
     assert list(link_findings(narrow_4080(), known_widths={Bdf.parse("01:00.0"): 8})) == []
     assert list(link_findings(narrow_4080(), known_widths={Bdf.parse("01:00.0"): 16}))
+
+
+def test_a_known_slot_is_what_its_link_and_copies_are_held_against() -> None:
+    gpu = Bdf.parse("01:00.0")
+    slow = with_link(narrow_4080(), str(gpu), current_gt_per_s=5.0)
+    (finding,) = link_findings(slow, known_widths={gpu: 8})
+    assert finding.expected.startswith("16 GT/s x8 (15.8 GB/s)") and "8 lanes" in finding.expected
+    assert "4.0 GB/s of 15.8 GB/s" in (finding.cost or "")
+    (unknown,) = copy_findings(narrow_4080(), {}, 12e9)
+    assert unknown.id == "h2d-low"
+    assert list(copy_findings(narrow_4080(), {}, 12e9, {gpu: 8})) == []
+
+
+def test_the_slot_of_a_gpu_behind_its_own_switch_may_be_named_by_the_gpu() -> None:
+    host = host_from_lspci(arc().replace("16GT/s (ok), Width x8", "16GT/s (ok), Width x4"), "arc")
+    assert found(host)
+    for name in ("03:00.0", "01:00.0"):
+        assert list(link_findings(host, known_widths={Bdf.parse(name): 4})) == []
+
+
+def idle_gpus(*widths: int) -> Host:
+    """The 4090 host with all GPUs idle, and these widths of their links."""
+    host = four_gpus(*widths)
+    for gpu in host.devices_of_kind(DeviceKind.GPU):
+        host = with_link(host, str(gpu.bdf), current_gt_per_s=2.5)
+    return host
+
+
+def test_an_idle_gpu_that_lacks_lanes_beside_idle_ones_with_all_is_found() -> None:
+    findings = found(idle_gpus(16, 8, 16, 16))
+    assert sorted(str(f.severity) for f in findings) == ["inconclusive"] * 3 + ["warning"]
+    (narrow,) = (f for f in findings if f.id == "pcie-link-narrow")
+    assert "beside it idle with all their lanes" in narrow.observed and "50 %" in (
+        narrow.cost or ""
+    )
+
+
+def test_an_idle_gpu_that_lacks_lanes_alone_is_inconclusive_and_tells_of_them() -> None:
+    (finding,) = found(with_link(narrow_4080(), "0000:01:00.0", current_gt_per_s=2.5))
+    assert finding.id == "pcie-link-idle" and "8 of 16" in finding.observed
+    busy_beside = with_link(
+        four_gpus(8, 16, 16, 16), str(gpus_of("rtx4090-epyc7702", 1)[0]), current_gt_per_s=2.5
+    )
+    (finding,) = found(busy_beside)  # some drivers give lanes of idle cards back
+    assert finding.id == "pcie-link-idle"
+    assert {f.id for f in found(idle_gpus(8, 8, 8, 8))} == {"pcie-link-idle"}
 
 
 def two_slots(first: int, second: int) -> Host:

@@ -134,12 +134,15 @@ def doctor(
     from homenode.doctor.diagnosis import diagnose
     from homenode.findings import Findings, are_bad, in_order
 
+    if json and prometheus:
+        raise UsageError("--json and --prometheus: expected one of the two, found both")
     if document is not None and live is not None:
         raise UsageError("VM.xml and --live: expected one of the two, found both")
     if fix is not None and document is None and live is None:
         raise UsageError("--fix: expected a VM.xml or --live NAME to plan, found neither")
     known = _circumstances(h2d, known_width)
     loaded = _host(host, lspci)
+    _check_addresses(known, loaded)
     if under_load or load_command is not None:
         if not under_load:
             raise UsageError("--load-command: expected --under-load beside it, found none")
@@ -232,7 +235,15 @@ def _under_load(
     from homenode.doctor.links.slow import Load
     from homenode.snapshot.live import LiveSnapshot
 
-    program = load_program(None if command is None else shlex.split(command))
+    try:
+        words = None if command is None else shlex.split(command)
+    except ValueError as error:
+        raise UsageError(
+            f"--load-command: expected words as for a shell, found {command!r}: {error}"
+        ) from None
+    if words == []:
+        raise UsageError("--load-command: expected a program, found nothing")
+    program = load_program(words)
     note(f"running {' '.join(program.argv)} and reading links meanwhile")
     busy, reached = sample_under_load(host, LiveSnapshot(), program)
     # What the user says was measured goes before what we measured on the side.
@@ -283,6 +294,22 @@ def _circumstances(h2d: list[str] | None, known_width: list[str] | None) -> "Cir
     return Circumstances(known_widths=widths, h2d=rates, h2d_all=everyone)
 
 
+def _check_addresses(known: "Circumstances", host: "Host") -> None:
+    """Raises UsageError for a device that the host does not have: it would count for nothing."""
+    from homenode.pci import DeviceKind
+
+    for option, bdfs in (("--h2d", known.h2d), ("--known-width", known.known_widths)):
+        for bdf in bdfs:
+            device = host.device(bdf)
+            if device is None:
+                raise UsageError(
+                    f"{option}: expected a device of {host.name}, found none at {bdf}",
+                    hint="homenode show --all lists them",
+                )
+            if option == "--h2d" and device.kind is not DeviceKind.GPU:
+                raise UsageError(f"--h2d: expected a GPU, found a {device.kind} at {bdf}")
+
+
 def _pairs(texts: list[str] | None, option: str) -> list[tuple[str, str]]:
     pairs = []
     for text in texts or ():
@@ -307,8 +334,6 @@ def _gigabytes(text: str, option: str) -> float:
 def _print(
     found: "Findings", host: "Host", *, json: bool, prometheus: bool, everything: bool
 ) -> None:
-    if json and prometheus:
-        raise UsageError("--json and --prometheus: expected one of the two, found both")
     if json:
         from homenode.formats import encode
 

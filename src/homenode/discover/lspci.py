@@ -21,6 +21,9 @@ from homenode.topology import CpuModel, Host
 AFTER_A_CUT = "PCI functions after"
 """How the subject of the gap begins that a listing has which ends too early."""
 
+NO_ANSWER = "configuration space of"
+"""How the subject of a function's gap begins that does not answer; its address follows."""
+
 _UNASSIGNED_CLASS = 0xFF0000  # "does not fit any class"
 
 
@@ -61,7 +64,7 @@ def overlay_lspci(host: Host, text: str, source: str = "lspci") -> Host:
         )
     pus_of_node = {index: node.pus for index, node in nodes.items()}
     own = {device.bdf: device for device in host.pci_devices}
-    gaps = _signs_of_a_cut(functions, text, source)
+    gaps = [*_signs_of_a_cut(functions, text, source), *_silent(functions)]
     devices = tuple(
         _merged(device, own.get(device.bdf), gaps)
         for device in _devices(functions, pus_of_node, gaps)
@@ -123,6 +126,13 @@ def _signs_of_a_cut(functions: tuple[LspciFunction, ...], text: str, source: str
     return gaps
 
 
+def _silent(functions: Iterable[LspciFunction]) -> Iterable[Gap]:
+    """Functions of which lspci reads ones only: they have left the bus, or are switched off."""
+    for function in functions:
+        if function.is_silent:
+            yield Gap(f"{NO_ANSWER} {function.bdf}", "lspci reads ones only: nothing answers")
+
+
 def add_lspci(
     devices: tuple[PciDevice, ...], text: str, source: str
 ) -> tuple[tuple[PciDevice, ...], tuple[Gap, ...]]:
@@ -135,7 +145,7 @@ def add_lspci(
         listed = {function.bdf: function for function in parse(text, source)}
     except ParseError as error:
         return devices, (Gap("names of PCI functions", str(error)),)
-    gaps: list[Gap] = []
+    gaps = [*_silent(listed.values())]
     for ours, theirs, where in (
         ({device.bdf for device in devices}, set(listed), "sysfs"),
         (set(listed), {device.bdf for device in devices}, "lspci"),

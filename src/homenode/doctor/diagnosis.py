@@ -19,7 +19,11 @@ from homenode.doctor.links.measured_copy import copy_findings
 from homenode.doctor.links.path_words import describe_paths
 from homenode.doctor.links.peer_paths import peer_findings
 from homenode.doctor.links.slow import Load, link_findings
-from homenode.doctor.links.unknown import cut_listing_findings, unknown_link_findings
+from homenode.doctor.links.unknown import (
+    cut_listing_findings,
+    silent_device_findings,
+    unknown_link_findings,
+)
 from homenode.doctor.node_layout import layout_findings
 from homenode.domain.document import Document
 from homenode.findings import Finding, Findings, Severity, in_order
@@ -73,7 +77,8 @@ def diagnose(
         *link_findings(host, known.load, known.known_widths, known.reached),
         *unknown_link_findings(host),
         *cut_listing_findings(host),
-        *copy_findings(host, known.h2d, known.h2d_all),
+        *silent_device_findings(host),
+        *copy_findings(host, known.h2d, known.h2d_all, known.known_widths),
         *error_findings(host),
         *layout_findings(host, with_advice=document is None),
         *peer_findings(host),

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from homenode.bdf import Bdf
-from homenode.doctor.links.path import path_rate
 from homenode.doctor.links.rate import LinkRate, gigabytes
 from homenode.doctor.links.slow import device_paths
 from homenode.findings import Finding, Severity
@@ -54,7 +53,7 @@ class Expectation:
 
 
 def certify(host: Host, floors: Mapping[str, float] | None = None) -> Expectation:
-    """What the host is like now. A GPU's link that is idle counts as what its path can carry."""
+    """What the host is like now. A GPU's link that is idle counts with the speed that it can."""
     summary = summarise(host)
     links = _links(host)
     return Expectation(
@@ -65,7 +64,8 @@ def certify(host: Host, floors: Mapping[str, float] | None = None) -> Expectatio
         devices=tuple(
             CertifiedDevice(
                 device.bdf, device.kind, _ids(device),
-                None if device.node is None else int(device.node), links.get(device.bdf),
+                None if device.node is None else int(device.node),
+                None if device.bdf not in links else links[device.bdf].rate,
             )
             for device in _certified(host)
         ),
@@ -149,12 +149,10 @@ def _devices(expected: Expectation, host: Host, source: str) -> Iterator[Finding
             node = None if new.node is None else int(new.node)
             if old.node != node:
                 yield _device(old.kind, bdf, f"node {old.node}", f"node {node}", source)
-            yield from _link(old, links.get(bdf), new, source)
+            yield from _link(old, links.get(bdf), source)
 
 
-def _link(
-    old: CertifiedDevice, found: LinkRate | None, device: PciDevice, source: str
-) -> Iterator[Finding]:
+def _link(old: CertifiedDevice, found: "_Slowest | None", source: str) -> Iterator[Finding]:
     if old.link is None:
         return
     if found is None:
@@ -162,35 +160,46 @@ def _link(
             "drift-link", Severity.INCONCLUSIVE, str(old.bdf), str(old.link), "not known", None,
             "read it as root, or from a capture", source,
         )  # fmt: skip
-    elif found.bytes_per_s < old.link.bytes_per_s:
-        own = device.link.current_gt_per_s if device.link is not None else None
-        idle = old.kind is DeviceKind.GPU and own == _IDLE_SPEED
+    elif found.rate.bytes_per_s < old.link.bytes_per_s:
+        idle = "" if found.idle is None else f" at most: it idles at {found.idle}"
+        lost = (1 - found.rate.bytes_per_s / old.link.bytes_per_s) * 100
         yield Finding(
-            "drift-link", Severity.INCONCLUSIVE if idle else Severity.CRITICAL,
-            f"{old.kind} {old.bdf}", old.link.with_rate(), found.with_rate(),
-            f"{(1 - found.bytes_per_s / old.link.bytes_per_s) * 100:.0f} % of what was certified",
-            "homenode doctor names the limiting link", source,
+            "drift-link", Severity.CRITICAL if found.idle is None else Severity.INCONCLUSIVE,
+            f"{old.kind} {old.bdf}", old.link.with_rate(), f"{found.rate.with_rate()}{idle}",
+            f"{lost:.0f} % of what was certified", "homenode doctor names the limiting link",
+            source,
         )  # fmt: skip
 
 
-def _links(host: Host) -> dict[Bdf, LinkRate]:
-    """The slowest link on each device's path; an idle GPU's own link by what both ends can.
+@dataclass(frozen=True, slots=True)
+class _Slowest:
+    """The slowest link of a path. idle: what it has, where it may just be idle; then rate is that
+    of the lanes that it has at the speed that both ends can."""
+
+    rate: LinkRate
+    idle: LinkRate | None
+
+
+def _links(host: Host) -> dict[Bdf, _Slowest]:
+    """The slowest link on each device's path; idle links of GPUs by the speed that both ends can.
 
     A path of which some link does not say what it has is left out: the slowest may be that one.
     """
-    found: dict[Bdf, LinkRate] = {}
+    found: dict[Bdf, _Slowest] = {}
     for path in device_paths(host):
-        rates: list[LinkRate] = []
+        rates: list[_Slowest] = []
         for link in path.links:
             rate = link.current if link.lower.link and link.lower.link.current_width else None
             if rate is None:
                 rates.clear()
                 break
-            idle = link.ends_at_gpu and rate.gt_per_s == _IDLE_SPEED
-            capable = path_rate((link,))
-            rates.append(capable if idle and capable is not None else rate)
+            capable = link.capable
+            if link.ends_at_gpu and rate.gt_per_s == _IDLE_SPEED and capable is not None:
+                rates.append(_Slowest(LinkRate(capable.gt_per_s, rate.width), rate))
+            else:
+                rates.append(_Slowest(rate, None))
         if rates:
-            found[path.device.bdf] = min(rates, key=lambda rate: rate.bytes_per_s)
+            found[path.device.bdf] = min(rates, key=lambda each: each.rate.bytes_per_s)
     return found
 
 

@@ -40,6 +40,8 @@ _SIZE = re.compile(r"\[size=(\d{1,4})([KMGTP]?)\]", re.ASCII)
 _VFS = re.compile(r"Total VFs: (\d{1,5}), Number of VFs: (\d{1,5})", re.ASCII)
 _ENABLED = re.compile(r"(\w+)\+", re.ASCII)
 _WINDOWS = ("Memory behind bridge", "Prefetchable memory behind bridge")
+_ONES_ONLY = "!!! Unknown header type 7f"
+"""Also printed as "(rev ff)". Source: show_verbose in lspci.c of pciutils."""
 _TOOL_NOISE = ("lspci:", "pcilib:")
 
 _PORT_TYPES = {
@@ -61,6 +63,7 @@ class LspciFunction:
     capability. buses: (primary, secondary, subordinate). has_window: the bridge passes memory of
     functions below it. target_gt_per_s: LnkCtl2, the speed that the port is told to train to. acs:
     flags of ACSCtl that are on. bars: with sizes only; those of SR-IOV have none in the listing.
+    is_silent: its configuration space reads as ones only, as where nothing answers.
     """
 
     bdf: Bdf
@@ -85,6 +88,7 @@ class LspciFunction:
     acs: frozenset[str] | None = None
     ats_enabled: bool | None = None
     bars: tuple[PciBar, ...] = ()
+    is_silent: bool = False
 
 
 def looks_like_lspci(text: str) -> bool:
@@ -185,6 +189,8 @@ def _fields(block: list[str], source: str, header_line: int) -> dict[str, Any]:
             bars += _rom(key)
         elif key in ("LnkCap", "LnkSta", "LnkCtl2"):
             links.setdefault(key, value)
+        elif key == _ONES_ONLY:
+            fields["is_silent"] = True
         elif key == "Subsystem":
             vendor, device, _ = _ids(value)
             fields["subsystem_vendor_id"], fields["subsystem_device_id"] = vendor, device

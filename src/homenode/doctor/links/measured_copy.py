@@ -14,13 +14,17 @@ _SOUND = 0.7
 
 
 def copy_findings(
-    host: Host, rates: Mapping[Bdf, float], everyone: float | None = None
+    host: Host,
+    rates: Mapping[Bdf, float],
+    everyone: float | None = None,
+    known_widths: Mapping[Bdf, int] | None = None,
 ) -> Iterator[Finding]:
     """GPUs whose copies are slower than their path. rates: bytes/s by GPU; everyone: of any GPU.
 
-    A copy says nothing of links faster than itself, so what is unknown of the path is not judged.
+    known_widths: as for device_paths. A copy says nothing of links faster than itself, so what is
+    unknown of the path is not judged.
     """
-    for path in device_paths(host):
+    for path in device_paths(host, known_widths):
         if path.device.kind is not DeviceKind.GPU:
             continue
         rate = rates.get(path.device.bdf, everyone)

@@ -17,16 +17,24 @@ _CARD_MAKERS_WITH_SWITCHES = frozenset({0x1002, 0x8086, 0x15B3})
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One link. upper: the root port or downstream port. lower: the function right below it."""
+    """One link. upper: the root port or downstream port. lower: the function right below it.
+
+    known_width: lanes of a slot that is wired narrower than its port says, where a person said so.
+    """
 
     upper: PciDevice
     lower: PciDevice
+    known_width: int | None = None
 
     @property
     def capable(self) -> LinkRate | None:
-        """What both ends can; None where either end does not say."""
+        """What both ends and the slot can; None where either end does not say."""
         a, b = _maximum(self.upper.link), _maximum(self.lower.link)
-        return None if a is None or b is None else least(a, b)
+        if a is None or b is None:
+            return None
+        both = least(a, b)
+        lanes = both.width if self.known_width is None else min(both.width, self.known_width)
+        return LinkRate(both.gt_per_s, lanes)
 
     @property
     def current(self) -> LinkRate | None:

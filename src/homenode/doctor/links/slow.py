@@ -5,7 +5,7 @@ management endpoints, links inside a card, and slots that are known to be narrow
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from homenode.bdf import Bdf
@@ -15,12 +15,14 @@ from homenode.findings import Finding, Severity
 from homenode.pci import DeviceKind, PciDevice
 from homenode.topology import Host
 
-_JUDGED = {
+JUDGED = {
     DeviceKind.GPU: "GPU",
     DeviceKind.NVSWITCH: "NVSwitch",
     DeviceKind.NIC: "NIC",
     DeviceKind.NVME: "NVMe drive",
 }
+"""The kinds of device whose links are looked at, as people call them."""
+
 _IDLE_SPEED = 2.5
 _WITHOUT_LOAD = frozenset({None, "vfio-pci", "pci-stub", "nvgrace_gpu_vfio_pci"})
 """A program on the host reaches no GPU that has none of its drivers."""
@@ -47,9 +49,12 @@ class DevicePath:
     expected: LinkRate | None
 
 
-def device_paths(host: Host) -> tuple[DevicePath, ...]:
+def device_paths(
+    host: Host, known_widths: Mapping[Bdf, int] | None = None
+) -> tuple[DevicePath, ...]:
     """Paths of GPUs, NVSwitches, NICs and NVMe drives, ascending by address.
 
+    known_widths: lanes of slots that are wired narrower than their ports say, by a device on them.
     Virtual functions have no link of their own, and functions above 0 share that of function 0.
     """
     by_bdf = {device.bdf: device for device in host.pci_devices}
@@ -57,7 +62,7 @@ def device_paths(host: Host) -> tuple[DevicePath, ...]:
     seen: set[tuple[int, int, int]] = set()
     for device in host.pci_devices:
         slot = (device.bdf.domain, device.bdf.bus, device.bdf.device)
-        if device.kind not in _JUDGED or device.physical_function is not None or slot in seen:
+        if device.kind not in JUDGED or device.physical_function is not None or slot in seen:
             continue
         seen.add(slot)
         links = tuple(
@@ -66,7 +71,20 @@ def device_paths(host: Host) -> tuple[DevicePath, ...]:
             if not (link.is_inside_a_card or link.is_virtual or link.capable is None)
         )
         found.append(DevicePath(device, links, path_rate(links)))
-    return tuple(found)
+    return tuple(_in_known_slots(path, known_widths or {}) for path in found)
+
+
+def _in_known_slots(path: DevicePath, known: Mapping[Bdf, int]) -> DevicePath:
+    """The path with what is known of its slots: of the device's own, and of those above."""
+    if not known:
+        return path
+    own = known.get(path.device.bdf)
+    lanes = [known.get(link.lower.bdf) for link in path.links]
+    lanes[:1] = [lanes[0] or own] if lanes else []
+    links = tuple(
+        replace(link, known_width=width) for link, width in zip(path.links, lanes, strict=True)
+    )
+    return DevicePath(path.device, links, path_rate(links))
 
 
 def link_findings(
@@ -77,8 +95,8 @@ def link_findings(
 ) -> Iterator[Finding]:
     """One finding for each link that limits a device below what its path can carry.
 
-    known_widths: lanes of slots that are wired narrower than their ports say, by a device on them.
-    reached: GPUs that the load copied to; None = those with a driver of the host.
+    known_widths: as for device_paths. reached: GPUs that the load copied to; None = those with a
+    driver of the host.
     """
     busy: frozenset[Bdf] = frozenset()
     if load is Load.BUSY:
@@ -87,10 +105,10 @@ def link_findings(
         busy = driven if reached is None else reached
     behind: dict[Bdf, list[DevicePath]] = {}
     link_of: dict[Bdf, Link] = {}
-    paths = device_paths(host)
+    paths = device_paths(host, known_widths)
     for path in paths:
         for link in path.links:
-            if path.expected is None or not _limits(link, path.expected, known_widths or {}):
+            if path.expected is None or not _limits(link, path.expected):
                 continue
             behind.setdefault(link.lower.bdf, []).append(path)
             link_of[link.lower.bdf] = link
@@ -99,14 +117,10 @@ def link_findings(
     yield from _low_targets(paths, frozenset(behind), host)
 
 
-def _limits(link: Link, expected: LinkRate, known_widths: Mapping[Bdf, int]) -> bool:
+def _limits(link: Link, expected: LinkRate) -> bool:
     current, capable = link.current, link.capable
     if current is None or capable is None:
         return False
-    known = known_widths.get(link.lower.bdf)
-    if known is not None:
-        capable = LinkRate(capable.gt_per_s, min(capable.width, known))
-        expected = LinkRate(expected.gt_per_s, min(expected.width, known))
     return current.bytes_per_s < expected.bytes_per_s and current.bytes_per_s < capable.bytes_per_s
 
 
@@ -134,17 +148,28 @@ def _finding(
         f"{gigabytes(worst.expected.bytes_per_s)}, {gigabytes(left)} lost"
     )
     top = worst.links[-1].upper
+    slot = "" if link.known_width is None else f", and {link.known_width} lanes known of the slot"
     expected = (
         f"{capable.with_rate()}, the least of both ends (LnkCap of {_most(link.upper)}, of "
-        f"{_most(link.lower)}; path up to {top.bdf})"
+        f"{_most(link.lower)}{slot}; path up to {top.bdf})"
     )
     idle = _idle_reason(link, affected, current, busy) if slow else None
+    if idle is not None and _is_narrow_beside_wide(link, affected, paths):
+        share = (1 - current.width / capable.width) * 100
+        return Finding(
+            "pcie-link-narrow", Severity.WARNING, subject, expected,
+            f"{observed}; {idle}, but cards of this model beside it idle with all their lanes",
+            f"{share:.0f} % of the link's lanes", _fix(link, capable, slow=False), source,
+        )  # fmt: skip
     if idle is not None:
+        if current.width < capable.width:
+            idle += f"; look at the lanes as well: {current.width} of {capable.width}"
         return Finding(
             "pcie-link-idle", Severity.INCONCLUSIVE, subject, expected,
             f"{observed}; {idle}", None,
             f"retest under load: homenode doctor --under-load, or copy to {worst.device.bdf} while "
-            f"you read /sys/bus/pci/devices/{link.lower.bdf}/current_link_speed", source,
+            f"you read current_link_speed and current_link_width in /sys/bus/pci/devices/"
+            f"{link.lower.bdf}", source,
         )  # fmt: skip
     sharers = () if slow else lane_sharers(link, host)
     if sharers:
@@ -187,7 +212,7 @@ def _names(affected: Iterable[DevicePath]) -> str:
     by_kind: dict[DeviceKind, list[str]] = {}
     for path in sorted(affected, key=lambda path: -_rank(path.device.kind)):
         by_kind.setdefault(path.device.kind, []).append(str(path.device.bdf))
-    return ", ".join(f"{_JUDGED[kind]} {', '.join(bdfs)}" for kind, bdfs in by_kind.items())
+    return ", ".join(f"{JUDGED[kind]} {', '.join(bdfs)}" for kind, bdfs in by_kind.items())
 
 
 def _most(device: PciDevice) -> str:
@@ -246,6 +271,26 @@ def _severity(
         return Severity.WARNING
     is_nic = any(path.device.kind is DeviceKind.NIC for path in affected)
     return Severity.WARNING if slow and is_nic else Severity.INFO
+
+
+def _is_narrow_beside_wide(
+    link: Link, affected: list[DevicePath], paths: tuple[DevicePath, ...]
+) -> bool:
+    """Whether like cards, no busier, have lanes that this one lacks.
+
+    Alone a narrow idle link proves nothing: some drivers give lanes back as well. Source: the help
+    of nvidia-smi on pcie.link.width.current; pp_dpm_pcie of amdgpu ("2.5GT/s, x8").
+    """
+    gpus = [path for path in affected if path.device.kind is DeviceKind.GPU]
+    now, most = link.current, link.capable
+    if not gpus or now is None or most is None or now.width >= most.width:
+        return False
+    beside = [other.current for other in _peer_links(link, gpus, paths)]
+    return any(
+        other.width >= most.width and other.gt_per_s <= now.gt_per_s
+        for other in beside
+        if other is not None
+    )
 
 
 def _peer_links(link: Link, gpus: list[DevicePath], paths: tuple[DevicePath, ...]) -> list[Link]:

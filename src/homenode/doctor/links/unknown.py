@@ -1,10 +1,11 @@
-"""UnknownLinks: GPUs of whose links nothing can be said: silence is not to pass for health."""
+"""UnknownLinks: devices of which nothing can be said: silence is not to pass for health."""
 
 from collections.abc import Iterator
 
 from homenode.bdf import Bdf
-from homenode.discover.lspci import AFTER_A_CUT
+from homenode.discover.lspci import AFTER_A_CUT, NO_ANSWER
 from homenode.doctor.links.path import Link, links_above
+from homenode.doctor.links.slow import JUDGED
 from homenode.findings import Finding, Severity
 from homenode.pci import DeviceKind, PciDevice
 from homenode.topology import Host
@@ -23,16 +24,45 @@ def cut_listing_findings(host: Host) -> Iterator[Finding]:
             )  # fmt: skip
 
 
+def silent_device_findings(host: Host) -> Iterator[Finding]:
+    """Devices that the kernel still lists and that no longer answer."""
+    for device in _silent(host):
+        yield Finding(
+            "device-silent", Severity.CRITICAL, f"{JUDGED[device.kind]} {device.bdf}",
+            "configuration space that answers",
+            "ones only: lspci says rev ff and unknown header type 7f",
+            "the device is lost: its driver and any VM that has it fail or hang",
+            "shut its VM down, then power the machine off and on (a restart may not do); look for "
+            "power, heat and the seat of the card: journalctl -k | grep -iE 'Xid|fallen off|AER|"
+            f"pciehp'; check: lspci -s {device.bdf} does not say rev ff",
+            f"{host.name}: lspci -vvv; PCIe 6.0, 2.3.2 (reads that nobody answers are all ones)",
+        )  # fmt: skip
+
+
+def _silent(host: Host) -> Iterator[PciDevice]:
+    """Devices that are judged, are said to read as ones, and do not just sleep."""
+    subjects = {gap.subject for gap in host.gaps}
+    for device in host.pci_devices:
+        is_silent = f"{NO_ANSWER} {device.bdf}" in subjects
+        if is_silent and device.kind in JUDGED and not _sleeps(device):
+            yield device
+
+
+def _sleeps(device: PciDevice) -> bool:
+    return (device.power_state or "").startswith("D3")
+
+
 def unknown_link_findings(host: Host) -> Iterator[Finding]:
     """One finding for all GPUs whose own link or port does not say what it can and has.
 
     A GPU that is a part of the root complex has no link, and a virtual function none of its own.
     """
     by_bdf = {device.bdf: device for device in host.pci_devices}
+    silent = {device.bdf for device in _silent(host)}
     blind = [
         gpu.bdf
         for gpu in host.devices_of_kind(DeviceKind.GPU)
-        if gpu.physical_function is None and _is_blind(gpu, by_bdf)
+        if gpu.physical_function is None and gpu.bdf not in silent and _is_blind(gpu, by_bdf)
     ]
     if not blind:
         return
@@ -42,13 +72,20 @@ def unknown_link_findings(host: Host) -> Iterator[Finding]:
         "pcie-link-unknown", Severity.INCONCLUSIVE, f"GPU {named}",
         "speed and width of both ends of the link, maximum and current",
         f"{host.name} does not tell them", None,
-        "read it as root: sudo homenode doctor, or sudo lspci -D -nn -vvv; homenode capture takes "
-        "all that is needed", "LnkCap and LnkSta of lspci -vvv, which it shows to root only",
+        "read it as root: sudo homenode doctor, or sudo lspci -D -nn -vvv of all devices, not of "
+        "one; homenode capture takes all that is needed",
+        "LnkCap and LnkSta of lspci -vvv, which it shows to root only",
     )  # fmt: skip
 
 
 def _is_blind(gpu: PciDevice, by_bdf: dict[Bdf, PciDevice]) -> bool:
-    """Whether the link at the GPU's slot is unknown: the first that is not inside its card."""
+    """Whether the link at the GPU's slot is unknown: the first that is not inside its card.
+
+    A GPU with a link, on another bus than the first, and without a port above it: the source lists
+    the device alone, as `lspci -s` does. Guests on other machines than q35 have theirs on bus 0.
+    """
+    if gpu.parent is None:
+        return gpu.link is not None and gpu.bdf.bus != 0
     links = (link for link in links_above(gpu, by_bdf) if not link.is_inside_a_card)
     slot = next(links, None)
     return slot is not None and not slot.is_virtual and not _is_known(slot)

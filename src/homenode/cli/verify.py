@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from homenode.cli.interruption import interruptible
 from homenode.cli.options import HostOption, JsonOption, LspciOption
 from homenode.cli.terminal import console, note, print_json, write_text
 from homenode.errors import UsageError
@@ -104,7 +105,8 @@ def verify(
 
     options = BootOptions(connect, kernel, timeout, keep) if boot else None
     wanted = Wanted(document, plan, host, lspci, options, guest)
-    verified = verify_wanted(wanted, note)
+    with interruptible():  # a stand-in would run on
+        verified = verify_wanted(wanted, note)
     _print(verified, as_json=json)
     if svg is not None:
         _draw(verified, svg)

@@ -62,10 +62,13 @@ def acceptance(uri: str, document: Document, name: str, folder: Path) -> tuple[F
     path = folder / "copy.xml"
     path.touch(0o600)
     path.write_bytes(copy)
-    done = run(("virsh", "-q", "-c", uri, "define", "--validate", str(path)), _ASK_S)
-    path.unlink()
+    try:
+        done = run(("virsh", "-q", "-c", uri, "define", "--validate", str(path)), _ASK_S)
+    finally:
+        path.unlink()
+        # Also after Ctrl-C. An NVRAM that is no file is the original's too, and stays.
+        run(("virsh", "-q", "-c", uri, "undefine", "--keep-nvram", name), _ASK_S)
     if done.returncode == 0:
-        run(("virsh", "-q", "-c", uri, "undefine", name), _ASK_S)
         return ()
     said = " ".join(done.stderr.split())
     if changed:

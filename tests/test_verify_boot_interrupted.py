@@ -1,0 +1,114 @@
+"""A boot that is interrupted leaves no guest, no file and no domain behind."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from homenode.domain.read import open_domain
+from homenode.errors import HomenodeError
+from homenode.verify.boot.guest_files import find_guest_files
+from homenode.verify.boot.libvirt import acceptance
+from tests.verify_documents import tuned
+
+TELLING = """#!/bin/sh
+echo "$*" >>'{log}'
+case "$*" in
+  *domcapabilities*) exit 1 ;;
+  *define\\ --validate*) exec sleep 600 ;;
+esac
+"""
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    for _ in range(6000):
+        if what():
+            return
+        time.sleep(0.02)
+    pytest.fail("it never happened")
+
+
+def below(process: int) -> list[int]:
+    """The processes that one has started, and they."""
+    try:
+        told = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    except OSError:
+        return []
+    return [one for child in map(int, told) for one in (child, *below(child))]
+
+
+def names(process: int) -> dict[int, str]:
+    found = {}
+    for child in below(process):
+        try:
+            found[child] = Path(f"/proc/{child}/comm").read_text().strip()
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.qemu
+def test_a_polite_kill_ends_the_stand_in_too(tmp_path: Path) -> None:
+    if shutil.which("qemu-system-x86_64") is None:
+        pytest.skip("no qemu-system-x86_64 here")
+    try:
+        find_guest_files()
+    except HomenodeError as error:
+        pytest.skip(str(error))
+    document = tmp_path / "vm.xml"
+    document.write_bytes(tuned("pin-numa-pci").document)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    command = "from homenode.cli.main import main; main()"
+    words = ("verify", str(document), "--host", "small-2n8c-2gpu", "--boot", "--connect", "none")
+    with subprocess.Popen(
+        [sys.executable, "-c", command, *words],
+        env={**os.environ, "TMPDIR": str(scratch)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as homenode:
+
+        def guests() -> list[int]:
+            found = names(homenode.pid).items()
+            booting = any(scratch.glob("homenode-boot-*/argv"))
+            return [child for child, name in found if booting and name.startswith("qemu-system")]
+
+        wait_for(lambda: bool(guests()))
+        guest = guests()[0]
+        homenode.send_signal(signal.SIGTERM)
+        _, said = homenode.communicate(timeout=120)
+    assert homenode.returncode == 130, said
+    assert not Path(f"/proc/{guest}").exists()
+    assert not list(scratch.glob("homenode-boot-*"))
+
+
+def test_ctrl_c_while_libvirt_is_asked_leaves_no_copy_defined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    virsh = tmp_path / "virsh"
+    virsh.write_text(TELLING.format(log=log))
+    virsh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    document = open_domain(tuned("pin-numa-pci").document, "vm.xml")
+    child = os.fork()
+    if child == 0:
+        try:
+            acceptance("qemu:///system", document, "homenode-verify-copy", tmp_path)
+        except KeyboardInterrupt:
+            os._exit(130)
+        finally:
+            os._exit(1)
+    wait_for(lambda: log.exists() and "define --validate" in log.read_text())
+    os.kill(child, signal.SIGINT)
+    _, how = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(how) == 130
+    assert log.read_text().splitlines()[-1].endswith("undefine --keep-nvram homenode-verify-copy")
+    assert not (tmp_path / "copy.xml").exists()

@@ -22,6 +22,7 @@ from homenode.discover import discover
 from homenode.domain.document import parse_document
 from homenode.errors import InputError, ToolError, UsageError
 from homenode.hypervisor.virsh import Virsh
+from homenode.machine import serial_console
 from homenode.machine.console_frame import (
     SUMMERS,
     Damaged,
@@ -190,6 +191,16 @@ def test_a_console_without_base64_does_with_octal(
     console = SerialConsole("vm7", terminal(shell, PATH=str(tmp_path)).line)
     said = console.execute("cat; command -v cksum", 20, "line one\nline two\n" * 200)
     assert said.stdout.count("line two") == 200
+
+
+def test_a_shell_that_has_answered_once_is_given_more_time(
+    terminal: Callable[..., Terminal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An emulated guest on a busy host takes seconds for each program that it starts."""
+    console = SerialConsole("vm7", terminal("dash").line)
+    console.execute("true", 20)
+    monkeypatch.setattr(serial_console, "_ANSWER_S", 0.0)
+    assert console.execute("cat", 20, "there\n").stdout == "there\n"
 
 
 def test_a_guest_that_goes_away_is_named(tmp_path: Path) -> None:

@@ -25,6 +25,9 @@ from homenode.machine.serial_line import SerialLine
 from homenode.process import ToolTimeoutError
 
 _ANSWER_S = 15.0
+_PATIENCE_S = 60.0
+"""For a shell that has answered once: it is there, and may be slow (emulated, or a busy host)."""
+
 _CLOSE_S = 5.0
 _TRIES = 3
 _UNCONFIRMED_BYTES = 8_000
@@ -104,7 +107,7 @@ class SerialConsole:
         self._stage(content, f"{at}.i", mark)
         self._send([f"sh {at}.s <{at}.i >{at}.o 2>{at}.e; {mark_line(mark, 'ran')}"])
         try:
-            self._await(f"{mark}+ran", timeout_s + _ANSWER_S)
+            self._await(f"{mark}+ran", timeout_s + _PATIENCE_S)
         except ToolTimeoutError:
             self._write(_INTERRUPT)
             raise ToolTimeoutError(f"{self._name}: no end after {timeout_s:g} s") from None
@@ -142,8 +145,8 @@ class SerialConsole:
             f"for s in {' '.join(SUMMERS)}; do command -v $s >/dev/null && break; s=; done; "
             f"printf '%s+folder %s %s %s\\n' {mark} \"$B\" \"$s\" \"$D\"",
         ])  # fmt: skip
-        self._await(f"{mark}+folder ", _ANSWER_S)
-        there, _, rest = self._await("\n", _ANSWER_S).strip().partition(" ")
+        self._await(f"{mark}+folder ", _PATIENCE_S)
+        there, _, rest = self._await("\n", _PATIENCE_S).strip().partition(" ")
         self._summer, _, folder = rest.partition(" ")
         if not self._summer:
             raise ToolError(
@@ -185,8 +188,8 @@ class SerialConsole:
             )
             self._send_blocks(blocks, mark)
             self._send([f"printf '%s+sum %s\\n' {mark} \"$({self._summer} <{path})\""])
-            self._await(f"{mark}+sum ", _ANSWER_S)
-            if self._await("\n", _ANSWER_S).split()[:1] == [checksum(content, self._summer)]:
+            self._await(f"{mark}+sum ", _PATIENCE_S)
+            if self._await("\n", _PATIENCE_S).split()[:1] == [checksum(content, self._summer)]:
                 return
         raise ToolError(
             f"{self._name}: {path}: expected {len(content)} bytes to arrive, found other ones",
@@ -197,9 +200,9 @@ class SerialConsole:
         why = ""
         for _ in range(_TRIES):
             self._send([fetching_line(path, mark, self._summer, base64_there=self._base64_there)])
-            self._await(f"{mark}+begin", _ANSWER_S)
+            self._await(f"{mark}+begin", _PATIENCE_S)
             frame = self._await(f"{mark}+end ", None)
-            told = self._await("\n", _ANSWER_S)
+            told = self._await("\n", _PATIENCE_S)
             found = fetched(frame, told, self._summer, base64_there=self._base64_there)
             if not isinstance(found, Damaged):
                 return found
@@ -218,12 +221,12 @@ class SerialConsole:
             if unconfirmed > _UNCONFIRMED_BYTES:
                 number += 1
                 self._send([mark_line(confirm, f"took {number}")])
-                self._await(f"{confirm}+took {number}", _ANSWER_S)
+                self._await(f"{confirm}+took {number}", _PATIENCE_S)
                 unconfirmed = 0
 
     def _write(self, content: bytes) -> None:
         assert self._line is not None
-        self._line.write(content, _ANSWER_S)
+        self._line.write(content, _PATIENCE_S)
 
     def _await(self, wanted: str, timeout_s: float | None) -> str:
         """What came before a text, which is taken too. timeout_s: None = as long as more comes.
@@ -233,7 +236,7 @@ class SerialConsole:
         assert self._line is not None
         mark = wanted.encode()
         searched = 0
-        deadline = time.monotonic() + (timeout_s or _ANSWER_S)
+        deadline = time.monotonic() + (timeout_s or _PATIENCE_S)
         while (at := self._buffer.find(mark, max(0, searched - len(mark)))) < 0:
             searched = len(self._buffer)
             if searched > _MOST_BYTES:
@@ -244,7 +247,7 @@ class SerialConsole:
             came = self._line.read(left_s)
             self._buffer += came
             if timeout_s is None and came:
-                deadline = time.monotonic() + _ANSWER_S
+                deadline = time.monotonic() + _PATIENCE_S
         before = self._buffer[:at].decode("ascii", "replace")
         del self._buffer[: at + len(mark)]
         return before

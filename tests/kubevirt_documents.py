@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
+from xml.etree import ElementTree
 
 from homenode.cpuset import CpuSet
 from homenode.description.render import render
@@ -129,6 +130,33 @@ def ibm_document(**changes: object) -> str:
         "memory_bytes": 512 * GIB,
     }  # fmt: skip
     return document(IBM_GPUS, **{**given, **changes})  # type: ignore[arg-type]
+
+
+def defined_again(before: str, printed: str, *, knows_targets: bool = False) -> str:
+    """The document of KubeVirt's second call of the hook, which it makes where it keeps ports for
+    NICs: as it was before the first, with the devices that libvirt printed after it, as far as
+    KubeVirt's types hold them.
+
+    Source: withNetworkIfacesResources in virtwrap/nichotplug.go; Controller and HostDevice in
+    virtwrap/api/schema.go, which know <target> of controllers since PCINUMAAwareTopology, and
+    <acpi> since GraceIOVirtualization.
+    """
+    document = ElementTree.fromstring(before)
+    devices = ElementTree.fromstring(printed).find("devices")
+    assert devices is not None
+    lost = {"controller": {"model"}, "hostdev": {"rom"}}
+    if not knows_targets:
+        lost["controller"].add("target")
+        lost["hostdev"].add("acpi")
+    for device in devices:
+        for child in list(device):
+            if child.tag in lost.get(device.tag, ()):
+                device.remove(child)
+    for target in devices.iterfind("controller/target"):
+        target.attrib = {name: text for name, text in target.attrib.items() if name == "busNr"}
+    at = [child.tag for child in document].index("devices")
+    document[at] = devices
+    return ElementTree.tostring(document, encoding="unicode")
 
 
 def vmi(

@@ -216,6 +216,8 @@ def test_what_pcinumaawaretopology_left_joins_its_expander_bus() -> None:
 
 def test_what_graceiovirtualization_placed_stays_byte_for_byte() -> None:
     xml = document(["01:00.0"]).replace("</hostdev>", '<acpi nodeset="2-9"></acpi></hostdev>')
+    cells = "".join(f'<cell id="{i}" memory="0" unit="b"></cell>' for i in range(2, 10))
+    xml = xml.replace("</numa>", f"{cells}</numa>")
     assert place(xml).document == xml.encode()
 
 

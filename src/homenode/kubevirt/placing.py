@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
 from homenode.domain.document import Document
 from homenode.domain.hostdevs import hostdev_elements
 from homenode.domain.read import guest_of, open_domain
@@ -17,9 +18,10 @@ from homenode.domain.rewrite import PCIE_STEPS, rewrite
 from homenode.errors import InputError
 from homenode.gap import Gap
 from homenode.kubevirt.cells import CellNodes, cell_nodes, planned_cells
+from homenode.kubevirt.lost_targets import with_lost_targets
 from homenode.kubevirt.needed_host import is_grace, needed_host
 from homenode.pci import DeviceKind, PciDevice
-from homenode.plan.guest import Guest, GuestAddress, GuestHostdev
+from homenode.plan.guest import Guest, GuestAddress, GuestHostdev, GuestPciController
 from homenode.plan.layout import GuestCells, GuestPcie, Layout, MemoryBinding, Pinning, Siblings
 from homenode.plan.model import GuestCache, GuestCellId, Plan, PlannedCell, PlannedDevice
 from homenode.plan.request import GuestRequest, PciGranularity
@@ -71,7 +73,7 @@ def place_devices(
     guest = guest_of(document)
     if not guest.hostdevs:
         return Placed(xml, ("no passed-through PCI function: nothing to do",))
-    if _is_grace_done(document):
+    if _is_grace_done(document, len(guest.cell_vcpus)):
         return Placed(xml, ("GraceIOVirtualization has placed the GPUs already: nothing to do",))
     if not guest.cell_vcpus:
         return Placed(
@@ -81,11 +83,14 @@ def place_devices(
                 "spec.domain.cpu.numa.guestMappingPassthrough and dedicatedCpuPlacement",
             ),
         )
-    staying = [h for h in guest.hostdevs if _stays(guest, h, asked_for)]
-    moving = [h.source for h in guest.hostdevs if h not in staying]
     host = needed_host(snapshot, tuple(sorted(h.source for h in guest.hostdevs)))
     nodes = cell_nodes(document, host)
     by_bdf = {device.bdf: device for device in host.pci_devices}
+    guest, regained = with_lost_targets(guest, by_bdf, nodes.cell_of_node)
+    staying = [h for h in guest.hostdevs if _stays(guest, h, asked_for, regained)]
+    if guest.is_virt:
+        staying = [h for h in staying if not _lacks_initiators(guest, by_bdf[h.source], h, nodes)]
+    moving = [h.source for h in guest.hostdevs if h not in staying]
     notes = [
         note
         for h in staying
@@ -127,35 +132,63 @@ def place_devices(
     plan = _plan(guest, host, cells, by_bdf, mirrored)
     notes += [f"{f.severity}: {f.subject}: {f.detail}" for f in mirrored.findings]
     notes += [f"warning: {gap}" for gap in gaps]
+    if regained:
+        notes.append(f"told the cell and the bus number of {len(regained)} expander buses again")
     notes.append(_summary(placeable, mirrored))
     return Placed(rewrite(xml, plan, source, steps), tuple(notes))
 
 
-def _is_grace_done(document: Document) -> bool:
-    """KubeVirt gives each Grace GPU an expander bus and an SMMU of its own; no other may join."""
-    return any(
-        (acpi := element.child("acpi")) is not None and acpi.get("nodeset") is not None
-        for element, _ in hostdev_elements(document)
-    )
+def _is_grace_done(document: Document, cells: int) -> bool:
+    """KubeVirt gives each Grace GPU an expander bus and an SMMU of its own; no other may join.
+
+    A nodeset of cells that are not there is the hook's own, of the first of KubeVirt's two
+    definitions: the second has the devices of that one, and the cells from before it.
+    """
+    for element, _ in hostdev_elements(document):
+        acpi = element.child("acpi")
+        text = None if acpi is None else acpi.get("nodeset")
+        if text is not None:
+            named = CpuSet.parse(text, f"{document.source}: <acpi nodeset>")
+            if max(named, default=0) < cells:
+                return True
+    return False
 
 
-def _stays(guest: Guest, hostdev: GuestHostdev, asked_for: frozenset[Place]) -> bool:
+def _stays(
+    guest: Guest, hostdev: GuestHostdev, asked_for: frozenset[Place], regained: frozenset[int]
+) -> bool:
     """Somebody chose this place: the user by name, or whoever plugged it in elsewhere than behind
-    a root port of pcie.0, where libvirt puts what nobody places."""
+    a root port of pcie.0, where libvirt puts what nobody places. regained: expander buses that the
+    hook itself has made before."""
     at = hostdev.address
     if at is None:
         return False
     by_name = (at.domain, at.bus, at.device, at.function) in asked_for
-    return by_name or at.bus == 0 or _cell_told(guest, at) is not None
+    expander = _expander_above(guest, at)
+    chosen = expander is not None and expander.index not in regained
+    return by_name or at.bus == 0 or chosen
+
+
+def _lacks_initiators(
+    guest: Guest, device: PciDevice, hostdev: GuestHostdev, nodes: CellNodes
+) -> bool:
+    """A Grace GPU on its cell. None has cells of initiators yet: _is_grace_done has looked."""
+    if hostdev.address is None or device.node is None or not is_grace(device):
+        return False
+    return _cell_told(guest, hostdev.address) == nodes.cell_of_node.get(device.node)
 
 
 def _cell_told(guest: Guest, at: GuestAddress) -> int | None:
     """The cell of the expander bus above an address; -1 for one that names none."""
-    controllers = {controller.index: controller for controller in guest.controllers}
-    expander = expander_above(controllers, at.bus)
-    if expander is None or expander.model != "pcie-expander-bus":
+    expander = _expander_above(guest, at)
+    if expander is None:
         return None
     return -1 if expander.node is None else expander.node
+
+
+def _expander_above(guest: Guest, at: GuestAddress) -> GuestPciController | None:
+    controllers = {controller.index: controller for controller in guest.controllers}
+    return expander_above(controllers, at.bus)
 
 
 def _note_of_staying(

@@ -282,6 +282,30 @@ def test_units_and_hooks_are_printed_for_the_devices(capsys: pytest.CaptureFixtu
         retrain_command.retrain((), Retraining(), as_json=False)
 
 
+@pytest.mark.parametrize("first", ["retrain", "hook"])
+@pytest.mark.parametrize(
+    "option",
+    [("--host", SICK), ("--live", "vm"), ("--expect", "site.toml"), ("--under-load",),
+     ("--fix", "out.xml"), ("--h2d", "5"), ("--lspci", __file__), ("--prometheus",)],
+)  # fmt: skip
+def test_a_retrain_is_of_this_machine_and_takes_nothing_else(
+    first: str, option: tuple[str, ...]
+) -> None:
+    """With --apply it would write here what was meant for the host that was named."""
+    with pytest.raises(UsageError, match=f"doctor {first}: expected .* found {option[0]}"):
+        run("doctor", first, "41:00.0", *option)
+
+
+@pytest.mark.parametrize("option", ["--print-unit", "--print-hook"])
+def test_a_target_goes_into_what_is_printed(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("doctor", "retrain", "41:00.0", "--target", "3", option) == 0
+    assert " --target 3 " in capsys.readouterr().out
+    with pytest.raises(UsageError, match="from 1 to 6, found 9"):
+        run("doctor", "retrain", "41:00.0", "--target", "9", option)
+
+
 def test_a_hook_never_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,6 +29,13 @@ def test_a_unit_runs_before_libvirt_and_a_hook_never_stops_a_vm() -> None:
     assert "virsh" not in hook and "timeout" in hook
 
 
+def test_a_target_that_was_chosen_is_kept_at_boot_and_at_each_start() -> None:
+    unit = systemd_unit([GPU], "/usr/bin/homenode", 3)
+    assert f"/usr/bin/homenode doctor retrain {GPU} --target 3 --apply" in unit
+    assert 'doctor hook "$1" "$2" --target 3 2>&1' in libvirt_hook("/usr/bin/homenode", 3)
+    assert "--target" not in systemd_unit([GPU], "/x") + libvirt_hook("/x")
+
+
 _LIBVIRT = {
     "libvirtd.socket": "[Unit]\nBefore=libvirtd.service\n[Socket]\nListenStream=/run/l.sock\n",
     "libvirtd.service": "[Unit]\nRequires=libvirtd.socket\nAfter=libvirtd.socket\n"

@@ -117,9 +117,19 @@ def doctor(
     if first in ("retrain", "hook"):
         from homenode.cli import retrain
 
+        others = {
+            "--host": host, "--lspci": lspci, "--live": live, "--h2d": h2d, "--all": everything,
+            "--known-width": known_width, "--under-load": under_load, "--expect": expect,
+            "--load-command": load_command, "--fix": fix, "--prometheus": prometheus,
+        }  # fmt: skip
+        if given := [name for name, value in others.items() if value]:
+            raise UsageError(
+                f"doctor {first}: expected devices of this machine and options of retrain, found "
+                f"{', '.join(given)}"
+            )
         rest = tuple((words or [])[1:])
         if first == "hook":
-            retrain.hook(rest)
+            retrain.hook(rest, target)
         else:
             retrain.retrain(rest, writes, as_json=json)
         return

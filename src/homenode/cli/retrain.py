@@ -38,11 +38,14 @@ def retrain(words: tuple[str, ...], wanted: Retraining, *, as_json: bool) -> Non
     Refuses while a VM or a driver uses anything behind the port.
     """
     from homenode.bdf import Bdf
+    from homenode.doctor.retrain.config_registers import SPEED_OF_CODE
     from homenode.doctor.retrain.install import libvirt_hook, systemd_unit
 
     devices = tuple(Bdf.parse(text, "BDF") for text in words)
+    if wanted.target is not None and wanted.target not in SPEED_OF_CODE:
+        raise UsageError(f"--target: expected a generation from 1 to 6, found {wanted.target}")
     if wanted.print_hook:
-        print(libvirt_hook(_program()), end="")
+        print(libvirt_hook(_program(), wanted.target), end="")
         return
     if not devices:
         raise UsageError(
@@ -50,7 +53,7 @@ def retrain(words: tuple[str, ...], wanted: Retraining, *, as_json: bool) -> Non
             hint="homenode doctor lists devices with slow links",
         )
     if wanted.print_unit:
-        print(systemd_unit(devices, _program()), end="")
+        print(systemd_unit(devices, _program(), wanted.target), end="")
         return
     host = _this_machine()
     findings: list[Finding] = []
@@ -72,7 +75,7 @@ def retrain(words: tuple[str, ...], wanted: Retraining, *, as_json: bool) -> Non
         raise typer.Exit(failure.exit_code)
 
 
-def hook(words: tuple[str, ...]) -> None:
+def hook(words: tuple[str, ...], target: int | None = None) -> None:
     """What the libvirt hook calls: DOMAIN start|started, with the domain's XML as input.
 
     Whatever goes wrong is said and no reason to fail: libvirt would not start the VM.
@@ -80,12 +83,12 @@ def hook(words: tuple[str, ...]) -> None:
     try:
         if len(words) != 2:
             raise UsageError(f"hook: expected DOMAIN and start or started, found {words}")
-        _hook(*words, sys.stdin.buffer.read(LARGEST_FILE_BYTES))
+        _hook(*words, sys.stdin.buffer.read(LARGEST_FILE_BYTES), target)
     except HomenodeError as error:
         print(f"homenode: {error}")
 
 
-def _hook(domain: str, operation: str, xml: bytes) -> None:
+def _hook(domain: str, operation: str, xml: bytes, target: int | None) -> None:
     from homenode.doctor.retrain.hook import (
         START,
         STARTED,
@@ -106,7 +109,7 @@ def _hook(domain: str, operation: str, xml: bytes) -> None:
         return
     for bdf in gpus:
         try:
-            for finding in _one(host, bdf, None, apply=True, say=print):
+            for finding in _one(host, bdf, target, apply=True, say=print):
                 print(finding)
         except HomenodeError as error:  # the next GPU has a link of its own
             print(f"homenode: {error}")

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 
 from homenode.bdf import Bdf
 
-HOOK_PATH = "/etc/libvirt/hooks/qemu"
 UNIT_NAME = "homenode-retrain.service"
 
 
-def systemd_unit(devices: Sequence[Bdf], program: str) -> str:
-    """A unit that raises the links of these devices before any VM can start.
+def systemd_unit(devices: Sequence[Bdf], program: str, target: int | None = None) -> str:
+    """A unit that trains the links of these devices before any VM can start.
+
+    target: generation; None = the fastest that both ends can.
 
     A device that is missing or busy does not stop the others, or libvirtd.
     """
@@ -34,21 +35,26 @@ def systemd_unit(devices: Sequence[Bdf], program: str) -> str:
     ]
     # systemd reads "%" and "\" itself; an address holds neither.
     word = shlex.quote(program).replace("%", "%%")
-    lines += [f"ExecStart=-{word} doctor retrain {bdf} --apply" for bdf in devices]
+    lines += [f"ExecStart=-{word} doctor retrain {bdf}{_option(target)} --apply" for bdf in devices]
     return "\n".join([*lines, "", "[Install]", "WantedBy=multi-user.target", ""])
 
 
-def libvirt_hook(program: str) -> str:
+def _option(target: int | None) -> str:
+    return "" if target is None else f" --target {target}"
+
+
+def libvirt_hook(program: str, target: int | None = None) -> str:
     """A hook that asks us at start/begin and started/begin, and that never stops a VM.
 
     It must not call libvirt, and it has a time limit: libvirt waits for it.
     """
+    asked = f'{shlex.quote(program)} doctor hook "$1" "$2"{_option(target)}'
     return f"""#!/bin/sh
 # Written by: homenode doctor retrain --print-hook
 # libvirt calls: qemu DOMAIN OPERATION SUB-OPERATION EXTRA, with the domain's XML as input.
 case "$2/$3" in
 start/begin|started/begin)
-    timeout 30 {shlex.quote(program)} doctor hook "$1" "$2" 2>&1 | logger -t homenode-hook
+    timeout 30 {asked} 2>&1 | logger -t homenode-hook
     ;;
 esac
 exit 0

@@ -1,7 +1,6 @@
 """RetrainJournal: open retrains as small files, and the wall clock. [I/O]"""
 
 import json
-import os
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 from homenode.bdf import Bdf
 from homenode.doctor.links.rate import LinkRate
 from homenode.doctor.retrain.execution import JournalEntry
+from homenode.durable import replace_file
 from homenode.errors import HomenodeError, HostError
 
 FOLDER = "/run/homenode/retrain"
@@ -42,18 +42,13 @@ class FileJournal:
 
     def save(self, entry: JournalEntry) -> None:
         path = self._path(entry.port)
-        part = path.with_suffix(".part")
         text = json.dumps({
             "port": str(entry.port), "device": str(entry.device),
             "control_2": entry.control_2, "target_code": entry.target_code,
         })  # fmt: skip
         try:
             self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-            with part.open("w") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
+            replace_file(path, text.encode())
         except OSError as error:
             raise HostError(
                 f"{path}: expected to write there before any register, found: {error.strerror}",
@@ -62,14 +57,6 @@ class FileJournal:
 
     def clear(self, port: Bdf) -> None:
         self._path(port).unlink(missing_ok=True)
-
-    def ports(self) -> tuple[Bdf, ...]:
-        """Ports with an open retrain, ascending."""
-        try:
-            names = sorted(path.stem for path in self._folder.glob("*.json"))
-        except OSError:
-            return ()
-        return tuple(Bdf.parse(name) for name in names)
 
     def _path(self, port: Bdf) -> Path:
         return self._folder / f"{port}.json"
@@ -98,9 +85,7 @@ class LinkRecords:
             self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
             for gpu, link in links.items():
                 text = json.dumps({"gt_per_s": link.gt_per_s, "width": link.width})
-                part = self._folder / f"{gpu}.part"
-                part.write_text(text)
-                part.replace(self._folder / f"{gpu}.json")
+                replace_file(self._folder / f"{gpu}.json", text.encode())
         except OSError as error:
             raise HostError(
                 f"{self._folder}: expected to write there, found: {error.strerror}",

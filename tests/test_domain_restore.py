@@ -1,6 +1,7 @@
 """Restoring: the original comes back byte for byte, or nothing is touched and it says why."""
 
 import hashlib
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -54,6 +55,27 @@ def test_planning_again_from_the_same_original_is_fine(tmp_path: Path) -> None:
     write_tuned(out, ORIGINAL, TUNED)
     write_tuned(out, ORIGINAL, TUNED + b" ")
     assert restore(out).read_bytes() == ORIGINAL
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_kill_before_another_layout_is_in_place_loses_nothing(
+    tmp_path: Path, again: bool
+) -> None:
+    vm = tmp_path / "vm.xml"
+    vm.write_bytes(ORIGINAL)
+    write_tuned(vm, ORIGINAL, TUNED)
+    other = TUNED + b"<!-- another layout -->"
+    saved = write_tuned(vm, TUNED, other)
+    vm.write_bytes(TUNED)  # the record is written first: what was there before is still there
+    if again:
+        write_tuned(vm, TUNED, other)
+        assert vm.read_bytes() == other
+    if shutil.which("sha256sum") is not None:
+        checked = subprocess.run(["sha256sum", "-c", saved.record.name], cwd=tmp_path,
+                                 check=False, capture_output=True, timeout=60)  # fmt: skip
+        assert (checked.returncode == 0) == again and b"improperly" not in checked.stderr
+    assert restore(vm).read_bytes() == ORIGINAL
+    assert names(tmp_path) == ["vm.xml"]
 
 
 def test_another_original_is_never_overwritten(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Restore: the original beside the tuned document, and the way back to it. [I/O]
 
 OUT.xml.orig is the original, OUT.xml.orig.sha256 its checksum and that of OUT.xml, in the format of
-sha256sum, so that a person can check them: (cd FOLDER; sha256sum -c OUT.xml.orig.sha256).
+sha256sum, so that a person can check them: (cd FOLDER; sha256sum -c OUT.xml.orig.sha256). Where a
+tuned document is replaced by another, a comment there has the checksum of the one before: a kill
+between the two writes leaves that one in place.
 """
 
 import hashlib
@@ -10,11 +12,12 @@ import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from homenode.durable import sync_folder
 from homenode.errors import HostError, InputError
 
-_LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)\Z")
+_LINE = re.compile(r"(# before: )?([0-9a-f]{64}) [ *](.+)\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,14 @@ class SavedOriginal:
     output: Path
     original: Path
     record: Path
+
+
+class _Sums(NamedTuple):
+    """sha256 of the original, of the tuned document, and of the tuned one before it."""
+
+    original: str
+    tuned: str
+    before: str | None
 
 
 def write_tuned(output: str | Path, original: bytes, tuned: bytes) -> SavedOriginal:
@@ -39,7 +50,7 @@ def write_tuned(output: str | Path, original: bytes, tuned: bytes) -> SavedOrigi
         if keep is None:
             _write(saved.original, original, saved.output)
             keep = original
-        _write(saved.record, _record(saved, keep, tuned), saved.output)
+        _write(saved.record, _record(saved, keep, tuned, _ours_there(saved)), saved.output)
         _write(saved.output, tuned, saved.output)
     except OSError as error:
         raise HostError(
@@ -56,18 +67,18 @@ def restore(output: str | Path) -> Path:
     """
     saved = _paths(output)
     try:
-        original_sum, tuned_sum = _read_record(saved)
+        sums = _read_record(saved)
         original = saved.original.read_bytes()
         current = saved.output.read_bytes() if saved.output.exists() else None
-        if _sum(original) != original_sum:
+        if _sum(original) != sums.original:
             raise InputError(
-                f"{saved.original}: expected the original with sha256 {original_sum}, found "
+                f"{saved.original}: expected the original with sha256 {sums.original}, found "
                 f"{_sum(original)}: it changed since it was saved",
                 hint="compare it with your backup; nothing was written",
             )
-        if current is not None and _sum(current) not in (tuned_sum, original_sum):
+        if current is not None and _sum(current) not in (sums.tuned, sums.before, sums.original):
             raise InputError(
-                f"{saved.output}: expected the document that homenode wrote (sha256 {tuned_sum}), "
+                f"{saved.output}: expected the document that homenode wrote (sha256 {sums.tuned}), "
                 f"found {_sum(current)}: it changed since",
                 hint=f"to drop those changes: cp {saved.original} {saved.output}",
             )
@@ -97,8 +108,8 @@ def _kept_original(saved: SavedOriginal, given: bytes) -> bytes | None:
     if there == given:
         return there
     if saved.record.exists():
-        original_sum, tuned_sum = _read_record(saved)
-        if _sum(given) == tuned_sum and _sum(there) == original_sum:
+        sums = _read_record(saved)
+        if _sum(given) in (sums.tuned, sums.before) and _sum(there) == sums.original:
             return there  # planned again in place: the original is the first one
     raise InputError(
         f"{saved.original}: expected no original of another document, found one that differs from "
@@ -108,16 +119,29 @@ def _kept_original(saved: SavedOriginal, given: bytes) -> bytes | None:
     )
 
 
-def _record(saved: SavedOriginal, original: bytes, tuned: bytes) -> bytes:
-    lines = (
+def _ours_there(saved: SavedOriginal) -> str | None:
+    """sha256 of the tuned document that is in place, where homenode wrote it."""
+    if not saved.record.exists() or not saved.output.exists():
+        return None
+    try:
+        sums = _read_record(saved)
+    except InputError:
+        return None  # damaged: it is about to be written anew
+    there = _sum(saved.output.read_bytes())
+    return there if there in (sums.tuned, sums.before) else None
+
+
+def _record(saved: SavedOriginal, original: bytes, tuned: bytes, before: str | None) -> bytes:
+    lines = [
         f"{_sum(original)}  {saved.original.name}\n",
         f"{_sum(tuned)}  {saved.output.name}\n",
-    )
+    ]
+    if before not in (None, _sum(tuned)):
+        lines.append(f"# before: {before}  {saved.output.name}\n")
     return "".join(lines).encode("utf-8", "surrogateescape")
 
 
-def _read_record(saved: SavedOriginal) -> tuple[str, str]:
-    """(sha256 of the original, of the tuned document)."""
+def _read_record(saved: SavedOriginal) -> _Sums:
     if not saved.record.exists() or not saved.original.exists():
         raise InputError(
             f"{saved.output}: expected {saved.original.name} and {saved.record.name} beside it, "
@@ -125,13 +149,16 @@ def _read_record(saved: SavedOriginal) -> tuple[str, str]:
             hint="only a document that homenode wrote with -o can be restored",
         )
     sums: dict[str, str] = {}
+    before = None
     text = saved.record.read_bytes().decode("utf-8", "surrogateescape")
     for line in text.splitlines():
         match = _LINE.match(line)
-        if match is not None:
-            sums[match[2]] = match[1]
+        if match is not None and match[1]:
+            before = match[2]
+        elif match is not None:
+            sums[match[3]] = match[2]
     try:
-        return sums[saved.original.name], sums[saved.output.name]
+        return _Sums(sums[saved.original.name], sums[saved.output.name], before)
     except KeyError:
         raise InputError(
             f"{saved.record}: expected the sha256 of {saved.original.name} and of "

@@ -1,6 +1,7 @@
 """Verdicts: what the published figures support, that noise does not overturn it, and the ladder."""
 
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -311,3 +312,50 @@ def test_equal_layouts_lead_to_no_difference_and_nothing_to_avoid() -> None:
         made = verdict("H200", runs, Objective.HOST_BANDWIDTH, Rung.MEASURED_HERE)
         assert (made.layout, made.avoid) == ("default", ())
         assert made.statement.startswith("no difference that matters")
+
+
+def _simulated(noise: float, values: Mapping[str, float], seed: int) -> Verdict:
+    rng = random.Random(seed)
+    runs = [
+        simulated_run(layout, {"memory-bandwidth": ("bytes_per_s", value)}, rng, between=noise)
+        for layout, value in values.items()
+    ]
+    return verdict("H200", runs, Objective.HOST_BANDWIDTH, Rung.MEASURED_HERE)
+
+
+def test_layouts_that_noise_hides_are_not_called_equal() -> None:
+    made = _simulated(0.1, {"default": 1e11, "pin": 1e11, "pin-numa": 1e11}, 3)
+    assert (made.choice, made.avoid) == (None, ())
+    assert made.statement.startswith("cannot tell: memory bandwidth against ")
+    (doubt,) = made.doubts
+    assert (doubt.id, doubt.blocks) == ("wide-interval", True)
+    assert "boot each layout more often" in doubt.remedy
+    between = _simulated(0.025, {"default": 1e11, "pin": 1e11, "pin-numa": 1e11}, 1)
+    assert between.statement.startswith("no difference shown; one below 10% may be hidden: ")
+    assert between.choice == "default"
+
+
+def test_a_noisy_layout_is_neither_chosen_nor_avoided_beside_clear_ones() -> None:
+    rng = random.Random(5)
+    runs = [
+        simulated_run(layout, {"memory-bandwidth": ("bytes_per_s", value)}, rng, between=noise)
+        for layout, value, noise in (
+            ("default", 5.2e11, 0.25), ("pin", 1e11, 0.01), ("pin-numa", 5.6e11, 0.01),
+        )
+    ]  # fmt: skip
+    made = verdict("H200", runs, Objective.HOST_BANDWIDTH, Rung.MEASURED_HERE)
+    assert (made.choice, made.also, made.avoid) == ("pin-numa", (), ("pin",))
+    assert made.statement.endswith("cannot tell of default")
+
+
+def test_noise_passes_on_to_what_was_published() -> None:
+    host = load_host("h200-xeon8558")
+    rng = random.Random(3)
+    runs = [
+        simulated_run(layout, {"memory-bandwidth": ("bytes_per_s", 1e11)}, rng, between=0.1,
+                      host=host_fingerprint(host))
+        for layout in ("default", "pin", "pin-numa")
+    ]  # fmt: skip
+    (made,) = for_host(host, runs, [Objective.HOST_BANDWIDTH], EVIDENCE)
+    assert (made.rung, made.layout) == (Rung.PUBLISHED, "pin-numa")
+    assert any(note.startswith("measured-here, ") for note in made.notes)

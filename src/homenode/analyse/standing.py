@@ -9,6 +9,7 @@ from homenode.analyse.compare import compare
 from homenode.analyse.comparison import Doubt, Effect, Outcome
 from homenode.analyse.metrics import METRICS, Metric, primaries
 from homenode.analyse.summary import Series, headline, series_of
+from homenode.analyse.words import range_text
 from homenode.plan.published import Objective
 
 PRINTED_MATTERS = 0.10
@@ -27,7 +28,9 @@ class Position(StrEnum):
     """How an alternative does on one metric."""
 
     BEST = "best"
-    NO_WORSE = "no-worse"  # not shown to lose as much as matters
+    NO_WORSE = "no-worse"  # it does not lose as much as matters
+    UNSHOWN = "unshown"  # no such loss is shown, nor excluded; one of PRINTED_MATTERS is
+    UNTOLD = "untold"  # its interval holds both no loss and a large one: it tells nothing
     WORSE = "worse"
     UNKNOWN = "unknown"  # cannot tell, with the reason among the doubts
 
@@ -64,17 +67,30 @@ class Field:
         return tuple(one for one in self.standings if one.metric == metric)
 
     def acceptable(self) -> tuple[str, ...]:
-        """Alternatives that are worse on no metric; best first. Empty where positions are unknown.
+        """Alternatives that are worse on no metric; best first. Empty where nothing can be told.
 
-        Where each loses somewhere, those that are best somewhere.
+        Those of which nothing is told are left out while others are there. Where each loses
+        somewhere, those that are best somewhere.
         """
-        if any(one.position is Position.UNKNOWN for one in self.standings):
+        if self._at(Position.UNKNOWN):
             return ()
-        worse = {one.alternative for one in self.standings if one.position is Position.WORSE}
+        worse, untold = self._at(Position.WORSE), self._at(Position.UNTOLD)
         names = dict.fromkeys(one.alternative for one in self.standings)
         kept = tuple(name for name in names if name not in worse)
+        told = tuple(name for name in kept if name not in untold)
+        if not worse and len(told) < min(2, len(kept)):
+            return ()
         best = (one.alternative for one in self.standings if one.position is Position.BEST)
-        return kept or tuple(dict.fromkeys(best))
+        return told or kept or tuple(dict.fromkeys(best))
+
+    def untold(self) -> tuple[str, ...]:
+        """Alternatives that may be as good as the acceptable ones, or much worse; best first."""
+        worse, kept = self._at(Position.WORSE), self.acceptable()
+        return tuple(name for name in self._at(Position.UNTOLD) if name not in (*worse, *kept))
+
+    def _at(self, position: Position) -> tuple[str, ...]:
+        found = (one.alternative for one in self.standings if one.position is position)
+        return tuple(dict.fromkeys(found))
 
 
 def field_for(
@@ -167,7 +183,23 @@ def _standings(
                 series.key.worst,
             )
         )
-    return found, list(_about(comparison.doubts, metric))
+    return found, [*_about(comparison.doubts, metric), *_wide(found, metric)]
+
+
+def _wide(standings: Sequence[Standing], metric: Metric) -> Iterator[Doubt]:
+    """What is said of alternatives whose intervals are too wide to tell anything."""
+    ranges = [
+        f"{one.alternative} {range_text(one.low, one.high)}"
+        for one in standings
+        if one.position is Position.UNTOLD and one.low is not None and one.high is not None
+    ]
+    if ranges:
+        yield Doubt(
+            "wide-interval", metric.id,
+            f"{metric.title} against {standings[0].alternative}: {', '.join(ranges)}", True,
+            "boots of one layout differ as much as the layouts may",
+            "boot each layout more often, in mixed order, with clocks and neighbours at rest",
+        )  # fmt: skip
 
 
 def _bounds(
@@ -202,4 +234,9 @@ def _position(effect: Effect | None, ratio: float, metric: Metric) -> Position:
         return Position.WORSE if loss >= PRINTED_MATTERS else Position.NO_WORSE
     if effect.outcome is Outcome.WORSE and loss >= metric.matters:
         return Position.WORSE
-    return Position.NO_WORSE
+    if effect.low is None or effect.high is None:
+        return Position.UNKNOWN
+    most = 1 - (1 / effect.high if metric.lower_is_better else effect.low)
+    if most >= max(metric.matters, PRINTED_MATTERS):
+        return Position.UNTOLD
+    return Position.NO_WORSE if most < metric.matters else Position.UNSHOWN

@@ -8,7 +8,14 @@ from homenode.analyse.alternative import Alternative, alternatives
 from homenode.analyse.comparison import Doubt, once
 from homenode.analyse.doubts import doubts_of
 from homenode.analyse.metrics import METRICS, primaries
-from homenode.analyse.standing import Field, Position, Standing, field_for, field_on
+from homenode.analyse.standing import (
+    PRINTED_MATTERS,
+    Field,
+    Position,
+    Standing,
+    field_for,
+    field_on,
+)
 from homenode.analyse.words import figure_text, percent_text, range_text
 from homenode.plan.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 from homenode.plan.published import Objective
@@ -31,9 +38,10 @@ class Verdict:
 
     choice: the alternative to run, None where none can be named. layout: the simplest preset that
     agrees with it, None where the choice is no layout. also: others that are no worse. avoid: those
-    that are worse. memory_mode, huge_pages: for people. measure_next: the layout that nobody has
-    measured and that could change the answer. notes: what is wrong with published figures. advice:
-    what their authors say. sources: where the figures are from.
+    that are worse; of one in neither nothing can be told. memory_mode, huge_pages: for people.
+    measure_next: the layout that nobody has measured and that could change the answer. notes: what
+    is wrong with published figures. advice: what their authors say. sources: where the figures are
+    from.
     """
 
     objective: Objective
@@ -112,10 +120,11 @@ def _decided(
     objective = empty.objective
     by_label = {one.label: one for one in used}
     kept = [by_label[label] for label in acceptable]
+    untold = field.untold()
+    avoid = tuple(one.label for one in used if one.label not in (*acceptable, *untold))
     # Where nothing is worse, nothing needs to change: a second metric decides among the rest only.
-    remaining, because = _tie_broken(kept, objective) if len(kept) < len(used) else (kept, None)
+    remaining, because = _tie_broken(kept, objective) if avoid else (kept, None)
     choice = min(remaining, key=lambda one: (*_rank(one, objective), acceptable.index(one.label)))
-    avoid = tuple(one.label for one in used if one.label not in acceptable)
     regressed = _pin_regression(field, used)
     doubts = (*empty.doubts, *regressed)
     statement = _statement(field, choice.label, acceptable, avoid)
@@ -235,9 +244,15 @@ def _statement(field: Field, choice: str, acceptable: Sequence[str], avoid: Sequ
         ]
         slowest = ", slowest GPU" if field.on(metric)[0].slowest_device else ""
         parts.append(f"{METRICS[metric].title}{slowest}: {', '.join(figures)}")
+    if untold := field.untold():
+        parts.append(f"cannot tell of {', '.join(untold)}")
     told = "; ".join(parts)
     if not avoid:
-        return f"no difference that matters: {told}"
+        hidden = any(one.position is Position.UNSHOWN for one in field.standings)
+        shown = (
+            f"shown; one below {PRINTED_MATTERS:.0%} may be hidden" if hidden else "that matters"
+        )
+        return f"no difference {shown}: {told}"
     others = [label for label in acceptable if label != choice]
     equals = f" (or {', '.join(others)})" if others else ""
     return f"{choice}{equals} rather than {', '.join(avoid)}: {told}"

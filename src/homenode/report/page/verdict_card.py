@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from homenode.analyse.grade import Grade
 from homenode.analyse.metrics import METRICS
-from homenode.analyse.standing import Standing
+from homenode.analyse.standing import Position, Standing
 from homenode.analyse.verdict import Rung, Verdict
 from homenode.analyse.words import figure_text, percent_text, range_text
 from homenode.report.page.machine import Machine
@@ -123,12 +123,18 @@ def _figures(one: Verdict) -> str:
             part += f"; avoid {', '.join(told)}"
         elif len(standings) > 1:
             part += f"; {_spread(standings, own)}"
+        if untold := [s.alternative for s in standings if s.position is Position.UNTOLD]:
+            part += f"; cannot tell of {', '.join(untold)}"
         parts.append(part)
     return "; ".join(parts)
 
 
 def _spread(standings: Sequence[Standing], own: Standing) -> str:
-    ratios = [one.value / own.value for one in standings if one is not own]
+    told = [one for one in standings if one.position is not Position.UNTOLD and one is not own]
+    ratios = [one.value / own.value for one in told]
+    if not ratios:
+        return "no other to compare with"
     low, high = percent_text(min(ratios)), percent_text(max(ratios))
-    told = low if low == high else range_text(min(ratios), max(ratios))
-    return f"others {told}: none matters"
+    others = low if low == high else range_text(min(ratios), max(ratios))
+    shown = any(one.position is Position.UNSHOWN for one in standings)
+    return f"others {others}: {'none shown to matter' if shown else 'none matters'}"

@@ -3,8 +3,9 @@
     stand_in_queue.py FOLDER PROGRAM WORDS…
 
 Each look at the queue moves it on by one: a job whose dependencies have ended runs, one that ran
-ends and leaves its last file. FOLDER/kill holds what sbatch does to the program that started it
-before it answers: "before" the job is taken, or "after", it is killed.
+ends and leaves its last file. FOLDER/kill says when the program that asks is killed: "sbatch before
+1" is the first time that it asks sbatch, before the job is taken; "any after 3" the third time that
+it asks anything, when it was done and not yet answered.
 """
 
 import fcntl
@@ -29,12 +30,9 @@ user's size and/or time limits)
 def main() -> int:
     """Answer one question, holding the queue's file meanwhile."""
     folder, program, words = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
-    if program == "sinfo":
-        own = folder / "sinfo"
-        print(own.read_text() if own.exists() else SINFO, end="")
-        return 0
-    if program == "sbatch":
-        kill(folder, "before")
+    order = kill_order(folder, program)
+    if order == "before":
+        kill(program)
     with (folder / "queue.json").open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
@@ -43,25 +41,40 @@ def main() -> int:
         file.seek(0)
         file.truncate()
         json.dump(jobs, file)
-    if program == "sbatch":
-        kill(folder, "after")
+    if order == "after":
+        kill(program)
     print(said, end="", file=sys.stderr if code else sys.stdout)
     return code
 
 
-def kill(folder: Path, when: str) -> None:
-    """Kill who asked, then take a while, as a busy controller does."""
-    order = folder / "kill"
-    if order.exists() and order.read_text() == when:
-        order.unlink()
-        os.kill(os.getppid(), signal.SIGKILL)
-        time.sleep(2)
+def kill_order(folder: Path, program: str) -> str | None:
+    """Whether to kill who asked: "before" or "after" doing it; None = not now."""
+    file = folder / "kill"
+    if not file.exists():
+        return None
+    which, when, count = file.read_text().split()
+    if which not in (program, "any"):
+        return None
+    if int(count) > 1:
+        file.write_text(f"{which} {when} {int(count) - 1}")
+        return None
+    file.unlink()
+    return when
+
+
+def kill(program: str) -> None:
+    """Kill who asked; sbatch takes a while then, as with a busy controller."""
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(1 if program == "sbatch" else 0)
 
 
 def answer(
     folder: Path, jobs: list[dict[str, Any]], program: str, words: list[str]
 ) -> tuple[int, str]:
     """The exit code, and what is printed."""
+    if program == "sinfo":
+        own = folder / "sinfo"
+        return 0, own.read_text() if own.exists() else SINFO
     if program == "sbatch":
         return submit(folder, jobs, words)
     if program == "squeue":

@@ -137,10 +137,7 @@ def test_the_hooks_keep_what_a_job_had(slurm: Testbed) -> None:
             f"TaskProlog={folder}/task_prolog.sh\nPrologFlags=Alloc\n"
         )
     slurm.client("scontrol", "reconfigure")
-    time.sleep(1)
-    job = submit(slurm, "-w", "gpu02", "-n1", "-c2", "--gres=gpu:2", "-J", "kept job")
-    until_runs(slurm, job)
-    _until(spool / f"live/{job}.gpu02.tasks")
+    job = _kept_job(slurm, spool)
     slurm.client("scancel", job)
     _until(spool / f"done/{job}.gpu02.rec")
     record = parse_record((spool / f"done/{job}.gpu02.rec").read_text(), "record")
@@ -149,6 +146,26 @@ def test_the_hooks_keep_what_a_job_had(slurm: Testbed) -> None:
     assert record.tasks and record.tasks[0].pus and record.pus_of_node
     state = slurm.client("sinfo", "-h", "-n", "gpu02", "-N", "-p", "parts", "-o", "%T")
     assert "drain" not in state
+
+
+def _kept_job(slurm: Testbed, spool: Path) -> str:
+    """A job that the hooks saw: a slurmd runs them when it has read the files again, and says so to
+    nobody."""
+    for _ in range(20):
+        job = submit(slurm, "-w", "gpu02", "-n1", "-c2", "--gres=gpu:2", "-J", "kept job")
+        until_runs(slurm, job)
+        tasks = spool / f"live/{job}.gpu02.tasks"
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            if tasks.exists() and tasks.read_text():
+                return job
+            time.sleep(0.2)
+        slurm.client("scancel", job)
+        end = time.monotonic() + 180
+        while "gpu02" in slurm.client("squeue", "-h", "-j", job, "-t", "R,CG", "-o", "%N"):
+            assert time.monotonic() < end, slurm.client("squeue")
+            time.sleep(0.2)
+    raise AssertionError("expected hooks that keep what a job had")
 
 
 def _until(path: Path) -> None:

@@ -36,27 +36,34 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
 
 
 def start(
-    slurm: Testbed, folder: Path, *options: str, seconds: float = 0
+    slurm: Testbed, folder: Path, *options: str, holds: Path | None = None
 ) -> "subprocess.Popen[str]":
-    """A study of three nodes that goes on alone. seconds: that each GPU test takes."""
+    """A study of three nodes that goes on alone.
+
+    holds: a folder: jobs whose names have the name of a file in it wait before they measure.
+    """
     argv = (HOMENODE, "slurm", "study", "-o", str(folder), "--poll", "0.3", *options)
-    environment = {**slurm.environment, "STAND_IN_SECONDS": str(seconds), "COLUMNS": "200"}
-    return subprocess.Popen(
-        argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    environment = {**slurm.environment, "COLUMNS": "200"}
+    if holds is not None:
+        environment["STAND_IN_HOLDS"] = str(holds)
+    said = folder.with_name("said.txt").open("w")
+    with said:
+        return subprocess.Popen(argv, env=environment, stdout=said, stderr=said, text=True)
 
 
 NEW = ("--partition-exclusive", "whole", "--partition-shared", "parts", "--nodes", "3", *HOST)
 
 
-def ended(process: "subprocess.Popen[str]", seconds: float = 400) -> tuple[int, str]:
+def ended(process: "subprocess.Popen[str]", folder: Path, seconds: float = 400) -> tuple[int, str]:
+    """The exit code, and all that it said."""
+    said = folder.with_name("said.txt")
     try:
-        out, err = process.communicate(timeout=seconds)
+        process.wait(seconds)
     except subprocess.TimeoutExpired:
         process.kill()
-        out, err = process.communicate()
-        raise AssertionError(f"no end after {seconds:g} s:\n{out}{err}") from None
-    return process.returncode, out + err
+        process.wait()
+        raise AssertionError(f"no end after {seconds:g} s:\n{said.read_text()}") from None
+    return process.returncode, said.read_text()
 
 
 def report(slurm: Testbed, folder: Path) -> dict[str, Any]:
@@ -93,7 +100,7 @@ def test_a_study_of_three_nodes_runs_to_its_report(slurm: Testbed, tmp_path: Pat
         "--tests", "cpu-single", "--between-nodes",
         "--app", "seq 41 42", "--metric", "^([0-9]+)$",
     )  # fmt: skip
-    code, said = ended(process)
+    code, said = ended(process, folder)
     assert code == 0, said
     assert "7 of 7 jobs have results" in said
     assert "REPLAYED: figures made up by homenode's tests" in said
@@ -133,69 +140,81 @@ def test_a_study_of_three_nodes_runs_to_its_report(slurm: Testbed, tmp_path: Pat
 
 
 def test_trouble_in_the_middle_loses_nothing(slurm: Testbed, tmp_path: Path) -> None:
-    folder = tmp_path / "study"
-    options = ("--shared", "1x2", "--tests", "none")
-    first = start(slurm, folder, *NEW, *options, seconds=0.6)
+    folder, holds = tmp_path / "study", tmp_path / "holds"
+    holds.mkdir()
+    for name in ("-alone", "gpu02-together"):
+        (holds / name).touch()
     raw = folder / "raw"
+    options = ("--shared", "1x2", "--tests", "none")
+    first = start(slurm, folder, *NEW, *options, holds=holds)
     until(lambda: len(list(raw.glob("shared-*/task-0/*/started"))) == 3, "three jobs")
 
     slurm.client("scontrol", "update", "nodename=gpu03", "state=drain", "reason=fan")
 
     # homenode is killed: nobody watches, the jobs go on.
     first.kill()
-    first.communicate()
-    second = start(slurm, folder, "--patience", "0.05")
-    until(lambda: list(raw.glob("shared-1gpu-gpu02-together/task-1/*/started")), "a pair on gpu02")
+    first.wait()
+    (holds / "-alone").unlink()
+    second = start(slurm, folder, holds=holds)
+    pair = "shared-1gpu-gpu02-together"
+    until(lambda: len(list(raw.glob(f"{pair}/task-*/*/started"))) == 2, "a pair on gpu02")
     # An array's last task has the array's own number: all of it is cancelled.
-    job = next(raw.glob("shared-1gpu-gpu02-together/task-1/*")).name.partition(".")[0]
+    job = next(raw.glob(f"{pair}/task-1/*")).name.partition(".")[0]
     slurm.client("scancel", job)
     slurm.stop_controller()
     time.sleep(1.5)
     slurm.start_controller()
 
-    code, said = ended(second)
-    assert code == 1, said
-    assert "7 of 12 jobs have results" in said, said
-    missing = [line for line in said.splitlines() if line.startswith("missing: ")]
-    assert any(
-        line.startswith("missing: 2 cancelled: CANCELLED: shared-1gpu-gpu02-together (job")
-        for line in missing
-    ), said
-    drained = next(line for line in missing if "UnavailableNodes:gpu03" in line)
-    assert drained.startswith("missing: 2 pending: ReqNodeNotAvail")
-    assert "shared-1gpu-gpu03-together task 1" in drained
-    assert "missing: 1 pending: Dependency: exclusive-gpu03-numa0" in said
-    assert len(report(slurm, folder)["missing"]) == 5
+    def shows_what_it_waits_for() -> bool:
+        assert second.poll() is None, said()
+        last = said().splitlines()[-1]
+        counts = all(text in last for text in ("7 done", "3 pending", "2 cancelled"))
+        return counts and "Dependency; ReqNodeNotAvail, UnavailableNodes:gpu03" in last
 
+    def said() -> str:
+        return folder.with_name("said.txt").read_text()
+
+    until(shows_what_it_waits_for, "a view of what is left")
+    assert len(report(slurm, folder)["missing"]) == 5
     slurm.client("scontrol", "update", "nodename=gpu03", "state=resume")
-    code, said = ended(start(slurm, folder))
-    assert code == 0, said
-    assert "12 of 12 jobs have results" in said
-    # Nothing was measured twice but the pair that lost one of its two.
+    code, text = ended(second, folder)
+    assert code == 1, text
+    assert "10 of 12 jobs have results" in text
+    assert f"missing: 2 cancelled: CANCELLED: {pair} (job" in text
+
+    # What was cancelled is submitted again; its node is drained, and patience ends.
+    slurm.client("scontrol", "update", "nodename=gpu02", "state=drain", "reason=fan")
+    code, text = ended(start(slurm, folder, "--patience", "0.02", holds=holds), folder)
+    assert code == 1, text
+    assert "missing: 2 pending: ReqNodeNotAvail, UnavailableNodes:gpu02" in text
+    slurm.client("scontrol", "update", "nodename=gpu02", "state=resume")
+    (holds / "gpu02-together").unlink()
+    code, text = ended(start(slurm, folder), folder)
+    assert code == 0, text
+    assert "12 of 12 jobs have results" in text
+    # Nothing was measured twice but the pair that was cancelled.
     tries = {task: len(list(task.iterdir())) for task in raw.glob("*/task-*")}
-    assert {task.parent.name for task, count in tries.items() if count > 1} == {
-        "shared-1gpu-gpu02-together"
-    }
+    assert {task.parent.name for task, count in tries.items() if count > 1} == {pair}
     found = report(slurm, folder)
     assert found["missing"] == []
     pairs = [job for job in found["jobs"] if job["mode"] == "together"]
     assert [job["met"] for job in pairs] == ["2 of 2"] * 6
     # Each task's record is its own, also that of the task with the array's number.
     for done in raw.glob("*-together/task-*/*/done"):
-        text = (done.parent / "job.txt").read_text()
-        assert text.count("ArrayTaskId=") == 1
-        assert f"ArrayTaskId={done.parents[1].name.removeprefix('task-')} " in text
+        record = (done.parent / "job.txt").read_text()
+        assert record.count("ArrayTaskId=") == 1
+        assert f"ArrayTaskId={done.parents[1].name.removeprefix('task-')} " in record
 
 
 def test_nodes_that_nobody_described_are_looked_at_first(slurm: Testbed, tmp_path: Path) -> None:
     folder = tmp_path / "ada's study $(id) 1"  # as people call folders
     options = ("--partition-exclusive", "whole", "--partition-shared", "parts", "--shared", "1x1")
     dry = start(slurm, folder, *options, "--nodelist", "gpu02", "--tests", "none", "--dry-run")
-    code, said = ended(dry)
+    code, said = ended(dry, folder)
     assert code == 0
     assert "jobs/look-gpu02.sbatch" in said
     assert not list((folder / "raw").iterdir())
-    code, said = ended(start(slurm, folder))
+    code, said = ended(start(slurm, folder), folder)
     assert code == 0, said
     assert (folder / "jobs" / "exclusive-gpu02-numa0.sbatch").exists()
     assert next(folder.glob("raw/look-gpu02/task-0/*/host.tar.gz")).stat().st_size > 1000
@@ -203,13 +222,13 @@ def test_nodes_that_nobody_described_are_looked_at_first(slurm: Testbed, tmp_pat
 
 def test_a_study_is_refused_by_name_where_slurm_says_no(slurm: Testbed, tmp_path: Path) -> None:
     nowhere = start(slurm, tmp_path / "a", "--partition-exclusive", "nowhere", *HOST)
-    code, said = ended(nowhere)
+    code, said = ended(nowhere, tmp_path / "a")
     assert code == 2
     assert "expected nodes with GPUs, found no such partition" in said
     assert "partitions with GPUs: parts, whole" in said
     folder = tmp_path / "b"
     bad = start(slurm, folder, *HOST, "--partition-shared", "parts", "--account", "x", "--nodes",
                 "1", "--minutes", "100000", "--shared", "1x1", "--patience", "0.02")  # fmt: skip
-    code, said = ended(bad)
+    code, said = ended(bad, folder)
     assert code == 1, said
     assert "PartitionTimeLimit" in said or "time limit" in said.lower()

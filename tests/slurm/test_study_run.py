@@ -1,16 +1,20 @@
 """homenode slurm study as a program, against a stand-in for Slurm's clients that records it all."""
 
+import contextlib
+import io
 import json
 import os
 import random
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+
+from homenode.cli import main, terminal
 
 HERE = Path(__file__).parent
 HOMENODE = str(Path(sys.executable).parent / "homenode")
@@ -32,16 +36,34 @@ class StandIn:
             program.chmod(0o755)
         self.environment = {**os.environ, "PATH": f"{base / 'bin'}:{os.environ['PATH']}"}
 
-    def start(self, *options: str) -> "subprocess.Popen[str]":
-        return subprocess.Popen(
-            (HOMENODE, "slurm", "study", "-o", str(self.study), "--poll", "0.15", *options),
-            env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+    def _words(self, *options: str) -> tuple[str, ...]:
+        return (HOMENODE, "slurm", "study", "-o", str(self.study), "--poll", "0.05", *options)
 
     def run(self, *options: str) -> tuple[int, str]:
-        process = self.start(*options)
-        out, err = process.communicate(timeout=300)
-        return process.returncode, out + err
+        """The exit code, and all that the command says, in this process."""
+        said = io.StringIO()
+        terminal.console.cache_clear()
+        code: object = 0
+        with (
+            patch.dict(os.environ, self.environment, clear=True),
+            patch.object(sys, "argv", list(self._words(*options))),
+            contextlib.redirect_stdout(said),
+            contextlib.redirect_stderr(said),
+        ):
+            try:
+                main.main()
+            except SystemExit as end:
+                code = end.code
+        terminal.console.cache_clear()
+        return int(str(code or 0)), said.getvalue()
+
+    def run_killed(self, when: str, *options: str) -> int:
+        """The exit code in a process of its own, which the queue kills: see stand_in_queue.py."""
+        (self.base / "kill").write_text(when)
+        done = subprocess.run(
+            self._words(*options), env=self.environment, capture_output=True, timeout=300
+        )
+        return done.returncode
 
     def jobs(self) -> list[dict[str, Any]]:
         file = self.base / "queue.json"
@@ -78,25 +100,20 @@ def test_killed_while_sbatch_is_under_way_it_submits_nothing_twice(
 ) -> None:
     assert queue.run(*NEW, "--dry-run")[0] == 0
     for _ in range(2):
-        (queue.base / "kill").write_text(when)
-        assert queue.run()[0] == -9
+        assert queue.run_killed(f"sbatch {when} 1") == -9
     code, said = queue.run()
     assert code == 0, said
     assert queue.submissions() == dict.fromkeys(queue.submissions(), 1)
     assert len(queue.submissions()) == EXPERIMENTS
 
 
-def test_killed_at_any_moment_it_loses_nothing_and_submits_nothing_twice(queue: StandIn) -> None:
-    moments = random.Random(7)
-    kills = 0
-    while kills < 20:
-        process = queue.start(*NEW)
-        time.sleep(moments.uniform(0.0, 0.9))
-        if process.poll() is not None:
-            break
-        process.kill()
-        process.communicate()
-        kills += 1
+def test_killed_at_any_question_it_loses_nothing_and_submits_nothing_twice(queue: StandIn) -> None:
+    chance = random.Random(7)
+    killed = [
+        queue.run_killed(f"any {chance.choice(('before', 'after'))} {chance.randint(1, 4)}", *NEW)
+        for _ in range(6)
+    ]
+    assert set(killed) == {-9}
     code, said = queue.run(*NEW)
     assert code == 0, said
     assert "8 of 8 jobs have results" in said

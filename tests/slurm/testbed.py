@@ -55,7 +55,9 @@ JobAcctGatherType=jobacct_gather/none
 InactiveLimit=0
 KillWait=2
 MinJobAge=300
-SlurmdTimeout=120
+SlurmdTimeout=600
+MessageTimeout=60
+BatchStartTimeout=180
 {nodes}
 PartitionName=whole Nodes={names} Default=YES MaxTime=60 OverSubscribe=EXCLUSIVE State=UP
 PartitionName=parts Nodes={names} MaxTime=60 State=UP
@@ -226,7 +228,7 @@ def running(base: Path) -> Iterator[Testbed]:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Below those that the kernel gives to who asks for any: nobody gets one while daemons start."""
+    """Below those that the kernel gives to whoever asks for any: no daemon finds its port taken."""
     first_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     found: list[int] = []
     for port in random.sample(range(1024, first_given), 200):

@@ -168,8 +168,8 @@ def study(
     from homenode.slurm.study.folder import StudyFolder
 
     folder = StudyFolder(output)
-    made, is_new = _made(folder, wishes, host)
     try:
+        made, is_new = _made(folder, wishes, host)
         if dry_run:
             _tell_scripts(folder, made)
             return

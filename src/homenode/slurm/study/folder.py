@@ -31,8 +31,9 @@ from homenode.slurm.study.scripts import MEASURE, script_name, script_of
 JOURNAL = "study.jsonl"
 FORMAT = "homenode-slurm-study/1"
 MAX_BYTES = 256 << 20
-HELD_S = 5.0
-"""The sbatch of a homenode that was killed holds the study; so long it is waited for."""
+HELD_S = 15.0
+"""The sbatch of a homenode that was killed holds the study; so long it is waited for: Slurm's own
+MessageTimeout is 10 s, after which sbatch asks no longer."""
 
 _ATTEMPT = re.compile(r"(\d{1,12})\.(\d{1,6})", re.ASCII)
 

@@ -89,6 +89,13 @@ READABLE = {
     "everything in one line": TWO_CPUS.replace("\n", ""),
     "carriage returns between tags": TWO_CPUS.replace("\n", "\r\n"),
     "speeds as old kernels print them": broken(("32.0 GT/s PCIe", "2.5 GT/s")),
+    "a ConnectX-8's Data Direct as a switch": broken(("0x060400", "0x080100")),
+    "a switch of a class that NCCL does not name": broken(("0x060400", "0x060000")),
+    "a branch to keep": broken(('busid="ffff:ff:01.0"', 'busid="ffff:ff:01.0" keep="1"')),
+    "an offset of the affinity": broken(('numaid="0"', 'numaid="0" affinity_offset="0"')),
+    "AMD's family without model": broken(
+        ('vendor="GenuineIntel" familyid="6" modelid="143"', 'vendor="AuthenticAMD" familyid="25"')
+    ),
 }
 
 
@@ -128,6 +135,7 @@ SILENT = {
     "a Broadcom switch": (
         broken((SWITCH, SWITCH.replace("0xffff", "0x1000"))), "nccl-switch-vendor"),
     "a switch with a GPU's class": (broken(("0x060400", "0x030200")), "nccl-class"),
+    "a switch with an NVSwitch's class": (broken(("0x060400", "0x068000")), "nccl-class"),
     "a class without 0x": (broken(("0x030200", "030200")), "nccl-class"),
     "a gpu of a dump": (
         broken((f'{GPU_81} link_speed="32.0 GT/s PCIe" link_width="16"/>',

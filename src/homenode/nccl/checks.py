@@ -12,7 +12,10 @@ from homenode.nccl.topology import LINK_SPEEDS, MOST_NODES, OLD_LINK_SPEEDS, Fla
 
 _KNOWN = {
     "system": {"version", "name"},
-    "cpu": {"numaid", "affinity", "arch", "vendor", "familyid", "modelid", "host_hash"},
+    "cpu": {
+        "numaid", "affinity", "affinity_offset", "arch", "vendor", "familyid", "modelid",
+        "host_hash",
+    },
     "pci": {
         "busid", "class", "vendor", "device", "subsystem_vendor", "subsystem_device", "link_speed",
         "link_width",
@@ -32,6 +35,13 @@ _ARCHITECTURES = ("x86_64", "arm64", "ppc64")
 _VENDORS = ("GenuineIntel", "AuthenticAMD", "CentaurHauls", "  Shanghai  ")
 _BUS_ID = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]\Z", re.ASCII)
 _AFFINITY = re.compile(r"[0-9a-fA-F]{1,8}(?:,[0-9a-fA-F]{8})*\Z", re.ASCII)
+_OF_ANY = frozenset({"keep"})
+"""NCCL leaves a branch with keep="1" in, whatever is below. Source: ncclTopoTrimXmlRec."""
+
+_DEVICE_CLASSES = ("0x02", "0x03", "0x0680")
+"""GPU, NIC, NVSwitch and NPU; any other class is a switch to NCCL, as 0x060400 and 0x080100 (Data
+Direct of a ConnectX-8) are by name. Source: kvDictPciClass in topo.cc."""
+
 _CLASS = re.compile(r"0x[0-9a-f]{6}\Z", re.ASCII)
 _NUMBER = re.compile(r"-?[0-9]+\Z", re.ASCII)
 _BROADCOM = "0x1000"
@@ -169,7 +179,7 @@ def _attributes(read: ReadTopology, node: XmlNode) -> Found:
                 read, "nccl-spaces", Severity.WARNING, where, "one space between attributes, none "
                 "before '/>'", "more", "each takes one of 16 places for attributes", _REWRITE,
             )  # fmt: skip
-        elif key not in _KNOWN[node.name]:
+        elif key not in _KNOWN[node.name] | _OF_ANY:
             yield _finding(
                 read, "nccl-attribute-unknown", Severity.WARNING, where, "attributes that NCCL "
                 "reads", repr(key), "NCCL takes no notice", "look for a misspelling, or a tab",
@@ -207,7 +217,8 @@ def _cpu_checks(read: ReadTopology, cpu: XmlNode) -> Found:
             repr(vendor), "NCCL computes wrong bandwidths between nodes", _REWRITE,
         )  # fmt: skip
     family, model = cpu.get("familyid"), cpu.get("modelid")
-    if (family is None) != (model is None):
+    of_amd_alone = vendor == "AuthenticAMD" and model is None  # NCCL goes by AMD's family
+    if (family is None) != (model is None) and not of_amd_alone:
         yield _finding(
             read, "nccl-cpu-model", Severity.CRITICAL, _cpu(cpu), "familyid and modelid, or "
             "neither", "familyid alone" if model is None else "modelid alone",
@@ -240,7 +251,7 @@ def _pci_checks(read: ReadTopology, pci: XmlNode) -> Found:
             read, "nccl-class", Severity.WARNING, where, "a class such as 0x060400", repr(klass),
             "NCCL takes it for a switch", _REWRITE,
         )  # fmt: skip
-    if is_switch and klass is not None and not klass.startswith("0x0604"):
+    if is_switch and klass is not None and klass.startswith(_DEVICE_CLASSES):
         yield _finding(
             read, "nccl-class", Severity.CRITICAL, where, "class 0x060400 on a switch",
             repr(klass), "NCCL takes the switch for a device", _REWRITE,

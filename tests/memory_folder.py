@@ -6,10 +6,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+_ENOUGH_BYTES = 2 << 30
+"""Free, since a file takes a page and tests run side by side: in a container there may be 64 MB."""
+
 
 @contextmanager
 def memory_folder() -> Iterator[Path]:
-    """A new folder, in memory where the machine has such a place; gone afterwards."""
+    """A new folder, in memory where the machine has such a place with room; gone afterwards."""
     shm = Path("/dev/shm")
-    with TemporaryDirectory(dir=shm if os.access(shm, os.W_OK) else None) as folder:
+    there = os.access(shm, os.W_OK)
+    if there:
+        room = os.statvfs(shm)
+        there = room.f_bavail * room.f_frsize >= _ENOUGH_BYTES
+    with TemporaryDirectory(dir=shm if there else None) as folder:
         yield Path(folder)

@@ -54,7 +54,10 @@ def _served(argv: Sequence[str]) -> Iterator[int]:
                 with caller:
                     programs.append(
                         subprocess.Popen(
-                            argv, stdin=caller, stdout=caller, stderr=subprocess.DEVNULL
+                            argv,
+                            stdin=caller.fileno(),
+                            stdout=caller.fileno(),
+                            stderr=subprocess.DEVNULL,
                         )
                     )
 

@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import tarfile
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind
 from homenode.snapshot.store import open_snapshot
 from homenode.topology import Host, summarise
+from tests.memory_folder import memory_folder
 from tests.shared_data import SHARED
 
 LSTOPO = shutil.which("lstopo-no-graphics")
@@ -44,14 +44,11 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def unpacked() -> Iterator[Path]:
     """Every tree, but not the 100,000 files that neither hwloc nor discovery reads."""
-    # 17,000 small files: in memory where there is a file system for it
-    shm = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    top = Path(tempfile.mkdtemp(prefix="homenode-trees-", dir=shm))
-    for archive in sorted({name.partition("#")[0] for name in TREES.values()}):
-        with tarfile.open(SHARED / "machines" / "sysfs" / f"{archive}.tar.bz2") as tar:
-            _unpack(tar, top / archive)
-    yield top
-    shutil.rmtree(top, ignore_errors=True)
+    with memory_folder() as top:
+        for archive in sorted({name.partition("#")[0] for name in TREES.values()}):
+            with tarfile.open(SHARED / "machines" / "sysfs" / f"{archive}.tar.bz2") as tar:
+                _unpack(tar, top / archive)
+        yield top
 
 
 _NOT_READ = re.compile(
@@ -101,7 +98,7 @@ def _both(unpacked: Path, name: str) -> tuple[Host, Host]:
         },
         capture_output=True,
         check=True,
-        timeout=60,
+        timeout=300,
     ).stdout
     return discover(open_snapshot(root)), host_from_hwloc(document, name)
 

@@ -112,7 +112,7 @@ def _lstopo(description: HostDescription, folder: Path) -> etree._Element:
         },
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=60,
+        timeout=300,
     )
     return etree.parse(str(xml)).getroot()
 

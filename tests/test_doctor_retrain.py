@@ -44,6 +44,7 @@ from tests.simulated_config import (
 
 SICK = "rtx5090-epyc7702"
 GPU = gpus(SICK, 1)[0]
+AUDIO_LIKE = Bdf(GPU.domain, GPU.bus, GPU.device, 5)
 
 
 def sick(**fields: object) -> Host:
@@ -291,6 +292,13 @@ def test_processes_that_hold_a_group_are_found(tmp_path: Path) -> None:
     process(4713, "qemu-old", "/dev/vfio/noiommu-8")
     uses = device_uses([replace(device, iommu_group=8)], proc=str(tmp_path), sys=str(tmp_path))
     assert "qemu-old (process 4713)" in (uses[GPU].holders or ())
+    process(4714, "qemu\x1b[31m", "/dev/vfio/9")
+    uses = device_uses([replace(device, iommu_group=9)], proc=str(tmp_path), sys=str(tmp_path))
+    assert "qemu?[31m (process 4714)" in (uses[GPU].holders or ())
+    # Of one that VFIO has and whose files are not known nothing can be told.
+    unknown = replace(device, bdf=AUDIO_LIKE, iommu_group=None, driver="vfio-pci")
+    uses = device_uses([unknown], proc=str(tmp_path), sys=str(tmp_path))
+    assert uses[AUDIO_LIKE].holders is None
     # In a container the host's processes are out of sight.
     (tmp_path / "self" / "ns" / "pid").unlink()
     (tmp_path / "self" / "ns" / "pid").symlink_to("pid:[4026532000]")

@@ -96,8 +96,9 @@ def test_a_port_without_a_link_refuses() -> None:
     space = SimulatedConfig(sick())
     port = planned(space.host, space).port
     space.spaces[port][LINK_STATUS + 1] &= ~0x20
-    with pytest.raises(Refused, match="no link"):
+    with pytest.raises(Refused, match="no link") as refused:
         planned(space.host, space)
+    assert f"lspci -vvs {port}" in (refused.value.hint or "")  # there is no VM to shut down
 
 
 def test_ports_virtual_functions_and_unknown_addresses_are_no_devices() -> None:

@@ -20,12 +20,16 @@ _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 def device_uses(
     devices: Iterable[PciDevice], *, proc: str = "/proc", sys: str = "/sys"
 ) -> Mapping[Bdf, Use]:
-    """Who has each function open. holders is None where some process could not be looked into."""
+    """Who has each function open.
+
+    holders is None where some process could not be looked into, and for a function that VFIO has
+    and whose files are not known.
+    """
     holders = _open_vfio_files(proc)
     found: dict[Bdf, Use] = {}
     for device in devices:
         files = _files(device, sys)
-        if holders is None:
+        if holders is None or (device.driver == "vfio-pci" and not files):
             found[device.bdf] = Use(None)
         else:
             names = {name for file in files for name in holders.get(file, ())}
@@ -78,6 +82,7 @@ def _open_vfio_files(proc: str) -> dict[str, set[str]] | None:
 
 def _name(process: Path) -> str:
     try:
-        return (process / "comm").read_text(errors="replace").strip() or "?"
+        name = (process / "comm").read_text(errors="replace").strip() or "?"
     except OSError:
         return "?"
+    return "".join(letter if letter.isprintable() else "?" for letter in name)

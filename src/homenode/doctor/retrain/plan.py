@@ -29,11 +29,8 @@ class Refused(HomenodeError):
 
     exit_code = 3
 
-    def __init__(self, device: Bdf, reasons: tuple[str, ...]) -> None:
-        super().__init__(
-            f"{device}: its link is not retrained: {'; '.join(reasons)}",
-            hint="shut the VM down, or unbind the driver: virsh nodedev-detach, then try again",
-        )
+    def __init__(self, device: Bdf, reasons: tuple[str, ...], hint: str) -> None:
+        super().__init__(f"{device}: its link is not retrained: {'; '.join(reasons)}", hint=hint)
         self.reasons = reasons
 
 
@@ -107,7 +104,10 @@ def plan_retrain(
         )
     reasons = _users(host, port, uses)
     if reasons:  # before any register is read: configuration space of a used device is its user's
-        raise Refused(lower.bdf, reasons)
+        raise Refused(
+            lower.bdf, reasons,
+            "shut the VM down, or unbind the driver: virsh nodedev-detach, then try again",
+        )  # fmt: skip
     above = read_registers(space, port.bdf)
     below = read_registers(space, lower.bdf, is_port=False)
     target = _target(lower.bdf, above, below, target_gen)
@@ -119,7 +119,10 @@ def plan_retrain(
     if not above.is_up:
         state.append(f"port {port.bdf} has no link (LnkSta {above.status:#06x})")
     if state:
-        raise Refused(lower.bdf, tuple(state))
+        raise Refused(
+            lower.bdf, tuple(state),
+            f"try again in a second; if it stays so, look at the slot: lspci -vvs {port.bdf}",
+        )  # fmt: skip
     return RetrainPlan(
         port.bdf, lower.bdf, above, target, above.current_width, is_exact=target_gen is not None
     )

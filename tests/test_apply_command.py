@@ -1,6 +1,7 @@
 """homenode apply and the way back, as commands, on a stand-in for virsh."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,34 @@ def test_edits_can_be_kept_as_the_new_original(
     assert "the present definition is the original now" in capsys.readouterr().err
     restore_domain(NAME)
     assert daemon.definition() == edited
+
+
+def test_a_domain_that_is_gone_is_brought_back_by_what_is_said(
+    daemon: StandIn, capsys: pytest.CaptureFixture[str]
+) -> None:
+    apply(NAME, layout="pin", host=HOST, quiet=True)
+    daemon.put("undefined", "")
+    with pytest.raises(InputError, match="failed to get domain") as gone:
+        restore(NAME)
+    said = (gone.value.hint or "").partition("define ")[2]
+    assert Path(said).read_bytes().rstrip() == ORIGINAL.rstrip()
+    with pytest.raises(InputError) as gone:
+        restore("another")
+    assert "define" not in (gone.value.hint or "")
+
+
+def test_a_running_domain_is_told_what_restore_can_do_and_a_snapshots_name_is_quoted(
+    daemon: StandIn, capsys: pytest.CaptureFixture[str]
+) -> None:
+    apply(NAME, layout="pin-numa", host=HOST, quiet=True)
+    daemon.put("id", "3")
+    daemon.put("snapshots/it's $(here)", "<domainsnapshot/>")
+    with pytest.raises(UsageError, match="running") as refused:
+        restore(NAME)
+    assert refused.value.hint is not None and "--" not in refused.value.hint
+    assert shlex.quote("it's $(here)") in refused.value.hint
+    with pytest.raises(UsageError, match=r"--live-pins .*--name COPY"):
+        apply(NAME, layout="pin", host=HOST, quiet=True)
 
 
 def test_a_name_that_no_file_could_have_is_a_domains(daemon: StandIn) -> None:

@@ -12,7 +12,7 @@ from homenode.apply.kept import not_kept, passwords_lost
 from homenode.apply.obstacles import Obstacle, obstacles
 from homenode.apply.record import Record, Step
 from homenode.apply.sameness import same_definition
-from homenode.apply.store import DomainStore, other_daemons, sha256
+from homenode.apply.store import DomainStore, other_daemons, saved_originals, sha256
 from homenode.domain.read import read_guest
 from homenode.errors import HostError, InputError, UsageError
 from homenode.hypervisor.domain_state import DomainState
@@ -167,7 +167,7 @@ def preview_restore(virsh: Virsh, name: str, root: Path) -> Restorable:
             hint=f"to drop those edits: virsh define {store.document_path(record.original)}; to "
             f"keep them and forget the original: homenode restore {state.argument} --forget",
         )
-    _refuse(_obstacles(virsh, state, found.original))
+    _refuse(_obstacles(virsh, state, found.original, restoring=True))
     return found
 
 
@@ -194,6 +194,22 @@ def restore_definition(virsh: Virsh, name: str, root: Path) -> Restored:
         now = virsh.definition(state.uuid)
         store.write_record(replace(record, step=Step.RESTORED))
     return Restored(state, now, same_definition(now, found.original), True, replaced)
+
+
+def domain_to_restore(virsh: Virsh, name: str, root: Path) -> DomainState:
+    """The domain of that name or UUID. Raises InputError; for one that somebody has undefined it
+    says where the original lies."""
+    try:
+        return virsh.domain(name)
+    except InputError as error:
+        saved = saved_originals(root, virsh.connect, name.strip())
+        if not saved:
+            raise
+        raise InputError(
+            error.message,
+            hint=f"it is not defined any more; this brings it back: virsh -c {virsh.connect} "
+            f"define {saved[0]}",
+        ) from None
 
 
 def has_original(virsh: Virsh, name: str, root: Path) -> bool:
@@ -278,10 +294,12 @@ def _check_current(virsh: Virsh, state: DomainState, original: bytes) -> None:
         )
 
 
-def _obstacles(virsh: Virsh, state: DomainState, wanted: bytes) -> tuple[Obstacle, ...]:
+def _obstacles(
+    virsh: Virsh, state: DomainState, wanted: bytes, *, restoring: bool = False
+) -> tuple[Obstacle, ...]:
     snapshots = {name: virsh.snapshot_document(state.uuid, name)
                  for name in virsh.snapshots(state.uuid)}  # fmt: skip
-    return obstacles(state, wanted, snapshots, connect=virsh.connect)
+    return obstacles(state, wanted, snapshots, connect=virsh.connect, restoring=restoring)
 
 
 def _refuse(found: tuple[Obstacle, ...]) -> None:

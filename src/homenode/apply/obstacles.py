@@ -1,5 +1,6 @@
 """Obstacles: what stands against changing a domain's definition, each by name."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -23,11 +24,17 @@ class Obstacle:
 
 
 def obstacles(
-    state: DomainState, wanted: bytes, snapshots: Mapping[str, bytes], *, connect: str
+    state: DomainState,
+    wanted: bytes,
+    snapshots: Mapping[str, bytes],
+    *,
+    connect: str,
+    restoring: bool = False,
 ) -> tuple[Obstacle, ...]:
     """Why the definition of a domain cannot become `wanted` now; () where it can.
 
-    snapshots: name -> document, as `virsh snapshot-dumpxml` prints it.
+    snapshots: name -> document, as `virsh snapshot-dumpxml` prints it. restoring: what homenode
+    offers instead is for an apply alone.
     Raises ParseError or InputError where `wanted` cannot be read.
     """
     name, virsh = state.name, f"virsh -c {connect}"
@@ -45,7 +52,8 @@ def obstacles(
             Obstacle(
                 "running",
                 f"{name}: expected it shut off, found it {state.state}",
-                "shut it down first, or --live-pins to move its threads alone",
+                "shut it down first"
+                + ("" if restoring else ", or --live-pins to move its threads alone"),
             )
         )
     if state.managed_save:
@@ -68,8 +76,8 @@ def obstacles(
                         "snapshot",
                         f"{name}: expected no snapshot of another topology, found {snapshot!r}: "
                         "reverting to it would bring the old definition back",
-                        f"{virsh} snapshot-delete {state.uuid} {snapshot!r}, or tune a copy: "
-                        "homenode plan --name COPY",
+                        f"{virsh} snapshot-delete {state.uuid} {shlex.quote(snapshot)}"
+                        + ("" if restoring else ", or tune a copy: homenode plan --name COPY"),
                     )
                 )
     return tuple(found)

@@ -54,8 +54,7 @@ class DomainStore:
     def __init__(self, root: Path, connect: str, uuid: str) -> None:
         if not _UUID.match(uuid):
             raise InputError(f"domain: expected a UUID, found {uuid!r}")
-        daemon = hashlib.sha256(connect.encode()).hexdigest()[:8]
-        self._folder = root / "domains" / f"{uuid}@{daemon}"
+        self._folder = root / "domains" / f"{uuid}@{_daemon(connect)}"
 
     @property
     def folder(self) -> Path:
@@ -165,8 +164,23 @@ def other_daemons(root: Path, connect: str, uuid: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+def saved_originals(root: Path, connect: str, domain: str) -> tuple[Path, ...]:
+    """Originals of domains of that name or UUID, whether libvirt knows them still or not."""
+    found = []
+    with _told(root):
+        for path in sorted((root / "domains").glob(f"*@{_daemon(connect)}/record.json")):
+            record = decode_record(path.read_bytes(), str(path))
+            if domain in (record.name, record.uuid):
+                found.append(DomainStore(root, connect, record.uuid).document_path(record.original))
+    return tuple(found)
+
+
 def sha256(document: bytes) -> str:
     return hashlib.sha256(document).hexdigest()
+
+
+def _daemon(connect: str) -> str:
+    return hashlib.sha256(connect.encode()).hexdigest()[:8]
 
 
 @contextmanager

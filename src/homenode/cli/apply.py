@@ -160,6 +160,7 @@ def restore_domain(
     forget: keep the present definition instead, as the original from now on.
     """
     from homenode.apply.definition import (
+        domain_to_restore,
         forget_original,
         has_original,
         preview_restore,
@@ -171,27 +172,29 @@ def restore_domain(
 
     virsh = Virsh(connect)
     root = default_root()
+    state = domain_to_restore(virsh, name, root)
+    name, uuid = state.name, state.uuid
     if forget:
         note(f"{name}: the present definition is the original now; the old one: "
-             f"{forget_original(virsh, name, root)}")  # fmt: skip
+             f"{forget_original(virsh, uuid, root)}")  # fmt: skip
         return
     if dry_run:
-        moves = preview_restore_live_pins(virsh, name, root)
+        moves = preview_restore_live_pins(virsh, uuid, root)
         for pin in moves:
             thread = pin.kind if pin.kind == "emulator" else f"{pin.kind} {pin.number}"
             note(f"would move {thread} back to PUs {pin.pus}")
-        if moves and not has_original(virsh, name, root):
+        if moves and not has_original(virsh, uuid, root):
             return
-        would = preview_restore(virsh, name, root)
+        would = preview_restore(virsh, uuid, root)
         print_diff(would.definition, would.original, f"{name} (now)", f"{name} (original)")
         note(f"{name}: {'would be restored' if would.changed else 'has its original'}")
         return
-    back = restore_live_pins(virsh, name, root)
+    back = restore_live_pins(virsh, uuid, root)
     if back:
         note(f"{name}: {len(back)} threads are where they were")
-        if not has_original(virsh, name, root):
+        if not has_original(virsh, uuid, root):
             return
-    done = restore_definition(virsh, name, root)
+    done = restore_definition(virsh, uuid, root)
     if not done.changed:
         note(f"{name}: has its original definition already")
     elif done.exact:

@@ -169,7 +169,10 @@ def saved_originals(root: Path, connect: str, domain: str) -> tuple[Path, ...]:
     found = []
     with _told(root):
         for path in sorted((root / "domains").glob(f"*@{_daemon(connect)}/record.json")):
-            record = decode_record(path.read_bytes(), str(path))
+            try:
+                record = decode_record(path.read_bytes(), str(path))
+            except InputError:
+                continue  # of another domain, or there is nothing that it could say
             if domain in (record.name, record.uuid):
                 found.append(DomainStore(root, connect, record.uuid).document_path(record.original))
     return tuple(found)

@@ -5,9 +5,13 @@ domains are assumed throughout: the study publishes counts of vCPUs and GPUs, an
 listings; pins follow the listings' style (one PU for each core, in ascending order).
 """
 
+from dataclasses import replace
+
 import pytest
 
+from homenode.cpuset import CpuSet
 from homenode.findings import Severity
+from homenode.indices import LlcIndex
 from tests.doctor_domains import (
     binding,
     cells,
@@ -18,6 +22,7 @@ from tests.doctor_domains import (
     planned,
     topology,
 )
+from tests.doctor_domains import host as shipped
 
 STUDY = {
     "h200-xeon8558": (88, 1024, 7),
@@ -79,6 +84,15 @@ def test_each_candidate_cause_of_the_4080s_loss_is_named() -> None:
     # The study's own guess, two last-level caches, is refuted.
     assert "one last-level cache" in mixed.observed
     assert "llc-straddled" not in by_id
+    # Where there are two, nothing is refuted.
+    there = shipped("rtx4080-i9-14900k")
+    (llc,) = there.llcs
+    halves = [CpuSet(pu for pu in llc.pus if (pu < 16) is first) for first in (True, False)]
+    split_host = replace(
+        there, llcs=tuple(replace(llc, index=LlcIndex(i), pus=p) for i, p in enumerate(halves))
+    )
+    two = next(f for f in diagnosed(xml, split_host) if f.id == "core-kinds-mixed")
+    assert "last-level cache" not in two.observed
 
 
 def test_the_h200_guests_devices_without_a_node_are_found() -> None:
@@ -94,6 +108,19 @@ def test_the_h200_guests_devices_without_a_node_are_found() -> None:
     (devices,) = [f for f in found if f.id == "device-without-cell"]
     assert all(str(gpu) in devices.subject for gpu in gpus(name, 7))
     assert "pin-numa-pci" in (devices.fix or "")
+
+
+@pytest.mark.parametrize(
+    ("sockets", "cut"), [(1, False), (2, False), (4, False), (8, False), (3, True)]
+)
+def test_cells_may_share_a_socket_and_sockets_a_cell(sockets: int, cut: bool) -> None:
+    """As with NPS4, SNC and several packages in a node; what a cell cuts in two is found."""
+    inside = cells([f"{6 * i}-{6 * i + 5}" for i in range(4)], 64, [])
+    xml = domain(
+        24, gib=64, pins=range(24), more=binding(range(4), cell_mode="strict"),
+        cpu=topology(sockets, 24 // sockets, inside=inside),
+    )  # fmt: skip
+    assert ("socket-cut-by-cell" in ids(diagnosed(xml, "h200-xeon8558"))) is cut
 
 
 @pytest.mark.parametrize(("vcpus", "severity"), [(11, Severity.INFO), (12, None)])

@@ -146,6 +146,61 @@ def test_a_control_that_moved_takes_the_other_metrics_with_it() -> None:
     assert "idle" in doubt.remedy
 
 
+def test_dozens_of_controls_do_not_block_equal_layouts_by_their_number() -> None:
+    rng = random.Random(61)
+
+    def run(layout: str) -> Run:
+        base = simulated_run(layout, TRIAD, rng)
+        controls = [
+            sample
+            for bus in range(1, 9)
+            for sample in simulated_run(
+                layout, {"matmul-time": ("ns", 2e7), "d2d-bandwidth": ("bytes_per_s", 2e12)}, rng,
+                between=0.02, samples=3, device=Bdf(0, bus, 0, 0),
+            ).samples
+        ]  # fmt: skip
+        return Run(replace(base.head, host_addresses=True), (*base.samples, *controls))
+
+    blocked = [
+        any(one.id == "control-moved" for one in compared(run("pin"), run("pin-numa")).doubts)
+        for _ in range(60)
+    ]
+    assert sum(blocked) <= 6
+
+
+def test_a_gpu_that_fell_behind_by_itself_is_a_control_that_moved() -> None:
+    rng = random.Random(62)
+    slower = Bdf(0, 3, 0, 0)
+
+    def run(layout: str) -> Run:
+        base = simulated_run(layout, TRIAD, rng)
+        controls = [
+            sample
+            for bus in range(1, 9)
+            for device in [Bdf(0, bus, 0, 0)]
+            for time_ns in [3e7 if layout == "pin-numa" and device == slower else 2e7]
+            for sample in simulated_run(
+                layout, {"matmul-time": ("ns", time_ns)}, rng, device=device
+            ).samples
+        ]
+        return Run(replace(base.head, host_addresses=True), (*base.samples, *controls))
+
+    comparison = compared(run("pin"), run("pin-numa"))
+    assert only(comparison).doubts == ("control-moved",)
+
+
+def test_pins_are_named_as_a_cause_where_they_changed_with_the_layout() -> None:
+    rng = random.Random(63)
+    default, pin, numa = (
+        simulated_run(layout, {**TRIAD, "cpu-single": ("events_per_s", rate)}, rng)
+        for layout, rate in (("default", 3000.0), ("pin", 2500.0), ("pin-numa", 3000.0))
+    )
+    for first, second, named in ((default, pin, True), (pin, numa, False)):
+        (doubt,) = [one for one in compared(first, second).doubts if one.id == "control-moved"]
+        assert ("pins are on slower" in doubt.cause, "doctor" in doubt.remedy) == (named, named)
+        assert ("no layout changes this" in doubt.cause) is not named
+
+
 def test_gpu_figures_pair_by_address_and_never_by_index() -> None:
     rng = random.Random(7)
     copies = {"h2d-bandwidth": ("bytes_per_s", 50e9)}

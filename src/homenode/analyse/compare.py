@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from homenode.analyse.alternative import Alternative, with_joint_states
 from homenode.analyse.comparison import Comparison, Doubt, Effect, Outcome, once
+from homenode.analyse.correction import holm
 from homenode.analyse.doubts import doubts_between
 from homenode.analyse.intervals import CONFIDENCE, LEAST_BOOTS, interval
 from homenode.analyse.metrics import METRICS, UNCOMPARED, Metric, metric_of, primaries
@@ -97,9 +98,10 @@ def _against(
         )
         of_series += own
     doubts += of_series
-    moved = _moved_controls([one.effect for one in found])
+    same_pins = baseline.switches.pinning is other.switches.pinning
+    moved = list(_moved_controls([one.effect for one in found], same_pins=same_pins))
     doubts += moved
-    if any(doubt.blocks for doubt in moved):
+    if moved:
         found = [
             one if metric_of_effect(one.effect).control
             else one._replace(effect=_doubted(one.effect, "control-moved"))
@@ -244,19 +246,37 @@ def _said(values: Iterable[object]) -> str:
     return " and ".join(sorted("unknown" if value is None else str(value) for value in values))
 
 
-def _moved_controls(effects: Sequence[Effect]) -> list[Doubt]:
-    return [
-        Doubt(
-            "control-moved", effect.metric,
-            f"{effect.ratio - 1:+.1%} from {effect.baseline} to {effect.alternative}", True,
-            "clocks, heat or a neighbour changed between the runs; no layout changes this",
-            "look at clocks and load, wait for the machine to be idle, and measure both again",
+def _moved_controls(effects: Sequence[Effect], *, same_pins: bool) -> Iterator[Doubt]:
+    """Controls that differ, corrected for how many there are: eight GPUs have dozens.
+
+    Single GPUs are corrected by themselves, so that they do not hide what moved over all.
+    """
+    controls = [one for one in effects if metric_of_effect(one).control]
+    for family in (
+        [one for one in controls if one.device is None],
+        [one for one in controls if one.device is not None],
+    ):
+        tested = [(one, one.p) for one in family if one.p is not None]
+        adjusted = holm([p for _, p in tested])
+        for (effect, _), p in zip(tested, adjusted, strict=True):
+            if p < 1 - CONFIDENCE and abs(effect.ratio - 1) > metric_of_effect(effect).matters:
+                yield _moved(effect, same_pins=same_pins)
+
+
+def _moved(effect: Effect, *, same_pins: bool) -> Doubt:
+    cause = "clocks, heat or a neighbour changed between the runs; no layout changes this"
+    remedy = "look at clocks and load, wait for the machine to be idle, and measure both again"
+    if metric_of_effect(effect).feels_pins and not same_pins:
+        cause = (
+            "clocks, heat or a neighbour changed between the runs; or pins are on slower or busier "
+            "cores, or unpinned vCPUs were moved about"
         )
-        for effect in effects
-        if metric_of_effect(effect).control
-        and abs(effect.ratio - 1) > metric_of_effect(effect).matters
-        and effect.p is not None and effect.p < 1 - CONFIDENCE
-    ]  # fmt: skip
+        remedy = f"homenode doctor tells of pins; {remedy}"
+    return Doubt(
+        "control-moved", effect.metric,
+        f"{effect.ratio - 1:+.1%} from {effect.baseline} to {effect.alternative}", True, cause,
+        remedy,
+    )  # fmt: skip
 
 
 def _order(key: SeriesKey) -> tuple[object, ...]:

@@ -19,10 +19,10 @@ class Metric:
     unit: of the samples: bytes_per_s, ns, events_per_s, flop_per_s, units_per_s. matters: the
     smallest relative difference that an operator would change a layout for. primary: objectives
     for which it decides; everything else is exploratory. stands_in: objectives for which it decides
-    where no primary metric was measured. control: it should not depend on the layout.
-    worst_device: with several devices, the slowest one counts, as every collective waits for it.
-    headline: the variant that decides where there are several. about: what it measures. rise, fall:
-    what to think of when it goes up or down.
+    where no primary metric was measured. control: it should not depend on the layout. feels_pins:
+    but on which cores the pins are. worst_device: with several devices, the slowest one counts, as
+    every collective waits for it. headline: the variant that decides where there are several.
+    about: what it measures. rise, fall: what to think of when it goes up or down.
     """
 
     id: str
@@ -36,6 +36,7 @@ class Metric:
     primary: tuple[Objective, ...] = ()
     stands_in: tuple[Objective, ...] = ()
     control: bool = False
+    feels_pins: bool = False
     worst_device: bool = False
     headline: str | None = None
 
@@ -140,7 +141,7 @@ _METRICS = (
         "cpu-single", "one thread", "events_per_s", False, CONTROL_MATTERS,
         "prime numbers on one vCPU (sysbench): the core's own speed",
         "unpinned vCPUs had been moved about", "slower cores, a busy sibling, or lower clocks",
-        control=True,
+        control=True, feels_pins=True,
     ),
     Metric(
         "cpu-throughput", "all threads", "events_per_s", False, 0.05,

@@ -88,6 +88,14 @@ def test_runs_of_one_layout_are_compared_argument_by_argument(tmp_path: Path) ->
     assert f"{tmp_path / 'friday'} against {tmp_path / 'monday'}" in printed
 
 
+def test_a_certain_difference_that_is_small_says_that_it_does_not_matter(tmp_path: Path) -> None:
+    rng = random.Random(3)
+    for layout, value in (("default", 100e9), ("pin", 99e9)):
+        figures = {"memory-bandwidth": ("bytes_per_s", value)}
+        write_run(tmp_path, simulated_run(layout, figures, rng, between=1e-4, within=1e-4))
+    assert "worse, less than matters (p" in call("compare", tmp_path)
+
+
 def test_published_figures_are_compared_by_name() -> None:
     printed = call("compare", "published:RTX PRO 6000/default", "published:rtx pro 6000/pin")
     assert "2.44 times" in printed

@@ -205,3 +205,22 @@ def test_names_of_results_stay_text(tab: Tab, tmp_path: Path) -> None:
     assert tab.complaints == []
     assert tab.value("document.querySelectorAll('script').length") == 1
     assert tab.value(f"document.querySelector('.card h3').textContent === {json.dumps(NASTY)}")
+
+
+@pytest.mark.parametrize("width", [1600, 1280, 800, 380])
+def test_long_names_stay_in_their_cells_and_in_the_window(
+    tab: Tab, tmp_path: Path, width: int
+) -> None:
+    path = tmp_path / "nasty.html"
+    assert report(nasty_results(tmp_path / "results"), "-o", path) == 0
+    tab.open(path, width=width)
+    tab.value("document.querySelectorAll('details').forEach(one => one.open = true)")
+    assert tab.value("document.documentElement.scrollWidth") <= width
+    wide = "[...document.querySelectorAll('td, th')].filter(c => c.scrollWidth > c.clientWidth + 1)"
+    assert tab.value(f"{wide}.map(c => c.textContent)") == []
+
+
+def test_the_summary_needs_no_scrolling_in_a_wide_window(page: Path, tab: Tab) -> None:
+    tab.open(page, width=1600)
+    assert tab.value("(r => r.scrollWidth <= r.clientWidth)"
+                     "(document.querySelector('#summary .scroll'))")  # fmt: skip

@@ -1,5 +1,6 @@
 """The report: what is compared, what is said first, what is left out, and that names stay names."""
 
+import random
 import re
 import sys
 from dataclasses import replace
@@ -27,6 +28,7 @@ from homenode.snapshot.capture import capture_host
 from homenode.sources import load_host
 from homenode.tuning import tune
 from tests.report_runs import NASTY, full_results, full_run, nasty_results, report
+from tests.simulated_runs import simulated_run
 
 PUBLISHED = [
     f"published:{system.name}"
@@ -130,6 +132,16 @@ def test_effects_and_risks_say_what_each_switch_did_and_where_it_hurt(document: 
     assert cells["memory-bandwidth", Switch.PCIE] is None, "nobody has measured it"
 
 
+def test_a_certain_loss_that_is_small_is_no_risk(tmp_path: Path) -> None:
+    rng = random.Random(3)
+    for layout, value in (("default", 100e9), ("pin", 99e9)):
+        figures = {"memory-bandwidth": ("bytes_per_s", value)}
+        write_run(tmp_path, simulated_run(layout, figures, rng, between=1e-4, within=1e-4))
+    (row,) = document_of(machines(tmp_path), (), "now").effects
+    (cell,) = filter(None, row.cells)
+    assert (cell.text, cell.tone, cell.risk) == ("-1 %", "neutral", None)
+
+
 def test_only_runs_of_one_machine_are_compared(tmp_path: Path) -> None:
     for number, host in enumerate(("aa", "bb")):
         for layout in ("default", "pin"):
@@ -154,6 +166,7 @@ def test_every_figure_of_a_machine_is_drawn(full: tuple[Machine, ...]) -> None:
         "memory latency by size", "all-reduce, bus bandwidth by size, in-place",
     ]  # fmt: skip
     assert "DRAM" in part.curves[0].svg, "levels are marked"
+    assert "beyond every cache" not in part.curves[0].note, "the curve begins within them"
     heats = {one.title for one in part.heats}
     assert {
         "host to device, default", "memory bandwidth, read, default", "GPU to GPU, default",

@@ -25,6 +25,11 @@ def metric_of_effect(effect: Effect) -> Metric:
     return metric
 
 
+def is_large(effect: Effect) -> bool:
+    """Whether an effect is as large as one that an operator would change a layout for."""
+    return 1 - min(effect.gain, 1 / effect.gain) >= metric_of_effect(effect).matters
+
+
 def judged(found: Sequence[Found]) -> Iterator[Effect]:
     """Effects with corrected p values and outcomes; primary ones are corrected by objective."""
     families: dict[Objective | None, dict[int, Tested]] = {}

@@ -12,6 +12,7 @@ from homenode.analyse.alternative import Alternative
 from homenode.analyse.compare import compare
 from homenode.analyse.comparison import Effect, Outcome
 from homenode.analyse.metrics import METRICS
+from homenode.analyse.outcomes import is_large
 from homenode.analyse.standing import PRINTED_MATTERS
 from homenode.results.model import Run, Sample
 
@@ -48,8 +49,8 @@ _STEPS: tuple[tuple[Switch, tuple[tuple[str, str], ...]], ...] = (
 class SwitchEffect:
     """One switch's effect on one metric of one machine.
 
-    effect: as compared. judged: better, worse, no difference that matters, or cannot tell; printed
-    figures that differ by PRINTED_MATTERS are judged as such, one figure each.
+    effect: as compared. judged: better or worse by as much as matters, no difference that does, or
+    cannot tell; printed figures that differ by PRINTED_MATTERS are judged as such, one figure each.
     """
 
     switch: Switch
@@ -99,9 +100,10 @@ def _may_stand(sample: Sample) -> bool:
 
 
 def judged(effect: Effect) -> Outcome:
-    """The effect's outcome; of printed figures what the printed difference says."""
+    """The effect's outcome as far as it matters; of printed figures what their difference says."""
     if not effect.doubts or set(effect.doubts) - _WEAK:
-        return effect.outcome
+        is_told = effect.outcome in (Outcome.BETTER, Outcome.WORSE)
+        return Outcome.NO_DIFFERENCE if is_told and not is_large(effect) else effect.outcome
     if max(effect.gain, 1 / effect.gain) < 1 / (1 - PRINTED_MATTERS):
         return Outcome.NO_DIFFERENCE
     return Outcome.BETTER if effect.gain > 1 else Outcome.WORSE

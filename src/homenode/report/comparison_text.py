@@ -8,6 +8,7 @@ from rich.text import Text
 
 from homenode.analyse.comparison import Comparison, Doubt, Effect, Outcome
 from homenode.analyse.metrics import metric_of
+from homenode.analyse.outcomes import is_large
 from homenode.analyse.words import figure_text, percent_text, range_text
 from homenode.report.terminal_text import AsciiWhereNeeded, TableOrList
 from homenode.report.wording import plural, printable
@@ -109,6 +110,8 @@ def _interval(effect: Effect) -> str:
 
 def _outcome(effect: Effect) -> str:
     told = _OUTCOMES[effect.outcome]
+    if effect.outcome in (Outcome.BETTER, Outcome.WORSE) and not is_large(effect):
+        told += ", less than matters"
     if effect.doubts:
         return f"{told}: {', '.join(effect.doubts)}"
     if effect.p_adjusted is not None:

@@ -28,6 +28,11 @@ MOST_EFFECTS = 14
 MOST_HEAT_MAPS = 24
 """Of one machine."""
 
+_ABOUT_SIZES = {
+    "memory-latency": "time of one dependent load, by the size of what it walks through",
+}
+"""What a curve shows, where it is not what the metric's one figure is of."""
+
 SeriesOf = Mapping[str, Mapping[SeriesKey, Series]]
 
 
@@ -88,7 +93,7 @@ def curve_pictures(machine: Machine) -> Iterator[Picture]:
             name = wanted if metric is None else metric.title.removesuffix(" of a size")
             title = f"{name} by size" + (f", {variant}" if variant else "")
             levels = _levels(machine) if wanted == "memory-latency" else ()
-            about = "" if metric is None else metric.about
+            about = _ABOUT_SIZES.get(wanted, "" if metric is None else metric.about)
             unit = "bytes_per_s" if metric is None else metric.unit
             yield Picture(title, about, curve_chart(title, unit, curves[:MOST_CURVES], levels))
 

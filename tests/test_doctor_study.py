@@ -123,6 +123,20 @@ def test_cells_may_share_a_socket_and_sockets_a_cell(sockets: int, cut: bool) ->
     assert ("socket-cut-by-cell" in ids(diagnosed(xml, "h200-xeon8558"))) is cut
 
 
+@pytest.mark.parametrize(("sockets", "false"), [(2, False), (4, False), (1, True)])
+def test_a_cache_that_is_passed_through_ends_at_the_guests_socket(
+    sockets: int, false: bool
+) -> None:
+    """96 siblings share each LLC of the host, so a socket of fewer vCPUs is behind one of them."""
+    pins = [*range(22), *range(48, 70)]  # the cores of both packages
+    xml = domain(
+        44, gib=64, pins=pins,
+        cpu=topology(sockets, 44 // sockets, inside="<cache mode='passthrough'/>"),
+    )  # fmt: skip
+    found = ids(diagnosed(xml, "h200-xeon8558"))
+    assert ("cache-passthrough-false" in found) is false
+
+
 @pytest.mark.parametrize(("vcpus", "severity"), [(11, Severity.INFO), (12, None)])
 def test_vcpus_that_cannot_be_divided_leave_devices_far_without_alarm(
     vcpus: int, severity: Severity | None

@@ -4,12 +4,14 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
+from homenode.doctor.diagnosis import diagnose
 from homenode.doctor.guest.core_isolation import rcu_nocbs
+from homenode.domain.read import open_domain
 from homenode.findings import Severity
 from homenode.pci import DeviceKind
 from homenode.topology import Host
 from tests.doctor_cases import changed, settings
-from tests.doctor_domains import diagnosed, domain, gpus, host, ids, planned
+from tests.doctor_domains import NAME, diagnosed, domain, gpus, host, ids, planned
 from tests.doctor_guests import H200, snp
 from tests.doctor_quiet_cases import HGX, ISOLATED, NIC, interrupting, quiet, set_apart
 
@@ -105,6 +107,27 @@ def test_mappings_are_held_against_the_limit_that_the_host_has() -> None:
     assert "dma-map-limit" in ids(snp(256))
     assert "dma-map-limit" not in ids(snp(256, settings(host(H200), dma_entry_limit=1 << 20)))
     assert "dma-map-limit" not in ids(snp(256, iommufd=True))
+
+
+@pytest.mark.parametrize(
+    ("gib", "bits"), [(64, 43), (2048, 43), (4092, 43), (4093, 44), (8188, 44), (12285, 45)]
+)
+def test_what_a_vm_needs_is_reckoned_and_never_short(gib: int, bits: int) -> None:
+    """The window of 4 TiB lies at the next multiple of itself above the memory and 4 GiB."""
+    there = host(H200)
+    found = diagnose(there, open_domain(domain(8, gpus(H200, 7), gib=gib), NAME))
+    (line,) = (each for each in found.checked if "64-bit window" in each)
+    assert f"{gib + 1} GiB locked" in line
+    assert f"4 TiB of 64-bit window, {bits} address bits" in line
+
+
+def test_each_device_locks_the_memory_anew_behind_a_viommu() -> None:
+    xml = domain(8, gpus(H200, 7), gib=64)
+    iommu = xml.replace(b"</devices>", b"<iommu model='intel'/></devices>")
+    (line,) = (
+        each for each in diagnose(host(H200), open_domain(iommu, NAME)).checked if "locked" in each
+    )
+    assert f"{7 * 65} GiB locked" in line
 
 
 def test_without_irqbalance_ordinary_pus_may_handle_interrupts() -> None:

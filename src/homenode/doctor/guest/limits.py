@@ -77,9 +77,9 @@ def _address_bits(memory_bytes: int, window: int) -> int:
 
 
 def describe_limits(needs: Limits, devices: int) -> str:
-    """One line for people."""
+    """One line for people. What is locked is rounded up to GiB: as a limit it must not be short."""
     return (
-        f"with {devices} devices: {format_bytes(needs.memlock_bytes)} locked, "
+        f"with {devices} devices: {-(-needs.memlock_bytes // GIB)} GiB locked, "
         f"{needs.iommu_pages} pages in the IOMMU, {needs.dma_entries} DMA mappings, "
         f"{format_bytes(needs.window_bytes)} of 64-bit window, {needs.address_bits} address bits"
     )

@@ -28,7 +28,8 @@ SHELLS = [
     pytest.param(shell, marks=pytest.mark.skipif(not shutil.which(shell[0]), reason="absent"))
     for shell in (("dash",), ("busybox", "sh"), ("bash", "--posix"))
 ]
-CHANGING = {"/proc/meminfo"}  # between one reading and the next
+CHANGING = {"/proc/meminfo"}
+"""Between one reading and the next: it may be back at what it was before the first one."""
 
 HOST = MemorySnapshot(
     "gpu7",
@@ -232,16 +233,24 @@ def test_a_tool_that_hangs_is_stopped(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_collector_reads_what_a_live_capture_reads(shell: tuple[str, ...], tools: Path) -> None:
-    printed = run(shell, 60, collector_script()).stdout_or_raise()
+    before = gather(LiveSnapshot()).snapshot
+    printed = run(shell, 300, collector_script()).stdout_or_raise()
+    here = gather(LiveSnapshot()).snapshot
     collected = parse_collected(printed, "here")
-    there, here = gather(collected).snapshot, gather(LiveSnapshot()).snapshot
-    assert dict(there.links) == dict(here.links)
+    there = gather(collected).snapshot
     # busybox has a uname and an id of its own, which it takes first.
     differ = {name for name in here.commands if here.commands[name] != there.commands.get(name)}
     assert differ <= ({"uname"} if "busybox" in shell else set())
-    assert there.files.keys() == here.files.keys()
-    differ = {p for p in here.files if here.files[p] != there.files[p] and "meminfo" not in p}
-    assert not differ - CHANGING
+    # What the kernel or who else is at work changed meanwhile may be read either way.
+    links = before.links.items() & here.links.items()
+    assert links
+    assert links <= there.links.items()
+    assert there.links.keys() <= before.links.keys() | here.links.keys()
+    files = before.files.items() & here.files.items()
+    assert len(files) > len(here.files) / 2
+    assert not {path for path, _ in files - there.files.items()} - CHANGING
+    assert there.files.keys() <= before.files.keys() | here.files.keys()
+    assert there.files.keys() >= before.files.keys() & here.files.keys()
     assert collected.read_text("/proc/sys/kernel/hostname")
     if "busybox" not in shell:
         assert collected.command_output("user") == "jdoe\n"
@@ -253,7 +262,7 @@ def test_the_collector_reads_a_tree_as_a_folder_is_read(
 ) -> None:
     top = tmp_path / "it's a $tree; `with` odd name"
     _write_tree(HOST, top)
-    printed = run(shell, 60, collector_script(str(top))).stdout_or_raise()
+    printed = run(shell, 300, collector_script(str(top))).stdout_or_raise()
     there = gather(parse_collected(printed, "there")).snapshot
     here = gather(FolderSnapshot("here", str(top))).snapshot
     assert dict(there.files) == dict(here.files)
@@ -268,7 +277,7 @@ def test_the_collector_reads_a_published_tree_as_it_is(tmp_path: Path, tools: Pa
         pytest.skip(f"{archive} is not there")
     with tarfile.open(archive) as tar:
         tar.extractall(tmp_path, filter="data")
-    printed = run(["sh"], 60, collector_script(str(tmp_path / name))).stdout_or_raise()
+    printed = run(["sh"], 300, collector_script(str(tmp_path / name))).stdout_or_raise()
     there = gather(parse_collected(printed, "there")).snapshot
     here = gather(open_snapshot(archive)).snapshot
     assert len(here.files) > 500
@@ -349,6 +358,6 @@ def test_damaged_collector_output_is_read_or_refused_and_nothing_else(
     tmp_path: Path, tools: Path
 ) -> None:
     _write_tree(HOST, tmp_path)
-    printed = run(["sh"], 60, collector_script(str(tmp_path))).stdout_or_raise()
+    printed = run(["sh"], 300, collector_script(str(tmp_path))).stdout_or_raise()
     head = printed[: printed.index("\nC ")] + "\nC uname\n Linux\n \n S 0\nZ\n"
     assert survives(lambda text: gather(parse_collected(text, "gpu7")), head, 300) > 0

@@ -6,6 +6,7 @@ real. What goes wrong, goes wrong in the real scheduler.
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -82,6 +83,14 @@ def until(condition: Any, what: str, seconds: float = 180) -> None:
         time.sleep(0.1)
 
 
+def schedules(slurm: Testbed) -> bool:
+    """Whether the controller has been through its queue since it was started."""
+    try:
+        return re.search(r"Total cycles:\s*[1-9]", slurm.client("sdiag")) is not None
+    except subprocess.SubprocessError:
+        return False
+
+
 def fill_first_socket(slurm: Testbed, node: str, until_file: str) -> None:
     """Somebody else's job on 32 of a node's CPUs, until a file is there."""
     slurm.client(
@@ -142,7 +151,7 @@ def test_a_study_of_three_nodes_runs_to_its_report(slurm: Testbed, tmp_path: Pat
 def test_trouble_in_the_middle_loses_nothing(slurm: Testbed, tmp_path: Path) -> None:
     folder, holds = tmp_path / "study", tmp_path / "holds"
     holds.mkdir()
-    for name in ("-alone", "gpu02-together"):
+    for name in ("-alone", "gpu01-together", "gpu02-together"):
         (holds / name).touch()
     raw = folder / "raw"
     options = ("--shared", "1x2", "--tests", "none")
@@ -154,25 +163,34 @@ def test_trouble_in_the_middle_loses_nothing(slurm: Testbed, tmp_path: Path) -> 
     # homenode is killed: nobody watches, the jobs go on.
     first.kill()
     first.wait()
-    (holds / "-alone").unlink()
     second = start(slurm, folder, holds=holds)
+
+    def said() -> str:
+        return folder.with_name("said.txt").read_text()
+
+    # What is cancelled before its first look is submitted again.
+    until(lambda: " pending" in said(), "a first look at the queue")
+    (holds / "-alone").unlink()
     pair = "shared-1gpu-gpu02-together"
-    until(lambda: len(list(raw.glob(f"{pair}/task-*/*/started"))) == 2, "a pair on gpu02")
+    pairs = "shared-1gpu-gpu0[12]-together/task-*/*/started"
+    until(lambda: len(list(raw.glob(pairs))) == 4, "pairs on gpu01 and gpu02")
     # An array's last task has the array's own number: all of it is cancelled.
     job = next(raw.glob(f"{pair}/task-1/*")).name.partition(".")[0]
     slurm.client("scancel", job)
+    states = ("squeue", "-h", "-t", "all", "-j", job, "-o", "%T")
+    until(lambda: set(slurm.client(*states).split()) == {"CANCELLED"}, "a cancelled pair")
     slurm.stop_controller()
     time.sleep(1.5)
     slurm.start_controller()
+    # A job that ends before it schedules again is gone, and Slurm takes its node for occupied.
+    until(lambda: schedules(slurm), "a controller that schedules")
+    (holds / "gpu01-together").unlink()
 
     def shows_what_it_waits_for() -> bool:
         assert second.poll() is None, said()
         last = said().splitlines()[-1]
         counts = all(text in last for text in ("7 done", "3 pending", "2 cancelled"))
         return counts and "Dependency; ReqNodeNotAvail, UnavailableNodes:gpu03" in last
-
-    def said() -> str:
-        return folder.with_name("said.txt").read_text()
 
     until(shows_what_it_waits_for, "a view of what is left")
     assert len(report(slurm, folder)["missing"]) == 5
@@ -197,8 +215,8 @@ def test_trouble_in_the_middle_loses_nothing(slurm: Testbed, tmp_path: Path) -> 
     assert {task.parent.name for task, count in tries.items() if count > 1} == {pair}
     found = report(slurm, folder)
     assert found["missing"] == []
-    pairs = [job for job in found["jobs"] if job["mode"] == "together"]
-    assert [job["met"] for job in pairs] == ["2 of 2"] * 6
+    met = [job["met"] for job in found["jobs"] if job["mode"] == "together"]
+    assert met == ["2 of 2"] * 6
     # Each task's record is its own, also that of the task with the array's number.
     for done in raw.glob("*-together/task-*/*/done"):
         record = (done.parent / "job.txt").read_text()

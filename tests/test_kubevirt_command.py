@@ -2,6 +2,8 @@
 
 import ast
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from homenode.cli.kubevirt import app
-from homenode.errors import InputError, UsageError
+from homenode.errors import HostError, InputError, UsageError
 from tests.kubevirt_documents import document, vmi
 from tests.test_kubevirt_check import GOOD_KUBELET
 from tests.test_kubevirt_check import vmi as checked_vmi
@@ -26,6 +28,19 @@ def test_the_hook_gives_a_document_without_devices_back() -> None:
     done = run("on-define-domain", "--vmi", vmi(), "--domain", xml)
     assert (done.exit_code, done.stdout) == (0, xml)
     assert "nothing to do" in done.stderr
+
+
+@pytest.mark.parametrize("end", [">/dev/full", ">&-"])
+def test_a_document_that_cannot_be_written_is_an_error_in_one_line(end: str) -> None:
+    command = f'exec "$1" -m homenode.cli.on_define_domain --vmi "$2" --domain "$3" {end}'
+    done = subprocess.run(
+        ["sh", "-c", command, "sh", sys.executable, vmi(), document([])],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == HostError.exit_code
+    said = done.stderr.splitlines()
+    assert len(said) == 2, said
+    assert "nothing to do" in said[0] and "expected to write the document" in said[1]
 
 
 def test_the_hook_s_policy_is_an_option() -> None:

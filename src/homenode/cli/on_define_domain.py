@@ -3,13 +3,14 @@
 It imports next to nothing, since it runs in a container of 0.2 CPUs and 64 MiB while a VM waits.
 """
 
+import errno
 import gc
 import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from homenode.errors import UsageError
+from homenode.errors import HostError, UsageError
 
 if TYPE_CHECKING:
     from homenode.kubevirt.on_define_domain import Answer
@@ -77,9 +78,17 @@ def write(given: "Answer") -> int:
     """Put an answer where the shim looks for it; its exit code."""
     for note in given.notes:
         tell(note)
-    if given.document is not None:
+    if given.document is None:
+        return given.exit_code
+    try:
+        if sys.stdout is None:  # it was closed before Python started
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         sys.stdout.buffer.write(given.document)
         sys.stdout.buffer.flush()
+    except OSError as error:
+        tell(f"error: standard output: expected to write the document there, found: {error}")
+        sys.stdout = None  # what is left in it would fail again at the end
+        return HostError.exit_code
     return given.exit_code
 
 

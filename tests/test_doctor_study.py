@@ -155,6 +155,23 @@ def test_memory_that_numad_binds_counts_as_bound() -> None:
     assert "memory-unbound" in ids(diagnosed(domain(16, gib=64, pins=range(16)), "h200-xeon8558"))
 
 
+@pytest.mark.parametrize(
+    ("pins", "nodes", "told"),
+    [
+        (range(8), (1,), "on nodes 1 only"),
+        (range(8), (0, 1), "nodes 1 as well"),
+        (range(8), (0,), None),
+        ([*range(4), *range(24, 28)], (0,), None),  # flat over nodes, which is said instead
+    ],
+)
+def test_memory_is_held_against_the_nodes_of_the_vcpus(
+    pins: list[int], nodes: tuple[int, ...], told: str | None
+) -> None:
+    xml = domain(8, gib=64, pins=list(pins), cpu=topology(1, 8), more=binding(nodes))
+    found = [f for f in diagnosed(xml, "h200-xeon8558") if f.id == "memory-elsewhere"]
+    assert [finding.observed for finding in found] == ([] if told is None else [told])
+
+
 @pytest.mark.parametrize("name", STUDY)
 def test_the_default_layout_is_told_what_it_lacks(name: str) -> None:
     found = diagnosed(plain(name), name)

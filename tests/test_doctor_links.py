@@ -294,6 +294,24 @@ def test_a_load_on_the_host_says_nothing_of_gpus_that_vms_have(driver: str | Non
     assert reached.severity is Severity.CRITICAL
 
 
+def test_redirects_cost_a_device_nothing_that_has_no_peer_below_its_switch() -> None:
+    host = load_host("h200-xeon8558")
+    redirecting = tuple(
+        replace(d, acs=("CmpltRedir", "ReqRedir")) if d.bridge else d for d in host.pci_devices
+    )
+    alone = {host.switch_above(gpu.bdf): gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)}
+    left = tuple(
+        d
+        for d in redirecting
+        if d.kind not in (DeviceKind.GPU, DeviceKind.NIC) or d.bdf in alone.values()
+    )
+    found = [
+        [f.id for f in diagnose(replace(host, pci_devices=devices)).findings]
+        for devices in (redirecting, left)
+    ]
+    assert set(found[0]) == {"p2p-redirected"} and found[1] == []
+
+
 def test_the_whole_path_is_told_with_its_isolation() -> None:
     host = load_host("h200-xeon8558")
     told = replace(

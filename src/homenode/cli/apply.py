@@ -218,12 +218,9 @@ def _tune(
     try:
         tuning = tune(original, name, wishes, machine)
     except Unplannable as error:
-        from rich.console import Console
+        from homenode.cli.planning import say_why_not
 
-        from homenode.report.plan_text import rejections_text
-
-        errors = Console(stderr=True, highlight=False, emoji=False, markup=False)
-        errors.print(rejections_text(error))
+        say_why_not(error)
         raise SystemExit(error.exit_code) from None
     gap = refuse_new_errors(tuning.original, tuning.document)
     if gap is not None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from homenode.cli.terminal import console, print_json
+from homenode.cli.terminal import console, print_json, read_file
 
 
 def verify_live(name: str, connect: str, plan: Path | None, *, as_json: bool) -> None:
@@ -16,14 +16,10 @@ def verify_live(name: str, connect: str, plan: Path | None, *, as_json: bool) ->
 
     made = None
     if plan is not None:
-        from homenode.errors import InputError
         from homenode.plan.stored import read_plan_for
         from homenode.sources import load_host
 
-        try:
-            content = plan.read_bytes()
-        except OSError as error:
-            raise InputError(f"{plan}: expected a saved plan, found: {error.strerror}") from None
+        content = read_file(plan, "a saved plan", hint="homenode plan --save-plan P.json")
         made = read_plan_for(load_host(None), content, str(plan))
     findings = verify_running_domain(name, connect, made)
     if as_json:

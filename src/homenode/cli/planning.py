@@ -64,7 +64,7 @@ def run(document: str, wishes: Wishes, sources: Sources, outputs: Outputs) -> No
             left = tuple(one for one in host.domains if one.name not in wishes.replaces)
             host = replace(host, domains=left)
     except Unplannable as error:
-        _say_why_not(error, as_json=outputs.json)
+        say_why_not(error, as_json=outputs.json)
         raise SystemExit(error.exit_code) from None
     _print(tuning, host, original, document, outputs)
     _write(tuning, host, original, outputs)
@@ -122,7 +122,8 @@ def _on_best_host(
     return best, tune(original, document, wishes, best, copy_name=outputs.copy_name)
 
 
-def _say_why_not(error: Unplannable, *, as_json: bool) -> None:
+def say_why_not(error: Unplannable, *, as_json: bool = False) -> None:
+    """Every rejection, for people on standard error or as JSON on standard output."""
     if as_json:
         from homenode.plan.stored import encode_refusal
 

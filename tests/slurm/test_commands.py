@@ -106,6 +106,25 @@ def test_without_slurm_there_is_nobody_to_ask(run: Run, monkeypatch: pytest.Monk
     assert code == 3 and "scontrol" in err
 
 
+@pytest.mark.parametrize(
+    ("said", "exit_code", "told"),
+    [
+        ("slurm_load_jobs error: Invalid job id specified", 2, "job 77: expected a job that Slurm"),
+        ("slurm_load_jobs error: Unable to contact slurm controller", 3, "Unable to contact"),
+    ],
+)
+def test_a_job_that_slurm_does_not_know_is_not_slurms_fault(
+    run: Run, monkeypatch: pytest.MonkeyPatch, said: str, exit_code: int, told: str
+) -> None:
+    program = Path("bin/scontrol")
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent.resolve()), prepend=":")
+    code, _, err = run("audit", "77", "--host", "gpu8.toml")
+    assert code == exit_code and told in err
+
+
 def test_records_of_a_folder_are_audited(run: Run) -> None:
     folder = Path("collected/node1")
     folder.mkdir(parents=True)

@@ -141,6 +141,17 @@ def test_a_node_without_any_tool_still_leaves_a_record(tmp_path: Path) -> None:
     assert "app.txt: exit status 1" in gaps
 
 
+def test_how_far_a_benchmark_came_is_no_open_point_and_how_it_ended_is() -> None:
+    progress = "".join(f"{n} of 12 steps done: stream, {60 - n} s left\n" for n in range(2, 9))
+    well = {"bench.txt.err": f"{progress}wrote results/cpu-only/x-cpus\n"}
+    assert [gap for gap in parse_record(well, "n1", 1).gaps if gap.subject == "bench.txt"] == []
+    badly = {
+        "bench.txt.err": f"warning: busy\n{progress}homenode: no room\nhint: x\nexit status 3\n"
+    }
+    (gap,) = (gap for gap in parse_record(badly, "n1", 1).gaps if gap.subject == "bench.txt")
+    assert gap.reason == "warning: busy; homenode: no room; exit status 3"
+
+
 def test_the_own_program_runs_where_the_study_was_started(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     settings = NOTHING.replace("app=()", f"app=(pwd) app_folder='{tmp_path}/work'")

@@ -23,11 +23,25 @@ _MAX_RECORD_BYTES = 1 << 20
 
 
 def ask_jobs(asked: Sequence[str]) -> tuple[Job, ...]:
-    """Jobs that Slurm knows: those asked for, or all. Raises ToolError with Slurm's own reason."""
+    """Jobs that Slurm knows: those asked for, or all.
+
+    Raises InputError for a job that it does not know, ToolError with Slurm's own reason.
+    """
     if not asked:
         return parse_scontrol_jobs(_answer(COMMAND))
-    found = (parse_scontrol_jobs(_answer((*COMMAND, job)), f"job {job}") for job in asked)
-    return tuple(job for jobs in found for job in jobs)
+    return tuple(job for name in asked for job in _ask_job(name))
+
+
+def _ask_job(name: str) -> tuple[Job, ...]:
+    try:
+        return parse_scontrol_jobs(_answer((*COMMAND, name)), f"job {name}")
+    except ToolError as error:
+        if "Invalid job id" not in error.message:
+            raise
+        raise InputError(
+            f"job {name}: expected a job that Slurm knows, found none",
+            hint="of jobs that ended only records tell: --records DIR",
+        ) from None
 
 
 def ask_shapes() -> dict[str, NodeShape]:

@@ -37,6 +37,8 @@ _PLACE = re.compile(r"(\S{1,64}) (\S{1,20}) (-?\d{1,5}) (/\S{1,1000})", re.ASCII
 _TIME = re.compile(
     r"\b(Submit|Eligible|Start)Time=(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)", re.ASCII
 )
+_PROGRESS = re.compile(r"\d+ of \d+ steps done: |wrote results/", re.ASCII)
+"""What homenode bench says on standard error where nothing is wrong."""
 _MIG = re.compile(r"\s+MIG (\S{1,40})\s+Device\s+\d+:", re.ASCII)
 _GPU = re.compile(r"GPU \d+: (.{1,100})")
 
@@ -112,12 +114,17 @@ def parse_record(texts: Mapping[str, str], node: str, gpus: int) -> JobRecord:
 
 
 def _errors(texts: Mapping[str, str]) -> Iterator[Gap]:
+    """What programs said on standard error: the first lines, and the last, which tells the end."""
     for name, text in sorted(texts.items()):
-        if name.endswith(".err") and text.strip():
-            lines = [line.strip() for line in text.splitlines() if line.strip()]
-            if len(lines) > 1 and lines[0].endswith("is not on the PATH"):
-                lines = lines[:1]
-            yield Gap(name.removesuffix(".err"), "; ".join(lines[:3])[:300])
+        if not name.endswith(".err"):
+            continue
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        if len(lines) > 1 and lines[0].endswith("is not on the PATH"):
+            lines = lines[:1]
+        lines = [line for line in lines if not _PROGRESS.match(line)]
+        if lines:
+            shown = lines if len(lines) <= 3 else [*lines[:2], lines[-1]]
+            yield Gap(name.removesuffix(".err"), "; ".join(line[:200] for line in shown))
 
 
 def _allowed(text: str, gaps: list[Gap]) -> Iterator[tuple[str, CpuSet]]:

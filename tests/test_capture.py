@@ -270,6 +270,23 @@ def test_the_collector_reads_a_tree_as_a_folder_is_read(
     assert there.folders == here.folders
 
 
+def test_the_collector_starts_no_grep_for_what_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each program that is started costs a second in an emulated guest."""
+    programs, asked, top = tmp_path / "bin", tmp_path / "asked", tmp_path / "top"
+    programs.mkdir()
+    grep = programs / "grep"
+    grep.write_text(f'#!/bin/sh\necho "$@" >>{asked}\nexec {shutil.which("grep")} "$@"\n')
+    grep.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    _write_tree(HOST, top)
+    run(["sh"], 300, collector_script(str(top))).stdout_or_raise()
+    words = [word for line in asked.read_text().splitlines() for word in line.split()]
+    assert "sys/devices/system/node/node0/distance" in words
+    assert not [word for word in words if "*" in word]
+
+
 def test_the_collector_reads_a_published_tree_as_it_is(tmp_path: Path, tools: Path) -> None:
     name = "nvidiagpunumanodes"
     archive = SHARED / "machines" / "sysfs" / f"{name}.tar.bz2"

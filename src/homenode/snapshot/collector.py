@@ -41,7 +41,9 @@ _SAFE_GLOB = re.compile(r"/[A-Za-z0-9_./*\[\]-]+\Z", re.ASCII)
 _LISTED_LINK = re.compile(r"^ l\S* .*? (sys/\S+) -> (\S+)$", re.ASCII)
 _STATUS = re.compile(r"\nS (\d+)\Z")
 
-# A glob that matches nothing stays as it is written, and is refused by -r and -d or by grep.
+# A glob that matches nothing stays as it is written, and is refused by -r, -d and -e; no program is
+# started for it, which is a second in an emulated guest. With /dev/null grep tells the path also
+# where there is but one.
 _FUNCTIONS = r"""
 LC_ALL=C; export LC_ALL
 PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin; export PATH
@@ -56,6 +58,10 @@ b() {
   [ -r "$1" ] || return 0
   printf 'H %s\n' "$1"
   od -An -v -tx1 -N256 "$1" </dev/null
+}
+g() {
+  [ $# -gt 1 ] || [ -e "$1" ] || return 0
+  grep '' "$@" /dev/null </dev/null
 }
 d() { [ ! -d "$1" ] || printf 'D %s\n' "$1"; }
 t() {
@@ -82,7 +88,7 @@ def collector_script(root: str = "/") -> str:
             lines += [better, *_reading_lines(rule), "}"]
     lines.append("echo L")
     # In a bare tree, folders may stand where a host has links.
-    lines += [f"ls -ld {glob} </dev/null | sed -n 's/^l/ l/p'" for glob in links]
+    lines.append(f"ls -ld {' '.join(links)} </dev/null | sed -n 's/^l/ l/p'")
     lines.append("set -f")
     for command in (*IDENTITY_COMMANDS, *COMMANDS):
         lines += _command_lines(command)
@@ -153,8 +159,7 @@ def _reading_lines(rule: PathRule) -> Iterator[str]:
         yield f'for p in $({bridges}); do b "${{p%class}}config"; done'
     elif _is_pattern(glob):
         yield f"echo 'G {glob}'"
-        # With /dev/null grep tells the path also where there is but one.
-        yield f"grep '' {glob} /dev/null </dev/null"
+        yield f"g {glob}"
     else:
         yield f"f {glob}"
 

@@ -9,9 +9,13 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Findings, Severity, are_bad
 from homenode.plan.layout import PRESETS
+from homenode.plan.wishes import Wishes
+from homenode.sources import load_host
 from homenode.topology import Host, PagePool, RunningDomain
+from homenode.tuning import tune
 from homenode.units import GIB, MIB
 from tests.verify_documents import (
+    DEVICES,
     PLAIN,
     changed,
     findings_of,
@@ -202,6 +206,36 @@ def test_memory_is_held_against_what_each_node_has_free() -> None:
     assert short == [("node 1", "2 GiB free for the VM", "1 GiB")]
 
 
+@pytest.mark.parametrize(
+    ("mode", "severity"),
+    [
+        ("strict", Severity.CRITICAL),
+        ("restrictive", Severity.CRITICAL),
+        ("preferred", Severity.WARNING),
+        ("interleave", Severity.WARNING),
+    ],
+)
+def test_only_memory_that_may_lie_nowhere_else_fails_the_start(
+    mode: str, severity: Severity
+) -> None:
+    host = small_host()
+    nodes = (host.nodes[0], replace(host.nodes[1], memory_free_bytes=GIB))
+    xml = tuned("pin-numa-pci").document.replace(b"mode='strict'", f"mode='{mode}'".encode())
+    found = findings_of(xml, host=replace(host, nodes=nodes))
+    assert [f.severity for f in found if f.id == "memory-short"] == [severity]
+
+
+def test_siblings_of_one_core_are_shared_unless_the_guest_is_told_of_siblings() -> None:
+    host = load_host("x86-2p2n16c32t-isolated-pus")
+    wishes = Wishes(layout="pin-numa-smt", keep_vcpus=True)
+    hostdevs = PLAIN[PLAIN.index(b"    <hostdev") : PLAIN.index(b"  </devices>")]
+    told = tune(PLAIN.replace(hostdevs, b""), "vm.xml", wishes, host).document
+    assert "core-shared" not in ids(findings_of(told, host=host))
+    hidden = changed(told, ("cores='2' threads='2'", "cores='4' threads='1'"))
+    shared = [f.subject for f in findings_of(hidden, host=host) if f.id == "core-shared"]
+    assert shared == ["vCPUs 0-1", "vCPUs 2-3"]
+
+
 def test_a_locked_memory_limit_below_what_vfio_needs_is_critical() -> None:
     limit = "<memtune><hard_limit unit='GiB'>4</hard_limit></memtune>\n  <vcpu "
     found = findings_of(changed(tuned("pin").document, ("<vcpu ", limit)))
@@ -219,6 +253,39 @@ def test_cores_and_devices_of_other_running_vms_are_named() -> None:
     assert {"core-taken", "device-in-use"} <= ids(found)
     taken = next(f for f in found if f.id == "core-taken")
     assert taken.subject == "PUs 5" and "'other'" in taken.observed
+
+
+def one_group(*drivers: tuple[str, str | None]) -> Host:
+    """Both GPUs in one IOMMU group, with these drivers."""
+    driver_of = dict(drivers)
+    functions = tuple(
+        replace(device, iommu_group=7, driver=driver_of[str(device.bdf)])
+        if str(device.bdf) in driver_of
+        else device
+        for device in small_host().pci_devices
+    )
+    return replace(small_host(), pci_devices=functions)
+
+
+@pytest.mark.parametrize(
+    ("driver", "stays"),
+    [("nvidia", True), ("vfio-pci", False), ("nvgrace_gpu_vfio_pci", False), ("pci-stub", False),
+     (None, False)],
+)  # fmt: skip
+def test_a_driver_of_the_host_in_the_devices_iommu_group_is_named(
+    driver: str | None, stays: bool
+) -> None:
+    near, far = DEVICES
+    hostdev = PLAIN[PLAIN.rindex(b"    <hostdev") : PLAIN.index(b"  </devices>")]
+    host = one_group((near, "vfio-pci"), (far, driver))
+    found = findings_of(PLAIN.replace(hostdev, b""), host=host)
+    told = [(f.subject, f.observed) for f in found if f.id == "iommu-group-shared"]
+    assert told == ([(near, f"{far} ({driver})")] if stays else [])
+
+
+def test_a_group_whose_functions_are_all_passed_is_nobody_elses() -> None:
+    host = one_group(*((bdf, "nvidia") for bdf in DEVICES))
+    assert "iommu-group-shared" not in ids(findings_of(PLAIN, host=host))
 
 
 def test_nothing_is_sure_of_a_domain_whose_name_is_redacted() -> None:

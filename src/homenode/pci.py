@@ -165,3 +165,15 @@ class DeviceLink:
     b: Bdf | None
     b_node: NodeIndex | None = None
     count: int | None = None
+
+
+def is_viable_driver(driver: str) -> bool:
+    """Whether VFIO may have an IOMMU group while this driver has one of its functions.
+
+    >>> [is_viable_driver(name) for name in ("vfio-pci", "mlx5_vfio_pci", "pci-stub", "nvidia")]
+    [True, True, True, False]
+
+    VFIO's own may, also those of one vendor. Source: driver_managed_dma in struct pci_driver, Linux
+    5.19; vfio_dev_viable before.
+    """
+    return "vfio" in driver or driver in ("pci-stub", "pcieport")

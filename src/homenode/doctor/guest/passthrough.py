@@ -9,7 +9,7 @@ from homenode.bdf import Bdf
 from homenode.domain.document import Document, Element
 from homenode.domain.fields import host_address
 from homenode.findings import Finding, Severity
-from homenode.pci import DeviceKind, PciDevice
+from homenode.pci import DeviceKind, PciDevice, is_viable_driver
 from homenode.topology import Host
 from homenode.verify.domain_facts import DomainFacts
 
@@ -67,7 +67,7 @@ def _companions(
         and other.bdf not in passed
         and other.kind is not DeviceKind.BRIDGE
         and other.class_code >> 16 != 0x06
-        and other.driver in (None, "vfio-pci", "pci-stub")
+        and (other.driver is None or is_viable_driver(other.driver))
         and not any(_same_slot(other.bdf, bdf) for bdf in passed)
     ]
     if held:

@@ -5,16 +5,13 @@ from collections.abc import Iterator, Sequence
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
-from homenode.pci import DeviceKind
+from homenode.pci import DeviceKind, is_viable_driver
 from homenode.plan.layout import MemoryBinding, Siblings
 from homenode.plan.model import PlanFinding
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Rung
 from homenode.plan.search.taken import Taken
 from homenode.topology import Host
-
-_VIABLE_DRIVERS = frozenset({"vfio-pci", "pci-stub"})
-"""Drivers beside which VFIO gives a group away. Source: Linux, drivers/vfio/group.c."""
 
 _CHIPSET_CLASSES = frozenset({0x0600, 0x0601})
 """Host and ISA bridges, which have no driver that VFIO minds."""
@@ -125,8 +122,7 @@ def _incomplete_groups(host: Host, devices: Sequence[Bdf]) -> Iterator[PlanFindi
             for device in endpoints
             if device.iommu_group == group
             and device.bdf not in ours
-            and device.driver not in _VIABLE_DRIVERS
-            and (device.driver is not None or is_silent)
+            and (is_silent if device.driver is None else not is_viable_driver(device.driver))
         ]
         if others:
             more = f" and {len(others) - 4} more" if len(others) > 4 else ""

@@ -6,7 +6,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
 from homenode.indices import NodeIndex
-from homenode.pci import DeviceKind, PciDevice
+from homenode.pci import DeviceKind, PciDevice, is_viable_driver
 from homenode.plan.guest import Guest, GuestHostdev
 from homenode.plan.shape.pcie_document import EXPANDER, expander_above
 from homenode.topology import Host
@@ -88,7 +88,7 @@ def _group(
         if other.iommu_group == device.iommu_group
         and other.kind is not DeviceKind.BRIDGE
         and other.bdf not in passed
-        and other.driver not in (None, "vfio-pci", "pci-stub")
+        and not (other.driver is None or is_viable_driver(other.driver))
     ]
     if others:
         told = ", ".join(f"{other.bdf} ({other.driver})" for other in others[:4])

@@ -106,7 +106,7 @@ def run_job(script: str, tmp_path: Path, code: int) -> subprocess.CompletedProce
     }  # fmt: skip
     return subprocess.run(
         ["sh", "-c", script.replace("/results", f"{tmp_path}/results")],
-        env=environment, capture_output=True, text=True, timeout=60, check=False,
+        env=environment, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 
 

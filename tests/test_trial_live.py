@@ -60,7 +60,7 @@ def options(
         "trial", NAME, "--layouts", layouts, "--boots", str(boots), how,
         "--reach", "console", "--connect", daemon.uri, "--host", str(daemon.host),
         "--tests", "cpu-single,core-to-core", "--quick", "--repeat", "1",
-        "--probe", str(daemon.folder / "probe"), "--answer-within", "120",
+        "--probe", str(daemon.folder / "probe"), "--answer-within", "600",
         "--stop-within", "1", "--results", str(folder / "results"),
         "--report", str(folder / "report.html"),
     ]  # fmt: skip
@@ -113,7 +113,7 @@ def invoked_until(
             code = CliRunner().invoke(app, arguments).exit_code
         finally:
             os._exit(code)
-    for _ in range(1200):
+    for _ in range(6000):
         known = known_trials(state)
         if known and any(entry.what is what for entry in known[0].entries):
             break
@@ -165,7 +165,7 @@ def test_a_guest_and_a_libvirtd_that_die_cost_a_boot_and_no_more(
     killed = []
 
     def kill_daemon() -> None:
-        for _ in range(900):
+        for _ in range(6000):
             if [entry.what for entry in only(state).entries].count(What.STARTED) == 2:
                 daemon.kill()
                 time.sleep(2)
@@ -178,7 +178,7 @@ def test_a_guest_and_a_libvirtd_that_die_cost_a_boot_and_no_more(
     thread.start()
     resume = ["trial", NAME, "--resume", "--probe", str(daemon.folder / "probe")]
     CliRunner().invoke(app, resume)
-    thread.join(100)
+    thread.join(700)
     assert killed
     assert definition(daemon) == before
     if not only(state).state.measured:

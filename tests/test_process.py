@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from homenode import process
 from homenode.errors import ToolError
 from homenode.process import ToolMissingError, ToolTimeoutError, run
+from tests.processes import wait_for_end
 
 
 def test_a_program_that_is_not_installed_is_missing() -> None:
@@ -74,20 +74,6 @@ def test_a_killed_program_that_stays_in_a_driver_is_not_waited_for(
     os.kill(left[0], 0)  # there still: its end was not waited for
     os.kill(left[0], signal.SIGKILL)
     os.waitpid(left[0], 0)
-
-
-def wait_for_end(number: int) -> None:
-    deadline = time.monotonic() + 60
-    while is_running(number) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not is_running(number)
-
-
-def is_running(number: int) -> bool:
-    try:
-        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_standard_input_is_closed_or_given() -> None:

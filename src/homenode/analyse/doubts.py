@@ -74,13 +74,24 @@ def _other_machine(subject: str, first: list[RunHead], second: list[RunHead]) ->
     elif any(len(one) > 1 for one in (*hosts, *kinds)):
         detail = "runs of one alternative come from several hosts"
     else:
-        if not all(hosts) and all(head.origin is not Origin.PUBLISHED for head in first + second):
+        nameless = [head for head in (*first, *second) if head.host is None]
+        if nameless and all(head.origin is not Origin.PUBLISHED for head in first + second):
             yield Doubt(
                 "host-unknown", subject, "some runs do not say which host they are of", False,
-                "they were imported from other tools' outputs", remedy,
+                _why_without_host(nameless), remedy,
             )  # fmt: skip
         return
     yield Doubt("other-host", subject, detail, True, "the machine differs, not the layout", remedy)
+
+
+def _why_without_host(heads: list[RunHead]) -> str:
+    """Other tools' outputs name no host; a guest cannot see its own, only its plan names it."""
+    reasons = {
+        "they were imported from other tools' outputs": Origin.IMPORTED,
+        "a guest that is measured without its plan does not know its host": Origin.MEASURED,
+    }
+    found = {head.origin for head in heads}
+    return "; ".join(why for why, origin in reasons.items() if origin in found) or "nothing told it"
 
 
 def _other_conditions(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterator[Doubt]:

@@ -143,6 +143,28 @@ def test_conditions_leave_out_what_is_unknown() -> None:
     }
 
 
+def test_microcode_and_clock_limits_are_conditions_and_changes() -> None:
+    slow = {f"{CPU}/cpu{pu}/cpufreq/scaling_max_freq": "2600000\n" for pu in range(4)}
+    fast = {**slow, f"{CPU}/cpu0/cpufreq/scaling_max_freq": "3800000\n"}
+    old = {"/proc/cpuinfo": "processor\t: 0\nmicrocode\t: 0x2b000590\nflags\t\t: lm\n"}
+    new = {"/proc/cpuinfo": "processor\t: 0\nmicrocode\t: 0x2b0005c0\nflags\t\t: lm\n"}
+    before, after = look(changed={**slow, **old}), look(changed={**fast, **new})
+    found = {condition.name: condition.value for condition in conditions_of(before)}
+    assert found["clock limit"] == "2600 MHz"
+    assert found["microcode"] == "0x2b000590"
+    reasons = changes(before, after)
+    assert any("clock limit changed" in one and "2600 MHz, 3800 MHz" in one for one in reasons)
+    assert any("microcode changed" in one for one in reasons)
+
+
+@pytest.mark.parametrize("invented", ["0x1", "0x1000065", "0xffffffff", "none"])
+def test_a_microcode_that_a_hypervisor_invents_is_unknown(invented: str) -> None:
+    """A CPU model of its own hides the machine's: two layouts do not differ by that."""
+    seen = look(changed={"/proc/cpuinfo": f"processor\t: 0\nmicrocode\t: {invented}\n"})
+    assert seen.microcode is None
+    assert "microcode" not in {condition.name for condition in conditions_of(seen)}
+
+
 def test_a_quiet_machine_has_no_findings_but_its_past() -> None:
     looks = Looks(look(), look(changed={"/proc/stat": stat(1001, 1999, 0)}), CpuSet.parse("0-3"))
     assert [(f.id, f.severity) for f in preflight(host(), looks)] == [

@@ -105,3 +105,18 @@ def test_an_emulated_machine_is_never_measured(tmp_path: Path) -> None:
     told = replace(ORDERS, name="told", emulated=True)
     assert measured(run(tmp_path, orders=told)).head.origin is Origin.EMULATED
     assert measured(run(tmp_path, orders=replace(ORDERS, name="y"))).head.origin is Origin.MEASURED
+
+
+def test_where_nothing_tells_whether_a_machine_is_emulated_that_is_said(tmp_path: Path) -> None:
+    def silent(argv: Sequence[str]) -> str:
+        document = json.loads(answer(argv))
+        document["machine"]["emulated"] = None
+        return json.dumps(document)
+
+    unknown = "whether QEMU emulates this machine's processor (TCG)"
+    virtual = {"/proc/cpuinfo": "processor\t: 0\nvendor_id\t: A\nflags\t\t: hypervisor\n"}
+    outcome = run(tmp_path, FakeMachine(answer=silent, changed=virtual))
+    assert unknown in {gap.subject for gap in outcome.gaps}
+    assert measured(outcome).head.origin is Origin.MEASURED
+    told = run(tmp_path, FakeMachine(changed=virtual), orders=replace(ORDERS, name="told"))
+    assert unknown not in {gap.subject for gap in told.gaps}

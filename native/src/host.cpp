@@ -14,6 +14,7 @@
 #include <map>
 #include <sstream>
 
+#include "emulation.hpp"
 #include "memory_limit.hpp"
 
 namespace homenode {
@@ -217,6 +218,7 @@ Host read_host() {
   if (huge) host.huge_page_bytes = parse_number(*huge);
   host.available_bytes = read_available_bytes();
   host.hypervisor = read_hypervisor();
+  host.emulated = emulated_by(read_emulation_evidence(host.hypervisor));
   return host;
 }
 
@@ -234,7 +236,7 @@ void write_host(Json& json, const Host& host) {
   json.end();
   json.field("page_bytes", host.page_bytes).field("huge_page_bytes", host.huge_page_bytes);
   json.field("transparent_huge_pages", host.thp_mode).field("available_bytes", host.available_bytes);
-  json.field("hypervisor", host.hypervisor).field("emulated", host.emulated());
+  json.field("hypervisor", host.hypervisor).field("emulated", host.emulated);
 }
 
 }  // namespace homenode

@@ -40,7 +40,7 @@ struct Host {
   // As CPUID names it: KVMKVMKVM, TCGTCGTCGTCG, ...; nothing on bare metal and where it is not known.
   std::optional<std::string> hypervisor;
 
-  bool emulated() const { return hypervisor == "TCGTCGTCGTCG"; }
+  std::optional<bool> emulated;  // instructions are translated (QEMU's TCG); nothing where none tells
 
   const HostNode* node(int index) const;
   std::optional<int> node_of(int pu) const;

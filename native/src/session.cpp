@@ -50,7 +50,7 @@ Session::Session(std::string command, const Options& options) : host_(read_host(
   json_.end();
   json_.field("pus", pus_.text()).field("seed", seed_);
   watch_.emplace_back(pus_);
-  if (host_.emulated()) {
+  if (host_.emulated.value_or(false)) {
     doubt({"emulated", "the processor is emulated in software (TCG): no figure here is of hardware",
            "use it to check where pages are, and measure on real processors"});
   }

@@ -12,6 +12,7 @@
 #include "buffer.hpp"
 #include "chase.hpp"
 #include "contention.hpp"
+#include "emulation.hpp"
 #include "failure.hpp"
 #include "gate.hpp"
 #include "json.hpp"
@@ -263,6 +264,25 @@ void work_gives_the_same_result_each_time() {
 
 }  // namespace
 
+void an_arm_machine_is_called_emulated_or_not_only_where_something_tells() {
+  // Seen on Debian 12 in QEMU 7.2's "virt" machine under TCG: -cpu max, then cortex-a57.
+  constexpr std::uint64_t midr_of_max = 0x000f0510;
+  constexpr std::uint64_t midr_of_a57 = 0x411fd070;
+  const auto arm = [](std::uint64_t midr, std::optional<std::string> product, std::vector<std::string> vendors) {
+    return emulated_by({std::nullopt, true, midr, std::move(product), std::move(vendors)});
+  };
+  CHECK(arm(midr_of_max, std::nullopt, {"0x1b36"}) == true);
+  CHECK(arm(midr_of_a57, "QEMU Virtual Machine", {"0x1b36"}) == true);
+  CHECK(arm(midr_of_a57, "KVM Virtual Machine", {"0x1b36"}) == false);
+  CHECK(!arm(midr_of_a57, std::nullopt, {"0x1b36"}).has_value());
+  CHECK(!arm(midr_of_a57, "OpenStack Nova", {"0x10de", "0x1af4"}).has_value());
+  CHECK(!arm(midr_of_a57, std::nullopt, {}).has_value());
+  CHECK(arm(midr_of_a57, "a server", {"0x10de", "0x15b3"}) == false);
+  CHECK(emulated_by({"TCGTCGTCGTCG", false, {}, {}, {}}) == true);
+  CHECK(emulated_by({"KVMKVMKVM", false, {}, {}, {}}) == false);
+  CHECK(emulated_by({}) == false);
+}
+
 int main() {
   limits_of_a_job_are_found_in_its_own_cgroup_and_above();
   a_cgroup_leaves_its_limit_without_what_cannot_be_dropped();
@@ -280,6 +300,7 @@ int main() {
   json_escapes_and_writes_unknown_as_null();
   proc_stat_is_summed_over_the_wanted_pus_only();
   a_failing_thread_breaks_the_barrier_and_is_reported();
+  an_arm_machine_is_called_emulated_or_not_only_where_something_tells();
   work_gives_the_same_result_each_time();
   std::printf("%d checks, %d failed\n", checks, failures);
   return failures == 0 ? 0 : 1;

@@ -35,6 +35,11 @@ _SPREAD_FROM = 3
 MARKING = frozenset({"bench-busy", "bench-stolen"})
 """Findings of the preflight that mark the run: its figures are somebody else's too."""
 
+_EMULATION_UNKNOWN = Gap(
+    "whether QEMU emulates this machine's processor (TCG)",
+    "nothing here tells; figures of an emulated one mean nothing",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Derived:
@@ -92,15 +97,26 @@ def derived(
     if not samples:
         marks.append("no figure was taken")
     conditions = dict.fromkeys(_conditions(record, looks, read))
-    emulated = record.head.origin is Origin.EMULATED or any(one.reading.emulated for one in read)
+    origin = _origin(record, looks, read)
+    if origin is None:
+        gaps.append(_EMULATION_UNKNOWN)
     head = replace(
         record.head,
-        origin=Origin.EMULATED if emulated else record.head.origin,
+        origin=origin or record.head.origin,
         conditions=tuple(conditions),
         unusable=tuple(dict.fromkeys(marks)),
     )
     unique = tuple(dict.fromkeys(gaps))
     return Derived(Run(head, samples), in_order(findings), unique)
+
+
+def _origin(record: RunRecord, looks: Sequence[LookRecord], read: Sequence[_Read]) -> Origin | None:
+    """None where nobody tells whether the machine is emulated."""
+    told = {look.environment.emulated for look in looks}
+    told |= {one.reading.emulated for one in read}
+    if record.head.origin is Origin.EMULATED or True in told:
+        return Origin.EMULATED
+    return record.head.origin if False in told else None
 
 
 def _read(

@@ -3,10 +3,12 @@
 What may change without harm (free memory, clocks of idle PUs) is not looked at.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from homenode.bdf import Bdf
+from homenode.bench.emulation import is_emulated
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.gap import Gap
@@ -20,6 +22,8 @@ from homenode.topology import Host
 STOLEN_SHARE = 0.02
 """More of the PUs' time than this given to other guests: somebody else ran."""
 
+_REVISION = re.compile(r"0x[0-9a-f]{1,8}", re.ASCII)
+_INVENTED_REVISIONS = frozenset({"0x1", "0x1000065", "0xffffffff"})
 _THROTTLE_FILES = ("core_throttle_count", "package_throttle_count")
 
 
@@ -39,7 +43,8 @@ class Environment:
 
     memory_bytes: all nodes together; a balloon moves it. huge_pages: (page size, pages) over nodes.
     turbo: "on" or "off". throttles: counts since boot over PUs, by file. times: of each PU, ()
-    where unknown.
+    where unknown. microcode: revisions of the PUs ("0x2b000590"), sorted. clock_limits_hz: the
+    highest clocks that PUs may take by cpufreq, ascending. emulated: see bench.emulation.
     """
 
     online: CpuSet
@@ -55,6 +60,9 @@ class Environment:
     links: tuple[LinkState, ...]
     times: tuple[PuTimes, ...]
     gaps: tuple[Gap, ...] = ()
+    microcode: tuple[str, ...] | None = None
+    clock_limits_hz: tuple[int, ...] | None = None
+    emulated: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +109,9 @@ def read_environment(snapshot: Snapshot, host: Host) -> Environment:
         ),
         times,
         tuple(gaps),
+        _microcode(snapshot),
+        _clock_limits_hz(snapshot, online),
+        is_emulated(snapshot, host),
     )
 
 
@@ -110,6 +121,8 @@ def conditions_of(environment: Environment) -> tuple[Condition, ...]:
         ("governor", None if environment.governors is None else ",".join(environment.governors)),
         ("smt", environment.smt_control),
         ("turbo", environment.turbo),
+        ("clock limit", _clocks(environment.clock_limits_hz)),
+        ("microcode", None if environment.microcode is None else ", ".join(environment.microcode)),
         ("kernel", environment.kernel_release),
         ("transparent huge pages", environment.transparent_hugepages),
         (
@@ -155,6 +168,8 @@ def _settings(before: Environment, after: Environment) -> Iterator[str]:
         ("NUMA balancing", before.numa_balancing, after.numa_balancing),
         ("kernel", before.kernel_release, after.kernel_release),
         ("turbo", before.turbo, after.turbo),
+        ("clock limit", _clocks(before.clock_limits_hz), _clocks(after.clock_limits_hz)),
+        ("microcode", before.microcode, after.microcode),
     )
     for name, was, now in pairs:
         if was is not None and now is not None and was != now:
@@ -193,6 +208,10 @@ def _bytes(count: int | None) -> str | None:
     return None if count is None else f"{count} bytes"
 
 
+def _clocks(limits_hz: tuple[int, ...] | None) -> str | None:
+    return None if limits_hz is None else ", ".join(f"{one / 1e6:g} MHz" for one in limits_hz)
+
+
 def _throttles(snapshot: Snapshot, online: CpuSet) -> Iterator[tuple[str, int]]:
     """Sums over PUs. Source: Documentation/admin-guide/thermal of Linux; x86 Intel only."""
     for name in _THROTTLE_FILES:
@@ -212,6 +231,29 @@ def _turbo(snapshot: Snapshot) -> str | None:
         if word in ("0", "1"):
             return "on" if word == on else "off"
     return None
+
+
+def _microcode(snapshot: Snapshot) -> tuple[str, ...] | None:
+    """Revisions by /proc/cpuinfo; None where none is told, on aarch64 always.
+
+    KVM and TCG show a guest these where its CPU model does not pass the machine's own on: they
+    tell of no microcode. Source: Linux, kvm_arch_vcpu_create; QEMU, x86_cpu_realizefn.
+    """
+    lines = (snapshot.read_text("/proc/cpuinfo") or "").splitlines()
+    fields = [line.partition(":") for line in lines if line.startswith("microcode")]
+    words = {value.strip() for _, _, value in fields}
+    found = {word for word in words if _REVISION.fullmatch(word)} - _INVENTED_REVISIONS
+    return tuple(sorted(found)) or None
+
+
+def _clock_limits_hz(snapshot: Snapshot, online: CpuSet) -> tuple[int, ...] | None:
+    """Source: Documentation/admin-guide/pm/cpufreq.rst, in kHz; guests have none."""
+    words = {
+        _word(snapshot, f"/sys/devices/system/cpu/cpu{pu}/cpufreq/scaling_max_freq")
+        for pu in online
+    }
+    found = {int(word) * 1000 for word in words if word and word.isascii() and word.isdigit()}
+    return tuple(sorted(found)) or None
 
 
 def _word(snapshot: Snapshot, path: str) -> str | None:

@@ -16,14 +16,15 @@ from homenode.topology import Host
 
 @dataclass(frozen=True, slots=True)
 class StepReading:
-    """Samples of a step, each with its bracket. busy, emulated: as the probe saw it meanwhile."""
+    """Samples of a step, each with its bracket. busy, emulated: as the probe saw it meanwhile;
+    emulated: None where it was not asked, or nothing told it."""
 
     placed: tuple[Placed, ...]
     conditions: tuple[Condition, ...] = ()
     gaps: tuple[Gap, ...] = ()
     findings: tuple[Finding, ...] = ()
     busy: str | None = None
-    emulated: bool = False
+    emulated: bool | None = None
 
 
 def read_step(test: BenchTest, output: str, host: Host) -> StepReading:

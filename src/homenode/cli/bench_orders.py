@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from homenode.results.model import Switches
     from homenode.results.vantage import Vantage
 
-_CPUINFO = Path("/proc/cpuinfo")
-
 
 @dataclass(frozen=True, slots=True)
 class Typed:
@@ -143,9 +141,7 @@ def _vantage(*, has_plan: bool) -> "Vantage":
 
 
 def _is_virtual() -> bool:
-    try:
-        with _CPUINFO.open(encoding="utf-8", errors="replace") as file:
-            flags = next((line for line in file if line.startswith("flags")), "")
-    except OSError:
-        return False
-    return "hypervisor" in flags.split()
+    from homenode.bench.emulation import is_virtual
+    from homenode.snapshot.live import LiveSnapshot
+
+    return is_virtual(LiveSnapshot())

@@ -52,7 +52,7 @@ class ProbeFigures:
     conditions: tuple[Condition, ...]
     findings: tuple[Finding, ...]
     busy: str | None
-    emulated: bool
+    emulated: bool | None
 
 
 def probe_figures(document: ProbeDocument) -> ProbeFigures:
@@ -77,7 +77,7 @@ def probe_figures(document: ProbeDocument) -> ProbeFigures:
         tuple(dict.fromkeys(_conditions(document))),
         tuple(_doubts(document)),
         busy,
-        bool(document.machine.emulated),
+        document.machine.emulated,
     )
 
 

@@ -5,7 +5,7 @@ from topology. A verdict says on which rung it stands, and a rung that cannot te
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from homenode.analyse.metrics import METRICS, Metric, primaries
@@ -23,14 +23,21 @@ _UNTOLD = "not said"
 
 
 def from_published(
-    evidence: Sequence[Evidence], objectives: Sequence[Objective]
+    evidence: Sequence[Evidence],
+    objectives: Sequence[Objective],
+    systems: Collection[str] | None = None,
 ) -> tuple[Verdict, ...]:
-    """What published figures support, system by system, where they tell of the objective."""
+    """What published figures support, system by system, where they tell of the objective.
+
+    systems: of these alone.
+    """
     found = []
     for document in evidence:
         for system in document.systems:
             if system.host is None:
                 continue  # rules of thumb of no machine
+            if systems is not None and system.name not in systems:
+                continue
             for objective in objectives:
                 made = _published(document, system, objective, evidence)
                 if _says_something(made):
@@ -59,8 +66,7 @@ def from_results(
             if _has_figures(those, objective):
                 made = verdict(name, those, objective, Rung.MEASURED_HERE)
                 verdicts.append(_with_pages(made, evidence))
-    named = (one for one in from_published(evidence, objectives) if one.system in printed)
-    return (*verdicts, *named)
+    return (*verdicts, *from_published(evidence, objectives, printed))
 
 
 def for_host(

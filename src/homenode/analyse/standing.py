@@ -1,6 +1,6 @@
 """Standing: where each alternative stands for an objective, and which ones it leaves to choose."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -8,7 +8,7 @@ from homenode.analyse.alternative import Alternative, narrowed
 from homenode.analyse.compare import compare
 from homenode.analyse.comparison import Doubt, Effect, Outcome
 from homenode.analyse.metrics import METRICS, Metric, primaries
-from homenode.analyse.summary import Series, headline, series_of
+from homenode.analyse.summary import Series, SeriesKey, headline, series_of
 from homenode.analyse.words import range_text
 from homenode.plan.published import Objective
 
@@ -97,32 +97,49 @@ def field_for(
     candidates: Sequence[Alternative], objective: Objective
 ) -> tuple[Field, tuple[Alternative, ...]]:
     """Standings on the objective's metrics, and the alternatives that have figures of them."""
-    metrics = [metric for metric in primaries(objective) if _is_known(candidates, metric)]
-    metrics = metrics or [m for m in METRICS.values() if objective in m.stands_in]
-    return _field(candidates, metrics, objective)
+    stand_ins = [metric for metric in METRICS.values() if objective in metric.stands_in]
+    made = _made(candidates, [*primaries(objective), *stand_ins])
+    metrics = [m for m in primaries(objective) if any(_decisive(one, m) for one in made.values())]
+    return _field(candidates, metrics or stand_ins, made, objective)
 
 
 def field_on(candidates: Sequence[Alternative], metric: Metric) -> Field:
     """Standings on one metric alone."""
-    return _field(candidates, [metric], None)[0]
+    return _field(candidates, [metric], _made(candidates, [metric]), None)[0]
 
 
-def _is_known(candidates: Sequence[Alternative], metric: Metric) -> bool:
-    return any(_decisive(narrowed(one, frozenset({metric.id})), metric) for one in candidates)
+_Made = dict[str, dict[SeriesKey, Series]]
+"""Series by label, of metrics that are asked for and of controls; they are most of the work."""
+
+
+def _made(candidates: Sequence[Alternative], metrics: Sequence[Metric]) -> _Made:
+    return {one.label: series_of(narrowed(one, _wanted(metrics))) for one in candidates}
+
+
+def _wanted(metrics: Sequence[Metric]) -> frozenset[str]:
+    return frozenset({*_CONTROLS, *(metric.id for metric in metrics)})
 
 
 def _field(
-    candidates: Sequence[Alternative], metrics: Sequence[Metric], objective: Objective | None
+    candidates: Sequence[Alternative],
+    metrics: Sequence[Metric],
+    made: _Made,
+    objective: Objective | None,
 ) -> tuple[Field, tuple[Alternative, ...]]:
     standings: list[Standing] = []
     doubts: list[Doubt] = []
     used: dict[str, Alternative] = {}
-    wanted = frozenset({*_CONTROLS, *(metric.id for metric in metrics)})
+    wanted = _wanted(metrics)
+    narrow = [narrowed(candidate, wanted) for candidate in candidates]
+    made = {
+        label: {key: one for key, one in series.items() if key.metric in wanted}
+        for label, series in made.items()
+    }
     for metric in metrics:
         with_figures = [
             (one, series)
-            for one in (narrowed(candidate, wanted) for candidate in candidates)
-            if (series := _decisive(one, metric)) is not None
+            for one in narrow
+            if (series := _decisive(made[one.label], metric)) is not None
         ]
         if not with_figures:
             continue
@@ -132,21 +149,23 @@ def _field(
             with_figures,
             key=lambda pair: pair[1].value if metric.lower_is_better else -pair[1].value,
         )
-        found, doubted = _standings(ordered, metric, objective)
+        found, doubted = _standings(ordered, metric, made, objective)
         standings += found
         doubts += doubted
     return Field(tuple(standings), tuple(dict.fromkeys(doubts))), tuple(used.values())
 
 
-def _decisive(alternative: Alternative, metric: Metric) -> Series | None:
+def _decisive(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None:
     """The series that decides; of several placement states the one with the most samples."""
-    series = series_of(alternative)
     keys = headline(series, metric)
     return max((series[key] for key in keys), key=lambda one: one.samples, default=None)
 
 
 def _standings(
-    ordered: Sequence[tuple[Alternative, Series]], metric: Metric, objective: Objective | None
+    ordered: Sequence[tuple[Alternative, Series]],
+    metric: Metric,
+    made: _Made,
+    objective: Objective | None,
 ) -> tuple[list[Standing], list[Doubt]]:
     (best, best_series), *others = ordered
     found = [
@@ -157,7 +176,9 @@ def _standings(
     ]  # fmt: skip
     if not others:
         return found, []
-    comparison = compare([best, *(one for one, _ in others)], objective)
+    chosen = [one for one, _ in ordered]
+    known = {one.label: made[one.label] for one in chosen}
+    comparison = compare(chosen, objective, known=known)
     for one, series in others:
         effect = next(
             (

@@ -13,10 +13,14 @@ from homenode.doctor.retrain.install import UNIT_NAME, libvirt_hook, systemd_uni
 from homenode.doctor.retrain.journal import LinkRecords
 from homenode.errors import InputError
 from homenode.findings import Severity
+from homenode.pci import PciLink
+from tests.doctor_cases import changed
 from tests.doctor_domains import domain, gpus
 from tests.doctor_domains import host as shipped
 from tests.test_doctor_retrain import GPU, SICK, sick
 from tests.test_doctor_retrain_refusals import AUDIO
+
+SOUND = "rtx4090-epyc7702"
 
 
 def test_a_unit_runs_before_libvirt_and_a_hook_never_stops_a_vm() -> None:
@@ -112,8 +116,7 @@ def test_a_drop_at_vm_start_is_critical_and_only_for_the_domains_gpus() -> None:
     host = sick()
     (finding,) = dropped_links(host, (GPU,), "vm", {})
     assert (finding.id, finding.severity) == ("pcie-link-dropped", Severity.CRITICAL)
-    sound = "rtx4090-epyc7702"
-    assert list(dropped_links(shipped(sound), gpus(sound, 4), "vm", {})) == []
+    assert list(dropped_links(shipped(SOUND), gpus(SOUND, 4), "vm", {})) == []
 
 
 def test_a_link_that_was_narrow_before_the_start_has_not_dropped() -> None:
@@ -121,6 +124,11 @@ def test_a_link_that_was_narrow_before_the_start_has_not_dropped() -> None:
     before = slot_links(host, (GPU,))
     assert before == {GPU: LinkRate(5.0, 16)}
     assert list(dropped_links(host, (GPU,), "vm", before)) == []
+    # Without a record nobody knows how wide the slot is: only the speed is judged.
+    narrow = changed(
+        shipped(SOUND), lambda d: d.bdf in gpus(SOUND, 1), link=PciLink(16.0, 8, 16.0, 16)
+    )
+    assert list(dropped_links(narrow, gpus(SOUND, 1), "vm", {})) == []
     (finding,) = dropped_links(host, (GPU,), "vm", {GPU: LinkRate(16.0, 16)})
     assert "at start/begin" in finding.expected and "75 %" in (finding.cost or "")
 

@@ -132,6 +132,33 @@ def test_a_low_target_speed_of_the_port_is_named_as_the_cause() -> None:
     assert "told to train to 16 GT/s" in (found(told)[0].fix or "")
 
 
+@needs_shared
+def test_a_low_target_is_named_where_the_gpu_may_be_idle_as_well() -> None:
+    """No load raises the link above what its port is told."""
+    idle = edited("5d:00.0", "LnkSta:\tSpeed 32GT/s (ok)", "LnkSta:\tSpeed 2.5GT/s (downgraded)")
+    gpu = idle.device(Bdf.parse("5d:00.0"))
+    assert gpu is not None and gpu.parent is not None
+    told = replace(
+        idle,
+        pci_devices=tuple(
+            replace(d, target_gt_per_s=2.5) if d.bdf == gpu.parent else d for d in idle.pci_devices
+        ),
+    )
+    (finding,) = found(told)
+    assert finding.id == "pcie-link-idle"
+    assert f"port {gpu.parent} is told to train to 2.5 GT/s" in finding.observed
+    assert "homenode doctor retrain 0000:5d:00.0" in (finding.fix or "")
+    (free,) = found(idle)
+    assert "LnkCtl2" not in free.observed and "retrain" not in (free.fix or "")
+
+
+def test_a_slow_link_that_lacks_lanes_is_told_of_both() -> None:
+    host = with_link(load_host("rtx4080-i9-14900k"), "0000:01:00.0", current_gt_per_s=5.0)
+    assert "lanes" not in (found(host)[0].fix or "")
+    (finding,) = found(with_link(host, "0000:01:00.0", current_width=8))
+    assert finding.id == "pcie-link-slow" and "lacks lanes as well" in (finding.fix or "")
+
+
 def test_every_gpu_of_the_sick_5090_host_is_found_with_the_platforms_ceiling() -> None:
     host = load_host("rtx5090-epyc7702")
     findings = found(host)

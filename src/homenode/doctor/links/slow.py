@@ -164,12 +164,18 @@ def _finding(
     if idle is not None:
         if current.width < capable.width:
             idle += f"; look at the lanes as well: {current.width} of {capable.width}"
+        told = _low_target(link, capable)
+        remedy = "" if told is None else f", then {_retrain(link)}"
+        if told is not None:
+            idle += (
+                f"; and port {link.upper.bdf} is told to train to {told:g} GT/s at most (LnkCtl2)"
+            )
         return Finding(
             "pcie-link-idle", Severity.INCONCLUSIVE, subject, expected,
             f"{observed}; {idle}", None,
             f"retest under load: homenode doctor --under-load, or copy to {worst.device.bdf} while "
             f"you read current_link_speed and current_link_width in /sys/bus/pci/devices/"
-            f"{link.lower.bdf}", source,
+            f"{link.lower.bdf}{remedy}", source,
         )  # fmt: skip
     sharers = () if slow else lane_sharers(link, host)
     if sharers:
@@ -179,6 +185,16 @@ def _finding(
         Severity.INFO if sharers else _severity(link, affected, paths, slow=slow),
         subject, expected, observed, cost, _fix(link, capable, slow=slow), source,
     )  # fmt: skip
+
+
+def _low_target(link: Link, capable: LinkRate) -> float | None:
+    """The speed that the port is told to train to, where that is below what both ends can."""
+    told = link.target_gt_per_s
+    return told if told is not None and told < capable.gt_per_s else None
+
+
+def _retrain(link: Link) -> str:
+    return f"homenode doctor retrain {link.lower.bdf} (a dry run without --apply)"
 
 
 def _low_targets(
@@ -319,14 +335,16 @@ def _fix(link: Link, capable: LinkRate, *, slow: bool) -> str:
             f"reseat the card and look at risers, cables and the firmware's bifurcation; "
             f"{NARROW_KNOWN}; {check}"
         )
-    target = link.target_gt_per_s
-    if target is not None and target < capable.gt_per_s:
+    current = link.current
+    if current is not None and current.width < capable.width:
+        check = f"it lacks lanes as well, which no training brings: reseat the card; {check}"
+    told = _low_target(link, capable)
+    if told is not None:
         return (
-            f"port {link.upper.bdf} is told to train to {target:g} GT/s at most (LnkCtl2): raise "
-            f"the slot's speed in the firmware setup, or homenode doctor retrain "
-            f"{link.lower.bdf} (a dry run without --apply); {check}"
+            f"port {link.upper.bdf} is told to train to {told:g} GT/s at most (LnkCtl2): raise "
+            f"the slot's speed in the firmware setup, or {_retrain(link)}; {check}"
         )
     return (
-        f"homenode doctor retrain {link.lower.bdf} (a dry run without --apply); if it stays, look "
-        f"at the slot's speed in the firmware setup, the riser and the seat of the card; {check}"
+        f"{_retrain(link)}; if it stays, look at the slot's speed in the firmware setup, the riser "
+        f"and the seat of the card; {check}"
     )

@@ -95,12 +95,19 @@ def test_every_sample_of_several_threads_stands_between_two_handoffs() -> None:
     assert labelled == states
 
 
+def runs_here(instructions: str) -> bool:
+    """As the kernel says. avx512: the foundation is what the kernels need."""
+    flags = {"avx512": "avx512f", "neon": "asimd"}.get(instructions, instructions)
+    return flags in Path("/proc/cpuinfo").read_text().split()
+
+
 @pytest.mark.parametrize("instructions", ["avx512", "avx2", "sse2", "neon"])
 def test_each_instruction_set_passes_its_own_checks(instructions: str) -> None:
     answer = probe("bandwidth", "--pus", one_pu(), *FEW_BYTES, "--isa", instructions)
-    if answer.code == 2:
+    if not runs_here(instructions):
+        assert answer.code == 2
         assert "expected one that this processor runs" in answer.errors
-        pytest.skip(f"this processor has no {instructions}")
+        return
     assert answer.document["instruction_set"] == instructions
 
 

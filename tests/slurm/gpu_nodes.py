@@ -138,7 +138,10 @@ def squeue_2302(jobs: Iterable[Listed]) -> str:
 
 
 def squeue_2405(jobs: Iterable[Listed]) -> str:
-    """data_parser v0.0.41 and on: lists of states, sockets and cores with their indices."""
+    """data_parser v0.0.41 and on: lists of states, sockets and cores with their indices.
+
+    As Slurm's _dump_node_res has it: every core of every socket, also those that are others'.
+    """
     found = []
     for job in jobs:
         allocation = [
@@ -150,9 +153,12 @@ def squeue_2405(jobs: Iterable[Listed]) -> str:
                 "sockets": [
                     {
                         "index": socket,
-                        "cores": [{"index": c, "status": ["ALLOCATED"]} for c in cores],
+                        "cores": [
+                            {"index": core, "status": _status(core, own)}
+                            for core in range(job.cores_per_socket)
+                        ],
                     }
-                    for socket, cores in _by_socket(job).items()
+                    for socket, own in _sockets(job)
                 ],
             }
             for at, node in enumerate(job.nodes)
@@ -177,6 +183,18 @@ def squeue_2405(jobs: Iterable[Listed]) -> str:
             }
         )
     return json.dumps({"jobs": found, "last_update": _parts(1), "meta": {}})
+
+
+def _sockets(job: Listed) -> list[tuple[int, list[int]]]:
+    """(socket, the job's cores of it): two sockets at least."""
+    own = _by_socket(job)
+    return [(socket, own.get(socket, [])) for socket in range(max([1, *own]) + 1)]
+
+
+def _status(core: int, own: list[int]) -> list[str]:
+    if core not in own:
+        return ["UNALLOCATED"]
+    return ["ALLOCATED", "IN_USE"] if core % 2 else ["ALLOCATED"]
 
 
 def _old_job(job: Listed) -> dict[str, Any]:

@@ -222,6 +222,12 @@ def test_files_outside_the_folder_are_not_read(run: Run) -> None:
     assert code == 1 and out.count("(config-include)") == 4
     assert out.count("which is not read: it lies outside the folder of") == 3
     assert "Include gone.conf, which is not read: there is no such file" in out
+    Path("etc/gres.conf").write_text("Include ../s*t\nInclude conf.d/none*\n")
+    told = " ".join(run(*files)[1].split())
+    assert "Include ../s*t, which is not read: it lies outside" in told
+    assert "Include conf.d/none*, which is not read: there is no such file" in told
+    Path("etc/gres.conf").write_text("Include conf.d/gp*.conf\n")
+    assert "(gres-cores-wrong)" in run(*files)[1]
     # A whole path into the folder is one of the folder.
     absolute = Path("etc/conf.d/gpus.conf").resolve()
     Path("etc/gres.conf").write_text(f"Include {absolute}\n")

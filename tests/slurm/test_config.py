@@ -59,9 +59,9 @@ def test_an_included_file_that_nobody_reads_is_named() -> None:
 def test_lines_of_an_included_file_stand_where_it_is_included() -> None:
     files = {"hpc-more.conf": "A=2\nInclude deep.conf\nB=1", "deep.conf": "A=3\n"}
 
-    def include(name: str, beside: str) -> ConfigFile | str:
+    def include(name: str, beside: str) -> tuple[ConfigFile, ...] | str:
         asked.append((name, beside))
-        return ConfigFile(name, files[name]) if name in files else "there is no such file"
+        return (ConfigFile(name, files[name]),) if name in files else "there is no such file"
 
     asked: list[tuple[str, str]] = []
     text = "ClusterName=hpc\nA=1\nInclude %c-more.conf\nA=4\nInclude gone.conf\n"
@@ -81,16 +81,16 @@ def test_lines_of_an_included_file_stand_where_it_is_included() -> None:
 
 def test_an_error_in_an_included_file_names_that_file() -> None:
     with pytest.raises(ParseError) as caught:
-        parse_config("A=1\nInclude b\n", "a", lambda *_: ConfigFile("b", "\n\nwhat\n"))
+        parse_config("A=1\nInclude b\n", "a", lambda *_: (ConfigFile("b", "\n\nwhat\n"),))
     assert (caught.value.source, caught.value.line) == ("b", 3)
 
 
 def test_files_that_include_each_other_are_refused() -> None:
     with pytest.raises(ParseError, match="8 deep"):
-        parse_config("Include a\n", "a", lambda name, _: ConfigFile(name, "Include a\n"))
+        parse_config("Include a\n", "a", lambda name, _: (ConfigFile(name, "Include a\n"),))
     with pytest.raises(ParseError, match="256 included files"):
         names = "".join(f"Include {n}\n" for n in range(300))
-        parse_config(names, "a", lambda name, _: ConfigFile(name, "A=1\n"))
+        parse_config(names, "a", lambda name, _: (ConfigFile(name, "A=1\n"),))
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 Words are "Key=value", "Key = value" or "Key=\"a value\"", several on a line; keys are
 case-insensitive; "#" begins a comment, "\\#" does not; a "\\" at the end joins the next line.
 "Include file" stands for that file's lines; a "%c" in its name is the cluster's name.
-Source: slurm.conf(5), gres.conf(5), cgroup.conf(5) of 22.05 and 24.11. Seen: 22.05.8, which takes
-no pattern and no quotes for a file's name, and looks beside the file that has the line.
+Source: slurm.conf(5), gres.conf(5), cgroup.conf(5) of 22.05 and 24.11. Seen: 22.05.8, which looks
+beside the file that has the line, and takes no quotes around a name and no "*" in it; newer ones
+do (DebugFlags=GLOB_SILENCE of 23.11.4 is about it).
 """
 
 import re
@@ -98,8 +99,8 @@ _LISTS = frozenset({"nodename", "nodeset", "partitionname", "downnodes", "fronte
 """Keys that open a line about some nodes or partitions, rather than about the cluster."""
 
 
-Includer = Callable[[str, str], ConfigFile | str]
-"""(a name as an Include line has it, the file with that line): the file, or why it is not read."""
+Includer = Callable[[str, str], tuple[ConfigFile, ...] | str]
+"""(a name as an Include line has it, the file with that line): the files, or why none is read."""
 
 
 def parse_config(text: str, source: str, include: Includer | None = None) -> Config:
@@ -141,13 +142,16 @@ class _Reading(NamedTuple):
         if isinstance(found, str):
             self.not_read.append(NotRead(path, found, where))
             return
-        if depth >= MAX_DEPTH or len(self.included) >= MAX_INCLUDED:
-            raise ParseError(
-                where, f"at most {MAX_INCLUDED} included files, {MAX_DEPTH} deep", f"Include {path}"
-            )
-        if all(known.source != found.source for known in self.included):
-            self.included.append(found)
-        self.add(found, depth + 1)
+        for file in found:
+            if depth >= MAX_DEPTH or len(self.included) >= MAX_INCLUDED:
+                raise ParseError(
+                    where,
+                    f"at most {MAX_INCLUDED} included files, {MAX_DEPTH} deep",
+                    f"Include {path}",
+                )
+            if all(known.source != file.source for known in self.included):
+                self.included.append(file)
+            self.add(file, depth + 1)
 
     def _with_cluster(self, path: str) -> str | None:
         if "%c" not in path:

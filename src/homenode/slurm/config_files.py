@@ -17,15 +17,16 @@ def read_config(path: Path) -> Config:
     """
     folder = path.parent
 
-    def include(name: str, beside: str) -> ConfigFile | str:
+    def include(name: str, beside: str) -> tuple[ConfigFile, ...] | str:
         # As Slurm does: beside the file that has the line; an absolute name stays as it is.
         other = Path(beside).parent / name
         try:
-            if not other.resolve().is_relative_to(folder.resolve()):
+            others = sorted(other.parent.glob(other.name)) if "*" in name else [other]
+            if not all(one.resolve().is_relative_to(folder.resolve()) for one in [other, *others]):
                 return f"it lies outside the folder of {path.name}"
-            if not other.is_file():
+            if not others or not all(one.is_file() for one in others):
                 return "there is no such file"
-            return ConfigFile(str(other), _text(other))
+            return tuple(ConfigFile(str(one), _text(one)) for one in others)
         except OSError as error:
             return f"{error.strerror}"
         except (ValueError, RuntimeError) as error:  # a name with a NUL, links in a circle

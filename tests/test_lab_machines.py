@@ -27,7 +27,7 @@ def machine(
     name, node_mib = request.param
     host = load_host(name)
     work = tmp_path_factory.mktemp("virtual-host")
-    done = boot(virtual_host(host, node_mib=node_mib), "program_capture", work, timeout_s=500)
+    done = boot(virtual_host(host, node_mib=node_mib), "program_capture", work, timeout_s=1800)
     print(done.console)
     print(f"{done.seconds:.0f} s")
     done.result("DONE")

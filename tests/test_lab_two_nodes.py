@@ -17,7 +17,7 @@ pytestmark = pytest.mark.qemu
 def booted(tmp_path_factory: pytest.TempPathFactory) -> Booted:
     host = load_host("small-2n8c-2gpu")
     work = tmp_path_factory.mktemp("virtual-host")
-    done = boot(virtual_host(host, node_mib=1024), "program_two_domains", work, timeout_s=420)
+    done = boot(virtual_host(host, node_mib=1024), "program_two_domains", work, timeout_s=1800)
     print(done.console)
     print(f"{done.seconds:.0f} s")
     done.result("DONE")

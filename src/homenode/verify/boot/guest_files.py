@@ -5,6 +5,7 @@ packages are fetched as they are and unpacked into a cache; nothing is installed
 """
 
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from homenode.verify.boot.initramfs import is_static
 _KERNEL_PACKAGES = ("linux-image-cloud-amd64", "linux-image-virtual", "linux-image-amd64")
 """Each depends on the package of a kernel; smaller ones first."""
 
-_FETCH = 'cd "$1" && exec apt-get -q download "$2"'
+_FETCH = 'cd "$1" && exec apt-get -q -o Acquire::Retries=3 download "$2"'
 _UNPACK = 'dpkg-deb --fsys-tarfile "$1" | tar -xf - -C "$2" --wildcards "$3"'
 _FETCH_S = 300
 _MOST_BYTES = 256 << 20
@@ -126,13 +127,16 @@ def _fetched(what: str, packages: tuple[str, ...], member: str, pattern: str) ->
         raise HostError(f"{folder}: expected to write there, found: {error.strerror}") from None
     for package in packages:
         for real in _dependencies(package) if what == "vmlinuz" else (package,):
-            run(("sh", "-c", _FETCH, "sh", str(folder), real), _FETCH_S)
-            for archive in sorted(folder.glob(f"{real}_*.deb")):
-                run(("sh", "-c", _UNPACK, "sh", str(archive), str(folder), member), _FETCH_S)
-                archive.unlink(missing_ok=True)
-            for path in sorted(folder.glob(pattern)):
-                if path.is_file():
-                    return path
+            # Aside, and whole into its place: another homenode may look for it meanwhile.
+            with tempfile.TemporaryDirectory(prefix=".fetched-", dir=folder.parent) as aside:
+                run(("sh", "-c", _FETCH, "sh", aside, real), _FETCH_S)
+                for archive in sorted(Path(aside).glob(f"{real}_*.deb")):
+                    run(("sh", "-c", _UNPACK, "sh", str(archive), aside, member), _FETCH_S)
+                for path in sorted(Path(aside).glob(pattern)):
+                    if path.is_file():
+                        kept = folder / path.relative_to(aside)
+                        kept.parent.mkdir(parents=True, exist_ok=True)
+                        return path.replace(kept)
     return None
 
 

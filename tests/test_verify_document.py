@@ -7,6 +7,8 @@ import pytest
 from homenode import formats
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
+from homenode.domain import requirements
+from homenode.domain.requirements import Requirement
 from homenode.findings import Finding, Findings, Severity, are_bad
 from homenode.plan.layout import PRESETS
 from homenode.plan.wishes import Wishes
@@ -225,6 +227,13 @@ def test_only_memory_that_may_lie_nowhere_else_fails_the_start(
     assert [f.severity for f in found if f.id == "memory-short"] == [severity]
 
 
+def test_a_pin_that_the_cgroup_does_not_allow_is_named() -> None:
+    host = small_host()
+    pus = tuple(replace(pu, allowed=pu.index != 5) for pu in host.pus)
+    found = findings_of(tuned("pin-numa-pci").document, host=replace(host, pus=pus))
+    assert ("pin-of-disallowed-pu", "vCPU 3") in {(f.id, f.subject) for f in found}
+
+
 def test_siblings_of_one_core_are_shared_unless_the_guest_is_told_of_siblings() -> None:
     host = load_host("x86-2p2n16c32t-isolated-pus")
     wishes = Wishes(layout="pin-numa-smt", keep_vcpus=True)
@@ -406,6 +415,51 @@ def test_versions_that_are_too_old_are_named_by_element() -> None:
     old = {(f.subject, f.expected.split()[0]) for f in found if f.id == "too-old"}
     assert ("<cell><distances>", "libvirt") in old
     assert ("<controller model='pcie-expander-bus'>", "QEMU") in old
+
+
+NEEDS = (
+    (requirements.CELLS, "<cpu><numa><cell id='0' cpus='0-1' memory='1' unit='GiB'/></numa></cpu>"),
+    (requirements.DIES, "<cpu><topology sockets='1' dies='2' cores='1' threads='1'/></cpu>"),
+    (requirements.TOPOEXT, "<cpu><feature policy='require' name='topoext'/></cpu>"),
+    (requirements.CACHE, "<cpu><cache mode='passthrough'/></cpu>"),
+    (requirements.ADDRESS_BITS, "<cpu><maxphysaddr mode='passthrough'/></cpu>"),
+    (requirements.IOTHREAD_PINS, "<cputune><iothreadpin iothread='1' cpuset='0'/></cputune>"),
+    (
+        requirements.HUGE_PAGES,
+        "<memoryBacking><hugepages><page size='2' unit='MiB'/></hugepages></memoryBacking>",
+    ),
+    (
+        requirements.MEMNODE,
+        "<numatune><memnode cellid='0' mode='strict' nodeset='0'/></numatune>"
+        "<cpu><numa><cell id='0' cpus='0-1' memory='1' unit='GiB'/></numa></cpu>",
+    ),
+    (
+        requirements.IOMMU,
+        "<devices><iommu model='intel'><driver intremap='on' eim='on'/></iommu></devices>",
+    ),
+)
+
+
+@pytest.mark.parametrize(("need", "element"), NEEDS, ids=[need.element for need, _ in NEEDS])
+def test_each_element_is_taken_from_its_first_version_on(need: Requirement, element: str) -> None:
+    xml = f"""<domain type='kvm'><name>vm</name><memory unit='GiB'>1</memory><vcpu>2</vcpu>
+      <iothreads>1</iothreads><os><type arch='x86_64' machine='q35'>hvm</type></os>{element}
+      </domain>""".encode()
+
+    def old(libvirt: tuple[int, int, int], qemu: tuple[int, int, int] | None) -> set[str]:
+        settings = replace(small_host().settings, libvirt_version=libvirt, qemu_version=qemu)
+        found = findings_of(xml, host=replace(small_host(), settings=settings))
+        return {f.subject for f in found if f.id == "too-old"}
+
+    assert need.element not in old(need.libvirt, need.qemu)
+    assert need.element in old(just_before(need.libvirt), None)
+    if need.qemu is not None:
+        assert need.element in old(need.libvirt, just_before(need.qemu))
+
+
+def just_before(version: tuple[int, int, int]) -> tuple[int, int, int]:
+    major, minor, micro = version
+    return (major, minor, micro - 1) if micro else (major, minor - 1, 99)
 
 
 def test_a_document_tuned_for_another_host_says_so() -> None:

@@ -9,7 +9,7 @@ from homenode.cpuset import CpuSet
 from homenode.domain.read import open_domain
 from homenode.findings import Severity
 from homenode.plan.guest import GuestAddress, GuestPciController
-from homenode.plan.model import GuestTopology, Plan
+from homenode.plan.model import GuestCache, GuestTopology, Plan
 from homenode.topology import Host, PagePool
 from homenode.units import MIB
 from homenode.verify.domain_facts import DomainFacts, domain_facts
@@ -116,6 +116,16 @@ def test_a_device_without_an_address_is_inconclusive_where_its_kind_differs() ->
     found = seen(guest_host(), plan=unplaced).findings
     assert {f.severity for f in found} == {Severity.INCONCLUSIVE}
     assert "virsh dumpxml" in (found[0].fix or "")
+
+
+def test_llcs_that_are_passed_through_are_those_of_the_pinned_pus() -> None:
+    plan = replace(tuned("pin-numa-pci").plan, cache=GuestCache.PASSTHROUGH)
+    expected = expectation_of_plan(plan, host=small_host())
+    assert expected.llcs == (CpuSet([0, 1]), CpuSet([2, 3]))
+    assert expectation_of_plan(plan).llcs is None
+    first = plan.vcpu_pins[0]
+    unknown = tuple(replace(pu, llc=None) if pu.index in first else pu for pu in small_host().pus)
+    assert expectation_of_plan(plan, host=replace(small_host(), pus=unknown)).llcs is None
 
 
 def test_a_device_without_a_node_is_not_at_home_because_its_cell_is_missing() -> None:

@@ -1,5 +1,6 @@
 """A running VM, as /proc shows it, against what was planned."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -219,6 +220,11 @@ def test_only_neighbours_that_matter_are_findings(tree: ProcTree) -> None:
     assert ids(judged(tree)) == [("live-pinned-there", "'bound' (process 70)")]
 
 
+def test_a_process_of_another_root_is_judged_whatever_our_own_number_is(tree: ProcTree) -> None:
+    tree.process(os.getpid(), {"bound": "9"})
+    assert ids(judged(tree)) == [("live-pinned-there", f"'bound' (process {os.getpid()})")]
+
+
 def test_another_vm_on_a_core_of_this_one_is_critical_also_as_a_sibling(tree: ProcTree) -> None:
     tree.qemu(
         {"CPU 0/KVM": "9", "CPU 1/KVM": "12"}, ((256, "0"),), pid=90, uuid="other", name="other,,vm"
@@ -248,6 +254,15 @@ def test_a_process_that_keeps_a_pu_busy_is_a_warning_and_a_short_wake_up_is_none
     assert (finding.id, finding.subject) == ("live-busy-neighbour", "'stress' (process 77)")
     woken = replace(busy, busy_ratio=0.02)
     assert verify_live(EXPECTED, replace(vm, neighbours=(woken,))).findings == ()
+
+
+def test_what_may_run_everywhere_is_not_pinned_to_a_vm_that_has_every_core(tree: ProcTree) -> None:
+    whole = replace(EXPECTED, vcpu_pins=(pus("0-15"),) * 4)
+    idle = Neighbour(77, "daemon", None, 1, pus("0-15"), False, True, 0.0)
+    assert verify_live(whole, replace(captured(tree), neighbours=(idle,))).findings == ()
+    bound = replace(idle, floats=False)
+    (finding,) = verify_live(whole, replace(captured(tree), neighbours=(bound,))).findings
+    assert finding.id == "live-pinned-there"
 
 
 def test_an_unpinned_vm_has_nothing_to_be_held_against(tree: ProcTree) -> None:

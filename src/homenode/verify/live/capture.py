@@ -126,6 +126,10 @@ class _Proc:
         ends = (name.removeprefix(prefix) for name in names if name.startswith(prefix))
         return tuple(sorted(int(end) for end in ends if end.isdecimal()))
 
+    def ourselves(self) -> tuple[int, ...]:
+        """Our own process; () below another root, where its number is somebody else's."""
+        return () if self._root else (os.getpid(),)
+
     def argv(self, process: int) -> tuple[str, ...]:
         text = self.text(f"/proc/{process}/cmdline")
         return () if not text else tuple(text.rstrip("\0").split("\0"))
@@ -269,7 +273,7 @@ def _neighbours(proc: _Proc, own: int, host: HostPlaces, watch: Watch) -> tuple[
     cores = host.cores_of(watch.pus)
     if not cores:
         return ()
-    skipped = {own, os.getpid()}
+    skipped = {own, *proc.ourselves()}
     before = {
         task.id: task
         for process in proc.numbers("/proc")

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from homenode.bdf import Bdf
+from homenode.doctor.links.device_path import device_paths
 from homenode.doctor.links.rate import LinkRate, gigabytes
-from homenode.doctor.links.slow import device_paths
 from homenode.findings import Finding, Severity
 from homenode.pci import DeviceKind, PciDevice
 from homenode.topology import Host, summarise

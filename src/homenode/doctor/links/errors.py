@@ -8,7 +8,7 @@ Source: Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats; PCIe 6.0, 6.2
 
 from collections.abc import Iterator
 
-from homenode.doctor.links.slow import device_paths
+from homenode.doctor.links.device_path import device_paths
 from homenode.findings import Finding, Severity
 from homenode.pci import PciDevice, PciErrors
 from homenode.topology import Host

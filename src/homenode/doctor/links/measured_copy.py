@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 
 from homenode.bdf import Bdf
+from homenode.doctor.links.device_path import device_paths
 from homenode.doctor.links.rate import LinkRate, gigabytes, rates_that_fit
-from homenode.doctor.links.slow import device_paths
 from homenode.findings import Finding, Severity
 from homenode.pci import DeviceKind
 from homenode.topology import Host

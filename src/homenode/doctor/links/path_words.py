@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from homenode.doctor.links.slow import device_paths
+from homenode.doctor.links.device_path import device_paths
 from homenode.pci import DeviceKind, PciDevice
 from homenode.topology import Host
 

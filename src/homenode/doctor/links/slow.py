@@ -5,23 +5,15 @@ management endpoints, links inside a card, and slots that are known to be narrow
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from homenode.bdf import Bdf
-from homenode.doctor.links.path import Link, lane_sharers, links_above, path_rate
+from homenode.doctor.links.device_path import JUDGED, DevicePath, device_paths
+from homenode.doctor.links.path import Link, lane_sharers
 from homenode.doctor.links.rate import SPEEDS, LinkRate, gigabytes
 from homenode.findings import Finding, Severity
 from homenode.pci import DeviceKind, PciDevice
 from homenode.topology import Host
-
-JUDGED = {
-    DeviceKind.GPU: "GPU",
-    DeviceKind.NVSWITCH: "NVSwitch",
-    DeviceKind.NIC: "NIC",
-    DeviceKind.NVME: "NVMe drive",
-}
-"""The kinds of device whose links are looked at, as people call them."""
 
 _IDLE_SPEED = 2.5
 _WITHOUT_LOAD = frozenset({None, "vfio-pci", "pci-stub", "nvgrace_gpu_vfio_pci"})
@@ -35,56 +27,6 @@ class Load(StrEnum):
 
     UNKNOWN = "unknown"
     BUSY = "busy"
-
-
-@dataclass(frozen=True, slots=True)
-class DevicePath:
-    """A device of interest and the links that are judged for it, the nearest first.
-
-    expected: what the path can carry; None where no link says.
-    """
-
-    device: PciDevice
-    links: tuple[Link, ...]
-    expected: LinkRate | None
-
-
-def device_paths(
-    host: Host, known_widths: Mapping[Bdf, int] | None = None
-) -> tuple[DevicePath, ...]:
-    """Paths of GPUs, NVSwitches, NICs and NVMe drives, ascending by address.
-
-    known_widths: lanes of slots that are wired narrower than their ports say, by a device on them.
-    Virtual functions have no link of their own, and functions above 0 share that of function 0.
-    """
-    by_bdf = {device.bdf: device for device in host.pci_devices}
-    found: list[DevicePath] = []
-    seen: set[tuple[int, int, int]] = set()
-    for device in host.pci_devices:
-        slot = (device.bdf.domain, device.bdf.bus, device.bdf.device)
-        if device.kind not in JUDGED or device.physical_function is not None or slot in seen:
-            continue
-        seen.add(slot)
-        links = tuple(
-            link
-            for link in links_above(device, by_bdf)
-            if not (link.is_inside_a_card or link.is_virtual or link.capable is None)
-        )
-        found.append(DevicePath(device, links, path_rate(links)))
-    return tuple(_in_known_slots(path, known_widths or {}) for path in found)
-
-
-def _in_known_slots(path: DevicePath, known: Mapping[Bdf, int]) -> DevicePath:
-    """The path with what is known of its slots: of the device's own, and of those above."""
-    if not known:
-        return path
-    own = known.get(path.device.bdf)
-    lanes = [known.get(link.lower.bdf) for link in path.links]
-    lanes[:1] = [lanes[0] or own] if lanes else []
-    links = tuple(
-        replace(link, known_width=width) for link, width in zip(path.links, lanes, strict=True)
-    )
-    return DevicePath(path.device, links, path_rate(links))
 
 
 def link_findings(

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from homenode.bdf import Bdf
 from homenode.discover.lspci import AFTER_A_CUT, NO_ANSWER
+from homenode.doctor.links.device_path import JUDGED
 from homenode.doctor.links.path import Link, links_above
-from homenode.doctor.links.slow import JUDGED
 from homenode.findings import Finding, Severity
 from homenode.pci import DeviceKind, PciDevice
 from homenode.topology import Host

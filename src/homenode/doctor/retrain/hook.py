@@ -8,8 +8,8 @@ said, and never healed under a running guest.
 from collections.abc import Iterator, Mapping
 
 from homenode.bdf import Bdf
+from homenode.doctor.links.device_path import device_paths
 from homenode.doctor.links.rate import LinkRate, gigabytes
-from homenode.doctor.links.slow import device_paths
 from homenode.domain.hostdevs import read_hostdevs
 from homenode.domain.read import open_domain
 from homenode.findings import Finding, Severity

@@ -132,6 +132,16 @@ def test_without_a_host_a_plan_for_another_machine_is_held_against_none(files: F
         ),
         (("@document", "--host", SMALL, "--connect", "qemu:///system"), 2, "--connect: expected"),
         (("--live", "vm", "--svg", "a.svg"), 2, "--svg: expected --boot or --guest"),
+        (
+            ("@document", "--host", SMALL, "--boot", "--keep", "/proc/kept"),
+            3,
+            "/proc/kept: expected",
+        ),
+        (
+            ("@document", "--host", SMALL, "--svg", "/nowhere/a.svg"),
+            3,
+            "expected a folder /nowhere",
+        ),
         (("--live", "vm", "--plan", "/dev/zero"), 2, "expected at most 64 MiB"),
         (("--live", "vm", "--lspci", "@plan"), 2, "--live: expected no document, host, --lspci"),
     ],

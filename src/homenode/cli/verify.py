@@ -7,7 +7,7 @@ import typer
 
 from homenode.cli.interruption import interruptible
 from homenode.cli.options import HostOption, JsonOption, LspciOption
-from homenode.cli.terminal import console, note, print_json, write_text
+from homenode.cli.terminal import check_can_write, console, note, print_json, write_text
 from homenode.errors import UsageError
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ def verify(
     from homenode.verify.verification import Wanted
     from homenode.verify.verification import verify as verify_wanted
 
+    check_can_write(svg)
     options = BootOptions(connect, kernel, timeout, keep) if boot else None
     wanted = Wanted(document, plan, host, lspci, options, guest)
     with interruptible():  # a stand-in would run on

@@ -76,6 +76,8 @@ def boot_stand_in(document: Document, facts: DomainFacts, options: BootOptions) 
     `findings`. Raises HostError, ToolMissingError or ToolTimeoutError where this machine cannot
     boot guests, each with what to install or to try.
     """
+    if options.keep is not None:
+        _make(options.keep)  # before minutes are spent
     uri = None if options.connect == "none" else libvirt_boot.answering(options.connect)
     program = qemu_program()
     if program is None:
@@ -174,10 +176,18 @@ def _read(folder: Path, facts: DomainFacts) -> tuple[Host | None, tuple[Finding,
     return discover(snapshot), ()
 
 
+def _make(keep: Path) -> None:
+    try:
+        keep.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=keep):
+            pass
+    except OSError as error:
+        raise HostError(f"{keep}: expected to write there, found: {error.strerror}") from None
+
+
 def _keep(folder: Path, keep: Path) -> None:
     """Copies what a person may want to see; the kernel is the distribution's own."""
     try:
-        keep.mkdir(parents=True, exist_ok=True)
         for path in sorted(folder.iterdir()):
             if path.name != "kernel":
                 shutil.copyfile(path, keep / path.name)

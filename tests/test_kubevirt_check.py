@@ -198,6 +198,19 @@ def test_pages_are_counted_as_kubevirt_shares_them_out(
     assert set(found(vmi(), kubelet(), with_pages(free))) == ids
 
 
+@pytest.mark.parametrize(
+    ("free", "ids"),
+    [
+        ((131_072, 131_071), set[str]()),
+        ((131_071, 131_072), set[str]()),
+        ((131_073, 131_070), {"huge-pages-uneven"}),
+    ],
+)
+def test_an_odd_page_is_asked_of_one_node_alone(free: tuple[int, int], ids: set[str]) -> None:
+    odd = vmi(memory={"guest": f"{262_143 * 2}Mi"})
+    assert set(found(odd, kubelet(), with_pages(free))) == ids
+
+
 def test_memory_that_is_no_whole_pages_or_not_told_is_named() -> None:
     host = with_pages((131_072, 131_072))
     assert set(found(vmi(memory={"guest": "1025Ki"}), kubelet(), host)) == {"huge-pages-not-whole"}

@@ -392,4 +392,6 @@ def test_the_snippet_holds_the_file_unchanged_and_copies_it_at_each_boot() -> No
     block = snippet.partition("content: |\n")[2].partition("  - path:")[0]
     assert "".join(line[6:] for line in block.splitlines(keepends=True)) == text
     assert f"C {DEFAULT_PATH.removeprefix('/var')} 0644 root root - {KEPT_PATH}" in snippet
+    at_once = snippet.partition("runcmd:\n")[2]
+    assert at_once == f"  - [install, -D, -m, '0644', {KEPT_PATH}, {DEFAULT_PATH}]\n"
     assert "\t" not in snippet and snippet.isascii()

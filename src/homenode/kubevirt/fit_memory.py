@@ -47,16 +47,17 @@ def memory_findings(demand: Demand, nodes: int, host: Host) -> Iterator[Finding]
         )  # fmt: skip
         return
     pages = size // page
-    each = -(-pages // nodes)
+    least, rest = divmod(pages, nodes)  # KubeVirt gives the first cells one more
     if sum(free) < pages:
         yield Finding(
             "huge-pages-short", Severity.CRITICAL, subject, f"{pages} free pages",
             f"{sum(free)} free", None, "reserve more, or make the VM smaller", host.name,
         )  # fmt: skip
-    elif sum(count >= each for count in free) < nodes:
+    elif sum(count >= least for count in free) < nodes or sum(c > least for c in free) < rest:
         yield Finding(
             "huge-pages-uneven", Severity.CRITICAL, subject,
-            f"{each} free pages on each of {nodes} nodes",
+            f"{least} free pages on each of {nodes} nodes"
+            + (f", and one more on {rest} of them" if rest else ""),
             f"{', '.join(map(str, free))} free", None,
             "reserve pages evenly: KubeVirt gives every cell the same memory", _SPLIT,
         )  # fmt: skip

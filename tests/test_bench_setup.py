@@ -1,7 +1,9 @@
 """Building pinned GPU tools: planned, printed, carried out with stand-ins, taken back."""
 
 import hashlib
+import re
 import shlex
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -91,6 +93,16 @@ def test_a_plan_builds_for_the_gpus_own_architecture() -> None:
     assert any("-DGPU_TARGETS=gfx942" in shlex.join(step.argv) for step in amd.steps)
 
 
+def test_nccl_tests_are_built_with_the_cuda_whose_compiler_is_found() -> None:
+    def make(home: str | None) -> str:
+        plan = setup_plan(Vendor.NVIDIA, ("90",), NEEDED, "/opt/tools", SOURCES, home)
+        return next(shlex.join(step.argv) for step in plan.steps if step.argv[0] == "make")
+
+    assert make("/apps/cuda-12.8").endswith("CUDA_HOME=/apps/cuda-12.8")
+    assert "CUDA_HOME" not in make(None)
+    assert "CUDA_HOME" not in make("/apps/$(shell id)")
+
+
 def test_archives_are_checked_before_they_are_unpacked() -> None:
     steps = setup_plan(Vendor.NVIDIA, ("90",), NEEDED, "/opt/tools").steps
     for tool in ("nvbandwidth", "nccl-tests"):
@@ -103,7 +115,7 @@ def test_what_a_build_lacks_is_named_and_what_is_there_is_left() -> None:
     assert plan.steps == ()
     assert plan.there == ("nvbandwidth",)
     assert plan.lacks == (
-        "nccl-tests: needs nvcc (packages: make g++ libnccl-dev, CUDA in /usr/local/cuda)",
+        "nccl-tests: needs nvcc (packages: make g++ libnccl-dev, CUDA with its bin on PATH)",
     )
 
 
@@ -182,6 +194,19 @@ def test_a_part_of_a_program_does_not_stand_in_the_way(tools: Path, tmp_path: Pa
     (tools / "install").unlink()
     carry_out(plan_of(tools, prefix), LocalMachine(), lambda step: None)
     assert [path.name for path in (prefix / "bin").iterdir()] == ["nvbandwidth"]
+
+
+def test_a_full_disk_is_told_whatever_the_tool_says(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(tools, "cmake", "echo 'The C++ compiler is not able to compile' >&2; exit 1")
+    prefix = tmp_path / "prefix"
+    for left, says in ((1000, r"\(.*prefix: 1000 bytes left on its disk\)"), (1 << 40, "compile$")):
+        usage = shutil.disk_usage("/")._replace(free=left)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, usage=usage: usage)
+        with pytest.raises(ToolError) as raised:
+            carry_out(plan_of(tools, prefix), LocalMachine(), lambda step: None)
+        assert re.search(says, raised.value.message)
 
 
 def test_an_archive_with_another_sum_is_not_unpacked(tools: Path, tmp_path: Path) -> None:

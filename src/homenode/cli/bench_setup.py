@@ -62,7 +62,19 @@ def _plan(machine: "Machine", prefix: str) -> "SetupPlan":
 
     vendor, architectures = _gpus(machine)
     names = NEEDED | {source.program for source in SOURCES}
-    return setup_plan(vendor, architectures, machine.installed(names), prefix)
+    installed = machine.installed(names)
+    return setup_plan(vendor, architectures, installed, prefix, SOURCES, _cuda_home())
+
+
+def _cuda_home() -> str | None:
+    """Of the nvcc on PATH, whose makefiles would look in /usr/local/cuda; None without one."""
+    from homenode.process import find_program
+
+    found = find_program("nvcc")
+    if found is None:
+        return None
+    home = Path(found).resolve().parent.parent
+    return str(home) if (home / "bin" / "nvcc").exists() else None
 
 
 def _gpus(machine: "Machine") -> "tuple[Vendor, tuple[str, ...]]":

@@ -79,7 +79,7 @@ SOURCES: tuple[ToolSource, ...] = (
         "nccl-tests", "2.17.6", Vendor.NVIDIA,
         "https://github.com/NVIDIA/nccl-tests/archive/v2.17.6.tar.gz",
         "nccl-tests-2.17.6", "all_reduce_perf", "build/all_reduce_perf",
-        ("curl", "tar", "make", "c++", "nvcc"), "make g++ libnccl-dev, CUDA in /usr/local/cuda",
+        ("curl", "tar", "make", "c++", "nvcc"), "make g++ libnccl-dev, CUDA with its bin on PATH",
         sha256="38974e70342150ede0e3fb8fd24bfe60ccbde90fa20241716ba8bb338e6b61a0",
     ),
     ToolSource(
@@ -109,13 +109,20 @@ def setup_plan(
     installed: Collection[str],
     prefix: str,
     sources: tuple[ToolSource, ...] = SOURCES,
+    cuda_home: str | None = None,
 ) -> SetupPlan:
     """The plan for a machine. architectures: of its GPUs ("90"; "gfx942").
 
-    installed: programs that can be run there, of NEEDED and of the tools themselves. Raises
+    installed: programs that can be run there, of NEEDED and of the tools themselves. cuda_home:
+    where nvcc's CUDA lies; None = where makefiles look by themselves, /usr/local/cuda. Raises
     UsageError for a prefix that is no absolute path of plain characters.
     """
-    _check_prefix(prefix)
+    if not is_plain(prefix):
+        raise UsageError(
+            f"--prefix {prefix}: expected an absolute path of letters, digits and ._-+"
+        )
+    if cuda_home is not None and not is_plain(cuda_home):
+        cuda_home = None
     mine = [source for source in sources if source.vendor is vendor]
     there = tuple(source.program for source in mine if source.program in installed)
     lacks: list[str] = []
@@ -128,27 +135,28 @@ def setup_plan(
         if missing:
             lacks.append(f"{source.name}: needs {', '.join(missing)} (packages: {source.packages})")
             continue
-        steps += _steps(source, architectures, prefix)
+        steps += _steps(source, architectures, prefix, cuda_home)
         installs.append(f"{prefix}/bin/{source.program}")
     return SetupPlan(prefix, tuple(steps), tuple(installs), tuple(lacks), there)
 
 
-def _check_prefix(prefix: str) -> None:
+def is_plain(path: str) -> bool:
     """CMake and make take paths apart at blanks and dollars, whoever quotes them."""
-    plain = all(c.isalnum() or c in "/._-+" for c in prefix)
-    if not (prefix.startswith("/") and plain and "/../" not in f"{prefix}/"):
-        raise UsageError(
-            f"--prefix {prefix}: expected an absolute path of letters, digits and ._-+"
-        )
+    plain = all(c.isalnum() or c in "/._-+" for c in path)
+    return path.startswith("/") and plain and "/../" not in f"{path}/"
 
 
-def _steps(source: ToolSource, architectures: tuple[str, ...], prefix: str) -> Iterator[SetupStep]:
+def _steps(
+    source: ToolSource, architectures: tuple[str, ...], prefix: str, cuda_home: str | None
+) -> Iterator[SetupStep]:
     work = f"{prefix}/share/homenode/src"
     tree = f"{work}/{source.folder}"
 
     def step(timeout_s: float, *argv: str, input: str | None = None) -> SetupStep:
         return SetupStep(source.name, argv, timeout_s, input, timeout_s == _FETCH_S)
 
+    # What a killed setup left: half of an object file that make takes for whole, locks of git.
+    yield step(_SHORT_S, "rm", "-rf", "--one-file-system", tree)
     yield step(_SHORT_S, "mkdir", "-p", work, f"{prefix}/bin")
     if source.sha256 is not None:
         archive = f"{tree}.tar.gz"
@@ -164,7 +172,7 @@ def _steps(source: ToolSource, architectures: tuple[str, ...], prefix: str) -> I
                    commit)  # fmt: skip
         yield step(_SHORT_S, "git", "-C", tree, "-c", "advice.detachedHead=false", "checkout",
                    "--quiet", commit)  # fmt: skip
-    for argv in _build(source, architectures, tree):
+    for argv in _build(source, architectures, tree, cuda_home):
         yield step(_BUILD_S, *argv)
     # A full disk leaves a part of a file: not under the program's name.
     part = f"{prefix}/bin/.{source.program}.part"
@@ -173,11 +181,12 @@ def _steps(source: ToolSource, architectures: tuple[str, ...], prefix: str) -> I
 
 
 def _build(
-    source: ToolSource, architectures: tuple[str, ...], tree: str
+    source: ToolSource, architectures: tuple[str, ...], tree: str, cuda_home: str | None
 ) -> Iterator[tuple[str, ...]]:
     if source.name == "nccl-tests":
         code = " ".join(f"-gencode=arch=compute_{one},code=sm_{one}" for one in architectures)
-        yield ("make", "-C", tree, "-j", "4", f"NVCC_GENCODE={code}")
+        where = () if cuda_home is None else (f"CUDA_HOME={cuda_home}",)
+        yield ("make", "-C", tree, "-j", "4", f"NVCC_GENCODE={code}", *where)
         return
     names = ";".join(architectures)
     is_nvidia = source.vendor is Vendor.NVIDIA

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,14 @@ from homenode.machine.protocol import Machine
 FORMAT = "homenode.setup/1"
 RECORD = "share/homenode/setup.json"
 _MOST_SAID = 2000
+_LITTLE_BYTES = 16 << 20
 _OF_THE_NETWORK = (
     "http_proxy", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY",
     "CURL_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR", "GIT_SSL_CAINFO",
+)  # fmt: skip
+
+_OF_MODULES = (
+    "CC", "CXX", "CUDACXX", "CPATH", "LIBRARY_PATH", "CMAKE_PREFIX_PATH", "NCCL_HOME", "ROCM_PATH",
 )  # fmt: skip
 
 
@@ -58,14 +64,14 @@ def carry_out(plan: SetupPlan, machine: Machine, tell: Callable[[SetupStep], Non
     for number, step in enumerate(plan.steps):
         tell(step)
         commands.append(step.argv)
-        environment = _proxies() if step.fetches else None
+        environment = _set_here(_OF_THE_NETWORK if step.fetches else _OF_MODULES)
         ended = machine.run(step.argv, step.timeout_s, step.input, environment=environment)
         failure = ended.failure()
         if failure is not None:
             with contextlib.suppress(HostError):  # nothing can be written there: that is `failure`
                 _write(prefix, SetupRecord(tuple(commands), known.files))
             said = (ended.stderr.strip() or ended.stdout.strip())[-_MOST_SAID:]
-            raise ToolError(f"{step.tool}: {failure}", hint=said or None)
+            raise ToolError(f"{step.tool}: {failure}{_when_full(prefix)}", hint=said or None)
         is_last = number + 1 == len(plan.steps) or plan.steps[number + 1].tool != step.tool
         if is_last:
             known = _with(known, prefix, Path(step.argv[-1]), tuple(commands))
@@ -73,9 +79,19 @@ def carry_out(plan: SetupPlan, machine: Machine, tell: Callable[[SetupStep], Non
     return known
 
 
-def _proxies() -> dict[str, str]:
-    """How this user reaches the network. They may hold a password: nothing of them is recorded."""
-    return {name: os.environ[name] for name in _OF_THE_NETWORK if name in os.environ}
+def _when_full(prefix: Path) -> str:
+    """Compilers and CMake say anything of a full disk but that it is full."""
+    try:
+        left = shutil.disk_usage(prefix).free
+    except OSError:
+        return ""
+    return f" ({prefix}: {left} bytes left on its disk)" if left < _LITTLE_BYTES else ""
+
+
+def _set_here(names: tuple[str, ...]) -> dict[str, str]:
+    """How this user reaches the network, or where environment modules keep libraries. A proxy may
+    hold a password: nothing of these is recorded."""
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def take_back(prefix: Path) -> tuple[str, ...]:

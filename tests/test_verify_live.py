@@ -181,7 +181,8 @@ def test_hugepage_files_tell_their_cells_whatever_the_order(tree: ProcTree) -> N
 
 def test_swapped_out_memory_and_unreadable_mappings_are_said(tree: ProcTree) -> None:
     tree.put(f"proc/{PID}/status", "VmSwap:\t   2048 kB\n")
-    assert [f.id for f in judged(tree).findings] == ["live-swapped"]
+    (swapped,) = judged(tree).findings
+    assert (swapped.id, swapped.observed) == ("live-swapped", "2 MiB swapped out")
     (tree.root / f"proc/{PID}/numa_maps").unlink()
     inconclusive = [f for f in judged(tree).findings if f.severity is Severity.INCONCLUSIVE]
     assert [f.fix for f in inconclusive] == ["run as root on the VM's host"]

@@ -1,8 +1,6 @@
 """Manifests: whole, of known fields, and read back by others as they were meant."""
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +19,7 @@ from homenode.kubevirt.manifests import (
     manifests,
     virtual_machine,
 )
-from homenode.kubevirt.measuring_jobs import (
-    GUEST_SCRIPT,
-    NODE_SCRIPT,
-    guest_job,
-    node_job,
-    results_claim,
-)
+from homenode.kubevirt.measuring_jobs import guest_job, node_job, results_claim
 from homenode.kubevirt.vmi import read_vmi
 from homenode.sources import load_host
 
@@ -168,38 +160,6 @@ def test_yaml_readers_and_kubernetes_schema_take_every_file() -> None:
     for document in (results_claim(WISHES), guest_job(WISHES), node_job(WISHES)):
         version = kubernetes_validate.latest_version()
         kubernetes_validate.validate(document, version, strict=True)
-
-
-FAKES = {
-    "homenode": 'mkdir -p "$4/gpu/$2" && echo samples > "$4/gpu/$2/run.json"; exit "$CODE"\n',
-    "ssh": 'for last; do :; done; cd "$GUEST_HOME" && exec sh -c "$last"\n',
-}
-
-
-@pytest.mark.parametrize("where", ["guest", "node"])
-@pytest.mark.parametrize(("code", "ends"), [(0, 0), (1, 0), (3, 3)])
-def test_a_job_collects_the_run_and_fails_only_where_nothing_was_measured(
-    tmp_path: Path, where: str, code: int, ends: int
-) -> None:
-    """With stand-ins for homenode, which leaves a run and ends as told, and for ssh."""
-    programs, results, home = (tmp_path / name for name in ("bin", "results", "guest"))
-    for folder in (programs, results, home):
-        folder.mkdir()
-    for name, text in FAKES.items():
-        (programs / name).write_text(f"#!/bin/sh\n{text}")
-        (programs / name).chmod(0o755)
-    script = {"guest": GUEST_SCRIPT, "node": NODE_SCRIPT}[where].replace("/results", str(results))
-    ended = subprocess.run(
-        ["sh", "-c", script],
-        env={
-            "PATH": f"{programs}:{os.environ['PATH']}", "NAME": "gpu-vm", "GUEST": "cloud@gpu-vm",
-            "GUEST_HOME": str(home), "CODE": str(code),
-        },
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert ended.returncode == ends, ended.stderr
-    (run,) = results.glob("gpu/gpu-vm-*/run.json")
-    assert run.read_text() == "samples\n"
 
 
 def test_every_file_is_named_in_the_documentation() -> None:

@@ -1,7 +1,7 @@
 """RunMark: which run of a domain this is, where libvirt's number alone does not tell. [I/O]
 
-libvirt counts runs from 1 again after the host has booted, and may give the last number twice when
-the daemon is started anew. Seen with libvirt 9.0; source: qemuProcessReconnect, nextvmid.
+libvirt counts on from the highest number of a domain that runs when the daemon is started: from 1
+after a boot of the host, and where nothing ran. Seen with libvirt 9.0.
 """
 
 from collections.abc import Iterator

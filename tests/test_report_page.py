@@ -21,7 +21,7 @@ from homenode.report.page.document import Document, document_of
 from homenode.report.page.gathered import gather
 from homenode.report.page.machine import Machine, machines_of
 from homenode.report.page.render import report_for_print, report_html
-from homenode.results.model import UNKNOWN_SWITCHES, Run
+from homenode.results.model import UNKNOWN_SWITCHES, Condition, Run
 from homenode.results.store import write_run
 from homenode.results.vantage import Vantage
 from homenode.snapshot.capture import capture_host
@@ -313,6 +313,19 @@ def test_names_that_mean_harm_stay_text_in_page_picture_and_print(tmp_path: Path
         assert not [name for name, _ in parser.attributes if name.startswith("on")]
         assert "&lt;script&gt;window.owned=1&lt;/script&gt;" in html
         assert "<script>window.owned" not in html
+
+
+def test_letters_that_steer_or_turn_the_writing_are_question_marks(tmp_path: Path) -> None:
+    for seed, layout in enumerate(("default", "pin")):
+        run = full_run(layout, seed)
+        name = "\x1b]0;x\x07a\u202eb\nc"
+        head = replace(run.head, host_kind=name, arrangement=name + layout, source=name)
+        write_run(tmp_path, Run(replace(head, conditions=(Condition(name, name),)), run.samples))
+    document = document_of(machines(tmp_path), (), "now")
+    for html in (report_html(document), report_for_print(document)):
+        assert not [one for one in ("\x1b", "\x07", "\u202e") if one in html]
+        assert "?]0;x?a?b?c" in html
+        assert "GB/\u2060s" in html, "what keeps units whole stays"
 
 
 def test_the_page_is_well_formed_and_each_of_its_names_is_one(document: Document) -> None:

@@ -52,7 +52,16 @@ def test_a_cell_that_a_spreadsheet_would_run_is_quoted_off(tmp_path: Path) -> No
         (one,) = machines_of([named], [Stored()], (), {})
         (row,) = rows_of(one)
         cells = next(csv.reader(io.StringIO(csv_text([row]).split("\r\n", 1)[1])))
-        assert cells[COLUMNS.index("system")] == "'" + start
+        assert cells[COLUMNS.index("system")] == "'" + start.replace("\t", "?")
+
+
+def test_a_cell_cannot_steer_the_terminal_it_is_printed_on(tmp_path: Path) -> None:
+    run = full_run("pin", 1)
+    named = Run(replace(run.head, arrangement="\x1b]0;x\x07a\u202eb\n,c"), run.samples[:1])
+    (one,) = machines_of([named], [Stored()], (), {})
+    text = csv_text(rows_of(one))
+    assert text.replace("\r\n", "").isprintable()
+    assert '"?]0;x?a?b?,c"' in text
 
 
 def test_rows_are_documented_field_by_field() -> None:

@@ -9,11 +9,13 @@ from homenode.errors import HostError
 from homenode.report.charts.colours import chart_style
 from homenode.report.page.document import Document
 from homenode.report.palette import style_sheet
+from homenode.report.wording import printable
 
 _HATCHED = "".join(
     f"svg.map [data-hatch={name}]{{fill:url(#{name})}}" for name in ("taken", "barred")
 )
 _TEMPLATES = "report/page/templates"
+_WORD_JOINER = "\u2060"
 
 
 def report_html(report: Document) -> str:
@@ -45,7 +47,7 @@ def _render(report: Document, **values: object) -> str:
         loader=DictLoader({name: _text(name) for name in _names() if name.endswith(".j2")}),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_unbroken,
+        finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -64,9 +66,15 @@ def _styled(svg: str) -> str:
     return f"{head}{end}<style>{chart_style(dark=False)}</style>{rest}"
 
 
-def _unbroken(value: object) -> object:
-    """A figure and its percent sign stay on one line. What is markup already is left alone."""
-    return value.replace(" %", "\u00a0%") if type(value) is str else value
+def _shown(value: object) -> object:
+    """A text with nothing that steers a terminal, or turns the direction of what follows.
+
+    A figure and its percent sign stay on one line, as do units with word joiners in them. What is
+    markup already is left alone.
+    """
+    if type(value) is not str:
+        return value
+    return _WORD_JOINER.join(map(printable, value.split(_WORD_JOINER))).replace(" %", "\u00a0%")
 
 
 def missing_extra(module: str) -> HostError:

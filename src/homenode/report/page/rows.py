@@ -10,6 +10,7 @@ from homenode.analyse.alternative import Alternative
 from homenode.analyse.comparison import Effect
 from homenode.analyse.summary import Series, SeriesKey
 from homenode.report.page.machine import Machine
+from homenode.report.wording import printable
 
 VERSION = 1
 """Of the rows, whatever they are written as."""
@@ -75,7 +76,8 @@ def rows_of(machine: Machine) -> Iterator[Row]:
 
 
 def csv_text(rows: Iterable[Row]) -> str:
-    """The rows as CSV (RFC 4180), with a head. A text that a spreadsheet would run is quoted off.
+    """The rows as CSV (RFC 4180), with a head. A text that a spreadsheet would run is quoted off,
+    and what steers a terminal is a question mark.
 
     >>> csv_text([]).startswith("machine,system,layout")
     True
@@ -102,7 +104,8 @@ def _cell(value: object) -> str:
     text = str(value)
     if text.startswith(_STEERS):
         text = "'" + text
-    if any(letter in text for letter in ',"\r\n'):
+    text = printable(text)
+    if "," in text or '"' in text:
         return '"' + text.replace('"', '""') + '"'
     return text
 

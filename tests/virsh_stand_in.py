@@ -4,6 +4,7 @@ It serves where a real daemon is too slow for hundreds of kills. As libvirt it d
 document and replaces a definition whole or not at all; unlike libvirt it dawdles before and after.
 """
 
+import shlex
 from pathlib import Path
 
 UUID = "6e1f6d5e-4a35-4c9c-8f2e-5a0d1c2b3a49"
@@ -94,7 +95,9 @@ class StandIn:
         (self.state / "pins").mkdir()
         self.bin.mkdir()
         script = self.bin / "virsh"
-        script.write_text(_SCRIPT.replace("@STATE@", str(self.state)).replace("@UUID@", UUID))
+        script.write_text(
+            _SCRIPT.replace("@STATE@", shlex.quote(str(self.state))).replace("@UUID@", UUID)
+        )
         script.chmod(0o755)
         self.put("name", name)
         self.put("persistent", "yes")

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import random
+import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -31,8 +32,8 @@ class StandIn:
         (base / "bin").mkdir()
         for name in ("sinfo", "squeue", "sbatch", "scancel"):
             program = base / "bin" / name
-            start = f"exec {sys.executable} -S {HERE / 'stand_in_queue.py'} {base} {name}"
-            program.write_text(f'#!/bin/sh\n{start} "$@"\n')
+            words = (sys.executable, "-S", str(HERE / "stand_in_queue.py"), str(base), name)
+            program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
             program.chmod(0o755)
         self.environment = {**os.environ, "PATH": f"{base / 'bin'}:{os.environ['PATH']}"}
 

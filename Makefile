@@ -49,7 +49,8 @@ test-lab: $(STAMP)
 	$(BIN)/pytest -m lab
 
 fuzz: $(STAMP)
-	HOMENODE_FUZZ=10000 HOMENODE_FUZZ_MUTATIONS=10000 $(BIN)/pytest -k "damaged or fuzz" tests
+	HOMENODE_FUZZ=10000 HOMENODE_FUZZ_MUTATIONS=10000 $(BIN)/pytest --hypothesis-profile=thorough \
+	  -k "damaged or fuzz" tests
 
 bench: $(STAMP)
 	$(BIN)/python bench/plan_speed.py

@@ -1,6 +1,10 @@
 """Links are read while a copy runs, and only GPUs that it reached count as busy."""
 
+import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -83,6 +87,24 @@ def test_a_load_that_fails_or_is_missing_is_no_load(tmp_path: Path) -> None:
         sample_under_load(host(SOUND), _Waking(tmp_path / "awake"), LoadProgram(("false",)))
     with pytest.raises(UsageError, match="load-command"):
         load_program(["no-such-program"])
+
+
+def test_an_interrupt_ends_the_load(tmp_path: Path) -> None:
+    """It copies to GPUs in a session of its own: the terminal's Ctrl-C does not reach it."""
+    started = tmp_path / "pid"
+    load = f"sh -c 'echo $$ > {started}.part; mv {started}.part {started}; exec sleep 3600'"
+    child = subprocess.Popen(
+        [sys.executable, "-m", "homenode.cli.main", "doctor", "--under-load", "--load-command", load],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 300
+    while not started.exists() and child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate(timeout=300)
+    assert child.returncode == 130, said
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(started.read_text()), 0)
 
 
 def test_our_own_program_is_the_load_where_pytorch_is(

@@ -1,13 +1,12 @@
 """LoadSampling: links of GPUs while a copy runs, because idle ones slow down. [I/O]"""
 
 import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from homenode.bdf import Bdf
 from homenode.discover.pci_fields import parse_link_speed
 from homenode.doctor.links.load_program import LoadProgram, Reached, reached_by
-from homenode.errors import HomenodeError
 from homenode.pci import PciDevice, PciLink
 from homenode.process import run
 from homenode.snapshot.protocol import Snapshot
@@ -22,33 +21,31 @@ def sample_under_load(host: Host, snapshot: Snapshot, program: LoadProgram) -> t
 
     Raises ToolError where the program fails: an idle machine would be taken for a busy one.
     """
-    devices = [device for device in host.pci_devices if device.link is not None]
-    outputs: list[str] = []
-    failure: list[HomenodeError] = []
-
-    def load() -> None:
-        try:
-            outputs.append(run(program.argv, _LONGEST_S, program.input).stdout_or_raise())
-        except HomenodeError as error:
-            failure.append(error)
-
-    worker = threading.Thread(target=load, daemon=True)
-    worker.start()
+    devices = [device.bdf for device in host.pci_devices if device.link is not None]
     fastest: dict[Bdf, tuple[float, int]] = {}
-    while worker.is_alive():
-        for device in devices:
-            now = _current(snapshot, device.bdf)
-            if now is not None:
-                best = fastest.get(device.bdf, now)
-                fastest[device.bdf] = (max(best[0], now[0]), max(best[1], now[1]))
-        time.sleep(_EVERY_S)
-    worker.join()
-    if failure:
-        raise failure[0]
+    ended = threading.Event()
+
+    def sample() -> None:
+        while not ended.is_set():
+            for bdf in devices:
+                now = _current(snapshot, bdf)
+                if now is not None:
+                    best = fastest.get(bdf, now)
+                    fastest[bdf] = (max(best[0], now[0]), max(best[1], now[1]))
+            ended.wait(_EVERY_S)
+
+    # The program is run here and not there: only the main thread hears Ctrl-C, and ends it.
+    with ThreadPoolExecutor(1) as pool:
+        sampler = pool.submit(sample)
+        try:
+            output = run(program.argv, _LONGEST_S, program.input).stdout_or_raise()
+        finally:
+            ended.set()
+        sampler.result()
     busy = replace(
         host, pci_devices=tuple(_with_link(device, fastest) for device in host.pci_devices)
     )
-    return busy, reached_by(program, outputs[0])
+    return busy, reached_by(program, output)
 
 
 def _with_link(device: PciDevice, fastest: dict[Bdf, tuple[float, int]]) -> PciDevice:

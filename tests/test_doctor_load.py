@@ -93,8 +93,9 @@ def test_an_interrupt_ends_the_load(tmp_path: Path) -> None:
     """It copies to GPUs in a session of its own: the terminal's Ctrl-C does not reach it."""
     started = tmp_path / "pid"
     load = f"sh -c 'echo $$ > {started}.part; mv {started}.part {started}; exec sleep 3600'"
+    words = ["doctor", "--under-load", "--load-command", load]
     child = subprocess.Popen(
-        [sys.executable, "-m", "homenode.cli.main", "doctor", "--under-load", "--load-command", load],
+        [sys.executable, "-m", "homenode.cli.main", *words],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     deadline = time.monotonic() + 300

@@ -291,4 +291,6 @@ def test_too_many_cores_have_no_place(run: Run) -> None:
 def test_the_wrapper_is_written_to_run(run: Run) -> None:
     code, _, err = run("bind", "--wrapper", "bind-rank.sh")
     assert code == 0 and "wrote bind-rank.sh" in err
+    # srun looks for a name without a folder on the PATH.
+    assert "--cpus-per-task=N ./bind-rank.sh COMMAND" in err
     assert Path("bind-rank.sh").stat().st_mode & stat.S_IXUSR

@@ -1,7 +1,9 @@
 """What a study comes to: records of jobs, maps, queues, slow nodes and links, verdicts, power."""
 
+import html
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from rich.console import Console
 
 from homenode.bdf import Bdf
 from homenode.cli.main import main
+from homenode.report.slurm_study_page import slurm_study_page
 from homenode.report.slurm_study_text import slurm_study_text
 from homenode.results.model import Origin, Sample
 from homenode.slurm.held import node_machine
@@ -230,6 +233,7 @@ def test_figures_of_a_stand_in_are_marked_in_every_output() -> None:
     report = study_report("x", (one,), None, (), ())
     assert json.loads(report_json(report))["replayed"] == ["made up"]
     assert "REPLAYED: made up. GPU figures here say nothing" in text_of(report)
+    assert "REPLAYED: made up. GPU figures here say nothing" in slurm_study_page(report, "now")
     real = evidence_of(ALONE, "a", {"nvbandwidth.txt": log}, None)
     assert real.run is not None
     assert real.run.head.origin is Origin.IMPORTED
@@ -322,3 +326,47 @@ def test_a_folder_without_a_study_is_refused(
         main()
     assert end.value.code == 2
     assert "expected jobs of a study, found none" in capsys.readouterr().err
+
+
+def test_the_report_is_a_page_of_its_own(
+    gh200: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(gh200.parent)
+    monkeypatch.setattr("sys.argv", ["homenode", "slurm", "report", "data", "-o", "study.html"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code in (None, 0)
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "wrote study.html\n")
+    page = Path("study.html").read_text()
+    shown = re.sub(r"<[^>]*>", "", page.partition("<pre>")[2])
+    every = io.StringIO()
+    Console(file=every, width=120, color_system=None).print(
+        slurm_study_text(replace(of_folder(gh200), source="data"), everything=True)
+    )
+    assert html.unescape(shown).startswith(every.getvalue().rstrip())
+    assert page.count("<title>Slurm study data</title>") == 1
+    # Nothing is loaded, and each shade can be read on white.
+    assert not re.search(r"(src|href)=|url\(|@import", page)
+    assert set(re.findall(r"color: (#\w{6})", page)) <= {
+        "#b03a2e",
+        "#b35900",
+        "#806600",
+        "#4f7300",
+        "#1d7a44",
+    }
+    for words in (["-o", "x.txt"], ["-o", "x.html", "--json"], ["-o", "nowhere/x.html"]):
+        monkeypatch.setattr("sys.argv", ["homenode", "slurm", "report", "data", *words])
+        with pytest.raises(SystemExit):
+            main()
+        assert "expected" in capsys.readouterr().err
+
+
+def test_what_files_say_is_no_markup_of_the_page(gh200: Path) -> None:
+    hostile = "<script>TITLE {x} <p>MADE</p>\x1b[31m"
+    page = slurm_study_page(
+        replace(of_folder(gh200), source=hostile, missing=("<b>job</b>",)), "then & there"
+    )
+    assert "<script" not in page and "<b>" not in page and "\x1b" not in page
+    assert "{x}" in page and "&lt;b&gt;job&lt;/b&gt;" in page
+    assert page.count("<p>then &amp; there</p>") == 1 and page.count("&lt;p&gt;MADE") == 3

@@ -1,5 +1,6 @@
 """homenode slurm bind: srun's flags, or a wrapper, that put ranks where their GPUs are. [I/O]"""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -154,4 +155,5 @@ def _write_wrapper(path: Path) -> None:
     except OSError as error:
         raise HostError(f"{path}: expected to make it runnable: {error.strerror}") from None
     note(f"wrote {path}")
-    note(f"srun --gpus-per-task=1 --cpus-per-task=N {path} COMMAND")
+    shown = shlex.quote(str(path) if "/" in str(path) else f"./{path}")
+    note(f"srun --gpus-per-task=1 --cpus-per-task=N {shown} COMMAND")

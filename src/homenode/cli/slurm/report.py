@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from homenode.cli.options import JsonOption
-from homenode.cli.terminal import console, print_json
-from homenode.errors import InputError
+from homenode.cli.terminal import check_can_write, console, note, print_json, write_text
+from homenode.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from homenode.slurm.study.report import StudyReport
@@ -19,6 +19,12 @@ def report(
         typer.Argument(metavar="DIR...", help="Studies, results of homenode import, or logs."),
     ],
     everything: Annotated[bool, typer.Option("--all", help="Every map, job and gap.")] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Write all of it as one page, FILE.html."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Maps per node, shared against whole nodes, locality of each job, and which queue to use.
@@ -26,7 +32,15 @@ def report(
     Reads folders of homenode slurm study, also while it runs; folders that homenode import
     wrote; and logs of nvbandwidth named exclusive_… and shared_….
     """
+    if output is not None and output.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"-o {output}: expected a name that ends in .html")
+    if output is not None and as_json:
+        raise UsageError("report: expected -o or --json, found both")
+    check_can_write(output)
     made = _made(folders)
+    if output is not None:
+        _write(made, output)
+        return
     if as_json:
         from homenode.slurm.study.report_json import report_json
 
@@ -35,6 +49,17 @@ def report(
     from homenode.report.slurm_study_text import slurm_study_text
 
     console().print(slurm_study_text(made, everything=everything))
+
+
+def _write(made: "StudyReport", output: Path) -> None:
+    from datetime import UTC, datetime
+
+    from homenode import __version__
+    from homenode.report.slurm_study_page import slurm_study_page
+
+    when = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, homenode {__version__}"
+    write_text(output, slurm_study_page(made, when))
+    note(f"wrote {output}")
 
 
 def _made(folders: list[Path]) -> "StudyReport":

@@ -254,8 +254,7 @@ def _end(folder: "StudyFolder", progress: "Progress") -> None:
     for line in missing_lines(missing):
         note(f"missing: {line}")
     note(f"next: homenode slurm report {shlex.quote(str(folder.path))}")
-    results = shlex.quote(str(folder.path / "results"))
-    note(f"as a page: homenode report {results} -o report.html")
+    note(f"as a page: homenode slurm report {shlex.quote(str(folder.path))} -o study.html")
     if missing:
         note("the same command goes on with what is missing")
         raise SystemExit(1)

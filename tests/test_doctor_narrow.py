@@ -1,5 +1,7 @@
 """Narrow links: slots that are built so are no faults, one narrow card among wide ones is."""
 
+from dataclasses import replace
+
 import pytest
 
 from homenode.bdf import Bdf
@@ -37,6 +39,15 @@ def test_a_known_slot_is_what_its_link_and_copies_are_held_against() -> None:
     (unknown,) = copy_findings(narrow_4080(), {}, 12e9)
     assert unknown.id == "h2d-low"
     assert list(copy_findings(narrow_4080(), {}, 12e9, {gpu: 8})) == []
+
+
+@pytest.mark.parametrize("rate", [411.6e9, 1e9])
+def test_copies_over_c2c_are_not_held_against_the_pcie_link_beside_it(rate: float) -> None:
+    """A GH200 copies at 400 GB/s; its one PCIe lane is for management."""
+    host = load_host("gh200x4")
+    assert list(copy_findings(host, {}, rate)) == []
+    without = replace(host, links=())
+    assert len(list(copy_findings(without, {}, rate))) == 4
 
 
 def test_the_slot_of_a_gpu_behind_its_own_switch_may_be_named_by_the_gpu() -> None:

@@ -6,7 +6,7 @@ from homenode.bdf import Bdf
 from homenode.doctor.links.device_path import device_paths
 from homenode.doctor.links.rate import LinkRate, gigabytes, rates_that_fit
 from homenode.findings import Finding, Severity
-from homenode.pci import DeviceKind
+from homenode.pci import DeviceKind, LinkKind
 from homenode.topology import Host
 
 _SOUND = 0.7
@@ -22,10 +22,11 @@ def copy_findings(
     """GPUs whose copies are slower than their path. rates: bytes/s by GPU; everyone: of any GPU.
 
     known_widths: as for device_paths. A copy says nothing of links faster than itself, so what is
-    unknown of the path is not judged.
+    unknown of the path is not judged. Copies to a GPU that hangs on its CPU by C2C go over that.
     """
+    over_c2c = {link.a for link in host.links if link.kind is LinkKind.C2C}
     for path in device_paths(host, known_widths):
-        if path.device.kind is not DeviceKind.GPU:
+        if path.device.kind is not DeviceKind.GPU or path.device.bdf in over_c2c:
             continue
         rate = rates.get(path.device.bdf, everyone)
         if rate is None or path.expected is None:

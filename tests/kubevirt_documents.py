@@ -132,7 +132,9 @@ def ibm_document(**changes: object) -> str:
     return document(IBM_GPUS, **{**given, **changes})  # type: ignore[arg-type]
 
 
-def defined_again(before: str, printed: str, *, knows_targets: bool = False) -> str:
+def defined_again(
+    before: str, printed: str, *, knows_targets: bool = False, knows_initiators: bool = False
+) -> str:
     """The document of KubeVirt's second call of the hook, which it makes where it keeps ports for
     NICs: as it was before the first, with the devices that libvirt printed after it, as far as
     KubeVirt's types hold them.
@@ -147,6 +149,7 @@ def defined_again(before: str, printed: str, *, knows_targets: bool = False) -> 
     lost = {"controller": {"model"}, "hostdev": {"rom"}}
     if not knows_targets:
         lost["controller"].add("target")
+    if not knows_initiators:
         lost["hostdev"].add("acpi")
     for device in devices:
         for child in list(device):

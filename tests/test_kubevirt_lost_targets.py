@@ -29,12 +29,18 @@ def twice(
     xml: str,
     *,
     knows_targets: bool = False,
+    knows_initiators: bool = False,
     host: str = IBM,
     granularity: PciGranularity = PciGranularity.CELL,
 ) -> tuple[Placed, Placed]:
     """The answers to KubeVirt's two calls."""
     first = place(xml, host, granularity)
-    between = defined_again(xml, first.document.decode(), knows_targets=knows_targets)
+    between = defined_again(
+        xml,
+        first.document.decode(),
+        knows_targets=knows_targets,
+        knows_initiators=knows_initiators,
+    )
     return first, place(between, host, granularity)
 
 
@@ -87,9 +93,18 @@ def test_a_third_call_changes_nothing() -> None:
     assert place(second.document.decode()).document == second.document
 
 
-@pytest.mark.parametrize("knows_targets", [False, True])
-def test_grace_gpus_get_their_cells_of_initiators_again(knows_targets: bool) -> None:
-    first, second = twice(grace_vm(), knows_targets=knows_targets, host="gh200x4")
+@pytest.mark.parametrize(
+    ("knows_targets", "knows_initiators"), [(False, False), (True, False), (True, True)]
+)
+def test_grace_gpus_get_their_cells_of_initiators_again(
+    knows_targets: bool, knows_initiators: bool
+) -> None:
+    first, second = twice(
+        grace_vm(),
+        knows_targets=knows_targets,
+        knows_initiators=knows_initiators,
+        host="gh200x4",
+    )
     assert expanders(second) == expanders(first)
     assert nodesets(second) == ["2-9", "10-17"]
     assert cells(second) == cells(first)

@@ -82,11 +82,15 @@ def drift(
     """
     source = f"expectation of {expected.host}"
     summary = summarise(host)
-    untold = [name for name in expected.counts if not _tells(host, name)]
+    untold = {name: str(n) for name, n in expected.counts.items() if not _tells(host, name)}
+    if expected.memory_bytes is not None and summary.memory_bytes is None:
+        untold["memory"] = f"about {expected.memory_bytes} bytes"
+    if expected.distances is not None and not host.nodes:
+        untold["distances"] = _matrix(expected.distances)
     if untold:
         yield Finding(
             "drift-topology", Severity.INCONCLUSIVE, ", ".join(untold).replace("_", " "),
-            ", ".join(str(expected.counts[name]) for name in untold),
+            ", ".join(untold.values()),
             f"{host.name} does not tell them", None,
             "read the host itself, or a capture of it", source,
         )  # fmt: skip

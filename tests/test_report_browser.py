@@ -64,7 +64,7 @@ def test_the_page_asks_for_nothing_and_complains_of_nothing(page: Path, tab: Tab
 
 def test_the_page_is_small_and_painted_at_once(page: Path, tab: Tab) -> None:
     assert page.stat().st_size < MOST_BYTES
-    painted = []
+    painted: list[float] = []
     while len(painted) < 20 and not any(one < FIRST_PAINT_MS for one in painted):
         tab.open(page, width=1280)  # again where neighbours took the processor meanwhile
         painted.append(

@@ -5,6 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from homenode.domain.read import guest_of, open_domain
 from homenode.domain.schema import validate
 from homenode.kubevirt.placing import Placed, place_devices
 from homenode.snapshot.memory import MemorySnapshot
@@ -76,6 +77,31 @@ def test_the_cpus_cells_have_the_expander_buses_and_no_others() -> None:
 def test_a_second_run_changes_nothing() -> None:
     once = place(grace_vm())
     assert place(once.document.decode()).document == once.document
+
+
+def test_a_gpu_that_has_its_place_gets_its_cells_and_stays_there() -> None:
+    """As PCINUMAAwareTopology places it, with no bus number to spare."""
+    native = ""
+    for index, number, cell in ((1, 254, 0), (3, 252, 1)):
+        native += (
+            f'<controller type="pci" index="{index}" model="pcie-expander-bus">'
+            f'<target busNr="{number}"><node>{cell}</node></target><address type="pci" '
+            f'domain="0x0000" bus="0x00" slot="0x0{index}" function="0x0"/></controller>'
+            f'<controller type="pci" index="{index + 1}" model="pcie-root-port"><address type="pci" '
+            f'domain="0x0000" bus="0x0{index}" slot="0x00" function="0x0"/></controller>'
+        )
+    given = {
+        gpu: f'domain="0x0000" bus="0x0{port}" slot="0x00" function="0x0"'
+        for gpu, port in zip(GPUS, (2, 4), strict=True)
+    }
+    xml = grace_vm(controllers=native, addresses=given)
+    placed = place(xml)
+    before, after = (
+        guest_of(open_domain(text, "vm.xml")) for text in (xml.encode(), placed.document)
+    )
+    assert after.controllers == before.controllers
+    assert after.hostdevs == before.hostdevs
+    assert nodesets(placed) == ["2-9", "10-17"]
 
 
 def test_two_gpus_of_one_cpu_share_its_initiators() -> None:

@@ -178,6 +178,29 @@ def test_qemus_command_line_says_the_same() -> None:
     assert "/k, & <kernel>" in words and "-nodefaults" in words
 
 
+def test_bridges_have_the_properties_that_qemu_knows() -> None:
+    """As `qemu-system-x86_64 -device NAME,help` of 7.2 lists them."""
+    models = (
+        "pcie-root-port", "pcie-switch-upstream-port", "pcie-switch-downstream-port",
+        "dmi-to-pci-bridge", "pci-bridge", "pcie-to-pci-bridge",
+    )  # fmt: skip
+    buses = (0, 1, 2, 0, 4, 3)
+    added = "".join(
+        f"<controller type='pci' index='{i}' model='{model}'><address type='pci' "
+        f"domain='0x0000' bus='{bus:#04x}' slot='{4 + i:#04x}' function='0x0'/></controller>"
+        for i, (model, bus) in enumerate(zip(models, buses, strict=True), start=1)
+    )
+    words = argv(changed(PLAIN, ("model='pcie-root'/>", f"model='pcie-root'/>{added}"))).split()
+    assert set(words) >= {
+        "pcie-root-port,id=pci.1,chassis=1,bus=pcie.0,addr=0x5.0x0",
+        "x3130-upstream,id=pci.2,bus=pci.1,addr=0x6.0x0",
+        "xio3130-downstream,id=pci.3,chassis=3,bus=pci.2,addr=0x7.0x0",
+        "i82801b11-bridge,id=pci.4,bus=pcie.0,addr=0x8.0x0",
+        "pci-bridge,id=pci.5,chassis_nr=5,bus=pci.4,addr=0x9.0x0",
+        "pcie-pci-bridge,id=pci.6,bus=pci.3,addr=0xa.0x0",
+    }
+
+
 def test_functions_that_share_a_slot_are_multifunction() -> None:
     words = argv(sample("gpu-with-audio-and-nics"))
     shared = [word for word in words.split() if "multifunction=on" in word]

@@ -12,7 +12,7 @@ from homenode.pci import DeviceKind
 from homenode.topology import Host
 from tests.doctor_cases import changed, settings
 from tests.doctor_domains import NAME, diagnosed, domain, gpus, host, ids, planned
-from tests.doctor_guests import H200, snp
+from tests.doctor_guests import H200, companion, snp
 from tests.doctor_quiet_cases import HGX, ISOLATED, NIC, interrupting, quiet, set_apart
 
 DESKTOP = "rtx4080-i9-14900k"
@@ -128,6 +128,19 @@ def test_each_device_locks_the_memory_anew_behind_a_viommu() -> None:
         each for each in diagnose(host(H200), open_domain(iommu, NAME)).checked if "locked" in each
     )
     assert f"{7 * 65} GiB locked" in line
+
+
+def test_bridges_of_any_kind_in_a_devices_group_are_no_companions() -> None:
+    """Nobody misses an ISA bridge, or the DMA engine of a switch that calls itself a bridge."""
+    xml = domain(2, gpus(DESKTOP, 1))
+    assert "iommu-group-companions" in ids(diagnosed(xml, companion(9)))
+    bridge = changed(
+        companion(9),
+        lambda d: d.kind is DeviceKind.NVME,
+        class_code=0x068000,
+        kind=DeviceKind.OTHER,
+    )
+    assert "iommu-group-companions" not in ids(diagnosed(xml, bridge))
 
 
 def test_without_irqbalance_ordinary_pus_may_handle_interrupts() -> None:

@@ -34,7 +34,7 @@ def virsh(*words: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         errors="replace",
-        timeout=120,
+        timeout=300,
         check=False,
     )
 

@@ -119,7 +119,7 @@ def test_as_init_of_a_guest_with_two_nodes_every_page_of_every_cell_is_on_its_no
     command += ["-kernel", str(kernel), "-initrd", str(initrd), "-serial", "stdio"]
     command += ["-append", f"console=ttyS0 panic=-1 quiet -- {arguments}"]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=False, stdin=subprocess.DEVNULL
+        command, capture_output=True, text=True, timeout=1200, check=False, stdin=subprocess.DEVNULL
     )
     start, end = done.stdout.find("{"), done.stdout.rfind("}")
     assert start >= 0, done.stdout + done.stderr

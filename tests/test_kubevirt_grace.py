@@ -87,8 +87,9 @@ def test_a_gpu_that_has_its_place_gets_its_cells_and_stays_there() -> None:
             f'<controller type="pci" index="{index}" model="pcie-expander-bus">'
             f'<target busNr="{number}"><node>{cell}</node></target><address type="pci" '
             f'domain="0x0000" bus="0x00" slot="0x0{index}" function="0x0"/></controller>'
-            f'<controller type="pci" index="{index + 1}" model="pcie-root-port"><address type="pci" '
-            f'domain="0x0000" bus="0x0{index}" slot="0x00" function="0x0"/></controller>'
+            f'<controller type="pci" index="{index + 1}" model="pcie-root-port">'
+            f'<address type="pci" domain="0x0000" bus="0x0{index}" slot="0x00" function="0x0"/>'
+            "</controller>"
         )
     given = {
         gpu: f'domain="0x0000" bus="0x0{port}" slot="0x00" function="0x0"'

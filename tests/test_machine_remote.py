@@ -73,7 +73,8 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal() -> Iterator[Callable[..., Terminal]]:
+def terminal(names: list[str]) -> Iterator[Callable[..., Terminal]]:
+    """Shells, which leave nothing behind whether they were told to go or not."""
     opened: list[Terminal] = []
 
     def start(shell: str, **environment: str) -> Terminal:
@@ -111,7 +112,7 @@ def machine(
 
 
 @pytest.fixture
-def names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What this test names its folders there: other tests make theirs beside it."""
     made: list[str] = []
     random = secrets.token_hex
@@ -121,7 +122,9 @@ def names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return made[-1].removeprefix("homenode-")
 
     monkeypatch.setattr(secrets, "token_hex", token_hex)
-    return made
+    yield made
+    for path in there(made):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def there(names: Sequence[str]) -> list[Path]:

@@ -143,11 +143,17 @@ def fake_machine(root: Path) -> None:
     (root / "proc/self/numa_maps").write_text("5581d000 bind:0 file=/bin/sh mapped=1\n")
 
 
-def run_hook(name: str, folder: Path, shell: str = "/bin/sh", **environment: str) -> str:
-    """Run one script as slurmd does; what it prints."""
+def run_hook(
+    name: str, folder: Path, shell: str = "/bin/sh", waits_s: str = "200", **environment: str
+) -> str:
+    """Run one script as slurmd does; what it prints.
+
+    waits_s: instead of its own limit, within which a busy machine may not get it done.
+    """
     script = folder / name
     text = hooks(str(folder / "spool"))[name].replace("\nroot=\n", f"\nroot={folder / 'root'}\n")
-    script.write_text(text)
+    assert name == "task_prolog.sh" or text.count("    sleep 5 &\n") == 1
+    script.write_text(text.replace("    sleep 5 &\n", f"    sleep {waits_s} &\n"))
     done = subprocess.run(
         [*shell.split(), str(script)], capture_output=True, text=True, check=True, timeout=300,
         env={"PATH": os.environ["PATH"], "SLURMD_NODENAME": "gpu01", **environment},
@@ -243,7 +249,7 @@ def test_no_job_waits_for_a_driver_that_hangs(tmp_path: Path) -> None:
     hung = tmp_path / "root/sys/devices/system/node/node0/cpulist"
     hung.unlink()
     os.mkfifo(hung)
-    run_hook("prolog.sh", tmp_path, **JOB)  # would wait for ever
+    run_hook("prolog.sh", tmp_path, waits_s="1", **JOB)  # would wait for ever
     os.close(os.open(hung, os.O_WRONLY | os.O_NONBLOCK))
 
 

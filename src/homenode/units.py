@@ -77,3 +77,12 @@ def format_bytes(count: int) -> str:
         if abs(count) >= unit_bytes:
             return f"{count / unit_bytes:.2f}".rstrip("0").rstrip(".") + f" {name}"
     return f"{count} B"
+
+
+def format_limit(count: int) -> str:
+    """Bytes that a limit must allow, in whole GiB, rounded up: never less than is needed.
+
+    >>> format_limit(1025 * GIB), format_limit(GIB + 1)
+    ('1025 GiB', '2 GiB')
+    """
+    return f"{-(-count // GIB)} GiB"

@@ -16,7 +16,7 @@ from homenode.plan.shape.aperture import (
     prefetchable_window_bytes,
 )
 from homenode.topology import Host
-from homenode.units import GIB, KIB, MIB, format_bytes
+from homenode.units import GIB, KIB, MIB, format_bytes, format_limit
 from homenode.verify.domain_facts import DomainFacts
 
 DMA_ENTRY_LIMIT = 65535
@@ -79,7 +79,7 @@ def _address_bits(memory_bytes: int, window: int) -> int:
 def describe_limits(needs: Limits, devices: int) -> str:
     """One line for people. What is locked is rounded up to GiB: as a limit it must not be short."""
     return (
-        f"with {devices} devices: {-(-needs.memlock_bytes // GIB)} GiB locked, "
+        f"with {devices} devices: {format_limit(needs.memlock_bytes)} locked, "
         f"{needs.iommu_pages} pages in the IOMMU, {needs.dma_entries} DMA mappings, "
         f"{format_bytes(needs.window_bytes)} of 64-bit window, {needs.address_bits} address bits"
     )

@@ -14,7 +14,7 @@ from homenode.plan.model import (
 )
 from homenode.plan.request import GuestRequest
 from homenode.topology import Host
-from homenode.units import format_bytes
+from homenode.units import format_bytes, format_limit
 
 
 def consequences(
@@ -52,7 +52,7 @@ def consequences(
         )
     if window is not None:
         said.append(
-            f"Starting the VM locks {format_bytes(window.memlock_bytes)} of memory and makes at "
+            f"Starting the VM locks {format_limit(window.memlock_bytes)} of memory and makes at "
             f"most {window.dma_map_entries} IOMMU entries."
         )
     return tuple(said)

@@ -13,7 +13,7 @@ from homenode.plan.words.explanation import (
     union,
 )
 from homenode.topology import Host
-from homenode.units import KIB, MIB, format_bytes
+from homenode.units import KIB, MIB, format_bytes, format_limit
 
 
 def cells_section(plan: Plan) -> Section:
@@ -191,7 +191,7 @@ def apertures_section(plan: Plan) -> Section:
         window = aperture.firmware_mmio64_mib * MIB
         lines.append(f"OVMF's 64-bit MMIO window: {format_bytes(window)}.")
     lines.append(
-        f"Locked memory (memlock) that QEMU needs: {format_bytes(aperture.memlock_bytes)}."
+        f"Locked memory (memlock) that QEMU needs: {format_limit(aperture.memlock_bytes)}."
     )
     if aperture.dma_map_entries:
         lines.append(

@@ -1,5 +1,6 @@
 """homenode trial as a user meets it: what it refuses, shows, and takes back."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -181,3 +182,26 @@ def test_without_a_static_probe_it_says_how_to_make_one(daemon: StandIn, tmp_pat
     assert error.exit_code == 2
     assert "make -C native static" in str(error.hint)
     assert known_trials(tmp_path / "state") == ()
+
+
+@pytest.mark.parametrize("is_asked_for", [False, True])
+def test_without_the_reports_library_a_trial_is_none_the_worse(
+    is_asked_for: bool, daemon: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only whoever asked for the report by name hears of it in the exit code."""
+    monkeypatch.setattr(trial_work, "GuestReach", lambda *_: SimulatedReach(daemon, {"pin": 1.0}))
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    probe, report = tmp_path / "probe", tmp_path / "report.html"
+    probe.write_text("put there by the reach, which is simulated")
+    done = trial(
+        "--layouts", "pin", "--boots", "1", "--in-place", "--tests", "cpu-single", "--quick",
+        "--repeat", "1", "--probe", str(probe), "--stop-within", "0.2", "--results",
+        str(tmp_path / "results"), *HERE, *(["--report", str(report)] if is_asked_for else []),
+        "--", NAME,
+    )  # fmt: skip
+    assert done.exit_code == (3 if is_asked_for else 0), done.output
+    assert "no report: report: expected the Python package jinja2" in done.output
+    assert daemon.definition() == ORIGINAL
+    (known,) = known_trials(tmp_path / "state")
+    assert known.state.ended
+    assert known.state.measured == {0}

@@ -9,7 +9,7 @@ from homenode.apply.store import default_root
 from homenode.cli.interruption import interruptible
 from homenode.cli.terminal import check_can_write, console, note, read_file
 from homenode.cli.trial_asked import Asked, check, check_reaching, wanted
-from homenode.errors import HomenodeError, InputError, UsageError
+from homenode.errors import HomenodeError, HostError, InputError, UsageError
 from homenode.hypervisor.virsh import Virsh
 from homenode.process import find_program
 from homenode.results.model import Run
@@ -142,6 +142,7 @@ def _conclude(head: Head, journal: JournalFile, report: Path | None) -> None:
     from homenode.trial.conclusion import conclude
 
     known = journal.known()
+    code = outcome_code(known.state)
     console().print(outcomes_text(known.state, steps_of(head)))
     runs, folders = _runs(head, journal)
     if runs:
@@ -154,17 +155,22 @@ def _conclude(head: Head, journal: JournalFile, report: Path | None) -> None:
             console().print(verdicts_text(found.verdicts))
         # Not broken into lines: it is there to be copied.
         console().print(advice_text(found), soft_wrap=True)
-        _report(folders, head, report or journal.folder / "report.html")
-    raise SystemExit(outcome_code(known.state))
+        written = _report(folders, head, report or journal.folder / "report.html")
+        if report is not None and not written:
+            code = code or HostError.exit_code
+    raise SystemExit(code)
 
 
-def _report(folders: list[str], head: Head, path: Path) -> None:
+def _report(folders: list[str], head: Head, path: Path) -> bool:
+    """Whether it could be written; without the extra, say, the trial is none the worse."""
     from homenode.cli.report import report as write_report
 
     try:
         write_report(folders, output=path, title=f"Trial {head.id} of {head.source}")
-    except UsageError as error:  # the extra is not installed: the trial is none the worse
+    except (HostError, UsageError) as error:
         note(f"no report: {error}")
+        return False
+    return True
 
 
 def _runs(head: Head, journal: JournalFile) -> tuple[list[Run], list[str]]:

@@ -146,6 +146,18 @@ def test_a_control_that_moved_takes_the_other_metrics_with_it() -> None:
     assert "idle" in doubt.remedy
 
 
+def test_runs_of_one_name_that_tell_no_boots_are_boots_of_their_own() -> None:
+    rng = random.Random(64)
+    first, again, other = (
+        simulated_run(layout, TRIAD, rng) for layout in ("pin", "pin", "pin-numa")
+    )
+    assert (first.head, first.head.boots) == (again.head, ())
+    assert only(compared(first, again, other)).boots == (6, 3)
+    assert only(compared(first, first, other)).boots == (3, 3), "the same run given twice"
+    more = Run(first.head, (*first.samples, *simulated_run("pin", LATENCY, rng).samples))
+    assert only(compared(first, more, other)).boots == (3, 3), "imported twice"
+
+
 def test_dozens_of_controls_do_not_block_equal_layouts_by_their_number() -> None:
     rng = random.Random(61)
 

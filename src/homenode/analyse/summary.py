@@ -5,6 +5,7 @@ What a series never mixes: units, variants, sizes, nodes, devices, placement sta
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from typing import NamedTuple
 from homenode.analyse.alternative import Alternative
 from homenode.analyse.metrics import Metric, metric_of
 from homenode.bdf import Bdf
-from homenode.results.model import UNSETTLED, Run, Sample, Statistic
+from homenode.results.model import UNSETTLED, Sample, Statistic
 
 LEAST_UNDISTURBED = 3
 """Disturbed samples are left out while at least this many others are there in a boot."""
@@ -80,10 +81,15 @@ def series_of(alternative: Alternative) -> dict[SeriesKey, Series]:
     Left out are figures that are refused, and those during which a PU was moved.
     """
     taken: dict[SeriesKey, list[_Taken]] = {}
-    for run in alternative.runs:
+    names = Counter(run.head.name for run in alternative.runs)
+    for place, run in enumerate(alternative.runs):
+        own = run.head.name if names[run.head.name] == 1 else f"{run.head.name}\n{place}"
         for sample in run.samples:
             if not is_refused(sample) and sample.state != UNSETTLED:
-                taken.setdefault(_key(sample), []).append(_Taken(_boot(run, sample), sample))
+                boot = _boot(run.head.boots, own, sample)
+                taken.setdefault(_key(sample), []).append(_Taken(boot, sample))
+    if len(names) < len(alternative.runs):
+        taken = {key: _once(samples) for key, samples in taken.items()}
     found = {key: _series(key, samples) for key, samples in taken.items()}
     return found | _slowest(taken)
 
@@ -109,11 +115,25 @@ def headline(series: Iterable[SeriesKey], metric: Metric) -> tuple[SeriesKey, ..
     return ()
 
 
-def _boot(run: Run, sample: Sample) -> tuple[str, int]:
+def _once(taken: Sequence[_Taken]) -> list[_Taken]:
+    """Without boots of which nobody told the identity, and that a run of the same name has figure
+    by figure: somebody gave, or imported, it twice.
+    """
+    figures: dict[tuple[str, int], list[float]] = {}
+    for boot, sample in taken:
+        figures.setdefault(boot, []).append(sample.value)
+    first: dict[tuple[str, int, tuple[float, ...]], tuple[str, int]] = {}
+    for boot, values in figures.items():
+        first.setdefault((boot[0].partition("\n")[0], boot[1], tuple(values)), boot)
+    kept = set(first.values())
+    return [one for one in taken if one.boot in kept or one.boot[1] < 0]
+
+
+def _boot(boots: Sequence[str], own: str, sample: Sample) -> tuple[str, int]:
     """Which boot, across runs: two runs of one boot are one replicate."""
-    if sample.boot < len(run.head.boots):
-        return run.head.boots[sample.boot], -1
-    return run.head.name, sample.boot
+    if sample.boot < len(boots):
+        return boots[sample.boot], -1
+    return own, sample.boot
 
 
 def _key(sample: Sample) -> SeriesKey:

@@ -240,6 +240,16 @@ def test_figures_of_a_stand_in_are_marked_in_every_output() -> None:
     assert "REPLAYED" not in text_of(study_report("x", (real,), None, (), ()))
 
 
+def test_gpus_of_several_kinds_are_said_to_be_mixed(gh200: Path) -> None:
+    assert of_folder(gh200).systems == ("nvidia-gh200-120gb",)
+    assert "MIXED" not in text_of(of_folder(gh200))
+    for log in (gh200 / "transfer").glob("shared_array_1gpu_*"):
+        log.write_text(log.read_text().replace("GH200 120GB", "H100 PCIe"))
+    mixed = of_folder(gh200)
+    assert mixed.systems == ("nvidia-gh200-120gb", "nvidia-h100-pcie")
+    assert "MIXED: GPUs of several kinds (nvidia-gh200-120gb, nvidia-h100-pcie)" in text_of(mixed)
+
+
 def job(mode: Mode, rate: float, **fields: object) -> JobEvidence:
     gpu = Bdf.parse("11:00.0")
     one = JobEvidence(

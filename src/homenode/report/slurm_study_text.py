@@ -36,6 +36,12 @@ def _head(report: StudyReport) -> Iterator[str]:
     yield printable(f"{report.source}: {plural(len(report.jobs), 'job')} on {nodes}")
     for said in report.replayed:
         yield printable(f"REPLAYED: {said}. GPU figures here say nothing about any machine.")
+    if len(report.systems) > 1:
+        kinds = ", ".join(report.systems)
+        yield printable(
+            f"MIXED: GPUs of several kinds ({kinds}). Means over all nodes, slow nodes and queues "
+            "below mix them: report studies of one kind alone (--nodelist)."
+        )
 
 
 def _parts(report: StudyReport, *, everything: bool) -> Iterator[RenderableType]:

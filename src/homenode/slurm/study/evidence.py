@@ -37,7 +37,7 @@ class JobEvidence:
     None where it may lie on several. cpu_nodes, memory_nodes: NUMA nodes that it might use, () =
     not known. homes: (GPU address, its NUMA node); homes_measured: nobody told, the figures did.
     placement: what the audit says; None where there is nothing to judge by. record: None for
-    figures that others have kept without one.
+    figures that others have kept without one. system: its GPUs; None = not known.
     """
 
     name: str
@@ -57,6 +57,7 @@ class JobEvidence:
     replayed: str | None = None
     run: Run | None = None
     gaps: tuple[Gap, ...] = ()
+    system: str | None = None
 
 
 def evidence_of(
@@ -97,6 +98,7 @@ def evidence_of(
         replayed=record.replayed,
         run=run,
         gaps=tuple(gaps),
+        system=found[0].run.head.system if found and found[0].run.samples else None,
     )
 
 

@@ -52,7 +52,8 @@ def evidence_of_logs(folders: Iterable[SourceFolder]) -> tuple[JobEvidence, ...]
                 runs = imported_runs([alone], ImportWishes(vantage=Vantage.JOB))
                 samples = tuple(sample for one in runs for sample in one.run.samples)
                 if samples:
-                    found.append(_of_log(name, mode, text, samples))
+                    one = _of_log(name, mode, text, samples)
+                    found.append(replace(one, system=runs[0].run.head.system))
     return with_homes(found)
 
 
@@ -69,7 +70,9 @@ def evidence_of_runs(runs: Iterable[Run]) -> tuple[JobEvidence, ...]:
     A run no longer tells which log a figure is from. Of jobs on several nodes a new one begins
     where tests begin again on other GPUs; jobs that had the same GPUs one after the other are one.
     """
-    return with_homes([one for run in runs for one in _of_run(run)])
+    return with_homes(
+        [replace(one, system=run.head.system) for run in runs for one in _of_run(run)]
+    )
 
 
 def _of_run(run: Run) -> Iterator[JobEvidence]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from homenode.bench.imported.runs import CPU_ONLY, GPU_UNKNOWN
 from homenode.gap import Gap
 from homenode.slurm.study.collective import Collective
 from homenode.slurm.study.evidence import JobEvidence
@@ -70,12 +71,14 @@ class PowerLine:
 class StudyReport:
     """replayed: what stand-ins for measuring tools said; such figures mean nothing.
 
-    between_gpus, within_gpu: means over all jobs. missing: jobs without results, and why.
+    systems: kinds of GPU; figures over all nodes mean little where there are several.
+    between_gpus: mean over all jobs. missing: jobs without results, and why.
     """
 
     source: str
     replayed: tuple[str, ...]
     nodes: tuple[str, ...]
+    systems: tuple[str, ...]
     matrices: tuple[Matrix, ...]
     comparisons: tuple[Comparison, ...]
     between_gpus: Mean | None
@@ -107,6 +110,7 @@ def study_report(
         source,
         tuple(dict.fromkeys(one for one in said if one is not None)),
         tuple(dict.fromkeys(job.node for job in jobs)),
+        tuple(sorted({job.system for job in jobs if job.system} - {CPU_ONLY, GPU_UNKNOWN})),
         found,
         compared,
         mean_of(values_of(jobs, "p2p-bandwidth", *Mode)),

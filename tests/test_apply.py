@@ -19,6 +19,7 @@ from homenode.apply.definition import (
 from homenode.apply.live_pins import apply_live_pins, preview_live_pins, restore_live_pins
 from homenode.apply.record import Step
 from homenode.apply.store import DomainStore, default_root
+from homenode.cpuset import CpuSet
 from homenode.errors import HostError, InputError, ToolError, UsageError
 from homenode.hypervisor.connection import checked_uri
 from homenode.hypervisor.domain_state import parse_dominfo, parse_pins
@@ -187,6 +188,20 @@ def test_what_libvirt_drops_silently_is_noticed_and_undone(daemon: StandIn, root
     assert daemon.definition() == ORIGINAL
 
 
+def test_the_first_original_is_kept_where_a_second_layout_was_undone(
+    daemon: StandIn, root: Path
+) -> None:
+    held = apply(root, "pin")
+    daemon.put("drops", "memnode")
+    with pytest.raises(HostError, match="expected libvirt to keep"):
+        apply(root, "pin-numa")
+    assert daemon.definition() in held
+    daemon.put("drops", "")
+    apply(root, "pin-numa")
+    restore_definition(Virsh(URI), NAME, root)
+    assert daemon.definition() == ORIGINAL
+
+
 def test_a_document_of_another_domain_is_refused(daemon: StandIn, root: Path) -> None:
     virsh = Virsh(URI)
     original = virsh.definition(UUID)
@@ -302,6 +317,34 @@ def test_live_pins_move_the_threads_alone_and_restore_puts_them_back(
     assert restore_live_pins(Virsh(URI), NAME, root) == ()
 
 
+def test_threads_that_were_moved_twice_go_back_to_where_they_were_first(
+    daemon: StandIn, root: Path
+) -> None:
+    run_with_pins(daemon)
+    before = pins(daemon)
+    document = tuned("pin")
+    apply_live_pins(Virsh(URI), NAME, document, root)
+    once = pins(daemon)
+    swapped = re.sub(rb"vcpu='0' cpuset='\d+'", b"vcpu='0' cpuset='7'", document)
+    apply_live_pins(Virsh(URI), NAME, swapped, root)
+    assert pins(daemon)["vcpu.0"] == "7" != once["vcpu.0"]
+    restore_live_pins(Virsh(URI), NAME, root)
+    assert pins(daemon) == before
+
+
+def test_live_pins_leave_offline_vcpus_and_say_where_memory_stays(
+    daemon: StandIn, root: Path
+) -> None:
+    wide = b"<numatune><memory mode='strict' nodeset='0-3'/></numatune>\n  <iothreads>"
+    (daemon.state / "definition.xml").write_bytes(ORIGINAL.replace(b"<iothreads>", wide))
+    run_with_pins(daemon)
+    (daemon.state / "pins/vcpu.3").unlink()
+    narrow = ORIGINAL.replace(b"<iothreads>", wide.replace(b"0-3", b"1"))
+    moved = preview_live_pins(Virsh(URI), NAME, tuned("pin", narrow))
+    assert moved.strangers == CpuSet([0, 2, 3])
+    assert {pin.number for pin in moved.after if pin.kind == "vcpu"} == {0, 1, 2}
+
+
 def test_a_pin_that_libvirt_refuses_takes_the_others_back(daemon: StandIn, root: Path) -> None:
     run_with_pins(daemon)
     before = pins(daemon)
@@ -390,6 +433,12 @@ def test_what_names_a_domain_on_a_command_line_is_no_option_id_or_file(daemon: S
     assert state.argument == UUID
     for name, argument in (("vm-1.a", "vm-1.a"), ("12", UUID), ("a.xml", UUID), ("a b", UUID)):
         assert replace(state, name=name).argument == argument
+
+
+def test_a_number_that_virsh_takes_for_an_id_is_no_name(daemon: StandIn) -> None:
+    daemon.put("id", "4")
+    with pytest.raises(InputError, match="found that number as the id of '-vm 7'"):
+        Virsh(URI).domain("4")
 
 
 def test_an_unknown_domain_is_bad_input(daemon: StandIn) -> None:

@@ -217,9 +217,10 @@ def test_a_real_daemon_gives_the_original_back_byte_for_byte(
     assert virsh.definition(real_domain) == original
 
 
+@pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("layouts_before", [(), ("pin",)])
 def test_what_libvirt_does_after_ctrl_c_is_known_and_taken_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layouts_before: tuple[str, ...]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layouts_before: tuple[str, ...], again: bool
 ) -> None:
     daemon = StandIn(tmp_path / "daemon", NAME, ORIGINAL)
     monkeypatch.setenv("PATH", f"{daemon.bin}:/usr/bin:/bin")
@@ -241,6 +242,8 @@ def test_what_libvirt_does_after_ctrl_c_is_known_and_taken_back(
     assert daemon.definition() == held
     (daemon.state / "late").unlink()
     wait_for(lambda: daemon.definition() != held)
+    if again:
+        apply(URI, NAME, root, "pin-numa-pci")
     restore(URI, NAME, root)
     assert daemon.definition() == ORIGINAL
 

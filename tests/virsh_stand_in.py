@@ -26,7 +26,10 @@ argument() {  # the value of an option
 domain=$(argument --domain "$@")
 case $command in define) ;; *)
   [ -e "$state/undefined" ] && fail "failed to get domain '$domain'"
-  case $domain in "@UUID@"|"$(value name)") ;; *) fail "failed to get domain '$domain'" ;; esac ;;
+  case $domain in
+    "@UUID@"|"$(value name)"|"$(value id)") ;;
+    *) fail "failed to get domain '$domain'" ;;
+  esac ;;
 esac
 case $command in
   domuuid) echo "@UUID@" ;;

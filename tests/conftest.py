@@ -21,6 +21,10 @@ settings.load_profile("default")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# What is printed is as wide as where nobody says how wide it may be.
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)
+
 # Daemons that run as other users read what tests wrote, also where root keeps its files to itself.
 os.umask(0o022)
 

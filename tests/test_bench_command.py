@@ -45,7 +45,8 @@ def probe(tmp_path: Path) -> Path:
 
 
 def environment(probe: Path) -> dict[str, str]:
-    return {**os.environ, "PATH": f"{probe}:{os.environ['PATH']}", "COLUMNS": "100"}
+    path = f"{probe}:{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "COLUMNS": "100", "TERM": "xterm"}
 
 
 def bench(probe: Path, *words: str) -> "subprocess.CompletedProcess[str]":
@@ -203,7 +204,9 @@ def test_a_run_outlives_the_terminal_that_nohup_keeps_it_from(probe: Path) -> No
 def started(probe: Path, *before: str) -> tuple["subprocess.Popen[str]", int]:
     """A run in the midst of the user's program, and the number of that program."""
     number = probe / "number"
-    program = f"sh -c 'echo $$ >{number}.part && mv {number}.part {number} && exec sleep 600'"
+    program = (
+        f'sh -c \'echo $$ >"{number}.part" && mv "{number}.part" "{number}" && exec sleep 600\''
+    )
     words = ("mine", "--quick", "--repeat", "1", "--vantage", "host", "--app", program)
     child = subprocess.Popen(
         [*before, sys.executable, "-m", "homenode.cli.main", "bench", *words, "--metric", "(x)"],

@@ -42,7 +42,7 @@ def test_a_program_that_does_not_end_is_stopped_with_what_it_started(script: str
 def test_what_a_program_left_behind_is_stopped_too(tmp_path: Path) -> None:
     """The program has ended; what it started holds its output open, and the clock runs out."""
     with pytest.raises(ToolTimeoutError):
-        run(["sh", "-c", f"sleep 600 & echo $! >{tmp_path}/number"], 4)
+        run(["sh", "-c", f"sleep 600 & echo $! >'{tmp_path}/number'"], 4)
     wait_for_end(int((tmp_path / "number").read_text()))
 
 
@@ -50,7 +50,7 @@ def test_output_is_kept_where_what_was_left_behind_holds_it_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "LEFT_BEHIND_S", 0.1)
-    script = f"sleep 600 & echo $! >{tmp_path}/number; echo measured; exit 3"
+    script = f"sleep 600 & echo $! >'{tmp_path}/number'; echo measured; exit 3"
     done = run(["sh", "-c", script], 500)
     assert (done.stdout, done.returncode) == ("measured\n", 3)
     wait_for_end(int((tmp_path / "number").read_text()))

@@ -17,6 +17,8 @@ mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
 mkdir /tmp /run
+# With maxcpus=1 the kernel is up sooner, and the others come now.
+for cpu in /sys/devices/system/cpu/cpu*/online; do [ -e $cpu ] && echo 1 >$cpu; done
 # What `poweroff` signals, and that even while a shell runs.
 trap 'exec /bin/busybox poweroff -f' USR2
 while :; do
@@ -55,12 +57,16 @@ _DOMAIN = """<domain type='qemu'>
 """
 
 
+def trial_initrd(programs: Mapping[str, bytes]) -> bytes:
+    """An archive with busybox and an init that keeps a shell at the console. programs: as below."""
+    return initramfs(find_guest_files().busybox, _INIT, programs)
+
+
 def trial_guest(folder: Path, emulator: Path, programs: Mapping[str, bytes]) -> Path:
     """A domain document, with the files that it boots. programs: more in the guest's /bin."""
-    files = find_guest_files()
     kernel, initrd = folder / "kernel", folder / "initrd"
-    kernel.write_bytes(files.kernel.read_bytes())
-    initrd.write_bytes(initramfs(files.busybox, _INIT, programs))
+    kernel.write_bytes(find_guest_files().kernel.read_bytes())
+    initrd.write_bytes(trial_initrd(programs))
     sockets = folder / "run"
     document = folder / "vm.xml"
     document.write_text(

@@ -56,7 +56,16 @@ def start_libvirtd() -> None:
 
 
 def homenode(*words: str) -> str:
-    """Standard output of a command, in this process: starting Python anew takes seconds here."""
+    """Standard output of a command. Raises RuntimeError where it does not end well."""
+    code, output = homenode_ended(*words)
+    if code:
+        raise RuntimeError(f"homenode {words}: exit code {code}: {output}")
+    return output
+
+
+def homenode_ended(*words: str) -> tuple[int, str]:
+    """Exit code and standard output of a command, in this process: starting Python anew takes
+    seconds here."""
     from homenode.cli.apply import apply
     from homenode.cli.main import app
 
@@ -67,9 +76,8 @@ def homenode(*words: str) -> str:
         try:
             app(list(words), standalone_mode=False)
         except SystemExit as end:
-            if end.code:
-                raise RuntimeError(f"homenode {words}: exit code {end.code}") from None
-    return output.getvalue()
+            return int(end.code or 0), output.getvalue()
+    return 0, output.getvalue()
 
 
 def verified(name: str, plan: str | None = None) -> Any:

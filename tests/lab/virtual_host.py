@@ -1,8 +1,8 @@
 """A described machine as a QEMU command line: its nodes, cores, distances, memory and PCIe tree.
 
 What QEMU cannot be is refused by name; what it cannot show is replaced: a GPU by an emulated ATI
-card, a NIC by an e1000e, anything else by QEMU's teaching device. PUs are numbered as QEMU does it,
-siblings side by side, whatever the description says.
+card, a NIC by an e1000e, an NVMe drive by one without a disk, anything else by QEMU's teaching
+device. PUs are numbered as QEMU does it, siblings side by side, whatever the description says.
 """
 
 from collections.abc import Iterator
@@ -15,6 +15,7 @@ from homenode.topology import Host
 _STAND_INS = {
     DeviceKind.GPU: "ati-vga,model=rv100,romfile=",
     DeviceKind.NIC: "e1000e,romfile=",
+    DeviceKind.NVME: "nvme",
 }
 _CPU = "Nehalem"  # siblings and caches as told; without AVX, which TCG emulates slowly
 _LAST_BUS = 250
@@ -121,7 +122,8 @@ def _below(host: Host, port: PciDevice, chassis: Iterator[int]) -> Iterator[str]
                 "-device", f"xio3130-downstream,{place},addr={slot:#x},chassis={next(chassis)}",
             )  # fmt: skip
         elif _is_stand_in(device):
-            yield from ("-device", f"{_STAND_INS.get(device.kind, 'edu')},{place}")
+            serial = f",serial={_id(device)}" if device.kind is DeviceKind.NVME else ""
+            yield from ("-device", f"{_STAND_INS.get(device.kind, 'edu')},{place}{serial}")
             continue
         else:
             continue

@@ -47,11 +47,12 @@ case $command in
     case $(value drops) in "") ;; *) sed -i "/$(value drops)/d" "$state/new.$$" ;; esac
     # What libvirt prints ends in one newline, and virsh adds another.
     sed -i -e '${/^$/d;}' "$state/new.$$"
-    # As libvirtd, it goes on when its client is stopped; with "late" there, once that is gone.
+    # As libvirtd, it goes on when its client is stopped; with "late" there, once that is gone. It
+    # says itself that it was told: before, it could still be stopped with its client.
     if [ -e "$state/late" ]; then
-      setsid sh -c 'while [ -e "$0/late" ]; do sleep 0.05; done; mv "$1" "$0/definition.xml"' \
-        "$state" "$state/new.$$" </dev/null >/dev/null 2>&1 &
-      touch "$state/told"; sleep 600; exit 1
+      setsid sh -c 'touch "$0/told"; while [ -e "$0/late" ]; do sleep 0.05; done
+        mv "$1" "$0/definition.xml"' "$state" "$state/new.$$" </dev/null >/dev/null 2>&1 &
+      sleep 600; exit 1
     fi
     mv "$state/new.$$" "$state/definition.xml"; rm -f "$state/undefined" ;;
   undefine) touch "$state/undefined" ;;

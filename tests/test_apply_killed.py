@@ -1,6 +1,7 @@
 """Apply and restore killed at random moments: no definition is lost or half-written."""
 
 import contextlib
+import fcntl
 import os
 import random
 import shutil
@@ -242,10 +243,21 @@ def test_what_libvirt_does_after_ctrl_c_is_known_and_taken_back(
     assert daemon.definition() == held
     (daemon.state / "late").unlink()
     wait_for(lambda: daemon.definition() != held)
+    (lock,) = root.rglob("lock")
+    wait_for(lambda: is_free(lock))  # the stand-in has it from its client, as no daemon would
     if again:
         apply(URI, NAME, root, "pin-numa-pci")
     restore(URI, NAME, root)
     assert daemon.definition() == ORIGINAL
+
+
+def is_free(lock: Path) -> bool:
+    with lock.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 def wait_for(what: Callable[[], bool]) -> None:

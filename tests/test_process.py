@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -121,3 +122,21 @@ def test_arguments_are_never_a_shells() -> None:
 
 def test_bytes_that_are_no_text_are_replaced() -> None:
     assert run(["printf", r"a\377b"], 60).stdout == "a\ufffdb"
+
+
+def test_ctrl_c_while_a_program_starts_does_not_leave_it_running(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[int] = []
+
+    class Starting(subprocess.Popen[bytes]):
+        def __init__(self, argv: list[str], **options: Any) -> None:
+            super().__init__(argv, **options)
+            started.append(self.pid)
+            signal.raise_signal(signal.SIGINT)  # nobody has the program in hand yet
+
+    monkeypatch.setattr(subprocess, "Popen", Starting)
+    with pytest.raises(KeyboardInterrupt):
+        run(("sleep", "600"), 60)
+    assert started
+    assert not Path(f"/proc/{started[0]}").exists()

@@ -6,8 +6,9 @@ import selectors
 import shutil
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -115,20 +116,26 @@ def run(
     program = find_program(argv[0])
     if program is None:
         raise ToolMissingError(f"{argv[0]}: expected it to be installed, found none on PATH")
+    process: subprocess.Popen[bytes] | None = None
     try:
-        process = subprocess.Popen(
-            [program, *argv[1:]],
-            stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**_environment(), **(environment or {})},
-            # A group of its own, so that what it starts ends with it. Not where it may ask: the
-            # terminal belongs to our group.
-            start_new_session=not on_terminal,
-            pass_fds=tuple(kept_open),
-        )
+        with _interrupts_held():
+            process = subprocess.Popen(
+                [program, *argv[1:]],
+                stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**_environment(), **(environment or {})},
+                # A group of its own, so that what it starts ends with it. Not where it may ask: the
+                # terminal belongs to our group.
+                start_new_session=not on_terminal,
+                pass_fds=tuple(kept_open),
+            )
     except (OSError, ValueError) as error:  # ValueError: a zero byte in an argument
         raise ToolError(f"{argv[0]}: cannot be started: {error}") from None
+    except BaseException:  # held until it was ours to end
+        if process is not None:
+            _end(process, group=not on_terminal)
+        raise
     try:
         stdout, stderr = _exchange(process, tuple(argv), timeout_s, input)
         returncode = process.wait(timeout=max(1.0, timeout_s))
@@ -142,6 +149,27 @@ def run(
         stdout.decode("utf-8", "replace"),
         stderr.decode("utf-8", "replace"),
     )
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Ctrl-C and its like wait until a program that starts is ours to end: one that came before
+    would leave it running. As they are handled then, they raise at the end of the block."""
+    held: list[int] = []
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():
+        for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            handler = signal.getsignal(one)
+            if callable(handler):
+                handlers[one] = handler
+                signal.signal(one, lambda number, _: held.append(number))
+    try:
+        yield
+    finally:
+        for one, handler in handlers.items():
+            signal.signal(one, handler)
+        for number in held:
+            handlers[signal.Signals(number)](number, None)
 
 
 def _exchange(

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from homenode.errors import ToolError
 
@@ -119,36 +119,36 @@ def run(
     process: subprocess.Popen[bytes] | None = None
     try:
         with _interrupts_held():
-            process = subprocess.Popen(
+            process = _started(
                 [program, *argv[1:]],
                 stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
                 env={**_environment(), **(environment or {})},
                 # A group of its own, so that what it starts ends with it. Not where it may ask: the
                 # terminal belongs to our group.
                 start_new_session=not on_terminal,
                 pass_fds=tuple(kept_open),
             )
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in an argument
-        raise ToolError(f"{argv[0]}: cannot be started: {error}") from None
-    except BaseException:  # held until it was ours to end
-        if process is not None:
-            _end(process, group=not on_terminal)
-        raise
-    try:
         stdout, stderr = _exchange(process, tuple(argv), timeout_s, input)
         returncode = process.wait(timeout=max(1.0, timeout_s))
     except subprocess.TimeoutExpired:
         raise ToolTimeoutError(f"{argv[0]}: no end after {timeout_s:g} s") from None
     finally:
-        _end(process, group=not on_terminal)
+        if process is not None:
+            _end(process, group=not on_terminal)
     return Completed(
         tuple(argv),
         returncode,
         stdout.decode("utf-8", "replace"),
         stderr.decode("utf-8", "replace"),
     )
+
+
+def _started(argv: list[str], **options: Any) -> "subprocess.Popen[bytes]":
+    try:
+        return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in an argument
+        name = Path(argv[0]).name
+        raise ToolError(f"{name}: cannot be started: {error}") from None
 
 
 @contextlib.contextmanager

@@ -182,9 +182,8 @@ def _write(path: Path, content: bytes, like: Path) -> None:
             os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    finally:
+        temporary.unlink(missing_ok=True)  # where it did not get to its place
     sync_folder(path.parent)
 
 

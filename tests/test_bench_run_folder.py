@@ -45,8 +45,8 @@ def test_an_output_comes_back_as_it_was(folder: RunFolder) -> None:
     ("text", "says"),
     [
         ("", "expected JSON"),
-        ("[]", "expected homenode.bench/1"),
-        ('{"format": "homenode.bench/2", "part": "step"}', "up to version 1"),
+        ("[]", "expected homenode.bench/2"),
+        ('{"format": "homenode.bench/3", "part": "step"}', "up to version 2"),
         ('{"format": "homenode.bench/1", "part": "look"}', "expected part step"),
         ('{"format": "homenode.bench/1", "part": "step"}', "not a valid step"),
     ],

@@ -265,7 +265,7 @@ def test_broken_half_written_and_foreign_folders_are_skipped_with_their_reasons(
     whole = (results / "H200/pin/results.jsonl").read_text(encoding="utf-8")
     for name, text in (
         ("half", whole[: len(whole) // 2]), ("running", whole[: whole.rindex('{"end"')]),
-        ("broken", "<html>\n"), ("newer", whole.replace("results/1", "results/9", 1)),
+        ("broken", "<html>\n"), ("newer", whole.replace("results/2", "results/9", 1)),
     ):  # fmt: skip
         folder = results / "H200" / name
         folder.mkdir()

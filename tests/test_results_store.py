@@ -75,9 +75,21 @@ def test_an_end_that_counts_other_samples_is_refused() -> None:
 
 
 def test_a_newer_format_is_refused_with_the_next_step() -> None:
-    text = run_text(RUN).replace("homenode.results/1", "homenode.results/2")
+    text = run_text(RUN).replace("homenode.results/2", "homenode.results/3")
     with pytest.raises(InputError, match="newer homenode"):
         parse_run(text.encode(), "run")
+
+
+def test_a_run_of_version_1_has_neither_times_nor_a_block() -> None:
+    head = replace(HEAD, started_s=None, ended_s=None, experiment=None, block=None)
+    old = run_text(replace(RUN, head=head)).replace("homenode.results/2", "homenode.results/1")
+    assert parse_run(old.encode(), "run").head == head
+
+
+def test_times_and_the_block_of_an_experiment_are_kept() -> None:
+    head = replace(HEAD, started_s=1795315191.25, ended_s=1795315200.0, experiment="t", block=2)
+    run = replace(RUN, head=head)
+    assert parse_run(run_text(run).encode(), "run") == run
 
 
 def test_broken_half_written_and_foreign_folders_are_skipped_with_their_reason(

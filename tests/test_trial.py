@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -123,6 +124,23 @@ def test_one_boot_of_each_cannot_tell(daemon: StandIn, tmp_path: Path) -> None:
     assert all(one.choice is None for one in found.verdicts.verdicts)
     assert found.advice == ()
     assert "boots" in found.verdicts.verdicts[0].statement
+
+
+def test_each_run_records_its_round_as_its_block_and_when_it_was_taken(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    begun_s = time.time()
+    head, journal = run(tmp_path, SimulatedReach(daemon, EQUAL), boots=2)
+    heads = [one.head for one in runs_of(head, journal)]
+    assert {one.experiment for one in heads} == {head.id}
+    blocks = [(one.switches.name, one.block) for one in heads]
+    assert blocks == [(layout, block) for layout in LAYOUTS for block in (0, 1)]
+    for one in heads:
+        assert one.started_s is not None
+        assert one.ended_s is not None
+        assert begun_s <= one.started_s <= one.ended_s <= time.time() + 1
+    first = max(one.started_s or 0 for one in heads if one.block == 0)
+    assert all((one.started_s or 0) > first for one in heads if one.block == 1)
 
 
 def test_every_boot_is_written_down_before_and_after(daemon: StandIn, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ VERSIONS = {
     "plan": 1,
     "refusal": 1,
     "findings": 1,
-    "results": 1,
+    "results": 2,
     "comparison": 1,
     "verdict": 1,
 }

@@ -104,10 +104,18 @@ def derived(
         record.head,
         origin=origin or record.head.origin,
         conditions=tuple(conditions),
+        started_s=min(_times_of(steps, ended=False), default=None),
+        ended_s=max(_times_of(steps, ended=True), default=None),
         unusable=tuple(dict.fromkeys(marks)),
     )
     unique = tuple(dict.fromkeys(gaps))
     return Derived(Run(head, samples), in_order(findings), unique)
+
+
+def _times_of(steps: Sequence[tuple[StepRecord, str]], *, ended: bool) -> Iterator[float]:
+    for step, _ in steps:
+        if step.started_s is not None:
+            yield step.started_s + (step.seconds if ended else 0.0)
 
 
 def _origin(record: RunRecord, looks: Sequence[LookRecord], read: Sequence[_Read]) -> Origin | None:

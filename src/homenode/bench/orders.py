@@ -41,7 +41,7 @@ class BenchOrders:
     this boot; None = the machine is asked. pus, nodes: measure on these alone. system: folder
     above the run; None = the GPU's name, or cpu-only. host, host_kind: of the machine below a
     guest, see RunHead. emulated: no figure means anything; the probe knows TCG by itself. force:
-    measure a guest that is not as planned, and mark the run.
+    measure a guest that is not as planned, and mark the run. experiment, block: see RunHead.
     """
 
     name: str
@@ -63,6 +63,8 @@ class BenchOrders:
     arrangement: str | None = None
     emulated: bool = False
     force: bool = False
+    experiment: str | None = None
+    block: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,6 +190,8 @@ def _head(
         gpus=tuple(GpuPlace(on_host.get(gpu.bdf, gpu.bdf), gpu.node) for gpu in gpus),
         host_addresses=not in_guest or (bool(gpus) and all(gpu.bdf in on_host for gpu in gpus)),
         conditions=tuple(_versions(orders, host, document)),
+        experiment=orders.experiment,
+        block=orders.block,
     )
 
 

@@ -1,6 +1,6 @@
 """Record: what a run's folder says of how it was measured, so that it can be gone on with.
 
-Three kinds of small documents, homenode.bench/1: the order (once), a look at the machine (before
+Three kinds of small documents, homenode.bench/2: the order (once), a look at the machine (before
 and after), a step (one command, with the file of its output). Samples are derived from these and
 the outputs; nothing is known that is not in them.
 """
@@ -26,7 +26,7 @@ from homenode.results.model import RunHead
 T = TypeVar("T")
 
 FORMAT = "homenode.bench"
-VERSION = 1
+VERSION = 2
 
 
 class Part(StrEnum):
@@ -83,7 +83,8 @@ class StepRecord:
 
     output: file beside this one with what it printed; sha256 of that. said: why there are no
     figures, or what the attempts before this one said. seconds: all attempts together. figure: of
-    the user's own program, as its metric was found in the output.
+    the user's own program, as its metric was found in the output. started_s: seconds since 1970
+    (UTC), None in records of version 1.
     """
 
     number: int
@@ -97,6 +98,7 @@ class StepRecord:
     returncode: int | None = None
     said: tuple[str, ...] = ()
     figure: float | None = None
+    started_s: float | None = None
 
 
 def encode(part: Part, record: RunRecord | LookRecord | StepRecord) -> str:

@@ -221,7 +221,7 @@ def _run_steps(
 
 def _run_step(session: _Session, step: Step) -> tuple[StepRecord, str]:
     """One step: the test, or what stands in for it, until one gives figures."""
-    started = time.monotonic()
+    started, started_s = time.monotonic(), time.time()
     said: list[str] = []
     record = None
     for attempt in session.tests[step.test].attempts:
@@ -230,7 +230,9 @@ def _run_step(session: _Session, step: Step) -> tuple[StepRecord, str]:
             break
         said += record.said
     assert record is not None, "a test is its own first attempt"
-    return replace(record, said=tuple(said), seconds=time.monotonic() - started), output
+    taken = time.monotonic() - started
+    record = replace(record, said=tuple(said), seconds=taken, started_s=started_s)
+    return record, output
 
 
 def _attempt(session: _Session, step: Step, test: BenchTest) -> tuple[StepRecord, str]:

@@ -157,6 +157,9 @@ class RunHead:
     backing. pus, nodes: of the host, that the plan pinned or the host run was confined to. boots:
     identity of each boot, in the order of Sample.boot; empty where unknown. unusable: why nothing
     must be concluded from this run, as the suite noted it. source: the document or folder.
+    started_s, ended_s: of the first and the last step, in seconds since 1970 (UTC); None where
+    unknown. experiment: id of the trial or study of which this run is a part. block: its round
+    there, from 0: a block holds one run of each layout or binding, taken one after another.
     """
 
     name: str
@@ -179,6 +182,10 @@ class RunHead:
     conditions: tuple[Condition, ...] = ()
     unusable: tuple[str, ...] = ()
     source: str | None = None
+    started_s: float | None = None
+    ended_s: float | None = None
+    experiment: str | None = None
+    block: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

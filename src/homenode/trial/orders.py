@@ -37,7 +37,7 @@ def run_name(trial: str, step: TrialStep) -> str:
 
 def guest_orders(
     measuring: Measuring, step: TrialStep, name: str, plan: Plan, document: bytes, *,
-    boot: str, host_kind: str | None, versions: tuple[Condition, ...], emulated: bool,
+    trial: str, boot: str, host_kind: str | None, versions: tuple[Condition, ...], emulated: bool,
 ) -> BenchOrders:  # fmt: skip
     """The orders of one boot of a layout; the suite verifies the guest against the plan first."""
     return BenchOrders(
@@ -55,11 +55,13 @@ def guest_orders(
         host=plan.host_fingerprint,
         host_kind=host_kind,
         emulated=emulated,
+        experiment=trial,
+        block=step.round,
     )
 
 
 def bare_orders(
-    measuring: Measuring, step: TrialStep, name: str, plan: Plan, kind: str | None
+    measuring: Measuring, step: TrialStep, name: str, plan: Plan, kind: str | None, trial: str
 ) -> BenchOrders:
     """The same suite on the host, on the PUs and nodes of a plan that pins."""
     pus = CpuSet(pu for pins in plan.vcpu_pins for pu in pins)
@@ -75,4 +77,6 @@ def bare_orders(
         nodes=tuple(int(node) for node in plan.nodes) or None,
         host=plan.host_fingerprint,
         host_kind=kind,
+        experiment=trial,
+        block=step.round,
     )

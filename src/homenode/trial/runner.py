@@ -286,7 +286,7 @@ def _refuse_rebooted(trial: Trial, step: TrialStep, machine: Machine, orders: Be
 def _orders(trial: Trial, step: TrialStep, name: str, boot: str) -> BenchOrders:
     tuned = trial.layouts[step.layout]
     return guest_orders(
-        trial.measuring, step, name, tuned.plan, tuned.document, boot=boot,
+        trial.measuring, step, name, tuned.plan, tuned.document, trial=trial.head.id, boot=boot,
         host_kind=trial.host_kind, versions=trial.versions, emulated=trial.emulated,
     )  # fmt: skip
 
@@ -294,7 +294,7 @@ def _orders(trial: Trial, step: TrialStep, name: str, boot: str) -> BenchOrders:
 def _bare(trial: Trial, step: TrialStep, name: str) -> BenchOrders:
     pinning = [one.plan for one in trial.layouts.values()
                if one.plan.layout.pinning is not Pinning.NONE]  # fmt: skip
-    return bare_orders(trial.measuring, step, name, pinning[0], trial.host_kind)
+    return bare_orders(trial.measuring, step, name, pinning[0], trial.host_kind, trial.head.id)
 
 
 def _stop(trial: Trial, machine: Machine | None) -> None:

@@ -151,6 +151,8 @@ class RunningDomain:
     memory_by_node: (node, bytes); empty with memory_bound False means it may lie anywhere.
     page_bytes: the page size that backs it; None for ordinary pages.
     name: as libvirt has it, or what a redacted capture calls it (see has_pseudonym).
+    planned: a VM that is to run here (a saved plan, or [[vm]] of a host.toml): it counts as if it
+    ran, although the kernel's counters of free memory and pages do not know it yet.
     """
 
     name: str
@@ -163,6 +165,7 @@ class RunningDomain:
     memory_by_node: tuple[tuple[NodeIndex, int], ...]
     page_bytes: int | None
     devices: tuple[Bdf, ...]
+    planned: bool = False
 
     @property
     def has_pseudonym(self) -> bool:

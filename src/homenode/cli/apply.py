@@ -30,7 +30,7 @@ from homenode.cli.terminal import check_can_write, console, note, print_diff, re
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.hypervisor.connection import DEFAULT, checked_uri, is_local
-from homenode.plan.request import Balance, EmulatorPolicy, MemoryMode, PciGranularity, Policy
+from homenode.plan.request import EmulatorPolicy, MemoryMode, PciGranularity, Policy
 
 if TYPE_CHECKING:
     from homenode.apply.live_pins import Moved
@@ -78,7 +78,7 @@ def apply(
     device: DeviceOption = None,
     gpus: GpusOption = None,
     policy: PolicyOption = Policy.CORES_FIRST,
-    balance: BalanceOption = Balance.SPREAD,
+    balance: BalanceOption = None,
     max_nodes: MaxNodesOption = None,
     keep_vcpus: KeepVcpusOption = False,
     without_nvlink: WithoutNvlinkOption = False,

@@ -44,10 +44,10 @@ PolicyOption = Annotated[
 ]
 
 BalanceOption = Annotated[
-    Balance,
+    Balance | None,
     typer.Option(
         "--balance",
-        help="Among equals: the emptiest nodes, or the tightest fit.",
+        help="Among equals: the emptiest nodes, or the tightest fit. Default: pack with GPUs.",
         rich_help_panel=PLACING,
     ),
 ]

@@ -41,7 +41,6 @@ from homenode.plan.layout import (
     ThreadPolicy,
 )
 from homenode.plan.request import (
-    Balance,
     EmulatorPolicy,
     MemoryMode,
     PciGranularity,
@@ -95,7 +94,7 @@ def plan(
     device: DeviceOption = None,
     gpus: GpusOption = None,
     policy: PolicyOption = Policy.CORES_FIRST,
-    balance: BalanceOption = Balance.SPREAD,
+    balance: BalanceOption = None,
     max_nodes: MaxNodesOption = None,
     keep_vcpus: KeepVcpusOption = False,
     without_nvlink: WithoutNvlinkOption = False,

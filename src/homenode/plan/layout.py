@@ -6,6 +6,7 @@ from enum import StrEnum
 
 class Pinning(StrEnum):
     NONE = "none"
+    NODE = "node"  # every vCPU may float over the PUs of its nodes: XAPI's and oVirt's way
     ONE_PER_CORE = "one-pu-per-core"
     ALL_PUS = "all-pus"
 

@@ -38,6 +38,7 @@ class EmulatorPolicy(StrEnum):
     """Where QEMU's own threads go."""
 
     AUTO = "auto"  # cores without vCPUs near the devices; idle siblings of vCPU cores last
+    HOUSEKEEPING = "housekeeping"  # the host's named cores, shared by the emulators of several VMs
     SHARE = "share"  # on the vCPUs' own PUs
     NONE = "none"  # not pinned
 
@@ -50,14 +51,49 @@ class PciGranularity(StrEnum):
     SWITCH = "switch"  # and the switches are mirrored
 
 
+class DeviceLocality(StrEnum):
+    """What to do about GPUs whose own node is not chosen."""
+
+    REQUIRE = "require"  # reject the placement
+    PREFER = "prefer"  # compare placements by it
+    IGNORE = "ignore"  # place the VM as if it had no devices
+
+
+@dataclass(frozen=True, slots=True)
+class HostReserve:
+    """What a placement leaves to the host until nothing else fits.
+
+    cores: whole cores of the host without vCPUs, whosever. memory_bytes: of each node; None = the
+    larger of 2 GiB and 2 % of the node. What QEMU needs for the VM comes on top.
+    """
+
+    cores: int = 1
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CellRequest:
+    """One guest cell as the user wants it (--cell). node: the host node; None = any, in order."""
+
+    vcpus: int
+    memory_bytes: int
+    node: NodeIndex | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demands:
     """What a user may ask of a placement: options of `homenode plan` that the search reads as is.
 
     devices: host functions that the VM gets, host order: those of the document, or of --gpus.
     gpu_count: choose so many GPUs of the host (then `devices` holds the others only).
-    policy, balance: docs/layouts.md. max_nodes: at most so many host nodes; None = no limit.
+    policy, balance: docs/layouts.md; balance None = pack with GPUs, else spread.
+    max_nodes: at most so many host nodes; None = no limit. device_locality: see there.
+    explicit_cells: the guest's cells one by one, () = as the layout and the nodes give them.
+    host_reserve: what is left to the host. housekeeping_pus: the PUs that serve the emulators of
+    several VMs, empty = the host names none.
     keep_vcpus: with siblings exposed keep the vCPUs and halve the cores, rather than double.
+    mixed_kinds: performance and efficiency cores in one VM are wanted, so no warning.
+    unequal_cells: unequal cells are as good as equal ones.
     memory_nodes_allowed: CPU-less nodes that may serve as ordinary memory.
     reserved_pus: PUs that nothing of this VM may use.
     reserve_defined: shut-off domains with pins count as running.
@@ -70,8 +106,12 @@ class Demands:
     devices: tuple[Bdf, ...] = ()
     gpu_count: int | None = None
     policy: Policy = Policy.CORES_FIRST
-    balance: Balance = Balance.SPREAD
+    balance: Balance | None = None
     max_nodes: int | None = None
+    device_locality: DeviceLocality = DeviceLocality.PREFER
+    explicit_cells: tuple[CellRequest, ...] = ()
+    host_reserve: HostReserve = HostReserve()
+    housekeeping_pus: CpuSet = CpuSet()
     keep_vcpus: bool = False
     mixed_kinds: bool = False
     unequal_cells: bool = False

@@ -35,7 +35,7 @@ class Question:
     """
 
     policy: Policy
-    balance: Balance
+    balance: Balance | None
     supplies: tuple[Supply, ...]
     groups: int
     pages: int

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from homenode.bdf import Bdf
+from homenode.evidence.documents import published_evidence
 from homenode.plan.layout import PRESETS
-from homenode.published.shipped import published_evidence
 from homenode.report.page.document import document_of
 from homenode.report.page.gathered import gather
 from homenode.report.page.machine import machines_of

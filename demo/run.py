@@ -14,12 +14,12 @@ from rich.console import Console
 from homenode.description.shipped import load_shipped
 from homenode.domain.restore import write_tuned
 from homenode.domain.schema import validate
+from homenode.evidence.documents import published_evidence
 from homenode.plan.layout import PRESETS
 from homenode.plan.model import Plan, Unplannable
 from homenode.plan.stored import encode_plan
 from homenode.plan.wishes import Wishes
 from homenode.plan.words.explain import explain
-from homenode.published.shipped import published_evidence
 from homenode.report.page.document import document_of
 from homenode.report.page.gathered import gather
 from homenode.report.page.machine import machines_of

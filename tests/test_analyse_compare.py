@@ -9,11 +9,11 @@ import pytest
 from homenode.analyse.alternative import alternatives
 from homenode.analyse.compare import compare
 from homenode.analyse.comparison import Comparison, Effect, Outcome
-from homenode.analyse.metrics import METRICS, MOST_PRIMARY, metric_of, primaries
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
-from homenode.plan.published import Objective
+from homenode.metrics import METRICS, MOST_PRIMARY, metric_of, primaries
+from homenode.objective import Objective
 from homenode.results.model import Condition, GpuPlace, Origin, Run, Sample, Statistic
 from homenode.results.vantage import Vantage
 from tests.simulated_runs import simulated_run

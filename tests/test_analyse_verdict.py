@@ -16,9 +16,9 @@ from homenode.analyse.recommend import (
 from homenode.analyse.standing import Position
 from homenode.analyse.verdict import Rung, Verdict, verdict
 from homenode.bdf import Bdf
+from homenode.evidence.documents import published_evidence
+from homenode.objective import Objective
 from homenode.plan.fingerprint import host_fingerprint
-from homenode.plan.published import Objective
-from homenode.published.shipped import published_evidence
 from homenode.results.model import Origin, Run, Sample, Statistic
 from homenode.sources import load_host
 from tests.simulated_runs import BOOTS, SAMPLES, simulated_run

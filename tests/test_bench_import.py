@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from homenode.analyse.metrics import METRICS
 from homenode.bdf import Bdf
 from homenode.bench.figures.binding import sections
 from homenode.bench.figures.tool_log import Tool, tool_of
 from homenode.bench.imported.runs import Imported, ImportWishes, SourceFolder, imported_runs
 from homenode.bench.imported.study_folder import contradictions, figures_of_study, switches_of
 from homenode.errors import InputError
+from homenode.metrics import METRICS
 from homenode.plan.layout import PRESETS
 from homenode.results.model import Origin, Sample, Switches
 from homenode.results.vantage import Vantage

@@ -13,9 +13,9 @@ from homenode.analyse.alternative import alternatives, with_joint_states
 from homenode.analyse.joint_states import USUAL
 from homenode.analyse.summary import series_of
 from homenode.bench.figures.probe import probe_figures
-from homenode.bench.placement_states import MOST_SPAN, Bracket, classes_of, states_of
 from homenode.plan.layout import PRESETS
 from homenode.results.model import MOVING, UNSETTLED, Origin, Run, RunHead, Sample, Switches
+from homenode.results.placement_states import MOST_SPAN, Bracket, classes_of, states_of
 from homenode.results.vantage import Vantage
 from homenode.tools.homenode_probe import parse
 from tests import probe_documents

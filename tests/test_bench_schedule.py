@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from homenode.bench.schedule import left_of, moved_rounds, schedule, seeded_order
 from homenode.bench.suite import CONTROLS, PROBE, Depth, Group, SuiteWishes, groups_for, suite_for
 from homenode.errors import UsageError
-from homenode.plan.published import Objective
+from homenode.objective import Objective
 from tests.small_hosts import DeviceSpec, even_host
 
 EVERYTHING = frozenset({PROBE, "numactl", "nvbandwidth", "all_reduce_perf"})

@@ -7,7 +7,7 @@ import pytest
 
 VALUES = {
     "bdf", "cpuset", "errors", "indices", "units", "hypervisor.connection",
-    "kubevirt.manifest_wishes", "kubevirt.on_error", "plan.guest", "plan.layout", "plan.published",
+    "kubevirt.manifest_wishes", "kubevirt.on_error", "plan.guest", "objective", "plan.layout",
     "plan.request", "results.vantage", "slurm.memory_bind", "slurm.spool", "trial.reaching",
 }  # fmt: skip
 """Modules outside cli/ of which options have their types and defaults. None of them imports

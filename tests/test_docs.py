@@ -23,9 +23,9 @@ from homenode.cli.main import app
 from homenode.domain import requirements
 from homenode.errors import HomenodeError
 from homenode.findings import Findings
+from homenode.objective import Objective
 from homenode.plan.layout import PRESETS
 from homenode.plan.model import Plan
-from homenode.plan.published import Objective
 from homenode.plan.request import Policy
 from homenode.plan.search.cost import ORDER, Cost, terms
 from homenode.plan.stored import Refusal

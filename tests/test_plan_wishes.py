@@ -5,6 +5,7 @@ import pytest
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
+from homenode.objective import Objective
 from homenode.plan.guest import Guest, GuestHostdev
 from homenode.plan.layout import (
     PRESETS,
@@ -15,7 +16,6 @@ from homenode.plan.layout import (
     Siblings,
     ThreadPolicy,
 )
-from homenode.plan.published import Objective
 from homenode.plan.wishes import Wishes, layout_for, request_for
 from homenode.units import GIB, MIB
 

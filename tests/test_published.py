@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from homenode.errors import InputError
-from homenode.plan.published import Objective, choose
-from homenode.published.model import Certainty, Claim, Evidence
-from homenode.published.parse import parse_evidence
-from homenode.published.shipped import published_evidence
+from homenode.evidence.documents import published_evidence
+from homenode.evidence.model import Certainty, Claim, Evidence
+from homenode.evidence.parse import parse_evidence
+from homenode.objective import Objective
+from homenode.plan.published import choose
 from homenode.results.model import Origin, Run, Sample, Statistic
 from tests.mutations import survives
 from tests.shared_data import needs_shared, shared

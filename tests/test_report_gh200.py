@@ -11,7 +11,7 @@ from homenode.analyse.alternative import alternatives
 from homenode.analyse.grade import Grade
 from homenode.analyse.matrices import Axis, localities, matrices_of
 from homenode.cli.main import main
-from homenode.published.shipped import published_evidence
+from homenode.evidence.documents import published_evidence
 from homenode.report.page.document import document_of
 from homenode.report.page.gathered import gather
 from homenode.report.page.machine import Machine, machines_of

@@ -14,9 +14,9 @@ from homenode.analyse.grade import Grade
 from homenode.analyse.switch_effects import Switch
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError
+from homenode.evidence.documents import published_evidence
 from homenode.plan.stored import encode_plan
 from homenode.plan.wishes import Wishes
-from homenode.published.shipped import published_evidence
 from homenode.report.page.document import Document, document_of
 from homenode.report.page.gathered import gather
 from homenode.report.page.machine import Machine, machines_of

@@ -7,10 +7,11 @@ import pytest
 from rich.console import Console, RenderableType
 
 from homenode.indices import NodeIndex
+from homenode.objective import Objective
 from homenode.pci import DeviceKind
 from homenode.plan.layout import PRESETS
 from homenode.plan.model import Plan, Rejection, Unplannable
-from homenode.plan.published import Objective, choose
+from homenode.plan.published import choose
 from homenode.plan.rank import rank
 from homenode.plan.words.explain import explain
 from homenode.report.choice_text import choice_text

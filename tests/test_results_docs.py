@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from homenode import formats
-from homenode.analyse.metrics import METRICS
-from homenode.published.model import Certainty
-from homenode.published.parse import parse_evidence
+from homenode.evidence.model import Certainty
+from homenode.evidence.parse import parse_evidence
+from homenode.metrics import METRICS
 from homenode.results.lines import parse_run
 from homenode.results.model import Condition, GpuPlace, Origin, RunHead, Sample, Statistic, Switches
 from homenode.results.vantage import Vantage

@@ -12,9 +12,9 @@ import pytest
 
 from homenode.bench import runner as bench_runner
 from homenode.errors import HostError, UsageError
+from homenode.evidence.documents import published_evidence
 from homenode.hypervisor.virsh import Virsh
-from homenode.plan.published import Objective
-from homenode.published.shipped import published_evidence
+from homenode.objective import Objective
 from homenode.results.model import Run
 from homenode.results.store import read_run
 from homenode.topology import PagePool

@@ -8,11 +8,11 @@ from homenode.analyse.comparison import Comparison, Doubt, Effect, Outcome, once
 from homenode.analyse.correction import holm
 from homenode.analyse.doubts import doubts_between
 from homenode.analyse.intervals import CONFIDENCE, LEAST_BOOTS, interval
-from homenode.analyse.metrics import METRICS, UNCOMPARED, Metric, metric_of, primaries
 from homenode.analyse.outcomes import Found, judged, metric_of_effect
 from homenode.analyse.summary import Series, SeriesKey, headline, series_of
 from homenode.errors import InputError
-from homenode.plan.published import Objective
+from homenode.metrics import METRICS, UNCOMPARED, Metric, metric_of, primaries
+from homenode.objective import Objective
 from homenode.results.vantage import Vantage
 
 

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from homenode.bench.placement_states import classes_of, latency_name
 from homenode.plan.layout import Pinning
 from homenode.results.model import MOVING, UNSETTLED, Run, Sample
+from homenode.results.placement_states import classes_of, latency_name
 from homenode.results.vantage import Vantage
 
 USUAL = "usual"

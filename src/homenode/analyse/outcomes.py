@@ -7,8 +7,8 @@ from typing import NamedTuple
 from homenode.analyse.comparison import Effect, Outcome
 from homenode.analyse.correction import Tested, corrected
 from homenode.analyse.intervals import CONFIDENCE, Interval
-from homenode.analyse.metrics import Metric, metric_of
-from homenode.plan.published import Objective
+from homenode.metrics import Metric, metric_of
+from homenode.objective import Objective
 
 
 class Found(NamedTuple):

@@ -8,14 +8,15 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from homenode.analyse.metrics import METRICS, Metric, primaries
 from homenode.analyse.verdict import Rung, Verdict, verdict
 from homenode.analyse.words import percent_text
+from homenode.evidence.model import Evidence, System
+from homenode.metrics import METRICS, Metric, primaries
+from homenode.objective import Objective
 from homenode.pci import DeviceKind
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.layout import PRESETS, GuestPcie, MemoryBinding
-from homenode.plan.published import Objective, choose
-from homenode.published.model import Evidence, System
+from homenode.plan.published import choose
 from homenode.results.model import Origin, Run
 from homenode.topology import Host
 

@@ -7,10 +7,10 @@ from enum import StrEnum
 from homenode.analyse.alternative import Alternative, narrowed
 from homenode.analyse.compare import compare
 from homenode.analyse.comparison import Doubt, Effect, Outcome
-from homenode.analyse.metrics import METRICS, Metric, primaries
 from homenode.analyse.summary import Series, SeriesKey, headline, series_of
 from homenode.analyse.words import range_text
-from homenode.plan.published import Objective
+from homenode.metrics import METRICS, Metric, primaries
+from homenode.objective import Objective
 
 PRINTED_MATTERS = 0.10
 """Single printed figures that are nearer than this are taken for equal: nobody knows their noise.

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from homenode.analyse.alternative import Alternative
-from homenode.analyse.metrics import Metric, metric_of
 from homenode.bdf import Bdf
+from homenode.metrics import Metric, metric_of
 from homenode.results.model import UNSETTLED, Sample, Statistic
 
 LEAST_UNDISTURBED = 3

@@ -11,9 +11,9 @@ from enum import StrEnum
 from homenode.analyse.alternative import Alternative
 from homenode.analyse.compare import compare
 from homenode.analyse.comparison import Effect, Outcome
-from homenode.analyse.metrics import METRICS
 from homenode.analyse.outcomes import is_large
 from homenode.analyse.standing import PRINTED_MATTERS
+from homenode.metrics import METRICS
 from homenode.results.model import Run, Sample
 
 _WEAK = frozenset({"published-figures"})

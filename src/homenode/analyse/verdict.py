@@ -7,7 +7,6 @@ from enum import StrEnum
 from homenode.analyse.alternative import Alternative, alternatives
 from homenode.analyse.comparison import Doubt, once
 from homenode.analyse.doubts import doubts_of
-from homenode.analyse.metrics import METRICS, primaries
 from homenode.analyse.standing import (
     PRINTED_MATTERS,
     Field,
@@ -17,8 +16,9 @@ from homenode.analyse.standing import (
     field_on,
 )
 from homenode.analyse.words import figure_text, percent_text, range_text
+from homenode.metrics import METRICS, primaries
+from homenode.objective import Objective
 from homenode.plan.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
-from homenode.plan.published import Objective
 from homenode.results.model import UNKNOWN_SWITCHES, Run, Switches
 from homenode.units import format_bytes
 

@@ -9,13 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from homenode.analyse.metrics import metric_of
 from homenode.bdf import Bdf
 from homenode.bench.confinement import usable_pus
 from homenode.bench.environment import Environment, changes, conditions_of
 from homenode.bench.figures.sample import numbered
 from homenode.bench.model import BenchTest, Reader
-from homenode.bench.placement_states import Bracket, States, states_of
 from homenode.bench.record import LookRecord, Result, RunRecord, StepRecord
 from homenode.bench.schedule import Schedule, moved_rounds, schedule
 from homenode.bench.step_reading import StepReading, disturbed, read_app, read_step
@@ -23,7 +21,9 @@ from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.findings import Finding, Severity, in_order
 from homenode.gap import Gap
+from homenode.metrics import metric_of
 from homenode.results.model import UNSETTLED, Condition, Origin, Run, Sample
+from homenode.results.placement_states import Bracket, States, states_of
 from homenode.topology import Host
 
 _SHOWN = 6

@@ -21,7 +21,7 @@ from homenode.bench.model import (
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.gap import Gap
-from homenode.plan.published import Objective
+from homenode.objective import Objective
 from homenode.topology import Host, NumaNode
 
 __all__ = [

@@ -6,7 +6,7 @@ import typer
 
 from homenode.cli.options import JsonOption
 from homenode.cli.terminal import console, print_json
-from homenode.plan.published import Objective
+from homenode.objective import Objective
 
 
 def compare(
@@ -39,7 +39,7 @@ def compare(
     """
     from homenode.analyse.choosing import alternatives_of
     from homenode.analyse.compare import compare as compare_alternatives
-    from homenode.results.sources import load_sources
+    from homenode.evidence.sources import load_sources
 
     named = load_sources(runs if bare is None else [bare, *runs])
     chosen = alternatives_of(

@@ -238,7 +238,7 @@ def _print_made(made: "Assembled", output: Path | None, *, as_json: bool) -> Non
             from homenode.report.nccl_text import topology_text
 
             console().print(topology_text(made))
-        from homenode.report.wording import printable
+        from homenode.wording import printable
 
         for finding in findings:
             note(printable(str(finding)))

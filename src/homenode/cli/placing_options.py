@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from homenode.errors import InputError, UsageError
-from homenode.plan.published import Objective
+from homenode.objective import Objective
 from homenode.plan.request import Balance, EmulatorPolicy, MemoryMode, PciGranularity, Policy
 from homenode.units import parse_bytes
 

@@ -6,7 +6,7 @@ import typer
 
 from homenode.cli.options import HostOption, JsonOption, LspciOption
 from homenode.cli.terminal import console, print_json
-from homenode.plan.published import Objective
+from homenode.objective import Objective
 
 
 def recommend(
@@ -33,8 +33,8 @@ def recommend(
     """
     from homenode.analyse.recommend import for_host, from_published, from_results
     from homenode.analyse.verdict import Verdicts
-    from homenode.published.shipped import published_evidence
-    from homenode.results.sources import load_sources
+    from homenode.evidence.documents import published_evidence
+    from homenode.evidence.sources import load_sources
 
     wanted = tuple(objective or Objective)
     named = load_sources(runs or [])

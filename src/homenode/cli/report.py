@@ -79,7 +79,7 @@ def _tell_queues(machines: "tuple[Machine, ...]") -> None:
 def _machines(
     arguments: list[str], published: bool, hosts: list[str]
 ) -> "tuple[tuple[Machine, ...], tuple[str, ...]]":
-    from homenode.published.shipped import published_evidence
+    from homenode.evidence.documents import published_evidence
     from homenode.report.page.gathered import gather
     from homenode.report.page.machine import machines_of
 

@@ -135,7 +135,7 @@ def _run(
 
 def _conclude(head: Head, journal: JournalFile, report: Path | None) -> None:
     """Print what the boots tell, write the report, and exit as the trial came out."""
-    from homenode.published.shipped import published_evidence
+    from homenode.evidence.documents import published_evidence
     from homenode.report.comparison_text import comparison_text
     from homenode.report.trial_text import advice_text, outcomes_text
     from homenode.report.verdict_text import verdicts_text

@@ -9,20 +9,9 @@ cloudrift.ai, 2026-04-22. [ibm] "Optimizing GPU accelerated VMs with KubeVirt", 
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
 
+from homenode.objective import Objective
 from homenode.plan.layout import PRESETS, Layout
-
-
-class Objective(StrEnum):
-    """What the VM is for."""
-
-    COLLECTIVE = "collective"
-    HOST_BANDWIDTH = "host-bandwidth"
-    LATENCY = "latency"
-    DEVICE_TRANSFER = "device-transfer"
-    THROUGHPUT = "throughput"
-    DENSITY = "density"
 
 
 @dataclass(frozen=True, slots=True)

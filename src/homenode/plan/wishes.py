@@ -6,6 +6,7 @@ from typing import Any
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
+from homenode.objective import Objective
 from homenode.pci import DeviceKind
 from homenode.plan.guest import Guest
 from homenode.plan.layout import (
@@ -18,7 +19,7 @@ from homenode.plan.layout import (
     Siblings,
     ThreadPolicy,
 )
-from homenode.plan.published import Choice, Objective, choose
+from homenode.plan.published import Choice, choose
 from homenode.plan.request import (
     Demands,
     EmulatorPolicy,

@@ -6,15 +6,15 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from homenode.analyse.alternative import alternatives
-from homenode.analyse.metrics import METRICS, metric_of
 from homenode.analyse.summary import Series, SeriesKey, headline, series_of
 from homenode.analyse.words import figure_text
 from homenode.bench.derived_run import schedule_of
 from homenode.bench.orders import BenchOutcome, Progress
 from homenode.bench.record import RunRecord
 from homenode.gap import Gap
+from homenode.metrics import METRICS, metric_of
 from homenode.report.terminal_text import TableOrList
-from homenode.report.wording import printable
+from homenode.wording import printable
 
 _GAPS = 12
 

@@ -7,12 +7,12 @@ from rich.padding import Padding
 from rich.text import Text
 
 from homenode.analyse.comparison import Comparison, Doubt, Effect, Outcome
-from homenode.analyse.metrics import metric_of
 from homenode.analyse.outcomes import is_large
 from homenode.analyse.words import figure_text, percent_text, range_text
+from homenode.metrics import metric_of
 from homenode.report.terminal_text import AsciiWhereNeeded, TableOrList
-from homenode.report.wording import plural, printable
 from homenode.units import format_bytes
+from homenode.wording import plural, printable
 
 _OUTCOMES = {
     Outcome.BETTER: "better",

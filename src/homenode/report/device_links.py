@@ -3,8 +3,9 @@
 from homenode.bdf import Bdf
 from homenode.pci import DeviceKind, LinkKind
 from homenode.report.device_groups import KIND_NAMES, gpu_numbers, short_addresses
-from homenode.report.wording import address_text, number_list, plural
+from homenode.report.device_text import address_text
 from homenode.topology import Host
+from homenode.wording import number_list, plural
 
 LINK_NAMES = {LinkKind.NVLINK: "NVLink", LinkKind.XGMI: "xGMI", LinkKind.C2C: "NVLink-C2C"}
 

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from homenode.findings import Finding, Findings, Severity
 from homenode.report.terminal_text import AsciiWhereNeeded
-from homenode.report.wording import printable
 from homenode.verify.guest.checks import Check
+from homenode.wording import printable
 
 _STYLES = {
     Severity.CRITICAL: "bold red",

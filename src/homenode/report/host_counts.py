@@ -1,9 +1,9 @@
 """HostCounts: a host, its nodes and its settings in single lines."""
 
 from homenode.pci import DeviceKind
-from homenode.report.wording import plural
 from homenode.topology import Host, HostSettings, MemoryKind, NumaNode, summarise
 from homenode.units import format_bytes
+from homenode.wording import plural
 
 
 def host_counts(host: Host) -> str:

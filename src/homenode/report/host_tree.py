@@ -33,22 +33,18 @@ from homenode.report.device_groups import (
     short_addresses,
 )
 from homenode.report.device_links import link_lines
-from homenode.report.host_counts import host_counts, other_node_text, settings_lines
-from homenode.report.terminal_text import AsciiWhereNeeded
-from homenode.report.wording import (
+from homenode.report.device_text import (
     address_text,
     card_extras,
     card_title,
     device_model,
     link_text,
-    nodes_text,
-    number_list,
-    plural,
-    printable,
-    pus_text,
 )
+from homenode.report.host_counts import host_counts, other_node_text, settings_lines
+from homenode.report.terminal_text import AsciiWhereNeeded
 from homenode.topology import Host, NumaNode, RunningDomain
 from homenode.units import format_bytes
+from homenode.wording import nodes_text, number_list, plural, printable, pus_text
 
 _MOST_GAPS = 12
 _MOST_NODES = 16  # in the table of distances, unless everything is asked for

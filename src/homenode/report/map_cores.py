@@ -8,9 +8,9 @@ from homenode.report.palette import CELL_COLOURS
 from homenode.report.pu_use import FREE, PuUse
 from homenode.report.svg_canvas import LEAST_TEXT_SIZE, SvgCanvas
 from homenode.report.text_extent import text_width, wrap
-from homenode.report.wording import number_list, plural
 from homenode.topology import Core, Host
 from homenode.units import format_bytes
+from homenode.wording import number_list, plural
 
 LABELLED_PUS = 1024
 """Hosts with more PUs are drawn with ranges of PUs per LLC; labels would make the page too tall."""

@@ -16,19 +16,18 @@ from homenode.report.device_groups import (
     short_addresses,
 )
 from homenode.report.device_links import peer_links
-from homenode.report.palette import CELL_COLOURS
-from homenode.report.svg_canvas import SvgCanvas
-from homenode.report.text_extent import wrap
-from homenode.report.wording import (
+from homenode.report.device_text import (
     address_text,
     card_extras,
     card_title,
     device_model,
     link_text,
-    plural,
-    printable,
 )
+from homenode.report.palette import CELL_COLOURS
+from homenode.report.svg_canvas import SvgCanvas
+from homenode.report.text_extent import wrap
 from homenode.topology import Host
+from homenode.wording import plural, printable
 
 _LEAST_CARD, _MOST_CARD = 140.0, 190.0
 _GAP, _PAD, _LINE = 8.0, 7.0, 12.5

@@ -12,9 +12,9 @@ from homenode.report.palette import CELL_COLOURS
 from homenode.report.pu_use import PuUse
 from homenode.report.svg_canvas import SvgCanvas
 from homenode.report.text_extent import text_width, wrap
-from homenode.report.wording import nodes_text, number_list, plural
 from homenode.topology import Host, NumaNode
 from homenode.units import format_bytes
+from homenode.wording import nodes_text, number_list, plural
 
 _PAD, _GAP = 12.0, 12.0
 _CHIP = 20.0

@@ -14,9 +14,9 @@ from homenode.report.map_nodes import Scene, cell_name
 from homenode.report.palette import CELL_COLOURS
 from homenode.report.svg_canvas import SvgCanvas
 from homenode.report.text_extent import text_width, wrap
-from homenode.report.wording import nodes_text, plural, pus_text
 from homenode.topology import Host
 from homenode.units import format_bytes
+from homenode.wording import nodes_text, plural, pus_text
 
 _MOST_DISTANCES = 16
 

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from homenode.nccl.assemble import Assembled
 from homenode.report.terminal_text import AsciiWhereNeeded
-from homenode.report.wording import printable
+from homenode.wording import printable
 
 
 def topology_text(made: Assembled) -> RenderableType:

@@ -8,7 +8,7 @@ from homenode.plan.model import Unplannable
 from homenode.plan.words.explain import rejection_lines
 from homenode.plan.words.explanation import Explanation, Section
 from homenode.report.terminal_text import AsciiWhereNeeded, TableOrList
-from homenode.report.wording import printable
+from homenode.wording import printable
 
 _STYLES = {"warning:": "yellow", "critical:": "red", "hint:": "cyan", "fix:": "cyan"}
 

@@ -8,8 +8,8 @@ from homenode.pci import DeviceKind
 from homenode.plan.layout import MemoryBinding
 from homenode.plan.model import Plan, Unplannable
 from homenode.report.terminal_text import AsciiWhereNeeded, TableOrList
-from homenode.report.wording import number_list
 from homenode.topology import Host
+from homenode.wording import number_list
 
 COLUMNS = (
     "layout", "vCPUs", "nodes", "cells", "GPUs placed", "LLCs", "memory", "remote DMA",

@@ -9,7 +9,7 @@ from rich.text import Text
 from homenode.plan.rank import RankedHost
 from homenode.plan.words.explanation import nodes_text
 from homenode.report.terminal_text import AsciiWhereNeeded
-from homenode.report.wording import printable
+from homenode.wording import printable
 
 
 def rank_text(ranking: Sequence[RankedHost]) -> RenderableType:

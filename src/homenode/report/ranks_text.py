@@ -6,9 +6,9 @@ from rich.table import Table
 from rich.text import Text
 
 from homenode.report.terminal_text import AsciiWhereNeeded
-from homenode.report.wording import nodes_text, number_list, printable
 from homenode.slurm.ranks import Binding, Rank
 from homenode.topology import Host
+from homenode.wording import nodes_text, number_list, printable
 
 
 def ranks_text(binding: Binding, host: Host) -> RenderableType:

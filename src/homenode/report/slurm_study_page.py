@@ -14,8 +14,8 @@ from rich.terminal_theme import DEFAULT_TERMINAL_THEME
 from rich.theme import Theme
 
 from homenode.report.slurm_study_text import slurm_study_text
-from homenode.report.wording import printable
 from homenode.slurm.study.report import StudyReport
+from homenode.wording import printable
 
 _COLUMNS = 120
 # Of a terminal's colours those that a white page shows too little of, and what stands for them.

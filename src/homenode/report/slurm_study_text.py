@@ -8,14 +8,14 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from homenode.analyse.metrics import METRICS as KNOWN
+from homenode.metrics import METRICS as KNOWN
 from homenode.report.terminal_text import AsciiWhereNeeded, TableOrList
-from homenode.report.wording import plural, printable
 from homenode.slurm.study.experiments import Mode
 from homenode.slurm.study.figures import Comparison, Matrix, Mean
 from homenode.slurm.study.outliers import LEAST_NODES, Outlier
 from homenode.slurm.study.report import JobLine, StudyReport
 from homenode.slurm.study.verdicts import Locality
+from homenode.wording import plural, printable
 
 _SHADES = ("red", "dark_orange", "yellow", "green_yellow", "green")
 _TITLES = {"h2d-bandwidth": "H2D", "d2h-bandwidth": "D2H", "h2d-latency": "H2D latency"}

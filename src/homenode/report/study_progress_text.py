@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from homenode.report.wording import printable
 from homenode.slurm.study.progress import Progress, TaskState, TaskStatus
+from homenode.wording import printable
 
 _MOST_SHOWN = 30
 _MOST_NAMED = 8

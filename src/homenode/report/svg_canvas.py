@@ -3,7 +3,7 @@
 from lxml import etree
 
 from homenode.report.text_extent import shorten, text_width
-from homenode.report.wording import printable
+from homenode.wording import printable
 
 LEAST_TEXT_SIZE = 8.5
 """No text is smaller, in user units; the picture is 1600 wide."""

@@ -9,7 +9,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from homenode.report.wording import printable
+from homenode.wording import printable
 
 _LEAST_WRAPPED = 24  # columns of a terminal that a wrapped column needs
 _PLAIN = str.maketrans({"\u2026": "...", "\u2013": "-", "\u00d7": "x", "\u00b7": "-"})

@@ -8,11 +8,11 @@ from rich.table import Table
 from rich.text import Text
 
 from homenode.report.terminal_text import AsciiWhereNeeded
-from homenode.report.wording import printable
 from homenode.trial.conclusion import Conclusion
 from homenode.trial.fitting import Fitted
 from homenode.trial.journal import Entry, Head, State, What
 from homenode.trial.schedule import TrialStep
+from homenode.wording import printable
 
 _STYLES = {
     What.MEASURED: "green",

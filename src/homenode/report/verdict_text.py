@@ -8,7 +8,7 @@ from rich.text import Text
 
 from homenode.analyse.verdict import Rung, Verdict, Verdicts
 from homenode.report.terminal_text import AsciiWhereNeeded
-from homenode.report.wording import printable
+from homenode.wording import printable
 
 _RUNGS = {
     Rung.MEASURED_HERE: "measured here",

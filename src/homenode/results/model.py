@@ -117,7 +117,7 @@ class GpuPlace:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One figure, in its metric's own unit (homenode.analyse.metrics).
+    """One figure, in its metric's own unit (homenode.metrics).
 
     device, peer: the GPU, and the other one of a pair: host addresses where the run says
     `host_addresses`, else those that the suite saw. index: position in a tool's own order where

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from homenode.findings import Finding, Findings, Severity, in_order
 from homenode.indices import NodeIndex
 from homenode.plan.search.taken import listed
-from homenode.report.wording import nodes_text, number_list, plural
 from homenode.slurm.held import Held, HeldGpu, NodeTree
 from homenode.slurm.hostlist import compress_hostlist
+from homenode.wording import nodes_text, number_list, plural
 
 _SLURM = "what Slurm and the host tell"
 _RECORD = "what the job's record tells"

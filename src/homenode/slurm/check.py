@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from homenode.errors import InputError
 from homenode.findings import Finding, Findings, Severity, in_order
-from homenode.report.wording import plural
 from homenode.slurm.check_gres import check_gres
 from homenode.slurm.check_slurm import (
     SlurmVersion,
@@ -20,6 +19,7 @@ from homenode.slurm.corrected import corrected_gres, corrected_slurm
 from homenode.slurm.home_nodes import gpu_memory_nodes, gpus_in_order, nodes_with_cpus
 from homenode.slurm.node_class import node_classes
 from homenode.topology import Host
+from homenode.wording import plural
 
 _REWRITTEN = {"gres-cores-missing", "gres-cores-wrong", "gres-cores-are-pus"}
 _LINKS = {"gres-links-missing", "gres-links-wrong"}

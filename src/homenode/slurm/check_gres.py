@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
-from homenode.report.wording import nodes_text, plural
 from homenode.slurm.cpu_ids import CoreOrder, core_order
 from homenode.slurm.gpu_lines import (
     RightGpu,
@@ -21,6 +20,7 @@ from homenode.slurm.gres import GresLine
 from homenode.slurm.home_nodes import gpus_in_order
 from homenode.slurm.node_class import NodeClass
 from homenode.topology import Host
+from homenode.wording import nodes_text, plural
 
 NO_LINES = "none, and no AutoDetect"
 _PAGE = "gres.conf(5)"

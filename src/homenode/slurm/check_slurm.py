@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from homenode.findings import Finding, Severity
-from homenode.report.wording import plural
 from homenode.slurm.check_gres import NO_LINES
 from homenode.slurm.config import Config
 from homenode.slurm.cpu_ids import core_order
@@ -16,6 +15,7 @@ from homenode.slurm.home_nodes import nodes_with_cpus
 from homenode.slurm.node_class import NodeClass
 from homenode.slurm.nodes import NodeShape
 from homenode.topology import Host
+from homenode.wording import plural
 
 _PAGE = "slurm.conf(5)"
 

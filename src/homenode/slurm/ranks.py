@@ -18,7 +18,6 @@ from homenode.plan.layout import PRESETS
 from homenode.plan.model import Unplannable
 from homenode.plan.request import EmulatorPolicy, GuestRequest
 from homenode.plan.search.place import place
-from homenode.report.wording import number_list, plural
 from homenode.slurm.home_nodes import (
     gpu_memory_nodes,
     gpus_in_order,
@@ -27,6 +26,7 @@ from homenode.slurm.home_nodes import (
     nodes_with_cpus,
 )
 from homenode.topology import Host, NumaNode
+from homenode.wording import number_list, plural
 
 _MEMORY_BYTES = 1 << 20
 """Asked of the planner for each rank: how much a program will use is not known, and any node that

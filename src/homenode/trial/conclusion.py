@@ -9,8 +9,8 @@ from homenode.analyse.compare import compare
 from homenode.analyse.comparison import Comparison
 from homenode.analyse.recommend import from_results
 from homenode.analyse.verdict import Verdicts
-from homenode.plan.published import Objective
-from homenode.published.model import Evidence
+from homenode.evidence.model import Evidence
+from homenode.objective import Objective
 from homenode.results.model import Origin, Run
 from homenode.results.vantage import Vantage
 

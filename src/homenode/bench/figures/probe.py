@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from homenode.bench.figures.sample import sample
-from homenode.bench.placement_states import Bracket, with_passing
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.findings import Finding, Severity
 from homenode.results.model import Condition, Sample
+from homenode.results.placement_states import Bracket, with_passing
 from homenode.tools.homenode_probe import (
     SOURCE,
     BandwidthRun,

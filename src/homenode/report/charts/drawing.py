@@ -8,7 +8,7 @@ from lxml import etree
 
 from homenode.report.svg_canvas import number
 from homenode.report.text_extent import shorten
-from homenode.report.wording import printable
+from homenode.wording import printable
 
 WIDTH = 360.0
 """Of a chart, in user units: what a narrow phone shows one to one, and a screen three abreast."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from homenode.report.charts.drawing import WIDTH, Drawing
-from homenode.report.wording import nodes_text, plural
+from homenode.wording import nodes_text, plural
 
 _BOX = 146.0
 _RIGHT = WIDTH - _BOX

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from homenode.analyse.comparison import Doubt
 from homenode.analyse.matrices import Locality, localities
-from homenode.analyse.metrics import METRICS, Metric
 from homenode.analyse.switch_effects import Switch
 from homenode.analyse.words import figure_text
 from homenode.bdf import Bdf
+from homenode.metrics import METRICS, Metric
 from homenode.pci import DeviceKind
 from homenode.report.page.host_part import HostPart, host_part
 from homenode.report.page.machine import Machine

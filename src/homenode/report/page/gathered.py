@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from homenode.errors import HomenodeError, InputError
+from homenode.evidence.model import Evidence
+from homenode.evidence.sources import PUBLISHED, load_sources
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.model import Plan
 from homenode.plan.stored import read_plan
-from homenode.published.model import Evidence
 from homenode.report.page.machine import UNNAMED, Stored
 from homenode.results.model import Run
-from homenode.results.sources import PUBLISHED, load_sources
 from homenode.results.store import load_runs
 from homenode.results.vantage import Vantage
 from homenode.sources import load_host

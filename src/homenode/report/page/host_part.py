@@ -8,10 +8,10 @@ from homenode.findings import Finding
 from homenode.pci import DeviceKind
 from homenode.plan.model import Plan, PlanFinding
 from homenode.report.device_links import link_lines
+from homenode.report.device_text import device_model, link_text
 from homenode.report.host_counts import host_counts
 from homenode.report.page.machine import Machine
 from homenode.report.topology_map import topology_map
-from homenode.report.wording import device_model, link_text
 from homenode.topology import Host
 
 _STYLE = re.compile(r"<style>.*?</style>", re.DOTALL)

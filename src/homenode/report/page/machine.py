@@ -16,10 +16,10 @@ from homenode.analyse.recommend import from_published, from_results
 from homenode.analyse.summary import Series, SeriesKey, series_of
 from homenode.analyse.switch_effects import SwitchEffect, switch_effects
 from homenode.analyse.verdict import Verdict
+from homenode.evidence.model import Evidence, System
+from homenode.objective import Objective
 from homenode.plan.layout import PRESETS
 from homenode.plan.model import Plan
-from homenode.plan.published import Objective
-from homenode.published.model import Evidence, System
 from homenode.results.model import UNKNOWN_SWITCHES, Origin, Run
 from homenode.results.vantage import Vantage
 from homenode.topology import Host

@@ -8,9 +8,9 @@ from homenode.pci import DeviceKind, PciDevice
 from homenode.plan.layout import GuestCells, GuestPcie, MemoryBinding
 from homenode.plan.model import Plan
 from homenode.report.charts.paths import GuestCell, HostNode, Paths
-from homenode.report.wording import plural
 from homenode.topology import Host
 from homenode.units import format_bytes
+from homenode.wording import plural
 
 
 def planned_paths(label: str, plan: Plan, host: Host | None) -> Paths:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from homenode.analyse.alternative import Alternative
 from homenode.analyse.comparison import Effect, Outcome
 from homenode.analyse.matrices import Axis, FigureMatrix, Locality, Place, matrices_of
-from homenode.analyse.metrics import METRICS, Metric, metric_of
 from homenode.analyse.summary import Series, SeriesKey, headline
 from homenode.analyse.switch_effects import judged
 from homenode.analyse.words import percent_text, range_text
+from homenode.metrics import METRICS, Metric, metric_of
 from homenode.report.charts.bars import Bar, bar_chart
 from homenode.report.charts.colours import series_number
 from homenode.report.charts.curves import Curve, Level, curve_chart

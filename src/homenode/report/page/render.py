@@ -9,7 +9,7 @@ from homenode.errors import HostError
 from homenode.report.charts.colours import chart_style
 from homenode.report.page.document import Document
 from homenode.report.palette import style_sheet
-from homenode.report.wording import printable
+from homenode.wording import printable
 
 _HATCHED = "".join(
     f"svg.map [data-hatch={name}]{{fill:url(#{name})}}" for name in ("taken", "barred")

@@ -10,7 +10,7 @@ from homenode.analyse.alternative import Alternative
 from homenode.analyse.comparison import Effect
 from homenode.analyse.summary import Series, SeriesKey
 from homenode.report.page.machine import Machine
-from homenode.report.wording import printable
+from homenode.wording import printable
 
 VERSION = 1
 """Of the rows, whatever they are written as."""

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from homenode.analyse.comparison import Outcome
 from homenode.analyse.grade import Grade
-from homenode.analyse.metrics import METRICS, Metric
 from homenode.analyse.summary import Series, SeriesKey, headline
 from homenode.analyse.switch_effects import Switch, SwitchEffect
 from homenode.analyse.words import percent_text, range_text
+from homenode.metrics import METRICS, Metric
 from homenode.report.charts.unit_text import chart_scale, short_figure
 from homenode.report.page.machine import Machine
 

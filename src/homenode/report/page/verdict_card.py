@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from homenode.analyse.grade import Grade
-from homenode.analyse.metrics import METRICS
 from homenode.analyse.standing import Position, Standing
 from homenode.analyse.verdict import Rung, Verdict
 from homenode.analyse.words import figure_text, percent_text, range_text
+from homenode.metrics import METRICS
 from homenode.report.page.machine import Machine
 from homenode.results.model import Origin
 

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 
-from homenode.report.wording import plural
 from homenode.results.model import Sample
 from homenode.slurm.study.evidence import JobEvidence
 from homenode.slurm.study.experiments import Mode
+from homenode.wording import plural
 
 METRICS = ("h2d-bandwidth", "d2h-bandwidth", "h2d-latency")
 """What depends on where host memory is; shown as matrices."""

@@ -6,8 +6,8 @@ Everything that came from outside is quoted (shlex), or was checked to be a name
 import shlex
 from collections.abc import Iterator
 
-from homenode.report.wording import plural
 from homenode.slurm.study.experiments import Experiment, Mode, StudyWishes
+from homenode.wording import plural
 
 MEASURE = "jobs/measure.sh"
 """Beside the scripts; each of them reads it."""

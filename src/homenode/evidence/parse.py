@@ -10,8 +10,10 @@ from typing import Any
 
 import msgspec
 
-from homenode.analyse.metrics import METRICS
 from homenode.errors import InputError
+from homenode.evidence.model import Advice, Certainty, Choice, Claim, Evidence, Note, System
+from homenode.metrics import METRICS
+from homenode.objective import Objective
 from homenode.plan.layout import (
     PRESETS,
     GuestCells,
@@ -20,8 +22,6 @@ from homenode.plan.layout import (
     Pinning,
     Siblings,
 )
-from homenode.plan.published import Objective
-from homenode.published.model import Advice, Certainty, Choice, Claim, Evidence, Note, System
 from homenode.results.model import Origin, Run, RunHead, Sample, Statistic, Switches
 from homenode.results.vantage import Vantage
 

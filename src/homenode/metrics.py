@@ -6,7 +6,7 @@ of the user's own program are: `app-rate:NAME` (more is better) and `app-time:NA
 
 from dataclasses import dataclass, replace
 
-from homenode.plan.published import Objective
+from homenode.objective import Objective
 
 CONTROL_MATTERS = 0.03
 """A control that moves by more than this says that something else than the layout changed."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from homenode.errors import InputError
-from homenode.published.shipped import published_evidence
+from homenode.evidence.documents import published_evidence
 from homenode.results.model import UNKNOWN_SWITCHES, Run
 from homenode.results.store import load_runs
 

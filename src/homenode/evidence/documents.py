@@ -3,8 +3,8 @@
 from functools import cache
 from importlib.resources import files
 
-from homenode.published.model import Evidence
-from homenode.published.parse import parse_evidence
+from homenode.evidence.model import Evidence
+from homenode.evidence.parse import parse_evidence
 
 _SUFFIX = ".toml"
 
@@ -12,7 +12,7 @@ _SUFFIX = ".toml"
 @cache
 def published_evidence() -> tuple[Evidence, ...]:
     """Every document, in the order of its first file's name."""
-    folder = files("homenode") / "published"
+    folder = files("homenode") / "evidence"
     entries = sorted(
         (entry for entry in folder.iterdir() if entry.name.endswith(_SUFFIX)),
         key=lambda entry: entry.name,

@@ -1,11 +1,9 @@
-"""Wording: how devices, links, sets and names are said, the same in tree, picture and plan."""
-
-from collections.abc import Iterable
+"""DeviceText: how devices and links are named, the same in tree, picture and plan."""
 
 from homenode.bdf import PciAddress
-from homenode.cpuset import CpuSet
 from homenode.pci import DeviceKind, PciDevice, PciLink
 from homenode.report.device_groups import KIND_NAMES, DeviceCard
+from homenode.wording import number_list, plural, printable
 
 # Source: pci-ids.ucw.cz, the vendors that make what our cards show.
 _VENDORS = {
@@ -13,54 +11,6 @@ _VENDORS = {
     0x144D: "Samsung", 0x14E4: "Broadcom", 0x15B3: "Mellanox", 0x1AF4: "virtio", 0x1B36: "QEMU",
     0x1C5C: "SK hynix", 0x1D0F: "Amazon", 0x1E0F: "Kioxia", 0x8086: "Intel",
 }  # fmt: skip
-
-
-def printable(text: str) -> str:
-    """A text from outside with nothing in it that steers a terminal or breaks XML.
-
-    >>> printable("vm\\x1b[31m1\\n")
-    'vm?[31m1?'
-    """
-    if text.isprintable():
-        return text
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
-def plural(count: int, noun: str, nouns: str | None = None) -> str:
-    """A count with its noun.
-
-    >>> plural(1, "core"), plural(2, "core"), plural(2, "switch", "switches")
-    ('1 core', '2 cores', '2 switches')
-    """
-    return f"{count} {noun if count == 1 else nouns or noun + 's'}"
-
-
-def number_list(numbers: Iterable[int]) -> str:
-    """Numbers as ranges.
-
-    >>> number_list([3, 0, 1, 2, 8])
-    '0-3,8'
-    """
-    return str(CpuSet(numbers))
-
-
-def nodes_text(nodes: Iterable[int]) -> str:
-    """Nodes with the word.
-
-    >>> nodes_text([2]), nodes_text([0, 1, 3])
-    ('node 2', 'nodes 0-1,3')
-    """
-    indices = list(nodes)
-    return ("node " if len(indices) == 1 else "nodes ") + (number_list(indices) or "none")
-
-
-def pus_text(pus: CpuSet) -> str:
-    """PUs with the word.
-
-    >>> pus_text(CpuSet([4])), pus_text(CpuSet.parse("0-3,8"))
-    ('PU 4', 'PUs 0-3,8')
-    """
-    return f"PU {pus}" if len(pus) == 1 else f"PUs {pus}"
 
 
 def address_text(address: PciAddress, short: bool) -> str:

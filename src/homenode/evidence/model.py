@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from homenode.plan.published import Objective
+from homenode.objective import Objective
 from homenode.results.model import Run, Switches
 
 

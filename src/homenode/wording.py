@@ -1,0 +1,53 @@
+"""Wording: how counts, sets and texts from outside are printed, the same everywhere."""
+
+from collections.abc import Iterable
+
+from homenode.cpuset import CpuSet
+
+
+def printable(text: str) -> str:
+    """A text from outside with nothing in it that steers a terminal or breaks XML.
+
+    >>> printable("vm\\x1b[31m1\\n")
+    'vm?[31m1?'
+    """
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def plural(count: int, noun: str, nouns: str | None = None) -> str:
+    """A count with its noun.
+
+    >>> plural(1, "core"), plural(2, "core"), plural(2, "switch", "switches")
+    ('1 core', '2 cores', '2 switches')
+    """
+    return f"{count} {noun if count == 1 else nouns or noun + 's'}"
+
+
+def number_list(numbers: Iterable[int]) -> str:
+    """Numbers as ranges.
+
+    >>> number_list([3, 0, 1, 2, 8])
+    '0-3,8'
+    """
+    return str(CpuSet(numbers))
+
+
+def nodes_text(nodes: Iterable[int]) -> str:
+    """Nodes with the word.
+
+    >>> nodes_text([2]), nodes_text([0, 1, 3])
+    ('node 2', 'nodes 0-1,3')
+    """
+    indices = list(nodes)
+    return ("node " if len(indices) == 1 else "nodes ") + (number_list(indices) or "none")
+
+
+def pus_text(pus: CpuSet) -> str:
+    """PUs with the word.
+
+    >>> pus_text(CpuSet([4])), pus_text(CpuSet.parse("0-3,8"))
+    ('PU 4', 'PUs 0-3,8')
+    """
+    return f"PU {pus}" if len(pus) == 1 else f"PUs {pus}"

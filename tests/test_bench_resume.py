@@ -126,7 +126,7 @@ def test_killed_at_any_write_or_command_no_sample_is_lost_or_doubled(
         return first_may_die
 
     monkeypatch.setattr(os, "fsync", dying(os.fsync))
-    monkeypatch.setattr(Path, "replace", dying(Path.replace))
+    monkeypatch.setattr(os, "replace", dying(os.replace))
     monkeypatch.setattr(FakeMachine, "run", dying(FakeMachine.run))
     with memory_folder() as folder:
         whole = untimed(run(folder / "whole", orders=orders).run)

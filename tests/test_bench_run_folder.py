@@ -129,10 +129,11 @@ def test_a_disk_that_fills_up_with_the_first_folder_is_told(
 ) -> None:
     order = runner.look_over(FakeMachine(), BenchOrders("x", vantage=Vantage.HOST))[0].record
 
-    def full(self: Path, *words: object, **named: object) -> None:
+    def full(*words: object, **named: object) -> None:
         raise OSError(28, "No space left on device")
 
     with open_run(tmp_path, "cpu-only", "x", resume=False, tell=print) as opened:
-        monkeypatch.setattr(Path, "mkdir", full)
-        with pytest.raises(HostError, match="raw: expected to write there, found: No space"):
-            opened.write_order(order)
+        opened.write_order(order)
+        monkeypatch.setattr(os, "mkdir", full)
+        with pytest.raises(HostError, match="expected to write there, found: No space"):
+            opened.write(f"{RAW}/look-000.json", "{}")

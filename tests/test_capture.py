@@ -168,9 +168,15 @@ def test_an_existing_file_is_kept_unless_told(tmp_path: Path) -> None:
         capture(HOST, tmp_path / "no" / "folder.tar.gz")
 
 
-def test_a_capture_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(HostError, match="cannot be written: File name too long"):
-        capture(HOST, tmp_path / ("x" * 250))
+def test_a_capture_that_cannot_be_written_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*words: object, **named: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(HostError, match="cannot be written: No space"):
+        capture(HOST, tmp_path / "x")
     assert not list(tmp_path.iterdir())
 
 

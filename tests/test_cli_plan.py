@@ -1,6 +1,7 @@
 """homenode plan, show, restore and capture, as a user runs them."""
 
 import json
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,27 @@ def test_a_tuned_document_is_written_and_undone(tmp_path: Path) -> None:
     assert json.loads(plan.read_text())["format"] == "homenode.plan/1"
     assert homenode("restore", out).returncode == 0
     assert out.read_bytes() == DOCUMENT.read_bytes()
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(0o600, 0o600), (0o640, 0o640), (None, 0o600)])
+def test_a_tuned_document_is_as_private_as_the_one_that_was_read(
+    tmp_path: Path, mode: int | None, expected: int
+) -> None:
+    """mode: of the input; None = it comes on standard input."""
+    secret = DOCUMENT.read_bytes().replace(
+        b"</devices>", b"<graphics type='vnc' passwd='hunter2'/></devices>"
+    )
+    read, out = tmp_path / "vm.xml", tmp_path / "out.xml"
+    read.write_bytes(secret)
+    read.chmod(mode or 0o644)
+    done = homenode(
+        "plan", "-" if mode is None else read, "--host", "hgx-h100", "--gpus", "8", "--layout",
+        "pin-numa", "-o", out, stdin=secret,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    written = sorted(tmp_path.glob("out.xml*"))
+    assert [path.name for path in written] == ["out.xml", "out.xml.orig", "out.xml.orig.sha256"]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in written} == {expected}
 
 
 def test_planning_a_tuned_document_again_changes_nothing(tmp_path: Path) -> None:

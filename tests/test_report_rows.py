@@ -11,7 +11,7 @@ import pytest
 
 from homenode.cli import terminal
 from homenode.errors import HostError
-from homenode.report.page.columns import write_parquet
+from homenode.report.page.columns import parquet_of
 from homenode.report.page.machine import Stored, machines_of
 from homenode.report.page.rows import COLUMNS, csv_text, rows_of
 from homenode.results.model import Run
@@ -71,18 +71,15 @@ def test_rows_are_documented_field_by_field() -> None:
     assert first_column(section) == COLUMNS
 
 
-def test_parquet_without_pyarrow_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parquet_without_pyarrow_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(HostError, match="pyarrow") as error:
-        write_parquet([], tmp_path / "x.parquet")
+        parquet_of([])
     assert "pip install pyarrow" in str(error.value)
 
 
 def test_parquet_carries_the_rows_where_pyarrow_is(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     rows = [row for one in machines(full_results(tmp_path / "r")) for row in rows_of(one)]
-    write_parquet(rows, tmp_path / "x.parquet")
-    table = parquet.read_table(tmp_path / "x.parquet").to_pylist()
+    table = parquet.read_table(io.BytesIO(parquet_of(rows))).to_pylist()
     assert table == [{name: getattr(row, name) for name in COLUMNS} for row in rows]

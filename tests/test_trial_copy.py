@@ -14,8 +14,9 @@ from homenode.domain.overlay_disks import WritableDisk, with_overlays, writable_
 from homenode.domain.read import read_guest
 from homenode.errors import HostError, InputError, UsageError
 from homenode.hypervisor.virsh import Virsh
-from homenode.trial.copying import make_copy, prepare_copy, remove_copy
+from homenode.trial.copying import Prepared, make_copy, prepare_copy, remove_copy
 from homenode.trial.guest import is_there
+from homenode.trial.journal import Copy
 from tests.virsh_stand_in import URI
 
 _DOMAIN = """<domain type='qemu'>
@@ -107,6 +108,26 @@ def test_a_floppy_gets_an_overlay_too() -> None:
         "<disk type='file' device='floppy'><source file='/vm/f.img'/><target dev='fda'/></disk>"
     )
     assert [disk.target for disk in writable_disks(domain(floppy), "vm")] == ["fda"]
+
+
+@pytest.mark.skipif(shutil.which("qemu-img") is None, reason="needs qemu-img")
+def test_an_overlay_is_written_through_no_link_that_somebody_put_in_its_place(
+    tmp_path: Path,
+) -> None:
+    victim, disk = tmp_path / "victim", tmp_path / "disk.img"
+    victim.write_bytes(b"as it was")
+    disk.write_bytes(bytes(4096))
+    overlay = tmp_path / "trial-1-vda.homenode-trial.qcow2"
+    overlay.symlink_to(victim)
+    document = domain(
+        f"<disk type='file' device='disk'><driver name='qemu' type='raw'/>"
+        f"<source file='{disk}'/><target dev='vda' bus='virtio'/></disk>"
+    )
+    copy = Copy("3f1c6d3e-0000-4000-8000-000000000001", "vm-trial", (str(overlay),), None)
+    prepared = Prepared(copy, document, writable_disks(document, "vm"), None)
+    with pytest.raises(HostError, match="expected a throw-away disk"):
+        make_copy(Virsh(URI), prepared)
+    assert victim.read_bytes() == b"as it was"
 
 
 @pytest.fixture

@@ -1,28 +1,124 @@
 """Durable: files that are whole or not there, and on the disk before anything goes on. [I/O]
 
+The only way in which homenode writes files. Root writes into folders that others own: a new file
+gets a random name that must not exist yet, and is renamed into its place. So no link that somebody
+put there is followed, neither under the file's name nor under a name that could be guessed.
+
 What undoes a change must outlast a crash in the middle of it. All raise OSError.
 """
 
+import contextlib
+import errno
 import os
+import secrets
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 
+PRIVATE = 0o600
+"""For what may hold a secret: its owner alone."""
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Put a file in place as a whole, for its owner alone. Only one writer at a time: it grows as
-    .NAME.part beside its place."""
-    part = path.with_name(f".{path.name}.part")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    write_and_close(os.open(part, flags, 0o600), content)
-    part.replace(path)
-    sync_folder(path.parent)
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
-def write_and_close(descriptor: int, content: bytes) -> None:
-    """Write to an open file, and close it when that is on the disk."""
+def replace_file(
+    path: Path,
+    content: bytes,
+    mode: int | None = PRIVATE,
+    *,
+    folder: int | None = None,
+    synced: bool = True,
+) -> None:
+    """Put a file in place as a whole. What was there under its name is replaced, not written to.
+
+    mode: its permissions; None = what the umask leaves of 0666, and no more than the file had that
+    it replaces. folder: descriptor of the folder that holds `path`, where it must not be looked up
+    again. synced: on the disk when this returns.
+    """
+    with _opened(path, folder) as place:
+        _check_replaceable(path, place)
+        part = f".homenode-{secrets.token_hex(8)}.part"
+        descriptor = os.open(part, _NEW, 0o666 if mode is None else mode & PRIVATE, dir_fd=place)
+        try:
+            if mode is None:
+                mode = _no_more_than_replaced(path.name, place, descriptor)
+            write_and_close(descriptor, content, mode, synced=synced)
+            os.replace(part, path.name, src_dir_fd=place, dst_dir_fd=place)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(part, dir_fd=place)
+            raise
+    if synced:
+        sync_folder(path.parent)
+
+
+def create_file(path: Path, content: bytes, mode: int = PRIVATE) -> None:
+    """Write a file that must not be there yet. Raises FileExistsError, for a link as well."""
+    with _opened(path, None) as place:
+        descriptor = os.open(path.name, _NEW, mode, dir_fd=place)
+        try:
+            write_and_close(descriptor, content)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(path.name, dir_fd=place)
+            raise
+
+
+def open_lock(path: Path, mode: int = PRIVATE, *, folder: int | None = None) -> int:
+    """A descriptor of a file to lock or append to, made where it is not there; a link under its
+    name is not followed."""
+    if folder is None:
+        check_links(path.parent)
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return os.open(path if folder is None else path.name, flags, mode, dir_fd=folder)
+
+
+def open_folder(root: Path, *names: str) -> int:
+    """A descriptor of root/names…, made where it is not there. `root` may be a link, below it none
+    is followed; the descriptor stays with the folder whatever becomes of the names."""
+    root.mkdir(parents=True, exist_ok=True)
+    check_links(root)
+    here = os.open(root, _FOLDER)
+    for name in names:
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, dir_fd=here)
+            below = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=here)
+        finally:
+            os.close(here)
+        here = below
+    return here
+
+
+def check_links(path: Path) -> None:
+    """For root: raises OSError where a link on the way is another user's, who may point it at
+    anything, /etc included. Other users can only harm themselves."""
+    user = os.geteuid()
+    if user != 0:
+        return
+    for part in (*reversed(path.absolute().parents), path.absolute()):
+        try:
+            known = part.lstat()
+        except OSError:
+            return  # whoever opens it says why
+        if stat.S_ISLNK(known.st_mode) and known.st_uid != user:
+            raise OSError(
+                errno.ELOOP, f"a link of user {known.st_uid}, which root does not follow", str(part)
+            )
+
+
+def write_and_close(
+    descriptor: int, content: bytes, mode: int | None = None, *, synced: bool = True
+) -> None:
+    """Write to an open file, and close it when that is on the disk. mode: its permissions then."""
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
         file.flush()
-        os.fsync(file.fileno())
+        if mode is not None:
+            os.fchmod(file.fileno(), mode)
+        if synced:
+            os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
@@ -32,3 +128,37 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _opened(path: Path, folder: int | None) -> Iterator[int]:
+    if folder is not None:
+        yield folder
+        return
+    check_links(path.parent)
+    place = os.open(path.parent, _FOLDER)
+    try:
+        yield place
+    finally:
+        os.close(place)
+
+
+def _check_replaceable(path: Path, place: int) -> None:
+    """Raises OSError for a device or a pipe: /dev/null must not become a plain file."""
+    try:
+        known = os.stat(path.name, dir_fd=place)
+    except OSError:  # not there, or a link to nothing
+        return
+    if not stat.S_ISREG(known.st_mode) and not stat.S_ISDIR(known.st_mode):
+        raise OSError(errno.EINVAL, "a device or a pipe, no plain file", str(path))
+
+
+def _no_more_than_replaced(name: str, place: int, descriptor: int) -> int | None:
+    """Permissions of the new file that the one before had too; None where there is none."""
+    try:
+        known = os.stat(name, dir_fd=place, follow_symlinks=False)
+    except OSError:
+        return None
+    if not stat.S_ISREG(known.st_mode):
+        return None
+    return stat.S_IMODE(known.st_mode & os.fstat(descriptor).st_mode)

@@ -1,5 +1,6 @@
 """A study's folder: its journal after a kill, and files that are not its own."""
 
+import os
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -67,8 +68,13 @@ def test_files_that_no_journal_tells_of_are_not_taken_for_results(tmp_path: Path
         StudyFolder(tmp_path).create(study())
 
 
-def test_a_full_disk_is_said_and_not_a_traceback(tmp_path: Path) -> None:
-    (tmp_path / "study.jsonl").symlink_to("/dev/full")
+def test_a_full_disk_is_said_and_not_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, content: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
     with pytest.raises(HostError, match=r"study\.jsonl: expected to write there, found: No space"):
         StudyFolder(tmp_path).create(study())
 

@@ -22,7 +22,7 @@ from homenode.apply.record import (
     decode_record,
     encode_record,
 )
-from homenode.durable import replace_file, sync_folder
+from homenode.durable import open_lock, replace_file, sync_folder
 from homenode.errors import HostError, InputError
 
 _FULL = (
@@ -71,7 +71,7 @@ class DomainStore:
             if not self._folder.exists():
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 sync_folder(self._folder.parent)
-            lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = open_lock(self._folder / "lock")
         try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -150,7 +150,7 @@ class DomainStore:
 
     def _write(self, name: str, content: bytes) -> None:
         with _told(self._folder):
-            replace_file(self._path(name), content)  # one at a time: we hold the lock
+            replace_file(self._path(name), content)
 
 
 def other_daemons(root: Path, connect: str, uuid: str) -> tuple[str, ...]:

@@ -5,7 +5,7 @@
         raw/look-000.json  raw/0007-stream.txt  raw/0007.json
         results.jsonl          a head alone until the run is finished
 
-A file is written beside its place, brought to the disk, and renamed: a run that is killed at any
+Files are written whole (see durable): a run that is killed at any
 moment leaves whole files. A step counts once its record is there; its output is there before that.
 """
 
@@ -26,7 +26,7 @@ from homenode.bench.record import (
     digest,
     encode,
 )
-from homenode.durable import sync_folder, write_and_close
+from homenode.durable import open_folder, open_lock, replace_file
 from homenode.errors import HostError, InputError
 from homenode.results.lines import head_line, run_text
 from homenode.results.model import Run, RunHead
@@ -47,13 +47,18 @@ _LOOK = re.compile(r"look-(\d{3,8})\.json")
 
 
 class RunFolder:
-    """One run's files. Made by `open_run`, which holds its locks."""
+    """One run's files. Made by `open_run`, which holds its locks.
 
-    __slots__ = ("path", "tool_lock")
+    folder: descriptor of the run's folder, and so of the one that is written to, though somebody
+    put a link in its place meanwhile.
+    """
 
-    def __init__(self, path: Path, tool_lock: int) -> None:
+    __slots__ = ("_folder", "path", "tool_lock")
+
+    def __init__(self, path: Path, tool_lock: int, folder: int) -> None:
         self.path = path
         self.tool_lock = tool_lock
+        self._folder = folder
 
     def order(self) -> RunRecord | None:
         """What was ordered; None where nothing was yet. Raises InputError."""
@@ -95,10 +100,6 @@ class RunFolder:
         return tuple(decode(_read(path), Part.LOOK, LookRecord, str(path)) for path in paths)
 
     def write_order(self, record: RunRecord) -> None:
-        try:
-            (self.path / RAW).mkdir(exist_ok=True)
-        except OSError as error:
-            raise _no_room(self.path / RAW, error) from None
         self.write(ORDER, encode(Part.ORDER, record))
 
     def write_step(self, record: StepRecord, output: str) -> None:
@@ -115,20 +116,18 @@ class RunFolder:
     def write_run(self, run: Run) -> None:
         self.write(FILE, run_text(run))
 
-    def write(self, name: str, text: str | bytes) -> None:
+    def write(self, name: str, text: str | bytes, mode: int | None = None) -> None:
         """A file, whole or not at all, on the disk when this returns. Raises HostError."""
         path = self.path / name
-        part = path.with_name(f".{path.name}.part")
         content = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
         try:
-            write_and_close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666), content)
-            part.replace(path)
+            folder = open_folder(Path(f"/proc/self/fd/{self._folder}"), *Path(name).parts[:-1])
+            try:
+                replace_file(path, content, mode, folder=folder)
+            finally:
+                os.close(folder)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
             raise _no_room(path, error) from None
-        with contextlib.suppress(OSError):  # some network file systems cannot
-            sync_folder(path.parent)
 
     def _raw(self, pattern: re.Pattern[str]) -> tuple[str, ...]:
         try:
@@ -164,11 +163,16 @@ def open_run(
             hint="--resume goes on with it; or choose another name, or remove the folder",
         )
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        locks = [
-            os.open(path / lock, os.O_RDWR | os.O_CREAT, 0o644) for lock in (_LOCK, _TOOL_LOCK)
-        ]
+        folder = open_folder(root, system, name)
     except OSError as error:
+        raise HostError(f"{path}: expected to write there, found: {error.strerror}") from None
+    locks: list[int] = []
+    try:
+        for lock in (_LOCK, _TOOL_LOCK):
+            locks.append(open_lock(path / lock, 0o644, folder=folder))
+    except OSError as error:
+        for number in (folder, *locks):
+            os.close(number)
         raise HostError(f"{path}: expected to write there, found: {error.strerror}") from None
     try:
         if not _locked(locks[0]):
@@ -176,10 +180,10 @@ def open_run(
                 f"{path}: expected nobody to measure there, found another homenode bench"
             )
         _wait_for_tool(locks[1], path, tell)
-        yield RunFolder(path, locks[1])
+        yield RunFolder(path, locks[1], folder)
     finally:
-        for lock in locks:
-            os.close(lock)
+        for number in (*locks, folder):
+            os.close(number)
 
 
 def _wait_for_tool(lock: int, path: Path, tell: Callable[[str], None]) -> None:

@@ -41,6 +41,7 @@ from homenode.bench.tools_installed import (
 )
 from homenode.discover import discover
 from homenode.domain.read import read_running_domain
+from homenode.durable import PRIVATE
 from homenode.errors import ParseError, ToolError, UsageError
 from homenode.findings import Finding
 from homenode.machine.local import LocalMachine
@@ -158,7 +159,7 @@ def _keep_context(
     if orders.plan is not None:
         folder.write(PLAN, encode_plan(orders.plan))
     if orders.domain_xml is not None:
-        folder.write(DOMAIN, orders.domain_xml)
+        folder.write(DOMAIN, orders.domain_xml, PRIVATE)  # it may hold a password
     folder.write_head(record.head)
 
 

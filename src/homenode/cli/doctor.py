@@ -11,6 +11,7 @@ from homenode.cli.terminal import (
     LARGEST_FILE_BYTES,
     console,
     note,
+    permissions_of,
     print_json,
     read_file,
     write_text,
@@ -175,7 +176,7 @@ def doctor(
         )
     _print(found, loaded, json=json, prometheus=prometheus, everything=everything)
     if fix is not None and original is not None and opened is not None:
-        _fix(original, opened, source, loaded, fix)
+        _fix(original, opened, source, loaded, fix, permissions_of(document or "-"))
     if are_bad(found.findings):
         raise typer.Exit(1)
 
@@ -361,7 +362,9 @@ def _print(
         console().print(findings_text(shown, with_sources=True))
 
 
-def _fix(original: bytes, opened: "Document", source: str, host: "Host", output: Path) -> None:
+def _fix(
+    original: bytes, opened: "Document", source: str, host: "Host", output: Path, mode: int
+) -> None:
     from homenode.doctor.guest.remedy import remedy
     from homenode.domain.restore import write_tuned
     from homenode.tuning import tune
@@ -369,7 +372,7 @@ def _fix(original: bytes, opened: "Document", source: str, host: "Host", output:
 
     wishes = remedy(domain_facts(opened), host)
     tuning = tune(original, source, wishes, host)
-    saved = write_tuned(output, original, tuning.document)
+    saved = write_tuned(output, original, tuning.document, mode)
     note(
         f"wrote {saved.output}: the same VM in layout {wishes.layout} (original in "
         f"{saved.original}; homenode restore undoes it); start the VM anew for it to count"

@@ -10,6 +10,7 @@ from homenode.cli.terminal import (
     check_can_write,
     console,
     note,
+    permissions_of,
     print_diff,
     print_json,
     read_file,
@@ -67,7 +68,7 @@ def run(document: str, wishes: Wishes, sources: Sources, outputs: Outputs) -> No
         say_why_not(error, as_json=outputs.json)
         raise SystemExit(error.exit_code) from None
     _print(tuning, host, original, document, outputs)
-    _write(tuning, host, original, outputs)
+    _write(tuning, host, original, outputs, permissions_of(document))
 
 
 def _read(document: str) -> bytes:
@@ -157,7 +158,9 @@ def _print(
         print_diff(original, tuning.document, document, str(outputs.document or "tuned"))
 
 
-def _write(tuning: Tuning, host: "Host | None", original: bytes, outputs: Outputs) -> None:
+def _write(
+    tuning: Tuning, host: "Host | None", original: bytes, outputs: Outputs, mode: int
+) -> None:
     if outputs.document is not None:
         from homenode.domain.restore import write_tuned
         from homenode.domain.schema import refuse_new_errors
@@ -165,7 +168,7 @@ def _write(tuning: Tuning, host: "Host | None", original: bytes, outputs: Output
         gap = refuse_new_errors(tuning.original, tuning.document)
         if gap is not None:
             note(f"not checked: {gap}")
-        saved = write_tuned(outputs.document, original, tuning.document)
+        saved = write_tuned(outputs.document, original, tuning.document, mode)
         note(f"wrote {saved.output} (original in {saved.original}; homenode restore undoes it)")
     for known in tuning.notes:
         note(known)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from homenode.cli.options import JsonOption
-from homenode.cli.terminal import note, print_json
+from homenode.cli.terminal import note, print_json, write_bytes, write_text
 from homenode.errors import UsageError
 
 if TYPE_CHECKING:
@@ -104,16 +104,16 @@ def _write(
 
     from homenode import __version__
     from homenode.report.page.document import document_of
-    from homenode.report.page.paper import replace_file, write_pdf
+    from homenode.report.page.paper import pdf_pages
     from homenode.report.page.render import report_for_print, report_html
 
     made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, homenode {__version__}"
     is_pdf = output.suffix.lower() == ".pdf"
     document = document_of(machines, skipped, made, title=title, with_style=is_pdf)
     if is_pdf:
-        write_pdf(report_for_print(document), output)
+        write_bytes(output, pdf_pages(report_for_print(document)))
     else:
-        replace_file(output, report_html(document).encode())
+        write_text(output, report_html(document))
     note(f"wrote {output}")
 
 
@@ -133,7 +133,7 @@ def _rows(
     if json:
         print_json(json_text(rows, skipped))
     if parquet is not None:
-        from homenode.report.page.columns import write_parquet
+        from homenode.report.page.columns import parquet_of
 
-        write_parquet(rows, parquet)
+        write_bytes(parquet, parquet_of(rows))
         note(f"wrote {parquet}")

@@ -1,5 +1,6 @@
 """The terminal: where people read, and how wide and colourful it is. [I/O]"""
 
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -83,6 +84,18 @@ def read_file(path: Path, what: str, *, hint: str | None = None) -> bytes:
     return content
 
 
+def permissions_of(document: str) -> int:
+    """Permissions for what is made of a document that was read: its own; for its owner alone where
+    it was no plain file, as `virsh dumpxml --security-info` is piped in."""
+    from homenode.durable import PRIVATE
+
+    try:
+        known = Path(document).stat().st_mode
+    except OSError:
+        return PRIVATE
+    return stat.S_IMODE(known) & 0o666 if document != "-" and stat.S_ISREG(known) else PRIVATE
+
+
 def check_can_write(*paths: Path | None) -> None:
     """Raises HostError for the first path that names no file in a folder that is there.
 
@@ -101,15 +114,18 @@ def check_can_write(*paths: Path | None) -> None:
             )
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all. Raises HostError where that fails."""
+def write_text(path: Path, text: str, mode: int | None = None) -> None:
+    """Write a file whole or not at all; mode as in durable.replace_file. Raises HostError."""
+    write_bytes(path, text.encode(), mode)
+
+
+def write_bytes(path: Path, content: bytes, mode: int | None = None) -> None:
+    """As `write_text`."""
+    from homenode.durable import replace_file
     from homenode.errors import HostError
 
     check_can_write(path)
-    part = path.with_name(f".{path.name}.part")
     try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
+        replace_file(path, content, mode, synced=False)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise HostError(f"{path}: expected to write there, found: {error.strerror}") from None

@@ -24,10 +24,11 @@ def write_tree(snapshot: MemorySnapshot, folder: Path) -> None:
     # Files first: then no link is there yet through which a file could be written elsewhere.
     for path, text in snapshot.files.items():
         # Thousands of tiny files: a Path for each would take as long as writing it.
-        with open(top + path, "wb", buffering=0) as file:  # noqa: PTH123
+        with open(top + path, "xb", buffering=0) as file:  # noqa: PTH123
             file.write(text.encode("utf-8", "surrogateescape"))
     for name, output in snapshot.commands.items():
         (folder / "commands").mkdir(exist_ok=True)
-        (folder / "commands" / name).write_text(output, encoding="utf-8")
+        with (folder / "commands" / name).open("x", encoding="utf-8") as text_file:
+            text_file.write(output)
     for path, target in snapshot.links.items():
         (folder / path.lstrip("/")).symlink_to(target)

@@ -9,12 +9,11 @@ between the two writes leaves that one in place.
 import hashlib
 import os
 import re
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from homenode.durable import sync_folder
+from homenode.durable import PRIVATE, check_links, replace_file
 from homenode.errors import HostError, InputError
 
 _LINE = re.compile(r"(# before: )?([0-9a-f]{64}) [ *](.+)\Z")
@@ -37,24 +36,30 @@ class _Sums(NamedTuple):
     before: str | None
 
 
-def write_tuned(output: str | Path, original: bytes, tuned: bytes) -> SavedOriginal:
+def write_tuned(
+    output: str | Path, original: bytes, tuned: bytes, mode: int = PRIVATE
+) -> SavedOriginal:
     """Writes the tuned document with its original beside it; each file whole or not at all.
 
     `original` is what was read; output may be the file that it came from. Planning again over a
-    tuned document keeps the first original. Raises InputError where another original is saved
+    tuned document keeps the first original. mode: permissions of what was read, PRIVATE where it
+    was no file: a document may hold passwords. `output` keeps its own where those are fewer. Raises
+    InputError where another original is saved
     there already, HostError where a file cannot be written; `output` is then as it was.
     """
-    saved = _paths(output)
     try:
+        saved = _paths(output)
+        there = _permissions(saved.output)
+        mode = mode if there is None else mode & there
         keep = _kept_original(saved, original)
         if keep is None:
-            _write(saved.original, original, saved.output)
+            replace_file(saved.original, original, mode)
             keep = original
-        _write(saved.record, _record(saved, keep, tuned, _ours_there(saved)), saved.output)
-        _write(saved.output, tuned, saved.output)
+        replace_file(saved.record, _record(saved, keep, tuned, _ours_there(saved)), mode)
+        replace_file(saved.output, tuned, mode)
     except OSError as error:
         raise HostError(
-            f"{error.filename or saved.output}: expected to write there, found: {error.strerror}"
+            f"{error.filename or output}: expected to write there, found: {error.strerror}"
         ) from None
     return saved
 
@@ -65,8 +70,8 @@ def restore(output: str | Path) -> Path:
     Raises InputError where no original is saved, or where either file has changed since; nothing
     is written then.
     """
-    saved = _paths(output)
     try:
+        saved = _paths(output)
         sums = _read_record(saved)
         original = saved.original.read_bytes()
         current = saved.output.read_bytes() if saved.output.exists() else None
@@ -82,18 +87,21 @@ def restore(output: str | Path) -> Path:
                 f"found {_sum(current)}: it changed since",
                 hint=f"to drop those changes: cp {saved.original} {saved.output}",
             )
-        _write(saved.output, original, saved.output)
+        there = _permissions(saved.output)
+        kept = saved.original.stat().st_mode & 0o777
+        replace_file(saved.output, original, kept if there is None else there)
         saved.record.unlink()
         saved.original.unlink()
     except OSError as error:
         raise HostError(
-            f"{error.filename or saved.output}: expected to restore it, found: {error.strerror}"
+            f"{error.filename or output}: expected to restore it, found: {error.strerror}"
         ) from None
     return saved.output
 
 
 def _paths(output: str | Path) -> SavedOriginal:
     # A link stays a link: the files lie beside what it points at.
+    check_links(Path(output))
     path = Path(os.path.realpath(output))
     return SavedOriginal(
         path, path.with_name(path.name + ".orig"), path.with_name(path.name + ".orig.sha256")
@@ -170,24 +178,6 @@ def _sum(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _write(path: Path, content: bytes, like: Path) -> None:
-    """Puts a whole file in place or nothing, with the permissions of `like` where it exists."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            mode = like.stat().st_mode & 0o7777 if like.exists() else 0o666 & ~_umask()
-            os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)  # where it did not get to its place
-    sync_folder(path.parent)
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+def _permissions(path: Path) -> int | None:
+    """Of a file; None where there is none."""
+    return path.stat().st_mode & 0o777 if path.exists() else None

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from homenode.durable import open_folder, replace_file
 from homenode.errors import HostError, InputError
 from homenode.results.lines import parse_run, run_text
 from homenode.results.model import Run
@@ -54,18 +55,18 @@ def write_run(root: Path, run: Run) -> Path:
     """
     folder = run_folder(root, run.head.system, run.head.name)
     path = folder / FILE
-    part = folder / f".{FILE}.part"
     if path.exists():
         raise HostError(
             f"{path}: expected no run of this name, found one",
             hint="choose another name, or remove the folder",
         )
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        part.write_text(run_text(run), encoding="utf-8")
-        part.replace(path)
+        opened = open_folder(root, run.head.system, run.head.name)
+        try:
+            replace_file(path, run_text(run).encode(), None, folder=opened, synced=False)
+        finally:
+            os.close(opened)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise HostError(f"{path}: expected to write there, found: {error.strerror}") from None
     return path
 

@@ -2,14 +2,13 @@
 
 import gzip
 import io
-import os
 import re
 import tarfile
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from homenode import __version__
+from homenode.durable import PRIVATE, replace_file
 from homenode.errors import HostError, UsageError
 from homenode.process import ToolMissingError, run
 from homenode.snapshot.collector import collector_script, parse_collected
@@ -178,15 +177,7 @@ def _archive(snapshot: MemorySnapshot, manifest: Manifest) -> bytes:
 def _write(out: Path, content: bytes, *, private: bool) -> int:
     """Writes all or nothing: a capture cut short by a full disk does not stay behind."""
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
-        try:
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(content)
-            Path(temporary).chmod(0o600 if private else 0o644)
-            Path(temporary).replace(out)
-        except OSError:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        replace_file(out, content, PRIVATE if private else 0o644, synced=False)
     except OSError as error:
         raise HostError(f"{out}: cannot be written: {error.strerror}") from None
     return len(content)

@@ -1,6 +1,5 @@
 """Copying: a domain for the trial alone: name, UUID, NVRAM, MACs and disks of its own. [I/O]"""
 
-import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 from homenode.domain.copy import copied_uuid, copy_domain
 from homenode.domain.overlay_disks import WritableDisk, with_overlays, writable_disks
 from homenode.domain.read import open_domain
+from homenode.durable import create_file, replace_file
 from homenode.errors import HostError, InputError, UsageError
 from homenode.hypervisor.connection import is_local
 from homenode.hypervisor.domain_state import DomainState
@@ -72,23 +72,36 @@ def make_copy(virsh: Virsh, prepared: Prepared) -> None:
     """Make the overlays and define the copy. Raises HostError; `remove_copy` takes back what was
     made before."""
     for disk, overlay in zip(prepared.disks, prepared.copy.overlays, strict=True):
-        argv = ("qemu-img", "create", "-q", "-f", "qcow2", "-F", disk.format, "-b", disk.path,
-                overlay)  # fmt: skip
-        failure = run(argv, _IMAGE_S).failure()
-        if failure is not None:
-            raise HostError(
-                f"{overlay}: expected a throw-away disk, found: {failure}",
-                hint="is there room beside the original?",
-            )
+        _make_overlay(disk, Path(overlay))
     try:
         if prepared.nvram is not None and Path(prepared.nvram[0]).exists():
-            shutil.copyfile(*prepared.nvram)
+            before, after = map(Path, prepared.nvram)
+            replace_file(after, before.read_bytes(), before.stat().st_mode & 0o777)
     except OSError as error:
         raise HostError(f"{prepared.nvram}: expected to copy it, found: {error}") from None
     with tempfile.NamedTemporaryFile(prefix="homenode-copy-", suffix=".xml") as file:
         file.write(prepared.document)
         file.flush()
         virsh.define(file.name)
+
+
+def _make_overlay(disk: WritableDisk, overlay: Path) -> None:
+    """Raises HostError. The file is made by us, and exclusively: qemu-img would write to whatever a
+    link of that name points at, in a folder that may be another user's. It has no data yet."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="homenode-overlay-") as folder:
+            made = Path(folder) / "overlay"
+            argv = ("qemu-img", "create", "-q", "-f", "qcow2", "-F", disk.format, "-b", disk.path,
+                    str(made))  # fmt: skip
+            failure = run(argv, _IMAGE_S).failure()
+            if failure is not None:
+                raise HostError(f"{overlay}: expected a throw-away disk, found: {failure}")
+            create_file(overlay, made.read_bytes(), 0o644)
+    except OSError as error:
+        raise HostError(
+            f"{overlay}: expected a throw-away disk, found: {error.strerror}",
+            hint="is there room beside the original, and no file of that name?",
+        ) from None
 
 
 def remove_copy(virsh: Virsh, copy: Copy) -> None:

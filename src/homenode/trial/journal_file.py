@@ -14,7 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from homenode.durable import replace_file, sync_folder, write_and_close
+from homenode.durable import (
+    create_file,
+    open_lock,
+    replace_file,
+    sync_folder,
+    write_and_close,
+)
 from homenode.errors import HostError, InputError
 from homenode.trial.journal import (
     Entry,
@@ -80,12 +86,10 @@ class JournalFile:
         path = self.folder / _FILE
         with _told(self.folder):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             try:
-                descriptor = os.open(path, flags, 0o600)
+                create_file(path, encode_head(head))
             except FileExistsError:
                 raise self._taken() from None
-            write_and_close(descriptor, encode_head(head))
             sync_folder(self.folder)
             sync_folder(self.folder.parent)
 
@@ -182,7 +186,7 @@ def _read(descriptor: int) -> bytes:
 def _held(folder: Path, name: str, what: str) -> Iterator[int]:
     with _told(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = open_lock(folder / name)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

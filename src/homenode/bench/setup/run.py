@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from homenode.bench.setup.plan import SetupPlan, SetupStep
+from homenode.durable import replace_file
 from homenode.errors import HostError, InputError, ToolError
 from homenode.machine.protocol import Machine
 
@@ -156,10 +157,9 @@ def _sum(path: Path) -> str:
 def _write(prefix: Path, record: SetupRecord) -> None:
     path = prefix / RECORD
     document = {"format": FORMAT, **msgspec.to_builtins(record)}
-    part = path.with_name(f".{path.name}.part")
+    content = msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
-        part.replace(path)
+        replace_file(path, content, None)
     except OSError as error:
         raise HostError(f"{path}: expected to write there, found: {error.strerror}") from None

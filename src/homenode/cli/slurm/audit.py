@@ -241,8 +241,7 @@ def _write_hooks(folder: Path, spool: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         check_can_write(*(folder / name for name in written))
         for name, text in written.items():
-            write_text(folder / name, text)
-            (folder / name).chmod(0o644 if name == "README" else 0o755)
+            write_text(folder / name, text, 0o644 if name == "README" else 0o755)
             note(f"wrote {folder / name}")
     except OSError as error:
         raise HostError(f"{folder}: expected to write there, found: {error.strerror}") from None

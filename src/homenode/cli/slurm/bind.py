@@ -9,7 +9,7 @@ import typer
 from homenode.cli.options import HostOption
 from homenode.cli.slurm.topo import TopoOption, with_topo
 from homenode.cli.terminal import console, note, write_text
-from homenode.errors import HostError, ParseError, UsageError
+from homenode.errors import ParseError, UsageError
 from homenode.slurm.memory_bind import MemoryBind
 
 if TYPE_CHECKING:
@@ -149,11 +149,7 @@ def _write_wrapper(path: Path) -> None:
 
     if path.exists():
         raise UsageError(f"{path}: expected nothing there yet, found a file")
-    write_text(path, WRAPPER)
-    try:
-        path.chmod(0o755)
-    except OSError as error:
-        raise HostError(f"{path}: expected to make it runnable: {error.strerror}") from None
+    write_text(path, WRAPPER, 0o755)
     note(f"wrote {path}")
     shown = shlex.quote(str(path) if "/" in str(path) else f"./{path}")
     note(f"srun --gpus-per-task=1 --cpus-per-task=N {shown} COMMAND")

@@ -1,20 +1,18 @@
-"""Columns: a report's rows as a Parquet file, where pyarrow is installed. [I/O]"""
+"""Columns: a report's rows as a Parquet file, where pyarrow is installed."""
 
 from collections.abc import Sequence
 from dataclasses import fields
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from homenode.errors import HostError
-from homenode.report.page.paper import replace_file
 from homenode.report.page.rows import Row
 
 _TYPES = {"str": "string", "int": "int64", "float": "float64", "bool": "bool_"}
 
 
-def write_parquet(rows: Sequence[Row], path: Path) -> None:
-    """Write the rows, column by column. Raises HostError without pyarrow, or where it fails."""
+def parquet_of(rows: Sequence[Row]) -> bytes:
+    """The rows, column by column. Raises HostError without pyarrow."""
     try:
         arrow: Any = import_module("pyarrow")
         parquet: Any = import_module("pyarrow.parquet")
@@ -32,4 +30,5 @@ def write_parquet(rows: Sequence[Row], path: Path) -> None:
     table = arrow.Table.from_arrays(columns, schema=arrow.schema(schema))
     sink = arrow.BufferOutputStream()
     parquet.write_table(table, sink)
-    replace_file(path, sink.getvalue().to_pybytes())
+    content: bytes = sink.getvalue().to_pybytes()
+    return content

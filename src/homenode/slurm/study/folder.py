@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from homenode.durable import open_folder, open_lock, replace_file
 from homenode.errors import HostError, InputError
 from homenode.slurm.study.experiments import MAX_JOBS, NAME, Experiment
 from homenode.slurm.study.progress import Study
@@ -69,7 +70,7 @@ class StudyFolder:
             raise HostError(f"{self.path}: expected a path without % that can be printed")
         try:
             for name in ("jobs", "log", "raw", "results"):
-                (self.path / name).mkdir(parents=True, exist_ok=True)
+                os.close(open_folder(self.path, name))
             for name in ("raw", "results"):
                 if any((self.path / name).iterdir()):
                     raise HostError(
@@ -79,7 +80,7 @@ class StudyFolder:
                     )
             measure = resources.files("homenode.slurm.study").joinpath("measure.sh").read_text()
             self._open()
-            (self.path / MEASURE).write_text(measure, encoding="utf-8")
+            replace_file(self.path / MEASURE, measure.encode(), 0o644, synced=False)
         except OSError as error:
             raise HostError(
                 f"{self.path}: expected to write there, found: {error.strerror}"
@@ -106,8 +107,8 @@ class StudyFolder:
         for one in experiments:
             path = self.path / script_name(one)
             try:
-                path.write_text(script_of(one, study.wishes, study.id), encoding="utf-8")
-                path.chmod(0o755)
+                script = script_of(one, study.wishes, study.id)
+                replace_file(path, script.encode(), 0o755, synced=False)
             except OSError as error:
                 raise HostError(f"{path}: cannot be written: {error.strerror}") from None
 
@@ -155,7 +156,7 @@ class StudyFolder:
         if self._file is not None:
             return
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._file = open_lock(path, 0o644)
         except OSError as error:
             raise HostError(f"{path}: cannot be opened: {error.strerror}") from None
         try:

@@ -7,6 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from homenode.durable import replace_file
 from homenode.process import ToolTimeoutError, find_program, run
 from homenode.verify.boot.guest_files import cache_folder
 from homenode.verify.boot.initramfs import BEGIN
@@ -37,7 +38,8 @@ def kvm_works(kernel: Path, initramfs: bytes) -> bool:
     works = _boots(kernel, initramfs)
     try:
         note.parent.mkdir(parents=True, exist_ok=True)
-        note.write_text(f"{boot or _BOOT_ID.read_text().strip()} {'works' if works else 'fails'}\n")
+        boot = boot or _BOOT_ID.read_text().strip()
+        replace_file(note, f"{boot} {'works' if works else 'fails'}\n".encode(), synced=False)
     except OSError:
         pass  # the next run asks again
     return works

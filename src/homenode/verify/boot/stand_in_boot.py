@@ -11,6 +11,7 @@ from pathlib import Path
 
 from homenode.discover import discover
 from homenode.domain.document import Document
+from homenode.durable import replace_file
 from homenode.errors import HostError
 from homenode.findings import Finding
 from homenode.process import ToolMissingError, ToolTimeoutError, run
@@ -190,6 +191,6 @@ def _keep(folder: Path, keep: Path) -> None:
     try:
         for path in sorted(folder.iterdir()):
             if path.name != "kernel":
-                shutil.copyfile(path, keep / path.name)
+                replace_file(keep / path.name, path.read_bytes(), None, synced=False)
     except OSError as error:
         raise HostError(f"{keep}: expected to write there, found: {error.strerror}") from None

@@ -1,0 +1,256 @@
+"""Files are written whole, under no name that could be guessed, and through nobody's link."""
+
+import ast
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from homenode import durable
+from homenode.bench.run_folder import RAW, open_run
+from homenode.cli.terminal import write_text
+from homenode.domain.restore import restore, write_tuned
+from homenode.errors import HostError
+from homenode.results.store import write_run
+from homenode.slurm.study.folder import StudyFolder
+from homenode.trial.journal_file import JournalFile
+from tests.report_runs import full_run
+
+SOURCE = Path(__file__).parent.parent / "src" / "homenode"
+NOBODY = 65534
+SECRET = "<domain><graphics type='vnc' passwd='hunter2'/></domain>"
+
+
+def planted(folder: Path, *names: str) -> Path:
+    """Links of these names, and of every name that homenode once wrote under, to one victim."""
+    victim = folder.parent / "victim"
+    victim.write_text("as it was")
+    for name in names:
+        for link in (folder / f".{name}.part", folder / name):
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(victim)
+    return victim
+
+
+def _text(folder: Path) -> None:
+    write_text(folder / "out", "new")
+
+
+def _bytes(folder: Path) -> None:
+    durable.replace_file(folder / "out", b"new")
+
+
+WRITERS: tuple[tuple[Callable[[Path], None], str], ...] = (
+    (_text, "out"),
+    (_bytes, "out"),
+)
+
+
+@pytest.mark.parametrize(("write", "name"), WRITERS, ids=lambda one: getattr(one, "__name__", one))
+def test_a_link_under_the_names_that_are_written_is_replaced_and_not_followed(
+    tmp_path: Path, write: Callable[[Path], None], name: str
+) -> None:
+    folder = tmp_path / "folder"
+    victim = planted(folder, name)
+    write(folder)
+    assert victim.read_text() == "as it was"
+    assert (folder / name).read_bytes() == b"new"
+    assert not (folder / name).is_symlink()
+
+
+def test_a_run_is_written_into_no_folder_that_a_link_leads_to(tmp_path: Path) -> None:
+    run = full_run("pin", 1)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    root = tmp_path / "results"
+    (root / run.head.system).mkdir(parents=True)
+    (root / run.head.system / run.head.name).symlink_to(elsewhere)
+    with pytest.raises(HostError):
+        write_run(root, run)
+    with (
+        pytest.raises(HostError),
+        open_run(root, run.head.system, run.head.name, resume=False, tell=print),
+    ):
+        pytest.fail("it was opened")
+    assert not list(elsewhere.iterdir())
+
+
+def test_the_results_folder_itself_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "results").symlink_to(tmp_path / "shared")
+    path = write_run(tmp_path / "results", full_run("pin", 1))
+    assert path.is_file()
+
+
+@pytest.mark.parametrize("lock", [".lock", ".tool-lock"])
+def test_a_lock_is_made_through_no_link(tmp_path: Path, lock: str) -> None:
+    folder = tmp_path / "results" / "host" / "run"
+    folder.mkdir(parents=True)
+    (folder / lock).symlink_to(tmp_path / "nologin")
+    with (
+        pytest.raises(HostError),
+        open_run(tmp_path / "results", "host", "run", resume=False, tell=print),
+    ):
+        pytest.fail("it was opened")
+    assert not (tmp_path / "nologin").exists()
+
+
+def test_what_a_bench_writes_follows_no_link_in_its_folder(tmp_path: Path) -> None:
+    with open_run(tmp_path / "results", "host", "run", resume=False, tell=print) as folder:
+        victim = planted(folder.path, "order.json")
+        folder.write("order.json", "{}")
+        assert victim.read_text() == "as it was"
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        (folder.path / RAW).symlink_to(elsewhere)
+        with pytest.raises(HostError):
+            folder.write(f"{RAW}/0001.json", "{}")
+        assert not list(elsewhere.iterdir())
+
+
+def test_a_folder_that_is_swapped_for_a_link_meanwhile_is_not_written_through(
+    tmp_path: Path,
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    with open_run(tmp_path / "results", "host", "run", resume=False, tell=print) as folder:
+        folder.path.rename(tmp_path / "moved")
+        folder.path.symlink_to(elsewhere)
+        folder.write("order.json", "{}")
+    assert not list(elsewhere.iterdir())
+    assert (tmp_path / "moved" / "order.json").read_text() == "{}"
+
+
+def test_a_study_lays_itself_out_through_no_link(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    study = tmp_path / "study"
+    study.mkdir()
+    (study / "jobs").symlink_to(elsewhere)
+    with pytest.raises(OSError, match="jobs"):
+        os.close(durable.open_folder(study, "jobs"))
+    (study / "study.jsonl").symlink_to(tmp_path / "nologin")
+    with pytest.raises(HostError):
+        StudyFolder(study).load()
+    assert not (tmp_path / "nologin").exists()
+
+
+def test_the_lock_of_a_trial_is_made_through_no_link(tmp_path: Path) -> None:
+    journal = JournalFile(tmp_path, "t")
+    journal.folder.mkdir(parents=True)
+    (journal.folder / "lock").symlink_to(tmp_path / "nologin")
+    with pytest.raises(HostError), journal.locked():
+        pytest.fail("it was locked")
+    assert not (tmp_path / "nologin").exists()
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link to another user")
+def test_root_follows_no_link_of_another_user(tmp_path: Path) -> None:
+    victim = tmp_path / "passwd"
+    victim.write_text("as it was")
+    link = tmp_path / "out.xml"
+    link.symlink_to(victim)
+    os.lchown(link, NOBODY, NOBODY)
+    with pytest.raises(HostError, match="link of user"):
+        write_tuned(link, b"<domain/>", b"<domain></domain>")
+    way = tmp_path / "way"
+    way.symlink_to(tmp_path)
+    os.lchown(way, NOBODY, NOBODY)
+    with pytest.raises(HostError, match="link of user"):
+        write_text(way / "new", "new")
+    assert victim.read_text() == "as it was"
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_link_of_ones_own_on_the_way_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "way").symlink_to("real")
+    write_text(tmp_path / "way" / "new", "new")
+    assert (tmp_path / "real" / "new").read_text() == "new"
+
+
+def test_a_relative_path_is_written_where_one_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "below").mkdir()
+    write_text(Path("new"), "new")
+    write_text(Path("below/../below/new"), "new")
+    assert (tmp_path / "below" / "new").read_text() == "new"
+
+
+def test_a_device_or_a_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(HostError, match="pipe"):
+        write_text(tmp_path / "pipe", "new")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+
+
+def test_what_was_readable_by_its_owner_alone_stays_so(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text("old")
+    path.chmod(0o600)
+    write_text(path, "new")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_nothing_is_left_of_a_file_that_could_not_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        durable.replace_file(tmp_path / "out", b"new")
+    with pytest.raises(OSError, match="No space"):
+        durable.create_file(tmp_path / "out", b"new")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_must_be_new_is_made_through_no_link(tmp_path: Path) -> None:
+    (tmp_path / "overlay").symlink_to(tmp_path / "victim")
+    with pytest.raises(FileExistsError):
+        durable.create_file(tmp_path / "overlay", b"qcow2")
+    assert not (tmp_path / "victim").exists()
+
+
+def test_a_tuned_document_and_its_original_are_as_private_as_what_was_read(tmp_path: Path) -> None:
+    saved = write_tuned(tmp_path / "out.xml", SECRET.encode(), b"<domain/>", 0o640)
+    for path in (saved.output, saved.original, saved.record):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o640, path
+    restore(saved.output)
+    assert stat.S_IMODE(saved.output.stat().st_mode) == 0o640
+
+
+_WRITES = {"write_text", "write_bytes", "mkstemp"}
+_PRIVATE_FOLDERS = {
+    "verify/boot/libvirt.py", "verify/boot/accelerator.py", "verify/boot/stand_in_boot.py",
+}  # fmt: skip
+"""They write into a TemporaryDirectory of their own."""
+
+
+def test_only_durable_writes_files() -> None:
+    broken = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        inside = str(path.relative_to(SOURCE))
+        # What a guest's own Python runs has only a folder of its own to write to.
+        if inside in _PRIVATE_FOLDERS | {"durable.py"} or inside.startswith("bench/programs/"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr in {*_WRITES, "O_CREAT"}:
+                broken.append(f"{inside}:{node.lineno}: {node.attr}")
+            if isinstance(node, ast.Call) and _opens_to_write(node):
+                broken.append(f"{inside}:{node.lineno}: opens to write")
+    assert not broken, "\n".join(broken)
+
+
+def _opens_to_write(call: ast.Call) -> bool:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    modes = [one.value for one in call.args if isinstance(one, ast.Constant)]
+    return name == "open" and any(
+        isinstance(one, str) and len(one) < 4 and set(one) & set("wa+") for one in modes
+    )

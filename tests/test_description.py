@@ -228,7 +228,7 @@ def test_virtual_functions_follow_their_physical_function() -> None:
         ("node_numbers = [1, 0]", "node_numbers: expected 2 ascending numbers, found [1, 0]"),
         ("offline_pus = '8'", "expected some of the PUs 0-7, not all, found '8'"),
         ("offline_pus = '0-7'", "not all, found '0-7'"),
-        ("offline_pus = 'x'", "offline_pus: expected a PU list"),
+        ("offline_pus = 'x'", "offline_pus: expected a list"),
         ("distances = [[10, 20]]", "distances: expected 2 rows, one per node, found 1"),
         ("distances = [[10, 20], [20, 11]]", "expected 10 from node to itself, found 11"),
         ("distances = { same_package = 10 }", "same_package: expected a whole number, 11 to 255"),

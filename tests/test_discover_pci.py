@@ -8,7 +8,6 @@ from homenode.bdf import Bdf
 from homenode.discover import discover
 from homenode.discover.device_kinds import device_kind
 from homenode.discover.pci_config import parse_config
-from homenode.errors import InputError, ParseError
 from homenode.pci import DeviceKind, PciBar, PciLink, PortType
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.topology import Host
@@ -191,12 +190,6 @@ def test_a_link_that_is_down_or_unknown_has_no_speed_and_width(width: str) -> No
     assert _host(files).pci_devices[0].link == PciLink(None, None, 8.0, 4)
 
 
-def test_a_malformed_resource_line_is_named() -> None:
-    files = {**SWITCHED, f"{PCI}/{GPU}/resource": "0x0 banana\n"}
-    with pytest.raises(ParseError, match=r"resource:1: expected first, last and flags"):
-        _host(files)
-
-
 def test_a_virtual_function_knows_its_physical_one() -> None:
     files = {
         **pci_function("0000:00:02.0", "020000", "15b3:101d"),
@@ -283,23 +276,71 @@ def test_root_complexes_on_two_nodes_have_no_node() -> None:
     assert any(gap.subject == "node of root complex pci0000:00" for gap in host.gaps)
 
 
-def test_a_function_without_a_class_is_an_incomplete_tree() -> None:
-    folder = f"{PCI}/0000:00:01.0"
-    link = {"/sys/bus/pci/devices/0000:00:01.0": folder}
-    with pytest.raises(InputError, match="expected a class code"):
-        _host({f"{folder}/vendor": "0x8086\n"}, links=link)
+def test_a_function_without_a_class_is_of_no_known_kind() -> None:
+    folder = f"{PCI}/0000:00:02.0"
+    link = {"/sys/bus/pci/devices/0000:00:02.0": folder}
+    host = _host({**SWITCHED, f"{folder}/vendor": "0x8086\n"}, links=link)
+    assert len(host.pci_devices) == len(_host(SWITCHED).pci_devices) + 1
+    odd = host.device(Bdf.parse("00:02.0"))
+    assert odd is not None and odd.kind is DeviceKind.OTHER and odd.vendor_id == 0x8086
+    assert "class of 0000:00:02.0" in {gap.subject for gap in host.gaps}
 
 
-def test_a_link_that_leads_nowhere_is_an_incomplete_tree() -> None:
-    link = {"/sys/bus/pci/devices/0000:00:01.0": f"{PCI}/0000:00:01.0"}
-    with pytest.raises(InputError, match="a link that leads nowhere"):
-        _host({}, links=link)
+def test_configuration_space_stands_in_for_a_class_that_is_missing_or_malformed() -> None:
+    folder = f"{PCI}/{GPU}"
+    config = bytearray(64)
+    config[0x09:0x0C] = bytes((0x00, 0x02, 0x03))
+    files = {**SWITCHED, f"{folder}/config": config.decode("utf-8", "surrogateescape")}
+    gpu = _host({**files, f"{folder}/class": "banana\n"}).device(Bdf.parse("03:00.0"))
+    assert gpu is not None and gpu.kind is DeviceKind.GPU
 
 
-def test_a_function_whose_bridge_is_missing_is_an_incomplete_tree() -> None:
-    files = {key: text for key, text in SWITCHED.items() if "0000:00:01.0/class" not in key}
-    with pytest.raises(InputError, match=r"expected the bridge 0000:00:01\.0 above"):
-        _host(files)
+def test_a_link_that_leads_nowhere_is_a_gap() -> None:
+    link = {"/sys/bus/pci/devices/0000:00:09.0": f"{PCI}/0000:00:09.0"}
+    host = _host(SWITCHED, links=link)
+    assert host.pci_devices == _host(SWITCHED).pci_devices
+    assert "0000:00:09.0" in {gap.subject for gap in host.gaps}
+
+
+def test_an_entry_that_is_no_address_is_a_gap() -> None:
+    link = {"/sys/bus/pci/devices/banana": f"{PCI}/0000:00:01.0"}
+    host = _host(SWITCHED, links=link)
+    assert host.pci_devices == _host(SWITCHED).pci_devices
+    assert "PCI function 'banana'" in {gap.subject for gap in host.gaps}
+
+
+@pytest.mark.parametrize("gone", ["0000:00:01.0", "0000:01:00.0", "0000:02:00.0"])
+def test_a_bridge_that_only_the_functions_below_it_tell_of_is_a_bridge(gone: str) -> None:
+    whole = _host(SWITCHED)
+    kept = {key: text for key, text in SWITCHED.items() if f"{gone}/class" not in key}
+    host = _host(kept)
+    assert [device.bdf for device in host.pci_devices] == [d.bdf for d in whole.pci_devices]
+    gpu = Bdf.parse("03:00.0")
+    assert [b.bdf for b in host.bridges_above(gpu)] == [b.bdf for b in whole.bridges_above(gpu)]
+    assert host.switch_above(gpu) == whole.switch_above(gpu)
+    assert gone in {gap.subject for gap in host.gaps}
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["vendor", "numa_node", "resource", "current_link_width", "local_cpulist", "aer_dev_fatal",
+     "sriov_numvfs", "class"],
+)  # fmt: skip
+def test_a_malformed_file_of_one_function_is_a_gap(file: str) -> None:
+    host = _host({**SWITCHED, f"{PCI}/{GPU}/{file}": "what 0x\n"})
+    whole = {device.bdf: device for device in _host(SWITCHED).pci_devices}
+    gpu = Bdf.parse("03:00.0")
+    assert [d for d in host.pci_devices if d.bdf != gpu] == [
+        d for bdf, d in whole.items() if bdf != gpu
+    ]
+    assert host.device(gpu) is not None
+    assert any(f"/{file}" in gap.reason and "found 'what 0x'" in gap.reason for gap in host.gaps)
+
+
+def test_an_unreadable_folder_of_pci_functions_is_not_called_absent() -> None:
+    host = discover(MemorySnapshot("a tree", {**cpu_files(), "/sys/bus/pci/devices": ""}))
+    (gap,) = (gap for gap in host.gaps if gap.subject == "PCI functions")
+    assert "cannot be read" in gap.reason
 
 
 def test_a_tree_without_pci_says_so() -> None:

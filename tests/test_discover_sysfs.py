@@ -6,10 +6,10 @@ import pytest
 
 from homenode.cpuset import CpuSet
 from homenode.discover import discover
-from homenode.errors import HomenodeError, InputError, ParseError
+from homenode.errors import HomenodeError, HostError, InputError, ParseError
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.topology import CoreKind, Host, MemoryKind, PagePool, summarise
-from tests.sysfs_trees import CPU, NODE, cpu_files, pci_function, snapshot
+from tests.sysfs_trees import CPU, NODE, PCI, cpu_files, pci_function, snapshot
 
 
 def _subjects(host: Host) -> list[str]:
@@ -158,13 +158,81 @@ def test_the_llc_of_a_core_outside_the_l3_is_its_own_highest_cache() -> None:
     assert [(str(llc.pus), llc.level) for llc in host.llcs] == [("0", 3), ("1", 2)]
 
 
-def test_siblings_with_core_ids_of_their_own_are_cores() -> None:
+@pytest.mark.parametrize(
+    ("vendor", "family", "cores", "subject"),
+    [
+        ("AuthenticAMD", 21, ["0", "1", "2", "3"], "cores of PUs 0-3"),
+        ("AuthenticAMD", 25, ["0,2", "1,3"], "core ids of PUs 0-3"),
+        ("GenuineIntel", 21, ["0,2", "1,3"], "core ids of PUs 0-3"),
+        (None, None, ["0,2", "1,3"], "core ids of PUs 0-3"),
+    ],
+)
+def test_siblings_with_core_ids_of_their_own_are_cores_on_amd_family_15h_only(
+    vendor: str | None, family: int | None, cores: list[str], subject: str
+) -> None:
     files = cpu_files(packages=1, cores=2, threads=2)
+    files["/proc/cpuinfo"] = f"vendor_id : {vendor}\ncpu family : {family}\n" if vendor else ""
     for pu in range(4):
         files[f"{CPU}/cpu{pu}/topology/core_id"] = f"{pu}\n"
     host = discover(snapshot(files))
-    assert [str(core.pus) for core in host.cores] == ["0", "1", "2", "3"]
-    assert "cores of PUs 0-3" in _subjects(host)
+    assert [str(core.pus) for core in host.cores] == cores
+    assert subject in _subjects(host)
+
+
+def test_zeros_at_the_end_of_any_file_change_nothing() -> None:
+    files = cpu_files() | pci_function("0000:00:01.0", "030200", "10de:2330")
+    files[f"{PCI}/0000:00:01.0/resource"] = "0x0 0x1000 0x200\n"
+    files[f"{NODE}/node0/cpumap"] = "00000000,00000033\n"
+    files[f"{NODE}/node1/cpumap"] = "000000cc"
+    expected = discover(snapshot(files))
+    padded = {path: f"{text}\0" for path, text in files.items()}
+    assert discover(snapshot(padded)) == expected
+    only_masks = {path: text for path, text in padded.items() if "cpulist" not in path}
+    assert discover(snapshot(only_masks)).nodes == expected.nodes
+
+
+def test_an_unreadable_folder_of_nodes_or_cpus_is_refused_and_not_taken_for_absent() -> None:
+    for folder in (NODE, CPU):
+        files = {path: text for path, text in cpu_files().items() if not path.startswith(folder)}
+        hidden = MemorySnapshot("a tree", {**files, folder: ""})  # there, and gives no names
+        with pytest.raises(HostError, match=f"{folder}: expected a folder that can be read"):
+            discover(hidden)
+
+
+@pytest.mark.parametrize("number", [99_999, 65_536, 999_999])
+def test_a_folder_of_an_impossible_number_is_named(number: int) -> None:
+    for folder, name in ((NODE, "node"), (CPU, "cpu")):
+        files = cpu_files() | {f"{folder}/{name}{number}/cpulist": "\n"}
+        with pytest.raises(ParseError, match=f"folders {name}0 to {name}65535.*{name}{number}"):
+            discover(snapshot(files))
+
+
+def test_a_level_1_cache_is_never_the_last() -> None:
+    host = discover(snapshot(cpu_files(), without=("/cache/index3",)))
+    assert host.llcs == ()
+    assert "last-level cache of PUs 0-7" in _subjects(host)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {f"{CPU}/cpu1/topology/core_cpus_list": "1\n", f"{CPU}/cpu3/topology/core_cpus_list": "3"},
+        {f"{CPU}/cpu1/cache/index0/size": "32K\n"},
+        {"/proc/cpuinfo": "processor : 0\nCPU part : 0xd87\nprocessor : 1\nCPU part : 0xd85\n"},
+    ],
+)
+def test_cores_that_differ_without_a_known_kind_are_a_gap(files: dict[str, str]) -> None:
+    alike = cpu_files(packages=1, cores=2, threads=2)
+    alike |= {f"{CPU}/cpu{pu}/cache/index0/size": "48K\n" for pu in range(4)}
+    assert "kinds of core" not in _subjects(discover(snapshot(alike)))
+    host = discover(snapshot(alike | files))
+    assert {core.kind for core in host.cores} == {None}
+    assert "kinds of core" in _subjects(host)
+
+
+def test_an_offline_sibling_makes_no_other_kind_of_core() -> None:
+    files = cpu_files(packages=1, cores=2, threads=2) | {f"{CPU}/online": "0-2\n"}
+    assert "kinds of core" not in _subjects(discover(snapshot(files)))
 
 
 def test_lists_of_siblings_that_disagree_are_a_gap() -> None:
@@ -238,6 +306,36 @@ def test_the_cgroup_says_which_pus_are_disallowed() -> None:
     host = discover(snapshot(files))
     assert summarise(host).pus_disallowed == 4
     assert [pu.index for pu in host.pus if not pu.allowed] == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"/proc/self/cpuset": "/jobs/one\n"},
+        {"/proc/self/cgroup": "0::/jobs/one\n"},
+        {"/proc/self/cgroup": "0::/jobs/one/without/cpusets\n"},
+        {"/proc/self/cgroup": "1:name=systemd:/\n0::/jobs/one\n\0"},
+    ],
+)
+@pytest.mark.parametrize("mount", ["/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/cg"])
+def test_a_cgroup_of_version_2_is_read_without_a_status_file(
+    files: dict[str, str], mount: str
+) -> None:
+    files = cpu_files() | files | {f"{mount}/jobs/one/cpuset.cpus.effective": "0-1\n"}
+    files["/proc/mounts"] = f"sysfs /sys sysfs rw 0 0\ncgroup2 {mount} cgroup2 rw 0 0\n"
+    host = discover(snapshot(files, without=("/proc/self/status",)))
+    assert summarise(host).pus_disallowed == 6
+    assert "PUs disallowed by a cgroup" not in _subjects(host)
+
+
+def test_a_cpuset_mounted_elsewhere_is_found() -> None:
+    files = cpu_files() | {
+        "/proc/mounts": "cgroup /cs cgroup rw,cpuset,cpu 0 0\nx /my\\040place cgroup2 rw 0 0\n",
+        "/proc/self/cgroup": "4:cpu,cpuset:/job\n0::/\n",
+        "/cs/job/cpuset.cpus": "3\n",
+    }
+    host = discover(snapshot(files, without=("/proc/self/status",)))
+    assert [pu.index for pu in host.pus if pu.allowed] == [3]
 
 
 def test_an_old_cpuset_and_a_status_file_serve_as_well() -> None:

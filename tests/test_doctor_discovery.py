@@ -12,8 +12,8 @@ from homenode.discover import discover
 from homenode.discover.lspci import add_lspci, host_from_lspci
 from homenode.discover.pci_config import parse_config
 from homenode.doctor.diagnosis import diagnose
+from homenode.doctor.node_layout import layout_findings
 from homenode.doctor.quiet_snapshot import QuietSnapshot
-from homenode.errors import ParseError
 from homenode.pci import PciErrors, PciInterrupt
 from homenode.snapshot.collector import parse_collected
 from homenode.snapshot.gather import gather
@@ -21,6 +21,7 @@ from homenode.snapshot.memory import MemorySnapshot
 from homenode.snapshot.protocol import Snapshot
 from tests.doctor_domains import host
 from tests.shared_data import needs_shared, shared
+from tests.sysfs_trees import NODE, cpu_files, snapshot
 
 GPU = Bdf.parse("01:00.0")
 REAL = "/0000:01:00.0/"
@@ -114,9 +115,11 @@ def test_settings_of_idle_states_ksm_and_iommus_are_read() -> None:
 
 
 @pytest.mark.parametrize("text", ["RxErr\n", "RxErr many\n", "3\n"])
-def test_counts_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(ParseError, match="aer_dev"):
-        discover(overlaid(aer_dev_correctable=text))
+def test_counts_that_are_none_are_a_gap(text: str) -> None:
+    found = discover(overlaid(aer_dev_correctable=text))
+    device = found.device(GPU)
+    assert device is not None and device.errors is None
+    assert any("aer_dev_correctable" in gap.reason for gap in found.gaps)
 
 
 def test_a_ports_target_speed_is_in_its_config_space() -> None:
@@ -223,3 +226,13 @@ def test_a_number_may_stand_last_in_what_a_collector_reads() -> None:
     ))  # fmt: skip
     read = parse_collected(text, "h")
     assert read.read_text("/sys/bus/pci/devices/0000:01:00.0/msi_irqs/99") == "msix\n"
+
+
+@pytest.mark.parametrize(("cores", "ids"), [(1, []), (2, ["node-spans-packages"])])
+def test_a_node_over_packages_that_are_cores_is_no_fault(cores: int, ids: list[str]) -> None:
+    files = cpu_files(packages=4, cores=cores, threads=2)
+    every = f"0-{8 * cores - 1}\n"
+    files |= {f"{NODE}/online": "0\n", f"{NODE}/node0/cpulist": every}
+    files |= {f"{NODE}/node0/distance": "10\n"}
+    found = layout_findings(discover(snapshot(files)))
+    assert [finding.id for finding in found] == ids

@@ -77,7 +77,7 @@ def test_published_capabilities_are_read() -> None:
         ("id='5'", "id='70000'", "PUs up to"),
         ("unit='MiB'", "unit='parsec'", "a unit of bytes"),
         (">1024<", ">-1<", "a number for memory"),
-        ("siblings='0,128'", "siblings='x'", "a PU list"),
+        ("siblings='0,128'", "siblings='x'", "a list"),
         ("capabilities>", "domain>", "expected <capabilities>"),
     ],
 )

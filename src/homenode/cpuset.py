@@ -66,7 +66,7 @@ class CpuSet:
             span, _, stride_text = item.removeprefix("^").partition(":")
             first_text, dash, last_text = span.partition("-")
             if not (_digits(first_text) and (_digits(last_text) if dash else True)):
-                raise ParseError(source, "a PU list such as 0-3,8", part)
+                raise ParseError(source, "a list such as 0-3,8", part)
             # "used/group" strides (0-31:2/4) are legal in the kernel but nothing prints them.
             if stride_text and not _digits(stride_text):
                 raise ParseError(source, "a whole number as stride", part)
@@ -74,7 +74,7 @@ class CpuSet:
             last = int(last_text) if dash else first
             stride = int(stride_text) if stride_text else 1
             if last > MAX_PU_INDEX or last < first or stride < 1:
-                raise ParseError(source, f"an ascending range of PUs up to {MAX_PU_INDEX}", part)
+                raise ParseError(source, f"an ascending range up to {MAX_PU_INDEX}", part)
             if stride == 1:
                 mask = ((1 << (last - first + 1)) - 1) << first
             else:

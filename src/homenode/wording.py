@@ -26,12 +26,18 @@ def plural(count: int, noun: str, nouns: str | None = None) -> str:
 
 
 def number_list(numbers: Iterable[int]) -> str:
-    """Numbers as ranges.
+    """Numbers as ranges; they may be of any size, as those of packages are.
 
-    >>> number_list([3, 0, 1, 2, 8])
-    '0-3,8'
+    >>> number_list([3, 0, 1, 2, 8]), number_list([0, 196611, 256]), number_list([])
+    ('0-3,8', '0,256,196611', '')
     """
-    return str(CpuSet(numbers))
+    ranges: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], number)
+        else:
+            ranges.append((number, number))
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 def nodes_text(nodes: Iterable[int]) -> str:

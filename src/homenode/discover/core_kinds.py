@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from homenode.cpuset import CpuSet
-from homenode.discover.readings import read_number, read_pus
+from homenode.discover.readings import read_lines, read_number, read_pus, read_word
 from homenode.discover.states import CPU
 from homenode.snapshot.protocol import Snapshot
 from homenode.topology import CoreKind
@@ -41,6 +41,30 @@ def read_core_kinds(snapshot: Snapshot, cores: Sequence[CpuSet]) -> tuple[CoreKi
         if speeds and len(speeds) == len(cores):
             return kinds_by_speed(speeds)
     return (None,) * len(cores)
+
+
+def cores_differ(
+    snapshot: Snapshot, cores: Sequence[CpuSet], packages: Sequence[CpuSet], offline: CpuSet
+) -> str | None:
+    """How cores differ whose kinds are unknown, in words; None where they look alike.
+
+    By what a kind of core always has: caches of one size, one model on arm64, and as many SMT
+    siblings, which count only in a package, as SMT may be off in another, and where none is
+    offline.
+    """
+    for package in packages:
+        if not offline and len({len(pus) for pus in cores if pus <= package}) > 1:
+            return "cores have different numbers of SMT siblings"
+    for index in ("index0", "index2"):  # level 1 data and level 2 on x86 and most of arm64
+        sizes = {read_word(snapshot, f"{CPU}/cpu{pus.first()}/cache/{index}/size") for pus in cores}
+        if len(sizes - {None}) > 1:
+            return "cores have caches of different sizes"
+    parts = {
+        line.partition(":")[2].strip()
+        for line in read_lines(snapshot, "/proc/cpuinfo")
+        if line.startswith("CPU part")
+    }
+    return "cores are of different models" if len(parts) > 1 else None
 
 
 def kinds_by_speed(speeds: Sequence[int]) -> tuple[CoreKind | None, ...]:

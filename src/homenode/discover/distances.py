@@ -2,7 +2,7 @@
 
 from homenode.cpuset import CpuSet
 from homenode.discover.nodes import NODE
-from homenode.discover.readings import numbered, read_number
+from homenode.discover.readings import numbered, read_number, read_word
 from homenode.errors import ParseError
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
@@ -11,7 +11,10 @@ from homenode.topology import LOCAL_DISTANCE, MemoryPath, NumaNode
 
 Distances = tuple[tuple[int, ...], ...]
 
-_BYTES_PER_MB = 1_000_000  # HMAT bandwidths are in MB/s
+_BYTES_PER_MB = 1_000_000
+"""The kernel says MB/s, as ACPI does, and fills the same files of CXL memory from the rates of PCIe
+links, in millions. Source: Documentation/ABI/stable/sysfs-devices-node, accessY/initiators;
+ACPI 6.5, 5.2.28.4; pcie_link_speed_mbps() in cxl_pci_get_bandwidth()."""
 
 
 def parse_distances(text: str, source: str = "distance") -> tuple[int, ...]:
@@ -39,9 +42,9 @@ def read_distances(
     rows: list[tuple[int, ...]] = []
     for node in nodes:
         path = f"{NODE}/node{node.index}/distance"
-        text = snapshot.read_text(path)
+        text = read_word(snapshot, path)
         if text is None:
-            return None, (Gap("distances", f"{path} is absent"),)
+            return None, (Gap("distances", f"{path} is absent or empty"),)
         row = parse_distances(text, f"{snapshot.name}: {path}")
         if len(row) != len(nodes):
             reason = f"{path} has {len(row)} columns, {len(nodes)} nodes are online"

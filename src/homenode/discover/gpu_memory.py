@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from homenode.bdf import Bdf
-from homenode.discover.readings import read_word
+from homenode.discover.readings import read_lines, read_word
 from homenode.errors import ParseError
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
@@ -30,7 +30,7 @@ def read_driver_gpus(snapshot: Snapshot) -> tuple[dict[NodeIndex, Bdf], tuple[Bd
             continue  # a control file of some driver version
         gpus.append(bdf)
         fields: dict[str, str] = {}
-        for line in (snapshot.read_text(f"{_GPUS}/{name}/numa_status") or "").splitlines():
+        for line in read_lines(snapshot, f"{_GPUS}/{name}/numa_status"):
             key, _, value = line.partition(":")
             fields[key.strip()] = value.strip()
         node = fields.get("Node", "")

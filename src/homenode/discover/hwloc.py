@@ -24,7 +24,7 @@ from homenode.topology import (
     Pu,
 )
 
-_DATA_CACHES = {"L1Cache", "L2Cache", "L3Cache", "L4Cache", "L5Cache"}
+_DATA_CACHES = {"L2Cache", "L3Cache", "L4Cache", "L5Cache"}  # level 1 is never the last
 _KIND_OF_CORE_TYPE = {"IntelCore": CoreKind.PERFORMANCE, "IntelAtom": CoreKind.EFFICIENCY}
 
 _NOT_IN_XML = (

@@ -6,9 +6,16 @@ Source: Documentation/ABI/stable/sysfs-devices-node.
 import re
 from dataclasses import dataclass
 
-from homenode.cpuset import CpuSet, PuIndex
-from homenode.discover.readings import numbered, read_number, read_pus
-from homenode.errors import InputError
+from homenode.cpuset import MAX_PU_INDEX, CpuSet, PuIndex
+from homenode.discover.readings import (
+    list_readable,
+    numbered,
+    read_lines,
+    read_mask,
+    read_number,
+    read_pus,
+)
+from homenode.errors import InputError, ParseError
 from homenode.gap import Gap
 from homenode.indices import NodeIndex, PackageIndex
 from homenode.snapshot.protocol import Snapshot
@@ -38,11 +45,15 @@ def read_nodes(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]
     """The nodes of a snapshot; gpu_memory.py says what the memory of each is.
 
     A kernel without NUMA has no node folder: the host then is one node, with a gap.
-    Raises InputError where a node that is said to be online has no folder.
+    Raises InputError where a node that is said to be online has no folder, HostError where the
+    folder cannot be read.
     """
-    folders = numbered(snapshot.list(NODE), "node")
+    folders = numbered(list_readable(snapshot, NODE), "node")
     if not folders:
         return _single_node(snapshot, online, packages)
+    if folders[-1] > MAX_PU_INDEX:
+        expected = f"folders node0 to node{MAX_PU_INDEX} (Linux has at most 1024 nodes)"
+        raise ParseError(f"{snapshot.name}: {NODE}", expected, f"node{folders[-1]}")
     gaps: list[Gap] = []
     numbers = _online_nodes(snapshot, folders, gaps)
     pus_of_node: dict[int, CpuSet] = {}
@@ -120,12 +131,10 @@ def _pus_of_node(snapshot: Snapshot, number: int, online: CpuSet, gaps: list[Gap
             f"{snapshot.name}: expected {folder}/cpulist or cpumap, found neither",
             hint="the tree is incomplete: capture the host again",
         )
-    mask = snapshot.read_text(f"{folder}/cpumap")
-    if mask is not None:
-        from_mask = CpuSet.parse_mask(mask.strip(), f"{snapshot.name}: {folder}/cpumap")
-        if from_mask & online != pus & online:
-            reason = f"cpulist says {pus & online}, cpumap says {from_mask & online}; used cpulist"
-            gaps.append(Gap(f"node {number} PUs", reason))
+    mask = read_mask(snapshot, f"{folder}/cpumap")
+    if mask is not None and mask & online != pus & online:
+        reason = f"cpulist says {pus & online}, cpumap says {mask & online}; used cpulist"
+        gaps.append(Gap(f"node {number} PUs", reason))
     return pus & online
 
 
@@ -153,7 +162,7 @@ def _memory(snapshot: Snapshot, path: str) -> tuple[int | None, int | None]:
     Source: si_mem_available() in mm/show_mem.c, less its reserves.
     """
     found: dict[str, int] = {}
-    for line in (snapshot.read_text(path) or "").splitlines():
+    for line in read_lines(snapshot, path):
         match = _MEMORY_LINE.fullmatch(line)
         if match is not None:
             found.setdefault(match[1], int(match[2]) * KIB)

@@ -18,12 +18,14 @@ _PORT_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class ConfigHeader:
-    """What a config file tells. bus numbers, port_type: of bridges only. port_type: None where
-    the file has only the 64 bytes that everybody may read. target_gt_per_s: of Link Control 2."""
+    """What a config file tells. class_code: 24 bits, None where nothing answers. bus numbers,
+    port_type: of bridges only. port_type: None where the file has only the 64 bytes that everybody
+    may read. target_gt_per_s: of Link Control 2."""
 
-    secondary_bus: int | None
-    subordinate_bus: int | None
-    port_type: PortType | None
+    class_code: int | None
+    secondary_bus: int | None = None
+    subordinate_bus: int | None = None
+    port_type: PortType | None = None
     target_gt_per_s: float | None = None
 
 
@@ -35,15 +37,18 @@ def parse_config(config: bytes) -> ConfigHeader | None:
     """
     if len(config) < 64:
         return None
+    code = int.from_bytes(config[0x09:0x0C], "little")
+    class_code = None if code == 0xFFFFFF else code
     is_bridge = config[0x0E] & 0x7F == 1
     if not is_bridge:
-        return ConfigHeader(None, None, None)
+        return ConfigHeader(class_code)
     express = _express(config)
     if express is None:
         # With the whole first 256 bytes read, no capability means conventional PCI.
         port_type = PortType.PCI_BRIDGE if len(config) >= 256 else None
-        return ConfigHeader(config[0x19], config[0x1A], port_type)
+        return ConfigHeader(class_code, config[0x19], config[0x1A], port_type)
     return ConfigHeader(
+        class_code,
         config[0x19],
         config[0x1A],
         _PORT_TYPES.get(config[express + 2] >> 4),

@@ -2,7 +2,7 @@
 
 import re
 
-from homenode.discover.readings import read_number
+from homenode.discover.readings import read_lines, read_number
 from homenode.errors import ParseError
 from homenode.pci import PciBar, PciErrors
 from homenode.snapshot.protocol import Snapshot
@@ -33,19 +33,24 @@ def read_link_width(snapshot: Snapshot, path: str) -> int | None:
     return None if width in (None, 0, 255) else width
 
 
-def parse_resource(text: str, source: str, *, is_bridge: bool) -> tuple[PciBar, ...]:
+def read_resource(snapshot: Snapshot, path: str, *, is_bridge: bool) -> tuple[PciBar, ...]:
     """The regions of a `resource` file, unused ones left out.
 
     Lines "0x<first> 0x<last> 0x<flags>", by index. Raises ParseError.
     Source: Documentation/PCI/sysfs-pci.rst.
     """
     bars: list[PciBar] = []
-    for index, line in enumerate(text.splitlines()):
+    for index, line in enumerate(read_lines(snapshot, path)):
         if index > (_ROM if is_bridge else _LAST_BAR):
             break
         match = _REGION.fullmatch(line.strip())
         if match is None:
-            raise ParseError(source, "first, last and flags in hexadecimal", line, line=index + 1)
+            raise ParseError(
+                f"{snapshot.name}: {path}",
+                "first, last and flags in hexadecimal",
+                line,
+                line=index + 1,
+            )
         first, last, flags = (int(field, 16) for field in match.groups())
         if last <= first or not flags & (_IO | _MEMORY):
             continue
@@ -66,20 +71,20 @@ def read_errors(snapshot: Snapshot, folder: str) -> PciErrors | None:
 
     Raises ParseError. Source: Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats.
     """
-    names = ("correctable", "nonfatal", "fatal")
-    texts = [snapshot.read_text(f"{folder}/aer_dev_{name}") for name in names]
+    paths = [f"{folder}/aer_dev_{name}" for name in ("correctable", "nonfatal", "fatal")]
+    texts = [snapshot.read_text(path) for path in paths]
     if all(text is None for text in texts):
         return None
-    return PciErrors(*(_counts(snapshot, text or "") for text in texts))
+    return PciErrors(*(_counts(snapshot, path) for path in paths))
 
 
-def _counts(snapshot: Snapshot, text: str) -> tuple[tuple[str, int], ...]:
+def _counts(snapshot: Snapshot, path: str) -> tuple[tuple[str, int], ...]:
     """The lines "RxErr 3" of what has happened at all."""
     counts: list[tuple[str, int]] = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(read_lines(snapshot, path), start=1):
         name, _, count = line.strip().rpartition(" ")
-        if not name or not count.isdecimal():
-            raise ParseError(f"{snapshot.name}: aer_dev", "a name and a count", line, line=number)
+        if not name or not (count.isascii() and count.isdecimal() and len(count) <= 20):
+            raise ParseError(f"{snapshot.name}: {path}", "a name and a count", line, line=number)
         if int(count) and not name.startswith("TOTAL_"):
             counts.append((name, int(count)))
     return tuple(counts)

@@ -1,12 +1,15 @@
 """PCI tree: root complexes, bridges and functions of a snapshot, from sysfs.
 
 The tree is told by where each function's folder lies: /sys/devices/pci0000:15/0000:15:01.0/...
+One function, or one of its files, that is not as it should be is a gap and stops nothing.
 
 Source: Documentation/ABI/testing/sysfs-bus-pci.
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from homenode.bdf import Bdf
 from homenode.discover.device_kinds import (
@@ -19,14 +22,14 @@ from homenode.discover.interrupts import read_interrupts
 from homenode.discover.pci_config import ConfigHeader, parse_config
 from homenode.discover.pci_fields import (
     parse_link_speed,
-    parse_resource,
     read_errors,
     read_link_width,
+    read_resource,
 )
-from homenode.discover.pci_gaps import functions_off_the_bus, unknown_fields
+from homenode.discover.pci_gaps import functions_off_the_bus, several, unknown_fields
 from homenode.discover.pci_nodes import Locality, nodes_of_root_complexes
-from homenode.discover.readings import read_number, read_pus, read_word
-from homenode.errors import InputError, ParseError
+from homenode.discover.readings import is_hidden, read_number, read_pus, read_word
+from homenode.errors import ParseError
 from homenode.gap import Gap
 from homenode.pci import PciBridge, PciDevice, PciLink, PortType, RootComplex
 from homenode.snapshot.protocol import Snapshot
@@ -34,6 +37,9 @@ from homenode.snapshot.protocol import Snapshot
 PCI = "/sys/bus/pci/devices"
 
 _ROOT = re.compile(r"pci([0-9a-f]{4,8}):([0-9a-f]{2})", re.ASCII)
+_UNASSIGNED_CLASS = 0xFF0000  # "does not fit any class"
+
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +53,39 @@ class PciTree:
 
 @dataclass(frozen=True, slots=True)
 class TreePlace:
-    """Where a function is in the tree: its folder, root complex and the bridge above it."""
+    """Where a function is in the tree: its folder, root complex and the bridge above it.
+
+    is_in_tree: False of a folder that stands where a link should. is_listed: False of a bridge of
+    which only the functions below it tell.
+    """
 
     folder: str
     root_complex: str
     parent: Bdf | None
     is_in_tree: bool = True
+    is_listed: bool = True
+
+
+@dataclass(slots=True)
+class _Malformed:
+    """Files of functions that do not have their form: one gap for each name of a file."""
+
+    found: dict[str, list[tuple[Bdf, str]]] = field(default_factory=dict)
+
+    def attempt(self, bdf: Bdf, path: str, read: Callable[[str], _Value]) -> _Value | None:
+        """What `read` gives of a function's file; None where it is malformed."""
+        try:
+            return read(path)
+        except ParseError as error:
+            name = path.rpartition("/")[2]
+            self.found.setdefault(name, []).append((bdf, error.message))
+            return None
+
+    def gaps(self) -> list[Gap]:
+        return [
+            Gap(f"{file} of {several([bdf for bdf, _ in of_file])}", of_file[0][1])
+            for file, of_file in self.found.items()
+        ]
 
 
 def read_pci_tree(
@@ -61,12 +94,12 @@ def read_pci_tree(
     """The PCI tree of a snapshot; empty where it has none.
 
     nvidia_gpus: functions that the NVIDIA driver calls GPUs, for trees without vendor files.
-    Raises InputError where a function has no class, and ParseError for a malformed file.
     """
     gaps: list[Gap] = []
+    malformed = _Malformed()
     places = _places(snapshot, gaps)
     parent_of = {bdf: place.parent for bdf, place in places.items()}
-    classes = {bdf: _class_code(snapshot, place.folder) for bdf, place in places.items()}
+    classes = _class_codes(snapshot, places, malformed, gaps)
     bridges = {bdf: code for bdf, code in classes.items() if code >> 8 == PCI_BRIDGE_CLASS}
     guessed = port_types_by_structure(bridges, parent_of)
     configs = {bdf: _config(snapshot, places[bdf].folder) for bdf in bridges}
@@ -81,12 +114,13 @@ def read_pci_tree(
             bdf,
             place,
             classes[bdf],
-            _bridge(snapshot, bdf, place, configs[bdf], guessed[bdf], last_bus)
+            _bridge(snapshot, bdf, place, configs[bdf], guessed[bdf], last_bus, malformed)
             if bdf in bridges
             else None,
             locality,
             configs.get(bdf),
             bdf in nvidia_gpus,
+            malformed,
         )
         for bdf, place in sorted(places.items())
     )
@@ -102,6 +136,7 @@ def read_pci_tree(
     above = {place.folder.rpartition("/")[0] for place in places.values() if place.is_in_tree}
     above |= {places[bdf].folder for bdf in bridges}
     gaps += functions_off_the_bus(snapshot, sorted(above), frozenset(places))
+    gaps += malformed.gaps()
     gaps += root_gaps + unknown_fields(devices) + locality.gaps(snapshot, devices)
     return PciTree(roots, devices, tuple(gaps))
 
@@ -109,35 +144,54 @@ def read_pci_tree(
 def _places(snapshot: Snapshot, gaps: list[Gap]) -> dict[Bdf, TreePlace]:
     names = snapshot.list(PCI)
     if names is None:
-        gaps.append(Gap("PCI functions", f"{PCI} is absent"))
+        reason = f"{PCI} cannot be read" if is_hidden(snapshot, PCI) else f"{PCI} is absent"
+        gaps.append(Gap("PCI functions", reason))
         return {}
     places: dict[Bdf, TreePlace] = {}
     loose: list[Bdf] = []
+    dangling: list[Bdf] = []
     for name in names:
-        bdf = Bdf.parse(name, f"{snapshot.name}: {PCI}")
         path = f"{PCI}/{name}"
         real = snapshot.real_path(path)
+        try:
+            bdf = Bdf.parse(name, f"{snapshot.name}: {PCI}")
+            place = None if real is None else place_by_path(real)
+        except ParseError as error:
+            gaps.append(Gap(f"PCI function {name[:60]!r}", f"{error.message}: left out"))
+            continue
         if real is None:
-            raise InputError(
-                f"{snapshot.name}: {path}: expected a folder, found a link that leads nowhere",
-                hint="the tree is incomplete: capture the host again with /sys/devices",
-            )
-        place = place_by_path(real)
+            dangling.append(bdf)
+            continue
         if place is None:  # some trees hold the folders where the links should be
             loose.append(bdf)
             place = TreePlace(path, f"pci{bdf.domain:04x}:{bdf.bus:02x}", None, is_in_tree=False)
         places[bdf] = place
+    if dangling:
+        reason = f"the link in {PCI} leads nowhere: left out; capture the host with /sys/devices"
+        gaps.append(Gap(several(dangling), reason))
     if loose:
         reason = f"{PCI} holds no links into /sys/devices; each bus counts as a root complex"
         gaps.append(Gap(f"bridges above {len(loose)} PCI functions", reason))
-    lost = [bdf for bdf, place in places.items() if place.parent and place.parent not in places]
-    if lost:
-        raise InputError(
-            f"{snapshot.name}: {PCI}: expected the bridge {places[lost[0]].parent} above "
-            f"{lost[0]}, found no such function",
-            hint="the tree is incomplete: capture the host again",
-        )
-    return places
+    unlisted = _bridges_not_listed(places)
+    if unlisted:
+        reason = f"not in {PCI}, but functions below it are: counted as a bridge"
+        gaps.append(Gap(several(sorted(unlisted)), reason))
+    return places | unlisted
+
+
+def _bridges_not_listed(places: Mapping[Bdf, TreePlace]) -> dict[Bdf, TreePlace]:
+    """Bridges that the paths of listed functions pass through, and that are not listed."""
+    found: dict[Bdf, TreePlace] = {}
+    for place in places.values():
+        here: TreePlace | None = place
+        while here is not None and here.parent is not None:
+            parent = here.parent
+            if parent in places or parent in found:
+                break
+            here = place_by_path(here.folder.rpartition("/")[0])
+            if here is not None:
+                found[parent] = replace(here, is_listed=False)
+    return found
 
 
 def place_by_path(real: str) -> TreePlace | None:
@@ -157,15 +211,30 @@ def _domain_and_bus(root_complex: str) -> tuple[int, int]:
     return int(match[1], 16), int(match[2], 16)
 
 
-def _class_code(snapshot: Snapshot, folder: str) -> int:
-    code = read_number(snapshot, f"{folder}/class", 16)
-    if code is None or not 0 <= code < 1 << 24:
-        raise InputError(
-            f"{snapshot.name}: {folder}/class: expected a class code such as 0x030200, found "
-            f"{'no such file' if code is None else hex(code)}",
-            hint="the tree is incomplete: capture the host again",
+def _class_codes(
+    snapshot: Snapshot, places: Mapping[Bdf, TreePlace], malformed: _Malformed, gaps: list[Gap]
+) -> dict[Bdf, int]:
+    """The class of each function: by its file, else by its configuration space. What has functions
+    below it and tells no class is a bridge; other functions without one are of no known kind."""
+    above = {place.parent for place in places.values()}
+    codes: dict[Bdf, int] = {}
+    unknown: list[Bdf] = []
+    for bdf, place in places.items():
+        code = malformed.attempt(
+            bdf, f"{place.folder}/class", lambda path: read_number(snapshot, path, 16)
         )
-    return code
+        if code is None or not 0 <= code < 1 << 24:
+            header = _config(snapshot, place.folder)
+            code = None if header is None else header.class_code
+        if code is None and bdf not in above:
+            unknown.append(bdf)
+        if code is None:
+            code = PCI_BRIDGE_CLASS << 8 if bdf in above else _UNASSIGNED_CLASS
+        codes[bdf] = code
+    if unknown:
+        reason = "neither a class file nor configuration space: counted as of no known kind"
+        gaps.append(Gap(f"class of {several(unknown)}", reason))
+    return codes
 
 
 def _config(snapshot: Snapshot, folder: str) -> ConfigHeader | None:
@@ -192,14 +261,19 @@ def _bridge(
     config: ConfigHeader | None,
     guessed: PortType,
     last_bus: dict[Bdf, int],
+    malformed: _Malformed,
 ) -> PciBridge:
     """Bus numbers by sysfs, else the config header, else what was found below. A bridge with
     nothing below it and no numbers has not been given a bus: (0, 0), as its registers say."""
-    secondary = read_number(snapshot, f"{place.folder}/secondary_bus_number")
-    subordinate = read_number(snapshot, f"{place.folder}/subordinate_bus_number")
+
+    def bus(name: str) -> int | None:
+        path = f"{place.folder}/{name}_bus_number"
+        return malformed.attempt(bdf, path, lambda path: read_number(snapshot, path))
+
+    secondary, subordinate = bus("secondary"), bus("subordinate")
     if secondary is None or subordinate is None:
         below = last_bus.get(bdf, 0)
-        header = config or ConfigHeader(None, None, None)
+        header = config or ConfigHeader(None)
         secondary = header.secondary_bus
         subordinate = header.subordinate_bus
         if secondary is None or subordinate is None:
@@ -226,16 +300,25 @@ def _device(
     locality: Locality,
     config: ConfigHeader | None,
     is_nvidia: bool,
+    malformed: _Malformed,
 ) -> PciDevice:
     folder = place.folder
 
+    def attempt(file: str, read: Callable[[str], _Value]) -> _Value | None:
+        return malformed.attempt(bdf, f"{folder}/{file}", read)
+
+    def decimal(file: str) -> int | None:
+        return attempt(file, lambda path: read_number(snapshot, path))
+
     def hexadecimal(file: str) -> int | None:
-        return read_number(snapshot, f"{folder}/{file}", 16)
+        return attempt(file, lambda path: read_number(snapshot, path, 16))
 
     vendor, device = hexadecimal("vendor"), hexadecimal("device")
     if vendor is None and is_nvidia:
         vendor = NVIDIA
-    local_pus = read_pus(snapshot, f"{folder}/local_cpulist", f"{folder}/local_cpus")
+    local_pus = attempt(
+        "local_cpulist", lambda path: read_pus(snapshot, path, f"{folder}/local_cpus")
+    )
     group = _link_name(snapshot, f"{folder}/iommu_group")
     physical_function = _link_name(snapshot, f"{folder}/physfn")
     return PciDevice(
@@ -246,30 +329,37 @@ def _device(
         device_id=device,
         root_complex=place.root_complex,
         parent=place.parent,
-        node=locality.node_of(read_number(snapshot, f"{folder}/numa_node"), local_pus),
+        node=locality.node_of(decimal("numa_node"), local_pus),
         local_pus=None if local_pus is None else locality.online(local_pus),
         subsystem_vendor_id=hexadecimal("subsystem_vendor"),
         subsystem_device_id=hexadecimal("subsystem_device"),
-        link=_link(snapshot, folder),
+        link=attempt("link width", lambda _: _link(snapshot, folder)),
         bridge=bridge,
         driver=_link_name(snapshot, f"{folder}/driver"),
-        iommu_group=int(group) if group is not None and group.isdigit() else None,
-        physical_function=None if physical_function is None else Bdf.parse(physical_function),
-        sriov_total_vfs=read_number(snapshot, f"{folder}/sriov_totalvfs"),
-        sriov_num_vfs=read_number(snapshot, f"{folder}/sriov_numvfs"),
-        bars=parse_resource(
-            snapshot.read_text(f"{folder}/resource") or "",
-            f"{snapshot.name}: {folder}/resource",
-            is_bridge=bridge is not None,
-        ),
+        iommu_group=_group_number(group),
+        physical_function=None
+        if physical_function is None
+        else attempt("physfn", lambda path: Bdf.parse(physical_function, path)),
+        sriov_total_vfs=decimal("sriov_totalvfs"),
+        sriov_num_vfs=decimal("sriov_numvfs"),
+        bars=attempt(
+            "resource",
+            lambda path: read_resource(snapshot, path, is_bridge=bridge is not None),
+        )
+        or (),
         target_gt_per_s=None if config is None else config.target_gt_per_s,
         power_state=_power_state(read_word(snapshot, f"{folder}/power_state")),
         iommu_domain=None
         if group is None
         else read_word(snapshot, f"/sys/kernel/iommu_groups/{group}/type"),
-        errors=read_errors(snapshot, folder),
-        interrupts=read_interrupts(snapshot, folder),
+        errors=attempt("aer_dev", lambda _: read_errors(snapshot, folder)),
+        interrupts=attempt("msi_irqs", lambda _: read_interrupts(snapshot, folder)),
     )
+
+
+def _group_number(group: str | None) -> int | None:
+    known = group is not None and group.isascii() and group.isdigit() and len(group) <= 9
+    return int(group) if group is not None and known else None
 
 
 def _power_state(word: str | None) -> str | None:

@@ -11,15 +11,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from homenode.cpuset import CpuSet, PuIndex
-from homenode.discover.core_kinds import read_core_kinds
+from homenode.discover.core_kinds import cores_differ, read_core_kinds
 from homenode.discover.readings import numbered, read_number, read_pus, read_word
+from homenode.discover.settings import cpu_model, read_cpu_fields
 from homenode.discover.states import CPU, PuStates
 from homenode.errors import InputError, ParseError
 from homenode.gap import Gap
 from homenode.indices import CoreIndex, LlcIndex, PackageIndex
 from homenode.snapshot.protocol import Snapshot
-from homenode.topology import Core, CoreId, Llc, Package
+from homenode.topology import Core, CoreId, CpuModel, Llc, Package
 from homenode.units import parse_bytes
+
+_FAMILY_15H = 0x15
+"""AMD's Bulldozer, Piledriver, Steamroller and Excavator."""
+
+
+_LOWEST_LLC_LEVEL = 2
+"""A level-1 cache that is listed alone is not the last: firmware often tells of no other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +61,8 @@ def read_processors(snapshot: Snapshot, states: PuStates) -> Processors:
         gaps.append(Gap("cores and packages", f"{CPU}/cpuN/topology is absent"))
     groups = _groups(with_topology, _core_reader(snapshot), "core", gaps)
     core_ids = _read_core_ids(snapshot, with_topology)
-    groups = _without_modules(groups, core_ids, gaps)
+    fields = read_cpu_fields(snapshot)
+    groups = _without_modules(groups, core_ids, cpu_model(fields), gaps)
     package_of_pu = _read_package_of_pu(snapshot, with_topology, gaps)
     kinds = read_core_kinds(snapshot, tuple(groups))
     cores = tuple(
@@ -65,6 +74,12 @@ def read_processors(snapshot: Snapshot, states: PuStates) -> Processors:
         Package(n, CpuSet(pu for pu, package in package_of_pu.items() if package == n))
         for n in numbers
     )
+    pus_of_package = tuple(package.pus for package in packages)
+    if not any(kinds) and (
+        difference := cores_differ(snapshot, tuple(groups), pus_of_package, states.offline)
+    ):
+        reason = f"{difference}, and nothing names the kinds or how fast they are"
+        gaps.append(Gap("kinds of core", reason))
     return Processors(
         packages,
         cores,
@@ -126,18 +141,22 @@ def _read_core_ids(snapshot: Snapshot, pus: CpuSet) -> dict[PuIndex, int]:
 
 
 def _without_modules(
-    groups: list[CpuSet], core_ids: dict[PuIndex, int], gaps: list[Gap]
+    groups: list[CpuSet], core_ids: dict[PuIndex, int], cpu: CpuModel, gaps: list[Gap]
 ) -> list[CpuSet]:
-    """The groups, but a group whose PUs all have core ids of their own is not one core.
-
-    AMD's modules (family 15h): two cores that share a front end and an FPU. hwloc and the vendor
-    count two.
+    """The groups, but on AMD's family 15h one whose PUs all have core ids of their own is not one
+    core: its modules are two cores that share a front end and an FPU. hwloc and the vendor count
+    two. Elsewhere such ids are labels that some firmware or hypervisor made up.
     """
+    has_modules = cpu.vendor == "AuthenticAMD" and cpu.family == _FAMILY_15H
+    labelled = CpuSet()
     cores: list[CpuSet] = []
     modules = CpuSet()
     for pus in groups:
         own_ids = {core_ids[pu] for pu in pus if pu in core_ids}
-        if len(pus) > 1 and len(own_ids) == len(pus):
+        has_own_ids = len(pus) > 1 and len(own_ids) == len(pus)
+        if has_own_ids and not has_modules:
+            labelled = labelled | pus
+        if has_own_ids and has_modules:
             modules = modules | pus
             cores += [CpuSet((pu,)) for pu in pus]
         else:
@@ -145,6 +164,9 @@ def _without_modules(
     if modules:
         reason = "listed as siblings, but each has a core_id of its own: counted as cores"
         gaps.append(Gap(f"cores of PUs {modules}", reason))
+    if labelled:
+        reason = "each has a core_id of its own, but they are listed as siblings: used the lists"
+        gaps.append(Gap(f"core ids of PUs {labelled}", reason))
     return sorted(cores, key=lambda pus: pus.first() or 0)
 
 
@@ -220,7 +242,7 @@ def _read_llcs(snapshot: Snapshot, online: CpuSet, gaps: list[Gap]) -> tuple[Llc
         taken = taken | pus
         found.append((pus, cache[1], cache[2]))
     if unknown:
-        reason = f"no usable {CPU}/cpuN/cache with the PUs that share it"
+        reason = f"no cache above level 1 in {CPU}/cpuN/cache with the PUs that share it"
         gaps.append(Gap(f"last-level cache of PUs {unknown}", reason))
     llcs = tuple(Llc(LlcIndex(i), *fields) for i, fields in enumerate(found))
     sizeless = [str(llc.index) for llc in llcs if llc.size_bytes is None]
@@ -236,7 +258,7 @@ def _highest_cache(snapshot: Snapshot, pu: int) -> tuple[CpuSet, int, int | None
     for index in reversed(numbered(snapshot.list(folder), "index")):
         cache = f"{folder}/index{index}"
         level = read_number(snapshot, f"{cache}/level")
-        if level is None or (best is not None and level <= best[1]):
+        if level is None or level < _LOWEST_LLC_LEVEL or (best is not None and level <= best[1]):
             continue
         if read_word(snapshot, f"{cache}/type") not in ("Unified", "Data"):
             continue

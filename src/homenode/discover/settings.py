@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from homenode.cpuset import CpuSet
-from homenode.discover.readings import read_number, read_word
+from homenode.discover.readings import read_lines, read_number, read_word
 from homenode.discover.states import CPU
 from homenode.errors import ParseError
 from homenode.gap import Gap
@@ -58,7 +58,7 @@ def read_versions(
 def read_cpu_fields(snapshot: Snapshot) -> Mapping[str, str]:
     """The first value of each key in /proc/cpuinfo; the PUs of a hybrid host differ in a few."""
     fields: dict[str, str] = {}
-    for line in (snapshot.read_text("/proc/cpuinfo") or "").splitlines():
+    for line in read_lines(snapshot, "/proc/cpuinfo"):
         key, colon, value = line.partition(":")
         if colon:
             fields.setdefault(key.strip(), value.strip())
@@ -88,9 +88,9 @@ def read_architecture(snapshot: Snapshot, fields: Mapping[str, str]) -> str | No
     /proc/hwloc-nofile-info is in trees that hwloc-gather-topology made.
     """
     texts = (
-        snapshot.read_text("/proc/sys/kernel/arch"),
+        read_word(snapshot, "/proc/sys/kernel/arch"),
         snapshot.command_output("uname"),
-        snapshot.read_text("/proc/hwloc-nofile-info"),
+        read_word(snapshot, "/proc/hwloc-nofile-info"),
     )
     for text in texts:
         for word in reversed((text or "").split()):

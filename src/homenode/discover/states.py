@@ -2,8 +2,15 @@
 
 from dataclasses import dataclass
 
-from homenode.cpuset import CpuSet
-from homenode.discover.readings import numbered, read_pus, read_word
+from homenode.cpuset import MAX_PU_INDEX, CpuSet
+from homenode.discover.readings import (
+    PADDING,
+    list_readable,
+    numbered,
+    read_lines,
+    read_pus,
+    read_word,
+)
 from homenode.errors import InputError, ParseError
 from homenode.gap import Gap
 from homenode.snapshot.protocol import Snapshot
@@ -14,14 +21,15 @@ CPU = "/sys/devices/system/cpu"
 _MACHINES = "/sys/fs/cgroup/machine.slice/cpuset.cpus.effective"
 
 # In this order: cgroup v2; cgroup v1 as systemd mounts it; the cpuset file system of old kernels,
-# with and without noprefix.
-_ALLOWED_FILES = (
-    ("", "/sys/fs/cgroup", "cpuset.cpus.effective"),
-    ("cpuset", "/sys/fs/cgroup/cpuset", "cpuset.cpus"),
-    ("cpuset", "/sys/fs/cgroup/cpuset", "cpuset.effective_cpus"),
-    ("cpuset", "/dev/cpuset", "cpuset.cpus"),
-    ("cpuset", "/dev/cpuset", "cpus"),
-)
+# with and without noprefix. Where /proc/mounts names other places, these come first.
+_MOUNTS = (("cgroup2", "/sys/fs/cgroup"), ("cgroup", "/sys/fs/cgroup/cpuset"),
+           ("cpuset", "/dev/cpuset"))  # fmt: skip
+_FILES_OF_TYPE = {
+    "cgroup2": ("cpuset.cpus.effective",),
+    "cgroup": ("cpuset.cpus", "cpuset.effective_cpus"),
+    "cpuset": ("cpuset.cpus", "cpus"),
+}
+_EXPECTED_FOLDERS = f"folders cpu0 to cpu{MAX_PU_INDEX}"
 _ISOLCPUS_FLAGS = {"nohz", "domain", "managed_irq"}
 
 
@@ -41,9 +49,13 @@ def read_states(snapshot: Snapshot) -> PuStates:
     """The PUs of a snapshot.
 
     Raises InputError where there is no CPU tree, or where a PU that is said to be online has no
-    folder: a host with PUs missing must not pass for a smaller one.
+    folder: a host with PUs missing must not pass for a smaller one. Raises HostError where the CPU
+    tree cannot be read.
     """
-    folders = CpuSet(numbered(snapshot.list(CPU), "cpu"))
+    numbers = numbered(list_readable(snapshot, CPU), "cpu")
+    if numbers and numbers[-1] > MAX_PU_INDEX:
+        raise ParseError(f"{snapshot.name}: {CPU}", _EXPECTED_FOLDERS, f"cpu{numbers[-1]}")
+    folders = CpuSet(numbers)
     if not folders:
         raise InputError(
             f"{snapshot.name}: expected folders {CPU}/cpuN, found none",
@@ -67,7 +79,7 @@ def read_states(snapshot: Snapshot) -> PuStates:
     isolated = read_pus(snapshot, f"{CPU}/isolated")
     nohz_full = read_pus(snapshot, f"{CPU}/nohz_full")
     if isolated is None or nohz_full is None:
-        command_line = snapshot.read_text("/proc/cmdline") or ""
+        command_line = (snapshot.read_text("/proc/cmdline") or "").rstrip(PADDING)
         source = f"{snapshot.name}: /proc/cmdline"
         if isolated is None:
             isolated = _from_command_line(command_line, "isolcpus", source)
@@ -97,15 +109,21 @@ def _read_allowed(snapshot: Snapshot, online: CpuSet) -> tuple[CpuSet, tuple[Gap
 
 def _read_own_allowed(snapshot: Snapshot, online: CpuSet) -> tuple[CpuSet, tuple[Gap, ...]]:
     groups = _cgroups(snapshot)
-    for controller, mount, file in _ALLOWED_FILES:
-        folder = groups.get(controller)
+    for kind, mount in (*_cpuset_mounts(snapshot), *_MOUNTS):
+        folder = groups.get(kind)
         if folder is None or ".." in folder.split("/"):
             continue  # a cgroup outside our namespace has no readable place
-        path = f"{mount}{folder.rstrip('/')}/{file}"
-        pus = read_pus(snapshot, path)
-        if pus:  # an empty set means "as the parent"; a cgroup without any PU runs nothing
-            return pus & online, ()
-    for line in (snapshot.read_text("/proc/self/status") or "").splitlines():
+        folder = folder.rstrip("/")
+        while True:
+            for file in _FILES_OF_TYPE[kind]:
+                pus = read_pus(snapshot, f"{mount.rstrip('/')}{folder}/{file}")
+                if pus:  # an empty set means "as the parent"; a cgroup without any PU runs nothing
+                    return pus & online, ()
+            if kind != "cgroup2" or not folder:
+                break
+            # Version 2 has the file only in groups for which their parent turned cpusets on.
+            folder = folder.rpartition("/")[0]
+    for line in read_lines(snapshot, "/proc/self/status"):
         key, _, value = line.partition(":")
         if key == "Cpus_allowed_list":
             return CpuSet.parse(value, f"{snapshot.name}: /proc/self/status") & online, ()
@@ -117,17 +135,38 @@ def _read_own_allowed(snapshot: Snapshot, online: CpuSet) -> tuple[CpuSet, tuple
 
 
 def _cgroups(snapshot: Snapshot) -> dict[str, str]:
-    """Cgroup path of each controller, "" for v2. Lines such as "9:cpuset:/jobs" and "0::/user"."""
+    """Our cgroup by the type of the file system that it is in.
+
+    /proc/self/cgroup has lines such as "9:cpuset:/jobs" (version 1) and "0::/user" (version 2);
+    /proc/self/cpuset has the one of either version that decides on PUs.
+    """
     groups: dict[str, str] = {}
-    for line in (snapshot.read_text("/proc/self/cgroup") or "").splitlines():
+    for line in read_lines(snapshot, "/proc/self/cgroup"):
         parts = line.split(":", 2)
         if len(parts) == 3 and parts[2].startswith("/"):
-            for controller in parts[1].split(","):
-                groups.setdefault(controller, parts[2])
-    old = read_word(snapshot, "/proc/self/cpuset")
-    if "cpuset" not in groups and old is not None and old.startswith("/"):
-        groups["cpuset"] = old
+            if not parts[1]:
+                groups.setdefault("cgroup2", parts[2])
+            elif "cpuset" in parts[1].split(","):
+                groups |= {"cgroup": parts[2], "cpuset": parts[2]}
+    either = read_word(snapshot, "/proc/self/cpuset")
+    if either is not None and either.startswith("/"):
+        for kind in _FILES_OF_TYPE:
+            groups.setdefault(kind, either)
     return groups
+
+
+def _cpuset_mounts(snapshot: Snapshot) -> list[tuple[str, str]]:
+    """(type, mount point) of file systems with cpusets, of lines such as
+    "cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid 0 0". Source: man fstab; /proc/mounts."""
+    found: list[tuple[str, str]] = []
+    for line in read_lines(snapshot, "/proc/mounts"):
+        fields = line.split()
+        if len(fields) < 4 or not fields[1].startswith("/") or "\\" in fields[1]:
+            continue  # "\040" stands for a space, which no cgroup mount has
+        _, mount, kind, options = fields[:4]
+        if kind in ("cgroup2", "cpuset") or (kind == "cgroup" and "cpuset" in options.split(",")):
+            found.append((kind, mount))
+    return found
 
 
 def _from_command_line(command_line: str, key: str, source: str) -> CpuSet:

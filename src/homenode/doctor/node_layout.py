@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
 from homenode.pci import DeviceKind
-from homenode.topology import Host, NumaNode, Package
+from homenode.topology import Core, Host, NumaNode, Package
+from homenode.wording import number_list
 
 _MANY_LLCS = 4
 _FIRMWARE = "the host's ACPI tables (SRAT, SLIT)"
@@ -19,11 +19,12 @@ def layout_findings(host: Host, *, with_advice: bool = True) -> Iterator[Finding
     for node in host.nodes:
         packages = [package for package in host.packages if not package.pus.isdisjoint(node.pus)]
         llcs = [llc for llc in host.llcs if not llc.pus.isdisjoint(node.pus)]
-        if len(packages) > 1:
+        if len(packages) > 1 and not _are_cores(packages, host.cores):
             yield Finding(
                 "node-spans-packages", Severity.WARNING, f"node {node.index}",
                 "at least one node for each package",
-                f"packages {CpuSet(p.index for p in packages)}, {len(llcs)} last-level caches",
+                f"packages {number_list(package.index for package in packages)}, "
+                f"{len(llcs)} last-level caches",
                 "half of all memory is behind the other package, and nothing can be placed",
                 "firmware: NPS1 or more, node interleaving off; kernel: no numa=off",
                 _FIRMWARE,
@@ -40,6 +41,14 @@ def layout_findings(host: Host, *, with_advice: bool = True) -> Iterator[Finding
     yield from _without(host)
 
 
+def _are_cores(packages: list[Package], cores: tuple[Core, ...]) -> bool:
+    """True where each package is but one core: partitions of POWER and s390 number their packages
+    so, and VMs whose vCPUs are sockets. Such a package has no memory of its own."""
+    return all(
+        sum(not core.pus.isdisjoint(package.pus) for core in cores) == 1 for package in packages
+    )
+
+
 def _is_whole_package(node: NumaNode, packages: list[Package]) -> bool:
     return bool(packages) and packages[0].pus == node.pus
 
@@ -51,7 +60,7 @@ def _without(host: Host) -> Iterator[Finding]:
     if bare and len(bare) < len(with_pus):
         yield Finding(
             "node-without-memory", Severity.WARNING,
-            f"node {CpuSet(node.index for node in bare)}", "memory beside the cores",
+            f"node {number_list(node.index for node in bare)}", "memory beside the cores",
             "cores and no memory", "every access from these cores is remote",
             "populate the memory channels of that package, or keep VMs off it", _FIRMWARE,
         )  # fmt: skip

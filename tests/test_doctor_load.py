@@ -24,7 +24,7 @@ from tests.doctor_domains import host
 from tests.torch_programs import GPUS, STAND_IN, copies
 
 SOUND = "rtx4080-i9-14900k"
-TORCH = LoadProgram(("python3", "-", "host-copies"), "", is_torch=True)
+TORCH = LoadProgram(("python3", "-", "host-copies"), is_torch=True)
 
 
 class _Waking:
@@ -113,7 +113,7 @@ def test_our_own_program_is_the_load_where_pytorch_is(
 ) -> None:
     python_with_torch(tmp_path, monkeypatch)
     program = load_program(None)
-    assert program.is_torch and program.argv[0] == "python3" and program.input
+    assert program.is_torch and program.argv[0] == "python3"
 
 
 def test_without_any_program_the_message_names_them(

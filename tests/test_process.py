@@ -140,3 +140,15 @@ def test_ctrl_c_while_a_program_starts_does_not_leave_it_running(
         run(("sleep", "600"), 60)
     assert started
     assert not Path(f"/proc/{started[0]}").exists()
+
+
+def test_empty_and_relative_folders_of_libraries_are_not_passed_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They mean the current folder, in which somebody may have put a libcuda.so.1."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", ":/opt/cuda/lib64:.:lib::")
+    assert run(["printenv", "LD_LIBRARY_PATH"], 10).stdout == "/opt/cuda/lib64\n"
+
+
+def test_a_program_stands_where_it_is_told(tmp_path: Path) -> None:
+    assert run(["pwd"], 10, folder=tmp_path).stdout.strip() == str(tmp_path)

@@ -24,11 +24,12 @@ LEFT_BEHIND_S = 5.0
 KILLED_S = 10.0
 """How long a killed program may take to end. One that waits within a driver never does."""
 
+_LIBRARIES = "LD_LIBRARY_PATH"
 _PASSED_ON = (
     "HOME", "USER", "LOGNAME", "TMPDIR",
     "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME",  # where a program keeps its things
     "SSH_AUTH_SOCK", "KRB5CCNAME",  # how ssh knows who we are
-    "LD_LIBRARY_PATH",  # where environment modules keep the libraries of GPU tools
+    _LIBRARIES,  # where environment modules keep the libraries of GPU tools
     "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",  # a job's own GPUs
     "NCCL_TOPO_FILE",  # what this guest is told of its host
 )  # fmt: skip
@@ -98,6 +99,7 @@ def run(
     environment: Mapping[str, str] | None = None,
     on_terminal: bool = False,
     kept_open: Sequence[int] = (),
+    folder: Path | None = None,
 ) -> Completed:
     """Runs a program to its end. Its texts are decoded as UTF-8, what is none replaced.
 
@@ -106,6 +108,7 @@ def run(
     on_terminal: it may ask the user for a password, on the terminal and not through us.
     kept_open:   file descriptors that it inherits: a lock on one holds until it ends, even where
     we are killed before.
+    folder:      where it stands; None = where we do. A path in argv must be absolute then.
 
     What it left behind is killed LEFT_BEHIND_S after its end where that keeps its output open; what
     is killed and does not end, as it waits within a driver, is left to itself.
@@ -127,6 +130,7 @@ def run(
                 # terminal belongs to our group.
                 start_new_session=not on_terminal,
                 pass_fds=tuple(kept_open),
+                cwd=folder,
             )
         stdout, stderr = _exchange(process, tuple(argv), timeout_s, input)
         returncode = process.wait(timeout=max(1.0, timeout_s))
@@ -246,9 +250,16 @@ def _end(process: "subprocess.Popen[bytes]", *, group: bool) -> None:
 
 def _environment() -> dict[str, str]:
     passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    if _LIBRARIES in passed_on:
+        passed_on[_LIBRARIES] = ":".join(_absolute_folders(passed_on[_LIBRARIES]))
     return {**passed_on, "PATH": _search_path(), "LC_ALL": "C", "LANGUAGE": ""}
 
 
 def _search_path() -> str:
-    folders = [part for part in os.environ.get("PATH", "").split(":") if Path(part).is_absolute()]
+    folders = _absolute_folders(os.environ.get("PATH", ""))
     return ":".join(dict.fromkeys((*folders, *_SYSTEM_PATH)))
+
+
+def _absolute_folders(listed: str) -> list[str]:
+    """Those of a list with colons. Empty and relative ones mean the folder that we stand in."""
+    return [part for part in listed.split(":") if part.startswith("/")]

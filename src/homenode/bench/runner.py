@@ -20,7 +20,7 @@ from homenode.bench.model import BenchTest, Reader
 from homenode.bench.orders import BenchOrders, BenchOutcome, Progress, check_name
 from homenode.bench.preflight import Looks, preflight
 from homenode.bench.preparation import Prepared, prepared
-from homenode.bench.program_text import program_text
+from homenode.bench.program_text import run_program
 from homenode.bench.record import (
     MAX_KEPT,
     LookRecord,
@@ -274,10 +274,10 @@ def _attempt(session: _Session, step: Step, test: BenchTest) -> tuple[StepRecord
 
 
 def _run(session: _Session, test: BenchTest) -> Completed:
-    program = None if test.program is None else program_text(test.program)
-    return session.machine.run(
-        test.argv, test.timeout_s, program, environment=dict(test.environment)
-    )
+    environment = dict(test.environment)
+    if test.program is None:
+        return session.machine.run(test.argv, test.timeout_s, environment=environment)
+    return run_program(session.machine, test.argv, test.timeout_s, test.program, environment)
 
 
 def _check_reachable(machine: Machine) -> None:

@@ -7,7 +7,7 @@ from homenode.bench.gpu import gpus_shown
 from homenode.bench.gpu.gpus_shown import ShownGpus
 from homenode.bench.gpu.suite import BY_BUS, is_nvidia, measured_gpus
 from homenode.bench.model import PROBE, PYTHON, TORCH, SuiteWishes
-from homenode.bench.program_text import program_text
+from homenode.bench.program_text import ask_for_torch, run_program
 from homenode.errors import ParseError, ToolError
 from homenode.machine.protocol import Machine
 from homenode.process import ToolMissingError, ToolTimeoutError
@@ -17,7 +17,6 @@ from homenode.topology import Host
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _ASK_S = 60.0
-_HAS_TORCH = "import importlib.util; print(importlib.util.find_spec('torch') is not None)"
 
 PROGRAMS = (
     PROBE, "numactl", "taskset", "nvbandwidth", "all_reduce_perf", "rocm-bandwidth-test",
@@ -58,7 +57,7 @@ def installed_on(machine: Machine, wishes: SuiteWishes, *, gpus: bool) -> frozen
     if not gpus:
         return found
     try:
-        said = machine.run([wishes.python, "-c", _HAS_TORCH], _ASK_S)
+        said = ask_for_torch(machine, wishes.python, _ASK_S)
     except (ToolMissingError, ToolTimeoutError):
         return found
     if said.returncode != 0:
@@ -78,10 +77,8 @@ def gpus_shown_by(
         return None
     driver = "cuda" if is_nvidia(gpus) else "hip"
     try:
-        said = machine.run(
-            [wishes.python, "-", driver], _ASK_S, program_text("gpus_shown"),
-            environment=dict([BY_BUS]),
-        )  # fmt: skip
+        argv = (wishes.python, "-", driver)
+        said = run_program(machine, argv, _ASK_S, "gpus_shown", dict([BY_BUS]))
         return gpus_shown.parse(said.stdout)
     except (ParseError, ToolMissingError, ToolTimeoutError):
         return None

@@ -9,9 +9,10 @@ from statistics import median
 
 from homenode.bdf import Bdf
 from homenode.bench.gpu.torch_commands import COPIES
-from homenode.bench.program_text import program_text
+from homenode.bench.program_text import ask_for_torch, run_program
 from homenode.errors import ToolError, UsageError
-from homenode.process import ToolMissingError, find_program, run
+from homenode.machine.local import LocalMachine
+from homenode.process import Completed, ToolMissingError, find_program, run
 from homenode.tools import torch_report
 
 LOADS: tuple[tuple[str, ...], ...] = (
@@ -22,18 +23,22 @@ LOADS: tuple[tuple[str, ...], ...] = (
 
 PYTHON = "python3"
 _TORCH_LOAD = (PYTHON, "-", "host-copies", "--seconds", "2")
-_HAS_TORCH = "import importlib.util; print(importlib.util.find_spec('torch') is not None)"
 _H2D = "h2d-bandwidth"
 _ASK_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class LoadProgram:
-    """argv, and its text on standard input. is_torch: it prints homenode.torch/1."""
+    """is_torch: argv is of a Python that runs our torch_copies, and prints homenode.torch/1."""
 
     argv: tuple[str, ...]
-    input: str | None = None
     is_torch: bool = False
+
+    def run(self, timeout_s: float) -> Completed:
+        """Run it on this machine to its end. Raises as process.run does."""
+        if self.is_torch:
+            return run_program(LocalMachine(), self.argv, timeout_s, COPIES)
+        return run(self.argv, timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,7 @@ def load_program(given: Sequence[str] | None) -> LoadProgram:
         if find_program(argv[0]) is not None:
             return LoadProgram(argv)
     if not given and _has_torch():
-        return LoadProgram(_TORCH_LOAD, program_text(COPIES), is_torch=True)
+        return LoadProgram(_TORCH_LOAD, is_torch=True)
     names = " or ".join(argv[0] for argv in LOADS)
     wanted = given[0] if given else f"{names}, or {PYTHON} with PyTorch"
     raise UsageError(
@@ -80,6 +85,6 @@ def reached_by(program: LoadProgram, output: str) -> Reached:
 
 def _has_torch() -> bool:
     try:
-        return run((PYTHON, "-c", _HAS_TORCH), _ASK_S).stdout.strip() == "True"
+        return ask_for_torch(LocalMachine(), PYTHON, _ASK_S).stdout.strip() == "True"
     except (ToolMissingError, ToolError):
         return False

@@ -8,7 +8,6 @@ from homenode.bdf import Bdf
 from homenode.discover.pci_fields import parse_link_speed
 from homenode.doctor.links.load_program import LoadProgram, Reached, reached_by
 from homenode.pci import PciDevice, PciLink
-from homenode.process import run
 from homenode.snapshot.protocol import Snapshot
 from homenode.topology import Host
 
@@ -38,7 +37,7 @@ def sample_under_load(host: Host, snapshot: Snapshot, program: LoadProgram) -> t
     with ThreadPoolExecutor(1) as pool:
         sampler = pool.submit(sample)
         try:
-            output = run(program.argv, _LONGEST_S, program.input).stdout_or_raise()
+            output = program.run(_LONGEST_S).stdout_or_raise()
         finally:
             ended.set()
         sampler.result()

@@ -61,13 +61,13 @@ def _boots(kernel: Path, initramfs: bytes) -> bool:
                 "-m",
                 "256M",
             ),
-            *("-kernel", str(kernel), "-initrd", str(image)),
+            *("-kernel", str(kernel.absolute()), "-initrd", str(image)),
             *("-append", "console=ttyS0 quiet panic=-1", "-serial", f"file:{console}"),
             *("-serial", "null", "-nodefaults", "-no-user-config", "-no-reboot"),
             *("-display", "none", "-monitor", "none"),
         )
         try:
-            run(argv, _PROBE_S)
+            run(argv, _PROBE_S, folder=Path(folder))
         except ToolTimeoutError:
             return False
         return console.is_file() and BEGIN in console.read_text(errors="replace")

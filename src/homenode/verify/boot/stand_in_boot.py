@@ -153,7 +153,8 @@ def _run_qemu(
     argv: tuple[str, ...], limit_s: float, folder: Path, source: str
 ) -> tuple[Finding, ...]:
     try:
-        done = run(argv, limit_s)
+        # QEMU takes firmware from the folder that it stands in, before its own.
+        done = run(argv, limit_s, folder=folder)
     except ToolTimeoutError:
         raise silence(folder, limit_s, source) from None
     if done.returncode and not came_up(folder):

@@ -1,0 +1,179 @@
+"""Nothing that lies in the current folder is run: root stands in folders that others write to."""
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from homenode.bench.gpu.torch_commands import COLLECTIVES, COPIES
+from homenode.bench.program_text import ask_for_torch, run_program
+from homenode.doctor.links.load_program import load_program
+from homenode.errors import ToolError, UsageError
+from homenode.machine.channel import Said
+from homenode.machine.local import LocalMachine
+from homenode.machine.protocol import Machine
+from homenode.machine.remote import RemoteMachine
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "homenode"
+HOMENODE = Path(sys.executable).with_name("homenode")
+PROGRAMS = sorted(path.stem for path in (SOURCE / "bench" / "programs").glob("*.py"))
+"""Whatever a Python is asked to run, here or in a guest."""
+
+NAMES = (*sorted(sys.stdlib_module_names), "torch", "numpy", "sitecustomize", "usercustomize")
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder: a module for every name that anybody imports, and libraries' names. A
+    module that is run leaves a file."""
+    folder = tmp_path / "planted"
+    folder.mkdir()
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    for name in NAMES:
+        if name not in ("__future__",):
+            mark = marks / name
+            (folder / f"{name}.py").write_text(
+                f"open({str(mark)!r}, 'w').close()\nraise ImportError('planted')\n"
+            )
+    monkeypatch.chdir(folder)
+    for variable in ("PYTHONPATH", "LD_LIBRARY_PATH", "PATH"):
+        monkeypatch.setenv(variable, f":.:{os.environ.get(variable, '')}")
+    return marks
+
+
+class _Shell:
+    """A channel to a shell of this machine, which stands where we stand."""
+
+    name = "a shell"
+    most_input_bytes = None
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+
+    def execute(self, script: str, timeout_s: float, input: str | None = None) -> Said:
+        done = subprocess.run(
+            ["sh", "-c", script], input=input or "", capture_output=True, text=True, check=False,
+            env=dict(self._environment), timeout=timeout_s,
+        )  # fmt: skip
+        return Said(done.stdout, done.stderr)
+
+    def close(self) -> None:
+        pass
+
+
+def _guest() -> Machine:
+    return RemoteMachine(_Shell({"PATH": "/usr/bin:/bin", "HOME": str(Path.home())}))
+
+
+MACHINES: tuple[Callable[[], Machine], ...] = (LocalMachine, _guest)
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=["here", "in a guest"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_no_program_of_ours_imports_from_the_current_folder(
+    planted: Path, program: str, machine: Callable[[], Machine]
+) -> None:
+    words = {
+        COPIES: ("host-copies",), COLLECTIVES: ("--gpus", "1"), "gpus_shown": ("cuda",),
+        "watched": ("true",),
+    }.get(program, ())  # fmt: skip
+    run_program(machine(), (sys.executable, "-", *words), 60.0, program)
+    assert not list(planted.iterdir())
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=["here", "in a guest"])
+def test_pytorch_is_not_looked_for_in_the_current_folder(
+    planted: Path, machine: Callable[[], Machine]
+) -> None:
+    said = ask_for_torch(machine(), sys.executable, 60.0)
+    assert said.stdout.strip() in ("True", "False"), said
+    found = subprocess.run(
+        [sys.executable, "-I", "-c", "import importlib.util as u; print(u.find_spec('torch'))"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert (said.stdout.strip() == "True") == (found.stdout.strip() != "None")
+    assert not list(planted.iterdir())
+
+
+def test_the_load_of_the_doctor_imports_nothing_from_the_current_folder(planted: Path) -> None:
+    try:
+        load_program(None).run(60.0)
+    except (UsageError, ToolError) as error:
+        assert str(error)
+    assert not list(planted.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("doctor", "--under-load"),
+        ("bench", "x", "--quick", "--tests", "torch-copies", "--results", "results"),
+        ("bench", "y", "--quick", "--app", "echo images/s: 3", "--metric", r"images/s: (\d+)",
+         "--tests", "app", "--repeat", "1", "--results", "results"),
+        ("show",),
+        ("bench", "--setup", "--dry-run"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_no_command_imports_from_the_current_folder(planted: Path, words: Sequence[str]) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [str(HOMENODE), *words], capture_output=True, text=True, env=environment, check=False,
+        timeout=300,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr, done.stderr
+    assert not list(planted.iterdir()), done.stderr
+
+
+def test_the_users_own_packages_are_found_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch that was installed with pip install --user."""
+    base = subprocess.run(
+        ["python3", "-c", "import site; print(site.getusersitepackages())"],
+        env={"PYTHONUSERBASE": str(tmp_path), "PATH": os.environ["PATH"]},
+        capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    home = tmp_path / "home"
+    site = home / ".local" / Path(base).relative_to(tmp_path)
+    (site / "torch").mkdir(parents=True)
+    (site / "torch" / "__init__.py").write_text("")
+    monkeypatch.setenv("HOME", str(home))
+    assert ask_for_torch(LocalMachine(), "/usr/bin/python3", 60.0).stdout.strip() == "True"
+
+
+def test_a_python_named_by_a_relative_path_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv" / "python").symlink_to("/usr/bin/python3")
+    monkeypatch.chdir(tmp_path)
+    assert ask_for_torch(LocalMachine(), "venv/python", 60.0).returncode == 0
+
+
+def test_a_python_is_started_in_one_way_only() -> None:
+    """A program for a Python is given to run_program; -c stands where the folder is left out."""
+    broken = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        inside = str(path.relative_to(SOURCE))
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Tuple | ast.List):
+                continue
+            words = [one.value for one in node.elts if isinstance(one, ast.Constant)]
+            starts = "-c" in words and "-I" not in words and _names_a_python(node)
+            if starts and inside != "bench/program_text.py":
+                broken.append(f"{inside}:{node.lineno}")
+        if "program_text(" in path.read_text() and inside != "bench/program_text.py":
+            broken.append(f"{inside}: program_text")
+    assert not broken
+
+
+def _names_a_python(argv: ast.Tuple | ast.List) -> bool:
+    text = ast.unparse(argv.elts[0]).lower() if argv.elts else ""
+    return "python" in text or "sys.executable" in text

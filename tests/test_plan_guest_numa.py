@@ -38,6 +38,31 @@ def test_memory_follows_the_vcpus_of_each_cell() -> None:
     assert [cell.host_nodes for cell in plan.cells] == [(0,), (1,)]
 
 
+def test_a_placement_may_give_each_cell_its_own_memory() -> None:
+    request = replace(small_request(4, 7 * GIB), page_bytes=GIB)
+    placement = replace(placed((2, 2)), cell_memory_bytes=(4 * GIB, 3 * GIB))
+    plan = assemble(even_host(2), request, placement)
+    assert [cell.memory_bytes for cell in plan.cells] == [4 * GIB, 3 * GIB]
+    assert [(r.node, r.pages) for r in plan.page_reservations] == [(0, 4), (1, 3)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((4 * GIB, 4 * GIB), "expected 2 sizes that come to 7 GiB"),
+        ((7 * GIB,), "expected 2 sizes that come to 7 GiB"),
+        ((4 * GIB + 512 * MIB, 2 * GIB + 512 * MIB), "guest cell 0: expected memory in whole"),
+        ((7 * GIB, 0), "guest cell 1: expected memory in whole"),
+    ],
+)
+def test_memory_of_cells_that_no_pages_can_make_is_refused(
+    sizes: tuple[int, ...], message: str
+) -> None:
+    request = replace(small_request(4, 7 * GIB), page_bytes=GIB)
+    with pytest.raises(InputError, match=message):
+        assemble(even_host(2), request, replace(placed((2, 2)), cell_memory_bytes=sizes))
+
+
 def test_equal_cells_differ_by_a_page_at_most() -> None:
     assert split_memory(64 * MIB, 2 * MIB, (1, 1, 1)) == (22 * MIB, 22 * MIB, 20 * MIB)
 

@@ -21,7 +21,8 @@ class Placement:
     node, LLC by LLC, siblings adjacent; () = not pinned. vcpu_nodes: index into `nodes` per vCPU.
     memory_nodes: nodes that give memory, () = not bound. threads_per_core: siblings shown to the
     guest, 1 = hidden. devices: functions that the VM gets, chosen GPUs included, host order.
-    optimal: None where the search ended before all were compared.
+    optimal: None where the search ended before all were compared. cell_memory_bytes: memory of each
+    cell, in cell order; () = as its vCPUs are of all vCPUs.
     """
 
     nodes: tuple[NodeIndex, ...]
@@ -39,3 +40,4 @@ class Placement:
     rejections: tuple[Rejection, ...] = ()
     findings: tuple[PlanFinding, ...] = ()
     gaps: tuple[Gap, ...] = ()
+    cell_memory_bytes: tuple[int, ...] = ()

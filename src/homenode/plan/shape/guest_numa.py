@@ -51,7 +51,10 @@ def guest_memory(host: Host | None, request: GuestRequest, placement: Placement)
         )
     else:
         granule = memory_granule(request.memory_bytes, page_bytes)
-        sizes = split_memory(request.memory_bytes, granule, counts)
+        if placement.cell_memory_bytes:
+            sizes = _given_memory(request, placement.cell_memory_bytes, granule, len(counts))
+        else:
+            sizes = split_memory(request.memory_bytes, granule, counts)
         distances = guest_distances(host, placement.nodes, gaps)
         homes = memory_homes(host, placement)
         starts = [sum(counts[:i]) for i in range(len(counts))]
@@ -169,6 +172,28 @@ def split_memory(memory_bytes: int, granule: int, vcpu_counts: tuple[int, ...]) 
             hint=f"use smaller pages, or at least {format_bytes(granule * enough)} of memory",
         )
     return tuple(share * granule for share in shares)
+
+
+def _given_memory(
+    request: GuestRequest, sizes: tuple[int, ...], granule: int, cells: int
+) -> tuple[int, ...]:
+    """Sizes that the placement or the user gives cell by cell: whole granules, exact in sum."""
+    if len(sizes) != cells or sum(sizes) != request.memory_bytes:
+        raise InputError(
+            f"memory of the guest cells: expected {cells} sizes that come to "
+            f"{format_bytes(request.memory_bytes)}, found {', '.join(map(format_bytes, sizes))}"
+        )
+    for cell, size in enumerate(sizes):
+        if size < granule or size % granule:
+            below = size // granule * granule
+            raise InputError(
+                f"guest cell {cell}: expected memory in whole pages of {format_bytes(granule)}, "
+                f"found {format_bytes(size)}",
+                hint="use "
+                + " or ".join(format_bytes(one) for one in (below, below + granule) if one)
+                + " there, or smaller pages",
+            )
+    return sizes
 
 
 def _shares(pages: int, vcpu_counts: tuple[int, ...]) -> tuple[int, ...]:

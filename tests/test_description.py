@@ -355,6 +355,7 @@ def test_pu_lists_are_sets_of_the_host() -> None:
 
 def test_the_example_in_the_document_is_a_host() -> None:
     document = (HOSTS.parents[2] / "docs" / "formats" / "host-toml.md").read_text()
-    (example,) = re.findall(r"```toml\n(.*?)```", document, re.DOTALL)
-    host = host_of(example)
+    machine, vm = re.findall(r"```toml\n(.*?)```", document, re.DOTALL)
+    host = host_of(machine + vm)
+    assert [domain.name for domain in host.domains] == ["train-1"]
     assert (len(host.packages), len(host.devices_of_kind(DeviceKind.GPU))) == (2, 4)

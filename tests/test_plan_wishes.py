@@ -1,10 +1,14 @@
 """From the user's wishes to a request."""
 
+from dataclasses import replace
+
 import pytest
 
 from homenode.bdf import Bdf
+from homenode.cli.placing_options import cells_of, host_reserve_of
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
+from homenode.indices import NodeIndex
 from homenode.objective import Objective
 from homenode.plan.guest import Guest, GuestHostdev
 from homenode.plan.layout import (
@@ -16,8 +20,11 @@ from homenode.plan.layout import (
     Siblings,
     ThreadPolicy,
 )
+from homenode.plan.request import CellRequest, EmulatorPolicy
 from homenode.plan.wishes import Wishes, layout_for, request_for
+from homenode.topology import HostReserve
 from homenode.units import GIB, MIB
+from tests.small_hosts import even_host, pinned_domain
 
 
 def guest(machine: str = "q35", gpus: int = 0, page_bytes: int | None = None) -> Guest:
@@ -158,3 +165,104 @@ def test_counts_must_be_counts(wishes: Wishes) -> None:
 def test_reserved_pus_are_passed_on() -> None:
     request, _ = request_for(guest(), Wishes("pin", reserved_pus=CpuSet.parse("0-3")), None)
     assert str(request.reserved_pus) == "0-3"
+
+
+CELLS = (CellRequest(6, 12 * GIB, NodeIndex(1)), CellRequest(2, 4 * GIB))
+
+
+def test_explicit_cells_say_the_vcpus_and_the_memory() -> None:
+    request, _ = request_for(guest(), Wishes("pin-numa", explicit_cells=CELLS), even_host(2))
+    assert (request.vcpus, request.memory_bytes) == (8, 16 * GIB)
+    assert request.explicit_cells == CELLS and not request.keep_vcpus
+    wishes = Wishes("pin-numa-smt", explicit_cells=CELLS, vcpus=8, memory_bytes=16 * GIB)
+    assert request_for(guest(), wishes, even_host(2))[0].keep_vcpus
+
+
+@pytest.mark.parametrize(
+    ("wishes", "expected"),
+    [
+        (Wishes("pin", explicit_cells=CELLS), "--cell: expected a layout with guest cells"),
+        (Wishes("pin-numa", explicit_cells=CELLS, vcpus=9), "the sum of the cells, 8, found 9"),
+        (
+            Wishes("pin-numa", explicit_cells=CELLS, memory_bytes=GIB),
+            "the sum of the cells, 16 GiB, found 1 GiB",
+        ),
+        (Wishes("pin-numa", explicit_cells=CELLS[:1] * 2), "each node once, found node 1 twice"),
+        (
+            Wishes("pin-numa", explicit_cells=(CellRequest(1, GIB, NodeIndex(7)),)),
+            r"a node of even with PUs \(0-1\), found 7",
+        ),
+        (Wishes("pin-numa", explicit_cells=CELLS[1:] * 3), "at most 2 cells"),
+        (Wishes("pin-numa", explicit_cells=(CellRequest(0, GIB),)), "in cell 0, found none"),
+        (Wishes("pin-numa", host_cores=-1), "0 cores or more"),
+        (
+            Wishes("pin", emulator_policy=EmulatorPolicy.HOUSEKEEPING),
+            "expected PUs that the host names, found none",
+        ),
+        (
+            Wishes(
+                "default",
+                emulator_policy=EmulatorPolicy.HOUSEKEEPING,
+                housekeeping_pus=CpuSet([0]),
+            ),
+            "pins nothing",
+        ),
+        (Wishes("pin", housekeeping_pus=CpuSet([99])), "--housekeeping-pus: expected online PUs"),
+        (
+            Wishes("pin-numa-smt", pinning=Pinning.NODE),
+            "float over a node's PUs have no siblings to expose",
+        ),
+    ],
+)
+def test_wishes_that_no_host_can_meet_are_refused(wishes: Wishes, expected: str) -> None:
+    with pytest.raises(UsageError, match=expected):
+        request_for(guest(), wishes, even_host(2))
+
+
+def test_what_the_host_keeps_is_said_by_the_user_the_description_or_the_default() -> None:
+    host = even_host(2)
+    described = replace(host, reserve=HostReserve(2, 8 * GIB), housekeeping_pus=CpuSet([0]))
+    wishes = Wishes("pin", host_cores=0, housekeeping_pus=CpuSet([1]))
+    for machine, asked, expected in (
+        (host, Wishes("pin"), HostReserve(1, None)),
+        (described, Wishes("pin"), HostReserve(2, 8 * GIB)),
+        (described, wishes, HostReserve(0, 8 * GIB)),
+    ):
+        assert request_for(guest(), asked, machine)[0].host_reserve == expected
+    assert request_for(guest(), wishes, described)[0].housekeeping_pus == CpuSet([0, 1])
+
+
+def test_a_planned_vm_of_the_same_name_is_refused() -> None:
+    planned = replace(pinned_domain("0-1", name="vm", running=False), planned=True)
+    host = even_host(2, domains=(planned,))
+    with pytest.raises(UsageError, match="a name that no VM planned on the host has") as error:
+        request_for(guest(), Wishes("pin"), host)
+    assert "--name" in str(error.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("vcpus=8", "expected memory=... found none".replace("... ", "..., ")),
+        ("vcpus=8,memory=32", "with its unit"),
+        ("vcpus=x,memory=32GiB", "a whole number, found 'x'"),
+        ("vcpus=8,vcpus=8,memory=1GiB", "each once"),
+        ("vcpus=8,memory=1GiB,cpu=3", "each once, found 'cpu=3'"),
+    ],
+)
+def test_a_cell_option_that_says_too_little_or_too_much_is_refused(
+    text: str, expected: str
+) -> None:
+    with pytest.raises(UsageError) as error:
+        cells_of([text])
+    assert expected in str(error.value)
+
+
+def test_options_of_cells_and_of_the_hosts_share_are_read() -> None:
+    texts = ["vcpus=6,memory=12GiB,node=1", "memory=4GiB, vcpus=2"]
+    assert cells_of(texts) == CELLS and cells_of(None) == ()
+    assert host_reserve_of("cores=2,memory=8GiB") == (2, 8 * GIB)
+    assert host_reserve_of("memory=0") == (None, 0) and host_reserve_of("cores=0") == (0, None)
+    assert host_reserve_of(None) == (None, None)
+    with pytest.raises(UsageError, match="expected cores=N or memory=SIZE"):
+        host_reserve_of("")

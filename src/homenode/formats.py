@@ -15,7 +15,7 @@ from homenode.errors import HomenodeError, InputError
 T = TypeVar("T")
 
 VERSIONS = {
-    "host": 1,
+    "host": 2,
     "plan": 1,
     "refusal": 1,
     "findings": 1,

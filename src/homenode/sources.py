@@ -4,11 +4,16 @@ What a file is, is decided by its content and never by its name.
 """
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from homenode.errors import InputError
 from homenode.snapshot.protocol import Snapshot
 from homenode.topology import Host
+
+if TYPE_CHECKING:
+    from homenode.description.model import HostDescription
 
 MAX_TEXT_BYTES = 64 << 20
 """Of an XML, a listing or a description. Archives have limits of their own."""
@@ -100,13 +105,24 @@ def _from_text(text: str, name: str) -> Host:
             f"{name}: expected {_KINDS}; found a text that is none of them (as TOML: {error})"
         ) from None
     from homenode.description.parse import parse_description
+
+    return _described(parse_description(text, name))
+
+
+def _described(description: "HostDescription") -> Host:
+    """The host that a description renders to, with what no file of a machine says."""
     from homenode.description.render import render
 
-    return _discovered(render(parse_description(text, name)))
+    host = description.host
+    return replace(
+        _discovered(render(description)),
+        domains=host.domains,
+        reserve=host.reserve,
+        housekeeping_pus=host.housekeeping_pus,
+    )
 
 
 def _shipped(name: str) -> Host:
-    from homenode.description.render import render
     from homenode.description.shipped import load_shipped, shipped_hosts
 
     known = shipped_hosts()
@@ -115,7 +131,7 @@ def _shipped(name: str) -> Host:
             f"{name}: expected {_KINDS}; found no such file or name",
             hint=f"shipped hosts: {', '.join(known)}",
         )
-    return _discovered(render(load_shipped(name)))
+    return _described(load_shipped(name))
 
 
 def _text(path: Path) -> str:

@@ -218,12 +218,29 @@ class HostSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class HostReserve:
+    """What a placement leaves to the host until nothing else fits.
+
+    cores: whole cores of the host without vCPUs, whosever. memory_bytes: of each node; None = the
+    larger of 2 GiB and 2 % of the node. What QEMU needs for the VM comes on top.
+    """
+
+    cores: int = 1
+    memory_bytes: int | None = None
+
+
+DEFAULT_HOST_RESERVE = HostReserve()
+
+
+@dataclass(frozen=True, slots=True)
 class Host:
     """One machine.
 
     packages, nodes, llcs, cores, pus, pci_devices: each ascending by index, Bdf for devices.
     distances: shape (nodes, nodes), [from][to] in the order of `nodes`; SLIT, 10 = local;
-    None where the source has none. cores and llcs hold online PUs only.
+    None where the source has none. cores and llcs hold online PUs only. reserve, housekeeping_pus:
+    what its operator keeps for the host, and the PUs for the emulators of several VMs, where the
+    description of the host says so.
     """
 
     name: str
@@ -242,6 +259,8 @@ class Host:
     domains: tuple[RunningDomain, ...] = ()
     settings: HostSettings = HostSettings()
     gaps: tuple[Gap, ...] = ()
+    reserve: HostReserve | None = None
+    housekeeping_pus: CpuSet = CpuSet()
 
     def node(self, index: int) -> NumaNode | None:
         """The node of that number, or None."""

@@ -1,5 +1,6 @@
 """homenode apply, and the way back from it: a tuned definition in libvirt. [I/O]"""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,10 +9,15 @@ import typer
 
 from homenode.bdf import Bdf
 from homenode.cli.placing_options import (
+    AfterOption,
     BalanceOption,
+    CellOption,
+    DeviceLocalityOption,
     DeviceOption,
     EmulatorOption,
     GpusOption,
+    HostReserveOption,
+    HousekeepingOption,
     KeepVcpusOption,
     MaxNodesOption,
     MemoryModeOption,
@@ -24,13 +30,22 @@ from homenode.cli.placing_options import (
     SparePortsOption,
     UnequalCellsOption,
     WithoutNvlinkOption,
+    cells_of,
+    host_reserve_of,
+    hosts_after,
     size_bytes,
 )
 from homenode.cli.terminal import check_can_write, console, note, print_diff, read_file, write_text
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.hypervisor.connection import DEFAULT, checked_uri, is_local
-from homenode.plan.request import EmulatorPolicy, MemoryMode, PciGranularity, Policy
+from homenode.plan.request import (
+    DeviceLocality,
+    EmulatorPolicy,
+    MemoryMode,
+    PciGranularity,
+    Policy,
+)
 
 if TYPE_CHECKING:
     from homenode.apply.live_pins import Moved
@@ -80,12 +95,17 @@ def apply(
     policy: PolicyOption = Policy.CORES_FIRST,
     balance: BalanceOption = None,
     max_nodes: MaxNodesOption = None,
+    device_locality: DeviceLocalityOption = DeviceLocality.PREFER,
+    cell: CellOption = None,
+    after: AfterOption = None,
     keep_vcpus: KeepVcpusOption = False,
     without_nvlink: WithoutNvlinkOption = False,
     unequal_cells: UnequalCellsOption = False,
     memory_mode: MemoryModeOption = MemoryMode.STRICT,
     reserve_pus: ReservePusOption = "",
     reserve_defined: ReserveDefinedOption = False,
+    host_reserve: HostReserveOption = None,
+    housekeeping_pus: HousekeepingOption = "",
     emulator: EmulatorOption = EmulatorPolicy.AUTO,
     pci_granularity: PciGranularityOption = PciGranularity.CELL,
     spare_ports: SparePortsOption = 0,
@@ -118,6 +138,7 @@ def apply(
         tuned = read_file(document, "a domain document", hint="homenode plan VM.xml -o OUT.xml")
     else:
         assert layout is not None, "one of the two is given"
+        host_cores, host_memory_bytes = host_reserve_of(host_reserve)
         wishes = Wishes(
             layout=layout,
             objective=objective,
@@ -127,6 +148,11 @@ def apply(
             policy=policy,
             balance=balance,
             max_nodes=max_nodes,
+            device_locality=device_locality,
+            explicit_cells=cells_of(cell),
+            host_cores=host_cores,
+            host_memory_bytes=host_memory_bytes,
+            housekeeping_pus=CpuSet.parse(housekeeping_pus, "--housekeeping-pus"),
             keep_vcpus=keep_vcpus,
             unequal_cells=unequal_cells,
             memory_mode=memory_mode,
@@ -137,7 +163,7 @@ def apply(
             spare_ports=spare_ports,
             without_nvlink=without_nvlink,
         )
-        tuning = _tune(state.name, original, wishes, host, quiet=quiet)
+        tuning = _tune(state.name, original, wishes, host, after or (), quiet=quiet)
         from homenode.plan.stored import encode_plan
 
         tuned, plan_json = tuning.document, encode_plan(tuning.plan)
@@ -204,7 +230,13 @@ def restore_domain(
 
 
 def _tune(
-    name: str, original: bytes, wishes: "Wishes", host: str | None, *, quiet: bool
+    name: str,
+    original: bytes,
+    wishes: "Wishes",
+    host: str | None,
+    after: Sequence[Path],
+    *,
+    quiet: bool,
 ) -> "Tuning":
     from homenode.domain.schema import refuse_new_errors
     from homenode.plan.model import Unplannable
@@ -214,7 +246,7 @@ def _tune(
     machine = load_host(host)
     # Where it runs already, its own pins are not taken from it.
     others = tuple(domain for domain in machine.domains if domain.name != name)
-    machine = replace(machine, domains=others)
+    (machine,) = hosts_after((replace(machine, domains=others),), after)
     try:
         tuning = tune(original, name, wishes, machine)
     except Unplannable as error:

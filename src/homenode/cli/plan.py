@@ -11,10 +11,15 @@ from homenode.cli.placing_options import (
     LAYOUT,
     PLACING,
     VM,
+    AfterOption,
     BalanceOption,
+    CellOption,
+    DeviceLocalityOption,
     DeviceOption,
     EmulatorOption,
     GpusOption,
+    HostReserveOption,
+    HousekeepingOption,
     KeepVcpusOption,
     MaxNodesOption,
     MemoryModeOption,
@@ -27,6 +32,8 @@ from homenode.cli.placing_options import (
     SparePortsOption,
     UnequalCellsOption,
     WithoutNvlinkOption,
+    cells_of,
+    host_reserve_of,
     size_bytes,
 )
 from homenode.cpuset import CpuSet
@@ -41,6 +48,7 @@ from homenode.plan.layout import (
     ThreadPolicy,
 )
 from homenode.plan.request import (
+    DeviceLocality,
     EmulatorPolicy,
     MemoryMode,
     PciGranularity,
@@ -96,6 +104,9 @@ def plan(
     policy: PolicyOption = Policy.CORES_FIRST,
     balance: BalanceOption = None,
     max_nodes: MaxNodesOption = None,
+    device_locality: DeviceLocalityOption = DeviceLocality.PREFER,
+    cell: CellOption = None,
+    after: AfterOption = None,
     keep_vcpus: KeepVcpusOption = False,
     without_nvlink: WithoutNvlinkOption = False,
     unequal_cells: UnequalCellsOption = False,
@@ -118,6 +129,8 @@ def plan(
     ] = None,
     reserve_pus: ReservePusOption = "",
     reserve_defined: ReserveDefinedOption = False,
+    host_reserve: HostReserveOption = None,
+    housekeeping_pus: HousekeepingOption = "",
     replaces: Annotated[
         list[str] | None,
         typer.Option(
@@ -228,6 +241,7 @@ def plan(
 
     if memory is not None and memory_mib is not None:
         raise UsageError("--memory and --memory-mib: expected one of the two, found both")
+    host_cores, host_memory_bytes = host_reserve_of(host_reserve)
     wishes = Wishes(
         layout=layout,
         objective=objective,
@@ -245,6 +259,11 @@ def plan(
         policy=policy,
         balance=balance,
         max_nodes=max_nodes,
+        device_locality=device_locality,
+        explicit_cells=cells_of(cell),
+        host_cores=host_cores,
+        host_memory_bytes=host_memory_bytes,
+        housekeeping_pus=CpuSet.parse(housekeeping_pus, "--housekeeping-pus"),
         keep_vcpus=keep_vcpus,
         mixed_kinds=mixed_kinds,
         unequal_cells=unequal_cells,
@@ -262,7 +281,9 @@ def plan(
     planning.run(
         document,
         wishes,
-        planning.Sources(tuple(host or ()), lspci, _ranges(node_pus, sibling_pus, wishes)),
+        planning.Sources(
+            tuple(host or ()), lspci, tuple(after or ()), _ranges(node_pus, sibling_pus, wishes)
+        ),
         planning.Outputs(output, name, diff, save_plan, svg, quiet, json),
     )
 

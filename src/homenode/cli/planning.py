@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from homenode.cli.placing_options import hosts_after
 from homenode.cli.terminal import (
     LARGEST_FILE_BYTES,
     check_can_write,
@@ -28,10 +29,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where the host comes from. ranges: of manual mode, which has no host."""
+    """Where the host comes from. after: saved plans of VMs that count as running on it. ranges: of
+    manual mode, which has no host."""
 
     hosts: tuple[str, ...]
     lspci: Path | None
+    after: tuple[Path, ...]
     ranges: ManualRanges | None
 
 
@@ -88,6 +91,8 @@ def _refuse_beside_ranges(wishes: Wishes, sources: Sources, outputs: Outputs) ->
         ("--vcpus", wishes.vcpus is not None),
         ("--gpus", wishes.gpu_count is not None),
         ("--replaces", bool(wishes.replaces)),
+        ("--after", bool(sources.after)),
+        ("--cell", bool(wishes.explicit_cells)),
     ):
         if given:
             raise UsageError(f"--node-pus and {option}: expected one of the two, found both")
@@ -104,6 +109,7 @@ def _on_best_host(
     if len(names) > 1 and wishes.replaces:
         raise UsageError("--replaces: expected one --host, which has the domain, found several")
     hosts = tuple(load_host(name, lspci=sources.lspci) for name in names)
+    hosts = hosts_after(hosts, sources.after)
     if len(hosts) == 1:
         return hosts[0], tune(original, document, wishes, hosts[0], copy_name=outputs.copy_name)
     from homenode.domain.read import read_guest

@@ -7,7 +7,10 @@ import typer
 
 from homenode.cli.apply import ConnectOption
 from homenode.cli.placing_options import (
+    DeviceLocalityOption,
     EmulatorOption,
+    HostReserveOption,
+    HousekeepingOption,
     KeepVcpusOption,
     MaxNodesOption,
     MemoryModeOption,
@@ -19,7 +22,13 @@ from homenode.cli.placing_options import (
 )
 from homenode.errors import UsageError
 from homenode.hypervisor.connection import DEFAULT
-from homenode.plan.request import EmulatorPolicy, MemoryMode, PciGranularity, Policy
+from homenode.plan.request import (
+    DeviceLocality,
+    EmulatorPolicy,
+    MemoryMode,
+    PciGranularity,
+    Policy,
+)
 from homenode.trial.reaching import ANSWER_S, STOP_S, Reaching, Way
 
 _BENCH = "What is measured"
@@ -137,6 +146,9 @@ def trial(
     unequal_cells: UnequalCellsOption = False,
     memory_mode: MemoryModeOption = MemoryMode.STRICT,
     reserve_pus: ReservePusOption = "",
+    host_reserve: HostReserveOption = None,
+    housekeeping_pus: HousekeepingOption = "",
+    device_locality: DeviceLocalityOption = DeviceLocality.PREFER,
     emulator: EmulatorOption = EmulatorPolicy.AUTO,
     pci_granularity: PciGranularityOption = PciGranularity.CELL,
     status: Annotated[
@@ -192,6 +204,7 @@ def trial(
             probe=probe, answer_s=answer_within, stop_s=stop_within, page_size=page_size,
             policy=policy, max_nodes=max_nodes, keep_vcpus=keep_vcpus,
             unequal_cells=unequal_cells, memory_mode=memory_mode, reserve_pus=reserve_pus,
-            emulator=emulator, pci_granularity=pci_granularity,
+            host_reserve=host_reserve, housekeeping_pus=housekeeping_pus,
+            device_locality=device_locality, emulator=emulator, pci_granularity=pci_granularity,
         ),
     )  # fmt: skip

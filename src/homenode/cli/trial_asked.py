@@ -7,13 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from homenode.cli.bench_orders import Typed, orders_of
-from homenode.cli.placing_options import size_bytes
+from homenode.cli.placing_options import host_reserve_of, size_bytes
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.hypervisor.connection import checked_uri, is_local
 from homenode.machine.ssh import SshTarget
 from homenode.plan.layout import PRESETS, Pinning
-from homenode.plan.request import EmulatorPolicy, MemoryMode, PciGranularity, Policy
+from homenode.plan.request import (
+    DeviceLocality,
+    EmulatorPolicy,
+    MemoryMode,
+    PciGranularity,
+    Policy,
+)
 from homenode.plan.wishes import Wishes
 from homenode.results.vantage import Vantage
 from homenode.trial.beginning import Wanted
@@ -57,6 +63,9 @@ class Asked:
     unequal_cells: bool
     memory_mode: MemoryMode
     reserve_pus: str
+    host_reserve: str | None
+    housekeeping_pus: str
+    device_locality: DeviceLocality
     emulator: EmulatorPolicy
     pci_granularity: PciGranularity
 
@@ -131,6 +140,7 @@ def wanted(domain: str, asked: Asked) -> Wanted:
 
 def _wishes(asked: Asked) -> tuple[Wishes, tuple[str, ...]]:
     """The placement, and the same as options of `homenode apply`."""
+    host_cores, host_memory_bytes = host_reserve_of(asked.host_reserve)
     wishes = Wishes(
         layout=asked.layouts[0],
         page_bytes=size_bytes("--page-size", asked.page_size),
@@ -140,6 +150,10 @@ def _wishes(asked: Asked) -> tuple[Wishes, tuple[str, ...]]:
         unequal_cells=asked.unequal_cells,
         memory_mode=asked.memory_mode,
         reserved_pus=CpuSet.parse(asked.reserve_pus, "--reserve-pus"),
+        host_cores=host_cores,
+        host_memory_bytes=host_memory_bytes,
+        housekeeping_pus=CpuSet.parse(asked.housekeeping_pus, "--housekeeping-pus"),
+        device_locality=asked.device_locality,
         emulator_policy=asked.emulator,
         pci_granularity=asked.pci_granularity,
         without_nvlink=True,  # the GPUs are those that the VM has
@@ -150,6 +164,9 @@ def _wishes(asked: Asked) -> tuple[Wishes, tuple[str, ...]]:
         ("--max-nodes", None if asked.max_nodes is None else str(asked.max_nodes), None),
         ("--memory-mode", str(asked.memory_mode), str(MemoryMode.STRICT)),
         ("--reserve-pus", asked.reserve_pus, ""),
+        ("--host-reserve", asked.host_reserve, None),
+        ("--housekeeping-pus", asked.housekeeping_pus, ""),
+        ("--device-locality", str(asked.device_locality), str(DeviceLocality.PREFER)),
         ("--emulator", str(asked.emulator), str(EmulatorPolicy.AUTO)),
         ("--pci-granularity", str(asked.pci_granularity), str(PciGranularity.CELL)),
         ("--host", _from_anywhere(asked.host), None),

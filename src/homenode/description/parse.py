@@ -30,6 +30,7 @@ from homenode.description.nodes import (
 from homenode.description.settings import parse_pu_settings, parse_settings
 from homenode.description.table import Table
 from homenode.description.tree import parse_roots
+from homenode.description.vms import parse_housekeeping, parse_reserve, parse_vms
 from homenode.errors import InputError
 from homenode.topology import CpuModel, Host, HostSummary
 
@@ -40,6 +41,7 @@ MAX_TEXT_CHARACTERS = 1 << 20
 _OWN_KEYS = (
     "format", "name", "about", "architecture", "cpu", "caches", "root", "model", "link", "iommu",
     "settings", "offline_pus", "disallowed_pus", "facts", "expect",
+    "reserve", "vm",
 )  # fmt: skip
 _KEYS = (*_OWN_KEYS, *CPU_KEYS, *NODE_KEYS)
 _CPU_KEYS = ("vendor", "name", "family", "model")
@@ -102,6 +104,9 @@ def parse_description(text: str, source: str) -> HostDescription:
         pci_devices=tree.devices,
         links=parse_links(file, tree),
         settings=parse_settings(file, online, smt=any(len(core.pus) > 1 for core in cores)),
+        domains=parse_vms(file, nodes, online, local, tree),
+        reserve=parse_reserve(file),
+        housekeeping_pus=parse_housekeeping(file, online),
     )
     return HostDescription(
         source=source,

@@ -8,6 +8,8 @@ from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.plan.guest import Guest
 from homenode.plan.layout import Layout
+from homenode.topology import DEFAULT_HOST_RESERVE
+from homenode.topology import HostReserve as HostReserve
 
 
 class Policy(StrEnum):
@@ -60,18 +62,6 @@ class DeviceLocality(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class HostReserve:
-    """What a placement leaves to the host until nothing else fits.
-
-    cores: whole cores of the host without vCPUs, whosever. memory_bytes: of each node; None = the
-    larger of 2 GiB and 2 % of the node. What QEMU needs for the VM comes on top.
-    """
-
-    cores: int = 1
-    memory_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class CellRequest:
     """One guest cell as the user wants it (--cell). node: the host node; None = any, in order."""
 
@@ -89,8 +79,6 @@ class Demands:
     policy, balance: docs/layouts.md; balance None = pack with GPUs, else spread.
     max_nodes: at most so many host nodes; None = no limit. device_locality: see there.
     explicit_cells: the guest's cells one by one, () = as the layout and the nodes give them.
-    host_reserve: what is left to the host. housekeeping_pus: the PUs that serve the emulators of
-    several VMs, empty = the host names none.
     keep_vcpus: with siblings exposed keep the vCPUs and halve the cores, rather than double.
     mixed_kinds: performance and efficiency cores in one VM are wanted, so no warning.
     unequal_cells: unequal cells are as good as equal ones.
@@ -110,8 +98,6 @@ class Demands:
     max_nodes: int | None = None
     device_locality: DeviceLocality = DeviceLocality.PREFER
     explicit_cells: tuple[CellRequest, ...] = ()
-    host_reserve: HostReserve = HostReserve()
-    housekeeping_pus: CpuSet = CpuSet()
     keep_vcpus: bool = False
     mixed_kinds: bool = False
     unequal_cells: bool = False
@@ -134,6 +120,8 @@ class GuestRequest(Demands):
     guest: the document's own facts. layout: docs/layouts.md.
     vcpus: count; the guest's own unless the user overrides. memory_bytes likewise.
     page_bytes: huge pages to back the memory; None = ordinary pages.
+    host_reserve: what is left to the host. housekeeping_pus: the PUs that serve the emulators of
+    several VMs, empty = the host names none.
     """
 
     guest: Guest
@@ -141,3 +129,5 @@ class GuestRequest(Demands):
     vcpus: int
     memory_bytes: int
     page_bytes: int | None = None
+    host_reserve: HostReserve = DEFAULT_HOST_RESERVE
+    housekeeping_pus: CpuSet = CpuSet()

@@ -1,12 +1,15 @@
-"""Stored plans: written with the host they are for, and refused on another."""
+"""Stored plans: written with the host they are for, refused on another, counted as planned VMs."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from homenode import formats
-from homenode.errors import InputError
+from homenode.errors import InputError, UsageError
+from homenode.indices import NodeIndex
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.model import Plan, Rejection, Unplannable
-from homenode.topology import Host
+from homenode.plan.request import MemoryMode
+from homenode.topology import Host, RunningDomain
 
 
 def encode_plan(plan: Plan) -> str:
@@ -44,3 +47,96 @@ def read_plan_for(host: Host, text: bytes, source: str) -> Plan:
             hint="plan again on this host, or name the right one with --host",
         )
     return plan
+
+
+def domain_of_plan(plan: Plan) -> RunningDomain:
+    """What the VM of a plan takes of its host, as if it were there already.
+
+    Memory that is bound to no node counts where its vCPUs are, in equal parts for each vCPU; with
+    vCPUs that float it may lie anywhere.
+    """
+    return RunningDomain(
+        name=plan.domain_name,
+        running=False,
+        vcpu_pins=plan.vcpu_pins or (None,) * plan.vcpus,
+        emulator_pus=plan.emulator_pus,
+        iothread_pus=plan.iothread_pus,
+        memory_bytes=plan.memory_bytes + plan.memory_device_bytes,
+        memory_bound=plan.memory_mode is not None and plan.memory_mode is not MemoryMode.PREFERRED,
+        memory_by_node=_memory_by_node(plan),
+        page_bytes=plan.page_bytes,
+        devices=tuple(sorted(device.bdf for device in plan.devices)),
+        planned=True,
+    )
+
+
+def _memory_by_node(plan: Plan) -> tuple[tuple[NodeIndex, int], ...]:
+    """Bytes on each node: as the pages are reserved, else as the cells are bound."""
+    sizes: dict[NodeIndex, int] = {}
+    if plan.page_reservations:
+        for node, page_bytes, pages, _ in plan.page_reservations:
+            sizes[node] = sizes.get(node, 0) + page_bytes * pages
+        return tuple(sorted(sizes.items()))
+    if not plan.vcpu_pins and plan.memory_mode is None:
+        return ()
+    nodes_of_cell = [cell.host_nodes for cell in plan.cells]
+    bytes_of_cell = [cell.memory_bytes for cell in plan.cells]
+    if plan.memory_device_bytes:
+        # A stored plan has their sum only.
+        nodes_of_cell.append(tuple(sorted({node for cell in nodes_of_cell for node in cell})))
+        bytes_of_cell.append(plan.memory_device_bytes)
+    for nodes, size in zip(nodes_of_cell, bytes_of_cell, strict=True):
+        for position, node in enumerate(nodes):
+            share = size // len(nodes) + (position < size % len(nodes))
+            sizes[node] = sizes.get(node, 0) + share
+    return tuple(sorted(sizes.items()))
+
+
+def with_planned(hosts: Sequence[Host], plans: Sequence[tuple[str, Plan]]) -> tuple[Host, ...]:
+    """The hosts, each with the VMs of the saved plans that were made for it: (source, plan).
+
+    A VM that the host runs already counts as it runs. Raises InputError for the plan of a host that
+    is none of these, UsageError for two plans of one VM or of one device.
+    """
+    prints = [host_fingerprint(host) for host in hosts]
+    added: list[list[RunningDomain]] = [[] for _ in hosts]
+    for source, plan in plans:
+        if plan.host_fingerprint not in prints:
+            names = ", ".join(
+                f"{host.name} (topology {found[:12]})"
+                for host, found in zip(hosts, prints, strict=True)
+            )
+            raise InputError(
+                f"{source}: a plan for host {plan.host_name or 'unknown'} (topology "
+                f"{plan.host_fingerprint[:12] or 'unknown'}), found {names}",
+                hint="--after takes plans of the host that is planned for (--host)",
+            )
+        here = prints.index(plan.host_fingerprint)
+        domain = domain_of_plan(plan)
+        _refuse_twice(source, domain, added[here])
+        if not any(one.running and one.name == domain.name for one in hosts[here].domains):
+            added[here].append(domain)
+    return tuple(
+        replace(
+            host,
+            domains=tuple(
+                one for one in host.domains if one.name not in {vm.name for vm in more}
+            ) + tuple(more),
+        )
+        for host, more in zip(hosts, added, strict=True)
+    )  # fmt: skip
+
+
+def _refuse_twice(source: str, domain: RunningDomain, others: Sequence[RunningDomain]) -> None:
+    for other in others:
+        if other.name == domain.name:
+            raise UsageError(
+                f"{source}: expected one plan of each VM, found {domain.name} a second time"
+            )
+        shared = sorted(set(other.devices) & set(domain.devices))
+        if shared:
+            raise UsageError(
+                f"{source}: expected plans that share no device, found {shared[0]} in those of "
+                f"{other.name} and {domain.name}",
+                hint="plan the second one again, with --after and the first one's plan",
+            )

@@ -25,7 +25,7 @@ from homenode.plan.request import (
     EmulatorPolicy,
     GuestRequest,
 )
-from homenode.topology import Host
+from homenode.topology import DEFAULT_HOST_RESERVE, Host, HostReserve
 from homenode.units import KIB, MIB, format_bytes, parse_bytes
 
 AUTO = "auto"
@@ -35,7 +35,11 @@ AUTO = "auto"
 @dataclass(frozen=True, slots=True)
 class Wishes(Demands):
     """Every option of `homenode plan` that shapes the placement; None = as the document or
-    layout says. See docs/commands/plan.md."""
+    layout says. See docs/commands/plan.md.
+
+    host_cores, host_memory_bytes: what the host keeps (--host-reserve), as in HostReserve.
+    housekeeping_pus: beside those that the host's description names.
+    """
 
     layout: str
     objective: Objective | None = None
@@ -48,6 +52,9 @@ class Wishes(Demands):
     vcpus: int | None = None
     memory_bytes: int | None = None
     page_bytes: int | None = None
+    host_cores: int | None = None
+    host_memory_bytes: int | None = None
+    housekeeping_pus: CpuSet = CpuSet()
 
 
 def layout_for(wishes: Wishes, guest: Guest) -> tuple[Layout, Choice | None]:
@@ -137,6 +144,11 @@ def _refuse_contradictions(layout: Layout) -> None:
             "add --pinning one-pu-per-core",
         ),
         (
+            layout.pinning is Pinning.NODE and layout.siblings is Siblings.EXPOSED,
+            "vCPUs that float over a node's PUs have no siblings to expose",
+            "use --pinning all-pus, or hide the siblings",
+        ),
+        (
             layout.memory is MemoryBinding.BOUND_PER_CELL
             and layout.cells is not GuestCells.MIRRORED,
             "memory can only be bound per cell where cells are mirrored",
@@ -183,6 +195,8 @@ def request_for(
     _check_counts(wishes)
     _check_pus(wishes, layout, host)
     _check_replaced(wishes, host)
+    _check_cells(wishes, layout, host)
+    _refuse_same_name(guest, host)
     if wishes.keep_vcpus and layout.pinning is not Pinning.ALL_PUS:
         raise UsageError(
             f"--keep-vcpus: expected a layout that pins all PUs, found {layout.name}",
@@ -201,15 +215,98 @@ def request_for(
     demands: dict[str, Any] = {one.name: getattr(wishes, one.name) for one in fields(Demands)}
     demands["devices"] = tuple(sorted(documented | set(wishes.devices)))
     demands["keep_vcpus"] |= bool(choice and choice.keep_vcpus) or doubled_before
+    vcpus, memory_bytes = wishes.vcpus or guest.vcpus, wishes.memory_bytes or guest.memory_bytes
+    if wishes.explicit_cells:
+        vcpus = sum(cell.vcpus for cell in wishes.explicit_cells)
+        memory_bytes = sum(cell.memory_bytes for cell in wishes.explicit_cells)
+        # A cell says how many vCPUs the guest sees there, siblings included.
+        demands["keep_vcpus"] = layout.pinning is Pinning.ALL_PUS
     request = GuestRequest(
         guest,
         layout,
-        wishes.vcpus or guest.vcpus,
-        wishes.memory_bytes or guest.memory_bytes,
+        vcpus,
+        memory_bytes,
         page_bytes,
+        _host_reserve(wishes, host),
+        _housekeeping_pus(wishes, layout, host),
         **demands,
     )
     return request, choice
+
+
+def _host_reserve(wishes: Wishes, host: Host | None) -> HostReserve:
+    """What the user says, else the host's description, else the default; part by part."""
+    described = (host and host.reserve) or DEFAULT_HOST_RESERVE
+    return HostReserve(
+        described.cores if wishes.host_cores is None else wishes.host_cores,
+        described.memory_bytes if wishes.host_memory_bytes is None else wishes.host_memory_bytes,
+    )
+
+
+def _housekeeping_pus(wishes: Wishes, layout: Layout, host: Host | None) -> CpuSet:
+    named = wishes.housekeeping_pus | (CpuSet() if host is None else host.housekeeping_pus)
+    if wishes.emulator_policy is EmulatorPolicy.HOUSEKEEPING:
+        if not named:
+            raise UsageError(
+                "--emulator housekeeping: expected PUs that the host names, found none",
+                hint="--housekeeping-pus 0,64, or housekeeping_pus under [reserve] of a host.toml",
+            )
+        if layout.pinning is Pinning.NONE:
+            raise UsageError(f"--emulator housekeeping: layout {layout.name} pins nothing")
+    return named
+
+
+def _check_cells(wishes: Wishes, layout: Layout, host: Host | None) -> None:
+    """Explicit cells need a layout that has cells, nodes that can hold them, and agreeing sums."""
+    cells = wishes.explicit_cells
+    if not cells:
+        return
+    if layout.cells is not GuestCells.MIRRORED:
+        raise UsageError(
+            f"--cell: expected a layout with guest cells, found {layout.name}, which is flat",
+            hint="take pin-numa or pin-numa-pci, or add --cells mirrored",
+        )
+    for option, given, total in (
+        ("--vcpus", wishes.vcpus, sum(cell.vcpus for cell in cells)),
+        ("--memory", wishes.memory_bytes, sum(cell.memory_bytes for cell in cells)),
+    ):
+        if given is not None and given != total:
+            shown, found = (
+                (str(total), str(given)) if option == "--vcpus"
+                else (format_bytes(total), format_bytes(given))
+            )  # fmt: skip
+            raise UsageError(
+                f"{option}: expected the sum of the cells, {shown}, found {found}",
+                hint=f"leave {option} out: the cells say it",
+            )
+    named = [cell.node for cell in cells if cell.node is not None]
+    twice = sorted({node for node in named if named.count(node) > 1})
+    if twice:
+        raise UsageError(f"--cell: expected each node once, found node {twice[0]} twice")
+    if host is None:
+        return
+    there = [node.index for node in host.nodes if node.pus]
+    for node in named:
+        if node not in there:
+            raise UsageError(
+                f"--cell: expected a node of {host.name} with PUs ({CpuSet(there)}), found {node}"
+            )
+    if len(cells) > len(there):
+        raise UsageError(
+            f"--cell: expected at most {len(there)} cells, one for each node of {host.name} with "
+            f"PUs, found {len(cells)}"
+        )
+
+
+def _refuse_same_name(guest: Guest, host: Host | None) -> None:
+    """A planned VM of the same name would not count, and libvirt takes a name once."""
+    for domain in () if host is None else host.domains:
+        if domain.planned and domain.name == guest.name:
+            raise UsageError(
+                f"domain {guest.name}: expected a name that no VM planned on the host has, found "
+                f"a planned {guest.name}",
+                hint="--name COPY plans a copy with a name of its own",
+            )
 
 
 def _check_counts(wishes: Wishes) -> None:
@@ -221,6 +318,11 @@ def _check_counts(wishes: Wishes) -> None:
     ):
         if count is not None and count < 1:
             raise UsageError(f"{option}: expected at least 1, found {count}")
+    for number, cell in enumerate(wishes.explicit_cells):
+        if cell.vcpus < 1 or cell.memory_bytes < 1:
+            raise UsageError(f"--cell: expected vCPUs and memory in cell {number}, found none")
+    if wishes.host_cores is not None and wishes.host_cores < 0:
+        raise UsageError(f"--host-reserve: expected 0 cores or more, found {wishes.host_cores}")
     if wishes.spare_ports < 0:
         raise UsageError(f"--spare-ports: expected 0 or more, found {wishes.spare_ports}")
     pages = wishes.page_bytes
@@ -248,6 +350,7 @@ def _check_pus(wishes: Wishes, layout: Layout, host: Host | None) -> None:
     for option, pus in (
         ("--emulator-pus", wishes.emulator_pus or CpuSet()),
         ("--reserve-pus", wishes.reserved_pus),
+        ("--housekeeping-pus", wishes.housekeeping_pus),
     ):
         if not pus <= there:
             raise UsageError(

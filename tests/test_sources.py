@@ -105,7 +105,9 @@ def test_names_that_no_file_can_have_are_refused(source: str) -> None:
 
 
 def test_a_listing_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="nowhere: No such file"):
+    with pytest.raises(
+        InputError, match="nowhere: expected a file that can be read, found: No such"
+    ):
         load_host("xapi-2n16c2t", lspci=tmp_path / "nowhere")
 
 

@@ -4,6 +4,7 @@ Three things are kept apart. An error here means that we cannot go on. A Rejecti
 an answer that the user asked for. A Gap is something unknown; we go on and say so.
 """
 
+import errno
 from typing import ClassVar
 
 
@@ -61,6 +62,28 @@ class HostError(HomenodeError):
     """The host cannot be read, or cannot do what was asked of it."""
 
     exit_code = 3
+
+
+_NOTHING_THERE = {
+    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO,
+}  # fmt: skip
+
+
+def of_os(
+    error: OSError | ValueError, where: str, expected: str, hint: str | None = None
+) -> HomenodeError:
+    """The error of a file that could not be opened: where it was looked for, and for what.
+
+    A HostError where this user may not, or where the disk fails; an InputError where nothing is
+    there, or the name is none (a ValueError: it holds a NUL).
+    """
+    found = getattr(error, "strerror", None) or str(error)
+    where = where if len(where) <= 200 else f"{where[:197]}..."
+    is_input = isinstance(error, ValueError) or error.errno in _NOTHING_THERE
+    kind = InputError if is_input else HostError
+    if hint is None and isinstance(error, PermissionError):
+        hint = "run as root, or as the owner of the file"
+    return kind(f"{where}: expected {expected}, found: {found}", hint=hint)
 
 
 class ToolError(HostError):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from homenode.errors import InputError
+from homenode.errors import InputError, of_os
 from homenode.snapshot.protocol import Snapshot
 from homenode.topology import Host
 
@@ -33,7 +33,7 @@ def load_host(source: str | None, *, lspci: Path | None = None) -> Host:
     "ARCHIVE#name" picks one of several machines in an archive. lspci: a listing to lay over the
     host's PCI part.
     Raises InputError for what is not there or of no known kind, and where two sources contradict
-    each other so that no one host can be meant.
+    each other so that no one host can be meant; HostError for what cannot be read.
     """
     host = _this_machine() if source is None else _named(source)
     if lspci is None:
@@ -65,7 +65,7 @@ def _named(source: str) -> Host:
         is_archive = is_archive or (path.is_file() and _is_archive(path))
         exists = path.exists()
     except (OSError, ValueError) as error:  # too long a name, a NUL in it, no permission
-        raise InputError(f"{source}: {error}") from None
+        raise of_os(error, source, "a file or folder that can be read") from None
     if is_archive:
         from homenode.snapshot.store import open_snapshot
 
@@ -141,7 +141,7 @@ def _text(path: Path) -> str:
             raise InputError(f"{path}: expected at most {MAX_TEXT_BYTES} bytes, found {size}")
         data = path.read_bytes()
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}") from None
+        raise of_os(error, str(path), "a file that can be read") from None
     if b"\0" in data:
         raise InputError(f"{path}: expected {_KINDS}; found binary data of no known kind")
     return data.decode("utf-8", "surrogateescape")

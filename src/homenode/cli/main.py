@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 findings, 2 usage or bad input, 3 host or tool failed, 4 u
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -28,7 +29,7 @@ from homenode.cli import (
     verify,
 )
 from homenode.cli.slurm import commands as slurm
-from homenode.errors import HomenodeError
+from homenode.errors import HomenodeError, HostError
 
 app = typer.Typer(
     name="homenode",
@@ -78,10 +79,25 @@ def _options(
     """Put every vCPU, every page and every GPU of a virtual machine on its home NUMA node."""
 
 
+def program() -> Callable[[], None]:
+    """The command line. That a path cannot be read is for its reader to say, with exit code 3: the
+    library for arguments would call it a wrong call, exit code 2."""
+    commands = [typer.main.get_command(app)]
+    program = commands[0]
+    while commands:
+        command = commands.pop()
+        commands += getattr(command, "commands", {}).values()
+        for parameter in command.params:
+            descriptor = getattr(parameter, "type_descriptor", None)
+            if descriptor is not None:
+                descriptor.parameter_info.readable = False
+    return program
+
+
 def main() -> None:
     """Run the command line and exit with the contract's code."""
     try:
-        app()
+        program()()
     except HomenodeError as error:
         sys.stdout.flush()
         print(f"homenode: {error}", file=sys.stderr)
@@ -90,6 +106,12 @@ def main() -> None:
         # The reader (head, less) went away: no traceback, and nothing more to flush at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except OSError as error:
+        # A folder that cannot be entered, a disk that fails: wherever it was met.
+        where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        sys.stdout.flush()
+        print(f"homenode: {where}{error.strerror or error}", file=sys.stderr)
+        sys.exit(HostError.exit_code)
     except KeyboardInterrupt:
         print("homenode: interrupted", file=sys.stderr)
         sys.exit(130)

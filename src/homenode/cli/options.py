@@ -20,8 +20,6 @@ LspciOption = Annotated[
     typer.Option(
         "--lspci",
         metavar="FILE",
-        exists=True,
-        dir_okay=False,
         help="Output of lspci -vvv to lay over the host: its PCI tree replaces the host's.",
     ),
 ]

@@ -70,15 +70,15 @@ LARGEST_FILE_BYTES = 64 << 20
 
 
 def read_file(path: Path, what: str, *, hint: str | None = None) -> bytes:
-    """The bytes of a file that the user named. Raises InputError, saying what was expected."""
-    from homenode.errors import InputError
+    """The bytes of a file that the user named. Raises InputError where there is none, HostError
+    where it cannot be read, saying what was expected."""
+    from homenode.errors import InputError, of_os
 
     try:
         with path.open("rb") as file:
             content = file.read(LARGEST_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
-        found = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"{path}: expected {what}, found: {found}", hint=hint) from None
+        raise of_os(error, str(path), what, hint) from None
     if len(content) > LARGEST_FILE_BYTES:
         raise InputError(f"{path}: expected at most 64 MiB, found more")
     return content
@@ -106,9 +106,13 @@ def check_can_write(*paths: Path | None) -> None:
     for path in paths:
         if path is None:
             continue
-        if path.is_dir() or not path.name:
+        try:
+            is_folder, has_parent = path.is_dir() or not path.name, path.parent.is_dir()
+        except OSError as error:  # a folder above it that we may not enter
+            raise HostError(f"{path}: expected to write there, found: {error.strerror}") from None
+        if is_folder:
             raise HostError(f"{path}: expected a file to write, found a folder")
-        if not path.parent.is_dir():
+        if not has_parent:
             raise HostError(
                 f"{path}: expected a folder {path.parent}, found none", hint="create it first"
             )

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 
 from homenode.cpuset import CpuSet, PuIndex
 from homenode.discover.core_kinds import cores_differ, read_core_kinds
-from homenode.discover.readings import numbered, read_number, read_pus, read_word
+from homenode.discover.readings import (
+    list_readable,
+    numbered,
+    read_number,
+    read_pus,
+    read_word,
+)
 from homenode.discover.settings import cpu_model, read_cpu_fields
 from homenode.discover.states import CPU, PuStates
 from homenode.errors import InputError, ParseError
@@ -44,11 +50,12 @@ class Processors:
 def read_processors(snapshot: Snapshot, states: PuStates) -> Processors:
     """Packages, cores and LLCs of a snapshot.
 
-    Raises InputError where some online PUs have a topology folder and others have none.
+    Raises InputError where some online PUs have a topology folder and others have none, HostError
+    where one cannot be read.
     """
     online = states.online
     with_topology = CpuSet(
-        pu for pu in online if snapshot.list(f"{CPU}/cpu{pu}/topology") is not None
+        pu for pu in online if list_readable(snapshot, f"{CPU}/cpu{pu}/topology") is not None
     )
     if with_topology and online - with_topology:
         raise InputError(

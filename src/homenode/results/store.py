@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from homenode.durable import open_folder, replace_file
-from homenode.errors import HostError, InputError
+from homenode.errors import HomenodeError, HostError, InputError, of_os
 from homenode.results.lines import parse_run, run_text
 from homenode.results.model import Run
 
@@ -81,8 +81,7 @@ def read_run(path: Path) -> Run:
                 raise InputError(f"{file}: expected a plain file, found a pipe or device")
             content = opened.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
-        found = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"{file}: expected a run's {FILE}, found: {found}") from None
+        raise of_os(error, str(file), f"a run's {FILE}") from None
     if len(content) > MAX_BYTES:
         raise InputError(f"{file}: expected at most {MAX_BYTES >> 20} MiB, found more")
     return parse_run(content, str(file))
@@ -111,7 +110,7 @@ def load_runs(path: Path) -> Loaded:
         try:
             runs.append(read_run(folder))
             folders.append(str(folder))
-        except InputError as error:
+        except HomenodeError as error:
             skipped.append(Skipped(str(folder), error.message))
     return Loaded(tuple(runs), tuple(skipped), tuple(folders))
 

@@ -82,6 +82,7 @@ def read_records(
         raise InputError(f"{folder}: expected a folder of records (*.rec), found none")
     paths = sorted(path for path in folder.rglob("*.rec") if path.is_file())
     if not paths:
+        next(folder.iterdir(), None)  # a folder that cannot be read is not an empty one
         raise InputError(
             f"{folder}: expected records (*.rec), found none",
             hint="they are in done/ of the hooks' folder on each node: `homenode slurm audit "

@@ -6,7 +6,7 @@ what another folder of this machine holds need not be the cluster's, and is not 
 
 from pathlib import Path
 
-from homenode.errors import InputError
+from homenode.errors import of_os
 from homenode.slurm.config import MAX_TEXT_CHARS, Config, ConfigFile, parse_config
 
 
@@ -35,10 +35,7 @@ def read_config(path: Path) -> Config:
     try:
         text = _text(path)
     except (OSError, ValueError) as error:
-        found = getattr(error, "strerror", None) or str(error)
-        raise InputError(
-            f"{path}: expected a configuration file of Slurm, found: {found}"
-        ) from None
+        raise of_os(error, str(path), "a configuration file of Slurm") from None
     return parse_config(text, str(path), include)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from io import BufferedIOBase, RawIOBase
 from pathlib import Path
 
-from homenode.errors import InputError
+from homenode.errors import InputError, of_os
 
 MAX_MEMBERS = 500_000
 MAX_FOLDERS = 500_000
@@ -89,7 +89,7 @@ def read_archive(path: Path) -> ArchiveTree:
     except OSError as error:
         if error.errno is None:  # gzip's BadGzipFile and bz2's "Invalid data stream"
             raise _not_whole(path, compression, count, error) from None
-        raise InputError(f"{path}: expected a readable file, found: {error.strerror}") from None
+        raise of_os(error, str(path), "a tar of a host's /sys") from None
     if not count:
         raise InputError(f"{path}: expected a tar of a host's /sys, found one with no members")
     return ArchiveTree(files, links, frozenset(folders))
@@ -122,7 +122,7 @@ def _opener(path: Path) -> tuple[str, Callable[[Path], BufferedIOBase]]:
         with path.open("rb") as stream:
             head = stream.read(512)
     except OSError as error:
-        raise InputError(f"{path}: expected a readable file, found: {error.strerror}") from None
+        raise of_os(error, str(path), "a tar of a host's /sys") from None
     for magic, name, opener in _OPENERS:
         if head.startswith(magic):
             return name, opener

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from homenode import __version__
 from homenode.durable import PRIVATE, replace_file
-from homenode.errors import HostError, UsageError
+from homenode.errors import HostError, UsageError, of_os
 from homenode.process import ToolMissingError, run
 from homenode.snapshot.collector import collector_script, parse_collected
 from homenode.snapshot.gather import Gathered, gather
@@ -123,11 +123,15 @@ def collect_over_ssh(host: str, timeout_s: float = SSH_TIMEOUT_S) -> MemorySnaps
 
 
 def _check_out(out: Path, overwrite: bool) -> None:
-    if out.is_dir():
+    try:
+        is_folder, has_parent, exists = out.is_dir(), out.parent.is_dir(), out.exists()
+    except OSError as error:  # a folder above it that we may not enter
+        raise of_os(error, str(out), "to write there") from None
+    if is_folder:
         raise UsageError(f"{out}: expected a file to write, found a folder")
-    if not out.parent.is_dir():
+    if not has_parent:
         raise UsageError(f"{out}: expected its folder to be there, found no {out.parent}")
-    if out.exists() and not overwrite:
+    if exists and not overwrite:
         raise UsageError(f"{out}: exists", hint="--force overwrites it")
 
 

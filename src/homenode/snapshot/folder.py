@@ -81,7 +81,13 @@ class FolderSnapshot:
         return _target(self._on_disk(path))
 
     def _is_there(self, path: str) -> bool:
-        return os.path.lexists(self._on_disk(path))
+        try:
+            os.lstat(self._on_disk(path))
+        except PermissionError:
+            return True  # behind a folder that we may not enter: it may be there
+        except (OSError, ValueError):
+            return False
+        return True
 
 
 def read_file(path: str) -> bytes | None:

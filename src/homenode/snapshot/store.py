@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from homenode.errors import InputError
+from homenode.errors import InputError, of_os
 from homenode.snapshot.archive import ArchiveTree, read_archive
 from homenode.snapshot.folder import FolderSnapshot, read_file
 from homenode.snapshot.manifest import MANIFEST, check_manifest
@@ -83,7 +83,17 @@ def _roots_of(tree: ArchiveTree) -> list[tuple[str, bool]]:
 
 
 def _roots_in(top: str) -> list[tuple[str, bool]]:
-    """Each machine in a folder, as `_roots_of` gives them. Links are not followed."""
+    """Each machine in a folder, as `_roots_of` gives them. Links are not followed.
+
+    Raises HostError where the folder itself, or the sys in it, cannot be read.
+    """
+    for folder in (top, f"{top}/sys"):
+        try:
+            os.scandir(folder).close()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise of_os(error, folder, "a folder that can be read") from None
     if Path(top).name == "sys" and _is_sys(_subfolders(top)):
         return [("", True)]
     if not _is_sys(_subfolders(f"{top}/sys")) and Path(top, "devices/system").is_dir():

@@ -7,7 +7,7 @@ from pathlib import Path
 from homenode.domain.document import Document
 from homenode.domain.read import open_domain
 from homenode.domain.schema import validate
-from homenode.errors import InputError, UsageError
+from homenode.errors import InputError, UsageError, of_os
 from homenode.findings import Finding, Findings, Severity, in_order
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.model import Plan
@@ -176,12 +176,8 @@ def _bytes(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             content = file.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise InputError(
-            f"{path}: expected a file that can be read, found: {error.strerror}"
-        ) from None
-    except ValueError as error:  # a zero byte in the name
-        raise InputError(f"{str(path)!r}: expected the name of a file, found: {error}") from None
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        raise of_os(error, repr(str(path))[1:-1], "a file that can be read") from None
     if len(content) > _MOST_BYTES:
         raise InputError(f"{path}: expected at most 64 MiB, found more")
     return content

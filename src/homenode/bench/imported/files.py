@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from homenode.bench.imported.runs import SourceFolder
-from homenode.errors import InputError
+from homenode.errors import InputError, of_os
 from homenode.gap import Gap
 from homenode.results.store import FILE
 
@@ -38,7 +38,8 @@ class FoundFolders:
 def find_folders(root: Path) -> FoundFolders:
     """The folders at and below a path; a file stands for itself alone.
 
-    Raises InputError where nothing is there, or more than MAX_FILES or MAX_BYTES.
+    Raises InputError where nothing is there, or more than MAX_FILES or MAX_BYTES, and HostError
+    where the folder cannot be read.
     """
     if not root.exists():
         raise InputError(f"{root}: expected a folder or a file to import, found nothing")
@@ -52,6 +53,8 @@ def find_folders(root: Path) -> FoundFolders:
     seen, held = 0, 0
 
     def closed(error: OSError) -> None:
+        if error.filename == str(root) and root.is_dir():
+            raise of_os(error, str(root), "a folder to import") from None
         skipped.append(Gap(str(error.filename), error.strerror or str(error)))
 
     for here, below, names in os.walk(root, onerror=closed, followlinks=False):

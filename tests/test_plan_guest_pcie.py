@@ -19,6 +19,7 @@ from tests.guest_shapes import (
     HGX_GPUS,
     HGX_NICS,
     addresses,
+    after,
     ask,
     bdfs,
     check_tree,
@@ -356,3 +357,18 @@ def test_a_large_machine_is_assembled_in_milliseconds() -> None:
         best = min(best, process_time() - start)
     check_tree(request, plan)
     assert best < 0.03, f"{best * 1000:.1f} ms; about 3 ms on an idle machine"
+
+
+def test_cells_without_devices_have_no_bus_where_pcie_0_has_no_slots() -> None:
+    devices = [DeviceSpec(f"{16 + i:02x}:00.0", i, DeviceKind.GPU, i) for i in (0, 9, 31)]
+    host = even_host(4, 8, 1, 2, 1, devices=devices, name="wide")
+    names = bdfs(*(device.bdf for device in devices))
+    request, placement = ask(names, vcpus=64), placed((2,) * 32, devices=names)
+    plan = assemble(host, request, placement)
+    buses = of_model(plan, PortModel.EXPANDER_BUS)
+    assert [bus.cell for bus in buses] == [0, 9, 31]
+    assert [device.cell for device in plan.devices] == [0, 9, 31]
+    assert "cells-without-bus" in [finding.id for finding in plan.findings]
+    check_tree(request, plan)
+    again = assemble(host, after(request, plan), placement)
+    assert again.controllers == tuple(replace(c, existing=True) for c in plan.controllers)

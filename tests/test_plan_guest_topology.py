@@ -78,10 +78,30 @@ def test_a_flat_guest_keeps_a_topology_that_is_still_true(
     assert assemble(even_host(2), request, placed((2, 2))).topology == expected
 
 
-def test_a_flat_guest_that_sees_siblings_is_one_socket() -> None:
+@pytest.mark.parametrize(
+    ("cores", "expected"),
+    [
+        (((0, 2), (1, 2)), GuestTopology(2, 1, 2, 2)),
+        (((0, 4),), GuestTopology(1, 1, 4, 2)),
+        (((0, 3), (1, 1)), GuestTopology(1, 1, 4, 2)),
+    ],
+)
+def test_a_flat_guest_has_a_socket_for_each_package_that_gives_as_many_cores(
+    cores: tuple[tuple[int, int], ...], expected: GuestTopology
+) -> None:
     layout = replace(PRESETS["pin-numa-smt"], cells=GuestCells.FLAT, name="custom")
-    plan = assemble(even_host(2), small_request(8, layout=layout), placed((4, 4), threads=2))
-    assert plan.topology == GuestTopology(1, 1, 4, 2)
+    host = even_host(2)
+    placement = placed((8,), pins=pins_of(host, *cores, siblings=True), threads=2)
+    assert assemble(host, small_request(8, layout=layout), placement).topology == expected
+
+
+def test_a_flat_guest_of_94_vcpus_is_two_sockets_where_its_old_topology_cannot_stay() -> None:
+    host = even_host(2, 2, 1, 24, 2)
+    pins = pins_of(host, (0, 24), (1, 23), (2, 24), (3, 23))
+    request = small_request(94, 94 * GIB, layout="pin")
+    request = replace(request, guest=replace(request.guest, cpu_topology=(1, 1, 94, 2)))
+    placement = placed((24, 23, 24, 23), pins=pins, bound=False)
+    assert assemble(host, request, placement).topology == GuestTopology(2, 1, 47, 1)
 
 
 def test_the_default_layout_touches_no_topology() -> None:
@@ -104,6 +124,34 @@ def test_unequal_cells_are_several_sockets_and_none_is_cut() -> None:
     plan = shaped((24, 20))
     assert plan.topology == GuestTopology(11, 1, 4, 1)
     assert [f.id for f in plan.findings] == ["sockets-exceed-cells"]
+
+
+@pytest.mark.parametrize(
+    ("cores", "expected"),
+    [
+        # Two packages of two nodes each.
+        (((0, 15), (1, 14), (2, 14), (3, 14)), GuestTopology(1, 1, 57, 1)),
+        (((0, 13), (1, 11), (2, 12), (3, 12)), GuestTopology(2, 1, 24, 1)),
+        (((0, 9), (1, 7)), GuestTopology(1, 1, 16, 1)),
+    ],
+)
+def test_unequal_cells_of_an_intel_host_share_the_sockets_of_its_packages(
+    cores: tuple[tuple[int, int], ...], expected: GuestTopology
+) -> None:
+    host = even_host(2, 2, 1, 24, 2, vendor="GenuineIntel")
+    counts = tuple(count for _, count in cores)
+    plan = shaped(counts, host=host, pins=pins_of(host, *cores))
+    assert plan.topology == expected
+    found = {finding.id: finding.severity for finding in plan.findings}
+    assert found["cells-share-socket"] == "info" and "sockets-exceed-cells" not in found
+
+
+def test_cells_that_share_a_socket_and_its_cache_are_told_of_one_l3() -> None:
+    host = even_host(1, 2, 1, 8, 1, vendor="GenuineIntel")
+    both = replace(host.llcs[0], pus=host.llcs[0].pus | host.llcs[1].pus)
+    host = replace(host, llcs=(both,), pus=tuple(replace(pu, llc=both.index) for pu in host.pus))
+    plan = shaped((5, 4), host=host, pins=[CpuSet([pu]) for pu in (0, 1, 2, 3, 4, 8, 9, 10, 11)])
+    assert plan.topology == GuestTopology(1, 1, 9, 1) and plan.cache is GuestCache.EMULATED
 
 
 @given(st.lists(st.integers(1, 24), min_size=1, max_size=6), st.sampled_from((1, 2, 4)))

@@ -41,7 +41,8 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
     is_x86 = request.guest.architecture == "x86_64"
     dies = runs.dies_per_cell if runs is not None and is_x86 else 1
     counts = tuple(len(cell.vcpus) for cell in cells)
-    shape = guest_topology(host, request, counts, placement.threads_per_core, dies)
+    packages = _package_vcpus(host, placement)
+    shape = guest_topology(host, request, counts, placement.threads_per_core, dies, packages)
     cache = guest_cache(host, request, placement, shape.topology, runs)
 
     by_bdf = {} if host is None else {device.bdf: device for device in host.pci_devices}
@@ -240,6 +241,23 @@ def _binding(
     if request.layout.memory is MemoryBinding.AS_IT_WAS or not placement.memory_nodes:
         return None, ()
     return request.memory_mode, placement.memory_nodes
+
+
+def _package_vcpus(host: Host | None, placement: Placement) -> tuple[int, ...]:
+    """vCPUs on each host package, in vCPU order; () where they are not one after the other."""
+    if host is None:
+        return ()
+    package_of = {pu.index: pu.package for pu in host.pus}
+    counts: dict[int, int] = {}
+    last = None
+    for pins in placement.vcpu_pins:
+        packages = {package_of.get(pu) for pu in pins}
+        package = packages.pop() if len(packages) == 1 else None
+        if package is None or (package != last and package in counts):
+            return ()
+        counts[package] = counts.get(package, 0) + 1
+        last = package
+    return tuple(counts.values())
 
 
 def _llcs(host: Host | None, placement: Placement) -> tuple[LlcIndex, ...]:

@@ -37,6 +37,20 @@ class LlcRuns:
         shape = shapes.pop()
         return shape[0] if len(shape) == 2 and not self.split_llcs else 1
 
+    def follow_dies(self, die_vcpus: int) -> bool:
+        """Each die of so many vCPUs lies on one LLC, and no cell has two dies on the same one."""
+        llcs = [llc for cell in self.runs for llc, count in cell for _ in range(count)]
+        dies = [llcs[start : start + die_vcpus] for start in range(0, len(llcs), die_vcpus)]
+        if any(len(set(die)) > 1 for die in dies):
+            return False
+        end = 0
+        for cell in self.runs:
+            start, end = end, end + sum(count for _, count in cell)
+            inside = [dies[i][0] for i in range(-(-start // die_vcpus), end // die_vcpus)]
+            if len(set(inside)) < len(inside):
+                return False
+        return True
+
     @property
     def split_llcs(self) -> tuple[LlcIndex, ...]:
         """LLCs that come twice in the vCPU order, in one cell or in two."""
@@ -105,8 +119,7 @@ def guest_cache(
     if runs is None:
         gap = Gap("guest L3", "the LLCs under the vCPUs are not known: left as it was")
         return CacheChoice(GuestCache.AS_IT_WAS, gaps=(gap,))
-    dies_of_cell = topology.sockets * topology.dies / len(runs.runs)
-    if any(len(cell) != dies_of_cell for cell in runs.runs):
+    if not runs.follow_dies(topology.cores * topology.threads):
         return CacheChoice(GuestCache.AS_IT_WAS, findings=(_not_mirrored(runs),))
     if guest.cpu_mode in PASSTHROUGH_MODES and _equals_host(host, placement, runs):
         return CacheChoice(GuestCache.PASSTHROUGH)

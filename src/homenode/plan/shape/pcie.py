@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind, PciDevice
@@ -17,7 +18,7 @@ from homenode.plan.guest import GuestAddress
 from homenode.plan.model import GuestCellId, PlanFinding, PlannedController, PortModel
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest, PciGranularity
-from homenode.plan.shape.device_places import device_places, sparse_places
+from homenode.plan.shape.device_places import Place, device_places, sparse_places
 from homenode.plan.shape.nearest_cells import (
     NearestCell,
     nearest_cell_finding,
@@ -100,11 +101,12 @@ def mirror_cells(
     places = device_places(host, by_bdf, cell_of_node, nearest_of_node)
     if any_port:
         places = sparse_places(places, devices)
-    tree = pcie_tree(places, cells, request.pci_granularity, request.spare_ports)
+    told = PcieDocument(request.guest, cells, ())
+    with_bus = _cells_with_bus(told, places, devices, cells)
+    tree = pcie_tree(places, with_bus, request.pci_granularity, request.spare_ports)
     seats = seats_of(tree, devices)
     hostdevs = {hostdev.source: hostdev for hostdev in request.guest.hostdevs}
     addresses = {bdf: device.address for bdf, device in hostdevs.items() if device.address}
-    told = PcieDocument(request.guest, cells, ())
     base = base_of(told, tree, seats, addresses, any_port)
     kept = right_ones(told, seats, addresses) if told.has_tree else {}
     if not any_port:
@@ -123,7 +125,7 @@ def mirror_cells(
         build.adopt_expander_of(address.bus)
     bus_of = build.lay_ideal([seat.position for seat in seats if seat.position not in kept])
     if any_port:
-        for cell in range(cells):
+        for cell in with_bus:
             build.ensure_expander(cell)
     displaced: list[Seat] = []
     for seat in seats:
@@ -155,8 +157,33 @@ def mirror_cells(
         findings += tuple(_displaced_finding(seat) for seat in displaced)
     if any(port.model is PortModel.SWITCH_UPSTREAM for port in controllers):
         findings += (SWITCH_WARNING,)
+    findings += _without_bus(cells, with_bus)
     findings += _unguarded(request, controllers, address_of)
     return MirroredPcie(controllers, address_of, cell_of, group_of, findings)
+
+
+def _cells_with_bus(
+    told: PcieDocument, places: tuple[Place, ...], devices: tuple[Bdf, ...], cells: int
+) -> tuple[int, ...]:
+    """Every cell; only those that get a device where pcie.0 has no slot for so many buses."""
+    buses = [c for c in told.controllers.values() if c.model == PortModel.EXPANDER_BUS.value]
+    if cells <= len(told.expander_slots()) + len(buses):
+        return tuple(range(cells))
+    wanted = set(devices)
+    return tuple(sorted({p.cell for p in places if not wanted.isdisjoint(p.functions)}))
+
+
+def _without_bus(cells: int, with_bus: tuple[int, ...]) -> tuple[PlanFinding, ...]:
+    without = CpuSet(range(cells)) - CpuSet(with_bus)
+    if not without:
+        return ()
+    return (
+        PlanFinding(
+            "cells-without-bus", "info", f"guest cells {without}",
+            f"pcie.0 has no slots for {cells} expander buses, so cells without devices have none: "
+            "a device that is plugged in later has no port there",
+        ),
+    )  # fmt: skip
 
 
 def _refuse_unfit(by_bdf: dict[Bdf, PciDevice], devices: tuple[Bdf, ...]) -> None:

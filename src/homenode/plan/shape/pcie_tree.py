@@ -6,7 +6,7 @@ must have no gaps (libvirt fills them with root ports on pcie.0), root ports on 
 slots 0 to 31, a port's own bus has slot 0 only.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from homenode.bdf import Bdf
@@ -58,9 +58,13 @@ class PcieTree:
 
 
 def pcie_tree(
-    places: tuple[Place, ...], cells: int, granularity: PciGranularity, spare_ports: int
+    places: tuple[Place, ...],
+    cells: Sequence[int],
+    granularity: PciGranularity,
+    spare_ports: int,
 ) -> PcieTree:
-    """The tree of these places. spare_ports: slots that each expander bus keeps free."""
+    """The tree of these places. cells: those that have an expander bus, used or not. spare_ports:
+    slots that each expander bus keeps free."""
     per_bus = SLOTS_PER_BUS - spare_ports
     by_root = granularity is PciGranularity.ROOT_COMPLEX
     if granularity is PciGranularity.SWITCH:
@@ -96,7 +100,7 @@ def pcie_tree(
     upstreams: dict[int, int] = {}
     ports: list[int] = []
     if not by_root:
-        for cell in range(cells):
+        for cell in cells:
             expanders[cell, "", 0] = add(PortModel.EXPANDER_BUS, cell, None, None)
     pulled = leading = len(expanders)
     for number, place in enumerate(places):

@@ -1,0 +1,65 @@
+"""A booted Linux prints no warning about the topology that unequal cells get.
+
+The kernel starts its CPUs, builds its scheduling domains, and panics for want of a first process.
+"""
+
+import shutil
+import subprocess
+from itertools import accumulate
+
+import pytest
+
+from homenode.errors import HomenodeError
+from homenode.plan.model import GuestTopology
+from homenode.plan.shape.assemble import assemble
+from homenode.units import GIB
+from homenode.verify.boot.guest_files import find_guest_files
+from tests.guest_shapes import placed
+from tests.small_hosts import even_host, small_request
+
+pytestmark = pytest.mark.qemu
+
+VENDORS = {"GenuineIntel": "Skylake-Server", "AuthenticAMD": "EPYC-Milan"}
+
+
+def console(model: str, topology: GuestTopology, cells: tuple[int, ...]) -> str:
+    """What the kernel says until it panics."""
+    if shutil.which("qemu-system-x86_64") is None:
+        pytest.skip("no qemu-system-x86_64 here")
+    try:
+        kernel = find_guest_files().kernel
+    except HomenodeError as error:
+        pytest.skip(str(error))
+    shape = ",".join(f"{name}={value}" for name, value in topology._asdict().items())
+    argv = [
+        "qemu-system-x86_64", "-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", model,
+        "-smp", f"{topology.vcpus},{shape}", "-m", f"{96 * len(cells)}M", "-nodefaults",
+        "-display", "none", "-serial", "stdio", "-no-reboot", "-kernel", str(kernel),
+        "-append", "console=ttyS0 panic=-1 nokaslr",
+    ]  # fmt: skip
+    for cell, (count, end) in enumerate(zip(cells, accumulate(cells), strict=True)):
+        argv += ["-object", f"memory-backend-ram,id=m{cell},size=96M"]
+        argv += ["-numa", f"node,nodeid={cell},cpus={end - count}-{end - 1},memdev=m{cell}"]
+    done = subprocess.run(argv, capture_output=True, check=False, timeout=500)
+    said = done.stdout.decode(errors="replace")
+    assert f"smp: Brought up {len(cells)} nodes, {topology.vcpus} CPUs" in said, said[-2000:]
+    return said
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+@pytest.mark.parametrize(("cells", "threads"), [((4, 3), 1), ((8, 4, 6), 2)])
+def test_a_guest_with_unequal_cells_boots_without_a_warning_of_its_topology(
+    vendor: str, cells: tuple[int, ...], threads: int
+) -> None:
+    layout = "pin-numa" if threads == 1 else "pin-numa-smt"
+    request = small_request(sum(cells), sum(cells) * GIB, layout=layout)
+    plan = assemble(even_host(len(cells), vendor=vendor), request, placed(cells, threads=threads))
+    assert plan.topology is not None and (plan.topology.sockets == 1) == (vendor == "GenuineIntel")
+    model = VENDORS[vendor] + (",topoext=on" if plan.topoext else "")
+    said = console(model, plan.topology, cells)
+    assert "is not on the same node" not in said and "smpboot.c" not in said
+
+
+def test_cells_that_cut_a_socket_of_an_amd_guest_do_make_it_warn() -> None:
+    said = console("EPYC-Milan", GuestTopology(1, 1, 7, 1), (4, 3))
+    assert "is not on the same node" in said

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from homenode import formats
 from homenode.apply.definition import (
     apply_definition,
     forget_original,
@@ -18,7 +19,7 @@ from homenode.apply.definition import (
 )
 from homenode.apply.live_pins import apply_live_pins, preview_live_pins, restore_live_pins
 from homenode.apply.record import Step
-from homenode.apply.store import DomainStore, default_root
+from homenode.apply.store import DomainStore, default_root, other_daemons
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, InputError, ToolError, UsageError
 from homenode.hypervisor.connection import checked_uri
@@ -250,20 +251,52 @@ def test_a_saved_original_that_was_damaged_is_not_defined(daemon: StandIn, root:
     assert daemon.definition() == held
 
 
-def test_a_damaged_record_says_what_to_do(daemon: StandIn, root: Path) -> None:
+def test_a_damaged_journal_says_what_to_do(daemon: StandIn, root: Path) -> None:
     apply(root)
-    record = DomainStore(root, URI, UUID).folder / "record.json"
-    for damage in (b"", b"{}", b"[1]", b'{"format": "homenode.apply/2"}', record.read_bytes()[:99]):
-        record.write_bytes(damage)
-        with pytest.raises(InputError, match=r"record\.json"):
+    journal = DomainStore(root, URI, UUID).folder / "journal.jsonl"
+    whole = journal.read_bytes()
+    for damage in (b"{}\n", b"[1]\n", b'{"format": "homenode.apply/9"}\n', whole + b"nothing\n"):
+        journal.write_bytes(damage)
+        with pytest.raises(InputError, match=r"journal\.jsonl") as caught:
             restore_definition(Virsh(URI), NAME, root)
+        assert "virsh define the right one" in (caught.value.hint or "")
+
+
+def test_what_version_1_saved_is_restored_and_goes_on_in_a_journal(
+    daemon: StandIn, root: Path
+) -> None:
+    apply(root)
+    store = DomainStore(root, URI, UUID)
+    record = store.record()
+    assert record is not None
+    document = formats.encode("apply", record).replace("homenode.apply/2", "homenode.apply/1")
+    (store.folder / "journal.jsonl").unlink()
+    (store.folder / "record.json").write_text(document)
+    assert store.record() == record
+    assert other_daemons(root, "qemu:///session", UUID) == (URI,)
+    restore_definition(Virsh(URI), NAME, root)
+    assert daemon.definition() == ORIGINAL
+    restored = store.record()
+    assert restored is not None
+    assert restored.original == record.original
+    assert b'"homenode.apply/2"' in (store.folder / "journal.jsonl").read_bytes()
+
+
+def test_a_record_of_version_1_that_is_damaged_is_named(daemon: StandIn, root: Path) -> None:
+    folder = DomainStore(root, URI, UUID).folder
+    folder.mkdir(parents=True)
+    for damage in (b"", b"{}", b"[1]", b'{"format": "homenode.apply/1"}'):
+        (folder / "record.json").write_bytes(damage)
+        with pytest.raises(InputError, match=r"record\.json"):
+            apply(root)
+        assert daemon.definition() == ORIGINAL
 
 
 def test_a_store_that_cannot_be_written_leaves_the_definition(
     daemon: StandIn, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(HostError, match="expected to keep records there"):
+    with pytest.raises(HostError, match="expected to read and write there"):
         apply(tmp_path / "file")
     assert daemon.definition() == ORIGINAL
 

@@ -243,7 +243,7 @@ def test_what_libvirt_does_after_ctrl_c_is_known_and_taken_back(
     assert daemon.definition() == held
     (daemon.state / "late").unlink()
     wait_for(lambda: daemon.definition() != held)
-    (lock,) = root.rglob("lock")
+    (lock,) = root.rglob(".lock")
     wait_for(lambda: is_free(lock))  # the stand-in has it from its client, as no daemon would
     if again:
         apply(URI, NAME, root, "pin-numa-pci")

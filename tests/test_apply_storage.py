@@ -64,7 +64,7 @@ def test_a_disk_that_is_full_at_any_write_of_apply_loses_nothing(
     held = daemon.definition()
     assert held == ORIGINAL or b"<vcpupin" in held
     assert not is_done or b"<vcpupin" in held
-    assert is_done == (left >= 5), held
+    assert is_done == (left >= 4), held
     (disk / "ballast").unlink()
     try:
         restore_definition(Virsh(URI), NAME, disk / "state")

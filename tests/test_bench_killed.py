@@ -62,7 +62,7 @@ def start(root: Path, tools: Path, *words: str) -> "subprocess.Popen[str]":
 
 
 def order_of(root: Path) -> Path:
-    return root / "cpu-only" / "killed" / "order.json"
+    return root / "cpu-only" / "killed" / "journal.jsonl"
 
 
 def cut(root: Path, tools: Path, kills: int, rng: random.Random) -> int:

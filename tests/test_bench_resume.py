@@ -141,10 +141,10 @@ def test_killed_at_any_write_or_command_no_sample_is_lost_or_doubled(
             else:
                 break
             left[0] = -1
-            begun = (root / "cpu-only" / "x" / "order.json").exists()
+            begun = (root / "cpu-only" / "x" / "journal.jsonl").exists()
             resumed = untimed(run(root, orders=orders, resume=begun).run)
             assert resumed == whole, f"killed at {place}"
-        assert places > 30
+        assert places > 20
 
 
 def test_killed_again_and_again_it_still_comes_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,23 +2,27 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from homenode.bench import runner
 from homenode.bench.orders import BenchOrders
-from homenode.bench.record import Result, StepRecord, digest
+from homenode.bench.record import BenchEntry, Result, StepRecord, digest
 from homenode.bench.run_folder import RAW, RunFolder, open_run
 from homenode.errors import HostError, InputError
+from homenode.formats import line
 from homenode.results.vantage import Vantage
 from tests.bench_machines import FakeMachine
+
+ORDER = runner.look_over(FakeMachine(), BenchOrders("x", vantage=Vantage.HOST))[0].record
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[RunFolder]:
     with open_run(tmp_path, "cpu-only", "x", resume=False, tell=print) as opened:
-        (opened.path / RAW).mkdir()
+        opened.write_order(ORDER)
         yield opened
 
 
@@ -36,36 +40,65 @@ def test_steps_come_back_in_their_order_however_many(folder: RunFolder) -> None:
 
 
 def test_an_output_comes_back_as_it_was(folder: RunFolder) -> None:
-    odd = "é\r\n\x00�no newline"
+    odd = "é\r\n\x00\udcff\u2028no newline"
     folder.write_step(step(1, odd), odd)
     assert folder.steps() == ((step(1, odd), odd),)
+
+
+def test_what_was_ordered_comes_back(folder: RunFolder) -> None:
+    assert folder.order() == ORDER
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "expected JSON"),
-        ("[]", "expected homenode.bench/2"),
-        ('{"format": "homenode.bench/3", "part": "step"}', "up to version 2"),
-        ('{"format": "homenode.bench/1", "part": "look"}', "expected part step"),
-        ('{"format": "homenode.bench/1", "part": "step"}', "not a valid step"),
+        ("nothing", "journal.jsonl:1: expected a line of JSON"),
+        ("[]", "journal.jsonl:1: expected a JSON object"),
+        ("{}", 'journal.jsonl:1: expected "format": "homenode.bench/2"'),
+        ('{"format": "homenode.bench/99"}', "homenode.bench up to version 2, found 99"),
+        ('{"format": "homenode.trial/1"}', "expected a homenode.bench document"),
+        ('{"format": "homenode.bench/2"}', "missing required field `head`"),
     ],
 )
-def test_a_record_that_is_none_is_refused_by_its_name(
+def test_a_journal_that_is_none_is_refused_by_its_line(
     text: str, says: str, folder: RunFolder
 ) -> None:
-    (folder.path / RAW / "0001.json").write_text(text)
+    folder.journal_path.write_text(f"{text}\n")
     with pytest.raises(InputError) as caught:
         folder.steps()
     assert says in caught.value.message
-    assert "0001.json" in caught.value.message
+
+
+def test_a_step_that_is_none_is_refused_by_its_line(folder: RunFolder) -> None:
+    folder.append('{"step": {"number": "x"}}\n')
+    with pytest.raises(InputError, match=r"journal\.jsonl:2: expected a line of homenode\.bench"):
+        folder.steps()
+
+
+def test_a_step_whose_line_was_cut_short_has_not_ended(folder: RunFolder) -> None:
+    folder.write_step(step(1), "text")
+    folder.write_step(step(2), "text")
+    with folder.journal_path.open("r+b") as file:
+        file.truncate(folder.journal_path.stat().st_size - 9)
+    assert [record.number for record, _ in folder.steps()] == [1]
+    folder.write_step(step(3), "text")
+    assert [record.number for record, _ in folder.steps()] == [1, 3]
+
+
+def test_a_run_of_version_1_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "cpu-only" / "x"
+    path.mkdir(parents=True)
+    (path / "order.json").write_text('{"format": "homenode.bench/1", "part": "order"}')
+    with (
+        open_run(tmp_path, "cpu-only", "x", resume=True, tell=print) as opened,
+        pytest.raises(InputError, match=r"expected a run of homenode\.bench/2, found one of ver"),
+    ):
+        opened.order()
 
 
 def test_a_record_that_points_elsewhere_is_refused(folder: RunFolder) -> None:
-    folder.write_step(step(1), "text")
-    record = folder.path / RAW / "0001.json"
-    record.write_text(record.read_text().replace("0001-x.txt", "../../../secret"))
-    with pytest.raises(InputError, match="expected a file's name as output"):
+    folder.append(line(BenchEntry(step=replace(step(1), output="../../../secret"))))
+    with pytest.raises(InputError, match="another path"):
         folder.steps()
 
 
@@ -77,21 +110,20 @@ def test_an_output_that_is_gone_is_named(folder: RunFolder) -> None:
 
 
 def test_half_a_file_is_never_seen(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder.write("order.json", "whole")
+    folder.write("a", b"whole")
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(HostError, match="No space left") as caught:
-        folder.write("order.json", "new")
+        folder.write("a", b"new")
     assert caught.value.hint is not None and "--resume" in caught.value.hint
-    assert (folder.path / "order.json").read_text() == "whole"
+    assert (folder.path / "a").read_text() == "whole"
     assert not list(folder.path.glob(".*.part"))
 
 
 def test_nobody_else_writes_there(folder: RunFolder) -> None:
-    (folder.path / "order.json").write_text("{}")
     with (
         pytest.raises(HostError, match="another homenode bench"),
         open_run(folder.path.parents[1], "cpu-only", "x", resume=True, tell=print),
@@ -102,38 +134,27 @@ def test_nobody_else_writes_there(folder: RunFolder) -> None:
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
-        pytest.raises(HostError, match="expected to write there"),
+        pytest.raises(HostError, match="expected to read and write there"),
         open_run(tmp_path / "file", "cpu-only", "x", resume=False, tell=print),
     ):
         pass
 
 
-def test_a_copied_record_is_no_second_step(folder: RunFolder) -> None:
+def test_a_step_that_is_there_twice_is_refused(folder: RunFolder) -> None:
     folder.write_step(step(1), "text")
-    raw = folder.path / RAW
-    (raw / "0007.json").write_bytes((raw / "0001.json").read_bytes())
-    with pytest.raises(InputError, match=r"0007\.json: expected the record of step 7"):
-        folder.steps()
-
-
-def test_raw_outputs_that_cannot_be_listed_are_not_taken_for_none(folder: RunFolder) -> None:
-    (folder.path / RAW).rmdir()
-    assert folder.steps() == ()
-    (folder.path / RAW).write_text("")
-    with pytest.raises(InputError, match="raw: expected a folder"):
+    folder.append(line(BenchEntry(step=step(1))))
+    with pytest.raises(InputError, match="expected step 1 once, found it twice"):
         folder.steps()
 
 
 def test_a_disk_that_fills_up_with_the_first_folder_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    order = runner.look_over(FakeMachine(), BenchOrders("x", vantage=Vantage.HOST))[0].record
-
     def full(*words: object, **named: object) -> None:
         raise OSError(28, "No space left on device")
 
     with open_run(tmp_path, "cpu-only", "x", resume=False, tell=print) as opened:
-        opened.write_order(order)
+        opened.write_order(ORDER)
         monkeypatch.setattr(os, "mkdir", full)
-        with pytest.raises(HostError, match="expected to write there, found: No space"):
-            opened.write(f"{RAW}/look-000.json", "{}")
+        with pytest.raises(HostError, match="expected to read and write there, found: No space"):
+            opened.write_step(step(0), "text")

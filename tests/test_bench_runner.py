@@ -12,6 +12,8 @@ import pytest
 from homenode.bench import runner
 from homenode.bench.model import PROBE, Depth, Group, SuiteWishes
 from homenode.bench.orders import AppOrder, BenchOrders, BenchOutcome, Progress
+from homenode.bench.record import StepRecord
+from homenode.bench.run_folder import RunFolder
 from homenode.cpuset import CpuSet
 from homenode.errors import ToolError, UsageError
 from homenode.machine.protocol import Machine
@@ -69,7 +71,7 @@ def test_a_run_is_a_folder_that_others_can_read(tmp_path: Path) -> None:
     assert loaded.runs == (outcome.run,)
     assert loaded.skipped == ()
     kept = {path.name for path in folder.iterdir()}
-    assert {"order.json", "host.tar.gz", "results.jsonl", "raw"} <= kept
+    assert {"journal.jsonl", "host.tar.gz", "results.jsonl", "raw"} <= kept
     assert load_host(str(folder / "host.tar.gz")).pus
 
 
@@ -172,9 +174,9 @@ def test_a_machine_out_of_reach_stops_the_run_and_loses_nothing(tmp_path: Path) 
     assert len(machine.calls) == len(outcome_steps(outcome)) - 4
 
 
-def outcome_steps(outcome: BenchOutcome) -> list[Path]:
+def outcome_steps(outcome: BenchOutcome) -> list[StepRecord]:
     assert outcome.folder is not None
-    return sorted((Path(outcome.folder) / "raw").glob("[0-9]*.json"))
+    return [record for record, _ in RunFolder(Path(outcome.folder)).steps()]
 
 
 def test_the_users_own_program_is_measured_beside_the_controls(tmp_path: Path) -> None:
@@ -249,8 +251,8 @@ def test_what_stands_in_for_a_tool_that_fails_gives_the_figures(tmp_path: Path) 
     sent = [text for argv, text in zip(machine.calls, machine.inputs, strict=True) if "-" in argv]
     assert all(text is not None for text in sent)
     assert any("homenode torch_copies" in str(text) for text in sent)
-    records = [json.loads(path.read_text()) for path in outcome_steps(outcome)]
-    assert all(one["attempt"] == f"{one['test']} (torch)" for one in records)
+    records = outcome_steps(outcome)
+    assert all(one.attempt == f"{one.test} (torch)" for one in records)
 
 
 def test_a_test_that_hangs_says_what_that_tells(tmp_path: Path) -> None:
@@ -331,10 +333,12 @@ def test_a_run_is_not_gone_on_with_as_another_one(
 
 def test_looks_are_never_written_over_each_other(tmp_path: Path) -> None:
     run(tmp_path)
-    raw = tmp_path / "cpu-only" / "x" / "raw"
-    (raw / "look-000.json").unlink()
-    (raw / "0000.json").unlink()
-    kept = (raw / "look-001.json").read_bytes()
+    journal = tmp_path / "cpu-only" / "x" / "journal.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    step = next(line for line in lines if line.startswith(b'{"step"'))
+    journal.write_bytes(b"".join(line for line in lines if line is not step))
     run(tmp_path, resume=True)
-    assert (raw / "look-001.json").read_bytes() == kept
-    assert (raw / "look-003.json").exists()
+    looks = RunFolder(journal.parent).looks()
+    assert [(look.number, look.is_before) for look in looks] == [
+        (0, True), (1, False), (2, True), (3, False),
+    ]  # fmt: skip

@@ -12,7 +12,7 @@ from homenode import durable
 from homenode.bench.run_folder import RAW, open_run
 from homenode.cli.terminal import write_text
 from homenode.domain.restore import restore, write_tuned
-from homenode.errors import HostError
+from homenode.errors import HostError, InputError
 from homenode.results.store import write_run
 from homenode.slurm.study.folder import StudyFolder
 from homenode.trial.journal_file import JournalFile
@@ -100,13 +100,13 @@ def test_a_lock_is_made_through_no_link(tmp_path: Path, lock: str) -> None:
 def test_what_a_bench_writes_follows_no_link_in_its_folder(tmp_path: Path) -> None:
     with open_run(tmp_path / "results", "host", "run", resume=False, tell=print) as folder:
         victim = planted(folder.path, "order.json")
-        folder.write("order.json", "{}")
+        folder.write("order.json", b"{}")
         assert victim.read_text() == "as it was"
         elsewhere = tmp_path / "elsewhere"
         elsewhere.mkdir()
         (folder.path / RAW).symlink_to(elsewhere)
         with pytest.raises(HostError):
-            folder.write(f"{RAW}/0001.json", "{}")
+            folder.write(f"{RAW}/0001.txt", b"{}")
         assert not list(elsewhere.iterdir())
 
 
@@ -118,7 +118,9 @@ def test_a_folder_that_is_swapped_for_a_link_meanwhile_is_not_written_through(
     with open_run(tmp_path / "results", "host", "run", resume=False, tell=print) as folder:
         folder.path.rename(tmp_path / "moved")
         folder.path.symlink_to(elsewhere)
-        folder.write("order.json", "{}")
+        folder.write("order.json", b"{}")
+        folder.begin("{}\n")
+        folder.append("{}\n")
     assert not list(elsewhere.iterdir())
     assert (tmp_path / "moved" / "order.json").read_text() == "{}"
 
@@ -132,6 +134,10 @@ def test_a_study_lays_itself_out_through_no_link(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="jobs"):
         os.close(durable.open_folder(study, "jobs"))
     (study / "study.jsonl").symlink_to(tmp_path / "nologin")
+    with pytest.raises(InputError):
+        StudyFolder(study).load()
+    (study / ".lock").unlink()
+    (study / ".lock").symlink_to(tmp_path / "nologin")
     with pytest.raises(HostError):
         StudyFolder(study).load()
     assert not (tmp_path / "nologin").exists()
@@ -140,7 +146,7 @@ def test_a_study_lays_itself_out_through_no_link(tmp_path: Path) -> None:
 def test_the_lock_of_a_trial_is_made_through_no_link(tmp_path: Path) -> None:
     journal = JournalFile(tmp_path, "t")
     journal.folder.mkdir(parents=True)
-    (journal.folder / "lock").symlink_to(tmp_path / "nologin")
+    (journal.folder / ".lock").symlink_to(tmp_path / "nologin")
     with pytest.raises(HostError), journal.locked():
         pytest.fail("it was locked")
     assert not (tmp_path / "nologin").exists()

@@ -62,12 +62,6 @@ def test_a_run_that_was_cut_short_is_never_taken_for_whole(at: int) -> None:
         parse_run(run_text(RUN).encode()[:at], "run")
 
 
-def test_an_unfinished_run_gives_its_whole_samples_to_be_resumed() -> None:
-    text = head_line(HEAD) + "".join(map(sample_line, RUN.samples))
-    cut = parse_run(text.encode()[:-5], "run", unfinished=True)
-    assert cut == replace(RUN, samples=RUN.samples[:2])
-
-
 def test_an_end_that_counts_other_samples_is_refused() -> None:
     with pytest.raises(InputError, match="expected 4 samples, as its end says, found 3"):
         text = head_line(HEAD) + "".join(map(sample_line, RUN.samples)) + end_line(4)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from homenode import formats
 from homenode.errors import InputError, UsageError
 from homenode.pci import DeviceKind
 from homenode.plan.wishes import Wishes
@@ -13,12 +14,10 @@ from homenode.sources import load_host
 from homenode.topology import RunningDomain
 from homenode.trial.fitting import fit
 from homenode.trial.journal import (
+    KIND,
     Entry,
     Head,
     What,
-    decode_journal,
-    encode_entry,
-    encode_head,
     state_of,
 )
 from homenode.trial.schedule import trial_schedule
@@ -94,16 +93,21 @@ _ENTRIES = st.lists(
 _HEAD = Head("t", URI, "vm", "u", "vm", ("pin",), 1, 1, "/r")
 
 
+def decoded(content: bytes) -> tuple[Head, tuple[Entry, ...]]:
+    return formats.decode_journal(content, KIND, Head, Entry, "journal")
+
+
 @given(_ENTRIES, st.integers(0, 5000))
 def test_a_journal_cut_anywhere_is_read_up_to_its_last_whole_line(
     entries: list[Entry], cut: int
 ) -> None:
-    whole = encode_head(_HEAD) + b"".join(map(encode_entry, entries))
-    head, read = decode_journal(whole, "journal")
+    first_line = formats.head_line(KIND, _HEAD).encode()
+    whole = first_line + "".join(map(formats.line, entries)).encode()
+    head, read = decoded(whole)
     assert (head, list(read)) == (_HEAD, entries)
-    first = len(encode_head(_HEAD))
+    first = len(first_line)
     part = whole[: max(first, min(cut, len(whole)))]
-    _, read = decode_journal(part, "journal")
+    _, read = decoded(part)
     assert list(read) == entries[: len(read)]
     assert part.count(b"\n") == len(read) + 1
     state_of(read)
@@ -114,4 +118,4 @@ def test_a_journal_cut_anywhere_is_read_up_to_its_last_whole_line(
 )
 def test_what_is_no_journal_is_refused_by_name(text: bytes) -> None:
     with pytest.raises(InputError, match="journal"):
-        decode_journal(text, "journal")
+        decoded(text)

@@ -1,9 +1,12 @@
-"""Formats: every value that homenode stores, as JSON with a kind and a version.
+"""Formats: the one codec of everything that homenode stores, as JSON with a kind and a version.
 
-A document opens with "format": "homenode.<kind>/<version>". Fields are the dataclass's own, sets of
-PUs are lists such as "0-3,8", PCI addresses are texts. docs/formats documents each kind.
+A document opens with "format": "homenode.<kind>/<version>"; of a file of lines the first line does.
+Fields are the dataclass's own, sets of PUs are lists such as "0-3,8", PCI addresses are texts.
+docs/formats documents each kind.
 """
 
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,6 +16,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError, InputError
 
 T = TypeVar("T")
+H = TypeVar("H")
 
 VERSIONS = {
     "host": 2,
@@ -22,47 +26,173 @@ VERSIONS = {
     "results": 2,
     "comparison": 1,
     "verdict": 1,
+    "bench": 2,
+    "trial": 1,
+    "trial-config": 1,
+    "apply": 2,
+    "retrain": 1,
+    "link-rate": 1,
+    "slurm-study": 2,
+    "slurm-report": 2,
 }
 """Newest version of each kind that this program writes and reads."""
+
+_SPELLINGS = {
+    "homenode-slurm-study/1": "homenode.slurm-study/1",
+}
+"""What earlier versions wrote in `format`."""
+
+_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def encode(kind: str, value: Any, head: dict[str, Any] | None = None) -> str:
     """The document of a value; `head` comes between "format" and the value's own fields."""
-    document = {"format": f"homenode.{kind}/{VERSIONS[kind]}", **(head or {})}
-    builtins = msgspec.to_builtins({**document, **_fields(value)}, enc_hook=_to_text)
+    document = {"format": _format(kind), **(head or {}), **_fields(value)}
+    builtins = msgspec.to_builtins(document, enc_hook=_to_text)
     return msgspec.json.format(msgspec.json.encode(builtins), indent=2).decode() + "\n"
 
 
 def decode(text: str | bytes, kind: str, of: type[T], source: str) -> T:
     """The value of a document. Fields that we do not know are ignored (a `head`, say).
 
-    Raises InputError for another kind, a newer version, text that is no JSON or a missing field.
+    Raises InputError for another kind, a newer version, text that is no JSON or a
+    missing field.
     """
     try:
         document = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except _ERRORS as error:
         raise InputError(f"{source}: expected JSON, found: {error}") from None
+    _check_format(document, kind, source)
+    return _convert(document, of, f"{source}: not a valid homenode.{kind}")
+
+
+def head_line(kind: str, value: Any) -> str:
+    """The first line of a file of lines. Fields at their defaults are left out."""
+    return _line({"format": _format(kind), **_changed_fields(value)})
+
+
+def line(value: Any) -> str:
+    """A line of a value. Fields at their defaults are left out."""
+    return _line(_changed_fields(value))
+
+
+def decode_head(text: bytes, kind: str, of: type[T], source: str) -> T:
+    """The value of a first line. Raises InputError."""
+    record = decode_record(text, f"{source}:1")
+    _check_format(record, kind, f"{source}:1")
+    return convert(record, kind, of, f"{source}:1")
+
+
+def decode_record(text: bytes, where: str) -> dict[str, Any]:
+    """A line as a JSON object. Raises InputError."""
+    try:
+        record = msgspec.json.decode(text)
+    except _ERRORS as error:
+        raise InputError(f"{where}: expected a line of JSON, found: {error}") from None
+    if not isinstance(record, dict):
+        raise InputError(f"{where}: expected a JSON object, found {type(record).__name__}")
+    return record
+
+
+def convert(record: object, kind: str, of: type[T], where: str) -> T:
+    """The value of a line's object. Raises InputError."""
+    return _convert(record, of, f"{where}: expected a line of homenode.{kind}, found")
+
+
+def decode_journal(
+    content: bytes,
+    kind: str,
+    head: type[H],
+    entry: type[T],
+    source: str,
+    *,
+    skip_cut_lines: bool = False,
+) -> tuple[H, tuple[T, ...]]:
+    """Head and entries of a journal's whole lines. Raises InputError that names the line.
+
+    skip_cut_lines: leave out lines that are no JSON, as a crash left them in files to which others
+    were appended.
+    """
+    lines = content.split(b"\n")[:-1]
+    if not lines:
+        raise InputError(f"{source}: expected a homenode.{kind} head, found none")
+    first = decode_head(lines[0], kind, head, source)
+    found = []
+    for number, text in enumerate(lines[1:], start=2):
+        if skip_cut_lines and not is_json(text):
+            continue
+        where = f"{source}:{number}"
+        found.append(convert(decode_record(text, where), kind, entry, where))
+    return first, tuple(found)
+
+
+def is_json(text: bytes) -> bool:
+    """Whether a line is whole JSON."""
+    try:
+        msgspec.json.decode(text)
+    except _ERRORS:
+        return False
+    return True
+
+
+def plain_line_decoder(of: type[T]) -> "Callable[[bytes], T | None]":
+    """Decodes lines of one type in one step, for files of many; None for a line that is none."""
+    decoder = msgspec.json.Decoder(of, dec_hook=_from_text)
+
+    def decoded(text: bytes) -> T | None:
+        try:
+            return decoder.decode(text)
+        except (*_ERRORS, HomenodeError):
+            return None
+
+    return decoded
+
+
+def _format(kind: str) -> str:
+    return f"homenode.{kind}/{VERSIONS[kind]}"
+
+
+def _check_format(document: object, kind: str, source: str) -> None:
     found = document.get("format") if isinstance(document, dict) else None
     if not isinstance(found, str):
         raise InputError(
-            f'{source}: expected "format": "homenode.{kind}/{VERSIONS[kind]}", found none'
+            f'{source}: expected "format": "{_format(kind)}", found '
+            f"{'none' if found is None else repr(found)}"
         )
-    name, _, version = found.partition("/")
-    if name != f"homenode.{kind}" or not version.isdigit():
-        raise InputError(f"{source}: expected a homenode.{kind} document, found {found!r}")
+    name, _, version = _SPELLINGS.get(found, found).partition("/")
+    is_number = version.isascii() and version.isdigit() and len(version) < 7
+    if name != f"homenode.{kind}" or not is_number:
+        raise InputError(f"{source}: expected a homenode.{kind} document, found {found[:60]!r}")
     if int(version) > VERSIONS[kind]:
         raise InputError(
             f"{source}: expected homenode.{kind} up to version {VERSIONS[kind]}, found {version}",
             hint="it was written by a newer homenode: update this one",
         )
+
+
+def _convert(record: object, of: type[T], expected: str) -> T:
     try:
-        return msgspec.convert(document, of, dec_hook=_from_text)
+        return msgspec.convert(record, of, dec_hook=_from_text)
     except (msgspec.ValidationError, HomenodeError) as error:
-        raise InputError(f"{source}: not a valid homenode.{kind}: {error}") from None
+        raise InputError(f"{expected}: {error}") from None
+
+
+def _line(record: dict[str, Any]) -> str:
+    builtins = msgspec.to_builtins(record, enc_hook=_to_text)
+    return msgspec.json.encode(builtins).decode() + "\n"
 
 
 def _fields(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+def _changed_fields(value: Any) -> dict[str, Any]:
+    fields: Iterable[Any] = value.__dataclass_fields__.values()
+    return {
+        field.name: getattr(value, field.name)
+        for field in fields
+        if getattr(value, field.name) != field.default
+    }
 
 
 def _to_text(value: Any) -> str:
@@ -73,5 +203,12 @@ def _to_text(value: Any) -> str:
 
 def _from_text(of: type, value: Any) -> Any:
     if isinstance(value, str) and (of is CpuSet or issubclass(of, PciAddress)):
-        return of.parse(value)
+        parsed: Any = _parsed  # mypy takes a class for no Hashable
+        return parsed(of, value)
     raise NotImplementedError(f"no {of.__name__} of {type(value).__name__}")
+
+
+@lru_cache(4096)
+def _parsed(of: Any, text: str) -> Any:
+    """A set of PUs or an address: a file has few of them, many times each."""
+    return of.parse(text)

@@ -10,13 +10,13 @@ import pytest
 from rich.console import Console
 
 from homenode.errors import HomenodeError
+from homenode.formats import encode
 from homenode.report.slurm_study_text import slurm_study_text
 from homenode.slurm.study.experiments import ClusterNode, Shape, StudyWishes, experiments_for
 from homenode.slurm.study.folder import StudyFolder
 from homenode.slurm.study.progress import Study
 from homenode.slurm.study.reading import read_sources
 from homenode.slurm.study.report import StudyReport, study_report
-from homenode.slurm.study.report_json import report_json
 from homenode.sources import load_host
 from tests import sdumont_study
 
@@ -78,7 +78,7 @@ def shown(folder: Path, width: int = 40) -> str:
     """The report in both of its forms."""
     found = read_sources([folder])
     made: StudyReport = study_report("x", found.jobs, found.collective, found.missing, found.gaps)
-    json.loads(report_json(made))
+    json.loads(encode("slurm-report", made))
     out = io.StringIO()
     Console(file=out, width=width, color_system=None).print(slurm_study_text(made, everything=True))
     return out.getvalue()

@@ -71,12 +71,34 @@ def test_files_that_no_journal_tells_of_are_not_taken_for_results(tmp_path: Path
 def test_a_full_disk_is_said_and_not_a_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(descriptor: int, content: bytes) -> int:
+    def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "write", full)
-    with pytest.raises(HostError, match=r"study\.jsonl: expected to write there, found: No space"):
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(HostError, match="found: No space") as caught:
         StudyFolder(tmp_path).create(study())
+    assert "the jobs go on" in (caught.value.hint or "")
+
+
+def test_a_journal_of_version_1_is_read_with_lines_that_a_crash_cut_short(tmp_path: Path) -> None:
+    made = study()
+    head = {"format": "homenode-slurm-study/1", "study": made}
+    name = made.experiments[0].id
+    lines = [
+        msgspec.json.encode(head), b'{"submitted": "a", "jo',
+        msgspec.json.encode({"submitted": name, "job": "7"}),
+        msgspec.json.encode({"again": name}), msgspec.json.encode({"submitted": name, "job": "8"}),
+    ]  # fmt: skip
+    (tmp_path / "study.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    found = read_journal(tmp_path)
+    assert found.latest_jobs() == {name: "8"}
+    assert found.attempts_of(name) == 2
+    folder = StudyFolder(tmp_path)
+    (tmp_path / "jobs").mkdir()
+    folder.load()
+    folder.submitted(found, name, "9")
+    folder.close()
+    assert read_journal(tmp_path).latest_jobs() == {name: "9"}
 
 
 @pytest.mark.parametrize(
@@ -95,7 +117,7 @@ def test_a_journal_that_would_leave_its_folder_is_refused(
     made = study()
     one = replace(made.experiments[0], **change)
     head = {"format": "homenode-slurm-study/1", "study": replace(made, experiments=(one,))}
-    (tmp_path / "study.jsonl").write_bytes(msgspec.json.encode(head))
+    (tmp_path / "study.jsonl").write_bytes(msgspec.json.encode(head) + b"\n")
     with pytest.raises(InputError, match="expected an experiment, found"):
         read_journal(tmp_path)
 
@@ -109,13 +131,13 @@ def test_files_of_any_name_beside_attempts_are_passed_over(tmp_path: Path) -> No
 
 
 def test_a_folder_without_a_journal_or_with_a_strange_one_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="expected a study's journal"):
+    with pytest.raises(InputError, match=r"study\.jsonl: expected a homenode\.slurm-study head"):
         read_journal(tmp_path)
     (tmp_path / "study.jsonl").write_text('{"format": "something/1"}\n')
-    with pytest.raises(InputError, match="expected homenode-slurm-study/1, found 'something/1'"):
+    with pytest.raises(InputError, match=r"homenode\.slurm-study document, found 'something/1'"):
         read_journal(tmp_path)
     (tmp_path / "study.jsonl").write_text("[" * 100_000)
-    with pytest.raises(InputError, match="found an empty journal"):
+    with pytest.raises(InputError, match="head, found none"):
         read_journal(tmp_path)
     with pytest.raises(HostError, match="path without %"):
         StudyFolder(tmp_path / "a%j").create(study())

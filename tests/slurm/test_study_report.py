@@ -12,6 +12,7 @@ from rich.console import Console
 
 from homenode.bdf import Bdf
 from homenode.cli.main import main
+from homenode.formats import encode
 from homenode.report.slurm_study_page import slurm_study_page
 from homenode.report.slurm_study_text import slurm_study_text
 from homenode.results.model import Origin, Sample
@@ -23,7 +24,6 @@ from homenode.slurm.study.figures import comparisons, matrices, shape_of
 from homenode.slurm.study.reading import read_sources
 from homenode.slurm.study.record import parse_record
 from homenode.slurm.study.report import StudyReport, study_report
-from homenode.slurm.study.report_json import report_json
 from homenode.slurm.study.verdicts import Locality, Queue, locality_of
 from homenode.sources import load_host
 from tests import sdumont_study
@@ -100,7 +100,7 @@ def test_what_homenode_import_made_of_them_gives_the_same_table(
     monkeypatch.setattr("sys.argv", ["homenode", "report", "runs", "-o", "page.html"])
     main_until_exit()
     assert "homenode slurm report says which queue for which work" in capsys.readouterr().err
-    assert found["format"] == "homenode-slurm-report/1"
+    assert found["format"] == "homenode.slurm-report/2"
     first = found["comparisons"][0]
     assert first["local"]["mean"] == pytest.approx(411.6e9)
     assert first["remote"]["mean"] == pytest.approx(88.6e9)
@@ -221,7 +221,7 @@ def test_files_that_are_damaged_or_missing_are_gaps(texts: dict[str, str]) -> No
     assert one.node == "n1"
     report = study_report("x", (one,), None, (), one.gaps)
     assert "a" in text_of(report)
-    json.loads(report_json(report))
+    json.loads(encode("slurm-report", report))
 
 
 def test_figures_of_a_stand_in_are_marked_in_every_output() -> None:
@@ -231,7 +231,7 @@ def test_figures_of_a_stand_in_are_marked_in_every_output() -> None:
     assert one.run is not None
     assert one.run.head.origin is Origin.SYNTHESISED
     report = study_report("x", (one,), None, (), ())
-    assert json.loads(report_json(report))["replayed"] == ["made up"]
+    assert json.loads(encode("slurm-report", report))["replayed"] == ["made up"]
     assert "REPLAYED: made up. GPU figures here say nothing" in text_of(report)
     assert "REPLAYED: made up. GPU figures here say nothing" in slurm_study_page(report, "now")
     real = evidence_of(ALONE, "a", {"nvbandwidth.txt": log}, None)

@@ -198,7 +198,7 @@ def test_a_folder_that_cannot_be_written_is_said(queue: StandIn) -> None:
     queue.study.write_text("a file")
     code, said = queue.run(*NEW)
     assert code == 3
-    assert "expected to write there, found: " in said
+    assert "expected to read and write there, found: " in said
 
 
 def test_without_sbatch_every_job_is_refused_by_name(queue: StandIn) -> None:

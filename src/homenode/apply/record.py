@@ -2,18 +2,10 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeVar
 
-import msgspec
-
-from homenode.cpuset import CpuSet
-from homenode.errors import InputError, ParseError
 from homenode.hypervisor.domain_state import LivePin
 
-T = TypeVar("T")
-
-FORMAT = "homenode.apply/1"
-"""Written beside the saved documents; read by the same program on the same machine only."""
+KIND = "apply"
 
 
 class Step(StrEnum):
@@ -62,38 +54,21 @@ class LiveRecord:
         return self.run_id == run_id and (None in (self.run_mark, mark) or self.run_mark == mark)
 
 
-def encode_record(record: Record | LiveRecord) -> bytes:
-    """The record as JSON, with the format's name first."""
-    fields = {name: getattr(record, name) for name in record.__dataclass_fields__}
-    document = msgspec.to_builtins({"format": FORMAT, **fields}, enc_hook=str)
-    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+@dataclass(frozen=True, slots=True)
+class ApplyHead:
+    """Of which domain and daemon a journal is."""
+
+    connect: str
+    uuid: str
 
 
-def decode_record(content: bytes, source: str) -> Record:
-    """The record of a file. Raises InputError."""
-    return _decode(content, source, Record)
+@dataclass(frozen=True, slots=True)
+class ApplyEntry:
+    """One line of the journal: the definition's record, or that of the running domain's pins.
 
+    live_ended: the pins are as they were, or their run is over.
+    """
 
-def decode_live_record(content: bytes, source: str) -> LiveRecord:
-    """The record of live pins of a file. Raises InputError."""
-    return _decode(content, source, LiveRecord)
-
-
-def _decode(content: bytes, source: str, of: type[T]) -> T:
-    try:
-        document = msgspec.json.decode(content)
-        found = document.get("format") if isinstance(document, dict) else None
-        if found != FORMAT:
-            raise ParseError(source, FORMAT, str(found))
-        return msgspec.convert(document, of, dec_hook=_from_text)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{source}: expected a {FORMAT} record, found: {error}",
-            hint="the documents beside it are whole: virsh define the right one, then move the "
-            "folder away",
-        ) from None
-
-
-def _from_text(of: type, value: object) -> CpuSet:
-    assert of is CpuSet, "the only type that is stored as a text of its own"
-    return CpuSet.parse(str(value))
+    record: Record | None = None
+    live: LiveRecord | None = None
+    live_ended: bool = False

@@ -1,12 +1,13 @@
-"""Store: the saved definitions and records of domains, each file whole or not there. [I/O]
+"""Store: the saved definitions and the journal of each domain, each file whole or not there. [I/O]
 
-One folder for each domain and daemon: record.json, live.json, lock, and every document that
-homenode replaced or gave to libvirt as SHA256.xml, which are never deleted. They hold what the
-definition holds, VNC passwords included: only their owner may read them, as in /etc/libvirt.
+One folder for each domain and daemon: journal.jsonl, .lock, and every document that homenode
+replaced or gave to libvirt as SHA256.xml, which are never deleted. They hold what the definition
+holds, VNC passwords included: only their owner may read them, as in /etc/libvirt. Folders of
+homenode.apply/1 hold record.json and live.json instead: they are read, and the next change writes
+what they say into a journal.
 """
 
 import errno
-import fcntl
 import hashlib
 import os
 import re
@@ -15,15 +16,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from homenode.apply.record import (
-    LiveRecord,
-    Record,
-    decode_live_record,
-    decode_record,
-    encode_record,
-)
-from homenode.durable import open_lock, replace_file, sync_folder
-from homenode.errors import HostError, InputError
+from homenode import formats
+from homenode.apply.record import KIND, ApplyEntry, ApplyHead, LiveRecord, Record
+from homenode.errors import InputError
+from homenode.record_folder import JOURNAL, RecordFolder
 
 _FULL = (
     "free some space; nothing is lost: homenode restore --dry-run tells which definition the "
@@ -32,6 +28,8 @@ _FULL = (
 _NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
 _SUM = re.compile(r"[0-9a-f]{64}\Z")
 _UUID = re.compile(r"[0-9a-f-]{36}\Z")
+_OLD_RECORD, _OLD_LIVE = "record.json", "live.json"
+"""Of homenode.apply/1."""
 
 
 def default_root() -> Path:
@@ -49,17 +47,18 @@ class DomainStore:
     Every change needs the lock: see `locked`.
     """
 
-    __slots__ = ("_folder",)
+    __slots__ = ("_files", "_head")
 
     def __init__(self, root: Path, connect: str, uuid: str) -> None:
         if not _UUID.match(uuid):
             raise InputError(f"domain: expected a UUID, found {uuid!r}")
-        self._folder = root / "domains" / f"{uuid}@{_daemon(connect)}"
+        self._files = _files(root / "domains" / f"{uuid}@{_daemon(connect)}")
+        self._head = ApplyHead(connect, uuid)
 
     @property
     def folder(self) -> Path:
         """Where the files lie, for messages."""
-        return self._folder
+        return self._files.path
 
     @contextmanager
     def locked(self) -> Iterator[int]:
@@ -67,65 +66,51 @@ class DomainStore:
 
         Raises HostError where another homenode, or a virsh that one left behind, holds it.
         """
-        with _told(self._folder):
-            if not self._folder.exists():
-                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                sync_folder(self._folder.parent)
-            lock = open_lock(self._folder / "lock")
-        try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise HostError(
-                    f"{self._folder}: expected no other homenode at work on this domain, found one",
-                    hint="wait for it to end, then look with --dry-run",
-                ) from None
+        expected = "no other homenode at work on this domain, found one"
+        hint = "wait for it to end, then look with --dry-run"
+        with self._files.locked(expected, hint) as lock:
             yield lock
-        finally:
-            os.close(lock)
 
     def record(self) -> Record | None:
         """What was done last to the definition; None where nothing was."""
-        content = self._read("record.json")
-        return None if content is None else decode_record(content, str(self._path("record.json")))
+        return _record(_entries(self._files))
 
     def live_record(self) -> LiveRecord | None:
         """What was done last to the running domain; None where nothing was."""
-        content = self._read("live.json")
-        return (
-            None if content is None else decode_live_record(content, str(self._path("live.json")))
-        )
+        live = None
+        for entry in _entries(self._files):
+            live = None if entry.live_ended else entry.live or live
+        return live
 
     def write_record(self, record: Record) -> None:
-        self._write("record.json", encode_record(record))
+        self._append(ApplyEntry(record=record))
 
     def write_live_record(self, record: LiveRecord) -> None:
-        self._write("live.json", encode_record(record))
+        self._append(ApplyEntry(live=record))
 
     def drop_live_record(self) -> None:
-        with _told(self._folder):
-            self._path("live.json").unlink(missing_ok=True)
-            sync_folder(self._folder)
+        self._append(ApplyEntry(live_ended=True))
 
     def drop(self) -> None:
         """Remove all of it, as far as it is there. Raises HostError where another is at work."""
-        if not self._folder.exists():
+        if not self.folder.exists():
             return
-        with self.locked(), _told(self._folder):
-            # The record first: documents that nothing names any more are nobody's original.
-            self._path("record.json").unlink(missing_ok=True)
-            shutil.rmtree(self._folder)
+        with self.locked(), self._files.errors():
+            # The journal first: documents that nothing names any more are nobody's original.
+            for name in (JOURNAL, _OLD_RECORD):
+                (self.folder / name).unlink(missing_ok=True)
+            shutil.rmtree(self.folder)
 
     def save(self, document: bytes) -> str:
         """Saves a document; gives its sha256, by which it is found again."""
         name = sha256(document)
-        if self._read(f"{name}.xml") != document:
-            self._write(f"{name}.xml", document)
+        if self._files.read(f"{name}.xml") != document:
+            self._files.write(f"{name}.xml", document)
         return name
 
     def document(self, name: str) -> bytes:
         """A saved document. Raises InputError where it is gone or is not what was saved."""
-        content = self._read(f"{name}.xml") if _SUM.match(name) else None
+        content = self._files.read(f"{name}.xml") if _SUM.match(name) else None
         if content is None or sha256(content) != name:
             raise InputError(
                 f"{self.document_path(name)}: expected the document with that sha256, found "
@@ -136,45 +121,37 @@ class DomainStore:
 
     def document_path(self, name: str) -> Path:
         """Where a saved document lies."""
-        return self._path(f"{name}.xml").absolute()
+        return (self.folder / f"{name}.xml").absolute()
 
-    def _path(self, name: str) -> Path:
-        return self._folder / name
-
-    def _read(self, name: str) -> bytes | None:
-        with _told(self._folder):
-            try:
-                return self._path(name).read_bytes()
-            except FileNotFoundError:
-                return None
-
-    def _write(self, name: str, content: bytes) -> None:
-        with _told(self._folder):
-            replace_file(self._path(name), content)
+    def _append(self, entry: ApplyEntry) -> None:
+        if self._files.has_journal:
+            self._files.append(formats.line(entry))
+            return
+        lines = [formats.line(one) for one in (*_entries(self._files), entry)]
+        self._files.begin(formats.head_line(KIND, self._head) + "".join(lines))
 
 
 def other_daemons(root: Path, connect: str, uuid: str) -> tuple[str, ...]:
     """Connections under which a record of the same domain lies, this one left out."""
     here = DomainStore(root, connect, uuid).folder
     found = []
-    with _told(root):
-        for record in sorted((root / "domains").glob(f"{uuid}@*/record.json")):
-            if record.parent != here:
-                found.append(decode_record(record.read_bytes(), str(record)).connect)
+    for folder in _folders(root, f"{uuid}@*"):
+        record = None if folder == here else _record(_entries(_files(folder)))
+        if record is not None:
+            found.append(record.connect)
     return tuple(found)
 
 
 def saved_originals(root: Path, connect: str, domain: str) -> tuple[Path, ...]:
     """Originals of domains of that name or UUID, whether libvirt knows them still or not."""
     found = []
-    with _told(root):
-        for path in sorted((root / "domains").glob(f"*@{_daemon(connect)}/record.json")):
-            try:
-                record = decode_record(path.read_bytes(), str(path))
-            except InputError:
-                continue  # of another domain, or there is nothing that it could say
-            if domain in (record.name, record.uuid):
-                found.append(DomainStore(root, connect, record.uuid).document_path(record.original))
+    for folder in _folders(root, f"*@{_daemon(connect)}"):
+        try:
+            record = _record(_entries(_files(folder)))
+        except InputError:
+            continue  # of another domain, or there is nothing that it could say
+        if record is not None and domain in (record.name, record.uuid):
+            found.append(DomainStore(root, connect, record.uuid).document_path(record.original))
     return tuple(found)
 
 
@@ -182,19 +159,43 @@ def sha256(document: bytes) -> str:
     return hashlib.sha256(document).hexdigest()
 
 
+def _files(folder: Path) -> RecordFolder:
+    return RecordFolder(folder, hint=_hint)
+
+
+def _folders(root: Path, pattern: str) -> tuple[Path, ...]:
+    with _files(root).errors():
+        return tuple(sorted(path for path in (root / "domains").glob(pattern) if path.is_dir()))
+
+
+def _entries(files: RecordFolder) -> tuple[ApplyEntry, ...]:
+    """What the journal says, or the files that version 1 kept instead. Raises InputError."""
+    try:
+        if files.has_journal:
+            source = str(files.journal_path)
+            return formats.decode_journal(files.journal(), KIND, ApplyHead, ApplyEntry, source)[1]
+        found = []
+        if (old := files.read(_OLD_RECORD)) is not None:
+            source = str(files.path / _OLD_RECORD)
+            found.append(ApplyEntry(record=formats.decode(old, KIND, Record, source)))
+        if (old := files.read(_OLD_LIVE)) is not None:
+            source = str(files.path / _OLD_LIVE)
+            found.append(ApplyEntry(live=formats.decode(old, KIND, LiveRecord, source)))
+        return tuple(found)
+    except InputError as error:
+        raise InputError(
+            error.message,
+            hint="the documents beside it are whole: virsh define the right one, then move the "
+            "folder away",
+        ) from None
+
+
+def _record(entries: tuple[ApplyEntry, ...]) -> Record | None:
+    return next((one.record for one in reversed(entries) if one.record is not None), None)
+
+
 def _daemon(connect: str) -> str:
     return hashlib.sha256(connect.encode()).hexdigest()[:8]
-
-
-@contextmanager
-def _told(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise HostError(
-            f"{error.filename or folder}: expected to keep records there, found: {error.strerror}",
-            hint=_hint(error.errno),
-        ) from None
 
 
 def _hint(number: int | None) -> str | None:

@@ -1,15 +1,15 @@
 """Record: what a run's folder says of how it was measured, so that it can be gone on with.
 
-Three kinds of small documents, homenode.bench/2: the order (once), a look at the machine (before
-and after), a step (one command, with the file of its output). Samples are derived from these and
-the outputs; nothing is known that is not in them.
+The journal of a run's folder, homenode.bench/2: a head with what was ordered, then a line for each
+look at the machine (before and after) and each step (one command, with the file of its output).
+Samples are derived from these and the outputs; nothing is known that is not in them.
 """
 
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -17,24 +17,11 @@ from homenode.bdf import Bdf
 from homenode.bench.environment import Environment
 from homenode.bench.model import BenchTest
 from homenode.bench.orders import AppOrder
-from homenode.cpuset import CpuSet
-from homenode.errors import HomenodeError, InputError
 from homenode.findings import Finding
 from homenode.gap import Gap
 from homenode.results.model import RunHead
 
-T = TypeVar("T")
-
-FORMAT = "homenode.bench"
-VERSION = 2
-
-
-class Part(StrEnum):
-    """Which of the documents."""
-
-    ORDER = "order"
-    LOOK = "look"
-    STEP = "step"
+KIND = "bench"
 
 
 class Result(StrEnum):
@@ -81,10 +68,9 @@ class LookRecord:
 class StepRecord:
     """One step that ended. test: the id of what was scheduled; attempt: of what gave the output.
 
-    output: file beside this one with what it printed; sha256 of that. said: why there are no
-    figures, or what the attempts before this one said. seconds: all attempts together. figure: of
-    the user's own program, as its metric was found in the output. started_s: seconds since 1970
-    (UTC), None in records of version 1.
+    output: file in raw/ with what it printed; sha256 of that. said: why there are no figures, or
+    what the attempts before this one said. started_s: seconds since 1970 (UTC). seconds: all
+    attempts together. figure: of the user's own program, as its metric was found in the output.
     """
 
     number: int
@@ -101,34 +87,12 @@ class StepRecord:
     started_s: float | None = None
 
 
-def encode(part: Part, record: RunRecord | LookRecord | StepRecord) -> str:
-    """The document of a record."""
-    document = {"format": f"{FORMAT}/{VERSION}", "part": part, **_fields(record)}
-    builtins = msgspec.to_builtins(document, enc_hook=_to_text)
-    return msgspec.json.format(msgspec.json.encode(builtins), indent=1).decode() + "\n"
+@dataclass(frozen=True, slots=True)
+class BenchEntry:
+    """One line of the journal: a look or a step."""
 
-
-def decode(text: bytes, part: Part, of: type[T], source: str) -> T:
-    """The record of a document. Raises InputError."""
-    try:
-        document = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"{source}: expected JSON, found: {error}") from None
-    found = document.get("format") if isinstance(document, dict) else None
-    name, _, version = found.partition("/") if isinstance(found, str) else ("", "", "")
-    if name != FORMAT or not (version.isascii() and version.isdigit() and len(version) < 7):
-        raise InputError(f"{source}: expected {FORMAT}/{VERSION}, found {found!r}")
-    if int(version) > VERSION:
-        raise InputError(
-            f"{source}: expected {FORMAT} up to version {VERSION}, found {version}",
-            hint="it was written by a newer homenode: update this one",
-        )
-    if document.get("part") != part:
-        raise InputError(f"{source}: expected part {part}, found {document.get('part')!r}")
-    try:
-        return msgspec.convert(document, of, dec_hook=_from_text)
-    except (msgspec.ValidationError, HomenodeError) as error:
-        raise InputError(f"{source}: not a valid {part} of {FORMAT}: {error}") from None
+    look: LookRecord | None = None
+    step: StepRecord | None = None
 
 
 MAX_KEPT = 48 << 20
@@ -200,19 +164,3 @@ def _held(marks: tuple[str, ...]) -> str:
 
 def _named(tests: tuple[BenchTest, ...]) -> str:
     return ", ".join(sorted(test.id for test in tests))
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}
-
-
-def _to_text(value: Any) -> str:
-    if isinstance(value, CpuSet | Bdf):
-        return str(value)
-    raise NotImplementedError(f"no text for {type(value).__name__}")
-
-
-def _from_text(of: type, value: Any) -> Any:
-    if isinstance(value, str) and of in (CpuSet, Bdf):
-        return of.parse(value)
-    raise NotImplementedError(f"no {of.__name__} of {type(value).__name__}")

@@ -157,7 +157,7 @@ def _keep_context(
     if not (folder.path / HOST).exists():
         capture(snapshot, folder.path / HOST)
     if orders.plan is not None:
-        folder.write(PLAN, encode_plan(orders.plan))
+        folder.write(PLAN, encode_plan(orders.plan).encode())
     if orders.domain_xml is not None:
         folder.write(DOMAIN, orders.domain_xml, PRIVATE)  # it may hold a password
     folder.write_head(record.head)

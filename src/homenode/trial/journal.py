@@ -7,17 +7,10 @@ state the domain is in follows from the lines alone: a trial that was killed is 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeVar
 
-import msgspec
-
-from homenode.errors import InputError
 from homenode.hypervisor.domain_state import domain_argument
 
-T = TypeVar("T")
-
-FORMAT = "homenode.trial/1"
-"""In the first line; read by the same program on the same machine only."""
+KIND = "trial"
 
 
 class What(StrEnum):
@@ -177,71 +170,6 @@ def state_of(entries: Iterable[Entry]) -> State:
     return State(outcomes, applied, running, run_id, boot, host_boot, copied, ended)
 
 
-def encode_head(head: Head) -> bytes:
-    """The first line."""
-    return _line({"format": FORMAT, **_fields(head)})
-
-
-def encode_entry(entry: Entry) -> bytes:
-    """A line. Fields at their defaults are left out."""
-    fields = entry.__dataclass_fields__
-    return _line({k: v for k, v in _fields(entry).items() if v != fields[k].default})
-
-
-def decode_journal(content: bytes, source: str) -> tuple[Head, tuple[Entry, ...]]:
-    """Head and lines. A last line without its end was being written when we were killed: what it
-    would have said has not begun. Raises InputError that names the line."""
-    lines = content.split(b"\n")
-    lines.pop()
-    if not lines:
-        raise InputError(f"{source}: expected a {FORMAT} head, found none")
-    head = _record(lines[0], f"{source}:1")
-    found = head.get("format")
-    if found != FORMAT:
-        raise InputError(
-            f"{source}:1: expected {FORMAT}, found {found!r}",
-            hint="it was written by another version of homenode: undo it with that one",
-        )
-    return _convert(head, Head, f"{source}:1"), tuple(
-        _convert(_record(line, f"{source}:{number}"), Entry, f"{source}:{number}")
-        for number, line in enumerate(lines[1:], start=2)
-    )
-
-
-def whole_lines(content: bytes) -> bytes:
-    """Without a last line that has no end.
-
-    >>> whole_lines(b"a" + bytes([10]) + b"b")
-    b'a\\n'
-    """
-    return content[: content.rfind(b"\n") + 1]
-
-
 def left_of(numbers: Sequence[int], state: State) -> tuple[int, ...]:
     """Steps that are still to be done: what failed or was refused is tried again."""
     return tuple(number for number in numbers if number not in state.measured)
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}
-
-
-def _line(record: dict[str, Any]) -> bytes:
-    return msgspec.json.encode(msgspec.to_builtins(record)) + b"\n"
-
-
-def _record(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        record = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{where}: expected a line of JSON, found: {error}") from None
-    if not isinstance(record, dict):
-        raise InputError(f"{where}: expected a JSON object, found {type(record).__name__}")
-    return record
-
-
-def _convert(record: dict[str, Any], of: type[T], where: str) -> T:
-    try:
-        return msgspec.convert(record, of)
-    except msgspec.ValidationError as error:
-        raise InputError(f"{where}: expected a line of {FORMAT}, found: {error}") from None

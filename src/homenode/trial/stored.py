@@ -1,12 +1,8 @@
 """Stored: what a trial was begun with, beside its journal, so that `--resume` measures the same."""
 
 from dataclasses import dataclass
-from typing import Any
 
-import msgspec
-
-from homenode.bdf import PciAddress
-from homenode.cpuset import CpuSet
+from homenode import formats
 from homenode.domain.overlay_disks import WritableDisk
 from homenode.errors import InputError
 from homenode.results.model import Condition
@@ -33,21 +29,14 @@ class Begun:
 
 def encode_begun(begun: Begun) -> bytes:
     """As JSON."""
-    return msgspec.json.encode(msgspec.to_builtins(begun, enc_hook=_to_text)) + b"\n"
+    return formats.encode("trial-config", begun).encode()
 
 
 def decode_begun(content: bytes, source: str) -> Begun:
     """Raises InputError."""
     try:
-        return msgspec.json.decode(content, type=Begun)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        return formats.decode(content, "trial-config", Begun, source)
+    except InputError as error:
         raise InputError(
-            f"{source}: expected what a trial was begun with, found: {error}",
-            hint="homenode trial --undo takes it back; then begin it anew",
+            error.message, hint="homenode trial --undo takes it back; then begin it anew"
         ) from None
-
-
-def _to_text(value: Any) -> str:
-    if isinstance(value, CpuSet | PciAddress):
-        return str(value)
-    raise NotImplementedError(f"no text for {type(value).__name__}")

@@ -42,9 +42,9 @@ def report(
         _write(made, output)
         return
     if as_json:
-        from homenode.slurm.study.report_json import report_json
+        from homenode.formats import encode
 
-        print_json(report_json(made))
+        print_json(encode("slurm-report", made))
         return
     from homenode.report.slurm_study_text import slurm_study_text
 

@@ -9,34 +9,53 @@
 A line is written before what it says counts, so that a study goes on after any interruption.
 """
 
-import errno
-import fcntl
 import os
 import re
-import shlex
-import time
 from collections.abc import Mapping
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
-import msgspec
-
-from homenode.durable import open_folder, open_lock, replace_file
+from homenode import formats
+from homenode.durable import open_folder, replace_file
 from homenode.errors import HostError, InputError
+from homenode.record_folder import RecordFolder
 from homenode.slurm.study.experiments import MAX_JOBS, NAME, Experiment
 from homenode.slurm.study.progress import Study
 from homenode.slurm.study.scripts import MEASURE, script_name, script_of
 
 JOURNAL = "study.jsonl"
-FORMAT = "homenode-slurm-study/1"
-MAX_BYTES = 256 << 20
+KIND = "slurm-study"
 HELD_S = 15.0
 """The sbatch of a homenode that was killed holds the study; so long it is waited for: Slurm's own
 MessageTimeout is 10 s, after which sbatch asks no longer."""
 
+_FULL = "the jobs go on without homenode; make room and start the command again"
 _ATTEMPT = re.compile(r"(\d{1,12})\.(\d{1,6})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class StudyHead:
+    """The first line: the study as it was made."""
+
+    study: Study
+
+
+@dataclass(frozen=True, slots=True)
+class StudyEntry:
+    """One line: the experiments that were planned, or what became of one of them.
+
+    submitted: an experiment, with its job's id. refused: an experiment, with sbatch's reason.
+    again: an experiment that is taken for not submitted.
+    """
+
+    experiments: tuple[Experiment, ...] = ()
+    submitted: str | None = None
+    job: str | None = None
+    refused: str | None = None
+    reason: str | None = None
+    again: str | None = None
 
 
 class StudyFolder:
@@ -44,22 +63,21 @@ class StudyFolder:
 
     def __init__(self, path: Path, held_s: float = HELD_S) -> None:
         self.path = path.resolve()
+        self._files = _files(self.path)
         self._held_s = held_s
-        self._file: int | None = None
+        self._lock = ExitStack()
+        self._descriptor: int | None = None
         self._done: set[tuple[str, int]] = set()
 
     @property
     def exists(self) -> bool:
         """False also where a study was begun and nothing of it was written down."""
-        try:
-            return (self.path / JOURNAL).stat().st_size > 0
-        except OSError:
-            return False
+        return self._files.has_journal
 
     @property
     def held(self) -> tuple[int, ...]:
         """What a program inherits that must end before another homenode goes on with the study."""
-        return () if self._file is None else (self._file,)
+        return () if self._descriptor is None else (self._descriptor,)
 
     def create(self, study: Study) -> Study:
         """Lay out the folder with its first lines. Raises HostError where it cannot.
@@ -88,7 +106,7 @@ class StudyFolder:
         if self.exists:
             raise HostError(f"{self.path}: expected no study yet, found one that has just begun")
         self.write_scripts(study, study.everything())
-        self._append({"format": FORMAT, "study": msgspec.to_builtins(study)})
+        self._files.begin(formats.head_line(KIND, StudyHead(study)))
         return study
 
     def load(self) -> Study:
@@ -114,20 +132,20 @@ class StudyFolder:
 
     def planned(self, study: Study, experiments: tuple[Experiment, ...]) -> Study:
         self.write_scripts(study, experiments)
-        self._append({"experiments": msgspec.to_builtins(experiments)})
+        self._append(StudyEntry(experiments=experiments))
         return replace(study, experiments=experiments)
 
     def submitted(self, study: Study, experiment: str, job: str) -> Study:
-        self._append({"submitted": experiment, "job": job})
+        self._append(StudyEntry(submitted=experiment, job=job))
         return replace(study, jobs=(*study.jobs, (experiment, job)))
 
     def refused(self, study: Study, experiment: str, reason: str) -> Study:
-        self._append({"refused": experiment, "reason": reason})
+        self._append(StudyEntry(refused=experiment, reason=reason))
         return replace(study, refused=(*study.refused, (experiment, reason)))
 
     def again(self, study: Study, experiment: str) -> Study:
         """Take an experiment for not submitted."""
-        self._append({"again": experiment})
+        self._append(StudyEntry(again=experiment))
         return _again(study, experiment)
 
     def done_and_exits(
@@ -147,59 +165,21 @@ class StudyFolder:
         return frozenset(self._done), exits
 
     def close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        self._lock.close()
+        self._descriptor = None
 
     def _open(self) -> None:
-        path = self.path / JOURNAL
-        if self._file is not None:
-            return
-        try:
-            self._file = open_lock(path, 0o644)
-        except OSError as error:
-            raise HostError(f"{path}: cannot be opened: {error.strerror}") from None
-        try:
-            self._lock()
-        except BlockingIOError:
-            self.close()
-            raise HostError(
-                f"{self.path}: expected nobody else at this study, found another homenode",
-                hint="wait for it, or end it: the jobs go on without it",
-            ) from None
-        except OSError:
-            # A file system without locks: two studies at once would submit twice, no more.
-            return
+        if self._descriptor is None:
+            lock = self._files.locked(
+                "nobody else at this study, found another homenode",
+                "wait for it, or end it: the jobs go on without it",
+                wait_s=self._held_s,
+            )
+            self._descriptor = self._lock.enter_context(lock)
 
-    def _lock(self) -> None:
-        """Raises BlockingIOError where somebody holds it, OSError where there are no locks."""
-        assert self._file is not None
-        end = time.monotonic() + self._held_s
-        while True:
-            try:
-                return fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() >= end:
-                    raise
-                time.sleep(0.1)
-
-    def _append(self, record: dict[str, Any]) -> None:
+    def _append(self, entry: StudyEntry) -> None:
         """Raises HostError: nothing that was not written down counts."""
-        assert self._file is not None
-        line = msgspec.json.encode(record) + b"\n"
-        try:
-            # A line that was cut short by a crash must not swallow this one.
-            end = os.lseek(self._file, 0, os.SEEK_END)
-            torn = end > 0 and os.pread(self._file, 1, end - 1) != b"\n"
-            line = b"\n" + line if torn else line
-            if os.write(self._file, line) != len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(self._file)
-        except OSError as error:
-            raise HostError(
-                f"{self.path / JOURNAL}: expected to write there, found: {error.strerror}",
-                hint="the jobs go on without homenode; make room and start the command again",
-            ) from None
+        self._files.append(formats.line(entry))
 
 
 def _exit_status(attempt: Path) -> str | None:
@@ -216,49 +196,36 @@ def _exit_status(attempt: Path) -> str | None:
 
 def read_journal(path: Path) -> Study:
     """The study of a folder, without holding it. Raises InputError."""
-    file = path / JOURNAL
-    try:
-        with file.open("rb") as opened:
-            content = opened.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"{file}: expected a study's journal, found: {error.strerror}") from None
-    study: Study | None = None
-    for number, line in enumerate(content.split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            record = msgspec.json.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            continue  # cut short by a crash: what it said did not count yet
-        where = f"{file}:{number}"
-        study = _head(record, where) if study is None else _applied(study, record, where)
-    if study is None:
-        raise InputError(f"{file}: expected {FORMAT}, found an empty journal")
+    files = _files(path)
+    source = str(files.journal_path)
+    content = files.journal()
+    # Version 1 left lines that a crash had cut short among the others.
+    head, entries = formats.decode_journal(
+        content, KIND, StudyHead, StudyEntry, source, skip_cut_lines=True
+    )
+    study = head.study
+    _check(study.everything(), f"{source}:1")
+    for entry in entries:
+        study = _applied(study, entry, source)
     return study
 
 
-def _head(record: Any, where: str) -> Study:
-    found = record.get("format") if isinstance(record, dict) else None
-    if found != FORMAT:
-        raise InputError(f"{where}: expected {FORMAT}, found {str(found)[:60]!r}")
-    study: Study = _convert(record.get("study"), Study, where)
-    _check(study.everything(), where)
-    return study
+def _files(path: Path) -> RecordFolder:
+    return RecordFolder(path, private=False, journal=JOURNAL, hint=lambda number: _FULL)
 
 
-def _applied(study: Study, record: Any, where: str) -> Study:
-    match record:
-        case {"experiments": list(raw)}:
-            planned = _convert(raw, tuple[Experiment, ...], where)
+def _applied(study: Study, entry: StudyEntry, where: str) -> Study:
+    match entry:
+        case StudyEntry(experiments=planned) if planned:
             _check(planned, where)
             return replace(study, experiments=planned)
-        case {"submitted": str(experiment), "job": str(job)} if job.isdigit():
+        case StudyEntry(submitted=str(experiment), job=str(job)) if job.isdigit():
             return replace(study, jobs=(*study.jobs, (experiment, job)))
-        case {"refused": str(experiment), "reason": str(reason)}:
+        case StudyEntry(refused=str(experiment), reason=str(reason)):
             return replace(study, refused=(*study.refused, (experiment, reason)))
-        case {"again": str(experiment)}:
+        case StudyEntry(again=str(experiment)):
             return _again(study, experiment)
-    raise InputError(f"{where}: expected a line of {FORMAT}, found {shlex.quote(str(record)[:80])}")
+    raise InputError(f"{where}: expected what became of an experiment, found {entry}"[:300])
 
 
 def _check(experiments: tuple[Experiment, ...], where: str) -> None:
@@ -280,13 +247,6 @@ def _again(study: Study, experiment: str) -> Study:
         jobs=tuple(one for one in study.jobs if one[0] != experiment),
         refused=tuple(one for one in study.refused if one[0] != experiment),
     )
-
-
-def _convert(value: Any, of: Any, where: str) -> Any:
-    try:
-        return msgspec.convert(value, of)
-    except msgspec.ValidationError as error:
-        raise InputError(f"{where}: expected a line of {FORMAT}, found: {error}") from None
 
 
 def attempts(folder: Path, experiment: str, task: int) -> tuple[Path, ...]:

@@ -24,8 +24,6 @@ from homenode.slurm.study.power import Power
 from homenode.slurm.study.record import nearness
 from homenode.slurm.study.verdicts import Locality, WorkVerdict, locality_of, verdicts
 
-FORMAT = "homenode-slurm-report/1"
-
 
 @dataclass(frozen=True, slots=True)
 class JobLine:

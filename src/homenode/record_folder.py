@@ -1,0 +1,231 @@
+"""RecordFolder: a folder for one writer: whole files, and a journal of lines. [I/O]
+
+Everything that homenode stores to undo, to resume or to conclude from is kept in such a folder:
+
+    .lock           held by the writer, and by the programs that it starts
+    journal.jsonl   a head, then lines; each is on the disk before what it announces is done
+    any file        whole or not there (see durable)
+
+A process that is killed at any moment leaves whole files, and at most one line without its end at
+the journal's end: what that line would have said has not begun.
+"""
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from homenode.durable import (
+    PRIVATE,
+    open_folder,
+    open_lock,
+    replace_file,
+    sync_folder,
+    write_and_close,
+)
+from homenode.errors import HostError, InputError
+
+JOURNAL = "journal.jsonl"
+LOCK = ".lock"
+MAX_BYTES = 256 << 20
+"""Of one file that is read."""
+
+
+class RecordFolder:
+    """One folder. Errors of the file system are HostErrors; `hint` names the next step by errno.
+
+    private: only its owner may read it (documents hold passwords). journal: the journal's name.
+    below: a folder that the user named: on the way from it to `path` no link is followed, and while
+    the lock is held, what is written goes to the folder that was locked, whatever its name is then.
+    """
+
+    __slots__ = ("_below", "_folder", "_hint", "_journal", "_private", "path")
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        private: bool = True,
+        journal: str = JOURNAL,
+        below: Path | None = None,
+        hint: Callable[[int | None], str | None] = lambda number: None,
+    ) -> None:
+        self.path = path
+        self._private = private
+        self._journal = journal
+        self._below = below
+        self._folder: int | None = None
+        self._hint = hint
+
+    @property
+    def journal_path(self) -> Path:
+        return self.path / self._journal
+
+    @property
+    def has_journal(self) -> bool:
+        """False also where its first line was never finished."""
+        with self.errors():
+            try:
+                with self.journal_path.open("rb") as file:
+                    return file.readline(MAX_BYTES).endswith(b"\n")
+            except FileNotFoundError:
+                return False
+
+    @contextlib.contextmanager
+    def locked(
+        self,
+        expected: str,
+        hint: str | None = None,
+        *,
+        lock: str = LOCK,
+        wait_s: float = 0.0,
+        on_wait: Callable[[], None] = lambda: None,
+    ) -> Iterator[int]:
+        """Hold the lock: a descriptor for programs that must keep it until they end.
+
+        Raises HostError with `expected` where another process holds it longer than wait_s. A file
+        system without locks keeps no two writers apart.
+        """
+        is_first = self._folder is None
+        with self.errors():
+            self.make()
+            if is_first and self._below is not None:
+                names = self.path.relative_to(self._below).parts
+                self._folder = open_folder(self._below, *names)
+            descriptor = open_lock(self.path / lock, self._file_mode, folder=self._folder)
+        try:
+            end = time.monotonic() + wait_s
+            has_waited = False
+            while not _try_lock(descriptor):
+                if time.monotonic() >= end:
+                    raise HostError(f"{self.path}: expected {expected}", hint=hint)
+                if not has_waited:
+                    on_wait()
+                has_waited = True
+                time.sleep(0.05)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+            if is_first and self._folder is not None:
+                os.close(self._folder)
+                self._folder = None
+
+    def make(self) -> None:
+        """Create the folder where it is not there."""
+        if self._folder is not None:
+            return
+        with self.errors():
+            if self._below is not None:
+                os.close(open_folder(self._below, *self.path.relative_to(self._below).parts))
+            elif not self.path.is_dir():
+                mode = 0o700 if self._private else 0o777
+                self.path.mkdir(mode=mode, parents=True, exist_ok=True)
+                sync_folder(self.path.parent)
+
+    def read(self, name: str) -> bytes | None:
+        """A file's content; None where there is none. Raises InputError for one too large."""
+        path = self.path / name
+        with self.errors():
+            try:
+                with path.open("rb") as file:
+                    content = file.read(MAX_BYTES + 1)
+            except FileNotFoundError:
+                return None
+        if len(content) > MAX_BYTES:
+            raise InputError(f"{path}: expected at most {MAX_BYTES >> 20} MiB, found more")
+        return content
+
+    def write(self, name: str, content: bytes, mode: int | None = None) -> Path:
+        """Put a file in place, whole or not at all; it is on the disk when this returns.
+
+        mode: its permissions, where they are not the folder's.
+        """
+        path = self.path / name
+        mode = PRIVATE if self._private else mode
+        with self.errors():
+            if self._folder is None:
+                replace_file(path, content, mode)
+                return path
+            held = Path(f"/proc/self/fd/{self._folder}")
+            folder = open_folder(held, *Path(name).parts[:-1])
+            try:
+                replace_file(path, content, mode, folder=folder)
+            finally:
+                os.close(folder)
+        return path
+
+    def remove(self, name: str) -> None:
+        """Remove a file, where it is there."""
+        with self.errors():
+            (self.path / name).unlink(missing_ok=True)
+            sync_folder(self.path)
+
+    def journal(self) -> bytes:
+        """The journal's whole lines; empty where nothing was begun."""
+        content = self.read(self._journal) or b""
+        return content[: content.rfind(b"\n") + 1]
+
+    def begin(self, head: str) -> None:
+        """Write the journal's first line. Raises HostError where there is a journal."""
+        if self.has_journal:
+            raise HostError(f"{self.journal_path}: expected no journal yet, found one")
+        self.make()
+        self.write(self._journal, head.encode())
+
+    def append(self, line: str) -> None:
+        """Write a line; it is on the disk when this returns. Only the lock's holder may."""
+        with self.errors():
+            name = self.journal_path if self._folder is None else self._journal
+            flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(name, flags, dir_fd=self._folder)
+            try:
+                end = os.lseek(descriptor, 0, os.SEEK_END)
+                if end and os.pread(descriptor, 1, end - 1) != b"\n":  # a kill cut a line short
+                    end = len(self.journal())
+                    os.ftruncate(descriptor, end)
+                os.lseek(descriptor, end, os.SEEK_SET)
+            except OSError:
+                os.close(descriptor)
+                raise
+            try:
+                write_and_close(descriptor, line.encode())
+            except OSError:
+                with contextlib.suppress(OSError):  # a full disk: nothing of the line counts
+                    self._cut_journal(end)
+                raise
+
+    def _cut_journal(self, end: int) -> None:
+        name = self.journal_path if self._folder is None else self._journal
+        descriptor = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
+        try:
+            os.ftruncate(descriptor, end)
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def errors(self) -> Iterator[None]:
+        """Errors of the file system as HostErrors that name the file and the next step."""
+        try:
+            yield
+        except OSError as error:
+            raise HostError(
+                f"{error.filename or self.path}: expected to read and write there, found: "
+                f"{error.strerror or error}",
+                hint=self._hint(error.errno),
+            ) from None
+
+    @property
+    def _file_mode(self) -> int:
+        return PRIVATE if self._private else 0o644
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True

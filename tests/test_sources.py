@@ -81,6 +81,9 @@ def test_a_listing_lies_over_any_host(tmp_path: Path) -> None:
     [
         (None, "found no such file or name"),
         (b"just some words\n", "a text that is none of them"),
+        (b"", "found an empty file"),
+        (b" \n\n", "found an empty file"),
+        (b"\xef\xbb\xbf", "found an empty file"),
         (b"\x7fELF\x00\x00", "binary data of no known kind"),
         (b"<domain/>", "expected <topology>"),
         (b'{"format": "homenode.plan/1"}', "expected a homenode.host document"),

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from homenode.discover import discover
 from homenode.discover.lspci import host_from_lspci, overlay_lspci
 from homenode.errors import HomenodeError, InputError, ParseError
 from homenode.pci import DeviceKind, PciBar, PciLink, PortType
+from homenode.sources import load_host
 from homenode.tools.lspci import looks_like_lspci, parse
 from homenode.topology import Host, summarise
 from tests.shared_data import SHARED
@@ -126,12 +128,13 @@ def test_what_is_not_printed_is_unknown() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("hello\n", r"lspci:1: expected a function such as"),
+        ("hello\n", "expected the output of lspci -vvv"),
         ("", "expected the output of lspci -vvv"),
         ("\tNUMA node: 0\n", "expected an address such as 3b:00.0 first"),
         ("3b:00.0 3D controller: x\n\tNUMA node: many\n", r"lspci:2: expected NUMA node: a number"),
         ("3b:00.0 0302: 10de:2330\n3b:00.0 0302: 10de:2330\n", "expected each address once"),
         ("3b:00.0 3D controller: x\nwhat is this\n", r"lspci:2: expected a function"),
+        ("3b:00.0 3D controller: x\n0000:4c:00 GPU $ x\n", r"lspci:2: expected a function"),
     ],
 )
 def test_a_listing_that_is_none_is_refused(text: str, message: str) -> None:
@@ -139,8 +142,44 @@ def test_a_listing_that_is_none_is_refused(text: str, message: str) -> None:
         parse(text)
 
 
+FENCED = f"Here it is:\n\n```console\n$ sudo lspci -vvv\n{SMALL}```\n\nThank you!\n"
+DUMP = "00: de 10 30 23 46 05 10 00 a1 00 02 03 10 00 00 00\n10: 00 00\nff0: 0c 00\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"\ufeff{SMALL}",
+        f"root@gpu7:~# lspci -vvv\n{SMALL}root@gpu7:~# ",
+        f"[root@gpu7 ~]# lspci -vvv\n{SMALL}[root@gpu7 ~]# exit\nlogout\n",
+        f"$ sudo lspci -nnvvv\n{SMALL}$\n",
+        f"Last login: Nov 22 from 10.0.0.1\n03:12:11 up 3 days\n(base) me@h:/tmp$ lspci\n{SMALL}",
+        f"\x1b[?2004h\u276f lspci -vvv\n{SMALL}",
+        FENCED,
+        f"~~~\n{SMALL}~~~",
+        SMALL.replace("\n", "\r\n"),
+        "".join(f"> {line}\n" for line in SMALL.splitlines()),
+        "".join(f"    {line}\n" for line in f"$ lspci\n{SMALL}".splitlines()),
+        SMALL.expandtabs(8),
+        SMALL.replace("\t", "  "),
+        SMALL.replace("00:01.0 PCI", f"{DUMP}\n00:01.0 PCI") + DUMP,
+        SMALL.strip(),
+    ],
+    ids=["bom", "prompt", "brackets", "dollar", "banner", "codes", "fence", "tildes", "crlf",
+         "quoted", "indented", "spaces", "two-spaces", "hex-dump", "stripped"],
+)  # fmt: skip
+def test_a_listing_is_read_as_people_copied_it(text: str, tmp_path: Path) -> None:
+    assert looks_like_lspci(text)
+    assert parse(text) == parse(SMALL)
+    assert _cut_gaps(text) == []
+    path = tmp_path / "pasted.txt"
+    path.write_text(text, newline="")
+    assert load_host(str(path)).pci_devices == host_from_lspci(SMALL, "x").pci_devices
+
+
 def test_a_listing_is_told_from_other_texts() -> None:
     assert looks_like_lspci("lspci: Unable to load libkmod\n" + SMALL)
+    assert not looks_like_lspci("# a host\nname = 'x' # 00:01.0 is a bridge\n")
     assert not looks_like_lspci("[host]\nname = 'x'\n")
     assert not looks_like_lspci("")
 
@@ -259,8 +298,9 @@ def test_a_listing_that_is_cut_anywhere_has_a_gap() -> None:
     whole = SMALL.replace("\tBus: primary=02", window + "\tBus: primary=02")
     first, last = whole.index("01:00.0"), whole.index("03:00.0")
     all_listed = whole.index("\n", last) + 1
+    modules = whole.rindex("\tKernel modules: ")  # of which nothing is read
     for at in range(first, len(whole)):
-        between_lines = whole[at - 1] == "\n"
+        between_lines = "\n" in whole[at - 1 : at + 1] or at >= modules + len("\tKernel modules")
         assert _cut_gaps(whole[:at]) or (between_lines and at >= all_listed), whole[:at][-80:]
 
 

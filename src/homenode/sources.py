@@ -142,6 +142,11 @@ def _text(path: Path) -> str:
         data = path.read_bytes()
     except OSError as error:
         raise of_os(error, str(path), "a file that can be read") from None
+    if not data.removeprefix(b"\xef\xbb\xbf").strip():
+        raise InputError(
+            f"{path}: expected {_KINDS}; found an empty file",
+            hint="was the command that should have filled it not found, or not run as root?",
+        )
     if b"\0" in data:
         raise InputError(f"{path}: expected {_KINDS}; found binary data of no known kind")
     return data.decode("utf-8", "surrogateescape")

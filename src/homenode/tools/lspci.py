@@ -1,13 +1,18 @@
 """lspci: the PCI functions of a host, from pciutils' listing for people.
 
-COMMAND is what a capture runs; `lspci -vvv` and -n, -nn or -D in any combination are read as well.
-Without root, capabilities are "<access denied>", and links and port types are unknown.
+COMMAND is what a capture runs; `lspci -vvv` and -n, -nn, -D or -xxx in any combination are read as
+well. Without root, capabilities are "<access denied>", and links and port types are unknown.
+
+People send listings as they copied them: below the prompt and the command, between the fences of
+Markdown, quoted, indented, with a byte order mark, without the last line end.
 
 Seen: pciutils 3.7 and 3.9. Source: lspci(8) and ls-caps.c of pciutils; names: pci.ids.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from homenode.bdf import Bdf
@@ -43,6 +48,15 @@ _WINDOWS = ("Memory behind bridge", "Prefetchable memory behind bridge")
 _ONES_ONLY = "!!! Unknown header type 7f"
 """Also printed as "(rev ff)". Source: show_verbose in lspci.c of pciutils."""
 _TOOL_NOISE = ("lspci:", "pcilib:")
+_FENCES = ("```", "~~~")
+_TERMINAL_CODE = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
+_DUMPED_BYTES = re.compile(r"[0-9a-f]{2,3}:(?: [0-9a-f]{2}){1,16}", re.ASCII)  # of -x to -xxxx
+_PROMPT = re.compile(r"[^\t:]{0,80}(?::[^\t]{0,120})?[#$%>\u276f](?: .*)?")
+_LIKE_AN_ADDRESS = re.compile(r"[0-9a-fA-F]{2,8}:[0-9a-fA-F]{2}")
+_ADDRESS = re.compile(r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.")
+_QUOTED = re.compile(r"(?:[>|] ?|[ \t]){1,16}")
+_HEAD_CHARACTERS = 20_000
+"""In which the first function stands: a login banner and a prompt may come before it."""
 
 _PORT_TYPES = {
     "Root Port": PortType.ROOT_PORT,
@@ -92,46 +106,139 @@ class LspciFunction:
 
 
 def looks_like_lspci(text: str) -> bool:
-    """True where the first line that is not empty is a function's header."""
-    lines = (line for line in text[:4000].splitlines() if line.strip())
-    first = next((line for line in lines if not line.startswith(_TOOL_NOISE)), "")
-    return _HEADER.fullmatch(first) is not None
+    """True where a function's header stands near the beginning."""
+    lines = _lines(text[:_HEAD_CHARACTERS])
+    return any(_HEADER.fullmatch(line.rstrip()) for line in lines)
 
 
 def ends_within_a_line(text: str) -> bool:
-    """True where a listing was cut: lspci ends every line."""
-    return not text.endswith("\n")
+    """True where a listing was cut: lspci ends every line.
+
+    A last line end that an editor or a copy lost is no cut: the line then closes its bracket, or
+    is like others of the listing of which none goes on where it ends; and in a listing with
+    details its entry ends as another does.
+    """
+    if text.endswith("\n"):
+        return False
+    *others, last = _lines(text) or [""]
+    if _is_foreign(last):
+        return False
+    is_header = _HEADER.fullmatch(last.rstrip()) is not None
+    has_details = any(line[:1] in (" ", "\t") for line in others)
+    if is_header and has_details:
+        return True
+    if not is_header and _key(last) not in {"Kernel modules", *_last_keys(others)}:
+        return True
+    if _key(last) == "Kernel modules" or last.endswith((")", "]") if is_header else ">"):
+        return False  # nothing is read of the modules
+    own = _said(last)
+    said = {_said(line) for line in others}
+    return own not in said or any(one.startswith(own) and one != own for one in said)
+
+
+def _said(line: str) -> str:
+    """A line without the address before it."""
+    return line.partition(" ")[2] if _HEADER.fullmatch(line.rstrip()) else line.strip()
+
+
+def _key(line: str) -> str:
+    return line.strip().partition(":")[0]
+
+
+def _last_keys(lines: Sequence[str]) -> set[str]:
+    """Keys of the lines with which the entries of a listing end."""
+    details = [line for line in lines if line.strip() and not _is_foreign(line)]
+    return {
+        _key(line)
+        for line, after in pairwise(details)
+        if line[:1] in (" ", "\t") and after[:1] not in (" ", "\t")
+    }
+
+
+def _lines(text: str) -> list[str]:
+    """The lines, without what quoted or indented all of them, and without terminal codes; indented
+    by tabs, as lspci does, also where a copy has spaces instead."""
+    lines = _TERMINAL_CODE.sub("", text.removeprefix("\ufeff")).splitlines()
+    for line in lines:
+        quote = _QUOTED.match(line)
+        before = "" if quote is None else quote[0]
+        if _HEADER.fullmatch(line[len(before) :].rstrip()):
+            bare = before.rstrip()
+            lines = [
+                line.removeprefix(before) if line.startswith(before) else line.removeprefix(bare)
+                for line in lines
+            ]
+            break
+    lines = _fenced(lines)
+    widths = [len(line) - len(line.lstrip(" ")) for line in lines if line[:1] == " "]
+    if not widths or any(line[:1] == "\t" for line in lines):
+        return lines
+    width = min(widths)
+    return [
+        "\t" * ((len(line) - len(line.lstrip(" "))) // width) + line.lstrip(" ") for line in lines
+    ]
+
+
+def _fenced(lines: list[str]) -> list[str]:
+    """The lines between the fences that enclose the first function; all where none do."""
+    opened: int | None = None
+    begun = False
+    for at, line in enumerate(lines):
+        begun = begun or _HEADER.fullmatch(line.rstrip()) is not None
+        if line.startswith(_FENCES) and begun:
+            return lines if opened is None else lines[opened + 1 : at]
+        if line.startswith(_FENCES):
+            opened = at if opened is None else None
+    return lines
+
+
+def _is_foreign(line: str) -> bool:
+    """True of lines at the margin that are known not to be lspci's own, and of bytes in hex."""
+    is_known = line.startswith((*_TOOL_NOISE, *_FENCES))
+    return is_known or _DUMPED_BYTES.fullmatch(line.strip()) is not None or _is_prompt(line)
+
+
+def _is_prompt(line: str) -> bool:
+    is_address = _LIKE_AN_ADDRESS.match(line) is not None
+    return not is_address and _PROMPT.fullmatch(line.rstrip()) is not None
 
 
 def parse(text: str, source: str = "lspci") -> tuple[LspciFunction, ...]:
     """The functions of a listing, ascending.
 
-    Raises ParseError for a line at the margin that is no header, for an address that comes twice,
-    and for a number that is none. Indented lines that nothing reads are passed over, and so is a
-    last line that is not whole.
+    Before the first function, lines at the margin are whatever stood above a copied listing.
+    Raises ParseError for a later line there that is no header, prompt or fence, for an address that
+    comes twice, and for a number that is none. Indented lines that nothing reads are passed over,
+    and so is a last line that is not whole.
     """
     if len(text) > MAX_CHARACTERS:
         raise ParseError(source, f"at most {MAX_CHARACTERS} characters", str(len(text)))
     found: dict[Bdf, LspciFunction] = {}
     block: list[str] = []
     header: tuple[int, str] | None = None
-    lines = text.splitlines()
-    if ends_within_a_line(text) and len(lines) > 1 and not _HEADER.fullmatch(lines[-1].rstrip()):
+    lines = _lines(text)
+    if len(lines) > 1 and ends_within_a_line(text) and not _HEADER.fullmatch(lines[-1].rstrip()):
         del lines[-1]  # "NUMA node: 1" may have been 12
     for number, line in enumerate([*lines, ""], start=1):
         if line.startswith((" ", "\t")):
-            if header is None:
+            if header is None and not found and line.startswith("\t"):
                 raise ParseError(source, "an address such as 3b:00.0 first", line, line=number)
             block.append(line)
             continue
-        if (line.strip() and not line.startswith(_TOOL_NOISE)) or number > len(lines):
-            if header is not None:
-                function = _function(*header, block, source)
-                if function.bdf in found:
-                    expected = "each address once"
-                    raise ParseError(source, expected, str(function.bdf), line=header[0])
-                found[function.bdf] = function
-            header, block = (number, line), []
+        is_end = number > len(lines)
+        is_prompt = not is_end and _is_prompt(line)
+        if not is_end and not is_prompt and (not line.strip() or _is_foreign(line)):
+            continue
+        if header is None and not is_end and not _ADDRESS.match(line):
+            continue
+        if header is not None:
+            function = _function(*header, block, source)
+            if function.bdf in found:
+                expected = "each address once"
+                raise ParseError(source, expected, str(function.bdf), line=header[0])
+            found[function.bdf] = function
+        # What follows a prompt is another program's output.
+        header, block = None if is_prompt else (number, line), []
     if not found:
         raise ParseError(source, "the output of lspci -vvv", text[:60])
     return tuple(found[bdf] for bdf in sorted(found))

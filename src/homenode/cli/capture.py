@@ -31,8 +31,8 @@ def capture(
     """Write a snapshot of this machine (or of HOST), redacted, as one archive.
 
     The archive holds what discovery reads: /sys topology, the PCI tree, settings, and the output of
-    lspci, nvidia-smi, rocm-smi and virsh where they are installed. Give it to --host, or send it
-    with a bug report.
+    lspci, nvidia-smi, rocm-smi, amd-smi and virsh where they are installed. Give it to --host, or
+    send it with a bug report.
     """
     from homenode.snapshot.capture import capture_host
 

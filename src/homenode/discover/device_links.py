@@ -1,8 +1,8 @@
 """Device links: NVLink, xGMI and NVLink-C2C, from what the vendors' tools print.
 
-`nvidia-smi -q -x` prints the address of each number. Without it, and with rocm-smi, GPUs are taken
-to be numbered in the order of their addresses, over those that the driver has; where the counts or
-the nodes differ, no link is guessed.
+`nvidia-smi -q -x`, `amd-smi topology --json` and rocm-smi's JSON print the address of each number.
+Without them GPUs are taken to be numbered in the order of their addresses, over those that the
+driver has; where the counts or the nodes differ, no link is guessed.
 """
 
 from dataclasses import dataclass
@@ -13,9 +13,17 @@ from homenode.errors import ParseError
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind, DeviceLink, LinkKind, PciDevice
+from homenode.snapshot.contents import COMMAND_OF_NAME
 from homenode.snapshot.protocol import Snapshot
-from homenode.tools import nvidia_smi_query, nvidia_smi_topo, rocm_smi_topo
+from homenode.tools import (
+    amd_smi_topology,
+    nvidia_smi_query,
+    nvidia_smi_topo,
+    rocm_smi_json,
+    rocm_smi_topo,
+)
 from homenode.tools.nvidia_smi_query import NvidiaGpu
+from homenode.tools.rocm_smi_topo import RocmTopology
 
 _C2C_GPUS = {
     0x2342,  # GH200 120GB
@@ -70,14 +78,8 @@ def read_device_links(
             links += _nvlinks(matrix, numbered, gpu_of_node, gaps)
     elif len(nvidia) > 1:
         gaps.append(Gap("NVLinks", "nvidia-smi topo -m was not there or failed"))
-    rocm = snapshot.command_output("rocm-smi-topo") if amd else None
-    if rocm is not None:
-        try:
-            links += _xgmi(rocm_smi_topo.parse(rocm), amd, gaps)
-        except ParseError as error:
-            gaps.append(Gap("xGMI links", str(error)))
-    elif len(amd) > 1:
-        gaps.append(Gap("xGMI links", "rocm-smi --showtopo was not there or failed"))
+    if amd:
+        links += _amd_links(snapshot, amd, gaps)
     ordered = sorted(links, key=lambda link: (link.a, link.kind, link.b or link.a))
     names = {bdf: gpu.name for bdf, gpu in queried.items() if gpu.name is not None}
     states = {
@@ -158,24 +160,81 @@ def _nvlinks(
     return links
 
 
+_AMD_TOOLS = (
+    ("amd-smi-topology", amd_smi_topology.parse),
+    ("rocm-smi-json", rocm_smi_json.parse),
+    ("rocm-smi-topo", rocm_smi_topo.parse),
+)
+"""In the order of trust: those that print addresses first."""
+
+
+def _amd_links(snapshot: Snapshot, gpus: list[PciDevice], gaps: list[Gap]) -> list[DeviceLink]:
+    """The xGMI links by the first tool that tells any; what the others lack is no gap then."""
+    failures: list[Gap] = []
+    for command, parse in _AMD_TOOLS:
+        text = snapshot.command_output(command)
+        if text is None:
+            continue
+        try:
+            topology = parse(text)
+        except ParseError as error:
+            failures.append(Gap("xGMI links", str(error)))
+            continue
+        if len(topology.gpus) > 1 and not any(cell for row in topology.links for cell in row):
+            continue
+        links = _xgmi(topology, gpus, COMMAND_OF_NAME[command].spellings[0][0], failures)
+        if links is not None:
+            gaps += failures
+            return links
+    if not failures and len(gpus) > 1:
+        reason = "neither amd-smi topology nor rocm-smi --showtopo was there, or they failed"
+        failures = [Gap("xGMI links", reason)]
+    gaps += failures
+    return []
+
+
 def _xgmi(
-    topology: rocm_smi_topo.RocmTopology, gpus: list[PciDevice], gaps: list[Gap]
-) -> list[DeviceLink]:
-    bound = _with_driver(gpus, "amdgpu", len(topology.gpus))
-    if len(topology.gpus) != len(bound):
-        reason = f"rocm-smi has {len(topology.gpus)} GPUs, the PCI tree {len(bound)}"
+    topology: RocmTopology, gpus: list[PciDevice], tool: str, gaps: list[Gap]
+) -> list[DeviceLink] | None:
+    """The links of a tool's tables; None with a gap where its numbers cannot be told apart."""
+    gpu_of_number = _amd_numbers(topology, gpus)
+    if gpu_of_number is None:
+        reason = f"{tool} has {len(topology.gpus)} GPUs, the PCI tree {len(gpus)}"
         gaps.append(Gap("xGMI links", reason))
-        return []
-    gpu_of_number = dict(zip(topology.gpus, bound, strict=True))
+        return None
     for index, node in topology.node_of_gpu:
         gpu = gpu_of_number.get(index)
-        if gpu is not None and gpu.node is not None and gpu.node != node:
-            reason = f"rocm-smi has GPU{index} on node {node}, {gpu.bdf} is on {gpu.node}"
+        if gpu is None or gpu.node in (None, node):
+            continue
+        reason = f"{tool} has GPU{index} on node {node}, {gpu.bdf} is on {gpu.node}"
+        if topology.bdf_of_gpu:
+            gaps.append(Gap(f"node of {gpu.bdf}", f"{reason}; used sysfs"))
+        else:
             gaps.append(Gap("xGMI links", f"{reason}: its order is not that of the addresses"))
-            return []
-    return [
-        DeviceLink(LinkKind.XGMI, bound[i].bdf, bound[j].bdf)
-        for i, row in enumerate(topology.links)
-        for j in range(i + 1, len(row))
+            return None
+    joined = {
+        tuple(sorted((gpu_of_number[a].bdf, gpu_of_number[b].bdf)))
+        for i, (a, row) in enumerate(zip(topology.gpus, topology.links, strict=True))
+        for j, b in enumerate(topology.gpus)
         if row[j] == "XGMI" and (not topology.hops or topology.hops[i][j] in (1, None))
-    ]
+        if a in gpu_of_number and b in gpu_of_number
+    }
+    # Partitions of one GPU have its address, and no link to each other.
+    return [DeviceLink(LinkKind.XGMI, a, b) for a, b in sorted(joined) if a != b]
+
+
+def _amd_numbers(topology: RocmTopology, gpus: list[PciDevice]) -> dict[int, PciDevice] | None:
+    """The GPU of each number: by its address where the tool prints it, else by their order; None
+    where the counts differ. Partitions may be functions of their own, that no PCI tree has."""
+    if topology.bdf_of_gpu:
+        by_bdf = {gpu.bdf: gpu for gpu in gpus}
+        found = {
+            number: by_bdf.get(bdf) or by_bdf.get(Bdf(bdf.domain, bdf.bus, bdf.device, 0))
+            for number, bdf in topology.bdf_of_gpu
+        }
+        known = {number: gpu for number, gpu in found.items() if gpu is not None}
+        return known or None
+    bound = _with_driver(gpus, "amdgpu", len(topology.gpus))
+    if len(topology.gpus) != len(bound):
+        return None
+    return dict(zip(topology.gpus, bound, strict=True))

@@ -131,6 +131,7 @@ _CPU = f"{_SYSTEM}/cpu/cpu[0-9]*"
 _NODE = f"{_SYSTEM}/node/node[0-9]*"
 _PCI = "/sys/bus/pci/devices/*"
 _IRQ = "/proc/irq/[0-9]*"
+_EFFECTIVE = "cpuset.cpus.effective cpuset.mems.effective"
 _VFIO = "/sys/module/vfio_iommu_type1/parameters"
 
 BRIDGE_CLASS = "0x0604"
@@ -311,12 +312,7 @@ PATHS: tuple[PathRule, ...] = (
         "PUs and nodes that the cgroup allows",
         ("Cpus_allowed", "Mems_allowed"),
     ),
-    *_files(
-        "/sys/fs/cgroup",
-        Form.LIST,
-        "cpuset.cpus.effective cpuset.mems.effective",
-        "PUs and nodes that the cgroup allows",
-    ),
+    *_files("/sys/fs/cgroup", Form.LIST, _EFFECTIVE, "PUs and nodes that the cgroup allows"),
     *_files(
         "/sys/fs/cgroup/cpuset",  # version 1
         Form.LIST,
@@ -324,10 +320,7 @@ PATHS: tuple[PathRule, ...] = (
         "PUs and nodes that the cgroup allows",
     ),
     *_files(
-        "/sys/fs/cgroup/machine.slice",
-        Form.LIST,
-        "cpuset.cpus.effective cpuset.mems.effective",
-        "PUs and nodes that libvirt's machines may use",
+        "/sys/fs/cgroup/machine.slice", Form.LIST, _EFFECTIVE, "what libvirt's machines may use"
     ),
     _file("/proc/driver/nvidia/gpus/*/numa_status", Form.FIELDS, "the node of a GPU's memory"),
     _file(
@@ -337,6 +330,12 @@ PATHS: tuple[PathRule, ...] = (
         ("Model", "Bus Location", "Bus Type", "Device Minor"),
     ),
 )
+
+
+def _rocm(program: str, *arguments: str) -> tuple[tuple[str, ...], ...]:
+    """Spellings of a tool of ROCm, whose folder is often not in the search path."""
+    return (program, *arguments), (f"/opt/rocm/bin/{program}", *arguments)
+
 
 # The read-only connection: a capture must not be able to change a host.
 _VIRSH = ("virsh", "-q", "-r", "-c", "qemu:///system")
@@ -351,12 +350,14 @@ COMMANDS: tuple[Command, ...] = (
     Command("nvidia-smi-query", (("nvidia-smi", "-q", "-x"),), "GPUs, C2C, PCIe links", 60),
     Command("nvidia-smi-topo", (("nvidia-smi", "topo", "-m"),), "NVLink, GPU memory nodes", 60),
     Command("nvidia-smi-nvlink", (("nvidia-smi", "nvlink", "-s"),), "NVLinks and speeds", 60),
+    Command("rocm-smi-topo", _rocm("rocm-smi", "--showtopo"), "xGMI links", 60),
     Command(
-        "rocm-smi-topo",
-        (("rocm-smi", "--showtopo"), ("/opt/rocm/bin/rocm-smi", "--showtopo")),
-        "xGMI links",
+        "rocm-smi-json",
+        _rocm("rocm-smi", "--showbus", "--showtopo", "--json"),
+        "xGMI links, by addresses",
         60,
     ),
+    Command("amd-smi-topology", _rocm("amd-smi", "topology", "--json"), "xGMI links", 60),
     Command("virsh-capabilities", ((*_VIRSH, "capabilities"),), "cross-check of nodes and PUs"),
     Command(
         "virsh-domains",

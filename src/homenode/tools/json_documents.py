@@ -22,6 +22,31 @@ def whole(text: str, source: str) -> dict[str, Any]:
     return value
 
 
+def first_value(text: str, source: str) -> Any:
+    """The first object or list that begins a line; what tools print around it is skipped.
+
+    Raises ParseError where none is there, or it is no JSON.
+    """
+    at = 0
+    while at < len(text):
+        end = text.find("\n", at)
+        end = len(text) if end < 0 else end
+        start = at + len(text[at:end]) - len(text[at:end].lstrip("\ufeff \t\r"))
+        # "[WARNING] ..." is a line of some tools
+        if (
+            text[start : start + 1] == "{"
+            or text[start:end].rstrip() == "["
+            or (text[start : start + 1] == "[" and text[start + 1 : end].lstrip()[:1] in ("{", "]"))
+        ):
+            try:
+                return _DECODER.raw_decode(text, start)[0]
+            except (ValueError, RecursionError) as error:
+                line = text.count("\n", 0, start) + 1
+                raise ParseError(source, "JSON", f"{error}"[:100], line=line) from None
+        at = end + 1
+    raise ParseError(source, "JSON", text.strip()[:80])
+
+
 def embedded(text: str, source: str) -> Iterator[dict[str, Any]]:
     """Objects that begin with a line that is just "{", in their order; other lines are skipped.
 

@@ -15,6 +15,7 @@ Seen of ROCm 5.2 to 7.1. Source: rocm_smi.py of ROCm/rocm_smi_lib.
 import re
 from dataclasses import dataclass
 
+from homenode.bdf import Bdf
 from homenode.errors import ParseError
 from homenode.indices import NodeIndex
 
@@ -42,6 +43,7 @@ class RocmTopology:
     links: "XGMI" or "PCIE", None on the diagonal and where unknown. Each is empty where its
     section is missing.
     node_of_gpu: (GPU, node) where the tool knows one: it says -1 where it does not.
+    bdf_of_gpu: (GPU, address), of outputs that print addresses.
     """
 
     gpus: tuple[int, ...]
@@ -49,6 +51,7 @@ class RocmTopology:
     hops: tuple[tuple[int | None, ...], ...]
     links: tuple[tuple[str | None, ...], ...]
     node_of_gpu: tuple[tuple[int, NodeIndex], ...]
+    bdf_of_gpu: tuple[tuple[int, Bdf], ...] = ()
 
 
 def parse(text: str) -> RocmTopology:

@@ -2,8 +2,11 @@
 
 import io
 import json
+import os
 import sys
+import tempfile
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +20,9 @@ from homenode.cli.retrain import Retraining
 from homenode.doctor.diagnosis import merged
 from homenode.doctor.expectation import certify, drift
 from homenode.doctor.metrics import prometheus
+from homenode.doctor.retrain import trusted_path
 from homenode.doctor.retrain.config_file import SysfsConfigSpace
-from homenode.errors import HomenodeError, HostError, UsageError
+from homenode.errors import HomenodeError, HostError, InputError, UsageError
 from homenode.findings import Finding, Findings, Severity
 from homenode.pci import PciLink
 from homenode.sources import load_host
@@ -277,6 +281,13 @@ def test_equal_findings_of_several_subjects_become_one_except_links() -> None:
     assert len(merged([finding("pcie-link-slow", str(i)) for i in range(8)])) == 8
 
 
+@pytest.fixture
+def installed_by_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after an installation below /opt; the tests run wherever a developer has the tree."""
+    monkeypatch.setattr(trusted_path, "changeable", lambda paths: None)
+
+
+@pytest.mark.usefixtures("installed_by_root")
 def test_units_and_hooks_are_printed_for_the_devices(capsys: pytest.CaptureFixture[str]) -> None:
     retrain_command.retrain(("41:00.0",), Retraining(print_unit=True), as_json=False)
     assert "/homenode doctor retrain 0000:41:00.0 --apply" in capsys.readouterr().out
@@ -300,6 +311,7 @@ def test_a_retrain_is_of_this_machine_and_takes_nothing_else(
         run("doctor", first, "41:00.0", *option)
 
 
+@pytest.mark.usefixtures("installed_by_root")
 @pytest.mark.parametrize("option", ["--print-unit", "--print-hook"])
 def test_a_target_goes_into_what_is_printed(
     option: str, capsys: pytest.CaptureFixture[str]
@@ -308,6 +320,47 @@ def test_a_target_goes_into_what_is_printed(
     assert " --target 3 " in capsys.readouterr().out
     with pytest.raises(UsageError, match="from 1 to 6, found 9"):
         run("doctor", "retrain", "41:00.0", "--target", "9", option)
+
+
+def _for_a_group(path: Path) -> None:
+    os.chown(path, 0, 65534)
+    path.chmod(0o775)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has a path that nobody else can change")
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("opt/homenode", lambda path: path.chmod(0o777)),
+        ("opt", lambda path: path.chmod(0o777)),
+        ("opt", lambda path: os.chown(path, 65534, 0)),
+        ("opt/homenode", lambda path: os.chown(path, 65534, 0)),
+        ("opt", _for_a_group),
+        ("elsewhere", lambda path: path.chmod(0o777)),
+        ("opt/link", lambda path: os.lchown(path, 65534, 65534)),
+    ],
+)
+def test_a_program_that_somebody_else_can_change_gets_no_unit_and_no_hook(
+    part: str, change: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/root") as text:
+        folder = Path(text)
+        (folder / "opt").mkdir()
+        (folder / "elsewhere").mkdir()
+        (folder / "elsewhere" / "homenode").write_text("#!/bin/sh\n")
+        (folder / "opt" / "homenode").write_text("#!/bin/sh\n")
+        (folder / "opt" / "link").symlink_to("../elsewhere/homenode")
+        named = [folder / "opt" / "homenode", folder / "opt" / "link"]
+        assert trusted_path.changeable(named) is None
+        change(folder / part)
+        why = trusted_path.changeable(named)
+        assert why is not None and str(folder / part) in why
+        (folder / "opt" / "homenode").chmod(0o777)
+        monkeypatch.setattr(sys, "argv", [str(folder / "opt" / "homenode")])
+        for option in (Retraining(print_unit=True), Retraining(print_hook=True)):
+            with pytest.raises(InputError, match="only root can change"):
+                retrain_command.retrain(("41:00.0",), option, as_json=False)
 
 
 def test_a_hook_never_fails(

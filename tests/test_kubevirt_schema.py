@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,15 @@ from homenode.errors import UsageError
 from homenode.kubevirt.manifest_wishes import ManifestWishes
 from homenode.kubevirt.manifests import GATES, gate_patch, manifests, virtual_machine
 from homenode.kubevirt.measuring_jobs import GUEST_SCRIPT, NODE_SCRIPT
+from homenode.results.lines import run_text
+from tests.report_runs import full_run
 
 SCHEMA = Path(__file__).parent / "kubevirt_v1.schema.json"
 STAND_IN = """#!/bin/sh
 echo "$@" >> "$LOG"
+test "$1 $2" = "kubevirt receive" && exec "$HOMENODE" "$@"
 test "$1" = bench && test "$3" = --results || exit 2
-mkdir -p "$4/nvidia-h100/$2" && echo '{}' > "$4/nvidia-h100/$2/results.jsonl"
+mkdir -p "$4/nvidia-h100/$2" && sed "s/RUN/$2/" "$RUN" > "$4/nvidia-h100/$2/results.jsonl"
 exit "$CODE"
 """
 SSH = """#!/bin/sh
@@ -100,7 +104,10 @@ def run_job(script: str, tmp_path: Path, code: int) -> subprocess.CompletedProce
     for name, text in (("homenode", STAND_IN), ("ssh", SSH)):
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
+    run = full_run("pin", 1, system="nvidia-h100", name="RUN")
+    (tmp_path / "run.jsonl").write_text(run_text(run))
     environment = {
+        "RUN": f"{tmp_path}/run.jsonl", "HOMENODE": str(Path(sys.executable).with_name("homenode")),
         "PATH": f"{programs}:{os.environ['PATH']}", "LOG": str(tmp_path / "log"),
         "CODE": str(code), "GUEST": "cloud@gpu-vm", "NAME": "gpu-vm", "GUEST_HOME": str(guest),
     }  # fmt: skip
@@ -125,7 +132,7 @@ def test_a_job_collects_its_run_whatever_was_found_and_fails_where_nothing_was_m
 @pytest.mark.parametrize("script", [GUEST_SCRIPT, NODE_SCRIPT], ids=["guest", "node"])
 def test_homenode_takes_the_arguments_that_a_job_gives_it(script: str, tmp_path: Path) -> None:
     run_job(script, tmp_path, 0)
-    arguments = (tmp_path / "log").read_text().split()
+    arguments = (tmp_path / "log").read_text().splitlines()[0].split()
     done = CliRunner().invoke(app, [*arguments, "--help"])
     assert done.exit_code == 0
     known = {name for p in _bench_options() for name in p}

@@ -353,6 +353,37 @@ def test_what_ssh_could_take_for_an_option_is_refused(
         SshTarget(address, user, tmp_path / "known", port)
 
 
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="needs openssh-client")
+def test_ssh_lends_a_guest_nothing_of_ours_whatever_the_user_configured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ssh -G prints the options that hold, those of the user's configuration among them."""
+    (tmp_path / "config").write_text(
+        "Host *\n  ForwardAgent yes\n  ForwardX11 yes\n  ForwardX11Trusted yes\n"
+        "  PermitLocalCommand yes\n  LocalCommand touch /tmp/x\n  Tunnel yes\n"
+        "  GSSAPIDelegateCredentials yes\n  LocalForward 8080 localhost:80\n"
+        "  RemoteForward 9090 localhost:22\n  DynamicForward 1080\n"
+        "  ProxyJump jump.example.org\n  IdentityFile ~/.ssh/of-the-lab\n"
+    )
+    stand_in = tmp_path / "bin" / "ssh"
+    stand_in.parent.mkdir()
+    stand_in.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {tmp_path}/config -G "$@"\n')
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{stand_in.parent}:{os.environ['PATH']}")
+    target = SshTarget("vm7", "root", tmp_path / "known", 2222)
+    options = dict(
+        line.split(" ", 1)
+        for line in SshChannel(target).execute("true", 60).stdout.splitlines()
+        if " " in line
+    )
+    for name in ("forwardagent", "forwardx11", "forwardx11trusted", "permitlocalcommand", "tunnel"):
+        assert options[name] in ("no", "false"), name
+    assert options.get("gssapidelegatecredentials", "no") == "no"
+    assert options["clearallforwardings"] == "yes"
+    assert (options["proxyjump"], options["port"]) == ("jump.example.org", "2222")
+    assert options["identityfile"] == "~/.ssh/of-the-lab"
+
+
 @pytest.fixture
 def sshd(tmp_path: Path) -> Iterator[SshTarget]:
     with ssh_target(tmp_path) as found:

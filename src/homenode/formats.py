@@ -14,6 +14,7 @@ import msgspec
 from homenode.bdf import PciAddress
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError, InputError
+from homenode.json_text import NotJsonError, decode_json
 
 T = TypeVar("T")
 H = TypeVar("H")
@@ -42,8 +43,6 @@ _SPELLINGS = {
 }
 """What earlier versions wrote in `format`."""
 
-_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
 
 def encode(kind: str, value: Any, head: dict[str, Any] | None = None) -> str:
     """The document of a value; `head` comes between "format" and the value's own fields."""
@@ -59,8 +58,8 @@ def decode(text: str | bytes, kind: str, of: type[T], source: str) -> T:
     missing field.
     """
     try:
-        document = msgspec.json.decode(text)
-    except _ERRORS as error:
+        document = decode_json(text)
+    except NotJsonError as error:
         raise InputError(f"{source}: expected JSON, found: {error}") from None
     _check_format(document, kind, source)
     return _convert(document, of, f"{source}: not a valid homenode.{kind}")
@@ -86,8 +85,8 @@ def decode_head(text: bytes, kind: str, of: type[T], source: str) -> T:
 def decode_record(text: bytes, where: str) -> dict[str, Any]:
     """A line as a JSON object. Raises InputError."""
     try:
-        record = msgspec.json.decode(text)
-    except _ERRORS as error:
+        record = decode_json(text)
+    except NotJsonError as error:
         raise InputError(f"{where}: expected a line of JSON, found: {error}") from None
     if not isinstance(record, dict):
         raise InputError(f"{where}: expected a JSON object, found {type(record).__name__}")
@@ -129,8 +128,8 @@ def decode_journal(
 def is_json(text: bytes) -> bool:
     """Whether a line is whole JSON."""
     try:
-        msgspec.json.decode(text)
-    except _ERRORS:
+        decode_json(text)
+    except NotJsonError:
         return False
     return True
 
@@ -142,7 +141,7 @@ def plain_line_decoder(of: type[T]) -> "Callable[[bytes], T | None]":
     def decoded(text: bytes) -> T | None:
         try:
             return decoder.decode(text)
-        except (*_ERRORS, HomenodeError):
+        except (msgspec.DecodeError, UnicodeError, RecursionError, HomenodeError):
             return None
 
     return decoded

@@ -100,7 +100,7 @@ def _from_text(text: str, name: str) -> Host:
         return host_from_lspci(text, name)
     try:
         tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(
             f"{name}: expected {_KINDS}; found a text that is none of them (as TOML: {error})"
         ) from None

@@ -55,6 +55,22 @@ def on_define_domain(
     raise SystemExit(write(ask(vmi, domain, on_error, pci_granularity, root)))
 
 
+@app.command("receive")
+def receive(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The run that the guest measured.")],
+    results: Annotated[Path, typer.Option(metavar="DIR", help="Where runs of all VMs are kept.")],
+) -> None:
+    """Keep a run that a guest sends as a tar on standard input, for the job that measures there.
+
+    What else is in it, links, and a run that is there already are refused.
+    """
+    import sys
+
+    from homenode.results.received import receive_run
+
+    note(f"wrote {receive_run(sys.stdin.buffer, results, name)}")
+
+
 @app.command("check")
 def check(
     vmi: Annotated[

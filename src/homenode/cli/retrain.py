@@ -178,14 +178,26 @@ def _this_machine() -> "Host":
 
 
 def _program() -> str:
-    """The program as it was called, for a unit or a hook that another user runs.
+    """The program as it was called, for a unit or a hook that root runs.
 
-    Else the one beside our Python: `python -c` and a debugger are no program to install.
+    Else the one beside our Python: `python -c` and a debugger are no program to install. Raises
+    InputError where somebody other than root can change it, its Python or its modules.
     """
     from pathlib import Path
 
+    import homenode
+    from homenode.doctor.retrain.trusted_path import changeable
+
     for path in (Path(sys.argv[0]), Path(sys.executable).with_name("homenode")):
         if path.name == "homenode" and path.exists():
+            parts = (path.resolve(), Path(sys.executable), Path(homenode.__file__))
+            if (why := changeable(parts)) is not None:
+                raise InputError(
+                    f"{path.resolve()}: expected a program that only root can change, as root "
+                    f"would run it, found: {why}",
+                    hint="install homenode as root: python3 -m venv /opt/homenode, then "
+                    "/opt/homenode/bin/pip install homenode",
+                )
             return str(path.resolve())
     raise InputError(
         "homenode: expected to know its own path for the unit, found none",

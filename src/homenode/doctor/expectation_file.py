@@ -68,7 +68,7 @@ def parse_expectation(text: str, source: str) -> Expectation:
     """The value of a site.toml. Raises InputError with file, key, expected and found."""
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"{source}: expected TOML, found: {error}") from None
     file = Table.of(
         source, "", values,

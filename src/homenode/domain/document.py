@@ -26,7 +26,7 @@ _CODECS = frozenset(
     {"utf-8", "ascii", "utf-16", "cp1252"} | {f"iso8859-{part}" for part in range(1, 17)}
 )
 _TAG_END = re.compile(rb"<(?:[^>\"']|\"[^\"]*\"|'[^']*')*>")
-_ATTRIBUTE = re.compile(rb"(\s+)([^\s=<>\"'/]+)\s*=\s*(\"[^\"]*\"|'[^']*')")
+_ATTRIBUTE = re.compile(rb"(?<!\s)(\s+)([^\s=<>\"'/]+)\s*=\s*(\"[^\"]*\"|'[^']*')")
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,7 +135,7 @@ def parse_evidence(texts: Mapping[str, str]) -> tuple[Evidence, ...]:
 def _document(text: str, source: str) -> _Document:
     try:
         raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"{source}: expected TOML, found: {error}") from None
     try:
         document = msgspec.convert(raw, _Document)

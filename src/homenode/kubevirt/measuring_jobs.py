@@ -6,9 +6,13 @@ Source: batch/v1 (Job), v1 (PersistentVolumeClaim).
 from typing import Any
 
 from homenode.kubevirt.manifest_wishes import ManifestWishes
+from homenode.machine.ssh import CLOSED
 
 USER = 1001
 """Of the image: not root, and with a name, which ssh asks for."""
+
+LONGEST_S = 6 * 3600
+"""A guest that never ends ends here."""
 
 _NAME = 'name="$NAME-$(date -u +%Y%m%dT%H%M%SZ)"\ncode=0\n'
 _VERDICT = '# 1: measured, with findings. They are in the run.\n[ "$code" -le 1 ] || exit "$code"\n'
@@ -16,13 +20,15 @@ _VERDICT = '# 1: measured, with findings. They are in the run.\n[ "$code" -le 1 
 GUEST_SCRIPT = (
     "set -eu\n"
     "run() {\n"
-    "  ssh -i /ssh/key -o BatchMode=yes -o StrictHostKeyChecking=accept-new \\\n"
+    f"  ssh {' '.join(CLOSED)} -i /ssh/key \\\n"
+    "    -o BatchMode=yes -o StrictHostKeyChecking=accept-new \\\n"
     "    -o GlobalKnownHostsFile=/ssh/known_hosts -o UserKnownHostsFile=/tmp/known \\\n"
     '    -- "$GUEST" "$1"\n'
     "}\n"
     + _NAME
     + "run \"homenode bench '$name' --results homenode-results\" || code=$?\n"
-    + "run \"cd homenode-results && tar -cf - */'$name'\" | tar -C /results -xf -\n"
+    + "run \"cd homenode-results && tar -cf - */'$name'\" | \\\n"
+    + '  homenode kubevirt receive "$name" --results /results\n'
     + _VERDICT
 )
 NODE_SCRIPT = (
@@ -89,6 +95,7 @@ def _job(wishes: ManifestWishes, name: str, command: list[str]) -> dict[str, Any
         "metadata": {"name": name, "namespace": wishes.namespace},
         "spec": {
             "backoffLimit": 0,
+            "activeDeadlineSeconds": LONGEST_S,
             "template": {
                 "metadata": {"labels": {"app": "homenode-bench"}},
                 "spec": {

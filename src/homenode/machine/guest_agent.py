@@ -4,7 +4,6 @@ Source: qga/qapi-schema.json of QEMU (guest-exec, guest-exec-status), `virsh qem
 """
 
 import base64
-import binascii
 import time
 from typing import Any
 
@@ -12,6 +11,7 @@ import msgspec
 
 from homenode.errors import HomenodeError, HostError, ToolError
 from homenode.hypervisor.virsh import Virsh
+from homenode.json_text import NotJsonError, decode_json
 from homenode.machine.channel import Said
 from homenode.process import ToolTimeoutError
 
@@ -84,8 +84,8 @@ class GuestAgent:
         except HomenodeError as error:  # the domain is gone
             raise ToolError(error.message, hint=error.hint) from None
         try:
-            answer = msgspec.json.decode(said)
-        except msgspec.DecodeError:
+            answer = decode_json(said)
+        except NotJsonError:
             raise self._strange("JSON") from None
         found = answer.get("return") if isinstance(answer, dict) else None
         if not isinstance(found, dict):
@@ -98,7 +98,7 @@ class GuestAgent:
             return base64.b64decode(data if isinstance(data, str) else "").decode(
                 "utf-8", "replace"
             )
-        except binascii.Error:
+        except ValueError:  # no base64, or no ASCII
             raise self._strange(f"{key} in base64") from None
 
     def _strange(self, expected: str) -> ToolError:

@@ -18,6 +18,14 @@ _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z", re.ASCII)
 _CONNECT_S = 10
 _ALIVE_S = 15
 _GRACE_S = 30.0
+CLOSED = (
+    "-T", "-a", "-x", "-k", "-o", "ForwardX11Trusted=no", "-o", "ClearAllForwardings=yes",
+    "-o", "Tunnel=no", "-o", "PermitLocalCommand=no",
+)  # fmt: skip
+"""Options of ssh to a machine that may be hostile, whatever the user's configuration says: neither
+the user's agent, tickets, display nor network is lent to it, and no command runs here. How it is
+reached (keys, ports, ProxyJump) stays the configuration's."""
+
 _CAUSES = (
     ("Permission denied", "does it have this user's key? --ssh-user, --ssh-key; a key with a "
      "passphrase must be in ssh-agent"),
@@ -85,7 +93,7 @@ class SshChannel:
         target = self._target
         key = () if target.key is None else ("-i", str(target.key), "-o", "IdentitiesOnly=yes")
         return (
-            "ssh", "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_S}",
+            "ssh", *CLOSED, "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_S}",
             "-o", f"ServerAliveInterval={_ALIVE_S}", "-o", "ServerAliveCountMax=4",
             "-o", "StrictHostKeyChecking=accept-new", "-o", "LogLevel=ERROR",
             "-o", f"UserKnownHostsFile={_quoted(target.known_hosts)}",

@@ -19,7 +19,7 @@ _HELD = re.compile(
 )
 _CNT = re.compile(r"CNT:([0-9]{1,9})\Z", re.ASCII)
 _SHARES = re.compile(r"[0-9]{1,9}/[0-9]{1,9}(?:,[0-9]{1,9}/[0-9]{1,9})*\Z", re.ASCII)
-_MIG_TYPE = re.compile(r"[0-9]+g\.[0-9]+gb", re.IGNORECASE | re.ASCII)
+_MIG_TYPE = re.compile(r"(?<![0-9])[0-9]+g\.[0-9]+gb", re.IGNORECASE | re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)

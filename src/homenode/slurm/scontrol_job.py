@@ -32,7 +32,7 @@ _STATE = re.compile(r"\sJobState=(\S+)")
 # A line of its own, so that a job called "Nodes=gpu01 CPU_IDs=0 ..." tells nothing; with --oneliner
 # the last words of this kind are Slurm's: names and comments stand before or behind them.
 _SHARE = re.compile(
-    r"^\s+Nodes=(\S+) CPU_IDs=(\S*) Mem=\S* GRES=(\S*)\s*$", re.MULTILINE | re.ASCII
+    r"^[ \t]+Nodes=(\S+) CPU_IDs=(\S*) Mem=\S* GRES=(\S*)[ \t\r]*$", re.MULTILINE | re.ASCII
 )
 _SHARE_IN_LINE = re.compile(r"\sNodes=(\S+) CPU_IDs=(\S*) Mem=\S* GRES=(\S*)", re.ASCII)
 

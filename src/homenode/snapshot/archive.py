@@ -45,11 +45,11 @@ class ArchiveTree:
     folders: frozenset[str]
 
 
-def read_archive(path: Path) -> ArchiveTree:
+def read_archive(path: Path, most_bytes: int = MAX_TOTAL_BYTES) -> ArchiveTree:
     """The members of a tar. Where a name comes twice, the last one counts, as tar itself does.
 
     Raises InputError where the file is no tar, is cut short, names something outside of itself, or
-    exceeds a limit above.
+    exceeds a limit above. most_bytes: unpacked.
     """
     compression, opener = _opener(path)
     files: dict[str, str] = {}
@@ -58,7 +58,7 @@ def read_archive(path: Path) -> ArchiveTree:
     count = 0
     try:
         with opener(path) as stream:
-            bounded = _Bounded(stream, str(path))
+            bounded = _Bounded(stream, str(path), most_bytes)
             with tarfile.open(fileobj=bounded, mode="r|") as tar:
                 for member in tar:
                     count += 1
@@ -96,19 +96,19 @@ def read_archive(path: Path) -> ArchiveTree:
 
 
 class _Bounded(RawIOBase):
-    """A stream that refuses to give more than MAX_TOTAL_BYTES: an archive bomb ends here."""
+    """A stream that refuses to give more than so many bytes: an archive bomb ends here."""
 
-    def __init__(self, stream: BufferedIOBase, source: str) -> None:
+    def __init__(self, stream: BufferedIOBase, source: str, most: int) -> None:
         self._stream = stream
         self._source = source
-        self._left = MAX_TOTAL_BYTES
+        self._left = self._most = most
         self._tail = b""
 
     def read(self, size: int = -1) -> bytes:
         chunk = self._stream.read(size)
         self._left -= len(chunk)
         if self._left < 0:
-            raise _too_much(self._source, f"at most {MAX_TOTAL_BYTES} bytes unpacked", "more")
+            raise _too_much(self._source, f"at most {self._most} bytes unpacked", "more")
         self._tail = (self._tail + chunk)[-512:] if len(chunk) < 512 else chunk[-512:]
         return chunk
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from homenode import __version__
 from homenode.durable import PRIVATE, replace_file
 from homenode.errors import HostError, UsageError, of_os
+from homenode.machine.ssh import CLOSED
 from homenode.process import ToolMissingError, run
 from homenode.snapshot.collector import collector_script, parse_collected
 from homenode.snapshot.gather import Gathered, gather
@@ -105,7 +106,7 @@ def collect_over_ssh(host: str, timeout_s: float = SSH_TIMEOUT_S) -> MemorySnaps
         )
     try:
         completed = run(
-            ["ssh", "-T", "-o", "ConnectTimeout=20", "--", host, "sh"],
+            ["ssh", *CLOSED, "-o", "ConnectTimeout=20", "--", host, "sh"],
             timeout_s,
             collector_script(),
             on_terminal=True,

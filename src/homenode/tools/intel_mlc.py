@@ -35,7 +35,6 @@ _LOADED = "Measuring Loaded Latencies for the system"
 _CACHES = "Measuring cache-to-cache transfer latency"
 _HEADER = re.compile(r"(?:Numa node|Memory node|Socket)((?:\s+\d+)+)", re.ASCII)
 _ROW = re.compile(r"(\d+)((?:\s+\S+)+)", re.ASCII)
-_PEAK_ROW = re.compile(r"(\S.*?)\s*:\s*(\S+)", re.ASCII)
 _LOADED_ROW = re.compile(r"(\d{1,9})\s+(\S+)\s+(\S+)", re.ASCII)
 _ITERATION = re.compile(r"Each iteration took (\S+) (?:base frequency )?.*clocks \(\s*(\S+)\s+ns\)")
 _TITLES = re.compile(
@@ -121,10 +120,11 @@ class _Reader:
             return  # cache-to-cache latencies are between unnamed cores: nothing to compare
         elif self.section in (_IDLE.pattern, _NODES):
             self._cells(line, number)
-        elif self.section == _PEAK and (found := _PEAK_ROW.fullmatch(line)):
-            if found[1] in self.peaks:
-                raise ParseError(_SOURCE, f"one row {found[1]!r}", line, line=number)
-            self.peaks[found[1]] = positive(found[2], _SOURCE, "MB/sec", number) * 1e6
+        elif self.section == _PEAK and (row := _peak_row(line)) is not None:
+            name, rate = row
+            if name in self.peaks:
+                raise ParseError(_SOURCE, f"one row {name!r}", line, line=number)
+            self.peaks[name] = positive(rate, _SOURCE, "MB/sec", number) * 1e6
         elif self.section == _LOADED and (found := _LOADED_ROW.fullmatch(line)):
             self._load(found, number)
         else:
@@ -212,3 +212,14 @@ def _node(word: str, number: int) -> NodeIndex:
     if node >= MAX_NODES:
         raise ParseError(_SOURCE, f"nodes below {MAX_NODES}", word, line=number)
     return NodeIndex(node)
+
+
+def _peak_row(line: str) -> tuple[str, str] | None:
+    """Name and rate of a peak; None for another line.
+
+    >>> _peak_row("3:1 Reads-Writes :\t250000.5"), _peak_row("Using traffic with:")
+    (('3:1 Reads-Writes', '250000.5'), None)
+    """
+    name, _, rate = line.rpartition(":")
+    words = rate.split()
+    return (name.strip(), words[0]) if name.strip() and len(words) == 1 else None

@@ -43,7 +43,7 @@ _BUSES = re.compile(r"primary=([0-9a-f]{2}), secondary=([0-9a-f]{2}), subordinat
 _WINDOW = re.compile(r"([0-9a-f]{8,16})-([0-9a-f]{8,16})(?! *\[(?:disabled|empty))", re.ASCII)
 _SIZE = re.compile(r"\[size=(\d{1,4})([KMGTP]?)\]", re.ASCII)
 _VFS = re.compile(r"Total VFs: (\d{1,5}), Number of VFs: (\d{1,5})", re.ASCII)
-_ENABLED = re.compile(r"(\w+)\+", re.ASCII)
+_ENABLED = re.compile(r"\b(\w+)\+", re.ASCII)
 _WINDOWS = ("Memory behind bridge", "Prefetchable memory behind bridge")
 _ONES_ONLY = "!!! Unknown header type 7f"
 """Also printed as "(rev ff)". Source: show_verbose in lspci.c of pciutils."""

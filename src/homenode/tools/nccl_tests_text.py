@@ -37,7 +37,7 @@ _RANK = re.compile(
 )
 _PARAMETER = re.compile(r"(warmup iters|agg iters|iters): (\d+)", re.ASCII)
 _OUT_OF_BOUNDS = re.compile(r"# Out of bounds values : (\d+) (OK|FAILED|.*)", re.ASCII)
-_AVERAGE = re.compile(r"# Avg bus bandwidth\s*: (\S+).*", re.ASCII)
+_AVERAGE = re.compile(r"# Avg bus bandwidth\s*+: (\S++).*", re.ASCII)
 _TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d(?:\.\d+)?", re.ASCII)
 _LIBRARY_LOG = re.compile(r".*\b(?:NCCL|RCCL) (?:INFO|WARN|TRACE|version)\b.*")
 _LEFT = ("size", "count", "type", "redop")

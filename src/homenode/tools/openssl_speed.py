@@ -25,7 +25,7 @@ from homenode.gap import Gap
 from homenode.tools.figures import count, figure
 
 _SOURCE = "openssl speed"
-_VERSION = re.compile(r"version: (\S+)|OpenSSL (\d\S*).*", re.ASCII)
+_VERSION = re.compile(r"version: (\S+)|OpenSSL (\d\S*+).*", re.ASCII)
 _BLOCKS = re.compile(r"type((?:\s+\d+ bytes)+)", re.ASCII)
 _RATES = re.compile(r"\s*(?:[a-z]+\s+)+(?:[a-z.]+/s\s*)+", re.ASCII)
 _RATE = re.compile(r"\d+\.\d+", re.ASCII)

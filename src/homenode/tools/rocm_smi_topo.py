@@ -23,7 +23,6 @@ COMMAND = ("rocm-smi", "--showtopo")
 MAX_GPUS = 512
 
 _SOURCE = "rocm-smi --showtopo"
-_TITLE = re.compile(r"=+ ?(.*?) ?=+")
 _GPU = re.compile(r"GPU(\d{1,4})", re.ASCII)
 _NUMA = re.compile(
     r"GPU ?\[?(\d{1,4})\]?\s*: \(Topology\) Numa (Node|Affinity): (-?\d{1,5}|N/A)", re.ASCII
@@ -66,10 +65,10 @@ def parse(text: str) -> RocmTopology:
     nodes: dict[int, NodeIndex] = {}
     for number, line in enumerate(text.split("\n"), start=1):
         words = line.split()
-        title = _TITLE.fullmatch(line.strip())
+        title = _title(line.strip())
         if title is not None:
             _check_whole(section, columns, tables, number)
-            section, columns = _SECTIONS.get(title[1], title[1]), []
+            section, columns = _SECTIONS.get(title, title), []
         elif words and section in tables:
             if not columns:
                 columns = _columns(words, line, number)
@@ -116,6 +115,17 @@ def _row(words: list[str], columns: list[int], position: int, line: str, number:
     if not all(word == "N/A" or (word.isascii() and word.isalnum()) for word in words[1:]):
         raise ParseError(_SOURCE, "numbers or kinds of link", line, line=number)
     return words[1:]
+
+
+def _title(line: str) -> str | None:
+    """The words between two bars; None where there are none.
+
+    >>> _title("===== Numa Nodes ====="), _title("GPU0"), _title("====")
+    ('Numa Nodes', None, '')
+    """
+    if len(line) < 2 or not line.startswith("=") or not line.endswith("="):
+        return None
+    return line.strip("=").removeprefix(" ").removesuffix(" ")
 
 
 def _check_whole(

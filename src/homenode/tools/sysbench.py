@@ -21,13 +21,13 @@ from homenode.tools.figures import count, figure, figure_or_none, positive
 from homenode.units import KIB, MIB
 
 _SOURCE = "sysbench"
-_VERSION = re.compile(r"sysbench (\d+)\.(\d+)(\S*)(?: \(.*\))?", re.ASCII)
+_VERSION = re.compile(r"sysbench (\d+)\.(\d++)(\S*+)(?: \(.*\))?", re.ASCII)
 _INTERVAL = re.compile(r"\[ (\d+)s \] thds: (\d+) eps: (\S+) lat \(ms,(\d+)%\): (\S+)", re.ASCII)
 _MEMORY_INTERVAL = re.compile(r"\[ (\d+)s \] (\S+) MiB/sec", re.ASCII)
 _OPERATIONS = re.compile(r"Total operations: (\S+) \(\s*(\S+) per second\)", re.ASCII)
 _TRANSFERRED = re.compile(r"(\S+) MiB transferred \((\S+) MiB/sec\)", re.ASCII)
 _PERCENTILE = re.compile(r"(\d{1,3})th percentile", re.ASCII)
-_PAIR = re.compile(r"(\S+?)/(\S+)", re.ASCII)
+_PAIR = re.compile(r"([^\s/]+)/(\S+)", re.ASCII)
 _SECONDS = re.compile(r"(\S+?)s", re.ASCII)
 _TITLES = {
     "CPU speed:", "General statistics:", "Latency (ms):", "Threads fairness:", "Throughput:",

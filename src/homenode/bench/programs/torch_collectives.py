@@ -34,7 +34,7 @@ MOST_S = 2.0
 KILLED_S = 10.0
 """How long killed ranks may take to end."""
 
-_CHOICE = re.compile(r"(\d+) Bytes -> Algo (\w+) proto (\w+)")
+_CHOICE = re.compile(r"\b(\d+) Bytes -> Algo (\w+) proto (\w+)")
 
 
 class Rank:

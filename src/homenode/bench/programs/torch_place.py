@@ -186,7 +186,7 @@ def _address_by_runtime(index: int) -> str | None:
     """cudaDeviceGetPCIBusId or hipDeviceGetPCIBusId of the runtime that PyTorch has loaded."""
     loaded = _read("/proc/self/maps") or ""
     for name, call in (("cudart", "cudaDeviceGetPCIBusId"), ("amdhip64", "hipDeviceGetPCIBusId")):
-        path = re.search(rf"\S*/lib{name}[^/\s]*\.so[^/\s]*", loaded)
+        path = re.search(rf"(?<!\S)\S*/lib{name}[^/\s]*\.so[^/\s]*", loaded)
         if path is None:
             continue
         text = ctypes.create_string_buffer(32)

@@ -13,6 +13,7 @@ import msgspec
 from homenode.bench.setup.plan import SetupPlan, SetupStep
 from homenode.durable import replace_file
 from homenode.errors import HostError, InputError, ToolError
+from homenode.json_text import NotJsonError, decode_json
 from homenode.machine.protocol import Machine
 
 FORMAT = "homenode.setup/1"
@@ -129,11 +130,11 @@ def read_record(prefix: Path) -> SetupRecord:
     except OSError as error:
         raise InputError(f"{path}: expected a record, found: {error.strerror}") from None
     try:
-        document = msgspec.json.decode(content)
+        document = decode_json(content)
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise InputError(f"{path}: expected {FORMAT}, found another document")
         record = msgspec.convert(document, SetupRecord)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeError) as error:
+    except (NotJsonError, msgspec.ValidationError) as error:
         raise InputError(f"{path}: expected {FORMAT}, found: {error}") from None
     for file in record.files:
         parts = Path(file.path).parts

@@ -97,7 +97,7 @@ def _gpus(offered: str) -> tuple[int | None, str | None]:
     ((None, None), (4, None))
     """
     # A comma inside parentheses lists sockets: gpu:8(S:0,1)
-    parts = re.split(r",(?![^(]*\))", offered)
+    parts = re.sub(r"\([^()]*\)", "", offered).split(",")
     gpus = [found for part in parts if (found := _GRES.fullmatch(part)) and found[1] == "gpu"]
     slices = [one for one in gpus if one[2] and _SLICE.match(one[2])]
     whole = [one for one in gpus if one not in slices]

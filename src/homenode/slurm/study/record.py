@@ -39,7 +39,7 @@ _TIME = re.compile(
 )
 _PROGRESS = re.compile(r"\d+ of \d+ steps done: |wrote results/", re.ASCII)
 """What homenode bench says on standard error where nothing is wrong."""
-_MIG = re.compile(r"\s+MIG (\S{1,40})\s+Device\s+\d+:", re.ASCII)
+_MIG = re.compile(r"\sMIG (\S{1,40})\s+Device\s+\d+:", re.ASCII)
 _GPU = re.compile(r"GPU \d+: (.{1,100})")
 
 

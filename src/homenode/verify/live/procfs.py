@@ -9,12 +9,11 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-import msgspec
-
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError, ParseError
 from homenode.indices import NodeIndex
+from homenode.json_text import NotJsonError, decode_json
 from homenode.units import KIB, parse_bytes
 from homenode.verify.live.running_vm import BackendObject, ThreadKind
 
@@ -184,8 +183,8 @@ def backends(argv: Sequence[str]) -> tuple[BackendObject, ...]:
 
 def _json_fields(text: str) -> dict[str, object]:
     try:
-        fields = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeError):
+        fields = decode_json(text)
+    except NotJsonError:
         return {}
     if not isinstance(fields, dict):
         return {}

@@ -1,0 +1,30 @@
+"""JSON text: what guests, tools and files say in JSON, read so that nothing in it ends us."""
+
+from typing import Any, TypeVar, overload
+
+import msgspec
+
+T = TypeVar("T")
+
+
+class NotJsonError(ValueError):
+    """No JSON, no UTF-8, nested thousands deep, or not of the type that was asked for."""
+
+
+@overload
+def decode_json(text: str | bytes) -> Any: ...
+@overload
+def decode_json(text: str | bytes, of: type[T]) -> T: ...
+def decode_json(text: str | bytes, of: Any = Any) -> Any:
+    """The value of a text. Raises NotJsonError, with what is amiss.
+
+    >>> decode_json("[" * 100_000)
+    Traceback (most recent call last):
+    homenode.json_text.NotJsonError: nested too deep
+    """
+    try:
+        return msgspec.json.decode(text, type=of)
+    except RecursionError:
+        raise NotJsonError("nested too deep") from None
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise NotJsonError(str(error)) from None

@@ -1,0 +1,109 @@
+"""Received: a run that a guest sent as a tar, taken for what a stranger sent. [I/O]
+
+Nothing is unpacked where others keep theirs: the tar is read within limits, laid out in a new
+folder, and that is moved into its place where none is there.
+"""
+
+import contextlib
+import os
+import secrets
+import shutil
+import tempfile
+from pathlib import Path
+from typing import BinaryIO
+
+from homenode.durable import open_folder, replace_file
+from homenode.errors import HostError, InputError
+from homenode.results.lines import parse_run
+from homenode.results.store import FILE, run_folder
+from homenode.snapshot.archive import ArchiveTree, read_archive
+
+MAX_BYTES = 64 << 20
+"""Of a run with all of its raw outputs; the suite's are a few MiB."""
+
+_MAX_FILES = 20_000
+_SOURCE = "what the guest sent"
+
+
+def receive_run(stream: BinaryIO, root: Path, name: str) -> Path:
+    """Keep the run of this name from a tar of SYSTEM/NAME/…; gives its folder.
+
+    Raises InputError where it is no tar or holds anything but that run, HostError where a run of
+    this name is there already or nothing can be written.
+    """
+    tree = _read(stream)
+    system, files = _one_run(tree, name)
+    target = run_folder(root, system, name)
+    run = parse_run(files[FILE], _SOURCE)
+    if (run.head.system, run.head.name) != (system, name):
+        raise InputError(
+            f"{_SOURCE}: expected the run {system}/{name} in it, found "
+            f"{run.head.system}/{run.head.name}"
+        )
+    try:
+        _lay_out(root, system, name, files)
+    except OSError as error:
+        found = "a run of this name" if target.exists() else error.strerror
+        raise HostError(f"{target}: expected to write it there, found: {found}") from None
+    return target
+
+
+def _read(stream: BinaryIO) -> ArchiveTree:
+    with tempfile.NamedTemporaryFile(prefix="homenode-received-", suffix=".tar") as file:
+        left = MAX_BYTES
+        while chunk := stream.read(1 << 20):
+            left -= len(chunk)
+            if left < 0:
+                raise InputError(f"{_SOURCE}: expected at most {MAX_BYTES} bytes, found more")
+            file.write(chunk)
+        file.flush()
+        return read_archive(Path(file.name), MAX_BYTES)
+
+
+def _one_run(tree: ArchiveTree, name: str) -> tuple[str, dict[str, bytes]]:
+    """The system that a run is of, and its files by their path in its folder. Raises InputError."""
+    if tree.links:
+        raise InputError(f"{_SOURCE}: expected files, found the link {min(tree.links)!r}")
+    systems = {path.split("/")[0] for path in tree.files}
+    if len(systems) != 1 or len(tree.files) > _MAX_FILES:
+        raise InputError(
+            f"{_SOURCE}: expected one run of at most {_MAX_FILES} files, found {len(tree.files)} "
+            f"files of {len(systems)} systems"
+        )
+    files = {}
+    for path, text in tree.files.items():
+        _, _, rest = path.partition("/")
+        folder, _, inside = rest.partition("/")
+        if folder != name or not inside or inside.count("/") > 1 or not inside.isprintable():
+            raise InputError(f"{_SOURCE}: expected files of the run {name}, found {path[:200]!r}")
+        files[inside] = text.encode("utf-8", "surrogateescape")
+    if FILE not in files:
+        raise InputError(f"{_SOURCE}: expected {FILE} in the run {name}, found none")
+    return min(systems), files
+
+
+def _lay_out(root: Path, system: str, name: str, files: dict[str, bytes]) -> None:
+    """Raises OSError where something is in the run's place."""
+    aside = f".received-{secrets.token_hex(8)}"
+    top = open_folder(root)
+    try:
+        os.mkdir(aside, dir_fd=top)
+        try:
+            for path, content in files.items():
+                folder = open_folder(Path(f"/proc/self/fd/{top}"), aside, *Path(path).parts[:-1])
+                try:
+                    replace_file(Path(path), content, 0o644, folder=folder, synced=False)
+                finally:
+                    os.close(folder)
+            place = open_folder(Path(f"/proc/self/fd/{top}"), system)
+            try:
+                # Over a folder that holds anything, or a link, this fails.
+                os.rename(aside, name, src_dir_fd=top, dst_dir_fd=place)
+            finally:
+                os.close(place)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(aside, dir_fd=top)
+            raise
+    finally:
+        os.close(top)

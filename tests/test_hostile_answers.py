@@ -1,0 +1,222 @@
+"""What guests, tools and files say ends a command with a message at most, in time and in place."""
+
+import ast
+import base64
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homenode.apply.record import Record
+from homenode.bench.setup.run import RECORD, read_record
+from homenode.doctor.expectation_file import parse_expectation
+from homenode.errors import HomenodeError, HostError, InputError, ToolError
+from homenode.formats import decode, decode_head, decode_journal
+from homenode.json_text import NotJsonError, decode_json
+from homenode.machine.guest_agent import GuestAgent
+from homenode.plan.stored import read_plan_for
+from homenode.results.lines import parse_run, run_text
+from homenode.results.received import MAX_BYTES, receive_run
+from homenode.sources import load_host
+from homenode.topology import Host
+from homenode.trial.journal import Entry, Head
+from tests.report_runs import full_run
+
+SOURCE = Path(__file__).parent.parent / "src" / "homenode"
+DEEP = "[" * 200_000
+HOSTILE = (
+    DEEP, '{"a":' * 200_000, "9" * 100_000, '{"format": "homenode.plan/' + "9" * 5000 + '"}',
+    '{"format": "homenode.plan/\u00b2"}', '{"format": "homenode.host/\u0663"}', '"\\ud800"', "",
+    '{"format": 1e400}', "\x00", "\udcff", "null", "[]", '{"format": []}',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text[:24]))
+def test_hostile_json_is_a_message_wherever_it_is_read(text: str, tmp_path: Path) -> None:
+    content = text.encode("utf-8", "surrogateescape")
+    (tmp_path / RECORD).parent.mkdir(parents=True)
+    (tmp_path / RECORD).write_bytes(content)
+    (tmp_path / "host").write_bytes(content)
+    readers = (
+        lambda: decode(content, "host", Host, "x"),
+        lambda: parse_run(content + b"\n", "x"),
+        lambda: decode_head(content, "apply", Record, "x"),
+        lambda: read_record(tmp_path),
+        lambda: decode_journal(content + b"\n", "trial", Head, Entry, "x"),
+        lambda: read_plan_for(load_host("hgx-h100"), content, "x"),
+        lambda: load_host(str(tmp_path / "host")),
+    )
+    for reader in readers:
+        with pytest.raises(HomenodeError):
+            reader()
+
+
+def test_deep_toml_is_a_message() -> None:
+    with pytest.raises(InputError):
+        parse_expectation("a = " + DEEP, "site.toml")
+
+
+def test_json_is_read_with_its_limits_everywhere() -> None:
+    """A reader that forgets the recursion limit ends in a traceback."""
+    broken = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        if "bench/programs" in str(path) or path.name == "json_text.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Try):
+                continue
+            reads = any(
+                ast.unparse(call.func) in ("json.loads", "msgspec.json.decode", "tomllib.loads",
+                                           "_DECODER.raw_decode")
+                for body in node.body for call in ast.walk(body) if isinstance(call, ast.Call)
+            )  # fmt: skip
+            caught = " ".join(ast.unparse(h.type) for h in node.handlers if h.type is not None)
+            if reads and "RecursionError" not in caught:
+                broken.append(f"{path}:{node.lineno}")
+    assert not broken
+
+
+class _Agent:
+    """virsh, of a guest whose agent answers as it likes."""
+
+    def __init__(self, status: Any) -> None:
+        self._status = status
+
+    def agent_command(self, uuid: str, command: str, timeout_s: int) -> str:
+        if "guest-exec-status" not in command:
+            return '{"return": {"pid": 7}}'
+        return self._status if isinstance(self._status, str) else json.dumps(self._status)
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"return": {"exited": True, "out-data": "\u00fcber"}},
+        {"return": {"exited": True, "out-data": "a"}},
+        {"return": []},
+        DEEP,
+        "9" * 10_000,
+        "",
+    ],
+    ids=lambda one: ascii(str(one)[:30]),
+)
+def test_an_agents_hostile_answer_is_a_message(status: Any) -> None:
+    agent = GuestAgent(_Agent(status), "uuid", "vm7")  # type: ignore[arg-type]
+    with pytest.raises(ToolError, match="guest agent"):
+        agent.execute("true", 5)
+
+
+def test_an_agents_strange_types_are_no_traceback() -> None:
+    strange: tuple[Any, ...] = (7, None, [], {"a": 1}, True)
+    for data in strange:
+        agent = GuestAgent(
+            _Agent({"return": {"exited": True, "out-data": data}}),  # type: ignore[arg-type]
+            "uuid", "vm7",
+        )  # fmt: skip
+        assert agent.execute("true", 5).stdout == ""
+
+
+def test_json_that_is_sound_is_read() -> None:
+    assert decode_json('{"a": [1, "b"]}') == {"a": [1, "b"]}
+    assert decode_json("7", int) == 7
+    with pytest.raises(NotJsonError):
+        decode_json('"7"', int)
+    assert base64.b64decode("aQ==") == b"i"
+
+
+NAME = "gpu-vm-20260101T000000Z"
+
+
+def sent(*members: tuple[str, bytes | None], name: str = NAME, run: bool = True) -> io.BytesIO:
+    """A tar as a guest could send it. None: a link to /etc/passwd."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        one = run_text(full_run("pin", 1, system="h100", name=name)).encode()
+        for path, content in ((f"h100/{NAME}/results.jsonl", one), *members)[0 if run else 1 :]:
+            member = tarfile.TarInfo(path)
+            if content is None:
+                member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
+                tar.addfile(member)
+            else:
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    packed.seek(0)
+    return packed
+
+
+def test_a_run_that_a_guest_sends_is_kept_whole(tmp_path: Path) -> None:
+    folder = receive_run(sent((f"h100/{NAME}/raw/0001-x.txt", b"\xffraw")), tmp_path, NAME)
+    assert folder == tmp_path / "h100" / NAME
+    assert (folder / "raw" / "0001-x.txt").read_bytes() == b"\xffraw"
+    assert parse_run((folder / "results.jsonl").read_bytes(), "x").head.name == NAME
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["h100"]
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        sent((f"h100/{NAME}/raw", None)),
+        sent(("h100/another-vm/results.jsonl", b"{}")),
+        sent((f"a100/{NAME}/results.jsonl", b"{}")),
+        sent((f"h100/{NAME}/../another-vm/results.jsonl", b"{}")),
+        sent((f"/h100/{NAME}/a/b/c", b"")),
+        sent((f"h100/{NAME}/\x1b[2J", b"")),
+        sent(name="another"),
+        sent(run=False),
+        sent((f"../{NAME}/results.jsonl", b"{}"), run=False),
+        io.BytesIO(b""),
+        io.BytesIO(b"no tar" * 1000),
+        io.BytesIO(sent().getvalue()[:700]),
+    ],
+)
+def test_anything_but_one_run_is_refused_and_leaves_nothing(
+    stream: io.BytesIO, tmp_path: Path
+) -> None:
+    stream.seek(0)
+    with pytest.raises(InputError):
+        receive_run(stream, tmp_path, NAME)
+    assert not [path for path in tmp_path.rglob("*") if path.name != "h100"]
+
+
+def test_a_guest_cannot_fill_the_volume(tmp_path: Path) -> None:
+    class Endless(io.RawIOBase):
+        given = 0
+
+        def read(self, size: int = -1) -> bytes:
+            self.given += size
+            return bytes(size)
+
+    endless = Endless()
+    with pytest.raises(InputError, match="at most"):
+        receive_run(endless, tmp_path, NAME)  # type: ignore[arg-type]
+    assert endless.given < 2 * MAX_BYTES
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
+    there = tmp_path / "h100" / NAME
+    there.mkdir(parents=True)
+    (there / "results.jsonl").write_text("another VM's")
+    with pytest.raises(HostError, match="found: a run of this name"):
+        receive_run(sent(), tmp_path, NAME)
+    assert (there / "results.jsonl").read_text() == "another VM's"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["h100"]
+
+
+def test_a_link_in_the_runs_place_is_not_followed(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    results = tmp_path / "results"
+    (results / "h100").mkdir(parents=True)
+    (results / "h100" / NAME).symlink_to(elsewhere)
+    with pytest.raises(HostError):
+        receive_run(sent(), results, NAME)
+    (results / "h100" / NAME).unlink()
+    (results / "h100").rmdir()
+    (results / "h100").symlink_to(elsewhere)
+    with pytest.raises(HostError):
+        receive_run(sent(), results, NAME)
+    assert not list(elsewhere.iterdir())

@@ -6,7 +6,7 @@ Source: batch/v1 (Job), v1 (PersistentVolumeClaim).
 from typing import Any
 
 from homenode.kubevirt.manifest_wishes import ManifestWishes
-from homenode.machine.ssh import CLOSED
+from homenode.ssh_options import CLOSED
 
 USER = 1001
 """Of the image: not root, and with a name, which ssh asks for."""

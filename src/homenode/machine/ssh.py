@@ -12,20 +12,13 @@ from shlex import quote
 from homenode.errors import ToolError, UsageError
 from homenode.machine.channel import Said
 from homenode.process import run
+from homenode.ssh_options import CLOSED
 
 _ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:%-]{0,255}\Z", re.ASCII)
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z", re.ASCII)
 _CONNECT_S = 10
 _ALIVE_S = 15
 _GRACE_S = 30.0
-CLOSED = (
-    "-T", "-a", "-x", "-k", "-o", "ForwardX11Trusted=no", "-o", "ClearAllForwardings=yes",
-    "-o", "Tunnel=no", "-o", "PermitLocalCommand=no",
-)  # fmt: skip
-"""Options of ssh to a machine that may be hostile, whatever the user's configuration says: neither
-the user's agent, tickets, display nor network is lent to it, and no command runs here. How it is
-reached (keys, ports, ProxyJump) stays the configuration's."""
-
 _CAUSES = (
     ("Permission denied", "does it have this user's key? --ssh-user, --ssh-key; a key with a "
      "passphrase must be in ssh-agent"),

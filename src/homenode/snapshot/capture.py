@@ -10,7 +10,6 @@ from pathlib import Path
 from homenode import __version__
 from homenode.durable import PRIVATE, replace_file
 from homenode.errors import HostError, UsageError, of_os
-from homenode.machine.ssh import CLOSED
 from homenode.process import ToolMissingError, run
 from homenode.snapshot.collector import collector_script, parse_collected
 from homenode.snapshot.gather import Gathered, gather
@@ -19,6 +18,7 @@ from homenode.snapshot.manifest import MANIFEST, Manifest, encode_manifest
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.snapshot.protocol import Snapshot
 from homenode.snapshot.redact import Identities, identities_of, redact
+from homenode.ssh_options import CLOSED
 
 TOP = "snapshot"
 """The folder at the top of an archive, so that unpacking one leaves no mess."""

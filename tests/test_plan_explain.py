@@ -16,6 +16,7 @@ from homenode.plan.model import (
     PlanFinding,
     Rejection,
     RunnerUp,
+    is_critical,
 )
 from homenode.plan.planner import plan as plan_on
 from homenode.plan.words.cost_words import term_lines, term_words
@@ -82,7 +83,6 @@ def test_rejections_are_grouped_by_constraint_the_most_frequent_first() -> None:
         "2 rejected by cores:",
         "  node 0: needs 92 free cores, 24 free",
         "  node 1: needs 92 free cores, 24 free",
-        "  hint: allow more nodes",
         "1 rejected by memory:",
         "  node 0: needs 1.5 TiB, 490 GiB free",
     )
@@ -93,6 +93,71 @@ def test_many_rejections_are_counted_rather_than_listed() -> None:
     lines = _section(replace(_plan(), rejections=many), h200_host(), "What was rejected").lines
     assert lines[0] == "30 rejected by cores:"
     assert lines[-1] == "  and 26 more (--json lists them)"
+
+
+@pytest.mark.parametrize(
+    ("rung", "lines"),
+    [
+        ("one LLC", ["Placement: inside one last-level cache (policy cores-first)."]),
+        ("across packages", ["Placement: spans both packages (policy cores-first)."]),
+        (
+            "one node, mixed core kinds, host's last core",
+            [
+                "Placement: inside one NUMA node (policy cores-first).",
+                "What gave way: performance and efficiency cores are mixed; no core is left "
+                "without vCPUs.",
+            ],
+        ),
+        (
+            "a new span, a new word",
+            ["Placement: a new span (policy cores-first).", "What gave way: a new word."],
+        ),
+    ],
+)
+def test_the_rung_is_said_in_words(rung: str, lines: list[str]) -> None:
+    plan = replace(_plan(), rung=rung, cost=())
+    assert list(_section(plan, h200_host(), "Where it runs").lines[: len(lines)]) == lines
+
+
+def test_a_plan_over_four_packages_says_how_many() -> None:
+    cost = (CostTerm("packages_spanned", 4),)
+    plan = replace(_plan(), rung="across packages", cost=cost)
+    line = _section(plan, None, "Where it runs").lines[0]
+    assert line == "Placement: spans 4 packages (policy cores-first)."
+
+
+def test_critical_findings_come_before_everything_else() -> None:
+    critical = PlanFinding("host-memory-taken", "critical", "h", "too little is left", "lower it")
+    plan = replace(_plan(), findings=(*_plan().findings, critical))
+    first = explain(plan, h200_host()).sections[0]
+    assert first.heading == "Critical"
+    assert first.lines == ("critical: h: too little is left", "  fix: lower it")
+    assert is_critical(plan) and not is_critical(_plan())
+    others = _section(plan, h200_host(), "Findings").lines
+    assert not any("too little" in line for line in others)
+
+
+def test_one_mirrored_cell_is_a_cell_and_a_flat_guest_is_flat() -> None:
+    for layout, name in (("pin-numa", "0"), ("pin", "flat")):
+        plan = plan_on(even_host(1), small_request(2, layout=layout))
+        table = _section(plan, even_host(1), "Guest cells").table
+        assert table is not None and table.rows[0][0] == name
+
+
+def test_terms_of_devices_are_said_and_what_is_nought_is_not() -> None:
+    assert term_lines([CostTerm("gpus_away_from_home", 2), CostTerm("gpu_sets_lost", 1)]) == (
+        "1. 2 GPUs are on no chosen node",
+        "2. 1 set of free GPUs that later VMs can no longer get whole",
+    )
+    silent = ("gpus_away_from_home", "gpu_sets_lost", "device_distance", "gpu_link_groups")
+    assert term_lines([CostTerm(name, 0) for name in silent]) == ()
+    assert term_lines([CostTerm("pages_to_reserve", 1024)]) == (
+        "1. to do: reserve 1024 huge pages",
+    )
+    gpus = [CostTerm("gpus", (0, 2))]
+    assert term_lines(gpus) == () and term_lines(gpus, {"gpus"}) == (
+        "1. lowest GPU numbers among equals: 0,2",
+    )
 
 
 def test_each_cell_has_a_row_with_its_vcpus_pus_node_memory_and_distances() -> None:

@@ -13,6 +13,7 @@ from homenode.plan.guest import GuestHostdev
 from homenode.plan.layout import PRESETS
 from homenode.plan.model import CostTerm, Rejection, RunnerUp
 from homenode.plan.placement import Placement
+from homenode.plan.request import Policy
 from homenode.plan.shape.assemble import assemble
 from tests.guest_shapes import HGX_GPUS, HGX_NICS, defined_guest, hgx_host, placed
 from tests.small_hosts import DeviceSpec, even_host, small_request
@@ -55,7 +56,7 @@ def test_a_moved_nic_changes_its_name_and_the_user_is_told() -> None:
     assert "GPU 0000:19:00.0 moves from libvirt's bus 7 slot 0 to bus 25 slot 0, on guest" in text
     assert "Names of 8 network interfaces that follow the PCI path (enpXsY) change" in text
     assert "The guest sees 2 NUMA nodes: node 0 with vCPUs 0-1 and 2 GiB" in text
-    assert "Licences that count sockets count 2 instead of 4." in text
+    assert "Per-socket licences now see 2 sockets, not 4." in text
     assert "50% of the guest's memory is on the node of GPU 0000:19:00.0" in text
     assert "locks 5 GiB of memory" in text
 
@@ -127,3 +128,19 @@ def test_the_fingerprint_knows_topology_and_nothing_else() -> None:
         replace(host, pci_devices=tuple(sorted((*others, moved), key=lambda d: d.bdf))),
     ):
         assert host_fingerprint(other) != host_fingerprint(host)
+
+
+def test_memory_first_states_the_price_of_shared_cores() -> None:
+    host = even_host(2)
+    request = replace(small_request(4, layout="pin-numa-smt"), policy=Policy.MEMORY_FIRST)
+    shared = [CpuSet([pu]) for pu in (0, 8, 1, 9)]
+    plan = assemble(host, request, placed((4,), pins=shared, threads=2))
+    found = {finding.id: finding for finding in plan.findings}["vcpus-share-cores"]
+    assert found.severity == "warning"
+    assert "2 cores" in found.detail and "40 to 75 %" in found.detail
+    whole = [CpuSet([pu]) for pu in (0, 1, 2, 3)]
+    for plan in (
+        assemble(host, request, placed((4,), pins=whole, threads=1)),
+        assemble(host, replace(request, policy=Policy.CORES_FIRST), placed((4,), pins=shared)),
+    ):
+        assert "vcpus-share-cores" not in [finding.id for finding in plan.findings]

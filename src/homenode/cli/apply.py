@@ -131,7 +131,7 @@ def apply(
     virsh = Virsh(connect)
     state = virsh.domain(name)
     original = virsh.definition(state.uuid)
-    plan_json = None
+    plan_json, critical = None, False
     if document is not None:
         if save_plan is not None:
             raise UsageError("--save-plan: expected --layout beside it, found --document")
@@ -164,9 +164,11 @@ def apply(
             without_nvlink=without_nvlink,
         )
         tuning = _tune(state.name, original, wishes, host, after or (), quiet=quiet)
+        from homenode.plan.model import is_critical
         from homenode.plan.stored import encode_plan
 
         tuned, plan_json = tuning.document, encode_plan(tuning.plan)
+        critical = is_critical(tuning.plan)
     if live_pins:
         _move(virsh, state.uuid, tuned, default_root(), dry_run=dry_run)
     elif dry_run:
@@ -176,6 +178,8 @@ def apply(
     if save_plan is not None and plan_json is not None:
         write_text(save_plan, plan_json)
         note(f"wrote {save_plan}")
+    if critical:
+        raise SystemExit(1)
 
 
 def restore_domain(

@@ -161,7 +161,8 @@ class RunnerUp:
 class PlanFinding:
     """Something that the user should know of a plan that works.
 
-    severity: "warning" or "info". id is stable, for tests and documentation.
+    severity: "critical" (the VM or the host may fail: `homenode plan` exits with 1), "warning" or
+    "info". id is stable, for tests and documentation.
     """
 
     id: str
@@ -219,6 +220,11 @@ class Plan:
     consequences: tuple[str, ...]
     gaps: tuple[Gap, ...]
     memory_device_bytes: int = 0
+
+
+def is_critical(plan: Plan) -> bool:
+    """A finding of the plan is critical."""
+    return any(finding.severity == "critical" for finding in plan.findings)
 
 
 class Unplannable(HomenodeError):

@@ -9,9 +9,9 @@ from homenode.pci import PciDevice
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.guest import GuestAddress
 from homenode.plan.layout import GuestCells, GuestPcie, MemoryBinding
-from homenode.plan.model import GuestCellId, Plan, PlannedCell, PlannedDevice
+from homenode.plan.model import GuestCellId, Plan, PlanFinding, PlannedCell, PlannedDevice
 from homenode.plan.placement import Placement
-from homenode.plan.request import GuestRequest, MemoryMode
+from homenode.plan.request import GuestRequest, MemoryMode, Policy
 from homenode.plan.shape.aperture import ApertureChoice, aperture
 from homenode.plan.shape.caches import guest_cache, llc_runs
 from homenode.plan.shape.consequences import consequences
@@ -21,6 +21,9 @@ from homenode.plan.shape.memory_devices import device_bytes_of_cells
 from homenode.plan.shape.pcie import MirroredPcie, mirror_pcie
 from homenode.plan.shape.pcie_document import PcieDocument
 from homenode.topology import Host
+
+SHARED_CORES = "vcpus-share-cores"
+"""Id of the finding that vCPUs share cores. Source of its figures: xapi-project/xen-api#6763."""
 
 MOST_VCPUS_WITHOUT_IOMMU = 255
 """More vCPUs need a vIOMMU with extended interrupt mode. Source: libvirt domain XML, <iommu>."""
@@ -84,6 +87,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
         rejections=placement.rejections,
         findings=(
             *placement.findings,
+            *_shared_cores(host, request, placement),
             *memory.findings,
             *shape.findings,
             *cache.findings,
@@ -241,6 +245,30 @@ def _binding(
     if request.layout.memory is MemoryBinding.AS_IT_WAS or not placement.memory_nodes:
         return None, ()
     return request.memory_mode, placement.memory_nodes
+
+
+def _shared_cores(
+    host: Host | None, request: GuestRequest, placement: Placement
+) -> tuple[PlanFinding, ...]:
+    """What memory-first costs where vCPUs share cores, unless the placement says it already."""
+    known = any(finding.id == SHARED_CORES for finding in placement.findings)
+    if host is None or request.policy is not Policy.MEMORY_FIRST or known:
+        return ()
+    core_of = {pu: core.index for core in host.cores for pu in core.pus}
+    cores = [core_of.get(pu) for pins in placement.vcpu_pins if len(pins) == 1 for pu in pins]
+    shared = sum(cores.count(core) > 1 for core in set(cores))
+    if not shared:
+        return ()
+    return (
+        PlanFinding(
+            SHARED_CORES,
+            "warning",
+            f"policy {request.policy}",
+            f"{shared} core{'s run' if shared > 1 else ' runs'} several vCPUs: 40 to 75 % less CPU "
+            "throughput was published for VMs that are packed so onto one node",
+            "take the policy cores-first, which counts whole cores",
+        ),
+    )
 
 
 def _package_vcpus(host: Host | None, placement: Placement) -> tuple[int, ...]:

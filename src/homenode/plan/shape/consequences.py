@@ -84,7 +84,8 @@ def _topology(
     # Without a topology libvirt makes each vCPU a socket.
     sockets = before[0] if before else request.guest.vcpus
     if topology.sockets != sockets:
-        said.append(f"Licences that count sockets count {topology.sockets} instead of {sockets}.")
+        many = "socket" if topology.sockets == 1 else "sockets"
+        said.append(f"Per-socket licences now see {topology.sockets} {many}, not {sockets}.")
     if host is not None and request.layout.cells is GuestCells.MIRRORED:
         nodes = {node.index: node for node in host.nodes}
         packages = {

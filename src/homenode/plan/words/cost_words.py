@@ -8,22 +8,20 @@ from homenode.topology import LOCAL_DISTANCE
 from homenode.units import format_bytes
 
 
-def _device_distance(value: int) -> str:
-    if value <= LOCAL_DISTANCE:
-        return "every GPU and its NIC is on a chosen node"
-    return f"the farthest GPU or NIC is at distance {value} from the chosen nodes"
-
-
 def _device_class(value: int) -> str:
     if value <= LOCAL_DISTANCE:
         return "no GPU or NIC is in another package than the chosen nodes"
     return f"a GPU or NIC is in another package, at distance {value}"
 
 
-def _other_devices(value: int) -> str:
-    if value <= LOCAL_DISTANCE:
-        return "every other device is on a chosen node"
-    return f"the farthest other device is at distance {value}"
+def _away_from_home(value: int) -> str:
+    if value == 0:
+        return "every GPU's own node is chosen"
+    return f"{value} GPU{'s are' if value > 1 else ' is'} on no chosen node"
+
+
+def _counted(one: str, many: str) -> Callable[[int], str]:
+    return lambda value: f"{value} {one if value == 1 else many}"
 
 
 def _spanned(noun: str) -> Callable[[int], str]:
@@ -55,8 +53,24 @@ _WORDS: dict[str, tuple[str, Callable[[int], str]]] = {
     ),
     "node_distance": ("distance between the chosen nodes", _node_distance),
     "packages_spanned": ("packages spanned", _spanned("package")),
-    "device_distance": ("node distance to the devices", _device_distance),
-    "other_device_distance": ("distance to devices that do not pull", _other_devices),
+    "gpus_away_from_home": ("GPUs away from their own node", _away_from_home),
+    "device_distance": (
+        "distance from the devices to the VM's cores",
+        lambda value: f"distance from the devices to the VM's cores, in sum: {value}",
+    ),
+    "gpu_link_groups": (
+        "groups of linked GPUs",
+        _counted(
+            "group of GPUs joined by NVLink or xGMI", "groups of GPUs, not joined with others"
+        ),
+    ),
+    "gpu_sets_lost": (
+        "GPU sets that later VMs lose",
+        _counted(
+            "set of free GPUs that later VMs can no longer get whole",
+            "sets of free GPUs that later VMs can no longer get whole",
+        ),
+    ),
     "unevenness": (
         "evenness of the split over nodes",
         lambda value: (
@@ -73,18 +87,19 @@ _WORDS: dict[str, tuple[str, Callable[[int], str]]] = {
     ),
     "pages_to_reserve": (
         "huge pages to reserve",
-        lambda value: f"{value} huge pages are yet to be reserved",
+        lambda value: f"to do: reserve {value} huge page{'' if value == 1 else 's'}",
     ),
     "balance_cores": ("whole cores left free", _free("cores")),
     "balance_memory": ("memory left free", _free("memory")),
 }
 _SILENT_AT_0 = {
-    "device_class", "device_distance", "other_device_distance", "unisolated_cores",
-    "pages_to_reserve",
+    "device_class", "device_distance", "gpus_away_from_home", "gpu_link_groups", "gpu_sets_lost",
+    "unisolated_cores", "pages_to_reserve",
 }  # fmt: skip
 _INDICES = {
     "nodes": ("node numbers, as a tie-break", "lowest node numbers among equals"),
     "split": ("split over nodes, as a tie-break", "larger parts on lower nodes among equals"),
+    "gpus": ("GPU numbers, as a tie-break", "lowest GPU numbers among equals"),
 }
 
 

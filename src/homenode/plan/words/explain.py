@@ -36,9 +36,10 @@ _MOST_REJECTIONS = 4  # of one constraint; the rest are counted
 def explain(plan: Plan, host: Host | None) -> Explanation:
     """The explanation of a plan; without its host (manual mode) what the plan alone tells."""
     sections = (
+        Section("Critical", finding_lines(plan, ("critical",))),
         _placement(plan, host),
         _choice(plan),
-        Section("What was rejected", rejection_lines(plan.rejections)),
+        Section("What was rejected", rejection_lines(plan.rejections, with_hints=False)),
         cells_section(plan),
         topology_section(plan),
         devices_section(plan, host),
@@ -46,7 +47,7 @@ def explain(plan: Plan, host: Host | None) -> Explanation:
         pages_section(plan, host),
         apertures_section(plan),
         Section("What changes in the guest", plan.consequences),
-        _findings(plan),
+        Section("Findings", finding_lines(plan, ("warning", "info"))),
         _gaps(plan),
     )
     return Explanation(
@@ -75,7 +76,7 @@ def _memory(plan: Plan) -> str:
 def _placement(plan: Plan, host: Host | None) -> Section:
     lines: list[str] = []
     if plan.rung:
-        lines.append(f"Rung of the ladder of fallbacks: {plan.rung} (policy {plan.policy}).")
+        lines += placement_lines(plan, host)
     used = union(plan.vcpu_pins)
     rows: list[tuple[str, ...]] = []
     if not plan.vcpu_pins:
@@ -90,9 +91,55 @@ def _placement(plan: Plan, host: Host | None) -> Section:
         )
         idle -= plan.emulator_pus or CpuSet()
         if idle:
-            lines.append(f"Siblings left idle, so that each vCPU has a core: {pus_text(idle)}.")
+            lines.append(
+                f"Hyper-threads kept idle: each vCPU gets a whole core ({pus_text(idle)})."
+            )
     table = Rows(("node", "LLC", "cores used", "of", "vCPU PUs"), tuple(rows))
     return Section("Where it runs", tuple(lines), table if rows else None)
+
+
+def placement_lines(plan: Plan, host: Host | None) -> list[str]:
+    """The rung in words: how far the VM spans, then what gave way for it to fit."""
+    span, *given = plan.rung.split(", ")
+    words = _SPANS.get(span, span)
+    if span == "across packages":
+        count = _packages(plan, host)
+        words = "spans both packages" if count == 2 else f"spans {count or 'several'} packages"
+    lines = [f"Placement: {words} (policy {plan.policy})."]
+    if given:
+        lines.append(f"What gave way: {'; '.join(_GAVE_WAY.get(one, one) for one in given)}.")
+    return lines
+
+
+_SPANS = {
+    "one LLC": "inside one last-level cache",
+    "one node": "inside one NUMA node",
+    "one package": "inside one package",
+    "all nodes": "on all nodes of the host",
+    "manual": "the PUs that you gave",
+    "not placed": "none, for this layout pins and binds nothing",
+}
+_GAVE_WAY = {
+    "host's reserved memory": "the memory that the host keeps",
+    "any free PUs": "vCPUs share cores, on any free PUs",
+    "siblings exposed": "vCPUs share cores, pinned to their hyper-threads",
+    "mixed core kinds": "performance and efficiency cores are mixed",
+    "fewer siblings": "the guest sees fewer hyper-threads of each core",
+    "siblings not exposed": "the guest sees no hyper-threads",
+    "host's last core": "no core is left without vCPUs",
+    "uneven memory": "memory is not shared out as the vCPUs are",
+    "memory from other nodes": "some memory is on other nodes than the vCPUs",
+    "unequal cells": "the guest's cells are unequal",
+}
+
+
+def _packages(plan: Plan, host: Host | None) -> int | None:
+    """Packages of the chosen nodes: as the cost counts them, else as the host has them."""
+    value = next((term.value for term in plan.cost if term.name == "packages_spanned"), None)
+    if isinstance(value, int):
+        return value
+    used = union(plan.vcpu_pins)
+    return None if host is None else sum(not p.pus.isdisjoint(used) for p in host.packages)
 
 
 def _node_rows(host: Host, index: NodeIndex, used: CpuSet) -> list[tuple[str, ...]]:
@@ -150,11 +197,11 @@ def _unknown(plan: Plan, nodes: Sequence[NodeIndex]) -> set[str]:
 
 
 def rejection_lines(
-    rejections: Sequence[Rejection], said_hint: str | None = None
+    rejections: Sequence[Rejection], said_hint: str | None = None, *, with_hints: bool = True
 ) -> tuple[str, ...]:
     """Rejections by constraint, the most frequent first: a count, some of them, and their hints.
 
-    said_hint: a hint that is said elsewhere.
+    said_hint: a hint that is said elsewhere. with_hints: without, where another placement works.
     """
     by_constraint: dict[str, list[Rejection]] = {}
     for rejection in rejections:
@@ -169,7 +216,9 @@ def rejection_lines(
             lines.append(f"  {where}{rejection.detail}")
         if len(group) > _MOST_REJECTIONS:
             lines.append(f"  and {len(group) - _MOST_REJECTIONS} more (--json lists them)")
-        hints = dict.fromkeys(r.hint for r in group if r.hint and r.hint != said_hint)
+        hints = dict.fromkeys(
+            r.hint for r in group if with_hints and r.hint and r.hint != said_hint
+        )
         lines += [f"  hint: {hint}" for hint in list(hints)[:2]]
     return tuple(lines)
 
@@ -190,10 +239,12 @@ def _host_threads(plan: Plan) -> Section:
     return Section("Emulator and IOThreads", tuple(lines))
 
 
-def _findings(plan: Plan) -> Section:
-    """Each thing once, with all that it is said of: a host may give 16 GPUs no node."""
+def finding_lines(plan: Plan, severities: Sequence[str]) -> tuple[str, ...]:
+    """Findings of these severities, the gravest first; each thing once, with all that it is said
+    of: a host may give 16 GPUs no node."""
     subjects: dict[tuple[str, str, str | None], list[str]] = {}
-    for finding in sorted(plan.findings, key=lambda f: f.severity != "warning"):
+    found = [finding for finding in plan.findings if finding.severity in severities]
+    for finding in sorted(found, key=lambda f: severities.index(f.severity)):
         said = (finding.severity, finding.detail, finding.fix)
         subjects.setdefault(said, []).append(finding.subject)
     lines: list[str] = []
@@ -202,7 +253,7 @@ def _findings(plan: Plan) -> Section:
         lines.append(f"{severity}: {each}{subjects_text(of)}: {detail}")
         if fix:
             lines.append(f"  fix: {fix}")
-    return Section("Findings", tuple(lines))
+    return tuple(lines)
 
 
 def _gaps(plan: Plan) -> Section:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from homenode.indices import NodeIndex
+from homenode.plan.layout import GuestCells
 from homenode.plan.model import GuestCache, Plan, PlannedCell, PlannedDevice
 from homenode.plan.words.explanation import (
     Rows,
@@ -20,7 +21,7 @@ def cells_section(plan: Plan) -> Section:
     pinned = bool(plan.vcpu_pins)
     rows = tuple(
         (
-            "flat" if len(plan.cells) == 1 and not cell.distances else str(cell.id),
+            "flat" if plan.layout.cells is GuestCells.FLAT else str(cell.id),
             f"{cell.vcpus} ({len(cell.vcpus)})",
             str(union([plan.vcpu_pins[v] for v in cell.vcpus])) if pinned else "any",
             numbers_text(cell.host_nodes) or "any",
@@ -78,8 +79,8 @@ def devices_section(plan: Plan, host: Host | None) -> Section:
     lines = _dma_lines(plan, host)
     if any(device.address is not None for device in plan.devices):
         lines += (
-            "Guest addresses are libvirt's: their bus is a controller's index, not the bus number "
-            "that the guest prints.",
+            "`lspci` in the guest shows other bus numbers: guest addresses are libvirt's, with the "
+            "index of a controller as bus.",
         )
     return Section("Devices", lines, Rows(columns, rows))
 

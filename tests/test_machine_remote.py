@@ -22,7 +22,8 @@ from homenode.discover import discover
 from homenode.domain.document import parse_document
 from homenode.errors import InputError, ToolError, UsageError
 from homenode.hypervisor.virsh import Virsh
-from homenode.machine import serial_console
+from homenode.machine import serial_console, ssh
+from homenode.machine.channel import Said
 from homenode.machine.console_frame import (
     SUMMERS,
     Damaged,
@@ -203,6 +204,120 @@ def test_a_shell_that_has_answered_once_is_given_more_time(
     console.execute("true", 120)
     monkeypatch.setattr(serial_console, "_ANSWER_S", 0.0)
     assert console.execute("cat", 120, "there\n").stdout == "there\n"
+
+
+class Hostile:
+    """A line to a real shell that, once it is asked for an answer, gives `piece` every `seconds`
+    for ever. The clock is ours, so that an hour takes no hour."""
+
+    def __init__(self, line: SerialLine, piece: bytes, seconds: float, after: bytes) -> None:
+        self._line, self._piece, self._seconds, self._after = line, piece, seconds, after
+        self.passed_s = 0.0
+        self.hostile = False
+
+    def read(self, timeout_s: float) -> bytes:
+        if self.hostile:
+            self.passed_s += min(self._seconds, timeout_s)
+            return self._piece if self._seconds <= timeout_s else b""
+        return self._line.read(timeout_s)
+
+    def write(self, content: bytes, timeout_s: float) -> None:
+        self._line.write(content, timeout_s)
+        self.hostile = self.hostile or self._after in content
+
+    def close(self) -> None:
+        self._line.close()
+
+
+@pytest.mark.parametrize(
+    ("piece", "seconds", "longest_s"),
+    [
+        (b"A", 50.0, 300.0),  # a byte before anybody's patience ends
+        (b"A" * 400, 1.0, 600.0),  # slower than any line
+        (b"A" * 2_000, 1.0, 2_500.0),  # at a rate that a slow line has, without end
+        (b"A" * (1 << 20), 0.001, 60.0),  # all that it can
+        (b"", 1.0, 300.0),
+    ],
+)
+@pytest.mark.parametrize("after", [b"sh /", b"base64 <"], ids=["the program", "its output"])
+def test_a_console_that_answers_slowly_or_for_ever_is_left(
+    piece: bytes,
+    seconds: float,
+    longest_s: float,
+    after: bytes,
+    terminal: Callable[..., Terminal],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line = Hostile(terminal("dash").line(), piece, seconds, after)
+    clock = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + line.passed_s)
+    console = SerialConsole("vm7", lambda: line)  # type: ignore[arg-type, return-value]
+    with pytest.raises(ToolError):
+        console.execute("echo there", 30)
+    assert line.hostile and line.passed_s < longest_s
+
+
+def test_a_console_that_never_takes_what_is_sent_is_left(
+    terminal: Callable[..., Terminal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = Hostile(terminal("dash").line(), b"", 59.0, b"head -n")
+    clock = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + line.passed_s)
+    console = SerialConsole("vm7", lambda: line)  # type: ignore[arg-type, return-value]
+    with pytest.raises(ToolError):
+        console.execute("cat", 30, "x" * 300_000)
+    assert line.passed_s < 3_600
+
+
+def test_an_agent_whose_program_never_ends_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed = [0.0]
+    clock = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + passed[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: passed.append(passed.pop() + seconds))
+
+    class Never:
+        def agent_command(self, uuid: str, command: str, timeout_s: int) -> str:
+            passed[0] += 5
+            return '{"return": {"pid": 7, "exited": false}}'
+
+    agent = GuestAgent(Never(), UUID, "vm7")  # type: ignore[arg-type]
+    with pytest.raises(ToolTimeoutError):
+        agent.execute("true", 30)
+    assert passed[0] < 120
+
+
+def test_what_is_sent_in_pieces_has_a_deadline_of_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed = [0.0]
+    clock = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + passed[0])
+
+    class Slow:
+        name, most_input_bytes = "vm7", 1_000
+
+        def execute(self, script: str, timeout_s: float, input: str | None = None) -> Said:
+            passed[0] += 59
+            shell = subprocess.run(["sh", "-c", script], input=input or "", text=True,
+                                   capture_output=True, check=False)  # fmt: skip
+            return Said(shell.stdout, shell.stderr)
+
+        def close(self) -> None:
+            pass
+
+    machine = RemoteMachine(Slow())
+    with pytest.raises(ToolTimeoutError, match="expected it to take"):
+        machine.run(("cat",), 30, "x" * 100_000)
+    machine.clean_up()
+    assert passed[0] < 600
+
+
+def test_an_ssh_that_never_ends_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in = tmp_path / "ssh"
+    stand_in.write_text("#!/bin/sh\nwhile :; do echo y; sleep 0.1; done\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(ssh, "_GRACE_S", -9.5)
+    with pytest.raises(ToolTimeoutError):
+        SshChannel(SshTarget("vm7", "root", tmp_path / "known")).execute("true", 1)
 
 
 def test_a_guest_that_goes_away_is_named(tmp_path: Path) -> None:

@@ -30,6 +30,9 @@ from homenode.snapshot.protocol import Snapshot
 _FOLDERS = ("/run", "/tmp", "/var/tmp", "/dev/shm", "/root")  # noqa: S108
 _COLLECT_S = 600.0
 _SHORT_S = 60.0
+_LEAST_BYTES_PER_S = 2_000
+"""At which a machine takes what is sent in pieces; an agent takes some MB/s."""
+
 _KILLED = 137
 _SUM = re.compile(r"[0-9a-f]{64}")
 
@@ -174,7 +177,13 @@ class RemoteMachine:
         path = f"{self._own_folder()}/input-{secrets.token_hex(4)}"
         most = self._channel.most_input_bytes or len(text)
         content = text.encode()
+        deadline = time.monotonic() + _SHORT_S + len(content) / _LEAST_BYTES_PER_S
         for at in range(0, len(content), most):
+            if time.monotonic() > deadline:
+                raise ToolTimeoutError(
+                    f"{self.name}: {path}: expected it to take {len(content)} bytes, found it at "
+                    f"{at} after {_SHORT_S + len(content) / _LEAST_BYTES_PER_S:.0f} s"
+                )
             piece = content[at : at + most].decode("utf-8", "surrogateescape")
             if self._line(f"cat >>{quote(path)} && echo kept", piece) != "kept":
                 raise ToolError(

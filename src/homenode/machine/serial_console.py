@@ -4,6 +4,7 @@ A shell may be waiting there, or a login that asks for no password. It is told t
 prompt, and to take one line after the other; see machine.console_frame.
 """
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable
@@ -34,6 +35,13 @@ _UNCONFIRMED_BYTES = 8_000
 """So much goes out before the shell must have said that it is there: a terminal loses the rest."""
 
 _MOST_BYTES = 64 << 20
+_LEAST_BYTES_PER_S = 500
+"""A line of 115,200 baud carries 11,520, and a busy host's emulated one a fraction of it. What
+comes slower over more than _PATIENCE_S is no answer: a byte now and then would hold us for ever."""
+
+_ANSWER_LIMIT_S = 1800.0
+"""For what a script says, however it comes: 20 MiB at full rate."""
+
 _INTERRUPT = b"\x03"
 _SETTLE = (
     "stty -echo -ixon 2>/dev/null; PS1=; PS2=; dmesg -n 1 2>/dev/null; "
@@ -50,6 +58,7 @@ class SerialConsole:
     __slots__ = (
         "_base64_there",
         "_buffer",
+        "_deadline",
         "_folder",
         "_gzip_there",
         "_line",
@@ -65,6 +74,7 @@ class SerialConsole:
         self._user = user
         self._line: SerialLine | None = None
         self._buffer = bytearray()
+        self._deadline = math.inf
         self._folder = ""
         self._base64_there = self._gzip_there = False
         self._summer = ""
@@ -80,6 +90,7 @@ class SerialConsole:
     def close(self) -> None:
         if self._line is not None and self._folder:
             mark = f"homenode-{secrets.token_hex(6)}"
+            self._deadline = time.monotonic() + 2 * _CLOSE_S
             with suppress(ToolError):  # the guest is gone, and its folder with it
                 self._send([f"{removing_line(self._folder)}; {mark_line(mark, 'gone')}"])
                 # QEMU drops what it was not yet read of when the line is closed.
@@ -93,9 +104,14 @@ class SerialConsole:
         self._line, self._folder = None, ""
 
     def execute(self, script: str, timeout_s: float, input: str | None = None) -> Said:
+        content = (input or "").encode()
+        sent_s = _TRIES * 1.4 * (len(script) + len(content)) / _LEAST_BYTES_PER_S
+        # Login and setup, what is sent, the program, and what it says.
+        whole_s = 4 * _PATIENCE_S + sent_s + timeout_s + _PATIENCE_S + _ANSWER_LIMIT_S
+        self._deadline = time.monotonic() + whole_s
         try:
             self._settle()
-            return self._execute(script, timeout_s, (input or "").encode())
+            return self._execute(script, timeout_s, content)
         except ToolError:
             self._drop()
             raise
@@ -226,17 +242,20 @@ class SerialConsole:
 
     def _write(self, content: bytes) -> None:
         assert self._line is not None
-        self._line.write(content, _PATIENCE_S)
+        left_s = self._deadline - time.monotonic()
+        self._line.write(content, max(0.0, min(_PATIENCE_S, left_s)))
 
     def _await(self, wanted: str, timeout_s: float | None) -> str:
-        """What came before a text, which is taken too. timeout_s: None = as long as more comes.
+        """What came before a text, which is taken too. timeout_s: None = as long as more comes, at
+        the rate of a serial line.
 
         Raises ToolTimeoutError where it does not come, ToolError where too much else does.
         """
         assert self._line is not None
         mark = wanted.encode()
         searched = 0
-        deadline = time.monotonic() + (timeout_s or _PATIENCE_S)
+        patience_s = _PATIENCE_S if timeout_s is None else timeout_s
+        deadline = min(time.monotonic() + patience_s, self._deadline)
         while (at := self._buffer.find(mark, max(0, searched - len(mark)))) < 0:
             searched = len(self._buffer)
             if searched > _MOST_BYTES:
@@ -246,8 +265,8 @@ class SerialConsole:
                 raise ToolTimeoutError(f"{self._name}: expected an answer, found none")
             came = self._line.read(left_s)
             self._buffer += came
-            if timeout_s is None and came:
-                deadline = time.monotonic() + _PATIENCE_S
+            if timeout_s is None:
+                deadline = min(deadline + len(came) / _LEAST_BYTES_PER_S, self._deadline)
         before = self._buffer[:at].decode("ascii", "replace")
         del self._buffer[: at + len(mark)]
         return before

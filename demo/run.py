@@ -14,7 +14,7 @@ from rich.console import Console
 from homenode.description.shipped import load_shipped
 from homenode.domain.restore import write_tuned
 from homenode.domain.schema import validate
-from homenode.evidence.documents import published_evidence
+from homenode.evidence.documents import publications
 from homenode.plan.layout import PRESETS
 from homenode.plan.model import Plan, Unplannable
 from homenode.plan.stored import encode_plan
@@ -63,7 +63,7 @@ def main(out: Path) -> int:
 def _report(console: Console, out: Path) -> None:
     console.rule("What others have measured", align="left")
     console.print(f"$ homenode report --published -o {out / REPORT}", style="bold")
-    evidence = published_evidence()
+    evidence = publications()
     systems = [s.name for document in evidence for s in document.systems if s.host is not None]
     found = gather([f"published:{name}" for name in systems], evidence, [])
     machines = machines_of(found.runs, found.stored, evidence, found.hosts)

@@ -62,7 +62,7 @@ def test_compare_prints_effects_intervals_outcomes_and_what_was_skipped(results:
     printed = call("compare", results, "--objective", "host-bandwidth")
     assert "pin-numa against default" in printed
     assert "better (p" in printed
-    assert "times" in printed
+    assert " x " in printed
     assert "zz-broken" in printed
     assert "half-written" in printed
 
@@ -98,8 +98,8 @@ def test_a_certain_difference_that_is_small_says_that_it_does_not_matter(tmp_pat
 
 def test_published_figures_are_compared_by_name() -> None:
     printed = call("compare", "published:RTX PRO 6000/default", "published:rtx pro 6000/pin")
-    assert "2.44 times" in printed
-    assert "cannot tell: published-figures" in printed
+    assert "2.44 x" in printed
+    assert "better (published, one figure each)" in printed
     for wrong in ("published:H900", "published:H200/pinned"):
         with pytest.raises(HomenodeError, match="expected one of"):
             call("compare", wrong, "published:H200")
@@ -113,29 +113,32 @@ def test_recommend_prints_one_verdict_per_objective_and_says_on_what_it_rests(
     assert "skipped:" in printed
     assert "collective" not in printed
     published = call("recommend", "--objective", "collective", "--notes")
-    assert "[published, no interval]" in published
+    assert "[published, one figure each]" in published
     assert "measure next: pin-numa-pci" in published
     assert "2 * (8 - 1) / 8 = 1.75" in published
 
 
 def test_recommend_says_of_which_gpu_a_figure_is_and_what_a_doubt_may_come_from() -> None:
     copies = " ".join(call("recommend", "published:HGX A100").split())
-    assert "host to device, slowest GPU: expander buses 14.76 GB/s" in copies
+    assert (
+        "host to device, slowest GPU: expander buses 14.76 GB/s, 1.18 x GPUs on the root complex"
+        in copies
+    )
     pins = " ".join(call("recommend", "published:RTX 4080").split())
     assert "likely cause: pins on slower cores, on siblings of one core" in pins
 
 
 def test_recommend_names_memory_and_huge_pages_wherever_it_names_a_choice() -> None:
     printed = call("recommend", "published:GH200 x4", "--objective", "device-transfer")
-    assert "memory: not said; huge pages: yes" in " ".join(printed.split())
+    assert "memory: not known; huge pages: yes" in " ".join(printed.split())
 
 
 def test_recommend_for_a_host_takes_the_best_rung_and_prints_the_documented_format() -> None:
     printed = call("recommend", "--host", "h200-xeon8558", "--json")
     verdicts = decode(printed, "verdict", Verdicts, "output").verdicts
     assert len(verdicts) == 6
-    assert {one.rung for one in verdicts} == {"published", "reasoned"}
-    assert json.loads(printed)["format"] == "homenode.verdict/1"
+    assert {one.level for one in verdicts} == {"published", "reasoned"}
+    assert json.loads(printed)["format"] == "homenode.verdict/2"
 
 
 def test_a_gpu_named_like_a_terminal_sequence_stays_text(tmp_path: Path) -> None:

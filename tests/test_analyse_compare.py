@@ -8,7 +8,14 @@ import pytest
 
 from homenode.analyse.alternative import alternatives
 from homenode.analyse.compare import compare
-from homenode.analyse.comparison import Comparison, Effect, Outcome
+from homenode.analyse.comparison import (
+    FEW_BOOTS,
+    PRINTED,
+    Comparison,
+    Effect,
+    EvidenceLevel,
+    Outcome,
+)
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
@@ -64,13 +71,16 @@ def test_a_difference_that_cannot_matter_is_told_from_not_knowing() -> None:
     assert only(compared(*noisy)).outcome is Outcome.CANNOT_TELL
 
 
-def test_one_boot_of_a_layout_is_cannot_tell_however_many_samples_it_has() -> None:
+def test_one_boot_of_a_layout_is_provisional_at_most_however_many_samples_it_has() -> None:
     rng = random.Random(2)
     one = simulated_run("pin-numa", {"memory-bandwidth": ("bytes_per_s", 500e9)}, rng, boots=1,
                         samples=500)  # fmt: skip
     comparison = compared(simulated_run("pin", TRIAD, rng), one)
     effect = only(comparison)
-    assert (effect.outcome, effect.low, effect.doubts) == (Outcome.CANNOT_TELL, None, ("one-boot",))
+    assert (effect.outcome, effect.low, effect.doubts) == (Outcome.BETTER, None, (FEW_BOOTS,))
+    assert effect.level is EvidenceLevel.PROVISIONAL
+    near = simulated_run("pin-numa", {"memory-bandwidth": ("bytes_per_s", 150e9)}, rng, boots=1)
+    assert only(compared(simulated_run("pin", TRIAD, rng), near)).outcome is Outcome.CANNOT_TELL
     (doubt,) = comparison.doubts
     assert "1 boots" in doubt.detail
     assert "three times" in doubt.remedy
@@ -325,7 +335,7 @@ def test_cells_without_expander_buses_make_a_doubt_that_names_the_layout_to_meas
     assert "pin-numa-pci" in doubts["gpus-without-node"].remedy
 
 
-def test_published_figures_are_shown_and_never_told_apart() -> None:
+def test_published_figures_are_told_apart_far_beyond_any_boots_and_are_called_published() -> None:
     rng = random.Random(11)
     first, second = pair(rng, 1.0)
     printed = Run(
@@ -334,7 +344,8 @@ def test_published_figures_are_shown_and_never_told_apart() -> None:
     )
     effect = only(compared(first, printed))
     assert effect.ratio == pytest.approx(5.61, rel=0.05)
-    assert (effect.outcome, effect.doubts) == (Outcome.CANNOT_TELL, ("published-figures",))
+    assert (effect.outcome, effect.doubts) == (Outcome.BETTER, (PRINTED,))
+    assert effect.level is EvidenceLevel.PUBLISHED
 
 
 def test_bare_metal_is_compared_on_the_same_ground_only() -> None:

@@ -190,7 +190,16 @@ def test_auto_prints_the_figures_it_follows() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "layout pin" in done.stdout
-    assert "20.5" in done.stdout and "doubt" in done.stdout
+    assert "default (20.2" in done.stdout and "doubt" in done.stdout
+
+
+def test_a_layout_need_not_be_named_and_a_sick_machine_gets_none() -> None:
+    done = homenode("plan", DOCUMENT, "--host", "h200-xeon8558", "--gpus", "8")
+    assert done.returncode == 0, done.stderr
+    assert "collective: pin" in done.stdout
+    sick = homenode("plan", DOCUMENT, "--host", "rtx5090-epyc7702")
+    assert sick.returncode == 1
+    assert "pcie-link-slow" in sick.stderr and "--layout default|pin" in sick.stderr
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def gpus_and_nics(host: Host) -> list[Bdf]:
 
 
 def plan_of(host: Host, xml: bytes, layout: str) -> Plan:
-    request, _ = request_for(read_guest(xml, "vm.xml"), Wishes(layout=layout), host)
+    request = request_for(read_guest(xml, "vm.xml"), Wishes(layout=layout), host)
     return plan(host, request)
 
 
@@ -105,7 +105,7 @@ def test_a_second_run_on_the_tuned_document_changes_nothing(hgx: Host, layout: s
     after = rewrite(xml, plan_of(hgx, xml, layout))
     if PRESETS[layout].siblings == "exposed":
         # -smt doubles what the document has, so that a second run asks for its vCPUs to stay.
-        request, _ = request_for(
+        request = request_for(
             read_guest(after, "vm.xml"), Wishes(layout=layout, keep_vcpus=True), hgx
         )
         again = plan(hgx, request)
@@ -135,11 +135,11 @@ def test_every_granularity_is_written_and_read_back(name: str, granularity: PciG
     kinds = (DeviceKind.GPU, DeviceKind.NIC)
     xml = document_with(sorted(d.bdf for kind in kinds for d in host.devices_of_kind(kind)), 32)
     wishes = Wishes(layout="pin-numa-pci", pci_granularity=granularity, spare_ports=2)
-    request, _ = request_for(read_guest(xml, "vm.xml"), wishes, host)
+    request = request_for(read_guest(xml, "vm.xml"), wishes, host)
     after = rewrite(xml, plan(host, request))
     assert validate(after)[0] == ()
     assert crosscheck(parse_document(after, "after")) == ()
-    request, _ = request_for(read_guest(after, "after"), wishes, host)
+    request = request_for(read_guest(after, "after"), wishes, host)
     assert rewrite(after, plan(host, request)) == after
 
 
@@ -176,7 +176,7 @@ def test_every_sample_takes_the_planners_own_plan(hgx: Host, name: str, layout: 
 
 def test_the_manual_way_gives_the_studys_document() -> None:
     guest = read_guest(sample("study"), "vm.xml")
-    request, _ = request_for(guest, Wishes(layout="pin-numa-smt", memory_bytes=1572864 * MIB), None)
+    request = request_for(guest, Wishes(layout="pin-numa-smt", memory_bytes=1572864 * MIB), None)
     ranges = ManualRanges(
         (CpuSet.parse("0-27"), CpuSet.parse("32-59")),
         (CpuSet.parse("64-91"), CpuSet.parse("96-123")),

@@ -48,7 +48,7 @@ def _captured(names: tuple[str, ...]) -> Host:
 def _planned(host: Host, name: str = "vm", vcpus: int = 4, **wishes: tuple[str, ...]) -> Plan:
     guest = small_guest(vcpus, name=name)
     asked = Wishes(layout="pin-bound", replaces=wishes.get("replaces", ()))
-    return plan(host, request_for(guest, asked, host)[0])
+    return plan(host, request_for(guest, asked, host))
 
 
 def test_a_running_vm_on_its_own_redacted_capture_is_told_how_to_get_its_place_back() -> None:
@@ -63,7 +63,7 @@ def test_a_running_vm_on_its_own_redacted_capture_is_told_how_to_get_its_place_b
 
 def test_a_vm_that_replaces_a_domain_gets_its_pus_and_devices() -> None:
     host = _captured(("train", "serve"))
-    request, _ = request_for(
+    request = request_for(
         small_guest(name="train"), Wishes(layout="pin", replaces=("redacted/vm-1",)), host
     )
     taken = taken_by_others(host, request)
@@ -93,7 +93,7 @@ def test_memory_of_a_replaced_domain_is_free() -> None:
     host = even_host(1, 1, 1, 8, 1, domains=[old])
     guest = small_guest(4, 60 * GIB)
     for wishes in (WISHES, Wishes(layout="pin-bound", replaces=("old",))):
-        request, _ = request_for(guest, wishes, host)
+        request = request_for(guest, wishes, host)
         if wishes is WISHES:
             with pytest.raises(Unplannable):
                 plan(host, request)

@@ -11,7 +11,7 @@ from homenode.analyse.alternative import alternatives
 from homenode.analyse.grade import Grade
 from homenode.analyse.matrices import Axis, localities, matrices_of
 from homenode.cli.main import main
-from homenode.evidence.documents import published_evidence
+from homenode.evidence.documents import publications
 from homenode.report.page.document import document_of
 from homenode.report.page.gathered import gather
 from homenode.report.page.machine import Machine, machines_of
@@ -36,7 +36,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def machine(results: Path) -> Machine:
-    evidence = published_evidence()
+    evidence = publications()
     found = gather([str(results)], evidence, ["gh200x4"])
     (one,) = machines_of(found.runs, found.stored, evidence, found.hosts)
     return one
@@ -56,8 +56,8 @@ def test_the_logs_means_are_the_published_figures_and_each_log_says_it_is_made_u
 
 def test_runs_of_made_up_logs_say_so_and_decide_nothing(machine: Machine) -> None:
     assert {run.head.origin for run in machine.runs} == {Origin.SYNTHESISED}
-    assert machine.graded.grade is Grade.UNKNOWN
-    assert machine.graded.reason == "its figures are synthesised"
+    assert machine.graded.grade is Grade.NOT_REAL
+    assert "its figures are synthesised" in machine.graded.reason
     assert [one.label for one in machine.chosen] == [
         "exclusive_4gpu", "shared_array_1gpu", "shared_array_2gpu",
     ]  # fmt: skip

@@ -14,7 +14,7 @@ from homenode.analyse.grade import Grade
 from homenode.analyse.switch_effects import Switch
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError
-from homenode.evidence.documents import published_evidence
+from homenode.evidence.documents import publications
 from homenode.plan.stored import encode_plan
 from homenode.plan.wishes import Wishes
 from homenode.report.page.document import Document, document_of
@@ -32,14 +32,14 @@ from tests.simulated_runs import simulated_run
 
 PUBLISHED = [
     f"published:{system.name}"
-    for document in published_evidence()
+    for document in publications()
     for system in document.systems
     if system.host is not None
 ]
 
 
 def machines(*arguments: object) -> tuple[Machine, ...]:
-    evidence = published_evidence()
+    evidence = publications()
     found = gather([str(one) for one in arguments], evidence, [])
     return machines_of(found.runs, found.stored, evidence, found.hosts)
 
@@ -119,16 +119,16 @@ def test_effects_and_risks_say_what_each_switch_did_and_where_it_hurt(document: 
     cell = cells["memory-bandwidth", Switch.CELLS]
     assert cell is not None
     assert (cell.tone, cell.risk, cell.machines, cell.open) == ("better", None, 4, 1)
-    assert "7.45 times" in cell.text
+    assert "7.45 x" in cell.text
     cell = cells["allreduce-busbw-peak", Switch.CELLS]
     assert cell is not None
-    assert (cell.tone, cell.risk) == ("worse", "-63 % on RTX PRO 6000")
+    assert (cell.tone, cell.risk) == ("worse", "0.371 x on RTX PRO 6000")
     cell = cells["memory-bandwidth", Switch.PINNING]
     assert cell is not None
-    assert (cell.tone, cell.risk) == ("mixed", "-39 % on RTX 4090")
+    assert (cell.tone, cell.risk) == ("mixed", "0.613 x on RTX 4090")
     cell = cells["cpu-throughput", Switch.SIBLINGS]
     assert cell is not None
-    assert (cell.tone, cell.text) == ("neutral", "+2.3 to +2.6 %")
+    assert (cell.tone, cell.text) == ("neutral", "cannot tell (1.023 to 1.026 x)")
     assert cells["memory-bandwidth", Switch.PCIE] is None, "nobody has measured it"
 
 
@@ -139,7 +139,7 @@ def test_a_certain_loss_that_is_small_is_no_risk(tmp_path: Path) -> None:
         write_run(tmp_path, simulated_run(layout, figures, rng, between=1e-4, within=1e-4))
     (row,) = document_of(machines(tmp_path), (), "now").effects
     (cell,) = filter(None, row.cells)
-    assert (cell.text, cell.tone, cell.risk) == ("-1 %", "neutral", None)
+    assert (cell.text, cell.tone, cell.risk) == ("0.99 x", "neutral", None)
 
 
 def test_only_runs_of_one_machine_are_compared(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_every_figure_of_a_machine_is_drawn(full: tuple[Machine, ...]) -> None:
 def test_intervals_are_drawn_where_there_are_boots(full: tuple[Machine, ...]) -> None:
     (part, _) = document_of(full, (), "now").parts
     better = part.forests[1]
-    assert re.search(r">(3\.9\d|4|4\.0\d) times \[[34]", better.svg)
+    assert re.search(r">(3\.9\d|4|4\.0\d) x \[[34]", better.svg)
     assert 'class="whisker lbetter"' in better.svg
     assert "hollow" not in better.note
 
@@ -232,7 +232,7 @@ def test_bare_metal_is_what_guests_are_a_part_of_and_never_a_choice(tmp_path: Pa
 
 
 def test_a_named_host_is_drawn_for_the_one_machine_that_names_none(tmp_path: Path) -> None:
-    evidence = published_evidence()
+    evidence = publications()
     for count, system in enumerate(("cpu-only", "H200"), start=1):
         run = full_run("pin", 1, system=system)
         write_run(tmp_path, Run(replace(run.head, host=None, host_kind=None), run.samples))
@@ -374,7 +374,7 @@ def test_published_figures_alone_make_a_whole_report(tmp_path: Path) -> None:
     assert order == sorted(order), "verdicts first"
     assert len(html.encode()) < 3_000_000
     assert "likely:" in html
-    assert "published, no interval" in html
+    assert "published, one figure each" in html
 
 
 def test_a_card_names_what_is_no_worse_and_whose_figure_it_shows(document: Document) -> None:
@@ -383,5 +383,5 @@ def test_a_card_names_what_is_no_worse_and_whose_figure_it_shows(document: Docum
         for part in document.parts
         for answer in part.card.answers
     }
-    assert "; no worse: default; avoid pin-numa" in figures["H200", "collective"]
-    assert "14.76 GB/s, slowest GPU; avoid" in figures["HGX A100", "device-transfer"]
+    assert "pin (no worse: default) rather than pin-numa" in figures["H200", "collective"]
+    assert "slowest GPU: expander buses 14.76 GB/s" in figures["HGX A100", "device-transfer"]

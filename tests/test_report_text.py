@@ -7,14 +7,11 @@ import pytest
 from rich.console import Console, RenderableType
 
 from homenode.indices import NodeIndex
-from homenode.objective import Objective
 from homenode.pci import DeviceKind
 from homenode.plan.layout import PRESETS
 from homenode.plan.model import Plan, Rejection, Unplannable
-from homenode.plan.published import choose
 from homenode.plan.rank import rank
 from homenode.plan.words.explain import explain
-from homenode.report.choice_text import choice_text
 from homenode.report.host_tree import host_tree
 from homenode.report.plan_text import plan_text, rejections_text
 from homenode.report.preset_table import plan_table
@@ -175,14 +172,6 @@ def test_hosts_are_ranked_best_first_and_those_that_cannot_say_why() -> None:
     text = _printed(rank_text(rank([(host, small_request(8)) for host in (small, far, near)])), 120)
     assert text.index("one-node") < text.index("two-nodes") < text.index("too-small")
     assert "needs 8 free whole cores, 2 free" in " ".join(text.split())
-
-
-@pytest.mark.parametrize("objective", list(Objective))
-def test_the_choice_of_a_layout_names_its_sources_and_doubts(objective: Objective) -> None:
-    choice = choose(objective, has_gpus=True, mirrors_pcie=True)
-    text = " ".join(_printed(choice_text(choice), 80).split())
-    assert choice.layout.name in text
-    assert all(" ".join(line.split()) in text for line in (*choice.evidence, *choice.doubts))
 
 
 def test_only_what_placement_depends_on_is_shown_of_the_kernel_command_line() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from homenode import formats
 from homenode.evidence.model import Certainty
-from homenode.evidence.parse import parse_evidence
+from homenode.evidence.parse import parse_publications
 from homenode.metrics import METRICS
 from homenode.results.lines import parse_run
 from homenode.results.model import Condition, GpuPlace, Origin, RunHead, Sample, Statistic, Switches
@@ -85,7 +85,7 @@ def test_the_examples_of_the_pages_are_read() -> None:
     run = parse_run((lines + "\n").encode(), "the page")
     assert run.head.switches.name == "pin-numa"
     (toml,) = [b.text for b in read_page("docs/formats/published.md").blocks() if b.text]
-    (evidence,) = parse_evidence({"example.toml": toml})
+    (evidence,) = parse_publications({"example.toml": toml})
     assert len(evidence.runs) == 2
 
 

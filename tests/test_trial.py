@@ -10,10 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from homenode.analyse.comparison import EvidenceLevel
+from homenode.analyse.machine_facts import facts_of_runs
+from homenode.analyse.statement import sentence_of
+from homenode.analyse.verdict import ReasonId
 from homenode.apply.store import DomainStore
 from homenode.bench import runner as bench_runner
 from homenode.errors import HostError, UsageError
-from homenode.evidence.documents import published_evidence
+from homenode.evidence.documents import publications
 from homenode.hypervisor.virsh import Virsh
 from homenode.objective import Objective
 from homenode.results.model import Run
@@ -81,7 +85,9 @@ def runs_of(head: Head, journal: JournalFile) -> list[Run]:
 
 def conclusion(head: Head, journal: JournalFile) -> Conclusion:
     words = ("--policy", "spread")
-    return conclude(runs_of(head, journal), head.argument, URI, words, published_evidence())
+    runs = runs_of(head, journal)
+    machine = facts_of_runs("the host", runs, publications())
+    return conclude(runs, head.argument, URI, words, publications(), machine)
 
 
 @pytest.mark.parametrize(
@@ -96,10 +102,10 @@ def test_known_effects_come_to_the_right_verdict(
     verdict = next(
         one for one in found.verdicts.verdicts if one.objective is Objective.HOST_BANDWIDTH
     )
-    assert verdict.layout == best, verdict.statement
+    assert verdict.layout == best, sentence_of(verdict)
     advice = next(one for one in found.advice if one.objective is Objective.HOST_BANDWIDTH)
     if best == "default":
-        assert "no difference" in verdict.statement
+        assert verdict.why(ReasonId.LEAST_CHANGE)
         assert advice.command is None
     else:
         assert advice.command == (
@@ -118,13 +124,15 @@ def test_known_effects_come_to_the_right_verdict(
     assert effect.low < effects["pin-numa"] < effect.high
 
 
-def test_one_boot_of_each_cannot_tell(daemon: StandIn, tmp_path: Path) -> None:
+def test_one_boot_of_each_is_provisional_where_layouts_are_far_apart(
+    daemon: StandIn, tmp_path: Path
+) -> None:
     head, journal = run(tmp_path, SimulatedReach(daemon, CELLS_HELP), boots=1)
     found = conclusion(head, journal)
-    assert found.verdicts.verdicts
-    assert all(one.choice is None for one in found.verdicts.verdicts)
-    assert found.advice == ()
-    assert "boots" in found.verdicts.verdicts[0].statement
+    (verdict,) = [
+        one for one in found.verdicts.verdicts if one.objective is Objective.HOST_BANDWIDTH
+    ]
+    assert (verdict.level, verdict.boots) == (EvidenceLevel.PROVISIONAL, (1, 1))
 
 
 def test_each_run_records_its_round_as_its_block_and_when_it_was_taken(

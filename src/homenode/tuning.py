@@ -16,7 +16,6 @@ from homenode.errors import HomenodeError
 from homenode.plan.manual import ManualRanges, manual_placement
 from homenode.plan.model import Plan, PlanFinding
 from homenode.plan.planner import plan
-from homenode.plan.published import Choice
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.wishes import Wishes, request_for
 from homenode.topology import Host
@@ -27,7 +26,6 @@ class Tuning:
     """A plan and the document that follows from it.
 
     original: the document as given, or its copy under another name. document: the tuned one.
-    choice: the published evidence that `--layout auto` followed; None where a layout was named.
     notes: what was wrong with the document before, what to know of the tuned one, and what a copy
     shares with its original; each opens with its severity.
     """
@@ -35,7 +33,6 @@ class Tuning:
     original: bytes
     plan: Plan
     document: bytes
-    choice: Choice | None
     notes: tuple[str, ...]
 
 
@@ -51,7 +48,7 @@ def tune(
     """
     before, notes = _given(original, source, copy_name)
     guest = guest_of(open_domain(before, source))
-    request, choice = request_for(guest, wishes, host)
+    request = request_for(guest, wishes, host)
     made = plan(host, request)
     limits = check_vcpus(guest, made.vcpus, host.settings.qemu_version, source)
     refuse_older(
@@ -60,7 +57,7 @@ def tune(
         host.settings.qemu_version,
         is_virt=guest.is_virt,
     )
-    return _tuned(before, source, made, choice, (*notes, *map(_sentence, limits)))
+    return _tuned(before, source, made, (*notes, *map(_sentence, limits)))
 
 
 def tune_manually(
@@ -77,11 +74,11 @@ def tune_manually(
     """
     before, notes = _given(original, source, copy_name)
     guest = guest_of(open_domain(before, source))
-    request, choice = request_for(guest, wishes, None)
+    request = request_for(guest, wishes, None)
     placement = manual_placement(request, ranges)
     made = assemble(None, replace(request, vcpus=len(placement.vcpu_pins)), placement)
     limits = check_vcpus(guest, made.vcpus, None, source)
-    return _tuned(before, source, made, choice, (*notes, *map(_sentence, limits)))
+    return _tuned(before, source, made, (*notes, *map(_sentence, limits)))
 
 
 def _given(original: bytes, source: str, copy_name: str | None) -> tuple[bytes, tuple[str, ...]]:
@@ -91,9 +88,7 @@ def _given(original: bytes, source: str, copy_name: str | None) -> tuple[bytes, 
     return copy_domain(original, copy_name, source), tuple(map(_sentence, shared))
 
 
-def _tuned(
-    before: bytes, source: str, made: Plan, choice: Choice | None, notes: tuple[str, ...]
-) -> Tuning:
+def _tuned(before: bytes, source: str, made: Plan, notes: tuple[str, ...]) -> Tuning:
     after = rewrite(before, made, source)
     broken_before = crosscheck(open_domain(before, source))
     new = [one for one in crosscheck(open_domain(after, source)) if one not in broken_before]
@@ -107,7 +102,6 @@ def _tuned(
         before,
         made,
         after,
-        choice,
         (*(f"warning: {one}" for one in broken_before), *map(_sentence, known), *notes),
     )
 

@@ -1,10 +1,21 @@
 """Compare: alternatives against a baseline, metric by metric."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from homenode.analyse.alternative import Alternative, with_joint_states
-from homenode.analyse.comparison import Comparison, Doubt, Effect, Outcome, once
+from homenode.analyse.comparison import (
+    FEW_BOOTS,
+    PRINTED,
+    STATES,
+    Comparison,
+    Doubt,
+    Effect,
+    EvidenceLevel,
+    Outcome,
+    once,
+)
 from homenode.analyse.correction import holm
 from homenode.analyse.doubts import doubts_between
 from homenode.analyse.intervals import CONFIDENCE, LEAST_BOOTS, interval
@@ -82,6 +93,12 @@ def _against(
             continue
         own = list(_replication(series[key], theirs[key], f"{baseline.label}, {other.label}"))
         own += _devices(series[key], theirs[key])
+        beside = [
+            one[key]
+            for label, one in made.items()
+            if label not in (baseline.label, other.label) and key in one
+        ]
+        own += _within_states(series[key], theirs[key], beside)
         if key.device is not None and not paired:
             own.append(_GUEST_ADDRESSES)
         blocking = dict.fromkeys(doubt.id for doubt in (*doubts, *own) if doubt.blocks)
@@ -91,7 +108,7 @@ def _against(
                 metric,
                 labels,
                 (series[key], theirs[key]),
-                [one[key] for label, one in made.items() if label not in labels and key in one],
+                beside,
                 key in decisive,
                 tuple(blocking),
             )
@@ -149,23 +166,73 @@ def _found(
         None,
         (len(first.medians), len(second.medians)),
         (first.samples, second.samples),
+        EvidenceLevel.MEASURED,
         Outcome.CANNOT_TELL,
         blocking,
     )
-    return Found(effect, found)
+    return Found(effect, found, _apart(first, second))
+
+
+def _apart(first: Series, second: Series) -> float:
+    (low_1, high_1), (low_2, high_2) = _reach(first), _reach(second)
+    return max(low_1 / high_2, low_2 / high_1)
+
+
+def _reach(series: Series) -> tuple[float, float]:
+    """Least and greatest boot; of a printed range its ends, which are no boots."""
+    if series.replicated or series.key.worst:
+        return min(series.medians), max(series.medians)
+    return series.low, series.high
+
+
+STATE_GAP = 1.25
+"""Boots of a layout further apart than this, while their samples agree, are in states."""
+
+STATE_SPREADS = 10.0
+"""And further than so many standard errors of a boot."""
+
+
+def gap_between_boots(series: Series) -> float:
+    """The ratio between two states that boots of one alternative are in; 1.0 where none shows.
+
+    A spread of 1 % inside boots beside 68 % between them is no noise: something is different from
+    boot to boot.
+    """
+    gap = max(series.medians) / min(series.medians)
+    spread = math.sqrt(series.inner_variance)
+    return gap if gap > STATE_GAP and math.log(gap) > STATE_SPREADS * spread else 1.0
+
+
+def _within_states(first: Series, second: Series, beside: Sequence[Series]) -> Iterator[Doubt]:
+    """A difference no larger than that between boots of one alternative can be chance."""
+    if not (first.replicated and second.replicated):
+        return
+    gap = max(map(gap_between_boots, (first, second, *beside)))
+    ratio = max(first.value / second.value, second.value / first.value)
+    if gap > 1 and ratio < gap * (1 + STATE_MARGIN):
+        yield Doubt(
+            STATES, first.key.metric,
+            f"boots of one layout differ by {gap:.2f} x while their samples agree", True,
+            "boots fall into states: vCPUs or pages are placed otherwise from boot to boot",
+            "pin vCPUs and bind memory; or boot each layout more often, in mixed order",
+        )  # fmt: skip
+
+
+STATE_MARGIN = 0.10
+"""States repeat to a few per cent."""
 
 
 def _replication(first: Series, second: Series, subject: str) -> Iterator[Doubt]:
     if not (first.replicated and second.replicated):
         yield Doubt(
-            "published-figures", subject,
+            PRINTED, subject,
             "figures that were printed without their samples: one each, n unknown or 1", True,
             "the source publishes no repeats", "measure: homenode bench, three boots or more each",
         )  # fmt: skip
     elif min(len(first.medians), len(second.medians)) < LEAST_BOOTS:
         yield Doubt(
-            "one-boot", subject,
-            f"{len(first.medians)} and {len(second.medians)} boots: expected two or more each",
+            FEW_BOOTS, subject,
+            f"{len(first.medians)} and {len(second.medians)} boots: expected three or more each",
             True, "one boot can differ from the next as much as two layouts do",
             "boot each layout three times or more, in mixed order",
         )  # fmt: skip

@@ -16,6 +16,31 @@ class Outcome(StrEnum):
     CANNOT_TELL = "cannot-tell"
 
 
+class EvidenceLevel(StrEnum):
+    """How strong the evidence for an answer is, the strongest first."""
+
+    MEASURED = "measured"  # intervals over three boots or more of each
+    PROVISIONAL = "provisional"  # fewer boots, or an order that drift can explain: told only where
+    # the difference is far beyond what boots of one layout have differed by
+    PUBLISHED = "published"  # the same of figures that somebody printed
+    REASONED = "reasoned"  # topology, and figures of other machines
+
+    @property
+    def rank(self) -> int:
+        """0 for the strongest."""
+        return list(EvidenceLevel).index(self)
+
+
+FEW_BOOTS, PRINTED, ORDER, STATES = (
+    "few-boots",
+    "published-figures",
+    "blocked-order",
+    "boots-apart",
+)
+WEAKENING = frozenset({FEW_BOOTS, PRINTED, ORDER})
+"""Doubts that leave no interval to trust, but differences far beyond any between boots."""
+
+
 @dataclass(frozen=True, slots=True)
 class Doubt:
     """Something that speaks against trusting a comparison.
@@ -76,6 +101,7 @@ class Effect:
     p_adjusted: float | None
     boots: tuple[int, int]
     samples: tuple[int, int]
+    level: EvidenceLevel
     outcome: Outcome
     doubts: tuple[str, ...]
 

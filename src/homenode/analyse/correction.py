@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from homenode.analyse.intervals import Interval
-from homenode.analyse.student import f_upper_p
+from homenode.analyse.t_distribution import f_upper_p
 
 ALIKE_FROM = 0.15
 """Two metrics' errors are pooled where chance explains their ratio at least this often."""

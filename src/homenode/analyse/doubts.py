@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from homenode.analyse.alternative import Alternative
-from homenode.analyse.comparison import Doubt
+from homenode.analyse.comparison import ORDER, Doubt
 from homenode.analyse.summary import is_refused
 from homenode.plan.layout import GuestCells, GuestPcie, Siblings
 from homenode.results.model import Origin, RunHead
@@ -28,6 +28,7 @@ def doubts_between(first: Alternative, second: Alternative) -> tuple[Doubt, ...]
         _other_machine(subject, *heads),
         _other_conditions(subject, *heads),
         _other_vcpus(subject, first, second),
+        _blocked_order(subject, *heads),
         *(doubts_of(one) for one in (first, second)),
     )
     return tuple(dict.fromkeys(found))
@@ -126,6 +127,24 @@ def _other_vcpus(subject: str, first: Alternative, second: Alternative) -> Itera
         f"{_listed(map(str, counts[0]))} against {_listed(map(str, counts[1]))} vCPUs", False,
         "the layout took another number of cores", "plan both with the same --vcpus",
     )  # fmt: skip
+
+
+def _blocked_order(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterator[Doubt]:
+    """All of one before all of the other: whatever drifts looks like the layout."""
+    times = [[head.started_s for head in heads] for heads in (first, second)]
+    known = [[time for time in one if time is not None] for one in times]
+    if not all(known) or known != times or sum(map(_boots, first + second)) < 3:
+        return
+    if max(known[0]) < min(known[1]) or max(known[1]) < min(known[0]):
+        yield Doubt(
+            ORDER, subject, "all boots of one were measured before all boots of the other", True,
+            "a machine that warms up, ages or is shared drifts, and the second one has it all",
+            "boot the layouts in mixed order: homenode trial does",
+        )  # fmt: skip
+
+
+def _boots(head: RunHead) -> int:
+    return max(1, len(head.boots))
 
 
 def _gpus_without_node(alternative: Alternative) -> Iterator[Doubt]:

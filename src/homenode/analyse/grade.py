@@ -1,50 +1,65 @@
-"""Grade: one word for a system, from its verdicts: can it be run as it is, and as what."""
+"""Grade: one word for a machine, from its verdicts: can it be run as it is, and as what."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from homenode.analyse.verdict import Verdict
+from homenode.analyse.comparison import EvidenceLevel
+from homenode.analyse.statement import sentence_of
+from homenode.analyse.verdict import ReasonId, Verdict
 
 
 class Grade(StrEnum):
-    """How a system stands, the best first."""
+    """How a machine stands, the best first."""
 
-    GOOD = "good"  # one layout serves every objective that was decided
+    GOOD = "good"  # one layout serves every objective that figures decide
     DEPENDS = "depends"  # decided, but objectives want different layouts
-    REVIEW = "review"  # something about its pins or its figures is to be looked at first
-    UNKNOWN = "cannot tell"  # no objective could be decided
-    NOT_READY = "not ready"  # its figures are excluded until something is repaired
+    REVIEW = "review"  # its pins are to be looked at first
+    UNKNOWN = "cannot tell"  # no figure decides
+    NOT_REAL = "not real"  # emulated or synthesised: no figure of it means anything
+    NOT_READY = "not ready"  # something is to be repaired first
 
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """A system's grade and the reason in one sentence."""
+    """A machine's grade and the reason in one sentence."""
 
     grade: Grade
     reason: str
 
 
 def grade_of(verdicts: Sequence[Verdict]) -> Graded:
-    """The grade of one system's verdicts.
+    """The grade of one machine's verdicts.
 
     >>> grade_of(())
     Graded(grade=<Grade.UNKNOWN: 'cannot tell'>, reason='no figure decides for any objective')
     """
-    if not verdicts:
-        return Graded(Grade.UNKNOWN, "no figure decides for any objective")
-    excluded = [one for one in verdicts if one.statement.startswith("excluded")]
-    if excluded:
-        made_up = any(doubt.id == "no-real-machine" for doubt in excluded[0].doubts)
-        reason = excluded[0].statement.removeprefix("excluded: ")
-        return Graded(Grade.UNKNOWN if made_up else Grade.NOT_READY, reason)
-    decided = [one for one in verdicts if one.choice is not None]
-    review = [doubt for one in verdicts for doubt in one.doubts if doubt.id == "pin-regression"]
-    if review:
-        first = review[0]
-        return Graded(Grade.REVIEW, f"review the pins of {first.subject}: {first.detail}")
+    for reason, grade in (
+        (ReasonId.NOT_REAL, Grade.NOT_REAL),
+        (ReasonId.HEALTH, Grade.NOT_READY),
+        (ReasonId.UNUSABLE, Grade.NOT_READY),
+    ):
+        for one in verdicts:
+            if one.why(reason) is not None:
+                return Graded(grade, sentence_of(one))
+    decided = [
+        one for one in verdicts
+        if one.choice is not None and one.level is not EvidenceLevel.REASONED
+    ]  # fmt: skip
+    for one in verdicts:
+        regressed = one.why(ReasonId.PIN_REGRESSION)
+        if regressed is not None:
+            label, ratio = regressed.alternative, regressed.ratio or 1.0
+            return Graded(
+                Grade.REVIEW, f"review the pins of {label}: {ratio:.2f} x the unpinned throughput"
+            )
     if not decided:
-        return Graded(Grade.UNKNOWN, verdicts[0].statement)
+        refused = [one for one in verdicts if one.why(ReasonId.REFUSED) is not None]
+        undecided = [one for one in verdicts if one.choice is None]
+        grade = Grade.NOT_READY if refused else Grade.UNKNOWN
+        shown = (*refused, *undecided)
+        told = sentence_of(shown[0]) if shown else "no figure decides for any objective"
+        return Graded(grade, told)
     serving = _serving_all(decided)
     if serving is not None:
         told = ", ".join(one.objective for one in decided)

@@ -1,8 +1,9 @@
-"""Intervals: how far two alternatives are apart, by what their boots tell.
+"""Intervals: how far two alternatives are apart, by what their boots say.
 
 The boot is the unit of replication: a boot's samples are condensed to their median, and the medians
-are compared on the logarithmic scale by a t-interval. Why this and not a bootstrap, and the error
-rates it holds, are in docs/decisions/0003-intervals.md.
+are compared on the logarithmic scale. Welch's t with Satterthwaite's degrees of freedom; variances
+are pooled over all alternatives but those that Cochran's test (ISO 5725-2) finds to vary more. In a
+trial whose rounds differ, the rounds are blocks. Error rates: docs/decisions/0003-intervals.md.
 """
 
 import math
@@ -11,22 +12,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from homenode.analyse.student import f_upper_p, t_quantile, two_sided_p
 from homenode.analyse.summary import Series, sample_variance
+from homenode.analyse.t_distribution import f_upper_p, t_quantile, two_sided_p
 
 CONFIDENCE = 0.95
-LEAST_BOOTS = 2
-"""Of each side; with one there is no telling a layout from a boot."""
+LEAST_BOOTS = 3
+"""Of each side. Two boots each, in one of two states at random, are apart in 1 of 8 cases."""
 
-UNEQUAL_BELOW = 0.03
-"""Variances are taken for unequal where chance explains their ratio less often than this."""
+VARIES_MORE = 0.10
+"""Level of Cochran's test. At 5 % it misses too many that vary five times as much."""
 
-UNEQUAL_BELOW_OF_TWO = 0.20
-"""Likewise of two alternatives alone: so few boots seldom show that one side varies more."""
-
-CLEARLY_MORE = 2.2
-"""Of several that are taken for equal, one with this many times the pooled variance keeps its own:
-F tests of three boots miss most that vary five times as much."""
+BLOCKS_DIFFER = 0.05
+"""Level of the F test that a trial's rounds must pass to be blocks: blocks cost degrees of freedom,
+and rounds that do not differ are worth none."""
 
 _LONGEST = 300.0
 """An interval that reaches further than e^300 says nothing anyway."""
@@ -65,15 +63,11 @@ def interval(
     beside: the same series of the other alternatives. They say nothing of the ratio, but how much
     boots vary, where they vary alike: with several alternatives three boots of each are enough.
     """
-    if not (first.replicated and second.replicated):
+    if not (_is_usable(first) and _is_usable(second)):
         return None
-    if min(len(first.medians), len(second.medians)) < LEAST_BOOTS:
-        return None
-    own = [_own(series) for series in (first, second, *_usable(beside))]
-    variance_of = _variances(tuple(sorted(own)))
-    one, other = variance_of[own[0]], variance_of[own[1]]
+    others = list(filter(_is_usable, beside))
     difference = _mean_log(second) - _mean_log(first)
-    error, freedom = _standard_error((one, other), (len(first.medians), len(second.medians)))
+    error, freedom = _by_blocks(first, second, others) or _by_boots(first, second, others)
     reach = t_quantile(confidence, freedom) * error
     return Interval(
         math.exp(difference),
@@ -94,72 +88,101 @@ class _Variance(NamedTuple):
     pooled: bool
 
 
-def _usable(beside: Iterable[Series]) -> list[Series]:
-    return [one for one in beside if one.replicated and len(one.medians) >= LEAST_BOOTS]
+def _is_usable(series: Series) -> bool:
+    return series.replicated and len(series.medians) >= LEAST_BOOTS
 
 
 def _mean_log(series: Series) -> float:
     return math.fsum(map(math.log, series.medians)) / len(series.medians)
 
 
+def _by_boots(first: Series, second: Series, others: Iterable[Series]) -> tuple[float, float]:
+    """Standard error of the difference, and its degrees of freedom."""
+    own = [_own(series) for series in (first, second, *others)]
+    variance_of = _pooled_where_alike(tuple(sorted(own)))
+    a, b = variance_of[own[0]], variance_of[own[1]]
+    one, other = a.value / len(first.medians), b.value / len(second.medians)
+    error = math.sqrt(one + other)
+    if a.pooled and b.pooled:
+        return error, a.freedom
+    return error, (one + other) ** 2 / (one**2 / a.freedom + other**2 / b.freedom)
+
+
 def _own(series: Series) -> _Variance:
-    """Variance of the boots' medians, never below what the samples within boots already explain."""
+    """Variance of the boots' medians, never below what the samples within boots already explain:
+    the variance between boots is no less than 0."""
     logs = [math.log(median) for median in series.medians]
     value = max(sample_variance(logs), series.inner_variance, RESOLUTION**2)
     return _Variance(value, len(logs) - 1.0, False)
 
 
 @lru_cache(maxsize=256)
-def _variances(own: tuple[_Variance, ...]) -> dict[_Variance, _Variance]:
-    """What to take for each one's own variance: one for all that could vary alike, and its own for
-    any that does not. Kept, as each of several alternatives asks for the same ones.
+def _pooled_where_alike(own: tuple[_Variance, ...]) -> dict[_Variance, _Variance]:
+    """What to take for each one's own variance: one for all that could vary alike, its own for any
+    that varies more. Kept, as each of several alternatives asks for the same ones.
 
     An unpinned guest can vary ten times as much between boots as a pinned one, and pooling it would
-    find differences that are none. The one that fits the others least is put apart, until the rest
-    could be equal (F tests, corrected for their number).
+    find differences that are none. The one with the greatest variance is set apart, until Cochran's
+    test finds none that is greater than chance explains.
     """
-    alike = list(range(len(own)))
+    alike = sorted(own, reverse=True)
     while len(alike) > 1:
-        fits = {place: _fit(own[place], [own[i] for i in alike if i != place]) for place in alike}
-        level = UNEQUAL_BELOW if len(alike) > 2 else UNEQUAL_BELOW_OF_TWO
-        worst = min(alike, key=lambda place: fits[place])
-        if fits[worst] * len(alike) / 2 >= level:
+        largest, *rest = alike
+        beside = _pool(rest)
+        f = largest.value / beside.value
+        p = len(alike) * f_upper_p(f, largest.freedom, beside.freedom)
+        if p >= VARIES_MORE:
             break
-        alike = [] if len(alike) == 2 else [place for place in alike if place != worst]
-    found = dict(zip(own, own, strict=True))
-    if alike:
-        together = _pooled([own[place] for place in alike])
-        found |= {own[i]: _lent(own[i], together, several=len(alike) > 2) for i in alike}
+        alike = rest
+    found = {one: one for one in own}
+    if len(alike) > 1:
+        together = _pool(alike)
+        found |= dict.fromkeys(alike, together)
     return found
 
 
-def _lent(own: _Variance, together: _Variance, *, several: bool) -> _Variance:
-    """The variance of those that are alike; its own where that is clearly more."""
-    if several and own.value > CLEARLY_MORE * together.value:
-        return together._replace(value=own.value)
-    return together
-
-
-def _pooled(variances: Sequence[_Variance]) -> _Variance:
+def _pool(variances: Sequence[_Variance]) -> _Variance:
     freedom = math.fsum(one.freedom for one in variances)
-    return _Variance(math.fsum(one.value * one.freedom for one in variances) / freedom, freedom,
-                     True)  # fmt: skip
+    value = math.fsum(one.value * one.freedom for one in variances) / freedom
+    return _Variance(value, freedom, True)
 
 
-def _fit(one: _Variance, others: Sequence[_Variance]) -> float:
-    """How likely variances at least this far apart are by chance."""
-    large, small = sorted((one, _pooled(others)), key=lambda part: -part.value)
-    return min(1.0, 2 * f_upper_p(large.value / small.value, large.freedom, small.freedom))
+def _by_blocks(
+    first: Series, second: Series, others: Iterable[Series]
+) -> tuple[float, float] | None:
+    """The same with rounds as blocks (two-way analysis of variance); None where they are none.
+
+    Every alternative that has one boot in each round counts.
+    """
+    blocks = _blocks(first)
+    if blocks is None or _blocks(second) != blocks:
+        return None
+    every = [first, second, *(one for one in others if _blocks(one) == blocks)]
+    order = sorted(blocks)
+    rows = [
+        [math.log(dict(zip(one.blocks, one.medians, strict=True))[block]) for block in order]
+        for one in every
+    ]
+    count, rounds = len(rows), len(order)
+    whole = math.fsum(map(math.fsum, rows)) / (count * rounds)
+    of_row = [math.fsum(row) / rounds for row in rows]
+    of_round = [math.fsum(column) / count for column in zip(*rows, strict=True)]
+    freedom = float((count - 1) * (rounds - 1))
+    residual = math.fsum(
+        (value - mean - level + whole) ** 2
+        for row, mean in zip(rows, of_row, strict=True)
+        for value, level in zip(row, of_round, strict=True)
+    )
+    inner = math.fsum(one.inner_variance for one in every) / count
+    variance = max(residual / freedom, inner, RESOLUTION**2)
+    between = count * math.fsum((level - whole) ** 2 for level in of_round) / (rounds - 1)
+    if f_upper_p(between / variance, rounds - 1.0, freedom) >= BLOCKS_DIFFER:
+        return None
+    return math.sqrt(2 * variance / rounds), freedom
 
 
-def _standard_error(
-    variances: tuple[_Variance, _Variance], counts: tuple[int, int]
-) -> tuple[float, float]:
-    """Standard error of the difference, and its degrees of freedom: Student's where both sides'
-    rest on the pooled ones, else Welch's."""
-    (a, b), (m, n) = variances, counts
-    one, other = a.value / m, b.value / n
-    apart = one + other
-    if a.pooled and b.pooled:
-        return math.sqrt(apart), a.freedom
-    return math.sqrt(apart), apart**2 / (one**2 / a.freedom + other**2 / b.freedom)
+def _blocks(series: Series) -> frozenset[tuple[str, int]] | None:
+    """The rounds of a series with one boot in each; None where there are others, or none."""
+    blocks = [one for one in series.blocks if one is not None]
+    complete = len(blocks) == len(series.medians) == len(set(blocks))
+    return frozenset(blocks) if complete and blocks else None

@@ -5,9 +5,12 @@ A run names its states by the hand-over latency that it measured, "27 ns", and t
 states of one run never become one.
 
 A layout that pins decides where vCPUs stand: siblings of one core under one, cores of their own
-under the other. Where each alternative has a place of its own, that place is its `usual` state, and
-those are compared: the difference is the layout's doing. Where unpinned vCPUs stand is chance; that
-they move all the time is not.
+under the other. Where each alternative has a place of its own in every boot, that place is its
+`usual` state, and those are compared: the difference is the layout's doing. Where unpinned vCPUs
+stand is chance; that they move all the time is not.
+
+Where the boots of an alternative contradict each other, one wholly in one state, one wholly in
+another, no state stands for it: the boots stay the unit, and states are no series.
 """
 
 import re
@@ -24,7 +27,7 @@ from homenode.results.vantage import Vantage
 
 USUAL = "usual"
 USUAL_SHARE = 2 / 3
-"""Of an alternative's samples, at least, that a place must have to be its usual one."""
+"""Of a boot's samples, at least, that a place must have to be its usual one."""
 
 _NAME = re.compile(r"(\d{1,9}(?:\.\d)?) ns", re.ASCII)
 
@@ -38,8 +41,8 @@ class _Where(NamedTuple):
     peer_node: int | None
 
 
-_Names = dict[tuple[int, _Where, str], str]
-"""(place of the run, where, its name) -> the name for all."""
+_Names = dict[tuple[int, _Where, str], str | None]
+"""(place of the run, where, its name) -> the name for all; None: it is no series of its own."""
 
 
 def joint_states(groups: Sequence[Sequence[Run]]) -> tuple[tuple[Run, ...], ...]:
@@ -77,35 +80,57 @@ def _joint_names(runs: Sequence[Run]) -> _Names:
 
 
 def _usual_names(groups: Sequence[Sequence[Run]]) -> _Names:
-    counts: dict[_Where, dict[int, Counter[str]]] = {}
+    boots: dict[_Where, dict[int, dict[tuple[int, int], Counter[str]]]] = {}
+    place = 0
     for number, group in enumerate(groups):
         for run in group:
             for sample in _placed(run):
                 assert sample.state is not None
-                of_group = counts.setdefault(_where(sample), {}).setdefault(number, Counter())
-                of_group[sample.state] += 1
+                of_group = boots.setdefault(_where(sample), {}).setdefault(number, {})
+                of_group.setdefault((place, sample.boot), Counter())[sample.state] += 1
+            place += 1
     names: _Names = {}
-    for where, by_group in counts.items():
-        usual = {
-            number: _usual(counter, is_fixed=all(map(_is_fixed, groups[number])))
-            for number, counter in by_group.items()
+    for where, by_group in boots.items():
+        states = {number: _states_of_boots(of.values()) for number, of in by_group.items()}
+        renamed = {
+            number: {state for counter in of.values() for state in counter}
+            for number, of in by_group.items()
         }
-        if None in usual.values() or len(set(usual.values())) < 2:
-            continue
+        if any(len(one) > 1 for one in states.values()):
+            new: str | None = None
+        else:
+            usual = {
+                number: _usual(one, is_fixed=all(map(_is_fixed, groups[number])))
+                for number, one in states.items()
+            }
+            if None in usual.values() or len(set(usual.values())) < 2:
+                continue
+            new, renamed = USUAL, {number: {str(one)} for number, one in usual.items()}
         place = 0
         for number, group in enumerate(groups):
             for _ in group:
-                state = usual.get(number)
-                if state is not None:
-                    names[place, where, state] = USUAL
+                names |= {(place, where, state): new for state in renamed.get(number, ())}
                 place += 1
     return names
 
 
-def _usual(states: Counter[str], *, is_fixed: bool) -> str | None:
-    state, count = states.most_common(1)[0]
-    chosen = is_fixed or state == MOVING
-    return state if chosen and count >= USUAL_SHARE * states.total() else None
+def _states_of_boots(boots: Iterable[Counter[str]]) -> frozenset[str | None]:
+    """States that boots are wholly in; None among them for boots that are in several."""
+    found = set()
+    mixed = False
+    for counter in boots:
+        state, count = counter.most_common(1)[0]
+        if count >= USUAL_SHARE * counter.total():
+            found.add(state)
+        else:
+            mixed = True
+    # Boots that move among states contradict none; beside others they only have no usual one.
+    return frozenset(found) if not mixed or len(found) > 1 else frozenset({None})
+
+
+def _usual(states: frozenset[str | None], *, is_fixed: bool) -> str | None:
+    (state,) = states
+    return state if is_fixed or state == MOVING else None
 
 
 def _is_fixed(run: Run) -> bool:
@@ -129,8 +154,8 @@ def _applied(groups: Sequence[Sequence[Run]], names: _Names) -> tuple[tuple[Run,
 def _renamed(run: Run, place: int, names: _Names) -> Run:
     samples = []
     for sample in run.samples:
-        name = None if sample.state is None else names.get((place, _where(sample), sample.state))
-        samples.append(sample if name is None else replace(sample, state=name))
+        key = (place, _where(sample), sample.state or "")
+        samples.append(replace(sample, state=names[key]) if key in names else sample)
     return replace(run, samples=tuple(samples))
 
 

@@ -4,18 +4,32 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from homenode.analyse.comparison import Effect, Outcome
+from homenode.analyse.comparison import ORDER, PRINTED, WEAKENING, Effect, EvidenceLevel, Outcome
 from homenode.analyse.correction import Tested, corrected
 from homenode.analyse.intervals import CONFIDENCE, Interval
 from homenode.metrics import Metric, metric_of
 from homenode.objective import Objective
 
+LEAST_BEYOND_DRIFT = 1.25
+"""A machine that warms up or is shared drifts by a tenth over hours, not by twice as much."""
+
+LEAST_STATES = 1.5
+"""Placement states that have been seen are 1.6 to 1.9 x apart: one cache domain's link, or two."""
+
+BOOTS_BEYOND_STATES = 5
+"""Boots of each layout that do not all fall apart into two states by chance (0.2 %)."""
+
 
 class Found(NamedTuple):
-    """An effect that nobody has judged yet, with what its interval rests on."""
+    """An effect that nobody has judged yet, with what its interval rests on.
+
+    apart: the ratio above 1 by which the two boots that are nearest to each other differ, one of
+    each side; below 1 where boots of the two overlap.
+    """
 
     effect: Effect
     interval: Interval | None
+    apart: float
 
 
 def metric_of_effect(effect: Effect) -> Metric:
@@ -33,7 +47,7 @@ def is_large(effect: Effect) -> bool:
 def judged(found: Sequence[Found]) -> Iterator[Effect]:
     """Effects with corrected p values and outcomes; primary ones are corrected by objective."""
     families: dict[Objective | None, dict[int, Tested]] = {}
-    for place, (effect, interval) in enumerate(found):
+    for place, (effect, interval, _) in enumerate(found):
         if effect.primary and interval is not None:
             metric = metric_of_effect(effect)
             family = (*metric.primary, *metric.stands_in, None)[0]
@@ -42,17 +56,49 @@ def judged(found: Sequence[Found]) -> Iterator[Effect]:
     adjusted: dict[int, float] = {}
     for family_found in families.values():
         adjusted.update(zip(family_found, corrected(tuple(family_found.values())), strict=True))
-    for place, (effect, _) in enumerate(found):
+    for place, one in enumerate(found):
         p = adjusted.get(place)
-        yield replace(effect, p_adjusted=p, outcome=_outcome(effect, effect.p if p is None else p))
+        effect = replace(one.effect, p_adjusted=p)
+        outcome = _outcome(effect, effect.p if p is None else p, one.apart)
+        yield replace(effect, outcome=outcome, level=_level(effect, outcome))
 
 
-def _outcome(effect: Effect, p: float | None) -> Outcome:
-    if effect.doubts or p is None or effect.low is None or effect.high is None:
+def _outcome(effect: Effect, p: float | None, apart: float) -> Outcome:
+    if set(effect.doubts) - WEAKENING:
+        return Outcome.CANNOT_TELL
+    direction = Outcome.BETTER if effect.gain > 1 else Outcome.WORSE
+    if effect.doubts:
+        least = metric_of_effect(effect).boot_variation
+        least = max(least, LEAST_BEYOND_DRIFT) if ORDER in effect.doubts else least
+        return direction if apart >= least else Outcome.CANNOT_TELL
+    if p is None or effect.low is None or effect.high is None:
         return Outcome.CANNOT_TELL
     if p < 1 - CONFIDENCE:
-        return Outcome.BETTER if effect.gain > 1 else Outcome.WORSE
+        return direction
     room = 1 + metric_of_effect(effect).matters
     if 1 / room < effect.low and effect.high < room:
         return Outcome.NO_DIFFERENCE
     return Outcome.CANNOT_TELL
+
+
+def _level(effect: Effect, outcome: Outcome) -> EvidenceLevel:
+    if PRINTED in effect.doubts:
+        return EvidenceLevel.PUBLISHED
+    if WEAKENING & set(effect.doubts) or _could_be_states(effect, outcome):
+        return EvidenceLevel.PROVISIONAL
+    return EvidenceLevel.MEASURED
+
+
+def _could_be_states(effect: Effect, outcome: Outcome) -> bool:
+    """Whether boots of one layout that fall into two states explain the difference.
+
+    With n boots of each, all of one side in one state and all of the other in the other happens
+    in 2 of 4^n cases: 3.1 % of three boots, 0.2 % of five.
+    """
+    metric, gain = metric_of_effect(effect), max(effect.gain, 1 / effect.gain)
+    return (
+        outcome in (Outcome.BETTER, Outcome.WORSE)
+        and metric.boot_variation >= LEAST_STATES
+        and LEAST_STATES <= gain < metric.boot_variation
+        and min(effect.boots) < BOOTS_BEYOND_STATES
+    )

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from homenode.analyse.alternative import Alternative
 from homenode.bdf import Bdf
 from homenode.metrics import Metric, metric_of
-from homenode.results.model import UNSETTLED, Sample, Statistic
+from homenode.results.model import UNSETTLED, RunHead, Sample, Statistic
 
 LEAST_UNDISTURBED = 3
 """Disturbed samples are left out while at least this many others are there in a boot."""
@@ -47,7 +47,8 @@ class Series:
     medians: of each boot, above 0. inner_variance: mean variance of a boot's median as its samples
     tell it, on the logarithmic scale; 0 where they cannot. samples: how many were used. low, high:
     of everything that was used. replicated: the medians are of boots that were really made, not of
-    figures that somebody printed. devices: whose the slowest was taken of.
+    figures that somebody printed. devices: whose the slowest was taken of. blocks: of each boot,
+    (experiment, round), None where it is of no round.
     """
 
     key: SeriesKey
@@ -58,6 +59,7 @@ class Series:
     high: float
     replicated: bool
     devices: frozenset[Bdf]
+    blocks: tuple[tuple[str, int] | None, ...] = ()
 
     @property
     def value(self) -> float:
@@ -65,9 +67,13 @@ class Series:
         return math.exp(statistics.fmean(map(math.log, self.medians)))
 
 
+_Block = tuple[str, int] | None
+
+
 class _Taken(NamedTuple):
     boot: tuple[str, int]
     sample: Sample
+    block: _Block
 
 
 def is_refused(sample: Sample) -> bool:
@@ -83,11 +89,12 @@ def series_of(alternative: Alternative) -> dict[SeriesKey, Series]:
     taken: dict[SeriesKey, list[_Taken]] = {}
     names = Counter(run.head.name for run in alternative.runs)
     for place, run in enumerate(alternative.runs):
+        block = _block(run.head)
         own = run.head.name if names[run.head.name] == 1 else f"{run.head.name}\n{place}"
         for sample in run.samples:
             if not is_refused(sample) and sample.state != UNSETTLED:
                 boot = _boot(run.head.boots, own, sample)
-                taken.setdefault(_key(sample), []).append(_Taken(boot, sample))
+                taken.setdefault(_key(sample), []).append(_Taken(boot, sample, block))
     if len(names) < len(alternative.runs):
         taken = {key: _once(samples) for key, samples in taken.items()}
     found = {key: _series(key, samples) for key, samples in taken.items()}
@@ -120,13 +127,18 @@ def _once(taken: Sequence[_Taken]) -> list[_Taken]:
     by figure: somebody gave, or imported, it twice.
     """
     figures: dict[tuple[str, int], list[float]] = {}
-    for boot, sample in taken:
+    for boot, sample, _ in taken:
         figures.setdefault(boot, []).append(sample.value)
     first: dict[tuple[str, int, tuple[float, ...]], tuple[str, int]] = {}
     for boot, values in figures.items():
         first.setdefault((boot[0].partition("\n")[0], boot[1], tuple(values)), boot)
     kept = set(first.values())
     return [one for one in taken if one.boot in kept or one.boot[1] < 0]
+
+
+def _block(head: RunHead) -> _Block:
+    known = head.experiment is not None and head.block is not None
+    return (head.experiment or "", head.block or 0) if known else None
 
 
 def _boot(boots: Sequence[str], own: str, sample: Sample) -> tuple[str, int]:
@@ -145,8 +157,10 @@ def _key(sample: Sample) -> SeriesKey:
 
 def _series(key: SeriesKey, taken: Sequence[_Taken]) -> Series:
     boots: dict[tuple[str, int], list[Sample]] = {}
-    for boot, sample in taken:
+    blocks: dict[tuple[str, int], _Block] = {}
+    for boot, sample, block in taken:
         boots.setdefault(boot, []).append(sample)
+        blocks[boot] = block
     kept = [_undisturbed(samples) for samples in boots.values()]
     values = [[sample.value for sample in samples] for samples in kept]
     everything = [value for boot in values for value in boot]
@@ -159,6 +173,7 @@ def _series(key: SeriesKey, taken: Sequence[_Taken]) -> Series:
         max(everything),
         all(sample.statistic is Statistic.SAMPLE for boot in kept for sample in boot),
         frozenset(),
+        tuple(blocks.values()),
     )
 
 
@@ -208,12 +223,14 @@ def _folded(key: SeriesKey, devices: dict[object, list[_Taken]]) -> Series:
     metric = metric_of(key.metric)
     take_worst = max if metric is not None and metric.lower_is_better else min
     by_boot: dict[tuple[str, int], list[float]] = {}
+    blocks: dict[tuple[str, int], _Block] = {}
     variances = []
     samples = 0
     for taken in devices.values():
         boots: dict[tuple[str, int], list[Sample]] = {}
-        for boot, sample in taken:
+        for boot, sample, block in taken:
             boots.setdefault(boot, []).append(sample)
+            blocks[boot] = block
         kept = {boot: _undisturbed(found) for boot, found in boots.items()}
         values = {boot: [one.value for one in found] for boot, found in kept.items()}
         for boot, found_values in values.items():
@@ -231,4 +248,5 @@ def _folded(key: SeriesKey, devices: dict[object, list[_Taken]]) -> Series:
         max(sample.value for sample in every),
         all(sample.statistic is Statistic.SAMPLE for sample in every),
         frozenset(sample.device for sample in every if sample.device is not None),
+        tuple(blocks[boot] for boot in by_boot),
     )

@@ -10,13 +10,13 @@ from enum import StrEnum
 
 from homenode.analyse.alternative import Alternative
 from homenode.analyse.compare import compare
-from homenode.analyse.comparison import Effect, Outcome
+from homenode.analyse.comparison import PRINTED, Effect, Outcome
 from homenode.analyse.outcomes import is_large
-from homenode.analyse.standing import PRINTED_MATTERS
 from homenode.metrics import METRICS
 from homenode.results.model import Run, Sample
 
-_WEAK = frozenset({"published-figures"})
+PRINTED_MATTERS = 0.10
+"""Single printed figures that are nearer than this tell nothing: nobody knows their noise."""
 
 
 class Switch(StrEnum):
@@ -50,7 +50,7 @@ class SwitchEffect:
     """One switch's effect on one metric of one machine.
 
     effect: as compared. judged: better or worse by as much as matters, no difference that does, or
-    cannot tell; printed figures that differ by PRINTED_MATTERS are judged as such, one figure each.
+    cannot tell; printed figures that differ by PRINTED_MATTERS are shown as such, one figure each.
     """
 
     switch: Switch
@@ -101,11 +101,11 @@ def _may_stand(sample: Sample) -> bool:
 
 def judged(effect: Effect) -> Outcome:
     """The effect's outcome as far as it matters; of printed figures what their difference says."""
-    if not effect.doubts or set(effect.doubts) - _WEAK:
+    if set(effect.doubts) != {PRINTED}:
         is_told = effect.outcome in (Outcome.BETTER, Outcome.WORSE)
         return Outcome.NO_DIFFERENCE if is_told and not is_large(effect) else effect.outcome
     if max(effect.gain, 1 / effect.gain) < 1 / (1 - PRINTED_MATTERS):
-        return Outcome.NO_DIFFERENCE
+        return Outcome.CANNOT_TELL
     return Outcome.BETTER if effect.gain > 1 else Outcome.WORSE
 
 

@@ -1,65 +1,137 @@
-"""Verdict: what to run for an objective on one kind of machine, as far as its results reach."""
+"""Verdict: what to run for an objective on one machine, as far as one kind of evidence reaches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from homenode.analyse.alternative import Alternative, alternatives
-from homenode.analyse.comparison import Doubt, once
+from homenode.analyse.comparison import Doubt, EvidenceLevel, once
 from homenode.analyse.doubts import doubts_of
-from homenode.analyse.standing import (
-    PRINTED_MATTERS,
-    Field,
-    Position,
-    Standing,
-    field_for,
-    field_on,
-)
-from homenode.analyse.words import figure_text, percent_text, range_text
+from homenode.analyse.ranking import Position, RankedResult, Ranking, ranking_for
+from homenode.analyse.summary import is_refused
+from homenode.findings import Finding
 from homenode.metrics import METRICS, primaries
 from homenode.objective import Objective
 from homenode.plan.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
-from homenode.results.model import UNKNOWN_SWITCHES, Run, Switches
+from homenode.results.model import UNKNOWN_SWITCHES, Origin, Run, Switches
 from homenode.units import format_bytes
 
 
-class Rung(StrEnum):
-    """What a verdict rests on, the best first."""
+class ReasonId(StrEnum):
+    """Why a choice was made, or none was."""
 
-    MEASURED_HERE = "measured-here"
-    MEASURED_ON_KIND = "measured-on-this-kind"
-    PUBLISHED = "published"
-    REASONED = "reasoned"
+    BEST = "best"  # the others are worse by as much as matters
+    CONSERVATIVE = "conservative"  # of those that are no worse, the one that risks least
+    LEAST_CHANGE = "least-change"  # none is worse: nothing needs to change
+    DENSITY = "density"  # of those that are no worse, one that exposes siblings
+    ONE_NODE = "one-node"  # cells and expander buses have nothing to show
+    NO_EXPANDER_BUS = "no-expander-bus"  # the VM's machine type takes none
+    PRIOR = "prior"  # figures of other machines
+    NO_LAYOUT = "no-layout"  # the choice is no layout: the layout is reasoned
+    SIBLINGS = "siblings"  # what exposing them gained
+    PIN_REGRESSION = "pin-regression"  # pinning lost throughput: the pins are wrong
+    UNDECIDED = "undecided"  # an alternative may be as good, or much worse
+    HEALTH = "health"  # a critical finding about links or pins
+    NOT_REAL = "not-real"  # emulated or synthesised figures
+    UNUSABLE = "unusable"  # whoever measured marked the figures
+    REFUSED = "refused"  # zeroes
+    NO_FIGURES = "no-figures"  # of the objective, by layout
+    ONE_ALTERNATIVE = "one-alternative"  # nothing to compare it with
+    CANNOT_TELL = "cannot-tell"  # the doubts say why
+
+
+STOPS = frozenset({ReasonId.HEALTH, ReasonId.NOT_REAL, ReasonId.UNUSABLE})
+"""With these nothing is concluded from a machine's figures, whatever the objective."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """alternative, metric, ratio: what it is about, None where it is about none. detail: in words,
+    for people only."""
+
+    id: ReasonId
+    alternative: str | None = None
+    metric: str | None = None
+    ratio: float | None = None
+    detail: str = ""
+
+
+class Difference(StrEnum):
+    """Why our answer is not that of a publication."""
+
+    FIGURES = "figures"  # its own figures say otherwise
+    NOT_SHOWN = "not-shown"  # its figures do not tell the two apart
+    NO_FIGURES = "no-figures"  # it has none of this objective for its choice
+    STRONGER = "stronger"  # stronger evidence says otherwise
+    HEALTH = "health"  # the machine is to be repaired first
+
+
+@dataclass(frozen=True, slots=True)
+class SourceVerdict:
+    """What a publication recommends for the machine. choices: labels; none = nothing before repair.
+
+    agrees: ours is one of them. difference: why not; ratio: ours over theirs, above 1 is better.
+    """
+
+    publication: str
+    choices: tuple[str, ...]
+    quote: str
+    agrees: bool
+    difference: Difference | None
+    metric: str | None
+    ratio: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer for one objective on one system.
+    """The answer for one objective on one machine.
 
-    choice: the alternative to run, None where none can be named. layout: the simplest preset that
-    agrees with it, None where the choice is no layout. also: others that are no worse. avoid: those
-    that are worse; of one in neither nothing can be told. memory_mode, huge_pages: for people.
-    measure_next: the layout that nobody has measured and that could change the answer. notes: what
-    is wrong with published figures. advice: what their authors say. sources: where the figures are
-    from.
+    level: of the evidence; None where there is no answer. here: it is of this very machine; False:
+    of others of its kind, or of none. choice: the alternative to run, None where none can be named.
+    layout: the preset to run; where the choice is no layout, the reasoned one. keep_vcpus: siblings
+    take half the cores rather than double the vCPUs. also: others that are no worse. avoid: those
+    that are worse; of one in neither nothing can be told. memory_mode, huge_pages: in words, None
+    where nothing is known. results: by metric, best first. boots: fewest and most of an
+    alternative, None for printed figures. findings: what stops any recommendation. measure_next:
+    the layout that nobody has measured and that could change the answer. published: what
+    publications recommend. passed: what stronger evidence could not tell. notes: what is wrong with
+    published figures.
     """
 
     objective: Objective
     system: str
-    rung: Rung
+    level: EvidenceLevel | None
+    here: bool
     choice: str | None
     layout: str | None
+    keep_vcpus: bool
     also: tuple[str, ...]
     avoid: tuple[str, ...]
-    memory_mode: str
-    huge_pages: str
-    statement: str
-    standings: tuple[Standing, ...]
+    memory_mode: str | None
+    huge_pages: str | None
+    results: tuple[RankedResult, ...]
+    boots: tuple[int, int] | None
+    reasons: tuple[Reason, ...]
+    findings: tuple[Finding, ...]
     doubts: tuple[Doubt, ...]
     measure_next: str | None
+    published: tuple[SourceVerdict, ...] = ()
+    passed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    advice: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
+
+    def why(self, id: ReasonId) -> Reason | None:
+        """The reason of that id, or None."""
+        return next((one for one in self.reasons if one.id is id), None)
+
+    @property
+    def stopped(self) -> bool:
+        """Nothing may be concluded before something is repaired, or measured for real."""
+        return any(one.id in STOPS for one in self.reasons)
+
+    def on(self, metric: str) -> tuple[RankedResult, ...]:
+        """Results on one metric, best first."""
+        return tuple(one for one in self.results if one.metric == metric)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,80 +142,123 @@ class Verdicts:
     skipped: tuple[str, ...]
 
 
-_SIMPLEST = (
-    "default", "pin", "pin-bound", "pin-numa", "pin-numa-pci", "pin-numa-smt", "pin-numa-pci-smt",
+CONSERVATIVE = (
+    "pin", "default", "pin-bound", "pin-numa", "pin-numa-pci", "pin-numa-smt", "pin-numa-pci-smt",
 )  # fmt: skip
-"""Of equals, the one that changes least is named."""
-
-_TIE_BREAK = {Objective.COLLECTIVE: "memory-latency"}
-"""What decides among equals before simplicity does: a collective's proxies wait for memory."""
-
-_UNTOLD = "not said"
+"""Of equals, the first is named: pins keep what was measured from changing with the load, and
+whatever the guest is shown beyond that can mislead it. It is the study's own advice."""
 
 
-def verdict(system: str, runs: Sequence[Run], objective: Objective, rung: Rung) -> Verdict:
-    """The verdict of one system's runs; runs of several hosts of one kind are not mixed here."""
-    chosen_from = [
-        one
-        for one in alternatives(runs)
-        if one.switches != UNKNOWN_SWITCHES or one.arrangement is not None
-    ]
-    field, used = field_for(chosen_from, objective)
-    own = once(doubt for one in alternatives(runs) for doubt in doubts_of(one))
-    of_objective = tuple(doubt for doubt in own if _concerns(doubt, objective))
-    doubts = once(
-        doubt for doubt in (*field.doubts, *of_objective) if _fits(doubt, objective, used)
-    )
-    empty = Verdict(
-        objective, system, rung, None, None, (), (), _UNTOLD, _UNTOLD, "", field.standings, doubts,
-        None, sources=tuple(dict.fromkeys(run.head.source for run in runs if run.head.source)),
+def no_verdict(objective: Objective, system: str, *reasons: Reason) -> Verdict:
+    """A verdict without a choice."""
+    return Verdict(
+        objective, system, None, False, None, None, False, (), (), None, None, (), None, reasons,
+        (), (), None,
     )  # fmt: skip
-    excluded = [doubt for doubt in own if doubt.id in ("unusable", "no-real-machine")]
-    if excluded:
-        detail = "; ".join(dict.fromkeys(doubt.detail for doubt in excluded))
-        return replace(empty, statement=f"excluded: {detail}", doubts=tuple(excluded))
+
+
+def verdict(system: str, runs: Sequence[Run], objective: Objective) -> Verdict:
+    """The verdict of one machine's runs alone; runs of several machines are not mixed here."""
+    every = alternatives(runs)
+    candidates = [
+        one for one in every if one.switches != UNKNOWN_SWITCHES or one.arrangement is not None
+    ]
+    ranking, used = ranking_for(candidates, objective)
+    own = once(doubt for one in every for doubt in doubts_of(one))
+    empty = replace(
+        no_verdict(objective, system),
+        results=ranking.results,
+        boots=_boots(used),
+        sources=tuple(dict.fromkeys(run.head.source for run in runs if run.head.source)),
+    )
+    stops = tuple(_stops(runs))
+    if stops:
+        return replace(
+            empty, reasons=stops,
+            doubts=tuple(one for one in own if one.id in ("unusable", "no-real-machine")),
+        )  # fmt: skip
+    refused = [metric for metric in primaries(objective) if _is_refused(runs, metric.id)]
+    of_objective = tuple(
+        doubt for doubt in own if doubt.blocks or (doubt.id == "refused-figures" and refused)
+    )
+    doubts = once(
+        doubt for doubt in (*ranking.doubts, *of_objective) if _fits(doubt, objective, used)
+    )
+    empty = replace(empty, doubts=doubts)
     if len(used) < 2:
-        return replace(empty, statement=_nothing(used, objective, doubts))
-    acceptable = field.acceptable()
+        if refused and not used:
+            reason = Reason(ReasonId.REFUSED, metric=refused[0].id)
+        elif used:
+            reason = Reason(ReasonId.ONE_ALTERNATIVE, used[0].label)
+        else:
+            reason = Reason(ReasonId.NO_FIGURES)
+        return replace(empty, reasons=(reason,))
+    acceptable = ranking.acceptable()
     if not acceptable:
         return replace(
             empty,
-            statement="cannot tell: " + _blocked(doubts),
+            reasons=(Reason(ReasonId.CANNOT_TELL),),
             measure_next=_unmeasured(used, None, objective),
         )
-    return _decided(empty, field, used, acceptable)
+    return _decided(empty, ranking, used, acceptable)
+
+
+def _stops(runs: Sequence[Run]) -> tuple[Reason, ...]:
+    unreal = {run.head.origin for run in runs} & {Origin.EMULATED, Origin.SYNTHESISED}
+    found = [Reason(ReasonId.NOT_REAL, detail=str(origin)) for origin in sorted(unreal)]
+    told = dict.fromkeys(text for run in runs for text in run.head.unusable)
+    return (*found, *(Reason(ReasonId.UNUSABLE, detail=text) for text in told))
+
+
+def _is_refused(runs: Sequence[Run], metric: str) -> bool:
+    """Whether every figure of a metric is one that no machine gives."""
+    samples = [one for run in runs for one in run.samples if one.metric == metric]
+    return bool(samples) and all(map(is_refused, samples))
+
+
+def _boots(used: Sequence[Alternative]) -> tuple[int, int] | None:
+    if not used or any(run.head.origin is Origin.PUBLISHED for one in used for run in one.runs):
+        return None
+    counts = [
+        len({(place, s.boot) for place, run in enumerate(one.runs) for s in run.samples})
+        for one in used
+    ]
+    return min(counts), max(counts)
 
 
 def _decided(
-    empty: Verdict, field: Field, used: tuple[Alternative, ...], acceptable: tuple[str, ...]
+    empty: Verdict, ranking: Ranking, used: tuple[Alternative, ...], acceptable: tuple[str, ...]
 ) -> Verdict:
     objective = empty.objective
-    by_label = {one.label: one for one in used}
-    kept = [by_label[label] for label in acceptable]
-    untold = field.untold()
-    avoid = tuple(one.label for one in used if one.label not in (*acceptable, *untold))
-    # Where nothing is worse, nothing needs to change: a second metric decides among the rest only.
-    remaining, because = _tie_broken(kept, objective) if avoid else (kept, None)
-    choice = min(remaining, key=lambda one: (*_rank(one, objective), acceptable.index(one.label)))
-    regressed = _pin_regression(field, used)
-    doubts = (*empty.doubts, *regressed)
-    statement = _statement(field, choice.label, acceptable, avoid)
-    if because and choice.label != acceptable[0]:
-        statement += f"; {choice.label} over {acceptable[0]} rests on {because} only"
-    elif because:
-        statement += f"; among equals {because} decided"
-    statement += _siblings(field, used, choice)
-    statement += "".join(f"; the pins of {one.subject} are to be reviewed" for one in regressed)
+    kept = [one for one in used if one.label in acceptable]
+    undecided = ranking.undecided()
+    avoid = tuple(one.label for one in used if one.label not in (*acceptable, *undecided))
+    none_worse = not avoid and ranking.level() is EvidenceLevel.MEASURED
+    order = _SIMPLEST if none_worse else CONSERVATIVE
+    choice = min(kept, key=lambda one: (*_rank(one, objective, order), acceptable.index(one.label)))
+    if len(kept) == 1:
+        why = ReasonId.BEST
+    elif objective is Objective.DENSITY and choice.switches.siblings is Siblings.EXPOSED:
+        why = ReasonId.DENSITY
+    else:
+        why = ReasonId.LEAST_CHANGE if none_worse else ReasonId.CONSERVATIVE
+    doubts, reasons = _pin_regression(ranking, used)
     return replace(
         empty,
+        level=ranking.level(),
         choice=choice.label,
-        layout=_preset(choice.switches),
+        layout=preset_of(choice.switches),
         also=tuple(label for label in acceptable if label != choice.label),
         avoid=avoid,
         memory_mode=_memory_mode(choice),
-        huge_pages=_UNTOLD if choice.page_bytes is None else format_bytes(choice.page_bytes),
-        statement=statement,
-        doubts=doubts,
+        huge_pages=None if choice.page_bytes is None else format_bytes(choice.page_bytes),
+        reasons=(
+            Reason(why, choice.label),
+            *(Reason(ReasonId.UNDECIDED, label) for label in undecided),
+            *_siblings(ranking, used, choice),
+            *reasons,
+        ),
+        doubts=(*empty.doubts, *doubts),
         measure_next=_unmeasured(used, choice, objective),
     )
 
@@ -156,51 +271,21 @@ def _fits(doubt: Doubt, objective: Objective, used: Sequence[Alternative]) -> bo
     return not tried and objective in (Objective.COLLECTIVE, Objective.DEVICE_TRANSFER)
 
 
-def _concerns(doubt: Doubt, objective: Objective) -> bool:
-    if doubt.id == "refused-figures":
-        return any(metric.id in doubt.detail for metric in primaries(objective))
-    return doubt.blocks
-
-
-def _nothing(used: Sequence[Alternative], objective: Objective, doubts: Sequence[Doubt]) -> str:
-    metrics = " or ".join(metric.title for metric in primaries(objective))
-    if refused := [doubt for doubt in doubts if doubt.id == "refused-figures"]:
-        return f"nothing to go by: {refused[0].detail} ({refused[0].cause})"
-    if not used:
-        return f"nothing to go by: no figure of {metrics} by layout"
-    return f"nothing to compare: {metrics} is known of {used[0].label} only"
-
-
-def _blocked(doubts: Sequence[Doubt]) -> str:
-    blocking = list(dict.fromkeys(f"{d.detail}: {d.remedy}" for d in doubts if d.blocks))
-    return "; ".join(blocking) or "the alternatives have no figures in common"
-
-
-def _tie_broken(
-    kept: list[Alternative], objective: Objective
-) -> tuple[list[Alternative], str | None]:
-    """Those of equals that the second metric leaves, and what it said; all, None without it."""
-    metric = METRICS.get(_TIE_BREAK.get(objective, ""))
-    if metric is None or len(kept) < 2:
-        return kept, None
-    field = field_on(kept, metric)
-    standings = field.on(metric.id)
-    worse = {one.alternative for one in standings if one.position is Position.WORSE}
-    if len(standings) < len(kept) or not worse:
-        return kept, None
-    told = " against ".join(figure_text(one.value, one.unit) for one in standings)
-    return [one for one in kept if one.label not in worse], f"{metric.title} ({told})"
-
-
-def _rank(one: Alternative, objective: Objective) -> tuple[bool, int]:
-    """Density wants siblings; apart from that, what changes least."""
+def _rank(one: Alternative, objective: Objective, order: Sequence[str]) -> tuple[bool, int]:
+    """Density wants siblings; apart from that, the order of presets."""
     packed = objective is Objective.DENSITY and one.switches.siblings is not Siblings.EXPOSED
-    preset = _preset(one.switches)
-    place = _SIMPLEST.index(preset) if preset in _SIMPLEST else len(_SIMPLEST)
+    preset = preset_of(one.switches)
+    place = order.index(preset) if preset in order else len(order)
     return packed, place
 
 
-def _preset(switches: Switches) -> str | None:
+_SIMPLEST = (
+    "default", "pin", "pin-bound", "pin-numa", "pin-numa-pci", "pin-numa-smt", "pin-numa-pci-smt",
+)  # fmt: skip
+"""From what changes nothing to what changes most."""
+
+
+def preset_of(switches: Switches) -> str | None:
     """The simplest preset that agrees with every switch that is known; None where none is."""
     if switches == UNKNOWN_SWITCHES:
         return None
@@ -220,7 +305,7 @@ def _preset(switches: Switches) -> str | None:
     return None
 
 
-def _memory_mode(choice: Alternative) -> str:
+def _memory_mode(choice: Alternative) -> str | None:
     match choice.switches.memory:
         case MemoryBinding.BOUND_PER_CELL:
             return f"{choice.memory_mode or 'strict'}, per cell"
@@ -228,75 +313,61 @@ def _memory_mode(choice: Alternative) -> str:
             return f"{choice.memory_mode or 'strict'}, on the chosen nodes"
         case MemoryBinding.AS_IT_WAS:
             return "as the document has it"
-    preset = _preset(choice.switches)
-    if preset is not None and PRESETS[preset].memory is MemoryBinding.BOUND_PER_CELL:
-        return "strict, per cell"
-    return _UNTOLD
+    preset = preset_of(choice.switches)
+    return None if preset is None else memory_mode_of(preset)
 
 
-def _statement(field: Field, choice: str, acceptable: Sequence[str], avoid: Sequence[str]) -> str:
-    parts = []
-    for metric in dict.fromkeys(one.metric for one in field.standings):
-        figures = [
-            f"{one.alternative} {figure_text(one.value, one.unit)}"
-            + ("" if one.position is Position.BEST else f" ({_change(one)})")
-            for one in field.on(metric)
-        ]
-        slowest = ", slowest GPU" if field.on(metric)[0].slowest_device else ""
-        parts.append(f"{METRICS[metric].title}{slowest}: {', '.join(figures)}")
-    if untold := field.untold():
-        parts.append(f"cannot tell of {', '.join(untold)}")
-    told = "; ".join(parts)
-    if not avoid:
-        hidden = any(one.position is Position.UNSHOWN for one in field.standings)
-        shown = (
-            f"shown; one below {PRINTED_MATTERS:.0%} may be hidden" if hidden else "that matters"
-        )
-        return f"no difference {shown}: {told}"
-    others = [label for label in acceptable if label != choice]
-    equals = f" (or {', '.join(others)})" if others else ""
-    return f"{choice}{equals} rather than {', '.join(avoid)}: {told}"
+def memory_mode_of(preset: str) -> str:
+    """Where a preset binds memory."""
+    match PRESETS[preset].memory:
+        case MemoryBinding.BOUND_PER_CELL:
+            return "strict, per cell"
+        case MemoryBinding.BOUND:
+            return "strict, on the chosen nodes"
+        case MemoryBinding.AS_IT_WAS:
+            return "as the document has it"
 
 
-def _change(one: Standing) -> str:
-    if one.low is None or one.high is None:
-        return percent_text(one.ratio)
-    return range_text(one.low, one.high)
-
-
-def _siblings(field: Field, used: Sequence[Alternative], choice: Alternative) -> str:
+def _siblings(
+    ranking: Ranking, used: Sequence[Alternative], choice: Alternative
+) -> tuple[Reason, ...]:
     """What exposing siblings gained, where that is the question."""
     exposed = {one.label for one in used if one.switches.siblings is Siblings.EXPOSED}
     hidden = {one.label for one in used if one.switches.siblings is Siblings.HIDDEN}
-    standings = field.on("cpu-throughput")
-    with_siblings = [one for one in standings if one.alternative in exposed]
-    without = [one for one in standings if one.alternative in hidden]
+    results = ranking.on("cpu-throughput")
+    with_siblings = [one for one in results if one.alternative in exposed]
+    without = [one for one in results if one.alternative in hidden]
     if not (with_siblings and without):
-        return ""
+        return ()
     gain = with_siblings[0].value / without[0].value
-    if choice.label in exposed:
-        return f"; siblings give {percent_text(gain)} in all, so each of twice the vCPUs has half"
-    return f"; siblings give {percent_text(gain)} of throughput for twice the vCPUs, and no more"
+    label = with_siblings[0].alternative
+    return (Reason(ReasonId.SIBLINGS, label, "cpu-throughput", gain),)
 
 
-def _pin_regression(field: Field, used: Sequence[Alternative]) -> tuple[Doubt, ...]:
+def _pin_regression(
+    ranking: Ranking, used: Sequence[Alternative]
+) -> tuple[tuple[Doubt, ...], tuple[Reason, ...]]:
     """Pinning that costs processor throughput is a wrong pin, not a property of pinning."""
     pinned = {one.label for one in used if one.switches.pinning is Pinning.ONE_PER_CORE}
     free = {one.label for one in used if one.switches.pinning is Pinning.NONE}
-    standings = field.on("cpu-throughput")
-    if not standings or standings[0].alternative not in free:
-        return ()
-    return tuple(
+    results = ranking.on("cpu-throughput")
+    if not results or results[0].alternative not in free:
+        return (), ()
+    lost = [one for one in results if one.alternative in pinned and one.position is Position.WORSE]
+    doubts = tuple(
         Doubt(
             "pin-regression", one.alternative,
-            f"{percent_text(one.ratio)} of the unpinned guest's throughput", False,
+            f"{one.ratio:.2f} x the unpinned guest's throughput", False,
             "pins on slower cores, on siblings of one core, or on PUs that QEMU's own threads use; "
             "or fewer vCPUs",
             "review the pins: homenode doctor VM.xml, or let homenode plan choose them",
         )
-        for one in standings
-        if one.alternative in pinned and one.position is Position.WORSE
+        for one in lost
     )  # fmt: skip
+    reasons = tuple(
+        Reason(ReasonId.PIN_REGRESSION, one.alternative, one.metric, one.ratio) for one in lost
+    )
+    return doubts, reasons
 
 
 def _unmeasured(
@@ -314,3 +385,8 @@ def _unmeasured(
     if choice is not None and objective is Objective.HOST_BANDWIDTH and choice not in cells:
         return None
     return "pin-numa-pci" if cells and has_gpus else None
+
+
+def titles_of(objective: Objective) -> str:
+    """The metrics that decide for an objective, in words."""
+    return " or ".join(METRICS[one.id].title for one in primaries(objective))

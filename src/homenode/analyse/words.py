@@ -30,28 +30,26 @@ def figure_text(value: float, unit: str) -> str:
     return f"{_digits(value / scale)} {name}"
 
 
-def percent_text(ratio: float) -> str:
-    """A ratio as a change, in factors where it is large.
+def multiple_text(ratio: float) -> str:
+    """A ratio as a multiple; near 1 with the digits that tell it from 1.
 
-    >>> percent_text(1.026), percent_text(0.43), percent_text(4.646), percent_text(1.0)
-    ('+2.6 %', '-57 %', '4.65 times', '0 %')
+    >>> multiple_text(1.026), multiple_text(0.43), multiple_text(4.646), multiple_text(1.0)
+    ('1.026 x', '0.43 x', '4.65 x', '1 x')
     """
-    if ratio >= 2:
-        return f"{ratio:.3g} times"
-    change = (ratio - 1) * 100
-    text = f"{change:+.1f}" if abs(change) < 10 else f"{change:+.0f}"
-    return "0 %" if text in ("+0.0", "-0.0") else f"{text.removesuffix('.0')} %"
+    return f"{_multiple(ratio)} x"
 
 
 def range_text(low: float, high: float) -> str:
-    """Two ratios as a range of changes, the unit once where both have the same.
+    """Two ratios as a range of multiples.
 
-    >>> range_text(0.83, 0.88), range_text(1.5, 7.37), range_text(7.14, 7.37)
-    ('-17 to -12 %', '+50 % to 7.37 times', '7.14 to 7.37 times')
+    >>> range_text(0.83, 0.88), range_text(1.5, 7.37)
+    ('0.83 to 0.88 x', '1.5 to 7.37 x')
     """
-    first, last = percent_text(low), percent_text(high)
-    unit = last.rpartition(" ")[2]
-    return f"{first.removesuffix(f' {unit}')} to {last}"
+    return f"{_multiple(low)} to {multiple_text(high)}"
+
+
+def _multiple(ratio: float) -> str:
+    return f"{ratio:.4g}" if 0.95 < ratio < 1.1 else f"{ratio:.3g}"
 
 
 def _digits(value: float) -> str:

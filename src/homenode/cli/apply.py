@@ -27,6 +27,7 @@ from homenode.cli.placing_options import (
     PolicyOption,
     ReserveDefinedOption,
     ReservePusOption,
+    ResultsOption,
     SparePortsOption,
     UnequalCellsOption,
     WithoutNvlinkOption,
@@ -89,6 +90,7 @@ def apply(
         bool, typer.Option("--quiet", "-q", help="Do not print the explanation.")
     ] = False,
     objective: ObjectiveOption = None,
+    results: ResultsOption = None,
     page_size: PageSizeOption = None,
     device: DeviceOption = None,
     gpus: GpusOption = None,
@@ -163,7 +165,7 @@ def apply(
             spare_ports=spare_ports,
             without_nvlink=without_nvlink,
         )
-        tuning = _tune(state.name, original, wishes, host, after or (), quiet=quiet)
+        tuning = _tune(state.name, original, wishes, host, after or (), results or [], quiet=quiet)
         from homenode.plan.model import is_critical
         from homenode.plan.stored import encode_plan
 
@@ -239,10 +241,14 @@ def _tune(
     wishes: "Wishes",
     host: str | None,
     after: Sequence[Path],
+    results: list[str],
     *,
     quiet: bool,
 ) -> "Tuning":
+    from homenode.auto_layout import settled
+    from homenode.domain.read import read_guest
     from homenode.domain.schema import refuse_new_errors
+    from homenode.evidence.sources import load_evidence
     from homenode.plan.model import Unplannable
     from homenode.sources import load_host
     from homenode.tuning import tune
@@ -251,8 +257,9 @@ def _tune(
     # Where it runs already, its own pins are not taken from it.
     others = tuple(domain for domain in machine.domains if domain.name != name)
     (machine,) = hosts_after((replace(machine, domains=others),), after)
+    chosen = settled(read_guest(original, name), wishes, machine, load_evidence(results))
     try:
-        tuning = tune(original, name, wishes, machine)
+        tuning = tune(original, name, chosen.wishes, machine)
     except Unplannable as error:
         from homenode.cli.planning import say_why_not
 
@@ -266,6 +273,10 @@ def _tune(
         from homenode.report.plan_text import plan_text
 
         console().print(plan_text(explain(tuning.plan, machine)))
+        if chosen.verdict is not None:
+            from homenode.report.verdict_text import layout_text
+
+            console().print(layout_text(chosen.verdict))
     for known in tuning.notes:
         note(known)
     return tuning

@@ -27,8 +27,32 @@ VM = "The VM (instead of what the document says)"
 PLACING = "Placement"
 LAYOUT = "Layout switches (override the preset)"
 
+LayoutOption = Annotated[
+    str,
+    typer.Option(
+        "--layout",
+        "-l",
+        metavar="PRESET",
+        help="default, pin, pin-bound, pin-numa, pin-numa-smt, pin-numa-pci, pin-numa-pci-smt; the "
+        "study's names; or auto: what the evidence recommends.",
+    ),
+]
+
 ObjectiveOption = Annotated[
-    Objective | None, typer.Option("--objective", help="With --layout auto: what the VM is for.")
+    Objective | None,
+    typer.Option(
+        "--objective",
+        help="With --layout auto: what the VM is for. Default: what its devices suggest.",
+    ),
+]
+
+ResultsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--results",
+        metavar="DIR",
+        help="With --layout auto: results that decide as well, beside published figures.",
+    ),
 ]
 
 PageSizeOption = Annotated[

@@ -21,6 +21,7 @@ from homenode.cli.placing_options import (
     HostReserveOption,
     HousekeepingOption,
     KeepVcpusOption,
+    LayoutOption,
     MaxNodesOption,
     MemoryModeOption,
     ObjectiveOption,
@@ -29,6 +30,7 @@ from homenode.cli.placing_options import (
     PolicyOption,
     ReserveDefinedOption,
     ReservePusOption,
+    ResultsOption,
     SparePortsOption,
     UnequalCellsOption,
     WithoutNvlinkOption,
@@ -68,16 +70,7 @@ def plan(
     document: Annotated[
         str, typer.Argument(metavar="VM.xml", help="The domain document; - for standard input.")
     ],
-    layout: Annotated[
-        str,
-        typer.Option(
-            "--layout",
-            "-l",
-            metavar="PRESET",
-            help="default, pin, pin-bound, pin-numa, pin-numa-smt, pin-numa-pci, "
-            "pin-numa-pci-smt, or auto with --objective.",
-        ),
-    ],
+    layout: LayoutOption = "auto",
     host: Annotated[
         list[str] | None,
         typer.Option(
@@ -89,6 +82,7 @@ def plan(
     ] = None,
     lspci: LspciOption = None,
     objective: ObjectiveOption = None,
+    results: ResultsOption = None,
     vcpus: Annotated[
         int | None, typer.Option(help="vCPUs, instead of the document's.", rich_help_panel=VM)
     ] = None,
@@ -282,7 +276,11 @@ def plan(
         document,
         wishes,
         planning.Sources(
-            tuple(host or ()), lspci, tuple(after or ()), _ranges(node_pus, sibling_pus, wishes)
+            tuple(host or ()),
+            lspci,
+            tuple(after or ()),
+            _ranges(node_pus, sibling_pus, wishes),
+            tuple(results or ()),
         ),
         planning.Outputs(output, name, diff, save_plan, svg, quiet, json),
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from homenode.auto_layout import refuse_auto
 from homenode.cli.placing_options import hosts_after
 from homenode.cli.terminal import (
     LARGEST_FILE_BYTES,
@@ -24,18 +25,24 @@ from homenode.plan.wishes import Wishes
 from homenode.tuning import Tuning, tune, tune_manually
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from homenode.analyse.verdict import Verdict
+    from homenode.evidence.model import Evidence
+    from homenode.plan.guest import Guest
     from homenode.topology import Host
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
     """Where the host comes from. after: saved plans of VMs that count as running on it. ranges: of
-    manual mode, which has no host."""
+    manual mode, which has no host. results: folders that decide as well."""
 
     hosts: tuple[str, ...]
     lspci: Path | None
     after: tuple[Path, ...]
     ranges: ManualRanges | None
+    results: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +63,23 @@ def run(document: str, wishes: Wishes, sources: Sources, outputs: Outputs) -> No
     check_can_write(outputs.document, outputs.plan, outputs.svg)
     original = _read(document)
     host: Host | None = None
+    verdict: Verdict | None = None
     try:
         if sources.ranges is not None:
             _refuse_beside_ranges(wishes, sources, outputs)
+            refuse_auto(wishes)
             tuning = tune_manually(
                 original, document, wishes, sources.ranges, copy_name=outputs.copy_name
             )
         else:
-            host, tuning = _on_best_host(original, document, wishes, sources, outputs)
+            host, tuning, verdict = _on_best_host(original, document, wishes, sources, outputs)
             # The picture would show them on the PUs that the VM gets.
             left = tuple(one for one in host.domains if one.name not in wishes.replaces)
             host = replace(host, domains=left)
     except Unplannable as error:
         say_why_not(error, as_json=outputs.json)
         raise SystemExit(error.exit_code) from None
-    _print(tuning, host, original, document, outputs)
+    _print(tuning, verdict, host, original, document, outputs)
     _write(tuning, host, original, outputs, permissions_of(document))
 
 
@@ -100,7 +109,10 @@ def _refuse_beside_ranges(wishes: Wishes, sources: Sources, outputs: Outputs) ->
 
 def _on_best_host(
     original: bytes, document: str, wishes: Wishes, sources: Sources, outputs: Outputs
-) -> tuple["Host", Tuning]:
+) -> "tuple[Host, Tuning, Verdict | None]":
+    from homenode.auto_layout import settled
+    from homenode.domain.read import read_guest
+    from homenode.evidence.sources import load_evidence
     from homenode.sources import load_host
 
     names = sources.hosts or (None,)
@@ -110,15 +122,40 @@ def _on_best_host(
         raise UsageError("--replaces: expected one --host, which has the domain, found several")
     hosts = tuple(load_host(name, lspci=sources.lspci) for name in names)
     hosts = hosts_after(hosts, sources.after)
+    guest = read_guest(original, document)
+    evidence = load_evidence(sources.results)
     if len(hosts) == 1:
-        return hosts[0], tune(original, document, wishes, hosts[0], copy_name=outputs.copy_name)
-    from homenode.domain.read import read_guest
+        (best,) = hosts
+    else:
+        best = _best_of(guest, wishes, hosts, evidence, outputs)
+    chosen = settled(guest, wishes, best, evidence)
+    tuning = tune(original, document, chosen.wishes, best, copy_name=outputs.copy_name)
+    return best, tuning, chosen.verdict
+
+
+def _best_of(
+    guest: "Guest",
+    wishes: Wishes,
+    hosts: "Sequence[Host]",
+    evidence: "Evidence",
+    outputs: Outputs,
+) -> "Host":
+    from homenode.auto_layout import NotRecommended, settled
     from homenode.plan.rank import rank
     from homenode.plan.wishes import request_for
     from homenode.report.rank_text import rank_text
 
-    guest = read_guest(original, document)
-    ranking = rank([(host, request_for(guest, wishes, host)[0]) for host in hosts])
+    asked, refused = [], None
+    for host in hosts:
+        try:
+            asked.append((host, request_for(guest, settled(guest, wishes, host, evidence).wishes,
+                                            host)))  # fmt: skip
+        except NotRecommended as error:
+            note(f"left out: {error.message}")
+            refused = error
+    if not asked and refused is not None:
+        raise refused
+    ranking = rank(asked)
     if not (outputs.quiet or outputs.json):
         console().print(rank_text(ranking))
     best = ranking[0].host
@@ -126,7 +163,7 @@ def _on_best_host(
         note(f"none of the {len(hosts)} hosts can hold the VM; why {best.name} cannot:")
     else:
         note(f"best host: {best.name}")
-    return best, tune(original, document, wishes, best, copy_name=outputs.copy_name)
+    return best
 
 
 def say_why_not(error: Unplannable, *, as_json: bool = False) -> None:
@@ -145,7 +182,12 @@ def say_why_not(error: Unplannable, *, as_json: bool = False) -> None:
 
 
 def _print(
-    tuning: Tuning, host: "Host | None", original: bytes, document: str, outputs: Outputs
+    tuning: Tuning,
+    verdict: "Verdict | None",
+    host: "Host | None",
+    original: bytes,
+    document: str,
+    outputs: Outputs,
 ) -> None:
     if outputs.json:
         from homenode.plan.stored import encode_plan
@@ -156,10 +198,10 @@ def _print(
         from homenode.report.plan_text import plan_text
 
         console().print(plan_text(explain(tuning.plan, host)))
-        if tuning.choice is not None:
-            from homenode.report.choice_text import choice_text
+        if verdict is not None:
+            from homenode.report.verdict_text import layout_text
 
-            console().print(choice_text(tuning.choice))
+            console().print(layout_text(verdict))
     if outputs.diff:
         print_diff(original, tuning.document, document, str(outputs.document or "tuned"))
 

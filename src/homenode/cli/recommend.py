@@ -31,23 +31,25 @@ def recommend(
 
     With --host, for that host: from its own results, its kind's, published ones, or its topology.
     """
-    from homenode.analyse.recommend import for_host, from_published, from_results
+    from homenode.analyse.decide import decide_all, decide_for_machines
+    from homenode.analyse.machine_facts import facts_of_host, of_host
     from homenode.analyse.verdict import Verdicts
-    from homenode.evidence.documents import published_evidence
-    from homenode.evidence.sources import load_sources
+    from homenode.evidence.documents import publications
+    from homenode.evidence.model import Evidence
+    from homenode.evidence.sources import load_sources, published_hosts
+    from homenode.sources import load_host
 
     wanted = tuple(objective or Objective)
     named = load_sources(runs or [])
-    loaded = [run for one in named for run in one.runs]
-    evidence = published_evidence()
+    loaded = tuple(run for one in named for run in one.runs)
     if host is not None or lspci is not None:
-        from homenode.sources import load_host
-
-        found = for_host(load_host(host, lspci=lspci), loaded, wanted, evidence)
-    elif loaded:
-        found = from_results(loaded, wanted, evidence)
+        machine = load_host(host, lspci=lspci)
+        evidence = Evidence(publications(), of_host(loaded, machine))
+        found = decide_all(evidence, facts_of_host(machine, publications()), wanted)
     else:
-        found = from_published(evidence, wanted)
+        printed = None if not loaded else {run.head.system for run in loaded}
+        hosts = published_hosts(printed)
+        found = decide_for_machines(Evidence(publications(), loaded), hosts, wanted)
     verdicts = Verdicts(found, tuple(reason for one in named for reason in one.skipped))
     if json:
         from homenode.formats import encode

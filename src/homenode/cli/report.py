@@ -79,11 +79,11 @@ def _tell_queues(machines: "tuple[Machine, ...]") -> None:
 def _machines(
     arguments: list[str], published: bool, hosts: list[str]
 ) -> "tuple[tuple[Machine, ...], tuple[str, ...]]":
-    from homenode.evidence.documents import published_evidence
+    from homenode.evidence.documents import publications
     from homenode.report.page.gathered import gather
     from homenode.report.page.machine import machines_of
 
-    evidence = published_evidence()
+    evidence = publications()
     if published:
         systems = [system.name for document in evidence for system in document.systems
                    if system.host is not None]  # fmt: skip

@@ -55,7 +55,7 @@ def begin_trial(name: str, asked: Asked) -> None:
             begin(outlook, journal)
             note(f"trial {outlook.head.id}; journal in {journal.folder}")
             _run(virsh, outlook.head, journal, lock, probe, None)
-    _conclude(outlook.head, journal, asked.report)
+    _conclude(outlook.head, journal, asked.report, host)
 
 
 def resume_trial(
@@ -71,7 +71,7 @@ def resume_trial(
     alone = domain_locked(default_root(), head.source_uuid or head.uuid)
     with alone, journal.locked() as lock:
         _run(Virsh(head.connect), head, journal, lock, _probe(probe), reaching)
-    _conclude(head, journal, report)
+    _conclude(head, journal, report, None)
 
 
 def take_back_trial(name: str, stop_s: float) -> None:
@@ -133,9 +133,13 @@ def _run(
             raise
 
 
-def _conclude(head: Head, journal: JournalFile, report: Path | None) -> None:
-    """Print what the boots tell, write the report, and exit as the trial came out."""
-    from homenode.evidence.documents import published_evidence
+def _conclude(head: Head, journal: JournalFile, report: Path | None, host: "Host | None") -> None:
+    """Print what the boots tell, write the report, and exit as the trial came out.
+
+    host: that the layouts were planned for; None: this machine, if it is theirs.
+    """
+    from homenode.analyse.machine_facts import facts_of_measured
+    from homenode.evidence.documents import publications
     from homenode.report.comparison_text import comparison_text
     from homenode.report.trial_text import advice_text, outcomes_text
     from homenode.report.verdict_text import verdicts_text
@@ -147,12 +151,15 @@ def _conclude(head: Head, journal: JournalFile, report: Path | None) -> None:
     runs, folders = _runs(head, journal)
     if runs:
         words = reopen(head, journal).begun.apply_words
-        found = conclude(runs, head.argument, head.connect, words, published_evidence())
+        from homenode.sources import load_host
+
+        machine = facts_of_measured(runs, host or load_host(None), publications())
+        found = conclude(runs, head.argument, head.connect, words, publications(), machine)
         for comparison in (found.comparison, found.of_bare):
             if comparison is not None and not found.emulated:
                 console().print(comparison_text(comparison))
         if found.verdicts.verdicts:
-            console().print(verdicts_text(found.verdicts))
+            console().print(verdicts_text(found.of_this_trial()))
         # Not broken into lines: it is there to be copied.
         console().print(advice_text(found), soft_wrap=True)
         written = _report(folders, head, report or journal.folder / "report.html")

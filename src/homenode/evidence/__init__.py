@@ -1,1 +1,1 @@
-"""Published evidence: figures that others have printed, as data, with sources and doubts."""
+"""Evidence: the one store: published figures as data, imported results, own runs."""

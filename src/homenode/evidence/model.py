@@ -1,4 +1,7 @@
-"""Evidence: one document's figures as runs, with what it claims, advises and gets wrong."""
+"""Evidence: the one store: published figures with what their authors conclude, and results.
+
+A publication's figures are runs like any others; `origin` and `statistic` say what they are.
+"""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -47,11 +50,12 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
-    """What a document recommends. system: None = in general. choices: its own names."""
+class PublishedVerdict:
+    """What a publication recommends. system, objective: None = any. choices: its own names; none
+    where it recommends nothing before the machine is repaired."""
 
     system: str | None
-    objective: Objective
+    objective: Objective | None
     choices: tuple[str, ...]
     source: str
 
@@ -94,7 +98,7 @@ class System:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class Publication:
     """One document.
 
     runs: a run for each system and choice; every sample keeps its sentence in `sources`, which is
@@ -111,7 +115,7 @@ class Evidence:
     runs: tuple[Run, ...]
     sources: tuple[tuple[str, ...], ...]
     claims: tuple[Claim, ...]
-    advice: tuple[Advice, ...]
+    verdicts: tuple[PublishedVerdict, ...]
     notes: tuple[Note, ...]
     remarks: tuple[str, ...]
 
@@ -122,3 +126,11 @@ class Evidence:
     def choice(self, name: str) -> Choice | None:
         """The configuration of that name, or None."""
         return next((one for one in self.choices if one.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """All that is known. runs: imported results and own ones, of any machine."""
+
+    publications: tuple[Publication, ...]
+    runs: tuple[Run, ...] = ()

@@ -1,4 +1,4 @@
-"""Parse: published evidence, one document in one or more TOML files, to Evidence.
+"""Parse: published evidence, one document in one or more TOML files, to Publication.
 
 The files are described in docs/formats/published.md. Unknown keys, units and names are errors: a
 figure must never be dropped because of a spelling.
@@ -11,7 +11,15 @@ from typing import Any
 import msgspec
 
 from homenode.errors import InputError
-from homenode.evidence.model import Advice, Certainty, Choice, Claim, Evidence, Note, System
+from homenode.evidence.model import (
+    Certainty,
+    Choice,
+    Claim,
+    Note,
+    Publication,
+    PublishedVerdict,
+    System,
+)
 from homenode.metrics import METRICS
 from homenode.objective import Objective
 from homenode.plan.layout import (
@@ -25,7 +33,7 @@ from homenode.plan.layout import (
 from homenode.results.model import Origin, Run, RunHead, Sample, Statistic, Switches
 from homenode.results.vantage import Vantage
 
-FORMAT = 1
+FORMAT = 2
 
 _UNITS = {
     "MB/s": ("bytes_per_s", 1e6),
@@ -85,10 +93,10 @@ class _Claim(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     disputed_by: str | None = None
 
 
-class _Advice(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    objective: Objective
+class _Verdict(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     choices: tuple[str, ...]
     source: str
+    objective: Objective | None = None
     system: str | None = None
 
 
@@ -115,13 +123,13 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     system: tuple[_System, ...] = ()
     figure: tuple[_Figure, ...] = ()
     claim: tuple[_Claim, ...] = ()
-    advice: tuple[_Advice, ...] = ()
+    verdict: tuple[_Verdict, ...] = ()
     note: tuple[_Note, ...] = ()
     remark: tuple[_Remark, ...] = ()
 
 
-def parse_evidence(texts: Mapping[str, str]) -> tuple[Evidence, ...]:
-    """Evidence of these files, {name: text}; files of the same id are one document.
+def parse_publications(texts: Mapping[str, str]) -> tuple[Publication, ...]:
+    """Publication of these files, {name: text}; files of the same id are one document.
 
     Raises InputError that names the file.
     """
@@ -146,7 +154,7 @@ def _document(text: str, source: str) -> _Document:
     return document
 
 
-def _evidence(id: str, parts: Sequence[_Document]) -> Evidence:
+def _evidence(id: str, parts: Sequence[_Document]) -> Publication:
     head = next((part for part in parts if part.title is not None), None)
     if head is None or head.publisher is None or head.published is None:
         raise InputError(f"published {id}: expected title, publisher and published, found none")
@@ -162,7 +170,7 @@ def _evidence(id: str, parts: Sequence[_Document]) -> Evidence:
             if found:
                 runs.append(Run(_head(system, choice, head), tuple(one for one, _ in found)))
                 sources.append(tuple(source for _, source in found))
-    evidence = Evidence(
+    evidence = Publication(
         id,
         head.title or id,
         head.publisher,
@@ -176,9 +184,9 @@ def _evidence(id: str, parts: Sequence[_Document]) -> Evidence:
         tuple(sources),
         tuple(_claim(raw) for part in parts for raw in part.claim),
         tuple(
-            Advice(raw.system, raw.objective, raw.choices, raw.source)
+            PublishedVerdict(raw.system, raw.objective, raw.choices, raw.source)
             for part in parts
-            for raw in part.advice
+            for raw in part.verdict
         ),
         tuple(
             Note(raw.id, raw.certainty, raw.systems, raw.metrics, raw.text, raw.arithmetic)
@@ -271,7 +279,7 @@ def _check_figure(
         raise InputError(f"{where}: expected figures of known choices, found {found}")
 
 
-def _check_names(evidence: Evidence) -> None:
+def _check_names(evidence: Publication) -> None:
     """Systems, choices and notes that are named must be there."""
     systems = {one.name for one in evidence.systems}
     choices = {one.name for one in evidence.choices}
@@ -288,8 +296,8 @@ def _check_names(evidence: Evidence) -> None:
                 f"found {claim.disputed_by}"
             )
     named = {name for note in evidence.notes for name in note.systems}
-    named |= {one.system for one in evidence.advice if one.system is not None}
-    chosen = {name for one in evidence.advice for name in one.choices}
+    named |= {one.system for one in evidence.verdicts if one.system is not None}
+    chosen = {name for one in evidence.verdicts for name in one.choices}
     if named - systems or chosen - choices:
         found = ", ".join(sorted((named - systems) | (chosen - choices)))
         raise InputError(

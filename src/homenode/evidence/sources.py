@@ -4,14 +4,17 @@
 `published:SYSTEM/NAME` one of them, by the document's own word or by our layout's name.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from homenode.errors import InputError
-from homenode.evidence.documents import published_evidence
+from homenode.evidence.documents import publications
+from homenode.evidence.model import Evidence
 from homenode.results.model import UNKNOWN_SWITCHES, Run
 from homenode.results.store import load_runs
+from homenode.sources import load_host
+from homenode.topology import Host
 
 PUBLISHED = "published:"
 
@@ -30,6 +33,22 @@ def load_sources(arguments: Sequence[str]) -> tuple[Named, ...]:
     return tuple(_load(argument) for argument in arguments)
 
 
+def load_evidence(folders: Sequence[str]) -> Evidence:
+    """The shipped publications with the results in these folders. Raises InputError."""
+    named = load_sources(folders)
+    return Evidence(publications(), tuple(run for one in named for run in one.runs))
+
+
+def published_hosts(systems: Collection[str] | None = None) -> dict[str, Host]:
+    """The shipped descriptions of published machines, by their names. systems: of these alone."""
+    return {
+        system.host: load_host(system.host)
+        for publication in publications()
+        for system in publication.systems
+        if system.host is not None and (systems is None or system.name in systems)
+    }
+
+
 def _load(argument: str) -> Named:
     if argument.startswith(PUBLISHED):
         return Named(argument, _published(argument.removeprefix(PUBLISHED)), ())
@@ -45,7 +64,7 @@ def _load(argument: str) -> Named:
 
 def _published(name: str) -> tuple[Run, ...]:
     system, _, choice = name.partition("/")
-    runs = [run for document in published_evidence() for run in document.runs]
+    runs = [run for document in publications() for run in document.runs]
     systems = dict.fromkeys(run.head.system for run in runs)
     found = [run for run in runs if run.head.system.casefold() == system.casefold()]
     if not found:

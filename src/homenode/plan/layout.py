@@ -79,3 +79,18 @@ PRESETS: dict[str, Layout] = dict(
     )
 )  # fmt: skip
 """The presets of docs/layouts.md, by name, from nothing to everything."""
+
+_STUDY_NAMES = {
+    "a": "pin", "b": "pin-numa", "c": "pin-numa-smt",
+    "vcpu_pin": "pin", "vcpu_pin_numa": "pin-numa", "vcpu_pin_numa_smt": "pin-numa-smt",
+}  # fmt: skip
+"""What the study of six GPU systems and its scripts call three of the presets."""
+
+
+def preset_named(name: str) -> Layout | None:
+    """The preset of that name, or of the study's name for it; None where there is none.
+
+    >>> preset_named("pin-numa").name, preset_named("vcpu_pin_numa").name, preset_named("A").name
+    ('pin-numa', 'pin-numa', 'pin')
+    """
+    return PRESETS.get(_STUDY_NAMES.get(name.lower(), name))

@@ -18,8 +18,8 @@ from homenode.plan.layout import (
     Pinning,
     Siblings,
     ThreadPolicy,
+    preset_named,
 )
-from homenode.plan.published import Choice, choose
 from homenode.plan.request import (
     Demands,
     EmulatorPolicy,
@@ -57,35 +57,21 @@ class Wishes(Demands):
     housekeeping_pus: CpuSet = CpuSet()
 
 
-def layout_for(wishes: Wishes, guest: Guest) -> tuple[Layout, Choice | None]:
-    """The layout with every switch applied, and, for `auto`, the published evidence for it.
+def layout_for(wishes: Wishes) -> Layout:
+    """The layout with every switch applied.
 
-    Raises UsageError for an unknown preset, `auto` without an objective or the other way round,
-    and switches that contradict each other.
+    Raises UsageError for an unknown preset, for `auto`, which homenode.auto_layout replaces first,
+    for an objective beside a layout, and for switches that contradict each other.
     """
-    choice: Choice | None = None
-    if wishes.layout == AUTO:
-        if wishes.objective is None:
-            raise UsageError(
-                "--layout auto: expected an objective, found none",
-                hint="add --objective " + "|".join(Objective),
-            )
-        choice = choose(
-            wishes.objective,
-            has_gpus=bool(wishes.gpu_count or wishes.devices or guest.hostdevs),
-            mirrors_pcie=guest.is_q35 or guest.is_virt,
-        )
-        layout = choice.layout
-    elif wishes.layout in PRESETS:
-        if wishes.objective is not None:
-            raise UsageError(
-                f"--objective {wishes.objective} only goes with --layout auto, "
-                f"found --layout {wishes.layout}"
-            )
-        layout = PRESETS[wishes.layout]
-    else:
+    preset = preset_named(wishes.layout)
+    if preset is None:
         raise UsageError(f"layout {wishes.layout!r}: expected one of {', '.join(PRESETS)}, or auto")
-    return _switched(layout, wishes), choice
+    if wishes.objective is not None:
+        raise UsageError(
+            f"--objective {wishes.objective} only goes with --layout auto, "
+            f"found --layout {wishes.layout}"
+        )
+    return _switched(preset, wishes)
 
 
 def _switched(layout: Layout, wishes: Wishes) -> Layout:
@@ -180,9 +166,7 @@ def default_huge_page_bytes(host: Host | None) -> int:
     return 2 * MIB if 2 * MIB in sizes else min(sizes, default=2 * MIB)
 
 
-def request_for(
-    guest: Guest, wishes: Wishes, host: Host | None
-) -> tuple[GuestRequest, Choice | None]:
+def request_for(guest: Guest, wishes: Wishes, host: Host | None) -> GuestRequest:
     """The request for a document and its user's wishes, on a host (None in manual mode).
 
     The document's own passed-through devices are asked for, and --device adds to them; --gpus
@@ -191,7 +175,7 @@ def request_for(
     another architecture.
     """
     _refuse_other_architecture(guest, host)
-    layout, choice = layout_for(wishes, guest)
+    layout = layout_for(wishes)
     _check_counts(wishes)
     _check_pus(wishes, layout, host)
     _check_replaced(wishes, host)
@@ -214,14 +198,14 @@ def request_for(
         page_bytes = default_huge_page_bytes(host)
     demands: dict[str, Any] = {one.name: getattr(wishes, one.name) for one in fields(Demands)}
     demands["devices"] = tuple(sorted(documented | set(wishes.devices)))
-    demands["keep_vcpus"] |= bool(choice and choice.keep_vcpus) or doubled_before
+    demands["keep_vcpus"] |= doubled_before
     vcpus, memory_bytes = wishes.vcpus or guest.vcpus, wishes.memory_bytes or guest.memory_bytes
     if wishes.explicit_cells:
         vcpus = sum(cell.vcpus for cell in wishes.explicit_cells)
         memory_bytes = sum(cell.memory_bytes for cell in wishes.explicit_cells)
         # A cell says how many vCPUs the guest sees there, siblings included.
         demands["keep_vcpus"] = layout.pinning is Pinning.ALL_PUS
-    request = GuestRequest(
+    return GuestRequest(
         guest,
         layout,
         vcpus,
@@ -231,7 +215,6 @@ def request_for(
         _housekeeping_pus(wishes, layout, host),
         **demands,
     )
-    return request, choice
 
 
 def _host_reserve(wishes: Wishes, host: Host | None) -> HostReserve:

@@ -6,9 +6,17 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from homenode.analyse.comparison import Comparison, Doubt, Effect, Outcome
+from homenode.analyse.comparison import (
+    PRINTED,
+    WEAKENING,
+    Comparison,
+    Doubt,
+    Effect,
+    EvidenceLevel,
+    Outcome,
+)
 from homenode.analyse.outcomes import is_large
-from homenode.analyse.words import figure_text, percent_text, range_text
+from homenode.analyse.words import figure_text, multiple_text, range_text
 from homenode.metrics import metric_of
 from homenode.report.terminal_text import AsciiWhereNeeded, TableOrList
 from homenode.units import format_bytes
@@ -48,7 +56,7 @@ def doubts_text(doubts: Iterable[Doubt]) -> list[RenderableType]:
     """Each doubt with its likely cause and its remedy."""
     parts: list[RenderableType] = []
     for doubt in doubts:
-        head = "cannot tell" if doubt.blocks else "doubt"
+        head = "cannot tell" if doubt.blocks and doubt.id not in WEAKENING else "doubt"
         parts.append(Text(printable(f"{head}: {doubt.subject}: {doubt.detail}  ({doubt.id})")))
         told = (f"likely cause  {doubt.cause}", f"remedy        {doubt.remedy}")
         parts += [Padding(Text(printable(line)), (0, 0, 0, 2), expand=False) for line in told]
@@ -96,7 +104,7 @@ def _row(comparison: Comparison, effect: Effect) -> tuple[str, ...]:
         _name(effect),
         figure_text(effect.baseline_value, effect.unit),
         figure_text(effect.value, effect.unit),
-        f"{effect.gain:.1%} of bare" if comparison.bare else percent_text(effect.ratio),
+        f"{effect.gain:.1%} of bare" if comparison.bare else multiple_text(effect.ratio),
         _interval(effect),
         _outcome(effect),
     )
@@ -112,11 +120,19 @@ def _outcome(effect: Effect) -> str:
     told = _OUTCOMES[effect.outcome]
     if effect.outcome in (Outcome.BETTER, Outcome.WORSE) and not is_large(effect):
         told += ", less than matters"
+    if effect.outcome is not Outcome.CANNOT_TELL and effect.level is not EvidenceLevel.MEASURED:
+        counts = "one figure" if PRINTED in effect.doubts else _boots(effect)
+        return f"{told} ({effect.level}, {counts} each)"
     if effect.doubts:
         return f"{told}: {', '.join(effect.doubts)}"
     if effect.p_adjusted is not None:
         return f"{told} (p {effect.p_adjusted:.2g})"
     return told
+
+
+def _boots(effect: Effect) -> str:
+    low, high = sorted(effect.boots)
+    return plural(low, "boot") if low == high else f"{low} to {high} boots"
 
 
 def _name(effect: Effect) -> str:

@@ -6,16 +6,14 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from homenode.analyse.verdict import Rung, Verdict, Verdicts
+from homenode.analyse.comparison import PRINTED, EvidenceLevel
+from homenode.analyse.statement import ground_of, sentence_of, source_sentence
+from homenode.analyse.verdict import Verdict, Verdicts
 from homenode.report.terminal_text import AsciiWhereNeeded
 from homenode.wording import printable
 
-_RUNGS = {
-    Rung.MEASURED_HERE: "measured here",
-    Rung.MEASURED_ON_KIND: "measured on this kind of host",
-    Rung.PUBLISHED: "published, no interval",
-    Rung.REASONED: "reasoned from topology and others' figures",
-}
+SAID_BY_LEVEL = frozenset({PRINTED, "unusable"})
+"""Doubts that the level of the evidence, or the answer itself, says already."""
 
 
 def verdicts_text(verdicts: Verdicts, *, notes: bool = False) -> RenderableType:
@@ -33,27 +31,45 @@ def verdicts_text(verdicts: Verdicts, *, notes: bool = False) -> RenderableType:
     return AsciiWhereNeeded(Group(*parts))
 
 
-def _block(verdict: Verdict, notes: bool) -> Sequence[RenderableType]:
+def layout_text(verdict: Verdict) -> RenderableType:
+    """Why a plan has its layout, where the evidence chose it."""
+    title = Text("Why this layout", style="bold underline")
+    return AsciiWhereNeeded(Group(Text(""), title, *_block(verdict, notes=False)))
+
+
+def answer_of(verdict: Verdict) -> str:
+    """What to run: the choice, and the layout where that is not its name."""
     answer = verdict.choice or "no answer"
-    if verdict.layout is not None and verdict.layout != verdict.choice:
+    if verdict.layout not in (None, verdict.choice):
         answer += f" (layout {verdict.layout})"
+    return answer
+
+
+def doubts_of(verdict: Verdict) -> tuple[str, ...]:
+    """The doubts that its level does not say already, with remedies."""
+    told = [one for one in verdict.doubts if one.id not in SAID_BY_LEVEL]
+    return tuple(f"{one.detail}; {one.remedy}; likely cause: {one.cause}" for one in told)
+
+
+def _block(verdict: Verdict, notes: bool) -> Sequence[RenderableType]:
     head = Text.assemble(
         (f"{verdict.objective}: ", "bold"),
-        (printable(answer), "green" if verdict.choice else "yellow"),
-        f"  [{_RUNGS[verdict.rung]}]",
+        (printable(answer_of(verdict)), "green" if verdict.choice else "yellow"),
+        f"  [{ground_of(verdict)}]",
     )
-    lines = [verdict.statement]
+    lines = [sentence_of(verdict)]
     if verdict.choice is not None:
-        lines.append(f"memory: {verdict.memory_mode}; huge pages: {verdict.huge_pages}")
-    # That published figures come one each is said by the rung already.
-    told = [one for one in verdict.doubts if one.id not in ("published-figures", "unusable")]
-    for one in told:
-        lines.append(f"doubt: {one.detail}; {one.remedy}")
-        lines.append(f"  likely cause: {one.cause}")
+        pages = verdict.huge_pages or "not known"
+        lines.append(f"memory: {verdict.memory_mode or 'not known'}; huge pages: {pages}")
+    if verdict.level is EvidenceLevel.PROVISIONAL:
+        lines.append("to be sure: boot each layout five times, in mixed order (homenode trial)")
+    lines += [f"doubt: {one}" for one in doubts_of(verdict)]
+    lines += [source_sentence(one, verdict) for one in verdict.published]
     if verdict.measure_next is not None:
         lines.append(f"measure next: {verdict.measure_next}")
-    lines += verdict.advice
     if notes:
+        lines += [f"stronger evidence that cannot tell: {one}" for one in verdict.passed]
+        lines += [f'{one.publication}: "{one.quote}"' for one in verdict.published]
         lines += verdict.notes
         lines += [f"source: {one}" for one in verdict.sources]
     return [

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from homenode.analyse.recommend import host_kind
+from homenode.analyse.machine_facts import host_kind
 from homenode.apply.definition import preview_definition
 from homenode.domain.read import read_guest
 from homenode.domain.schema import refuse_new_errors

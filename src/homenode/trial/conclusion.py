@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from homenode.analyse.choosing import alternatives_of
 from homenode.analyse.compare import compare
 from homenode.analyse.comparison import Comparison
-from homenode.analyse.recommend import from_results
+from homenode.analyse.decide import decide_all
+from homenode.analyse.machine_facts import MachineFacts
 from homenode.analyse.verdict import Verdicts
-from homenode.evidence.model import Evidence
+from homenode.evidence.model import Evidence, Publication
 from homenode.objective import Objective
 from homenode.results.model import Origin, Run
 from homenode.results.vantage import Vantage
@@ -37,18 +38,24 @@ class Conclusion:
     advice: tuple[Advice, ...]
     emulated: bool
 
+    def of_this_trial(self) -> Verdicts:
+        """Verdicts of the objectives that it has figures of."""
+        found = tuple(one for one in self.verdicts.verdicts if one.here or one.passed)
+        return Verdicts(found, self.verdicts.skipped)
+
 
 def conclude(
     runs: Sequence[Run],
     domain: str,
     connect: str,
     apply_words: Sequence[str],
-    evidence: Sequence[Evidence],
+    publications: Sequence[Publication],
+    machine: MachineFacts,
 ) -> Conclusion:
     """The conclusion of a trial's runs, in the order of its layouts: the first is the baseline.
 
     domain: what names it on a command line. apply_words: options that the layouts were planned
-    with.
+    with. machine: what they were measured on.
     """
     guests = [run for run in runs if run.head.vantage is Vantage.GUEST]
     bare = [run for run in runs if run.head.vantage is not Vantage.GUEST]
@@ -59,7 +66,8 @@ def conclude(
     if bare and guests:
         against = alternatives_of([("bare", bare), ("trial", guests)], first_alone=True)
         of_bare = compare(against, bare=True)
-    found = () if emulated else from_results(guests, tuple(Objective), evidence)
+    evidence = Evidence(tuple(publications), tuple(guests))
+    found = () if emulated else decide_all(evidence, machine)
     words = ["homenode", "apply", domain, "--connect", connect, *apply_words]
     advice = tuple(
         Advice(
@@ -68,6 +76,6 @@ def conclude(
             None if one.layout == "default" else shlex.join([*words, "--layout", one.layout]),
         )
         for one in found
-        if one.layout is not None and one.choice is not None
+        if one.here and one.layout is not None
     )
     return Conclusion(comparison, of_bare, Verdicts(found, ()), advice, emulated)

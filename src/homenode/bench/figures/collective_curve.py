@@ -1,26 +1,12 @@
-"""Collective curve: what a sweep over message sizes says: its peak, its start, and a flat one.
-
-A healthy curve climbs for tens of megabytes, while set-up costs are spread over more bytes. One
-that is flat from kilobytes on has met a limit that size does not change: a link trained at a low
-speed, or one root complex that all GPUs share. Source: the study's 8 RTX 5090 behind Gen 2 links,
-0.53 GB/s from 64 KiB to 1 GiB.
-"""
+"""Collective curve: what a sweep over message sizes says: its peak, its start, and a flat one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from homenode.findings import Finding, Severity
+from homenode.results.flat_curve import FLAT_FROM_BYTES, flat_from
 from homenode.tools.nccl_tests_records import NcclRow, NcclTests
-from homenode.units import MIB, format_bytes
-
-FLAT_FROM_BYTES = MIB
-"""A plateau that begins at or below this size begins too early."""
-
-FLAT_WITHIN = 0.10
-"""Of the peak: what still counts as flat."""
-
-FLAT_SPAN = 64
-"""Largest to first size of a plateau: six doublings or more."""
+from homenode.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +33,7 @@ def curve_of(run: NcclTests) -> CollectiveCurve | None:
     half = next(size for size, rate in points if rate >= peak / 2)
     small = min((row for row in run.rows if row.size_bytes > 0), key=lambda row: row.size_bytes)
     smallest = min(half.time_ns for half in small.halves())
-    return CollectiveCurve(peak, peak_size, half, smallest or None, _flat_from(points, peak))
+    return CollectiveCurve(peak, peak_size, half, smallest or None, flat_from(points, peak))
 
 
 def flat_curve(run: NcclTests, subject: str) -> Finding | None:
@@ -76,14 +62,3 @@ def _points(rows: Sequence[NcclRow]) -> list[tuple[int, float]]:
                 best = max(found.get(row.size_bytes, 0.0), half.bus_bytes_per_s)
                 found[row.size_bytes] = best
     return sorted(found.items())
-
-
-def _flat_from(points: Sequence[tuple[int, float]], peak: float) -> int | None:
-    """The first size from which every figure up to the largest size is near the peak."""
-    start = len(points)
-    while start > 0 and points[start - 1][1] >= peak * (1 - FLAT_WITHIN):
-        start -= 1
-    if start == len(points):
-        return None
-    first, last = points[start][0], points[-1][0]
-    return first if first <= FLAT_FROM_BYTES and last >= first * FLAT_SPAN else None

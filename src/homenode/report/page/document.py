@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from homenode.analyse.comparison import Doubt
 from homenode.analyse.matrices import Locality, localities
+from homenode.analyse.statement import sentence_of, source_sentence
 from homenode.analyse.switch_effects import Switch
 from homenode.analyse.words import figure_text
 from homenode.bdf import Bdf
@@ -135,7 +136,7 @@ def _part(machine: Machine, anchor: str, with_style: bool) -> MachinePart:
     near_and_far = _localities(machine)
     return MachinePart(
         verdict_card(machine, anchor),
-        tuple((str(one.objective), one.statement) for one in verdicts),
+        tuple((str(one.objective), sentence_of(one)) for one in verdicts),
         tuple(forest_pictures(machine)),
         tuple(bar_pictures(machine)),
         tuple(curve_pictures(machine)),
@@ -147,7 +148,13 @@ def _part(machine: Machine, anchor: str, with_style: bool) -> MachinePart:
         _environment(machine),
         machine.doubts,
         tuple(dict.fromkeys(note for one in verdicts for note in one.notes)),
-        tuple(dict.fromkeys(line for one in verdicts for line in one.advice)),
+        tuple(
+            dict.fromkeys(
+                source_sentence(source, one) + f': "{source.quote}"'
+                for one in verdicts
+                for source in one.published
+            )
+        ),
         tuple(dict.fromkeys(sources)),
     )
 

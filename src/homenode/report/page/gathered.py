@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from homenode.errors import HomenodeError, InputError
-from homenode.evidence.model import Evidence
+from homenode.evidence.model import Publication
 from homenode.evidence.sources import PUBLISHED, load_sources
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.model import Plan
@@ -41,7 +41,7 @@ class Gathered:
 
 
 def gather(
-    arguments: Sequence[str], evidence: Sequence[Evidence], hosts: Sequence[str]
+    arguments: Sequence[str], evidence: Sequence[Publication], hosts: Sequence[str]
 ) -> Gathered:
     """The runs of these arguments. hosts: sources of topologies that the user names.
 
@@ -75,7 +75,7 @@ def gather(
 
 
 def _of(
-    argument: str, evidence: Sequence[Evidence]
+    argument: str, evidence: Sequence[Publication]
 ) -> tuple[list[Run], list[str | None], list[str]]:
     if argument.startswith(PUBLISHED):
         (named,) = load_sources([argument])

@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 
 from homenode.analyse.alternative import Alternative, alternatives
 from homenode.analyse.compare import compare
-from homenode.analyse.comparison import Comparison, Doubt, once
+from homenode.analyse.comparison import Comparison, Doubt, EvidenceLevel, once
+from homenode.analyse.decide import decide_all
 from homenode.analyse.doubts import doubts_of
 from homenode.analyse.grade import Graded, grade_of
-from homenode.analyse.recommend import from_published, from_results
+from homenode.analyse.machine_facts import MachineFacts, facts_of_host, facts_of_runs, of_host
 from homenode.analyse.summary import Series, SeriesKey, series_of
 from homenode.analyse.switch_effects import SwitchEffect, switch_effects
 from homenode.analyse.verdict import Verdict
-from homenode.evidence.model import Evidence, System
-from homenode.objective import Objective
+from homenode.evidence.model import Evidence, Publication, System
 from homenode.plan.layout import PRESETS
 from homenode.plan.model import Plan
 from homenode.results.model import UNKNOWN_SWITCHES, Origin, Run
@@ -83,7 +83,7 @@ class Machine:
 def machines_of(
     runs: Sequence[Run],
     stored: Sequence[Stored],
-    evidence: Sequence[Evidence],
+    publications: Sequence[Publication],
     hosts: Mapping[str, Host],
 ) -> tuple[Machine, ...]:
     """The machines of these runs, in the order in which they come.
@@ -102,7 +102,7 @@ def machines_of(
     if len(unnamed) > 1:  # nobody can tell which of them the user's host is
         hosts = {name: host for name, host in hosts.items() if name != UNNAMED}
     return tuple(
-        _machine(name, tuple(those), beside, evidence, hosts)
+        _machine(name, tuple(those), beside, publications, hosts)
         for name, those in zip(names, groups.values(), strict=True)
     )
 
@@ -121,10 +121,10 @@ def _machine(
     name: str,
     runs: tuple[Run, ...],
     beside: Mapping[int, Stored],
-    evidence: Sequence[Evidence],
+    publications: Sequence[Publication],
     hosts: Mapping[str, Host],
 ) -> Machine:
-    system = _published_system(runs, evidence)
+    system = _published_system(runs, publications)
     told = runs if system is not None else _told_apart(runs)
     on_host = _bare_metal(told)
     measured = tuple(run for run in told if on_host is None or run not in on_host.runs)
@@ -137,13 +137,8 @@ def _machine(
         one for one in every if one.switches != UNKNOWN_SWITCHES or one.arrangement is not None
     )
     rest += () if on_host is None else (on_host,)
-    if system is not None:
-        documents = [d for d in evidence if any(run in d.runs for run in runs)]
-        verdicts = from_published(documents, tuple(Objective))
-        verdicts = tuple(one for one in verdicts if one.system == system.name)
-    else:
-        made = from_results(tuple(map(_decisive, measured)), tuple(Objective), evidence)
-        verdicts = tuple(replace(one, system=name) for one in made)
+    host = _host(runs, system, hosts)
+    verdicts = _verdicts(name, measured, system, host, publications)
     series = {one.label: series_of(one) for one in (*chosen, *rest)}
     comparison = compare(chosen, known=series) if len(chosen) > 1 else None
     bare = None
@@ -159,17 +154,42 @@ def _machine(
     return Machine(
         name, told, chosen, rest, series, verdicts, grade_of(verdicts), comparison, bare,
         switch_effects(name, chosen), once(dict.fromkeys(own)), system,
-        _host(runs, system, hosts),
+        host,
         {label: one.plan for label, one in folders if one.plan is not None},
         {label: one.guest for label, one in folders if one.guest is not None},
     )  # fmt: skip
 
 
-def _published_system(runs: Sequence[Run], evidence: Sequence[Evidence]) -> System | None:
+def _verdicts(
+    name: str,
+    measured: Sequence[Run],
+    system: System | None,
+    host: Host | None,
+    publications: Sequence[Publication],
+) -> tuple[Verdict, ...]:
+    """The answers for a machine, of which the reader may know the host or nothing but its runs."""
+    if not measured:
+        return ()
+    runs = () if system is not None else tuple(map(_decisive, measured))
+    machine: MachineFacts
+    if host is not None:
+        machine = facts_of_host(host, publications)
+        runs = of_host(runs, host)
+    else:
+        machine = facts_of_runs(measured[0].head.system, measured, publications)
+    found = decide_all(Evidence(tuple(publications), runs), replace(machine, name=name))
+    figures = machine.nodes is not None
+    return tuple(
+        one for one in found
+        if figures or one.level is not EvidenceLevel.REASONED or one.passed
+    )  # fmt: skip
+
+
+def _published_system(runs: Sequence[Run], publications: Sequence[Publication]) -> System | None:
     if any(run.head.origin is not Origin.PUBLISHED for run in runs):
         return None
     name = runs[0].head.system
-    return next((found for d in evidence if (found := d.system(name)) is not None), None)
+    return next((found for d in publications if (found := d.system(name)) is not None), None)
 
 
 def _bare_metal(runs: Sequence[Run]) -> Alternative | None:

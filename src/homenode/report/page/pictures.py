@@ -8,7 +8,7 @@ from homenode.analyse.comparison import Effect, Outcome
 from homenode.analyse.matrices import Axis, FigureMatrix, Locality, Place, matrices_of
 from homenode.analyse.summary import Series, SeriesKey, headline
 from homenode.analyse.switch_effects import judged
-from homenode.analyse.words import percent_text, range_text
+from homenode.analyse.words import multiple_text, range_text
 from homenode.metrics import METRICS, Metric, metric_of
 from homenode.report.charts.bars import Bar, bar_chart
 from homenode.report.charts.colours import series_number
@@ -170,9 +170,9 @@ def _forest_row(effect: Effect, is_bare: bool) -> ForestRow:
     if effect.slowest_device:
         parts.insert(1, "slowest GPU")
     low, high = effect.low, effect.high
-    said = percent_text(effect.ratio)
+    said = multiple_text(effect.ratio)
     if low is not None and high is not None:
-        said = f"{percent_text(effect.ratio)} [{range_text(low, high)}]"
+        said = f"{multiple_text(effect.ratio)} [{range_text(low, high)}]"
         if effect.lower_is_better:
             low, high = 1 / high, 1 / low
     if is_bare:

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from homenode.analyse.comparison import Outcome
-from homenode.analyse.grade import Grade
+from homenode.analyse.ranking import Position
 from homenode.analyse.summary import Series, SeriesKey, headline
 from homenode.analyse.switch_effects import Switch, SwitchEffect
-from homenode.analyse.words import percent_text, range_text
+from homenode.analyse.words import multiple_text, range_text
 from homenode.metrics import METRICS, Metric
 from homenode.report.charts.unit_text import chart_scale, short_figure
 from homenode.report.page.machine import Machine
@@ -76,7 +76,7 @@ def summary_table(machines: Sequence[Machine], anchors: Sequence[str]) -> Table:
     rows: list[tuple[Cell, ...]] = []
     links: list[str] = []
     for machine, by_label, anchor in zip(machines, series, anchors, strict=True):
-        best = {metric.id: _best(machine, by_label, metric) for metric in shown}
+        best = {metric.id: _best(machine, metric) for metric in shown}
         for position, one in enumerate(machine.every):
             found = by_label[one.label]
             heads = [run.head for run in one.runs]
@@ -153,22 +153,16 @@ def _only_variant(series: Mapping[SeriesKey, Series], metric: Metric) -> tuple[S
     return found if len(found) == 1 else ()
 
 
-def _best(machine: Machine, by_label: SeriesOf, metric: Metric) -> str | None:
-    """The label with the best figure, where there are two or more that differ.
+def _best(machine: Machine, metric: Metric) -> str | None:
+    """The alternative that the verdicts found best; None where they did not tell it from another.
 
-    None where the machine's figures are excluded: nothing is best of them.
+    Nothing is best of figures that are emulated, of a sick machine, or of too few boots.
     """
-    if machine.graded.grade is Grade.NOT_READY:
-        return None
-    values = {
-        one.label: value
-        for one in machine.chosen
-        if (value := _value(by_label[one.label], metric)) is not None
-    }
-    if len(set(values.values())) < 2:
-        return None
-    pick = min if metric.lower_is_better else max
-    return pick(values, key=lambda label: values[label])
+    for verdict in machine.verdicts:
+        results = verdict.on(metric.id)
+        if verdict.choice is not None and any(one.position is Position.WORSE for one in results):
+            return results[0].alternative
+    return None
 
 
 def _effect_cell(metric: Metric, effects: Sequence[SwitchEffect]) -> EffectCell | None:
@@ -186,10 +180,10 @@ def _effect_cell(metric: Metric, effects: Sequence[SwitchEffect]) -> EffectCell 
     risk = None
     if losses:
         worst = min(losses, key=lambda one: one.effect.gain)
-        risk = f"{percent_text(worst.effect.ratio)} on {worst.machine}"
+        risk = f"{multiple_text(worst.effect.ratio)} on {worst.machine}"
     return EffectCell(_range(ratios), tone, risk, len(told), unclear)
 
 
 def _range(ratios: Sequence[float]) -> str:
-    low, high = percent_text(ratios[0]), percent_text(ratios[-1])
+    low, high = multiple_text(ratios[0]), multiple_text(ratios[-1])
     return low if low == high else range_text(ratios[0], ratios[-1])

@@ -1,4 +1,4 @@
-"""Student's t and Snedecor's F: tail probabilities and quantiles, from the incomplete beta.
+"""Distributions of t and F: tail probabilities and quantiles, from the incomplete beta.
 
 Own code, as numpy and scipy would cost every command 100 to 500 ms and 100 MB for three functions.
 Source: NIST Digital Library of Mathematical Functions, 8.17.22 (continued fraction, evaluated by

@@ -1,4 +1,4 @@
-"""Standing: where each alternative stands for an objective, and which ones it leaves to choose."""
+"""Ranking: alternatives by an objective's metrics, and which of them are worse than the best."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,22 +6,16 @@ from enum import StrEnum
 
 from homenode.analyse.alternative import Alternative, narrowed
 from homenode.analyse.compare import compare
-from homenode.analyse.comparison import Doubt, Effect, Outcome
+from homenode.analyse.comparison import STATES, WEAKENING, Doubt, Effect, EvidenceLevel, Outcome
 from homenode.analyse.summary import Series, SeriesKey, headline, series_of
 from homenode.analyse.words import range_text
 from homenode.metrics import METRICS, Metric, primaries
 from homenode.objective import Objective
 
-PRINTED_MATTERS = 0.10
-"""Single printed figures that are nearer than this are taken for equal: nobody knows their noise.
-
-The study's own pairs that differ by nothing but chance are up to 6 % apart.
-"""
+SHOWN_LOSS = 0.10
+"""A loss that intervals must exclude for an alternative to be as good as the best."""
 
 _CONTROLS = frozenset(metric.id for metric in METRICS.values() if metric.control)
-
-_WEAK = frozenset({"published-figures"})
-"""Doubts that a verdict from published figures lives with, and says."""
 
 
 class Position(StrEnum):
@@ -29,19 +23,20 @@ class Position(StrEnum):
 
     BEST = "best"
     NO_WORSE = "no-worse"  # it does not lose as much as matters
-    UNSHOWN = "unshown"  # no such loss is shown, nor excluded; one of PRINTED_MATTERS is
-    UNTOLD = "untold"  # its interval holds both no loss and a large one: it tells nothing
+    UNSHOWN = "unshown"  # no such loss is shown, nor excluded; one of SHOWN_LOSS is, or there is
+    # no interval that could exclude one
+    UNDECIDED = "undecided"  # its interval holds both no loss and a large one
     WORSE = "worse"
     UNKNOWN = "unknown"  # cannot tell, with the reason among the doubts
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RankedResult:
     """One alternative on one metric.
 
     ratio: its value over the best one's. low, high: the interval of that ratio, or the range that
     was printed, over the best value; None where there is neither. slowest_device: the value is
-    of the slowest of several devices.
+    of the slowest of several devices. level: of the evidence against the best one.
     """
 
     alternative: str
@@ -52,19 +47,20 @@ class Standing:
     low: float | None
     high: float | None
     position: Position
+    level: EvidenceLevel
     slowest_device: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
-    """What is known for deciding: standings by metric, best first, and doubts of comparing."""
+class Ranking:
+    """What is known for deciding: results by metric, best first, and doubts of comparing."""
 
-    standings: tuple[Standing, ...]
+    results: tuple[RankedResult, ...]
     doubts: tuple[Doubt, ...]
 
-    def on(self, metric: str) -> tuple[Standing, ...]:
-        """Standings on one metric, best first."""
-        return tuple(one for one in self.standings if one.metric == metric)
+    def on(self, metric: str) -> tuple[RankedResult, ...]:
+        """RankedResults on one metric, best first."""
+        return tuple(one for one in self.results if one.metric == metric)
 
     def acceptable(self) -> tuple[str, ...]:
         """Alternatives that are worse on no metric; best first. Empty where nothing can be told.
@@ -74,38 +70,38 @@ class Field:
         """
         if self._at(Position.UNKNOWN):
             return ()
-        worse, untold = self._at(Position.WORSE), self._at(Position.UNTOLD)
-        names = dict.fromkeys(one.alternative for one in self.standings)
+        worse, undecided = self._at(Position.WORSE), self._at(Position.UNDECIDED)
+        names = dict.fromkeys(one.alternative for one in self.results)
         kept = tuple(name for name in names if name not in worse)
-        told = tuple(name for name in kept if name not in untold)
+        told = tuple(name for name in kept if name not in undecided)
         if not worse and len(told) < min(2, len(kept)):
             return ()
-        best = (one.alternative for one in self.standings if one.position is Position.BEST)
+        best = (one.alternative for one in self.results if one.position is Position.BEST)
         return told or kept or tuple(dict.fromkeys(best))
 
-    def untold(self) -> tuple[str, ...]:
+    def undecided(self) -> tuple[str, ...]:
         """Alternatives that may be as good as the acceptable ones, or much worse; best first."""
         worse, kept = self._at(Position.WORSE), self.acceptable()
-        return tuple(name for name in self._at(Position.UNTOLD) if name not in (*worse, *kept))
+        return tuple(name for name in self._at(Position.UNDECIDED) if name not in (*worse, *kept))
+
+    def level(self) -> EvidenceLevel:
+        """The weakest among its results."""
+        levels = [one.level for one in self.results]
+        return max(levels, key=lambda one: one.rank, default=EvidenceLevel.MEASURED)
 
     def _at(self, position: Position) -> tuple[str, ...]:
-        found = (one.alternative for one in self.standings if one.position is position)
+        found = (one.alternative for one in self.results if one.position is position)
         return tuple(dict.fromkeys(found))
 
 
-def field_for(
+def ranking_for(
     candidates: Sequence[Alternative], objective: Objective
-) -> tuple[Field, tuple[Alternative, ...]]:
-    """Standings on the objective's metrics, and the alternatives that have figures of them."""
+) -> tuple[Ranking, tuple[Alternative, ...]]:
+    """RankedResults on the objective's metrics, and the alternatives that have figures of them."""
     stand_ins = [metric for metric in METRICS.values() if objective in metric.stands_in]
     made = _made(candidates, [*primaries(objective), *stand_ins])
     metrics = [m for m in primaries(objective) if any(_decisive(one, m) for one in made.values())]
-    return _field(candidates, metrics or stand_ins, made, objective)
-
-
-def field_on(candidates: Sequence[Alternative], metric: Metric) -> Field:
-    """Standings on one metric alone."""
-    return _field(candidates, [metric], _made(candidates, [metric]), None)[0]
+    return _ranking(candidates, metrics or stand_ins, made, objective)
 
 
 _Made = dict[str, dict[SeriesKey, Series]]
@@ -120,13 +116,13 @@ def _wanted(metrics: Sequence[Metric]) -> frozenset[str]:
     return frozenset({*_CONTROLS, *(metric.id for metric in metrics)})
 
 
-def _field(
+def _ranking(
     candidates: Sequence[Alternative],
     metrics: Sequence[Metric],
     made: _Made,
     objective: Objective | None,
-) -> tuple[Field, tuple[Alternative, ...]]:
-    standings: list[Standing] = []
+) -> tuple[Ranking, tuple[Alternative, ...]]:
+    results: list[RankedResult] = []
     doubts: list[Doubt] = []
     used: dict[str, Alternative] = {}
     wanted = _wanted(metrics)
@@ -149,10 +145,10 @@ def _field(
             with_figures,
             key=lambda pair: pair[1].value if metric.lower_is_better else -pair[1].value,
         )
-        found, doubted = _standings(ordered, metric, made, objective)
-        standings += found
+        found, doubted = _results(ordered, metric, made, objective)
+        results += found
         doubts += doubted
-    return Field(tuple(standings), tuple(dict.fromkeys(doubts))), tuple(used.values())
+    return Ranking(tuple(results), tuple(dict.fromkeys(doubts))), tuple(used.values())
 
 
 def _decisive(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None:
@@ -161,17 +157,17 @@ def _decisive(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | No
     return max((series[key] for key in keys), key=lambda one: one.samples, default=None)
 
 
-def _standings(
+def _results(
     ordered: Sequence[tuple[Alternative, Series]],
     metric: Metric,
     made: _Made,
     objective: Objective | None,
-) -> tuple[list[Standing], list[Doubt]]:
+) -> tuple[list[RankedResult], list[Doubt]]:
     (best, best_series), *others = ordered
     found = [
-        Standing(
+        RankedResult(
             best.label, metric.id, best_series.key.unit, best_series.value, 1.0, None, None,
-            Position.BEST, best_series.key.worst,
+            Position.BEST, EvidenceLevel.MEASURED, best_series.key.worst,
         )
     ]  # fmt: skip
     if not others:
@@ -192,7 +188,7 @@ def _standings(
         low, high = _bounds(effect, series, best_series.value)
         position = _position(effect, ratio, metric)
         found.append(
-            Standing(
+            RankedResult(
                 one.label,
                 metric.id,
                 series.key.unit,
@@ -201,23 +197,24 @@ def _standings(
                 low,
                 high,
                 position,
+                EvidenceLevel.MEASURED if effect is None else effect.level,
                 series.key.worst,
             )
         )
     return found, [*_about(comparison.doubts, metric), *_wide(found, metric)]
 
 
-def _wide(standings: Sequence[Standing], metric: Metric) -> Iterator[Doubt]:
+def _wide(results: Sequence[RankedResult], metric: Metric) -> Iterator[Doubt]:
     """What is said of alternatives whose intervals are too wide to tell anything."""
     ranges = [
         f"{one.alternative} {range_text(one.low, one.high)}"
-        for one in standings
-        if one.position is Position.UNTOLD and one.low is not None and one.high is not None
+        for one in results
+        if one.position is Position.UNDECIDED and one.low is not None and one.high is not None
     ]
     if ranges:
         yield Doubt(
             "wide-interval", metric.id,
-            f"{metric.title} against {standings[0].alternative}: {', '.join(ranges)}", True,
+            f"{metric.title} against {results[0].alternative}: {', '.join(ranges)}", True,
             "boots of one layout differ as much as the layouts may",
             "boot each layout more often, in mixed order, with clocks and neighbours at rest",
         )  # fmt: skip
@@ -248,16 +245,19 @@ def _same(effect: Effect, series: Series) -> bool:
 
 
 def _position(effect: Effect | None, ratio: float, metric: Metric) -> Position:
-    if effect is None or set(effect.doubts) - _WEAK:
+    doubts = frozenset(effect.doubts) - WEAKENING if effect is not None else frozenset()
+    if effect is None or doubts - {STATES}:
         return Position.UNKNOWN
+    if doubts:
+        return Position.UNDECIDED
     loss = 1 - (1 / ratio if metric.lower_is_better else ratio)
-    if effect.doubts:
-        return Position.WORSE if loss >= PRINTED_MATTERS else Position.NO_WORSE
     if effect.outcome is Outcome.WORSE and loss >= metric.matters:
         return Position.WORSE
+    if effect.doubts:
+        return Position.UNSHOWN
     if effect.low is None or effect.high is None:
         return Position.UNKNOWN
     most = 1 - (1 / effect.high if metric.lower_is_better else effect.low)
-    if most >= max(metric.matters, PRINTED_MATTERS):
-        return Position.UNTOLD
+    if most >= max(metric.matters, SHOWN_LOSS):
+        return Position.UNDECIDED
     return Position.NO_WORSE if most < metric.matters else Position.UNSHOWN

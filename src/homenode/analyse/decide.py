@@ -1,0 +1,296 @@
+"""Decide: the one answer to "which layout": evidence, a machine's health and an objective in, a
+verdict out.
+
+Health first: a critical finding about links or pins stops any recommendation. Then the strongest
+evidence that can tell: measured, provisional, published, reasoned; of this machine before others of
+its kind. What stronger evidence could not tell is said with the answer.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from homenode.analyse.comparison import EvidenceLevel
+from homenode.analyse.health import figure_findings
+from homenode.analyse.machine_facts import MachineFacts, machines_in
+from homenode.analyse.statement import huge_page_advice, sentence_of
+from homenode.analyse.verdict import (
+    Difference,
+    Reason,
+    ReasonId,
+    SourceVerdict,
+    Verdict,
+    memory_mode_of,
+    no_verdict,
+    verdict,
+)
+from homenode.evidence.model import Evidence, Publication, PublishedVerdict
+from homenode.findings import Severity
+from homenode.metrics import METRICS, primaries
+from homenode.objective import Objective
+from homenode.plan.layout import PRESETS, GuestPcie, Siblings
+from homenode.results.model import Origin, Run
+from homenode.topology import Host
+
+
+def decide(
+    evidence: Evidence,
+    machine: MachineFacts,
+    objective: Objective,
+    *,
+    expander_buses: bool = True,
+) -> Verdict:
+    """The answer for an objective on a machine.
+
+    expander_buses: the VM's machine type takes them. Same input, same verdict.
+    """
+    here, like = _own(evidence.runs, machine), _like(evidence.runs, machine)
+    findings = (*machine.findings, *figure_findings(here))
+    critical = tuple(one for one in findings if one.severity is Severity.CRITICAL)
+    if critical:
+        stopped = no_verdict(objective, machine.name, Reason(ReasonId.HEALTH))
+        found = replace(stopped, findings=critical)
+    else:
+        found = _strongest(evidence, machine, objective, here, like, expander_buses)
+        if found.layout is None and found.choice is not None:
+            found = _with_layout(found, evidence, machine, expander_buses)
+    exposes = found.layout is not None and PRESETS[found.layout].siblings is Siblings.EXPOSED
+    return replace(
+        found,
+        keep_vcpus=exposes and objective is Objective.DENSITY,
+        published=tuple(_published_verdicts(evidence, machine, found)),
+    )
+
+
+def decide_all(
+    evidence: Evidence, machine: MachineFacts, objectives: Sequence[Objective] = tuple(Objective)
+) -> tuple[Verdict, ...]:
+    """The answers for several objectives."""
+    return tuple(decide(evidence, machine, one) for one in objectives)
+
+
+def decide_for_machines(
+    evidence: Evidence, hosts: Mapping[str, Host], objectives: Sequence[Objective]
+) -> tuple[Verdict, ...]:
+    """The answers for every machine that the evidence's runs are of; without runs, for every
+    machine that publications have figures of.
+
+    hosts: descriptions of published machines, by name. Left out are objectives that no figure is
+    of, where the machine's topology is unknown as well.
+    """
+    found = [
+        one
+        for machine in machines_in(evidence, hosts)
+        for one in decide_all(evidence, machine, objectives)
+        if machine.nodes is not None or one.level is not EvidenceLevel.REASONED or one.passed
+    ]
+    return tuple(found)
+
+
+def _own(runs: Sequence[Run], machine: MachineFacts) -> tuple[Run, ...]:
+    """Runs of the very machine; where nobody named it, of the same folder and kind."""
+    measured = [run for run in runs if run.head.origin is not Origin.PUBLISHED]
+    if machine.fingerprint is not None:
+        return tuple(run for run in measured if run.head.host == machine.fingerprint)
+    return tuple(
+        run for run in measured
+        if run.head.host is None
+        and (run.head.system, run.head.host_kind) == (machine.results, machine.kind)
+    )  # fmt: skip
+
+
+def _like(runs: Sequence[Run], machine: MachineFacts) -> dict[str, tuple[Run, ...]]:
+    """Runs of other machines of its kind, machine by machine: they are never mixed."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        head = run.head
+        is_own = machine.fingerprint is not None and head.host == machine.fingerprint
+        if head.host_kind is None or head.host_kind != machine.kind or is_own:
+            continue
+        if head.host is not None and head.origin is not Origin.PUBLISHED:
+            found.setdefault(head.host, []).append(run)
+    return {host: tuple(those) for host, those in found.items()}
+
+
+def _strongest(
+    evidence: Evidence,
+    machine: MachineFacts,
+    objective: Objective,
+    here: Sequence[Run],
+    like: Mapping[str, Sequence[Run]],
+    expander_buses: bool,
+) -> Verdict:
+    """The verdict of the strongest evidence that can tell, and what stronger could not."""
+    made = [
+        *(replace(verdict(machine.name, here, objective), here=True) for _ in here[:1]),
+        *(verdict(machine.name, runs, objective) for runs in like.values()),
+    ]
+    made = [one for one in made if one.results or one.stopped or one.why(ReasonId.REFUSED)]
+    stopped = [
+        one for one in made if one.here and (one.stopped or one.why(ReasonId.REFUSED) is not None)
+    ]
+    if stopped:
+        return stopped[0]
+    made.sort(key=lambda one: EvidenceLevel.REASONED.rank if one.level is None else one.level.rank)
+    printed = list(_published(evidence, machine, objective))
+    told = [
+        one for one in (*made, *printed) if one.choice is not None and _can(one, expander_buses)
+    ]
+    silent = [one for one in (*made, *printed) if one not in told]
+    best = told[0] if told else _reasoned(evidence, machine, objective, expander_buses)
+    passed = tuple(f"{one.system}: {sentence_of(one)}" for one in silent)
+    nexts = [one.layout for one in told[1:] if one.layout is not None]
+    measure_next = best.measure_next or next((one for one in nexts if _is_new(one, best)), None)
+    if best.huge_pages is None:
+        best = replace(best, huge_pages=huge_page_advice(evidence.publications))
+    return replace(best, passed=(*best.passed, *passed), measure_next=measure_next)
+
+
+def _is_new(layout: str, best: Verdict) -> bool:
+    """Whether weaker evidence names a layout that the stronger has no figures of."""
+    return layout not in (best.layout, *best.also, *best.avoid)
+
+
+def _can(found: Verdict, expander_buses: bool) -> bool:
+    layout = found.layout
+    return layout is None or expander_buses or PRESETS[layout].pcie is GuestPcie.AS_IT_WAS
+
+
+def _with_layout(
+    found: Verdict, evidence: Evidence, machine: MachineFacts, expander_buses: bool
+) -> Verdict:
+    """A choice that is no layout, with the layout that topology suggests."""
+    reasoned = _reasoned(evidence, machine, found.objective, expander_buses)
+    return replace(
+        found,
+        layout=reasoned.layout,
+        reasons=(*found.reasons, Reason(ReasonId.NO_LAYOUT, reasoned.layout), *reasoned.reasons),
+    )
+
+
+PRIOR = {
+    Objective.COLLECTIVE: "pin",
+    Objective.HOST_BANDWIDTH: "pin-numa",
+    Objective.LATENCY: "pin-numa",
+    Objective.DEVICE_TRANSFER: "pin-numa-pci",
+    Objective.THROUGHPUT: "pin",
+    Objective.DENSITY: "pin-numa-smt",
+}
+"""Where nobody has measured a machine: what published figures chose on most others."""
+
+
+def machines_with(evidence: Evidence, objective: Objective, layout: str) -> tuple[str, ...]:
+    """Published machines on which the figures choose this layout."""
+    return tuple(
+        system.name
+        for publication in evidence.publications
+        for system in publication.systems
+        if verdict(
+            system.name,
+            [run for run in publication.runs if run.head.system == system.name],
+            objective,
+        ).layout == layout
+    )  # fmt: skip
+
+
+def _reasoned(
+    evidence: Evidence, machine: MachineFacts, objective: Objective, expander_buses: bool
+) -> Verdict:
+    """What topology and others' figures say: with one node there is nothing to mirror."""
+    layout = PRIOR[objective]
+    machines = ", ".join(machines_with(evidence, objective, layout))
+    reasons = [Reason(ReasonId.PRIOR, layout, detail=machines)]
+    one_node = machine.nodes == 1
+    if objective is Objective.DENSITY and not machine.has_siblings:
+        layout = "pin"
+    elif objective is not Objective.DENSITY and one_node and layout != "pin":
+        layout, reasons = "pin", [Reason(ReasonId.ONE_NODE)]
+    elif PRESETS[layout].pcie is GuestPcie.MIRRORED and not expander_buses:
+        layout, reasons = "pin", [Reason(ReasonId.NO_EXPANDER_BUS)]
+    talks = objective in (Objective.COLLECTIVE, Objective.DEVICE_TRANSFER)
+    measure = talks and not one_node and expander_buses and (machine.gpus or 0) > 0
+    return replace(
+        no_verdict(objective, machine.name, *reasons),
+        level=EvidenceLevel.REASONED,
+        choice=layout,
+        layout=layout,
+        memory_mode=memory_mode_of(layout),
+        measure_next="pin-numa-pci" if measure and layout != "pin-numa-pci" else None,
+    )
+
+
+def _published(
+    evidence: Evidence, machine: MachineFacts, objective: Objective
+) -> Iterator[Verdict]:
+    """What the figures of publications say of machines of this kind."""
+    for publication, name in _systems(evidence, machine):
+        runs = [run for run in publication.runs if run.head.system == name]
+        made = replace(verdict(name, runs, objective), system=machine.name)
+        if not (made.results or made.stopped or made.why(ReasonId.REFUSED)):
+            continue
+        metrics = frozenset(one.metric for one in made.results)
+        metrics |= {metric.id for metric in primaries(objective)}
+        notes = tuple(
+            f"{note.certainty}: {note.text}" + "".join(f" [{line}]" for line in note.arithmetic)
+            for note in publication.notes
+            if note.metrics and note.is_about(name, metrics)
+        )
+        yield replace(made, notes=notes)
+
+
+def _systems(evidence: Evidence, machine: MachineFacts) -> Iterator[tuple[Publication, str]]:
+    """Published machines of this one's kind."""
+    for publication in evidence.publications:
+        for published, name in machine.systems:
+            if published == publication.id:
+                yield publication, name
+
+
+def _published_verdicts(
+    evidence: Evidence, machine: MachineFacts, ours: Verdict
+) -> Iterator[SourceVerdict]:
+    """What publications recommend, and why ours differs."""
+    for publication, name in _systems(evidence, machine):
+        one = _verdict_of(publication, name, ours.objective)
+        if one is not None:
+            yield _beside(publication, one, ours)
+
+
+def _verdict_of(
+    publication: Publication, system: str, objective: Objective
+) -> PublishedVerdict | None:
+    """The most particular one: of the machine and objective, the machine, the objective."""
+    fitting = [
+        one for one in publication.verdicts
+        if one.system in (None, system) and one.objective in (None, objective)
+    ]  # fmt: skip
+    return min(fitting, key=lambda one: (one.system is None, one.objective is None), default=None)
+
+
+def _beside(publication: Publication, theirs: PublishedVerdict, ours: Verdict) -> SourceVerdict:
+    found = [publication.choice(name) for name in theirs.choices]
+    labels = tuple(one.arrangement or one.switches.name for one in found if one is not None)
+    agrees = (not labels) if ours.choice is None else bool({ours.choice, ours.layout} & {*labels})
+    difference, metric, ratio = None, None, None
+    if not agrees:
+        difference, metric, ratio = _difference(labels, ours)
+    return SourceVerdict(publication.id, labels, theirs.source, agrees, difference, metric, ratio)
+
+
+def _difference(
+    labels: Sequence[str], ours: Verdict
+) -> tuple[Difference, str | None, float | None]:
+    if ours.choice is None:
+        return Difference.HEALTH, None, None
+    if not labels or (ours.level is not None and ours.level.rank < EvidenceLevel.PUBLISHED.rank):
+        return Difference.STRONGER, None, None
+    for metric in dict.fromkeys(one.metric for one in ours.results):
+        results = ours.on(metric)
+        own = next((one for one in results if one.alternative == ours.choice), None)
+        other = next((one for one in results if one.alternative in labels), None)
+        if own is None or other is None:
+            continue
+        ratio = own.value / other.value
+        ratio = 1 / ratio if METRICS[metric].lower_is_better else ratio
+        worse = other.alternative in ours.avoid
+        return (Difference.FIGURES if worse else Difference.NOT_SHOWN), metric, ratio
+    return Difference.NO_FIGURES, None, None

@@ -1,0 +1,75 @@
+"""Health: what speaks against recommending anything for a machine: its links, and its figures.
+
+A link at a fraction of its speed makes every layout slow, and their comparison worthless.
+"""
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+from homenode.doctor.links.slow import link_findings
+from homenode.doctor.links.unknown import silent_device_findings
+from homenode.findings import Finding, Severity
+from homenode.results.flat_curve import FLAT_FROM_BYTES, flat_from
+from homenode.results.model import Origin, Run
+from homenode.topology import Host
+from homenode.units import format_bytes
+
+LOW_COPY_BYTES_PER_S = 8e9
+"""Copies between host and GPU below this: what PCIe Gen 2 x16, or Gen 3 x8, can carry at most.
+Every x16 link since 2012 carries twice as much."""
+
+
+def link_health(host: Host) -> tuple[Finding, ...]:
+    """Critical findings of the doctor about the host's links."""
+    found = (*link_findings(host), *silent_device_findings(host))
+    return tuple(one for one in found if one.severity is Severity.CRITICAL)
+
+
+def figure_findings(runs: Sequence[Run]) -> tuple[Finding, ...]:
+    """What figures of a machine say about its links, whatever the layout."""
+    real = [
+        run for run in runs if run.head.origin not in (Origin.EMULATED, Origin.SYNTHESISED)
+    ]  # fmt: skip
+    return (*_flat_curves(real), *_low_copies(real))
+
+
+def _flat_curves(runs: Sequence[Run]) -> Iterator[Finding]:
+    for run in runs:
+        by_size: dict[int, list[float]] = {}
+        for one in run.samples:
+            if one.metric == "allreduce-busbw" and one.size_bytes is not None and one.value > 0:
+                by_size.setdefault(one.size_bytes, []).append(one.value)
+        points = sorted((size, statistics.median(values)) for size, values in by_size.items())
+        if not points:
+            continue
+        peak = max(rate for _, rate in points)
+        start = flat_from(points, peak)
+        if start is not None:
+            yield Finding(
+                "collective-flat-curve", Severity.CRITICAL, f"{run.head.system}/{run.head.name}",
+                f"a bus bandwidth that climbs beyond {format_bytes(FLAT_FROM_BYTES)}",
+                f"{peak / 1e9:.2f} GB/s from {format_bytes(start)} on",
+                "large messages are no faster than small ones",
+                "homenode doctor: link speeds under load; fix the link, then measure again",
+                "sweep over message sizes",
+            )  # fmt: skip
+
+
+def _low_copies(runs: Sequence[Run]) -> Iterator[Finding]:
+    for metric, what in (("h2d-bandwidth", "host to device"), ("d2h-bandwidth", "device to host")):
+        for run in runs:
+            by_gpu: dict[object, list[float]] = {}
+            for one in run.samples:
+                if one.metric == metric and one.variant is None and one.size_bytes is None:
+                    by_gpu.setdefault(one.device or one.index, []).append(one.value)
+            medians = [statistics.median(values) for values in by_gpu.values()]
+            low = [value for value in medians if 0 < value < LOW_COPY_BYTES_PER_S]
+            if low:
+                yield Finding(
+                    "h2d-low", Severity.CRITICAL, f"{run.head.system}/{run.head.name}, {what}",
+                    f"{LOW_COPY_BYTES_PER_S / 1e9:g} GB/s at least, as any x16 link since Gen 3",
+                    f"{min(low) / 1e9:.1f} GB/s ({len(low)} of {len(medians)} GPUs)",
+                    "every copy to and from the GPU is slow, in any layout",
+                    "homenode doctor: link speeds under load; fix the link, then measure again",
+                    "copies from and to pinned host memory",
+                )  # fmt: skip

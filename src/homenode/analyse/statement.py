@@ -1,0 +1,168 @@
+"""Statement: a verdict in sentences, for people. Nothing reads them back."""
+
+from collections.abc import Sequence
+
+from homenode.analyse.comparison import EvidenceLevel
+from homenode.analyse.ranking import Position, RankedResult
+from homenode.analyse.verdict import Difference, Reason, ReasonId, SourceVerdict, Verdict, titles_of
+from homenode.analyse.words import figure_text, multiple_text, range_text
+from homenode.evidence.model import Publication
+from homenode.metrics import METRICS
+
+
+def sentence_of(verdict: Verdict) -> str:
+    """The verdict as a sentence, with its figures."""
+    if verdict.choice is None:
+        return "; ".join(_nothing(one, verdict) for one in verdict.reasons) or "no answer"
+    parts = [_figures(verdict, metric) for metric in _metrics(verdict)]
+    return "; ".join([_answer(verdict), *parts, *filter(None, map(_more, verdict.reasons))])
+
+
+def ground_of(verdict: Verdict) -> str:
+    """What the answer rests on, in a few words."""
+    match verdict.level:
+        case None:
+            return "no answer"
+        case EvidenceLevel.MEASURED:
+            return "measured here" if verdict.here else "measured on this kind of machine"
+        case EvidenceLevel.PROVISIONAL:
+            where = "here" if verdict.here else "on this kind of machine"
+            return f"provisional, {_boots(verdict)} each, {where}"
+        case EvidenceLevel.PUBLISHED:
+            return "published, one figure each"
+        case EvidenceLevel.REASONED:
+            return "reasoned from topology and others' figures"
+
+
+def source_sentence(source: SourceVerdict, ours: Verdict) -> str:
+    """What a publication recommends, and in one sentence why ours differs."""
+    said = " or ".join(source.choices) or "nothing before the machine is repaired"
+    text = f"{source.publication} recommends {said}"
+    if source.agrees:
+        return f"{text}, as we do"
+    return f"{text}; ours differs: {_difference(source, ours)}"
+
+
+def _difference(source: SourceVerdict, ours: Verdict) -> str:
+    metric = "" if source.metric is None else METRICS[source.metric].title
+    ratio = "" if source.ratio is None else multiple_text(source.ratio)
+    theirs = " or ".join(source.choices)
+    match source.difference:
+        case Difference.FIGURES:
+            return f"by its own figures of {metric} {ours.choice} is {ratio} {theirs}"
+        case Difference.NOT_SHOWN:
+            return (
+                f"its figures of {metric} ({ratio} {theirs}) do not tell the two apart, and "
+                f"{ours.choice} risks less"
+            )
+        case Difference.STRONGER:
+            return "stronger evidence is there"
+        case Difference.HEALTH:
+            return "the machine is to be repaired first"
+    return (
+        f"it has no figures of {titles_of(ours.objective)} for {theirs} on this machine; its "
+        "recommendation rests on others"
+    )
+
+
+def huge_page_advice(publications: Sequence[Publication]) -> str | None:
+    """What published figures say of huge pages, with their source; None where none do."""
+    for publication in publications:
+        for run in publication.runs:
+            if run.head.arrangement == "huge pages":
+                values = sorted(
+                    sample.value for sample in run.samples if sample.metric == "memory-bandwidth"
+                )
+                gain = range_text(values[0], values[-1])
+                return f"yes, {gain} memory bandwidth at times ({publication.id})"
+    return None
+
+
+def _boots(verdict: Verdict) -> str:
+    if verdict.boots is None:
+        return "one figure"
+    low, high = verdict.boots
+    if low == high == 1:
+        return "one boot"
+    return f"{low} boots" if low == high else f"{low} to {high} boots"
+
+
+def _metrics(verdict: Verdict) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(one.metric for one in verdict.results))
+
+
+def _answer(verdict: Verdict) -> str:
+    choice = verdict.choice or ""
+    if verdict.level is EvidenceLevel.REASONED:
+        return choice
+    equals = f" (no worse: {', '.join(verdict.also)})" if verdict.also else ""
+    if verdict.avoid:
+        return f"{choice}{equals} rather than {', '.join(verdict.avoid)}"
+    if any(one.position is Position.UNSHOWN for one in verdict.results):
+        return f"{choice}; no difference is shown"
+    return f"{choice}; no difference that matters"
+
+
+def _figures(verdict: Verdict, metric: str) -> str:
+    """ "memory bandwidth: pin-numa 561.2 GB/s, 7.27 x default (77.24 GB/s)"."""
+    results = verdict.on(metric)
+    own = next((one for one in results if one.alternative == verdict.choice), results[0])
+    slowest = ", slowest GPU" if own.slowest_device else ""
+    figures = [f"{own.alternative} {figure_text(own.value, own.unit)}"]
+    figures += [_multiple_of(one, own, results[0]) for one in results if one is not own]
+    return f"{METRICS[metric].title}{slowest}: {', '.join(figures)}"
+
+
+def _multiple_of(one: RankedResult, own: RankedResult, best: RankedResult) -> str:
+    multiple = multiple_text(own.value / one.value)
+    if own is best and one.low is not None and one.high is not None:
+        multiple = range_text(1 / one.high, 1 / one.low)
+    return f"{multiple} {one.alternative} ({figure_text(one.value, one.unit)})"
+
+
+def _more(reason: Reason) -> str | None:
+    match reason.id:
+        case ReasonId.CONSERVATIVE:
+            return f"of these {reason.alternative} risks least"
+        case ReasonId.LEAST_CHANGE:
+            return f"{reason.alternative} changes least"
+        case ReasonId.DENSITY:
+            return "siblings cost nothing, and hold more small VMs"
+        case ReasonId.ONE_NODE:
+            return "the machine has one node: guest cells and expander buses have nothing to show"
+        case ReasonId.NO_EXPANDER_BUS:
+            return "the VM's machine type takes no expander bus"
+        case ReasonId.PRIOR:
+            return f"as published of {reason.detail}; nobody has measured this machine"
+        case ReasonId.NO_LAYOUT:
+            return f"that is no layout of a VM; {reason.alternative} is what topology suggests"
+        case ReasonId.SIBLINGS:
+            gain = "" if reason.ratio is None else multiple_text(reason.ratio)
+            return f"exposed siblings give {gain} the throughput for twice the vCPUs"
+        case ReasonId.PIN_REGRESSION:
+            return f"review the pins of {reason.alternative}"
+        case ReasonId.UNDECIDED:
+            return f"cannot tell of {reason.alternative}"
+    return None
+
+
+def _nothing(reason: Reason, verdict: Verdict) -> str:
+    match reason.id:
+        case ReasonId.HEALTH:
+            first = verdict.findings[0]
+            more = f" (and {len(verdict.findings) - 1} more)" if len(verdict.findings) > 1 else ""
+            fix = f": {first.fix}" if first.fix else ""
+            return f"not ready: {first.subject}: {first.observed} ({first.id}){more}{fix}"
+        case ReasonId.NOT_REAL:
+            return f"its figures are {reason.detail}: they test the workflow, not a layout"
+        case ReasonId.UNUSABLE:
+            return f"not ready: {reason.detail}; fix the cause, then measure again"
+        case ReasonId.REFUSED:
+            title = METRICS[reason.metric or ""].title
+            return f"not ready: every figure of {title} is zero or impossible: measure it again"
+        case ReasonId.ONE_ALTERNATIVE:
+            return f"{titles_of(verdict.objective)} is known of {reason.alternative} only"
+        case ReasonId.NO_FIGURES:
+            return f"no figure of {titles_of(verdict.objective)} by layout"
+    blocking = dict.fromkeys(f"{d.detail}: {d.remedy}" for d in verdict.doubts if d.blocks)
+    return "cannot tell: " + ("; ".join(blocking) or "the alternatives have no figures in common")

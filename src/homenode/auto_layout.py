@@ -1,0 +1,75 @@
+"""AutoLayout: what `--layout auto` means for a VM on a host: the evidence's answer."""
+
+from dataclasses import dataclass, replace
+
+from homenode.analyse.decide import decide
+from homenode.analyse.machine_facts import facts_of_host
+from homenode.analyse.statement import sentence_of
+from homenode.analyse.verdict import Verdict
+from homenode.errors import HomenodeError, UsageError
+from homenode.evidence.model import Evidence
+from homenode.objective import Objective
+from homenode.pci import DeviceKind
+from homenode.plan.guest import Guest
+from homenode.plan.layout import PRESETS
+from homenode.plan.wishes import AUTO, Wishes
+from homenode.topology import Host
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Options with a layout. verdict: why that one; None where the user named it."""
+
+    wishes: Wishes
+    verdict: Verdict | None
+
+
+class NotRecommended(HomenodeError):
+    """There is no answer: the machine is to be repaired first."""
+
+    exit_code = 1
+
+
+def suggested_objective(guest: Guest, wishes: Wishes, host: Host) -> Objective:
+    """What a VM is for, by its devices: several GPUs talk to each other, one talks to the host."""
+    wanted = {hostdev.source for hostdev in guest.hostdevs} | set(wishes.devices)
+    gpus = {gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)}
+    count = len(wanted & gpus) if wishes.gpu_count is None else wishes.gpu_count
+    if count > 1:
+        return Objective.COLLECTIVE
+    return Objective.DEVICE_TRANSFER if count or wanted else Objective.HOST_BANDWIDTH
+
+
+def settled(guest: Guest, wishes: Wishes, host: Host, evidence: Evidence) -> Settled:
+    """The options with `auto` replaced by the answer of the evidence, for the objective that was
+    named or that the VM's devices suggest.
+
+    Raises NotRecommended where nothing is recommended, with what to repair.
+    """
+    if wishes.layout != AUTO:
+        return Settled(wishes, None)
+    objective = wishes.objective or suggested_objective(guest, wishes, host)
+    machine = facts_of_host(host, evidence.publications)
+    buses = guest.is_q35 or guest.is_virt
+    verdict = decide(evidence, machine, objective, expander_buses=buses)
+    if verdict.layout is None:
+        raise NotRecommended(
+            f"--layout auto: no layout is recommended on {host.name}: {sentence_of(verdict)}",
+            hint=f"name one yourself: --layout {'|'.join(PRESETS)}",
+        )
+    changed = replace(
+        wishes,
+        layout=verdict.layout,
+        objective=None,
+        keep_vcpus=wishes.keep_vcpus or verdict.keep_vcpus,
+    )
+    return Settled(changed, verdict)
+
+
+def refuse_auto(wishes: Wishes) -> None:
+    """Without a host there is no answer. Raises UsageError."""
+    if wishes.layout == AUTO:
+        raise UsageError(
+            "--node-pus: expected --layout, found none: without a host nothing can be decided",
+            hint="the study's configurations are --layout A, B and C",
+        )

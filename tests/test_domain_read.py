@@ -295,3 +295,11 @@ def test_sets_are_printed_as_the_study_does() -> None:
     assert format_set(range(28)) == "0-27"
     assert format_set([5]) == "5"
     assert format_size(768 << 30, ("MiB",)) == ("786432", "MiB")
+
+
+@pytest.mark.parametrize("kind", ["xen", "vmware", "lxc", "bhyve", "vbox", "hyperv"])
+def test_documents_of_other_hypervisors_are_refused_by_name(kind: str) -> None:
+    document = f"<domain type='{kind}'><name>vm</name><memory>4</memory><vcpu>1</vcpu></domain>"
+    with pytest.raises(InputError, match=rf"expected a domain of QEMU .*\(type {kind}\)") as error:
+        read_guest(document.encode(), "vm.xml")
+    assert error.value.hint and error.value.exit_code == 2

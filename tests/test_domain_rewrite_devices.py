@@ -157,3 +157,23 @@ def test_a_controller_that_is_there_in_part_gets_the_rest() -> None:
     assert after.controllers[1].address == GuestAddress(0, 0, 0x10, 0)
     assert after.controllers[3].address == GuestAddress(0, 1, 0, 0)
     assert rewrite(rewrite(xml, plan), plan) == rewrite(xml, plan)
+
+
+def test_a_slot_that_a_gpu_leaves_to_another_device_gives_a_way_out() -> None:
+    xml = b"""<domain type='kvm'><name>vm</name><memory unit='GiB'>4</memory><vcpu>4</vcpu>
+<os><type arch='x86_64' machine='q35'>hvm</type></os><devices>
+<controller type='pci' index='0' model='pcie-root'/>
+<controller type='pci' index='5' model='pcie-root-port'>
+<address type='pci' domain='0' bus='0' slot='3' function='0'/></controller>
+<hostdev mode='subsystem' type='pci' managed='yes'>
+<source><address domain='0' bus='0x19' slot='0' function='0'/></source>
+<address type='pci' domain='0' bus='5' slot='0' function='0' multifunction='on'/></hostdev>
+<interface type='network'><source network='default'/>
+<address type='pci' domain='0' bus='5' slot='0' function='1'/></interface>
+</devices></domain>"""
+    plan = hand_plan(read_guest(xml, "vm.xml"), "pin-numa-pci")
+    with pytest.raises(InputError, match="function-without-0") as error:
+        rewrite(xml, plan, "vm.xml")
+    assert error.value.hint is not None and "delete the <address>" in error.value.hint
+    freed = xml.replace(b"<address type='pci' domain='0' bus='5' slot='0' function='1'/>", b"")
+    assert rewrite(freed, plan, "vm.xml")

@@ -200,3 +200,11 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 @given(st.integers(0, len(TWO_CPUS) - 1), st.characters(max_codepoint=255))
 def test_one_wrong_character_never_breaks_the_check(at: int, character: str) -> None:
     found(TWO_CPUS[:at] + character + TWO_CPUS[at + 1 :])
+
+
+def test_rccl_does_not_look_for_broadcoms_peer_links() -> None:
+    text = broken((SWITCH, SWITCH.replace("0xffff", "0x1000")))
+    of_rccl = text.replace('version="1"', f'version="{Flavour.RCCL.version}"')
+    for flavour in (None, Flavour.RCCL):
+        found = check_topology(of_rccl.encode(), "file", flavour)
+        assert "nccl-switch-vendor" not in [finding.id for finding in found]

@@ -53,12 +53,24 @@ def test_what_the_placement_says_is_in_the_plan() -> None:
 
 def test_a_moved_nic_changes_its_name_and_the_user_is_told() -> None:
     text = sentences()
-    assert "GPU 0000:19:00.0 moves from libvirt's bus 7 slot 0 to bus 25 slot 0, on guest" in text
+    moved = "GPU 0000:19:00.0 moves from guest address 0000:07:00.0 to 0000:19:00.0, on guest"
+    assert moved in text
     assert "Names of 8 network interfaces that follow the PCI path (enpXsY) change" in text
     assert "The guest sees 2 NUMA nodes: node 0 with vCPUs 0-1 and 2 GiB" in text
     assert "Per-socket licences now see 2 sockets, not 4." in text
     assert "50% of the guest's memory is on the node of GPU 0000:19:00.0" in text
     assert "locks 5 GiB of memory" in text
+
+
+def test_gpus_of_two_nodes_are_not_listed_as_of_one() -> None:
+    host = hgx_host()
+    node_of = {str(device.bdf): device.node for device in host.pci_devices}
+    lines = [line for line in sentences().splitlines() if "on the node of GPU" in line]
+    named = [
+        [word.strip(",") for word in line.split() if word.startswith("0000:")] for line in lines
+    ]
+    assert len(lines) == 2 and sum(map(len, named)) == len(HGX_GPUS)
+    assert all(len({node_of[bdf] for bdf in bdfs}) == 1 for bdfs in named)
 
 
 def test_layouts_that_move_nothing_say_nothing_of_moves() -> None:

@@ -8,13 +8,26 @@ from dataclasses import dataclass
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.discover.device_kinds import PCI_BRIDGE_CLASS, device_kind, port_types_by_structure
+from homenode.discover.device_kinds import (
+    NVIDIA,
+    PCI_BRIDGE_CLASS,
+    device_kind,
+    port_types_by_structure,
+)
 from homenode.discover.hwloc_fields import pus_of
 from homenode.discover.pci_nodes import nodes_of_root_complexes
 from homenode.errors import ParseError
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
-from homenode.pci import DeviceLink, LinkKind, PciBridge, PciDevice, PortType, RootComplex
+from homenode.pci import (
+    DeviceKind,
+    DeviceLink,
+    LinkKind,
+    PciBridge,
+    PciDevice,
+    PortType,
+    RootComplex,
+)
 from homenode.tools.hwloc_xml import HwlocDistances, HwlocObject
 from homenode.topology import NumaNode
 
@@ -165,15 +178,17 @@ def _device(
     source: str,
 ) -> PciDevice:
     class_code, vendor, device, subsystem_vendor, subsystem_device = type_fields
+    # What NVIDIA's library told hwloc, also of one that had no class to read (seen on a DGX-2).
+    is_nvswitch = function.obj.attributes.get("subtype") == "NVSwitch"
     buses = _buses(function.obj, source)
     bridge = None
     if port_type is not None:
         bridge = PciBridge(port_type, buses[1] if buses else 0, buses[2] if buses else 0)
     return PciDevice(
         bdf=bdf,
-        kind=device_kind(class_code, vendor, device),
+        kind=DeviceKind.NVSWITCH if is_nvswitch else device_kind(class_code, vendor, device),
         class_code=class_code,
-        vendor_id=vendor,
+        vendor_id=NVIDIA if is_nvswitch else vendor,
         device_id=device,
         root_complex=function.root_complex,
         parent=function.parent,

@@ -27,6 +27,14 @@ from homenode.plan.guest import Guest
 from homenode.plan.layout import Siblings
 from homenode.topology import RunningDomain
 
+_OTHER_HYPERVISORS = {
+    "xen": "Xen", "vmware": "VMware", "lxc": "LXC", "bhyve": "bhyve", "vbox": "VirtualBox",
+    "hyperv": "Hyper-V", "openvz": "OpenVZ", "vz": "Virtuozzo", "parallels": "Parallels",
+    "phyp": "IBM PowerVM", "xenapi": "XenServer", "esx": "VMware ESX", "gsx": "VMware GSX",
+    "linux": "Xen", "uml": "User-mode Linux", "exe": "LXC", "jailhouse": "Jailhouse",
+}  # fmt: skip
+"""Domain types of libvirt's other drivers. Source: conf/domain_conf.c and formatdomain.html."""
+
 _ONCE: dict[tuple[str, ...], tuple[str, ...]] = {
     (): (
         "name", "uuid", "metadata", "memory", "currentMemory", "maxMemory", "memoryBacking",
@@ -64,6 +72,14 @@ def open_domain(xml: bytes, source: str) -> Document:
         if inside is not None:
             hint = f"it holds a <domain> at line {inside.line}: give that part alone; {hint}"
         raise InputError(f"{source}:{root.line}: expected <domain>, found <{root.tag}>", hint=hint)
+    hypervisor = _OTHER_HYPERVISORS.get((root.get("type") or "").strip())
+    if hypervisor is not None:
+        raise InputError(
+            f"{source}:{root.line}: expected a domain of QEMU (type kvm or qemu), found one of "
+            f"{hypervisor} (type {(root.get('type') or '').strip()})",
+            hint="plan a document of type kvm with the same vCPUs, memory and devices, and carry "
+            "its pins and nodes over by hand",
+        )
     for path, names in _ONCE.items():
         parent = root.at(*path)
         around = path[-1] if path else "domain"

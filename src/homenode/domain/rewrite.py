@@ -49,6 +49,13 @@ PCIE_STEPS = (edit_cells, edit_controllers, edit_hostdevs, edit_shared_slots)
 """For a plan whose pins and memory are the document's own: its PCIe tree and distances alone."""
 
 
+_SHARED_SLOT = (
+    "a passed-through device leaves the slot that it shares: delete the <address> of what is left "
+    "in it, so that libvirt finds it a slot of its own, or choose pin-numa, which moves no device"
+)
+_WAYS_OUT = {"function-without-0": _SHARED_SLOT, "multifunction-off": _SHARED_SLOT}
+
+
 def rewrite(
     xml: bytes,
     plan: Plan,
@@ -74,7 +81,10 @@ def rewrite(
         raise InputError(
             f"{source}: expected a document that holds together with the plan in it, found "
             f"{broken[0]}{more}",
-            hint="plan again for this document, or start from the original with homenode restore",
+            hint=_WAYS_OUT.get(
+                broken[0].id,
+                "plan again for this document, or start from the original with homenode restore",
+            ),
         )
     return document.to_bytes()
 
@@ -96,5 +106,6 @@ def _refuse_other_plans(guest: Guest, plan: Plan, source: str) -> None:
         raise InputError(
             f"{source}: expected machine type q35 (x86-64) or virt (aarch64) for expander buses, "
             f"found {guest.machine or 'none, which libvirt takes for i440fx'}",
-            hint="choose a layout without -pci, or change the machine type to q35",
+            hint="choose a layout without -pci"
+            + (", or change the machine type to q35" if guest.architecture == "x86_64" else ""),
         )

@@ -236,7 +236,8 @@ def _refuse_machine(guest: Guest, source: str) -> None:
     raise InputError(
         f"{source}: expected machine q35 (x86_64) or virt (aarch64), the only ones with PCIe "
         f"expander buses; found {guest.machine or 'none'} on {guest.architecture}",
-        hint="set spec.domain.machine.type to q35, or take the hook off this VM",
+        hint=("set spec.domain.machine.type to q35, or " if guest.architecture == "x86_64" else "")
+        + "take the hook off this VM",
     )
 
 

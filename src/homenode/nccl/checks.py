@@ -141,14 +141,15 @@ def _overlaps(read: ReadTopology) -> Found:
 
 
 def _elements(read: ReadTopology, flavour: Flavour | None) -> Found:
-    yield from _of_a_dump(read, flavour or flavour_of(read))
+    flavour = flavour or flavour_of(read)
+    yield from _of_a_dump(read, flavour)
     for system in read.systems:
         for node in system.walk():
             yield from _attributes(read, node)
             if node.name == "cpu":
                 yield from _cpu_checks(read, node)
             if node.name == "pci":
-                yield from _pci_checks(read, node)
+                yield from _pci_checks(read, node, flavour)
 
 
 def _of_a_dump(read: ReadTopology, flavour: Flavour) -> Found:
@@ -227,7 +228,7 @@ def _cpu_checks(read: ReadTopology, cpu: XmlNode) -> Found:
         )  # fmt: skip
 
 
-def _pci_checks(read: ReadTopology, pci: XmlNode) -> Found:
+def _pci_checks(read: ReadTopology, pci: XmlNode, flavour: Flavour) -> Found:
     bus_id = pci.get("busid")
     if bus_id is None or not _BUS_ID.match(bus_id):
         yield _finding(
@@ -256,7 +257,7 @@ def _pci_checks(read: ReadTopology, pci: XmlNode) -> Found:
             read, "nccl-class", Severity.CRITICAL, where, "class 0x060400 on a switch",
             repr(klass), "NCCL takes the switch for a device", _REWRITE,
         )  # fmt: skip
-    if is_switch and pci.get("vendor") == _BROADCOM:
+    if is_switch and pci.get("vendor") == _BROADCOM and flavour is Flavour.NCCL:  # not in RCCL
         yield _finding(
             read, "nccl-switch-vendor", Severity.WARNING, where, "a vendor other than 0x1000",
             "0x1000, Broadcom's", "NCCL looks for peer links between such switches, and flattens "

@@ -244,9 +244,7 @@ def _guest_texts(card: DeviceCard, facts: DeviceFacts) -> list[str]:
     for device in planned:
         if device.address is not None:
             # libvirt's numbers; the guest's kernel counts its buses differently.
-            address = device.address
-            part = f" function {address.function}" if address.function else ""
-            found.append(f"bus {address.bus} slot {address.device}{part}")
+            found.append(f"guest address {device.address}")
     return found
 
 

@@ -96,7 +96,7 @@ def aperture(
         bits = _address_bits(guest, request.memory_bytes, window, settings, gaps)
     elif guest.architecture == "x86_64" and not has_room and not guest.has_qemu_commandline:
         findings = (_small_window(guest, window),)
-    elif is_ours and guest.architecture != "x86_64" and window > VIRT_WINDOW_BYTES:
+    elif is_ours and guest.architecture == "aarch64" and window > VIRT_WINDOW_BYTES:
         findings = (
             PlanFinding(
                 "virt-window-small",

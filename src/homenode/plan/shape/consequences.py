@@ -1,6 +1,7 @@
 """Consequences: what the guest's user will see change, one sentence each."""
 
 from homenode.bdf import Bdf
+from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind, PciDevice
 from homenode.plan.guest import GuestAddress
 from homenode.plan.layout import GuestCells
@@ -119,11 +120,8 @@ def _moved(
         kind = "device" if known is None else _KIND_NAMES.get(known.kind, "device")
         nics += known is not None and known.kind is DeviceKind.NIC
         old = before.get(device.bdf)
-        origin = f"from libvirt's bus {old.bus} slot {old.device}" if old else "to libvirt's"
-        target = f"bus {device.address.bus} slot {device.address.device}"
-        if device.address.function:
-            target += f" function {device.address.function}"
-        path = f"{origin} to {target}" if old else f"{origin} {target}"
+        origin = f"from guest address {old} to" if old else "to guest address"
+        path = f"{origin} {device.address}"
         where = "" if device.cell is None else f", on guest NUMA node {device.cell}"
         said.append(f"{kind} {device.bdf} moves {path}{where}.")
     if nics:
@@ -136,19 +134,19 @@ def _moved(
 
 def _locality(by_bdf: dict[Bdf, PciDevice], devices: tuple[PlannedDevice, ...]) -> list[str]:
     """How much of the guest's memory is local to the GPUs' and NICs' own nodes, as ranges."""
-    shares: dict[tuple[str, float], list[str]] = {}
+    shares: dict[tuple[str, float, NodeIndex | None], list[str]] = {}
     for device in devices:
         known = by_bdf.get(device.bdf)
         if known is None or device.local_memory_ratio is None:
             continue
         if known.kind in (DeviceKind.GPU, DeviceKind.NIC):
-            key = (_KIND_NAMES[known.kind], device.local_memory_ratio)
+            key = (_KIND_NAMES[known.kind], device.local_memory_ratio, known.node)
             shares.setdefault(key, []).append(str(device.bdf))
     return [
         f"{ratio:.0%} of the guest's memory is on the node of {kind} "
         f"{', '.join(bdfs[:8])}{' and others' if len(bdfs) > 8 else ''}, {1 - ratio:.0%} is remote "
         "to it."
-        for (kind, ratio), bdfs in shares.items()
+        for (kind, ratio, _), bdfs in shares.items()
     ]
 
 

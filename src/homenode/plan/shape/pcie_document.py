@@ -109,9 +109,10 @@ def refuse_machine(guest: Guest, layout: str) -> None:
         found = "none named, which libvirt takes for i440fx on x86_64"
     elif guest.architecture == "x86_64" and not guest.is_q35:
         found = f"{found} (i440fx)" if found == "pc" or "i440fx" in found else found
+    machine = {"x86_64": "q35", "aarch64": "virt"}.get(guest.architecture)
+    other = f"change the machine type to {machine} in a new guest, or " if machine else ""
     raise InputError(
         f"layout {layout}: expected machine q35 (x86_64) or virt (aarch64), the only ones with "
         f"PCIe expander buses; found {found} on {guest.architecture}",
-        hint="change the machine type to q35 in a new guest, or choose pin-numa, which leaves the "
-        "PCI tree as it was",
+        hint=f"{other}choose pin-numa, which leaves the PCI tree as it was",
     )

@@ -36,7 +36,10 @@ def devices_alone(facts: DomainFacts) -> Iterator[Finding]:
             "expander-on-other-machine", Severity.CRITICAL, f"machine {guest.machine or 'none'}",
             "q35 or virt, the machines with PCIe expander buses",
             f"{guest.machine or 'the default'} with {len(expanders)} of them",
-            "libvirt refuses the definition", "change the machine to q35 in a new guest",
+            "libvirt refuses the definition",
+            "change the machine to q35 in a new guest"
+            if guest.architecture == "x86_64"
+            else "take the expander buses out",
             facts.source,
         )  # fmt: skip
 

@@ -7,6 +7,7 @@ from time import process_time
 import pytest
 
 from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
 from homenode.pci import DeviceKind, PciLink
 from homenode.plan.guest import GuestAddress, GuestPciController
@@ -29,7 +30,7 @@ from tests.guest_shapes import (
     placed,
     with_virtual,
 )
-from tests.small_hosts import DeviceSpec, even_host, small_guest, small_request
+from tests.small_hosts import DeviceSpec, NodeSpec, even_host, host_of, small_guest, small_request
 
 
 def test_hgx_gets_two_expander_buses_and_sixteen_root_ports() -> None:
@@ -372,3 +373,16 @@ def test_cells_without_devices_have_no_bus_where_pcie_0_has_no_slots() -> None:
     check_tree(request, plan)
     again = assemble(host, after(request, plan), placement)
     assert again.controllers == tuple(replace(c, existing=True) for c in plan.controllers)
+
+
+def test_devices_of_a_hybrid_host_hang_on_the_cell_of_performance_cores() -> None:
+    host = host_of(
+        [NodeSpec(((2,) * 4 + (1,) * 4,), efficiency_cores=4)],
+        devices=[DeviceSpec("01:00.0", 0, DeviceKind.GPU, 0)],
+    )
+    performance, efficient = [CpuSet([pu]) for pu in (0, 1)], [CpuSet([pu]) for pu in (4, 5)]
+    devices = bdfs("01:00.0")
+    for pins, cell in ((performance + efficient, 0), (efficient + performance, 1)):
+        placement = placed((2, 2), nodes=(0, 0), pins=pins, devices=devices)
+        plan = assemble(host, ask(devices), placement)
+        assert [device.cell for device in plan.devices] == [cell]

@@ -184,7 +184,7 @@ class _Writer:
         return _line((title, style), (text, ""), (used, "yellow"))
 
     def add_domain(self, tree: Tree, domain: RunningDomain) -> None:
-        state = "running" if domain.running else "shut off"
+        state = "planned" if domain.planned else "running" if domain.running else "shut off"
         pinned = [pins for pins in domain.vcpu_pins if pins is not None]
         floating = len(domain.vcpu_pins) - len(pinned)
         parts = [state, plural(len(domain.vcpu_pins), "vCPU")]

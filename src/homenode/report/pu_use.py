@@ -44,7 +44,9 @@ def uses_of_pus(host: Host, plan: Plan | None) -> Mapping[int, PuUse]:
             uses[known.index] = replace(use(known.index), isolated=True)
     siblings: dict[int, CpuSet] = {pu: core.pus for core in host.cores for pu in core.pus}
     for domain in host.domains:
-        if not domain.running or (plan is not None and domain.name == plan.domain_name):
+        if not (domain.running or domain.planned):
+            continue
+        if plan is not None and domain.name == plan.domain_name:
             continue
         taken = CpuSet()
         for pins in domain.vcpu_pins:

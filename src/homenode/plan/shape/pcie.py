@@ -28,7 +28,7 @@ from homenode.plan.shape.pcie_build import PcieBuild
 from homenode.plan.shape.pcie_document import PcieDocument, refuse_machine
 from homenode.plan.shape.pcie_seats import Seat, base_of, best_ones, right_ones, seats_of
 from homenode.plan.shape.pcie_tree import pcie_tree
-from homenode.topology import Host
+from homenode.topology import CoreKind, Host
 
 MOST_SPARE_PORTS = 16
 
@@ -64,7 +64,11 @@ def mirror_pcie(
     does not have or that is a bridge; Unplannable where 256 buses are too few.
     """
     refuse_machine(request.guest, request.layout.name)
-    cell_of_node = {node: i for i, node in enumerate(placement.nodes)}
+    cell_of_node: dict[NodeIndex, int] = {}
+    for cell in sorted(
+        range(len(placement.nodes)), key=lambda i: _is_efficient(host, placement, i)
+    ):
+        cell_of_node.setdefault(placement.nodes[cell], cell)
     return mirror_cells(
         host,
         by_bdf,
@@ -73,6 +77,15 @@ def mirror_pcie(
         cell_of_node,
         len(placement.nodes),
         nearest_cells(host, placement.nodes),
+    )
+
+
+def _is_efficient(host: Host, placement: Placement, cell: int) -> bool:
+    """The cell has efficiency cores: of two cells on one node the other one gets the devices."""
+    pins = zip(placement.vcpu_nodes, placement.vcpu_pins, strict=False)
+    used = CpuSet(pu for at, pus in pins if at == cell for pu in pus)
+    return any(
+        core.kind is CoreKind.EFFICIENCY and not core.pus.isdisjoint(used) for core in host.cores
     )
 
 

@@ -79,6 +79,8 @@ def _placement(plan: Plan, host: Host | None) -> Section:
         lines += placement_lines(plan, host)
     used = union(plan.vcpu_pins)
     rows: list[tuple[str, ...]] = []
+    if plan.layout.pinning is Pinning.NODE and plan.vcpu_pins:
+        lines.append("Each vCPU may run on any of the PUs of its nodes, and moves among them.")
     if not plan.vcpu_pins:
         lines.append("The vCPUs are not pinned: the host's scheduler may run them anywhere.")
     elif host is not None:

@@ -1,0 +1,70 @@
+"""Pinning `node`: each vCPU may run on any PU of its nodes."""
+
+from dataclasses import replace
+
+import pytest
+
+from homenode.cpuset import CpuSet
+from homenode.domain.read import open_domain
+from homenode.domain.rewrite import rewrite
+from homenode.plan.layout import PRESETS, Layout, Pinning
+from homenode.plan.model import GuestTopology, Plan
+from homenode.plan.shape.assemble import assemble
+from homenode.plan.stored import domain_of_plan
+from homenode.plan.words.explain import explain
+from homenode.report.topology_map import topology_map
+from homenode.verify.document.as_planned import as_planned
+from homenode.verify.document.pins import pins_alone, pins_on_host
+from homenode.verify.domain_facts import domain_facts
+from tests.guest_shapes import placed
+from tests.small_hosts import even_host, small_request
+
+HOST = even_host(2, vendor="GenuineIntel")
+DOCUMENT = b"""<domain type='kvm'>
+  <name>vm</name>
+  <memory unit='GiB'>4</memory>
+  <vcpu>4</vcpu>
+  <os><type arch='x86_64' machine='q35'>hvm</type></os>
+  <cpu mode='host-passthrough'/>
+  <devices/>
+</domain>
+"""
+
+
+def layout(name: str) -> Layout:
+    return replace(PRESETS[name], pinning=Pinning.NODE, name="custom")
+
+
+def floating(name: str) -> Plan:
+    """Two vCPUs on each node; in a flat guest all float over both."""
+    pus = [node.pus for node in HOST.nodes]
+    both = pus[0] | pus[1]
+    pins = [both] * 4 if name == "pin" else [pus[0]] * 2 + [pus[1]] * 2
+    placement = placed((2, 2), pins=pins, bound=name != "pin")
+    return assemble(HOST, small_request(4, layout=layout(name)), placement)
+
+
+@pytest.mark.parametrize("name", ["pin", "pin-numa"])
+def test_each_vcpu_is_pinned_to_its_nodes_and_verify_agrees(name: str) -> None:
+    plan = floating(name)
+    tuned = rewrite(DOCUMENT, plan)
+    assert rewrite(tuned, plan) == tuned
+    facts = domain_facts(open_domain(tuned, "vm.xml"))
+    assert facts.vcpu_pins == plan.vcpu_pins
+    found = [*as_planned(facts, plan), *pins_alone(facts), *pins_on_host(facts, HOST)]
+    assert found == []
+
+
+def test_the_plan_says_that_vcpus_move_and_the_map_draws_it() -> None:
+    plan = floating("pin-numa")
+    lines = [line for section in explain(plan, HOST).sections for line in section.lines]
+    assert any("may run on any of the PUs of its nodes" in line for line in lines)
+    assert not any("Hyper-threads kept idle" in line for line in lines)
+    assert topology_map(HOST, plan).startswith("<svg")
+
+
+def test_the_guest_has_cells_but_its_caches_stay_as_they_were() -> None:
+    plan = floating("pin-numa")
+    assert plan.topology == GuestTopology(2, 1, 2, 1)
+    assert [cell.host_nodes for cell in plan.cells] == [(0,), (1,)]
+    assert domain_of_plan(plan).vcpu_pins[0] == CpuSet.parse("0-3,8-11")

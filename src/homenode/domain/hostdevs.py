@@ -1,10 +1,19 @@
 """Host devices: passed-through PCI functions in <devices>."""
 
 from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
 from homenode.domain.addresses import new_address, place
 from homenode.domain.document import Document, Element
-from homenode.domain.edits import Edit, New, append, apply, insert_after, remove
-from homenode.domain.fields import address_attributes, guest_address, host_address
+from homenode.domain.edits import (
+    Edit,
+    New,
+    append,
+    apply,
+    insert_after,
+    remove,
+    set_attribute,
+)
+from homenode.domain.fields import address_attributes, format_set, guest_address, host_address
 from homenode.errors import InputError
 from homenode.plan.guest import GuestHostdev
 from homenode.plan.model import Plan, PlannedDevice
@@ -60,6 +69,29 @@ def read_hostdevs(document: Document) -> tuple[GuestHostdev, ...]:
             )
         )
     return tuple(hostdevs)
+
+
+def edit_initiators(document: Document, plan: Plan) -> Document:
+    """Names the cells of each GPU's own memory in its <hostdev>. A name of cells that the plan does
+    not have goes."""
+    element_of = _element_of_bdf(document)
+    edits: list[Edit] = []
+    for device in plan.devices:
+        element = element_of.get(device.bdf)
+        if element is None:
+            continue
+        acpi = element.child("acpi")
+        if device.initiator_cells:
+            nodeset = format_set(CpuSet(device.initiator_cells))
+            if acpi is None:
+                edits += append(document, element, [New("acpi", (("nodeset", nodeset),))])
+            else:
+                edits += set_attribute(document, acpi, "nodeset", nodeset)
+        elif acpi is not None and acpi.get("nodeset") is not None:
+            named = CpuSet.parse(acpi.get("nodeset") or "", f"{document.source}: <acpi nodeset>")
+            if not named <= CpuSet(cell.id for cell in plan.cells):
+                edits += remove(document, acpi)
+    return apply(document, edits)
 
 
 def edit_hostdevs(document: Document, plan: Plan) -> Document:

@@ -45,6 +45,7 @@ SWITCH = Requirement("<controller model='pcie-switch-upstream-port'>", (1, 2, 19
 HOLE = Requirement("<pcihole64>", (1, 1, 2), None)
 ADDRESS_BITS = Requirement("<maxphysaddr>", (8, 7, 0), (2, 7, 0))
 WINDOW = Requirement("<qemu:commandline> -fw_cfg", (0, 8, 3), (2, 6, 0))
+INITIATORS = Requirement("<hostdev><acpi nodeset=>", (11, 8, 0), (9, 0, 0))
 IOMMU = Requirement("<iommu><driver eim=>", (3, 4, 0), (2, 8, 0))
 RECORD = Requirement("<metadata>", (0, 9, 10), None)
 
@@ -113,6 +114,8 @@ def _needed(plan: Plan, is_virt: bool) -> Iterator[Requirement]:
     if PortModel.ROOT_PORT in models:
         yield ROOT_PORT
         yield GENERIC_PORT
+    if any(device.initiator_cells for device in plan.devices):
+        yield INITIATORS
     if PortModel.SWITCH_UPSTREAM in models:
         yield SWITCH
     if plan.aperture is not None:

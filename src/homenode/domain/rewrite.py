@@ -14,7 +14,7 @@ from homenode.domain.cpu import edit_cpu
 from homenode.domain.cputune import edit_cputune
 from homenode.domain.crosscheck import crosscheck
 from homenode.domain.document import Document
-from homenode.domain.hostdevs import edit_hostdevs
+from homenode.domain.hostdevs import edit_hostdevs, edit_initiators
 from homenode.domain.iommu import edit_iommu
 from homenode.domain.launch_security import refuse_unsafe
 from homenode.domain.memory import edit_memory, edit_memory_devices
@@ -38,6 +38,7 @@ STEPS: tuple[Callable[[Document, Plan], Document], ...] = (
     edit_numatune,
     edit_controllers,
     edit_hostdevs,
+    edit_initiators,
     edit_shared_slots,
     edit_aperture,
     edit_iommu,

@@ -8,7 +8,6 @@ device wake up (link states, configuration space).
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.discover.device_kinds import (
-    NVIDIA,
     PCI_BRIDGE_CLASS,
     device_kind,
     port_types_by_structure,
@@ -23,9 +22,6 @@ from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind, PciBridge, PciDevice
 from homenode.snapshot.protocol import Snapshot
 from homenode.topology import CpuModel, Host, NumaNode
-
-GRACE_GPUS = frozenset({0x2342, 0x2348, 0x2941})
-"""Device ids of NVIDIA's GPUs with a Grace CPU."""
 
 _HINT = "the hook needs the host's /sys, read-only, as KubeVirt's own containers have it"
 
@@ -83,10 +79,6 @@ def needed_host(snapshot: Snapshot, devices: tuple[Bdf, ...]) -> Host:
         pci_devices=tuple(found),
         gaps=tuple(gaps),
     )
-
-
-def is_grace(device: PciDevice) -> bool:
-    return device.vendor_id == NVIDIA and device.device_id in GRACE_GPUS
 
 
 def _nodes(snapshot: Snapshot) -> tuple[NumaNode, ...]:

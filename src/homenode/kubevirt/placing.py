@@ -12,19 +12,20 @@ from dataclasses import dataclass, replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.domain.document import Document
-from homenode.domain.hostdevs import hostdev_elements
+from homenode.domain.hostdevs import edit_initiators, hostdev_elements
 from homenode.domain.read import guest_of, open_domain
 from homenode.domain.rewrite import PCIE_STEPS, rewrite
 from homenode.errors import InputError
 from homenode.gap import Gap
 from homenode.kubevirt.cells import CellNodes, cell_nodes, planned_cells
 from homenode.kubevirt.lost_targets import with_lost_targets
-from homenode.kubevirt.needed_host import is_grace, needed_host
+from homenode.kubevirt.needed_host import needed_host
 from homenode.pci import DeviceKind, PciDevice
 from homenode.plan.guest import Guest, GuestAddress, GuestHostdev, GuestPciController
 from homenode.plan.layout import GuestCells, GuestPcie, Layout, MemoryBinding, Pinning, Siblings
 from homenode.plan.model import GuestCache, GuestCellId, Plan, PlannedCell, PlannedDevice
 from homenode.plan.request import GuestRequest, PciGranularity
+from homenode.plan.shape.initiators import is_grace, with_initiator_cells
 from homenode.plan.shape.pcie import MirroredPcie, mirror_cells
 from homenode.plan.shape.pcie_document import expander_above
 from homenode.snapshot.protocol import Snapshot
@@ -116,20 +117,19 @@ def place_devices(
     mirrored = mirror_cells(
         seated, by_bdf, request, placeable, nodes.cell_of_node, len(guest.cell_vcpus)
     )
+    cells_of_gpu: dict[Bdf, tuple[GuestCellId, ...]] = {}
     grace = tuple(by_bdf[bdf] for bdf in placeable if is_grace(by_bdf[bdf]))
     steps: tuple[Callable[[Document, Plan], Document], ...] = PCIE_STEPS
     if grace and guest.is_virt:
-        from homenode.kubevirt.initiators import (
-            initiator_step,
-            initiators_of,
-            with_initiator_cells,
-        )
+        from homenode.kubevirt.initiators import initiators_of
 
-        initiators = initiators_of(snapshot, host, grace)
-        notes += initiators.notes
-        cells, spans = with_initiator_cells(cells, nodes.node_of_cell, initiators, host, gaps)
-        steps = (*PCIE_STEPS, initiator_step(spans))
-    plan = _plan(guest, host, cells, by_bdf, mirrored)
+        nodes_of_gpu, missing = initiators_of(snapshot, host, grace)
+        notes += missing
+        cells, cells_of_gpu = with_initiator_cells(
+            cells, nodes.node_of_cell, nodes_of_gpu, host, gaps
+        )
+        steps = (*PCIE_STEPS, edit_initiators)
+    plan = _plan(guest, host, cells, by_bdf, mirrored, cells_of_gpu)
     notes += [f"{f.severity}: {f.subject}: {f.detail}" for f in mirrored.findings]
     notes += [f"warning: {gap}" for gap in gaps]
     if regained:
@@ -247,6 +247,7 @@ def _plan(
     cells: tuple[PlannedCell, ...],
     by_bdf: Mapping[Bdf, PciDevice],
     mirrored: MirroredPcie,
+    cells_of_gpu: Mapping[Bdf, tuple[GuestCellId, ...]],
 ) -> Plan:
     """A plan whose pins, cells and memory are those of the document."""
     devices: list[PlannedDevice] = []
@@ -261,6 +262,7 @@ def _plan(
                 mirrored.address_of.get(bdf, hostdev.address),
                 mirrored.group_of.get(bdf, bdf),
                 None,
+                cells_of_gpu.get(bdf, ()),
             )
         )
     return Plan(

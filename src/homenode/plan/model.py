@@ -88,6 +88,8 @@ class PlannedDevice:
     address: its guest address, None where the layout leaves it as it was and it had none.
     group: functions that must stay together (a GPU and its audio) share the first one's Bdf.
     local_memory_ratio: share of the guest's memory on the device's own node; None where unknown.
+    initiator_cells: the cells without PUs or memory where the guest's driver puts a Grace GPU's own
+    memory online.
     """
 
     bdf: Bdf
@@ -96,6 +98,7 @@ class PlannedDevice:
     address: GuestAddress | None
     group: Bdf
     local_memory_ratio: float | None
+    initiator_cells: tuple[GuestCellId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

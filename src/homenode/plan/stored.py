@@ -86,7 +86,7 @@ def _memory_by_node(plan: Plan) -> tuple[tuple[NodeIndex, int], ...]:
         nodes_of_cell.append(tuple(sorted({node for cell in nodes_of_cell for node in cell})))
         bytes_of_cell.append(plan.memory_device_bytes)
     for nodes, size in zip(nodes_of_cell, bytes_of_cell, strict=True):
-        for position, node in enumerate(nodes):
+        for position, node in enumerate(nodes if size else ()):
             share = size // len(nodes) + (position < size % len(nodes))
             sizes[node] = sizes.get(node, 0) + share
     return tuple(sorted(sizes.items()))

@@ -1,5 +1,7 @@
 """Assemble: the guest's shape on a placement, and with it the whole Plan."""
 
+from dataclasses import replace
+
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
@@ -17,6 +19,7 @@ from homenode.plan.shape.caches import guest_cache, llc_runs
 from homenode.plan.shape.consequences import consequences
 from homenode.plan.shape.guest_numa import guest_memory, page_size
 from homenode.plan.shape.guest_topology import guest_topology
+from homenode.plan.shape.initiators import initiator_cells
 from homenode.plan.shape.memory_devices import device_bytes_of_cells
 from homenode.plan.shape.pcie import MirroredPcie, mirror_pcie
 from homenode.plan.shape.pcie_document import PcieDocument
@@ -51,6 +54,11 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
     by_bdf = {} if host is None else {device.bdf: device for device in host.pci_devices}
     pcie = _pcie(host, by_bdf, request, placement)
     devices = _devices(request, placement, cells, by_bdf, pcie)
+    initiators = initiator_cells(host, by_bdf, request, placement, cells)
+    devices = tuple(
+        replace(device, initiator_cells=initiators.cells_of_gpu.get(device.bdf, ()))
+        for device in devices
+    )
     iommu_needed = request.guest.has_iommu or (is_x86 and vcpus > MOST_VCPUS_WITHOUT_IOMMU)
     window = _aperture(host, request, placement, by_bdf, iommu_needed)
 
@@ -69,7 +77,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
         vcpu_pins=placement.vcpu_pins,
         emulator_pus=placement.emulator_pus,
         iothread_pus=placement.iothread_pus,
-        cells=cells,
+        cells=initiators.cells,
         topology=shape.topology,
         cache=cache.cache,
         topoext=shape.topoext,
@@ -93,6 +101,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
             *cache.findings,
             *(() if pcie is None else pcie.findings),
             *window.findings,
+            *initiators.findings,
         ),
         consequences=consequences(
             host,
@@ -105,7 +114,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
             () if pcie is None else pcie.controllers,
             window.aperture,
         ),
-        gaps=(*placement.gaps, *memory.gaps, *cache.gaps, *window.gaps),
+        gaps=(*placement.gaps, *memory.gaps, *cache.gaps, *window.gaps, *initiators.gaps),
         memory_device_bytes=request.guest.memory_device_bytes,
     )
 

@@ -22,8 +22,8 @@ def cells_section(plan: Plan) -> Section:
     rows = tuple(
         (
             "flat" if plan.layout.cells is GuestCells.FLAT else str(cell.id),
-            f"{cell.vcpus} ({len(cell.vcpus)})",
-            str(union([plan.vcpu_pins[v] for v in cell.vcpus])) if pinned else "any",
+            f"{cell.vcpus} ({len(cell.vcpus)})" if cell.vcpus else "none",
+            (str(union([plan.vcpu_pins[v] for v in cell.vcpus])) or "none") if pinned else "any",
             numbers_text(cell.host_nodes) or "any",
             format_bytes(cell.memory_bytes),
             " ".join(str(distance) for distance in cell.distances) or "not told",
@@ -34,8 +34,15 @@ def cells_section(plan: Plan) -> Section:
         line = "Memory is bound as it was before."
     else:
         line = f"Memory is bound to host {nodes_text(plan.memory_nodes)}, mode {plan.memory_mode}."
+    lines = [line]
+    lines += [
+        f"Cells {numbers_text(device.initiator_cells)} are for the memory of GPU {device.bdf}: the "
+        "guest's driver puts it online there."
+        for device in plan.devices
+        if device.initiator_cells
+    ]
     columns = ("cell", "vCPUs", "PUs", "host node", "memory", "distances")
-    return Section("Guest cells", (line,), Rows(columns, rows))
+    return Section("Guest cells", tuple(lines), Rows(columns, rows))
 
 
 def topology_section(plan: Plan) -> Section:
@@ -134,7 +141,12 @@ def _dma_lines(plan: Plan, host: Host | None) -> tuple[str, ...]:
 def _farthest(cells: Sequence[PlannedCell], host: Host | None, node: NodeIndex) -> int | None:
     if host is None or host.node(node) is None:
         return None
-    others = [n for cell in cells for n in cell.host_nodes if n != node and host.node(n)]
+    others = [
+        n
+        for cell in cells
+        for n in cell.host_nodes
+        if cell.memory_bytes and n != node and host.node(n)
+    ]
     distances = [host.distance(node, other) for other in others]
     return max((d for d in distances if d is not None), default=None)
 

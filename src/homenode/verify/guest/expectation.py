@@ -105,7 +105,9 @@ def expectation_of_plan(
         path = None if address is None else path_of_address(address, controllers)
         devices.append(ExpectedDevice(device.bdf, device.cell, path, *_ids(host, device.bdf)))
     flat = plan.layout.cells is GuestCells.FLAT
-    told = tuple(cell.distances for cell in plan.cells)
+    # A node without vCPUs and memory is not online until a driver puts a GPU's memory there.
+    cells = tuple(cell for cell in plan.cells if cell.vcpus or cell.memory_bytes)
+    told = tuple(tuple(cell.distances[: len(cells)]) for cell in cells)
     topology = plan.topology
     if topology is None and document is not None and document.cpu_topology is not None:
         topology = GuestTopology(*document.cpu_topology)
@@ -115,7 +117,7 @@ def expectation_of_plan(
         vcpus=plan.vcpus,
         cells=tuple(
             ExpectedCell(cell.id, cell.vcpus, cell.memory_bytes, _device_bytes(document, cell.id))
-            for cell in plan.cells
+            for cell in cells
         ),
         distances=None if flat or not all(told) else told,
         topology=topology,
@@ -131,12 +133,13 @@ def expectation_of_document(facts: DomainFacts, host: Host | None = None) -> Exp
     for its host node is the document check's to say.
     """
     guest = facts.guest
+    online = tuple(cell for cell in facts.cells if cell.vcpus or cell.memory_bytes)
     cells = tuple(
-        ExpectedCell(c.id, c.vcpus, c.memory_bytes, _device_bytes(guest, c.id)) for c in facts.cells
+        ExpectedCell(c.id, c.vcpus, c.memory_bytes, _device_bytes(guest, c.id)) for c in online
     )
     if not cells:
         cells = (ExpectedCell(0, CpuSet(range(guest.vcpus)), guest.memory_bytes),)
-    told = tuple(cell.distances for cell in facts.cells)
+    told = tuple(cell.distances[: len(online)] for cell in online)
     return Expectation(
         name=guest.name,
         source=facts.source,

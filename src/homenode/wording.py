@@ -16,6 +16,17 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
+def printable_lines(text: str) -> str:
+    """As `printable`, of a text of several lines.
+
+    >>> printable_lines("a\\tb\\nc\\x9b2J\\u202e")
+    'a\\tb\\nc?2J?'
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one in "\n\t" else "?" for one in text)
+
+
 def plural(count: int, noun: str, nouns: str | None = None) -> str:
     """A count with its noun.
 

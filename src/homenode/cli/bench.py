@@ -12,7 +12,7 @@ import typer
 from homenode.cli.bench_orders import Typed, orders_of
 from homenode.cli.interruption import interruptible
 from homenode.cli.options import JsonOption
-from homenode.cli.terminal import console, note, print_json
+from homenode.cli.terminal import console, error_console, note, print_json
 from homenode.errors import HostError, ToolError, UsageError
 from homenode.results.vantage import Vantage
 
@@ -241,14 +241,13 @@ def _progress(*, quiet: bool) -> "Iterator[Callable[[Progress], None]]":
     if quiet or not sys.stderr.isatty():
         yield (lambda progress: None) if quiet else _tenths()
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
     from rich.progress import Progress as Bar
 
     from homenode.report.bench_text import left_text
 
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Bar(*columns, console=error_console(), transient=True) as bar:
         task = bar.add_task("looking at the machine", total=None)
 
         def show(progress: "Progress") -> None:

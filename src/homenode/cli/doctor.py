@@ -12,6 +12,7 @@ from homenode.cli.terminal import (
     console,
     note,
     permissions_of,
+    print_file,
     print_json,
     read_file,
     write_text,
@@ -210,7 +211,7 @@ def expect(
     text = render_expectation(certify(loaded, floors))
     _note_faults(loaded)
     if output is None:
-        print(text, end="")
+        print_file(text)
     else:
         write_text(output, text)
         note(f"wrote {output}")
@@ -352,7 +353,7 @@ def _print(
     elif prometheus:
         from homenode.doctor.metrics import prometheus as metrics
 
-        print(metrics(found, host.name), end="")
+        print_file(metrics(found, host.name))
     else:
         from dataclasses import replace
 

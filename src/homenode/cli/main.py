@@ -6,7 +6,7 @@ Exit codes: 0 done, 1 findings, 2 usage or bad input, 3 host or tool failed, 4 u
 import os
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -29,7 +29,11 @@ from homenode.cli import (
     verify,
 )
 from homenode.cli.slurm import commands as slurm
-from homenode.errors import HomenodeError, HostError
+from homenode.cli.terminal import note, say
+from homenode.errors import HomenodeError, HostError, UsageError
+
+_WRONG_CALL: type[BaseException] = typer.BadParameter.__mro__[2]
+"""ClickException, wherever this typer has its click from."""
 
 app = typer.Typer(
     name="homenode",
@@ -63,7 +67,7 @@ app.add_typer(slurm.app, name="slurm")
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"homenode {__version__}")
+        say(f"homenode {__version__}")
         raise typer.Exit
 
 
@@ -79,7 +83,7 @@ def _options(
     """Put every vCPU, every page and every GPU of a virtual machine on its home NUMA node."""
 
 
-def program() -> Callable[[], None]:
+def program() -> Callable[..., Any]:
     """The command line. That a path cannot be read is for its reader to say, with exit code 3: the
     library for arguments would call it a wrong call, exit code 2."""
     commands = [typer.main.get_command(app)]
@@ -94,14 +98,30 @@ def program() -> Callable[[], None]:
     return program
 
 
+def _say_wrong_call(error: Any) -> None:
+    """As typer says it, of words that may be names of files that somebody else chose."""
+    from typer.rich_utils import rich_format_error
+
+    from homenode.wording import printable_lines
+
+    error.message = printable_lines(error.message)
+    rich_format_error(error)
+
+
 def main() -> None:
     """Run the command line and exit with the contract's code."""
     try:
-        program()()
+        sys.exit(program()(standalone_mode=False))
     except HomenodeError as error:
         sys.stdout.flush()
-        print(f"homenode: {error}", file=sys.stderr)
+        note(f"homenode: {error}")
         sys.exit(error.exit_code)
+    except _WRONG_CALL as error:
+        _say_wrong_call(error)
+        sys.exit(UsageError.exit_code)
+    except typer.Abort:
+        note("homenode: stopped")
+        sys.exit(1)
     except BrokenPipeError:
         # The reader (head, less) went away: no traceback, and nothing more to flush at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -110,10 +130,10 @@ def main() -> None:
         # A folder that cannot be entered, a disk that fails: wherever it was met.
         where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
         sys.stdout.flush()
-        print(f"homenode: {where}{error.strerror or error}", file=sys.stderr)
+        note(f"homenode: {where}{error.strerror or error}")
         sys.exit(HostError.exit_code)
     except KeyboardInterrupt:
-        print("homenode: interrupted", file=sys.stderr)
+        note("homenode: interrupted")
         sys.exit(130)
 
 

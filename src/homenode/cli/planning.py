@@ -11,6 +11,7 @@ from homenode.cli.terminal import (
     LARGEST_FILE_BYTES,
     check_can_write,
     console,
+    error_console,
     note,
     permissions_of,
     print_diff,
@@ -173,12 +174,9 @@ def say_why_not(error: Unplannable, *, as_json: bool = False) -> None:
 
         print_json(encode_refusal(error))
     else:
-        from rich.console import Console
-
         from homenode.report.plan_text import rejections_text
 
-        errors = Console(stderr=True, highlight=False, emoji=False, markup=False)
-        errors.print(rejections_text(error))
+        error_console().print(rejections_text(error))
 
 
 def _print(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from homenode.cli.options import JsonOption
-from homenode.cli.terminal import note, print_json, write_bytes, write_text
+from homenode.cli.terminal import note, print_file, print_json, write_bytes, write_text
 from homenode.errors import UsageError
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _rows(
 
     rows = [row for machine in machines for row in rows_of(machine)]
     if csv:
-        print(csv_text(rows), end="")
+        print_file(csv_text(rows))
     if json:
         print_json(json_text(rows, skipped))
     if parquet is not None:

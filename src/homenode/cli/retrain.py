@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from homenode.cli.terminal import LARGEST_FILE_BYTES, console, note, print_json
+from homenode.cli.terminal import LARGEST_FILE_BYTES, console, note, print_file, print_json, say
 from homenode.errors import HomenodeError, InputError, UsageError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def retrain(words: tuple[str, ...], wanted: Retraining, *, as_json: bool) -> Non
     if wanted.target is not None and wanted.target not in SPEED_OF_CODE:
         raise UsageError(f"--target: expected a generation from 1 to 6, found {wanted.target}")
     if wanted.print_hook:
-        print(libvirt_hook(_program(), wanted.target), end="")
+        print_file(libvirt_hook(_program(), wanted.target))
         return
     if not devices:
         raise UsageError(
@@ -53,7 +53,7 @@ def retrain(words: tuple[str, ...], wanted: Retraining, *, as_json: bool) -> Non
             hint="homenode doctor lists devices with slow links",
         )
     if wanted.print_unit:
-        print(systemd_unit(devices, _program(), wanted.target), end="")
+        print_file(systemd_unit(devices, _program(), wanted.target))
         return
     host = _this_machine()
     findings: list[Finding] = []
@@ -61,7 +61,7 @@ def retrain(words: tuple[str, ...], wanted: Retraining, *, as_json: bool) -> Non
     for bdf in devices:
         try:
             findings += _one(
-                host, bdf, wanted.target, apply=wanted.apply, say=note if as_json else print
+                host, bdf, wanted.target, apply=wanted.apply, say=note if as_json else say
             )
         except HomenodeError as error:
             if len(devices) == 1:
@@ -85,7 +85,7 @@ def hook(words: tuple[str, ...], target: int | None = None) -> None:
             raise UsageError(f"hook: expected DOMAIN and start or started, found {words}")
         _hook(*words, sys.stdin.buffer.read(LARGEST_FILE_BYTES), target)
     except HomenodeError as error:
-        print(f"homenode: {error}")
+        say(f"homenode: {error}")
 
 
 def _hook(domain: str, operation: str, xml: bytes, target: int | None) -> None:
@@ -105,14 +105,14 @@ def _hook(domain: str, operation: str, xml: bytes, target: int | None) -> None:
     gpus = gpus_of_domain(xml, host)
     if operation == STARTED:
         for finding in dropped_links(host, gpus, domain, LinkRecords().load(gpus)):
-            print(finding)
+            say(str(finding))
         return
     for bdf in gpus:
         try:
-            for finding in _one(host, bdf, target, apply=True, say=print):
-                print(finding)
+            for finding in _one(host, bdf, target, apply=True, say=say):
+                say(str(finding))
         except HomenodeError as error:  # the next GPU has a link of its own
-            print(f"homenode: {error}")
+            say(f"homenode: {error}")
     if gpus:
         LinkRecords().save(slot_links(_this_machine(), gpus))
 

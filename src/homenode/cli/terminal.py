@@ -1,4 +1,8 @@
-"""The terminal: where people read, and how wide and colourful it is. [I/O]"""
+"""The terminal: where people read, and how wide and colourful it is. [I/O]
+
+Everything that a command prints leaves through here, so that no letter of it steers the terminal:
+names of files and VMs, documents, and what guests and tools say may hold escapes.
+"""
 
 import stat
 import sys
@@ -15,14 +19,33 @@ if TYPE_CHECKING:
 @cache
 def console() -> "Console":
     """Standard output for people: colours only on a terminal, never wider than it."""
-    from rich.console import Console
+    from homenode.report.terminal_text import PrintableConsole
 
-    return Console(highlight=False, emoji=False, markup=False, soft_wrap=False)
+    return PrintableConsole(highlight=False, emoji=False, markup=False, soft_wrap=False)
+
+
+@cache
+def error_console() -> "Console":
+    """Standard error, likewise."""
+    from homenode.report.terminal_text import PrintableConsole
+
+    return PrintableConsole(stderr=True, highlight=False, emoji=False, markup=False)
+
+
+def say(text: str) -> None:
+    """Lines to standard output."""
+    print(_plain(text))
 
 
 def note(text: str) -> None:
     """One line to standard error: what was written where, and what was left out."""
-    print(text, file=sys.stderr)
+    print(_plain(text), file=sys.stderr)
+
+
+def _plain(text: str) -> str:
+    from homenode.wording import printable_lines  # the way to --help loads as little as it can
+
+    return printable_lines(text)
 
 
 @contextmanager
@@ -31,15 +54,27 @@ def working(what: str) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    from rich.console import Console
-
-    with Console(stderr=True).status(what):
+    with error_console().status(what):
         yield
 
 
 def print_json(text: str) -> None:
-    """A JSON document to standard output, as it is: never wrapped, never coloured."""
+    """A JSON document to standard output: never wrapped, never coloured. Letters that could steer a
+    terminal stand in it as escapes of JSON, which mean the same."""
+    if not text.replace("\n", "").isprintable():
+        text = "".join(one if one.isprintable() or one == "\n" else _escaped(one) for one in text)
     sys.stdout.write(text)
+
+
+def _escaped(letter: str) -> str:
+    """As JSON writes a letter: those above U+FFFF as two of UTF-16."""
+    units = letter.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+
+
+def print_file(text: str) -> None:
+    """A file's content to standard output: letter by letter where that is no terminal."""
+    sys.stdout.write(_plain(text) if sys.stdout.isatty() else text)
 
 
 def print_diff(before: bytes, after: bytes, before_name: str, after_name: str) -> None:
@@ -56,7 +91,7 @@ def print_diff(before: bytes, after: bytes, before_name: str, after_name: str) -
         lineterm="",
     )
     colours = {"+": "green", "-": "red", "@": "cyan"}
-    for line in lines:
+    for line in map(_plain, lines):
         header = line.startswith(("+++", "---"))
         style = "bold" if header else colours.get(line[:1], "")
         if console().is_terminal:

@@ -1,6 +1,6 @@
 """TerminalText: renderables for terminals that are narrow, or have no more than ASCII."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -9,10 +9,24 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from homenode.wording import printable
+from homenode.wording import printable, printable_lines
 
 _LEAST_WRAPPED = 24  # columns of a terminal that a wrapped column needs
 _PLAIN = str.maketrans({"\u2026": "...", "\u2013": "-", "\u00d7": "x", "\u00b7": "-"})
+
+
+class PrintableConsole(Console):
+    """A console on which nothing that it is given to print steers the terminal: names, documents
+    and what guests and tools say hold escapes, and letters that turn the direction of writing."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment(printable_lines(segment.text), segment.style)
 
 
 class AsciiWhereNeeded:

@@ -8,7 +8,7 @@ import typer
 
 from homenode.cli.options import HostOption
 from homenode.cli.slurm.topo import TopoOption, with_topo
-from homenode.cli.terminal import console, note, write_text
+from homenode.cli.terminal import console, note, say, write_text
 from homenode.errors import ParseError, UsageError
 from homenode.slurm.memory_bind import MemoryBind
 
@@ -85,22 +85,22 @@ def bind(
     binding = bind_ranks(machine, wishes)
     words = srun_flags(binding, memory, None if gres is None else _places(gres, machine))
     if flags:
-        print(" ".join(words))
+        say(" ".join(words))
         return
     if explain:
         from homenode.report.ranks_text import ranks_text
 
         console().print(ranks_text(binding, machine))
-    print("\n".join(sbatch_lines(binding)))
-    print("\nsrun \\")
+    say("\n".join(sbatch_lines(binding)))
+    say("\nsrun \\")
     for flag in words:
-        print(f"  {flag} \\")
-    print("  COMMAND")
+        say(f"  {flag} \\")
+    say("  COMMAND")
     if binding.findings:
         from homenode.report.findings_text import finding_text
 
         for finding in binding.findings:
-            print()
+            say("")
             console().print(finding_text(finding))
 
 

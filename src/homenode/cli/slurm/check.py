@@ -13,7 +13,9 @@ from homenode.cli.terminal import (
     console,
     note,
     print_diff,
+    print_file,
     print_json,
+    say,
     write_text,
 )
 from homenode.errors import HostError, UsageError
@@ -87,14 +89,14 @@ def check(
         print_json(encode("findings", checked.findings))
     elif show:
         for path, _, after in files:
-            print(f"# {path.name}\n{after}", end="" if after.endswith("\n") else "\n")
+            print_file(f"# {path.name}\n{after}" + ("" if after.endswith("\n") else "\n"))
     else:
         from homenode.report.findings_text import findings_text
 
         console().print(findings_text(checked.findings))
         for path, before, after in files if diff else ():
             if before != after:
-                print()
+                say("")
                 print_diff(before.encode(), after.encode(), str(path), f"{path} as it should be")
     if output is not None:
         _write(output, files, (gres.parent, slurm.parent))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homenode.cli.terminal import note
+from homenode.cli.terminal import error_console, note, say
 from homenode.errors import UsageError
 
 if TYPE_CHECKING:
@@ -266,12 +266,11 @@ def _view() -> "Iterator[Callable[[Progress], None]]":
     if not sys.stderr.isatty():
         yield _Lines()
         return
-    from rich.console import Console
     from rich.live import Live
 
     from homenode.report.study_progress_text import progress_view
 
-    with Live(console=Console(stderr=True), refresh_per_second=4, transient=True) as live:
+    with Live(console=error_console(), refresh_per_second=4, transient=True) as live:
         yield lambda progress: live.update(progress_view(progress))
 
 
@@ -294,7 +293,7 @@ def _tell_scripts(folder: "StudyFolder", made: "Study") -> None:
     from homenode.slurm.study.scripts import script_name
 
     for one in made.everything():
-        print(folder.path / script_name(one))
+        say(str(folder.path / script_name(one)))
     if not made.experiments:
         note("these look at the nodes; the others follow from what they find (or say --host)")
     note("nothing was submitted; the same command without --dry-run goes on from here")

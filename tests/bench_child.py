@@ -7,12 +7,12 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from homenode.bench import runner
-from homenode.bench.model import PROBE, Depth, Group, SuiteWishes
-from homenode.bench.orders import BenchOrders
 from homenode.description.render import render
 from homenode.description.shipped import load_shipped
-from homenode.machine.local import LocalMachine
+from homenode.measure import runner
+from homenode.measure.access.local import LocalMachine
+from homenode.measure.model import PROBE, Depth, Group, SuiteOptions
+from homenode.measure.orders import BenchOptions
 from homenode.process import Completed
 from homenode.results.vantage import Vantage
 from homenode.snapshot.protocol import Snapshot
@@ -44,8 +44,8 @@ class SmallMachine(LocalMachine):
 
 def main(root: str, *words: str) -> None:
     runner.IDLE_S = 0.0
-    orders = BenchOrders(
-        "killed", SuiteWishes(GROUPS, Depth.QUICK), repeats=4, vantage=Vantage.HOST, boot="b"
+    orders = BenchOptions(
+        "killed", SuiteOptions(GROUPS, Depth.QUICK), repeats=4, vantage=Vantage.HOST, boot="b"
     )
     runner.run_bench(
         SmallMachine(),

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from homenode.bench.model import PROBE
 from homenode.description.render import render
 from homenode.description.shipped import load_shipped
+from homenode.measure.model import PROBE
 from homenode.process import Completed, ToolMissingError
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.snapshot.protocol import Snapshot

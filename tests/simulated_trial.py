@@ -9,12 +9,18 @@ import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from homenode.bench.model import Depth, Group, SuiteWishes
 from homenode.description.parse import parse_description
 from homenode.description.render import render
 from homenode.errors import ToolError
 from homenode.hypervisor.virsh import Virsh
-from homenode.machine.protocol import Machine
+from homenode.measure.access.protocol import Machine
+from homenode.measure.layouts.guest_access import GuestAccess
+from homenode.measure.layouts.journal import Head
+from homenode.measure.layouts.journal_file import JournalFile
+from homenode.measure.layouts.prepare import TrialRequest, preflight, prepare, reopen
+from homenode.measure.layouts.runner import Trial
+from homenode.measure.layouts.trial_config import Measuring
+from homenode.measure.model import Depth, Group, SuiteOptions
 from homenode.plan.request import Policy
 from homenode.plan.wishes import Wishes
 from homenode.process import Completed
@@ -22,12 +28,6 @@ from homenode.snapshot.memory import MemorySnapshot
 from homenode.snapshot.protocol import Snapshot
 from homenode.sources import load_host
 from homenode.topology import Host
-from homenode.trial.beginning import Wanted, begin, look, reopen
-from homenode.trial.journal import Head
-from homenode.trial.journal_file import JournalFile
-from homenode.trial.orders import Measuring
-from homenode.trial.reaching import Reaching
-from homenode.trial.runner import Trial
 from tests import probe_documents
 from tests.apply_documents import NAME, ORIGINAL
 from tests.bench_machines import FakeMachine
@@ -160,24 +160,25 @@ def host() -> Host:
 def wanted(
     results: Path, *, boots: int = 2, layouts: tuple[str, ...] = LAYOUTS, bare: bool = False,
     as_copy: bool = False, answer_s: float = 5.0, repeats: int = 1, id: str = "trial",
-) -> Wanted:  # fmt: skip
+) -> TrialRequest:  # fmt: skip
     measuring = Measuring(
-        SuiteWishes(GROUPS, Depth.QUICK), repeats=repeats, answer_s=answer_s, stop_s=0.2
+        SuiteOptions(GROUPS, Depth.QUICK), repeats=repeats, answer_s=answer_s, stop_s=0.2
     )
-    return Wanted(
+    return TrialRequest(
         id, layouts, boots, 3, bare, as_copy, results,
-        Wishes(layout="pin", policy=Policy.SPREAD), ("--policy", "spread"), measuring, Reaching(),
+        Wishes(layout="pin", policy=Policy.SPREAD), ("--policy", "spread"), measuring,
+        GuestAccess(),
     )  # fmt: skip
 
 
-def begun(root: Path, asked: Wanted) -> tuple[Head, JournalFile]:
+def begun(root: Path, asked: TrialRequest) -> tuple[Head, JournalFile]:
     """A trial of the stand-in's domain, looked at and written down."""
-    outlook = look(Virsh(URI), NAME, asked, host(), root)
-    assert not outlook.obstacles
-    assert not any(one.against for one in outlook.fitted)
+    checked = preflight(Virsh(URI), NAME, asked, host(), root)
+    assert not checked.obstacles
+    assert not any(one.against for one in checked.fitted)
     journal = JournalFile(root, asked.id)
-    begin(outlook, journal)
-    return outlook.head, journal
+    prepare(checked, journal)
+    return checked.head, journal
 
 
 def trial_of(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.machine.ssh import SshTarget
+from homenode.measure.access.ssh import SshTarget
 
 
 @contextmanager

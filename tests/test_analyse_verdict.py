@@ -8,7 +8,7 @@ import pytest
 
 from homenode.analyse.comparison import EvidenceLevel
 from homenode.analyse.decide import PRIOR, decide, decide_all, decide_for_machines, machines_with
-from homenode.analyse.machine_facts import MachineFacts, facts_of_host, facts_of_runs, host_kind
+from homenode.analyse.machine_facts import MachineFacts, facts_of_host, facts_of_runs
 from homenode.analyse.ranking import Position
 from homenode.analyse.statement import huge_page_advice, sentence_of, source_sentence
 from homenode.analyse.verdict import Difference, ReasonId, Verdict, verdict
@@ -18,6 +18,7 @@ from homenode.evidence.model import Evidence
 from homenode.evidence.sources import published_hosts
 from homenode.objective import Objective
 from homenode.plan.fingerprint import host_fingerprint
+from homenode.results.host_kind import host_kind
 from homenode.results.model import Origin, Run, Sample, Statistic
 from homenode.sources import load_host
 from tests.simulated_runs import BOOTS, SAMPLES, simulated_run

@@ -2,7 +2,7 @@
 
 import pytest
 
-from homenode.bench.figures.collective_curve import curve_of, flat_curve
+from homenode.measure.figures.collective_curve import curve_of, flat_curve
 from homenode.tools.nccl_tests import parse
 from homenode.tools.nccl_tests_records import NcclTests
 from tests.shared_data import needs_shared, shared

@@ -14,10 +14,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from homenode.bench.app_metric import figure_of
-from homenode.bench.orders import AppOrder
 from homenode.cli.bench import bench as command
 from homenode.errors import HomenodeError, ParseError
+from homenode.measure.app_metric import figure_of
+from homenode.measure.orders import AppOrder
 from homenode.results.model import Switches
 from homenode.results.store import read_run
 from homenode.results.vantage import Vantage
@@ -238,7 +238,7 @@ def test_a_dry_run_refuses_what_the_run_would(probe: Path) -> None:
 
 
 def test_a_pattern_that_never_ends_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("homenode.bench.app_metric.SEARCH_S", 0.5)
+    monkeypatch.setattr("homenode.measure.app_metric.SEARCH_S", 0.5)
     order = AppOrder(("true",), r"((?:a+)+)$")
     with pytest.raises(ParseError, match="a match within"):
         figure_of(order, "a" * 60 + "!\n")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from homenode.bench.figures.probe import probe_figures
-from homenode.bench.record import LookRecord, RunRecord, StepRecord
+from homenode.measure.figures.probe import probe_figures
+from homenode.measure.record import LookRecord, RunRecord, StepRecord
 from homenode.tools.homenode_probe import parse
 from tests import probe_documents
 from tests.doc_pages import ROOT, first_column, read_page
@@ -28,7 +28,7 @@ def _ids(path: Path) -> Iterator[str]:
                 yield str(one.value)
 
 
-IDS = sorted({one for path in (ROOT / "src/homenode/bench").rglob("*.py") for one in _ids(path)})
+IDS = sorted({one for path in (ROOT / "src/homenode/measure").rglob("*.py") for one in _ids(path)})
 
 
 @pytest.mark.parametrize("id", IDS)

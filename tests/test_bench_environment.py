@@ -6,7 +6,10 @@ from dataclasses import replace
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.bench.environment import (
+from homenode.cpuset import CpuSet
+from homenode.errors import ParseError
+from homenode.findings import Severity
+from homenode.measure.environment import (
     Environment,
     LinkState,
     changes,
@@ -14,10 +17,7 @@ from homenode.bench.environment import (
     read_environment,
     share_between,
 )
-from homenode.bench.preflight import Looks, preflight
-from homenode.cpuset import CpuSet
-from homenode.errors import ParseError
-from homenode.findings import Severity
+from homenode.measure.preflight import Looks, preflight
 from homenode.pci import PciLink
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.tools import proc_stat

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from homenode.bench import runner
-from homenode.bench.model import Depth, Group, SuiteWishes
-from homenode.bench.orders import BenchOrders, BenchOutcome
-from homenode.machine.local import LocalMachine
+from homenode.measure import runner
+from homenode.measure.access.local import LocalMachine
+from homenode.measure.model import Depth, Group, SuiteOptions
+from homenode.measure.orders import BenchOptions, BenchOutcome
 from homenode.process import Completed, ToolTimeoutError
 from homenode.results.vantage import Vantage
 from tests import test_tools_nccl_tests as nccl
@@ -76,8 +76,8 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(machine: GpuMachine, root: Path, *groups: Group, largest: int = 65536) -> BenchOutcome:
-    wishes = SuiteWishes(groups, Depth.QUICK, largest)
-    orders = BenchOrders("x", wishes, repeats=1, vantage=Vantage.HOST)
+    wishes = SuiteOptions(groups, Depth.QUICK, largest)
+    orders = BenchOptions("x", wishes, repeats=1, vantage=Vantage.HOST)
     return runner.run_bench(machine, orders, root, lambda progress: None)
 
 

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from homenode.bench.gpu.collectives import ON_GPU_NODES
-from homenode.bench.gpu.suite import ALL_AT_ONCE, HOST_COPIES
-from homenode.bench.model import (
+from homenode.errors import UsageError
+from homenode.measure.gpu.collectives import ON_GPU_NODES
+from homenode.measure.gpu.suite import ALL_AT_ONCE, HOST_COPIES
+from homenode.measure.model import (
     CONTROLS,
     PYTHON,
     TORCH,
@@ -16,10 +17,9 @@ from homenode.bench.model import (
     Group,
     Reader,
     Suite,
-    SuiteWishes,
+    SuiteOptions,
 )
-from homenode.bench.suite import suite_for
-from homenode.errors import UsageError
+from homenode.measure.suite import suite_for
 from homenode.pci import DeviceKind
 from homenode.topology import Host
 from tests.small_hosts import DeviceSpec, even_host
@@ -46,7 +46,7 @@ def suite(
     host: Host, installed: frozenset[str], groups: Sequence[Group] = GPU_GROUPS,
     depth: Depth = Depth.NORMAL,
 ) -> Suite:  # fmt: skip
-    return suite_for(host, installed, SuiteWishes(tuple(groups), depth))
+    return suite_for(host, installed, SuiteOptions(tuple(groups), depth))
 
 
 def by_id(made: Suite) -> dict[str, BenchTest]:
@@ -170,7 +170,9 @@ def test_transferbench_alone_runs_once_for_each_direction() -> None:
 
 
 def test_gpus_that_guests_hold_are_not_measured() -> None:
-    made = suite_for(host_with(*TWO, driver="vfio-pci"), NVIDIA | {"homenode-probe"}, SuiteWishes())
+    made = suite_for(
+        host_with(*TWO, driver="vfio-pci"), NVIDIA | {"homenode-probe"}, SuiteOptions()
+    )
     assert not any(test.group in GPU_GROUPS for test in made.tests)
     assert any("passed through (vfio-pci)" in gap.reason for gap in made.left_out)
 

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.bench import runner
-from homenode.bench.figures import amd as amd_figures
-from homenode.bench.gpu.gpus_shown import ShownGpus, parse
-from homenode.bench.model import TORCH, BenchTest, Depth, Group, Reader, SuiteWishes
-from homenode.bench.orders import BenchOrders
-from homenode.bench.program_text import program_text
-from homenode.bench.step_figures import figures_of_step
-from homenode.bench.suite import Suite, suite_for
 from homenode.errors import ParseError, UsageError
-from homenode.machine.local import LocalMachine
+from homenode.measure import runner
+from homenode.measure.access.local import LocalMachine
+from homenode.measure.figures import amd as amd_figures
+from homenode.measure.gpu.gpus_shown import ShownGpus, parse
+from homenode.measure.model import TORCH, BenchTest, Depth, Group, Reader, SuiteOptions
+from homenode.measure.orders import BenchOptions
+from homenode.measure.program_text import program_text
+from homenode.measure.step_figures import figures_of_step
+from homenode.measure.suite import Suite, suite_for
 from homenode.process import Completed
 from homenode.results.vantage import Vantage
 from homenode.tools import rocm_bandwidth_test
@@ -48,17 +48,17 @@ int cuDeviceGetPCIBusId(char *text, int length, int device) {
 
 
 def suite(shown: ShownGpus | None, *groups: Group, installed: frozenset[str] = NVIDIA) -> Suite:
-    return suite_for(host_with(*TWO), installed | {TORCH}, SuiteWishes(groups), shown)
+    return suite_for(host_with(*TWO), installed | {TORCH}, SuiteOptions(groups), shown)
 
 
 def test_collectives_and_copies_are_of_the_gpus_that_a_job_has() -> None:
     three = host_with(*TWO, DeviceSpec("0000:9c:00.0", node=1, root=1))
-    made = suite_for(three, NVIDIA, SuiteWishes(), ShownGpus((FIRST, SECOND)))
+    made = suite_for(three, NVIDIA, SuiteOptions(), ShownGpus((FIRST, SECOND)))
     tests = by_id(made)
     argv = tests["nccl"].argv
     assert argv[argv.index("-g") + 1] == "2"
     assert any("0000:9c:00.0: not shown" in gap.reason for gap in made.left_out)
-    asked = by_id(suite_for(three, NVIDIA, SuiteWishes(), None))["nccl"].argv
+    asked = by_id(suite_for(three, NVIDIA, SuiteOptions(), None))["nccl"].argv
     assert asked[asked.index("-g") + 1] == "3"
 
 
@@ -184,7 +184,7 @@ class JobMachine(gpu_run.GpuMachine):
 
 def test_a_run_asks_before_it_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "IDLE_S", 0.0)
-    orders = BenchOrders("x", SuiteWishes((), Depth.QUICK), repeats=1, vantage=Vantage.HOST)
+    orders = BenchOptions("x", SuiteOptions((), Depth.QUICK), repeats=1, vantage=Vantage.HOST)
     ready, _ = runner.look_over(JobMachine(), orders)
     assert not [test for test in ready.record.tests if test.group is Group.NCCL]
     (own,) = (test for test in ready.record.tests if test.id == "gpu-bandwidth")

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.bench.figures.binding import sections
-from homenode.bench.figures.tool_log import Tool, tool_of
-from homenode.bench.imported.runs import Imported, ImportWishes, SourceFolder, imported_runs
-from homenode.bench.imported.study_folder import contradictions, figures_of_study, switches_of
 from homenode.errors import InputError
+from homenode.measure.figures.binding import sections
+from homenode.measure.figures.tool_log import Tool, tool_of
+from homenode.measure.imported.runs import Imported, ImportWishes, SourceFolder, imported_runs
+from homenode.measure.imported.study_folder import contradictions, figures_of_study, switches_of
 from homenode.metrics import METRICS
 from homenode.plan.layout import PRESETS
 from homenode.results.model import Origin, Sample, Switches

@@ -9,10 +9,10 @@ import pytest
 from typer import Typer
 from typer.testing import CliRunner
 
-from homenode.bench.imported.files import find_folders
-from homenode.bench.imported.runs import ImportWishes, imported_runs
 from homenode.cli.import_results import import_results
 from homenode.errors import HomenodeError
+from homenode.measure.imported.files import find_folders
+from homenode.measure.imported.runs import ImportWishes, imported_runs
 from homenode.results.store import FILE, load_runs, read_run
 from homenode.tools import study_programs
 from tests import test_tools_cuda_bandwidth_test as cuda

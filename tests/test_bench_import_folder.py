@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from homenode.bench.imported import files as import_folder
-from homenode.bench.imported.files import find_folders
-from homenode.bench.imported.runs import ImportWishes, imported_runs
 from homenode.errors import InputError
 from homenode.gap import Gap
+from homenode.measure.imported import files as import_folder
+from homenode.measure.imported.files import find_folders
+from homenode.measure.imported.runs import ImportWishes, imported_runs
 from tests import test_tools_intel_mlc as mlc
 from tests import test_tools_nccl_tests as nccl
 from tests import test_tools_nvbandwidth as nvbandwidth
@@ -66,7 +66,7 @@ def test_texts_of_more_than_can_be_held_are_refused(
 def test_a_folder_that_may_not_be_read_is_told(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0)
     looking = (
-        "import sys, pathlib; from homenode.bench.imported.files import find_folders; "
+        "import sys, pathlib; from homenode.measure.imported.files import find_folders; "
         "print([gap.reason for gap in find_folders(pathlib.Path(sys.argv[1])).skipped])"
     )
     # Root may read every folder, but for what it gave up.

@@ -12,11 +12,11 @@ import pytest
 
 from homenode.analyse.alternative import alternatives
 from homenode.analyse.doubts import doubts_of
-from homenode.bench.model import Depth, Group, SuiteWishes
-from homenode.bench.orders import BenchOrders, BenchOutcome
-from homenode.bench.runner import run_bench
 from homenode.cpuset import CpuSet
-from homenode.machine.local import LocalMachine
+from homenode.measure.access.local import LocalMachine
+from homenode.measure.model import Depth, Group, SuiteOptions
+from homenode.measure.orders import BenchOptions, BenchOutcome
+from homenode.measure.runner import run_bench
 from homenode.results.model import UNSETTLED
 from homenode.results.vantage import Vantage
 from tests.probe_build import allowed_pus, probe_file
@@ -32,8 +32,8 @@ def _own_probe(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(root: Path, pus: list[int], groups: tuple[Group, ...] = GROUPS) -> BenchOutcome:
-    orders = BenchOrders(
-        "live", SuiteWishes(groups, Depth.QUICK), repeats=1, vantage=Vantage.HOST, pus=CpuSet(pus)
+    orders = BenchOptions(
+        "live", SuiteOptions(groups, Depth.QUICK), repeats=1, vantage=Vantage.HOST, pus=CpuSet(pus)
     )
     return run_bench(LocalMachine(), orders, root, lambda progress: None)
 

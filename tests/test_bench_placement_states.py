@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from homenode.analyse.alternative import alternatives, with_joint_states
 from homenode.analyse.joint_states import USUAL
 from homenode.analyse.summary import series_of
-from homenode.bench.figures.probe import probe_figures
+from homenode.measure.figures.probe import probe_figures
 from homenode.plan.layout import PRESETS
 from homenode.results.model import MOVING, UNSETTLED, Origin, Run, RunHead, Sample, Switches
 from homenode.results.placement_states import MOST_SPAN, Bracket, classes_of, states_of

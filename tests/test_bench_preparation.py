@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.bench import runner
-from homenode.bench.model import PROBE, TORCH, Depth, Group, Reader, SuiteWishes
-from homenode.bench.orders import AppOrder, BenchOrders, restricted_to
-from homenode.bench.preparation import prepared
-from homenode.bench.run_folder import DOMAIN, PLAN
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
+from homenode.measure import runner
+from homenode.measure.model import PROBE, TORCH, Depth, Group, Reader, SuiteOptions
+from homenode.measure.orders import AppOrder, BenchOptions, restricted_to
+from homenode.measure.preparation import prepared
+from homenode.measure.run_folder import DOMAIN, PLAN
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.layout import PRESETS
 from homenode.plan.stored import read_plan
@@ -23,14 +23,14 @@ from tests.small_hosts import DeviceSpec, even_host
 from tests.verify_documents import tuned
 from tests.verify_guests import guest_host
 
-QUICK = SuiteWishes(depth=Depth.QUICK)
+QUICK = SuiteOptions(depth=Depth.QUICK)
 INSTALLED = frozenset({PROBE, "taskset"})
-HOST_ORDERS = BenchOrders("x", QUICK, vantage=Vantage.HOST)
+HOST_ORDERS = BenchOptions("x", QUICK, vantage=Vantage.HOST)
 
 
-def guest_orders(layout: str = "pin-numa-pci") -> BenchOrders:
+def guest_orders(layout: str = "pin-numa-pci") -> BenchOptions:
     made = tuned(layout)
-    return BenchOrders("x", QUICK, plan=made.plan, domain_xml=made.document)
+    return BenchOptions("x", QUICK, plan=made.plan, domain_xml=made.document)
 
 
 def test_a_guest_as_planned_is_measured_under_the_layout_of_its_plan() -> None:
@@ -130,7 +130,7 @@ def test_gpu_tools_bound_to_a_node_are_kept_to_the_pus_of_the_run_there() -> Non
     """numactl takes all PUs of a node; nvbandwidth moves itself to those of the GPU."""
     host = even_host(devices=(DeviceSpec("0000:19:00.0"),))
     orders = replace(
-        HOST_ORDERS, pus=CpuSet.parse("0-1,4"), wishes=SuiteWishes((Group.GPU_BANDWIDTH,))
+        HOST_ORDERS, pus=CpuSet.parse("0-1,4"), wishes=SuiteOptions((Group.GPU_BANDWIDTH,))
     )
     assert {0, 1, 4} <= {int(pu.index) for pu in host.pus}
     ours = {int(node.index): str(node.pus & orders.pus) for node in host.nodes if orders.pus}
@@ -186,7 +186,7 @@ def test_a_guest_has_all_its_vcpus_however_few_we_may_use() -> None:
     kept = replace(
         host, pus=tuple(replace(pu, allowed=pu.index == host.pus[0].index) for pu in host.pus)
     )
-    ready = prepared(BenchOrders("x", QUICK), kept, INSTALLED, "b")
+    ready = prepared(BenchOptions("x", QUICK), kept, INSTALLED, "b")
     assert ready.record.head.vcpus == 4
     assert len(ready.pus) == 1
 

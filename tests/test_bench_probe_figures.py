@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from homenode.bench.figures.probe import ProbeFigures, probe_figures
 from homenode.errors import ParseError
+from homenode.measure.figures.probe import ProbeFigures, probe_figures
 from homenode.tools.homenode_probe import parse
 from tests import probe_documents
 from tests.mutations import MUTATIONS, survives

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from homenode.bench import runner
-from homenode.bench.model import Group, SuiteWishes
-from homenode.bench.orders import BenchOrders, Progress
-from homenode.bench.record import StepRecord
-from homenode.bench.run_folder import RunFolder
-from homenode.bench.schedule import left_of, schedule
 from homenode.errors import HomenodeError, HostError, UsageError
+from homenode.measure import runner
+from homenode.measure.model import Group, SuiteOptions
+from homenode.measure.orders import BenchOptions, Progress
+from homenode.measure.record import StepRecord
+from homenode.measure.run_folder import RunFolder
+from homenode.measure.schedule import left_of, schedule
 from homenode.results.model import Run
 from homenode.results.store import load_runs, read_run
 from tests.bench_machines import FakeMachine
@@ -69,11 +69,11 @@ def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
         (ORDERS, FakeMachine(boot="after a restart"), "boot"),
         (ORDERS, FakeMachine(host="x86-2p2n16c16t-smt-off"), "machine"),
         (replace(ORDERS, wishes=replace(QUICK, groups=(Group.CPU_ALL,))), FakeMachine(), "tests"),
-        (replace(ORDERS, wishes=SuiteWishes()), FakeMachine(), "tests with other commands"),
+        (replace(ORDERS, wishes=SuiteOptions()), FakeMachine(), "tests with other commands"),
     ],
 )  # fmt: skip
 def test_a_run_goes_on_under_the_same_orders_alone(
-    orders: BenchOrders, machine: FakeMachine, says: str, tmp_path: Path
+    orders: BenchOptions, machine: FakeMachine, says: str, tmp_path: Path
 ) -> None:
     run(tmp_path)
     with pytest.raises(UsageError, match="--resume") as caught:

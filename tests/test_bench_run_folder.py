@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from homenode.bench import runner
-from homenode.bench.orders import BenchOrders
-from homenode.bench.record import BenchEntry, Result, StepRecord, digest
-from homenode.bench.run_folder import RAW, RunFolder, open_run
 from homenode.errors import HostError, InputError
 from homenode.formats import line
+from homenode.measure import runner
+from homenode.measure.orders import BenchOptions
+from homenode.measure.record import BenchEntry, StepRecord, StepStatus, digest
+from homenode.measure.run_folder import RAW, RunFolder, open_run
 from homenode.results.vantage import Vantage
 from tests.bench_machines import FakeMachine
 
-ORDER = runner.look_over(FakeMachine(), BenchOrders("x", vantage=Vantage.HOST))[0].record
+ORDER = runner.look_over(FakeMachine(), BenchOptions("x", vantage=Vantage.HOST))[0].record
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Iterator[RunFolder]:
 
 def step(number: int, output: str = "text") -> StepRecord:
     return StepRecord(
-        number, 0, f"test {number}", f"test {number}", Result.DONE, 1.0, f"{number:04}-x.txt",
+        number, 0, f"test {number}", f"test {number}", StepStatus.DONE, 1.0, f"{number:04}-x.txt",
         digest(output), 0,
     )  # fmt: skip
 

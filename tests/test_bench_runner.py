@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from homenode.bench import runner
-from homenode.bench.model import PROBE, Depth, Group, SuiteWishes
-from homenode.bench.orders import AppOrder, BenchOrders, BenchOutcome, Progress
-from homenode.bench.record import StepRecord
-from homenode.bench.run_folder import RunFolder
 from homenode.cpuset import CpuSet
 from homenode.errors import ToolError, UsageError
-from homenode.machine.protocol import Machine
+from homenode.measure import runner
+from homenode.measure.access.protocol import Machine
+from homenode.measure.model import PROBE, Depth, Group, SuiteOptions
+from homenode.measure.orders import AppOrder, BenchOptions, BenchOutcome, Progress
+from homenode.measure.record import StepRecord
+from homenode.measure.run_folder import RunFolder
 from homenode.process import Completed, ToolTimeoutError
 from homenode.results.model import UNSETTLED, Run, Sample
 from homenode.results.store import load_runs, read_run
@@ -27,8 +27,8 @@ from tests.bench_machines import FakeMachine
 from tests.probe_documents import FAR, NEAR, answer
 from tests.test_tools_torch_report import COPIES, text_of
 
-QUICK = SuiteWishes(depth=Depth.QUICK)
-ORDERS = BenchOrders("x", QUICK, repeats=2, vantage=Vantage.HOST)
+QUICK = SuiteOptions(depth=Depth.QUICK)
+ORDERS = BenchOptions("x", QUICK, repeats=2, vantage=Vantage.HOST)
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(
     root: Path,
     machine: Machine | None = None,
-    orders: BenchOrders = ORDERS,
+    orders: BenchOptions = ORDERS,
     *,
     resume: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
@@ -319,11 +319,11 @@ def test_a_program_that_never_stops_talking_does_not_fill_the_folder(
     [
         (replace(ORDERS, arrangement="other"), "arrangement None before, other now"),
         (replace(ORDERS, host_kind="other"), "kind of host"),
-        (replace(ORDERS, wishes=SuiteWishes(depth=Depth.FULL)), "--quick or --full"),
+        (replace(ORDERS, wishes=SuiteOptions(depth=Depth.FULL)), "--quick or --full"),
     ],
 )
 def test_a_run_is_not_gone_on_with_as_another_one(
-    now: BenchOrders, says: str, tmp_path: Path
+    now: BenchOptions, says: str, tmp_path: Path
 ) -> None:
     run(tmp_path)
     with pytest.raises(UsageError, match="--resume") as caught:

@@ -4,9 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homenode.bench.schedule import left_of, moved_rounds, schedule, seeded_order
-from homenode.bench.suite import CONTROLS, PROBE, Depth, Group, SuiteWishes, groups_for, suite_for
 from homenode.errors import UsageError
+from homenode.measure.schedule import left_of, moved_rounds, schedule, seeded_order
+from homenode.measure.suite import (
+    CONTROLS,
+    PROBE,
+    Depth,
+    Group,
+    SuiteOptions,
+    groups_for,
+    suite_for,
+)
 from homenode.objective import Objective
 from tests.small_hosts import DeviceSpec, even_host
 
@@ -72,7 +80,7 @@ def test_a_schedule_that_makes_no_sense_is_refused(
 
 
 def test_a_machine_without_gpus_gets_processors_and_memory() -> None:
-    suite = suite_for(even_host(), EVERYTHING, SuiteWishes())
+    suite = suite_for(even_host(), EVERYTHING, SuiteOptions())
     assert {test.group for test in suite.tests} == {
         Group.CPU_SINGLE, Group.CPU_ALL, Group.MEMORY_BANDWIDTH, Group.MEMORY_LATENCY,
         Group.CORE_TO_CORE, Group.SMT, Group.PLACEMENT,
@@ -82,7 +90,7 @@ def test_a_machine_without_gpus_gets_processors_and_memory() -> None:
 
 
 def test_host_transfers_run_from_each_node_and_once_as_the_tool_binds() -> None:
-    suite = suite_for(even_host(devices=GPUS), EVERYTHING, SuiteWishes((Group.GPU_BANDWIDTH,)))
+    suite = suite_for(even_host(devices=GPUS), EVERYTHING, SuiteOptions((Group.GPU_BANDWIDTH,)))
     assert [test.id for test in suite.tests] == [
         "gpu-bandwidth", "gpu-bandwidth from node 0", "gpu-bandwidth from node 1",
     ]  # fmt: skip
@@ -92,7 +100,7 @@ def test_host_transfers_run_from_each_node_and_once_as_the_tool_binds() -> None:
 
 
 def test_collectives_run_with_and_without_peer_access_and_on_the_first_node() -> None:
-    suite = suite_for(even_host(devices=GPUS), EVERYTHING, SuiteWishes((Group.NCCL,)))
+    suite = suite_for(even_host(devices=GPUS), EVERYTHING, SuiteOptions((Group.NCCL,)))
     assert [test.id for test in suite.tests] == [
         "nccl", "nccl: P2P off", "nccl: everything on node 0",
         "nccl: P2P off, everything on node 0", "nccl choices",
@@ -103,29 +111,29 @@ def test_collectives_run_with_and_without_peer_access_and_on_the_first_node() ->
 
 def test_one_node_and_one_gpu_get_no_matrix_and_no_collectives() -> None:
     host = even_host(packages=1, devices=GPUS[:1])
-    suite = suite_for(host, EVERYTHING, SuiteWishes())
+    suite = suite_for(host, EVERYTHING, SuiteOptions())
     assert not [test for test in suite.tests if "node" in test.id and "from" not in test.id]
     assert ("nccl", "one GPU alone") in [(gap.subject, gap.reason) for gap in suite.left_out]
 
 
 def test_cores_without_siblings_and_a_single_pu_are_said() -> None:
-    one = suite_for(even_host(1, cores_per_llc=1, threads=1), EVERYTHING, SuiteWishes())
+    one = suite_for(even_host(1, cores_per_llc=1, threads=1), EVERYTHING, SuiteOptions())
     reasons = {gap.subject: gap.reason for gap in one.left_out}
     assert reasons["smt"] == "no core shows siblings"
     assert reasons["core-to-core"] == "one PU alone"
 
 
 def test_pus_that_the_cgroup_keeps_from_us_are_not_used() -> None:
-    suite = suite_for(even_host(disallowed="0-3"), EVERYTHING, SuiteWishes((Group.CPU_ALL,)))
+    suite = suite_for(even_host(disallowed="0-3"), EVERYTHING, SuiteOptions((Group.CPU_ALL,)))
     assert suite.tests[0].argv[-1] == "4-15"
 
 
 def test_nothing_to_measure_is_refused_with_its_reasons() -> None:
     with pytest.raises(UsageError) as refused:
-        suite_for(even_host(), EVERYTHING, SuiteWishes((Group.NCCL,)))
+        suite_for(even_host(), EVERYTHING, SuiteOptions((Group.NCCL,)))
     assert "no GPU" in str(refused.value)
     with pytest.raises(UsageError, match="found none of"):
-        suite_for(even_host(), frozenset(), SuiteWishes())
+        suite_for(even_host(), frozenset(), SuiteOptions())
 
 
 @pytest.mark.parametrize("objective", list(Objective))
@@ -138,7 +146,7 @@ def test_every_objective_has_its_tests_and_the_controls(objective: Objective) ->
 def test_quick_takes_less_time_than_full() -> None:
     host = even_host(devices=GPUS)
     quick, full = (
-        sum(test.seconds for test in suite_for(host, EVERYTHING, SuiteWishes(depth=depth)).tests)
+        sum(test.seconds for test in suite_for(host, EVERYTHING, SuiteOptions(depth=depth)).tests)
         for depth in (Depth.QUICK, Depth.FULL)
     )
     assert quick < full / 4

@@ -11,7 +11,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from homenode.bench.setup.plan import (
+from homenode.cli.bench import bench
+from homenode.errors import HomenodeError, HostError, InputError, ToolError, UsageError
+from homenode.measure.access.local import LocalMachine
+from homenode.measure.setup.plan import (
     NEEDED,
     SOURCES,
     SetupPlan,
@@ -19,10 +22,7 @@ from homenode.bench.setup.plan import (
     Vendor,
     setup_plan,
 )
-from homenode.bench.setup.run import RECORD, carry_out, read_record, take_back
-from homenode.cli.bench import bench
-from homenode.errors import HomenodeError, HostError, InputError, ToolError, UsageError
-from homenode.machine.local import LocalMachine
+from homenode.measure.setup.run import RECORD, carry_out, read_record, take_back
 from homenode.tools.gpu_architectures import parse_amd, parse_nvidia
 from tests.mutations import MUTATIONS, survives
 

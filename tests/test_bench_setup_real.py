@@ -18,10 +18,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from homenode.bench.setup.plan import NEEDED, SOURCES, SetupPlan, ToolSource, Vendor, setup_plan
-from homenode.bench.setup.run import carry_out, read_record, take_back
 from homenode.errors import ToolError
-from homenode.machine.local import LocalMachine
+from homenode.measure.access.local import LocalMachine
+from homenode.measure.setup.plan import NEEDED, SOURCES, SetupPlan, ToolSource, Vendor, setup_plan
+from homenode.measure.setup.run import carry_out, read_record, take_back
 from tests.https_proxy import certificate, proxy
 from tests.processes import wait_for_end
 
@@ -193,8 +193,8 @@ def test_a_commit_is_fetched_by_its_name_and_built(
 CHILD = """
 import sys
 from pathlib import Path
-from homenode.bench.setup.run import carry_out
-from homenode.machine.local import LocalMachine
+from homenode.measure.setup.run import carry_out
+from homenode.measure.access.local import LocalMachine
 from tests.test_bench_setup_real import pinned, plan_of
 prefix, cuda = map(Path, sys.argv[1:])
 carry_out(plan_of(prefix, cuda, pinned("nccl-tests")), LocalMachine(), lambda step: None)

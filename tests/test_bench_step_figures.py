@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.bench.gpu.suite import BY_BUS, HOST_COPIES
-from homenode.bench.model import BenchTest, Group, Reader
-from homenode.bench.step_figures import figures_of_step
 from homenode.errors import ParseError
 from homenode.indices import NodeIndex
+from homenode.measure.gpu.suite import BY_BUS, HOST_COPIES
+from homenode.measure.model import BenchTest, Group, Reader
+from homenode.measure.step_figures import figures_of_step
 from homenode.topology import Host
 from tests import test_tools_nccl_tests as nccl
 from tests import test_tools_rocm_bandwidth_test as rocm

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from homenode import durable
-from homenode.bench.run_folder import RAW, open_run
 from homenode.cli.terminal import write_text
 from homenode.domain.restore import restore, write_tuned
 from homenode.errors import HostError, InputError
+from homenode.measure.bindings.folder import StudyFolder
+from homenode.measure.layouts.journal_file import JournalFile
+from homenode.measure.run_folder import RAW, open_run
 from homenode.results.store import write_run
-from homenode.slurm.study.folder import StudyFolder
-from homenode.trial.journal_file import JournalFile
 from tests.report_runs import full_run
 
 SOURCE = Path(__file__).parent.parent / "src" / "homenode"
@@ -244,7 +244,7 @@ def test_only_durable_writes_files() -> None:
     for path in sorted(SOURCE.rglob("*.py")):
         inside = str(path.relative_to(SOURCE))
         # What a guest's own Python runs has only a folder of its own to write to.
-        if inside in _PRIVATE_FOLDERS | {"durable.py"} or inside.startswith("bench/programs/"):
+        if inside in _PRIVATE_FOLDERS | {"durable.py"} or inside.startswith("measure/programs/"):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and node.attr in {*_WRITES, "O_CREAT"}:

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 from homenode.apply.record import Record
-from homenode.bench.setup.run import RECORD, read_record
 from homenode.doctor.expectation_file import parse_expectation
 from homenode.errors import HomenodeError, HostError, InputError, ToolError
 from homenode.formats import decode, decode_head, decode_journal
 from homenode.json_text import NotJsonError, decode_json
-from homenode.machine.guest_agent import GuestAgent
+from homenode.measure.access.guest_agent import GuestAgent
+from homenode.measure.layouts.journal import Entry, Head
+from homenode.measure.setup.run import RECORD, read_record
 from homenode.plan.stored import read_plan_for
 from homenode.results.lines import parse_run, run_text
 from homenode.results.received import MAX_BYTES, receive_run
 from homenode.sources import load_host
 from homenode.topology import Host
-from homenode.trial.journal import Entry, Head
 from tests.report_runs import full_run
 
 SOURCE = Path(__file__).parent.parent / "src" / "homenode"
@@ -63,7 +63,7 @@ def test_json_is_read_with_its_limits_everywhere() -> None:
     """A reader that forgets the recursion limit ends in a traceback."""
     broken = []
     for path in sorted(SOURCE.rglob("*.py")):
-        if "bench/programs" in str(path) or path.name == "json_text.py":
+        if "measure/programs" in str(path) or path.name == "json_text.py":
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Try):

@@ -22,9 +22,9 @@ from homenode.discover import discover
 from homenode.domain.document import parse_document
 from homenode.errors import InputError, ToolError, UsageError
 from homenode.hypervisor.virsh import Virsh
-from homenode.machine import serial_console, ssh
-from homenode.machine.channel import Said
-from homenode.machine.console_frame import (
+from homenode.measure.access import serial_console, ssh
+from homenode.measure.access.channel import Said
+from homenode.measure.access.console_frame import (
     SUMMERS,
     Damaged,
     checksum,
@@ -32,16 +32,16 @@ from homenode.machine.console_frame import (
     removing_line,
     staging_blocks,
 )
-from homenode.machine.guest_agent import GuestAgent
-from homenode.machine.remote import RemoteMachine
-from homenode.machine.serial_console import SerialConsole
-from homenode.machine.serial_line import (
+from homenode.measure.access.guest_agent import GuestAgent
+from homenode.measure.access.remote import RemoteMachine
+from homenode.measure.access.serial_console import SerialConsole
+from homenode.measure.access.serial_line import (
     SerialAddress,
     SerialLine,
     open_line,
     serial_address,
 )
-from homenode.machine.ssh import SshChannel, SshTarget
+from homenode.measure.access.ssh import SshChannel, SshTarget
 from homenode.process import ToolMissingError, ToolTimeoutError
 from homenode.sources import load_host
 from homenode.topology import summarise

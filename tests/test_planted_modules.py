@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from homenode.bench.gpu.torch_commands import COLLECTIVES, COPIES
-from homenode.bench.program_text import ask_for_torch, run_program
 from homenode.doctor.links.load_program import load_program
 from homenode.errors import ToolError, UsageError
-from homenode.machine.channel import Said
-from homenode.machine.local import LocalMachine
-from homenode.machine.protocol import Machine
-from homenode.machine.remote import RemoteMachine
+from homenode.measure.access.channel import Said
+from homenode.measure.access.local import LocalMachine
+from homenode.measure.access.protocol import Machine
+from homenode.measure.access.remote import RemoteMachine
+from homenode.measure.gpu.torch_commands import COLLECTIVES, COPIES
+from homenode.measure.program_text import ask_for_torch, run_program
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "homenode"
 HOMENODE = Path(sys.executable).with_name("homenode")
-PROGRAMS = sorted(path.stem for path in (SOURCE / "bench" / "programs").glob("*.py"))
+PROGRAMS = sorted(path.stem for path in (SOURCE / "measure" / "programs").glob("*.py"))
 """Whatever a Python is asked to run, here or in a guest."""
 
 NAMES = (*sorted(sys.stdlib_module_names), "torch", "numpy", "sitecustomize", "usercustomize")
@@ -167,9 +167,9 @@ def test_a_python_is_started_in_one_way_only() -> None:
                 continue
             words = [one.value for one in node.elts if isinstance(one, ast.Constant)]
             starts = "-c" in words and "-I" not in words and _names_a_python(node)
-            if starts and inside != "bench/program_text.py":
+            if starts and inside != "measure/program_text.py":
                 broken.append(f"{inside}:{node.lineno}")
-        if "program_text(" in path.read_text() and inside != "bench/program_text.py":
+        if "program_text(" in path.read_text() and inside != "measure/program_text.py":
             broken.append(f"{inside}: program_text")
     assert not broken
 

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
-from homenode.bench import runner
-from homenode.bench.model import Depth, SuiteWishes
-from homenode.bench.orders import BenchOrders, BenchOutcome
 from homenode.gap import Gap
+from homenode.measure import runner
+from homenode.measure.model import Depth, SuiteOptions
+from homenode.measure.orders import BenchOptions, BenchOutcome
 from homenode.report.bench_text import bench_text, steps_text
 from homenode.results.vantage import Vantage
 from tests.bench_machines import FakeMachine
 
-ORDERS = BenchOrders("x", SuiteWishes(depth=Depth.QUICK), repeats=1, vantage=Vantage.HOST)
+ORDERS = BenchOptions("x", SuiteOptions(depth=Depth.QUICK), repeats=1, vantage=Vantage.HOST)
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from homenode.bench.figures.torch_programs import of_torch
 from homenode.errors import ParseError
+from homenode.measure.figures.torch_programs import of_torch
 from homenode.tools import nccl_tuning_log
 from homenode.tools.nccl_tuning_log import choice
 from homenode.tools.torch_records import (

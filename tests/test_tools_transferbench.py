@@ -2,9 +2,9 @@
 
 import pytest
 
-from homenode.bench.figures.amd import of_transferbench
-from homenode.bench.figures.tool_log import Tool, tool_of
 from homenode.errors import ParseError
+from homenode.measure.figures.amd import of_transferbench
+from homenode.measure.figures.tool_log import Tool, tool_of
 from homenode.tools.transferbench import Place, parse
 from tests.mutations import MUTATIONS, survives
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from homenode.bench.gpu.torch_commands import TorchPython
-from homenode.bench.model import BenchTest, Group
-from homenode.bench.programs import torch_collectives
-from homenode.bench.programs.torch_place import nodes_to_bind
 from homenode.errors import ParseError
+from homenode.measure.gpu.torch_commands import TorchPython
+from homenode.measure.model import BenchTest, Group
+from homenode.measure.programs import torch_collectives
+from homenode.measure.programs.torch_place import nodes_to_bind
 from homenode.tools import torch_report
 from tests.test_torch_programs import read
 from tests.torch_programs import all_reduce

@@ -5,13 +5,13 @@ import subprocess
 
 import pytest
 
-from homenode.bench.gpu import gpus_shown
-from homenode.bench.model import Depth, Group, SuiteWishes
-from homenode.bench.program_text import program_text
-from homenode.bench.programs.torch_place import nodes_to_bind
-from homenode.bench.step_figures import figures_of_step
-from homenode.bench.suite import suite_for
-from homenode.machine.local import LocalMachine
+from homenode.measure.access.local import LocalMachine
+from homenode.measure.gpu import gpus_shown
+from homenode.measure.model import Depth, Group, SuiteOptions
+from homenode.measure.program_text import program_text
+from homenode.measure.programs.torch_place import nodes_to_bind
+from homenode.measure.step_figures import figures_of_step
+from homenode.measure.suite import suite_for
 from homenode.sources import load_host
 from homenode.tools import torch_report
 
@@ -116,7 +116,7 @@ def test_figures_are_those_of_nvbandwidth(python: str) -> None:
     if shutil.which("nvbandwidth") is None:
         pytest.skip("nvbandwidth is not installed")
     host = load_host(None)
-    wishes = SuiteWishes((Group.GPU_BANDWIDTH, Group.GPU_COPY), Depth.QUICK, python=python)
+    wishes = SuiteOptions((Group.GPU_BANDWIDTH, Group.GPU_COPY), Depth.QUICK, python=python)
     suite = suite_for(host, {"nvbandwidth", "torch"}, wishes)
     for test in suite.tests:
         if test.node is not None:

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.bench.figures.sample import Figures
-from homenode.bench.gpu.torch_commands import TorchPython
-from homenode.bench.model import BenchTest, Group
-from homenode.bench.program_text import program_text
-from homenode.bench.programs import torch_copies, torch_place
-from homenode.bench.programs.torch_copies import copy_size
-from homenode.bench.programs.torch_place import free_bytes, nodes_to_bind, numbers_of
-from homenode.bench.step_figures import figures_of_step
 from homenode.errors import HostError, ParseError
-from homenode.machine.local import LocalMachine
+from homenode.measure.access.local import LocalMachine
+from homenode.measure.figures.sample import Figures
+from homenode.measure.gpu.torch_commands import TorchPython
+from homenode.measure.model import BenchTest, Group
+from homenode.measure.program_text import program_text
+from homenode.measure.programs import torch_copies, torch_place
+from homenode.measure.programs.torch_copies import copy_size
+from homenode.measure.programs.torch_place import free_bytes, nodes_to_bind, numbers_of
+from homenode.measure.step_figures import figures_of_step
 from homenode.tools import torch_report
 from tests.small_hosts import DeviceSpec, even_host
 from tests.torch_programs import GPUS, copies, run_program
@@ -48,11 +48,11 @@ def test_a_program_is_one_text_that_old_pythons_read(name: str) -> None:
     text = program_text(name)
     ast.parse(text, feature_version=(3, 8))
     for part in ("torch_place", "torch_timing"):
-        assert f"homenode.bench.programs.{part}" in text
+        assert f"homenode.measure.programs.{part}" in text
 
 
 def test_a_program_that_is_not_there_is_told() -> None:
-    with pytest.raises(HostError, match="expected it in bench/programs"):
+    with pytest.raises(HostError, match="expected it in measure/programs"):
         program_text("torch_dances")
 
 

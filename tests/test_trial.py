@@ -13,27 +13,27 @@ import pytest
 from homenode.analyse.comparison import EvidenceLevel
 from homenode.analyse.machine_facts import facts_of_runs
 from homenode.analyse.statement import sentence_of
+from homenode.analyse.trial_conclusion import Conclusion, conclude
 from homenode.analyse.verdict import ReasonId
 from homenode.apply.store import DomainStore
-from homenode.bench import runner as bench_runner
 from homenode.errors import HostError, UsageError
 from homenode.evidence.documents import publications
 from homenode.hypervisor.virsh import Virsh
+from homenode.measure import runner as bench_runner
+from homenode.measure.layouts import guest
+from homenode.measure.layouts.journal import (
+    Head,
+    What,
+)
+from homenode.measure.layouts.journal_file import JournalFile, known_trials
+from homenode.measure.layouts.prepare import latest, preflight
+from homenode.measure.layouts.rollback import rollback
+from homenode.measure.layouts.runner import outcome_code, run_trial, steps_of
+from homenode.measure.layouts.schedule import BARE
 from homenode.objective import Objective
 from homenode.results.model import Run
 from homenode.results.store import read_run
 from homenode.topology import PagePool
-from homenode.trial import guest
-from homenode.trial.beginning import latest, look
-from homenode.trial.conclusion import Conclusion, conclude
-from homenode.trial.journal import (
-    Head,
-    What,
-)
-from homenode.trial.journal_file import JournalFile, known_trials
-from homenode.trial.runner import outcome_code, run_trial, steps_of
-from homenode.trial.schedule import BARE
-from homenode.trial.taking_back import take_back
 from tests.apply_documents import NAME, ORIGINAL
 from tests.simulated_trial import (
     LAYOUTS,
@@ -302,7 +302,7 @@ def test_a_full_disk_under_the_journal_keeps_no_guest_running(
             run_trial(trial, lock)
         assert not (daemon.state / "id").exists(), "the guest is off all the same"
         filler.unlink()
-        take_back(Virsh(URI), head, journal, root, 0.2)
+        rollback(Virsh(URI), head, journal, root, 0.2)
         assert daemon.definition() == ORIGINAL
         assert not journal.known().state.to_undo
     finally:
@@ -325,7 +325,7 @@ def test_libvirt_gone_for_good_is_an_error_and_undo_mends_it_later(
         run_trial(replace(trial, reach=Gone(daemon, EQUAL)), lock)
     assert journal.known().state.to_undo
     (daemon.state / "down").unlink()
-    take_back(Virsh(URI), head, journal, root, 0.2)
+    rollback(Virsh(URI), head, journal, root, 0.2)
     assert not journal.known().state.to_undo
     assert daemon.definition() == ORIGINAL
     assert not (daemon.state / "id").exists()
@@ -353,7 +353,7 @@ def test_ctrl_c_puts_the_vm_back_and_resume_completes(daemon: StandIn, tmp_path:
     assert not state.to_undo
     assert latest(root, NAME).folder == journal.folder
     with pytest.raises(UsageError, match="no unfinished trial") as raised:
-        look(Virsh(URI), NAME, wanted(tmp_path / "results", id="other"), host(), root)
+        preflight(Virsh(URI), NAME, wanted(tmp_path / "results", id="other"), host(), root)
     assert "--resume" in str(raised.value.hint)
     with journal.locked() as lock:
         run_trial(trial, lock)
@@ -366,7 +366,7 @@ def test_a_running_vm_is_refused_before_anything_is_written(
 ) -> None:
     daemon.put("id", "4")
     with pytest.raises(UsageError, match="expected it shut off, found it running"):
-        look(Virsh(URI), NAME, wanted(tmp_path / "results"), host(), tmp_path / "state")
+        preflight(Virsh(URI), NAME, wanted(tmp_path / "results"), host(), tmp_path / "state")
     assert known_trials(tmp_path / "state") == ()
 
 
@@ -374,17 +374,17 @@ def test_what_stands_in_the_way_is_found_before_the_first_boot(
     daemon: StandIn, tmp_path: Path
 ) -> None:
     daemon.put("saved", "yes")
-    found = look(Virsh(URI), NAME, wanted(tmp_path / "results"), host(), tmp_path / "state")
+    found = preflight(Virsh(URI), NAME, wanted(tmp_path / "results"), host(), tmp_path / "state")
     assert any("managed-save" in one for one in found.obstacles)
     daemon.put("saved", "no")
     asked = wanted(tmp_path / "results")
     pools = (PagePool(2 << 20, 300, 200),)
     small = replace(host(), nodes=tuple(replace(one, page_pools=pools) for one in host().nodes))
     asked = replace(asked, wishes=replace(asked.wishes, page_bytes=2 << 20))
-    found = look(Virsh(URI), NAME, asked, small, tmp_path / "state")
+    found = preflight(Virsh(URI), NAME, asked, small, tmp_path / "state")
     assert all("huge-pages-short" in " ".join(one.against) for one in found.fitted)
     asked = replace(asked, wishes=replace(asked.wishes, page_bytes=None, memory_bytes=300 << 30))
-    found = look(Virsh(URI), NAME, asked, small, tmp_path / "state")
+    found = preflight(Virsh(URI), NAME, asked, small, tmp_path / "state")
     assert [one.unplannable for one in found.fitted] == [False, True, True]
     assert "memory-short" in found.fitted[0].against[0]
     assert not any(line.startswith(("define", "start")) for line in daemon.commands())
@@ -393,7 +393,7 @@ def test_what_stands_in_the_way_is_found_before_the_first_boot(
 def test_the_host_itself_is_measured_on_the_plans_pus(
     daemon: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from homenode.trial import runner
+    from homenode.measure.layouts import runner
     from tests.bench_machines import FakeMachine
     from tests.simulated_trial import HOST
 

@@ -10,8 +10,8 @@ from homenode.cli import trial_work
 from homenode.cli.main import app
 from homenode.errors import HomenodeError
 from homenode.hypervisor.virsh import Virsh
-from homenode.trial.journal import What
-from homenode.trial.journal_file import domain_locked, known_trials
+from homenode.measure.layouts.journal import What
+from homenode.measure.layouts.journal_file import domain_locked, known_trials
 from tests.apply_documents import NAME, ORIGINAL
 from tests.simulated_trial import HOST, SimulatedReach, begun, daemon_in, trial_of, wanted
 from tests.virsh_stand_in import URI, UUID, StandIn
@@ -163,7 +163,7 @@ def test_another_instance_that_somebody_started_is_left_alone(
     left_behind(daemon, tmp_path)
     (known,) = known_trials(tmp_path / "state")
     assert known.head is not None
-    from homenode.trial.journal_file import JournalFile
+    from homenode.measure.layouts.journal_file import JournalFile
 
     JournalFile(tmp_path / "state", known.head.id).add(What.STARTED, 0, run_id=1)
     daemon.put("id", "9")

@@ -14,9 +14,9 @@ from homenode.domain.overlay_disks import WritableDisk, with_overlays, writable_
 from homenode.domain.read import read_guest
 from homenode.errors import HostError, InputError, UsageError
 from homenode.hypervisor.virsh import Virsh
-from homenode.trial.copying import Prepared, make_copy, prepare_copy, remove_copy
-from homenode.trial.guest import is_there
-from homenode.trial.journal import Copy
+from homenode.measure.layouts.copying import Prepared, make_copy, prepare_copy, remove_copy
+from homenode.measure.layouts.guest import is_there
+from homenode.measure.layouts.journal import Copy
 from tests.virsh_stand_in import URI
 
 _DOMAIN = """<domain type='qemu'>
@@ -223,8 +223,8 @@ def test_an_overlay_that_cannot_be_made_is_named_and_leaves_nothing(
 def test_only_a_trials_own_disks_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from homenode.trial import copying
-    from homenode.trial.journal import Copy
+    from homenode.measure.layouts import copying
+    from homenode.measure.layouts.journal import Copy
 
     precious = tmp_path / "precious.qcow2"
     precious.touch()

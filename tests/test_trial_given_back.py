@@ -9,17 +9,17 @@ import pytest
 
 from homenode.apply.definition import apply_definition, restore_definition, saved_original
 from homenode.apply.sameness import same_definition
-from homenode.bench import runner as bench_runner
 from homenode.errors import HostError, InputError, UsageError
 from homenode.hypervisor.virsh import Virsh
+from homenode.measure import runner as bench_runner
+from homenode.measure.layouts import guest
+from homenode.measure.layouts.interrupts import held_interrupts
+from homenode.measure.layouts.journal import Copy, Head, What
+from homenode.measure.layouts.journal_file import JournalFile, known_trials
+from homenode.measure.layouts.prepare import latest, preflight, prepare
+from homenode.measure.layouts.rollback import rollback
+from homenode.measure.layouts.runner import run_trial
 from homenode.results.store import load_runs
-from homenode.trial import guest
-from homenode.trial.beginning import begin, latest, look
-from homenode.trial.interrupts import held_interrupts
-from homenode.trial.journal import Copy, Head, What
-from homenode.trial.journal_file import JournalFile, known_trials
-from homenode.trial.runner import run_trial
-from homenode.trial.taking_back import take_back
 from tests.apply_documents import NAME, ORIGINAL, tuned
 from tests.simulated_trial import (
     SimulatedGuest,
@@ -77,7 +77,7 @@ def test_an_old_record_and_a_later_edit_do_not_stand_in_the_way(
     (daemon.state / "definition.xml").write_bytes(edited)
     head, journal = begun(root, wanted(tmp_path / "results", boots=1))
     journal.add(What.APPLYING, 0, "pin")
-    take_back(virsh, head, journal, root, 0.2)
+    rollback(virsh, head, journal, root, 0.2)
     assert daemon.definition() == edited
     assert not journal.known().state.to_undo
 
@@ -124,14 +124,14 @@ def test_a_number_from_before_the_host_was_started_anew_is_nobodys(
     journal.add(What.STARTING, 0, host_boot=BOOT_A)
     journal.add(What.STARTED, 0, run_id=1)
     daemon.put("id", "1")  # started with the host, and the first there too
-    take_back(virsh, head, journal, root, 0.2)
+    rollback(virsh, head, journal, root, 0.2)
     assert daemon.get("id") == "1"
     assert not journal.known().state.to_undo
     stopped = [one.detail for one in journal.known().entries if one.what is What.STOPPED]
     assert stopped == ["was off: the host was started anew since"]
     journal.add(What.STARTING, 0, host_boot=BOOT_B)
     journal.add(What.STARTED, 0, run_id=1)
-    take_back(virsh, head, journal, root, 0.2)
+    rollback(virsh, head, journal, root, 0.2)
     assert not (daemon.state / "id").exists(), "in the same boot of the host it is ours"
 
 
@@ -142,9 +142,9 @@ def test_a_trial_of_a_name_that_is_taken_writes_over_nothing(
     _, journal = run_one(root, tmp_path / "results", SimulatedReach(daemon, EQUAL))
     before = {path.name: path.read_bytes() for path in journal.folder.iterdir() if path.is_file()}
     asked = wanted(tmp_path / "elsewhere", boots=2, layouts=("pin", "pin-numa"))
-    outlook = look(Virsh(URI), NAME, asked, host(), root)
+    checked = preflight(Virsh(URI), NAME, asked, host(), root)
     with journal.locked(), pytest.raises(HostError, match="expected no trial of this name"):
-        begin(outlook, journal)
+        prepare(checked, journal)
     after = {path.name: path.read_bytes() for path in journal.folder.iterdir() if path.is_file()}
     assert after == before
 
@@ -162,7 +162,7 @@ def test_nothing_of_a_copy_is_remembered_once_it_is_gone(daemon: StandIn, tmp_pa
         apply_definition(virsh, UUID, tuned("pin"), virsh.definition(UUID), root)
         if by_hand:
             virsh.undefine(UUID)
-        take_back(virsh, head, journal, root, 0.2)
+        rollback(virsh, head, journal, root, 0.2)
         assert (daemon.state / "undefined").exists()
         (daemon.state / "undefined").unlink()
         assert saved_original(virsh, UUID, root) is None

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from homenode.bench import runner as bench_runner
 from homenode.errors import HomenodeError, HostError
 from homenode.hypervisor.virsh import Virsh
+from homenode.measure import runner as bench_runner
+from homenode.measure.layouts import guest
+from homenode.measure.layouts.journal import What
+from homenode.measure.layouts.journal_file import JournalFile, known_trials
+from homenode.measure.layouts.prepare import preflight
+from homenode.measure.layouts.runner import run_trial, steps_of
 from homenode.results.model import Run
 from homenode.results.store import read_run
-from homenode.trial import guest
-from homenode.trial.beginning import look
-from homenode.trial.journal import What
-from homenode.trial.journal_file import JournalFile, known_trials
-from homenode.trial.runner import run_trial, steps_of
 from tests.apply_documents import NAME, ORIGINAL
 from tests.simulated_trial import (
     SimulatedReach,
@@ -163,7 +163,9 @@ def check_done(trials: Trials, samples: dict[str, Keys]) -> None:
 def test_50_cuts_lose_and_double_nothing(daemon: StandIn, tmp_path: Path) -> None:
     choose = random.Random(SEED)
     trials = Trials(daemon, tmp_path)
-    documents = look(Virsh(URI), NAME, wanted(trials.results, layouts=LAYOUTS), host(), trials.root)
+    documents = preflight(
+        Virsh(URI), NAME, wanted(trials.results, layouts=LAYOUTS), host(), trials.root
+    )
     known = {ORIGINAL} | {one.document.rstrip(b"\n") + b"\n" for one in documents.layouts.values()}
     started = time.monotonic()
     trials.work()  # the measure of all others

@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from homenode.cli import trial_work
 from homenode.cli.main import app
+from homenode.measure.layouts.journal import What
+from homenode.measure.layouts.journal_file import Known, known_trials
+from homenode.measure.layouts.runner import steps_of
 from homenode.results.model import Origin
 from homenode.results.store import load_runs
 from homenode.sources import load_host
-from homenode.trial.journal import What
-from homenode.trial.journal_file import Known, known_trials
-from homenode.trial.runner import steps_of
 from tests.probe_build import make
 from tests.trial_guest import NAME, trial_guest
 from tests.two_node_libvirt import TwoNodes, two_nodes

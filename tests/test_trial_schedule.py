@@ -8,19 +8,19 @@ from hypothesis import strategies as st
 
 from homenode import formats
 from homenode.errors import InputError, UsageError
-from homenode.pci import DeviceKind
-from homenode.plan.wishes import Wishes
-from homenode.sources import load_host
-from homenode.topology import RunningDomain
-from homenode.trial.fitting import fit
-from homenode.trial.journal import (
+from homenode.measure.layouts.fitting import fit
+from homenode.measure.layouts.journal import (
     KIND,
     Entry,
     Head,
     What,
     state_of,
 )
-from homenode.trial.schedule import trial_schedule
+from homenode.measure.layouts.schedule import trial_schedule
+from homenode.pci import DeviceKind
+from homenode.plan.wishes import Wishes
+from homenode.sources import load_host
+from homenode.topology import RunningDomain
 from tests.apply_documents import NAME, ORIGINAL
 from tests.simulated_trial import (
     LAYOUTS,

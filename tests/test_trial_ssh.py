@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from homenode.bench import runner as bench_runner
 from homenode.hypervisor.virsh import Virsh
-from homenode.trial import guest
-from homenode.trial.guest import GuestReach
-from homenode.trial.journal import What
-from homenode.trial.reaching import Reaching, Way
-from homenode.trial.runner import run_trial
+from homenode.measure import runner as bench_runner
+from homenode.measure.layouts import guest
+from homenode.measure.layouts.guest import GuestReach
+from homenode.measure.layouts.guest_access import GuestAccess, Transport
+from homenode.measure.layouts.journal import What
+from homenode.measure.layouts.runner import run_trial
 from tests.apply_documents import ORIGINAL
 from tests.simulated_trial import SimulatedReach, begun, daemon_in, trial_of, wanted
 from tests.ssh_targets import ssh_target
@@ -36,7 +36,9 @@ def test_a_guest_is_equipped_and_looked_at_and_a_wrong_key_is_named(
     root = tmp_path / "state"
     head, journal = begun(root, wanted(tmp_path / "results", boots=1, layouts=("pin-numa",)))
     with ssh_target(tmp_path) as target:
-        reaching = Reaching(Way.SSH, target.address, target.user, target.port, str(target.key))
+        reaching = GuestAccess(
+            Transport.SSH, target.address, target.user, target.port, str(target.key)
+        )
         known_hosts = journal.folder / "known_hosts"
         reach = GuestReach(Virsh(URI), reaching, known_hosts, b"#!/bin/sh\necho probe\n")
         trial = replace(trial_of(head, journal, root, SimulatedReach(daemon, {})), reach=reach)
@@ -70,7 +72,7 @@ def test_a_guest_of_two_networks_is_reached_at_the_address_that_answers(
             return ("127.0.0.7", target.address)
 
     with ssh_target(tmp_path) as target:
-        reaching = Reaching(Way.SSH, None, target.user, target.port, str(target.key))
+        reaching = GuestAccess(Transport.SSH, None, target.user, target.port, str(target.key))
         known_hosts = tmp_path / "trial_hosts"
         reach = GuestReach(Leases(URI), reaching, known_hosts, b"")
         assert reach.machine(UUID).name == f"{target.user}@{target.address} over ssh"

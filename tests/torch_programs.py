@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from homenode.bench.program_text import program_text
-from homenode.machine.local import LocalMachine
+from homenode.measure.access.local import LocalMachine
+from homenode.measure.program_text import program_text
 from homenode.process import Completed
 
 STAND_IN = Path(__file__).parent / "torch_stand_in"

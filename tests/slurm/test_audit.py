@@ -15,8 +15,8 @@ from homenode.slurm.audit import audit
 from homenode.slurm.config import parse_config
 from homenode.slurm.cpu_ids import core_order
 from homenode.slurm.device_order import device_order
-from homenode.slurm.held import Held, held_on, node_machine
 from homenode.slurm.job import Job, is_asked_for
+from homenode.slurm.job_allocation import JobAllocation, allocation_on, node_machine
 from homenode.slurm.nodes import NodeShape
 from homenode.slurm.scontrol_job import parse_scontrol_jobs
 from homenode.slurm.squeue_json import parse_squeue_jobs
@@ -50,9 +50,9 @@ LAYOUTS: dict[str, Callable[[Iterable[Listed]], tuple[Job, ...]]] = {
 }
 
 
-def held(jobs: Iterable[Job], host: Host, shape: NodeShape | None = SHAPE) -> list[Held]:
+def held(jobs: Iterable[Job], host: Host, shape: NodeShape | None = SHAPE) -> list[JobAllocation]:
     there = node_machine(host)
-    return [held_on(job, share, there, shape) for job in jobs for share in job.shares]
+    return [allocation_on(job, share, there, shape) for job in jobs for share in job.shares]
 
 
 def found(*listed: Listed, host: str = TESTBED, shape: NodeShape | None = SHAPE) -> list[Finding]:
@@ -256,7 +256,7 @@ def placed(listed: Listed, gres: str) -> list[Finding]:
     order = device_order(parse_config(gres, "gres.conf"))
     there = node_machine(machine(TESTBED))
     (job,) = LAYOUTS["scontrol"]([listed])
-    found = [held_on(job, s, there, SHAPE, order.numbers(s.node)) for s in job.shares]
+    found = [allocation_on(job, s, there, SHAPE, order.numbers(s.node)) for s in job.shares]
     return list(audit(found).findings)
 
 
@@ -289,12 +289,12 @@ def test_a_slice_is_judged_where_gres_conf_lists_its_gpus_file() -> None:
     text = scontrol_text([Listed(1, ["gpu01"], range(4), (2,))]).replace("h100", "1g.10gb")
     (job,) = parse_scontrol_jobs(text)
     there = node_machine(machine(TESTBED))
-    alone = held_on(job, job.shares[0], there, SHAPE)
+    alone = allocation_on(job, job.shares[0], there, SHAPE)
     (finding,) = audit([alone]).findings
     assert finding.id == "job-unjudged" and "--gres" in str(finding.fix)
     order = device_order(parse_config(slices, "gres.conf")).numbers("gpu01")
     assert order == (0, 0, 7, 7)
-    (finding,) = audit([held_on(job, job.shares[0], there, SHAPE, order)]).findings
+    (finding,) = audit([allocation_on(job, job.shares[0], there, SHAPE, order)]).findings
     assert finding.id == "job-gpu-far" and "7 (" in finding.expected
 
 

@@ -9,11 +9,11 @@ from homenode.slurm.audit import audit
 from homenode.slurm.check import check
 from homenode.slurm.config import parse_config
 from homenode.slurm.gres import gres_lines
-from homenode.slurm.held import held_on, node_machine
 from homenode.slurm.job import Job
+from homenode.slurm.job_allocation import allocation_on, node_machine
 from homenode.slurm.nodes import node_definitions, shown_shapes
 from homenode.slurm.record import parse_record
-from homenode.slurm.record_held import held_of_record
+from homenode.slurm.recorded_allocation import recorded_allocation
 from homenode.slurm.scontrol_job import parse_scontrol_jobs
 from homenode.slurm.squeue_json import parse_squeue_jobs
 from tests.mutations import MUTATIONS, mutations, survives
@@ -50,7 +50,7 @@ def audited(parse: Callable[[str], tuple[Job, ...]]) -> Callable[[str], object]:
     def run(text: str) -> object:
         shapes = shown_shapes(NODES, "nodes")
         return audit(
-            held_on(job, share, there, shapes.get(share.node))
+            allocation_on(job, share, there, shapes.get(share.node))
             for job in parse(text)
             for share in job.shares
         )
@@ -64,7 +64,7 @@ LISTINGS: dict[str, tuple[str, Callable[[str], object]]] = {
     "squeue of 23.02": (squeue_2302(JOBS), audited(parse_squeue_jobs)),
     "squeue of 24.05": (squeue_2405(JOBS), audited(parse_squeue_jobs)),
     "show node": (NODES, lambda text: shown_shapes(text, "nodes")),
-    "record": (RECORD, lambda text: audit([held_of_record(parse_record(text, "r"))])),
+    "record": (RECORD, lambda text: audit([recorded_allocation(parse_record(text, "r"))])),
 }
 
 

@@ -4,9 +4,9 @@ import pytest
 
 from homenode.errors import ParseError
 from homenode.slurm.audit import audit
-from homenode.slurm.held import held_on, node_machine
+from homenode.slurm.job_allocation import allocation_on, node_machine
 from homenode.slurm.look import look_command, parse_look
-from homenode.slurm.record_held import with_tasks
+from homenode.slurm.recorded_allocation import with_tasks
 from homenode.slurm.scontrol_job import parse_scontrol_jobs
 from tests.slurm.gpu_nodes import TESTBED, Listed, machine, scontrol_text
 
@@ -19,7 +19,9 @@ task 0.200 0-3 0-1 bind:0 150
 
 def findings(answer: str, unknown: bool = False) -> list[str]:
     job = parse_scontrol_jobs(scontrol_text([Listed(7, ["n"], range(4), (0, 1))]))[0]
-    held = held_on(job, job.shares[0], None if unknown else node_machine(machine(TESTBED)), None)
+    held = allocation_on(
+        job, job.shares[0], None if unknown else node_machine(machine(TESTBED)), None
+    )
     return [f.id for f in audit([with_tasks(held, parse_look(answer, "job 7"))]).findings]
 
 

@@ -10,7 +10,7 @@ import pytest
 from homenode.slurm.audit import audit
 from homenode.slurm.config import parse_config
 from homenode.slurm.device_order import device_order
-from homenode.slurm.held import held_on, node_machine
+from homenode.slurm.job_allocation import allocation_on, node_machine
 from homenode.slurm.nodes import shown_shapes
 from homenode.slurm.scontrol_job import parse_scontrol_jobs
 from tests.slurm import testbed
@@ -54,9 +54,9 @@ def test_its_numbers_are_places_in_gres_conf_and_its_ids_threads(slurm: testbed.
     text = (slurm.base / "gres.conf").read_text().replace(f"{slurm.base}/gpu/gpu", "/dev/nvidia")
     numbers = device_order(parse_config(text, "gres.conf")).numbers("gpu01")
     there = node_machine(machine(TESTBED))
-    placed = [held_on(job, job.shares[0], there, shape, numbers) for job in jobs]
+    placed = [allocation_on(job, job.shares[0], there, shape, numbers) for job in jobs]
     assert sorted(len(one.pus or ()) for one in placed) == [8, 8]
     assert audit(placed).findings == ()
     # Counted by address all of them would be far.
-    by_address = [held_on(job, job.shares[0], there, shape) for job in jobs]
+    by_address = [allocation_on(job, job.shares[0], there, shape) for job in jobs]
     assert [f.id for f in audit(by_address).findings] == ["job-gpu-far"] * 2

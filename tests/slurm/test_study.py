@@ -11,8 +11,7 @@ import pytest
 from rich.console import Console
 
 from homenode.errors import UsageError
-from homenode.report.study_progress_text import missing_lines, progress_view
-from homenode.slurm.study.experiments import (
+from homenode.measure.bindings.experiments import (
     ClusterNode,
     Experiment,
     Mode,
@@ -23,8 +22,8 @@ from homenode.slurm.study.experiments import (
     experiments_for,
     nodes_to_bind_to,
 )
-from homenode.slurm.study.folder import StudyFolder
-from homenode.slurm.study.progress import (
+from homenode.measure.bindings.folder import StudyFolder
+from homenode.measure.bindings.progress import (
     Progress,
     Study,
     TaskState,
@@ -32,7 +31,7 @@ from homenode.slurm.study.progress import (
     progress_of,
     unrecorded,
 )
-from homenode.slurm.study.queue import (
+from homenode.measure.bindings.queue import (
     JobState,
     QueuedJob,
     needs_somebody,
@@ -40,7 +39,8 @@ from homenode.slurm.study.queue import (
     parse_nodes,
     will_pass,
 )
-from homenode.slurm.study.scripts import job_name, script_name, script_of
+from homenode.measure.bindings.scripts import job_name, script_name, script_of
+from homenode.report.study_progress_text import missing_lines, progress_view
 from homenode.sources import load_host
 
 GH200 = tuple(

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from homenode.errors import HostError, InputError
-from homenode.slurm.study.folder import StudyFolder, attempts, read_journal
+from homenode.measure.bindings.folder import StudyFolder, attempts, read_journal
 from tests.slurm.test_study import study
 
 

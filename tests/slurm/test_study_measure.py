@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from homenode.slurm.study.evidence import evidence_of
-from homenode.slurm.study.experiments import Experiment, Mode
-from homenode.slurm.study.record import parse_record
+from homenode.measure.bindings.evidence import evidence_of
+from homenode.measure.bindings.experiments import Experiment, Mode
+from homenode.measure.bindings.record import parse_record
 
 PCI = Path("/sys/bus/pci/devices")
 JOB = """\
@@ -67,7 +67,7 @@ def run_job(
     """The files of a job with these settings; it runs in a folder of its own."""
     study = tmp_path / "study"
     (study / "jobs").mkdir(parents=True, exist_ok=True)
-    measure = resources.files("homenode.slurm.study").joinpath("measure.sh").read_text()
+    measure = resources.files("homenode.measure.bindings").joinpath("measure.sh").read_text()
     (study / "jobs/measure.sh").write_text(measure)
     for name, text in programs.items():
         program(tmp_path / "bin", name, text)

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from homenode.bdf import Bdf
+from homenode.measure.bindings.collective import Collective, collective_of
+from homenode.measure.bindings.evidence import evidence_of
+from homenode.measure.bindings.figures import Matrix
+from homenode.measure.bindings.outliers import slow_in_collective, slow_nodes_and_links
+from homenode.measure.bindings.power import power_of
+from homenode.measure.bindings.report import study_report
 from homenode.results.model import Sample
-from homenode.slurm.study.collective import Collective, collective_of
-from homenode.slurm.study.evidence import evidence_of
-from homenode.slurm.study.figures import Matrix
-from homenode.slurm.study.outliers import slow_in_collective, slow_nodes_and_links
-from homenode.slurm.study.power import power_of
-from homenode.slurm.study.report import study_report
 from tests.slurm.test_study_report import ALONE, HARDWARE, text_of
 
 

@@ -13,18 +13,18 @@ from rich.console import Console
 from homenode.bdf import Bdf
 from homenode.cli.main import main
 from homenode.formats import encode
+from homenode.measure.bindings.collective import collective_of
+from homenode.measure.bindings.evidence import JobEvidence, evidence_of
+from homenode.measure.bindings.experiments import Experiment, Mode
+from homenode.measure.bindings.figures import comparisons, matrices, shape_of
+from homenode.measure.bindings.reading import read_sources
+from homenode.measure.bindings.record import parse_record
+from homenode.measure.bindings.report import StudyReport, study_report
+from homenode.measure.bindings.verdicts import Locality, Queue, locality_of
 from homenode.report.slurm_study_page import slurm_study_page
 from homenode.report.slurm_study_text import slurm_study_text
 from homenode.results.model import Origin, Sample
-from homenode.slurm.held import node_machine
-from homenode.slurm.study.collective import collective_of
-from homenode.slurm.study.evidence import JobEvidence, evidence_of
-from homenode.slurm.study.experiments import Experiment, Mode
-from homenode.slurm.study.figures import comparisons, matrices, shape_of
-from homenode.slurm.study.reading import read_sources
-from homenode.slurm.study.record import parse_record
-from homenode.slurm.study.report import StudyReport, study_report
-from homenode.slurm.study.verdicts import Locality, Queue, locality_of
+from homenode.slurm.job_allocation import node_machine
 from homenode.sources import load_host
 from tests import sdumont_study
 from tests.sdumont_study import write_study

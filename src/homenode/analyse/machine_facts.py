@@ -9,6 +9,7 @@ from homenode.evidence.model import Evidence, Publication, System
 from homenode.findings import Finding
 from homenode.pci import DeviceKind
 from homenode.plan.fingerprint import host_fingerprint
+from homenode.results.host_kind import host_kind
 from homenode.results.model import Origin, Run
 from homenode.topology import Host
 
@@ -112,15 +113,6 @@ def facts_of_measured(
     if any(run.head.host == machine.fingerprint for run in runs):
         return machine
     return facts_of_runs(runs[0].head.system, runs, publications)
-
-
-def host_kind(host: Host) -> str:
-    """A text that is equal for machines of one kind: packages, processor, GPUs."""
-    gpus = [gpu.name or str(gpu.device_id) for gpu in host.devices_of_kind(DeviceKind.GPU)
-            if gpu.physical_function is None]  # fmt: skip
-    counted = [f"{gpus.count(name)}x {name}" for name in dict.fromkeys(gpus)]
-    cpu = f"{len(host.packages)}x {host.cpu.name or 'unknown processor'}"
-    return ", ".join([cpu, *counted])
 
 
 def _systems(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homenode.cli.bench_orders import Typed, orders_of
+from homenode.cli.bench_orders import BenchArguments, orders_of
 from homenode.cli.interruption import interruptible
 from homenode.cli.options import JsonOption
 from homenode.cli.terminal import console, error_console, note, print_json
@@ -17,7 +17,7 @@ from homenode.errors import HostError, ToolError, UsageError
 from homenode.results.vantage import Vantage
 
 if TYPE_CHECKING:
-    from homenode.bench.orders import BenchOrders, BenchOutcome, Progress
+    from homenode.measure.orders import BenchOptions, BenchOutcome, Progress
 
 _OWN = "Your own program"
 _WHERE = "Where"
@@ -166,7 +166,7 @@ def bench(
     if name is None:
         raise UsageError("bench: expected the run's NAME, found none",
                          hint="or --setup, to build GPU tools")  # fmt: skip
-    typed = Typed(
+    typed = BenchArguments(
         name, plan, domain_xml, tests, repeat, quick, full, seed, app, metric, lower, nccl_max_msg,
         layout, boot, vantage, pus, nodes, host_kind, arrangement, python, force, app_timeout,
     )  # fmt: skip
@@ -202,9 +202,9 @@ def _set_up(
     set_up(prefix, apply=apply, remove=remove)
 
 
-def _run(orders: "BenchOrders", results: Path, *, resume: bool, quiet: bool) -> "BenchOutcome":
-    from homenode.bench.runner import run_bench
-    from homenode.machine.local import LocalMachine
+def _run(orders: "BenchOptions", results: Path, *, resume: bool, quiet: bool) -> "BenchOutcome":
+    from homenode.measure.access.local import LocalMachine
+    from homenode.measure.runner import run_bench
 
     begun = resume
     with _progress(quiet=quiet) as show:
@@ -275,9 +275,9 @@ def _tenths() -> "Callable[[Progress], None]":
     return show
 
 
-def _print_steps(orders: "BenchOrders") -> None:
-    from homenode.bench.runner import look_over
-    from homenode.machine.local import LocalMachine
+def _print_steps(orders: "BenchOptions") -> None:
+    from homenode.measure.access.local import LocalMachine
+    from homenode.measure.runner import look_over
     from homenode.report.bench_text import steps_text
 
     ready, _ = look_over(LocalMachine(), orders)

@@ -10,14 +10,14 @@ from homenode.cli.terminal import read_file
 from homenode.errors import UsageError
 
 if TYPE_CHECKING:
-    from homenode.bench.model import SuiteWishes
-    from homenode.bench.orders import AppOrder, BenchOrders
+    from homenode.measure.model import SuiteOptions
+    from homenode.measure.orders import AppOrder, BenchOptions
     from homenode.results.model import Switches
     from homenode.results.vantage import Vantage
 
 
 @dataclass(frozen=True, slots=True)
-class Typed:
+class BenchArguments:
     """The options as they were typed; see cli/bench.py."""
 
     name: str
@@ -44,10 +44,10 @@ class Typed:
     app_timeout_s: int = 3600
 
 
-def orders_of(typed: Typed) -> "BenchOrders":
+def orders_of(typed: BenchArguments) -> "BenchOptions":
     """The orders. Raises UsageError, naming the option, and InputError for files."""
-    from homenode.bench.orders import BenchOrders
     from homenode.cpuset import CpuSet
+    from homenode.measure.orders import BenchOptions
     from homenode.plan.stored import read_plan
     from homenode.results.model import UNKNOWN_SWITCHES
 
@@ -59,7 +59,7 @@ def orders_of(typed: Typed) -> "BenchOrders":
     document = None
     if typed.domain_xml is not None:
         document = read_file(typed.domain_xml, "a domain document")
-    return BenchOrders(
+    return BenchOptions(
         name=typed.name,
         wishes=_wishes(typed),
         repeats=typed.repeat,
@@ -78,8 +78,8 @@ def orders_of(typed: Typed) -> "BenchOrders":
     )
 
 
-def _wishes(typed: Typed) -> "SuiteWishes":
-    from homenode.bench.model import Depth, Group, SuiteWishes
+def _wishes(typed: BenchArguments) -> "SuiteOptions":
+    from homenode.measure.model import Depth, Group, SuiteOptions
     from homenode.units import parse_bytes
 
     if typed.quick and typed.full:
@@ -96,11 +96,11 @@ def _wishes(typed: Typed) -> "SuiteWishes":
         raise UsageError(f"--nccl-max-msg {typed.nccl_max_msg}: expected 8 B to 1 TiB")
     depth = Depth.QUICK if typed.quick else Depth.FULL if typed.full else Depth.NORMAL
     groups = tuple(dict.fromkeys(Group(name) for name in names))
-    return SuiteWishes(groups, depth, largest, typed.python)
+    return SuiteOptions(groups, depth, largest, typed.python)
 
 
-def _app(typed: Typed) -> "AppOrder | None":
-    from homenode.bench.orders import AppOrder
+def _app(typed: BenchArguments) -> "AppOrder | None":
+    from homenode.measure.orders import AppOrder
 
     if (typed.app is None) != (typed.metric is None):
         raise UsageError(
@@ -141,7 +141,7 @@ def _vantage(*, has_plan: bool) -> "Vantage":
 
 
 def _is_virtual() -> bool:
-    from homenode.bench.emulation import is_virtual
+    from homenode.measure.emulation import is_virtual
     from homenode.snapshot.live import LiveSnapshot
 
     return is_virtual(LiveSnapshot())

@@ -9,8 +9,8 @@ from homenode.cli.terminal import console, note
 from homenode.errors import HostError, ToolError, UsageError
 
 if TYPE_CHECKING:
-    from homenode.bench.setup.plan import SetupPlan, SetupStep, Vendor
-    from homenode.machine.protocol import Machine
+    from homenode.measure.access.protocol import Machine
+    from homenode.measure.setup.plan import SetupPlan, SetupStep, Vendor
 
 
 def set_up(prefix: Path | None, *, apply: bool, remove: bool) -> None:
@@ -25,8 +25,8 @@ def set_up(prefix: Path | None, *, apply: bool, remove: bool) -> None:
     if remove:
         _remove(chosen)
         return
-    from homenode.bench.setup.run import carry_out
-    from homenode.machine.local import LocalMachine
+    from homenode.measure.access.local import LocalMachine
+    from homenode.measure.setup.run import carry_out
 
     machine = LocalMachine()
     plan = _plan(machine, str(chosen))
@@ -51,14 +51,14 @@ def set_up(prefix: Path | None, *, apply: bool, remove: bool) -> None:
 
 
 def _remove(prefix: Path) -> None:
-    from homenode.bench.setup.run import take_back
+    from homenode.measure.setup.run import take_back
 
     for path in take_back(prefix):
         note(f"removed {path}")
 
 
 def _plan(machine: "Machine", prefix: str) -> "SetupPlan":
-    from homenode.bench.setup.plan import NEEDED, SOURCES, setup_plan
+    from homenode.measure.setup.plan import NEEDED, SOURCES, setup_plan
 
     vendor, architectures = _gpus(machine)
     names = NEEDED | {source.program for source in SOURCES}
@@ -79,7 +79,7 @@ def _cuda_home() -> str | None:
 
 def _gpus(machine: "Machine") -> "tuple[Vendor, tuple[str, ...]]":
     """Whose GPUs, and what to build for. Raises HostError where no driver tells it."""
-    from homenode.bench.setup.plan import Vendor
+    from homenode.measure.setup.plan import Vendor
     from homenode.tools import gpu_architectures as tool
 
     reasons = []

@@ -10,8 +10,8 @@ from homenode.errors import HostError, InputError, UsageError
 from homenode.results.vantage import Vantage
 
 if TYPE_CHECKING:
-    from homenode.bench.imported.runs import Imported
     from homenode.gap import Gap
+    from homenode.measure.imported.runs import Imported
     from homenode.results.model import Switches
 
 _SHOWN = 20
@@ -53,8 +53,8 @@ def import_results(
     Files are known by what they hold: nvbandwidth, nccl-tests, Intel MLC, STREAM,
     sysbench, bandwidthTest, rocm-bandwidth-test, TransferBench, likwid-bench, openssl speed.
     """
-    from homenode.bench.imported.files import find_folders
-    from homenode.bench.imported.runs import ImportWishes, imported_runs, unread_files
+    from homenode.measure.imported.files import find_folders
+    from homenode.measure.imported.runs import ImportWishes, imported_runs, unread_files
 
     found = [find_folders(folder) for folder in folders]
     sources = tuple(folder for one in found for folder in one.folders)

@@ -22,6 +22,7 @@ from homenode.cli.placing_options import (
 )
 from homenode.errors import UsageError
 from homenode.hypervisor.connection import DEFAULT
+from homenode.measure.layouts.guest_access import ANSWER_S, STOP_S, GuestAccess, Transport
 from homenode.plan.request import (
     DeviceLocality,
     EmulatorPolicy,
@@ -29,7 +30,6 @@ from homenode.plan.request import (
     PciGranularity,
     Policy,
 )
-from homenode.trial.reaching import ANSWER_S, STOP_S, Reaching, Way
 
 _BENCH = "What is measured"
 _REACH = "How the guest is reached"
@@ -113,7 +113,7 @@ def trial(
         typer.Option(metavar="FILE", help="The guest's, for GPU tests.", rich_help_panel=_BENCH),
     ] = "python3",
     reach: Annotated[
-        Way | None,
+        Transport | None,
         typer.Option(help="By ssh, guest agent or console.", rich_help_panel=_REACH),
     ] = None,
     address: Annotated[
@@ -168,7 +168,7 @@ def trial(
     leave a journal: --status reads it, --resume goes on, --undo takes back.
     """
     from homenode.cli import trial_work as work
-    from homenode.cli.trial_asked import Asked
+    from homenode.cli.trial_options import TrialOptions
 
     if sum((status, resume, undo)) > 1:
         raise UsageError("--status, --resume, --undo: expected one of them, found several")
@@ -177,15 +177,15 @@ def trial(
         return
     if name is None:
         raise UsageError("expected a domain, found none", hint="homenode trial --status lists all")
-    reaching = Reaching(
-        reach or Way.SSH, address, ssh_user, ssh_port,
+    reaching = GuestAccess(
+        reach or Transport.SSH, address, ssh_user, ssh_port,
         None if ssh_key is None else str(ssh_key.absolute()),
     )  # fmt: skip
     if undo:
-        work.take_back_trial(name, stop_within)
+        work.rollback_trial(name, stop_within)
         return
     if resume:
-        given = None if reaching == Reaching() else reaching
+        given = None if reaching == GuestAccess() else reaching
         work.resume_trial(name, given, probe, report)
         return
     if layouts is None:
@@ -195,7 +195,7 @@ def trial(
         )
     work.begin_trial(
         name,
-        Asked(
+        TrialOptions(
             layouts=tuple(one.strip() for one in layouts.split(",") if one.strip()),
             boots=boots, seed=seed, bare=bare, as_copy=as_copy, in_place=in_place,
             results=results, report=report, id=id, dry_run=dry_run, connect=connect, host=host,

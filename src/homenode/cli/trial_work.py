@@ -8,22 +8,29 @@ from typing import TYPE_CHECKING
 from homenode.apply.store import default_root
 from homenode.cli.interruption import interruptible
 from homenode.cli.terminal import check_can_write, console, note, read_file
-from homenode.cli.trial_asked import Asked, check, check_reaching, wanted
+from homenode.cli.trial_options import TrialOptions, check, check_access, wanted
 from homenode.errors import HomenodeError, HostError, InputError, UsageError
 from homenode.hypervisor.virsh import Virsh
+from homenode.measure.layouts.guest import GuestReach
+from homenode.measure.layouts.guest_access import GuestAccess
+from homenode.measure.layouts.journal import Head, What
+from homenode.measure.layouts.journal_file import JournalFile, domain_locked, known_trials
+from homenode.measure.layouts.prepare import (
+    Preflight,
+    latest,
+    preflight,
+    prepare,
+    reopen,
+    with_access,
+)
+from homenode.measure.layouts.rollback import rollback
+from homenode.measure.layouts.runner import Trial, outcome_code, run_trial, steps_of
+from homenode.measure.layouts.schedule import BARE, Durations, TrialStep, expected_seconds
 from homenode.process import find_program
 from homenode.results.model import Run
-from homenode.trial.beginning import Outlook, begin, latest, look, reopen, with_reaching
-from homenode.trial.guest import GuestReach
-from homenode.trial.journal import Head, What
-from homenode.trial.journal_file import JournalFile, domain_locked, known_trials
-from homenode.trial.reaching import Reaching
-from homenode.trial.runner import Trial, outcome_code, run_trial, steps_of
-from homenode.trial.schedule import BARE, Durations, TrialStep, expected_seconds
-from homenode.trial.taking_back import take_back
 
 if TYPE_CHECKING:
-    from homenode.bench.orders import Progress
+    from homenode.measure.orders import Progress
     from homenode.topology import Host
 
 _BOOT_S = 60.0
@@ -33,7 +40,7 @@ _PER_TEST_S = 1.0
 _STATIC_PROBE = "homenode-probe-static"
 
 
-def begin_trial(name: str, asked: Asked) -> None:
+def begin_trial(name: str, asked: TrialOptions) -> None:
     """Look, show the schedule, and run it; exits with the contract's code."""
     check(asked)
     check_can_write(asked.report)
@@ -44,26 +51,26 @@ def begin_trial(name: str, asked: Asked) -> None:
     # A dry run writes nothing, a lock neither.
     alone = nullcontext() if asked.dry_run else domain_locked(default_root(), state.uuid)
     with alone:
-        outlook = look(virsh, name, want, host, default_root())
-        seconds = expected_seconds(steps_of(outlook.head), _durations(host, outlook))
-        _show(outlook, seconds)
+        checked = preflight(virsh, name, want, host, default_root())
+        seconds = expected_seconds(steps_of(checked.head), _durations(host, checked))
+        _show(checked, seconds)
         if asked.dry_run:
             return
         probe = _probe(asked.probe)
-        journal = JournalFile(default_root(), outlook.head.id)
+        journal = JournalFile(default_root(), checked.head.id)
         with journal.locked() as lock:
-            begin(outlook, journal)
-            note(f"trial {outlook.head.id}; journal in {journal.folder}")
-            _run(virsh, outlook.head, journal, lock, probe, None)
-    _conclude(outlook.head, journal, asked.report, host)
+            prepare(checked, journal)
+            note(f"trial {checked.head.id}; journal in {journal.folder}")
+            _run(virsh, checked.head, journal, lock, probe, None)
+    _conclude(checked.head, journal, asked.report, host)
 
 
 def resume_trial(
-    name: str, reaching: Reaching | None, probe: Path | None, report: Path | None
+    name: str, reaching: GuestAccess | None, probe: Path | None, report: Path | None
 ) -> None:
     """Go on with the last trial of a domain; what failed is tried again."""
     if reaching is not None:
-        check_reaching(reaching)
+        check_access(reaching)
     check_can_write(report)
     known = latest(default_root(), name)
     assert known.head is not None, "latest leaves out what cannot be read"
@@ -74,7 +81,7 @@ def resume_trial(
     _conclude(head, journal, report, None)
 
 
-def take_back_trial(name: str, stop_s: float) -> None:
+def rollback_trial(name: str, stop_s: float) -> None:
     """Have the VM as it was before the last trial of it."""
     known = latest(default_root(), name)
     assert known.head is not None, "latest leaves out what cannot be read"
@@ -84,7 +91,7 @@ def take_back_trial(name: str, stop_s: float) -> None:
         if not journal.known().state.to_undo:
             note(f"{known.head.source}: nothing left to undo of trial {known.head.id}")
         virsh = Virsh(known.head.connect)
-        take_back(virsh, known.head, journal, default_root(), stop_s, tell=note)
+        rollback(virsh, known.head, journal, default_root(), stop_s, tell=note)
         journal.add(What.ENDED)
 
 
@@ -109,9 +116,9 @@ def _run(
     journal: JournalFile,
     lock: int,
     probe: bytes,
-    reaching: Reaching | None,
+    reaching: GuestAccess | None,
 ) -> None:
-    begun = with_reaching(reopen(head, journal), reaching)
+    begun = with_access(reopen(head, journal), reaching)
     reach = GuestReach(virsh, begun.begun.reaching, journal.folder / "known_hosts", probe)
     trial = Trial(
         virsh=virsh, head=head, journal=journal, root=default_root(), layouts=begun.layouts,
@@ -139,11 +146,11 @@ def _conclude(head: Head, journal: JournalFile, report: Path | None, host: "Host
     host: that the layouts were planned for; None: this machine, if it is theirs.
     """
     from homenode.analyse.machine_facts import facts_of_measured
+    from homenode.analyse.trial_conclusion import conclude
     from homenode.evidence.documents import publications
     from homenode.report.comparison_text import comparison_text
     from homenode.report.trial_text import advice_text, outcomes_text
     from homenode.report.verdict_text import verdicts_text
-    from homenode.trial.conclusion import conclude
 
     known = journal.known()
     code = outcome_code(known.state)
@@ -196,18 +203,18 @@ def _runs(head: Head, journal: JournalFile) -> tuple[list[Run], list[str]]:
     return runs, folders
 
 
-def _host(asked: Asked) -> "Host":
+def _host(asked: TrialOptions) -> "Host":
     from homenode.sources import load_host
 
     return load_host(asked.host)
 
 
-def _durations(host: "Host", outlook: Outlook) -> Durations:
+def _durations(host: "Host", checked: Preflight) -> Durations:
     """As the suite is planned on a machine like the host; GPU tests are told by the guest alone."""
-    from homenode.bench.model import PROBE
-    from homenode.bench.suite import suite_for
+    from homenode.measure.model import PROBE
+    from homenode.measure.suite import suite_for
 
-    measuring = outlook.begun.measuring
+    measuring = checked.begun.measuring
     try:
         tests = suite_for(host, {PROBE}, measuring.wishes).tests
     except UsageError:  # GPU tests alone: their time is known in the guest only
@@ -216,22 +223,22 @@ def _durations(host: "Host", outlook: Outlook) -> Durations:
     return Durations(_BOOT_S, once * measuring.repeats)
 
 
-def _show(outlook: Outlook, seconds: float) -> None:
+def _show(checked: Preflight, seconds: float) -> None:
     """Print the schedule. Exits where a layout does not fit, or something stands against it."""
     from homenode.report.trial_text import schedule_text
 
-    steps = steps_of(outlook.head)
-    console().print(schedule_text(outlook.head, outlook.fitted, steps, seconds))
-    for gap in outlook.unchecked:
+    steps = steps_of(checked.head)
+    console().print(schedule_text(checked.head, checked.fitted, steps, seconds))
+    for gap in checked.unchecked:
         note(f"not checked: {gap}")
-    for one in outlook.fitted:
+    for one in checked.fitted:
         for line in () if one.tuning is None else one.tuning.notes:
             note(f"{one.layout}: {line}")
-    for line in outlook.obstacles:
+    for line in checked.obstacles:
         note(f"in the way: {line}")
-    if outlook.obstacles:
+    if checked.obstacles:
         raise SystemExit(UsageError.exit_code)
-    short = [one for one in outlook.fitted if one.against]
+    short = [one for one in checked.fitted if one.against]
     for one in short:
         note(f"{one.layout} does not fit: {'; '.join(one.against)}")
     if short:

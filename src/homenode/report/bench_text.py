@@ -8,10 +8,10 @@ from rich.text import Text
 from homenode.analyse.alternative import alternatives
 from homenode.analyse.summary import Series, SeriesKey, headline, series_of
 from homenode.analyse.words import figure_text
-from homenode.bench.derived_run import schedule_of
-from homenode.bench.orders import BenchOutcome, Progress
-from homenode.bench.record import RunRecord
 from homenode.gap import Gap
+from homenode.measure.derived_run import schedule_of
+from homenode.measure.orders import BenchOutcome, Progress
+from homenode.measure.record import RunRecord
 from homenode.metrics import METRICS, metric_of
 from homenode.report.terminal_text import TableOrList
 from homenode.wording import printable

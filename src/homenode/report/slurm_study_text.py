@@ -8,13 +8,13 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from homenode.measure.bindings.experiments import Mode
+from homenode.measure.bindings.figures import Comparison, Matrix, Mean
+from homenode.measure.bindings.outliers import LEAST_NODES, Outlier
+from homenode.measure.bindings.report import JobLine, StudyReport
+from homenode.measure.bindings.verdicts import Locality
 from homenode.metrics import METRICS as KNOWN
 from homenode.report.terminal_text import AsciiWhereNeeded, TableOrList
-from homenode.slurm.study.experiments import Mode
-from homenode.slurm.study.figures import Comparison, Matrix, Mean
-from homenode.slurm.study.outliers import LEAST_NODES, Outlier
-from homenode.slurm.study.report import JobLine, StudyReport
-from homenode.slurm.study.verdicts import Locality
 from homenode.wording import plural, printable
 
 _SHADES = ("red", "dark_orange", "yellow", "green_yellow", "green")

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from homenode.slurm.study.progress import Progress, TaskState, TaskStatus
+from homenode.measure.bindings.progress import Progress, TaskState, TaskStatus
 from homenode.wording import printable
 
 _MOST_SHOWN = 30

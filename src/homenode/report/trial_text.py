@@ -7,11 +7,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from homenode.analyse.trial_conclusion import Conclusion
+from homenode.measure.layouts.fitting import Fitted
+from homenode.measure.layouts.journal import Entry, Head, State, What
+from homenode.measure.layouts.schedule import TrialStep
 from homenode.report.terminal_text import AsciiWhereNeeded
-from homenode.trial.conclusion import Conclusion
-from homenode.trial.fitting import Fitted
-from homenode.trial.journal import Entry, Head, State, What
-from homenode.trial.schedule import TrialStep
 from homenode.wording import printable
 
 _STYLES = {

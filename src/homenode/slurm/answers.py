@@ -7,12 +7,12 @@ from pathlib import Path
 from homenode.errors import InputError, ToolError
 from homenode.process import run
 from homenode.slurm.device_order import DeviceOrder
-from homenode.slurm.held import Held
 from homenode.slurm.job import Job, is_asked_for
+from homenode.slurm.job_allocation import JobAllocation
 from homenode.slurm.look import look_command, parse_look
 from homenode.slurm.nodes import NodeShape, shown_shapes
 from homenode.slurm.record import TaskRecord, parse_record
-from homenode.slurm.record_held import held_of_record
+from homenode.slurm.recorded_allocation import recorded_allocation
 from homenode.slurm.scontrol_job import COMMAND, parse_scontrol_jobs
 from homenode.slurm.squeue_json import parse_squeue_jobs
 
@@ -71,7 +71,7 @@ def read_jobs(text: str, source: str, asked: Sequence[str]) -> tuple[Job, ...]:
 
 def read_records(
     folder: Path, asked: Sequence[str], order: DeviceOrder | None = None
-) -> Iterator[Held]:
+) -> Iterator[JobAllocation]:
     """What the records (*.rec) of a folder and of those below it tell, by name.
 
     A record that cannot be read is one that tells nothing: a full disk, or a user's own lines,
@@ -100,14 +100,16 @@ def read_records(
     return (_recorded(path, order) for path in paths)
 
 
-def _recorded(path: Path, order: DeviceOrder | None) -> Held:
+def _recorded(path: Path, order: DeviceOrder | None) -> JobAllocation:
     try:
         record = parse_record(_read(path), str(path))
-        return held_of_record(record, None if order is None else order.numbers(record.node))
+        return recorded_allocation(record, None if order is None else order.numbers(record.node))
     except InputError as error:
         job, _, node = path.name.removesuffix(".rec").partition(".")
         remedy = error.hint or "it may be cut off, or changed by hand: leave it out"
-        return Held(job, node, "", None, None, (), None, unknown=error.message, remedy=remedy)
+        return JobAllocation(
+            job, node, "", None, None, (), None, unknown=error.message, remedy=remedy
+        )
 
 
 def _read(path: Path) -> str:

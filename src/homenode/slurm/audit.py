@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from homenode.findings import Finding, Findings, Severity, in_order
 from homenode.indices import NodeIndex
 from homenode.plan.search.taken import listed
-from homenode.slurm.held import Held, HeldGpu, NodeTree
 from homenode.slurm.hostlist import compress_hostlist
+from homenode.slurm.job_allocation import AllocatedGpu, JobAllocation, NodeTree
 from homenode.wording import nodes_text, number_list, plural
 
 _SLURM = "what Slurm and the host tell"
@@ -14,12 +14,12 @@ _RECORD = "what the job's record tells"
 _ENFORCE = "--gres-flags=enforce-binding"
 
 
-def audit(held: Iterable[Held]) -> Findings:
+def audit(held: Iterable[JobAllocation]) -> Findings:
     """What is wrong with the places of jobs, worst first; jobs without GPUs are not judged."""
     findings: list[Finding] = []
     judged = far = without = 0
     nodes: set[str] = set()
-    unknown: dict[tuple[str, str | None], list[Held]] = {}
+    unknown: dict[tuple[str, str | None], list[JobAllocation]] = {}
     for one in held:
         if one.unknown is not None:
             unknown.setdefault((one.unknown, one.remedy), []).append(one)
@@ -47,7 +47,7 @@ def audit(held: Iterable[Held]) -> Findings:
     return Findings(tuple(checked) or ("no job with GPUs",), in_order(findings))
 
 
-def _unjudged(reason: str, remedy: str | None, held: Sequence[Held]) -> Finding:
+def _unjudged(reason: str, remedy: str | None, held: Sequence[JobAllocation]) -> Finding:
     """One finding for all that cannot be judged for the same reason."""
     jobs = listed(list(dict.fromkeys(one.job for one in held)))
     nodes = compress_hostlist(sorted({one.node for one in held}))
@@ -64,7 +64,7 @@ def _unjudged(reason: str, remedy: str | None, held: Sequence[Held]) -> Finding:
     )
 
 
-def _judged(held: Held) -> Iterator[Finding]:
+def _judged(held: JobAllocation) -> Iterator[Finding]:
     assert held.tree is not None
     if held.pus is not None:
         yield from _cpus(held, held.tree)
@@ -73,7 +73,7 @@ def _judged(held: Held) -> Iterator[Finding]:
         yield from _memory(held, held.tree, held.memory_nodes)
 
 
-def _cpus(held: Held, tree: NodeTree) -> Iterator[Finding]:
+def _cpus(held: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
     """GPUs where the job has no CPUs, and CPUs where it has no GPUs."""
     assert held.pus is not None
     own = tree.nodes_of(held.pus)
@@ -108,7 +108,7 @@ def _cpus(held: Held, tree: NodeTree) -> Iterator[Finding]:
         )
 
 
-def _blind(held: Held, gpus: Sequence[HeldGpu]) -> Finding:
+def _blind(held: JobAllocation, gpus: Sequence[AllocatedGpu]) -> Finding:
     return Finding(
         "job-unjudged",
         Severity.INCONCLUSIVE,
@@ -121,7 +121,7 @@ def _blind(held: Held, gpus: Sequence[HeldGpu]) -> Finding:
     )
 
 
-def _spread(held: Held, tree: NodeTree) -> Iterator[Finding]:
+def _spread(held: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
     """GPUs on more nodes than so many GPUs need."""
     nodes = _gpu_nodes(held.gpus)
     if tree.gpus_of_node is None or len(nodes) < 2:
@@ -141,7 +141,9 @@ def _spread(held: Held, tree: NodeTree) -> Iterator[Finding]:
         )
 
 
-def _memory(held: Held, tree: NodeTree, allowed: frozenset[NodeIndex]) -> Iterator[Finding]:
+def _memory(
+    held: JobAllocation, tree: NodeTree, allowed: frozenset[NodeIndex]
+) -> Iterator[Finding]:
     """Memory that cannot be, or need not be, where the GPUs are."""
     wanted = _gpu_nodes(held.gpus)
     usable = allowed if held.bound_nodes is None else held.bound_nodes & allowed
@@ -186,16 +188,16 @@ def _memory(held: Held, tree: NodeTree, allowed: frozenset[NodeIndex]) -> Iterat
         )
 
 
-def _gpu_nodes(gpus: Iterable[HeldGpu]) -> tuple[NodeIndex, ...]:
+def _gpu_nodes(gpus: Iterable[AllocatedGpu]) -> tuple[NodeIndex, ...]:
     return tuple(sorted({gpu.node for gpu in gpus if gpu.node is not None}))
 
 
-def _gpus(gpus: Sequence[HeldGpu]) -> str:
+def _gpus(gpus: Sequence[AllocatedGpu]) -> str:
     noun = "GPU" if len(gpus) == 1 else "GPUs"
     return f"{noun} {', '.join(map(str, gpus))}"
 
 
-def _are(gpus: Sequence[HeldGpu]) -> str:
+def _are(gpus: Sequence[AllocatedGpu]) -> str:
     return "is" if len(gpus) == 1 else "are"
 
 

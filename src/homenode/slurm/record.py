@@ -11,7 +11,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.indices import NodeIndex
-from homenode.slurm.held import HeldGpu
+from homenode.slurm.job_allocation import AllocatedGpu
 
 KIND = "homenode-slurm-record"
 VERSION = 2
@@ -51,7 +51,7 @@ class JobRecord:
     pus_of_node: tuple[tuple[NodeIndex, CpuSet], ...]
     distances: tuple[tuple[NodeIndex, tuple[int, ...]], ...]
     gpu_memory: tuple[NodeIndex, ...]
-    gpus: tuple[HeldGpu, ...]
+    gpus: tuple[AllocatedGpu, ...]
     held: CpuSet
     tasks: tuple[TaskRecord, ...]
     slices: tuple[tuple[int, int], ...] = ()
@@ -66,7 +66,7 @@ class _Open:
     pus_of_node: list[tuple[NodeIndex, CpuSet]] = field(default_factory=list)
     distances: list[tuple[NodeIndex, tuple[int, ...]]] = field(default_factory=list)
     gpu_memory: list[NodeIndex] = field(default_factory=list)
-    gpus: list[HeldGpu] = field(default_factory=list)
+    gpus: list[AllocatedGpu] = field(default_factory=list)
     tasks: list[TaskRecord] = field(default_factory=list)
     slices: list[tuple[int, int]] = field(default_factory=list)
 
@@ -134,7 +134,7 @@ def _read(record: _Open, words: list[str], source: str, line: int) -> None:
             record.gpu_memory.append(_node(values[0]))
         elif key == "gpu" and len(values) == 3:
             node = None if values[2] == "-1" else _node(values[2])
-            record.gpus.append(HeldGpu(_small(values[0]), Bdf.parse(values[1]), node))
+            record.gpus.append(AllocatedGpu(_small(values[0]), Bdf.parse(values[1]), node))
         elif key == "slices" and len(values) == 2:
             record.slices.append((_small(values[0]), min(_small(values[1]), MAX_SLICES)))
         elif key == "task":

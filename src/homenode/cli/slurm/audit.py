@@ -22,8 +22,8 @@ from homenode.slurm.spool import SPOOL
 if TYPE_CHECKING:
     from homenode.findings import Findings
     from homenode.slurm.device_order import DeviceOrder
-    from homenode.slurm.held import Held, NodeMachine
     from homenode.slurm.job import Job
+    from homenode.slurm.job_allocation import JobAllocation, NodeMachine
     from homenode.slurm.record import TaskRecord
 
 
@@ -131,13 +131,13 @@ def _running(
     order: "DeviceOrder | None",
     *,
     look: bool,
-) -> Iterator["Held"]:
+) -> Iterator["JobAllocation"]:
     """What each job that runs has on each of its nodes."""
     from homenode.slurm.answers import ask_jobs, ask_shapes, read_jobs
-    from homenode.slurm.held import held_on
     from homenode.slurm.job import is_asked_for
+    from homenode.slurm.job_allocation import allocation_on
     from homenode.slurm.nodes import shown_shapes
-    from homenode.slurm.record_held import with_tasks
+    from homenode.slurm.recorded_allocation import with_tasks
 
     if jobs_file is None:
         jobs = ask_jobs(asked)
@@ -161,7 +161,7 @@ def _running(
             for share in job.shares:
                 machine = machines.get(share.node, machines.get(""))
                 numbers = None if order is None else order.numbers(share.node)
-                held = held_on(job, share, machine, shapes.get(share.node), numbers)
+                held = allocation_on(job, share, machine, shapes.get(share.node), numbers)
                 if look and held.gpus:
                     held = with_tasks(held, _looked_at(job, share.node))
                 yield held
@@ -181,7 +181,7 @@ def _looked_at(job: "Job", node: str) -> "tuple[TaskRecord, ...]":
 
 def _recorded(
     folder: Path, asked: tuple[str, ...], order: "DeviceOrder | None"
-) -> Iterator["Held"]:
+) -> Iterator["JobAllocation"]:
     from homenode.slurm.answers import read_records
 
     return read_records(folder, asked, order)
@@ -199,8 +199,8 @@ def _order(path: Path) -> "DeviceOrder":
 
 def _machines(hosts: tuple[str, ...]) -> Mapping[str, "NodeMachine"]:
     """Machines by node name; "" is that of all other nodes. Each source is read once."""
-    from homenode.slurm.held import node_machine
     from homenode.slurm.hostlist import expand_hostlist
+    from homenode.slurm.job_allocation import node_machine
     from homenode.sources import load_host
 
     sources: dict[str, str | None] = {} if hosts else {"": None}

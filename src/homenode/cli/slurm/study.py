@@ -17,9 +17,9 @@ from homenode.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from homenode.slurm.study.experiments import Shape, StudyWishes
-    from homenode.slurm.study.folder import StudyFolder
-    from homenode.slurm.study.progress import Progress, Study
+    from homenode.measure.bindings.experiments import Shape, StudyWishes
+    from homenode.measure.bindings.folder import StudyFolder
+    from homenode.measure.bindings.progress import Progress, Study
 
 _MOST_SHOWN = 20
 _OPTIONS = {"node_list": "nodelist", "shapes": "shared", "app_folder": "app in another folder"}
@@ -133,7 +133,7 @@ def study(
     Run it again with the same DIR to go on after any interruption: what is done stays done,
     what failed is submitted again.
     """
-    from homenode.slurm.study.experiments import StudyWishes, check_wishes
+    from homenode.measure.bindings.experiments import StudyWishes, check_wishes
 
     wishes = StudyWishes(
         partition_exclusive=partition_exclusive,
@@ -165,7 +165,7 @@ def study(
         raise UsageError(f"--minutes {minutes}: expected 1 to {MAX_TIME:g}")
     if setup is not None and not Path(setup).is_file():
         raise UsageError(f"--setup {setup}: expected a file that jobs can read, found none")
-    from homenode.slurm.study.folder import StudyFolder
+    from homenode.measure.bindings.folder import StudyFolder
 
     folder = StudyFolder(output)
     try:
@@ -180,8 +180,8 @@ def study(
 
 def _made(folder: "StudyFolder", wishes: "StudyWishes", host: str | None) -> "tuple[Study, bool]":
     """The study that is there, or a new one; whether it is new."""
-    from homenode.slurm.study.experiments import check_wishes
-    from homenode.slurm.study.making import made_study
+    from homenode.measure.bindings.experiments import check_wishes
+    from homenode.measure.bindings.making import made_study
 
     if folder.exists:
         found = folder.load()
@@ -192,7 +192,7 @@ def _made(folder: "StudyFolder", wishes: "StudyWishes", host: str | None) -> "tu
                 hint="leave them out to go on with it, or choose another folder with -o",
             )
         return found, False
-    from homenode.slurm.study.queue_client import account
+    from homenode.measure.bindings.queue_client import account
 
     # Written down: a script that is submitted by hand asks for the same.
     wishes = replace(wishes, account=wishes.account or account())
@@ -220,8 +220,8 @@ def _others(found: "Study", wishes: "StudyWishes", host: str | None) -> list[str
 def _go(
     folder: "StudyFolder", made: "Study", is_new: bool, times: tuple[float, float, float | None]
 ) -> None:
-    from homenode.slurm.study.collect import collect
-    from homenode.slurm.study.run import Patience, StudyRun
+    from homenode.measure.bindings.collect import collect
+    from homenode.measure.bindings.run import Patience, StudyRun
 
     poll_s, blocked_s, wait_s = times
     patience = Patience(poll_s, blocked_s, wait_s, grace_s=GRACE_POLLS * poll_s)
@@ -290,7 +290,7 @@ class _Lines:
 
 
 def _tell_scripts(folder: "StudyFolder", made: "Study") -> None:
-    from homenode.slurm.study.scripts import script_name
+    from homenode.measure.bindings.scripts import script_name
 
     for one in made.everything():
         say(str(folder.path / script_name(one)))
@@ -325,7 +325,7 @@ def _numbers(text: str | None) -> tuple[int, ...] | None:
 
 
 def _shapes(shared: list[str] | None, mig: list[str]) -> "tuple[Shape, ...]":
-    from homenode.slurm.study.experiments import Shape, StudyWishes
+    from homenode.measure.bindings.experiments import Shape, StudyWishes
 
     shapes = [] if shared is not None else list(StudyWishes().shapes)
     for text in shared or []:

@@ -1,0 +1,105 @@
+"""GuestAgent: a channel through the QEMU guest agent, which needs no network and no login. [I/O]
+
+Source: qga/qapi-schema.json of QEMU (guest-exec, guest-exec-status), `virsh qemu-agent-command`.
+"""
+
+import base64
+import time
+from typing import Any
+
+import msgspec
+
+from homenode.errors import HomenodeError, HostError, ToolError
+from homenode.hypervisor.virsh import Virsh
+from homenode.json_text import NotJsonError, decode_json
+from homenode.measure.access.channel import Said
+from homenode.process import ToolTimeoutError
+
+_MOST_INPUT_BYTES = 60_000
+"""One command is one argument of virsh, and those have 128 KiB; see execve(2)."""
+
+_ANSWER_S = 30
+_FIRST_WAIT_S = 0.02
+_LONGEST_WAIT_S = 0.5
+_DISABLED = (
+    "install qemu-guest-agent in it, and allow guest-exec: some distributions list it under "
+)
+_DISABLED += "BLOCK_RPCS or --block-rpcs in /etc/sysconfig/qemu-ga"
+
+
+class GuestAgent:
+    """See machine.channel.Channel. uuid: of the running domain."""
+
+    __slots__ = ("_domain", "_uuid", "_virsh")
+
+    def __init__(self, virsh: Virsh, uuid: str, domain: str) -> None:
+        self._virsh = virsh
+        self._uuid = uuid
+        self._domain = domain
+
+    @property
+    def name(self) -> str:
+        return f"{self._domain} through its guest agent"
+
+    @property
+    def most_input_bytes(self) -> int | None:
+        return _MOST_INPUT_BYTES
+
+    def close(self) -> None:
+        """Nothing is held between scripts."""
+
+    def execute(self, script: str, timeout_s: float, input: str | None = None) -> Said:
+        arguments: dict[str, object] = {
+            "path": "/bin/sh", "arg": ["-c", script], "capture-output": True,
+        }  # fmt: skip
+        if input is not None:
+            arguments["input-data"] = base64.b64encode(input.encode()).decode()
+        process = self._ask("guest-exec", arguments).get("pid")
+        if not isinstance(process, int):
+            raise self._strange("a process number")
+        deadline = time.monotonic() + timeout_s + _ANSWER_S
+        wait_s = _FIRST_WAIT_S
+        while True:
+            answer = self._ask("guest-exec-status", {"pid": process})
+            if answer.get("exited") is True:
+                break
+            if time.monotonic() > deadline:
+                raise ToolTimeoutError(f"{self.name}: no end after {timeout_s:g} s")
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+        if answer.get("out-truncated") or answer.get("err-truncated"):
+            raise ToolError(
+                f"{self.name}: expected all of the output, found it cut short by the agent",
+                hint="reach the guest by ssh",
+            )
+        return Said(self._text(answer, "out-data"), self._text(answer, "err-data"))
+
+    def _ask(self, command: str, arguments: dict[str, object]) -> dict[str, Any]:
+        text = msgspec.json.encode({"execute": command, "arguments": arguments}).decode()
+        try:
+            said = self._virsh.agent_command(self._uuid, text, _ANSWER_S)
+        except HostError as error:
+            hint = _DISABLED if "disabled" in error.message or "agent" in error.message else None
+            raise ToolError(error.message, hint=hint or error.hint) from None
+        except HomenodeError as error:  # the domain is gone
+            raise ToolError(error.message, hint=error.hint) from None
+        try:
+            answer = decode_json(said)
+        except NotJsonError:
+            raise self._strange("JSON") from None
+        found = answer.get("return") if isinstance(answer, dict) else None
+        if not isinstance(found, dict):
+            raise self._strange("an answer")
+        return found
+
+    def _text(self, answer: dict[str, Any], key: str) -> str:
+        data = answer.get(key, "")
+        try:
+            return base64.b64decode(data if isinstance(data, str) else "").decode(
+                "utf-8", "replace"
+            )
+        except ValueError:  # no base64, or no ASCII
+            raise self._strange(f"{key} in base64") from None
+
+    def _strange(self, expected: str) -> ToolError:
+        return ToolError(f"{self.name}: expected {expected} of the guest agent, found none")

@@ -1,0 +1,217 @@
+"""RemoteMachine: a machine that is reached through a shell. [I/O]
+
+Nothing need be installed there but sh and the standard tools. See machine.protocol.Machine.
+"""
+
+import base64
+import gzip
+import hashlib
+import lzma
+import re
+import secrets
+import time
+from collections.abc import Collection, Mapping, Sequence
+from shlex import quote
+
+from homenode.errors import ToolError
+from homenode.measure.access.channel import Channel, Said
+from homenode.measure.access.shell import (
+    MISSING,
+    installed_script,
+    octal_script,
+    returncode_of,
+    run_script,
+    status_of,
+)
+from homenode.process import Completed, ToolMissingError, ToolTimeoutError
+from homenode.snapshot.collector import collector_script, parse_collected
+from homenode.snapshot.protocol import Snapshot
+
+_FOLDERS = ("/run", "/tmp", "/var/tmp", "/dev/shm", "/root")  # noqa: S108
+_COLLECT_S = 600.0
+_SHORT_S = 60.0
+_LEAST_BYTES_PER_S = 2_000
+"""At which a machine takes what is sent in pieces; an agent takes some MB/s."""
+
+_KILLED = 137
+_SUM = re.compile(r"[0-9a-f]{64}")
+
+
+class RemoteMachine:
+    """Programs run in a guest, each in a shell of its own.
+
+    Files that must be there lie in a folder that only its owner can read. A program that was put
+    there is found by its name.
+    """
+
+    __slots__ = ("_channel", "_folder", "_programs")
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._folder: str | None = None
+        self._programs: dict[str, str] = {}
+
+    @property
+    def name(self) -> str:
+        return self._channel.name
+
+    def run(
+        self,
+        argv: Sequence[str],
+        timeout_s: float,
+        input: str | None = None,
+        *,
+        environment: Mapping[str, str] | None = None,
+    ) -> Completed:
+        words = [self._programs.get(argv[0], argv[0]), *argv[1:]]
+        mark = _mark()
+        stdin, piped = None, input
+        most = self._channel.most_input_bytes
+        if input is not None and most is not None and len(input.encode()) > most:
+            stdin, piped = self._staged(input), None
+        script = run_script(words, timeout_s, mark, environment, stdin)
+        if stdin is not None:
+            script += f"; rm -f {quote(stdin)}"
+        started = time.monotonic()
+        said = self._channel.execute(script, timeout_s, piped)
+        stderr, status = status_of(said.stderr, mark)
+        if status is None:
+            raise ToolError(
+                f"{self.name}: expected {argv[0]} to end, found the way to it broken: "
+                f"{_last_line(said)}"
+            )
+        if status == MISSING:
+            raise ToolMissingError(
+                f"{self.name}: {argv[0]}: expected it to be installed, found none on PATH"
+            )
+        if int(status) == _KILLED and time.monotonic() - started >= timeout_s:
+            raise ToolTimeoutError(f"{self.name}: {argv[0]}: no end after {timeout_s:g} s")
+        return Completed(tuple(argv), returncode_of(int(status)), said.stdout, stderr)
+
+    def installed(self, names: Collection[str]) -> frozenset[str]:
+        asked = [name for name in names if name not in self._programs]
+        put = frozenset(names) & self._programs.keys()
+        if not asked:
+            return put
+        said = self._channel.execute(installed_script(asked), _SHORT_S)
+        return put | (frozenset(said.stdout.split()) & frozenset(asked))
+
+    def snapshot(self) -> Snapshot:
+        script = collector_script()
+        completed = self.run(("sh",), _COLLECT_S, script)
+        return parse_collected(completed.stdout_or_raise(), self.name)
+
+    def put_program(self, name: str, content: bytes, timeout_s: float = 600.0) -> str:
+        """Put a program there, unless the very same is on its PATH; gives its path.
+
+        From then on `run` starts it by its name. Raises ToolError where no folder there can hold
+        it (a full disk, all mounted noexec), or where what arrived is not what was sent.
+        """
+        wanted = hashlib.sha256(content).hexdigest()
+        there = self._line(f"command -v {quote(name)} || :")
+        if there.startswith("/") and self._sum(there) == wanted:
+            self._programs[name] = there
+            return there
+        path = f"{self._own_folder()}/{name}"
+        self._put(content, path, timeout_s)
+        found = self._sum(path)
+        if found != wanted:
+            raise ToolError(
+                f"{self.name}: {path}: expected sha256 {wanted}, found {found or 'none'}",
+                hint="is its disk full?",
+            )
+        self._programs[name] = path
+        return path
+
+    def clean_up(self) -> None:
+        """Remove what was put there. Raises ToolError where the machine cannot be reached."""
+        if self._folder is not None:
+            self._line(f"rm -rf {quote(self._folder)}")
+            self._folder = None
+            self._programs.clear()
+        self._channel.close()
+
+    def _put(self, content: bytes, path: str, timeout_s: float) -> None:
+        packers = self.installed(("base64", "gzip", "xz"))
+        if packers >= {"base64", "xz"}:
+            text, unpack = base64.encodebytes(_xz(content)).decode(), "base64 -d | xz -d"
+        elif packers >= {"base64", "gzip"}:
+            text = base64.encodebytes(gzip.compress(content, mtime=0)).decode()
+            unpack = "base64 -d | gzip -d"
+        elif "base64" in packers:
+            text, unpack = base64.encodebytes(content).decode(), "base64 -d"
+        else:
+            text, unpack = octal_script(content), "sh"
+        save = f"({unpack}) >{quote(path)} && chmod 700 {quote(path)}"
+        done = self.run(("sh", "-c", save), timeout_s, text)
+        failure = done.failure()
+        if failure is not None:
+            raise ToolError(f"{self.name}: {path}: expected to write it, found: {failure}")
+
+    def _sum(self, path: str) -> str | None:
+        found = _SUM.search(self._line(f"sha256sum {quote(path)} || openssl sha256 {quote(path)}"))
+        return None if found is None else found[0]
+
+    def _own_folder(self) -> str:
+        """A folder there whose programs may run: /tmp is noexec on many a machine."""
+        if self._folder is None:
+            name = f"homenode-{secrets.token_hex(6)}"
+            tries = "; ".join(
+                f"d={folder}/{name}; mkdir -m 700 $d 2>/dev/null && "
+                f'{{ echo "exit 0" >$d/try; chmod 700 $d/try; sh -c $d/try 2>/dev/null '
+                f"&& rm $d/try && echo $d && exit; rm -rf $d; }}"
+                for folder in _FOLDERS
+            )
+            found = self._line(f"({tries})")
+            if not found.endswith(name):
+                raise ToolError(
+                    f"{self.name}: expected a folder to put the probe in, found none of "
+                    f"{', '.join(_FOLDERS)} that can be written and run from",
+                    hint="is its disk full?",
+                )
+            self._folder = found
+        return self._folder
+
+    def _staged(self, text: str) -> str:
+        """A file there with this text, sent in pieces."""
+        path = f"{self._own_folder()}/input-{secrets.token_hex(4)}"
+        most = self._channel.most_input_bytes or len(text)
+        content = text.encode()
+        deadline = time.monotonic() + _SHORT_S + len(content) / _LEAST_BYTES_PER_S
+        for at in range(0, len(content), most):
+            if time.monotonic() > deadline:
+                raise ToolTimeoutError(
+                    f"{self.name}: {path}: expected it to take {len(content)} bytes, found it at "
+                    f"{at} after {_SHORT_S + len(content) / _LEAST_BYTES_PER_S:.0f} s"
+                )
+            piece = content[at : at + most].decode("utf-8", "surrogateescape")
+            if self._line(f"cat >>{quote(path)} && echo kept", piece) != "kept":
+                raise ToolError(
+                    f"{self.name}: {path}: expected to write it, found no room",
+                    hint="is its disk full?",
+                )
+        return path
+
+    def _line(self, script: str, input: str | None = None) -> str:
+        """The first line that a script says. Raises ToolError where the way to it breaks."""
+        mark = _mark()
+        said = self._channel.execute(f'{script}; echo "{mark}"', _SHORT_S, input)
+        if mark not in said.stdout:
+            raise ToolError(f"{self.name}: expected an answer, found none: {_last_line(said)}")
+        return said.stdout.partition(mark)[0].strip().partition("\n")[0]
+
+
+def _xz(content: bytes) -> bytes:
+    """A third less than gzip's, which is minutes less on a serial line. A small dictionary and
+    CRC-32: busybox knows no other check, and small guests have no 64 MiB for it."""
+    smaller = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 4 << 20}]
+    return lzma.compress(content, check=lzma.CHECK_CRC32, filters=smaller)
+
+
+def _mark() -> str:
+    return f"homenode-{secrets.token_hex(8)}"
+
+
+def _last_line(said: Said) -> str:
+    lines = [line.strip() for line in (said.stderr or said.stdout).splitlines() if line.strip()]
+    return lines[-1][:200] if lines else "nothing said"

@@ -1,0 +1,68 @@
+"""App metric: the figure of the user's own program, found by a regular expression. [I/O]
+
+Searched in a process of its own: a pattern such as (a+)+$ can take longer than the universe on one
+line, and nothing else stops it.
+"""
+
+import re
+import sys
+
+from homenode.errors import ParseError, UsageError
+from homenode.measure.orders import AppOrder
+from homenode.process import ToolTimeoutError, run
+
+SEARCH_S = 20.0
+MAX_LINE = 4096
+"""Characters of a line that are looked at."""
+
+MAX_KEPT = 16 << 20
+"""Characters of an output that are kept and searched, its end: there a long run's figure stands."""
+
+_SOURCE = "--metric"
+_SEARCH = (
+    "import re, sys\n"
+    "pattern = re.compile(sys.argv[1])\n"
+    "found = None\n"
+    "for line in sys.stdin:\n"
+    f"    match = pattern.search(line[:{MAX_LINE}].rstrip('\\n'))\n"
+    "    if match and match[1] is not None:\n"
+    "        found = match[1]\n"
+    "print('' if found is None else found)\n"
+)
+
+
+def check_metric(pattern: str) -> None:
+    """Raises UsageError for what is no regular expression with one group."""
+    try:
+        groups = re.compile(pattern).groups
+    except (re.error, RecursionError, OverflowError) as error:
+        raise UsageError(f"--metric: expected a regular expression, found: {error}") from None
+    if groups != 1:
+        raise UsageError(
+            f"--metric {pattern}: expected one group around the number, found {groups}",
+            hint=r"such as --metric 'images/s: ([0-9.]+)'",
+        )
+
+
+def figure_of(order: AppOrder, output: str) -> float:
+    """The last match in an output. Raises ParseError: none, no number, or a search without end."""
+    text = output[-MAX_KEPT:]
+    try:
+        # isolated: nothing of the folder that we stand in is imported
+        argv = [sys.executable, "-I", "-c", _SEARCH, order.metric]
+        found = run(argv, SEARCH_S, text, environment={"PYTHONIOENCODING": "utf-8:surrogateescape"})
+    except ToolTimeoutError:
+        raise ParseError(
+            _SOURCE, f"a match within {SEARCH_S:g} s", "none so far",
+            hint="repeats within repeats, such as (a+)+, take exponential time",
+        ) from None  # fmt: skip
+    word = found.stdout_or_raise().strip().replace(",", "")
+    if not word:
+        raise ParseError(_SOURCE, f"a line that matches {order.metric}", output[-200:].strip())
+    try:
+        value = float(word)
+    except ValueError:
+        raise ParseError(_SOURCE, "a number in its group", word) from None
+    if not 0 < value < float("inf"):
+        raise ParseError(_SOURCE, "a number above zero", word)
+    return value

@@ -1,0 +1,342 @@
+"""Study: which jobs answer how bandwidth depends on binding, and what a shared queue keeps of it.
+
+On each cluster node: one job for each NUMA node with CPUs, bound to it, with all GPUs; jobs of the
+shared queue, one of them alone and several at once. Over all nodes: one job of collectives.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from homenode.cpuset import CpuSet
+from homenode.errors import UsageError
+from homenode.measure.app_metric import check_metric
+from homenode.measure.model import Group
+from homenode.topology import Host, NumaNode
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,99}", re.ASCII)
+"""What may stand in a script without quotes, and be a file's name."""
+
+MAX_JOBS = 64
+"""Of one shape at once on one node; MIG gives a node of 8 GPUs 56 slices."""
+MAX_NODES = 4096
+MAX_CPUS = 65536
+_TESTS = frozenset(Group) - {Group.APP}
+
+
+class Mode(StrEnum):
+    """How a job shares its node."""
+
+    LOOK = "look"  # writes down what the node is; measures nothing
+    EXCLUSIVE = "exclusive"
+    ALONE = "alone"  # the shared queue, and no other job of this study beside it
+    TOGETHER = "together"  # the shared queue, several jobs of one shape at once
+    COLLECTIVE = "collective"  # all nodes of the study, whole
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterNode:
+    """A node as Slurm declares it. gpus: whole ones; None where it declares none.
+
+    state: as sinfo prints it, in lower case, without its marks. gpu_type: of the whole GPUs, where
+    MIG slices stand beside them: else a job that asks for a GPU may get a slice.
+    """
+
+    name: str
+    partition: str
+    is_default: bool
+    state: str
+    cpus: int
+    memory_mib: int
+    gpus: int | None
+    gpu_type: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A job of the shared queue. gpus: of one job. jobs: at once on a node."""
+
+    gpus: int
+    jobs: int
+    gres: str = "gpu"
+
+    @property
+    def name(self) -> str:
+        """As files are called.
+
+        >>> Shape(2, 2).name, Shape(1, 4, "gpu:1g.10gb").name
+        ('shared-2gpu', 'shared-1slice-1g.10gb')
+        """
+        if self.gres == "gpu":
+            return f"shared-{self.gpus}gpu"
+        return f"shared-{self.gpus}slice-{self.gres.rpartition(':')[2]}"
+
+
+@dataclass(frozen=True, slots=True)
+class StudyWishes:
+    """What the user wants. None: the cluster's or the host's own.
+
+    numa: NUMA nodes to bind to. minutes: time limit of a job. app: words of a command, which runs
+    in app_folder. metric: pattern of its figure. setup: a shell file that jobs source first
+    ("module load …").
+    """
+
+    partition_exclusive: str | None = None
+    partition_shared: str | None = None
+    nodes: int = 1
+    node_list: tuple[str, ...] = ()
+    numa: tuple[int, ...] | None = None
+    shapes: tuple[Shape, ...] = (Shape(1, 4), Shape(2, 2))
+    cpus_per_gpu: int | None = None
+    minutes: int = 30
+    account: str | None = None
+    qos: str | None = None
+    reservation: str | None = None
+    tests: tuple[str, ...] = ("stream", "mem-latency")
+    app: tuple[str, ...] = ()
+    app_folder: str = "."
+    metric: str | None = None
+    lower_is_better: bool = False
+    between_nodes: bool = False
+    mpi: str | None = None
+    homenode: str = "homenode"
+    setup: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """One job or job array. after: experiments that must have ended, well or not.
+
+    numa: the NUMA node that it binds itself to. cpus, memory_mib: of a job of the shared queue;
+    None in a job that gets all of its nodes.
+    """
+
+    id: str
+    mode: Mode
+    nodes: tuple[str, ...]
+    partition: str | None
+    gpus: int
+    jobs: int = 1
+    gres: str = "gpu"
+    numa: int | None = None
+    cpus: int | None = None
+    memory_mib: int | None = None
+    after: tuple[str, ...] = ()
+    gpu_type: str | None = None
+
+
+def check_wishes(wishes: StudyWishes) -> None:
+    """Raises UsageError for what cannot be, or must not stand in a script."""
+    names = {
+        "--partition-exclusive": wishes.partition_exclusive,
+        "--partition-shared": wishes.partition_shared,
+        "--account": wishes.account,
+        "--qos": wishes.qos,
+        "--reservation": wishes.reservation,
+        "--mpi": wishes.mpi,
+        **{f"--nodelist {name!r}": name for name in wishes.node_list},
+        **{f"--mig {shape.gres!r}": shape.gres for shape in wishes.shapes},
+        **{f"--tests {name!r}": name for name in wishes.tests},
+    }
+    for option, name in names.items():
+        if name is not None and not NAME.fullmatch(name):
+            raise UsageError(
+                f"{option}: expected a name of letters, digits and . _ - + :, found {name[:60]!r}"
+            )
+    for shape in wishes.shapes:
+        if not (0 < shape.gpus <= MAX_JOBS and 0 < shape.jobs <= MAX_JOBS):
+            raise UsageError(
+                f"--shared {shape.gpus}x{shape.jobs}: expected GPUs x jobs of 1 to {MAX_JOBS}"
+            )
+    if not 0 < wishes.nodes <= MAX_NODES:
+        raise UsageError(f"--nodes {wishes.nodes}: expected 1 to {MAX_NODES}")
+    if wishes.cpus_per_gpu is not None and not 0 < wishes.cpus_per_gpu <= MAX_CPUS:
+        raise UsageError(f"--cpus-per-gpu {wishes.cpus_per_gpu}: expected 1 to {MAX_CPUS}")
+    for name in wishes.tests:
+        if name not in _TESTS:
+            raise UsageError(
+                f"--tests {name}: expected a test of homenode bench, found none of this name",
+                hint=f"one of {', '.join(sorted(_TESTS))}; none",
+            )
+    if wishes.metric is not None:
+        check_metric(wishes.metric)
+    if bool(wishes.app) != (wishes.metric is not None):
+        raise UsageError("--app and --metric: expected both or neither, found one")
+
+
+def choose_nodes(
+    found: tuple[ClusterNode, ...], wishes: StudyWishes
+) -> tuple[tuple[ClusterNode, ...], tuple[ClusterNode, ...]]:
+    """Nodes for whole and for shared jobs: named ones, else idle ones before busy ones.
+
+    Nodes of both partitions come first, so that both queues are measured on the same machines.
+    Raises UsageError where a partition or a named node is not there or has no GPU.
+    """
+    whole = _of_partition(found, wishes.partition_exclusive, "--partition-exclusive")
+    name = wishes.partition_shared or (whole[0].partition if whole else None)
+    shared = _of_partition(found, name, "--partition-shared")
+    in_both = {node.name for node in whole} & {node.name for node in shared}
+    if wishes.node_list:
+        return _named(whole, shared, wishes.node_list)
+    if len(whole) < wishes.nodes:
+        raise UsageError(
+            f"--nodes {wishes.nodes}: expected as many nodes with GPUs in partition "
+            f"{whole[0].partition}, found {len(whole)}"
+        )
+    return _chosen(whole, wishes.nodes, in_both), _chosen(shared, wishes.nodes, in_both)
+
+
+def _named(
+    whole: tuple[ClusterNode, ...], shared: tuple[ClusterNode, ...], names: tuple[str, ...]
+) -> tuple[tuple[ClusterNode, ...], tuple[ClusterNode, ...]]:
+    """Each in the partitions that have it: the two may have no node in common."""
+    known = {node.name for node in (*whole, *shared)}
+    partitions = dict.fromkeys((whole[0].partition, shared[0].partition))
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"--nodelist {name}: expected a node of partition {' or '.join(partitions)} with "
+                f"GPUs, found none",
+                hint=f"their nodes: {', '.join(sorted(known)[:20])}",
+            )
+    of = [{node.name: node for node in nodes} for nodes in (whole, shared)]
+    in_order = tuple(dict.fromkeys(names))
+    first, second = (tuple(d[name] for name in in_order if name in d) for d in of)
+    if not first:
+        raise UsageError(
+            f"--nodelist: expected a node of partition {whole[0].partition}, found none",
+            hint=f"its nodes: {', '.join(sorted(of[0])[:20])}",
+        )
+    return first, second
+
+
+def _of_partition(
+    found: tuple[ClusterNode, ...], partition: str | None, option: str
+) -> tuple[ClusterNode, ...]:
+    of = [n for n in found if (n.is_default if partition is None else n.partition == partition)]
+    # Of shared nodes some may have nothing but MIG slices.
+    takes_slices = option == "--partition-shared"
+    with_gpus = tuple(n for n in of if n.gpus or (takes_slices and n.gpus is not None))
+    if not with_gpus:
+        known = ", ".join(sorted({n.partition for n in found if n.gpus})) or "none"
+        what = f"no GPU in its {len(of)} nodes" if of else "no such partition"
+        raise UsageError(
+            f"{option} {partition or '(the default)'}: expected nodes with GPUs, found {what}",
+            hint=f"partitions with GPUs: {known}",
+        )
+    return with_gpus
+
+
+def _chosen(nodes: tuple[ClusterNode, ...], count: int, first: set[str]) -> tuple[ClusterNode, ...]:
+    ranks = {"idle": 0, "mixed": 1, "allocated": 2}
+    order = sorted(nodes, key=lambda n: (n.name not in first, ranks.get(n.state, 3), n.name))
+    return tuple(sorted(order[:count], key=lambda node: node.name))
+
+
+def nodes_to_bind_to(host: Host, wishes: StudyWishes) -> tuple[NumaNode, ...]:
+    """NUMA nodes with CPUs and memory, or those asked for. Raises UsageError for one without."""
+    usable = tuple(node for node in host.nodes if node.pus and node.memory_bytes != 0)
+    if wishes.numa is None:
+        return usable
+    for index in wishes.numa:
+        if all(node.index != index for node in usable):
+            raise _refused(host, index, usable)
+    return tuple(node for node in usable if node.index in wishes.numa)
+
+
+def _refused(host: Host, index: int, usable: tuple[NumaNode, ...]) -> UsageError:
+    node = next((node for node in host.nodes if node.index == index), None)
+    with_cpus = CpuSet(node.index for node in usable)
+    hint = f"nodes with CPUs and memory: {with_cpus}"
+    if node is None:
+        found = "no such node"
+    elif node.gpu is not None:
+        found = f"the memory of GPU {node.gpu}: it has no CPUs, and ordinary pages do not go there"
+        gpu = host.device(node.gpu)
+        home = None if gpu is None or gpu.node is None else host.node(gpu.node)
+        if home is not None and home.pus:
+            hint = f"bind to node {home.index} (PUs {home.pus}), that GPU's own; {hint}"
+    else:
+        found = "a node without " + ("memory" if node.pus else "CPUs")
+    return UsageError(
+        f"NUMA node {index} of {host.name}: expected a node with CPUs to bind to, found {found}",
+        hint=hint,
+    )
+
+
+def look_experiments(nodes: tuple[ClusterNode, ...]) -> tuple[Experiment, ...]:
+    """A short job on each node that captures what it is."""
+    return tuple(
+        Experiment(f"look-{node.name}", Mode.LOOK, (node.name,), node.partition, 0, cpus=1,
+                   memory_mib=min(node.memory_mib, 512))
+        for node in nodes
+    )  # fmt: skip
+
+
+def experiments_for(
+    whole: tuple[ClusterNode, ...],
+    shared: tuple[ClusterNode, ...],
+    hosts: Mapping[str, Host],
+    wishes: StudyWishes,
+) -> tuple[Experiment, ...]:
+    """All jobs, in the order in which each node runs them: shared ones first, whole ones last.
+
+    hosts: by cluster node. Raises UsageError as nodes_to_bind_to, and for shapes that fit no node.
+    """
+    found: list[Experiment] = []
+    last: dict[str, tuple[str, ...]] = {}
+    for node in shared:
+        for one in _of_shared(node, wishes):
+            gpu_type = node.gpu_type if one.gres == "gpu" else None
+            found.append(replace(one, after=last.get(node.name, ()), gpu_type=gpu_type))
+            last[node.name] = (one.id,)
+    for node in whole:
+        for numa in nodes_to_bind_to(hosts[node.name], wishes):
+            # One after the other: its wait is then for others' jobs, not for this study's own.
+            one = Experiment(
+                f"exclusive-{node.name}-numa{numa.index}", Mode.EXCLUSIVE, (node.name,),
+                node.partition, node.gpus or 0, numa=int(numa.index),
+                after=last.get(node.name, ()), gpu_type=node.gpu_type,
+            )  # fmt: skip
+            found.append(one)
+            last[node.name] = (one.id,)
+    if wishes.between_nodes and len(whole) > 1:
+        ends = tuple(name for chain in last.values() for name in chain)
+        gpus = min(node.gpus or 0 for node in whole)
+        types = {node.gpu_type for node in whole}
+        names = tuple(node.name for node in whole)
+        found.append(
+            Experiment(
+                "collective",
+                Mode.COLLECTIVE,
+                names,
+                whole[0].partition,
+                gpus,
+                after=ends,
+                gpu_type=types.pop() if len(types) == 1 else None,
+            )
+        )
+    return tuple(found)
+
+
+def _of_shared(node: ClusterNode, wishes: StudyWishes) -> Iterator[Experiment]:
+    gpus = node.gpus or 0
+    fitting = [shape for shape in wishes.shapes if shape.gres != "gpu" or shape.gpus <= gpus]
+    if wishes.shapes and not fitting:
+        raise UsageError(
+            f"{node.name}: expected jobs of at most its {gpus} GPUs, found none of this size",
+            hint="say --shared GPUSxJOBS",
+        )
+    for shape in fitting:
+        is_slice = shape.gres != "gpu"
+        jobs = shape.jobs if is_slice else min(shape.jobs, gpus // shape.gpus)
+        parts = max(gpus, jobs) if is_slice else gpus
+        cpus = (wishes.cpus_per_gpu or max(1, node.cpus // parts)) * shape.gpus
+        memory = max(256, node.memory_mib * 9 // 10 // parts) * shape.gpus
+        place = ((node.name,), node.partition, shape.gpus)
+        yield Experiment(f"{shape.name}-{node.name}-alone", Mode.ALONE, *place, 1, shape.gres,
+                         None, cpus, memory)  # fmt: skip
+        if jobs > 1:
+            yield Experiment(f"{shape.name}-{node.name}-together", Mode.TOGETHER, *place, jobs,
+                             shape.gres, None, cpus, memory)  # fmt: skip

@@ -1,0 +1,262 @@
+"""Study folder: one study's scripts, journal and raw files, on a file system all nodes share. [I/O]
+
+    study.jsonl   the journal: a head, then a line for each thing that happened
+    jobs/         the scripts
+    log/          what the jobs printed
+    raw/EXPERIMENT/task-N/JOB.RESTART/   what a job wrote down; `done` is its last file
+    results/      runs, as homenode bench and homenode import write them
+
+A line is written before what it says counts, so that a study goes on after any interruption.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+
+from homenode import formats
+from homenode.durable import open_folder, replace_file
+from homenode.errors import HostError, InputError
+from homenode.measure.bindings.experiments import MAX_JOBS, NAME, Experiment
+from homenode.measure.bindings.progress import Study
+from homenode.measure.bindings.scripts import MEASURE, script_name, script_of
+from homenode.record_folder import RecordFolder
+
+JOURNAL = "study.jsonl"
+KIND = "slurm-study"
+HELD_S = 15.0
+"""The sbatch of a homenode that was killed holds the study; so long it is waited for: Slurm's own
+MessageTimeout is 10 s, after which sbatch asks no longer."""
+
+_FULL = "the jobs go on without homenode; make room and start the command again"
+_ATTEMPT = re.compile(r"(\d{1,12})\.(\d{1,6})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class StudyHead:
+    """The first line: the study as it was made."""
+
+    study: Study
+
+
+@dataclass(frozen=True, slots=True)
+class StudyEntry:
+    """One line: the experiments that were planned, or what became of one of them.
+
+    submitted: an experiment, with its job's id. refused: an experiment, with sbatch's reason.
+    again: an experiment that is taken for not submitted.
+    """
+
+    experiments: tuple[Experiment, ...] = ()
+    submitted: str | None = None
+    job: str | None = None
+    refused: str | None = None
+    reason: str | None = None
+    again: str | None = None
+
+
+class StudyFolder:
+    """The folder of one study, held by this process until it is closed."""
+
+    def __init__(self, path: Path, held_s: float = HELD_S) -> None:
+        self.path = path.resolve()
+        self._files = _files(self.path)
+        self._held_s = held_s
+        self._lock = ExitStack()
+        self._descriptor: int | None = None
+        self._done: set[tuple[str, int]] = set()
+
+    @property
+    def exists(self) -> bool:
+        """False also where a study was begun and nothing of it was written down."""
+        return self._files.has_journal
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """What a program inherits that must end before another homenode goes on with the study."""
+        return () if self._descriptor is None else (self._descriptor,)
+
+    def create(self, study: Study) -> Study:
+        """Lay out the folder with its first lines. Raises HostError where it cannot.
+
+        The journal's first line comes last: without it the folder is begun anew.
+        """
+        if "%" in str(self.path) or not str(self.path).isprintable():
+            raise HostError(f"{self.path}: expected a path without % that can be printed")
+        try:
+            for name in ("jobs", "log", "raw", "results"):
+                os.close(open_folder(self.path, name))
+            for name in ("raw", "results"):
+                if any((self.path / name).iterdir()):
+                    raise HostError(
+                        f"{self.path / name}: expected an empty folder, found files that no study "
+                        "here tells of: they would be taken for this one's",
+                        hint="choose another folder with -o",
+                    )
+            measure = (
+                resources.files("homenode.measure.bindings").joinpath("measure.sh").read_text()
+            )
+            self._open()
+            replace_file(self.path / MEASURE, measure.encode(), 0o644, synced=False)
+        except OSError as error:
+            raise HostError(
+                f"{self.path}: expected to write there, found: {error.strerror}"
+            ) from None
+        if self.exists:
+            raise HostError(f"{self.path}: expected no study yet, found one that has just begun")
+        self.write_scripts(study, study.everything())
+        self._files.begin(formats.head_line(KIND, StudyHead(study)))
+        return study
+
+    def load(self) -> Study:
+        """The study as its journal tells it; the folder is ours from now on.
+
+        Raises InputError for a journal that is none, HostError where another process holds it.
+        """
+        self._open()
+        study = read_journal(self.path)
+        absent = (one for one in study.everything() if not (self.path / script_name(one)).exists())
+        self.write_scripts(study, tuple(absent))
+        return study
+
+    def write_scripts(self, study: Study, experiments: tuple[Experiment, ...]) -> None:
+        """Write the scripts of these experiments. Raises HostError."""
+        for one in experiments:
+            path = self.path / script_name(one)
+            try:
+                script = script_of(one, study.wishes, study.id)
+                replace_file(path, script.encode(), 0o755, synced=False)
+            except OSError as error:
+                raise HostError(f"{path}: cannot be written: {error.strerror}") from None
+
+    def planned(self, study: Study, experiments: tuple[Experiment, ...]) -> Study:
+        self.write_scripts(study, experiments)
+        self._append(StudyEntry(experiments=experiments))
+        return replace(study, experiments=experiments)
+
+    def submitted(self, study: Study, experiment: str, job: str) -> Study:
+        self._append(StudyEntry(submitted=experiment, job=job))
+        return replace(study, jobs=(*study.jobs, (experiment, job)))
+
+    def refused(self, study: Study, experiment: str, reason: str) -> Study:
+        self._append(StudyEntry(refused=experiment, reason=reason))
+        return replace(study, refused=(*study.refused, (experiment, reason)))
+
+    def again(self, study: Study, experiment: str) -> Study:
+        """Take an experiment for not submitted."""
+        self._append(StudyEntry(again=experiment))
+        return _again(study, experiment)
+
+    def done_and_exits(
+        self, study: Study
+    ) -> tuple[frozenset[tuple[str, int]], Mapping[tuple[str, int], str]]:
+        """Tasks whose files are complete, and exit statuses of the others' latest attempts."""
+        exits: dict[tuple[str, int], str] = {}
+        for one in study.everything():
+            for task in range(one.jobs):
+                if (one.id, task) in self._done:
+                    continue  # what is done stays done: a large study is not walked each time
+                tries = attempts(self.path, one.id, task)
+                if any((attempt / "done").exists() for attempt in tries):
+                    self._done.add((one.id, task))
+                elif tries and (said := _exit_status(tries[-1])) is not None:
+                    exits[one.id, task] = said
+        return frozenset(self._done), exits
+
+    def close(self) -> None:
+        self._lock.close()
+        self._descriptor = None
+
+    def _open(self) -> None:
+        if self._descriptor is None:
+            lock = self._files.locked(
+                "nobody else at this study, found another homenode",
+                "wait for it, or end it: the jobs go on without it",
+                wait_s=self._held_s,
+            )
+            self._descriptor = self._lock.enter_context(lock)
+
+    def _append(self, entry: StudyEntry) -> None:
+        """Raises HostError: nothing that was not written down counts."""
+        self._files.append(formats.line(entry))
+
+
+def _exit_status(attempt: Path) -> str | None:
+    """What a script that ended left; None where it did not."""
+    path = attempt / "exit"
+    try:
+        if path.is_symlink() or not path.is_file():
+            return None
+        with path.open("rb") as file:
+            return file.read(10).decode("utf-8", "replace").strip()
+    except OSError:
+        return None
+
+
+def read_journal(path: Path) -> Study:
+    """The study of a folder, without holding it. Raises InputError."""
+    files = _files(path)
+    source = str(files.journal_path)
+    content = files.journal()
+    # Version 1 left lines that a crash had cut short among the others.
+    head, entries = formats.decode_journal(
+        content, KIND, StudyHead, StudyEntry, source, skip_cut_lines=True
+    )
+    study = head.study
+    _check(study.everything(), f"{source}:1")
+    for entry in entries:
+        study = _applied(study, entry, source)
+    return study
+
+
+def _files(path: Path) -> RecordFolder:
+    return RecordFolder(path, private=False, journal=JOURNAL, hint=lambda number: _FULL)
+
+
+def _applied(study: Study, entry: StudyEntry, where: str) -> Study:
+    match entry:
+        case StudyEntry(experiments=planned) if planned:
+            _check(planned, where)
+            return replace(study, experiments=planned)
+        case StudyEntry(submitted=str(experiment), job=str(job)) if job.isdigit():
+            return replace(study, jobs=(*study.jobs, (experiment, job)))
+        case StudyEntry(refused=str(experiment), reason=str(reason)):
+            return replace(study, refused=(*study.refused, (experiment, reason)))
+        case StudyEntry(again=str(experiment)):
+            return _again(study, experiment)
+    raise InputError(f"{where}: expected what became of an experiment, found {entry}"[:300])
+
+
+def _check(experiments: tuple[Experiment, ...], where: str) -> None:
+    """Raises InputError for names that would leave the folder, and for jobs without end."""
+    for one in experiments:
+        if not (
+            NAME.fullmatch(one.id)
+            and one.nodes
+            and all(NAME.fullmatch(node) for node in one.nodes)
+            and 0 < one.jobs <= MAX_JOBS
+        ):
+            raise InputError(f"{where}: expected an experiment, found {one.id[:60]!r}")
+
+
+def _again(study: Study, experiment: str) -> Study:
+    return replace(
+        study,
+        repeated=(*study.repeated, experiment),
+        jobs=tuple(one for one in study.jobs if one[0] != experiment),
+        refused=tuple(one for one in study.refused if one[0] != experiment),
+    )
+
+
+def attempts(folder: Path, experiment: str, task: int) -> tuple[Path, ...]:
+    """Folders of a task's attempts, the oldest first."""
+    root = folder / "raw" / experiment / f"task-{task}"
+    try:
+        found = [(name, path) for path in root.iterdir() if (name := _ATTEMPT.fullmatch(path.name))]
+        folders = [(int(name[1]), int(name[2]), path) for name, path in found if path.is_dir()]
+    except OSError:
+        return ()
+    return tuple(path for *_, path in sorted(folders))

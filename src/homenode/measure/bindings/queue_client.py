@@ -1,0 +1,124 @@
+"""Queue client: runs Slurm's own programs: sinfo, squeue, sbatch. [I/O]"""
+
+import os
+import re
+from pathlib import Path
+
+from homenode.errors import ToolError
+from homenode.measure.bindings.experiments import ClusterNode
+from homenode.measure.bindings.queue import (
+    JOBS_FORMAT,
+    NODES_COMMAND,
+    QueuedJob,
+    parse_jobs,
+    parse_nodes,
+    will_pass,
+)
+from homenode.process import Completed, ToolTimeoutError, run
+
+_TIMEOUT_S = 90.0
+"""Longer than Slurm's own MessageTimeout of a busy controller."""
+
+_JOB_ID = re.compile(r"(\d{1,10})(?:;\S+)?", re.ASCII)
+
+
+class NoAnswerError(ToolError):
+    """The controller did not answer. It may, later: nothing is known of what was asked."""
+
+
+def nodes() -> tuple[ClusterNode, ...]:
+    """Every node of every partition. Raises NoAnswerError, ToolError."""
+    return parse_nodes(_asked(NODES_COMMAND))
+
+
+def jobs() -> tuple[QueuedJob, ...]:
+    """This user's jobs, also those that ended lately. Raises NoAnswerError, ToolError."""
+    mine = f"--user={os.getuid()}"
+    return parse_jobs(
+        _asked(("squeue", "--noheader", "--array", "--states=all", mine, JOBS_FORMAT))
+    )
+
+
+def submit(
+    folder: Path, script: str, after: tuple[str, ...], kept_open: tuple[int, ...] = ()
+) -> str:
+    """Submit a script of a study, to run in the study's folder; the job's id.
+
+    after: ids of jobs that must have ended. kept_open: the study's lock: sbatch goes on where we
+    are killed, and whoever goes on with the study must see its job. Raises NoAnswerError: then it
+    may have been accepted all the same; and ToolError where Slurm refused it.
+    """
+    words = ["sbatch", "--parsable", f"--chdir={folder}"]
+    if after:
+        words.append(f"--dependency=afterany:{':'.join(after)}")
+    text = _asked((*words, f"{folder}/{script}"), _passed_to_jobs(), kept_open)
+    found = _JOB_ID.fullmatch(text.strip().splitlines()[-1] if text.strip() else "")
+    if found is None:
+        raise ToolError(f"sbatch: expected a job's id, found {text.strip()[:80]!r}")
+    return found[1]
+
+
+def cancel(job: str) -> None:
+    """Cancel a job, all tasks of an array. Raises NoAnswerError.
+
+    That Slurm no longer knows it is no error: then it is gone, as it should be.
+    """
+    try:
+        _asked(("scancel", job))
+    except NoAnswerError:
+        raise
+    except ToolError:
+        return
+
+
+def _asked(
+    argv: tuple[str, ...],
+    environment: dict[str, str] | None = None,
+    kept_open: tuple[int, ...] = (),
+) -> str:
+    environment = {**_configuration(), **(environment or {})}
+    try:
+        done = run(argv, _TIMEOUT_S, environment=environment, kept_open=kept_open)
+    except ToolTimeoutError as error:
+        raise NoAnswerError(error.message) from None
+    if done.returncode != 0 and will_pass(done.stderr):
+        raise NoAnswerError(_said(done))
+    if done.returncode != 0:
+        hint = None
+        if "configuration" in done.stderr.lower():
+            hint = "run it where Slurm's commands work: SLURM_CONF names another slurm.conf"
+        raise ToolError(_said(done), hint=hint)
+    return done.stdout
+
+
+def _said(done: Completed) -> str:
+    """Slurm's errors: the last tells what failed, those before it which limit it was."""
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    errors = [line.partition("error: ")[2] for line in lines if "error: " in line]
+    if errors:
+        return f"{done.argv[0]}: error: {'; '.join(dict.fromkeys(errors[-3:]))[:300]}"
+    if not lines:
+        return str(done.failure())
+    return f"{done.argv[0]}: {lines[-1].removeprefix(f'{done.argv[0]}: ')[:300]}"
+
+
+def _configuration() -> dict[str, str]:
+    return {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
+
+
+def _passed_to_jobs() -> dict[str, str]:
+    """The user's environment: sbatch hands it on, and modules and libraries are found by it.
+
+    Without the variables of a job that we run in: a study may be started from one. Without sbatch's
+    own, which count more than what the script says: SBATCH_PARTITION would move every job.
+    """
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SLURM_", "SLURMD_", "SBATCH_")) and name not in ("PATH", "LC_ALL")
+    }
+
+
+def account() -> str | None:
+    """The account that the user's environment names for sbatch."""
+    return os.environ.get("SBATCH_ACCOUNT") or os.environ.get("SLURM_ACCOUNT") or None

@@ -1,0 +1,316 @@
+"""Derived run: a run's samples, marks and findings, from its records and raw outputs alone.
+
+Derived anew whenever it is asked for: nothing that was measured is kept in a second place, so that
+nothing is lost or counted twice however often a run was cut short.
+"""
+
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.errors import ParseError
+from homenode.findings import Finding, Severity, in_order
+from homenode.gap import Gap
+from homenode.measure.confinement import usable_pus
+from homenode.measure.environment import Environment, changes, conditions_of
+from homenode.measure.figures.sample import numbered
+from homenode.measure.model import BenchTest, Reader
+from homenode.measure.record import LookRecord, RunRecord, StepRecord, StepStatus
+from homenode.measure.schedule import Schedule, moved_rounds, schedule
+from homenode.measure.step_reading import StepReading, disturbed, read_app, read_step
+from homenode.metrics import metric_of
+from homenode.results.model import UNSETTLED, Condition, Origin, Run, Sample
+from homenode.results.placement_states import Bracket, States, states_of
+from homenode.topology import Host
+
+_SHOWN = 6
+"""Placement states that a finding names."""
+
+_SPREAD_FROM = 3
+"""Samples from which on a control shows its own spread."""
+
+MARKING = frozenset({"bench-busy", "bench-stolen"})
+"""Findings of the preflight that mark the run: its figures are somebody else's too."""
+
+_EMULATION_UNKNOWN = Gap(
+    "whether QEMU emulates this machine's processor (TCG)",
+    "nothing here tells; figures of an emulated one mean nothing",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """A run as it stands, and what to say of it."""
+
+    run: Run
+    findings: tuple[Finding, ...]
+    gaps: tuple[Gap, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A step that gave figures."""
+
+    step: StepRecord
+    reading: StepReading
+
+
+def schedule_of(record: RunRecord) -> Schedule:
+    """The steps of a run: from nothing but what was ordered."""
+    tests = [test.id for test in record.tests if test.id not in record.controls]
+    return schedule(tests, record.controls, record.repeats, record.seed)
+
+
+def derived(
+    record: RunRecord,
+    steps: Sequence[tuple[StepRecord, str]],
+    looks: Sequence[LookRecord],
+    host: Host,
+) -> Derived:
+    """The run of these records. host: what was measured, confined to the PUs that it was."""
+    gaps = list(record.left_out)
+    read = list(_read(record, steps, host, gaps))
+    samples, states = _samples(record, read)
+    gaps += [gap for one in read for gap in one.reading.gaps]
+    findings = [
+        *(finding for look in looks for finding in look.findings),
+        *_once(finding for one in read for finding in one.reading.findings),
+    ]
+    marks = [*record.marks]
+    marks += [str(one) for one in findings if one.id in MARKING]
+    for extra in (
+        _failed(steps),
+        _moved(record, read),
+        _changed(looks, usable_pus(host)),
+        _busy(record, read, marks),
+        _placement(states),
+    ):
+        findings += extra
+    marks += [
+        f"{one.subject}: {one.observed}"
+        for one in findings
+        if one.id in ("bench-control-moved", "bench-changed")
+    ]
+    if not samples:
+        marks.append("no figure was taken")
+    conditions = dict.fromkeys(_conditions(record, looks, read))
+    origin = _origin(record, looks, read)
+    if origin is None:
+        gaps.append(_EMULATION_UNKNOWN)
+    head = replace(
+        record.head,
+        origin=origin or record.head.origin,
+        conditions=tuple(conditions),
+        started_s=min(_times_of(steps, ended=False), default=None),
+        ended_s=max(_times_of(steps, ended=True), default=None),
+        unusable=tuple(dict.fromkeys(marks)),
+    )
+    unique = tuple(dict.fromkeys(gaps))
+    return Derived(Run(head, samples), in_order(findings), unique)
+
+
+def _times_of(steps: Sequence[tuple[StepRecord, str]], *, ended: bool) -> Iterator[float]:
+    for step, _ in steps:
+        if step.started_s is not None:
+            yield step.started_s + (step.seconds if ended else 0.0)
+
+
+def _origin(record: RunRecord, looks: Sequence[LookRecord], read: Sequence[_Read]) -> Origin | None:
+    """None where nobody tells whether the machine is emulated."""
+    told = {look.environment.emulated for look in looks}
+    told |= {one.reading.emulated for one in read}
+    if record.head.origin is Origin.EMULATED or True in told:
+        return Origin.EMULATED
+    return record.head.origin if False in told else None
+
+
+def _read(
+    record: RunRecord, steps: Sequence[tuple[StepRecord, str]], host: Host, gaps: list[Gap]
+) -> Iterator[_Read]:
+    attempts = {one.id: one for test in record.tests for one in test.attempts}
+    for step, output in steps:
+        gaps += [Gap(f"{step.test}, round {step.round + 1}", said) for said in step.said]
+        test = attempts.get(step.attempt)
+        if step.result is not StepStatus.DONE or test is None:
+            continue
+        try:
+            reading = reading_of(record, test, step, output, host)
+        except ParseError as error:
+            gaps.append(Gap(f"{step.test}, round {step.round + 1}", error.message))
+            continue
+        yield _Read(step, disturbed(reading) if reading.busy else reading)
+
+
+def reading_of(
+    record: RunRecord, test: BenchTest, step: StepRecord, output: str, host: Host
+) -> StepReading:
+    """Figures of one step. Raises ParseError."""
+    if test.reads is Reader.APP:
+        assert record.app is not None, "a test of the user's program comes with its order"
+        if step.figure is None:
+            raise ParseError("--metric", "a figure", "none")
+        return read_app(record.app, step.figure)
+    return read_step(test, output, host)
+
+
+def _samples(record: RunRecord, read: Sequence[_Read]) -> tuple[tuple[Sample, ...], States]:
+    """Samples with the states that all brackets of the run tell together."""
+    brackets: list[Bracket] = []
+    place_of: dict[tuple[int, int, Bracket], int] = {}
+    for number, one in enumerate(read):
+        for placed in one.reading.placed:
+            if placed.bracket is not None:
+                key = (number, placed.at_ns, placed.bracket)
+                if key not in place_of:
+                    place_of[key] = len(brackets)
+                    brackets.append(placed.bracket)
+    states = states_of(brackets)
+    on_host = dict(record.bus_ids)
+    found = []
+    for number, one in enumerate(read):
+        for placed in one.reading.placed:
+            state = None
+            if placed.bracket is not None:
+                state = states.labels[place_of[number, placed.at_ns, placed.bracket]]
+            found.append(
+                replace(
+                    placed.sample,
+                    state=state,
+                    device=_on_host(placed.sample.device, on_host),
+                    peer=_on_host(placed.sample.peer, on_host),
+                )
+            )
+    return numbered(found), states
+
+
+def _on_host(device: Bdf | None, on_host: dict[Bdf, Bdf]) -> Bdf | None:
+    return None if device is None else on_host.get(device, device)
+
+
+def _once(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """The first of each kind and subject: every round says it again, with other decimals."""
+    first: dict[tuple[str, str], Finding] = {}
+    for finding in findings:
+        first.setdefault((finding.id, finding.subject), finding)
+    yield from first.values()
+
+
+def _failed(steps: Sequence[tuple[StepRecord, str]]) -> Iterator[Finding]:
+    """Tests that gave nothing in any round."""
+    results: dict[str, list[StepRecord]] = {}
+    for step, _ in steps:
+        results.setdefault(step.test, []).append(step)
+    for test, all_rounds in results.items():
+        if any(step.result is StepStatus.DONE for step in all_rounds):
+            continue
+        last = all_rounds[-1]
+        yield Finding(
+            "bench-test-failed", Severity.WARNING, test, "figures",
+            f"{last.result} in every round: {'; '.join(last.said) or 'it said nothing'}",
+            "what it measures is not known of this run",
+            f"look at raw/{last.output}; run the command by hand", "its exit and output",
+        )  # fmt: skip
+
+
+def _moved(record: RunRecord, read: Sequence[_Read]) -> Iterator[Finding]:
+    values: dict[tuple[str, str | None, Bdf | None], dict[tuple[int, str], list[float]]] = {}
+    for one in read:
+        if one.step.test not in record.controls:
+            continue
+        for placed in one.reading.placed:
+            metric = metric_of(placed.sample.metric)
+            if metric is not None and metric.control:
+                key = (metric.title, placed.sample.variant, placed.sample.device)
+                rounds = values.setdefault(key, {})
+                rounds.setdefault((one.step.round, one.step.test), []).append(placed.sample.value)
+    plan = schedule_of(record)
+    for (title, variant, device), rounds in values.items():
+        medians = {key: statistics.median(found) for key, found in rounds.items()}
+        subject = " ".join(str(part) for part in (title, variant, device) if part is not None)
+        for number, test, ratio in moved_rounds(plan, medians):
+            if _overlap(rounds[number - 1, test], rounds[number, test]):
+                continue
+            yield Finding(
+                "bench-control-moved", Severity.WARNING, subject,
+                "the same before and after a round, within 3 % or its own spread",
+                f"{ratio - 1:+.1%} over round {number + 1}",
+                "something else than the layout changed, and may have moved every figure",
+                "look for other load, heat and clocks; then measure again", "controls of the suite",
+            )  # fmt: skip
+
+
+def _overlap(before: Sequence[float], after: Sequence[float]) -> bool:
+    """Whether the middle halves of both sides do: then what is between their medians is noise."""
+    if min(len(before), len(after)) < _SPREAD_FROM:
+        return False
+    low, _, high = statistics.quantiles(before, n=4, method="inclusive")
+    least, _, most = statistics.quantiles(after, n=4, method="inclusive")
+    return low <= most and least <= high
+
+
+def _changed(looks: Sequence[LookRecord], pus: CpuSet) -> Iterator[Finding]:
+    for first, second in pairwise(looks):
+        before, after = first.environment, second.environment
+        if not first.is_before or second.is_before:  # nothing was measured in between
+            before, after = _without_times(before), _without_times(after)
+        for change in changes(before, after, pus):
+            yield Finding(
+                "bench-changed", Severity.WARNING, "the machine", "the same before and after",
+                change, "figures from before and after it are not of one machine",
+                "put it back and measure again", "settings, links and counters, twice",
+            )  # fmt: skip
+
+
+def _without_times(environment: Environment) -> Environment:
+    return replace(environment, times=())
+
+
+def _busy(record: RunRecord, read: Sequence[_Read], marks: list[str]) -> Iterator[Finding]:
+    """Steps during which others ran; where no round of a test was calm, the run is marked."""
+    busy = [one for one in read if one.reading.busy]
+    if not busy:
+        return
+    calm = {one.step.test for one in read if not one.reading.busy}
+    never = sorted({one.step.test for one in busy} - calm)
+    observed = f"others ran during {len(busy)} of {len(read)} steps"
+    marks += [f"{observed}; no calm round of {', '.join(never)}"] if never else []
+    yield Finding(
+        "bench-disturbed", Severity.WARNING, f"PUs {record.head.pus or 'of this machine'}",
+        "nobody else on them",
+        f"{observed}; {busy[0].reading.busy}",
+        "samples of those steps are marked and left out where others are there",
+        "stop what runs there, or pin guests to PUs of their own; then measure again",
+        "the probe, which counts the time of others while it measures",
+    )  # fmt: skip
+
+
+def _placement(states: States) -> Iterator[Finding]:
+    if not states.transitions:
+        return
+    names = list(dict.fromkeys(label for label in states.labels if label != UNSETTLED))
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    yield Finding(
+        "bench-placement-moves", Severity.WARNING, "vCPUs", "to stay where they are",
+        f"{_times(len(states.transitions))} moved; from core to core it was "
+        f"{', '.join(names[:_SHOWN]) or 'unknown'}{more}",
+        "the same two vCPUs write up to twice as fast in one place as in the other",
+        "pin the vCPUs: homenode plan. States are kept apart in comparisons",
+        "core-to-core latency before and after each sample",
+    )  # fmt: skip
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _conditions(
+    record: RunRecord, looks: Sequence[LookRecord], read: Iterable[_Read]
+) -> Iterator[Condition]:
+    yield from record.head.conditions
+    if looks:
+        yield from conditions_of(looks[0].environment)
+    for one in read:
+        yield from one.reading.conditions

@@ -1,0 +1,262 @@
+"""Environment: what a run was taken under, looked at before and after. A change marks the run.
+
+What may change without harm (free memory, clocks of idle PUs) is not looked at.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.errors import ParseError
+from homenode.gap import Gap
+from homenode.measure.emulation import is_emulated
+from homenode.pci import DeviceKind
+from homenode.results.model import Condition
+from homenode.snapshot.protocol import Snapshot
+from homenode.tools.proc_stat import PATH as PROC_STAT
+from homenode.tools.proc_stat import PuTimes, parse
+from homenode.topology import Host
+
+STOLEN_SHARE = 0.02
+"""More of the PUs' time than this given to other guests: somebody else ran."""
+
+_REVISION = re.compile(r"0x[0-9a-f]{1,8}", re.ASCII)
+_INVENTED_REVISIONS = frozenset({"0x1", "0x1000065", "0xffffffff"})
+_THROTTLE_FILES = ("core_throttle_count", "package_throttle_count")
+
+
+@dataclass(frozen=True, slots=True)
+class LinkState:
+    """A GPU's link as the driver shows it. Idle GPUs slow their links down: compare like states."""
+
+    device: Bdf
+    gt_per_s: float | None
+    width: int | None
+    performance_state: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """One look. None where the machine does not say.
+
+    memory_bytes: all nodes together; a balloon moves it. huge_pages: (page size, pages) over nodes.
+    turbo: "on" or "off". throttles: counts since boot over PUs, by file. times: of each PU, ()
+    where unknown. microcode: revisions of the PUs ("0x2b000590"), sorted. clock_limits_hz: the
+    highest clocks that PUs may take by cpufreq, ascending. emulated: see bench.emulation.
+    """
+
+    online: CpuSet
+    memory_bytes: int | None
+    huge_pages: tuple[tuple[int, int], ...]
+    governors: tuple[str, ...] | None
+    smt_control: str | None
+    transparent_hugepages: str | None
+    numa_balancing: int | None
+    kernel_release: str | None
+    turbo: str | None
+    throttles: tuple[tuple[str, int], ...]
+    links: tuple[LinkState, ...]
+    times: tuple[PuTimes, ...]
+    gaps: tuple[Gap, ...] = ()
+    microcode: tuple[str, ...] | None = None
+    clock_limits_hz: tuple[int, ...] | None = None
+    emulated: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Of the time of some PUs between two looks, from 0 to 1."""
+
+    busy: float
+    stolen: float
+
+
+def read_environment(snapshot: Snapshot, host: Host) -> Environment:
+    """One look at a machine. host: discovered from the same snapshot at the same time."""
+    gaps: list[Gap] = []
+    times: tuple[PuTimes, ...] = ()
+    try:
+        times = parse(snapshot.read_text(PROC_STAT) or "")
+    except ParseError as error:
+        gaps.append(Gap("time of PUs", error.message))
+    online = CpuSet(pu.index for pu in host.pus if pu.online)
+    sizes = [node.memory_bytes for node in host.nodes]
+    pools: dict[int, int] = {}
+    for pool in (pool for node in host.nodes for pool in node.page_pools):
+        pools[pool.page_bytes] = pools.get(pool.page_bytes, 0) + pool.total_pages
+    settings = host.settings
+    return Environment(
+        online,
+        None if None in sizes else sum(size for size in sizes if size is not None),
+        tuple(sorted(pools.items())),
+        settings.governors,
+        settings.smt_control,
+        settings.transparent_hugepages,
+        settings.numa_balancing,
+        settings.kernel_release,
+        _turbo(snapshot),
+        tuple(_throttles(snapshot, online)),
+        tuple(
+            LinkState(
+                device.bdf,
+                None if device.link is None else device.link.current_gt_per_s,
+                None if device.link is None else device.link.current_width,
+                device.performance_state,
+            )
+            for device in host.devices_of_kind(DeviceKind.GPU)
+        ),
+        times,
+        tuple(gaps),
+        _microcode(snapshot),
+        _clock_limits_hz(snapshot, online),
+        is_emulated(snapshot, host),
+    )
+
+
+def conditions_of(environment: Environment) -> tuple[Condition, ...]:
+    """What must be equal for two runs to be comparable. Unknown settings are left out."""
+    found = (
+        ("governor", None if environment.governors is None else ",".join(environment.governors)),
+        ("smt", environment.smt_control),
+        ("turbo", environment.turbo),
+        ("clock limit", _clocks(environment.clock_limits_hz)),
+        ("microcode", None if environment.microcode is None else ", ".join(environment.microcode)),
+        ("kernel", environment.kernel_release),
+        ("transparent huge pages", environment.transparent_hugepages),
+        (
+            "numa balancing",
+            None if environment.numa_balancing is None else str(environment.numa_balancing),
+        ),
+    )
+    return tuple(Condition(name, value) for name, value in found if value is not None)
+
+
+def changes(before: Environment, after: Environment, pus: CpuSet | None = None) -> tuple[str, ...]:
+    """Why nothing must be concluded from what was measured in between; () where nothing changed.
+
+    pus: that measured; None = all.
+    """
+    return tuple(_settings(before, after)) + tuple(_events(before, after, pus or after.online))
+
+
+def share_between(before: Environment, after: Environment, pus: CpuSet) -> Share | None:
+    """What these PUs did between two looks; None where no time passed or nobody counts it."""
+    first = {times.pu: times for times in before.times}
+    busy = idle = stolen = 0
+    for times in after.times:
+        if times.pu in pus and times.pu in first:
+            busy += times.busy - first[times.pu].busy
+            idle += times.idle - first[times.pu].idle
+            stolen += times.stolen - first[times.pu].stolen
+    total = busy + idle + stolen
+    # A PU that was unplugged in between counts from zero again.
+    if total <= 0 or min(busy, idle, stolen) < 0:
+        return None
+    return Share(busy / total, stolen / total)
+
+
+def _settings(before: Environment, after: Environment) -> Iterator[str]:
+    pairs = (
+        ("online PUs", before.online, after.online),
+        ("memory", _bytes(before.memory_bytes), _bytes(after.memory_bytes)),
+        ("huge pages", before.huge_pages, after.huge_pages),
+        ("governors", before.governors, after.governors),
+        ("SMT", before.smt_control, after.smt_control),
+        ("transparent huge pages", before.transparent_hugepages, after.transparent_hugepages),
+        ("NUMA balancing", before.numa_balancing, after.numa_balancing),
+        ("kernel", before.kernel_release, after.kernel_release),
+        ("turbo", before.turbo, after.turbo),
+        ("clock limit", _clocks(before.clock_limits_hz), _clocks(after.clock_limits_hz)),
+        ("microcode", before.microcode, after.microcode),
+    )
+    for name, was, now in pairs:
+        if was is not None and now is not None and was != now:
+            yield f"{name} changed while it was measured: {was} before, {now} after"
+
+
+def _events(before: Environment, after: Environment, pus: CpuSet) -> Iterator[str]:
+    counts = dict(before.throttles)
+    for name, now in after.throttles:
+        if name in counts and now > counts[name]:
+            yield f"PUs were throttled while it was measured: {name} rose by {now - counts[name]}"
+    links = {link.device: link for link in before.links}
+    for link in after.links:
+        was = links.pop(link.device, None)
+        if was is None:
+            yield f"GPU {link.device} appeared while it was measured"
+        elif was.performance_state == link.performance_state and (
+            _link(was) != _link(link) and None not in (*_link(was), *_link(link))
+        ):
+            yield (
+                f"link {link.device} changed while it was measured: {was.gt_per_s:g} GT/s "
+                f"x{was.width} before, {link.gt_per_s:g} GT/s x{link.width} after"
+            )
+    for device in links:
+        yield f"GPU {device} went away while it was measured"
+    share = share_between(before, after, pus)
+    if share is not None and share.stolen > STOLEN_SHARE:
+        yield f"the hypervisor gave {share.stolen:.1%} of the PUs' time to others"
+
+
+def _link(link: LinkState) -> tuple[float | None, int | None]:
+    return link.gt_per_s, link.width
+
+
+def _bytes(count: int | None) -> str | None:
+    return None if count is None else f"{count} bytes"
+
+
+def _clocks(limits_hz: tuple[int, ...] | None) -> str | None:
+    return None if limits_hz is None else ", ".join(f"{one / 1e6:g} MHz" for one in limits_hz)
+
+
+def _throttles(snapshot: Snapshot, online: CpuSet) -> Iterator[tuple[str, int]]:
+    """Sums over PUs. Source: Documentation/admin-guide/thermal of Linux; x86 Intel only."""
+    for name in _THROTTLE_FILES:
+        found = [
+            _word(snapshot, f"/sys/devices/system/cpu/cpu{pu}/thermal_throttle/{name}")
+            for pu in online
+        ]
+        counts = [int(word) for word in found if word and word.isascii() and word.isdigit()]
+        if counts:
+            yield name, sum(counts)
+
+
+def _turbo(snapshot: Snapshot) -> str | None:
+    """ "on" or "off": Intel's driver says no_turbo, all others boost."""
+    for path, on in (("intel_pstate/no_turbo", "0"), ("cpufreq/boost", "1")):
+        word = _word(snapshot, f"/sys/devices/system/cpu/{path}")
+        if word in ("0", "1"):
+            return "on" if word == on else "off"
+    return None
+
+
+def _microcode(snapshot: Snapshot) -> tuple[str, ...] | None:
+    """Revisions by /proc/cpuinfo; None where none is told, on aarch64 always.
+
+    KVM and TCG show a guest these where its CPU model does not pass the machine's own on: they
+    tell of no microcode. Source: Linux, kvm_arch_vcpu_create; QEMU, x86_cpu_realizefn.
+    """
+    lines = (snapshot.read_text("/proc/cpuinfo") or "").splitlines()
+    fields = [line.partition(":") for line in lines if line.startswith("microcode")]
+    words = {value.strip() for _, _, value in fields}
+    found = {word for word in words if _REVISION.fullmatch(word)} - _INVENTED_REVISIONS
+    return tuple(sorted(found)) or None
+
+
+def _clock_limits_hz(snapshot: Snapshot, online: CpuSet) -> tuple[int, ...] | None:
+    """Source: Documentation/admin-guide/pm/cpufreq.rst, in kHz; guests have none."""
+    words = {
+        _word(snapshot, f"/sys/devices/system/cpu/cpu{pu}/cpufreq/scaling_max_freq")
+        for pu in online
+    }
+    found = {int(word) * 1000 for word in words if word and word.isascii() and word.isdigit()}
+    return tuple(sorted(found)) or None
+
+
+def _word(snapshot: Snapshot, path: str) -> str | None:
+    text = snapshot.read_text(path)
+    word = None if text is None else text.strip()
+    return word if word and len(word) < 20 else None

@@ -1,0 +1,219 @@
+"""GPU figures: samples of nvbandwidth, nccl-tests and bandwidthTest."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from homenode.bdf import Bdf
+from homenode.gap import Gap
+from homenode.measure.figures.binding import Binding
+from homenode.measure.figures.sample import Figures, sample
+from homenode.results.model import Condition, Sample
+from homenode.tools.cuda_bandwidth_test import CudaBandwidthTest, Direction
+from homenode.tools.nccl_tests_records import NcclTests
+from homenode.tools.nvbandwidth_records import (
+    NvbandwidthMatrix,
+    NvbandwidthRun,
+    NvbandwidthTest,
+    Status,
+    Unit,
+)
+from homenode.tools.study_programs import GpuCopies
+
+# The test, its metric and variant; what is not here keeps its own name and is not compared.
+_METRIC_OF_TEST: dict[str, tuple[str, str | None]] = {
+    "host_to_device_memcpy_ce": ("h2d-bandwidth", None),
+    "host_to_device_memcpy_sm": ("h2d-bandwidth", "sm"),
+    "device_to_host_memcpy_ce": ("d2h-bandwidth", None),
+    "device_to_host_memcpy_sm": ("d2h-bandwidth", "sm"),
+    "host_device_latency_sm": ("h2d-latency", None),
+    "host_to_device_bidirectional_memcpy_ce": ("h2d-bandwidth", "both ways"),
+    "device_to_host_bidirectional_memcpy_ce": ("d2h-bandwidth", "both ways"),
+    "host_to_device_bidirectional_memcpy_sm": ("h2d-bandwidth", "sm both ways"),
+    "device_to_host_bidirectional_memcpy_sm": ("d2h-bandwidth", "sm both ways"),
+    "host_to_all_memcpy_ce": ("h2d-bandwidth", "all at once"),
+    "all_to_host_memcpy_ce": ("d2h-bandwidth", "all at once"),
+    "device_local_copy": ("d2d-bandwidth", None),
+    "device_to_device_memcpy_read_ce": ("p2p-bandwidth", None),
+    "device_to_device_memcpy_read_sm": ("p2p-bandwidth", "read sm"),
+    "device_to_device_memcpy_write_ce": ("p2p-bandwidth", "write ce"),
+    "device_to_device_memcpy_write_sm": ("p2p-bandwidth", "write sm"),
+}
+_UNITS = {Unit.BYTES_PER_S: "bytes_per_s", Unit.NS: "ns"}
+_METRIC_OF_DIRECTION = {
+    Direction.HOST_TO_DEVICE: "h2d-bandwidth",
+    Direction.DEVICE_TO_HOST: "d2h-bandwidth",
+    Direction.DEVICE_TO_DEVICE: "d2d-bandwidth",
+}
+# The row's GPU fetches from the column's, whatever the arrow of the description says
+# (testcases_ce.cpp, testcases_sm.cpp): the column's is the one that gives.
+_READS = frozenset({"device_to_device_memcpy_read_ce", "device_to_device_memcpy_read_sm"})
+
+SMALL_MESSAGE_BYTES = 1024
+"""All-reduces up to here are all coordination."""
+
+
+def of_nvbandwidth(run: NvbandwidthRun, binding: Binding | None) -> Figures:
+    """Each cell of each test that passed. binding: of the process, where its log says it.
+
+    A host copy's node is the node that memory was bound to, else the one of the PUs.
+    """
+    address_of = {device.index: device.address for device in run.devices}
+    gaps = list(run.gaps)
+    gaps += [Gap("nvbandwidth", error) for error in run.errors]
+    samples: list[Sample] = []
+    for test in run.tests:
+        if test.status is Status.PASSED:
+            samples += _of_test(test, address_of, binding)
+        elif test.status is not Status.WAIVED:
+            gaps.append(Gap(f"nvbandwidth {test.name}", f"no result: {test.status}"))
+    if not run.devices:
+        gaps.append(Gap("GPU addresses", f"nvbandwidth {run.version} printed none"))
+    conditions = [Condition("tool nvbandwidth", run.version)]
+    if run.driver_version is not None:
+        conditions.append(Condition("driver", run.driver_version))
+    if binding is not None:
+        conditions += binding.conditions()
+    names = tuple(dict.fromkeys(device.name for device in run.devices))
+    return Figures(tuple(samples), tuple(conditions), names, tuple(gaps))
+
+
+def _of_test(
+    test: NvbandwidthTest, address_of: dict[int, Bdf | None], binding: Binding | None
+) -> Iterator[Sample]:
+    name = test.name or ""
+    metric, variant = _METRIC_OF_TEST.get(name, (f"nvbandwidth:{name}", None))
+    between_gpus = "device_to_device" in name
+    for matrix in test.matrices:
+        parts = [variant, matrix.part]
+        if not between_gpus and len(matrix.cells) > 1:
+            parts.append("row")  # several CPU rows: no version that we know prints them
+        for row, column, value in _cells(matrix):
+            words = [part if part != "row" else f"row {row}" for part in parts if part]
+            first, second = (column, row) if name in _READS else (row, column)
+            fields = _place(first if between_gpus else None, second, matrix, address_of)
+            if not between_gpus and binding is not None:
+                fields["node"] = binding.node
+            yield sample(
+                metric, _UNITS[matrix.unit], value, variant=" ".join(words) or None, **fields
+            )
+
+
+def _cells(matrix: NvbandwidthMatrix) -> Iterator[tuple[int, int, float]]:
+    for row, cells in enumerate(matrix.cells):
+        for column, value in enumerate(cells):
+            if value is not None and value > 0:  # before v0.5 the diagonal was 0.00
+                yield row, column, value
+
+
+def _place(
+    row: int | None, column: int, matrix: NvbandwidthMatrix, address_of: dict[int, Bdf | None]
+) -> dict[str, Any]:
+    """The GPU of a cell; of a pair the first is the one that gives."""
+    if row is None:
+        address = address_of.get(column)
+        return {"device": address, "index": None if address is not None else column}
+    device, peer = address_of.get(row), address_of.get(column)
+    if device is None or peer is None:
+        return {"index": row * len(matrix.column_labels) + column}
+    return {"device": device, "peer": peer}
+
+
+def of_nccl(run: NcclTests, collective: str | None) -> Figures:
+    """Bus bandwidth of each size and half; its peak and mean; time of the smallest message.
+
+    collective: what the file's name says, for versions that do not print it. Rates that the two
+    decimals of a text cut to 0.00 are left out.
+    """
+    name = run.collective or collective
+    gaps = list(run.gaps)
+    if name is None:
+        gaps.append(Gap("collective", "neither the output nor the file's name says which it was"))
+    if run.is_correct is False:
+        gaps.append(Gap(f"{name} data", "wrong values: no figure of it is kept"))
+        return Figures(gaps=tuple(gaps))
+    if run.is_correct is None:
+        gaps.append(Gap(f"{name} data", "not checked by the run (-c 1 checks)"))
+    metric = "allreduce" if name == "all_reduce" else (name or "collective").replace("_", "-")
+    samples: list[Sample] = []
+    for row in run.rows:
+        for half, variant in ((row.out_of_place, "out-of-place"), (row.in_place, "in-place")):
+            if half is not None and half.bus_bytes_per_s > 0:
+                samples.append(
+                    sample(
+                        f"{metric}-busbw", "bytes_per_s", half.bus_bytes_per_s,
+                        size_bytes=row.size_bytes, variant=variant,
+                    )
+                )  # fmt: skip
+    peak = run.peak_bus_bytes_per_s()
+    if peak > 0:
+        samples.append(sample(f"{metric}-busbw-peak", "bytes_per_s", peak))
+    if run.average_bus_bytes_per_s:
+        mean = run.average_bus_bytes_per_s
+        samples.append(sample(f"{metric}-busbw-mean", "bytes_per_s", mean))
+    small = min(
+        (row for row in run.rows if row.size_bytes > 0), key=lambda r: r.size_bytes, default=None
+    )
+    if small is not None and small.size_bytes <= SMALL_MESSAGE_BYTES:
+        samples.append(sample(f"{metric}-latency", "ns", small.halves()[0].time_ns))
+    names = tuple(dict.fromkeys(rank.name for rank in run.ranks))
+    return Figures(tuple(samples), tuple(_nccl_conditions(run)), names, tuple(gaps))
+
+
+def _nccl_conditions(run: NcclTests) -> Iterator[Condition]:
+    version = " ".join(filter(None, (run.version, f"library {run.library_version}")))
+    yield Condition(
+        f"tool {run.family}-tests", version if run.library_version else str(run.version)
+    )
+    largest = max(row.size_bytes for row in run.rows)
+    yield Condition("tool largest message", f"{largest} bytes")
+    if run.gpus is not None:
+        yield Condition("tool collective GPUs", str(run.gpus))
+    if run.iterations is not None and run.warmups is not None:
+        yield Condition("collective repeats", f"{run.warmups} + {run.iterations}")
+
+
+def of_cuda(run: CudaBandwidthTest) -> Figures:
+    """Each transfer of pinned memory on one device, as a sample of the run."""
+    gaps = list(run.gaps)
+    if run.has_passed is False:
+        gaps.append(Gap("bandwidthTest", "says FAIL: no figure of it is kept"))
+        return Figures(gaps=tuple(gaps))
+    samples = []
+    sizes = set()
+    for transfer in run.transfers:
+        if transfer.devices > 1:
+            gaps.append(Gap("bandwidthTest", f"a sum of {transfer.devices} devices: not kept"))
+            continue
+        is_pageable = transfer.is_pinned is False
+        sizes.add(transfer.size_bytes)
+        samples.append(
+            sample(
+                _METRIC_OF_DIRECTION[transfer.direction], "bytes_per_s", transfer.bytes_per_s,
+                index=run.devices[0][0] if len(run.devices) == 1 else 0,
+                variant="pageable" if is_pageable else None,
+            )
+        )  # fmt: skip
+    conditions = [
+        Condition("tool device copy", "bandwidthTest, both directions within a GPU counted")
+    ]
+    conditions += [Condition("tool copy size", f"{size} bytes") for size in sorted(sizes)]
+    names = tuple(name for _, name in run.devices)
+    return Figures(tuple(samples), tuple(conditions), names, tuple(gaps))
+
+
+def of_copies(gpus: tuple[GpuCopies, ...]) -> Figures:
+    """The study's own copies, one GPU at a time."""
+    samples = [
+        sample(metric, "bytes_per_s", value, index=gpu.device)
+        for gpu in gpus
+        for metric, value in (
+            ("h2d-bandwidth", gpu.host_to_device),
+            ("d2h-bandwidth", gpu.device_to_host),
+            ("d2d-bandwidth", gpu.device_to_device),
+        )
+        if value is not None
+    ]
+    conditions = (
+        Condition("tool device copy", "PyTorch, 256 MiB, bytes within a GPU counted once"),
+    )
+    return Figures(tuple(samples), conditions, tuple(dict.fromkeys(gpu.name for gpu in gpus)))

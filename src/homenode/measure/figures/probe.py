@@ -1,0 +1,282 @@
+"""Probe figures: samples of what homenode-probe measured, with the brackets that tell their states.
+
+Raw samples only: medians are taken where runs are compared. Of a pair of nodes, `node` is where the
+threads ran and `peer_node` where the memory was.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from homenode.cpuset import CpuSet
+from homenode.errors import ParseError
+from homenode.findings import Finding, Severity
+from homenode.measure.figures.sample import sample
+from homenode.results.model import Condition, Sample
+from homenode.results.placement_states import Bracket, with_passing
+from homenode.tools.homenode_probe import (
+    SOURCE,
+    BandwidthRun,
+    LatencyCurve,
+    Pages,
+    ProbeDocument,
+    Rates,
+)
+
+LEVEL_DRAM = "DRAM"
+_HIDDEN_PLACES = ("llc-not-shared", "siblings-not-shown")
+_SAID_OF_THE_RUN = ("busy-neighbour", "placement-moves")
+_PLAIN_CURVE = ("auto", "local")
+"""The curve that levels are read from: the largest pages allowed, no page walks."""
+
+
+@dataclass(frozen=True, slots=True)
+class BracketedSample:
+    """A sample with the bracket around it; None where it has none, and so no state.
+
+    at_ns: when it was taken, within its document.
+    """
+
+    sample: Sample
+    bracket: Bracket | None = None
+    at_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeFigures:
+    """placed: in the order of time where brackets are. findings: the probe's own doubts.
+
+    busy: who else ran meanwhile, in words; None where nobody did, or nobody counts.
+    """
+
+    placed: tuple[BracketedSample, ...]
+    conditions: tuple[Condition, ...]
+    findings: tuple[Finding, ...]
+    busy: str | None
+    emulated: bool | None
+
+
+def probe_figures(document: ProbeDocument) -> ProbeFigures:
+    """Samples of a document. Raises ParseError where its PU lists are none."""
+    made = {
+        "bandwidth": _bandwidth,
+        "latency": _latency,
+        "core-to-core": _core_to_core,
+        "throughput": _throughput,
+        "smt": _smt,
+        "loaded-latency": _loaded,
+        "placement": _placement,
+    }[document.command](document)
+    placed = tuple(sorted(made, key=lambda one: one.at_ns))
+    if not placed:
+        raise ParseError(SOURCE, f"samples of {document.command}", "none")
+    busy = next((one.detail for one in document.doubts if one.id == "busy-neighbour"), None)
+    if busy is None and document.contention.busy_neighbour:
+        busy = f"others ran on PUs {document.pus}"
+    return ProbeFigures(
+        placed,
+        tuple(dict.fromkeys(_conditions(document))),
+        tuple(_doubts(document)),
+        busy,
+        document.machine.emulated,
+    )
+
+
+def _doubts(document: ProbeDocument) -> Iterator[Finding]:
+    """What the probe doubts. That others ran, or that PUs moved, the whole run says better."""
+    for doubt in document.doubts:
+        if doubt.id in _SAID_OF_THE_RUN:
+            continue
+        bad = doubt.id in _HIDDEN_PLACES
+        yield Finding(
+            "bench-hidden-place" if bad else "bench-doubt",
+            Severity.WARNING if bad else Severity.INFO,
+            f"{document.command}: {doubt.id}",
+            "caches and siblings as the kernel shows them" if bad else "figures without a doubt",
+            doubt.detail,
+            "software that shares work by caches or siblings shares it wrongly" if bad else None,
+            doubt.remedy, SOURCE,
+        )  # fmt: skip
+
+
+def _conditions(document: ProbeDocument) -> Iterator[Condition]:
+    yield Condition("tool homenode-probe", document.version)
+    if document.instruction_set is not None:
+        yield Condition("tool homenode-probe instructions", document.instruction_set)
+    buffers = [run.pages for run in document.runs]
+    buffers += [c.pages for c in document.curves if c.pages_wanted == _PLAIN_CURVE[0]]
+    for pages in buffers:
+        if pages.huge_bytes is not None:
+            whole = pages.huge_bytes >= pages.bytes
+            kind = "huge" if whole else "partly huge" if pages.huge_bytes else "ordinary"
+            yield Condition("pages of buffers", kind)
+
+
+def _bandwidth(document: ProbeDocument) -> Iterator[BracketedSample]:
+    """Reported bytes as STREAM counts them; moved ones where they differ, as their own metric."""
+    is_matrix = len(document.runs) > 1 or any(run.node is not None for run in document.runs)
+    for run in document.runs:
+        _check_pages(run.pages, run.node)
+        node = _node_of(document, run) if is_matrix else None
+        peer = run.node if is_matrix else None
+        for kernel in run.kernels:
+            suffix = "" if kernel.stores == "regular" else " non-temporal"
+            variant = f"{kernel.kernel}{suffix}"
+            moved = kernel.moved_bytes_per_element / kernel.reported_bytes_per_element
+            for raw in kernel.raw:
+                bracket = None
+                if run.threads > 1:
+                    bracket = Bracket(run.pus, raw.cas_before_ns, raw.cas_after_ns)
+                where = {"node": node, "peer_node": peer, "variant": variant}
+                found = sample(
+                    "memory-bandwidth", "bytes_per_s", raw.bytes_per_s,
+                    disturbed=raw.disturbed, **where,
+                )  # fmt: skip
+                yield BracketedSample(found, bracket, raw.at_ns)
+                if moved != 1:
+                    traffic = sample(
+                        "memory-traffic", "bytes_per_s", raw.bytes_per_s * moved,
+                        disturbed=raw.disturbed, **where,
+                    )  # fmt: skip
+                    yield BracketedSample(traffic, bracket, raw.at_ns)
+
+
+def _latency(document: ProbeDocument) -> Iterator[BracketedSample]:
+    is_matrix = all(len(curve.points) == 1 for curve in document.curves)
+    has_memory = any(level.level == LEVEL_DRAM for level in document.levels)
+    for curve in document.curves:
+        _check_pages(curve.pages, curve.node)
+        is_plain = (curve.pages_wanted, curve.order) == _PLAIN_CURVE
+        pages = "huge" if curve.pages.huge_bytes else "ordinary"
+        variant = f"{curve.order}, {pages} pages"
+        if is_matrix:
+            yield from _cell(document, curve, "dram" if is_plain else f"dram {variant}")
+            continue
+        for point in curve.points:
+            for value in point.samples_ns:
+                found = sample(
+                    "memory-latency", "ns", value, size_bytes=point.bytes, variant=variant
+                )
+                yield BracketedSample(found)
+        # The level's own figure is a median of medians: the last point's samples say as much.
+        if is_plain and has_memory:
+            for value in curve.points[-1].samples_ns:
+                yield BracketedSample(sample("memory-latency", "ns", value, variant="dram"))
+    for level in document.levels:
+        if level.level != LEVEL_DRAM:
+            yield BracketedSample(
+                sample("memory-latency", "ns", level.latency_ns, variant=level.level.lower())
+            )
+            if level.capacity_bytes is not None:
+                yield BracketedSample(
+                    sample(
+                        "cache-capacity", "bytes", level.capacity_bytes, variant=level.level.lower()
+                    )
+                )
+
+
+def _cell(document: ProbeDocument, curve: LatencyCurve, variant: str) -> Iterator[BracketedSample]:
+    node = _node_of_pu(document, curve.pu)
+    for value in curve.points[0].samples_ns:
+        found = sample("memory-latency", "ns", value, node=node, peer_node=curve.node,
+                       variant=variant)  # fmt: skip
+        yield BracketedSample(found)
+
+
+def _core_to_core(document: ProbeDocument) -> Iterator[BracketedSample]:
+    """A sample is its own bracket: it tells where the two PUs stood when it was taken."""
+    for pair in document.handoffs:
+        one, other = pair.pus
+        team = str(CpuSet((one, other)))
+        for number, (value, is_passing) in enumerate(with_passing(pair.samples_ns)):
+            end = (None if is_passing else value,)
+            found = sample("core-to-core-latency", "ns", value, variant=f"{one} to {other}")
+            yield BracketedSample(found, Bracket(team, end, end), number)
+
+
+def _throughput(document: ProbeDocument) -> Iterator[BracketedSample]:
+    """One PU: how fast a core is. All: what they do together, each thread's part, and evenness."""
+    assert document.one is not None and document.all is not None, "parse asks for both"
+    if len(document.all.threads) == 1:
+        for value in document.one.threads[0].samples_events_per_s:
+            yield BracketedSample(sample("cpu-single", "events_per_s", value))
+        return
+    threads = document.all.threads
+    for together in zip(*(thread.samples_events_per_s for thread in threads), strict=False):
+        yield BracketedSample(sample("cpu-throughput", "events_per_s", sum(together)))
+        yield BracketedSample(
+            sample("cpu-per-thread", "events_per_s", sum(together) / len(together))
+        )
+    yield from _fairness(document.all)
+
+
+def _fairness(rates: Rates) -> Iterator[BracketedSample]:
+    for thread in rates.threads:
+        for value in thread.samples_events_per_s:
+            yield BracketedSample(
+                sample("cpu-per-thread", "events_per_s", value, variant=f"PU {thread.pu}")
+            )
+        if thread.fairness_ratio is not None:
+            variant = f"PU {thread.pu}"
+            yield BracketedSample(
+                sample("cpu-fairness", "ratio", thread.fairness_ratio, variant=variant)
+            )
+    if rates.fairness_index is not None:
+        yield BracketedSample(
+            sample("cpu-fairness", "ratio", rates.fairness_index, variant="Jain's index")
+        )
+
+
+def _smt(document: ProbeDocument) -> Iterator[BracketedSample]:
+    for core in document.cores:
+        yield BracketedSample(
+            sample("smt-gain", "ratio", core.gain_ratio, variant=f"{core.work} {core.pus}")
+        )
+
+
+def _loaded(document: ProbeDocument) -> Iterator[BracketedSample]:
+    for point in document.points:
+        variant = "at rest" if point.delay_cycles is None else f"delay {point.delay_cycles} cycles"
+        for value in point.samples_ns:
+            yield BracketedSample(sample("loaded-latency", "ns", value, variant=variant))
+        for rate in point.samples_injected_bytes_per_s:
+            if rate > 0:
+                yield BracketedSample(
+                    sample("loaded-bandwidth", "bytes_per_s", rate, variant=variant)
+                )
+
+
+def _placement(document: ProbeDocument) -> Iterator[BracketedSample]:
+    """Fill rate of both PUs of a pair over that of one: 1 on one cache's link, 2 on two."""
+    names = {one.pair: f"{one.pus[0]} and {one.pus[1]}" for one in document.looked_pairs}
+    for look in document.series:
+        if look.fill_ratio is None or look.pair not in names:
+            continue
+        found = sample("fill-ratio", "ratio", look.fill_ratio, variant=names[look.pair],
+                       disturbed=look.disturbed)  # fmt: skip
+        bracket = Bracket(document.pus, look.cas_before_ns, look.cas_after_ns)
+        yield BracketedSample(found, bracket, look.at_ns)
+
+
+def _check_pages(pages: Pages, node: int | None) -> None:
+    """Refuses memory that was bound to a node and is elsewhere. Raises ParseError."""
+    elsewhere = sorted(set(pages.pages_of_node) - {str(node)})
+    if node is not None and elsewhere:
+        raise ParseError(
+            SOURCE, f"all pages on node {node}", f"some on node {', '.join(elsewhere)}"
+        )
+
+
+def _node_of(document: ProbeDocument, run: BandwidthRun) -> int | None:
+    threads = _pus(run.pus)
+    for node in document.machine.nodes:
+        if threads <= _pus(node.pus):
+            return node.node
+    return None
+
+
+def _node_of_pu(document: ProbeDocument, pu: int) -> int | None:
+    return next((one.node for one in document.machine.nodes if pu in _pus(one.pus)), None)
+
+
+def _pus(text: str) -> CpuSet:
+    return CpuSet.parse(text, f"{SOURCE}: PUs")

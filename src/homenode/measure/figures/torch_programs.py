@@ -1,0 +1,130 @@
+"""Torch figures: samples of our PyTorch programs, keyed by the GPUs' addresses."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.gap import Gap
+from homenode.measure.figures.nvidia import of_nccl
+from homenode.measure.figures.sample import Figures, joined, sample
+from homenode.results.model import Condition, Sample
+from homenode.tools.nccl_tests_records import Family, NcclHalf, NcclRow, NcclTests
+from homenode.tools.nccl_tuning_log import choice, in_words
+from homenode.tools.torch_records import TorchFigure, TorchRow, TorchRun
+
+COPYING_THREAD = "copying thread"
+"""Condition: the nodes on which the thread ran that copied, where nobody bound it."""
+
+
+def of_torch(runs: tuple[TorchRun, ...]) -> Figures:
+    """All documents of one output: one, or one of each node."""
+    return joined(_of_run(run) for run in runs)
+
+
+def _of_run(run: TorchRun) -> Figures:
+    if run.failed is not None:
+        return Figures(gaps=(Gap("PyTorch", run.failed),))
+    gaps = [Gap(gap.subject, gap.reason) for gap in run.gaps]
+    if run.stalled is not None:
+        gaps.append(Gap(run.stalled, "did not end: the program stopped itself there"))
+    if any(device.address is None for device in run.devices):
+        gaps.append(Gap("GPU addresses", "PyTorch tells none: figures cannot be paired"))
+    samples = tuple(found for figure in run.figures for found in _samples(figure, run))
+    gaps += [gap for figure in run.figures for gap in _doubts(figure, run)]
+    if run.bound_node is not None and any(_lies_unseen(figure) for figure in run.figures):
+        reason = "a driver hides where it lies: that it is on its node was not seen"
+        gaps.append(Gap(f"host memory bound to node {run.bound_node}", reason))
+    names = tuple(dict.fromkeys(device.name for device in run.devices))
+    found = Figures(samples, tuple(_conditions(run)), names, tuple(gaps))
+    return joined((found, of_nccl(nccl_of(run), None))) if run.rows else found
+
+
+def nccl_of(run: TorchRun) -> NcclTests:
+    """An all-reduce as nccl-tests would tell it. The run has rows."""
+    family = Family.RCCL if run.runtime.startswith("hip") else Family.NCCL
+    return NcclTests(
+        family, None, None, "all_reduce", run.gpus, run.warmups,
+        min(row.iterations for row in run.rows), (),
+        tuple(_row(row, run.gpus) for row in run.rows),
+        all(row.wrong_ranks == 0 for row in run.rows), _mean(run), (),
+    )  # fmt: skip
+
+
+def _row(row: TorchRow, gpus: int) -> NcclRow:
+    rate = row.size_bytes / row.time_ns * 1e9
+    half = NcclHalf(row.time_ns, rate, _bus(rate, gpus), row.wrong_ranks)
+    return NcclRow(row.size_bytes, row.size_bytes // 4, "float", "sum", None, None, half)
+
+
+def _bus(rate: float, gpus: int) -> float:
+    """Source: doc/PERFORMANCE.md of nccl-tests: 2(n-1)/n of an all-reduce."""
+    return rate * 2 * (gpus - 1) / gpus
+
+
+def _mean(run: TorchRun) -> float:
+    rates = [_bus(row.size_bytes / row.time_ns * 1e9, run.gpus) for row in run.rows]
+    return sum(rates) / len(rates)
+
+
+def _samples(figure: TorchFigure, run: TorchRun) -> Iterator[Sample]:
+    place = _place(figure, run)
+    if _lies_elsewhere(figure, run):
+        return
+    for value in figure.samples:
+        yield sample(
+            figure.metric, figure.unit, value, variant=figure.variant,
+            size_bytes=figure.size_bytes, node=_node(figure, run), **place,
+        )  # fmt: skip
+
+
+def _lies_unseen(figure: TorchFigure) -> bool:
+    return figure.metric.startswith(("h2d-", "d2h-")) and figure.memory_node is None
+
+
+def _lies_elsewhere(figure: TorchFigure, run: TorchRun) -> bool:
+    """A cell of another row of the matrix, whatever was asked for: no figure of this one."""
+    bound, found = run.bound_node, figure.memory_node
+    return bound is not None and found is not None and found != bound
+
+
+def _node(figure: TorchFigure, run: TorchRun) -> int | None:
+    """Only what passes through host memory depends on where that is."""
+    return run.bound_node if figure.metric.startswith(("h2d-", "d2h-")) else None
+
+
+def _place(figure: TorchFigure, run: TorchRun) -> dict[str, Any]:
+    address = run.devices[figure.device].address
+    if figure.peer is None:
+        known = None if address is None else Bdf.parse(address)
+        return {"device": known, "index": figure.device if known is None else None}
+    other = run.devices[figure.peer].address
+    if address is None or other is None:
+        return {"index": figure.device * len(run.devices) + figure.peer}
+    return {"device": Bdf.parse(address), "peer": Bdf.parse(other)}
+
+
+def _doubts(figure: TorchFigure, run: TorchRun) -> Iterator[Gap]:
+    device = run.devices[figure.device]
+    name = " ".join(filter(None, (figure.metric, figure.variant, device.address)))
+    if not figure.steady:
+        yield Gap(name, "did not become steady before it was sampled")
+    if _lies_elsewhere(figure, run):
+        where = f"node {run.bound_node} and lies on node {figure.memory_node}"
+        yield Gap(name, f"memory was bound to {where}: not kept")
+
+
+def _conditions(run: TorchRun) -> Iterator[Condition]:
+    yield Condition("tool PyTorch", f"{run.torch}, {run.runtime}")
+    if run.copy_bytes is not None and any("both" in (f.variant or "") for f in run.figures):
+        yield Condition("tool copy size", f"{run.copy_bytes} bytes")
+    if any(figure.metric == "d2d-bandwidth" for figure in run.figures):
+        yield Condition("tool device copy", "PyTorch, bytes read and bytes written counted")
+    copies = [one for one in run.figures if one.metric in ("h2d-bandwidth", "d2h-bandwidth")]
+    nodes = {one.thread.node for one in copies if one.thread.node is not None}
+    if run.bound_node is None and nodes:
+        words = "nodes" if len(nodes) > 1 else "node"
+        yield Condition(COPYING_THREAD, f"{words} {CpuSet(nodes)}")
+    if run.choices:
+        chosen = (choice(one.size_bytes, one.algorithm, one.protocol) for one in run.choices)
+        yield Condition("collective algorithm", in_words(chosen))

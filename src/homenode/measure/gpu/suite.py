@@ -1,0 +1,331 @@
+"""GPU suite: the tests of the GPUs of a machine, with what is installed.
+
+Each host transfer runs once from every node and once as the tool itself binds: the matrix of nodes
+and GPUs is the result, not its best cell. Installed tools come first, PyTorch stands in for them.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+
+from homenode.bdf import Bdf
+from homenode.gap import Gap
+from homenode.measure.gpu.collectives import collective_tests
+from homenode.measure.gpu.gpus_shown import ShownGpus, shown_alone
+from homenode.measure.gpu.torch_commands import TorchPython
+from homenode.measure.model import (
+    PYTHON,
+    SECONDS,
+    TORCH,
+    BenchTest,
+    Depth,
+    Group,
+    Reader,
+    SuiteOptions,
+)
+from homenode.pci import DeviceKind, PciDevice
+from homenode.tools import nvbandwidth
+from homenode.topology import Host, NumaNode
+
+HOST_COPIES = (
+    "host_to_device_memcpy_ce", "device_to_host_memcpy_ce", "host_to_device_memcpy_sm",
+    "device_to_host_memcpy_sm", "host_to_device_bidirectional_memcpy_ce",
+    "device_to_host_bidirectional_memcpy_ce", "host_device_latency_sm",
+)  # fmt: skip
+"""Of nvbandwidth, all since v0.5."""
+
+ALL_AT_ONCE = ("host_to_all_memcpy_ce", "all_to_host_memcpy_ce")
+PEER_COPIES = (
+    "device_to_device_memcpy_read_ce", "device_to_device_memcpy_write_ce",
+    "device_to_device_memcpy_read_sm", "device_to_device_memcpy_write_sm",
+)  # fmt: skip
+LOCAL_COPY = ("device_local_copy",)
+"""Since v0.7; older ones refuse the name, and PyTorch measures it."""
+
+PEERS_HANG = (
+    "direct access between these GPUs hangs, as on some virtual functions; collectives need "
+    "NCCL_P2P_DISABLE=1"
+)
+BY_BUS = ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+_NVIDIA, _AMD = 0x10DE, 0x1002
+_NO_TORCH = "PyTorch is not installed in {python} (package torch; --python names another Python)"
+_SAMPLES = {Depth.QUICK: 1, Depth.NORMAL: 3, Depth.FULL: 9}
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMachine:
+    """The GPUs that are measured, all of one vendor, and what there is to measure them with."""
+
+    gpus: tuple[PciDevice, ...]
+    nodes: tuple[NumaNode, ...]
+    installed: frozenset[str]
+    wishes: SuiteOptions
+    hidden: int = 0
+    """GPUs of this vendor that the driver does not give to us."""
+
+    @property
+    def is_nvidia(self) -> bool:
+        return is_nvidia(self.gpus)
+
+    @property
+    def torch(self) -> TorchPython | None:
+        return TorchPython(self.wishes.python) if TORCH in self.installed else None
+
+    @property
+    def seconds(self) -> float:
+        """Of one figure of PyTorch's."""
+        return SECONDS[self.wishes.depth] / 4
+
+    def without_torch(self) -> str:
+        return _NO_TORCH.format(python=self.wishes.python)
+
+
+def gpu_tests(
+    host: Host,
+    installed: Collection[str],
+    wishes: SuiteOptions,
+    left_out: list[Gap],
+    shown: ShownGpus | None = None,
+) -> Iterator[BenchTest]:
+    """The tests of a machine's GPUs; what cannot be measured goes to left_out.
+
+    shown: what the driver gives to us; None where it could not be asked: then all.
+    """
+    groups = (Group.GPU_COPY, Group.MATMUL, Group.GPU_BANDWIDTH, Group.GPU_SMALL, Group.GPU_PEER,
+              Group.NCCL)  # fmt: skip
+    gpus = measured_gpus(host, left_out)
+    if not gpus:
+        left_out += [Gap(group, "no GPU") for group in groups]
+        return
+    present = len(gpus)
+    if shown is not None:
+        gpus = shown_alone(gpus, shown, left_out)
+        if not gpus:
+            return
+    nodes = tuple(node for node in host.nodes if node.pus and node.memory_bytes != 0)
+    machine = GpuMachine(gpus, nodes, frozenset(installed), wishes, present - len(gpus))
+    for test in _tests(machine, left_out):
+        found = _numbered_by_bus(test) if machine.is_nvidia else test
+        yield found if shown is None else _numbered(found, tuple(gpu.bdf for gpu in gpus))
+
+
+def _tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
+    copies = _nvidia_copies if machine.is_nvidia else _amd_copies
+    yield from copies(machine, left_out)
+    yield from _torch_alone(machine, left_out)
+    if len(machine.gpus) < 2:
+        reason = "one GPU alone"
+        if machine.hidden:
+            reason += f"; {machine.hidden} more of this machine's are not shown to this process"
+        left_out += [Gap(group, reason) for group in (Group.GPU_PEER, Group.NCCL)]
+        return
+    yield from collective_tests(
+        machine.gpus, machine.nodes, machine.installed, machine.wishes, left_out,
+        if_stopped=None if machine.is_nvidia else PEERS_HANG,
+    )  # fmt: skip
+
+
+def _numbered_by_bus(test: BenchTest) -> BenchTest:
+    """CUDA else numbers the fastest GPU first, and v0.10 of nvbandwidth tells numbers alone."""
+    others = tuple(_numbered_by_bus(one) for one in test.alternatives)
+    environment = (*test.environment, BY_BUS)
+    return replace(test, environment=environment, alternatives=others)
+
+
+def _numbered(test: BenchTest, gpus: tuple[Bdf, ...]) -> BenchTest:
+    others = tuple(_numbered(one, gpus) for one in test.alternatives)
+    return replace(test, gpus=gpus, alternatives=others)
+
+
+def is_nvidia(gpus: tuple[PciDevice, ...]) -> bool:
+    """Whose they are; all are of one vendor."""
+    return gpus[0].vendor_id == _NVIDIA
+
+
+def measured_gpus(host: Host, left_out: list[Gap]) -> tuple[PciDevice, ...]:
+    """NVIDIA's, else AMD's: no tool measures both. Not those that are passed through."""
+    free: list[PciDevice] = []
+    held: list[PciDevice] = []
+    for gpu in host.devices_of_kind(DeviceKind.GPU):
+        (held if gpu.driver == "vfio-pci" else free).append(gpu)
+    if held:
+        others = f" and {len(held) - 1} more" if len(held) > 1 else ""
+        reason = f"{held[0].bdf}{others}: passed through (vfio-pci)"
+        left_out.append(Gap(Group.GPU_BANDWIDTH, reason))
+    for vendor in (_NVIDIA, _AMD):
+        chosen = tuple(gpu for gpu in free if gpu.vendor_id == vendor)
+        if chosen:
+            reason = "is of another vendor than the others: not measured"
+            left_out += [
+                Gap(Group.GPU_BANDWIDTH, f"{gpu.bdf} {reason}") for gpu in free if gpu not in chosen
+            ]
+            return chosen
+    reason = "is neither NVIDIA's nor AMD's: no tool that we drive measures it"
+    left_out += [Gap(Group.GPU_BANDWIDTH, f"{gpu.bdf} {reason}") for gpu in free]
+    return ()
+
+
+def _nvidia_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
+    count = len(machine.gpus)
+    has_tool, torch = "nvbandwidth" in machine.installed, machine.torch
+    if not has_tool and torch is None:
+        reason = f"neither nvbandwidth nor PyTorch: {machine.without_torch()}"
+        missed = [Group.GPU_COPY, Group.GPU_BANDWIDTH] + [Group.GPU_PEER] * (count > 1)
+        left_out += [Gap(group, reason) for group in missed]
+        return
+    yield _either(
+        _nvbandwidth(machine, "gpu-copy", Group.GPU_COPY, LOCAL_COPY) if has_tool else None,
+        _torch_local(machine),
+    )
+    names = HOST_COPIES + (ALL_AT_ONCE if count > 1 else ())
+    own = _nvbandwidth(machine, "gpu-bandwidth", Group.GPU_BANDWIDTH, names)
+    yield _either(_watched(own, machine) if has_tool else None, _torch_host(machine, None))
+    for node in machine.nodes:
+        tool = _from_node(own, node) if has_tool and "numactl" in machine.installed else None
+        if tool is None and torch is None:
+            reason = f"from node {node.index}: numactl is not installed"
+            left_out.append(Gap(Group.GPU_BANDWIDTH, reason))
+            continue
+        yield _either(tool, _torch_host(machine, node))
+    if count > 1:
+        is_quick = machine.wishes.depth is Depth.QUICK
+        copies = PEER_COPIES[:2] if is_quick else PEER_COPIES
+        peers = _nvbandwidth(machine, "gpu-peer", Group.GPU_PEER, copies)
+        peers = replace(peers, seconds=peers.seconds * max(1.0, count / 4))
+        yield _stopped(_either(peers if has_tool else None, _torch_peer(machine)), PEERS_HANG)
+
+
+def _amd_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
+    """AMD's tools give all nodes in one matrix, and have no affinity of their own."""
+    count, torch = len(machine.gpus), machine.torch
+    if torch is None:
+        reason = machine.without_torch()
+        left_out += [Gap(group, reason) for group in (Group.GPU_COPY, Group.GPU_BANDWIDTH)]
+    else:
+        yield from filter(None, (_torch_local(machine), _torch_host(machine, None)))
+    by_node = [*_amd_tools(machine, "gpu-bandwidth by node", Group.GPU_BANDWIDTH)]
+    if torch is not None:
+        by_node.append(
+            torch.copies(
+                "gpu-bandwidth by node", Group.GPU_BANDWIDTH, "host-copies", machine.seconds, count,
+                each_node=len(machine.nodes),
+            )
+        )  # fmt: skip
+    if by_node:
+        yield _either(*by_node)
+        if by_node[0].reads is Reader.ROCM:
+            argv = ("rocm-bandwidth-test", "-A")
+            both = _gpu_test("gpu-bandwidth both ways", Group.GPU_BANDWIDTH, argv,
+                             by_node[0].seconds)  # fmt: skip
+            # ROCm 7's program of that name has no -A: then those tell it that stand in for -a.
+            yield _either(replace(both, reads=Reader.ROCM), *by_node[1:])
+        if by_node[0].reads is Reader.TRANSFER_BENCH:
+            yield _transferbench(
+                "gpu-bandwidth to nodes", Group.GPU_BANDWIDTH, by_node[0].seconds,
+                reads_remotely=False,
+            )  # fmt: skip
+    else:
+        reason = "none of rocm-bandwidth-test, TransferBench and PyTorch is installed"
+        missed = [Group.GPU_BANDWIDTH] + [Group.GPU_PEER] * (count > 1)
+        left_out += [Gap(group, reason) for group in missed]
+        return
+    if count > 1:
+        peers = [
+            *_amd_tools(machine, "gpu-peer", Group.GPU_PEER),
+            _torch_peer(machine),
+        ]
+        yield _stopped(_either(*peers), PEERS_HANG)
+
+
+def _amd_tools(machine: GpuMachine, id: str, group: Group) -> Iterator[BenchTest]:
+    seconds = 0.5 * (len(machine.gpus) + len(machine.nodes)) ** 2
+    if "rocm-bandwidth-test" in machine.installed:
+        argv: tuple[str, ...] = ("rocm-bandwidth-test", "-a")
+        yield replace(_gpu_test(id, group, argv, seconds), reads=Reader.ROCM)
+    if "TransferBench" in machine.installed:
+        yield _transferbench(id, group, seconds, reads_remotely=group is Group.GPU_BANDWIDTH)
+
+
+def _transferbench(id: str, group: Group, seconds: float, *, reads_remotely: bool) -> BenchTest:
+    """By the GPUs' engines. A GPU that reads remotely copies from the host, else to it."""
+    environment = (("USE_GPU_DMA", "1"), ("USE_REMOTE_READ", str(int(reads_remotely))))
+    test = _gpu_test(id, group, ("TransferBench", "p2p"), seconds)
+    return replace(test, reads=Reader.TRANSFER_BENCH, environment=environment)
+
+
+def _torch_alone(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
+    """What no installed tool measures: matrix products, and copies of a few bytes."""
+    torch, count = machine.torch, len(machine.gpus)
+    if torch is None:
+        reason = machine.without_torch()
+        left_out += [Gap(group, reason) for group in (Group.MATMUL, Group.GPU_SMALL)]
+        return
+    yield torch.copies("gpu-compute", Group.MATMUL, "matmul", machine.seconds, count)
+    small = "gpu-small-copies"
+    yield torch.copies(small, Group.GPU_SMALL, "small-copies", machine.seconds / 2, count)
+    for node in machine.nodes:
+        yield torch.copies(
+            f"{small} from node {node.index}", Group.GPU_SMALL, "small-copies",
+            machine.seconds / 2, count, node=node.index,
+        )  # fmt: skip
+
+
+def _torch_local(machine: GpuMachine) -> BenchTest | None:
+    torch, count = machine.torch, len(machine.gpus)
+    if torch is None:
+        return None
+    return torch.copies("gpu-copy", Group.GPU_COPY, "local-copy", machine.seconds, count)
+
+
+def _torch_host(machine: GpuMachine, node: NumaNode | None) -> BenchTest | None:
+    if machine.torch is None:
+        return None
+    name = "gpu-bandwidth" if node is None else f"gpu-bandwidth from node {node.index}"
+    return machine.torch.copies(
+        name, Group.GPU_BANDWIDTH, "host-copies", machine.seconds, len(machine.gpus),
+        node=None if node is None else node.index,
+    )  # fmt: skip
+
+
+def _torch_peer(machine: GpuMachine) -> BenchTest | None:
+    torch, count = machine.torch, len(machine.gpus)
+    if torch is None:
+        return None
+    return torch.copies("gpu-peer", Group.GPU_PEER, "peer-copies", machine.seconds, count)
+
+
+def _nvbandwidth(machine: GpuMachine, id: str, group: Group, names: tuple[str, ...]) -> BenchTest:
+    samples = _SAMPLES[machine.wishes.depth]
+    argv = nvbandwidth.argv(names, samples=samples)
+    seconds = 0.4 * samples * len(machine.gpus) * len(names) + 2
+    return replace(_gpu_test(id, group, argv, seconds), reads=Reader.NVBANDWIDTH)
+
+
+def _watched(own: BenchTest, machine: GpuMachine) -> BenchTest:
+    """nvbandwidth binds itself, and tells nobody where: its threads are looked at meanwhile."""
+    if PYTHON not in machine.installed:
+        return own
+    return replace(own, argv=(machine.wishes.python, "-", *own.argv), program="watched")
+
+
+def _from_node(own: BenchTest, node: NumaNode) -> BenchTest:
+    """-d: else the tool moves itself to the GPU's node, and every row would be the same."""
+    binding = ("numactl", f"--cpunodebind={node.index}", f"--membind={node.index}")
+    argv = (*binding, own.argv[0], "-d", *own.argv[1:])
+    return replace(own, id=f"{own.id} from node {node.index}", argv=argv, node=node.index)
+
+
+def _either(*attempts: BenchTest | None) -> BenchTest:
+    """The first of those that there are, with the others behind it. At least one is."""
+    first, *others = (attempt for attempt in attempts if attempt is not None)
+    return first.or_else(*others)
+
+
+def _stopped(test: BenchTest, tells: str) -> BenchTest:
+    """With less patience than others: where access hangs, every round waits for it."""
+    others = tuple(_stopped(one, tells) for one in test.alternatives)
+    patience = 90 + 3 * test.seconds
+    return replace(test, timeout_s=patience, if_stopped=tells, alternatives=others)
+
+
+def _gpu_test(id: str, group: Group, argv: tuple[str, ...], seconds: float) -> BenchTest:
+    return BenchTest(id, group, argv, seconds, 120 + 10 * seconds)

@@ -1,0 +1,143 @@
+"""Import folder: reads the text files below a folder for import. [I/O]
+
+Folders of others are untrusted: links are not followed, sizes and numbers are bounded.
+"""
+
+import codecs
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from homenode.errors import InputError, of_os
+from homenode.gap import Gap
+from homenode.measure.imported.runs import SourceFolder
+from homenode.results.store import FILE
+
+MAX_FILE_BYTES = 16 << 20
+MAX_FILES = 5000
+MAX_BYTES = 256 << 20
+"""Of all texts of a folder and those below it together: they are held at once."""
+
+MAX_DEPTH = 6
+MAX_LINE = 16384
+"""Longest line of a text that is no JSON, in characters. The longest real ones list PUs."""
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]{0,16}[mK]")
+_LABEL = re.compile(r"( {0,4}\d{1,5}:) ?(?=nvbandwidth |# |policy:)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFolders:
+    """Folders with texts, in the order of their paths, and what was left out."""
+
+    folders: tuple[SourceFolder, ...]
+    skipped: tuple[Gap, ...]
+
+
+def find_folders(root: Path) -> FoundFolders:
+    """The folders at and below a path; a file stands for itself alone.
+
+    Raises InputError where nothing is there, or more than MAX_FILES or MAX_BYTES, and HostError
+    where the folder cannot be read.
+    """
+    if not root.exists():
+        raise InputError(f"{root}: expected a folder or a file to import, found nothing")
+    skipped: list[Gap] = []
+    if root.is_file():
+        named = root.resolve()  # a link that the user names is followed
+        texts = _texts([named], skipped, str(root.parent))
+        folder = _folder(named.parent, named.parent, texts)
+        return FoundFolders((folder,) if texts else (), tuple(skipped))
+    folders: list[SourceFolder] = []
+    seen, held = 0, 0
+
+    def closed(error: OSError) -> None:
+        if error.filename == str(root) and root.is_dir():
+            raise of_os(error, str(root), "a folder to import") from None
+        skipped.append(Gap(str(error.filename), error.strerror or str(error)))
+
+    for here, below, names in os.walk(root, onerror=closed, followlinks=False):
+        below.sort()
+        path = Path(here)
+        depth = len(path.relative_to(root).parts)
+        below[:] = [name for name in below if not name.startswith(".") and depth < MAX_DEPTH]
+        if FILE in names:
+            skipped.append(Gap(here, f"has a {FILE}: a run of homenode's already"))
+            continue
+        seen += len(names)
+        if seen > MAX_FILES:
+            raise InputError(
+                f"{root}: expected at most {MAX_FILES} files, found more",
+                hint="name the folders of the results themselves",
+            )
+        texts = _texts([path / name for name in sorted(names)], skipped, here)
+        held += sum(map(len, texts.values()))
+        if held > MAX_BYTES:
+            raise InputError(
+                f"{root}: expected at most {MAX_BYTES >> 20} MiB of text, found more",
+                hint="name the folders of the results themselves",
+            )
+        if texts:
+            folders.append(_folder(root.resolve(), path.resolve(), texts))
+    return FoundFolders(tuple(folders), tuple(skipped))
+
+
+def _folder(root: Path, path: Path, texts: dict[str, str]) -> SourceFolder:
+    """Called from the named folder on: results do not carry where a user keeps them."""
+    inside = path.relative_to(root).parts
+    return SourceFolder(
+        "/".join(_printable(part) for part in (root.name, *inside)),
+        _printable(path.name),
+        _printable(path.parent.name),
+        texts,
+    )
+
+
+def _texts(paths: list[Path], skipped: list[Gap], here: str) -> dict[str, str]:
+    found = {}
+    for path in paths:
+        if path.name.startswith("."):
+            continue
+        if path.is_symlink() or not path.is_file():
+            skipped.append(Gap(f"{here}/{path.name}", "not a plain file"))
+            continue
+        try:
+            with path.open("rb") as file:
+                data = file.read(MAX_FILE_BYTES + 1)
+        except OSError as error:
+            skipped.append(Gap(f"{here}/{path.name}", error.strerror or str(error)))
+            continue
+        text = _decoded(data)
+        if len(data) > MAX_FILE_BYTES or "\0" in text:
+            reason = f"more than {MAX_FILE_BYTES >> 20} MiB" if "\0" not in text else "binary"
+            skipped.append(Gap(f"{here}/{path.name}", reason))
+            continue
+        is_json = text.lstrip().startswith("{")
+        if not is_json and max(map(len, text.split("\n"))) > MAX_LINE:
+            skipped.append(Gap(f"{here}/{path.name}", f"a line of more than {MAX_LINE} characters"))
+            continue
+        found[_printable(path.name)] = text
+    return found
+
+
+def _decoded(data: bytes) -> str:
+    """UTF-8, or UTF-16 with its mark, as a Windows shell writes what it redirects."""
+    is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    text = data.decode("utf-16" if is_wide else "utf-8-sig", "replace").replace("\r\n", "\n")
+    return _unlabelled(_COLOUR.sub("", text))
+
+
+def _unlabelled(text: str) -> str:
+    """Without the task's number that `srun --label` puts before each line, where it is but one."""
+    first = _LABEL.match(text)
+    if first is None:
+        return text
+    label, lines = first[1], text.split("\n")
+    if not all(line.startswith(label) or not line.strip() for line in lines):
+        return text
+    return "\n".join(line[len(label) :].removeprefix(" ") for line in lines)
+
+
+def _printable(name: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in name)

@@ -1,0 +1,214 @@
+"""Guest: one boot of a domain: started, waited for, and off again whatever happened to it. [I/O]"""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from homenode.domain.read import open_domain
+from homenode.errors import HostError, InputError, ToolError
+from homenode.hypervisor.connection import is_local
+from homenode.hypervisor.virsh import LOST, Virsh
+from homenode.measure.access.channel import Channel
+from homenode.measure.access.guest_agent import GuestAgent
+from homenode.measure.access.protocol import Machine
+from homenode.measure.access.remote import RemoteMachine
+from homenode.measure.access.serial_console import SerialConsole
+from homenode.measure.access.serial_line import open_line, serial_address
+from homenode.measure.access.ssh import SshChannel, SshTarget
+from homenode.measure.layouts.guest_access import GuestAccess, Transport
+from homenode.measure.model import PROBE
+from homenode.process import ToolTimeoutError
+
+T = TypeVar("T")
+
+_HELLO_S = 20.0
+_BETWEEN_S = 1.0
+_POWER_OFF_S = 15.0
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_LOST = ("failed to connect", *LOST)
+"""What virsh says of a daemon that is not there, or went away while it was asked."""
+
+DAEMON_S = 60.0
+"""How long a libvirt that does not answer is waited for, before it is taken for gone."""
+
+
+class Reach(Protocol):
+    """How guests are reached; in tests, how simulated ones are."""
+
+    def machine(self, uuid: str) -> Machine:
+        """The guest of a running domain. Raises ToolError as long as it does not answer."""
+
+    def equip(self, machine: Machine) -> None:
+        """Put what is measured with into the guest. Raises ToolError."""
+
+    def leave(self, machine: Machine) -> None:
+        """Take it out again, as far as the guest still answers."""
+
+
+class GuestReach:
+    """Guests by ssh, through their agent or at their serial console. See Reach.
+
+    probe: the program to put there. known_hosts: a file of the trial's own.
+    """
+
+    __slots__ = ("_how", "_known_hosts", "_probe", "_virsh")
+
+    def __init__(self, virsh: Virsh, how: GuestAccess, known_hosts: Path, probe: bytes) -> None:
+        self._virsh = virsh
+        self._how = how
+        self._known_hosts = known_hosts
+        self._probe = probe
+
+    def machine(self, uuid: str) -> Machine:
+        channels = self._channels(uuid)
+        for number, channel in enumerate(channels, start=1):
+            machine = RemoteMachine(channel)
+            try:
+                machine.run(("true",), _HELLO_S).stdout_or_raise()
+                break
+            except ToolError:
+                if number == len(channels):
+                    raise
+        return machine
+
+    def equip(self, machine: Machine) -> None:
+        assert isinstance(machine, RemoteMachine), "machine() made it"
+        machine.put_program(PROBE, self._probe)
+
+    def leave(self, machine: Machine) -> None:
+        assert isinstance(machine, RemoteMachine), "machine() made it"
+        machine.clean_up()
+
+    def _channels(self, uuid: str) -> Sequence[Channel]:
+        """One at least; by ssh one to each address that libvirt knows: a guest may have several
+        networks of which one leads here."""
+        how = self._how
+        if how.transport is Transport.AGENT:
+            return (GuestAgent(self._virsh, uuid, self._virsh.domain(uuid).name),)
+        if how.transport is Transport.CONSOLE:
+            document = open_domain(self._virsh.live_document(uuid), "the running domain")
+            address = serial_address(document)
+            name = self._virsh.domain(uuid).name
+            return (SerialConsole(name, lambda: open_line(address), how.user),)
+        known = self._virsh.addresses(uuid) if how.address is None else (how.address,)
+        if not known:
+            raise ToolError(
+                "expected libvirt to know the guest's address, found no lease",
+                hint="--address says it; --reach agent and --reach console need none",
+            )
+        key = None if how.key is None else Path(how.key)
+        return [
+            SshChannel(SshTarget(one, how.user, self._known_hosts, how.port, key)) for one in known
+        ]
+
+
+def answering(virsh: Virsh, uuid: str, reach: Reach, timeout_s: float) -> Machine:
+    """The guest, as soon as it answers.
+
+    Raises ToolError where it ends before, ToolTimeoutError with the last thing that was in the way,
+    and InputError at once where there is no way to it at all.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return reach.machine(uuid)
+        except HostError as error:
+            if not isinstance(error, ToolError) and not _is_lost(error):
+                raise
+            why = error
+        if not retry_while_unavailable(lambda: virsh.domain(uuid)).is_active:
+            raise ToolError(f"the guest ended before it answered: {why.message}", hint=why.hint)
+        if time.monotonic() > deadline:
+            raise ToolTimeoutError(
+                f"the guest did not answer within {timeout_s:g} s: {why.message}", hint=why.hint
+            )
+        time.sleep(_BETWEEN_S)
+
+
+def boot_of(machine: Machine) -> str:
+    """The identity of the guest's present boot. Raises ToolError."""
+    return machine.run(("cat", _BOOT_ID), _HELLO_S).stdout_or_raise().strip()
+
+
+def host_boot(virsh: Virsh) -> str | None:
+    """The identity of the present boot of the host that domains run on; None where it is another
+    machine's, or not told. libvirt's numbers of running instances begin anew with each."""
+    if not is_local(virsh.connect):
+        return None
+    try:
+        return Path(_BOOT_ID).read_text().strip()
+    except OSError:
+        return None
+
+
+def is_same_host_boot(virsh: Virsh, known: str | None) -> bool:
+    """Whether the host was not started anew since, as far as that is known."""
+    return known is None or host_boot(virsh) in (None, known)
+
+
+def stop(
+    virsh: Virsh, uuid: str, machine: Machine | None, timeout_s: float, run_id: int | None = None
+) -> str:
+    """Have the domain off; gives how, for people.
+
+    It is asked by libvirt, then from inside, and at last ended. run_id: leave it alone where
+    another instance runs. Raises HostError where libvirt cannot end it.
+    """
+    if not _runs(virsh, uuid, run_id):
+        return "was off"
+    with suppress(HostError):  # it has ended just now
+        virsh.shut_down(uuid)
+    if _off_within(virsh, uuid, timeout_s / 2):
+        return "shut down"
+    if machine is not None:
+        with suppress(ToolError):  # the way breaks while it goes down
+            machine.run(("poweroff",), _POWER_OFF_S)
+        if _off_within(virsh, uuid, timeout_s / 2):
+            return "powered off from inside"
+    try:
+        virsh.destroy(uuid)
+    except HostError:
+        if virsh.domain(uuid).is_active:
+            raise
+    return f"ended: it did not shut down within {timeout_s:g} s"
+
+
+def retry_while_unavailable(work: Callable[[], T]) -> T:
+    """What the work gives; where libvirt does not answer, it is tried again for a while."""
+    deadline = time.monotonic() + DAEMON_S
+    while True:
+        try:
+            return work()
+        except HostError as error:
+            if not _is_lost(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(_BETWEEN_S)
+
+
+def _is_lost(error: HostError) -> bool:
+    return any(one in error.message for one in _LOST)
+
+
+def is_there(virsh: Virsh, uuid: str) -> bool:
+    """Whether such a domain is defined or runs. Raises HostError where libvirt does not answer."""
+    try:
+        virsh.domain(uuid)
+    except InputError:
+        return False
+    return True
+
+
+def _runs(virsh: Virsh, uuid: str, run_id: int | None) -> bool:
+    now = virsh.domain(uuid)
+    return now.is_active and run_id in (None, now.run_id)
+
+
+def _off_within(virsh: Virsh, uuid: str, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while virsh.domain(uuid).is_active:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(min(0.25, timeout_s / 4))
+    return True

@@ -1,0 +1,227 @@
+"""Beginning: what is looked at and kept before the first boot, and read to go on. [I/O]"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from homenode.apply.definition import preview_definition
+from homenode.domain.read import read_guest
+from homenode.domain.schema import refuse_new_errors
+from homenode.errors import InputError, UsageError
+from homenode.hypervisor.domain_state import DomainState
+from homenode.hypervisor.virsh import Virsh
+from homenode.measure.layouts.copying import Prepared, prepare_copy
+from homenode.measure.layouts.fitting import Fitted, fit
+from homenode.measure.layouts.guest import is_there
+from homenode.measure.layouts.guest_access import GuestAccess, obstacle_to
+from homenode.measure.layouts.journal import Head
+from homenode.measure.layouts.journal_file import JournalFile, Known, known_trials, names_of
+from homenode.measure.layouts.rollback import ORIGINAL
+from homenode.measure.layouts.runner import Tuned, is_emulated
+from homenode.measure.layouts.trial_config import (
+    Measuring,
+    TrialConfig,
+    decode_config,
+    encode_config,
+)
+from homenode.plan.stored import encode_plan, read_plan
+from homenode.plan.wishes import Wishes
+from homenode.results.host_kind import host_kind
+from homenode.results.model import Condition
+from homenode.topology import Host
+
+_BEGUN, _COPY = "begun.json", "copy.xml"
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRequest:
+    """What the user asks for. id: the trial's name. layouts, boots, seed: of the schedule.
+
+    wishes: of the placement; the layout in it is replaced. apply_words: the same as options.
+    """
+
+    id: str
+    layouts: tuple[str, ...]
+    boots: int
+    seed: int
+    bare: bool
+    as_copy: bool
+    results: Path
+    wishes: Wishes
+    apply_words: tuple[str, ...]
+    measuring: Measuring
+    reaching: GuestAccess
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """What a trial would be: nothing is written yet. obstacles: why it cannot be."""
+
+    head: Head
+    begun: TrialConfig
+    original: bytes
+    fitted: tuple[Fitted, ...]
+    copy: Prepared | None
+    obstacles: tuple[str, ...]
+    unchecked: tuple[str, ...]
+
+    @property
+    def layouts(self) -> dict[str, Tuned]:
+        return {
+            one.layout: Tuned(one.tuning.plan, one.tuning.document)
+            for one in self.fitted
+            if one.tuning is not None
+        }
+
+
+def preflight(virsh: Virsh, name: str, wanted: TrialRequest, host: Host, root: Path) -> Preflight:
+    """Plan every layout and say what stands against any. Changes nothing, writes nothing.
+
+    Raises UsageError where the VM runs or an earlier trial of it is not taken back, and as tune,
+    preview_definition and prepare_copy do.
+    """
+    state = virsh.domain(name)
+    _refuse_running(state)
+    _refuse_unfinished(state, root)
+    original = virsh.definition(state.uuid)
+    copy = prepare_copy(virsh, state, original, wanted.id) if wanted.as_copy else None
+    document = original if copy is None else copy.document
+    domain = state.name if copy is None else copy.copy.name
+    fitted = fit(document, domain, wanted.wishes, wanted.layouts, host)
+    unchecked = [
+        f"{one.layout}: {gap}"
+        for one in fitted
+        if one.tuning is not None
+        and (gap := refuse_new_errors(one.tuning.original, one.tuning.document)) is not None
+    ]
+    no_way = obstacle_to(original, state.name, wanted.reaching.transport)
+    obstacles = [] if no_way is None else [no_way]
+    if copy is None:
+        for one in fitted:
+            if one.tuning is not None:
+                would = preview_definition(virsh, state.uuid, one.tuning.document, original, root)
+                obstacles += [f"{found}; {found.fix}" for found in would.obstacles]
+    head = Head(
+        id=wanted.id, connect=virsh.connect, domain=domain,
+        uuid=state.uuid if copy is None else copy.copy.uuid, source=state.name,
+        layouts=wanted.layouts, boots=wanted.boots, seed=wanted.seed,
+        results=str(wanted.results.absolute()), bare=wanted.bare,
+        copy=None if copy is None else copy.copy, source_uuid=state.uuid,
+    )  # fmt: skip
+    begun = TrialConfig(
+        wanted.measuring, wanted.reaching, host_kind(host), _versions(host), is_emulated(original),
+        (*wanted.apply_words, *_no_nvlink(original, state.name)),
+        () if copy is None else copy.disks,
+        None if copy is None else copy.nvram,
+    )  # fmt: skip
+    return Preflight(
+        head, begun, original, fitted, copy,
+        tuple(dict.fromkeys(obstacles)), tuple(dict.fromkeys(unchecked)),
+    )  # fmt: skip
+
+
+def prepare(checked: Preflight, journal: JournalFile) -> None:
+    """Keep all of it, the head last: a trial without one has not begun. Raises HostError."""
+    journal.refuse_begun()
+    journal.keep(_BEGUN, encode_config(checked.begun))
+    journal.keep(ORIGINAL, checked.original)
+    if checked.copy is not None:
+        journal.keep(_COPY, checked.copy.document)
+    for layout, tuned in checked.layouts.items():
+        journal.keep(f"{layout}.xml", tuned.document)
+        journal.keep(f"{layout}.plan.json", encode_plan(tuned.plan).encode())
+    journal.begin(checked.head)
+
+
+@dataclass(frozen=True, slots=True)
+class Reopened:
+    """A trial that was begun, as it was. copy: None in place."""
+
+    head: Head
+    begun: TrialConfig
+    layouts: dict[str, Tuned]
+    copy: Prepared | None
+
+
+def reopen(head: Head, journal: JournalFile) -> Reopened:
+    """What `begin` kept. Raises InputError or HostError where it is not there any more."""
+    begun = decode_config(journal.kept(_BEGUN), str(journal.folder / _BEGUN))
+    layouts = {
+        layout: Tuned(
+            read_plan(journal.kept(f"{layout}.plan.json"), f"{layout}.plan.json"),
+            journal.kept(f"{layout}.xml"),
+        )
+        for layout in head.layouts
+    }
+    copy = None
+    if head.copy is not None:
+        copy = Prepared(head.copy, journal.kept(_COPY), begun.disks, begun.nvram)
+    return Reopened(head, begun, layouts, copy)
+
+
+def with_access(reopened: Reopened, given: GuestAccess | None) -> Reopened:
+    """The same, reached otherwise: the key was wrong, say."""
+    if given is None:
+        return reopened
+    return replace(reopened, begun=replace(reopened.begun, reaching=given))
+
+
+def latest(root: Path, name: str, virsh: Virsh | None = None) -> Known:
+    """The trial of a domain, or of that id, that was begun last. Raises InputError."""
+    found = known_trials(root, name)
+    known = [one for one in found if one.head is not None]
+    if found and not known:
+        raise InputError(
+            f"{found[-1].reason}",
+            hint="mend that line, or take the VM's definition back without the journal: homenode "
+            f"restore NAME, or virsh define {found[-1].folder / ORIGINAL}",
+        )
+    if not known and virsh is not None and is_there(virsh, name):
+        known = [one for one in known_trials(root, virsh.domain(name).name) if one.head]
+    if not known:
+        raise InputError(
+            f"{name}: expected a trial of it, found none", hint="homenode trial --status lists all"
+        )
+    return known[-1]
+
+
+def _refuse_running(state: DomainState) -> None:
+    if state.is_active:
+        raise UsageError(
+            f"{state.name}: expected it shut off, found it {state.state}",
+            hint="shut it down first: a trial boots it in each layout",
+        )
+
+
+def _refuse_unfinished(state: DomainState, root: Path) -> None:
+    left: Sequence[Known] = [
+        one
+        for one in known_trials(root)
+        if one.head is not None
+        and state.uuid in names_of(one.head)
+        and (one.state.to_undo or not one.state.ended)
+    ]
+    for one in left:
+        if one.state.to_undo or one.entries:
+            raise UsageError(
+                f"{state.name}: expected no unfinished trial, found {one.folder.name}",
+                hint=f"homenode trial {state.argument} --resume goes on with it, --undo ends it",
+            )
+
+
+def _no_nvlink(original: bytes, name: str) -> tuple[str, ...]:
+    """The option of apply with which the GPUs that a VM has need be no NVLink partition: as they
+    were planned here."""
+    return ("--without-nvlink",) if read_guest(original, name).hostdevs else ()
+
+
+def _versions(host: Host) -> tuple[Condition, ...]:
+    found = (
+        ("libvirt", host.settings.libvirt_version),
+        ("qemu", host.settings.qemu_version),
+    )
+    return tuple(
+        Condition(name, ".".join(map(str, version)))
+        for name, version in found
+        if version is not None
+    )

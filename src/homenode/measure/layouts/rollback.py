@@ -1,0 +1,111 @@
+"""TakingBack: whatever a trial did is undone, from its journal alone. [I/O]
+
+Called at the end, after an interrupt, and by the next homenode after a crash: each step may have
+happened, half happened or not.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from homenode.apply.definition import (
+    apply_definition,
+    drop_records,
+    restore_definition,
+    saved_original,
+)
+from homenode.apply.sameness import same_definition
+from homenode.errors import HostError
+from homenode.hypervisor.virsh import Virsh
+from homenode.measure.access.protocol import Machine
+from homenode.measure.layouts.copying import remove_copy
+from homenode.measure.layouts.guest import (
+    is_same_host_boot,
+    is_there,
+    retry_while_unavailable,
+    stop,
+)
+from homenode.measure.layouts.journal import Head, State, What
+from homenode.measure.layouts.journal_file import JournalFile
+
+ORIGINAL = "original.xml"
+"""Beside the journal: the user's domain as libvirt printed it when the trial was begun."""
+
+
+def rollback(
+    virsh: Virsh,
+    head: Head,
+    journal: JournalFile,
+    root: Path,
+    stop_s: float,
+    *,
+    machine: Machine | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Have the guest off, the original definition back and the copy gone.
+
+    root: of apply's records. machine: the guest, where it is reached still. Raises HostError where
+    libvirt does not answer, InputError or UsageError where somebody else changed or started the
+    domain meanwhile: the journal then says what is left.
+    """
+    state = journal.known().state
+    # A copy that is not there has nothing to be stopped or restored.
+    there = head.copy is None or retry_while_unavailable(lambda: is_there(virsh, head.uuid))
+    if state.running is not None:
+        noted(journal, tell, What.STOPPING, state.running)
+        how = (
+            retry_while_unavailable(lambda: _stop(virsh, head, state, machine, stop_s))
+            if there
+            else "was off"
+        )
+        noted(journal, tell, What.STOPPED, state.running, how)
+        tell(f"{head.domain}: {how}")
+    if state.applied:
+        noted(journal, tell, What.RESTORING)
+        if head.copy is not None:
+            detail = "of the copy, which goes"
+        else:
+            detail = retry_while_unavailable(lambda: _give_back(virsh, head, journal, root))
+            tell(f"{head.domain}: original definition restored, {detail}")
+        noted(journal, tell, What.RESTORED, None, detail)
+    if state.copied and head.copy is not None:
+        copy = head.copy
+        noted(journal, tell, What.REMOVING)
+        retry_while_unavailable(lambda: remove_copy(virsh, copy))
+        drop_records(head.connect, copy.uuid, root)
+        noted(journal, tell, What.REMOVED)
+        tell(f"{head.domain}: the copy and its throw-away disks are gone")
+
+
+def noted(
+    journal: JournalFile,
+    tell: Callable[[str], None],
+    what: What,
+    number: int | None = None,
+    detail: str = "",
+) -> None:
+    """A line, where it can be written: a full disk must not keep anything from being undone. What
+    is not written down as undone is looked at once more, which does no harm."""
+    try:
+        journal.add(what, number, detail)
+    except HostError as error:
+        tell(f"not written down that it was {what}: {error.message}")
+
+
+def _give_back(virsh: Virsh, head: Head, journal: JournalFile, root: Path) -> str:
+    """The definition from before the trial, whatever had been applied before that; says how."""
+    before = journal.kept(ORIGINAL)
+    first = saved_original(virsh, head.uuid, root)
+    is_first = first is not None and same_definition(first, before)
+    if first is None or (not is_first and same_definition(virsh.definition(head.uuid), before)):
+        return "nothing had been changed"
+    done = restore_definition(virsh, head.uuid, root)
+    if not is_first:  # the user had applied a layout: that is what the trial found
+        apply_definition(virsh, head.uuid, before, done.definition, root)
+        return "as it was applied before the trial"
+    return "byte for byte" if done.exact else "printed otherwise by this libvirt"
+
+
+def _stop(virsh: Virsh, head: Head, state: State, machine: Machine | None, stop_s: float) -> str:
+    if not is_same_host_boot(virsh, state.host_boot):
+        return "was off: the host was started anew since"
+    return stop(virsh, head.uuid, machine, stop_s, state.run_id)

@@ -1,0 +1,356 @@
+"""Runner: a trial from its first boot to its last, each step written down before it is done. [I/O]
+
+A step that fails is told, and the rest goes on. Whatever happens, the domain has its original
+definition at the end.
+"""
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from homenode.apply.definition import apply_definition
+from homenode.apply.sameness import same_definition
+from homenode.domain.read import open_domain
+from homenode.errors import HomenodeError, HostError, InputError, ToolError, UsageError
+from homenode.hypervisor.virsh import Virsh
+from homenode.measure.access.local import LocalMachine
+from homenode.measure.access.protocol import Machine
+from homenode.measure.layouts.copying import Prepared, make_copy
+from homenode.measure.layouts.guest import (
+    Reach,
+    answering,
+    boot_of,
+    host_boot,
+    is_same_host_boot,
+    retry_while_unavailable,
+    stop,
+)
+from homenode.measure.layouts.interrupts import held_interrupts
+from homenode.measure.layouts.journal import Head, State, What, left_of
+from homenode.measure.layouts.journal_file import JournalFile
+from homenode.measure.layouts.rollback import ORIGINAL, noted, rollback
+from homenode.measure.layouts.schedule import BARE, TrialStep, trial_schedule
+from homenode.measure.layouts.trial_config import Measuring, bare_orders, guest_orders, run_name
+from homenode.measure.orders import BenchOptions, Progress
+from homenode.measure.runner import run_bench
+from homenode.plan.layout import Pinning
+from homenode.plan.model import Plan
+from homenode.results.model import Condition
+from homenode.results.store import read_run
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """A layout of the trial: its plan and the document to define."""
+
+    plan: Plan
+    document: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What every step needs.
+
+    root: of the state folder. layouts: by name. copy: what is to be made first, None in place.
+    versions: of libvirt, QEMU and machine type. on_step: called with each step before it begins;
+    tell: gets a line about everything that is worth one.
+    """
+
+    virsh: Virsh
+    head: Head
+    journal: JournalFile
+    root: Path
+    layouts: Mapping[str, Tuned]
+    measuring: Measuring
+    reach: Reach
+    host_kind: str | None
+    copy: Prepared | None
+    versions: tuple[Condition, ...]
+    emulated: bool
+    on_step: Callable[[TrialStep, int], None]
+    on_progress: Callable[[Progress], None]
+    tell: Callable[[str], None]
+
+    @property
+    def steps(self) -> tuple[TrialStep, ...]:
+        return steps_of(self.head)
+
+
+_ALREADY = ("already running", "already active")
+"""In what libvirt and virsh say of starting a domain that runs."""
+
+
+def steps_of(head: Head) -> tuple[TrialStep, ...]:
+    """The schedule of a trial."""
+    layouts = (*head.layouts, BARE) if head.bare else head.layouts
+    return trial_schedule(layouts, head.boots, head.seed)
+
+
+def run_trial(trial: Trial, lock: int) -> None:
+    """Run what is left of a trial, and take everything back.
+
+    lock: the journal's, held by the caller; what is started keeps it. A guest that runs still, in
+    the boot in which the trial was killed, is measured on. Raises KeyboardInterrupt after all is
+    taken back, HostError where libvirt has gone for good, and whatever stands against taking back.
+    """
+    alive = _alive(trial)
+    if alive is None:
+        _rollback(trial)
+        _refuse_edited(trial)
+    try:
+        if trial.copy is not None and not trial.journal.known().state.copied:
+            _copy(trial, trial.copy)
+        numbers = left_of([step.number for step in trial.steps], trial.journal.known().state)
+        for step in _first(trial.steps, alive):
+            if step.number in numbers:
+                trial.on_step(step, len(numbers))
+                _step(trial, step, lock, alive if alive and alive[0] == step.number else None)
+    except KeyboardInterrupt:
+        noted(trial.journal, trial.tell, What.INTERRUPTED)
+        raise
+    finally:
+        with held_interrupts(trial.tell):
+            _rollback(trial)
+    trial.journal.add(What.ENDED)
+
+
+def _refuse_edited(trial: Trial) -> None:
+    """Layouts that were made from another definition than the VM has are no layouts of it."""
+    if trial.head.copy is not None:
+        return
+    now = retry_while_unavailable(lambda: trial.virsh.definition(trial.head.uuid))
+    if not same_definition(now, trial.journal.kept(ORIGINAL)):
+        raise InputError(
+            f"{trial.head.source}: expected the definition that the trial was planned from, found "
+            "another: it was edited since",
+            hint=f"homenode trial {trial.head.id} --undo ends it; then begin a new one",
+        )
+
+
+def _first(steps: Sequence[TrialStep], alive: tuple[int, Machine] | None) -> list[TrialStep]:
+    """The step whose guest is running comes first."""
+    return sorted(steps, key=lambda step: (alive is None or step.number != alive[0], step.number))
+
+
+def _alive(trial: Trial) -> tuple[int, Machine] | None:
+    """The guest that a killed trial left behind, where it is in the same boot and answers."""
+    state = trial.journal.known().state
+    if state.running is None or state.boot is None or state.running in state.measured:
+        return None
+    try:
+        now = trial.virsh.domain(trial.head.uuid)
+        if not now.is_active or state.run_id not in (None, now.run_id):
+            return None
+        if not is_same_host_boot(trial.virsh, state.host_boot):
+            return None
+        machine = trial.reach.machine(trial.head.uuid)
+        if boot_of(machine) != state.boot:
+            return None
+        trial.reach.equip(machine)
+    except HomenodeError:
+        return None
+    return state.running, machine
+
+
+def _rollback(trial: Trial) -> None:
+    stop_s = trial.measuring.stop_s
+    rollback(
+        trial.virsh, trial.head, trial.journal, trial.root, stop_s, tell=trial.tell
+    )  # fmt: skip
+
+
+def _copy(trial: Trial, prepared: Prepared) -> None:
+    files = ", ".join(prepared.copy.overlays) or "no disks"
+    trial.journal.add(What.COPYING, None, files, undo=f"undefine {prepared.copy.name}; rm {files}")
+    make_copy(trial.virsh, prepared)
+    trial.journal.add(What.COPIED)
+
+
+def _step(trial: Trial, step: TrialStep, lock: int, alive: tuple[int, Machine] | None) -> None:
+    """One boot and its measurement. What fails is written down; the daemon's end is raised."""
+    name = run_name(trial.head.id, step)
+    there = _run_there(Path(trial.head.results), name)
+    if there is not None and alive is None:
+        samples = _samples(there)
+        if samples is not None:  # it was killed after the last sample, before it said so
+            trial.journal.add(What.MEASURED, step.number, run=name, samples=samples)
+            return
+        _set_aside(trial, step, there)
+    machine = None if alive is None else alive[1]
+    try:
+        if step.is_bare:
+            _measure(trial, step, LocalMachine(), _bare(trial, step, name), resume=False)
+            return
+        boot = _boot(trial, step, lock) if alive is None else None
+        if boot is None and alive is None:
+            return
+        machine = boot if machine is None else machine
+        assert machine is not None, "one of the two is there"
+        orders = _orders(trial, step, name, boot_of(machine))
+        _measure(trial, step, machine, orders, resume=alive is not None and there is not None)
+    except HomenodeError as error:
+        trial.journal.add(What.FAILED, step.number, str(error))
+        trial.tell(f"boot {step.number + 1}, {step.layout}: {error}")
+        # Raises where libvirt has gone for good: the other boots cannot be made either.
+        retry_while_unavailable(lambda: trial.virsh.domain(trial.head.uuid))
+    finally:
+        if not step.is_bare:
+            _stop(trial, machine)
+
+
+def _boot(trial: Trial, step: TrialStep, lock: int) -> Machine | None:
+    """The guest of a layout, up and equipped; None where libvirt refuses the layout."""
+    virsh, uuid = trial.virsh, trial.head.uuid
+    wanted = trial.layouts[step.layout]
+    _refuse_running_original(trial)
+    trial.journal.add(
+        What.APPLYING, step.number, step.layout, undo=f"homenode restore {trial.head.domain}"
+    )
+    try:
+        apply_definition(virsh, uuid, wanted.document, virsh.definition(uuid), trial.root)
+    except (HostError, InputError) as error:
+        trial.journal.add(What.REFUSED, step.number, str(error))
+        trial.tell(f"boot {step.number + 1}, {step.layout}: refused: {error}")
+        retry_while_unavailable(lambda: virsh.domain(uuid))
+        return None
+    trial.journal.add(What.APPLIED, step.number, step.layout)
+    trial.journal.add(
+        What.STARTING, step.number, undo=f"virsh destroy {uuid}", host_boot=host_boot(virsh)
+    )
+    try:
+        virsh.start(uuid, (lock,))
+    except HostError as error:
+        if any(
+            one in error.message for one in _ALREADY
+        ):  # by somebody else, just now: it is not ours to stop
+            trial.journal.add(What.STOPPED, step.number, "somebody else had started it")
+        raise
+    trial.journal.add(What.STARTED, step.number, run_id=virsh.domain(uuid).run_id)
+    machine = answering(virsh, uuid, trial.reach, trial.measuring.answer_s)
+    trial.journal.add(What.ANSWERED, step.number, boot=boot_of(machine))
+    trial.reach.equip(machine)
+    return machine
+
+
+def _refuse_running_original(trial: Trial) -> None:
+    head = trial.head
+    if head.copy is not None and head.source_uuid:
+        state = retry_while_unavailable(lambda: trial.virsh.domain(head.source_uuid))
+        if state.is_active:
+            raise UsageError(
+                f"{head.source}: expected it shut off, found it {state.state}: the copy's disks "
+                "lie over its own",
+                hint=f"shut it down; then homenode trial {head.id} --resume",
+            )
+
+
+def _measure(
+    trial: Trial, step: TrialStep, machine: Machine, orders: BenchOptions, *, resume: bool
+) -> None:
+    trial.journal.add(What.MEASURING, step.number, run=orders.name)
+    results = Path(trial.head.results)
+    outcome = run_bench(machine, orders, results, trial.on_progress, resume=resume)
+    if not step.is_bare:
+        _refuse_rebooted(trial, step, machine, orders)
+    if outcome.run is None:
+        found = tuple(str(one) for one in outcome.findings)
+        trial.journal.add(What.MISMATCHED, step.number, run=orders.name, findings=found)
+        for line in found:
+            trial.tell(f"boot {step.number + 1}, {step.layout}: not as planned: {line}")
+        return
+    gaps = "; ".join(map(str, outcome.gaps))
+    count = len(outcome.run.samples)
+    if not count:
+        raise ToolError(f"expected figures, found none: every test failed: {gaps}")
+    trial.journal.add(What.MEASURED, step.number, gaps, run=orders.name, samples=count)
+
+
+def _refuse_rebooted(trial: Trial, step: TrialStep, machine: Machine, orders: BenchOptions) -> None:
+    """A boot is the unit of every comparison: figures of two of them are no figures."""
+    try:
+        now = boot_of(machine)
+    except ToolError as error:
+        now = f"none: {error.message}"
+    if now == orders.boot:
+        return
+    there = _run_there(Path(trial.head.results), orders.name)
+    if there is not None:
+        _set_aside(trial, step, there)
+    raise ToolError(
+        f"expected the guest to stay in its boot {orders.boot} while it was measured, found {now}",
+        hint="it restarted itself: look at its console",
+    )
+
+
+def _orders(trial: Trial, step: TrialStep, name: str, boot: str) -> BenchOptions:
+    tuned = trial.layouts[step.layout]
+    return guest_orders(
+        trial.measuring, step, name, tuned.plan, tuned.document, trial=trial.head.id, boot=boot,
+        host_kind=trial.host_kind, versions=trial.versions, emulated=trial.emulated,
+    )  # fmt: skip
+
+
+def _bare(trial: Trial, step: TrialStep, name: str) -> BenchOptions:
+    pinning = [one.plan for one in trial.layouts.values()
+               if one.plan.layout.pinning is not Pinning.NONE]  # fmt: skip
+    return bare_orders(trial.measuring, step, name, pinning[0], trial.host_kind, trial.head.id)
+
+
+def _stop(trial: Trial, machine: Machine | None) -> None:
+    state = trial.journal.known().state
+    if state.running is None:
+        return
+    if machine is not None:
+        try:
+            trial.reach.leave(machine)
+        except HomenodeError as error:
+            trial.tell(f"what was put into the guest stays there: {error.message}")
+    noted(trial.journal, trial.tell, What.STOPPING, state.running)
+    how = retry_while_unavailable(
+        lambda: stop(trial.virsh, trial.head.uuid, machine, trial.measuring.stop_s, state.run_id)
+    )
+    noted(trial.journal, trial.tell, What.STOPPED, state.running, how)
+
+
+def _run_there(results: Path, name: str) -> Path | None:
+    """The folder of a run, whatever system it is of."""
+    try:
+        return next((path for path in sorted(results.glob(f"*/{name}")) if path.is_dir()), None)
+    except OSError as error:
+        raise HostError(f"{results}: expected results there, found: {error.strerror}") from None
+
+
+def _samples(folder: Path) -> int | None:
+    """How many samples a finished run has; None where it is not finished, or has none."""
+    try:
+        return len(read_run(folder).samples) or None
+    except InputError:
+        return None
+
+
+def _set_aside(trial: Trial, step: TrialStep, folder: Path) -> None:
+    """A boot that is gone is measured anew as a whole; what there was of it is kept apart."""
+    number = 0
+    while (aside := trial.journal.folder / "set-aside" / f"{folder.name}-{number}").exists():
+        number += 1
+    trial.journal.add(What.SET_ASIDE, step.number, str(aside), run=folder.name)
+    try:
+        aside.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.move(folder, aside)
+    except OSError as error:
+        raise HostError(f"{aside}: expected to move a run there, found: {error}") from None
+
+
+def is_emulated(document: bytes) -> bool:
+    """Whether a domain runs without the processor's help: no figure of it means anything."""
+    return open_domain(document, "the domain").root.get("type") == "qemu"
+
+
+def outcome_code(state: State) -> int:
+    """The exit code that a trial comes to: 3 where a boot failed, 1 where a guest was not as
+    planned, else 0."""
+    kinds = {one.what for one in state.outcomes.values()}
+    if kinds & {What.FAILED, What.REFUSED}:
+        return 3
+    return 1 if What.MISMATCHED in kinds else 0

@@ -1,0 +1,136 @@
+"""Bench test: one command of the suite, and everything that running and reading it needs."""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from homenode.bdf import Bdf
+from homenode.gap import Gap
+from homenode.indices import NodeIndex
+from homenode.units import GIB
+
+PROBE = "homenode-probe"
+PYTHON = "python"
+"""In `installed`: the Python of SuiteOptions.python runs there."""
+
+TORCH = "torch"
+"""In `installed`: the Python of SuiteOptions.python has PyTorch (measure.tools_installed looks)."""
+
+
+class Depth(StrEnum):
+    """How long is measured."""
+
+    QUICK = "quick"
+    NORMAL = "normal"
+    FULL = "full"
+
+
+SECONDS = {Depth.QUICK: 0.5, Depth.NORMAL: 2.0, Depth.FULL: 8.0}
+"""Of one figure, about."""
+
+
+class Group(StrEnum):
+    """What can be asked for by name; the study's names where it has the test."""
+
+    CPU_SINGLE = "cpu-single"
+    CPU_ALL = "cpu-all"
+    MEMORY_BANDWIDTH = "stream"
+    MEMORY_LATENCY = "mem-latency"
+    CORE_TO_CORE = "core-to-core"
+    SMT = "smt"
+    PLACEMENT = "placement"
+    GPU_COPY = "gpu-copy"
+    MATMUL = "gpu-compute"
+    GPU_BANDWIDTH = "gpu-bandwidth"
+    GPU_SMALL = "gpu-small-copies"
+    GPU_PEER = "gpu-peer"
+    NCCL = "nccl"
+    APP = "app"  # the user's own program, asked for by --app
+
+
+CONTROLS = frozenset({Group.CPU_SINGLE, Group.GPU_COPY, Group.MATMUL})
+"""What no layout should move; when it moves, something else did."""
+
+
+class Reader(StrEnum):
+    """Whose output a test's is: what turns it into figures.
+
+    PROBE is read by the probe's own reader, all others by measure.step_figures.
+    """
+
+    PROBE = "homenode-probe"
+    NVBANDWIDTH = "nvbandwidth"
+    NCCL_TESTS = "nccl-tests"  # rccl-tests too
+    NCCL_CHOICES = "NCCL's log"  # which algorithm it takes at which size; no figure
+    ROCM = "rocm-bandwidth-test"
+    TRANSFER_BENCH = "TransferBench"
+    TORCH = "torch"  # our own program, measure/programs/torch_copies.py
+    APP = "app"  # the user's own program
+
+
+@dataclass(frozen=True, slots=True)
+class BenchTest:
+    """One command. id: unique in the suite. seconds: about how long it takes.
+
+    environment: variables beside the usual. timeout_s: then it is stopped, and that is its result:
+    peer access of some virtual functions hangs.
+    reads: how its output is read. program: a program of measure/programs that it gets on standard
+    input (its argv ends "python3 - ..."), None where it gets nothing.
+    node: where its PUs and host memory are bound; None where the tool binds as it likes.
+    binding: of a collective, what is bound where, in the user's words; None of other tests.
+    variant: what the figures of this test are called apart from those of the test that speaks for
+    its metric ("P2P off"); None where it is that one.
+    alternatives: tests that measure the same otherwise, to be tried in this order where it is
+    missing, fails, runs out of time or cannot be read; each has an id of its own and none of these.
+    if_stopped: what it tells when it runs out of time, None where it tells nothing.
+    gpus: the GPUs by the number that tools give them, where the driver told; () where it did not.
+    """
+
+    id: str
+    group: Group
+    argv: tuple[str, ...]
+    seconds: float
+    timeout_s: float
+    environment: tuple[tuple[str, str], ...] = ()
+    reads: Reader = Reader.PROBE
+    program: str | None = None
+    node: NodeIndex | None = None
+    binding: str | None = None
+    variant: str | None = None
+    alternatives: "tuple[BenchTest, ...]" = ()
+    if_stopped: str | None = None
+    gpus: tuple[Bdf, ...] = ()
+
+    @property
+    def is_control(self) -> bool:
+        return self.group in CONTROLS
+
+    def or_else(self, *others: "BenchTest") -> "BenchTest":
+        """The same with others behind it, each called after it and the tool that it uses."""
+        named = (replace(one, id=f"{self.id} ({one.reads})") for one in others)
+        return replace(self, alternatives=tuple(named))
+
+    @property
+    def attempts(self) -> "tuple[BenchTest, ...]":
+        """The commands to try, in order, until one gives figures."""
+        return (self, *self.alternatives)
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """Tests in a fixed order (the schedule mixes them), and what this machine does not get."""
+
+    tests: tuple[BenchTest, ...]
+    left_out: tuple[Gap, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteOptions:
+    """groups: () = all that can be. largest_message_bytes: of collectives.
+
+    python: the Python whose PyTorch measures where a tool is missing or fails.
+    """
+
+    groups: tuple[Group, ...] = ()
+    depth: Depth = Depth.NORMAL
+    largest_message_bytes: int = GIB
+    python: str = "python3"

@@ -1,0 +1,116 @@
+"""Orders: what one run of the suite is asked for, how it comes along, and what comes of it."""
+
+from dataclasses import dataclass, field
+
+from homenode.cpuset import CpuSet
+from homenode.errors import UsageError
+from homenode.findings import Finding
+from homenode.gap import Gap
+from homenode.measure.suite import SuiteOptions
+from homenode.plan.model import Plan
+from homenode.results.model import UNKNOWN_SWITCHES, Condition, Run, Switches
+from homenode.results.vantage import Vantage
+
+APP_TIMEOUT_S = 3600.0
+MAX_NAME = 120
+"""Letters of a run's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppOrder:
+    """The user's own program as a test. argv: no shell sees it.
+
+    metric: a regular expression with one group, searched line by line in what the program prints;
+    the last match is the figure. lower_is_better: it is a time, not a rate. name: of the metric.
+    """
+
+    argv: tuple[str, ...]
+    metric: str
+    lower_is_better: bool = False
+    name: str = "app"
+    timeout_s: float = APP_TIMEOUT_S
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """One run: results/<system>/<name>/.
+
+    switches: of the layout; those of the plan where one is given and these are unknown. plan: of
+    the guest that is measured: it is verified first. domain_xml: kept beside it. versions: of
+    libvirt, QEMU and the machine type, as whoever started the guest knows them. boot: identity of
+    this boot; None = the machine is asked. pus, nodes: measure on these alone. system: folder
+    above the run; None = the GPU's name, or cpu-only. host, host_kind: of the machine below a
+    guest, see RunHead. emulated: no figure means anything; the probe knows TCG by itself. force:
+    measure a guest that is not as planned, and mark the run. experiment, block: see RunHead.
+    """
+
+    name: str
+    wishes: SuiteOptions = field(default_factory=SuiteOptions)
+    repeats: int = 3
+    seed: int = 1
+    switches: Switches = UNKNOWN_SWITCHES
+    vantage: Vantage = Vantage.GUEST
+    plan: Plan | None = None
+    domain_xml: bytes | None = None
+    versions: tuple[Condition, ...] = ()
+    boot: str | None = None
+    app: AppOrder | None = None
+    pus: CpuSet | None = None
+    nodes: tuple[int, ...] | None = None
+    system: str | None = None
+    host: str | None = None
+    host_kind: str | None = None
+    arrangement: str | None = None
+    emulated: bool = False
+    force: bool = False
+    experiment: str | None = None
+    block: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is: steps done of all, the test that runs now, seconds left as planned."""
+
+    done: int
+    total: int
+    test: str
+    seconds_left: float
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOutcome:
+    """What came of it. folder (a path), run: None where the guest is another: nothing is measured.
+
+    findings: of verifying and preflight, and of the run itself. gaps: tests that this machine does
+    not get, failed, or ran out of time.
+    """
+
+    folder: str | None
+    run: Run | None
+    findings: tuple[Finding, ...]
+    gaps: tuple[Gap, ...]
+
+
+def check_name(name: str) -> None:
+    """Raises UsageError for what is no folder's name that results are found under."""
+    sound = 0 < len(name) <= MAX_NAME and name.isprintable() and "/" not in name
+    if not sound or name.startswith("."):
+        raise UsageError(
+            f"NAME: expected a folder's name of 1 to {MAX_NAME} letters that begins with no dot, "
+            f"found {name[:40]!r}"
+        )
+
+
+def restricted_to(orders: BenchOptions) -> CpuSet | None:
+    """PUs that a run is confined to: as ordered, else on a host those that the plan pins."""
+    if orders.pus is not None or orders.vantage is Vantage.GUEST or orders.plan is None:
+        return orders.pus
+    pinned = CpuSet.from_bits(0)
+    for pins in orders.plan.vcpu_pins:
+        pinned |= pins
+    if not pinned:
+        raise UsageError(
+            "--plan: expected one that pins vCPUs, to measure the host on their PUs, found none",
+            hint="--pus LIST names the PUs",
+        )
+    return pinned

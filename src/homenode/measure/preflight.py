@@ -1,0 +1,175 @@
+"""Preflight: what would spoil a run, found before it begins."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from homenode.cpuset import CpuSet
+from homenode.findings import Finding, Severity, in_order
+from homenode.measure.environment import STOLEN_SHARE, Environment, Share, share_between
+from homenode.pci import DeviceKind
+from homenode.plan.model import Plan
+from homenode.topology import Host
+from homenode.units import format_bytes
+
+BUSY_SHARE = 0.05
+"""More than this of the PUs' time taken while nothing was measured: somebody else is there."""
+
+ONE_PU_SHARE = 0.5
+"""Likewise of any single PU: among 448 PUs a neighbour on one of them is 0.2 % of their time. So
+high because a second holds the burst of some daemon on every large machine."""
+
+MEMORY_KEPT = 0.90
+"""A guest's kernel keeps some of its memory for itself; less than this is a balloon's doing."""
+
+_BUSY_STATES = ("P0", "P1", "P2")
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """Two looks at an idle machine, some time apart, and where it is to be measured."""
+
+    first: Environment
+    second: Environment
+    pus: CpuSet
+
+
+def preflight(host: Host, looks: Looks, plan: Plan | None = None) -> tuple[Finding, ...]:
+    """Everything found, worst first. plan: of the guest that we are in, if we are in one."""
+    found = [
+        *_load(looks),
+        *_settings(looks.second),
+        *_links(host),
+        *_neighbours(host, looks.pus),
+    ]
+    if plan is not None:
+        found += _guest(plan, looks.second)
+    return in_order(found)
+
+
+def _load(looks: Looks) -> Iterator[Finding]:
+    share = share_between(looks.first, looks.second, looks.pus)
+    if share is None:
+        yield Finding(
+            "bench-load-unknown", Severity.INCONCLUSIVE, f"PUs {looks.pus}", "to be idle",
+            "nobody counts their time", None, None, "/proc/stat",
+        )  # fmt: skip
+        return
+    found = tuple(_busy(looks.pus, share))
+    yield from found or _crowded(looks)
+
+
+def _crowded(looks: Looks) -> Iterator[Finding]:
+    """Single PUs that belong to others, where all together hardly show it."""
+    shares = [(pu, share_between(looks.first, looks.second, CpuSet((pu,)))) for pu in looks.pus]
+    busy = CpuSet(pu for pu, share in shares if share is not None and share.busy > ONE_PU_SHARE)
+    stolen = CpuSet(pu for pu, share in shares if share is not None and share.stolen > ONE_PU_SHARE)
+    if busy:
+        yield Finding(
+            "bench-busy", Severity.WARNING, f"PUs {looks.pus}",
+            f"no PU more than {ONE_PU_SHARE:.0%} busy", f"PUs {busy} busy",
+            "figures of a busy machine are marked and not compared",
+            "stop what runs there, or measure on other PUs", "/proc/stat",
+        )  # fmt: skip
+    if stolen:
+        yield Finding(
+            "bench-stolen", Severity.WARNING, f"PUs {looks.pus}",
+            f"no PU more than {ONE_PU_SHARE:.0%} stolen", f"PUs {stolen} given to other guests",
+            "the vCPUs share PUs with others",
+            "pin the guest's vCPUs to PUs of their own: homenode plan", "/proc/stat",
+        )  # fmt: skip
+
+
+def _busy(pus: CpuSet, share: Share) -> Iterator[Finding]:
+    if share.busy > BUSY_SHARE:
+        yield Finding(
+            "bench-busy", Severity.WARNING, f"PUs {pus}", f"at most {BUSY_SHARE:.0%} busy",
+            f"{share.busy:.0%} busy", "figures of a busy machine are marked and not compared",
+            "stop what runs there, or measure on other PUs", "/proc/stat",
+        )  # fmt: skip
+    if share.stolen > STOLEN_SHARE:
+        yield Finding(
+            "bench-stolen", Severity.WARNING, f"PUs {pus}", f"at most {STOLEN_SHARE:.0%} stolen",
+            f"{share.stolen:.1%} given to other guests", "the vCPUs share PUs with others",
+            "pin the guest's vCPUs to PUs of their own: homenode plan", "/proc/stat",
+        )  # fmt: skip
+
+
+def _settings(now: Environment) -> Iterator[Finding]:
+    slow = [name for name in now.governors or () if name not in ("performance", "schedutil")]
+    if slow:
+        yield Finding(
+            "bench-governor", Severity.WARNING, "frequency governor", "performance",
+            ", ".join(slow), "clocks follow the load with a delay that short tests see",
+            "cpupower frequency-set -g performance", "cpufreq/scaling_governor",
+        )  # fmt: skip
+    throttled = [f"{name} {count}" for name, count in now.throttles if count]
+    if throttled:
+        yield Finding(
+            "bench-throttled", Severity.INFO, "PUs", "no throttling since boot",
+            ", ".join(throttled), None, "look at cooling and power limits", "thermal_throttle",
+        )  # fmt: skip
+    if now.transparent_hugepages == "never":
+        yield Finding(
+            "bench-no-huge-pages", Severity.INFO, "transparent huge pages", "madvise or always",
+            "never", "bandwidth on ordinary pages was 1.4 to 1.9 times lower on one EPYC guest",
+            "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+            "/sys/kernel/mm/transparent_hugepage/enabled",
+        )  # fmt: skip
+
+
+def _links(host: Host) -> Iterator[Finding]:
+    for device in host.devices_of_kind(DeviceKind.GPU):
+        link = device.link
+        if link is None or link.current_gt_per_s is None or link.max_gt_per_s is None:
+            continue
+        slow = link.current_gt_per_s < link.max_gt_per_s
+        narrow = None not in (link.current_width, link.max_width) and (
+            (link.current_width or 0) < (link.max_width or 0)
+        )
+        if not slow and not narrow:
+            continue
+        # A GPU that rests slows its link down, and a card may sit in a narrower slot by design.
+        is_busy = device.performance_state in _BUSY_STATES
+        yield Finding(
+            "bench-link", Severity.WARNING if is_busy else Severity.INCONCLUSIVE,
+            f"GPU {device.bdf}", f"{link.max_gt_per_s:g} GT/s x{link.max_width}",
+            f"{link.current_gt_per_s:g} GT/s x{link.current_width}"
+            + ("" if is_busy else ", perhaps at rest"),
+            None, "homenode doctor, which looks at it under load", "link state of the function",
+        )  # fmt: skip
+
+
+def _neighbours(host: Host, pus: CpuSet) -> Iterator[Finding]:
+    for domain in host.domains:
+        if not domain.running:
+            continue
+        taken = [pins & pus for pins in domain.vcpu_pins if pins is not None]
+        shared = CpuSet.from_bits(0)
+        for pins in taken:
+            shared |= pins
+        floats = any(pins is None for pins in domain.vcpu_pins)
+        if shared or floats:
+            yield Finding(
+                "bench-neighbour", Severity.WARNING, f"domain {domain.name}",
+                f"no vCPU on PUs {pus}",
+                f"vCPUs pinned to {shared}" if shared else "vCPUs that run anywhere",
+                "its load comes and goes in our figures", "shut it down, or pin it elsewhere",
+                "running domains",
+            )  # fmt: skip
+
+
+def _guest(plan: Plan, now: Environment) -> Iterator[Finding]:
+    if len(now.online) != plan.vcpus:
+        yield Finding(
+            "bench-vcpus", Severity.CRITICAL, "guest", f"{plan.vcpus} vCPUs, as planned",
+            f"{len(now.online)} online", "this is not the guest of the plan",
+            "homenode verify --guest says what differs", "/sys/devices/system/cpu/online",
+        )  # fmt: skip
+    planned = plan.memory_bytes
+    if now.memory_bytes is not None and now.memory_bytes < planned * MEMORY_KEPT:
+        yield Finding(
+            "bench-balloon", Severity.WARNING, "guest", f"{format_bytes(planned)}, as planned",
+            format_bytes(now.memory_bytes),
+            "a balloon holds the rest; first touches are faults in the hypervisor",
+            "virsh setmem NAME to the maximum, and wait", "meminfo of all nodes",
+        )  # fmt: skip

@@ -1,0 +1,276 @@
+"""Preparation: from orders and a machine to what will be run there, before anything is written."""
+
+import hashlib
+import re
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.domain.read import open_domain
+from homenode.errors import UsageError
+from homenode.findings import Finding, are_bad
+from homenode.gap import Gap
+from homenode.measure.confinement import bound, confined, keeps_to_nodes, kept_to, usable_pus
+from homenode.measure.gpu.gpus_shown import ShownGpus
+from homenode.measure.imported.runs import CPU_ONLY, GPU_UNKNOWN
+from homenode.measure.model import CONTROLS, BenchTest, Group, Reader, Suite
+from homenode.measure.orders import AppOrder, BenchOptions, restricted_to
+from homenode.measure.record import RunRecord
+from homenode.measure.suite import suite_for
+from homenode.pci import DeviceKind
+from homenode.plan.fingerprint import host_fingerprint
+from homenode.plan.guest import Guest
+from homenode.plan.model import Plan
+from homenode.results.host_kind import host_kind
+from homenode.results.model import UNKNOWN_SWITCHES, Condition, GpuPlace, Origin, RunHead, Switches
+from homenode.results.vantage import Vantage
+from homenode.topology import Host
+from homenode.verify.domain_facts import DomainFacts, domain_facts
+from homenode.verify.guest.expectation import Expectation, expectation_of_plan
+from homenode.verify.guest.path import paths_of_guest
+from homenode.verify.guest.view import view_of_guest
+
+APP_TEST = "app"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """record: what would be run. host: the machine as the run may use it. pus: that measure.
+
+    mismatch: how a guest differs from its plan; not empty = nothing should be measured.
+    """
+
+    record: RunRecord
+    host: Host
+    pus: CpuSet
+    mismatch: tuple[Finding, ...]
+
+
+def prepared(
+    orders: BenchOptions,
+    host: Host,
+    installed: Collection[str],
+    boot: str,
+    memory_nodes: tuple[int, ...] | None = None,
+    shown: ShownGpus | None = None,
+    own_pus: CpuSet | None = None,
+) -> Prepared:
+    """What these orders come to on a machine. installed: programs that can be run there.
+
+    memory_nodes, own_pus: that a cpuset, and an affinity, leave us; None = all. shown: GPUs that
+    the driver gives to us.
+
+    Raises UsageError for tests, PUs or nodes that the machine does not have, InputError for a
+    document that is none.
+    """
+    facts = _facts(orders)
+    document = None if facts is None else facts.guest
+    expected = None
+    if orders.plan is not None and orders.vantage is Vantage.GUEST:
+        expected = expectation_of_plan(orders.plan, document=document)
+    mismatch: tuple[Finding, ...] = ()
+    if expected is not None:
+        mismatch = tuple(
+            one for one in view_of_guest(expected, host, None, facts).findings if are_bad((one,))
+        )
+    pus = restricted_to(orders)
+    usable = confined(kept_to(host, own_pus), pus, orders.nodes)
+    usable = _with_memory(usable, orders.nodes, memory_nodes)
+    suite = _suite(orders, usable, installed, shown)
+    if len(usable.nodes) < len(host.nodes):
+        suite = _without(suite, lambda test: not keeps_to_nodes(test), "some nodes are not ours")
+    if pus is not None or orders.nodes is not None:
+        suite = _bound(suite, usable, orders.nodes, installed)
+    bus_ids = _bus_ids(expected, host)
+    record = RunRecord(
+        head=replace(_head(orders, host, usable, document, bus_ids), boots=(boot,)),
+        tests=suite.tests,
+        controls=tuple(test.id for test in suite.tests if test.is_control),
+        repeats=orders.repeats,
+        seed=orders.seed,
+        machine=_machine(host),
+        boot=boot,
+        app=orders.app,
+        left_out=suite.left_out,
+        marks=tuple(f"the guest is not as planned: {one}" for one in mismatch),
+        bus_ids=bus_ids,
+    )
+    return Prepared(record, usable, usable_pus(usable), mismatch)
+
+
+def _facts(orders: BenchOptions) -> DomainFacts | None:
+    if orders.domain_xml is None:
+        return None
+    return domain_facts(open_domain(orders.domain_xml, "domain XML"))
+
+
+def _suite(
+    orders: BenchOptions, host: Host, installed: Collection[str], shown: ShownGpus | None
+) -> Suite:
+    wishes = orders.wishes
+    if orders.app is not None and not wishes.groups:
+        wishes = replace(wishes, groups=(*sorted(CONTROLS), Group.APP))
+    try:
+        suite = suite_for(host, installed, wishes, shown)
+    except UsageError as error:
+        if orders.app is None:
+            raise
+        suite = Suite((), (Gap("tests beside the program", error.message),))
+    if orders.app is None:
+        return suite
+    return Suite((*suite.tests, _app_test(orders.app)), suite.left_out)
+
+
+def _app_test(app: AppOrder) -> BenchTest:
+    seconds = min(60.0, app.timeout_s)  # nobody knows; progress learns from the first round
+    return BenchTest(APP_TEST, Group.APP, app.argv, seconds, app.timeout_s, reads=Reader.APP)
+
+
+def _with_memory(
+    host: Host, asked: tuple[int, ...] | None, memory_nodes: tuple[int, ...] | None
+) -> Host:
+    """The machine without nodes whose memory a cpuset keeps from us. Raises UsageError."""
+    if memory_nodes is None:
+        return host
+    kept_out = [number for number in asked or () if number not in memory_nodes]
+    if kept_out:
+        raise UsageError(
+            f"--nodes: expected nodes that a cpuset leaves us, found {kept_out[0]}",
+            hint="ask for memory of that node, in the job or the cgroup",
+        )
+    return replace(host, nodes=tuple(one for one in host.nodes if one.index in memory_nodes))
+
+
+def _bound(
+    suite: Suite, host: Host, nodes: tuple[int, ...] | None, installed: Collection[str]
+) -> Suite:
+    """The suite on some PUs: GPU tools and the user's program are kept to them by taskset."""
+    if "taskset" not in installed:
+        reason = "taskset is not installed, to keep it on its PUs"
+        suite = _without(suite, lambda test: test.reads is not Reader.PROBE, reason)
+    pus, of_node = usable_pus(host), {int(node.index): node.pus for node in host.nodes}
+    tests = tuple(bound(test, pus, nodes, of_node) for test in suite.tests)
+    return Suite(tests, suite.left_out)
+
+
+def _without(suite: Suite, unwanted: Callable[[BenchTest], bool], reason: str) -> Suite:
+    left = [Gap(test.id, reason) for test in suite.tests if unwanted(test)]
+    tests = tuple(test for test in suite.tests if not unwanted(test))
+    return Suite(tests, (*suite.left_out, *left))
+
+
+def _head(
+    orders: BenchOptions,
+    host: Host,
+    usable: Host,
+    document: Guest | None,
+    bus_ids: tuple[tuple[Bdf, Bdf], ...],
+) -> RunHead:
+    plan, in_guest = orders.plan, orders.vantage is Vantage.GUEST
+    switches = orders.switches
+    if switches == UNKNOWN_SWITCHES and plan is not None and in_guest:
+        switches = Switches.of(plan.layout)
+    gpus = host.devices_of_kind(DeviceKind.GPU)
+    on_host = dict(bus_ids)
+    return RunHead(
+        name=orders.name,
+        system=orders.system or _system([gpu.name for gpu in gpus]),
+        origin=Origin.EMULATED if orders.emulated or _is_emulated(host) else Origin.MEASURED,
+        vantage=orders.vantage,
+        switches=switches,
+        host_kind=orders.host_kind if in_guest else orders.host_kind or host_kind(host),
+        host=orders.host or (_host_of(plan) if in_guest else host_fingerprint(host)),
+        arrangement=orders.arrangement,
+        memory_mode=None if plan is None or plan.memory_mode is None else str(plan.memory_mode),
+        page_bytes=None if plan is None else plan.page_bytes,
+        vcpus=sum(pu.online for pu in host.pus) if in_guest else None,
+        pus=_pinned(plan) if in_guest else usable_pus(usable),
+        nodes=_nodes(plan) if in_guest else tuple(int(node.index) for node in usable.nodes),
+        plan_fingerprint=None if plan is None else plan_fingerprint(plan),
+        gpus=tuple(GpuPlace(on_host.get(gpu.bdf, gpu.bdf), gpu.node) for gpu in gpus),
+        host_addresses=not in_guest or (bool(gpus) and all(gpu.bdf in on_host for gpu in gpus)),
+        conditions=tuple(_versions(orders, host, document)),
+        experiment=orders.experiment,
+        block=orders.block,
+    )
+
+
+def _is_emulated(host: Host) -> bool:
+    """Whether the CPU calls itself emulated ("QEMU TCG CPU version 2.5+"). The probe knows better,
+    where it runs: CPUID's hypervisor leaf says TCGTCGTCGTCG."""
+    return "TCG" in (host.cpu.name or "").split()
+
+
+def _host_of(plan: Plan | None) -> str | None:
+    return None if plan is None else plan.host_fingerprint or None
+
+
+def _pinned(plan: Plan | None) -> CpuSet | None:
+    if plan is None or not plan.vcpu_pins:
+        return None
+    pinned = CpuSet.from_bits(0)
+    for pins in plan.vcpu_pins:
+        pinned |= pins
+    return pinned
+
+
+def _nodes(plan: Plan | None) -> tuple[int, ...] | None:
+    return None if plan is None else tuple(int(node) for node in plan.nodes)
+
+
+def plan_fingerprint(plan: Plan) -> str:
+    """Tells two plans apart; equal plans have equal ones."""
+    from homenode.plan.stored import encode_plan
+
+    return hashlib.sha256(encode_plan(plan).encode()).hexdigest()
+
+
+def _machine(host: Host) -> str:
+    """What is measured. A guest's own topology is all that tells it from another."""
+    lines = (host_fingerprint(host), str(host.cpu), str(host.settings.kernel_release))
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _system(names: list[str | None]) -> str:
+    """The folder of a machine: its GPU's name, as a folder can have it.
+
+    >>> _system(["NVIDIA H200", "NVIDIA H200"]), _system([None]), _system([])
+    ('nvidia-h200', 'gpu-unknown', 'cpu-only')
+    """
+    if not names:
+        return CPU_ONLY
+    return re.sub(r"[^a-z0-9]+", "-", (names[0] or "").lower()).strip("-")[:80] or GPU_UNKNOWN
+
+
+def _versions(orders: BenchOptions, host: Host, document: Guest | None) -> Iterator[Condition]:
+    yield from orders.versions
+    told = {condition.name for condition in orders.versions}
+    found = {
+        "machine type": None if document is None else document.machine,
+    }
+    if orders.vantage is not Vantage.GUEST:  # a guest's own are not those that run it
+        found["libvirt"] = _version(host.settings.libvirt_version)
+        found["qemu"] = _version(host.settings.qemu_version)
+    for name, value in found.items():
+        if value is not None and name not in told:
+            yield Condition(name, value)
+    drivers = sorted({gpu.driver for gpu in host.devices_of_kind(DeviceKind.GPU) if gpu.driver})
+    if drivers:
+        yield Condition("driver", ", ".join(drivers))
+
+
+def _version(version: tuple[int, int, int] | None) -> str | None:
+    return None if version is None else ".".join(map(str, version))
+
+
+def _bus_ids(expected: Expectation | None, guest: Host) -> tuple[tuple[Bdf, Bdf], ...]:
+    """(address in the guest, on the host) of each passed-through function that is found."""
+    if expected is None:
+        return ()
+    address_of = paths_of_guest(guest)
+    return tuple(
+        (address_of[device.path], device.bdf)
+        for device in expected.devices
+        if device.path is not None and device.path in address_of
+    )

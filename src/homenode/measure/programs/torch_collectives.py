@@ -1,0 +1,275 @@
+"""Torch collectives: all-reduces over message sizes, a process for each GPU, as JSON. [I/O]
+
+    python3 - --gpus 8 --largest 1073741824 --bind none|gpu|N [--no-peers]  < this, carried
+
+Runs in the user's Python, from 3.8 on. Ranks are forked before PyTorch starts, and bound before it
+too. Each size is timed by events; the slowest rank counts; data are checked in every size. A second
+round of one call a size, with NCCL's log on, tells the algorithm and protocol of each: a log beside
+the timing would be in the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from homenode.measure.programs.torch_place import bind, devices, load_torch, thread_place
+from homenode.measure.programs.torch_timing import FORMAT
+
+SMALLEST_BYTES = 8
+MOST_S = 2.0
+"""Of one size: fewer repeats where one takes long."""
+
+KILLED_S = 10.0
+"""How long killed ranks may take to end."""
+
+_CHOICE = re.compile(r"\b(\d+) Bytes -> Algo (\w+) proto (\w+)")
+
+
+class Rank:
+    """One process: its number, its folder, and what all ranks were asked for."""
+
+    def __init__(self, number: int, folder: Path, options: argparse.Namespace) -> None:
+        self.number, self.folder, self.options = number, folder, options
+
+    def write(self, name: str, value: Any) -> None:
+        with (self.folder / name).open("a") as file:
+            file.write(json.dumps(value) + "\n")
+
+    def run(self, home: int | None, logs: bool) -> None:
+        """All sizes. home: the node to bind to. logs: one call of each size, NCCL's log on."""
+        options = self.options
+        if home is not None:
+            bind(home)
+        if not options.peers:
+            os.environ["NCCL_P2P_DISABLE"] = "1"
+        if logs:
+            os.environ.update(
+                NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="TUNING",
+                NCCL_DEBUG_FILE=str(self.folder / f"log{self.number}"),
+            )  # fmt: skip
+        torch = load_torch()
+        dist = torch.distributed
+        torch.cuda.set_device(self.number)
+        dist.init_process_group(
+            "nccl", init_method=f"file://{self.folder}/store{int(logs)}", rank=self.number,
+            world_size=options.gpus, timeout=datetime.timedelta(seconds=120),
+        )  # fmt: skip
+        size = SMALLEST_BYTES
+        while size <= options.largest:
+            row = _all_reduce(torch, dist, self.number, size, options, once=logs)
+            if self.number == 0:
+                self.write("choices" if logs else "rows", row)
+            size *= 2
+        if not logs:
+            place = dict(thread_place(), rank=self.number, device=self.number, bound_node=home)
+            self.write("ranks", place)
+        dist.destroy_process_group()
+
+
+def _all_reduce(
+    torch: Any, dist: Any, rank: int, size: int, options: argparse.Namespace, *, once: bool
+) -> dict[str, Any]:
+    """One size on one rank; the figures are the same on all of them."""
+    gpus = options.gpus
+    data = torch.full((size // 4,), float(rank + 1), dtype=torch.float32, device=f"cuda:{rank}")
+    dist.all_reduce(data)
+    is_right = bool((data == gpus * (gpus + 1) / 2).all())
+    data.zero_()  # sums of zeros stay zeros, however often
+    if once:
+        torch.cuda.synchronize()
+        return {"size_bytes": size}
+    begin = time.perf_counter()
+    for _ in range(options.warmups):
+        dist.all_reduce(data)
+    torch.cuda.synchronize()
+    mean = (time.perf_counter() - begin) / options.warmups
+    wanted = max(5, min(options.iterations, int(MOST_S / max(mean, 1e-9))))
+    agreed = torch.full((1,), float(wanted), dtype=torch.float32, device=f"cuda:{rank}")
+    dist.broadcast(agreed, 0)
+    repeats = int(agreed.item())
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    dist.barrier()
+    torch.cuda.synchronize()
+    first.record()
+    for _ in range(repeats):
+        dist.all_reduce(data)
+    last.record()
+    last.synchronize()
+    verdict = torch.full(
+        (1,), float(first.elapsed_time(last)), dtype=torch.float32, device=f"cuda:{rank}"
+    )
+    dist.all_reduce(verdict, op=dist.ReduceOp.MAX)
+    wrong = torch.full((1,), 0.0 if is_right else 1.0, dtype=torch.float32, device=f"cuda:{rank}")
+    dist.all_reduce(wrong)
+    return {
+        "size_bytes": size, "time_ns": float(verdict.item()) * 1e6 / repeats,
+        "iterations": repeats, "wrong_ranks": int(wrong.item()),
+    }  # fmt: skip
+
+
+class Crew:
+    """Forked processes that end together: one that fails or stops ends all."""
+
+    def __init__(self, folder: Path, stall_s: float) -> None:
+        self._folder, self._stall_s = folder, stall_s
+        self._children: dict[int, int] = {}
+
+    def start(self, number: int, work: Callable[[], None]) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        child = os.fork()
+        if child:
+            self._children[child] = number
+            return
+        code = 1
+        try:
+            work()
+            code = 0
+        except SystemExit as error:
+            sys.stderr.write(f"{error}\n")
+        except (RuntimeError, OSError, ValueError) as error:
+            sys.stderr.write(f"rank {number}: {error}\n")
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+
+    def wait(self) -> str | None:
+        """Until all have ended; why they did not do their work, None where they did."""
+        seen, since = self._progress(), time.monotonic()
+        reason = None
+        while self._children and reason is None:
+            child, status = os.waitpid(-1, os.WNOHANG)
+            if child in self._children:
+                number = self._children.pop(child)
+                if status != 0:
+                    reason = f"rank {number} failed (status {status})"
+                continue
+            if self._progress() != seen:
+                seen, since = self._progress(), time.monotonic()
+            elif time.monotonic() - since > self._stall_s:
+                reason = f"no progress for {self._stall_s:g} s"
+            time.sleep(0.02)
+        for child in self._children:
+            os.kill(child, signal.SIGKILL)
+        until = time.monotonic() + KILLED_S
+        while self._children and time.monotonic() < until:
+            ended = [one for one in self._children if os.waitpid(one, os.WNOHANG)[0]]
+            for child in ended:
+                del self._children[child]
+            time.sleep(0.02)
+        self._children.clear()  # one that waits within a driver does not end: figures do not wait
+        return reason
+
+    def _progress(self) -> int:
+        """Changes while ranks write rows and the library its files."""
+        size = 0
+        for path in self._folder.iterdir():
+            with contextlib.suppress(OSError):  # removed since it was listed
+                size += path.stat().st_size
+        return size
+
+
+def _lines(folder: Path, name: str) -> list[Any]:
+    path = folder / name
+    if not path.exists():
+        return []
+    with path.open() as file:
+        return [json.loads(line) for line in file if line.endswith("\n")]
+
+
+def _choices(folder: Path) -> list[dict[str, Any]]:
+    """What rank 0 logged, each size once: the last call of a size is the all-reduce that counts."""
+    path = folder / "log0"
+    if not path.exists():
+        return []
+    text = path.read_text(errors="replace")
+    found = {int(size): (a, p) for size, a, p in _CHOICE.findall(text)}
+    return [
+        {"size_bytes": size, "algorithm": algorithm, "protocol": protocol}
+        for size, (algorithm, protocol) in sorted(found.items())
+    ]
+
+
+def _inspect(rank: Rank) -> None:
+    torch = load_torch()
+    version = torch.version
+    runtime = f"hip {version.hip}" if getattr(version, "hip", None) else f"cuda {version.cuda}"
+    found = {"torch": str(torch.__version__), "runtime": runtime, "devices": devices(torch)}
+    rank.write("machine", found)
+
+
+def _homes(machine: dict[str, Any], options: argparse.Namespace) -> list[int | None]:
+    """The node of each rank. Raises SystemExit where --bind gpu needs a node that is not known."""
+    if options.bind == "none":
+        return [None] * options.gpus
+    if options.bind != "gpu":
+        return [int(options.bind)] * options.gpus
+    nodes = [device["node"] for device in machine["devices"][: options.gpus]]
+    if None in nodes:
+        lost = machine["devices"][nodes.index(None)]["address"]
+        raise SystemExit(f"--bind gpu: GPU {lost} has no node here (numa_node -1)")
+    return nodes
+
+
+def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """The document. Raises SystemExit where nothing was measured."""
+    crew = Crew(folder, options.stall)
+    crew.start(0, lambda: _inspect(Rank(0, folder, options)))
+    if crew.wait() is not None:
+        raise SystemExit("torch_collectives: PyTorch could not be asked for its GPUs")
+    machine = _lines(folder, "machine")[0]
+    if len(machine["devices"]) < options.gpus:
+        raise SystemExit(f"--gpus {options.gpus}: PyTorch sees {len(machine['devices'])}")
+    homes = _homes(machine, options)
+    reasons = []
+    for logs in (False, True):
+        for number, home in enumerate(homes):
+
+            def work(n: int = number, h: int | None = home, with_log: bool = logs) -> None:
+                Rank(n, folder, options).run(h, with_log)
+
+            crew.start(number, work)
+        reasons.append(crew.wait())
+        if reasons[-1] is not None:
+            break
+    rows = _lines(folder, "rows")
+    if not rows:
+        raise SystemExit(f"torch_collectives: {reasons[0] or 'no figures'}")
+    document = dict(
+        {"format": FORMAT, "command": "all-reduce"}, **machine, bind=options.bind,
+        peers=options.peers, warmups=options.warmups, gpus=options.gpus, rows=rows,
+        ranks=sorted(_lines(folder, "ranks"), key=lambda one: int(one["rank"])),
+        choices=_choices(folder), figures=[], gaps=[], stalled=reasons[0],
+    )  # fmt: skip
+    if reasons[0] is None and reasons[-1] is not None:
+        document["gaps"] = [{"subject": "algorithms", "reason": reasons[-1]}]
+    return document
+
+
+def main(words: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="torch_collectives")
+    parser.add_argument("--gpus", type=int, required=True)
+    parser.add_argument("--largest", type=int, default=1 << 30)
+    parser.add_argument("--warmups", type=int, default=10)
+    parser.add_argument("--iterations", type=int, default=100)
+    parser.add_argument("--bind", default="none")
+    parser.add_argument("--no-peers", dest="peers", action="store_false")
+    parser.add_argument("--stall", type=float, default=120.0)
+    with tempfile.TemporaryDirectory(prefix="homenode-") as folder:
+        sys.stdout.write(json.dumps(run(parser.parse_args(words), Path(folder))) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -240,6 +240,14 @@ def test_i440fx_is_refused_by_name() -> None:
         assert error.value.exit_code == 2 and "q35" in str(error.value)
 
 
+def test_an_architecture_without_expander_buses_is_not_sent_to_q35() -> None:
+    request = small_request(4, layout="pin-numa-pci")
+    guest = replace(request.guest, architecture="ppc64le", machine="pseries")
+    with pytest.raises(InputError, match="pseries on ppc64le") as error:
+        assemble(hgx_host(), replace(request, guest=guest), placed((2, 2)))
+    assert error.value.hint == "choose pin-numa, which leaves the PCI tree as it was"
+
+
 def test_arm_needs_the_virt_machine() -> None:
     request = ask(HGX_GPUS)
     guest = replace(request.guest, architecture="aarch64", machine="virt-8.0")

@@ -244,7 +244,7 @@ def _guest_texts(card: DeviceCard, facts: DeviceFacts) -> list[str]:
     for device in planned:
         if device.address is not None:
             # libvirt's numbers; the guest's kernel counts its buses differently.
-            found.append(f"guest address {device.address}")
+            found.append(f"guest {device.address}")
     return found
 
 

@@ -106,18 +106,20 @@ def _finding(
     if idle is not None:
         if current.width < capable.width:
             idle += f"; look at the lanes as well: {current.width} of {capable.width}"
-        told = _low_target(link, capable)
-        remedy = "" if told is None else f", then {_retrain(link)}"
-        if told is not None:
-            idle += (
-                f"; and port {link.upper.bdf} is told to train to {told:g} GT/s at most (LnkCtl2)"
-            )
+        capped = _capped_by(link, current, capable)
+        if capped is not None:
+            return Finding(
+                "pcie-target-low", Severity.WARNING, subject, expected,
+                f"{observed}; and Link Control 2 of {capped.bdf} says {capped.target_gt_per_s:g} "
+                "GT/s at most: no load raises this link",
+                cost, _fix(link, capable, slow=True), source,
+            )  # fmt: skip
         return Finding(
             "pcie-link-idle", Severity.INCONCLUSIVE, subject, expected,
             f"{observed}; {idle}", None,
             f"retest under load: homenode doctor --under-load, or copy to {worst.device.bdf} while "
             f"you read current_link_speed and current_link_width in /sys/bus/pci/devices/"
-            f"{link.lower.bdf}{remedy}", source,
+            f"{link.lower.bdf}", source,
         )  # fmt: skip
     sharers = () if slow else lane_sharers(link, host)
     if sharers:
@@ -133,6 +135,15 @@ def _low_target(link: Link, capable: LinkRate) -> float | None:
     """The speed that the port is told to train to, where that is below what both ends can."""
     told = link.target_gt_per_s
     return told if told is not None and told < capable.gt_per_s else None
+
+
+def _capped_by(link: Link, current: LinkRate, capable: LinkRate) -> PciDevice | None:
+    """The end whose target speed keeps the link where it is; the port's counts before the card's."""
+    for end in (link.upper, link.lower):
+        target = end.target_gt_per_s
+        if target is not None and target < capable.gt_per_s and target <= current.gt_per_s:
+            return end
+    return None
 
 
 def _retrain(link: Link) -> str:

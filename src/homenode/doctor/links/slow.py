@@ -138,7 +138,7 @@ def _low_target(link: Link, capable: LinkRate) -> float | None:
 
 
 def _capped_by(link: Link, current: LinkRate, capable: LinkRate) -> PciDevice | None:
-    """The end whose target speed keeps the link where it is; the port's counts before the card's."""
+    """The end whose target keeps the link where it is; the port counts before the card."""
     for end in (link.upper, link.lower):
         target = end.target_gt_per_s
         if target is not None and target < capable.gt_per_s and target <= current.gt_per_s:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from homenode.analyse.decide import decide
 from homenode.analyse.machine_facts import facts_of_host, facts_of_measured
+from homenode.analyse.trial_conclusion import conclude
 from homenode.analyse.verdict import Verdict, Verdicts
 from homenode.auto_layout import NotRecommended, settled
 from homenode.cli import terminal
@@ -29,7 +30,6 @@ from homenode.results.model import Run
 from homenode.results.store import write_run
 from homenode.sources import load_host
 from homenode.topology import Host
-from homenode.trial.conclusion import conclude
 from tests.simulated_runs import simulated_run
 
 DOCUMENT = Path(__file__).parent.parent / "demo" / "gpu-vm.xml"

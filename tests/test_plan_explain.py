@@ -145,7 +145,10 @@ def test_one_mirrored_cell_is_a_cell_and_a_flat_guest_is_flat() -> None:
 
 
 def test_terms_of_devices_are_said_and_what_is_nought_is_not() -> None:
-    assert term_lines([CostTerm("gpus_away_from_home", 2), CostTerm("gpu_sets_lost", 1)]) == (
+    gpus = CostTerm("gpus", (0, 1))
+    lost = CostTerm("gpu_sets_lost", 1)
+    assert term_lines([lost]) == ("1. 1 chosen node with free GPUs, for a VM without",)
+    assert term_lines([CostTerm("gpus_away_from_home", 2), lost, gpus]) == (
         "1. 2 GPUs are on no chosen node",
         "2. 1 set of free GPUs that later VMs can no longer get whole",
     )
@@ -154,10 +157,8 @@ def test_terms_of_devices_are_said_and_what_is_nought_is_not() -> None:
     assert term_lines([CostTerm("pages_to_reserve", 1024)]) == (
         "1. to do: reserve 1024 huge pages",
     )
-    gpus = [CostTerm("gpus", (0, 2))]
-    assert term_lines(gpus) == () and term_lines(gpus, {"gpus"}) == (
-        "1. lowest GPU numbers among equals: 0,2",
-    )
+    assert term_lines([gpus]) == ()
+    assert term_lines([gpus], {"gpus"}) == ("1. lowest GPU numbers among equals: 0-1",)
 
 
 def test_each_cell_has_a_row_with_its_vcpus_pus_node_memory_and_distances() -> None:

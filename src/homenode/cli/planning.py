@@ -21,7 +21,7 @@ from homenode.cli.terminal import (
 )
 from homenode.errors import UsageError
 from homenode.plan.manual import ManualRanges
-from homenode.plan.model import Unplannable
+from homenode.plan.model import Unplannable, is_critical
 from homenode.plan.wishes import Wishes
 from homenode.tuning import Tuning, tune, tune_manually
 
@@ -82,6 +82,8 @@ def run(document: str, wishes: Wishes, sources: Sources, outputs: Outputs) -> No
         raise SystemExit(error.exit_code) from None
     _print(tuning, verdict, host, original, document, outputs)
     _write(tuning, host, original, outputs, permissions_of(document))
+    if is_critical(tuning.plan):
+        raise SystemExit(1)
 
 
 def _read(document: str) -> bytes:

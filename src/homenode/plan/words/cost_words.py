@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from homenode.cpuset import CpuSet
 from homenode.plan.model import CostTerm
+from homenode.plan.words.explanation import count_text
 from homenode.topology import LOCAL_DISTANCE
 from homenode.units import format_bytes
 
@@ -137,13 +138,18 @@ def term_lines(
         for term in cost
         if term.name not in unknown and (term.name in decisive or not _is_silent(term, cost))
     ]
-    return tuple(f"{number}. {_line(term)}" for number, term in enumerate(shown, start=1))
+    has_gpus = any(term.name == "gpus" and term.value for term in cost)
+    return tuple(
+        f"{number}. {_line(term, has_gpus=has_gpus)}" for number, term in enumerate(shown, start=1)
+    )
 
 
-def _line(term: CostTerm) -> str:
+def _line(term: CostTerm, *, has_gpus: bool) -> str:
     if isinstance(term.value, tuple):
         known = _INDICES.get(term.name, (term.name, term.name.replace("_", " ")))
         return f"{known[1]}: {_indices(term.value)}"
+    if term.name == "gpu_sets_lost" and not has_gpus:
+        return f"{count_text(term.value, 'chosen node')} with free GPUs, for a VM without"
     words = _WORDS.get(term.name)
     return f"{term_words(term.name)}: {term.value}" if words is None else words[1](term.value)
 

@@ -165,12 +165,17 @@ def test_a_refusal_is_json_too() -> None:
     assert refusal["rejections"]
 
 
-def test_94_vcpus_on_4_cells_are_refused_with_the_nearest_counts() -> None:
+def test_the_94_vcpus_of_the_study_are_planned_with_unequal_cells_and_no_flag() -> None:
     done = homenode(
         "plan", DOCUMENT, "--host", "h200-xeon8558", "--layout", "pin-numa", "--vcpus", "94"
     )
-    assert done.returncode == 4
-    assert "92" in done.stderr and "96" in done.stderr
+    assert done.returncode == 0
+    assert "4 guest cells" in done.stdout
+    too_many = homenode(
+        "plan", DOCUMENT, "--host", "h200-xeon8558", "--layout", "pin-numa", "--vcpus", "200"
+    )
+    assert too_many.returncode == 4
+    assert "192" in too_many.stderr
 
 
 def test_hosts_are_ranked_and_the_best_is_planned(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from homenode.objective import Objective
 from homenode.plan.layout import PRESETS
 from homenode.plan.model import Plan
 from homenode.plan.request import Policy
-from homenode.plan.search.cost import ORDER, Cost, terms
+from homenode.plan.search.cost import order
 from homenode.plan.stored import Refusal
 from homenode.topology import Host, HostSummary
 from tests.doc_pages import FOLDER_SHOWN, ROOT, Page, all_pages, first_column, missing_output
@@ -130,8 +130,7 @@ def test_a_format_page_tells_its_version_and_history(kind: str) -> None:
 
 
 def test_the_plan_page_names_every_term_of_the_cost() -> None:
-    zero = Cost(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, (), ())
-    names = {term.name for policy in ORDER for term in terms(zero, policy)}
+    names = {name for policy in Policy for part in order(policy, shows_pcie=True) for name in part}
     assert names <= page("docs/formats/plan.md").words_in_code()
 
 

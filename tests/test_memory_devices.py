@@ -81,8 +81,8 @@ def test_a_dimm_counts_in_pages_locked_memory_dma_and_the_summary(hgx: Host) -> 
 
 
 def test_memory_devices_that_no_node_holds_beside_its_cell_are_refused(hgx: Host) -> None:
-    xml = document(500, 1900, memory_device(900, 1))
-    with pytest.raises(Unplannable, match="900 GiB in memory devices") as error:
+    xml = document(500, 1900, memory_device(1024, 1))
+    with pytest.raises(Unplannable, match="1 TiB in memory devices") as error:
         tune(xml, "vm.xml", Wishes("pin-numa-pci"), hgx)
     assert any("memory devices" in r.detail for r in error.value.rejections)
     fits = document(500, 1400, memory_device(400, 1))
@@ -108,10 +108,12 @@ def test_a_flat_guest_spreads_its_memory_devices_with_its_memory() -> None:
 def test_one_cell_has_all_memory_devices_and_several_each_their_own() -> None:
     host = even_host(2, 1, 1, 8, 1, memory_bytes=64 * GIB)
     small = small_request(4, 32 * GIB)
-    assert len(place(host, with_devices(small, (0, 16), (1, 16))).nodes) == 1
+    assert len(place(host, with_devices(small, (0, 14), (1, 14))).nodes) == 1
     assert place(host, with_devices(small, (0, 40), (1, 40))).nodes == (0, 1)
+    uneven = place(host, with_devices(small, (0, 10), (1, 56)))
+    assert uneven.cell_memory_bytes[1] <= 8 * GIB
     with pytest.raises(Unplannable):
-        place(host, with_devices(small, (0, 10), (1, 56)))
+        place(host, with_devices(small, (0, 10), (1, 64)))
 
 
 def test_a_node_too_small_for_its_cells_devices_gives_way_to_another() -> None:
@@ -124,7 +126,7 @@ def test_a_node_too_small_for_its_cells_devices_gives_way_to_another() -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_equal_cells_with_memory_devices_are_placed_exactly_where_some_nodes_hold_them(
+def test_cells_with_memory_devices_lie_on_nodes_that_hold_both(
     seed: int,
 ) -> None:
     chance = random.Random(seed)
@@ -135,21 +137,27 @@ def test_equal_cells_with_memory_devices_are_placed_exactly_where_some_nodes_hol
     memory = 12 * chance.randint(1, 6)
     devices = [(chance.randint(0, 3), chance.randint(1, 40)) for _ in range(3)]
 
-    def holds(nodes: tuple[int, ...]) -> bool:
+    def holds(nodes: tuple[int, ...], cells: list[int]) -> bool:
+        """Whether the nodes hold cells of so many bytes beside their devices."""
         held = [0] * len(nodes)
         for cell, size in devices:
             held[cell if cell < len(nodes) else 0] += size
-        needs = zip(nodes, held, strict=True)
-        return all(sizes[node] >= memory // len(nodes) + more for node, more in needs)
+        needs = zip(nodes, held, cells, strict=True)
+        return all(sizes[node] * GIB >= cell + more * GIB for node, more, cell in needs)
 
     counts = [number for number in (1, 2, 4) if number <= len(sizes)]  # 4 vCPUs, equal cells
     choices = [nodes for k in counts for nodes in itertools.combinations(range(len(sizes)), k)]
     request = with_devices(small_request(4, memory * GIB), *devices)
-    if any(map(holds, choices)):
-        assert holds(place(host, request).nodes)
-    else:
-        with pytest.raises(Unplannable):
-            place(host, request)
+    equal = any(holds(nodes, [memory * GIB // len(nodes)] * len(nodes)) for nodes in choices)
+    try:
+        placed = place(host, request)
+    except Unplannable:
+        assert not equal
+        return
+    parts = [placed.vcpu_nodes.count(i) for i in range(len(placed.nodes))]
+    cells = list(placed.cell_memory_bytes) or [memory * GIB * part // 4 for part in parts]
+    assert sum(cells) == memory * GIB
+    assert holds(placed.nodes, cells)
 
 
 def test_devices_with_a_source_of_their_own_are_counted_on_no_node(hgx: Host) -> None:

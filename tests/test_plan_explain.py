@@ -276,7 +276,7 @@ def test_a_runner_up_is_not_compared_by_memory_that_is_unknown() -> None:
     plan = plan_on(host, small_request(2))
     assert plan.nodes == (0,)
     lines = _section(plan, host, "Why there").lines
-    assert any("64 GiB here against unknown there" in line for line in lines)
+    assert any("GiB here against unknown there" in line for line in lines)
 
 
 @pytest.mark.parametrize(("layout", "threads"), [("pin-numa", False), ("pin-numa-smt", True)])

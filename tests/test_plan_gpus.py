@@ -109,7 +109,7 @@ def test_gpus_without_a_node_can_be_chosen() -> None:
     specs = [replace(spec, node=None) for spec in HGX]
     placement = place(even_host(2, 1, 4, 8, 2, devices=specs), some(2))
     assert len(placement.devices) == 2
-    assert len(placement.gaps) == 2
+    assert len([gap for gap in placement.gaps if gap.subject.endswith(" node")]) == 2
 
 
 def test_a_device_that_another_vm_has_is_a_finding() -> None:

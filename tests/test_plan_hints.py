@@ -19,7 +19,6 @@ from tests.small_hosts import NodeSpec, even_host, host_of, small_request
 
 HOSTS = sorted((Path(homenode.__file__).parent / "hosts").glob("*.toml"))
 XEON = load_host("h200-xeon8558")
-UNEQUAL = load_host("x86-1p2n8c16t-unequal-nodes")
 
 
 def refusal(host: Host, request: GuestRequest) -> Unplannable:
@@ -32,39 +31,11 @@ def smt(vcpus: int, *, keep: bool = False) -> GuestRequest:
     return replace(small_request(vcpus, layout="pin-numa-smt"), keep_vcpus=keep)
 
 
-def test_94_vcpus_with_siblings_need_equal_shares_not_more_cores() -> None:
-    error = refusal(XEON, smt(94))
-    assert "94 vCPUs are not equal shares on 4 nodes" in error.message
-    assert error.hint == (
-        "ask for 92 or 96 vCPUs, or allow cells of unequal size with --unequal-cells"
-    )
-    assert all("PUs" in r.detail for r in error.rejections if r.constraint == "cores")
-
-
-def test_188_kept_vcpus_offer_what_whole_cores_hold() -> None:
-    error = refusal(XEON, smt(188, keep=True))
-    assert "188 vCPUs are not equal shares on 4 nodes" in error.message
-    assert error.hint is not None
-    assert "184 or 192 vCPUs with --keep-vcpus" in error.hint
-    assert "--unequal-cells" in error.hint
-
-
 @pytest.mark.parametrize(("vcpus", "offer"), [(193, "192"), (200, "192"), (301, "192")])
 def test_kept_vcpus_beyond_the_host_are_lowered_to_all_its_pus(vcpus: int, offer: str) -> None:
     hint = refusal(XEON, smt(vcpus, keep=True)).hint
     assert hint is not None
     assert re.findall(r"\d+", hint) == [offer]
-
-
-def test_unequal_nodes_offer_the_most_that_equal_cells_hold_or_unequal_cells() -> None:
-    error = refusal(UNEQUAL, smt(8))
-    assert "no 2 nodes have room for equal shares; the nearest equal count is 6" in error.message
-    assert error.hint == "ask for 6 vCPUs, or allow cells of unequal size with --unequal-cells"
-
-
-def test_more_than_unequal_nodes_have_in_all_offers_both_ways() -> None:
-    error = refusal(UNEQUAL, smt(9))
-    assert error.hint == "lower vcpus to 6, or lower vcpus to 8 with --unequal-cells"
 
 
 def test_memory_comes_before_cores_that_fewer_siblings_lack() -> None:
@@ -74,12 +45,12 @@ def test_memory_comes_before_cores_that_fewer_siblings_lack() -> None:
 
 
 def test_a_limit_of_nodes_names_how_many_would_do() -> None:
-    host = even_host(4, 1, 1, 4, 2)
+    host = even_host(4, 1, 1, 4, 1)
     error = refusal(host, replace(small_request(12), max_nodes=2))
     assert error.hint == "allow 3 nodes with --max-nodes 3"
     uneven = host_of([NodeSpec(((1,) * 5,)), NodeSpec(((1,) * 3,), package=1)])
     error = refusal(uneven, replace(small_request(8), max_nodes=1))
-    assert error.hint == "allow 2 nodes with --max-nodes 2 and --unequal-cells"
+    assert error.hint == "allow 2 nodes with --max-nodes 2"
 
 
 def followed(request: GuestRequest, hint: str) -> Iterator[GuestRequest]:

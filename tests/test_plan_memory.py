@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from homenode.cpuset import CpuSet
+from homenode.errors import UsageError
 from homenode.indices import NodeIndex
 from homenode.plan.model import Rejection, Unplannable
-from homenode.plan.request import Balance, GuestRequest
+from homenode.plan.request import Balance, CellRequest, GuestRequest
 from homenode.plan.search.place import place
 from homenode.topology import Host, MemoryKind, PagePool
 from homenode.units import GIB, MIB
@@ -29,11 +30,13 @@ def test_memory_that_no_node_holds_widens_the_vm_or_refuses_it() -> None:
 
 def test_free_memory_counts_where_it_is_known_and_bound_memory_where_not() -> None:
     busy = pinned_domain("8", memory_bytes=60 * GIB, memory_by_node=((0, 60 * GIB),))
-    host = even_host(2, 1, 1, 8, 1, domains=[busy])
+    host = even_host(2, 1, 1, 16, 1, domains=[busy])
     assert place(host, small_request(4, 20 * GIB)).nodes == (1,)
-    told = even_host(2, 1, 1, 8, 1, domains=[busy], free_bytes=30 * GIB)
-    assert place(told, replace(small_request(4, 20 * GIB), balance=Balance.PACK)).nodes == (1,)
-    assert {r.nodes for r in place(told, small_request(8, 20 * GIB)).rejections} == set()
+    read = even_host(2, 1, 1, 16, 1, domains=[busy], free_bytes=30 * GIB)
+    assert place(read, replace(small_request(4, 20 * GIB), balance=Balance.PACK)).nodes == (1,)
+    # What is bound is allocated, touched or not: node 0 has 64 GiB, and 60 are bound.
+    assert place(read, replace(small_request(4, GIB), balance=Balance.PACK)).nodes == (0,)
+    assert place(read, replace(small_request(4, 3 * GIB), balance=Balance.PACK)).nodes == (1,)
 
 
 def test_unknown_memory_is_a_gap_and_no_limit() -> None:
@@ -44,8 +47,6 @@ def test_unknown_memory_is_a_gap_and_no_limit() -> None:
 def test_a_node_without_memory_takes_vcpus_only_where_memory_may_lie_elsewhere() -> None:
     host = host_of([NodeSpec(memory_bytes=0), NodeSpec(package=1, memory_bytes=64 * GIB)])
     assert place(host, small_request(4)).nodes == (1,)
-    with pytest.raises(Unplannable):
-        place(host, small_request(8))
     flat = place(host, small_request(8, layout="pin-bound"))
     assert flat.nodes == (0, 1)
     assert flat.memory_nodes == (0, 1)
@@ -55,10 +56,11 @@ def test_a_node_without_memory_takes_vcpus_only_where_memory_may_lie_elsewhere()
 def test_memory_beyond_the_vms_nodes_is_bound_to_the_nearest_others_with_a_finding() -> None:
     host = host_of(
         [
-            NodeSpec(((1,) * 8,), 0, memory_bytes=8 * GIB),
-            NodeSpec(((1,),), 0, memory_bytes=16 * GIB),
-            NodeSpec(((1,),), 1, memory_bytes=64 * GIB),
-        ]
+            NodeSpec(((1,) * 9,), 0, memory_bytes=8 * GIB),
+            NodeSpec(((1,),), 0, memory_bytes=24 * GIB),
+            NodeSpec(((1, 1),), 1, memory_bytes=64 * GIB),
+        ],
+        domains=[pinned_domain("9-11", memory_bytes=0)],
     )
     placement = place(host, small_request(8, 20 * GIB, layout="pin-bound"))
     assert placement.nodes == (0,)
@@ -114,3 +116,51 @@ def test_a_kept_binding_that_leaves_out_the_vcpus_nodes_is_told() -> None:
     assert "binds all memory to node 1" in finding.detail
     near = replace(request, guest=replace(request.guest, bound_nodes=CpuSet([0, 1])))
     assert not place(host, near).findings
+
+
+def test_cells_may_get_uneven_memory_where_shares_do_not_fit() -> None:
+    # Three nodes of 4 cores with 8, 4 and 32 GiB; the third is farther away.
+    host = host_of(
+        [NodeSpec(((1,) * 4,), 0, memory_bytes=size * GIB) for size in (8, 4, 32)],
+        distances=((10, 12, 20), (12, 10, 20), (20, 20, 10)),
+    )
+    placement = place(host, small_request(8, 30 * GIB))
+    assert placement.nodes == (0, 2)
+    assert "uneven memory" in placement.rung
+    assert sum(placement.cell_memory_bytes) == 30 * GIB
+    assert placement.cell_memory_bytes[0] <= 6 * GIB
+    assert "memory-uneven" in {f.id for f in placement.findings}
+
+
+def test_pages_that_do_not_divide_lie_where_there_are_any() -> None:
+    pools = [(PagePool(GIB, 4, 4),), (PagePool(GIB, 3, 3),)]
+    host = host_of([NodeSpec(((1,) * 4,), i, memory_bytes=16 * GIB, pools=one)
+                    for i, one in enumerate(pools)])  # fmt: skip
+    filled = replace(host, nodes=tuple(replace(n, memory_free_bytes=GIB) for n in host.nodes))
+    placement = place(filled, replace(small_request(6, 7 * GIB), page_bytes=GIB))
+    assert placement.cell_memory_bytes == (4 * GIB, 3 * GIB)
+
+
+def test_the_host_keeps_memory_until_nothing_else_fits() -> None:
+    host = even_host(1, 1, 1, 8, 1, memory_bytes=64 * GIB)
+    assert place(host, small_request(4, 60 * GIB)).concessions == ()
+    last = place(host, small_request(4, 63 * GIB))
+    assert "host's reserved memory" in last.rung
+    assert [f.severity for f in last.findings if f.id == "host-memory-taken"] == ["critical"]
+    with pytest.raises(Unplannable):
+        place(host, small_request(4, 65 * GIB))
+
+
+def test_explicit_cells_lie_on_their_nodes_in_their_order() -> None:
+    host = even_host(2, 1, 1, 8, 1)
+    cells = (CellRequest(2, 4 * GIB, NodeIndex(1)), CellRequest(6, 12 * GIB, NodeIndex(0)))
+    placement = place(host, replace(small_request(8, 16 * GIB), explicit_cells=cells))
+    assert placement.nodes == (1, 0)
+    assert placement.vcpu_nodes == (0,) * 2 + (1,) * 6
+    assert placement.cell_memory_bytes == (4 * GIB, 12 * GIB)
+    wrong = replace(small_request(9, 16 * GIB), explicit_cells=cells)
+    with pytest.raises(UsageError, match="9 vCPUs"):
+        place(host, wrong)
+    large = (CellRequest(9, 16 * GIB, NodeIndex(1)),)
+    with pytest.raises(Unplannable):
+        place(even_host(2, 1, 1, 8, 1), replace(small_request(9, 16 * GIB), explicit_cells=large))

@@ -9,7 +9,7 @@ from homenode.errors import UsageError
 from homenode.plan.layout import PRESETS
 from homenode.plan.model import Plan, Unplannable
 from homenode.plan.planner import plan
-from homenode.plan.search.taken import taken_by_others
+from homenode.plan.search.allocations import allocations
 from homenode.plan.wishes import Wishes, request_for
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.snapshot.redact import Identities, redact
@@ -66,9 +66,9 @@ def test_a_vm_that_replaces_a_domain_gets_its_pus_and_devices() -> None:
     request = request_for(
         small_guest(name="train"), Wishes(layout="pin", replaces=("redacted/vm-1",)), host
     )
-    taken = taken_by_others(host, request)
+    taken = allocations(host, request)
     assert {holder for _, holder in taken.devices} == {"redacted/vm-2"}
-    assert [holding.domain for holding in taken.holdings] == ["redacted/vm-2"]
+    assert [one.domain for one in taken.by_domain] == ["redacted/vm-2"]
     assert not any("--replaces" in gap.reason for gap in taken.gaps)
     made = _planned(host, "train", replaces=("redacted/vm-1",))
     assert {pu for pins in made.vcpu_pins for pu in pins} == {0, 1, 2, 3}

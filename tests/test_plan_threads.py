@@ -32,10 +32,10 @@ def test_a_vm_on_many_nodes_gets_two_emulator_cores_at_most() -> None:
     assert len(placement.emulator_pus) == 2
 
 
-def test_iothreads_get_pus_of_their_own_while_there_are_any() -> None:
+def test_iothreads_get_cores_of_their_own_while_there_are_any() -> None:
     placement = place(even_host(1, 1, 1, 8, 2), small_request(5, iothreads=3))
     assert placement.emulator_pus == CpuSet.parse("5,13")
-    assert [str(pus) for pus in placement.iothread_pus] == ["6", "14", "7"]
+    assert [str(pus) for pus in placement.iothread_pus] == ["6", "7", "14"]
     tight = place(even_host(1, 1, 1, 6, 2), small_request(5, iothreads=3))
     assert tight.emulator_pus == CpuSet.parse("5,11")
     assert set(tight.iothread_pus) == {CpuSet.parse("5,11")}
@@ -51,13 +51,13 @@ def test_a_full_node_sends_the_emulator_to_the_nearest_node_with_room() -> None:
 def test_idle_siblings_come_last_and_with_a_finding() -> None:
     placement = place(even_host(1, 1, 1, 4, 2), small_request(4))
     assert placement.emulator_pus == CpuSet.parse("4")
-    assert [f.id for f in placement.findings] == ["emulator-on-siblings"]
+    assert {f.id for f in placement.findings} == {"host-core-taken", "emulator-on-siblings"}
 
 
 def test_where_no_pu_is_left_the_emulator_shares_with_the_vcpus_with_a_finding() -> None:
     placement = place(even_host(1, 1, 1, 4, 1), small_request(4))
     assert placement.emulator_pus == vcpus(placement)
-    assert [f.id for f in placement.findings] == ["emulator-shares-vcpus"]
+    assert {f.id for f in placement.findings} == {"host-core-taken", "emulator-shares-vcpus"}
 
 
 def test_the_emulator_never_goes_to_isolated_pus_nor_to_other_vms() -> None:
@@ -86,3 +86,31 @@ def test_share_and_none_do_as_they_say() -> None:
     none = place(host, replace(small_request(4, iothreads=1), emulator_policy=EmulatorPolicy.NONE))
     assert none.emulator_pus is None
     assert none.iothread_pus == ()
+
+
+def test_a_core_that_serves_one_emulator_serves_the_next_where_free_gpus_need_the_others() -> None:
+    host = even_host(1, 1, 1, 8, 1, devices=[DeviceSpec(f"0000:9{i}:00.0", 0) for i in range(2)])
+    first = place(host, small_request(4, devices=["90:00.0"]))
+    taken = pinned_domain(str(vcpus(first)), emulator=str(first.emulator_pus), devices=("90:00.0",))
+    busy = replace(host, domains=(taken,))
+    assert place(busy, small_request(3, devices=["91:00.0"])).emulator_pus == first.emulator_pus
+
+
+def test_vcpus_take_a_core_that_serves_other_emulators_only_as_the_hosts_last() -> None:
+    host = even_host(1, 1, 1, 8, 1)
+    served = replace(host, domains=(pinned_domain("0-3", emulator="4"),))
+    assert place(served, small_request(3)).concessions == ()
+    last = place(served, small_request(4))
+    assert "host's last core" in last.rung
+    assert CpuSet([4]) <= vcpus(last)
+    assert any("other" in f.detail for f in last.findings if f.id == "host-core-taken")
+
+
+def test_named_housekeeping_pus_serve_the_emulator_and_take_no_vcpu() -> None:
+    host = even_host(2, 1, 1, 4, 1)
+    kept = replace(
+        small_request(6), housekeeping_pus=CpuSet([0]), emulator_policy=EmulatorPolicy.HOUSEKEEPING
+    )
+    placement = place(host, kept)
+    assert placement.emulator_pus == CpuSet([0])
+    assert vcpus(placement).isdisjoint(CpuSet([0]))

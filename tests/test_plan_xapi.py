@@ -120,7 +120,6 @@ def test_a_vm_larger_than_a_node_gets_neighbours_however_many_nodes_there_are(no
     for count in (2, 4, nodes // 2):
         placement = place(host, small_request(8 * count, GIB))
         assert placement.nodes == tuple(range(count))
-        assert placement.optimal is True
 
 
 OPTERON = (

@@ -1,6 +1,6 @@
 """Layout: the five switches that say how a guest lies on its host, and their presets."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -94,3 +94,10 @@ def preset_named(name: str) -> Layout | None:
     ('pin-numa', 'pin-numa', 'pin')
     """
     return PRESETS.get(_STUDY_NAMES.get(name.lower(), name))
+
+
+def named(layout: Layout) -> Layout:
+    """The layout under the name of the preset that it equals, else "custom"."""
+    switches = replace(layout, name="")
+    names = (name for name, preset in PRESETS.items() if replace(preset, name="") == switches)
+    return replace(layout, name=next(names, "custom"))

@@ -153,11 +153,15 @@ class CostTerm:
 
 @dataclass(frozen=True, slots=True)
 class RunnerUp:
-    """A feasible placement that cost more. decided_by: name of the first term that differs."""
+    """A feasible placement that cost more. decided_by: name of the first term that differs.
+
+    devices: the functions of the VM there, where GPUs were to choose.
+    """
 
     nodes: tuple[NodeIndex, ...]
     cost: tuple[CostTerm, ...]
     decided_by: str
+    devices: tuple[Bdf, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

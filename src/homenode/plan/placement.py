@@ -9,6 +9,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
+from homenode.plan.layout import Layout
 from homenode.plan.model import CostTerm, PlanFinding, Rejection, RunnerUp
 
 
@@ -22,7 +23,8 @@ class Placement:
     memory_nodes: nodes that give memory, () = not bound. threads_per_core: siblings shown to the
     guest, 1 = hidden. devices: functions that the VM gets, chosen GPUs included, host order.
     optimal: None where the search ended before all were compared. cell_memory_bytes: memory of each
-    cell, in cell order; () = as its vCPUs are of all vCPUs.
+    cell, () = as its vCPUs. concessions: what gave way, as the rung's name has it. layout: what the
+    VM gets where that is not the layout asked for, as siblings have to share cores.
     """
 
     nodes: tuple[NodeIndex, ...]
@@ -41,3 +43,5 @@ class Placement:
     findings: tuple[PlanFinding, ...] = ()
     gaps: tuple[Gap, ...] = ()
     cell_memory_bytes: tuple[int, ...] = ()
+    concessions: tuple[str, ...] = ()
+    layout: Layout | None = None

@@ -1,10 +1,12 @@
 """Planner: from a host and a request to the plan of one VM."""
 
+from dataclasses import replace
+
 from homenode.plan.model import Plan, Unplannable
 from homenode.plan.request import GuestRequest
+from homenode.plan.search.allocations import own_is_unknown
 from homenode.plan.search.certain_nodes import with_certain_nodes
 from homenode.plan.search.place import place
-from homenode.plan.search.taken import own_is_unknown
 from homenode.plan.shape.assemble import assemble
 from homenode.topology import Host
 
@@ -24,4 +26,6 @@ def plan(host: Host, request: GuestRequest) -> Plan:
             raise
         hint = f"{unknown}" if error.hint is None else f"{error.hint}; {unknown}"
         raise Unplannable(error.message, error.rejections, hint=hint) from None
+    if placed.layout is not None:
+        request = replace(request, layout=placed.layout, keep_vcpus=True)
     return assemble(certain, request, placed)

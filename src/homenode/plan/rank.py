@@ -7,11 +7,9 @@ from homenode.errors import InputError
 from homenode.plan.model import Unplannable
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.ladder import concessions
+from homenode.plan.search.cost import INDICES
 from homenode.plan.search.place import place
 from homenode.topology import Host
-
-_INDICES = frozenset({"nodes", "split"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,5 +47,5 @@ def _key(ranked: RankedHost) -> tuple[object, ...]:
     placement = ranked.placement
     if placement is None:
         return True, 0, (), ranked.position
-    concerns = tuple(term.value for term in placement.cost if term.name not in _INDICES)
-    return False, concessions(placement.rung), concerns, ranked.position
+    concerns = tuple(term.value for term in placement.cost if term.name not in INDICES)
+    return False, len(placement.concessions), concerns, ranked.position

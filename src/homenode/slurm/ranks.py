@@ -15,8 +15,9 @@ from homenode.indices import NodeIndex
 from homenode.pci import PciDevice
 from homenode.plan.guest import Guest
 from homenode.plan.layout import PRESETS
-from homenode.plan.model import Unplannable
-from homenode.plan.request import EmulatorPolicy, GuestRequest
+from homenode.plan.model import Rejection, Unplannable
+from homenode.plan.request import EmulatorPolicy, GuestRequest, HostReserve
+from homenode.plan.search.ladder import Concession
 from homenode.plan.search.place import place
 from homenode.slurm.home_nodes import (
     gpu_memory_nodes,
@@ -246,16 +247,24 @@ def _placed(
             guest, PRESETS["pin-numa"], cores, _MEMORY_BYTES,
             devices=tuple(gpu.bdf for gpu in share), reserved_pus=reserved | used,
             emulator_policy=EmulatorPolicy.NONE, unequal_cells=True, mixed_kinds=True,
+            host_reserve=HostReserve(cores=0, memory_bytes=0),
         )  # fmt: skip
         try:
-            return CpuSet.from_bits(_union(place(host, request).vcpu_pins))
+            placement = place(host, request)
         except Unplannable as error:
-            raise Unplannable(
-                f"rank {rank}, {plural(cores, 'core')}: {error.message}",
-                error.rejections,
-                hint="lower --cores or --tasks",
-            ) from None
+            raise _no_cores(rank, cores, error.message, error.rejections) from None
+        if Concession.SIBLINGS_EXPOSED in placement.concessions:
+            # Siblings share a core; a rank was asked to have each of its cores alone.
+            raise _no_cores(rank, cores, "not as many cores are free", placement.rejections)
+        return CpuSet.from_bits(_union(placement.vcpu_pins))
     raise AssertionError("the last try always places or raises")
+
+
+def _no_cores(rank: int, cores: int, reason: str, rejections: tuple[Rejection, ...]) -> Unplannable:
+    return Unplannable(
+        f"rank {rank}, {plural(cores, 'core')}: {reason}", rejections,
+        hint="lower --cores or --tasks",
+    )  # fmt: skip
 
 
 def _guest(host: Host, rank: int, cores: int) -> Guest:

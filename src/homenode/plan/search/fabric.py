@@ -11,8 +11,9 @@ from homenode.bdf import Bdf
 from homenode.discover.device_kinds import NVIDIA
 from homenode.gap import Gap
 from homenode.pci import DeviceKind, PciDevice
-from homenode.plan.model import Rejection, Unplannable
+from homenode.plan.model import PlanFinding
 from homenode.plan.request import GuestRequest
+from homenode.plan.search.allocations import Allocations
 from homenode.plan.search.partitions import (
     Board,
     board_of,
@@ -20,10 +21,8 @@ from homenode.plan.search.partitions import (
     partition_sizes,
     partitions_of_size,
 )
-from homenode.plan.search.taken import Taken
 from homenode.topology import Host
 
-CONSTRAINT = "fabric-partition"
 _MOST_SHOWN = 4
 _MOST_WITHOUT_SWITCHES = 4
 _BOARD_OF_ID = {
@@ -36,86 +35,84 @@ _BOARD_OF_ID = {
 Source: pci.ids; NVIDIA, Optimizing VM Configuration for AI Inference (H200).
 """
 
-_ANY_SET = "let the GPUs do without NVLink: --without-nvlink"
-
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
     """NVSwitches that join a host's GPUs. gpus: how many there are. module_of_gpu: the modules that
     are known, by function."""
 
-    host_name: str
     board: Board
     gpus: int
     module_of_gpu: Mapping[Bdf, int]
 
-    def refuse_odd(self, gpus: Sequence[PciDevice]) -> tuple[Gap, ...]:
-        """Raises Unplannable where these GPUs are no partition; a gap where it cannot be told."""
-        wanted = tuple(sorted({gpu.physical_function or gpu.bdf for gpu in gpus}))
-        if len(wanted) < 2:
-            return ()
-        if any(bdf not in self.module_of_gpu for bdf in wanted):
-            return self.gap(wanted)
+    def no_partition(self, gpus: Sequence[PciDevice]) -> PlanFinding | None:
+        """A warning where these GPUs are known to be no partition."""
+        wanted = _physical(gpus)
+        if len(wanted) < 2 or (
+            any(bdf not in self.module_of_gpu for bdf in wanted) and len(wanted) in self.sizes()
+        ):
+            return None
         if len(wanted) not in self.sizes():
-            raise self._refusal(f"{len(wanted)} GPUs ({_named(wanted)})", ())
+            return self._finding(f"{len(wanted)} GPUs ({_named(wanted)})", ())
         modules = [self.module_of_gpu[bdf] for bdf in wanted]
-        if partition_of(self.board, modules) is None:
-            allowed = partitions_of_size(self.board, len(wanted), self.module_of_gpu)
-            told = ",".join(map(str, modules))
-            raise self._refusal(f"{_named(wanted)} (modules {told})", allowed)
-        return ()
+        if partition_of(self.board, modules) is not None:
+            return None
+        listed = ",".join(map(str, modules))
+        return self._finding(f"{_named(wanted)} (modules {listed})", self._of_size(len(wanted)))
 
-    def sets(
-        self, named: Sequence[PciDevice], free: Sequence[PciDevice], count: int, taken: Taken
-    ) -> dict[tuple[Bdf, ...], int] | None:
-        """Sets of `count` free GPUs that are a partition with the named ones, and how many larger
-        partitions that are free now each of them breaks.
+    def partitions(
+        self,
+        named: Sequence[PciDevice],
+        free: Sequence[PciDevice],
+        count: int,
+        others: Allocations,
+    ) -> tuple[tuple[tuple[Bdf, ...], ...] | None, PlanFinding | None]:
+        """The sets of `count` free GPUs that are a partition together with the named ones.
 
-        None where any GPUs will do as far as is known: for a single one, and where too few modules
-        are known. Raises Unplannable where no partition is free.
+        None where any GPUs will do: for a single one, where too few modules are known, and, with a
+        warning, where no partition of so many GPUs is free.
         """
-        held = {gpu.physical_function or gpu.bdf for gpu in named}
+        held = set(_physical(named))
         total = count + len(held)
         if total not in self.sizes():
-            raise self._refusal(f"a wish for {total} GPUs", ())
+            return None, self._finding(f"{total} GPUs", ())
         candidates = {gpu.bdf for gpu in free} | held
         if total == 1:
-            return None
+            return None, None
         modules = {b: self.module_of_gpu[b] for b in candidates if b in self.module_of_gpu}
-        found = {
-            tuple(bdf for bdf in one if bdf not in held): self._broken(one, modules)
+        found = tuple(
+            tuple(bdf for bdf in one if bdf not in held)
             for one in partitions_of_size(self.board, total, modules)
             if held <= set(one)
-        }
-        if not found and len(modules) < len(candidates):
-            return None
-        if not found:
-            busy = [
-                f"{bdf} by {domain!r}"
-                for bdf in sorted(self.module_of_gpu)
-                if (domain := taken.holder(bdf)) is not None
-            ]
-            detail = f"none free of the partitions of {total} GPUs" + (
-                f"; held: {', '.join(busy)}" if busy else ""
-            )
-            allowed = partitions_of_size(self.board, total, self.module_of_gpu)
-            raise self._refusal(detail, allowed)
-        return found
-
-    def _broken(self, gpus: Sequence[Bdf], modules: Mapping[Bdf, int]) -> int:
-        larger = (
-            whole
-            for size in self.sizes()
-            if size > len(gpus)
-            for whole in partitions_of_size(self.board, size, modules)
         )
-        return sum(not set(gpus).isdisjoint(whole) for whole in larger)
+        if found:
+            return found, None
+        if len(modules) < len(candidates):
+            return None, None
+        busy = [
+            f"{bdf} by {domain!r}"
+            for bdf in sorted(self.module_of_gpu)
+            if (domain := others.holder(bdf)) is not None
+        ]
+        detail = f"none free of the partitions of {total} GPUs" + (
+            f"; in use: {', '.join(busy)}" if busy else ""
+        )
+        return None, self._finding(detail, self._of_size(total))
 
-    def gap(self, gpus: Sequence[Bdf]) -> tuple[Gap, ...]:
-        """A gap where it cannot be told whether these GPUs are a partition; one GPU is, and so are
+    def all_partitions(self) -> list[tuple[Bdf, ...]]:
+        """The GPUs of each default partition of two or more, as far as their modules are known."""
+        sizes = [size for size in self.sizes() if size > 1]
+        return [one for size in sizes for one in self._of_size(size)]
+
+    def _of_size(self, size: int) -> tuple[tuple[Bdf, ...], ...]:
+        return partitions_of_size(self.board, size, self.module_of_gpu)
+
+    def unknown_partition(self, gpus: Sequence[PciDevice]) -> tuple[Gap, ...]:
+        """A gap where it is not known whether these GPUs are a partition; one GPU is, and so are
         all of a board."""
-        unknown = [bdf for bdf in gpus if bdf not in self.module_of_gpu]
-        if not unknown or len(gpus) == 1 or len(gpus) == self.gpus in self.sizes():
+        wanted = _physical(gpus)
+        unknown = [bdf for bdf in wanted if bdf not in self.module_of_gpu]
+        if not unknown or len(wanted) < 2 or len(wanted) == self.gpus in self.sizes():
             return ()
         return (self._gap(unknown),)
 
@@ -125,28 +122,22 @@ class Fabric:
     def _gap(self, unknown: Sequence[Bdf]) -> Gap:
         return Gap(
             f"NVLink partition of {_named(unknown)}",
-            "nvidia-smi -q -x of the host tells no module id, as for GPUs that are bound to "
+            "nvidia-smi -q -x of the host gives no module id, as for GPUs that are bound to "
             "vfio-pci; whether Fabric Manager can join the GPUs was not checked",
         )
 
-    def _refusal(self, found: str, allowed: Sequence[tuple[Bdf, ...]]) -> Unplannable:
+    def _finding(self, found: str, allowed: Sequence[tuple[Bdf, ...]]) -> PlanFinding:
         sizes = ", ".join(map(str, self.sizes()))
         expected = "; ".join(_named(one) for one in allowed[:_MOST_SHOWN])
         if len(allowed) > _MOST_SHOWN:
             expected += f"; and {len(allowed) - _MOST_SHOWN} more"
-        detail = (
-            f"expected a partition of {self.board}: {expected or f'{sizes} GPUs'}; found {found}"
-        )
-        hint = (
-            f"choose one of these sets, or {_ANY_SET}"
-            if allowed
-            else f"take one of {sizes} GPUs, or {_ANY_SET}"
-        )
-        return Unplannable(
-            f"no placement on host {self.host_name!r}: {detail}",
-            (Rejection(CONSTRAINT, (), detail, hint),),
-            hint=hint,
-        )
+        return PlanFinding(
+            "no-nvlink-partition", "warning", str(self.board),
+            f"expected a partition of the NVSwitch fabric ({expected or f'{sizes} GPUs'}), found "
+            f"{found}: the GPUs have no NVLink to each other where Fabric Manager partitions the "
+            "board",
+            "choose one of these sets" if allowed else f"take one of {sizes} GPUs",
+        )  # fmt: skip
 
 
 def fabric_of(host: Host, request: GuestRequest) -> Fabric | None:
@@ -154,7 +145,7 @@ def fabric_of(host: Host, request: GuestRequest) -> Fabric | None:
     board = board_of_host(host)
     if board is None or request.without_nvlink:
         return None
-    return Fabric(host.name, board, len(_whole_gpus(host)), modules_of_host(host))
+    return Fabric(board, len(_whole_gpus(host)), modules_of_host(host))
 
 
 def modules_of_host(host: Host) -> dict[Bdf, int]:
@@ -182,6 +173,10 @@ def may_have_nvswitches(host: Host) -> bool:
 
 def _whole_gpus(host: Host) -> list[PciDevice]:
     return [g for g in host.devices_of_kind(DeviceKind.GPU) if g.physical_function is None]
+
+
+def _physical(gpus: Sequence[PciDevice]) -> tuple[Bdf, ...]:
+    return tuple(sorted({gpu.physical_function or gpu.bdf for gpu in gpus}))
 
 
 def _named(gpus: Collection[Bdf]) -> str:

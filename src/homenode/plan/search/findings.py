@@ -6,32 +6,25 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind, is_viable_driver
-from homenode.plan.layout import MemoryBinding, Siblings
+from homenode.plan.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 from homenode.plan.model import PlanFinding
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.ladder import Rung
-from homenode.plan.search.taken import Taken
+from homenode.plan.search.allocations import Allocations, listed
+from homenode.plan.search.ladder import Concession, MemoryRule, Rung
+from homenode.plan.search.memory import memory_text, overhead_bytes
 from homenode.topology import Host
+from homenode.units import format_bytes
 
 _CHIPSET_CLASSES = frozenset({0x0600, 0x0601})
 """Host and ISA bridges, which have no driver that VFIO minds."""
 
 
-def placement_findings(
-    host: Host,
-    request: GuestRequest,
-    devices: Sequence[Bdf],
-    taken: Taken,
-    *,
-    rung: Rung | None = None,
-    own: Sequence[NodeIndex] = (),
-    memory: Sequence[NodeIndex] = (),
-    vcpu_pus: CpuSet = CpuSet(),
-    isolated: CpuSet = CpuSet(),
+def device_findings(
+    host: Host, request: GuestRequest, devices: Sequence[Bdf], others: Allocations
 ) -> Iterator[PlanFinding]:
-    """Findings on devices, memory elsewhere, siblings, core kinds and isolation."""
+    """Findings on the devices, and on a VM of more vCPUs than the host has PUs."""
     for bdf in devices:
-        holder = taken.holder(bdf)
+        holder = others.holder(bdf)
         if holder is not None:
             yield PlanFinding(
                 "device-in-use", "warning", str(bdf),
@@ -39,18 +32,35 @@ def placement_findings(
                 "stop that domain, or choose another device",
             )  # fmt: skip
     yield from _incomplete_groups(host, devices)
-    if rung is None:
-        pus = sum(pu.online and pu.allowed for pu in host.pus)
-        if pus and request.vcpus > pus:
-            yield PlanFinding(
-                "overcommitted", "warning", host.name,
-                f"{request.vcpus} vCPUs share {pus} PUs, so some wait for others at any time",
-                f"lower vcpus to {pus}",
-            )  # fmt: skip
-        return
+    pus = sum(pu.online and pu.allowed for pu in host.pus)
+    if pus and request.vcpus > pus and request.layout.pinning is Pinning.NONE:
+        yield PlanFinding(
+            "overcommitted", "warning", host.name,
+            f"{request.vcpus} vCPUs share {pus} PUs, so some wait for others at any time",
+            f"lower vcpus to {pus}",
+        )  # fmt: skip
+
+
+def placement_findings(
+    host: Host,
+    request: GuestRequest,
+    devices: Sequence[Bdf],
+    others: Allocations,
+    *,
+    given: Sequence[Concession],
+    rung: Rung,
+    own: Sequence[NodeIndex],
+    memory: Sequence[NodeIndex],
+    vcpu_pus: CpuSet,
+    isolated: CpuSet,
+) -> Iterator[PlanFinding]:
+    """Findings on devices, and on what gave way for the VM to fit."""
+    yield from device_findings(host, request, devices, others)
     yield from _bound_elsewhere(request, own)
+    yield from _away_from_home(host, request, devices, own)
+    yield from _host_share(host, request, given, vcpu_pus, others)
     further = sorted(set(memory) - set(own))
-    if not rung.memory_follows and further:
+    if rung.memory is MemoryRule.ELSEWHERE and further:
         bound = request.layout.memory is not MemoryBinding.AS_IT_WAS
         yield PlanFinding(
             "memory-from-other-nodes", "warning", _nodes(further),
@@ -58,22 +68,39 @@ def placement_findings(
             f"{'it is bound to' if bound else 'some will lie on'} further nodes",
             "lower the memory, free some on the VM's nodes, or move its vCPUs",
         )  # fmt: skip
-    elif not rung.memory_follows:
+    elif rung.memory is not MemoryRule.FOLLOWS:
+        mirrored = request.layout.cells is GuestCells.MIRRORED
         yield PlanFinding(
-            "memory-uneven", "info", _nodes(own),
+            "memory-uneven", "warning" if mirrored else "info", _nodes(own),
             "the nodes hold the memory together, but not each its vCPUs' share of it",
+            "free memory on the nodes, or lower it" if mirrored else None,
+        )  # fmt: skip
+    if Concession.UNEQUAL_CELLS in given:
+        yield PlanFinding(
+            "unequal-cells", "info", _nodes(own),
+            "no number of equal cells fits without a further package or a GPU away from its node",
+        )  # fmt: skip
+    if rung.falls_back:
+        yield PlanFinding(
+            "vcpus-share-cores", "warning", host.name,
+            f"{request.vcpus} vCPUs do not get a core each, so they are pinned to hyper-threads of "
+            "shared cores: 40 to 75 % slower under full load than on whole cores (published for "
+            "XAPI's placement)",
+            f"lower vcpus to {sum(core.pus.isdisjoint(others.vcpu_cores) for core in host.cores)} "
+            "or fewer, or free cores",
         )  # fmt: skip
     if request.layout.siblings is Siblings.EXPOSED and rung.threads == 1:
         yield PlanFinding(
             "siblings-not-exposed", "warning", host.name,
-            "no whole groups of siblings serve the VM, so the guest sees one thread per core"
+            "no whole groups of siblings are free for the VM, so the guest sees one thread per core"
             + (", also where two of its vCPUs share one" if rung.counts_pus else ""),
             "turn SMT on, or take a layout that hides siblings",
         )  # fmt: skip
     if rung.mixed:
         yield PlanFinding(
-            "mixed-kinds", "warning", host.name,
+            "mixed-kinds", "info" if request.mixed_kinds else "warning", host.name,
             "vCPUs lie on performance and on efficiency cores, so they differ in speed",
+            "ask for no more vCPUs than there are performance cores",
         )  # fmt: skip
     if isolated and not vcpu_pus <= isolated:
         outside = vcpu_pus - isolated
@@ -81,6 +108,53 @@ def placement_findings(
             "vcpus-not-isolated", "info", f"PUs {outside}",
             f"{len(outside)} vCPUs lie outside isolcpus and nohz_full, where the host may run too",
         )  # fmt: skip
+
+
+def _host_share(
+    host: Host,
+    request: GuestRequest,
+    given: Sequence[Concession],
+    vcpu_pus: CpuSet,
+    others: Allocations,
+) -> Iterator[PlanFinding]:
+    if Concession.HOST_CORE in given:
+        shared = [
+            one.domain
+            for one in others.by_domain
+            if not (one.cores - one.vcpu_cores).isdisjoint(vcpu_pus)
+        ]
+        also = (
+            f"; QEMU's own threads of {listed(shared)} run on cores of its vCPUs" if shared else ""
+        )
+        yield PlanFinding(
+            "host-core-taken", "warning", host.name,
+            f"the VM takes the host's last core without vCPUs{also}",
+            f"lower vcpus to {max(1, request.vcpus - 1)}, or keep less with --host-reserve cores=0",
+        )  # fmt: skip
+    if Concession.HOST_MEMORY in given:
+        needed = overhead_bytes(request)
+        yield PlanFinding(
+            "host-memory-taken", "critical", host.name,
+            f"{memory_text(request)} leave the host less than its reserve and the "
+            f"{format_bytes(needed)} that QEMU and page tables need: the host may kill the VM",
+            "lower the memory, or the reserve with --host-reserve memory=SIZE",
+        )  # fmt: skip
+
+
+def _away_from_home(
+    host: Host, request: GuestRequest, devices: Sequence[Bdf], own: Sequence[NodeIndex]
+) -> Iterator[PlanFinding]:
+    """GPUs that the guest's tree cannot put next to their own node."""
+    if request.layout.pcie is not GuestPcie.MIRRORED:
+        return
+    with_pus = {node.index for node in host.nodes if node.pus}
+    for gpu in host.devices_of_kind(DeviceKind.GPU):
+        if gpu.bdf in devices and gpu.node in with_pus and gpu.node not in own:
+            yield PlanFinding(
+                "gpu-away-from-home", "warning", str(gpu.bdf),
+                f"its node {gpu.node} gives the VM no vCPU, so no guest cell is next to it",
+                "free cores or memory there, or ask for --device-locality require",
+            )  # fmt: skip
 
 
 def _bound_elsewhere(request: GuestRequest, own: Sequence[NodeIndex]) -> Iterator[PlanFinding]:

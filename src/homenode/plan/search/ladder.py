@@ -1,14 +1,17 @@
 """Ladder: the steps from what was asked to what still works, each with a name that the plan bears.
 
-The first rung that holds the VM is taken; the order of concerns (cost.py) decides within it. From
-one rung to the next, the last of these gives way first: memory on the VM's own nodes (where the
-layout lets memory lie elsewhere), all siblings of a core, one kind of core (where mixed kinds are
-allowed). Over mixed kinds each vCPU gets a whole core, for no guest can be told that some cores
-have siblings and others none; only where the vCPUs must be kept do all PUs count at last.
+The first rung that holds the VM is taken; the order of concerns (cost.py) decides within it. What
+gives way, the last of these first: the memory that the host keeps; whole cores, so that vCPUs are
+pinned to siblings (at last to any free PUs of all nodes); one kind of core; the number of siblings
+of a core; the host's last core; memory next to the vCPUs that use it.
+
+Over mixed kinds each vCPU gets a whole core, for no guest can be shown that some cores have
+siblings and others none.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 
 from homenode.errors import UsageError
 from homenode.plan.layout import GuestCells, Layout, MemoryBinding, Pinning, Siblings
@@ -17,13 +20,36 @@ from homenode.plan.search.supply import Usable, core_kinds, counts_pus
 from homenode.topology import CoreKind
 
 
+class MemoryRule(StrEnum):
+    """How the memory of a VM relates to the nodes of its vCPUs."""
+
+    FOLLOWS = "follows"  # each node holds its vCPUs' share
+    UNEVEN = "uneven"  # the nodes of the vCPUs hold it together
+    ELSEWHERE = "elsewhere"  # further nodes help
+
+
+class Concession(StrEnum):
+    """What gave way on a rung, in the words of its name."""
+
+    HOST_MEMORY = "host's reserved memory"
+    ANY_PUS = "any free PUs"
+    SIBLINGS_EXPOSED = "siblings exposed"
+    MIXED_KINDS = "mixed core kinds"
+    FEWER_SIBLINGS = "fewer siblings"
+    SIBLINGS_NOT_EXPOSED = "siblings not exposed"
+    HOST_CORE = "host's last core"
+    UNEVEN_MEMORY = "uneven memory"
+    MEMORY_ELSEWHERE = "memory from other nodes"
+    UNEQUAL_CELLS = "unequal cells"
+
+
 @dataclass(frozen=True, slots=True)
 class Rung:
     """One step. threads: PUs that each sibling group has. groups: how many the VM needs.
 
-    counts_pus: groups come from any free PUs rather than from free whole cores.
-    memory_follows: each node holds its vCPUs' share of the memory.
-    concession: what gave way, for the rung's name; "" on the first.
+    counts_pus: groups come from any free PUs rather than from free whole cores. falls_back: vCPUs
+    are pinned to siblings although the layout would not. equal: equal cells are preferred.
+    keeps_core, keeps_memory: the host keeps its share.
     """
 
     threads: int
@@ -31,9 +57,12 @@ class Rung:
     kinds: frozenset[CoreKind | None]
     mixed: bool
     counts_pus: bool
-    memory_follows: bool
+    falls_back: bool
+    memory: MemoryRule
     equal: bool
-    concession: str
+    keeps_core: bool
+    keeps_memory: bool
+    concessions: tuple[Concession, ...]
 
 
 def check_layout(layout: Layout, policy: Policy) -> None:
@@ -44,7 +73,7 @@ def check_layout(layout: Layout, policy: Policy) -> None:
             f"layout {layout.name!r}: siblings are exposed, but pinning is {layout.pinning}",
             hint="pin all PUs, or hide the siblings",
         )
-    if policy is Policy.MEMORY_FIRST and not pins_all and layout.pinning is not Pinning.NONE:
+    if policy is Policy.MEMORY_FIRST and layout.pinning is Pinning.ONE_PER_CORE:
         raise UsageError(
             f"policy memory-first leaves cores uncounted, but layout {layout.name!r} needs a core "
             "for each vCPU",
@@ -59,62 +88,128 @@ def check_layout(layout: Layout, policy: Policy) -> None:
         )
 
 
-def rungs(request: GuestRequest, usable: Usable) -> Iterator[Rung]:
-    """The rungs for this request, highest first. None where no sibling group can be made."""
-    kinds = core_kinds(usable.nodes)
-    performance = frozenset({CoreKind.PERFORMANCE})
-    if CoreKind.EFFICIENCY not in kinds and CoreKind.PERFORMANCE not in kinds:
-        yield from _of_kinds(request, usable, kinds, mixed=False)
-        return
-    yield from _of_kinds(request, usable, performance, mixed=False)
-    if request.mixed_kinds:
-        yield from _of_kinds(request, usable, kinds, mixed=True)
+@dataclass(frozen=True, slots=True)
+class _Cores:
+    """How sibling groups are made on one rung."""
+
+    threads: int
+    groups: int
+    counts_pus: bool
+    falls_back: bool
+    concessions: tuple[Concession, ...]
 
 
-def _of_kinds(
-    request: GuestRequest, usable: Usable, kinds: frozenset[CoreKind | None], *, mixed: bool
-) -> Iterator[Rung]:
+def rungs(request: GuestRequest, free: Usable) -> Iterator[Rung]:
+    """The rungs for this request, highest first."""
+    kinds = core_kinds(free.nodes)
+    hybrid = CoreKind.EFFICIENCY in kinds and CoreKind.PERFORMANCE in kinds
+    one_kind = frozenset({CoreKind.PERFORMANCE}) if hybrid else kinds
+    floats = request.layout.pinning is Pinning.NONE
+    for keeps_memory in (True, False):
+        for fallback in (False, True):
+            for mixed in (False, True) if hybrid else (False,):
+                of_kinds = kinds if mixed else one_kind
+                widest = max(
+                    (
+                        core.free.bit_count()
+                        for node in free.nodes
+                        for core in node.cores
+                        if core.kind in of_kinds
+                    ),
+                    default=1,
+                )
+                ways = _fallbacks if fallback else _ways
+                for way in ways(request, widest, mixed=mixed):
+                    # Nothing is pinned that could leave the host without a core.
+                    for keeps_core in (True,) if floats else (True, False):
+                        for memory in _memory_rules(request.layout):
+                            yield _rung(
+                                request, of_kinds, mixed, way, keeps_core, keeps_memory, memory
+                            )
+
+
+def _ways(request: GuestRequest, widest: int, *, mixed: bool) -> Iterator[_Cores]:
+    """Groups as the layout wants them, then of fewer siblings."""
     layout = request.layout
-    pins_all = layout.pinning is Pinning.ALL_PUS
-    widest = max(
-        (c.free.bit_count() for node in usable.nodes for c in node.cores if c.kind in kinds),
-        default=1,
-    )
-    # Efficiency cores have no siblings: over both kinds every group is one PU.
-    most = widest if pins_all and not mixed else 1
-    equal = layout.cells is GuestCells.MIRRORED and not (request.unequal_cells or mixed)
-    elsewhere = layout.memory is not MemoryBinding.BOUND_PER_CELL
     by_policy = counts_pus(request.policy, layout.pinning)
-    packs = mixed and pins_all and request.keep_vcpus and not by_policy
-    for threads, counted in (
-        *((threads, by_policy) for threads in range(most, 0, -1)),
-        *(((1, True),) if packs else ()),
-    ):
+    if layout.pinning is not Pinning.ALL_PUS or mixed:
+        yield _Cores(
+            1, request.vcpus, by_policy, False,
+            (Concession.SIBLINGS_NOT_EXPOSED,) if layout.pinning is Pinning.ALL_PUS else (),
+        )  # fmt: skip
+        return
+    for threads in range(widest, 0, -1):
         groups = request.vcpus
-        if request.keep_vcpus and pins_all:
+        if request.keep_vcpus:
             if request.vcpus % threads:
                 continue
             groups = request.vcpus // threads
-        given = ["mixed core kinds"] if mixed else []
-        if 1 < threads < most:
-            given.append(f"{threads} of {most} siblings")
-        elif threads < most or (mixed and pins_all and counted and widest > 1):
-            given.append("siblings not exposed")
-        for follows in (True, False) if elsewhere else (True,):
-            more = [] if follows else ["memory from other nodes"]
-            concession = ", ".join([*given, *more])
-            yield Rung(threads, groups, kinds, mixed, counted, follows, equal, concession)
+        fewer: tuple[Concession, ...] = ()
+        if threads < widest:
+            fewer = (Concession.FEWER_SIBLINGS if threads > 1 else Concession.SIBLINGS_NOT_EXPOSED,)
+        yield _Cores(threads, groups, by_policy, False, fewer)
 
 
-def rung_name(span: str, rung: Rung) -> str:
-    """The name that a plan bears: how far it spans, and what gave way."""
-    return span if not rung.concession else f"{span}, {rung.concession}"
+def _fallbacks(request: GuestRequest, widest: int, *, mixed: bool) -> Iterator[_Cores]:
+    """vCPUs on siblings although whole cores were wanted: as whole groups, which the guest is
+    shown, then on any free PUs."""
+    layout = request.layout
+    if layout.pinning is Pinning.NONE or widest < 2:
+        return
+    shown = layout.pinning is Pinning.ALL_PUS and request.keep_vcpus
+    floats = layout.pinning is Pinning.NODE
+    if request.vcpus % widest == 0 and not (mixed or shown or floats):
+        yield _Cores(
+            widest, request.vcpus // widest, False, True, (Concession.SIBLINGS_EXPOSED,)
+        )  # fmt: skip
+    yield _Cores(
+        1, request.vcpus, True, True, (Concession.SIBLINGS_EXPOSED, Concession.ANY_PUS)
+    )  # fmt: skip
 
 
-def concessions(rung: str) -> int:
-    """How many things gave way, from a rung's name.
+def _memory_rules(layout: Layout) -> tuple[MemoryRule, ...]:
+    if layout.cells is GuestCells.MIRRORED and layout.memory is MemoryBinding.BOUND_PER_CELL:
+        return MemoryRule.FOLLOWS, MemoryRule.UNEVEN
+    return MemoryRule.FOLLOWS, MemoryRule.UNEVEN, MemoryRule.ELSEWHERE
 
-    >>> concessions("one node"), concessions("one node, mixed core kinds")
-    (0, 1)
+
+def _rung(
+    request: GuestRequest,
+    kinds: frozenset[CoreKind | None],
+    mixed: bool,
+    cores: _Cores,
+    keeps_core: bool,
+    keeps_memory: bool,
+    memory: MemoryRule,
+) -> Rung:
+    given: list[Concession] = []
+    if not keeps_memory:
+        given.append(Concession.HOST_MEMORY)
+    if mixed:
+        given.append(Concession.MIXED_KINDS)
+    given += cores.concessions
+    if not keeps_core:
+        given.append(Concession.HOST_CORE)
+    if memory is MemoryRule.UNEVEN:
+        given.append(Concession.UNEVEN_MEMORY)
+    if memory is MemoryRule.ELSEWHERE:
+        given.append(Concession.MEMORY_ELSEWHERE)
+    equal = (
+        request.layout.cells is GuestCells.MIRRORED
+        and not request.unequal_cells
+        and not mixed
+        and Concession.ANY_PUS not in cores.concessions
+    )
+    return Rung(
+        cores.threads, cores.groups, kinds, mixed, cores.counts_pus, cores.falls_back, memory,
+        equal, keeps_core, keeps_memory, tuple(given),
+    )  # fmt: skip
+
+
+def rung_name(span: str, given: tuple[Concession, ...]) -> str:
+    """The name that a plan bears: how far it spans, and what gave way.
+
+    >>> rung_name("one node", (Concession.MIXED_KINDS, Concession.HOST_CORE))
+    "one node, mixed core kinds, host's last core"
     """
-    return rung.count(", ")
+    return ", ".join((span, *given))

@@ -1,55 +1,61 @@
 """Place: from a host and a request to a placement, or to every reason why there is none.
 
-Ladder (ladder.py), devices (gpus.py), supply of each node (supply.py, room.py), search (nodes.py),
-then the PUs and QEMU's own threads. Same input, same placement.
+Ladder (ladder.py), devices (devices.py), supply of each node (supply.py, memory.py), search
+(solve.py), then the PUs and QEMU's own threads. Same input, same placement.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from homenode.cpuset import CpuSet
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
-from homenode.plan.layout import GuestCells, MemoryBinding, Pinning, Siblings
+from homenode.plan.layout import GuestCells, Layout, MemoryBinding, Pinning, Siblings, named
 from homenode.plan.model import Rejection, RunnerUp
 from homenode.plan.placement import Placement
-from homenode.plan.request import EmulatorPolicy, GuestRequest
-from homenode.plan.search.constraints import (
-    Miss,
-    headline,
-    kept,
+from homenode.plan.request import GuestRequest
+from homenode.plan.search import explicit_cells
+from homenode.plan.search.allocations import Allocations, allocations
+from homenode.plan.search.cost import terms
+from homenode.plan.search.devices import DeviceOptions, device_options
+from homenode.plan.search.distances import distance_matrix
+from homenode.plan.search.explicit_cells import check_cells
+from homenode.plan.search.findings import device_findings, placement_findings
+from homenode.plan.search.ladder import (
+    Concession,
+    MemoryRule,
+    Rung,
+    check_layout,
+    rung_name,
+    rungs,
+)
+from homenode.plan.search.memory import node_memory, page_size_bytes
+from homenode.plan.search.pinning import (
+    PlacementSearch,
+    assigned_cells,
+    memory_nodes,
+    pinned_cells,
+    qemu_threads,
+    uneven_memory,
+)
+from homenode.plan.search.problem import SearchProblem, Split
+from homenode.plan.search.rejections import (
+    host_core,
+    is_of_cores,
     most_vcpus,
-    node_counts,
     refusal,
     single_nodes,
     unusable_nodes,
+    whole_host,
 )
-from homenode.plan.search.cost import sort_key, terms
-from homenode.plan.search.findings import placement_findings
-from homenode.plan.search.gpus import DeviceSet, device_sets
-from homenode.plan.search.ladder import Rung, check_layout, rung_name, rungs
-from homenode.plan.search.near import Near, near
-from homenode.plan.search.nodes import Answer, answer
-from homenode.plan.search.question import Question
-from homenode.plan.search.room import Room, memory_text, rooms
-from homenode.plan.search.supply import Group, Usable, usable
-from homenode.plan.search.taken import Taken, taken_by_others
-from homenode.plan.search.threads import ThreadPlaces, shared_places, thread_places
-from homenode.plan.search.trial import Fits, memory_nodes, question_of, trial
-from homenode.topology import CoreKind, Host
+from homenode.plan.search.solve import Placing, Solution, solve, solve_fixed
+from homenode.plan.search.supply import Usable, usable
+from homenode.plan.search.threads import (
+    ThreadPlaces,
+)
+from homenode.topology import Host
 
-RUNNER_UP_BUDGET = 2_000
 MOST_REFUSED_NODES = 16
-
-
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    """An answer with what it answers."""
-
-    rung: Rung
-    devices: DeviceSet
-    question: Question
-    answer: Answer
 
 
 def place(host: Host, request: GuestRequest) -> Placement:
@@ -60,270 +66,270 @@ def place(host: Host, request: GuestRequest) -> Placement:
     """
     layout = request.layout
     check_layout(layout, request.policy)
-    taken = taken_by_others(host, request)
-    devices = device_sets(host, request, taken)
+    others = allocations(host, request)
+    options = device_options(host, request, others)
     floats = layout.pinning is Pinning.NONE
     if floats and layout.cells is GuestCells.FLAT and layout.memory is MemoryBinding.AS_IT_WAS:
-        return Placement(
-            (), (), (), (), 1, None, (), devices[0].devices, "not placed",
-            findings=tuple(placement_findings(host, request, devices[0].devices, taken)),
-            gaps=(*taken.gaps, *devices[0].gaps),
-        )  # fmt: skip
-    free = usable(host, request, taken)
-    room = rooms(host, request)
-    distances = near(host)
-    fits = trial(host, free, distances)
+        return _unplaced(host, request, others, options)
+    search = PlacementSearch(
+        host, request, others, options, distance_matrix(host),
+        (usable(host, request, others), usable(host, request, others, service_cores=True)),
+        (
+            node_memory(host, request, keeps_reserve=True),
+            node_memory(host, request, keeps_reserve=False),
+        ),
+    )  # fmt: skip
+    if request.explicit_cells:
+        return _explicit(search)
     rejections = list(unusable_nodes(host, request))
-    misses: list[Miss] = []
+    misses: list[tuple[int, Rejection]] = []
     refused: set[tuple[object, ...]] = set()
-    for rung in rungs(request, free):
-        question = question_of(host, request, rung, free, room, distances, devices[0])
-        if question.key() in refused:
-            continue  # fewer siblings that free no more cores: nothing gave way
-        refused.add(question.key())
-        chosen = _on_rung(host, request, rung, free, room, distances, devices)
-        if chosen is not None:
-            return _placement(
-                host, request, chosen, free, room, distances, taken, rejections, fits
-            )  # fmt: skip
-        nodes = tuple(single_nodes(host, request, question, rung, free, taken, fits))
-        miss = node_counts(request, question, rung, fits)
-        if miss is None and nodes:
-            miss = Miss(nodes[-1], most_vcpus(request, question, rung))
-        rejections += nodes
-        if miss is not None:
-            rejections.append(miss.rejection)
-            misses.append(miss)
-    if request.keep_vcpus:
-        odd = _odd_vcpus(host, request, free, room, distances, devices[0], fits)
-        if odd is not None:
-            rejections.append(odd.rejection)
-            misses.insert(0, odd)
-    raise refusal(host, request, free, rejections, headline(misses), fits)
+    for rung in rungs(request, search.free[1]):
+        problem = search.problem(rung)
+        if problem.key() in refused:
+            continue  # nothing gave way that counts here
+        if _takes_host_core(search, problem, rung):
+            rejections.append(host_core(request, problem))
+            misses.append((0, rejections[-1]))
+            continue
+        solution = solve(problem)
+        if solution is not None:
+            placement = _placement(search, rung, problem, solution, rejections)
+            if placement is not None:
+                return placement
+            continue
+        refused.add(problem.key())
+        rejections += single_nodes(host, request, problem, rung, search.free_on(rung), others)
+        miss = whole_host(host, request, problem, rung)
+        rejections.append(miss)
+        misses.append((most_vcpus(request, problem, rung), miss))
+    raise refusal(host, request, search.free[0], rejections, _headline(misses))
 
 
-def _on_rung(
-    host: Host,
-    request: GuestRequest,
-    rung: Rung,
-    free: Usable,
-    room: dict[NodeIndex, Room],
-    distances: Near,
-    devices: Sequence[DeviceSet],
-) -> _Chosen | None:
-    """The best answer on one rung, over the sets of GPUs that are worth a try."""
-    best: _Chosen | None = None
-    question: Question | None = None
-    for device_set in devices:
-        question = question_of(host, request, rung, free, room, distances, device_set, question)
-        found = answer(question)
-        if found is None:
-            return None
-        chosen = _Chosen(rung, device_set, question, found)
-        if best is None or _gpu_rank(chosen, request) < _gpu_rank(best, request):
-            best = chosen
-    return best
+def _explicit(search: PlacementSearch) -> Placement:
+    """The placement of cells that the user gives; siblings and the host's share give way as
+    elsewhere, the cells do not."""
+    host, request = search.host, search.request
+    check_cells(request)
+    wanted = request.explicit_cells
+    rejections = list(unusable_nodes(host, request))
+    page = page_size_bytes(host, request)
+    first: Rejection | None = None
+    for rung in rungs(request, search.free[1]):
+        if rung.memory is not MemoryRule.FOLLOWS or rung.mixed:
+            continue
+        per_vcpu = rung.threads if request.keep_vcpus or rung.falls_back else 1
+        if any(cell.vcpus % per_vcpu for cell in wanted):
+            continue
+        problem = replace(search.problem(rung), pages=0)
+        groups = [cell.vcpus // per_vcpu for cell in wanted]
+        if _takes_host_core(search, problem, rung):
+            continue
+        ways: dict[Split, tuple[int, ...]] = {}
+        for nodes in explicit_cells.assignments(problem, wanted, groups, page):
+            by_node: dict[int, int] = {}
+            for node, number in zip(nodes, groups, strict=True):
+                by_node[node] = by_node.get(node, 0) + number
+            ways.setdefault(tuple(sorted(by_node.items())), nodes)
+        solution = solve_fixed(problem, ways)
+        if solution is not None:
+            assigned = zip(ways[solution.best.split], groups, strict=True)
+            found = _placement(search, rung, problem, solution, rejections, tuple(assigned))
+            if found is not None:
+                return replace(found, cell_memory_bytes=tuple(cell.memory_bytes for cell in wanted))
+        free = search.free_on(rung)
+        rejections += single_nodes(host, request, problem, rung, free, search.others)
+        first = first or Rejection(
+            "cells", (), "no nodes hold the cells as they are given",
+            "leave node= out, or make the cells smaller",
+        )  # fmt: skip
+    raise refusal(host, request, search.free[0], rejections, first)
 
 
-def _gpu_rank(chosen: _Chosen, request: GuestRequest) -> tuple[object, ...]:
-    """GPUs near free cores first, then GPUs that stay together, then the nodes' cost."""
-    cost = chosen.answer.cost
-    return cost.device_class, chosen.devices.spread, sort_key(cost, request.policy)
+def _headline(misses: Sequence[tuple[int, Rejection]]) -> Rejection | None:
+    """What a refusal says first: what more cores would not cure, of the highest rung where that
+    is; else the rung whose cores come nearest."""
+    for _, rejection in misses:
+        if not is_of_cores(rejection):
+            return rejection
+    return max(misses, key=lambda miss: miss[0])[1] if misses else None
+
+
+def _unplaced(
+    host: Host, request: GuestRequest, others: Allocations, options: DeviceOptions
+) -> Placement:
+    """A VM that is neither pinned nor bound; only its GPUs are to be chosen."""
+    gpus = 0
+    if options.partitions is not None:
+        gpus = min(options.partitions, key=lambda one: (options.sets_lost(one), one))
+    elif options.count:
+        gpus = options.least_lost(0, ((options.open, options.count),)).gpus
+    devices = options.chosen(gpus)
+    return Placement(
+        (), (), (), (), 1, None, (), devices, "not placed",
+        findings=(*options.findings, *device_findings(host, request, devices, others)),
+        gaps=(*others.gaps, *options.gaps, *options.unplaced(devices)),
+    )  # fmt: skip
+
+
+def _takes_host_core(search: PlacementSearch, problem: SearchProblem, rung: Rung) -> bool:
+    """Whether whole cores for all groups would leave the host too few without vCPUs."""
+    if not rung.keeps_core or rung.counts_pus or search.request.layout.pinning is Pinning.NONE:
+        return False
+    if sum(supply.groups for supply in problem.supplies) < problem.groups:
+        return False  # too few for the vCPUs themselves
+    left = search.free[0].cores_without_vcpus - problem.groups
+    return left < search.request.host_reserve.cores
 
 
 def _placement(
-    host: Host,
-    request: GuestRequest,
-    chosen: _Chosen,
-    free: Usable,
-    room: dict[NodeIndex, Room],
-    distances: Near,
-    taken: Taken,
+    search: PlacementSearch,
+    rung: Rung,
+    problem: SearchProblem,
+    solution: Solution,
     rejections: list[Rejection],
-    fits: Fits,
-) -> Placement:
-    question, found, rung = chosen.question, chosen.answer, chosen.rung
-    layout = request.layout
-    cells = tuple(_cells(question, found, rung))
-    nodes = tuple(question.supplies[node].cores.index for node, _ in cells)
-    pins, vcpu_nodes = _pins(cells)
-    own = tuple(dict.fromkeys(nodes))
-    memory = memory_nodes(host, request, rung, own, room, distances)
-    if memory is None:
-        too_little = _too_little_memory(request, own)
-        raise refusal(host, request, free, [*rejections, too_little], too_little, fits)
-    floats = layout.pinning is Pinning.NONE
-    vcpu_pus = CpuSet.from_bits(sum(pin.bits for pin in pins))
-    places = (
-        ThreadPlaces(None, (), ()) if floats else _threads(request, question, found, free, vcpu_pus)
+    assigned: tuple[tuple[int, int], ...] = (),
+) -> Placement | None:
+    """The placement of a solution; None where its memory or the host's core is missing after all.
+
+    assigned: (node, groups) of each cell that the user gives, in cell order.
+    """
+    host, request = search.host, search.request
+    best = solution.best
+    free = search.free_on(rung)
+    cells = tuple(
+        assigned_cells(search, rung, problem, best, assigned)
+        if assigned
+        else pinned_cells(search, rung, problem, best)
     )
-    if len(found.split) > 1 and len(question.supplies) <= MOST_REFUSED_NODES:
-        rejections += single_nodes(host, request, question, rung, free, taken, fits)
+    nodes = tuple(problem.supplies[cell.node].cores.index for cell in cells)
+    own = tuple(dict.fromkeys(nodes))
+    memory = memory_nodes(search, rung, own)
+    floats = request.layout.pinning is Pinning.NONE
+    vcpu_pus = CpuSet.from_bits(sum(g.pus for cell in cells for g in cell.groups))
+    if memory is None or (rung.counts_pus and not _host_keeps_core(search, rung, vcpu_pus)):
+        return None
+    pins = tuple(pin for cell in cells for pin in cell.pins)
+    unequal = rung.equal and len({len(cell.pins) for cell in cells}) > 1
+    given = (*rung.concessions, *((Concession.UNEQUAL_CELLS,) if unequal else ()))
+    places = (
+        ThreadPlaces(None, ())
+        if floats
+        else qemu_threads(search, problem, best, free, vcpu_pus, pins)
+    )
+    if len(best.split) > 1 and len(problem.supplies) <= MOST_REFUSED_NODES:
+        rejections += single_nodes(host, request, problem, rung, free, search.others)
+    devices = search.options.chosen(best.gpus)
     findings = placement_findings(
-        host, request, chosen.devices.devices, taken, rung=rung, own=own, memory=memory,
+        host, request, devices, search.others, given=given, rung=rung, own=own, memory=memory,
         vcpu_pus=vcpu_pus, isolated=free.isolated,
     )  # fmt: skip
+    names = (*problem.first, *problem.rest)
     return Placement(
         nodes=nodes,
         vcpu_pins=() if floats else pins,
-        vcpu_nodes=vcpu_nodes,
-        memory_nodes=() if layout.memory is MemoryBinding.AS_IT_WAS else memory,
-        threads_per_core=rung.threads if layout.siblings is Siblings.EXPOSED else 1,
+        vcpu_nodes=tuple(i for i, cell in enumerate(cells) for _ in cell.pins),
+        memory_nodes=() if request.layout.memory is MemoryBinding.AS_IT_WAS else memory,
+        threads_per_core=_threads_shown(request, rung),
         emulator_pus=places.emulator_pus,
         iothread_pus=places.iothread_pus,
-        devices=chosen.devices.devices,
-        rung=rung_name(_span(found), rung),
-        cost=terms(found.cost, request.policy),
-        optimal=found.optimal,
-        runners_up=_runners_up(question, found),
-        rejections=tuple(dict.fromkeys(rejections)),
-        findings=(*findings, *places.findings),
-        gaps=(*_host_gaps(host, free, room), *taken.gaps, *chosen.devices.gaps),
-    )
-
-
-def _cells(
-    question: Question, found: Answer, rung: Rung
-) -> Iterator[tuple[int, tuple[Group, ...]]]:
-    """(position of the node, its groups) of each cell; mixed kinds make two cells of a node."""
-    for node, number in found.split:
-        groups = question.supplies[node].take(number)
-        if not rung.mixed:
-            yield node, groups
-            continue
-        strong = tuple(group for group in groups if group.kind is not CoreKind.EFFICIENCY)
-        weak = tuple(group for group in groups if group.kind is CoreKind.EFFICIENCY)
-        yield from ((node, part) for part in (strong, weak) if part)
-
-
-def _pins(
-    cells: Sequence[tuple[int, tuple[Group, ...]]],
-) -> tuple[tuple[CpuSet, ...], tuple[int, ...]]:
-    pins: list[CpuSet] = []
-    cell_of: list[int] = []
-    for cell, (_, groups) in enumerate(cells):
-        for group in groups:
-            bits = group.pus
-            while bits:
-                pins.append(CpuSet.from_bits(bits & -bits))
-                cell_of.append(cell)
-                bits &= bits - 1
-    return tuple(pins), tuple(cell_of)
-
-
-def _threads(
-    request: GuestRequest, question: Question, found: Answer, free: Usable, vcpu_pus: CpuSet
-) -> ThreadPlaces:
-    iothreads = request.guest.iothreads
-    if request.emulator_policy is EmulatorPolicy.SHARE and request.emulator_pus is None:
-        return shared_places(vcpu_pus, iothreads)
-    if request.emulator_policy is EmulatorPolicy.NONE and request.emulator_pus is None:
-        return ThreadPlaces(None, (), ())
-    own = [node for node, _ in found.split]
-    rows = [pull.exact for pull in (*question.pulls, *question.others)]
-
-    def to_devices(node: int) -> tuple[int, int]:
-        return sum(row[node] for row in rows), node
-
-    def to_own(node: int) -> tuple[int, int]:
-        return min(question.between[node][o] for o in own), node
-
-    others = [node for node in range(len(question.supplies)) if node not in own]
-    order = [*sorted(own, key=to_devices), *sorted(others, key=to_own)]
-    return thread_places(free, order, len(own), vcpu_pus, iothreads, request.emulator_pus)
-
-
-def _span(found: Answer) -> str:
-    cost = found.cost
-    if cost.nodes_spanned > 1:
-        return "one package" if cost.packages_spanned == 1 else "across packages"
-    return "one LLC" if cost.llcs_spanned == 1 else "one node"
-
-
-def _runners_up(question: Question, found: Answer) -> tuple[RunnerUp, ...]:
-    """Up to three other sets of nodes: the best without the first, without the last chosen node,
-    and without the first of either answer."""
-    split = found.split
-    first = 1 << split[0][0]
-    tries = [first] if len(split) == 1 else [first, 1 << split[-1][0]]
-    answers: list[Answer] = []
-    for without in tries:
-        other = answer(question, without=without, budget=RUNNER_UP_BUDGET)
-        if other is not None:
-            answers.append(other)
-    if answers:
-        without = first | 1 << answers[0].split[0][0]
-        other = answer(question, without=without, budget=RUNNER_UP_BUDGET)
-        if other is not None:
-            answers.append(other)
-    distinct = {
-        other.cost.nodes: other for other in answers if other.cost.nodes != found.cost.nodes
-    }
-    ranked = sorted(distinct.values(), key=lambda other: sort_key(other.cost, question.policy))
-    own = terms(found.cost, question.policy)
-    result = []
-    for other in ranked:
-        theirs = terms(other.cost, question.policy)
-        decided = next(a.name for a, b in zip(own, theirs, strict=True) if a != b)
-        result.append(RunnerUp(tuple(NodeIndex(n) for n in other.cost.nodes), theirs, decided))
-    return tuple(result)
-
-
-def _host_gaps(host: Host, free: Usable, room: dict[NodeIndex, Room]) -> Iterator[Gap]:
-    if host.distances is None and len(host.nodes) > 1:
-        yield Gap("distances between nodes", "the host tells none: 10 and 20 were taken")
-    if free.nodes and not host.llcs:
-        yield Gap("LLCs", "the host tells none, so cores were not kept within one")
-    for node, its in room.items():
-        if its.pages is None:
-            yield Gap(f"node {node} memory", "unknown, so it was taken to suffice")
-
-
-def _too_little_memory(request: GuestRequest, own: tuple[NodeIndex, ...]) -> Rejection:
-    where = ",".join(str(node) for node in own)
-    return Rejection(
-        "memory",
-        own,
-        f"the {memory_text(request)} of memory fit on no allowed nodes beside node {where}",
-        "lower the memory, or allow more nodes",
-    )
-
-
-def _odd_vcpus(
-    host: Host,
-    request: GuestRequest,
-    free: Usable,
-    room: dict[NodeIndex, Room],
-    distances: Near,
-    devices: DeviceSet,
-    fits: Fits,
-) -> Miss | None:
-    """vCPUs to be kept that are not whole cores, so that the rungs of whole cores were left out;
-    None where they are, or where whole cores would not help."""
-    widest = max((c.free.bit_count() for node in free.nodes for c in node.cores), default=1)
-    over = request.vcpus % widest
-    if not over:
-        return None
-    whole = request.vcpus - over
-    offers = [count for count in (whole, whole + widest) if _takes(request, count, fits)]
-    if whole and not offers:
-        less = replace(request, vcpus=whole)
-        rung = next(rungs(less, free))
-        question = question_of(host, less, rung, free, room, distances, devices)
-        most = most_vcpus(less, question, rung)
-        offers = [most] if _takes(request, most, fits) else []
-    if not offers:
-        return None
-    return Miss(
-        Rejection(
-            "siblings",
-            (),
-            f"{request.vcpus} vCPUs are not whole cores of {widest} siblings",
-            f"ask for {' or '.join(map(str, offers))} vCPUs{kept(request)}",
+        devices=devices,
+        rung=rung_name(_span(problem, best), given),
+        concessions=tuple(given),
+        layout=_layout(request, rung),
+        cell_memory_bytes=uneven_memory(search, rung, problem, cells),
+        cost=terms(best.cost, names),
+        optimal=solution.optimal,
+        runners_up=_runners_up(problem, solution, names),
+        rejections=tuple(replace(one, hint=None) for one in dict.fromkeys(rejections)),
+        findings=(*search.options.findings, *findings, *places.findings),
+        gaps=(
+            *_host_gaps(search, free), *search.others.gaps, *search.options.gaps,
+            *search.options.unplaced(devices),
         ),
-        offers[0],
-    )
+    )  # fmt: skip
 
 
-def _takes(request: GuestRequest, vcpus: int, fits: Fits) -> bool:
-    return vcpus > 0 and fits(replace(request, vcpus=vcpus))
+def _threads_shown(request: GuestRequest, rung: Rung) -> int:
+    exposed = request.layout.siblings is Siblings.EXPOSED or rung.falls_back
+    return rung.threads if exposed else 1
+
+
+def _layout(request: GuestRequest, rung: Rung) -> Layout | None:
+    """The layout that the VM gets where it is not the one asked for: siblings share cores."""
+    if not rung.falls_back:
+        return None
+    siblings = Siblings.EXPOSED if rung.threads > 1 else Siblings.HIDDEN
+    if request.layout.pinning is Pinning.NODE:
+        return None
+    return named(replace(request.layout, pinning=Pinning.ALL_PUS, siblings=siblings))
+
+
+def _host_keeps_core(search: PlacementSearch, rung: Rung, vcpu_pus: CpuSet) -> bool:
+    if not rung.keeps_core or search.request.layout.pinning is Pinning.NONE:
+        return True
+    used = vcpu_pus.bits | search.others.vcpu_cores.bits
+    left = sum(not core.pus.bits & used for core in search.host.cores)
+    return left >= search.request.host_reserve.cores
+
+
+def _span(problem: SearchProblem, best: Placing) -> str:
+    cost = best.cost
+    if cost.nodes_spanned == 1:
+        return "one LLC" if cost.llcs_spanned == 1 else "one node"
+    if cost.nodes_spanned == len(problem.supplies):
+        return "all nodes"
+    return "one package" if cost.packages_spanned == 1 else "across packages"
+
+
+def _runners_up(
+    problem: SearchProblem, solution: Solution, names: tuple[str, ...]
+) -> tuple[RunnerUp, ...]:
+    """Other sets of nodes, and the best that another set of GPUs would have given."""
+    own = terms(solution.best.cost, names)
+    found = list(solution.runners_up)
+    other = _other_gpus(problem, solution)
+    if other is not None and all(other.cost != one.cost for one in found):
+        found.append(other)
+    result = []
+    for placing in found:
+        theirs = terms(placing.cost, names)
+        differing = (a.name for a, b in zip(own, theirs, strict=True) if a != b)
+        result.append(
+            RunnerUp(
+                tuple(NodeIndex(node) for node in placing.cost.nodes),
+                theirs,
+                next(differing),
+                problem.options.chosen(placing.gpus) if problem.options.count else (),
+            )
+        )
+    return tuple(sorted(result, key=lambda one: [term.value for term in one.cost]))
+
+
+def _other_gpus(problem: SearchProblem, solution: Solution) -> Placing | None:
+    """The best placing without the first of the chosen GPUs; None where there is no choice."""
+    options, gpus = problem.options, solution.best.gpus
+    if not gpus:
+        return None
+    without = gpus & -gpus
+    partitions = options.partitions
+    if partitions is not None:
+        partitions = tuple(one for one in partitions if not one & without)
+        if not partitions:
+            return None
+    elif (options.open & ~without).bit_count() < options.count:
+        return None
+    fewer = replace(options, open=options.open & ~without, partitions=partitions)
+    found = solve(replace(problem, options=fewer))
+    return None if found is None else found.best
+
+
+def _host_gaps(search: PlacementSearch, free: Usable) -> Iterator[Gap]:
+    host = search.host
+    if host.distances is None and len(host.nodes) > 1:
+        yield Gap("distances between nodes", "the host gives none: 10 and 20 were taken")
+    if free.nodes and not host.llcs:
+        yield Gap("LLCs", "the host gives none, so cores were not kept within one")
+    for node, memory in search.memory[0].items():
+        if memory.pages is None:
+            yield Gap(f"node {node} memory", "unknown, so it was taken to suffice")

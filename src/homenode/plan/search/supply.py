@@ -1,7 +1,7 @@
 """Supply: the sibling groups that each node can give to a VM, by LLC.
 
-A group is what one guest core gets: one PU of a core, or several siblings of it. The tiers of a
-node are used in order, each to its end before the next: performance cores before efficiency cores,
+A sibling group is what one guest core gets: one PU of a core, or several. The tiers of a node are
+used in order, each to its end before the next: performance cores before efficiency cores,
 and of either the isolated ones (isolcpus, nohz_full) first. Within a tier: the LLCs that are in use
 already, then the fewest further LLCs, of those the tightest (fewest.py).
 """
@@ -14,9 +14,9 @@ from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex, PackageIndex
 from homenode.plan.layout import Pinning
 from homenode.plan.request import GuestRequest, Policy
+from homenode.plan.search.allocations import Allocations
 from homenode.plan.search.fewest import fewest
-from homenode.plan.search.room import Room
-from homenode.plan.search.taken import Taken
+from homenode.plan.search.memory import NodeMemory
 from homenode.topology import CoreKind, Host
 
 UNKNOWN_LLC = 1 << 20
@@ -51,16 +51,25 @@ class NodeCores:
 
 @dataclass(frozen=True, slots=True)
 class Usable:
-    """The PUs that the VM may use. isolated: PUs in isolcpus or nohz_full, usable or not."""
+    """The PUs that the VM may use. isolated: PUs in isolcpus or nohz_full, usable or not.
+
+    cores_without_vcpus: cores of the host, whosever, on which no vCPU is pinned.
+    """
 
     pus: CpuSet
     isolated: CpuSet
     nodes: tuple[NodeCores, ...]
+    cores_without_vcpus: int
 
 
-def usable(host: Host, request: GuestRequest, taken: Taken) -> Usable:
+def usable(
+    host: Host, request: GuestRequest, others: Allocations, *, service_cores: bool = False
+) -> Usable:
     """What is left of the host: allowed PUs that are neither reserved, asked for by name for the
-    emulator, nor taken by others. Nodes ascending; nodes without PUs are left out."""
+    emulator, nor taken by others. Nodes ascending; nodes without PUs are left out.
+
+    service_cores: with the cores on which others have emulators or IOThreads only.
+    """
     allowed, isolated = 0, 0
     node_of: dict[int, NodeIndex | None] = {}
     llc_of: dict[int, int] = {}
@@ -71,7 +80,9 @@ def usable(host: Host, request: GuestRequest, taken: Taken) -> Usable:
             isolated |= 1 << pu.index
         node_of[pu.index] = pu.node
         llc_of[pu.index] = UNKNOWN_LLC if pu.llc is None else pu.llc
-    barred = request.reserved_pus.bits | taken.pus.bits
+    barred = request.reserved_pus.bits | request.housekeeping_pus.bits | others.vcpu_cores.bits
+    if not service_cores:
+        barred |= others.service_cores.bits
     if request.emulator_pus is not None:
         barred |= request.emulator_pus.bits
     open_pus = allowed & ~barred
@@ -95,11 +106,12 @@ def usable(host: Host, request: GuestRequest, taken: Taken) -> Usable:
         for position, node in enumerate(host.nodes)
         if node.pus
     )
-    return Usable(CpuSet.from_bits(open_pus), CpuSet.from_bits(isolated), nodes)
+    free_of_vcpus = sum(not core.pus.bits & others.vcpu_cores.bits for core in host.cores)
+    return Usable(CpuSet.from_bits(open_pus), CpuSet.from_bits(isolated), nodes, free_of_vcpus)
 
 
-class Group(NamedTuple):
-    """PUs for one guest core, as bits; pinned one vCPU to each, ascending."""
+class SiblingGroup(NamedTuple):
+    """PUs for one guest core, as bits; one vCPU is pinned to each, ascending."""
 
     pus: int
     llc: int
@@ -114,10 +126,10 @@ class Tier:
 
     total: int
     isolated: bool
-    llcs: tuple[tuple[int, tuple[Group, ...]], ...]
+    llcs: tuple[tuple[int, tuple[SiblingGroup, ...]], ...]
 
 
-class Draw(NamedTuple):
+class AllocationCost(NamedTuple):
     """How many groups are not isolated, and the LLCs and packages in use, for so many groups."""
 
     unisolated: int
@@ -132,9 +144,9 @@ class Part:
     total: int
     tiers: tuple[Tier, ...]
 
-    def take(self, wanted: int) -> tuple[Group, ...]:
+    def allocate(self, wanted: int) -> tuple[SiblingGroup, ...]:
         """That many groups by the rule of this module, by LLC and PU. `wanted` is at most total."""
-        chosen: list[Group] = []
+        chosen: list[SiblingGroup] = []
         used: set[int] = set()
         left = wanted
         for tier in self.tiers:
@@ -156,8 +168,8 @@ class Part:
                 break
         return tuple(sorted(chosen, key=lambda g: (_tier_rank(g.kind), g.llc, g.pus & -g.pus)))
 
-    def draw(self, wanted: int, hosts_isolation: bool) -> Draw:
-        """What take() would come to, without taking."""
+    def cost(self, wanted: int, hosts_isolation: bool) -> AllocationCost:
+        """What allocate() would come to, without taking."""
         used: set[int] = set()
         unisolated, left, extra = 0, wanted, 0
         for tier in self.tiers:
@@ -177,14 +189,14 @@ class Part:
                 left = 0
             if not left:
                 break
-        return Draw(unisolated, len(used) + extra, 1)
+        return AllocationCost(unisolated, len(used) + extra, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """What one node can give. parts: one per package, so more than one where it spans packages.
+    """The sibling groups of one node. parts: one per package, so several where it spans packages.
 
-    groups: all of them. whole_cores: free whole cores, for the balance. memory: free bytes, same.
+    groups: all of them. whole_cores: free whole cores, for the balance; memory_free_bytes: same.
     """
 
     cores: NodeCores
@@ -192,19 +204,19 @@ class Supply:
     whole: Part
     groups: int
     whole_cores: int
-    room: Room
+    memory: NodeMemory
     memory_free_bytes: int
 
-    def take(self, wanted: int) -> tuple[Group, ...]:
-        return self._part(wanted).take(wanted)
+    def allocate(self, wanted: int) -> tuple[SiblingGroup, ...]:
+        return self._part(wanted).allocate(wanted)
 
-    def draw(self, wanted: int, hosts_isolation: bool) -> Draw:
+    def cost(self, wanted: int, hosts_isolation: bool) -> AllocationCost:
         part = self._part(wanted)
-        draw = part.draw(wanted, hosts_isolation)
+        found = part.cost(wanted, hosts_isolation)
         if part is self.whole and len(self.parts) > 1:
-            packages = len({group.package for group in part.take(wanted)})
-            return Draw(draw.unisolated, draw.llcs, packages)
-        return draw
+            packages = len({group.package for group in part.allocate(wanted)})
+            return AllocationCost(found.unisolated, found.llcs, packages)
+        return found
 
     def _part(self, wanted: int) -> Part:
         """The share of one package where one holds them all, the tightest; else the whole node."""
@@ -214,16 +226,16 @@ class Supply:
         if not fitting:
             return self.whole
 
-        def cost(part: Part) -> tuple[int, int, int]:
-            draw = part.draw(wanted, True)
-            return draw.unisolated, draw.llcs, part.total
+        def tightness(part: Part) -> tuple[int, int, int]:
+            found = part.cost(wanted, True)
+            return found.unisolated, found.llcs, part.total
 
-        return min(fitting, key=cost)
+        return min(fitting, key=tightness)
 
 
 def supply(
     cores: NodeCores,
-    room: Room,
+    memory: NodeMemory,
     page_bytes: int,
     *,
     threads: int,
@@ -235,7 +247,7 @@ def supply(
     counts_pus: take the free PUs of cores that are not free as a whole, too, and several groups of
     one core; else one group of each free whole core that has enough PUs.
     """
-    groups: list[Group] = []
+    groups: list[SiblingGroup] = []
     for core in cores.cores:
         if core.kind not in kinds:
             continue
@@ -255,9 +267,9 @@ def supply(
         if len(packages) < 2
         else tuple(_part([g for g in groups if g.package == package]) for package in packages)
     )
-    memory = 0 if room.pages is None else room.pages * page_bytes
+    free_bytes = 0 if memory.pages is None else memory.pages * page_bytes
     free_cores = sum(core.whole and core.kind in kinds for core in cores.cores)
-    return Supply(cores, parts, whole, len(groups), free_cores, room, memory)
+    return Supply(cores, parts, whole, len(groups), free_cores, memory, free_bytes)
 
 
 def counts_pus(policy: Policy, pinning: Pinning) -> bool:
@@ -279,23 +291,23 @@ def lowest(bits: int, count: int) -> int:
     return result
 
 
-def _group(pus: int, core: FreeCore) -> Group:
-    return Group(pus, core.llc, core.package, core.kind, core.isolated)
+def _group(pus: int, core: FreeCore) -> SiblingGroup:
+    return SiblingGroup(pus, core.llc, core.package, core.kind, core.isolated)
 
 
 def _tier_rank(kind: CoreKind | None) -> int:
     return kind is CoreKind.EFFICIENCY
 
 
-def _part(groups: Sequence[Group]) -> Part:
-    tiers: dict[tuple[int, bool], dict[int, list[Group]]] = {}
+def _part(groups: Sequence[SiblingGroup]) -> Part:
+    tiers: dict[tuple[int, bool], dict[int, list[SiblingGroup]]] = {}
     for group in groups:
         tier = tiers.setdefault((_tier_rank(group.kind), not group.isolated), {})
         tier.setdefault(group.llc, []).append(group)
     return Part(len(groups), tuple(_tier(rank[1], tiers[rank]) for rank in sorted(tiers)))
 
 
-def _tier(unisolated: bool, by_llc: dict[int, list[Group]]) -> Tier:
+def _tier(unisolated: bool, by_llc: dict[int, list[SiblingGroup]]) -> Tier:
     llcs = tuple((llc, tuple(by_llc[llc])) for llc in sorted(by_llc))
     return Tier(sum(len(groups) for _, groups in llcs), not unisolated, llcs)
 

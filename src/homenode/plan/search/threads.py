@@ -1,14 +1,15 @@
 """Threads: PUs for QEMU's own threads and the IOThreads, after the vCPUs have theirs.
 
-Order of places: whole cores without vCPUs on the chosen nodes, those nearest the devices first (on
-hybrid hosts efficiency cores first); such cores of the nearest other nodes; free siblings of vCPU
-cores, with a finding; the vCPUs' own PUs, with a finding. Never isolated PUs, and never those of
-other VMs. The emulator gets one core on each of at most EMULATOR_CORES chosen nodes: its main loop
-is one thread, and a second node's core keeps its workers near that node's memory. Each IOThread
-gets one PU, from cores after the emulator's; where those run out it shares with the emulator.
+Order of places for the emulator: cores without vCPUs on the chosen nodes that the node's free GPUs
+do not need, those nearest the devices first (on hybrid hosts efficiency cores first); cores that
+serve the emulators of other VMs; the host's own core, which is any other core without vCPUs; free
+siblings of vCPU cores, with a finding; the vCPUs' own PUs, with a finding. Never isolated PUs. The
+emulator gets one core on each of at most EMULATOR_CORES chosen nodes: its main loop is one thread,
+and a second node's core keeps its workers near that node's memory. Each IOThread gets a core of its
+own after the emulator; where those run out a sibling there; then it shares with the emulator.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from homenode.cpuset import CpuSet
@@ -25,73 +26,100 @@ class ThreadPlaces:
 
     emulator_pus: CpuSet | None
     iothread_pus: tuple[CpuSet, ...]
-    findings: tuple[PlanFinding, ...]
+    findings: tuple[PlanFinding, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadRequest:
+    """What to place. own_cores: of a node (position), how many cores of its own an emulator may
+    have there. service_cores: PUs of cores that serve other emulators, the nearest first.
+    housekeeping: the emulator goes to those or to the host's core, wherever it is."""
+
+    vcpu_pus: CpuSet
+    iothreads: int
+    emulator_pus: CpuSet | None
+    own_cores: Callable[[int], int]
+    service_cores: tuple[CpuSet, ...]
+    housekeeping: bool
 
 
 def shared_places(vcpu_pus: CpuSet, iothreads: int) -> ThreadPlaces:
     """Everything on the vCPUs' own PUs."""
-    return ThreadPlaces(vcpu_pus, (vcpu_pus,) * iothreads, ())
+    return ThreadPlaces(vcpu_pus, (vcpu_pus,) * iothreads)
 
 
 def thread_places(
-    usable: Usable,
-    node_order: Sequence[int],
-    chosen: int,
-    vcpu_pus: CpuSet,
-    iothreads: int,
-    emulator_pus: CpuSet | None = None,
+    free: Usable, node_order: Sequence[int], chosen: int, wanted: ThreadRequest
 ) -> ThreadPlaces:
-    """Places beside these vCPUs.
+    """Places beside the vCPUs.
 
-    node_order: positions in usable.nodes, the nearest to the devices first; the first `chosen` are
-    the VM's own. emulator_pus: the emulator's, where they are given already.
+    node_order: positions in free.nodes, the nearest to the devices first; the first `chosen` are
+    the VM's own.
     """
-    spare = list(_spare_cores(usable, node_order[:chosen], vcpu_pus))
-    far = list(_spare_cores(usable, node_order[chosen:], vcpu_pus))
-    siblings = _free_siblings(usable, node_order[:chosen], vcpu_pus)
-    findings: list[PlanFinding] = []
-    emulator = emulator_pus
-    left: list[int] = []
+    own = list(_spare_cores(free, node_order[:chosen], wanted.vcpu_pus))
+    far = list(_spare_cores(free, node_order[chosen:], wanted.vcpu_pus))
+    findings: tuple[PlanFinding, ...] = ()
+    emulator = wanted.emulator_pus
     if emulator is None:
-        first_of_node: dict[int, int] = {}
-        for node, pus in spare:
-            first_of_node.setdefault(node, pus)
-        cores = list(first_of_node.values())[:EMULATOR_CORES] or [pus for _, pus in far[:1]]
-        bits = sum(cores)
-        left = [pus for _, pus in (*spare, *far) if not pus & bits]
-        if not cores and siblings:
-            bits = siblings[0]
-            findings.append(_on_siblings(CpuSet.from_bits(bits)))
-        emulator = CpuSet.from_bits(bits) if bits else None
-        if emulator is None and not vcpu_pus.bits & usable.isolated.bits:
-            emulator = vcpu_pus
-            findings.append(_shares(vcpu_pus))
-        elif emulator is None:
-            findings.append(_unpinned())
-    else:
-        left = [pus for _, pus in (*spare, *far)]
-    single = (1 << bit for pus in left for bit in CpuSet.from_bits(pus))
-    places = [CpuSet.from_bits(bits) for _, bits in zip(range(iothreads), single, strict=False)]
+        emulator = _emulator(free, wanted, own, far)
+        if emulator is None:
+            emulator, findings = _beside_vcpus(free, node_order[:chosen], wanted.vcpu_pus)
+    taken = 0 if emulator is None else emulator.bits
+    cores = [CpuSet.from_bits(pus) for _, pus in (*own, *far) if not pus & taken]
+    # The first PU of every core before the second of any.
+    turns = max((len(core) for core in cores), default=0)
+    singles = (tuple(core)[turn] for turn in range(turns) for core in cores if turn < len(core))
+    places = [CpuSet([pu]) for _, pu in zip(range(wanted.iothreads), singles, strict=False)]
     if emulator is not None:
-        places += [emulator] * (iothreads - len(places))
-    elif len(places) < iothreads:
+        places += [emulator] * (wanted.iothreads - len(places))
+    elif len(places) < wanted.iothreads:
         # Not pinned at all rather than some on PUs and some adrift.
         places = []
-    return ThreadPlaces(emulator, tuple(places), tuple(findings))
+    return ThreadPlaces(emulator, tuple(places), findings)
 
 
-def _spare_cores(
-    usable: Usable, nodes: Sequence[int], vcpu_pus: CpuSet
-) -> Iterator[tuple[int, int]]:
+def _emulator(
+    free: Usable,
+    wanted: ThreadRequest,
+    own: Sequence[tuple[int, int]],
+    far: Sequence[tuple[int, int]],
+) -> CpuSet | None:
+    """Cores without vCPUs for the emulator; None where there are none."""
+    if not wanted.housekeeping:
+        bits, nodes = 0, set[int]()
+        for node, pus in own:
+            if node not in nodes and wanted.own_cores(node) > 0 and len(nodes) < EMULATOR_CORES:
+                nodes.add(node)
+                bits |= pus
+        if bits:
+            return CpuSet.from_bits(bits)
+    if wanted.service_cores:
+        return wanted.service_cores[0]
+    return next((CpuSet.from_bits(pus) for _, pus in (*own, *far)), None)
+
+
+def _beside_vcpus(
+    free: Usable, nodes: Sequence[int], vcpu_pus: CpuSet
+) -> tuple[CpuSet | None, tuple[PlanFinding, ...]]:
+    siblings = _free_siblings(free, nodes, vcpu_pus)
+    if siblings:
+        pus = CpuSet.from_bits(siblings[0])
+        return pus, (_on_siblings(pus),)
+    if not vcpu_pus.bits & free.isolated.bits:
+        return vcpu_pus, (_shares(vcpu_pus),)
+    return None, (_unpinned(),)
+
+
+def _spare_cores(free: Usable, nodes: Sequence[int], vcpu_pus: CpuSet) -> Iterator[tuple[int, int]]:
     """(node, PUs) of whole cores without vCPUs and without isolated PUs, in order of preference."""
     mine = {
-        core.llc for node in nodes for core in usable.nodes[node].cores if core.free & vcpu_pus.bits
+        core.llc for node in nodes for core in free.nodes[node].cores if core.free & vcpu_pus.bits
     }
     for node in nodes:
         cores = [
             core
-            for core in usable.nodes[node].cores
-            if core.whole and not core.free & (vcpu_pus.bits | usable.isolated.bits)
+            for core in free.nodes[node].cores
+            if core.whole and not core.free & (vcpu_pus.bits | free.isolated.bits)
         ]
         room: dict[int, int] = {}
         for core in cores:
@@ -110,14 +138,13 @@ def _spare_cores(
         yield from ((node, core.free) for core in sorted(cores, key=rank))
 
 
-def _free_siblings(usable: Usable, nodes: Sequence[int], vcpu_pus: CpuSet) -> list[int]:
+def _free_siblings(free: Usable, nodes: Sequence[int], vcpu_pus: CpuSet) -> list[int]:
     """Free PUs beside a vCPU on its core, core by core."""
     return [
         idle
         for node in nodes
-        for core in usable.nodes[node].cores
-        if core.free & vcpu_pus.bits
-        and (idle := core.free & ~(vcpu_pus.bits | usable.isolated.bits))
+        for core in free.nodes[node].cores
+        if core.free & vcpu_pus.bits and (idle := core.free & ~(vcpu_pus.bits | free.isolated.bits))
     ]
 
 

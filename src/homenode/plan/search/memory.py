@@ -1,9 +1,10 @@
-"""Room: the memory that each node can give to one VM, in pages.
+"""NodeMemory: the memory that each node can give to one VM, in pages.
 
-Free memory as the kernel reports it (`memory_free_bytes`, free pages of a pool) already excludes
-running domains. Where only a node's size is known, what running domains have bound there is taken
-off. Memory of a GPU never counts; that of another node without PUs counts only when asked for, and
-then with the node of PUs that is nearest.
+What is allocated counts, touched or not: of a node's size, its page pools and what running domains
+have bound there are taken off, and never more counts as free than the kernel reports. The host
+keeps a share (HostReserve), and what QEMU and the IOMMU need for the VM comes on top of its memory.
+Memory of a GPU never counts; that of another node without PUs counts only when asked for, and then
+with the node of PUs that is nearest.
 """
 
 from dataclasses import dataclass
@@ -11,14 +12,26 @@ from dataclasses import dataclass
 from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.taken import other_domains, own_domains
+from homenode.plan.search.allocations import other_domains, own_domains
 from homenode.plan.shape.guest_numa import memory_granule, page_size
 from homenode.topology import Host, MemoryKind, NumaNode
-from homenode.units import format_bytes
+from homenode.units import GIB, MIB, format_bytes
+
+LEAST_RESERVE_BYTES = 2 * GIB
+_RESERVE_DIVISOR = 50
+"""The host keeps 2 % of each node, and at least 2 GiB."""
+
+_QEMU_BYTES = 256 * MIB
+_QEMU_BYTES_PER_VCPU = 8 * MIB
+"""QEMU itself and its threads. Source: KubeVirt's memory overhead (launcher and libvirt left out),
+pkg/virt-controller/services/renderresources.go: 8 MiB a vCPU, about 250 MiB for QEMU."""
+
+_PAGE_TABLE_DIVISOR = 512
+"""8 bytes for each page of 4 KiB, once for the guest (EPT, NPT) and once for the IOMMU."""
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class NodeMemory:
     """What one node of PUs can give, its attached nodes of memory included.
 
     pages: pages that are free or can be made so; None = unknown, so no limit.
@@ -28,6 +41,25 @@ class Room:
     pages: int | None
     pool_pages: int
     nodes: tuple[NodeIndex, ...]
+
+
+def overhead_bytes(request: GuestRequest) -> int:
+    """What QEMU and the page tables of EPT and, with devices, of the IOMMU take beside the guest's
+    memory. Huge pages need page tables of a page for each 2 MiB at most: they do not count."""
+    memory = request.memory_bytes + request.guest.memory_device_bytes
+    tables = 1 + bool(request.devices or request.gpu_count)
+    paged = 0 if request.page_bytes is not None else memory // _PAGE_TABLE_DIVISOR * tables
+    return _QEMU_BYTES + request.vcpus * _QEMU_BYTES_PER_VCPU + paged
+
+
+def reserve_bytes(request: GuestRequest, node: NumaNode) -> int:
+    """What the host keeps of a node's memory; 0 of a node without any."""
+    if node.memory_bytes == 0:
+        return 0
+    asked = request.host_reserve.memory_bytes
+    if asked is not None:
+        return asked
+    return max(LEAST_RESERVE_BYTES, (node.memory_bytes or 0) // _RESERVE_DIVISOR)
 
 
 def page_size_bytes(host: Host, request: GuestRequest) -> int:
@@ -86,29 +118,35 @@ def attached_memory(host: Host, request: GuestRequest) -> dict[NodeIndex, tuple[
                 "never given to a guest",
                 hint="leave --allow-memory-node out for this node",
             )
-        if index in attached:
+        if index in attached or not attached:
             continue
         nearest = min(attached, key=lambda home: (host.distance(index, home) or 0, home))
         attached[nearest] = (*attached[nearest], index)
     return attached
 
 
-def rooms(host: Host, request: GuestRequest) -> dict[NodeIndex, Room]:
-    """The room on every node of PUs."""
+def node_memory(
+    host: Host, request: GuestRequest, *, keeps_reserve: bool
+) -> dict[NodeIndex, NodeMemory]:
+    """The memory of every node of PUs. keeps_reserve: without what the host keeps."""
     page = page_size_bytes(host, request)
-    result: dict[NodeIndex, Room] = {}
+    result: dict[NodeIndex, NodeMemory] = {}
     by_index = {node.index: node for node in host.nodes}
+    huge = request.page_bytes is not None
+    overhead = overhead_bytes(request) if keeps_reserve and huge else 0
     for home, nodes in attached_memory(host, request).items():
         total: int | None = 0
         pool_total = 0
         for index in nodes:
-            ordinary, pool_pages = _free(host, request, by_index[index], page)
+            node = by_index[index]
+            ordinary, pool_pages = _free(host, request, node, page)
             pool_total += pool_pages
             if ordinary is None or total is None:
                 total = None
             else:
-                total += pool_pages + max(0, ordinary) // page
-        result[home] = Room(total, pool_total, nodes)
+                kept = reserve_bytes(request, node) + overhead if keeps_reserve else 0
+                total += pool_pages + max(0, ordinary - kept) // page
+        result[home] = NodeMemory(total, pool_total, nodes)
     return result
 
 
@@ -119,27 +157,26 @@ def _free(host: Host, request: GuestRequest, node: NumaNode, page: int) -> tuple
     huge = request.page_bytes is not None
     pool = next((p for p in node.page_pools if huge and p.page_bytes == page), None)
     pool_pages = 0 if pool is None else pool.free_pages
-    ordinary = node.memory_free_bytes
-    told = ordinary is not None
-    if ordinary is None and node.memory_bytes is not None:
-        ordinary = node.memory_bytes - sum(p.page_bytes * p.total_pages for p in node.page_pools)
+    untouched, own_bytes = 0, 0
+    bound = sum(p.page_bytes * p.total_pages for p in node.page_pools)
     for domain in other_domains(host, request):
-        for index, size in domain.memory_by_node:
-            if index != node.index:
-                continue
-            # The pool's own counters know running domains, as told free memory does.
-            if domain.page_bytes is None:
-                if ordinary is not None and not (told and domain.running):
-                    ordinary -= size
-            elif domain.page_bytes == page and not domain.running:
-                pool_pages -= -(-size // page)
+        size = sum(size for index, size in domain.memory_by_node if index == node.index)
+        if domain.page_bytes is None:
+            # The kernel's counters know what a running domain has touched, and no other domain.
+            if domain.running:
+                bound += size
+            else:
+                untouched += size
+        elif domain.page_bytes == page and not domain.running:
+            pool_pages -= -(-size // page)
     for own in own_domains(host, request):
-        for index, size in own.memory_by_node:
-            if index != node.index:
-                continue
-            if own.page_bytes is None:
-                if ordinary is not None and told:
-                    ordinary += size
-            elif own.page_bytes == page and pool is not None:
-                pool_pages = min(pool.total_pages, pool_pages + size // page)
-    return ordinary, max(0, pool_pages)
+        size = sum(size for index, size in own.memory_by_node if index == node.index)
+        if own.page_bytes is None:
+            own_bytes += size
+        elif own.page_bytes == page and pool is not None:
+            pool_pages = min(pool.total_pages, pool_pages + size // page)
+    free = node.memory_free_bytes
+    limits = [] if free is None else [free + own_bytes]
+    if node.memory_bytes is not None:
+        limits.append(node.memory_bytes - bound)
+    return (min(limits) - untouched if limits else None), max(0, pool_pages)

@@ -1,0 +1,178 @@
+"""Allocations: what other domains have of a host, and the gaps that floating ones leave.
+
+A pinned vCPU takes its whole core: one VM shares no core with another. A core with nothing but
+emulator threads or IOThreads of others may serve further emulators. The domain that is planned
+itself, known by its name, holds nothing, and neither do those that the user says it replaces:
+planning a running VM again gives it back what it has. Of a redacted capture no domain is known by
+its name.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.gap import Gap
+from homenode.plan.request import GuestRequest
+from homenode.topology import Host, RunningDomain
+
+
+@dataclass(frozen=True, slots=True)
+class DomainCores:
+    """The whole cores that the pins of one domain take: those of vCPUs, and all of them."""
+
+    domain: str
+    vcpu_cores: CpuSet
+    cores: CpuSet
+
+
+@dataclass(frozen=True, slots=True)
+class Allocations:
+    """What others have. vcpu_cores: PUs of cores with pinned vCPUs; service_cores: PUs of cores
+    with emulators or IOThreads only. devices: (function, domain), ascending."""
+
+    vcpu_cores: CpuSet
+    service_cores: CpuSet
+    by_domain: tuple[DomainCores, ...]
+    devices: tuple[tuple[Bdf, str], ...]
+    gaps: tuple[Gap, ...]
+
+    def holder(self, bdf: Bdf) -> str | None:
+        """The domain that has the function, or None."""
+        return next((domain for device, domain in self.devices if device == bdf), None)
+
+
+def other_domains(host: Host, request: GuestRequest) -> Iterator[RunningDomain]:
+    """Domains that count: running and planned ones, and with reserve_defined the shut-off ones."""
+    for domain in host.domains:
+        counts = domain.running or domain.planned or request.reserve_defined
+        if counts and not _is_own(domain, request):
+            yield domain
+
+
+def own_domains(host: Host, request: GuestRequest) -> tuple[RunningDomain, ...]:
+    """The domain being planned, where it is running already, and those that it replaces."""
+    return tuple(domain for domain in host.domains if domain.running and _is_own(domain, request))
+
+
+def _is_own(domain: RunningDomain, request: GuestRequest) -> bool:
+    named = domain.name == request.guest.name and not domain.has_pseudonym
+    return named or domain.name in request.replaces
+
+
+def own_is_unknown(host: Host, request: GuestRequest) -> Gap | None:
+    """That one of the domains that count may be the one being planned, where names are redacted."""
+    strangers = [domain.name for domain in other_domains(host, request) if domain.has_pseudonym]
+    if not strangers or request.replaces:
+        return None
+    return Gap(
+        f"whether domain {request.guest.name!r} is on the host already",
+        f"its domains' names are redacted, so all of them count as others; if it is one of "
+        f"{listed(strangers)}, say so with --replaces NAME",
+    )
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """Names for a message: the first ones, and how many more."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def allocations(host: Host, request: GuestRequest) -> Allocations:
+    """What the other domains of the host have."""
+    cores = [core.pus.bits for core in host.cores]
+    online = 0
+    for core in cores:
+        online |= core
+    gaps: list[Gap] = []
+    by_domain: list[DomainCores] = []
+    devices: list[tuple[Bdf, str]] = []
+    unknown = own_is_unknown(host, request)
+    if unknown is not None:
+        gaps.append(unknown)
+    counted = list(other_domains(host, request))
+    of_vcpus, of_threads, ranges = 0, 0, []
+    for domain in counted:
+        devices += [(bdf, domain.name) for bdf in domain.devices]
+        pinned, floats, over = _vcpu_pins(domain, cores, online)
+        threads = 0
+        for pin in (domain.emulator_pus, *domain.iothread_pus):
+            if pin is not None and online & ~pin.bits:
+                threads |= pin.bits
+        if over:
+            # Emulators of such domains float over the same PUs.
+            threads = 0
+            ranges.append((domain.name, over))
+        mine = _whole(cores, pinned)
+        every = mine | _whole(cores, threads)
+        if every:
+            by_domain.append(DomainCores(domain.name, _set(mine), _set(every)))
+        of_vcpus |= mine
+        of_threads |= every
+        if floats:
+            gaps.append(
+                Gap(
+                    f"load of domain {domain.name!r}",
+                    f"{floats} of its vCPUs float, so they count as load on every node",
+                )
+            )
+        if domain.memory_bytes and not domain.memory_bound:
+            gaps.append(
+                Gap(
+                    f"memory of domain {domain.name!r}",
+                    "it is bound to no node, so it may lie on any",
+                )
+            )
+    for name, over in ranges:
+        shares = _shares_of_ranges(cores, of_vcpus | of_threads, over)
+        of_vcpus |= shares
+        of_threads |= shares
+        by_domain.append(DomainCores(name, _set(shares), _set(shares)))
+        gaps.append(
+            Gap(
+                f"load of domain {name!r}",
+                f"its {len(over)} vCPUs float over several cores, so as many cores there count as "
+                "taken, whichever they run on",
+            )
+        )
+    return Allocations(
+        _set(of_vcpus), _set(of_threads & ~of_vcpus), tuple(by_domain), tuple(sorted(devices)),
+        tuple(gaps),
+    )  # fmt: skip
+
+
+def _vcpu_pins(
+    domain: RunningDomain, cores: Sequence[int], online: int
+) -> tuple[int, int, list[int]]:
+    """(PUs that the pins name, vCPUs that float anywhere, PUs of each vCPU that floats over the
+    cores that it shares with others of the domain). A pin to every PU is no pin."""
+    pins = [0 if pin is None else pin.bits & online for pin in domain.vcpu_pins]
+    pinned, floats, over = 0, 0, []
+    for bits in pins:
+        if bits == 0 or online & ~bits == 0:
+            floats += 1
+        else:
+            pinned |= bits
+            over.append(bits)
+    widest = max((core.bit_count() for core in cores), default=1)
+    # vCPUs that share a range of more cores than there are vCPUs float over it.
+    if over and min(bits.bit_count() for bits in over) > widest and pinned.bit_count() > len(over):
+        return 0, floats, over
+    return pinned, floats, []
+
+
+def _shares_of_ranges(cores: Sequence[int], taken: int, over: Sequence[int]) -> int:
+    """A core for each floating vCPU, from the end of its range, that nobody has yet."""
+    shares = 0
+    for bits in over:
+        free = (c for c in reversed(cores) if c & bits and not c & (taken | shares))
+        shares |= next(free, 0)
+    return shares
+
+
+def _whole(cores: Sequence[int], pus: int) -> int:
+    return sum(core for core in cores if core & pus) if pus else 0
+
+
+def _set(bits: int) -> CpuSet:
+    return CpuSet.from_bits(bits)

@@ -1,0 +1,369 @@
+"""Devices: which devices pull the VM towards their nodes, and which GPUs may be chosen for it.
+
+GPUs pull, and so do the NICs paired with them: those on a GPU's switch, else on its root complex.
+GPUs are chosen together with the nodes (solve.py); here stands what there is to choose from.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+from homenode.bdf import Bdf
+from homenode.errors import InputError
+from homenode.gap import Gap
+from homenode.indices import NodeIndex
+from homenode.pci import DeviceKind, LinkKind, PciDevice
+from homenode.plan.model import PlanFinding, Rejection, Unplannable
+from homenode.plan.request import GuestRequest
+from homenode.plan.search.allocations import Allocations
+from homenode.plan.search.distances import members
+from homenode.plan.search.fabric import Fabric, fabric_of
+from homenode.topology import Host
+
+MOST_COMPARED_SETS = 5_000
+"""GPU sets of equal distance that are compared for what the rest of the host loses."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCandidate:
+    """A GPU of the host that no other VM has. number: its position among these, and its bit.
+
+    home: its node, None where the firmware gives none. weight: functions that come with it.
+    position: among all GPUs of the host.
+    """
+
+    bdf: Bdf
+    number: int
+    position: int
+    home: NodeIndex | None
+    weight: int
+    companions: tuple[Bdf, ...]
+
+
+class GpuChoice(NamedTuple):
+    """GPUs (bits), what they come to, and whether all that are as near were compared."""
+
+    gpus: int
+    link_groups: int
+    sets_lost: int
+    is_complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOptions:
+    """The functions that a VM gets, and the GPUs that it may get.
+
+    named: functions that it gets in any case, host order. named_gpus: as bits of `gpus`, as far as
+    they are among them. homes: of each named device with a known node: (node, pulls, is a GPU).
+    count: how many of the GPUs in `open` (bits) to choose. partitions: the only sets (bits) that
+    may be chosen; None = any. sets: GPU sets (bits) that are wholly free now. link_groups: of each
+    GPU the number of its NVLink or xGMI group, () where none of the host's GPUs is linked.
+    without_node: functions whose node is unknown.
+    """
+
+    named: tuple[Bdf, ...]
+    named_gpus: int
+    named_positions: tuple[int, ...]
+    homes: tuple[tuple[NodeIndex, bool, bool], ...]
+    gpus: tuple[GpuCandidate, ...]
+    open: int
+    count: int
+    partitions: tuple[int, ...] | None
+    sets: tuple[int, ...]
+    link_groups: tuple[int, ...]
+    without_node: frozenset[Bdf]
+    findings: tuple[PlanFinding, ...]
+    gaps: tuple[Gap, ...]
+
+    @property
+    def has_gpus(self) -> bool:
+        return bool(self.count or self.named_positions)
+
+    def chosen(self, gpus: int) -> tuple[Bdf, ...]:
+        """All functions of the VM, with these GPUs (bits) chosen; host order."""
+        functions = set(self.named)
+        for gpu in self.gpus:
+            if gpus >> gpu.number & 1:
+                functions |= {gpu.bdf, *gpu.companions}
+        return tuple(sorted(functions))
+
+    def positions(self, gpus: int) -> tuple[int, ...]:
+        """Positions among the host's GPUs of the named and these chosen ones."""
+        chosen = (gpu.position for gpu in self.gpus if gpus >> gpu.number & 1)
+        return tuple(sorted({*self.named_positions, *chosen}))
+
+    def sets_lost(self, gpus: int) -> int:
+        """Sets of which these GPUs and the named ones are a part, and not all."""
+        mine = gpus | self.named_gpus
+        return sum(bool(one & mine) and bool(one & ~mine) for one in self.sets)
+
+    def links_spanned(self, gpus: int) -> int:
+        """NVLink or xGMI groups of these GPUs and the named ones; 0 where no GPU is linked."""
+        mine = gpus | self.named_gpus
+        return len({self.link_groups[i] for i in members(mine)}) if self.link_groups else 0
+
+    def unplaced(self, devices: Iterable[Bdf]) -> Iterator[Gap]:
+        """A gap for each of these functions whose node is unknown."""
+        for bdf in devices:
+            if bdf in self.without_node:
+                yield Gap(f"{bdf} node", "the firmware gives none, so the device pulls nowhere")
+
+    def least_lost(self, sure: int, tied: Sequence[tuple[int, int]]) -> "GpuChoice":
+        """The GPUs `sure` and so many of each of the `tied` sets: those of the fewest link groups,
+        then those of which the rest of the host loses the fewest sets; of equals the first."""
+        picks = [_picks(self._alike(gpus), count) for gpus, count in tied]
+        best: tuple[int, int, tuple[int, ...], int] | None = None
+        complete = True
+        for tries, picked in enumerate(product(*picks)):
+            if tries == MOST_COMPARED_SETS:
+                complete = False
+                break
+            gpus = sure | sum(picked)
+            counts = self.links_spanned(gpus), self.sets_lost(gpus)
+            if best is None or counts <= best[:2]:
+                key = (*counts, self.positions(gpus), gpus)
+                if best is None or key < best:
+                    best = key
+        assert best is not None
+        return GpuChoice(best[3], best[0], best[1], complete)
+
+    def _alike(self, gpus: int) -> list[list[int]]:
+        """GPUs, as a bit each, grouped by the sets that they belong to."""
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for number in members(gpus):
+            member_of = tuple(i for i, one in enumerate(self.sets) if one >> number & 1)
+            if self.link_groups:
+                member_of = (self.link_groups[number], *member_of)
+            alike.setdefault(member_of, []).append(1 << number)
+        return list(alike.values())
+
+
+def _picks(alike: Sequence[Sequence[int]], count: int) -> Iterable[int]:
+    """Bits of `count` GPUs, of each group of GPUs that are alike the first so many."""
+    if not alike:
+        if not count:
+            yield 0
+        return
+    first, rest = alike[0], alike[1:]
+    left = sum(map(len, rest))
+    for number in range(min(len(first), count), max(0, count - left) - 1, -1):
+        mine = sum(first[:number])
+        for others in _picks(rest, count - number):
+            yield mine | others
+
+
+def device_options(host: Host, request: GuestRequest, others: Allocations) -> DeviceOptions:
+    """What there is to choose from.
+
+    GPUs of unknown node are left out while there are enough others. Raises InputError for a
+    function that the host has not; Unplannable for too few free GPUs.
+    """
+    by_bdf = {device.bdf: device for device in host.pci_devices}
+    for bdf in request.devices:
+        if bdf not in by_bdf:
+            raise _unknown(bdf, host)
+        if by_bdf[bdf].bridge is not None or by_bdf[bdf].kind is DeviceKind.BRIDGE:
+            raise InputError(
+                f"device {bdf}: expected an endpoint, found a bridge or switch port",
+                hint="bridges are not passed through; name the devices below it",
+            )
+    fabric = fabric_of(host, request)
+    every = host.devices_of_kind(DeviceKind.GPU)
+    known = {node.index for node in host.nodes}
+    held = {bdf for bdf, _ in others.devices}
+    free = _free_gpus(host, request, others)
+    named = [by_bdf[bdf] for bdf in request.devices]
+    named_gpus = [device for device in named if device.kind is DeviceKind.GPU]
+    count = request.gpu_count or 0
+    if len(free) < count:
+        raise _too_few(host, request, others, len(free))
+    position = {gpu.bdf: i for i, gpu in enumerate(every)}
+    unheld = [gpu for gpu in every if gpu.bdf not in held and not gpu.sriov_num_vfs]
+    gpus = tuple(
+        GpuCandidate(
+            gpu.bdf, number, position[gpu.bdf], gpu.node if gpu.node in known else None,
+            1 + sum(by_bdf[b].node in known for b in companions), companions,
+        )
+        for number, gpu in enumerate(unheld)
+        for companions in (tuple(_companions(by_bdf, gpu)),)
+    )  # fmt: skip
+    bit_of = {gpu.bdf: 1 << gpu.number for gpu in gpus}
+    choices = _choices(fabric, named_gpus, free, count, others, bit_of)
+    open_gpus = sum(bit_of[gpu.bdf] for gpu in free)
+    if choices.partitions is None:
+        placed = sum(bit_of[gpu.bdf] for gpu in free if gpu.node in known)
+        if placed.bit_count() >= count:
+            open_gpus = placed
+    pulling = _pulling(host, named, [*named_gpus, *(free if count else ())])
+    homes = tuple(
+        (device.node, device.bdf in pulling, device.kind is DeviceKind.GPU)
+        for device in named
+        if device.node in known and device.node is not None
+    )
+    links = _nvlink_groups(host)
+    groups = sorted(set(links.values()))
+    link_groups = tuple(
+        groups.index(links[gpu.bdf]) if gpu.bdf in links else len(groups) + gpu.number
+        for gpu in gpus
+    )
+    without_node = frozenset(d.bdf for d in host.pci_devices if d.node not in known)
+    return DeviceOptions(
+        tuple(sorted(set(request.devices))),
+        sum(bit_of.get(gpu.bdf, 0) for gpu in named_gpus),
+        tuple(sorted(position[gpu.bdf] for gpu in named_gpus)),
+        homes, gpus, open_gpus, count, choices.partitions,
+        _gpu_sets(host, fabric, every, links, bit_of),
+        link_groups if groups else (), without_node, choices.findings, choices.gaps,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Choices:
+    """Sets (bits) that NVSwitches can join, None = any; and what to know of them."""
+
+    partitions: tuple[int, ...] | None
+    findings: tuple[PlanFinding, ...]
+    gaps: tuple[Gap, ...]
+
+
+def _choices(
+    fabric: Fabric | None,
+    named: Sequence[PciDevice],
+    free: Sequence[PciDevice],
+    count: int,
+    others: Allocations,
+    bit_of: dict[Bdf, int],
+) -> _Choices:
+    if fabric is None:
+        return _Choices(None, (), ())
+    if not count:
+        finding = fabric.no_partition(named)
+        return _Choices(
+            None, () if finding is None else (finding,), fabric.unknown_partition(named)
+        )  # fmt: skip
+    sets, finding = fabric.partitions(named, free, count, others)
+    findings = () if finding is None else (finding,)
+    if sets is None:
+        total = [*named, *free][: count + len(named)]
+        return _Choices(None, findings, () if findings else fabric.unknown_partition(total))
+    return _Choices(tuple(sum(bit_of[bdf] for bdf in one) for one in sets), findings, ())
+
+
+def _gpu_sets(
+    host: Host,
+    fabric: Fabric | None,
+    gpus: Sequence[PciDevice],
+    links: Mapping[Bdf, Bdf],
+    bit_of: Mapping[Bdf, int],
+) -> tuple[int, ...]:
+    """GPU sets of two or more, distinct, all of whose GPUs are free."""
+    groups: dict[tuple[str, object], list[Bdf]] = {}
+    for gpu in gpus:
+        switch = host.switch_above(gpu.bdf)
+        for kind, key in (("node", gpu.node), ("switch", switch), ("link", links.get(gpu.bdf))):
+            if key is not None:
+                groups.setdefault((kind, key), []).append(gpu.bdf)
+    sets = [tuple(one) for one in groups.values()]
+    if fabric is not None:
+        sets += fabric.all_partitions()
+    masks = {
+        sum(bit_of[bdf] for bdf in one)
+        for one in sets
+        if len(one) > 1 and all(bdf in bit_of for bdf in one)
+    }
+    return tuple(sorted(masks))
+
+
+def _pulling(host: Host, devices: Sequence[PciDevice], gpus: Sequence[PciDevice]) -> frozenset[Bdf]:
+    """The GPUs among the devices, and the NICs that are paired with one of `gpus`."""
+    switches = {host.switch_above(gpu.bdf) for gpu in gpus} - {None}
+    roots = {gpu.root_complex for gpu in gpus}
+    return frozenset(
+        device.bdf
+        for device in devices
+        if device.kind is DeviceKind.GPU
+        or (
+            device.kind is DeviceKind.NIC
+            and (host.switch_above(device.bdf) in switches or device.root_complex in roots)
+        )
+    )
+
+
+def _companions(by_bdf: dict[Bdf, PciDevice], gpu: PciDevice) -> list[Bdf]:
+    """The other functions of the GPU's slot (its audio, USB): they leave the host together."""
+    functions = (
+        Bdf(gpu.bdf.domain, gpu.bdf.bus, gpu.bdf.device, number)
+        for number in range(8)
+        if number != gpu.bdf.function
+    )
+    return [
+        bdf
+        for bdf in functions
+        if bdf in by_bdf and by_bdf[bdf].kind not in (DeviceKind.BRIDGE, DeviceKind.GPU)
+    ]
+
+
+def _free_gpus(host: Host, request: GuestRequest, others: Allocations) -> list[PciDevice]:
+    held = {bdf for bdf, _ in others.devices} | set(request.devices)
+    return [
+        gpu
+        for gpu in host.devices_of_kind(DeviceKind.GPU)
+        # A physical function with virtual ones in use cannot leave the host.
+        if gpu.bdf not in held and not gpu.sriov_num_vfs
+    ]
+
+
+def _nvlink_groups(host: Host) -> dict[Bdf, Bdf]:
+    """For each GPU with NVLink or xGMI, the lowest function that its links reach, NVSwitches
+    included."""
+    linked: dict[Bdf, set[Bdf]] = {}
+    for link in host.links:
+        if link.b is not None and link.kind in (LinkKind.NVLINK, LinkKind.XGMI):
+            linked.setdefault(link.a, set()).add(link.b)
+            linked.setdefault(link.b, set()).add(link.a)
+    group_of: dict[Bdf, Bdf] = {}
+    for start in sorted(linked):
+        waiting = [] if start in group_of else [start]
+        while waiting:
+            bdf = waiting.pop()
+            if bdf not in group_of:
+                group_of[bdf] = start
+                waiting += linked[bdf]
+    return group_of
+
+
+def _unknown(bdf: Bdf, host: Host) -> InputError:
+    known = [d.bdf for d in host.pci_devices if d.kind is not DeviceKind.BRIDGE]
+
+    def difference(other: Bdf) -> tuple[int, int, int, Bdf]:
+        return (
+            other.domain != bdf.domain, abs(other.bus - bdf.bus), abs(other.device - bdf.device),
+            other,
+        )  # fmt: skip
+
+    nearest = ", ".join(str(other) for other in sorted(known, key=difference)[:3])
+    gpus = ", ".join(str(gpu.bdf) for gpu in host.devices_of_kind(DeviceKind.GPU)[:16])
+    return InputError(
+        f"device {bdf}: expected a PCI function of host {host.name!r}, which has "
+        + (f"none there; nearest: {nearest}" if nearest else "no PCI functions"),
+        hint=f"GPUs of the host: {gpus}" if gpus else "capture the host again with its PCI devices",
+    )
+
+
+def _too_few(host: Host, request: GuestRequest, others: Allocations, free: int) -> Unplannable:
+    total = len(host.devices_of_kind(DeviceKind.GPU))
+    held = [
+        f"{gpu.bdf} by {domain!r}"
+        for gpu in host.devices_of_kind(DeviceKind.GPU)
+        if (domain := others.holder(gpu.bdf)) is not None
+    ]
+    detail = f"needs {request.gpu_count} free GPUs, {free} of {total} free" + (
+        f"; held: {', '.join(held)}" if held else ""
+    )
+    hint = f"ask for at most {free} GPUs" if free else None
+    return Unplannable(
+        f"no placement on host {host.name!r}: {detail}",
+        (Rejection("gpus", (), detail, hint),),
+        hint=hint,
+    )

@@ -1,0 +1,266 @@
+"""Pinning: the PUs, the memory nodes and QEMU's threads that follow from a solution."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from homenode.cpuset import CpuSet
+from homenode.indices import NodeIndex
+from homenode.pci import DeviceKind
+from homenode.plan.layout import GuestCells, Pinning
+from homenode.plan.request import EmulatorPolicy, GuestRequest
+from homenode.plan.search import explicit_cells
+from homenode.plan.search.allocations import Allocations
+from homenode.plan.search.devices import DeviceOptions
+from homenode.plan.search.distances import DistanceMatrix
+from homenode.plan.search.ladder import MemoryRule, Rung
+from homenode.plan.search.memory import NodeMemory, page_size_bytes
+from homenode.plan.search.problem import SearchProblem, search_problem
+from homenode.plan.search.solve import Placing
+from homenode.plan.search.supply import SiblingGroup, Usable
+from homenode.plan.search.threads import (
+    ThreadPlaces,
+    ThreadRequest,
+    shared_places,
+    thread_places,
+)
+from homenode.topology import CoreKind, Host
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementSearch:
+    """What a search for one VM works with, whatever the rung. free: without and with the cores that
+    serve other emulators. memory: with the host's reserve kept, and without."""
+
+    host: Host
+    request: GuestRequest
+    others: Allocations
+    options: DeviceOptions
+    distances: DistanceMatrix
+    free: tuple[Usable, Usable]
+    memory: tuple[dict[NodeIndex, NodeMemory], dict[NodeIndex, NodeMemory]]
+
+    def free_on(self, rung: Rung) -> Usable:
+        return self.free[not rung.keeps_core]
+
+    def memory_on(self, rung: Rung) -> dict[NodeIndex, NodeMemory]:
+        return self.memory[not rung.keeps_memory]
+
+    def problem(self, rung: Rung) -> SearchProblem:
+        return search_problem(
+            self.host, self.request, rung, self.free_on(rung), self.memory_on(rung),
+            self.distances, self.options,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedCell:
+    """A guest cell to be: the node's position, its sibling groups, and the PUs of each vCPU."""
+
+    node: int
+    groups: tuple[SiblingGroup, ...]
+    pins: tuple[CpuSet, ...]
+
+
+def pinned_cells(
+    search: PlacementSearch, rung: Rung, problem: SearchProblem, best: Placing
+) -> Iterator[PinnedCell]:
+    """The cells, node by node; mixed kinds make two cells of a node, performance cores first."""
+    floating = search.request.layout.pinning is Pinning.NODE
+    for node, number in best.split:
+        groups = problem.supplies[node].allocate(number)
+        strong = tuple(group for group in groups if group.kind is not CoreKind.EFFICIENCY)
+        weak = tuple(group for group in groups if group.kind is CoreKind.EFFICIENCY)
+        for part in (strong, weak) if rung.mixed else (groups,):
+            if part and floating:
+                pus = _node_pus(search, rung, problem, node, best)
+                yield PinnedCell(node, part, (pus,) * len(part))
+            elif part:
+                yield PinnedCell(node, part, tuple(_pins(part)))
+
+
+def assigned_cells(
+    search: PlacementSearch,
+    rung: Rung,
+    problem: SearchProblem,
+    best: Placing,
+    assigned: tuple[tuple[int, int], ...],
+) -> Iterator[PinnedCell]:
+    """The cells that the user gives, in their order; those of one node share its groups out."""
+    left = {node: problem.supplies[node].allocate(number) for node, number in best.split}
+    floating = search.request.layout.pinning is Pinning.NODE
+    for node, number in assigned:
+        part, left[node] = left[node][:number], left[node][number:]
+        if floating:
+            pus = _node_pus(search, rung, problem, node, best)
+            yield PinnedCell(node, part, (pus,) * len(part))
+        else:
+            yield PinnedCell(node, part, tuple(_pins(part)))
+
+
+def _node_pus(
+    search: PlacementSearch, rung: Rung, problem: SearchProblem, node: int, best: Placing
+) -> CpuSet:
+    """The PUs of a node that its vCPUs may float over: all that are free, less a core for the host
+    where the VM has every other core of it."""
+    free = search.free_on(rung)
+    cores = [core.free for core in free.nodes[node].cores if core.kind in rung.kinds]
+    whole = sum(core.whole for other, _ in best.split for core in free.nodes[other].cores)
+    last = best.split[-1]
+    if (
+        node == last[0]
+        and rung.keeps_core
+        and free.cores_without_vcpus <= whole
+        and len(cores) > last[1]
+    ):
+        cores = cores[: -search.request.host_reserve.cores or None]
+    return CpuSet.from_bits(sum(cores))
+
+
+def _pins(groups: Sequence[SiblingGroup]) -> Iterator[CpuSet]:
+    for group in groups:
+        bits = group.pus
+        while bits:
+            yield CpuSet.from_bits(bits & -bits)
+            bits &= bits - 1
+
+
+def memory_nodes(
+    search: PlacementSearch, rung: Rung, own: tuple[NodeIndex, ...]
+) -> tuple[NodeIndex, ...] | None:
+    """Nodes that hold the memory: the VM's own, then as many of the nearest others as it takes.
+
+    None where even all that are allowed hold too little.
+    """
+    memory = search.memory_on(rung)
+    chosen = list(own)
+    if rung.memory is MemoryRule.ELSEWHERE:
+        wanted = search.problem(replace(rung, memory=MemoryRule.UNEVEN)).pages_together
+        at = {node.index: position for position, node in enumerate(search.host.nodes)}
+        between = search.distances.between
+        others = sorted(
+            (node for node in memory if node not in own),
+            key=lambda n: (min(between[at[n]][at[o]] for o in own), n),
+        )
+        most = search.request.max_nodes or len(memory)
+        while others and len(chosen) < most and not _holds(memory, chosen, wanted):
+            chosen.append(others.pop(0))
+        if not _holds(memory, chosen, wanted):
+            return None
+    return tuple(sorted(index for node in chosen for index in memory[node].nodes))
+
+
+def _holds(memory: dict[NodeIndex, NodeMemory], nodes: Sequence[NodeIndex], wanted: int) -> bool:
+    pages = [memory[node].pages for node in nodes]
+    known = [count for count in pages if count is not None]
+    return len(known) < len(pages) or sum(known) >= wanted
+
+
+def uneven_memory(
+    search: PlacementSearch, rung: Rung, problem: SearchProblem, cells: Sequence[PinnedCell]
+) -> tuple[int, ...]:
+    """Bytes of each cell where they cannot follow the vCPUs: as near to that as the nodes allow;
+    () where they follow."""
+    request = search.request
+    if rung.memory is not MemoryRule.UNEVEN or request.layout.cells is GuestCells.FLAT:
+        return ()
+    page = page_size_bytes(search.host, request)
+    total = -(-request.memory_bytes // page)
+    weights = [len(cell.pins) for cell in cells]
+    held = problem.devices_of_cells(len(cells))
+    room = []
+    for i, cell in enumerate(cells):
+        pages = problem.supplies[cell.node].memory.pages
+        here = sum(other.node == cell.node for other in cells)
+        room.append(total if pages is None else max(1, (pages - held[i]) // here))
+    shares = explicit_cells.pages_within(total, weights, room)
+    return tuple(share * page for share in shares)
+
+
+def qemu_threads(
+    search: PlacementSearch,
+    problem: SearchProblem,
+    best: Placing,
+    free: Usable,
+    vcpu_pus: CpuSet,
+    pins: Sequence[CpuSet],
+) -> ThreadPlaces:
+    request = search.request
+    iothreads = request.guest.iothreads
+    asked = request.emulator_pus
+    if request.layout.pinning is Pinning.NODE and asked is None:
+        return shared_places(CpuSet.from_bits(_union(pins)), iothreads)
+    if request.emulator_policy is EmulatorPolicy.SHARE and asked is None:
+        return shared_places(vcpu_pus, iothreads)
+    if request.emulator_policy is EmulatorPolicy.NONE and asked is None:
+        return ThreadPlaces(None, ())
+    housekeeping = request.emulator_policy is EmulatorPolicy.HOUSEKEEPING
+    if housekeeping and asked is None and request.housekeeping_pus:
+        asked = request.housekeeping_pus
+    own = [node for node, _ in best.split]
+    rows = _device_rows(problem, best.gpus)
+
+    def to_devices(node: int) -> tuple[int, int]:
+        return sum(row[node] for row in rows), node
+
+    def to_own(node: int) -> tuple[int, int]:
+        return min(problem.between[node][o] for o in own), node
+
+    others = [node for node in range(len(problem.supplies)) if node not in own]
+    order = [*sorted(own, key=to_devices), *sorted(others, key=to_own)]
+    service = search.others.service_cores - vcpu_pus - request.reserved_pus
+    shared = [
+        core.pus
+        for node in order
+        for core in search.host.cores
+        if core.pus <= service and core.pus <= problem.supplies[node].cores.pus
+    ]
+    chosen = _chosen_gpus(problem, best.gpus)
+    wanted = ThreadRequest(
+        vcpu_pus, iothreads, asked,
+        lambda node: _own_cores(search, problem, free, node, vcpu_pus, chosen),
+        tuple(shared), housekeeping,
+    )  # fmt: skip
+    return thread_places(free, order, len(own), wanted)
+
+
+def _union(pins: Sequence[CpuSet]) -> int:
+    bits = 0
+    for pin in pins:
+        bits |= pin.bits
+    return bits
+
+
+def _device_rows(problem: SearchProblem, gpus: int) -> list[tuple[int, ...]]:
+    rows = [device.home.to_node for device in problem.named]
+    homes = (h for i, h in enumerate(problem.gpu_homes) if gpus >> i & 1)
+    return rows + [home.to_node for home in homes if home is not None]
+
+
+def _chosen_gpus(problem: SearchProblem, gpus: int) -> int:
+    return gpus | problem.options.named_gpus
+
+
+def _own_cores(
+    search: PlacementSearch,
+    problem: SearchProblem,
+    free: Usable,
+    node: int,
+    vcpu_pus: CpuSet,
+    gpus: int,
+) -> int:
+    """Cores of a node that an emulator may have to itself: those that the node's free GPUs do not
+    need, at the node's number of cores for each of its GPUs."""
+    cores = problem.supplies[node].cores
+    spare = sum(core.whole and not core.free & vcpu_pus.bits for core in free.nodes[node].cores)
+    of_node = sum(core.pus <= cores.pus for core in search.host.cores)
+    every = [gpu for gpu in search.options.gpus if gpu.home == cores.index]
+    left = sum(not gpus >> gpu.number & 1 for gpu in every)
+    if not left:
+        return spare
+    held = {bdf for bdf, _ in search.others.devices}
+    total = len(every) + sum(
+        device.node == cores.index
+        for bdf in held
+        if (device := search.host.device(bdf)) and device.kind is DeviceKind.GPU
+    )
+    return max(0, spare - left * (of_node // total))

@@ -1,0 +1,254 @@
+"""Rejections: why nodes cannot hold a VM, by name, with what was needed and what was found.
+
+Hints come from the same sums as the refusal itself; no search is made to word one.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from homenode.cpuset import CpuSet
+from homenode.indices import NodeIndex
+from homenode.plan.model import Rejection, Unplannable
+from homenode.plan.request import DeviceLocality, GuestRequest
+from homenode.plan.search.allocations import Allocations
+from homenode.plan.search.ladder import MemoryRule, Rung
+from homenode.plan.search.memory import memory_text, overhead_bytes, page_size_bytes
+from homenode.plan.search.problem import SearchProblem
+from homenode.plan.search.solve import fits
+from homenode.plan.search.supply import Supply, Usable
+from homenode.topology import CoreKind, Host, MemoryKind
+from homenode.units import format_bytes
+
+
+def unusable_nodes(host: Host, request: GuestRequest) -> Iterator[Rejection]:
+    """Nodes and PUs that can take no vCPU, whatever is free: one rejection per reason."""
+    homeless = CpuSet(pu.index for pu in host.pus if pu.online and pu.node is None)
+    if homeless:
+        yield Rejection(
+            "no-node", (), f"PUs {homeless}: on no node that the source of the host names"
+        )
+    without_pus = tuple(node for node in host.nodes if not node.pus)
+    of_gpus = tuple(node.index for node in without_pus if node.memory_kind is MemoryKind.GPU)
+    plain = tuple(node.index for node in without_pus if node.memory_kind is not MemoryKind.GPU)
+    if of_gpus:
+        yield Rejection(
+            "gpu-memory", of_gpus, f"{_named(of_gpus)}: memory of GPUs, no PUs; never for a guest"
+        )
+    if plain:
+        unasked = tuple(
+            node.index
+            for node in without_pus
+            if node.index in plain
+            and node.memory_bytes != 0
+            and node.index not in request.memory_nodes_allowed
+        )
+        yield Rejection(
+            "no-pus",
+            plain,
+            f"{_named(plain)}: no PUs, so no vCPU",
+            f"--allow-memory-node {unasked[0]} lets its memory serve" if unasked else None,
+        )
+
+
+def single_nodes(
+    host: Host,
+    request: GuestRequest,
+    problem: SearchProblem,
+    rung: Rung,
+    free: Usable,
+    others: Allocations,
+) -> Iterator[Rejection]:
+    """Why one node does not do, for each node of the problem that does not."""
+    need = problem.groups
+    page = page_size_bytes(host, request)
+    pages = problem.pages or problem.pages_together
+    for supply in problem.supplies:
+        where = f"node {supply.cores.index} (PUs {supply.cores.pus})"
+        indices = (supply.cores.index,)
+        if supply.groups < need:
+            detail = f"{where}: needs {_groups_text(rung, need)}, {supply.groups} free"
+            held = _held(request, supply, free, others)
+            yield Rejection(
+                "pus" if rung.counts_pus else "cores",
+                indices,
+                f"{detail}; {held}" if held else detail,
+            )
+        elif supply.memory.pages is not None and supply.memory.pages < pages:
+            kind = "" if request.page_bytes is None else f" in pages of {format_bytes(page)}"
+            yield Rejection(
+                "memory" if request.page_bytes is None else "pages",
+                indices,
+                f"{where}: needs {format_bytes(pages * page)}{kind}, "
+                f"{format_bytes(supply.memory.pages * page)} free",
+            )
+
+
+def whole_host(host: Host, request: GuestRequest, problem: SearchProblem, rung: Rung) -> Rejection:
+    """Why no set of nodes does: too few cores in all, too little memory, too few nodes, or nodes
+    that cannot reach each other."""
+    indices = tuple(supply.cores.index for supply in problem.supplies)
+    total = sum(supply.groups for supply in problem.supplies)
+    page = page_size_bytes(host, request)
+    free = [supply.memory.pages for supply in problem.supplies]
+    known = [pages for pages in free if pages is not None]
+    wanted = problem.pages or problem.pages_together or problem.pages_anywhere
+    wanted += sum(pages for _, pages in problem.device_pages)
+    if total < problem.groups:
+        return Rejection(
+            "pus" if rung.counts_pus else "cores", indices,
+            f"{_together(indices)}: need {_groups_text(rung, problem.groups)}, {total} free",
+            _fewer_vcpus(request, problem, rung),
+        )  # fmt: skip
+    if len(known) == len(free) and sum(known) < wanted:
+        extra = overhead_bytes(request) if rung.keeps_memory else 0
+        beside = f" and {format_bytes(extra)} for QEMU and page tables" if extra else ""
+        return Rejection(
+            "memory" if request.page_bytes is None else "pages", indices,
+            f"{_together(indices)}: need {memory_text(request)}{beside}, "
+            f"{format_bytes(sum(known) * page)} free",
+            "lower the memory, or allow memory from nodes without PUs",
+        )  # fmt: skip
+    if problem.most_nodes < len(indices) and fits(replace(problem, most_nodes=len(indices))):
+        enough = range(problem.most_nodes + 1, len(indices) + 1)
+        place = bisect_left(
+            enough, True, key=lambda number: fits(replace(problem, most_nodes=number))
+        )
+        number = enough[min(place, len(enough) - 1)]
+        return Rejection(
+            "max-nodes", indices,
+            f"at most {_count(problem.most_nodes)} allowed, {number} needed",
+            f"allow {_count(number)} with --max-nodes {number}",
+        )  # fmt: skip
+    if problem.requires_home and fits(problem):
+        return Rejection(
+            "device-locality", indices,
+            "no nodes that hold the VM have all of its GPUs",
+            f"take --device-locality {DeviceLocality.PREFER}, other GPUs or fewer vCPUs",
+        )  # fmt: skip
+    if problem.device_pages:
+        return Rejection(
+            "memory" if request.page_bytes is None else "pages", indices,
+            f"{_together(indices)}: need {memory_text(request)}, and the memory devices of some "
+            "cell find no node with room for them beside the cell's share",
+            "spread the memory devices over the cells, or make them smaller",
+        )  # fmt: skip
+    held = sum(problem.capacity(node) for node in range(len(indices)))
+    if held < problem.groups:
+        return Rejection(
+            "memory" if request.page_bytes is None else "pages", indices,
+            f"{_together(indices)}: need {memory_text(request)}; {held} of {problem.groups} cores "
+            "have their share of it on their node",
+            _fewer_vcpus(request, problem, rung) or "lower the memory",
+        )  # fmt: skip
+    return Rejection(
+        "distance", indices, "the nodes with room cannot reach each other (distance 255)",
+        _fewer_vcpus(request, problem, rung),
+    )  # fmt: skip
+
+
+def host_core(request: GuestRequest, problem: SearchProblem) -> Rejection:
+    """That the host would keep no core."""
+    return Rejection(
+        "host-core", (),
+        f"{problem.groups} cores for vCPUs leave the host fewer than "
+        f"{request.host_reserve.cores} without vCPUs",
+    )  # fmt: skip
+
+
+def most_vcpus(request: GuestRequest, problem: SearchProblem, rung: Rung) -> int:
+    """The most vCPUs, fewer than were asked for, that the rung has room for; 0 = none."""
+    total = sum(supply.groups for supply in problem.supplies)
+    tries = range(min(problem.groups - 1, total), 0, -1)
+    place = bisect_left(tries, True, key=lambda groups: fits(_smaller(problem, groups)))
+    groups = tries[place] if place < len(tries) else 0
+    return groups * (rung.threads if request.keep_vcpus or rung.falls_back else 1)
+
+
+def _smaller(problem: SearchProblem, groups: int) -> SearchProblem:
+    return replace(problem, groups=groups, most_nodes=min(problem.most_nodes, groups), _costs={})
+
+
+def _fewer_vcpus(request: GuestRequest, problem: SearchProblem, rung: Rung) -> str | None:
+    count = most_vcpus(request, problem, rung)
+    kept = " with --keep-vcpus" if request.keep_vcpus else ""
+    return f"lower vcpus to {count}{kept}" if count else None
+
+
+def refusal(
+    host: Host,
+    request: GuestRequest,
+    free: Usable,
+    rejections: Sequence[Rejection],
+    first: Rejection | None,
+) -> Unplannable:
+    """What to raise: the nearest miss in the message, every rejection in the value."""
+    kinds = [core.kind for core in host.cores]
+    strong, weak = kinds.count(CoreKind.PERFORMANCE), kinds.count(CoreKind.EFFICIENCY)
+    of_kinds = f" ({strong} performance, {weak} efficiency)" if weak else ""
+    pus = sum(pu.online for pu in host.pus)
+    summary = f"the host has {pus} PUs on {len(kinds)} cores{of_kinds}, {len(free.pus)} PUs free"
+    kept = tuple(dict.fromkeys(rejections))
+    said = first if first is not None else next(iter(kept), None)
+    reason = "no core is free" if said is None else said.detail
+    return Unplannable(
+        f"no placement for {request.vcpus} vCPUs and {memory_text(request)} on host "
+        f"{host.name!r}: {reason}; {summary}",
+        kept,
+        hint=None if said is None else said.hint,
+    )
+
+
+def _groups_text(rung: Rung, groups: int) -> str:
+    kind = " performance" if rung.kinds == {CoreKind.PERFORMANCE} else ""
+    if rung.counts_pus:
+        if rung.threads == 1:
+            return f"{groups} free{kind} PUs"
+        return f"{groups} groups of {rung.threads} free siblings ({groups * rung.threads} PUs)"
+    siblings = f" of {rung.threads} PUs" if rung.threads > 1 else ""
+    return f"{groups} free whole{kind} cores{siblings}"
+
+
+def _held(request: GuestRequest, supply: Supply, free: Usable, others: Allocations) -> str:
+    """Who has the node's other PUs."""
+    pus = supply.cores.pus
+    parts = []
+    reserved = (request.reserved_pus | request.housekeeping_pus) & pus
+    if reserved:
+        parts.append(f"{len(reserved)} PUs reserved for the host ({reserved})")
+    for one in others.by_domain:
+        held = one.cores & pus
+        if held:
+            parts.append(f"{len(held)} PUs in use by {one.domain!r} ({held})")
+    rest = pus - free.pus - reserved - others.vcpu_cores - others.service_cores
+    if request.emulator_pus is not None:
+        rest -= request.emulator_pus
+    if rest:
+        parts.append(f"{len(rest)} PUs not allowed ({rest})")
+    broken = CpuSet.from_bits(sum(core.free for core in supply.cores.cores if not core.whole))
+    if broken:
+        parts.append(f"{len(broken)} PUs on cores that are not free as a whole ({broken})")
+    return "; ".join(parts)
+
+
+def is_of_cores(rejection: Rejection) -> bool:
+    """Whether more cores, and nothing else, would have helped."""
+    return rejection.constraint in ("cores", "pus", "host-core")
+
+
+def is_of_memory(rung: Rung) -> bool:
+    """Whether the rung asks for less memory next to its vCPUs than the first ones."""
+    return rung.memory is not MemoryRule.FOLLOWS
+
+
+def _named(indices: tuple[NodeIndex, ...]) -> str:
+    text = str(CpuSet(indices))
+    return f"node {text}" if len(indices) == 1 else f"nodes {text}"
+
+
+def _count(nodes: int) -> str:
+    return "1 node" if nodes == 1 else f"{nodes} nodes"
+
+
+def _together(indices: Sequence[NodeIndex]) -> str:
+    return "the only node" if len(indices) == 1 else f"all {len(indices)} nodes together"

@@ -89,7 +89,9 @@ def _tree(tmp_path: Path) -> Path:
     return tmp_path / "tree"
 
 
-@pytest.mark.parametrize("folder", ["/sys", "/sys/devices", CPU, NODE, f"{CPU}/cpu3/topology"])
+@pytest.mark.parametrize(
+    "folder", ["/sys", "/sys/devices", CPU, NODE, f"{NODE}/node1", f"{CPU}/cpu3/topology"]
+)
 def test_a_tree_with_an_unreadable_folder_of_cpus_or_nodes_is_refused(
     tmp_path: Path, folder: str
 ) -> None:

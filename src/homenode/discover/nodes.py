@@ -127,6 +127,7 @@ def _pus_of_node(snapshot: Snapshot, number: int, online: CpuSet, gaps: list[Gap
     folder = f"{NODE}/node{number}"
     pus = read_pus(snapshot, f"{folder}/cpulist", f"{folder}/cpumap")
     if pus is None:
+        list_readable(snapshot, folder)
         raise InputError(
             f"{snapshot.name}: expected {folder}/cpulist or cpumap, found neither",
             hint="the tree is incomplete: capture the host again",

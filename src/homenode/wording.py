@@ -1,5 +1,6 @@
 """Wording: how counts, sets and texts from outside are printed, the same everywhere."""
 
+import shlex
 from collections.abc import Iterable
 
 from homenode.cpuset import CpuSet
@@ -25,6 +26,29 @@ def printable_lines(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() or one in "\n\t" else "?" for one in text)
+
+
+def command_line(*words: object) -> str:
+    """A command to copy: each word is one word of a shell, whatever stands in it.
+
+    >>> command_line("virsh", "define", "/tmp/a b; rm -rf ~")
+    "virsh define '/tmp/a b; rm -rf ~'"
+    >>> command_line("cat", "a\\x1b'")
+    "cat $'a\\\\x1b\\\\''"
+    """
+    return " ".join(_word(str(word)) for word in words)
+
+
+def _word(text: str) -> str:
+    if text.isprintable():
+        return shlex.quote(text)
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return "$'" + "".join(one if one.isprintable() else _escape(one) for one in escaped) + "'"
+
+
+def _escape(letter: str) -> str:
+    """As bash and ksh write the bytes of a letter between $' and '."""
+    return "".join(f"\\x{byte:02x}" for byte in letter.encode("utf-8", "surrogateescape"))
 
 
 def plural(count: int, noun: str, nouns: str | None = None) -> str:

@@ -17,6 +17,7 @@ from homenode.domain.read import read_guest
 from homenode.errors import HostError, InputError, UsageError
 from homenode.hypervisor.domain_state import DomainState
 from homenode.hypervisor.virsh import RefusedError, Virsh
+from homenode.wording import command_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +165,12 @@ def preview_restore(virsh: Virsh, name: str, root: Path) -> Restorable:
         raise InputError(
             f"{state.name}: expected the definition that homenode applied, found another: it was "
             "edited since",
-            hint=f"to drop those edits: virsh define {store.document_path(record.original)}; to "
-            f"keep them and forget the original: homenode restore {state.argument} --forget",
+            hint="to drop those edits: "
+            + command_line(
+                "virsh", "-c", virsh.connect, "define", store.document_path(record.original)
+            )
+            + "; to keep them and forget the original: "
+            + command_line("homenode", "restore", state.argument, "--forget"),
         )
     _refuse(_obstacles(virsh, state, found.original, restoring=True))
     return found
@@ -207,8 +212,8 @@ def domain_to_restore(virsh: Virsh, name: str, root: Path) -> DomainState:
             raise
         raise InputError(
             error.message,
-            hint=f"it is not defined any more; this brings it back: virsh -c {virsh.connect} "
-            f"define {saved[0]}",
+            hint="it is not defined any more; this brings it back: "
+            + command_line("virsh", "-c", virsh.connect, "define", saved[0]),
         ) from None
 
 

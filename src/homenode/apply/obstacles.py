@@ -9,6 +9,7 @@ from homenode.domain.read import guest_of, open_domain
 from homenode.errors import HomenodeError
 from homenode.hypervisor.domain_state import DomainState
 from homenode.plan.guest import Guest
+from homenode.wording import command_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ def obstacles(
     offers instead is for an apply alone.
     Raises ParseError or InputError where `wanted` cannot be read.
     """
-    name, virsh = state.name, f"virsh -c {connect}"
+    name, virsh = state.name, command_line("virsh", "-c", connect)
     found = []
     if not state.persistent:
         found.append(

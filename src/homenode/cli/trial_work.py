@@ -130,13 +130,11 @@ def _run(
         try:
             run_trial(trial, lock)
         except KeyboardInterrupt:
-            note(f"interrupted; homenode trial {head.id} --resume goes on")
+            note(f"interrupted; {_again(head, '--resume')} goes on")
             raise
         except HomenodeError as error:
             if error.hint is None:
-                error.hint = (
-                    f"homenode trial {head.id} --status says what is left; --undo takes it back"
-                )
+                error.hint = f"{_again(head, '--status')} says what is left; --undo takes it back"
             raise
 
 
@@ -274,3 +272,9 @@ def _say_step(step: TrialStep, left: int) -> None:
 def _say_progress(progress: "Progress") -> None:
     if sys.stderr.isatty() and progress.test:
         note(f"  {progress.done + 1} of {progress.total}: {progress.test}")
+
+
+def _again(head: "Head", option: str) -> str:
+    from homenode.wording import command_line
+
+    return command_line("homenode", "trial", head.id, option)

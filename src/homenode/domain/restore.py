@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from homenode.durable import PRIVATE, check_links, replace_file
 from homenode.errors import HostError, InputError
+from homenode.wording import command_line
 
 _LINE = re.compile(r"(# before: )?([0-9a-f]{64}) [ *](.+)\Z")
 
@@ -85,7 +86,7 @@ def restore(output: str | Path) -> Path:
             raise InputError(
                 f"{saved.output}: expected the document that homenode wrote (sha256 {sums.tuned}), "
                 f"found {_sum(current)}: it changed since",
-                hint=f"to drop those changes: cp {saved.original} {saved.output}",
+                hint="to drop those changes: " + command_line("cp", saved.original, saved.output),
             )
         there = _permissions(saved.output)
         kept = saved.original.stat().st_mode & 0o777
@@ -122,8 +123,8 @@ def _kept_original(saved: SavedOriginal, given: bytes) -> bytes | None:
     raise InputError(
         f"{saved.original}: expected no original of another document, found one that differs from "
         "the input",
-        hint=f"homenode restore {saved.output} first, or move {saved.original.name} away, or "
-        "choose another -o",
+        hint=f"{command_line('homenode', 'restore', saved.output)} first, or move "
+        f"{saved.original.name} away, or choose another -o",
     )
 
 

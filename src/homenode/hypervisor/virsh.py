@@ -10,6 +10,7 @@ from homenode.errors import HostError, InputError, ToolError, UsageError
 from homenode.hypervisor.connection import checked_uri
 from homenode.hypervisor.domain_state import DomainState, LivePin, parse_dominfo, parse_pins
 from homenode.process import Completed, ToolMissingError, run
+from homenode.wording import command_line
 
 INSTALL = (
     "install it: apt-get install libvirt-clients (Debian, Ubuntu), dnf install libvirt-client "
@@ -157,7 +158,7 @@ def _failure(completed: Completed, command: str, connect: str) -> HostError | In
     if "failed to connect" in text:
         return RefusedError(message, hint=START)
     if "failed to get domain" in text or "Domain not found" in text:
-        return InputError(message, hint=f"virsh -c {connect} list --all")
+        return InputError(message, hint=command_line("virsh", "-c", connect, "list", "--all"))
     if completed.returncode < 0 or any(words in text for words in LOST):
         return HostError(message)
     return RefusedError(message)

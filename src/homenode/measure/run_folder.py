@@ -20,6 +20,7 @@ from homenode.record_folder import RecordFolder
 from homenode.results.lines import head_line, run_text
 from homenode.results.model import Run, RunHead
 from homenode.results.store import FILE, run_folder
+from homenode.wording import command_line
 
 HOST = "host.tar.gz"
 PLAN = "plan.json"
@@ -153,7 +154,7 @@ def open_run(
         folder.locked("nobody to measure there, found another homenode bench"),
         folder.locked(
             f"no test to run any more, found one after {TOOL_WAIT_S:g} s",
-            f"fuser {path / _TOOL_LOCK} names it",
+            f"{command_line('fuser', path / _TOOL_LOCK)} names it",
             lock=_TOOL_LOCK,
             wait_s=TOOL_WAIT_S,
             on_wait=lambda: tell("waiting for a test that was running when the run was cut short"),

@@ -12,7 +12,7 @@ from homenode.measure.layouts.fitting import Fitted
 from homenode.measure.layouts.journal import Entry, Head, State, What
 from homenode.measure.layouts.schedule import TrialStep
 from homenode.report.terminal_text import AsciiWhereNeeded
-from homenode.wording import printable
+from homenode.wording import command_line, printable
 
 _STYLES = {
     What.MEASURED: "green",
@@ -92,15 +92,15 @@ def status_text(head: Head, entries: Sequence[Entry], state: State, steps: Seque
         lines.append(Text(printable(f"left to undo: {'; '.join(left)}"), style="yellow"))
         lines.append(
             Text(
-                f"homenode trial {head.id} --resume goes on, homenode trial {head.id} --undo "
-                "takes it back"
+                f"{command_line('homenode', 'trial', head.id, '--resume')} goes on, "
+                f"{command_line('homenode', 'trial', head.id, '--undo')} takes it back"
             )
         )
     elif state.measured < {step.number for step in steps}:
         left_over = len(steps) - len(state.measured)
         lines.append(
             Text(f"nothing left to undo; {left_over} boots not measured: "
-                 f"homenode trial {head.id} --resume")
+                 + command_line("homenode", "trial", head.id, "--resume"))
         )  # fmt: skip
     else:
         lines.append(Text("done; nothing left to undo"))

@@ -15,7 +15,7 @@ from homenode.slurm.home_nodes import nodes_with_cpus
 from homenode.slurm.node_class import NodeClass
 from homenode.slurm.nodes import NodeShape
 from homenode.topology import Host
-from homenode.wording import plural
+from homenode.wording import command_line, plural
 
 _PAGE = "slurm.conf(5)"
 
@@ -226,7 +226,8 @@ def check_includes(*files: Config | None) -> Iterator[Finding]:
                 "config-include", Severity.INCONCLUSIVE, file.source if file else "",
                 "files beside it alone, which are read with it",
                 f"Include {path}, which is not read: {reason}",
-                None, f"put both into one file and check that: cat {path} >> a copy",
+                None,
+                f"put both into one file and check that: {command_line('cat', path)} >> a copy",
                 f"{where}, {_PAGE}",
             )  # fmt: skip
 

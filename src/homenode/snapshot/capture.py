@@ -19,6 +19,7 @@ from homenode.snapshot.memory import MemorySnapshot
 from homenode.snapshot.protocol import Snapshot
 from homenode.snapshot.redact import Identities, identities_of, redact
 from homenode.ssh_options import CLOSED
+from homenode.wording import command_line
 
 TOP = "snapshot"
 """The folder at the top of an archive, so that unpacking one leaves no mess."""
@@ -119,7 +120,7 @@ def collect_over_ssh(host: str, timeout_s: float = SSH_TIMEOUT_S) -> MemorySnaps
         ) from None
     failure = completed.failure()
     if failure is not None:
-        raise HostError(f"{host}: {failure}", hint=f"try: ssh {host} true")
+        raise HostError(f"{host}: {failure}", hint=f"try: {command_line('ssh', host, 'true')}")
     return parse_collected(completed.stdout, host)
 
 

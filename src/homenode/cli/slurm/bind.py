@@ -1,6 +1,5 @@
 """homenode slurm bind: srun's flags, or a wrapper, that put ranks where their GPUs are. [I/O]"""
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -146,10 +145,11 @@ def _gpus(text: str, host: "Host") -> tuple[int, ...]:
 
 def _write_wrapper(path: Path) -> None:
     from homenode.slurm.wrapper import WRAPPER
+    from homenode.wording import command_line
 
     if path.exists():
         raise UsageError(f"{path}: expected nothing there yet, found a file")
     write_text(path, WRAPPER, 0o755)
     note(f"wrote {path}")
-    shown = shlex.quote(str(path) if "/" in str(path) else f"./{path}")
-    note(f"srun --gpus-per-task=1 --cpus-per-task=N {shown} COMMAND")
+    wrapper = str(path) if "/" in str(path) else f"./{path}"
+    note(f"srun --gpus-per-task=1 --cpus-per-task=N {command_line(wrapper)} COMMAND")

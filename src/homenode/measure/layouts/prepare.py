@@ -29,6 +29,7 @@ from homenode.plan.wishes import Wishes
 from homenode.results.host_kind import host_kind
 from homenode.results.model import Condition
 from homenode.topology import Host
+from homenode.wording import command_line
 
 _BEGUN, _COPY = "begun.json", "copy.xml"
 
@@ -174,7 +175,7 @@ def latest(root: Path, name: str, virsh: Virsh | None = None) -> Known:
         raise InputError(
             f"{found[-1].reason}",
             hint="mend that line, or take the VM's definition back without the journal: homenode "
-            f"restore NAME, or virsh define {found[-1].folder / ORIGINAL}",
+            "restore NAME, or " + command_line("virsh", "define", found[-1].folder / ORIGINAL),
         )
     if not known and virsh is not None and is_there(virsh, name):
         known = [one for one in known_trials(root, virsh.domain(name).name) if one.head]

@@ -38,6 +38,7 @@ from homenode.plan.layout import Pinning
 from homenode.plan.model import Plan
 from homenode.results.model import Condition
 from homenode.results.store import read_run
+from homenode.wording import command_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,8 @@ def _refuse_edited(trial: Trial) -> None:
         raise InputError(
             f"{trial.head.source}: expected the definition that the trial was planned from, found "
             "another: it was edited since",
-            hint=f"homenode trial {trial.head.id} --undo ends it; then begin a new one",
+            hint=command_line("homenode", "trial", trial.head.id, "--undo")
+            + " ends it; then begin a new one",
         )
 
 
@@ -162,7 +164,9 @@ def _rollback(trial: Trial) -> None:
 
 def _copy(trial: Trial, prepared: Prepared) -> None:
     files = ", ".join(prepared.copy.overlays) or "no disks"
-    trial.journal.add(What.COPYING, None, files, undo=f"undefine {prepared.copy.name}; rm {files}")
+    undo = [command_line("virsh", "undefine", prepared.copy.uuid)]
+    undo += [command_line("rm", *prepared.copy.overlays)] if prepared.copy.overlays else []
+    trial.journal.add(What.COPYING, None, files, undo="; ".join(undo))
     make_copy(trial.virsh, prepared)
     trial.journal.add(What.COPIED)
 
@@ -205,7 +209,10 @@ def _boot(trial: Trial, step: TrialStep, lock: int) -> Machine | None:
     wanted = trial.layouts[step.layout]
     _refuse_running_original(trial)
     trial.journal.add(
-        What.APPLYING, step.number, step.layout, undo=f"homenode restore {trial.head.domain}"
+        What.APPLYING,
+        step.number,
+        step.layout,
+        undo=command_line("homenode", "restore", trial.head.uuid),
     )
     try:
         apply_definition(virsh, uuid, wanted.document, virsh.definition(uuid), trial.root)
@@ -241,7 +248,7 @@ def _refuse_running_original(trial: Trial) -> None:
             raise UsageError(
                 f"{head.source}: expected it shut off, found it {state.state}: the copy's disks "
                 "lie over its own",
-                hint=f"shut it down; then homenode trial {head.id} --resume",
+                hint=f"shut it down; then {command_line('homenode', 'trial', head.id, '--resume')}",
             )
 
 

@@ -16,6 +16,7 @@ from homenode.verify.live.expectation import (
 )
 from homenode.verify.live.running_vm import RunningVm
 from homenode.verify.live.verification import verify_live
+from homenode.wording import command_line
 
 
 def verify_running_domain(name: str, connect: str, plan: Plan | None = None) -> Findings:
@@ -41,7 +42,7 @@ def observe_running_domain(
     if not state.is_active:
         raise UsageError(
             f"{state.name}: --live: expected a running domain, found it {state.state}",
-            hint=f"virsh -c {connect} start {state.uuid}",
+            hint=command_line("virsh", "-c", connect, "start", state.uuid),
         )
     if plan is not None and plan.domain_name != state.name:
         raise UsageError(

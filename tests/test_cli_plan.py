@@ -297,6 +297,51 @@ def test_capture_and_show_agree(tmp_path: Path) -> None:
     assert captured["summary"] == live["summary"]
 
 
+def test_a_host_is_filled_by_saved_plans(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    asked = ["--host", "hgx-h100", "--layout", "pin-numa-pci", "--gpus", "4", "--vcpus", "40",
+             "--memory", "512GiB", "-q"]  # fmt: skip
+    assert homenode("plan", DOCUMENT, *asked, "--save-plan", first).returncode == 0
+    again = homenode("plan", DOCUMENT, *asked, "--after", first)
+    assert again.returncode == 2 and "--name" in again.stderr
+    done = homenode(
+        "plan", DOCUMENT, *asked, "--name", "second", "--after", first, "--save-plan", second
+    )
+    assert done.returncode == 0, done.stderr
+    plans = [json.loads(path.read_text()) for path in (first, second)]
+    assert [plan["nodes"] for plan in plans] == [[0], [1]]
+    assert not {d["bdf"] for d in plans[0]["devices"]} & {d["bdf"] for d in plans[1]["devices"]}
+    third = homenode(
+        "plan", DOCUMENT, *asked, "--name", "third", "--after", first, "--after", second
+    )
+    assert third.returncode == 4 and "gpu" in third.stderr.lower()
+    other = homenode(
+        "plan", DOCUMENT, "--host", "h200-xeon8558", "--layout", "pin", "--after", first
+    )
+    assert other.returncode == 2 and "a plan for host hgx-h100" in other.stderr
+
+
+def test_explicit_cells_lie_where_they_are_asked_for() -> None:
+    done = homenode(
+        "plan", DOCUMENT, "--host", "hgx-h100", "--layout", "pin-numa", "--json",
+        "--cell", "vcpus=8,memory=32GiB,node=1", "--cell", "vcpus=4,memory=8GiB,node=0",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    found = [(c["host_nodes"], c["vcpus"], c["memory_bytes"] >> 30) for c in plan["cells"]]
+    assert found == [([1], "0-7", 32), ([0], "8-11", 8)]
+
+
+def test_a_critical_plan_is_written_and_exits_with_1(tmp_path: Path) -> None:
+    out = tmp_path / "vm.xml"
+    done = homenode(
+        "plan", DOCUMENT, "--host", "hgx-h100", "--layout", "pin-numa-pci", "--gpus", "8",
+        "--vcpus", "104", "--memory", "2040GiB", "-o", out,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert out.exists() and "critical: hgx-h100" in done.stdout
+
+
 def test_no_host_is_the_best_where_none_can_hold_the_vm() -> None:
     hosts = ("--host", "small-2n8c-2gpu", "--host", "x86-1p1n4c4t")
     done = homenode("plan", DOCUMENT, *hosts, "--vcpus", "900", "--layout", "pin")

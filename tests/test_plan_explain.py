@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
@@ -55,6 +56,12 @@ def test_the_best_runner_up_is_named_with_the_term_that_decided() -> None:
         "The best runner-up, nodes 1-2: decided by distance between the chosen nodes, "
         "12 here against 20 there." in lines
     )
+
+
+def test_a_runner_up_with_other_gpus_names_them() -> None:
+    other = replace(_plan().runners_up[0], devices=(Bdf.parse("ff:00.0"),))
+    lines = _section(replace(_plan(), runners_up=(other,)), h200_host(), "Why there").lines
+    assert any("runner-up, nodes 1-2 with 0000:ff:00.0: decided by" in line for line in lines)
 
 
 def test_memory_left_free_is_compared_in_bytes() -> None:

@@ -182,8 +182,10 @@ def _choice(plan: Plan) -> Section:
             term_value(other.decided_by, value)
             for nodes, value in ((plan.nodes, mine), (other.nodes, theirs))
         )  # fmt: skip
+        others = sorted(set(other.devices) - {device.bdf for device in plan.devices})
+        having = f" with {subjects_text([str(bdf) for bdf in others])}" if others else ""
         lines.append(
-            f"{who}, {nodes_text(other.nodes)}: decided by {term_words(other.decided_by)}, "
+            f"{who}, {nodes_text(other.nodes)}{having}: decided by {term_words(other.decided_by)}, "
             f"{here} here against {there} there."
         )
     return Section("Why there", tuple(lines))

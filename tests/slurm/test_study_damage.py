@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from homenode.analyse.study_report import StudyReport, study_report
 from homenode.errors import HomenodeError
 from homenode.formats import encode
 from homenode.measure.bindings.experiments import ClusterNode, Shape, StudyWishes, experiments_for
 from homenode.measure.bindings.folder import StudyFolder
 from homenode.measure.bindings.progress import Study
 from homenode.measure.bindings.reading import read_sources
-from homenode.measure.bindings.report import StudyReport, study_report
 from homenode.report.slurm_study_text import slurm_study_text
 from homenode.sources import load_host
 from tests import sdumont_study

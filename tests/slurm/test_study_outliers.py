@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from homenode.analyse.study_report import study_report
 from homenode.bdf import Bdf
 from homenode.measure.bindings.collective import Collective, collective_of
 from homenode.measure.bindings.evidence import evidence_of
 from homenode.measure.bindings.figures import Matrix
 from homenode.measure.bindings.outliers import slow_in_collective, slow_nodes_and_links
 from homenode.measure.bindings.power import power_of
-from homenode.measure.bindings.report import study_report
 from homenode.results.model import Sample
 from tests.slurm.test_study_report import ALONE, HARDWARE, text_of
 

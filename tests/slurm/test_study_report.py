@@ -3,13 +3,27 @@
 import html
 import io
 import json
+import random
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from homenode.analyse.alternative import alternatives
+from homenode.analyse.compare import compare
+from homenode.analyse.comparison import Effect
+from homenode.analyse.study_report import StudyReport, study_report
+from homenode.analyse.study_verdicts import (
+    FAR,
+    NEAR,
+    Locality,
+    Queue,
+    copies_as_runs,
+    locality_of,
+)
 from homenode.bdf import Bdf
 from homenode.cli.main import main
 from homenode.formats import encode
@@ -19,11 +33,11 @@ from homenode.measure.bindings.experiments import Experiment, Mode
 from homenode.measure.bindings.figures import comparisons, matrices, shape_of
 from homenode.measure.bindings.reading import read_sources
 from homenode.measure.bindings.record import parse_record
-from homenode.measure.bindings.report import StudyReport, study_report
-from homenode.measure.bindings.verdicts import Locality, Queue, locality_of
+from homenode.plan.layout import PRESETS
 from homenode.report.slurm_study_page import slurm_study_page
 from homenode.report.slurm_study_text import slurm_study_text
-from homenode.results.model import Origin, Sample
+from homenode.results.model import Origin, Run, RunHead, Sample, Switches
+from homenode.results.vantage import Vantage
 from homenode.slurm.job_allocation import node_machine
 from homenode.sources import load_host
 from tests import sdumont_study
@@ -380,3 +394,84 @@ def test_what_files_say_is_no_markup_of_the_page(gh200: Path) -> None:
     assert "<script" not in page and "<b>" not in page and "\x1b" not in page
     assert "{x}" in page and "&lt;b&gt;job&lt;/b&gt;" in page
     assert page.count("<p>then &amp; there</p>") == 1 and page.count("&lt;p&gt;MADE") == 3
+
+
+def _effect(first: Sequence[Run], second: Sequence[Run]) -> Effect:
+    effects = compare(alternatives([*first, *second])).effects
+    (found,) = [one for one in effects if one.slowest_device]
+    return found
+
+
+def test_a_study_of_bindings_has_the_intervals_of_a_trial_of_layouts() -> None:
+    """The same simulated boots, once as jobs of two bindings and once as boots of two layouts."""
+    rng = random.Random(20261122)
+    gpu = Bdf.parse("11:00.0")
+    rates = {
+        node: [50e9 * level * rng.lognormvariate(0, 0.01) for _ in range(3)]
+        for node, level in ((0, 1.0), (1, 0.9))
+    }
+    jobs = [
+        job(Mode.EXCLUSIVE, rate, name=f"{node}-{number}", samples=tuple(
+            Sample("h2d-bandwidth", "bytes_per_s", rate * factor, device=gpu, node=node, number=n)
+            for n, factor in enumerate((0.99, 1.0, 1.01))
+        ))
+        for node, of_node in rates.items()
+        for number, rate in enumerate(of_node)
+    ]  # fmt: skip
+    runs = list(copies_as_runs(jobs))
+    near, far = ([run for run in runs if run.head.arrangement == one] for one in (NEAR, FAR))
+    boots = [
+        [
+            Run(
+                RunHead(str(number), "cluster", Origin.MEASURED, Vantage.GUEST,
+                        Switches.of(PRESETS[layout]), host="h", host_addresses=True),
+                tuple(
+                    Sample("h2d-bandwidth", "bytes_per_s", rate * factor, index=0, number=n)
+                    for n, factor in enumerate((0.99, 1.0, 1.01))
+                ),
+            )
+            for number, rate in enumerate(rates[node])
+        ]
+        for layout, node in (("pin", 0), ("default", 1))
+    ]  # fmt: skip
+    study, trial = _effect(near, far), _effect(*boots)
+    assert study.low is not None
+    assert (study.ratio, study.low, study.high, study.p) == (
+        trial.ratio, trial.low, trial.high, trial.p,
+    )  # fmt: skip
+
+
+def _between(node: str, binding: int, rate: float, number: int) -> JobEvidence:
+    one = Sample("p2p-bandwidth", "bytes_per_s", rate, device=Bdf.parse("11:00.0"), node=binding)
+    return job(Mode.EXCLUSIVE, rate, name=f"{node}-{binding}-{number}", node=node, samples=(one,))
+
+
+def test_one_binding_on_two_nodes_of_the_cluster_is_one_binding() -> None:
+    jobs = tuple(_between(node, 0, 130e9, 0) for node in ("n1", "n2"))
+    multi = study_report("x", jobs, None, (), ()).verdicts[2]
+    assert (multi.queue, multi.measured) == (Queue.UNKNOWN, False)
+    jobs += tuple(_between(node, 1, 130e9, 0) for node in ("n1", "n2"))
+    assert study_report("x", jobs, None, (), ()).verdicts[2].queue is Queue.EITHER
+
+
+def test_what_sharing_changes_rests_on_the_users_own_program_alone() -> None:
+    inside = Sample("d2d-bandwidth", "bytes_per_s", 2e12, device=Bdf.parse("11:00.0"))
+    jobs = tuple(
+        job(mode, 1.0, name=str(mode), samples=(inside,)) for mode in (Mode.EXCLUSIVE, Mode.ALONE)
+    )
+    assert not study_report("x", jobs, None, (), ()).verdicts[1].measured
+    rng = random.Random(5)
+
+    def verdict_of(ratio: float, count: int) -> tuple[Queue, bool]:
+        found = study_report("x", tuple(
+            job(mode, 1.0, name=f"{mode}-{number}", samples=(Sample(
+                "app-time:gmx", "ns", 1e9 * level * rng.lognormvariate(0, 0.005),
+            ),))
+            for mode, level in ((Mode.EXCLUSIVE, 1.0), (Mode.ALONE, ratio))
+            for number in range(count)
+        ), None, (), ()).verdicts[1]  # fmt: skip
+        return found.queue, found.measured
+
+    assert verdict_of(1.0, 4) == (Queue.SHARED, True)
+    assert verdict_of(1.2, 4) == (Queue.EXCLUSIVE, True)
+    assert verdict_of(1.0, 1) == (Queue.UNKNOWN, False)

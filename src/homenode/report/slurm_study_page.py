@@ -13,7 +13,7 @@ from rich.segment import Segment
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME
 from rich.theme import Theme
 
-from homenode.measure.bindings.report import StudyReport
+from homenode.analyse.study_report import StudyReport
 from homenode.report.slurm_study_text import slurm_study_text
 from homenode.wording import printable
 

@@ -8,11 +8,11 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from homenode.analyse.study_report import JobLine, StudyReport
+from homenode.analyse.study_verdicts import Locality
 from homenode.measure.bindings.experiments import Mode
 from homenode.measure.bindings.figures import Comparison, Matrix, Mean
 from homenode.measure.bindings.outliers import LEAST_NODES, Outlier
-from homenode.measure.bindings.report import JobLine, StudyReport
-from homenode.measure.bindings.verdicts import Locality
 from homenode.metrics import METRICS as KNOWN
 from homenode.report.terminal_text import AsciiWhereNeeded, TableOrList
 from homenode.wording import plural, printable

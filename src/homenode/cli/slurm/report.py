@@ -10,7 +10,7 @@ from homenode.cli.terminal import check_can_write, console, note, print_json, wr
 from homenode.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from homenode.measure.bindings.report import StudyReport
+    from homenode.analyse.study_report import StudyReport
 
 
 def report(
@@ -63,8 +63,8 @@ def _write(made: "StudyReport", output: Path) -> None:
 
 
 def _made(folders: list[Path]) -> "StudyReport":
+    from homenode.analyse.study_report import study_report
     from homenode.measure.bindings.reading import read_sources
-    from homenode.measure.bindings.report import study_report
 
     found = read_sources(folders)
     if not found.jobs and not found.missing:

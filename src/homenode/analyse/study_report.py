@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from homenode.analyse.study_verdicts import Locality, WorkVerdict, locality_of, verdicts
 from homenode.gap import Gap
 from homenode.measure.bindings.collective import Collective
 from homenode.measure.bindings.evidence import JobEvidence
@@ -21,7 +22,6 @@ from homenode.measure.bindings.figures import (
 from homenode.measure.bindings.outliers import Outlier, slow_in_collective, slow_nodes_and_links
 from homenode.measure.bindings.power import Power
 from homenode.measure.bindings.record import nearness
-from homenode.measure.bindings.verdicts import Locality, WorkVerdict, locality_of, verdicts
 from homenode.measure.imported.runs import CPU_ONLY, GPU_UNKNOWN
 
 

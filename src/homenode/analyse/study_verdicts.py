@@ -2,22 +2,29 @@
 
 The kinds are those of the GH200 study: bound by copies between host and GPU, bound by computing,
 several GPUs that talk to each other, and development. What was not measured is said to be so.
+Figures are compared as those of layouts are: jobs are boots, bindings and queues the alternatives.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import median
 
+from homenode.analyse.alternative import alternatives
+from homenode.analyse.compare import compare
+from homenode.analyse.comparison import Outcome
+from homenode.analyse.statement import ground_of, sentence_of
+from homenode.analyse.verdict import verdict
+from homenode.analyse.words import multiple_text
 from homenode.findings import Severity
 from homenode.measure.bindings.evidence import JobEvidence
 from homenode.measure.bindings.experiments import Mode
-from homenode.measure.bindings.figures import Comparison, mean_of, values_of
+from homenode.measure.bindings.figures import Comparison, device_of, measured_homes, shape_of
+from homenode.objective import Objective
+from homenode.results.model import UNKNOWN_SWITCHES, Origin, Run, RunHead, Sample
+from homenode.results.vantage import Vantage
 
-SAME = 0.05
-"""Means that differ by less are taken for equal, as everywhere else (analyse/metrics.py)."""
-
-_COMPUTING = ("d2d-bandwidth", "matmul-time")
+_COPIES = ("h2d-bandwidth", "d2h-bandwidth")
 
 
 class Queue(StrEnum):
@@ -105,6 +112,47 @@ def verdicts(
     )
 
 
+NEAR, FAR = "memory on the GPU's own node", "memory on another node"
+WHOLE, PARTS = "whole nodes", "parts of nodes"
+
+
+def copies_as_runs(jobs: Iterable[JobEvidence]) -> Iterator[Run]:
+    """Copies between host and GPUs, by where memory was bound and by shape of shared jobs, as runs
+    that compare like those of layouts: each job is a boot."""
+    every = [job for job in jobs if job.gres == "gpu"]
+    for job in every:
+        own = [one for one in every if one.node == job.node and one.mode is Mode.EXCLUSIVE]
+        homes = dict(job.homes) or measured_homes(own)
+        by_label: dict[str, list[Sample]] = {}
+        for one in job.samples:
+            if one.metric not in _COPIES or one.variant is not None:
+                continue
+            if job.mode is not Mode.EXCLUSIVE:
+                by_label.setdefault(shape_of(job), []).append(one)
+            elif device_of(one) in homes and one.node is not None:
+                is_near = homes[device_of(one)] == one.node
+                by_label.setdefault(NEAR if is_near else FAR, []).append(one)
+        for label, samples in by_label.items():
+            yield _run(job, label, samples)
+
+
+def _run(job: JobEvidence, label: str, samples: Sequence[Sample]) -> Run:
+    """The slowest GPU of a job counts, whichever GPUs Slurm gave it."""
+    gpus = list(dict.fromkeys(device_of(one) for one in samples))
+    started = None if job.run is None else job.run.head.started_s
+    head = RunHead(
+        job.name, job.system or "cluster", Origin.IMPORTED, Vantage.JOB, UNKNOWN_SWITCHES,
+        arrangement=label, started_s=started,
+    )  # fmt: skip
+    return Run(
+        head,
+        tuple(
+            replace(one, device=None, node=None, index=gpus.index(device_of(one)))
+            for one in samples
+        ),
+    )
+
+
 def _copies(jobs: tuple[JobEvidence, ...], by_metric: dict[str, Comparison]) -> WorkVerdict:
     work = "memory-bound GPU codes"
     found = by_metric.get("h2d-bandwidth")
@@ -113,19 +161,20 @@ def _copies(jobs: tuple[JobEvidence, ...], by_metric: dict[str, Comparison]) -> 
     evidence = [f"host to device {_rate(found.local.mean)} local (n = {found.local.count})"]
     if found.remote is not None and found.ratio is not None:
         evidence[0] += f", {_rate(found.remote.mean)} remote: {found.ratio:.2f}x"
+    made = verdict("", tuple(copies_as_runs(jobs)), Objective.DEVICE_TRANSFER)
+    evidence.append(f"{ground_of(made)}: {sentence_of(made)}")
     shared = [job for job in jobs if job.mode in (Mode.ALONE, Mode.TOGETHER) and job.gres == "gpu"]
     if not shared or not found.shared:
         reason = "bound to the GPUs' nodes it gets the local figure; shared jobs were not measured"
         return WorkVerdict(work, Queue.EXCLUSIVE, reason, tuple(evidence), True)
     places = [locality_of(job)[0] for job in shared]
     evidence.append(_places(places))
-    share = min(mean.mean for _, mean in found.shared) / found.local.mean
-    for name, mean in found.shared:
-        of_local = f"{mean.mean / found.local.mean:.0%} of local"
-        evidence.append(f"{name}: {_rate(mean.mean)} (n = {mean.count}), {of_local}")
-    if Locality.LOST in places or share < 1 - SAME:
+    shapes = {name for name, _ in found.shared}
+    if Locality.LOST in places or shapes & {*made.avoid}:
         reason = "shared jobs are placed away from their GPUs, or get less than local copies"
         return WorkVerdict(work, Queue.EXCLUSIVE, reason, tuple(evidence), True)
+    if not shapes <= {made.choice, *made.also}:
+        return replace(_unknown(work, sentence_of(made)), evidence=tuple(evidence))
     if all(place is Locality.KEPT for place in places):
         reason = "shared jobs are placed and bound at their GPUs, and copy as fast as whole nodes"
         return WorkVerdict(work, Queue.EITHER, reason, tuple(evidence), True)
@@ -137,21 +186,31 @@ def _copies(jobs: tuple[JobEvidence, ...], by_metric: dict[str, Comparison]) -> 
 
 
 def _computing(jobs: tuple[JobEvidence, ...]) -> WorkVerdict:
+    """By the user's own program alone: copies and products inside a GPU do not feel its host."""
     work = "compute-bound GPU codes"
     own = sorted({s.metric for job in jobs for s in job.samples if s.metric.startswith("app-")})
-    for metric in (*own, *_COMPUTING):
-        whole = mean_of(values_of(jobs, metric, Mode.EXCLUSIVE))
-        shared = mean_of(values_of(jobs, metric, Mode.ALONE, Mode.TOGETHER))
-        if whole is None or shared is None:
+    for metric in own:
+        runs = [
+            _run(job, WHOLE if job.mode is Mode.EXCLUSIVE else PARTS, samples)
+            for job in jobs
+            if (samples := [replace(s, peer=None) for s in job.samples if s.metric == metric])
+        ]
+        found = alternatives(sorted(runs, key=lambda run: run.head.arrangement != WHOLE))
+        if [one.label for one in found] != [WHOLE, PARTS]:
             continue
-        change = shared.mean / whole.mean - 1
-        evidence = f"{metric}: shared jobs {change:+.1%} against whole nodes (n = {shared.count})"
-        if abs(change) < SAME:
-            reason = "sharing the node changes nothing that computes"
+        effect = next(one for one in compare(found).effects if one.metric == metric)
+        multiple = multiple_text(effect.ratio)
+        evidence = f"{metric}: {PARTS} {multiple} {WHOLE}, {effect.level}, n = {effect.boots}"
+        if effect.outcome is Outcome.CANNOT_TELL:
+            doubts = ", ".join(effect.doubts) or "its interval is wide"
+            return replace(
+                _unknown(work, f"measure more jobs of each: {doubts}"), evidence=(evidence,)
+            )
+        if effect.outcome is Outcome.NO_DIFFERENCE:
+            reason = "your program runs as fast in a part of a node"
             return WorkVerdict(work, Queue.SHARED, reason, (evidence,), True)
-        lower_is_better = metric.startswith("app-time") or metric == "matmul-time"
-        queue = Queue.SHARED if (change < 0) is lower_is_better else Queue.EXCLUSIVE
-        reason = "it runs at another speed beside other jobs"
+        queue = Queue.SHARED if effect.outcome is Outcome.BETTER else Queue.EXCLUSIVE
+        reason = "your program runs at another speed beside other jobs"
         return WorkVerdict(work, queue, reason, (evidence,), True)
     return WorkVerdict(
         work,
@@ -164,24 +223,24 @@ def _computing(jobs: tuple[JobEvidence, ...]) -> WorkVerdict:
 
 def _between_gpus(jobs: tuple[JobEvidence, ...]) -> WorkVerdict:
     work = "multi-GPU (NVLink)"
-    by_binding: dict[object, list[float]] = {}
+    runs: list[Run] = []
     for job in jobs:
-        if job.mode is Mode.EXCLUSIVE:
-            for one in job.samples:
-                if one.metric == "p2p-bandwidth" and one.variant is None:
-                    key = job.bound_to if one.node is None else one.node
-                    by_binding.setdefault((job.node, key), []).append(one.value)
-    shared = values_of(jobs, "p2p-bandwidth", Mode.ALONE, Mode.TOGETHER)
-    means = [sum(values) / len(values) for values in by_binding.values()]
-    if shared:
-        means.append(sum(shared) / len(shared))
-    if len(means) < 2:
+        by_label: dict[str, list[Sample]] = {}
+        for one in job.samples:
+            if one.metric == "p2p-bandwidth" and one.variant is None:
+                node = job.bound_to if one.node is None else one.node
+                label = f"bound to node {node}" if job.mode is Mode.EXCLUSIVE else PARTS
+                by_label.setdefault(label, []).append(replace(one, peer=None))
+        runs += [_run(job, label, samples) for label, samples in by_label.items()]
+    bindings = {run.head.arrangement for run in runs}
+    if len(bindings) < 2:
         return _unknown(work, "copies between GPUs were measured under one binding, or none")
-    low, high = min(means), max(means)
-    how = f"{len(by_binding)} bindings" + (" and shared jobs" if shared else "")
-    evidence = (f"GPU to GPU {_rate(low)} to {_rate(high)} under {how}",)
-    if high <= low * (1 + SAME):
-        reason = "copies between GPUs do not pass the CPUs: the binding does not matter"
+    made = verdict("", runs, Objective.COLLECTIVE)
+    evidence = (f"{ground_of(made)}: {sentence_of(made)}",)
+    if made.choice is None:
+        return replace(_unknown(work, sentence_of(made)), evidence=evidence)
+    if not made.avoid:
+        reason = "copies between GPUs do not pass the CPUs: no binding is shown to matter"
         return WorkVerdict(work, Queue.EITHER, reason, evidence, True)
     reason = "copies between GPUs depend on the binding: they pass host memory"
     return WorkVerdict(work, Queue.EXCLUSIVE, reason, evidence, True)

@@ -128,7 +128,8 @@ def test_the_gates_are_added_to_those_that_there_are() -> None:
 def test_the_image_runs_the_shim_with_the_hook_on_its_path() -> None:
     lines = manifests(WISHES)["Containerfile"].splitlines()
     assert lines[-1] == 'ENTRYPOINT ["/sidecar-shim"]'
-    assert any(line.startswith("RUN pip install") for line in lines)
+    assert any(line.startswith("RUN pip install") and "--require-hashes" in line for line in lines)
+    assert any("pip install" in line and "--no-deps --no-index" in line for line in lines)
     assert not any(line.startswith("USER root") for line in lines)
     # The jobs' image: ssh for the guest's, and what the suite and a capture ask on a node.
     assert any("openssh-client numactl pciutils" in line for line in lines)

@@ -167,6 +167,8 @@ def manifest(
     ] = None,
 ) -> None:
     """Write the sidecar's image, the feature gates, a VM with the hook, and jobs that measure."""
+    from importlib import resources
+
     from homenode.kubevirt.manifests import manifests
 
     written = manifests(
@@ -174,6 +176,8 @@ def manifest(
             image, namespace, vm, gpu, gpus, vcpus, memory_gib, hook_version, kubevirt, guest, node
         )
     )
+    lock = resources.files("homenode.kubevirt").joinpath("requirements.lock")
+    written |= {"requirements.lock": lock.read_text("utf-8")}
     if output.exists() and not output.is_dir():
         raise UsageError(f"{output}: expected a folder, found a file")
     try:

@@ -147,17 +147,24 @@ def virtual_machine(wishes: ManifestWishes) -> dict[str, Any]:
 def _containerfile(wishes: ManifestWishes) -> str:
     return f"""\
 # The sidecar: KubeVirt's shim, and homenode's hook as the onDefineDomain that the shim looks for.
-# Build beside a wheel (pip wheel --no-deps . -w . in homenode's source):
+# Build beside a wheel (pip wheel --no-deps . -w . in homenode's source) and requirements.lock:
 #   podman build -t {wishes.image} -f Containerfile .
+# Tags move: to build the same again, give digests with the tags beside them
+# (skopeo inspect prints them):
+#   --build-arg KUBEVIRT={wishes.kubevirt}@sha256:DIGEST
+#   --build-arg BASE=docker.io/library/python:3.12-slim@sha256:DIGEST
 ARG KUBEVIRT={wishes.kubevirt}
+ARG BASE=docker.io/library/python:3.12-slim
 FROM quay.io/kubevirt/sidecar-shim:${{KUBEVIRT}} AS shim
 
-FROM docker.io/library/python:3.12-slim
+FROM ${{BASE}}
 # Images that were not built with Bazel have it as /usr/bin/sidecar-shim.
 ARG SHIM=/sidecar-shim
 COPY --from=shim ${{SHIM}} /sidecar-shim
-COPY homenode-*.whl /tmp/
-RUN pip install --no-cache-dir /tmp/homenode-*.whl && rm /tmp/homenode-*.whl \\
+COPY homenode-*.whl requirements.lock /tmp/
+RUN pip install --no-cache-dir --require-hashes -r /tmp/requirements.lock \\
+ && pip install --no-cache-dir --no-deps --no-index /tmp/homenode-*.whl \\
+ && rm /tmp/homenode-*.whl /tmp/requirements.lock \\
  && apt-get update \\
  && apt-get install -y --no-install-recommends openssh-client numactl pciutils \\
  && rm -rf /var/lib/apt/lists/* && useradd -u {USER} -m homenode

@@ -1,0 +1,85 @@
+"""A user who did what the study did, one run per configuration, gets the study's answers."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from homenode.analyse.comparison import EvidenceLevel
+from homenode.analyse.decide import decide_for_machines
+from homenode.analyse.grade import Grade, grade_of
+from homenode.analyse.statement import ground_of
+from homenode.analyse.verdict import ReasonId, Verdict
+from homenode.cli.main import app
+from homenode.evidence.documents import publications
+from homenode.evidence.model import Evidence
+from homenode.objective import Objective
+from homenode.results.store import load_runs
+from tests.study_folders import write_study_folders
+
+RECOMMENDED = {
+    ("H200", Objective.COLLECTIVE): "pin", ("H200", Objective.HOST_BANDWIDTH): "pin-numa",
+    ("MI350X", Objective.COLLECTIVE): "pin", ("RTX PRO 6000", Objective.COLLECTIVE): "pin",
+    ("RTX 4090", Objective.HOST_BANDWIDTH): "pin-numa",
+    ("RTX 4080", Objective.THROUGHPUT): "default",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, Objective], Verdict]:
+    root = tmp_path_factory.mktemp("study")
+    systems = write_study_folders(root / "results")
+    done = CliRunner().invoke(
+        app, ["import", str(root / "results"), "-o", str(root / "imported")]
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    runs = load_runs(root / "imported").runs
+    assert {run.head.system for run in runs} == set(systems)
+    found = decide_for_machines(Evidence(publications(), runs), {}, tuple(Objective))
+    return {(one.system, one.objective): one for one in found}
+
+
+@pytest.mark.parametrize(("system", "objective"), RECOMMENDED)
+def test_one_run_per_configuration_gives_the_articles_answer_as_provisional(
+    verdicts: dict[tuple[str, Objective], Verdict], system: str, objective: Objective
+) -> None:
+    made = verdicts[system, objective]
+    assert made.layout == RECOMMENDED[system, objective]
+    assert (made.level, made.boots) == (EvidenceLevel.PROVISIONAL, (1, 1))
+    assert ground_of(made) == "provisional, one boot each, here"
+
+
+def test_the_rtx_5090_gets_none_and_its_card_says_why(
+    verdicts: dict[tuple[str, Objective], Verdict],
+) -> None:
+    own = [one for one in verdicts.values() if one.system == "RTX 5090"]
+    assert len(own) == len(Objective)
+    for one in own:
+        assert (one.choice, one.layout) == (None, None)
+        assert one.why(ReasonId.HEALTH)
+        assert {finding.id for finding in one.findings} == {"h2d-low", "collective-flat-curve"}
+    graded = grade_of(own)
+    assert graded.grade is Grade.NOT_READY
+    assert "h2d-low" in graded.reason or "collective-flat-curve" in graded.reason
+
+
+def test_the_rtx_4080_is_to_have_its_pins_reviewed(
+    verdicts: dict[tuple[str, Objective], Verdict],
+) -> None:
+    own = [one for one in verdicts.values() if one.system == "RTX 4080"]
+    assert grade_of(own).grade is Grade.REVIEW
+
+
+def test_a_machine_with_zeroes_alone_is_not_ready(tmp_path: Path) -> None:
+    for name in ("default", "vcpu_pin"):
+        folder = tmp_path / "results/gpu" / name
+        folder.mkdir(parents=True)
+        (folder / "metadata.json").write_text('{"vcpus": 8}')
+        (folder / "mem_latency.txt").write_text(f"4096 0\n{512 << 20} 0\n")
+    done = CliRunner().invoke(
+        app, ["import", str(tmp_path / "results"), "-o", str(tmp_path / "imported")]
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    runs = load_runs(tmp_path / "imported").runs
+    found = decide_for_machines(Evidence(publications(), runs), {}, tuple(Objective))
+    assert grade_of(found).grade is Grade.NOT_READY

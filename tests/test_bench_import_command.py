@@ -139,7 +139,7 @@ def test_two_folders_with_files_of_one_name_are_two_runs() -> None:
     runs = imported_runs(
         [folder({"mlc.txt": mlc.OUTPUT}, "a"), folder({"mlc.txt": mlc.OUTPUT}, "b")], ImportWishes()
     )
-    assert [one.run.head.name for one in runs] == ["h200-a-mlc", "h200-b-mlc"]
+    assert [one.run.head.name for one in runs] == ["a-mlc", "b-mlc"]
 
 
 @needs_shared
@@ -172,3 +172,101 @@ def test_damaged_output_is_read_or_refused_and_nothing_else(
     parse: Callable[[str], object], text: str
 ) -> None:
     assert survives(parse, text, MUTATIONS) > 0
+
+
+TABLE = """
+Running host_to_device_memcpy_ce.
+Thread of device 0 running on CPU: 199, NUMA node: 1
+Thread of device 1 running on CPU: 1, NUMA node: 0
+memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)
+           0         1
+ 0     {0}     15.46
+
+"""
+
+
+def logs(tmp_path: Path, *names: str) -> list[str]:
+    paths = []
+    for number, name in enumerate(names):
+        path = tmp_path / "logs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(TABLE.format(12.5 + number))
+        paths.append(str(path))
+    return paths
+
+
+def layouts_of(results: Path) -> dict[str, str]:
+    runs = load_runs(results).runs
+    return {run.head.name: run.head.switches.name for run in runs}
+
+
+def test_files_of_one_name_below_two_layouts_are_two_layouts(tmp_path: Path) -> None:
+    paths = logs(tmp_path, "pin/x.log", "pin/y.log", "pin-numa/x.log", "pin-numa/y.log")
+    assert _run(*paths, "-o", str(tmp_path / "results"))[0] == 0
+    expected = {
+        "pin-x": "pin", "pin-y": "pin", "pin-numa-x": "pin-numa", "pin-numa-y": "pin-numa",
+    }  # fmt: skip
+    assert layouts_of(tmp_path / "results") == expected
+
+
+def test_files_of_one_name_below_two_folders_are_two_runs(tmp_path: Path) -> None:
+    paths = logs(tmp_path, "before/run1", "after/run1")
+    assert _run(*paths, "-o", str(tmp_path / "a"))[0] == 0
+    assert set(layouts_of(tmp_path / "a")) == {"before-run1", "after-run1"}
+    assert _run(str(tmp_path / "logs"), "-o", str(tmp_path / "b"))[0] == 0
+    assert set(layouts_of(tmp_path / "b")) == {"before-run1", "after-run1"}
+
+
+def test_a_pattern_names_the_layout_of_several_runs_and_a_name_goes_before_it(
+    tmp_path: Path,
+) -> None:
+    paths = logs(tmp_path, "before/run1", "before/run2", "after/run1", "after/run2")
+    layouts = ("--layout", "before*=default", "--layout", "after*=pin")
+    single = ("--layout", "after-run2=pin-numa")
+    assert _run(*paths, *layouts, *single, "-o", str(tmp_path / "results"))[0] == 0
+    assert layouts_of(tmp_path / "results") == {
+        "before-run1": "default", "before-run2": "default", "after-run1": "pin",
+        "after-run2": "pin-numa",
+    }  # fmt: skip
+
+
+def test_a_pattern_of_no_run_or_of_another_layout_is_refused(tmp_path: Path) -> None:
+    paths = logs(tmp_path, "before/run1", "after/run1")
+    for layouts in (("x*=pin",), ("before*=pin", "*run1=default")):
+        words = [word for layout in layouts for word in ("--layout", layout)]
+        code, said = _run(*paths, *words, "-o", str(tmp_path / "results"))
+        assert code == 2
+        assert "--layout" in said
+
+
+def test_a_table_alone_is_read_with_the_nodes_that_its_threads_ran_on(tmp_path: Path) -> None:
+    (path,) = logs(tmp_path, "kubevirt.log")
+    assert _run(path, "-o", str(tmp_path / "results"))[0] == 0
+    (found,) = load_runs(tmp_path / "results").runs
+    assert [(one.metric, one.value, one.index, one.node) for one in found.samples] == [
+        ("h2d-bandwidth", 12.5e9, 0, 1), ("h2d-bandwidth", 15.46e9, 1, 0),
+    ]  # fmt: skip
+
+
+def test_two_tables_of_one_text_are_repeats_of_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "twice.txt"
+    path.write_text("The first:\n" + TABLE.format(12.61) + "and again:\n" + TABLE.format(15.6))
+    assert _run(str(path), "-o", str(tmp_path / "results"))[0] == 0
+    (found,) = load_runs(tmp_path / "results").runs
+    values = sorted((one.node, one.value) for one in found.samples if one.index == 0)
+    assert values == [(1, 12.61e9), (1, 15.6e9)]
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("vcpu_pin_60c", "pin"), ("vcpu_pin-1", "pin"), ("vcpu_pin_numa_smt_run2", "pin-numa-smt"),
+        ("vcpu_pin_numa_56-3", "pin-numa"), ("vcpu_pin_old", "unknown"), ("60c", "unknown"),
+    ],
+)  # fmt: skip
+def test_the_studys_names_are_known_with_a_number_of_cores_or_a_repeat(
+    name: str, layout: str
+) -> None:
+    (one,) = imported_runs([folder(STUDY, name)], ImportWishes())
+    assert one.run.head.switches.name == layout
+    assert one.run.head.name == name

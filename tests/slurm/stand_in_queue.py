@@ -20,6 +20,19 @@ from typing import Any
 
 SINFO = "n1|whole*|idle|64|512000|gpu:h100:8\nn2|whole*|idle|64|512000|gpu:h100:8\n"
 
+COPIES = """\
+nvbandwidth Version: v0.8
+Device 0: NVIDIA H100 (00000000:19:00)
+
+Running host_to_device_memcpy_ce.
+memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)
+           0
+ 0     55.31
+
+SUM host_to_device_memcpy_ce 55.31
+"""
+"""What each job leaves."""
+
 LIMIT = """\
 sbatch: error: AssocMaxSubmitJobLimit
 sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit, \
@@ -127,6 +140,8 @@ def leave_files(job: dict[str, Any]) -> None:
         attempt = f"raw/{job['experiment']}/task-{task}/{job['id'] + task}.0"
         here = Path(job["study"], attempt)
         here.mkdir(parents=True, exist_ok=True)
+        if not (Path(sys.argv[1]) / "no-copies").exists():
+            (here / "nvbandwidth.txt").write_text(COPIES)
         (here / "done").touch()
 
 

@@ -207,3 +207,19 @@ def test_without_sbatch_every_job_is_refused_by_name(queue: StandIn) -> None:
     code, said = queue.run(*NEW)
     assert code == 1
     assert "refused: sbatch: " in said
+
+
+def test_a_program_that_gave_no_figure_in_any_job_is_no_result(queue: StandIn) -> None:
+    code, said = queue.run(*NEW, "--app", "nosuch", "--metric", r"(\d+) img/s")
+    assert code == 1
+    total = said.count("no figure of nosuch")
+    assert total > 1
+    assert f"0 of {total} jobs have results" in said
+
+
+def test_jobs_that_ended_without_a_figure_are_no_results(queue: StandIn) -> None:
+    (queue.base / "no-copies").touch()
+    code, said = queue.run(*NEW)
+    assert code == 1
+    assert "0 of" in said
+    assert "no copies" in said

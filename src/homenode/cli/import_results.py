@@ -27,7 +27,8 @@ def import_results(
     layout: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=PRESET", help="The layout that a run was taken under. Repeatable."
+            metavar="NAME=PRESET",
+            help="The layout that runs were taken under; NAME may hold * and ?. Repeatable.",
         ),
     ] = None,
     system: Annotated[
@@ -53,14 +54,14 @@ def import_results(
     Files are known by what they hold: nvbandwidth, nccl-tests, Intel MLC, STREAM,
     sysbench, bandwidthTest, rocm-bandwidth-test, TransferBench, likwid-bench, openssl speed.
     """
-    from homenode.measure.imported.files import find_folders
+    from homenode.measure.imported.files import find_sources
     from homenode.measure.imported.runs import ImportWishes, imported_runs, unread_files
 
-    found = [find_folders(folder) for folder in folders]
-    sources = tuple(folder for one in found for folder in one.folders)
+    found = find_sources(folders)
+    sources = found.folders
     wishes = ImportWishes(system, host_kind, vantage, _layouts(layout or []))
     runs = imported_runs(sources, wishes)
-    skipped = [gap for one in found for gap in one.skipped]
+    skipped = list(found.skipped)
     skipped += [gap for folder in sources for gap in unread_files(folder)]
     with_figures = tuple(one for one in runs if one.run.samples)
     if with_figures:

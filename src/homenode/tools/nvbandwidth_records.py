@@ -63,11 +63,13 @@ class NvbandwidthMatrix:
 
 @dataclass(frozen=True, slots=True)
 class NvbandwidthTest:
-    """name: the tool's; None for a waived one of a text."""
+    """name: the tool's; None for a waived one of a text. threads: (GPU's number, NUMA node) of the
+    thread that copied, where the log has lines about it."""
 
     name: str | None
     status: Status
     matrices: tuple[NvbandwidthMatrix, ...]
+    threads: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class NvbandwidthRun:
     errors: what the tool said went wrong, at any place of its output.
     """
 
-    version: str
+    version: str | None
     driver_version: str | None
     devices: tuple[NvbandwidthDevice, ...]
     tests: tuple[NvbandwidthTest, ...]

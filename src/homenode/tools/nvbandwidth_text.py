@@ -34,6 +34,18 @@ from homenode.tools.nvbandwidth_records import (
 VERSION_LINE = re.compile(r"nvbandwidth Version: (\S+)", re.ASCII)
 """Opens every run."""
 
+TABLE_LINE = re.compile(r"memcpy [^\n]{0,60}\(row\)[^\n]{0,40}\(column\)[^\n]{0,40}\(GB/s\)")
+"""Above every table of bandwidths; all that is left where somebody pasted a table alone."""
+
+_TESTS_OF_TABLES = {
+    "memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)": "host_to_device_memcpy_ce",
+    "memcpy CE CPU(row) <- GPU(column) bandwidth (GB/s)": "device_to_host_memcpy_ce",
+}
+_THREAD = re.compile(
+    r"Thread of device (\d{1,5}) running on CPU: \d{1,6}, NUMA node: (\d{1,5})", re.ASCII
+)
+"""Added to the tool by those who look where it copies from. Source: a KubeVirt article of 2025."""
+
 _RUNNING = re.compile(r"Running (\w{1,80})\.", re.ASCII)
 _DESCRIPTION = re.compile(r".* (?:\(GB/s\)|\(ns\))")
 _SUM = re.compile(r"([A-Z][A-Z_]*) (\w{1,100}) (\S+)", re.ASCII)
@@ -62,6 +74,7 @@ class _Open:
     labels: list[str] = field(default_factory=list)
     rows: list[tuple[float | None, ...]] = field(default_factory=list)
     has_failed: bool = False
+    threads: list[tuple[int, int]] = field(default_factory=list)
 
     def end_matrix(self) -> None:
         if self.description is None:
@@ -85,14 +98,22 @@ class _Open:
         self.end_matrix()
         status = Status.PASSED if self.matrices else Status.INCOMPLETE
         return NvbandwidthTest(
-            self.name, Status.FAILED if self.has_failed else status, tuple(self.matrices)
+            self.name,
+            Status.FAILED if self.has_failed else status,
+            tuple(self.matrices),
+            tuple(self.threads),
         )
 
 
 def parse_text(text: str) -> NvbandwidthRun:
-    """The one run of an output; what stands before its version is skipped. Raises ParseError."""
-    reader = _Reader()
-    for number, line in enumerate(text.split("\n"), start=1):
+    """The one run of an output; what stands before its version is skipped. Raises ParseError.
+
+    A text without a version is read for its tables alone.
+    """
+    lines = text.split("\n")
+    is_bare = not any(VERSION_LINE.fullmatch(line.rstrip()) for line in lines)
+    reader = _Reader(is_bare and any(TABLE_LINE.fullmatch(line.strip()) for line in lines))
+    for number, line in enumerate(lines, start=1):
         reader.read(line.rstrip(), number)
     return reader.run()
 
@@ -100,7 +121,8 @@ def parse_text(text: str) -> NvbandwidthRun:
 class _Reader:
     """The run so far, and the test that is open."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_bare: bool) -> None:
+        self.is_bare = is_bare
         self.version: str | None = None
         self.driver: str | None = None
         self.devices: list[NvbandwidthDevice] = []
@@ -115,7 +137,7 @@ class _Reader:
             if self.version is not None:
                 raise ParseError(SOURCE, "one run", line, line=number)
             self.version = found[1]
-        elif self.version is None or not line.strip():
+        elif (self.version is None and not self.is_bare) or not line.strip():
             # A blank line ends the rows of a matrix; another one may follow within the test.
             if self.open is not None and self.open.rows:
                 self.open.end_matrix()
@@ -127,12 +149,17 @@ class _Reader:
             self.tests.append(NvbandwidthTest(line[7:].strip() or None, Status.WAIVED, ()))
         elif self.open is not None and self._of_test(self.open, line, number):
             return
+        elif self.is_bare:
+            name = _TESTS_OF_TABLES.get(line.strip())
+            if name is not None and self.open is None:
+                self.open = _Open(name)
+                self._of_test(self.open, line, number)
         else:
             self._of_run(line, number)
 
     def run(self) -> NvbandwidthRun:
         self._close()
-        if self.version is None:
+        if self.version is None and not self.is_bare:
             raise ParseError(SOURCE, "a line 'nvbandwidth Version: v0.8'", "none")
         if not self.tests and not self.errors:
             raise ParseError(SOURCE, "tests", "none")
@@ -176,6 +203,9 @@ class _Reader:
     def _of_test(self, test: _Open, line: str, number: int) -> bool:
         """Whether the line belongs to the open test's results."""
         if _SAMPLE.fullmatch(line):
+            return True
+        if found := _THREAD.fullmatch(line):
+            test.threads.append((int(found[1]), int(found[2])))
             return True
         if found := _SUM.fullmatch(line) or _PERF.fullmatch(line):
             test.end_matrix()

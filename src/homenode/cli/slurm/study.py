@@ -241,22 +241,31 @@ def _go(
     note(f"collected {collected.runs} runs below {folder.path / 'results'}")
     for said in dict.fromkeys(job.replayed for job in collected.jobs if job.replayed):
         note(f"REPLAYED: {said}")
-    _end(folder, progress)
+    _end(folder, progress, collected.unmeasured)
 
 
-def _end(folder: "StudyFolder", progress: "Progress") -> None:
+def _end(
+    folder: "StudyFolder", progress: "Progress", unmeasured: tuple[tuple[str, str], ...]
+) -> None:
     """Say what is missing and why; exit 1 where anything is."""
     from homenode.report.study_progress_text import missing_lines
 
     missing = progress.missing()
     total = len(progress.tasks)
-    note(f"{total - len(missing)} of {total} jobs have results")
+    note(f"{total - len(missing) - len(unmeasured)} of {total} jobs have results")
     for line in missing_lines(missing):
         note(f"missing: {line}")
+    for name, lacking in unmeasured[:_MOST_SHOWN]:
+        note(f"not measured: {name}: {lacking}")
+    if len(unmeasured) > _MOST_SHOWN:
+        note(f"not measured: {len(unmeasured) - _MOST_SHOWN} more jobs")
     note(f"next: homenode slurm report {shlex.quote(str(folder.path))}")
     note(f"as a page: homenode slurm report {shlex.quote(str(folder.path))} -o study.html")
     if missing:
         note("the same command goes on with what is missing")
+    if unmeasured:
+        note("to measure them again: a new folder, when the reason above is gone")
+    if missing or unmeasured:
         raise SystemExit(1)
 
 

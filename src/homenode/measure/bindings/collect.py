@@ -25,12 +25,16 @@ MAX_FILE_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """runs: how many were written, or lay there. gaps: what is open, with the job's name."""
+    """runs: how many were written, or lay there. gaps: what is open, with the job's name.
+
+    unmeasured: (job, what it did not measure) of jobs that ended and lack what was asked for.
+    """
 
     jobs: tuple[JobEvidence, ...]
     collective: Collective | None
     runs: int
     gaps: tuple[Gap, ...]
+    unmeasured: tuple[tuple[str, str], ...] = ()
 
 
 def collect(folder: Path, study: Study) -> Collected:
@@ -48,7 +52,7 @@ def collect(folder: Path, study: Study) -> Collected:
                 write_run(folder / "results", one.run)
         except HomenodeError as error:
             gaps.append(Gap(one.name, error.message))
-    return Collected(found.jobs, found.collective, runs, tuple(gaps))
+    return replace(found, runs=runs, gaps=tuple(gaps))
 
 
 def read_evidence(folder: Path, study: Study) -> Collected:
@@ -56,6 +60,7 @@ def read_evidence(folder: Path, study: Study) -> Collected:
     jobs: list[JobEvidence] = []
     gaps: list[Gap] = []
     collective = None
+    unmeasured: list[tuple[str, str]] = []
     machines = _Machines(folder, study)
     for experiment in study.experiments:
         for task in range(experiment.jobs):
@@ -72,6 +77,9 @@ def read_evidence(folder: Path, study: Study) -> Collected:
             app = tuple(replace(sample, node=experiment.numa) for sample in app)
             one = evidence_of(experiment, name, texts, machines.of(experiment), app)
             jobs.append(one)
+            lacking = _lacking(folder, study.wishes, one, app)
+            if lacking:
+                unmeasured.append((name, lacking))
     by_reason: dict[Gap, list[str]] = {}
     for one in jobs:
         for gap in one.gaps:
@@ -79,7 +87,25 @@ def read_evidence(folder: Path, study: Study) -> Collected:
     for gap, names in by_reason.items():
         who = names[0] if len(names) == 1 else f"{len(names)} jobs"
         gaps.append(Gap(f"{who}: {gap.subject}", gap.reason))
-    return Collected(tuple(jobs), collective, 0, tuple(gaps))
+    return Collected(tuple(jobs), collective, 0, tuple(gaps), tuple(unmeasured))
+
+
+def _lacking(folder: Path, wishes: StudyWishes, job: JobEvidence, app: tuple[Sample, ...]) -> str:
+    """What a job that ended did not measure though it was asked for: "" where nothing lacks.
+
+    Copies may lack where the others are there: a node may have no nvbandwidth.
+    """
+    has_copies = len(job.samples) > len(app)
+    bench = list((folder / "results").glob(f"*/{job.name}-cpus/{FILE}")) if wishes.tests else []
+    lacking = []
+    if wishes.app and not app:
+        lacking.append(f"no figure of {Path(wishes.app[0]).name}")
+    if wishes.tests and not bench:
+        lacking.append(f"no results of {', '.join(wishes.tests)}")
+    if not has_copies and not app and not bench:
+        lacking.insert(0, "no copies")
+        return "; ".join(lacking)
+    return "; ".join(lacking[:1]) if wishes.app and not app else ""
 
 
 class _Machines:

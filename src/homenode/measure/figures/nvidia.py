@@ -67,8 +67,10 @@ def of_nvbandwidth(run: NvbandwidthRun, binding: Binding | None) -> Figures:
         elif test.status is not Status.WAIVED:
             gaps.append(Gap(f"nvbandwidth {test.name}", f"no result: {test.status}"))
     if not run.devices:
-        gaps.append(Gap("GPU addresses", f"nvbandwidth {run.version} printed none"))
-    conditions = [Condition("tool nvbandwidth", run.version)]
+        gaps.append(Gap("GPU addresses", f"nvbandwidth {run.version or ''} printed none"))
+    conditions = []
+    if run.version is not None:
+        conditions.append(Condition("tool nvbandwidth", run.version))
     if run.driver_version is not None:
         conditions.append(Condition("driver", run.driver_version))
     if binding is not None:
@@ -83,6 +85,7 @@ def _of_test(
     name = test.name or ""
     metric, variant = _METRIC_OF_TEST.get(name, (f"nvbandwidth:{name}", None))
     between_gpus = "device_to_device" in name
+    node_of_thread = dict(test.threads)
     for matrix in test.matrices:
         parts = [variant, matrix.part]
         if not between_gpus and len(matrix.cells) > 1:
@@ -93,6 +96,8 @@ def _of_test(
             fields = _place(first if between_gpus else None, second, matrix, address_of)
             if not between_gpus and binding is not None:
                 fields["node"] = binding.node
+            elif not between_gpus and second in node_of_thread:
+                fields["node"] = node_of_thread[second]
             yield sample(
                 metric, _UNITS[matrix.unit], value, variant=" ".join(words) or None, **fields
             )

@@ -29,6 +29,7 @@ from homenode.tools import (
     transferbench,
 )
 from homenode.tools.nccl_tests_text import PARAMETERS_LINE
+from homenode.tools.nvbandwidth_text import TABLE_LINE
 
 
 class Tool(StrEnum):
@@ -47,9 +48,12 @@ class Tool(StrEnum):
     TORCH = "homenode's PyTorch programs"
 
 
+_NAMES_TEST = re.compile(r"Running \w{1,80}\.", re.ASCII)
+
 # What only this tool prints, in the order in which it is looked for.
 _SIGNS: tuple[tuple[Tool, re.Pattern[str]], ...] = (
     (Tool.NVBANDWIDTH, re.compile(r'^nvbandwidth Version: |^[ \t]*"nvbandwidth" *:', re.M)),
+    (Tool.NVBANDWIDTH, re.compile(rf"^{TABLE_LINE.pattern}[ \t]*$", re.M)),
     (Tool.NCCL_TESTS, re.compile(r'^# nThread \d|"nccl_version" *:', re.M)),
     (Tool.INTEL_MLC, re.compile(r"^Intel\(R\) Memory Latency Checker|^Measuring idle lat", re.M)),
     (Tool.STREAM, re.compile(r"^STREAM version |^Function +(?:Best )?Rate ", re.M)),
@@ -107,8 +111,19 @@ def _nvbandwidth(text: str) -> Figures:
         figures = gpu_figures.of_nvbandwidth(nvbandwidth.parse(section.text), section.binding)
         found.append(joined([figures, Figures(gaps=section.gaps)]))
     if not found:
-        found.append(gpu_figures.of_nvbandwidth(nvbandwidth.parse(text), None))
+        for part in _tables(text):
+            found.append(gpu_figures.of_nvbandwidth(nvbandwidth.parse(part), None))
     return joined(found)
+
+
+def _tables(text: str) -> tuple[str, ...]:
+    """Tables of nvbandwidth without a version, each from the line that names its test on."""
+    lines = text.split("\n")
+    starts = [at for at, line in enumerate(lines) if _NAMES_TEST.fullmatch(line.rstrip())]
+    if len(starts) < 2:
+        return (text,)
+    bounds = [0, *starts[1:], len(lines)]
+    return tuple("\n".join(lines[a:b]) for a, b in pairwise(bounds))
 
 
 def _nccl(text: str, name: str) -> Figures:

@@ -6,7 +6,8 @@ Folders of others are untrusted: links are not followed, sizes and numbers are b
 import codecs
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from homenode.errors import InputError, of_os
@@ -33,6 +34,29 @@ class FoundFolders:
 
     folders: tuple[SourceFolder, ...]
     skipped: tuple[Gap, ...]
+
+
+def find_sources(paths: Sequence[Path]) -> FoundFolders:
+    """What the user named, in that order: files of one folder are one folder, as a shell's `DIR/*`
+    names them. Raises as find_folders."""
+    found: dict[Path, SourceFolder] = {}
+    folders: list[SourceFolder | Path] = []
+    skipped: list[Gap] = []
+    for path in paths:
+        one = find_folders(path)
+        skipped += one.skipped
+        if not path.is_file():
+            folders += one.folders
+            continue
+        parent = path.resolve().parent
+        for source in one.folders:
+            if parent not in found:
+                found[parent] = source
+                folders.append(parent)
+            texts = {**found[parent].texts, **source.texts}
+            found[parent] = replace(found[parent], texts=texts)
+    merged = [found[one] if isinstance(one, Path) else one for one in folders]
+    return FoundFolders(tuple(merged), tuple(skipped))
 
 
 def find_folders(root: Path) -> FoundFolders:

@@ -1,7 +1,8 @@
 """Imported: other tools' files as runs: a folder of the study's, or files of one series."""
 
+import fnmatch
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from homenode.errors import InputError
@@ -9,7 +10,7 @@ from homenode.gap import Gap
 from homenode.measure.figures.sample import Figures, joined
 from homenode.measure.figures.tool_log import lenient, tool_of
 from homenode.measure.imported import study_folder
-from homenode.results.model import UNKNOWN_SWITCHES, Origin, Run, RunHead, Switches
+from homenode.results.model import Origin, Run, RunHead, Switches
 from homenode.results.vantage import Vantage
 
 CPU_ONLY = "cpu-only"
@@ -19,6 +20,7 @@ _REPEATED = re.compile(r"[_-]?(?:run|rep)[_-]?\d+\Z", re.I | re.A)
 _OF_NODE = re.compile(r"[_-]?(?:node|numa)[_-]?\d+\Z", re.I | re.A)
 _BINDING = "memory binding"
 _GPU_METRIC = re.compile(r"(?:allreduce|h2d|d2h|d2d|p2p|matmul|nvbandwidth:|.*-busbw)")
+_MAX_PATTERN = 120
 _MADE_UP = "# synthesised"
 _RESULTS_FOLDERS = frozenset({"results", "data", ""})
 
@@ -62,16 +64,42 @@ def imported_runs(folders: Iterable[SourceFolder], wishes: ImportWishes) -> tupl
     """
     drafts = [draft for folder in folders for draft in _of_folder(folder, wishes)]
     places = [(draft.head.system, draft.head.name) for draft in drafts]
+    short = [_by_folder(draft, is_whole_path=False) for draft in drafts]
+    names = [(draft.head.system, draft.head.name) for draft in short]
     drafts = [
-        draft if places.count(place) == 1 else _renamed(draft)
-        for draft, place in zip(drafts, places, strict=True)
+        draft
+        if places.count(place) == 1
+        else one
+        if names.count(name) == 1
+        else _by_folder(draft, is_whole_path=True)
+        for draft, place, one, name in zip(drafts, places, short, names, strict=True)
     ]
-    unknown = sorted(set(wishes.layouts) - {draft.head.name for draft in drafts})
-    if unknown:
-        known = ", ".join(sorted({draft.head.name for draft in drafts})) or "none"
-        raise InputError(f"--layout {unknown[0]}=…: expected a run's name, found none such",
-                         hint=f"runs: {known}")  # fmt: skip
-    return tuple(_finished(draft, wishes.layouts.get(draft.head.name)) for draft in drafts)
+    layouts = _layouts(wishes.layouts, [draft.head.name for draft in drafts])
+    return tuple(_finished(draft, layouts.get(draft.head.name)) for draft in drafts)
+
+
+def _layouts(asked: Mapping[str, Switches], names: Sequence[str]) -> dict[str, Switches]:
+    """The layout of each run that the user named, by its name or by a pattern with * and ?."""
+    found: dict[str, Switches] = {}
+    by_pattern: dict[str, str] = {}
+    for pattern, switches in asked.items():
+        matching = [name for name in names if name == pattern]
+        is_exact = bool(matching)
+        if not is_exact and len(pattern) <= _MAX_PATTERN:
+            matching = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+        if not matching:
+            raise InputError(f"--layout {pattern}=…: expected a run's name, found none such",
+                             hint=f"runs: {', '.join(sorted(set(names))) or 'none'}")  # fmt: skip
+        for name in matching:
+            if not is_exact and name in asked:
+                continue  # named itself
+            if by_pattern.setdefault(name, pattern) != pattern and found[name] != switches:
+                raise InputError(
+                    f"--layout {pattern}=…: expected one layout of run {name}, found another by "
+                    f"{by_pattern[name]}"
+                )
+            found[name] = switches
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +169,7 @@ def _logs(
         wishes.system or _system(figures),
         _origin(folder.texts[name] for name in files),
         vantage,
-        UNKNOWN_SWITCHES,
+        study_folder.switches_of(folder.name),
         host_kind=wishes.host_kind,
         host_addresses=vantage is not Vantage.GUEST,
         conditions=figures.conditions,
@@ -218,8 +246,8 @@ def _name(text: str) -> str:
     return "".join(c if c.isprintable() and c != "/" else "-" for c in text).strip(".")[:120] or "-"
 
 
-def _renamed(draft: _Draft) -> _Draft:
-    """With the folder's path in its name: two folders hold files of one name."""
-    path = draft.folder.path.replace("/", "-")
-    name = path if draft.head.name == draft.folder.name else f"{path}-{draft.head.name}"
+def _by_folder(draft: _Draft, *, is_whole_path: bool) -> _Draft:
+    """With the folder in its name, or the path to it: two folders hold files of one name."""
+    folder = draft.folder.path.replace("/", "-") if is_whole_path else draft.folder.name
+    name = folder if draft.head.name == draft.folder.name else f"{folder}-{draft.head.name}"
     return replace(draft, head=replace(draft.head, name=_name(name)))

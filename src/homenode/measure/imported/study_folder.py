@@ -46,6 +46,11 @@ LAYOUTS = {
 }
 """Presets of folder names: the study's and our own."""
 
+_SUFFIX = re.compile(
+    r"[_-](?:\d{1,4}(?:c|vcpus?|cores?)?|(?:run|rep|boot)[_-]?\d{1,4})\Z", re.I | re.A
+)
+"""What people add to a layout's name: a number of cores, a repeat."""
+
 _RUN = re.compile(r"(?m)^# run \d+\s*$", re.ASCII)
 
 
@@ -56,8 +61,14 @@ def is_study_folder(names: frozenset[str]) -> bool:
 
 
 def switches_of(name: str) -> Switches:
-    """The layout that a folder's name stands for; unknown where it stands for none."""
+    """The layout that a folder's name stands for; unknown where it stands for none.
+
+    >>> switches_of("vcpu_pin_60c").name, switches_of("vcpu_pin_numa-1").name
+    ('pin', 'pin-numa')
+    """
     preset = LAYOUTS.get(name)
+    while preset is None and (shorter := _SUFFIX.sub("", name)) != name:
+        name, preset = shorter, LAYOUTS.get(shorter)
     return UNKNOWN_SWITCHES if preset is None else Switches.of(PRESETS[preset])
 
 

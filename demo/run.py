@@ -17,8 +17,8 @@ from homenode.domain.schema import validate
 from homenode.evidence.documents import publications
 from homenode.plan.layout import PRESETS
 from homenode.plan.model import Plan, Unplannable
+from homenode.plan.options import PlanOptions
 from homenode.plan.stored import encode_plan
-from homenode.plan.wishes import Wishes
 from homenode.plan.words.explain import explain
 from homenode.report.page.document import document_of
 from homenode.report.page.gathered import gather
@@ -113,8 +113,8 @@ def _plan_machine(
     without_nvlink = "--without-nvlink" in options
     for preset in PRESETS:
         try:
-            wishes = Wishes(preset, gpu_count=gpus, without_nvlink=without_nvlink)
-            tuning = tune(original, DOCUMENT.name, wishes, host)
+            asked = PlanOptions(preset, gpu_count=gpus, without_nvlink=without_nvlink)
+            tuning = tune(original, DOCUMENT.name, asked, host)
         except Unplannable as refusal:
             plans[preset] = refusal
             failed += 1

@@ -8,7 +8,7 @@ from homenode.doctor.diagnosis import Circumstances, diagnose
 from homenode.domain.read import open_domain
 from homenode.findings import Finding
 from homenode.pci import DeviceKind
-from homenode.plan.wishes import Wishes
+from homenode.plan.options import PlanOptions
 from homenode.sources import load_host
 from homenode.topology import Host
 from homenode.tuning import tune
@@ -93,7 +93,7 @@ def diagnosed(
 
 def planned(xml: bytes, on: str, layout: str) -> bytes:
     """The document as our own planner tunes it."""
-    return tune(xml, NAME, Wishes(layout=layout), host(on)).document
+    return tune(xml, NAME, PlanOptions(layout=layout), host(on)).document
 
 
 def ids(findings: Sequence[Finding]) -> list[str]:

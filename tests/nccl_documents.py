@@ -9,8 +9,8 @@ from homenode.nccl.guest_side import GuestSide, guest_side
 from homenode.nccl.topology import Flavour
 from homenode.nccl.write import write_topology
 from homenode.plan.model import Plan
+from homenode.plan.options import PlanOptions
 from homenode.plan.request import Policy
-from homenode.plan.wishes import Wishes
 from homenode.sources import load_host
 from homenode.topology import Host
 from homenode.tuning import tune
@@ -70,8 +70,8 @@ def tuned_for(
     type_: str = X86,
 ) -> bytes:
     """The document of a VM that is spread over all nodes of a shipped host."""
-    wishes = Wishes(layout, policy=Policy.SPREAD)
-    return tune(vm(devices, vcpus=vcpus, type_=type_), "vm.xml", wishes, load_host(host)).document
+    options = PlanOptions(layout, policy=Policy.SPREAD)
+    return tune(vm(devices, vcpus=vcpus, type_=type_), "vm.xml", options, load_host(host)).document
 
 
 def text_of(made: Assembled) -> str:

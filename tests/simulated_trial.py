@@ -21,8 +21,8 @@ from homenode.measure.layouts.prepare import TrialRequest, preflight, prepare, r
 from homenode.measure.layouts.runner import Trial
 from homenode.measure.layouts.trial_config import Measuring
 from homenode.measure.model import Depth, Group, SuiteOptions
+from homenode.plan.options import PlanOptions
 from homenode.plan.request import Policy
-from homenode.plan.wishes import Wishes
 from homenode.process import Completed
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.snapshot.protocol import Snapshot
@@ -166,7 +166,7 @@ def wanted(
     )
     return TrialRequest(
         id, layouts, boots, 3, bare, as_copy, results,
-        Wishes(layout="pin", policy=Policy.SPREAD), ("--policy", "spread"), measuring,
+        PlanOptions(layout="pin", policy=Policy.SPREAD), ("--policy", "spread"), measuring,
         GuestAccess(),
     )  # fmt: skip
 

@@ -13,8 +13,8 @@ from homenode.errors import InputError
 from homenode.pci import DeviceKind
 from homenode.plan.layout import PRESETS
 from homenode.plan.model import Plan, PortModel, Unplannable
+from homenode.plan.options import PlanOptions
 from homenode.plan.request import Policy
-from homenode.plan.wishes import Wishes
 from homenode.sources import load_host
 from homenode.topology import CoreKind, Host
 from homenode.tuning import tune
@@ -50,8 +50,8 @@ def document(
     ).encode()
 
 
-def planned(host: Host, vcpus: int, wishes: Wishes, memory_gib: int = 16) -> Plan:
-    return tune(document(vcpus, memory_gib), "vm.xml", wishes, host).plan
+def planned(host: Host, vcpus: int, options: PlanOptions, memory_gib: int = 16) -> Plan:
+    return tune(document(vcpus, memory_gib), "vm.xml", options, host).plan
 
 
 @cache
@@ -85,7 +85,7 @@ def _text(element: etree._Element | None) -> str:
 
 @needs_shared
 def test_hgx_h100_gets_two_expander_buses_and_sixteen_root_ports() -> None:
-    tuning = tune(document(96, 512, (*GPUS, *NICS)), "vm.xml", Wishes("pin-numa-pci"), hgx())
+    tuning = tune(document(96, 512, (*GPUS, *NICS)), "vm.xml", PlanOptions("pin-numa-pci"), hgx())
     models = [controller.model for controller in tuning.plan.controllers]
     assert models.count(PortModel.EXPANDER_BUS) == 2
     assert models.count(PortModel.ROOT_PORT) == 16
@@ -98,8 +98,8 @@ def test_hgx_h100_gets_two_expander_buses_and_sixteen_root_ports() -> None:
 @needs_shared
 @pytest.mark.parametrize("layout", PRESETS)
 def test_a_second_run_changes_nothing(layout: str) -> None:
-    once = tune(document(64, 512, (*GPUS, *NICS)), "vm.xml", Wishes(layout), hgx()).document
-    assert tune(once, "vm.xml", Wishes(layout), hgx()).document == once
+    once = tune(document(64, 512, (*GPUS, *NICS)), "vm.xml", PlanOptions(layout), hgx()).document
+    assert tune(once, "vm.xml", PlanOptions(layout), hgx()).document == once
 
 
 @needs_shared
@@ -107,12 +107,12 @@ def test_a_second_run_changes_nothing(layout: str) -> None:
 def test_dropping_one_device_moves_no_other(dropped: Bdf) -> None:
     everything = (*GPUS, *NICS)
     kept = tuple(bdf for bdf in everything if bdf != dropped)
-    wishes = Wishes("pin-numa-pci")
-    whole = tune(document(96, 512, everything), "vm.xml", wishes, hgx()).document
+    options = PlanOptions("pin-numa-pci")
+    whole = tune(document(96, 512, everything), "vm.xml", options, hgx()).document
     before = places(whole)
     del before[f"{dropped.bus:#04x}"]
 
-    fresh = tune(document(96, 512, kept), "vm.xml", wishes, hgx()).document
+    fresh = tune(document(96, 512, kept), "vm.xml", options, hgx()).document
     assert places(fresh) == before
 
     root = etree.fromstring(whole)
@@ -122,7 +122,7 @@ def test_dropping_one_device_moves_no_other(dropped: Bdf) -> None:
             parent = hostdev.getparent()
             assert parent is not None
             parent.remove(hostdev)
-    tuned_again = tune(etree.tostring(root), "vm.xml", wishes, hgx()).document
+    tuned_again = tune(etree.tostring(root), "vm.xml", options, hgx()).document
     assert places(tuned_again) == before
 
 
@@ -133,7 +133,7 @@ def test_dropping_one_device_moves_no_other(dropped: Bdf) -> None:
 @pytest.mark.parametrize(("vcpus", "llcs"), [(8, 1), (16, 2), (24, 3)])
 def test_whole_llcs_of_the_epyc_9654_are_filled(vcpus: int, llcs: int) -> None:
     host = load_host(str(shared("machines/hwloc/AMD-19h-Zen4-2xEpyc-9654.xml")))
-    plan = planned(host, vcpus, Wishes("pin"))
+    plan = planned(host, vcpus, PlanOptions("pin"))
     pinned = {pu for pins in plan.vcpu_pins for pu in pins}
     assert len(plan.llcs) == llcs
     for index in plan.llcs:
@@ -146,12 +146,12 @@ def test_whole_llcs_of_the_epyc_9654_are_filled(vcpus: int, llcs: int) -> None:
 def test_a_hybrid_host_gives_p_cores_and_keeps_the_emulator_on_e_cores() -> None:
     host = load_host(str(shared("machines/hwloc/Intel-RaptorLake-Corei7-1370P.xml")))
     kind = {pu: core.kind for core in host.cores for pu in core.pus}
-    plan = planned(host, 6, Wishes("pin"), memory_gib=8)
+    plan = planned(host, 6, PlanOptions("pin"), memory_gib=8)
     assert {kind[pu] for pins in plan.vcpu_pins for pu in pins} == {CoreKind.PERFORMANCE}
     assert plan.emulator_pus
     assert {kind[pu] for pu in plan.emulator_pus} == {CoreKind.EFFICIENCY}
     with pytest.raises(Unplannable, match="20 PUs"):
-        planned(host, 24, Wishes("pin"), memory_gib=8)
+        planned(host, 24, PlanOptions("pin"), memory_gib=8)
 
 
 def test_a_gh200_vm_with_gpu_2_gets_node_2_and_never_hbm() -> None:
@@ -159,34 +159,34 @@ def test_a_gh200_vm_with_gpu_2_gets_node_2_and_never_hbm() -> None:
     gpu = host.devices_of_kind(DeviceKind.GPU)[2]
     for layout in ("pin", "pin-bound", "pin-numa"):
         vm = document(64, 100, (gpu.bdf,), "virt", "aarch64")
-        plan = tune(vm, "vm.xml", Wishes(layout), host).plan
+        plan = tune(vm, "vm.xml", PlanOptions(layout), host).plan
         assert plan.nodes == (2,)
         assert set(plan.memory_nodes) <= {2}
     vm = document(284, 400, (), "virt", "aarch64")
-    whole = tune(vm, "vm.xml", Wishes("pin-numa"), host).plan
+    whole = tune(vm, "vm.xml", PlanOptions("pin-numa"), host).plan
     assert whole.nodes == whole.memory_nodes == (0, 1, 2, 3)
 
 
 # ---- XAPI's case: count cores, not threads
 
 
-THREADS = Wishes("pin-numa-smt", keep_vcpus=True, policy=Policy.MEMORY_FIRST)
+THREADS = PlanOptions("pin-numa-smt", keep_vcpus=True, policy=Policy.MEMORY_FIRST)
 
 
 @pytest.mark.parametrize(
-    ("vcpus", "wishes", "cores", "nodes"),
+    ("vcpus", "options", "cores", "nodes"),
     [
-        (32, Wishes("pin-numa"), 32, (0, 1)),
+        (32, PlanOptions("pin-numa"), 32, (0, 1)),
         (32, THREADS, 16, (0,)),
-        (16, Wishes("pin-numa"), 16, (0,)),
+        (16, PlanOptions("pin-numa"), 16, (0,)),
         (16, THREADS, 8, (0,)),
     ],
 )
 def test_cores_are_counted_and_not_threads(
-    vcpus: int, wishes: Wishes, cores: int, nodes: tuple[int, ...]
+    vcpus: int, options: PlanOptions, cores: int, nodes: tuple[int, ...]
 ) -> None:
     host = load_host("xapi-2n16c2t")
-    plan = planned(host, vcpus, wishes)
+    plan = planned(host, vcpus, options)
     pinned = [pu for pins in plan.vcpu_pins for pu in pins]
     assert plan.nodes == nodes
     assert len(pinned) == len(set(pinned)) == vcpus
@@ -199,24 +199,24 @@ def test_cores_are_counted_and_not_threads(
 def test_i440fx_takes_no_pcie_layout() -> None:
     vm = document(8, 8, machine="pc-i440fx-7.2")
     with pytest.raises((InputError, Unplannable), match="q35"):
-        tune(vm, "vm.xml", Wishes("pin-numa-pci"), load_host("xapi-2n16c2t"))
+        tune(vm, "vm.xml", PlanOptions("pin-numa-pci"), load_host("xapi-2n16c2t"))
 
 
 def test_a_kvm_guest_of_another_architecture_is_refused() -> None:
     with pytest.raises(InputError, match=r"x86_64.*aarch64"):
-        tune(document(8, 8), "vm.xml", Wishes("pin"), load_host("gh200x4"))
+        tune(document(8, 8), "vm.xml", PlanOptions("pin"), load_host("gh200x4"))
 
 
 def test_a_domain_without_vcpus_is_refused_by_name() -> None:
     vm = b"<domain type='kvm'><name>x</name><memory>1048576</memory></domain>"
     with pytest.raises(InputError, match=r"vm\.xml.*<vcpu>"):
-        tune(vm, "vm.xml", Wishes("pin"), load_host("xapi-2n16c2t"))
+        tune(vm, "vm.xml", PlanOptions("pin"), load_host("xapi-2n16c2t"))
 
 
 def test_an_xml_bomb_is_refused_unread() -> None:
     bomb = b"<!DOCTYPE d [<!ENTITY a 'aaaaaaaaaa'><!ENTITY b '&a;&a;&a;'>]>" + document(4, 4)
     with pytest.raises(InputError, match=r"DOCTYPE|DTD"):
-        tune(bomb, "vm.xml", Wishes("pin"), load_host("xapi-2n16c2t"))
+        tune(bomb, "vm.xml", PlanOptions("pin"), load_host("xapi-2n16c2t"))
 
 
 def test_a_truncated_archive_is_refused_by_name(tmp_path: Path) -> None:
@@ -227,5 +227,5 @@ def test_a_truncated_archive_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_memory_is_in_bytes_and_sums_exactly() -> None:
-    plan = planned(load_host("h200-xeon8558"), 88, Wishes("pin-numa"), memory_gib=1001)
+    plan = planned(load_host("h200-xeon8558"), 88, PlanOptions("pin-numa"), memory_gib=1001)
     assert sum(cell.memory_bytes for cell in plan.cells) == 1001 * GIB

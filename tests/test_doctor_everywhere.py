@@ -12,7 +12,7 @@ from homenode.domain.document import Document
 from homenode.domain.read import open_domain
 from homenode.errors import HomenodeError, InputError
 from homenode.findings import Severity
-from homenode.plan.wishes import Wishes
+from homenode.plan.options import PlanOptions
 from homenode.sources import load_host
 from homenode.tuning import tune
 from homenode.units import GIB
@@ -66,7 +66,7 @@ def test_plans_of_our_own_give_no_alarm_on_any_host_in_any_size(name: str, layou
                 gib=max(1, int(memory * share * 0.8)),
             )  # fmt: skip
             try:
-                tuned = tune(xml, NAME, Wishes(layout=layout), there).document
+                tuned = tune(xml, NAME, PlanOptions(layout=layout), there).document
             except HomenodeError:  # no such plan there
                 continue
             found = diagnose(there, open_domain(tuned, NAME)).findings

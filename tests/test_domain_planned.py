@@ -15,10 +15,10 @@ from homenode.pci import DeviceKind
 from homenode.plan.layout import PRESETS
 from homenode.plan.manual import ManualRanges, manual_placement
 from homenode.plan.model import Plan
+from homenode.plan.options import PlanOptions, request_for
 from homenode.plan.planner import plan
 from homenode.plan.request import PciGranularity
 from homenode.plan.shape.assemble import assemble
-from homenode.plan.wishes import Wishes, request_for
 from homenode.topology import Host
 from homenode.tuning import tune
 from homenode.units import MIB
@@ -72,7 +72,7 @@ def gpus_and_nics(host: Host) -> list[Bdf]:
 
 
 def plan_of(host: Host, xml: bytes, layout: str) -> Plan:
-    request = request_for(read_guest(xml, "vm.xml"), Wishes(layout=layout), host)
+    request = request_for(read_guest(xml, "vm.xml"), PlanOptions(layout=layout), host)
     return plan(host, request)
 
 
@@ -106,7 +106,7 @@ def test_a_second_run_on_the_tuned_document_changes_nothing(hgx: Host, layout: s
     if PRESETS[layout].siblings == "exposed":
         # -smt doubles what the document has, so that a second run asks for its vCPUs to stay.
         request = request_for(
-            read_guest(after, "vm.xml"), Wishes(layout=layout, keep_vcpus=True), hgx
+            read_guest(after, "vm.xml"), PlanOptions(layout=layout, keep_vcpus=True), hgx
         )
         again = plan(hgx, request)
     else:
@@ -122,10 +122,10 @@ def test_a_second_run_changes_nothing_without_a_cpu_model_either(name: str, layo
     xml = xml.replace(b">512</memory>", b">16</memory>")
     if name == "rtx4090-epyc7702" and PRESETS[layout].siblings == "exposed":
         with pytest.raises(InputError, match="expected a <cpu> with a mode or a model"):
-            tune(xml, "vm.xml", Wishes(layout), host)
+            tune(xml, "vm.xml", PlanOptions(layout), host)
         return
-    once = tune(xml, "vm.xml", Wishes(layout), host).document
-    assert tune(once, "vm.xml", Wishes(layout), host).document == once
+    once = tune(xml, "vm.xml", PlanOptions(layout), host).document
+    assert tune(once, "vm.xml", PlanOptions(layout), host).document == once
 
 
 @pytest.mark.parametrize("granularity", PciGranularity)
@@ -134,12 +134,12 @@ def test_every_granularity_is_written_and_read_back(name: str, granularity: PciG
     host = load_shipped(name).host
     kinds = (DeviceKind.GPU, DeviceKind.NIC)
     xml = document_with(sorted(d.bdf for kind in kinds for d in host.devices_of_kind(kind)), 32)
-    wishes = Wishes(layout="pin-numa-pci", pci_granularity=granularity, spare_ports=2)
-    request = request_for(read_guest(xml, "vm.xml"), wishes, host)
+    options = PlanOptions(layout="pin-numa-pci", pci_granularity=granularity, spare_ports=2)
+    request = request_for(read_guest(xml, "vm.xml"), options, host)
     after = rewrite(xml, plan(host, request))
     assert validate(after)[0] == ()
     assert crosscheck(parse_document(after, "after")) == ()
-    request = request_for(read_guest(after, "after"), wishes, host)
+    request = request_for(read_guest(after, "after"), options, host)
     assert rewrite(after, plan(host, request)) == after
 
 
@@ -176,7 +176,9 @@ def test_every_sample_takes_the_planners_own_plan(hgx: Host, name: str, layout: 
 
 def test_the_manual_way_gives_the_studys_document() -> None:
     guest = read_guest(sample("study"), "vm.xml")
-    request = request_for(guest, Wishes(layout="pin-numa-smt", memory_bytes=1572864 * MIB), None)
+    request = request_for(
+        guest, PlanOptions(layout="pin-numa-smt", memory_bytes=1572864 * MIB), None
+    )
     ranges = ManualRanges(
         (CpuSet.parse("0-27"), CpuSet.parse("32-59")),
         (CpuSet.parse("64-91"), CpuSet.parse("96-123")),

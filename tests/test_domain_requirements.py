@@ -14,7 +14,7 @@ from homenode.errors import HostError, InputError
 from homenode.plan.guest import Guest
 from homenode.plan.layout import PRESETS
 from homenode.plan.model import Aperture
-from homenode.plan.wishes import Wishes
+from homenode.plan.options import PlanOptions
 from homenode.tuning import tune
 from homenode.units import GIB
 from tests.domain_corpus import sample
@@ -103,7 +103,7 @@ def test_siblings_that_double_the_vcpus_count_against_the_machine_type() -> None
         b"<cpu mode='host-passthrough'/></domain>"
     )
     with pytest.raises(InputError, match=r"at most 255 vCPUs.*found 256"):
-        tune(xml, "vm.xml", Wishes("pin-numa-smt"), host)
+        tune(xml, "vm.xml", PlanOptions("pin-numa-smt"), host)
 
 
 @pytest.mark.parametrize("kind", ["sev-snp", "tdx"])

@@ -13,9 +13,9 @@ from homenode.domain.read import read_guest
 from homenode.plan.guest import GuestMemoryDevice
 from homenode.plan.layout import PRESETS
 from homenode.plan.model import Unplannable
+from homenode.plan.options import PlanOptions
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
-from homenode.plan.wishes import Wishes
 from homenode.plan.words.explain import explain
 from homenode.topology import Host
 from homenode.tuning import tune
@@ -68,11 +68,11 @@ def with_devices(request: GuestRequest, *devices: tuple[int, int]) -> GuestReque
 
 def test_a_dimm_counts_in_pages_locked_memory_dma_and_the_summary(hgx: Host) -> None:
     xml = document(128, 512, memory_device(256, 1))
-    plan = tune(xml, "vm.xml", Wishes("pin-numa-pci"), hgx).plan
+    plan = tune(xml, "vm.xml", PlanOptions("pin-numa-pci"), hgx).plan
     assert [(r.node, r.pages) for r in plan.page_reservations] == [(0, 128), (1, 384)]
     assert plan.aperture is not None
     assert plan.aperture.memlock_bytes == 513 * GIB
-    bare = tune(document(256, 512, ""), "vm.xml", Wishes("pin-numa-pci"), hgx).plan.aperture
+    bare = tune(document(256, 512, ""), "vm.xml", PlanOptions("pin-numa-pci"), hgx).plan.aperture
     assert bare is not None
     assert plan.aperture.dma_map_entries == bare.dma_map_entries
     assert [d.local_memory_ratio for d in plan.devices] == [0.25, 0.75]
@@ -83,17 +83,17 @@ def test_a_dimm_counts_in_pages_locked_memory_dma_and_the_summary(hgx: Host) -> 
 def test_memory_devices_that_no_node_holds_beside_its_cell_are_refused(hgx: Host) -> None:
     xml = document(500, 1900, memory_device(1024, 1))
     with pytest.raises(Unplannable, match="1 TiB in memory devices") as error:
-        tune(xml, "vm.xml", Wishes("pin-numa-pci"), hgx)
+        tune(xml, "vm.xml", PlanOptions("pin-numa-pci"), hgx)
     assert any("memory devices" in r.detail for r in error.value.rejections)
     fits = document(500, 1400, memory_device(400, 1))
-    assert tune(fits, "vm.xml", Wishes("pin-numa-pci"), hgx).plan.nodes == (0, 1)
+    assert tune(fits, "vm.xml", PlanOptions("pin-numa-pci"), hgx).plan.nodes == (0, 1)
 
 
 @pytest.mark.parametrize("layout", PRESETS)
 def test_a_second_run_with_memory_devices_changes_nothing(hgx: Host, layout: str) -> None:
     xml = document(128, 512, memory_device(256, 1))
-    once = tune(xml, "vm.xml", Wishes(layout), hgx).document
-    assert tune(once, "vm.xml", Wishes(layout), hgx).document == once
+    once = tune(xml, "vm.xml", PlanOptions(layout), hgx).document
+    assert tune(once, "vm.xml", PlanOptions(layout), hgx).document == once
 
 
 def test_a_flat_guest_spreads_its_memory_devices_with_its_memory() -> None:
@@ -167,7 +167,7 @@ def test_devices_with_a_source_of_their_own_are_counted_on_no_node(hgx: Host) ->
         + memory_device(128, 0, "dimm", "<source><nodemask>1</nodemask></source>"),
     )  # fmt: skip
     assert [d.follows_cell for d in read_guest(xml, "vm.xml").memory_devices] == [False, False]
-    plan = tune(xml, "vm.xml", Wishes("pin-numa"), hgx).plan
+    plan = tune(xml, "vm.xml", PlanOptions("pin-numa"), hgx).plan
     assert sum(r.pages for r in plan.page_reservations) == 256
     assert plan.aperture is not None
     assert plan.aperture.memlock_bytes == 513 * GIB

@@ -17,7 +17,7 @@ from homenode.nccl.strict_reader import read_topology
 from homenode.nccl.topology import Flavour, NcclCpu, NcclPci, NcclTopology
 from homenode.nccl.write import format_affinity, link_speed_text, write_topology
 from homenode.pci import DeviceKind, PciLink
-from homenode.plan.wishes import Wishes
+from homenode.plan.options import PlanOptions
 from homenode.sources import load_host
 from homenode.topology import Host
 from homenode.tuning import tune
@@ -39,7 +39,9 @@ def hgx() -> Host:
 
 @cache
 def hgx_file() -> Assembled:
-    document = tune(vm((*GPUS, *NICS), vcpus=96), "vm.xml", Wishes("pin-numa-pci"), hgx()).document
+    document = tune(
+        vm((*GPUS, *NICS), vcpus=96), "vm.xml", PlanOptions("pin-numa-pci"), hgx()
+    ).document
     return assembled(hgx(), document)
 
 
@@ -107,7 +109,9 @@ def test_links_have_nccls_exact_words_and_switches_no_vendor_of_note() -> None:
 
 @needs_shared
 def test_the_same_input_gives_the_same_file_byte_for_byte() -> None:
-    document = tune(vm((*GPUS, *NICS), vcpus=96), "vm.xml", Wishes("pin-numa-pci"), hgx()).document
+    document = tune(
+        vm((*GPUS, *NICS), vcpus=96), "vm.xml", PlanOptions("pin-numa-pci"), hgx()
+    ).document
     assert text_of(assembled(hgx(), document)) == text_of(hgx_file())
 
 
@@ -187,7 +191,7 @@ def test_gh200_is_arm64_without_a_vendor() -> None:
 def test_a_device_that_is_alone_on_its_node_gets_the_nearest_vcpus() -> None:
     host = load_host("small-2n8c-2gpu")
     one_node = tune(
-        vm((SMALL[0],), vcpus=4), "vm.xml", Wishes("pin-numa-pci"), host
+        vm((SMALL[0],), vcpus=4), "vm.xml", PlanOptions("pin-numa-pci"), host
     ).document.replace(b"bus='0x11'", b"bus='0x81'", 1)
     made = assembled(host, one_node)
     judged(made)

@@ -23,7 +23,7 @@ from homenode.evidence.model import Evidence
 from homenode.formats import decode
 from homenode.objective import Objective
 from homenode.plan.fingerprint import host_fingerprint
-from homenode.plan.wishes import Wishes
+from homenode.plan.options import PlanOptions
 from homenode.report.page.gathered import gather
 from homenode.report.page.machine import machines_of
 from homenode.results.model import Run
@@ -71,11 +71,11 @@ def planned(host: Host, evidence: Evidence) -> Iterator[tuple[Objective, tuple[o
     guest = read_guest(DOCUMENT.read_bytes(), "vm.xml")
     for objective in Objective:
         try:
-            made = settled(guest, Wishes("auto", objective=objective), host, evidence)
+            made = settled(guest, PlanOptions("auto", objective=objective), host, evidence)
         except NotRecommended:
             yield objective, (None, False)
         else:
-            yield objective, (made.wishes.layout, made.wishes.keep_vcpus)
+            yield objective, (made.options.layout, made.options.keep_vcpus)
 
 
 def reported(*arguments: str, host: str | None = None) -> dict[Objective, Answer]:

@@ -8,9 +8,9 @@ from homenode.domain.read import read_running_domain
 from homenode.errors import UsageError
 from homenode.plan.layout import PRESETS
 from homenode.plan.model import Plan, Unplannable
+from homenode.plan.options import PlanOptions, request_for
 from homenode.plan.planner import plan
 from homenode.plan.search.allocations import allocations
-from homenode.plan.wishes import Wishes, request_for
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.snapshot.redact import Identities, redact
 from homenode.topology import Host
@@ -18,7 +18,7 @@ from homenode.units import GIB
 from tests.small_hosts import even_host, pinned_domain, small_guest
 from tests.test_cli_plan import DOCUMENT, homenode
 
-WISHES = Wishes(layout="pin-bound")
+WISHES = PlanOptions(layout="pin-bound")
 GPU = "0000:3b:00.0"
 
 
@@ -45,9 +45,9 @@ def _captured(names: tuple[str, ...]) -> Host:
     return even_host(1, 1, 1, 8, 1, domains=domains)
 
 
-def _planned(host: Host, name: str = "vm", vcpus: int = 4, **wishes: tuple[str, ...]) -> Plan:
+def _planned(host: Host, name: str = "vm", vcpus: int = 4, **options: tuple[str, ...]) -> Plan:
     guest = small_guest(vcpus, name=name)
-    asked = Wishes(layout="pin-bound", replaces=wishes.get("replaces", ()))
+    asked = PlanOptions(layout="pin-bound", replaces=options.get("replaces", ()))
     return plan(host, request_for(guest, asked, host))
 
 
@@ -64,7 +64,7 @@ def test_a_running_vm_on_its_own_redacted_capture_is_told_how_to_get_its_place_b
 def test_a_vm_that_replaces_a_domain_gets_its_pus_and_devices() -> None:
     host = _captured(("train", "serve"))
     request = request_for(
-        small_guest(name="train"), Wishes(layout="pin", replaces=("redacted/vm-1",)), host
+        small_guest(name="train"), PlanOptions(layout="pin", replaces=("redacted/vm-1",)), host
     )
     taken = allocations(host, request)
     assert {holder for _, holder in taken.devices} == {"redacted/vm-2"}
@@ -92,9 +92,9 @@ def test_memory_of_a_replaced_domain_is_free() -> None:
     old = pinned_domain("0-3", name="old", memory_bytes=60 * GIB, memory_by_node=((0, 60 * GIB),))
     host = even_host(1, 1, 1, 8, 1, domains=[old])
     guest = small_guest(4, 60 * GIB)
-    for wishes in (WISHES, Wishes(layout="pin-bound", replaces=("old",))):
-        request = request_for(guest, wishes, host)
-        if wishes is WISHES:
+    for options in (WISHES, PlanOptions(layout="pin-bound", replaces=("old",))):
+        request = request_for(guest, options, host)
+        if options is WISHES:
             with pytest.raises(Unplannable):
                 plan(host, request)
         else:

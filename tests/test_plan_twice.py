@@ -1,4 +1,4 @@
-"""A tuned document, tuned again with the same wishes, stays as it is: every host, every layout."""
+"""A tuned document, tuned again with the same options, stays as it is: every host, every layout."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 import homenode
 from homenode.plan.layout import PRESETS, Pinning, Siblings
 from homenode.plan.model import Unplannable
-from homenode.plan.wishes import Wishes
+from homenode.plan.options import PlanOptions
 from homenode.sources import load_host
 from homenode.tuning import tune
 
@@ -38,12 +38,12 @@ def test_tuning_a_tuned_document_changes_nothing(path: Path) -> None:
         if architecture != b"x86_64":
             fresh = fresh.replace(b"x86_64", architecture).replace(b"q35", b"virt")
         for layout in PRESETS:
-            wishes = Wishes(layout, mixed_kinds=mixed)
+            options = PlanOptions(layout, mixed_kinds=mixed)
             try:
-                once = tune(fresh, "vm.xml", wishes, host)
+                once = tune(fresh, "vm.xml", options, host)
             except Unplannable:
                 continue
-            twice = tune(once.document, "vm.xml", wishes, host)
+            twice = tune(once.document, "vm.xml", options, host)
             if twice.document != once.document:
                 changed.append((layout, vcpus, once.plan.vcpus, twice.plan.vcpus))
     assert not changed
@@ -52,8 +52,8 @@ def test_tuning_a_tuned_document_changes_nothing(path: Path) -> None:
 def test_a_document_is_told_no_siblings_where_the_host_has_none_to_give() -> None:
     host = load_host("x86-2p2n16c16t-smt-off")
     told = document(4, 2, "<topology sockets='1' cores='2' threads='2'/>")
-    flat = Wishes("pin", pinning=Pinning.ALL_PUS, siblings=Siblings.EXPOSED)
-    for wishes in (Wishes("pin"), Wishes("pin-numa"), Wishes("pin-numa-smt"), flat):
-        tuned = tune(told, "vm.xml", wishes, host)
+    flat = PlanOptions("pin", pinning=Pinning.ALL_PUS, siblings=Siblings.EXPOSED)
+    for options in (PlanOptions("pin"), PlanOptions("pin-numa"), PlanOptions("pin-numa-smt"), flat):
+        tuned = tune(told, "vm.xml", options, host)
         assert b"threads='2'" not in tuned.document
         assert tuned.plan.vcpus == 4

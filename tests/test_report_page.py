@@ -15,8 +15,8 @@ from homenode.analyse.switch_effects import Switch
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError
 from homenode.evidence.documents import publications
+from homenode.plan.options import PlanOptions
 from homenode.plan.stored import encode_plan
-from homenode.plan.wishes import Wishes
 from homenode.report.page.document import Document, document_of
 from homenode.report.page.gathered import gather
 from homenode.report.page.machine import Machine, machines_of
@@ -188,7 +188,7 @@ def test_intervals_are_drawn_where_there_are_boots(full: tuple[Machine, ...]) ->
 def test_a_stored_plan_gives_the_paths_of_host_and_guest(tmp_path: Path) -> None:
     host = load_host("hgx-h100")
     text = (Path(__file__).parents[1] / "demo/gpu-vm.xml").read_bytes()
-    plan = tune(text, "vm.xml", Wishes("pin-numa-pci", gpu_count=8), host).plan
+    plan = tune(text, "vm.xml", PlanOptions("pin-numa-pci", gpu_count=8), host).plan
     file = write_run(tmp_path, full_run("pin-numa-pci", 1))
     file.with_name("plan.json").write_text(encode_plan(plan), encoding="utf-8")
     (one,) = machines(tmp_path)

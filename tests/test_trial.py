@@ -380,10 +380,10 @@ def test_what_stands_in_the_way_is_found_before_the_first_boot(
     asked = wanted(tmp_path / "results")
     pools = (PagePool(2 << 20, 300, 200),)
     small = replace(host(), nodes=tuple(replace(one, page_pools=pools) for one in host().nodes))
-    asked = replace(asked, wishes=replace(asked.wishes, page_bytes=2 << 20))
+    asked = replace(asked, placing=replace(asked.placing, page_bytes=2 << 20))
     found = preflight(Virsh(URI), NAME, asked, small, tmp_path / "state")
     assert all("huge-pages-short" in " ".join(one.against) for one in found.fitted)
-    asked = replace(asked, wishes=replace(asked.wishes, page_bytes=None, memory_bytes=300 << 30))
+    asked = replace(asked, placing=replace(asked.placing, page_bytes=None, memory_bytes=300 << 30))
     found = preflight(Virsh(URI), NAME, asked, small, tmp_path / "state")
     assert [one.unplannable for one in found.fitted] == [False, True, True]
     assert "memory-short" in found.fitted[0].against[0]

@@ -18,7 +18,7 @@ from homenode.measure.layouts.journal import (
 )
 from homenode.measure.layouts.schedule import trial_schedule
 from homenode.pci import DeviceKind
-from homenode.plan.wishes import Wishes
+from homenode.plan.options import PlanOptions
 from homenode.sources import load_host
 from homenode.topology import RunningDomain
 from tests.apply_documents import NAME, ORIGINAL
@@ -36,16 +36,16 @@ def test_a_device_that_another_vm_has_stops_every_layout() -> None:
     hostdev = (f"<hostdev mode='subsystem' type='pci' managed='yes'><source>{address}"
                "</source></hostdev></devices>")  # fmt: skip
     original = ORIGINAL.replace(b"</devices>", hostdev.encode())
-    wishes = Wishes(layout="pin")
-    assert not any(one.against for one in fit(original, NAME, wishes, LAYOUTS, there))
+    options = PlanOptions(layout="pin")
+    assert not any(one.against for one in fit(original, NAME, options, LAYOUTS, there))
     other = RunningDomain("other", True, (None,), None, (), 1 << 30, False, (), None, (gpu,))
     taken = replace(there, domains=(other,))
-    found = fit(original, NAME, wishes, LAYOUTS, taken)
+    found = fit(original, NAME, options, LAYOUTS, taken)
     assert all("device-in-use" in one.against[0] or one.unplannable for one in found)
     assert all(one.against for one in found)
     # Its own devices are not in its way.
     mine = replace(there, domains=(replace(other, name=NAME),))
-    assert not any(one.against for one in fit(original, NAME, wishes, LAYOUTS, mine))
+    assert not any(one.against for one in fit(original, NAME, options, LAYOUTS, mine))
 
 
 @given(

@@ -14,7 +14,7 @@ import pytest
 from homenode.domain.read import open_domain
 from homenode.errors import HomenodeError
 from homenode.plan.model import Plan
-from homenode.plan.wishes import Wishes
+from homenode.plan.options import PlanOptions
 from homenode.process import run
 from homenode.sources import load_host
 from homenode.tuning import Tuning, tune
@@ -39,8 +39,8 @@ SIBLINGS = changed(
 
 def with_siblings() -> Tuning:
     """4 vCPUs as 2 cores with siblings on one node, with a model that tells them under TCG too."""
-    wishes = Wishes(layout="pin-numa-smt", keep_vcpus=True)
-    return tune(SIBLINGS, "vm.xml", wishes, load_host("x86-2p2n16c32t-isolated-pus"))
+    options = PlanOptions(layout="pin-numa-smt", keep_vcpus=True)
+    return tune(SIBLINGS, "vm.xml", options, load_host("x86-2p2n16c32t-isolated-pus"))
 
 
 def documents() -> dict[str, tuple[bytes, Plan]]:

@@ -11,7 +11,7 @@ from homenode.domain import requirements
 from homenode.domain.requirements import Requirement
 from homenode.findings import Finding, Findings, Severity, are_bad
 from homenode.plan.layout import PRESETS
-from homenode.plan.wishes import Wishes
+from homenode.plan.options import PlanOptions
 from homenode.sources import load_host
 from homenode.topology import Host, PagePool, RunningDomain
 from homenode.tuning import tune
@@ -236,9 +236,9 @@ def test_a_pin_that_the_cgroup_does_not_allow_is_named() -> None:
 
 def test_siblings_of_one_core_are_shared_unless_the_guest_is_told_of_siblings() -> None:
     host = load_host("x86-2p2n16c32t-isolated-pus")
-    wishes = Wishes(layout="pin-numa-smt", keep_vcpus=True)
+    options = PlanOptions(layout="pin-numa-smt", keep_vcpus=True)
     hostdevs = PLAIN[PLAIN.index(b"    <hostdev") : PLAIN.index(b"  </devices>")]
-    told = tune(PLAIN.replace(hostdevs, b""), "vm.xml", wishes, host).document
+    told = tune(PLAIN.replace(hostdevs, b""), "vm.xml", options, host).document
     assert "core-shared" not in ids(findings_of(told, host=host))
     hidden = changed(told, ("cores='2' threads='2'", "cores='4' threads='1'"))
     shared = [f.subject for f in findings_of(hidden, host=host) if f.id == "core-shared"]

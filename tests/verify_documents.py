@@ -5,8 +5,8 @@ from functools import cache
 from homenode.domain.read import open_domain
 from homenode.findings import Finding
 from homenode.plan.model import Plan
+from homenode.plan.options import PlanOptions
 from homenode.plan.request import Policy
-from homenode.plan.wishes import Wishes
 from homenode.sources import load_host
 from homenode.topology import Host
 from homenode.tuning import Tuning, tune
@@ -53,7 +53,7 @@ def small_host() -> Host:
 @cache
 def tuned(layout: str, plain: bytes = PLAIN) -> Tuning:
     """The plain VM on both nodes of the small host."""
-    return tune(plain, "vm.xml", Wishes(layout=layout, policy=Policy.SPREAD), small_host())
+    return tune(plain, "vm.xml", PlanOptions(layout=layout, policy=Policy.SPREAD), small_host())
 
 
 def changed(xml: bytes, *pairs: tuple[str, str]) -> bytes:

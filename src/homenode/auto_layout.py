@@ -12,7 +12,7 @@ from homenode.objective import Objective
 from homenode.pci import DeviceKind
 from homenode.plan.guest import Guest
 from homenode.plan.layout import PRESETS
-from homenode.plan.wishes import AUTO, Wishes
+from homenode.plan.options import AUTO, PlanOptions
 from homenode.topology import Host
 
 
@@ -20,7 +20,7 @@ from homenode.topology import Host
 class Settled:
     """Options with a layout. verdict: why that one; None where the user named it."""
 
-    wishes: Wishes
+    options: PlanOptions
     verdict: Verdict | None
 
 
@@ -30,25 +30,25 @@ class NotRecommended(HomenodeError):
     exit_code = 1
 
 
-def suggested_objective(guest: Guest, wishes: Wishes, host: Host) -> Objective:
+def suggested_objective(guest: Guest, options: PlanOptions, host: Host) -> Objective:
     """What a VM is for, by its devices: several GPUs talk to each other, one talks to the host."""
-    wanted = {hostdev.source for hostdev in guest.hostdevs} | set(wishes.devices)
+    wanted = {hostdev.source for hostdev in guest.hostdevs} | set(options.devices)
     gpus = {gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)}
-    count = len(wanted & gpus) if wishes.gpu_count is None else wishes.gpu_count
+    count = len(wanted & gpus) if options.gpu_count is None else options.gpu_count
     if count > 1:
         return Objective.COLLECTIVE
     return Objective.DEVICE_TRANSFER if count or wanted else Objective.HOST_BANDWIDTH
 
 
-def settled(guest: Guest, wishes: Wishes, host: Host, evidence: Evidence) -> Settled:
+def settled(guest: Guest, options: PlanOptions, host: Host, evidence: Evidence) -> Settled:
     """The options with `auto` replaced by the answer of the evidence, for the objective that was
     named or that the VM's devices suggest.
 
     Raises NotRecommended where nothing is recommended, with what to repair.
     """
-    if wishes.layout != AUTO:
-        return Settled(wishes, None)
-    objective = wishes.objective or suggested_objective(guest, wishes, host)
+    if options.layout != AUTO:
+        return Settled(options, None)
+    objective = options.objective or suggested_objective(guest, options, host)
     machine = facts_of_host(host, evidence.publications)
     buses = guest.is_q35 or guest.is_virt
     verdict = decide(evidence, machine, objective, expander_buses=buses)
@@ -58,17 +58,17 @@ def settled(guest: Guest, wishes: Wishes, host: Host, evidence: Evidence) -> Set
             hint=f"name one yourself: --layout {'|'.join(PRESETS)}",
         )
     changed = replace(
-        wishes,
+        options,
         layout=verdict.layout,
         objective=None,
-        keep_vcpus=wishes.keep_vcpus or verdict.keep_vcpus,
+        keep_vcpus=options.keep_vcpus or verdict.keep_vcpus,
     )
     return Settled(changed, verdict)
 
 
-def refuse_auto(wishes: Wishes) -> None:
+def refuse_auto(options: PlanOptions) -> None:
     """Without a host there is no answer. Raises UsageError."""
-    if wishes.layout == AUTO:
+    if options.layout == AUTO:
         raise UsageError(
             "--node-pus: expected --layout, found none: without a host nothing can be decided",
             hint="the study's configurations are --layout A, B and C",

@@ -15,9 +15,9 @@ from homenode.domain.rewrite import rewrite
 from homenode.errors import HomenodeError
 from homenode.plan.manual import ManualRanges, manual_placement
 from homenode.plan.model import Plan, PlanFinding
+from homenode.plan.options import PlanOptions, request_for
 from homenode.plan.planner import plan
 from homenode.plan.shape.assemble import assemble
-from homenode.plan.wishes import Wishes, request_for
 from homenode.topology import Host
 
 
@@ -37,18 +37,18 @@ class Tuning:
 
 
 def tune(
-    original: bytes, source: str, wishes: Wishes, host: Host, *, copy_name: str | None = None
+    original: bytes, source: str, options: PlanOptions, host: Host, *, copy_name: str | None = None
 ) -> Tuning:
     """Plan a document's VM on a host and rewrite the document.
 
     source: what to call the document in messages. copy_name: tune a copy with its own name, UUID,
-    NVRAM and MACs. Raises InputError for a bad document, UsageError for contradicting wishes,
+    NVRAM and MACs. Raises InputError for a bad document, UsageError for contradicting options,
     Unplannable with every rejection, and HostError where the host's libvirt or QEMU is too old.
     More vCPUs than the machine type takes are a bad document.
     """
     before, notes = _given(original, source, copy_name)
     guest = guest_of(open_domain(before, source))
-    request = request_for(guest, wishes, host)
+    request = request_for(guest, options, host)
     made = plan(host, request)
     limits = check_vcpus(guest, made.vcpus, host.settings.qemu_version, source)
     refuse_older(
@@ -63,7 +63,7 @@ def tune(
 def tune_manually(
     original: bytes,
     source: str,
-    wishes: Wishes,
+    options: PlanOptions,
     ranges: ManualRanges,
     *,
     copy_name: str | None = None,
@@ -74,7 +74,7 @@ def tune_manually(
     """
     before, notes = _given(original, source, copy_name)
     guest = guest_of(open_domain(before, source))
-    request = request_for(guest, wishes, None)
+    request = request_for(guest, options, None)
     placement = manual_placement(request, ranges)
     made = assemble(None, replace(request, vcpus=len(placement.vcpu_pins)), placement)
     limits = check_vcpus(guest, made.vcpus, None, source)

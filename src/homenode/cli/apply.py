@@ -51,7 +51,7 @@ from homenode.plan.request import (
 if TYPE_CHECKING:
     from homenode.apply.live_pins import Moved
     from homenode.hypervisor.virsh import Virsh
-    from homenode.plan.wishes import Wishes
+    from homenode.plan.options import PlanOptions
     from homenode.tuning import Tuning
 
 ConnectOption = Annotated[
@@ -120,7 +120,7 @@ def apply(
     """
     from homenode.apply.store import default_root
     from homenode.hypervisor.virsh import Virsh
-    from homenode.plan.wishes import Wishes
+    from homenode.plan.options import PlanOptions
 
     if (layout is None) == (document is None):
         raise UsageError("expected one of --layout and --document, found both or neither")
@@ -141,7 +141,7 @@ def apply(
     else:
         assert layout is not None, "one of the two is given"
         host_cores, host_memory_bytes = host_reserve_of(host_reserve)
-        wishes = Wishes(
+        options = PlanOptions(
             layout=layout,
             objective=objective,
             page_bytes=size_bytes("--page-size", page_size),
@@ -165,7 +165,7 @@ def apply(
             spare_ports=spare_ports,
             without_nvlink=without_nvlink,
         )
-        tuning = _tune(state.name, original, wishes, host, after or (), results or [], quiet=quiet)
+        tuning = _tune(state.name, original, options, host, after or (), results or [], quiet=quiet)
         from homenode.plan.model import is_critical
         from homenode.plan.stored import encode_plan
 
@@ -238,7 +238,7 @@ def restore_domain(
 def _tune(
     name: str,
     original: bytes,
-    wishes: "Wishes",
+    options: "PlanOptions",
     host: str | None,
     after: Sequence[Path],
     results: list[str],
@@ -257,9 +257,9 @@ def _tune(
     # Where it runs already, its own pins are not taken from it.
     others = tuple(domain for domain in machine.domains if domain.name != name)
     (machine,) = hosts_after((replace(machine, domains=others),), after)
-    chosen = settled(read_guest(original, name), wishes, machine, load_evidence(results))
+    chosen = settled(read_guest(original, name), options, machine, load_evidence(results))
     try:
-        tuning = tune(original, name, chosen.wishes, machine)
+        tuning = tune(original, name, chosen.options, machine)
     except Unplannable as error:
         from homenode.cli.planning import say_why_not
 

@@ -60,7 +60,7 @@ from homenode.units import MIB
 
 if TYPE_CHECKING:
     from homenode.plan.manual import ManualRanges
-    from homenode.plan.wishes import Wishes
+    from homenode.plan.options import PlanOptions
 
 _MANUAL = "Manual mode (explicit PU lists; needs no host)"
 _OUTPUT = "Output"
@@ -231,12 +231,12 @@ def plan(
     the original back.
     """
     from homenode.cli import planning
-    from homenode.plan.wishes import Wishes
+    from homenode.plan.options import PlanOptions
 
     if memory is not None and memory_mib is not None:
         raise UsageError("--memory and --memory-mib: expected one of the two, found both")
     host_cores, host_memory_bytes = host_reserve_of(host_reserve)
-    wishes = Wishes(
+    options = PlanOptions(
         layout=layout,
         objective=objective,
         pinning=pinning,
@@ -274,12 +274,12 @@ def plan(
     )
     planning.run(
         document,
-        wishes,
+        options,
         planning.Sources(
             tuple(host or ()),
             lspci,
             tuple(after or ()),
-            _ranges(node_pus, sibling_pus, wishes),
+            _ranges(node_pus, sibling_pus, options),
             tuple(results or ()),
         ),
         planning.Outputs(output, name, diff, save_plan, svg, quiet, json),
@@ -287,7 +287,7 @@ def plan(
 
 
 def _ranges(
-    node_pus: list[str] | None, sibling_pus: list[str] | None, wishes: "Wishes"
+    node_pus: list[str] | None, sibling_pus: list[str] | None, options: "PlanOptions"
 ) -> "ManualRanges | None":
     if not node_pus:
         if sibling_pus:
@@ -298,5 +298,5 @@ def _ranges(
     return ManualRanges(
         tuple(CpuSet.parse(text, "--node-pus") for text in node_pus),
         tuple(CpuSet.parse(text, "--sibling-pus") for text in sibling_pus or ()),
-        wishes.emulator_pus,
+        options.emulator_pus,
     )

@@ -22,7 +22,7 @@ from homenode.cli.terminal import (
 from homenode.errors import UsageError
 from homenode.plan.manual import ManualRanges
 from homenode.plan.model import Unplannable, is_critical
-from homenode.plan.wishes import Wishes
+from homenode.plan.options import PlanOptions
 from homenode.tuning import Tuning, tune, tune_manually
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Outputs:
     json: bool
 
 
-def run(document: str, wishes: Wishes, sources: Sources, outputs: Outputs) -> None:
+def run(document: str, options: PlanOptions, sources: Sources, outputs: Outputs) -> None:
     """Plan, print and write. Nothing is written unless everything before succeeded."""
     check_can_write(outputs.document, outputs.plan, outputs.svg)
     original = _read(document)
@@ -67,15 +67,15 @@ def run(document: str, wishes: Wishes, sources: Sources, outputs: Outputs) -> No
     verdict: Verdict | None = None
     try:
         if sources.ranges is not None:
-            _refuse_beside_ranges(wishes, sources, outputs)
-            refuse_auto(wishes)
+            _refuse_beside_ranges(options, sources, outputs)
+            refuse_auto(options)
             tuning = tune_manually(
-                original, document, wishes, sources.ranges, copy_name=outputs.copy_name
+                original, document, options, sources.ranges, copy_name=outputs.copy_name
             )
         else:
-            host, tuning, verdict = _on_best_host(original, document, wishes, sources, outputs)
+            host, tuning, verdict = _on_best_host(original, document, options, sources, outputs)
             # The picture would show them on the PUs that the VM gets.
-            left = tuple(one for one in host.domains if one.name not in wishes.replaces)
+            left = tuple(one for one in host.domains if one.name not in options.replaces)
             host = replace(host, domains=left)
     except Unplannable as error:
         say_why_not(error, as_json=outputs.json)
@@ -94,24 +94,24 @@ def _read(document: str) -> bytes:
     )
 
 
-def _refuse_beside_ranges(wishes: Wishes, sources: Sources, outputs: Outputs) -> None:
+def _refuse_beside_ranges(options: PlanOptions, sources: Sources, outputs: Outputs) -> None:
     """Manual mode takes vCPUs and PUs from the lists, and has no host to choose or draw from."""
     for option, given in (
         ("--host", bool(sources.hosts)),
         ("--lspci", sources.lspci is not None),
         ("--svg", outputs.svg is not None),
-        ("--vcpus", wishes.vcpus is not None),
-        ("--gpus", wishes.gpu_count is not None),
-        ("--replaces", bool(wishes.replaces)),
+        ("--vcpus", options.vcpus is not None),
+        ("--gpus", options.gpu_count is not None),
+        ("--replaces", bool(options.replaces)),
         ("--after", bool(sources.after)),
-        ("--cell", bool(wishes.explicit_cells)),
+        ("--cell", bool(options.explicit_cells)),
     ):
         if given:
             raise UsageError(f"--node-pus and {option}: expected one of the two, found both")
 
 
 def _on_best_host(
-    original: bytes, document: str, wishes: Wishes, sources: Sources, outputs: Outputs
+    original: bytes, document: str, options: PlanOptions, sources: Sources, outputs: Outputs
 ) -> "tuple[Host, Tuning, Verdict | None]":
     from homenode.auto_layout import settled
     from homenode.domain.read import read_guest
@@ -121,7 +121,7 @@ def _on_best_host(
     names = sources.hosts or (None,)
     if len(names) > 1 and sources.lspci is not None:
         raise UsageError("--lspci: expected one --host to lay it over, found several")
-    if len(names) > 1 and wishes.replaces:
+    if len(names) > 1 and options.replaces:
         raise UsageError("--replaces: expected one --host, which has the domain, found several")
     hosts = tuple(load_host(name, lspci=sources.lspci) for name in names)
     hosts = hosts_after(hosts, sources.after)
@@ -130,28 +130,28 @@ def _on_best_host(
     if len(hosts) == 1:
         (best,) = hosts
     else:
-        best = _best_of(guest, wishes, hosts, evidence, outputs)
-    chosen = settled(guest, wishes, best, evidence)
-    tuning = tune(original, document, chosen.wishes, best, copy_name=outputs.copy_name)
+        best = _best_of(guest, options, hosts, evidence, outputs)
+    chosen = settled(guest, options, best, evidence)
+    tuning = tune(original, document, chosen.options, best, copy_name=outputs.copy_name)
     return best, tuning, chosen.verdict
 
 
 def _best_of(
     guest: "Guest",
-    wishes: Wishes,
+    options: PlanOptions,
     hosts: "Sequence[Host]",
     evidence: "Evidence",
     outputs: Outputs,
 ) -> "Host":
     from homenode.auto_layout import NotRecommended, settled
+    from homenode.plan.options import request_for
     from homenode.plan.rank import rank
-    from homenode.plan.wishes import request_for
     from homenode.report.rank_text import rank_text
 
     asked, refused = [], None
     for host in hosts:
         try:
-            asked.append((host, request_for(guest, settled(guest, wishes, host, evidence).wishes,
+            asked.append((host, request_for(guest, settled(guest, options, host, evidence).options,
                                             host)))  # fmt: skip
         except NotRecommended as error:
             note(f"left out: {error.message}")

@@ -16,6 +16,7 @@ from homenode.measure.layouts.guest_access import GuestAccess, Transport
 from homenode.measure.layouts.prepare import TrialRequest
 from homenode.measure.layouts.trial_config import Measuring
 from homenode.plan.layout import PRESETS, Pinning
+from homenode.plan.options import PlanOptions
 from homenode.plan.request import (
     DeviceLocality,
     EmulatorPolicy,
@@ -23,7 +24,6 @@ from homenode.plan.request import (
     PciGranularity,
     Policy,
 )
-from homenode.plan.wishes import Wishes
 from homenode.results.vantage import Vantage
 
 
@@ -131,17 +131,17 @@ def wanted(domain: str, asked: TrialOptions) -> TrialRequest:
     measuring = Measuring(
         orders.wishes, orders.repeats, orders.seed, orders.app, asked.answer_s, asked.stop_s
     )
-    wishes, words = _wishes(asked)
+    placing, words = _placing(asked)
     return TrialRequest(
         own, asked.layouts, asked.boots, asked.seed, asked.bare, asked.as_copy, asked.results,
-        wishes, words, measuring, asked.reaching,
+        placing, words, measuring, asked.reaching,
     )  # fmt: skip
 
 
-def _wishes(asked: TrialOptions) -> tuple[Wishes, tuple[str, ...]]:
+def _placing(asked: TrialOptions) -> tuple[PlanOptions, tuple[str, ...]]:
     """The placement, and the same as options of `homenode apply`."""
     host_cores, host_memory_bytes = host_reserve_of(asked.host_reserve)
-    wishes = Wishes(
+    placing = PlanOptions(
         layout=asked.layouts[0],
         page_bytes=size_bytes("--page-size", asked.page_size),
         policy=asked.policy,
@@ -175,7 +175,7 @@ def _wishes(asked: TrialOptions) -> tuple[Wishes, tuple[str, ...]]:
         w for option, value, usual in told if value and value != usual for w in (option, value)
     ]
     words += ["--keep-vcpus"] * asked.keep_vcpus + ["--unequal-cells"] * asked.unequal_cells
-    return wishes, tuple(words)
+    return placing, tuple(words)
 
 
 def _from_anywhere(source: str | None) -> str | None:

@@ -14,7 +14,7 @@ from homenode.topology import Host
 def plan(host: Host, request: GuestRequest) -> Plan:
     """The plan of least cost on the highest rung that holds the VM. Same input, same plan.
 
-    Raises Unplannable with every rejection, UsageError for wishes that contradict each other,
+    Raises Unplannable with every rejection, UsageError for options that contradict each other,
     InputError for what the host has not.
     """
     certain = with_certain_nodes(host)

@@ -2,12 +2,12 @@
 
 from homenode.doctor.guest.pins import nodes_of, pinned_pus
 from homenode.plan.layout import PRESETS
-from homenode.plan.wishes import Wishes
+from homenode.plan.options import PlanOptions
 from homenode.topology import Host
 from homenode.verify.domain_facts import DomainFacts
 
 
-def remedy(facts: DomainFacts, host: Host) -> Wishes:
+def remedy(facts: DomainFacts, host: Host) -> PlanOptions:
     """The same vCPUs, memory and devices, in the smallest layout that heals what was found.
 
     A guest that fits on one node stays flat and is bound there; one that has cells, spans nodes or
@@ -29,9 +29,9 @@ def remedy(facts: DomainFacts, host: Host) -> Wishes:
         if device.bdf in {hostdev.source for hostdev in guest.hostdevs}
     } - {None}
     if fits and len(facts.cells) < 2 and len(device_nodes) < 2:
-        return Wishes(layout="pin-bound", max_nodes=1 if spread else None)
+        return PlanOptions(layout="pin-bound", max_nodes=1 if spread else None)
     mirrors = bool(guest.hostdevs) and (guest.is_q35 or guest.is_virt)
     layout = "pin-numa-pci" if mirrors else "pin-numa"
     if threads > 1 and f"{layout}-smt" in PRESETS:
-        return Wishes(layout=f"{layout}-smt", keep_vcpus=True)
-    return Wishes(layout=layout)
+        return PlanOptions(layout=f"{layout}-smt", keep_vcpus=True)
+    return PlanOptions(layout=layout)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from homenode.domain.read import open_domain
 from homenode.findings import Severity
 from homenode.plan.model import Plan, Unplannable
-from homenode.plan.wishes import Wishes
+from homenode.plan.options import PlanOptions
 from homenode.topology import Host, MemoryKind
 from homenode.tuning import Tuning, tune
 from homenode.units import format_bytes
@@ -37,7 +37,7 @@ class Fitted:
 
 
 def fit(
-    original: bytes, name: str, wishes: Wishes, layouts: Sequence[str], host: Host
+    original: bytes, name: str, options: PlanOptions, layouts: Sequence[str], host: Host
 ) -> tuple[Fitted, ...]:
     """Each layout planned for a domain that is shut off, and what stands against each.
 
@@ -47,14 +47,14 @@ def fit(
     # Its own pins, where it is defined with some, are not taken from it.
     others = tuple(domain for domain in host.domains if domain.name != name)
     alone = replace(host, domains=others)
-    return tuple(_fit(original, name, replace(wishes, layout=one), alone) for one in layouts)
+    return tuple(_fit(original, name, replace(options, layout=one), alone) for one in layouts)
 
 
-def _fit(original: bytes, name: str, wishes: Wishes, host: Host) -> Fitted:
+def _fit(original: bytes, name: str, options: PlanOptions, host: Host) -> Fitted:
     try:
-        tuning = tune(original, name, wishes, host)
+        tuning = tune(original, name, options, host)
     except Unplannable as error:
-        return Fitted(wishes.layout, None, (str(error),))
+        return Fitted(options.layout, None, (str(error),))
     plan = tuning.plan
     found = verify_document(open_domain(tuning.document, name), plan=plan, host=host).findings
     against = [
@@ -64,7 +64,7 @@ def _fit(original: bytes, name: str, wishes: Wishes, host: Host) -> Fitted:
     ]
     if not plan.memory_nodes:
         against += _anywhere(plan, host)
-    return Fitted(wishes.layout, tuning, tuple(against))
+    return Fitted(options.layout, tuning, tuple(against))
 
 
 def _anywhere(plan: Plan, host: Host) -> list[str]:

@@ -24,8 +24,8 @@ from homenode.measure.layouts.trial_config import (
     decode_config,
     encode_config,
 )
+from homenode.plan.options import PlanOptions
 from homenode.plan.stored import encode_plan, read_plan
-from homenode.plan.wishes import Wishes
 from homenode.results.host_kind import host_kind
 from homenode.results.model import Condition
 from homenode.topology import Host
@@ -38,7 +38,7 @@ _BEGUN, _COPY = "begun.json", "copy.xml"
 class TrialRequest:
     """What the user asks for. id: the trial's name. layouts, boots, seed: of the schedule.
 
-    wishes: of the placement; the layout in it is replaced. apply_words: the same as options.
+    placing: of the placement; the layout in it is replaced. apply_words: the same as options.
     """
 
     id: str
@@ -48,7 +48,7 @@ class TrialRequest:
     bare: bool
     as_copy: bool
     results: Path
-    wishes: Wishes
+    placing: PlanOptions
     apply_words: tuple[str, ...]
     measuring: Measuring
     reaching: GuestAccess
@@ -88,7 +88,7 @@ def preflight(virsh: Virsh, name: str, wanted: TrialRequest, host: Host, root: P
     copy = prepare_copy(virsh, state, original, wanted.id) if wanted.as_copy else None
     document = original if copy is None else copy.document
     domain = state.name if copy is None else copy.copy.name
-    fitted = fit(document, domain, wanted.wishes, wanted.layouts, host)
+    fitted = fit(document, domain, wanted.placing, wanted.layouts, host)
     unchecked = [
         f"{one.layout}: {gap}"
         for one in fitted

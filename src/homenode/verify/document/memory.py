@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
-from homenode.plan.wishes import default_huge_page_bytes
+from homenode.plan.options import default_huge_page_bytes
 from homenode.topology import Host, NumaNode
 from homenode.units import GIB, format_bytes
 from homenode.verify.domain_facts import DomainFacts

@@ -1,4 +1,4 @@
-"""From the user's wishes to a request."""
+"""From the user's options to a request."""
 
 from dataclasses import replace
 
@@ -20,8 +20,8 @@ from homenode.plan.layout import (
     Siblings,
     ThreadPolicy,
 )
+from homenode.plan.options import PlanOptions, layout_for, request_for
 from homenode.plan.request import CellRequest, EmulatorPolicy
-from homenode.plan.wishes import Wishes, layout_for, request_for
 from homenode.topology import HostReserve
 from homenode.units import GIB, MIB
 from tests.small_hosts import even_host, pinned_domain
@@ -50,41 +50,44 @@ def guest(machine: str = "q35", gpus: int = 0, page_bytes: int | None = None) ->
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_itself(name: str) -> None:
-    assert layout_for(Wishes(name)) == PRESETS[name]
+    assert layout_for(PlanOptions(name)) == PRESETS[name]
 
 
 def test_switches_that_make_another_preset_take_its_name() -> None:
-    layout = layout_for(Wishes("pin-numa", pcie=GuestPcie.MIRRORED))
+    layout = layout_for(PlanOptions("pin-numa", pcie=GuestPcie.MIRRORED))
     assert layout == PRESETS["pin-numa-pci"]
 
 
 def test_switches_that_make_no_preset_are_called_custom() -> None:
-    layout = layout_for(Wishes("pin-numa", memory_binding=MemoryBinding.BOUND))
+    layout = layout_for(PlanOptions("pin-numa", memory_binding=MemoryBinding.BOUND))
     assert layout.name == "custom"
     assert layout.memory is MemoryBinding.BOUND
 
 
 @pytest.mark.parametrize(
-    ("wishes", "expected"),
+    ("options", "expected"),
     [
-        (Wishes("nonsense"), "expected one of default, pin"),
-        (Wishes("auto"), "or auto"),
-        (Wishes("pin", objective=Objective.LATENCY), "only goes with --layout auto"),
-        (Wishes("pin", siblings=Siblings.EXPOSED), "leaves no sibling to expose"),
-        (Wishes("default", siblings=Siblings.HIDDEN), "where vCPUs are pinned"),
-        (Wishes("default", cells=GuestCells.MIRRORED), "where vCPUs are pinned"),
-        (Wishes("pin", pcie=GuestPcie.MIRRORED), "belongs to a cell"),
-        (Wishes("pin", memory_binding=MemoryBinding.BOUND_PER_CELL), "where cells are mirrored"),
-        (Wishes("pin", thread_policy=ThreadPolicy.REQUIRE), "means pinning all-pus"),
+        (PlanOptions("nonsense"), "expected one of default, pin"),
+        (PlanOptions("auto"), "or auto"),
+        (PlanOptions("pin", objective=Objective.LATENCY), "only goes with --layout auto"),
+        (PlanOptions("pin", siblings=Siblings.EXPOSED), "leaves no sibling to expose"),
+        (PlanOptions("default", siblings=Siblings.HIDDEN), "where vCPUs are pinned"),
+        (PlanOptions("default", cells=GuestCells.MIRRORED), "where vCPUs are pinned"),
+        (PlanOptions("pin", pcie=GuestPcie.MIRRORED), "belongs to a cell"),
         (
-            Wishes("default", thread_policy=ThreadPolicy.ISOLATE, pinning=Pinning.ALL_PUS),
+            PlanOptions("pin", memory_binding=MemoryBinding.BOUND_PER_CELL),
+            "where cells are mirrored",
+        ),
+        (PlanOptions("pin", thread_policy=ThreadPolicy.REQUIRE), "means pinning all-pus"),
+        (
+            PlanOptions("default", thread_policy=ThreadPolicy.ISOLATE, pinning=Pinning.ALL_PUS),
             "means pinning one-pu-per-core",
         ),
     ],
 )
-def test_contradictions_are_refused_by_name(wishes: Wishes, expected: str) -> None:
+def test_contradictions_are_refused_by_name(options: PlanOptions, expected: str) -> None:
     with pytest.raises(UsageError, match=expected):
-        layout_for(wishes)
+        layout_for(options)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +100,7 @@ def test_contradictions_are_refused_by_name(wishes: Wishes, expected: str) -> No
     ],
 )
 def test_a_thread_policy_that_agrees_changes_nothing(policy: ThreadPolicy, preset: str) -> None:
-    assert layout_for(Wishes(preset, thread_policy=policy)) == PRESETS[preset]
+    assert layout_for(PlanOptions(preset, thread_policy=policy)) == PRESETS[preset]
 
 
 @pytest.mark.parametrize(
@@ -108,37 +111,37 @@ def test_a_thread_policy_that_agrees_changes_nothing(policy: ThreadPolicy, prese
     ],
 )  # fmt: skip
 def test_the_studys_names_are_layouts(name: str, preset: str) -> None:
-    assert layout_for(Wishes(name)) == PRESETS[preset]
+    assert layout_for(PlanOptions(name)) == PRESETS[preset]
 
 
 def test_a_request_takes_the_documents_own_values() -> None:
-    request = request_for(guest(gpus=2), Wishes("pin", devices=(Bdf(0, 1, 0, 0),)), None)
+    request = request_for(guest(gpus=2), PlanOptions("pin", devices=(Bdf(0, 1, 0, 0),)), None)
     assert (request.vcpus, request.memory_bytes) == (8, 16 * GIB)
     assert request.devices == (Bdf(0, 1, 0, 0), Bdf(0, 16, 0, 0), Bdf(0, 17, 0, 0))
 
 
 def test_huge_pages_without_a_size_are_the_kernels_default() -> None:
-    request = request_for(guest(page_bytes=0), Wishes("pin"), None)
+    request = request_for(guest(page_bytes=0), PlanOptions("pin"), None)
     assert request.page_bytes == 2 * MIB
 
 
 @pytest.mark.parametrize(
-    "wishes",
+    "options",
     [
-        Wishes("pin", vcpus=0),
-        Wishes("pin", memory_bytes=0),
-        Wishes("pin", gpu_count=0),
-        Wishes("pin", max_nodes=-1),
-        Wishes("pin", spare_ports=-1),
+        PlanOptions("pin", vcpus=0),
+        PlanOptions("pin", memory_bytes=0),
+        PlanOptions("pin", gpu_count=0),
+        PlanOptions("pin", max_nodes=-1),
+        PlanOptions("pin", spare_ports=-1),
     ],
 )
-def test_counts_must_be_counts(wishes: Wishes) -> None:
+def test_counts_must_be_counts(options: PlanOptions) -> None:
     with pytest.raises(UsageError, match="expected"):
-        request_for(guest(), wishes, None)
+        request_for(guest(), options, None)
 
 
 def test_reserved_pus_are_passed_on() -> None:
-    request = request_for(guest(), Wishes("pin", reserved_pus=CpuSet.parse("0-3")), None)
+    request = request_for(guest(), PlanOptions("pin", reserved_pus=CpuSet.parse("0-3")), None)
     assert str(request.reserved_pus) == "0-3"
 
 
@@ -146,72 +149,81 @@ CELLS = (CellRequest(6, 12 * GIB, NodeIndex(1)), CellRequest(2, 4 * GIB))
 
 
 def test_explicit_cells_say_the_vcpus_and_the_memory() -> None:
-    request = request_for(guest(), Wishes("pin-numa", explicit_cells=CELLS), even_host(2))
+    request = request_for(guest(), PlanOptions("pin-numa", explicit_cells=CELLS), even_host(2))
     assert (request.vcpus, request.memory_bytes) == (8, 16 * GIB)
     assert request.explicit_cells == CELLS and not request.keep_vcpus
-    wishes = Wishes("pin-numa-smt", explicit_cells=CELLS, vcpus=8, memory_bytes=16 * GIB)
-    assert request_for(guest(), wishes, even_host(2)).keep_vcpus
+    options = PlanOptions("pin-numa-smt", explicit_cells=CELLS, vcpus=8, memory_bytes=16 * GIB)
+    assert request_for(guest(), options, even_host(2)).keep_vcpus
 
 
 @pytest.mark.parametrize(
-    ("wishes", "expected"),
+    ("options", "expected"),
     [
-        (Wishes("pin", explicit_cells=CELLS), "--cell: expected a layout with guest cells"),
-        (Wishes("pin-numa", explicit_cells=CELLS, vcpus=9), "the sum of the cells, 8, found 9"),
+        (PlanOptions("pin", explicit_cells=CELLS), "--cell: expected a layout with guest cells"),
         (
-            Wishes("pin-numa", explicit_cells=CELLS, memory_bytes=GIB),
+            PlanOptions("pin-numa", explicit_cells=CELLS, vcpus=9),
+            "the sum of the cells, 8, found 9",
+        ),
+        (
+            PlanOptions("pin-numa", explicit_cells=CELLS, memory_bytes=GIB),
             "the sum of the cells, 16 GiB, found 1 GiB",
         ),
-        (Wishes("pin-numa", explicit_cells=CELLS[:1] * 2), "each node once, found node 1 twice"),
         (
-            Wishes("pin-numa", explicit_cells=(CellRequest(1, GIB, NodeIndex(7)),)),
+            PlanOptions("pin-numa", explicit_cells=CELLS[:1] * 2),
+            "each node once, found node 1 twice",
+        ),
+        (
+            PlanOptions("pin-numa", explicit_cells=(CellRequest(1, GIB, NodeIndex(7)),)),
             r"a node of even with PUs \(0-1\), found 7",
         ),
-        (Wishes("pin-numa", explicit_cells=CELLS[1:] * 3), "at most 2 cells"),
-        (Wishes("pin-numa", explicit_cells=(CellRequest(0, GIB),)), "in cell 0, found none"),
-        (Wishes("pin-numa", host_cores=-1), "0 cores or more"),
+        (PlanOptions("pin-numa", explicit_cells=CELLS[1:] * 3), "at most 2 cells"),
+        (PlanOptions("pin-numa", explicit_cells=(CellRequest(0, GIB),)), "in cell 0, found none"),
+        (PlanOptions("pin-numa", host_cores=-1), "0 cores or more"),
         (
-            Wishes("pin", emulator_policy=EmulatorPolicy.HOUSEKEEPING),
+            PlanOptions("pin", emulator_policy=EmulatorPolicy.HOUSEKEEPING),
             "expected PUs that the host names, found none",
         ),
         (
-            Wishes(
+            PlanOptions(
                 "default",
                 emulator_policy=EmulatorPolicy.HOUSEKEEPING,
                 housekeeping_pus=CpuSet([0]),
             ),
             "pins nothing",
         ),
-        (Wishes("pin", housekeeping_pus=CpuSet([99])), "--housekeeping-pus: expected online PUs"),
         (
-            Wishes("pin-numa-smt", pinning=Pinning.NODE),
+            PlanOptions("pin", housekeeping_pus=CpuSet([99])),
+            "--housekeeping-pus: expected online PUs",
+        ),
+        (
+            PlanOptions("pin-numa-smt", pinning=Pinning.NODE),
             "float over a node's PUs have no siblings to expose",
         ),
     ],
 )
-def test_wishes_that_no_host_can_meet_are_refused(wishes: Wishes, expected: str) -> None:
+def test_options_that_no_host_can_meet_are_refused(options: PlanOptions, expected: str) -> None:
     with pytest.raises(UsageError, match=expected):
-        request_for(guest(), wishes, even_host(2))
+        request_for(guest(), options, even_host(2))
 
 
 def test_what_the_host_keeps_is_said_by_the_user_the_description_or_the_default() -> None:
     host = even_host(2)
     described = replace(host, reserve=HostReserve(2, 8 * GIB), housekeeping_pus=CpuSet([0]))
-    wishes = Wishes("pin", host_cores=0, housekeeping_pus=CpuSet([1]))
+    options = PlanOptions("pin", host_cores=0, housekeeping_pus=CpuSet([1]))
     for machine, asked, expected in (
-        (host, Wishes("pin"), HostReserve(1, None)),
-        (described, Wishes("pin"), HostReserve(2, 8 * GIB)),
-        (described, wishes, HostReserve(0, 8 * GIB)),
+        (host, PlanOptions("pin"), HostReserve(1, None)),
+        (described, PlanOptions("pin"), HostReserve(2, 8 * GIB)),
+        (described, options, HostReserve(0, 8 * GIB)),
     ):
         assert request_for(guest(), asked, machine).host_reserve == expected
-    assert request_for(guest(), wishes, described).housekeeping_pus == CpuSet([0, 1])
+    assert request_for(guest(), options, described).housekeeping_pus == CpuSet([0, 1])
 
 
 def test_a_planned_vm_of_the_same_name_is_refused() -> None:
     planned = replace(pinned_domain("0-1", name="vm", running=False), planned=True)
     host = even_host(2, domains=(planned,))
     with pytest.raises(UsageError, match="a name that no VM planned on the host has") as error:
-        request_for(guest(), Wishes("pin"), host)
+        request_for(guest(), PlanOptions("pin"), host)
     assert "--name" in str(error.value.hint)
 
 

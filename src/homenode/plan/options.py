@@ -1,4 +1,4 @@
-"""Wishes: what the user asked for on the command line, and the request that follows from it."""
+"""PlanOptions: what the user asks for on the command line, and the request that follows."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -33,7 +33,7 @@ AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes(Demands):
+class PlanOptions(Demands):
     """Every option of `homenode plan` that shapes the placement; None = as the document or
     layout says. See docs/commands/plan.md.
 
@@ -57,31 +57,33 @@ class Wishes(Demands):
     housekeeping_pus: CpuSet = CpuSet()
 
 
-def layout_for(wishes: Wishes) -> Layout:
+def layout_for(options: PlanOptions) -> Layout:
     """The layout with every switch applied.
 
     Raises UsageError for an unknown preset, for `auto`, which homenode.auto_layout replaces first,
     for an objective beside a layout, and for switches that contradict each other.
     """
-    preset = preset_named(wishes.layout)
+    preset = preset_named(options.layout)
     if preset is None:
-        raise UsageError(f"layout {wishes.layout!r}: expected one of {', '.join(PRESETS)}, or auto")
-    if wishes.objective is not None:
         raise UsageError(
-            f"--objective {wishes.objective} only goes with --layout auto, "
-            f"found --layout {wishes.layout}"
+            f"layout {options.layout!r}: expected one of {', '.join(PRESETS)}, or auto"
         )
-    return _switched(preset, wishes)
+    if options.objective is not None:
+        raise UsageError(
+            f"--objective {options.objective} only goes with --layout auto, "
+            f"found --layout {options.layout}"
+        )
+    return _switched(preset, options)
 
 
-def _switched(layout: Layout, wishes: Wishes) -> Layout:
+def _switched(layout: Layout, options: PlanOptions) -> Layout:
     switched = replace(
         layout,
-        pinning=_pinning(layout, wishes),
-        siblings=wishes.siblings or layout.siblings,
-        cells=wishes.cells or layout.cells,
-        pcie=wishes.pcie or layout.pcie,
-        memory=wishes.memory_binding or layout.memory,
+        pinning=_pinning(layout, options),
+        siblings=options.siblings or layout.siblings,
+        cells=options.cells or layout.cells,
+        pcie=options.pcie or layout.pcie,
+        memory=options.memory_binding or layout.memory,
     )
     if switched == layout:
         return layout
@@ -93,19 +95,19 @@ def _switched(layout: Layout, wishes: Wishes) -> Layout:
     return replace(switched, name=named)
 
 
-def _pinning(layout: Layout, wishes: Wishes) -> Pinning:
-    if wishes.thread_policy is None:
-        return wishes.pinning or layout.pinning
-    exposed = (wishes.siblings or layout.siblings) is Siblings.EXPOSED
+def _pinning(layout: Layout, options: PlanOptions) -> Pinning:
+    if options.thread_policy is None:
+        return options.pinning or layout.pinning
+    exposed = (options.siblings or layout.siblings) is Siblings.EXPOSED
     meant = {
         ThreadPolicy.ISOLATE: Pinning.ONE_PER_CORE,
         ThreadPolicy.REQUIRE: Pinning.ALL_PUS,
         ThreadPolicy.PREFER: Pinning.ALL_PUS if exposed else Pinning.ONE_PER_CORE,
-    }[wishes.thread_policy]
-    stated = wishes.pinning or layout.pinning
-    if meant is not stated and (wishes.pinning or stated is not Pinning.NONE):
+    }[options.thread_policy]
+    stated = options.pinning or layout.pinning
+    if meant is not stated and (options.pinning or stated is not Pinning.NONE):
         raise UsageError(
-            f"--thread-policy {wishes.thread_policy} means pinning {meant}, "
+            f"--thread-policy {options.thread_policy} means pinning {meant}, "
             f"but the layout pins {stated}",
             hint="leave one of the two out, or choose a layout that agrees",
         )
@@ -166,8 +168,8 @@ def default_huge_page_bytes(host: Host | None) -> int:
     return 2 * MIB if 2 * MIB in sizes else min(sizes, default=2 * MIB)
 
 
-def request_for(guest: Guest, wishes: Wishes, host: Host | None) -> GuestRequest:
-    """The request for a document and its user's wishes, on a host (None in manual mode).
+def request_for(guest: Guest, options: PlanOptions, host: Host | None) -> GuestRequest:
+    """The request for a document and its user's options, on a host (None in manual mode).
 
     The document's own passed-through devices are asked for, and --device adds to them; --gpus
     takes the place of the document's GPUs, so these are left out then.
@@ -175,34 +177,34 @@ def request_for(guest: Guest, wishes: Wishes, host: Host | None) -> GuestRequest
     another architecture.
     """
     _refuse_other_architecture(guest, host)
-    layout = layout_for(wishes)
-    _check_counts(wishes)
-    _check_pus(wishes, layout, host)
-    _check_replaced(wishes, host)
-    _check_cells(wishes, layout, host)
+    layout = layout_for(options)
+    _check_counts(options)
+    _check_pus(options, layout, host)
+    _check_replaced(options, host)
+    _check_cells(options, layout, host)
     _refuse_same_name(guest, host)
-    if wishes.keep_vcpus and layout.pinning is not Pinning.ALL_PUS:
+    if options.keep_vcpus and layout.pinning is not Pinning.ALL_PUS:
         raise UsageError(
             f"--keep-vcpus: expected a layout that pins all PUs, found {layout.name}",
             hint="leave it out, or take an -smt layout",
         )
     documented = {hostdev.source for hostdev in guest.hostdevs}
-    if host is not None and wishes.gpu_count is not None:
+    if host is not None and options.gpu_count is not None:
         documented = _without_gpus(documented, host)
     # A document that shows siblings already has their vCPUs: planning it again changes nothing.
     # One whose layout would show them, but where the host had none to give, was never doubled.
     shows_siblings = guest.cpu_topology is not None and guest.cpu_topology[3] > 1
-    doubled_before = guest.siblings_exposed and shows_siblings and wishes.vcpus is None
-    page_bytes = guest.page_bytes if wishes.page_bytes is None else wishes.page_bytes
+    doubled_before = guest.siblings_exposed and shows_siblings and options.vcpus is None
+    page_bytes = guest.page_bytes if options.page_bytes is None else options.page_bytes
     if page_bytes == 0:
         page_bytes = default_huge_page_bytes(host)
-    demands: dict[str, Any] = {one.name: getattr(wishes, one.name) for one in fields(Demands)}
-    demands["devices"] = tuple(sorted(documented | set(wishes.devices)))
+    demands: dict[str, Any] = {one.name: getattr(options, one.name) for one in fields(Demands)}
+    demands["devices"] = tuple(sorted(documented | set(options.devices)))
     demands["keep_vcpus"] |= doubled_before
-    vcpus, memory_bytes = wishes.vcpus or guest.vcpus, wishes.memory_bytes or guest.memory_bytes
-    if wishes.explicit_cells:
-        vcpus = sum(cell.vcpus for cell in wishes.explicit_cells)
-        memory_bytes = sum(cell.memory_bytes for cell in wishes.explicit_cells)
+    vcpus, memory_bytes = options.vcpus or guest.vcpus, options.memory_bytes or guest.memory_bytes
+    if options.explicit_cells:
+        vcpus = sum(cell.vcpus for cell in options.explicit_cells)
+        memory_bytes = sum(cell.memory_bytes for cell in options.explicit_cells)
         # A cell says how many vCPUs the guest sees there, siblings included.
         demands["keep_vcpus"] = layout.pinning is Pinning.ALL_PUS
     return GuestRequest(
@@ -211,24 +213,24 @@ def request_for(guest: Guest, wishes: Wishes, host: Host | None) -> GuestRequest
         vcpus,
         memory_bytes,
         page_bytes,
-        _host_reserve(wishes, host),
-        _housekeeping_pus(wishes, layout, host),
+        _host_reserve(options, host),
+        _housekeeping_pus(options, layout, host),
         **demands,
     )
 
 
-def _host_reserve(wishes: Wishes, host: Host | None) -> HostReserve:
+def _host_reserve(options: PlanOptions, host: Host | None) -> HostReserve:
     """What the user says, else the host's description, else the default; part by part."""
     described = (host and host.reserve) or DEFAULT_HOST_RESERVE
     return HostReserve(
-        described.cores if wishes.host_cores is None else wishes.host_cores,
-        described.memory_bytes if wishes.host_memory_bytes is None else wishes.host_memory_bytes,
+        described.cores if options.host_cores is None else options.host_cores,
+        described.memory_bytes if options.host_memory_bytes is None else options.host_memory_bytes,
     )
 
 
-def _housekeeping_pus(wishes: Wishes, layout: Layout, host: Host | None) -> CpuSet:
-    named = wishes.housekeeping_pus | (CpuSet() if host is None else host.housekeeping_pus)
-    if wishes.emulator_policy is EmulatorPolicy.HOUSEKEEPING:
+def _housekeeping_pus(options: PlanOptions, layout: Layout, host: Host | None) -> CpuSet:
+    named = options.housekeeping_pus | (CpuSet() if host is None else host.housekeeping_pus)
+    if options.emulator_policy is EmulatorPolicy.HOUSEKEEPING:
         if not named:
             raise UsageError(
                 "--emulator housekeeping: expected PUs that the host names, found none",
@@ -239,9 +241,9 @@ def _housekeeping_pus(wishes: Wishes, layout: Layout, host: Host | None) -> CpuS
     return named
 
 
-def _check_cells(wishes: Wishes, layout: Layout, host: Host | None) -> None:
+def _check_cells(options: PlanOptions, layout: Layout, host: Host | None) -> None:
     """Explicit cells need a layout that has cells, nodes that can hold them, and agreeing sums."""
-    cells = wishes.explicit_cells
+    cells = options.explicit_cells
     if not cells:
         return
     if layout.cells is not GuestCells.MIRRORED:
@@ -250,8 +252,8 @@ def _check_cells(wishes: Wishes, layout: Layout, host: Host | None) -> None:
             hint="take pin-numa or pin-numa-pci, or add --cells mirrored",
         )
     for option, given, total in (
-        ("--vcpus", wishes.vcpus, sum(cell.vcpus for cell in cells)),
-        ("--memory", wishes.memory_bytes, sum(cell.memory_bytes for cell in cells)),
+        ("--vcpus", options.vcpus, sum(cell.vcpus for cell in cells)),
+        ("--memory", options.memory_bytes, sum(cell.memory_bytes for cell in cells)),
     ):
         if given is not None and given != total:
             shown, found = (
@@ -292,23 +294,23 @@ def _refuse_same_name(guest: Guest, host: Host | None) -> None:
             )
 
 
-def _check_counts(wishes: Wishes) -> None:
+def _check_counts(options: PlanOptions) -> None:
     for option, count in (
-        ("--vcpus", wishes.vcpus),
-        ("--memory", wishes.memory_bytes),
-        ("--gpus", wishes.gpu_count),
-        ("--max-nodes", wishes.max_nodes),
+        ("--vcpus", options.vcpus),
+        ("--memory", options.memory_bytes),
+        ("--gpus", options.gpu_count),
+        ("--max-nodes", options.max_nodes),
     ):
         if count is not None and count < 1:
             raise UsageError(f"{option}: expected at least 1, found {count}")
-    for number, cell in enumerate(wishes.explicit_cells):
+    for number, cell in enumerate(options.explicit_cells):
         if cell.vcpus < 1 or cell.memory_bytes < 1:
             raise UsageError(f"--cell: expected vCPUs and memory in cell {number}, found none")
-    if wishes.host_cores is not None and wishes.host_cores < 0:
-        raise UsageError(f"--host-reserve: expected 0 cores or more, found {wishes.host_cores}")
-    if wishes.spare_ports < 0:
-        raise UsageError(f"--spare-ports: expected 0 or more, found {wishes.spare_ports}")
-    pages = wishes.page_bytes
+    if options.host_cores is not None and options.host_cores < 0:
+        raise UsageError(f"--host-reserve: expected 0 cores or more, found {options.host_cores}")
+    if options.spare_ports < 0:
+        raise UsageError(f"--spare-ports: expected 0 or more, found {options.spare_ports}")
+    pages = options.page_bytes
     if pages is not None and (pages < 4 * KIB or pages.bit_count() != 1):
         raise UsageError(
             f"--page-size: expected a power of two from 4 KiB, found {format_bytes(pages)}",
@@ -316,14 +318,14 @@ def _check_counts(wishes: Wishes) -> None:
         )
 
 
-def _check_pus(wishes: Wishes, layout: Layout, host: Host | None) -> None:
+def _check_pus(options: PlanOptions, layout: Layout, host: Host | None) -> None:
     """PUs that the user names must be there: libvirt takes others and the VM fails to start."""
-    if wishes.emulator_pus is not None:
-        if not wishes.emulator_pus:
+    if options.emulator_pus is not None:
+        if not options.emulator_pus:
             raise UsageError("--emulator-pus: expected at least one PU, found none")
-        if wishes.emulator_policy is not EmulatorPolicy.AUTO:
+        if options.emulator_policy is not EmulatorPolicy.AUTO:
             raise UsageError(
-                f"--emulator-pus and --emulator {wishes.emulator_policy}: expected one of the two"
+                f"--emulator-pus and --emulator {options.emulator_policy}: expected one of the two"
             )
         if layout.pinning is Pinning.NONE:
             raise UsageError(f"--emulator-pus: layout {layout.name} pins nothing")
@@ -331,9 +333,9 @@ def _check_pus(wishes: Wishes, layout: Layout, host: Host | None) -> None:
         return
     there = CpuSet(pu.index for pu in host.pus if pu.online)
     for option, pus in (
-        ("--emulator-pus", wishes.emulator_pus or CpuSet()),
-        ("--reserve-pus", wishes.reserved_pus),
-        ("--housekeeping-pus", wishes.housekeeping_pus),
+        ("--emulator-pus", options.emulator_pus or CpuSet()),
+        ("--reserve-pus", options.reserved_pus),
+        ("--housekeeping-pus", options.housekeeping_pus),
     ):
         if not pus <= there:
             raise UsageError(
@@ -341,10 +343,10 @@ def _check_pus(wishes: Wishes, layout: Layout, host: Host | None) -> None:
             )
 
 
-def _check_replaced(wishes: Wishes, host: Host | None) -> None:
+def _check_replaced(options: PlanOptions, host: Host | None) -> None:
     """A name that is none of the host's would change nothing, and the user would not notice."""
     there = () if host is None else tuple(domain.name for domain in host.domains)
-    for name in wishes.replaces:
+    for name in options.replaces:
         if name not in there:
             raise UsageError(
                 f"--replaces: expected a domain of the host ({', '.join(there) or 'it has none'}), "

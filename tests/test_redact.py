@@ -189,7 +189,8 @@ def test_the_structure_of_a_tools_document_survives() -> None:
     assert "<module_id>3</module_id>" in commands["nvidia-smi-query"]
     assert "siblings=" in commands["virsh-capabilities"]
     lspci = commands["lspci"]
-    assert "[PN] Part number: MCX75310AAS-NEAT" in lspci
+    assert "[PN] Part number: redacted" in lspci
+    assert "MCX75310AAS" not in lspci
     assert "Memory at 39bffe000000 (64-bit, prefetchable) [size=32M]" in lspci
     assert re.search(r"Device Serial Number 02(-[0-9a-f]{2}){7}$", lspci, re.MULTILINE)
 
@@ -279,6 +280,62 @@ def test_a_command_line_keeps_what_bears_on_placement() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("token", "kept"),
+    [
+        ("nvidia.NVreg_Words=acme-hsm-7", "nvidia.NVreg_Words=redacted-redacted-7"),
+        ("rd.driver.pre=vfio-pci,acme_hsm", "rd.driver.pre=vfio-pci,redacted"),
+        ("module_blacklist=nouveau,customer1", "module_blacklist=nouveau,redacted"),
+        ("vfio-pci.ids=10de:2330,10de:22a3", "vfio-pci.ids=10de:2330,10de:22a3"),
+        ("kvm.secret=deadbeefcafe1234", "kvm.secret=redacted"),
+        ("pcie_aspm.policy=performance", "pcie_aspm.policy=performance"),
+        ("pci=realloc=off,nocrs", "pci=realloc=off,nocrs"),
+        ("isolcpus=domain,managed_irq,2-31,34:1/2", "isolcpus=domain,managed_irq,2-31,34:1/2"),
+        ("idle=poll", "idle=poll"),
+        ("mem=512G", "mem=512G"),
+        ("ro", "ro"),
+    ],
+)  # fmt: skip
+def test_free_words_of_a_kernel_parameters_value_go(token: str, kept: str) -> None:
+    assert redact_command_line(token, Pseudonyms()) == kept
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("PowerEdge XE9680\n", "PowerEdge XE9680\n"),
+        ("AS -8125GS-TNHR\n", "AS -8125GS-TNHR\n"),
+        ("DGXH100\n", "DGXH100\n"),
+        ("ThinkSystem SR675 V3\n", "ThinkSystem SR675 V3\n"),
+        ("R282-Z93-00\n", "R282-Z93-00\n"),
+        ("Rack 12 node, Serial No: AB-1\n", "Rack 12 node, redacted\n"),
+        ("ProLiant DL380 CZ3049XY71\n", "ProLiant DL380 serial-1\n"),
+        ("Server 1234567890123\n", "Server serial-1\n"),
+        ("Box MY-OWN-TAG-7\n", "Box serial-1\n"),  # of chassis_asset_tag
+    ],
+)
+def test_a_serial_goes_from_the_name_of_a_machine(name: str, kept: str) -> None:
+    path = "/sys/devices/virtual/dmi/id/product_name"
+    files = {path: name, "/sys/devices/virtual/dmi/id/chassis_asset_tag": "MY-OWN-TAG-7\n"}
+    snapshot = MemorySnapshot("h", files, {}, {})
+    identities = identities_of(snapshot)
+    assert identities.serials == ("MY-OWN-TAG-7",)
+    only = MemorySnapshot("h", {path: name}, {}, {})
+    shown = redact(only, identities).snapshot.files[path]
+    assert shown.replace("serial-2", "serial-1") == kept
+
+
+def test_a_slots_own_label_goes_and_its_number_stays() -> None:
+    text = LSPCI.replace("\tNUMA node: 1\n", "\tNUMA node: 1\n\tPhysical Slot: ACME-rack7\n")
+    text = text.replace("\tSubsystem", "\tDeviceName: acme-storage-2\n\tSubsystem")
+    kept = redact(MemorySnapshot("h", {}, {}, {"lspci": text}), IDENTITIES).snapshot.commands
+    assert "Physical Slot: slot-2\n" in kept["lspci"]
+    assert "acme" not in kept["lspci"].lower()
+    numbered = text.replace("ACME-rack7", "802-1")
+    kept = redact(MemorySnapshot("h", {}, {}, {"lspci": numbered}), IDENTITIES).snapshot.commands
+    assert "Physical Slot: 802-1\n" in kept["lspci"]
+
+
 def test_output_that_does_not_parse_is_left_out_and_said() -> None:
     snapshot = MemorySnapshot("host", {}, {}, {"virsh-domains": "<domains><domain>jdoe"})
     result = redact(snapshot, IDENTITIES)
@@ -346,7 +403,8 @@ def test_a_published_lspci_keeps_every_device() -> None:
         for old, new in zip(text.splitlines(), kept.splitlines(), strict=True)
         if old != new
     }
-    assert all(re.match(r"\[\w\w\] |Capabilities: \[\w+ v1\]", line) for line in changed), changed
+    fields = r"\[\w\w\] |Capabilities: \[\w+ v1\]|DeviceName: "
+    assert all(re.match(fields, line) for line in changed), changed
     assert "MT2340J88735" not in kept
 
 

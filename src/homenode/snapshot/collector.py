@@ -29,6 +29,7 @@ from homenode.snapshot.contents import (
     IDENTITY_COMMANDS,
     IDENTITY_PATHS,
     PATHS,
+    SERIAL_PATHS,
     Command,
     Kind,
     PathRule,
@@ -76,7 +77,7 @@ timeout 5 true </dev/null && T=1
 def collector_script(root: str = "/") -> str:
     """The script. root: where the host's /sys and /proc lie (a chroot, a mounted tree)."""
     lines = [_FUNCTIONS, f"cd {quote(root)} || exit 3", f"echo '{_START}'"]
-    lines += [f"f {_relative(path)}" for path in IDENTITY_PATHS]
+    lines += [f"f {_relative(path)}" for path in (*IDENTITY_PATHS, *SERIAL_PATHS)]
     links: list[str] = []
     for rule in PATHS:
         if rule.kind is Kind.LINK:

@@ -392,5 +392,11 @@ IDENTITY_PATHS = (
 )
 """Read so that their words can be found and redacted elsewhere. Never stored."""
 
+SERIAL_PATHS = tuple(
+    f"/sys/devices/virtual/dmi/id/{name}"
+    for name in ("product_serial", "board_serial", "chassis_serial", "chassis_asset_tag")
+)
+"""As IDENTITY_PATHS: each is one text, that only root may read."""
+
 IDENTITY_COMMANDS = (Command("user", (("id", "-un"),), "whose name to redact", 10),)
 """As IDENTITY_PATHS."""

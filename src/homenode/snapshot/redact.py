@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from homenode.errors import InputError
-from homenode.snapshot.contents import IDENTITY_COMMANDS, IDENTITY_PATHS
+from homenode.snapshot.contents import IDENTITY_COMMANDS, IDENTITY_PATHS, SERIAL_PATHS
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.snapshot.protocol import Snapshot
 from homenode.snapshot.pseudonyms import Pseudonyms
@@ -24,7 +24,32 @@ _SHORTEST_SECRET = 4
 """Characters; most files of /sys are shorter ("1", "0-3")."""
 
 _TOKEN = re.compile(r'(?:[^\s"]|"[^"]*")+')
-_SAFE_VALUE = re.compile(r"[A-Za-z0-9_,:.;+*!@/=-]{0,400}", re.ASCII)
+_SAFE_TOKEN = re.compile(r"[A-Za-z0-9_,:.;+*!@/=-]{0,400}", re.ASCII)
+_VALUE_PART = re.compile(r"[A-Za-z0-9_.]+|[^A-Za-z0-9_.]+", re.ASCII)
+_STRUCTURE = re.compile(
+    r"[,:;+*!@/=-]+|\d{1,12}[kKmMgGtT]?|0x[0-9a-fA-F]{1,16}|[0-9a-fA-F]{4}|[0-9a-fA-F]{2}\.[0-7]",
+    re.ASCII,
+)
+"""In a kernel parameter's value: numbers, sizes, lists, masks, PCI IDs and addresses."""
+
+_VALUE_WORDS = frozenset({
+    "acpi", "active", "all", "always", "amd", "amd_iommu", "amdgpu", "ast", "auto", "auto_on",
+    "big_root_window", "cgroup", "conf", "conservative", "core", "disable", "disabled", "domain",
+    "downstream", "efi", "enable", "enabled", "fb", "flush", "force", "force_isolation", "full",
+    "fullflush", "guided", "halt", "hpet", "i915", "igfx_off", "intel", "io", "iommu", "isolate",
+    "kvm", "lazy", "lsi", "madvise", "managed_irq", "memory", "mgag200", "mlx5", "mlx5_core",
+    "modeset", "multifunction", "n", "native", "never", "no_hwp", "noaer", "noats", "nobfsort",
+    "nocrs", "node", "nohugeiomap", "none", "nomsi", "nopt", "noretpoline", "norandom", "normal",
+    "nosmt", "nouveau", "nowait", "nvidia", "nvidia_drm", "nvidia_modeset", "nvidia_uvm", "nvme",
+    "off", "on", "ondemand", "only", "passive", "pci", "per_cpu_perf_limits", "performance",
+    "permissive", "pgtbl_v1", "pgtbl_v2", "poll", "powersave", "powersupersave", "prctl", "pt",
+    "radeon", "realloc", "reliable", "relax", "retpoline", "rom", "schedutil", "seccomp", "sm_off",
+    "sm_on", "snd", "snd_hda_intel", "soft", "soft_inject", "sp_off", "strict", "support_hwp",
+    "tsc",
+    "tsx_async_abort", "uvm", "vfio", "vfio_iommu_type1", "vfio_pci", "voluntary", "xhci_hcd", "y",
+})  # fmt: skip
+"""Words that such values have by the kernel's documentation, and modules that bear on placement.
+Others could be anybody's."""
 
 _PARAMETERS = frozenset({
     "acpi_enforce_resources", "amd_iommu", "amd_pstate", "cgroup_no_v1", "clocksource",
@@ -50,7 +75,17 @@ _MODULES = (
 """Kernel parameters that bear on placement. Of all others not even the name is worth the risk."""
 
 _VPD_FIELD = re.compile(r"^\s*\[(\w\w)\] [^:]*:\s*(.*)$")
-_VPD_KEPT = frozenset({"PN", "EC"})  # part number, engineering changes
+_SLOT_FIELD = re.compile(r"^(\s+(?:Physical Slot|DeviceName):\s*)(\S.*)$")
+_SLOT = re.compile(r"\d{1,5}(?:-\d{1,3})?", re.ASCII)
+_SERIAL_MARK = re.compile(
+    r"\b(?:s/n|sn|ser(?:ial)?(?: ?(?:no|number))?|asset(?: tag)?|service tag)\b", re.IGNORECASE
+)
+_SERIAL_WORD = re.compile(
+    r"(?<![\w-])(?=[A-Z0-9]{8})(?:[0-9]{8,}|(?=[A-Z]*[0-9])(?=[0-9]*[A-Z])(?:[A-Z]*[0-9]){5}[A-Z0-9]*)"
+    r"(?![\w-])",
+    re.ASCII,
+)
+"""Eight letters or more with five digits among them: models have dashes, or fewer digits."""
 # Not "00:1f.5 Serial bus controller: Intel ...": fields are indented.
 _SERIAL_FIELD = re.compile(r"^(\s.*?\b(?:serial number|asset tag):?\s+)(\S.*)$", re.IGNORECASE)
 
@@ -74,6 +109,7 @@ class Identities:
 
     hosts: tuple[str, ...] = ()
     users: tuple[str, ...] = ()
+    serials: tuple[str, ...] = ()
 
 
 def identities_of(snapshot: Snapshot, also: Identities | None = None) -> Identities:
@@ -81,8 +117,12 @@ def identities_of(snapshot: Snapshot, also: Identities | None = None) -> Identit
     also = also or Identities()
     words = [snapshot.read_text(path) for path in IDENTITY_PATHS]
     users = [snapshot.command_output(command.name) for command in IDENTITY_COMMANDS]
+    serials = [(snapshot.read_text(path) or "").strip() for path in SERIAL_PATHS]
     return Identities(
-        _distinct((*also.hosts, *_words(words))), _distinct((*also.users, *_words(users)))
+        _distinct((*also.hosts, *_words(words))),
+        _distinct((*also.users, *_words(users))),
+        # "To be filled by O.E.M." is no serial.
+        _distinct((*also.serials, *(one for one in serials if " " not in one))),
     )
 
 
@@ -94,6 +134,8 @@ def redact(
     notes: (path or tool, remark) that go with it, redacted like the rest, at the head of left_out.
     """
     names = Pseudonyms(identities.hosts, identities.users)
+    for serial in identities.serials:
+        names.serial(serial)
     commands: dict[str, str] = {}
     left_out: list[tuple[str, str]] = []
     # Commands first: they tell serials, which are then known in files too.
@@ -124,7 +166,8 @@ def redact(
 
 
 def redact_command_line(text: str, names: Pseudonyms) -> str:
-    """A kernel command line with the parameters that bear on placement; others are "redacted".
+    """A kernel command line with the parameters that bear on placement; others are "redacted", and
+    so are words of their values that the kernel does not know.
 
     >>> redact_command_line('root=UUID=12 isolcpus=2-31 "a b" hugepages=64 -- -p secret',
     ...                     Pseudonyms())
@@ -134,14 +177,38 @@ def redact_command_line(text: str, names: Pseudonyms) -> str:
     for token in _TOKEN.findall(text):
         name, _, value = token.partition("=")
         known = name in _PARAMETERS or name.startswith(_MODULES)
-        safe = known and _SAFE_VALUE.fullmatch(name + value)
-        kept.append(names.scrub(token) if safe else "redacted")
+        if not known or not _SAFE_TOKEN.fullmatch(token):
+            kept.append("redacted")
+            continue
+        parts = (
+            part if _STRUCTURE.fullmatch(part) or part.lower() in _VALUE_WORDS else "redacted"
+            for part in _VALUE_PART.findall(value)
+        )
+        kept.append(names.scrub(name + ("=" if "=" in token else "") + "".join(parts)))
     return " ".join(kept)
+
+
+def redact_product(text: str, names: Pseudonyms) -> str:
+    """The name of a machine as its maker gives it, without a serial that stands in it.
+
+    >>> redact_product("PowerEdge R750 S/N CZ3049XYZ1", Pseudonyms())
+    'PowerEdge R750 redacted'
+    >>> redact_product("ProLiant DL380 CZ3049XY71", Pseudonyms())
+    'ProLiant DL380 serial-1'
+    >>> redact_product("SYS-821GE-TNHR", Pseudonyms())
+    'SYS-821GE-TNHR'
+    """
+    marked = _SERIAL_MARK.search(text)
+    if marked is not None:
+        text = text[: marked.start()].rstrip() + " redacted" + ("\n" if text[-1:] == "\n" else "")
+    return names.scrub(_SERIAL_WORD.sub(lambda found: names.serial(found[0]), text))
 
 
 def _file(path: str, text: str, names: Pseudonyms) -> str:
     if path == "/proc/cmdline":
         return redact_command_line(text, names) + "\n"
+    if path.startswith("/sys/devices/virtual/dmi/") or path == "/proc/device-tree/model":
+        return redact_product(text, names)
     # Configuration space is binary, and gather() has blanked all but its structure.
     if path.endswith("/config") or len(text.strip()) < _SHORTEST_SECRET:
         return text
@@ -160,10 +227,13 @@ def _lspci(text: str, names: Pseudonyms) -> str:
     lines = []
     for line in text.splitlines():
         field = _VPD_FIELD.match(line)
-        if field is not None and field[1] not in _VPD_KEPT:
+        if field is not None:
             if field[1] == "SN":
                 names.serial(field[2])
             line = line[: field.start(2)] + "redacted"
+        slot = _SLOT_FIELD.match(line)
+        if slot is not None and not _SLOT.fullmatch(slot[2].strip()):
+            line = slot[1] + names.of("slot", slot[2].strip())  # somebody's label
         lines.append(_SERIAL_FIELD.sub(lambda found: found[1] + _serial(found[2], names), line))
     return names.scrub("\n".join(lines) + "\n")
 

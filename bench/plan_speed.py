@@ -76,7 +76,7 @@ def cases() -> list[Case]:
             small_request(64, 256 * GIB, layout="pin-numa-pci", devices=eight_gpus), 3,
         ),
         Case("8 nodes, 256 PUs, all of it", eight, small_request(128, 64 * GIB), 3),
-        Case("8 nodes, 256 PUs, no fit", eight, small_request(136), 3, False),
+        Case("8 nodes, 256 PUs, no fit", eight, small_request(264), 3, False),
     ]  # fmt: skip
     for nodes in (16, 32):
         for shape, host in (
@@ -89,8 +89,8 @@ def cases() -> list[Case]:
                 Case(f"{label}, 4 of them", host, small_request(32), 10),
                 Case(f"{label}, half", host, small_request(4 * nodes), 10),
                 Case(f"{label}, busy, flat", busy, small_request(3 * nodes, layout="pin"), 10),
-                Case(f"{label}, no fit", host, small_request(8 * nodes + 8), 10, False),
-                Case(f"{label}, no equal fit", busy, small_request(5 * nodes + 1), 10, False),
+                Case(f"{label}, no fit", host, small_request(16 * nodes + 8), 10, False),
+                Case(f"{label}, no equal fit", busy, small_request(5 * nodes + 1), 10),
             ]
     found += [
         Case(
@@ -102,7 +102,7 @@ def cases() -> list[Case]:
             "64 nodes, 1024 PUs, 8 GPUs of 32 to choose", wide,
             replace(small_request(32, 64 * GIB), gpu_count=8), 100,
         ),
-        Case("64 nodes, 1024 PUs, no fit", wide, small_request(600), 100, False),
+        Case("64 nodes, 1024 PUs, no fit", wide, small_request(1100), 100, False),
     ]  # fmt: skip
     return found
 

@@ -37,6 +37,7 @@ class Candidates:
         self._eligible = sum(1 << node for node, groups in enumerate(self._capacity) if groups)
         self._unreachable = problem.unreachable()
         self._package_bits = tuple(1 << package for package in problem.packages)
+        self._earlier = _earlier_equals(problem, self._capacity)
         self._neighbours: dict[int, tuple[int, ...]] = {}
         self._levels: tuple[int, ...] = ()
 
@@ -176,11 +177,17 @@ class Candidates:
         while chosen:
             if (
                 chosen.bit_count() in counts
+                and self._takes_first_equals(chosen)
                 and (not packages or self.packages_of(chosen) == packages)
                 and self._holds(chosen)
             ):
                 yield chosen
             chosen = chosen - 1 & nodes
+
+    def _takes_first_equals(self, nodes: int) -> bool:
+        """Whether of nodes that are alike in everything the first ones are taken: other sets of
+        them cost the same but for their numbers."""
+        return all(not self._earlier[node] & ~nodes for node in members(nodes))
 
     def _grown(self, nodes: int) -> Iterator[int]:
         """Sets that are grown from each of these nodes outwards, in several orders; distinct."""
@@ -218,6 +225,8 @@ class Candidates:
             for node, supply in enumerate(problem.supplies)
         ]
         for seed in whole:
+            if self._earlier[seed]:
+                continue
             row = problem.between[seed]
             home = problem.packages[seed]
             nearest: dict[int, int] = {}
@@ -330,3 +339,43 @@ class Candidates:
             if len(row) >= number - 1:
                 best = min(best, row[number - 2])
         return best
+
+
+def _earlier_equals(problem: SearchProblem, capacity: Sequence[int]) -> tuple[int, ...]:
+    """For each node, the last node before it (as a bit) that is alike in all that a search
+    compares; 0 where there is none. Nodes that devices lie on are like no other."""
+    homes = {id(one.home): one.home for one in problem.named}
+    homes |= {id(home): home for home in problem.gpu_homes if home is not None}
+    of_devices = problem.gpu_nodes
+    for home in homes.values():
+        of_devices |= home.node
+    result: list[int] = []
+    last: dict[tuple[object, ...], list[int]] = {}
+    for node, supply in enumerate(problem.supplies):
+        earlier = 0
+        if not of_devices >> node & 1 and len(supply.parts) == 1 and not problem.device_pages:
+            key = (
+                problem.packages[node], capacity[node], supply.groups, supply.whole_cores,
+                supply.memory.pages, supply.memory.pool_pages,
+                tuple(home.to_node[node] for home in homes.values()),
+                tuple((t.isolated, tuple(len(g) for _, g in t.llcs)) for t in supply.whole.tiers),
+            )  # fmt: skip
+            like = last.setdefault(key, [])
+            for position, other in enumerate(like):
+                if _swappable(problem.between, other, node):
+                    earlier = 1 << other
+                    like[position] = node
+                    break
+            else:
+                like.append(node)
+        result.append(earlier)
+    return tuple(result)
+
+
+def _swappable(between: Sequence[Sequence[int]], a: int, b: int) -> bool:
+    """Whether two nodes are as far from every other node."""
+    return all(
+        x == y
+        for i, (x, y) in enumerate(zip(between[a], between[b], strict=True))
+        if i not in (a, b)
+    )

@@ -1,7 +1,7 @@
 """Pinning: the PUs, the memory nodes and QEMU's threads that follow from a solution."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
@@ -16,7 +16,7 @@ from homenode.plan.search.ladder import MemoryRule, Rung
 from homenode.plan.search.memory import NodeMemory, page_size_bytes
 from homenode.plan.search.problem import SearchProblem, search_problem
 from homenode.plan.search.solve import Placing
-from homenode.plan.search.supply import SiblingGroup, Usable
+from homenode.plan.search.supply import SiblingGroup, Supply, Usable, supply
 from homenode.plan.search.threads import (
     ThreadPlaces,
     ThreadRequest,
@@ -38,6 +38,9 @@ class PlacementSearch:
     distances: DistanceMatrix
     free: tuple[Usable, Usable]
     memory: tuple[dict[NodeIndex, NodeMemory], dict[NodeIndex, NodeMemory]]
+    _supplies: dict[tuple[object, ...], tuple[Supply, ...]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def free_on(self, rung: Rung) -> Usable:
         return self.free[not rung.keeps_core]
@@ -46,10 +49,21 @@ class PlacementSearch:
         return self.memory[not rung.keeps_memory]
 
     def problem(self, rung: Rung) -> SearchProblem:
+        """The problem of a rung. What the nodes supply is remembered: many rungs share it."""
+        free, memory = self.free_on(rung), self.memory_on(rung)
+        key = (id(free), rung.keeps_memory, rung.threads, rung.kinds, rung.counts_pus)
+        if key not in self._supplies:
+            page = page_size_bytes(self.host, self.request)
+            self._supplies[key] = tuple(
+                supply(
+                    cores, memory[cores.index], page, threads=rung.threads, kinds=rung.kinds,
+                    counts_pus=rung.counts_pus,
+                )
+                for cores in free.nodes
+            )  # fmt: skip
         return search_problem(
-            self.host, self.request, rung, self.free_on(rung), self.memory_on(rung),
-            self.distances, self.options,
-        )  # fmt: skip
+            self.host, self.request, rung, free, self._supplies[key], self.distances, self.options
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,13 @@ Ladder (ladder.py), devices (devices.py), supply of each node (supply.py, memory
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from homenode.cpuset import CpuSet
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
 from homenode.plan.layout import GuestCells, Layout, MemoryBinding, Pinning, Siblings, named
-from homenode.plan.model import Rejection, RunnerUp
+from homenode.plan.model import Rejection, RunnerUp, Unplannable
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search import explicit_cells
@@ -42,11 +42,12 @@ from homenode.plan.search.problem import SearchProblem, Split
 from homenode.plan.search.rejections import (
     host_core,
     is_of_cores,
-    most_vcpus,
     refusal,
+    room_for,
     single_nodes,
     unusable_nodes,
     whole_host,
+    with_hint,
 )
 from homenode.plan.search.solve import Placing, Solution, solve, solve_fixed
 from homenode.plan.search.supply import Usable, usable
@@ -73,7 +74,7 @@ def place(host: Host, request: GuestRequest) -> Placement:
         return _unplaced(host, request, others, options)
     search = PlacementSearch(
         host, request, others, options, distance_matrix(host),
-        (usable(host, request, others), usable(host, request, others, service_cores=True)),
+        _usable_twice(host, request, others),
         (
             node_memory(host, request, keeps_reserve=True),
             node_memory(host, request, keeps_reserve=False),
@@ -82,15 +83,15 @@ def place(host: Host, request: GuestRequest) -> Placement:
     if request.explicit_cells:
         return _explicit(search)
     rejections = list(unusable_nodes(host, request))
-    misses: list[tuple[int, Rejection]] = []
+    misses: list[_Miss] = []
     refused: set[tuple[object, ...]] = set()
+    said: set[tuple[object, ...]] = set()
     for rung in rungs(request, search.free[1]):
         problem = search.problem(rung)
         if problem.key() in refused:
             continue  # nothing gave way that counts here
         if _takes_host_core(search, problem, rung):
             rejections.append(host_core(request, problem))
-            misses.append((0, rejections[-1]))
             continue
         solution = solve(problem)
         if solution is not None:
@@ -99,11 +100,47 @@ def place(host: Host, request: GuestRequest) -> Placement:
                 return placement
             continue
         refused.add(problem.key())
-        rejections += single_nodes(host, request, problem, rung, search.free_on(rung), others)
-        miss = whole_host(host, request, problem, rung)
-        rejections.append(miss)
-        misses.append((most_vcpus(request, problem, rung), miss))
-    raise refusal(host, request, search.free[0], rejections, _headline(misses))
+        cores = (rung.threads, rung.counts_pus, tuple(one.groups for one in problem.supplies))
+        if cores not in said:
+            said.add(cores)
+            rejections += single_nodes(host, request, problem, rung, search.free_on(rung), others)
+        miss = _Miss(rung, problem, whole_host(host, request, problem, rung))
+        misses.append(miss)
+        rejections.append(miss.rejection)
+    raise _refusal(search, rejections, misses)
+
+
+def _usable_twice(host: Host, request: GuestRequest, others: Allocations) -> tuple[Usable, Usable]:
+    """The usable PUs without and with the cores that serve other emulators."""
+    without = usable(host, request, others)
+    if not others.service_cores:
+        return without, without
+    return without, usable(host, request, others, service_cores=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Miss:
+    """A rung that holds the VM on no nodes, and why."""
+
+    rung: Rung
+    problem: SearchProblem
+    rejection: Rejection
+
+
+def _refusal(
+    search: PlacementSearch, rejections: Sequence[Rejection], misses: Sequence[_Miss]
+) -> Unplannable:
+    """What to raise. It says first what more cores would not cure, of the highest rung where that
+    is; else the rung whose cores come nearest."""
+    request = search.request
+    first = next((miss for miss in misses if not is_of_cores(miss.rejection)), None)
+    if first is None and misses:
+        first = max(misses, key=lambda miss: room_for(request, miss.problem, miss.rung))
+    headline = None
+    if first is not None:
+        headline = with_hint(request, first.problem, first.rung, first.rejection)
+        rejections = [headline if one == first.rejection else one for one in rejections]
+    return refusal(search.host, request, search.free[0], rejections, headline)
 
 
 def _explicit(search: PlacementSearch) -> Placement:
@@ -144,15 +181,6 @@ def _explicit(search: PlacementSearch) -> Placement:
             "leave node= out, or make the cells smaller",
         )  # fmt: skip
     raise refusal(host, request, search.free[0], rejections, first)
-
-
-def _headline(misses: Sequence[tuple[int, Rejection]]) -> Rejection | None:
-    """What a refusal says first: what more cores would not cure, of the highest rung where that
-    is; else the rung whose cores come nearest."""
-    for _, rejection in misses:
-        if not is_of_cores(rejection):
-            return rejection
-    return max(misses, key=lambda miss: miss[0])[1] if misses else None
 
 
 def _unplaced(

@@ -16,13 +16,12 @@ from homenode.plan.search.devices import DeviceOptions, GpuChoice
 from homenode.plan.search.distances import UNREACHABLE, DistanceMatrix
 from homenode.plan.search.ladder import MemoryRule, Rung
 from homenode.plan.search.memory import (
-    NodeMemory,
     cell_pages_wanted,
     device_pages,
     overhead_bytes,
     page_size_bytes,
 )
-from homenode.plan.search.supply import AllocationCost, Supply, Usable, supply
+from homenode.plan.search.supply import AllocationCost, Supply, Usable
 from homenode.topology import LOCAL_DISTANCE, Host
 
 Split = tuple[tuple[int, int], ...]
@@ -209,19 +208,12 @@ def search_problem(
     request: GuestRequest,
     rung: Rung,
     free: Usable,
-    memory: dict[NodeIndex, NodeMemory],
+    supplies: tuple[Supply, ...],
     distances: DistanceMatrix,
     options: DeviceOptions,
 ) -> SearchProblem:
-    """The problem of one rung."""
+    """The problem of one rung, with what each node supplies on it."""
     page = page_size_bytes(host, request)
-    supplies = tuple(
-        supply(
-            cores, memory[cores.index], page, threads=rung.threads, kinds=rung.kinds,
-            counts_pus=rung.counts_pus,
-        )
-        for cores in free.nodes
-    )  # fmt: skip
     positions = [cores.position for cores in free.nodes]
     number: dict[int, int] = {}
     for position in positions:

@@ -98,7 +98,6 @@ def whole_host(host: Host, request: GuestRequest, problem: SearchProblem, rung: 
         return Rejection(
             "pus" if rung.counts_pus else "cores", indices,
             f"{_together(indices)}: need {_groups_text(rung, problem.groups)}, {total} free",
-            _fewer_vcpus(request, problem, rung),
         )  # fmt: skip
     if len(known) == len(free) and sum(known) < wanted:
         extra = overhead_bytes(request) if rung.keeps_memory else 0
@@ -139,12 +138,28 @@ def whole_host(host: Host, request: GuestRequest, problem: SearchProblem, rung: 
             "memory" if request.page_bytes is None else "pages", indices,
             f"{_together(indices)}: need {memory_text(request)}; {held} of {problem.groups} cores "
             "have their share of it on their node",
-            _fewer_vcpus(request, problem, rung) or "lower the memory",
+            "lower the memory",
         )  # fmt: skip
     return Rejection(
-        "distance", indices, "the nodes with room cannot reach each other (distance 255)",
-        _fewer_vcpus(request, problem, rung),
-    )  # fmt: skip
+        "distance", indices, "the nodes with room cannot reach each other (distance 255)"
+    )
+
+
+def with_hint(
+    request: GuestRequest, problem: SearchProblem, rung: Rung, rejection: Rejection
+) -> Rejection:
+    """The rejection, and how many vCPUs would fit where it has no hint yet."""
+    if rejection.hint is not None:
+        return rejection
+    count = most_vcpus(request, problem, rung)
+    kept = " with --keep-vcpus" if request.keep_vcpus else ""
+    return replace(rejection, hint=f"lower vcpus to {count}{kept}" if count else None)
+
+
+def room_for(request: GuestRequest, problem: SearchProblem, rung: Rung) -> int:
+    """vCPUs that the cores of a rung have room for, whatever their memory."""
+    total = sum(supply.groups for supply in problem.supplies)
+    return total * (rung.threads if request.keep_vcpus or rung.falls_back else 1)
 
 
 def host_core(request: GuestRequest, problem: SearchProblem) -> Rejection:
@@ -167,12 +182,6 @@ def most_vcpus(request: GuestRequest, problem: SearchProblem, rung: Rung) -> int
 
 def _smaller(problem: SearchProblem, groups: int) -> SearchProblem:
     return replace(problem, groups=groups, most_nodes=min(problem.most_nodes, groups), _costs={})
-
-
-def _fewer_vcpus(request: GuestRequest, problem: SearchProblem, rung: Rung) -> str | None:
-    count = most_vcpus(request, problem, rung)
-    kept = " with --keep-vcpus" if request.keep_vcpus else ""
-    return f"lower vcpus to {count}{kept}" if count else None
 
 
 def refusal(

@@ -6,6 +6,7 @@ the hierarchy; that nothing better exists is then known only where a lower bound
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import combinations
 
 from homenode.plan.search.cost import Cost
@@ -35,11 +36,22 @@ class Candidates:
         self.exact = True
         self._capacity = tuple(problem.capacity(node) for node in range(len(problem.supplies)))
         self._eligible = sum(1 << node for node, groups in enumerate(self._capacity) if groups)
-        self._unreachable = problem.unreachable()
         self._package_bits = tuple(1 << package for package in problem.packages)
-        self._earlier = _earlier_equals(problem, self._capacity)
+        self._able: dict[int, int] = {}
         self._neighbours: dict[int, tuple[int, ...]] = {}
         self._levels: tuple[int, ...] = ()
+
+    @cached_property
+    def _unreachable(self) -> tuple[int, ...]:
+        return self.problem.unreachable()
+
+    @cached_property
+    def _is_split(self) -> bool:
+        return any(self._unreachable)
+
+    @cached_property
+    def _earlier(self) -> tuple[int, ...]:
+        return _earlier_equals(self.problem, self._capacity)
 
     def packages_of(self, nodes: int) -> int:
         """Packages (bits) of a set of nodes."""
@@ -75,11 +87,15 @@ class Candidates:
             bits = sum(1 << package for package in packages)
             yield (device_class(bits), 2), self._grown(self._eligible)
 
+    def can_hold(self) -> bool:
+        """Whether cores and memory suffice, each taken by itself."""
+        return self._can_hold(self._eligible)
+
     def any_set(self) -> Iterator[int]:
         """A set that holds the VM, if there is one: a few sums where distances forbid nothing."""
         if not self._can_hold(self._eligible):
             return
-        if any(self._unreachable):
+        if self._is_split:
             yield from self._sets(self._eligible, 0)
             return
         by_capacity = sorted(members(self._eligible), key=lambda n: (-self._capacity[n], n))
@@ -144,20 +160,37 @@ class Candidates:
 
     def _holds(self, nodes: int) -> bool:
         problem = self.problem
-        positions = tuple(members(nodes))
-        number = len(positions)
+        number = nodes.bit_count()
         if number > problem.most_nodes or number > problem.groups:
             return False
-        capacities = self._capacities(positions)
-        if self.equal:
-            each, over = divmod(problem.groups, number)
-            if over or min(capacities) < each:
-                return False
-        elif min(capacities) < 1 or sum(capacities) < problem.groups:
+        if self.equal and (problem.groups % number or nodes & ~self._able_to(number)):
             return False
-        if any(self._unreachable[node] & nodes for node in positions):
+        positions = tuple(members(nodes))
+        if not self._capable(positions):
+            return False
+        if self._is_split and any(self._unreachable[node] & nodes for node in positions):
             return False
         return problem.holds_together(positions)
+
+    def _able_to(self, number: int) -> int:
+        """The nodes that can have an equal share among so many, memory devices aside."""
+        if number not in self._able:
+            each = self.problem.groups // number
+            self._able[number] = sum(
+                1 << n for n, most in enumerate(self._capacity) if most >= each
+            )
+        return self._able[number]
+
+    def _capable(self, positions: tuple[int, ...]) -> bool:
+        """Whether the nodes have the cores, and next to them the memory."""
+        problem = self.problem
+        number = len(positions)
+        if self.equal and not problem.device_pages:
+            return True
+        capacities = self._capacities(positions)
+        if self.equal:
+            return min(capacities) >= problem.groups // number
+        return min(capacities) >= 1 and sum(capacities) >= problem.groups
 
     def _counts(self, nodes: int) -> Iterator[int]:
         """Numbers of nodes that may do, ascending."""
@@ -177,6 +210,7 @@ class Candidates:
         while chosen:
             if (
                 chosen.bit_count() in counts
+                and not (self.equal and chosen & ~self._able_to(chosen.bit_count()))
                 and self._takes_first_equals(chosen)
                 and (not packages or self.packages_of(chosen) == packages)
                 and self._holds(chosen)
@@ -221,7 +255,7 @@ class Candidates:
                 pulled[bit.bit_length() - 1] -= 1
         sign = 1 if problem.pack else -1
         weight = [
-            (pulled[node], sign * supply.whole_cores, sign * supply.memory_free_bytes, node)
+            (pulled[node], sign * supply.whole_cores, sign * (supply.memory.pages or 0), node)
             for node, supply in enumerate(problem.supplies)
         ]
         for seed in whole:
@@ -345,18 +379,17 @@ def _earlier_equals(problem: SearchProblem, capacity: Sequence[int]) -> tuple[in
     """For each node, the last node before it (as a bit) that is alike in all that a search
     compares; 0 where there is none. Nodes that devices lie on are like no other."""
     homes = {id(one.home): one.home for one in problem.named}
-    homes |= {id(home): home for home in problem.gpu_homes if home is not None}
-    of_devices = problem.gpu_nodes
-    for home in homes.values():
-        of_devices |= home.node
+    if problem.options.count:
+        homes |= {id(home): home for home in problem.gpu_homes if home is not None}
+    of_devices = sum({home.node for home in homes.values()})
     result: list[int] = []
     last: dict[tuple[object, ...], list[int]] = {}
     for node, supply in enumerate(problem.supplies):
         earlier = 0
         if not of_devices >> node & 1 and len(supply.parts) == 1 and not problem.device_pages:
             key = (
-                problem.packages[node], capacity[node], supply.groups, supply.whole_cores,
-                supply.memory.pages, supply.memory.pool_pages,
+                problem.packages[node], problem.gpu_nodes >> node & 1, capacity[node],
+                supply.groups, supply.whole_cores, supply.memory.pages, supply.memory.pool_pages,
                 tuple(home.to_node[node] for home in homes.values()),
                 tuple((t.isolated, tuple(len(g) for _, g in t.llcs)) for t in supply.whole.tiers),
             )  # fmt: skip
@@ -374,8 +407,8 @@ def _earlier_equals(problem: SearchProblem, capacity: Sequence[int]) -> tuple[in
 
 def _swappable(between: Sequence[Sequence[int]], a: int, b: int) -> bool:
     """Whether two nodes are as far from every other node."""
-    return all(
-        x == y
-        for i, (x, y) in enumerate(zip(between[a], between[b], strict=True))
-        if i not in (a, b)
-    )
+    if between[a] == between[b]:
+        return True
+    first, second = list(between[a]), list(between[b])
+    first[a], first[b] = first[b], first[a]
+    return first == second

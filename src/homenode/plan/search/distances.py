@@ -5,7 +5,7 @@ nodes never serve one VM together. Where the host has no SLIT, nodes are as far 
 then: 10 to itself, 20 to any other (include/linux/topology.h, REMOTE_DISTANCE).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from homenode.topology import LOCAL_DISTANCE, Host
@@ -35,6 +35,16 @@ class DistanceMatrix:
             least[package] = min(distance, least.get(package, distance))
         least[home] = LOCAL_DISTANCE
         return least
+
+    def among(self, positions: Sequence[int]) -> "DistanceMatrix":
+        """The same of these nodes alone, their packages numbered from 0."""
+        number: dict[int, int] = {}
+        for position in positions:
+            number.setdefault(self.packages[position], len(number))
+        return DistanceMatrix(
+            tuple(tuple(self.between[a][b] for b in positions) for a in positions),
+            tuple(number[self.packages[p]] for p in positions),
+        )
 
 
 def distance_matrix(host: Host) -> DistanceMatrix:

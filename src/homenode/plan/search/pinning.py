@@ -14,7 +14,7 @@ from homenode.plan.search.devices import DeviceOptions
 from homenode.plan.search.distances import DistanceMatrix
 from homenode.plan.search.ladder import MemoryRule, Rung
 from homenode.plan.search.memory import NodeMemory, page_size_bytes
-from homenode.plan.search.problem import SearchProblem, search_problem
+from homenode.plan.search.problem import Home, SearchProblem, search_problem
 from homenode.plan.search.solve import Placing
 from homenode.plan.search.supply import SiblingGroup, Supply, Usable, supply
 from homenode.plan.search.threads import (
@@ -36,11 +36,13 @@ class PlacementSearch:
     others: Allocations
     options: DeviceOptions
     distances: DistanceMatrix
+    among: DistanceMatrix
     free: tuple[Usable, Usable]
     memory: tuple[dict[NodeIndex, NodeMemory], dict[NodeIndex, NodeMemory]]
     _supplies: dict[tuple[object, ...], tuple[Supply, ...]] = field(
         default_factory=dict, compare=False, repr=False
     )
+    _homes: dict[NodeIndex, Home] = field(default_factory=dict, compare=False, repr=False)
 
     def free_on(self, rung: Rung) -> Usable:
         return self.free[not rung.keeps_core]
@@ -49,21 +51,26 @@ class PlacementSearch:
         return self.memory[not rung.keeps_memory]
 
     def problem(self, rung: Rung) -> SearchProblem:
-        """The problem of a rung. What the nodes supply is remembered: many rungs share it."""
+        """The problem of a rung. What many rungs share is remembered."""
         free, memory = self.free_on(rung), self.memory_on(rung)
-        key = (id(free), rung.keeps_memory, rung.threads, rung.kinds, rung.counts_pus)
-        if key not in self._supplies:
-            page = page_size_bytes(self.host, self.request)
-            self._supplies[key] = tuple(
+        groups = (id(free), rung.threads, rung.kinds, rung.counts_pus)
+        if groups not in self._supplies:
+            self._supplies[groups] = tuple(
                 supply(
-                    cores, memory[cores.index], page, threads=rung.threads, kinds=rung.kinds,
+                    cores, memory[cores.index], threads=rung.threads, kinds=rung.kinds,
                     counts_pus=rung.counts_pus,
                 )
                 for cores in free.nodes
             )  # fmt: skip
+        with_memory = (*groups, rung.keeps_memory)
+        if with_memory not in self._supplies:
+            self._supplies[with_memory] = tuple(
+                replace(one, memory=memory[one.cores.index]) for one in self._supplies[groups]
+            )
         return search_problem(
-            self.host, self.request, rung, free, self._supplies[key], self.distances, self.options
-        )
+            self.host, self.request, rung, free, self._supplies[with_memory], self.distances,
+            self.among, self.options, self._homes,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,12 +229,8 @@ def qemu_threads(
     others = [node for node in range(len(problem.supplies)) if node not in own]
     order = [*sorted(own, key=to_devices), *sorted(others, key=to_own)]
     service = search.others.service_cores - vcpu_pus - request.reserved_pus
-    shared = [
-        core.pus
-        for node in order
-        for core in search.host.cores
-        if core.pus <= service and core.pus <= problem.supplies[node].cores.pus
-    ]
+    serving = [core.pus for core in search.host.cores if core.pus <= service] if service else []
+    shared = [pus for node in order for pus in serving if pus <= problem.supplies[node].cores.pus]
     chosen = _chosen_gpus(problem, best.gpus)
     wanted = ThreadRequest(
         vcpu_pus, iothreads, asked,
@@ -266,11 +269,11 @@ def _own_cores(
     need, at the node's number of cores for each of its GPUs."""
     cores = problem.supplies[node].cores
     spare = sum(core.whole and not core.free & vcpu_pus.bits for core in free.nodes[node].cores)
-    of_node = sum(core.pus <= cores.pus for core in search.host.cores)
     every = [gpu for gpu in search.options.gpus if gpu.home == cores.index]
     left = sum(not gpus >> gpu.number & 1 for gpu in every)
     if not left:
         return spare
+    of_node = sum(not core.pus.bits & ~cores.pus.bits for core in search.host.cores)
     held = {bdf for bdf, _ in search.others.devices}
     total = len(every) + sum(
         device.node == cores.index

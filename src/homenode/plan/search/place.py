@@ -72,8 +72,10 @@ def place(host: Host, request: GuestRequest) -> Placement:
     floats = layout.pinning is Pinning.NONE
     if floats and layout.cells is GuestCells.FLAT and layout.memory is MemoryBinding.AS_IT_WAS:
         return _unplaced(host, request, others, options)
+    distances = distance_matrix(host)
     search = PlacementSearch(
-        host, request, others, options, distance_matrix(host),
+        host, request, others, options, distances,
+        distances.among([p for p, node in enumerate(host.nodes) if node.pus]),
         _usable_twice(host, request, others),
         (
             node_memory(host, request, keeps_reserve=True),

@@ -57,11 +57,11 @@ class SearchProblem:
     first, rest: names of the terms in the order of comparison. groups: sibling groups that the VM
     needs. pages: pages that follow the groups, what QEMU needs included; 0 where memory is no
     limit. pages_together: pages that the nodes must hold together, pages_anywhere: that all nodes
-    must, 0 = no limit. huge: pages are huge ones, so pools matter. equal: equal cells are
-    preferred. mirrored: every node is a guest cell. most_nodes: at most so many. between: shape
-    (nodes, nodes), SLIT. packages: one number per node, from 0. device_pages: (guest cell, pages)
-    of each memory device, beside `pages`; the n-th cell is on the n-th of the nodes chosen.
-    requires_home: no GPU may be away from its node. gpu_nodes: nodes with free GPUs.
+    must, 0 = no limit. huge: pages are huge ones, so pools matter. page_bytes: bytes of a page.
+    equal: equal cells are preferred. mirrored: every node is a guest cell. most_nodes: at most so
+    many. between: shape (nodes, nodes), SLIT. packages: one number per node, from 0. device_pages:
+    (guest cell, pages) of each memory device, beside `pages`; the n-th cell is on the n-th of the
+    nodes chosen. requires_home: no GPU may be away from its node. gpu_nodes: nodes with free GPUs.
     """
 
     policy: Policy
@@ -74,6 +74,7 @@ class SearchProblem:
     pages_together: int
     pages_anywhere: int
     huge: bool
+    page_bytes: int
     equal: bool
     mirrored: bool
     most_nodes: int
@@ -181,7 +182,9 @@ class SearchProblem:
             llcs_spanned=llcs,
             pages_to_reserve=short,
             balance_cores=sign * sum(self.supplies[node].whole_cores for node in nodes),
-            balance_memory=sign * sum(self.supplies[node].memory_free_bytes for node in nodes),
+            balance_memory=sign
+            * self.page_bytes
+            * sum(self.supplies[node].memory.pages or 0 for node in nodes),
             unevenness=sum(groups * groups for _, groups in split),
             nodes=tuple(self.supplies[node].cores.index for node in nodes),
             split=tuple(-groups for _, groups in split),
@@ -210,24 +213,24 @@ def search_problem(
     free: Usable,
     supplies: tuple[Supply, ...],
     distances: DistanceMatrix,
+    among: DistanceMatrix,
     options: DeviceOptions,
+    homes: dict[NodeIndex, Home],
 ) -> SearchProblem:
-    """The problem of one rung, with what each node supplies on it."""
+    """The problem of one rung, with what each node supplies on it. distances: of the host's
+    nodes; among: of those with PUs. homes: those known so far."""
     page = page_size_bytes(host, request)
     positions = [cores.position for cores in free.nodes]
-    number: dict[int, int] = {}
-    for position in positions:
-        number.setdefault(distances.packages[position], len(number))
+    packages = dict.fromkeys(distances.packages[position] for position in positions)
     at = {node.index: position for position, node in enumerate(host.nodes)}
     bit = {cores.index: 1 << i for i, cores in enumerate(free.nodes)}
-    homes: dict[NodeIndex, Home] = {}
 
     def home(node: NodeIndex) -> Home:
         if node not in homes:
             by_package = distances.to_packages(at[node])
             homes[node] = Home(
                 bit.get(node, 0),
-                tuple(by_package[package] for package in number),
+                tuple(by_package[package] for package in packages),
                 tuple(distances.between[at[node]][p] for p in positions),
             )
         return homes[node]
@@ -258,11 +261,12 @@ def search_problem(
         pages_together=whole if rung.memory is MemoryRule.UNEVEN else 0,
         pages_anywhere=whole if rung.memory is MemoryRule.ELSEWHERE else 0,
         huge=request.page_bytes is not None,
+        page_bytes=page,
         equal=rung.equal,
         mirrored=request.layout.cells is GuestCells.MIRRORED,
         most_nodes=count if request.max_nodes is None else min(count, request.max_nodes),
-        between=tuple(tuple(distances.between[a][b] for b in positions) for a in positions),
-        packages=tuple(number[distances.packages[p]] for p in positions),
+        between=among.between,
+        packages=among.packages,
         hosts_isolation=bool(free.isolated),
         options=options,
         named=() if ignores else tuple(NamedDevice(home(n), p, g) for n, p, g in options.homes),

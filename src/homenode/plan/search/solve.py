@@ -5,6 +5,8 @@ suit it best. So sets of nodes are compared by these first (candidates.py lists 
 best are worked out: the split over the nodes, then the GPUs. docs/decisions/0008.
 """
 
+from bisect import insort
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +19,8 @@ from homenode.plan.search.split import GroupRange, least_split
 
 MOST_GPU_VECTORS = 400
 """Numbers of GPUs by node that are compared for one set of nodes whose split is free."""
+
+MOST_RUNNERS_UP = 3
 
 MOST_WORKED_OUT = 300
 """Sets of nodes that are equally good by the first terms and are worked out."""
@@ -49,6 +53,8 @@ def solve(problem: SearchProblem) -> Solution | None:
     Equal cells are preferred while they cost no class of device distance, no package and no GPU
     its home.
     """
+    if not Candidates(problem, equal=False).can_hold():
+        return None
     if not problem.equal:
         return _Search(problem, equal=False).best()
     even = _Search(problem, equal=True)
@@ -86,7 +92,7 @@ def solve_fixed(problem: SearchProblem, splits: Iterable[Split]) -> Solution | N
     if not found:
         return None
     placings = [placing for *_, placing in found]
-    runners = tuple(_distinct(placings, placings[0])[:3])
+    runners = tuple(_distinct(placings, placings[0])[:MOST_RUNNERS_UP])
     return Solution(placings[0], True if search.exact else None, runners)
 
 
@@ -110,6 +116,8 @@ class _Search:
         )
         self.partitions = self._partitions()
         self._classes: dict[int, tuple[int, int | None]] = {}
+        named = Counter(one.home.node for one in problem.named if one.is_gpu)
+        self._named_gpu_homes = tuple(named.items())
         self._ranked: list[tuple[tuple[int, ...], int]] | None = None
         self._named_rows = tuple(
             sum(device.home.to_node[node] for device in problem.named)
@@ -152,7 +160,8 @@ class _Search:
         def nearest(home: Home | None) -> int:
             return 0 if home is None else min(home.to_package[p] for p in members(packages))
 
-        worst = max((nearest(one.home) for one in problem.named if one.pulls), default=0)
+        pulling = {id(one.home): one.home for one in problem.named if one.pulls}
+        worst = max(map(nearest, pulling.values()), default=0)
         count = problem.options.count
         if not count:
             return worst, None
@@ -171,7 +180,7 @@ class _Search:
     def away(self, nodes: int, packages: int) -> int:
         """GPUs away from home, for a set of nodes (bits) in these packages (bits)."""
         problem = self.problem
-        away = sum(one.is_gpu and not one.home.node & nodes for one in problem.named)
+        away = sum(count for home, count in self._named_gpu_homes if not home & nodes)
         count = problem.options.count
         if not count:
             return away
@@ -195,8 +204,11 @@ class _Search:
         homes = (self.problem.gpu_homes[number] for number in members(gpus))
         return sum(home is not None and not home.node & nodes for home in homes)
 
-    def first_terms(self, nodes: int) -> tuple[int, ...] | None:
-        """The first terms of a set of nodes; None where a GPU must not be away and is."""
+    def first_terms(
+        self, nodes: int, most: tuple[int, ...] | None = None
+    ) -> tuple[int, ...] | None:
+        """The first terms of a set of nodes; None where a GPU must not be away and is, and where
+        they are more than `most`."""
         candidates, problem = self.candidates, self.problem
         packages = candidates.packages_of(nodes)
         away = self.away(nodes, packages) if problem.named or problem.options.count else 0
@@ -215,6 +227,8 @@ class _Search:
             else:
                 number = nodes.bit_count()
                 result.append(-number if name == "minus_nodes_spanned" else number)
+            if most is not None and tuple(result) > most[: len(result)]:
+                return None
         return tuple(result)
 
     def ranked(self) -> list[tuple[tuple[int, ...], int]]:
@@ -222,16 +236,17 @@ class _Search:
         the least terms."""
         if self._ranked is None:
             found = []
-            best: tuple[int, ...] | None = None
+            least: list[tuple[int, ...]] = []
             for bound, sets in self.candidates.groups(self.device_class):
-                if best is not None and bound > best[: len(bound)]:
+                if least and bound > least[0][: len(bound)]:
                     break
                 for nodes in sets:
-                    terms = self.first_terms(nodes)
+                    most = least[-1] if len(least) > MOST_RUNNERS_UP else None
+                    terms = self.first_terms(nodes, most)
                     if terms is not None:
                         found.append((terms, nodes))
-                        if best is None or terms < best:
-                            best = terms
+                        insort(least, terms)
+                        del least[MOST_RUNNERS_UP + 1 :]
             found.sort()
             self._ranked = found
         return self._ranked
@@ -285,7 +300,7 @@ class _Search:
         best = done[0][1]
         runners = _distinct([placing for _, placing in done], best)
         for _, nodes in ranked:
-            if len(runners) >= 3:
+            if len(runners) >= MOST_RUNNERS_UP:
                 break
             if nodes not in tied:
                 more = list(self._work_out(nodes, None))
@@ -294,7 +309,7 @@ class _Search:
         is_exact = self.exact and self.candidates.exact
         if not is_exact:
             is_exact = self.candidates.is_least(best.cost) and len(tied) <= MOST_WORKED_OUT
-        return Solution(best, True if is_exact else None, tuple(runners[:3]))
+        return Solution(best, True if is_exact else None, tuple(runners[:MOST_RUNNERS_UP]))
 
     def _rest_of(self, cost: Cost) -> tuple[object, ...]:
         return tuple(getattr(cost, name) for name in self.problem.rest)

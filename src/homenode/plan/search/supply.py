@@ -196,7 +196,7 @@ class Part:
 class Supply:
     """The sibling groups of one node. parts: one per package, so several where it spans packages.
 
-    groups: all of them. whole_cores: free whole cores, for the balance; memory_free_bytes: same.
+    groups: all of them. whole_cores: free whole cores, for the balance.
     """
 
     cores: NodeCores
@@ -205,7 +205,6 @@ class Supply:
     groups: int
     whole_cores: int
     memory: NodeMemory
-    memory_free_bytes: int
 
     def allocate(self, wanted: int) -> tuple[SiblingGroup, ...]:
         return self._part(wanted).allocate(wanted)
@@ -236,7 +235,6 @@ class Supply:
 def supply(
     cores: NodeCores,
     memory: NodeMemory,
-    page_bytes: int,
     *,
     threads: int,
     kinds: frozenset[CoreKind | None],
@@ -267,9 +265,8 @@ def supply(
         if len(packages) < 2
         else tuple(_part([g for g in groups if g.package == package]) for package in packages)
     )
-    free_bytes = 0 if memory.pages is None else memory.pages * page_bytes
     free_cores = sum(core.whole and core.kind in kinds for core in cores.cores)
-    return Supply(cores, parts, whole, len(groups), free_cores, memory, free_bytes)
+    return Supply(cores, parts, whole, len(groups), free_cores, memory)
 
 
 def counts_pus(policy: Policy, pinning: Pinning) -> bool:

@@ -42,6 +42,14 @@ def line(count: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(10 + 11 * abs(i - j) for j in range(count)) for i in range(count))
 
 
+def apart_in_threes(count: int) -> tuple[tuple[int, ...], ...]:
+    """Nodes of which each three cannot reach one another: no hierarchy, and few sets that will do."""
+    return tuple(
+        tuple(10 if i == j else 255 if i // 3 == j // 3 else 21 for j in range(count))
+        for i in range(count)
+    )
+
+
 def gpus(count: int, nodes: int, switches_per_node: int = 2) -> list[DeviceSpec]:
     """GPUs and NICs in pairs below switches, spread over the nodes."""
     return [
@@ -101,6 +109,14 @@ def cases() -> list[Case]:
         Case(
             "64 nodes, 1024 PUs, 8 GPUs of 32 to choose", wide,
             replace(small_request(32, 64 * GIB), gpu_count=8), 100,
+        ),
+        Case(
+            "64 nodes apart in threes, 20 of them",
+            even_host(64, 1, 1, 8, 2, distances=apart_in_threes(64)), small_request(160), 100,
+        ),
+        Case(
+            "64 nodes apart in threes, no fit",
+            even_host(64, 1, 1, 8, 1, distances=apart_in_threes(64)), small_request(200), 100, False,
         ),
         Case("64 nodes, 1024 PUs, no fit", wide, small_request(1100), 100, False),
     ]  # fmt: skip

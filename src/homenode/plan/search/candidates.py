@@ -7,7 +7,7 @@ the hierarchy; that nothing better exists is then known only where a lower bound
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, islice
 
 from homenode.plan.search.cost import Cost
 from homenode.plan.search.distances import members
@@ -291,25 +291,35 @@ class Candidates:
         yield sorted(whole, key=lambda node: (-capacity[node], weight[node]))
 
     def _prefixes(self, order: Sequence[int]) -> Iterator[int]:
-        """The first nodes of the order that can hold the VM, for each number of nodes."""
+        """The first nodes of the order that can hold the VM, for each number of nodes. A node that
+        an earlier one cannot reach is passed over."""
         problem = self.problem
-        if not self.equal:
-            chosen, held, found = 0, 0, 0
-            for node in order[: problem.most_nodes]:
-                chosen |= 1 << node
-                held += self._capacity[node]
-                if held >= problem.groups:
-                    yield self._tightened(chosen, held)
+        if self.equal:
+            for number in self._counts(self._eligible):
+                able = self._able_to(number)
+                fitting = (node for node in order if able >> node & 1)
+                chosen = sum(1 << node for node in islice(self._reachable(fitting), number))
+                if chosen.bit_count() == number:
                     yield chosen
-                    found += 1
-                if found == MOST_PREFIXES:
-                    return
             return
-        for number in self._counts(self._eligible):
-            each = problem.groups // number
-            fitting = [node for node in order if self._capacity[node] >= each][:number]
-            if len(fitting) == number:
-                yield sum(1 << node for node in fitting)
+        chosen, held, found = 0, 0, 0
+        for node in islice(self._reachable(order), problem.most_nodes):
+            chosen |= 1 << node
+            held += self._capacity[node]
+            if held >= problem.groups:
+                yield self._tightened(chosen, held)
+                yield chosen
+                found += 1
+            if found == MOST_PREFIXES:
+                return
+
+    def _reachable(self, order: Iterable[int]) -> Iterator[int]:
+        """The nodes of the order that all the ones before them can reach."""
+        chosen = 0
+        for node in order:
+            if not (self._is_split and self._unreachable[node] & chosen):
+                chosen |= 1 << node
+                yield node
 
     def _tightened(self, nodes: int, held: int) -> int:
         """The set without nodes that it can do without, the smallest first."""

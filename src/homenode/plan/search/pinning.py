@@ -13,7 +13,7 @@ from homenode.plan.search.allocations import Allocations
 from homenode.plan.search.devices import DeviceOptions
 from homenode.plan.search.distances import DistanceMatrix
 from homenode.plan.search.ladder import MemoryRule, Rung
-from homenode.plan.search.memory import NodeMemory, page_size_bytes
+from homenode.plan.search.memory import NodeMemory, node_memory, page_size_bytes
 from homenode.plan.search.problem import Home, SearchProblem, search_problem
 from homenode.plan.search.solve import Placing
 from homenode.plan.search.supply import SiblingGroup, Supply, Usable, supply
@@ -29,7 +29,7 @@ from homenode.topology import CoreKind, Host
 @dataclass(frozen=True, slots=True)
 class PlacementSearch:
     """What a search for one VM works with, whatever the rung. free: without and with the cores that
-    serve other emulators. memory: with the host's reserve kept, and without."""
+    serve other emulators. What several rungs share is remembered."""
 
     host: Host
     request: GuestRequest
@@ -38,8 +38,10 @@ class PlacementSearch:
     distances: DistanceMatrix
     among: DistanceMatrix
     free: tuple[Usable, Usable]
-    memory: tuple[dict[NodeIndex, NodeMemory], dict[NodeIndex, NodeMemory]]
     _supplies: dict[tuple[object, ...], tuple[Supply, ...]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    _memory: dict[bool, dict[NodeIndex, NodeMemory]] = field(
         default_factory=dict, compare=False, repr=False
     )
     _homes: dict[NodeIndex, Home] = field(default_factory=dict, compare=False, repr=False)
@@ -48,7 +50,11 @@ class PlacementSearch:
         return self.free[not rung.keeps_core]
 
     def memory_on(self, rung: Rung) -> dict[NodeIndex, NodeMemory]:
-        return self.memory[not rung.keeps_memory]
+        if rung.keeps_memory not in self._memory:
+            self._memory[rung.keeps_memory] = node_memory(
+                self.host, self.request, keeps_reserve=rung.keeps_memory
+            )
+        return self._memory[rung.keeps_memory]
 
     def problem(self, rung: Rung) -> SearchProblem:
         """The problem of a rung. What many rungs share is remembered."""

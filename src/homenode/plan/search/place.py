@@ -29,7 +29,7 @@ from homenode.plan.search.ladder import (
     rung_name,
     rungs,
 )
-from homenode.plan.search.memory import node_memory, page_size_bytes
+from homenode.plan.search.memory import page_size_bytes
 from homenode.plan.search.pinning import (
     PlacementSearch,
     assigned_cells,
@@ -77,10 +77,6 @@ def place(host: Host, request: GuestRequest) -> Placement:
         host, request, others, options, distances,
         distances.among([p for p, node in enumerate(host.nodes) if node.pus]),
         _usable_twice(host, request, others),
-        (
-            node_memory(host, request, keeps_reserve=True),
-            node_memory(host, request, keeps_reserve=False),
-        ),
     )  # fmt: skip
     if request.explicit_cells:
         return _explicit(search)
@@ -274,7 +270,7 @@ def _placement(
         rejections=tuple(replace(one, hint=None) for one in dict.fromkeys(rejections)),
         findings=(*search.options.findings, *findings, *places.findings),
         gaps=(
-            *_host_gaps(search, free), *search.others.gaps, *search.options.gaps,
+            *_host_gaps(search, rung, free), *search.others.gaps, *search.options.gaps,
             *search.options.unplaced(devices),
         ),
     )  # fmt: skip
@@ -354,12 +350,12 @@ def _other_gpus(problem: SearchProblem, solution: Solution) -> Placing | None:
     return None if found is None else found.best
 
 
-def _host_gaps(search: PlacementSearch, free: Usable) -> Iterator[Gap]:
+def _host_gaps(search: PlacementSearch, rung: Rung, free: Usable) -> Iterator[Gap]:
     host = search.host
     if host.distances is None and len(host.nodes) > 1:
         yield Gap("distances between nodes", "the host gives none: 10 and 20 were taken")
     if free.nodes and not host.llcs:
         yield Gap("LLCs", "the host gives none, so cores were not kept within one")
-    for node, memory in search.memory[0].items():
+    for node, memory in search.memory_on(rung).items():
         if memory.pages is None:
             yield Gap(f"node {node} memory", "unknown, so it was taken to suffice")

@@ -57,11 +57,10 @@ def solve(problem: SearchProblem) -> Solution | None:
         return None
     if not problem.equal:
         return _Search(problem, equal=False).best()
-    even = _Search(problem, equal=True)
-    found = even.best()
-    if found is not None and even.is_unbeatable(found.best.cost):
-        return found
+    found = _Search(problem, equal=True).best()
     uneven = _Search(problem, equal=False)
+    if found is not None and uneven.cannot_beat(found.best.cost):
+        return found
     nearness = uneven.least_first_terms()
     if nearness is None:
         return found
@@ -262,15 +261,11 @@ class _Search:
             self.device_class(packages), packages.bit_count(), self.away(nodes, packages),
         )  # fmt: skip
 
-    def is_unbeatable(self, cost: Cost) -> bool:
-        """Whether no unequal split could cost fewer packages, nearer devices or more homes."""
-        fewest = self.candidates.least_packages()
-        nearest = self.device_class((1 << max(self.problem.packages, default=0) + 1) - 1)
-        return (
-            cost.packages_spanned == fewest
-            and cost.device_class <= nearest
-            and cost.gpus_away_from_home == 0
-        )
+    def cannot_beat(self, cost: Cost) -> bool:
+        """Whether no split could cost fewer packages, nearer devices or more homes."""
+        bound, _ = next(self.candidates.groups(self.device_class), ((), ()))
+        here = cost.device_class, cost.packages_spanned
+        return bound == here and cost.gpus_away_from_home == 0
 
     # The rest: the split and the GPUs of one set of nodes.
 

@@ -43,7 +43,7 @@ def line(count: int) -> tuple[tuple[int, ...], ...]:
 
 
 def apart_in_threes(count: int) -> tuple[tuple[int, ...], ...]:
-    """Nodes of which each three cannot reach one another: no hierarchy, and few sets that will do."""
+    """Nodes of which each three cannot reach one another: no hierarchy to group them by."""
     return tuple(
         tuple(10 if i == j else 255 if i // 3 == j // 3 else 21 for j in range(count))
         for i in range(count)

@@ -116,7 +116,8 @@ def cases() -> list[Case]:
         ),
         Case(
             "64 nodes apart in threes, no fit",
-            even_host(64, 1, 1, 8, 1, distances=apart_in_threes(64)), small_request(200), 100, False,
+            even_host(64, 1, 1, 8, 1, distances=apart_in_threes(64)), small_request(200), 100,
+            False,
         ),
         Case("64 nodes, 1024 PUs, no fit", wide, small_request(1100), 100, False),
     ]  # fmt: skip

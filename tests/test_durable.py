@@ -15,7 +15,8 @@ from homenode.errors import HostError, InputError
 from homenode.measure.bindings.folder import StudyFolder
 from homenode.measure.layouts.journal_file import JournalFile
 from homenode.measure.run_folder import RAW, open_run
-from homenode.results.store import write_run
+from homenode.record_folder import RecordFolder
+from homenode.results.store import read_run, write_run
 from tests.report_runs import full_run
 
 SOURCE = Path(__file__).parent.parent / "src" / "homenode"
@@ -230,6 +231,23 @@ def test_a_tuned_document_and_its_original_are_as_private_as_what_was_read(tmp_p
         assert stat.S_IMODE(path.stat().st_mode) == 0o640, path
     restore(saved.output)
     assert stat.S_IMODE(saved.output.stat().st_mode) == 0o640
+
+
+def test_a_pipe_in_a_folder_of_somebody_elses_holds_no_reader(tmp_path: Path) -> None:
+    for name in ("out.xml.orig", "out.xml.orig.sha256", "results.jsonl", "journal.jsonl"):
+        os.mkfifo(tmp_path / name)
+    (tmp_path / "out.xml").write_text("<domain/>")
+    with pytest.raises(HostError, match="no plain file"):
+        restore(tmp_path / "out.xml")
+    with pytest.raises(HostError, match="no plain file"):
+        write_tuned(tmp_path / "out.xml", b"<domain/>", b"<domain></domain>")
+    with pytest.raises(InputError, match="found a pipe"):
+        read_run(tmp_path)
+    folder = RecordFolder(tmp_path)
+    with pytest.raises(HostError, match="no plain file"):
+        folder.journal()
+    with pytest.raises(HostError, match="no plain file"):
+        assert folder.has_journal
 
 
 _WRITES = {"write_text", "write_bytes", "mkstemp"}

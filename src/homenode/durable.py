@@ -1,6 +1,6 @@
 """Durable: files that are whole or not there, and on the disk before anything goes on. [I/O]
 
-The only way in which homenode writes files. Root writes into folders that others own: a new file
+The one way in which homenode writes files. Root writes into folders that others own: a new file
 gets a random name that must not exist yet, and is renamed into its place. So no link that somebody
 put there is followed, neither under the file's name nor under a name that could be guessed.
 
@@ -14,6 +14,7 @@ import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 PRIVATE = 0o600
 """For what may hold a secret: its owner alone."""
@@ -72,6 +73,16 @@ def open_lock(path: Path, mode: int = PRIVATE, *, folder: int | None = None) -> 
         check_links(path.parent)
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     return os.open(path if folder is None else path.name, flags, mode, dir_fd=folder)
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """A plain file, open for reading. Raises OSError for a pipe or a device, which in a folder of
+    somebody else's could hold us for ever."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "no plain file", str(path))
+    return os.fdopen(descriptor, "rb")
 
 
 def open_folder(root: Path, *names: str) -> int:

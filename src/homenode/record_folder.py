@@ -21,6 +21,7 @@ from homenode.durable import (
     PRIVATE,
     open_folder,
     open_lock,
+    open_plain,
     replace_file,
     sync_folder,
     write_and_close,
@@ -68,7 +69,7 @@ class RecordFolder:
         """False also where its first line was never finished."""
         with self.errors():
             try:
-                with self.journal_path.open("rb") as file:
+                with open_plain(self.journal_path) as file:
                     return file.readline(MAX_BYTES).endswith(b"\n")
             except FileNotFoundError:
                 return False
@@ -129,7 +130,7 @@ class RecordFolder:
         path = self.path / name
         with self.errors():
             try:
-                with path.open("rb") as file:
+                with open_plain(path) as file:
                     content = file.read(MAX_BYTES + 1)
             except FileNotFoundError:
                 return None

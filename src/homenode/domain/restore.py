@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from homenode.durable import PRIVATE, check_links, replace_file
+from homenode.durable import PRIVATE, check_links, open_plain, replace_file
 from homenode.errors import HostError, InputError
 from homenode.wording import command_line
 
@@ -74,8 +74,8 @@ def restore(output: str | Path) -> Path:
     try:
         saved = _paths(output)
         sums = _read_record(saved)
-        original = saved.original.read_bytes()
-        current = saved.output.read_bytes() if saved.output.exists() else None
+        original = _content(saved.original)
+        current = _content(saved.output) if saved.output.exists() else None
         if _sum(original) != sums.original:
             raise InputError(
                 f"{saved.original}: expected the original with sha256 {sums.original}, found "
@@ -113,7 +113,7 @@ def _kept_original(saved: SavedOriginal, given: bytes) -> bytes | None:
     """The original that is saved already, where it is the one of `given`."""
     if not saved.original.exists():
         return None
-    there = saved.original.read_bytes()
+    there = _content(saved.original)
     if there == given:
         return there
     if saved.record.exists():
@@ -136,7 +136,7 @@ def _ours_there(saved: SavedOriginal) -> str | None:
         sums = _read_record(saved)
     except InputError:
         return None  # damaged: it is about to be written anew
-    there = _sum(saved.output.read_bytes())
+    there = _sum(_content(saved.output))
     return there if there in (sums.tuned, sums.before) else None
 
 
@@ -159,7 +159,7 @@ def _read_record(saved: SavedOriginal) -> _Sums:
         )
     sums: dict[str, str] = {}
     before = None
-    text = saved.record.read_bytes().decode("utf-8", "surrogateescape")
+    text = _content(saved.record).decode("utf-8", "surrogateescape")
     for line in text.splitlines():
         match = _LINE.match(line)
         if match is not None and match[1]:
@@ -173,6 +173,11 @@ def _read_record(saved: SavedOriginal) -> _Sums:
             f"{saved.record}: expected the sha256 of {saved.original.name} and of "
             f"{saved.output.name}, found {sorted(sums) or 'none'}"
         ) from None
+
+
+def _content(path: Path) -> bytes:
+    with open_plain(path) as file:
+        return file.read()
 
 
 def _sum(content: bytes) -> str:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from homenode.durable import open_plain
 from homenode.errors import InputError, ToolError
 from homenode.process import run
 from homenode.slurm.device_order import DeviceOrder
@@ -114,7 +115,7 @@ def _recorded(path: Path, order: DeviceOrder | None) -> JobAllocation:
 
 def _read(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             content = file.read(_MAX_RECORD_BYTES + 1)
     except OSError as error:
         raise InputError(f"{path}: expected a record, found: {error.strerror}") from None

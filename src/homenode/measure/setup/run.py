@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from homenode.durable import replace_file
+from homenode.durable import open_plain, replace_file
 from homenode.errors import HostError, InputError, ToolError
 from homenode.json_text import NotJsonError, decode_json
 from homenode.measure.access.protocol import Machine
@@ -124,7 +124,8 @@ def read_record(prefix: Path) -> SetupRecord:
     """The record below a prefix; an empty one where there is none. Raises InputError."""
     path = prefix / RECORD
     try:
-        content = path.read_bytes()
+        with open_plain(path) as opened:
+            content = opened.read()
     except FileNotFoundError:
         return SetupRecord((), ())
     except OSError as error:

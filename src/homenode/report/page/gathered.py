@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from homenode.durable import open_plain
 from homenode.errors import HomenodeError, InputError
 from homenode.evidence.model import Publication
 from homenode.evidence.sources import PUBLISHED, load_sources
@@ -135,7 +136,7 @@ def _read(read: Callable[[Path], T], path: Path, skipped: list[str]) -> T | None
 
 def _plan(path: Path) -> Plan:
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             text = file.read(MAX_PLAN_BYTES + 1)
     except OSError as error:
         raise InputError(f"expected a plan, found: {error.strerror}") from None

@@ -61,6 +61,7 @@ class SimulatedGuest(FakeMachine):
 
     def __init__(self, daemon: StandIn, run_id: str, effect: float, cells: bool) -> None:
         super().__init__(boot=f"boot {run_id}")
+        self.stream_fails = False
         self._daemon = daemon
         self._run_id = run_id
         self._text = _CELLS if cells else _FLAT
@@ -76,6 +77,8 @@ class SimulatedGuest(FakeMachine):
         environment: Mapping[str, str] | None = None,
     ) -> Completed:
         self._check()
+        if argv[1:2] in (["bandwidth"], ("bandwidth",)) and self.stream_fails:
+            return Completed(tuple(argv), 1, "", "homenode-probe: not enough memory")
         if argv[0] == "poweroff":
             return Completed(tuple(argv), 0, "", "")
         if argv[1:2] in (["bandwidth"], ("bandwidth",)) and not self.code:
@@ -195,5 +198,7 @@ def trial_of(
         virsh=Virsh(URI), head=head, journal=journal, root=root, layouts=found.layouts,
         measuring=found.begun.measuring, reach=reach, host_kind=found.begun.host_kind,
         copy=found.copy, versions=found.begun.versions, emulated=False,
-        on_step=lambda step, left: None, on_progress=lambda progress: None, tell=said.append,
+        on_step=lambda step, left: None, on_progress=lambda progress: None,
+        on_wait=lambda waited_s, timeout_s: said.append(f"waiting, {timeout_s:g} s at most"),
+        tell=said.append,
     )  # fmt: skip

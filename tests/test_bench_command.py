@@ -15,18 +15,29 @@ import typer
 from typer.testing import CliRunner
 
 from homenode.cli.bench import bench as command
-from homenode.errors import HomenodeError, ParseError
+from homenode.errors import HomenodeError, ParseError, UsageError
 from homenode.measure.app_metric import figure_of
+from homenode.measure.emulation import is_virtual
 from homenode.measure.orders import AppOrder
 from homenode.results.model import Switches
 from homenode.results.store import read_run
 from homenode.results.vantage import Vantage
+from homenode.snapshot.live import LiveSnapshot
 from tests import probe_documents
 from tests.processes import wait_for_end
 
 app = typer.Typer()
 app.command("bench")(command)
-SHORT = ("--quick", "--repeat", "1", "--tests", "cpu-single,core-to-core", "--vantage", "host")
+SHORT = (
+    "--quick",
+    "--repeat",
+    "1",
+    "--tests",
+    "cpu-single,core-to-core",
+    "--vantage",
+    "host",
+    "--force",
+)
 
 
 @pytest.fixture
@@ -97,7 +108,7 @@ def test_a_dry_run_shows_every_step_and_runs_none(probe: Path) -> None:
 
 def test_the_users_own_program_needs_no_shell(probe: Path) -> None:
     done = bench(
-        probe, "mine", "--quick", "--repeat", "1", "--vantage", "host",
+        probe, "mine", "--quick", "--repeat", "1", "--vantage", "host", "--force",
         "--app", "echo 'took $HOME 2.5 s'", "--metric", r"([0-9.]+) s$", "--lower",
     )  # fmt: skip
     assert done.returncode in (0, 1), done.stderr
@@ -207,7 +218,7 @@ def started(probe: Path, *before: str) -> tuple["subprocess.Popen[str]", int]:
     program = (
         f'sh -c \'echo $$ >"{number}.part" && mv "{number}.part" "{number}" && exec sleep 600\''
     )
-    words = ("mine", "--quick", "--repeat", "1", "--vantage", "host", "--app", program)
+    words = ("mine", "--quick", "--repeat", "1", "--vantage", "host", "--force", "--app", program)
     child = subprocess.Popen(
         [*before, sys.executable, "-m", "homenode.cli.main", "bench", *words, "--metric", "(x)"],
         env=environment(probe), cwd=probe.parent, stdout=subprocess.PIPE,
@@ -221,7 +232,7 @@ def started(probe: Path, *before: str) -> tuple["subprocess.Popen[str]", int]:
 
 def test_a_program_that_hangs_is_stopped_when_its_time_is_up(probe: Path) -> None:
     done = bench(
-        probe, "mine", "--quick", "--repeat", "1", "--vantage", "host",
+        probe, "mine", "--quick", "--repeat", "1", "--vantage", "host", "--force",
         "--app", "sleep 60", "--metric", "(x)", "--app-timeout", "1",
     )  # fmt: skip
     assert "sleep: no end after 1 s" in done.stdout
@@ -256,3 +267,16 @@ def test_the_last_figure_of_an_output_counts(output: str, value: float) -> None:
 def test_an_output_without_a_figure_is_refused(output: str) -> None:
     with pytest.raises(ParseError, match="expected"):
         figure_of(AppOrder(("true",), "x ([0-9.]+)"), output)
+
+
+def test_a_virtual_machine_is_not_measured_as_a_host_unless_it_is_forced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_virtual(LiveSnapshot()):
+        pytest.skip("this machine is no virtual one")
+    monkeypatch.chdir(tmp_path)
+    words = ("x", "--quick", "--repeat", "1", "--tests", "cpu-single", "--vantage", "host")
+    result = CliRunner().invoke(app, list(words))
+    assert isinstance(result.exception, UsageError)
+    assert "found a virtual machine" in result.exception.message
+    assert not list(tmp_path.iterdir())

@@ -30,6 +30,7 @@ from homenode.measure.layouts.prepare import latest, preflight
 from homenode.measure.layouts.rollback import rollback
 from homenode.measure.layouts.runner import outcome_code, run_trial, steps_of
 from homenode.measure.layouts.schedule import BARE
+from homenode.measure.model import Group
 from homenode.objective import Objective
 from homenode.results.model import Run
 from homenode.results.store import read_run
@@ -245,6 +246,56 @@ def test_a_boot_without_a_figure_has_failed_and_is_made_anew(
         run_trial(trial, lock)
     assert [entry.what for entry in journal.known().entries].count(What.SET_ASIDE) == 1
     assert len(runs_of(head, journal)) == 1
+
+
+class WithoutStream(SimulatedReach):
+    """Guests in which one test of the suite fails, and the others give figures."""
+
+    def machine(self, uuid: str) -> SimulatedGuest:
+        guest = super().machine(uuid)
+        guest.stream_fails = True
+        return guest
+
+
+def test_a_boot_in_which_a_test_failed_is_not_measured_and_made_anew(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    reach = WithoutStream(daemon, EQUAL)
+    head, journal = run(tmp_path, reach, boots=1, layouts=("pin",))
+    state = journal.known().state
+    (outcome,) = state.outcomes.values()
+    assert outcome.what is What.INCOMPLETE
+    assert outcome.entry.samples
+    assert any("stream" in one for one in outcome.entry.findings)
+    assert outcome_code(state) == 1
+    assert not state.measured
+    assert state.with_figures == {0}
+    trial = trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, EQUAL))
+    with journal.locked() as lock:
+        run_trial(trial, lock)
+    assert outcome_code(journal.known().state) == 0
+    assert len(runs_of(head, journal)) == 1
+
+
+def test_a_guest_that_is_too_small_for_stream_is_known_before_the_first_boot(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    small = ORIGINAL.replace(b"1048576", b"262144")
+    (daemon.state / "definition.xml").write_bytes(small)
+    asked = wanted(tmp_path / "results")
+    found = preflight(Virsh(URI), NAME, asked, host(), tmp_path / "state")
+    assert len([one for one in found.obstacles if "for STREAM" in one]) == len(LAYOUTS)
+    wishes = replace(asked.measuring.wishes, groups=(Group.CPU_SINGLE,))
+    others = replace(asked, measuring=replace(asked.measuring, wishes=wishes))
+    found = preflight(Virsh(URI), NAME, others, host(), tmp_path / "state")
+    assert not [one for one in found.obstacles if "for STREAM" in one]
+
+
+def test_it_is_said_how_long_a_guest_has_been_waited_for(daemon: StandIn, tmp_path: Path) -> None:
+    told: list[str] = []
+    reach = SimulatedReach(daemon, EQUAL, silent=("pin",))
+    run(tmp_path, reach, told, boots=1, layouts=("pin",), answer_s=0.05)
+    assert "waiting, 0.05 s at most" in told
 
 
 def test_a_guest_that_does_not_shut_down_is_ended(daemon: StandIn, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from homenode.cli.main import app
 from homenode.errors import HomenodeError
 from homenode.hypervisor.virsh import Virsh
 from homenode.measure.layouts.journal import What
-from homenode.measure.layouts.journal_file import domain_locked, known_trials
+from homenode.measure.layouts.journal_file import JournalFile, domain_locked, known_trials
 from tests.apply_documents import NAME, ORIGINAL
 from tests.simulated_trial import HOST, SimulatedReach, begun, daemon_in, trial_of, wanted
 from tests.virsh_stand_in import URI, UUID, StandIn
@@ -157,14 +157,38 @@ def test_status_says_what_is_left_and_undo_takes_it_back(daemon: StandIn, tmp_pa
     assert "nothing left to undo" in trial("--undo", "--", NAME).output
 
 
+def test_status_of_a_running_trial_says_that_it_runs(daemon: StandIn, tmp_path: Path) -> None:
+    left_behind(daemon, tmp_path)
+    (known,) = known_trials(tmp_path / "state")
+    assert known.head is not None
+    with JournalFile(tmp_path / "state", known.head.id).locked():
+        shown = trial("--status").output
+    assert "a homenode is at work on it now" in shown
+    assert "--undo" not in shown
+    assert "a homenode is at work on it now" not in trial("--status").output
+
+
+def test_status_of_one_name_shows_its_last_trial(daemon: StandIn, tmp_path: Path) -> None:
+    root = tmp_path / "state"
+    for name in ("first", "second"):
+        _, journal = begun(root, wanted(tmp_path / "results", boots=1, id=name))
+        journal.add(What.ENDED)
+    shown = trial("--status", "--", NAME)
+    assert "Trial second" in shown.output
+    assert "Trial first" not in shown.output
+    assert "Trial first" in trial("--status", "--", "first").output
+
+
+def test_status_without_any_trial_is_no_error(daemon: StandIn, tmp_path: Path) -> None:
+    assert trial("--status").exit_code == 0
+
+
 def test_another_instance_that_somebody_started_is_left_alone(
     daemon: StandIn, tmp_path: Path
 ) -> None:
     left_behind(daemon, tmp_path)
     (known,) = known_trials(tmp_path / "state")
     assert known.head is not None
-    from homenode.measure.layouts.journal_file import JournalFile
-
     JournalFile(tmp_path / "state", known.head.id).add(What.STARTED, 0, run_id=1)
     daemon.put("id", "9")
     error = refusal("--undo", "--stop-within", "0.2", "--", NAME)

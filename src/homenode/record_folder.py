@@ -74,6 +74,18 @@ class RecordFolder:
             except FileNotFoundError:
                 return False
 
+    @property
+    def is_locked(self) -> bool:
+        """Whether somebody holds the lock now. False where there is none, or it cannot be asked."""
+        try:
+            descriptor = os.open(self.path / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            return not _try_lock(descriptor)
+        finally:
+            os.close(descriptor)
+
     @contextlib.contextmanager
     def locked(
         self,

@@ -75,6 +75,7 @@ def orders_of(typed: BenchArguments) -> "BenchOptions":
         host_kind=typed.host_kind,
         arrangement=typed.arrangement,
         force=typed.force,
+        marks=_marks(typed),
     )
 
 
@@ -127,6 +128,20 @@ def _switches(layout: str) -> "Switches":
     if layout not in PRESETS:
         raise UsageError(f"--layout {layout}: expected one of {', '.join(PRESETS)}")
     return Switches.of(PRESETS[layout])
+
+
+def _marks(typed: BenchArguments) -> tuple[str, ...]:
+    """Raises UsageError for a virtual machine that is called a host, unless it is forced."""
+    from homenode.results.vantage import Vantage
+
+    if typed.vantage is not Vantage.HOST or not _is_virtual():
+        return ()
+    if not typed.force:
+        raise UsageError(
+            "--vantage host: expected a machine that is no virtual one, found a virtual machine",
+            hint="leave it out: the run is of a guest; --force measures, and marks the run",
+        )
+    return ("measured in a virtual machine, and called a host (--vantage host --force)",)
 
 
 def _vantage(*, has_plan: bool) -> "Vantage":

@@ -96,18 +96,31 @@ def rollback_trial(name: str, stop_s: float) -> None:
 
 
 def show_status(name: str | None) -> None:
-    """Print how far trials are. Raises InputError where there is none."""
+    """Print how far trials are: all, or the last one of that name.
+
+    Raises InputError where none has that name.
+    """
     from homenode.report.trial_text import status_text
 
     found = known_trials(default_root(), name)
-    if not found:
-        raise InputError(f"expected a trial{f' of {name}' if name else ''}, found none")
-    for known in found:
+    if not found and name is None:
+        note("no trials yet")
+    elif not found:
+        raise InputError(
+            f"{name}: expected a trial of it, found none", hint="homenode trial --status lists all"
+        )
+    for known in found if name is None else found[-1:]:
         if known.head is None:
             note(f"{known.folder}: {known.reason}")
             continue
         steps = steps_of(known.head)
-        console().print(status_text(known.head, known.entries, known.state, steps))
+        is_running = JournalFile(default_root(), known.head.id).is_locked
+        console().print(
+            status_text(known.head, known.entries, known.state, steps, is_running=is_running)
+        )
+    if name is not None and len(found) > 1:
+        earlier = ", ".join(one.folder.name for one in found[:-1])
+        note(f"earlier: {earlier} (homenode trial ID --status shows one)")
 
 
 def _run(
@@ -124,7 +137,7 @@ def _run(
         virsh=virsh, head=head, journal=journal, root=default_root(), layouts=begun.layouts,
         measuring=begun.begun.measuring, reach=reach, host_kind=begun.begun.host_kind,
         copy=begun.copy, versions=begun.begun.versions, emulated=begun.begun.emulated,
-        on_step=_say_step, on_progress=_say_progress, tell=note,
+        on_step=_say_step, on_progress=_say_progress, on_wait=_Waiting(), tell=note,
     )  # fmt: skip
     with interruptible():
         try:
@@ -194,7 +207,7 @@ def _runs(head: Head, journal: JournalFile) -> tuple[list[Run], list[str]]:
     runs, folders = [], []
     for step in sorted(steps_of(head), key=lambda step: (order[step.layout], step.round)):
         outcome = state.outcomes.get(step.number)
-        if step.number in state.measured and outcome is not None and outcome.entry.run:
+        if step.number in state.with_figures and outcome is not None and outcome.entry.run:
             for folder in sorted(Path(head.results).glob(f"*/{outcome.entry.run}")):
                 runs.append(read_run(folder))
                 folders.append(str(folder))
@@ -278,3 +291,24 @@ def _again(head: "Head", option: str) -> str:
     from homenode.wording import command_line
 
     return command_line("homenode", "trial", head.id, option)
+
+
+class _Waiting:
+    """Says that a guest boots: on a terminal a line that counts, else one every half a minute."""
+
+    _EVERY_S = 30.0
+
+    def __init__(self) -> None:
+        self._said_s = 0.0
+
+    def __call__(self, waited_s: float, timeout_s: float) -> None:
+        line = f"  waiting for the guest to answer: {waited_s:.0f} of {timeout_s:.0f} s"
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r{line}\r")
+            sys.stderr.flush()
+            return
+        if waited_s < self._said_s:
+            self._said_s = 0.0
+        if waited_s - self._said_s >= self._EVERY_S:
+            self._said_s = waited_s
+            note(line)

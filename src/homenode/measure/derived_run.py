@@ -35,6 +35,9 @@ _SPREAD_FROM = 3
 MARKING = frozenset({"bench-busy", "bench-stolen"})
 """Findings of the preflight that mark the run: its figures are somebody else's too."""
 
+TEST_FAILED = "bench-test-failed"
+"""Of a test that gave nothing in any round."""
+
 _EMULATION_UNKNOWN = Gap(
     "whether QEMU emulates this machine's processor (TCG)",
     "nothing here tells; figures of an emulated one mean nothing",
@@ -208,7 +211,7 @@ def _failed(steps: Sequence[tuple[StepRecord, str]]) -> Iterator[Finding]:
             continue
         last = all_rounds[-1]
         yield Finding(
-            "bench-test-failed", Severity.WARNING, test, "figures",
+            TEST_FAILED, Severity.WARNING, test, "figures",
             f"{last.result} in every round: {'; '.join(last.said) or 'it said nothing'}",
             "what it measures is not known of this run",
             f"look at raw/{last.output}; run the command by hand", "its exit and output",

@@ -41,7 +41,8 @@ class BenchOptions:
     this boot; None = the machine is asked. pus, nodes: measure on these alone. system: folder
     above the run; None = the GPU's name, or cpu-only. host, host_kind: of the machine below a
     guest, see RunHead. emulated: no figure means anything; the probe knows TCG by itself. force:
-    measure a guest that is not as planned, and mark the run. experiment, block: see RunHead.
+    measure a guest that is not as planned, and mark the run. marks: why nothing must be
+    concluded, known beforehand. experiment, block: see RunHead.
     """
 
     name: str
@@ -63,6 +64,7 @@ class BenchOptions:
     arrangement: str | None = None
     emulated: bool = False
     force: bool = False
+    marks: tuple[str, ...] = ()
     experiment: str | None = None
     block: int | None = None
 

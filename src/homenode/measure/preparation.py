@@ -93,7 +93,7 @@ def prepared(
         boot=boot,
         app=orders.app,
         left_out=suite.left_out,
-        marks=tuple(f"the guest is not as planned: {one}" for one in mismatch),
+        marks=(*orders.marks, *(f"the guest is not as planned: {one}" for one in mismatch)),
         bus_ids=bus_ids,
     )
     return Prepared(record, usable, usable_pus(usable), mismatch)

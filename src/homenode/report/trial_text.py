@@ -16,12 +16,14 @@ from homenode.wording import command_line, printable
 
 _STYLES = {
     What.MEASURED: "green",
+    What.INCOMPLETE: "yellow",
     What.MISMATCHED: "yellow",
     What.REFUSED: "red",
     What.FAILED: "red",
 }
 _WORDS = {
     What.MEASURED: "measured",
+    What.INCOMPLETE: "not measured: tests failed",
     What.MISMATCHED: "not as planned, not measured",
     What.REFUSED: "refused",
     What.FAILED: "failed",
@@ -71,10 +73,18 @@ def schedule_text(
     )
 
 
-def status_text(head: Head, entries: Sequence[Entry], state: State, steps: Sequence[TrialStep]) -> (
-    RenderableType
-):  # fmt: skip
-    """How far a trial is, the last things that it did, and what is left to undo."""
+def status_text(
+    head: Head,
+    entries: Sequence[Entry],
+    state: State,
+    steps: Sequence[TrialStep],
+    *,
+    is_running: bool = False,
+) -> RenderableType:
+    """How far a trial is, the last things that it did, and what is left to undo.
+
+    is_running: a homenode is at work on it now.
+    """
     lines: list[RenderableType] = [
         Text(printable(f"Trial {head.id} of {head.source}"), style="bold"),
         outcomes_text(state, steps),
@@ -82,6 +92,9 @@ def status_text(head: Head, entries: Sequence[Entry], state: State, steps: Seque
     for entry in entries[-_LAST:]:
         detail = f": {entry.detail}" if entry.detail else ""
         lines.append(Text(printable(f"{entry.at}  {_place(entry)}{entry.what}{detail}")))
+    if is_running:
+        lines.append(Text("running: a homenode is at work on it now", style="green"))
+        return AsciiWhereNeeded(Group(*lines))
     if state.to_undo:
         left = [
             *([f"{head.domain} may have a layout's definition"] if state.applied else []),

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from homenode.domain.read import open_domain
 from homenode.findings import Severity
+from homenode.measure.model import Group
 from homenode.plan.model import Plan, Unplannable
 from homenode.plan.options import PlanOptions
 from homenode.topology import Host, MemoryKind
@@ -18,6 +19,13 @@ _STAND_AGAINST = frozenset((
     "pin-of-disallowed-pu",
 ))  # fmt: skip
 """Findings with which a VM does not start, or takes from another what it has."""
+
+
+_STREAM_BYTES = 3 * (128 << 20)
+"""Three arrays of 128 MiB, the least that the probe takes: native/src/command_bandwidth.cpp."""
+
+_LEFT_BY_SYSTEM = 0.8
+"""Share of a small guest's memory that programs may have: the rest is the system's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +56,19 @@ def fit(
     others = tuple(domain for domain in host.domains if domain.name != name)
     alone = replace(host, domains=others)
     return tuple(_fit(original, name, replace(options, layout=one), alone) for one in layouts)
+
+
+def short_memory(fitted: Sequence[Fitted], groups: Sequence[Group]) -> tuple[str, ...]:
+    """Layouts whose guest has too little memory for STREAM, where that is to be measured."""
+    if groups and Group.MEMORY_BANDWIDTH not in groups:
+        return ()
+    plans = [(one.layout, one.tuning.plan) for one in fitted if one.tuning is not None]
+    return tuple(
+        f"{layout}: expected {format_bytes(_STREAM_BYTES)} of memory for STREAM, found a guest of "
+        f"{format_bytes(plan.memory_bytes)}; give it more, or name other tests with --tests"
+        for layout, plan in plans
+        if plan.memory_bytes * _LEFT_BY_SYSTEM < _STREAM_BYTES
+    )
 
 
 def _fit(original: bytes, name: str, options: PlanOptions, host: Host) -> Fitted:

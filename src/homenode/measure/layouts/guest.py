@@ -104,13 +104,20 @@ class GuestReach:
         ]
 
 
-def answering(virsh: Virsh, uuid: str, reach: Reach, timeout_s: float) -> Machine:
-    """The guest, as soon as it answers.
+def answering(
+    virsh: Virsh,
+    uuid: str,
+    reach: Reach,
+    timeout_s: float,
+    on_wait: Callable[[float, float], None] = lambda waited_s, timeout_s: None,
+) -> Machine:
+    """The guest, as soon as it answers. on_wait: told between two tries (waited_s, timeout_s).
 
     Raises ToolError where it ends before, ToolTimeoutError with the last thing that was in the way,
     and InputError at once where there is no way to it at all.
     """
-    deadline = time.monotonic() + timeout_s
+    started = time.monotonic()
+    deadline = started + timeout_s
     while True:
         try:
             return reach.machine(uuid)
@@ -124,6 +131,7 @@ def answering(virsh: Virsh, uuid: str, reach: Reach, timeout_s: float) -> Machin
             raise ToolTimeoutError(
                 f"the guest did not answer within {timeout_s:g} s: {why.message}", hint=why.hint
             )
+        on_wait(time.monotonic() - started, timeout_s)
         time.sleep(_BETWEEN_S)
 
 

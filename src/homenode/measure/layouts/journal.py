@@ -25,6 +25,7 @@ class What(StrEnum):
     ANSWERED = "answered"
     MEASURING = "measuring"
     MEASURED = "measured"
+    INCOMPLETE = "incomplete"
     MISMATCHED = "mismatched"
     REFUSED = "refused"
     FAILED = "failed"
@@ -80,7 +81,7 @@ class Entry:
     undo: what takes it back, for people. run: name of the results. boot: the guest's own identity
     of it. run_id: libvirt's number of the running instance. host_boot: the host's own identity of
     the boot in which that number was given. samples: how many were measured.
-    findings: why a guest was not measured.
+    findings: why a guest was not measured, or which tests failed.
     """
 
     at: str
@@ -98,7 +99,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a step last. what: MEASURED, MISMATCHED, REFUSED or FAILED."""
+    """What came of a step last. what: MEASURED, INCOMPLETE (a test failed in every round),
+    MISMATCHED, REFUSED or FAILED."""
 
     what: What
     entry: Entry
@@ -128,12 +130,18 @@ class State:
 
     @property
     def measured(self) -> frozenset[int]:
-        return frozenset(
-            number for number, one in self.outcomes.items() if one.what is What.MEASURED
-        )
+        return self._that_came_to(What.MEASURED)
+
+    @property
+    def with_figures(self) -> frozenset[int]:
+        """Steps that left a run, whole or not."""
+        return self._that_came_to(What.MEASURED, What.INCOMPLETE)
+
+    def _that_came_to(self, *kinds: What) -> frozenset[int]:
+        return frozenset(number for number, one in self.outcomes.items() if one.what in kinds)
 
 
-_OUTCOMES = (What.MEASURED, What.MISMATCHED, What.REFUSED, What.FAILED)
+_OUTCOMES = (What.MEASURED, What.INCOMPLETE, What.MISMATCHED, What.REFUSED, What.FAILED)
 
 
 def state_of(entries: Iterable[Entry]) -> State:

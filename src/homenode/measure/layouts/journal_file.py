@@ -52,6 +52,11 @@ class JournalFile:
         with _held(self._files, "this trial") as lock:
             yield lock
 
+    @property
+    def is_locked(self) -> bool:
+        """Whether a homenode is at work on it now."""
+        return self._files.is_locked
+
     def refuse_begun(self) -> None:
         """Raises HostError where such a trial is there: nothing of it may be written over."""
         if self._files.has_journal:

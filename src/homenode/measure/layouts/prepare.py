@@ -11,7 +11,7 @@ from homenode.errors import InputError, UsageError
 from homenode.hypervisor.domain_state import DomainState
 from homenode.hypervisor.virsh import Virsh
 from homenode.measure.layouts.copying import Prepared, prepare_copy
-from homenode.measure.layouts.fitting import Fitted, fit
+from homenode.measure.layouts.fitting import Fitted, fit, short_memory
 from homenode.measure.layouts.guest import is_there
 from homenode.measure.layouts.guest_access import GuestAccess, obstacle_to
 from homenode.measure.layouts.journal import Head
@@ -97,6 +97,7 @@ def preflight(virsh: Virsh, name: str, wanted: TrialRequest, host: Host, root: P
     ]
     no_way = obstacle_to(original, state.name, wanted.reaching.transport)
     obstacles = [] if no_way is None else [no_way]
+    obstacles += short_memory(fitted, wanted.measuring.wishes.groups)
     if copy is None:
         for one in fitted:
             if one.tuning is not None:

@@ -16,6 +16,7 @@ from homenode.errors import HomenodeError, HostError, InputError, ToolError, Usa
 from homenode.hypervisor.virsh import Virsh
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.access.protocol import Machine
+from homenode.measure.derived_run import TEST_FAILED
 from homenode.measure.layouts.copying import Prepared, make_copy
 from homenode.measure.layouts.guest import (
     Reach,
@@ -55,6 +56,7 @@ class Trial:
 
     root: of the state folder. layouts: by name. copy: what is to be made first, None in place.
     versions: of libvirt, QEMU and machine type. on_step: called with each step before it begins;
+    on_wait: while a guest boots, with the seconds since its start and those that it may take;
     tell: gets a line about everything that is worth one.
     """
 
@@ -71,6 +73,7 @@ class Trial:
     emulated: bool
     on_step: Callable[[TrialStep, int], None]
     on_progress: Callable[[Progress], None]
+    on_wait: Callable[[float, float], None]
     tell: Callable[[str], None]
 
     @property
@@ -176,7 +179,9 @@ def _step(trial: Trial, step: TrialStep, lock: int, alive: tuple[int, Machine] |
     name = run_name(trial.head.id, step)
     there = _run_there(Path(trial.head.results), name)
     if there is not None and alive is None:
-        samples = _samples(there)
+        outcome = trial.journal.known().state.outcomes.get(step.number)
+        is_incomplete = outcome is not None and outcome.what is What.INCOMPLETE
+        samples = None if is_incomplete else _samples(there)
         if samples is not None:  # it was killed after the last sample, before it said so
             trial.journal.add(What.MEASURED, step.number, run=name, samples=samples)
             return
@@ -234,7 +239,7 @@ def _boot(trial: Trial, step: TrialStep, lock: int) -> Machine | None:
             trial.journal.add(What.STOPPED, step.number, "somebody else had started it")
         raise
     trial.journal.add(What.STARTED, step.number, run_id=virsh.domain(uuid).run_id)
-    machine = answering(virsh, uuid, trial.reach, trial.measuring.answer_s)
+    machine = answering(virsh, uuid, trial.reach, trial.measuring.answer_s, trial.on_wait)
     trial.journal.add(What.ANSWERED, step.number, boot=boot_of(machine))
     trial.reach.equip(machine)
     return machine
@@ -270,6 +275,16 @@ def _measure(
     count = len(outcome.run.samples)
     if not count:
         raise ToolError(f"expected figures, found none: every test failed: {gaps}")
+    failed = tuple(
+        f"{one.subject}: {one.observed}" for one in outcome.findings if one.id == TEST_FAILED
+    )
+    if failed:
+        trial.journal.add(
+            What.INCOMPLETE, step.number, gaps, run=orders.name, samples=count, findings=failed
+        )
+        for line in failed:
+            trial.tell(f"boot {step.number + 1}, {step.layout}: not measured: {line}")
+        return
     trial.journal.add(What.MEASURED, step.number, gaps, run=orders.name, samples=count)
 
 
@@ -356,8 +371,8 @@ def is_emulated(document: bytes) -> bool:
 
 def outcome_code(state: State) -> int:
     """The exit code that a trial comes to: 3 where a boot failed, 1 where a guest was not as
-    planned, else 0."""
+    planned or a test failed in it, else 0."""
     kinds = {one.what for one in state.outcomes.values()}
     if kinds & {What.FAILED, What.REFUSED}:
         return 3
-    return 1 if What.MISMATCHED in kinds else 0
+    return 1 if kinds & {What.MISMATCHED, What.INCOMPLETE} else 0

@@ -13,7 +13,7 @@ from homenode.report.charts.curves import Curve, Level, curve_chart
 from homenode.report.charts.forest import ForestRow, forest_chart
 from homenode.report.charts.heat_map import MOST_CELLS, Matrix, heat_map
 from homenode.report.charts.paths import GuestCell, HostNode, Paths, paths_picture
-from homenode.report.charts.scale import log_steps, round_steps
+from homenode.report.charts.scale import log_steps
 from homenode.report.charts.unit_text import chart_scale, short_figure
 from homenode.report.text_extent import text_width
 
@@ -160,11 +160,7 @@ def test_presets_have_colours_of_their_own() -> None:
 
 
 @given(FIGURES)
-def test_steps_reach_the_highest_figure_and_are_few(high: float) -> None:
-    steps = round_steps(high)
-    assert steps[0] == 0
-    assert steps[-1] >= high * (1 - 1e-9)
-    assert len(steps) <= 7
+def test_steps_are_few(high: float) -> None:
     assert len(log_steps(high, high * 1e9)) <= 7
     assert math.isfinite(chart_scale("bytes_per_s", [high])[0])
     assert short_figure(high)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from homenode.analyse.decide import decide
-from homenode.analyse.machine_facts import facts_of_host
+from homenode.analyse.machine_facts import facts_of_host, of_host
 from homenode.analyse.statement import sentence_of
 from homenode.analyse.verdict import Verdict
 from homenode.errors import HomenodeError, UsageError
@@ -51,7 +51,8 @@ def settled(guest: Guest, options: PlanOptions, host: Host, evidence: Evidence) 
     objective = options.objective or suggested_objective(guest, options, host)
     machine = facts_of_host(host, evidence.publications)
     buses = guest.is_q35 or guest.is_virt
-    verdict = decide(evidence, machine, objective, expander_buses=buses)
+    known = replace(evidence, runs=of_host(evidence.runs, host))
+    verdict = decide(known, machine, objective, expander_buses=buses)
     if verdict.layout is None:
         raise NotRecommended(
             f"--layout auto: no layout is recommended on {host.name}: {sentence_of(verdict)}",

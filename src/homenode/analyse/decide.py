@@ -29,6 +29,7 @@ from homenode.metrics import METRICS, primaries
 from homenode.objective import Objective
 from homenode.plan.layout import PRESETS, GuestPcie, Siblings
 from homenode.results.model import Origin, Run
+from homenode.results.vantage import Vantage
 from homenode.topology import Host
 
 
@@ -43,7 +44,7 @@ def decide(
 
     expander_buses: the VM's machine type takes them. Same input, same verdict.
     """
-    here, like = _own(evidence.runs, machine), _like(evidence.runs, machine)
+    here, like = _of_guests(_own(evidence.runs, machine)), _like(evidence.runs, machine)
     findings = (*machine.findings, *figure_findings(here))
     critical = tuple(one for one in findings if one.severity is Severity.CRITICAL)
     if critical:
@@ -86,6 +87,12 @@ def decide_for_machines(
     return tuple(found)
 
 
+def _of_guests(runs: Sequence[Run]) -> tuple[Run, ...]:
+    """Without runs on the host itself beside those of its guests: bare metal is no choice."""
+    guests = tuple(run for run in runs if run.head.vantage is Vantage.GUEST)
+    return guests or tuple(runs)
+
+
 def _own(runs: Sequence[Run], machine: MachineFacts) -> tuple[Run, ...]:
     """Runs of the very machine; where nobody named it, of the same folder and kind."""
     measured = [run for run in runs if run.head.origin is not Origin.PUBLISHED]
@@ -108,7 +115,7 @@ def _like(runs: Sequence[Run], machine: MachineFacts) -> dict[str, tuple[Run, ..
             continue
         if head.host is not None and head.origin is not Origin.PUBLISHED:
             found.setdefault(head.host, []).append(run)
-    return {host: tuple(those) for host, those in found.items()}
+    return {host: _of_guests(those) for host, those in found.items()}
 
 
 def _strongest(

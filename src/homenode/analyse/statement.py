@@ -22,7 +22,10 @@ def ground_of(verdict: Verdict) -> str:
     """What the answer rests on, in a few words."""
     match verdict.level:
         case None:
-            return "no answer"
+            if verdict.why(ReasonId.NOT_REAL):
+                return "not real"
+            sick = verdict.stopped or verdict.why(ReasonId.REFUSED)
+            return "not ready" if sick else "cannot tell"
         case EvidenceLevel.MEASURED:
             return "measured here" if verdict.here else "measured on this kind of machine"
         case EvidenceLevel.PROVISIONAL:

@@ -9,7 +9,6 @@ from homenode.measure.bindings.collective import Collective
 from homenode.measure.bindings.evidence import JobEvidence
 from homenode.measure.bindings.experiments import Mode
 from homenode.measure.bindings.figures import (
-    METRICS,
     Comparison,
     Matrix,
     Mean,
@@ -181,8 +180,3 @@ def _power(jobs: tuple[JobEvidence, ...]) -> Iterator[PowerLine]:
         watts, joules = mean_of([p.watts for p in of]), mean_of([p.joules_per_gb for p in of])
         if watts is not None and joules is not None:
             yield PowerLine(metric, mode, device, watts, joules)
-
-
-def metrics_shown(report: StudyReport) -> tuple[str, ...]:
-    """Metrics of its matrices, in order."""
-    return tuple(m for m in METRICS if any(matrix.metric == m for matrix in report.matrices))

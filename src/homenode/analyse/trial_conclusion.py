@@ -40,7 +40,9 @@ class Conclusion:
 
     def of_this_trial(self) -> Verdicts:
         """Verdicts of the objectives that it has figures of."""
-        found = tuple(one for one in self.verdicts.verdicts if one.here or one.passed)
+        found = tuple(
+            one for one in self.verdicts.verdicts if one.here or one.passed or one.stopped
+        )
         return Verdicts(found, self.verdicts.skipped)
 
 

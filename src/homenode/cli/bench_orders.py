@@ -122,12 +122,13 @@ def _app(typed: BenchArguments) -> "AppOrder | None":
 
 
 def _switches(layout: str) -> "Switches":
-    from homenode.plan.layout import PRESETS
+    from homenode.plan.layout import PRESETS, preset_named
     from homenode.results.model import Switches
 
-    if layout not in PRESETS:
+    preset = preset_named(layout)
+    if preset is None:
         raise UsageError(f"--layout {layout}: expected one of {', '.join(PRESETS)}")
-    return Switches.of(PRESETS[layout])
+    return Switches.of(preset)
 
 
 def _marks(typed: BenchArguments) -> tuple[str, ...]:

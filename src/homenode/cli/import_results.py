@@ -77,20 +77,21 @@ def import_results(
 
 
 def _layouts(texts: list[str]) -> "dict[str, Switches]":
-    from homenode.plan.layout import PRESETS
+    from homenode.plan.layout import PRESETS, preset_named
     from homenode.results.model import Switches
 
     found = {}
     for text in texts:
-        name, is_pair, preset = text.partition("=")
-        if not is_pair or not name or preset not in PRESETS:
+        name, is_pair, wanted = text.partition("=")
+        preset = preset_named(wanted)
+        if not is_pair or not name or preset is None:
             raise UsageError(
                 f"--layout {text}: expected NAME=PRESET",
                 hint=f"presets: {', '.join(PRESETS)}",
             )
         if name in found:
             raise UsageError(f"--layout {text}: expected each run once")
-        found[name] = Switches.of(PRESETS[preset])
+        found[name] = Switches.of(preset)
     return found
 
 

@@ -168,7 +168,7 @@ def trial(
     leave a journal: --status reads it, --resume goes on, --undo takes back.
     """
     from homenode.cli import trial_work as work
-    from homenode.cli.trial_options import TrialOptions
+    from homenode.cli.trial_options import TrialOptions, layouts_named
 
     if sum((status, resume, undo)) > 1:
         raise UsageError("--status, --resume, --undo: expected one of them, found several")
@@ -196,7 +196,7 @@ def trial(
     work.begin_trial(
         name,
         TrialOptions(
-            layouts=tuple(one.strip() for one in layouts.split(",") if one.strip()),
+            layouts=layouts_named(layouts),
             boots=boots, seed=seed, bare=bare, as_copy=as_copy, in_place=in_place,
             results=results, report=report, id=id, dry_run=dry_run, connect=connect, host=host,
             tests=tests, repeat=repeat, quick=quick, full=full, app=app, metric=metric,

@@ -15,7 +15,7 @@ from homenode.measure.access.ssh import SshTarget
 from homenode.measure.layouts.guest_access import GuestAccess, Transport
 from homenode.measure.layouts.prepare import TrialRequest
 from homenode.measure.layouts.trial_config import Measuring
-from homenode.plan.layout import PRESETS, Pinning
+from homenode.plan.layout import PRESETS, Pinning, preset_named
 from homenode.plan.options import PlanOptions
 from homenode.plan.request import (
     DeviceLocality,
@@ -68,6 +68,12 @@ class TrialOptions:
     device_locality: DeviceLocality
     emulator: EmulatorPolicy
     pci_granularity: PciGranularity
+
+
+def layouts_named(text: str) -> tuple[str, ...]:
+    """Layouts of a list, the study's names as presets; what is none stays, to be refused."""
+    names = (one.strip() for one in text.split(",") if one.strip())
+    return tuple(one if (found := preset_named(one)) is None else found.name for one in names)
 
 
 def check(asked: TrialOptions) -> None:

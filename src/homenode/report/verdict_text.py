@@ -8,7 +8,7 @@ from rich.text import Text
 
 from homenode.analyse.comparison import PRINTED, EvidenceLevel
 from homenode.analyse.statement import ground_of, sentence_of, source_sentence
-from homenode.analyse.verdict import Verdict, Verdicts
+from homenode.analyse.verdict import ReasonId, Verdict, Verdicts
 from homenode.report.terminal_text import AsciiWhereNeeded
 from homenode.wording import printable
 
@@ -20,11 +20,20 @@ def verdicts_text(verdicts: Verdicts, *, notes: bool = False) -> RenderableType:
     """One block per verdict. notes: also what is wrong with the figures that were published."""
     parts: list[RenderableType] = []
     system = None
+    sick: set[str] = set()
     for one in verdicts.verdicts:
         if one.system != system:
             system = one.system
             parts += [Text(""), Text(printable(system), style="bold underline")]
-        parts += _block(one, notes)
+        if one.why(ReasonId.HEALTH) is None:
+            parts += _block(one, str(one.objective), notes)
+        elif one.system not in sick:  # the same of every objective
+            sick.add(one.system)
+            those = (
+                other.objective for other in verdicts.verdicts
+                if other.system == one.system and other.why(ReasonId.HEALTH) is not None
+            )  # fmt: skip
+            parts += _block(one, ", ".join(those), notes)
     parts += [Text(printable(f"skipped: {one}"), style="yellow") for one in verdicts.skipped]
     if not verdicts.verdicts:
         parts.append(Text("no figures for any objective"))
@@ -34,7 +43,8 @@ def verdicts_text(verdicts: Verdicts, *, notes: bool = False) -> RenderableType:
 def layout_text(verdict: Verdict) -> RenderableType:
     """Why a plan has its layout, where the evidence chose it."""
     title = Text("Why this layout", style="bold underline")
-    return AsciiWhereNeeded(Group(Text(""), title, *_block(verdict, notes=False)))
+    block = _block(verdict, str(verdict.objective), notes=False)
+    return AsciiWhereNeeded(Group(Text(""), title, *block))
 
 
 def answer_of(verdict: Verdict) -> str:
@@ -51,9 +61,9 @@ def doubts_of(verdict: Verdict) -> tuple[str, ...]:
     return tuple(f"{one.detail}; {one.remedy}; likely cause: {one.cause}" for one in told)
 
 
-def _block(verdict: Verdict, notes: bool) -> Sequence[RenderableType]:
+def _block(verdict: Verdict, objective: str, notes: bool) -> Sequence[RenderableType]:
     head = Text.assemble(
-        (f"{verdict.objective}: ", "bold"),
+        (f"{objective}: ", "bold"),
         (printable(answer_of(verdict)), "green" if verdict.choice else "yellow"),
         f"  [{ground_of(verdict)}]",
     )

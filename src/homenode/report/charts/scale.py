@@ -4,8 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
-
 
 @dataclass(frozen=True, slots=True)
 class Scale:
@@ -24,21 +22,6 @@ class Scale:
             low, high, value = math.log(low), math.log(high), math.log(value)
         part = (value - low) / (high - low) if high > low else 0.5
         return self.start + part * (self.end - self.start)
-
-
-def round_steps(high: float, most: int = 5) -> tuple[float, ...]:
-    """Round figures from 0 to at least `high`.
-
-    >>> round_steps(561.0)
-    (0.0, 200.0, 400.0, 600.0)
-    >>> round_steps(0.0)
-    (0.0, 1.0)
-    """
-    if high <= 0 or not math.isfinite(high):
-        return (0.0, 1.0)
-    power = 10.0 ** math.floor(math.log10(high / most))
-    step = next(power * one for one in _STEPS if power * one * most >= high)
-    return tuple(step * count for count in range(math.ceil(high / step - 1e-9) + 1))
 
 
 def log_steps(low: float, high: float, base: float = 10.0, most: int = 6) -> tuple[float, ...]:

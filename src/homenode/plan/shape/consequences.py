@@ -102,7 +102,7 @@ def _topology(
     elif before and before[3] > 1:
         said.append(f"The guest sees one thread a core instead of {before[3]}.")
     if topology.dies > 1:
-        said.append(f"The guest sees {topology.dies} dies a socket, one for each host LLC.")
+        said.append(f"The guest is told of {topology.dies} dies a socket, one for each host LLC.")
     return said
 
 

@@ -342,3 +342,9 @@ def test_looks_are_never_written_over_each_other(tmp_path: Path) -> None:
     assert [(look.number, look.is_before) for look in looks] == [
         (0, True), (1, False), (2, True), (3, False),
     ]  # fmt: skip
+
+
+def test_what_was_read_once_comes_to_the_same_as_read_anew(tmp_path: Path) -> None:
+    once = run(tmp_path).run
+    again = run(tmp_path, resume=True).run
+    assert again == once

@@ -17,6 +17,7 @@ from homenode.measure.layouts.journal import (
     state_of,
 )
 from homenode.measure.layouts.schedule import trial_schedule
+from homenode.measure.layouts.trial_config import decode_config
 from homenode.pci import DeviceKind
 from homenode.plan.options import PlanOptions
 from homenode.sources import load_host
@@ -119,3 +120,10 @@ def test_a_journal_cut_anywhere_is_read_up_to_its_last_whole_line(
 def test_what_is_no_journal_is_refused_by_name(text: bytes) -> None:
     with pytest.raises(InputError, match="journal"):
         decoded(text)
+
+
+def test_what_an_earlier_version_began_a_trial_with_is_refused_with_the_next_step() -> None:
+    old = b'{"measuring":{"repeats":3},"reaching":{"way":"ssh"},"host_kind":null,"emulated":false}'
+    with pytest.raises(InputError, match=r"begun\.json: expected .format.*trial-config") as caught:
+        decode_config(old, "begun.json")
+    assert "--undo" in (caught.value.hint or "")

@@ -213,6 +213,7 @@ def test_a_record_tells_waits_hours_and_neighbours() -> None:
     }  # fmt: skip
     record = parse_record(texts, "n1", 1)
     assert (record.queue_wait_s, record.gpu_hours, record.gpu_count) == (125.0, 1.0, 2)
+    assert (record.started_s, record.ended_s) == (1000.0, 2800.0)
     assert (record.others, record.met, record.slices) == (1, "3 of 4", ("1g.5gb",))
     assert [nic.name for nic in record.nics] == ["mlx5_0"]
     assert [str(gap) for gap in record.gaps] == ["nvbandwidth.txt: CUDA error; exit status 1"]

@@ -5,7 +5,7 @@ nothing is lost or counted twice however often a run was cut short.
 """
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -72,10 +72,14 @@ def derived(
     steps: Sequence[tuple[StepRecord, str]],
     looks: Sequence[LookRecord],
     host: Host,
+    readings: Mapping[int, StepReading] | None = None,
 ) -> Derived:
-    """The run of these records. host: what was measured, confined to the PUs that it was."""
+    """The run of these records. host: what was measured, confined to the PUs that it was.
+
+    readings: of steps, by number, whose outputs have been read already.
+    """
     gaps = list(record.left_out)
-    read = list(_read(record, steps, host, gaps))
+    read = list(_read(record, steps, host, gaps, readings or {}))
     samples, states = _samples(record, read)
     gaps += [gap for one in read for gap in one.reading.gaps]
     findings = [
@@ -131,7 +135,11 @@ def _origin(record: RunRecord, looks: Sequence[LookRecord], read: Sequence[_Read
 
 
 def _read(
-    record: RunRecord, steps: Sequence[tuple[StepRecord, str]], host: Host, gaps: list[Gap]
+    record: RunRecord,
+    steps: Sequence[tuple[StepRecord, str]],
+    host: Host,
+    gaps: list[Gap],
+    readings: Mapping[int, StepReading],
 ) -> Iterator[_Read]:
     attempts = {one.id: one for test in record.tests for one in test.attempts}
     for step, output in steps:
@@ -140,7 +148,8 @@ def _read(
         if step.result is not StepStatus.DONE or test is None:
             continue
         try:
-            reading = reading_of(record, test, step, output, host)
+            known = readings.get(step.number)
+            reading = known or reading_of(record, test, step, output, host)
         except ParseError as error:
             gaps.append(Gap(f"{step.test}, round {step.round + 1}", error.message))
             continue

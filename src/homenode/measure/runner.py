@@ -8,7 +8,7 @@ was started anew places its guests and its memory anew, and is another boot for 
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from homenode.discover import discover
@@ -40,6 +40,7 @@ from homenode.measure.record import (
 )
 from homenode.measure.run_folder import DOMAIN, HOST, PLAN, RunFolder, open_run
 from homenode.measure.schedule import Step, left_of
+from homenode.measure.step_reading import StepReading
 from homenode.measure.tools_installed import (
     boot_identity,
     gpus_shown_by,
@@ -66,13 +67,15 @@ _MOST_ERRORS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Session:
-    """What all steps of one call share."""
+    """What all steps of one call share. readings: of the outputs of its steps, by number: each is
+    read once."""
 
     machine: Machine
     folder: RunFolder
     record: RunRecord
     host: Host
     tests: dict[str, BenchTest]
+    readings: dict[int, StepReading] = field(default_factory=dict)
 
 
 def run_bench(
@@ -266,7 +269,7 @@ def _attempt(session: _Session, step: Step, test: BenchTest) -> tuple[StepRecord
         if test.reads is Reader.APP and session.record.app is not None:
             figure = figure_of(session.record.app, text)
         record = replace(record, figure=figure)
-        reading_of(session.record, test, record, text, session.host)
+        session.readings[step.number] = reading_of(session.record, test, record, text, session.host)
     except (ParseError, ToolError) as error:
         said = f"{test.argv[0]}: {error.message}"
         return replace(record, result=StepStatus.FAILED, said=(said[:_MOST_SAID],)), text
@@ -292,4 +295,5 @@ def _output_name(step: Step) -> str:
 
 
 def _derived(session: _Session) -> Derived:
-    return derived(session.record, session.folder.steps(), session.folder.looks(), session.host)
+    steps, looks = session.folder.steps(), session.folder.looks()
+    return derived(session.record, steps, looks, session.host, session.readings)

@@ -138,6 +138,8 @@ def _run(
         host_addresses=True,
         conditions=tuple(conditions),
         source=f"raw/{name}",
+        started_s=record.started_s,
+        ended_s=record.ended_s,
     )
     return Run(head, (*samples, *app))
 

@@ -62,7 +62,8 @@ class JobRecord:
     pus, mems: what the kernel allowed it. show: how what it measured was bound. others: jobs of
     others on the node. queue_wait_s: from when it could have started. gpus: how many it had.
     gpu_hours: used. met: jobs that measured with it, of how many. slices: MIG types of its GPUs.
-    replayed: what a stand-in says of itself; None where real tools ran.
+    replayed: what a stand-in says of itself; None where real tools ran. started_s, ended_s: by the
+    node's clock, seconds since 1970.
     """
 
     node: str
@@ -81,6 +82,8 @@ class JobRecord:
     met: str | None
     replayed: str | None
     gaps: tuple[Gap, ...]
+    started_s: float | None = None
+    ended_s: float | None = None
 
 
 def parse_record(texts: Mapping[str, str], node: str, gpus: int) -> JobRecord:
@@ -110,7 +113,14 @@ def parse_record(texts: Mapping[str, str], node: str, gpus: int) -> JobRecord:
         texts.get("met", "").strip()[:40] or None,
         replayed[1].strip() if replayed else None,
         tuple(gaps),
+        _seconds(texts.get("started", "")),
+        _seconds(texts.get("ended", "")),
     )
+
+
+def _seconds(text: str) -> float | None:
+    word = text.strip()
+    return float(word) if word.isascii() and word.isdigit() and len(word) < 12 else None
 
 
 def _errors(texts: Mapping[str, str]) -> Iterator[Gap]:

@@ -66,11 +66,14 @@ def test_plans_of_our_own_give_no_alarm_on_any_host_in_any_size(name: str, layou
                 gib=max(1, int(memory * share * 0.8)),
             )  # fmt: skip
             try:
-                tuned = tune(xml, NAME, PlanOptions(layout=layout), there).document
+                tuned = tune(xml, NAME, PlanOptions(layout=layout), there)
             except HomenodeError:  # no such plan there
                 continue
-            found = diagnose(there, open_domain(tuned, NAME)).findings
-            assert {f.id for f in found if f.severity is not Severity.INFO} <= sick, (count, share)
+            # What the plan itself warns of is no surprise.
+            mixes = any(f.id == "mixed-kinds" for f in tuned.plan.findings)
+            known = sick | ({"core-kinds-mixed"} if mixes else set())
+            found = diagnose(there, open_domain(tuned.document, NAME)).findings
+            assert {f.id for f in found if f.severity is not Severity.INFO} <= known, (count, share)
 
 
 SICK = {

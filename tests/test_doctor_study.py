@@ -137,8 +137,8 @@ def test_a_cache_that_is_passed_through_ends_at_the_guests_socket(
     assert ("cache-passthrough-false" in found) is false
 
 
-@pytest.mark.parametrize(("vcpus", "severity"), [(11, Severity.INFO), (12, None)])
-def test_vcpus_that_cannot_be_divided_leave_devices_far_without_alarm(
+@pytest.mark.parametrize(("vcpus", "severity"), [(1, Severity.INFO), (11, None), (12, None)])
+def test_only_a_vm_with_too_few_vcpus_for_two_cells_has_devices_far_and_no_alarm(
     vcpus: int, severity: Severity | None
 ) -> None:
     xml = planned(domain(vcpus, gpus("hgx-h100", 8), gib=64), "hgx-h100", "pin-numa-pci")

@@ -12,7 +12,7 @@ from homenode.analyse.summary import Series, SeriesKey
 from homenode.report.page.machine import Machine
 from homenode.wording import printable
 
-VERSION = 1
+VERSION = 2
 """Of the rows, whatever they are written as."""
 
 _STEERS = ("=", "+", "-", "@", "\t", "\r")
@@ -59,7 +59,8 @@ class Row:
     p: float | None
     p_adjusted: float | None
     outcome: str | None
-    blocked_by: str | None
+    level: str | None
+    doubts: str | None
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
@@ -88,7 +89,7 @@ def csv_text(rows: Iterable[Row]) -> str:
 
 
 def json_text(rows: Iterable[Row], skipped: Sequence[str]) -> str:
-    """The same rows as JSON, `homenode.rows/1`, with what was left out."""
+    """The same rows as JSON, `homenode.rows/2`, with what was left out."""
     document = {"format": f"homenode.rows/{VERSION}", "skipped": skipped, "rows": list(rows)}
     encoded = msgspec.json.encode(msgspec.to_builtins(document))
     return msgspec.json.format(encoded, indent=2).decode() + "\n"
@@ -137,7 +138,7 @@ def _row(
 def _against(effect: Effect | None) -> dict[str, Any]:
     if effect is None:
         names = ("baseline", "ratio", "ratio_low", "ratio_high", "p", "p_adjusted", "outcome")
-        return dict.fromkeys((*names, "blocked_by"))
+        return dict.fromkeys((*names, "level", "doubts"))
     return {
         "baseline": effect.baseline,
         "ratio": effect.ratio,
@@ -146,7 +147,8 @@ def _against(effect: Effect | None) -> dict[str, Any]:
         "p": effect.p,
         "p_adjusted": effect.p_adjusted,
         "outcome": str(effect.outcome),
-        "blocked_by": ", ".join(effect.doubts) or None,
+        "level": str(effect.level),
+        "doubts": ", ".join(effect.doubts) or None,
     }
 
 

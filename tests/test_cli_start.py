@@ -6,9 +6,10 @@ import sys
 import pytest
 
 VALUES = {
-    "bdf", "cpuset", "errors", "indices", "units", "hypervisor.connection",
+    "bdf", "cpuset", "errors", "host_reserve", "indices", "units", "hypervisor.connection",
     "kubevirt.manifest_wishes", "kubevirt.on_error", "plan.guest", "objective", "plan.layout",
-    "plan.request", "results.vantage", "slurm.memory_bind", "slurm.spool", "trial.reaching",
+    "plan.request", "results.vantage", "slurm.memory_bind", "slurm.spool",
+    "measure.layouts", "measure.layouts.guest_access",
 }  # fmt: skip
 """Modules outside cli/ of which options have their types and defaults. None of them imports
 another room's work: a new option whose type lies in a large module gets a small one."""

@@ -8,8 +8,9 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.formats import decode, encode
+from homenode.host_reserve import HostReserve
 from homenode.sources import load_host
-from homenode.topology import Host, HostReserve, RunningDomain
+from homenode.topology import Host, RunningDomain
 from homenode.units import GIB
 
 HOST = """

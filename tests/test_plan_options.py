@@ -8,6 +8,7 @@ from homenode.bdf import Bdf
 from homenode.cli.placing_options import cells_of, host_reserve_of
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
+from homenode.host_reserve import HostReserve
 from homenode.indices import NodeIndex
 from homenode.objective import Objective
 from homenode.plan.guest import Guest, GuestHostdev
@@ -22,7 +23,6 @@ from homenode.plan.layout import (
 )
 from homenode.plan.options import PlanOptions, layout_for, request_for
 from homenode.plan.request import CellRequest, EmulatorPolicy
-from homenode.topology import HostReserve
 from homenode.units import GIB, MIB
 from tests.small_hosts import even_host, pinned_domain
 

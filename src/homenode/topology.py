@@ -14,6 +14,7 @@ from typing import NamedTuple
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, PuIndex
 from homenode.gap import Gap
+from homenode.host_reserve import HostReserve
 from homenode.indices import CoreIndex, LlcIndex, NodeIndex, PackageIndex
 from homenode.pci import DeviceKind, DeviceLink, PciDevice, PortType, RootComplex
 
@@ -215,21 +216,6 @@ class HostSettings:
     pus_of_idle_latency_us: tuple[tuple[int, CpuSet], ...] | None = None
     irqbalance: bool | None = None
     dma_entry_limit: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class HostReserve:
-    """What a placement leaves to the host until nothing else fits.
-
-    cores: whole cores of the host without vCPUs, whosever. memory_bytes: of each node; None = the
-    larger of 2 GiB and 2 % of the node. What QEMU needs for the VM comes on top.
-    """
-
-    cores: int = 1
-    memory_bytes: int | None = None
-
-
-DEFAULT_HOST_RESERVE = HostReserve()
 
 
 @dataclass(frozen=True, slots=True)

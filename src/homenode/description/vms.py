@@ -8,8 +8,9 @@ from homenode.description.buses import PciTree
 from homenode.description.nodes import NodeSlot
 from homenode.description.table import Table
 from homenode.errors import InputError
+from homenode.host_reserve import DEFAULT_HOST_RESERVE, HostReserve
 from homenode.indices import NodeIndex
-from homenode.topology import DEFAULT_HOST_RESERVE, HostReserve, RunningDomain
+from homenode.topology import RunningDomain
 
 VM_KEYS = (
     "name", "state", "vcpus", "pins", "nodes", "memory", "page_size", "emulator", "iothreads",

@@ -6,6 +6,7 @@ from typing import Any
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
+from homenode.host_reserve import DEFAULT_HOST_RESERVE, HostReserve
 from homenode.objective import Objective
 from homenode.pci import DeviceKind
 from homenode.plan.guest import Guest
@@ -25,7 +26,7 @@ from homenode.plan.request import (
     EmulatorPolicy,
     GuestRequest,
 )
-from homenode.topology import DEFAULT_HOST_RESERVE, Host, HostReserve
+from homenode.topology import Host
 from homenode.units import KIB, MIB, format_bytes, parse_bytes
 
 AUTO = "auto"

@@ -5,11 +5,10 @@ from enum import StrEnum
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
+from homenode.host_reserve import DEFAULT_HOST_RESERVE, HostReserve
 from homenode.indices import NodeIndex
 from homenode.plan.guest import Guest
 from homenode.plan.layout import Layout
-from homenode.topology import DEFAULT_HOST_RESERVE
-from homenode.topology import HostReserve as HostReserve
 
 
 class Policy(StrEnum):

@@ -11,12 +11,13 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.findings import Finding, Severity
+from homenode.host_reserve import HostReserve
 from homenode.indices import NodeIndex
 from homenode.pci import PciDevice
 from homenode.plan.guest import Guest
 from homenode.plan.layout import PRESETS
 from homenode.plan.model import Rejection, Unplannable
-from homenode.plan.request import EmulatorPolicy, GuestRequest, HostReserve
+from homenode.plan.request import EmulatorPolicy, GuestRequest
 from homenode.plan.search.ladder import Concession
 from homenode.plan.search.place import place
 from homenode.slurm.home_nodes import (

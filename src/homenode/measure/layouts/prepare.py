@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from homenode.apply.definition import preview_definition
-from homenode.domain.read import read_guest
+from homenode.domain.read import open_domain, read_guest
 from homenode.domain.schema import refuse_new_errors
 from homenode.errors import InputError, UsageError
 from homenode.hypervisor.domain_state import DomainState
@@ -13,7 +13,7 @@ from homenode.hypervisor.virsh import Virsh
 from homenode.measure.layouts.copying import Prepared, prepare_copy
 from homenode.measure.layouts.fitting import Fitted, fit, short_memory
 from homenode.measure.layouts.guest import is_there
-from homenode.measure.layouts.guest_access import GuestAccess, obstacle_to
+from homenode.measure.layouts.guest_access import GuestAccess, Transport
 from homenode.measure.layouts.journal import Head
 from homenode.measure.layouts.journal_file import JournalFile, Known, known_trials, names_of
 from homenode.measure.layouts.rollback import ORIGINAL
@@ -95,7 +95,7 @@ def preflight(virsh: Virsh, name: str, wanted: TrialRequest, host: Host, root: P
         if one.tuning is not None
         and (gap := refuse_new_errors(one.tuning.original, one.tuning.document)) is not None
     ]
-    no_way = obstacle_to(original, state.name, wanted.reaching.transport)
+    no_way = _obstacle_to(original, state.name, wanted.reaching.transport)
     obstacles = [] if no_way is None else [no_way]
     obstacles += short_memory(fitted, wanted.measuring.wishes.groups)
     if copy is None:
@@ -227,3 +227,29 @@ def _versions(host: Host) -> tuple[Condition, ...]:
         for name, version in found
         if version is not None
     )
+
+
+_PORTS = frozenset(("pty", "unix", "tcp"))
+_AGENT = "org.qemu.guest_agent.0"
+
+
+def _obstacle_to(document: bytes, name: str, transport: Transport) -> str | None:
+    """What a domain lacks for being reached so, and what to do; None where nothing."""
+    devices = open_domain(document, name).root.child("devices")
+    children = () if devices is None else devices.children
+    if transport is Transport.CONSOLE:
+        if not any(one.name in ("serial", "console") and one.get("type") in _PORTS
+                   for one in children):  # fmt: skip
+            return (
+                f"{name}: expected a serial port of type pty, unix or tcp, found none; add <serial "
+                "type='pty'><target port='0'/></serial>, or give another --reach"
+            )
+    elif transport is Transport.AGENT and not any(
+        one.name == "channel" and (target := one.child("target")) is not None
+        and target.get("name") == _AGENT for one in children
+    ):  # fmt: skip
+        return (
+            f"{name}: expected a channel {_AGENT}, found none; add <channel type='unix'><target "
+            f"type='virtio' name='{_AGENT}'/></channel>, or give another --reach"
+        )
+    return None

@@ -76,10 +76,16 @@ def test_a_document_of_plan_can_be_applied(daemon: StandIn, tmp_path: Path) -> N
     assert b"<memnode" in daemon.definition()
     with pytest.raises(UsageError, match="one of --layout and --document"):
         apply(NAME, layout="pin", document=document)
-    with pytest.raises(UsageError, match="one of --layout and --document"):
-        apply(NAME)
     with pytest.raises(InputError, match="a domain document"):
         apply(NAME, document=tmp_path / "none.xml")
+
+
+def test_without_a_layout_the_evidence_chooses_one(
+    daemon: StandIn, capsys: pytest.CaptureFixture[str]
+) -> None:
+    apply(NAME, host=HOST)
+    assert "Why this layout" in capsys.readouterr().out
+    assert b"<vcpupin" in daemon.definition()
 
 
 def test_edits_can_be_kept_as_the_new_original(

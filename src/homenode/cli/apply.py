@@ -63,7 +63,12 @@ def apply(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The domain: its name or UUID.")],
     layout: Annotated[
         str | None,
-        typer.Option("--layout", "-l", metavar="PRESET", help="Plan in this layout, and apply it."),
+        typer.Option(
+            "--layout",
+            "-l",
+            metavar="PRESET",
+            help="Plan in this layout, and apply it. Default: auto, unless --document.",
+        ),
     ] = None,
     document: Annotated[
         Path | None,
@@ -122,8 +127,10 @@ def apply(
     from homenode.hypervisor.virsh import Virsh
     from homenode.plan.options import PlanOptions
 
-    if (layout is None) == (document is None):
-        raise UsageError("expected one of --layout and --document, found both or neither")
+    if layout is not None and document is not None:
+        raise UsageError("expected one of --layout and --document, found both")
+    if document is None:
+        layout = layout or "auto"
     check_can_write(save_plan)
     if layout is not None and host is None and not is_local(checked_uri(connect)):
         raise UsageError(
@@ -139,7 +146,7 @@ def apply(
             raise UsageError("--save-plan: expected --layout beside it, found --document")
         tuned = read_file(document, "a domain document", hint="homenode plan VM.xml -o OUT.xml")
     else:
-        assert layout is not None, "one of the two is given"
+        assert layout is not None, "it has a default without a document"
         host_cores, host_memory_bytes = host_reserve_of(host_reserve)
         options = PlanOptions(
             layout=layout,

@@ -7,7 +7,7 @@ from homenode.domain.edits import (
     New,
     append,
     apply,
-    insert_before,
+    insert_after,
     remove,
     set_attribute,
     set_attributes,
@@ -62,7 +62,7 @@ def place(document: Document, device: Element, address: GuestAddress) -> list[Ed
     if old is None:
         return append(document, device, [new_address(address)])
     if old.get("type") != "pci":
-        return insert_before(document, old, [new_address(address)]) + remove(document, old)
+        return remove(document, old) + insert_after(document, old, [new_address(address)])
     return set_attributes(document, old, address_attributes(address) | {"multifunction": None})
 
 

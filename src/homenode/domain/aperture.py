@@ -10,6 +10,7 @@ import re
 from homenode.domain.controllers import pci_controllers
 from homenode.domain.document import Document, Element
 from homenode.domain.edits import (
+    Edit,
     New,
     append,
     apply,
@@ -76,12 +77,18 @@ def _with_hole(document: Document, size: int) -> Document:
 
 def _with_window(document: Document, mib: int) -> Document:
     commandline = document.root.child(f"{{{QEMU_NAMESPACE}}}commandline")
+    before: Element | None = None
     for argument in () if commandline is None else commandline.children:
         match = _WINDOW.match(argument.get("value") or "")
         if match is not None:
-            if int(match[2]) >= mib:
-                return document
-            return apply(document, set_attribute(document, argument, "value", f"{match[1]}{mib}"))
+            edits: list[Edit] = []
+            if before is None or before.get("value") != "-fw_cfg":
+                option = New(argument.tag, (("value", "-fw_cfg"),))
+                edits += insert_before(document, argument, [option])
+            if int(match[2]) < mib:
+                edits += set_attribute(document, argument, "value", f"{match[1]}{mib}")
+            return apply(document, edits)
+        before = argument
     values = ("-fw_cfg", f"name=opt/ovmf/X-PciMmio64Mb,string={mib}")
     if commandline is not None:
         prefix = commandline.tag.removesuffix("commandline")

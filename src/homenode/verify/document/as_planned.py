@@ -38,6 +38,10 @@ def _counts(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
     if guest.memory_bytes != plan.memory_bytes:
         wanted, found = format_bytes(plan.memory_bytes), format_bytes(guest.memory_bytes)
         yield differs("memory", "<memory>", wanted, found, facts.source)
+    if guest.memory_device_bytes != plan.memory_device_bytes:
+        wanted = format_bytes(plan.memory_device_bytes)
+        found = format_bytes(guest.memory_device_bytes)
+        yield differs("memory-devices", "memory devices", wanted, found, facts.source)
     if plan.page_bytes is not None and guest.page_bytes != plan.page_bytes:
         yield differs(
             "pages", "<hugepages>", _size(plan.page_bytes), _size(guest.page_bytes), facts.source

@@ -12,6 +12,7 @@ from homenode.verify.document.as_planned import as_planned
 from homenode.verify.document.devices import devices_alone, devices_on_host
 from homenode.verify.document.memory import memory_alone, memory_on_host
 from homenode.verify.document.pins import pins_alone, pins_on_host
+from homenode.verify.document.plan_edits import plan_edits
 from homenode.verify.document.references import broken_references, schema_findings
 from homenode.verify.document.versions import versions_on_host
 from homenode.verify.domain_facts import DomainFacts, domain_facts
@@ -48,8 +49,9 @@ def verify_document(
             f"host {host.name}: PUs, cores, nodes, memory and huge pages, devices, versions"
         )
     if plan is not None:
-        found += as_planned(facts, plan)
-        checked.append(f"plan of layout {plan.layout.name}: pins, cells, binding, PCIe tree")
+        planned = list(as_planned(facts, plan))
+        found += [*planned, *plan_edits(document, plan, planned)]
+        checked.append(f"plan of layout {plan.layout.name}: every element that it sets")
         if plan.layout.cells == "mirrored" and plan.layout.pcie == "as-it-was":
             found = [one for one in found if one.id != "device-without-cell"]
             found += _left_on_root(facts, plan)

@@ -265,12 +265,12 @@ def _published_verdicts(
 def _verdict_of(
     publication: Publication, system: str, objective: Objective
 ) -> PublishedVerdict | None:
-    """The most particular one: of the machine and objective, the machine, the objective."""
+    """The most particular one: of the objective and machine, the objective, the machine."""
     fitting = [
         one for one in publication.verdicts
         if one.system in (None, system) and one.objective in (None, objective)
     ]  # fmt: skip
-    return min(fitting, key=lambda one: (one.system is None, one.objective is None), default=None)
+    return min(fitting, key=lambda one: (one.objective is None, one.system is None), default=None)
 
 
 def _beside(publication: Publication, theirs: PublishedVerdict, ours: Verdict) -> SourceVerdict:

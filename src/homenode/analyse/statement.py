@@ -8,6 +8,7 @@ from homenode.analyse.verdict import Difference, Reason, ReasonId, SourceVerdict
 from homenode.analyse.words import figure_text, multiple_text, range_text
 from homenode.evidence.model import Publication
 from homenode.metrics import METRICS
+from homenode.objective import Objective
 
 
 def sentence_of(verdict: Verdict) -> str:
@@ -15,7 +16,8 @@ def sentence_of(verdict: Verdict) -> str:
     if verdict.choice is None:
         return "; ".join(_nothing(one, verdict) for one in verdict.reasons) or "no answer"
     parts = [_figures(verdict, metric) for metric in _metrics(verdict)]
-    return "; ".join([_answer(verdict), *parts, *filter(None, map(_more, verdict.reasons))])
+    more = (_more(one, verdict.objective) for one in verdict.reasons)
+    return "; ".join([_answer(verdict), *parts, *filter(None, more)])
 
 
 def ground_of(verdict: Verdict) -> str:
@@ -123,7 +125,7 @@ def _multiple_of(one: RankedResult, own: RankedResult, best: RankedResult) -> st
     return f"{multiple} {one.alternative} ({figure_text(one.value, one.unit)})"
 
 
-def _more(reason: Reason) -> str | None:
+def _more(reason: Reason, objective: Objective) -> str | None:
     match reason.id:
         case ReasonId.CONSERVATIVE:
             return f"of these {reason.alternative} risks least"
@@ -136,7 +138,10 @@ def _more(reason: Reason) -> str | None:
         case ReasonId.NO_EXPANDER_BUS:
             return "the VM's machine type takes no expander bus"
         case ReasonId.PRIOR:
-            return f"as published of {reason.detail}; nobody has measured this machine"
+            return (
+                f"as published of {reason.detail}; nobody has measured {titles_of(objective)} by "
+                "layout on this machine"
+            )
         case ReasonId.NO_LAYOUT:
             return f"that is no layout of a VM; {reason.alternative} is what topology suggests"
         case ReasonId.SIBLINGS:

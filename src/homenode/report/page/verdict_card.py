@@ -74,7 +74,7 @@ def machine_line(machine: Machine) -> str:
 def _answer(one: Verdict, origins: str) -> Answer:
     said = [source_sentence(source, one) for source in one.published]
     if one.measure_next is not None:
-        said.insert(0, f"measure next: {one.measure_next}")
+        said.append(f"measure next: {one.measure_next}")
     ground = ground_of(one)
     if origins and one.boots is not None:
         ground += f" ({origins})"

@@ -16,6 +16,7 @@ from homenode.analyse.statement import sentence_of
 from homenode.analyse.trial_conclusion import Conclusion, conclude
 from homenode.analyse.verdict import ReasonId
 from homenode.apply.store import DomainStore
+from homenode.cpuset import CpuSet
 from homenode.errors import HostError, UsageError
 from homenode.evidence.documents import publications
 from homenode.hypervisor.virsh import Virsh
@@ -26,12 +27,13 @@ from homenode.measure.layouts.journal import (
     What,
 )
 from homenode.measure.layouts.journal_file import JournalFile, known_trials
-from homenode.measure.layouts.prepare import latest, preflight
+from homenode.measure.layouts.prepare import latest, preflight, reopen
 from homenode.measure.layouts.rollback import rollback
 from homenode.measure.layouts.runner import outcome_code, run_trial, steps_of
 from homenode.measure.layouts.schedule import BARE
 from homenode.measure.model import Group
 from homenode.objective import Objective
+from homenode.plan.manual import ManualRanges
 from homenode.results.model import Run
 from homenode.results.store import read_run
 from homenode.topology import PagePool
@@ -88,7 +90,8 @@ def conclusion(head: Head, journal: JournalFile) -> Conclusion:
     words = ("--policy", "spread")
     runs = runs_of(head, journal)
     machine = facts_of_runs("the host", runs, publications())
-    return conclude(runs, head.argument, URI, words, publications(), machine)
+    plan_words = reopen(head, journal).begun.plan_words
+    return conclude(runs, head.argument, URI, words, publications(), machine, plan_words)
 
 
 @pytest.mark.parametrize(
@@ -289,6 +292,39 @@ def test_a_guest_that_is_too_small_for_stream_is_known_before_the_first_boot(
     others = replace(asked, measuring=replace(asked.measuring, wishes=wishes))
     found = preflight(Virsh(URI), NAME, others, host(), tmp_path / "state")
     assert not [one for one in found.obstacles if "for STREAM" in one]
+
+
+def test_pus_that_the_user_gives_are_those_of_every_layout_that_pins(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    ranges = ManualRanges((CpuSet.parse("2-3"), CpuSet.parse("10-11")))
+    words = ("--node-pus", "2-3", "--node-pus", "10-11")
+    asked = replace(wanted(tmp_path / "results", boots=3), ranges=ranges, plan_words=words)
+    head, journal = begun(tmp_path / "state", asked)
+    reopened = reopen(head, journal)
+    for layout in ("pin", "pin-numa"):
+        pins = [str(pus) for pus in reopened.layouts[layout].plan.vcpu_pins]
+        assert pins == ["2", "3", "10", "11"]
+    assert not any(reopened.layouts["default"].plan.vcpu_pins)
+    with journal.locked() as lock:
+        reach = SimulatedReach(daemon, CELLS_HELP)
+        run_trial(trial_of(head, journal, tmp_path / "state", reach), lock)
+    assert outcome_code(journal.known().state) == 0
+    advice = next(
+        one for one in conclusion(head, journal).advice
+        if one.objective is Objective.HOST_BANDWIDTH
+    )  # fmt: skip
+    assert advice.command is not None
+    assert advice.command.split(" && ")[1] == (
+        "homenode plan vm.xml --node-pus 2-3 --node-pus 10-11 --layout pin-numa -o vm-pin-numa.xml"
+    )
+
+
+def test_as_many_pus_as_the_vm_has_vcpus_are_expected(daemon: StandIn, tmp_path: Path) -> None:
+    ranges = ManualRanges((CpuSet.parse("2-4"),))
+    asked = replace(wanted(tmp_path / "results"), layouts=("pin",), ranges=ranges)
+    found = preflight(Virsh(URI), NAME, asked, host(), tmp_path / "state")
+    assert "--node-pus: expected 4 PUs, one a vCPU of the VM, found 3" in found.fitted[0].against
 
 
 def test_it_is_said_how_long_a_guest_has_been_waited_for(daemon: StandIn, tmp_path: Path) -> None:

@@ -53,11 +53,13 @@ def conclude(
     apply_words: Sequence[str],
     publications: Sequence[Publication],
     machine: MachineFacts,
+    plan_words: Sequence[str] = (),
 ) -> Conclusion:
     """The conclusion of a trial's runs, in the order of its layouts: the first is the baseline.
 
     domain: what names it on a command line. apply_words: options that the layouts were planned
-    with. machine: what they were measured on.
+    with; plan_words: of `homenode plan` instead, where the user gave the PUs. machine: what they
+    were measured on.
     """
     guests = [run for run in runs if run.head.vantage is Vantage.GUEST]
     bare = [run for run in runs if run.head.vantage is not Vantage.GUEST]
@@ -70,12 +72,27 @@ def conclude(
         of_bare = compare(against, bare=True)
     evidence = Evidence(tuple(publications), tuple(guests))
     found = () if emulated else decide_all(evidence, machine)
-    words = ["homenode", "apply", domain, "--connect", connect, *apply_words]
+
+    def command(layout: str) -> str:
+        if not plan_words:
+            words = ["homenode", "apply", domain, "--connect", connect, *apply_words]
+            return shlex.join([*words, "--layout", layout])
+        virsh, output = ["virsh", "-c", connect], f"vm-{layout}.xml"
+        dump = [*virsh, "dumpxml", "--inactive", domain]
+        made = ["homenode", "plan", "vm.xml", *plan_words, "--layout", layout, "-o", output]
+        return " && ".join(
+            (
+                f"{shlex.join(dump)} > vm.xml",
+                shlex.join(made),
+                shlex.join([*virsh, "define", output]),
+            )
+        )
+
     advice = tuple(
         Advice(
             one.objective,
             one.layout,
-            None if one.layout == "default" else shlex.join([*words, "--layout", one.layout]),
+            None if one.layout == "default" else command(one.layout),
         )
         for one in found
         if one.here and one.layout is not None

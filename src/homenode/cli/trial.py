@@ -33,6 +33,7 @@ from homenode.plan.request import (
 
 _BENCH = "What is measured"
 _REACH = "How the guest is reached"
+_LISTS = "PUs by hand"
 _LATER = "A trial that was begun"
 
 
@@ -139,6 +140,22 @@ def trial(
         float,
         typer.Option(metavar="SECONDS", min=0, help="Then it is ended.", rich_help_panel=_REACH),
     ] = STOP_S,
+    node_pus: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PUS",
+            help="Pin to these PUs of one node; once for each node.",
+            rich_help_panel=_LISTS,
+        ),
+    ] = None,
+    sibling_pus: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PUS",
+            help="Their SMT siblings, for layouts that pin all PUs.",
+            rich_help_panel=_LISTS,
+        ),
+    ] = None,
     page_size: PageSizeOption = None,
     policy: PolicyOption = Policy.CORES_FIRST,
     max_nodes: MaxNodesOption = None,
@@ -206,5 +223,6 @@ def trial(
             unequal_cells=unequal_cells, memory_mode=memory_mode, reserve_pus=reserve_pus,
             host_reserve=host_reserve, housekeeping_pus=housekeeping_pus,
             device_locality=device_locality, emulator=emulator, pci_granularity=pci_granularity,
+            node_pus=tuple(node_pus or ()), sibling_pus=tuple(sibling_pus or ()),
         ),
     )  # fmt: skip

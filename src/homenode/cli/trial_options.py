@@ -16,6 +16,7 @@ from homenode.measure.layouts.guest_access import GuestAccess, Transport
 from homenode.measure.layouts.prepare import TrialRequest
 from homenode.measure.layouts.trial_config import Measuring
 from homenode.plan.layout import PRESETS, Pinning, preset_named
+from homenode.plan.manual import ManualRanges
 from homenode.plan.options import PlanOptions
 from homenode.plan.request import (
     DeviceLocality,
@@ -68,6 +69,8 @@ class TrialOptions:
     device_locality: DeviceLocality
     emulator: EmulatorPolicy
     pci_granularity: PciGranularity
+    node_pus: tuple[str, ...] = ()
+    sibling_pus: tuple[str, ...] = ()
 
 
 def layouts_named(text: str) -> tuple[str, ...]:
@@ -96,6 +99,7 @@ def check(asked: TrialOptions) -> None:
         raise UsageError(
             f"--layouts: expected some of {', '.join(PRESETS)}, found {', '.join(unknown)}"
         )
+    _check_lists(asked)
     if asked.bare and all(PRESETS[one].pinning is Pinning.NONE for one in asked.layouts):
         raise UsageError(
             "--bare: expected a layout that pins beside it, found none: it says which PUs",
@@ -140,8 +144,48 @@ def wanted(domain: str, asked: TrialOptions) -> TrialRequest:
     placing, words = _placing(asked)
     return TrialRequest(
         own, asked.layouts, asked.boots, asked.seed, asked.bare, asked.as_copy, asked.results,
-        placing, words, measuring, asked.reaching,
+        placing, words, measuring, asked.reaching, *_ranges(asked),
     )  # fmt: skip
+
+
+def _ranges(asked: TrialOptions) -> tuple[ManualRanges | None, tuple[str, ...]]:
+    """PUs that the user gives, and the same as options of `homenode plan`."""
+    if not asked.node_pus:
+        return None, ()
+    words = [w for text in asked.node_pus for w in ("--node-pus", text)]
+    words += [w for text in asked.sibling_pus for w in ("--sibling-pus", text)]
+    if asked.page_size is not None:
+        words += ["--page-size", asked.page_size]
+    if asked.memory_mode is not MemoryMode.STRICT:
+        words += ["--memory-mode", str(asked.memory_mode)]
+    words += ["--unequal-cells"] * asked.unequal_cells
+    ranges = ManualRanges(
+        tuple(CpuSet.parse(text, "--node-pus") for text in asked.node_pus),
+        tuple(CpuSet.parse(text, "--sibling-pus") for text in asked.sibling_pus),
+    )
+    return ranges, tuple(words)
+
+
+def _check_lists(asked: TrialOptions) -> None:
+    """Raises UsageError for PU lists beside options that choose PUs."""
+    if not asked.node_pus:
+        if asked.sibling_pus:
+            raise UsageError("--sibling-pus: expected --node-pus beside it, found none")
+        return
+    choosing = {
+        "--policy": asked.policy is not Policy.CORES_FIRST,
+        "--max-nodes": asked.max_nodes is not None,
+        "--keep-vcpus": asked.keep_vcpus,
+        "--reserve-pus": bool(asked.reserve_pus),
+        "--host-reserve": asked.host_reserve is not None,
+        "--housekeeping-pus": bool(asked.housekeeping_pus),
+    }
+    given = [option for option, is_given in choosing.items() if is_given]
+    if given:
+        raise UsageError(f"--node-pus: expected no option that chooses PUs, found {given[0]}")
+    smt = [one for one in asked.layouts if PRESETS[one].pinning is Pinning.ALL_PUS]
+    if smt and not asked.sibling_pus:
+        raise UsageError(f"--node-pus: expected --sibling-pus for layout {smt[0]}, found none")
 
 
 def _placing(asked: TrialOptions) -> tuple[PlanOptions, tuple[str, ...]]:

@@ -168,11 +168,14 @@ def _conclude(head: Head, journal: JournalFile, report: Path | None, host: "Host
     console().print(outcomes_text(known.state, steps_of(head)))
     runs, folders = _runs(head, journal)
     if runs:
-        words = reopen(head, journal).begun.apply_words
+        begun = reopen(head, journal).begun
         from homenode.sources import load_host
 
         machine = facts_of_measured(runs, host or load_host(None), publications())
-        found = conclude(runs, head.argument, head.connect, words, publications(), machine)
+        found = conclude(
+            runs, head.argument, head.connect, begun.apply_words, publications(), machine,
+            begun.plan_words,
+        )  # fmt: skip
         for comparison in (found.comparison, found.of_bare):
             if comparison is not None and not found.emulated:
                 console().print(comparison_text(comparison))

@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from homenode.domain.read import open_domain
+from homenode.domain.read import guest_of, open_domain
 from homenode.findings import Severity
 from homenode.measure.model import Group
+from homenode.plan.layout import PRESETS, Pinning
+from homenode.plan.manual import ManualRanges
 from homenode.plan.model import Plan, Unplannable
 from homenode.plan.options import PlanOptions
 from homenode.topology import Host, MemoryKind
-from homenode.tuning import Tuning, tune
+from homenode.tuning import Tuning, tune, tune_manually
 from homenode.units import format_bytes
 from homenode.verify.document.verification import verify_document
 
@@ -45,17 +47,25 @@ class Fitted:
 
 
 def fit(
-    original: bytes, name: str, options: PlanOptions, layouts: Sequence[str], host: Host
+    original: bytes,
+    name: str,
+    options: PlanOptions,
+    layouts: Sequence[str],
+    host: Host,
+    ranges: ManualRanges | None = None,
 ) -> tuple[Fitted, ...]:
     """Each layout planned for a domain that is shut off, and what stands against each.
 
+    ranges: PU lists that the user gives: layouts that pin are not planned, but pinned to these.
     Memory and huge pages are held against what is free on the host now. Raises as tune does, but
     Unplannable, which is an answer here.
     """
     # Its own pins, where it is defined with some, are not taken from it.
     others = tuple(domain for domain in host.domains if domain.name != name)
     alone = replace(host, domains=others)
-    return tuple(_fit(original, name, replace(options, layout=one), alone) for one in layouts)
+    return tuple(
+        _fit(original, name, replace(options, layout=one), alone, ranges) for one in layouts
+    )
 
 
 def short_memory(fitted: Sequence[Fitted], groups: Sequence[Group]) -> tuple[str, ...]:
@@ -71,9 +81,17 @@ def short_memory(fitted: Sequence[Fitted], groups: Sequence[Group]) -> tuple[str
     )
 
 
-def _fit(original: bytes, name: str, options: PlanOptions, host: Host) -> Fitted:
+def _fit(
+    original: bytes, name: str, options: PlanOptions, host: Host, ranges: ManualRanges | None
+) -> Fitted:
+    pinning = PRESETS[options.layout].pinning
     try:
-        tuning = tune(original, name, options, host)
+        if ranges is None or pinning is Pinning.NONE:
+            tuning = tune(original, name, options, host)
+        else:
+            siblings = ranges.sibling_pus if pinning is Pinning.ALL_PUS else ()
+            lists = replace(ranges, sibling_pus=siblings)
+            tuning = tune_manually(original, name, options, lists)
     except Unplannable as error:
         return Fitted(options.layout, None, (str(error),))
     plan = tuning.plan
@@ -83,6 +101,11 @@ def _fit(original: bytes, name: str, options: PlanOptions, host: Host) -> Fitted
         for one in found
         if one.id in _STAND_AGAINST and one.severity is Severity.CRITICAL
     ]
+    vcpus = guest_of(open_domain(original, name)).vcpus
+    if ranges is not None and pinning is Pinning.ONE_PER_CORE and plan.vcpus != vcpus:
+        against.append(
+            f"--node-pus: expected {vcpus} PUs, one a vCPU of the VM, found {plan.vcpus}"
+        )
     if not plan.memory_nodes:
         against += _anywhere(plan, host)
     return Fitted(options.layout, tuning, tuple(against))

@@ -24,6 +24,7 @@ from homenode.measure.layouts.trial_config import (
     decode_config,
     encode_config,
 )
+from homenode.plan.manual import ManualRanges
 from homenode.plan.options import PlanOptions
 from homenode.plan.stored import encode_plan, read_plan
 from homenode.results.host_kind import host_kind
@@ -39,6 +40,7 @@ class TrialRequest:
     """What the user asks for. id: the trial's name. layouts, boots, seed: of the schedule.
 
     placing: of the placement; the layout in it is replaced. apply_words: the same as options.
+    ranges: PUs that the user gives; plan_words: the same as options of `homenode plan`.
     """
 
     id: str
@@ -52,6 +54,8 @@ class TrialRequest:
     apply_words: tuple[str, ...]
     measuring: Measuring
     reaching: GuestAccess
+    ranges: ManualRanges | None = None
+    plan_words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,7 @@ def preflight(virsh: Virsh, name: str, wanted: TrialRequest, host: Host, root: P
     copy = prepare_copy(virsh, state, original, wanted.id) if wanted.as_copy else None
     document = original if copy is None else copy.document
     domain = state.name if copy is None else copy.copy.name
-    fitted = fit(document, domain, wanted.placing, wanted.layouts, host)
+    fitted = fit(document, domain, wanted.placing, wanted.layouts, host, wanted.ranges)
     unchecked = [
         f"{one.layout}: {gap}"
         for one in fitted
@@ -115,6 +119,7 @@ def preflight(virsh: Virsh, name: str, wanted: TrialRequest, host: Host, root: P
         (*wanted.apply_words, *_no_nvlink(original, state.name)),
         () if copy is None else copy.disks,
         None if copy is None else copy.nvram,
+        wanted.plan_words,
     )  # fmt: skip
     return Preflight(
         head, begun, original, fitted, copy,

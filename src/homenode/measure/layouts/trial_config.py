@@ -33,7 +33,8 @@ class Measuring:
 class TrialConfig:
     """Everything but the documents and the plans. disks, nvram: of the copy, see copying.Prepared.
 
-    apply_words: options of `homenode apply` that the layouts were planned with.
+    apply_words: options of `homenode apply` that the layouts were planned with. plan_words: of
+    `homenode plan`, where the user gave the PUs.
     """
 
     measuring: Measuring
@@ -44,6 +45,7 @@ class TrialConfig:
     apply_words: tuple[str, ...] = ()
     disks: tuple[WritableDisk, ...] = ()
     nvram: tuple[str, str] | None = None
+    plan_words: tuple[str, ...] = ()
 
 
 def encode_config(begun: TrialConfig) -> bytes:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from homenode.domain.read import guest_of, open_domain
 from homenode.findings import Severity
 from homenode.measure.model import Group
+from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.layout import PRESETS, Pinning
 from homenode.plan.manual import ManualRanges
 from homenode.plan.model import Plan, Unplannable
@@ -91,7 +92,9 @@ def _fit(
         else:
             siblings = ranges.sibling_pus if pinning is Pinning.ALL_PUS else ()
             lists = replace(ranges, sibling_pus=siblings)
-            tuning = tune_manually(original, name, options, lists)
+            made = tune_manually(original, name, options, lists)
+            plan = replace(made.plan, host_fingerprint=host_fingerprint(host))
+            tuning = replace(made, plan=plan)
     except Unplannable as error:
         return Fitted(options.layout, None, (str(error),))
     plan = tuning.plan

@@ -1,5 +1,6 @@
 """homenode report: what results say, as one page, as PDF, as rows. [I/O]"""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -57,15 +58,16 @@ def report(
     if output is not None and output.suffix.lower() not in (".html", ".htm", ".pdf"):
         raise UsageError(f"-o {output}: expected a name that ends in .html or .pdf")
     machines, skipped = _machines(runs or [], published, host or [])
-    for line in skipped[:_MOST_NAMED]:
-        note(f"skipped: {line}")
-    if len(skipped) > _MOST_NAMED:
-        note(f"skipped: {len(skipped) - _MOST_NAMED} more; the report names them")
-    _tell_queues(machines)
     if output is not None:
         _write(machines, skipped, title, output)
     if csv or json or parquet is not None:
         _rows(machines, skipped, csv=csv, json=json, parquet=parquet)
+
+
+def write_page(folders: list[str], host: str | None, title: str, output: Path) -> None:
+    """The page of results of one host: that of a source, or this machine if it is theirs."""
+    machines, skipped = _machines(folders, False, [host])
+    _write(machines, skipped, title, output)
 
 
 def _tell_queues(machines: "tuple[Machine, ...]") -> None:
@@ -77,7 +79,7 @@ def _tell_queues(machines: "tuple[Machine, ...]") -> None:
 
 
 def _machines(
-    arguments: list[str], published: bool, hosts: list[str]
+    arguments: list[str], published: bool, hosts: Sequence[str | None]
 ) -> "tuple[tuple[Machine, ...], tuple[str, ...]]":
     from homenode.evidence.documents import publications
     from homenode.report.page.gathered import gather
@@ -93,8 +95,13 @@ def _machines(
     found = gather(arguments, evidence, hosts)
     machines = machines_of(found.runs, found.stored, evidence, found.hosts)
     # Measured before published; the more layouts a machine has been compared in, the earlier.
-    ordered = sorted(machines, key=lambda one: (one.is_published, -len(one.chosen)))
-    return tuple(ordered), found.skipped
+    ordered = tuple(sorted(machines, key=lambda one: (one.is_published, -len(one.chosen))))
+    for line in found.skipped[:_MOST_NAMED]:
+        note(f"skipped: {line}")
+    if len(found.skipped) > _MOST_NAMED:
+        note(f"skipped: {len(found.skipped) - _MOST_NAMED} more; the report names them")
+    _tell_queues(ordered)
+    return ordered, found.skipped
 
 
 def _write(

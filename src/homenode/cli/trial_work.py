@@ -62,7 +62,7 @@ def begin_trial(name: str, asked: TrialOptions) -> None:
             prepare(checked, journal)
             note(f"trial {checked.head.id}; journal in {journal.folder}")
             _run(virsh, checked.head, journal, lock, probe, None)
-    _conclude(checked.head, journal, asked.report, host)
+    _conclude(checked.head, journal, asked.report, asked.host)
 
 
 def resume_trial(
@@ -151,10 +151,10 @@ def _run(
             raise
 
 
-def _conclude(head: Head, journal: JournalFile, report: Path | None, host: "Host | None") -> None:
+def _conclude(head: Head, journal: JournalFile, report: Path | None, host: str | None) -> None:
     """Print what the boots tell, write the report, and exit as the trial came out.
 
-    host: that the layouts were planned for; None: this machine, if it is theirs.
+    host: source of the one that the layouts were planned for; None: this machine, if it is theirs.
     """
     from homenode.analyse.machine_facts import facts_of_measured
     from homenode.analyse.trial_conclusion import conclude
@@ -171,7 +171,7 @@ def _conclude(head: Head, journal: JournalFile, report: Path | None, host: "Host
         begun = reopen(head, journal).begun
         from homenode.sources import load_host
 
-        machine = facts_of_measured(runs, host or load_host(None), publications())
+        machine = facts_of_measured(runs, load_host(host), publications())
         found = conclude(
             runs, head.argument, head.connect, begun.apply_words, publications(), machine,
             begun.plan_words,
@@ -183,18 +183,18 @@ def _conclude(head: Head, journal: JournalFile, report: Path | None, host: "Host
             console().print(verdicts_text(found.of_this_trial()))
         # Not broken into lines: it is there to be copied.
         console().print(advice_text(found), soft_wrap=True)
-        written = _report(folders, head, report or journal.folder / "report.html")
+        written = _report(folders, head, host, report or journal.folder / "report.html")
         if report is not None and not written:
             code = code or HostError.exit_code
     raise SystemExit(code)
 
 
-def _report(folders: list[str], head: Head, path: Path) -> bool:
+def _report(folders: list[str], head: Head, host: str | None, path: Path) -> bool:
     """Whether it could be written; without the extra, say, the trial is none the worse."""
-    from homenode.cli.report import report as write_report
+    from homenode.cli.report import write_page
 
     try:
-        write_report(folders, output=path, title=f"Trial {head.id} of {head.source}")
+        write_page(folders, host, f"Trial {head.id} of {head.source}", path)
     except (HostError, UsageError) as error:
         note(f"no report: {error}")
         return False

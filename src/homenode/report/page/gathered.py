@@ -42,9 +42,10 @@ class Gathered:
 
 
 def gather(
-    arguments: Sequence[str], evidence: Sequence[Publication], hosts: Sequence[str]
+    arguments: Sequence[str], evidence: Sequence[Publication], hosts: Sequence[str | None]
 ) -> Gathered:
-    """The runs of these arguments. hosts: sources of topologies that the user names.
+    """The runs of these arguments. hosts: sources of topologies that the user names; None:
+    this machine.
 
     Raises InputError where not one run is left.
     """

@@ -107,7 +107,7 @@ def test_a_thread_policy_that_agrees_changes_nothing(policy: ThreadPolicy, prese
     ("name", "preset"),
     [
         ("vcpu_pin", "pin"), ("vcpu_pin_numa", "pin-numa"), ("vcpu_pin_numa_smt", "pin-numa-smt"),
-        ("A", "pin"), ("B", "pin-numa"), ("c", "pin-numa-smt"),
+        ("A", "pin"), ("B", "pin-numa"), ("C", "pin-numa-smt"),
     ],
 )  # fmt: skip
 def test_the_studys_names_are_layouts(name: str, preset: str) -> None:

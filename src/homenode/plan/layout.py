@@ -81,7 +81,7 @@ PRESETS: dict[str, Layout] = dict(
 """The presets of docs/layouts.md, by name, from nothing to everything."""
 
 _STUDY_NAMES = {
-    "a": "pin", "b": "pin-numa", "c": "pin-numa-smt",
+    "A": "pin", "B": "pin-numa", "C": "pin-numa-smt",
     "vcpu_pin": "pin", "vcpu_pin_numa": "pin-numa", "vcpu_pin_numa_smt": "pin-numa-smt",
 }  # fmt: skip
 """What the study of six GPU systems and its scripts call three of the presets."""
@@ -93,7 +93,7 @@ def preset_named(name: str) -> Layout | None:
     >>> preset_named("pin-numa").name, preset_named("vcpu_pin_numa").name, preset_named("A").name
     ('pin-numa', 'pin-numa', 'pin')
     """
-    return PRESETS.get(_STUDY_NAMES.get(name.lower(), name))
+    return PRESETS.get(_STUDY_NAMES.get(name, name))
 
 
 def named(layout: Layout) -> Layout:

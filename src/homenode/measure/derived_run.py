@@ -220,7 +220,7 @@ def _failed(steps: Sequence[tuple[StepRecord, str]]) -> Iterator[Finding]:
             continue
         last = all_rounds[-1]
         yield Finding(
-            TEST_FAILED, Severity.WARNING, test, "figures",
+            "bench-test-failed", Severity.WARNING, test, "figures",
             f"{last.result} in every round: {'; '.join(last.said) or 'it said nothing'}",
             "what it measures is not known of this run",
             f"look at raw/{last.output}; run the command by hand", "its exit and output",

@@ -501,3 +501,27 @@ def test_the_worst_comes_first_and_what_is_stored_can_be_read() -> None:
 def test_a_finding_says_what_was_expected_and_found() -> None:
     finding = Finding("x", Severity.WARNING, "node 1", "4 pages", "3", None, None, "vm.xml")
     assert str(finding) == "warning: node 1: expected 4 pages, found 3 (x)"
+
+
+@pytest.mark.parametrize("layout", PRESETS)
+def test_layouts_with_cells_add_acpi_and_say_so(layout: str) -> None:
+    without = changed(PLAIN, ("    <acpi/>\n", ""))
+    tuning = tuned(layout, without)
+    is_mirrored = PRESETS[layout].cells == "mirrored"
+    assert (b"<acpi/>" in tuning.document) is is_mirrored
+    assert any("(acpi-added)" in note for note in tuning.notes) is is_mirrored
+    assert not any("(acpi-added)" in note for note in tuned(layout).notes)
+    lost = changed(tuned(layout).document, ("    <acpi/>\n", ""))
+    assert ("acpi-missing" in ids(findings_of(lost))) is is_mirrored
+
+
+def test_an_aarch64_guest_needs_acpi_for_its_expander_buses_alone() -> None:
+    def arm(layout: str) -> bytes:
+        return changed(
+            tuned(layout).document,
+            ("    <acpi/>\n", ""),
+            ("arch='x86_64' machine='q35'", "arch='aarch64' machine='virt'"),
+        )
+
+    assert "acpi-missing" not in ids(findings_of(arm("pin-numa")))
+    assert "acpi-missing" in ids(findings_of(arm("pin-numa-pci")))

@@ -302,3 +302,28 @@ def test_the_busybox_of_this_machine_is_recognised() -> None:
     if not path.exists():
         pytest.skip("no /bin/busybox here")
     assert isinstance(is_static(path.read_bytes()), bool)
+
+
+WITHOUT_ACPI = changed(PLAIN, ("    <acpi/>\n", ""))
+
+
+def test_the_stand_in_has_acpi_where_its_document_has_it() -> None:
+    with_acpi = tuned("pin-numa-pci").document
+    without = changed(with_acpi, ("    <acpi/>\n", ""))
+    assert "acpi=off" not in argv(with_acpi) and "-machine q35,acpi=off" in argv(without)
+    for xml, told in ((with_acpi, True), (without, False)):
+        written = stand_in_xml(stand_in(xml), "n", FILES, "quiet", kvm=False)
+        assert ("<acpi/>" in written) is told
+        assert not validate(written.encode())[0]
+
+
+def test_settings_that_no_stand_in_has_are_listed_by_name() -> None:
+    xml = changed(
+        tuned("pin-numa-pci").document,
+        ("<apic/>", "<apic/><vmport state='off'/><smm state='on'/>"),
+        ("<vcpu", "<memoryBacking><locked/></memoryBacking><vcpu"),
+        ("machine='q35'", "machine='pc-q35-42.0'"),
+    )
+    told = [finding.subject for finding in not_in_stand_in(stand_in(xml), "vm.xml")]
+    assert [words.split(" ")[0] for words in told] == ["machine", "features", "memory"]
+    assert "pc-q35-42.0" in told[0] and "vmport, smm" in told[1] and "locked" in told[2]

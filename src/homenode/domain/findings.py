@@ -3,6 +3,7 @@
 from homenode.domain.addresses import addressed_devices
 from homenode.domain.controllers import read_controllers
 from homenode.domain.document import Document, Element
+from homenode.domain.features import has_acpi, needs_acpi
 from homenode.domain.launch_security import launch_findings
 from homenode.domain.read import guest_of, open_domain
 from homenode.plan.model import Plan, PlanFinding, PortModel
@@ -21,6 +22,7 @@ def document_findings(
         *launch_findings(guest_of(document), plan),
         *_ports_that_libvirt_fills(after, plan),
         *_taint(document, after),
+        *_acpi(document, after, plan),
     )
 
 
@@ -90,5 +92,33 @@ def _taint(before: Document, after: Document) -> tuple[PlanFinding, ...]:
             "domain as tainted (custom-argv)",
             fix="OVMF of 2023 and later sizes its window itself with "
             "<maxphysaddr mode='passthrough'/>",
+        ),
+    )
+
+
+def _acpi(before: Document, after: Document, plan: Plan) -> tuple[PlanFinding, ...]:
+    if not has_acpi(before) and has_acpi(after):
+        return (
+            PlanFinding(
+                id="acpi-added",
+                severity="warning",
+                subject="<acpi/>",
+                detail="expected in <features>, by which the guest learns its NUMA nodes and those "
+                "of its devices, found none: it was added",
+                fix="the guest sees an ACPI machine; choose a flat layout such as pin if it "
+                "must not",
+            ),
+        )
+    expanders = any(c.model is PortModel.EXPANDER_BUS for c in plan.controllers)
+    if has_acpi(after) or not needs_acpi(plan) or not expanders:
+        return ()
+    return (
+        PlanFinding(
+            id="acpi-missing",
+            severity="critical",
+            subject="<acpi/>",
+            detail="expected in <features>, by which the guest finds its expander buses, found "
+            "none: the guest does not see the devices on them",
+            fix="add <acpi/> and UEFI firmware (<os firmware='efi'>), then plan again",
         ),
     )

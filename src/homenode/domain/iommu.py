@@ -11,7 +11,8 @@ from homenode.domain.edits import (
     insert_in_order,
     set_attributes,
 )
-from homenode.domain.order import DOMAIN_ORDER, FEATURES_ORDER
+from homenode.domain.features import with_feature
+from homenode.domain.order import DOMAIN_ORDER
 from homenode.errors import InputError
 from homenode.plan.model import Plan
 
@@ -61,16 +62,4 @@ def edit_iommu(document: Document, plan: Plan) -> Document:
             else set_attributes(document, there, dict(wanted))
         )
         document = apply(document, edits)
-    return _with_split_ioapic(document) if eim else document
-
-
-def _with_split_ioapic(document: Document) -> Document:
-    features = document.root.child("features")
-    new = New("ioapic", (("driver", "qemu"),))
-    if features is None:
-        whole = New("features", children=(new,))
-        return apply(document, insert_in_order(document, document.root, whole, DOMAIN_ORDER))
-    ioapic = features.child("ioapic")
-    if ioapic is None:
-        return apply(document, insert_in_order(document, features, new, FEATURES_ORDER))
-    return apply(document, set_attributes(document, ioapic, {"driver": "qemu"}))
+    return with_feature(document, "ioapic", {"driver": "qemu"}) if eim else document

@@ -14,6 +14,7 @@ from homenode.domain.cpu import edit_cpu
 from homenode.domain.cputune import edit_cputune
 from homenode.domain.crosscheck import crosscheck
 from homenode.domain.document import Document
+from homenode.domain.features import edit_acpi
 from homenode.domain.hostdevs import edit_hostdevs, edit_initiators
 from homenode.domain.iommu import edit_iommu
 from homenode.domain.launch_security import refuse_unsafe
@@ -41,6 +42,7 @@ STEPS: tuple[Callable[[Document, Plan], Document], ...] = (
     edit_initiators,
     edit_shared_slots,
     edit_aperture,
+    edit_acpi,
     edit_iommu,
     edit_metadata,  # last: edit_numatune reads the record of the layout before
 )

@@ -6,6 +6,7 @@ from homenode.cpuset import CpuSet
 from homenode.domain.cells import cell_bytes, read_cells
 from homenode.domain.cputune import read_pins
 from homenode.domain.document import Document, Element
+from homenode.domain.features import has_acpi
 from homenode.domain.fields import decimal, needed, pu_set, size_bytes
 from homenode.domain.memory import memory_devices
 from homenode.domain.memory_backing import page_bytes
@@ -81,6 +82,7 @@ class DomainFacts:
     memory_devices: tuple[MemoryDeviceFacts, ...] = ()
     offline_vcpus: CpuSet = CpuSet()
     ballooned_bytes: int = 0
+    has_acpi: bool = True
 
     @property
     def is_pinned(self) -> bool:
@@ -117,6 +119,7 @@ def domain_facts(document: Document) -> DomainFacts:
         memory_devices=_memory_devices(document, guest),
         offline_vcpus=_offline_vcpus(document, guest),
         ballooned_bytes=_ballooned_bytes(document, guest),
+        has_acpi=has_acpi(document),
     )
 
 

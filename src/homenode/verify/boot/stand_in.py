@@ -24,6 +24,12 @@ MOST_BYTES = 4096 * MIB
 MOST_VCPUS = 255
 """More need an IOMMU with interrupt remapping, which TCG's machine does not have."""
 
+_FEATURES = ("acpi", "apic")
+"""Children of <features> that the stand-in takes from the document."""
+
+_SAME_AS_HERE = ("q35", "pc")
+"""Names for the newest machine type that a QEMU has."""
+
 ROOT_MODELS = ("pcie-root", "pci-root")
 _MODELS = (
     "pcie-expander-bus", "pcie-root-port", "pcie-switch-upstream-port",
@@ -50,7 +56,7 @@ class StandIn:
     topology: sockets, dies, cores, threads; None = the hypervisor's default.
     controllers: parents before children, the root left out. devices: (address, function of the
     host or None for what is no hostdev), ascending.
-    left_out: what of the document the stand-in does not have.
+    left_out: what of the document the stand-in does not have. acpi: whether it has ACPI tables.
     """
 
     machine: str
@@ -63,6 +69,7 @@ class StandIn:
     controllers: tuple[GuestPciController, ...]
     devices: tuple[tuple[GuestAddress, Bdf | None], ...]
     left_out: tuple[str, ...]
+    acpi: bool = True
 
     def scaled(self, memory_bytes: int) -> int:
         """What some memory of the real guest is in the stand-in, in whole MiB."""
@@ -99,7 +106,7 @@ def stand_in_of(document: Document, facts: DomainFacts, cpu: CpuChoice, machine:
     controllers, devices = _tree(document, facts)
     bare = StandIn(
         machine, guest.vcpus, 0, ratio, (), guest.cpu_topology, cpu, controllers, devices,
-        _left_out(facts),
+        _left_out(document, facts, machine), facts.has_acpi,
     )  # fmt: skip
     cells = tuple(
         StandInCell(cell.vcpus, bare.scaled(cell.memory_bytes), cell.distances)
@@ -119,9 +126,23 @@ def _memory_ratio(sizes: list[int]) -> tuple[int, int]:
     return min(max(wanted, 2 * LEAST_CELL_BYTES), total), total
 
 
-def _left_out(facts: DomainFacts) -> tuple[str, ...]:
-    guest = facts.guest
+def _left_out(document: Document, facts: DomainFacts, machine: str) -> tuple[str, ...]:
+    guest, root = facts.guest, document.root
     found = []
+    if guest.machine not in (None, machine, *_SAME_AS_HERE):
+        found.append(f"machine type {guest.machine}, which this QEMU lacks ({machine} instead)")
+    features = root.child("features")
+    names = [e.tag for e in (() if features is None else features.children)]
+    others = [name for name in names if name not in _FEATURES]
+    if others:
+        found.append(f"features {', '.join(others)}")
+    if guest.pcihole64_bytes is not None or root.at("cpu", "maxphysaddr") is not None:
+        found.append("the address space for BARs (<pcihole64>, <maxphysaddr>)")
+    if root.at("cpu", "numa", "interconnects") is not None:
+        found.append("latencies and bandwidths of cells (<interconnects>)")
+    backing = root.child("memoryBacking")
+    if backing is not None and backing.children:
+        found.append(f"memory backing {', '.join(e.tag for e in backing.children)}")
     if guest.firmware is not None and guest.firmware != "bios":
         found.append("UEFI firmware")
     if guest.has_dimms:

@@ -30,7 +30,7 @@ def stand_in_argv(
     return (
         PROGRAM,
         *("-name", name),
-        *("-machine", stand_in.machine),
+        *("-machine", stand_in.machine + ("" if stand_in.acpi else ",acpi=off")),
         *("-accel", accelerator),
         *("-cpu", _cpu(stand_in.cpu)),
         *("-m", f"{stand_in.memory_bytes // MIB}M"),

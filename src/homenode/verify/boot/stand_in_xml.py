@@ -33,7 +33,7 @@ def stand_in_xml(stand_in: StandIn, name: str, files: BootFiles, command: str, *
         f"    <initrd>{_text(files.initramfs)}</initrd>",
         f"    <cmdline>{_text(command)}</cmdline>",
         "  </os>",
-        "  <features><acpi/><apic/></features>",
+        f"  <features>{'<acpi/>' if stand_in.acpi else ''}<apic/></features>",
         *_cpu(stand_in),
         "  <on_poweroff>destroy</on_poweroff>",
         "  <on_reboot>destroy</on_reboot>",

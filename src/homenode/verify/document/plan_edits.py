@@ -70,15 +70,17 @@ _NAMED_BY = {
     "bus-nr": {"target"},
     "device": {"hostdev", "interface", "source", "address", "driver", "acpi"},
     "device-address": {"address"},
+    "acpi-missing": {"features", "acpi"},
 }  # fmt: skip
-"""Findings of as_planned.py, and the elements whose difference each of them already reports."""
+"""Findings of other checks, those of as_planned.py without "plan-", and the elements whose
+difference each of them already reports."""
 
 _SHOWN = 4
 
 
 def plan_edits(document: Document, plan: Plan, found: list[Finding]) -> Iterator[Finding]:
-    """A finding for each group of elements that the plan would change. found: of as_planned, whose
-    elements are not named again."""
+    """A finding for each group of elements that the plan would change. found: of other checks,
+    whose elements are not named again."""
     named = {one.id.removeprefix("plan-") for one in found}
     known = {name for one in named for name in _NAMED_BY.get(one, ())}
     for step in STEPS:

@@ -9,7 +9,7 @@ from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.model import Plan
 from homenode.topology import Host
 from homenode.verify.document.as_planned import as_planned
-from homenode.verify.document.devices import devices_alone, devices_on_host
+from homenode.verify.document.devices import acpi_missing, devices_alone, devices_on_host
 from homenode.verify.document.memory import memory_alone, memory_on_host
 from homenode.verify.document.pins import pins_alone, pins_on_host
 from homenode.verify.document.plan_edits import plan_edits
@@ -37,6 +37,7 @@ def verify_document(
         *pins_alone(facts),
         *memory_alone(facts),
         *devices_alone(facts),
+        *acpi_missing(facts),
     ]
     checked = [f"{document.source}: schema, references, sums, PCI addresses and bus windows"]
     if host is not None:
@@ -50,7 +51,8 @@ def verify_document(
         )
     if plan is not None:
         planned = list(as_planned(facts, plan))
-        found += [*planned, *plan_edits(document, plan, planned)]
+        found += planned
+        found += plan_edits(document, plan, found)
         checked.append(f"plan of layout {plan.layout.name}: every element that it sets")
         if plan.layout.cells == "mirrored" and plan.layout.pcie == "as-it-was":
             found = [one for one in found if one.id != "device-without-cell"]

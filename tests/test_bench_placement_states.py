@@ -151,9 +151,11 @@ def test_two_places_of_one_run_stay_two_whatever_others_saw() -> None:
     assert states_in(runs) == {"27 ns", "108 ns"}
 
 
-def test_a_place_that_only_its_run_can_name_is_nobody_elses() -> None:
+def test_boots_in_places_that_only_their_run_can_name_stay_the_unit() -> None:
     runs = [run("a", [("27 ns, 2", 1e9)]), run("b", [("27 ns, 2", 2e9)])]
-    assert states_in(runs) == {"27 ns, 2 of a", "27 ns, 2 of b"}
+    assert states_in(runs) == {None}
+    (series,) = (one for run_set in alternatives(runs) for one in series_of(run_set).values())
+    assert sorted(series.medians) == [1e9, 2e9]
 
 
 def test_unsettled_samples_are_in_no_series() -> None:

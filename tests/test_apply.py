@@ -155,6 +155,51 @@ def test_edits_since_the_apply_are_never_dropped(daemon: StandIn, root: Path) ->
     assert defined
 
 
+EDITS = {
+    "a title": ("</name>", "</name><title>mine</title>"),
+    "another password": ("passwd='kept'", "passwd='changed'"),
+    "a device less": ("<graphics type='vnc' port='-1' passwd='kept'/>", ""),
+    "a device more": ("</devices>", "<controller type='scsi' index='0'/></devices>"),
+    "other firmware": ("<os>", "<os firmware='efi'>"),
+    "more memory": (">1048576</currentMemory>", ">524288</currentMemory>"),
+    "another pin": ("vcpupin vcpu='0' cpuset='", "vcpupin vcpu='0' cpuset='7,"),
+    "another node": (
+        "cellid='0' mode='strict' nodeset='0'",
+        "cellid='0' mode='strict' nodeset='1'",
+    ),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("step", [Step.APPLYING, Step.RESTORING])
+@pytest.mark.parametrize("is_defined", [False, True])
+def test_edits_after_a_step_that_was_cut_short_are_never_dropped(
+    daemon: StandIn, root: Path, step: Step, is_defined: bool, edit: str
+) -> None:
+    printed = apply(root)
+    store = DomainStore(root, URI, UUID)
+    record = store.record()
+    assert record is not None
+    before = store.save(printed) if step is Step.RESTORING else record.original
+    with store.locked():
+        store.write_record(replace(record, step=step, applied=before))
+    there = daemon.definition() if is_defined else ORIGINAL
+    old, new = (text.encode() for text in EDITS[edit])
+    if old not in there:
+        assert not is_defined, "the original has no pins"
+        return
+    edited = there.replace(old, new, 1)
+    current = daemon.state / "definition.xml"
+    current.write_bytes(edited)
+    for work in (lambda: restore_definition(Virsh(URI), NAME, root), lambda: apply(root, "pin")):
+        with pytest.raises(InputError, match=r"edited since\n  hint: .* --forget"):
+            work()
+        assert daemon.definition() == edited
+    current.write_bytes(there)
+    restore_definition(Virsh(URI), NAME, root)
+    assert daemon.definition() == ORIGINAL
+
+
 def test_a_definition_that_changed_while_it_was_planned_is_refused(
     daemon: StandIn, root: Path
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from homenode.apply.kept import is_printed
 from homenode.domain.copy import copy_domain
 from homenode.domain.read import read_guest
 from homenode.domain.rewrite import rewrite
@@ -93,6 +94,30 @@ def test_libvirt_defines_what_we_write_and_we_keep_what_it_prints(
     printed = virsh("dumpxml", "--inactive", NAME).stdout.encode()
     assert virsh("undefine", "--nvram", NAME).returncode == 0
     assert rewrite(printed, plan, "dumpxml") == printed
+
+
+@pytest.mark.parametrize("layout", ["pin", "pin-numa-smt", "pin-numa-pci"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in NOT_HERE])
+def test_what_libvirt_prints_of_a_tuned_document_is_told_from_an_edit_of_it(
+    libvirt: None, tmp_path: Path, name: str, layout: str
+) -> None:
+    if name == "i440fx" and PRESETS[layout].pcie is GuestPcie.MIRRORED:
+        return
+
+    def printed(xml: bytes) -> bytes:
+        path = tmp_path / "vm.xml"
+        path.write_bytes(xml)
+        defined = virsh("define", str(path))
+        assert defined.returncode == 0, defined.stderr
+        return virsh("dumpxml", "--inactive", "--security-info", NAME).stdout.encode()
+
+    before = printed(for_this_machine(name))
+    tuned = rewrite(before, hand_plan(read_guest(before, name), layout), name)
+    after = printed(tuned)
+    edited = after.replace(b"</name>", b"</name><title>mine</title>", 1)
+    assert virsh("undefine", "--nvram", NAME).returncode == 0
+    assert is_printed(tuned, before, after)
+    assert not is_printed(tuned, before, edited)
 
 
 def test_libvirt_takes_apertures_and_huge_pages(libvirt: None, tmp_path: Path) -> None:

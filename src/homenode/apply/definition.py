@@ -8,7 +8,7 @@ those are, and `restore_definition` finds the way back from either.
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from homenode.apply.kept import not_kept, passwords_lost
+from homenode.apply.kept import is_printed, not_kept, passwords_lost
 from homenode.apply.obstacles import Obstacle, obstacles
 from homenode.apply.record import Record, Step
 from homenode.apply.sameness import same_definition
@@ -71,10 +71,10 @@ def apply_definition(virsh: Virsh, name: str, tuned: bytes, original: bytes, roo
         _check_current(virsh, state, original)
         base = _base(store, original)
         _refuse(_obstacles(virsh, state, tuned))
-        store.save(original)
         record = Record(
-            virsh.connect, state.name, state.uuid, Step.APPLYING, base, store.save(tuned), None
-        )
+            virsh.connect, state.name, state.uuid, Step.APPLYING, base, store.save(tuned),
+            store.save(original),
+        )  # fmt: skip
         store.write_record(record)
         answered = False
         try:
@@ -160,8 +160,7 @@ def preview_restore(virsh: Virsh, name: str, root: Path) -> Restorable:
     found = Restorable(state, virsh.definition(state.uuid), store.document(record.original), record)
     if not found.changed:
         return found
-    settled = record.step in (Step.APPLIED, Step.RESTORED)
-    if settled and not _is(store, record.applied, found.definition):
+    if not _is_ours(store, record, found.definition):
         raise InputError(
             f"{state.name}: expected the definition that homenode applied, found another: it was "
             "edited since",
@@ -192,8 +191,7 @@ def restore_definition(virsh: Virsh, name: str, root: Path) -> Restored:
         if not found.changed:
             store.write_record(replace(record, step=Step.RESTORED))
             return Restored(state, now, True, False, replaced)
-        store.save(now)
-        record = replace(record, step=Step.RESTORING)
+        record = replace(record, step=Step.RESTORING, applied=store.save(now))
         store.write_record(record)
         virsh.define(str(store.document_path(record.original)), (lock,))
         now = virsh.definition(state.uuid)
@@ -257,13 +255,26 @@ def _base(store: DomainStore, original: bytes) -> str:
         return sha256(original)
     if _is(store, record.original, original):
         return record.original
-    if record.step is not Step.APPLIED or _is(store, record.applied, original):
+    if _is_ours(store, record, original):
         return record.original  # applied again, or interrupted before it was read back
     raise InputError(
         f"{record.name}: expected the definition that homenode applied, found another: it was "
         "edited since",
         hint=f"homenode restore {record.uuid} --forget keeps the edits as the new original",
     )
+
+
+def _is_ours(store: DomainStore, record: Record, definition: bytes) -> bool:
+    """Whether a definition is one that homenode put there, or left there: not edited by others.
+
+    A step that was cut short left what was there before, or what libvirt made of the tuned one.
+    """
+    if _is(store, record.applied, definition):
+        return True
+    if record.step in (Step.APPLIED, Step.RESTORED):
+        return False
+    before = store.document(record.applied or record.original)
+    return is_printed(store.document(record.tuned), before, definition)
 
 
 def _is(store: DomainStore, name: str | None, definition: bytes) -> bool:

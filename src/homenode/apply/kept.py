@@ -1,5 +1,6 @@
 """Kept: whether libvirt holds what it was given, as far as a placement depends on it."""
 
+from collections import Counter
 from dataclasses import replace
 
 from homenode.domain.read import open_domain
@@ -62,6 +63,43 @@ def _told(facts: DomainFacts) -> str:
         )
         or "none"
     )
+
+
+def is_printed(given: bytes, before: bytes, held: bytes) -> bool:
+    """Whether a definition is what libvirt printed of a given one, and nobody edited it since.
+
+    before: the definition that the given one was made from, as libvirt printed it. libvirt writes
+    defaults and addresses into what is new in the given one; all else it prints as it did before.
+    Raises ParseError or InputError.
+    """
+    old, new, found = _parts(before), _parts(given), _parts(held)
+    if (old & new) - found or _devices(new) != _devices(found):
+        return False
+    # Anything else that the given one does not have is libvirt's, in an element that changed.
+    changed = {path for path, _ in (new - old) + (old - new)}
+    return all(path in changed for path, _ in found - new) and not not_kept(given, held)
+
+
+def _devices(parts: Counter[tuple[str, str]]) -> Counter[str]:
+    """How many devices there are of each kind."""
+    kinds: Counter[str] = Counter()
+    for (path, _), count in parts.items():
+        above, _, kind = path.rpartition("/")
+        if above == "/domain/devices":
+            kinds[kind] += count
+    return kinds
+
+
+def _parts(document: bytes) -> Counter[tuple[str, str]]:
+    """(path of names, attributes and text) of each element by itself."""
+    found: Counter[tuple[str, str]] = Counter()
+    stack = [("", open_domain(document, "definition").root)]
+    while stack:
+        above, element = stack.pop()
+        path = f"{above}/{element.name}"
+        found[path, f"{sorted(element.attributes)} {element.text.strip()}"] += 1
+        stack += [(path, child) for child in element.children]
+    return found
 
 
 def passwords_lost(original: bytes, tuned: bytes) -> tuple[str, ...]:

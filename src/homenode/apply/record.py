@@ -22,7 +22,8 @@ class Record:
     """One domain of one libvirt daemon. original, tuned, applied: sha256 of saved documents.
 
     original: as libvirt printed it before the first change. tuned: what libvirt was given last.
-    applied: what libvirt printed after it; None until it was read back.
+    applied: what libvirt printed after it; while a step is not done, what it printed before it.
+    None in records of earlier versions, until it was read back.
     """
 
     connect: str

@@ -191,6 +191,8 @@ def test_edits_after_a_step_that_was_cut_short_are_never_dropped(
     edited = there.replace(old, new, 1)
     current = daemon.state / "definition.xml"
     current.write_bytes(edited)
+    with pytest.raises(InputError, match=r"to see them: virsh .* \| diff .*/[0-9a-f]{64}\.xml -"):
+        restore_definition(Virsh(URI), NAME, root)
     for work in (lambda: restore_definition(Virsh(URI), NAME, root), lambda: apply(root, "pin")):
         with pytest.raises(InputError, match=r"edited since\n  hint: .* --forget"):
             work()

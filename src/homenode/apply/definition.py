@@ -169,7 +169,13 @@ def preview_restore(virsh: Virsh, name: str, root: Path) -> Restorable:
                 "virsh", "-c", virsh.connect, "define", store.document_path(record.original)
             )
             + "; to keep them and forget the original: "
-            + command_line("homenode", "restore", state.argument, "--forget"),
+            + command_line("homenode", "restore", state.argument, "--forget")
+            + "; to see them: "
+            + command_line(
+                "virsh", "-c", virsh.connect, "dumpxml", "--inactive", "--security-info", state.uuid
+            )
+            + " | "
+            + command_line("diff", store.document_path(record.applied or record.original), "-"),
         )
     _refuse(_obstacles(virsh, state, found.original, restoring=True))
     return found

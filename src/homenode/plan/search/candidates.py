@@ -156,7 +156,7 @@ class Candidates:
     def _can_hold(self, nodes: int) -> bool:
         """Whether some of these nodes can, memory and cores taken by themselves."""
         held = sum(self._capacity[node] for node in members(nodes))
-        return held >= self.problem.groups and self.problem.host_holds()
+        return held >= self.problem.groups
 
     def _holds(self, nodes: int) -> bool:
         problem = self.problem
@@ -170,7 +170,7 @@ class Candidates:
             return False
         if self._is_split and any(self._unreachable[node] & nodes for node in positions):
             return False
-        return problem.holds_together(positions)
+        return problem.holds_together(positions) and problem.holds_with_others(nodes)
 
     def _able_to(self, number: int) -> int:
         """The nodes that can have an equal share among so many, memory devices aside."""

@@ -6,7 +6,7 @@ GPUs are chosen together with the nodes (solve.py); here stands what there is to
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations, product
 from typing import NamedTuple
 
 from homenode.bdf import Bdf
@@ -18,7 +18,7 @@ from homenode.plan.model import PlanFinding, Rejection, Unplannable
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.allocations import Allocations
 from homenode.plan.search.distances import members
-from homenode.plan.search.fabric import Fabric, fabric_of
+from homenode.plan.search.fabric import Fabric, fabric_of, fabric_of_host
 from homenode.topology import Host
 
 MOST_COMPARED_SETS = 5_000
@@ -189,7 +189,7 @@ def device_options(host: Host, request: GuestRequest, others: Allocations) -> De
         for companions in (tuple(_companions(by_bdf, gpu)),)
     )  # fmt: skip
     bit_of = {gpu.bdf: 1 << gpu.number for gpu in gpus}
-    choices = _choices(fabric, named_gpus, free, count, others, bit_of)
+    choices = _choices(host, fabric, named_gpus, free, count, others, bit_of)
     open_gpus = sum(bit_of[gpu.bdf] for gpu in free)
     if choices.partitions is None:
         placed = sum(bit_of[gpu.bdf] for gpu in free if gpu.node in known)
@@ -213,7 +213,7 @@ def device_options(host: Host, request: GuestRequest, others: Allocations) -> De
         sum(bit_of.get(gpu.bdf, 0) for gpu in named_gpus),
         tuple(sorted(position[gpu.bdf] for gpu in named_gpus)),
         homes, gpus, open_gpus, count, choices.partitions,
-        _gpu_sets(host, fabric, every, links, bit_of),
+        _gpu_sets(host, every, links, bit_of),
         link_groups if groups else (), without_node, choices.findings, choices.gaps,
     )  # fmt: skip
 
@@ -228,6 +228,7 @@ class _Choices:
 
 
 def _choices(
+    host: Host,
     fabric: Fabric | None,
     named: Sequence[PciDevice],
     free: Sequence[PciDevice],
@@ -246,13 +247,47 @@ def _choices(
     findings = () if finding is None else (finding,)
     if sets is None:
         total = [*named, *free][: count + len(named)]
-        return _Choices(None, findings, () if findings else fabric.unknown_partition(total))
+        sets = _of_one_package(host, named, free, count)
+        gaps = () if findings else fabric.unknown_partition(total)
+        if sets is None:
+            return _Choices(None, findings, gaps)
+        if not sets:
+            raise _in_no_package(host, others, count, len(free))
+        return _Choices(tuple(sum(bit_of[bdf] for bdf in one) for one in sets), findings, gaps)
     return _Choices(tuple(sum(bit_of[bdf] for bdf in one) for one in sets), findings, ())
+
+
+def _of_one_package(
+    host: Host, named: Sequence[PciDevice], free: Sequence[PciDevice], count: int
+) -> tuple[tuple[Bdf, ...], ...] | None:
+    """Sets of `count` free GPUs that lie in one package, that of the named ones.
+
+    NVSwitches join halves of a board, and each half is one package's: GPUs of two packages have no
+    NVLink to each other, and their VM spans both. None where no package of the host has so many
+    GPUs, and where a GPU's package is unknown.
+    """
+    package_of = {node.index: node.package for node in host.nodes}
+    home = {
+        gpu.bdf: None if gpu.node is None else package_of.get(gpu.node)
+        for gpu in host.devices_of_kind(DeviceKind.GPU)
+        if gpu.physical_function is None
+    }
+    total = count + len(named)
+    packages = {package for package in home.values() if package is not None}
+    most = max((list(home.values()).count(package) for package in packages), default=0)
+    chosen = {home.get(gpu.bdf) for gpu in named} or packages
+    known = all(home.get(gpu.bdf) is not None for gpu in (*named, *free))
+    if not known or not 1 < total <= most or (named and len(chosen) > 1):
+        return None
+    return tuple(
+        one
+        for package in sorted(package for package in chosen if package is not None)
+        for one in combinations([gpu.bdf for gpu in free if home[gpu.bdf] == package], count)
+    )
 
 
 def _gpu_sets(
     host: Host,
-    fabric: Fabric | None,
     gpus: Sequence[PciDevice],
     links: Mapping[Bdf, Bdf],
     bit_of: Mapping[Bdf, int],
@@ -265,6 +300,7 @@ def _gpu_sets(
             if key is not None:
                 groups.setdefault((kind, key), []).append(gpu.bdf)
     sets = [tuple(one) for one in groups.values()]
+    fabric = fabric_of_host(host)
     if fabric is not None:
         sets += fabric.all_partitions()
     masks = {
@@ -351,16 +387,32 @@ def _unknown(bdf: Bdf, host: Host) -> InputError:
     )
 
 
-def _too_few(host: Host, request: GuestRequest, others: Allocations, free: int) -> Unplannable:
-    total = len(host.devices_of_kind(DeviceKind.GPU))
+def _in_no_package(host: Host, others: Allocations, count: int, free: int) -> Unplannable:
+    in_use = _in_use(host, others)
+    detail = (
+        f"needs {count} free GPUs of one package, for no NVLink joins those of two; {free} free, "
+        f"not so many in any package{in_use}"
+    )
+    hint = "name GPUs with --device, or let them do without NVLink: --without-nvlink"
+    return Unplannable(
+        f"no placement on host {host.name!r}: {detail}",
+        (Rejection("gpu-packages", (), detail, hint),),
+        hint=hint,
+    )
+
+
+def _in_use(host: Host, others: Allocations) -> str:
     held = [
         f"{gpu.bdf} by {domain!r}"
         for gpu in host.devices_of_kind(DeviceKind.GPU)
         if (domain := others.holder(gpu.bdf)) is not None
     ]
-    detail = f"needs {request.gpu_count} free GPUs, {free} of {total} free" + (
-        f"; held: {', '.join(held)}" if held else ""
-    )
+    return f"; in use: {', '.join(held)}" if held else ""
+
+
+def _too_few(host: Host, request: GuestRequest, others: Allocations, free: int) -> Unplannable:
+    total = len(host.devices_of_kind(DeviceKind.GPU))
+    detail = f"needs {request.gpu_count} free GPUs, {free} of {total} free{_in_use(host, others)}"
     hint = f"ask for at most {free} GPUs" if free else None
     return Unplannable(
         f"no placement on host {host.name!r}: {detail}",

@@ -142,8 +142,13 @@ class Fabric:
 
 def fabric_of(host: Host, request: GuestRequest) -> Fabric | None:
     """The host's; None for boards without NVSwitches, and where the VM's GPUs need no NVLink."""
+    return None if request.without_nvlink else fabric_of_host(host)
+
+
+def fabric_of_host(host: Host) -> Fabric | None:
+    """The host's, whatever a VM needs of it; None for boards without NVSwitches."""
     board = board_of_host(host)
-    if board is None or request.without_nvlink:
+    if board is None:
         return None
     return Fabric(board, len(_whole_gpus(host)), modules_of_host(host))
 

@@ -64,6 +64,16 @@ class Rung:
     keeps_memory: bool
     concessions: tuple[Concession, ...]
 
+    def is_like(self, other: "Rung") -> bool:
+        """Whether they differ at most in the host's last core and in where the memory lies."""
+        return (
+            self.threads, self.groups, self.kinds, self.counts_pus, self.falls_back,
+            self.keeps_memory,
+        ) == (
+            other.threads, other.groups, other.kinds, other.counts_pus, other.falls_back,
+            other.keeps_memory,
+        )  # fmt: skip
+
 
 def check_layout(layout: Layout, policy: Policy) -> None:
     """Raises UsageError where switches of the layout contradict each other, or the policy."""
@@ -154,11 +164,11 @@ def _fallbacks(request: GuestRequest, widest: int, *, mixed: bool) -> Iterator[_
     """vCPUs on siblings although whole cores were wanted: as whole groups, which the guest is
     shown, then on any free PUs."""
     layout = request.layout
-    if layout.pinning is Pinning.NONE or widest < 2:
+    if layout.pinning is Pinning.NONE:
         return
     shown = layout.pinning is Pinning.ALL_PUS and request.keep_vcpus
     floats = layout.pinning is Pinning.NODE
-    if request.vcpus % widest == 0 and not (mixed or shown or floats):
+    if widest > 1 and request.vcpus % widest == 0 and not (mixed or shown or floats):
         yield _Cores(
             widest, request.vcpus // widest, False, True, (Concession.SIBLINGS_EXPOSED,)
         )  # fmt: skip
@@ -194,12 +204,7 @@ def _rung(
         given.append(Concession.UNEVEN_MEMORY)
     if memory is MemoryRule.ELSEWHERE:
         given.append(Concession.MEMORY_ELSEWHERE)
-    equal = (
-        request.layout.cells is GuestCells.MIRRORED
-        and not request.unequal_cells
-        and not mixed
-        and Concession.ANY_PUS not in cores.concessions
-    )
+    equal = request.layout.cells is GuestCells.MIRRORED and not request.unequal_cells and not mixed
     return Rung(
         cores.threads, cores.groups, kinds, mixed, cores.counts_pus, cores.falls_back, memory,
         equal, keeps_core, keeps_memory, tuple(given),

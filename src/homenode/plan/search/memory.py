@@ -157,7 +157,7 @@ def _free(host: Host, request: GuestRequest, node: NumaNode, page: int) -> tuple
     huge = request.page_bytes is not None
     pool = next((p for p in node.page_pools if huge and p.page_bytes == page), None)
     pool_pages = 0 if pool is None else pool.free_pages
-    untouched, own_bytes = 0, 0
+    untouched, own_bytes, untaken = 0, 0, 0 if pool is None else pool.total_pages
     bound = sum(p.page_bytes * p.total_pages for p in node.page_pools)
     for domain in other_domains(host, request):
         size = sum(size for index, size in domain.memory_by_node if index == node.index)
@@ -167,8 +167,10 @@ def _free(host: Host, request: GuestRequest, node: NumaNode, page: int) -> tuple
                 bound += size
             else:
                 untouched += size
-        elif domain.page_bytes == page and not domain.running:
-            pool_pages -= -(-size // page)
+        elif domain.page_bytes == page:
+            untaken -= -(-size // page)
+            if not domain.running:
+                pool_pages -= -(-size // page)
     for own in own_domains(host, request):
         size = sum(size for index, size in own.memory_by_node if index == node.index)
         if own.page_bytes is None:
@@ -179,4 +181,4 @@ def _free(host: Host, request: GuestRequest, node: NumaNode, page: int) -> tuple
     limits = [] if free is None else [free + own_bytes]
     if node.memory_bytes is not None:
         limits.append(node.memory_bytes - bound)
-    return (min(limits) - untouched if limits else None), max(0, pool_pages)
+    return (min(limits) - untouched if limits else None), max(0, min(pool_pages, untaken))

@@ -154,10 +154,8 @@ def _pins(groups: Sequence[SiblingGroup]) -> Iterator[CpuSet]:
 def memory_nodes(
     search: PlacementSearch, rung: Rung, own: tuple[NodeIndex, ...]
 ) -> tuple[NodeIndex, ...] | None:
-    """Nodes that hold the memory: the VM's own, then as many of the nearest others as it takes.
-
-    None where even all that are allowed hold too little.
-    """
+    """Nodes that hold the memory: the VM's own and the fewest others that it takes, of these the
+    nearest. None where even all that are allowed hold too little."""
     memory = search.memory_on(rung)
     chosen = list(own)
     if rung.memory is MemoryRule.ELSEWHERE:
@@ -168,11 +166,24 @@ def memory_nodes(
             (node for node in memory if node not in own),
             key=lambda n: (min(between[at[n]][at[o]] for o in own), n),
         )
-        most = search.request.max_nodes or len(memory)
-        while others and len(chosen) < most and not _holds(memory, chosen, wanted):
-            chosen.append(others.pop(0))
-        if not _holds(memory, chosen, wanted):
+        most = (search.request.max_nodes or len(memory)) - len(own)
+
+        def largest(nodes: Sequence[NodeIndex], count: int) -> list[NodeIndex]:
+            def pages(node: NodeIndex) -> int:
+                known = memory[node].pages
+                return wanted if known is None else known
+
+            return sorted(nodes, key=pages, reverse=True)[:count]
+
+        fewest = (n for n in range(most + 1) if _holds(memory, (*own, *largest(others, n)), wanted))
+        left = next(fewest, None)
+        if left is None:
             return None
+        for position, node in enumerate(others):
+            rest = largest(others[position + 1 :], left - 1)
+            if left and _holds(memory, (*chosen, node, *rest), wanted):
+                chosen.append(node)
+                left -= 1
     return tuple(sorted(index for node in chosen for index in memory[node].nodes))
 
 
@@ -234,7 +245,8 @@ def qemu_threads(
 
     others = [node for node in range(len(problem.supplies)) if node not in own]
     order = [*sorted(own, key=to_devices), *sorted(others, key=to_own)]
-    service = search.others.service_cores - vcpu_pus - request.reserved_pus
+    open_pus = search.free[1].pus - search.free[1].isolated - vcpu_pus
+    service = search.others.service_cores & open_pus
     serving = [core.pus for core in search.host.cores if core.pus <= service] if service else []
     shared = [pus for node in order for pus in serving if pus <= problem.supplies[node].cores.pus]
     chosen = _chosen_gpus(problem, best.gpus)

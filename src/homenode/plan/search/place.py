@@ -13,10 +13,10 @@ from homenode.indices import NodeIndex
 from homenode.plan.layout import GuestCells, Layout, MemoryBinding, Pinning, Siblings, named
 from homenode.plan.model import Rejection, RunnerUp, Unplannable
 from homenode.plan.placement import Placement
-from homenode.plan.request import GuestRequest
+from homenode.plan.request import GuestRequest, Policy
 from homenode.plan.search import explicit_cells
 from homenode.plan.search.allocations import Allocations, allocations
-from homenode.plan.search.cost import terms
+from homenode.plan.search.cost import Cost, terms
 from homenode.plan.search.devices import DeviceOptions, device_options
 from homenode.plan.search.distances import distance_matrix
 from homenode.plan.search.explicit_cells import check_cells
@@ -49,12 +49,12 @@ from homenode.plan.search.rejections import (
     whole_host,
     with_hint,
 )
-from homenode.plan.search.solve import Placing, Solution, solve, solve_fixed
+from homenode.plan.search.solve import Placing, Solution, may_be_nearer, solve, solve_fixed
 from homenode.plan.search.supply import Usable, usable
 from homenode.plan.search.threads import (
     ThreadPlaces,
 )
-from homenode.topology import Host
+from homenode.topology import LOCAL_DISTANCE, Host
 
 MOST_REFUSED_NODES = 16
 
@@ -95,7 +95,7 @@ def place(host: Host, request: GuestRequest) -> Placement:
         if solution is not None:
             placement = _placement(search, rung, problem, solution, rejections)
             if placement is not None:
-                return placement
+                return _nearer(search, rung, problem, solution, rejections) or placement
             continue
         refused.add(problem.key())
         cores = (rung.threads, rung.counts_pus, tuple(one.groups for one in problem.supplies))
@@ -139,6 +139,50 @@ def _refusal(
         headline = with_hint(request, first.problem, first.rung, first.rejection)
         rejections = [headline if one == first.rejection else one for one in rejections]
     return refusal(search.host, request, search.free[0], rejections, headline)
+
+
+def _nearer(
+    search: PlacementSearch,
+    rung: Rung,
+    problem: SearchProblem,
+    solution: Solution,
+    rejections: list[Rejection],
+) -> Placement | None:
+    """The placement of a lower rung that is nearer, where only the host's last core or memory next
+    to its vCPUs give way for it; None where none is.
+
+    Nearer: by what comes first with cores-first, class of device distance, packages and, where the
+    guest sees its PCIe tree, GPUs away from home.
+    """
+    if search.request.policy is not Policy.CORES_FIRST or rung.memory is MemoryRule.ELSEWHERE:
+        return None
+    terms = problem.first[: problem.first.index("nodes_spanned")]
+    best, found = solution.best.cost, None
+
+    def nearness(cost: Cost) -> list[int]:
+        return [getattr(cost, name) for name in terms]
+
+    least = (LOCAL_DISTANCE, 1, 0)
+    if all(mine <= limit for mine, limit in zip(nearness(best), least, strict=False)):
+        return None
+    ladder = list(rungs(search.request, search.free[1]))
+    others = [
+        other
+        for other in ladder[ladder.index(rung) + 1 :]
+        if other.memory is not MemoryRule.ELSEWHERE and other.is_like(rung)
+    ]
+    if not others or not may_be_nearer(search.problem(others[-1]), best):
+        return None
+    for other in others:
+        lower = search.problem(other)
+        if _takes_host_core(search, lower, other):
+            continue
+        nearer = solve(lower)
+        if nearer is not None and nearness(nearer.best.cost) < nearness(best):
+            placement = _placement(search, other, lower, nearer, rejections)
+            if placement is not None:
+                best, found = nearer.best.cost, placement
+    return found
 
 
 def _explicit(search: PlacementSearch) -> Placement:

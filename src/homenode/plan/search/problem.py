@@ -129,11 +129,20 @@ class SearchProblem:
         wanted = self.pages_together + sum(pages for _, pages in self.device_pages)
         return len(known) < len(pages) or sum(known) >= wanted
 
-    def host_holds(self) -> bool:
-        """Whether as many nodes as are allowed have the memory that may lie on any of them."""
-        pages = [supply.memory.pages for supply in self.supplies]
-        known = sorted((count for count in pages if count is not None), reverse=True)
-        return len(known) < len(pages) or sum(known[: self.most_nodes]) >= self.pages_anywhere
+    def holds_with_others(self, nodes: int) -> bool:
+        """Whether these nodes (bits) and as many more as are allowed have the memory that may lie
+        on any of them."""
+        if not self.pages_anywhere:
+            return True
+        own: list[int] = []
+        others: list[int] = []
+        for node, its in enumerate(self.supplies):
+            pages = its.memory.pages
+            count = self.pages_anywhere if pages is None else pages
+            (own if nodes >> node & 1 else others).append(count)
+        others.sort(reverse=True)
+        more = max(0, self.most_nodes - len(own))
+        return sum(own) + sum(others[:more]) >= self.pages_anywhere
 
     def devices_of_cells(self, cells: int) -> tuple[int, ...]:
         """Pages of each cell's memory devices; those of a cell that is no more are cell 0's."""

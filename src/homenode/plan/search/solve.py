@@ -61,7 +61,7 @@ def solve(problem: SearchProblem) -> Solution | None:
     uneven = _Search(problem, equal=False)
     if found is not None and uneven.cannot_beat(found.best.cost):
         return found
-    nearness = uneven.least_first_terms()
+    nearness = uneven.least_nearness()
     if nearness is None:
         return found
     if found is not None:
@@ -70,6 +70,12 @@ def solve(problem: SearchProblem) -> Solution | None:
         if all(mine <= theirs for mine, theirs in zip(costs, nearness, strict=True)):
             return found
     return uneven.best()
+
+
+def may_be_nearer(problem: SearchProblem, cost: Cost) -> bool:
+    """Whether the problem may have a placing of nearer devices or of fewer packages than this; a
+    few sums, without a search."""
+    return not _Search(problem, equal=False).cannot_beat(cost)
 
 
 def fits(problem: SearchProblem) -> bool:
@@ -250,11 +256,15 @@ class _Search:
             self._ranked = found
         return self._ranked
 
-    def least_first_terms(self) -> tuple[int, int, int] | None:
+    def least_nearness(self) -> tuple[int, int, int] | None:
         """(device class, packages, GPUs away) of the best set of nodes; None where none fits."""
         ranked = self.ranked()
         if not ranked:
             return None
+        if "device_class" not in self.problem.first:
+            found = self.best()
+            cost = None if found is None else found.best.cost
+            return cost and (cost.device_class, cost.packages_spanned, cost.gpus_away_from_home)
         nodes = ranked[0][1]
         packages = self.candidates.packages_of(nodes)
         return (

@@ -1,21 +1,25 @@
-"""XAPI's cases: cores before threads, balance over nodes, and its table of hosts.
+"""XAPI's cases: cores before threads, balance over nodes, its table of hosts, and its planner.
 
 Source: xapi-project/xen-api, test_topology.ml (facts only) and pull request 6763.
 """
 
+import random
 from dataclasses import replace
 
 import pytest
 
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
+from homenode.host_reserve import HostReserve
 from homenode.plan.model import Unplannable
 from homenode.plan.placement import Placement
 from homenode.plan.request import EmulatorPolicy, GuestRequest, Policy
+from homenode.plan.search.memory import overhead_bytes
 from homenode.plan.search.place import place
 from homenode.topology import Host, RunningDomain
 from homenode.units import GIB
-from tests.small_hosts import even_host, small_request
+from tests.small_hosts import even_host, hierarchical_distances, pinned_domain, small_request
+from tests.xapi_planner import XapiNode, xapi_nodes
 
 XAPI_HOST = even_host(2, 1, 1, 16, 2, memory_bytes=512 * GIB)
 
@@ -156,3 +160,57 @@ def test_unreachable_nodes_never_serve_one_vm() -> None:
     with pytest.raises(Unplannable) as refusal:
         place(host, small_request(12, GIB))
     assert any(r.constraint == "distance" for r in refusal.value.rejections)
+
+
+NPS4 = hierarchical_distances([0, 0, 0, 0, 1, 1, 1, 1])
+CORES = 24
+
+
+def reach(nodes: tuple[int, ...]) -> tuple[int, int]:
+    """(packages, worst distance) of nodes of the two-socket NPS4 host."""
+    return len({node // 4 for node in nodes}), max(NPS4[a][b] for a in nodes for b in nodes)
+
+
+@pytest.mark.parametrize("layout", ["pin", "pin-numa", "pin-numa-pci"])
+@pytest.mark.parametrize("gib", [(192,), (8, 16, 32, 64)], ids=["memory free", "memory short"])
+def test_xapi_finds_no_fewer_packages_and_no_nearer_nodes(
+    gib: tuple[int, ...], layout: str
+) -> None:
+    """Any cores but one of each node may be gone, and any memory.
+
+    XAPI is asked for what QEMU needs as well, and the host's share is left to the VM: neither is a
+    rule of its own.
+    """
+    seeded = random.Random(6763)
+    several = 0
+    for _ in range(170):
+        left = [seeded.randint(1, CORES) for _ in range(8)]
+        taken = CpuSet(
+            pu for node in range(8) for pu in range(node * CORES + left[node], (node + 1) * CORES)
+        )
+        free = [seeded.choice(gib) * GIB for _ in range(8)]
+        busy = [pinned_domain(str(taken))]
+        host = even_host(2, 4, 3, 8, 1, distances=NPS4, domains=busy, memory_bytes=192 * GIB)
+        host = replace(
+            host,
+            nodes=tuple(
+                replace(node, memory_free_bytes=size)
+                for node, size in zip(host.nodes, free, strict=True)
+            ),
+        )
+        most = min(sum(left), 4 * CORES)
+        request = replace(
+            small_request(seeded.randint(1, most), seeded.choice((4, 16, 60)) * GIB, layout=layout),
+            host_reserve=HostReserve(0, 0),
+        )
+        theirs = xapi_nodes(
+            NPS4,
+            [XapiNode(cores, cores, size) for cores, size in zip(left, free, strict=True)],
+            vcpus=request.vcpus,
+            memory_bytes=request.memory_bytes + overhead_bytes(request),
+        )
+        assert theirs is not None
+        ours = place(host, request).nodes
+        assert reach(ours) <= reach(theirs)
+        several += len(ours) > 1
+    assert several >= 50

@@ -1,0 +1,387 @@
+"""Placements that an operator would sign: machines on which an easy rule goes wrong.
+
+Small hosts of our own are asked of the brute force as well, so that each side is checked by hand
+once. Published hosts of other shapes are read where they lie.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.host_reserve import HostReserve
+from homenode.pci import DeviceKind
+from homenode.plan.placement import Placement
+from homenode.plan.request import DeviceLocality, GuestRequest
+from homenode.plan.search.place import place
+from homenode.sources import load_host
+from homenode.topology import Host, PagePool
+from homenode.units import GIB
+from tests.brute_force import best_by_force
+from tests.shared_data import needs_shared, shared
+from tests.small_hosts import (
+    DeviceSpec,
+    NodeSpec,
+    even_host,
+    host_of,
+    pinned_domain,
+    small_request,
+)
+
+
+def gpu(bus: int, node: int, switch: int | None = None) -> DeviceSpec:
+    return DeviceSpec(f"0000:{bus:02x}:00.0", node=node, root=bus if switch is None else node,
+                      switch=switch)  # fmt: skip
+
+
+def agreed(host: Host, request: GuestRequest) -> Placement:
+    """The planner's placement, which is the brute force's as well."""
+    placement = place(host, request)
+    best = best_by_force(host, request)
+    assert best is not None
+    assert placement.nodes == tuple(host.nodes[node].index for node in best.nodes)
+    assert groups(placement) == best.split
+    assert placement.devices == best.devices
+    return placement
+
+
+def groups(placement: Placement) -> tuple[int, ...]:
+    """vCPUs of each cell, over its threads."""
+    counts = (placement.vcpu_nodes.count(cell) for cell in range(len(placement.nodes)))
+    return tuple(count // placement.threads_per_core for count in counts)
+
+
+def gpu_nodes(host: Host, placement: Placement) -> list[int | None]:
+    return [
+        device.node
+        for device in host.devices_of_kind(DeviceKind.GPU)
+        if device.bdf in placement.devices
+    ]
+
+
+def home_distance(host: Host, placement: Placement) -> int:
+    """Worst distance from a GPU to the nearest chosen node."""
+    assert host.distances is not None
+    at: dict[int, int] = {node.index: i for i, node in enumerate(host.nodes)}
+    return max(
+        min(host.distances[at[node]][at[home]] for node in placement.nodes)
+        for home in gpu_nodes(host, placement)
+        if home is not None
+    )
+
+
+LAYOUTS = ("pin", "pin-numa", "pin-numa-pci")
+
+
+# A tidy set of GPUs is worth less than the VM's own locality.
+
+
+def two_sockets() -> Host:
+    """A GPU on the first socket, two below one switch on the second."""
+    devices = [gpu(0x10, 0), gpu(0x20, 1, 0), gpu(0x21, 1, 0)]
+    return even_host(2, 1, 1, 8, 2, devices=devices)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_pair_of_gpus_is_parted_rather_than_a_socket_crossed(layout: str) -> None:
+    request = replace(
+        small_request(8, 16 * GIB, layout=layout),
+        gpu_count=1,
+        reserved_pus=CpuSet.parse("0-3,16-19"),
+    )
+    placement = agreed(two_sockets(), request)
+    assert placement.nodes == (1,)
+    assert placement.devices == (Bdf.parse("20:00.0"),)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_pair_of_gpus_is_left_whole_where_the_single_one_is_as_near(layout: str) -> None:
+    request = replace(small_request(8, 16 * GIB, layout=layout), gpu_count=1)
+    placement = agreed(two_sockets(), request)
+    assert placement.nodes == (0,)
+    assert placement.devices == (Bdf.parse("10:00.0"),)
+
+
+@needs_shared
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_two_toml(layout: str) -> None:
+    host = load_host(str(shared("cases/placement/two.toml")))
+    request = replace(
+        small_request(8, 16 * GIB, layout=layout),
+        gpu_count=1,
+        reserved_pus=CpuSet.parse("0-3,16-19"),
+    )
+    placement = place(host, request)
+    assert placement.nodes == (1,)
+    assert gpu_nodes(host, placement) == [1]
+
+
+# Any GPU of many equal ones may be the one at home.
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_last_of_eight_equal_gpus_is_found_where_only_its_node_has_cores(layout: str) -> None:
+    devices = [gpu(16 + node, node) for node in range(8)]
+    host = even_host(4, 2, 1, 3, 1, devices=devices, domains=[pinned_domain("0-20")])
+    request = replace(small_request(2, layout=layout), gpu_count=1)
+    placement = agreed(host, request)
+    assert placement.nodes == (7,)
+    assert gpu_nodes(host, placement) == [7]
+
+
+@needs_shared
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_n16_toml(layout: str) -> None:
+    host = load_host(str(shared("cases/placement/n16.toml")))
+    request = replace(
+        small_request(4, 16 * GIB, layout=layout),
+        gpu_count=1,
+        reserved_pus=CpuSet.parse("0-31"),
+    )
+    placement = place(host, request)
+    assert placement.nodes == (8,)
+    assert gpu_nodes(host, placement) == [8]
+
+
+# SNC4 and NPS4: each GPU counts, not the worst only.
+
+
+def sub_nodes(homes: tuple[int, ...], cores: int = 6) -> Host:
+    """Two sockets of four nodes each, a GPU on each of these nodes."""
+    devices = [gpu(16 + number, node) for number, node in enumerate(homes)]
+    return even_host(
+        2, 4, 1, cores, 1, devices=devices, distances=nps4_distances(), memory_bytes=256 * GIB
+    )
+
+
+def nps4_distances() -> tuple[tuple[int, ...], ...]:
+    return tuple(
+        tuple(10 if a == b else 12 if a // 4 == b // 4 else 21 for b in range(8)) for a in range(8)
+    )
+
+
+@pytest.mark.parametrize(
+    ("homes", "count", "vcpus", "nodes", "split"),
+    [
+        # A GPU each on nodes 1, 3, 5 and 7, as in SNC4: a cell next to each.
+        ((1, 3, 5, 7), 4, 16, (1, 3, 5, 7), (4, 4, 4, 4)),
+        ((1, 3, 5, 7), 2, 8, (1, 3), (4, 4)),
+        ((1, 3, 5, 7), 1, 4, (1,), (4,)),
+        # More vCPUs than the GPUs' nodes have cores: a further node, no further socket.
+        ((1, 3, 5, 7), 2, 18, (0, 1, 3), (6, 6, 6)),
+        # One GPU on each node: four of one socket, each at home.
+        ((0, 1, 2, 3, 4, 5, 6, 7), 4, 16, (0, 1, 2, 3), (4, 4, 4, 4)),
+        ((0, 1, 2, 3, 4, 5, 6, 7), 8, 32, (0, 1, 2, 3, 4, 5, 6, 7), (4,) * 8),
+        # Two GPUs on one node: two cells are enough for four GPUs.
+        ((1, 1, 3, 3, 5, 5, 7, 7), 4, 12, (1, 3), (6, 6)),
+        ((1, 1, 3, 3, 5, 5, 7, 7), 2, 4, (1,), (4,)),
+        # Three GPUs of nodes with two and one: both at home on two nodes of one socket.
+        ((0, 0, 1, 6), 3, 6, (0, 1), (3, 3)),
+        # Fourteen vCPUs on nodes of six cores: three unequal cells rather than seven equal ones.
+        ((), 0, 14, (0, 1, 2), (5, 5, 4)),
+    ],
+)
+def test_cells_lie_next_to_gpus(
+    homes: tuple[int, ...], count: int, vcpus: int, nodes: tuple[int, ...], split: tuple[int, ...]
+) -> None:
+    request = replace(
+        small_request(vcpus, 32 * GIB, layout="pin-numa-pci"), gpu_count=count or None
+    )
+    placement = agreed(sub_nodes(homes), request)
+    assert placement.nodes == nodes
+    assert groups(placement) == split
+
+
+@pytest.mark.parametrize("layout", ("pin", "pin-numa"))
+def test_a_guest_that_sees_no_pcie_tree_gets_fewer_nodes_instead(layout: str) -> None:
+    request = replace(small_request(8, 32 * GIB, layout=layout), gpu_count=4)
+    placement = agreed(sub_nodes((1, 3, 5, 7)), request)
+    # A node of each socket, and of each socket one that has a GPU.
+    assert placement.nodes == (1, 5)
+
+
+def test_required_locality_refuses_nodes_that_preferred_locality_takes() -> None:
+    host = sub_nodes((1, 3, 5, 7))
+    request = replace(
+        small_request(8, 32 * GIB, layout="pin"),
+        gpu_count=4,
+        device_locality=DeviceLocality.REQUIRE,
+    )
+    assert agreed(host, request).nodes == (1, 3, 5, 7)
+
+
+@needs_shared
+def test_a_snc4_machine_gets_a_cell_next_to_each_of_its_four_gpus() -> None:
+    host = load_host(str(shared("cases/hosts/ipa20-2xXeon8480-SNC4-4gpu.xml")))
+    request = replace(small_request(16, 64 * GIB, layout="pin-numa-pci"), gpu_count=4)
+    placement = place(host, request)
+    assert placement.nodes == (1, 3, 5, 7)
+    assert groups(placement) == (4, 4, 4, 4)
+    assert sorted(n for n in gpu_nodes(host, placement) if n is not None) == [1, 3, 5, 7]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_14_vcpus_on_nodes_with_6_free_cores_take_3_nodes_of_one_socket(layout: str) -> None:
+    host = load_host("epyc-nps4-gpu-nic")
+    busy = CpuSet(
+        pu
+        for node in host.nodes
+        for core in [c for c in host.cores if c.pus <= node.pus][6:]
+        for pu in core.pus
+    )
+    host = replace(host, domains=(pinned_domain(str(busy)),))
+    placement = place(host, small_request(14, 64 * GIB, layout=layout))
+    assert placement.nodes in ((0, 1, 2), (4, 5, 6))
+    assert sorted(groups(placement)) == [4, 5, 5]
+
+
+# VMs without GPUs leave the GPUs' nodes to others.
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_vm_without_gpus_avoids_the_node_that_has_them(layout: str) -> None:
+    host = load_host("rtx5090-epyc7702")
+    assert place(host, small_request(8, 32 * GIB, layout=layout)).nodes == (1,)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_vm_without_gpus_takes_a_node_whose_gpus_are_gone_already(layout: str) -> None:
+    gone = pinned_domain("", name="train", devices=("10:00.0",))
+    devices = [gpu(0x10, 0), gpu(0x20, 1)]
+    host = even_host(2, 1, 1, 4, 1, devices=devices, domains=[gone])
+    assert agreed(host, small_request(2, layout=layout)).nodes == (0,)
+
+
+# One GPU is a choice of partition, too.
+
+
+def board_of_eight(*held: int) -> Host:
+    """An H100 board whose modules 1 to 8 are buses 11 to 18; held: modules of running VMs."""
+    devices = [gpu(16 + module, (module - 1) // 4) for module in range(1, 9)]
+    busy = [pinned_domain("", name=f"train{m}", devices=(f"{16 + m:02x}:00.0",)) for m in held]
+    host = even_host(2, 1, 1, 8, 1, devices=devices, domains=busy)
+    return replace(
+        host,
+        pci_devices=tuple(
+            replace(d, name="NVIDIA H100 80GB HBM3", module_id=d.bdf.bus - 16)
+            if d.kind is DeviceKind.GPU
+            else d
+            for d in host.pci_devices
+        ),
+    )
+
+
+def modules(placement: Placement) -> list[int]:
+    return [bdf.bus - 16 for bdf in placement.devices]
+
+
+@pytest.mark.parametrize(
+    ("held", "count", "taken"),
+    [
+        ((), 1, [1]),
+        ((1,), 1, [3]),  # the pair of 1 is broken already
+        ((5,), 1, [7]),
+        ((1, 5), 1, [3]),
+        ((1, 3), 1, [2]),  # the group of four 1 to 4 is broken already
+        ((6,), 2, [5, 7]),
+        ((), 2, [1, 3]),
+        ((1,), 4, [5, 6, 7, 8]),
+    ],
+)
+def test_a_gpu_breaks_what_is_broken_already(
+    held: tuple[int, ...], count: int, taken: list[int]
+) -> None:
+    request = replace(small_request(2, layout="pin-numa-pci"), gpu_count=count)
+    assert modules(agreed(board_of_eight(*held), request)) == taken
+
+
+# What is allocated, and the host's share.
+
+
+def test_memory_that_a_running_domain_has_not_touched_yet_is_not_free() -> None:
+    busy = pinned_domain("", memory_by_node=((0, 40 * GIB),))
+    host = even_host(2, 1, 1, 4, 1, free_bytes=60 * GIB, domains=[busy])
+    assert agreed(host, small_request(2, 32 * GIB)).nodes == (1,)
+
+
+def test_the_host_keeps_a_core_until_nothing_else_is_left() -> None:
+    host = even_host(1, 1, 1, 4, 1)
+    kept, taken = agreed(host, small_request(3, GIB)), agreed(host, small_request(4, GIB))
+    assert kept.rung != taken.rung
+    assert {f.severity for f in taken.findings if f.severity != "info"} == {"warning"}
+
+
+def test_the_host_keeps_memory_until_nothing_else_is_left() -> None:
+    host = even_host(1, 1, 1, 4, 1, memory_bytes=8 * GIB)
+    assert not [
+        f for f in agreed(host, small_request(2, 5 * GIB)).findings if f.severity == "critical"
+    ]
+    taken = agreed(host, small_request(2, 7 * GIB))
+    assert [f for f in taken.findings if f.severity == "critical"]
+
+
+def test_a_second_node_serves_before_the_memory_of_the_host_does() -> None:
+    host = even_host(2, 1, 1, 4, 1, memory_bytes=8 * GIB)
+    assert agreed(host, small_request(2, 7 * GIB)).nodes == (0, 1)
+
+
+# Uneven memory.
+
+
+def test_pages_that_do_not_divide_lie_where_they_are() -> None:
+    pools = [(PagePool(GIB, 4, 4),), (PagePool(GIB, 3, 3),)]
+    specs = [
+        NodeSpec(((1,) * 4,), package=node, memory_bytes=7 * GIB, pools=pools[node])
+        for node in (0, 1)
+    ]
+    request = replace(
+        small_request(4, 7 * GIB), page_bytes=GIB, host_reserve=HostReserve(1, 3 * GIB)
+    )
+    placement = agreed(host_of(specs), request)
+    assert placement.nodes == (0, 1)
+
+
+@needs_shared
+def test_round_toml() -> None:
+    host = load_host(str(shared("cases/placement/round.toml")))
+    placement = place(host, replace(small_request(4, 7 * GIB), page_bytes=GIB))
+    assert placement.nodes == (0, 1)
+
+
+MEM4 = [NodeSpec(((1,) * 4,), memory_bytes=size * GIB) for size in (8, 4, 32)]
+MEM4_DISTANCES = ((10, 12, 20), (12, 10, 20), (20, 20, 10))
+
+
+@pytest.mark.parametrize("max_nodes", (None, 2))
+@pytest.mark.parametrize("layout", ("pin", "pin-bound"))
+def test_memory_of_the_fewest_other_nodes_is_taken(layout: str, max_nodes: int | None) -> None:
+    host = host_of(MEM4, distances=MEM4_DISTANCES)
+    request = replace(
+        small_request(4, 20 * GIB, layout=layout),
+        reserved_pus=CpuSet.parse("4-11"),
+        host_reserve=HostReserve(0),
+        max_nodes=max_nodes,
+    )
+    placement = agreed(host, request)
+    assert placement.nodes == (0,)
+    if layout == "pin-bound":
+        assert placement.memory_nodes == (0, 2)
+
+
+def test_cells_share_memory_unevenly_where_equal_shares_do_not_fit() -> None:
+    host = host_of(MEM4, distances=MEM4_DISTANCES)
+    placement = agreed(host, small_request(8, 30 * GIB))
+    assert placement.nodes == (0, 2)
+
+
+@needs_shared
+def test_mem4_toml() -> None:
+    host = load_host(str(shared("cases/placement/mem4.toml")))
+    assert place(host, small_request(8, 30 * GIB)).nodes == (0, 2)
+    request = replace(
+        small_request(4, 20 * GIB, layout="pin-bound"),
+        reserved_pus=CpuSet.parse("4-11"),
+        max_nodes=2,
+    )
+    assert place(host, request).memory_nodes == (0, 2)

@@ -2,11 +2,12 @@
 
 Order of places for the emulator: cores without vCPUs on the chosen nodes that the node's free GPUs
 do not need, those nearest the devices first (on hybrid hosts efficiency cores first); cores that
-serve the emulators of other VMs; the host's own core, which is any other core without vCPUs; free
-siblings of vCPU cores, with a finding; the vCPUs' own PUs, with a finding. Never isolated PUs. The
-emulator gets one core on each of at most EMULATOR_CORES chosen nodes: its main loop is one thread,
-and a second node's core keeps its workers near that node's memory. Each IOThread gets a core of its
-own after the emulator; where those run out a sibling there; then it shares with the emulator.
+serve the emulators of other VMs; the host's own core, which is any other core without vCPUs, first
+on nodes whose free GPUs do not need it; free siblings of vCPU cores, with a finding; the vCPUs' own
+PUs, with a finding. Never isolated PUs. The emulator gets one core on each of at most
+EMULATOR_CORES chosen nodes: its main loop is one thread, and a second node's core keeps its workers
+near that node's memory. Each IOThread gets a core of its own after the emulator; where those run
+out a sibling there; then it shares with the emulator.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -95,7 +96,10 @@ def _emulator(
             return CpuSet.from_bits(bits)
     if wanted.service_cores:
         return wanted.service_cores[0]
-    return next((CpuSet.from_bits(pus) for _, pus in (*own, *far)), None)
+    needed = own and wanted.own_cores(own[0][0]) <= 0
+    return next(
+        (CpuSet.from_bits(pus) for _, pus in ((*far, *own) if needed else (*own, *far))), None
+    )
 
 
 def _beside_vcpus(

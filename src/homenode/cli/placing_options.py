@@ -99,7 +99,7 @@ KeepVcpusOption = Annotated[
     bool,
     typer.Option(
         "--keep-vcpus",
-        help="With siblings exposed: halve the cores, not double.",
+        help="With SMT: keep the vCPU count, use half the cores.",
         rich_help_panel=PLACING,
     ),
 ]
@@ -107,14 +107,16 @@ KeepVcpusOption = Annotated[
 WithoutNvlinkOption = Annotated[
     bool,
     typer.Option(
-        "--without-nvlink", help="Take GPUs that are no partition.", rich_help_panel=PLACING
+        "--without-nvlink", help="Allow GPU sets that have no NVLink.", rich_help_panel=PLACING
     ),
 ]
 
 UnequalCellsOption = Annotated[
     bool,
     typer.Option(
-        "--unequal-cells", help="Allow cells with different vCPU counts.", rich_help_panel=PLACING
+        "--unequal-cells",
+        help="Take unequal cells for as good as equal ones.",
+        rich_help_panel=PLACING,
     ),
 ]
 

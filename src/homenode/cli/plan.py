@@ -108,7 +108,7 @@ def plan(
         bool,
         typer.Option(
             "--mixed-kinds",
-            help="Allow P and E cores in one VM, in own cells.",
+            help="Mixing P and E cores in one VM needs no warning.",
             rich_help_panel=PLACING,
         ),
     ] = False,

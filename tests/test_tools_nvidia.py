@@ -116,7 +116,7 @@ def test_older_matrices_have_fewer_columns_and_names_of_nics() -> None:
         ("\tGPU0\nGPU0\tX\nGPU1\tX\n", "3: expected 1 rows"),
         ("\tGPU0\tGPU1\nGPU0\tX\tNODESYS9999\n", "2 links"),
         ("\tGPU0 CPU Affinity Moon Phase\n", "columns"),
-        ("\tGPU0\tCPU Affinity\nGPU0\tX\t0-x\n", "PU list"),
+        ("\tGPU0\tCPU Affinity\nGPU0\tX\t0-x\n", "0-x"),
         ("GPU0 CPU Affinity NUMA Affinity GPU NUMA ID\nGPU0 X 0-7 0\n", "3 affinities"),
         ("\tGPU0\nGPU0\tX\nLegend:\n what\n", "4: expected a line of the legend"),
     ],

@@ -33,6 +33,7 @@ def main() -> None:
     homenode(
         "plan", "/tmp/vm.xml", "--host", "/tmp/host.tar.gz", "--layout", "pin-numa-pci",
         "--policy", "spread", "--emulator", "share", "-q", "--save-plan", "/tmp/plan.json",
+        "--host-reserve", "memory=64MiB",
         "-o", "/tmp/tuned.xml",
     )  # fmt: skip
     say("plan", json.dumps(json.loads(Path("/tmp/plan.json").read_text())))

@@ -52,7 +52,7 @@ def main() -> None:
     step("defined")
     homenode(
         "apply", "vm", "--layout", "pin-numa-pci", "--policy", "spread", "--save-plan",
-        "/tmp/plan.json", "-q",
+        "/tmp/plan.json", "-q", "--host-reserve", "memory=64MiB",
     )  # fmt: skip
     step("applied")
     virsh("start", "--paused", "vm")

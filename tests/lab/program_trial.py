@@ -121,7 +121,7 @@ def trial(name: str, disks: list[str], *wishes: str) -> None:
         "trial", name, "--layouts", LAYOUT, "--boots", "1", "--in-place", "--reach", "console",
         "--tests", "cpu-single", "--quick", "--repeat", "1", "--probe", f"{FILES}/probe",
         "--answer-within", "1500", "--stop-within", "60", "--name", name,
-        "--results", str(results), *wishes,
+        "--results", str(results), "--host-reserve", "memory=64MiB", *wishes,
     )  # fmt: skip
     print(said, flush=True)
     step(f"{name} tried")

@@ -42,6 +42,11 @@ def note(text: str) -> None:
     print(_plain(text), file=sys.stderr)
 
 
+def update(text: str) -> None:
+    """A line of standard error that the next one takes the place of; for terminals."""
+    print(f"\r{_plain(text)}\r", end="", file=sys.stderr, flush=True)
+
+
 def _plain(text: str) -> str:
     from homenode.wording import printable_lines  # the way to --help loads as little as it can
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from homenode.apply.store import default_root
 from homenode.cli.interruption import interruptible
-from homenode.cli.terminal import check_can_write, console, note, read_file
+from homenode.cli.terminal import check_can_write, console, note, read_file, update
 from homenode.cli.trial_options import TrialOptions, check, check_access, wanted
 from homenode.errors import HomenodeError, HostError, InputError, UsageError
 from homenode.hypervisor.virsh import Virsh
@@ -307,8 +307,7 @@ class _Waiting:
     def __call__(self, waited_s: float, timeout_s: float) -> None:
         line = f"  waiting for the guest to answer: {waited_s:.0f} of {timeout_s:.0f} s"
         if sys.stderr.isatty():
-            sys.stderr.write(f"\r{line}\r")
-            sys.stderr.flush()
+            update(line)
             return
         if waited_s < self._said_s:
             self._said_s = 0.0

@@ -45,11 +45,11 @@ class ArchiveTree:
     folders: frozenset[str]
 
 
-def read_archive(path: Path, most_bytes: int = MAX_TOTAL_BYTES) -> ArchiveTree:
+def read_archive(path: Path, most_bytes: int | None = None) -> ArchiveTree:
     """The members of a tar. Where a name comes twice, the last one counts, as tar itself does.
 
     Raises InputError where the file is no tar, is cut short, names something outside of itself, or
-    exceeds a limit above. most_bytes: unpacked.
+    exceeds a limit above. most_bytes: unpacked; None = MAX_TOTAL_BYTES.
     """
     compression, opener = _opener(path)
     files: dict[str, str] = {}
@@ -58,7 +58,9 @@ def read_archive(path: Path, most_bytes: int = MAX_TOTAL_BYTES) -> ArchiveTree:
     count = 0
     try:
         with opener(path) as stream:
-            bounded = _Bounded(stream, str(path), most_bytes)
+            bounded = _Bounded(
+                stream, str(path), MAX_TOTAL_BYTES if most_bytes is None else most_bytes
+            )
             with tarfile.open(fileobj=bounded, mode="r|") as tar:
                 for member in tar:
                     count += 1

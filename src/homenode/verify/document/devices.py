@@ -44,22 +44,6 @@ def devices_alone(facts: DomainFacts) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def acpi_missing(facts: DomainFacts) -> Iterator[Finding]:
-    """Cells and expander buses that the guest cannot learn of, for want of ACPI."""
-    guest = facts.guest
-    expanders = [c for c in guest.controllers if c.model == EXPANDER]
-    # On aarch64 the device tree has the cells.
-    has_cells = bool(facts.cells) and guest.architecture != "aarch64"
-    shown = [*(["cells"] if has_cells else []), *(["expander buses"] if expanders else [])]
-    if shown and not facts.has_acpi:
-        yield Finding(
-            "acpi-missing", Severity.CRITICAL, "<features>",
-            f"<acpi/>, by which the guest learns its {' and '.join(shown)}", "none",
-            "no device has a node in the guest, and its cells have no distances, or are one node",
-            "add <acpi/> to <features>", facts.source,
-        )  # fmt: skip
-
-
 def devices_on_host(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     """What devices say of this host's PCI tree and of its nodes."""
     if facts.guest.hostdevs and not host.pci_devices:

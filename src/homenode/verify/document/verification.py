@@ -1,15 +1,16 @@
 """Document: a domain document against itself, the host that it is for, and its plan."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from homenode.domain.document import Document
 from homenode.domain.schema import SchemaError
 from homenode.findings import Finding, Findings, Severity, in_order
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.model import Plan
+from homenode.plan.shape.pcie_document import EXPANDER
 from homenode.topology import Host
 from homenode.verify.document.as_planned import as_planned
-from homenode.verify.document.devices import acpi_missing, devices_alone, devices_on_host
+from homenode.verify.document.devices import devices_alone, devices_on_host
 from homenode.verify.document.memory import memory_alone, memory_on_host
 from homenode.verify.document.pins import pins_alone, pins_on_host
 from homenode.verify.document.plan_edits import plan_edits
@@ -37,7 +38,7 @@ def verify_document(
         *pins_alone(facts),
         *memory_alone(facts),
         *devices_alone(facts),
-        *acpi_missing(facts),
+        *_acpi_missing(facts),
     ]
     checked = [f"{document.source}: schema, references, sums, PCI addresses and bus windows"]
     if host is not None:
@@ -90,3 +91,19 @@ def _left_on_root(facts: DomainFacts, plan: Plan) -> list[Finding]:
             None, "layout pin-numa-pci gives each device its node", facts.source,
         )
     ]  # fmt: skip
+
+
+def _acpi_missing(facts: DomainFacts) -> Iterator[Finding]:
+    """Cells and expander buses that the guest cannot learn of, for want of ACPI."""
+    guest = facts.guest
+    expanders = [c for c in guest.controllers if c.model == EXPANDER]
+    # On aarch64 the device tree has the cells.
+    has_cells = bool(facts.cells) and guest.architecture != "aarch64"
+    shown = [*(["cells"] if has_cells else []), *(["expander buses"] if expanders else [])]
+    if shown and not facts.has_acpi:
+        yield Finding(
+            "acpi-missing", Severity.CRITICAL, "<features>",
+            f"<acpi/>, by which the guest learns its {' and '.join(shown)}", "none",
+            "no device has a node in the guest, and its cells have no distances, or are one node",
+            "add <acpi/> to <features>", facts.source,
+        )  # fmt: skip

@@ -6,6 +6,7 @@ from homenode.cpuset import CpuSet
 from homenode.plan.placement import Placement
 from homenode.plan.request import EmulatorPolicy, Policy
 from homenode.plan.search.place import place
+from homenode.units import MIB
 from tests.small_hosts import DeviceSpec, even_host, pinned_domain, small_request
 
 
@@ -114,3 +115,20 @@ def test_named_housekeeping_pus_serve_the_emulator_and_take_no_vcpu() -> None:
     placement = place(host, kept)
     assert placement.emulator_pus == CpuSet([0])
     assert vcpus(placement).isdisjoint(CpuSet([0]))
+
+
+def test_with_bound_huge_pages_the_emulator_has_a_pu_on_every_node() -> None:
+    # QEMU allocates the pages of a node on that node's PUs, of those that its threads may run on.
+    gpus = [DeviceSpec(f"0000:9{i}:00.0", i % 2) for i in range(8)]
+    host = even_host(2, 1, 1, 8, 2, devices=gpus)
+    request = replace(small_request(12), page_bytes=2 * MIB)
+    placement = place(host, request)
+    assert placement.emulator_pus is not None
+    for node in host.nodes:
+        assert not placement.emulator_pus.isdisjoint(node.pus)
+    full = place(host, replace(request, vcpus=16))
+    assert full.emulator_pus is not None
+    assert all(not full.emulator_pus.isdisjoint(node.pus) for node in host.nodes)
+    named = place(host, replace(request, emulator_pus=CpuSet([7])))
+    assert "emulator-off-memory-node" in {f.id for f in named.findings}
+    assert "emulator-off-memory-node" not in {f.id for f in placement.findings}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind
-from homenode.plan.layout import GuestCells, Pinning
+from homenode.plan.layout import GuestCells, MemoryBinding, Pinning
 from homenode.plan.request import EmulatorPolicy, GuestRequest
 from homenode.plan.search import explicit_cells
 from homenode.plan.search.allocations import Allocations
@@ -254,6 +254,7 @@ def qemu_threads(
         vcpu_pus, iothreads, asked,
         lambda node: _own_cores(search, problem, free, node, vcpu_pus, chosen),
         tuple(shared), housekeeping,
+        request.page_bytes is not None and request.layout.memory is not MemoryBinding.AS_IT_WAS,
     )  # fmt: skip
     return thread_places(free, order, len(own), wanted)
 

@@ -6,8 +6,14 @@ serve the emulators of other VMs; the host's own core, which is any other core w
 on nodes whose free GPUs do not need it; free siblings of vCPU cores, with a finding; the vCPUs' own
 PUs, with a finding. Never isolated PUs. The emulator gets one core on each of at most
 EMULATOR_CORES chosen nodes: its main loop is one thread, and a second node's core keeps its workers
-near that node's memory. Each IOThread gets a core of its own after the emulator; where those run
-out a sibling there; then it shares with the emulator.
+near that node's memory.
+
+QEMU allocates the huge pages that are bound to a node on PUs of that node, and does not start where
+its own threads may run on none of these (libvirt 9.0, thread-context): then the emulator has a PU
+on every node of the VM.
+
+Each IOThread gets a core of its own after the emulator; where those run out a sibling there; then
+it shares with the emulator.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +40,8 @@ class ThreadPlaces:
 class ThreadRequest:
     """What to place. own_cores: of a node (position), how many cores of its own an emulator may
     have there. service_cores: PUs of cores that serve other emulators, the nearest first.
-    housekeeping: the emulator goes to those or to the host's core, wherever it is."""
+    housekeeping: the emulator goes to those or to the host's core, wherever it is.
+    on_every_node: it needs a PU on each of the VM's nodes."""
 
     vcpu_pus: CpuSet
     iothreads: int
@@ -42,6 +49,7 @@ class ThreadRequest:
     own_cores: Callable[[int], int]
     service_cores: tuple[CpuSet, ...]
     housekeeping: bool
+    on_every_node: bool
 
 
 def shared_places(vcpu_pus: CpuSet, iothreads: int) -> ThreadPlaces:
@@ -61,10 +69,14 @@ def thread_places(
     far = list(_spare_cores(free, node_order[chosen:], wanted.vcpu_pus))
     findings: tuple[PlanFinding, ...] = ()
     emulator = wanted.emulator_pus
+    if emulator is None and wanted.on_every_node and not wanted.housekeeping:
+        emulator, findings = _on_every_node(free, wanted, own, node_order[:chosen])
     if emulator is None:
         emulator = _emulator(free, wanted, own, far)
         if emulator is None:
             emulator, findings = _beside_vcpus(free, node_order[:chosen], wanted.vcpu_pus)
+    if emulator is not None and wanted.on_every_node:
+        findings = (*findings, *_off_nodes(free, emulator, node_order[:chosen]))
     taken = 0 if emulator is None else emulator.bits
     cores = [CpuSet.from_bits(pus) for _, pus in (*own, *far) if not pus & taken]
     # The first PU of every core before the second of any.
@@ -99,6 +111,45 @@ def _emulator(
     needed = own and wanted.own_cores(own[0][0]) <= 0
     return next(
         (CpuSet.from_bits(pus) for _, pus in ((*far, *own) if needed else (*own, *far))), None
+    )
+
+
+def _on_every_node(
+    free: Usable,
+    wanted: ThreadRequest,
+    own: Sequence[tuple[int, int]],
+    nodes: Sequence[int],
+) -> tuple[CpuSet | None, tuple[PlanFinding, ...]]:
+    """A core, or idle siblings, for the emulator on each node; None where one has neither."""
+    bits, siblings = 0, 0
+    for node in nodes:
+        spare = [pus for other, pus in own if other == node]
+        serving = [one.bits for one in wanted.service_cores if one <= free.nodes[node].pus]
+        cores = [*spare, *serving] if wanted.own_cores(node) > 0 else [*serving, *spare]
+        idle = _free_siblings(free, (node,), wanted.vcpu_pus)
+        if not cores and not idle:
+            return None, ()
+        bits |= cores[0] if cores else idle[0]
+        siblings |= 0 if cores else idle[0]
+    found = (_on_siblings(CpuSet.from_bits(siblings)),) if siblings else ()
+    return CpuSet.from_bits(bits), found
+
+
+def _off_nodes(free: Usable, emulator: CpuSet, nodes: Sequence[int]) -> tuple[PlanFinding, ...]:
+    without = [
+        free.nodes[node].index for node in nodes if emulator.isdisjoint(free.nodes[node].pus)
+    ]
+    if not without:
+        return ()
+    return (
+        PlanFinding(
+            "emulator-off-memory-node",
+            "warning",
+            f"node {CpuSet(without)}",
+            "QEMU's own threads may run on no PU there, and they allocate that node's huge pages: "
+            'libvirt 9.0 and newer may fail to start the VM ("Setting CPU affinity failed")',
+            "give the emulator a PU of each node with --emulator-pus, or free a core there",
+        ),
     )
 
 

@@ -31,7 +31,7 @@ def plan_line(plan: Plan) -> str:
         nodes_text(plan.nodes) if plan.nodes else "no nodes chosen",
     ]
     if plan.rung:
-        parts.append(f"rung: {plan.rung}")
+        parts.append(f"placement: {plan.rung}")
     return " · ".join(parts)
 
 

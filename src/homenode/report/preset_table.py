@@ -13,7 +13,7 @@ from homenode.wording import number_list
 
 COLUMNS = (
     "layout", "vCPUs", "nodes", "cells", "GPUs placed", "LLCs", "memory", "remote DMA",
-    "rung, or why not",
+    "placement, or why not",
 )  # fmt: skip
 
 _BINDINGS = {

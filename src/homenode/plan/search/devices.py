@@ -186,7 +186,7 @@ def device_options(host: Host, request: GuestRequest, others: Allocations) -> De
             1 + sum(by_bdf[b].node in known for b in companions), companions,
         )
         for number, gpu in enumerate(unheld)
-        for companions in (tuple(_companions(by_bdf, gpu)),)
+        for companions in (tuple(_companions(by_bdf, gpu)) if count else (),)
     )  # fmt: skip
     bit_of = {gpu.bdf: 1 << gpu.number for gpu in gpus}
     choices = _choices(host, fabric, named_gpus, free, count, others, bit_of)
@@ -201,7 +201,8 @@ def device_options(host: Host, request: GuestRequest, others: Allocations) -> De
         for device in named
         if device.node in known and device.node is not None
     )
-    links = _nvlink_groups(host)
+    has_gpus = bool(count or named_gpus)
+    links = _nvlink_groups(host) if has_gpus else {}
     groups = sorted(set(links.values()))
     link_groups = tuple(
         groups.index(links[gpu.bdf]) if gpu.bdf in links else len(groups) + gpu.number
@@ -213,7 +214,7 @@ def device_options(host: Host, request: GuestRequest, others: Allocations) -> De
         sum(bit_of.get(gpu.bdf, 0) for gpu in named_gpus),
         tuple(sorted(position[gpu.bdf] for gpu in named_gpus)),
         homes, gpus, open_gpus, count, choices.partitions,
-        _gpu_sets(host, every, links, bit_of),
+        _gpu_sets(host, every, links, bit_of) if has_gpus else (),
         link_groups if groups else (), without_node, choices.findings, choices.gaps,
     )  # fmt: skip
 

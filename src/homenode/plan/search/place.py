@@ -141,6 +141,10 @@ def _refusal(
     return refusal(search.host, request, search.free[0], rejections, headline)
 
 
+def _capacities(problem: SearchProblem) -> tuple[int, ...]:
+    return tuple(problem.capacity(node) for node in range(len(problem.supplies)))
+
+
 def _nearer(
     search: PlacementSearch,
     rung: Rung,
@@ -171,9 +175,12 @@ def _nearer(
         for other in ladder[ladder.index(rung) + 1 :]
         if other.memory is not MemoryRule.ELSEWHERE and other.is_like(rung)
     ]
-    if not others or not may_be_nearer(search.problem(others[-1]), best):
+    here = _capacities(problem)
+    # Where every node holds as much as before, no other set of nodes holds the VM.
+    roomier = [other for other in others if _capacities(search.problem(other)) != here]
+    if not roomier or not may_be_nearer(search.problem(roomier[-1]), best):
         return None
-    for other in others:
+    for other in roomier:
         lower = search.problem(other)
         if _takes_host_core(search, lower, other):
             continue

@@ -16,6 +16,7 @@ from homenode.plan.search.distances import members
 from homenode.plan.search.gpu_choice import GpuSelection, HomeGpus, distance_rows, vectors
 from homenode.plan.search.problem import Home, SearchProblem, Split
 from homenode.plan.search.split import GroupRange, least_split
+from homenode.topology import LOCAL_DISTANCE
 
 MOST_GPU_VECTORS = 400
 """Numbers of GPUs by node that are compared for one set of nodes whose split is free."""
@@ -58,6 +59,8 @@ def solve(problem: SearchProblem) -> Solution | None:
     if not problem.equal:
         return _Search(problem, equal=False).best()
     found = _Search(problem, equal=True).best()
+    if found is not None and _is_local(found.best.cost):
+        return found
     uneven = _Search(problem, equal=False)
     if found is not None and uneven.cannot_beat(found.best.cost):
         return found
@@ -76,6 +79,12 @@ def may_be_nearer(problem: SearchProblem, cost: Cost) -> bool:
     """Whether the problem may have a placing of nearer devices or of fewer packages than this; a
     few sums, without a search."""
     return not _Search(problem, equal=False).cannot_beat(cost)
+
+
+def _is_local(cost: Cost) -> bool:
+    """Whether nothing can be nearer: one package, and all devices and GPUs at home in it."""
+    near = cost.device_class <= LOCAL_DISTANCE and cost.gpus_away_from_home == 0
+    return cost.packages_spanned == 1 and near
 
 
 def fits(problem: SearchProblem) -> bool:

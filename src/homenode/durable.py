@@ -41,15 +41,13 @@ def replace_file(
         _check_replaceable(path, place)
         part = f".homenode-{secrets.token_hex(8)}.part"
         descriptor = os.open(part, _NEW, 0o666 if mode is None else mode & PRIVATE, dir_fd=place)
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(_remove, part, place)
             if mode is None:
                 mode = _no_more_than_replaced(path.name, place, descriptor)
             write_and_close(descriptor, content, mode, synced=synced)
             os.replace(part, path.name, src_dir_fd=place, dst_dir_fd=place)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(part, dir_fd=place)
-            raise
+            undo.pop_all()
     if synced:
         sync_folder(path.parent)
 
@@ -58,12 +56,15 @@ def create_file(path: Path, content: bytes, mode: int = PRIVATE) -> None:
     """Write a file that must not be there yet. Raises FileExistsError, for a link as well."""
     with _opened(path, None) as place:
         descriptor = os.open(path.name, _NEW, mode, dir_fd=place)
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(_remove, path.name, place)
             write_and_close(descriptor, content)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(path.name, dir_fd=place)
-            raise
+            undo.pop_all()
+
+
+def _remove(name: str, folder: int) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(name, dir_fd=folder)
 
 
 def open_lock(path: Path, mode: int = PRIVATE, *, folder: int | None = None) -> int:

@@ -10,7 +10,7 @@ from operator import or_
 
 from homenode.indices import NodeIndex
 from homenode.plan.layout import GuestCells
-from homenode.plan.request import Balance, DeviceLocality, GuestRequest, Policy
+from homenode.plan.request import Balance, DeviceLocality, GuestRequest
 from homenode.plan.search.cost import Cost, request_order
 from homenode.plan.search.devices import DeviceOptions, GpuChoice
 from homenode.plan.search.distances import UNREACHABLE, DistanceMatrix
@@ -58,13 +58,12 @@ class SearchProblem:
     needs. pages: pages that follow the groups, what QEMU needs included; 0 where memory is no
     limit. pages_together: pages that the nodes must hold together, pages_anywhere: that all nodes
     must, 0 = no limit. huge: pages are huge ones, so pools matter. page_bytes: bytes of a page.
-    equal: equal cells are preferred. mirrored: every node is a guest cell. most_nodes: at most so
+    equal: equal cells are preferred. most_nodes: at most so
     many. between: shape (nodes, nodes), SLIT. packages: one number per node, from 0. device_pages:
     (guest cell, pages) of each memory device, beside `pages`; the n-th cell is on the n-th of the
     nodes chosen. requires_home: no GPU may be away from its node. gpu_nodes: nodes with free GPUs.
     """
 
-    policy: Policy
     pack: bool
     first: tuple[str, ...]
     rest: tuple[str, ...]
@@ -76,7 +75,6 @@ class SearchProblem:
     huge: bool
     page_bytes: int
     equal: bool
-    mirrored: bool
     most_nodes: int
     between: tuple[tuple[int, ...], ...]
     packages: tuple[int, ...]
@@ -260,7 +258,6 @@ def search_problem(
     first, rest = request_order(request)
     count = len(supplies)
     return SearchProblem(
-        policy=request.policy,
         pack=request.balance is Balance.PACK or (request.balance is None and options.has_gpus),
         first=first,
         rest=rest,
@@ -272,7 +269,6 @@ def search_problem(
         huge=request.page_bytes is not None,
         page_bytes=page,
         equal=rung.equal,
-        mirrored=request.layout.cells is GuestCells.MIRRORED,
         most_nodes=count if request.max_nodes is None else min(count, request.max_nodes),
         between=among.between,
         packages=among.packages,

@@ -12,7 +12,7 @@ from homenode.indices import NodeIndex
 from homenode.plan.model import Rejection, Unplannable
 from homenode.plan.request import DeviceLocality, GuestRequest
 from homenode.plan.search.allocations import Allocations
-from homenode.plan.search.ladder import MemoryRule, Rung
+from homenode.plan.search.ladder import Rung
 from homenode.plan.search.memory import memory_text, overhead_bytes, page_size_bytes
 from homenode.plan.search.problem import SearchProblem
 from homenode.plan.search.solve import fits
@@ -243,11 +243,6 @@ def _held(request: GuestRequest, supply: Supply, free: Usable, others: Allocatio
 def is_of_cores(rejection: Rejection) -> bool:
     """Whether more cores, and nothing else, would have helped."""
     return rejection.constraint in ("cores", "pus", "host-core")
-
-
-def is_of_memory(rung: Rung) -> bool:
-    """Whether the rung asks for less memory next to its vCPUs than the first ones."""
-    return rung.memory is not MemoryRule.FOLLOWS
 
 
 def _named(indices: tuple[NodeIndex, ...]) -> str:

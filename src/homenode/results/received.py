@@ -85,25 +85,28 @@ def _one_run(tree: ArchiveTree, name: str) -> tuple[str, dict[str, bytes]]:
 def _lay_out(root: Path, system: str, name: str, files: dict[str, bytes]) -> None:
     """Raises OSError where something is in the run's place."""
     aside = f".received-{secrets.token_hex(8)}"
-    top = open_folder(root)
-    try:
+    with contextlib.ExitStack() as ends, contextlib.ExitStack() as undo:
+        top = _opened(root, ends=ends)
         os.mkdir(aside, dir_fd=top)
-        try:
-            for path, content in files.items():
-                folder = open_folder(Path(f"/proc/self/fd/{top}"), aside, *Path(path).parts[:-1])
-                try:
-                    replace_file(Path(path), content, 0o644, folder=folder, synced=False)
-                finally:
-                    os.close(folder)
-            place = open_folder(Path(f"/proc/self/fd/{top}"), system)
-            try:
-                # Over a folder that holds anything, or a link, this fails.
-                os.rename(aside, name, src_dir_fd=top, dst_dir_fd=place)
-            finally:
-                os.close(place)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                shutil.rmtree(aside, dir_fd=top)
-            raise
-    finally:
-        os.close(top)
+        undo.callback(_discard, aside, top)
+        within = Path(f"/proc/self/fd/{top}")
+        for path, content in files.items():
+            with contextlib.ExitStack() as written:
+                folder = _opened(within, aside, *Path(path).parts[:-1], ends=written)
+                replace_file(Path(path), content, 0o644, folder=folder, synced=False)
+        place = _opened(within, system, ends=ends)
+        # Over a folder that holds anything, or a link, this fails.
+        os.rename(aside, name, src_dir_fd=top, dst_dir_fd=place)
+        undo.pop_all()
+
+
+def _opened(root: Path, *parts: str, ends: contextlib.ExitStack) -> int:
+    """The descriptor of a folder, closed with `ends`."""
+    folder = open_folder(root, *parts)
+    ends.callback(os.close, folder)
+    return folder
+
+
+def _discard(name: str, top: int) -> None:
+    with contextlib.suppress(OSError):
+        shutil.rmtree(name, dir_fd=top)

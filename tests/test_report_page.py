@@ -122,10 +122,10 @@ def test_effects_and_risks_say_what_each_switch_did_and_where_it_hurt(document: 
     assert "7.45 x" in cell.text
     cell = cells["allreduce-busbw-peak", Switch.CELLS]
     assert cell is not None
-    assert (cell.tone, cell.risk) == ("worse", "0.371 x on RTX PRO 6000")
+    assert (cell.tone, cell.risk) == ("worse", "0.37 x on RTX PRO 6000")
     cell = cells["memory-bandwidth", Switch.PINNING]
     assert cell is not None
-    assert (cell.tone, cell.risk) == ("mixed", "0.613 x on RTX 4090")
+    assert (cell.tone, cell.risk) == ("mixed", "0.61 x on RTX 4090")
     cell = cells["cpu-throughput", Switch.SIBLINGS]
     assert cell is not None
     assert (cell.tone, cell.text) == ("neutral", "cannot tell (1.023 to 1.026 x)")

@@ -161,6 +161,13 @@ _METRICS = (
         primary=(Objective.THROUGHPUT, Objective.DENSITY),
     ),
     Metric(
+        "program-throughput", "programs on all threads", "units_per_s", False, 0.05,
+        "whole programs on all vCPUs together (OpenSSL, POV-Ray, OpenVINO)",
+        "more cores, or siblings fill idle slots of them",
+        "vCPUs share cores, or run on slower ones",
+        stands_in=(Objective.THROUGHPUT, Objective.DENSITY),
+    ),
+    Metric(
         "cpu-per-thread", "all threads, each", "events_per_s", False, 0.05,
         "all-thread throughput for one vCPU", "fewer vCPUs share a core", "more of them do",
     ),

@@ -119,6 +119,7 @@ def _described(description: "HostDescription") -> Host:
         domains=host.domains,
         reserve=host.reserve,
         housekeeping_pus=host.housekeeping_pus,
+        assumed=tuple(fact.statement for fact in description.facts if fact.source is None),
     )
 
 

@@ -226,7 +226,7 @@ class Host:
     distances: shape (nodes, nodes), [from][to] in the order of `nodes`; SLIT, 10 = local;
     None where the source has none. cores and llcs hold online PUs only. reserve, housekeeping_pus:
     what its operator keeps for the host, and the PUs for the emulators of several VMs, where the
-    description of the host says so.
+    description of the host says so. assumed: what a description states without a source.
     """
 
     name: str
@@ -247,6 +247,7 @@ class Host:
     gaps: tuple[Gap, ...] = ()
     reserve: HostReserve | None = None
     housekeeping_pus: CpuSet = CpuSet()
+    assumed: tuple[str, ...] = ()
 
     def node(self, index: int) -> NumaNode | None:
         """The node of that number, or None."""

@@ -103,6 +103,8 @@ def _answer(verdict: Verdict) -> str:
     equals = f" (no worse: {', '.join(verdict.also)})" if verdict.also else ""
     if verdict.avoid:
         return f"{choice}{equals} rather than {', '.join(verdict.avoid)}"
+    if verdict.why(ReasonId.MAY_BE_BETTER) is not None:
+        return f"{choice}; cannot tell which is best"
     if any(one.position is Position.UNSHOWN for one in verdict.results):
         return f"{choice}; no difference is shown"
     return f"{choice}; no difference that matters"
@@ -139,8 +141,8 @@ def _more(reason: Reason, objective: Objective) -> str | None:
             return "the VM's machine type takes no expander bus"
         case ReasonId.PRIOR:
             return (
-                f"as published of {reason.detail}; nobody has measured {titles_of(objective)} by "
-                "layout on this machine"
+                f"as published of {reason.detail}; this machine has no figures of "
+                f"{titles_of(objective)} by layout"
             )
         case ReasonId.NO_LAYOUT:
             return f"that is no layout of a VM; {reason.alternative} is what topology suggests"
@@ -149,6 +151,12 @@ def _more(reason: Reason, objective: Objective) -> str | None:
             return f"exposed siblings give {gain} the throughput for twice the vCPUs"
         case ReasonId.PIN_REGRESSION:
             return f"review the pins of {reason.alternative}"
+        case ReasonId.MAY_BE_BETTER:
+            least = METRICS[reason.metric or ""].boot_variation
+            return (
+                f"{reason.alternative} may be better ({multiple_text(reason.ratio or 1.0)}): boots "
+                f"of one layout differ by up to {multiple_text(least)}, so boot both more often"
+            )
         case ReasonId.UNDECIDED:
             return f"cannot tell of {reason.alternative}"
     return None

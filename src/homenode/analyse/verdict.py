@@ -1,6 +1,6 @@
 """Verdict: what to run for an objective on one machine, as far as one kind of evidence reaches."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -30,6 +30,7 @@ class ReasonId(StrEnum):
     NO_LAYOUT = "no-layout"  # the choice is no layout: the layout is reasoned
     SIBLINGS = "siblings"  # what exposing them gained
     PIN_REGRESSION = "pin-regression"  # pinning lost throughput: the pins are wrong
+    MAY_BE_BETTER = "may-be-better"  # by as much as matters, in figures that cannot tell
     UNDECIDED = "undecided"  # an alternative may be as good, or much worse
     HEALTH = "health"  # a critical finding about links or pins
     NOT_REAL = "not-real"  # emulated or synthesised figures
@@ -254,6 +255,7 @@ def _decided(
         huge_pages=None if choice.page_bytes is None else format_bytes(choice.page_bytes),
         reasons=(
             Reason(why, choice.label),
+            *_may_be_better(ranking, choice.label),
             *(Reason(ReasonId.UNDECIDED, label) for label in undecided),
             *_siblings(ranking, used, choice),
             *reasons,
@@ -261,6 +263,19 @@ def _decided(
         doubts=(*empty.doubts, *doubts),
         measure_next=_unmeasured(used, choice, objective),
     )
+
+
+def _may_be_better(ranking: Ranking, choice: str) -> Iterator[Reason]:
+    """An alternative that is ahead of the choice by as much as matters, though nobody can tell."""
+    for metric in dict.fromkeys(one.metric for one in ranking.results):
+        best, *others = ranking.on(metric)
+        own = next((one for one in others if one.alternative == choice), None)
+        if own is None or own.position is not Position.UNSHOWN:
+            continue
+        loss = 1 - min(own.ratio, 1 / own.ratio)
+        if loss >= METRICS[metric].matters:
+            ratio = best.value / own.value
+            yield Reason(ReasonId.MAY_BE_BETTER, best.alternative, metric, ratio)
 
 
 def _fits(doubt: Doubt, objective: Objective, used: Sequence[Alternative]) -> bool:

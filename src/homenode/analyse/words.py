@@ -31,21 +31,25 @@ def figure_text(value: float, unit: str) -> str:
 
 
 def multiple_text(ratio: float) -> str:
-    """A ratio as a multiple; near 1 with the digits that tell it from 1.
+    """A ratio as a multiple, two digits; near 1 with the digits that tell it from 1.
 
-    >>> multiple_text(1.026), multiple_text(0.43), multiple_text(4.646), multiple_text(1.0)
-    ('1.026 x', '0.43 x', '4.65 x', '1 x')
+    >>> multiple_text(1.026), multiple_text(0.4257), multiple_text(7.265), multiple_text(1.0)
+    ('1.026 x', '0.43 x', '7.3 x', '1 x')
+    >>> multiple_text(38.1), multiple_text(1.31), multiple_text(240.0)
+    ('38 x', '1.31 x', '240 x')
     """
-    return f"{_multiple(ratio)} x"
+    if 0.95 < ratio < 2:
+        return f"{_multiple(ratio)} x"
+    return f"{ratio:.2g} x" if ratio < 10 else f"{ratio:.0f} x"
 
 
 def range_text(low: float, high: float) -> str:
-    """Two ratios as a range of multiples.
+    """Two ratios as a range of multiples, with a digit more: it may be an interval.
 
     >>> range_text(0.83, 0.88), range_text(1.5, 7.37)
     ('0.83 to 0.88 x', '1.5 to 7.37 x')
     """
-    return f"{_multiple(low)} to {multiple_text(high)}"
+    return f"{_multiple(low)} to {_multiple(high)} x"
 
 
 def _multiple(ratio: float) -> str:

@@ -1,6 +1,7 @@
 """Evidence: the one store: published figures with what their authors conclude, and results.
 
-A publication's figures are runs like any others; `origin` and `statistic` say what they are.
+A publication's figures are runs like any others; `origin` and `statistic` say what they are. What
+is shown of them is what was printed, letter by letter.
 """
 
 from dataclasses import dataclass
@@ -35,7 +36,8 @@ class Claim:
     """A ratio that a document states.
 
     low, high: the metric of `choice` over that of `against`, as far as the printed digits reach.
-    source: its sentence. disputed_by: the note that shows that its own figures say otherwise.
+    against_system: the machine of `against`, the same one unless machines are compared. source: its
+    sentence. disputed_by: the note that shows that its own figures say otherwise.
     """
 
     id: str
@@ -43,6 +45,7 @@ class Claim:
     metric: str
     choice: str
     against: str
+    against_system: str
     low: float
     high: float
     source: str
@@ -51,13 +54,73 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class PublishedVerdict:
-    """What a publication recommends. system, objective: None = any. choices: its own names; none
-    where it recommends nothing before the machine is repaired."""
+    """What a publication recommends.
+
+    system, objective: None = any. work: a use that is no objective, in its words: it answers none.
+    grade: its word for the whole machine. choices: its own names; none where it recommends nothing
+    before the machine is repaired.
+    """
 
     system: str | None
     objective: Objective | None
+    work: str | None
+    grade: str | None
     choices: tuple[str, ...]
     source: str
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedFigure:
+    """A figure as it was printed: for each choice the text with its unit. source: the sentence."""
+
+    system: str
+    metric: str
+    variant: str | None
+    texts: tuple[tuple[str, str], ...]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedEffect:
+    """A row of a publication's own summary of what each switch does, word for word.
+
+    metric: the nearest of ours. systems: which of its machines the row is of, as far as it says.
+    texts: by switch, "pinning", "cells", "siblings", and "risk".
+    """
+
+    label: str
+    metric: str
+    systems: tuple[str, ...]
+    texts: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """A sentence that is no measurement. systems: whom it is about, empty = no machine.
+
+    is_advice: what its authors tell everybody to do. ours: what homenode does about it.
+    """
+
+    source: str
+    systems: tuple[str, ...]
+    is_advice: bool
+    ours: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class FieldReport:
+    """A figure that somebody mentions, too confounded to decide anything.
+
+    of: what was compared with what. change: the least and greatest ratio, above 1 for the better;
+    None where nothing was compared. confounders: what else may explain it.
+    """
+
+    source: str
+    of: str
+    figures: str
+    change: tuple[float, float] | None
+    confounders: tuple[str, ...]
+    arithmetic: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +149,9 @@ class System:
     """A machine that a document tells of.
 
     gpu, cpu, gpus: as printed, None where they are not. host: the shipped description of it.
-    remedy: what to do before anything of it is used; None where its figures are sound.
+    remedy: what to do before anything of it is used; None where its figures are sound. pcie: the
+    generation of its links, as printed. facts: rows of tables about it, as printed. inferred_vcpus:
+    choices whose number of vCPUs is not printed, but follows from what is.
     """
 
     name: str
@@ -95,29 +160,39 @@ class System:
     cpu: str | None
     host: str | None
     remedy: str | None
+    pcie: str | None
+    facts: tuple[tuple[str, str], ...]
+    inferred_vcpus: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Publication:
     """One document.
 
-    runs: a run for each system and choice; every sample keeps its sentence in `sources`, which is
-    as long as the run's samples and in their order. remarks: sentences with figures that are no
-    measurement of a metric.
+    runs: a run for each system and choice. figures: the same as printed. published: the date;
+    is_date_inferred: the document itself does not print it.
     """
 
     id: str
     title: str
     publisher: str
     published: str
+    is_date_inferred: bool
     choices: tuple[Choice, ...]
     systems: tuple[System, ...]
     runs: tuple[Run, ...]
-    sources: tuple[tuple[str, ...], ...]
+    figures: tuple[PrintedFigure, ...]
+    effects: tuple[PrintedEffect, ...]
     claims: tuple[Claim, ...]
     verdicts: tuple[PublishedVerdict, ...]
     notes: tuple[Note, ...]
-    remarks: tuple[str, ...]
+    remarks: tuple[Remark, ...]
+    field_reports: tuple[FieldReport, ...]
+
+    @property
+    def dated(self) -> str:
+        """When it was published; "inferred" where the document does not say."""
+        return f"{self.published} (inferred)" if self.is_date_inferred else self.published
 
     def system(self, name: str) -> System | None:
         """The machine of that name, or None."""

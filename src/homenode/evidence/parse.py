@@ -6,6 +6,7 @@ figure must never be dropped because of a spelling.
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -15,9 +16,13 @@ from homenode.evidence.model import (
     Certainty,
     Choice,
     Claim,
+    FieldReport,
     Note,
+    PrintedEffect,
+    PrintedFigure,
     Publication,
     PublishedVerdict,
+    Remark,
     System,
 )
 from homenode.metrics import METRICS
@@ -33,7 +38,7 @@ from homenode.plan.layout import (
 from homenode.results.model import Origin, Run, RunHead, Sample, Statistic, Switches
 from homenode.results.vantage import Vantage
 
-FORMAT = 2
+FORMAT = 3
 
 _UNITS = {
     "MB/s": ("bytes_per_s", 1e6),
@@ -64,6 +69,9 @@ class _System(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     host: str | None = None
     vantage: Vantage = Vantage.GUEST
     vcpus: dict[str, int] = {}
+    inferred_vcpus: tuple[str, ...] = ()
+    pcie: str | None = None
+    facts: dict[str, str] = {}
     unusable: str | None = None
     remedy: str | None = None
 
@@ -77,9 +85,11 @@ class _Figure(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     statistic: Statistic = Statistic.UNKNOWN
     count: int | None = None
     counts: dict[str, int] = {}
-    values: dict[str, float] = {}
-    ranges: dict[str, tuple[float, float]] = {}
-    by_device: dict[str, tuple[tuple[float, ...], ...]] = {}
+    about: bool = False  # printed with "~"
+    printed: dict[str, str] = {}  # where the text is no value with a unit
+    values: dict[str, Decimal] = {}
+    ranges: dict[str, tuple[Decimal, Decimal]] = {}
+    by_device: dict[str, tuple[tuple[Decimal, ...], ...]] = {}
 
 
 class _Claim(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -90,6 +100,7 @@ class _Claim(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     against: str
     ratio: tuple[float, float]
     source: str
+    against_system: str | None = None
     disputed_by: str | None = None
 
 
@@ -98,6 +109,8 @@ class _Verdict(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     source: str
     objective: Objective | None = None
     system: str | None = None
+    work: str | None = None
+    grade: str | None = None
 
 
 class _Note(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -111,6 +124,28 @@ class _Note(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 class _Remark(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     source: str
+    systems: tuple[str, ...] = ()
+    advice: bool = False
+    ours: str | None = None
+
+
+class _Effect(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    label: str
+    metric: str
+    pinning: str
+    cells: str
+    siblings: str
+    risk: str
+    systems: tuple[str, ...] = ()
+
+
+class _Field(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    source: str
+    of: str
+    figures: str
+    confounders: tuple[str, ...]
+    change: tuple[float, float] | None = None
+    arithmetic: tuple[str, ...] = ()
 
 
 class _Document(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -119,6 +154,7 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     title: str | None = None
     publisher: str | None = None
     published: str | None = None
+    date_inferred: bool = False
     choice: dict[str, _Choice] = {}
     system: tuple[_System, ...] = ()
     figure: tuple[_Figure, ...] = ()
@@ -126,6 +162,8 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     verdict: tuple[_Verdict, ...] = ()
     note: tuple[_Note, ...] = ()
     remark: tuple[_Remark, ...] = ()
+    effect: tuple[_Effect, ...] = ()
+    field: tuple[_Field, ...] = ()
 
 
 def parse_publications(texts: Mapping[str, str]) -> tuple[Publication, ...]:
@@ -142,7 +180,7 @@ def parse_publications(texts: Mapping[str, str]) -> tuple[Publication, ...]:
 
 def _document(text: str, source: str) -> _Document:
     try:
-        raw = tomllib.loads(text)
+        raw = tomllib.loads(text, parse_float=Decimal)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"{source}: expected TOML, found: {error}") from None
     try:
@@ -163,28 +201,42 @@ def _evidence(id: str, parts: Sequence[_Document]) -> Publication:
     figures = [raw for part in parts for raw in part.figure]
     for figure in figures:
         _check_figure(figure, choices, systems, id)
-    runs, sources = [], []
+    runs = []
     for system in systems.values():
         for choice in choices.values():
-            found = list(_samples(figures, system.name, choice.name))
+            found = tuple(_samples(figures, system.name, choice.name))
             if found:
-                runs.append(Run(_head(system, choice, head), tuple(one for one, _ in found)))
-                sources.append(tuple(source for _, source in found))
+                runs.append(Run(_head(system, choice, head), found))
     evidence = Publication(
         id,
         head.title or id,
         head.publisher,
         head.published,
+        head.date_inferred,
         tuple(choices.values()),
         tuple(
-            System(raw.name, raw.gpu, raw.gpus, raw.cpu, raw.host, raw.remedy)
+            System(
+                raw.name, raw.gpu, raw.gpus, raw.cpu, raw.host, raw.remedy, raw.pcie,
+                tuple(raw.facts.items()), raw.inferred_vcpus,
+            )
             for raw in systems.values()
         ),
         tuple(runs),
-        tuple(sources),
+        tuple(map(_printed, figures)),
+        tuple(
+            PrintedEffect(
+                raw.label, raw.metric, raw.systems,
+                (("pinning", raw.pinning), ("cells", raw.cells), ("siblings", raw.siblings),
+                 ("risk", raw.risk)),
+            )
+            for part in parts
+            for raw in part.effect
+        ),
         tuple(_claim(raw) for part in parts for raw in part.claim),
         tuple(
-            PublishedVerdict(raw.system, raw.objective, raw.choices, raw.source)
+            PublishedVerdict(
+                raw.system, raw.objective, raw.work, raw.grade, raw.choices, raw.source
+            )
             for part in parts
             for raw in part.verdict
         ),
@@ -193,8 +245,19 @@ def _evidence(id: str, parts: Sequence[_Document]) -> Publication:
             for part in parts
             for raw in part.note
         ),
-        tuple(raw.source for part in parts for raw in part.remark),
-    )
+        tuple(
+            Remark(raw.source, raw.systems, raw.advice, raw.ours)
+            for part in parts
+            for raw in part.remark
+        ),
+        tuple(
+            FieldReport(
+                raw.source, raw.of, raw.figures, raw.change, raw.confounders, raw.arithmetic
+            )
+            for part in parts
+            for raw in part.field
+        ),
+    )  # fmt: skip
     _check_names(evidence)
     return evidence
 
@@ -222,12 +285,13 @@ def _head(system: _System, choice: Choice, document: _Document) -> RunHead:
         arrangement=choice.arrangement,
         vcpus=system.vcpus.get(choice.name),
         unusable=() if system.unusable is None else (system.unusable,),
-        source=f"{document.id}: {document.title}, {document.publisher}, {document.published}",
+        source=f"{document.id}: {document.title}, {document.publisher}, {document.published}"
+        + (" (inferred)" if document.date_inferred else ""),
     )
 
 
-def _samples(figures: Sequence[_Figure], system: str, choice: str) -> Iterator[tuple[Sample, str]]:
-    """Samples of one system and choice with the sentence of each."""
+def _samples(figures: Sequence[_Figure], system: str, choice: str) -> Iterator[Sample]:
+    """Samples of one system and choice."""
     for figure in figures:
         if figure.system != system:
             continue
@@ -236,28 +300,39 @@ def _samples(figures: Sequence[_Figure], system: str, choice: str) -> Iterator[t
         if choice in figure.counts:
             fixed["count"] = figure.counts[choice]
         if choice in figure.values:
-            value = figure.values[choice] * factor
-            yield Sample(
-                figure.metric, unit, value, statistic=figure.statistic, **fixed
-            ), figure.source  # fmt: skip
-        for statistic, value in zip(
-            (Statistic.LOW, Statistic.HIGH), figure.ranges.get(choice, ()), strict=False
-        ):
-            yield Sample(
-                figure.metric, unit, value * factor, statistic=statistic, **fixed
-            ), figure.source  # fmt: skip
+            value = float(figure.values[choice]) * factor
+            yield Sample(figure.metric, unit, value, statistic=figure.statistic, **fixed)
+        ends = zip((Statistic.LOW, Statistic.HIGH), figure.ranges.get(choice, ()), strict=False)
+        for statistic, end in ends:
+            yield Sample(figure.metric, unit, float(end) * factor, statistic=statistic, **fixed)
         for number, row in enumerate(figure.by_device.get(choice, ())):
-            for index, value in enumerate(row):
+            for index, one in enumerate(row):
                 yield Sample(
-                    figure.metric, unit, value * factor, number=number, index=index,
+                    figure.metric, unit, float(one) * factor, number=number, index=index,
                     statistic=figure.statistic, **fixed,
-                ), figure.source  # fmt: skip
+                )  # fmt: skip
+
+
+def _printed(figure: _Figure) -> PrintedFigure:
+    """With the digits that were printed: 5.0 stays 5.0, and a range a range."""
+    unit = "x" if figure.unit == "ratio" else figure.unit
+    sign = "~" if figure.about else ""
+    texts = {choice: f"{sign}{value:,} {unit}" for choice, value in figure.values.items()}
+    texts |= {c: f"{sign}{low:,}–{high:,} {unit}" for c, (low, high) in figure.ranges.items()}
+    texts |= {
+        choice: "; ".join(" ".join(map(str, row)) for row in rows) + f" {unit}"
+        for choice, rows in figure.by_device.items()
+    }
+    texts |= figure.printed
+    return PrintedFigure(
+        figure.system, figure.metric, figure.variant, tuple(texts.items()), figure.source
+    )
 
 
 def _claim(raw: _Claim) -> Claim:
     return Claim(
-        raw.id, raw.system, raw.metric, raw.choice, raw.against, *raw.ratio, raw.source,
-        raw.disputed_by,
+        raw.id, raw.system, raw.metric, raw.choice, raw.against, raw.against_system or raw.system,
+        *raw.ratio, raw.source, raw.disputed_by,
     )  # fmt: skip
 
 
@@ -274,8 +349,8 @@ def _check_figure(
     if _UNITS[figure.unit][0] not in (METRICS[figure.metric].unit, "ratio"):
         raise InputError(f"{where}: expected {METRICS[figure.metric].unit}, found {figure.unit}")
     named = {*figure.values, *figure.ranges, *figure.by_device}
-    if not named or named - choices.keys():
-        found = ", ".join(sorted(named - choices.keys())) or "no figure"
+    if not named or (named | figure.printed.keys()) - choices.keys():
+        found = ", ".join(sorted((named | figure.printed.keys()) - choices.keys())) or "no figure"
         raise InputError(f"{where}: expected figures of known choices, found {found}")
 
 
@@ -285,7 +360,8 @@ def _check_names(evidence: Publication) -> None:
     choices = {one.name for one in evidence.choices}
     notes = {one.id for one in evidence.notes}
     for claim in evidence.claims:
-        if claim.system not in systems or not {claim.choice, claim.against} <= choices:
+        known = {claim.system, claim.against_system} <= systems
+        if not known or not {claim.choice, claim.against} <= choices:
             raise InputError(
                 f"published {evidence.id}: claim {claim.id}: expected a known system and choices, "
                 f"found {claim.system}, {claim.choice}, {claim.against}"
@@ -297,6 +373,8 @@ def _check_names(evidence: Publication) -> None:
             )
     named = {name for note in evidence.notes for name in note.systems}
     named |= {one.system for one in evidence.verdicts if one.system is not None}
+    named |= {name for remark in evidence.remarks for name in remark.systems}
+    named |= {name for effect in evidence.effects for name in effect.systems}
     chosen = {name for one in evidence.verdicts for name in one.choices}
     if named - systems or chosen - choices:
         found = ", ".join(sorted((named - systems) | (chosen - choices)))

@@ -46,6 +46,9 @@ from homenode.topology import Host, NumaNode, RunningDomain
 from homenode.units import format_bytes
 from homenode.wording import nodes_text, number_list, plural, printable, pus_text
 
+ASSUMED = "assumed (described, not captured; no source prints it)"
+"""Above what a described host's picture may have wrong."""
+
 _MOST_GAPS = 12
 _MOST_NODES = 16  # in the table of distances, unless everything is asked for
 
@@ -75,6 +78,7 @@ def host_tree(host: Host, everything: bool = False) -> RenderableType:
     for title, lines in (
         ("links beside PCIe", link_lines(host)),
         ("settings", settings_lines(host.settings)),
+        (ASSUMED, host.assumed),
     ):
         if lines:
             branch = tree.add(_line((title, "bold")))

@@ -61,6 +61,9 @@ def topology_map(host: Host, plan: Plan | None = None) -> str:
     y += draw_lines(
         canvas, [f"{cpu}. {counts}" if cpu else counts], (_MARGIN, y, width), 12.5, "dim"
     )
+    if host.assumed:
+        said = f"Assumed, no source prints it: {'; '.join(host.assumed)}."
+        y += draw_lines(canvas, [said], (_MARGIN, y, width), 12.5, "dim")
     y += 14
     if plan is not None:
         y += 4

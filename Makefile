@@ -5,7 +5,11 @@
 # make test-lab  the tests that take minutes (marker lab)
 # make bench  speed of planning and of commands, as ratios measured in one run
 # make fuzz   10,000 mutated inputs for each parser and for the KubeVirt hook
-# make lock   renew requirements.lock
+# make docs   the pages of docs/ as a site with search: build/site/index.html
+# make pyz    dist/homenode.pyz: one file that needs Python alone, the probe in it
+# make deb    dist/homenode_VERSION_ARCH.deb: programs, manual pages, completion, units
+# make dist   wheel, sdist, pyz, deb, list of parts (CycloneDX) and checksums, all in dist/
+# make lock   renew the locks
 # make clean  remove everything that the other targets made
 # make help   these lines
 PYTHON ?= python3
@@ -13,7 +17,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test test-lab check style types fuzz bench lock clean help
+.PHONY: wheel runtime setup demo test test-lab check style types fuzz bench docs pyz deb dist lock clean help
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -34,8 +38,8 @@ demo: $(STAMP)
 	$(BIN)/python demo/run.py out
 
 style: $(STAMP)
-	$(BIN)/ruff format --check src tests bench demo hatch_build.py
-	$(BIN)/ruff check src tests bench demo hatch_build.py
+	$(BIN)/ruff format --check src tests bench demo packaging hatch_build.py
+	$(BIN)/ruff check src tests bench demo packaging hatch_build.py
 
 types: $(STAMP)
 	$(BIN)/mypy
@@ -69,6 +73,56 @@ lock:
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
 	  --custom-compile-command "make lock" -c requirements.lock - \
 	  -o src/homenode/kubevirt/requirements.lock
+	# The same with the extra, for packages; and what packages and pages are built with.
+	sed '/^# building/,$$d' requirements.in | $(BIN)/uv pip compile -q --universal \
+	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
+	  --custom-compile-command "make lock" -c requirements.lock - -o packaging/runtime.lock
+	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-annotate --custom-compile-command "make lock" \
+	  packaging/tools.in -o packaging/tools.lock
+
+# A venv of its own: nothing that builds packages is among what tests run with.
+TOOLS := build/tools
+$(TOOLS)/.ready: packaging/tools.lock
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@touch $@
+
+docs: $(TOOLS)/.ready
+	$(TOOLS)/bin/sphinx-build -q -W --keep-going -b html -c packaging/docs docs build/site
+	@echo "pages: build/site/index.html"
+
+# The probe of a package brings the C++ library along: a host may have none.
+WHEEL := dist/wheel
+wheel: $(STAMP)
+	rm -rf $(WHEEL) build/probe/homenode-probe
+	LDFLAGS='-static-libstdc++ -static-libgcc' $(BIN)/python -m pip wheel --quiet --no-deps \
+	  --disable-pip-version-check --no-build-isolation -w $(WHEEL) .
+
+# What the one file holds, installed from its locks: with hashes, then our own wheel alone.
+runtime: wheel
+	$(PYTHON) -m venv --clear build/runtime
+	build/runtime/bin/pip install --quiet --disable-pip-version-check --require-hashes \
+	  -r packaging/runtime.lock
+	build/runtime/bin/pip install --quiet --disable-pip-version-check --no-deps --no-index \
+	  $(WHEEL)/homenode-*.whl
+
+pyz: runtime $(TOOLS)/.ready
+	$(TOOLS)/bin/pex --venv-repository build/runtime \
+	  'homenode[report]' --venv prepend --entry-point homenode.cli.main:main \
+	  --output-file dist/homenode.pyz
+	@ls -l dist/homenode.pyz
+
+deb: wheel $(TOOLS)/.ready
+	$(TOOLS)/bin/sphinx-build -q -W -t manual -b man -c packaging/docs docs build/man
+	$(BIN)/python packaging/debian.py $(WHEEL)/homenode-*.whl build/man dist
+
+dist: docs pyz deb
+	cp $(WHEEL)/homenode-*.whl dist/
+	$(BIN)/python -m hatchling build -t sdist -d dist >/dev/null
+	$(TOOLS)/bin/cyclonedx-py environment --output-reproducible --pyproject pyproject.toml \
+	  --outfile dist/homenode.cdx.json build/runtime/bin/python
+	cd dist && sha256sum homenode* > SHA256SUMS && cat SHA256SUMS
 
 clean:
 	rm -rf $(VENV) out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,147 @@
+"""Builds dist/homenode_VERSION_ARCH.deb from a wheel: programs, manual pages, completion, units.
+
+    python packaging/debian.py WHEEL MANUAL_PAGES DIST
+
+homenode and the libraries of runtime.lock lie in /usr/lib/homenode, apart from the distribution's
+Python modules; /usr/bin/homenode starts the distribution's Python with them alone. The package is
+for the Python minor version that builds it. Nothing in it starts or is enabled by itself.
+"""
+
+import gzip
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+NEXT_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor + 1}"
+PROBES = ("homenode-probe", "homenode-probe-static")
+
+LAUNCHER = """#!/usr/bin/python3 -I
+import sys
+
+sys.path.insert(1, "/usr/lib/homenode")
+from homenode.cli.main import main
+
+sys.exit(main())
+"""
+
+CONTROL = """Package: homenode
+Version: {version}
+Architecture: {architecture}
+Section: admin
+Priority: optional
+Maintainer: the homenode authors <maintainers@homenode.invalid>
+Installed-Size: {kibibytes}
+Depends: python3 (>= {python}), python3 (<< {next_python}), libc6 (>= 2.34)
+Recommends: pciutils, numactl, libvirt-clients
+Suggests: qemu-system-x86, libpango-1.0-0, libpangoft2-1.0-0, libharfbuzz-subset0
+Description: NUMA placement of virtual machines with passed-through GPUs
+ Puts every vCPU, every page and every GPU of a virtual machine on its home
+ NUMA node, proves that it is there, measures what that is worth, and says
+ which layout to run. For libvirt, KubeVirt and GPU nodes under Slurm.
+"""
+
+START_AS_INSTALLED = (
+    "import sys; sys.argv[:] = ['homenode']; from homenode.cli.main import main; main()"
+)
+"""The name decides which variable asks for completion."""
+
+COMPLETIONS = {
+    "bash": "usr/share/bash-completion/completions/homenode",
+    "zsh": "usr/share/zsh/vendor-completions/_homenode",
+    "fish": "usr/share/fish/vendor_completions.d/homenode.fish",
+}
+
+
+def build(wheel: Path, manual_pages: Path, dist: Path) -> Path:
+    """The package's path. The tree that it is made of is removed again."""
+    version = wheel.name.split("-")[1]
+    architecture = _output("dpkg", "--print-architecture")
+    tree = dist / "deb"
+    shutil.rmtree(tree, ignore_errors=True)
+    library = tree / "usr/lib/homenode"
+    _install(library, "--require-hashes", "-r", str(HERE / "runtime.lock"))
+    _install(library, "--no-deps", "--no-index", str(wheel))
+    binaries = tree / "usr/bin"
+    binaries.mkdir(parents=True)
+    for name in PROBES:
+        if not (library / "bin" / name).exists():
+            raise SystemExit(
+                f"{wheel}: expected {name} in it, found none: build it with a compiler"
+            )
+        shutil.move(library / "bin" / name, binaries / name)
+    shutil.rmtree(library / "bin")
+    _write(binaries / "homenode", LAUNCHER, 0o755)
+    for page in sorted(manual_pages.glob("homenode*.1")):
+        target = tree / "usr/share/man/man1" / f"{page.name}.gz"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(gzip.compress(page.read_bytes(), mtime=0))
+    for shell, path in COMPLETIONS.items():
+        _write(tree / path, _completion(library, shell))
+    for unit in sorted((HERE / "systemd").glob("homenode*")):
+        _write(tree / "lib/systemd/system" / unit.name, unit.read_text())
+    _write(tree / "usr/share/doc/homenode/copyright", (HERE.parent / "LICENSE").read_text())
+    for cache in library.rglob("__pycache__"):
+        shutil.rmtree(cache)
+    size = sum(path.lstat().st_size for path in tree.rglob("*") if path.is_file())
+    control = CONTROL.format(
+        version=version, architecture=architecture, kibibytes=size // 1024, python=PYTHON,
+        next_python=NEXT_PYTHON,
+    )  # fmt: skip
+    _write(tree / "DEBIAN/control", control)
+    # Bytecode is made at installation, as Debian's own packages do, and goes before removal.
+    _write(tree / "DEBIAN/postinst", "#!/bin/sh\nset -e\npython3 -I -m compileall -qq "
+           "/usr/lib/homenode || true\n", 0o755)  # fmt: skip
+    _write(tree / "DEBIAN/prerm", "#!/bin/sh\nset -e\nfind /usr/lib/homenode -name __pycache__ "
+           "-type d -prune -exec rm -rf {} +\n", 0o755)  # fmt: skip
+    package = dist / f"homenode_{version}_{architecture}.deb"
+    subprocess.run(
+        ["dpkg-deb", "--root-owner-group", "-Zxz", "--build", str(tree), str(package)],
+        check=True, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    shutil.rmtree(tree)
+    return package
+
+
+def _install(target: Path, *arguments: str) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+         "--no-compile", "--target", str(target), "--upgrade", *arguments],
+        check=True,
+    )  # fmt: skip
+
+
+def _completion(library: Path, shell: str) -> str:
+    """What homenode itself prints for a shell to read."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(library),
+        "_HOMENODE_COMPLETE": f"source_{shell}",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", START_AS_INSTALLED],
+        env={**os.environ, **asked}, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    if "homenode" not in done.stdout:
+        raise SystemExit(f"completion for {shell}: expected a script, found {done.stdout!r}")
+    return done.stdout
+
+
+def _write(path: Path, text: str, mode: int = 0o644) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    path.chmod(mode)
+
+
+def _output(*argv: str) -> str:
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
+
+
+if __name__ == "__main__":
+    if sysconfig.get_platform().startswith("win") or len(sys.argv) != 4:
+        raise SystemExit(__doc__)
+    print(build(*map(Path, sys.argv[1:])))

@@ -1,0 +1,86 @@
+"""Sphinx configuration of the pages in docs/: a searchable site, and a manual page per command.
+
+Run by `make docs` and `make deb`. The pages stay plain Markdown, as a repository's viewer shows
+them; what Sphinx needs beyond that (the tables of contents, links out of docs/) is added here.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = ROOT / "docs" / "commands"
+
+project = "homenode"
+author = "the homenode authors"
+copyright = "the homenode authors, Apache-2.0"  # noqa: A001
+_INIT = (ROOT / "src/homenode/__init__.py").read_text(encoding="utf-8")
+version = release = re.findall(r'__version__ = "([^"]+)"', _INIT)[0]
+
+extensions = ["myst_parser"]
+root_doc = "index"
+myst_heading_anchors = 4
+html_theme = "furo"
+html_title = f"homenode {release}"
+html_show_sphinx = False
+highlight_language = "text"
+# ```console blocks hold tables and arrows that no lexer of a shell knows.
+suppress_warnings = ["misc.highlighting_failure"]
+MANUAL = tags.has("manual")  # type: ignore[name-defined]  # noqa: F821
+if MANUAL:
+    suppress_warnings.append("toc.not_included")
+
+
+def _summary(page: Path) -> str:
+    """The first sentence below a page's title, without links and code marks."""
+    paragraph = page.read_text(encoding="utf-8").split("\n\n")[1].replace("\n", " ")
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)|`", r"\1", paragraph)
+    return plain.split(". ")[0].split(": ")[0].rstrip(".:")
+
+
+man_pages = [("index", "homenode", "place, check and measure virtual machines", author, 1)] + [
+    (f"commands/{page.stem}", f"homenode-{page.stem}", _summary(page), author, 1)
+    for page in sorted(COMMANDS.glob("*.md"))
+]
+
+CONTENTS = (
+    ("Start", ("install", "layouts", "measuring", "python", "glossary", "supported-versions")),
+    ("Tasks", ("tasks/*",)),
+    ("Commands", ("commands/*",)),
+    ("Findings", ("findings/README", "findings/*", "findings/slurm/README", "findings/slurm/*")),
+    ("Formats", ("formats/*",)),
+    ("How it is made", ("dataflow", "decisions/*")),
+)
+
+
+def _without_dead_links(name: str, text: str) -> str:
+    """The page with links that lead nowhere as their words alone: those to files that are no pages
+    (native/README.md), and in a manual page all."""
+    folder = (ROOT / "docs" / name).parent
+
+    def shown(link: re.Match[str]) -> str:
+        words, target = link.groups()
+        inside = (folder / target).resolve().is_relative_to(ROOT / "docs")
+        lives = ":" in target or (inside and not MANUAL)
+        return link.group() if lives else words
+
+    return re.sub(r"\[([^\[\]]*)\]\(([^()#\s]+)(?:#[^()\s]*)?\)", shown, text)
+
+
+def _prepare(app: Any, name: str, source: list[str]) -> None:
+    """Adds the tables of contents for the side bar, hidden in the page itself."""
+    source[0] = _without_dead_links(name, source[0])
+    if name != root_doc or MANUAL:
+        return
+    for caption, entries in CONTENTS:
+        lines = "\n".join(
+            entry for entry in entries if "*" in entry or (ROOT / "docs" / f"{entry}.md").exists()
+        )
+        source[0] += (
+            f"\n\n```{{toctree}}\n:hidden:\n:glob:\n:maxdepth: 1\n:caption: {caption}\n\n"
+            f"{lines}\n```\n"
+        )
+
+
+def setup(app: Any) -> None:
+    app.connect("source-read", _prepare)

@@ -83,13 +83,19 @@ def test_the_pods_log_says_that_it_was_the_second_time() -> None:
     assert second.notes[-1] == "placed 8 PCI functions: 4 on cell 0, 4 on cell 1"
 
 
-def test_the_cells_distances_are_told_again() -> None:
-    first, second = twice(ibm_document())
-    assert [found[2] for found in cells(second)] == [found[2] for found in cells(first)]
+@pytest.mark.parametrize("knows_targets", [False, True])
+def test_the_second_definition_has_the_distances_of_the_first(knows_targets: bool) -> None:
+    first, second = twice(ibm_document(), knows_targets=knows_targets)
+    distances = [found[2] for found in cells(first)]
+    assert all(distances)
+    assert [found[2] for found in cells(second)] == distances
+    if knows_targets:
+        assert second.notes == ("added the distances of the cells; no device moved",)
 
 
-def test_a_third_call_changes_nothing() -> None:
-    _, second = twice(ibm_document())
+@pytest.mark.parametrize("knows_targets", [False, True])
+def test_a_third_call_changes_nothing(knows_targets: bool) -> None:
+    _, second = twice(ibm_document(), knows_targets=knows_targets)
     assert place(second.document.decode()).document == second.document
 
 

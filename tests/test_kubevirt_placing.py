@@ -200,10 +200,15 @@ def test_what_pcinumaawaretopology_placed_stays_byte_for_byte() -> None:
         "01:00.0": 'domain="0x0000" bus="0x02" slot="0x00" function="0x0"',
         "03:00.0": 'domain="0x0000" bus="0x03" slot="0x00" function="0x0"',
     }
-    xml = document(["01:00.0", "03:00.0"], addresses=given, controllers=NATIVE)
+    devices = ["01:00.0", "03:00.0"]
+    xml = document(devices, addresses=given, controllers=NATIVE, distances=True)
     placed = place(xml)
     assert placed.document == xml.encode()
     assert not warnings(placed)
+    without = place(document(devices, addresses=given, controllers=NATIVE))
+    assert ElementTree.canonicalize(without.document.decode()) == ElementTree.canonicalize(xml), (
+        "KubeVirt 1.8 gives the cells no distances"
+    )
 
 
 def test_what_pcinumaawaretopology_left_joins_its_expander_bus() -> None:

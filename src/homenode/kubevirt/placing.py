@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
+from homenode.domain.cells import edit_cells
 from homenode.domain.document import Document
 from homenode.domain.hostdevs import edit_initiators, hostdev_elements
 from homenode.domain.read import guest_of, open_domain
@@ -99,11 +100,19 @@ def place_devices(
     ]
     notes += [note for bdf in moving if (note := _unplaceable(by_bdf[bdf], nodes)) is not None]
     placeable = tuple(sorted(bdf for bdf in moving if by_bdf[bdf].node in nodes.cell_of_node))
-    if not placeable:
-        return Placed(xml, (*notes, "no device is left to place: nothing to do"))
-    _refuse_machine(guest, source)
     gaps: list[Gap] = []
     cells = planned_cells(document, host, nodes, gaps)
+    if not placeable:
+        on_cells = [h for h in staying if _cell_told(guest, h.address) not in (None, -1)]
+        if not on_cells:
+            return Placed(xml, (*notes, "no device is left to place: nothing to do"))
+        # KubeVirt keeps the devices of its first definition, and drops the cells' distances.
+        plan = _plan(guest, host, cells, by_bdf, MirroredPcie((), {}, {}, {}, ()), {})
+        rewritten = rewrite(xml, plan, source, (edit_cells,))
+        if rewritten == xml:
+            return Placed(xml, (*notes, "no device is left to place: nothing to do"))
+        return Placed(rewritten, (*notes, "added the distances of the cells; no device moved"))
+    _refuse_machine(guest, source)
     # Devices that stay must not take seats: the ports of those would be empty.
     seated = replace(
         host,
@@ -178,9 +187,9 @@ def _lacks_initiators(
     return _cell_told(guest, hostdev.address) == nodes.cell_of_node.get(device.node)
 
 
-def _cell_told(guest: Guest, at: GuestAddress) -> int | None:
+def _cell_told(guest: Guest, at: GuestAddress | None) -> int | None:
     """The cell of the expander bus above an address; -1 for one that names none."""
-    expander = _expander_above(guest, at)
+    expander = None if at is None else _expander_above(guest, at)
     if expander is None:
         return None
     return -1 if expander.node is None else expander.node

@@ -10,20 +10,24 @@ from homenode.errors import UsageError
 from homenode.kubevirt.demand import demand_of
 from homenode.kubevirt.fit import check_fit
 from homenode.kubevirt.kubelet import read_kubelet
-from homenode.kubevirt.manifest_wishes import HookVersion, ManifestWishes
+from homenode.kubevirt.manifest_options import HookVersion, ManifestOptions
 from homenode.kubevirt.manifests import (
     GATES,
     gate_patch,
     hook_annotation,
+    hook_configmap,
     hyperconverged_patch,
     manifests,
+    next_steps,
+    permitted_devices,
     virtual_machine,
 )
 from homenode.kubevirt.measuring_jobs import guest_job, node_job, results_claim
 from homenode.kubevirt.vmi import read_vmi
 from homenode.sources import load_host
 
-WISHES = ManifestWishes(image="r.example/h:1", node="node-7")
+OPTIONS = ManifestOptions(image="r.example/h:1", node="node-7")
+HOOK = "#!/usr/bin/python3 -IS\nprint('hook')\n"
 
 FIELDS_OF_VM = {
     "": {"apiVersion", "kind", "metadata", "spec"},
@@ -70,13 +74,13 @@ def paths(value: Any, path: str = "") -> dict[str, set[str]]:
 
 
 def test_the_vm_uses_only_fields_that_kubevirt_has() -> None:
-    assert paths(virtual_machine(WISHES)) == FIELDS_OF_VM
+    assert paths(virtual_machine(OPTIONS)) == FIELDS_OF_VM
 
 
 @pytest.mark.parametrize("version", HookVersion)
 def test_the_annotation_is_the_hook_s_list_for_every_version(version: HookVersion) -> None:
-    wishes = ManifestWishes(image="r.example/h:1", hook_version=version)
-    (sidecar,) = json.loads(hook_annotation(wishes))
+    options = ManifestOptions(image="r.example/h:1", hook_version=version)
+    (sidecar,) = json.loads(hook_annotation(options))
     assert sidecar == {
         "args": ["--version", str(version)],
         "image": "r.example/h:1",
@@ -90,14 +94,14 @@ def test_the_annotation_is_the_hook_s_list_for_every_version(version: HookVersio
 def test_a_vm_of_two_packages_has_two_sockets_and_no_room_for_more(
     gpus: int, vcpus: int, topology: tuple[int, int]
 ) -> None:
-    vm = virtual_machine(ManifestWishes(gpus=gpus, vcpus=vcpus))
+    vm = virtual_machine(ManifestOptions(gpus=gpus, vcpus=vcpus))
     cpu = vm["spec"]["template"]["spec"]["domain"]["cpu"]
     assert (cpu["sockets"], cpu["cores"]) == topology
     assert cpu["maxSockets"] == cpu["sockets"]
 
 
 def test_the_check_has_nothing_to_say_of_the_vm() -> None:
-    vmi = read_vmi(json.dumps(virtual_machine(WISHES)), "vm.yaml")
+    vmi = read_vmi(json.dumps(virtual_machine(OPTIONS)), "vm.yaml")
     assert demand_of(vmi).gpus == 8
     assert check_fit(vmi, None, None, frozenset(GATES)).findings == ()
 
@@ -113,7 +117,7 @@ def test_the_example_fits_a_node_that_gives_whole_cores_alone() -> None:
         ),
         "kubelet",
     )  # fmt: skip
-    vmi = read_vmi(json.dumps(virtual_machine(WISHES)), "vm.yaml")
+    vmi = read_vmi(json.dumps(virtual_machine(OPTIONS)), "vm.yaml")
     found = check_fit(vmi, kubelet, load_host("hgx-a100-ibm"), frozenset(GATES)).findings
     assert [f.id for f in found] == ["huge-pages-unknown"]
 
@@ -125,20 +129,52 @@ def test_the_gates_are_added_to_those_that_there_are() -> None:
     assert json.loads(annotations["kubevirt.kubevirt.io/jsonpatch"]) == gate_patch()
 
 
-def test_the_image_runs_the_shim_with_the_hook_on_its_path() -> None:
-    lines = manifests(WISHES)["Containerfile"].splitlines()
-    assert lines[-1] == 'ENTRYPOINT ["/sidecar-shim"]'
+def test_the_sidecars_image_is_kubevirts_with_the_hook_in_it() -> None:
+    files = manifests(OPTIONS, HOOK)
+    lines = [line for line in files["Containerfile"].splitlines() if not line.startswith("#")]
+    assert [line.split()[0] for line in lines] == ["ARG", "FROM", "COPY", "USER"]
+    assert lines[1] == "FROM quay.io/kubevirt/sidecar-shim:${KUBEVIRT}"
+    assert lines[2] == "COPY --chmod=0755 onDefineDomain /usr/bin/onDefineDomain"
+    assert files["onDefineDomain"] == HOOK
+
+
+def test_the_jobs_image_installs_by_hash_what_it_runs_with() -> None:
+    lines = manifests(OPTIONS, HOOK)["bench.Containerfile"].splitlines()
     assert any(line.startswith("RUN pip install") and "--require-hashes" in line for line in lines)
     assert any("pip install" in line and "--no-deps --no-index" in line for line in lines)
     assert not any(line.startswith("USER root") for line in lines)
-    # The jobs' image: ssh for the guest's, and what the suite and a capture ask on a node.
+    # ssh for the guest's job, and what the suite and a capture ask on a node.
     assert any("openssh-client numactl pciutils" in line for line in lines)
 
 
-@pytest.mark.parametrize("wishes", [{"gpus": 0}, {"vcpus": -1}, {"memory_gib": 1 << 40}])
-def test_counts_that_no_vm_has_are_a_usage_error(wishes: dict[str, int]) -> None:
+def test_a_configmap_holds_the_hook_and_the_vm_names_it() -> None:
+    options = ManifestOptions(configmap=True, namespace="gpu", vm="big")
+    files = manifests(options, HOOK)
+    assert "Containerfile" not in files and "onDefineDomain" not in files
+    (sidecar,) = json.loads(hook_annotation(options))
+    configmap = hook_configmap(options, HOOK)
+    assert sidecar == {
+        "args": ["--version", "v1alpha3"],
+        "configMap": {
+            "name": configmap["metadata"]["name"],
+            "key": next(iter(configmap["data"])),
+            "hookPath": "/usr/bin/onDefineDomain",
+        },
+    }
+    assert configmap["metadata"]["namespace"] == "gpu"
+    assert "image" not in hook_annotation(options)
+
+
+def test_the_steps_name_the_prerequisites_and_the_hooks_log() -> None:
+    steps = "\n".join(next_steps(OPTIONS))
+    for word in ("kubevirt-gates.json", "GPU operator", "permittedHostDevices", "kubectl logs"):
+        assert word in steps
+
+
+@pytest.mark.parametrize("options", [{"gpus": 0}, {"vcpus": -1}, {"memory_gib": 1 << 40}])
+def test_counts_that_no_vm_has_are_a_usage_error(options: dict[str, int]) -> None:
     with pytest.raises(UsageError, match="expected 1 to"):
-        manifests(ManifestWishes(**wishes))  # type: ignore[arg-type]
+        manifests(ManifestOptions(**options), HOOK)  # type: ignore[arg-type]
 
 
 def test_yaml_readers_and_kubernetes_schema_take_every_file() -> None:
@@ -146,19 +182,20 @@ def test_yaml_readers_and_kubernetes_schema_take_every_file() -> None:
     kubernetes_validate = pytest.importorskip(
         "kubernetes_validate", reason="kubernetes-validate is not here"
     )
-    odd = ManifestWishes(image="1.5", vm="on", namespace="1e3", gpu="0x10", node="null")
-    for wishes in (WISHES, odd):
-        files = manifests(wishes)
-        claim = results_claim(wishes)
+    odd = ManifestOptions(image="1.5", vm="on", namespace="1e3", gpu="0x10", node="null")
+    for options in (OPTIONS, odd):
+        files = manifests(options, HOOK)
+        claim = results_claim(options)
         expected = {
-            "vm.yaml": [virtual_machine(wishes)],
-            "bench-guest.yaml": [claim, guest_job(wishes)],
-            "bench-node.yaml": [claim, node_job(wishes)],
+            "vm.yaml": [virtual_machine(options)],
+            "bench-guest.yaml": [claim, guest_job(options)],
+            "bench-node.yaml": [claim, node_job(options)],
             "hyperconverged-gates.yaml": [hyperconverged_patch()],
+            "permitted-devices.yaml": [permitted_devices(options)],
         }
         for name, documents in expected.items():
             assert list(yaml.safe_load_all(files[name])) == documents
-    for document in (results_claim(WISHES), guest_job(WISHES), node_job(WISHES)):
+    for document in (results_claim(OPTIONS), guest_job(OPTIONS), node_job(OPTIONS)):
         version = kubernetes_validate.latest_version()
         kubernetes_validate.validate(document, version, strict=True)
 
@@ -166,4 +203,5 @@ def test_yaml_readers_and_kubernetes_schema_take_every_file() -> None:
 def test_every_file_is_named_in_the_documentation() -> None:
     page = Path(__file__).parents[1] / "docs" / "commands" / "kubevirt.md"
     text = page.read_text(encoding="utf-8")
-    assert not [name for name in manifests(WISHES) if f"`{name}`" not in text]
+    names = manifests(OPTIONS, HOOK).keys() | manifests(ManifestOptions(configmap=True), HOOK)
+    assert not [name for name in names if f"`{name}`" not in text]

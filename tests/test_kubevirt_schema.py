@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from homenode.cli.main import app
 from homenode.errors import UsageError
-from homenode.kubevirt.manifest_wishes import ManifestWishes
+from homenode.kubevirt.manifest_options import ManifestOptions
 from homenode.kubevirt.manifests import GATES, gate_patch, manifests, virtual_machine
 from homenode.kubevirt.measuring_jobs import GUEST_SCRIPT, NODE_SCRIPT
 from homenode.results.lines import run_text
@@ -41,13 +41,15 @@ def errors(kind: str, document: Mapping[str, Any]) -> list[str]:
     return [f"{error.json_path}: {error.message}" for error in found]
 
 
-@pytest.mark.parametrize("wishes", [ManifestWishes(), ManifestWishes(gpus=1, vm="on", node="n.x")])
-def test_the_vm_is_what_kubevirt_s_schema_says_a_vm_is(wishes: ManifestWishes) -> None:
-    assert errors("V1VirtualMachine", virtual_machine(wishes)) == []
+@pytest.mark.parametrize(
+    "options", [ManifestOptions(), ManifestOptions(gpus=1, vm="on", node="n.x")]
+)
+def test_the_vm_is_what_kubevirt_s_schema_says_a_vm_is(options: ManifestOptions) -> None:
+    assert errors("V1VirtualMachine", virtual_machine(options)) == []
 
 
 def test_the_schema_finds_misspelt_fields_wrong_types_and_missing_ones() -> None:
-    vm = virtual_machine(ManifestWishes())
+    vm = virtual_machine(ManifestOptions())
     domain = vm["spec"]["template"]["spec"]["domain"]
     domain["cpu"]["numa"]["guestmappingPassthrough"] = {}
     domain["cpu"]["cores"] = "96"
@@ -77,7 +79,7 @@ def test_the_gates_patch_makes_a_kubevirt_cr_that_the_schema_takes() -> None:
 
 
 @pytest.mark.parametrize(
-    "wishes",
+    "options",
     [
         {"vm": "a'; rm -rf ~; '"},
         {"vm": "GPU"},
@@ -90,10 +92,10 @@ def test_the_gates_patch_makes_a_kubevirt_cr_that_the_schema_takes() -> None:
         {"gpu": "a: b"},
     ],
 )
-def test_names_that_are_more_than_names_are_refused_by_option(wishes: dict[str, str]) -> None:
-    (option,) = wishes
+def test_names_that_are_more_than_names_are_refused_by_option(options: dict[str, str]) -> None:
+    (option,) = options
     with pytest.raises(UsageError, match=f"--{option}: expected"):
-        manifests(ManifestWishes(**wishes))  # type: ignore[arg-type]
+        manifests(ManifestOptions(**options), "hook\n")  # type: ignore[arg-type]
 
 
 def run_job(script: str, tmp_path: Path, code: int) -> subprocess.CompletedProcess[str]:

@@ -8,7 +8,7 @@ import typer
 from homenode.cli.options import JsonOption
 from homenode.cli.terminal import check_can_write, console, note, print_json, read_file, write_text
 from homenode.errors import HostError, UsageError
-from homenode.kubevirt.manifest_wishes import HookVersion, ManifestWishes
+from homenode.kubevirt.manifest_options import HookVersion, ManifestOptions
 from homenode.kubevirt.on_error import OnError
 from homenode.plan.request import PciGranularity
 
@@ -17,7 +17,7 @@ app = typer.Typer(
     help="GPUs of KubeVirt VMs on their nodes: the sidecar's hook, checks and manifests.",
 )
 
-_WISHES = ManifestWishes()
+_MANIFEST = ManifestOptions()
 
 
 @app.command("on-define-domain")
@@ -138,44 +138,60 @@ def manifest(
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write to.")
     ],
+    configmap: Annotated[
+        bool,
+        typer.Option(
+            "--configmap",
+            help="Put the hook into a ConfigMap, on KubeVirt's own sidecar image: none is built.",
+        ),
+    ] = _MANIFEST.configmap,
     image: Annotated[
         str, typer.Option(metavar="IMAGE", help="Where the sidecar's image will be.")
-    ] = _WISHES.image,
-    vm: Annotated[str, typer.Option(metavar="NAME", help="Of the example VM.")] = _WISHES.vm,
+    ] = _MANIFEST.image,
+    bench_image: Annotated[
+        str, typer.Option(metavar="IMAGE", help="Where the image of the jobs will be.")
+    ] = _MANIFEST.bench_image,
+    vm: Annotated[str, typer.Option(metavar="NAME", help="Of the example VM.")] = _MANIFEST.vm,
     namespace: Annotated[
         str, typer.Option(metavar="NAME", help="Of the VM and the jobs.")
-    ] = _WISHES.namespace,
+    ] = _MANIFEST.namespace,
     gpu: Annotated[
         str, typer.Option(metavar="RESOURCE", help="The GPU's resource name in the cluster.")
-    ] = _WISHES.gpu,
-    gpus: Annotated[int, typer.Option(metavar="N", help="GPUs of the VM.")] = _WISHES.gpus,
-    vcpus: Annotated[int, typer.Option(metavar="N", help="vCPUs of the VM.")] = _WISHES.vcpus,
+    ] = _MANIFEST.gpu,
+    gpu_id: Annotated[
+        str, typer.Option(metavar="VENDOR:DEVICE", help="The GPU's PCI ids (lspci -n).")
+    ] = _MANIFEST.gpu_id,
+    gpus: Annotated[int, typer.Option(metavar="N", help="GPUs of the VM.")] = _MANIFEST.gpus,
+    vcpus: Annotated[int, typer.Option(metavar="N", help="vCPUs of the VM.")] = _MANIFEST.vcpus,
     memory_gib: Annotated[
         int, typer.Option(metavar="N", help="Memory of the VM in GiB.")
-    ] = _WISHES.memory_gib,
+    ] = _MANIFEST.memory_gib,
     hook_version: Annotated[
         HookVersion, typer.Option(help="Version of the hook's protocol.")
-    ] = _WISHES.hook_version,
+    ] = _MANIFEST.hook_version,
     kubevirt: Annotated[
         str, typer.Option(metavar="VERSION", help="KubeVirt of the cluster: the shim's image.")
-    ] = _WISHES.kubevirt,
+    ] = _MANIFEST.kubevirt,
     guest: Annotated[
         str, typer.Option(metavar="USER@HOST", help="The guest, for the job that measures in it.")
-    ] = _WISHES.guest,
+    ] = _MANIFEST.guest,
     node: Annotated[
         str | None, typer.Option(metavar="NAME", help="The node, for the job that measures there.")
     ] = None,
 ) -> None:
-    """Write the sidecar's image, the feature gates, a VM with the hook, and jobs that measure."""
+    """Write the hook (image or ConfigMap), the gates, a VM with the hook, and measuring jobs."""
     from importlib import resources
 
-    from homenode.kubevirt.manifests import manifests
+    from homenode import __version__
+    from homenode.kubevirt.hook_file import hook_file
+    from homenode.kubevirt.manifests import manifests, next_steps
 
-    written = manifests(
-        ManifestWishes(
-            image, namespace, vm, gpu, gpus, vcpus, memory_gib, hook_version, kubevirt, guest, node
-        )
-    )
+    options = ManifestOptions(
+        configmap=configmap, image=image, bench_image=bench_image, namespace=namespace, vm=vm,
+        gpu=gpu, gpu_id=gpu_id, gpus=gpus, vcpus=vcpus, memory_gib=memory_gib,
+        hook_version=hook_version, kubevirt=kubevirt, guest=guest, node=node,
+    )  # fmt: skip
+    written = manifests(options, hook_file(_own_source, __version__))
     lock = resources.files("homenode.kubevirt").joinpath("requirements.lock")
     written |= {"requirements.lock": lock.read_text("utf-8")}
     if output.exists() and not output.is_dir():
@@ -195,3 +211,17 @@ def manifest(
     for path, text in paths.items():
         write_text(path, text)
         note(f"wrote {path}")
+    for step in next_steps(options):
+        note(step)
+
+
+def _own_source(name: str) -> str | None:
+    """The text of one of the package's modules; None where it has none of that name."""
+    top, *rest = name.split(".")
+    if top != "homenode":
+        return None
+    folder = Path(__file__).parent.parent
+    for path in (folder.joinpath(*rest, "__init__.py"), folder.joinpath(*rest).with_suffix(".py")):
+        if path.is_file():
+            return path.read_text("utf-8")
+    return None

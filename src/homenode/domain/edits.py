@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from homenode.domain.document import Document, Element, parse_document
 
 _BLANK = b" \t\r\n"
-_COMMENT_ON_LINE = re.compile(rb"(?:[ \t]*<!--(?:(?!-->)[^\r\n])*+-->)++[ \t]*(?=[\r\n]|\Z)")
+_COMMENT_ON_LINE = re.compile(rb"(?:[ \t]*<!--(?:[^\r\n-]|-(?!->))*-->)+[ \t]*(?=[\r\n]|\Z)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,18 +59,19 @@ _SHARED_SLOT = (
 _WAYS_OUT = {"function-without-0": _SHARED_SLOT, "multifunction-off": _SHARED_SLOT}
 
 
-def rewrite(
-    xml: bytes,
-    plan: Plan,
-    source: str = "domain",
-    steps: tuple[Callable[[Document, Plan], Document], ...] = STEPS,
-) -> bytes:
+def rewrite(xml: bytes, plan: Plan, source: str = "domain") -> bytes:
     """The document with the plan applied. Applying it again changes nothing.
 
-    What a layout owns and what stays: docs/formats/domain-xml.md. steps: some of STEPS, in order.
-    Raises InputError (or ParseError) where the document cannot take the plan; there is no partial
-    result.
+    What a layout owns and what stays: docs/formats/domain-xml.md. Raises InputError (or ParseError)
+    where the document cannot take the plan; there is no partial result.
     """
+    return rewrite_by(STEPS, xml, plan, source)
+
+
+def rewrite_by(
+    steps: tuple[Callable[[Document, Plan], Document], ...], xml: bytes, plan: Plan, source: str
+) -> bytes:
+    """As rewrite, with some of STEPS, in order."""
     document = open_domain(xml, source)
     guest = guest_of(document)
     _refuse_other_plans(guest, plan, source)

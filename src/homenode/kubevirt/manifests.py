@@ -10,11 +10,13 @@ from typing import Any
 
 from homenode.errors import UsageError
 from homenode.kubevirt.demand import EVEN_ANNOTATION, HOOK_ANNOTATION
-from homenode.kubevirt.manifest_wishes import ManifestWishes
+from homenode.kubevirt.manifest_options import ManifestOptions
 from homenode.kubevirt.measuring_jobs import USER, guest_job, node_job, results_claim
 from homenode.kubevirt.yaml_text import yaml_text
 
 GATES = ("Sidecar", "CPUManager")
+HOOK_FILE = "onDefineDomain"
+HOOK_PATH = f"/usr/bin/{HOOK_FILE}"
 _GATES_PATH = "/spec/configuration/developerConfiguration/featureGates"
 _LARGEST = 1 << 20
 _GPUS_OF_NODE = 4
@@ -24,6 +26,8 @@ _SPELLINGS = {
     "--vm": (_LABEL, "a name of lower-case letters, digits and '-'"),
     "--namespace": (_LABEL, "a name of lower-case letters, digits and '-'"),
     "--image": (r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,254}", "an image such as registry.example/h:1"),
+    "--bench-image": (r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,254}", "an image such as r.example/b:1"),
+    "--gpu-id": (r"[0-9A-Fa-f]{4}:[0-9A-Fa-f]{4}", "vendor and device such as 10DE:20B0"),
     "--gpu": (r"[A-Za-z0-9][A-Za-z0-9._/-]{0,316}", "a resource such as nvidia.com/GA100"),
     "--kubevirt": (r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", "a version such as v1.6.0"),
     "--guest": (r"[A-Za-z0-9_][A-Za-z0-9._-]*@[A-Za-z0-9][A-Za-z0-9.:-]{0,252}", "user@host"),
@@ -32,42 +36,98 @@ _SPELLINGS = {
 """Options end up in shell scripts and a Containerfile, where another text could be more."""
 
 
-def manifests(wishes: ManifestWishes) -> dict[str, str]:
-    """File name -> content. Raises UsageError for wishes that no cluster takes."""
-    _check_spellings(wishes)
+def manifests(options: ManifestOptions, hook: str) -> dict[str, str]:
+    """File name -> content. hook: the hook file. Raises UsageError for options that no cluster
+    takes."""
+    _check_spellings(options)
     for name, number in (
-        ("--gpus", wishes.gpus), ("--vcpus", wishes.vcpus), ("--memory-gib", wishes.memory_gib),
+        ("--gpus", options.gpus), ("--vcpus", options.vcpus), ("--memory-gib", options.memory_gib),
     ):  # fmt: skip
         if not 1 <= number <= _LARGEST:
             raise UsageError(f"{name}: expected 1 to {_LARGEST}, found {number}")
-    return {
-        "Containerfile": _containerfile(wishes),
+    if options.configmap:
+        files = {"hook-configmap.yaml": yaml_text(hook_configmap(options, hook))}
+    else:
+        files = {"Containerfile": _sidecar_image(options), HOOK_FILE: hook}
+    return files | {
         "kubevirt-gates.json": json.dumps(gate_patch(), indent=2) + "\n",
         "hyperconverged-gates.yaml": yaml_text(hyperconverged_patch()),
-        "vm.yaml": yaml_text(virtual_machine(wishes)),
-        "bench-guest.yaml": yaml_text(results_claim(wishes), guest_job(wishes)),
-        "bench-node.yaml": yaml_text(results_claim(wishes), node_job(wishes)),
+        "permitted-devices.yaml": yaml_text(permitted_devices(options)),
+        "vm.yaml": yaml_text(virtual_machine(options)),
+        "bench.Containerfile": _bench_image(options),
+        "bench-guest.yaml": yaml_text(results_claim(options), guest_job(options)),
+        "bench-node.yaml": yaml_text(results_claim(options), node_job(options)),
     }
 
 
-def _check_spellings(wishes: ManifestWishes) -> None:
+def next_steps(options: ManifestOptions) -> tuple[str, ...]:
+    """What is to be done with the files, in order, and where to look when a VM does not start."""
+    hook = (
+        f"kubectl apply --server-side -f hook-configmap.yaml    (in namespace {options.namespace})"
+        if options.configmap
+        else f"podman build -t {options.image} -f Containerfile . && podman push {options.image}"
+    )
+    return (
+        f"hook: {hook}",
+        "gates: kubectl patch kubevirt kubevirt -n kubevirt --type json --patch-file "
+        "kubevirt-gates.json",
+        f"GPUs: {options.gpu} must be allocatable on the node (kubectl describe node): either the "
+        "NVIDIA GPU operator's sandbox device plugin announces it, or KubeVirt does, by "
+        "spec.configuration.permittedHostDevices as in permitted-devices.yaml",
+        f"VM: kubectl apply -f vm.yaml, and virtctl start {options.vm}",
+        "log of the hook: " + log_command(options),
+    )
+
+
+def log_command(options: ManifestOptions) -> str:
+    """Prints what the hook said of a VM; events only say that the VM could not be defined."""
+    return (
+        f"kubectl logs -n {options.namespace} -l vm.kubevirt.io/name={options.vm} -c hook-sidecar-0"
+    )
+
+
+def _check_spellings(options: ManifestOptions) -> None:
     for option, (pattern, expected) in _SPELLINGS.items():
-        text = getattr(wishes, option[2:])
+        text = getattr(options, option[2:].replace("-", "_"))
         if text is not None and re.fullmatch(pattern, text, re.ASCII) is None:
             raise UsageError(f"{option}: expected {expected}, found {text[:60]!r}")
 
 
-def hook_annotation(wishes: ManifestWishes) -> str:
+def hook_annotation(options: ManifestOptions) -> str:
     """The value of hooks.kubevirt.io/hookSidecars."""
-    return json.dumps(
-        [
-            {
-                "args": ["--version", str(wishes.hook_version)],
-                "image": wishes.image,
-                "imagePullPolicy": "IfNotPresent",
-            }
-        ]
-    )
+    sidecar: dict[str, Any] = {"args": ["--version", str(options.hook_version)]}
+    if options.configmap:
+        sidecar["configMap"] = {
+            "name": _configmap_name(options), "key": HOOK_FILE, "hookPath": HOOK_PATH,
+        }  # fmt: skip
+    else:
+        sidecar |= {"image": options.image, "imagePullPolicy": "IfNotPresent"}
+    return json.dumps([sidecar])
+
+
+def _configmap_name(options: ManifestOptions) -> str:
+    return f"{options.vm}-hook"
+
+
+def hook_configmap(options: ManifestOptions, hook: str) -> dict[str, Any]:
+    """The hook file, which KubeVirt puts at hookPath in its own sidecar image."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": _configmap_name(options), "namespace": options.namespace},
+        "data": {HOOK_FILE: hook},
+    }
+
+
+def permitted_devices(options: ManifestOptions) -> dict[str, Any]:
+    """The part of a KubeVirt CR that lets VMs have the GPU."""
+    device = {
+        "pciVendorSelector": options.gpu_id.upper(),
+        "resourceName": options.gpu,
+        # Where a device plugin of the vendor's announces the resource, KubeVirt must not.
+        "externalResourceProvider": False,
+    }
+    return {"spec": {"configuration": {"permittedHostDevices": {"pciHostDevices": [device]}}}}
 
 
 def gate_patch() -> list[dict[str, str]]:
@@ -82,24 +142,24 @@ def hyperconverged_patch() -> dict[str, Any]:
     }
 
 
-def virtual_machine(wishes: ManifestWishes) -> dict[str, Any]:
+def virtual_machine(options: ManifestOptions) -> dict[str, Any]:
     """A VM whose guest has the nodes' cells, and the hook.
 
     More GPUs than a node of a common board has come from both packages, so the guest has two
     sockets. maxSockets: KubeVirt keeps room for four times as many vCPUs otherwise.
     """
-    sockets = 2 if wishes.gpus > _GPUS_OF_NODE and wishes.vcpus % 2 == 0 else 1
+    sockets = 2 if options.gpus > _GPUS_OF_NODE and options.vcpus % 2 == 0 else 1
     return {
         "apiVersion": "kubevirt.io/v1",
         "kind": "VirtualMachine",
-        "metadata": {"name": wishes.vm, "namespace": wishes.namespace},
+        "metadata": {"name": options.vm, "namespace": options.namespace},
         "spec": {
             "runStrategy": "RerunOnFailure",
             "template": {
                 "metadata": {
-                    "labels": {"kubevirt.io/vm": wishes.vm},
+                    "labels": {"kubevirt.io/vm": options.vm},
                     "annotations": {
-                        HOOK_ANNOTATION: hook_annotation(wishes),
+                        HOOK_ANNOTATION: hook_annotation(options),
                         "homenode/on-error": "fail",
                         EVEN_ANNOTATION: "",
                     },
@@ -108,7 +168,7 @@ def virtual_machine(wishes: ManifestWishes) -> dict[str, Any]:
                     "domain": {
                         "machine": {"type": "q35"},
                         "cpu": {
-                            "cores": wishes.vcpus // sockets,
+                            "cores": options.vcpus // sockets,
                             "sockets": sockets,
                             "maxSockets": sockets,
                             "threads": 1,
@@ -118,13 +178,13 @@ def virtual_machine(wishes: ManifestWishes) -> dict[str, Any]:
                             "numa": {"guestMappingPassthrough": {}},
                         },
                         "memory": {
-                            "guest": f"{wishes.memory_gib}Gi",
+                            "guest": f"{options.memory_gib}Gi",
                             "hugepages": {"pageSize": "1Gi"},
                         },
                         "devices": {
                             "gpus": [
-                                {"name": f"gpu{i}", "deviceName": wishes.gpu}
-                                for i in range(wishes.gpus)
+                                {"name": f"gpu{i}", "deviceName": options.gpu}
+                                for i in range(options.gpus)
                             ],
                             "disks": [{"name": "root", "disk": {"bus": "virtio"}}],
                             "interfaces": [{"name": "default", "masquerade": {}}],
@@ -135,7 +195,7 @@ def virtual_machine(wishes: ManifestWishes) -> dict[str, Any]:
                     "volumes": [
                         {
                             "name": "root",
-                            "persistentVolumeClaim": {"claimName": f"{wishes.vm}-root"},
+                            "persistentVolumeClaim": {"claimName": f"{options.vm}-root"},
                         }
                     ],
                 },
@@ -144,23 +204,29 @@ def virtual_machine(wishes: ManifestWishes) -> dict[str, Any]:
     }
 
 
-def _containerfile(wishes: ManifestWishes) -> str:
+def _sidecar_image(options: ManifestOptions) -> str:
     return f"""\
-# The sidecar: KubeVirt's shim, and homenode's hook as the onDefineDomain that the shim looks for.
-# Build beside a wheel (pip wheel --no-deps . -w . in homenode's source) and requirements.lock:
-#   podman build -t {wishes.image} -f Containerfile .
-# Tags move: to build the same again, give digests with the tags beside them
-# (skopeo inspect prints them):
-#   --build-arg KUBEVIRT={wishes.kubevirt}@sha256:DIGEST
-#   --build-arg BASE=docker.io/library/python:3.12-slim@sha256:DIGEST
-ARG KUBEVIRT={wishes.kubevirt}
-ARG BASE=docker.io/library/python:3.12-slim
-FROM quay.io/kubevirt/sidecar-shim:${{KUBEVIRT}} AS shim
+# The sidecar: KubeVirt's own, with homenode's hook as the onDefineDomain that its shim looks for.
+# The hook is one file and needs nothing but the Python of that image. Build in this folder:
+#   podman build -t {options.image} -f Containerfile .
+# Tags move: to build the same again, give the digest as well (skopeo inspect prints it):
+#   --build-arg KUBEVIRT={options.kubevirt}@sha256:DIGEST
+ARG KUBEVIRT={options.kubevirt}
+FROM quay.io/kubevirt/sidecar-shim:${{KUBEVIRT}}
+COPY --chmod=0755 {HOOK_FILE} {HOOK_PATH}
+USER {USER}
+"""
 
+
+def _bench_image(options: ManifestOptions) -> str:
+    return f"""\
+# The image of the jobs that measure: homenode with what it runs with, ssh, and a node's tools.
+# Build beside a wheel (pip wheel --no-deps . -w . in homenode's source) and requirements.lock:
+#   podman build -t {options.bench_image} -f bench.Containerfile .
+# Tags move: to build the same again, give the digest as well:
+#   --build-arg BASE=docker.io/library/python:3.12-slim@sha256:DIGEST
+ARG BASE=docker.io/library/python:3.12-slim
 FROM ${{BASE}}
-# Images that were not built with Bazel have it as /usr/bin/sidecar-shim.
-ARG SHIM=/sidecar-shim
-COPY --from=shim ${{SHIM}} /sidecar-shim
 COPY homenode-*.whl requirements.lock /tmp/
 RUN pip install --no-cache-dir --require-hashes -r /tmp/requirements.lock \\
  && pip install --no-cache-dir --no-deps --no-index /tmp/homenode-*.whl \\
@@ -169,5 +235,4 @@ RUN pip install --no-cache-dir --require-hashes -r /tmp/requirements.lock \\
  && apt-get install -y --no-install-recommends openssh-client numactl pciutils \\
  && rm -rf /var/lib/apt/lists/* && useradd -u {USER} -m homenode
 USER {USER}
-ENTRYPOINT ["/sidecar-shim"]
 """

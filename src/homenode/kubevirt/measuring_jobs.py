@@ -5,7 +5,7 @@ Source: batch/v1 (Job), v1 (PersistentVolumeClaim).
 
 from typing import Any
 
-from homenode.kubevirt.manifest_wishes import ManifestWishes
+from homenode.kubevirt.manifest_options import ManifestOptions
 from homenode.ssh_options import CLOSED
 
 USER = 1001
@@ -40,12 +40,12 @@ ssh takes an unknown guest at its word, unless the secret has a known_hosts that
 """
 
 
-def results_claim(wishes: ManifestWishes) -> dict[str, Any]:
+def results_claim(options: ManifestOptions) -> dict[str, Any]:
     """Where the jobs of all VMs and nodes leave their results."""
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "metadata": {"name": "homenode-results", "namespace": wishes.namespace},
+        "metadata": {"name": "homenode-results", "namespace": options.namespace},
         "spec": {
             "accessModes": ["ReadWriteMany"],
             "resources": {"requests": {"storage": "1Gi"}},
@@ -53,14 +53,14 @@ def results_claim(wishes: ManifestWishes) -> dict[str, Any]:
     }
 
 
-def guest_job(wishes: ManifestWishes) -> dict[str, Any]:
+def guest_job(options: ManifestOptions) -> dict[str, Any]:
     """Runs the suite in the guest over ssh, and fetches what it wrote."""
-    job = _job(wishes, f"homenode-bench-{wishes.vm}", ["sh", "-c", GUEST_SCRIPT])
+    job = _job(options, f"homenode-bench-{options.vm}", ["sh", "-c", GUEST_SCRIPT])
     pod = job["spec"]["template"]["spec"]
     container = pod["containers"][0]
     container["env"] = [
-        {"name": "GUEST", "value": wishes.guest},
-        {"name": "NAME", "value": wishes.vm},
+        {"name": "GUEST", "value": options.guest},
+        {"name": "NAME", "value": options.vm},
     ]
     container["volumeMounts"].append({"name": "ssh", "mountPath": "/ssh", "readOnly": True})
     pod["volumes"].append(
@@ -69,22 +69,22 @@ def guest_job(wishes: ManifestWishes) -> dict[str, Any]:
     return job
 
 
-def node_job(wishes: ManifestWishes) -> dict[str, Any]:
+def node_job(options: ManifestOptions) -> dict[str, Any]:
     """Runs the suite on a node itself, with all of its GPUs: what the VM is held against."""
-    job = _job(wishes, "homenode-bench-node", ["sh", "-c", NODE_SCRIPT])
+    job = _job(options, "homenode-bench-node", ["sh", "-c", NODE_SCRIPT])
     pod = job["spec"]["template"]["spec"]
     container = pod["containers"][0]
     container["env"] = [{"name": "NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]
-    container["resources"] = {"limits": {"nvidia.com/gpu": str(wishes.gpus)}}
-    if wishes.node is not None:
-        pod["nodeSelector"] = {"kubernetes.io/hostname": wishes.node}
+    container["resources"] = {"limits": {"nvidia.com/gpu": str(options.gpus)}}
+    if options.node is not None:
+        pod["nodeSelector"] = {"kubernetes.io/hostname": options.node}
     return job
 
 
-def _job(wishes: ManifestWishes, name: str, command: list[str]) -> dict[str, Any]:
+def _job(options: ManifestOptions, name: str, command: list[str]) -> dict[str, Any]:
     container: dict[str, Any] = {
         "name": "bench",
-        "image": wishes.image,
+        "image": options.bench_image,
         "imagePullPolicy": "IfNotPresent",
         "command": command,
         "volumeMounts": [{"name": "results", "mountPath": "/results"}],
@@ -92,7 +92,7 @@ def _job(wishes: ManifestWishes, name: str, command: list[str]) -> dict[str, Any
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": name, "namespace": wishes.namespace},
+        "metadata": {"name": name, "namespace": options.namespace},
         "spec": {
             "backoffLimit": 0,
             "activeDeadlineSeconds": LONGEST_S,

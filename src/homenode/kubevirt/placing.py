@@ -15,7 +15,7 @@ from homenode.domain.cells import edit_cells
 from homenode.domain.document import Document
 from homenode.domain.hostdevs import edit_initiators, hostdev_elements
 from homenode.domain.read import guest_of, open_domain
-from homenode.domain.rewrite import PCIE_STEPS, rewrite
+from homenode.domain.rewrite import PCIE_STEPS, rewrite_by
 from homenode.errors import InputError
 from homenode.gap import Gap
 from homenode.kubevirt.cells import CellNodes, cell_nodes, planned_cells
@@ -108,7 +108,7 @@ def place_devices(
             return Placed(xml, (*notes, "no device is left to place: nothing to do"))
         # KubeVirt keeps the devices of its first definition, and drops the cells' distances.
         plan = _plan(guest, host, cells, by_bdf, MirroredPcie((), {}, {}, {}, ()), {})
-        rewritten = rewrite(xml, plan, source, (edit_cells,))
+        rewritten = rewrite_by((edit_cells,), xml, plan, source)
         if rewritten == xml:
             return Placed(xml, (*notes, "no device is left to place: nothing to do"))
         return Placed(rewritten, (*notes, "added the distances of the cells; no device moved"))
@@ -144,7 +144,7 @@ def place_devices(
     if regained:
         notes.append(f"told the cell and the bus number of {len(regained)} expander buses again")
     notes.append(_summary(placeable, mirrored))
-    return Placed(rewrite(xml, plan, source, steps), tuple(notes))
+    return Placed(rewrite_by(steps, xml, plan, source), tuple(notes))
 
 
 def _is_grace_done(document: Document, cells: int) -> bool:

@@ -1,4 +1,4 @@
-"""ManifestWishes: what the manifests of a cluster are asked for."""
+"""ManifestOptions: names and sizes that the manifests of a cluster are written with."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,14 +13,19 @@ class HookVersion(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ManifestWishes:
-    """image: where the sidecar's image will be. gpu: the resource's name. memory_gib, vcpus, gpus:
-    of the example VM. guest: user@host of the VM to measure over ssh."""
+class ManifestOptions:
+    """configmap: the hook comes from a ConfigMap, on KubeVirt's own sidecar image. image: where the
+    sidecar's image will be. bench_image: that of the jobs that measure. gpu: the resource's name.
+    gpu_id: the GPU's PCI vendor and device. memory_gib, vcpus, gpus: of the example VM. guest:
+    user@host of the VM to measure over ssh."""
 
+    configmap: bool = False
     image: str = "registry.example/homenode-sidecar:latest"
+    bench_image: str = "registry.example/homenode-bench:latest"
     namespace: str = "default"
     vm: str = "gpu-vm"
     gpu: str = "nvidia.com/GA100_A100_SXM4_40GB"
+    gpu_id: str = "10DE:20B0"
     gpus: int = 8
     vcpus: int = 96
     memory_gib: int = 512

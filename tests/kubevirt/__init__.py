@@ -1,0 +1,1 @@
+"""KubeVirt: the hook file, the check, the kubelet's verdict."""

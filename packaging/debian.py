@@ -117,11 +117,7 @@ def _install(target: Path, *arguments: str) -> None:
 
 def _completion(library: Path, shell: str) -> str:
     """What homenode itself prints for a shell to read."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(library),
-        "_HOMENODE_COMPLETE": f"source_{shell}",
-    }
+    asked = {"PYTHONPATH": str(library), "_HOMENODE_COMPLETE": f"source_{shell}"}
     done = subprocess.run(
         [sys.executable, "-c", START_AS_INSTALLED],
         env={**os.environ, **asked}, check=True, capture_output=True, text=True,

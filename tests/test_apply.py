@@ -142,7 +142,7 @@ def test_edits_since_the_apply_are_never_dropped(daemon: StandIn, root: Path) ->
     defined = apply(root)
     edited = daemon.definition().replace(b"kept", b"changed")
     (daemon.state / "definition.xml").write_bytes(edited)
-    with pytest.raises(InputError, match="edited since\n  hint: to drop those edits"):
+    with pytest.raises(InputError, match=r"edited since\n  hint: .*--keep-edits --dry-run"):
         restore_definition(Virsh(URI), NAME, root)
     with pytest.raises(InputError, match=r"edited since\n  hint: homenode restore .* --forget"):
         apply(root, "pin")

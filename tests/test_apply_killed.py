@@ -21,7 +21,7 @@ from homenode.process import run
 from tests.apply_documents import NAME, ORIGINAL, tuned
 from tests.virsh_stand_in import URI, UUID, StandIn
 
-KILLS = 200
+KILLS = 120
 REAL_KILLS = 12
 SEED = 20240517
 LAYOUTS = ("pin", "pin-numa", "pin-numa-pci")
@@ -139,7 +139,7 @@ def reachable(original: bytes) -> set[bytes]:
     return found
 
 
-def test_200_kills_on_a_stand_in_lose_nothing(
+def test_kills_at_random_moments_on_a_stand_in_lose_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon = StandIn(tmp_path / "daemon", NAME, ORIGINAL)

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from homenode.apply.sameness import same_definition
 from homenode.cpuset import CpuSet
 from homenode.domain.read import read_guest
+from homenode.domain.xml_equivalence import same_definition
 from homenode.sources import load_host
 from tests.lab.boot import Booted, boot
 from tests.lab.virtual_host import virtual_host

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from homenode.apply.definition import apply_definition, restore_definition, saved_original
-from homenode.apply.sameness import same_definition
+from homenode.domain.xml_equivalence import same_definition
 from homenode.errors import HostError, InputError, UsageError
 from homenode.hypervisor.virsh import Virsh
 from homenode.measure import runner as bench_runner

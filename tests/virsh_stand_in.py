@@ -22,6 +22,14 @@ argument() {  # the value of an option
   wanted=$1; shift
   while [ $# -gt 0 ]; do [ "$1" = "$wanted" ] && { printf '%s\n' "$2"; return; }; shift; done
 }
+if [ -e "$state/at" ]; then  # NUMBER WHAT: what happens at which call
+  number=$(( $(value calls) + 1 )); echo "$number" >"$state/calls"
+  case "$(value at)" in
+    "$number edit") sed -i 's,</name>,</name><title>mine</title>,' "$state/definition.xml" ;;
+    "$number kill-before") kill -9 $PPID; exit 1 ;;
+    "$number kill-after") trap 'kill -9 $PPID' EXIT ;;
+  esac
+fi
 [ -e "$state/down" ] && fail "failed to connect to the hypervisor"
 domain=$(argument --domain "$@")
 case $command in define) ;; *)
@@ -113,6 +121,21 @@ class StandIn:
 
     def get(self, name: str) -> str:
         return (self.state / name).read_text().strip()
+
+    def happens(self, number: int, what: str) -> None:
+        """At the call of that number from now on: "edit", "kill-before" or "kill-after"."""
+        (self.state / "calls").unlink(missing_ok=True)
+        self.put("at", f"{number} {what}")
+
+    def calls(self) -> int:
+        """How many calls there were since `happens`."""
+        return int(self.get("calls"))
+
+    def nothing_happens(self) -> None:
+        (self.state / "at").unlink()
+
+    def put_definition(self, definition: bytes) -> None:
+        (self.state / "definition.xml").write_bytes(definition)
 
     def definition(self) -> bytes:
         """What the daemon holds."""

@@ -8,13 +8,15 @@ those are, and `restore_definition` finds the way back from either.
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from homenode.apply.kept import is_printed, not_kept, passwords_lost
+from homenode.apply.kept import difference_count, is_edited, is_printed, not_kept, passwords_lost
 from homenode.apply.obstacles import Obstacle, obstacles
 from homenode.apply.record import Record, Step
-from homenode.apply.sameness import same_definition
 from homenode.apply.store import DomainStore, other_daemons, saved_originals, sha256
-from homenode.domain.read import read_guest
+from homenode.domain.merge import take_out
+from homenode.domain.read import open_domain, read_guest
+from homenode.domain.xml_equivalence import same_definition
 from homenode.errors import HostError, InputError, UsageError
+from homenode.hypervisor.connection import with_connection
 from homenode.hypervisor.domain_state import DomainState
 from homenode.hypervisor.virsh import RefusedError, Virsh
 from homenode.wording import command_line
@@ -26,6 +28,8 @@ class Applied:
 
     original, tuned: where the saved documents lie (would lie). obstacles: why it would be refused.
     changed: False where the domain had this definition already.
+    edited: it has more changes than libvirt makes of the tuned document: somebody edited it at the
+    same moment, and restore will not drop that.
     """
 
     state: DomainState
@@ -34,6 +38,7 @@ class Applied:
     defined: bytes | None
     obstacles: tuple[Obstacle, ...]
     changed: bool
+    edited: bool = False
 
 
 def preview_definition(
@@ -75,8 +80,8 @@ def apply_definition(virsh: Virsh, name: str, tuned: bytes, original: bytes, roo
             virsh.connect, state.name, state.uuid, Step.APPLYING, base, store.save(tuned),
             store.save(original),
         )  # fmt: skip
-        store.write_record(record)
-        answered = False
+        _begin(virsh, store, record, original)
+        answered = edited = False
         try:
             virsh.define(str(store.document_path(record.tuned)), (lock,))
             answered = True
@@ -89,19 +94,22 @@ def apply_definition(virsh: Virsh, name: str, tuned: bytes, original: bytes, roo
             untouched = same_definition(now, original)
             if untouched and base == sha256(original) and answered:
                 store.write_record(replace(record, step=Step.RESTORED))
+            elif not untouched and is_edited(tuned, original, now):
+                edited = True  # since it was defined: the record stays that of a step not done
             elif answered or not untouched:
                 store.write_record(replace(record, step=Step.APPLIED, applied=store.save(now)))
             # Else virsh was stopped, by Ctrl-C or for its time, and libvirt may still do it.
-        lost = not_kept(tuned, now)
+        lost = () if edited else not_kept(tuned, now)
         if lost:
-            before = store.save(original)
+            before, dropped = store.save(original), store.save(now)
             virsh.define(str(store.document_path(before)), (lock,))
             step = Step.RESTORED if base == before else Step.APPLIED
             store.write_record(replace(record, step=step, applied=before))
             raise HostError(
                 f"{state.name}: expected libvirt to keep what it was given, found changed: "
                 f"{'; '.join(lost)}",
-                hint="the original definition is back; is this libvirt new enough for the layout?",
+                hint="the original definition is back; is this libvirt new enough for the layout? "
+                f"what it held: {store.document_path(dropped)}",
             )
     return Applied(
         state,
@@ -110,6 +118,7 @@ def apply_definition(virsh: Virsh, name: str, tuned: bytes, original: bytes, roo
         now,
         (),
         not untouched,
+        edited,
     )
 
 
@@ -120,31 +129,39 @@ class Restored:
     exact: it is the original, byte for byte but for the order that libvirt prints devices in; False
     where another libvirt than the one that printed the original prints it otherwise.
     changed: False where it was there already.
-    replaced: where the definition lies that was there before.
+    before: the definition that it had; replaced: where that lies. given: what libvirt was given.
+    moved: see Restorable.
     """
 
     state: DomainState
     definition: bytes
     exact: bool
     changed: bool
+    before: bytes
     replaced: Path
+    given: bytes
+    moved: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Restorable:
-    """What restore would put back: the document as libvirt holds it, and the original."""
+    """What restore would put back: the document as libvirt holds it, and the original.
+
+    moved: devices that get another address, since theirs was on a bus of the layout.
+    """
 
     state: DomainState
     definition: bytes
     original: bytes
     record: Record
+    moved: tuple[str, ...] = ()
 
     @property
     def changed(self) -> bool:
         return not same_definition(self.definition, self.original)
 
 
-def preview_restore(virsh: Virsh, name: str, root: Path) -> Restorable:
+def preview_restore(virsh: Virsh, name: str, root: Path, *, keep_edits: bool = False) -> Restorable:
     """What restore_definition would do; changes nothing. Raises as it does."""
     state = virsh.domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)
@@ -161,48 +178,117 @@ def preview_restore(virsh: Virsh, name: str, root: Path) -> Restorable:
     if not found.changed:
         return found
     if not _is_ours(store, record, found.definition):
-        raise InputError(
-            f"{state.name}: expected the definition that homenode applied, found another: it was "
-            "edited since",
-            hint="to drop those edits: "
-            + command_line(
-                "virsh", "-c", virsh.connect, "define", store.document_path(record.original)
-            )
-            + "; to keep them and forget the original: "
-            + command_line("homenode", "restore", state.argument, "--forget")
-            + "; to see them: "
-            + command_line(
-                "virsh", "-c", virsh.connect, "dumpxml", "--inactive", "--security-info", state.uuid
-            )
-            + " | "
-            + command_line("diff", store.document_path(record.applied or record.original), "-"),
-        )
-    _refuse(_obstacles(virsh, state, found.original, restoring=True))
+        if keep_edits:
+            found = _merged(store, found)
+        else:
+            raise _edited(virsh, store, found)
+    if found.changed:
+        _refuse(_obstacles(virsh, state, found.original, restoring=True))
     return found
 
 
-def restore_definition(virsh: Virsh, name: str, root: Path) -> Restored:
+def _edited(virsh: Virsh, store: DomainStore, found: "Restorable") -> InputError:
+    state, record = found.state, found.record
+    restore = with_connection(virsh.connect, "homenode", "restore", state.argument)
+    dumped = ("virsh", "-c", virsh.connect, "dumpxml", "--inactive", "--security-info", state.uuid)
+    original = store.document_path(record.original)
+    return InputError(
+        f"{state.name}: expected the definition that homenode applied, found another: it was "
+        "edited since",
+        hint="to take out only what the layout set: "
+        + command_line(*restore, "--keep-edits", "--dry-run")
+        + "; to drop those edits: "
+        + command_line("virsh", "-c", virsh.connect, "define", original)
+        + "; to keep them and forget the original: "
+        + command_line(*restore, "--forget")
+        + "; to see them: "
+        + command_line(*dumped)
+        + " | "
+        + command_line("diff", store.document_path(record.applied or record.original), "-"),
+    )
+
+
+def _merged(store: DomainStore, found: "Restorable") -> "Restorable":
+    """The definition of now without what the layout set, to be restored in the original's place.
+
+    Raises InputError where an edit and the layout changed the same thing.
+    """
+    record, name = found.record, found.state.name
+    if record.step is Step.RESTORED:
+        return replace(found, original=found.definition)  # nothing of a layout is in it
+    # A step that was cut short left one of two: the edits were made to what is nearer.
+    names = {record.applied or record.original}
+    names |= {record.tuned} if record.step is Step.APPLYING else set()
+    now = found.definition
+    applied = min(map(store.document, sorted(names)), key=lambda one: difference_count(one, now))
+    merged = take_out(
+        open_domain(found.original, f"{name} (original)"),
+        open_domain(applied, f"{name} (applied)"),
+        open_domain(now, f"{name} (now)"),
+    )
+    if merged.conflicts:
+        raise InputError(
+            f"{name}: expected edits of what the layout did not set, found both in: "
+            + "; ".join(merged.conflicts),
+            hint="give each its original or its applied value with virsh edit, then restore again",
+        )
+    return replace(found, original=merged.document.to_bytes(), moved=merged.moved)
+
+
+def restore_definition(
+    virsh: Virsh, name: str, root: Path, *, keep_edits: bool = False
+) -> Restored:
     """Give a domain the definition back that it had before the first apply.
 
-    The bytes that libvirt printed then are what it is given again. Raises InputError where nothing
-    is saved, or where the definition was changed since it was applied; UsageError with every
-    obstacle.
+    The bytes that libvirt printed then are what it is given again. keep_edits: where it was edited
+    since, only what the layout set is taken out, and what is left is the original from then on.
+    Raises InputError where nothing is saved, or where the definition was changed since it was
+    applied; UsageError with every obstacle.
     """
     state = virsh.domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)
     with store.locked() as lock:
-        found = preview_restore(virsh, state.uuid, root)
-        record, now = found.record, found.definition
-        replaced = store.document_path(sha256(now))
+        found = preview_restore(virsh, state.uuid, root, keep_edits=keep_edits)
+        record, before = found.record, found.definition
+        replaced = store.document_path(sha256(before))
+        # Before libvirt hears of it: whatever a kill leaves is then one of the two.
+        wanted = store.save(found.original)
         if not found.changed:
-            store.write_record(replace(record, step=Step.RESTORED))
-            return Restored(state, now, True, False, replaced)
-        record = replace(record, step=Step.RESTORING, applied=store.save(now))
-        store.write_record(record)
-        virsh.define(str(store.document_path(record.original)), (lock,))
+            store.write_record(replace(record, step=Step.RESTORED, original=wanted))
+            return Restored(state, before, True, False, before, replaced, before, ())
+        applied = store.save(before)
+        record = replace(record, step=Step.RESTORING, original=wanted, applied=applied)
+        _begin(virsh, store, record, before)
+        try:
+            virsh.define(str(store.document_path(wanted)), (lock,))
+        except RefusedError:
+            store.write_record(found.record)
+            raise
         now = virsh.definition(state.uuid)
-        store.write_record(replace(record, step=Step.RESTORED))
-    return Restored(state, now, same_definition(now, found.original), True, replaced)
+        if found.original != store.document(found.record.original):
+            wanted = store.save(now)  # with the addresses that libvirt gave out
+        store.write_record(replace(record, step=Step.RESTORED, original=wanted))
+    exact = same_definition(now, found.original)
+    return Restored(state, now, exact, True, before, replaced, found.original, found.moved)
+
+
+def _begin(virsh: Virsh, store: DomainStore, record: Record, expected: bytes) -> None:
+    """Writes the record of a step, then looks once more that nobody has edited meanwhile.
+
+    libvirt cannot be asked to replace a definition only where it is still the same one: an edit
+    within the milliseconds from here to its answer is lost. Raises InputError.
+    """
+    before = store.record()
+    store.write_record(record)
+    if same_definition(virsh.definition(record.uuid), expected):
+        return
+    # As if nothing had begun: the original of a record that says "restored" is never put back.
+    store.write_record(before or replace(record, step=Step.RESTORED))
+    raise InputError(
+        f"{record.name}: expected the definition that was read a moment ago, found another: it "
+        "was edited in between",
+        hint="run it again",
+    )
 
 
 def domain_to_restore(virsh: Virsh, name: str, root: Path) -> DomainState:
@@ -266,7 +352,11 @@ def _base(store: DomainStore, original: bytes) -> str:
     raise InputError(
         f"{record.name}: expected the definition that homenode applied, found another: it was "
         "edited since",
-        hint=f"homenode restore {record.uuid} --forget keeps the edits as the new original",
+        hint=command_line(
+            *with_connection(record.connect, "homenode", "restore", record.uuid, "--forget")
+        )
+        + " keeps the edits as the new original; with --keep-edits in its place the layout is "
+        "taken out first",
     )
 
 
@@ -277,8 +367,8 @@ def _is_ours(store: DomainStore, record: Record, definition: bytes) -> bool:
     """
     if _is(store, record.applied, definition):
         return True
-    if record.step in (Step.APPLIED, Step.RESTORED):
-        return False
+    if record.step is not Step.APPLYING:
+        return False  # a restore leaves what was there before, or the original
     before = store.document(record.applied or record.original)
     return is_printed(store.document(record.tuned), before, definition)
 

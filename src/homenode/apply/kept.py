@@ -72,12 +72,24 @@ def is_printed(given: bytes, before: bytes, held: bytes) -> bool:
     defaults and addresses into what is new in the given one; all else it prints as it did before.
     Raises ParseError or InputError.
     """
+    return not is_edited(given, before, held) and not not_kept(given, held)
+
+
+def is_edited(given: bytes, before: bytes, held: bytes) -> bool:
+    """Whether a definition differs from a given one in what neither libvirt nor the step from
+    `before` changes. Raises ParseError or InputError."""
     old, new, found = _parts(before), _parts(given), _parts(held)
     if (old & new) - found or _devices(new) != _devices(found):
-        return False
+        return True
     # Anything else that the given one does not have is libvirt's, in an element that changed.
     changed = {path for path, _ in (new - old) + (old - new)}
-    return all(path in changed for path, _ in found - new) and not not_kept(given, held)
+    return any(path not in changed for path, _ in found - new)
+
+
+def difference_count(one: bytes, other: bytes) -> int:
+    """How many elements, each by itself, only one of two documents has."""
+    first, second = _parts(one), _parts(other)
+    return ((first - second) + (second - first)).total()
 
 
 def _devices(parts: Counter[tuple[str, str]]) -> Counter[str]:

@@ -39,7 +39,7 @@ from homenode.cli.placing_options import (
 from homenode.cli.terminal import check_can_write, console, note, print_diff, read_file, write_text
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
-from homenode.hypervisor.connection import DEFAULT, checked_uri, is_local
+from homenode.hypervisor.connection import DEFAULT, checked_uri, is_local, with_connection
 from homenode.plan.request import (
     DeviceLocality,
     EmulatorPolicy,
@@ -192,11 +192,17 @@ def apply(
 
 
 def restore_domain(
-    name: str, connect: str = DEFAULT, *, forget: bool = False, dry_run: bool = False
+    name: str,
+    connect: str = DEFAULT,
+    *,
+    forget: bool = False,
+    keep_edits: bool = False,
+    dry_run: bool = False,
 ) -> None:
     """Give a domain the definition and the live pins back that it had before `homenode apply`.
 
-    forget: keep the present definition instead, as the original from now on.
+    forget: keep the present definition instead, as the original from now on. keep_edits: take out
+    only what the layout set, and show what that changes.
     """
     from homenode.apply.definition import (
         domain_to_restore,
@@ -224,8 +230,9 @@ def restore_domain(
             note(f"would move {thread} back to PUs {pin.pus}")
         if moves and not has_original(virsh, uuid, root):
             return
-        would = preview_restore(virsh, uuid, root)
+        would = preview_restore(virsh, uuid, root, keep_edits=keep_edits)
         print_diff(would.definition, would.original, f"{name} (now)", f"{name} (original)")
+        _note_moved(would.moved)
         note(f"{name}: {'would be restored' if would.changed else 'has its original'}")
         return
     back = restore_live_pins(virsh, uuid, root)
@@ -233,13 +240,21 @@ def restore_domain(
         note(f"{name}: {len(back)} threads are where they were")
         if not has_original(virsh, uuid, root):
             return
-    done = restore_definition(virsh, uuid, root)
+    done = restore_definition(virsh, uuid, root, keep_edits=keep_edits)
+    if keep_edits:
+        print_diff(done.before, done.given, f"{name} (before)", f"{name} (restored)")
+        _note_moved(done.moved)
     if not done.changed:
         note(f"{name}: has its original definition already")
-    elif done.exact:
+    elif done.exact or keep_edits:
         note(f"{name}: restored; what was there before: {done.replaced}")
     else:
         note(f"{name}: restored, but this libvirt prints it otherwise than the one before")
+
+
+def _note_moved(moved: tuple[str, ...]) -> None:
+    for device in moved:
+        note(f"{device}: its address was on a bus of the layout; libvirt gives it another")
 
 
 def _tune(
@@ -307,6 +322,7 @@ def _preview(virsh: "Virsh", uuid: str, tuned: bytes, original: bytes, root: Pat
 
 def _define(virsh: "Virsh", uuid: str, tuned: bytes, original: bytes, root: Path) -> None:
     from homenode.apply.definition import apply_definition
+    from homenode.wording import command_line
 
     done = apply_definition(virsh, uuid, tuned, original, root)
     name = done.state.name
@@ -314,7 +330,10 @@ def _define(virsh: "Virsh", uuid: str, tuned: bytes, original: bytes, root: Path
         note(f"{name}: defined; the next start has it")
     else:
         note(f"{name}: had this definition already")
-    note(f"original in {done.original}; homenode restore {done.state.argument} gives it back")
+    if done.edited:
+        note("warning: it was edited at the same moment, and has those edits")
+    back = command_line(*with_connection(virsh.connect, "homenode", "restore", done.state.argument))
+    note(f"original in {done.original}; {back} gives it back")
 
 
 def _move(virsh: "Virsh", uuid: str, tuned: bytes, root: Path, *, dry_run: bool) -> None:

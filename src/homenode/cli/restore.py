@@ -31,6 +31,13 @@ def restore(
         bool,
         typer.Option("--forget", help="A domain: keep the present definition as the original."),
     ] = False,
+    keep_edits: Annotated[
+        bool,
+        typer.Option(
+            "--keep-edits",
+            help="A domain edited since: take out only what the layout set, and show the diff.",
+        ),
+    ] = False,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", "-n", help="A domain: only show what would change."),
@@ -42,19 +49,22 @@ def restore(
     a slash or ends in .xml is a file, and so is what lies beside a saved original.
     """
     if _is_file(what):
-        if connect is not None or forget or dry_run:
+        if connect is not None or forget or keep_edits or dry_run:
             raise UsageError(
-                f"{what}: a document; --connect, --forget and --dry-run are for a domain"
+                f"{what}: a document; --connect, --forget, --keep-edits and --dry-run are for a "
+                "domain"
             )
         from homenode.domain.restore import restore as restore_original
 
         restore_original(what)
         note(f"restored {what}")
         return
+    if forget and keep_edits:
+        raise UsageError("expected one of --forget and --keep-edits, found both")
     from homenode.cli.apply import restore_domain
     from homenode.hypervisor.connection import DEFAULT
 
-    restore_domain(what, connect or DEFAULT, forget=forget, dry_run=dry_run)
+    restore_domain(what, connect or DEFAULT, forget=forget, keep_edits=keep_edits, dry_run=dry_run)
 
 
 def _is_file(what: str) -> bool:

@@ -159,6 +159,29 @@ def insert_before(document: Document, sibling: Element, new: Iterable[New]) -> l
     return [Edit(sibling.start, sibling.start, written)] if written else []
 
 
+def transplant(
+    document: Document,
+    parent: Element,
+    after: Element | None,
+    source: Document,
+    elements: Iterable[Element],
+) -> list[Edit]:
+    """Edits that put elements of another document, as their bytes are there, behind a child of
+    `parent`; None: in front of all."""
+    written = b"".join(
+        _own_line(_blank_before(source, element.start)) + source.text[element.start : element.end]
+        for element in elements
+    )
+    if after is not None:
+        return [Edit(after.end, after.end, written)]
+    if not parent.closes_itself:
+        return [Edit(parent.tag_end, parent.tag_end, written)]
+    outer = _own_line(_blank_before(document, parent.start))
+    opened = _opened(document, parent)
+    closing = outer + f"</{parent.tag}>".encode()
+    return [Edit(opened.start, opened.end, opened.new + written + closing)]
+
+
 def insert_in_order(
     document: Document, parent: Element, new: New, order: tuple[str, ...]
 ) -> list[Edit]:

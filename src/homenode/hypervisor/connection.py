@@ -32,6 +32,15 @@ def checked_uri(uri: str) -> str:
     return uri
 
 
+def with_connection(uri: str, *words: str) -> tuple[str, ...]:
+    """The words of a homenode command, with --connect where it does not go to the default.
+
+    >>> with_connection("qemu:///session", "homenode", "restore", "vm")
+    ('homenode', 'restore', 'vm', '--connect', 'qemu:///session')
+    """
+    return words if uri == DEFAULT else (*words, "--connect", uri)
+
+
 def is_local(uri: str) -> bool:
     """True where the daemon runs on this machine.
 

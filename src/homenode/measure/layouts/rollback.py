@@ -13,7 +13,7 @@ from homenode.apply.definition import (
     restore_definition,
     saved_original,
 )
-from homenode.apply.sameness import same_definition
+from homenode.domain.xml_equivalence import same_definition
 from homenode.errors import HostError
 from homenode.hypervisor.virsh import Virsh
 from homenode.measure.access.protocol import Machine

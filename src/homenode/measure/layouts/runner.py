@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from homenode.apply.definition import apply_definition
-from homenode.apply.sameness import same_definition
 from homenode.domain.read import open_domain
+from homenode.domain.xml_equivalence import same_definition
 from homenode.errors import HomenodeError, HostError, InputError, ToolError, UsageError
 from homenode.hypervisor.virsh import Virsh
 from homenode.measure.access.local import LocalMachine

@@ -1,4 +1,4 @@
-"""Sameness: whether two printed definitions are one, whatever order libvirt printed them in.
+"""XmlEquivalence: whether two printed definitions are one, whatever order libvirt printed them in.
 
 libvirt prints the controllers that it added itself where it added them, and sorted by type and
 index once it has read its own file again: after a redefinition, or after the daemon was started
@@ -7,7 +7,7 @@ anew. Seen with libvirt 9.0; source: virDomainControllerInsert, src/conf/domain_
 
 from homenode.domain.document import Element, parse_document
 
-_Tree = tuple[str, tuple[tuple[str, str], ...], str, tuple["_Tree", ...]]
+Tree = tuple[str, tuple[tuple[str, str], ...], str, tuple["Tree", ...]]
 
 
 def same_definition(one: bytes, other: bytes) -> bool:
@@ -16,12 +16,13 @@ def same_definition(one: bytes, other: bytes) -> bool:
     if one == other:
         return True
     first, second = parse_document(one, "definition"), parse_document(other, "definition")
-    return _tree(first.root, is_devices=False) == _tree(second.root, is_devices=False)
+    return tree_of(first.root) == tree_of(second.root)
 
 
-def _tree(element: Element, *, is_devices: bool) -> _Tree:
+def tree_of(element: Element, *, is_devices: bool = False) -> Tree:
+    """An element as a value: equal where two elements say the same. is_devices: it is <devices>."""
     children = [
-        _tree(child, is_devices=element.name == "domain" and child.name == "devices")
+        tree_of(child, is_devices=element.name == "domain" and child.name == "devices")
         for child in element.children
     ]
     if is_devices:

@@ -1,0 +1,166 @@
+"""Apply and restore killed at each call of virsh, with somebody's edits in between: none is lost.
+
+And the same edits between two calls of a run that is not killed.
+"""
+
+import contextlib
+import itertools
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from homenode.apply.definition import apply_definition, preview_restore, restore_definition
+from homenode.apply.store import DomainStore
+from homenode.domain.xml_equivalence import same_definition
+from homenode.errors import InputError
+from homenode.hypervisor.virsh import Virsh
+from tests.apply_documents import NAME, ORIGINAL, tuned
+from tests.test_apply_killed import in_child
+from tests.virsh_stand_in import URI, UUID, StandIn
+
+TITLE = b"<title>mine</title>"
+Work = Callable[[Path], object]
+
+
+def apply(root: Path, layout: str) -> None:
+    virsh = Virsh(URI)
+    original = virsh.definition(UUID)
+    apply_definition(virsh, NAME, tuned(layout, original), original, root)
+
+
+def restore(root: Path, *, keep_edits: bool = False) -> None:
+    restore_definition(Virsh(URI), NAME, root, keep_edits=keep_edits)
+
+
+WORK: dict[str, tuple[str | None, Work]] = {
+    "apply": (None, partial(apply, layout="pin-numa")),
+    "apply over another": ("pin-numa", partial(apply, layout="pin")),
+    "restore": ("pin-numa", restore),
+}
+"""By name: the layout that is there before, and what is killed."""
+
+AFTERWARDS: tuple[tuple[Work, ...], ...] = (
+    (restore,),
+    (partial(apply, layout="pin-numa-pci"), restore),
+    (partial(restore, keep_edits=True), restore),
+)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    daemon = StandIn(tmp_path / "daemon", NAME, ORIGINAL)
+    monkeypatch.setenv("PATH", f"{daemon.bin}:/usr/bin:/bin")
+    return daemon
+
+
+class Start:
+    """A daemon and a state folder as they were before the work, as often as is asked."""
+
+    def __init__(self, daemon: StandIn, root: Path, layout: str | None) -> None:
+        self.daemon, self.root, self._kept = daemon, root, root.with_name("kept")
+        root.mkdir()
+        if layout is not None:
+            apply(root, layout)
+        shutil.copytree(root, self._kept)
+        self._definition = daemon.definition()
+
+    def again(self) -> None:
+        shutil.rmtree(self.root)
+        shutil.copytree(self._kept, self.root)
+        self.daemon.put_definition(self._definition)
+        self.daemon.put("log", "")
+
+    def calls_of(self, work: Work) -> list[str]:
+        """The commands that virsh gets in a run that nothing disturbs."""
+        self.again()
+        work(self.root)
+        return [line.partition(" ")[0] for line in self.daemon.commands()]
+
+
+def moments(calls: list[str]) -> Iterator[tuple[int, str]]:
+    """Before each call, and after the one that changes something."""
+    for number, command in enumerate(calls, start=1):
+        yield number, "kill-before"
+        if command == "define":
+            yield number, "kill-after"
+
+
+def goes_on(daemon: StandIn, root: Path, works: tuple[Work, ...]) -> list[str]:
+    """Runs each to its end; gives what was refused."""
+    refused = []
+    for work in works:
+        try:
+            work(root)
+        except InputError as error:
+            refused.append(str(error))
+        assert TITLE in daemon.definition(), f"lost by {work} without a word"
+    return refused
+
+
+def with_title(definition: bytes) -> bytes:
+    return definition.replace(b"</name>", b"</name>" + TITLE)
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_no_edit_after_a_kill_at_any_call_is_lost(
+    daemon: StandIn, tmp_path: Path, name: str
+) -> None:
+    before, work = WORK[name]
+    start = Start(daemon, tmp_path / "state", before)
+    calls = start.calls_of(work)
+    assert calls.count("define") == 1
+    afterwards = itertools.cycle(AFTERWARDS)
+    for number, when in moments(calls):
+        start.again()
+        daemon.happens(number, when)
+        ended = in_child(partial(work, start.root), None, with_virsh=False)
+        assert not ended, "it was to be killed"
+        daemon.nothing_happens()
+        daemon.put_definition(with_title(daemon.definition()))
+        for message in goes_on(daemon, start.root, next(afterwards)):
+            assert "it was edited since" in message or "a saved original" in message
+
+
+def test_keeping_edits_after_a_kill_at_any_call_ends_with_the_edited_original(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    _, work = WORK["apply"]
+    start = Start(daemon, tmp_path / "state", None)
+    for number, when in moments(start.calls_of(work)):
+        start.again()
+        daemon.happens(number, when)
+        in_child(partial(work, start.root), None, with_virsh=False)
+        daemon.nothing_happens()
+        if DomainStore(start.root, URI, UUID).record() is None:
+            assert daemon.definition() == ORIGINAL
+            continue
+        daemon.put_definition(with_title(daemon.definition()))
+        would = preview_restore(Virsh(URI), NAME, start.root, keep_edits=True)
+        restore(start.root, keep_edits=True)
+        assert same_definition(daemon.definition(), with_title(ORIGINAL))
+        assert same_definition(would.original, with_title(ORIGINAL))
+        restore(start.root)
+        assert TITLE in daemon.definition()
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_an_edit_between_two_calls_is_lost_only_where_libvirt_cannot_be_asked(
+    daemon: StandIn, tmp_path: Path, name: str
+) -> None:
+    before, work = WORK[name]
+    start = Start(daemon, tmp_path / "state", before)
+    lost = []
+    for number, command in enumerate(start.calls_of(work), start=1):
+        start.again()
+        daemon.happens(number, "edit")
+        with contextlib.suppress(InputError):
+            work(start.root)
+        daemon.nothing_happens()
+        if TITLE in daemon.definition():
+            goes_on(daemon, start.root, (restore,))
+        else:
+            lost.append(command)
+    assert lost == ["define"], "it replaces whatever is there"

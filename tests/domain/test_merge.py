@@ -1,0 +1,123 @@
+"""What a layout put into a document comes out of it again, and later edits stay."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homenode.domain.document import parse_document
+from homenode.domain.merge import Merged, take_out
+from homenode.domain.xml_equivalence import same_definition
+from homenode.plan.layout import PRESETS
+from homenode.plan.options import PlanOptions
+from homenode.tuning import tune
+from tests.apply_documents import ORIGINAL, tuned
+from tests.verify_documents import PLAIN, small_host
+
+LAYOUTS = [name for name in PRESETS if name != "default"]
+EDITS = {
+    "a title": ("</name>", "</name><title>mine</title>"),
+    "a description": ("<memory ", "<description>a &lt; b</description><memory "),
+    "another password": ("passwd='kept'", "passwd='changed'"),
+    "no display": ("<graphics type='vnc' port='-1' passwd='kept'/>", ""),
+    "a controller": ("</devices>", "<controller type='scsi' index='0'/></devices>"),
+    "a disk": (
+        "</devices>",
+        "<disk type='file' device='disk'><source file='/d'/><target dev='vdz'/></disk></devices>",
+    ),
+    "boot order": ("</type>", "</type><boot dev='hd'/>"),
+    "what a crash does": ("<devices>", "<on_crash>preserve</on_crash><devices>"),
+    "an emulator": ("qemu-system-x86_64<", "mine<"),
+}
+
+
+def merged(original: bytes, applied: bytes, now: bytes) -> Merged:
+    return take_out(*(parse_document(one, "test") for one in (original, applied, now)))
+
+
+def edited(document: bytes, names: list[str]) -> bytes:
+    for name in names:
+        old, new = (text.encode() for text in EDITS[name])
+        assert document.count(old) >= 1, name
+        document = document.replace(old, new, 1)
+    return document
+
+
+@given(
+    st.sampled_from(LAYOUTS),
+    st.lists(st.sampled_from(sorted(EDITS)), unique=True).filter(
+        lambda names: not {"no display", "another password"} <= set(names)
+    ),
+)
+def test_edits_to_a_tuned_document_end_up_as_the_same_edits_to_the_original(
+    layout: str, names: list[str]
+) -> None:
+    applied = tuned(layout)
+    done = merged(ORIGINAL, applied, edited(applied, names))
+    assert not done.conflicts
+    wanted = edited(ORIGINAL, names)
+    assert same_definition(done.document.to_bytes().replace(b"  <!-- planned -->\n", b""), wanted)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_with_devices_comes_out_whole(layout: str) -> None:
+    plan = tune(PLAIN, "vm.xml", PlanOptions(layout=layout), small_host())
+    title = re.sub(rb"</name>", b"</name><title>mine</title>", plan.document, count=1)
+    done = merged(plan.original, plan.document, title)
+    assert not done.conflicts
+    wanted = plan.original.replace(b"</name>", b"</name><title>mine</title>", 1)
+    assert same_definition(done.document.to_bytes(), wanted)
+
+
+def test_one_layout_put_over_another_gives_the_first_documents_elements_back() -> None:
+    first = tuned("pin-numa")
+    second = tuned("pin", first)
+    done = merged(first, second, edited(second, ["a title"]))
+    assert same_definition(done.document.to_bytes(), edited(first, ["a title"]))
+
+
+def test_what_both_changed_is_a_conflict_by_place_with_all_three_values() -> None:
+    applied = tuned("pin")
+    now = re.sub(rb"(vcpupin vcpu='1' cpuset=')[^']*", rb"\g<1>9", applied)
+    (conflict,) = merged(ORIGINAL, applied, now).conflicts
+    assert conflict.startswith("/domain/cputune/vcpupin[1]/@cpuset: original none, applied ")
+    assert conflict.endswith(", now 9")
+
+
+def test_an_element_put_among_those_of_the_layout_stays() -> None:
+    applied = tuned("pin")
+    now = applied.replace(b"</cputune>", b"  <shares>7</shares>\n  </cputune>")
+    text = merged(ORIGINAL, applied, now).document.to_bytes()
+    assert b"<shares>7</shares>" in text
+    assert b"vcpupin" not in text
+
+
+def test_a_device_plugged_into_the_layouts_bus_loses_its_address_and_is_named() -> None:
+    applied = tune(PLAIN, "vm.xml", PlanOptions(layout="pin-numa-pci", spare_ports=1), small_host())
+    buses = {
+        int(number)
+        for number in re.findall(
+            rb"type='pci' index='(\d+)' model='pcie-root-port'", applied.document
+        )
+    }  # fmt: skip
+    free = next(
+        bus for bus in sorted(buses) if f"bus='0x{bus:02x}'".encode() not in applied.document
+    )
+    nic = (
+        "<interface type='user'><mac address='52:54:00:00:00:01'/><address type='pci' "
+        f"domain='0x0000' bus='0x{free:02x}' slot='0x00' function='0x0'/></interface></devices>"
+    )
+    now = applied.document.replace(b"</devices>", nic.encode())
+    done = merged(applied.original, applied.document, now)
+    assert not done.conflicts
+    assert done.moved == ("<interface>[52:54:00:00:00:01]",)
+    assert b"<mac address='52:54:00:00:00:01'/></interface>" in done.document.to_bytes()
+
+
+def test_a_detached_device_stays_detached() -> None:
+    plan = tune(PLAIN, "vm.xml", PlanOptions(layout="pin-numa-pci"), small_host())
+    now = re.sub(rb"\s*<hostdev.*?</hostdev>", b"", plan.document, count=1, flags=re.DOTALL)
+    done = merged(plan.original, plan.document, now)
+    assert not done.conflicts
+    assert done.document.to_bytes().count(b"<hostdev") == plan.original.count(b"<hostdev") - 1

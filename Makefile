@@ -4,6 +4,7 @@
 # make check  style and types alone (make style, make types: one of them)
 # make test-lab  the tests that take minutes (marker lab)
 # make bench  speed of planning and of commands, as ratios measured in one run
+# make gpu-check  on a machine with a GPU: what is measured there, and the tests that need one
 # make fuzz   10,000 mutated inputs for each parser and for the KubeVirt hook
 # make docs   the pages of docs/ as a site with search: build/site/index.html
 # make pyz    dist/homenode.pyz: one file that needs Python alone, the probe in it
@@ -17,7 +18,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: wheel runtime setup demo test test-lab check style types fuzz bench docs pyz deb dist lock clean help
+.PHONY: gpu-check wheel runtime setup demo test test-lab check style types fuzz bench docs pyz deb dist lock clean help
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -51,6 +52,10 @@ test: check
 
 test-lab: $(STAMP)
 	$(BIN)/pytest -m lab
+
+gpu-check: $(STAMP)
+	$(BIN)/homenode gpu-check -o gpu-check; code=$$?; \
+	  $(BIN)/pytest -m gpu tests/test_torch_gpu.py && exit $$code
 
 fuzz: $(STAMP)
 	HOMENODE_FUZZ=10000 HOMENODE_FUZZ_MUTATIONS=10000 $(BIN)/pytest --hypothesis-profile=thorough \

@@ -207,7 +207,7 @@ def _run(orders: "BenchOptions", results: Path, *, resume: bool, quiet: bool) ->
     from homenode.measure.runner import run_bench
 
     begun = resume
-    with _progress(quiet=quiet) as show:
+    with step_progress(quiet=quiet) as show:
 
         def on_progress(progress: "Progress") -> None:
             nonlocal begun
@@ -236,7 +236,7 @@ def _resuming() -> str:
 
 
 @contextmanager
-def _progress(*, quiet: bool) -> "Iterator[Callable[[Progress], None]]":
+def step_progress(*, quiet: bool) -> "Iterator[Callable[[Progress], None]]":
     """A bar with the time left, on a terminal; elsewhere a line for each tenth of the steps."""
     if quiet or not sys.stderr.isatty():
         yield (lambda progress: None) if quiet else _tenths()

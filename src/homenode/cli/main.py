@@ -17,6 +17,7 @@ from homenode.cli import (
     capture,
     compare,
     doctor,
+    gpu_check,
     import_results,
     kubevirt,
     nccl_topo,
@@ -56,6 +57,7 @@ app.command("doctor")(doctor.doctor)
 app.command("expect")(doctor.expect)
 app.command("trial")(trial.trial)
 app.command("bench")(bench.bench)
+app.command("gpu-check")(gpu_check.gpu_check)
 app.command("import")(import_results.import_results)
 app.command("compare")(compare.compare)
 app.command("recommend")(recommend.recommend)

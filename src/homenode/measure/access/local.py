@@ -16,17 +16,21 @@ _OWN = frozenset({"homenode-probe"})
 class LocalMachine:
     """Programs start here; the snapshot is this machine's. See machine.protocol.Machine.
 
-    kept_open: file descriptors that every program inherits, see process.run.
+    kept_open: file descriptors that every program inherits, see process.run. without: programs that
+    count as not installed, so that what measures in their place is used.
     """
 
-    __slots__ = ("_kept_open",)
+    __slots__ = ("_kept_open", "_without")
 
-    def __init__(self, kept_open: Sequence[int] = ()) -> None:
+    def __init__(
+        self, kept_open: Sequence[int] = (), *, without: Collection[str] = frozenset()
+    ) -> None:
         self._kept_open = tuple(kept_open)
+        self._without = frozenset(without)
 
     def holding(self, descriptor: int) -> Self:
         """The same machine, of which every program inherits this descriptor too."""
-        return type(self)((*self._kept_open, descriptor))
+        return type(self)((*self._kept_open, descriptor), without=self._without)
 
     @property
     def name(self) -> str:
@@ -49,7 +53,8 @@ class LocalMachine:
         )
 
     def installed(self, names: Collection[str]) -> frozenset[str]:
-        return frozenset(name for name in names if _program(name) is not None)
+        wanted = frozenset(names) - self._without
+        return frozenset(name for name in wanted if _program(name) is not None)
 
     def snapshot(self) -> Snapshot:
         return LiveSnapshot()

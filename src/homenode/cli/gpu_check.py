@@ -1,0 +1,212 @@
+"""homenode gpu-check: one short visit to a machine with GPUs, kept in one folder. [I/O]"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from homenode.cli.bench import step_progress
+from homenode.cli.options import JsonOption
+from homenode.cli.terminal import console, note, print_json, working, write_text
+from homenode.errors import HomenodeError, HostError, UsageError
+from homenode.wording import plural
+
+if TYPE_CHECKING:
+    from homenode.findings import Finding
+    from homenode.measure.access.protocol import Machine
+    from homenode.measure.model import Group
+    from homenode.results.model import Run
+
+LIMIT_S = 600.0
+"""Of the whole visit. A part that would begin later is left out by name."""
+
+TOOL = "nvbandwidth"
+RUN, TORCH_RUN = "gpu-check", "gpu-check-torch"
+
+
+@dataclass(slots=True)
+class Visit:
+    """What has been done so far. checked: a line for each part that ended, passed or not.
+
+    groups: of tests, None = all of GPUs.
+    """
+
+    folder: Path
+    python: str
+    groups: "tuple[Group, ...] | None"
+    limit_s: float
+    started_s: float
+    is_quiet: bool
+    checked: list[str] = field(default_factory=list)
+    findings: "list[Finding]" = field(default_factory=list)
+
+    def part(self, name: str, work: Callable[[], str]) -> bool:
+        """Whether the part was done; its outcome is a line in any case."""
+        begun = time.monotonic()
+        if begun - self.started_s > self.limit_s:
+            self.checked.append(f"{name}: left out, {self.limit_s:g} s were over")
+            return False
+        try:
+            outcome, done = work(), True
+        except HomenodeError as error:
+            outcome, done = f"not possible: {error}", False
+        self.checked.append(f"{name}: {outcome} ({time.monotonic() - begun:.0f} s)")
+        note(self.checked[-1])
+        return done
+
+
+def gpu_check(
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="A new folder for all of it.")
+    ] = Path("gpu-check"),
+    python: Annotated[
+        str, typer.Option(metavar="FILE", help="The Python that has PyTorch.")
+    ] = "python3",
+    limit: Annotated[
+        int, typer.Option(metavar="S", min=60, max=36000, help="Begin no part after S seconds.")
+    ] = int(LIMIT_S),
+    json: JsonOption = False,
+) -> None:
+    """Check on this machine, in ten minutes, what homenode measures on GPUs.
+
+    Captures the host, reads the GPUs' links while they copy, measures copies and products, and
+    compares homenode's own copies with nvbandwidth's where that is installed. All of it goes into
+    one folder, for `homenode import`, `homenode report` and a bug report.
+    """
+    from homenode.measure.access.local import LocalMachine
+
+    alone = LocalMachine(without={TOOL})
+    visit_gpus(LocalMachine(), alone, output, python, float(limit), as_json=json)
+
+
+def visit_gpus(
+    machine: "Machine",
+    alone: "Machine",
+    folder: Path,
+    python: str,
+    limit_s: float,
+    *,
+    groups: "tuple[Group, ...] | None" = None,
+    as_json: bool = False,
+) -> None:
+    """All parts on a machine. alone: the same where nvbandwidth counts as not installed.
+
+    Raises UsageError where the folder exists, HostError where there is no GPU to measure. Exits
+    with 1 where a part was not possible or a figure is not as it should be.
+    """
+    from homenode.discover.host import discover
+    from homenode.findings import Findings, are_bad, in_order
+    from homenode.formats import encode
+    from homenode.gap import Gap
+    from homenode.measure.gpu.suite import measured_gpus
+
+    if folder.exists():
+        raise UsageError(f"{folder}: expected a new folder, found one", hint="-o names another")
+    host = discover(machine.snapshot())
+    left_out: list[Gap] = []
+    gpus = measured_gpus(host, left_out)
+    if not gpus:
+        reasons = "; ".join(str(gap) for gap in left_out) or "lspci shows none"
+        raise HostError(
+            f"gpu-check: expected a GPU that this machine may use, found none: {reasons}"
+        )
+    folder.mkdir(parents=True)
+    visit = Visit(folder, python, groups, limit_s, time.monotonic(), as_json)
+    passed = _all_parts(visit, machine, alone)
+    found = Findings(tuple(visit.checked), in_order(visit.findings))
+    text = encode("findings", found)
+    write_text(folder / "gpu-check.json", text + "\n")
+    if as_json:
+        print_json(text)
+    else:
+        from homenode.report.findings_text import findings_text
+
+        console().print(findings_text(found))
+        note(f"wrote {folder}; next: homenode report {folder / 'results'}")
+    if not passed or are_bad(found.findings):
+        raise SystemExit(1)
+
+
+def _all_parts(visit: Visit, machine: "Machine", alone: "Machine") -> bool:
+    runs: dict[str, Run] = {}
+    parts = [
+        visit.part("host captured", lambda: _capture(visit)),
+        visit.part("links while they copy", lambda: _links(visit, machine)),
+        visit.part("figures", lambda: _figures(visit, machine, RUN, runs)),
+    ]
+    if TOOL in machine.installed({TOOL}):
+        parts += [
+            visit.part("PyTorch's figures", lambda: _figures(visit, alone, TORCH_RUN, runs)),
+            visit.part("nvbandwidth against PyTorch", lambda: _agreement(visit, runs)),
+        ]
+    else:
+        visit.checked.append(f"{TOOL} against PyTorch: not compared: {TOOL} is not installed")
+    return all(parts)
+
+
+def _capture(visit: Visit) -> str:
+    from homenode.snapshot.capture import capture_host
+
+    with working("reading this machine"):
+        captured = capture_host(visit.folder / "host.tar.gz", None, redacted=True, overwrite=False)
+    return f"{captured.manifest.files} files, redacted, in host.tar.gz"
+
+
+def _links(visit: Visit, machine: "Machine") -> str:
+    from homenode.discover.host import discover
+    from homenode.doctor.diagnosis import Circumstances, diagnose
+    from homenode.doctor.links.load_program import load_program
+    from homenode.doctor.links.load_sampling import sample_under_load
+    from homenode.doctor.links.slow import Load
+
+    snapshot = machine.snapshot()
+    program = load_program(None)
+    with working(f"reading links while {program.argv[0]} copies"):
+        busy, reached = sample_under_load(discover(snapshot), snapshot, program)
+    known = Circumstances(load=Load.BUSY, reached=reached.gpus, h2d=reached.h2d)
+    found = diagnose(busy, None, known)
+    visit.findings += found.findings
+    return f"{len(found.checked)} things looked at, {len(found.findings)} findings"
+
+
+def _figures(visit: Visit, machine: "Machine", name: str, runs: "dict[str, Run]") -> str:
+    from homenode.measure.model import Depth, Group, SuiteOptions
+    from homenode.measure.orders import BenchOptions
+    from homenode.measure.runner import run_bench
+    from homenode.results.vantage import Vantage
+
+    all_of_gpus = (Group.GPU_COPY, Group.GPU_BANDWIDTH, Group.GPU_SMALL, Group.MATMUL,
+                   Group.GPU_PEER, Group.NCCL)  # fmt: skip
+    groups = visit.groups or all_of_gpus
+    if name == TORCH_RUN:
+        groups = tuple(group for group in groups if group in (Group.GPU_COPY, Group.GPU_BANDWIDTH))
+    options = SuiteOptions(groups, Depth.QUICK, 64 << 20, visit.python)
+    orders = BenchOptions(name, options, repeats=2, vantage=Vantage.HOST, force=True)
+    with step_progress(quiet=visit.is_quiet) as show:
+        outcome = run_bench(machine, orders, visit.folder / "results", show, tell=note)
+    visit.findings += outcome.findings
+    if outcome.run is None or not outcome.run.samples:
+        raise HostError("expected figures, found none: every test failed; see raw/ in results")
+    runs[name] = outcome.run
+    for gap in outcome.gaps:
+        visit.checked.append(f"not measured: {gap}")
+    missed = f", {plural(len(outcome.gaps), 'gap')}" if outcome.gaps else ""
+    return f"{plural(len(outcome.run.samples), 'sample')} in {outcome.folder}{missed}"
+
+
+def _agreement(visit: Visit, runs: "dict[str, Run]") -> str:
+    from homenode.measure.gpu.agreement import TOLERANCE_RATIO, agreed, agreement_findings
+
+    if len(runs) != 2:
+        raise HostError("expected figures of both, found one alone")
+    first, second = runs[RUN], runs[TORCH_RUN]
+    lines = agreed(first, second)
+    if not lines:
+        raise HostError("expected a figure that both have, found none")
+    found = agreement_findings(first, second, (TOOL, "PyTorch"))
+    visit.findings += found
+    write_text(visit.folder / "agreement.txt", "\n".join(lines) + "\n")
+    return f"{len(lines) - len(found)} of {len(lines)} figures within {TOLERANCE_RATIO:.0%}"

@@ -1,0 +1,64 @@
+"""Agreement: whether two runs on the same GPUs with different tools have the same figures."""
+
+from collections.abc import Iterator
+from statistics import median
+
+from homenode.bdf import Bdf
+from homenode.findings import Finding, Severity
+from homenode.results.model import Run
+
+TOLERANCE_RATIO = 0.05
+"""Copies by PyTorch and by nvbandwidth with pinned buffers of the same size."""
+
+_Key = tuple[str, str | None, Bdf | None, int | None]
+
+
+def agreed(first: Run, second: Run) -> tuple[str, ...]:
+    """One line for each figure that both runs have: metric, GPU, node and the two medians."""
+    return tuple(
+        f"{_subject(key)}: {_rate(one)} and {_rate(other)} ({other / one:.3f} x)"
+        for key, one, other in _pairs(first, second)
+    )
+
+
+def agreement_findings(
+    first: Run, second: Run, tools: tuple[str, str], tolerance_ratio: float = TOLERANCE_RATIO
+) -> tuple[Finding, ...]:
+    """A warning for each figure that differs by more. tools: what each of the runs used."""
+    return tuple(
+        Finding(
+            "bench-tools-differ", Severity.WARNING, _subject(key),
+            f"{tools[1]} within {tolerance_ratio:.0%} of {tools[0]}: {_rate(one)}",
+            f"{_rate(other)} ({other / one:.2f} x)", None,
+            "run it again on a machine where nothing else runs; if it stays, send both runs' raw "
+            "folders with a bug report", f"{tools[0]} and {tools[1]}, one after the other",
+        )
+        for key, one, other in _pairs(first, second)
+        if abs(other / one - 1) > tolerance_ratio
+    )  # fmt: skip
+
+
+def _pairs(first: Run, second: Run) -> Iterator[tuple[_Key, float, float]]:
+    one, other = _medians(first), _medians(second)
+    for key in one:
+        if key in other and one[key] > 0:
+            yield key, one[key], other[key]
+
+
+def _medians(run: Run) -> dict[_Key, float]:
+    """Of copies between one GPU and the host, or inside a GPU: two tools make those alone."""
+    values: dict[_Key, list[float]] = {}
+    for one in run.samples:
+        if one.device is not None and one.peer is None and one.unit == "bytes_per_s":
+            values.setdefault((one.metric, one.variant, one.device, one.node), []).append(one.value)
+    return {key: median(found) for key, found in values.items()}
+
+
+def _subject(key: _Key) -> str:
+    metric, variant, device, node = key
+    place = "" if node is None else f" from node {node}"
+    return f"{metric}{'' if variant is None else f' {variant}'} of GPU {device}{place}"
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e9:.2f} GB/s"

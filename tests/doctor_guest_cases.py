@@ -231,6 +231,14 @@ GUEST_CASES: dict[str, Case] = {
             2, [0, 1], devices=SMALL_GPUS[:1],
             more="<memtune><hard_limit unit='GiB'>3</hard_limit></memtune>"),
     ),
+    "acpi-missing": case(
+        "two cells without <acpi/>", two_cells,
+        "the same cells with it", lambda: two_cells(more="<features><acpi/></features>"),
+    ),
+    "vcpus-above-pus": case(
+        "9 vCPUs on the 8 PUs of small-2n8c-2gpu", lambda: small(9, []),
+        "8 vCPUs there", lambda: small(8, []),
+    ),
     "memory-of-no-node": case(
         "memory bound to node 2 of two", lambda: small(2, [0, 1], more=binding([2])),
         "memory bound to node 1", lambda: small(2, [0, 1], more=binding([1])),

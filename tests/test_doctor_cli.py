@@ -17,13 +17,12 @@ from homenode.bdf import Bdf
 from homenode.cli import retrain as retrain_command
 from homenode.cli.main import app
 from homenode.cli.retrain import Retraining
-from homenode.doctor.diagnosis import merged
 from homenode.doctor.expectation import certify, drift
 from homenode.doctor.metrics import prometheus
 from homenode.doctor.retrain import trusted_path
 from homenode.doctor.retrain.config_file import SysfsConfigSpace
 from homenode.errors import HomenodeError, HostError, InputError, UsageError
-from homenode.findings import Finding, Findings, Severity
+from homenode.findings import Finding, Findings, Severity, merged
 from homenode.pci import PciLink
 from homenode.sources import load_host
 from homenode.topology import Host

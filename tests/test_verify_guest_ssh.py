@@ -36,7 +36,7 @@ def verified(tmp_path: Path, source: str, more_vcpus: int = 0) -> Result:
     vcpus = sum(pu.online for pu in here.pus) + more_vcpus
     path = tmp_path / "vm.xml"
     path.write_text(DOCUMENT.format(memory=here.nodes[0].memory_bytes, vcpus=vcpus))
-    words = ["verify", str(path), "--host", "small-2n8c-2gpu", "--guest", source]
+    words = ["verify", str(path), "--host", "h200-xeon8558", "--guest", source]
     return CliRunner().invoke(app, words)
 
 

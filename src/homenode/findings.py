@@ -1,7 +1,7 @@
 """Findings: what a machine, a document or a guest should be and is not, with cost and remedy."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -13,6 +13,11 @@ class Severity(StrEnum):
     INFO = "info"  # worth knowing; nothing to do
     INCONCLUSIVE = "inconclusive"  # could not be judged, with the reason in `observed`
 
+
+_MERGED_FROM = 3
+"""So many findings that differ in their subject only are one finding with many subjects."""
+
+_LONGEST_LIST = 16
 
 _RANK = {severity: rank for rank, severity in enumerate(Severity)}
 
@@ -45,10 +50,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The `findings` format. checked: what was looked at, one line each, also where all is well."""
+    """The `findings` format. checked: what was looked at, one line each, also where all is well.
+    not_checked: what was not, and may be wrong all the same."""
 
     checked: tuple[str, ...]
     findings: tuple[Finding, ...]
+    not_checked: tuple[str, ...] = ()
 
 
 def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -59,3 +66,38 @@ def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 def are_bad(findings: Iterable[Finding]) -> bool:
     """True where there is something critical or a warning: a command then exits with 1."""
     return any(f.severity in (Severity.CRITICAL, Severity.WARNING) for f in findings)
+
+
+def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Findings with those joined that say the same of several subjects, in the order of the first.
+
+    The joined finding shows what was expected and observed of the first.
+    """
+    groups: dict[tuple[str, str, str | None, str | None], list[Finding]] = {}
+    for finding in findings:
+        key = (finding.id, finding.severity, finding.cost, finding.fix)
+        groups.setdefault(key, []).append(finding)
+    joined: list[Finding] = []
+    for group in groups.values():
+        first = group[0]
+        if len(group) < _MERGED_FROM or first.id.startswith("pcie-link"):
+            joined += group
+            continue
+        subjects = list(dict.fromkeys(finding.subject for finding in group))
+        more = len(subjects) - _LONGEST_LIST
+        tail = f" and {more} more" if more > 0 else ""
+        joined.append(
+            replace(
+                first,
+                subject=", ".join(subjects[:_LONGEST_LIST]) + tail,
+                expected=_of_all(group, [finding.expected for finding in group]),
+                observed=_of_all(group, [finding.observed for finding in group]),
+            )
+        )
+    return tuple(joined)
+
+
+def _of_all(group: list[Finding], texts: list[str]) -> str:
+    """The text where all have the same, else that of the first with its subject."""
+    alike = len(set(texts)) == 1
+    return texts[0] if alike else f"{group[0].subject}: {texts[0]}; and so on"

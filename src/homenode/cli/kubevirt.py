@@ -109,7 +109,8 @@ def check(
     from homenode.kubevirt.vmi import read_vmi
     from homenode.sources import load_host
 
-    read = read_vmi(read_file(vmi, "a VirtualMachineInstance as JSON"), str(vmi))
+    text = read_file(vmi, "a VirtualMachineInstance as JSON")
+    read = read_vmi(text, str(vmi), needs_domain=True)
     config = (
         None
         if kubelet is None

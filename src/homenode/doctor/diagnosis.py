@@ -1,6 +1,6 @@
 """Diagnosis: every finding about a host and, where one is given, about a domain on it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from homenode.bdf import Bdf
@@ -26,18 +26,13 @@ from homenode.doctor.links.unknown import (
 )
 from homenode.doctor.node_layout import layout_findings
 from homenode.domain.document import Document
-from homenode.findings import Finding, Findings, Severity, in_order
+from homenode.findings import Finding, Findings, Severity, in_order, merged
 from homenode.topology import Host
 from homenode.verify.document.devices import devices_alone, devices_on_host
 from homenode.verify.document.memory import memory_alone, memory_on_host
 from homenode.verify.document.pins import pins_alone, pins_on_host
 from homenode.verify.document.references import broken_references
 from homenode.verify.domain_facts import DomainFacts, domain_facts
-
-_MERGED_FROM = 3
-"""So many findings that differ in their subject only are one finding with many subjects."""
-
-_LONGEST_LIST = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,41 +101,6 @@ def diagnose(
         lines = DocumentLines(document)
         joined = tuple(lines.located(finding) for finding in joined)
     return Findings(tuple(checked), in_order(joined))
-
-
-def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Findings with those joined that say the same of several subjects, in the order of the first.
-
-    The joined finding shows what was expected and observed of the first.
-    """
-    groups: dict[tuple[str, str, str | None, str | None], list[Finding]] = {}
-    for finding in findings:
-        key = (finding.id, finding.severity, finding.cost, finding.fix)
-        groups.setdefault(key, []).append(finding)
-    joined: list[Finding] = []
-    for group in groups.values():
-        first = group[0]
-        if len(group) < _MERGED_FROM or first.id.startswith("pcie-link"):
-            joined += group
-            continue
-        subjects = list(dict.fromkeys(finding.subject for finding in group))
-        more = len(subjects) - _LONGEST_LIST
-        tail = f" and {more} more" if more > 0 else ""
-        joined.append(
-            replace(
-                first,
-                subject=", ".join(subjects[:_LONGEST_LIST]) + tail,
-                expected=_of_all(group, [finding.expected for finding in group]),
-                observed=_of_all(group, [finding.observed for finding in group]),
-            )
-        )
-    return tuple(joined)
-
-
-def _of_all(group: list[Finding], texts: list[str]) -> str:
-    """The text where all have the same, else that of the first with its subject."""
-    alike = len(set(texts)) == 1
-    return texts[0] if alike else f"{group[0].subject}: {texts[0]}; and so on"
 
 
 def _domain(facts: DomainFacts, document: Document, host: Host) -> list[Finding]:

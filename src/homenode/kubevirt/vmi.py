@@ -35,9 +35,10 @@ class Vmi:
         return down(self.spec, *path)
 
 
-def read_vmi(text: str | bytes, source: str) -> Vmi:
+def read_vmi(text: str | bytes, source: str, *, needs_domain: bool = False) -> Vmi:
     """The VMI of its JSON; a VirtualMachine gives its template.
 
+    needs_domain: refuse one without spec.domain, which every VMI of a cluster has.
     Raises InputError for what is no such object.
     """
     document = read_object(text, source, "a VirtualMachineInstance")
@@ -57,6 +58,13 @@ def read_vmi(text: str | bytes, source: str) -> Vmi:
         whole = _mapping(template.get("spec"), source, "spec.template.spec")
     else:
         annotations = _texts(metadata.get("annotations"), source)
+    if needs_domain and not isinstance(whole.get("domain"), dict):
+        found = ", ".join(list(document)[:8]) or "an empty object"
+        raise InputError(
+            f"{source}: expected a VirtualMachineInstance or a VirtualMachine with spec.domain, "
+            f"found {found[:200]}",
+            hint="try: kubectl get vmi NAME -o json",
+        )
     return Vmi(
         name=str(metadata.get("name") or "unnamed"),
         spec=whole,

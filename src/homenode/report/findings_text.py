@@ -27,6 +27,7 @@ def findings_text(findings: Findings, *, with_sources: bool = False) -> Renderab
     with_sources: also who says so, or where it was read.
     """
     parts: list[RenderableType] = [Text(printable(f"checked: {c}")) for c in findings.checked]
+    parts += [Text(printable(f"not checked: {c}"), style="dim") for c in findings.not_checked]
     for finding in findings.findings:
         parts += [Text(""), *_finding(finding, with_sources)]
     parts += [Text(""), Text(_summary(findings.findings), style="bold")]

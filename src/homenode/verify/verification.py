@@ -9,6 +9,7 @@ from homenode.domain.read import open_domain
 from homenode.domain.schema import validate
 from homenode.errors import InputError, UsageError, of_os
 from homenode.findings import Finding, Findings, Severity, in_order
+from homenode.hypervisor.parser import parsed_by_libvirt
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.model import Plan
 from homenode.plan.stored import read_plan, read_plan_for
@@ -76,13 +77,18 @@ def verify(wanted: Wanted, tell: Tell) -> Verified:
     host, skipped = _host(wanted, plan, facts)
     found: list[Finding] = [*skipped]
     checked: list[str] = []
+    left: list[str] = []
     views: list[GuestView] = []
     guests: list[Host] = []
     if document is not None:
         errors, gap = validate(document.to_bytes())
-        answer = verify_document(document, plan=plan, host=host, schema_errors=errors)
+        parsed = parsed_by_libvirt(document) if errors else None
+        answer = verify_document(
+            document, plan=plan, host=host, schema_errors=errors, parsed=parsed
+        )
         found += answer.findings
-        checked += [*answer.checked, *([f"not checked: {gap}"] if gap else [])]
+        checked += answer.checked
+        left += [*([str(gap)] if gap else []), *answer.not_checked]
     if document is not None and facts is not None and wanted.boot is not None:
         tell("booting a stand-in guest; seconds to minutes")
         booted = boot_stand_in(document, facts, wanted.boot)
@@ -99,7 +105,7 @@ def verify(wanted: Wanted, tell: Tell) -> Verified:
         views.append(view_of_guest(_expected(plan, facts, host), guest, host, facts))
         checked.append(f"guest {guest.name}: its own view")
     found += [finding for view in views for finding in view.findings]
-    answers = Findings(tuple(checked), in_order(found))
+    answers = Findings(tuple(checked), in_order(found), tuple(left))
     return Verified(answers, tuple(views), tuple(guests), host, plan)
 
 

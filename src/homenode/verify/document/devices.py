@@ -7,7 +7,7 @@ from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind, PciDevice, is_viable_driver
-from homenode.plan.guest import Guest, GuestHostdev
+from homenode.plan.guest import Guest, GuestHostdev, GuestPciController
 from homenode.plan.shape.pcie_document import EXPANDER, expander_above
 from homenode.topology import Host
 from homenode.verify.document.neighbour import neighbour, severity_of_neighbour
@@ -28,7 +28,8 @@ def cell_of_hostdev(guest: Guest, hostdev: GuestHostdev) -> int | None:
 
 
 def devices_alone(facts: DomainFacts) -> Iterator[Finding]:
-    """What devices say without a host: expander buses on a machine that has them."""
+    """What devices say without a host: expander buses on a machine that has them, and ACPI, by
+    which a guest learns of them."""
     guest = facts.guest
     expanders = [c for c in guest.controllers if c.model == EXPANDER]
     if expanders and not (guest.is_q35 or guest.is_virt):
@@ -41,6 +42,21 @@ def devices_alone(facts: DomainFacts) -> Iterator[Finding]:
             if guest.architecture == "x86_64"
             else "take the expander buses out",
             facts.source,
+        )  # fmt: skip
+    yield from _acpi_missing(facts, expanders)
+
+
+def _acpi_missing(facts: DomainFacts, expanders: list[GuestPciController]) -> Iterator[Finding]:
+    """Cells and expander buses that the guest cannot learn of, for want of ACPI."""
+    # On aarch64 the device tree has the cells.
+    has_cells = bool(facts.cells) and facts.guest.architecture != "aarch64"
+    shown = [*(["cells"] if has_cells else []), *(["expander buses"] if expanders else [])]
+    if shown and not facts.has_acpi:
+        yield Finding(
+            "acpi-missing", Severity.CRITICAL, "<features>",
+            f"<acpi/>, by which the guest learns its {' and '.join(shown)}", "none",
+            "no device has a node in the guest, and its cells have no distances, or are one node",
+            "add <acpi/> to <features>", facts.source,
         )  # fmt: skip
 
 

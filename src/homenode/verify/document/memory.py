@@ -1,12 +1,12 @@
 """Memory: nodes that exist and hold what is bound to them, huge pages there, and locked memory."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
 from homenode.plan.options import default_huge_page_bytes
-from homenode.topology import Host, NumaNode
+from homenode.topology import Host, MemoryKind, NumaNode
 from homenode.units import GIB, format_bytes
 from homenode.verify.domain_facts import DomainFacts
 
@@ -46,9 +46,10 @@ def memory_alone(facts: DomainFacts) -> Iterator[Finding]:
 
 
 def memory_on_host(facts: DomainFacts, host: Host) -> Iterator[Finding]:
-    """What memory binding says of this host's nodes."""
-    demands = list(_demands(facts))
+    """What memory and its binding say of this host's nodes."""
     known = {int(node.index): node for node in host.nodes}
+    every = CpuSet(i for i, node in known.items() if node.memory_kind is not MemoryKind.GPU)
+    demands = [*_demands(facts), *(_unbound(facts, every) if every else ())]
     for demand in (*demands, *_binding_beside_cells(facts, demands)):
         yield from _nodes_exist(demand, known, host, facts.source)
     running = _runs(facts, host)
@@ -89,6 +90,20 @@ def _demands(facts: DomainFacts) -> Iterator[_Demand]:
                 f"memory device {device.number} ({device.model}, cell {device.cell})",
                 device.host_nodes, device.plugged_bytes, device.page_bytes, device.mode or "strict",
             )  # fmt: skip
+
+
+def _unbound(facts: DomainFacts, every: CpuSet) -> Iterator[_Demand]:
+    """Memory that nothing binds: the host as a whole must have it. Ordinary pages of a VM without
+    passed-through devices are not needed before the guest touches them."""
+    needs_all = bool(facts.guest.hostdevs)
+    cells = [
+        (f"cell {c.id}", c.memory_bytes, c.page_bytes) for c in facts.cells if not c.host_nodes
+    ]
+    if not facts.cells and facts.binding is None:
+        cells = [("<memory>", facts.guest.memory_bytes, facts.page_bytes)]
+    for subject, size, page in cells:
+        mode = "strict" if needs_all or page is not None else "preferred"
+        yield _Demand(subject, every, size, page, mode)
 
 
 def _binding_beside_cells(facts: DomainFacts, demands: list[_Demand]) -> Iterator[_Demand]:
@@ -151,6 +166,10 @@ def _short_of(
         yield nodes, needed, room, Severity.INCONCLUSIVE if doubtful else severity
 
 
+def _places(nodes: CpuSet, known: Iterable[int]) -> str:
+    return "all nodes of the host" if nodes == CpuSet(known) and len(nodes) > 1 else f"node {nodes}"
+
+
 def _told_room(room: str, severity: Severity) -> str:
     if severity is not Severity.INCONCLUSIVE:
         return room
@@ -172,9 +191,11 @@ def _ordinary(
         free[index] = total[index] if known_free is None else known_free
     for nodes, needed, room, severity in _short_of(demands, free, total, running):
         yield Finding(
-            "memory-short", severity, f"node {nodes}",
+            "memory-short", severity, _places(nodes, known),
             f"{format_bytes(needed)} free for the VM", _told_room(format_bytes(room), severity),
-            "with mode strict the host's OOM killer ends the VM; else it spills to other nodes",
+            "with mode strict the host's OOM killer ends the VM; else it spills to other nodes"
+            if nodes != CpuSet(known)
+            else "the start fails, or the host's OOM killer ends the VM",
             "free memory there, choose other nodes, or lower the VM's memory", facts.source,
         )  # fmt: skip
 
@@ -218,7 +239,7 @@ def _huge(
     for nodes, needed, room, severity in _short_of(demands, free, total, running):
         first = nodes.first()
         yield Finding(
-            "huge-pages-short", severity, f"node {nodes}",
+            "huge-pages-short", severity, _places(nodes, known),
             f"{-(-needed // page)} free pages of {format_bytes(page)}",
             _told_room(str(room // page), severity),
             "the start fails, or the VM is killed when it touches the missing pages",

@@ -46,11 +46,27 @@ def pins_alone(facts: DomainFacts) -> Iterator[Finding]:
 
 
 def pins_on_host(facts: DomainFacts, host: Host) -> Iterator[Finding]:
-    """What pins say of this host's PUs, cores and nodes, and of other VMs there."""
+    """What vCPUs and pins say of this host's PUs, cores and nodes, and of other VMs there."""
+    yield from _enough(facts, host)
     yield from _existence(facts, host)
     yield from _cores(facts, host)
     yield from _cells_at_home(facts, host)
     yield from _others(facts, host)
+
+
+def _enough(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+    """More vCPUs than PUs: KVM takes that, and the VM has no more than the host. Pins to PUs that
+    are not there are named by themselves."""
+    online = sum(pu.online for pu in host.pus)
+    started = facts.guest.vcpus - len(facts.offline_vcpus)
+    if 0 < online < started:
+        yield Finding(
+            "vcpus-above-pus", Severity.WARNING, f"{started} vCPUs",
+            f"at most the {online} PUs of {host.name}", str(started),
+            "vCPUs wait for each other, and a guest that holds a lock meanwhile stalls",
+            "run it on a larger host (--host SOURCE names the right one), or lower <vcpu>",
+            facts.source,
+        )  # fmt: skip
 
 
 def _threads(facts: DomainFacts) -> Iterator[tuple[str, CpuSet]]:

@@ -6,6 +6,7 @@ from homenode.domain.crosscheck import crosscheck
 from homenode.domain.document import Document
 from homenode.domain.schema import SchemaError
 from homenode.findings import Finding, Severity
+from homenode.hypervisor.parser import Parsed
 
 # What libvirt makes of each, as seen with libvirt 9.0 and QEMU 7.2. An id that is not here is
 # refused when the domain is defined.
@@ -55,16 +56,42 @@ def broken_references(document: Document) -> Iterator[Finding]:
         )
 
 
-def schema_findings(errors: Sequence[SchemaError], source: str) -> Iterator[Finding]:
-    """A finding for each departure from libvirt's own schema, the first few of them."""
-    for error in errors[:8]:
+def schema_findings(
+    errors: Sequence[SchemaError], parsed: Parsed | None, source: str
+) -> Iterator[Finding]:
+    """A finding for each departure from libvirt's own schema, the first few of them; one for all
+    where libvirt's parser, which is less strict, takes the document whole.
+
+    parsed: what the parser made of it, None where it was not asked.
+    """
+    if not errors:
+        return
+    if parsed is None:
+        for error in errors[:8]:
+            yield _schema(
+                f"line {error.line}", error.message, "libvirt refuses or drops it", source
+            )
+    elif parsed.refusal is not None:
+        yield _schema("the document", parsed.refusal, "libvirt refuses the definition", source)
+    elif parsed.dropped:
+        for path in parsed.dropped[:8]:
+            parent, _, name = path.rpartition("/")
+            where = f"<{parent}> with {name[1:]}=" if name[0] == "@" else f"<{name}> in <{parent}>"
+            yield _schema(where, "one that libvirt does not know there",
+                          "libvirt drops it in silence", source)  # fmt: skip
+    else:
+        message = "; ".join(dict.fromkeys(error.message for error in errors[:3]))
         yield Finding(
-            id="schema",
-            severity=Severity.CRITICAL,
-            subject=f"line {error.line}",
-            expected="what libvirt's domain.rng allows",
-            observed=error.message,
-            cost="libvirt refuses or drops the element",
-            fix="virt-xml-validate shows the place",
-            source=source,
-        )
+            "schema", Severity.INFO, "the document", _ALLOWED, message,
+            "none: libvirt's parser takes it, and drops nothing of it", None, source,
+        )  # fmt: skip
+
+
+_ALLOWED = "what libvirt's domain.rng allows"
+
+
+def _schema(subject: str, observed: str, cost: str, source: str) -> Finding:
+    return Finding(
+        "schema", Severity.CRITICAL, subject, _ALLOWED, observed, cost,
+        "virt-xml-validate shows the place", source,
+    )  # fmt: skip

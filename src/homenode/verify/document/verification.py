@@ -1,13 +1,13 @@
 """Document: a domain document against itself, the host that it is for, and its plan."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from homenode.domain.document import Document
 from homenode.domain.schema import SchemaError
-from homenode.findings import Finding, Findings, Severity, in_order
+from homenode.findings import Finding, Findings, Severity, in_order, merged
+from homenode.hypervisor.parser import Parsed
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.model import Plan
-from homenode.plan.shape.pcie_document import EXPANDER
 from homenode.topology import Host
 from homenode.verify.document.as_planned import as_planned
 from homenode.verify.document.devices import devices_alone, devices_on_host
@@ -18,6 +18,9 @@ from homenode.verify.document.references import broken_references, schema_findin
 from homenode.verify.document.versions import versions_on_host
 from homenode.verify.domain_facts import DomainFacts, domain_facts
 
+_NOT_CHECKED = "the host's KVM and VFIO, and the files of disks, networks, emulator and firmware"
+"""What a start needs besides, and no capture of a host has."""
+
 
 def verify_document(
     document: Document,
@@ -25,20 +28,21 @@ def verify_document(
     plan: Plan | None = None,
     host: Host | None = None,
     schema_errors: Sequence[SchemaError] = (),
+    parsed: Parsed | None = None,
 ) -> Findings:
     """Everything about a document that does not hold, the worst first.
 
     host, plan: None = not compared. schema_errors: what domain/schema.py found.
+    parsed: what libvirt's parser made of it then.
     Raises ParseError or InputError where the document cannot be read at all.
     """
     facts = domain_facts(document)
     found = [
-        *schema_findings(schema_errors, document.source),
+        *schema_findings(schema_errors, parsed, document.source),
         *broken_references(document),
         *pins_alone(facts),
         *memory_alone(facts),
         *devices_alone(facts),
-        *_acpi_missing(facts),
     ]
     checked = [f"{document.source}: schema, references, sums, PCI addresses and bus windows"]
     if host is not None:
@@ -58,7 +62,8 @@ def verify_document(
         if plan.layout.cells == "mirrored" and plan.layout.pcie == "as-it-was":
             found = [one for one in found if one.id != "device-without-cell"]
             found += _left_on_root(facts, plan)
-    return Findings(tuple(checked), in_order(found))
+    left = () if host is None else (_NOT_CHECKED,)
+    return Findings(tuple(checked), in_order(merged(found)), left)
 
 
 def _record(facts: DomainFacts, host: Host) -> list[Finding]:
@@ -91,19 +96,3 @@ def _left_on_root(facts: DomainFacts, plan: Plan) -> list[Finding]:
             None, "layout pin-numa-pci gives each device its node", facts.source,
         )
     ]  # fmt: skip
-
-
-def _acpi_missing(facts: DomainFacts) -> Iterator[Finding]:
-    """Cells and expander buses that the guest cannot learn of, for want of ACPI."""
-    guest = facts.guest
-    expanders = [c for c in guest.controllers if c.model == EXPANDER]
-    # On aarch64 the device tree has the cells.
-    has_cells = bool(facts.cells) and guest.architecture != "aarch64"
-    shown = [*(["cells"] if has_cells else []), *(["expander buses"] if expanders else [])]
-    if shown and not facts.has_acpi:
-        yield Finding(
-            "acpi-missing", Severity.CRITICAL, "<features>",
-            f"<acpi/>, by which the guest learns its {' and '.join(shown)}", "none",
-            "no device has a node in the guest, and its cells have no distances, or are one node",
-            "add <acpi/> to <features>", facts.source,
-        )  # fmt: skip

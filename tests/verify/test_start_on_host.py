@@ -1,0 +1,111 @@
+"""A VM that its host cannot start does not verify, and what was not looked at is listed."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from homenode.domain.read import open_domain
+from homenode.domain.schema import SchemaError
+from homenode.findings import Finding, Severity, are_bad
+from homenode.hypervisor.parser import parsed_by_libvirt
+from homenode.sources import load_host
+from homenode.topology import PagePool
+from homenode.units import GIB, MIB
+from homenode.verify.document.verification import verify_document
+from tests.kubevirt_documents import document as kubevirt_document
+from tests.verify_documents import PLAIN, changed, findings_of, small_host
+
+NO_DEVICES = PLAIN[: PLAIN.index(b"    <hostdev")] + b"  </devices></domain>"
+HUGE = "<memoryBacking><hugepages><page size='2' unit='MiB'/></hugepages></memoryBacking><vcpu "
+
+
+def named(findings: tuple[Finding, ...]) -> dict[str, Severity]:
+    return {one.id: one.severity for one in findings if are_bad([one])}
+
+
+def test_an_unbound_vm_needs_memory_huge_pages_and_pus_of_the_whole_host() -> None:
+    more = changed(NO_DEVICES, (">4</memory>", ">400</memory>"), (">4</vcpu>", ">88</vcpu>"))
+    found = named(findings_of(more, host=small_host()))
+    assert found == {"memory-short": Severity.WARNING, "vcpus-above-pus": Severity.WARNING}
+    locked = changed(PLAIN, (">4</memory>", ">400</memory>"))
+    assert named(findings_of(locked, host=small_host())) == {"memory-short": Severity.CRITICAL}
+    assert not named(findings_of(PLAIN, host=small_host()))
+
+
+@pytest.mark.parametrize(("pages", "short"), [(2047, True), (2048, False)])
+def test_huge_pages_of_an_unbound_vm_may_come_from_any_node(pages: int, short: bool) -> None:
+    pool = PagePool(2 * MIB, pages // 2, pages // 2)
+    rest = PagePool(2 * MIB, pages - pages // 2, pages - pages // 2)
+    first, second = small_host().nodes
+    host = replace(
+        small_host(),
+        nodes=(replace(first, page_pools=(pool,)), replace(second, page_pools=(rest,))),
+    )
+    document = changed(NO_DEVICES, ("<vcpu ", HUGE))
+    assert ("huge-pages-short" in named(findings_of(document, host=host))) is short
+    assert 4 * GIB == 2048 * 2 * MIB
+
+
+def test_what_no_capture_of_a_host_has_is_listed_as_not_checked() -> None:
+    document = open_domain(PLAIN, "vm.xml")
+    assert verify_document(document, host=small_host()).not_checked
+    assert not verify_document(document).not_checked
+
+
+def test_three_findings_that_say_the_same_are_one_with_its_devices() -> None:
+    host = load_host("hgx-h100")
+    gpus = [device.bdf for device in host.pci_devices if str(device.kind) == "gpu"]
+    hostdevs = "".join(
+        "<hostdev mode='subsystem' type='pci'><source><address domain='0' "
+        f"bus='{gpu.bus}' slot='{gpu.device}' function='{gpu.function}'/></source></hostdev>"
+        for gpu in gpus
+    )
+    cells = (
+        "<cpu mode='host-passthrough'><numa><cell id='0' cpus='0-1' memory='2' unit='GiB'/>"
+        "<cell id='1' cpus='2-3' memory='2' unit='GiB'/></numa></cpu>"
+    )
+    bound = (
+        "<numatune><memnode cellid='0' mode='strict' nodeset='0'/>"
+        "<memnode cellid='1' mode='strict' nodeset='1'/></numatune><os>"
+    )
+    document = changed(
+        NO_DEVICES, ("<cpu mode='host-passthrough'/>", cells), ("<os>", bound),
+        ("</devices>", f"{hostdevs}</devices>"),
+    )  # fmt: skip
+    found = [one for one in findings_of(document, host=host) if one.id == "device-without-cell"]
+    assert len(gpus) == 8
+    (one,) = found
+    assert all(str(gpu) in one.subject for gpu in gpus)
+
+
+def schema_findings(xml: bytes) -> list[Finding]:
+    if shutil.which("virsh") is None:
+        pytest.skip("no virsh here")
+    document = open_domain(xml, "vm.xml")
+    errors = [SchemaError(1, "Element domain failed to validate content")]
+    parsed = parsed_by_libvirt(document)
+    answer = verify_document(document, schema_errors=errors, parsed=parsed)
+    return [one for one in answer.findings if one.id == "schema"]
+
+
+@pytest.mark.libvirt
+def test_what_libvirts_parser_takes_whole_is_no_fault_of_the_document() -> None:
+    (found,) = schema_findings(kubevirt_document(["0000:18:00.0"]).encode())
+    assert found.severity is Severity.INFO
+
+
+@pytest.mark.libvirt
+def test_what_libvirt_would_drop_in_silence_is_named() -> None:
+    document = changed(
+        PLAIN, ("<vcpu ", "<cputune><vcpupinn vcpu='0' cpuset='0'/></cputune><vcpu ")
+    )
+    found = schema_findings(document)
+    assert {one.severity for one in found} == {Severity.CRITICAL}
+    assert "<vcpupinn> in <cputune>" in {one.subject for one in found}
+
+
+@pytest.mark.libvirt
+def test_what_libvirt_refuses_is_said_in_its_words() -> None:
+    (found,) = schema_findings(changed(PLAIN, ("<devices>", "<clock offset='x'/><devices>")))
+    assert found.severity is Severity.CRITICAL and "offset" in found.observed

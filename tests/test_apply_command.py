@@ -34,7 +34,7 @@ def test_apply_plans_defines_and_says_how_to_undo_it(
     assert json.loads(plan.read_text())["domain_name"] == NAME
     shown = capsys.readouterr()
     assert "node 0" in shown.out
-    assert f"homenode restore {UUID} gives it back" in shown.err
+    assert f"undo: homenode restore {UUID}" in shown.err
     restore_domain(NAME)
     assert daemon.definition() == ORIGINAL
     restore_domain(UUID)
@@ -72,12 +72,12 @@ def test_a_dry_run_names_what_stands_against_it_and_exits_as_the_run_would(
 def test_a_document_of_plan_can_be_applied(daemon: StandIn, tmp_path: Path) -> None:
     document = tmp_path / "out.xml"
     document.write_bytes(tuned("pin-numa-pci"))
-    apply(NAME, document=document)
+    apply(NAME, domain=document)
     assert b"<memnode" in daemon.definition()
-    with pytest.raises(UsageError, match="one of --layout and --document"):
-        apply(NAME, layout="pin", document=document)
+    with pytest.raises(UsageError, match="either --layout or --domain"):
+        apply(NAME, layout="pin", domain=document)
     with pytest.raises(InputError, match="a domain document"):
-        apply(NAME, document=tmp_path / "none.xml")
+        apply(NAME, domain=tmp_path / "none.xml")
 
 
 def test_without_a_layout_the_evidence_chooses_one(
@@ -157,5 +157,5 @@ def test_live_pins_tell_each_move_and_restore_takes_them_back(
 
 
 def test_a_daemon_elsewhere_needs_its_host_named(daemon: StandIn) -> None:
-    with pytest.raises(UsageError, match="expected --host beside a daemon on another machine"):
+    with pytest.raises(UsageError, match="expected --host as well"):
         apply(NAME, layout="pin", connect="qemu+ssh://gpu7/system")

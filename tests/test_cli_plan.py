@@ -107,7 +107,7 @@ def test_explicit_pu_lists_give_the_studys_listings(
     )
     done = homenode(
         "plan", vm, "--node-pus", "0-27", "--node-pus", "32-59", "--sibling-pus", "64-91",
-        "--sibling-pus", "96-123", "--emulator-pus", emulator, "--memory-mib", "1572864",
+        "--sibling-pus", "96-123", "--emulator-pus", emulator, "--memory", "1572864MiB",
         "--layout", layout, "--quiet", "-o", out,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -212,7 +212,7 @@ def test_a_layout_need_not_be_named_and_a_sick_machine_gets_none() -> None:
     [
         (["nothing.xml", "--layout", "pin"], 2, "expected a domain document"),
         ([str(DOCUMENT), "--layout", "pin", "--host", "no-such"], 2, "shipped hosts"),
-        ([str(DOCUMENT), "--layout", "pni", "--host", "xapi-2n16c2t"], 2, "expected one of"),
+        ([str(DOCUMENT), "--layout", "pni", "--host", "xapi-2n16c2t"], 2, "did you mean pin?"),
         ([str(DOCUMENT), "--layout", "pin", "--host", "hgx-h100", "--device", "1:2"], 2, "1:2"),
         (
             [str(DOCUMENT), "--layout", "pin", "--host", "hgx-h100", "--device", "aa:00.0"],
@@ -223,7 +223,7 @@ def test_a_layout_need_not_be_named_and_a_sick_machine_gets_none() -> None:
         ([str(DOCUMENT), "--layout", "pin", "--sibling-pus", "1"], 2, "--node-pus"),
         ([str(DOCUMENT), "--layout", "pin", "--host", "hgx-h100", "--gpus", "9"], 4, "9"),
         ([str(DOCUMENT), "--layout", "pin", "--memory", "64"], 2, "64GiB"),
-        ([str(DOCUMENT), "--layout", "pin", "--memory-mib", "0"], 2, "at least 1"),
+        ([str(DOCUMENT), "--layout", "pin", "--memory", "0GiB"], 2, "at least"),
         ([str(DOCUMENT), "--layout", "pin", "--page-size", "3MiB"], 2, "power of two"),
         ([str(DOCUMENT), "--layout", "pin", "--emulator-pus", ""], 2, "at least one PU"),
         (

@@ -52,7 +52,7 @@ for _group in app.registered_groups:
         command.callback for command in _group.typer_instance.registered_commands
     ]
     for _command in COMMANDS[str(_group.name)].commands.values():
-        PARAMETERS[str(_group.name)] += _command.params
+        PARAMETERS[str(_group.name)] += [] if _command.hidden else _command.params
 
 
 def _parts(hint: object, path: str) -> Iterator[tuple[str, type]]:
@@ -199,7 +199,8 @@ def test_every_exit_code_is_documented_on_each_command_that_gives_it() -> None:
     told = {name: page(f"docs/commands/{name}.md").sections()["Exit codes"] for name in COMMANDS}
     assert codes <= set().union(*map(first_column, told.values()))
     for name, section in told.items():
-        assert {"0", "2", "3"} <= set(first_column(section)), f"{name}.md"
+        least = {"0", "2"} if name in ("layouts", "hosts", "explain") else {"0", "2", "3"}
+        assert least <= set(first_column(section)), f"{name}.md"
 
 
 def _and_below(of: type[HomenodeError]) -> Iterator[type[HomenodeError]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import typer
 
 from homenode.bdf import Bdf
 from homenode.cli import retrain as retrain_command
@@ -31,6 +32,9 @@ from tests.doctor_domains import diagnosed, domain, gpus, host, planned
 from tests.shared_data import needs_shared, shared
 
 SICK, SOUND, H200 = "rtx5090-epyc7702", "rtx4080-i9-14900k", "h200-xeon8558"
+
+
+WRONG_CALL: type[BaseException] = typer.BadParameter.__mro__[1]
 
 
 def run(*arguments: str) -> int:
@@ -95,9 +99,6 @@ def test_a_domain_comes_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("--apply",),
-        ("--print-unit",),
-        ("a.xml", "b.xml"),
         ("a.xml", "--live", "vm"),
         ("--fix", "out.xml"),
         ("--json", "--prometheus"),
@@ -119,6 +120,12 @@ def test_contradicting_options_are_usage_errors(arguments: tuple[str, ...]) -> N
         run("doctor", "--host", SOUND, *arguments)
 
 
+@pytest.mark.parametrize("words", [("--apply",), ("--print-unit",), ("a.xml", "b.xml")])
+def test_what_belongs_to_retrain_or_to_nothing_is_a_wrong_call(words: tuple[str, ...]) -> None:
+    with pytest.raises(WRONG_CALL):
+        run("doctor", "--host", SOUND, *words)
+
+
 def test_documents_that_cannot_be_read_are_input_errors(tmp_path: Path) -> None:
     (tmp_path / "net.xml").write_text("<network/>")
     for name in ("none.xml", "net.xml"):
@@ -138,7 +145,7 @@ def test_expectations_round_through_their_file_and_name_drift(
 ) -> None:
     site = tmp_path / "site.toml"
     for name in (SOUND, H200, "gh200x4", "x86-2p2n8c16t-gpu-node-unknown"):
-        assert run("expect", name, "-o", str(site)) == 0
+        assert run("expect", "--host", name, "-o", str(site)) == 0
         tomllib.loads(site.read_text())
         assert run("doctor", "--host", name, "--expect", str(site), "--json") in (0, 1)
         drifted = [
@@ -147,7 +154,7 @@ def test_expectations_round_through_their_file_and_name_drift(
             if f["id"].startswith("drift")
         ]
         assert drifted == []
-    assert run("expect", SOUND, "-o", str(site), "--floor", "h2d=24") == 0
+    assert run("expect", "--host", SOUND, "-o", str(site), "--floor", "h2d=24") == 0
     assert run("doctor", "--host", SOUND, "--expect", str(site), "--h2d", "20") == 1
     assert "drift-bandwidth" in capsys.readouterr().out
     assert run("doctor", "--host", SICK, "--expect", str(site), "--json") == 1
@@ -227,9 +234,9 @@ def test_what_a_source_does_not_tell_is_neither_certified_nor_drift() -> None:
 def test_a_sick_host_is_certified_with_a_word(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("expect", SICK, "-o", str(tmp_path / "site.toml")) == 0
+    assert run("expect", "--host", SICK, "-o", str(tmp_path / "site.toml")) == 0
     assert "certified as it is, critical: pcie-link-slow" in capsys.readouterr().err
-    assert run("expect", SOUND, "-o", str(tmp_path / "site.toml")) == 0
+    assert run("expect", "--host", SOUND, "-o", str(tmp_path / "site.toml")) == 0
     assert "certified as it is" not in capsys.readouterr().err
 
 
@@ -258,7 +265,7 @@ def test_findings_about_a_document_name_the_line(tmp_path: Path) -> None:
 
 def test_an_unknown_floor_is_refused() -> None:
     with pytest.raises(UsageError, match="h2d"):
-        run("expect", SOUND, "--floor", "d2d=3")
+        run("expect", "--host", SOUND, "--floor", "d2d=3")
 
 
 def test_metrics_escape_what_comes_from_outside() -> None:
@@ -306,7 +313,7 @@ def test_a_retrain_is_of_this_machine_and_takes_nothing_else(
     first: str, option: tuple[str, ...]
 ) -> None:
     """With --apply it would write here what was meant for the host that was named."""
-    with pytest.raises(UsageError, match=f"doctor {first}: expected .* found {option[0]}"):
+    with pytest.raises(WRONG_CALL):
         run("doctor", first, "41:00.0", *option)
 
 

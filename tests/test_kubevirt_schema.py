@@ -146,4 +146,4 @@ def _bench_options() -> list[list[str]]:
 
     command = typer.main.get_command(app)
     bench = command.get_command(None, "bench")  # type: ignore[attr-defined]
-    return [parameter.opts for parameter in bench.params]
+    return [parameter.opts for parameter in bench.commands["bench"].params]

@@ -21,7 +21,7 @@ CASES = [
     ("virsh", ("verify", "--live", "vm"), "libvirt-clients"),
     ("virsh", ("apply", "vm", "--layout", "pin"), "libvirt-clients"),
     ("virsh", ("apply", "vm", "--layout", "pin", "--dry-run"), "libvirt-clients"),
-    ("virsh", ("apply", "vm", "--document", "@document", "--live-pins"), "libvirt-clients"),
+    ("virsh", ("apply", "vm", "--domain", "@document", "--live-pins"), "libvirt-clients"),
     ("virsh", ("restore", "vm"), "libvirt-clients"),
     ("virsh", ("restore", "vm", "--dry-run"), "libvirt-clients"),
     ("virsh", (*BOOT, "qemu:///system"), "libvirt-clients"),

@@ -108,7 +108,7 @@ def test_plans_are_read_from_their_files(tmp_path: Path) -> None:
     path.write_text(encode_plan(plan_of("a")))
     (found,) = hosts_after((HOST,), [path])
     assert [one.name for one in found.domains] == ["a"]
-    assert hosts_after((HOST,), None) == (HOST,)
+    assert hosts_after((HOST,), ()) == (HOST,)
     path.write_text("{}")
     with pytest.raises(InputError, match="expected"):
         hosts_after((HOST,), [path])

@@ -117,7 +117,7 @@ def test_the_load_of_the_doctor_imports_nothing_from_the_current_folder(planted:
         ("bench", "y", "--quick", "--app", "echo images/s: 3", "--metric", r"images/s: (\d+)",
          "--tests", "app", "--repeat", "1", "--results", "results"),
         ("show",),
-        ("bench", "--setup", "--dry-run"),
+        ("bench", "setup"),
     ],
     ids=" ".join,
 )  # fmt: skip

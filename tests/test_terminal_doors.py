@@ -118,7 +118,7 @@ def hostile_document(folder: Path) -> Path:
         ("slurm", "audit", "HOSTILE"),
         ("apply", "HOSTILE", "--connect", "test:///HOSTILE"),
         ("trial", "HOSTILE"),
-        ("trial", "--status", "HOSTILE"),
+        ("trial", "status", "HOSTILE"),
         ("bench", "HOSTILE"),
         ("capture", "--ssh", "HOSTILE", "-o", "OUT"),
         ("expect", "HOSTILE"),

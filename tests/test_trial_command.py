@@ -41,10 +41,10 @@ HERE = ("--host", HOST, "--policy", "spread")
 @pytest.mark.parametrize(
     ("words", "message", "hint"),
     [
-        (("--layouts", "pin"), "found neither", "--as-copy boots a copy"),
-        (("--layouts", "pin", "--as-copy", "--in-place"), "found both", "--as-copy"),
+        (("--layouts", "pin"), "give either", "--as-copy boots a copy"),
+        (("--layouts", "pin", "--as-copy", "--in-place"), "give either", "--as-copy"),
         (("--in-place",), "--layouts: expected some", "default,pin"),
-        (("--layouts", "fast", "--in-place"), "found fast", None),
+        (("--layouts", "fast", "--in-place"), "--layouts fast", None),
         (("--layouts", "pin,pin", "--in-place", *HERE), "each once", None),
         (("--layouts", "default", "--bare", "--in-place"), "a layout that pins", "default,pin"),
         (("--layouts", ",", "--in-place"), "--layouts: expected some", "default,pin"),
@@ -53,15 +53,12 @@ HERE = ("--host", HOST, "--policy", "spread")
         (("--layouts", "pin", "--in-place", "--ssh-user", "-oX"), "--ssh-user", None),
         (("--layouts", "pin", "--in-place", "--ssh-port", "0"), "--ssh-port", None),
         (("--layouts", "pin", "--in-place", "--ssh-key", "/no/key"), "--ssh-key /no/key", None),
-        (("--resume", "--address", "-oX"), "--address", None),
         (("--layouts", "pin", "--in-place", "--app", "x"), "--app, --metric", None),
         (
             ("--layouts", "pin", "--in-place", "--connect", "qemu+ssh://a/system"),
             "--host",
             "capture",
         ),
-        (("--status", "--undo"), "expected one of them", None),
-        (("--resume",), "expected a trial of it", "--status"),
     ],
 )
 def test_what_contradicts_itself_is_refused_with_a_way_out(
@@ -74,6 +71,14 @@ def test_what_contradicts_itself_is_refused_with_a_way_out(
         assert hint in str(error.hint)
     assert daemon.definition() == ORIGINAL
     assert not (daemon.state / "id").exists()
+
+
+def test_resuming_refuses_an_address_that_is_an_option(daemon: StandIn) -> None:
+    assert "--address" in str(refusal("resume", "--address", "-oX", "--", NAME))
+
+
+def test_resuming_without_a_trial_says_how_to_list_them(daemon: StandIn) -> None:
+    assert "trial status" in str(refusal("resume", "--", NAME).hint)
 
 
 def test_a_dry_run_shows_the_order_and_writes_nothing(daemon: StandIn, tmp_path: Path) -> None:
@@ -144,17 +149,17 @@ def left_behind(daemon: StandIn, tmp_path: Path) -> None:
 
 def test_status_says_what_is_left_and_undo_takes_it_back(daemon: StandIn, tmp_path: Path) -> None:
     left_behind(daemon, tmp_path)
-    shown = trial("--status")
+    shown = trial("status")
     assert shown.exit_code == 0
     assert "its guest may be running" in shown.output
-    assert "homenode trial trial --undo" in shown.output
+    assert "homenode trial undo trial" in shown.output
     assert daemon.definition() != ORIGINAL
-    done = trial("--undo", "--stop-within", "0.2", "--", NAME)
+    done = trial("undo", "--stop-within", "0.2", "--", NAME)
     assert done.exit_code == 0, done.output
     assert daemon.definition() == ORIGINAL
     assert not (daemon.state / "id").exists()
-    assert "nothing left to undo" in trial("--status").output
-    assert "nothing left to undo" in trial("--undo", "--", NAME).output
+    assert "nothing left to undo" in trial("status").output
+    assert "nothing left to undo" in trial("undo", "--", NAME).output
 
 
 def test_status_of_a_running_trial_says_that_it_runs(daemon: StandIn, tmp_path: Path) -> None:
@@ -162,10 +167,10 @@ def test_status_of_a_running_trial_says_that_it_runs(daemon: StandIn, tmp_path: 
     (known,) = known_trials(tmp_path / "state")
     assert known.head is not None
     with JournalFile(tmp_path / "state", known.head.id).locked():
-        shown = trial("--status").output
+        shown = trial("status").output
     assert "a homenode is at work on it now" in shown
-    assert "--undo" not in shown
-    assert "a homenode is at work on it now" not in trial("--status").output
+    assert "trial undo" not in shown
+    assert "a homenode is at work on it now" not in trial("status").output
 
 
 def test_status_of_one_name_shows_its_last_trial(daemon: StandIn, tmp_path: Path) -> None:
@@ -173,14 +178,14 @@ def test_status_of_one_name_shows_its_last_trial(daemon: StandIn, tmp_path: Path
     for name in ("first", "second"):
         _, journal = begun(root, wanted(tmp_path / "results", boots=1, id=name))
         journal.add(What.ENDED)
-    shown = trial("--status", "--", NAME)
+    shown = trial("status", "--", NAME)
     assert "Trial second" in shown.output
     assert "Trial first" not in shown.output
-    assert "Trial first" in trial("--status", "--", "first").output
+    assert "Trial first" in trial("status", "first").output
 
 
 def test_status_without_any_trial_is_no_error(daemon: StandIn, tmp_path: Path) -> None:
-    assert trial("--status").exit_code == 0
+    assert trial("status").exit_code == 0
 
 
 def test_another_instance_that_somebody_started_is_left_alone(
@@ -191,10 +196,10 @@ def test_another_instance_that_somebody_started_is_left_alone(
     assert known.head is not None
     JournalFile(tmp_path / "state", known.head.id).add(What.STARTED, 0, run_id=1)
     daemon.put("id", "9")
-    error = refusal("--undo", "--stop-within", "0.2", "--", NAME)
+    error = refusal("undo", "--stop-within", "0.2", "--", NAME)
     assert "expected it shut off, found it running" in str(error)
     assert daemon.get("id") == "9"
-    assert "left to undo" in trial("--status").output
+    assert "left to undo" in trial("status").output
 
 
 def test_without_a_static_probe_it_says_how_to_make_one(daemon: StandIn, tmp_path: Path) -> None:

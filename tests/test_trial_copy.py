@@ -177,7 +177,7 @@ def test_a_copy_is_made_beside_the_vm_and_removed_with_all_its_files(
     assert b"52:54:00:11:22:33" not in virsh.definition(prepared.copy.uuid)
     with pytest.raises(UsageError, match="expected no domain") as raised:
         prepare_copy(virsh, state, before, "trial-2")
-    assert "--undo" in str(raised.value.hint)
+    assert "trial undo" in str(raised.value.hint)
     remove_copy(virsh, prepared.copy)
     assert not overlay.exists()
     assert not is_there(virsh, prepared.copy.uuid)

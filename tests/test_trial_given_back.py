@@ -91,7 +91,7 @@ def test_a_vm_that_was_edited_meanwhile_is_not_gone_on_with(
     (daemon.state / "definition.xml").write_bytes(edited)
     with journal.locked() as lock, pytest.raises(InputError, match="edited since") as raised:
         run_trial(trial_of(head, journal, root, SimulatedReach(daemon, EQUAL)), lock)
-    assert "--undo" in str(raised.value.hint)
+    assert "trial undo" in str(raised.value.hint)
     assert daemon.definition() == edited
     assert not any(line.startswith("start") for line in daemon.commands())
 

@@ -136,11 +136,11 @@ def test_a_killed_tool_leaves_a_boot_that_is_measured_on(
     assert code == -signal.SIGKILL
     assert definition(daemon) != before
     assert only(state).state.to_undo
-    status = CliRunner().invoke(app, ["trial", "--status"])
+    status = CliRunner().invoke(app, ["trial", "status"])
     assert "left to undo" in status.output
     done = CliRunner().invoke(
         app,
-        ["trial", NAME, "--resume", "--probe", str(daemon.folder / "probe")],
+        ["trial", "resume", NAME, "--probe", str(daemon.folder / "probe")],
     )
     assert done.exit_code == 0, done.output
     assert definition(daemon) == before
@@ -176,7 +176,7 @@ def test_a_guest_and_a_libvirtd_that_die_cost_a_boot_and_no_more(
 
     thread = threading.Thread(target=kill_daemon)
     thread.start()
-    resume = ["trial", NAME, "--resume", "--probe", str(daemon.folder / "probe")]
+    resume = ["trial", "resume", NAME, "--probe", str(daemon.folder / "probe")]
     CliRunner().invoke(app, resume)
     thread.join(700)
     assert killed

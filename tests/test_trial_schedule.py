@@ -126,4 +126,4 @@ def test_what_an_earlier_version_began_a_trial_with_is_refused_with_the_next_ste
     old = b'{"measuring":{"repeats":3},"reaching":{"way":"ssh"},"host_kind":null,"emulated":false}'
     with pytest.raises(InputError, match=r"begun\.json: expected .format.*trial-config") as caught:
         decode_config(old, "begun.json")
-    assert "--undo" in (caught.value.hint or "")
+    assert "trial undo" in (caught.value.hint or "")

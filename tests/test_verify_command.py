@@ -128,10 +128,10 @@ def test_without_a_host_a_plan_for_another_machine_is_held_against_none(files: F
         (
             ("@document", "--host", SMALL, "--keep", "d", "--timeout", "9"),
             2,
-            "--timeout, --keep: expected --boot beside it",
+            "--timeout, --keep: expected --boot as well",
         ),
         (("@document", "--host", SMALL, "--connect", "qemu:///system"), 2, "--connect: expected"),
-        (("--live", "vm", "--svg", "a.svg"), 2, "--svg: expected --boot or --guest"),
+        (("--live", "vm", "--svg", "a.svg"), 2, "give either --svg or --live"),
         (
             ("@document", "--host", SMALL, "--boot", "--keep", "/proc/kept"),
             3,
@@ -143,7 +143,7 @@ def test_without_a_host_a_plan_for_another_machine_is_held_against_none(files: F
             "expected a folder /nowhere",
         ),
         (("--live", "vm", "--plan", "/dev/zero"), 2, "expected at most 64 MiB"),
-        (("--live", "vm", "--lspci", "@plan"), 2, "--live: expected no document, host, --lspci"),
+        (("--live", "vm", "--lspci", "@plan"), 2, "--live: expected no document, --host, --lspci"),
     ],
 )
 def test_what_cannot_be_done_is_said(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from homenode.errors import InputError, of_os
 from homenode.snapshot.protocol import Snapshot
 from homenode.topology import Host
+from homenode.wording import did_you_mean
 
 if TYPE_CHECKING:
     from homenode.description.model import HostDescription
@@ -130,7 +131,7 @@ def _shipped(name: str) -> Host:
     if name not in known:
         raise InputError(
             f"{name}: expected {_KINDS}; found no such file or name",
-            hint=f"shipped hosts: {', '.join(known)}",
+            hint=f"{did_you_mean(name, known)}homenode hosts lists the shipped hosts",
         )
     return _described(load_shipped(name))
 

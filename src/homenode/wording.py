@@ -60,6 +60,20 @@ def plural(count: int, noun: str, nouns: str | None = None) -> str:
     return f"{count} {noun if count == 1 else nouns or noun + 's'}"
 
 
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The beginning of a hint, where a known word is near to the one that was given.
+
+    >>> did_you_mean("pin-nume", ["pin", "pin-numa", "pin-numa-pci"])
+    'did you mean pin-numa? '
+    >>> did_you_mean("xyz", ["pin"])
+    ''
+    """
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, list(known), n=1)
+    return f"did you mean {near[0]}? " if near else ""
+
+
 def number_list(numbers: Iterable[int]) -> str:
     """Numbers as ranges; they may be of any size, as those of packages are.
 

@@ -1,82 +1,67 @@
 """homenode apply, and the way back from it: a tuned definition in libvirt. [I/O]"""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homenode.bdf import Bdf
-from homenode.cli.placing_options import (
-    AfterOption,
-    BalanceOption,
-    CellOption,
-    DeviceLocalityOption,
-    DeviceOption,
-    EmulatorOption,
-    GpusOption,
-    HostReserveOption,
-    HousekeepingOption,
-    KeepVcpusOption,
-    MaxNodesOption,
-    MemoryModeOption,
-    ObjectiveOption,
-    PageSizeOption,
-    PciGranularityOption,
-    PolicyOption,
-    ReserveDefinedOption,
-    ReservePusOption,
-    ResultsOption,
-    SparePortsOption,
-    UnequalCellsOption,
-    WithoutNvlinkOption,
-    cells_of,
-    host_reserve_of,
-    hosts_after,
-    size_bytes,
+from homenode.cli.options import (
+    ConnectOption,
+    DomainArgument,
+    ForceOption,
+    HostOption,
+    with_records,
 )
-from homenode.cli.terminal import check_can_write, console, note, print_diff, read_file, write_text
-from homenode.cpuset import CpuSet
+from homenode.cli.placing_options import (
+    LayoutOptions,
+    PlacementOptions,
+    SwitchOptions,
+    VmOptions,
+    hosts_after,
+    plan_options,
+)
+from homenode.cli.terminal import (
+    check_can_write,
+    confirm,
+    console,
+    is_interactive,
+    note,
+    note_written,
+    print_diff,
+    read_file,
+    write_text,
+)
 from homenode.errors import UsageError
 from homenode.hypervisor.connection import DEFAULT, checked_uri, is_local, with_connection
-from homenode.plan.request import (
-    DeviceLocality,
-    EmulatorPolicy,
-    MemoryMode,
-    PciGranularity,
-    Policy,
-)
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from homenode.apply.live_pins import Moved
     from homenode.hypervisor.virsh import Virsh
     from homenode.plan.options import PlanOptions
     from homenode.tuning import Tuning
 
-ConnectOption = Annotated[
-    str, typer.Option("--connect", "-c", metavar="URI", help="The libvirt daemon.")
-]
 
-
+@with_records
 def apply(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The domain: its name or UUID.")],
-    layout: Annotated[
-        str | None,
+    name: DomainArgument,
+    layout: LayoutOptions,
+    vm: VmOptions,
+    placement: PlacementOptions,
+    switches: SwitchOptions,
+    host: HostOption = None,
+    domain: Annotated[
+        Path | None,
         typer.Option(
-            "--layout",
-            "-l",
-            metavar="PRESET",
-            help="Plan in this layout, and apply it. Default: auto, unless --document.",
+            "--domain", metavar="FILE", help="Define this document of `homenode plan -o` instead."
         ),
     ] = None,
-    document: Annotated[
-        Path | None,
-        typer.Option(metavar="OUT.xml", help="Apply this document of `homenode plan` instead."),
-    ] = None,
     connect: ConnectOption = DEFAULT,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Define without asking.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Say what would happen; change nothing.")
+        bool, typer.Option("--dry-run", "-n", help="Show what would change; change nothing.")
     ] = False,
     live_pins: Annotated[
         bool,
@@ -84,95 +69,47 @@ def apply(
             "--live-pins", help="Move the threads of a running domain; leave its definition."
         ),
     ] = False,
-    host: Annotated[
-        str | None,
-        typer.Option(metavar="SOURCE", help="The host to plan for. Default: this machine."),
-    ] = None,
     save_plan: Annotated[
-        Path | None, typer.Option(metavar="P.json", help="Write the plan here.")
+        Path | None,
+        typer.Option("--save-plan", metavar="PLAN.json", help="Write the plan here."),
     ] = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Do not print the explanation.")
     ] = False,
-    objective: ObjectiveOption = None,
-    results: ResultsOption = None,
-    page_size: PageSizeOption = None,
-    device: DeviceOption = None,
-    gpus: GpusOption = None,
-    policy: PolicyOption = Policy.CORES_FIRST,
-    balance: BalanceOption = None,
-    max_nodes: MaxNodesOption = None,
-    device_locality: DeviceLocalityOption = DeviceLocality.PREFER,
-    cell: CellOption = None,
-    after: AfterOption = None,
-    keep_vcpus: KeepVcpusOption = False,
-    without_nvlink: WithoutNvlinkOption = False,
-    unequal_cells: UnequalCellsOption = False,
-    memory_mode: MemoryModeOption = MemoryMode.STRICT,
-    reserve_pus: ReservePusOption = "",
-    reserve_defined: ReserveDefinedOption = False,
-    host_reserve: HostReserveOption = None,
-    housekeeping_pus: HousekeepingOption = "",
-    emulator: EmulatorOption = EmulatorPolicy.AUTO,
-    pci_granularity: PciGranularityOption = PciGranularity.CELL,
-    spare_ports: SparePortsOption = 0,
+    force: ForceOption = False,
 ) -> None:
-    """Define a domain's tuned document in libvirt; the original is saved first.
+    """Plan a domain of libvirt, show what would change, ask, and define it.
 
-    `homenode restore NAME` gives the original back. The domain must be shut off, without a managed
-    save and without snapshots of another topology; --live-pins moves the threads of one that runs.
-    `homenode plan` has more options of placement: give its output with --document.
+    The original is saved first, and `homenode restore NAME` gives it back. The domain must be shut
+    off, without a managed save and without snapshots of another topology; --live-pins moves the
+    threads of one that runs.
+
+    Examples:
+      homenode apply gpu-vm --dry-run
+      homenode apply gpu-vm --layout pin-numa-pci --page-size 1GiB --yes
     """
     from homenode.apply.store import default_root
     from homenode.hypervisor.virsh import Virsh
-    from homenode.plan.options import PlanOptions
 
-    if layout is not None and document is not None:
-        raise UsageError("expected one of --layout and --document, found both")
-    if document is None:
-        layout = layout or "auto"
-    check_can_write(save_plan)
-    if layout is not None and host is None and not is_local(checked_uri(connect)):
+    if domain is not None:
+        _refuse_planning(layout, vm, placement, switches, save_plan)
+    check_can_write(save_plan, force=force)
+    if domain is None and host is None and not is_local(checked_uri(connect)):
         raise UsageError(
-            f"--connect {connect}: expected --host beside a daemon on another machine, found none",
+            f"--connect {connect}: expected --host as well, since the daemon is on another machine",
             hint="homenode capture --ssh HOST -o host.tar.gz, then --host host.tar.gz",
         )
+    options = plan_options(layout, vm, placement, switches)
     virsh = Virsh(connect)
     state = virsh.domain(name)
     original = virsh.definition(state.uuid)
     plan_json, critical = None, False
-    if document is not None:
-        if save_plan is not None:
-            raise UsageError("--save-plan: expected --layout beside it, found --document")
-        tuned = read_file(document, "a domain document", hint="homenode plan VM.xml -o OUT.xml")
+    if domain is not None:
+        tuned = read_file(domain, "a domain document", hint="homenode plan VM.xml -o OUT.xml")
     else:
-        assert layout is not None, "it has a default without a document"
-        host_cores, host_memory_bytes = host_reserve_of(host_reserve)
-        options = PlanOptions(
-            layout=layout,
-            objective=objective,
-            page_bytes=size_bytes("--page-size", page_size),
-            devices=tuple(Bdf.parse(text, "--device") for text in device or ()),
-            gpu_count=gpus,
-            policy=policy,
-            balance=balance,
-            max_nodes=max_nodes,
-            device_locality=device_locality,
-            explicit_cells=cells_of(cell),
-            host_cores=host_cores,
-            host_memory_bytes=host_memory_bytes,
-            housekeeping_pus=CpuSet.parse(housekeeping_pus, "--housekeeping-pus"),
-            keep_vcpus=keep_vcpus,
-            unequal_cells=unequal_cells,
-            memory_mode=memory_mode,
-            reserved_pus=CpuSet.parse(reserve_pus, "--reserve-pus"),
-            reserve_defined=reserve_defined,
-            emulator_policy=emulator,
-            pci_granularity=pci_granularity,
-            spare_ports=spare_ports,
-            without_nvlink=without_nvlink,
+        tuning = _tune(
+            state.name, original, options, host, placement.after, list(layout.results), quiet=quiet
         )
-        tuning = _tune(state.name, original, options, host, after or (), results or [], quiet=quiet)
         from homenode.plan.model import is_critical
         from homenode.plan.stored import encode_plan
 
@@ -183,12 +120,30 @@ def apply(
     elif dry_run:
         _preview(virsh, state.uuid, tuned, original, default_root())
     else:
-        _define(virsh, state.uuid, tuned, original, default_root())
+        _define(virsh, state.uuid, tuned, original, default_root(), asked=not yes)
     if save_plan is not None and plan_json is not None:
         write_text(save_plan, plan_json)
-        note(f"wrote {save_plan}")
+        note_written(save_plan)
     if critical:
         raise SystemExit(1)
+
+
+def _refuse_planning(
+    layout: LayoutOptions,
+    vm: VmOptions,
+    placement: PlacementOptions,
+    switches: SwitchOptions,
+    save_plan: Path | None,
+) -> None:
+    """Raises UsageError for options of a plan that would do nothing."""
+    from homenode.cli.options import as_words
+
+    words = [*as_words(layout), *as_words(vm), *as_words(placement), *as_words(switches)]
+    if save_plan is not None:
+        words.append("--save-plan")
+    given = [word for word in words if word.startswith("--")]
+    if given:
+        raise UsageError(f"give either {given[0]} or --domain, not both")
 
 
 def restore_domain(
@@ -262,7 +217,7 @@ def _tune(
     original: bytes,
     options: "PlanOptions",
     host: str | None,
-    after: Sequence[Path],
+    after: "Sequence[Path]",
     results: list[str],
     *,
     quiet: bool,
@@ -304,7 +259,8 @@ def _tune(
     return tuning
 
 
-def _preview(virsh: "Virsh", uuid: str, tuned: bytes, original: bytes, root: Path) -> None:
+def _preview(virsh: "Virsh", uuid: str, tuned: bytes, original: bytes, root: Path) -> bool:
+    """Show what would change, and whether anything would. Exits where it would be refused."""
     from homenode.apply.definition import preview_definition
 
     would = preview_definition(virsh, uuid, tuned, original, root)
@@ -318,12 +274,25 @@ def _preview(virsh: "Virsh", uuid: str, tuned: bytes, original: bytes, root: Pat
         note(f"{name}: would define the tuned document, and save the original in {would.original}")
     else:
         note(f"{name}: has this definition already")
+    return would.changed
 
 
-def _define(virsh: "Virsh", uuid: str, tuned: bytes, original: bytes, root: Path) -> None:
+def _define(
+    virsh: "Virsh", uuid: str, tuned: bytes, original: bytes, root: Path, *, asked: bool
+) -> None:
+    """Define the document; on a terminal after showing the change and asking, unless told not to.
+
+    A domain that is already so is not asked about.
+    """
     from homenode.apply.definition import apply_definition
     from homenode.wording import command_line
 
+    if asked and is_interactive():
+        if not _preview(virsh, uuid, tuned, original, root):
+            return
+        if not confirm("Define it?"):
+            note("nothing was changed")
+            raise SystemExit(1)
     done = apply_definition(virsh, uuid, tuned, original, root)
     name = done.state.name
     if done.changed:
@@ -332,8 +301,13 @@ def _define(virsh: "Virsh", uuid: str, tuned: bytes, original: bytes, root: Path
         note(f"{name}: had this definition already")
     if done.edited:
         note("warning: it was edited at the same moment, and has those edits")
+    note(f"original in {done.original}")
+    if done.changed:
+        start = command_line("virsh", "-c", virsh.connect, "start", name)
+        verify = command_line(*with_connection(virsh.connect, "homenode", "verify", "--live", name))
+        note(f"next: {start}, then {verify}")
     back = command_line(*with_connection(virsh.connect, "homenode", "restore", done.state.argument))
-    note(f"original in {done.original}; {back} gives it back")
+    note(f"undo: {back}")
 
 
 def _move(virsh: "Virsh", uuid: str, tuned: bytes, root: Path, *, dry_run: bool) -> None:

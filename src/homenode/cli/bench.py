@@ -9,194 +9,90 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homenode.cli.bench_orders import BenchArguments, orders_of
+from homenode.cli.bench_options import (
+    AppArguments,
+    RunArguments,
+    SuiteArguments,
+    bench_options,
+)
+from homenode.cli.help import CommandWithActions, HelpCommand
 from homenode.cli.interruption import interruptible
-from homenode.cli.options import JsonOption
+from homenode.cli.options import JsonOption, with_records
 from homenode.cli.terminal import console, error_console, note, print_json
 from homenode.errors import HostError, ToolError, UsageError
-from homenode.results.vantage import Vantage
 
 if TYPE_CHECKING:
     from homenode.measure.orders import BenchOptions, BenchOutcome, Progress
 
-_OWN = "Your own program"
-_WHERE = "Where"
-_TOOLS = "GPU tools"
+app = typer.Typer(cls=CommandWithActions, no_args_is_help=False)
 
 
+@app.command("bench", cls=HelpCommand)
+@with_records
 def bench(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Of the run: its folder's name.")
-    ] = None,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the run and its folder.")],
+    suite: SuiteArguments,
+    own: AppArguments,
+    run: RunArguments,
     results: Annotated[
         Path, typer.Option(metavar="DIR", help="Results folder; the run is DIR/<gpu>/NAME.")
     ] = Path("results"),
-    plan: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="P.json", help="The plan of this guest: it is verified first, and kept."
-        ),
-    ] = None,
-    domain_xml: Annotated[
-        Path | None,
-        typer.Option(metavar="VM.xml", help="The guest's document, to keep beside the plan."),
-    ] = None,
-    tests: Annotated[
-        str | None,
-        typer.Option(metavar="A,B", help="Groups of tests. Default: all that can be."),
-    ] = None,
-    repeat: Annotated[
-        int, typer.Option(metavar="N", min=1, max=1000, help="Rounds: each test once in each.")
-    ] = 3,
-    quick: Annotated[bool, typer.Option("--quick", help="Half a second a figure.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="Eight seconds a figure.")] = False,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of the order in each round.")] = 1,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a run that was cut short.")
-    ] = False,
-    app: Annotated[
-        str | None,
-        typer.Option(
-            metavar="CMD",
-            help="A command to measure, started without a shell.",
-            rich_help_panel=_OWN,
-        ),
-    ] = None,
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            metavar="REGEX",
-            help="Finds its figure: one group, searched line by line; last match.",
-            rich_help_panel=_OWN,
-        ),
-    ] = None,
-    lower: Annotated[
-        bool,
-        typer.Option(
-            "--lower/--higher-is-better",
-            help="The figure is a time in seconds, or a rate.",
-            rich_help_panel=_OWN,
-        ),
-    ] = False,
-    app_timeout: Annotated[
-        int,
-        typer.Option(
-            metavar="S",
-            min=1,
-            max=1_000_000,
-            help="Seconds after which it is stopped, and has no figure.",
-            rich_help_panel=_OWN,
-        ),
-    ] = 3600,
-    nccl_max_msg: Annotated[
-        str, typer.Option(metavar="SIZE", help="Largest message of collectives.")
-    ] = "1GiB",
-    layout: Annotated[
-        str | None,
-        typer.Option(metavar="PRESET", help="The layout of this guest. Default: the plan's."),
-    ] = None,
-    arrangement: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="What else was chosen: a queue, a policy."),
-    ] = None,
-    boot: Annotated[
-        str | None,
-        typer.Option(metavar="ID", help="Identity of this boot. Default: the kernel's own."),
-    ] = None,
-    vantage: Annotated[
-        Vantage | None,
-        typer.Option(help="Where this is. Default: as it looks.", rich_help_panel=_WHERE),
-    ] = None,
-    pus: Annotated[
-        str | None,
-        typer.Option(metavar="LIST", help="Measure on these PUs alone.", rich_help_panel=_WHERE),
-    ] = None,
-    nodes: Annotated[
-        str | None,
-        typer.Option(metavar="LIST", help="Measure on these nodes alone.", rich_help_panel=_WHERE),
-    ] = None,
-    host_kind: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT", help="What hosts of this kind have in common.", rich_help_panel=_WHERE
-        ),
-    ] = None,
-    python: Annotated[
-        str, typer.Option(metavar="FILE", help="The Python whose PyTorch stands in for GPU tools.")
-    ] = "python3",
-    setup: Annotated[
-        bool,
-        typer.Option(
-            "--setup", help="Print how to build them for this GPU.", rich_help_panel=_TOOLS
-        ),
-    ] = False,
-    apply: Annotated[
-        bool, typer.Option("--apply", help="With --setup: build them.", rich_help_panel=_TOOLS)
-    ] = False,
-    remove: Annotated[
-        bool,
-        typer.Option(
-            "--remove", help="With --setup: take back what was built.", rich_help_panel=_TOOLS
-        ),
-    ] = False,
-    prefix: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="With --setup: where to. Default: ~/.local.", rich_help_panel=_TOOLS
-        ),
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Measure a guest that is not as planned; marks the run.")
+        bool, typer.Option("--resume", help="Continue a run that was interrupted.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the steps and how long they take; run none.")
+        bool,
+        typer.Option("--dry-run", "-n", help="Print the steps and how long they take; run none."),
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Measure processors, memory and GPUs here, again and again in mixed order.
+    """Measure processors, memory and GPUs of this machine, repeatedly and in random order.
 
-    With a plan, the guest is verified first. Every step is kept as it ends: --resume goes on after
-    Ctrl-C or a crash.
+    With a plan, the guest is verified first. Every step is saved as it ends: --resume continues
+    after Ctrl-C or a crash.
+
+    Examples:
+      homenode bench pin-1 --layout pin --quick
+      homenode bench numa-1 --plan plan.json --tests stream,nccl
     """
     from homenode.findings import are_bad
 
-    if setup or apply or remove or prefix is not None:
-        _set_up(name, prefix, setup=setup, apply=apply, remove=remove)
-        return
-    if name is None:
-        raise UsageError("bench: expected the run's NAME, found none",
-                         hint="or --setup, to build GPU tools")  # fmt: skip
-    typed = BenchArguments(
-        name, plan, domain_xml, tests, repeat, quick, full, seed, app, metric, lower, nccl_max_msg,
-        layout, boot, vantage, pus, nodes, host_kind, arrangement, python, force, app_timeout,
-    )  # fmt: skip
-    orders = orders_of(typed)
+    options = bench_options(name, suite, own, run)
     if dry_run and json:
         raise UsageError(
-            "--dry-run, --json: expected one of them, found both",
+            "give either --dry-run or --json, not both",
             hint="the steps are for people; --json prints the findings of a run",
         )
     if dry_run:
-        _print_steps(orders)
+        _print_steps(options)
         return
-    outcome = _run(orders, results, resume=resume, quiet=json)
+    outcome = _run(options, results, resume=resume, quiet=json)
     _print(outcome, as_json=json)
     if outcome.run is not None and not outcome.run.samples:
         raise HostError(
             f"{outcome.folder}: expected figures, found none: every test failed",
-            hint="the raw outputs beside it say why",
+            hint="the raw outputs in that folder say why",
         )
     if are_bad(outcome.findings):
         raise SystemExit(1)
 
 
-def _set_up(
-    name: str | None, prefix: Path | None, *, setup: bool, apply: bool, remove: bool
+@app.command("setup", cls=HelpCommand)
+def setup(
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Build them. Default: print the commands.")
+    ] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove what was built.")] = False,
+    prefix: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where to install. Default: ~/.local.")
+    ] = None,
 ) -> None:
-    if not setup or name is not None:
-        raise UsageError(
-            "bench: expected --setup with --apply, --remove and --prefix, and no NAME with it"
-        )
+    """Build the pinned GPU tools (nvbandwidth, nccl-tests, ...) for the GPU of this machine.
+
+    Examples:
+      homenode bench setup
+      homenode bench setup --apply --prefix /opt/gpu-tools
+    """
     from homenode.cli.bench_setup import set_up
 
     set_up(prefix, apply=apply, remove=remove)

@@ -1,4 +1,4 @@
-"""homenode bench --setup: build pinned GPU tools; a dry run unless --apply is given. [I/O]"""
+"""homenode bench setup: build pinned GPU tools; a dry run unless --apply is given. [I/O]"""
 
 import os
 import shlex
@@ -36,7 +36,7 @@ def set_up(prefix: Path | None, *, apply: bool, remove: bool) -> None:
         note(lack)
     if not plan.steps:
         if plan.lacks:
-            raise HostError("bench --setup: nothing can be built",
+            raise HostError("bench setup: nothing can be built",
                             hint="install what is named above")  # fmt: skip
         return
     if not apply:
@@ -92,7 +92,7 @@ def _gpus(machine: "Machine") -> "tuple[Vendor, tuple[str, ...]]":
         except ToolError as error:
             reasons.append(error.message)
     raise HostError(
-        "bench --setup: expected a GPU whose driver tells its architecture, found none",
+        "bench setup: expected a GPU whose driver tells its architecture, found none",
         hint="; ".join(reasons),
     )
 

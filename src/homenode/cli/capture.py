@@ -33,6 +33,10 @@ def capture(
     The archive holds what discovery reads: /sys topology, the PCI tree, settings, and the output of
     lspci, nvidia-smi, rocm-smi, amd-smi and virsh where they are installed. Give it to --host, or
     send it with a bug report.
+
+    Examples:
+      homenode capture -o host.tar.gz
+      homenode capture --ssh root@gpu7 -o gpu7.tar.gz
     """
     from homenode.snapshot.capture import capture_host
 
@@ -49,6 +53,6 @@ def capture(
          if manifest.redacted else "NOT redacted: do not publish it")  # fmt: skip
     for what in manifest.not_everywhere:
         note(
-            f"the {what} is too short or too common a word to be replaced wherever it stands: only "
-            "where it is known to stand it was; look through the archive before you publish it"
+            f"the {what} is a short or common word and may remain in some files: check the archive "
+            "before you publish it"
         )

@@ -19,11 +19,15 @@ def compare(
     ],
     objective: Annotated[
         Objective | None,
-        typer.Option(help="What the VM is for: its metrics decide. Default: every objective's."),
+        typer.Option(
+            "--objective",
+            help="What the VM is for: its metrics decide. Default: every objective's.",
+        ),
     ] = None,
     bare: Annotated[
         str | None,
         typer.Option(
+            "--bare",
             metavar="HOSTRUN",
             help="A run on the host itself, on the plan's PUs and nodes: percent of bare metal.",
         ),
@@ -35,7 +39,11 @@ def compare(
 ) -> None:
     """Compare layouts by their results: each metric's effect with an interval, or cannot tell.
 
-    Runs of one layout are taken together; the boot is the unit of replication.
+    Runs of one layout are combined; the boot is the unit of replication.
+
+    Examples:
+      homenode compare results/h200/default results/h200/pin-numa
+      homenode compare published:H200 --objective collective
     """
     from homenode.analyse.choosing import alternatives_of
     from homenode.analyse.compare import compare as compare_alternatives

@@ -5,16 +5,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homenode.cli.options import HostOption, JsonOption, LspciOption
-from homenode.cli.retrain import Retraining
+from homenode.cli.completion import domain_names
+from homenode.cli.help import CommandWithActions, HelpCommand
+from homenode.cli.options import ForceOption, HostOption, JsonOption, LspciOption, OutputOption
 from homenode.cli.terminal import (
     LARGEST_FILE_BYTES,
+    STANDARD_OUTPUT,
+    check_can_write,
     console,
     note,
+    note_written,
     permissions_of,
     print_file,
     print_json,
     read_file,
+    refuse_to_overwrite,
     write_text,
 )
 from homenode.errors import UsageError
@@ -25,26 +30,32 @@ if TYPE_CHECKING:
     from homenode.findings import Findings
     from homenode.topology import Host
 
-_RETRAIN = "With retrain"
+app = typer.Typer(cls=CommandWithActions, no_args_is_help=False)
 
 
+@app.command("doctor", cls=HelpCommand)
 def doctor(
-    words: Annotated[
-        list[str] | None,
+    document: Annotated[
+        str | None,
         typer.Argument(
-            metavar="[VM.xml]",
-            help="Also a domain of this host; - for standard input. Or: retrain BDF...",
+            metavar="[VM.xml]", help="Also a domain of this host; - for standard input."
         ),
     ] = None,
     host: HostOption = None,
     lspci: LspciOption = None,
     live: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Also this domain of the libvirt on this machine."),
+        typer.Option(
+            "--live",
+            metavar="NAME",
+            help="Also this domain of the libvirt on this machine.",
+            autocompletion=domain_names,
+        ),
     ] = None,
     h2d: Annotated[
         list[str] | None,
         typer.Option(
+            "--h2d",
             metavar="[BDF=]GB/S",
             help="Host-to-device copies as measured: of one GPU, or of any. Repeatable.",
         ),
@@ -52,7 +63,9 @@ def doctor(
     known_width: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="BDF=LANES", help="A slot that is wired narrower than its port. Repeatable."
+            "--known-width",
+            metavar="BDF=LANES",
+            help="A slot that is wired narrower than its port. Repeatable.",
         ),
     ] = None,
     under_load: Annotated[
@@ -63,101 +76,57 @@ def doctor(
     ] = False,
     load_command: Annotated[
         str | None,
-        typer.Option(metavar="COMMAND", help="With --under-load: what copies to the GPUs."),
+        typer.Option(
+            "--load-command", metavar="COMMAND", help="With --under-load: what copies to the GPUs."
+        ),
     ] = None,
     expect: Annotated[
         Path | None,
-        typer.Option(metavar="SITE.toml", help="Hold the host against what was certified."),
+        typer.Option(
+            "--expect", metavar="SITE.toml", help="Compare the host with what was certified."
+        ),
     ] = None,
     fix: Annotated[
         Path | None,
-        typer.Option(metavar="OUT.xml", help="Plan the same VM anew and write it here."),
+        typer.Option(
+            "--fix", metavar="FILE", help="Plan the same VM again and write its document here."
+        ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="What was looked at as well.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also what was checked and is in order.")
+    ] = False,
     prometheus: Annotated[
         bool, typer.Option("--prometheus", help="Print Prometheus' text format.")
     ] = False,
-    target: Annotated[
-        int | None,
-        typer.Option(
-            metavar="GEN",
-            help="Generation to train to. Default: what both ends can.",
-            rich_help_panel=_RETRAIN,
-        ),
-    ] = None,
-    apply: Annotated[
-        bool,
-        typer.Option(
-            "--apply", help="Write the registers; else a dry run.", rich_help_panel=_RETRAIN
-        ),
-    ] = False,
-    print_unit: Annotated[
-        bool,
-        typer.Option(
-            "--print-unit",
-            help="Print a systemd unit that does this at boot.",
-            rich_help_panel=_RETRAIN,
-        ),
-    ] = False,
-    print_hook: Annotated[
-        bool,
-        typer.Option(
-            "--print-hook",
-            help="Print a libvirt hook that does this at VM start.",
-            rich_help_panel=_RETRAIN,
-        ),
-    ] = False,
+    force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
     """Find slow links, bad settings and costly pins, each with its evidence, cost and fix.
 
-    Nothing is changed; exit code 1 where something is critical or a warning. `homenode doctor
-    retrain BDF` trains the link above a device anew, and is a dry run without --apply.
-    """
-    first = words[0] if words else None
-    writes = Retraining(target, apply, print_unit, print_hook)
-    if first in ("retrain", "hook"):
-        from homenode.cli import retrain
+    Nothing is changed. The exit code is 1 where something is critical or a warning.
 
-        others = {
-            "--host": host, "--lspci": lspci, "--live": live, "--h2d": h2d, "--all": everything,
-            "--known-width": known_width, "--under-load": under_load, "--expect": expect,
-            "--load-command": load_command, "--fix": fix, "--prometheus": prometheus,
-        }  # fmt: skip
-        if given := [name for name, value in others.items() if value]:
-            raise UsageError(
-                f"doctor {first}: expected devices of this machine and options of retrain, found "
-                f"{', '.join(given)}"
-            )
-        rest = tuple((words or [])[1:])
-        if first == "hook":
-            retrain.hook(rest, target)
-        else:
-            retrain.retrain(rest, writes, as_json=json)
-        return
-    if writes != Retraining():
-        raise UsageError(
-            "--target, --apply, --print-unit and --print-hook: expected doctor retrain BDF, found "
-            f"doctor {first or ''}".rstrip()
-        )
-    if words is not None and len(words) > 1:
-        raise UsageError(f"doctor: expected one VM.xml, found {len(words)}: {' '.join(words)}")
-    document = first
+    Examples:
+      homenode doctor
+      homenode doctor VM.xml --host hgx-h100
+    """
     from homenode.doctor.diagnosis import diagnose
+    from homenode.domain.restore import is_tuned_output
     from homenode.findings import Findings, are_bad, in_order
 
     if json and prometheus:
-        raise UsageError("--json and --prometheus: expected one of the two, found both")
+        raise UsageError("give either --json or --prometheus, not both")
     if document is not None and live is not None:
-        raise UsageError("VM.xml and --live: expected one of the two, found both")
+        raise UsageError("give either VM.xml or --live, not both")
     if fix is not None and document is None and live is None:
-        raise UsageError("--fix: expected a VM.xml or --live NAME to plan, found neither")
+        raise UsageError("--fix: expected VM.xml or --live NAME, whose VM is planned again")
+    if fix is not None and fix.is_file() and not force and not is_tuned_output(fix):
+        refuse_to_overwrite(fix, has_force=True)
     known = _circumstances(h2d, known_width)
     loaded = _host(host, lspci)
     _check_addresses(known, loaded)
     if under_load or load_command is not None:
         if not under_load:
-            raise UsageError("--load-command: expected --under-load beside it, found none")
+            raise UsageError("--load-command: expected --under-load as well")
         if host is not None or lspci is not None:
             raise UsageError("--under-load: expected this machine, found another source")
         loaded, known = _under_load(loaded, known, load_command)
@@ -182,22 +151,75 @@ def doctor(
         raise typer.Exit(1)
 
 
+@app.command("retrain", cls=HelpCommand)
+def retrain(
+    devices: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="BDF...", help="Devices whose links are trained again."),
+    ] = None,
+    target: Annotated[
+        int | None,
+        typer.Option(
+            "--target",
+            metavar="GEN",
+            help="Generation to train to. Default: the fastest that both ends can.",
+        ),
+    ] = None,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Write the registers. Default: a dry run.")
+    ] = False,
+    print_unit: Annotated[
+        bool, typer.Option("--print-unit", help="Print a systemd unit that does this at boot.")
+    ] = False,
+    print_hook: Annotated[
+        bool, typer.Option("--print-hook", help="Print a libvirt hook that does this at VM start.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Train the link above a device again, at the fastest speed that both of its ends can.
+
+    Without --apply it shows the registers that it would write. It refuses while a VM or a driver
+    uses anything behind the port.
+
+    Examples:
+      homenode doctor retrain 41:00.0
+      homenode doctor retrain 41:00.0 --apply
+    """
+    from homenode.cli import retrain as retraining
+
+    wanted = retraining.Retraining(target, apply, print_unit, print_hook)
+    retraining.retrain(tuple(devices or ()), wanted, as_json=json)
+
+
+@app.command("hook", cls=HelpCommand, hidden=True)
+def hook(
+    words: Annotated[list[str] | None, typer.Argument(metavar="DOMAIN OPERATION")] = None,
+    target: Annotated[int | None, typer.Option("--target", metavar="GEN")] = None,
+) -> None:
+    """What the libvirt hook of `retrain --print-hook` calls; the domain's XML is its input."""
+    from homenode.cli import retrain as retraining
+
+    retraining.hook(tuple(words or ()), target)
+
+
 def expect(
-    host: Annotated[
-        str | None,
-        typer.Argument(metavar="[HOST]", help="As --host of other commands; default this machine."),
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="SITE.toml", help="Write it here.")
-    ] = None,
+    host: HostOption = None,
+    output: OutputOption = None,
     floor: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=GB/S", help="A bandwidth that must be reached: h2d=50."),
+        typer.Option(
+            "--floor", metavar="NAME=GB/S", help="A bandwidth that must be reached: h2d=50."
+        ),
     ] = None,
+    force: ForceOption = False,
 ) -> None:
     """Write down what a certified host is like: topology, links and bandwidth floors.
 
     `homenode doctor --expect SITE.toml` then finds any drift.
+
+    Examples:
+      homenode expect -o site.toml --floor h2d=50
+      homenode doctor --expect site.toml
     """
     from homenode.doctor.expectation import FLOORS, certify
     from homenode.doctor.expectation_file import render_expectation
@@ -207,14 +229,12 @@ def expect(
     unknown = sorted(floors.keys() - set(FLOORS))
     if unknown:
         raise UsageError(f"--floor: expected one of {', '.join(FLOORS)}, found {unknown[0]!r}")
+    check_can_write(output, force=force)
     loaded = load_host(host)
     text = render_expectation(certify(loaded, floors))
     _note_faults(loaded)
-    if output is None:
-        print_file(text)
-    else:
-        write_text(output, text)
-        note(f"wrote {output}")
+    write_text(output or STANDARD_OUTPUT, text)
+    note_written(output or STANDARD_OUTPUT)
 
 
 def _note_faults(host: "Host") -> None:
@@ -371,10 +391,10 @@ def _fix(
     from homenode.tuning import tune
     from homenode.verify.domain_facts import domain_facts
 
-    wishes = remedy(domain_facts(opened), host)
-    tuning = tune(original, source, wishes, host)
+    options = remedy(domain_facts(opened), host)
+    tuning = tune(original, source, options, host)
     saved = write_tuned(output, original, tuning.document, mode)
     note(
-        f"wrote {saved.output}: the same VM in layout {wishes.layout} (original in "
-        f"{saved.original}; homenode restore undoes it); start the VM anew for it to count"
+        f"wrote {saved.output}: the same VM in layout {options.layout} (original in "
+        f"{saved.original}; homenode restore undoes it); it takes effect at the next start"
     )

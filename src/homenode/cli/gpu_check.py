@@ -12,7 +12,6 @@ from homenode.cli.bench import step_progress
 from homenode.cli.options import JsonOption
 from homenode.cli.terminal import console, note, print_json, working, write_text
 from homenode.errors import HomenodeError, HostError, UsageError
-from homenode.wording import plural
 
 if TYPE_CHECKING:
     from homenode.findings import Finding
@@ -75,6 +74,10 @@ def gpu_check(
     Captures the host, reads the GPUs' links while they copy, measures copies and products, and
     compares homenode's own copies with nvbandwidth's where that is installed. All of it goes into
     one folder, for `homenode import`, `homenode report` and a bug report.
+
+    Examples:
+      homenode gpu-check
+      homenode gpu-check -o h100-check --limit 300
     """
     from homenode.measure.access.local import LocalMachine
 
@@ -177,6 +180,7 @@ def _figures(visit: Visit, machine: "Machine", name: str, runs: "dict[str, Run]"
     from homenode.measure.orders import BenchOptions
     from homenode.measure.runner import run_bench
     from homenode.results.vantage import Vantage
+    from homenode.wording import plural
 
     all_of_gpus = (Group.GPU_COPY, Group.GPU_BANDWIDTH, Group.GPU_SMALL, Group.MATMUL,
                    Group.GPU_PEER, Group.NCCL)  # fmt: skip

@@ -53,6 +53,10 @@ def import_results(
 
     Files are known by what they hold: nvbandwidth, nccl-tests, Intel MLC, STREAM,
     sysbench, bandwidthTest, rocm-bandwidth-test, TransferBench, likwid-bench, openssl speed.
+
+    Examples:
+      homenode import logs/pin logs/pin-numa --layout 'pin*=pin' -o results
+      homenode import logs --dry-run
     """
     from homenode.measure.imported.files import find_sources
     from homenode.measure.imported.runs import ImportWishes, imported_runs, unread_files

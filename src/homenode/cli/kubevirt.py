@@ -5,22 +5,30 @@ from typing import Annotated
 
 import typer
 
+from homenode.cli.help import HelpCommand, HelpGroup
 from homenode.cli.options import JsonOption
 from homenode.cli.terminal import check_can_write, console, note, print_json, read_file, write_text
 from homenode.errors import HostError, UsageError
 from homenode.kubevirt.manifest_options import HookVersion, ManifestOptions
 from homenode.kubevirt.on_error import OnError
 from homenode.plan.request import PciGranularity
+from homenode.units import GIB
 
 app = typer.Typer(
+    cls=HelpGroup,
     no_args_is_help=True,
-    help="GPUs of KubeVirt VMs on their nodes: the sidecar's hook, checks and manifests.",
+    help="""Put the GPUs of KubeVirt VMs on their nodes: the sidecar's hook, checks, manifests.
+
+    Examples:
+      homenode kubevirt manifest -o manifests
+      homenode kubevirt check vmi.json --host node.tar.gz
+    """,
 )
 
 _MANIFEST = ManifestOptions()
 
 
-@app.command("on-define-domain")
+@app.command("on-define-domain", cls=HelpCommand)
 def on_define_domain(
     vmi: Annotated[
         str, typer.Option(metavar="JSON", help="The VirtualMachineInstance, as the shim gives it.")
@@ -46,23 +54,31 @@ def on_define_domain(
         str, typer.Option(metavar="DIR", help="Where the host's /sys lies: /, or /host, say.")
     ] = "/",
 ) -> None:
-    """Place a VM's devices on its cells: the new document goes to standard output, all else not.
+    """Place a VM's devices on its cells, and print the new document.
 
     The executable onDefineDomain does the same, and starts faster.
+
+    Examples:
+      homenode kubevirt on-define-domain --vmi "$VMI" --domain "$DOMAIN"
+      onDefineDomain --vmi "$VMI" --domain "$DOMAIN"
     """
     from homenode.cli.on_define_domain import ask, write
 
     raise SystemExit(write(ask(vmi, domain, on_error, pci_granularity, root)))
 
 
-@app.command("receive")
+@app.command("receive", cls=HelpCommand)
 def receive(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The run that the guest measured.")],
     results: Annotated[Path, typer.Option(metavar="DIR", help="Where runs of all VMs are kept.")],
 ) -> None:
-    """Keep a run that a guest sends as a tar on standard input, for the job that measures there.
+    """Store a run that a guest sends as a tar on standard input.
 
-    What else is in it, links, and a run that is there already are refused.
+    Anything else in the tar, links, and a run that exists already are refused.
+
+    Examples:
+      homenode kubevirt receive run-1 --results results < run.tar
+      ssh guest 'tar -C results -c run-1' | homenode kubevirt receive run-1 --results results
     """
     import sys
 
@@ -71,7 +87,7 @@ def receive(
     note(f"wrote {receive_run(sys.stdin.buffer, results, name)}")
 
 
-@app.command("check")
+@app.command("check", cls=HelpCommand)
 def check(
     vmi: Annotated[
         Path,
@@ -101,7 +117,12 @@ def check(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Why a VM's CPUs, huge pages, GPUs and cells will or will not come together on a node."""
+    """Check whether a VM's CPUs, huge pages, GPUs and cells fit together on a node.
+
+    Examples:
+      homenode kubevirt check vmi.json --host node.tar.gz
+      homenode kubevirt check vmi.json --kubelet configz.json --kubevirt kubevirt.json
+    """
     from homenode.findings import are_bad
     from homenode.kubevirt.fit import check_fit
     from homenode.kubevirt.gates import read_gates
@@ -134,7 +155,7 @@ def check(
         raise SystemExit(1)
 
 
-@app.command("manifest")
+@app.command("manifest", cls=HelpCommand)
 def manifest(
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write to.")
@@ -164,9 +185,9 @@ def manifest(
     ] = _MANIFEST.gpu_id,
     gpus: Annotated[int, typer.Option(metavar="N", help="GPUs of the VM.")] = _MANIFEST.gpus,
     vcpus: Annotated[int, typer.Option(metavar="N", help="vCPUs of the VM.")] = _MANIFEST.vcpus,
-    memory_gib: Annotated[
-        int, typer.Option(metavar="N", help="Memory of the VM in GiB.")
-    ] = _MANIFEST.memory_gib,
+    memory: Annotated[
+        str, typer.Option("--memory", metavar="SIZE", help="Memory of the VM, in whole GiB.")
+    ] = f"{_MANIFEST.memory_gib}GiB",
     hook_version: Annotated[
         HookVersion, typer.Option(help="Version of the hook's protocol.")
     ] = _MANIFEST.hook_version,
@@ -180,7 +201,12 @@ def manifest(
         str | None, typer.Option(metavar="NAME", help="The node, for the job that measures there.")
     ] = None,
 ) -> None:
-    """Write the hook (image or ConfigMap), the gates, a VM with the hook, and measuring jobs."""
+    """Write the hook (image or ConfigMap), the gates, a VM with the hook, and measuring jobs.
+
+    Examples:
+      homenode kubevirt manifest --configmap -o manifests
+      homenode kubevirt manifest -o manifests --gpus 2 --memory 128GiB
+    """
     from importlib import resources
 
     from homenode import __version__
@@ -189,7 +215,7 @@ def manifest(
 
     options = ManifestOptions(
         configmap=configmap, image=image, bench_image=bench_image, namespace=namespace, vm=vm,
-        gpu=gpu, gpu_id=gpu_id, gpus=gpus, vcpus=vcpus, memory_gib=memory_gib,
+        gpu=gpu, gpu_id=gpu_id, gpus=gpus, vcpus=vcpus, memory_gib=_whole_gib(memory),
         hook_version=hook_version, kubevirt=kubevirt, guest=guest, node=node,
     )  # fmt: skip
     written = manifests(options, hook_file(_own_source, __version__))
@@ -226,3 +252,13 @@ def _own_source(name: str) -> str | None:
         if path.is_file():
             return path.read_text("utf-8")
     return None
+
+
+def _whole_gib(memory: str) -> int:
+    """GiB of a size. Raises UsageError for a fraction of one."""
+    from homenode.cli.placing_options import size_bytes
+
+    gib, rest = divmod(size_bytes("--memory", memory) or 0, GIB)
+    if rest or not gib:
+        raise UsageError(f"--memory {memory}: expected whole GiB, such as 64GiB")
+    return gib

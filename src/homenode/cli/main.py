@@ -23,12 +23,14 @@ from homenode.cli import (
     nccl_topo,
     plan,
     recommend,
+    reference,
     report,
     restore,
     show,
     trial,
     verify,
 )
+from homenode.cli.help import HelpCommand, HelpGroup, wrong_call
 from homenode.cli.slurm import commands as slurm
 from homenode.cli.terminal import note, say
 from homenode.errors import HomenodeError, HostError, UsageError
@@ -36,35 +38,65 @@ from homenode.errors import HomenodeError, HostError, UsageError
 _WRONG_CALL: type[BaseException] = typer.BadParameter.__mro__[2]
 """ClickException, wherever this typer has its click from."""
 
+PLACE = "Place"
+CHECK = "Check"
+MEASURE = "Measure"
+CONCLUDE = "Conclude"
+WORKLOADS = "Where GPU work is scheduled"
+
+_ORDER: list[str] = []
+"""Of the commands in the help."""
+
+
+class _Program(HelpGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(self.commands, key=_ORDER.index)
+
+
 app = typer.Typer(
     name="homenode",
+    cls=_Program,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    help="Put every vCPU, every page and every GPU of a virtual machine on its home NUMA node.",
+    context_settings={"help_option_names": ["-h", "--help"]},
     epilog=(
         "Exit codes: 0 done, 1 findings, 2 usage or bad input, 3 host or tool failed, "
-        "4 unplannable."
+        "4 unplannable. Completion: homenode --install-completion."
     ),
 )
-app.command("capture")(capture.capture)
-app.command("show")(show.show)
-app.command("plan")(plan.plan)
-app.command("verify")(verify.verify)
-app.command("apply")(apply.apply)
-app.command("restore")(restore.restore)
-app.command("doctor")(doctor.doctor)
-app.command("expect")(doctor.expect)
-app.command("trial")(trial.trial)
-app.command("bench")(bench.bench)
-app.command("gpu-check")(gpu_check.gpu_check)
-app.command("import")(import_results.import_results)
-app.command("compare")(compare.compare)
-app.command("recommend")(recommend.recommend)
-app.command("report")(report.report)
-app.command("nccl-topo")(nccl_topo.nccl_topo)
-app.add_typer(kubevirt.app, name="kubevirt")
-app.add_typer(slurm.app, name="slurm")
+
+
+def _add(panel: str, name: str, command: Callable[..., None]) -> None:
+    app.command(name, cls=HelpCommand, rich_help_panel=panel)(command)
+    _ORDER.append(name)
+
+
+def _add_group(panel: str, name: str, group: typer.Typer) -> None:
+    app.add_typer(group, name=name, rich_help_panel=panel)
+    _ORDER.append(name)
+
+
+_add(PLACE, "show", show.show)
+_add(PLACE, "plan", plan.plan)
+_add(PLACE, "apply", apply.apply)
+_add(PLACE, "restore", restore.restore)
+_add(PLACE, "capture", capture.capture)
+_add(PLACE, "layouts", reference.layouts)
+_add(PLACE, "hosts", reference.hosts)
+_add(CHECK, "verify", verify.verify)
+_add_group(CHECK, "doctor", doctor.app)
+_add(CHECK, "expect", doctor.expect)
+_add(CHECK, "explain", reference.explain)
+_add_group(MEASURE, "trial", trial.app)
+_add_group(MEASURE, "bench", bench.app)
+_add(MEASURE, "gpu-check", gpu_check.gpu_check)
+_add(MEASURE, "import", import_results.import_results)
+_add(CONCLUDE, "compare", compare.compare)
+_add(CONCLUDE, "recommend", recommend.recommend)
+_add(CONCLUDE, "report", report.report)
+_add_group(WORKLOADS, "kubevirt", kubevirt.app)
+_add_group(WORKLOADS, "slurm", slurm.app)
+_add(WORKLOADS, "nccl-topo", nccl_topo.nccl_topo)
 
 
 def _print_version(wanted: bool) -> None:
@@ -82,12 +114,17 @@ def _options(
         ),
     ] = False,
 ) -> None:
-    """Put every vCPU, every page and every GPU of a virtual machine on its home NUMA node."""
+    """Put every vCPU, every page and every GPU of a virtual machine on its home NUMA node.
+
+    Examples:
+      homenode show
+      homenode apply gpu-vm --dry-run
+    """
 
 
 def program() -> Callable[..., Any]:
-    """The command line. That a path cannot be read is for its reader to say, with exit code 3: the
-    library for arguments would call it a wrong call, exit code 2."""
+    """The command line. A path that cannot be read is an error of the command, with exit code 3;
+    the library for arguments would call it a wrong call, exit code 2."""
     commands = [typer.main.get_command(app)]
     program = commands[0]
     while commands:
@@ -100,16 +137,6 @@ def program() -> Callable[..., Any]:
     return program
 
 
-def _say_wrong_call(error: Any) -> None:
-    """As typer says it, of words that may be names of files that somebody else chose."""
-    from typer.rich_utils import rich_format_error
-
-    from homenode.wording import printable_lines
-
-    error.message = printable_lines(error.message)
-    rich_format_error(error)
-
-
 def main() -> None:
     """Run the command line and exit with the contract's code."""
     try:
@@ -119,7 +146,7 @@ def main() -> None:
         note(f"homenode: {error}")
         sys.exit(error.exit_code)
     except _WRONG_CALL as error:
-        _say_wrong_call(error)
+        note(wrong_call(error))
         sys.exit(UsageError.exit_code)
     except typer.Abort:
         note("homenode: stopped")

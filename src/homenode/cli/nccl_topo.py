@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homenode.cli.options import HostOption, JsonOption, LspciOption
+from homenode.cli.options import ForceOption, HostOption, JsonOption, LspciOption
 from homenode.cli.terminal import (
     check_can_write,
     console,
     note,
+    note_written,
     print_json,
     read_file,
     write_text,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from homenode.topology import Host
 
 _MAKE = "Make a file"
-_JUDGE = "Judge a file"
+_JUDGE = "Check a file"
 
 
 def nccl_topo(
@@ -36,7 +37,7 @@ def nccl_topo(
         Path | None,
         typer.Option(
             "--domain",
-            metavar="VM.xml",
+            metavar="FILE",
             help="The domain document that the VM runs with.",
             rich_help_panel=_MAKE,
         ),
@@ -44,8 +45,8 @@ def nccl_topo(
     plan: Annotated[
         Path | None,
         typer.Option(
-            metavar="P.json",
-            help="The saved plan: its pins and cells count, and the document must be its.",
+            metavar="PLAN.json",
+            help="The saved plan of this document: its pins and cells are used.",
             rich_help_panel=_MAKE,
         ),
     ] = None,
@@ -62,7 +63,7 @@ def nccl_topo(
         typer.Option(
             "--nvidia-smi",
             metavar="FILE",
-            help="The host's nvidia-smi -q -x: are these GPUs one of Fabric Manager's partitions.",
+            help="The host's nvidia-smi -q -x: whether these GPUs are a Fabric Manager partition.",
             rich_help_panel=_MAKE,
         ),
     ] = None,
@@ -92,7 +93,7 @@ def nccl_topo(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Judge a file by the rules of NCCL's parser; with --domain also against the VM.",
+            help="Check a file by the rules of NCCL's parser; with --domain also against the VM.",
             rich_help_panel=_JUDGE,
         ),
     ] = None,
@@ -100,16 +101,21 @@ def nccl_topo(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="A job's log with NCCL_DEBUG=INFO: did NCCL use a file, and did it like it.",
+            help="A job's log with NCCL_DEBUG=INFO: whether NCCL accepted the topology file.",
             rich_help_panel=_JUDGE,
         ),
     ] = None,
+    force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Tell NCCL or RCCL in a guest where its GPUs and NICs are on the host.
+    """Write the topology file that gives NCCL or RCCL in a guest the host's PCIe tree.
 
     A guest sees neither the host's PCIe switches nor real link speeds: NCCL then pairs GPUs with
     far NICs, and computes bandwidths from virtual ports.
+
+    Examples:
+      homenode nccl-topo --domain VM.xml --plan plan.json -o topo.xml
+      homenode nccl-topo --check topo.xml --domain VM.xml
     """
     from homenode.nccl.topology import Flavour
 
@@ -118,7 +124,7 @@ def nccl_topo(
     if check is not None or log is not None:
         _judge(wanted, check, log, Flavour.RCCL if rccl else None, as_json=json)
         return
-    check_can_write(output, cloud_init)
+    check_can_write(output, cloud_init, force=force)
     made = _assembled(wanted, Flavour.RCCL if rccl else Flavour.NCCL)
     _write(made, output, cloud_init)
     _print_made(made, output, as_json=json)
@@ -148,7 +154,7 @@ def _refuse_nonsense(
     judging = check is not None or log is not None
     if wanted.domain is None and not judging:
         raise UsageError(
-            "expected --domain to make a file for, or --check or --log to judge one, found none",
+            "expected --domain to make a file for, or --check or --log to check one, found none",
             hint="homenode nccl-topo --host H --domain VM.xml -o topo.xml",
         )
     if judging and (output is not None or cloud_init is not None):
@@ -158,9 +164,7 @@ def _refuse_nonsense(
         )
     beside = (wanted.plan, wanted.guest, wanted.nvidia_smi)
     if wanted.domain is None and any(one is not None for one in beside):
-        raise UsageError(
-            "--plan, --guest and --nvidia-smi: expected --domain beside them, found none"
-        )
+        raise UsageError("--plan, --guest and --nvidia-smi: expected --domain as well, found none")
     if json and not judging and output is None:
         raise UsageError("--json: expected --output for the file itself, found none")
 
@@ -218,7 +222,7 @@ def _write(made: "Assembled", output: Path | None, cloud_init: Path | None) -> N
         print_json(text)
     else:
         write_text(output, text)
-        note(f"wrote {output}")
+        note_written(output)
     if cloud_init is not None:
         write_text(cloud_init, cloud_config(text))
         note(f"wrote {cloud_init}")

@@ -1,14 +1,29 @@
-"""PlacingOptions: options that say how a VM is placed, which plan, apply and trial share. [I/O]"""
+"""Records of the options that say how a VM is placed, which plan, apply and trial share. [I/O]"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from homenode.bdf import Bdf
+from homenode.cli.completion import domain_names, layouts
+from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
 from homenode.objective import Objective
+from homenode.plan.layout import (
+    AUTO_SUMMARY,
+    SUMMARIES,
+    GuestCells,
+    GuestPcie,
+    MemoryBinding,
+    Pinning,
+    Siblings,
+    ThreadPolicy,
+)
 from homenode.plan.request import (
     Balance,
     CellRequest,
@@ -21,212 +36,300 @@ from homenode.plan.request import (
 from homenode.units import parse_bytes
 
 if TYPE_CHECKING:
+    from homenode.plan.manual import ManualRanges
+    from homenode.plan.options import PlanOptions
     from homenode.topology import Host
 
-VM = "The VM (instead of what the document says)"
-PLACING = "Placement"
-LAYOUT = "Layout switches (override the preset)"
+_vm = partial(typer.Option, rich_help_panel="The VM (instead of what its document says)")
+_placement = partial(typer.Option, rich_help_panel="Placement")
+_switch = partial(typer.Option, rich_help_panel="Layout switches (override the preset)")
+_manual = partial(typer.Option, rich_help_panel="PU lists by hand")
 
-LayoutOption = Annotated[
-    str,
-    typer.Option(
-        "--layout",
-        "-l",
-        metavar="PRESET",
-        help="default, pin, pin-bound, pin-numa, pin-numa-smt, pin-numa-pci, pin-numa-pci-smt; the "
-        "study's names; or auto: what the evidence recommends.",
-    ),
-]
-
-ObjectiveOption = Annotated[
-    Objective | None,
-    typer.Option(
-        "--objective",
-        help="With --layout auto: what the VM is for. Default: what its devices suggest.",
-    ),
-]
-
-ResultsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--results",
-        metavar="DIR",
-        help="With --layout auto: results that decide as well, beside published figures.",
-    ),
-]
+_LAYOUT_LINES = "\n".join(
+    f"{name:<17} {summary}" for name, summary in (("auto", AUTO_SUMMARY), *SUMMARIES.items())
+)
 
 PageSizeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--page-size", metavar="SIZE", help="Huge pages to back it: 2MiB, 1GiB.", rich_help_panel=VM
-    ),
-]
-
-DeviceOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--device", metavar="BDF", help="Pass this host device through as well.", rich_help_panel=VM
-    ),
-]
-
-GpusOption = Annotated[
-    int | None,
-    typer.Option(
-        "--gpus", metavar="N", help="Choose N GPUs of the host for the VM.", rich_help_panel=VM
-    ),
-]
-
-PolicyOption = Annotated[
-    Policy,
-    typer.Option("--policy", help="How many cores the nodes must have.", rich_help_panel=PLACING),
-]
-
-BalanceOption = Annotated[
-    Balance | None,
-    typer.Option(
-        "--balance",
-        help="Among equals: the emptiest nodes, or the tightest fit. Default: pack with GPUs.",
-        rich_help_panel=PLACING,
-    ),
-]
-
-MaxNodesOption = Annotated[
-    int | None,
-    typer.Option("--max-nodes", help="At most so many host nodes.", rich_help_panel=PLACING),
-]
-
-KeepVcpusOption = Annotated[
-    bool,
-    typer.Option(
-        "--keep-vcpus",
-        help="With SMT: keep the vCPU count, use half the cores.",
-        rich_help_panel=PLACING,
-    ),
-]
-
-WithoutNvlinkOption = Annotated[
-    bool,
-    typer.Option(
-        "--without-nvlink", help="Allow GPU sets that have no NVLink.", rich_help_panel=PLACING
-    ),
-]
-
-UnequalCellsOption = Annotated[
-    bool,
-    typer.Option(
-        "--unequal-cells",
-        help="Take unequal cells for as good as equal ones.",
-        rich_help_panel=PLACING,
-    ),
-]
-
-MemoryModeOption = Annotated[
-    MemoryMode,
-    typer.Option("--memory-mode", help="How numatune binds memory.", rich_help_panel=PLACING),
-]
-
-ReservePusOption = Annotated[
-    str,
-    typer.Option(
-        "--reserve-pus",
-        metavar="PUS",
-        help="PUs that the VM must leave alone: 0-3,64-67.",
-        rich_help_panel=PLACING,
-    ),
-]
-
-ReserveDefinedOption = Annotated[
-    bool,
-    typer.Option(
-        "--reserve-defined",
-        help="Pinned domains that are shut off keep their PUs.",
-        rich_help_panel=PLACING,
-    ),
-]
-
-HostReserveOption = Annotated[
-    str | None,
-    typer.Option(
-        "--host-reserve",
-        metavar="cores=N,memory=SIZE",
-        help="What stays with the host: whole cores, and memory of each node. Default: 1 core and "
-        "the larger of 2 GiB and 2 %.",
-        rich_help_panel=PLACING,
-    ),
-]
-
-HousekeepingOption = Annotated[
-    str,
-    typer.Option(
-        "--housekeeping-pus",
-        metavar="PUS",
-        help="PUs for the emulators of several VMs, with --emulator housekeeping.",
-        rich_help_panel=PLACING,
-    ),
-]
-
-DeviceLocalityOption = Annotated[
-    DeviceLocality,
-    typer.Option(
-        "--device-locality",
-        help="What to do about GPUs whose own node is not chosen.",
-        rich_help_panel=PLACING,
-    ),
-]
-
-CellOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--cell",
-        metavar="vcpus=N,memory=SIZE[,node=N]",
-        help="One guest cell as you want it; once for each cell.",
-        rich_help_panel=PLACING,
-    ),
-]
-
-AfterOption = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--after",
-        metavar="PLAN.json",
-        help="This saved plan of another VM counts as if that VM ran on the host.",
-        rich_help_panel=PLACING,
-    ),
-]
-
-EmulatorOption = Annotated[
-    EmulatorPolicy,
-    typer.Option("--emulator", help="Where QEMU's own threads go.", rich_help_panel=PLACING),
+    str | None, _vm("--page-size", metavar="SIZE", help="Huge pages for its memory: 2MiB, 1GiB.")
 ]
 
 PciGranularityOption = Annotated[
-    PciGranularity,
-    typer.Option(
-        "--pci-granularity", help="What gets an expander bus of its own.", rich_help_panel=LAYOUT
-    ),
-]
-
-SparePortsOption = Annotated[
-    int,
-    typer.Option(
-        "--spare-ports",
-        metavar="N",
-        help="Empty root ports on each expander bus.",
-        rich_help_panel=LAYOUT,
-    ),
+    PciGranularity, _switch("--pci-granularity", help="What gets an expander bus of its own.")
 ]
 
 
-def cells_of(texts: list[str] | None) -> tuple[CellRequest, ...]:
+@dataclass(frozen=True, slots=True)
+class LayoutOptions:
+    """Which layout, and on what evidence `auto` decides."""
+
+    layout: Annotated[
+        str,
+        typer.Option(
+            "--layout",
+            "-l",
+            metavar="NAME",
+            help=f"How the guest is laid out on the host. Default: auto.\n{_LAYOUT_LINES}\n"
+            "homenode layouts shows what each changes.",
+            autocompletion=layouts,
+        ),
+    ] = "auto"
+    objective: Annotated[
+        Objective | None,
+        typer.Option(
+            "--objective",
+            help="With --layout auto: what the VM is for. Default: what its devices suggest.",
+        ),
+    ] = None
+    results: Annotated[
+        tuple[str, ...],
+        typer.Option(
+            "--results",
+            metavar="DIR",
+            help="With --layout auto: results that decide as well as the published figures.",
+        ),
+    ] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class VmOptions:
+    """What the VM has, where that is not what its document says."""
+
+    vcpus: Annotated[int | None, _vm("--vcpus", metavar="N", help="vCPUs.")] = None
+    memory: Annotated[str | None, _vm("--memory", metavar="SIZE", help="Memory: 64GiB.")] = None
+    page_size: PageSizeOption = None
+    device: Annotated[
+        tuple[str, ...],
+        _vm("--device", metavar="BDF", help="Pass this host device through as well."),
+    ] = ()
+    gpus: Annotated[
+        int | None, _vm("--gpus", metavar="N", help="Choose N GPUs of the host for the VM.")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementOptions:
+    """Which nodes, cores and PUs the planner may choose."""
+
+    policy: Annotated[
+        Policy, _placement("--policy", help="How many cores the nodes must have.")
+    ] = Policy.CORES_FIRST
+    balance: Annotated[
+        Balance | None,
+        _placement(
+            "--balance",
+            help="Among equals: the emptiest nodes, or the tightest fit. Default: pack with GPUs.",
+        ),
+    ] = None
+    max_nodes: Annotated[
+        int | None, _placement("--max-nodes", metavar="N", help="At most N host nodes.")
+    ] = None
+    device_locality: Annotated[
+        DeviceLocality,
+        _placement("--device-locality", help="What to do about GPUs whose own node is not chosen."),
+    ] = DeviceLocality.PREFER
+    cell: Annotated[
+        tuple[str, ...],
+        _placement(
+            "--cell",
+            metavar="vcpus=N,memory=SIZE[,node=N]",
+            help="One guest cell as you want it; once for each cell.",
+        ),
+    ] = ()
+    after: Annotated[
+        tuple[Path, ...],
+        _placement(
+            "--after",
+            metavar="PLAN.json",
+            help="The VM of this saved plan counts as running on the host.",
+        ),
+    ] = ()
+    replaces: Annotated[
+        tuple[str, ...],
+        _placement(
+            "--replaces",
+            metavar="DOMAIN",
+            help="Plan as if this domain of the host were gone.",
+            autocompletion=domain_names,
+        ),
+    ] = ()
+    keep_vcpus: Annotated[
+        bool, _placement("--keep-vcpus", help="With SMT: keep the vCPU count, use half the cores.")
+    ] = False
+    without_nvlink: Annotated[
+        bool, _placement("--without-nvlink", help="Allow GPU sets that have no NVLink.")
+    ] = False
+    unequal_cells: Annotated[
+        bool, _placement("--unequal-cells", help="Unequal guest cells are as good as equal ones.")
+    ] = False
+    mixed_kinds: Annotated[
+        bool, _placement("--mixed-kinds", help="Allow P and E cores in one VM without a warning.")
+    ] = False
+    memory_mode: Annotated[
+        MemoryMode, _placement("--memory-mode", help="How numatune binds memory.")
+    ] = MemoryMode.STRICT
+    allow_memory_node: Annotated[
+        tuple[int, ...],
+        _placement(
+            "--allow-memory-node",
+            metavar="N",
+            help="This CPU-less node may serve as ordinary memory.",
+        ),
+    ] = ()
+    reserve_pus: Annotated[
+        str,
+        _placement(
+            "--reserve-pus", metavar="PUS", help="PUs that the VM must leave free: 0-3,64-67."
+        ),
+    ] = ""
+    reserve_defined: Annotated[
+        bool,
+        _placement("--reserve-defined", help="Pinned domains that are shut off keep their PUs."),
+    ] = False
+    host_reserve: Annotated[
+        str | None,
+        _placement(
+            "--host-reserve",
+            metavar="cores=N,memory=SIZE",
+            help="What stays with the host: whole cores, and memory of each node. Default: 1 core "
+            "and the larger of 2 GiB and 2 %.",
+        ),
+    ] = None
+    emulator: Annotated[
+        EmulatorPolicy, _placement("--emulator", help="Where QEMU's own threads go.")
+    ] = EmulatorPolicy.AUTO
+    emulator_pus: Annotated[
+        str | None,
+        _placement(
+            "--emulator-pus", metavar="PUS", help="Exactly these PUs for QEMU's own threads."
+        ),
+    ] = None
+    housekeeping_pus: Annotated[
+        str,
+        _placement(
+            "--housekeeping-pus",
+            metavar="PUS",
+            help="PUs for the emulators of several VMs, with --emulator housekeeping.",
+        ),
+    ] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchOptions:
+    """The layout's switches one by one."""
+
+    pinning: Annotated[Pinning | None, _switch("--pinning", help="Override the pinning.")] = None
+    thread_policy: Annotated[
+        ThreadPolicy | None,
+        _switch("--thread-policy", help="The pinning, in OpenStack's spelling."),
+    ] = None
+    siblings: Annotated[
+        Siblings | None, _switch("--siblings", help="Override what the guest sees of SMT.")
+    ] = None
+    cells: Annotated[GuestCells | None, _switch("--cells", help="Override the guest's cells.")] = (
+        None
+    )
+    pcie: Annotated[GuestPcie | None, _switch("--pcie", help="Override the guest's PCIe tree.")] = (
+        None
+    )
+    memory_binding: Annotated[
+        MemoryBinding | None, _switch("--memory-binding", help="Override how memory is bound.")
+    ] = None
+    pci_granularity: PciGranularityOption = PciGranularity.CELL
+    spare_ports: Annotated[
+        int, _switch("--spare-ports", metavar="N", help="Empty root ports on each expander bus.")
+    ] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ManualOptions:
+    """PU lists that the user gives, instead of a host to plan for."""
+
+    node_pus: Annotated[
+        tuple[str, ...],
+        _manual(
+            "--node-pus", metavar="PUS", help="Pin to these PUs of one node; once for each node."
+        ),
+    ] = ()
+    sibling_pus: Annotated[
+        tuple[str, ...],
+        _manual(
+            "--sibling-pus",
+            metavar="PUS",
+            help="Their SMT siblings in the same order, for layouts that pin all PUs.",
+        ),
+    ] = ()
+
+    def ranges(self, emulator_pus: CpuSet | None = None) -> "ManualRanges | None":
+        """The lists; None where there are none. Raises UsageError."""
+        if not self.node_pus:
+            if self.sibling_pus:
+                raise UsageError("--sibling-pus: expected --node-pus as well, found none")
+            return None
+        from homenode.plan.manual import ManualRanges
+
+        return ManualRanges(
+            tuple(CpuSet.parse(text, "--node-pus") for text in self.node_pus),
+            tuple(CpuSet.parse(text, "--sibling-pus") for text in self.sibling_pus),
+            emulator_pus,
+        )
+
+
+def plan_options(
+    layout: LayoutOptions, vm: VmOptions, placement: PlacementOptions, switches: SwitchOptions
+) -> "PlanOptions":
+    """What the planner is asked for. Raises UsageError, naming the option."""
+    from homenode.plan.options import PlanOptions
+
+    host_cores, host_memory_bytes = host_reserve_of(placement.host_reserve)
+    emulator_pus = placement.emulator_pus
+    return PlanOptions(
+        layout=layout.layout,
+        objective=layout.objective,
+        pinning=switches.pinning,
+        siblings=switches.siblings,
+        cells=switches.cells,
+        pcie=switches.pcie,
+        memory_binding=switches.memory_binding,
+        thread_policy=switches.thread_policy,
+        vcpus=vm.vcpus,
+        memory_bytes=size_bytes("--memory", vm.memory),
+        page_bytes=size_bytes("--page-size", vm.page_size),
+        devices=tuple(Bdf.parse(text, "--device") for text in vm.device),
+        gpu_count=vm.gpus,
+        policy=placement.policy,
+        balance=placement.balance,
+        max_nodes=placement.max_nodes,
+        device_locality=placement.device_locality,
+        explicit_cells=cells_of(placement.cell),
+        host_cores=host_cores,
+        host_memory_bytes=host_memory_bytes,
+        housekeeping_pus=CpuSet.parse(placement.housekeeping_pus, "--housekeeping-pus"),
+        keep_vcpus=placement.keep_vcpus,
+        mixed_kinds=placement.mixed_kinds,
+        unequal_cells=placement.unequal_cells,
+        memory_mode=placement.memory_mode,
+        memory_nodes_allowed=tuple(map(NodeIndex, placement.allow_memory_node)),
+        reserved_pus=CpuSet.parse(placement.reserve_pus, "--reserve-pus"),
+        reserve_defined=placement.reserve_defined,
+        replaces=placement.replaces,
+        emulator_policy=placement.emulator,
+        emulator_pus=None if emulator_pus is None else CpuSet.parse(emulator_pus, "--emulator-pus"),
+        pci_granularity=switches.pci_granularity,
+        spare_ports=switches.spare_ports,
+        without_nvlink=placement.without_nvlink,
+    )
+
+
+def cells_of(texts: Sequence[str]) -> tuple[CellRequest, ...]:
     """The cells of --cell, in the order given. Raises UsageError."""
-    told = [_parts("--cell", text, ("vcpus", "memory"), ("node",)) for text in texts or ()]
+    cells = [_parts("--cell", text, ("vcpus", "memory"), ("node",)) for text in texts]
     return tuple(
         CellRequest(
             _count("--cell: vcpus", parts["vcpus"]),
             size_bytes("--cell: memory", parts["memory"]) or 0,
             NodeIndex(_count("--cell: node", parts["node"])) if "node" in parts else None,
         )
-        for parts in told
+        for parts in cells
     )
 
 
@@ -245,7 +348,7 @@ def host_reserve_of(text: str | None) -> tuple[int | None, int | None]:
     return cores, 0 if memory == "0" else size_bytes("--host-reserve: memory", memory)
 
 
-def hosts_after(hosts: "tuple[Host, ...]", plans: Sequence[Path] | None) -> "tuple[Host, ...]":
+def hosts_after(hosts: "tuple[Host, ...]", plans: Sequence[Path]) -> "tuple[Host, ...]":
     """The hosts with the VMs of the saved plans of --after. Raises InputError, UsageError."""
     if not plans:
         return hosts

@@ -9,14 +9,18 @@ from homenode.auto_layout import refuse_auto
 from homenode.cli.placing_options import hosts_after
 from homenode.cli.terminal import (
     LARGEST_FILE_BYTES,
+    STANDARD_OUTPUT,
     check_can_write,
     console,
     error_console,
     note,
+    note_written,
     permissions_of,
     print_diff,
+    print_document,
     print_json,
     read_file,
+    refuse_to_overwrite,
     write_text,
 )
 from homenode.errors import UsageError
@@ -37,7 +41,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Sources:
     """Where the host comes from. after: saved plans of VMs that count as running on it. ranges: of
-    manual mode, which has no host. results: folders that decide as well."""
+    manual mode, which has no host. results: folders of results that decide as well."""
 
     hosts: tuple[str, ...]
     lspci: Path | None
@@ -57,17 +61,23 @@ class Outputs:
     svg: Path | None
     quiet: bool
     json: bool
+    force: bool = False
+
+    @property
+    def to_standard_output(self) -> bool:
+        """Whether a file goes there, so that what people read goes elsewhere."""
+        return STANDARD_OUTPUT in (self.document, self.plan, self.svg)
 
 
 def run(document: str, options: PlanOptions, sources: Sources, outputs: Outputs) -> None:
     """Plan, print and write. Nothing is written unless everything before succeeded."""
-    check_can_write(outputs.document, outputs.plan, outputs.svg)
+    _check_outputs(document, outputs)
     original = _read(document)
     host: Host | None = None
     verdict: Verdict | None = None
     try:
         if sources.ranges is not None:
-            _refuse_beside_ranges(options, sources, outputs)
+            _refuse_with_ranges(options, sources, outputs)
             refuse_auto(options)
             tuning = tune_manually(
                 original, document, options, sources.ranges, copy_name=outputs.copy_name
@@ -86,6 +96,25 @@ def run(document: str, options: PlanOptions, sources: Sources, outputs: Outputs)
         raise SystemExit(1)
 
 
+def _check_outputs(document: str, outputs: Outputs) -> None:
+    """Raises HostError and UsageError before anything is planned."""
+    printed = [one for one in (outputs.document, outputs.plan, outputs.svg)
+               if one == STANDARD_OUTPUT]  # fmt: skip
+    if len(printed) + outputs.json + outputs.diff > 1 and printed:
+        raise UsageError("-: expected one thing for standard output, found several")
+    check_can_write(outputs.plan, outputs.svg, force=outputs.force)
+    path = outputs.document
+    check_can_write(path, force=True)
+    if path is None or path == STANDARD_OUTPUT or outputs.force or not path.is_file():
+        return
+    from homenode.domain.restore import is_tuned_output
+
+    # Over the document itself the original is kept, and so it is over what was tuned from it.
+    is_same = document != "-" and Path(document).exists() and path.samefile(document)
+    if not is_same and path.stat().st_size and not is_tuned_output(path):
+        refuse_to_overwrite(path, has_force=True)
+
+
 def _read(document: str) -> bytes:
     if document == "-":
         return sys.stdin.buffer.read(LARGEST_FILE_BYTES + 1)
@@ -94,7 +123,7 @@ def _read(document: str) -> bytes:
     )
 
 
-def _refuse_beside_ranges(options: PlanOptions, sources: Sources, outputs: Outputs) -> None:
+def _refuse_with_ranges(options: PlanOptions, sources: Sources, outputs: Outputs) -> None:
     """Manual mode takes vCPUs and PUs from the lists, and has no host to choose or draw from."""
     for option, given in (
         ("--host", bool(sources.hosts)),
@@ -107,7 +136,7 @@ def _refuse_beside_ranges(options: PlanOptions, sources: Sources, outputs: Outpu
         ("--cell", bool(options.explicit_cells)),
     ):
         if given:
-            raise UsageError(f"--node-pus and {option}: expected one of the two, found both")
+            raise UsageError(f"give either --node-pus or {option}, not both")
 
 
 def _on_best_host(
@@ -197,11 +226,12 @@ def _print(
         from homenode.plan.words.explain import explain
         from homenode.report.plan_text import plan_text
 
-        console().print(plan_text(explain(tuning.plan, host)))
+        shown = error_console() if outputs.to_standard_output else console()
+        shown.print(plan_text(explain(tuning.plan, host)))
         if verdict is not None:
             from homenode.report.verdict_text import layout_text
 
-            console().print(layout_text(verdict))
+            shown.print(layout_text(verdict))
     if outputs.diff:
         print_diff(original, tuning.document, document, str(outputs.document or "tuned"))
 
@@ -210,12 +240,16 @@ def _write(
     tuning: Tuning, host: "Host | None", original: bytes, outputs: Outputs, mode: int
 ) -> None:
     if outputs.document is not None:
-        from homenode.domain.restore import write_tuned
         from homenode.domain.schema import refuse_new_errors
 
         gap = refuse_new_errors(tuning.original, tuning.document)
         if gap is not None:
             note(f"not checked: {gap}")
+    if outputs.document == STANDARD_OUTPUT:
+        print_document(tuning.document)
+    elif outputs.document is not None:
+        from homenode.domain.restore import write_tuned
+
         saved = write_tuned(outputs.document, original, tuning.document, mode)
         note(f"wrote {saved.output} (original in {saved.original}; homenode restore undoes it)")
     for known in tuning.notes:
@@ -224,10 +258,10 @@ def _write(
         from homenode.plan.stored import encode_plan
 
         write_text(outputs.plan, encode_plan(tuning.plan))
-        note(f"wrote {outputs.plan}")
+        note_written(outputs.plan)
     if outputs.svg is not None:
         assert host is not None, "manual mode was refused --svg before"
         from homenode.report.topology_map import topology_map
 
         write_text(outputs.svg, topology_map(host, tuning.plan))
-        note(f"wrote {outputs.svg}")
+        note_written(outputs.svg)

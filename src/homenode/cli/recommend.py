@@ -18,7 +18,7 @@ def recommend(
     ] = None,
     objective: Annotated[
         list[Objective] | None,
-        typer.Option(help="What the VM is for; may be repeated. Default: every one."),
+        typer.Option("--objective", help="What the VM is for. Repeatable. Default: every one."),
     ] = None,
     host: HostOption = None,
     lspci: LspciOption = None,
@@ -30,6 +30,10 @@ def recommend(
     """Say which layout to run for each objective, on what evidence, and what to measure next.
 
     With --host, for that host: from its own results, its kind's, published ones, or its topology.
+
+    Examples:
+      homenode recommend
+      homenode recommend results --host this-host.tar.gz --objective collective
     """
     from homenode.analyse.decide import decide_all, decide_for_machines
     from homenode.analyse.machine_facts import facts_of_host, of_host

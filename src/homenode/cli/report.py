@@ -6,8 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homenode.cli.options import JsonOption
-from homenode.cli.terminal import note, print_file, print_json, write_bytes, write_text
+from homenode.cli.options import ForceOption, JsonOption
+from homenode.cli.terminal import (
+    STANDARD_OUTPUT,
+    check_can_write,
+    note,
+    note_written,
+    print_file,
+    print_json,
+    write_bytes,
+    write_text,
+)
 from homenode.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,6 +43,7 @@ def report(
     ] = None,
     title: Annotated[str, typer.Option(metavar="TEXT", help="Above the page.")] = "homenode report",
     csv: Annotated[bool, typer.Option("--csv", help="Print every figure as a row of CSV.")] = False,
+    force: ForceOption = False,
     json: JsonOption = False,
     parquet: Annotated[
         Path | None,
@@ -43,6 +53,10 @@ def report(
     """Report results as one self-contained page: verdicts, effects, charts, doubts.
 
     Only runs of the same hardware are compared. The page needs no network.
+
+    Examples:
+      homenode report results -o report.html
+      homenode report --published -o published.pdf
     """
     if not (runs or published):
         raise UsageError(
@@ -54,8 +68,13 @@ def report(
             "report: expected -o FILE.html, -o FILE.pdf, --csv, --json or --parquet, found none"
         )
     if csv and json:
-        raise UsageError("report: expected --csv or --json, found both")
-    if output is not None and output.suffix.lower() not in (".html", ".htm", ".pdf"):
+        raise UsageError("give either --csv or --json, not both")
+    check_can_write(output, parquet, force=force)
+    if (
+        output is not None
+        and output != STANDARD_OUTPUT
+        and output.suffix.lower() not in (".html", ".htm", ".pdf")
+    ):
         raise UsageError(f"-o {output}: expected a name that ends in .html or .pdf")
     machines, skipped = _machines(runs or [], published, host or [])
     if output is not None:
@@ -121,7 +140,7 @@ def _write(
         write_bytes(output, pdf_pages(report_for_print(document)))
     else:
         write_text(output, report_html(document))
-    note(f"wrote {output}")
+    note_written(output)
 
 
 def _rows(
@@ -143,4 +162,4 @@ def _rows(
         from homenode.report.page.columns import parquet_of
 
         write_bytes(parquet, parquet_of(rows))
-        note(f"wrote {parquet}")
+        note_written(parquet)

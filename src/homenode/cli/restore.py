@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from homenode.cli.completion import domain_names
 from homenode.cli.terminal import note
 from homenode.errors import UsageError
 
@@ -14,6 +15,7 @@ def restore(
         str,
         typer.Argument(
             metavar="TARGET",
+            autocompletion=domain_names,
             help="A document that `homenode plan -o` wrote, or a domain that `homenode apply` "
             "defined.",
         ),
@@ -45,8 +47,12 @@ def restore(
 ) -> None:
     """Give back the original of a tuned document or domain, byte for byte.
 
-    Refuses, and changes nothing, if the tuned one or its saved original was edited since. What has
-    a slash or ends in .xml is a file, and so is what lies beside a saved original.
+    Refuses, and changes nothing, if the tuned one or its saved original was edited since. A TARGET
+    with a slash or ending in .xml is a file, and so is one that has a saved original.
+
+    Examples:
+      homenode restore tuned.xml
+      homenode restore gpu-vm --dry-run
     """
     if _is_file(what):
         if connect is not None or forget or keep_edits or dry_run:

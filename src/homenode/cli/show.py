@@ -5,11 +5,12 @@ from typing import Annotated
 
 import typer
 
-from homenode.cli.options import HostOption, JsonOption, LspciOption
+from homenode.cli.options import ForceOption, HostOption, JsonOption, LspciOption
 from homenode.cli.terminal import (
+    STANDARD_OUTPUT,
     check_can_write,
     console,
-    note,
+    note_written,
     print_json,
     read_file,
     write_text,
@@ -21,23 +22,35 @@ def show(
     host: HostOption = None,
     lspci: LspciOption = None,
     svg: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the host here, as SVG.")
+        Path | None, typer.Option("--svg", metavar="FILE", help="Draw the host here, as SVG.")
     ] = None,
     plan: Annotated[
         Path | None,
-        typer.Option(metavar="P.json", help="With --svg: draw the VM of this saved plan as well."),
+        typer.Option(
+            "--plan",
+            metavar="PLAN.json",
+            help="With --svg: draw the VM of this saved plan as well.",
+        ),
     ] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Every PCI function and every gap.")
     ] = False,
+    force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Show a host: nodes, LLCs, cores, memory, the PCI tree, links, and who uses what."""
+    """Show a host: nodes, LLCs, cores, memory, the PCI tree, links, and who uses what.
+
+    Examples:
+      homenode show
+      homenode show --host hgx-h100 --svg host.svg
+    """
     from homenode.sources import load_host
 
     if plan is not None and svg is None:
-        raise UsageError("--plan: expected --svg beside it, found none")
-    check_can_write(svg)
+        raise UsageError("--plan: expected --svg as well, found none")
+    if json and svg == STANDARD_OUTPUT:
+        raise UsageError("give either --json or --svg -, not both")
+    check_can_write(svg, force=force)
     loaded = load_host(host, lspci=lspci)
     if svg is not None:
         from homenode.plan.stored import read_plan_for
@@ -49,7 +62,7 @@ def show(
             else read_plan_for(loaded, read_file(plan, "a saved plan"), str(plan))
         )
         write_text(svg, topology_map(loaded, drawn))
-        note(f"wrote {svg}")
+        note_written(svg)
     if json:
         from homenode.formats import encode
         from homenode.topology import summarise

@@ -53,6 +53,17 @@ def _plain(text: str) -> str:
     return printable_lines(text)
 
 
+def is_interactive() -> bool:
+    """Whether somebody reads what is printed and can answer."""
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def confirm(question: str) -> bool:
+    """Ask on the terminal; anything but yes is no."""
+    print(f"{_plain(question)} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
 @contextmanager
 def working(what: str) -> Iterator[None]:
     """Say what takes a while, for as long as it does; only on a terminal."""
@@ -80,6 +91,14 @@ def _escaped(letter: str) -> str:
 def print_file(text: str) -> None:
     """A file's content to standard output: letter by letter where that is no terminal."""
     sys.stdout.write(_plain(text) if sys.stdout.isatty() else text)
+
+
+def print_document(content: bytes) -> None:
+    """A document to standard output: byte for byte where that is no terminal."""
+    if sys.stdout.isatty():
+        print_file(content.decode("utf-8", "replace"))
+    else:
+        write_bytes(STANDARD_OUTPUT, content)
 
 
 def print_diff(before: bytes, after: bytes, before_name: str, after_name: str) -> None:
@@ -136,39 +155,94 @@ def permissions_of(document: str) -> int:
     return stat.S_IMODE(known) & 0o666 if document != "-" and stat.S_ISREG(known) else PRIVATE
 
 
-def check_can_write(*paths: Path | None) -> None:
-    """Raises HostError for the first path that names no file in a folder that is there.
+STANDARD_OUTPUT = Path("-")
+
+_SIGNED_BYTES = 4096
+_SIGNATURES = (
+    b'"format":"homenode.', b'"format": "homenode.', b'content="homenode', b"<!-- homenode",
+    b"# homenode", b'<title id="title">Topology of ',
+)  # fmt: skip
+"""One of these stands at the beginning of every file of ours that may be overwritten."""
+
+
+def check_can_write(*paths: Path | None, force: bool | None = None) -> None:
+    """Raises HostError for the first path that names no file in a folder that is there, UsageError
+    for a file that homenode did not write. force: overwrite it; None where no option says so.
 
     Commands call it before they write anything, so that they write all of it or nothing.
     """
+    for path in paths:
+        if path is None or path == STANDARD_OUTPUT:
+            continue
+        _check_place(path)
+        if not force and path.exists() and not _is_ours(path):
+            refuse_to_overwrite(path, has_force=force is not None)
+
+
+def refuse_to_overwrite(path: Path, *, has_force: bool) -> None:
+    """Raises UsageError for a file that somebody else wrote."""
+    from homenode.errors import UsageError
+
+    raise UsageError(
+        f"{path}: expected no file, or one that homenode wrote, found another one",
+        hint="choose another name" + (", or overwrite it with --force" if has_force else ""),
+    )
+
+
+def _check_place(path: Path) -> None:
     from homenode.errors import HostError
 
-    for path in paths:
-        if path is None:
-            continue
-        try:
-            is_folder, has_parent = path.is_dir() or not path.name, path.parent.is_dir()
-        except OSError as error:  # a folder above it that we may not enter
-            raise HostError(f"{path}: expected to write there, found: {error.strerror}") from None
-        if is_folder:
-            raise HostError(f"{path}: expected a file to write, found a folder")
-        if not has_parent:
-            raise HostError(
-                f"{path}: expected a folder {path.parent}, found none", hint="create it first"
-            )
+    try:
+        is_folder, has_parent = path.is_dir() or not path.name, path.parent.is_dir()
+    except OSError as error:  # a folder above it that we may not enter
+        raise HostError(f"{path}: expected to write there, found: {error.strerror}") from None
+    if is_folder:
+        raise HostError(f"{path}: expected a file to write, found a folder")
+    if not has_parent:
+        raise HostError(
+            f"{path}: expected a folder {path.parent}, found none", hint="create it first"
+        )
+
+
+def _is_ours(path: Path) -> bool:
+    """An empty file, a device such as /dev/null, or one with a signature of ours."""
+    try:
+        if not path.is_file():
+            return True
+        with path.open("rb") as file:
+            start = file.read(_SIGNED_BYTES)
+    except OSError:
+        return False
+    return not start or any(signature in start for signature in _SIGNATURES)
+
+
+def note_written(path: Path) -> None:
+    """Say where a file was written, unless it went to standard output."""
+    if path != STANDARD_OUTPUT:
+        note(f"wrote {path}")
 
 
 def write_text(path: Path, text: str, mode: int | None = None) -> None:
     """Write a file whole or not at all; mode as in durable.replace_file. Raises HostError."""
+    if path == STANDARD_OUTPUT:
+        print_file(text)
+        return
     write_bytes(path, text.encode(), mode)
 
 
 def write_bytes(path: Path, content: bytes, mode: int | None = None) -> None:
-    """As `write_text`."""
+    """As `write_text`. Raises UsageError for bytes to a terminal."""
     from homenode.durable import replace_file
-    from homenode.errors import HostError
+    from homenode.errors import HostError, UsageError
 
-    check_can_write(path)
+    if path == STANDARD_OUTPUT:
+        if sys.stdout.isatty():
+            raise UsageError("-o -: expected a file or a pipe for binary data, found a terminal")
+        sys.stdout.flush()
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+        return
+    _check_place(path)
     try:
         replace_file(path, content, mode, synced=False)
     except OSError as error:

@@ -1,228 +1,185 @@
-"""homenode trial: boot and measure a VM in each layout, and put it back. [I/O]"""
+"""homenode trial: boot and measure a VM in each layout, and restore it. [I/O]"""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from homenode.cli.apply import ConnectOption
+from homenode.cli.bench_options import AppArguments, SuiteArguments
+from homenode.cli.completion import domain_names, layout_lists
+from homenode.cli.help import CommandWithActions, HelpCommand
+from homenode.cli.options import ConnectOption, HostOption, with_records
 from homenode.cli.placing_options import (
-    DeviceLocalityOption,
-    EmulatorOption,
-    HostReserveOption,
-    HousekeepingOption,
-    KeepVcpusOption,
-    MaxNodesOption,
-    MemoryModeOption,
+    ManualOptions,
     PageSizeOption,
     PciGranularityOption,
-    PolicyOption,
-    ReservePusOption,
-    UnequalCellsOption,
+    PlacementOptions,
 )
-from homenode.errors import UsageError
+from homenode.cli.trial_options import AccessOptions
 from homenode.hypervisor.connection import DEFAULT
-from homenode.measure.layouts.guest_access import ANSWER_S, STOP_S, GuestAccess, Transport
-from homenode.plan.request import (
-    DeviceLocality,
-    EmulatorPolicy,
-    MemoryMode,
-    PciGranularity,
-    Policy,
-)
+from homenode.measure.layouts.guest_access import STOP_S
+from homenode.plan.request import PciGranularity
 
-_BENCH = "What is measured"
-_REACH = "How the guest is reached"
-_LISTS = "PUs by hand"
-_LATER = "A trial that was begun"
+app = typer.Typer(cls=CommandWithActions, no_args_is_help=False)
+
+TrialArgument = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="The domain, or the trial's id.",
+                   autocompletion=domain_names),
+]  # fmt: skip
+
+ReportOption = Annotated[
+    Path | None,
+    typer.Option("--report", metavar="FILE", help="Write the report here: .html or .pdf."),
+]
 
 
+@app.command("trial", cls=HelpCommand)
+@with_records
 def trial(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="The domain; later also the trial's id.")
-    ] = None,
+        str,
+        typer.Argument(metavar="NAME", help="The domain: its name or UUID.",
+                       autocompletion=domain_names),
+    ],
+    suite: SuiteArguments,
+    own: AppArguments,
+    access: AccessOptions,
+    manual: ManualOptions,
+    placement: PlacementOptions,
     layouts: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="Layouts; the first is the baseline.")
+        str | None,
+        typer.Option(
+            "--layouts",
+            metavar="A,B,...",
+            help="Layouts to compare (homenode layouts); the first is the baseline.",
+            autocompletion=layout_lists,
+        ),
     ] = None,
-    boots: Annotated[int, typer.Option(metavar="N", min=1, help="Boots of each layout.")] = 3,
+    boots: Annotated[
+        int, typer.Option("--boots", metavar="N", min=1, help="Boots of each layout.")
+    ] = 3,
     as_copy: Annotated[
         bool,
-        typer.Option("--as-copy", help="Boot a copy with throw-away disks; the VM stays as it is."),
+        typer.Option("--as-copy", help="Boot a copy with throw-away disks; the VM is unchanged."),
     ] = False,
     in_place: Annotated[
         bool,
-        typer.Option("--in-place", help="Boot the VM itself, and give its definition back after."),
+        typer.Option("--in-place", help="Boot the VM itself, and restore its definition after."),
     ] = False,
     bare: Annotated[
         bool,
-        typer.Option("--bare", help="Also the host itself, on the plan's PUs and nodes alone."),
+        typer.Option("--bare", help="Also measure the host, on the plan's PUs and nodes alone."),
     ] = False,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of the order of boots.")] = 1,
     results: Annotated[
-        Path, typer.Option(metavar="DIR", help="Results folder; each boot is a run in it.")
+        Path,
+        typer.Option("--results", metavar="DIR", help="Results folder; each boot is a run in it."),
     ] = Path("results"),
-    report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the report here: .html or .pdf.")
-    ] = None,
+    report: ReportOption = None,
     id: Annotated[
         str | None,
         typer.Option(
-            "--name", metavar="ID", help="Of the trial. Default: the domain and the time."
+            "--name", metavar="ID", help="Name of the trial. Default: the domain and the time."
         ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Show the plans and the schedule; do nothing.")
     ] = False,
     connect: ConnectOption = DEFAULT,
-    host: Annotated[
-        str | None, typer.Option(metavar="SOURCE", help="The host to plan for.")
-    ] = None,
-    tests: Annotated[
-        str | None,
-        typer.Option(metavar="A,B", help="Groups of tests, as for bench.", rich_help_panel=_BENCH),
-    ] = None,
-    repeat: Annotated[
-        int, typer.Option(metavar="N", min=1, max=1000, help="Rounds.", rich_help_panel=_BENCH)
-    ] = 3,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Half a second a figure.", rich_help_panel=_BENCH)
-    ] = False,
-    full: Annotated[
-        bool, typer.Option("--full", help="Eight seconds a figure.", rich_help_panel=_BENCH)
-    ] = False,
-    app: Annotated[
-        str | None,
-        typer.Option(metavar="CMD", help="A command in the guest.", rich_help_panel=_BENCH),
-    ] = None,
-    metric: Annotated[
-        str | None,
-        typer.Option(metavar="REGEX", help="Finds its figure.", rich_help_panel=_BENCH),
-    ] = None,
-    lower: Annotated[
-        bool,
-        typer.Option(
-            "--lower/--higher-is-better",
-            help="The figure is a time, or a rate.",
-            rich_help_panel=_BENCH,
-        ),
-    ] = False,
-    nccl_max_msg: Annotated[
-        str, typer.Option(metavar="SIZE", help="Largest message.", rich_help_panel=_BENCH)
-    ] = "1GiB",
-    python: Annotated[
-        str,
-        typer.Option(metavar="FILE", help="The guest's, for GPU tests.", rich_help_panel=_BENCH),
-    ] = "python3",
-    reach: Annotated[
-        Transport | None,
-        typer.Option(help="By ssh, guest agent or console.", rich_help_panel=_REACH),
-    ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="Default: libvirt's lease.", rich_help_panel=_REACH),
-    ] = None,
-    ssh_user: Annotated[
-        str, typer.Option(metavar="USER", help="Also of the console.", rich_help_panel=_REACH)
-    ] = "root",
-    ssh_port: Annotated[int, typer.Option(metavar="N", rich_help_panel=_REACH)] = 22,
-    ssh_key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A private key.", rich_help_panel=_REACH)
-    ] = None,
-    probe: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The static probe to put there.", rich_help_panel=_REACH),
-    ] = None,
-    answer_within: Annotated[
-        float,
-        typer.Option(metavar="SECONDS", min=1, help="From its start.", rich_help_panel=_REACH),
-    ] = ANSWER_S,
-    stop_within: Annotated[
-        float,
-        typer.Option(metavar="SECONDS", min=0, help="Then it is ended.", rich_help_panel=_REACH),
-    ] = STOP_S,
-    node_pus: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PUS",
-            help="Pin to these PUs of one node; once for each node.",
-            rich_help_panel=_LISTS,
-        ),
-    ] = None,
-    sibling_pus: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PUS",
-            help="Their SMT siblings, for layouts that pin all PUs.",
-            rich_help_panel=_LISTS,
-        ),
-    ] = None,
+    host: HostOption = None,
     page_size: PageSizeOption = None,
-    policy: PolicyOption = Policy.CORES_FIRST,
-    max_nodes: MaxNodesOption = None,
-    keep_vcpus: KeepVcpusOption = False,
-    unequal_cells: UnequalCellsOption = False,
-    memory_mode: MemoryModeOption = MemoryMode.STRICT,
-    reserve_pus: ReservePusOption = "",
-    host_reserve: HostReserveOption = None,
-    housekeeping_pus: HousekeepingOption = "",
-    device_locality: DeviceLocalityOption = DeviceLocality.PREFER,
-    emulator: EmulatorOption = EmulatorPolicy.AUTO,
     pci_granularity: PciGranularityOption = PciGranularity.CELL,
-    status: Annotated[
-        bool, typer.Option("--status", help="How far it is.", rich_help_panel=_LATER)
-    ] = False,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Measure what is left of it.", rich_help_panel=_LATER),
-    ] = False,
-    undo: Annotated[
-        bool, typer.Option("--undo", help="Take back what it left.", rich_help_panel=_LATER)
-    ] = False,
-) -> None:
-    """Boot a VM in each layout, verify and measure each boot, and put the VM back.
+) -> None:  # fmt: skip
+    """Boot a VM in each layout, verify and measure each boot, and restore the VM.
 
-    Boots of the layouts are interleaved in a seeded order. Ctrl-C, a crash and a lost connection
-    leave a journal: --status reads it, --resume goes on, --undo takes back.
+    Boots of the layouts are interleaved in a random order. Ctrl-C, a crash and a lost connection
+    leave a journal, from which the subcommands below continue.
+
+    Examples:
+      homenode trial gpu-vm --layouts default,pin,pin-numa --as-copy --dry-run
+      homenode trial gpu-vm --layouts default,pin-numa-pci --boots 3 --in-place
     """
     from homenode.cli import trial_work as work
-    from homenode.cli.trial_options import TrialOptions, layouts_named
+    from homenode.cli.trial_options import TrialArguments, layouts_named
 
-    if sum((status, resume, undo)) > 1:
-        raise UsageError("--status, --resume, --undo: expected one of them, found several")
-    if status:
-        work.show_status(name)
-        return
-    if name is None:
-        raise UsageError("expected a domain, found none", hint="homenode trial --status lists all")
-    reaching = GuestAccess(
-        reach or Transport.SSH, address, ssh_user, ssh_port,
-        None if ssh_key is None else str(ssh_key.absolute()),
-    )  # fmt: skip
-    if undo:
-        work.rollback_trial(name, stop_within)
-        return
-    if resume:
-        given = None if reaching == GuestAccess() else reaching
-        work.resume_trial(name, given, probe, report)
-        return
-    if layouts is None:
-        raise UsageError(
-            "--layouts: expected some, found none",
-            hint="--layouts default,pin,pin-numa,pin-numa-pci",
-        )
     work.begin_trial(
         name,
-        TrialOptions(
-            layouts=layouts_named(layouts),
-            boots=boots, seed=seed, bare=bare, as_copy=as_copy, in_place=in_place,
-            results=results, report=report, id=id, dry_run=dry_run, connect=connect, host=host,
-            tests=tests, repeat=repeat, quick=quick, full=full, app=app, metric=metric,
-            lower=lower, nccl_max_msg=nccl_max_msg, python=python, reaching=reaching,
-            probe=probe, answer_s=answer_within, stop_s=stop_within, page_size=page_size,
-            policy=policy, max_nodes=max_nodes, keep_vcpus=keep_vcpus,
-            unequal_cells=unequal_cells, memory_mode=memory_mode, reserve_pus=reserve_pus,
-            host_reserve=host_reserve, housekeeping_pus=housekeeping_pus,
-            device_locality=device_locality, emulator=emulator, pci_granularity=pci_granularity,
-            node_pus=tuple(node_pus or ()), sibling_pus=tuple(sibling_pus or ()),
+        TrialArguments(
+            layouts=layouts_named(layouts or ""),
+            boots=boots,
+            bare=bare,
+            as_copy=as_copy,
+            in_place=in_place,
+            results=results,
+            report=report,
+            id=id,
+            dry_run=dry_run,
+            connect=connect,
+            host=host,
+            page_size=page_size,
+            pci_granularity=pci_granularity,
+            suite=suite,
+            app=own,
+            access=access,
+            manual=manual,
+            placement=placement,
         ),
-    )  # fmt: skip
+    )
+
+
+@app.command("status", cls=HelpCommand)
+def status(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="A domain or a trial's id. Default: all trials.",
+                       autocompletion=domain_names),
+    ] = None,
+) -> None:  # fmt: skip
+    """Show how far trials are.
+
+    Examples:
+      homenode trial status
+      homenode trial status gpu-vm
+    """
+    from homenode.cli import trial_work as work
+
+    work.show_status(name)
+
+
+@app.command("resume", cls=HelpCommand)
+@with_records
+def resume(name: TrialArgument, access: AccessOptions, report: ReportOption = None) -> None:
+    """Continue the last trial of a domain; boots that failed are tried again.
+
+    Examples:
+      homenode trial resume gpu-vm
+      homenode trial resume gpu-vm --report trial.html
+    """
+    from homenode.cli import trial_work as work
+
+    given = None if access.is_default else access
+    work.resume_trial(name, given, access.probe, report)
+
+
+@app.command("undo", cls=HelpCommand)
+def undo(
+    name: TrialArgument,
+    stop_within: Annotated[
+        float,
+        typer.Option(
+            "--stop-within",
+            metavar="SECONDS",
+            min=0,
+            help="How long a guest may take to shut down before it is stopped.",
+        ),
+    ] = STOP_S,
+) -> None:
+    """Stop the last trial of a domain, and have the VM as it was before.
+
+    Examples:
+      homenode trial undo gpu-vm
+      homenode trial undo gpu-vm-20260101-120000
+    """
+    from homenode.cli import trial_work as work
+
+    work.rollback_trial(name, stop_within)

@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING
 
 from homenode.apply.store import default_root
 from homenode.cli.interruption import interruptible
+from homenode.cli.placing_options import hosts_after
 from homenode.cli.terminal import check_can_write, console, note, read_file, update
-from homenode.cli.trial_options import TrialOptions, check, check_access, wanted
+from homenode.cli.trial_options import (
+    AccessOptions,
+    TrialArguments,
+    check,
+    check_access,
+    trial_request,
+)
 from homenode.errors import HomenodeError, HostError, InputError, UsageError
 from homenode.hypervisor.virsh import Virsh
 from homenode.measure.layouts.guest import GuestReach
@@ -40,14 +47,14 @@ _PER_TEST_S = 1.0
 _STATIC_PROBE = "homenode-probe-static"
 
 
-def begin_trial(name: str, asked: TrialOptions) -> None:
+def begin_trial(name: str, asked: TrialArguments) -> None:
     """Look, show the schedule, and run it; exits with the contract's code."""
     check(asked)
     check_can_write(asked.report)
     virsh = Virsh(asked.connect)
     host = _host(asked)
     state = virsh.domain(name)
-    want = wanted(state.name, asked)
+    want = trial_request(state.name, asked)
     # A dry run writes nothing, a lock neither.
     alone = nullcontext() if asked.dry_run else domain_locked(default_root(), state.uuid)
     with alone:
@@ -56,7 +63,7 @@ def begin_trial(name: str, asked: TrialOptions) -> None:
         _show(checked, seconds)
         if asked.dry_run:
             return
-        probe = _probe(asked.probe)
+        probe = _probe(asked.access.probe)
         journal = JournalFile(default_root(), checked.head.id)
         with journal.locked() as lock:
             prepare(checked, journal)
@@ -66,9 +73,10 @@ def begin_trial(name: str, asked: TrialOptions) -> None:
 
 
 def resume_trial(
-    name: str, reaching: GuestAccess | None, probe: Path | None, report: Path | None
+    name: str, given: AccessOptions | None, probe: Path | None, report: Path | None
 ) -> None:
-    """Go on with the last trial of a domain; what failed is tried again."""
+    """Continue the last trial of a domain; what failed is tried again."""
+    reaching = None if given is None else given.guest
     if reaching is not None:
         check_access(reaching)
     check_can_write(report)
@@ -107,7 +115,7 @@ def show_status(name: str | None) -> None:
         note("no trials yet")
     elif not found:
         raise InputError(
-            f"{name}: expected a trial of it, found none", hint="homenode trial --status lists all"
+            f"{name}: expected a trial of it, found none", hint="homenode trial status lists all"
         )
     for known in found if name is None else found[-1:]:
         if known.head is None:
@@ -120,7 +128,7 @@ def show_status(name: str | None) -> None:
         )
     if name is not None and len(found) > 1:
         earlier = ", ".join(one.folder.name for one in found[:-1])
-        note(f"earlier: {earlier} (homenode trial ID --status shows one)")
+        note(f"earlier: {earlier} (homenode trial status ID shows one)")
 
 
 def _run(
@@ -143,11 +151,13 @@ def _run(
         try:
             run_trial(trial, lock)
         except KeyboardInterrupt:
-            note(f"interrupted; {_again(head, '--resume')} goes on")
+            note(f"interrupted; {_again(head, 'resume')} continues")
             raise
         except HomenodeError as error:
             if error.hint is None:
-                error.hint = f"{_again(head, '--status')} says what is left; --undo takes it back"
+                error.hint = (
+                    f"{_again(head, 'status')} shows what is left; {_again(head, 'undo')} undoes it"
+                )
             raise
 
 
@@ -217,10 +227,10 @@ def _runs(head: Head, journal: JournalFile) -> tuple[list[Run], list[str]]:
     return runs, folders
 
 
-def _host(asked: TrialOptions) -> "Host":
+def _host(asked: TrialArguments) -> "Host":
     from homenode.sources import load_host
 
-    return load_host(asked.host)
+    return hosts_after((load_host(asked.host),), asked.placement.after)[0]
 
 
 def _durations(host: "Host", checked: Preflight) -> Durations:
@@ -290,10 +300,10 @@ def _say_progress(progress: "Progress") -> None:
         note(f"  {progress.done + 1} of {progress.total}: {progress.test}")
 
 
-def _again(head: "Head", option: str) -> str:
+def _again(head: "Head", action: str) -> str:
     from homenode.wording import command_line
 
-    return command_line("homenode", "trial", head.id, option)
+    return command_line("homenode", "trial", action, head.id)
 
 
 class _Waiting:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from homenode.cli.completion import domain_names
 from homenode.cli.interruption import interruptible
 from homenode.cli.options import HostOption, JsonOption, LspciOption
 from homenode.cli.terminal import check_can_write, console, note, print_json, write_text
@@ -13,7 +14,7 @@ from homenode.errors import UsageError
 if TYPE_CHECKING:
     from homenode.verify.verification import Verified
 
-_BOOT = "Stand-in guest"
+_BOOT = "Test guest"
 
 
 def verify(
@@ -21,7 +22,8 @@ def verify(
         Path | None, typer.Argument(metavar="[VM.xml]", help="The domain document.")
     ] = None,
     plan: Annotated[
-        Path | None, typer.Option(metavar="P.json", help="The saved plan to hold things against.")
+        Path | None,
+        typer.Option("--plan", metavar="PLAN.json", help="The saved plan to compare with."),
     ] = None,
     host: HostOption = None,
     lspci: LspciOption = None,
@@ -44,6 +46,7 @@ def verify(
         str | None,
         typer.Option(
             metavar="NAME",
+            autocompletion=domain_names,
             help="A running domain of this machine, from outside: threads, memory, IRQs.",
         ),
     ] = None,
@@ -68,7 +71,9 @@ def verify(
     keep: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Keep the stand-in's files and console here.", rich_help_panel=_BOOT
+            metavar="DIR",
+            help="Keep the test guest's files and console here.",
+            rich_help_panel=_BOOT,
         ),
     ] = None,
     svg: Annotated[
@@ -79,10 +84,13 @@ def verify(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Find what is wrong with a domain document, and see a guest report what was planned.
+    """Check a domain document against its host and plan, and what a guest of it sees.
 
-    The document is held against itself, the host and the plan: also what libvirt takes in silence.
-    No domain of yours is started or changed.
+    This finds also errors that libvirt accepts silently. No domain of yours is started or changed.
+
+    Examples:
+      homenode verify tuned.xml --plan plan.json --boot
+      homenode verify --live gpu-vm
     """
     _refuse_idle(
         boot=boot, live=live, connect=connect, kernel=kernel, timeout=timeout, keep=keep, svg=svg
@@ -90,8 +98,8 @@ def verify(
     if live is not None:
         if boot or any(one is not None for one in (document, guest, host, lspci)):
             raise UsageError(
-                "--live: expected no document, host, --lspci, --boot or --guest beside it: a "
-                "running domain is looked at where it runs"
+                "--live: expected no document, --host, --lspci, --boot or --guest: a running "
+                "domain is checked where it runs"
             )
         from homenode.cli.live import verify_live
         from homenode.hypervisor.connection import DEFAULT
@@ -131,9 +139,9 @@ def _refuse_idle(
     if connect is not None and not boot and live is None:
         idle.append("--connect")
     if idle:
-        raise UsageError(f"{', '.join(idle)}: expected --boot beside it, found none")
+        raise UsageError(f"{', '.join(idle)}: expected --boot as well, found none")
     if svg is not None and live is not None:
-        raise UsageError("--svg: expected --boot or --guest beside it, found --live")
+        raise UsageError("give either --svg or --live, not both")
 
 
 def _print(verified: "Verified", *, as_json: bool) -> None:

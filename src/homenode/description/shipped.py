@@ -1,11 +1,11 @@
 """Hosts that come with homenode: the files of src/homenode/hosts, by name. [I/O]"""
 
-from difflib import get_close_matches
 from importlib.resources import files
 
 from homenode.description.model import HostDescription
 from homenode.description.parse import parse_description
 from homenode.errors import UsageError
+from homenode.wording import did_you_mean
 
 _SUFFIX = ".toml"
 
@@ -20,10 +20,9 @@ def load_shipped(name: str) -> HostDescription:
     """A host that comes with homenode. Raises UsageError for a name that none has."""
     known = shipped_hosts()
     if name not in known:
-        near = get_close_matches(name, known, n=1)
         raise UsageError(
-            f"host {name!r}: expected one of {', '.join(known)}",
-            hint=f"did you mean {near[0]!r}?" if near else None,
+            f"host {name!r}: expected the name of a shipped host, found none such",
+            hint=f"{did_you_mean(name, known)}homenode hosts lists them",
         )
     text = (files("homenode") / "hosts" / f"{name}{_SUFFIX}").read_text(encoding="utf-8")
     return parse_description(text, f"{name}{_SUFFIX}")

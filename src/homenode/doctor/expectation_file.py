@@ -39,7 +39,7 @@ _FLOOR_KEYS = tuple(f"{name}_gb_per_s" for name in FLOORS)
 def render_expectation(expectation: Expectation) -> str:
     """The text; parse_expectation gives the same value back."""
     lines = [
-        "# What this host was like when it was certified: homenode doctor --expect FILE",
+        "# homenode expect: the host when it was certified; homenode doctor --expect FILE compares",
         f"format = {VERSION}",
         f"host = {_quoted(expectation.host)}",
     ]

@@ -65,6 +65,14 @@ def write_tuned(
     return saved
 
 
+def is_tuned_output(output: str | Path) -> bool:
+    """Whether this file is a tuned document that homenode wrote and that nobody changed since."""
+    try:
+        return _ours_there(_paths(output)) is not None
+    except (OSError, HostError):
+        return False
+
+
 def restore(output: str | Path) -> Path:
     """Puts the saved original back in place of a tuned document, byte for byte; gives its path.
 

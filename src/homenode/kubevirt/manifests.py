@@ -41,8 +41,10 @@ def manifests(options: ManifestOptions, hook: str) -> dict[str, str]:
     takes."""
     _check_spellings(options)
     for name, number in (
-        ("--gpus", options.gpus), ("--vcpus", options.vcpus), ("--memory-gib", options.memory_gib),
-    ):  # fmt: skip
+        ("--gpus", options.gpus),
+        ("--vcpus", options.vcpus),
+        ("GiB of --memory", options.memory_gib),
+    ):
         if not 1 <= number <= _LARGEST:
             raise UsageError(f"{name}: expected 1 to {_LARGEST}, found {number}")
     if options.configmap:

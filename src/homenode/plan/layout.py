@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from homenode.errors import UsageError
+
 
 class Pinning(StrEnum):
     NONE = "none"
@@ -80,7 +82,20 @@ PRESETS: dict[str, Layout] = dict(
 )  # fmt: skip
 """The presets of docs/layouts.md, by name, from nothing to everything."""
 
-_STUDY_NAMES = {
+SUMMARIES = {
+    "default": "as libvirt starts it: no pinning",
+    "pin": "each vCPU on a core of its own",
+    "pin-bound": "pin, and memory bound to the chosen nodes",
+    "pin-numa": "pin, and the guest sees the nodes of its memory",
+    "pin-numa-smt": "pin-numa with both threads of each core",
+    "pin-numa-pci": "pin-numa, and the guest sees the nodes of its GPUs",
+    "pin-numa-pci-smt": "pin-numa-pci with both threads of each core",
+}
+"""What each preset does, in a line."""
+
+AUTO_SUMMARY = "what the evidence recommends for this VM"
+
+STUDY_NAMES = {
     "A": "pin", "B": "pin-numa", "C": "pin-numa-smt",
     "vcpu_pin": "pin", "vcpu_pin_numa": "pin-numa", "vcpu_pin_numa_smt": "pin-numa-smt",
 }  # fmt: skip
@@ -93,7 +108,17 @@ def preset_named(name: str) -> Layout | None:
     >>> preset_named("pin-numa").name, preset_named("vcpu_pin_numa").name, preset_named("A").name
     ('pin-numa', 'pin-numa', 'pin')
     """
-    return PRESETS.get(_STUDY_NAMES.get(name, name))
+    return PRESETS.get(STUDY_NAMES.get(name, name))
+
+
+def unknown_layout(name: str, option: str = "--layout") -> UsageError:
+    """The error for a name that is no preset's, with the one that was meant."""
+    from homenode.wording import did_you_mean
+
+    return UsageError(
+        f"{option} {name}: expected a layout, found none of that name",
+        hint=f"{did_you_mean(name, PRESETS)}layouts: {', '.join(PRESETS)}",
+    )
 
 
 def named(layout: Layout) -> Layout:

@@ -20,6 +20,7 @@ from homenode.plan.layout import (
     Siblings,
     ThreadPolicy,
     preset_named,
+    unknown_layout,
 )
 from homenode.plan.request import (
     Demands,
@@ -66,9 +67,7 @@ def layout_for(options: PlanOptions) -> Layout:
     """
     preset = preset_named(options.layout)
     if preset is None:
-        raise UsageError(
-            f"layout {options.layout!r}: expected one of {', '.join(PRESETS)}, or auto"
-        )
+        raise unknown_layout(options.layout)
     if options.objective is not None:
         raise UsageError(
             f"--objective {options.objective} only goes with --layout auto, "

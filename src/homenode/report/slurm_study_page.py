@@ -47,6 +47,7 @@ def slurm_study_page(report: StudyReport, made: str) -> str:
     title = escape(printable(f"Slurm study {report.source}"))
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="generator" content="homenode">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{title}</title>\n<style>\n{_STYLE}</style>\n</head>\n<body>\n"
         f"<h1>{title}</h1>\n<pre>{''.join(_spans(segments))}</pre>\n"

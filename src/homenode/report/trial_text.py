@@ -105,15 +105,15 @@ def status_text(
         lines.append(Text(printable(f"left to undo: {'; '.join(left)}"), style="yellow"))
         lines.append(
             Text(
-                f"{command_line('homenode', 'trial', head.id, '--resume')} goes on, "
-                f"{command_line('homenode', 'trial', head.id, '--undo')} takes it back"
+                f"{command_line('homenode', 'trial', 'resume', head.id)} continues, "
+                f"{command_line('homenode', 'trial', 'undo', head.id)} undoes it"
             )
         )
     elif state.measured < {step.number for step in steps}:
         left_over = len(steps) - len(state.measured)
         lines.append(
             Text(f"nothing left to undo; {left_over} boots not measured: "
-                 + command_line("homenode", "trial", head.id, "--resume"))
+                 + command_line("homenode", "trial", "resume", head.id))
         )  # fmt: skip
     else:
         lines.append(Text("done; nothing left to undo"))

@@ -82,7 +82,12 @@ def audit(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Whether the GPUs of running jobs are on the nodes of their CPUs and of their memory."""
+    """Check whether the GPUs of running jobs are on the nodes of their CPUs and memory.
+
+    Examples:
+      homenode slurm audit
+      homenode slurm audit 4711 --host node.tar.gz
+    """
     from homenode.findings import are_bad
     from homenode.slurm.audit import audit as judge
 

@@ -62,7 +62,12 @@ def bind(
         ),
     ] = None,
 ) -> None:
-    """What srun needs so that each rank runs and has its memory where its GPU is."""
+    """Print the srun flags that put each rank and its memory on its GPU's node.
+
+    Examples:
+      homenode slurm bind --tasks 8 --host hgx-h100 --explain
+      homenode slurm bind --tasks 8 --flags
+    """
     from homenode.indices import NodeIndex
     from homenode.slurm.flags import sbatch_lines, srun_flags
     from homenode.slurm.ranks import RankWishes, bind_ranks

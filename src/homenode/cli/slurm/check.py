@@ -62,7 +62,12 @@ def check(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Whether Slurm's files tell the truth about a node's GPUs, and what they should say."""
+    """Check gres.conf and slurm.conf against a node's GPUs, and show what they should say.
+
+    Examples:
+      homenode slurm check gres.conf slurm.conf --host node.tar.gz
+      homenode slurm check gres.conf slurm.conf -o corrected
+    """
     from homenode.findings import are_bad
     from homenode.slurm.check import check as judge
     from homenode.slurm.config_files import read_config

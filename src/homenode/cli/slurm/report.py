@@ -31,6 +31,10 @@ def report(
 
     Reads folders of homenode slurm study, also while it runs; folders that homenode import
     wrote; and logs of nvbandwidth named exclusive_… and shared_….
+
+    Examples:
+      homenode slurm report study
+      homenode slurm report study -o study.html
     """
     if output is not None and output.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"-o {output}: expected a name that ends in .html")

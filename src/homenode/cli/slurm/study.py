@@ -132,6 +132,10 @@ def study(
     Writes sbatch scripts into DIR/jobs, submits them, waits, and collects into DIR/results.
     Run it again with the same DIR to go on after any interruption: what is done stays done,
     what failed is submitted again.
+
+    Examples:
+      homenode slurm study -o /shared/study --dry-run
+      homenode slurm study -o /shared/study --partition-exclusive gpu --partition-shared gpu-shared
     """
     from homenode.measure.bindings.experiments import StudyWishes, check_wishes
 

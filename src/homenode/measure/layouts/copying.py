@@ -60,7 +60,7 @@ def prepare_copy(virsh: Virsh, state: DomainState, original: bytes, id: str) -> 
     if is_there(virsh, uuid):
         raise UsageError(
             f"--as-copy: expected no domain {name}, found one",
-            hint=f"homenode trial --undo {state.argument}, or virsh undefine {uuid}",
+            hint=f"homenode trial undo {state.argument}, or virsh undefine {uuid}",
         )
     before, after = _nvram(original, state.name), _nvram(document, name)
     nvram = (before, after) if before is not None and after is not None else None

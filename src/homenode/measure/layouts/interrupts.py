@@ -24,7 +24,7 @@ def held_interrupts(tell: Callable[[str], None]) -> Iterator[None]:
         if told:
             raise KeyboardInterrupt
         told = True
-        tell("the VM is being put back; once more leaves it as it is, for --undo to put back")
+        tell("the VM is being restored; once more leaves it as it is, for homenode trial undo")
 
     before = {
         one: signal.signal(one, answer)

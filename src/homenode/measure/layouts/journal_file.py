@@ -62,7 +62,7 @@ class JournalFile:
         if self._files.has_journal:
             raise HostError(
                 f"{self._files.journal_path}: expected no trial of this name, found one",
-                hint="give another --name, or --resume it",
+                hint="give another --name, or homenode trial resume it",
             )
 
     def begin(self, head: Head) -> None:
@@ -142,6 +142,6 @@ def _now() -> str:
 @contextmanager
 def _held(files: RecordFolder, what: str, lock: str = LOCK) -> Iterator[int]:
     expected = f"no other homenode at work on {what}, found one"
-    hint = "homenode trial --status shows how far it is"
+    hint = "homenode trial status shows how far it is"
     with files.locked(expected, hint, lock=lock) as descriptor:
         yield descriptor

@@ -187,7 +187,7 @@ def latest(root: Path, name: str, virsh: Virsh | None = None) -> Known:
         known = [one for one in known_trials(root, virsh.domain(name).name) if one.head]
     if not known:
         raise InputError(
-            f"{name}: expected a trial of it, found none", hint="homenode trial --status lists all"
+            f"{name}: expected a trial of it, found none", hint="homenode trial status lists all"
         )
     return known[-1]
 
@@ -212,7 +212,8 @@ def _refuse_unfinished(state: DomainState, root: Path) -> None:
         if one.state.to_undo or one.entries:
             raise UsageError(
                 f"{state.name}: expected no unfinished trial, found {one.folder.name}",
-                hint=f"homenode trial {state.argument} --resume goes on with it, --undo ends it",
+                hint=f"homenode trial resume {state.argument} continues it, homenode trial undo "
+                f"{state.argument} ends it",
             )
 
 

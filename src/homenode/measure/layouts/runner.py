@@ -128,7 +128,7 @@ def _refuse_edited(trial: Trial) -> None:
         raise InputError(
             f"{trial.head.source}: expected the definition that the trial was planned from, found "
             "another: it was edited since",
-            hint=command_line("homenode", "trial", trial.head.id, "--undo")
+            hint=command_line("homenode", "trial", "undo", trial.head.id)
             + " ends it; then begin a new one",
         )
 
@@ -253,7 +253,7 @@ def _refuse_running_original(trial: Trial) -> None:
             raise UsageError(
                 f"{head.source}: expected it shut off, found it {state.state}: the copy's disks "
                 "lie over its own",
-                hint=f"shut it down; then {command_line('homenode', 'trial', head.id, '--resume')}",
+                hint=f"shut it down; then {command_line('homenode', 'trial', 'resume', head.id)}",
             )
 
 

@@ -1,4 +1,4 @@
-"""TrialConfig: what a trial measures, stored beside its journal for `--resume`."""
+"""TrialConfig: what a trial measures, stored with its journal for `trial resume`."""
 
 from dataclasses import dataclass, field
 
@@ -59,7 +59,7 @@ def decode_config(content: bytes, source: str) -> TrialConfig:
         return formats.decode(content, "trial-config", TrialConfig, source)
     except InputError as error:
         raise InputError(
-            error.message, hint="homenode trial --undo takes it back; then begin it anew"
+            error.message, hint="homenode trial undo undoes it; then start a new one"
         ) from None
 
 

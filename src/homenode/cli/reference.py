@@ -1,0 +1,103 @@
+"""homenode layouts, hosts, explain: what layouts, shipped hosts and findings are. [I/O]"""
+
+from typing import Annotated
+
+import typer
+
+from homenode.cli.completion import finding_ids
+from homenode.cli.terminal import console, say
+from homenode.errors import InputError
+
+
+def layouts() -> None:
+    """List the layouts: what each changes in a VM, and the names that the study uses for them.
+
+    Examples:
+      homenode layouts
+      homenode plan VM.xml --layout pin-numa
+    """
+    from rich.table import Table
+
+    from homenode.plan.layout import PRESETS, STUDY_NAMES, SUMMARIES
+
+    say("auto: what the evidence recommends for the VM (the default)\n")
+    for name, summary in SUMMARIES.items():
+        also = [study for study, preset in STUDY_NAMES.items() if preset == name]
+        say(f"{name}: {summary}" + (f" (study: {', '.join(also)})" if also else ""))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("layout", "pinning", "siblings", "cells", "PCIe", "memory"):
+        table.add_column(title, overflow="fold")
+    for preset in PRESETS.values():
+        table.add_row(
+            preset.name, preset.pinning, preset.siblings, preset.cells, preset.pcie, preset.memory
+        )
+    say("")
+    console().print(table)
+    say("\n-smt layouts double the vCPUs on the same cores; --keep-vcpus halves the cores.")
+
+
+def hosts() -> None:
+    """List the hosts that come with homenode, for --host.
+
+    Examples:
+      homenode hosts
+      homenode show --host hgx-h100
+    """
+    from rich.table import Table
+
+    from homenode.description.shipped import load_shipped, shipped_hosts
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("name", no_wrap=True)
+    table.add_column("what it is", overflow="fold")
+    for name in shipped_hosts():
+        table.add_row(name, load_shipped(name).about)
+    console().print(table)
+
+
+def explain(
+    finding: Annotated[
+        str,
+        typer.Argument(
+            metavar="FINDING-ID",
+            help="An id as `homenode doctor` prints it: pcie-link-narrow.",
+            autocompletion=finding_ids,
+        ),
+    ],
+) -> None:
+    """Explain a finding: what it means, how it is measured, what it costs and how to fix it.
+
+    Examples:
+      homenode explain pcie-link-narrow
+      homenode explain pcie-link-slow
+    """
+    from rich.markdown import Markdown
+
+    from homenode.wording import did_you_mean
+
+    pages = finding_pages()
+    if finding not in pages:
+        raise InputError(
+            f"{finding}: expected the id of a finding, found none of that name",
+            hint=f"{did_you_mean(finding, pages)}homenode doctor --json shows the ids",
+        )
+    text = pages[finding]
+    if console().is_terminal:
+        console().print(Markdown(text))
+    else:
+        say(text.rstrip())
+
+
+def finding_pages() -> dict[str, str]:
+    """The page of each finding by its id: docs/findings, also where homenode is installed."""
+    from importlib.resources import files
+    from pathlib import Path
+
+    package = files("homenode")
+    folder = package / "finding_pages"
+    if not folder.is_dir():
+        folder = Path(str(package)).parents[1] / "docs" / "findings"
+    pages = {entry.name.removesuffix(".md"): entry for entry in folder.iterdir()
+             if entry.name.endswith(".md")}  # fmt: skip
+    return {name: entry.read_text(encoding="utf-8") for name, entry in sorted(pages.items())
+            if name != "README"}  # fmt: skip

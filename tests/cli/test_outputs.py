@@ -1,0 +1,70 @@
+"""What commands write: to standard output, and never over a file of somebody else's."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from homenode.cli import terminal
+from homenode.cli.main import app
+from homenode.errors import UsageError
+
+DOCUMENT = str(Path(__file__).parents[2] / "demo" / "gpu-vm.xml")
+PLAN = ("plan", DOCUMENT, "--host", "hgx-h100", "--gpus", "1", "--layout", "pin", "--vcpus", "4",
+        "--memory", "8GiB")  # fmt: skip
+
+
+def homenode(*words: str) -> Result:
+    terminal.console.cache_clear()
+    terminal.error_console.cache_clear()
+    return CliRunner().invoke(app, list(words))
+
+
+@pytest.mark.parametrize("option", ["-o", "--save-plan", "--svg"])
+def test_a_plan_does_not_overwrite_a_file_that_homenode_did_not_write(
+    option: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "precious"
+    path.write_text("mine")
+    done = homenode(*PLAN, option, str(path))
+    assert isinstance(done.exception, UsageError)
+    assert "--force" in str(done.exception.hint)
+    assert path.read_text() == "mine"
+    assert homenode(*PLAN, option, str(path), "--force").exit_code == 0
+    assert path.read_text() != "mine"
+    assert homenode(*PLAN, option, str(path)).exit_code == 0, "it is homenode's own now"
+
+
+def test_an_edited_tuned_document_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "tuned.xml"
+    assert homenode(*PLAN, "-o", str(path)).exit_code == 0
+    path.write_bytes(path.read_bytes() + b"<!-- mine -->")
+    assert isinstance(homenode(*PLAN, "-o", str(path)).exception, UsageError)
+
+
+def test_an_expectation_is_not_overwritten_once_its_first_line_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    words = ("expect", "--host", "rtx4080-i9-14900k", "-o", str(path))
+    assert homenode(*words).exit_code == 0
+    assert homenode(*words).exit_code == 0
+    path.write_text("format = 1\n")
+    assert isinstance(homenode(*words).exception, UsageError)
+
+
+@pytest.mark.parametrize(
+    ("option", "start"),
+    [("-o", "<?xml"), ("--save-plan", "{"), ("--svg", "<svg")],
+)
+def test_a_dash_is_standard_output_and_nothing_else_goes_there(option: str, start: str) -> None:
+    done = homenode(*PLAN, option, "-")
+    assert done.exit_code == 0
+    assert done.stdout.startswith(start) or (start == "<?xml" and done.stdout.startswith("<domain"))
+    assert "Where it runs" in done.stderr
+    if start == "{":
+        json.loads(done.stdout)
+    assert not Path("-").exists()
+
+
+def test_two_things_do_not_go_to_standard_output() -> None:
+    assert isinstance(homenode(*PLAN, "-o", "-", "--json").exception, UsageError)

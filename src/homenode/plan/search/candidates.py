@@ -401,7 +401,7 @@ def _earlier_equals(problem: SearchProblem, capacity: Sequence[int]) -> tuple[in
                 problem.packages[node], problem.gpu_nodes >> node & 1, capacity[node],
                 supply.groups, supply.whole_cores, supply.memory.pages, supply.memory.pool_pages,
                 tuple(home.to_node[node] for home in homes.values()),
-                tuple((t.isolated, tuple(len(g) for _, g in t.llcs)) for t in supply.whole.tiers),
+                tuple((t.isolated, tuple(g for _, g in t.llcs)) for t in supply.whole.tiers),
             )  # fmt: skip
             like = last.setdefault(key, [])
             for position, other in enumerate(like):

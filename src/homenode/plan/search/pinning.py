@@ -16,7 +16,7 @@ from homenode.plan.search.ladder import MemoryRule, Rung
 from homenode.plan.search.memory import NodeMemory, node_memory, page_size_bytes
 from homenode.plan.search.problem import Home, SearchProblem, search_problem
 from homenode.plan.search.solve import Placing
-from homenode.plan.search.supply import SiblingGroup, Supply, Usable, supply
+from homenode.plan.search.supply import Grouping, SiblingGroup, Supply, Usable, supply
 from homenode.plan.search.threads import (
     ThreadPlaces,
     ThreadRequest,
@@ -63,8 +63,8 @@ class PlacementSearch:
         if groups not in self._supplies:
             self._supplies[groups] = tuple(
                 supply(
-                    cores, memory[cores.index], threads=rung.threads, kinds=rung.kinds,
-                    counts_pus=rung.counts_pus,
+                    cores, memory[cores.index],
+                    Grouping(rung.threads, rung.kinds, rung.counts_pus),
                 )
                 for cores in free.nodes
             )  # fmt: skip

@@ -93,7 +93,7 @@ def _bound(problem: SearchProblem, nodes: Sequence[int]) -> tuple[int, int, int]
         for tier in problem.supplies[node].whole.tiers:
             isolated += tier.total * tier.isolated
             for llc, groups in tier.llcs:
-                by_llc[llc] = by_llc.get(llc, 0) + len(groups)
+                by_llc[llc] = by_llc.get(llc, 0) + groups
         sizes += by_llc.values()
         pools += problem.supplies[node].memory.pool_pages
     unisolated = max(0, problem.groups - isolated) if problem.hosts_isolation else 0

@@ -6,7 +6,7 @@ and of either the isolated ones (isolcpus, nohz_full) first. Within a tier: the 
 already, then the fewest further LLCs, of those the tightest (fewest.py).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -34,19 +34,26 @@ class FreeCore(NamedTuple):
     kind: CoreKind | None
 
 
+class CoreShape(NamedTuple):
+    """What cores have in common that give a VM the same. pus: free ones of each."""
+
+    pus: int
+    whole: bool
+    isolated: bool
+    llc: int
+    package: PackageIndex
+    kind: CoreKind | None
+
+
 @dataclass(frozen=True, slots=True)
 class NodeCores:
-    """A node of PUs and its cores with free ones, ascending."""
+    """A node of PUs and its cores with free ones, ascending. shapes: (shape, how many cores)."""
 
     position: int
     index: NodeIndex
-    package: PackageIndex | None
     pus: CpuSet
     cores: tuple[FreeCore, ...]
-
-    @property
-    def whole_cores(self) -> int:
-        return sum(core.whole for core in self.cores)
+    shapes: tuple[tuple[CoreShape, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,43 +77,44 @@ def usable(
 
     service_cores: with the cores on which others have emulators or IOThreads only.
     """
-    allowed, isolated = 0, 0
-    node_of: dict[int, NodeIndex | None] = {}
-    llc_of: dict[int, int] = {}
-    for pu in host.pus:
-        if pu.online and pu.allowed:
-            allowed |= 1 << pu.index
-        if pu.isolated or pu.nohz_full:
-            isolated |= 1 << pu.index
-        node_of[pu.index] = pu.node
-        llc_of[pu.index] = UNKNOWN_LLC if pu.llc is None else pu.llc
-    barred = request.reserved_pus.bits | request.housekeeping_pus.bits | others.vcpu_cores.bits
+    by_index = {pu.index: pu for pu in host.pus}
+    allowed = CpuSet(pu.index for pu in host.pus if pu.online and pu.allowed).bits
+    isolated = CpuSet(pu.index for pu in host.pus if pu.isolated or pu.nohz_full).bits
+    vcpu_cores = others.vcpu_cores.bits
+    barred = request.reserved_pus.bits | request.housekeeping_pus.bits | vcpu_cores
     if not service_cores:
         barred |= others.service_cores.bits
     if request.emulator_pus is not None:
         barred |= request.emulator_pus.bits
     open_pus = allowed & ~barred
-    by_node: dict[NodeIndex, list[FreeCore]] = {node.index: [] for node in host.nodes}
+    by_node: dict[NodeIndex | None, tuple[list[FreeCore], dict[CoreShape, int]]] = {
+        node.index: ([], {}) for node in host.nodes
+    }
+    free_of_vcpus = 0
     for core in host.cores:
         bits = core.pus.bits
+        if not bits & vcpu_cores:
+            free_of_vcpus += 1
         free = bits & open_pus
         if not free:
             continue
-        first = (bits & -bits).bit_length() - 1
-        node = node_of[first]
-        if node is not None and node in by_node:
-            by_node[node].append(
-                FreeCore(
-                    free, free == bits, free & ~isolated == 0, llc_of[first],
-                    core.id.package, core.kind,
-                )
-            )  # fmt: skip
+        first = by_index[(bits & -bits).bit_length() - 1]
+        if first.node not in by_node or first.node is None:
+            continue
+        llc = UNKNOWN_LLC if first.llc is None else first.llc
+        whole, inside, package = free == bits, not free & ~isolated, core.id.package
+        cores, shapes = by_node[first.node]
+        cores.append(FreeCore(free, whole, inside, llc, package, core.kind))
+        shape = CoreShape(free.bit_count(), whole, inside, llc, package, core.kind)
+        shapes[shape] = shapes.get(shape, 0) + 1
     nodes = tuple(
-        NodeCores(position, node.index, node.package, node.pus, tuple(by_node[node.index]))
+        NodeCores(
+            position, node.index, node.pus, tuple(by_node[node.index][0]),
+            tuple(by_node[node.index][1].items()),
+        )
         for position, node in enumerate(host.nodes)
         if node.pus
-    )
-    free_of_vcpus = sum(not core.pus.bits & others.vcpu_cores.bits for core in host.cores)
+    )  # fmt: skip
     return Usable(CpuSet.from_bits(open_pus), CpuSet.from_bits(isolated), nodes, free_of_vcpus)
 
 
@@ -120,13 +128,50 @@ class SiblingGroup(NamedTuple):
     isolated: bool
 
 
+class Grouping(NamedTuple):
+    """What a sibling group is: `threads` siblings of a core of these kinds.
+
+    counts_pus: of the free PUs of any core, and several groups of one core; else one group of each
+    free whole core that has enough PUs.
+    """
+
+    threads: int
+    kinds: frozenset[CoreKind | None]
+    counts_pus: bool
+
+    def of_core(self, core: CoreShape) -> int:
+        """Groups that such a core gives."""
+        if core.kind not in self.kinds:
+            return 0
+        if self.counts_pus:
+            return core.pus // self.threads
+        return int(core.whole and core.pus >= self.threads)
+
+    def groups(self, cores: Iterable[FreeCore]) -> Iterator[SiblingGroup]:
+        """The groups of these cores, in their order."""
+        for core in cores:
+            if core.kind not in self.kinds or not (self.counts_pus or core.whole):
+                continue
+            free = core.free
+            while free.bit_count() >= self.threads:
+                pus = lowest(free, self.threads)
+                yield SiblingGroup(pus, core.llc, core.package, core.kind, core.isolated)
+                if not self.counts_pus:
+                    break
+                free &= ~pus
+
+
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """Groups of one kind in a node, by LLC ascending."""
+    """Groups of one kind in a node: (LLC, groups), ascending by LLC. rank: order of use."""
 
+    rank: tuple[bool, bool]
     total: int
-    isolated: bool
-    llcs: tuple[tuple[int, tuple[SiblingGroup, ...]], ...]
+    llcs: tuple[tuple[int, int], ...]
+
+    @property
+    def isolated(self) -> bool:
+        return not self.rank[1]
 
 
 class AllocationCost(NamedTuple):
@@ -141,35 +186,35 @@ class AllocationCost(NamedTuple):
 class Part:
     """The tiers of a node, or of one package's share of a node that spans packages."""
 
+    package: PackageIndex | None
     total: int
     tiers: tuple[Tier, ...]
 
-    def allocate(self, wanted: int) -> tuple[SiblingGroup, ...]:
-        """That many groups by the rule of this module, by LLC and PU. `wanted` is at most total."""
-        chosen: list[SiblingGroup] = []
+    def draw(self, wanted: int) -> dict[tuple[tuple[bool, bool], int], int]:
+        """Groups of each tier's LLCs for so many in all, by the rule of this module. `wanted` is
+        at most total."""
+        drawn: dict[tuple[tuple[bool, bool], int], int] = {}
         used: set[int] = set()
         left = wanted
         for tier in self.tiers:
             if left >= tier.total:
                 for llc, groups in tier.llcs:
                     used.add(llc)
-                    chosen += groups
+                    drawn[tier.rank, llc] = groups
                 left -= tier.total
-            else:
-                inside = [groups for llc, groups in tier.llcs if llc in used]
-                outside = [groups for llc, groups in tier.llcs if llc not in used]
-                for groups in inside:
-                    chosen += groups[:left]
-                    left -= min(left, len(groups))
-                for i in fewest([len(groups) for groups in outside], left):
-                    chosen += outside[i][:left]
-                    left -= min(left, len(outside[i]))
-            if not left:
-                break
-        return tuple(sorted(chosen, key=lambda g: (_tier_rank(g.kind), g.llc, g.pus & -g.pus)))
+                continue
+            outside = [one for one in tier.llcs if one[0] not in used]
+            inside = [one for one in tier.llcs if one[0] in used]
+            here = sum(groups for _, groups in inside)
+            tightest = fewest([groups for _, groups in outside], left - here)
+            for llc, groups in (*inside, *(outside[i] for i in tightest)):
+                drawn[tier.rank, llc] = min(left, groups)
+                left -= min(left, groups)
+            break
+        return drawn
 
     def cost(self, wanted: int, hosts_isolation: bool) -> AllocationCost:
-        """What allocate() would come to, without taking."""
+        """What draw() would come to, without drawing."""
         used: set[int] = set()
         unisolated, left, extra = 0, wanted, 0
         for tier in self.tiers:
@@ -178,17 +223,15 @@ class Part:
             if left >= tier.total:
                 used.update(llc for llc, _ in tier.llcs)
                 left -= tier.total
-            else:
-                left -= sum(len(groups) for llc, groups in tier.llcs if llc in used)
-                rest = (len(groups) for llc, groups in tier.llcs if llc not in used)
-                for count in sorted(rest, reverse=True):
-                    if left <= 0:
-                        break
-                    left -= count
-                    extra += 1
-                left = 0
-            if not left:
-                break
+                continue
+            left -= sum(groups for llc, groups in tier.llcs if llc in used)
+            rest = (groups for llc, groups in tier.llcs if llc not in used)
+            for count in sorted(rest, reverse=True):
+                if left <= 0:
+                    break
+                left -= count
+                extra += 1
+            break
         return AllocationCost(unisolated, len(used) + extra, 1)
 
 
@@ -200,6 +243,7 @@ class Supply:
     """
 
     cores: NodeCores
+    grouping: Grouping
     parts: tuple[Part, ...]
     whole: Part
     groups: int
@@ -207,13 +251,22 @@ class Supply:
     memory: NodeMemory
 
     def allocate(self, wanted: int) -> tuple[SiblingGroup, ...]:
-        return self._part(wanted).allocate(wanted)
+        """That many groups, by LLC and PU."""
+        part = self._part(wanted)
+        left = part.draw(wanted)
+        chosen = []
+        for group in self.grouping.groups(self.cores.cores):
+            key = (_rank(group.kind, group.isolated), group.llc)
+            if part.package in (None, group.package) and left.get(key):
+                left[key] -= 1
+                chosen.append(group)
+        return tuple(sorted(chosen, key=lambda g: (_is_weak(g.kind), g.llc, g.pus & -g.pus)))
 
     def cost(self, wanted: int, hosts_isolation: bool) -> AllocationCost:
         part = self._part(wanted)
         found = part.cost(wanted, hosts_isolation)
         if part is self.whole and len(self.parts) > 1:
-            packages = len({group.package for group in part.allocate(wanted)})
+            packages = len({group.package for group in self.allocate(wanted)})
             return AllocationCost(found.unisolated, found.llcs, packages)
         return found
 
@@ -232,41 +285,24 @@ class Supply:
         return min(fitting, key=tightness)
 
 
-def supply(
-    cores: NodeCores,
-    memory: NodeMemory,
-    *,
-    threads: int,
-    kinds: frozenset[CoreKind | None],
-    counts_pus: bool,
-) -> Supply:
-    """What the node can give in groups of `threads` siblings, on cores of these kinds.
-
-    counts_pus: take the free PUs of cores that are not free as a whole, too, and several groups of
-    one core; else one group of each free whole core that has enough PUs.
-    """
-    groups: list[SiblingGroup] = []
-    for core in cores.cores:
-        if core.kind not in kinds:
-            continue
-        free = core.free
-        if not counts_pus:
-            if core.whole and free.bit_count() >= threads:
-                groups.append(_group(lowest(free, threads), core))
-            continue
-        while free.bit_count() >= threads:
-            pus = lowest(free, threads)
-            groups.append(_group(pus, core))
-            free &= ~pus
-    packages = sorted({group.package for group in groups})
-    whole = _part(groups)
+def supply(cores: NodeCores, memory: NodeMemory, grouping: Grouping) -> Supply:
+    """What the node can give in such groups."""
+    counts = [
+        (shape, count * each)
+        for shape, count in cores.shapes
+        if (each := grouping.of_core(shape))
+    ]
+    packages = sorted({shape.package for shape, _ in counts})
+    whole = _part(None, counts)
     parts = (
         (whole,)
         if len(packages) < 2
-        else tuple(_part([g for g in groups if g.package == package]) for package in packages)
+        else tuple(_part(one, [c for c in counts if c[0].package == one]) for one in packages)
     )
-    free_cores = sum(core.whole and core.kind in kinds for core in cores.cores)
-    return Supply(cores, parts, whole, len(groups), free_cores, memory)
+    whole_cores = sum(
+        count for shape, count in cores.shapes if shape.whole and shape.kind in grouping.kinds
+    )
+    return Supply(cores, grouping, parts, whole, whole.total, whole_cores, memory)
 
 
 def counts_pus(policy: Policy, pinning: Pinning) -> bool:
@@ -288,27 +324,26 @@ def lowest(bits: int, count: int) -> int:
     return result
 
 
-def _group(pus: int, core: FreeCore) -> SiblingGroup:
-    return SiblingGroup(pus, core.llc, core.package, core.kind, core.isolated)
-
-
-def _tier_rank(kind: CoreKind | None) -> int:
+def _is_weak(kind: CoreKind | None) -> bool:
     return kind is CoreKind.EFFICIENCY
 
 
-def _part(groups: Sequence[SiblingGroup]) -> Part:
-    tiers: dict[tuple[int, bool], dict[int, list[SiblingGroup]]] = {}
-    for group in groups:
-        tier = tiers.setdefault((_tier_rank(group.kind), not group.isolated), {})
-        tier.setdefault(group.llc, []).append(group)
-    return Part(len(groups), tuple(_tier(rank[1], tiers[rank]) for rank in sorted(tiers)))
+def _rank(kind: CoreKind | None, isolated: bool) -> tuple[bool, bool]:
+    return _is_weak(kind), not isolated
 
 
-def _tier(unisolated: bool, by_llc: dict[int, list[SiblingGroup]]) -> Tier:
-    llcs = tuple((llc, tuple(by_llc[llc])) for llc in sorted(by_llc))
-    return Tier(sum(len(groups) for _, groups in llcs), not unisolated, llcs)
+def _part(package: PackageIndex | None, counts: Iterable[tuple[CoreShape, int]]) -> Part:
+    tiers: dict[tuple[bool, bool], dict[int, int]] = {}
+    for shape, count in counts:
+        tier = tiers.setdefault(_rank(shape.kind, shape.isolated), {})
+        tier[shape.llc] = tier.get(shape.llc, 0) + count
+    made = tuple(
+        Tier(rank, sum(tiers[rank].values()), tuple(sorted(tiers[rank].items())))
+        for rank in sorted(tiers)
+    )
+    return Part(package, sum(tier.total for tier in made), made)
 
 
 def core_kinds(nodes: Iterable[NodeCores]) -> frozenset[CoreKind | None]:
     """The kinds of all free cores of the nodes."""
-    return frozenset(core.kind for node in nodes for core in node.cores)
+    return frozenset(shape.kind for node in nodes for shape, _ in node.shapes)

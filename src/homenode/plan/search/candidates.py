@@ -7,7 +7,7 @@ the hierarchy; that nothing better exists is then known only where a lower bound
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import combinations, islice
+from itertools import combinations
 
 from homenode.plan.search.cost import Cost
 from homenode.plan.search.distances import members
@@ -27,83 +27,60 @@ Bounded = tuple[tuple[int, ...], Iterable[int]]
 class Candidates:
     """Sets of nodes (bits) that hold the VM. equal: with the same number of groups on each.
 
-    exact: every set was listed so far.
+    exact: every set was listed so far. most_nodes: larger sets are left out; a search lowers it
+    once they cannot be of use.
     """
 
     def __init__(self, problem: SearchProblem, *, equal: bool) -> None:
         self.problem = problem
         self.equal = equal
         self.exact = True
-        self._capacity = tuple(problem.capacity(node) for node in range(len(problem.supplies)))
-        self._eligible = sum(1 << node for node, groups in enumerate(self._capacity) if groups)
-        self._package_bits = tuple(1 << package for package in problem.packages)
+        self.most_nodes = min(problem.most_nodes, problem.groups)
+        self._capacity = problem.capacities
         self._able: dict[int, int] = {}
-        self._neighbours: dict[int, tuple[int, ...]] = {}
-        self._levels: tuple[int, ...] = ()
-
-    @cached_property
-    def _unreachable(self) -> tuple[int, ...]:
-        return self.problem.unreachable()
-
-    @cached_property
-    def _is_split(self) -> bool:
-        return any(self._unreachable)
-
-    @cached_property
-    def _earlier(self) -> tuple[int, ...]:
-        return _earlier_equals(self.problem, self._capacity)
-
-    def packages_of(self, nodes: int) -> int:
-        """Packages (bits) of a set of nodes."""
-        result = 0
-        for node in members(nodes):
-            result |= self._package_bits[node]
-        return result
+        self._limits_memory = bool(problem.pages_together or problem.pages_anywhere)
+        unreachable = problem.distances.unreachable
+        self._unreachable = unreachable if any(unreachable) else ()
 
     def groups(self, device_class: Callable[[int], int]) -> Iterator[Bounded]:
         """The sets, in groups of ascending lower bound. device_class: of packages (bits)."""
-        if not self._can_hold(self._eligible):
+        problem = self.problem
+        if sum(self._capacity) < problem.groups:
             return
-        if self.problem.first[:2] != ("device_class", "packages_spanned"):
-            yield (), self._sets(self._eligible, 0)
+        if problem.first[:2] != ("device_class", "packages_spanned"):
+            yield (), self._sets(problem.eligible, 0)
             return
-        of_package: dict[int, int] = {}
-        for node in members(self._eligible):
-            package = self.problem.packages[node]
-            of_package[package] = of_package.get(package, 0) | 1 << node
-        packages = sorted(of_package)
+        capacity = {package: n for package, n in problem.groups_of_package.items() if n}
+        packages = sorted(capacity)
         many = len(packages) > MOST_PACKAGES
         bounded: list[tuple[tuple[int, int], int, int]] = []
         for number in range(1, 2 if many else len(packages) + 1):
             for chosen in combinations(packages, number):
-                nodes = sum(of_package[package] for package in chosen)
-                if self._can_hold(nodes):
+                if sum(capacity[package] for package in chosen) >= problem.groups:
                     bits = sum(1 << package for package in chosen)
-                    bounded.append(((device_class(bits), number), nodes, bits))
+                    nodes = sum(problem.distances.nodes_of_package[package] for package in chosen)
+                    bound = device_class(bits), number
+                    bounded.append((bound, nodes & problem.eligible, bits))
         bounded.sort()
         for bound, nodes, bits in bounded:
             yield bound, self._sets(nodes, bits)
         if many:
             bits = sum(1 << package for package in packages)
-            yield (device_class(bits), 2), self._grown(self._eligible)
-
-    def can_hold(self) -> bool:
-        """Whether cores and memory suffice, each taken by itself."""
-        return self._can_hold(self._eligible)
+            yield (device_class(bits), 2), self._grown(problem.eligible)
 
     def any_set(self) -> Iterator[int]:
         """A set that holds the VM, if there is one: a few sums where distances forbid nothing."""
-        if not self._can_hold(self._eligible):
+        eligible, capacity = self.problem.eligible, self._capacity
+        if sum(capacity) < self.problem.groups:
             return
-        if self._is_split:
-            yield from self._sets(self._eligible, 0)
-            return
-        by_capacity = sorted(members(self._eligible), key=lambda n: (-self._capacity[n], n))
-        for number in self._counts(self._eligible):
-            nodes = sum(1 << node for node in by_capacity[:number])
-            if self._holds(nodes):
-                yield nodes
-        yield from self._sets(self._eligible, 0)
+        if not self._unreachable:
+            nodes, held = 0, 0
+            for node in sorted(members(eligible), key=lambda n: (-capacity[n], n)):
+                nodes |= 1 << node
+                held += capacity[node]
+                if held >= self.problem.groups and self._holds(nodes):
+                    yield nodes
+        yield from self._sets(eligible, 0)
 
     def ranges(self, nodes: Sequence[int]) -> tuple[GroupRange, ...]:
         """How many groups each of the chosen nodes may get."""
@@ -120,57 +97,26 @@ class Candidates:
         held = problem.devices_of_cells(len(nodes))
         return tuple(problem.capacity(n, more) for n, more in zip(nodes, held, strict=True))
 
-    def distance(self, nodes: int) -> int:
-        """The worst distance between two nodes of a set."""
-        if nodes & nodes - 1 == 0:
-            return LOCAL_DISTANCE
-        if nodes.bit_count() <= 4:
-            return self.problem.distance(tuple(members(nodes)))
-        levels = self._distances()
-        low, high = 0, len(levels) - 1
-        while low < high:
-            middle = (low + high) // 2
-            if self._within(nodes, levels[middle]):
-                high = middle
-            else:
-                low = middle + 1
-        return levels[low]
-
-    def _distances(self) -> tuple[int, ...]:
-        if not self._levels:
-            between = self.problem.between
-            self._levels = tuple(sorted({d for i, row in enumerate(between) for d in row[i + 1 :]}))
-        return self._levels
-
-    def _within(self, nodes: int, limit: int) -> bool:
-        if limit not in self._neighbours:
-            self._neighbours[limit] = tuple(
-                sum(1 << other for other, d in enumerate(row) if d <= limit or other == node)
-                for node, row in enumerate(self.problem.between)
-            )
-        near = self._neighbours[limit]
-        return all(not nodes & ~near[node] for node in members(nodes))
-
     # Which sets hold the VM.
-
-    def _can_hold(self, nodes: int) -> bool:
-        """Whether some of these nodes can, memory and cores taken by themselves."""
-        held = sum(self._capacity[node] for node in members(nodes))
-        return held >= self.problem.groups
 
     def _holds(self, nodes: int) -> bool:
         problem = self.problem
         number = nodes.bit_count()
-        if number > problem.most_nodes or number > problem.groups:
+        if number > self.most_nodes:
             return False
         if self.equal and (problem.groups % number or nodes & ~self._able_to(number)):
             return False
-        positions = tuple(members(nodes))
-        if not self._capable(positions):
+        if self._unreachable and any(self._unreachable[node] & nodes for node in members(nodes)):
             return False
-        if self._is_split and any(self._unreachable[node] & nodes for node in positions):
-            return False
-        return problem.holds_together(positions) and problem.holds_with_others(nodes)
+        if not self.equal or problem.device_pages:
+            capacities = self._capacities(tuple(members(nodes)))
+            if self.equal and min(capacities) < problem.groups // number:
+                return False
+            if min(capacities) < 1 or sum(capacities) < problem.groups:
+                return False
+        if not self._limits_memory:
+            return True
+        return problem.holds_together(tuple(members(nodes))) and problem.holds_with_others(nodes)
 
     def _able_to(self, number: int) -> int:
         """The nodes that can have an equal share among so many, memory devices aside."""
@@ -181,75 +127,62 @@ class Candidates:
             )
         return self._able[number]
 
-    def _capable(self, positions: tuple[int, ...]) -> bool:
-        """Whether the nodes have the cores, and next to them the memory."""
-        problem = self.problem
-        number = len(positions)
-        if self.equal and not problem.device_pages:
-            return True
-        capacities = self._capacities(positions)
-        if self.equal:
-            return min(capacities) >= problem.groups // number
-        return min(capacities) >= 1 and sum(capacities) >= problem.groups
-
-    def _counts(self, nodes: int) -> Iterator[int]:
-        """Numbers of nodes that may do, ascending."""
-        problem = self.problem
-        most = min(problem.most_nodes, problem.groups, nodes.bit_count())
-        for number in range(1, most + 1):
-            if not self.equal or problem.groups % number == 0:
-                yield number
+    def _counts(self, nodes: int) -> Iterator[tuple[int, int]]:
+        """(a number of these nodes that may do, those of them that may be among so many),
+        ascending."""
+        most = sorted((self._capacity[node] for node in members(nodes)), reverse=True)
+        held = 0
+        for number, more in enumerate(most, 1):
+            held += more
+            if number > self.most_nodes:
+                return
+            if not self.equal:
+                if held >= self.problem.groups:
+                    yield number, nodes
+            elif self.problem.groups % number == 0:
+                able = nodes & self._able_to(number)
+                if able.bit_count() >= number:
+                    yield number, able
 
     def _sets(self, nodes: int, packages: int) -> Iterator[int]:
-        """The sets of these nodes that hold the VM and span all these packages (bits)."""
+        """The sets of these nodes that hold the VM and span all these packages (bits), smaller ones
+        first."""
         if nodes.bit_count() > MOST_LISTED_NODES:
             yield from self._grown(nodes)
             return
-        counts = frozenset(self._counts(nodes))
-        chosen = nodes
-        while chosen:
-            if (
-                chosen.bit_count() in counts
-                and not (self.equal and chosen & ~self._able_to(chosen.bit_count()))
-                and self._takes_first_equals(chosen)
-                and (not packages or self.packages_of(chosen) == packages)
-                and self._holds(chosen)
-            ):
-                yield chosen
-            chosen = chosen - 1 & nodes
-
-    def _takes_first_equals(self, nodes: int) -> bool:
-        """Whether of nodes that are alike in everything the first ones are taken: other sets of
-        them cost the same but for their numbers."""
-        return all(not self._earlier[node] & ~nodes for node in members(nodes))
+        distances = self.problem.distances
+        in_packages = [distances.nodes_of_package[package] for package in members(packages)]
+        # Of nodes that are alike the first ones are taken: others cost the same but for the index.
+        alike = [(1 << node, one) for node, one in enumerate(self.problem.earlier_equals) if one]
+        for number, able in self._counts(nodes):
+            for chosen in combinations([1 << node for node in members(able)], number):
+                some = sum(chosen)
+                if (
+                    all(some & its for its in in_packages)
+                    and not any(some & node and not some & earlier for node, earlier in alike)
+                    and self._holds(some)
+                ):
+                    yield some
 
     def _grown(self, nodes: int) -> Iterator[int]:
         """Sets that are grown from each of these nodes outwards, in several orders; distinct."""
         self.exact = False
         seen: set[int] = set()
         for order in self._orders(nodes):
-            for grown in self._prefixes(order):
+            for grown in self._equal_prefixes(order) if self.equal else self._prefixes(order):
                 if grown not in seen:
                     seen.add(grown)
                     if self._holds(grown):
                         yield grown
 
     def _orders(self, nodes: int) -> Iterator[Sequence[int]]:
-        problem, capacity = self.problem, self._capacity
-        whole = tuple(members(nodes))
-        in_package: dict[int, int] = {}
-        for node in whole:
-            package = problem.packages[node]
-            in_package[package] = in_package.get(package, 0) + capacity[node]
+        problem, capacity, distances = self.problem, self._capacity, self.problem.distances
         pulled = [0] * len(problem.supplies)
         homes = [one.home.node for one in problem.named if one.is_gpu]
-        homes += [
-            there.node
-            for gpu in problem.options.gpus
-            if problem.options.open >> gpu.number & 1
-            and problem.options.count
-            and (there := problem.gpu_homes[gpu.number]) is not None
-        ]
+        for gpu in problem.options.gpus if problem.options.count else ():
+            home = problem.gpu_homes[gpu.number]
+            if problem.options.open >> gpu.number & 1 and home is not None:
+                homes.append(home.node)
         for bit in homes:
             if bit:
                 pulled[bit.bit_length() - 1] -= 1
@@ -258,87 +191,104 @@ class Candidates:
             (pulled[node], sign * supply.whole_cores, sign * (supply.memory.pages or 0), node)
             for node, supply in enumerate(problem.supplies)
         ]
-        for seed in whole:
-            if self._earlier[seed]:
+        by_weight = sorted(members(nodes), key=weight.__getitem__)
+        by_capacity = sorted(by_weight, key=lambda node: -capacity[node])
+        # Sorting keeps the order of equals, so each order below starts from one of these.
+        by_package = sorted(by_weight, key=distances.packages.__getitem__)
+        in_package: dict[int, list[int]] = {}
+        for node in by_weight if self.equal else by_capacity:
+            in_package.setdefault(distances.packages[node], []).append(node)
+        packages = [
+            (-sum(capacity[node] for node in its), package) for package, its in in_package.items()
+        ]
+        packages.sort()
+        for seed in members(nodes):
+            if problem.earlier_equals[seed]:
                 continue
-            row = problem.between[seed]
-            home = problem.packages[seed]
-            nearest: dict[int, int] = {}
-            for node in whole:
-                package = problem.packages[node]
-                nearest[package] = min(row[node], nearest.get(package, row[node]))
-
-            def by_package(
-                node: int, home: int = home, nearest: dict[int, int] = nearest,
-                row: tuple[int, ...] = row, seed: int = seed,
-            ) -> tuple[object, ...]:  # fmt: skip
-                package = problem.packages[node]
-                return (
-                    node != seed, package != home, nearest[package], -in_package[package], package,
-                    row[node], -capacity[node] if not self.equal else 0, weight[node],
-                )  # fmt: skip
-
-            yield sorted(whole, key=by_package)
-
-            def by_distance(
-                node: int, row: tuple[int, ...] = row, seed: int = seed
-            ) -> tuple[object, ...]:
-                return node != seed, row[node], problem.packages[node], weight[node]
-
-            yield sorted(whole, key=by_distance)
+            row = distances.between[seed]
+            nearest = sorted(
+                (
+                    (package != distances.packages[seed], min(map(row.__getitem__, its)), *rank)
+                    for rank in packages
+                    for package, its in ((rank[1], in_package[rank[1]]),)
+                ),
+            )
+            order = [
+                node
+                for *_, package in nearest
+                for node in sorted(in_package[package], key=row.__getitem__)
+            ]
+            yield _with_first(seed, order)
+            yield _with_first(seed, sorted(by_package, key=row.__getitem__))
         if any(pulled):
-            yield sorted(whole, key=lambda node: weight[node])
-        yield sorted(whole, key=lambda node: (-capacity[node], weight[node]))
+            yield by_weight
+        yield by_capacity
+
+    def _equal_prefixes(self, order: Sequence[int]) -> Iterator[int]:
+        """The first nodes of the order that can have an equal share among so many, for each number
+        of nodes. A node that an earlier one cannot reach is passed over."""
+        for able, numbers in self._by_able:
+            chosen, number = 0, 0
+            for node in order:
+                if able >> node & 1 and not (
+                    self._unreachable and self._unreachable[node] & chosen
+                ):
+                    chosen |= 1 << node
+                    number += 1
+                    if number in numbers:
+                        yield chosen
+                        if number == numbers[-1]:
+                            break
+
+    @cached_property
+    def _by_able(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Nodes that may be among so many, and each such number, ascending."""
+        numbers: dict[int, list[int]] = {}
+        for number, able in self._counts(self.problem.eligible):
+            numbers.setdefault(able, []).append(number)
+        return tuple((able, tuple(its)) for able, its in numbers.items())
 
     def _prefixes(self, order: Sequence[int]) -> Iterator[int]:
-        """The first nodes of the order that can hold the VM, for each number of nodes. A node that
-        an earlier one cannot reach is passed over."""
-        problem = self.problem
-        if self.equal:
-            for number in self._counts(self._eligible):
-                able = self._able_to(number)
-                fitting = (node for node in order if able >> node & 1)
-                chosen = sum(1 << node for node in islice(self._reachable(fitting), number))
-                if chosen.bit_count() == number:
-                    yield chosen
-            return
-        chosen, held, found = 0, 0, 0
-        for node in islice(self._reachable(order), problem.most_nodes):
+        """The first nodes of the order that hold the VM, for each number of nodes; also without
+        those that they can do without. A node that an earlier one cannot reach is passed over."""
+        groups, unreachable = self.problem.groups, self._unreachable
+        chosen, held, number, found = 0, 0, 0, 0
+        for node in order:
+            if unreachable and unreachable[node] & chosen:
+                continue
             chosen |= 1 << node
             held += self._capacity[node]
-            if held >= problem.groups:
+            number += 1
+            if held >= groups:
                 yield self._tightened(chosen, held)
                 yield chosen
                 found += 1
-            if found == MOST_PREFIXES:
+            if found == MOST_PREFIXES or number == self.problem.most_nodes:
                 return
-
-    def _reachable(self, order: Iterable[int]) -> Iterator[int]:
-        """The nodes of the order that all the ones before them can reach."""
-        chosen = 0
-        for node in order:
-            if not (self._is_split and self._unreachable[node] & chosen):
-                chosen |= 1 << node
-                yield node
 
     def _tightened(self, nodes: int, held: int) -> int:
         """The set without nodes that it can do without, the smallest first."""
-        for node in sorted(members(nodes), key=lambda n: (self._capacity[n], -n)):
-            if held - self._capacity[node] >= self.problem.groups:
-                held -= self._capacity[node]
+        over = held - self.problem.groups
+        for node in self._smallest_first:
+            if nodes >> node & 1:
+                over -= self._capacity[node]
+                if over < 0:
+                    break
                 nodes &= ~(1 << node)
         return nodes
+
+    @cached_property
+    def _smallest_first(self) -> tuple[int, ...]:
+        nodes = range(len(self._capacity))
+        return tuple(sorted(nodes, key=lambda node: (self._capacity[node], -node)))
 
     # Lower bounds.
 
     def least_packages(self) -> int:
         """A number of packages that no set of nodes can undercut."""
-        held: dict[int, int] = {}
-        for node in members(self._eligible):
-            package = self.problem.packages[node]
-            held[package] = held.get(package, 0) + self._capacity[node]
+        held = sorted(self.problem.groups_of_package.values(), reverse=True)
         left = self.problem.groups
-        for number, groups in enumerate(sorted(held.values(), reverse=True), 1):
+        for number, groups in enumerate(held, 1):
             left -= groups
             if left <= 0:
                 return number
@@ -349,14 +299,16 @@ class Candidates:
         problem = self.problem
         if problem.named or problem.options.count or "minus_nodes_spanned" in problem.first:
             return False
-        capacities = sorted((self._capacity[n] for n in members(self._eligible)), reverse=True)
+        capacities = sorted(
+            (self._capacity[n] for n in members(self.problem.eligible)), reverse=True
+        )
         nodes, left = 0, problem.groups
         while left > 0:
             left -= capacities[nodes]
             nodes += 1
         number = cost.nodes_spanned
         free = sorted(
-            (problem.supplies[n].whole_cores for n in members(self._eligible)),
+            (problem.supplies[n].whole_cores for n in members(self.problem.eligible)),
             reverse=not problem.pack,
         )
         balance = sum(free[:number]) * (1 if problem.pack else -1)
@@ -375,50 +327,16 @@ class Candidates:
         """A distance within which no node has too few others for a set of `number` nodes."""
         if number == 1:
             return LOCAL_DISTANCE
-        best = self._distances()[-1]
-        for node in members(self._eligible):
-            row = sorted(
-                self.problem.between[node][o] for o in members(self._eligible) if o != node
-            )
+        distances, eligible = self.problem.distances, tuple(members(self.problem.eligible))
+        best = distances.levels[-1]
+        for node in eligible:
+            row = sorted(distances.between[node][other] for other in eligible if other != node)
             if len(row) >= number - 1:
                 best = min(best, row[number - 2])
         return best
 
 
-def _earlier_equals(problem: SearchProblem, capacity: Sequence[int]) -> tuple[int, ...]:
-    """For each node, the last node before it (as a bit) that is alike in all that a search
-    compares; 0 where there is none. Nodes that devices lie on are like no other."""
-    homes = {id(one.home): one.home for one in problem.named}
-    if problem.options.count:
-        homes |= {id(home): home for home in problem.gpu_homes if home is not None}
-    of_devices = sum({home.node for home in homes.values()})
-    result: list[int] = []
-    last: dict[tuple[object, ...], list[int]] = {}
-    for node, supply in enumerate(problem.supplies):
-        earlier = 0
-        if not of_devices >> node & 1 and len(supply.parts) == 1 and not problem.device_pages:
-            key = (
-                problem.packages[node], problem.gpu_nodes >> node & 1, capacity[node],
-                supply.groups, supply.whole_cores, supply.memory.pages, supply.memory.pool_pages,
-                tuple(home.to_node[node] for home in homes.values()),
-                tuple((t.isolated, tuple(g for _, g in t.llcs)) for t in supply.whole.tiers),
-            )  # fmt: skip
-            like = last.setdefault(key, [])
-            for position, other in enumerate(like):
-                if _swappable(problem.between, other, node):
-                    earlier = 1 << other
-                    like[position] = node
-                    break
-            else:
-                like.append(node)
-        result.append(earlier)
-    return tuple(result)
-
-
-def _swappable(between: Sequence[Sequence[int]], a: int, b: int) -> bool:
-    """Whether two nodes are as far from every other node."""
-    if between[a] == between[b]:
-        return True
-    first, second = list(between[a]), list(between[b])
-    first[a], first[b] = first[b], first[a]
-    return first == second
+def _with_first(seed: int, order: list[int]) -> list[int]:
+    order.remove(seed)
+    order.insert(0, seed)
+    return order

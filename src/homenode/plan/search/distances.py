@@ -6,7 +6,8 @@ then: 10 to itself, 20 to any other (include/linux/topology.h, REMOTE_DISTANCE).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from homenode.topology import LOCAL_DISTANCE, Host
 
@@ -14,37 +15,106 @@ REMOTE_DISTANCE = 20
 UNREACHABLE = 255
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DistanceMatrix:
     """between: shape (nodes, nodes), symmetric, in the order of host.nodes; SLIT.
 
-    packages: a number per node; a node without one package is a package of its own.
+    packages: a number per node; a node without one package is a package of its own. Sets of nodes
+    are bits here. What has been asked for is remembered.
     """
 
     between: tuple[tuple[int, ...], ...]
     packages: tuple[int, ...]
+    _worst: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
+    _near: dict[int, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def nodes_of_package(self) -> dict[int, int]:
+        """The nodes of each package."""
+        nodes: dict[int, int] = {}
+        for position, package in enumerate(self.packages):
+            nodes[package] = nodes.get(package, 0) | 1 << position
+        return nodes
+
+    @cached_property
+    def _from_packages(self) -> dict[int, dict[int, int]]:
+        """Least distance between a node of the one package and a node of the other; 10 within."""
+        result = {}
+        for home, nodes in self.nodes_of_package.items():
+            rows = [self.between[node] for node in members(nodes)]
+            nearest = map(min, *rows) if len(rows) > 1 else rows[0]
+            least: dict[int, int] = {}
+            for package, distance in zip(self.packages, nearest, strict=True):
+                least[package] = min(distance, least.get(package, distance))
+            least[home] = LOCAL_DISTANCE
+            result[home] = least
+        return result
 
     def to_packages(self, position: int) -> dict[int, int]:
         """Package-level distance from one node to each package: 10 to its own, else the least
         distance between a node of the one package and a node of the other."""
-        home = self.packages[position]
-        rows = [self.between[i] for i, package in enumerate(self.packages) if package == home]
-        least: dict[int, int] = {}
-        for other, package in enumerate(self.packages):
-            distance = min(row[other] for row in rows)
-            least[package] = min(distance, least.get(package, distance))
-        least[home] = LOCAL_DISTANCE
-        return least
+        return self._from_packages[self.packages[position]]
 
     def among(self, positions: Sequence[int]) -> "DistanceMatrix":
         """The same of these nodes alone, their packages numbered from 0."""
         number: dict[int, int] = {}
         for position in positions:
             number.setdefault(self.packages[position], len(number))
-        return DistanceMatrix(
-            tuple(tuple(self.between[a][b] for b in positions) for a in positions),
-            tuple(number[self.packages[p]] for p in positions),
+        between = self.between
+        if len(positions) < len(between):
+            between = tuple(tuple(between[a][b] for b in positions) for a in positions)
+        return DistanceMatrix(between, tuple(number[self.packages[p]] for p in positions))
+
+    @cached_property
+    def unreachable(self) -> tuple[int, ...]:
+        """For each node, the nodes that it cannot reach."""
+        return tuple(
+            sum(1 << other for other, distance in enumerate(row) if distance == UNREACHABLE)
+            if UNREACHABLE in row
+            else 0
+            for row in self.between
         )
+
+    def packages_of(self, nodes: int) -> int:
+        """Packages (bits) of a set of nodes, where packages are numbered from 0."""
+        return sum(1 << package for package, its in self.nodes_of_package.items() if its & nodes)
+
+    def worst(self, nodes: int) -> int:
+        """The worst distance between two nodes of a set; 10 for one node."""
+        if not nodes & nodes - 1:
+            return LOCAL_DISTANCE
+        if nodes not in self._worst:
+            self._worst[nodes] = self._worst_of(nodes)
+        return self._worst[nodes]
+
+    def _worst_of(self, nodes: int) -> int:
+        if nodes.bit_count() <= 4:
+            positions = tuple(members(nodes))
+            rows = (self.between[a] for a in positions)
+            return max(row[b] for i, row in enumerate(rows) for b in positions[i + 1 :])
+        low, high = 0, len(self.levels) - 1
+        while low < high:
+            middle = (low + high) // 2
+            near = self._within(self.levels[middle])
+            if any(nodes & ~near[node] for node in members(nodes)):
+                low = middle + 1
+            else:
+                high = middle
+        return self.levels[low]
+
+    @cached_property
+    def levels(self) -> tuple[int, ...]:
+        """The distances between different nodes, ascending."""
+        return tuple(sorted({d for i, row in enumerate(self.between) for d in row[i + 1 :]}))
+
+    def _within(self, limit: int) -> tuple[int, ...]:
+        """For each node, the nodes that are no farther, itself included."""
+        if limit not in self._near:
+            self._near[limit] = tuple(
+                sum(1 << other for other, d in enumerate(row) if d <= limit or other == node)
+                for node, row in enumerate(self.between)
+            )
+        return self._near[limit]
 
 
 def distance_matrix(host: Host) -> DistanceMatrix:
@@ -58,8 +128,12 @@ def distance_matrix(host: Host) -> DistanceMatrix:
         )
     else:
         columns = tuple(zip(*slit, strict=True))
-        between = tuple(
-            tuple(map(max, row, column)) for row, column in zip(slit, columns, strict=True)
+        between = (
+            slit
+            if slit == columns
+            else tuple(
+                tuple(map(max, row, column)) for row, column in zip(slit, columns, strict=True)
+            )
         )
     packages = tuple(
         -1 - position if node.package is None else int(node.package)

@@ -89,11 +89,11 @@ def placement_findings(
             f"lower vcpus to {sum(core.pus.isdisjoint(others.vcpu_cores) for core in host.cores)} "
             "or fewer, or free cores",
         )  # fmt: skip
-    if request.layout.siblings is Siblings.EXPOSED and rung.threads == 1:
+    if request.layout.siblings is Siblings.EXPOSED and rung.grouping.threads == 1:
         yield PlanFinding(
             "siblings-not-exposed", "warning", host.name,
             "no whole groups of siblings are free for the VM, so the guest sees one thread per core"
-            + (", also where two of its vCPUs share one" if rung.counts_pus else ""),
+            + (", also where two of its vCPUs share one" if rung.grouping.counts_pus else ""),
             "turn SMT on, or take a layout that hides siblings",
         )  # fmt: skip
     if rung.mixed:

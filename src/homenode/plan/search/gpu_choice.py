@@ -20,10 +20,7 @@ class HomeGpus:
 
     home: Home | None
     by_weight: tuple[tuple[int, int], ...]
-
-    @property
-    def count(self) -> int:
-        return sum(gpus.bit_count() for _, gpus in self.by_weight)
+    count: int
 
     def first(self, number: int) -> tuple[int, int, tuple[int, int] | None]:
         """(sure GPUs, their weight with the tied ones, (tied GPUs, how many of them))."""

@@ -12,11 +12,12 @@ siblings and others none.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import product
 
 from homenode.errors import UsageError
 from homenode.plan.layout import GuestCells, Layout, MemoryBinding, Pinning, Siblings
 from homenode.plan.request import GuestRequest, Policy
-from homenode.plan.search.supply import Usable, core_kinds, counts_pus
+from homenode.plan.search.supply import Grouping, Usable
 from homenode.topology import CoreKind
 
 
@@ -45,18 +46,15 @@ class Concession(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One step. threads: PUs that each sibling group has. groups: how many the VM needs.
+    """One step. grouping: what a sibling group is; groups: how many the VM needs.
 
-    counts_pus: groups come from any free PUs rather than from free whole cores. falls_back: vCPUs
-    are pinned to siblings although the layout would not. equal: equal cells are preferred.
-    keeps_core, keeps_memory: the host keeps its share.
+    mixed: of several kinds of core. falls_back: vCPUs are pinned to siblings although the layout
+    would not. equal: equal cells are preferred. keeps_core, keeps_memory: the host keeps its share.
     """
 
-    threads: int
+    grouping: Grouping
     groups: int
-    kinds: frozenset[CoreKind | None]
     mixed: bool
-    counts_pus: bool
     falls_back: bool
     memory: MemoryRule
     equal: bool
@@ -66,13 +64,8 @@ class Rung:
 
     def is_like(self, other: "Rung") -> bool:
         """Whether they differ at most in the host's last core and in where the memory lies."""
-        return (
-            self.threads, self.groups, self.kinds, self.counts_pus, self.falls_back,
-            self.keeps_memory,
-        ) == (
-            other.threads, other.groups, other.kinds, other.counts_pus, other.falls_back,
-            other.keeps_memory,
-        )  # fmt: skip
+        mine = self.grouping, self.groups, self.falls_back, self.keeps_memory
+        return mine == (other.grouping, other.groups, other.falls_back, other.keeps_memory)
 
 
 def check_layout(layout: Layout, policy: Policy) -> None:
@@ -102,65 +95,55 @@ def check_layout(layout: Layout, policy: Policy) -> None:
 class _Cores:
     """How sibling groups are made on one rung."""
 
-    threads: int
+    grouping: Grouping
     groups: int
-    counts_pus: bool
     falls_back: bool
     concessions: tuple[Concession, ...]
 
 
 def rungs(request: GuestRequest, free: Usable) -> Iterator[Rung]:
     """The rungs for this request, highest first."""
-    kinds = core_kinds(free.nodes)
+    shapes = {shape for node in free.nodes for shape, _ in node.shapes}
+    kinds = frozenset(shape.kind for shape in shapes)
     hybrid = CoreKind.EFFICIENCY in kinds and CoreKind.PERFORMANCE in kinds
     one_kind = frozenset({CoreKind.PERFORMANCE}) if hybrid else kinds
-    floats = request.layout.pinning is Pinning.NONE
-    for keeps_memory in (True, False):
-        for fallback in (False, True):
-            for mixed in (False, True) if hybrid else (False,):
-                of_kinds = kinds if mixed else one_kind
-                widest = max(
-                    (
-                        core.free.bit_count()
-                        for node in free.nodes
-                        for core in node.cores
-                        if core.kind in of_kinds
-                    ),
-                    default=1,
-                )
-                ways = _fallbacks if fallback else _ways
-                for way in ways(request, widest, mixed=mixed):
-                    # Nothing is pinned that could leave the host without a core.
-                    for keeps_core in (True,) if floats else (True, False):
-                        for memory in _memory_rules(request.layout):
-                            yield _rung(
-                                request, of_kinds, mixed, way, keeps_core, keeps_memory, memory
-                            )
+    ways: list[tuple[bool, _Cores]] = []
+    for way in (_ways, _fallbacks):
+        for mixed in (False, True) if hybrid else (False,):
+            of_kinds = kinds if mixed else one_kind
+            widest = max((shape.pus for shape in shapes if shape.kind in of_kinds), default=1)
+            ways += ((mixed, cores) for cores in way(request, widest, of_kinds, mixed=mixed))
+    # Nothing is pinned that could leave the host without a core.
+    keeps_core = (True,) if request.layout.pinning is Pinning.NONE else (True, False)
+    memory_rules = _memory_rules(request.layout)
+    for keeps_memory, (mixed, cores) in product((True, False), ways):
+        for keeps, memory in product(keeps_core, memory_rules):
+            yield _rung(request, mixed, cores, keeps, keeps_memory, memory)
 
 
-def _ways(request: GuestRequest, widest: int, *, mixed: bool) -> Iterator[_Cores]:
+def _ways(
+    request: GuestRequest, widest: int, kinds: frozenset[CoreKind | None], *, mixed: bool
+) -> Iterator[_Cores]:
     """Groups as the layout wants them, then of fewer siblings."""
     layout = request.layout
-    by_policy = counts_pus(request.policy, layout.pinning)
-    if layout.pinning is not Pinning.ALL_PUS or mixed:
-        yield _Cores(
-            1, request.vcpus, by_policy, False,
-            (Concession.SIBLINGS_NOT_EXPOSED,) if layout.pinning is Pinning.ALL_PUS else (),
-        )  # fmt: skip
-        return
-    for threads in range(widest, 0, -1):
-        groups = request.vcpus
-        if request.keep_vcpus:
-            if request.vcpus % threads:
-                continue
-            groups = request.vcpus // threads
+    # The policy leaves cores uncounted, and the layout does not ask for one a vCPU.
+    counts_pus = layout.pinning is not Pinning.ONE_PER_CORE and request.policy in (
+        Policy.MEMORY_FIRST, Policy.ANY,
+    )  # fmt: skip
+    pins_all = layout.pinning is Pinning.ALL_PUS
+    for threads in range(widest if pins_all and not mixed else 1, 0, -1):
+        if request.keep_vcpus and request.vcpus % threads:
+            continue
+        groups = request.vcpus // threads if request.keep_vcpus else request.vcpus
         fewer: tuple[Concession, ...] = ()
-        if threads < widest:
+        if pins_all and (mixed or threads < widest):
             fewer = (Concession.FEWER_SIBLINGS if threads > 1 else Concession.SIBLINGS_NOT_EXPOSED,)
-        yield _Cores(threads, groups, by_policy, False, fewer)
+        yield _Cores(Grouping(threads, kinds, counts_pus), groups, False, fewer)
 
 
-def _fallbacks(request: GuestRequest, widest: int, *, mixed: bool) -> Iterator[_Cores]:
+def _fallbacks(
+    request: GuestRequest, widest: int, kinds: frozenset[CoreKind | None], *, mixed: bool
+) -> Iterator[_Cores]:
     """vCPUs on siblings although whole cores were wanted: as whole groups, which the guest is
     shown, then on any free PUs."""
     layout = request.layout
@@ -169,12 +152,10 @@ def _fallbacks(request: GuestRequest, widest: int, *, mixed: bool) -> Iterator[_
     shown = layout.pinning is Pinning.ALL_PUS and request.keep_vcpus
     floats = layout.pinning is Pinning.NODE
     if widest > 1 and request.vcpus % widest == 0 and not (mixed or shown or floats):
-        yield _Cores(
-            widest, request.vcpus // widest, False, True, (Concession.SIBLINGS_EXPOSED,)
-        )  # fmt: skip
-    yield _Cores(
-        1, request.vcpus, True, True, (Concession.SIBLINGS_EXPOSED, Concession.ANY_PUS)
-    )  # fmt: skip
+        whole = Grouping(widest, kinds, counts_pus=False)
+        yield _Cores(whole, request.vcpus // widest, True, (Concession.SIBLINGS_EXPOSED,))
+    given = (Concession.SIBLINGS_EXPOSED, Concession.ANY_PUS)
+    yield _Cores(Grouping(1, kinds, counts_pus=True), request.vcpus, True, given)
 
 
 def _memory_rules(layout: Layout) -> tuple[MemoryRule, ...]:
@@ -185,7 +166,6 @@ def _memory_rules(layout: Layout) -> tuple[MemoryRule, ...]:
 
 def _rung(
     request: GuestRequest,
-    kinds: frozenset[CoreKind | None],
     mixed: bool,
     cores: _Cores,
     keeps_core: bool,
@@ -206,8 +186,8 @@ def _rung(
         given.append(Concession.MEMORY_ELSEWHERE)
     equal = request.layout.cells is GuestCells.MIRRORED and not request.unequal_cells and not mixed
     return Rung(
-        cores.threads, cores.groups, kinds, mixed, cores.counts_pus, cores.falls_back, memory,
-        equal, keeps_core, keeps_memory, tuple(given),
+        cores.grouping, cores.groups, mixed, cores.falls_back, memory, equal, keeps_core,
+        keeps_memory, tuple(given),
     )  # fmt: skip
 
 

@@ -1,82 +1,26 @@
 """Pinning: the PUs, the memory nodes and QEMU's threads that follow from a solution."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind
 from homenode.plan.layout import GuestCells, MemoryBinding, Pinning
-from homenode.plan.request import EmulatorPolicy, GuestRequest
+from homenode.plan.request import EmulatorPolicy
 from homenode.plan.search import explicit_cells
-from homenode.plan.search.allocations import Allocations
-from homenode.plan.search.devices import DeviceOptions
-from homenode.plan.search.distances import DistanceMatrix
 from homenode.plan.search.ladder import MemoryRule, Rung
-from homenode.plan.search.memory import NodeMemory, node_memory, page_size_bytes
-from homenode.plan.search.problem import Home, SearchProblem, search_problem
+from homenode.plan.search.memory import NodeMemory, page_size_bytes
+from homenode.plan.search.problem import PlacementSearch, SearchProblem
 from homenode.plan.search.solve import Placing
-from homenode.plan.search.supply import Grouping, SiblingGroup, Supply, Usable, supply
+from homenode.plan.search.supply import SiblingGroup, Usable
 from homenode.plan.search.threads import (
     ThreadPlaces,
     ThreadRequest,
     shared_places,
     thread_places,
 )
-from homenode.topology import CoreKind, Host
-
-
-@dataclass(frozen=True, slots=True)
-class PlacementSearch:
-    """What a search for one VM works with, whatever the rung. free: without and with the cores that
-    serve other emulators. What several rungs share is remembered."""
-
-    host: Host
-    request: GuestRequest
-    others: Allocations
-    options: DeviceOptions
-    distances: DistanceMatrix
-    among: DistanceMatrix
-    free: tuple[Usable, Usable]
-    _supplies: dict[tuple[object, ...], tuple[Supply, ...]] = field(
-        default_factory=dict, compare=False, repr=False
-    )
-    _memory: dict[bool, dict[NodeIndex, NodeMemory]] = field(
-        default_factory=dict, compare=False, repr=False
-    )
-    _homes: dict[NodeIndex, Home] = field(default_factory=dict, compare=False, repr=False)
-
-    def free_on(self, rung: Rung) -> Usable:
-        return self.free[not rung.keeps_core]
-
-    def memory_on(self, rung: Rung) -> dict[NodeIndex, NodeMemory]:
-        if rung.keeps_memory not in self._memory:
-            self._memory[rung.keeps_memory] = node_memory(
-                self.host, self.request, keeps_reserve=rung.keeps_memory
-            )
-        return self._memory[rung.keeps_memory]
-
-    def problem(self, rung: Rung) -> SearchProblem:
-        """The problem of a rung. What many rungs share is remembered."""
-        free, memory = self.free_on(rung), self.memory_on(rung)
-        groups = (id(free), rung.threads, rung.kinds, rung.counts_pus)
-        if groups not in self._supplies:
-            self._supplies[groups] = tuple(
-                supply(
-                    cores, memory[cores.index],
-                    Grouping(rung.threads, rung.kinds, rung.counts_pus),
-                )
-                for cores in free.nodes
-            )  # fmt: skip
-        with_memory = (*groups, rung.keeps_memory)
-        if with_memory not in self._supplies:
-            self._supplies[with_memory] = tuple(
-                replace(one, memory=memory[one.cores.index]) for one in self._supplies[groups]
-            )
-        return search_problem(
-            self.host, self.request, rung, free, self._supplies[with_memory], self.distances,
-            self.among, self.options, self._homes,
-        )  # fmt: skip
+from homenode.topology import CoreKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +74,7 @@ def _node_pus(
     """The PUs of a node that its vCPUs may float over: all that are free, less a core for the host
     where the VM has every other core of it."""
     free = search.free_on(rung)
-    cores = [core.free for core in free.nodes[node].cores if core.kind in rung.kinds]
+    cores = [core.free for core in free.nodes[node].cores if core.kind in rung.grouping.kinds]
     whole = sum(core.whole for other, _ in best.split for core in free.nodes[other].cores)
     last = best.split[-1]
     if (
@@ -241,7 +185,7 @@ def qemu_threads(
         return sum(row[node] for row in rows), node
 
     def to_own(node: int) -> tuple[int, int]:
-        return min(problem.between[node][o] for o in own), node
+        return min(problem.distances.between[node][o] for o in own), node
 
     others = [node for node in range(len(problem.supplies)) if node not in own]
     order = [*sorted(own, key=to_devices), *sorted(others, key=to_own)]

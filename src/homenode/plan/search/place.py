@@ -31,14 +31,13 @@ from homenode.plan.search.ladder import (
 )
 from homenode.plan.search.memory import page_size_bytes
 from homenode.plan.search.pinning import (
-    PlacementSearch,
     assigned_cells,
     memory_nodes,
     pinned_cells,
     qemu_threads,
     uneven_memory,
 )
-from homenode.plan.search.problem import SearchProblem, Split
+from homenode.plan.search.problem import PlacementSearch, SearchProblem, Split
 from homenode.plan.search.rejections import (
     host_core,
     is_of_cores,
@@ -74,9 +73,7 @@ def place(host: Host, request: GuestRequest) -> Placement:
         return _unplaced(host, request, others, options)
     distances = distance_matrix(host)
     search = PlacementSearch(
-        host, request, others, options, distances,
-        distances.among([p for p, node in enumerate(host.nodes) if node.pus]),
-        _usable_twice(host, request, others),
+        host, request, others, options, distances, _usable_twice(host, request, others),
     )  # fmt: skip
     if request.explicit_cells:
         return _explicit(search)
@@ -98,7 +95,11 @@ def place(host: Host, request: GuestRequest) -> Placement:
                 return _nearer(search, rung, problem, solution, rejections) or placement
             continue
         refused.add(problem.key())
-        cores = (rung.threads, rung.counts_pus, tuple(one.groups for one in problem.supplies))
+        cores = (
+            rung.grouping.threads,
+            rung.grouping.counts_pus,
+            tuple(one.groups for one in problem.supplies),
+        )
         if cores not in said:
             said.add(cores)
             rejections += single_nodes(host, request, problem, rung, search.free_on(rung), others)
@@ -141,10 +142,6 @@ def _refusal(
     return refusal(search.host, request, search.free[0], rejections, headline)
 
 
-def _capacities(problem: SearchProblem) -> tuple[int, ...]:
-    return tuple(problem.capacity(node) for node in range(len(problem.supplies)))
-
-
 def _nearer(
     search: PlacementSearch,
     rung: Rung,
@@ -175,9 +172,9 @@ def _nearer(
         for other in ladder[ladder.index(rung) + 1 :]
         if other.memory is not MemoryRule.ELSEWHERE and other.is_like(rung)
     ]
-    here = _capacities(problem)
+    here = problem.capacities
     # Where every node holds as much as before, no other set of nodes holds the VM.
-    roomier = [other for other in others if _capacities(search.problem(other)) != here]
+    roomier = [other for other in others if search.problem(other).capacities != here]
     if not roomier or not may_be_nearer(search.problem(roomier[-1]), best):
         return None
     for other in roomier:
@@ -204,7 +201,7 @@ def _explicit(search: PlacementSearch) -> Placement:
     for rung in rungs(request, search.free[1]):
         if rung.memory is not MemoryRule.FOLLOWS or rung.mixed:
             continue
-        per_vcpu = rung.threads if request.keep_vcpus or rung.falls_back else 1
+        per_vcpu = rung.grouping.threads if request.keep_vcpus or rung.falls_back else 1
         if any(cell.vcpus % per_vcpu for cell in wanted):
             continue
         problem = replace(search.problem(rung), pages=0)
@@ -251,7 +248,11 @@ def _unplaced(
 
 def _takes_host_core(search: PlacementSearch, problem: SearchProblem, rung: Rung) -> bool:
     """Whether whole cores for all groups would leave the host too few without vCPUs."""
-    if not rung.keeps_core or rung.counts_pus or search.request.layout.pinning is Pinning.NONE:
+    if (
+        not rung.keeps_core
+        or rung.grouping.counts_pus
+        or search.request.layout.pinning is Pinning.NONE
+    ):
         return False
     if sum(supply.groups for supply in problem.supplies) < problem.groups:
         return False  # too few for the vCPUs themselves
@@ -284,7 +285,9 @@ def _placement(
     memory = memory_nodes(search, rung, own)
     floats = request.layout.pinning is Pinning.NONE
     vcpu_pus = CpuSet.from_bits(sum(g.pus for cell in cells for g in cell.groups))
-    if memory is None or (rung.counts_pus and not _host_keeps_core(search, rung, vcpu_pus)):
+    if memory is None or (
+        rung.grouping.counts_pus and not _host_keeps_core(search, rung, vcpu_pus)
+    ):
         return None
     pins = tuple(pin for cell in cells for pin in cell.pins)
     unequal = rung.equal and len({len(cell.pins) for cell in cells}) > 1
@@ -329,14 +332,14 @@ def _placement(
 
 def _threads_shown(request: GuestRequest, rung: Rung) -> int:
     exposed = request.layout.siblings is Siblings.EXPOSED or rung.falls_back
-    return rung.threads if exposed else 1
+    return rung.grouping.threads if exposed else 1
 
 
 def _layout(request: GuestRequest, rung: Rung) -> Layout | None:
     """The layout that the VM gets where it is not the one asked for: siblings share cores."""
     if not rung.falls_back:
         return None
-    siblings = Siblings.EXPOSED if rung.threads > 1 else Siblings.HIDDEN
+    siblings = Siblings.EXPOSED if rung.grouping.threads > 1 else Siblings.HIDDEN
     if request.layout.pinning is Pinning.NODE:
         return None
     return named(replace(request.layout, pinning=Pinning.ALL_PUS, siblings=siblings))

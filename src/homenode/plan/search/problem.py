@@ -1,28 +1,30 @@
 """SearchProblem: one search for nodes and GPUs, as numbers: what there is, and what the VM needs.
 
-place.py states one problem per rung of the ladder; solve.py solves it.
+PlacementSearch states one problem per rung of the ladder; solve.py solves it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import reduce
-from operator import or_
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from homenode.indices import NodeIndex
 from homenode.plan.layout import GuestCells
 from homenode.plan.request import Balance, DeviceLocality, GuestRequest
+from homenode.plan.search.allocations import Allocations
 from homenode.plan.search.cost import Cost, request_order
 from homenode.plan.search.devices import DeviceOptions, GpuChoice
-from homenode.plan.search.distances import UNREACHABLE, DistanceMatrix
+from homenode.plan.search.distances import DistanceMatrix, members
 from homenode.plan.search.ladder import MemoryRule, Rung
 from homenode.plan.search.memory import (
+    NodeMemory,
     cell_pages_wanted,
     device_pages,
+    node_memory,
     overhead_bytes,
     page_size_bytes,
 )
-from homenode.plan.search.supply import AllocationCost, Supply, Usable
-from homenode.topology import LOCAL_DISTANCE, Host
+from homenode.plan.search.supply import AllocationCost, Supply, Usable, supply
+from homenode.topology import Host
 
 Split = tuple[tuple[int, int], ...]
 """(node position, sibling groups there), ascending by node."""
@@ -50,7 +52,7 @@ class NamedDevice:
     is_gpu: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SearchProblem:
     """Nodes are positions in `supplies` here, which ascend by node index; sets of them are bits.
 
@@ -58,8 +60,8 @@ class SearchProblem:
     needs. pages: pages that follow the groups, what QEMU needs included; 0 where memory is no
     limit. pages_together: pages that the nodes must hold together, pages_anywhere: that all nodes
     must, 0 = no limit. huge: pages are huge ones, so pools matter. page_bytes: bytes of a page.
-    equal: equal cells are preferred. most_nodes: at most so
-    many. between: shape (nodes, nodes), SLIT. packages: one number per node, from 0. device_pages:
+    equal: equal cells are preferred. most_nodes: at most so many. distances: between the nodes;
+    their packages are numbered from 0. gpu_homes: of each of the GPUs to choose from. device_pages:
     (guest cell, pages) of each memory device, beside `pages`; the n-th cell is on the n-th of the
     nodes chosen. requires_home: no GPU may be away from its node. gpu_nodes: nodes with free GPUs.
     """
@@ -67,33 +69,72 @@ class SearchProblem:
     pack: bool
     first: tuple[str, ...]
     rest: tuple[str, ...]
-    supplies: tuple[Supply, ...]
-    groups: int
-    pages: int
-    pages_together: int
-    pages_anywhere: int
     huge: bool
     page_bytes: int
-    equal: bool
     most_nodes: int
-    between: tuple[tuple[int, ...], ...]
-    packages: tuple[int, ...]
+    distances: DistanceMatrix
     hosts_isolation: bool
     options: DeviceOptions
     named: tuple[NamedDevice, ...]
     gpu_homes: tuple[Home | None, ...]
-    compares_devices: bool
     requires_home: bool
     gpu_nodes: int
+    supplies: tuple[Supply, ...]
+    groups: int
+    equal: bool
+    pages: int = 0
+    pages_together: int = 0
+    pages_anywhere: int = 0
     device_pages: tuple[tuple[int, int], ...] = ()
-    _costs: dict[tuple[int, int], AllocationCost] = field(
-        default_factory=dict, compare=False, repr=False
-    )
 
-    @property
-    def everything(self) -> int:
-        """All nodes, as bits."""
-        return (1 << len(self.supplies)) - 1
+    @cached_property
+    def capacities(self) -> tuple[int, ...]:
+        """Groups that each node can hold, as its memory allows."""
+        return tuple(self.capacity(node) for node in range(len(self.supplies)))
+
+    @cached_property
+    def eligible(self) -> int:
+        """The nodes that can hold a group."""
+        return sum(1 << node for node, groups in enumerate(self.capacities) if groups)
+
+    @cached_property
+    def groups_of_package(self) -> dict[int, int]:
+        """Groups that the nodes of each package can hold."""
+        return {
+            package: sum(self.capacities[node] for node in members(nodes))
+            for package, nodes in self.distances.nodes_of_package.items()
+        }
+
+    @cached_property
+    def earlier_equals(self) -> tuple[int, ...]:
+        """For each node, the last node before it (as a bit) that is alike in all that a search
+        compares; 0 where there is none. Nodes that devices lie on are like no other."""
+        homes = {id(one.home): one.home for one in self.named}
+        homes |= {id(home): home for home in self.gpu_homes if home is not None}
+        of_devices = sum({home.node for home in homes.values()})
+        between = self.distances.between
+        result: list[int] = []
+        last: dict[tuple[object, ...], list[int]] = {}
+        for node, its in enumerate(self.supplies):
+            earlier = 0
+            if not of_devices >> node & 1 and len(its.parts) == 1 and not self.device_pages:
+                key = (
+                    self.distances.packages[node], self.gpu_nodes >> node & 1,
+                    self.capacities[node], its.groups, its.whole_cores,
+                    its.memory.pages, its.memory.pool_pages, tuple(sorted(between[node])),
+                    tuple(home.to_node[node] for home in homes.values()),
+                    tuple((t.isolated, tuple(g for _, g in t.llcs)) for t in its.whole.tiers),
+                )  # fmt: skip
+                like = last.setdefault(key, [])
+                for position, other in enumerate(like):
+                    if _swappable(between, other, node):
+                        earlier = 1 << other
+                        like[position] = node
+                        break
+                else:
+                    like.append(node)
+            result.append(earlier)
+        return tuple(result)
 
     def key(self) -> tuple[object, ...]:
         """Equal for problems of one host of which all or none have a solution."""
@@ -149,6 +190,10 @@ class SearchProblem:
             held[cell if cell < cells else 0] += pages
         return tuple(held)
 
+    @cached_property
+    def _costs(self) -> dict[tuple[int, int], AllocationCost]:
+        return {}
+
     def cost_of(self, node: int, groups: int) -> AllocationCost:
         """What so many groups on the node come to. Remembered: a search asks for it often."""
         known = self._costs.get((node, groups))
@@ -168,6 +213,7 @@ class SearchProblem:
     ) -> Cost:
         """The whole cost. nearness: (device class, GPUs away from home)."""
         nodes = [node for node, _ in split]
+        packages = self.distances.packages
         unisolated, llcs, more_packages, short = 0, 0, 0, 0
         for node, groups in split:
             found = self.cost_of(node, groups)
@@ -178,10 +224,10 @@ class SearchProblem:
         sign = 1 if self.pack else -1
         return Cost(
             device_class=nearness[0],
-            packages_spanned=len({self.packages[node] for node in nodes}) + more_packages,
+            packages_spanned=len({packages[node] for node in nodes}) + more_packages,
             gpus_away_from_home=nearness[1],
             nodes_spanned=len(nodes),
-            node_distance=self.distance(nodes),
+            node_distance=self.distances.worst(sum(1 << node for node in nodes)),
             device_distance=device_distance,
             gpu_link_groups=gpus.link_groups,
             gpu_sets_lost=gpus.sets_lost,
@@ -198,88 +244,130 @@ class SearchProblem:
             gpus=self.options.positions(gpus.gpus),
         )
 
-    def distance(self, nodes: Sequence[int]) -> int:
-        """The worst distance between two of these nodes."""
-        return max(
-            (self.between[a][b] for i, a in enumerate(nodes) for b in nodes[i + 1 :]),
-            default=LOCAL_DISTANCE,
-        )
 
-    def unreachable(self) -> tuple[int, ...]:
-        """For each node, the nodes (bits) that it cannot reach."""
-        return tuple(
-            sum(1 << other for other, distance in enumerate(row) if distance == UNREACHABLE)
-            for row in self.between
-        )
+@dataclass(frozen=True)
+class PlacementSearch:
+    """What a search for one VM works with, whatever the rung: the problem of each rung.
 
+    free: without and with the cores that serve other emulators. What several rungs share is
+    remembered.
+    """
 
-def search_problem(
-    host: Host,
-    request: GuestRequest,
-    rung: Rung,
-    free: Usable,
-    supplies: tuple[Supply, ...],
-    distances: DistanceMatrix,
-    among: DistanceMatrix,
-    options: DeviceOptions,
-    homes: dict[NodeIndex, Home],
-) -> SearchProblem:
-    """The problem of one rung, with what each node supplies on it. distances: of the host's
-    nodes; among: of those with PUs. homes: those known so far."""
-    page = page_size_bytes(host, request)
-    positions = [cores.position for cores in free.nodes]
-    packages = dict.fromkeys(distances.packages[position] for position in positions)
-    at = {node.index: position for position, node in enumerate(host.nodes)}
-    bit = {cores.index: 1 << i for i, cores in enumerate(free.nodes)}
+    host: Host
+    request: GuestRequest
+    others: Allocations
+    options: DeviceOptions
+    distances: DistanceMatrix
+    free: tuple[Usable, Usable]
+    _supplies: dict[tuple[object, ...], tuple[Supply, ...]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    _memory: dict[bool, dict[NodeIndex, NodeMemory]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
-    def home(node: NodeIndex) -> Home:
-        if node not in homes:
-            by_package = distances.to_packages(at[node])
-            homes[node] = Home(
-                bit.get(node, 0),
-                tuple(by_package[package] for package in packages),
-                tuple(distances.between[at[node]][p] for p in positions),
+    def free_on(self, rung: Rung) -> Usable:
+        return self.free[not rung.keeps_core]
+
+    def memory_on(self, rung: Rung) -> dict[NodeIndex, NodeMemory]:
+        if rung.keeps_memory not in self._memory:
+            self._memory[rung.keeps_memory] = node_memory(
+                self.host, self.request, keeps_reserve=rung.keeps_memory
             )
-        return homes[node]
+        return self._memory[rung.keeps_memory]
 
-    ignores = request.device_locality is DeviceLocality.IGNORE
-    free_gpu_nodes = (bit.get(gpu.home, 0) for gpu in options.gpus if gpu.home is not None)
-    whole = cell_pages_wanted(host, request)
-    by_cell = (
-        rung.memory is not MemoryRule.ELSEWHERE
-        and request.layout.cells is GuestCells.MIRRORED
-        and not rung.mixed
-    )
-    devices = device_pages(host, request)
-    if not by_cell:
-        whole += sum(pages for _, pages in devices)
-    if rung.keeps_memory and request.page_bytes is None:
-        whole += -(-overhead_bytes(request) // page)
-    first, rest = request_order(request)
-    count = len(supplies)
-    return SearchProblem(
-        pack=request.balance is Balance.PACK or (request.balance is None and options.has_gpus),
-        first=first,
-        rest=rest,
-        supplies=supplies,
-        groups=rung.groups,
-        pages=whole if rung.memory is MemoryRule.FOLLOWS else 0,
-        pages_together=whole if rung.memory is MemoryRule.UNEVEN else 0,
-        pages_anywhere=whole if rung.memory is MemoryRule.ELSEWHERE else 0,
-        huge=request.page_bytes is not None,
-        page_bytes=page,
-        equal=rung.equal,
-        most_nodes=count if request.max_nodes is None else min(count, request.max_nodes),
-        between=among.between,
-        packages=among.packages,
-        hosts_isolation=bool(free.isolated),
-        options=options,
-        named=() if ignores else tuple(NamedDevice(home(n), p, g) for n, p, g in options.homes),
-        gpu_homes=tuple(
-            None if gpu.home is None or ignores else home(gpu.home) for gpu in options.gpus
-        ),
-        compares_devices="device_class" in first and not ignores,
-        requires_home=request.device_locality is DeviceLocality.REQUIRE,
-        gpu_nodes=0 if options.has_gpus else reduce(or_, free_gpu_nodes, 0),
-        device_pages=devices if by_cell else (),
-    )
+    def supplies(self, rung: Rung) -> tuple[Supply, ...]:
+        """What each node with PUs gives on a rung."""
+        free, memory = self.free_on(rung), self.memory_on(rung)
+        key = (id(free), rung.grouping, rung.keeps_memory)
+        if key not in self._supplies:
+            like = self._supplies.get((*key[:2], not rung.keeps_memory))
+            self._supplies[key] = (
+                tuple(supply(cores, memory[cores.index], rung.grouping) for cores in free.nodes)
+                if like is None
+                else tuple(replace(one, memory=memory[one.cores.index]) for one in like)
+            )
+        return self._supplies[key]
+
+    def problem(self, rung: Rung) -> SearchProblem:
+        """The problem of a rung."""
+        host, request = self.host, self.request
+        pages = cell_pages_wanted(host, request)
+        devices = device_pages(host, request)
+        by_cell = (
+            rung.memory is not MemoryRule.ELSEWHERE
+            and request.layout.cells is GuestCells.MIRRORED
+            and not rung.mixed
+        )
+        if not by_cell:
+            pages += sum(pages for _, pages in devices)
+        if rung.keeps_memory and request.page_bytes is None:
+            pages += -(-overhead_bytes(request) // self._bare.page_bytes)
+        return replace(
+            self._bare,
+            supplies=self.supplies(rung),
+            groups=rung.groups,
+            equal=rung.equal,
+            pages=pages if rung.memory is MemoryRule.FOLLOWS else 0,
+            pages_together=pages if rung.memory is MemoryRule.UNEVEN else 0,
+            pages_anywhere=pages if rung.memory is MemoryRule.ELSEWHERE else 0,
+            device_pages=devices if by_cell else (),
+        )
+
+    @cached_property
+    def _bare(self) -> SearchProblem:
+        """What the problems of all rungs have in common."""
+        request, options, nodes = self.request, self.options, self.free[0].nodes
+        ignores = request.device_locality is DeviceLocality.IGNORE
+        bit = {cores.index: 1 << i for i, cores in enumerate(nodes)}
+        of_gpus = {gpu.home for gpu in options.gpus if gpu.home is not None}
+        homes = set() if ignores else {node for node, *_ in options.homes}
+        if options.count and not ignores:
+            homes |= of_gpus
+        home = self._homes(homes, bit)
+        first, rest = request_order(request)
+        return SearchProblem(
+            pack=request.balance is Balance.PACK or (request.balance is None and options.has_gpus),
+            first=first,
+            rest=rest,
+            huge=request.page_bytes is not None,
+            page_bytes=page_size_bytes(self.host, request),
+            most_nodes=min(len(nodes), request.max_nodes or len(nodes)),
+            distances=self.distances.among([cores.position for cores in nodes]),
+            hosts_isolation=bool(self.free[0].isolated),
+            options=options,
+            named=() if ignores else tuple(NamedDevice(home[n], p, g) for n, p, g in options.homes),
+            gpu_homes=tuple(
+                None if gpu.home is None else home.get(gpu.home)
+                for gpu in (options.gpus if options.count else ())
+            ),
+            requires_home=request.device_locality is DeviceLocality.REQUIRE,
+            gpu_nodes=0 if options.has_gpus else sum(bit.get(node, 0) for node in of_gpus),
+            supplies=(),
+            groups=0,
+            equal=False,
+        )
+
+    def _homes(self, nodes: set[NodeIndex], bit: dict[NodeIndex, int]) -> dict[NodeIndex, Home]:
+        """These nodes as those with PUs, which have these bits, see them."""
+        distances, positions = self.distances, [cores.position for cores in self.free[0].nodes]
+        packages = dict.fromkeys(distances.packages[position] for position in positions)
+        found = {}
+        for position, node in enumerate(self.host.nodes):
+            if node.index in nodes:
+                by_package = distances.to_packages(position)
+                found[node.index] = Home(
+                    bit.get(node.index, 0),
+                    tuple(by_package[package] for package in packages),
+                    tuple(distances.between[position][other] for other in positions),
+                )
+        return found
+
+
+def _swappable(between: Sequence[Sequence[int]], a: int, b: int) -> bool:
+    """Whether two nodes are as far from every other node."""
+    if between[a] == between[b]:
+        return True
+    first, second = list(between[a]), list(between[b])
+    first[a], first[b] = first[b], first[a]
+    return first == second

@@ -70,7 +70,7 @@ def single_nodes(
             detail = f"{where}: needs {_groups_text(rung, need)}, {supply.groups} free"
             held = _held(request, supply, free, others)
             yield Rejection(
-                "pus" if rung.counts_pus else "cores",
+                "pus" if rung.grouping.counts_pus else "cores",
                 indices,
                 f"{detail}; {held}" if held else detail,
             )
@@ -96,7 +96,7 @@ def whole_host(host: Host, request: GuestRequest, problem: SearchProblem, rung: 
     wanted += sum(pages for _, pages in problem.device_pages)
     if total < problem.groups:
         return Rejection(
-            "pus" if rung.counts_pus else "cores", indices,
+            "pus" if rung.grouping.counts_pus else "cores", indices,
             f"{_together(indices)}: need {_groups_text(rung, problem.groups)}, {total} free",
         )  # fmt: skip
     if len(known) == len(free) and sum(known) < wanted:
@@ -159,7 +159,7 @@ def with_hint(
 def room_for(request: GuestRequest, problem: SearchProblem, rung: Rung) -> int:
     """vCPUs that the cores of a rung have room for, whatever their memory."""
     total = sum(supply.groups for supply in problem.supplies)
-    return total * (rung.threads if request.keep_vcpus or rung.falls_back else 1)
+    return total * (rung.grouping.threads if request.keep_vcpus or rung.falls_back else 1)
 
 
 def host_core(request: GuestRequest, problem: SearchProblem) -> Rejection:
@@ -177,11 +177,11 @@ def most_vcpus(request: GuestRequest, problem: SearchProblem, rung: Rung) -> int
     tries = range(min(problem.groups - 1, total), 0, -1)
     place = bisect_left(tries, True, key=lambda groups: fits(_smaller(problem, groups)))
     groups = tries[place] if place < len(tries) else 0
-    return groups * (rung.threads if request.keep_vcpus or rung.falls_back else 1)
+    return groups * (rung.grouping.threads if request.keep_vcpus or rung.falls_back else 1)
 
 
 def _smaller(problem: SearchProblem, groups: int) -> SearchProblem:
-    return replace(problem, groups=groups, most_nodes=min(problem.most_nodes, groups), _costs={})
+    return replace(problem, groups=groups, most_nodes=min(problem.most_nodes, groups))
 
 
 def refusal(
@@ -209,12 +209,13 @@ def refusal(
 
 
 def _groups_text(rung: Rung, groups: int) -> str:
-    kind = " performance" if rung.kinds == {CoreKind.PERFORMANCE} else ""
-    if rung.counts_pus:
-        if rung.threads == 1:
+    threads, kinds, counts_pus = rung.grouping
+    kind = " performance" if kinds == {CoreKind.PERFORMANCE} else ""
+    if counts_pus:
+        if threads == 1:
             return f"{groups} free{kind} PUs"
-        return f"{groups} groups of {rung.threads} free siblings ({groups * rung.threads} PUs)"
-    siblings = f" of {rung.threads} PUs" if rung.threads > 1 else ""
+        return f"{groups} groups of {threads} free siblings ({groups * threads} PUs)"
+    siblings = f" of {threads} PUs" if threads > 1 else ""
     return f"{groups} free whole{kind} cores{siblings}"
 
 

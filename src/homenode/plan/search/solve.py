@@ -6,9 +6,12 @@ best are worked out: the split over the nodes, then the GPUs. docs/decisions/001
 """
 
 from bisect import insort
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from operator import itemgetter
+from typing import NamedTuple
 
 from homenode.plan.search.candidates import Candidates
 from homenode.plan.search.cost import Cost
@@ -54,31 +57,27 @@ def solve(problem: SearchProblem) -> Solution | None:
     Equal cells are preferred while they cost no class of device distance, no package and no GPU
     its home.
     """
-    if not Candidates(problem, equal=False).can_hold():
+    if sum(problem.capacities) < problem.groups:
         return None
-    if not problem.equal:
-        return _Search(problem, equal=False).best()
-    found = _Search(problem, equal=True).best()
+    terms = FirstTerms(problem)
+    found = _Search(terms, equal=True).best if problem.equal else None
     if found is not None and _is_local(found.best.cost):
         return found
-    uneven = _Search(problem, equal=False)
-    if found is not None and uneven.cannot_beat(found.best.cost):
+    uneven = _Search(terms, equal=False)
+    if found is None:
+        return uneven.best
+    nearness = uneven.least_nearness(found.best.cost)
+    cost = found.best.cost
+    costs = cost.device_class, cost.packages_spanned, cost.gpus_away_from_home
+    if all(mine <= theirs for mine, theirs in zip(costs, nearness, strict=True)):
         return found
-    nearness = uneven.least_nearness()
-    if nearness is None:
-        return found
-    if found is not None:
-        cost = found.best.cost
-        costs = (cost.device_class, cost.packages_spanned, cost.gpus_away_from_home)
-        if all(mine <= theirs for mine, theirs in zip(costs, nearness, strict=True)):
-            return found
-    return uneven.best()
+    return uneven.best
 
 
 def may_be_nearer(problem: SearchProblem, cost: Cost) -> bool:
     """Whether the problem may have a placing of nearer devices or of fewer packages than this; a
     few sums, without a search."""
-    return not _Search(problem, equal=False).cannot_beat(cost)
+    return not _Search(FirstTerms(problem), equal=False).cannot_beat(cost)
 
 
 def _is_local(cost: Cost) -> bool:
@@ -94,282 +93,332 @@ def fits(problem: SearchProblem) -> bool:
 
 def solve_fixed(problem: SearchProblem, splits: Iterable[Split]) -> Solution | None:
     """The best of these splits, with the GPUs that suit it best."""
-    search = _Search(problem, equal=False)
+    terms = FirstTerms(problem)
+    search = _Search(terms, equal=False)
     found = []
     for split in splits:
         nodes = sum(1 << node for node, _ in split)
-        first = search.first_terms(nodes)
+        first = terms.of(nodes)
         if first is not None:
-            for placing in search._work_out(nodes, None, [groups for _, groups in split]):
-                found.append((first, search._rest_of(placing.cost), placing))
+            choices = search.choices(nodes, [groups for _, groups in split])
+            for placing in search.work_out(nodes, choices):
+                found.append((first, search.rest_of(placing), placing))
     found.sort(key=lambda item: item[:2])
     if not found:
         return None
     placings = [placing for *_, placing in found]
-    runners = tuple(_distinct(placings, placings[0])[:MOST_RUNNERS_UP])
+    runners = tuple(_distinct(placings)[:MOST_RUNNERS_UP])
     return Solution(placings[0], True if search.exact else None, runners)
 
 
-class _Search:
-    """One search, over equal splits or over all."""
+class Choice(NamedTuple):
+    """A choice of GPUs for a set of nodes, and the groups that keep the devices nearest."""
 
-    def __init__(self, problem: SearchProblem, *, equal: bool) -> None:
+    device_distance: int
+    gpus: GpuSelection
+    ranges: tuple[GroupRange, ...]
+
+
+class FirstTerms:
+    """What a set of nodes comes to with the GPUs that suit it best: the terms that the set alone
+    decides. homes: GPUs to choose from by home. partitions: (GPUs, (home, functions there) …) of
+    each set that may be chosen."""
+
+    def __init__(self, problem: SearchProblem) -> None:
         self.problem = problem
-        self.equal = equal
-        self.exact = True
-        self.candidates = Candidates(problem, equal=equal)
         options = problem.options
-        by_home: dict[int, tuple[Home | None, dict[int, int]]] = {}
-        for gpu in options.gpus:
-            if options.open >> gpu.number & 1:
-                home = problem.gpu_homes[gpu.number]
-                weights = by_home.setdefault(id(home), (home, {}))[1]
-                weights[gpu.weight] = weights.get(gpu.weight, 0) | 1 << gpu.number
-        self.homes = tuple(
-            HomeGpus(home, tuple(sorted(weights.items()))) for home, weights in by_home.values()
+        self.homes: tuple[HomeGpus, ...] = ()
+        self.partitions: tuple[tuple[int, tuple[tuple[Home | None, int], ...]], ...] = ()
+        if options.count:
+            self.homes = _homes(problem)
+            self.partitions = tuple(
+                (gpus, _functions_at(problem, gpus)) for gpus in options.partitions or ()
+            )
+        self._classes: dict[int, tuple[int, int]] = {}
+        named: dict[int, int] = {}
+        for one in problem.named:
+            if one.is_gpu:
+                named[one.home.node] = named.get(one.home.node, 0) + 1
+        self._named_nowhere = named.pop(0, 0)
+        self._named_homes = _by_count(named)
+        self._open_homes = _by_count(
+            {one.home.node: one.count for one in self.homes if one.home is not None}
         )
-        self.partitions = self._partitions()
-        self._classes: dict[int, tuple[int, int | None]] = {}
-        named = Counter(one.home.node for one in problem.named if one.is_gpu)
-        self._named_gpu_homes = tuple(named.items())
-        self._ranked: list[tuple[tuple[int, ...], int]] | None = None
-        self._named_rows = tuple(
+        self._homeless = sum(one.count for one in self.homes if one.home is None)
+        self._compares_away = bool(problem.named or options.count)
+        self.named_rows = tuple(
             sum(device.home.to_node[node] for device in problem.named)
             for node in range(len(problem.supplies))
         )
 
-    def _partitions(self) -> tuple[tuple[int, tuple[tuple[Home | None, int], ...]], ...]:
-        """(GPUs, (home, functions there) …) of each set that may be chosen."""
-        sets = self.problem.options.partitions
-        if sets is None:
-            return ()
-        result = []
-        for gpus in sets:
-            there: dict[int, tuple[Home | None, int]] = {}
-            for number in members(gpus):
-                home = self.problem.gpu_homes[number]
-                weight = self.problem.options.gpus[number].weight
-                there[id(home)] = (home, there.get(id(home), (home, 0))[1] + weight)
-            result.append((gpus, tuple(there.values())))
-        return tuple(result)
-
-    # The first terms: what a set of nodes comes to with the GPUs that suit it best.
-
     def device_class(self, packages: int) -> int:
         """The class of the worst device, for a set of packages (bits)."""
+        return self._class_and_limit(packages)[0]
+
+    def _class_and_limit(self, packages: int) -> tuple[int, int]:
+        """(class of the worst device, greatest class of a chosen GPU)."""
         known = self._classes.get(packages)
         if known is None:
-            known = self._device_class(packages)
-            self._classes[packages] = known
-        return known[0]
+            known = self._classes[packages] = self._device_class(packages)
+        return known
 
-    def _limit(self, packages: int) -> int | None:
-        """The greatest class of a chosen GPU; None without a choice."""
-        self.device_class(packages)
-        return self._classes[packages][1]
-
-    def _device_class(self, packages: int) -> tuple[int, int | None]:
+    def _device_class(self, packages: int) -> tuple[int, int]:
         problem = self.problem
+        chosen = tuple(members(packages))
 
         def nearest(home: Home | None) -> int:
-            return 0 if home is None else min(home.to_package[p] for p in members(packages))
+            return 0 if home is None else min(home.to_package[package] for package in chosen)
 
         pulling = {id(one.home): one.home for one in problem.named if one.pulls}
         worst = max(map(nearest, pulling.values()), default=0)
         count = problem.options.count
         if not count:
-            return worst, None
+            return worst, worst
+        # What named devices cost anyway costs nothing more.
         if self.partitions:
-            limit = min(max(nearest(home) for home, _ in homes) for _, homes in self.partitions)
-            return max(worst, limit), max(worst, limit)
-        for limit, home in sorted(
-            ((nearest(one.home), one) for one in self.homes), key=lambda item: item[0]
-        ):
-            count -= home.count
+            least = min(max(nearest(home) for home, _ in homes) for _, homes in self.partitions)
+            return max(worst, least), max(worst, least)
+        for limit, number in sorted((nearest(one.home), one.count) for one in self.homes):
+            count -= number
             if count <= 0:
-                # What named devices cost anyway costs nothing more.
                 return max(worst, limit), max(worst, limit)
         return worst, worst
 
-    def away(self, nodes: int, packages: int) -> int:
-        """GPUs away from home, for a set of nodes (bits) in these packages (bits)."""
-        problem = self.problem
-        away = sum(count for home, count in self._named_gpu_homes if not home & nodes)
-        count = problem.options.count
+    def away(self, nodes: int) -> int:
+        """GPUs away from home, for a set of nodes (bits)."""
+        away = self._named_nowhere
+        for each, homes in self._named_homes:
+            away += each * (homes & ~nodes).bit_count()
+        count = self.problem.options.count
         if not count:
             return away
         if self.partitions:
-            return away + min(
-                self._set_away(gpus, nodes) for gpus in self._near_partitions(packages)
-            )
-        at_home = sum(one.count for one in self.homes if one.home is None or one.home.node & nodes)
-        return away + max(0, count - at_home)
+            return away + min(self.set_away(gpus, nodes) for gpus in self.near_partitions(nodes))
+        here = sum(each * (homes & nodes).bit_count() for each, homes in self._open_homes)
+        return away + max(0, count - self._homeless - here)
 
-    def _near_partitions(self, packages: int) -> Iterator[int]:
-        limit = self._limit(packages) or 0
+    def near_homes(self, nodes: int) -> tuple[list[HomeGpus], list[HomeGpus]]:
+        """(GPUs to choose from at home on these nodes or anywhere, others that are near enough)."""
+        packages = self.problem.distances.packages_of(nodes)
+        limit = self._class_and_limit(packages)[1]
+        chosen = tuple(members(packages))
+        at_home, others = [], []
+        for one in self.homes:
+            if one.home is None or one.home.node & nodes:
+                at_home.append(one)
+            elif min(one.home.to_package[package] for package in chosen) <= limit:
+                others.append(one)
+        return at_home, others
+
+    def near_partitions(self, nodes: int) -> Iterator[int]:
+        """Sets that may be chosen and are near enough."""
+        packages = self.problem.distances.packages_of(nodes)
+        limit = self._class_and_limit(packages)[1]
+        chosen = tuple(members(packages))
         for gpus, homes in self.partitions:
             if all(
-                home is None or min(home.to_package[p] for p in members(packages)) <= limit
+                home is None or min(home.to_package[package] for package in chosen) <= limit
                 for home, _ in homes
             ):
                 yield gpus
 
-    def _set_away(self, gpus: int, nodes: int) -> int:
+    def set_away(self, gpus: int, nodes: int) -> int:
         homes = (self.problem.gpu_homes[number] for number in members(gpus))
         return sum(home is not None and not home.node & nodes for home in homes)
 
-    def first_terms(
-        self, nodes: int, most: tuple[int, ...] | None = None
-    ) -> tuple[int, ...] | None:
+    def of(self, nodes: int, most: tuple[int, ...] = ()) -> tuple[int, ...] | None:
         """The first terms of a set of nodes; None where a GPU must not be away and is, and where
         they are more than `most`."""
-        candidates, problem = self.candidates, self.problem
-        packages = candidates.packages_of(nodes)
-        away = self.away(nodes, packages) if problem.named or problem.options.count else 0
+        problem = self.problem
+        packages = problem.distances.packages_of(nodes)
+        away = self.away(nodes) if self._compares_away else 0
         if away and problem.requires_home:
             return None
-        result = []
-        for name in problem.first:
-            if name == "device_class":
-                result.append(self.device_class(packages))
-            elif name == "packages_spanned":
-                result.append(packages.bit_count())
-            elif name == "gpus_away_from_home":
-                result.append(away)
+        result: list[int] = []
+        is_tied = bool(most)
+        for i, name in enumerate(problem.first):
+            if name == "nodes_spanned":
+                value = nodes.bit_count()
             elif name == "node_distance":
-                result.append(candidates.distance(nodes))
+                value = problem.distances.worst(nodes)
+            elif name == "device_class":
+                value = self.device_class(packages)
+            elif name == "packages_spanned":
+                value = packages.bit_count()
+            elif name == "gpus_away_from_home":
+                value = away
             else:
-                number = nodes.bit_count()
-                result.append(-number if name == "minus_nodes_spanned" else number)
-            if most is not None and tuple(result) > most[: len(result)]:
-                return None
+                value = -nodes.bit_count()
+            if is_tied and value != most[i]:
+                if value > most[i]:
+                    return None
+                is_tied = False
+            result.append(value)
         return tuple(result)
 
+
+def _homes(problem: SearchProblem) -> tuple[HomeGpus, ...]:
+    """The GPUs to choose from, by home."""
+    by_home: dict[int, tuple[Home | None, dict[int, int]]] = {}
+    for gpu in problem.options.gpus:
+        if problem.options.open >> gpu.number & 1:
+            home = problem.gpu_homes[gpu.number]
+            weights = by_home.setdefault(id(home), (home, {}))[1]
+            weights[gpu.weight] = weights.get(gpu.weight, 0) | 1 << gpu.number
+    return tuple(
+        HomeGpus(home, tuple(sorted(weights.items())), sum(g.bit_count() for g in weights.values()))
+        for home, weights in by_home.values()
+    )
+
+
+def _functions_at(problem: SearchProblem, gpus: int) -> tuple[tuple[Home | None, int], ...]:
+    """Functions that these GPUs bring, by home."""
+    there: dict[int, tuple[Home | None, int]] = {}
+    for number in members(gpus):
+        home = problem.gpu_homes[number]
+        weight = problem.options.gpus[number].weight
+        there[id(home)] = (home, there.get(id(home), (home, 0))[1] + weight)
+    return tuple(there.values())
+
+
+def _by_count(count_of_node: dict[int, int]) -> tuple[tuple[int, int], ...]:
+    """(count, nodes with so many) from the count of each node (a bit)."""
+    nodes: dict[int, int] = {}
+    for node, count in count_of_node.items():
+        nodes[count] = nodes.get(count, 0) | node
+    return tuple(nodes.items())
+
+
+class _Search:
+    """One search, over equal splits or over all."""
+
+    def __init__(self, terms: FirstTerms, *, equal: bool) -> None:
+        self.problem = terms.problem
+        self.terms = terms
+        self.equal = equal
+        self.exact = True
+        self.candidates = Candidates(terms.problem, equal=equal)
+
+    @cached_property
     def ranked(self) -> list[tuple[tuple[int, ...], int]]:
         """(first terms, nodes) of sets of nodes that hold the VM, the least first: at least all of
         the least terms."""
-        if self._ranked is None:
-            found = []
-            least: list[tuple[int, ...]] = []
-            for bound, sets in self.candidates.groups(self.device_class):
-                if least and bound > least[0][: len(bound)]:
-                    break
-                for nodes in sets:
-                    most = least[-1] if len(least) > MOST_RUNNERS_UP else None
-                    terms = self.first_terms(nodes, most)
-                    if terms is not None:
-                        found.append((terms, nodes))
-                        insort(least, terms)
-                        del least[MOST_RUNNERS_UP + 1 :]
-            found.sort()
-            self._ranked = found
-        return self._ranked
+        found = []
+        least: list[tuple[int, ...]] = []
+        for bound, sets in self.candidates.groups(self.terms.device_class):
+            if least and bound > least[0][: len(bound)]:
+                break
+            for nodes in sets:
+                terms = self.terms.of(nodes, least[-1] if len(least) > MOST_RUNNERS_UP else ())
+                if terms is not None:
+                    found.append((terms, nodes))
+                    insort(least, terms)
+                    del least[MOST_RUNNERS_UP + 1 :]
+        found.sort()
+        return found
 
-    def least_nearness(self) -> tuple[int, int, int] | None:
-        """(device class, packages, GPUs away) of the best set of nodes; None where none fits."""
-        ranked = self.ranked()
-        if not ranked:
-            return None
+    def least_nearness(self, cost: Cost) -> tuple[int, int, int]:
+        """(device class, packages, GPUs away) of the best set of nodes, or this cost's where none
+        can be less."""
+        here = cost.device_class, cost.packages_spanned, cost.gpus_away_from_home
+        if self.cannot_beat(cost):
+            return here
         if "device_class" not in self.problem.first:
-            found = self.best()
-            cost = None if found is None else found.best.cost
-            return cost and (cost.device_class, cost.packages_spanned, cost.gpus_away_from_home)
-        nodes = ranked[0][1]
-        packages = self.candidates.packages_of(nodes)
-        return (
-            self.device_class(packages), packages.bit_count(), self.away(nodes, packages),
-        )  # fmt: skip
+            found = self.best
+            if found is None:
+                return here
+            best = found.best.cost
+            return best.device_class, best.packages_spanned, best.gpus_away_from_home
+        if not self.ranked:
+            return here
+        nodes = self.ranked[0][1]
+        packages = self.problem.distances.packages_of(nodes)
+        return self.terms.device_class(packages), packages.bit_count(), self.terms.away(nodes)
 
     def cannot_beat(self, cost: Cost) -> bool:
         """Whether no split could cost fewer packages, nearer devices or more homes."""
-        bound, _ = next(self.candidates.groups(self.device_class), ((), ()))
-        here = cost.device_class, cost.packages_spanned
-        return bound == here and cost.gpus_away_from_home == 0
+        if cost.gpus_away_from_home:
+            return False
+        bound, _ = next(self.candidates.groups(self.terms.device_class), ((), ()))
+        return bound == (cost.device_class, cost.packages_spanned)
 
     # The rest: the split and the GPUs of one set of nodes.
 
+    @cached_property
     def best(self) -> Solution | None:
-        ranked = self.ranked()
+        ranked = self.ranked
         if not ranked:
             return None
         least = ranked[0][0]
         tied = [nodes for terms, nodes in ranked if terms == least]
+        others = [nodes for _, nodes in ranked[len(tied) :]]
         if len(tied) > MOST_WORKED_OUT:
+            others = tied[MOST_WORKED_OUT:] + others
             tied = tied[:MOST_WORKED_OUT]
             self.exact = False
-        done: list[tuple[tuple[object, ...], Placing]] = []
-        bound: int | None = None
-        for nodes in tied:
-            for placing in self._work_out(nodes, bound):
-                done.append((self._rest_of(placing.cost), placing))
-                if "device_distance" in self.problem.rest:
-                    bound = (
-                        placing.cost.device_distance
-                        if bound is None
-                        else min(bound, placing.cost.device_distance)
-                    )
-        if not done:
-            return None
-        done.sort(key=lambda item: item[0])
-        best = done[0][1]
-        runners = _distinct([placing for _, placing in done], best)
-        for _, nodes in ranked:
-            if len(runners) >= MOST_RUNNERS_UP:
-                break
-            if nodes not in tied:
-                more = list(self._work_out(nodes, None))
-                more.sort(key=lambda placing: self._rest_of(placing.cost))
-                runners += _distinct(more[:1], best)
+        choices = [(nodes, self.choices(nodes)) for nodes in tied]
+        choices.sort(key=lambda item: item[1][0].device_distance)
+        nearest = choices[0][1][0].device_distance
+        near = [item for item in choices if item[1][0].device_distance == nearest]
+        done = [placing for item in near for placing in self.work_out(*item)]
+        done.sort(key=self.rest_of)
         is_exact = self.exact and self.candidates.exact
         if not is_exact:
-            is_exact = self.candidates.is_least(best.cost) and len(tied) <= MOST_WORKED_OUT
-        return Solution(best, True if is_exact else None, tuple(runners[:MOST_RUNNERS_UP]))
+            is_exact = self.candidates.is_least(done[0].cost) and len(tied) <= MOST_WORKED_OUT
+        runners = _distinct(done)
+        more = (nodes for nodes in (*(nodes for nodes, _ in choices[len(near) :]), *others))
+        for nodes in islice(more, max(0, MOST_RUNNERS_UP - len(runners))):
+            runners.append(min(self.work_out(nodes, self.choices(nodes)), key=self.rest_of))
+        return Solution(done[0], True if is_exact else None, tuple(runners[:MOST_RUNNERS_UP]))
 
-    def _rest_of(self, cost: Cost) -> tuple[object, ...]:
-        return tuple(getattr(cost, name) for name in self.problem.rest)
+    @cached_property
+    def rest_of(self) -> Callable[[Placing], tuple[object, ...]]:
+        """The terms of a placing that come after the first ones."""
+        terms = itemgetter(*(Cost._fields.index(name) for name in self.problem.rest))
+        return lambda placing: terms(placing.cost)
 
-    def _work_out(
-        self, nodes: int, bound: int | None, fixed: Sequence[int] = ()
-    ) -> Iterator[Placing]:
-        """The best placings on one set of nodes; none where all cost more than `bound` in
-        device_distance. fixed: the groups of each node, where they are given."""
+    def choices(self, nodes: int, fixed: Sequence[int] = ()) -> list[Choice]:
+        """The nearest choices of GPUs and groups for one set of nodes. fixed: the groups of each
+        node, where they are given."""
         problem = self.problem
         positions = tuple(members(nodes))
-        packages = self.candidates.packages_of(nodes)
-        nearness = (self.device_class(packages), self.away(nodes, packages))
         ranges = (
             tuple(GroupRange(groups, groups) for groups in fixed)
             if fixed
             else self.candidates.ranges(positions)
         )
-        found: list[tuple[int, GpuSelection, tuple[GroupRange, ...]]] = []
-        for gpus, rows in self._gpu_choices(nodes, packages, ranges):
-            weighted = [
-                self._named_rows[node] + row for node, row in zip(positions, rows, strict=True)
+        if "device_distance" not in problem.rest:
+            return [Choice(0, gpus, ranges) for gpus, _ in self._gpu_choices(nodes, ranges)]
+        found: list[Choice] = []
+        for gpus, rows in self._gpu_choices(nodes, ranges):
+            weights = [
+                self.terms.named_rows[node] + row for node, row in zip(positions, rows, strict=True)
             ]
-            narrowed, distance = _nearest(ranges, weighted, problem.groups)
-            if "device_distance" not in problem.rest:
-                narrowed, distance = ranges, 0
-            found.append((distance, gpus, narrowed))
-        if not found:
-            return
-        least = min(distance for distance, *_ in found)
-        if bound is not None and least > bound:
-            return
-        for distance, gpus, narrowed in found:
-            if distance != least:
-                continue
+            narrowed, distance = _nearest(ranges, weights, problem.groups)
+            if found and distance < found[0].device_distance:
+                found.clear()
+            if not found or distance == found[0].device_distance:
+                found.append(Choice(distance, gpus, narrowed))
+        return found
+
+    def work_out(self, nodes: int, choices: Sequence[Choice]) -> Iterator[Placing]:
+        """The best placing on one set of nodes for each of these choices."""
+        problem = self.problem
+        positions = tuple(members(nodes))
+        packages = problem.distances.packages_of(nodes)
+        nearness = (self.terms.device_class(packages), self.terms.away(nodes))
+        for distance, gpus, ranges in choices:
             chosen = problem.options.least_lost(gpus.sure, gpus.tied)
             if not problem.options.has_gpus:
                 lost = (nodes & problem.gpu_nodes).bit_count()
                 chosen = chosen._replace(sets_lost=lost)
-            split, exact = least_split(problem, positions, narrowed)
+            split, exact = least_split(problem, positions, ranges)
             self.exact &= chosen.is_complete and exact
             cost = problem.cost(split, chosen, nearness, distance)
             yield Placing(split, chosen.gpus, cost)
 
     def _gpu_choices(
-        self, nodes: int, packages: int, ranges: Sequence[GroupRange]
+        self, nodes: int, ranges: Sequence[GroupRange]
     ) -> Iterator[tuple[GpuSelection, tuple[int, ...]]]:
         """Choices of GPUs as near as can be, each with its functions' distance to each node."""
         problem = self.problem
@@ -378,23 +427,16 @@ class _Search:
         if not problem.options.count:
             yield GpuSelection(0), nothing
             return
-        if self.partitions:
-            weights = dict(self.partitions)
-            near = list(self._near_partitions(packages))
-            least = min(self._set_away(gpus, nodes) for gpus in near)
-            for gpus in near:
-                if self._set_away(gpus, nodes) == least:
-                    yield GpuSelection(gpus), distance_rows(weights[gpus], positions)
+        terms = self.terms
+        if terms.partitions:
+            functions = dict(terms.partitions)
+            near = [(gpus, terms.set_away(gpus, nodes)) for gpus in terms.near_partitions(nodes)]
+            least = min(away for _, away in near)
+            for gpus, away in near:
+                if away == least:
+                    yield GpuSelection(gpus), distance_rows(functions[gpus], positions)
             return
-        limit = self._limit(packages) or 0
-        at_home = [one for one in self.homes if one.home is None or one.home.node & nodes]
-        others = [
-            one
-            for one in self.homes
-            if one not in at_home
-            and one.home is not None
-            and min(one.home.to_package[p] for p in members(packages)) <= limit
-        ]
+        at_home, others = terms.near_homes(nodes)
         count = problem.options.count
         here = sum(one.count for one in at_home)
         certain, open_homes, left = (
@@ -466,6 +508,8 @@ def _nearest(
     """The ranges narrowed to the splits of least sum of groups times weight, and that sum."""
     left = groups - sum(one.least for one in ranges)
     total = sum(one.least * weight for one, weight in zip(ranges, weights, strict=True))
+    if not left:
+        return tuple(ranges), total
     narrowed = [GroupRange(one.least, one.least) for one in ranges]
     for weight in sorted(set(weights)):
         if not left:
@@ -479,10 +523,9 @@ def _nearest(
     return tuple(narrowed), total
 
 
-def _distinct(found: Sequence[Placing], best: Placing) -> list[Placing]:
-    """The best placing of each other set of nodes, in the order given."""
+def _distinct(found: Sequence[Placing]) -> list[Placing]:
+    """The best placing of each set of nodes but the first one's, in the order given."""
     by_nodes: dict[tuple[int, ...], Placing] = {}
     for placing in found:
-        if placing.cost.nodes != best.cost.nodes:
-            by_nodes.setdefault(placing.cost.nodes, placing)
-    return list(by_nodes.values())
+        by_nodes.setdefault(placing.cost.nodes, placing)
+    return list(by_nodes.values())[1:]

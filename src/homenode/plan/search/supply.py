@@ -12,12 +12,11 @@ from typing import NamedTuple
 
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex, PackageIndex
-from homenode.plan.layout import Pinning
-from homenode.plan.request import GuestRequest, Policy
+from homenode.plan.request import GuestRequest
 from homenode.plan.search.allocations import Allocations
 from homenode.plan.search.fewest import fewest
 from homenode.plan.search.memory import NodeMemory
-from homenode.topology import CoreKind, Host
+from homenode.topology import CoreKind, Host, Pu
 
 UNKNOWN_LLC = 1 << 20
 """Cores whose LLC is unknown are one pool, after all others; never one LLC per core."""
@@ -77,7 +76,7 @@ def usable(
 
     service_cores: with the cores on which others have emulators or IOThreads only.
     """
-    by_index = {pu.index: pu for pu in host.pus}
+    by_index: dict[int, Pu] = {pu.index: pu for pu in host.pus}
     allowed = CpuSet(pu.index for pu in host.pus if pu.online and pu.allowed).bits
     isolated = CpuSet(pu.index for pu in host.pus if pu.isolated or pu.nohz_full).bits
     vcpu_cores = others.vcpu_cores.bits
@@ -288,9 +287,7 @@ class Supply:
 def supply(cores: NodeCores, memory: NodeMemory, grouping: Grouping) -> Supply:
     """What the node can give in such groups."""
     counts = [
-        (shape, count * each)
-        for shape, count in cores.shapes
-        if (each := grouping.of_core(shape))
+        (shape, count * each) for shape, count in cores.shapes if (each := grouping.of_core(shape))
     ]
     packages = sorted({shape.package for shape, _ in counts})
     whole = _part(None, counts)
@@ -303,11 +300,6 @@ def supply(cores: NodeCores, memory: NodeMemory, grouping: Grouping) -> Supply:
         count for shape, count in cores.shapes if shape.whole and shape.kind in grouping.kinds
     )
     return Supply(cores, grouping, parts, whole, whole.total, whole_cores, memory)
-
-
-def counts_pus(policy: Policy, pinning: Pinning) -> bool:
-    """True where the policy leaves cores uncounted and the layout does not ask for one a vCPU."""
-    return pinning is not Pinning.ONE_PER_CORE and policy in (Policy.MEMORY_FIRST, Policy.ANY)
 
 
 def lowest(bits: int, count: int) -> int:
@@ -342,8 +334,3 @@ def _part(package: PackageIndex | None, counts: Iterable[tuple[CoreShape, int]])
         for rank in sorted(tiers)
     )
     return Part(package, sum(tier.total for tier in made), made)
-
-
-def core_kinds(nodes: Iterable[NodeCores]) -> frozenset[CoreKind | None]:
-    """The kinds of all free cores of the nodes."""
-    return frozenset(shape.kind for node in nodes for shape, _ in node.shapes)

@@ -198,28 +198,22 @@ class Candidates:
         in_package: dict[int, list[int]] = {}
         for node in by_weight if self.equal else by_capacity:
             in_package.setdefault(distances.packages[node], []).append(node)
-        packages = [
-            (-sum(capacity[node] for node in its), package) for package, its in in_package.items()
-        ]
-        packages.sort()
+        packages = sorted(
+            in_package, key=lambda one: (-sum(capacity[node] for node in in_package[one]), one)
+        )
         for seed in members(nodes):
             if problem.earlier_equals[seed]:
                 continue
-            row = distances.between[seed]
-            nearest = sorted(
-                (
-                    (package != distances.packages[seed], min(map(row.__getitem__, its)), *rank)
-                    for rank in packages
-                    for package, its in ((rank[1], in_package[rank[1]]),)
-                ),
-            )
-            order = [
-                node
-                for *_, package in nearest
-                for node in sorted(in_package[package], key=row.__getitem__)
-            ]
+            distance = distances.between[seed].__getitem__
+            nearest = {one: min(map(distance, in_package[one])) for one in packages}
+            order: list[int] = []
+            for one in _with_first(
+                distances.packages[seed], sorted(packages, key=nearest.__getitem__)
+            ):
+                its = in_package[one]
+                order += its if len(its) == 1 else sorted(its, key=distance)
             yield _with_first(seed, order)
-            yield _with_first(seed, sorted(by_package, key=row.__getitem__))
+            yield _with_first(seed, sorted(by_package, key=distance))
         if any(pulled):
             yield by_weight
         yield by_capacity
@@ -336,7 +330,7 @@ class Candidates:
         return best
 
 
-def _with_first(seed: int, order: list[int]) -> list[int]:
-    order.remove(seed)
-    order.insert(0, seed)
+def _with_first(first: int, order: list[int]) -> list[int]:
+    order.remove(first)
+    order.insert(0, first)
     return order

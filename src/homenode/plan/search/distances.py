@@ -26,7 +26,6 @@ class DistanceMatrix:
     between: tuple[tuple[int, ...], ...]
     packages: tuple[int, ...]
     _worst: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
-    _near: dict[int, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def nodes_of_package(self) -> dict[int, int]:
@@ -77,7 +76,9 @@ class DistanceMatrix:
 
     def packages_of(self, nodes: int) -> int:
         """Packages (bits) of a set of nodes, where packages are numbered from 0."""
-        return sum(1 << package for package, its in self.nodes_of_package.items() if its & nodes)
+        if len(self.nodes_of_package) == len(self.packages):
+            return nodes
+        return sum([1 << package for package, its in self.nodes_of_package.items() if its & nodes])
 
     def worst(self, nodes: int) -> int:
         """The worst distance between two nodes of a set; 10 for one node."""
@@ -92,29 +93,30 @@ class DistanceMatrix:
             positions = tuple(members(nodes))
             rows = (self.between[a] for a in positions)
             return max(row[b] for i, row in enumerate(rows) for b in positions[i + 1 :])
-        low, high = 0, len(self.levels) - 1
-        while low < high:
-            middle = (low + high) // 2
-            near = self._within(self.levels[middle])
-            if any(nodes & ~near[node] for node in members(nodes)):
-                low = middle + 1
-            else:
-                high = middle
-        return self.levels[low]
+        level = 0
+        for node in members(nodes):
+            while nodes & self._beyond[level][node]:
+                level += 1
+        return self.levels[level]
 
     @cached_property
     def levels(self) -> tuple[int, ...]:
         """The distances between different nodes, ascending."""
         return tuple(sorted({d for i, row in enumerate(self.between) for d in row[i + 1 :]}))
 
-    def _within(self, limit: int) -> tuple[int, ...]:
-        """For each node, the nodes that are no farther, itself included."""
-        if limit not in self._near:
-            self._near[limit] = tuple(
-                sum(1 << other for other, d in enumerate(row) if d <= limit or other == node)
-                for node, row in enumerate(self.between)
-            )
-        return self._near[limit]
+    @cached_property
+    def _beyond(self) -> tuple[tuple[int, ...], ...]:
+        """For each level, and each node, the nodes that are farther from it."""
+        at = {distance: level for level, distance in enumerate(self.levels)}
+        exactly = [[0] * len(self.between) for _ in self.levels]
+        for node, row in enumerate(self.between):
+            for other, distance in enumerate(row):
+                if other != node:
+                    exactly[at[distance]][node] |= 1 << other
+        farther = [[0] * len(self.between)]
+        for masks in reversed(exactly[1:]):
+            farther.append([mask | more for mask, more in zip(masks, farther[-1], strict=True)])
+        return tuple(map(tuple, reversed(farther)))
 
 
 def distance_matrix(host: Host) -> DistanceMatrix:

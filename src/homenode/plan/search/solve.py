@@ -145,7 +145,7 @@ class FirstTerms:
             {one.home.node: one.count for one in self.homes if one.home is not None}
         )
         self._homeless = sum(one.count for one in self.homes if one.home is None)
-        self._compares_away = bool(problem.named or options.count)
+        self._compares_devices = bool(problem.named or options.count)
         self.named_rows = tuple(
             sum(device.home.to_node[node] for device in problem.named)
             for node in range(len(problem.supplies))
@@ -157,6 +157,8 @@ class FirstTerms:
 
     def _class_and_limit(self, packages: int) -> tuple[int, int]:
         """(class of the worst device, greatest class of a chosen GPU)."""
+        if not self._compares_devices:
+            return 0, 0
         known = self._classes.get(packages)
         if known is None:
             known = self._classes[packages] = self._device_class(packages)
@@ -231,7 +233,7 @@ class FirstTerms:
         they are more than `most`."""
         problem = self.problem
         packages = problem.distances.packages_of(nodes)
-        away = self.away(nodes) if self._compares_away else 0
+        away = self.away(nodes) if self._compares_devices else 0
         if away and problem.requires_home:
             return None
         result: list[int] = []

@@ -18,9 +18,11 @@ it shares with the emulator.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 
 from homenode.cpuset import CpuSet
 from homenode.plan.model import PlanFinding
+from homenode.plan.search.distances import members
 from homenode.plan.search.supply import FreeCore, Usable
 from homenode.topology import CoreKind
 
@@ -65,24 +67,30 @@ def thread_places(
     node_order: positions in free.nodes, the nearest to the devices first; the first `chosen` are
     the VM's own.
     """
-    own = list(_spare_cores(free, node_order[:chosen], wanted.vcpu_pus))
-    far = list(_spare_cores(free, node_order[chosen:], wanted.vcpu_pus))
+    nodes = node_order[:chosen]
+    own = _own_spare_cores(free, nodes, wanted.vcpu_pus)
+    far = _far_cores(free, node_order[chosen:], wanted.vcpu_pus)
     findings: tuple[PlanFinding, ...] = ()
     emulator = wanted.emulator_pus
     if emulator is None and wanted.on_every_node and not wanted.housekeeping:
-        emulator, findings = _on_every_node(free, wanted, own, node_order[:chosen])
+        emulator, findings = _on_every_node(free, wanted, own)
     if emulator is None:
-        emulator = _emulator(free, wanted, own, far)
+        emulator = _emulator(wanted, own, far)
         if emulator is None:
-            emulator, findings = _beside_vcpus(free, node_order[:chosen], wanted.vcpu_pus)
+            emulator, findings = _beside_vcpus(free, nodes, wanted.vcpu_pus)
     if emulator is not None and wanted.on_every_node:
-        findings = (*findings, *_off_nodes(free, emulator, node_order[:chosen]))
+        findings = (*findings, *_off_nodes(free, emulator, nodes))
+    if not wanted.iothreads:
+        return ThreadPlaces(emulator, (), findings)
     taken = 0 if emulator is None else emulator.bits
-    cores = [CpuSet.from_bits(pus) for _, pus in (*own, *far) if not pus & taken]
+    spare = chain(*own.values(), _far_cores(free, node_order[chosen:], wanted.vcpu_pus))
+    cores = list(islice((pus for pus in spare if not pus & taken), wanted.iothreads))
     # The first PU of every core before the second of any.
-    turns = max((len(core) for core in cores), default=0)
-    singles = (tuple(core)[turn] for turn in range(turns) for core in cores if turn < len(core))
-    places = [CpuSet([pu]) for _, pu in zip(range(wanted.iothreads), singles, strict=False)]
+    turns = range(max((pus.bit_count() for pus in cores), default=0))
+    singles = (
+        tuple(members(pus))[turn] for turn in turns for pus in cores if turn < pus.bit_count()
+    )
+    places = [CpuSet([pu]) for pu in islice(singles, wanted.iothreads)]
     if emulator is not None:
         places += [emulator] * (wanted.iothreads - len(places))
     elif len(places) < wanted.iothreads:
@@ -92,38 +100,28 @@ def thread_places(
 
 
 def _emulator(
-    free: Usable,
-    wanted: ThreadRequest,
-    own: Sequence[tuple[int, int]],
-    far: Sequence[tuple[int, int]],
+    wanted: ThreadRequest, own: dict[int, list[int]], far: Iterator[int]
 ) -> CpuSet | None:
-    """Cores without vCPUs for the emulator; None where there are none."""
+    """Cores without vCPUs for the emulator; None where there are none. own: of each node."""
+    nodes = [node for node, cores in own.items() if cores]
     if not wanted.housekeeping:
-        bits, nodes = 0, set[int]()
-        for node, pus in own:
-            if node not in nodes and wanted.own_cores(node) > 0 and len(nodes) < EMULATOR_CORES:
-                nodes.add(node)
-                bits |= pus
-        if bits:
-            return CpuSet.from_bits(bits)
+        chosen = list(islice((n for n in nodes if wanted.own_cores(n) > 0), EMULATOR_CORES))
+        if chosen:
+            return CpuSet.from_bits(sum(own[node][0] for node in chosen))
     if wanted.service_cores:
         return wanted.service_cores[0]
-    needed = own and wanted.own_cores(own[0][0]) <= 0
-    return next(
-        (CpuSet.from_bits(pus) for _, pus in ((*far, *own) if needed else (*own, *far))), None
-    )
+    mine = own[nodes[0]][:1] if nodes else []
+    needed = nodes and wanted.own_cores(nodes[0]) <= 0
+    core = next(chain(far, mine) if needed else chain(mine, far), None)
+    return None if core is None else CpuSet.from_bits(core)
 
 
 def _on_every_node(
-    free: Usable,
-    wanted: ThreadRequest,
-    own: Sequence[tuple[int, int]],
-    nodes: Sequence[int],
+    free: Usable, wanted: ThreadRequest, own: dict[int, list[int]]
 ) -> tuple[CpuSet | None, tuple[PlanFinding, ...]]:
     """A core, or idle siblings, for the emulator on each node; None where one has neither."""
     bits, siblings = 0, 0
-    for node in nodes:
-        spare = [pus for other, pus in own if other == node]
+    for node, spare in own.items():
         serving = [one.bits for one in wanted.service_cores if one <= free.nodes[node].pus]
         cores = [*spare, *serving] if wanted.own_cores(node) > 0 else [*serving, *spare]
         idle = _free_siblings(free, (node,), wanted.vcpu_pus)
@@ -165,32 +163,36 @@ def _beside_vcpus(
     return None, (_unpinned(),)
 
 
-def _spare_cores(free: Usable, nodes: Sequence[int], vcpu_pus: CpuSet) -> Iterator[tuple[int, int]]:
-    """(node, PUs) of whole cores without vCPUs and without isolated PUs, in order of preference."""
-    mine = {
+def _own_spare_cores(free: Usable, nodes: Sequence[int], vcpu_pus: CpuSet) -> dict[int, list[int]]:
+    """Spare cores of each of the VM's nodes: of the LLCs that it is in before others."""
+    mine = frozenset(
         core.llc for node in nodes for core in free.nodes[node].cores if core.free & vcpu_pus.bits
-    }
+    )
+    return {node: _spare_cores(free, node, vcpu_pus, mine) for node in nodes}
+
+
+def _far_cores(free: Usable, nodes: Sequence[int], vcpu_pus: CpuSet) -> Iterator[int]:
+    """Spare cores of further nodes."""
     for node in nodes:
-        cores = [
-            core
-            for core in free.nodes[node].cores
-            if core.whole and not core.free & (vcpu_pus.bits | free.isolated.bits)
-        ]
-        room: dict[int, int] = {}
-        for core in cores:
-            room[core.llc] = room.get(core.llc, 0) + 1
+        yield from _spare_cores(free, node, vcpu_pus, frozenset())
 
-        def rank(core: FreeCore, room: dict[int, int] = room) -> tuple[bool, bool, int, int]:
-            # LLCs that the VM is in already, then the fullest, so that free LLCs stay whole.
-            fresh = core.llc not in mine
-            return (
-                core.kind is not CoreKind.EFFICIENCY,
-                fresh,
-                room[core.llc],
-                core.free & -core.free,
-            )
 
-        yield from ((node, core.free) for core in sorted(cores, key=rank))
+def _spare_cores(free: Usable, node: int, vcpu_pus: CpuSet, llcs: frozenset[int]) -> list[int]:
+    """PUs of the whole cores of a node without vCPUs and without isolated PUs, in order of
+    preference: efficiency cores, then these LLCs, then the fullest, so that free LLCs stay whole.
+    """
+    barred = vcpu_pus.bits | free.isolated.bits
+    cores = [core for core in free.nodes[node].cores if core.whole and not core.free & barred]
+    spare: dict[int, int] = {}
+    for core in cores:
+        spare[core.llc] = spare.get(core.llc, 0) + 1
+
+    def rank(core: FreeCore) -> tuple[bool, bool, int, int]:
+        fresh = core.llc not in llcs
+        strong = core.kind is not CoreKind.EFFICIENCY
+        return strong, fresh, spare[core.llc], core.free & -core.free
+
+    return [core.free for core in sorted(cores, key=rank)]
 
 
 def _free_siblings(free: Usable, nodes: Sequence[int], vcpu_pus: CpuSet) -> list[int]:

@@ -1,38 +1,26 @@
-"""GpuChoice: the GPUs of each node that a set of nodes could be given, before ties are broken."""
+"""GpuSelection: the GPUs that a set of nodes could be given, before ties are broken."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from homenode.plan.search.distances import members
+from homenode.plan.search.first_terms import FirstTerms, HomeGpus
 from homenode.plan.search.problem import Home
+
+MOST_GPU_VECTORS = 400
+"""Numbers of GPUs by node that are compared for one set of nodes whose split is free."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSelection:
-    """A choice of GPUs that is complete but for ties: `sure`, and so many of each tied set."""
+    """A choice of GPUs that is complete but for ties: `sure`, and so many of each tied set.
+
+    rows: for each node of the set, the distances of the GPUs' functions to it, in sum.
+    """
 
     sure: int
-    tied: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class HomeGpus:
-    """The GPUs (bits) of one home that may be chosen, by the functions that each brings."""
-
-    home: Home | None
-    by_weight: tuple[tuple[int, int], ...]
-    count: int
-
-    def first(self, number: int) -> tuple[int, int, tuple[int, int] | None]:
-        """(sure GPUs, their weight with the tied ones, (tied GPUs, how many of them))."""
-        sure, weight = 0, 0
-        for each, gpus in self.by_weight:
-            here = gpus.bit_count()
-            if here > number:
-                return sure, weight + each * number, (gpus, number) if number else None
-            sure |= gpus
-            weight += each * here
-            number -= here
-        return sure, weight, None
+    tied: tuple[tuple[int, int], ...]
+    rows: tuple[int, ...]
 
 
 def distance_rows(
@@ -61,3 +49,89 @@ def vectors(most: Sequence[int], total: int) -> Iterator[tuple[int, ...]]:
     for number in range(min(most[0], total), max(0, total - rest) - 1, -1):
         for others in vectors(most[1:], total - number):
             yield (number, *others)
+
+
+def gpu_choices(
+    terms: FirstTerms, nodes: int, split: Sequence[int] | None
+) -> tuple[list[GpuSelection], bool]:
+    """(choices of GPUs as near as can be, whether these are all). split: groups on each node, None
+    where that is left open."""
+    count = terms.problem.options.count
+    positions = tuple(members(nodes))
+    if not count:
+        return [GpuSelection(0, (), (0,) * len(positions))], True
+    if terms.partitions:
+        functions = dict(terms.partitions)
+        near = [(gpus, terms.set_away(gpus, nodes)) for gpus in terms.near_partitions(nodes)]
+        least = min(away for _, away in near)
+        return [
+            GpuSelection(gpus, (), distance_rows(functions[gpus], positions))
+            for gpus, away in near
+            if away == least
+        ], True
+    certain, homes = terms.near_homes(nodes)
+    left = count - sum(one.count for one in certain)
+    if left < 0:
+        certain, homes, left = [], certain, count
+    if split is not None:
+        return [_nearest_gpus(certain, homes, left, positions, split)], True
+    found: list[GpuSelection] = []
+    for numbers in vectors([one.count for one in homes], left):
+        if len(found) == MOST_GPU_VECTORS:
+            return found, False
+        found.append(
+            _selection((*certain, *homes), (*(one.count for one in certain), *numbers), positions)
+        )
+    return found, True
+
+
+def _selection(
+    homes: Sequence[HomeGpus], numbers: Sequence[int], positions: Sequence[int]
+) -> GpuSelection:
+    """So many GPUs of each home."""
+    sure, tied, used = 0, [], []
+    for one, number in zip(homes, numbers, strict=True):
+        mine, weight, some = one.first(number)
+        sure |= mine
+        used.append((one.home, weight))
+        if some is not None:
+            tied.append(some)
+    return GpuSelection(sure, tuple(tied), distance_rows(used, positions))
+
+
+def _nearest_gpus(
+    certain: Sequence[HomeGpus],
+    homes: Sequence[HomeGpus],
+    left: int,
+    positions: Sequence[int],
+    split: Sequence[int],
+) -> GpuSelection:
+    """All GPUs of the certain homes and the nearest of the others, `left` of them."""
+    sure, used = 0, []
+    for one in certain:
+        mine, weight, _ = one.first(one.count)
+        sure |= mine
+        used.append((one.home, weight))
+    by_distance: dict[int, list[tuple[Home | None, int, int]]] = {}
+    for one in homes:
+        distance = 0
+        if one.home is not None:
+            row = one.home.to_node
+            distance = sum([n * row[p] for n, p in zip(split, positions, strict=True)])
+        for weight, gpus in one.by_weight:
+            by_distance.setdefault(weight * distance, []).append((one.home, weight, gpus))
+    tied: tuple[tuple[int, int], ...] = ()
+    for distance in sorted(by_distance) if left else ():
+        here, wanted = 0, left
+        for home, weight, gpus in by_distance[distance]:
+            here |= gpus
+            number = min(left, gpus.bit_count())
+            used.append((home, weight * number))
+            left -= number
+        if here.bit_count() > wanted:
+            tied = ((here, wanted),)
+            break
+        sure |= here
+        if not left:
+            break
+    return GpuSelection(sure, tied, distance_rows(used, positions))

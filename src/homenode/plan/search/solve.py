@@ -16,13 +16,11 @@ from typing import NamedTuple
 from homenode.plan.search.candidates import Candidates
 from homenode.plan.search.cost import Cost
 from homenode.plan.search.distances import members
-from homenode.plan.search.gpu_choice import GpuSelection, HomeGpus, distance_rows, vectors
-from homenode.plan.search.problem import Home, SearchProblem, Split
+from homenode.plan.search.first_terms import FirstTerms
+from homenode.plan.search.gpu_choice import GpuSelection, gpu_choices
+from homenode.plan.search.problem import SearchProblem, Split
 from homenode.plan.search.split import GroupRange, least_split
 from homenode.topology import LOCAL_DISTANCE
-
-MOST_GPU_VECTORS = 400
-"""Numbers of GPUs by node that are compared for one set of nodes whose split is free."""
 
 MOST_RUNNERS_UP = 3
 
@@ -117,178 +115,6 @@ class Choice(NamedTuple):
     device_distance: int
     gpus: GpuSelection
     ranges: tuple[GroupRange, ...]
-
-
-class FirstTerms:
-    """What a set of nodes comes to with the GPUs that suit it best: the terms that the set alone
-    decides. homes: GPUs to choose from by home. partitions: (GPUs, (home, functions there) …) of
-    each set that may be chosen."""
-
-    def __init__(self, problem: SearchProblem) -> None:
-        self.problem = problem
-        options = problem.options
-        self.homes: tuple[HomeGpus, ...] = ()
-        self.partitions: tuple[tuple[int, tuple[tuple[Home | None, int], ...]], ...] = ()
-        if options.count:
-            self.homes = _homes(problem)
-            self.partitions = tuple(
-                (gpus, _functions_at(problem, gpus)) for gpus in options.partitions or ()
-            )
-        self._classes: dict[int, tuple[int, int]] = {}
-        named: dict[int, int] = {}
-        for one in problem.named:
-            if one.is_gpu:
-                named[one.home.node] = named.get(one.home.node, 0) + 1
-        self._named_nowhere = named.pop(0, 0)
-        self._named_homes = _by_count(named)
-        self._open_homes = _by_count(
-            {one.home.node: one.count for one in self.homes if one.home is not None}
-        )
-        self._homeless = sum(one.count for one in self.homes if one.home is None)
-        self._compares_devices = bool(problem.named or options.count)
-        self.named_rows = tuple(
-            sum(device.home.to_node[node] for device in problem.named)
-            for node in range(len(problem.supplies))
-        )
-
-    def device_class(self, packages: int) -> int:
-        """The class of the worst device, for a set of packages (bits)."""
-        return self._class_and_limit(packages)[0]
-
-    def _class_and_limit(self, packages: int) -> tuple[int, int]:
-        """(class of the worst device, greatest class of a chosen GPU)."""
-        if not self._compares_devices:
-            return 0, 0
-        known = self._classes.get(packages)
-        if known is None:
-            known = self._classes[packages] = self._device_class(packages)
-        return known
-
-    def _device_class(self, packages: int) -> tuple[int, int]:
-        problem = self.problem
-        chosen = tuple(members(packages))
-
-        def nearest(home: Home | None) -> int:
-            return 0 if home is None else min(home.to_package[package] for package in chosen)
-
-        pulling = {id(one.home): one.home for one in problem.named if one.pulls}
-        worst = max(map(nearest, pulling.values()), default=0)
-        count = problem.options.count
-        if not count:
-            return worst, worst
-        # What named devices cost anyway costs nothing more.
-        if self.partitions:
-            least = min(max(nearest(home) for home, _ in homes) for _, homes in self.partitions)
-            return max(worst, least), max(worst, least)
-        for limit, number in sorted((nearest(one.home), one.count) for one in self.homes):
-            count -= number
-            if count <= 0:
-                return max(worst, limit), max(worst, limit)
-        return worst, worst
-
-    def away(self, nodes: int) -> int:
-        """GPUs away from home, for a set of nodes (bits)."""
-        away = self._named_nowhere
-        for each, homes in self._named_homes:
-            away += each * (homes & ~nodes).bit_count()
-        count = self.problem.options.count
-        if not count:
-            return away
-        if self.partitions:
-            return away + min(self.set_away(gpus, nodes) for gpus in self.near_partitions(nodes))
-        here = sum(each * (homes & nodes).bit_count() for each, homes in self._open_homes)
-        return away + max(0, count - self._homeless - here)
-
-    def near_homes(self, nodes: int) -> tuple[list[HomeGpus], list[HomeGpus]]:
-        """(GPUs to choose from at home on these nodes or anywhere, others that are near enough)."""
-        packages = self.problem.distances.packages_of(nodes)
-        limit = self._class_and_limit(packages)[1]
-        chosen = tuple(members(packages))
-        at_home, others = [], []
-        for one in self.homes:
-            if one.home is None or one.home.node & nodes:
-                at_home.append(one)
-            elif min(one.home.to_package[package] for package in chosen) <= limit:
-                others.append(one)
-        return at_home, others
-
-    def near_partitions(self, nodes: int) -> Iterator[int]:
-        """Sets that may be chosen and are near enough."""
-        packages = self.problem.distances.packages_of(nodes)
-        limit = self._class_and_limit(packages)[1]
-        chosen = tuple(members(packages))
-        for gpus, homes in self.partitions:
-            if all(
-                home is None or min(home.to_package[package] for package in chosen) <= limit
-                for home, _ in homes
-            ):
-                yield gpus
-
-    def set_away(self, gpus: int, nodes: int) -> int:
-        homes = (self.problem.gpu_homes[number] for number in members(gpus))
-        return sum(home is not None and not home.node & nodes for home in homes)
-
-    def of(self, nodes: int, most: tuple[int, ...] = ()) -> tuple[int, ...] | None:
-        """The first terms of a set of nodes; None where a GPU must not be away and is, and where
-        they are more than `most`."""
-        problem = self.problem
-        packages = problem.distances.packages_of(nodes)
-        away = self.away(nodes) if self._compares_devices else 0
-        if away and problem.requires_home:
-            return None
-        result: list[int] = []
-        is_tied = bool(most)
-        for i, name in enumerate(problem.first):
-            if name == "nodes_spanned":
-                value = nodes.bit_count()
-            elif name == "node_distance":
-                value = problem.distances.worst(nodes)
-            elif name == "device_class":
-                value = self.device_class(packages)
-            elif name == "packages_spanned":
-                value = packages.bit_count()
-            elif name == "gpus_away_from_home":
-                value = away
-            else:
-                value = -nodes.bit_count()
-            if is_tied and value != most[i]:
-                if value > most[i]:
-                    return None
-                is_tied = False
-            result.append(value)
-        return tuple(result)
-
-
-def _homes(problem: SearchProblem) -> tuple[HomeGpus, ...]:
-    """The GPUs to choose from, by home."""
-    by_home: dict[int, tuple[Home | None, dict[int, int]]] = {}
-    for gpu in problem.options.gpus:
-        if problem.options.open >> gpu.number & 1:
-            home = problem.gpu_homes[gpu.number]
-            weights = by_home.setdefault(id(home), (home, {}))[1]
-            weights[gpu.weight] = weights.get(gpu.weight, 0) | 1 << gpu.number
-    return tuple(
-        HomeGpus(home, tuple(sorted(weights.items())), sum(g.bit_count() for g in weights.values()))
-        for home, weights in by_home.values()
-    )
-
-
-def _functions_at(problem: SearchProblem, gpus: int) -> tuple[tuple[Home | None, int], ...]:
-    """Functions that these GPUs bring, by home."""
-    there: dict[int, tuple[Home | None, int]] = {}
-    for number in members(gpus):
-        home = problem.gpu_homes[number]
-        weight = problem.options.gpus[number].weight
-        there[id(home)] = (home, there.get(id(home), (home, 0))[1] + weight)
-    return tuple(there.values())
-
-
-def _by_count(count_of_node: dict[int, int]) -> tuple[tuple[int, int], ...]:
-    """(count, nodes with so many) from the count of each node (a bit)."""
-    nodes: dict[int, int] = {}
-    for node, count in count_of_node.items():
-        nodes[count] = nodes.get(count, 0) | node
-    return tuple(nodes.items())
 
 
 class _Search:
@@ -389,13 +215,16 @@ class _Search:
             if fixed
             else self.candidates.ranges(positions)
         )
+        is_fixed = all(one.least == one.most for one in ranges)
+        split = tuple(one.least for one in ranges) if is_fixed else None
+        selections, is_complete = gpu_choices(self.terms, nodes, split)
+        self.exact &= is_complete
         if "device_distance" not in problem.rest:
-            return [Choice(0, gpus, ranges) for gpus, _ in self._gpu_choices(nodes, ranges)]
+            return [Choice(0, gpus, ranges) for gpus in selections]
+        named = [self.terms.named_rows[node] for node in positions]
         found: list[Choice] = []
-        for gpus, rows in self._gpu_choices(nodes, ranges):
-            weights = [
-                self.terms.named_rows[node] + row for node, row in zip(positions, rows, strict=True)
-            ]
+        for gpus in selections:
+            weights = [mine + row for mine, row in zip(named, gpus.rows, strict=True)]
             narrowed, distance = _nearest(ranges, weights, problem.groups)
             if found and distance < found[0].device_distance:
                 found.clear()
@@ -418,90 +247,6 @@ class _Search:
             self.exact &= chosen.is_complete and exact
             cost = problem.cost(split, chosen, nearness, distance)
             yield Placing(split, chosen.gpus, cost)
-
-    def _gpu_choices(
-        self, nodes: int, ranges: Sequence[GroupRange]
-    ) -> Iterator[tuple[GpuSelection, tuple[int, ...]]]:
-        """Choices of GPUs as near as can be, each with its functions' distance to each node."""
-        problem = self.problem
-        positions = tuple(members(nodes))
-        nothing = (0,) * len(positions)
-        if not problem.options.count:
-            yield GpuSelection(0), nothing
-            return
-        terms = self.terms
-        if terms.partitions:
-            functions = dict(terms.partitions)
-            near = [(gpus, terms.set_away(gpus, nodes)) for gpus in terms.near_partitions(nodes)]
-            least = min(away for _, away in near)
-            for gpus, away in near:
-                if away == least:
-                    yield GpuSelection(gpus), distance_rows(functions[gpus], positions)
-            return
-        at_home, others = terms.near_homes(nodes)
-        count = problem.options.count
-        here = sum(one.count for one in at_home)
-        certain, open_homes, left = (
-            (at_home, others, count - here) if here <= count else ([], at_home, count)
-        )
-        if all(one.least == one.most for one in ranges):
-            groups = tuple(one.least for one in ranges)
-            yield self._nearest_gpus(certain, open_homes, left, positions, groups)
-            return
-        for tries, numbers in enumerate(vectors([one.count for one in open_homes], left)):
-            if tries == MOST_GPU_VECTORS:
-                self.exact = False
-                return
-            sure, tied, homes = 0, [], []
-            for one, number in (
-                *((one, one.count) for one in certain),
-                *zip(open_homes, numbers, strict=True),
-            ):
-                mine, weight, some = one.first(number)
-                sure |= mine
-                homes.append((one.home, weight))
-                if some is not None:
-                    tied.append(some)
-            yield GpuSelection(sure, tuple(tied)), distance_rows(homes, positions)
-
-    def _nearest_gpus(
-        self,
-        certain: Sequence[HomeGpus],
-        homes: Sequence[HomeGpus],
-        count: int,
-        positions: Sequence[int],
-        groups: Sequence[int],
-    ) -> tuple[GpuSelection, tuple[int, ...]]:
-        """All GPUs of the certain homes and the `count` nearest of the others, for a known split;
-        with their functions' distance to each node."""
-        sure, used = 0, []
-        for one in certain:
-            mine, weight, _ = one.first(one.count)
-            sure |= mine
-            used.append((one.home, weight))
-        by_distance: dict[int, list[tuple[Home | None, int, int]]] = {}
-        for one in homes:
-            distance = 0
-            if one.home is not None:
-                row = one.home.to_node
-                distance = sum(n * row[p] for n, p in zip(groups, positions, strict=True))
-            for weight, gpus in one.by_weight:
-                by_distance.setdefault(weight * distance, []).append((one.home, weight, gpus))
-        tied: tuple[tuple[int, int], ...] = ()
-        for distance in sorted(by_distance):
-            here = 0
-            for home, weight, gpus in by_distance[distance]:
-                here |= gpus
-                used.append((home, weight * min(count, gpus.bit_count())))
-                count -= min(count, gpus.bit_count())
-            wanted = self.problem.options.count - sure.bit_count()
-            if here.bit_count() > wanted:
-                tied = ((here, wanted),)
-                break
-            sure |= here
-            if not count:
-                break
-        return GpuSelection(sure, tied), distance_rows(used, positions)
 
 
 def _nearest(

@@ -9,6 +9,7 @@ Documentation/admin-guide/cputopology.rst of the Linux kernel.
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import NamedTuple
 
 from homenode.bdf import Bdf
@@ -218,7 +219,7 @@ class HostSettings:
     dma_entry_limit: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Host:
     """One machine.
 
@@ -253,9 +254,19 @@ class Host:
         """The node of that number, or None."""
         return next((node for node in self.nodes if node.index == index), None)
 
+    @cached_property
+    def device_at(self) -> dict[Bdf, PciDevice]:
+        """The functions by address."""
+        return {device.bdf: device for device in self.pci_devices}
+
+    @cached_property
+    def pu_at(self) -> dict[PuIndex, Pu]:
+        """The PUs by index."""
+        return {pu.index: pu for pu in self.pus}
+
     def device(self, bdf: Bdf) -> PciDevice | None:
         """The function at that address, or None."""
-        return next((device for device in self.pci_devices if device.bdf == bdf), None)
+        return self.device_at.get(bdf)
 
     def distance(self, a: NodeIndex, b: NodeIndex) -> int | None:
         """SLIT distance from node a to node b, or None where the host tells no distances.
@@ -274,12 +285,11 @@ class Host:
 
         Raises KeyError for a function that the host does not have.
         """
-        by_bdf = {device.bdf: device for device in self.pci_devices}
         path: list[PciDevice] = []
-        parent = by_bdf[bdf].parent
-        while parent is not None and parent in by_bdf and len(path) < 32:
-            path.append(by_bdf[parent])
-            parent = by_bdf[parent].parent
+        parent = self.device_at[bdf].parent
+        while parent is not None and parent in self.device_at and len(path) < 32:
+            path.append(self.device_at[parent])
+            parent = path[-1].parent
         return tuple(path)
 
     def switch_above(self, bdf: Bdf) -> Bdf | None:

@@ -159,7 +159,7 @@ def device_options(host: Host, request: GuestRequest, others: Allocations) -> De
     GPUs of unknown node are left out while there are enough others. Raises InputError for a
     function that the host has not; Unplannable for too few free GPUs.
     """
-    by_bdf = {device.bdf: device for device in host.pci_devices}
+    by_bdf = host.device_at
     for bdf in request.devices:
         if bdf not in by_bdf:
             raise _unknown(bdf, host)

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, PuIndex
 from homenode.indices import NodeIndex, PackageIndex
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.allocations import Allocations
 from homenode.plan.search.fewest import fewest
 from homenode.plan.search.memory import NodeMemory
-from homenode.topology import CoreKind, Host, Pu
+from homenode.topology import CoreKind, Host
 
 UNKNOWN_LLC = 1 << 20
 """Cores whose LLC is unknown are one pool, after all others; never one LLC per core."""
@@ -76,7 +76,6 @@ def usable(
 
     service_cores: with the cores on which others have emulators or IOThreads only.
     """
-    by_index: dict[int, Pu] = {pu.index: pu for pu in host.pus}
     allowed = CpuSet(pu.index for pu in host.pus if pu.online and pu.allowed).bits
     isolated = CpuSet(pu.index for pu in host.pus if pu.isolated or pu.nohz_full).bits
     vcpu_cores = others.vcpu_cores.bits
@@ -97,7 +96,7 @@ def usable(
         free = bits & open_pus
         if not free:
             continue
-        first = by_index[(bits & -bits).bit_length() - 1]
+        first = host.pu_at[PuIndex((bits & -bits).bit_length() - 1)]
         if first.node not in by_node or first.node is None:
             continue
         llc = UNKNOWN_LLC if first.llc is None else first.llc

@@ -51,7 +51,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
     shape = guest_topology(host, request, counts, placement.threads_per_core, dies, packages)
     cache = guest_cache(host, request, placement, shape.topology, runs)
 
-    by_bdf = {} if host is None else {device.bdf: device for device in host.pci_devices}
+    by_bdf = {} if host is None else host.device_at
     pcie = _pcie(host, by_bdf, request, placement)
     devices = _devices(request, placement, cells, by_bdf, pcie)
     initiators = initiator_cells(host, by_bdf, request, placement, cells)
@@ -284,11 +284,10 @@ def _package_vcpus(host: Host | None, placement: Placement) -> tuple[int, ...]:
     """vCPUs on each host package, in vCPU order; () where they are not one after the other."""
     if host is None:
         return ()
-    package_of = {pu.index: pu.package for pu in host.pus}
     counts: dict[int, int] = {}
     last = None
     for pins in placement.vcpu_pins:
-        packages = {package_of.get(pu) for pu in pins}
+        packages = {pu.package if (pu := host.pu_at.get(index)) else None for index in pins}
         package = packages.pop() if len(packages) == 1 else None
         if package is None or (package != last and package in counts):
             return ()

@@ -77,13 +77,10 @@ def llc_runs(
     """LLCs in vCPU order for each cell; None if an LLC is unknown or a vCPU spans several."""
     if host is None or not placement.vcpu_pins:
         return None
-    llc_of_pu = {pu.index: pu.llc for pu in host.pus}
     llcs: list[LlcIndex] = []
     for pins in placement.vcpu_pins:
-        first = pins.first()
-        llc = None if first is None else llc_of_pu.get(first)
-        if len(pins) > 1 and any(llc_of_pu.get(pu) != llc for pu in pins):
-            return None
+        found = {pu.llc if (pu := host.pu_at.get(index)) else None for index in pins}
+        llc = found.pop() if len(found) == 1 else None
         if llc is None:
             return None
         llcs.append(llc)

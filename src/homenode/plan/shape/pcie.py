@@ -64,11 +64,12 @@ def mirror_pcie(
     does not have or that is a bridge; Unplannable where 256 buses are too few.
     """
     refuse_machine(request.guest, request.layout.name)
-    cell_of_node: dict[NodeIndex, int] = {}
-    for cell in sorted(
-        range(len(placement.nodes)), key=lambda i: _is_efficient(host, placement, i)
-    ):
-        cell_of_node.setdefault(placement.nodes[cell], cell)
+    cell_of_node = {node: cell for cell, node in enumerate(placement.nodes)}
+    if len(cell_of_node) < len(placement.nodes):
+        cells = sorted(
+            enumerate(placement.nodes), key=lambda it: _is_efficient(host, placement, it[0])
+        )
+        cell_of_node = {node: cell for cell, node in reversed(cells)}
     return mirror_cells(
         host,
         by_bdf,

@@ -148,12 +148,12 @@ def _node_rows(host: Host, index: NodeIndex, used: CpuSet) -> list[tuple[str, ..
     node = host.node(index)
     if node is None:
         return []
-    llc_of_pu = {pu.index: pu.llc for pu in host.pus}
     cores: dict[int | None, list[CpuSet]] = {}
     for core in host.cores:
         first = core.pus.first()
         if first is not None and not core.pus.isdisjoint(node.pus):
-            cores.setdefault(llc_of_pu.get(first), []).append(core.pus)
+            pu = host.pu_at.get(first)
+            cores.setdefault(None if pu is None else pu.llc, []).append(core.pus)
     rows: list[tuple[str, ...]] = []
     for llc, here in cores.items():
         mine = CpuSet(pu for pus in here for pu in pus & used)

@@ -188,7 +188,12 @@ class Candidates:
                 pulled[bit.bit_length() - 1] -= 1
         sign = 1 if problem.pack else -1
         weight = [
-            (pulled[node], sign * supply.whole_cores, sign * (supply.memory.pages or 0), node)
+            (
+                pulled[node],
+                sign * supply.whole_cores,
+                sign * (problem.memory[node].pages or 0),
+                node,
+            )
             for node, supply in enumerate(problem.supplies)
         ]
         by_weight = sorted(members(nodes), key=weight.__getitem__)

@@ -63,7 +63,7 @@ def _holds(
         here = [i for i, other in enumerate(nodes) if other == node]
         if sum(groups[i] for i in here) > supply.groups:
             return False
-        room = supply.memory.pages
+        room = problem.memory[node].pages
         if room is not None and sum(pages[i] for i in here) > room:
             return False
     return len(set(nodes)) <= problem.most_nodes

@@ -151,7 +151,7 @@ def uneven_memory(
     held = problem.devices_of_cells(len(cells))
     room = []
     for i, cell in enumerate(cells):
-        pages = problem.supplies[cell.node].memory.pages
+        pages = problem.memory[cell.node].pages
         here = sum(other.node == cell.node for other in cells)
         room.append(total if pages is None else max(1, (pages - held[i]) // here))
     shares = explicit_cells.pages_within(total, weights, room)

@@ -81,7 +81,11 @@ def place(host: Host, request: GuestRequest) -> Placement:
     misses: list[_Miss] = []
     refused: set[tuple[object, ...]] = set()
     said: set[tuple[object, ...]] = set()
+    too_few: set[tuple[int, ...]] = set()
     for rung in rungs(request, search.free[1]):
+        groups = (rung.groups, *(one.groups for one in search.supplies(rung)))
+        if groups in too_few:
+            continue  # whatever of the memory gives way
         problem = search.problem(rung)
         if problem.key() in refused:
             continue  # nothing gave way that counts here
@@ -95,6 +99,8 @@ def place(host: Host, request: GuestRequest) -> Placement:
                 return _nearer(search, rung, problem, solution, rejections) or placement
             continue
         refused.add(problem.key())
+        if sum(groups[1:]) < rung.groups:
+            too_few.add(groups)
         cores = (
             rung.grouping.threads,
             rung.grouping.counts_pus,

@@ -23,7 +23,7 @@ from homenode.plan.search.memory import (
     overhead_bytes,
     page_size_bytes,
 )
-from homenode.plan.search.supply import AllocationCost, Supply, Usable, supply
+from homenode.plan.search.supply import AllocationCost, Grouping, Supply, Usable, supply
 from homenode.topology import Host
 
 Split = tuple[tuple[int, int], ...]
@@ -80,6 +80,7 @@ class SearchProblem:
     requires_home: bool
     gpu_nodes: int
     supplies: tuple[Supply, ...]
+    memory: tuple[NodeMemory, ...]
     groups: int
     equal: bool
     pages: int = 0
@@ -121,7 +122,8 @@ class SearchProblem:
                 key = (
                     self.distances.packages[node], self.gpu_nodes >> node & 1,
                     self.capacities[node], its.groups, its.whole_cores,
-                    its.memory.pages, its.memory.pool_pages, tuple(sorted(between[node])),
+                    self.memory[node].pages, self.memory[node].pool_pages,
+                    tuple(sorted(between[node])),
                     tuple(home.to_node[node] for home in homes.values()),
                     tuple((t.isolated, tuple(g for _, g in t.llcs)) for t in its.whole.tiers),
                 )  # fmt: skip
@@ -138,17 +140,17 @@ class SearchProblem:
 
     def key(self) -> tuple[object, ...]:
         """Equal for problems of one host of which all or none have a solution."""
-        have = tuple((supply.groups, supply.memory.pages) for supply in self.supplies)
         return (
-            have, self.groups, self.pages, self.pages_together, self.pages_anywhere,
-            self.device_pages, self.most_nodes,
+            tuple([supply.groups for supply in self.supplies]),
+            tuple([memory.pages for memory in self.memory]), self.groups, self.pages,
+            self.pages_together, self.pages_anywhere, self.device_pages, self.most_nodes,
         )  # fmt: skip
 
     def capacity(self, node: int, devices: int = 0) -> int:
         """Groups that the node can hold, as its memory allows. devices: pages of memory devices
         that it has to hold as well."""
         supply = self.supplies[node]
-        pages = supply.memory.pages
+        pages = self.memory[node].pages
         if pages is None:
             return supply.groups
         if not self.pages:
@@ -163,7 +165,7 @@ class SearchProblem:
         """Whether the nodes have the memory that need not lie next to its vCPUs."""
         if not self.pages_together:
             return True
-        pages = [self.supplies[node].memory.pages for node in nodes]
+        pages = [self.memory[node].pages for node in nodes]
         known = [count for count in pages if count is not None]
         wanted = self.pages_together + sum(pages for _, pages in self.device_pages)
         return len(known) < len(pages) or sum(known) >= wanted
@@ -175,8 +177,8 @@ class SearchProblem:
             return True
         own: list[int] = []
         others: list[int] = []
-        for node, its in enumerate(self.supplies):
-            pages = its.memory.pages
+        for node, memory in enumerate(self.memory):
+            pages = memory.pages
             count = self.pages_anywhere if pages is None else pages
             (own if nodes >> node & 1 else others).append(count)
         others.sort(reverse=True)
@@ -206,7 +208,7 @@ class SearchProblem:
         """Huge pages that are still to be reserved there."""
         if not self.huge or not self.pages:
             return 0
-        return max(0, self.share(groups) - self.supplies[node].memory.pool_pages)
+        return max(0, self.share(groups) - self.memory[node].pool_pages)
 
     def cost(
         self, split: Split, gpus: GpuChoice, nearness: tuple[int, int], device_distance: int
@@ -237,7 +239,7 @@ class SearchProblem:
             balance_cores=sign * sum(self.supplies[node].whole_cores for node in nodes),
             balance_memory=sign
             * self.page_bytes
-            * sum(self.supplies[node].memory.pages or 0 for node in nodes),
+            * sum(self.memory[node].pages or 0 for node in nodes),
             unevenness=sum(groups * groups for _, groups in split),
             nodes=tuple(self.supplies[node].cores.index for node in nodes),
             split=tuple(-groups for _, groups in split),
@@ -259,7 +261,7 @@ class PlacementSearch:
     options: DeviceOptions
     distances: DistanceMatrix
     free: tuple[Usable, Usable]
-    _supplies: dict[tuple[object, ...], tuple[Supply, ...]] = field(
+    _supplies: dict[tuple[int, Grouping], tuple[Supply, ...]] = field(
         default_factory=dict, compare=False, repr=False
     )
     _memory: dict[bool, dict[NodeIndex, NodeMemory]] = field(
@@ -278,15 +280,10 @@ class PlacementSearch:
 
     def supplies(self, rung: Rung) -> tuple[Supply, ...]:
         """What each node with PUs gives on a rung."""
-        free, memory = self.free_on(rung), self.memory_on(rung)
-        key = (id(free), rung.grouping, rung.keeps_memory)
+        free = self.free_on(rung)
+        key = (id(free), rung.grouping)
         if key not in self._supplies:
-            like = self._supplies.get((*key[:2], not rung.keeps_memory))
-            self._supplies[key] = (
-                tuple(supply(cores, memory[cores.index], rung.grouping) for cores in free.nodes)
-                if like is None
-                else tuple(replace(one, memory=memory[one.cores.index]) for one in like)
-            )
+            self._supplies[key] = tuple(supply(cores, rung.grouping) for cores in free.nodes)
         return self._supplies[key]
 
     def problem(self, rung: Rung) -> SearchProblem:
@@ -306,6 +303,7 @@ class PlacementSearch:
         return replace(
             self._bare,
             supplies=self.supplies(rung),
+            memory=tuple(self.memory_on(rung)[cores.index] for cores in self.free[0].nodes),
             groups=rung.groups,
             equal=rung.equal,
             pages=pages if rung.memory is MemoryRule.FOLLOWS else 0,
@@ -344,6 +342,7 @@ class PlacementSearch:
             requires_home=request.device_locality is DeviceLocality.REQUIRE,
             gpu_nodes=0 if options.has_gpus else sum(bit.get(node, 0) for node in of_gpus),
             supplies=(),
+            memory=(),
             groups=0,
             equal=False,
         )

@@ -63,7 +63,7 @@ def single_nodes(
     need = problem.groups
     page = page_size_bytes(host, request)
     pages = problem.pages or problem.pages_together
-    for supply in problem.supplies:
+    for supply, memory in zip(problem.supplies, problem.memory, strict=True):
         where = f"node {supply.cores.index} (PUs {supply.cores.pus})"
         indices = (supply.cores.index,)
         if supply.groups < need:
@@ -74,13 +74,13 @@ def single_nodes(
                 indices,
                 f"{detail}; {held}" if held else detail,
             )
-        elif supply.memory.pages is not None and supply.memory.pages < pages:
+        elif memory.pages is not None and memory.pages < pages:
             kind = "" if request.page_bytes is None else f" in pages of {format_bytes(page)}"
             yield Rejection(
                 "memory" if request.page_bytes is None else "pages",
                 indices,
                 f"{where}: needs {format_bytes(pages * page)}{kind}, "
-                f"{format_bytes(supply.memory.pages * page)} free",
+                f"{format_bytes(memory.pages * page)} free",
             )
 
 
@@ -90,7 +90,7 @@ def whole_host(host: Host, request: GuestRequest, problem: SearchProblem, rung: 
     indices = tuple(supply.cores.index for supply in problem.supplies)
     total = sum(supply.groups for supply in problem.supplies)
     page = page_size_bytes(host, request)
-    free = [supply.memory.pages for supply in problem.supplies]
+    free = [memory.pages for memory in problem.memory]
     known = [pages for pages in free if pages is not None]
     wanted = problem.pages or problem.pages_together or problem.pages_anywhere
     wanted += sum(pages for _, pages in problem.device_pages)

@@ -95,7 +95,7 @@ def _bound(problem: SearchProblem, nodes: Sequence[int]) -> tuple[int, int, int]
             for llc, groups in tier.llcs:
                 by_llc[llc] = by_llc.get(llc, 0) + groups
         sizes += by_llc.values()
-        pools += problem.supplies[node].memory.pool_pages
+        pools += problem.memory[node].pool_pages
     unisolated = max(0, problem.groups - isolated) if problem.hosts_isolation else 0
     llcs, held = 0, 0
     for size in sorted(sizes, reverse=True):

@@ -15,7 +15,6 @@ from homenode.indices import NodeIndex, PackageIndex
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.allocations import Allocations
 from homenode.plan.search.fewest import fewest
-from homenode.plan.search.memory import NodeMemory
 from homenode.topology import CoreKind, Host
 
 UNKNOWN_LLC = 1 << 20
@@ -246,7 +245,6 @@ class Supply:
     whole: Part
     groups: int
     whole_cores: int
-    memory: NodeMemory
 
     def allocate(self, wanted: int) -> tuple[SiblingGroup, ...]:
         """That many groups, by LLC and PU."""
@@ -283,7 +281,7 @@ class Supply:
         return min(fitting, key=tightness)
 
 
-def supply(cores: NodeCores, memory: NodeMemory, grouping: Grouping) -> Supply:
+def supply(cores: NodeCores, grouping: Grouping) -> Supply:
     """What the node can give in such groups."""
     counts = [
         (shape, count * each) for shape, count in cores.shapes if (each := grouping.of_core(shape))
@@ -298,7 +296,7 @@ def supply(cores: NodeCores, memory: NodeMemory, grouping: Grouping) -> Supply:
     whole_cores = sum(
         count for shape, count in cores.shapes if shape.whole and shape.kind in grouping.kinds
     )
-    return Supply(cores, grouping, parts, whole, whole.total, whole_cores, memory)
+    return Supply(cores, grouping, parts, whole, whole.total, whole_cores)
 
 
 def lowest(bits: int, count: int) -> int:

@@ -260,7 +260,7 @@ class Host:
         return {device.bdf: device for device in self.pci_devices}
 
     @cached_property
-    def pu_at(self) -> dict[PuIndex, Pu]:
+    def pu_at(self) -> dict[int, Pu]:
         """The PUs by index."""
         return {pu.index: pu for pu in self.pus}
 

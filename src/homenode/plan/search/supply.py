@@ -8,14 +8,15 @@ already, then the fewest further LLCs, of those the tightest (fewest.py).
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
-from homenode.cpuset import CpuSet, PuIndex
+from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex, PackageIndex
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.allocations import Allocations
 from homenode.plan.search.fewest import fewest
-from homenode.topology import CoreKind, Host
+from homenode.topology import CoreKind, Host, NumaNode
 
 UNKNOWN_LLC = 1 << 20
 """Cores whose LLC is unknown are one pool, after all others; never one LLC per core."""
@@ -43,15 +44,21 @@ class CoreShape(NamedTuple):
     kind: CoreKind | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NodeCores:
-    """A node of PUs and its cores with free ones, ascending. shapes: (shape, how many cores)."""
+    """A node of PUs. shapes: those of its cores with free PUs; shaped: (free PUs, shape) of each,
+    ascending."""
 
     position: int
     index: NodeIndex
     pus: CpuSet
-    cores: tuple[FreeCore, ...]
+    shaped: tuple[tuple[int, CoreShape], ...]
     shapes: tuple[tuple[CoreShape, int], ...]
+
+    @cached_property
+    def cores(self) -> tuple[FreeCore, ...]:
+        """The cores with free PUs, ascending."""
+        return tuple(FreeCore(free, *shape[1:]) for free, shape in self.shaped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +82,8 @@ def usable(
 
     service_cores: with the cores on which others have emulators or IOThreads only.
     """
-    allowed = CpuSet(pu.index for pu in host.pus if pu.online and pu.allowed).bits
-    isolated = CpuSet(pu.index for pu in host.pus if pu.isolated or pu.nohz_full).bits
+    allowed = sum([1 << pu.index for pu in host.pus if pu.online and pu.allowed])
+    isolated = sum([1 << pu.index for pu in host.pus if pu.isolated or pu.nohz_full])
     vcpu_cores = others.vcpu_cores.bits
     barred = request.reserved_pus.bits | request.housekeeping_pus.bits | vcpu_cores
     if not service_cores:
@@ -84,9 +91,11 @@ def usable(
     if request.emulator_pus is not None:
         barred |= request.emulator_pus.bits
     open_pus = allowed & ~barred
-    by_node: dict[NodeIndex | None, tuple[list[FreeCore], dict[CoreShape, int]]] = {
-        node.index: ([], {}) for node in host.nodes
+    by_node: dict[NodeIndex | None, list[tuple[int, CoreShape]]] = {
+        node.index: [] for node in host.nodes
     }
+    known: dict[tuple[object, ...], CoreShape] = {}
+    pu_at = host.pu_at
     free_of_vcpus = 0
     for core in host.cores:
         bits = core.pus.bits
@@ -95,24 +104,29 @@ def usable(
         free = bits & open_pus
         if not free:
             continue
-        first = host.pu_at[PuIndex((bits & -bits).bit_length() - 1)]
-        if first.node not in by_node or first.node is None:
+        first = pu_at[(bits & -bits).bit_length() - 1]
+        if first.node not in by_node:
             continue
         llc = UNKNOWN_LLC if first.llc is None else first.llc
-        whole, inside, package = free == bits, not free & ~isolated, core.id.package
-        cores, shapes = by_node[first.node]
-        cores.append(FreeCore(free, whole, inside, llc, package, core.kind))
-        shape = CoreShape(free.bit_count(), whole, inside, llc, package, core.kind)
-        shapes[shape] = shapes.get(shape, 0) + 1
+        count, package, kind = free.bit_count(), core.id.package, core.kind
+        key = (count, free == bits, not free & ~isolated, llc, package, kind)
+        shape = known.get(key)
+        if shape is None:
+            shape = known[key] = CoreShape(*key)
+        by_node[first.node].append((free, shape))
     nodes = tuple(
-        NodeCores(
-            position, node.index, node.pus, tuple(by_node[node.index][0]),
-            tuple(by_node[node.index][1].items()),
-        )
+        _node_cores(position, node, by_node[node.index])
         for position, node in enumerate(host.nodes)
         if node.pus
-    )  # fmt: skip
+    )
     return Usable(CpuSet.from_bits(open_pus), CpuSet.from_bits(isolated), nodes, free_of_vcpus)
+
+
+def _node_cores(position: int, node: NumaNode, shaped: list[tuple[int, CoreShape]]) -> NodeCores:
+    counts: dict[int, tuple[CoreShape, int]] = {}
+    for _, shape in shaped:
+        counts[id(shape)] = shape, counts.get(id(shape), (shape, 0))[1] + 1
+    return NodeCores(position, node.index, node.pus, tuple(shaped), tuple(counts.values()))
 
 
 class SiblingGroup(NamedTuple):
@@ -138,11 +152,10 @@ class Grouping(NamedTuple):
 
     def of_core(self, core: CoreShape) -> int:
         """Groups that such a core gives."""
-        if core.kind not in self.kinds:
+        if core.kind not in self.kinds or not (self.counts_pus or core.whole):
             return 0
-        if self.counts_pus:
-            return core.pus // self.threads
-        return int(core.whole and core.pus >= self.threads)
+        most = core.pus // self.threads
+        return most if self.counts_pus else min(most, 1)
 
     def groups(self, cores: Iterable[FreeCore]) -> Iterator[SiblingGroup]:
         """The groups of these cores, in their order."""
@@ -158,8 +171,7 @@ class Grouping(NamedTuple):
                 free &= ~pus
 
 
-@dataclass(frozen=True, slots=True)
-class Tier:
+class Tier(NamedTuple):
     """Groups of one kind in a node: (LLC, groups), ascending by LLC. rank: order of use."""
 
     rank: tuple[bool, bool]
@@ -179,8 +191,7 @@ class AllocationCost(NamedTuple):
     packages: int
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """The tiers of a node, or of one package's share of a node that spans packages."""
 
     package: PackageIndex | None
@@ -286,15 +297,16 @@ def supply(cores: NodeCores, grouping: Grouping) -> Supply:
     counts = [
         (shape, count * each) for shape, count in cores.shapes if (each := grouping.of_core(shape))
     ]
-    packages = sorted({shape.package for shape, _ in counts})
     whole = _part(None, counts)
-    parts = (
-        (whole,)
-        if len(packages) < 2
-        else tuple(_part(one, [c for c in counts if c[0].package == one]) for one in packages)
-    )
+    parts: tuple[Part, ...] = (whole,)
+    packages = {shape.package for shape, _ in counts}
+    if len(packages) > 1:
+        parts = tuple(
+            _part(package, [one for one in counts if one[0].package == package])
+            for package in sorted(packages)
+        )
     whole_cores = sum(
-        count for shape, count in cores.shapes if shape.whole and shape.kind in grouping.kinds
+        [count for shape, count in cores.shapes if shape.whole and shape.kind in grouping.kinds]
     )
     return Supply(cores, grouping, parts, whole, whole.total, whole_cores)
 
@@ -326,8 +338,8 @@ def _part(package: PackageIndex | None, counts: Iterable[tuple[CoreShape, int]])
     for shape, count in counts:
         tier = tiers.setdefault(_rank(shape.kind, shape.isolated), {})
         tier[shape.llc] = tier.get(shape.llc, 0) + count
-    made = tuple(
+    made = [
         Tier(rank, sum(tiers[rank].values()), tuple(sorted(tiers[rank].items())))
         for rank in sorted(tiers)
-    )
-    return Part(package, sum(tier.total for tier in made), made)
+    ]
+    return Part(package, sum([tier.total for tier in made]), tuple(made))

@@ -284,16 +284,19 @@ def _package_vcpus(host: Host | None, placement: Placement) -> tuple[int, ...]:
     """vCPUs on each host package, in vCPU order; () where they are not one after the other."""
     if host is None:
         return ()
-    counts: dict[int, int] = {}
-    last = None
+    left = [package.pus.bits for package in host.packages]
+    counts: list[int] = []
+    package = 0
     for pins in placement.vcpu_pins:
-        packages = {pu.package if (pu := host.pu_at.get(index)) else None for index in pins}
-        package = packages.pop() if len(packages) == 1 else None
-        if package is None or (package != last and package in counts):
-            return ()
-        counts[package] = counts.get(package, 0) + 1
-        last = package
-    return tuple(counts.values())
+        bits = pins.bits
+        if not bits or bits & ~package:
+            package = next((one for one in left if bits and not bits & ~one), 0)
+            if not package:
+                return ()
+            left.remove(package)
+            counts.append(0)
+        counts[-1] += 1
+    return tuple(counts)
 
 
 def _llcs(host: Host | None, placement: Placement) -> tuple[LlcIndex, ...]:

@@ -8,7 +8,7 @@ Linux 6.1 on an Intel model had one L3 a die; on EPYC-Milan, with 2 sockets of 2
 
 from dataclasses import dataclass
 
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, PuIndex
 from homenode.gap import Gap
 from homenode.indices import LlcIndex
 from homenode.plan.layout import GuestCells
@@ -79,9 +79,9 @@ def llc_runs(
         return None
     llcs: list[LlcIndex] = []
     for pins in placement.vcpu_pins:
-        found = {pu.llc if (pu := host.pu_at.get(index)) else None for index in pins}
-        llc = found.pop() if len(found) == 1 else None
-        if llc is None:
+        first = None if (index := pins.first()) is None else host.pu_at.get(index)
+        llc = None if first is None else first.llc
+        if llc is None or (len(pins) > 1 and any(_llc_of(host, pu) != llc for pu in pins)):
             return None
         llcs.append(llc)
     runs: list[tuple[tuple[LlcIndex, int], ...]] = []
@@ -94,6 +94,11 @@ def llc_runs(
                 counted.append((llcs[vcpu], 1))
         runs.append(tuple(counted))
     return LlcRuns(tuple(runs))
+
+
+def _llc_of(host: Host, index: PuIndex) -> LlcIndex | None:
+    pu = host.pu_at.get(index)
+    return None if pu is None else pu.llc
 
 
 def guest_cache(

@@ -1,0 +1,175 @@
+"""The Python interface: what `from homenode import ...` gives. docs/python.md shows it. [I/O]
+
+A domain is a file (a str or a Path) or a document itself (bytes). A host is a Host or whatever
+--host takes: a capture, a host.toml, a shipped host's name; None is this machine.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from homenode.analyse.comparison import Comparison
+from homenode.analyse.verdict import Verdict
+from homenode.errors import HomenodeError
+from homenode.findings import Findings
+from homenode.objective import Objective
+from homenode.plan.model import Plan, Unplannable
+from homenode.plan.options import AUTO, PlanOptions
+from homenode.results.model import Run
+from homenode.sources import load_host
+from homenode.topology import Host
+from homenode.tuning import Tuning
+
+__all__ = [
+    "Comparison",
+    "Findings",
+    "HomenodeError",
+    "Host",
+    "Objective",
+    "Plan",
+    "PlanOptions",
+    "Run",
+    "Tuning",
+    "Unplannable",
+    "Verdict",
+    "compare",
+    "decide",
+    "diagnose",
+    "load_host",
+    "load_results",
+    "plan",
+    "result_rows",
+    "to_json",
+    "tune",
+    "verify",
+]
+
+Domain = str | Path | bytes
+HostSource = Host | str | None
+
+
+def plan(domain: Domain, host: HostSource = None, options: PlanOptions | None = None) -> Plan:
+    """Where a VM goes on a host, and why. options: None = layout `auto`.
+
+    Raises Unplannable where the host has no place for it, else HomenodeError.
+    """
+    return tune(domain, host, options).plan
+
+
+def tune(domain: Domain, host: HostSource = None, options: PlanOptions | None = None) -> Tuning:
+    """The plan, and the domain's document rewritten by it; nothing is written or defined."""
+    from homenode.auto_layout import settled
+    from homenode.domain.read import read_guest
+    from homenode.evidence.sources import load_evidence
+    from homenode.tuning import tune as tune_document
+
+    content, source = _document(domain)
+    machine = _host(host)
+    asked = options or PlanOptions(AUTO)
+    if asked.layout == AUTO:
+        asked = settled(read_guest(content, source), asked, machine, load_evidence(())).options
+    return tune_document(content, source, asked, machine)
+
+
+def verify(domain: Domain, host: HostSource = None, plan: Plan | None = None) -> Findings:
+    """What is wrong with a domain document: by itself, on the host, and against a plan of it."""
+    from homenode.domain.read import open_domain
+    from homenode.domain.schema import validate
+    from homenode.findings import in_order
+    from homenode.hypervisor.parser import parsed_by_libvirt
+    from homenode.verify.document.verification import verify_document
+
+    document = open_domain(*_document(domain))
+    errors, gap = validate(document.to_bytes())
+    parsed = parsed_by_libvirt(document) if errors else None
+    found = verify_document(
+        document, plan=plan, host=_host(host), schema_errors=errors, parsed=parsed
+    )
+    left = (*([str(gap)] if gap else []), *found.not_checked)
+    return replace(found, findings=in_order(found.findings), not_checked=left)
+
+
+def diagnose(host: HostSource = None, domain: Domain | None = None) -> Findings:
+    """What `homenode doctor` finds on a host, and of a domain on it."""
+    from homenode.doctor.diagnosis import diagnose as find
+    from homenode.domain.read import open_domain
+
+    document = None if domain is None else open_domain(*_document(domain))
+    return find(_host(host), document)
+
+
+def decide(host: HostSource, objective: Objective, results: Sequence[str] = ()) -> Verdict:
+    """Which layout to run on a host for an objective, and on what evidence.
+
+    results: folders that decide as well as the published figures.
+    """
+    from homenode.analyse.decide import decide as decide_on
+    from homenode.analyse.machine_facts import facts_of_host, of_host
+    from homenode.evidence.documents import publications
+    from homenode.evidence.model import Evidence
+
+    machine = _host(host)
+    evidence = Evidence(publications(), of_host(load_results(*results), machine))
+    return decide_on(evidence, facts_of_host(machine, publications()), objective)
+
+
+def compare(folders: Sequence[str], objective: Objective | None = None) -> Comparison:
+    """Effects with intervals between layouts; the first folder's layout is the baseline."""
+    from homenode.analyse.choosing import alternatives_of
+    from homenode.analyse.compare import compare as compare_alternatives
+    from homenode.evidence.sources import load_sources
+
+    named = load_sources(folders)
+    skipped = [reason for one in named for reason in one.skipped]
+    chosen = alternatives_of([(one.argument, one.runs) for one in named], first_alone=False)
+    return compare_alternatives(chosen, objective, skipped=skipped)
+
+
+def load_results(*folders: str) -> tuple[Run, ...]:
+    """Runs of results folders, or of published:SYSTEM."""
+    from homenode.evidence.sources import load_sources
+
+    return tuple(run for one in load_sources(folders) for run in one.runs)
+
+
+def result_rows(*folders: str) -> list[dict[str, Any]]:
+    """Every figure as a flat row, for pandas.DataFrame: docs/formats/rows.md names the columns."""
+    from homenode.evidence.documents import publications
+    from homenode.report.page.gathered import gather
+    from homenode.report.page.machine import machines_of
+    from homenode.report.page.rows import rows_of
+
+    evidence = publications()
+    found = gather(list(folders), evidence, ())
+    machines = machines_of(found.runs, found.stored, evidence, found.hosts)
+    return [asdict(row) for machine in machines for row in rows_of(machine)]
+
+
+def to_json(value: Host | Plan | Findings | Comparison) -> str:
+    """A value in its documented format (docs/formats), as --json prints it."""
+    from homenode.formats import encode
+    from homenode.plan.stored import encode_plan
+    from homenode.topology import summarise
+
+    if isinstance(value, Plan):
+        return encode_plan(value)
+    if isinstance(value, Host):
+        return encode("host", value, {"summary": summarise(value)})
+    return encode("findings" if isinstance(value, Findings) else "comparison", value)
+
+
+def _document(domain: Domain) -> tuple[bytes, str]:
+    """A domain's document, and what to call it in messages."""
+    from homenode.errors import of_os
+
+    if isinstance(domain, bytes):
+        return domain, "domain"
+    try:
+        return Path(domain).read_bytes(), str(domain)
+    except (OSError, ValueError) as error:
+        raise of_os(error, str(domain), "a domain document") from None
+
+
+def _host(source: HostSource) -> Host:
+    return source if isinstance(source, Host) else load_host(source)

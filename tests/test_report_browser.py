@@ -208,7 +208,9 @@ def test_names_of_results_stay_text(tab: Tab, tmp_path: Path) -> None:
     assert tab.value("window.owned === undefined")
     assert tab.complaints == []
     assert tab.value("document.querySelectorAll('script').length") == 1
-    assert tab.value(f"document.querySelector('.card h3').textContent === {json.dumps(NASTY)}")
+    assert tab.value(
+        f"document.querySelector('.decisions .name').textContent === {json.dumps(NASTY)}"
+    )
 
 
 @pytest.mark.parametrize("width", [1600, 1280, 800, 380])

@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homenode.report.charts.bars import Bar, bar_chart
-from homenode.report.charts.colours import HEAT, SERIES, chart_style, series_number
+from homenode.report.charts.bars import Bar, BarGroup, bar_chart
 from homenode.report.charts.curves import Curve, Level, curve_chart
 from homenode.report.charts.forest import ForestRow, forest_chart
 from homenode.report.charts.heat_map import MOST_CELLS, Matrix, heat_map
 from homenode.report.charts.paths import GuestCell, HostNode, Paths, paths_picture
-from homenode.report.charts.scale import log_steps
-from homenode.report.charts.unit_text import chart_scale, short_figure
+from homenode.report.charts.scale import chart_scale, log_steps, range_figures, short_figure
+from homenode.report.palette import HEAT, SERIES, chart_style, series_number
 from homenode.report.text_extent import text_width
 
 FIGURES = st.floats(1e-12, 1e30, allow_nan=False, allow_infinity=False)
@@ -44,16 +43,18 @@ def _inside(svg: str) -> ElementTree.Element:
     return root
 
 
-@given(UNITS, st.lists(st.tuples(NAMES, FIGURES, st.none() | FIGURES), min_size=1, max_size=6))
+@given(UNITS, st.lists(st.tuples(NAMES, FIGURES, st.none() | FIGURES), min_size=1, max_size=6),
+       st.booleans(), st.booleans())  # fmt: skip
 def test_bars_of_any_figures_stay_inside(
-    unit: str, given: list[tuple[str, float, float | None]]
+    unit: str, given: list[tuple[str, float, float | None]], log: bool, is_range: bool
 ) -> None:
     bars = [
         Bar(name, value, None if high is None else min(value, high),
-            None if high is None else max(value, high), 1)
+            None if high is None else max(value, high), 1, note=name[:9], is_range=is_range)
         for name, value, high in given
     ]  # fmt: skip
-    root = _inside(bar_chart("bars", unit, bars))
+    groups = [BarGroup("", tuple(bars[:1])), BarGroup("others", tuple(bars[1:]))]
+    root = _inside(bar_chart("bars", unit, groups, log=log))
     assert len(root.findall("rect")) == 2 * len(bars)
 
 
@@ -93,10 +94,39 @@ def test_effects_of_any_size_stay_inside(given: list[tuple[str, float, float, st
 
 def test_names_are_text_and_never_elements() -> None:
     nasty = "<script>alert(1)</script>\"'&\x00\x1b]"
-    svg = bar_chart(nasty, "ns", [Bar(nasty, 1.0, None, None, 0)])
+    svg = bar_chart(nasty, "ns", [BarGroup(nasty, (Bar(nasty, 1.0, None, None, 0),))])
     root = ElementTree.fromstring(svg)
     assert {element.tag for element in root.iter()} <= {"svg", "text", "rect", "path", "title"}
     assert "&lt;script&gt;" in svg
+
+
+def test_groups_share_one_axis() -> None:
+    small = BarGroup("small", (Bar("a", 1.0, None, None, 0),))
+    large = BarGroup("large", (Bar("a", 4.0, None, None, 1),))
+    root = ElementTree.fromstring(bar_chart("x", "ns", [small, large]))
+    widths = {rect.get("class"): float(rect.get("width", 0)) for rect in root.findall("rect")}
+    assert widths["s1"] == pytest.approx(4 * widths["s0"], rel=0.01)
+    assert widths["s1"] == widths["plot"]
+
+
+def test_a_range_is_drawn_from_end_to_end_and_written_as_one() -> None:
+    bar = Bar("H200", 48.4e9, 41.5e9, 55.3e9, 1, is_range=True)
+    svg = bar_chart("copies", "bytes_per_s", [BarGroup("", (bar,))])
+    root = ElementTree.fromstring(svg)
+    assert "41.5\u201355.3 GB/s" in svg
+    assert "48.4" not in svg
+    plot, drawn = root.findall("rect")
+    assert float(drawn.get("x", 0)) > float(plot.get("x", 0))
+    assert range_figures(24.0, 24.1) == "24.0\u201324.1"
+
+
+def test_no_label_of_an_effect_crosses_the_line_of_equality() -> None:
+    rows = [ForestRow("a label that is as wide as the chart is", 2.0, 1.5, 3.0, "2 x", "better")]
+    root = ElementTree.fromstring(forest_chart("effects", rows))
+    (axis,) = [p for p in root.findall("path") if p.get("class") == "axis"]
+    top = float((axis.get("d") or "").split("L")[0].split()[1])
+    label = next(t for t in root.findall("text") if (t.text or "").startswith("a label"))
+    assert float(label.get("y", 0)) < top
 
 
 def test_the_same_range_of_colours_stands_for_the_same_figures() -> None:

@@ -87,8 +87,8 @@ def test_the_summary_table_is_the_studys(machine: Machine) -> None:
     assert (latency.local, latency.remote) == ("739 ns (4)", "1,109 ns (12)")
     shared = table["host to device", "shared_array_1gpu"]
     assert (shared.local, shared.remote, shared.ratio) == ("411.6 GB/s (4)", "", "")
-    assert shared.told == "as the job was bound"
-    assert h2d.told == "by the host's topology"
+    assert shared.basis == "as the job was bound"
+    assert h2d.basis == "by the host's topology"
 
 
 def test_without_a_topology_the_node_with_the_fastest_copies_is_near(machine: Machine) -> None:

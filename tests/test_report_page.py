@@ -379,7 +379,7 @@ def test_published_figures_alone_make_a_whole_report(tmp_path: Path) -> None:
 
 def test_a_card_names_what_is_no_worse_and_whose_figure_it_shows(document: Document) -> None:
     figures = {
-        (part.card.name, answer.objective): answer.figures
+        (part.card.name, answer.objective): answer.statement
         for part in document.parts
         for answer in part.card.answers
     }

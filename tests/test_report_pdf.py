@@ -68,10 +68,23 @@ def test_no_word_of_any_page_is_cut_off(pdf: Path) -> None:
 def test_everything_that_is_folded_on_a_screen_is_on_paper(pdf: Path) -> None:
     text = words(pdf)
     for told in (
-        "Verdicts", "Effects and risks", "Summary", "What is measured", "Doubts (", "Environment",
-        "Notes and sources", "Links of GPUs", "not ready", "561.2", "page 1 of",
+        "Which layout to run", "Effects and risks", "Summary", "What is measured", "Doubts (",
+        "Environment", "Notes and sources", "As printed", "not ready", "561.2", "page 1 of",
     ):  # fmt: skip
         assert told in text, told
+
+
+@pytest.mark.pdf
+@needs_paper
+@needs_poppler
+def test_all_that_was_published_takes_twenty_pages_and_none_is_half_empty(tmp_path: Path) -> None:
+    path = tmp_path / "published.pdf"
+    assert report("--published", "-o", path) == 0
+    found = pages(path)
+    assert len(found) <= 20
+    for number, page in enumerate(found[:-1], start=1):
+        lowest = max(float(word.get("yMax", 0)) for word in list(page.iter("word"))[:-6])
+        assert lowest > 0.6 * float(page.get("height", 0)), f"page {number} ends at {lowest}"
 
 
 @pytest.mark.pdf

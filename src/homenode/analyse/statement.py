@@ -20,6 +20,24 @@ def sentence_of(verdict: Verdict) -> str:
     return "; ".join([_answer(verdict), *parts, *filter(None, more)])
 
 
+def effect_text(verdict: Verdict) -> str:
+    """What the choice gives, in a few words: "561.2 GB/s, 7.3 x default"; "" where no figure is."""
+    for metric in _metrics(verdict):
+        results = verdict.on(metric)
+        own = next((one for one in results if one.alternative == verdict.choice), None)
+        if own is None:
+            continue
+        said = figure_text(own.value, own.unit)
+        others = [one for one in results if one is not own]
+        base = next((one for one in others if one.alternative == "default"), None)
+        base = next(iter(others), None) if base is None else base
+        if base is not None:
+            said += f", {multiple_text(own.value / base.value)} {base.alternative}"
+        maybe = verdict.why(ReasonId.MAY_BE_BETTER)
+        return said if maybe is None else f"{said}; {maybe.alternative} may be better"
+    return ""
+
+
 def ground_of(verdict: Verdict) -> str:
     """What the answer rests on, in a few words."""
     match verdict.level:

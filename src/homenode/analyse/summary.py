@@ -48,7 +48,8 @@ class Series:
     tell it, on the logarithmic scale; 0 where they cannot. samples: how many were used. low, high:
     of everything that was used. replicated: the medians are of boots that were really made, not of
     figures that somebody printed. devices: whose the slowest was taken of. blocks: of each boot,
-    (experiment, round), None where it is of no round.
+    (experiment, round), None where it is of no round. is_range: somebody printed low and high, and
+    `value` is nothing but their middle.
     """
 
     key: SeriesKey
@@ -60,6 +61,7 @@ class Series:
     replicated: bool
     devices: frozenset[Bdf]
     blocks: tuple[tuple[str, int] | None, ...] = ()
+    is_range: bool = False
 
     @property
     def value(self) -> float:
@@ -174,6 +176,7 @@ def _series(key: SeriesKey, taken: Sequence[_Taken]) -> Series:
         all(sample.statistic is Statistic.SAMPLE for boot in kept for sample in boot),
         frozenset(),
         tuple(blocks.values()),
+        any(sample.statistic is Statistic.LOW for boot in kept for sample in boot),
     )
 
 

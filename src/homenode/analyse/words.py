@@ -53,7 +53,7 @@ def range_text(low: float, high: float) -> str:
 
 
 def _multiple(ratio: float) -> str:
-    return f"{ratio:.4g}" if 0.95 < ratio < 1.1 else f"{ratio:.3g}"
+    return f"{ratio:.4g}" if 1 < ratio < 1.1 else f"{ratio:.3g}"
 
 
 def _digits(value: float) -> str:

@@ -113,8 +113,7 @@ def _machines(
         arguments = arguments + [one for one in every if one.casefold() not in named]
     found = gather(arguments, evidence, hosts)
     machines = machines_of(found.runs, found.stored, evidence, found.hosts)
-    # Measured before published; the more layouts a machine has been compared in, the earlier.
-    ordered = tuple(sorted(machines, key=lambda one: (one.is_published, -len(one.chosen))))
+    ordered = tuple(sorted(machines, key=_place))
     for line in found.skipped[:_MOST_NAMED]:
         note(f"skipped: {line}")
     if len(found.skipped) > _MOST_NAMED:
@@ -123,19 +122,28 @@ def _machines(
     return ordered, found.skipped
 
 
+def _place(machine: "Machine") -> tuple[bool, int]:
+    """Measured before published, in the order in which the documents name them; of measured ones,
+    the more layouts were compared, the earlier."""
+    return machine.is_published, 0 if machine.is_published else -len(machine.chosen)
+
+
 def _write(
     machines: "tuple[Machine, ...]", skipped: tuple[str, ...], title: str, output: Path
 ) -> None:
     from datetime import UTC, datetime
 
     from homenode import __version__
+    from homenode.evidence.documents import publications
     from homenode.report.page.document import document_of
     from homenode.report.page.paper import pdf_pages
     from homenode.report.page.render import report_for_print, report_html
 
     made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, homenode {__version__}"
     is_pdf = output.suffix.lower() == ".pdf"
-    document = document_of(machines, skipped, made, title=title, with_style=is_pdf)
+    document = document_of(
+        machines, skipped, made, title=title, with_style=is_pdf, publications=publications()
+    )
     if is_pdf:
         write_bytes(output, pdf_pages(report_for_print(document)))
     else:

@@ -71,13 +71,17 @@ class PublishedVerdict:
 
 @dataclass(frozen=True, slots=True)
 class PrintedFigure:
-    """A figure as it was printed: for each choice the text with its unit. source: the sentence."""
+    """A figure as it was printed: for each choice the text with its unit. source: the sentence.
+
+    near: by choice, the devices whose thread and memory were on their own node, as the source says.
+    """
 
     system: str
     metric: str
     variant: str | None
     texts: tuple[tuple[str, str], ...]
     source: str
+    near: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

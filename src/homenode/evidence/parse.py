@@ -90,6 +90,7 @@ class _Figure(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     values: dict[str, Decimal] = {}
     ranges: dict[str, tuple[Decimal, Decimal]] = {}
     by_device: dict[str, tuple[tuple[Decimal, ...], ...]] = {}
+    near: dict[str, tuple[int, ...]] = {}
 
 
 class _Claim(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -325,7 +326,12 @@ def _printed(figure: _Figure) -> PrintedFigure:
     }
     texts |= figure.printed
     return PrintedFigure(
-        figure.system, figure.metric, figure.variant, tuple(texts.items()), figure.source
+        figure.system,
+        figure.metric,
+        figure.variant,
+        tuple(texts.items()),
+        figure.source,
+        tuple(figure.near.items()),
     )
 
 
@@ -349,8 +355,11 @@ def _check_figure(
     if _UNITS[figure.unit][0] not in (METRICS[figure.metric].unit, "ratio"):
         raise InputError(f"{where}: expected {METRICS[figure.metric].unit}, found {figure.unit}")
     named = {*figure.values, *figure.ranges, *figure.by_device}
-    if not named or (named | figure.printed.keys()) - choices.keys():
-        found = ", ".join(sorted((named | figure.printed.keys()) - choices.keys())) or "no figure"
+    if not named or (named | figure.printed.keys() | figure.near.keys()) - choices.keys():
+        found = (
+            ", ".join(sorted((named | figure.printed.keys() | figure.near.keys()) - choices.keys()))
+            or "no figure"
+        )
         raise InputError(f"{where}: expected figures of known choices, found {found}")
 
 

@@ -112,13 +112,13 @@ def draw_devices(
             # Every root complex hangs on a rail of its row, and the rails on one trunk.
             trunk_end = at_y - _DROP / 2
             drop = at_x + 14
-            canvas.wire((x + _TRUNK / 2, trunk_end), (drop, trunk_end), (drop, at_y))
+            canvas.line((x + _TRUNK / 2, trunk_end), (drop, trunk_end), (drop, at_y))
         _draw_complex(canvas, group, facts, card_width, columns, (at_x, at_y))
         at_x += box_width + _GAP
         row_height = max(row_height, box_height)
     bottom = at_y + row_height if devices.complexes else y
     if hangs and devices.complexes:
-        canvas.wire((x + _TRUNK / 2, y), (x + _TRUNK / 2, trunk_end))
+        canvas.line((x + _TRUNK / 2, y), (x + _TRUNK / 2, trunk_end))
     if devices.quiet_complexes:
         text = (
             f"{plural(devices.quiet_complexes, 'other root complex', 'other root complexes')} with "

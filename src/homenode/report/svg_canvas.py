@@ -1,4 +1,8 @@
-"""SvgCanvas: shapes and text of an SVG document, built as elements, so that all text is escaped."""
+"""SvgCanvas: shapes and text of an SVG, built as elements, so that every text in it is escaped.
+
+A document stands for itself, with its style sheet; a chart is a fragment of a page whose style
+sheet has the colours of its classes, for light and dark.
+"""
 
 from lxml import etree
 
@@ -8,25 +12,44 @@ from homenode.wording import printable
 LEAST_TEXT_SIZE = 8.5
 """No text is smaller, in user units; the picture is 1600 wide."""
 
+CHART_WIDTH = 360.0
+"""Of a chart, in user units: what a narrow phone shows one to one, and a screen three abreast."""
+
+TEXT = 11.0
+"""Size of a chart's texts."""
+
 _SVG = "http://www.w3.org/2000/svg"
 
 
 class SvgCanvas:
     """An SVG of fixed width. Lengths are user units; y grows downwards; the height is set last."""
 
-    def __init__(self, width: float, title: str, description: str, css: str) -> None:
+    def __init__(self, width: float, root: etree._Element) -> None:
         self.width = width
-        self._root = etree.Element(
+        self._root = root
+        self._page: etree._Element | None = None
+
+    @classmethod
+    def chart(cls, title: str, width: float = CHART_WIDTH) -> "SvgCanvas":
+        """A fragment. title: what a screen reader says of it."""
+        attributes = {"class": "chart", "role": "img", "aria-label": printable(title)}
+        return cls(width, etree.Element("svg", attributes))
+
+    @classmethod
+    def document(cls, width: float, title: str, description: str, css: str) -> "SvgCanvas":
+        """A document with a page's ground, its hatches and its style sheet."""
+        root = etree.Element(
             f"{{{_SVG}}}svg",
             {"role": "img", "aria-labelledby": "title desc"},
             nsmap={None: _SVG},  # type: ignore[dict-item]  # the stubs forget the default namespace
         )
         for tag, text in (("title", title), ("desc", description)):
-            etree.SubElement(self._root, tag, {"id": tag}).text = printable(text)
-        etree.SubElement(self._root, "style").text = css
-        definitions = etree.SubElement(self._root, "defs")
-        _hatches(definitions)
-        self._page = self.rect(0, 0, width, 0, "page")
+            etree.SubElement(root, tag, {"id": tag}).text = printable(text)
+        etree.SubElement(root, "style").text = css
+        _hatches(etree.SubElement(root, "defs"))
+        canvas = cls(width, root)
+        canvas._page = canvas.rect(0, 0, width, 0, "page")
+        return canvas
 
     def rect(
         self,
@@ -44,18 +67,15 @@ class SvgCanvas:
         attributes = {
             "x": number(x),
             "y": number(y),
-            "width": number(width),
-            "height": number(height),
+            "width": number(max(width, 0)),
+            "height": number(max(height, 0)),
             "class": classes,
         }
         if radius:
             attributes["rx"] = number(radius)
         if fill is not None:
             attributes["style"] = f"fill:url(#{fill})"
-        element = etree.SubElement(self._root, "rect", attributes)
-        if title:
-            etree.SubElement(element, "title").text = printable(title)
-        return element
+        return self._add("rect", attributes, title)
 
     def resize(self, rect: etree._Element, height: float) -> None:
         """Give a frame its height once its contents are known; it stays below them."""
@@ -66,16 +86,18 @@ class SvgCanvas:
         x: float,
         baseline: float,
         text: str,
-        size: float,
+        size: float = TEXT,
         classes: str = "ink",
         *,
         bold: bool = False,
         anchor: str = "start",
         width: float | None = None,
+        turned: bool = False,
     ) -> float:
         """One line of text; returns the width that it may take.
 
         width: at most this; what does not fit is shortened, and a pointer over it says it all.
+        turned: upwards, by a quarter.
         """
         whole = printable(text)
         shown = whole if width is None else shorten(whole, size, width, bold)
@@ -89,24 +111,47 @@ class SvgCanvas:
             attributes["font-weight"] = "bold"
         if anchor != "start":
             attributes["text-anchor"] = anchor
+        if turned:
+            attributes["transform"] = f"rotate(-90 {number(x)} {number(baseline)})"
         element = etree.SubElement(self._root, "text", attributes)
         element.text = shown
         if shown != whole:
             etree.SubElement(element, "title").text = whole
         return text_width(shown, size, bold)
 
-    def wire(self, *points: tuple[float, float]) -> None:
+    def line(
+        self, *points: tuple[float, float], classes: str = "wire", title: str | None = None
+    ) -> None:
         """A line through these points."""
         path = "M" + "L".join(f"{number(x)} {number(y)}" for x, y in points)
-        etree.SubElement(self._root, "path", {"d": path, "class": "wire"})
+        self._add("path", {"d": path, "class": classes}, title)
 
-    def document(self, height: float) -> str:
-        """The whole document; the same calls give the same bytes."""
-        self.resize(self._page, height)
+    def path(self, path: str, classes: str) -> None:
+        """A path in SVG's own words; made of numbers only."""
+        self._add("path", {"d": path, "class": classes}, None)
+
+    def dot(
+        self, x: float, y: float, radius: float, classes: str, title: str | None = None
+    ) -> None:
+        """A circle."""
+        attributes = {"cx": number(x), "cy": number(y), "r": number(radius), "class": classes}
+        self._add("circle", attributes, title)
+
+    def svg(self, height: float) -> str:
+        """The whole SVG; the same calls give the same bytes."""
+        if self._page is not None:
+            self.resize(self._page, height)
         self._root.set("viewBox", f"0 0 {number(self.width)} {number(height)}")
         self._root.set("width", number(self.width))
         self._root.set("height", number(height))
-        return etree.tostring(self._root, encoding="unicode") + "\n"
+        text = etree.tostring(self._root, encoding="unicode")
+        return text if self._page is None else text + "\n"
+
+    def _add(self, tag: str, attributes: dict[str, str], title: str | None) -> etree._Element:
+        element = etree.SubElement(self._root, tag, attributes)
+        if title:
+            etree.SubElement(element, "title").text = printable(title)
+        return element
 
 
 def number(value: float) -> str:

@@ -52,7 +52,7 @@ def topology_map(host: Host, plan: Plan | None = None) -> str:
     if plan is not None:
         title += f" with VM {plan.domain_name}"
         description = f"{plan_line(plan)}. Host: {counts}"
-    canvas = SvgCanvas(WIDTH, title, description, style_sheet())
+    canvas = SvgCanvas.document(WIDTH, title, description, style_sheet())
     width = WIDTH - 2 * _MARGIN
     y = _MARGIN
     canvas.text(_MARGIN, y + 20, host.name, 24, bold=True, width=width)
@@ -84,7 +84,7 @@ def topology_map(host: Host, plan: Plan | None = None) -> str:
     left = 46 + (36 if shown <= 8 else 28) * shown + 60 if table else 0
     left = max(left, 260) if table else 0
     legend = draw_legend(canvas, scene, (_MARGIN + left, y, width - left))
-    return canvas.document(y + max(table, legend) + _MARGIN)
+    return canvas.svg(y + max(table, legend) + _MARGIN)
 
 
 def _cell_size(scene: Scene, frames: tuple[PackageFrame, ...]) -> CellSize:

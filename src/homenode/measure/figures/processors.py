@@ -19,6 +19,9 @@ from homenode.units import MIB
 LEAST_DRAM_BYTES = 256 * MIB
 """A curve's last point is taken for memory from here on; below, an LLC may hold it."""
 
+DEVIATION = "deviation over threads"
+"""Variant of cpu-fairness: standard deviation over mean of the threads' events."""
+
 _MLC_VARIANTS = {"ALL Reads": "read", "Stream-triad like": "triad"}
 
 
@@ -41,6 +44,9 @@ def of_sysbench(run: SysbenchRun) -> Figures:
         samples.append(sample("cpu-throughput", "events_per_s", run.events_per_s))
         each = run.events_per_s / run.threads
         samples.append(sample("cpu-per-thread", "events_per_s", each))
+        if run.events_per_thread is not None and run.events_per_thread[0] > 0:
+            mean, deviation = run.events_per_thread
+            samples.append(sample("cpu-fairness", "ratio", deviation / mean, variant=DEVIATION))
     if run.prime_limit is not None:
         conditions.append(Condition("tool sysbench primes", str(run.prime_limit)))
     return Figures(tuple(samples), tuple(conditions), gaps=tuple(gaps))

@@ -3,9 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from homenode.report.charts.drawing import WIDTH, Drawing
-from homenode.report.charts.scale import Scale, bounds, log_steps
-from homenode.report.charts.unit_text import chart_scale, short_figure, size_text
+from homenode.report.charts.scale import (
+    Scale,
+    bounds,
+    chart_scale,
+    log_steps,
+    short_figure,
+    size_text,
+)
+from homenode.report.svg_canvas import CHART_WIDTH as WIDTH
+from homenode.report.svg_canvas import SvgCanvas
 from homenode.report.text_extent import text_width
 
 _LEFT, _TOP, _PLOT_HEIGHT = 50.0, 14.0, 190.0
@@ -36,41 +43,41 @@ def curve_chart(
     title: str, unit: str, curves: Sequence[Curve], levels: Sequence[Level] = ()
 ) -> str:
     """The SVG of these curves. Figures and sizes are above 0."""
-    drawing = Drawing(title)
+    canvas = SvgCanvas.chart(title)
     values = [value for curve in curves for _, value in curve.points]
     sizes = [size for curve in curves for size, _ in curve.points]
     divisor, name = chart_scale(unit, values)
     low, high = bounds(values)
     across = Scale(min(sizes), max(sizes), _LEFT, WIDTH - 6, log=True)
     up = Scale(low, high, _TOP + _PLOT_HEIGHT, _TOP, log=True)
-    drawing.rect((_LEFT, _TOP, WIDTH - 6 - _LEFT, _PLOT_HEIGHT), "plot")
-    _levels(drawing, levels, across)
-    drawing.text(0, 9, name, "dim", size=10)
+    canvas.rect(_LEFT, _TOP, WIDTH - 6 - _LEFT, _PLOT_HEIGHT, "plot")
+    _levels(canvas, levels, across)
+    canvas.text(0, 9, name, 10, "dim")
     for step in _value_steps(low / divisor, high / divisor):
         y = up.at(step * divisor)
-        drawing.line((_LEFT, y), (WIDTH - 6, y), classes="grid")
-        drawing.text(_LEFT - 5, y + 3.5, _step_text(step), "dim", size=10, anchor="end")
-    _sizes(drawing, across)
+        canvas.line((_LEFT, y), (WIDTH - 6, y), classes="grid")
+        canvas.text(_LEFT - 5, y + 3.5, _step_text(step), 10, "dim", anchor="end")
+    _sizes(canvas, across)
     for curve in curves:
-        _draw(drawing, curve, across, up, divisor, name)
+        _draw(canvas, curve, across, up, divisor, name)
     y = _TOP + _PLOT_HEIGHT + 34
     for curve in curves:
-        drawing.line((2, y - 4), (30, y - 4), classes=f"curve l{curve.series} dash{curve.series}")
-        drawing.text(38, y, curve.label, room=WIDTH - 40)
+        canvas.line((2, y - 4), (30, y - 4), classes=f"curve l{curve.series} dash{curve.series}")
+        canvas.text(38, y, curve.label, width=WIDTH - 40)
         y += _LEGEND_ROW
-    return drawing.svg(y - 6)
+    return canvas.svg(y - 6)
 
 
 def _draw(
-    drawing: Drawing, curve: Curve, across: Scale, up: Scale, divisor: float, unit: str
+    canvas: SvgCanvas, curve: Curve, across: Scale, up: Scale, divisor: float, unit: str
 ) -> None:
     places = [(across.at(size), up.at(value)) for size, value in curve.points]
     if len(places) > 1:
-        drawing.line(*places, classes=f"curve l{curve.series} dash{curve.series}")
+        canvas.line(*places, classes=f"curve l{curve.series} dash{curve.series}")
     if len(places) <= _MOST_DOTS:
         for (x, y), (size, value) in zip(places, curve.points, strict=True):
             said = f"{curve.label}, {size_text(size)}: {short_figure(value / divisor)} {unit}"
-            drawing.dot(x, y, 2.4, f"s{curve.series}", title=said)
+            canvas.dot(x, y, 2.4, f"s{curve.series}", title=said)
 
 
 def _value_steps(low: float, high: float) -> tuple[float, ...]:
@@ -88,25 +95,25 @@ def _step_text(step: float) -> str:
     return short_figure(step) if step < 1e6 else f"{step:.2g}"
 
 
-def _sizes(drawing: Drawing, across: Scale) -> None:
+def _sizes(canvas: SvgCanvas, across: Scale) -> None:
     y = _TOP + _PLOT_HEIGHT
     free_from = -99.0
     for size in log_steps(across.low, across.high, base=2.0, most=8) or (across.low,):
         x = across.at(size)
-        drawing.line((x, _TOP), (x, y), classes="grid")
+        canvas.line((x, _TOP), (x, y), classes="grid")
         text = size_text(size)
         half = text_width(text, 10) / 2
         if x - half >= free_from and x + half <= WIDTH + 2:
-            drawing.text(x, y + 14, text, "dim", size=10, anchor="middle")
+            canvas.text(x, y + 14, text, 10, "dim", anchor="middle")
             free_from = x + half + 6
 
 
-def _levels(drawing: Drawing, levels: Sequence[Level], across: Scale) -> None:
+def _levels(canvas: SvgCanvas, levels: Sequence[Level], across: Scale) -> None:
     for number, level in enumerate(levels):
         start, end = across.at(level.low_bytes), across.at(level.high_bytes)
         if end - start < 4:
             continue
         if number % 2:
-            drawing.rect((start, _TOP, end - start, _PLOT_HEIGHT), "zone", title=level.name)
-        drawing.text((start + end) / 2, _TOP - 4, level.name, "dim", size=10, anchor="middle",
-                     room=end - start - 2)  # fmt: skip
+            canvas.rect(start, _TOP, end - start, _PLOT_HEIGHT, "zone", title=level.name)
+        canvas.text((start + end) / 2, _TOP - 4, level.name, 10, "dim", anchor="middle",
+                     width=end - start - 2)  # fmt: skip

@@ -4,8 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from homenode.report.charts.drawing import WIDTH, Drawing
 from homenode.report.charts.scale import Scale
+from homenode.report.svg_canvas import CHART_WIDTH as WIDTH
+from homenode.report.svg_canvas import SvgCanvas
 from homenode.report.text_extent import text_width
 
 _ROW, _TALL_ROW = 36.0, 50.0
@@ -32,47 +33,53 @@ class ForestRow:
     outcome: str
 
 
-def forest_chart(title: str, rows: Sequence[ForestRow]) -> str:
-    """The SVG of these effects: left of the middle line is worse, right of it better."""
-    drawing = Drawing(title)
-    end = _end(rows)
+def forest_chart(title: str, rows: Sequence[ForestRow], end: float | None = None) -> str:
+    """The SVG of these effects: left of the middle is worse, right of it better.
+
+    end: of the axis, so that several charts have the same (`axis_end`); None = what these need.
+    """
+    canvas = SvgCanvas.chart(title)
+    end = axis_end(rows) if end is None else end
     scale = Scale(1 / end, end, _LEFT, _RIGHT, log=True)
     top = 20.0
     is_tall = any(_taken(row) > _RIGHT - _LEFT for row in rows)
     height = _TALL_ROW if is_tall else _ROW
     bottom = top + height * len(rows)
-    drawing.text(_LEFT, 10, "← worse", "dim", size=10)
-    drawing.text(_RIGHT, 10, "better →", "dim", size=10, anchor="end")
+    canvas.text(_LEFT, 10, "← worse", 10, "dim")
+    canvas.text(_RIGHT, 10, "better →", 10, "dim", anchor="end")
     for ratio in (1 / end, 1.0, end):
         x = scale.at(ratio)
-        drawing.line((x, top), (x, bottom), classes="axis" if ratio == 1.0 else "grid")
         anchor = {1.0: "middle", end: "end"}.get(ratio, "start")
-        drawing.text(x, bottom + 13, _ratio_text(ratio), "dim", size=10, anchor=anchor)
+        canvas.text(x, bottom + 13, _ratio_text(ratio), 10, "dim", anchor=anchor)
     for number, row in enumerate(rows):
-        _draw(drawing, row, top + number * height, scale, is_tall=is_tall)
-    return drawing.svg(bottom + 18)
+        _draw(canvas, row, top + number * height, scale, is_tall=is_tall)
+    return canvas.svg(bottom + 18)
 
 
 def _taken(row: ForestRow) -> float:
     return text_width(row.label, 11) + 8 + text_width(row.said, 11, bold=True)
 
 
-def _draw(drawing: Drawing, row: ForestRow, y: float, scale: Scale, *, is_tall: bool) -> None:
-    drawing.text(_LEFT, y + 13, row.label, room=_RIGHT - _LEFT)
-    drawing.text(_RIGHT, y + (27 if is_tall else 13), row.said, anchor="end", bold=True)
+def _draw(canvas: SvgCanvas, row: ForestRow, y: float, scale: Scale, *, is_tall: bool) -> None:
+    canvas.text(_LEFT, y + 13, row.label, width=_RIGHT - _LEFT)
+    canvas.text(_RIGHT, y + (27 if is_tall else 13), row.said, anchor="end", bold=True)
     middle = y + (38 if is_tall else 24)
+    canvas.line((_LEFT, middle), (_RIGHT, middle), classes="grid")
+    equal = scale.at(1.0)
+    canvas.line((equal, middle - 7), (equal, middle + 7), classes="axis")
     if row.low is not None and row.high is not None:
         low, high = scale.at(row.low), scale.at(row.high)
-        drawing.line((low, middle), (high, middle), classes=f"whisker l{row.outcome}")
+        canvas.line((low, middle), (high, middle), classes=f"whisker l{row.outcome}")
         for x in (low, high):
-            drawing.line((x, middle - 4), (x, middle + 4), classes=f"whisker l{row.outcome}")
+            canvas.line((x, middle - 4), (x, middle + 4), classes=f"whisker l{row.outcome}")
     x = scale.at(row.gain)
-    drawing.dot(x, middle, 4.5, row.outcome, title=f"{row.label}: {row.said}")
+    canvas.dot(x, middle, 4.5, row.outcome, title=f"{row.label}: {row.said}")
     if row.low is None:
-        drawing.dot(x, middle, 2.2, "box")  # hollow: one figure, no interval
+        canvas.dot(x, middle, 2.2, "box")  # hollow: one figure, no interval
 
 
-def _end(rows: Sequence[ForestRow]) -> float:
+def axis_end(rows: Sequence[ForestRow]) -> float:
+    """The greatest ratio of an axis that holds all of these."""
     reach = 1.05
     for row in rows:
         for value in (row.gain, row.low, row.high):
@@ -82,4 +89,4 @@ def _end(rows: Sequence[ForestRow]) -> float:
 
 
 def _ratio_text(ratio: float) -> str:
-    return "equal" if ratio == 1.0 else f"x{ratio:.3g}"
+    return "equal" if ratio == 1.0 else f"{ratio:.2g} x"

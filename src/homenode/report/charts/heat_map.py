@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from homenode.report.charts.colours import HEAT
-from homenode.report.charts.drawing import WIDTH, Drawing
-from homenode.report.charts.unit_text import chart_scale, short_figure
+from homenode.report.charts.scale import chart_scale, short_figure
+from homenode.report.palette import HEAT
+from homenode.report.svg_canvas import CHART_WIDTH as WIDTH
+from homenode.report.svg_canvas import SvgCanvas
 from homenode.report.text_extent import text_width
 
 MOST_CELLS = 32
@@ -46,35 +47,35 @@ def heat_map(title: str, unit: str, matrix: Matrix, ends: tuple[float, float] | 
     low, high = (min(known), max(known)) if ends is None else ends
     low = min(low, high * _LEAST_RANGE)
     divisor, name = chart_scale(unit, [high])
-    drawing = Drawing(title)
+    canvas = SvgCanvas.chart(title)
     row_room = min(max(text_width(one, 10) for one in matrix.rows), 96.0)
     left = 16.0 + row_room + 6
     side = min((WIDTH - left - 2) / len(matrix.columns), 64.0)
     height = min(side, 40.0)
     top = 32.0
-    drawing.text(left, 11, matrix.column_title, "dim", size=10, room=WIDTH - left)
+    canvas.text(left, 11, matrix.column_title, 10, "dim", width=WIDTH - left)
     middle = top + height * len(matrix.rows) / 2
-    drawing.text(10, middle, matrix.row_title, "dim", size=10, anchor="middle", turned=True)
-    _column_names(drawing, matrix.columns, left, side, top)
+    canvas.text(10, middle, matrix.row_title, 10, "dim", anchor="middle", turned=True)
+    _column_names(canvas, matrix.columns, left, side, top)
     for number, (label, row) in enumerate(zip(matrix.rows, matrix.cells, strict=True)):
         y = top + number * height
         if height >= 10 or number % max(1, round(12 / height)) == 0:
-            drawing.text(left - 5, y + height / 2 + 3.5, label, "dim", size=10, anchor="end",
-                         room=row_room)  # fmt: skip
+            canvas.text(left - 5, y + height / 2 + 3.5, label, 10, "dim", anchor="end",
+                         width=row_room)  # fmt: skip
         if len(matrix.columns) > MOST_TITLED:
-            _runs(drawing, row, (left, y, side, height), (low, high))
+            _runs(canvas, row, (left, y, side, height), (low, high))
             continue
         for column, value in enumerate(row):
             place = (left + column * side, y, side, height)
             said = f"{matrix.row_title} {label}, {matrix.column_title} {matrix.columns[column]}"
-            _cell(drawing, place, value, (low, high), divisor, f"{said}: ", name)
+            _cell(canvas, place, value, (low, high), divisor, f"{said}: ", name)
     y = top + height * len(matrix.rows) + 10
-    _legend(drawing, y, left, (low / divisor, high / divisor), name)
-    return drawing.svg(y + _LEGEND)
+    _legend(canvas, y, left, (low / divisor, high / divisor), name)
+    return canvas.svg(y + _LEGEND)
 
 
 def _runs(
-    drawing: Drawing,
+    canvas: SvgCanvas,
     row: Sequence[float | None],
     place: tuple[float, float, float, float],
     ends: tuple[float, float],
@@ -86,12 +87,12 @@ def _runs(
     for shade, run in groupby(shades):
         count = len(list(run))
         classes = "plot" if shade is None else f"h{shade}"
-        drawing.rect((left + start * side, y, count * side, height), classes)
+        canvas.rect(left + start * side, y, count * side, height, classes)
         start += count
 
 
 def _cell(
-    drawing: Drawing,
+    canvas: SvgCanvas,
     place: tuple[float, float, float, float],
     value: float | None,
     ends: tuple[float, float],
@@ -101,16 +102,16 @@ def _cell(
 ) -> None:
     x, y, side, height = place
     if value is None:
-        drawing.rect((x + 0.5, y + 0.5, side - 1, height - 1), "plot", title=said + "no figure")
+        canvas.rect(x + 0.5, y + 0.5, side - 1, height - 1, "plot", title=said + "no figure")
         return
     shade = _shade(value, *ends)
     text = short_figure(value / divisor)
     title = f"{said}{text} {unit}"
-    drawing.rect((x + 0.5, y + 0.5, side - 1, height - 1), f"h{shade}", title=title)
+    canvas.rect(x + 0.5, y + 0.5, side - 1, height - 1, f"h{shade}", title=title)
     size = min(11.0, 11.0 * (side - 3) / max(text_width(text, 11.0), 1))
     if size >= 7 and height >= 12:
         middle = (x + side / 2, y + height / 2 + size * 0.36)
-        drawing.text(*middle, text, f"i{shade}", size=size, anchor="middle")
+        canvas.text(*middle, text, size, f"i{shade}", anchor="middle")
 
 
 def _shade(value: float, low: float, high: float) -> int:
@@ -120,7 +121,7 @@ def _shade(value: float, low: float, high: float) -> int:
 
 
 def _column_names(
-    drawing: Drawing, names: Sequence[str], left: float, side: float, top: float
+    canvas: SvgCanvas, names: Sequence[str], left: float, side: float, top: float
 ) -> None:
     room = max(side, 30.0)
     widest = max(min(text_width(name, 10), room) for name in names)
@@ -128,16 +129,16 @@ def _column_names(
     for column in range(0, len(names), stride):
         x = left + (column + 0.5) * side
         if x + widest / 2 <= WIDTH + 6:
-            drawing.text(x, top - 5, names[column], "dim", size=10, anchor="middle", room=room)
+            canvas.text(x, top - 5, names[column], 10, "dim", anchor="middle", width=room)
 
 
-def _legend(drawing: Drawing, y: float, left: float, ends: tuple[float, float], unit: str) -> None:
+def _legend(canvas: SvgCanvas, y: float, left: float, ends: tuple[float, float], unit: str) -> None:
     width = min((WIDTH - left) / len(HEAT), 18.0)
     for shade in range(len(HEAT)):
-        drawing.rect((left + shade * width, y, width, 8), f"h{shade}")
+        canvas.rect(left + shade * width, y, width, 8, f"h{shade}")
     end = left + width * len(HEAT)
-    drawing.text(left, y + 20, short_figure(ends[0]), "dim", size=10)
-    drawing.text(end, y + 20, f"{short_figure(ends[1])} {unit}", "dim", size=10, anchor="end")
+    canvas.text(left, y + 20, short_figure(ends[0]), 10, "dim")
+    canvas.text(end, y + 20, f"{short_figure(ends[1])} {unit}", 10, "dim", anchor="end")
 
 
 def _in_blocks(matrix: Matrix) -> Matrix:

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from homenode.report.charts.drawing import WIDTH, Drawing
+from homenode.report.svg_canvas import CHART_WIDTH as WIDTH
+from homenode.report.svg_canvas import SvgCanvas
 from homenode.wording import nodes_text, plural
 
 _BOX = 146.0
@@ -48,33 +49,33 @@ class Paths:
 
 def paths_picture(paths: Paths) -> str:
     """The SVG: solid lines stay on a node, dashed ones may cross nodes."""
-    drawing = Drawing(f"{paths.title}: {paths_text(paths)}")
+    canvas = SvgCanvas.chart(f"{paths.title}: {paths_text(paths)}")
     nodes, cells = paths.nodes[:_MOST], paths.cells[:_MOST]
     height = 22 + max(len(nodes), len(cells)) * (_ROW + _GAP)
-    drawing.text(0, 12, "host", "dim", size=10)
-    drawing.text(_RIGHT, 12, "guest", "dim", size=10)
+    canvas.text(0, 12, "host", 10, "dim")
+    canvas.text(_RIGHT, 12, "guest", 10, "dim")
     node_y = {node.index: y for node, y in zip(nodes, _places(len(nodes), height), strict=True)}
     cell_y = _places(len(cells), height)
     for cell, y in zip(cells, cell_y, strict=True):
-        _wires(drawing, cell, y, node_y)
+        _wires(canvas, cell, y, node_y)
     for node in nodes:
         devices = plural(node.devices, paths.noun) if node.devices else ""
-        _box(drawing, 0, node_y[node.index], node.name, "", devices, "box2")
+        _box(canvas, 0, node_y[node.index], node.name, "", devices, "box2")
     for cell, y in zip(cells, cell_y, strict=True):
         count = sum(number for _, number in cell.devices_of_node)
         name = "at no node" if cell.index is None else f"cell {cell.index}"
         devices = plural(count, paths.noun) if count else ""
-        _box(drawing, _RIGHT, y, name, cell.detail, devices, "box")
+        _box(canvas, _RIGHT, y, name, cell.detail, devices, "box")
     y = height + 8
     left_out = len(paths.nodes) + len(paths.cells) - len(nodes) - len(cells)
     if left_out:
-        drawing.text(0, y, f"{left_out} more not drawn", "dim", size=10)
+        canvas.text(0, y, f"{left_out} more not drawn", 10, "dim")
         y += 14
-    drawing.line((0, y), (26, y), classes="lneutral thick")
-    drawing.text(32, y + 3.5, "on its own node", "dim", size=10)
-    drawing.line((150, y), (176, y), classes="lworse thick far")
-    drawing.text(182, y + 3.5, "may cross nodes", "dim", size=10)
-    return drawing.svg(y + 10)
+    canvas.line((0, y), (26, y), classes="lneutral thick")
+    canvas.text(32, y + 3.5, "on its own node", 10, "dim")
+    canvas.line((150, y), (176, y), classes="lworse thick far")
+    canvas.text(182, y + 3.5, "may cross nodes", 10, "dim")
+    return canvas.svg(y + 10)
 
 
 def paths_text(paths: Paths) -> str:
@@ -98,32 +99,32 @@ def _places(count: int, height: float) -> list[float]:
     return [22 + room * number + (room - _ROW) / 2 for number in range(count)]
 
 
-def _wires(drawing: Drawing, cell: GuestCell, y: float, node_y: dict[int | None, float]) -> None:
+def _wires(canvas: SvgCanvas, cell: GuestCell, y: float, node_y: dict[int | None, float]) -> None:
     if cell.index is not None:
         for node in cell.nodes:
             if node in node_y:
                 is_far = not cell.is_bound or len(cell.nodes) > 1
-                _wire(drawing, node_y[node] + 16, y + 16, is_far=is_far)
+                _wire(canvas, node_y[node] + 16, y + 16, is_far=is_far)
     for home, _ in cell.devices_of_node:
         if home in node_y:
             is_local = cell.index is not None and cell.is_bound and cell.nodes == (home,)
-            _wire(drawing, node_y[home] + 43, y + 43, is_far=not is_local)
+            _wire(canvas, node_y[home] + 43, y + 43, is_far=not is_local)
 
 
-def _wire(drawing: Drawing, start: float, end: float, *, is_far: bool) -> None:
+def _wire(canvas: SvgCanvas, start: float, end: float, *, is_far: bool) -> None:
     middle = WIDTH / 2
     path = f"M{_BOX:.0f} {start:.1f}C{middle:.0f} {start:.1f} {middle:.0f} {end:.1f} "
     path += f"{_RIGHT:.0f} {end:.1f}"
-    drawing.curve(path, "lworse thick far" if is_far else "lneutral thick")
+    canvas.path(path, "lworse thick far" if is_far else "lneutral thick")
 
 
 def _box(
-    drawing: Drawing, x: float, y: float, name: str, detail: str, devices: str, classes: str
+    canvas: SvgCanvas, x: float, y: float, name: str, detail: str, devices: str, classes: str
 ) -> None:
-    drawing.rect((x, y, _BOX, _ROW), classes, radius=5)
-    drawing.text(x + 8, y + 14, name, bold=True, room=_BOX - 14)
+    canvas.rect(x, y, _BOX, _ROW, classes, radius=5)
+    canvas.text(x + 8, y + 14, name, bold=True, width=_BOX - 14)
     if detail:
-        drawing.text(x + 8, y + 28, detail, "dim", size=10, room=_BOX - 14)
+        canvas.text(x + 8, y + 28, detail, 10, "dim", width=_BOX - 14)
     if devices:
-        drawing.rect((x + 6, y + 34, _BOX - 12, 16), "zone", radius=4)
-        drawing.text(x + _BOX / 2, y + 46, devices, size=10, anchor="middle", room=_BOX - 16)
+        canvas.rect(x + 6, y + 34, _BOX - 12, 16, "zone", radius=4)
+        canvas.text(x + _BOX / 2, y + 46, devices, size=10, anchor="middle", width=_BOX - 16)

@@ -5,25 +5,40 @@ from dataclasses import dataclass
 
 from homenode.analyse.comparison import Doubt
 from homenode.analyse.matrices import Locality, localities
-from homenode.analyse.statement import sentence_of, source_sentence
 from homenode.analyse.switch_effects import Switch
+from homenode.analyse.verdict import titles_of
 from homenode.analyse.words import figure_text
 from homenode.bdf import Bdf
+from homenode.evidence.model import FieldReport, Publication
 from homenode.metrics import METRICS, Metric
+from homenode.objective import Objective
 from homenode.pci import DeviceKind
+from homenode.report.page.across import LinkSpeedRow, across_pictures, link_speed_rows
 from homenode.report.page.host_part import HostPart, host_part
 from homenode.report.page.machine import Machine
 from homenode.report.page.pictures import (
     Picture,
     bar_pictures,
     curve_pictures,
+    device_pictures,
+    fairness_picture,
     forest_pictures,
     heat_pictures,
+    kernel_pictures,
     locality_pictures,
     path_pictures,
+    profile_picture,
+)
+from homenode.report.page.printed import (
+    Printed,
+    SourcePart,
+    field_reports,
+    printed_part,
+    source_parts,
 )
 from homenode.report.page.tables import EffectRow, Table, effect_rows, summary_table
 from homenode.report.page.verdict_card import VerdictCard, verdict_card
+from homenode.report.verdict_text import SAID_BY_LEVEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +50,7 @@ class LocalityRow:
     local: str
     remote: str
     ratio: str
-    told: str
+    basis: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +75,10 @@ class MachinePart:
     """Everything of one machine below its card."""
 
     card: VerdictCard
-    statements: tuple[tuple[str, str], ...]
+    printed: Printed
     forests: tuple[Picture, ...]
     bars: tuple[Picture, ...]
+    details: tuple[Picture, ...]
     curves: tuple[Picture, ...]
     heats: tuple[Picture, ...]
     paths: tuple[Picture, ...]
@@ -72,7 +88,6 @@ class MachinePart:
     environment: Environment
     doubts: tuple[Doubt, ...]
     notes: tuple[str, ...]
-    advice: tuple[str, ...]
     sources: tuple[str, ...]
 
 
@@ -80,12 +95,19 @@ class MachinePart:
 class Document:
     """A report. made: when and by what. hatches: patterns that its topology pictures share.
 
-    skipped: folders that were left out, with the reason.
+    objectives: (name, the metrics that decide), the columns of the decisions. sources, field: what
+    publications say of no machine, and figures that decide nothing. skipped: folders that were
+    left out, with the reason.
     """
 
     title: str
     made: str
     runs: int
+    objectives: tuple[tuple[str, str], ...]
+    across: tuple[Picture, ...]
+    link_speeds: tuple[LinkSpeedRow, ...]
+    sources: tuple[SourcePart, ...]
+    field: tuple[tuple[FieldReport, str], ...]
     parts: tuple[MachinePart, ...]
     summary: Table
     switches: tuple[str, ...]
@@ -102,10 +124,12 @@ def document_of(
     *,
     title: str = "homenode report",
     with_style: bool = False,
+    publications: Sequence[Publication] = (),
 ) -> Document:
     """The report on these machines.
 
-    with_style: pictures have style sheets of their own, for a renderer that does not look outside.
+    publications: whose general part is shown where one of their machines is. with_style: pictures
+    have style sheets of their own, for a renderer that does not look outside.
     """
     anchors = [f"machine-{number}" for number in range(1, len(machines) + 1)]
     parts = [
@@ -115,10 +139,16 @@ def document_of(
     measured = {
         key.metric for machine in machines for one in machine.series.values() for key in one
     }
+    published = [machine.runs[0].head.system for machine in machines if machine.is_published]
     return Document(
         title,
         made,
         sum(len(machine.runs) for machine in machines),
+        tuple((str(one), titles_of(one)) for one in Objective),
+        tuple(across_pictures(machines)),
+        link_speed_rows(machines, anchors),
+        tuple(source_parts(publications, published)) if published else (),
+        field_reports(publications) if published else (),
         tuple(parts),
         summary_table(machines, anchors),
         tuple(switch.value for switch in Switch),
@@ -134,11 +164,16 @@ def _part(machine: Machine, anchor: str, with_style: bool) -> MachinePart:
     sources = [*(s for one in verdicts for s in one.sources),
                *(run.head.source for run in machine.runs if run.head.source)]  # fmt: skip
     near_and_far = _localities(machine)
+    printed = printed_part(machine)
     return MachinePart(
         verdict_card(machine, anchor),
-        tuple((str(one.objective), sentence_of(one)) for one in verdicts),
+        printed,
         tuple(forest_pictures(machine)),
         tuple(bar_pictures(machine)),
+        (
+            *kernel_pictures(machine), *profile_picture(machine), *fairness_picture(machine),
+            *device_pictures(machine),
+        ),
         tuple(curve_pictures(machine)),
         tuple(heat_pictures(machine)),
         tuple(path_pictures(machine)),
@@ -146,17 +181,12 @@ def _part(machine: Machine, anchor: str, with_style: bool) -> MachinePart:
         tuple(locality_pictures(near_and_far)),
         host_part(machine, with_style=with_style),
         _environment(machine),
-        machine.doubts,
-        tuple(dict.fromkeys(note for one in verdicts for note in one.notes)),
         tuple(
-            dict.fromkeys(
-                source_sentence(source, one) + f': "{source.quote}"'
-                for one in verdicts
-                for source in one.published
-            )
+            one for one in machine.doubts if not (machine.is_published and one.id in SAID_BY_LEVEL)
         ),
-        tuple(dict.fromkeys(sources)),
-    )
+        () if machine.is_published else tuple(dict.fromkeys(n for v in verdicts for n in v.notes)),
+        () if machine.is_published else tuple(dict.fromkeys(sources)),
+    )  # fmt: skip
 
 
 def _localities(machine: Machine) -> list[Locality]:
@@ -189,7 +219,8 @@ def _locality_row(one: Locality) -> LocalityRow:
 
 
 def _environment(machine: Machine) -> Environment:
-    every = machine.every
+    """Nothing of a published machine: what is known of its runs is printed as it was."""
+    every = () if machine.is_published else machine.every
     labels = tuple(one.label for one in every)
     columns: list[dict[str, dict[str, None]]] = []
     for one in every:

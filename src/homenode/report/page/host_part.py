@@ -1,6 +1,7 @@
 """HostPart: what a report says of a machine's topology: its picture, links, findings, gaps."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from homenode.doctor.diagnosis import diagnose
@@ -17,6 +18,7 @@ from homenode.topology import Host
 _STYLE = re.compile(r"<style>.*?</style>", re.DOTALL)
 _HATCHES = re.compile(r"<defs>.*?</defs>", re.DOTALL)
 _HATCHED = re.compile(r'style="fill:url\(#(\w+)\)"')
+_ADDRESS = re.compile(r"\b(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b")
 _IDS = re.compile(r' id="(?:title|desc)"| aria-labelledby="title desc"')
 MOST_MAPS = 3
 """Pictures of one machine: they are large."""
@@ -44,14 +46,19 @@ class LinkRow:
 
 @dataclass(frozen=True, slots=True)
 class HostPart:
-    """Empty where no topology is known. counts: the host in a line. source: where it is from."""
+    """Empty where no topology is known. counts: the host in a line. source: where it is from.
+
+    assumed: what the description states without a source. findings: each with the subjects of which
+    it says the same.
+    """
 
     counts: str
     source: str
+    assumed: tuple[str, ...]
     maps: tuple[Map, ...]
     links: tuple[LinkRow, ...]
     link_lines: tuple[str, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[tuple[Finding, tuple[str, ...]], ...]
     plan_findings: tuple[tuple[str, PlanFinding], ...]
     missing: str
 
@@ -76,13 +83,24 @@ def host_part(machine: Machine, *, with_style: bool) -> HostPart:
     return HostPart(
         "" if host is None else host_counts(host),
         _source(machine),
+        () if host is None else host.assumed,
         tuple(maps),
         () if host is None else _links(host),
         () if host is None else link_lines(host),
-        findings,
+        _by_subjects(findings),
         tuple((label, finding) for label, plan in plans for finding in plan.findings),
         missing,
     )
+
+
+def _by_subjects(findings: Iterable[Finding]) -> tuple[tuple[Finding, tuple[str, ...]], ...]:
+    """Findings that differ in their subject's name alone, once, with all subjects."""
+    alike: dict[tuple[object, ...], tuple[Finding, list[str]]] = {}
+    for one in findings:
+        texts = (_ADDRESS.sub("", text) for text in (one.expected, one.observed, one.fix or ""))
+        key = (one.id, one.severity, *texts)
+        alike.setdefault(key, (one, []))[1].append(one.subject)
+    return tuple((one, tuple(subjects)) for one, subjects in alike.values())
 
 
 def _fits(host: Host, plan: Plan) -> bool:
@@ -95,7 +113,7 @@ def _source(machine: Machine) -> str:
     if machine.host is None:
         return ""
     if machine.published is not None:
-        return "as described from what the source says of it; not captured there"
+        return "as it is described, partly from the source and partly assumed; it was not captured"
     return "as its capture says"
 
 

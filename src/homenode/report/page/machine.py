@@ -50,8 +50,9 @@ class Machine:
 
     name: unlike those of the others. chosen: its alternatives, the baseline first. rest: figures of
     no layout. series: of every alternative, by label. comparison: None with fewer than two. bare:
-    with a run on the host itself, where there are both. published: its document's system. host: its
-    topology, where it is known. plans, guests: by alternative.
+    with a run on the host itself, where there are both. published: its document's system. sources:
+    the documents that speak of it. host: its topology, where it is known. plans, guests: by
+    alternative.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Machine:
     effects: tuple[SwitchEffect, ...]
     doubts: tuple[Doubt, ...]
     published: System | None
+    sources: tuple[Publication, ...]
     host: Host | None
     plans: Mapping[str, Plan]
     guests: Mapping[str, Host]
@@ -154,6 +156,7 @@ def _machine(
     return Machine(
         name, told, chosen, rest, series, verdicts, grade_of(verdicts), comparison, bare,
         switch_effects(name, chosen), once(dict.fromkeys(own)), system,
+        tuple(one for one in publications if system is not None and one.system(system.name)),
         host,
         {label: one.plan for label, one in folders if one.plan is not None},
         {label: one.guest for label, one in folders if one.guest is not None},

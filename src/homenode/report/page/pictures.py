@@ -1,23 +1,27 @@
 """Pictures of a machine: which charts its figures make, with what is written under them."""
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from homenode.analyse.alternative import Alternative
 from homenode.analyse.comparison import Effect, Outcome
 from homenode.analyse.matrices import Axis, FigureMatrix, Locality, Place, matrices_of
-from homenode.analyse.summary import Series, SeriesKey, headline
+from homenode.analyse.summary import Series, SeriesKey, headline, is_refused
 from homenode.analyse.switch_effects import judged
-from homenode.analyse.words import multiple_text, range_text
+from homenode.analyse.words import figure_text, multiple_text, range_text
+from homenode.measure.figures.processors import DEVIATION
 from homenode.metrics import METRICS, Metric, metric_of
-from homenode.report.charts.bars import Bar, bar_chart
-from homenode.report.charts.colours import series_number
+from homenode.report.charts.bars import Bar, BarGroup, bar_chart
 from homenode.report.charts.curves import Curve, Level, curve_chart
-from homenode.report.charts.forest import ForestRow, forest_chart
+from homenode.report.charts.forest import ForestRow, axis_end, forest_chart
 from homenode.report.charts.heat_map import Matrix, heat_map
 from homenode.report.charts.paths import paths_picture, paths_text
+from homenode.report.charts.scale import size_text
 from homenode.report.page.machine import Machine
 from homenode.report.page.paths import meant_paths, planned_paths
+from homenode.report.palette import series_number
+from homenode.results.model import Sample
 
 MOST_CURVES = 8
 """In one chart."""
@@ -27,6 +31,20 @@ MOST_EFFECTS = 14
 
 MOST_HEAT_MAPS = 24
 """Of one machine."""
+
+MOST_DEVICES = 32
+"""Bars of single GPUs in one chart."""
+
+KERNELS = ("copy", "scale", "add", "triad")
+"""Of STREAM, in its order."""
+
+SIZE_LEVELS = (
+    ("L1, 4-32 KiB", 4 << 10, 32 << 10),
+    ("L2, 64-512 KiB", 64 << 10, 512 << 10),
+    ("L3, 1-32 MiB", 1 << 20, 32 << 20),
+    ("DRAM, 256-512 MiB", 256 << 20, 512 << 20),
+)
+"""Working sets that stand for a level where no capacity is known: those of the study."""
 
 _ABOUT_SIZES = {
     "memory-latency": "time of one dependent load, by the size of what it walks through",
@@ -45,39 +63,241 @@ class Picture:
     svg: str
 
 
+def bar_of(label: str, series: Series, position: int, base: Series | None = None) -> Bar:
+    """A figure with its range, and what multiple of the base it is."""
+    low, high = (series.low, series.high) if series.samples > 1 else (None, None)
+    note = ""
+    if base is not None and base is not series:
+        note = multiple_text(series.value / base.value)
+    return Bar(
+        label, series.value, low, high, series_number(label, position), note=note,
+        is_range=series.is_range,
+    )  # fmt: skip
+
+
+def metric_bars(machine: Machine, metric: Metric) -> tuple[Bar, ...]:
+    """The bars of one metric of a machine, in one unit; multiples are of the first layout's."""
+    found = [
+        (position, one.label, series)
+        for position, one in enumerate(machine.every)
+        if (series := headline_series(machine.series[one.label], metric)) is not None
+    ]
+    found = [one for one in found if one[2].key.unit == found[0][2].key.unit]
+    base = found[0][2] if found and machine.chosen else None
+    return tuple(bar_of(label, series, place, base) for place, label, series in found)
+
+
 def bar_pictures(machine: Machine) -> Iterator[Picture]:
-    """One chart for each metric that has a figure over all; lower is better is said."""
+    """One chart for each metric that has a figure over all; which way is better is said."""
     for metric in METRICS.values():
-        bars: list[Bar] = []
-        unit = metric.unit
-        for position, one in enumerate(machine.every):
-            found = _headline(machine.series[one.label], metric)
-            if found is not None and (not bars or found.key.unit == unit):
-                low, high = (found.low, found.high) if found.samples > 1 else (None, None)
-                number = series_number(one.label, position)
-                bars.append(Bar(one.label, found.value, low, high, number))
-                unit = found.key.unit
+        bars = metric_bars(machine, metric)
         if bars:
-            better = "less is better" if metric.lower_is_better else "more is better"
-            yield Picture(
-                metric.title, f"{better}; {metric.about}", bar_chart(metric.title, unit, bars)
-            )
+            unit = metric.unit
+            first = next(
+                (f for one in machine.every
+                 if (f := headline_series(machine.series[one.label], metric)) is not None), None,
+            )  # fmt: skip
+            unit = unit if first is None else first.key.unit
+            note = f"{better_text(metric)}; {metric.about}"
+            if any(bar.note for bar in bars):
+                note += f"; x: of {bars[0].label}"
+            yield Picture(metric.title, note, bar_chart(metric.title, unit, [BarGroup("", bars)]))
+
+
+def better_text(metric: Metric) -> str:
+    """Which way is better."""
+    return "less is better" if metric.lower_is_better else "more is better"
+
+
+def kernel_pictures(machine: Machine) -> Iterator[Picture]:
+    """All kernels of STREAM by layout, on all memory and on the memory of each node."""
+    by_node: dict[int | None, dict[str, list[Bar]]] = {}
+    for position, one in enumerate(machine.every):
+        for key, series in machine.series[one.label].items():
+            if (
+                key.metric == "memory-bandwidth" and key.variant in KERNELS
+                and key.peer_node is None and key.size_bytes is None
+            ):  # fmt: skip
+                kernels = by_node.setdefault(key.node, {})
+                kernels.setdefault(key.variant or "", []).append(
+                    bar_of(one.label, series, position)
+                )
+    whole = by_node.pop(None, {})
+    if len(whole) > 1:
+        groups = [BarGroup(k, tuple(whole[k])) for k in KERNELS if k in whole]
+        title = "STREAM: every kernel"
+        yield Picture(title, "more is better; all vCPUs on all memory",
+                      bar_chart(title, "bytes_per_s", groups))  # fmt: skip
+    groups = [
+        BarGroup(f"memory of node {node}, {kernel}", tuple(kernels[kernel]))
+        for node, kernels in sorted(by_node.items(), key=lambda pair: pair[0] or 0)
+        for kernel in KERNELS[-1:]
+        if kernel in kernels
+    ]
+    if groups:
+        title = "STREAM by node"
+        note = "more is better; all vCPUs, with their memory bound to one node of the guest"
+        yield Picture(title, note, bar_chart(title, "bytes_per_s", groups))
+
+
+def profile_picture(machine: Machine) -> Iterator[Picture]:
+    """Latency from L1 to DRAM: the least and the greatest within each level."""
+    levels: dict[str, list[Bar]] = {}
+    for position, one in enumerate(machine.every):
+        series = machine.series[one.label]
+        for key, found in series.items():
+            if key.metric == "memory-latency" and found.is_range and key.variant is not None:
+                levels.setdefault(key.variant, []).append(bar_of(one.label, found, position))
+        points = [point for of in _points(series, "memory-latency").values() for point in of]
+        for name, low, high in _size_levels(machine) if points else ():
+            values = [value for size, value in points if low <= size <= high]
+            if values:
+                number = series_number(one.label, position)
+                bar = Bar(one.label, max(values), min(values), max(values), number, is_range=True)
+                levels.setdefault(name, []).append(bar)
+    if len(levels) > 1:
+        title = "Latency profile, L1 to DRAM"
+        groups = [BarGroup(name, tuple(bars)) for name, bars in levels.items()]
+        note = "less is better; least to greatest of the working sets of a level; axis logarithmic"
+        yield Picture(title, note, bar_chart(title, "ns", groups, log=True))
+
+
+def _size_levels(machine: Machine) -> tuple[tuple[str, float, float], ...]:
+    """(name, least, most bytes) of working sets, by the machine's caches where they are known."""
+    known = _levels(machine)
+    if not known:
+        return SIZE_LEVELS
+    return tuple(
+        (f"{one.name}, to {size_text(one.high_bytes)}", one.low_bytes * 1.01, one.high_bytes)
+        for one in known
+    )
+
+
+def fairness_picture(machine: Machine) -> Iterator[Picture]:
+    """Events of each thread: the mean with the spread over threads, by layout."""
+    bars: list[Bar] = []
+    for position, one in enumerate(machine.every):
+        series = machine.series[one.label]
+        each = [
+            f.value
+            for key, f in series.items()
+            if key.metric == "cpu-per-thread" and (key.variant or "").startswith("PU ")
+        ]
+        means = [f.value for key, f in series.items()
+                 if key.metric == "cpu-per-thread" and key.variant is None]  # fmt: skip
+        parts = [
+            sample.value
+            for run in one.runs
+            for sample in run.samples
+            if sample.metric == "cpu-fairness" and sample.variant == DEVIATION
+        ]
+        if len(each) > 1:
+            mean, spread = statistics.fmean(each), statistics.stdev(each)
+        elif means and parts:
+            mean = means[0]
+            spread = mean * statistics.fmean(parts)
+        else:
+            continue
+        number = series_number(one.label, position)
+        note = f"\u00b1 {spread / mean:.1%}"
+        bars.append(Bar(one.label, mean, max(mean - spread, 0.0), mean + spread, number, note=note))
+    if bars:
+        title = "Fairness over threads"
+        note = "events per second of a thread: mean \u00b1 standard deviation over threads"
+        yield Picture(title, note, bar_chart(title, "events_per_s", [BarGroup("", tuple(bars))]))
+
+
+def device_pictures(machine: Machine) -> Iterator[Picture]:
+    """Every GPU's copies under each layout, near and far from its node where that is known."""
+    for metric in METRICS.values():
+        if not metric.worst_device or metric.control:
+            continue
+        groups: list[BarGroup] = []
+        said: list[str] = []
+        for one in machine.every:
+            by_device: dict[object, list[Sample]] = {}
+            for run in one.runs:
+                for sample in run.samples:
+                    device = sample.index if sample.device is None else sample.device
+                    single = (sample.node, sample.peer, sample.size_bytes, sample.variant)
+                    if sample.metric == metric.id and device is not None and not any(
+                        part is not None for part in single
+                    ) and not is_refused(sample):  # fmt: skip
+                        by_device.setdefault(device, []).append(sample)
+            if not 1 < len(by_device) <= MOST_DEVICES:
+                continue
+            near = _near_devices(machine, one, metric.id)
+            groups.append(BarGroup(one.label, tuple(_device_bars(by_device, near))))
+            said += _near_and_far(one.label, by_device, near, metric)
+        if groups and sum(len(group.bars) for group in groups) <= 2 * MOST_DEVICES:
+            title = f"{metric.title}, GPU by GPU"
+            note = "; ".join((better_text(metric), *said))
+            yield Picture(title, note, bar_chart(title, metric.unit, groups))
+
+
+def _near_devices(machine: Machine, one: Alternative, metric: str) -> frozenset[object] | None:
+    """GPUs whose thread was on their own node; None where nobody says."""
+    names = {run.head.name for run in one.runs}
+    for publication in machine.sources:
+        for figure in publication.figures:
+            if (figure.system, figure.metric) == (machine.runs[0].head.system, metric):
+                for choice, devices in figure.near:
+                    if choice in names:
+                        return frozenset(devices)
+    return None
+
+
+def _device_bars(
+    by_device: Mapping[object, Sequence[Sample]], near: frozenset[object] | None
+) -> Iterator[Bar]:
+    for device, samples in sorted(by_device.items(), key=lambda pair: str(pair[0]).zfill(16)):
+        values = [sample.value for sample in samples]
+        is_far = near is not None and device not in near
+        note = "" if near is None else "far" if is_far else "near"
+        label = f"GPU {device}" if isinstance(device, int) else str(device)
+        yield Bar(
+            label, statistics.median(values), min(values), max(values), 3 if is_far else 1,
+            note=note,
+        )  # fmt: skip
+
+
+def _near_and_far(
+    label: str,
+    by_device: Mapping[object, Sequence[Sample]],
+    near: frozenset[object] | None,
+    metric: Metric,
+) -> Iterator[str]:
+    sides: dict[bool, list[float]] = {True: [], False: []}
+    for device, samples in by_device.items():
+        sides[near is not None and device in near] += [sample.value for sample in samples[:1]]
+    if near is None or not (sides[True] and sides[False]):
+        return
+    close, far = statistics.fmean(sides[True]), statistics.fmean(sides[False])
+    yield (
+        f"{label}: far {figure_text(far, metric.unit)}, near {figure_text(close, metric.unit)} in "
+        f"the mean, {far / close - 1:+.0%}"
+    )
 
 
 def forest_pictures(machine: Machine) -> Iterator[Picture]:
     """One for each alternative against the baseline, then one for each against bare metal."""
     for comparison in filter(None, (machine.comparison, machine.bare)):
+        charts: dict[str, list[ForestRow]] = {}
         for label in comparison.alternatives:
             effects = [one for one in comparison.effects if one.alternative == label]
             shown = sorted(filter(_is_whole, effects), key=lambda one: not one.primary)
-            if not shown:
-                continue
-            rows = [_forest_row(one, comparison.bare) for one in shown[:MOST_EFFECTS]]
+            if shown:
+                found = [_forest_row(one, comparison.bare) for one in shown[:MOST_EFFECTS]]
+                charts[label] = found
+        if machine.is_published and not any(r.low for rows in charts.values() for r in rows):
+            continue  # the bars have the same multiples, and nothing has an interval
+        end = axis_end([row for rows in charts.values() for row in rows])
+        for label, rows in charts.items():
             note = f"effects, with {comparison.confidence:.0%} intervals"
             if any(row.low is None for row in rows):
                 note += "; hollow: one figure each, no interval"
             title = f"{label} against {comparison.baseline}"
-            yield Picture(title, note, forest_chart(title, rows))
+            yield Picture(title, note, forest_chart(title, rows, end))
 
 
 def curve_pictures(machine: Machine) -> Iterator[Picture]:
@@ -125,10 +345,9 @@ def locality_pictures(found: Sequence[Locality]) -> Iterator[Picture]:
                 bars.append(Bar(f"{one.alternative}, remote", one.remote, None, None, 3))
         metric = metric_of(key[0])
         title = ", ".join(filter(None, (key[0] if metric is None else metric.title, key[2])))
-        note = (
-            "less is better" if metric is not None and metric.lower_is_better else "more is better"
-        )
-        yield Picture(f"{title}: near and far", note, bar_chart(title, key[1], bars))
+        note = "" if metric is None else better_text(metric)
+        groups = [BarGroup("", tuple(bars))]
+        yield Picture(f"{title}: near and far", note, bar_chart(title, key[1], groups))
 
 
 def path_pictures(machine: Machine) -> Iterator[Picture]:
@@ -149,7 +368,8 @@ def path_pictures(machine: Machine) -> Iterator[Picture]:
                       paths_picture(paths))  # fmt: skip
 
 
-def _headline(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None:
+def headline_series(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None:
+    """The series that stands for a metric; of placement states the one with the most samples."""
     found = [series[key] for key in headline(series, metric)]
     return max(found, key=lambda one: one.samples, default=None)
 

@@ -6,9 +6,8 @@ from functools import cache
 from importlib.resources import files
 
 from homenode.errors import HostError
-from homenode.report.charts.colours import chart_style
 from homenode.report.page.document import Document
-from homenode.report.palette import style_sheet
+from homenode.report.palette import chart_style, style_sheet
 from homenode.wording import printable
 
 _HATCHED = "".join(

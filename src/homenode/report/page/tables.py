@@ -9,8 +9,11 @@ from homenode.analyse.summary import Series, SeriesKey, headline
 from homenode.analyse.switch_effects import Switch, SwitchEffect
 from homenode.analyse.words import multiple_text, range_text
 from homenode.metrics import METRICS, Metric
-from homenode.report.charts.unit_text import chart_scale, short_figure
+from homenode.report.charts.scale import chart_scale, range_figures, short_figure
 from homenode.report.page.machine import Machine
+
+_AUTHOR_COLUMN = {"cells": Switch.CELLS.value}
+"""Columns of published summaries that are called otherwise here."""
 
 SeriesOf = Mapping[str, Mapping[SeriesKey, Series]]
 
@@ -52,10 +55,14 @@ class EffectCell:
 
 @dataclass(frozen=True, slots=True)
 class EffectRow:
-    """One metric; cells by switch, None where nobody has measured it."""
+    """One metric; cells by switch, None where nothing was measured.
+
+    authors: rows of publications' own summaries: (publication, label, texts by column name).
+    """
 
     metric: Metric
     cells: tuple[EffectCell | None, ...]
+    authors: tuple[tuple[str, str, dict[str, str]], ...] = ()
 
 
 def summary_table(machines: Sequence[Machine], anchors: Sequence[str]) -> Table:
@@ -105,7 +112,8 @@ def _unbroken(unit: str) -> str:
 
 
 def effect_rows(machines: Sequence[Machine]) -> tuple[EffectRow, ...]:
-    """Metrics that some switch was measured on, in their order."""
+    """Metrics that some switch was measured on, or that a publication sums up, in their order."""
+    publications = {one.id: one for machine in machines for one in machine.sources}
     found: dict[tuple[str, Switch], list[SwitchEffect]] = {}
     for machine in machines:
         for one in machine.effects:
@@ -113,8 +121,18 @@ def effect_rows(machines: Sequence[Machine]) -> tuple[EffectRow, ...]:
     rows = []
     for metric in METRICS.values():
         cells = tuple(_effect_cell(metric, found.get((metric.id, switch), ())) for switch in Switch)
-        if any(cell is not None for cell in cells):
-            rows.append(EffectRow(metric, cells))
+        authors = tuple(
+            (
+                publication.id,
+                one.label,
+                {_AUTHOR_COLUMN.get(name, name): text for name, text in one.texts},
+            )
+            for publication in publications.values()
+            for one in publication.effects
+            if one.metric == metric.id
+        )
+        if authors or any(cell is not None for cell in cells):
+            rows.append(EffectRow(metric, cells, authors))
     return tuple(rows)
 
 
@@ -126,20 +144,28 @@ def _column_unit(metric: Metric, series: Sequence[SeriesOf]) -> tuple[float, str
 def _figure(
     series: Mapping[SeriesKey, Series], metric: Metric, unit: tuple[float, str], is_best: bool
 ) -> Cell:
-    value = _value(series, metric)
-    if value is None:
+    found = _series(series, metric)
+    if found is None:
         return Cell("", None)
-    return Cell(short_figure(value / unit[0]), value, is_best)
+    text = short_figure(found.value / unit[0])
+    if found.is_range:
+        text = range_figures(found.low / unit[0], found.high / unit[0])
+    return Cell(text, found.value, is_best)
 
 
 def _value(series: Mapping[SeriesKey, Series], metric: Metric) -> float | None:
-    """The figure that stands for a metric; of placement states the one with the most samples.
+    found = _series(series, metric)
+    return None if found is None else found.value
+
+
+def _series(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None:
+    """The series that stands for a metric; of placement states the one with the most samples.
 
     Figures in another unit (parts of a reference that was not printed) have no place in a column.
     """
     keys = headline(series, metric) or _only_variant(series, metric)
     found = [series[key] for key in keys if key.unit == metric.unit]
-    return max(found, key=lambda one: one.samples).value if found else None
+    return max(found, key=lambda one: one.samples, default=None)
 
 
 def _only_variant(series: Mapping[SeriesKey, Series], metric: Metric) -> tuple[SeriesKey, ...]:
@@ -154,13 +180,14 @@ def _only_variant(series: Mapping[SeriesKey, Series], metric: Metric) -> tuple[S
 
 
 def _best(machine: Machine, metric: Metric) -> str | None:
-    """The alternative that the verdicts found best; None where they did not tell it from another.
+    """The alternative that a verdict found better than every other; None where one is as good.
 
     Nothing is best of figures that are emulated, of a sick machine, or of too few boots.
     """
     for verdict in machine.verdicts:
         results = verdict.on(metric.id)
-        if verdict.choice is not None and any(one.position is Position.WORSE for one in results):
+        others = [one.position is Position.WORSE for one in results[1:]]
+        if verdict.choice is not None and others and all(others):
             return results[0].alternative
     return None
 

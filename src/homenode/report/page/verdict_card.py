@@ -1,10 +1,13 @@
 """VerdictCard: a machine's answers in a form that is read in seconds."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from homenode.analyse.comparison import EvidenceLevel
 from homenode.analyse.grade import Grade
-from homenode.analyse.statement import ground_of, sentence_of, source_sentence
-from homenode.analyse.verdict import Verdict
+from homenode.analyse.statement import effect_text, ground_of, sentence_of, source_sentence
+from homenode.analyse.verdict import SourceVerdict, Verdict
+from homenode.plan.layout import PRESETS
 from homenode.report.page.machine import Machine
 from homenode.report.verdict_text import answer_of, doubts_of
 from homenode.results.model import Origin
@@ -22,19 +25,29 @@ TONES = {
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One objective. choice: what to run; "no answer" where nothing can be named."""
+    """One objective. choice: what to run; "no answer" where nothing can be named.
+
+    effect: the figure with its multiple, in a few words. sure: the level of the evidence in a word.
+    statement: the whole sentence. authors: where what publications recommend is not this;
+    published: all that they recommend, and why ours differs.
+    """
 
     objective: str
     choice: str
     has_choice: bool
-    figures: str
+    effect: str
+    sure: str
+    statement: str
     evidence: str
+    authors: str
+    published: tuple[str, ...]
     doubts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class VerdictCard:
-    """One machine. grade: the word; tone: its look; reason: in a sentence."""
+    """One machine. grade: the word; tone: its look; reason: in a sentence. authors: what its
+    publications say of the whole machine, word for word."""
 
     name: str
     anchor: str
@@ -43,6 +56,12 @@ class VerdictCard:
     tone: str
     reason: str
     answers: tuple[Answer, ...]
+    authors: tuple[str, ...]
+
+    @property
+    def is_stopped(self) -> bool:
+        """No objective has an answer, all for the same reason."""
+        return bool(self.answers) and not any(one.has_choice for one in self.answers)
 
 
 def verdict_card(machine: Machine, anchor: str) -> VerdictCard:
@@ -58,6 +77,7 @@ def verdict_card(machine: Machine, anchor: str) -> VerdictCard:
         TONES[graded.grade],
         graded.reason,
         tuple(_answer(one, evidence) for one in machine.verdicts),
+        tuple(_authors(machine)),
     )
 
 
@@ -71,18 +91,39 @@ def machine_line(machine: Machine) -> str:
     return "; ".join(kinds) or "machine not described by its results"
 
 
+def _authors(machine: Machine) -> Iterator[str]:
+    """Of the whole machine where they say so, else of each use."""
+    for publication in machine.sources:
+        own = [one for one in publication.verdicts if one.system == machine.runs[0].head.system]
+        whole = [one for one in own if one.objective is None and one.work is None]
+        for one in whole or own:
+            name, is_row, rest = one.source.partition(" | ")
+            yield rest if is_row and name.startswith(machine.name) else one.source
+
+
+def _other(source: SourceVerdict, ours: Verdict) -> str:
+    """What a publication recommends instead; or beside it, where theirs is a queue or a policy and
+    ours a layout that no figure of theirs is about."""
+    theirs = " or ".join(source.choices) or "repair first"
+    another = ours.level is not EvidenceLevel.REASONED or any(c in PRESETS for c in source.choices)
+    return ("\u2260 " if another else "") + f"{source.publication}: {theirs}"
+
+
 def _answer(one: Verdict, origins: str) -> Answer:
-    said = [source_sentence(source, one) for source in one.published]
-    if one.measure_next is not None:
-        said.append(f"measure next: {one.measure_next}")
+    said = [f"measure next: {one.measure_next}"] if one.measure_next is not None else []
     ground = ground_of(one)
     if origins and one.boots is not None:
         ground += f" ({origins})"
+    other = [_other(source, one) for source in one.published if not source.agrees]
     return Answer(
         str(one.objective),
         answer_of(one),
         one.choice is not None,
+        effect_text(one),
+        "" if one.level is None else str(one.level),
         sentence_of(one),
         ground,
+        "; ".join(other),
+        tuple(source_sentence(source, one) for source in one.published),
         tuple(dict.fromkeys((*said, *doubts_of(one)))),
     )

@@ -1,0 +1,184 @@
+"""The report of what others have published: each table and figure of theirs has its counterpart."""
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from homenode.analyse.verdict import ReasonId
+from homenode.evidence.documents import publications
+from homenode.objective import Objective
+from homenode.report.page.document import Document, MachinePart, document_of
+from homenode.report.page.gathered import gather
+from homenode.report.page.machine import Machine, machines_of
+from homenode.report.page.render import report_html
+from homenode.sources import load_host
+
+ARTICLE = ["H200", "MI350X", "RTX PRO 6000", "RTX 4090", "RTX 4080", "RTX 5090"]
+"""In its own order."""
+
+
+@pytest.fixture(scope="module")
+def machines() -> tuple[Machine, ...]:
+    evidence = publications()
+    names = [s.name for one in evidence for s in one.systems if s.host is not None]
+    found = gather([f"published:{name}" for name in names], evidence, [])
+    return machines_of(found.runs, found.stored, evidence, found.hosts)
+
+
+@pytest.fixture(scope="module")
+def document(machines: tuple[Machine, ...]) -> Document:
+    return document_of(machines, (), "now", publications=publications())
+
+
+def part_of(document: Document, name: str) -> MachinePart:
+    return next(part for part in document.parts if part.card.name == name)
+
+
+def texts(svg: str) -> list[str]:
+    return [one.text or "" for one in ElementTree.fromstring(svg).iter("text")]
+
+
+def test_the_machine_that_the_article_puts_first_comes_first(document: Document) -> None:
+    assert [part.card.name for part in document.parts][:6] == ARTICLE
+
+
+def test_the_first_table_says_what_to_run_how_sure_and_where_authors_differ(
+    document: Document,
+) -> None:
+    answers = {
+        (part.card.name, one.objective): one for part in document.parts for one in part.card.answers
+    }
+    host = answers["H200", "host-bandwidth"]
+    assert (host.choice, host.effect, host.sure) == (
+        "pin-numa", "561.2 GB/s, 7.3 x default", "published",
+    )  # fmt: skip
+    collective = answers["H200", "collective"]
+    assert collective.effect == "18.4 GB/s, 0.91 x default"
+    assert collective.authors == ""
+    assert answers["MI350X", "host-bandwidth"].authors.endswith("study: pin")
+    assert answers["RTX PRO 6000", "latency"].sure == "reasoned"
+    sick = part_of(document, "RTX 5090").card
+    assert sick.is_stopped
+    assert sick.authors == (
+        "Not production-ready | Fix PCIe Gen 2 link first, then fix vCPU NUMA scatter",
+    )
+    assert [name for name, _ in document.objectives] == [str(one) for one in Objective]
+
+
+def test_no_page_prints_a_percentage_for_a_multiple(document: Document) -> None:
+    html = report_html(document)
+    first = html[html.index('id="verdicts"') : html.index('id="effects"')]
+    assert not re.search(r"[-+\u2212]\d+\u00a0%", first)
+    assert "7.3 x default" in first
+
+
+def test_a_lead_that_single_figures_cannot_show_is_said_and_not_hidden(
+    machines: tuple[Machine, ...],
+) -> None:
+    (mi350x,) = [one for one in machines if one.name == "MI350X"]
+    (latency,) = [one for one in mi350x.verdicts if one.objective is Objective.LATENCY]
+    reason = latency.why(ReasonId.MAY_BE_BETTER)
+    assert reason is not None
+    assert (latency.choice, reason.alternative) == ("pin", "pin-numa")
+    assert reason.ratio == pytest.approx(135 / 145)
+    (h200,) = [one for one in machines if one.name == "H200"]
+    (latency,) = [one for one in h200.verdicts if one.objective is Objective.LATENCY]
+    assert latency.why(ReasonId.MAY_BE_BETTER) is None, "1 % is less than matters"
+
+
+def test_best_is_marked_only_where_every_other_layout_is_worse(document: Document) -> None:
+    marked = {
+        (row[0].text, row[1].text, document.summary.columns[number].partition(",")[0])
+        for row in document.summary.rows
+        for number, cell in enumerate(row)
+        if cell.is_best
+    }
+    assert ("H200", "pin-numa", "memory bandwidth") in marked
+    assert ("RTX PRO 6000", "pin", "all-reduce") in marked
+    assert not [one for one in marked if one[0] == "H200" and one[2] == "all-reduce"]
+    assert not [one for one in marked if one[2] == "memory latency"]
+
+
+def test_ranges_are_ranges_in_the_summary_and_in_the_links(document: Document) -> None:
+    cells = {cell.text for row in document.summary.rows for cell in row}
+    assert {"41.5\u201355.3", "21.1\u201321.4", "24.0\u201324.1"} <= cells
+    assert "48.4" not in cells
+    links = {row.machine: row for row in document.link_speeds}
+    assert (links["H200"].generation, links["H200"].d2h) == ("Gen 5", "41.5\u201355.3 GB/s")
+    assert (links["RTX 5090"].generation, links["RTX 5090"].h2d) == (
+        "Gen 2 (bug)", "5.0\u20135.3 GB/s",
+    )  # fmt: skip
+
+
+def test_machines_are_compared_on_one_axis_for_each_metric(document: Document) -> None:
+    charts = {one.title: one for one in document.across}
+    assert next(iter(charts)) == "memory bandwidth"
+    words = texts(charts["memory bandwidth"].svg)
+    assert [word for word in words if word in ARTICLE] == [
+        "H200", "MI350X", "RTX PRO 6000", "RTX 4090", "RTX 5090",
+    ]  # fmt: skip
+    assert {"7.3 x", "3.4 x", "3.2 x", "1.9 x"} <= set(words)
+    matmul = next(one for title, one in charts.items() if title.startswith("matrix product"))
+    assert {"2.6 x H200", "0.66 x H200", "8.1\u20138.3 ms"} <= set(texts(matmul.svg))
+    (reduce,) = [title for title in charts if "GPUs across nodes" in title]
+    assert "H200, GPUs on 4 nodes" in texts(charts[reduce].svg)
+
+
+def test_the_latency_profile_runs_from_l1_to_dram(document: Document) -> None:
+    (profile,) = [one for one in part_of(document, "H200").details if "L1 to DRAM" in one.title]
+    words = texts(profile.svg)
+    assert words[::3] == ["L1, 4-32 KB", "L2, 64-512 KB", "L3, 1-32 MB", "DRAM, 256-512 MB"]
+    assert "1.3\u20131.6 ns" in words
+
+
+def test_every_gpu_is_drawn_before_and_after_near_and_far(document: Document) -> None:
+    (copies,) = part_of(document, "HGX A100").details
+    words = texts(copies.svg)
+    assert words.count("GPU 0") == 2
+    assert (words.count("far"), words.count("near")) == (4, 12)
+    assert "-19%" in copies.note
+
+
+def test_figures_verdicts_facts_and_ratios_stand_as_they_were_printed(document: Document) -> None:
+    h200 = part_of(document, "H200").printed
+    assert h200.table is not None
+    rows = {
+        what: dict(zip(h200.table.columns, cells, strict=True)) for what, cells in h200.table.rows
+    }
+    assert rows["memory bandwidth"]["vcpu_pin_numa"] == "561,170 MB/s"
+    assert rows["vCPUs"]["vcpu_pin_numa"] == "94 (inferred)"
+    assert h200.verdicts[0].choice == "Good: pin"
+    follows = {row.quote: row.follows for row in h200.claims}
+    assert follows["AMD MI350X VF | 8.1\u20138.3 | 2.6\u00d7 faster than H200"] is True
+    assert follows["NCCL (cross-node GPUs) | Moderate (vcpu_pin benefit)"] is False
+    gh200 = part_of(document, "GH200 x4").printed
+    assert [row.use for row in gh200.verdicts][-1] == "Development/testing"
+    assert dict(gh200.facts)["CPU Cores"] == "288 (72 per NUMA package)"
+    assert any("~737 ns" in remark for remark in gh200.remarks)
+
+
+def test_the_articles_summary_stands_beside_our_effects(document: Document) -> None:
+    rows = {row.metric.id: row.authors for row in document.effects}
+    assert rows["memory-bandwidth"][0][2]["guest cells"] == "2\u20137\u00d7"
+    assert [label for _, label, _ in rows["allreduce-busbw-peak"]] == [
+        "NCCL (same-node GPUs)", "NCCL (cross-node GPUs)",
+    ]  # fmt: skip
+    assert {"cpu-single", "h2d-bandwidth", "matmul-time"} <= set(rows)
+
+
+def test_general_advice_and_confounded_figures_have_their_place(document: Document) -> None:
+    (study, scripts, *_) = document.sources
+    assert "(inferred)" in study.title
+    assert any(ours for _, ours in study.advice)
+    assert ("host to device, PCIe 4.0/5.0 x16", "25\u201360 GB/s") in scripts.figures
+    changes = {report.source: change for report, change in document.field}
+    assert changes["vllm issue 55416"] == "0.57 x to 1.007 x"
+    assert all(report.confounders for report, _ in document.field)
+
+
+def test_what_is_assumed_of_a_described_host_is_said_with_its_pictures(document: Document) -> None:
+    part = part_of(document, "H200")
+    assert part.host.assumed == load_host("h200-xeon8558").assumed != ()
+    assert "Assumed: " in report_html(document)
+    assert "Assumed, no source" in part.host.maps[0].svg

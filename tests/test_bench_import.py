@@ -127,7 +127,8 @@ def test_every_test_of_the_study_has_its_metric_and_unit() -> None:
     found = {sample.metric: sample.unit for sample in one.run.samples}
     assert found == {
         "cpu-single": "events_per_s", "cpu-throughput": "events_per_s",
-        "cpu-per-thread": "events_per_s", "cpu-fairness": "ratio", "memory-bandwidth": "bytes_per_s",
+        "cpu-per-thread": "events_per_s", "cpu-fairness": "ratio",
+        "memory-bandwidth": "bytes_per_s",
         "memory-latency": "ns", "matmul-time": "ns", "h2d-bandwidth": "bytes_per_s",
         "d2h-bandwidth": "bytes_per_s", "d2d-bandwidth": "bytes_per_s",
         "allreduce-busbw": "bytes_per_s", "allreduce-busbw-peak": "bytes_per_s",

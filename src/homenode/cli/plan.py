@@ -15,18 +15,37 @@ from homenode.cli.placing_options import (
     VmOptions,
     plan_options,
 )
+from homenode.errors import UsageError
 
 
 @with_records
 def plan(
-    document: Annotated[
-        str, typer.Argument(metavar="VM.xml", help="The domain document; - for standard input.")
-    ],
     layout: LayoutOptions,
     vm: VmOptions,
     placement: PlacementOptions,
     switches: SwitchOptions,
     manual: ManualOptions,
+    document: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[VM]",
+            help="The VM: a domain document, a configuration of qm, xl or Incus, a command of "
+            "Cloud Hypervisor, a flavor; - for standard input. Without it --vcpus, --memory and "
+            "--gpus say what it is.",
+        ),
+    ] = None,
+    vm_file: Annotated[
+        str | None, typer.Option("--vm", metavar="FILE", help="The same as [VM].")
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            metavar="NAME",
+            help="Write for qemu, proxmox, openstack, cloud-hypervisor, xen or incus. Default: "
+            "what the VM's file is of.",
+        ),
+    ] = None,
     host: Annotated[
         list[str] | None,
         typer.Option(
@@ -67,13 +86,16 @@ def plan(
 
     Examples:
       homenode plan VM.xml --host hgx-h100 --gpus 8 --diff
-      homenode plan VM.xml --layout pin-numa-pci -o tuned.xml --save-plan plan.json
+      homenode plan 101.conf --target proxmox --layout pin-numa-pci -o 101.conf
     """
     from homenode.cli import planning
 
+    if document is not None and vm_file is not None:
+        raise UsageError("--vm and [VM]: expected one of the two, found both")
+
     options = plan_options(layout, vm, placement, switches)
     planning.run(
-        document,
+        document or vm_file,
         options,
         planning.Sources(
             tuple(host or ()),
@@ -82,5 +104,5 @@ def plan(
             manual.ranges(options.emulator_pus),
             layout.results,
         ),
-        planning.Outputs(output, name, diff, save_plan, svg, quiet, json, force),
+        planning.Outputs(output, name, diff, save_plan, svg, quiet, json, force, target),
     )

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from homenode.analyse.verdict import Verdict
     from homenode.evidence.model import Evidence
     from homenode.plan.guest import Guest
+    from homenode.plan.model import Plan
     from homenode.topology import Host
 
 
@@ -62,6 +63,7 @@ class Outputs:
     quiet: bool
     json: bool
     force: bool = False
+    target: str | None = None
 
     @property
     def to_standard_output(self) -> bool:
@@ -69,10 +71,23 @@ class Outputs:
         return STANDARD_OUTPUT in (self.document, self.plan, self.svg)
 
 
-def run(document: str, options: PlanOptions, sources: Sources, outputs: Outputs) -> None:
-    """Plan, print and write. Nothing is written unless everything before succeeded."""
-    _check_outputs(document, outputs)
-    original = _read(document)
+def run(document: str | None, options: PlanOptions, sources: Sources, outputs: Outputs) -> None:
+    """Plan, print and write. Nothing is written unless everything before succeeded.
+
+    document: None = options alone say what the VM is.
+    """
+    from homenode.cli import plan_target
+
+    _check_outputs(outputs)
+    content = None if document is None else _read(document)
+    if document is None or content is None:
+        plan_target.run(None, "options", options, sources, outputs)
+        return
+    if not plan_target.is_for_libvirt(content, document, outputs.target):
+        plan_target.run(content, document, options, sources, outputs)
+        return
+    original = content
+    check_tuned_output(document, outputs)
     host: Host | None = None
     verdict: Verdict | None = None
     try:
@@ -96,15 +111,19 @@ def run(document: str, options: PlanOptions, sources: Sources, outputs: Outputs)
         raise SystemExit(1)
 
 
-def _check_outputs(document: str, outputs: Outputs) -> None:
+def _check_outputs(outputs: Outputs) -> None:
     """Raises HostError and UsageError before anything is planned."""
     printed = [one for one in (outputs.document, outputs.plan, outputs.svg)
                if one == STANDARD_OUTPUT]  # fmt: skip
     if len(printed) + outputs.json + outputs.diff > 1 and printed:
         raise UsageError("-: expected one thing for standard output, found several")
     check_can_write(outputs.plan, outputs.svg, force=outputs.force)
+    check_can_write(outputs.document, force=True)
+
+
+def check_tuned_output(document: str, outputs: Outputs) -> None:
+    """Raises UsageError where -o is a file that is neither the VM's nor tuned by homenode."""
     path = outputs.document
-    check_can_write(path, force=True)
     if path is None or path == STANDARD_OUTPUT or outputs.force or not path.is_file():
         return
     from homenode.domain.restore import is_tuned_output
@@ -159,13 +178,13 @@ def _on_best_host(
     if len(hosts) == 1:
         (best,) = hosts
     else:
-        best = _best_of(guest, options, hosts, evidence, outputs)
+        best = best_of(guest, options, hosts, evidence, outputs)
     chosen = settled(guest, options, best, evidence)
     tuning = tune(original, document, chosen.options, best, copy_name=outputs.copy_name)
     return best, tuning, chosen.verdict
 
 
-def _best_of(
+def best_of(
     guest: "Guest",
     options: PlanOptions,
     hosts: "Sequence[Host]",
@@ -223,17 +242,24 @@ def _print(
 
         print_json(encode_plan(tuning.plan))
     elif not outputs.quiet:
-        from homenode.plan.words.explain import explain
-        from homenode.report.plan_text import plan_text
-
-        shown = error_console() if outputs.to_standard_output else console()
-        shown.print(plan_text(explain(tuning.plan, host)))
-        if verdict is not None:
-            from homenode.report.verdict_text import layout_text
-
-            shown.print(layout_text(verdict))
+        print_explanation(tuning.plan, verdict, host, outputs)
     if outputs.diff:
         print_diff(original, tuning.document, document, str(outputs.document or "tuned"))
+
+
+def print_explanation(
+    made: "Plan", verdict: "Verdict | None", host: "Host | None", outputs: Outputs
+) -> None:
+    """Where the VM goes and why, for people."""
+    from homenode.plan.words.explain import explain
+    from homenode.report.plan_text import plan_text
+
+    shown = error_console() if outputs.to_standard_output else console()
+    shown.print(plan_text(explain(made, host)))
+    if verdict is not None:
+        from homenode.report.verdict_text import layout_text
+
+        shown.print(layout_text(verdict))
 
 
 def _write(
@@ -254,14 +280,19 @@ def _write(
         note(f"wrote {saved.output} (original in {saved.original}; homenode restore undoes it)")
     for known in tuning.notes:
         note(known)
+    write_plan_files(tuning.plan, host, outputs)
+
+
+def write_plan_files(made: "Plan", host: "Host | None", outputs: Outputs) -> None:
+    """The plan and its picture, where they are wanted."""
     if outputs.plan is not None:
         from homenode.plan.stored import encode_plan
 
-        write_text(outputs.plan, encode_plan(tuning.plan))
+        write_text(outputs.plan, encode_plan(made))
         note_written(outputs.plan)
     if outputs.svg is not None:
         assert host is not None, "manual mode was refused --svg before"
         from homenode.report.topology_map import topology_map
 
-        write_text(outputs.svg, topology_map(host, tuning.plan))
+        write_text(outputs.svg, topology_map(host, made))
         note_written(outputs.svg)

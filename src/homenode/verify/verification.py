@@ -14,6 +14,7 @@ from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.model import Plan
 from homenode.plan.stored import read_plan, read_plan_for
 from homenode.sources import load_host
+from homenode.targets.vm_file import LIBVIRT, kind_of
 from homenode.topology import Host
 from homenode.units import MIB
 from homenode.verify.boot.stand_in_boot import BootOptions, boot_stand_in
@@ -31,6 +32,7 @@ from homenode.verify.guest.view import (
     view_of_guest,
     view_of_stand_in,
 )
+from homenode.verify.target_verification import verify_target_file
 
 _MOST_BYTES = 64 * MIB
 _SSH = "ssh:"
@@ -71,6 +73,10 @@ def verify(wanted: Wanted, tell: Tell) -> Verified:
     kin where this machine cannot boot guests or the guest cannot be reached.
     """
     _refuse_nonsense(wanted)
+    if wanted.document is not None:
+        content = _bytes(wanted.document)
+        if kind_of(content, str(wanted.document)) != LIBVIRT:
+            return _of_target(content, wanted.document, wanted, tell)
     document = None if wanted.document is None else _document(wanted.document)
     facts = None if document is None else domain_facts(document)
     plan = None if wanted.plan is None else read_plan(_bytes(wanted.plan), str(wanted.plan))
@@ -107,6 +113,20 @@ def verify(wanted: Wanted, tell: Tell) -> Verified:
     found += [finding for view in views for finding in view.findings]
     answers = Findings(tuple(checked), in_order(found), tuple(left))
     return Verified(answers, tuple(views), tuple(guests), host, plan)
+
+
+def _of_target(content: bytes, path: Path, wanted: Wanted, tell: Tell) -> Verified:
+    """A file of another hypervisor than libvirt."""
+    if wanted.guest is not None:
+        raise UsageError(
+            f"{path}: expected a domain document beside --guest, found a file of another kind",
+            hint="homenode verify --plan P.json --guest SOURCE",
+        )
+    plan = None if wanted.plan is None else read_plan(_bytes(wanted.plan), str(wanted.plan))
+    host, skipped = _host(wanted, plan, None)
+    found, views, guests = verify_target_file(content, path, plan, host, wanted.boot, tell)
+    answers = Findings(found.checked, in_order([*skipped, *found.findings]))
+    return Verified(answers, views, guests, host, plan)
 
 
 def load_guest(source: str) -> Host:

@@ -102,7 +102,7 @@ def stand_in_of(document: Document, facts: DomainFacts, cpu: CpuChoice, machine:
             f"{guest.vcpus}",
             hint="verify the document alone, and the real guest with --guest",
         )
-    ratio = _memory_ratio([c.memory_bytes for c in facts.cells] or [guest.memory_bytes])
+    ratio = memory_ratio([c.memory_bytes for c in facts.cells] or [guest.memory_bytes])
     controllers, devices = _tree(document, facts)
     bare = StandIn(
         machine, guest.vcpus, 0, ratio, (), guest.cpu_topology, cpu, controllers, devices,
@@ -116,7 +116,7 @@ def stand_in_of(document: Document, facts: DomainFacts, cpu: CpuChoice, machine:
     return replace(bare, memory_bytes=total, cells=cells)
 
 
-def _memory_ratio(sizes: list[int]) -> tuple[int, int]:
+def memory_ratio(sizes: list[int]) -> tuple[int, int]:
     """The smallest cell becomes LEAST_CELL_BYTES, unless all together would then be too much."""
     sizes = [size for size in sizes if size] or [1]
     total, smallest = sum(sizes), min(sizes)

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import time
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,15 +17,17 @@ from homenode.errors import HostError
 from homenode.findings import Finding
 from homenode.process import ToolMissingError, ToolTimeoutError, run
 from homenode.snapshot.collector import parse_collected
+from homenode.targets.qemu_command import options_of
 from homenode.topology import Host
 from homenode.verify.boot import libvirt as libvirt_boot
 from homenode.verify.boot.accelerator import kvm_works, qemu_program
+from homenode.verify.boot.command import stand_in_of_command
 from homenode.verify.boot.cpu_choice import choose_cpu
 from homenode.verify.boot.guest_files import find_guest_files
 from homenode.verify.boot.initramfs import initramfs
 from homenode.verify.boot.outcome import came_up, crash, partial, refusal, silence
 from homenode.verify.boot.stand_in import StandIn, stand_in_of
-from homenode.verify.boot.stand_in_argv import PROGRAM, stand_in_argv
+from homenode.verify.boot.stand_in_argv import PROGRAM, boot_words, stand_in_argv
 from homenode.verify.boot.stand_in_xml import BootFiles, stand_in_xml
 from homenode.verify.domain_facts import DomainFacts
 
@@ -122,11 +125,47 @@ def boot_stand_in(document: Document, facts: DomainFacts, options: BootOptions) 
             findings += () if refused else excuse
         if options.keep is not None:
             _keep(folder, options.keep)
-        guest, silent = (None, ()) if refused else _read(folder, facts)
+        guest, silent = (None, ()) if refused else _read(folder, facts.guest.name, facts.source)
     seconds = time.monotonic() - started
     through = "QEMU directly" if uri is None else f"libvirt at {uri}"
     how = f"through {through}, {'KVM' if kvm else 'TCG'}, {files.told}"
     return Booted(stand_in, guest, how, seconds, (*findings, *refused, *silent))
+
+
+def boot_command(words: Sequence[str], source: str, options: BootOptions) -> Booted:
+    """Boot a rendered QEMU command line with stand-ins for its devices, and read the guest.
+
+    words: program first, an x86_64 one. Emulated, by QEMU itself. Raises as boot_stand_in, and
+    ParseError for a command line that cannot be read.
+    """
+    if options.keep is not None:
+        _make(options.keep)
+    program = qemu_program()
+    if program is None:
+        raise ToolMissingError(f"{PROGRAM}: expected it to be installed, found none on PATH",
+                               hint=_INSTALL)  # fmt: skip
+    if not words or not words[0].endswith(PROGRAM):
+        raise HostError(
+            f"{source}: expected a command line of {PROGRAM} to boot, found "
+            f"{words[0] if words else 'none'}"
+        )
+    files = find_guest_files(options.kernel)
+    types = [v for name, v in options_of(words[1:], source) if name == "machine" and v is not None]
+    wanted = types[-1].partition(",")[0] if types else None
+    stand_in, rendered = stand_in_of_command(words, source, _machine(program, wanted))
+    limit_s = options.timeout_s or _BASE_S + _PER_VCPU_S * stand_in.vcpus
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="homenode-boot-") as text:
+        folder = Path(text)
+        paths = _lay_out(folder, files.kernel, initramfs(files.busybox))
+        argv = (program, *rendered, *boot_words(paths, COMMAND))
+        (folder / "argv").write_text("\n".join(argv) + "\n")
+        refused = _run_qemu(argv, limit_s, folder, source)
+        if options.keep is not None:
+            _keep(folder, options.keep)
+        guest, silent = (None, ()) if refused else _read(folder, source, source)
+    how = f"by QEMU, TCG, {files.told}"
+    return Booted(stand_in, guest, how, time.monotonic() - started, (*refused, *silent))
 
 
 def _lay_out(folder: Path, kernel: Path, image: bytes) -> BootFiles:
@@ -163,7 +202,7 @@ def _run_qemu(
     return ()
 
 
-def _read(folder: Path, facts: DomainFacts) -> tuple[Host | None, tuple[Finding, ...]]:
+def _read(folder: Path, name: str, source: str) -> tuple[Host | None, tuple[Finding, ...]]:
     packed = (folder / "report").read_bytes()
     unpacker = zlib.decompressobj(wbits=31)
     try:
@@ -172,9 +211,9 @@ def _read(folder: Path, facts: DomainFacts) -> tuple[Host | None, tuple[Finding,
         text = b""
     if not unpacker.eof:
         if not came_up(folder):
-            return None, (crash(folder, facts.source),)
-        raise partial(folder, facts.source)
-    snapshot = parse_collected(text.decode("utf-8", "replace"), f"stand-in of {facts.guest.name}")
+            return None, (crash(folder, source),)
+        raise partial(folder, source)
+    snapshot = parse_collected(text.decode("utf-8", "replace"), f"stand-in of {name}")
     return discover(snapshot), ()
 
 

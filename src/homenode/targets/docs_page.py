@@ -1,0 +1,52 @@
+"""DocsPage: docs/targets.md, what each target says of a plan and what is lost on it."""
+
+from collections.abc import Iterator
+
+from homenode.targets.target import FEATURE_WORDS, TARGETS, Feature, Level, target_named
+
+_MARKS = {Level.NATIVE: "yes", Level.INDIRECT: "indirectly", Level.LOST: "**lost**"}
+
+
+def targets_page() -> str:
+    """The page, whole."""
+    return "\n".join((*_head(), *_table(), *_details())) + "\n"
+
+
+def _head() -> Iterator[str]:
+    names = ", ".join(f"`{name}`" for name in TARGETS)
+    yield from (
+        "# Targets: what each hypervisor can say of a plan",
+        "",
+        f"`homenode plan --target NAME` writes a plan for {names}; without it, for libvirt.",
+        "The page is written from the same tables that give the findings `target-lost` and",
+        "`target-indirect`; a test compares it with what the written files say when read back.",
+        "",
+        "* **yes**: an option of the hypervisor's own.",
+        "* **indirectly**: by raw arguments or a script, at the price that is named.",
+        "* **lost**: the hypervisor cannot say it; what the guest or the host then lacks is named.",
+        "",
+    )
+
+
+def _table() -> Iterator[str]:
+    targets = [target_named(name) for name in TARGETS]
+    yield f"| of the plan | {' | '.join(target.TITLE for target in targets)} |"
+    yield "|" + "---|" * (len(targets) + 1)
+    for feature in Feature:
+        marks = (_MARKS[target.SUPPORT[feature].level] for target in targets)
+        yield f"| {FEATURE_WORDS[feature]} | {' | '.join(marks)} |"
+    yield ""
+
+
+def _details() -> Iterator[str]:
+    for name in TARGETS:
+        target = target_named(name)
+        yield from (f"## {target.TITLE}", "", f"Source: {target.SOURCE}.", "")
+        yield from ("| of the plan | how | price |", "|---|---|---|")
+        for feature in Feature:
+            support = target.SUPPORT[feature]
+            loses = "" if support.loses is None else support.loses
+            if support.level is Level.LOST:
+                loses = f"**lost**: {loses}"
+            yield f"| {FEATURE_WORDS[feature]} | {support.how} | {loses} |"
+        yield ""

@@ -1,0 +1,402 @@
+"""OpenStack: the plan as a flavor's extra specs and an image's properties.
+
+Nova chooses the host, its nodes and its PUs when a server is made: a flavor says how much, in which
+shape, and under which policies. Names and values as Nova's validators of extra specs have them
+(nova.api.validation.extra_specs).
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.errors import InputError, ParseError
+from homenode.plan.guest import Guest
+from homenode.plan.layout import GuestCells, Pinning, Siblings
+from homenode.plan.model import Plan, PlanFinding
+from homenode.targets.facts import CellFact, VmFacts
+from homenode.targets.json_edit import members, with_members
+from homenode.targets.script import quoted
+from homenode.targets.target import (
+    Feature,
+    Rendering,
+    indirect,
+    lost,
+    native,
+    new_guest,
+    one_node_each,
+    refuse_unsafe_name,
+    whole_units,
+)
+from homenode.topology import Host
+from homenode.units import GIB, KIB, MIB
+
+TITLE = "OpenStack"
+SOURCE = "Nova 34.0 (2026.1): nova.api.validation.extra_specs, nova.virt.hardware"
+
+SUPPORT = {
+    Feature.VCPU_PINS: indirect(
+        "`hw:cpu_policy=dedicated`, `hw:cpu_thread_policy`: a PU for each vCPU, of Nova's choice",
+        "which PUs, and near which device, is not said",
+    ),
+    Feature.EMULATOR_PINS: indirect(
+        "`hw:emulator_threads_policy=isolate`: a PU of Nova's choice", "it may be far from devices"
+    ),
+    Feature.IOTHREAD_PINS: lost("Nova gives a server no IOThreads", "disks run on the emulator's"),
+    Feature.TOPOLOGY: native("`hw:cpu_sockets`, `hw:cpu_cores`"),
+    Feature.THREADS: native("`hw:cpu_threads`"),
+    Feature.DIES: lost("Nova has no dies", "the guest takes a package's cores for one LLC"),
+    Feature.CACHE: lost("Nova has no property for caches", "the guest believes QEMU's caches"),
+    Feature.CELLS: native("`hw:numa_nodes`, `hw:numa_cpus.N`, `hw:numa_mem.N`"),
+    Feature.UNEQUAL_CELLS: native("`hw:numa_cpus.N`, `hw:numa_mem.N`"),
+    Feature.DISTANCES: lost("Nova writes no distances", "every other cell looks 20 away"),
+    Feature.MEMORY_NODES: indirect(
+        "each cell on one host node of Nova's choice", "the plan's nodes are one answer of several"
+    ),
+    Feature.MEMORY_MODE: lost("Nova binds strictly", "memory may not come from other nodes"),
+    Feature.HUGE_PAGES: native("`hw:mem_page_size`"),
+    Feature.DEVICES: indirect(
+        "`pci_passthrough:alias` names a kind of device, set in nova.conf",
+        "which function the server gets is Nova's choice",
+    ),
+    Feature.DEVICE_CELLS: lost(
+        "Nova writes no expander bus: `hw:pci_numa_affinity_policy` only chooses the host's nodes",
+        "every device has numa_node -1 in the guest",
+    ),
+    Feature.DEVICE_TREE: lost("Nova writes no switches", "the guest sees devices on root ports"),
+    Feature.INITIATORS: lost("Nova has no generic initiators", "the GPU's memory stays offline"),
+    Feature.WINDOW: indirect(
+        "`hw:maxphysaddr_mode`; there is no property for the 64-bit PCI window",
+        "large BARs need an OVMF of 2023 or newer, which sizes the window itself",
+    ),
+    Feature.IOMMU: native("`hw:viommu_model=intel`"),
+}
+
+_LISTED = re.compile(r"([^=,\s]+)='([^']*)'", re.ASCII)
+_OWNED = re.compile(
+    r"hw:(cpu_(policy|thread_policy|sockets|cores|threads)|emulator_threads_policy|numa_nodes|"
+    r"numa_(cpus|mem)\.[0-9]{1,3})\Z",
+    re.ASCII,
+)
+_MASK = re.compile(r"[0-9^,-]{1,4000}\Z", re.ASCII)
+_SIZE_UNITS = {"": KIB, "kb": KIB, "mb": MIB, "gb": GIB, "kib": KIB, "mib": MIB, "gib": GIB}
+
+
+def is_flavor(content: bytes) -> bool:
+    """Whether this is a flavor as JSON."""
+    text = content[:1_000_000].lstrip()
+    return text.startswith(b"{") and any(
+        f'"{word}"'.encode() in text for word in ("vcpus", "flavor", "extra_specs")
+    )
+
+
+def _document(content: bytes, source: str) -> tuple[str, dict[str, Any]]:
+    try:
+        text = content.decode()
+        document = json.loads(text)
+    except (UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise ParseError(source, "a flavor as JSON", str(error)) from None
+    if not isinstance(document, dict):
+        raise ParseError(source, "a flavor as a JSON object", type(document).__name__)
+    return text, document
+
+
+def _flavor(document: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+    flavor = document.get("flavor", document)
+    if not isinstance(flavor, dict):
+        raise ParseError(f"{source}: flavor", "an object", type(flavor).__name__)
+    return flavor
+
+
+def _specs_key(flavor: Mapping[str, Any]) -> str:
+    return "extra_specs" if "extra_specs" in flavor else (
+        "properties" if "properties" in flavor else "extra_specs"
+    )  # fmt: skip
+
+
+def _specs(flavor: Mapping[str, Any], source: str) -> dict[str, str]:
+    """Extra specs, as an object or as older clients print them: key='value', ..."""
+    value = flavor.get(_specs_key(flavor)) or {}
+    if isinstance(value, str):
+        return dict(_LISTED.findall(value))
+    if not isinstance(value, dict):
+        raise ParseError(f"{source}: extra specs", "an object", type(value).__name__)
+    return {str(key): str(one) for key, one in value.items()}
+
+
+def _number(flavor: Mapping[str, Any], key: str, source: str) -> int:
+    value = flavor.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 40:
+        raise ParseError(f"{source}: {key}", "a number above 0", repr(value))
+    return value
+
+
+def read_guest(content: bytes, source: str) -> Guest:
+    """The VM of a flavor, with its image where there is one."""
+    _, document = _document(content, source)
+    flavor = _flavor(document, source)
+    facts = read_facts(content, source)
+    image = document.get("image") or {}
+    properties = image.get("properties", image) if isinstance(image, dict) else {}
+    guest = new_guest(
+        str(flavor.get("name") or "server"),
+        facts.vcpus or 1,
+        facts.memory_bytes or 0,
+        architecture=str(
+            properties.get("hw_architecture", properties.get("architecture", "x86_64"))
+        ),
+        page_bytes=facts.page_bytes,
+    )
+    encrypted = _specs(flavor, source).get("hw:mem_encryption", "")
+    return replace(
+        guest,
+        cpu_topology=facts.topology,
+        cell_vcpus=tuple(cell.vcpus for cell in facts.cells),
+        firmware="efi" if properties.get("hw_firmware_type") == "uefi" else None,
+        siblings_exposed=facts.topology is not None and facts.topology[3] > 1,
+        launch_security="sev" if encrypted.lower() in ("true", "1", "yes") else None,
+    )
+
+
+def read_facts(content: bytes, source: str) -> VmFacts:
+    """What a flavor says. Which PUs and which functions, it does not."""
+    _, document = _document(content, source)
+    flavor = _flavor(document, source)
+    specs = _specs(flavor, source)
+    vcpus = _number(flavor, "vcpus", source)
+    memory = _number(flavor, "ram", source) * MIB
+    shape = [specs.get(f"hw:cpu_{name}") for name in ("sockets", "cores", "threads")]
+    topology = None
+    if all(one is not None and one.isascii() and one.isdigit() for one in shape):
+        sockets, cores, threads = (int(one) for one in shape if one is not None)
+        topology = (sockets, 1, cores, threads)
+    count = specs.get("hw:numa_nodes", "0")
+    cells = []
+    for i in range(int(count) if count.isdigit() and len(count) < 4 else 0):
+        mask = specs.get(f"hw:numa_cpus.{i}")
+        size = specs.get(f"hw:numa_mem.{i}")
+        if mask is not None and not _MASK.match(mask):
+            raise ParseError(f"{source}: hw:numa_cpus.{i}", "vCPUs", mask)
+        if size is not None and not (size.isdigit() and len(size) < 12):
+            raise ParseError(f"{source}: hw:numa_mem.{i}", "MiB", size)
+        share = vcpus // int(count)
+        given = CpuSet.parse(mask, source) if mask else CpuSet(range(i * share, (i + 1) * share))
+        cells.append(CellFact(given, None if size is None else int(size) * MIB, None))
+    return VmFacts(
+        vcpus=vcpus,
+        memory_bytes=memory,
+        page_bytes=_page_bytes(specs.get("hw:mem_page_size")),
+        topology=topology,
+        cells=tuple(cells),
+        has_iommu="hw:viommu_model" in specs,
+    )
+
+
+def _page_bytes(text: str | None) -> int | None:
+    match = re.match(r"([0-9]{1,9})([kKMG]i?[bB])?\Z", text or "", re.ASCII)
+    if match is None:
+        return 0 if text == "large" else None
+    return int(match[1]) * _SIZE_UNITS[(match[2] or "").lower()]
+
+
+def render(
+    plan: Plan, guest: Guest, host: Host | None, given: bytes | None, source: str
+) -> Rendering:
+    """The flavor with the plan in it, and the commands that set it.
+
+    Raises InputError for a plan that Nova would place elsewhere, or not at all.
+    """
+    name = refuse_unsafe_name(guest.name, source)
+    _refuse(plan)
+    memory = whole_units(plan.memory_bytes, MIB, "memory", "openstack")
+    specs: dict[str, str | None] = {}
+    text, document = _document(given, source) if given is not None else ("", {})
+    before = _specs(_flavor(document, source), source) if given is not None else {}
+    if plan.vcpu_pins:
+        specs |= dict.fromkeys((key for key in before if _OWNED.match(key)), None)
+    specs |= _wanted(plan)
+    findings = list(_aliases(plan, host, before, specs))
+    properties = _image(plan, guest)
+    if given is None:
+        content = {
+            "format": "homenode.openstack/1",
+            "flavor": {"name": name, "vcpus": plan.vcpus, "ram": memory,
+                       "extra_specs": {k: v for k, v in sorted(specs.items()) if v is not None}},
+            "image": {"properties": properties},
+        }  # fmt: skip
+        rendered = json.dumps(content, indent=2) + "\n"
+    else:
+        rendered = _edited(text, document, plan.vcpus, memory, specs, properties, source)
+    script = _script(name, plan.vcpus, memory, specs, properties)
+    return Rendering(rendered.encode(), ((".commands.sh", script.encode()),), tuple(findings))
+
+
+def _refuse(plan: Plan) -> None:
+    if plan.layout.pinning is Pinning.NODE:
+        raise InputError(
+            "openstack: expected vCPUs that float or have a PU each, found a layout in which they "
+            "float over their nodes",
+            hint="choose --layout pin or pin-numa",
+        )
+    nodes = one_node_each(plan, "openstack") if plan.memory_mode is not None else ()
+    homes = [node for node in nodes if node >= 0]
+    if plan.layout.cells is GuestCells.MIRRORED and len(set(homes)) < len(homes):
+        raise InputError(
+            "openstack: expected each guest cell on a host node of its own, as Nova places them, "
+            "found two on one node",
+            hint="choose fewer cells, or --max-nodes 1",
+        )
+    if plan.layout.cells is GuestCells.FLAT and plan.vcpu_pins and len(plan.nodes) > 1:
+        raise InputError(
+            f"openstack: expected one host node for pinned vCPUs of a flat guest, found "
+            f"{len(plan.nodes)}: Nova gives dedicated vCPUs one cell, on one node",
+            hint="choose --layout pin-numa, or --max-nodes 1",
+        )
+
+
+def _wanted(plan: Plan) -> dict[str, str | None]:
+    specs: dict[str, str | None] = {}
+    if plan.vcpu_pins:
+        exposed = plan.layout.siblings is Siblings.EXPOSED
+        specs["hw:cpu_policy"] = "dedicated"
+        specs["hw:cpu_thread_policy"] = (
+            "isolate" if plan.layout.pinning is Pinning.ONE_PER_CORE
+            else ("require" if exposed else "prefer")
+        )  # fmt: skip
+        if plan.emulator_pus is not None:
+            specs["hw:emulator_threads_policy"] = "isolate"
+    shape = plan.topology
+    if shape is not None:
+        specs["hw:cpu_sockets"] = str(shape.sockets)
+        specs["hw:cpu_cores"] = str(shape.dies * shape.cores)
+        specs["hw:cpu_threads"] = str(shape.threads)
+    if plan.layout.cells is GuestCells.MIRRORED:
+        cells = [cell for cell in plan.cells if cell.vcpus]
+        specs["hw:numa_nodes"] = str(len(cells))
+        for number, cell in enumerate(cells):
+            size = whole_units(cell.memory_bytes, MIB, f"memory of cell {cell.id}", "openstack")
+            specs[f"hw:numa_cpus.{number}"] = str(cell.vcpus)
+            specs[f"hw:numa_mem.{number}"] = str(size)
+    elif plan.memory_mode is not None:
+        specs["hw:numa_nodes"] = "1"
+    if plan.page_bytes is not None:
+        size_text = str(plan.page_bytes // KIB) if plan.page_bytes else "large"
+        specs["hw:mem_page_size"] = size_text
+    if plan.devices:
+        homes = {device.host_node for device in plan.devices}
+        local = homes <= set(plan.nodes)
+        specs["hw:pci_numa_affinity_policy"] = "required" if local else "preferred"
+    window = plan.aperture
+    if window is not None and window.physical_address_bits is not None:
+        specs["hw:maxphysaddr_mode"] = "emulate"
+        specs["hw:maxphysaddr_bits"] = str(window.physical_address_bits)
+    if plan.iommu_needed:
+        specs["hw:viommu_model"] = "intel"
+    return specs
+
+
+def _aliases(
+    plan: Plan, host: Host | None, before: Mapping[str, str], specs: dict[str, str | None]
+) -> list[PlanFinding]:
+    """An alias for each kind of device; those of the flavor stay where their number is right."""
+    kinds: dict[tuple[int | None, int | None], list[Bdf]] = {}
+    for device in plan.devices:
+        known = None if host is None else host.device(device.bdf)
+        ids = (None, None) if known is None else (known.vendor_id, known.device_id)
+        kinds.setdefault(ids, []).append(device.bdf)
+    if not kinds:
+        return []
+    there = before.get("pci_passthrough:alias")
+    counts = [word.rpartition(":")[2] for word in (there or "").split(",")]
+    total = sum(int(one) for one in counts if one.isdigit() and len(one) < 6)
+    if there is not None and total == len(plan.devices):
+        return []
+    words, findings = [], []
+    for (vendor, product), devices in sorted(kinds.items(), key=str):
+        known_ids = vendor is not None and product is not None
+        name = f"pci-{vendor:04x}-{product:04x}" if known_ids else "gpu"
+        words.append(f"{name}:{len(devices)}")
+        alias = {"vendor_id": f"{vendor:04x}", "product_id": f"{product:04x}",
+                 "name": name} if known_ids else {"name": name}  # fmt: skip
+        findings.append(
+            PlanFinding(
+                "target-alias",
+                "info",
+                f"OpenStack: alias {name}",
+                f"stands for {', '.join(map(str, devices))} and devices of their kind",
+                f"nova.conf, [pci]: alias = {json.dumps(alias)}",
+            )
+        )
+    specs["pci_passthrough:alias"] = ",".join(words)
+    return findings
+
+
+def _image(plan: Plan, guest: Guest) -> dict[str, str]:
+    properties = {"hw_machine_type": "virt" if guest.is_virt else "q35"}
+    if guest.firmware == "efi" or guest.is_virt:
+        properties["hw_firmware_type"] = "uefi"
+    return properties
+
+
+def _edited(
+    text: str,
+    document: Mapping[str, Any],
+    vcpus: int,
+    memory: int,
+    specs: dict[str, str | None],
+    properties: dict[str, str],
+    source: str,
+) -> str:
+    def flavor_at() -> int:
+        if "flavor" not in document:
+            return 0
+        return members(text, 0, source)[0]["flavor"].start
+
+    flavor = _flavor(document, source)
+    text = with_members(text, flavor_at(), {"vcpus": vcpus, "ram": memory}, source)
+    key = _specs_key(flavor)
+    if isinstance(flavor.get(key), str):
+        merged = {**_specs(flavor, source), **specs}
+        listed = ", ".join(f"{k}='{v}'" for k, v in merged.items() if v is not None)
+        return with_members(text, flavor_at(), {key: listed}, source)
+    if not isinstance(flavor.get(key), dict):
+        text = with_members(text, flavor_at(), {key: {}}, source)
+    at = members(text, flavor_at(), source)[0][key].start
+    text = with_members(text, at, dict(specs), source)
+    image = document.get("image")
+    if isinstance(image, dict):
+        at = members(text, 0, source)[0]["image"].start
+        if isinstance(image.get("properties"), dict):
+            at = members(text, at, source)[0]["properties"].start
+        text = with_members(text, at, dict(properties), source)
+    return text
+
+
+def _script(
+    name: str,
+    vcpus: int,
+    memory: int,
+    specs: Mapping[str, str | None],
+    properties: Mapping[str, str],
+) -> str:
+    lines = [
+        "#!/usr/bin/env bash",
+        "# homenode: make the flavor, and set the properties of an image: SCRIPT IMAGE",
+        "set -euo pipefail",
+        f"flavor={quoted(name)}",
+        'openstack flavor show "$flavor" >/dev/null 2>&1 ||',
+        f'  openstack flavor create "$flavor" --vcpus {vcpus} --ram {memory} --disk 0',
+    ]
+    for key, value in sorted(specs.items()):
+        if value is None:
+            lines.append(f'openstack flavor unset "$flavor" --property {quoted(key)}')
+        else:
+            lines.append(f'openstack flavor set "$flavor" --property {quoted(f"{key}={value}")}')
+    for key, value in sorted(properties.items()):
+        lines.append(
+            f'openstack image set "${{1:?an image}}" --property {quoted(f"{key}={value}")}'
+        )
+    return "\n".join(lines) + "\n"

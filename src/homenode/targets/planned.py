@@ -1,0 +1,41 @@
+"""Planned: a VM's plan on a host, and the target's files that follow from it, as one pure step."""
+
+from dataclasses import dataclass
+
+from homenode.domain.launch_security import refuse_unsafe
+from homenode.domain.requirements import refuse_older
+from homenode.plan.model import Plan, PlanFinding
+from homenode.plan.options import PlanOptions, request_for
+from homenode.plan.planner import plan
+from homenode.targets.target import Rendering, target_findings, target_named
+from homenode.targets.vm_file import VmFile, on_host
+from homenode.topology import Host
+
+
+@dataclass(frozen=True, slots=True)
+class TargetPlan:
+    """A plan and its files. given: the file that was edited; None = a new one. findings: of the
+    rendering, with what the target cannot express."""
+
+    plan: Plan
+    target: str
+    given: bytes | None
+    rendering: Rendering
+    findings: tuple[PlanFinding, ...]
+
+
+def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -> TargetPlan:
+    """Plan a VM and write it for a target. The VM's file is edited where it is of that target.
+
+    Raises as homenode.tuning.tune, and InputError where the target cannot take the plan.
+    """
+    vm = on_host(vm, host)
+    made = plan(host, request_for(vm.guest, options, host))
+    if target in ("qemu", "proxmox", "incus"):
+        is_virt = vm.guest.is_virt
+        refuse_older(made, None, host.settings.qemu_version, is_virt=is_virt)
+    refuse_unsafe(vm.guest, made, vm.source)
+    given = vm.content if vm.kind == target else None
+    rendering = target_named(target).render(made, vm.guest, host, given, vm.source)
+    findings = (*target_findings(target, made), *rendering.findings)
+    return TargetPlan(made, target, given, rendering, findings)

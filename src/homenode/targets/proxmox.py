@@ -1,0 +1,487 @@
+"""Proxmox: the plan as lines of a qm configuration, raw QEMU arguments and a hook script.
+
+What Proxmox makes of a configuration is known from its published pairs of configuration and
+command (src/test/cfg2cmd of qemu-server). `args:` goes behind everything that Proxmox writes
+itself, so that a later -smp there overrides the one before. The root bus of its q35 machine holds
+four root ports, two USB controllers and a bridge (pve-q35-4.0.cfg); buses of ours have ids that
+begin with "hn".
+"""
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.errors import InputError
+from homenode.plan.guest import Guest
+from homenode.plan.layout import GuestCells
+from homenode.plan.model import GuestCache, Plan, PlanFinding
+from homenode.targets.qemu_command import (
+    Tree,
+    distance_words,
+    fields_of,
+    options_of,
+    planned_controllers,
+    size_text,
+    slots_shared,
+    smp_text,
+)
+from homenode.targets.qm_conf import (
+    HOSTPCI,
+    KEY,
+    NUMA,
+    POLICIES,
+    Conf,
+    count_of,
+    function_of,
+    pairs_of,
+    parse,
+    vmid_of,
+)
+from homenode.targets.qm_conf import read_facts as read_facts
+from homenode.targets.qm_conf import read_guest as read_guest
+from homenode.targets.script import PIN, PREPARE, plan_values
+from homenode.targets.target import (
+    Feature,
+    Rendering,
+    indirect,
+    lost,
+    native,
+    pus_of,
+    refuse_arm,
+    refuse_unsafe_name,
+    whole_units,
+)
+from homenode.topology import Host
+from homenode.units import GIB, MIB
+
+TITLE = "Proxmox"
+SOURCE = "qm(1) and src/test/cfg2cmd of qemu-server 9.2"
+
+SUPPORT = {
+    Feature.VCPU_PINS: indirect(
+        "`affinity` is one set of PUs for all threads; the hook script pins each vCPU after the "
+        "start",
+        "without the hook script vCPUs float over the VM's PUs",
+    ),
+    Feature.EMULATOR_PINS: indirect(
+        "by the hook script after the start", "without it QEMU's threads run on the vCPUs' PUs"
+    ),
+    Feature.IOTHREAD_PINS: lost(
+        "Proxmox names IOThreads by their disk, and the plan by number",
+        "IOThreads run wherever the emulator may",
+    ),
+    Feature.TOPOLOGY: native("`sockets`, `cores`"),
+    Feature.THREADS: indirect(
+        "by -smp in `args`", "its web page shows cores where the guest sees threads"
+    ),
+    Feature.DIES: indirect("by -smp in `args`", "its web page shows cores alone"),
+    Feature.CACHE: indirect("by -global in `args`", "nothing checks it on another host"),
+    Feature.CELLS: native("`numaN: cpus=,memory=`, at most 8"),
+    Feature.UNEQUAL_CELLS: native("`numaN: memory=`"),
+    Feature.DISTANCES: indirect("by -numa dist in `args`", "its web page does not show them"),
+    Feature.MEMORY_NODES: native("`numaN: hostnodes=,policy=`"),
+    Feature.MEMORY_MODE: native("`numaN: policy=`"),
+    Feature.HUGE_PAGES: native("`hugepages: 2` or `1024`"),
+    Feature.DEVICES: native("`hostpciN`, at most 16; in `args` where the layout shows PCIe"),
+    Feature.DEVICE_CELLS: indirect(
+        "an expander bus has to go into `args`, and with it the devices",
+        "Proxmox neither binds nor reserves them: the hook script does, in Proxmox's own list",
+    ),
+    Feature.DEVICE_TREE: indirect("by `args`", "its web page does not show the switches"),
+    Feature.INITIATORS: indirect("by acpi-generic-initiator in `args`", "needs QEMU 9.0"),
+    Feature.WINDOW: indirect(
+        "by -global in `args`", "the window of OVMF before 2023 must be set by hand"
+    ),
+    Feature.IOMMU: native("`machine: q35,viommu=intel`"),
+}
+
+_MOST_CELLS = 8
+_MOST_DEVICES = 16
+_ID = "hn"
+"""What ids of ours begin with in `args`."""
+
+_OUR_ID = re.compile(_ID + r"(\.|dev|gi)[0-9]", re.ASCII)
+
+_CHASSIS_BASE = 64
+"""Proxmox numbers the chassis of its own root ports 1 to 16."""
+
+_GLOBALS = ("q35-pcihost.pci-hole64-size", "x86_64-cpu.l3-cache", "x86_64-cpu.host-cache-info",
+            "x86_64-cpu.topoext")  # fmt: skip
+
+
+def render(
+    plan: Plan, guest: Guest, host: Host | None, given: bytes | None, source: str
+) -> Rendering:
+    """The configuration with the plan in it, and its hook script. What is not ours stays.
+
+    Raises InputError where Proxmox cannot take the plan.
+    """
+    conf = parse(given or b"", source)
+    name = refuse_unsafe_name(guest.name, source)
+    refuse_arm(guest, "proxmox", "its q35 machine")
+    _refuse(plan, conf, source)
+    memory = whole_units(plan.memory_bytes, MIB, "memory", "proxmox")
+    sockets, cores = _sockets_and_cores(plan, conf)
+    wanted: dict[str, str | None] = {
+        "sockets": str(sockets),
+        "cores": str(cores),
+        "memory": _with_default(conf.values.get("memory"), "current", str(memory)),
+        "numa": "1" if _has_nodes(plan) else ("0" if conf.values.get("numa") else None),
+        "affinity": _affinity(plan),
+    }
+    if "vcpus" in conf.values:
+        wanted["vcpus"] = str(plan.vcpus)
+    if plan.page_bytes is not None:
+        wanted["hugepages"] = str(plan.page_bytes // MIB) if plan.page_bytes else "any"
+    for key in conf.values:
+        if NUMA.match(key):
+            wanted[key] = None
+    wanted |= _numa_lines(plan)
+    if given is None:
+        wanted |= {"name": re.sub(r"[^A-Za-z0-9.-]", "-", name)[:63].strip("-.") or "vm"}
+        wanted |= {"machine": "q35", "cpu": "host", "scsihw": "virtio-scsi-single"}
+    if plan.devices:
+        wanted["balloon"] = "0"
+    if plan.iommu_needed and "viommu" not in conf.values.get("machine", ""):
+        wanted["machine"] = f"{conf.values.get('machine', 'q35')},viommu=intel"
+    findings: list[PlanFinding] = []
+    mirrored = any(device.cell is not None for device in plan.devices) and bool(plan.controllers)
+    wanted |= _hostpci(plan, conf, source, findings, mirrored=mirrored)
+    wanted["args"] = _with_args(conf.values.get("args"), _args_of(plan, mirrored=mirrored), source)
+    hook = _hook(plan, mirrored=mirrored)
+    suffix = ".hook.sh"
+    if hook is not None:
+        wanted["hookscript"] = _hookscript(conf, source, findings)
+    head = "" if given is not None else f"# homenode: layout {plan.layout.name}\n"
+    text = head + _edited(conf, wanted)
+    companions = () if hook is None else ((suffix, hook.encode()),)
+    return Rendering(text.encode(), companions, tuple(findings))
+
+
+def _refuse(plan: Plan, conf: Conf, source: str) -> None:
+    machine = conf.values.get("machine", "q35" if not conf.values else "pc")
+    if plan.controllers and "q35" not in machine:
+        raise InputError(
+            f"{source}: expected machine q35 for expander buses, found {machine}",
+            hint="set machine: q35, or choose a layout without -pci",
+        )
+    if conf.values.get("arch", "x86_64") != "x86_64":
+        raise InputError(f"{source}: expected arch x86_64, found {conf.values['arch']}")
+    if len(plan.cells) > _MOST_CELLS:
+        raise InputError(
+            f"proxmox: expected at most {_MOST_CELLS} guest cells, found {len(plan.cells)}",
+            hint="choose fewer nodes with --max-nodes, or a flat layout",
+        )
+    if any("memory" in word for word in conf.values.get("hotplug", "").split(",")):
+        raise InputError(
+            f"{source}: expected no memory hotplug: Proxmox refuses it beside numaN lines",
+            hint="take memory out of hotplug:",
+        )
+    if plan.page_bytes not in (None, 0, 2 * MIB, GIB):
+        raise InputError(
+            f"proxmox: expected huge pages of 2 MiB or 1 GiB, found {plan.page_bytes} bytes"
+        )
+    spread = plan.memory_mode is not None and any(
+        len(nodes) > 1
+        for nodes in (
+            [cell.host_nodes for cell in plan.cells]
+            if plan.layout.cells is GuestCells.MIRRORED
+            else [plan.memory_nodes]
+        )
+    )
+    if plan.page_bytes is not None and spread:
+        raise InputError(
+            "proxmox: expected one host node for huge pages of a cell, found several",
+            hint="choose a layout with a cell per node, or plan without --page-size",
+        )
+    if any(cell.memory_bytes and not cell.vcpus for cell in plan.cells):
+        raise InputError("proxmox: expected vCPUs in every guest cell with memory, found none")
+
+
+def _has_nodes(plan: Plan) -> bool:
+    mirrored = plan.layout.cells is GuestCells.MIRRORED
+    return mirrored or plan.memory_mode is not None or plan.page_bytes is not None
+
+
+def _sockets_and_cores(plan: Plan, conf: Conf) -> tuple[int, int]:
+    shape = plan.topology
+    if shape is not None:
+        return shape.sockets, plan.vcpus // shape.sockets
+    sockets = count_of(conf.values, "sockets", "proxmox")
+    return (sockets, plan.vcpus // sockets) if not plan.vcpus % sockets else (1, plan.vcpus)
+
+
+def _with_default(value: str | None, key: str, text: str) -> str:
+    """A property string with the value of its default key replaced."""
+    if value is None:
+        return text
+    words = value.split(",")
+    kept = [word for word in words if "=" in word and word.partition("=")[0] != key]
+    return ",".join([text, *kept])
+
+
+def _affinity(plan: Plan) -> str | None:
+    if not plan.vcpu_pins:
+        return None
+    pus = pus_of(plan.vcpu_pins)
+    return str(pus if plan.emulator_pus is None else pus | plan.emulator_pus)
+
+
+def _semicolons(numbers: CpuSet) -> str:
+    return str(numbers).replace(",", ";")
+
+
+def _numa_lines(plan: Plan) -> dict[str, str | None]:
+    if not _has_nodes(plan):
+        return {}
+    lines: dict[str, str | None] = {}
+    mirrored = plan.layout.cells is GuestCells.MIRRORED
+    for cell in plan.cells:
+        if not cell.vcpus:
+            continue  # Proxmox wants vCPUs in each: those of initiators are in args
+        size = whole_units(cell.memory_bytes, MIB, f"memory of cell {cell.id}", "proxmox")
+        bound = ""
+        if plan.memory_mode is not None:
+            nodes = CpuSet(cell.host_nodes if mirrored else plan.memory_nodes)
+            bound = f",hostnodes={_semicolons(nodes)},policy={POLICIES[plan.memory_mode]}"
+        elif plan.page_bytes is not None:
+            # Proxmox asks for the nodes of huge pages; preferred leaves them as the layout has it.
+            bound = f",hostnodes={_semicolons(CpuSet(plan.nodes[:1]))},policy=preferred"
+        lines[f"numa{cell.id}"] = f"cpus={_semicolons(cell.vcpus)}{bound},memory={size}"
+    return lines
+
+
+def _hostpci(
+    plan: Plan, conf: Conf, source: str, findings: list[PlanFinding], *, mirrored: bool
+) -> dict[str, str | None]:
+    """hostpciN lines: as they are where their devices stay, gone where args has them."""
+    planned = {device.bdf for device in plan.devices}
+    lines: dict[str, str | None] = {}
+    there: set[Bdf] = set()
+    for key in filter(HOSTPCI.match, conf.values):
+        pairs = pairs_of(conf.values[key])
+        keys = dict(pairs)
+        names = [n for n in (keys.get("", "") or keys.get("host", "")).split(";") if n]
+        functions = {function_of(name, f"{source}: {key}") for name in names}
+        if not functions:
+            findings.append(_left(key, "names a mapping or a mediated device: it stays as it is"))
+        elif mirrored and functions & planned:
+            lines[key] = None
+            dropped = [name for name in keys if name not in ("", "host", "pcie")]
+            if dropped:
+                findings.append(
+                    _left(key, f"its {', '.join(dropped)} is not carried over into args")
+                )
+        elif functions & planned:
+            cards = {_card(f) for f in functions if any("." not in name for name in names)}
+            there |= functions | {bdf for bdf in planned if _card(bdf) in cards}
+        else:
+            lines[key] = None  # other GPUs were chosen in its place
+    if mirrored:
+        return lines
+    taken = {key for key in conf.values if HOSTPCI.match(key)} - {
+        key for key, value in lines.items() if value is None
+    }
+    free = iter(f"hostpci{i}" for i in range(_MOST_DEVICES) if f"hostpci{i}" not in taken)
+    groups: dict[Bdf, list[Bdf]] = {}
+    for device in plan.devices:
+        if device.bdf not in there:
+            groups.setdefault(device.group, []).append(device.bdf)
+    pcie = ",pcie=1" if "q35" in conf.values.get("machine", "" if conf.values else "q35") else ""
+    for members in groups.values():
+        key = next(free, "")
+        if not key:
+            raise InputError(f"proxmox: expected at most {_MOST_DEVICES} devices, found more")
+        lines[key] = ";".join(map(str, members)) + pcie
+    return lines
+
+
+def _card(bdf: Bdf) -> tuple[int, int, int]:
+    return bdf.domain, bdf.bus, bdf.device
+
+
+def _left(key: str, detail: str) -> PlanFinding:
+    return PlanFinding("target-left", "warning", f"Proxmox: {key}", detail)
+
+
+def _args_of(plan: Plan, *, mirrored: bool) -> str:
+    words: list[tuple[str, str]] = []
+    shape = plan.topology
+    if shape is not None and (shape.threads > 1 or shape.dies > 1):
+        words.append(("-smp", f"{smp_text(plan)},maxcpus={plan.vcpus}"))
+    words += [
+        ("-numa", f"node,nodeid={cell.id}")
+        for cell in plan.cells
+        if not cell.vcpus and plan.layout.cells is GuestCells.MIRRORED
+    ]
+    words += distance_words(plan)
+    if plan.topoext:
+        words.append(("-global", "x86_64-cpu.topoext=on"))
+    if plan.cache is GuestCache.PASSTHROUGH:
+        words.append(("-global", "x86_64-cpu.host-cache-info=on"))
+        words.append(("-global", "x86_64-cpu.l3-cache=off"))
+    elif plan.cache is GuestCache.EMULATED:
+        words.append(("-global", "x86_64-cpu.l3-cache=on"))
+    window = plan.aperture
+    if window is not None and window.pcihole64_bytes is not None:
+        size = size_text(window.pcihole64_bytes)
+        words.append(("-global", f"q35-pcihost.pci-hole64-size={size}"))
+    if mirrored:
+        words += _tree_words(plan)
+    return " ".join(f"{option} {value}" for option, value in words)
+
+
+def _tree_words(plan: Plan) -> list[tuple[str, str]]:
+    controllers = planned_controllers(plan)
+    places = [d.address for d in plan.devices if d.address is not None]
+    places += [c.address for c in controllers if c.address is not None]
+    tree = Tree("pcie.0", f"{_ID}.", slots_shared(places), _CHASSIS_BASE)
+    words = [("-device", tree.controller(controller)) for controller in controllers]
+    for number, device in enumerate(plan.devices):
+        at = "" if device.address is None else tree.at(device.address)
+        words.append(("-device", f"vfio-pci,host={device.bdf},id={_ID}dev{number}{at}"))
+        words += [
+            ("-object", f"acpi-generic-initiator,id={_ID}gi{cell},pci-dev={_ID}dev{number},"
+             f"node={cell}")
+            for cell in device.initiator_cells
+        ]  # fmt: skip
+    return words
+
+
+_WORD = re.compile(r"""(?:[^\s"'\\]|\\.|"(?:[^"\\]|\\.)*+"|'[^']*+')++""")
+
+
+def _with_args(value: str | None, ours: str, source: str) -> str | None:
+    """`args` with our words at its end in place of those of an earlier plan."""
+    text = value or ""
+    spans = [(m.start(), m.end()) for m in _WORD.finditer(text)]
+    kept, at, index = "", 0, 0
+    while index < len(spans):
+        start, end = spans[index]
+        option = text[start:end]
+        following = text[slice(*spans[index + 1])] if index + 1 < len(spans) else ""
+        if _is_ours(option, following):
+            kept += text[at:start]
+            at = spans[index + 1][1]
+            at += len(text[at:]) - len(text[at:].lstrip())
+            index += 1
+        index += 1
+    kept = (kept + text[at:]).rstrip()
+    options_of(shlex.split(kept), f"{source}: args")
+    return " ".join(filter(None, (kept, ours))) or None
+
+
+def _is_ours(option: str, value: str) -> bool:
+    if not option.startswith("-"):
+        return False
+    first, pairs = fields_of(value)
+    keys = dict(pairs)
+    return (
+        (option in ("-device", "-object") and bool(_OUR_ID.match(keys.get("id", ""))))
+        or (option == "-numa" and (first == "dist" or (first == "node" and "cpus" not in keys)))
+        or option == "-smp"
+        or (option == "-global" and value.startswith(_GLOBALS))
+    )  # fmt: skip
+
+
+_HOOK = r"""#!/usr/bin/env bash
+# homenode: hook script for a VM of Proxmox, layout {layout}.
+# Copy it to a storage with snippets, such as /var/lib/vz/snippets, and make it executable.
+set -euo pipefail
+
+"""
+
+_HOOK_TAIL = r"""
+# In Proxmox's own list, so that no other VM starts with these devices.
+reserve() {
+  perl -MPVE::QemuServer::PCI -e \
+    'my ($vmid, $pid, @ids) = @ARGV;
+     PVE::QemuServer::PCI::reserve_pci_usage(\@ids, $vmid, $pid ? undef : 60, $pid || undef)' \
+    "$@"
+}
+
+release() {
+  perl -MPVE::QemuServer::PCI -e 'PVE::QemuServer::PCI::remove_pci_reservation($ARGV[0])' "$1"
+}
+
+vmid=${1:?the id of the VM}
+case ${2:?the phase} in
+  pre-start)
+    if ((${#devices[@]})); then reserve "$vmid" 0 "${devices[@]}"; fi
+    prepare
+    ;;
+  post-start)
+    pid=$(</run/qemu-server/"$vmid".pid)
+    if ((${#devices[@]})); then reserve "$vmid" "$pid" "${devices[@]}"; fi
+    pin "$pid"
+    ;;
+  post-stop)
+    if ((${#devices[@]})); then release "$vmid"; fi
+    ;;
+  *) ;;
+esac
+"""
+
+
+def _hook(plan: Plan, *, mirrored: bool) -> str | None:
+    """None where nothing is left for it to do."""
+    if not plan.vcpu_pins and not mirrored:
+        return None
+    # Proxmox reserves huge pages itself, and devices of hostpciN.
+    own = replace(plan, page_reservations=(), devices=plan.devices if mirrored else ())
+    head = _HOOK.replace("{layout}", plan.layout.name)
+    return head + plan_values(own) + PREPARE + PIN + _HOOK_TAIL
+
+
+def _hookscript(conf: Conf, source: str, findings: list[PlanFinding]) -> str | None:
+    there = conf.values.get("hookscript")
+    ours = f"local:snippets/homenode-{vmid_of(source) or 'vm'}.sh"
+    if there is None or there == ours:
+        findings.append(
+            PlanFinding(
+                "target-hook",
+                "warning",
+                "Proxmox: hookscript",
+                f"{ours} does not start the VM until the hook script is there: Proxmox refuses",
+                f"install -m 755 the file *.hook.sh as /var/lib/vz/snippets/{ours[15:]}",
+            )
+        )
+        return ours
+    findings.append(
+        PlanFinding(
+            "target-hook",
+            "warning",
+            "Proxmox: hookscript",
+            f"{there} is there already and stays: vCPUs are not pinned and devices not bound",
+            "call homenode's hook script from it, with the same two arguments",
+        )
+    )
+    return there
+
+
+def _edited(conf: Conf, wanted: Mapping[str, str | None]) -> str:
+    """The lines with these values: changed in place, removed where None, added behind the last."""
+    end = "\r\n" if conf.lines and conf.lines[0].endswith("\r\n") else "\n"
+    left = dict(wanted)
+    lines: list[str] = []
+    for line in conf.lines[: conf.live]:
+        match = KEY.match(line.strip())
+        if match is None or line.lstrip().startswith("#") or match[1] not in left:
+            lines.append(line)
+            continue
+        value = left.pop(match[1])
+        if value is None:
+            continue
+        lines.append(line if value == match[2] else f"{match[1]}: {value}{end}")
+    added = [f"{key}: {value}{end}" for key, value in left.items() if value is not None]
+    if added:
+        at = len(lines)
+        while at and not lines[at - 1].strip():
+            at -= 1
+        if at and not lines[at - 1].endswith("\n"):
+            lines[at - 1] += end
+        lines[at:at] = added
+    return "".join(lines) + "".join(conf.lines[conf.live :])

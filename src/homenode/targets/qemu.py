@@ -1,0 +1,315 @@
+"""QEMU: the plan as a script that starts QEMU with every option, and pins its threads."""
+
+from dataclasses import replace
+
+from homenode.errors import InputError, ParseError
+from homenode.plan.guest import Guest, GuestAddress, GuestHostdev, GuestPciController
+from homenode.plan.layout import GuestCells
+from homenode.plan.model import Plan, PlanFinding
+from homenode.targets.facts import VmFacts
+from homenode.targets.qemu_command import (
+    Tree,
+    cpu_text,
+    escaped,
+    facts_of,
+    fields_of,
+    has_backend,
+    numa_words,
+    options_of,
+    planned_controllers,
+    size_text,
+    slots_shared,
+    smp_text,
+)
+from homenode.targets.script import PIN, PREPARE, array_in, pins_in, plan_values, quoted
+from homenode.targets.target import (
+    Feature,
+    Rendering,
+    indirect,
+    native,
+    new_guest,
+    refuse_unsafe_name,
+)
+from homenode.topology import Host
+
+TITLE = "QEMU"
+SOURCE = "qemu-system(1) of QEMU 7.2 and 10.1; options tried by starting QEMU 7.2"
+
+SUPPORT = {
+    Feature.VCPU_PINS: indirect(
+        "QEMU has no option: the script pins its threads by taskset after the start",
+        "vCPUs float for the first moments, and nothing pins threads that come later",
+    ),
+    Feature.EMULATOR_PINS: native("taskset around QEMU"),
+    Feature.IOTHREAD_PINS: indirect(
+        "taskset after the start, of threads named iothreadN",
+        "disks must be given to an IOThread by hand",
+    ),
+    Feature.TOPOLOGY: native("-smp"),
+    Feature.THREADS: native("-smp threads="),
+    Feature.DIES: native("-smp dies="),
+    Feature.CACHE: native("-cpu l3-cache=, host-cache-info="),
+    Feature.CELLS: native("-numa node"),
+    Feature.UNEQUAL_CELLS: native("-numa node"),
+    Feature.DISTANCES: native("-numa dist"),
+    Feature.MEMORY_NODES: native("-object memory-backend-*,host-nodes="),
+    Feature.MEMORY_MODE: native("-object memory-backend-*,policy="),
+    Feature.HUGE_PAGES: native("-object memory-backend-memfd,hugetlb=on"),
+    Feature.DEVICES: indirect(
+        "-device vfio-pci; the script's `prepare` gives them to vfio-pci",
+        "nothing keeps another VM from taking the same device",
+    ),
+    Feature.DEVICE_CELLS: native("-device pxb-pcie,numa_node="),
+    Feature.DEVICE_TREE: native("-device x3130-upstream, xio3130-downstream"),
+    Feature.INITIATORS: native("-object acpi-generic-initiator (QEMU 9.0)"),
+    Feature.WINDOW: native("-global q35-pcihost.pci-hole64-size, -cpu phys-bits, -fw_cfg"),
+    Feature.IOMMU: native("-device intel-iommu"),
+}
+
+_HEAD = """#!/usr/bin/env bash
+# homenode: VM {name} on host {host}, layout {layout}, for QEMU.
+#
+#   {file} prepare        reserve huge pages, give the devices to vfio-pci (root)
+#   {file} start [WORD]...  start QEMU and pin its threads; more words go to QEMU, such as
+#                         -drive, -netdev, firmware: those of the VM are not in this file
+#   {file} pin PID        pin the threads of a QEMU that runs
+#   {file} command        print the command line, a word on each line
+set -euo pipefail
+
+"""
+
+_TAIL = r"""
+start() {
+  local launch=() pid status=0
+  if [[ -n $emulator_pus ]]; then launch=(taskset -c "$emulator_pus"); fi
+  if ((locked_kib)); then ulimit -l "$locked_kib"; fi
+  "${launch[@]}" "${qemu[@]}" "$@" &
+  pid=$!
+  trap 'kill "$pid"' INT TERM
+  pin "$pid" || { kill "$pid"; return 1; }
+  wait "$pid" || status=$?
+  return "$status"
+}
+
+case ${1:-} in
+  prepare) prepare ;;
+  start) shift; start "$@" ;;
+  pin) pin "${2:?a process id}" ;;
+  command) printf '%s\n' "${qemu[@]}" ;;
+  *) echo "usage: $0 prepare | start [WORD]... | pin PID | command" >&2; exit 2 ;;
+esac
+"""
+
+
+def render(
+    plan: Plan, guest: Guest, host: Host | None, given: bytes | None, source: str
+) -> Rendering:
+    """The script. Same input, same bytes."""
+    name = refuse_unsafe_name(guest.name, source)
+    locked = 0 if plan.aperture is None else plan.aperture.memlock_bytes // 1024
+    text = "".join(
+        (
+            _HEAD.format(
+                name=_comment(name),
+                host=_comment(plan.host_name or "unknown"),
+                layout=plan.layout.name,
+                file="SCRIPT",
+            ),
+            plan_values(plan),
+            f"locked_kib={locked}\n",
+            _qemu_array(command(plan, guest)),
+            PREPARE,
+            PIN,
+            _TAIL,
+        )
+    )
+    return Rendering(text.encode(), (), _not_carried(guest))
+
+
+def _comment(text: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _qemu_array(words: tuple[str, ...]) -> str:
+    """The command as an array, an option with its value on each line."""
+    lines = [quoted(words[0])]
+    rest = list(words[1:])
+    while rest:
+        option = rest.pop(0)
+        has_value = rest and not rest[0].startswith("-")
+        lines.append(f"{option} {quoted(rest.pop(0))}" if has_value else option)
+    return "qemu=(\n" + "".join(f"  {line}\n" for line in lines) + ")\n"
+
+
+def _not_carried(guest: Guest) -> tuple[PlanFinding, ...]:
+    return (
+        PlanFinding(
+            "target-not-carried",
+            "info",
+            guest.name,
+            "disks, network, firmware and consoles of the VM are not in the script: it says where "
+            "vCPUs, memory and devices go",
+            "add them as words after `start`, such as -drive file=disk.qcow2,if=virtio",
+        ),
+    )
+
+
+def command(plan: Plan, guest: Guest) -> tuple[str, ...]:
+    """The command line, program first. Raises InputError for what QEMU cannot take."""
+    is_arm = guest.architecture == "aarch64"
+    if guest.architecture not in ("x86_64", "aarch64"):
+        raise InputError(
+            f"qemu: expected a guest of x86_64 or aarch64, found {guest.architecture}",
+        )
+    controllers, places = _tree(plan, guest)
+    tree = Tree(
+        root="pcie.0" if guest.is_q35 or guest.is_virt else "pci.0",
+        shared_slots=slots_shared(
+            (*places.values(), *(c.address for c in controllers if c.address is not None))
+        ),
+    )
+    kvm = guest.domain_type == "kvm"
+    words: list[tuple[str, str | None]] = [
+        ("-name", f"guest={escaped(guest.name)},debug-threads=on"),
+        ("-machine", _machine(plan, guest)),
+        ("-accel", "kvm" if kvm else "tcg"),
+        ("-cpu", cpu_text(plan, "host" if kvm else "max")),
+        ("-smp", smp_text(plan)),
+        ("-m", f"size={size_text(plan.memory_bytes)}"),
+        *numa_words(plan),
+    ]
+    if plan.iommu_needed and not is_arm:
+        words.append(("-device", "intel-iommu,intremap=on,eim=on,caching-mode=on"))
+    words += [("-device", tree.controller(controller)) for controller in controllers]
+    for number, device in enumerate(plan.devices):
+        at = tree.at(places[device.bdf])
+        words.append(("-device", f"vfio-pci,host={device.bdf},id=hostdev{number}{at}"))
+        words += [
+            ("-object", f"acpi-generic-initiator,id=gi{cell},pci-dev=hostdev{number},node={cell}")
+            for cell in device.initiator_cells
+        ]
+    words += [("-object", f"iothread,id=iothread{i + 1}") for i in range(len(plan.iothread_pus))]
+    window = plan.aperture
+    if window is not None and window.pcihole64_bytes is not None and guest.is_q35:
+        size = size_text(window.pcihole64_bytes)
+        words.append(("-global", f"q35-pcihost.pci-hole64-size={size}"))
+    if window is not None and window.firmware_mmio64_mib is not None:
+        value = f"name=opt/ovmf/X-PciMmio64Mb,string={window.firmware_mmio64_mib}"
+        words.append(("-fw_cfg", value))
+    words += [("-nodefaults", None), ("-no-user-config", None), ("-display", "none")]
+    program = "qemu-system-aarch64" if is_arm else "qemu-system-x86_64"
+    return (program, *(part for pair in words for part in pair if part is not None))
+
+
+def _machine(plan: Plan, guest: Guest) -> str:
+    words = [guest.machine or "q35"]
+    if guest.architecture == "aarch64":
+        words.append("gic-version=max")
+    if plan.iommu_needed and guest.architecture == "x86_64":
+        words.append("kernel-irqchip=split")
+    if plan.layout.cells is GuestCells.FLAT and has_backend(plan):
+        words.append("memory-backend=ram-node0")
+    return ",".join(words)
+
+
+def _tree(
+    plan: Plan, guest: Guest
+) -> tuple[tuple[GuestPciController, ...], dict[object, GuestAddress]]:
+    """Bridges, parents first, and the address of each device: a root port of its own on pcie.0
+    where neither plan nor document has one for it."""
+    known = {c.index: c for c in guest.controllers if c.model != "pcie-root"}
+    known |= {c.index: c for c in planned_controllers(plan)}
+    used: dict[int, GuestPciController] = {}
+
+    def use(index: int) -> bool:
+        if not index or index in used:
+            return True
+        controller = known.get(index)
+        if controller is None or controller.address is None or not use(controller.address.bus):
+            return False
+        used[index] = controller
+        return True
+
+    for controller in planned_controllers(plan):
+        use(controller.index)
+    places: dict[object, GuestAddress] = {}
+    for device in plan.devices:
+        if device.address is not None and use(device.address.bus):
+            places[device.bdf] = device.address
+    slots = {c.address.device for c in used.values() if c.address and not c.address.bus}
+    slots |= {a.device for a in places.values() if not a.bus}
+    free = iter(slot for slot in range(2, 0x1A) if slot not in slots)
+    ports: dict[object, GuestAddress] = {}
+    for device in plan.devices:
+        if device.bdf in places:
+            continue
+        if not (guest.is_q35 or guest.is_virt):
+            places[device.bdf] = GuestAddress(0, 0, next(free), 0)
+            continue
+        # Functions of one card stay in one slot: the group's first has the port.
+        if device.group not in ports:
+            index = max((*known, *used), default=0) + 1
+            slot = next(free, None)
+            if slot is None:
+                raise InputError(
+                    f"qemu: expected at most 24 devices on pcie.0, found {len(plan.devices)}",
+                    hint="choose a layout with -pci",
+                )
+            known[index] = used[index] = GuestPciController(
+                index, "pcie-root-port", GuestAddress(0, 0, slot, 0)
+            )
+            ports[device.group] = GuestAddress(0, index, 0, 0)
+            places[device.bdf] = ports[device.group]
+        else:
+            base = ports[device.group]
+            places[device.bdf] = GuestAddress(0, base.bus, 0, device.bdf.function)
+    return tuple(used.values()), places
+
+
+def read_guest(content: bytes, source: str) -> Guest:
+    """The VM of one of our scripts."""
+    facts = read_facts(content, source)
+    if facts.vcpus is None or facts.memory_bytes is None:
+        raise ParseError(source, "-smp and -m", "none")
+    words = words_of(content, source)
+    options = dict(options_of(words[1:], source))
+    name = dict(fields_of(options.get("name") or "")[1]).get("guest", "vm")
+    is_arm = words[0].endswith("aarch64")
+    guest = new_guest(
+        name,
+        facts.vcpus,
+        facts.memory_bytes,
+        architecture="aarch64" if is_arm else "x86_64",
+        machine=(options.get("machine") or "").partition(",")[0] or None,
+        page_bytes=facts.page_bytes,
+    )
+    return replace(
+        guest,
+        domain_type="qemu" if options.get("accel") == "tcg" else "kvm",
+        cpu_topology=facts.topology,
+        cell_vcpus=tuple(cell.vcpus for cell in facts.cells if cell.vcpus),
+        iothreads=len(facts.iothread_pus),
+        hostdevs=tuple(GuestHostdev(bdf, None) for bdf, _ in facts.devices),
+        siblings_exposed=facts.topology is not None and facts.topology[3] > 1,
+    )
+
+
+def words_of(content: bytes, source: str) -> tuple[str, ...]:
+    """The command line in a script that `render` wrote. Raises ParseError."""
+    text = content.decode("utf-8", "replace")
+    words = array_in(text, "qemu")
+    if not words:
+        raise ParseError(source, "a script of homenode with a qemu=( ) array", "none")
+    return words
+
+
+def read_facts(content: bytes, source: str) -> VmFacts:
+    """What a script says: its command line and its pins. Raises ParseError."""
+    facts = facts_of(options_of(words_of(content, source)[1:], source), source)
+    vcpus, emulator, iothreads = pins_in(content.decode("utf-8", "replace"))
+    return replace(facts, vcpu_pins=vcpus, emulator_pus=emulator, iothread_pus=iothreads)
+
+
+def is_script(content: bytes) -> bool:
+    """Whether this is a script of `render`."""
+    return content.startswith(b"#!") and b"\nqemu=(" in content[:1_000_000]

@@ -1,0 +1,269 @@
+"""QmConf: a VM's configuration in Proxmox, read, and the QEMU command that Proxmox makes of it.
+
+Source: the published pairs of configuration and command, src/test/cfg2cmd of qemu-server 9.2, and
+pve-q35-4.0.cfg.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.errors import InputError, ParseError
+from homenode.plan.guest import Guest, GuestAddress, GuestHostdev
+from homenode.plan.request import MemoryMode
+from homenode.targets.facts import VmFacts
+from homenode.targets.qemu_command import escaped, facts_of, options_of, ranges_text
+from homenode.targets.target import new_guest
+from homenode.units import MIB
+
+KEY = re.compile(r"([a-z][a-z0-9_-]{0,40}):[ \t]*(.*?)[ \t]*\Z", re.ASCII)
+NUMA = re.compile(r"numa[0-9]{1,2}\Z", re.ASCII)
+HOSTPCI = re.compile(r"hostpci([0-9]{1,2})\Z", re.ASCII)
+_VMID = re.compile(r"([1-9][0-9]{2,8})\.conf\Z", re.ASCII)
+
+_OWN_SLOTS = (
+    *(GuestAddress(0, 0, slot, 0) for slot in (0x1, 0x2, 0x10, 0x11, 0x14, 0x1A, 0x1B)),
+    *(GuestAddress(0, 0, 0x1C, function) for function in range(4)),
+    *(GuestAddress(0, 0, slot, 0) for slot in (0x1D, 0x1E, 0x1F)),
+)
+"""Of pcie.0: display, vIOMMU, root ports of hostpci4 to 15, ivshmem, USB, sound, root ports of
+hostpci0 to 3, the bridge, the chipset."""
+
+POLICIES = {
+    MemoryMode.STRICT: "bind",
+    MemoryMode.INTERLEAVE: "interleave",
+    MemoryMode.PREFERRED: "preferred",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Conf:
+    """A qm configuration. lines: with their ends. live: how many of them are before the first
+    section (a snapshot, pending changes). values: of the live ones."""
+
+    lines: tuple[str, ...]
+    live: int
+    values: Mapping[str, str]
+
+
+def parse(content: bytes, source: str) -> Conf:
+    """Raises ParseError for a line that is none of a configuration, or a key given twice."""
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        raise ParseError(source, "a qm configuration in UTF-8", "other bytes") from None
+    lines = tuple(text.splitlines(keepends=True))
+    values: dict[str, str] = {}
+    live = len(lines)
+    for number, line in enumerate(lines):
+        bare = line.strip()
+        if bare.startswith("["):
+            live = number
+            break
+        if not bare or bare.startswith("#"):
+            continue
+        match = KEY.match(bare)
+        if match is None:
+            raise ParseError(source, "key: value", bare, line=number + 1)
+        if match[1] in values:
+            raise ParseError(source, f"{match[1]} once", "it again", line=number + 1)
+        values[match[1]] = match[2]
+    return Conf(lines, live, values)
+
+
+def is_conf(content: bytes) -> bool:
+    """Whether this is a qm configuration: it has keys that no other format has."""
+    text = content[:200_000].decode("utf-8", "replace")
+    keys = {m[1] for line in text.splitlines() if (m := KEY.match(line.strip()))}
+    return bool(keys & {"memory", "cores", "sockets", "scsihw", "ostype", "vmgenid", "bootdisk"})
+
+
+def read_guest(content: bytes, source: str) -> Guest:
+    """The VM of a configuration. Raises ParseError or InputError."""
+    conf = parse(content, source)
+    values = conf.values
+    sockets, cores = count_of(values, "sockets", source), count_of(values, "cores", source)
+    machine = (values.get("machine") or "pc").partition(",")[0].removeprefix("type=")
+    arch = values.get("arch", "x86_64")
+    facts = read_facts(content, source)
+    shape = facts.topology or (sockets, 1, cores, 1)
+    devices = [bdf for bdf, _ in facts.devices]
+    if len(set(devices)) < len(devices):
+        raise InputError(f"{source}: expected each host device once, found one twice")
+    guest = new_guest(
+        values.get("name") or f"VM {vmid_of(source) or ''}".strip(),
+        sockets * cores,
+        _memory_mib(values, source) * MIB,
+        architecture=arch,
+        machine="q35" if machine.startswith("q35") or "q35" in machine else machine,
+        page_bytes=_page_bytes(values, source),
+    )
+    cpu = dict(pairs_of(values.get("cpu", "")))
+    model = cpu.get("", cpu.get("cputype", "kvm64"))
+    return replace(
+        guest,
+        domain_type="qemu" if values.get("kvm") == "0" else "kvm",
+        cpu_mode="host-passthrough" if model == "host" else "custom",
+        cpu_topology=shape if "cores" in values or "sockets" in values else None,
+        cell_vcpus=tuple(cell.vcpus for cell in facts.cells),
+        hostdevs=tuple(GuestHostdev(bdf, None) for bdf in devices),
+        addresses=_OWN_SLOTS if "q35" in machine else (),
+        firmware="efi" if values.get("bios") == "ovmf" else None,
+        has_iommu="viommu" in values.get("machine", ""),
+        siblings_exposed=shape[3] > 1,
+        launch_security="sev" if values.get("amd-sev") else None,
+    )
+
+
+def vmid_of(source: str) -> str | None:
+    match = _VMID.search(source)
+    return None if match is None else match[1]
+
+
+def count_of(values: Mapping[str, str], key: str, source: str) -> int:
+    text = values.get(key, "1")
+    if not (text.isascii() and text.isdigit() and 0 < len(text) < 6 and int(text)):
+        raise ParseError(f"{source}: {key}", "a number above 0", text)
+    return int(text)
+
+
+def _memory_mib(values: Mapping[str, str], source: str) -> int:
+    text = dict(pairs_of(values.get("memory", "512")))
+    size = text.get("", text.get("current", ""))
+    if not (size.isascii() and size.isdigit() and 0 < len(size) < 12 and int(size)):
+        raise ParseError(f"{source}: memory", "MiB above 0", values.get("memory", ""))
+    return int(size)
+
+
+def _page_bytes(values: Mapping[str, str], source: str) -> int | None:
+    pages = values.get("hugepages")
+    if pages is None:
+        return None
+    if pages not in ("2", "1024", "any"):
+        raise ParseError(f"{source}: hugepages", "any, 2 or 1024", pages)
+    return 0 if pages == "any" else int(pages) * MIB
+
+
+def pairs_of(value: str) -> tuple[tuple[str, str], ...]:
+    """Keys of a property string; the default key is ""."""
+    found = []
+    for word in value.split(","):
+        key, equals, text = word.partition("=")
+        found.append((key, text) if equals else ("", key))
+    return tuple(found)
+
+
+def whole_cards(content: bytes, source: str) -> tuple[Bdf, ...]:
+    """The first function of each card that hostpciN names without a function."""
+    values = parse(content, source).values
+    found = []
+    for key in filter(HOSTPCI.match, values):
+        keys = dict(pairs_of(values[key]))
+        for name in (keys.get("", "") or keys.get("host", "")).split(";"):
+            if name and "." not in name:
+                found.append(function_of(name, f"{source}: {key}"))
+    return tuple(found)
+
+
+def function_of(name: str, source: str) -> Bdf:
+    return Bdf.parse(name if "." in name else f"{name}.0", source)
+
+
+def _arg_words(values: Mapping[str, str], source: str) -> list[str]:
+    try:
+        return shlex.split(values.get("args", ""))
+    except ValueError as error:
+        raise ParseError(f"{source}: args", "words of a shell", str(error)) from None
+
+
+def read_facts(content: bytes, source: str) -> VmFacts:
+    """What a configuration says; the pins of single vCPUs are in the hook script."""
+    affinity = parse(content, source).values.get("affinity")
+    facts = facts_of(options_of(command(content, source)[1:], source), source)
+    pus = None if affinity is None else CpuSet.parse(affinity, f"{source}: affinity")
+    return replace(facts, emulator_pus=pus)
+
+
+def command(content: bytes, source: str) -> tuple[str, ...]:
+    """What Proxmox makes of a configuration, as far as it says where parts of the guest are."""
+    values = parse(content, source).values
+    sockets, cores = count_of(values, "sockets", source), count_of(values, "cores", source)
+    total = sockets * cores
+    online = count_of(values, "vcpus", source) if "vcpus" in values else total
+    memory = _memory_mib(values, source)
+    machine = (values.get("machine") or "pc").partition(",")[0].removeprefix("type=")
+    is_q35 = "q35" in machine
+    words = ["qemu-system-x86_64", "-name", escaped(values.get("name") or "vm")]
+    words += ["-machine", f"type={machine}"]
+    words += ["-smp", f"{online},sockets={sockets},cores={cores},maxcpus={total}"]
+    words += ["-m", str(memory)]
+    words += [word for pair in _numa_words(values, sockets, cores, memory, source) for word in pair]
+    if "viommu=intel" in values.get("machine", ""):
+        words += ["-device", "intel-iommu,intremap=on,caching-mode=on"]
+    words += [word for value in _own_devices(values, source, is_q35=is_q35)
+              for word in ("-device", value)]  # fmt: skip
+    return (*words, *_arg_words(values, source))
+
+
+def _numa_words(
+    values: Mapping[str, str], sockets: int, cores: int, memory: int, source: str
+) -> Iterator[tuple[str, str]]:
+    """Cells of numaN lines; without those, one for each socket."""
+    if values.get("numa") not in ("1", "yes", "on", "true"):
+        return
+    keys = sorted((key for key in values if NUMA.match(key)), key=lambda key: int(key[4:]))
+    for number, key in enumerate(keys or [""] * sockets):
+        given = dict(pairs_of(values[key])) if key else {}
+        size = given.get("memory", "0") if key else str(memory // sockets)
+        if not (size.isascii() and size.isdigit() and len(size) < 12):
+            raise ParseError(f"{source}: {key}", "memory in MiB", size)
+        first = number * cores
+        where = f"{source}: {key}"
+        vcpus = (
+            CpuSet.parse(given.get("cpus", "").replace(";", ","), where)
+            if key
+            else CpuSet(range(first, first + cores))
+        )
+        node = key[4:] if key else str(number)
+        bound = ""
+        if "hostnodes" in given:
+            nodes = CpuSet.parse(given["hostnodes"].replace(";", ","), where)
+            bound = f"{ranges_text('host-nodes', nodes)},policy={given.get('policy', '')}"
+        pages = _page_bytes(values, source)
+        kind = "memory-backend-ram"
+        path = ""
+        if pages is not None:
+            kind = "memory-backend-file"
+            path = (
+                f",mem-path=/run/hugepages/kvm/{(pages or 2 * MIB) // 1024}kB,share=on,prealloc=yes"
+            )
+        yield "-object", f"{kind},id=ram-node{node},size={size}M{path}{bound}"
+        yield "-numa", f"node,nodeid={node}{ranges_text('cpus', vcpus)},memdev=ram-node{node}"
+
+
+def _own_devices(values: Mapping[str, str], source: str, *, is_q35: bool) -> Iterator[str]:
+    """Root ports of its q35 machine, and the functions of hostpciN."""
+    keys = sorted(filter(HOSTPCI.match, values), key=lambda key: int(key[7:]))
+    if is_q35:
+        more = [int(key[7:]) for key in keys if int(key[7:]) > 3]
+        for port in (*range(4), *more):
+            slot = f"0x1c.{port}" if port < 4 else f"{0x10 + (port - 4) // 8:#x}.{(port - 4) % 8}"
+            yield (
+                f"pcie-root-port,id=ich9-pcie-port-{port + 1},bus=pcie.0,addr={slot},"
+                f"chassis={port + 1},multifunction=on"
+            )
+    for key in keys:
+        number = int(key[7:])
+        given = dict(pairs_of(values[key]))
+        names = [n for n in (given.get("", "") or given.get("host", "")).split(";") if n]
+        for index, name in enumerate(names):
+            bdf = function_of(name, f"{source}: {key}")
+            sub = f".{index}" if len(names) > 1 else ""
+            at = ""
+            if is_q35 and given.get("pcie") in ("1", "on", "yes", "true"):
+                shared = ",multifunction=on" if len(names) > 1 and not index else ""
+                at = f",bus=ich9-pcie-port-{number + 1},addr=0x0{sub}{shared}"
+            yield f"vfio-pci,host={bdf},id={key}{sub}{at}"

@@ -1,0 +1,297 @@
+"""Target: what a hypervisor can say of a plan, what is lost by it, and how a file is written."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from importlib import import_module
+from typing import Protocol, cast
+
+from homenode.cpuset import CpuSet
+from homenode.errors import InputError
+from homenode.plan.guest import Guest
+from homenode.plan.layout import GuestCells
+from homenode.plan.model import GuestCache, Plan, PlanFinding, PortModel
+from homenode.plan.request import MemoryMode
+from homenode.targets.facts import VmFacts
+from homenode.topology import Host
+
+
+class Feature(StrEnum):
+    """What a plan may ask of a hypervisor."""
+
+    VCPU_PINS = "vcpu-pins"
+    EMULATOR_PINS = "emulator-pins"
+    IOTHREAD_PINS = "iothread-pins"
+    TOPOLOGY = "topology"
+    THREADS = "threads"
+    DIES = "dies"
+    CACHE = "cache"
+    CELLS = "cells"
+    UNEQUAL_CELLS = "unequal-cells"
+    DISTANCES = "distances"
+    MEMORY_NODES = "memory-nodes"
+    MEMORY_MODE = "memory-mode"
+    HUGE_PAGES = "huge-pages"
+    DEVICES = "devices"
+    DEVICE_CELLS = "device-cells"
+    DEVICE_TREE = "device-tree"
+    INITIATORS = "initiators"
+    WINDOW = "window"
+    IOMMU = "iommu"
+
+
+FEATURE_WORDS: Mapping[Feature, str] = {
+    Feature.VCPU_PINS: "each vCPU on its own PUs",
+    Feature.EMULATOR_PINS: "the emulator's threads on their PUs",
+    Feature.IOTHREAD_PINS: "IOThreads on their PUs",
+    Feature.TOPOLOGY: "sockets and cores of the guest",
+    Feature.THREADS: "hyper-threads of the guest",
+    Feature.DIES: "dies of the guest",
+    Feature.CACHE: "shared caches of the guest",
+    Feature.CELLS: "guest cells",
+    Feature.UNEQUAL_CELLS: "cells of unequal size",
+    Feature.DISTANCES: "distances between cells",
+    Feature.MEMORY_NODES: "memory on the planned host nodes",
+    Feature.MEMORY_MODE: "memory mode interleave or preferred",
+    Feature.HUGE_PAGES: "huge pages",
+    Feature.DEVICES: "passed-through devices",
+    Feature.DEVICE_CELLS: "each device on its guest cell",
+    Feature.DEVICE_TREE: "PCIe switches of the host in the guest",
+    Feature.INITIATORS: "cells for a Grace GPU's own memory",
+    Feature.WINDOW: "address space for large BARs",
+    Feature.IOMMU: "a guest IOMMU that remaps interrupts",
+}
+
+
+class Level(StrEnum):
+    """How far a target goes for a feature."""
+
+    NATIVE = "native"  # an option of its own
+    INDIRECT = "indirect"  # by raw arguments or a script, at a price
+    LOST = "lost"  # not at all
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """One feature on one target. how: by which option, or why not. loses: what the guest or the
+    host then lacks; None for NATIVE."""
+
+    level: Level
+    how: str
+    loses: str | None = None
+
+
+def native(how: str) -> Support:
+    return Support(Level.NATIVE, how)
+
+
+def indirect(how: str, loses: str) -> Support:
+    return Support(Level.INDIRECT, how, loses)
+
+
+def lost(how: str, loses: str) -> Support:
+    return Support(Level.LOST, how, loses)
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """What is written for a target. document: the file of -o. companions: (suffix, content) of
+    files beside it, such as a hook script. findings: what only this plan or this file has; what a
+    target cannot say is added by `target_findings`."""
+
+    document: bytes
+    companions: tuple[tuple[str, bytes], ...] = ()
+    findings: tuple[PlanFinding, ...] = ()
+
+
+class Target(Protocol):
+    """A module of this package. TITLE: for people. SOURCE: the documentation, with its version.
+
+    read_guest, read_facts raise ParseError or InputError. render raises InputError where the target
+    cannot take the plan safely; given: the target's own file that is edited, None = a new one.
+    """
+
+    TITLE: str
+    SOURCE: str
+    SUPPORT: Mapping[Feature, Support]
+
+    def render(
+        self, plan: Plan, guest: Guest, host: Host | None, given: bytes | None, source: str
+    ) -> Rendering: ...
+
+    def read_guest(self, content: bytes, source: str) -> Guest: ...
+
+    def read_facts(self, content: bytes, source: str) -> VmFacts: ...
+
+
+TARGETS = ("qemu", "proxmox", "openstack", "cloud-hypervisor", "xen", "incus")
+
+
+def target_named(name: str) -> Target:
+    """The target. Raises KeyError for a name that is not in TARGETS."""
+    if name not in TARGETS:
+        raise KeyError(name)
+    return cast(Target, import_module(f"homenode.targets.{name.replace('-', '_')}"))
+
+
+def features_of(plan: Plan) -> frozenset[Feature]:
+    """What this plan asks of a hypervisor."""
+    mirrored = plan.layout.cells is GuestCells.MIRRORED
+    sized = [cell for cell in plan.cells if cell.vcpus or cell.memory_bytes]
+    models = {controller.model for controller in plan.controllers}
+    window = plan.aperture
+    asked = {
+        Feature.VCPU_PINS: bool(plan.vcpu_pins),
+        Feature.EMULATOR_PINS: plan.emulator_pus is not None,
+        Feature.IOTHREAD_PINS: any(plan.iothread_pus),
+        Feature.TOPOLOGY: plan.topology is not None,
+        Feature.THREADS: plan.topology is not None and plan.topology.threads > 1,
+        Feature.DIES: plan.topology is not None and plan.topology.dies > 1,
+        Feature.CACHE: plan.cache is not GuestCache.AS_IT_WAS,
+        Feature.CELLS: mirrored,
+        Feature.UNEQUAL_CELLS: mirrored
+        and len({(len(cell.vcpus), cell.memory_bytes) for cell in sized}) > 1,
+        Feature.DISTANCES: mirrored and len(plan.cells) > 1 and bool(plan.cells[0].distances),
+        Feature.MEMORY_NODES: plan.memory_mode is not None,
+        Feature.MEMORY_MODE: plan.memory_mode not in (None, MemoryMode.STRICT),
+        Feature.HUGE_PAGES: plan.page_bytes is not None,
+        Feature.DEVICES: bool(plan.devices),
+        Feature.DEVICE_CELLS: any(device.cell is not None for device in plan.devices),
+        Feature.DEVICE_TREE: PortModel.SWITCH_UPSTREAM in models,
+        Feature.INITIATORS: any(device.initiator_cells for device in plan.devices),
+        Feature.WINDOW: window is not None
+        and (
+            window.pcihole64_bytes,
+            window.physical_address_bits,
+            window.firmware_mmio64_mib,
+        ) != (None, None, None),
+        Feature.IOMMU: plan.iommu_needed,
+    }  # fmt: skip
+    return frozenset(feature for feature, is_asked in asked.items() if is_asked)
+
+
+def lost_features(name: str, plan: Plan) -> frozenset[Feature]:
+    """What the plan asks for and the target cannot give at all."""
+    support = target_named(name).SUPPORT
+    return frozenset(f for f in features_of(plan) if support[f].level is Level.LOST)
+
+
+def target_findings(name: str, plan: Plan) -> tuple[PlanFinding, ...]:
+    """What the target cannot express of this plan, or only at a price, in the order of Feature."""
+    target = target_named(name)
+    asked = features_of(plan)
+    found = []
+    for feature in Feature:
+        support = target.SUPPORT[feature]
+        if feature not in asked or support.level is Level.NATIVE:
+            continue
+        is_lost = support.level is Level.LOST
+        found.append(
+            PlanFinding(
+                f"target-{'lost' if is_lost else 'indirect'}",
+                "warning" if is_lost else "info",
+                f"{target.TITLE}: {FEATURE_WORDS[feature]}",
+                f"{support.how}; {support.loses}",
+                None,
+            )
+        )
+    return tuple(found)
+
+
+def new_guest(
+    name: str,
+    vcpus: int,
+    memory_bytes: int,
+    *,
+    architecture: str = "x86_64",
+    machine: str | None = None,
+    page_bytes: int | None = None,
+) -> Guest:
+    """A guest of which only this is known, on the machine type that has a PCIe tree."""
+    return Guest(
+        name=name,
+        uuid=None,
+        domain_type="kvm",
+        architecture=architecture,
+        machine=machine or ("virt" if architecture == "aarch64" else "q35"),
+        vcpus=vcpus,
+        vcpus_online=vcpus,
+        memory_bytes=memory_bytes,
+        page_bytes=page_bytes,
+        iothreads=0,
+        cpu_mode="host-passthrough",
+        cpu_topology=None,
+        cell_vcpus=(),
+        hostdevs=(),
+        controllers=(),
+        addresses=(),
+    )
+
+
+def refuse_arm(guest: Guest, target: str, what: str) -> None:
+    """Raises InputError for a guest that is no x86_64 one."""
+    if guest.architecture != "x86_64":
+        raise InputError(
+            f"{target}: expected a guest of x86_64 for {what}, found {guest.architecture}",
+            hint="choose the target qemu, which takes aarch64",
+        )
+
+
+def refuse_many_vcpus(plan: Plan, target: str, most: int) -> None:
+    """Raises InputError for more vCPUs than come up without an IOMMU that remaps interrupts."""
+    if plan.vcpus > most:
+        raise InputError(
+            f"{target}: expected at most {most} vCPUs, found {plan.vcpus}",
+            hint=f"choose --vcpus {most} or fewer, or the target qemu",
+        )
+
+
+def shows_siblings(plan: Plan) -> bool:
+    """The guest's vCPUs are sibling pairs."""
+    return plan.topology is not None and plan.topology.threads > 1
+
+
+def siblings_shown(guest: Guest) -> Guest:
+    """A guest whose file records a layout that showed it siblings, without their topology."""
+    return replace(guest, siblings_exposed=True, cpu_topology=(1, 1, max(1, guest.vcpus // 2), 2))
+
+
+def refuse_unsafe_name(name: str, source: str) -> str:
+    """The name as it is. Raises InputError where it holds what no file or command line should."""
+    if not name.isprintable() or not name.strip():
+        raise InputError(
+            f"{source}: expected a VM name of printable characters, found {name!r}",
+            hint="rename the VM; nothing was written",
+        )
+    return name
+
+
+def whole_units(size_bytes: int, unit: int, what: str, target: str) -> int:
+    """A size in a unit that the target counts in. Raises InputError where it is not whole."""
+    count, rest = divmod(size_bytes, unit)
+    if rest:
+        raise InputError(
+            f"{target}: expected {what} in whole units of {unit} bytes, found {size_bytes} bytes",
+            hint="choose a memory size that divides into them",
+        )
+    return count
+
+
+def one_node_each(plan: Plan, target: str) -> tuple[int, ...]:
+    """The one host node of each cell. Raises InputError where a cell's memory spans several."""
+    for cell in plan.cells:
+        if len(cell.host_nodes) > 1 and cell.memory_bytes:
+            raise InputError(
+                f"{target}: expected one host node for each guest cell, found cell {cell.id} on "
+                f"nodes {', '.join(map(str, cell.host_nodes))}",
+                hint="choose a layout with a cell per node, or --max-nodes 1",
+            )
+    return tuple(cell.host_nodes[0] if cell.host_nodes else -1 for cell in plan.cells)
+
+
+def pus_of(pins: tuple[CpuSet, ...]) -> CpuSet:
+    """All PUs of some pins."""
+    bits = 0
+    for pin in pins:
+        bits |= pin.bits
+    return CpuSet.from_bits(bits)

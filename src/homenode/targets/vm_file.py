@@ -1,0 +1,92 @@
+"""VmFile: a VM as some hypervisor's file says it, whichever that is, or as options alone do."""
+
+from dataclasses import dataclass, replace
+
+from homenode.domain.read import read_guest as read_domain
+from homenode.errors import InputError, UsageError
+from homenode.plan.guest import Guest, GuestHostdev
+from homenode.plan.options import PlanOptions
+from homenode.targets import cloud_hypervisor, incus, openstack, qemu, qm_conf, xen
+from homenode.targets.target import new_guest, target_named
+from homenode.topology import Host
+
+LIBVIRT = "libvirt"
+
+_KINDS = (
+    ("qemu", qemu.is_script),
+    ("openstack", openstack.is_flavor),
+    ("cloud-hypervisor", cloud_hypervisor.is_command),
+    ("incus", incus.is_config),
+    ("proxmox", qm_conf.is_conf),
+    ("xen", xen.is_config),
+)
+
+_OF_THE_HOST = ("cloud-hypervisor", "incus", "openstack", "xen")
+"""Files that may leave the architecture to the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class VmFile:
+    """kind: "libvirt" or the name of a target; None = options alone. content: None then."""
+
+    kind: str | None
+    guest: Guest
+    content: bytes | None
+    source: str
+
+
+def kind_of(content: bytes, source: str) -> str:
+    """Whose file this is, by its content. Raises InputError for none that is known."""
+    start = content[:4096].lstrip(b"\xef\xbb\xbf \t\r\n")
+    if start.startswith(b"<") or content[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return LIBVIRT
+    for name, is_one in _KINDS:
+        if is_one(content):
+            return name
+    raise InputError(
+        f"{source}: expected a VM: libvirt's XML, a configuration of qm, xl or Incus, a command of "
+        "Cloud Hypervisor, a flavor as JSON or a script of homenode; found none of these"
+    )
+
+
+def read_vm(content: bytes, source: str) -> VmFile:
+    """The VM of a file. Raises ParseError or InputError."""
+    kind = kind_of(content, source)
+    if kind == LIBVIRT:
+        return VmFile(kind, read_domain(content, source), content, source)
+    return VmFile(kind, target_named(kind).read_guest(content, source), content, source)
+
+
+def vm_of_options(options: PlanOptions, architecture: str | None) -> VmFile:
+    """A VM of which only options say something. Raises UsageError without vCPUs and memory."""
+    if options.vcpus is None or options.memory_bytes is None:
+        raise UsageError(
+            "expected a VM's file, or --vcpus and --memory, found neither",
+            hint="homenode plan --target qemu --vcpus 16 --memory 64GiB --gpus 2 -o vm.sh",
+        )
+    if options.vcpus < 1 or options.memory_bytes < 1:
+        raise UsageError("--vcpus, --memory: expected more than 0")
+    guest = new_guest(
+        "vm", options.vcpus, options.memory_bytes, architecture=architecture or "x86_64"
+    )
+    return VmFile(None, guest, None, "options")
+
+
+def on_host(vm: VmFile, host: Host) -> VmFile:
+    """The VM with what its file leaves to a host: architecture, functions of whole cards."""
+    arm = host.architecture == "aarch64"
+    if arm and vm.kind in _OF_THE_HOST and b"x86_64" not in (vm.content or b""):
+        vm = replace(vm, guest=replace(vm.guest, architecture="aarch64", machine="virt"))
+    if vm.kind != "proxmox" or vm.content is None:
+        return vm
+    cards = {
+        (bdf.domain, bdf.bus, bdf.device) for bdf in qm_conf.whole_cards(vm.content, vm.source)
+    }
+    there = {hostdev.source for hostdev in vm.guest.hostdevs}
+    more = tuple(
+        GuestHostdev(device.bdf, None)
+        for device in host.pci_devices
+        if (device.bdf.domain, device.bdf.bus, device.bdf.device) in cards
+        and device.bdf not in there
+    )
+    return replace(vm, guest=replace(vm.guest, hostdevs=(*vm.guest.hostdevs, *more)))

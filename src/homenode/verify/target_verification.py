@@ -1,0 +1,72 @@
+"""TargetVerification: a hypervisor's file against its plan, and booted in small. [I/O]"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from homenode.errors import InputError, UsageError
+from homenode.findings import Findings, in_order
+from homenode.plan.model import Plan
+from homenode.targets import qemu, qm_conf
+from homenode.targets.target import target_named
+from homenode.targets.vm_file import kind_of
+from homenode.topology import Host
+from homenode.verify.boot.stand_in_boot import BootOptions, boot_command
+from homenode.verify.guest.expectation import expectation_of_plan
+from homenode.verify.guest.view import (
+    GuestView,
+    as_passed_through,
+    not_in_stand_in,
+    view_of_stand_in,
+)
+from homenode.verify.target_file import verify_target
+
+HOOK_SUFFIX = ".hook.sh"
+_MOST_HOOK_BYTES = 16 << 20
+
+
+def verify_target_file(
+    content: bytes,
+    path: Path,
+    plan: Plan | None,
+    host: Host | None,
+    boot: BootOptions | None,
+    tell: Callable[[str], None],
+) -> tuple[Findings, tuple[GuestView, ...], tuple[Host, ...]]:
+    """What of a target's file is not as planned, and what its stand-in reports.
+
+    Raises UsageError without a plan, InputError for a target that no stand-in boots for.
+    """
+    source = str(path)
+    target = kind_of(content, source)
+    if plan is None:
+        raise UsageError(
+            f"{source}: expected the plan to compare it with, found none",
+            hint="homenode plan --target ... --save-plan P.json, then verify FILE --plan P.json",
+        )
+    hook = path.with_name(path.name + HOOK_SUFFIX)
+    script = None
+    if hook.is_file():
+        with hook.open("rb") as file:
+            script = file.read(_MOST_HOOK_BYTES)
+    found = verify_target(content, source, target, plan, host=host, hook=script)
+    if boot is None:
+        return found, (), ()
+    if target not in ("qemu", "proxmox"):
+        raise InputError(
+            f"{source}: expected a file for qemu or proxmox to boot, found one for "
+            f"{target_named(target).TITLE}",
+            hint="verify it without --boot",
+        )
+    words = qemu.words_of(content, source) if target == "qemu" else qm_conf.command(content, source)
+    tell("booting a stand-in guest; seconds to minutes")
+    booted = boot_command(words, source, boot)
+    extra = [*booted.findings, *not_in_stand_in(booted.stand_in, source)]
+    checked = (*found.checked, f"stand-in guest, {booted.how}: {booted.seconds:.1f} s")
+    views: tuple[GuestView, ...] = ()
+    guests: tuple[Host, ...] = ()
+    if booted.guest is not None:
+        expected = expectation_of_plan(plan, host=host)
+        views = (view_of_stand_in(expected, booted.stand_in, booted.guest),)
+        guests = (as_passed_through(booted.guest, expected, booted.stand_in, host),)
+        extra += views[0].findings
+    return Findings(checked, in_order([*found.findings, *extra])), views, guests

@@ -6,7 +6,8 @@ import sys
 import pytest
 
 VALUES = {
-    "bdf", "callable_package", "cpuset", "errors", "host_reserve", "indices", "units", "hypervisor.connection",
+    "bdf", "callable_package", "cpuset", "errors", "host_reserve", "indices", "units",
+    "hypervisor.connection",
     "kubevirt.manifest_options", "kubevirt.on_error", "plan.guest", "objective", "plan.layout",
     "plan.request", "results.vantage", "slurm.memory_bind", "slurm.spool",
     "measure.layouts", "measure.layouts.guest_access",

@@ -15,7 +15,7 @@ from homenode.doctor.retrain.hook import dropped_links
 from homenode.doctor.retrain.plan import Use, plan_retrain
 from homenode.findings import Finding
 from homenode.pci import DeviceKind, PciDevice, PciErrors, PciLink, PortType
-from homenode.topology import Host
+from homenode.topology import Host, PagePool
 from tests.doctor_domains import diagnosed as found_in
 from tests.doctor_domains import domain, gpus, host
 from tests.doctor_listings import arc, port
@@ -124,6 +124,17 @@ def _drifted(now: Host, measured: float | None = None, floor: float | None = Non
 
 def _h2d(rate: float) -> Circumstances:
     return Circumstances(h2d={GPU_4080: rate})
+
+
+def _with_pages(reserved: int, free: int) -> list[Finding]:
+    """Drift of a host that was certified with 64 free pages on each node."""
+
+    def there(total: int, unused: int) -> Host:
+        pools = (PagePool(1 << 30, total, unused),)
+        made = host(DESKTOP)
+        return replace(made, nodes=tuple(replace(node, page_pools=pools) for node in made.nodes))
+
+    return list(drift(certify(there(64, 64)), there(reserved, free)))
 
 
 def _with_memory(factor: float) -> Host:
@@ -282,5 +293,9 @@ HOST_CASES: dict[str, Case] = {
     "drift-bandwidth": case(
         "20 GB/s where 24 were certified", lambda: _drifted(host(DESKTOP), 20e9, 24e9),
         "24 GB/s where 24 were certified", lambda: _drifted(host(DESKTOP), 24e9, 24e9),
+    ),
+    "drift-huge-pages": case(
+        "a host certified with 64 pages of 1 GiB on a node that has 8", lambda: _with_pages(8, 8),
+        "the same host with all pages in use", lambda: _with_pages(64, 0),
     ),
 }  # fmt: skip

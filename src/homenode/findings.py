@@ -41,6 +41,11 @@ class Finding:
     fix: str | None
     source: str
 
+    @property
+    def is_bad(self) -> bool:
+        """Critical or a warning."""
+        return self.severity in (Severity.CRITICAL, Severity.WARNING)
+
     def __str__(self) -> str:
         return (
             f"{self.severity}: {self.subject}: expected {self.expected}, "
@@ -65,7 +70,7 @@ def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 def are_bad(findings: Iterable[Finding]) -> bool:
     """True where there is something critical or a warning: a command then exits with 1."""
-    return any(f.severity in (Severity.CRITICAL, Severity.WARNING) for f in findings)
+    return any(finding.is_bad for finding in findings)
 
 
 def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:

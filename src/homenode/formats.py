@@ -35,6 +35,7 @@ VERSIONS = {
     "link-rate": 1,
     "slurm-study": 2,
     "slurm-report": 2,
+    "watch": 1,
 }
 """Newest version of each kind that this program writes and reads."""
 

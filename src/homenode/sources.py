@@ -58,6 +58,26 @@ def _discovered(snapshot: Snapshot) -> Host:
     return discover(snapshot, read_running_domain)
 
 
+def snapshot_of(source: str) -> Snapshot:
+    """What a host's source holds of files and outputs: a capture, a tree of /sys, a described host.
+
+    Raises InputError for other kinds of sources, which hold no files.
+    """
+    from homenode.description.parse import parse_description
+    from homenode.description.render import render
+    from homenode.description.shipped import load_shipped, shipped_hosts
+    from homenode.snapshot.store import open_snapshot
+
+    path = Path(source)
+    if path.is_dir() or (path.is_file() and _is_archive(path)):
+        return open_snapshot(path)
+    if path.is_file():
+        return render(parse_description(_text(path), path.name))
+    if source in shipped_hosts():
+        return render(load_shipped(source))
+    raise InputError(f"{source}: expected a capture, a tree of /sys or a host.toml, found none")
+
+
 def _named(source: str) -> Host:
     path = Path(source)
     archive, is_part, _ = source.rpartition("#")

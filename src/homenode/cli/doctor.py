@@ -231,14 +231,13 @@ def expect(
         raise UsageError(f"--floor: expected one of {', '.join(FLOORS)}, found {unknown[0]!r}")
     check_can_write(output, force=force)
     loaded = load_host(host)
-    text = render_expectation(certify(loaded, floors))
-    _note_faults(loaded)
+    text = render_expectation(certify(loaded, floors, _note_faults(loaded)))
     write_text(output or STANDARD_OUTPUT, text)
     note_written(output or STANDARD_OUTPUT)
 
 
-def _note_faults(host: "Host") -> None:
-    """Whatever is certified counts as sound from then on, so what is not is said."""
+def _note_faults(host: "Host") -> tuple[str, ...]:
+    """Ids of what is wrong: it counts as sound from then on, so it is noted."""
     from homenode.doctor.diagnosis import diagnose
     from homenode.findings import Severity
 
@@ -247,6 +246,7 @@ def _note_faults(host: "Host") -> None:
         ids = sorted({finding.id for finding in found if finding.severity is severity})
         if ids:
             note(f"certified as it is, {severity}: {', '.join(ids)}; look: homenode doctor")
+    return tuple(sorted({finding.id for finding in found if finding.is_bad}))
 
 
 def _host(source: str | None, lspci: Path | None) -> "Host":

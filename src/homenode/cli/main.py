@@ -29,6 +29,7 @@ from homenode.cli import (
     show,
     trial,
     verify,
+    watch,
 )
 from homenode.cli.help import HelpCommand, HelpGroup, wrong_call
 from homenode.cli.slurm import commands as slurm
@@ -86,6 +87,7 @@ _add(PLACE, "hosts", reference.hosts)
 _add(CHECK, "verify", verify.verify)
 _add_group(CHECK, "doctor", doctor.app)
 _add(CHECK, "expect", doctor.expect)
+_add(CHECK, "watch", watch.watch)
 _add(CHECK, "explain", reference.explain)
 _add_group(MEASURE, "trial", trial.app)
 _add_group(MEASURE, "bench", bench.app)

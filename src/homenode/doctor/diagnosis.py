@@ -91,7 +91,7 @@ def diagnose(
     facts = None
     if document is not None:
         facts = domain_facts(document)
-        found += _domain(facts, document, host)
+        found += domain_findings(facts, document, host)
         checked += _domain_checked(facts, host)
     by_numad = document is not None and is_bound_by_numad(document)
     found += settings_findings(host, facts, memory_is_bound=by_numad)
@@ -103,7 +103,8 @@ def diagnose(
     return Findings(tuple(checked), in_order(joined))
 
 
-def _domain(facts: DomainFacts, document: Document, host: Host) -> list[Finding]:
+def domain_findings(facts: DomainFacts, document: Document, host: Host) -> list[Finding]:
+    """What is wrong with one domain on its host."""
     found = [*broken_references(document), *pins_alone(facts), *memory_alone(facts)]
     found += [*devices_alone(facts), *limit_findings(facts, document, host)]
     if host.pus:

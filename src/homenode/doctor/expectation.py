@@ -1,7 +1,8 @@
 """Expectation: what a host was like when it was certified, and what has drifted since."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 
 from homenode.bdf import Bdf
 from homenode.doctor.links.device_path import device_paths
@@ -9,17 +10,21 @@ from homenode.doctor.links.rate import LinkRate, gigabytes
 from homenode.findings import Finding, Severity
 from homenode.pci import DeviceKind, PciDevice
 from homenode.topology import Host, summarise
+from homenode.units import format_bytes
 
-_CPU_COUNTS = (
+CPU_COUNTS = (
     "packages", "cores", "pus", "pus_offline", "llcs", "numa_nodes", "cpuless_nodes",
 )  # fmt: skip
 _PCI_COUNTS = ("gpus", "nics", "nvswitches")
-COUNTS = (*_CPU_COUNTS, *_PCI_COUNTS)
+COUNTS = (*CPU_COUNTS, *_PCI_COUNTS)
 """Counts of HostSummary that are certified; memory has a tolerance."""
 
 CERTIFIED_KINDS = (DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH, DeviceKind.NVME)
 FLOORS = ("h2d",)
 """Bandwidths that a floor can be given for."""
+
+UNREAD = "unread"
+"""In place of a count's name: what the host's source does not say."""
 
 _MEMORY_TOLERANCE = 64
 """One part in so many: kernels keep different amounts for themselves."""
@@ -41,7 +46,8 @@ class CertifiedDevice:
 class Expectation:
     """A certified host. counts: by name of COUNTS. distances: SLIT, None where it had none.
 
-    floors: bytes/s by name of FLOORS.
+    floors: bytes/s by name of FLOORS. huge_pages: reserved pages by node and page size in bytes.
+    accepted: ids of the doctor's warnings that the host had then; nobody is alerted about them.
     """
 
     host: str
@@ -50,9 +56,13 @@ class Expectation:
     distances: tuple[tuple[int, ...], ...] | None
     devices: tuple[CertifiedDevice, ...]
     floors: Mapping[str, float]
+    huge_pages: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    accepted: tuple[str, ...] = ()
 
 
-def certify(host: Host, floors: Mapping[str, float] | None = None) -> Expectation:
+def certify(
+    host: Host, floors: Mapping[str, float] | None = None, accepted: tuple[str, ...] = ()
+) -> Expectation:
     """What the host is like now. A GPU's link that is idle counts with the speed that it can."""
     summary = summarise(host)
     links = _links(host)
@@ -70,6 +80,13 @@ def certify(host: Host, floors: Mapping[str, float] | None = None) -> Expectatio
             for device in _certified(host)
         ),
         floors=dict(floors or {}),
+        huge_pages={
+            (int(node.index), pool.page_bytes): pool.total_pages
+            for node in host.nodes
+            for pool in node.page_pools
+            if pool.total_pages
+        },
+        accepted=accepted,
     )  # fmt: skip
 
 
@@ -80,35 +97,65 @@ def drift(
 
     measured_h2d: bytes/s; None where nobody measured.
     """
+    yield from (finding for _, finding in topology_drift(expected, host))
+    yield from (one.finding for one in device_drift(expected, host))
+    yield from huge_page_drift(expected, host)
+    yield from _floor_drift(expected, measured_h2d)
+
+
+def topology_drift(expected: Expectation, host: Host) -> Iterator[tuple[str, Finding]]:
+    """Differences of counts, memory and distances, each with the name of what differs."""
     source = f"expectation of {expected.host}"
     summary = summarise(host)
-    untold = {name: str(n) for name, n in expected.counts.items() if not _tells(host, name)}
+    unread = {name: str(n) for name, n in expected.counts.items() if not _tells(host, name)}
     if expected.memory_bytes is not None and summary.memory_bytes is None:
-        untold["memory"] = f"about {expected.memory_bytes} bytes"
+        unread["memory"] = f"about {expected.memory_bytes} bytes"
     if expected.distances is not None and not host.nodes:
-        untold["distances"] = _matrix(expected.distances)
-    if untold:
-        yield Finding(
-            "drift-topology", Severity.INCONCLUSIVE, ", ".join(untold).replace("_", " "),
-            ", ".join(untold.values()),
+        unread["distances"] = _matrix(expected.distances)
+    if unread:
+        yield UNREAD, Finding(
+            "drift-topology", Severity.INCONCLUSIVE, ", ".join(unread).replace("_", " "),
+            ", ".join(unread.values()),
             f"{host.name} does not tell them", None,
             "read the host itself, or a capture of it", source,
         )  # fmt: skip
     for name, count in expected.counts.items():
-        if name in untold:
+        if name in unread:
             continue
         found = getattr(summary, name)
         if found != count:
-            yield _topology(name.replace("_", " "), str(count), str(found), source)
+            yield name, _topology(name.replace("_", " "), str(count), str(found), source)
     if expected.memory_bytes is not None and summary.memory_bytes is not None:
         off = abs(summary.memory_bytes - expected.memory_bytes)
         if off * _MEMORY_TOLERANCE > expected.memory_bytes:
-            yield _topology(
-                "memory", f"about {expected.memory_bytes} bytes", str(summary.memory_bytes), source
-            )
+            about = f"about {expected.memory_bytes} bytes"
+            yield "memory", _topology("memory", about, str(summary.memory_bytes), source)
     if expected.distances is not None and host.nodes and host.distances != expected.distances:
-        yield _topology("distances", _matrix(expected.distances), _matrix(host.distances), source)
-    yield from _devices(expected, host, source)
+        matrices = _matrix(expected.distances), _matrix(host.distances)
+        yield "distances", _topology("distances", *matrices, source)
+
+
+def huge_page_drift(expected: Expectation, host: Host) -> Iterator[Finding]:
+    """Nodes with fewer reserved huge pages than certified; free ones are not compared."""
+    now = {
+        (int(node.index), pool.page_bytes): pool.total_pages
+        for node in host.nodes
+        for pool in node.page_pools
+    }
+    for (node, size), pages in expected.huge_pages.items():
+        found = now.get((node, size), 0)
+        if host.nodes and found < pages:
+            yield Finding(
+                "drift-huge-pages", Severity.CRITICAL, f"node {node}",
+                f"{pages} pages of {format_bytes(size)}", str(found),
+                "VMs that need these pages do not start", "reserve them at boot; until then: echo "
+                f"{pages} > /sys/devices/system/node/node{node}/hugepages/"
+                f"hugepages-{size // 1024}kB/nr_hugepages", f"expectation of {expected.host}",
+            )  # fmt: skip
+
+
+def _floor_drift(expected: Expectation, measured_h2d: float | None) -> Iterator[Finding]:
+    source = f"expectation of {expected.host}"
     floor = expected.floors.get("h2d")
     if floor is None:
         return
@@ -128,10 +175,30 @@ def drift(
 
 def _tells(host: Host, count: str) -> bool:
     """Whether the host's source tells a count at all: lspci knows no PUs, some trees no devices."""
-    return bool(host.pus) if count in _CPU_COUNTS else bool(host.pci_devices)
+    return bool(host.pus) if count in CPU_COUNTS else bool(host.pci_devices)
 
 
-def _devices(expected: Expectation, host: Host, source: str) -> Iterator[Finding]:
+class DeviceChange(StrEnum):
+    """What is no longer as certified."""
+
+    PRESENCE = "presence"
+    IDENTITY = "identity"
+    NODE = "node"
+    LINK = "link"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceDrift:
+    """One difference of one device."""
+
+    bdf: Bdf
+    change: DeviceChange
+    finding: Finding
+
+
+def device_drift(expected: Expectation, host: Host) -> Iterator[DeviceDrift]:
+    """Differences of GPUs, NICs, NVSwitches and NVMe drives, by address."""
+    source = f"expectation of {expected.host}"
     now = {device.bdf: device for device in _certified(host)}
     links = _links(host)
     was = {device.bdf: device for device in expected.devices}
@@ -140,20 +207,28 @@ def _devices(expected: Expectation, host: Host, source: str) -> Iterator[Finding
     for bdf in sorted(was.keys() | now.keys()):
         old, new = was.get(bdf), now.get(bdf)
         if old is None and new is not None:
-            yield _device(new.kind, bdf, "no such device", f"{new.kind} {_ids(new)}", source)
+            yield DeviceDrift(
+                bdf, DeviceChange.PRESENCE,
+                _device(new.kind, bdf, "no such device", f"{new.kind} {_ids(new)}", source),
+            )  # fmt: skip
         elif old is not None and new is None:
-            yield _device(old.kind, bdf, f"{old.kind} {old.ids}", "no such device", source)
+            yield DeviceDrift(
+                bdf, DeviceChange.PRESENCE,
+                _device(old.kind, bdf, f"{old.kind} {old.ids}", "no such device", source),
+            )  # fmt: skip
         elif old is not None and new is not None:
             ids = _ids(new)
             if old.kind is not new.kind or (old.ids and ids and old.ids != ids):
-                yield _device(
-                    old.kind, bdf, f"{old.kind} {old.ids}", f"{new.kind} {_ids(new)}", source
-                )
+                before, after = f"{old.kind} {old.ids}", f"{new.kind} {_ids(new)}"
+                changed = _device(old.kind, bdf, before, after, source)
+                yield DeviceDrift(bdf, DeviceChange.IDENTITY, changed)
                 continue
             node = None if new.node is None else int(new.node)
             if old.node != node:
-                yield _device(old.kind, bdf, f"node {old.node}", f"node {node}", source)
-            yield from _link(old, links.get(bdf), source)
+                moved = _device(old.kind, bdf, f"node {old.node}", f"node {node}", source)
+                yield DeviceDrift(bdf, DeviceChange.NODE, moved)
+            for finding in _link(old, links.get(bdf), source):
+                yield DeviceDrift(bdf, DeviceChange.LINK, finding)
 
 
 def _link(old: CertifiedDevice, found: "_Slowest | None", source: str) -> Iterator[Finding]:

@@ -4,6 +4,7 @@ format = 1
 host = "node17"
 memory_bytes = 2199023255552
 distances = [[10, 21], [21, 10]]
+accepted = ["ksm-on"]
 [counts]
 packages = 2
 [floors]
@@ -14,6 +15,10 @@ kind = "gpu"
 ids = "10de:2330"
 node = 0
 link = "32GT/s x16"
+[[huge_pages]]
+node = 0
+page_bytes = 1073741824
+pages = 256
 """
 
 import json
@@ -48,6 +53,9 @@ def render_expectation(expectation: Expectation) -> str:
     if expectation.distances is not None:
         rows = ", ".join("[" + ", ".join(map(str, row)) + "]" for row in expectation.distances)
         lines.append(f"distances = [{rows}]")
+    if expectation.accepted:
+        ids = ", ".join(map(_quoted, expectation.accepted))
+        lines += ["# Findings of the doctor that were there: no alert.", f"accepted = [{ids}]"]
     lines += ["", "[counts]"]
     lines += [f"{name} = {count}" for name, count in expectation.counts.items()]
     if expectation.floors:
@@ -61,6 +69,9 @@ def render_expectation(expectation: Expectation) -> str:
             lines.append(f"node = {device.node}")
         if device.link is not None:
             lines.append(f'link = "{device.link.gt_per_s:g}GT/s x{device.link.width}"')
+    for (node, size), pages in expectation.huge_pages.items():
+        lines += ["", "[[huge_pages]]", f"node = {node}", f"page_bytes = {size}"]
+        lines.append(f"pages = {pages}")
     return "\n".join(lines) + "\n"
 
 
@@ -72,7 +83,8 @@ def parse_expectation(text: str, source: str) -> Expectation:
         raise InputError(f"{source}: expected TOML, found: {error}") from None
     file = Table.of(
         source, "", values,
-        ("format", "host", "memory_bytes", "distances", "counts", "floors", "device"),
+        ("format", "host", "memory_bytes", "distances", "accepted", "counts", "floors", "device",
+         "huge_pages"),
     )  # fmt: skip
     version = file.integer("format", 0)
     if version != VERSION:
@@ -93,6 +105,11 @@ def parse_expectation(text: str, source: str) -> Expectation:
             for name in FLOORS
             if f"{name}_gb_per_s" in floors
         },
+        huge_pages={
+            (table.integer("node", 0), table.integer("page_bytes", 0)): table.integer("pages", 0)
+            for table in file.tables("huge_pages", ("node", "page_bytes", "pages"))
+        },
+        accepted=_accepted(file),
     )
 
 
@@ -107,6 +124,13 @@ def _distances(file: Table) -> tuple[tuple[int, ...], ...] | None:
     if any(len(row) != len(rows) for row in rows):
         raise file.refusal("distances", "as many columns as rows", [len(row) for row in rows])
     return tuple(rows)
+
+
+def _accepted(file: Table) -> tuple[str, ...]:
+    found = file.list("accepted") if "accepted" in file else []
+    if not all(isinstance(one, str) for one in found):
+        raise file.refusal("accepted", "ids of findings", found)
+    return tuple(map(str, found))
 
 
 def _device(table: Table) -> CertifiedDevice:

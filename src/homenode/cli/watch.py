@@ -1,0 +1,153 @@
+"""homenode watch: one look at this host and its VMs, for a timer. [I/O]"""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from homenode.cli.options import JsonOption
+from homenode.cli.terminal import note, print_json, read_file, say
+from homenode.errors import InputError
+
+if TYPE_CHECKING:
+    from homenode.doctor.expectation import Expectation
+    from homenode.snapshot.protocol import Snapshot
+    from homenode.watch.state import Changes, WatchState
+
+EXPECTATION = Path("/etc/homenode/expect.toml")
+_STATE = "watch.json"
+_READABLE = 0o644
+
+
+def watch(
+    host: Annotated[
+        str | None,
+        typer.Option(metavar="CAPTURE", help="Look at a capture instead of this machine."),
+    ] = None,
+    expect: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="SITE.toml",
+            help=f"What was certified (homenode expect -o). Default: {EXPECTATION} if it is there.",
+        ),
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Keeps the last look, to say what is new. Default: /var/lib/homenode/watch; for "
+            "a capture none.",
+        ),
+    ] = None,
+    textfile: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.prom", help="Write metrics for the node exporter's textfile collector."
+        ),
+    ] = None,
+    connect: Annotated[
+        str, typer.Option(metavar="URI", help="libvirt of this machine.")
+    ] = "qemu:///system",
+    json: JsonOption = False,
+) -> None:
+    """Look once for what has changed since the host was certified, and say what is new.
+
+    Reads sysfs, /proc and libvirt; wakes no device and changes nothing. One alert for each cause: a
+    slow link, a changed topology, a missing GPU, fewer huge pages, a VM that is not as planned.
+    """
+    from dataclasses import replace
+
+    from homenode.durable import replace_file
+    from homenode.formats import encode
+    from homenode.gap import Gap
+    from homenode.watch.metrics import metrics
+    from homenode.watch.observation import look
+    from homenode.watch.state import KIND, changes
+
+    folder = _state_folder(state, host)
+    before = None if folder is None else _before(folder)
+    seen = look(_snapshot(host), _expectation(expect, host), None if host else connect)
+    now = seen.state
+    if textfile is not None and not textfile.parent.is_dir():
+        gap = Gap(str(textfile), "its folder is not there: is the node exporter installed?")
+        now = replace(now, not_read=(*now.not_read, gap))
+        textfile = None
+    text = encode(KIND, now)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(folder / _STATE, text.encode(), synced=False)
+    if textfile is not None:
+        content = metrics(now, seen.host, seen.cpu_s).encode()
+        replace_file(textfile, content, _READABLE, synced=False)
+    if json:
+        print_json(text)
+    else:
+        _say(changes(before, now), now)
+    if now.alerts:
+        raise SystemExit(1)
+
+
+def _snapshot(host: str | None) -> "Snapshot":
+    if host is None:
+        from homenode.snapshot.live import LiveSnapshot
+
+        return LiveSnapshot()
+    from homenode.sources import snapshot_of
+
+    return snapshot_of(host)
+
+
+def _expectation(given: Path | None, host: str | None) -> "Expectation | None":
+    from homenode.doctor.expectation_file import parse_expectation
+
+    path = given
+    if path is None and host is None and EXPECTATION.exists():
+        path = EXPECTATION
+    if path is None:
+        return None
+    text = read_file(path, "a site.toml", hint="homenode expect -o SITE.toml")
+    return parse_expectation(text.decode(errors="replace"), str(path))
+
+
+def _state_folder(given: Path | None, host: str | None) -> Path | None:
+    from homenode.apply.store import default_root
+
+    if given is None and host is not None:
+        return None
+    return given or default_root() / "watch"
+
+
+def _before(folder: Path) -> "WatchState | None":
+    """The last look; None where there was none or it cannot be read, which is noted."""
+    from homenode.formats import decode
+    from homenode.watch.state import KIND, WatchState
+
+    path = folder / _STATE
+    if not path.exists():
+        return None
+    try:
+        return decode(read_file(path, "the last look"), KIND, WatchState, str(path))
+    except InputError as error:
+        note(f"{error}; every alert counts as new")
+        return None
+
+
+def _say(found: "Changes", state: "WatchState") -> None:
+    """What is new, a line each; below systemd with the journal's levels, and nothing else."""
+    in_journal = bool(os.environ.get("JOURNAL_STREAM"))
+    for alert in found.raised:
+        level = "<2>" if alert.severity == "critical" else "<4>"
+        first = alert.findings[0]
+        concerned = f"; VMs: {', '.join(alert.domains)}" if alert.domains else ""
+        say(
+            f"{level if in_journal else ''}{alert.id}: {first.subject}: expected {first.expected}, "
+            f"found {first.observed}{concerned}"
+        )
+    for alert in found.cleared:
+        say(f"{'<5>' if in_journal else ''}{alert.id}: {alert.subject}: cleared")
+    for gap in found.newly_unread:
+        say(f"{'<5>' if in_journal else ''}not read: {gap}")
+    if not in_journal:
+        kept = len(state.alerts) - len(found.raised)
+        say(f"{len(state.alerts)} alerts" + (f", {kept} of them known before" if kept else ""))

@@ -1,0 +1,48 @@
+"""WatchState: the outcome of one look, kept for the next: what is new is told from it."""
+
+from dataclasses import dataclass
+
+from homenode.gap import Gap
+from homenode.watch.alert import Alert
+
+KIND = "watch"
+
+
+@dataclass(frozen=True, slots=True)
+class WatchState:
+    """time_s: seconds since 1970 (UTC). domains: tuned VMs that ran. not_read: what could not be
+    looked at, with the reason."""
+
+    host: str
+    time_s: float
+    alerts: tuple[Alert, ...]
+    domains: tuple[str, ...] = ()
+    not_read: tuple[Gap, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What differs from the look before, in the order of the alerts."""
+
+    raised: tuple[Alert, ...]
+    cleared: tuple[Alert, ...]
+    newly_unread: tuple[Gap, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.raised or self.cleared or self.newly_unread)
+
+
+def changes(before: WatchState | None, now: WatchState) -> Changes:
+    """Alerts that are new or gone. An alert whose severity rose is new."""
+    old = {} if before is None else {alert.key: alert for alert in before.alerts}
+    new = {alert.key: alert for alert in now.alerts}
+    known = set() if before is None else set(before.not_read)
+    return Changes(
+        tuple(
+            alert
+            for key, alert in new.items()
+            if key not in old or old[key].severity != alert.severity
+        ),
+        tuple(alert for key, alert in old.items() if key not in new),
+        tuple(gap for gap in now.not_read if gap not in known),
+    )

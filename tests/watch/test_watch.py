@@ -1,0 +1,192 @@
+"""Watching: each thing that drifts is one alert, which goes away when it is undone."""
+
+import random
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from homenode import formats
+from homenode.description.parse import parse_description
+from homenode.description.render import render
+from homenode.doctor.diagnosis import diagnose
+from homenode.doctor.expectation import Expectation, certify
+from homenode.doctor.expectation_file import parse_expectation, render_expectation
+from homenode.snapshot.memory import MemorySnapshot
+from homenode.watch.alert import Alert
+from homenode.watch.metrics import metrics
+from homenode.watch.observation import Look, look
+from homenode.watch.state import KIND, WatchState, changes
+from tests.test_doctor_cli import run
+
+ROOT = Path(__file__).parents[2]
+HGX = (ROOT / "src/homenode/hosts/hgx-h100.toml").read_text()
+PAGES = HGX.replace(
+    'memory_per_node = "1TiB"', 'memory_per_node = "1TiB"\nhugepages_per_node = { "1GiB" = 512 }'
+)
+GPU = "0000:19:00.0"
+
+
+@cache
+def rendered(text: str) -> MemorySnapshot:
+    return render(parse_description(text, "host.toml"))
+
+
+def snapshot(
+    text: str = HGX, files: Mapping[str, str] | None = None, domain: str | None = None
+) -> MemorySnapshot:
+    made = rendered(text)
+    commands = {**made.commands, "virsh-domains": domain or ""}
+    return MemorySnapshot(
+        made.name, {**made.files, **(files or {})}, made.links, commands, made.folders
+    )
+
+
+def seen(machine: MemorySnapshot, expected: Expectation | None) -> Look:
+    return look(machine, expected, None)
+
+
+@cache
+def certified(text: str = HGX) -> Expectation:
+    host = seen(snapshot(text), None).host
+    accepted = tuple(sorted({one.id for one in diagnose(host).findings if one.is_bad}))
+    return certify(host, accepted=accepted)
+
+
+@cache
+def tuned(text: str, layout: str = "pin-numa-pci") -> str:
+    """The running domains of a host: one, with two GPUs, tuned for the host of the text."""
+    folder = Path(tempfile.mkdtemp())
+    (folder / "host.toml").write_text(text)
+    document = folder / "tuned.xml"
+    demo = str(ROOT / "demo/gpu-vm.xml")
+    options = ("--gpus", "2", "--vcpus", "16", "--memory", "64GiB", "--layout", layout)
+    run("plan", demo, "--host", str(folder / "host.toml"), *options, "-o", str(document))
+    return (
+        "<domains>" + document.read_text().replace("<domain ", "<domain id='3' ", 1) + "</domains>"
+    )
+
+
+def link_files(bdf: str, speed: str) -> dict[str, str]:
+    (path,) = [
+        name.rpartition("/")[0]
+        for name in rendered(HGX).files
+        if name.endswith(f"/{bdf}/current_link_speed")
+    ]
+    return {f"{path}/current_link_speed": f"{speed} PCIe\n"}
+
+
+def snc(text: str) -> str:
+    """Firmware with sub-NUMA clustering on: two nodes for each package."""
+    return text.replace("packages = 2", "packages = 2\nnodes_per_package = 2", 1)
+
+
+DRIFTS: Mapping[str, tuple[str, Callable[[], MemorySnapshot]]] = {
+    "a link trained down": (
+        "drift-link", lambda: snapshot(files=link_files(GPU, "8.0 GT/s")),
+    ),
+    "SNC was turned on": ("drift-topology", lambda: snapshot(snc(HGX))),
+    "a DIMM is gone": (
+        "drift-topology", lambda: snapshot(HGX.replace('"1TiB"', '"960GiB"', 1)),
+    ),
+    "all GPUs were swapped for another model": (
+        "drift-device", lambda: snapshot(HGX.replace("device = 0x2330", "device = 0x2331", 1)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DRIFTS)
+def test_a_drift_is_one_alert_for_each_part_that_drifted_and_is_cleared(name: str) -> None:
+    expected_id, machine = DRIFTS[name]
+    healthy = seen(snapshot(), certified()).state
+    assert healthy.alerts == ()
+    drifted = seen(machine(), certified()).state
+    parts = 8 if "all GPUs" in name else 1
+    assert [alert.id for alert in drifted.alerts] == [expected_id] * parts, drifted.alerts
+    again = seen(snapshot(), certified()).state
+    assert changes(healthy, drifted).raised == drifted.alerts
+    assert changes(drifted, drifted).raised == changes(drifted, drifted).cleared == ()
+    assert changes(drifted, again).cleared == drifted.alerts
+    assert again.alerts == ()
+
+
+def test_huge_pages_that_are_gone_after_a_reboot_are_one_alert() -> None:
+    expected = certified(PAGES)
+    assert expected.huge_pages
+    (alert,) = seen(snapshot(HGX), expected).state.alerts
+    assert (alert.id, len(alert.findings)) == ("drift-huge-pages", 2)
+
+
+def test_a_vm_that_keeps_pins_of_another_host_is_one_alert() -> None:
+    other = (ROOT / "src/homenode/hosts/h200-xeon8558.toml").read_text()
+    (alert,) = seen(snapshot(domain=tuned(other)), certified()).state.alerts
+    assert (alert.id, alert.subject) == ("plan-of-other-host", "gpu-vm")
+
+
+def test_a_tuned_vm_on_its_own_host_is_no_alert_and_counts_as_planned() -> None:
+    found = seen(snapshot(domain=tuned(HGX)), certified())
+    assert found.state.alerts == ()
+    assert found.state.domains == ("gpu-vm",)
+    assert 'homenode_domain_as_planned{domain="gpu-vm"} 1' in metrics(found.state, found.host, 0.1)
+
+
+def test_vms_that_suffer_from_a_changed_topology_are_in_its_alert() -> None:
+    (alert,) = seen(snapshot(snc(HGX), domain=tuned(HGX)), certified()).state.alerts
+    assert (alert.id, alert.domains) == ("drift-topology", ("gpu-vm",))
+
+
+def test_a_pin_that_was_moved_by_hand_is_one_alert_of_its_vm() -> None:
+    document = tuned(HGX)
+    moved = re.sub(r"(<vcpupin vcpu=.0. cpuset=.)\d+", r"\g<1>111", document, count=1)
+    assert moved != document
+    (alert,) = seen(snapshot(domain=moved), certified()).state.alerts
+    assert alert.domains == ("gpu-vm",)
+
+
+def test_a_fleet_of_forty_healthy_hosts_with_noise_raises_nothing() -> None:
+    rng = random.Random(40)
+    for _ in range(40):
+        files = {
+            name: re.sub(r"(MemFree: +)\d+", rf"\g<1>{rng.randrange(10**6, 10**9)}", text)
+            for name, text in rendered(HGX).files.items()
+            if name.endswith("/meminfo")
+        }
+        if rng.random() < 0.5:
+            files |= link_files(GPU, "2.5 GT/s")  # an idle GPU
+        assert seen(snapshot(files=files), certified()).state.alerts == ()
+
+
+def test_without_a_certificate_only_what_is_wrong_on_any_host_is_an_alert() -> None:
+    state = seen(snapshot(files=link_files(GPU, "8.0 GT/s")), None).state
+    assert "pcie-link-slow" in {alert.id for alert in state.alerts}
+    assert any(gap.subject == "what was certified" for gap in state.not_read)
+
+
+def test_what_was_wrong_when_certified_is_accepted_and_kept_in_the_file() -> None:
+    slow = seen(snapshot(files=link_files(GPU, "8.0 GT/s")), None).host
+    expected = certify(slow, accepted=("pcie-link-slow",))
+    read = parse_expectation(render_expectation(expected), "site.toml")
+    assert read == replace(expected, floors={})
+    assert seen(snapshot(files=link_files(GPU, "8.0 GT/s")), read).state.alerts == ()
+
+
+def test_a_state_is_stored_and_read_back() -> None:
+    state = seen(snapshot(snc(HGX)), certified()).state
+    assert state.alerts
+    assert formats.decode(formats.encode(KIND, state), KIND, WatchState, "x") == state
+
+
+def test_metrics_have_help_type_and_escaped_labels() -> None:
+    state = WatchState("h", 1.5, (Alert("x", seen(snapshot(snc(HGX)), certified()).state.alerts[0]
+                                        .severity, 'a "b"\n', ()),))  # fmt: skip
+    text = metrics(state, seen(snapshot(), None).host, 0.25)
+    assert 'homenode_alert{id="x",severity="critical",subject="a \\"b\\"\\n"} 1' in text
+    for line in text.splitlines():
+        assert line.startswith("#") or re.fullmatch(r"[a-z_]+(\{.*\})? \S+", line), line
+    named = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    used = {re.split(r"[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}
+    assert used == named

@@ -55,6 +55,10 @@ def watch(
 
     Reads sysfs, /proc and libvirt; wakes no device and changes nothing. One alert for each cause: a
     slow link, a changed topology, a missing GPU, fewer huge pages, a VM that is not as planned.
+
+    Examples:
+      homenode watch --expect site.toml
+      homenode watch --textfile /var/lib/prometheus/node-exporter/homenode.prom
     """
     from dataclasses import replace
 

@@ -29,13 +29,14 @@ from homenode.plan.model import Plan
 from homenode.plan.request import Policy
 from homenode.plan.search.cost import order
 from homenode.plan.stored import Refusal
+from homenode.pool.outlook import PoolOutlook
 from homenode.topology import Host, HostSummary
 from tests.doc_pages import FOLDER_SHOWN, ROOT, Page, all_pages, first_column, missing_output
 from tests.doc_pages import read_page as page
 
 FORMATS = {
-    "comparison": Comparison, "findings": Findings, "host": Host, "plan": Plan, "refusal": Refusal,
-    "verdict": Verdicts,
+    "comparison": Comparison, "findings": Findings, "host": Host, "plan": Plan,
+    "pool": PoolOutlook, "refusal": Refusal, "verdict": Verdicts,
 }  # fmt: skip
 PAGES = all_pages()
 """Read once; a test names the page it is about."""

@@ -22,6 +22,9 @@ H = TypeVar("H")
 VERSIONS = {
     "host": 2,
     "plan": 1,
+    "pool": 1,
+    "pool-hosts": 1,
+    "pool-placements": 1,
     "refusal": 1,
     "findings": 1,
     "results": 2,

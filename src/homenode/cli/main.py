@@ -22,6 +22,7 @@ from homenode.cli import (
     kubevirt,
     nccl_topo,
     plan,
+    pool,
     recommend,
     reference,
     report,
@@ -43,6 +44,7 @@ PLACE = "Place"
 CHECK = "Check"
 MEASURE = "Measure"
 CONCLUDE = "Conclude"
+MANY = "Many VMs"
 WORKLOADS = "Where GPU work is scheduled"
 
 _ORDER: list[str] = []
@@ -96,6 +98,7 @@ _add(MEASURE, "import", import_results.import_results)
 _add(CONCLUDE, "compare", compare.compare)
 _add(CONCLUDE, "recommend", recommend.recommend)
 _add(CONCLUDE, "report", report.report)
+_add_group(MANY, "pool", pool.app)
 _add_group(WORKLOADS, "kubevirt", kubevirt.app)
 _add_group(WORKLOADS, "slurm", slurm.app)
 _add(WORKLOADS, "nccl-topo", nccl_topo.nccl_topo)

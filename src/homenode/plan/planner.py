@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from homenode.plan.model import Plan, Unplannable
+from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.allocations import own_is_unknown
 from homenode.plan.search.certain_nodes import with_certain_nodes
@@ -26,6 +27,11 @@ def plan(host: Host, request: GuestRequest) -> Plan:
             raise
         hint = f"{unknown}" if error.hint is None else f"{error.hint}; {unknown}"
         raise Unplannable(error.message, error.rejections, hint=hint) from None
-    if placed.layout is not None:
-        request = replace(request, layout=placed.layout, keep_vcpus=True)
-    return assemble(certain, request, placed)
+    return assemble(certain, as_placed(request, placed), placed)
+
+
+def as_placed(request: GuestRequest, placed: Placement) -> GuestRequest:
+    """The request with the layout that the VM gets, where siblings have to share cores."""
+    if placed.layout is None:
+        return request
+    return replace(request, layout=placed.layout, keep_vcpus=True)

@@ -7,8 +7,10 @@ from homenode import formats
 from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
 from homenode.plan.fingerprint import host_fingerprint
-from homenode.plan.model import Plan, Rejection, Unplannable
-from homenode.plan.request import MemoryMode
+from homenode.plan.model import PageReservation, Plan, PlannedCell, Rejection, Unplannable
+from homenode.plan.placement import Placement
+from homenode.plan.request import GuestRequest, MemoryMode
+from homenode.plan.shape.guest_numa import guest_memory
 from homenode.topology import Host, RunningDomain
 
 
@@ -70,21 +72,55 @@ def domain_of_plan(plan: Plan) -> RunningDomain:
     )
 
 
+def domain_of_placement(host: Host, request: GuestRequest, placement: Placement) -> RunningDomain:
+    """The same of a placement whose guest has not been assembled. Raises InputError as assemble."""
+    memory = guest_memory(host, request, placement)
+    size = request.memory_bytes + request.guest.memory_device_bytes
+    bound = bool(placement.memory_nodes)
+    pinned = bool(placement.vcpu_pins) or bound
+    return RunningDomain(
+        name=request.guest.name,
+        running=False,
+        vcpu_pins=placement.vcpu_pins or (None,) * request.vcpus,
+        emulator_pus=placement.emulator_pus,
+        iothread_pus=placement.iothread_pus,
+        memory_bytes=size,
+        memory_bound=bound and request.memory_mode is not MemoryMode.PREFERRED,
+        memory_by_node=_bytes_of_nodes(
+            memory.reservations,
+            memory.cells if pinned else (),
+            request.guest.memory_device_bytes if pinned else 0,
+        ),
+        page_bytes=request.page_bytes,
+        devices=placement.devices,
+        planned=True,
+    )
+
+
 def _memory_by_node(plan: Plan) -> tuple[tuple[NodeIndex, int], ...]:
     """Bytes on each node: as the pages are reserved, else as the cells are bound."""
+    placed = bool(plan.vcpu_pins) or plan.memory_mode is not None
+    return _bytes_of_nodes(
+        plan.page_reservations,
+        plan.cells if placed else (),
+        plan.memory_device_bytes if placed else 0,
+    )
+
+
+def _bytes_of_nodes(
+    reservations: Sequence[PageReservation], cells: Sequence[PlannedCell], device_bytes: int
+) -> tuple[tuple[NodeIndex, int], ...]:
     sizes: dict[NodeIndex, int] = {}
-    if plan.page_reservations:
-        for node, page_bytes, pages, _ in plan.page_reservations:
+    if reservations:
+        for node, page_bytes, pages, _ in reservations:
             sizes[node] = sizes.get(node, 0) + page_bytes * pages
         return tuple(sorted(sizes.items()))
-    if not plan.vcpu_pins and plan.memory_mode is None:
-        return ()
-    nodes_of_cell = [cell.host_nodes for cell in plan.cells]
-    bytes_of_cell = [cell.memory_bytes for cell in plan.cells]
-    if plan.memory_device_bytes:
+    nodes_of_cell = [cell.host_nodes for cell in cells]
+    bytes_of_cell = [cell.memory_bytes for cell in cells]
+    if device_bytes:
         # A stored plan has their sum only.
         nodes_of_cell.append(tuple(sorted({node for cell in nodes_of_cell for node in cell})))
-        bytes_of_cell.append(plan.memory_device_bytes)
+        bytes_of_cell.append(device_bytes)
     for nodes, size in zip(nodes_of_cell, bytes_of_cell, strict=True):
         for position, node in enumerate(nodes if size else ()):
             share = size // len(nodes) + (position < size % len(nodes))

@@ -94,10 +94,13 @@ def capture(
     return Captured(out, size_bytes, manifest)
 
 
-def collect_over_ssh(host: str, timeout_s: float = SSH_TIMEOUT_S) -> MemorySnapshot:
+def collect_over_ssh(
+    host: str, timeout_s: float = SSH_TIMEOUT_S, *, batch: bool = False
+) -> MemorySnapshot:
     """What the collector reads on a host, not redacted. Nothing is written there.
 
-    ssh asks for passwords and unknown keys on the terminal, as it always does. Raises UsageError
+    ssh asks for passwords and unknown keys on the terminal, as it always does; with `batch`, which
+    is for many hosts at once, it fails instead. Raises UsageError
     for a name that is no host's, HostError where ssh or the shell there fails, ParseError where
     what came back is no collector's.
     """
@@ -105,12 +108,13 @@ def collect_over_ssh(host: str, timeout_s: float = SSH_TIMEOUT_S) -> MemorySnaps
         raise UsageError(
             f"--ssh: expected a host such as gpu7 or root@gpu7.example.org, found {host[:80]!r}"
         )
+    asking = ("-o", "BatchMode=yes") if batch else ()
     try:
         completed = run(
-            ["ssh", *CLOSED, "-o", "ConnectTimeout=20", "--", host, "sh"],
+            ["ssh", *CLOSED, *asking, "-o", "ConnectTimeout=20", "--", host, "sh"],
             timeout_s,
             collector_script(),
-            on_terminal=True,
+            on_terminal=not batch,
         )
     except ToolMissingError as error:
         raise ToolMissingError(

@@ -139,7 +139,7 @@ def node_memory(
         pool_total = 0
         for index in nodes:
             node = by_index[index]
-            ordinary, pool_pages = _free(host, request, node, page)
+            ordinary, pool_pages = free_memory(host, request, node, page)
             pool_total += pool_pages
             if ordinary is None or total is None:
                 total = None
@@ -150,7 +150,9 @@ def node_memory(
     return result
 
 
-def _free(host: Host, request: GuestRequest, node: NumaNode, page: int) -> tuple[int | None, int]:
+def free_memory(
+    host: Host, request: GuestRequest, node: NumaNode, page: int
+) -> tuple[int | None, int]:
     """(ordinary memory free on the node in bytes, None = unknown; free huge pages of that size)."""
     if node.memory_kind is MemoryKind.GPU:
         return 0, 0

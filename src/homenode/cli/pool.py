@@ -1,0 +1,200 @@
+"""homenode pool: many hosts: what still fits, where the next VM goes, what to move. [I/O]"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from homenode.cli.help import HelpCommand, HelpGroup
+from homenode.cli.options import JsonOption, with_records
+from homenode.cli.placing_options import (
+    LayoutOptions,
+    PlacementOptions,
+    SwitchOptions,
+    VmOptions,
+    plan_options,
+)
+from homenode.errors import UsageError
+
+app = typer.Typer(
+    cls=HelpGroup,
+    no_args_is_help=True,
+    help="""See what still fits on many hosts, where the next VM goes, and what to move.
+
+    Examples:
+      homenode pool show 'hgx-h100*40'
+      homenode pool place VM.xml --pool pool/ --gpus 2 -o tuned.xml
+    """,
+)
+
+SourceArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="POOL...",
+        help="A pool: a folder of captures or host.toml files, a list of hosts, a libvirt URI "
+        "(qemu+ssh://HOST/system), or a shipped host times a number: 'hgx-h100*40'.",
+    ),
+]
+PoolOption = Annotated[
+    list[str],
+    typer.Option(
+        "--pool", metavar="POOL", help="The hosts, as in pool show. May be given several times."
+    ),
+]
+FlavoursOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--flavours",
+        metavar="FILE",
+        help="Sizes of VM (flavours.toml). Default: 1, 2, 4 and 8 GPUs with their share of a host.",
+    ),
+]
+
+
+@app.command("show", cls=HelpCommand)
+def show(
+    pool: SourceArgument,
+    flavours: FlavoursOption = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="A row for each host, however many there are.")
+    ] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print a table for other programs.")] = False,
+    prometheus: Annotated[
+        bool, typer.Option("--prometheus", help="Print Prometheus' text format.")
+    ] = False,
+    page: Annotated[
+        Path | None,
+        typer.Option("--page", metavar="FILE", help="Write a page (HTML) with a map of the hosts."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """What is free on each host and in sum, which VMs still fit, and which GPUs are stranded.
+
+    Examples:
+      homenode pool show 'hgx-h100*40'
+      homenode pool show captures/ --flavours flavours.toml --json
+    """
+    from homenode.cli import pool_work
+
+    if sum((csv, prometheus, json)) > 1:
+        raise UsageError("--csv, --prometheus, --json: expected one of them, found several")
+    form = "csv" if csv else "prometheus" if prometheus else "json" if json else "text"
+    pool_work.show(pool, flavours, form, page, everything=everything)
+
+
+@app.command("capture", cls=HelpCommand)
+def capture(
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="POOL/", help="The folder to write.")
+    ],
+    hosts: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="A list: on each line [USER@]HOST[:PORT], then name=NAME and fault_domain=NAME "
+            "where wanted.",
+        ),
+    ],
+    jobs: Annotated[
+        int, typer.Option(metavar="N", min=1, max=256, help="Hosts read at the same time.")
+    ] = 16,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, help="Of one host, at most.")
+    ] = 120.0,
+    again: Annotated[
+        bool, typer.Option("--again", help="Read the hosts again that the folder has already.")
+    ] = False,
+) -> None:
+    """Read many hosts over ssh at once into a folder, which every pool command takes.
+
+    Nothing is installed on the hosts. A host that fails is named and left out; the same command
+    later reads those that are missing.
+
+    Examples:
+      homenode pool capture --hosts hosts.txt -o pool/
+      homenode pool capture --hosts hosts.txt -o pool/ --again --jobs 64
+    """
+    from homenode.cli import pool_work
+
+    pool_work.capture(hosts, output, jobs, timeout, again=again)
+
+
+@app.command("place", cls=HelpCommand)
+@with_records
+def place(
+    pool: PoolOption,
+    layout: LayoutOptions,
+    vm: VmOptions,
+    placement: PlacementOptions,
+    switches: SwitchOptions,
+    document: Annotated[
+        str | None,
+        typer.Argument(metavar="VM.xml", help="The domain document; - for standard input."),
+    ] = None,
+    flavours: FlavoursOption = None,
+    count: Annotated[
+        int, typer.Option(metavar="N", min=1, max=10_000, help="So many VMs alike: VM-1 to VM-N.")
+    ] = 1,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="OUT",
+            help="Write the tuned document here; with --count, a folder for them.",
+        ),
+    ] = None,
+    record: Annotated[
+        bool,
+        typer.Option(
+            "--record", help="Count the VM from now on: kept in the pool's folder until removed."
+        ),
+    ] = False,
+    hook: Annotated[
+        bool,
+        typer.Option("--hook", help="Answer requests (lines of JSON) from standard input."),
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Rank the hosts for a VM, by its own locality and then by what the pool loses; tune it for
+    the best.
+
+    Examples:
+      homenode pool place gpu-vm.xml --pool pool/ --gpus 2 -o tuned.xml
+      echo '{"vm":"a","gpus":4}' | homenode pool place --hook --pool 'hgx-h100*40'
+    """
+    from homenode.cli import pool_work
+
+    if hook:
+        if document is not None or record or count > 1 or output is not None:
+            raise UsageError("--hook: expected requests on standard input, found a document too")
+        pool_work.answer(pool, flavours)
+        return
+    if document is None:
+        raise UsageError("pool place: expected a document, found none", hint="or --hook")
+    if placement.after or placement.replaces:
+        raise UsageError(
+            "--after, --replaces: expected neither, since a pool counts its VMs itself",
+            hint="pool place --record, pool remove",
+        )
+    options = plan_options(layout, vm, placement, switches)
+    pool_work.place(
+        document, pool, options, flavours, layout.results,
+        pool_work.PlaceOutputs(count, output, record, json),
+    )  # fmt: skip
+
+
+@app.command("remove", cls=HelpCommand)
+def remove(
+    vm: Annotated[str, typer.Argument(metavar="VM", help="Its name.")],
+    pool: Annotated[Path, typer.Option("--pool", metavar="POOL/", help="The pool's folder.")],
+) -> None:
+    """Forget a VM that `pool place --record` has placed.
+
+    Examples:
+      homenode pool remove gpu-vm --pool pool/
+      homenode pool remove gpu-vm-3 --pool pool/
+    """
+    from homenode.cli import pool_work
+
+    pool_work.remove(vm, pool)

@@ -1,0 +1,296 @@
+"""What the commands of `homenode pool` do with their arguments. [I/O]"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from homenode.cli.terminal import (
+    LARGEST_FILE_BYTES,
+    check_can_write,
+    console,
+    error_console,
+    note,
+    permissions_of,
+    print_file,
+    print_json,
+    read_file,
+    write_text,
+)
+from homenode.errors import InputError, UsageError
+from homenode.plan.options import PlanOptions
+from homenode.pool.flavour import Flavour, default_flavours, parse_flavours
+from homenode.pool.model import Pool, PoolHost
+from homenode.pool.sources import Progress, load_pool
+
+if TYPE_CHECKING:
+    from homenode.evidence.model import Evidence
+    from homenode.plan.guest import Guest
+    from homenode.pool.place import PoolPlaces, RankedPlace
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Progress]:
+    """A bar on a terminal; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Bar(*columns, console=error_console(), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def read_the_pool(sources: Sequence[str]) -> Pool:
+    """The pool; what was left out goes to standard error."""
+    with progress("reading hosts") as show_progress:
+        return load_pool(sources, show_progress)
+
+
+def note_failures(pool: Pool) -> None:
+    for failure in pool.failures:
+        note(f"left out {failure.source}: {failure.reason}")
+
+
+def read_flavours(path: Path | None) -> tuple[Flavour, ...]:
+    if path is None:
+        return default_flavours()
+    content = read_file(path, "a flavours.toml")
+    return parse_flavours(content.decode("utf-8", "replace"), str(path))
+
+
+def show(
+    sources: Sequence[str], flavours: Path | None, form: str, page: Path | None, *, everything: bool
+) -> None:
+    from homenode.pool.outlook import outlook
+    from homenode.report import pool_text
+
+    check_can_write(page)
+    sizes = read_flavours(flavours)
+    pool = read_the_pool(sources)
+    found = outlook(pool, sizes)
+    if form == "json":
+        from homenode.formats import encode
+
+        print_json(encode("pool", found))
+    elif form == "csv":
+        print_file(pool_text.pool_csv(found))
+    elif form == "prometheus":
+        print_file(pool_text.pool_prometheus(found))
+    else:
+        console().print(pool_text.pool_text(found, everything=everything))
+    if page is not None:
+        from homenode.report.pool_page import pool_page
+
+        write_text(page, pool_page(pool, found))
+        note(f"wrote {page}")
+    if form != "text":
+        note_failures(pool)
+    if pool.failures:
+        raise SystemExit(1)
+
+
+def capture(hosts: Path, output: Path, jobs: int, timeout_s: float, *, again: bool) -> None:
+    from homenode.pool.capture import capture_pool
+
+    content = read_file(hosts, "a list of hosts")
+    with progress("reading hosts") as show_progress:
+        done = capture_pool(
+            content.decode("utf-8", "replace"), str(hosts), output, show_progress,
+            jobs=jobs, timeout_s=timeout_s, again=again,
+        )  # fmt: skip
+    for failure in done.pool.failures:
+        note(f"left out {failure.source}: {failure.reason}")
+    note(
+        f"wrote {output}: {len(done.pool.hosts)} hosts, {done.read} read now, "
+        f"{len(done.pool.failures)} failed"
+    )
+    if done.pool.failures:
+        raise SystemExit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceOutputs:
+    """See the options of the same names."""
+
+    count: int
+    document: Path | None
+    record: bool
+    json: bool
+
+
+def answer(sources: Sequence[str], flavours: Path | None) -> None:
+    """Lines of JSON in, lines of JSON out, until the end of standard input."""
+    from homenode.pool.hook import Hook
+    from homenode.pool.place import PoolPlaces
+
+    sizes = read_flavours(flavours)
+    pool = read_the_pool(sources)
+    note_failures(pool)
+    hook = Hook(PoolPlaces(pool, sizes), sizes)
+    for line in sys.stdin.buffer:
+        if line.strip():
+            sys.stdout.write(hook.answer(line))
+            sys.stdout.flush()
+
+
+def _flavour_of_shapes(
+    guest: "Guest", options: PlanOptions, pool: Pool, evidence: "Evidence | None"
+) -> dict[int, Flavour]:
+    """The VM on each kind of host; a kind for which no layout is recommended is left out."""
+    from homenode.auto_layout import NotRecommended, settled
+
+    found = {}
+    names: dict[int, PoolHost] = {}
+    for host in pool.hosts:
+        names.setdefault(host.shape, host)
+    for number, one in names.items():
+        own = options
+        if evidence is not None:
+            try:
+                own = settled(guest, options, pool.host(one), evidence).options
+            except NotRecommended:
+                continue
+        found[number] = Flavour(guest.name, options.gpu_count or 0, options=own, guest=guest)
+    return found
+
+
+def place(
+    document: str,
+    sources: Sequence[str],
+    options: PlanOptions,
+    flavours: Path | None,
+    results: tuple[str, ...],
+    outputs: PlaceOutputs,
+) -> None:
+    from homenode.domain.read import read_guest
+    from homenode.pool.place import PoolPlaces
+
+    if outputs.document is not None and outputs.count == 1:
+        check_can_write(outputs.document)
+    original = (
+        sys.stdin.buffer.read(LARGEST_FILE_BYTES + 1)
+        if document == "-"
+        else read_file(Path(document), "a domain document", hint="virsh dumpxml NAME > VM.xml")
+    )
+    guest = read_guest(original, document)
+    sizes = read_flavours(flavours)
+    pool = read_the_pool(sources)
+    note_failures(pool)
+    folder = _folder_to_record(sources) if outputs.record else None
+    evidence = None
+    if options.layout == "auto":
+        from homenode.evidence.sources import load_evidence
+
+        evidence = load_evidence(results)
+    by_shape = _flavour_of_shapes(guest, options, pool, evidence)
+    places = PoolPlaces(pool, sizes)
+    placed: list[RankedPlace] = []
+    for number in range(1, outputs.count + 1):
+        name = guest.name if outputs.count == 1 else f"{guest.name}-{number}"
+        ranked = _place_one(original, document, name, by_shape, places, outputs, folder, number)
+        if ranked is None:
+            note(f"placed {len(placed)} of {outputs.count}")
+            raise SystemExit(4)
+        placed.append(ranked)
+    if outputs.count > 1:
+        note(f"placed {outputs.count} of {outputs.count}")
+
+
+def _place_one(
+    original: bytes,
+    document: str,
+    name: str,
+    by_shape: dict[int, Flavour],
+    places: "PoolPlaces",
+    outputs: PlaceOutputs,
+    folder: Path | None,
+    number: int,
+) -> "RankedPlace | None":
+    from homenode.plan.model import Unplannable
+    from homenode.plan.stored import domain_of_plan, encode_plan
+    from homenode.report.pool_text import places_text
+    from homenode.tuning import tune
+
+    ranking = places.ranked(by_shape, vm=name)
+    first = list(islice(ranking, 3))
+    if not outputs.json and number == 1:
+        refused = () if first else places.refusals(by_shape, vm=name)
+        (console() if first else error_console()).print(places_text(first, refused))
+    for one in (*first, *ranking):
+        host = places.planner.pool.host(one.host)
+        flavour = by_shape[one.host.shape]
+        copy = None if outputs.count == 1 else name
+        try:
+            tuning = tune(original, document, flavour.options, host, copy_name=copy)
+        except Unplannable as refused_there:
+            note(f"{one.host.name}: {refused_there.message}")
+            continue
+        if outputs.json:
+            print_json(encode_plan(tuning.plan))
+        elif number == 1:
+            from homenode.plan.words.explain import explain
+            from homenode.report.plan_text import plan_text
+
+            console().print(plan_text(explain(tuning.plan, host)))
+        else:
+            console().print(f"  {name}: {one.host.name}", highlight=False)
+        _write_tuned(original, tuning.original, tuning.document, document, outputs, name)
+        for known in tuning.notes if number == 1 else ():
+            note(known)
+        vm = replace(domain_of_plan(tuning.plan), name=name)
+        places.add(one.host.name, vm)
+        if folder is not None:
+            from homenode.pool.recorded import record_vm
+
+            record_vm(folder, one.host.name, vm)
+            note(f"recorded {name} on {one.host.name}")
+        return one
+    return None
+
+
+def _write_tuned(
+    given: bytes, original: bytes, tuned: bytes, document: str, outputs: PlaceOutputs, name: str
+) -> None:
+    if outputs.document is None:
+        return
+    from homenode.domain.restore import write_tuned
+    from homenode.errors import HostError
+
+    out = outputs.document
+    if outputs.count > 1:
+        if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
+            raise InputError(f"VM {name!r}: expected a name that can be a file's, found another")
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise HostError(f"{out}: expected a folder, found: {error.strerror}") from None
+        out = out / f"{name}.xml"
+    saved = write_tuned(out, given if outputs.count == 1 else original, tuned,
+                        permissions_of(document))  # fmt: skip
+    note(f"wrote {saved.output} (original in {saved.original})")
+
+
+def _folder_to_record(sources: Sequence[str]) -> Path:
+    folders = [Path(source) for source in sources if Path(source).is_dir()]
+    if len(folders) != 1 or len(sources) != 1:
+        raise UsageError(
+            f"--record: expected one pool that is a folder, found {', '.join(sources)}",
+            hint="homenode pool capture writes one",
+        )
+    return folders[0]
+
+
+def remove(vm: str, folder: Path) -> None:
+    from homenode.pool.recorded import remove_vm
+
+    hosts = remove_vm(folder, vm)
+    if not hosts:
+        raise InputError(f"{folder}: expected a recorded VM {vm!r}, found none")
+    note(f"removed {vm} from {', '.join(hosts)}")

@@ -1,0 +1,176 @@
+"""Capture of a pool: many hosts over ssh at once, into a folder that can be gone on with. [I/O]"""
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+from homenode.discover import discover
+from homenode.domain.read import read_running_domain
+from homenode.errors import HomenodeError, InputError
+from homenode.pool.model import Pool, PoolBuilder, natural_key
+from homenode.pool.sources import POOL_FILE, Progress
+from homenode.pool.stored import encode_pool, read_pool
+from homenode.record_folder import RecordFolder
+from homenode.snapshot.capture import collect_over_ssh
+from homenode.topology import Host
+
+_SERVER = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9_.:@%\[\]+-]{0,255}", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]{0,254}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedHost:
+    """A line of a list: where ssh finds the host, its name in the pool, and its fault domain."""
+
+    server: str
+    name: str
+    fault_domain: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedPool:
+    """The pool as the folder has it now. read: hosts that were read this time."""
+
+    pool: Pool
+    read: int
+
+
+def capture_pool(
+    listed: str,
+    source: str,
+    folder: Path,
+    progress: Progress,
+    *,
+    jobs: int,
+    timeout_s: float,
+    again: bool = False,
+) -> CapturedPool:
+    """Read the hosts of a list into the folder. After each one the folder has it: what is cut short
+    is gone on with by the same call.
+
+    again: also those that the folder has already. Raises InputError for a list that is none,
+    HostError where the folder cannot be written.
+    """
+    hosts = tuple(read_list(listed, source))
+    record = RecordFolder(folder, private=True)
+    with record.locked("no other homenode that captures this pool"):
+        kept = _kept(record)
+        wanted = [one for one in hosts if again or one.name not in kept]
+        failures: list[tuple[str, str]] = []
+        done = 0
+        builder = _Folder(record, kept, {one.name: one for one in hosts})
+        with ThreadPoolExecutor(max_workers=jobs) as threads:
+            running = {threads.submit(_read, one, timeout_s): one for one in wanted}
+            try:
+                for number, future in enumerate(as_completed(running), start=1):
+                    one = running[future]
+                    found = future.result()
+                    if isinstance(found, str):
+                        failures.append((one.server, found))
+                    else:
+                        done += 1
+                        builder.keep(one, found)
+                    progress(number, len(wanted))
+            finally:
+                threads.shutdown(wait=False, cancel_futures=True)
+        pool = builder.write(failures)
+    return CapturedPool(pool, done)
+
+
+def _read(one: ListedHost, timeout_s: float) -> Host | str:
+    """The host, or why there is none."""
+    server = one.server
+    name = f"ssh://{server}" if re.search(r"[^:]:[0-9]{1,5}\Z", server) else server
+    try:
+        return discover(collect_over_ssh(name, timeout_s, batch=True), read_running_domain)
+    except HomenodeError as error:
+        return error.message
+
+
+class _Folder:
+    """What the folder has: each host is a file of its own until all are in one."""
+
+    def __init__(
+        self, record: RecordFolder, kept: dict[str, bytes], listed: dict[str, ListedHost]
+    ) -> None:
+        self._record, self._kept, self._listed = record, kept, listed
+
+    def keep(self, one: ListedHost, host: Host) -> None:
+        builder = PoolBuilder()
+        builder.add(host, one.name, one.server, fault_domain=one.fault_domain)
+        content = "".join(encode_pool(builder.pool())).encode()
+        self._record.write(_file_of(one.name), content)
+        self._kept[one.name] = content
+
+    def write(self, failures: list[tuple[str, str]]) -> Pool:
+        """All hosts in one file; the single ones go."""
+        builder = PoolBuilder()
+        for name in sorted(self._kept, key=natural_key):
+            if name in self._listed:
+                read_pool(self._kept[name], name, builder)
+        for source, reason in sorted(failures):
+            builder.fail(source, reason)
+        pool = builder.pool()
+        self._record.write(POOL_FILE, "".join(encode_pool(pool)).encode())
+        for path in self._record.path.glob("host-*.part"):
+            self._record.remove(path.name)
+        return pool
+
+
+def _file_of(name: str) -> str:
+    return f"host-{name}.part"
+
+
+def _kept(record: RecordFolder) -> dict[str, bytes]:
+    """The hosts that the folder has, each as a stored pool of its own."""
+    kept: dict[str, bytes] = {}
+    whole = record.read(POOL_FILE)
+    if whole is not None:
+        builder = PoolBuilder()
+        read_pool(whole, POOL_FILE, builder)
+        pool = builder.pool()
+        for host in pool.hosts:
+            alone = PoolBuilder()
+            alone.shape(pool.shapes[host.shape])
+            alone.add_known(
+                type(host)(host.name, 0, host.nodes, host.domains, host.source, host.fault_domain)
+            )
+            kept[host.name] = "".join(encode_pool(alone.pool())).encode()
+    for path in sorted(record.path.glob("host-*.part")):
+        content = record.read(path.name)
+        builder = PoolBuilder()
+        if content is not None:
+            read_pool(content, path.name, builder)
+            kept[path.name.removeprefix("host-").removesuffix(".part")] = content
+    return kept
+
+
+def read_list(text: str, source: str) -> Iterator[ListedHost]:
+    """The hosts of a list. Raises InputError that names the line."""
+    names: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        keys = dict(word.partition("=")[::2] for word in words[1:])
+        strange = sorted(set(keys) - {"name", "fault_domain"})
+        if strange or not _SERVER.fullmatch(words[0]):
+            raise InputError(
+                f"{source}:{number}: expected [USER@]HOST[:PORT] [name=NAME] [fault_domain=NAME], "
+                f"found {line.strip()[:80]!r}"
+            )
+        server = words[0].rpartition("@")[2]
+        name = keys.get("name") or re.sub(r":[0-9]{1,5}\Z", "", server)
+        if not _NAME.fullmatch(name):
+            raise InputError(f"{source}:{number}: expected a name of letters and digits, found "
+                             f"{name[:80]!r}")  # fmt: skip
+        if name in names:
+            raise InputError(
+                f"{source}:{number}: expected a name of its own for each host, found {name!r}, "
+                f"which line {names[name]} has",
+                hint="add name=NAME",
+            )
+        names[name] = number
+        yield ListedHost(words[0], name, keys.get("fault_domain") or None)

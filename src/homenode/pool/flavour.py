@@ -1,0 +1,259 @@
+"""Flavour: a size of VM that a pool is asked for, and the request that it makes of a host."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from homenode.errors import InputError
+from homenode.pci import PciDevice
+from homenode.plan.guest import Guest
+from homenode.plan.layout import PRESETS
+from homenode.plan.options import PlanOptions, request_for
+from homenode.plan.request import GuestRequest
+from homenode.plan.search.memory import LEAST_RESERVE_BYTES
+from homenode.pool.model import passable_gpus
+from homenode.topology import Host, NumaNode
+from homenode.units import GIB, MIB, parse_bytes
+
+DEFAULT_LAYOUT = "pin-numa-pci"
+"""Of flavours that name none: the guest sees where each GPU is."""
+
+DEFAULT_GPUS = (1, 2, 4, 8)
+_MOST_FLAVOURS = 64
+_MOST = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Flavour:
+    """A size of VM.
+
+    vcpus, memory_bytes: None = the share of a host's cores and memory that belongs to so many of
+    its GPUs, so that it depends on the host. page_bytes: None = ordinary pages. gpu_model: a part
+    of the GPUs' name, in any case; None = any. value: what placing one is worth; None = its GPUs,
+    or 1 without. options: how it is planned, beside these sizes.
+    """
+
+    name: str
+    gpus: int
+    vcpus: int | None = None
+    memory_bytes: int | None = None
+    page_bytes: int | None = None
+    gpu_model: str | None = None
+    value: int | None = None
+    options: PlanOptions = field(default_factory=lambda: PlanOptions(layout=DEFAULT_LAYOUT))
+    guest: Guest | None = None
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.gpus, self.vcpus, self.memory_bytes))
+
+    @property
+    def worth(self) -> int:
+        return self.value if self.value is not None else max(1, self.gpus)
+
+    def request(self, host: Host) -> GuestRequest:
+        """The request for one VM on this host. Raises InputError where the host has no GPUs to
+        take a share of, and as request_for does."""
+        vcpus, memory_bytes = self.vcpus, self.memory_bytes
+        if self.guest is None and (vcpus is None or memory_bytes is None):
+            share = share_of(host, self.gpus)
+            vcpus = share[0] if vcpus is None else vcpus
+            memory_bytes = share[1] if memory_bytes is None else memory_bytes
+        options = replace(
+            self.options,
+            vcpus=vcpus if vcpus is not None else self.options.vcpus,
+            memory_bytes=memory_bytes if memory_bytes is not None else self.options.memory_bytes,
+            page_bytes=self.page_bytes if self.page_bytes is not None else self.options.page_bytes,
+            gpu_count=self.gpus or None,
+        )
+        asked = self.guest or _blank_guest(
+            self.name, vcpus or 1, memory_bytes or GIB, host.architecture or "x86_64"
+        )
+        return request_for(asked, options, host)
+
+    def has_model(self, gpu: PciDevice) -> bool:
+        """Whether a GPU is of the model asked for."""
+        if self.gpu_model is None:
+            return True
+        return self.gpu_model.casefold() in (gpu.name or "").casefold()
+
+
+def share_of(host: Host, gpus: int) -> tuple[int, int]:
+    """(vCPUs, bytes) that belong to so many GPUs of a host: of the node with least for each of its
+    GPUs, less a core for each VM's emulator and the host's share. Whole GiB from 1 GiB.
+
+    Raises InputError for a host without GPUs or too small to share out.
+    """
+    every = passable_gpus(host)
+    if not every:
+        raise InputError("the host has no GPUs, so that no share of it belongs to one")
+    by_node: dict[object, int] = {}
+    for gpu in every:
+        by_node[gpu.node] = by_node.get(gpu.node, 0) + 1
+    if None in by_node or any(host.node(node) is None for node in by_node):  # type: ignore[arg-type]
+        cores = len(host.cores) - 1
+        memory = sum(_for_vms(node) for node in host.nodes if node.pus)
+        shares = [(cores // len(every), memory // len(every))]
+    else:
+        shares = []
+        for node in host.nodes:
+            count = by_node.get(node.index, 0)
+            if count:
+                own = sum(core.pus <= node.pus for core in host.cores)
+                shares.append(((own - 1) // count, _for_vms(node) // count))
+    cores = min(one for one, _ in shares)
+    cores -= cores > 2
+    memory = min(size for _, size in shares) * 63 // 64 - (256 + 16 * max(1, cores)) * MIB
+    step = 8 * GIB if memory > 64 * GIB else GIB if memory > 4 * GIB else 128 * MIB
+    if cores < 1 or memory < step:
+        raise InputError("the host has too few cores or too little memory for each of its GPUs")
+    return cores * max(1, gpus), memory // step * step * max(1, gpus)
+
+
+def _for_vms(node: NumaNode) -> int:
+    """Bytes of a node without what the host keeps."""
+    size = node.memory_bytes or 0
+    return max(0, size - max(LEAST_RESERVE_BYTES, size // 50))
+
+
+def default_flavours() -> tuple[Flavour, ...]:
+    """1, 2, 4 and 8 GPUs, each with its share of the host."""
+    return tuple(Flavour(f"gpu{count}", count) for count in DEFAULT_GPUS)
+
+
+def _blank_guest(name: str, vcpus: int, memory_bytes: int, architecture: str) -> Guest:
+    return Guest(
+        name=name,
+        uuid=None,
+        domain_type="kvm",
+        architecture=architecture,
+        machine="virt" if architecture == "aarch64" else "q35",
+        vcpus=vcpus,
+        vcpus_online=vcpus,
+        memory_bytes=memory_bytes,
+        page_bytes=None,
+        iothreads=0,
+        cpu_mode="host-passthrough",
+        cpu_topology=None,
+        cell_vcpus=(),
+        hostdevs=(),
+        controllers=(),
+        addresses=(),
+    )
+
+
+_KEYS = {
+    "name", "gpus", "vcpus", "memory", "page_size", "gpu_model", "value", "layout", "count",
+    "affinity", "anti_affinity", "fault_domains", "share",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of a TOML file, read with the file's name in each refusal."""
+
+    source: str
+    where: str
+    values: Mapping[str, Any]
+
+    def refusal(self, key: str, expected: str) -> InputError:
+        found = self.values.get(key)
+        shown = repr(found) if len(repr(found)) < 60 else f"{repr(found)[:57]}..."
+        return InputError(f"{self.source}: {self.where}: {key}: expected {expected}, found {shown}")
+
+    def text(self, key: str) -> str | None:
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, str) or not value.strip() or not value.isprintable():
+            raise self.refusal(key, "a text")
+        return value
+
+    def count(self, key: str, least: int = 0) -> int | None:
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
+            raise self.refusal(key, f"a whole number from {least} to {_MOST}")
+        return value
+
+    def size(self, key: str) -> int | None:
+        text = self.text(key)
+        if text is None:
+            return None
+        try:
+            return parse_bytes(text)
+        except InputError as error:
+            raise self.refusal(key, f"a size with its unit ({error.message})") from None
+
+
+def parse_flavours(text: str, source: str) -> tuple[Flavour, ...]:
+    """The flavours of a flavours.toml, in its order. Raises InputError with file, table and key."""
+    return tuple(flavour_of(table) for table in tables_of(text, source, "flavour", _MOST_FLAVOURS))
+
+
+def tables_of(text: str, source: str, name: str, most: int) -> list[Table]:
+    """The tables [[name]] of a TOML file of format 1, and of keys that are known."""
+    try:
+        document = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InputError(f"{source}: expected TOML, found: {error}") from None
+    if document.get("format") != 1:
+        raise InputError(
+            f"{source}: expected format = 1, found {document.get('format')!r}",
+            hint="docs/formats/pool.md has an example",
+        )
+    unknown = sorted(set(document) - {"format", name})
+    tables = document.get(name)
+    if unknown or not isinstance(tables, list) or not tables:
+        raise InputError(
+            f"{source}: expected format and tables [[{name}]], found "
+            f"{', '.join(unknown) or 'no such table'}"
+        )
+    if len(tables) > most:
+        raise InputError(f"{source}: expected at most {most} {name} tables, found {len(tables)}")
+    found = []
+    names: set[str] = set()
+    for number, values in enumerate(tables, start=1):
+        where = f"{name} {number}"
+        if not isinstance(values, dict):
+            raise InputError(f"{source}: {where}: expected a table")
+        table = Table(source, where, values)
+        strange = sorted(set(values) - _KEYS)
+        if strange:
+            raise InputError(
+                f"{source}: {where}: expected some of {', '.join(sorted(_KEYS))}, found "
+                f"{strange[0]!r}"
+            )
+        own = table.text("name")
+        if own is None or own in names:
+            raise table.refusal("name", "a name that no other has")
+        names.add(own)
+        found.append(table)
+    return found
+
+
+def flavour_of(table: Table) -> Flavour:
+    """The flavour of one table."""
+    layout = table.text("layout") or DEFAULT_LAYOUT
+    if layout not in PRESETS:
+        raise table.refusal("layout", f"one of {', '.join(PRESETS)}")
+    gpus = table.count("gpus") or 0
+    vcpus, memory = table.count("vcpus", 1), table.size("memory")
+    if not gpus and (vcpus is None or not memory):
+        raise table.refusal("vcpus", "vcpus and memory, since a VM without GPUs has no share")
+    name = table.text("name")
+    assert name is not None, "tables_of has looked"
+    page = table.size("page_size")
+    if page is not None and (page < 4096 or page.bit_count() != 1):
+        raise table.refusal("page_size", "a power of two, such as 2MiB or 1GiB")
+    return Flavour(
+        name=name,
+        gpus=gpus,
+        vcpus=vcpus,
+        memory_bytes=memory,
+        page_bytes=page,
+        gpu_model=table.text("gpu_model"),
+        value=table.count("value"),
+        options=PlanOptions(layout=layout),
+    )

@@ -1,0 +1,165 @@
+"""Hook: one request of a scheduler as a line of JSON, and the answer as another."""
+
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import msgspec
+
+from homenode.bdf import Bdf
+from homenode.errors import HomenodeError, InputError
+from homenode.json_text import NotJsonError, decode_json
+from homenode.plan.layout import PRESETS
+from homenode.plan.options import PlanOptions
+from homenode.plan.planner import as_placed
+from homenode.plan.search.certain_nodes import with_certain_nodes
+from homenode.plan.search.place import place
+from homenode.plan.stored import domain_of_placement
+from homenode.pool.flavour import DEFAULT_LAYOUT, Flavour
+from homenode.pool.place import LostFits, PoolPlaces, RankedPlace
+from homenode.topology import RunningDomain
+from homenode.units import parse_bytes
+
+MOST_BYTES = 1 << 16
+_MOST_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class HookRequest:
+    """What is asked. op: place, remove, or rank (place without counting the VM from then on).
+
+    vm: its name. flavour: one of the pool's; or gpus, vcpus and memory ("64GiB"). hosts: names that
+    may be chosen; empty = all.
+    """
+
+    vm: str
+    op: str = "place"
+    flavour: str | None = None
+    gpus: int = 0
+    vcpus: int | None = None
+    memory: str | None = None
+    page_size: str | None = None
+    gpu_model: str | None = None
+    layout: str = DEFAULT_LAYOUT
+    hosts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HookPlace:
+    """A host that takes the VM. nodes: host nodes; gpus: addresses; rung: as in a plan."""
+
+    host: str
+    nodes: tuple[int, ...]
+    gpus: tuple[Bdf, ...]
+    rung: str
+    lost: tuple[LostFits, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HookAnswer:
+    """The answer. host: None where no host takes the VM; then `reason` says why. places: the first
+    three. error: the request was none, and nothing was done."""
+
+    vm: str | None
+    op: str
+    host: str | None = None
+    places: tuple[HookPlace, ...] = ()
+    removed_from: tuple[str, ...] = ()
+    reason: str | None = None
+    error: str | None = None
+
+
+class Hook:
+    """Answers requests one after the other; the VMs that it places count from then on."""
+
+    def __init__(self, places: PoolPlaces, flavours: tuple[Flavour, ...]) -> None:
+        self._places = places
+        self._flavours = {flavour.name: flavour for flavour in flavours}
+
+    def answer(self, line: bytes) -> str:
+        """The line of JSON that answers a line; never an exception for what a request says."""
+        try:
+            answer = self._answer(_request_of(line))
+        except HomenodeError as error:
+            answer = HookAnswer(None, "none", error=error.message)
+        return _encoded(answer) + "\n"
+
+    def _answer(self, request: HookRequest) -> HookAnswer:
+        if request.op == "remove":
+            return HookAnswer(request.vm, request.op, removed_from=self._places.remove(request.vm))
+        if request.op not in ("place", "rank"):
+            raise InputError(f"op: expected place, rank or remove, found {request.op[:40]!r}")
+        if request.op == "place" and (there := self._places.hosts_of(request.vm)):
+            raise InputError(f"vm: expected a new one, found {request.vm!r} on {there[0]}")
+        flavour = self._flavour(request)
+        among = set(request.hosts) or None
+        ranked = list(islice(self._places.ranked(flavour, among=among), _MOST_SHOWN))
+        shown = tuple(self._shown(one) for one in ranked)
+        if not ranked:
+            return HookAnswer(request.vm, request.op, reason="no host takes it")
+        best = ranked[0]
+        if request.op == "place":
+            self._places.add(best.host.name, self._placed(best, flavour, request.vm))
+        return HookAnswer(request.vm, request.op, best.host.name, shown)
+
+    def _placed(self, best: RankedPlace, flavour: Flavour, vm: str) -> RunningDomain:
+        """The VM as the ordinary planner puts it on the host itself."""
+        return placed_vm(self._places, best.host.name, flavour, vm)
+
+    def _shown(self, one: RankedPlace) -> HookPlace:
+        gpus = self._places.planner.gpus(one.state.shape)
+        placement = one.placement
+        own = tuple(bdf for bdf in placement.devices if bdf in gpus)
+        return HookPlace(one.host.name, placement.nodes, own, placement.rung, one.lost)
+
+    def _flavour(self, request: HookRequest) -> Flavour:
+        if request.flavour is not None:
+            known = self._flavours.get(request.flavour)
+            if known is None:
+                raise InputError(
+                    f"flavour: expected one of {', '.join(self._flavours)}, found "
+                    f"{request.flavour[:40]!r}"
+                )
+            return known
+        if request.layout not in PRESETS:
+            raise InputError(f"layout: expected one of {', '.join(PRESETS)}")
+        if not 0 <= request.gpus <= 1024 or not 1 <= (request.vcpus or 1) <= 65536:
+            raise InputError("gpus, vcpus: expected counts that a VM can have")
+        if not request.gpus and (request.vcpus is None or request.memory is None):
+            raise InputError("vcpus, memory: expected both for a VM without GPUs")
+        return Flavour(
+            f"{request.gpus} GPUs",
+            request.gpus,
+            request.vcpus,
+            None if request.memory is None else parse_bytes(request.memory),
+            None if request.page_size is None else parse_bytes(request.page_size),
+            request.gpu_model,
+            options=PlanOptions(layout=request.layout),
+        )
+
+
+def placed_vm(places: PoolPlaces, host: str, flavour: Flavour, vm: str) -> RunningDomain:
+    """A VM of the flavour as the ordinary planner puts it on a host. Raises Unplannable."""
+    real = with_certain_nodes(places.planner.real_host(places.host(host), flavour))
+    request = flavour.request(real)
+    request = replace(request, guest=replace(request.guest, name=vm))
+    placement = place(real, request)
+    return domain_of_placement(real, as_placed(request, placement), placement)
+
+
+def _request_of(line: bytes) -> HookRequest:
+    if len(line) > MOST_BYTES:
+        raise InputError(f"a request: expected at most {MOST_BYTES} bytes, found {len(line)}")
+    try:
+        record = decode_json(line)
+        request = msgspec.convert(record, HookRequest)
+    except NotJsonError as error:
+        raise InputError(f"a request: expected a line of JSON, found: {error}") from None
+    except msgspec.ValidationError as error:
+        raise InputError(f"a request: {error}") from None
+    if not request.vm.strip() or not request.vm.isprintable() or len(request.vm) > 256:
+        raise InputError("vm: expected the name of a VM")
+    return request
+
+
+def _encoded(answer: HookAnswer) -> str:
+    return msgspec.json.encode(answer, enc_hook=str).decode()

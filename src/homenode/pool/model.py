@@ -1,0 +1,198 @@
+"""Pool: hosts as values. Machines that are alike share one Host, and differ in a few numbers."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from homenode.pci import DeviceKind, PciDevice
+from homenode.plan.fingerprint import host_fingerprint
+from homenode.topology import Host, NumaNode, PagePool, RunningDomain
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMemoryState:
+    """What a node has of memory on one machine; fields as in NumaNode."""
+
+    memory_bytes: int | None
+    memory_free_bytes: int | None
+    page_pools: tuple[PagePool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolHost:
+    """One machine of a pool.
+
+    shape: which of the pool's shapes it is. nodes: its memory, in the shape's order of nodes.
+    domains: what runs there, and VMs that were placed there and have not started. source: where it
+    was read. fault_domain: the rack, row or power feed that fails as one; None where none is named.
+    """
+
+    name: str
+    shape: int
+    nodes: tuple[NodeMemoryState, ...]
+    domains: tuple[RunningDomain, ...]
+    source: str
+    fault_domain: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFailure:
+    """A source of a pool that gave no host, and why."""
+
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Hosts, ascending by name. shapes: machines without name, memory and domains."""
+
+    shapes: tuple[Host, ...]
+    hosts: tuple[PoolHost, ...]
+    failures: tuple[PoolFailure, ...] = ()
+
+    def host(self, one: PoolHost) -> Host:
+        """The whole host."""
+        shape = self.shapes[one.shape]
+        nodes = tuple(
+            replace(
+                node,
+                memory_bytes=state.memory_bytes,
+                memory_free_bytes=state.memory_free_bytes,
+                page_pools=state.page_pools,
+            )
+            for node, state in zip(shape.nodes, one.nodes, strict=True)
+        )
+        return replace(shape, name=one.name, nodes=nodes, domains=one.domains)
+
+
+def passable_gpus(host: Host) -> tuple[PciDevice, ...]:
+    """GPU functions that a VM can get: of a GPU that is divided by SR-IOV its parts, not itself."""
+    return tuple(gpu for gpu in host.devices_of_kind(DeviceKind.GPU) if not gpu.sriov_num_vfs)
+
+
+def shape_of(host: Host) -> Host:
+    """The host without what differs between machines that are alike: name, memory, domains, states
+    of links and devices, settings that do not change where a VM goes."""
+    return replace(
+        host,
+        name="",
+        nodes=tuple(map(_bare_node, host.nodes)),
+        domains=(),
+        pci_devices=tuple(map(_bare_device, host.pci_devices)),
+        settings=replace(
+            host.settings,
+            governors=None,
+            idle_exit_latency_us=None,
+            pus_of_governor=None,
+            pus_of_idle_latency_us=None,
+            irqbalance=None,
+        ),
+        gaps=(),
+    )
+
+
+def _bare_node(node: NumaNode) -> NumaNode:
+    return replace(node, memory_bytes=None, memory_free_bytes=None, page_pools=())
+
+
+def _bare_device(device: PciDevice) -> PciDevice:
+    return replace(
+        device,
+        link=None,
+        driver=None,
+        power_state=None,
+        performance_state=None,
+        errors=None,
+        link_replays=None,
+        interrupts=None,
+        target_gt_per_s=None,
+    )
+
+
+class PoolBuilder:
+    """Collects hosts into a pool; equal shapes are kept once."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[str, list[int]] = {}  # by fingerprint
+        self._kept: list[Host] = []
+        self._hosts: list[PoolHost] = []
+        self._failures: list[PoolFailure] = []
+        self._sources: dict[str, str] = {}
+
+    def add(
+        self, host: Host, name: str, source: str, *, fault_domain: str | None = None
+    ) -> PoolHost | None:
+        """Add a machine; None where its name is in the pool already, which becomes a failure."""
+        return self.add_known(
+            PoolHost(
+                name,
+                self.shape(shape_of(host)),
+                tuple(
+                    NodeMemoryState(node.memory_bytes, node.memory_free_bytes, node.page_pools)
+                    for node in host.nodes
+                ),
+                host.domains,
+                source,
+                fault_domain,
+            )
+        )
+
+    def add_known(self, host: PoolHost) -> PoolHost | None:
+        """As `add`, of a machine whose shape has a number here."""
+        first = self._sources.get(host.name)
+        if first is not None:
+            self.fail(
+                host.source,
+                f"expected a name of its own for each host, found {host.name!r}, which is also the "
+                f"name of {first}",
+            )
+            return None
+        self._sources[host.name] = host.source
+        self._hosts.append(host)
+        return host
+
+    def shape(self, shape: Host) -> int:
+        """The number of a shape."""
+        found = self._shapes.setdefault(host_fingerprint(shape), [])
+        for number in found:
+            if self._kept[number] == shape:
+                return number
+        self._kept.append(shape)
+        found.append(len(self._kept) - 1)
+        return found[-1]
+
+    def shape_nodes(self, shape: int) -> tuple[NumaNode, ...]:
+        """The nodes of a shape."""
+        return self._kept[shape].nodes
+
+    def fail(self, source: str, reason: str) -> None:
+        self._failures.append(PoolFailure(source, reason))
+
+    def pool(self) -> Pool:
+        """What was collected."""
+        return Pool(
+            tuple(self._kept),
+            tuple(sorted(self._hosts, key=lambda host: natural_key(host.name))),
+            tuple(self._failures),
+        )
+
+
+def natural_key(name: str) -> tuple[tuple[int, int | str], ...]:
+    """Sorts gpu-2 before gpu-10.
+
+    >>> sorted(["gpu-10", "gpu-2", "a"], key=natural_key)
+    ['a', 'gpu-2', 'gpu-10']
+    """
+    parts: list[tuple[int, int | str]] = []
+    for is_number, text in _runs(name):
+        parts.append((0, int(text)) if is_number else (1, text))
+    return tuple(parts)
+
+
+def _runs(name: str) -> Iterable[tuple[bool, str]]:
+    start = 0
+    for at in range(1, len(name) + 1):
+        digit = name[start] in "0123456789"
+        if at == len(name) or (name[at] in "0123456789") != digit:
+            yield digit, name[start:at]
+            start = at

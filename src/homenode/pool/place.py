@@ -1,0 +1,233 @@
+"""Place: where in a pool the next VM goes, and what that costs the pool."""
+
+import heapq
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from homenode.errors import InputError
+from homenode.plan.model import Unplannable
+from homenode.plan.placement import Placement
+from homenode.plan.planner import plan
+from homenode.plan.search.cost import INDICES
+from homenode.pool.flavour import Flavour
+from homenode.pool.model import Pool, PoolHost
+from homenode.pool.state import HostState, Planner, Step
+from homenode.topology import RunningDomain
+
+_POOL_TERM = "gpu_sets_lost"
+"""The term of the cost before which the pool's own stands: what comes before it is the VM's."""
+
+
+@dataclass(frozen=True, slots=True)
+class LostFits:
+    """How many VMs of a flavour no longer fit with full locality."""
+
+    flavour: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankedPlace:
+    """A host that takes the VM. lost: what the choice costs the pool, largest flavour first."""
+
+    host: PoolHost
+    state: HostState
+    step: Step
+    lost: tuple[LostFits, ...]
+
+    @property
+    def placement(self) -> Placement:
+        return self.step.placement
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedHosts:
+    """Hosts that refuse the VM for one reason. hosts: their names."""
+
+    reason: str
+    hosts: tuple[str, ...]
+
+
+class PoolPlaces:
+    """The hosts of a pool by state, with arrivals and departures.
+
+    flavours: the sizes whose fits are what a placement may cost the pool.
+    """
+
+    def __init__(
+        self, pool: Pool, flavours: Sequence[Flavour], planner: Planner | None = None
+    ) -> None:
+        self.planner = planner or Planner(pool)
+        self.flavours = tuple(
+            sorted((one for one in flavours if one.gpus), key=lambda one: (-one.gpus, one.name))
+        )
+        self._hosts = {host.name: host for host in pool.hosts}
+        self._order = {host.name: number for number, host in enumerate(pool.hosts)}
+        self._state: dict[str, HostState] = {}
+        self._members: dict[HostState, dict[str, None]] = {}
+        self._host_of_vm: dict[str, list[str]] = {}
+        for host in pool.hosts:
+            self._enter(host)
+
+    def host(self, name: str) -> PoolHost:
+        return self._hosts[name]
+
+    def hosts_of(self, vm: str) -> tuple[str, ...]:
+        """Hosts that have a VM of this name."""
+        return tuple(self._host_of_vm.get(vm, ()))
+
+    def pool(self) -> Pool:
+        """The pool as it is now."""
+        return replace(self.planner.pool, hosts=tuple(self._hosts.values()))
+
+    def add(self, host: str, vm: RunningDomain) -> None:
+        """A VM has arrived."""
+        one = self._hosts[host]
+        self._leave(one)
+        left = tuple(known for known in one.domains if known.name != vm.name)
+        self._enter(replace(one, domains=(*left, vm)))
+
+    def remove(self, vm: str) -> tuple[str, ...]:
+        """A VM has gone; from which hosts."""
+        hosts = self.hosts_of(vm)
+        for name in hosts:
+            one = self._hosts[name]
+            self._leave(one)
+            left = tuple(known for known in one.domains if known.name != vm)
+            self._enter(replace(one, domains=left))
+        return hosts
+
+    def _enter(self, host: PoolHost) -> None:
+        self._hosts[host.name] = host
+        state = self.planner.state(host)
+        self._state[host.name] = state
+        self._members.setdefault(state, {})[host.name] = None
+        for vm in host.domains:
+            self._host_of_vm.setdefault(vm.name, []).append(host.name)
+
+    def _leave(self, host: PoolHost) -> None:
+        state = self._state[host.name]
+        del self._members[state][host.name]
+        if not self._members[state]:
+            del self._members[state]
+        for vm in host.domains:
+            self._host_of_vm[vm.name].remove(host.name)
+
+    def ranked(
+        self,
+        flavour: Flavour | Mapping[int, Flavour],
+        *,
+        vm: str | None = None,
+        among: Collection[str] | None = None,
+    ) -> Iterator[RankedPlace]:
+        """The hosts that take the VM, the best first; each is worked out when it is asked for.
+
+        flavour: the VM, or the VM by the number of the shape. vm: its name, where it may run in the
+        pool already: there it makes room for itself. among: names of hosts that may be chosen.
+
+        Order: what gives way, then the policy's order of concerns (docs/decisions/0010) up to the
+        GPU sets that the host loses; before these, the VMs that the pool can no longer take with
+        full locality, largest flavour first; then the rest, and at last the order of the hosts.
+        """
+        own = {} if vm is None else dict.fromkeys(self.hosts_of(vm))
+        groups: list[tuple[HostState, list[str]]] = [
+            (self.planner.state(self._hosts[name], without=vm), [name]) for name in own
+        ]
+        for state, members in self._members.items():
+            left = [name for name in members if name not in own]
+            if left:
+                groups.append((state, left))
+        queue: list[tuple[tuple[object, ...], int, _Candidate]] = []
+        for state, members_of in groups:
+            names = [name for name in members_of if among is None or name in among]
+            own_flavour = flavour if isinstance(flavour, Flavour) else flavour.get(state.shape)
+            if not names or own_flavour is None:
+                continue
+            step = self.planner.step(state, own_flavour)
+            if step is None:
+                continue
+            candidate = _Candidate(self, state, step, sorted(names, key=self._order.__getitem__))
+            first = self._order[candidate.names[0]]
+            heapq.heappush(queue, (candidate.key(), first, candidate))
+        while queue:
+            _, first, candidate = heapq.heappop(queue)
+            if not candidate.is_complete:
+                candidate.go_on()
+                heapq.heappush(queue, (candidate.key(), first, candidate))
+                continue
+            for name in candidate.names:
+                yield RankedPlace(
+                    self._hosts[name], candidate.state, candidate.step, candidate.lost()
+                )
+
+    def refusals(
+        self, flavour: Flavour | Mapping[int, Flavour], *, vm: str | None = None, most: int = 8
+    ) -> tuple[RefusedHosts, ...]:
+        """Why hosts refuse the VM, in the planner's own words, by reason; of at most so many kinds
+        of host."""
+        reasons: dict[str, list[str]] = {}
+        asked = 0
+        for state, names in self._members.items():
+            own_flavour = flavour if isinstance(flavour, Flavour) else flavour.get(state.shape)
+            if own_flavour is None:
+                reasons.setdefault("no layout is recommended there", []).extend(names)
+                continue
+            if self.planner.step(state, own_flavour) is not None:
+                continue
+            asked += 1
+            if asked > most:
+                reasons.setdefault("as on hosts like these", []).extend(names)
+                continue
+            reason = self._reason(self._hosts[next(iter(names))], own_flavour)
+            reasons.setdefault(reason, []).extend(names)
+        return tuple(RefusedHosts(reason, tuple(hosts)) for reason, hosts in reasons.items())
+
+    def _reason(self, one: PoolHost, flavour: Flavour) -> str:
+        host = self.planner.pool.host(one)
+        try:
+            plan(host, flavour.request(host))
+        except (Unplannable, InputError) as refused:
+            return refused.message
+        return "no GPU of the model that is asked for is free"
+
+
+class _Candidate:
+    """A group of hosts of one state; its key grows as far as the comparison needs it."""
+
+    __slots__ = ("_key", "_lost", "_rest", "names", "places", "state", "step")
+
+    def __init__(self, places: PoolPlaces, state: HostState, step: Step, names: list[str]) -> None:
+        self.places, self.state, self.step, self.names = places, state, step, names
+        self._lost: list[int] = []
+        terms = [(term.name, term.value) for term in step.placement.cost]
+        at = next((i for i, (name, _) in enumerate(terms) if name == _POOL_TERM), len(terms))
+        self._key: list[object] = [len(step.given), *(value for _, value in terms[:at])]
+        self._rest = [value for name, value in terms[at:] if name not in INDICES]
+
+    def key(self) -> tuple[object, ...]:
+        return tuple(self._key)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self._lost) > len(self.places.flavours)
+
+    def go_on(self) -> None:
+        """The next part of the key: what one flavour more loses, and at the end the rest."""
+        number = len(self._lost)
+        if number == len(self.places.flavours):
+            self._key += self._rest
+            self._lost.append(0)
+            return
+        flavour = self.places.flavours[number]
+        planner = self.places.planner
+        before = planner.counts(self.state, flavour)[0]
+        lost = max(0, before - planner.counts(self.step.after, flavour)[0]) if before else 0
+        self._lost.append(lost)
+        self._key.append(lost)
+
+    def lost(self) -> tuple[LostFits, ...]:
+        return tuple(
+            LostFits(flavour.name, count)
+            for flavour, count in zip(self.places.flavours, self._lost, strict=False)
+            if count
+        )

@@ -1,0 +1,263 @@
+"""Sources of a pool: folders, lists, libvirt URIs, shipped hosts times a number. [I/O]"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from homenode.discover import discover
+from homenode.domain.read import read_running_domain
+from homenode.errors import HomenodeError, InputError, UsageError, of_os
+from homenode.hypervisor.connection import checked_uri, is_local
+from homenode.pool.journal import PLACEMENTS, read_placements, with_placements
+from homenode.pool.model import NodeMemoryState, Pool, PoolBuilder, PoolHost, shape_of
+from homenode.pool.stored import read_pool
+from homenode.snapshot.capture import collect_over_ssh
+from homenode.sources import load_host
+from homenode.topology import Host
+
+POOL_FILE = "pool.jsonl"
+CAPTURES = "captures"
+MAX_POOL_BYTES = 1 << 30
+MOST_HOSTS = 100_000
+_TIMES = re.compile(r"(?P<name>.+)\*(?P<count>[0-9]{1,6})\Z", re.ASCII)
+_URI = re.compile(r"[a-z][a-z0-9]*(\+[a-z0-9]+)?://", re.ASCII)
+_SSH_URI = re.compile(r"qemu\+ssh://(?P<server>[^/?#]+)(/|\Z)", re.ASCII)
+_POOL_HEAD = b'{"format":"homenode.pool-hosts/'
+
+Progress = Callable[[int, int], None]
+
+
+def load_pool(
+    sources: Sequence[str], progress: Progress = lambda done, total: None, *, jobs: int = 8
+) -> Pool:
+    """The pool of all these sources. What gives no host is a failure of the pool, and the rest goes
+    on. progress: called with hosts read and hosts to read.
+
+    Raises UsageError where no source is named, InputError where no source gives a host.
+    """
+    if not sources:
+        raise UsageError(
+            "a pool: expected hosts, found none",
+            hint="a folder of captures, a list of hosts, NAME*COUNT (hgx-h100*40), qemu+ssh://HOST",
+        )
+    builder = PoolBuilder()
+    for source in sources:
+        _add(builder, source, progress, jobs)
+    pool = builder.pool()
+    for source in sources:
+        pool = _placed(pool, source)
+    if not pool.hosts:
+        first = pool.failures[0]
+        raise InputError(f"{first.source}: {first.reason}", hint="the pool has no other host")
+    return pool
+
+
+def _placed(pool: Pool, source: str) -> Pool:
+    """With the VMs that `pool place --record` has put there."""
+    path = Path(source) / PLACEMENTS
+    if not _exists(path):
+        return pool
+    return with_placements(pool, read_placements(_read(path), str(path)))
+
+
+def _add(builder: PoolBuilder, source: str, progress: Progress, jobs: int) -> None:
+    try:
+        times = _TIMES.match(source)
+        if times is not None and not _exists(Path(source)):
+            _add_times(builder, times["name"], int(times["count"]), source)
+        elif _URI.match(source):
+            builder.add(host_of_uri(source), _name_of_uri(source), source)
+        elif Path(source).is_dir() and not _is_tree(Path(source)):
+            _add_folder(builder, Path(source), progress, jobs)
+        elif _is_stored_pool(Path(source)):
+            read_pool(_read(Path(source)), source, builder)
+        elif _is_list(Path(source)):
+            _add_each(builder, list(_listed(Path(source))), progress, jobs)
+        else:
+            host = load_host(source)
+            builder.add(host, host.name or source, source)
+    except HomenodeError as error:
+        builder.fail(source, error.message)
+    except (OSError, ValueError) as error:
+        builder.fail(source, of_os(error, source, "a pool or a host").message)
+
+
+def _add_times(builder: PoolBuilder, name: str, count: int, source: str) -> None:
+    if not 1 <= count <= MOST_HOSTS:
+        raise InputError(f"{source}: expected 1 to {MOST_HOSTS} hosts, found {count}")
+    host = load_host(name)
+    shape = builder.shape(shape_of(host))
+    nodes = tuple(
+        NodeMemoryState(node.memory_bytes, node.memory_free_bytes, node.page_pools)
+        for node in host.nodes
+    )
+    for number in range(1, count + 1):
+        own = f"{host.name}-{number}"
+        builder.add_known(PoolHost(own, shape, nodes, host.domains, source))
+
+
+def _add_folder(builder: PoolBuilder, folder: Path, progress: Progress, jobs: int) -> None:
+    """A pool that was captured, or the captures and descriptions in a folder, by name."""
+    if _exists(folder / POOL_FILE):
+        read_pool(_read(folder / POOL_FILE), str(folder / POOL_FILE), builder)
+        return
+    entries = sorted(
+        path
+        for path in folder.iterdir()
+        if not path.name.startswith(".") and path.name != PLACEMENTS
+    )
+    if not entries:
+        raise InputError(f"{folder}: expected captures or host.toml files in it, found none")
+    named = [(str(path), _plain_name(path.name), None) for path in entries]
+    _add_each(builder, named, progress, jobs)
+
+
+def _add_each(
+    builder: PoolBuilder,
+    named: Sequence[tuple[str, str | None, str | None]],
+    progress: Progress,
+    jobs: int,
+) -> None:
+    """(source, name, fault domain) of each; read side by side, added in the order given."""
+
+    def read(source: str) -> Host | str:
+        try:
+            if _URI.match(source):
+                return host_of_uri(source)
+            return load_host(source)
+        except HomenodeError as error:
+            return error.message
+        except (OSError, ValueError) as error:
+            return of_os(error, source, "a host").message
+
+    plain = [one for one in named if not _TIMES.match(one[0]) or _exists(Path(one[0]))]
+    with ThreadPoolExecutor(max_workers=jobs) as pool:
+        found = dict(zip(plain, pool.map(read, [one[0] for one in plain]), strict=True))
+    for number, one in enumerate(named, start=1):
+        source, name, fault_domain = one
+        progress(number, len(named))
+        if one not in found:
+            _add(builder, source, progress, jobs)
+            continue
+        host = found[one]
+        if isinstance(host, str):
+            builder.fail(source, host)
+            continue
+        if name is None:
+            name = _name_of_uri(source) if _URI.match(source) else host.name
+        builder.add(host, name or source, source, fault_domain=fault_domain)
+
+
+def _listed(path: Path) -> Iterator[tuple[str, str | None, str | None]]:
+    """The sources of a list: one on each line, then name=NAME and fault_domain=NAME."""
+    for number, line in enumerate(_read(path).decode("utf-8", "replace").splitlines(), start=1):
+        words = line.partition("#")[0].split() if line.lstrip().startswith("#") else line.split()
+        if not words:
+            continue
+        keys = dict(word.partition("=")[::2] for word in words[1:])
+        strange = sorted(set(keys) - {"name", "fault_domain"})
+        if strange or not all(keys.values()):
+            raise InputError(
+                f"{path}:{number}: expected SOURCE [name=NAME] [fault_domain=NAME], found "
+                f"{(strange or list(keys))[0]!r}"
+            )
+        source = words[0]
+        beside = path.parent / source
+        if not _URI.match(source) and _exists(beside):
+            source = str(beside)
+        yield source, keys.get("name"), keys.get("fault_domain")
+
+
+def host_of_uri(uri: str) -> Host:
+    """The host of a libvirt URI: this machine, or one that ssh reaches.
+
+    Raises UsageError for other transports, HostError where it cannot be reached.
+    """
+    checked_uri(uri)
+    if is_local(uri):
+        return load_host(None)
+    match = _SSH_URI.match(uri)
+    if match is None:
+        raise UsageError(
+            f"{uri}: expected qemu:///system or qemu+ssh://HOST/system, found another transport"
+        )
+    return replace(host_over_ssh(match["server"]), name=_name_of_uri(uri))
+
+
+def host_over_ssh(server: str) -> Host:
+    """The host that ssh reaches. server: [user@]host[:port]."""
+    name = f"ssh://{server}" if re.search(r":[0-9]+\Z", server) else server
+    return discover(collect_over_ssh(name), read_running_domain)
+
+
+def _name_of_uri(uri: str) -> str:
+    match = _SSH_URI.match(uri)
+    server = match["server"] if match else "localhost"
+    return re.sub(r":[0-9]+\Z", "", server.rpartition("@")[2])
+
+
+def _plain_name(name: str) -> str:
+    """gpu-7 of gpu-7.tar.gz.
+
+    >>> _plain_name("gpu-7.example.org.tar.gz"), _plain_name("gpu-7.toml"), _plain_name("gpu.7")
+    ('gpu-7.example.org', 'gpu-7', 'gpu.7')
+    """
+    for suffix in (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".toml", ".xml", ".json"):
+        if name.endswith(suffix) and name != suffix:
+            return name.removesuffix(suffix)
+    return name
+
+
+def _is_tree(folder: Path) -> bool:
+    """A tree of /sys or an unpacked capture is one host."""
+    return any(_exists(folder / name) for name in ("sys", "devices", "snapshot", "manifest.json"))
+
+
+def _is_stored_pool(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_POOL_HEAD)) == _POOL_HEAD
+    except OSError:
+        return False
+
+
+def _is_list(path: Path) -> bool:
+    """A text of which each line opens with a source; no TOML, XML or JSON, which name one host."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(4096)
+    except OSError:
+        return False
+    if b"\0" in head or not head.strip() or head.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ")):
+        return False
+    lines = [line.strip() for line in head.decode("utf-8", "replace").splitlines()]
+    first = next((line for line in lines if line and not line.startswith("#")), "")
+    word = first.split()[0] if first else ""
+    if not word or word[0] in "<{[" or (len(first.split()) > 1 and "=" not in first.split()[1]):
+        return False
+    if first.partition("=")[0].strip().isidentifier() and "=" in first.partition(" ")[2][:2]:
+        return False  # key = value: a description
+    return bool(
+        _URI.match(word) or _TIMES.match(word) or _exists(path.parent / word) or _exists(Path(word))
+        or re.fullmatch(r"[A-Za-z0-9._@-]+", word)
+    )  # fmt: skip
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_POOL_BYTES + 1)
+    except OSError as error:
+        raise of_os(error, str(path), "a file that can be read") from None
+    if len(content) > MAX_POOL_BYTES:
+        raise InputError(f"{path}: expected at most 1 GiB, found more")
+    return content

@@ -1,0 +1,76 @@
+"""Stored pools: a file of lines: a head, each shape, each host. Read line by line."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from homenode import formats
+from homenode.errors import InputError
+from homenode.pool.model import Pool, PoolBuilder, PoolFailure, PoolHost
+from homenode.topology import Host
+
+
+@dataclass(frozen=True, slots=True)
+class PoolHead:
+    """The first line. shapes, hosts: how many lines of each follow."""
+
+    shapes: int
+    hosts: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLine:
+    """A line: one of the three."""
+
+    shape: Host | None = None
+    host: PoolHost | None = None
+    failure: PoolFailure | None = None
+
+
+def encode_pool(pool: Pool) -> Iterator[str]:
+    """The lines of a pool."""
+    yield formats.head_line("pool-hosts", PoolHead(len(pool.shapes), len(pool.hosts)))
+    for shape in pool.shapes:
+        yield formats.line(PoolLine(shape=shape))
+    for host in pool.hosts:
+        yield formats.line(PoolLine(host=host))
+    for failure in pool.failures:
+        yield formats.line(PoolLine(failure=failure))
+
+
+def read_pool(content: bytes, source: str, builder: PoolBuilder) -> None:
+    """Add the hosts of a stored pool. Raises InputError that names the line."""
+    end = content.find(b"\n") + 1
+    head = formats.decode_head(content[:end], "pool-hosts", PoolHead, source)
+    decoded = formats.plain_line_decoder(PoolLine)
+    numbers: list[int] = []
+    hosts = 0
+    number = 1
+    while end < len(content):
+        number += 1
+        begin, end = end, content.find(b"\n", end) + 1 or len(content)
+        line = decoded(content[begin:end])
+        if line is None:
+            raise InputError(
+                f"{source}:{number}: expected a line of homenode.pool-hosts, found another"
+            )
+        if line.shape is not None:
+            numbers.append(builder.shape(line.shape))
+        elif line.host is not None:
+            one = line.host
+            if not 0 <= one.shape < len(numbers) or len(one.nodes) != len(
+                builder.shape_nodes(numbers[one.shape])
+            ):
+                raise InputError(f"{source}:{number}: expected a shape that is above, found none")
+            hosts += 1
+            builder.add_known(
+                PoolHost(
+                    one.name, numbers[one.shape], one.nodes, one.domains, one.source,
+                    one.fault_domain,
+                )
+            )  # fmt: skip
+        elif line.failure is not None:
+            builder.fail(line.failure.source, line.failure.reason)
+    if hosts != head.hosts:
+        raise InputError(
+            f"{source}: expected {head.hosts} hosts, found {hosts}: the file was cut short"
+        )

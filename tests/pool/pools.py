@@ -1,0 +1,72 @@
+"""Pools for tests: shipped hosts with VMs that the ordinary planner has put there."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+from homenode.plan.model import Unplannable
+from homenode.plan.planner import plan
+from homenode.plan.stored import domain_of_plan
+from homenode.pool.flavour import Flavour, default_flavours
+from homenode.pool.model import NodeMemoryState, Pool, PoolBuilder
+from homenode.sources import load_host
+from homenode.topology import Host, RunningDomain
+
+
+@cache
+def shipped(name: str) -> Host:
+    return load_host(name)
+
+
+def with_vm(host: Host, flavour: Flavour, name: str) -> Host:
+    """The host with one VM more. Raises Unplannable."""
+    request = flavour.request(host)
+    request = replace(request, guest=replace(request.guest, name=name))
+    return replace(host, domains=(*host.domains, domain_of_plan(plan(host, request))))
+
+
+def filled(host: Host, seed: int, most: int = 9) -> Host:
+    """The host after random arrivals and departures."""
+    rng = random.Random(seed)
+    flavours = default_flavours()
+    for number in range(rng.randint(0, most)):
+        if host.domains and rng.random() < 0.25:
+            gone = rng.choice(host.domains)
+            host = replace(host, domains=tuple(vm for vm in host.domains if vm is not gone))
+            continue
+        try:
+            host = with_vm(host, rng.choice(flavours), f"vm-{seed}-{number}")
+        except Unplannable:
+            continue
+    return host
+
+
+def pool_of(hosts: Sequence[tuple[str, Host]]) -> Pool:
+    builder = PoolBuilder()
+    for name, host in hosts:
+        builder.add(host, name, f"test {name}")
+    return builder.pool()
+
+
+def with_free_memory(pool: Pool, sizes: Sequence[Sequence[int]]) -> Pool:
+    """The pool with other free memory by host and node."""
+    hosts = tuple(
+        replace(
+            host,
+            nodes=tuple(
+                NodeMemoryState(node.memory_bytes, free, node.page_pools)
+                for node, free in zip(host.nodes, frees, strict=True)
+            ),
+        )
+        for host, frees in zip(pool.hosts, sizes, strict=True)
+    )
+    return replace(pool, hosts=hosts)
+
+
+def pus_used(vm: RunningDomain) -> int:
+    bits = 0
+    for pin in vm.vcpu_pins:
+        assert pin is not None
+        bits |= pin.bits
+    return bits

@@ -1,0 +1,94 @@
+"""Capture of many hosts over a real ssh: a daemon of our own on the loopback."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from homenode.errors import HostError, InputError
+from homenode.pool.capture import capture_pool, read_list
+from homenode.pool.sources import POOL_FILE, load_pool
+from homenode.record_folder import RecordFolder
+from tests.ssh_daemon import ssh_daemon
+
+
+@pytest.fixture
+def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    with ssh_daemon(tmp_path, monkeypatch) as number:
+        yield number
+
+
+def _capture(listed: str, folder: Path, *, again: bool = False) -> tuple[list[str], list[str], int]:
+    done = capture_pool(
+        listed, "hosts", folder, lambda done, total: None, jobs=4, timeout_s=60, again=again
+    )
+    hosts = [host.name for host in done.pool.hosts]
+    return hosts, [failure.source for failure in done.pool.failures], done.read
+
+
+@pytest.mark.root
+def test_hosts_are_read_at_once_and_one_that_fails_is_named_and_read_later(
+    port: int, tmp_path: Path
+) -> None:
+    pool = tmp_path / "pool"
+    good = f"root@127.0.0.1:{port} name=a fault_domain=r1\nroot@127.0.0.1:{port} name=b\n"
+    bad = "root@127.0.0.1:1 name=c\n"
+    assert _capture(good + bad, pool) == (["a", "b"], ["root@127.0.0.1:1"], 2)
+    assert pool.stat().st_mode & 0o77 == 0
+    repaired = f"{good}root@127.0.0.1:{port} name=c\n"
+    assert _capture(repaired, pool) == (["a", "b", "c"], [], 1)
+    assert _capture(repaired, pool, again=True) == (["a", "b", "c"], [], 3)
+    found = load_pool([str(pool)])
+    assert [host.fault_domain for host in found.hosts] == ["r1", None, None]
+    assert len(found.shapes) == 1
+    assert sorted(path.name for path in pool.iterdir() if path.name[0] != ".") == [POOL_FILE]
+
+
+@pytest.mark.root
+def test_a_capture_that_was_cut_short_keeps_the_hosts_that_it_has_read(
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = tmp_path / "pool"
+    listed = f"root@127.0.0.1:{port} name=a\nroot@127.0.0.1:{port} name=b\n"
+    written: list[str] = []
+
+    class Cut(Exception):
+        pass
+
+    def progress(done: int, total: int) -> None:
+        raise Cut
+
+    with pytest.raises(Cut):
+        capture_pool(listed, "hosts", pool, progress, jobs=1, timeout_s=60)
+    written = [path.name for path in pool.glob("host-*.part")]
+    assert len(written) == 1
+    assert _capture(listed, pool) == (["a", "b"], [], 1)
+
+
+def test_two_captures_of_one_folder_at_once_are_refused(tmp_path: Path) -> None:
+    record = RecordFolder(tmp_path / "pool")
+    with record.locked("nobody else"), pytest.raises(HostError):
+        _capture("gpu-1\n", tmp_path / "pool")
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        "-oProxyCommand=x", "gpu-1 rack=2", "gpu-1\nroot@gpu-1", "gpu-1 name=../x", "gpu;rm",
+        "gpu-1 name=a/b", "gpu-1 name=",
+    ],
+)  # fmt: skip
+def test_a_list_with_anything_else_in_it_is_refused_by_line(listed: str) -> None:
+    if listed == "gpu-1 name=":
+        assert [one.name for one in read_list(listed, "hosts")] == ["gpu-1"]
+        return
+    with pytest.raises(InputError, match=r"hosts:\d"):
+        list(read_list(listed, "hosts"))
+
+
+def test_a_list_names_hosts_without_user_and_port() -> None:
+    listed = "# comment\n\nroot@gpu-1:2222 fault_domain=r\ngpu-2.example.org\n"
+    assert [(one.server, one.name, one.fault_domain) for one in read_list(listed, "l")] == [
+        ("root@gpu-1:2222", "gpu-1", "r"),
+        ("gpu-2.example.org", "gpu-2.example.org", None),
+    ]

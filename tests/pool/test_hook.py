@@ -1,0 +1,63 @@
+"""The hook: lines of JSON in, lines of JSON out; nothing that a request says ends it."""
+
+import json
+
+import pytest
+
+from homenode.pool.flavour import default_flavours
+from homenode.pool.hook import Hook
+from homenode.pool.place import PoolPlaces
+from tests.pool.pools import pool_of, shipped
+
+
+@pytest.fixture
+def hook() -> Hook:
+    host = shipped("hgx-h100")
+    pool = pool_of([("a", host), ("b", host)])
+    return Hook(PoolPlaces(pool, default_flavours()), default_flavours())
+
+
+def _ask(hook: Hook, **request: object) -> dict[str, object]:
+    answer: dict[str, object] = json.loads(hook.answer(json.dumps(request).encode()))
+    return answer
+
+
+def test_placed_vms_count_until_they_are_removed(hook: Hook) -> None:
+    hosts = [_ask(hook, vm=f"vm{i}", flavour="gpu8")["host"] for i in range(3)]
+    assert hosts == ["a", "b", None]
+    assert _ask(hook, vm="vm0", op="remove")["removed_from"] == ["a"]
+    assert _ask(hook, vm="vm3", flavour="gpu8")["host"] == "a"
+
+
+def test_ranking_places_nothing(hook: Hook) -> None:
+    for _ in range(3):
+        assert _ask(hook, vm="x", op="rank", gpus=8)["host"] == "a"
+
+
+def test_an_answer_has_the_places_and_what_they_cost(hook: Hook) -> None:
+    answer = _ask(hook, vm="x", gpus=2)
+    places = answer["places"]
+    assert isinstance(places, list)
+    assert [one["host"] for one in places] == ["a", "b"]
+    assert len(places[0]["gpus"]) == 2
+    assert {"flavour": "gpu8", "count": 1} in places[0]["lost"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"", b"x", b"[]", b"{}", b'{"vm":1}', b'{"vm":""}', b'{"vm":"a","gpus":-1}',
+        b'{"vm":"a","op":"start"}', b'{"vm":"a","flavour":"none"}', b'{"vm":"a"}',
+        b'{"vm":"a","gpus":1,"memory":"lots"}', b'{"vm":"a","gpus":1,"layout":"none"}',
+        b'{"vm":"a\\u001b[31m","gpus":1}', b"[" * 100_000, b"\xff", b'{"vm":"' + b"a" * 100_000,
+    ],
+)  # fmt: skip
+def test_a_request_that_is_none_is_answered_and_does_nothing(hook: Hook, line: bytes) -> None:
+    answer = json.loads(hook.answer(line))
+    assert answer["error"]
+    assert _ask(hook, vm="y", gpus=8)["host"] == "a"
+
+
+def test_a_name_is_given_once(hook: Hook) -> None:
+    _ask(hook, vm="x", gpus=1)
+    assert _ask(hook, vm="x", gpus=1)["error"]

@@ -1,0 +1,103 @@
+"""Where the next VM goes: its own locality first, then what the pool loses."""
+
+import random
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+
+from homenode.plan.planner import plan
+from homenode.pool.flavour import Flavour, default_flavours
+from homenode.pool.place import PoolPlaces
+from homenode.units import GIB
+from tests.pool.pools import filled, pool_of, shipped, with_free_memory, with_vm
+
+GPU1, GPU2, GPU4, GPU8 = default_flavours()
+
+
+def _pool(count: int = 6, first: int = 0):  # type: ignore[no-untyped-def]
+    host = shipped("hgx-h100")
+    return pool_of([(f"h{i}", filled(host, first + i)) for i in range(count)])
+
+
+def test_a_small_vm_goes_where_it_breaks_up_the_least() -> None:
+    host = shipped("hgx-h100")
+    pool = pool_of([("empty", host), ("begun", with_vm(host, GPU1, "vm"))])
+    best, second = PoolPlaces(pool, default_flavours()).ranked(GPU1)
+    assert (best.host.name, second.host.name) == ("begun", "empty")
+    assert [one.flavour for one in second.lost] == ["gpu8", "gpu4", "gpu2", "gpu1"]
+    assert "gpu8" not in {one.flavour for one in best.lost}
+
+
+def test_locality_comes_before_what_the_pool_loses() -> None:
+    host = shipped("hgx-h100")
+    # Three GPUs of node 0 are free, but their cores are not.
+    far = with_vm(host, Flavour("big", 1, 50, 100 * GIB), "big")
+    for number in range(4):
+        far = with_vm(far, GPU1, f"small-{number}")
+    pool = pool_of([("far", far), ("empty", host)])
+    best = next(PoolPlaces(pool, default_flavours()).ranked(GPU1))
+    assert best.host.name == "empty"
+
+
+@pytest.mark.parametrize("flavour", default_flavours(), ids=lambda one: str(one.name))
+def test_a_single_placement_is_what_plan_says_of_that_host(flavour: Flavour) -> None:
+    pool = _pool()
+    places = PoolPlaces(pool, default_flavours())
+    for one in places.ranked(flavour):
+        real = pool.host(one.host)
+        made = plan(real, flavour.request(real))
+        assert (made.nodes, made.rung) == (one.placement.nodes, one.placement.rung)
+        assert tuple(device.bdf for device in made.devices) == one.placement.devices
+
+
+def test_hosts_that_refuse_are_those_that_plan_refuses() -> None:
+    pool = _pool()
+    places = PoolPlaces(pool, default_flavours())
+    taking = {one.host.name for one in places.ranked(GPU4)}
+    refusing = {name for one in places.refusals(GPU4) for name in one.hosts}
+    assert taking | refusing == {host.name for host in pool.hosts}
+    assert not taking & refusing
+
+
+def test_arrivals_and_departures_leave_no_trace() -> None:
+    pool = _pool()
+    places = PoolPlaces(pool, default_flavours())
+    before = [one.host.name for one in places.ranked(GPU1)]
+    best = next(places.ranked(GPU2))
+    vm = with_vm(pool.host(best.host), GPU2, "new").domains[-1]
+    places.add(best.host.name, vm)
+    assert places.hosts_of("new") == (best.host.name,)
+    assert places.remove("new") == (best.host.name,)
+    assert [one.host.name for one in places.ranked(GPU1)] == before
+
+
+def test_a_vm_that_runs_in_the_pool_makes_room_for_itself() -> None:
+    host = with_vm(shipped("hgx-h100"), GPU8, "own")
+    places = PoolPlaces(pool_of([("a", host)]), default_flavours())
+    assert next(places.ranked(GPU8), None) is None
+    assert next(places.ranked(GPU8, vm="own")).host.name == "a"
+
+
+def test_the_first_places_are_the_same_however_many_are_asked_for() -> None:
+    pool = _pool(12, 20)
+    rng = random.Random(1)
+    frees = [[(700 + rng.randrange(300)) * GIB for _ in host.nodes] for host in pool.hosts]
+    places = PoolPlaces(with_free_memory(pool, frees), default_flavours())
+    every = list(places.ranked(GPU1))
+    again = PoolPlaces(with_free_memory(pool, frees), default_flavours())
+    assert [one.host.name for one in islice(again.ranked(GPU1), 3)] == [
+        one.host.name for one in every[:3]
+    ]
+
+
+def test_only_named_hosts_are_chosen() -> None:
+    places = PoolPlaces(_pool(), default_flavours())
+    assert {one.host.name for one in places.ranked(GPU1, among={"h2"})} <= {"h2"}
+
+
+def test_a_flavour_by_kind_of_host_is_placed_on_those_kinds_only() -> None:
+    pool = pool_of([("a", shipped("hgx-h100")), ("b", shipped("gh200x4"))])
+    places = PoolPlaces(pool, default_flavours())
+    own = {pool.hosts[1].shape: replace(GPU1)}
+    assert [one.host.name for one in places.ranked(own)] == ["b"]

@@ -1,0 +1,138 @@
+"""Where a pool comes from: what gives no host is named, and the rest goes on."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from homenode.cli import main
+from homenode.errors import InputError, UsageError
+from homenode.formats import line
+from homenode.pool.flavour import default_flavours
+from homenode.pool.journal import PLACEMENTS, PlacementLine, with_placements
+from homenode.pool.model import PoolBuilder
+from homenode.pool.outlook import outlook
+from homenode.pool.recorded import record_vm, remove_vm
+from homenode.pool.sources import POOL_FILE, load_pool
+from homenode.pool.stored import encode_pool, read_pool
+from tests.pool.pools import filled, pool_of, shipped, with_vm
+
+HOST = Path(__file__).parents[2] / "src/homenode/hosts/small-2n8c-2gpu.toml"
+
+
+def test_a_shipped_host_times_a_number_is_so_many_hosts() -> None:
+    pool = load_pool(["hgx-h100*40"])
+    assert (len(pool.hosts), len(pool.shapes)) == (40, 1)
+    assert [host.name for host in pool.hosts][:3] == ["hgx-h100-1", "hgx-h100-2", "hgx-h100-3"]
+
+
+def test_a_folder_has_a_host_for_each_file_and_names_those_that_are_broken(tmp_path: Path) -> None:
+    for name in ("gpu-1.toml", "gpu-2.toml"):
+        (tmp_path / name).write_text(HOST.read_text())
+    (tmp_path / "broken.tar.gz").write_bytes(b"\x1f\x8bnothing")
+    (tmp_path / "empty.toml").write_bytes(b"")
+    pool = load_pool([str(tmp_path)])
+    assert [host.name for host in pool.hosts] == ["gpu-1", "gpu-2"]
+    assert {Path(one.source).name for one in pool.failures} == {"broken.tar.gz", "empty.toml"}
+
+
+def test_of_two_hosts_of_one_name_the_second_is_left_out_by_name(tmp_path: Path) -> None:
+    listed = tmp_path / "hosts.txt"
+    listed.write_text(
+        f"# two alike\n{HOST} name=a fault_domain=rack-1\n{HOST} name=b\n{HOST} name=a\nnothere\n"
+    )
+    pool = load_pool([str(listed)])
+    assert [(host.name, host.fault_domain) for host in pool.hosts] == [("a", "rack-1"), ("b", None)]
+    assert len(pool.failures) == 2
+    assert "'a'" in pool.failures[0].reason
+
+
+def test_a_pool_without_any_host_is_refused() -> None:
+    with pytest.raises(InputError):
+        load_pool(["nothere"])
+    with pytest.raises(UsageError):
+        load_pool([])
+
+
+@pytest.mark.parametrize("source", ["qemu+tcp://h/system", "xen:///", "hgx-h100*0", "nothere*3"])
+def test_a_source_of_no_known_kind_is_named(source: str) -> None:
+    pool = load_pool([source, "small-2n8c-2gpu"])
+    assert len(pool.hosts) == 1
+    assert [one.source for one in pool.failures] == [source]
+
+
+def test_a_stored_pool_is_read_as_it_was() -> None:
+    host = shipped("hgx-h100")
+    pool = pool_of([("a", filled(host, 1)), ("b", filled(host, 2)), ("c", shipped("gh200x4"))])
+    builder = PoolBuilder()
+    read_pool("".join(encode_pool(pool)).encode(), "p", builder)
+    assert builder.pool() == pool
+
+
+def test_a_stored_pool_that_was_cut_short_or_damaged_is_refused() -> None:
+    lines = list(encode_pool(pool_of([("a", shipped("hgx-h100")), ("b", shipped("gh200x4"))])))
+    for damaged in (
+        lines[:-1],
+        [*lines[:1], *lines[3:]],
+        [*lines[:-1], lines[-1][:40]],
+        [lines[0].replace("hosts/1", "hosts/9"), *lines[1:]],
+    ):
+        with pytest.raises(InputError):
+            read_pool("".join(damaged).encode(), "p", PoolBuilder())
+
+
+def test_a_host_of_a_pool_is_the_host_that_was_added() -> None:
+    host = filled(shipped("hgx-h100"), 4)
+    pool = pool_of([("a", host)])
+    found = pool.host(pool.hosts[0])
+    assert (found.nodes, found.domains, found.cores) == (host.nodes, host.domains, host.cores)
+
+
+def test_recorded_vms_count_until_they_are_removed(tmp_path: Path) -> None:
+    pool = pool_of([("a", shipped("hgx-h100"))])
+    (tmp_path / POOL_FILE).write_text("".join(encode_pool(pool)))
+    vm = with_vm(shipped("hgx-h100"), default_flavours()[3], "vm").domains[-1]
+    record_vm(tmp_path, "a", vm)
+    assert outlook(load_pool([str(tmp_path)]), default_flavours()).free.free_gpus == 0
+    assert remove_vm(tmp_path, "vm") == ("a",)
+    assert outlook(load_pool([str(tmp_path)]), default_flavours()).free.free_gpus == 8
+    assert remove_vm(tmp_path, "vm") == ()
+
+
+def test_a_vm_that_runs_by_now_counts_as_it_runs() -> None:
+    host = with_vm(shipped("hgx-h100"), default_flavours()[0], "vm")
+    pool = pool_of([("a", host)])
+    lines = (PlacementLine("a", "vm", host.domains[0]), PlacementLine("gone", "x"))
+    assert with_placements(pool, lines) == pool
+    assert json.loads(line(lines[1])) == {"host": "gone", "name": "x"}
+    assert PLACEMENTS.endswith("jsonl")
+
+
+def _run(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, str]:
+    monkeypatch.setattr("sys.argv", ["homenode", "pool", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main.main()
+    return int(str(end.value.code or 0)), capsys.readouterr().out
+
+
+def test_each_form_of_show_has_each_host(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    shown = ["show", "hgx-h100*2"]
+    assert json.loads(_run([*shown, "--json"], monkeypatch, capsys)[1])["free"]["gpus"] == 16
+    assert len(_run([*shown, "--csv"], monkeypatch, capsys)[1].splitlines()) == 3
+    metrics = _run([*shown, "--prometheus"], monkeypatch, capsys)[1]
+    assert 'homenode_pool_free_gpus{host="hgx-h100-2"} 8' in metrics
+    page = tmp_path / "page.html"
+    code, _ = _run([*shown, "--page", str(page)], monkeypatch, capsys)
+    assert code == 0
+    assert page.read_text().count('class="free"') == 16
+
+
+def test_hosts_that_were_left_out_end_with_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(["show", "small-2n8c-2gpu", "nothere"], monkeypatch, capsys)[0] == 1
+    assert _run(["show", "nothere"], monkeypatch, capsys)[0] == 2

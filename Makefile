@@ -17,25 +17,35 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 
-.PHONY: gpu-check wheel runtime setup demo test test-lab check style types fuzz bench docs pyz deb dist lock clean help
+.PHONY: gpu-check wheel runtime setup probe demo test test-lab check style types fuzz bench docs pyz deb dist lock clean help
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
-setup: $(STAMP)
+setup: probe
 
 $(STAMP): requirements.lock pyproject.toml hatch_build.py native/sources.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "homenode needs Python 3.11 or newer; $$($(PYTHON) --version) found. Try: make PYTHON=python3.12" >&2; exit 3; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
 	  { echo "Python has no ensurepip: install your distribution's venv package (Debian: python3-venv)" >&2; exit 3; }
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@echo "installing homenode and its libraries into $(VENV): about a minute"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@echo "building homenode and its probe"
+	@$(INSTALL)
 	@touch $@
 
-demo: $(STAMP)
+# The probe is built by the package's build hook where there is a C++ compiler.
+probe: $(STAMP)
+	@if [ -x $(BIN)/homenode-probe ]; then exit 0; fi; \
+	if command -v "$${CXX:-c++}" >/dev/null; then echo "building homenode-probe"; $(INSTALL); else \
+	echo "no C++ compiler: homenode-probe is missing, and measuring (homenode bench, homenode trial) needs it." >&2; \
+	echo "  To get it: install one (Debian: apt install g++ make), then run make setup again." >&2; fi
+
+demo: probe
 	$(BIN)/python demo/run.py out
 
 style: $(STAMP)
@@ -47,7 +57,7 @@ types: $(STAMP)
 
 check: style types
 
-test: check
+test: check probe
 	$(BIN)/pytest -m "not lab" -n auto --maxprocesses 8 --dist loadgroup
 
 test-lab: $(STAMP)

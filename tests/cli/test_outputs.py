@@ -68,3 +68,39 @@ def test_a_dash_is_standard_output_and_nothing_else_goes_there(option: str, star
 
 def test_two_things_do_not_go_to_standard_output() -> None:
     assert isinstance(homenode(*PLAN, "-o", "-", "--json").exception, UsageError)
+
+
+APPLY = ("--host", "hgx-h100", "--gpus", "1", "--layout", "pin", "--vcpus", "4", "--memory", "8GiB")
+
+
+def test_apply_on_a_file_rewrites_it_and_restore_gives_the_original_back(tmp_path: Path) -> None:
+    path = tmp_path / "vm.xml"
+    original = Path(DOCUMENT).read_bytes()
+    path.write_bytes(original)
+    done = homenode("apply", str(path), *APPLY, "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert "+" in done.stdout and path.read_bytes() == original
+    done = homenode("apply", str(path), *APPLY, "--quiet")
+    assert done.exit_code == 0, done.output
+    assert f"undo: homenode restore {path}" in done.stderr
+    assert b"<vcpupin" in path.read_bytes()
+    assert homenode("restore", str(path)).exit_code == 0
+    assert path.read_bytes() == original
+
+
+def test_apply_on_a_file_takes_nothing_that_is_for_libvirt(tmp_path: Path) -> None:
+    done = homenode("apply", str(tmp_path / "vm.xml"), "--live-pins")
+    assert isinstance(done.exception, UsageError)
+
+
+@pytest.mark.parametrize(("answer", "is_written"), [("y", True), ("n", False), ("", False)])
+def test_on_a_terminal_apply_asks(
+    answer: str, is_written: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "vm.xml"
+    path.write_bytes(Path(DOCUMENT).read_bytes())
+    monkeypatch.setattr("homenode.cli.apply.is_interactive", lambda: True)
+    terminal.console.cache_clear()
+    done = CliRunner().invoke(app, ["apply", str(path), *APPLY], input=f"{answer}\n")
+    assert (b"<vcpupin" in path.read_bytes()) is is_written
+    assert done.exit_code == (0 if is_written else 1)

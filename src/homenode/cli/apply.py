@@ -84,10 +84,21 @@ def apply(
     off, without a managed save and without snapshots of another topology; --live-pins moves the
     threads of one that runs.
 
+    A NAME with a slash or ending in .xml is a file, which needs no libvirt: it is rewritten, its
+    original is kept as FILE.orig, and `homenode restore FILE` gives it back.
+
     Examples:
       homenode apply gpu-vm --dry-run
-      homenode apply gpu-vm --layout pin-numa-pci --page-size 1GiB --yes
+      homenode apply ./VM.xml --host hgx-h100 --gpus 2
     """
+    if is_file_target(name):
+        _refuse_for_file(domain, connect, live_pins=live_pins)
+        outputs = (save_plan, quiet, force)
+        _apply_to_file(
+            name, layout, plan_options(layout, vm, placement, switches), host, placement.after,
+            outputs, asked=not yes, dry_run=dry_run,
+        )  # fmt: skip
+        return
     from homenode.apply.store import default_root
     from homenode.hypervisor.virsh import Virsh
 
@@ -126,6 +137,68 @@ def apply(
         note_written(save_plan)
     if critical:
         raise SystemExit(1)
+
+
+def is_file_target(name: str) -> bool:
+    """Whether a TARGET is a file rather than a domain's name."""
+    if "/" in name or name.endswith(".xml"):
+        return True
+    try:
+        return Path(f"{name}.orig").exists()
+    except OSError:  # longer than the name of a file may be
+        return False
+
+
+def _refuse_for_file(domain: Path | None, connect: str, *, live_pins: bool) -> None:
+    given = {
+        "--domain": domain is not None, "--connect": connect != DEFAULT, "--live-pins": live_pins,
+    }  # fmt: skip
+    for option, is_given in given.items():
+        if is_given:
+            raise UsageError(f"{option} is for a domain of libvirt, and NAME is a file")
+
+
+def _apply_to_file(
+    name: str,
+    layout: LayoutOptions,
+    options: "PlanOptions",
+    host: str | None,
+    after: "Sequence[Path]",
+    outputs: tuple[Path | None, bool, bool],
+    *,
+    asked: bool,
+    dry_run: bool,
+) -> None:
+    """The same on a file: plan, show, ask, and rewrite it."""
+    from homenode.cli import planning
+    from homenode.wording import command_line
+
+    save_plan, quiet, force = outputs
+    path = Path(name)
+    sources = planning.Sources(
+        () if host is None else (host,), None, tuple(after), None, layout.results
+    )
+    shows_diff = dry_run or (asked and is_interactive())
+
+    def agreed() -> bool:
+        if dry_run:
+            note(f"{path}: would be rewritten, and its original kept as {path}.orig")
+            return False
+        if asked and is_interactive() and not confirm(f"Rewrite {path}?"):
+            note("nothing was changed")
+            raise SystemExit(1)
+        return True
+
+    planning.run(
+        name,
+        options,
+        sources,
+        planning.Outputs(path, None, shows_diff, save_plan, None, quiet, False, force, "libvirt"),
+        agreed,
+    )
+    if not dry_run:
+        note(f"next: {command_line('virsh', 'define', name)}")
+        note(f"undo: {command_line('homenode', 'restore', name)}")
 
 
 def _refuse_planning(

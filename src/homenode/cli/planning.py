@@ -30,7 +30,7 @@ from homenode.plan.options import PlanOptions
 from homenode.tuning import Tuning, tune, tune_manually
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from homenode.analyse.verdict import Verdict
     from homenode.evidence.model import Evidence
@@ -71,10 +71,17 @@ class Outputs:
         return STANDARD_OUTPUT in (self.document, self.plan, self.svg)
 
 
-def run(document: str | None, options: PlanOptions, sources: Sources, outputs: Outputs) -> None:
+def run(
+    document: str | None,
+    options: PlanOptions,
+    sources: Sources,
+    outputs: Outputs,
+    agreed: "Callable[[], bool]" = lambda: True,
+) -> None:
     """Plan, print and write. Nothing is written unless everything before succeeded.
 
-    document: None = options alone say what the VM is.
+    document: None = options alone say what the VM is. agreed: asked before a tuned document is
+    written.
     """
     from homenode.cli import plan_target
 
@@ -106,7 +113,8 @@ def run(document: str | None, options: PlanOptions, sources: Sources, outputs: O
         say_why_not(error, as_json=outputs.json)
         raise SystemExit(error.exit_code) from None
     _print(tuning, verdict, host, original, document, outputs)
-    _write(tuning, host, original, outputs, permissions_of(document))
+    if agreed():
+        _write(tuning, host, original, outputs, permissions_of(document))
     if is_critical(tuning.plan):
         raise SystemExit(1)
 

@@ -14,6 +14,7 @@ from homenode.cli.terminal import (
     note_written,
     print_file,
     print_json,
+    working,
     write_bytes,
     write_text,
 )
@@ -111,8 +112,9 @@ def _machines(
         named = {argument.casefold() for argument in arguments}
         every = [f"published:{name}" for name in dict.fromkeys(systems)]
         arguments = arguments + [one for one in every if one.casefold() not in named]
-    found = gather(arguments, evidence, hosts)
-    machines = machines_of(found.runs, found.stored, evidence, found.hosts)
+    with working("reading results"):
+        found = gather(arguments, evidence, hosts)
+        machines = machines_of(found.runs, found.stored, evidence, found.hosts)
     ordered = tuple(sorted(machines, key=_place))
     for line in found.skipped[:_MOST_NAMED]:
         note(f"skipped: {line}")
@@ -145,7 +147,9 @@ def _write(
         machines, skipped, made, title=title, with_style=is_pdf, publications=publications()
     )
     if is_pdf:
-        write_bytes(output, pdf_pages(report_for_print(document)))
+        with working("writing the PDF"):
+            pages = pdf_pages(report_for_print(document))
+        write_bytes(output, pages)
     else:
         write_text(output, report_html(document))
     note_written(output)

@@ -66,11 +66,15 @@ def confirm(question: str) -> bool:
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
-    """Say what takes a while, for as long as it does; only on a terminal."""
+    """Show what takes a while, and how long it has, until it ends; only on a terminal."""
     if not sys.stderr.isatty():
         yield
         return
-    with error_console().status(what):
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=error_console(), transient=True) as shown:
+        shown.add_task(_plain(what), total=None)
         yield
 
 

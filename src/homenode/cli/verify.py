@@ -8,7 +8,7 @@ import typer
 from homenode.cli.completion import domain_names
 from homenode.cli.interruption import interruptible
 from homenode.cli.options import HostOption, JsonOption, LspciOption
-from homenode.cli.terminal import check_can_write, console, note, print_json, write_text
+from homenode.cli.terminal import check_can_write, console, note, print_json, working, write_text
 from homenode.errors import UsageError
 
 if TYPE_CHECKING:
@@ -114,7 +114,8 @@ def verify(
     check_can_write(svg)
     options = BootOptions(connect, kernel, timeout, keep) if boot else None
     wanted = Wanted(document, plan, host, lspci, options, guest)
-    with interruptible():  # a stand-in would run on
+    # Interruptible, since a test guest would run on.
+    with interruptible(), working("booting a test guest" if boot else "checking"):
         verified = verify_wanted(wanted, note)
     _print(verified, as_json=json)
     if svg is not None:

@@ -100,7 +100,7 @@ def audit(
     if records is not None and (jobs_file is not None or nodes_file is not None):
         raise UsageError("--records: expected without --jobs and --nodes, which are of live jobs")
     asked = tuple(jobs or ())
-    with working("looking at the jobs"):
+    with working("reading the jobs"):
         held = (
             _running(asked, tuple(host or ()), jobs_file, nodes_file, order, look=look)
             if records is None

@@ -8,7 +8,7 @@ from homenode.bdf import Bdf
 from homenode.errors import InputError
 from homenode.measure.figures.binding import sections
 from homenode.measure.figures.tool_log import Tool, tool_of
-from homenode.measure.imported.runs import Imported, ImportWishes, SourceFolder, imported_runs
+from homenode.measure.imported.runs import Imported, ImportOptions, SourceFolder, imported_runs
 from homenode.measure.imported.study_folder import contradictions, figures_of_study, switches_of
 from homenode.metrics import METRICS
 from homenode.plan.layout import PRESETS
@@ -114,7 +114,7 @@ def chosen(one: Imported, metric: str, **fields: object) -> list[Sample]:
 
 
 def test_a_study_folder_is_one_run_under_the_layout_of_its_name() -> None:
-    one = only(imported_runs([folder(STUDY)], ImportWishes()))
+    one = only(imported_runs([folder(STUDY)], ImportOptions()))
     head = one.run.head
     assert (head.system, head.name, head.vcpus) == ("h200", "vcpu_pin_numa", 8)
     assert head.switches == Switches.of(PRESETS["pin-numa"])
@@ -123,7 +123,7 @@ def test_a_study_folder_is_one_run_under_the_layout_of_its_name() -> None:
 
 
 def test_every_test_of_the_study_has_its_metric_and_unit() -> None:
-    one = only(imported_runs([folder(STUDY)], ImportWishes()))
+    one = only(imported_runs([folder(STUDY)], ImportOptions()))
     found = {sample.metric: sample.unit for sample in one.run.samples}
     assert found == {
         "cpu-single": "events_per_s", "cpu-throughput": "events_per_s",
@@ -138,13 +138,13 @@ def test_every_test_of_the_study_has_its_metric_and_unit() -> None:
 
 
 def test_the_peak_is_of_bus_bandwidth_and_the_stale_summary_is_not_read() -> None:
-    one = only(imported_runs([folder(STUDY)], ImportWishes()))
+    one = only(imported_runs([folder(STUDY)], ImportOptions()))
     assert chosen(one, "allreduce-busbw-peak")[0].value == 375.81e9
     assert not [path for path in one.files if "summary" in path]
 
 
 def test_local_and_remote_are_node_0_and_node_1_and_no_verdict() -> None:
-    one = only(imported_runs([folder(STUDY)], ImportWishes()))
+    one = only(imported_runs([folder(STUDY)], ImportOptions()))
     triads = chosen(one, "memory-bandwidth", variant="triad")
     assert [(sample.node, sample.value) for sample in triads] == [
         (None, 263.2087e9), (0, 263.2087e9), (1, 101.2087e9),
@@ -152,18 +152,18 @@ def test_local_and_remote_are_node_0_and_node_1_and_no_verdict() -> None:
 
 
 def test_each_run_of_a_copy_is_a_sample_and_none_is_picked() -> None:
-    one = only(imported_runs([folder(STUDY)], ImportWishes()))
+    one = only(imported_runs([folder(STUDY)], ImportOptions()))
     assert [(s.number, s.value) for s in chosen(one, "h2d-bandwidth")] == [(0, 55.3e9), (1, 54.3e9)]
 
 
 def test_the_slow_gpu_is_not_hidden_behind_the_fast_one() -> None:
     texts = {**STUDY, "gpu_bandwidth.txt": f"# run 1\n{COPIES}"}
-    one = only(imported_runs([folder(texts)], ImportWishes()))
+    one = only(imported_runs([folder(texts)], ImportOptions()))
     assert [(s.index, s.value) for s in chosen(one, "h2d-bandwidth")] == [(0, 55.12e9), (1, 31e9)]
 
 
 def test_a_rate_cut_to_zero_is_left_out_and_the_time_of_a_small_message_kept() -> None:
-    one = only(imported_runs([folder(STUDY)], ImportWishes()))
+    one = only(imported_runs([folder(STUDY)], ImportOptions()))
     assert not chosen(one, "allreduce-busbw", size_bytes=8)
     assert chosen(one, "allreduce-latency")[0].value == 21530
 
@@ -177,7 +177,7 @@ def test_the_end_of_the_curve_is_memory_only_where_it_is_large() -> None:
 
 def test_all_nodes_count_and_not_only_the_first() -> None:
     texts = {**STUDY, "metadata.json": json.dumps({"vcpus": 4})}
-    assert only(imported_runs([folder(texts)], ImportWishes())).run.head.vcpus == 8
+    assert only(imported_runs([folder(texts)], ImportOptions())).run.head.vcpus == 8
 
 
 @pytest.mark.parametrize(
@@ -185,34 +185,34 @@ def test_all_nodes_count_and_not_only_the_first() -> None:
 )
 def test_a_guest_that_cannot_have_had_its_layout_is_unusable(name: str, is_wrong: bool) -> None:
     assert bool(list(contradictions(STUDY, switches_of(name)))) is is_wrong
-    one = only(imported_runs([folder(STUDY, name)], ImportWishes()))
+    one = only(imported_runs([folder(STUDY, name)], ImportOptions()))
     assert bool(one.run.head.unusable) is is_wrong
 
 
 def test_a_broken_file_is_a_gap_that_names_it_and_the_others_are_kept() -> None:
     texts = {**STUDY, "stream.txt": "./stream: not found\n", "cpu_all.txt": ""}
-    one = only(imported_runs([folder(texts)], ImportWishes()))
+    one = only(imported_runs([folder(texts)], ImportOptions()))
     subjects = {gap.subject for gap in one.gaps}
     assert {"stream.txt", "cpu_all.txt"} <= subjects
     assert chosen(one, "cpu-single")
 
 
 def test_conditions_say_how_the_study_ran_its_collectives() -> None:
-    one = only(imported_runs([folder(STUDY)], ImportWishes()))
+    one = only(imported_runs([folder(STUDY)], ImportOptions()))
     conditions = {condition.name: condition.value for condition in one.run.head.conditions}
     assert conditions["tool collective transport"] == "P2P off, ring, simple"
     assert conditions["tool sysbench"] == "1.0.20"
 
 
 def test_a_layout_that_the_name_does_not_tell_can_be_said() -> None:
-    wishes = ImportWishes(layouts={"try7": Switches.of(PRESETS["pin-numa-pci"])})
-    one = only(imported_runs([folder(STUDY, "try7")], wishes))
+    options = ImportOptions(layouts={"try7": Switches.of(PRESETS["pin-numa-pci"])})
+    one = only(imported_runs([folder(STUDY, "try7")], options))
     assert one.run.head.switches.name == "pin-numa-pci"
-    unknown = only(imported_runs([folder(STUDY, "try7")], ImportWishes()))
+    unknown = only(imported_runs([folder(STUDY, "try7")], ImportOptions()))
     assert unknown.run.head.switches.name == "unknown"
     assert any(gap.subject == "layout" for gap in unknown.gaps)
     with pytest.raises(InputError, match="expected a run's name"):
-        imported_runs([folder(STUDY)], wishes)
+        imported_runs([folder(STUDY)], options)
 
 
 def test_a_collective_that_meets_a_ceiling_is_said() -> None:
@@ -221,17 +221,17 @@ def test_a_collective_that_meets_a_ceiling_is_said() -> None:
         half = f"{size / 530.0:.1f} 0.53 0.53 0"
         rows += f"  {size} {size // 4} float sum -1 {half} {half}\n"
     flat = {"flat.log": nccl.HEAD + nccl.COLUMNS + rows + nccl.FOOT}
-    one = only(imported_runs([folder(flat)], ImportWishes()))
+    one = only(imported_runs([folder(flat)], ImportOptions()))
     assert ("collective-flat-curve", "flat.log: 0.53 GB/s from 64 KiB on") in [
         (gap.subject, gap.reason) for gap in one.gaps
     ]
-    sound = only(imported_runs([folder({"all.log": nccl.TEXT})], ImportWishes()))
+    sound = only(imported_runs([folder({"all.log": nccl.TEXT})], ImportOptions()))
     assert not any(gap.subject == "collective-flat-curve" for gap in sound.gaps)
 
 
 def test_a_layout_reaches_logs_of_tools_by_the_name_that_their_run_has() -> None:
-    wishes = ImportWishes(layouts={"run1": Switches.of(PRESETS["pin"])})
-    one = only(imported_runs([folder({"run1.log": nccl.TEXT})], wishes))
+    options = ImportOptions(layouts={"run1": Switches.of(PRESETS["pin"])})
+    one = only(imported_runs([folder({"run1.log": nccl.TEXT})], options))
     assert (one.run.head.name, one.run.head.switches.name) == ("run1", "pin")
     assert not any(gap.subject == "layout" for gap in one.gaps)
 
@@ -239,26 +239,26 @@ def test_a_layout_reaches_logs_of_tools_by_the_name_that_their_run_has() -> None
 def test_a_layout_is_of_one_of_two_runs_that_had_to_be_renamed() -> None:
     logs = {"run1.log": nccl.TEXT}
     folders = [folder(logs, "first", "a"), folder(logs, "second", "a")]
-    names = [one.run.head.name for one in imported_runs(folders, ImportWishes())]
+    names = [one.run.head.name for one in imported_runs(folders, ImportOptions())]
     assert len(set(names)) == 2
     layouts = {names[1]: Switches.of(PRESETS["pin-numa"])}
-    runs = imported_runs(folders, ImportWishes(layouts=layouts))
+    runs = imported_runs(folders, ImportOptions(layouts=layouts))
     assert [one.run.head.switches.name for one in runs] == ["unknown", "pin-numa"]
     with pytest.raises(InputError, match="expected a run's name") as refused:
-        imported_runs(folders, ImportWishes(layouts={"run1": Switches.of(PRESETS["pin"])}))
+        imported_runs(folders, ImportOptions(layouts={"run1": Switches.of(PRESETS["pin"])}))
     assert refused.value.hint == f"runs: {', '.join(sorted(names))}"
 
 
 def test_a_layout_that_a_study_folder_cannot_have_had_is_seen_when_the_user_names_it() -> None:
-    wishes = ImportWishes(layouts={"try7": Switches.of(PRESETS["pin"])})
+    options = ImportOptions(layouts={"try7": Switches.of(PRESETS["pin"])})
     files = {**STUDY, "numa_topology.txt": TWO_NODES}
-    one = only(imported_runs([folder(files, "try7")], wishes))
+    one = only(imported_runs([folder(files, "try7")], options))
     assert one.run.head.unusable == ("layout pin has no guest cells, but the guest showed 2 nodes",)
 
 
 def test_logs_under_numa_pinning_give_the_matrix_of_nodes_and_gpus() -> None:
     texts = {f"exclusive_4gpu_node{n}.txt": pinned(n) for n in range(4)}
-    one = only(imported_runs([folder(texts, "transfer", "data")], ImportWishes()))
+    one = only(imported_runs([folder(texts, "transfer", "data")], ImportOptions()))
     assert (one.run.head.system, one.run.head.name) == ("nvidia-gh200-120gb", "exclusive_4gpu")
     assert one.run.head.vantage is Vantage.JOB
     cells = {(s.node, s.device): s.value for s in chosen(one, "h2d-bandwidth")}
@@ -271,7 +271,7 @@ def test_logs_under_numa_pinning_give_the_matrix_of_nodes_and_gpus() -> None:
 
 def test_shared_jobs_are_placed_by_their_pus_where_memory_may_be_anywhere() -> None:
     texts = {f"shared_array_1gpu_node{n}.txt": shared_job(n) for n in range(4)}
-    one = only(imported_runs([folder(texts)], ImportWishes()))
+    one = only(imported_runs([folder(texts)], ImportOptions()))
     assert sorted({sample.node for sample in one.run.samples if sample.node is not None}) == [
         0,
         1,
@@ -285,7 +285,7 @@ def test_shared_jobs_are_placed_by_their_pus_where_memory_may_be_anywhere() -> N
 
 def test_exclusive_and_shared_files_of_one_folder_are_two_runs() -> None:
     texts = {"exclusive_4gpu_node0.txt": pinned(0), "shared_array_1gpu_node0.txt": shared_job(0)}
-    runs = imported_runs([folder(texts)], ImportWishes())
+    runs = imported_runs([folder(texts)], ImportOptions())
     assert [one.run.head.name for one in runs] == ["exclusive_4gpu", "shared_array_1gpu"]
 
 
@@ -306,10 +306,10 @@ def test_a_scripts_own_word_stands_against_a_numactl_that_was_asked_outside() ->
 
 def test_files_of_several_nodes_without_a_binding_are_not_repeats_of_each_other() -> None:
     bare = {f"gpu_node{n}.txt": nvbandwidth.TEXT for n in range(2)}
-    runs = imported_runs([folder(bare)], ImportWishes())
+    runs = imported_runs([folder(bare)], ImportOptions())
     assert [one.run.head.name for one in runs] == ["gpu_node0", "gpu_node1"]
     repeats = {f"gpu_run{n}.txt": nvbandwidth.TEXT for n in range(2)}
-    one = only(imported_runs([folder(repeats)], ImportWishes()))
+    one = only(imported_runs([folder(repeats)], ImportOptions()))
     device = chosen(one, "h2d-bandwidth")[0].device
     assert [s.number for s in chosen(one, "h2d-bandwidth", device=device)] == [0, 1]
 
@@ -318,13 +318,13 @@ def test_pairs_of_gpus_keep_both_addresses() -> None:
     text = nvbandwidth.TEXT.replace(
         "device_to_device_bidirectional_memcpy_read_ce", "device_to_device_memcpy_read_ce"
     )
-    one = only(imported_runs([folder({"a.txt": text})], ImportWishes()))
+    one = only(imported_runs([folder({"a.txt": text})], ImportOptions()))
     pair = chosen(one, "p2p-bandwidth", variant="total")[0]
     assert (pair.peer, pair.device) == (Bdf.parse("9:01:00.0".rjust(12, "0")), Bdf.parse("3b:00.0"))
 
 
 def test_matrices_of_mlc_are_threads_by_memory() -> None:
-    one = only(imported_runs([folder({"mlc_v3.9.txt": mlc.OUTPUT})], ImportWishes()))
+    one = only(imported_runs([folder({"mlc_v3.9.txt": mlc.OUTPUT})], ImportOptions()))
     assert one.run.head.name == "mlc_v3.9"
     assert one.run.head.system == "cpu-only"
     far = chosen(one, "memory-latency", node=0, peer_node=2)
@@ -335,27 +335,27 @@ def test_matrices_of_mlc_are_threads_by_memory() -> None:
 
 def test_several_collectives_of_one_log_are_all_read() -> None:
     gather = nccl.TEXT.replace("all_reduce_perf", "all_gather_perf")
-    one = only(imported_runs([folder({"nccl.log": nccl.TEXT + gather})], ImportWishes()))
+    one = only(imported_runs([folder({"nccl.log": nccl.TEXT + gather})], ImportOptions()))
     assert chosen(one, "allreduce-busbw-peak") and chosen(one, "all-gather-busbw-peak")
 
 
 def test_a_collective_that_old_versions_do_not_name_is_named_by_the_file() -> None:
-    one = only(imported_runs([folder({"rccl_all_reduce.log": nccl.RCCL})], ImportWishes()))
+    one = only(imported_runs([folder({"rccl_all_reduce.log": nccl.RCCL})], ImportOptions()))
     assert chosen(one, "allreduce-busbw-peak")[0].value == 289.16e9
-    nameless = only(imported_runs([folder({"rccl.log": nccl.RCCL})], ImportWishes()))
+    nameless = only(imported_runs([folder({"rccl.log": nccl.RCCL})], ImportOptions()))
     assert not chosen(nameless, "allreduce-busbw-peak")
     assert any(gap.subject == "collective" for gap in nameless.gaps)
 
 
 def test_wrong_data_give_no_figures() -> None:
     wrong = nccl.TEXT.replace("372.75       0", "372.75       3")
-    one = only(imported_runs([folder({"nccl.log": wrong})], ImportWishes()))
+    one = only(imported_runs([folder({"nccl.log": wrong})], ImportOptions()))
     assert not one.run.samples
     assert any("wrong values" in gap.reason for gap in one.gaps)
 
 
 def test_a_pair_of_nodes_and_gpus_of_amd_are_read() -> None:
-    one = only(imported_runs([folder({"rbt.txt": rocm.MATRICES})], ImportWishes()))
+    one = only(imported_runs([folder({"rbt.txt": rocm.MATRICES})], ImportOptions()))
     assert chosen(one, "h2d-bandwidth", variant=None)[0].value == 55.177e9
     assert chosen(one, "d2h-bandwidth", variant=None)[0].value == 56.151e9
     assert chosen(one, "d2d-bandwidth")[0].device == Bdf.parse("0d:00.0")

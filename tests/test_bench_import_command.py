@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from homenode.cli.import_results import import_results
 from homenode.errors import HomenodeError
 from homenode.measure.imported.files import find_folders
-from homenode.measure.imported.runs import ImportWishes, imported_runs
+from homenode.measure.imported.runs import ImportOptions, imported_runs
 from homenode.results.store import FILE, load_runs, read_run
 from homenode.tools import study_programs
 from tests import test_tools_cuda_bandwidth_test as cuda
@@ -102,7 +102,7 @@ def test_no_line_costs_more_than_its_length(unit: str) -> None:
     texts = (sysbench.CPU, stream.OUTPUT, nvbandwidth.TEXT, nccl.TEXT, mlc.OUTPUT, likwid.OUTPUT)
     for text in (*texts, openssl.BULK, openssl.RSA_3_0, rocm.MATRICES, cuda.OUTPUT):
         hostile = f"{text}rsa {unit * (16_000 // len(unit))}!\n"
-        imported_runs([folder({"log.txt": hostile})], ImportWishes())
+        imported_runs([folder({"log.txt": hostile})], ImportOptions())
     # Linear ones take some milliseconds; squares of 16,000 took seconds each.
     assert time.process_time() - started < 3
 
@@ -137,7 +137,7 @@ def test_bad_usage_says_what_was_expected(
 
 def test_two_folders_with_files_of_one_name_are_two_runs() -> None:
     runs = imported_runs(
-        [folder({"mlc.txt": mlc.OUTPUT}, "a"), folder({"mlc.txt": mlc.OUTPUT}, "b")], ImportWishes()
+        [folder({"mlc.txt": mlc.OUTPUT}, "a"), folder({"mlc.txt": mlc.OUTPUT}, "b")], ImportOptions()
     )
     assert [one.run.head.name for one in runs] == ["a-mlc", "b-mlc"]
 
@@ -155,9 +155,9 @@ def test_the_published_outputs_are_imported(tmp_path: Path) -> None:
 def test_no_damaged_study_folder_or_log_stops_an_import() -> None:
     for name, text in STUDY.items():
         for damaged in mutations(text, MUTATIONS // 10):
-            imported_runs([folder({**STUDY, name: damaged})], ImportWishes())
+            imported_runs([folder({**STUDY, name: damaged})], ImportOptions())
     for damaged in mutations(pinned(1), MUTATIONS):
-        imported_runs([folder({"log.txt": damaged})], ImportWishes())
+        imported_runs([folder({"log.txt": damaged})], ImportOptions())
 
 
 @pytest.mark.parametrize(
@@ -267,6 +267,6 @@ def test_two_tables_of_one_text_are_repeats_of_each_other(tmp_path: Path) -> Non
 def test_the_studys_names_are_known_with_a_number_of_cores_or_a_repeat(
     name: str, layout: str
 ) -> None:
-    (one,) = imported_runs([folder(STUDY, name)], ImportWishes())
+    (one,) = imported_runs([folder(STUDY, name)], ImportOptions())
     assert one.run.head.switches.name == layout
     assert one.run.head.name == name

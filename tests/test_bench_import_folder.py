@@ -11,7 +11,7 @@ from homenode.errors import InputError
 from homenode.gap import Gap
 from homenode.measure.imported import files as import_folder
 from homenode.measure.imported.files import find_folders
-from homenode.measure.imported.runs import ImportWishes, imported_runs
+from homenode.measure.imported.runs import ImportOptions, imported_runs
 from tests import test_tools_intel_mlc as mlc
 from tests import test_tools_nccl_tests as nccl
 from tests import test_tools_nvbandwidth as nvbandwidth
@@ -22,7 +22,7 @@ def test_texts_that_a_windows_shell_redirected_are_read(encoding: str, tmp_path:
     mark = "\ufeff" if encoding == "utf-16-be" else ""
     text = (mark + mlc.OUTPUT).replace("\n", "\r\n")
     (tmp_path / "mlc.txt").write_bytes(text.encode(encoding))
-    (run,) = imported_runs(find_folders(tmp_path).folders, ImportWishes())
+    (run,) = imported_runs(find_folders(tmp_path).folders, ImportOptions())
     assert run.run.samples
 
 
@@ -33,7 +33,7 @@ def test_labels_of_srun_and_colours_are_taken_off(text: str, tmp_path: Path) -> 
     for number, said in enumerate((text, labelled, f"\x1b[32m{text}\x1b[0m")):
         (tmp_path / f"{number}").mkdir()
         (tmp_path / f"{number}/x.log").write_text(said)
-    runs = imported_runs(find_folders(tmp_path).folders, ImportWishes())
+    runs = imported_runs(find_folders(tmp_path).folders, ImportOptions())
     assert len(runs) == 3
     assert runs[0].run.samples == runs[1].run.samples == runs[2].run.samples
 

@@ -36,8 +36,8 @@ VERSIONS = {
     "apply": 2,
     "retrain": 1,
     "link-rate": 1,
-    "slurm-study": 2,
-    "slurm-report": 2,
+    "slurm-study": 3,
+    "slurm-report": 3,
     "watch": 1,
 }
 """Newest version of each kind that this program writes and reads."""
@@ -108,34 +108,17 @@ def decode_journal(
     head: type[H],
     entry: type[T],
     source: str,
-    *,
-    skip_cut_lines: bool = False,
 ) -> tuple[H, tuple[T, ...]]:
-    """Head and entries of a journal's whole lines. Raises InputError that names the line.
-
-    skip_cut_lines: leave out lines that are no JSON, as a crash left them in files to which others
-    were appended.
-    """
+    """Head and entries of a journal's whole lines. Raises InputError that names the line."""
     lines = content.split(b"\n")[:-1]
     if not lines:
         raise InputError(f"{source}: expected a homenode.{kind} head, found none")
     first = decode_head(lines[0], kind, head, source)
     found = []
     for number, text in enumerate(lines[1:], start=2):
-        if skip_cut_lines and not is_json(text):
-            continue
         where = f"{source}:{number}"
         found.append(convert(decode_record(text, where), kind, entry, where))
     return first, tuple(found)
-
-
-def is_json(text: bytes) -> bool:
-    """Whether a line is whole JSON."""
-    try:
-        decode_json(text)
-    except NotJsonError:
-        return False
-    return True
 
 
 def plain_line_decoder(of: type[T]) -> "Callable[[bytes], T | None]":
@@ -155,7 +138,12 @@ def _format(kind: str) -> str:
     return f"homenode.{kind}/{VERSIONS[kind]}"
 
 
-def _check_format(document: object, kind: str, source: str) -> None:
+def version_of(text: bytes, kind: str, source: str) -> int:
+    """The version that a first line names. Raises InputError for another kind, or a newer one."""
+    return _check_format(decode_record(text, f"{source}:1"), kind, f"{source}:1")
+
+
+def _check_format(document: object, kind: str, source: str) -> int:
     found = document.get("format") if isinstance(document, dict) else None
     if not isinstance(found, str):
         raise InputError(
@@ -171,6 +159,7 @@ def _check_format(document: object, kind: str, source: str) -> None:
             f"{source}: expected homenode.{kind} up to version {VERSIONS[kind]}, found {version}",
             hint="it was written by a newer homenode: update this one",
         )
+    return int(version)
 
 
 def _convert(record: object, of: type[T], expected: str) -> T:

@@ -20,18 +20,15 @@ from typing import Any
 
 SINFO = "n1|whole*|idle|64|512000|gpu:h100:8\nn2|whole*|idle|64|512000|gpu:h100:8\n"
 
-COPIES = """\
-nvbandwidth Version: v0.8
-Device 0: NVIDIA H100 (00000000:19:00)
-
-Running host_to_device_memcpy_ce.
-memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)
-           0
- 0     55.31
-
-SUM host_to_device_memcpy_ce 55.31
-"""
-"""What each job leaves."""
+HEAD = {
+    "format": "homenode.results/2", "system": "nvidia-h100", "origin": "measured", "vantage": "job",
+    "switches": dict.fromkeys(("pinning", "siblings", "cells", "pcie", "memory")),
+    "experiment": "study",
+}  # fmt: skip
+SAMPLE = {
+    "metric": "h2d-bandwidth", "unit": "bytes_per_s", "value": 55.31e9, "device": "0000:19:00.0"
+}  # fmt: skip
+"""What each job measures."""
 
 LIMIT = """\
 sbatch: error: AssocMaxSubmitJobLimit
@@ -137,11 +134,19 @@ def move_on(jobs: list[dict[str, Any]]) -> None:
 
 def leave_files(job: dict[str, Any]) -> None:
     for task in range(job["tasks"]):
-        attempt = f"raw/{job['experiment']}/task-{task}/{job['id'] + task}.0"
-        here = Path(job["study"], attempt)
+        attempt = f"{job['id'] + task}.0"
+        here = Path(job["study"], f"raw/{job['experiment']}/task-{task}/{attempt}")
         here.mkdir(parents=True, exist_ok=True)
-        if not (Path(sys.argv[1]) / "no-copies").exists():
-            (here / "nvbandwidth.txt").write_text(COPIES)
+        if (Path(sys.argv[1]) / "no-copies").exists():
+            (here / "bench.txt.err").write_text("homenode: --tests: expected one, found none\n")
+            (here / "exit").write_text("2\n")
+            continue
+        name = f"{job['experiment']}-task{task}-{attempt}"
+        run = Path(job["study"], "results/nvidia-h100", name)
+        run.mkdir(parents=True, exist_ok=True)
+        lines = ({**HEAD, "name": name, "block": 0}, SAMPLE, {"end": 1})
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (run / "results.jsonl").write_text(text)
         (here / "done").touch()
 
 

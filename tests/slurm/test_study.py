@@ -1,6 +1,7 @@
 """The study of bindings and queues: which jobs, what their scripts say, how far they are."""
 
 import io
+import shlex
 import shutil
 import subprocess
 from dataclasses import replace
@@ -16,8 +17,8 @@ from homenode.measure.bindings.experiments import (
     Experiment,
     Mode,
     Shape,
-    StudyWishes,
-    check_wishes,
+    StudyOptions,
+    check_options,
     choose_nodes,
     experiments_for,
     nodes_to_bind_to,
@@ -48,23 +49,23 @@ GH200 = tuple(
     for n in (1, 2, 3)
     for partition in ("gh200", "gh200_shared")
 )
-WISHES = StudyWishes(partition_shared="gh200_shared", nodes=3)
+OPTIONS = StudyOptions(partition_shared="gh200_shared", nodes=3, rounds=1)
 
 
-def planned(wishes: StudyWishes = WISHES) -> tuple[Experiment, ...]:
-    whole, shared = choose_nodes(GH200, wishes)
+def planned(options: StudyOptions = OPTIONS) -> tuple[Experiment, ...]:
+    whole, shared = choose_nodes(GH200, options)
     hosts = dict.fromkeys((node.name for node in whole), load_host("gh200x4"))
-    return experiments_for(whole, shared, hosts, wishes)
+    return experiments_for(whole, shared, hosts, options)
 
 
-def study(wishes: StudyWishes = WISHES) -> Study:
-    whole, shared = choose_nodes(GH200, wishes)
-    return Study("abc123", wishes, whole, shared, "gh200x4", (), planned(wishes))
+def study(options: StudyOptions = OPTIONS) -> Study:
+    whole, shared = choose_nodes(GH200, options)
+    return Study("abc123", options, whole, shared, "gh200x4", (), planned(options))
 
 
 def test_a_gh200_node_of_36_numa_nodes_gets_four_exclusive_jobs() -> None:
     found = [one for one in planned() if one.mode is Mode.EXCLUSIVE]
-    assert [(one.nodes, one.numa) for one in found] == [
+    assert sorted((one.nodes, one.numa) for one in found) == [
         ((f"gh{n:02d}",), numa) for n in (1, 2, 3) for numa in range(4)
     ]
     assert {one.gpus for one in found} == {4}
@@ -73,37 +74,58 @@ def test_a_gh200_node_of_36_numa_nodes_gets_four_exclusive_jobs() -> None:
 def test_binding_to_gpu_memory_is_refused_with_the_right_node() -> None:
     host = load_host("gh200x4")
     with pytest.raises(UsageError) as refused:
-        nodes_to_bind_to(host, StudyWishes(numa=(0, 12)))
+        nodes_to_bind_to(host, StudyOptions(numa=(0, 12)))
     assert "node 12 of gh200x4: expected a node with CPUs" in refused.value.message
     assert "the memory of GPU 0019:01:00.0" in refused.value.message
     assert str(refused.value.hint).startswith("bind to node 1 (PUs 72-143), that GPU's own")
     with pytest.raises(UsageError, match="no such node"):
-        nodes_to_bind_to(host, StudyWishes(numa=(99,)))
+        nodes_to_bind_to(host, StudyOptions(numa=(99,)))
     with pytest.raises(UsageError, match="a node without CPUs"):
-        nodes_to_bind_to(host, StudyWishes(numa=(5,)))
+        nodes_to_bind_to(host, StudyOptions(numa=(5,)))
 
 
 def test_shared_jobs_run_alone_and_together_one_after_the_other() -> None:
     of_node = [one for one in planned() if one.nodes == ("gh01",)]
-    assert [one.id for one in of_node] == [
-        "shared-1gpu-gh01-alone", "shared-1gpu-gh01-together",
-        "shared-2gpu-gh01-alone", "shared-2gpu-gh01-together",
-        *(f"exclusive-gh01-numa{numa}" for numa in range(4)),
-    ]  # fmt: skip
-    assert [one.jobs for one in of_node[:4]] == [1, 4, 1, 2]
-    assert [one.cpus for one in of_node[:4]] == [72, 72, 144, 144]
+    by_id = {one.id: one for one in of_node}
+    shared = [
+        by_id[f"shared-{gpus}gpu-gh01-{mode}-r1"]
+        for gpus in (1, 2)
+        for mode in ("alone", "together")
+    ]
+    assert by_id.keys() == {
+        *(one.id for one in shared), *(f"exclusive-gh01-numa{numa}-r1" for numa in range(4)),
+    }  # fmt: skip
+    assert [one.jobs for one in shared] == [1, 4, 1, 2]
+    assert [one.cpus for one in shared] == [72, 72, 144, 144]
     for before, one in pairwise(of_node):
         assert one.after == (before.id,)
     assert of_node[0].after == ()
 
 
+def test_each_round_on_a_node_is_a_block_with_every_job_in_an_order_of_its_own() -> None:
+    found = [one for one in planned(replace(OPTIONS, rounds=3)) if one.nodes == ("gh02",)]
+    orders = []
+    for number in range(3):
+        of_round = found[8 * number : 8 * number + 8]
+        assert {one.id[-3:] for one in of_round} == {f"-r{number + 1}"}
+        # Of three nodes it is the second.
+        assert {one.block for one in of_round} == {3 * number + 1}
+        orders.append([one.id[:-3] for one in of_round])
+    assert len({frozenset(order) for order in orders}) == 1
+    assert len({tuple(order) for order in orders}) == 3
+    for before, one in pairwise(found):
+        assert one.after == (before.id,)
+
+
 def test_mig_slices_are_shared_jobs_of_their_own() -> None:
     shapes = (Shape(1, 4), Shape(1, 4, "gpu:1g.10gb"))
-    found = [one for one in planned(StudyWishes(nodes=1, shapes=shapes)) if one.gres != "gpu"]
-    assert [one.id for one in found] == [
-        "shared-1slice-1g.10gb-gh01-alone", "shared-1slice-1g.10gb-gh01-together",
-    ]  # fmt: skip
-    assert "#SBATCH --gres=gpu:1g.10gb:1" in script_of(found[0], WISHES, "x")
+    found = [
+        one for one in planned(StudyOptions(nodes=1, rounds=1, shapes=shapes)) if one.gres != "gpu"
+    ]
+    assert {one.id for one in found} == {
+        "shared-1slice-1g.10gb-gh01-alone-r1", "shared-1slice-1g.10gb-gh01-together-r1",
+    }  # fmt: skip
+    assert "#SBATCH --gres=gpu:1g.10gb:1" in script_of(found[0], OPTIONS, "x")
 
 
 def test_nodes_of_both_queues_and_idle_ones_come_first() -> None:
@@ -113,56 +135,57 @@ def test_nodes_of_both_queues_and_idle_ones_come_first() -> None:
         ClusterNode("b", "parts", False, "allocated", 64, 1000, 8),
         ClusterNode("c", "whole", True, "down", 64, 1000, 8),
     )
-    wishes = StudyWishes(partition_shared="parts", nodes=2)
-    whole, shared = choose_nodes(nodes, wishes)
+    options = StudyOptions(partition_shared="parts", nodes=2)
+    whole, shared = choose_nodes(nodes, options)
     assert [node.name for node in whole] == ["a", "b"]
     assert [node.name for node in shared] == ["b"]
     with pytest.raises(UsageError, match="expected a node of partition whole"):
-        choose_nodes(nodes, StudyWishes(node_list=("z",)))
-    apart = StudyWishes(partition_shared="parts", node_list=("a", "b", "a"))
+        choose_nodes(nodes, StudyOptions(node_list=("z",)))
+    apart = StudyOptions(partition_shared="parts", node_list=("a", "b", "a"))
     whole, shared = choose_nodes(nodes, apart)
     assert [node.name for node in whole] == ["a", "b"]
     assert [node.name for node in shared] == ["b"]
     with pytest.raises(UsageError, match=r"--nodes 9: expected as many nodes with GPUs .* found 3"):
-        choose_nodes(nodes, StudyWishes(nodes=9))
+        choose_nodes(nodes, StudyOptions(nodes=9))
     with pytest.raises(UsageError, match="no such partition"):
-        choose_nodes(nodes, StudyWishes(partition_exclusive="gone"))
+        choose_nodes(nodes, StudyOptions(partition_exclusive="gone"))
 
 
 @pytest.mark.parametrize(
-    "wishes",
+    "options",
     [
-        StudyWishes(partition_exclusive="a b"),
-        StudyWishes(account="x\n#SBATCH --uid=0"),
-        StudyWishes(partition_shared="$(id)"),
-        StudyWishes(node_list=("--help",)),
-        StudyWishes(shapes=(Shape(1, 2, "gpu;rm"),)),
-        StudyWishes(shapes=(Shape(0, 2),)),
-        StudyWishes(tests=("stream --force",)),
-        StudyWishes(tests=("steram",)),
-        StudyWishes(app=("a",)),
-        StudyWishes(app=("a",), metric="no group"),
-        StudyWishes(nodes=0),
+        StudyOptions(partition_exclusive="a b"),
+        StudyOptions(account="x\n#SBATCH --uid=0"),
+        StudyOptions(partition_shared="$(id)"),
+        StudyOptions(node_list=("--help",)),
+        StudyOptions(shapes=(Shape(1, 2, "gpu;rm"),)),
+        StudyOptions(shapes=(Shape(0, 2),)),
+        StudyOptions(tests=("stream --force",)),
+        StudyOptions(tests=("steram",)),
+        StudyOptions(app=("a",)),
+        StudyOptions(app=("a",), metric="no group"),
+        StudyOptions(nodes=0),
+        StudyOptions(rounds=0),
     ],
 )
-def test_what_must_not_stand_in_a_script_is_refused(wishes: StudyWishes) -> None:
+def test_what_must_not_stand_in_a_script_is_refused(options: StudyOptions) -> None:
     with pytest.raises(UsageError):
-        check_wishes(wishes)
+        check_options(options)
 
 
 def test_a_shared_partition_of_slices_alone_is_studied_by_slice() -> None:
     nodes = (GH200[0], *parse_nodes("m1|slices|idle|64|1000|gpu:1g.10gb:7"))
     slices = (Shape(1, 4), Shape(1, 4, "gpu:1g.10gb"))
-    wishes = StudyWishes(partition_shared="slices", shapes=slices)
-    whole, shared = choose_nodes(nodes, wishes)
-    found = experiments_for(whole, shared, {"gh01": load_host("gh200x4")}, wishes)
-    assert [one.id for one in found if one.nodes == ("m1",)] == [
-        "shared-1slice-1g.10gb-m1-alone", "shared-1slice-1g.10gb-m1-together",
-    ]  # fmt: skip
+    options = StudyOptions(partition_shared="slices", rounds=1, shapes=slices)
+    whole, shared = choose_nodes(nodes, options)
+    found = experiments_for(whole, shared, {"gh01": load_host("gh200x4")}, options)
+    assert {one.id for one in found if one.nodes == ("m1",)} == {
+        "shared-1slice-1g.10gb-m1-alone-r1", "shared-1slice-1g.10gb-m1-together-r1",
+    }  # fmt: skip
 
 
-HOSTILE = StudyWishes(
-    partition_shared="gh200_shared", nodes=3, between_nodes=True, mpi="pmix",
+HOSTILE = StudyOptions(
+    partition_shared="gh200_shared", nodes=3, rounds=1, between_nodes=True, mpi="pmix",
     app=("./my app", "$(touch pwned)", "it's", "`id`", "a\nb"), metric="(x)",
     homenode="/srv/with space/homenode", setup="/srv/a'b/setup.sh", account="acc", qos="high",
 )  # fmt: skip
@@ -179,12 +202,17 @@ def test_scripts_pass_bash_and_quote_what_came_from_outside(one: Experiment) -> 
     assert "#SBATCH --account=acc" in head
     if one.mode in (Mode.EXCLUSIVE, Mode.ALONE):
         # What bash makes of the words is what the user wrote.
-        source = text[text.index("experiment=") : text.index("# shellcheck")]
+        source = text[text.index('"$homenode" bench') : text.index(' >"$here/bench.txt"')]
+        given = f"homenode={shlex.quote(HOSTILE.homenode)} experiment=e task=0 attempt=5.0"
         shown = subprocess.run(
-            ["bash", "-c", source + """\nprintf '%s\\0' "${app[@]}" "$homenode" """],
+            ["bash", "-c", f"results=/r {given}\nprintf '%s\\0' {source}"],
             capture_output=True, text=True, check=True,
         ).stdout  # fmt: skip
-        assert tuple(shown.split("\0")[:-1]) == (*HOSTILE.app, HOSTILE.homenode)
+        words = shown.split("\0")[:-1]
+        assert words[:3] == [HOSTILE.homenode, "bench", "e-task0-5.0"]
+        assert tuple(shlex.split(words[words.index("--app") + 1])) == HOSTILE.app
+        assert words[words.index("--metric") + 1] == HOSTILE.metric
+        assert words[words.index("--block") + 1] == str(one.block)
 
 
 def test_shellcheck_finds_nothing(tmp_path: Path) -> None:
@@ -195,8 +223,9 @@ def test_shellcheck_finds_nothing(tmp_path: Path) -> None:
     made = folder.create(study(replace(HOSTILE, app=("gmx", "mdrun", "-s", "my input.tpr"))))
     folder.close()
     kinds = {one.mode: script_name(one) for one in made.experiments}
-    names = [*kinds.values(), "jobs/measure.sh"]
-    subprocess.run(["shellcheck", "-e", "SC1091", *names], cwd=tmp_path / "study", check=True)
+    subprocess.run(
+        ["shellcheck", "-e", "SC1091", *kinds.values()], cwd=tmp_path / "study", check=True
+    )
 
 
 def test_the_collective_job_goes_round_a_ring_of_its_nodes() -> None:
@@ -229,17 +258,17 @@ def test_nodes_of_sinfo_are_read_and_odd_names_left_out() -> None:
     ]
     # A job that asks that node for any GPU may get a slice: it asks for the type.
     assert [node.gpu_type for node in nodes] == [None, None, None, "a100"]
-    wishes = StudyWishes(
-        partition_exclusive="mig", shapes=(Shape(1, 2), Shape(1, 4, "gpu:1g.10gb"))
+    options = StudyOptions(
+        partition_exclusive="mig", rounds=1, shapes=(Shape(1, 2), Shape(1, 4, "gpu:1g.10gb"))
     )
-    whole, shared = choose_nodes(nodes, wishes)
-    planned = experiments_for(whole, shared, {"mig01": load_host("hgx-h100")}, wishes)
-    texts = [script_of(one, wishes, "x") for one in planned]
+    whole, shared = choose_nodes(nodes, options)
+    planned = experiments_for(whole, shared, {"mig01": load_host("hgx-h100")}, options)
+    texts = [script_of(one, options, "x") for one in planned]
     asked = [line for text in texts for line in text.splitlines() if "--gres=" in line]
-    assert asked == [
+    assert sorted(asked, reverse=True) == [
+        *["#SBATCH --gres=gpu:a100:6"] * 2,
         *["#SBATCH --gres=gpu:a100:1"] * 2,
         *["#SBATCH --gres=gpu:1g.10gb:1"] * 2,
-        *["#SBATCH --gres=gpu:a100:6"] * 2,
     ]
 
 
@@ -283,7 +312,8 @@ def queued(
 
 def test_files_count_more_than_what_the_queue_says() -> None:
     made = study()
-    first, second, third, fourth, *_ = made.experiments
+    second = next(one for one in made.experiments if one.jobs == 4)
+    first, third, fourth, *_ = (one for one in made.experiments if one.jobs == 1)
     jobs = ((first.id, "1"), (second.id, "2"), (third.id, "3"))
     made = replace(made, jobs=jobs)
     rows = (
@@ -317,11 +347,8 @@ def test_a_job_that_slurm_gave_up_on_and_holds_is_lost() -> None:
 
 
 def test_a_study_is_blocked_where_all_that_is_left_waits_for_somebody() -> None:
-    made = study(StudyWishes(partition_shared="gh200_shared", shapes=(Shape(1, 1),), numa=(0,)))
-    assert [one.id for one in made.experiments] == [
-        "shared-1gpu-gh01-alone",
-        "exclusive-gh01-numa0",
-    ]
+    options = replace(OPTIONS, nodes=1, shapes=(Shape(1, 1),), numa=(0,))
+    made = study(options)
     alone, whole = made.experiments
     jobs = ((alone.id, "0"), (whole.id, "1"))
     made = replace(made, jobs=jobs)
@@ -340,7 +367,7 @@ def test_a_job_that_was_submitted_and_not_written_down_is_found_by_its_name() ->
     row = QueuedJob("77", None, JobState.PENDING, "PENDING", job_name("abc123", one.id), "")
     other = QueuedJob("78", None, JobState.PENDING, "PENDING", "hn-zzz-x", "")
     assert list(unrecorded(made, (row, other))) == [(one.id, "77")]
-    assert script_name(one) == "jobs/shared-1gpu-gh01-alone.sbatch"
+    assert script_name(one) == f"jobs/{one.id}.sbatch"
 
 
 def test_the_view_of_a_large_study_shows_what_needs_a_look_and_counts_the_rest() -> None:

@@ -30,7 +30,7 @@ def test_a_journal_survives_a_line_that_was_cut_short(tmp_path: Path) -> None:
     again.close()
     assert read_journal(tmp_path / "study") == loaded
     assert (loaded.jobs, loaded.attempts_of("collective")) == ((), 1)
-    script = tmp_path / "study/jobs/exclusive-gh01-numa0.sbatch"
+    script = tmp_path / "study/jobs/exclusive-gh01-numa0-r1.sbatch"
     assert script.stat().st_mode & stat.S_IXUSR
 
 
@@ -80,25 +80,13 @@ def test_a_full_disk_is_said_and_not_a_traceback(
     assert "the jobs go on" in (caught.value.hint or "")
 
 
-def test_a_journal_of_version_1_is_read_with_lines_that_a_crash_cut_short(tmp_path: Path) -> None:
-    made = study()
-    head = {"format": "homenode-slurm-study/1", "study": made}
-    name = made.experiments[0].id
-    lines = [
-        msgspec.json.encode(head), b'{"submitted": "a", "jo',
-        msgspec.json.encode({"submitted": name, "job": "7"}),
-        msgspec.json.encode({"again": name}), msgspec.json.encode({"submitted": name, "job": "8"}),
-    ]  # fmt: skip
-    (tmp_path / "study.jsonl").write_bytes(b"\n".join(lines) + b"\n")
-    found = read_journal(tmp_path)
-    assert found.latest_jobs() == {name: "8"}
-    assert found.attempts_of(name) == 2
-    folder = StudyFolder(tmp_path)
-    (tmp_path / "jobs").mkdir()
-    folder.load()
-    folder.submitted(found, name, "9")
-    folder.close()
-    assert read_journal(tmp_path).latest_jobs() == {name: "9"}
+@pytest.mark.parametrize("version", ["homenode-slurm-study/1", "homenode.slurm-study/2"])
+def test_a_study_of_an_earlier_version_is_refused_by_name(tmp_path: Path, version: str) -> None:
+    head = {"format": version, "study": {"id": "x", "wishes": {}, "experiments": []}}
+    (tmp_path / "study.jsonl").write_bytes(msgspec.json.encode(head) + b"\n")
+    with pytest.raises(InputError, match=r"a study of homenode\.slurm-study/3") as refused:
+        read_journal(tmp_path)
+    assert f"homenode slurm report {tmp_path}/results" in (refused.value.hint or "")
 
 
 @pytest.mark.parametrize(
@@ -116,7 +104,7 @@ def test_a_journal_that_would_leave_its_folder_is_refused(
 ) -> None:
     made = study()
     one = replace(made.experiments[0], **change)
-    head = {"format": "homenode-slurm-study/1", "study": replace(made, experiments=(one,))}
+    head = {"format": "homenode.slurm-study/3", "study": replace(made, experiments=(one,))}
     (tmp_path / "study.jsonl").write_bytes(msgspec.json.encode(head) + b"\n")
     with pytest.raises(InputError, match="expected an experiment, found"):
         read_journal(tmp_path)

@@ -1,12 +1,13 @@
 """homenode slurm study on a real Slurm: three nodes, from the first script to the report.
 
-The GPU figures are replayed by stand-ins on the PATH (tests/slurm/programs); the CPU figures are
-real. What goes wrong, goes wrong in the real scheduler.
+The GPU figures are replayed by stand-ins on the PATH (tests/slurm/programs), and jobs run homenode
+on the described node (gpu_node_program.py). What goes wrong, goes wrong in the real scheduler.
 """
 
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -25,13 +26,17 @@ pytestmark = pytest.mark.slurm
 
 HERE = Path(__file__).parent
 HOMENODE = str(Path(sys.executable).parent / "homenode")
-HOST = ("--host", str(HERE / "gpu-node.toml"), "--numa", "0")
-# The declared nodes have two NUMA nodes, this machine may have one: only node 0 can be bound to.
+HOST = ("--host", str(HERE / "gpu-node.toml"), "--numa", "0", "--rounds", "1")
 
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
     with running(tmp_path_factory.mktemp("slurm") / "testbed") as testbed:
+        homenode = testbed.base / "homenode"
+        words = shlex.join((sys.executable, str(HERE / "gpu_node_program.py")))
+        homenode.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+        homenode.chmod(0o755)
+        testbed.environment["STAND_IN_HOMENODE"] = str(homenode)
         testbed.environment["PATH"] = f"{HERE / 'programs'}:{os.environ['PATH']}"
         yield testbed
 
@@ -43,7 +48,16 @@ def start(
 
     holds: a folder: jobs whose names have the name of a file in it wait before they measure.
     """
-    argv = (HOMENODE, "slurm", "study", "-o", str(folder), "--poll", "0.3", *options)
+    argv = (
+        slurm.environment["STAND_IN_HOMENODE"],
+        "slurm",
+        "study",
+        "-o",
+        str(folder),
+        "--poll",
+        "0.3",
+        *options,
+    )
     environment = {**slurm.environment, "COLUMNS": "200"}
     if holds is not None:
         environment["STAND_IN_HOLDS"] = str(holds)
@@ -103,10 +117,10 @@ def fill_first_socket(slurm: Testbed, node: str, until_file: str) -> None:
 
 def test_a_study_of_three_nodes_runs_to_its_report(slurm: Testbed, tmp_path: Path) -> None:
     folder = tmp_path / "study"
-    fill_first_socket(slurm, "gpu01", f"{folder}/raw/shared-6gpu-gpu01-alone/task-0/*/done")
+    fill_first_socket(slurm, "gpu01", f"{folder}/raw/shared-6gpu-gpu01-alone-r1/task-0/*/done")
     process = start(
         slurm, folder, *NEW, "--shared", "6x1", "--cpus-per-gpu", "1",
-        "--tests", "cpu-single", "--between-nodes",
+        "--tests", "none", "--between-nodes",
         "--app", "seq 41 42", "--metric", "^([0-9]+)$",
     )  # fmt: skip
     code, said = ended(process, folder)
@@ -121,7 +135,7 @@ def test_a_study_of_three_nodes_runs_to_its_report(slurm: Testbed, tmp_path: Pat
 
     # The planted misplacement: its CPUs are on socket 1, two of its GPUs on socket 0.
     lost = {job["name"]: job["why"] for job in found["jobs"] if job["locality"] == "lost"}
-    assert [name.partition("-task")[0] for name in lost] == ["shared-6gpu-gpu01-alone"]
+    assert [name.partition("-task")[0] for name in lost] == ["shared-6gpu-gpu01-alone-r1"]
     (why,) = lost.values()
     assert "CPUs on node 0, where GPUs 0 (0000:11:00.0), 1 (0000:12:00.0) are" in why
     assert all(job["queue_wait_s"] is not None for job in found["jobs"])
@@ -137,28 +151,30 @@ def test_a_study_of_three_nodes_runs_to_its_report(slurm: Testbed, tmp_path: Pat
     assert first["homes"] == [0, 0, 0, 0, 1, 1, 1, 1]
     queues = {verdict["work"]: verdict["queue"] for verdict in found["verdicts"]}
     assert queues["memory-bound GPU codes"] == "exclusive"
-    assert {mean["mean"] for _, _, mean in found["own_program"]} == {42.0}
+    own = [
+        e for one in found["comparisons"] for e in one["effects"] if e["metric"] == "app-rate:seq"
+    ]
+    assert {round(effect["value"], 6) for effect in own} == {42.0}
 
     runs = load_runs(folder / "results").runs
-    gpu = [run for run in runs if not run.head.name.endswith("-cpus")]
-    cpus = [run for run in runs if run.head.name.endswith("-cpus")]
-    assert len(gpu) == len(cpus) == 6
-    assert {run.head.origin for run in gpu} == {Origin.SYNTHESISED}
-    assert {(run.head.origin, run.head.vantage) for run in cpus} == {(Origin.MEASURED, Vantage.JOB)}
-    assert all(sample.value > 0 for run in cpus for sample in run.samples)
+    assert len(runs) == 6
+    assert {run.head.vantage for run in runs} == {Vantage.JOB}
+    # Their figures are replayed.
+    assert {run.head.origin for run in runs} == {Origin.SYNTHESISED}
+    assert sorted(run.head.block or 0 for run in runs) == [0, 0, 1, 1, 2, 2]
 
 
 def test_trouble_in_the_middle_loses_nothing(slurm: Testbed, tmp_path: Path) -> None:
     folder, holds = tmp_path / "study", tmp_path / "holds"
     holds.mkdir()
-    for name in ("-alone", "gpu01-together", "gpu02-together"):
+    for name in ("gpu01-together", "gpu02-together"):
         (holds / name).touch()
     raw = folder / "raw"
     options = ("--shared", "1x2", "--tests", "none")
-    first = start(slurm, folder, *NEW, *options, holds=holds)
-    until(lambda: len(list(raw.glob("shared-*/task-0/*/started"))) == 3, "three jobs")
-
     slurm.client("scontrol", "update", "nodename=gpu03", "state=drain", "reason=fan")
+    first = start(slurm, folder, *NEW, *options, holds=holds)
+    pairs = "shared-1gpu-gpu0[12]-together-r1/task-*/*/started"
+    until(lambda: len(list(raw.glob(pairs))) == 4, "pairs on gpu01 and gpu02")
 
     # homenode is killed: nobody watches, the jobs go on.
     first.kill()
@@ -170,10 +186,7 @@ def test_trouble_in_the_middle_loses_nothing(slurm: Testbed, tmp_path: Path) -> 
 
     # What is cancelled before its first look is submitted again.
     until(lambda: " pending" in said(), "a first look at the queue")
-    (holds / "-alone").unlink()
-    pair = "shared-1gpu-gpu02-together"
-    pairs = "shared-1gpu-gpu0[12]-together/task-*/*/started"
-    until(lambda: len(list(raw.glob(pairs))) == 4, "pairs on gpu01 and gpu02")
+    pair = "shared-1gpu-gpu02-together-r1"
     # An array's last task has the array's own number: all of it is cancelled.
     job = next(raw.glob(f"{pair}/task-1/*")).name.partition(".")[0]
     slurm.client("scancel", job)
@@ -189,11 +202,11 @@ def test_trouble_in_the_middle_loses_nothing(slurm: Testbed, tmp_path: Path) -> 
     def shows_what_it_waits_for() -> bool:
         assert second.poll() is None, said()
         last = said().splitlines()[-1]
-        counts = all(text in last for text in ("7 done", "3 pending", "2 cancelled"))
+        counts = all(text in last for text in ("6 done", "4 pending", "2 cancelled"))
         return counts and "Dependency; ReqNodeNotAvail, UnavailableNodes:gpu03" in last
 
     until(shows_what_it_waits_for, "a view of what is left")
-    assert len(report(slurm, folder)["missing"]) == 5
+    assert len(report(slurm, folder)["missing"]) == 6
     slurm.client("scontrol", "update", "nodename=gpu03", "state=resume")
     code, text = ended(second, folder)
     assert code == 1, text
@@ -218,7 +231,7 @@ def test_trouble_in_the_middle_loses_nothing(slurm: Testbed, tmp_path: Path) -> 
     met = [job["met"] for job in found["jobs"] if job["mode"] == "together"]
     assert met == ["2 of 2"] * 6
     # Each task's record is its own, also that of the task with the array's number.
-    for done in raw.glob("*-together/task-*/*/done"):
+    for done in raw.glob("*-together-r1/task-*/*/done"):
         record = (done.parent / "job.txt").read_text()
         assert record.count("ArrayTaskId=") == 1
         assert f"ArrayTaskId={done.parents[1].name.removeprefix('task-')} " in record
@@ -226,7 +239,16 @@ def test_trouble_in_the_middle_loses_nothing(slurm: Testbed, tmp_path: Path) -> 
 
 def test_nodes_that_nobody_described_are_looked_at_first(slurm: Testbed, tmp_path: Path) -> None:
     folder = tmp_path / "ada's study $(id) 1"  # as people call folders
-    options = ("--partition-exclusive", "whole", "--partition-shared", "parts", "--shared", "1x1")
+    options = (
+        "--partition-exclusive",
+        "whole",
+        "--partition-shared",
+        "parts",
+        "--shared",
+        "1x1",
+        "--rounds",
+        "1",
+    )
     dry = start(slurm, folder, *options, "--nodelist", "gpu02", "--tests", "none", "--dry-run")
     code, said = ended(dry, folder)
     assert code == 0
@@ -234,7 +256,7 @@ def test_nodes_that_nobody_described_are_looked_at_first(slurm: Testbed, tmp_pat
     assert not list((folder / "raw").iterdir())
     code, said = ended(start(slurm, folder), folder)
     assert code == 0, said
-    assert (folder / "jobs" / "exclusive-gpu02-numa0.sbatch").exists()
+    assert (folder / "jobs" / "exclusive-gpu02-numa0-r1.sbatch").exists()
     assert next(folder.glob("raw/look-gpu02/task-0/*/host.tar.gz")).stat().st_size > 1000
 
 

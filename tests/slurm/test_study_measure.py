@@ -1,22 +1,27 @@
-"""jobs/measure.sh, run as a job would: the files that it leaves, and what is read from them.
+"""A study's job scripts, run as Slurm would: the files that they leave, and what is read from them.
 
-Slurm's and NVIDIA's programs are stand-ins of a few lines; everything else is this machine's.
+Slurm's clients and nvbandwidth are stand-ins; homenode is real on a described node.
 """
 
 import os
-import re
-import shutil
+import shlex
 import subprocess
-from importlib import resources
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from homenode.measure.bindings.evidence import evidence_of
-from homenode.measure.bindings.experiments import Experiment, Mode
-from homenode.measure.bindings.record import parse_record
+from homenode.analyse.study_report import study_report
+from homenode.measure.bindings.evidence import parse_record
+from homenode.measure.bindings.experiments import Experiment, Mode, StudyOptions
+from homenode.measure.bindings.progress import Study
+from homenode.measure.bindings.reading import read_study
+from homenode.measure.bindings.scripts import script_of
+from homenode.results.model import Origin
 
-PCI = Path("/sys/bus/pci/devices")
+HERE = Path(__file__).parent
+GPU_NODE = str(HERE / "gpu-node.toml")
 JOB = """\
 JobId=5 JobName=hn-x
    UserId=ada(1000) GroupId=ada(1000) MCS_label=N/A
@@ -24,160 +29,115 @@ JobId=5 JobName=hn-x
    SubmitTime=2026-01-01T10:00:00 EligibleTime=2026-01-01T10:00:00
    StartTime=2026-01-01T10:00:07 EndTime=2026-01-01T12:00:00 Deadline=N/A
    NodeList=n1
-     Nodes=n1 CPU_IDs=0-3 Mem=100 GRES=gpu:h100:1(IDX:0)
+     Nodes=n1 CPU_IDs=32-35 Mem=100 GRES=gpu:h100:2(IDX:3-4)
 """
-NVIDIA_SMI = """\
-#!/bin/bash
-case "$*" in
-*power.draw*) while :; do echo "0000{address}, 321.50"; sleep 0.05; done ;;
-*pci.bus_id*) echo "0000{upper}" ;;
--L) echo "GPU 0: NVIDIA H100 (UUID: GPU-c0ffee)"; echo "  MIG 1g.10gb  Device  0: (UUID: MIG-c0)" ;;
-esac
-"""
-NVBANDWIDTH = """\
-#!/bin/bash
-# It copies until its power was read, however long that takes: of two new lines one is of now.
-lines() {{ cat raw/x/task-0/*/power.csv 2>/dev/null | wc -l; }}
-before=$(lines)
-until (($(lines) > before + 1)); do sleep 0.05; done
-[ "$3" = host_to_device_memcpy_ce ] || {{ echo "ERROR: not here" >&2; exit 1; }}
-cat <<TEXT
-nvbandwidth Version: v0.6
-
-Device 0: NVIDIA H100 (0000{address})
-
-Running host_to_device_memcpy_ce.
-memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)
-           0
- 0     50.00
-
-TEXT
-"""
+ALONE = Experiment("shared-2gpu-n1-alone-r1", Mode.ALONE, ("n1",), "parts", 2, cpus=4, block=3)
+BOUND = replace(ALONE, id="exclusive-n1-numa1-r1", mode=Mode.EXCLUSIVE, numa=1, cpus=None)
+TOGETHER = replace(ALONE, id="shared-2gpu-n1-together-r1", mode=Mode.TOGETHER, jobs=3)
 
 
-def program(folder: Path, name: str, text: str) -> None:
+def program(folder: Path, name: str, text: str) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / name).write_text(text)
     (folder / name).chmod(0o755)
+    return folder / name
 
 
 def run_job(
-    tmp_path: Path, settings: str, programs: dict[str, str], **variables: str
-) -> dict[str, str]:
-    """The files of a job with these settings; it runs in a folder of its own."""
-    study = tmp_path / "study"
-    (study / "jobs").mkdir(parents=True, exist_ok=True)
-    measure = resources.files("homenode.measure.bindings").joinpath("measure.sh").read_text()
-    (study / "jobs/measure.sh").write_text(measure)
-    for name, text in programs.items():
-        program(tmp_path / "bin", name, text)
+    tmp_path: Path, one: Experiment, options: StudyOptions, measure: bool = True, **variables: str
+) -> tuple[int, dict[str, str]]:
+    """The exit status of a job, and the files of its attempt."""
+    folder = tmp_path / "study"
+    folder.mkdir(exist_ok=True)
+    tools = tmp_path / "bin"
+    program(tools, "scontrol", f"#!/bin/bash\ncat <<X\n{JOB}X\n")
+    program(tools, "squeue", "#!/bin/bash\necho 5; echo 9\n")
+    words = shlex.join((sys.executable, str(HERE / "gpu_node_program.py")))
+    homenode = program(tools, "homenode", f'#!/bin/sh\nexec {words if measure else "true"} "$@"\n')
     environment = {
-        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}:/usr/sbin",
-        "SLURM_JOB_ID": "5", "SLURMD_NODENAME": "n1", "HOME": str(tmp_path), **variables,
+        "PATH": f"{tools}:{HERE / 'programs'}:{os.environ['PATH']}", "SLURM_JOB_ID": "5",
+        "SLURMD_NODENAME": "n1", "HOME": str(tmp_path), "STAND_IN_HOMENODE": str(homenode),
+        **variables,
     }  # fmt: skip
-    script = f"experiment=x homenode=homenode arrangement=a\n{settings}\n. jobs/measure.sh\n"
-    subprocess.run(["bash", "-c", script], cwd=study, env=environment, check=True, timeout=300)
-    folder = study / f"raw/x/task-0/5.{variables.get('SLURM_RESTART_COUNT', '0')}"
-    return {path.name: path.read_text() for path in folder.iterdir()}
+    script = script_of(one, replace(options, homenode=str(homenode)), "abc")
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=folder, env=environment, capture_output=True, timeout=300
+    )
+    attempt = folder / f"raw/{one.id}/task-0/5.{variables.get('SLURM_RESTART_COUNT', '0')}"
+    return done.returncode, {path.name: path.read_text() for path in attempt.iterdir()}
 
 
-NOTHING = "together=1 bind=() tests=() app=()"
-SLURM = {"scontrol": f"#!/bin/bash\ncat <<X\n{JOB}X\n", "squeue": "#!/bin/bash\necho '5|4|gpu:1'\n"}
+def a_study(options: StudyOptions, *experiments: Experiment) -> Study:
+    return Study("abc", options, (), (), GPU_NODE, (), experiments)
 
 
-def a_pci_function() -> str:
-    found = sorted(PCI.iterdir()) if PCI.is_dir() else []
-    if not found or shutil.which("numactl") is None:
-        pytest.skip("no PCI function, or no numactl")
-    return found[0].name
+def test_a_job_leaves_an_ordinary_run_with_raw_output_and_time(tmp_path: Path) -> None:
+    options = StudyOptions(
+        tests=(), app=("sh", "-c", "echo speed $OMP_NUM_THREADS"), metric="speed ([0-9]+)",
+        app_folder=str(tmp_path),
+    )  # fmt: skip
+    for one in (ALONE, BOUND):
+        code, files = run_job(tmp_path, one, options, CUDA_VISIBLE_DEVICES="3,4",
+                              OMP_NUM_THREADS="7")  # fmt: skip
+        assert code == 0, files
+        assert {"done", "ended", "exit", "job.txt", "bench.txt"} <= set(files)
+    found = read_study(tmp_path / "study", a_study(options, ALONE, BOUND))
+    assert not found.unmeasured and not found.missing
+    alone, bound = found.jobs
+    head = bound.run.head
+    assert (head.experiment, head.block, head.boots, head.nodes) == ("abc", 3, ("5.0",), (1,))
+    assert head.started_s is not None
+    assert head.origin is Origin.SYNTHESISED  # the stand-in says that it made its figures up
+    folder = tmp_path / "study/results" / head.system / head.name
+    assert len(list((folder / "raw").iterdir())) == 3
+    assert {s.value for s in bound.samples if s.metric == "app-rate:sh"} == {7.0}
+    # Of GPUs 3 and 4 the second is on node 1.
+    rates = {str(s.device): s.value / 1e9 for s in bound.samples
+             if s.metric == "h2d-bandwidth" and s.variant is None}  # fmt: skip
+    assert rates == {"0000:14:00.0": 34.1, "0000:81:00.0": 55.3}
+    assert (alone.record.queue_wait_s, alone.record.others) == (7.0, 1)
+    # CPU ids 32-35 are the first cores of socket 1, and GPU 3 is on socket 0.
+    assert alone.cpu_nodes == (1,)
+    report = study_report("x", found.jobs, None, (), ())
+    assert [str(job.locality) for job in report.jobs] == ["lost", "bound by the study"]
 
 
-def test_a_job_writes_down_its_gpus_before_it_measures(tmp_path: Path) -> None:
-    address = a_pci_function()
-    values = {"address": address, "upper": address.upper()}
-    programs = {
-        **SLURM,
-        "nvidia-smi": NVIDIA_SMI.format(**values),
-        "nvbandwidth": NVBANDWIDTH.format(**values),
-    }
-    files = run_job(tmp_path, NOTHING, programs)
-    assert "UUID" not in files["gpu-list.txt"]
-    record = parse_record(files, "n1", 1)
-    assert [str(gpu.bdf) for gpu in record.gpus] == [address]
-    assert record.gpus[0].path[-1] == address
-    assert (record.queue_wait_s, record.slices, record.others) == (7.0, ("1g.10gb",), 0)
-    assert record.pus is not None
-    assert len(record.pus) == len(os.sched_getaffinity(0))
-
-    one = evidence_of(Experiment("x", Mode.ALONE, ("n1",), "p", 1), "x", files, None)
-    assert [(s.metric, s.value, str(s.device)) for s in one.samples] == [
-        ("h2d-bandwidth", 50e9, address)
-    ]
-    (power,) = [power for power in one.power if power.device is not None]
-    assert (power.watts, power.joules_per_gb) == (321.5, 6.43)
-    assert any("ERROR: not here" in str(gap) for gap in one.gaps)
-    left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    assert str(tmp_path) not in left
-
-
-def test_a_bash_before_5_and_a_node_without_pkill_measure_too(tmp_path: Path) -> None:
-    address = a_pci_function()
-    values = {"address": address, "upper": address.upper()}
-    programs = {
-        **SLURM,
-        "nvidia-smi": NVIDIA_SMI.format(**values),
-        "nvbandwidth": NVBANDWIDTH.format(**values),
-        "pkill": "#!/bin/sh\nexit 127\n",
-    }
-    # Without its special meaning the variable is what it is there: unset.
-    files = run_job(tmp_path, f"unset EPOCHREALTIME; {NOTHING}", programs)
-    assert "done" in files
-    assert files["times.txt"].count("\n") == 5
-    assert re.fullmatch(rf"(\d{{10,}}\.5, 0000{address}, 321\.50\n)+", files["power.csv"])
-
-
-def test_a_node_without_any_tool_still_leaves_a_record(tmp_path: Path) -> None:
-    files = run_job(tmp_path, NOTHING.replace("app=()", "app=(false) app_folder=/"), SLURM)
-    assert {"done", "ended", "exit", "job.txt", "allowed.txt"} <= set(files)
-    gaps = [str(gap) for gap in parse_record(files, "n1", 1).gaps]
-    assert "nvbandwidth.txt: nvbandwidth is not on the PATH" in gaps
-    assert "app.txt: exit status 1" in gaps
+def test_a_job_that_can_measure_nothing_fails_and_says_why(tmp_path: Path) -> None:
+    options = StudyOptions(tests=())
+    (tmp_path / "bin").mkdir()
+    code, files = run_job(tmp_path, ALONE, options, PATH=f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    assert code == 2
+    assert "done" not in files
+    assert files["exit"] == "2\n"
+    assert "found none of gpu-bandwidth, gpu-peer" in files["bench.txt.err"]
+    assert "neither nvbandwidth nor PyTorch" in files["bench.txt.err"]
 
 
 def test_how_far_a_benchmark_came_is_no_open_point_and_how_it_ended_is() -> None:
     progress = "".join(f"{n} of 12 steps done: stream, {60 - n} s left\n" for n in range(2, 9))
-    well = {"bench.txt.err": f"{progress}wrote results/cpu-only/x-cpus\n"}
-    assert [gap for gap in parse_record(well, "n1", 1).gaps if gap.subject == "bench.txt"] == []
-    badly = {
-        "bench.txt.err": f"warning: busy\n{progress}homenode: no room\nhint: x\nexit status 3\n"
-    }
-    (gap,) = (gap for gap in parse_record(badly, "n1", 1).gaps if gap.subject == "bench.txt")
-    assert gap.reason == "warning: busy; homenode: no room; exit status 3"
+    well = f"warning: PUs 0-3: expected x, found y (bench-busy)\n{progress}wrote results/g/x\n"
+    assert parse_record({"bench.txt.err": well}, 1).gaps == ()
+    badly = f"{progress}homenode: no room\nhint: x\n"
+    (gap,) = parse_record({"bench.txt.err": badly}, 1).gaps
+    assert (gap.subject, gap.reason) == ("bench.txt", "homenode: no room; hint: x")
 
 
-def test_the_own_program_runs_where_the_study_was_started(tmp_path: Path) -> None:
-    (tmp_path / "work").mkdir()
-    settings = NOTHING.replace("app=()", f"app=(pwd) app_folder='{tmp_path}/work'")
-    files = run_job(tmp_path, settings, SLURM)
-    assert files["app.txt"] == f"{tmp_path}/work\n"
-    assert "done" in files
-
-
-def test_jobs_wait_for_each_other_before_they_measure(tmp_path: Path) -> None:
-    meeting = tmp_path / "study/raw/x/meeting-5.0"
+@pytest.mark.parametrize(
+    ("others", "restart", "expected"),
+    [((1, 2), "0", "3 of 3\n"), ((), "0", "1 of 3\n"), ((1, 2), "1", "1 of 3\n")],
+)
+def test_jobs_wait_for_each_other_before_they_measure(
+    tmp_path: Path, others: tuple[int, ...], restart: str, expected: str
+) -> None:
+    meeting = tmp_path / f"study/raw/{TOGETHER.id}/meeting-5.0"
     meeting.mkdir(parents=True)
-    (meeting / "1").touch()
-    files = run_job(tmp_path, NOTHING.replace("together=1", "together=2"), SLURM)
-    assert files["met"] == "2 of 2\n"
-
-
-def test_a_job_whose_company_never_comes_goes_on_and_says_so(tmp_path: Path) -> None:
-    settings = NOTHING.replace("together=1", "together=3") + " meet_seconds=1"
-    assert run_job(tmp_path, settings, SLURM)["met"] == "1 of 3\n"
-    # Who comes when it has gone on does not take it for company, nor does a job started again.
-    meeting = tmp_path / "study/raw/x/meeting-5.0"
-    assert [path.name for path in meeting.iterdir()] == ["0.gone"]
-    (meeting / "1").touch()
-    (meeting / "2").touch()
-    again = run_job(tmp_path, settings, SLURM, SLURM_RESTART_COUNT="1")
-    assert again["met"] == "1 of 3\n"
+    for other in others:
+        (meeting / str(other)).touch()
+    _, files = run_job(
+        tmp_path, TOGETHER, StudyOptions(tests=()), measure=False, meet_seconds="1",
+        SLURM_RESTART_COUNT=restart,
+    )  # fmt: skip
+    assert files["met"] == expected
+    # One that comes later does not count one that went on without it.
+    left = meeting.with_name(f"meeting-5.{restart}")
+    assert (left / "0.gone").exists() is (expected[0] == "1")

@@ -4,15 +4,16 @@ from dataclasses import replace
 
 import pytest
 
+from homenode.analyse.study_maps import Matrix
+from homenode.analyse.study_outliers import slow_in_collective, slow_nodes_and_links
 from homenode.analyse.study_report import study_report
-from homenode.bdf import Bdf
+from homenode.description.parse import parse_description
+from homenode.description.render import render
+from homenode.discover import discover
+from homenode.domain.read import read_running_domain
 from homenode.measure.bindings.collective import Collective, collective_of
-from homenode.measure.bindings.evidence import evidence_of
-from homenode.measure.bindings.figures import Matrix
-from homenode.measure.bindings.outliers import slow_in_collective, slow_nodes_and_links
-from homenode.measure.bindings.power import power_of
-from homenode.results.model import Sample
-from tests.slurm.test_study_report import ALONE, HARDWARE, text_of
+from homenode.measure.bindings.evidence import evidence_of, parse_record
+from tests.slurm.test_study_report import ALONE, run_of, text_of
 
 
 def on_nodes(figures: dict[str, list[float]]) -> list[Matrix]:
@@ -77,19 +78,16 @@ def test_a_ring_tells_a_slow_link_from_a_slow_port(
 
 
 def test_the_nearest_nic_of_each_gpu_is_named() -> None:
-    gpu, nic = "0000:18:00.0", "/sys/devices/pci0000:{root}/0000:{root}:01.0/{bdf}"
-    texts = {
-        "numactl-hardware.txt": HARDWARE,
-        "allowed.txt": "Cpus_allowed_list:\t0-1\nMems_allowed_list:\t0\n",
-        "gpu-places.txt": f"gpu {gpu} 0 {nic.format(root=17, bdf=gpu)}\n"
-        f"gpu 0000:81:00.0 1 {nic.format(root=80, bdf='0000:81:00.0')}\n",
-        "nic-places.txt": f"mlx5_1 0000:50:00.0 0 {nic.format(root=50, bdf='0000:50:00.0')}\n"
-        f"mlx5_0 0000:19:00.0 0 {nic.format(root=17, bdf='0000:19:00.0')}\n",
-    }
-    report = study_report("x", (evidence_of(ALONE, "a", texts, None),), None, (), ())
-    assert [(line.gpu, line.nic, line.nearness) for line in report.nics] == [
-        (gpu, "mlx5_0", "same switch"), ("0000:81:00.0", "mlx5_1", "another node"),
-    ]  # fmt: skip
+    described = parse_description(
+        'name = "x"\npackages = 2\ncores_per_package = 2\nmemory_per_node = "8GiB"\n'
+        '[[root]]\nnode = 0\nbus = 0x10\nports = [{ switch = ["gpu", "nic"] }, "nic"]\n'
+        '[[root]]\nnode = 1\nbus = 0x80\nports = ["gpu"]\n',
+        "x",
+    )
+    host = discover(render(described), read_running_domain)
+    one = evidence_of(ALONE, run_of("a"), parse_record({}, 1), host, None)
+    report = study_report("x", (one,), None, (), ())
+    assert [line.nearness for line in report.nics] == ["same switch", "another node"]
     assert "nearest NIC of each GPU" in text_of(report)
 
 
@@ -97,27 +95,3 @@ def test_an_all_reduce_that_failed_is_a_gap() -> None:
     found = collective_of({"node-a.txt": "srun: error\n", "node-a.err": "exit status 1\n"})
     assert found.nodes == ()
     assert len(found.gaps) == 2
-
-
-def test_joules_for_each_gb_are_watts_by_bandwidth() -> None:
-    gpu = Bdf.parse("11:00.0")
-    samples = (Sample("h2d-bandwidth", "bytes_per_s", 50e9, device=gpu),)
-    texts = {
-        "times.txt": "host_to_device_memcpy_ce 100.0 110.0 7/9000000000,1000000/9000000000 "
-        "7/9000000000,3001000000/9000000000\n"
-        "device_local_copy 110.0 120.0 - -\n",
-        "power.csv": "".join(f"{90 + n}.5, 00000000:11:00.0, {100 + n}.0\n" for n in range(25)),
-    }
-    gpus, packages = power_of(texts, samples)
-    assert (gpus.device, gpus.watts, gpus.joules_per_gb) == (gpu, 119.0, 119.0 / 50)
-    assert (packages.device, packages.watts, packages.joules_per_gb) == (None, 300.0, 6.0)
-    unread = {"times.txt": "host_to_device_memcpy_ce 100.0 110.0 - 5/9\n"}
-    assert list(power_of(unread, samples)) == []
-
-
-def test_an_energy_counter_that_wrapped_around_is_set_right() -> None:
-    samples = (Sample("h2d-bandwidth", "bytes_per_s", 50e9, device=Bdf.parse("11:00.0")),)
-    line = "host_to_device_memcpy_ce 100.0 110.0 262143000000/262143328850,0/262143328850 "
-    after = "1499671150/262143328850,1500000000/262143328850\n"
-    (packages,) = power_of({"times.txt": line + after}, samples)
-    assert packages.watts == pytest.approx(300.0)

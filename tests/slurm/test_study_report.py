@@ -14,29 +14,38 @@ from rich.console import Console
 
 from homenode.analyse.alternative import alternatives
 from homenode.analyse.compare import compare
-from homenode.analyse.comparison import Effect
+from homenode.analyse.comparison import Effect, Outcome
+from homenode.analyse.study_maps import matrices
 from homenode.analyse.study_report import StudyReport, study_report
 from homenode.analyse.study_verdicts import (
     FAR,
     NEAR,
     Locality,
     Queue,
+    comparisons,
     copies_as_runs,
     locality_of,
 )
 from homenode.bdf import Bdf
 from homenode.cli.main import main
+from homenode.cpuset import CpuSet
 from homenode.formats import encode
 from homenode.measure.bindings.collective import collective_of
-from homenode.measure.bindings.evidence import JobEvidence, evidence_of
+from homenode.measure.bindings.evidence import JobEvidence, JobRecord, evidence_of, parse_record
 from homenode.measure.bindings.experiments import Experiment, Mode
-from homenode.measure.bindings.figures import comparisons, matrices, shape_of
 from homenode.measure.bindings.reading import read_sources
-from homenode.measure.bindings.record import parse_record
 from homenode.plan.layout import PRESETS
 from homenode.report.slurm_study_page import slurm_study_page
 from homenode.report.slurm_study_text import slurm_study_text
-from homenode.results.model import Origin, Run, RunHead, Sample, Switches
+from homenode.results.model import (
+    UNKNOWN_SWITCHES,
+    Condition,
+    Origin,
+    Run,
+    RunHead,
+    Sample,
+    Switches,
+)
 from homenode.results.vantage import Vantage
 from homenode.slurm.job_allocation import node_machine
 from homenode.sources import load_host
@@ -65,23 +74,23 @@ def gh200(tmp_path: Path) -> Path:
 
 def test_the_gh200_studys_files_give_its_table(gh200: Path) -> None:
     report = of_folder(gh200)
-    by_metric = {one.metric: one for one in report.comparisons}
+    by_metric = {one.metric: one for one in report.matrices}
     for metric, (local, remote), scale in (
         ("h2d-bandwidth", sdumont_study.H2D, 1e9),
         ("d2h-bandwidth", sdumont_study.D2H, 1e9),
         ("h2d-latency", sdumont_study.LATENCY_NS, 1.0),
     ):
         one = by_metric[metric]
-        assert one.local is not None
-        assert one.remote is not None
-        assert (one.local.count, one.remote.count) == (4, 12)
-        assert one.local.mean == pytest.approx(local * scale)
-        assert one.remote.mean == pytest.approx(remote * scale)
+        assert sum(cell is not None for row in one.cells for cell in row) == 16
+        assert one.local == pytest.approx(local * scale)
+        assert one.remote == pytest.approx(remote * scale)
     ratio = by_metric["h2d-bandwidth"].ratio
     assert ratio is not None
     assert f"{ratio:.2f}x" == "4.65x"
-    assert report.between_gpus is not None
-    assert report.between_gpus.mean == pytest.approx(sdumont_study.GPU_TO_GPU * 1e9)
+    copies, peers = report.comparisons
+    far = next(e for e in copies.effects if e.alternative == FAR and e.metric == "h2d-bandwidth")
+    assert (far.outcome, far.boots) == (Outcome.WORSE, (4, 4))
+    assert peers.effects[0].baseline_value == pytest.approx(sdumont_study.GPU_TO_GPU * 1e9)
 
 
 def test_the_gh200_studys_files_give_its_conclusions(gh200: Path) -> None:
@@ -114,10 +123,10 @@ def test_what_homenode_import_made_of_them_gives_the_same_table(
     monkeypatch.setattr("sys.argv", ["homenode", "report", "runs", "-o", "page.html"])
     main_until_exit()
     assert "homenode slurm report says which queue for which work" in capsys.readouterr().err
-    assert found["format"] == "homenode.slurm-report/2"
-    first = found["comparisons"][0]
-    assert first["local"]["mean"] == pytest.approx(411.6e9)
-    assert first["remote"]["mean"] == pytest.approx(88.6e9)
+    assert found["format"] == "homenode.slurm-report/3"
+    first = found["matrices"][0]
+    assert first["local"] == pytest.approx(411.6e9)
+    assert first["remote"] == pytest.approx(88.6e9)
     assert found["verdicts"][0]["queue"] == "exclusive"
     two = [job for job in found["jobs"] if "2gpu" in job["name"]]
     assert {job["why"] for job in two} == {"nobody tells on which nodes its CPUs were"}
@@ -152,71 +161,57 @@ JOB = (
     "   NodeList=n1\n   BatchHost=n1\n"
 )
 ALONE = Experiment("shared-6gpu-n1-alone", Mode.ALONE, ("n1",), "parts", 6)
-SHOW = "policy: default\nphyscpubind: 0 1 \ncpubind: 0 \nnodebind: 0 \nmembind: 0 \n"
+
+
+def run_of(name: str, *samples: Sample, **fields: object) -> Run:
+    head = RunHead(name, "nvidia-h100", Origin.MEASURED, Vantage.JOB, UNKNOWN_SWITCHES)
+    return Run(replace(head, **fields), samples)  # type: ignore[arg-type]
+
+
+def judged(run: Run, texts: dict[str, str], *, known: bool = True) -> JobEvidence:
+    host = GPU_NODE.host if known else None
+    return evidence_of(ALONE, run, parse_record(texts, 6), host, GPU_NODE if known else None)
 
 
 def test_a_job_away_from_its_gpus_by_slurms_word_has_lost_locality() -> None:
     texts = {"job.txt": JOB + SHARE.format(ids="32-37", count=6, gpus="0-1,4-7")}
-    locality, why = locality_of(evidence_of(ALONE, "a", texts, GPU_NODE))
+    locality, why = locality_of(judged(run_of("a"), texts))
     assert locality is Locality.LOST
     assert "expected CPUs on node 0, where GPUs 0 (0000:11:00.0), 1 (0000:12:00.0) are" in why
     near = {"job.txt": JOB + SHARE.format(ids="32-37", count=2, gpus="4-5")}
-    assert locality_of(evidence_of(ALONE, "a", near, GPU_NODE))[0] is Locality.KEPT
-    assert locality_of(evidence_of(ALONE, "a", near, None))[0] is Locality.UNKNOWN
-
-
-HARDWARE = (
-    "available: 2 nodes (0-1)\nnode 0 cpus: 0 1\nnode 0 size: 100 MB\nnode 0 free: 90 MB\n"
-    "node 1 cpus: 2 3\nnode 1 size: 100 MB\nnode 1 free: 90 MB\nnode distances:\n"
-    "node   0   1\n  0:  10  21\n  1:  21  10\n"
-)
-PLACE = "gpu 0000:81:00.0 {node} /sys/devices/pci0000:80/0000:80:01.0/0000:81:00.0\n"
+    assert locality_of(judged(run_of("a"), near))[0] is Locality.KEPT
+    assert locality_of(judged(run_of("a"), near, known=False))[0] is Locality.UNKNOWN
 
 
 @pytest.mark.parametrize(
-    ("pus", "mems", "node", "expected"),
+    ("pus", "nodes", "gpu", "expected"),
     [
-        ("2-3", "1", 1, Locality.KEPT),
-        ("2-3", "0-1", 1, Locality.OPEN),
-        ("0-1", "0-1", 1, Locality.LOST),
-        ("2-3", "0", 1, Locality.LOST),
-        ("2-3", "1", -1, Locality.UNKNOWN),
+        ("16-17", (1,), "81:00.0", Locality.KEPT),
+        ("16-17", (0, 1), "81:00.0", Locality.OPEN),
+        ("0-1", (0, 1), "81:00.0", Locality.LOST),
+        ("16-17", (0,), "81:00.0", Locality.LOST),
     ],
 )
-def test_what_the_job_saw_itself_counts_before_slurms_word(
-    pus: str, mems: str, node: int, expected: Locality
+def test_what_the_job_measured_itself_counts_before_slurms_word(
+    pus: str, nodes: tuple[int, ...], gpu: str, expected: Locality
 ) -> None:
-    memory = " ".join(str(n) for n in range(int(mems[0]), int(mems[-1]) + 1))
-    cpus = " ".join(str(n) for n in range(int(pus[0]), int(pus[-1]) + 1))
-    texts = {
-        # Slurm says socket 1 and GPU 4, which would be right.
-        "job.txt": JOB + SHARE.format(ids="32-33", count=1, gpus="4"),
-        "allowed.txt": f"Cpus_allowed_list:\t{pus}\nMems_allowed_list:\t{mems}\n",
-        "numactl-show.txt": f"policy: default\nphyscpubind: {cpus} \ncpubind: 1 \n"
-        f"membind: {memory} \n",
-        "numactl-hardware.txt": HARDWARE,
-        "gpu-places.txt": PLACE.format(node=node),
-    }
-    assert locality_of(evidence_of(ALONE, "a", texts, GPU_NODE))[0] is expected
+    # Slurm says socket 1 and GPU 4, which would be right.
+    texts = {"job.txt": JOB + SHARE.format(ids="32-33", count=1, gpus="4")}
+    copy = Sample("h2d-bandwidth", "bytes_per_s", 50e9, device=Bdf.parse(gpu))
+    run = run_of("a", copy, pus=CpuSet.parse(pus, "pus"), nodes=nodes)
+    assert locality_of(judged(run, texts))[0] is expected
 
 
 def test_a_record_tells_waits_hours_and_neighbours() -> None:
     texts = {
         "job.txt": JOB + SHARE.format(ids="0-3", count=2, gpus="0-1"),
-        "others.txt": "7|4|gres:gpu:2\n9|4|gres:gpu:1\n9|4|gres:gpu:1\n",
-        "started": "1000\n", "ended": "2800\n", "met": "3 of 4\n",
-        "numactl-show.txt": SHOW,
-        "gpu-list.txt": "GPU 0: NVIDIA A100\n  MIG 1g.5gb     Device  0:\n",
-        "nvbandwidth.txt.err": "CUDA error\nexit status 1\n",
-        "nic-places.txt": "mlx5_0 0000:19:00.0 0 /sys/devices/pci0000:17/0000:19:00.0\n"
-        "virtual -1 nonsense\n",
+        "others.txt": "7\n9\n9\n", "started": "1000\n", "ended": "2800\n", "met": "3 of 4\n",
+        "squeue.err": "slow\nexit status 1\n",
     }  # fmt: skip
-    record = parse_record(texts, "n1", 1)
-    assert (record.queue_wait_s, record.gpu_hours, record.gpu_count) == (125.0, 1.0, 2)
-    assert (record.started_s, record.ended_s) == (1000.0, 2800.0)
-    assert (record.others, record.met, record.slices) == (1, "3 of 4", ("1g.5gb",))
-    assert [nic.name for nic in record.nics] == ["mlx5_0"]
-    assert [str(gap) for gap in record.gaps] == ["nvbandwidth.txt: CUDA error; exit status 1"]
+    record = parse_record(texts, 1)
+    assert (record.queue_wait_s, record.gpu_hours) == (125.0, 1.0)
+    assert (record.others, record.met) == (1, "3 of 4")
+    assert [str(gap) for gap in record.gaps] == ["squeue: slow; exit status 1"]
 
 
 @pytest.mark.parametrize(
@@ -224,35 +219,30 @@ def test_a_record_tells_waits_hours_and_neighbours() -> None:
     [
         {},
         {"job.txt": "slurm_load_jobs error: Invalid job id specified\n"},
-        {"allowed.txt": "Cpus_allowed_list:\t0-x\n", "numactl-show.txt": "nonsense\n"},
-        {"numactl-hardware.txt": "No NUMA support available on this system.\n"},
-        {"gpu-places.txt": "gpu ../../etc 0 /x\n" + "\0" * 50, "started": "x", "ended": "1"},
-        {"nvbandwidth.txt": "nvbandwidth Version: v0.6\nRunning host_to_device_memcpy_ce.\n"},
-        {"times.txt": "host_to_device_memcpy_ce 1.0 x - -\n", "power.csv": "\x1b[31m\n"},
+        {"started": "x", "ended": "1", "others.txt": "\0" * 50, "met": "\x1b[31m of 9"},
     ],
 )
 def test_files_that_are_damaged_or_missing_are_gaps(texts: dict[str, str]) -> None:
-    one = evidence_of(ALONE, "a", texts, GPU_NODE)
+    one = judged(run_of("a"), texts)
     assert one.node == "n1"
     report = study_report("x", (one,), None, (), one.gaps)
     assert "a" in text_of(report)
     json.loads(encode("slurm-report", report))
 
 
-def test_figures_of_a_stand_in_are_marked_in_every_output() -> None:
+def test_figures_of_a_stand_in_are_marked_in_every_output(tmp_path: Path) -> None:
     log = sdumont_study.exclusive(0)
-    texts = {"nvbandwidth.txt": log.replace("nvbandwidth V", "replayed: made up\nnvbandwidth V")}
-    one = evidence_of(replace(ALONE, mode=Mode.EXCLUSIVE, numa=0), "a", texts, None)
-    assert one.run is not None
-    assert one.run.head.origin is Origin.SYNTHESISED
-    report = study_report("x", (one,), None, (), ())
+    path = tmp_path / "exclusive_4gpu_node0.txt"
+    path.write_text(log.replace("nvbandwidth V", "replayed: made up\nnvbandwidth V"))
+    report = of_folder(tmp_path)
     assert json.loads(encode("slurm-report", report))["replayed"] == ["made up"]
     assert "REPLAYED: made up. GPU figures here say nothing" in text_of(report)
     assert "REPLAYED: made up. GPU figures here say nothing" in slurm_study_page(report, "now")
-    real = evidence_of(ALONE, "a", {"nvbandwidth.txt": log}, None)
-    assert real.run is not None
-    assert real.run.head.origin is Origin.IMPORTED
-    assert "REPLAYED" not in text_of(study_report("x", (real,), None, (), ()))
+    said = (Condition("replayed", "made up"),)
+    one = judged(run_of("a", origin=Origin.SYNTHESISED, conditions=said), {})
+    assert one.replayed == "made up"
+    path.write_text(log)
+    assert "REPLAYED" not in text_of(of_folder(tmp_path))
 
 
 def test_gpus_of_several_kinds_are_said_to_be_mixed(gh200: Path) -> None:
@@ -266,10 +256,14 @@ def test_gpus_of_several_kinds_are_said_to_be_mixed(gh200: Path) -> None:
 
 
 def job(mode: Mode, rate: float, **fields: object) -> JobEvidence:
+    """samples, experiment, block: of its run."""
     gpu = Bdf.parse("11:00.0")
+    copy = Sample("h2d-bandwidth", "bytes_per_s", rate, device=gpu, node=0)
+    name = str(fields.get("name", f"{mode}-{rate:g}"))
+    head = {key: fields.pop(key) for key in ("experiment", "block") if key in fields}
+    samples: tuple[Sample, ...] = fields.pop("samples", (copy,))  # type: ignore[assignment]
     one = JobEvidence(
-        f"{mode}-{rate:g}", mode, "n1", "gpu", 1, None, (0,), (0,),
-        (Sample("h2d-bandwidth", "bytes_per_s", rate, device=gpu, node=0),),
+        name, mode, "n1", "gpu", 1, None, (0,), (0,), run_of(name, *samples, **head),
         homes=((str(gpu), 0),),
     )  # fmt: skip
     return replace(one, **fields)  # type: ignore[arg-type]
@@ -291,33 +285,31 @@ def test_shared_jobs_do_for_copies_where_they_are_near_bound_and_as_fast(
     assert report.verdicts[0].queue is expected
 
 
-def test_slices_stand_beside_whole_shared_gpus() -> None:
+def test_slices_are_compared_with_whole_gpus_and_decide_nothing() -> None:
     jobs = (
         job(Mode.EXCLUSIVE, 50e9),
-        job(Mode.TOGETHER, 49e9),
+        job(Mode.TOGETHER, 50e9),
         job(Mode.TOGETHER, 12e9, gres="gpu:1g.10gb"),
     )
     (one,) = comparisons(jobs)
-    assert [(name, mean.mean) for name, mean in one.shared] == [("1 GPU, together", 49e9)]
-    assert [(name, mean.mean) for name, mean in one.slices] == [
-        ("slice gpu:1g.10gb, together", 12e9)
-    ]
-    assert "slice gpu:1g.10gb, together" in text_of(study_report("x", jobs, None, (), ()))
+    assert (one.baseline, one.alternatives) == (
+        NEAR, ("1 GPU, together", "slice gpu:1g.10gb, together"),
+    )  # fmt: skip
+    report = study_report("x", jobs, None, (), ())
+    assert "slice gpu:1g.10gb, together" in text_of(report)
+    assert report.verdicts[0].queue is Queue.EITHER
 
 
 def test_jobs_that_did_not_measure_together_stand_apart() -> None:
-    texts = {"met": "1 of 4\n", "nvbandwidth.txt": sdumont_study.shared((0,))}
-    apart = evidence_of(replace(ALONE, mode=Mode.TOGETHER, gpus=1), "a", texts, None)
-    assert shape_of(apart) == "1 GPU, 1 of 4 together"
-    texts["met"] = "4 of 4\n"
-    together = evidence_of(replace(ALONE, mode=Mode.TOGETHER, gpus=1), "a", texts, None)
-    assert shape_of(together) == "1 GPU, together"
+    apart = job(Mode.TOGETHER, 50e9, record=JobRecord(met="1 of 4"))
+    assert apart.shape == "1 GPU, 1 of 4 together"
+    assert replace(apart, record=JobRecord(met="4 of 4")).shape == "1 GPU, together"
 
 
 def test_the_own_programs_time_is_shown_in_seconds() -> None:
-    took = Sample("app-time:gmx", "ns", 42e9)
-    one = evidence_of(replace(ALONE, gpus=1), "a", {}, None, (took,))
-    text = text_of(study_report("x", (one,), None, (), ()))
+    took = (Sample("app-time:gmx", "ns", 42e9),)
+    jobs = (job(Mode.ALONE, 1.0, samples=took), job(Mode.TOGETHER, 1.0, samples=took))
+    text = text_of(study_report("x", jobs, None, (), ()))
     assert "42 s" in text
     assert "1 GPU, alone" in text
 
@@ -338,8 +330,8 @@ def test_a_home_is_not_guessed_where_no_node_is_clearly_faster() -> None:
     )  # fmt: skip
     (matrix,) = matrices(jobs)
     assert (matrix.homes, matrix.homes_measured) == ((None,), False)
-    (one,) = comparisons(jobs) or (None,)
-    assert one is None or one.local is None
+    assert matrix.local is None
+    assert list(comparisons(jobs)) == []
 
 
 def test_a_folder_without_a_study_is_refused(

@@ -82,7 +82,7 @@ def queue(tmp_path: Path) -> StandIn:
 
 NEW = (
     "--host", str(HERE / "gpu-node.toml"), "--nodes", "2", "--tests", "none", "--shared", "1x2",
-    "--numa", "0",
+    "--numa", "0", "--rounds", "1",
 )  # fmt: skip
 EXPERIMENTS = 2 * 3  # on each node: one shape alone and together, one NUMA node
 
@@ -147,8 +147,8 @@ def test_sbatchs_variables_move_no_job(queue: StandIn) -> None:
 def test_a_job_that_is_submitted_again_waits_for_those_behind_it(queue: StandIn) -> None:
     assert queue.run(*NEW)[0] == 0
     rows = queue.jobs()
-    again = next(job for job in rows if job["experiment"] == "shared-1gpu-n1-alone")
-    behind = next(job for job in rows if job["experiment"] == "exclusive-n1-numa0")
+    again = next(job for job in rows if job["experiment"] == "shared-1gpu-n1-alone-r1")
+    behind = next(job for job in rows if job["experiment"] == "exclusive-n1-numa0-r1")
     again["state"], behind["state"], behind["after"] = "CANCELLED", "PENDING", [999]
     (queue.base / "queue.json").write_text(json.dumps(rows))
     for job in (again, behind):
@@ -156,7 +156,7 @@ def test_a_job_that_is_submitted_again_waits_for_those_behind_it(queue: StandIn)
             done.unlink()
     queue.run("--wait", "0")
     last = queue.jobs()[-1]
-    assert (last["experiment"], last["after"]) == ("shared-1gpu-n1-alone", [behind["id"]])
+    assert (last["experiment"], last["after"]) == ("shared-1gpu-n1-alone-r1", [behind["id"]])
 
 
 @pytest.mark.parametrize(
@@ -221,5 +221,5 @@ def test_jobs_that_ended_without_a_figure_are_no_results(queue: StandIn) -> None
     (queue.base / "no-copies").touch()
     code, said = queue.run(*NEW)
     assert code == 1
-    assert "0 of" in said
-    assert "no copies" in said
+    assert "0 of 8 jobs have results" in said
+    assert "its script ended with exit status 2: --tests: expected one, found none" in said

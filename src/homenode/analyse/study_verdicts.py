@@ -12,19 +12,20 @@ from statistics import median
 
 from homenode.analyse.alternative import alternatives
 from homenode.analyse.compare import compare
-from homenode.analyse.comparison import Outcome
+from homenode.analyse.comparison import Comparison, Outcome
 from homenode.analyse.statement import ground_of, sentence_of
+from homenode.analyse.study_maps import COPIES, Matrix, homes_of, runs_by
 from homenode.analyse.verdict import verdict
 from homenode.analyse.words import multiple_text
 from homenode.findings import Severity
-from homenode.measure.bindings.evidence import JobEvidence
+from homenode.measure.bindings.evidence import JobEvidence, device_of
 from homenode.measure.bindings.experiments import Mode
-from homenode.measure.bindings.figures import Comparison, device_of, measured_homes, shape_of
 from homenode.objective import Objective
-from homenode.results.model import UNKNOWN_SWITCHES, Origin, Run, RunHead, Sample
-from homenode.results.vantage import Vantage
+from homenode.results.model import Run, Sample
 
-_COPIES = ("h2d-bandwidth", "d2h-bandwidth")
+_BOUND = "bound to node"
+_SHOWN = 3
+"""Cluster nodes whose figures a verdict names."""
 
 
 class Queue(StrEnum):
@@ -99,77 +100,97 @@ def _list(nodes: Iterable[int]) -> str:
     return " ".join(str(node) for node in sorted(nodes))
 
 
-def verdicts(
-    jobs: tuple[JobEvidence, ...], comparisons: tuple[Comparison, ...]
-) -> tuple[WorkVerdict, ...]:
+def verdicts(jobs: tuple[JobEvidence, ...], maps: Sequence[Matrix]) -> tuple[WorkVerdict, ...]:
     """One for each kind of work, in the study's order."""
-    by_metric = {one.metric: one for one in comparisons}
-    return (
-        _copies(jobs, by_metric),
-        _computing(jobs),
-        _between_gpus(jobs),
-        _development(jobs),
-    )
+    return (_copies(jobs, maps), _computing(jobs), _between_gpus(jobs), _development(jobs))
 
 
 NEAR, FAR = "memory on the GPU's own node", "memory on another node"
 WHOLE, PARTS = "whole nodes", "parts of nodes"
 
 
-def copies_as_runs(jobs: Iterable[JobEvidence]) -> Iterator[Run]:
-    """Copies between host and GPUs, by where memory was bound and by shape of shared jobs, as runs
-    that compare like those of layouts: each job is a boot."""
-    every = [job for job in jobs if job.gres == "gpu"]
-    for job in every:
-        own = [one for one in every if one.node == job.node and one.mode is Mode.EXCLUSIVE]
-        homes = dict(job.homes) or measured_homes(own)
-        by_label: dict[str, list[Sample]] = {}
-        for one in job.samples:
-            if one.metric not in _COPIES or one.variant is not None:
-                continue
-            if job.mode is not Mode.EXCLUSIVE:
-                by_label.setdefault(shape_of(job), []).append(one)
-            elif device_of(one) in homes and one.node is not None:
-                is_near = homes[device_of(one)] == one.node
-                by_label.setdefault(NEAR if is_near else FAR, []).append(one)
-        for label, samples in by_label.items():
-            yield _run(job, label, samples)
+def copies_as_runs(jobs: Iterable[JobEvidence], metrics: Sequence[str] = COPIES) -> tuple[Run, ...]:
+    """Copies between host and GPUs, by where memory was bound and by shape of shared jobs; copies
+    near first."""
+    every = tuple(jobs)
+    homes = {
+        node: homes_of(one for one in every if one.node == node)
+        for node in {job.node for job in every}
+    }
 
+    def label_of(job: JobEvidence, sample: Sample) -> str | None:
+        if sample.metric not in metrics or sample.variant is not None:
+            return None
+        if job.mode is not Mode.EXCLUSIVE:
+            return job.shape
+        home, node = homes[job.node].get(device_of(sample)), job.node_of(sample)
+        if home is None or node is None:
+            return None
+        return NEAR if home == node else FAR
 
-def _run(job: JobEvidence, label: str, samples: Sequence[Sample]) -> Run:
-    """The slowest GPU of a job counts, whichever GPUs Slurm gave it."""
-    gpus = list(dict.fromkeys(device_of(one) for one in samples))
-    started = None if job.run is None else job.run.head.started_s
-    head = RunHead(
-        job.name, job.system or "cluster", Origin.IMPORTED, Vantage.JOB, UNKNOWN_SWITCHES,
-        arrangement=label, started_s=started,
+    order = (NEAR, FAR)
+    runs = runs_by(every, label_of)
+    return tuple(
+        sorted(runs, key=lambda run: order.index(run.head.arrangement or "")
+               if run.head.arrangement in order else len(order))
     )  # fmt: skip
-    return Run(
-        head,
-        tuple(
-            replace(one, device=None, node=None, index=gpus.index(device_of(one)))
-            for one in samples
-        ),
-    )
 
 
-def _copies(jobs: tuple[JobEvidence, ...], by_metric: dict[str, Comparison]) -> WorkVerdict:
+def comparisons(jobs: tuple[JobEvidence, ...]) -> Iterator[Comparison]:
+    """Copies between host and GPUs by where memory was, and all else by how jobs were bound."""
+    by_binding = sorted(runs_by(jobs, _by_binding), key=_binding_order)
+    for runs in (copies_as_runs(jobs), by_binding):
+        found = alternatives(runs)
+        if len(found) > 1:
+            yield compare(found)
+
+
+def _binding_order(run: Run) -> tuple[bool, int, str]:
+    """Whole nodes first, by the number of the NUMA node."""
+    label = run.head.arrangement or ""
+    return not label.startswith(_BOUND), len(label), label
+
+
+def _by_binding(job: JobEvidence, sample: Sample) -> str | None:
+    if sample.metric in COPIES:
+        return None
+    return f"{_BOUND} {job.bound_to}" if job.mode is Mode.EXCLUSIVE else job.shape
+
+
+def between_gpus(jobs: Iterable[JobEvidence]) -> tuple[Run, ...]:
+    """Copies from one GPU to another, by the binding of their job."""
+
+    def label_of(job: JobEvidence, sample: Sample) -> str | None:
+        if sample.metric != "p2p-bandwidth" or sample.variant is not None:
+            return None
+        node = job.node_of(sample)
+        return f"{_BOUND} {node}" if job.mode is Mode.EXCLUSIVE else PARTS
+
+    return runs_by(jobs, label_of)
+
+
+def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[Matrix]) -> WorkVerdict:
     work = "memory-bound GPU codes"
-    found = by_metric.get("h2d-bandwidth")
-    if found is None or found.local is None:
+    local = [one for one in maps if one.metric == "h2d-bandwidth" and one.local is not None]
+    if not local:
         return _unknown(work, "host to device was not measured from each NUMA node")
-    evidence = [f"host to device {_rate(found.local.mean)} local (n = {found.local.count})"]
-    if found.remote is not None and found.ratio is not None:
-        evidence[0] += f", {_rate(found.remote.mean)} remote: {found.ratio:.2f}x"
-    made = verdict("", tuple(copies_as_runs(jobs)), Objective.DEVICE_TRANSFER)
+    evidence = [_on_node(one) for one in local[:_SHOWN]]
+    # A slice of a GPU is no part of this question.
+    whole = tuple(job for job in jobs if job.gres == "gpu")
+    made = verdict("", copies_as_runs(whole, COPIES[:2]), Objective.DEVICE_TRANSFER)
     evidence.append(f"{ground_of(made)}: {sentence_of(made)}")
-    shared = [job for job in jobs if job.mode in (Mode.ALONE, Mode.TOGETHER) and job.gres == "gpu"]
-    if not shared or not found.shared:
+    shared = [
+        job
+        for job in whole
+        if job.mode in (Mode.ALONE, Mode.TOGETHER)
+        and any(sample.metric == "h2d-bandwidth" for sample in job.samples)
+    ]
+    if not shared:
         reason = "bound to the GPUs' nodes it gets the local figure; shared jobs were not measured"
         return WorkVerdict(work, Queue.EXCLUSIVE, reason, tuple(evidence), True)
     places = [locality_of(job)[0] for job in shared]
     evidence.append(_places(places))
-    shapes = {name for name, _ in found.shared}
+    shapes = {job.shape for job in shared}
     if Locality.LOST in places or shapes & {*made.avoid}:
         reason = "shared jobs are placed away from their GPUs, or get less than local copies"
         return WorkVerdict(work, Queue.EXCLUSIVE, reason, tuple(evidence), True)
@@ -185,16 +206,21 @@ def _copies(jobs: tuple[JobEvidence, ...], by_metric: dict[str, Comparison]) -> 
     return WorkVerdict(work, Queue.EXCLUSIVE, reason, tuple(evidence), True)
 
 
+def _on_node(one: Matrix) -> str:
+    text = f"{one.node}: host to device {_rate(one.local or 0.0)} local"
+    if one.remote is not None and one.ratio is not None:
+        text += f", {_rate(one.remote)} remote: {one.ratio:.2f}x"
+    return text
+
+
 def _computing(jobs: tuple[JobEvidence, ...]) -> WorkVerdict:
     """By the user's own program alone: copies and products inside a GPU do not feel its host."""
     work = "compute-bound GPU codes"
     own = sorted({s.metric for job in jobs for s in job.samples if s.metric.startswith("app-")})
     for metric in own:
-        runs = [
-            _run(job, WHOLE if job.mode is Mode.EXCLUSIVE else PARTS, samples)
-            for job in jobs
-            if (samples := [replace(s, peer=None) for s in job.samples if s.metric == metric])
-        ]
+        runs = runs_by(jobs, lambda job, sample, metric=metric: (  # type: ignore[misc]
+            None if sample.metric != metric else WHOLE if job.mode is Mode.EXCLUSIVE else PARTS
+        ))  # fmt: skip
         found = alternatives(sorted(runs, key=lambda run: run.head.arrangement != WHOLE))
         if [one.label for one in found] != [WHOLE, PARTS]:
             continue
@@ -223,17 +249,8 @@ def _computing(jobs: tuple[JobEvidence, ...]) -> WorkVerdict:
 
 def _between_gpus(jobs: tuple[JobEvidence, ...]) -> WorkVerdict:
     work = "multi-GPU (NVLink)"
-    runs: list[Run] = []
-    for job in jobs:
-        by_label: dict[str, list[Sample]] = {}
-        for one in job.samples:
-            if one.metric == "p2p-bandwidth" and one.variant is None:
-                node = job.bound_to if one.node is None else one.node
-                label = f"bound to node {node}" if job.mode is Mode.EXCLUSIVE else PARTS
-                by_label.setdefault(label, []).append(replace(one, peer=None))
-        runs += [_run(job, label, samples) for label, samples in by_label.items()]
-    bindings = {run.head.arrangement for run in runs}
-    if len(bindings) < 2:
+    runs = between_gpus(jobs)
+    if len({run.head.arrangement for run in runs}) < 2:
         return _unknown(work, "copies between GPUs were measured under one binding, or none")
     made = verdict("", runs, Objective.COLLECTIVE)
     evidence = (f"{ground_of(made)}: {sentence_of(made)}",)
@@ -250,7 +267,7 @@ def _development(jobs: tuple[JobEvidence, ...]) -> WorkVerdict:
     work = "development, testing"
     waits: dict[bool, list[float]] = {}
     for job in jobs:
-        if job.record is not None and job.record.queue_wait_s is not None:
+        if job.record.queue_wait_s is not None:
             waits.setdefault(job.mode is Mode.EXCLUSIVE, []).append(job.record.queue_wait_s)
     if len(waits) < 2:
         return WorkVerdict(

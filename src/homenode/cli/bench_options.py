@@ -136,6 +136,16 @@ class RunArguments:
         str | None,
         _run_option("--boot", metavar="ID", help="Identity of this boot. Default: the kernel's."),
     ] = None
+    experiment: Annotated[
+        str | None,
+        _run_option("--experiment", metavar="ID", help="The study that this run is a part of."),
+    ] = None
+    block: Annotated[
+        int | None,
+        _run_option(
+            "--block", metavar="N", min=0, help="Its round there, from 0; with --experiment."
+        ),
+    ] = None
     vantage: Annotated[
         Vantage | None, _run_option("--vantage", help="Where this is. Default: detected.")
     ] = None
@@ -159,7 +169,7 @@ def bench_options(
 ) -> "BenchOptions":
     """The run that is asked for. Raises UsageError, naming the option, and InputError for files."""
     from homenode.cpuset import CpuSet
-    from homenode.measure.orders import BenchOptions
+    from homenode.measure.orders import BenchOptions, check_name
     from homenode.plan.stored import read_plan
     from homenode.results.model import UNKNOWN_SWITCHES
 
@@ -168,6 +178,13 @@ def bench_options(
         plan = read_plan(read_file(run.plan, "a saved plan"), str(run.plan))
     if run.domain is not None and plan is None:
         raise UsageError("--domain: expected --plan as well, whose document it is")
+    if (run.experiment is None) != (run.block is None):
+        raise UsageError(
+            "--experiment, --block: expected both, found one",
+            hint="a block is a round of the study: one run of each of its alternatives",
+        )
+    if run.experiment is not None:
+        check_name(run.experiment, "--experiment")
     document = None
     if run.domain is not None:
         document = read_file(run.domain, "a domain document")
@@ -188,6 +205,8 @@ def bench_options(
         arrangement=run.arrangement,
         force=run.force,
         marks=_marks(run),
+        experiment=run.experiment,
+        block=run.block,
     )
 
 

@@ -59,12 +59,12 @@ def import_results(
       homenode import logs --dry-run
     """
     from homenode.measure.imported.files import find_sources
-    from homenode.measure.imported.runs import ImportWishes, imported_runs, unread_files
+    from homenode.measure.imported.runs import ImportOptions, imported_runs, unread_files
 
     found = find_sources(folders)
     sources = found.folders
-    wishes = ImportWishes(system, host_kind, vantage, _layouts(layout or []))
-    runs = imported_runs(sources, wishes)
+    options = ImportOptions(system, host_kind, vantage, _layouts(layout or []))
+    runs = imported_runs(sources, options)
     skipped = list(found.skipped)
     skipped += [gap for folder in sources for gap in unread_files(folder)]
     with_figures = tuple(one for one in runs if one.run.samples)

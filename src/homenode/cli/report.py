@@ -92,7 +92,7 @@ def write_page(folders: list[str], host: str | None, title: str, output: Path) -
 
 def _tell_queues(machines: "tuple[Machine, ...]") -> None:
     """Layouts are what this report compares; jobs of two queues have none."""
-    from homenode.measure.bindings.imported import is_of_a_queue
+    from homenode.measure.bindings.evidence import is_of_a_queue
 
     if any(is_of_a_queue(run) for machine in machines for run in machine.runs):
         note("jobs of Slurm's queues: homenode slurm report says which queue for which work")

@@ -95,13 +95,27 @@ def confined(host: Host, pus: CpuSet | None, nodes: tuple[int, ...] | None) -> H
     )
 
 
+def as_bound(test: BenchTest) -> BenchTest:
+    """A test that stays where its job is: nvbandwidth else moves itself to the GPU's PUs."""
+    others = tuple(as_bound(one) for one in test.alternatives)
+    return replace(test, argv=_staying(test.argv), alternatives=others)
+
+
+def _staying(argv: tuple[str, ...]) -> tuple[str, ...]:
+    if "nvbandwidth" not in argv or "-d" in argv:
+        return argv
+    at = argv.index("nvbandwidth") + 1
+    return (*argv[:at], "-d", *argv[at:])
+
+
 def bound(
     test: BenchTest,
     pus: CpuSet,
     nodes: tuple[int, ...] | None,
     pus_of_node: Mapping[int, CpuSet],
 ) -> BenchTest:
-    """A test kept to these PUs and nodes. The probe pins its own threads; taskset keeps others.
+    """A test kept to these PUs and nodes. The probe pins its own threads; taskset keeps others,
+    and numactl their memory.
 
     pus_of_node: those of them that each node has.
     """
@@ -123,14 +137,11 @@ def _bound_argv(
         if nodes is not None and len(nodes) == 1 and takes_node and "--matrix" not in test.argv:
             return (*test.argv, "--node", str(nodes[0]))
         return test.argv
-    argv = test.argv
-    if "nvbandwidth" in argv and "-d" not in argv:
-        # It asks the driver to move it to the GPU's PUs, wherever it was kept.
-        at = argv.index("nvbandwidth") + 1
-        argv = (*argv[:at], "-d", *argv[at:])
+    argv = _staying(test.argv)
     if argv[0] == "numactl" and test.node is not None:
         # numactl takes all PUs of the node: what it starts is kept to ours.
         at = next(n for n, word in enumerate(argv) if n > 0 and not word.startswith("-"))
         ours = pus_of_node.get(int(test.node), pus)
         return (*argv[:at], "taskset", "-c", str(ours), *argv[at:])
-    return ("taskset", "-c", str(pus), *argv)
+    memory = () if nodes is None else ("numactl", f"--membind={','.join(map(str, nodes))}")
+    return (*memory, "taskset", "-c", str(pus), *argv)

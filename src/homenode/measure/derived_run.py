@@ -20,7 +20,7 @@ from homenode.measure.figures.sample import numbered
 from homenode.measure.model import BenchTest, Reader
 from homenode.measure.record import LookRecord, RunRecord, StepRecord, StepStatus
 from homenode.measure.schedule import Schedule, moved_rounds, schedule
-from homenode.measure.step_reading import StepReading, disturbed, read_app, read_step
+from homenode.measure.step_reading import REPLAYED, StepReading, disturbed, read_app, read_step
 from homenode.metrics import metric_of
 from homenode.results.model import UNSETTLED, Condition, Origin, Run, Sample
 from homenode.results.placement_states import Bracket, States, states_of
@@ -129,6 +129,8 @@ def _origin(record: RunRecord, looks: Sequence[LookRecord], read: Sequence[_Read
     """None where nobody tells whether the machine is emulated."""
     told = {look.environment.emulated for look in looks}
     told |= {one.reading.emulated for one in read}
+    if any(c.name == REPLAYED for one in read for c in one.reading.conditions):
+        return Origin.SYNTHESISED
     if record.head.origin is Origin.EMULATED or True in told:
         return Origin.EMULATED
     return record.head.origin if False in told else None

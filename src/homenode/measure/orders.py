@@ -93,13 +93,13 @@ class BenchOutcome:
     gaps: tuple[Gap, ...]
 
 
-def check_name(name: str) -> None:
+def check_name(name: str, option: str = "NAME") -> None:
     """Raises UsageError for what is no folder's name that results are found under."""
     sound = 0 < len(name) <= MAX_NAME and name.isprintable() and "/" not in name
     if not sound or name.startswith("."):
         raise UsageError(
-            f"NAME: expected a folder's name of 1 to {MAX_NAME} letters that begins with no dot, "
-            f"found {name[:40]!r}"
+            f"{option}: expected a folder's name of 1 to {MAX_NAME} letters that begins with no "
+            f"dot, found {name[:40]!r}"
         )
 
 

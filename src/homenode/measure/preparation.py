@@ -11,7 +11,14 @@ from homenode.domain.read import open_domain
 from homenode.errors import UsageError
 from homenode.findings import Finding, are_bad
 from homenode.gap import Gap
-from homenode.measure.confinement import bound, confined, keeps_to_nodes, kept_to, usable_pus
+from homenode.measure.confinement import (
+    as_bound,
+    bound,
+    confined,
+    keeps_to_nodes,
+    kept_to,
+    usable_pus,
+)
 from homenode.measure.gpu.gpus_shown import ShownGpus
 from homenode.measure.imported.runs import CPU_ONLY, GPU_UNKNOWN
 from homenode.measure.model import CONTROLS, BenchTest, Group, Reader, Suite
@@ -78,6 +85,10 @@ def prepared(
     usable = confined(kept_to(host, own_pus), pus, orders.nodes)
     usable = _with_memory(usable, orders.nodes, memory_nodes)
     suite = _suite(orders, usable, installed, shown)
+    if orders.vantage is Vantage.JOB and orders.experiment is not None:
+        # One binding of a study: the other nodes are other runs of it.
+        tests = tuple(as_bound(one) for one in suite.tests if one.node is None)
+        suite = Suite(tuple(filter(keeps_to_nodes, tests)), suite.left_out)
     if len(usable.nodes) < len(host.nodes):
         suite = _without(suite, lambda test: not keeps_to_nodes(test), "some nodes are not ours")
     if pus is not None or orders.nodes is not None:
@@ -145,10 +156,15 @@ def _with_memory(
 def _bound(
     suite: Suite, host: Host, nodes: tuple[int, ...] | None, installed: Collection[str]
 ) -> Suite:
-    """The suite on some PUs: GPU tools and the user's program are kept to them by taskset."""
-    if "taskset" not in installed:
-        reason = "taskset is not installed, to keep it on its PUs"
-        suite = _without(suite, lambda test: test.reads is not Reader.PROBE, reason)
+    """The suite on some PUs: GPU tools and the user's program are kept to them by taskset, and
+    their memory to the nodes by numactl."""
+    needed = {"taskset": "to keep it on its PUs"}
+    if nodes is not None:
+        needed["numactl"] = "to keep its memory on these nodes"
+    for program, purpose in needed.items():
+        if program not in installed:
+            reason = f"{program} is not installed, {purpose}"
+            suite = _without(suite, lambda test: test.reads is not Reader.PROBE, reason)
     pus, of_node = usable_pus(host), {int(node.index): node.pus for node in host.nodes}
     tests = tuple(bound(test, pus, nodes, of_node) for test in suite.tests)
     return Suite(tests, suite.left_out)

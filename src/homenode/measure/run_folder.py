@@ -15,6 +15,7 @@ from pathlib import Path
 
 from homenode import formats
 from homenode.errors import HostError, InputError
+from homenode.gap import Gap
 from homenode.measure.record import KIND, BenchEntry, LookRecord, RunRecord, StepRecord, digest
 from homenode.record_folder import RecordFolder
 from homenode.results.lines import head_line, run_text
@@ -54,7 +55,7 @@ class RunFolder(RecordFolder):
 
     def order(self) -> RunRecord | None:
         """What was ordered; None where nothing was yet. Raises InputError."""
-        found = self._entries()
+        found = self.records()
         return None if found is None else found[0]
 
     def steps(self) -> tuple[tuple[StepRecord, str], ...]:
@@ -62,7 +63,7 @@ class RunFolder(RecordFolder):
 
         A record whose output is not what it was is refused: somebody changed the folder.
         """
-        _, entries = self._entries() or (None, ())
+        _, entries = self.records() or (None, ())
         records: dict[int, StepRecord] = {}
         for entry in entries:
             if entry.step is not None:
@@ -76,7 +77,7 @@ class RunFolder(RecordFolder):
         return tuple((records[at], self._output(records[at])) for at in sorted(records))
 
     def looks(self) -> tuple[LookRecord, ...]:
-        _, entries = self._entries() or (None, ())
+        _, entries = self.records() or (None, ())
         return tuple(entry.look for entry in entries if entry.look is not None)
 
     def write_order(self, record: RunRecord) -> None:
@@ -96,7 +97,8 @@ class RunFolder(RecordFolder):
     def write_run(self, run: Run) -> None:
         self.write(FILE, run_text(run).encode())
 
-    def _entries(self) -> tuple[RunRecord, tuple[BenchEntry, ...]] | None:
+    def records(self) -> tuple[RunRecord, tuple[BenchEntry, ...]] | None:
+        """What was ordered, and each look and step; None where nothing was ordered yet."""
         if not self.has_journal:
             if (self.path / _OLD_ORDER).exists():
                 raise InputError(
@@ -128,6 +130,17 @@ class RunFolder(RecordFolder):
                 hint="start a new run under another name",
             )
         return output
+
+
+def gaps_of_run(path: Path) -> tuple[Gap, ...]:
+    """Tests that a run did not get or that failed, as its journal says. Raises InputError."""
+    found = RunFolder(path).records()
+    if found is None:
+        return ()
+    record, entries = found
+    steps = (entry.step for entry in entries if entry.step is not None)
+    said = (Gap(step.test, reason) for step in steps for reason in step.said)
+    return tuple(dict.fromkeys((*record.left_out, *said)))
 
 
 @contextlib.contextmanager

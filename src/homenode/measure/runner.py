@@ -5,6 +5,7 @@ that one. A resumed run must be of the same machine, boot, tests, rounds and see
 was started anew places its guests and its memory anew, and is another boot for any comparison.
 """
 
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -278,6 +279,9 @@ def _attempt(session: _Session, step: Step, test: BenchTest) -> tuple[StepRecord
 
 def _run(session: _Session, test: BenchTest) -> Completed:
     environment = dict(test.environment)
+    if test.reads is Reader.APP and isinstance(session.machine, LocalMachine):
+        # The user's own program runs as the user set it up: modules, OMP_NUM_THREADS.
+        environment = {**os.environ, **environment}
     if test.program is None:
         return session.machine.run(test.argv, test.timeout_s, environment=environment)
     return run_program(session.machine, test.argv, test.timeout_s, test.program, environment)

@@ -1,5 +1,6 @@
 """Step reading: what the output of one step comes to, whoever printed it."""
 
+import re
 from dataclasses import dataclass, replace
 
 from homenode.findings import Finding
@@ -12,6 +13,11 @@ from homenode.measure.step_figures import figures_of_step
 from homenode.results.model import Condition
 from homenode.tools.homenode_probe import parse
 from homenode.topology import Host
+
+REPLAYED = "replayed"
+"""Condition of a run whose figures a stand-in for a tool printed: what it says of them."""
+
+REPLAYED_LINE = re.compile(r"(?m)^replayed: (.{1,200})$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +46,14 @@ def read_step(test: BenchTest, output: str, host: Host) -> StepReading:
             found.emulated,
         )
     figures = figures_of_step(test, output, host)
+    replayed = REPLAYED_LINE.search(output)
+    conditions = (Condition(REPLAYED, replayed[1].strip()),) if replayed else ()
     return StepReading(
-        tuple(BracketedSample(one) for one in figures.samples), figures.conditions, figures.gaps,
+        tuple(BracketedSample(one) for one in figures.samples),
+        (*figures.conditions, *conditions),
+        figures.gaps,
         figures.findings,
-    )  # fmt: skip
+    )
 
 
 def _varied(placed: BracketedSample, variant: str | None) -> BracketedSample:

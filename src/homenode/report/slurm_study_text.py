@@ -1,24 +1,25 @@
 """Slurm study text: a study's report for a terminal: heat maps, queues, jobs, verdicts."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from homenode.analyse.comparison import Comparison, Effect, Outcome
+from homenode.analyse.study_maps import Matrix
+from homenode.analyse.study_outliers import LEAST_NODES, Outlier
 from homenode.analyse.study_report import JobLine, StudyReport
 from homenode.analyse.study_verdicts import Locality
+from homenode.analyse.words import figure_text, multiple_text, range_text
 from homenode.measure.bindings.experiments import Mode
-from homenode.measure.bindings.figures import Comparison, Matrix, Mean
-from homenode.measure.bindings.outliers import LEAST_NODES, Outlier
 from homenode.metrics import METRICS as KNOWN
 from homenode.report.terminal_text import AsciiWhereNeeded, TableOrList
 from homenode.wording import plural, printable
 
 _SHADES = ("red", "dark_orange", "yellow", "green_yellow", "green")
-_TITLES = {"h2d-bandwidth": "H2D", "d2h-bandwidth": "D2H", "h2d-latency": "H2D latency"}
 _SHOWN = 12
 _HIDDEN_LINES = 40
 
@@ -50,11 +51,8 @@ def _parts(report: StudyReport, *, everything: bool) -> Iterator[RenderableType]
         yield _map(matrix)
     if len(shown) < len(report.matrices):
         yield Text(f"{len(report.matrices) - len(shown)} more maps (--all)")
-    if report.comparisons:
-        yield _comparison(report)
-    if report.own_program:
-        rows = [(name.partition(":")[2], how, _own(name, m)) for name, how, m in report.own_program]
-        yield Group(Text("own program"), TableOrList(("program", "bound", "figure"), rows))
+    for one in report.comparisons:
+        yield from _comparison(one)
     if report.jobs:
         found = report.collective
         of_all = 0.0 if found is None else found.gpu_hours or 0.0
@@ -67,16 +65,6 @@ def _parts(report: StudyReport, *, everything: bool) -> Iterator[RenderableType]
         )
     if report.collective is not None:
         yield _collective(report)
-    if report.power:
-        power = [
-            (KNOWN[p.metric].title, str(p.mode), p.device, f"{p.watts.mean:.0f} W",
-             f"{p.joules_per_gb.mean:.2f} J/GB")
-            for p in report.power
-        ]  # fmt: skip
-        yield Group(
-            Text("power while copying"),
-            TableOrList(("copies", "queue", "of", "power", "per GB moved"), power),
-        )
     if report.jobs:
         yield _outliers(report.outliers, report)
         yield _verdicts(report)
@@ -88,11 +76,6 @@ def _parts(report: StudyReport, *, everything: bool) -> Iterator[RenderableType]
         lines = [Text(printable(f"open: {gap}")) for gap in report.gaps]
         more = [] if everything else [Text(f"{len(lines) - _SHOWN} more (--all)")]
         yield Group(*(lines if everything or len(lines) <= _SHOWN else [*lines[:_SHOWN], *more]))
-
-
-def _own(metric: str, mean: Mean) -> str:
-    """In the user's unit: times are seconds."""
-    return f"{mean.mean / 1e9:g} s" if metric.startswith("app-time") else f"{mean.mean:g}"
 
 
 def _few(report: StudyReport) -> tuple[Matrix, ...]:
@@ -149,7 +132,11 @@ def _map(matrix: Matrix) -> RenderableType:
     how = " ([ ] is local, derived from these figures)" if matrix.homes_measured else ""
     how = how or (" ([ ] is local)" if any(h is not None for h in matrix.homes) else "")
     title = f"{matrix.node}: {KNOWN[matrix.metric].title}, {_unit(matrix.metric)}{how}"
-    return Group(Text(printable(title), style="bold"), _Map(matrix))
+    parts: list[RenderableType] = [Text(printable(title), style="bold"), _Map(matrix)]
+    if matrix.local is not None and matrix.remote is not None:
+        local, remote = (_number(value, matrix.metric) for value in (matrix.local, matrix.remote))
+        parts.append(Text(f"local {local}, remote {remote}: {matrix.ratio:.2f}x"))
+    return Group(*parts)
 
 
 def _cell(value: float | None, metric: str, *, is_home: bool) -> str:
@@ -171,43 +158,42 @@ def _short(column: str) -> str:
     return column.removeprefix("0000:").removesuffix(":00.0").removesuffix(".0")
 
 
-def _comparison(report: StudyReport) -> RenderableType:
-    """Ways to run in rows, copies in columns."""
-    of = report.comparisons
-    rows = [
-        ("whole node, local", *(_mean(one.local, one) for one in of)),
-        ("whole node, remote", *(_mean(one.remote, one) for one in of)),
-        ("what locality is worth", *(_times(one.ratio) for one in of)),
-    ]
-    for names in (_names(one.shared for one in of), _names(one.slices for one in of)):
-        for name in names:
-            found = [dict((*one.shared, *one.slices)).get(name) for one in of]
-            cells = [_mean(mean, one) for mean, one in zip(found, of, strict=True)]
-            rows.append((name, *cells))
-    titles = [f"{_TITLES[one.metric]}, {_unit(one.metric)}" for one in of]
-    parts: list[RenderableType] = [
-        Text("whole nodes against shared jobs: mean ± deviation (figures)", style="bold"),
-        TableOrList(("jobs", *titles), rows),
-    ]
-    if report.between_gpus is not None:
-        mean = report.between_gpus
-        parts.append(Text(f"GPU to GPU: {mean.mean / 1e9:.1f} GB/s ({mean.count})"))
-    return Group(*parts)
+def _comparison(found: Comparison) -> Iterator[RenderableType]:
+    """A table for each metric: ways to run in rows, against the first."""
+    effects = sorted((one for one in found.effects if _speaks(one)), key=_by_devices)
+    for metric in dict.fromkeys(one.metric for one in found.effects if _speaks(one)):
+        of_name = {one.alternative: one for one in effects if one.metric == metric}
+        first = next(iter(of_name.values()))
+        title = KNOWN[metric].title if metric in KNOWN else metric
+        slowest = ", slowest GPU" if first.slowest_device else ""
+        own = figure_text(first.baseline_value, first.unit)
+        rows = [(found.baseline, own, "", str(first.boots[0]))]
+        rows += [(name, *_effect(of_name[name])) for name in found.alternatives if name in of_name]
+        against = f"x {found.baseline} [{found.confidence:.0%} interval]"
+        yield Group(
+            Text(printable(f"{title}{slowest}: {against}"), style="bold"),
+            TableOrList(("jobs", "figure", "x", "rounds"), rows),
+        )
 
 
-def _names(parts: Iterable[tuple[tuple[str, Mean], ...]]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for part in parts for name, _ in part))
+def _speaks(effect: Effect) -> bool:
+    known = KNOWN.get(effect.metric)
+    variants = (None,) if known is None else (None, known.headline)
+    rest = (effect.size_bytes, effect.node, effect.device, effect.state)
+    return effect.variant in variants and rest == (None,) * 4
 
 
-def _times(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{ratio:.2f}x"
+def _by_devices(effect: Effect) -> bool:
+    return effect.slowest_device
 
 
-def _mean(mean: Mean | None, of: Comparison) -> str:
-    if mean is None:
-        return "-"
-    spread = "" if mean.deviation is None else f" ± {_number(mean.deviation, of.metric)}"
-    return f"{_number(mean.mean, of.metric)}{spread} ({mean.count})"
+def _effect(effect: Effect) -> tuple[str, str, str]:
+    text = multiple_text(effect.ratio)
+    if effect.low is not None and effect.high is not None:
+        text += f" [{range_text(effect.low, effect.high)}]"
+    if effect.outcome is Outcome.CANNOT_TELL:
+        text += ", cannot tell"
+    return figure_text(effect.value, effect.unit), text, str(effect.boots[1])
 
 
 def _jobs(jobs: tuple[JobLine, ...], of_all: float, *, everything: bool) -> RenderableType:

@@ -17,7 +17,7 @@ from homenode.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from homenode.measure.bindings.experiments import Shape, StudyWishes
+    from homenode.measure.bindings.experiments import Shape, StudyOptions
     from homenode.measure.bindings.folder import StudyFolder
     from homenode.measure.bindings.progress import Progress, Study
 
@@ -46,6 +46,10 @@ def study(
         str | None, typer.Option(metavar="Q", help="Parts of nodes. Default: as for whole ones.")
     ] = None,
     nodes: Annotated[int, typer.Option(metavar="N", help="Cluster nodes to study.")] = 1,
+    rounds: Annotated[
+        int,
+        typer.Option(metavar="N", help="Jobs of each kind on each node, in mixed order."),
+    ] = 3,
     nodelist: Annotated[
         str | None, typer.Option(metavar="A,B", help="These cluster nodes, instead of N.")
     ] = None,
@@ -129,7 +133,7 @@ def study(
 ) -> None:
     """Measure how bandwidth depends on binding, and what shared jobs get, on real nodes.
 
-    Writes sbatch scripts into DIR/jobs, submits them, waits, and collects into DIR/results.
+    Writes sbatch scripts into DIR/jobs, submits them and waits; runs are in DIR/results.
     Run it again with the same DIR to go on after any interruption: what is done stays done,
     what failed is submitted again.
 
@@ -137,12 +141,13 @@ def study(
       homenode slurm study -o /shared/study --dry-run
       homenode slurm study -o /shared/study --partition-exclusive gpu --partition-shared gpu-shared
     """
-    from homenode.measure.bindings.experiments import StudyWishes, check_wishes
+    from homenode.measure.bindings.experiments import StudyOptions, check_options
 
-    wishes = StudyWishes(
+    options = StudyOptions(
         partition_exclusive=partition_exclusive,
         partition_shared=partition_shared,
         nodes=nodes,
+        rounds=rounds,
         node_list=_node_list(nodelist),
         numa=_numbers(numa),
         shapes=_shapes(shared, mig or []),
@@ -151,7 +156,7 @@ def study(
         account=account,
         qos=qos,
         reservation=reservation,
-        tests=StudyWishes().tests if tests is None else tuple(t for t in tests if t != "none"),
+        tests=StudyOptions().tests if tests is None else tuple(t for t in tests if t != "none"),
         app=_words(app),
         app_folder=str(Path.cwd()) if app else ".",
         metric=metric,
@@ -161,7 +166,7 @@ def study(
         homenode=_program(),
         setup=None if setup is None else str(Path(setup).resolve()),
     )
-    check_wishes(wishes)
+    check_options(options)
     for option, value in (("--patience", patience), ("--poll", poll), ("--wait", wait or 0.0)):
         if not 0 <= value <= MAX_TIME or (option == "--poll" and value == 0):
             raise UsageError(f"{option} {value:g}: expected a time above 0, {MAX_TIME:g} at most")
@@ -173,7 +178,7 @@ def study(
 
     folder = StudyFolder(output)
     try:
-        made, is_new = _made(folder, wishes, host)
+        made, is_new = _made(folder, options, host)
         if dry_run:
             _tell_scripts(folder, made)
             return
@@ -182,14 +187,14 @@ def study(
         folder.close()
 
 
-def _made(folder: "StudyFolder", wishes: "StudyWishes", host: str | None) -> "tuple[Study, bool]":
+def _made(folder: "StudyFolder", options: "StudyOptions", host: str | None) -> "tuple[Study, bool]":
     """The study that is there, or a new one; whether it is new."""
-    from homenode.measure.bindings.experiments import check_wishes
-    from homenode.measure.bindings.making import made_study
+    from homenode.measure.bindings.experiments import check_options
+    from homenode.measure.bindings.run import made_study
 
     if folder.exists:
         found = folder.load()
-        if others := _others(found, wishes, host):
+        if others := _others(found, options, host):
             raise UsageError(
                 f"{folder.path}: expected the options of the study that is there, found others: "
                 f"{', '.join(others)}",
@@ -199,23 +204,23 @@ def _made(folder: "StudyFolder", wishes: "StudyWishes", host: str | None) -> "tu
     from homenode.measure.bindings.queue_client import account
 
     # Written down: a script that is submitted by hand asks for the same.
-    wishes = replace(wishes, account=wishes.account or account())
-    check_wishes(wishes)
-    return folder.create(made_study(wishes, host, secrets.token_hex(3))), True
+    options = replace(options, account=options.account or account())
+    check_options(options)
+    return folder.create(made_study(options, host, secrets.token_hex(3))), True
 
 
-def _others(found: "Study", wishes: "StudyWishes", host: str | None) -> list[str]:
+def _others(found: "Study", options: "StudyOptions", host: str | None) -> list[str]:
     """Options that the user gave and that are not those of the study that is there.
 
     Not which homenode goes on with it, nor what the environment said.
     """
-    unsaid = type(wishes)()
-    passed = {"homenode", *(["account"] if wishes.account is None else [])}
+    unsaid = type(options)()
+    passed = {"homenode", *(["account"] if options.account is None else [])}
     names = [name for name in unsaid.__dataclass_fields__ if name not in passed]
-    said = [name for name in names if getattr(wishes, name) != getattr(unsaid, name)]
+    said = [name for name in names if getattr(options, name) != getattr(unsaid, name)]
     if not said and host is None:
         return []
-    different = [name for name in names if getattr(wishes, name) != getattr(found.wishes, name)]
+    different = [name for name in names if getattr(options, name) != getattr(found.options, name)]
     return [f"--{_OPTIONS.get(name, name.replace('_', '-'))}" for name in different] + (
         ["--host"] if host != found.host else []
     )
@@ -224,7 +229,7 @@ def _others(found: "Study", wishes: "StudyWishes", host: str | None) -> list[str
 def _go(
     folder: "StudyFolder", made: "Study", is_new: bool, times: tuple[float, float, float | None]
 ) -> None:
-    from homenode.measure.bindings.collect import collect
+    from homenode.measure.bindings.reading import read_study
     from homenode.measure.bindings.run import Patience, StudyRun
 
     poll_s, blocked_s, wait_s = times
@@ -237,15 +242,15 @@ def _go(
         except KeyboardInterrupt:
             note("the jobs go on without homenode; the same command goes on with the study")
             raise
-    collected = collect(folder.path, run.study)
-    for gap in collected.gaps[:_MOST_SHOWN]:
+    found = read_study(folder.path, run.study)
+    for gap in found.gaps[:_MOST_SHOWN]:
         note(f"open: {gap}")
-    if len(collected.gaps) > _MOST_SHOWN:
-        note(f"{len(collected.gaps) - _MOST_SHOWN} more open (homenode slurm report --all)")
-    note(f"collected {collected.runs} runs below {folder.path / 'results'}")
-    for said in dict.fromkeys(job.replayed for job in collected.jobs if job.replayed):
+    if len(found.gaps) > _MOST_SHOWN:
+        note(f"{len(found.gaps) - _MOST_SHOWN} more open (homenode slurm report --all)")
+    note(f"{len(found.jobs)} runs below {folder.path / 'results'}")
+    for said in dict.fromkeys(job.replayed for job in found.jobs if job.replayed):
         note(f"REPLAYED: {said}")
-    _end(folder, progress, collected.unmeasured)
+    _end(folder, progress, found.unmeasured)
 
 
 def _end(
@@ -338,9 +343,9 @@ def _numbers(text: str | None) -> tuple[int, ...] | None:
 
 
 def _shapes(shared: list[str] | None, mig: list[str]) -> "tuple[Shape, ...]":
-    from homenode.measure.bindings.experiments import Shape, StudyWishes
+    from homenode.measure.bindings.experiments import Shape, StudyOptions
 
-    shapes = [] if shared is not None else list(StudyWishes().shapes)
+    shapes = [] if shared is not None else list(StudyOptions().shapes)
     for text in shared or []:
         gpus, is_pair, jobs = text.partition("x")
         if not (is_pair and gpus.isdecimal() and jobs.isdecimal() and len(text) < 12):

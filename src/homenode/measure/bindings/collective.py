@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from homenode.errors import ParseError
 from homenode.gap import Gap
+from homenode.measure.bindings.evidence import gpu_hours
+from homenode.measure.step_reading import REPLAYED_LINE
 from homenode.tools import nccl_tests
 
 
@@ -29,8 +31,6 @@ class Collective:
 
 def collective_of(texts: Mapping[str, str], gpus: int = 0) -> Collective:
     """The peaks of a job's files: node-A.txt, pair-A+B.txt, all.txt. gpus: that it held."""
-    from homenode.measure.bindings.record import REPLAYED, hours_of
-
     nodes: list[tuple[str, float]] = []
     pairs: list[tuple[str, str, float]] = []
     whole: float | None = None
@@ -42,7 +42,7 @@ def collective_of(texts: Mapping[str, str], gpus: int = 0) -> Collective:
             if name.endswith(".err"):
                 gaps.append(Gap(f"all-reduce {name.removesuffix('.err')}", text.strip()[:200]))
             continue
-        said = REPLAYED.search(text)
+        said = REPLAYED_LINE.search(text)
         replayed = said[1].strip() if said else replayed
         try:
             peak = nccl_tests.parse(text).peak_bus_bytes_per_s()
@@ -57,5 +57,5 @@ def collective_of(texts: Mapping[str, str], gpus: int = 0) -> Collective:
         else:
             whole = peak
     return Collective(
-        tuple(nodes), tuple(pairs), whole, replayed, tuple(gaps), hours_of(texts, gpus)
+        tuple(nodes), tuple(pairs), whole, replayed, tuple(gaps), gpu_hours(texts, gpus)
     )

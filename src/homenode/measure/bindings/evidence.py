@@ -1,49 +1,88 @@
-"""Study evidence: one job of a study: what it got, and the figures that it measured."""
+"""Study evidence: one job of a study: what it had on its node, and the run that it measured.
 
-from collections.abc import Iterator, Mapping
+Of a study that was run without homenode the same is read from logs of nvbandwidth, below the
+binding of each job, and from the runs that homenode import makes of them:
+
+    exclusive_4gpu_node{0,1,2,3}.txt
+    shared_array_1gpu_node{0,1,2,3}.txt  shared_array_2gpu_node{0,1}.txt
+
+Source: the GH200 study of 2025-12, appendix B.
+"""
+
+import re
+from calendar import timegm
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import takewhile
+from statistics import fmean
 
 from homenode.bdf import Bdf
+from homenode.errors import ParseError
 from homenode.findings import Findings
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
 from homenode.measure.bindings.experiments import Experiment, Mode
-from homenode.measure.bindings.power import Power, power_of
-from homenode.measure.bindings.record import JobRecord, parse_record
-from homenode.measure.bindings.scripts import arrangement_of
-from homenode.measure.imported.runs import ImportWishes, SourceFolder, imported_runs
-from homenode.results.model import (
-    UNKNOWN_SWITCHES,
-    Condition,
-    GpuPlace,
-    Origin,
-    Run,
-    RunHead,
-    Sample,
-)
+from homenode.measure.figures.binding import Binding, sections
+from homenode.measure.imported.runs import ImportOptions, SourceFolder, imported_runs
+from homenode.measure.step_reading import REPLAYED, REPLAYED_LINE
+from homenode.pci import DeviceKind, PciDevice
+from homenode.results.model import Condition, Origin, Run, RunHead, Sample
 from homenode.results.vantage import Vantage
 from homenode.slurm.audit import audit
-from homenode.slurm.job_allocation import (
-    AllocatedGpu,
-    JobAllocation,
-    NodeMachine,
-    NodeTree,
-    allocation_on,
-)
+from homenode.slurm.home_nodes import home_node
+from homenode.slurm.job import Job
+from homenode.slurm.job_allocation import AllocatedGpu, JobAllocation, NodeMachine, allocation_on
+from homenode.slurm.scontrol_job import parse_scontrol_jobs
+from homenode.topology import Host
+from homenode.wording import plural
 
-_COPIES = "nvbandwidth.txt"
-_BOUND = "exclusive, bound to each node in turn"
+CLEARLY = 1.2
+"""A node is a GPU's home by measuring where its copies are this many times the next best."""
+
+_NODE = "the node"
+"""Logs name none: all of them are of one machine."""
+
+_MET = re.compile(r"(\d{1,4}) of (\d{1,4})", re.ASCII)
+_TIME = re.compile(
+    r"\b(Submit|Eligible|Start)Time=(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)", re.ASCII
+)
+_SAID = re.compile(r"\d+ of \d+ steps done: |wrote |[^(]{1,2000}\(bench-[a-z-]{1,40}\)\Z", re.ASCII)
+"""What homenode bench says on standard error where nothing is wrong, and findings of its run."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """What a job wrote down before it measured; None where it did not.
+
+    others: jobs of others on the node. queue_wait_s: from when it could have started. gpu_hours:
+    used. met: jobs that measured with it, of how many.
+    """
+
+    job: Job | None = None
+    others: int | None = None
+    queue_wait_s: float | None = None
+    gpu_hours: float | None = None
+    met: str | None = None
+    gaps: tuple[Gap, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NearestNic:
+    """How near a GPU's nearest NIC is."""
+
+    gpu: Bdf
+    nic: Bdf
+    nearness: str
 
 
 @dataclass(frozen=True, slots=True)
 class JobEvidence:
     """One task of an experiment.
 
-    name: unique in the study. node: of the cluster. bound_to: the NUMA node where memory was bound;
-    None where it may lie on several. cpu_nodes, memory_nodes: NUMA nodes that it might use, () =
-    not known. homes: (GPU address, its NUMA node); homes_measured: nobody told, the figures did.
-    placement: what the audit says; None where there is nothing to judge by. record: None for
-    figures that others have kept without one. system: its GPUs; None = not known.
+    name: unique in the study. node: of the cluster. bound_to: the NUMA node that it was bound to;
+    None where to none. cpu_nodes, memory_nodes: NUMA nodes that it might use, () = not known.
+    homes: (GPU address, its NUMA node); homes_measured: nothing says it, the figures do. placement:
+    what the audit says; None where there is nothing to judge by.
     """
 
     name: str
@@ -54,161 +93,369 @@ class JobEvidence:
     bound_to: int | None
     cpu_nodes: tuple[int, ...]
     memory_nodes: tuple[int, ...]
-    samples: tuple[Sample, ...]
+    run: Run
     homes: tuple[tuple[str, int], ...] = ()
     homes_measured: bool = False
-    power: tuple[Power, ...] = ()
     placement: Findings | None = None
-    record: JobRecord | None = None
-    replayed: str | None = None
-    run: Run | None = None
+    record: JobRecord = JobRecord()
+    nics: tuple[NearestNic, ...] = ()
     gaps: tuple[Gap, ...] = ()
-    system: str | None = None
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        return self.run.samples
+
+    @property
+    def replayed(self) -> str | None:
+        """What a stand-in for a tool says of itself; None where real tools ran."""
+        said = next((c.value for c in self.run.head.conditions if c.name == REPLAYED), None)
+        return said or ("synthesised" if self.run.head.origin is Origin.SYNTHESISED else None)
+
+    def node_of(self, sample: Sample) -> int | None:
+        """The NUMA node that memory of a figure was on."""
+        return self.bound_to if sample.node is None else sample.node
+
+    @property
+    def shape(self) -> str:
+        """How a shared job is called in comparisons.
+
+        "1 GPU, alone", "2 GPUs, together", "slice gpu:1g.10gb, together"; "1 GPU, 2 of 4 together"
+        where the others came too late.
+        """
+        what = f"slice {self.gres}" if self.gres != "gpu" else plural(self.gpus, "GPU")
+        found = _MET.fullmatch(self.record.met or "")
+        if self.mode is Mode.TOGETHER and found is not None and found[1] != found[2]:
+            return f"{what}, {self.record.met} together"
+        return f"{what}, {self.mode}"
+
+
+def device_of(sample: Sample) -> str:
+    """What a GPU is called: its address, else the tool's number."""
+    return f"GPU {sample.index}" if sample.device is None else str(sample.device)
+
+
+def parse_record(texts: Mapping[str, str], gpus: int) -> JobRecord:
+    """The record of an attempt's files. gpus: as the study asked for, where no file says it.
+
+    texts: by name; NAME.err is what went wrong with NAME.
+    """
+    gaps = list(_errors(texts))
+    job = _job(texts.get("job.txt", ""), gaps)
+    count = gpus if job is None else sum(share.gpus.count or 0 for share in job.shares) or gpus
+    return JobRecord(
+        job,
+        _others(texts.get("others.txt"), job),
+        _wait(texts.get("job.txt", "")),
+        gpu_hours(texts, count),
+        texts.get("met", "").strip()[:40] or None,
+        tuple(gaps),
+    )
 
 
 def evidence_of(
     experiment: Experiment,
-    name: str,
-    texts: Mapping[str, str],
+    run: Run,
+    record: JobRecord,
+    host: Host | None,
     machine: NodeMachine | None,
-    app: tuple[Sample, ...] = (),
 ) -> JobEvidence:
-    """The evidence of an attempt's files. machine: what the node is, where it is described.
-
-    app: figures of the user's own program.
-    """
-    record = parse_record(texts, experiment.nodes[0], experiment.gpus)
-    copies = {_COPIES: texts.get(_COPIES, "")}
-    folder = SourceFolder(f"raw/{name}", name, experiment.id, copies)
-    found = imported_runs([folder], ImportWishes(vantage=Vantage.JOB)) if copies[_COPIES] else ()
-    homes = tuple(_homes(record, machine))
-    run = _run(experiment, name, record, homes, (found[0].run if found else None, app))
-    show = record.show
-    memory = () if show is None else tuple(int(node) for node in show.memory_nodes)
-    gaps = list(record.gaps)
-    gaps += [gap for one in found for gap in one.gaps if gap.subject not in ("layout", "vantage")]
+    """The evidence of a job. host: its node as it was when it measured; machine: the same, or as
+    the user described it."""
+    head = run.head
+    memory = tuple(head.nodes or ())
+    cpus: tuple[int, ...] = ()
+    if host is not None and head.pus is not None:
+        cpus = tuple(int(n.index) for n in host.nodes if not n.pus.isdisjoint(head.pus))
     return JobEvidence(
-        name,
+        head.name,
         experiment.mode,
-        record.node,
+        experiment.nodes[0],
         experiment.gres,
         experiment.gpus,
-        memory[0] if len(memory) == 1 else None,
-        () if show is None else tuple(int(node) for node in show.cpu_nodes),
+        experiment.numa,
+        cpus,
         memory,
-        run.samples,
-        homes,
-        power=tuple(power_of(texts, run.samples)),
-        placement=placement_of(record, machine),
+        run,
+        homes=tuple(_homes(host, machine)),
+        placement=_placement(run, record, experiment, machine),
         record=record,
-        replayed=record.replayed,
-        run=run,
-        gaps=tuple(gaps),
-        system=found[0].run.head.system if found and found[0].run.samples else None,
+        nics=() if host is None else tuple(_nearest_nics(host)),
+        gaps=record.gaps,
     )
 
 
-def _run(
-    experiment: Experiment,
-    name: str,
-    record: JobRecord,
-    homes: tuple[tuple[str, int], ...],
-    measured: tuple[Run | None, tuple[Sample, ...]],
-) -> Run:
-    """measured: what was read of its copies, and figures of the user's own program."""
-    imported, app = measured
-    head = RunHead(name, "cpu-only", Origin.IMPORTED, Vantage.JOB, UNKNOWN_SWITCHES)
-    samples: tuple[Sample, ...] = ()
-    if imported is not None:
-        head, samples = imported.head, imported.samples
-    conditions = [*head.conditions, Condition("queue", str(experiment.mode))]
-    if record.met is not None:
-        conditions.append(Condition("jobs measuring at once", record.met))
-    if record.replayed is not None:
-        conditions.append(Condition("replayed", record.replayed))
-    head = replace(
-        head,
-        name=name,
-        origin=head.origin if record.replayed is None else Origin.SYNTHESISED,
-        # Figures say which node they are of: all of a node's make one matrix.
-        arrangement=_BOUND if experiment.mode is Mode.EXCLUSIVE else arrangement_of(experiment),
-        host=record.node,
-        pus=record.pus,
-        gpus=tuple(GpuPlace(Bdf.parse(gpu), node) for gpu, node in homes),
-        host_addresses=True,
-        conditions=tuple(conditions),
-        source=f"raw/{name}",
-        started_s=record.started_s,
-        ended_s=record.ended_s,
-    )
-    return Run(head, (*samples, *app))
+def _errors(texts: Mapping[str, str]) -> Iterator[Gap]:
+    """What programs said on standard error: the first lines, and the last, which tells the end."""
+    for name, text in sorted(texts.items()):
+        if name.endswith(".err"):
+            lines = [line.strip() for line in text.splitlines() if line.strip()]
+            lines = [line for line in lines if not _SAID.match(line)]
+            if lines:
+                shown = lines if len(lines) <= 3 else [*lines[:2], lines[-1]]
+                yield Gap(name.removesuffix(".err"), "; ".join(line[:200] for line in shown))
 
 
-def _homes(record: JobRecord, machine: NodeMachine | None) -> Iterator[tuple[str, int]]:
-    """By the job's own look at the kernel's tree, else by the machine's description."""
-    if record.gpus:
-        yield from ((str(gpu.bdf), int(gpu.node)) for gpu in record.gpus if gpu.node is not None)
+def _job(text: str, gaps: list[Gap]) -> Job | None:
+    if not text.strip():
+        return None
+    try:
+        jobs = parse_scontrol_jobs(text, "job.txt")
+    except ParseError as error:
+        gaps.append(Gap("job.txt", error.message))
+        return None
+    return jobs[0] if jobs else None
+
+
+def _others(text: str | None, job: Job | None) -> int | None:
+    if text is None or job is None:
+        return None
+    running = {line.strip() for line in text.splitlines() if line.strip()}
+    return len(running - {job.number})
+
+
+def _wait(text: str) -> float | None:
+    """Seconds between the moment when it could have started and its start."""
+    # scontrol prints the time zone of its caller, which the script has set to UTC.
+    times = {name: timegm((*map(int, when), 0, 0, 0)[:9]) for name, *when in _TIME.findall(text)}
+    begin = times.get("Eligible", times.get("Submit"))
+    start = times.get("Start")
+    return None if begin is None or start is None else float(max(0, start - begin))
+
+
+def gpu_hours(texts: Mapping[str, str], gpus: int) -> float | None:
+    """GPU-hours from a job's own `started` and `ended`."""
+    try:
+        seconds = int(texts["ended"]) - int(texts["started"])
+    except (KeyError, ValueError):
+        return None
+    return gpus * seconds / 3600 if 0 <= seconds < 1 << 31 else None
+
+
+def _homes(host: Host | None, machine: NodeMachine | None) -> Iterator[tuple[str, int]]:
+    """By the job's own look at its node, else by the machine's description."""
+    own = () if host is None else host.devices_of_kind(DeviceKind.GPU)
+    if host is not None and own:
+        for gpu in own:
+            if (node := home_node(host, gpu)) is not None:
+                yield str(gpu.bdf), int(node)
     elif machine is not None:
-        yield from (
-            (str(gpu.bdf), int(gpu.node))
-            for gpu in machine.gpus
-            if gpu.bdf is not None and gpu.node is not None
-        )
+        for one in machine.gpus:
+            if one.bdf is not None and one.node is not None:
+                yield str(one.bdf), int(one.node)
 
 
-def placement_of(record: JobRecord, machine: NodeMachine | None) -> Findings | None:
-    """Are its GPUs, CPUs and memory on the same nodes: by its own record, else by Slurm's word.
+def _placement(
+    run: Run, record: JobRecord, experiment: Experiment, machine: NodeMachine | None
+) -> Findings | None:
+    """Are its GPUs, CPUs and memory on the same nodes: by the GPUs that it measured, else by
+    Slurm's word. None where neither tells of GPUs."""
+    if machine is None:
+        return None
+    measured = dict.fromkeys(sample.device for sample in run.samples if sample.device is not None)
+    known = {gpu.bdf: gpu for gpu in machine.gpus}
+    gpus = tuple(known[device] for device in measured if device in known)
+    if gpus and run.head.pus is not None:
+        own = _own_allocation(run.head, record.job, experiment, gpus, machine)
+        return audit((own,))
+    if record.job is not None:
+        shares = [allocation_on(record.job, one, machine, None) for one in record.job.shares]
+        return audit(shares) if shares else None
+    return None
 
-    None where neither tells of GPUs.
-    """
-    held = list(_held(record, machine))
-    return audit(held) if held else None
 
-
-def _held(record: JobRecord, machine: NodeMachine | None) -> Iterator[JobAllocation]:
-    job = record.job
-    if record.gpus and record.hardware is not None and record.pus is not None:
-        yield _by_record(record)
-    elif job is not None and machine is not None:
-        for share in job.shares:
-            yield allocation_on(job, share, machine, None)
-
-
-def _by_record(record: JobRecord) -> JobAllocation:
-    hardware, show = record.hardware, record.show
-    assert hardware is not None
-    pus_of_node = {node.index: node.pus for node in hardware.nodes}
-    indices = [node.index for node in hardware.nodes]
-    distances = hardware.distances or ()
-    homes = tuple(_home(gpu.node, pus_of_node) for gpu in record.gpus)
-    job = record.job
-    bound = None
-    if show is not None and show.policy == "bind":
-        bound = frozenset(show.memory_nodes)
+def _own_allocation(
+    head: RunHead,
+    job: Job | None,
+    experiment: Experiment,
+    gpus: tuple[AllocatedGpu, ...],
+    machine: NodeMachine,
+) -> JobAllocation:
+    memory = None if head.nodes is None else frozenset(map(NodeIndex, head.nodes))
+    bound = None if experiment.numa is None else frozenset((NodeIndex(experiment.numa),))
     return JobAllocation(
         "unknown" if job is None else job.id,
-        record.node,
+        experiment.nodes[0],
         "" if job is None else job.name,
         None,
-        # What it measured ran where it bound itself, which is within what Slurm gave it.
-        record.pus if show is None else show.pus or record.pus,
-        tuple(
-            AllocatedGpu(None, gpu.bdf, home) for gpu, home in zip(record.gpus, homes, strict=True)
-        ),
-        NodeTree(
-            pus_of_node,
-            None,
-            frozenset(),
-            {
-                (a, b): row[column]
-                for a, row in zip(indices, distances, strict=False)
-                for column, b in enumerate(indices)
-            },
-        ),
-        None if record.mems is None else frozenset(NodeIndex(node) for node in record.mems),
+        head.pus,
+        gpus,
+        machine.tree,
+        memory,
         bound,
     )
 
 
-def _home(node: NodeIndex | None, pus_of_node: Mapping[NodeIndex, object]) -> NodeIndex | None:
-    return node if node is not None and pus_of_node.get(node) else None
+def _nearest_nics(host: Host) -> Iterator[NearestNic]:
+    nics = [nic for nic in host.devices_of_kind(DeviceKind.NIC) if nic.physical_function is None]
+    order = ("same switch", "same root complex", "same node", "another node", "unknown")
+    for gpu in host.devices_of_kind(DeviceKind.GPU):
+        if nics:
+            near = {nic.bdf: _nearness(host, gpu, nic) for nic in nics}
+            nic = min(near, key=lambda bdf: order.index(near[bdf]))
+            yield NearestNic(gpu.bdf, nic, near[nic])
+
+
+def _nearness(host: Host, gpu: PciDevice, nic: PciDevice) -> str:
+    """Where the paths of a GPU and a NIC part."""
+    steps = zip(_path(host, gpu), _path(host, nic), strict=False)
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], steps))
+    if shared > 1:
+        return "same switch"
+    if shared == 1:
+        return "same root complex"
+    if gpu.node is None or nic.node is None:
+        return "unknown"
+    return "same node" if gpu.node == nic.node else "another node"
+
+
+def _path(host: Host, device: PciDevice) -> tuple[str, ...]:
+    """From the root complex down to the bridge above a device."""
+    bridges: list[str] = []
+    above = device.parent
+    while above is not None and str(above) not in bridges:
+        bridges.append(str(above))
+        bridge = host.device(above)
+        above = None if bridge is None else bridge.parent
+    return (device.root_complex, *reversed(bridges))
+
+
+def measured_homes(jobs: Iterable[JobEvidence]) -> dict[str, int]:
+    """NUMA node of each GPU that is clearly fastest from one, by copies of whole nodes."""
+    rates: dict[str, dict[int, list[float]]] = {}
+    for job in jobs:
+        for sample in job.samples:
+            row = job.node_of(sample)
+            is_copy = sample.metric == "h2d-bandwidth" and sample.variant is None
+            if job.mode is Mode.EXCLUSIVE and is_copy and row is not None:
+                of_gpu = rates.setdefault(device_of(sample), {})
+                of_gpu.setdefault(row, []).append(sample.value)
+    homes = {}
+    for device, of_row in rates.items():
+        ordered = sorted(((fmean(values), row) for row, values in of_row.items()), reverse=True)
+        if len(ordered) > 1 and ordered[0][0] > CLEARLY * ordered[1][0]:
+            homes[device] = ordered[0][1]
+    return homes
+
+
+def mode_of(name: str) -> Mode | None:
+    """The queue of a job, a log or a series of logs; None for one of neither.
+
+    >>> mode_of("exclusive_4gpu"), mode_of("shared_array_2gpu"), mode_of("hgx")
+    (<Mode.EXCLUSIVE: 'exclusive'>, <Mode.TOGETHER: 'together'>, None)
+    """
+    words = name.lower().replace("-", "_").split("_")
+    if "exclusive" in words:
+        return Mode.EXCLUSIVE
+    if "shared" not in words:
+        return None
+    return Mode.ALONE if "alone" in words else Mode.TOGETHER
+
+
+def is_of_a_queue(run: Run) -> bool:
+    """True for runs of a study, and for those of logs that are named as its jobs are."""
+    return mode_of(run.head.name) is not None
+
+
+def evidence_of_logs(folders: Iterable[SourceFolder]) -> tuple[JobEvidence, ...]:
+    """A job for each log of the two queues; other files are left out."""
+    found = []
+    for folder in folders:
+        for name, text in sorted(folder.texts.items()):
+            mode = mode_of(name.rpartition(".")[0])
+            alone = replace(folder, texts={name: text})
+            if mode is not None:
+                runs = imported_runs([alone], ImportOptions(vantage=Vantage.JOB))
+                found += [_of_log(name, mode, text, one.run) for one in runs if one.run.samples]
+    return _with_homes(found)
+
+
+def _of_log(name: str, mode: Mode, text: str, run: Run) -> JobEvidence:
+    """Which nodes it might use, as the log's last section says."""
+    binding = next((one.binding for one in sections(text) if one.binding is not None), None)
+    said = REPLAYED_LINE.search(text)
+    conditions = run.head.conditions
+    if said is not None:
+        conditions = (*conditions, Condition(REPLAYED, said[1].strip()))
+    head = replace(run.head, name=name, conditions=conditions)
+    return _imported(mode, replace(run, head=head), binding)
+
+
+def evidence_of_runs(runs: Iterable[Run]) -> tuple[JobEvidence, ...]:
+    """The jobs of runs that are named as those of a study are."""
+    return _with_homes([one for run in runs for one in _of_run(run)])
+
+
+def _of_run(run: Run) -> Iterator[JobEvidence]:
+    mode = mode_of(run.head.name)
+    if mode is None:
+        return
+    if run.head.experiment is not None:  # a job of its own
+        nodes = tuple(run.head.nodes or ())
+        is_bound = mode is Mode.EXCLUSIVE and len(nodes) == 1
+        yield _imported(mode, run, Binding(nodes if is_bound else (), nodes))
+        return
+    conditions = {c.name: c.value for c in run.head.conditions}
+    is_strict = conditions.get("memory binding") == "one node"
+    by_node: dict[int | None, list[Sample]] = {}
+    current: int | None = None
+    for sample in run.samples:
+        # Copies between GPUs have no node of their own: they stand behind their job's host copies.
+        current = sample.node if sample.node is not None else current
+        by_node.setdefault(current, []).append(sample)
+    for node, samples in by_node.items():
+        if node is None:
+            parts = _by_log(samples)
+            for number, part in enumerate(parts):
+                name = run.head.name if len(parts) == 1 else f"{run.head.name}, job {number}"
+                yield _imported(mode, _part(run, name, part), Binding((), ()))
+        else:
+            binding = Binding((node,), (node,) if is_strict else ())
+            yield _imported(mode, _part(run, f"{run.head.name}, node {node}", samples), binding)
+
+
+def _part(run: Run, name: str, samples: Iterable[Sample]) -> Run:
+    return Run(replace(run.head, name=name), tuple(samples))
+
+
+def _by_log(samples: list[Sample]) -> list[list[Sample]]:
+    """The samples of each job, where they can be told apart."""
+    logs: list[list[Sample]] = [[]]
+    for sample in samples:
+        log = logs[-1]
+        begins_again = log and log[-1].metric != sample.metric
+        begins_again = begins_again and any(s.metric == sample.metric for s in log)
+        is_other = sample.device is not None and all(s.device != sample.device for s in log)
+        if begins_again and is_other:
+            logs.append([])
+        logs[-1].append(sample)
+    return logs
+
+
+def _imported(mode: Mode, run: Run, binding: Binding | None) -> JobEvidence:
+    """gpus: as many as were copied to. A job that names none copied to none."""
+    devices = {s.device or s.index for s in run.samples if s.metric == "h2d-bandwidth"}
+    cpus, memory = ((), ()) if binding is None else (binding.cpu_nodes, binding.memory_nodes)
+    return JobEvidence(
+        run.head.name,
+        mode,
+        _NODE,
+        "gpu",
+        len(devices),
+        memory[0] if len(memory) == 1 else None,
+        cpus,
+        memory,
+        run,
+    )
+
+
+def _with_homes(jobs: list[JobEvidence]) -> tuple[JobEvidence, ...]:
+    """With each GPU's home: as a run of our own says, else by measuring from whole nodes."""
+    homes = measured_homes(jobs)
+    measured = tuple(sorted(homes.items()))
+    found = []
+    for one in jobs:
+        said = tuple(
+            (str(gpu.device), gpu.node) for gpu in one.run.head.gpus if gpu.node is not None
+        )
+        found.append(replace(one, homes=said or measured, homes_measured=not said))
+    return tuple(found)

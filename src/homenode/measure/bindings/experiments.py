@@ -1,7 +1,8 @@
 """Study: which jobs answer how bandwidth depends on binding, and what a shared queue keeps of it.
 
-On each cluster node: one job for each NUMA node with CPUs, bound to it, with all GPUs; jobs of the
-shared queue, one of them alone and several at once. Over all nodes: one job of collectives.
+On each cluster node, once a round: one job for each NUMA node with CPUs, bound to it, with all
+GPUs; jobs of the shared queue, one of them alone and several at once. A round on a node is a block:
+its jobs run one after another, in an order of their own. Over all nodes: one job of collectives.
 """
 
 import re
@@ -13,6 +14,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.measure.app_metric import check_metric
 from homenode.measure.model import Group
+from homenode.measure.schedule import seeded_order
 from homenode.topology import Host, NumaNode
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,99}", re.ASCII)
@@ -21,6 +23,8 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,99}", re.ASCII)
 MAX_JOBS = 64
 """Of one shape at once on one node; MIG gives a node of 8 GPUs 56 slices."""
 MAX_NODES = 4096
+MAX_ROUNDS = 100
+_SEED = 1
 MAX_CPUS = 65536
 _TESTS = frozenset(Group) - {Group.APP}
 
@@ -74,17 +78,18 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class StudyWishes:
-    """What the user wants. None: the cluster's or the host's own.
+class StudyOptions:
+    """What the user asks for. None: the cluster's or the host's own.
 
-    numa: NUMA nodes to bind to. minutes: time limit of a job. app: words of a command, which runs
-    in app_folder. metric: pattern of its figure. setup: a shell file that jobs source first
-    ("module load …").
+    rounds: jobs of each kind on each node; a verdict is measured from three on. numa: NUMA nodes to
+    bind to. minutes: time limit of a job. app: words of a command, which runs in app_folder.
+    metric: pattern of its figure. setup: a shell file that jobs source first ("module load …").
     """
 
     partition_exclusive: str | None = None
     partition_shared: str | None = None
     nodes: int = 1
+    rounds: int = 3
     node_list: tuple[str, ...] = ()
     numa: tuple[int, ...] | None = None
     shapes: tuple[Shape, ...] = (Shape(1, 4), Shape(2, 2))
@@ -108,7 +113,8 @@ class StudyWishes:
 class Experiment:
     """One job or job array. after: experiments that must have ended, well or not.
 
-    numa: the NUMA node that it binds itself to. cpus, memory_mib: of a job of the shared queue;
+    numa: the NUMA node that it binds itself to. block: the round on its node, counted over all
+    rounds and nodes; None where it is in none. cpus, memory_mib: of a job of the shared queue;
     None in a job that gets all of its nodes.
     """
 
@@ -120,71 +126,74 @@ class Experiment:
     jobs: int = 1
     gres: str = "gpu"
     numa: int | None = None
+    block: int | None = None
     cpus: int | None = None
     memory_mib: int | None = None
     after: tuple[str, ...] = ()
     gpu_type: str | None = None
 
 
-def check_wishes(wishes: StudyWishes) -> None:
+def check_options(options: StudyOptions) -> None:
     """Raises UsageError for what cannot be, or must not stand in a script."""
     names = {
-        "--partition-exclusive": wishes.partition_exclusive,
-        "--partition-shared": wishes.partition_shared,
-        "--account": wishes.account,
-        "--qos": wishes.qos,
-        "--reservation": wishes.reservation,
-        "--mpi": wishes.mpi,
-        **{f"--nodelist {name!r}": name for name in wishes.node_list},
-        **{f"--mig {shape.gres!r}": shape.gres for shape in wishes.shapes},
-        **{f"--tests {name!r}": name for name in wishes.tests},
+        "--partition-exclusive": options.partition_exclusive,
+        "--partition-shared": options.partition_shared,
+        "--account": options.account,
+        "--qos": options.qos,
+        "--reservation": options.reservation,
+        "--mpi": options.mpi,
+        **{f"--nodelist {name!r}": name for name in options.node_list},
+        **{f"--mig {shape.gres!r}": shape.gres for shape in options.shapes},
+        **{f"--tests {name!r}": name for name in options.tests},
     }
     for option, name in names.items():
         if name is not None and not NAME.fullmatch(name):
             raise UsageError(
                 f"{option}: expected a name of letters, digits and . _ - + :, found {name[:60]!r}"
             )
-    for shape in wishes.shapes:
+    for shape in options.shapes:
         if not (0 < shape.gpus <= MAX_JOBS and 0 < shape.jobs <= MAX_JOBS):
             raise UsageError(
                 f"--shared {shape.gpus}x{shape.jobs}: expected GPUs x jobs of 1 to {MAX_JOBS}"
             )
-    if not 0 < wishes.nodes <= MAX_NODES:
-        raise UsageError(f"--nodes {wishes.nodes}: expected 1 to {MAX_NODES}")
-    if wishes.cpus_per_gpu is not None and not 0 < wishes.cpus_per_gpu <= MAX_CPUS:
-        raise UsageError(f"--cpus-per-gpu {wishes.cpus_per_gpu}: expected 1 to {MAX_CPUS}")
-    for name in wishes.tests:
+    if not 0 < options.rounds <= MAX_ROUNDS:
+        raise UsageError(f"--rounds {options.rounds}: expected 1 to {MAX_ROUNDS}")
+    if not 0 < options.nodes <= MAX_NODES:
+        raise UsageError(f"--nodes {options.nodes}: expected 1 to {MAX_NODES}")
+    if options.cpus_per_gpu is not None and not 0 < options.cpus_per_gpu <= MAX_CPUS:
+        raise UsageError(f"--cpus-per-gpu {options.cpus_per_gpu}: expected 1 to {MAX_CPUS}")
+    for name in options.tests:
         if name not in _TESTS:
             raise UsageError(
                 f"--tests {name}: expected a test of homenode bench, found none of this name",
                 hint=f"one of {', '.join(sorted(_TESTS))}; none",
             )
-    if wishes.metric is not None:
-        check_metric(wishes.metric)
-    if bool(wishes.app) != (wishes.metric is not None):
+    if options.metric is not None:
+        check_metric(options.metric)
+    if bool(options.app) != (options.metric is not None):
         raise UsageError("--app and --metric: expected both or neither, found one")
 
 
 def choose_nodes(
-    found: tuple[ClusterNode, ...], wishes: StudyWishes
+    found: tuple[ClusterNode, ...], options: StudyOptions
 ) -> tuple[tuple[ClusterNode, ...], tuple[ClusterNode, ...]]:
     """Nodes for whole and for shared jobs: named ones, else idle ones before busy ones.
 
     Nodes of both partitions come first, so that both queues are measured on the same machines.
     Raises UsageError where a partition or a named node is not there or has no GPU.
     """
-    whole = _of_partition(found, wishes.partition_exclusive, "--partition-exclusive")
-    name = wishes.partition_shared or (whole[0].partition if whole else None)
+    whole = _of_partition(found, options.partition_exclusive, "--partition-exclusive")
+    name = options.partition_shared or (whole[0].partition if whole else None)
     shared = _of_partition(found, name, "--partition-shared")
     in_both = {node.name for node in whole} & {node.name for node in shared}
-    if wishes.node_list:
-        return _named(whole, shared, wishes.node_list)
-    if len(whole) < wishes.nodes:
+    if options.node_list:
+        return _named(whole, shared, options.node_list)
+    if len(whole) < options.nodes:
         raise UsageError(
-            f"--nodes {wishes.nodes}: expected as many nodes with GPUs in partition "
+            f"--nodes {options.nodes}: expected as many nodes with GPUs in partition "
             f"{whole[0].partition}, found {len(whole)}"
         )
-    return _chosen(whole, wishes.nodes, in_both), _chosen(shared, wishes.nodes, in_both)
+    return _chosen(whole, options.nodes, in_both), _chosen(shared, options.nodes, in_both)
 
 
 def _named(
@@ -234,15 +243,15 @@ def _chosen(nodes: tuple[ClusterNode, ...], count: int, first: set[str]) -> tupl
     return tuple(sorted(order[:count], key=lambda node: node.name))
 
 
-def nodes_to_bind_to(host: Host, wishes: StudyWishes) -> tuple[NumaNode, ...]:
+def nodes_to_bind_to(host: Host, options: StudyOptions) -> tuple[NumaNode, ...]:
     """NUMA nodes with CPUs and memory, or those asked for. Raises UsageError for one without."""
     usable = tuple(node for node in host.nodes if node.pus and node.memory_bytes != 0)
-    if wishes.numa is None:
+    if options.numa is None:
         return usable
-    for index in wishes.numa:
+    for index in options.numa:
         if all(node.index != index for node in usable):
             raise _refused(host, index, usable)
-    return tuple(node for node in usable if node.index in wishes.numa)
+    return tuple(node for node in usable if node.index in options.numa)
 
 
 def _refused(host: Host, index: int, usable: tuple[NumaNode, ...]) -> UsageError:
@@ -278,30 +287,29 @@ def experiments_for(
     whole: tuple[ClusterNode, ...],
     shared: tuple[ClusterNode, ...],
     hosts: Mapping[str, Host],
-    wishes: StudyWishes,
+    options: StudyOptions,
 ) -> tuple[Experiment, ...]:
-    """All jobs, in the order in which each node runs them: shared ones first, whole ones last.
+    """All jobs, in the order in which each node runs them.
 
     hosts: by cluster node. Raises UsageError as nodes_to_bind_to, and for shapes that fit no node.
     """
     found: list[Experiment] = []
     last: dict[str, tuple[str, ...]] = {}
-    for node in shared:
-        for one in _of_shared(node, wishes):
-            gpu_type = node.gpu_type if one.gres == "gpu" else None
-            found.append(replace(one, after=last.get(node.name, ()), gpu_type=gpu_type))
-            last[node.name] = (one.id,)
-    for node in whole:
-        for numa in nodes_to_bind_to(hosts[node.name], wishes):
-            # One after the other: its wait is then for others' jobs, not for this study's own.
-            one = Experiment(
-                f"exclusive-{node.name}-numa{numa.index}", Mode.EXCLUSIVE, (node.name,),
-                node.partition, node.gpus or 0, numa=int(numa.index),
-                after=last.get(node.name, ()), gpu_type=node.gpu_type,
-            )  # fmt: skip
-            found.append(one)
-            last[node.name] = (one.id,)
-    if wishes.between_nodes and len(whole) > 1:
+    names = tuple(dict.fromkeys(node.name for node in (*shared, *whole)))
+    for number in range(options.rounds):
+        for place, name in enumerate(names):
+            of_node = {one.id: one for one in _of_node(name, whole, shared, hosts, options)}
+            for own in seeded_order(of_node, _SEED, number):
+                # One after the other: its wait is then for others' jobs, not for this study's own.
+                one = replace(
+                    of_node[own],
+                    id=f"{own}-r{number + 1}",
+                    block=number * len(names) + place,
+                    after=last.get(name, ()),
+                )
+                found.append(one)
+                last[name] = (one.id,)
+    if options.between_nodes and len(whole) > 1:
         ends = tuple(name for chain in last.values() for name in chain)
         gpus = min(node.gpus or 0 for node in whole)
         types = {node.gpu_type for node in whole}
@@ -320,10 +328,34 @@ def experiments_for(
     return tuple(found)
 
 
-def _of_shared(node: ClusterNode, wishes: StudyWishes) -> Iterator[Experiment]:
+def _of_node(
+    name: str,
+    whole: tuple[ClusterNode, ...],
+    shared: tuple[ClusterNode, ...],
+    hosts: Mapping[str, Host],
+    options: StudyOptions,
+) -> Iterator[Experiment]:
+    """The jobs of one round on one node."""
+    for node in shared:
+        if node.name == name:
+            yield from _shared(node, options)
+    for node in whole:
+        if node.name == name:
+            yield from _exclusive(node, hosts[name], options)
+
+
+def _exclusive(node: ClusterNode, host: Host, options: StudyOptions) -> Iterator[Experiment]:
+    for numa in nodes_to_bind_to(host, options):
+        yield Experiment(
+            f"exclusive-{node.name}-numa{numa.index}", Mode.EXCLUSIVE, (node.name,),
+            node.partition, node.gpus or 0, numa=int(numa.index), gpu_type=node.gpu_type,
+        )  # fmt: skip
+
+
+def _shared(node: ClusterNode, options: StudyOptions) -> Iterator[Experiment]:
     gpus = node.gpus or 0
-    fitting = [shape for shape in wishes.shapes if shape.gres != "gpu" or shape.gpus <= gpus]
-    if wishes.shapes and not fitting:
+    fitting = [shape for shape in options.shapes if shape.gres != "gpu" or shape.gpus <= gpus]
+    if options.shapes and not fitting:
         raise UsageError(
             f"{node.name}: expected jobs of at most its {gpus} GPUs, found none of this size",
             hint="say --shared GPUSxJOBS",
@@ -332,11 +364,14 @@ def _of_shared(node: ClusterNode, wishes: StudyWishes) -> Iterator[Experiment]:
         is_slice = shape.gres != "gpu"
         jobs = shape.jobs if is_slice else min(shape.jobs, gpus // shape.gpus)
         parts = max(gpus, jobs) if is_slice else gpus
-        cpus = (wishes.cpus_per_gpu or max(1, node.cpus // parts)) * shape.gpus
-        memory = max(256, node.memory_mib * 9 // 10 // parts) * shape.gpus
-        place = ((node.name,), node.partition, shape.gpus)
-        yield Experiment(f"{shape.name}-{node.name}-alone", Mode.ALONE, *place, 1, shape.gres,
-                         None, cpus, memory)  # fmt: skip
+        alone = Experiment(
+            f"{shape.name}-{node.name}-alone", Mode.ALONE, (node.name,), node.partition,
+            shape.gpus, 1, shape.gres,
+            cpus=(options.cpus_per_gpu or max(1, node.cpus // parts)) * shape.gpus,
+            memory_mib=max(256, node.memory_mib * 9 // 10 // parts) * shape.gpus,
+            gpu_type=None if is_slice else node.gpu_type,
+        )  # fmt: skip
+        yield alone
         if jobs > 1:
-            yield Experiment(f"{shape.name}-{node.name}-together", Mode.TOGETHER, *place, jobs,
-                             shape.gres, None, cpus, memory)  # fmt: skip
+            several = f"{shape.name}-{node.name}-together"
+            yield replace(alone, id=several, mode=Mode.TOGETHER, jobs=jobs)

@@ -4,17 +4,17 @@
     jobs/         the scripts
     log/          what the jobs printed
     raw/EXPERIMENT/task-N/JOB.RESTART/   what a job wrote down; `done` is its last file
-    results/      runs, as homenode bench and homenode import write them
+    results/      runs, which homenode bench writes in the jobs
 
 A line is written before what it says counts, so that a study goes on after any interruption.
 """
 
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 
 from homenode import formats
@@ -22,11 +22,12 @@ from homenode.durable import open_folder, replace_file
 from homenode.errors import HostError, InputError
 from homenode.measure.bindings.experiments import MAX_JOBS, NAME, Experiment
 from homenode.measure.bindings.progress import Study
-from homenode.measure.bindings.scripts import MEASURE, script_name, script_of
+from homenode.measure.bindings.scripts import script_name, script_of
 from homenode.record_folder import RecordFolder
 
 JOURNAL = "study.jsonl"
 KIND = "slurm-study"
+VERSION = formats.VERSIONS[KIND]
 HELD_S = 15.0
 """The sbatch of a homenode that was killed holds the study; so long it is waited for: Slurm's own
 MessageTimeout is 10 s, after which sbatch asks no longer."""
@@ -96,11 +97,7 @@ class StudyFolder:
                         "here tells of: they would be taken for this one's",
                         hint="choose another folder with -o",
                     )
-            measure = (
-                resources.files("homenode.measure.bindings").joinpath("measure.sh").read_text()
-            )
             self._open()
-            replace_file(self.path / MEASURE, measure.encode(), 0o644, synced=False)
         except OSError as error:
             raise HostError(
                 f"{self.path}: expected to write there, found: {error.strerror}"
@@ -127,7 +124,7 @@ class StudyFolder:
         for one in experiments:
             path = self.path / script_name(one)
             try:
-                script = script_of(one, study.wishes, study.id)
+                script = script_of(one, study.options, study.id)
                 replace_file(path, script.encode(), 0o755, synced=False)
             except OSError as error:
                 raise HostError(f"{path}: cannot be written: {error.strerror}") from None
@@ -185,13 +182,21 @@ class StudyFolder:
 
 
 def _exit_status(attempt: Path) -> str | None:
-    """What a script that ended left; None where it did not."""
-    path = attempt / "exit"
+    """What a script that ended left, with the reason that homenode gave; None where it did not."""
+    status = _start_of(attempt / "exit", 10)
+    if status is None:
+        return None
+    said = _start_of(attempt / "bench.txt.err", 1 << 16) or ""
+    reason = next((line for line in said.splitlines() if line.startswith("homenode: ")), "")
+    return f"{status.strip()}: {reason.removeprefix('homenode: ')[:300]}".rstrip(": ")
+
+
+def _start_of(path: Path, most: int) -> str | None:
     try:
         if path.is_symlink() or not path.is_file():
             return None
         with path.open("rb") as file:
-            return file.read(10).decode("utf-8", "replace").strip()
+            return file.read(most).decode("utf-8", "replace")
     except OSError:
         return None
 
@@ -201,10 +206,15 @@ def read_journal(path: Path) -> Study:
     files = _files(path)
     source = str(files.journal_path)
     content = files.journal()
-    # Version 1 left lines that a crash had cut short among the others.
-    head, entries = formats.decode_journal(
-        content, KIND, StudyHead, StudyEntry, source, skip_cut_lines=True
-    )
+    first, is_whole, _ = content.partition(b"\n")
+    if is_whole and (version := formats.version_of(first, KIND, source)) < VERSION:
+        raise InputError(
+            f"{source}: expected a study of homenode.{KIND}/{VERSION}, found version {version}",
+            hint="an earlier homenode measured it: homenode slurm report "
+            f"{shlex.quote(str(path / 'results'))} reads its results; "
+            "begin a new study in another folder",
+        )
+    head, entries = formats.decode_journal(content, KIND, StudyHead, StudyEntry, source)
     study = head.study
     _check(study.everything(), f"{source}:1")
     for entry in entries:

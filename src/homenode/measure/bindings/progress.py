@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from homenode.measure.bindings.experiments import ClusterNode, Experiment, StudyWishes
+from homenode.measure.bindings.experiments import ClusterNode, Experiment, StudyOptions
 from homenode.measure.bindings.queue import JobState, QueuedJob, needs_somebody
 from homenode.measure.bindings.scripts import job_name
 
@@ -40,7 +40,7 @@ class Study:
     """
 
     id: str
-    wishes: StudyWishes
+    options: StudyOptions
     whole: tuple[ClusterNode, ...]
     shared: tuple[ClusterNode, ...]
     host: str | None

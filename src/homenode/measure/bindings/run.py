@@ -1,4 +1,4 @@
-"""Study run: submits a study's jobs and waits for them, whatever happens meanwhile. [I/O]
+"""Study run: makes a study, submits its jobs and waits for them, whatever happens. [I/O]
 
 Nothing depends on this process: jobs wait for each other through Slurm, and write their own files.
 It may be stopped and started again at any time.
@@ -8,9 +8,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from homenode.errors import InputError, ToolError
+from homenode.errors import InputError, ToolError, UsageError
 from homenode.measure.bindings import queue_client
-from homenode.measure.bindings.experiments import Experiment, experiments_for
+from homenode.measure.bindings.experiments import (
+    Experiment,
+    StudyOptions,
+    choose_nodes,
+    experiments_for,
+    look_experiments,
+    nodes_to_bind_to,
+)
 from homenode.measure.bindings.folder import StudyFolder, attempts
 from homenode.measure.bindings.progress import (
     UNSETTLED,
@@ -50,6 +57,23 @@ class Patience:
     blocked_s: float = 600.0
     wait_s: float | None = None
     grace_s: float = 20.0
+
+
+def made_study(options: StudyOptions, host: str | None, id: str) -> Study:
+    """A study of these nodes. host: what they are; None = a job on each looks first.
+
+    What the host cannot do is refused before Slurm is asked for anything. Raises UsageError,
+    InputError for the host, NoAnswerError, ToolError.
+    """
+    described = None if host is None else load_host(host)
+    if described is not None and not nodes_to_bind_to(described, options):
+        raise UsageError(f"{host}: expected NUMA nodes with CPUs and memory, found none")
+    whole, shared = choose_nodes(queue_client.nodes(), options)
+    if described is None:
+        return Study(id, options, whole, shared, None, look_experiments(whole))
+    hosts = {node.name: described for node in (*whole, *shared)}
+    planned = experiments_for(whole, shared, hosts, options)
+    return Study(id, options, whole, shared, host, (), planned)
 
 
 class StudyRun:
@@ -186,7 +210,7 @@ class StudyRun:
         if any(t.state is not TaskState.DONE for t in progress.tasks if t.experiment in looks):
             return
         hosts = self._hosts()
-        planned = experiments_for(self.study.whole, self.study.shared, hosts, self.study.wishes)
+        planned = experiments_for(self.study.whole, self.study.shared, hosts, self.study.options)
         self.study = self._folder.planned(self.study, planned)
 
     def _hosts(self) -> Mapping[str, Host]:

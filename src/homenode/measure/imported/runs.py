@@ -39,7 +39,7 @@ class SourceFolder:
 
 
 @dataclass(frozen=True, slots=True)
-class ImportWishes:
+class ImportOptions:
     """What the user knows and the files do not say. layouts: switches by run name."""
 
     system: str | None = None
@@ -57,12 +57,12 @@ class Imported:
     gaps: tuple[Gap, ...]
 
 
-def imported_runs(folders: Iterable[SourceFolder], wishes: ImportWishes) -> tuple[Imported, ...]:
+def imported_runs(folders: Iterable[SourceFolder], options: ImportOptions) -> tuple[Imported, ...]:
     """The runs of these folders, in order, each with a name of its own.
 
     Raises InputError for a layout of a run that is not there.
     """
-    drafts = [draft for folder in folders for draft in _of_folder(folder, wishes)]
+    drafts = [draft for folder in folders for draft in _of_folder(folder, options)]
     places = [(draft.head.system, draft.head.name) for draft in drafts]
     short = [_by_folder(draft, is_whole_path=False) for draft in drafts]
     names = [(draft.head.system, draft.head.name) for draft in short]
@@ -74,7 +74,7 @@ def imported_runs(folders: Iterable[SourceFolder], wishes: ImportWishes) -> tupl
         else _by_folder(draft, is_whole_path=True)
         for draft, place, one, name in zip(drafts, places, short, names, strict=True)
     ]
-    layouts = _layouts(wishes.layouts, [draft.head.name for draft in drafts])
+    layouts = _layouts(options.layouts, [draft.head.name for draft in drafts])
     return tuple(_finished(draft, layouts.get(draft.head.name)) for draft in drafts)
 
 
@@ -113,11 +113,11 @@ class _Draft:
     is_study: bool
 
 
-def _of_folder(folder: SourceFolder, wishes: ImportWishes) -> Iterator[_Draft]:
+def _of_folder(folder: SourceFolder, options: ImportOptions) -> Iterator[_Draft]:
     names = frozenset(folder.texts)
     rest = dict(folder.texts)
     if study_folder.is_study_folder(names):
-        yield _study(folder, wishes)
+        yield _study(folder, options)
         rest = {n: t for n, t in rest.items() if n not in study_folder.FILES}
     groups: dict[str, dict[str, Figures]] = {}
     for name in sorted(rest):
@@ -126,7 +126,7 @@ def _of_folder(folder: SourceFolder, wishes: ImportWishes) -> Iterator[_Draft]:
             figures = lenient(tool, rest[name], name)
             groups.setdefault(_group(name, _is_bound(figures)), {})[name] = figures
     for group, parts in groups.items():
-        yield _logs(folder, group, tuple(parts), joined(parts.values()), wishes)
+        yield _logs(folder, group, tuple(parts), joined(parts.values()), options)
 
 
 def unread_files(folder: SourceFolder) -> Iterator[Gap]:
@@ -139,16 +139,16 @@ def unread_files(folder: SourceFolder) -> Iterator[Gap]:
             yield Gap(f"{folder.path}/{name}", "not the output of a tool that is read")
 
 
-def _study(folder: SourceFolder, wishes: ImportWishes) -> _Draft:
+def _study(folder: SourceFolder, options: ImportOptions) -> _Draft:
     figures = study_folder.figures_of_study(folder.texts)
     above = "" if folder.above in _RESULTS_FOLDERS else folder.above
     head = RunHead(
         folder.name,
-        wishes.system or above or _system(figures),
+        options.system or above or _system(figures),
         _origin(folder.texts.values()),
-        wishes.vantage or Vantage.GUEST,
+        options.vantage or Vantage.GUEST,
         study_folder.switches_of(folder.name),
-        host_kind=wishes.host_kind,
+        host_kind=options.host_kind,
         vcpus=study_folder.vcpus_of(folder.texts),
         conditions=figures.conditions,
         source=folder.path,
@@ -158,19 +158,23 @@ def _study(folder: SourceFolder, wishes: ImportWishes) -> _Draft:
 
 
 def _logs(
-    folder: SourceFolder, group: str, files: tuple[str, ...], figures: Figures, wishes: ImportWishes
+    folder: SourceFolder,
+    group: str,
+    files: tuple[str, ...],
+    figures: Figures,
+    options: ImportOptions,
 ) -> _Draft:
-    vantage = wishes.vantage or (Vantage.JOB if _is_bound(figures) else Vantage.HOST)
-    if wishes.vantage is None:
+    vantage = options.vantage or (Vantage.JOB if _is_bound(figures) else Vantage.HOST)
+    if options.vantage is None:
         reason = f"nobody said where the tools ran; taken for a {vantage} (--vantage)"
         figures = replace(figures, gaps=(*figures.gaps, Gap("vantage", reason)))
     head = RunHead(
         group,
-        wishes.system or _system(figures),
+        options.system or _system(figures),
         _origin(folder.texts[name] for name in files),
         vantage,
         study_folder.switches_of(folder.name),
-        host_kind=wishes.host_kind,
+        host_kind=options.host_kind,
         host_addresses=vantage is not Vantage.GUEST,
         conditions=figures.conditions,
         source=folder.path,

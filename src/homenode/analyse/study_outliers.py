@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 
+from homenode.analyse.study_maps import Matrix
 from homenode.measure.bindings.collective import Collective
-from homenode.measure.bindings.figures import Matrix
 
 LEAST_NODES = 3
 SLOW = 0.10

@@ -1,0 +1,93 @@
+"""homenode on a cluster node that is a description: gpu-node.toml, with what Slurm gave the job.
+
+    gpu_node_program.py WORDS…
+
+All of homenode is real but the machine below it: its snapshot is rendered, and programs of the
+suite are looked for on the PATH and run without being bound, as this machine has no such nodes.
+"""
+
+import os
+import re
+import subprocess
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from homenode.cli import main
+from homenode.cli.slurm import study
+from homenode.description.parse import parse_description
+from homenode.description.render import render
+from homenode.measure.access import local
+from homenode.process import Completed, ToolMissingError, find_program, run
+from homenode.slurm.job_allocation import allocation_on, node_machine
+from homenode.slurm.scontrol_job import parse_scontrol_jobs
+from homenode.snapshot.memory import MemorySnapshot
+from homenode.snapshot.protocol import Snapshot
+from homenode.sources import load_host
+
+HERE = Path(__file__).parent
+DESCRIPTION = HERE / "gpu-node.toml"
+_BINDING = re.compile(r"--(?:cpunodebind|membind|physcpubind)=(\S+)")
+
+
+class GpuNode(local.LocalMachine):
+    """The described node."""
+
+    __slots__ = ()
+
+    def snapshot(self) -> Snapshot:
+        made = render(parse_description(DESCRIPTION.read_text(), "gpu-node.toml"))
+        files = dict(made.files)
+        files["/proc/self/status"] = (
+            f"Cpus_allowed_list:\t{allowed_pus()}\nMems_allowed_list:\t0-1\n"
+        )
+        return MemorySnapshot(made.name, files, made.links, made.commands, made.folders)
+
+    def installed(self, names: Collection[str]) -> frozenset[str]:
+        there = {"numactl", "taskset"} | {name for name in names if find_program(name) is not None}
+        return frozenset(names) & there
+
+    def run(
+        self,
+        argv: Sequence[str],
+        timeout_s: float,
+        input: str | None = None,
+        *,
+        environment: Mapping[str, str] | None = None,
+    ) -> Completed:
+        if argv[0].startswith("python"):
+            raise ToolMissingError(f"{argv[0]}: expected it to be installed, found none on PATH")
+        words = list(argv)
+        node = "0" if allowed_pus().startswith("0") else "1"
+        while words[0] in ("numactl", "taskset"):
+            is_taskset = words.pop(0) == "taskset"
+            while words[0].startswith("-"):
+                found = _BINDING.fullmatch(words.pop(0))
+                node = node if found is None else found[1]
+            if is_taskset:
+                words.pop(0)
+        own = {name: value for name, value in os.environ.items() if name != "PATH"}
+        bound = {**own, **(environment or {}), "STAND_IN_NODE": node}
+        return run(words, timeout_s, input, environment=bound)
+
+
+def allowed_pus() -> str:
+    """The PUs that Slurm gave the job, which a cgroup would keep it to; all outside of one."""
+    array = os.environ.get("SLURM_ARRAY_JOB_ID")
+    task = os.environ.get("SLURM_ARRAY_TASK_ID")
+    job = f"{array}_{task}" if array else os.environ.get("SLURM_JOB_ID")
+    try:
+        said = subprocess.run(
+            ["scontrol", "show", "job", "-d", str(job)], capture_output=True, text=True, check=True
+        ).stdout
+        (one,) = parse_scontrol_jobs(said, "scontrol")
+        machine = node_machine(load_host(str(DESCRIPTION)))
+        pus = allocation_on(one, one.shares[0], machine, None).pus
+        return "0-63" if pus is None else str(pus)
+    except (OSError, subprocess.SubprocessError, IndexError, ValueError):
+        return "0-63"
+
+
+if __name__ == "__main__":
+    local.LocalMachine = GpuNode  # type: ignore[misc]
+    study._program = lambda: os.environ["STAND_IN_HOMENODE"]
+    main.main()

@@ -137,7 +137,8 @@ def test_bad_usage_says_what_was_expected(
 
 def test_two_folders_with_files_of_one_name_are_two_runs() -> None:
     runs = imported_runs(
-        [folder({"mlc.txt": mlc.OUTPUT}, "a"), folder({"mlc.txt": mlc.OUTPUT}, "b")], ImportOptions()
+        [folder({"mlc.txt": mlc.OUTPUT}, "a"), folder({"mlc.txt": mlc.OUTPUT}, "b")],
+        ImportOptions(),
     )
     assert [one.run.head.name for one in runs] == ["a-mlc", "b-mlc"]
 

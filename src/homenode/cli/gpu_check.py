@@ -12,6 +12,7 @@ from homenode.cli.bench import step_progress
 from homenode.cli.options import JsonOption
 from homenode.cli.terminal import console, note, print_json, working, write_text
 from homenode.errors import HomenodeError, HostError, UsageError
+from homenode.wording import command_line
 
 if TYPE_CHECKING:
     from homenode.findings import Finding
@@ -128,7 +129,7 @@ def visit_gpus(
         from homenode.report.findings_text import findings_text
 
         console().print(findings_text(found))
-        note(f"wrote {folder}; next: homenode report {folder / 'results'}")
+        note(f"wrote {folder}; next: {command_line('homenode', 'report', folder / 'results')}")
     if not passed or are_bad(found.findings):
         raise SystemExit(1)
 

@@ -118,7 +118,7 @@ def apply(
     if domain is not None:
         tuned = read_file(domain, "a domain document", hint="homenode plan VM.xml -o OUT.xml")
     else:
-        tuning = _tune(
+        tuning = tuned_on(
             state.name, original, options, host, placement.after, list(layout.results), quiet=quiet
         )
         from homenode.plan.model import is_critical
@@ -129,9 +129,9 @@ def apply(
     if live_pins:
         _move(virsh, state.uuid, tuned, default_root(), dry_run=dry_run)
     elif dry_run:
-        _preview(virsh, state.uuid, tuned, original, default_root())
+        preview(virsh, state.uuid, tuned, original, default_root())
     else:
-        _define(virsh, state.uuid, tuned, original, default_root(), asked=not yes)
+        define(virsh, state.uuid, tuned, original, default_root(), asked=not yes)
     if save_plan is not None and plan_json is not None:
         write_text(save_plan, plan_json)
         note_written(save_plan)
@@ -285,7 +285,7 @@ def _note_moved(moved: tuple[str, ...]) -> None:
         note(f"{device}: its address was on a bus of the layout; libvirt gives it another")
 
 
-def _tune(
+def tuned_on(
     name: str,
     original: bytes,
     options: "PlanOptions",
@@ -332,7 +332,7 @@ def _tune(
     return tuning
 
 
-def _preview(virsh: "Virsh", uuid: str, tuned: bytes, original: bytes, root: Path) -> bool:
+def preview(virsh: "Virsh", uuid: str, tuned: bytes, original: bytes, root: Path) -> bool:
     """Show what would change, and whether anything would. Exits where it would be refused."""
     from homenode.apply.definition import preview_definition
 
@@ -350,7 +350,7 @@ def _preview(virsh: "Virsh", uuid: str, tuned: bytes, original: bytes, root: Pat
     return would.changed
 
 
-def _define(
+def define(
     virsh: "Virsh", uuid: str, tuned: bytes, original: bytes, root: Path, *, asked: bool
 ) -> None:
     """Define the document; on a terminal after showing the change and asking, unless told not to.
@@ -361,7 +361,7 @@ def _define(
     from homenode.wording import command_line
 
     if asked and is_interactive():
-        if not _preview(virsh, uuid, tuned, original, root):
+        if not preview(virsh, uuid, tuned, original, root):
             return
         if not confirm("Define it?"):
             note("nothing was changed")

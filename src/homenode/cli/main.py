@@ -25,6 +25,7 @@ from homenode.cli import (
     pool,
     recommend,
     reference,
+    replan,
     report,
     restore,
     show,
@@ -82,6 +83,7 @@ def _add_group(panel: str, name: str, group: typer.Typer) -> None:
 _add(PLACE, "show", show.show)
 _add(PLACE, "plan", plan.plan)
 _add(PLACE, "apply", apply.apply)
+_add(PLACE, "replan", replan.replan)
 _add(PLACE, "restore", restore.restore)
 _add(PLACE, "capture", capture.capture)
 _add(PLACE, "layouts", reference.layouts)

@@ -1,5 +1,7 @@
 """Host devices: passed-through PCI functions in <devices>."""
 
+from collections.abc import Mapping
+
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.domain.addresses import new_address, place
@@ -12,6 +14,7 @@ from homenode.domain.edits import (
     insert_after,
     remove,
     set_attribute,
+    set_attributes,
 )
 from homenode.domain.fields import address_attributes, format_set, guest_address, host_address
 from homenode.errors import InputError
@@ -69,6 +72,21 @@ def read_hostdevs(document: Document) -> tuple[GuestHostdev, ...]:
             )
         )
     return tuple(hostdevs)
+
+
+def replace_sources(document: Document, replaced: Mapping[Bdf, Bdf]) -> Document:
+    """The document with other host functions in place of some, at the same guest addresses.
+
+    Raises InputError for a function that the domain does not have.
+    """
+    elements = _element_of_bdf(document)
+    edits: list[Edit] = []
+    for old, new in replaced.items():
+        source = None if old not in elements else elements[old].at("source", "address")
+        if source is None:
+            raise InputError(f"{document.source}: expected the device {old}, found none of it")
+        edits += set_attributes(document, source, address_attributes(new))
+    return apply(document, edits)
 
 
 def edit_initiators(document: Document, plan: Plan) -> Document:

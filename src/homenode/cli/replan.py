@@ -1,0 +1,114 @@
+"""homenode replan: a new plan for a domain whose plan no longer fits its host. [I/O]"""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from homenode.cli.apply import define, preview, tuned_on
+from homenode.cli.options import ConnectOption, DomainArgument, HostOption
+from homenode.cli.terminal import note
+from homenode.errors import UsageError
+from homenode.hypervisor.connection import DEFAULT, is_local
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from homenode.bdf import Bdf
+    from homenode.plan.guest import GuestHostdev
+    from homenode.topology import Host
+
+
+def replan(
+    name: DomainArgument,
+    device: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--device", metavar="OLD=NEW", help="Give it NEW in place of OLD. Repeatable."
+        ),
+    ] = None,
+    host: HostOption = None,
+    connect: ConnectOption = DEFAULT,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Define without asking.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Show what would change; change nothing.")
+    ] = False,
+) -> None:
+    """Plan a tuned domain again for the host as it is now, in the layout that it has.
+
+    For a domain that came from another host, or whose host has changed. Shows the difference, asks,
+    and defines; `homenode restore NAME` still gives back the first original.
+
+    Examples:
+      homenode replan gpu-vm --dry-run
+      homenode replan gpu-vm --device 19:00.0=3b:00.0
+    """
+    from homenode.apply.store import default_root
+    from homenode.domain.hostdevs import replace_sources
+    from homenode.domain.metadata import read_record
+    from homenode.domain.read import guest_of, open_domain
+    from homenode.hypervisor.virsh import Virsh
+    from homenode.plan.fingerprint import host_fingerprint
+    from homenode.plan.layout import PRESETS
+    from homenode.plan.options import PlanOptions
+    from homenode.sources import load_host
+
+    if host is None and not is_local(connect):
+        raise UsageError(
+            f"--connect {connect}: expected --host as well, since the daemon is on another machine",
+            hint="homenode capture --ssh HOST -o host.tar.gz, then --host host.tar.gz",
+        )
+    virsh = Virsh(connect)
+    state = virsh.domain(name)
+    original = virsh.definition(state.uuid)
+    document = open_domain(original, state.name)
+    record = read_record(document)
+    if record is None or record.name not in PRESETS:
+        raise UsageError(
+            f"{state.name}: expected a domain with a layout of homenode, found none",
+            hint=f"homenode apply {state.name}",
+        )
+    machine = load_host(host)
+    document = replace_sources(document, _replaced(device or ()))
+    _refuse_missing(guest_of(document).hostdevs, machine, state.name)
+    is_same = record.host is not None and host_fingerprint(machine).startswith(record.host)
+    note(
+        f"{state.name}: layout {record.name}, planned for "
+        f"{'this host as it is' if is_same else 'another host, or this one before it changed'}"
+    )
+    options = PlanOptions(record.name)
+    tuning = tuned_on(state.name, document.to_bytes(), options, host, (), [], quiet=False)
+    if dry_run:
+        preview(virsh, state.uuid, tuning.document, original, default_root())
+    else:
+        define(virsh, state.uuid, tuning.document, original, default_root(), asked=not yes)
+
+
+def _replaced(words: "Sequence[str]") -> "Mapping[Bdf, Bdf]":
+    from homenode.bdf import Bdf
+
+    found: dict[Bdf, Bdf] = {}
+    for word in words:
+        old, equals, new = word.partition("=")
+        if not equals:
+            raise UsageError(f"--device: expected OLD=NEW such as 19:00.0=3b:00.0, found {word!r}")
+        found[Bdf.parse(old, "--device")] = Bdf.parse(new, "--device")
+    return found
+
+
+def _refuse_missing(hostdevs: "tuple[GuestHostdev, ...]", host: "Host", name: str) -> None:
+    """Raises UsageError for devices that the host does not have: which one replaces them is the
+    operator's to say."""
+    there = {one.bdf: one for one in host.pci_devices}
+    if not there:
+        return
+    missing = [str(one.source) for one in hostdevs if one.source not in there]
+    if missing:
+        from homenode.pci import DeviceKind
+
+        free = {one.source for one in hostdevs}
+        gpus = [str(g.bdf) for g in host.devices_of_kind(DeviceKind.GPU) if g.bdf not in free]
+        raise UsageError(
+            f"{name}: expected its devices on {host.name}, found no {', '.join(missing)}",
+            hint=f"--device {missing[0]}=NEW gives it another one; GPUs here: "
+            f"{', '.join(gpus) or 'none'}",
+        )

@@ -1,0 +1,91 @@
+"""homenode replan: a tuned domain on a host that is no longer the one it was planned for."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from homenode.cli.apply import apply, restore_domain
+from homenode.cli.replan import replan
+from homenode.domain.read import guest_of, open_domain
+from homenode.errors import InputError, UsageError
+from tests.apply_documents import NAME, ORIGINAL
+from tests.virsh_stand_in import StandIn
+
+HOST = "small-2n8c-2gpu"
+OTHER = "x86-2p2n16c32t-isolated-pus"
+HOSTDEV = (
+    b"<hostdev mode='subsystem' type='pci' managed='yes'>\n      <source>\n        <address "
+    b"domain='0x0000' bus='0x11' slot='0x00' function='0x0'/>\n      </source>\n    </hostdev>\n  "
+)
+WITH_GPU = ORIGINAL.replace(b"</devices>", b"  " + HOSTDEV + b"</devices>")
+
+
+def _daemon(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, original: bytes = ORIGINAL
+) -> StandIn:  # fmt: skip
+    stand_in = StandIn(folder / "daemon", NAME, original)
+    monkeypatch.setenv("PATH", f"{stand_in.bin}:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    return stand_in
+
+
+def test_a_domain_of_another_host_gets_a_plan_for_this_one_and_keeps_its_first_original(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon = _daemon(tmp_path, monkeypatch)
+    apply(NAME, layout="pin-numa", host=HOST, quiet=True)
+    before = daemon.definition()
+    replan(NAME, host=OTHER)
+    after = daemon.definition()
+    hosts = [re.search(rb"host=.([0-9a-f]{16})", one) for one in (before, after)]
+    assert hosts[0] and hosts[1] and hosts[0].group(1) != hosts[1].group(1)
+    assert b"pin-numa" in after
+    restore_domain(NAME)
+    assert daemon.definition() == ORIGINAL
+
+
+def test_a_dry_run_changes_nothing_and_the_same_host_has_the_same_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon = _daemon(tmp_path, monkeypatch)
+    apply(NAME, layout="pin-numa", host=HOST, quiet=True)
+    before = daemon.definition()
+    replan(NAME, host=OTHER, dry_run=True)
+    assert daemon.definition() == before
+    replan(NAME, host=HOST)
+    assert daemon.definition() == before
+    assert "had this definition already" in capsys.readouterr().err
+
+
+def test_a_domain_without_a_layout_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = _daemon(tmp_path, monkeypatch)
+    with pytest.raises(UsageError, match="layout of homenode"):
+        replan(NAME, host=HOST)
+    assert daemon.definition() == ORIGINAL
+
+
+def test_a_device_that_the_host_lacks_is_named_and_replaced_by_the_one_that_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = _daemon(tmp_path, monkeypatch, WITH_GPU)
+    apply(NAME, layout="pin-numa-pci", host=HOST, quiet=True)
+    before = daemon.definition().replace(b"bus='0x11'", b"bus='0x21'")
+    # As it arrives from a host that had the GPU elsewhere, with that host's records left behind.
+    (tmp_path / "here").mkdir()
+    daemon = _daemon(tmp_path / "here", monkeypatch, before)
+    with pytest.raises(UsageError) as refused:
+        replan(NAME, host=HOST)
+    assert "0000:21:00.0" in refused.value.message
+    assert refused.value.hint is not None and "0000:81:00.0" in refused.value.hint
+    assert daemon.definition() == before
+    replan(NAME, device=["21:00.0=81:00.0"], host=HOST)
+    (hostdev,) = guest_of(open_domain(daemon.definition(), "x")).hostdevs
+    assert str(hostdev.source) == "0000:81:00.0"
+    with pytest.raises(InputError):
+        replan(NAME, device=["21:00.0=81:00.0"], host=HOST)
+    with pytest.raises(UsageError):
+        replan(NAME, device=["21:00.0"], host=HOST)

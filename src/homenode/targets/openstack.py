@@ -88,9 +88,7 @@ _SIZE_UNITS = {"": KIB, "kb": KIB, "mb": MIB, "gb": GIB, "kib": KIB, "mib": MIB,
 def is_flavor(content: bytes) -> bool:
     """Whether this is a flavor as JSON."""
     text = content[:1_000_000].lstrip()
-    return text.startswith(b"{") and any(
-        f'"{word}"'.encode() in text for word in ("vcpus", "flavor", "extra_specs")
-    )
+    return text.startswith(b"{") and b'"vcpus"' in text and b'"ram"' in text
 
 
 def _document(content: bytes, source: str) -> tuple[str, dict[str, Any]]:
@@ -242,7 +240,9 @@ def _refuse(plan: Plan) -> None:
             hint="choose --layout pin or pin-numa",
         )
     nodes = one_node_each(plan, "openstack") if plan.memory_mode is not None else ()
-    homes = [node for node in nodes if node >= 0]
+    homes = (
+        [node for cell, node in zip(plan.cells, nodes, strict=True) if cell.vcpus] if nodes else []
+    )
     if plan.layout.cells is GuestCells.MIRRORED and len(set(homes)) < len(homes):
         raise InputError(
             "openstack: expected each guest cell on a host node of its own, as Nova places them, "

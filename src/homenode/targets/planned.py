@@ -1,12 +1,15 @@
 """Planned: a VM's plan on a host, and the target's files that follow from it, as one pure step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from homenode.domain.launch_security import refuse_unsafe
 from homenode.domain.requirements import refuse_older
+from homenode.errors import InputError
+from homenode.plan.guest import Guest
 from homenode.plan.model import Plan, PlanFinding
 from homenode.plan.options import PlanOptions, request_for
 from homenode.plan.planner import plan
+from homenode.targets.qm_conf import OWN_SLOTS
 from homenode.targets.target import Rendering, target_findings, target_named
 from homenode.targets.vm_file import VmFile, on_host
 from homenode.topology import Host
@@ -30,6 +33,8 @@ def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -
     Raises as homenode.tuning.tune, and InputError where the target cannot take the plan.
     """
     vm = on_host(vm, host)
+    if vm.kind != target:
+        vm = replace(vm, guest=_moved(vm.guest, target, vm.source))
     made = plan(host, request_for(vm.guest, options, host))
     if target in ("qemu", "proxmox", "incus"):
         is_virt = vm.guest.is_virt
@@ -39,3 +44,25 @@ def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -
     rendering = target_named(target).render(made, vm.guest, host, given, vm.source)
     findings = (*target_findings(target, made), *rendering.findings)
     return TargetPlan(made, target, given, rendering, findings)
+
+
+def _moved(guest: Guest, target: str, source: str) -> Guest:
+    """A VM of another hypervisor: its vCPUs, memory and devices, without its PCI addresses.
+
+    Raises InputError for memory devices, which have no like there.
+    """
+    if guest.has_dimms:
+        raise InputError(
+            f"{source}: expected a VM without memory devices for target {target}, found some",
+            hint="count their memory in with --memory, in a copy of the document without them",
+        )
+    if target == "qemu":
+        return guest
+    return replace(
+        guest,
+        machine="virt" if guest.architecture == "aarch64" else "q35",
+        controllers=(),
+        addresses=OWN_SLOTS if target == "proxmox" else (),
+        hostdevs=tuple(replace(hostdev, address=None) for hostdev in guest.hostdevs),
+        has_qemu_commandline=False,
+    )

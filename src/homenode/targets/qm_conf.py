@@ -24,7 +24,7 @@ NUMA = re.compile(r"numa[0-9]{1,2}\Z", re.ASCII)
 HOSTPCI = re.compile(r"hostpci([0-9]{1,2})\Z", re.ASCII)
 _VMID = re.compile(r"([1-9][0-9]{2,8})\.conf\Z", re.ASCII)
 
-_OWN_SLOTS = (
+OWN_SLOTS = (
     *(GuestAddress(0, 0, slot, 0) for slot in (0x1, 0x2, 0x10, 0x11, 0x14, 0x1A, 0x1B)),
     *(GuestAddress(0, 0, 0x1C, function) for function in range(4)),
     *(GuestAddress(0, 0, slot, 0) for slot in (0x1D, 0x1E, 0x1F)),
@@ -110,7 +110,7 @@ def read_guest(content: bytes, source: str) -> Guest:
         cpu_topology=shape if "cores" in values or "sockets" in values else None,
         cell_vcpus=tuple(cell.vcpus for cell in facts.cells),
         hostdevs=tuple(GuestHostdev(bdf, None) for bdf in devices),
-        addresses=_OWN_SLOTS if "q35" in machine else (),
+        addresses=OWN_SLOTS if "q35" in machine else (),
         firmware="efi" if values.get("bios") == "ovmf" else None,
         has_iommu="viommu" in values.get("machine", ""),
         siblings_exposed=shape[3] > 1,

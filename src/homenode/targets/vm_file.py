@@ -35,14 +35,25 @@ class VmFile:
     source: str
 
 
+def target_of(content: bytes) -> str | None:
+    """The target that a file is of, by its content; None for a domain document, and for others."""
+    if _is_xml(content):
+        return None
+    return next((name for name, is_one in _KINDS if is_one(content)), None)
+
+
+def _is_xml(content: bytes) -> bool:
+    start = content[:4096].lstrip(b"\xef\xbb\xbf \t\r\n")
+    return start[:1] == b"<" or content[:2] in (b"\xff\xfe", b"\xfe\xff", b"<\0", b"\0<")
+
+
 def kind_of(content: bytes, source: str) -> str:
     """Whose file this is, by its content. Raises InputError for none that is known."""
-    start = content[:4096].lstrip(b"\xef\xbb\xbf \t\r\n")
-    if start.startswith(b"<") or content[:2] in (b"\xff\xfe", b"\xfe\xff"):
+    target = target_of(content)
+    if target is not None:
+        return target
+    if _is_xml(content):
         return LIBVIRT
-    for name, is_one in _KINDS:
-        if is_one(content):
-            return name
     raise InputError(
         f"{source}: expected a VM: libvirt's XML, a configuration of qm, xl or Incus, a command of "
         "Cloud Hypervisor, a flavor as JSON or a script of homenode; found none of these"

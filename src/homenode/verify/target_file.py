@@ -102,9 +102,22 @@ def _cells(
     facts: VmFacts, plan: Plan, lost: set[Feature], target: str, source: str
 ) -> Iterator[Finding]:
     if plan.layout.cells is GuestCells.FLAT:
-        if len([cell for cell in facts.cells if cell.vcpus]) > 1:
+        several = len([cell for cell in facts.cells if cell.vcpus]) > 1
+        if several and target == "incus":
+            yield Finding(
+                "target-cells-added", Severity.WARNING, "guest cells", "a flat guest",
+                f"{len(facts.cells)} cells, which Incus makes of its PUs' nodes",
+                "programs see nodes that the layout was to hide",
+                "plan with --layout pin-numa, or --max-nodes 1", source,
+            )  # fmt: skip
+        elif several:
             yield _differs("guest cells", "a flat guest", len(facts.cells), source)
-        if plan.memory_mode is not None and facts.cells and facts.cells[0].host_nodes is not None:
+        if (
+            plan.memory_mode is not None
+            and not several
+            and facts.cells
+            and facts.cells[0].host_nodes is not None
+        ):
             nodes = CpuSet(plan.memory_nodes)
             if facts.cells[0].host_nodes != nodes:
                 yield _differs("host nodes", nodes, facts.cells[0].host_nodes, source)

@@ -14,7 +14,7 @@ from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.model import Plan
 from homenode.plan.stored import read_plan, read_plan_for
 from homenode.sources import load_host
-from homenode.targets.vm_file import LIBVIRT, kind_of
+from homenode.targets.vm_file import target_of
 from homenode.topology import Host
 from homenode.units import MIB
 from homenode.verify.boot.stand_in_boot import BootOptions, boot_stand_in
@@ -75,7 +75,7 @@ def verify(wanted: Wanted, tell: Tell) -> Verified:
     _refuse_nonsense(wanted)
     if wanted.document is not None:
         content = _bytes(wanted.document)
-        if kind_of(content, str(wanted.document)) != LIBVIRT:
+        if target_of(content) is not None:
             return _of_target(content, wanted.document, wanted, tell)
     document = None if wanted.document is None else _document(wanted.document)
     facts = None if document is None else domain_facts(document)

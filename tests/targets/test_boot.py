@@ -1,0 +1,106 @@
+"""A rendered command boots with stand-ins for its devices; its guest shows the planned nodes."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from homenode.errors import HomenodeError
+from homenode.plan.model import Plan
+from homenode.plan.options import PlanOptions
+from homenode.sources import load_host
+from homenode.targets import qemu, qm_conf
+from homenode.targets.planned import plan_for_target
+from homenode.targets.vm_file import read_vm
+from homenode.verify.boot.guest_files import find_guest_files
+from homenode.verify.boot.stand_in_boot import BootOptions, boot_command
+from homenode.verify.guest.expectation import expectation_of_plan
+from homenode.verify.guest.view import GuestView, view_of_stand_in
+from tests.targets.written import options, written
+
+pytestmark = pytest.mark.qemu
+
+ROOT = Path(__file__).parents[2]
+SMALL = "small-2n8c-2gpu"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _bootable() -> None:
+    if shutil.which("qemu-system-x86_64") is None:
+        pytest.skip("no qemu-system-x86_64 here")
+    try:
+        find_guest_files()
+    except HomenodeError as error:
+        pytest.skip(str(error))
+
+
+def seen(words: tuple[str, ...], plan: Plan) -> GuestView:
+    booted = boot_command(words, "vm", BootOptions(timeout_s=500))
+    assert booted.guest is not None, booted.findings
+    return view_of_stand_in(expectation_of_plan(plan), booted.stand_in, booted.guest)
+
+
+def wrong(view: GuestView) -> list[str]:
+    return [f.subject for f in view.findings if f.severity in ("critical", "warning")]
+
+
+def node_of_device(view: GuestView) -> dict[str, str]:
+    return {
+        line.subject.removeprefix("device "): line.observed.partition(",")[0]
+        for line in view.checks
+        if line.subject.startswith("device ")
+    }
+
+
+def readme_command(vcpus: int | None) -> tuple[tuple[str, ...], Plan]:
+    """README's example, eight GPUs of an HGX H100, as QEMU's command line. None = its 88 vCPUs."""
+    path = ROOT / "demo" / "gpu-vm.xml"
+    host = load_host("hgx-h100")
+    wanted = PlanOptions(layout="pin-numa-pci", gpu_count=8, vcpus=vcpus)
+    planned = plan_for_target(read_vm(path.read_bytes(), str(path)), wanted, host, "qemu")
+    return qemu.words_of(planned.rendering.document, "vm.sh"), planned.plan
+
+
+@pytest.mark.parametrize("vcpus", [16, pytest.param(None, marks=pytest.mark.lab)])
+def test_the_command_of_the_readme_boots_and_every_gpu_has_its_node(vcpus: int | None) -> None:
+    words, plan = readme_command(vcpus)
+    view = seen(words, plan)
+    assert wrong(view) == []
+    assert node_of_device(view) == {str(d.bdf): f"numa_node {d.cell}" for d in plan.devices}
+    assert len(plan.devices) == 8
+
+
+def test_a_configuration_of_proxmox_boots_and_shows_its_nodes_and_a_wrong_distance() -> None:
+    planned = written("proxmox", SMALL, options("pin-numa-pci", gpu_count=2))
+    conf = planned.rendering.document.replace(b"src=0,dst=1,val=20", b"src=0,dst=1,val=42")
+    assert conf != planned.rendering.document
+    view = seen(qm_conf.command(conf, "101.conf"), planned.plan)
+    assert wrong(view) == ["distances from cell 0"]
+    assert list(node_of_device(view).values()) == ["numa_node 0", "numa_node 1"]
+
+
+def test_the_vcpus_of_a_started_command_are_pinned_by_its_script(tmp_path: Path) -> None:
+    """The script itself, with QEMU under TCG and pins that this machine has."""
+    import subprocess
+
+    planned = written("qemu", SMALL, options("pin"))
+    text = planned.rendering.document.decode()
+    start, end = text.index("vcpu_pus=("), text.index("iothread_pus=")
+    text = text[:start] + "vcpu_pus=(0 0 0 0)\n" + text[end:]
+    text = text.replace("-accel kvm", "-accel tcg,thread=multi").replace("-cpu host", "-cpu max")
+    text = text.replace(next(line for line in text.splitlines() if line.startswith("emulator_pus")),
+                        "emulator_pus=0")  # fmt: skip
+    text = text.replace("size=4G", "size=64M").replace("case ${1:-} in", "case ${1:-} in\n  x) ;;")
+    text = text.replace(
+        '  wait "$pid"',
+        '  for task in /proc/"$pid"/task/*; do '
+        'echo "$(<"$task/comm") $(taskset -pc "${task##*/}")"; done; kill "$pid"\n  wait "$pid"',
+    )
+    script = tmp_path / "vm.sh"
+    script.write_text(text)
+    done = subprocess.run(
+        ["bash", script, "start", "-S"], capture_output=True, check=False, text=True, timeout=100
+    )
+    pinned = [line for line in done.stdout.splitlines() if line.startswith("CPU ")]
+    assert len(pinned) == 4, done.stdout + done.stderr
+    assert all(line.endswith("list: 0") for line in pinned)

@@ -1,0 +1,321 @@
+"""A file of a target gets the plan and keeps what is not the plan's."""
+
+import difflib
+import json
+import re
+import shutil
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from homenode.bdf import Bdf
+from homenode.errors import HomenodeError, InputError, ParseError
+from homenode.targets import cloud_hypervisor, incus, openstack, proxmox, qemu, qm_conf, xen
+from homenode.targets.json_edit import with_members
+from homenode.targets.vm_file import kind_of, read_vm
+from homenode.units import GIB, MIB
+from tests.targets.written import again, edited, options, written
+
+HOST = "hgx-h100"
+
+QM = b"""# my VM: description
+#with lines
+agent: 1
+args: -fw_cfg 'name=opt/x,string=a b' -cpu host,+foo
+balloon: 2048
+boot: order=scsi0
+cores: 16
+cpu: host,flags=+pdpe1gb
+hostpci0: 0000:19:00,pcie=1
+hostpci1: 0000:9b:00.0,pcie=1
+machine: q35
+memory: 65536
+name: gpu-vm
+numa: 0
+ostype: l26
+scsi0: local-lvm:vm-101-disk-0,size=32G
+sockets: 2
+
+[PENDING]
+memory: 1
+
+[snap]
+cores: 4
+memory: 100
+"""
+
+XL = b"""# a guest
+name="g1"; type='hvm'
+memory = 32768   # MiB
+maxmem = 32768
+vcpus=8
+disk = [ 'format=raw, vdev=xvda, access=rw, target=/dev/vg/g1',
+         'format=raw, vdev=xvdb, access=ro, target=/dev/vg/g2' ]
+pci = [ '19:00.0,permissive=1',
+        '0000:9b:00.0' ]
+vif = [ 'mac=00:16:3e:00:00:01,bridge=xenbr0' ]
+"""
+
+CLOUD_HYPERVISOR = b"""#!/bin/sh
+# start it
+cloud-hypervisor --kernel /boot/vmlinux --cmdline "console=hvc0 root=/dev/vda1" \\
+  --cpus boot=8,max=8,features=amx \\
+  --memory size=32G,shared=on \\
+  --disk path=/srv/focal.raw path=/srv/seed.img \\
+  --device path=/sys/bus/pci/devices/0000:19:00.0/,x_nv_gpudirect_clique=0 \\
+  --net tap=,mac=12:34:56:78:90:ab
+"""
+
+INCUS = b"""architecture: x86_64
+config:
+  image.os: Ubuntu
+  limits.cpu: "8"
+  limits.memory: 32GiB
+  raw.qemu.conf: |-
+    [device "qemu_balloon"]
+    [global][2]
+    driver = "ICH9-LPC"
+    property = "disable_s4"
+    value = "0"
+  volatile.uuid: 2d5a0b2e-3b0f-4c53-8f51-1b0f2c3d4e5f
+devices:
+  gpu:
+    gputype: physical
+    pci: 0000:19:00.0
+    type: gpu
+  root:
+    path: /
+    pool: default
+    type: disk
+ephemeral: false
+profiles:
+- default
+description: ""
+"""
+
+FLAVOR = b"""{
+    "OS-FLV-DISABLED:disabled": false,
+    "name": "gpu.large",
+    "disk": 80,
+    "ram": 32768,
+    "properties": {
+        "hw:cpu_policy": "shared",
+        "aggregate_instance_extra_specs:gpu": "true"
+    },
+    "vcpus": 8
+}
+"""
+
+FILES = {
+    "proxmox": QM,
+    "xen": XL,
+    "cloud-hypervisor": CLOUD_HYPERVISOR,
+    "incus": INCUS,
+    "openstack": FLAVOR,
+}
+
+
+def plain(layout: str, **more: object):  # type: ignore[no-untyped-def]
+    return options(layout, vcpus=None, memory_bytes=None, **more)
+
+
+@pytest.mark.parametrize("target", FILES)
+@pytest.mark.parametrize("layout", ["default", "pin-numa", "pin-numa-smt", "pin-numa-pci"])
+def test_the_same_plan_twice_changes_nothing_the_second_time(target: str, layout: str) -> None:
+    gpus = {"gpu_count": 1} if target == "openstack" else {}
+    once = edited(FILES[target], HOST, plain(layout, **gpus)).rendering.document
+    twice = edited(once, HOST, plain(layout, **gpus)).rendering.document
+    assert twice == once, "".join(
+        difflib.unified_diff(once.decode().splitlines(True), twice.decode().splitlines(True))
+    )
+
+
+OWNED = {
+    "proxmox": r"(sockets|cores|memory|numa\d*|affinity|args|balloon|hostpci\d+|hookscript):",
+    "xen": r"(memory|maxmem|vcpus|cpus|vnuma|pci|        '0000:9b)|# homenode",
+    "cloud-hypervisor": r"  --(cpus|memory|memory-zone|numa|platform|device) ",
+    "incus": r"  (limits\.|raw\.qemu\.conf|user\.homenode)|    (\[numa\]|(type|src|dst|val) =)",
+    "openstack": r' *"(hw:|pci_passthrough|ram|vcpus)|.*instance_extra_specs',
+}
+"""Lines that a layout may change, by target."""
+
+
+@pytest.mark.parametrize("target", FILES)
+def test_lines_that_no_layout_owns_stay_byte_for_byte(target: str) -> None:
+    gpus = {"gpu_count": 1} if target == "openstack" else {}
+    before = FILES[target].decode().splitlines()
+    after = edited(FILES[target], HOST, plain("pin-numa-pci", **gpus)).rendering.document
+    matcher = difflib.ndiff(before, after.decode().splitlines())
+    changed = [line[2:] for line in matcher if line[:2] in ("- ", "+ ")]
+    assert changed
+    assert [line for line in changed if not re.match(OWNED[target], line)] == []
+
+
+@pytest.mark.parametrize("target", FILES)
+def test_line_ends_of_another_system_stay(target: str) -> None:
+    crlf = FILES[target].replace(b"\\\n", b"\\\r").replace(b"\n", b"\r\n").replace(b"\\\r", b"\\\n")
+    gpus = {"gpu_count": 1} if target == "openstack" else {}
+    after = edited(crlf, HOST, plain("pin-numa", **gpus)).rendering.document
+    if target in ("proxmox", "incus"):
+        assert b"\n" not in after.replace(b"\r\n", b"")
+    assert again(after, HOST, plain("pin-numa", **gpus), keeps_gpus=True).rendering.document == (
+        after
+    )
+
+
+def test_a_card_without_a_function_is_all_its_functions() -> None:
+    vm = read_vm(QM.replace(b"0000:19:00,", b"0000:65:00,"), "101.conf")
+    assert vm.guest.hostdevs[0].source == Bdf.parse("0000:65:00.0")
+    audio = "x86-1p1n8c16t-gpu-audio"
+    conf = b"cores: 4\nmemory: 4096\nmachine: q35\nhostpci0: 01:00,pcie=1\nname: v\n"
+    planned = edited(conf, audio, plain("pin"))
+    assert [str(device.bdf) for device in planned.plan.devices] == ["0000:01:00.0", "0000:01:00.1"]
+    assert b"hostpci0: 01:00,pcie=1\n" in planned.rendering.document
+    mirrored = edited(conf, audio, plain("pin-numa-pci")).rendering.document
+    assert b"hostpci0" not in mirrored
+    assert mirrored.count(b"vfio-pci,host=0000:01:00.") == 2
+
+
+def test_options_of_a_device_stay_with_it() -> None:
+    after = edited(XL, HOST, plain("pin")).rendering.document
+    assert b"'19:00.0,permissive=1'" in after or b'"19:00.0,permissive=1"' in after
+    command = edited(CLOUD_HYPERVISOR, HOST, plain("pin-numa-pci")).rendering.document
+    assert b"x_nv_gpudirect_clique=0" in command
+    assert b"features=amx" in command
+    assert b"shared=on" in command
+
+
+def test_a_chosen_gpu_takes_the_place_of_the_one_that_was_there() -> None:
+    for target in ("proxmox", "xen", "incus", "cloud-hypervisor"):
+        after = edited(FILES[target], HOST, plain("pin", gpu_count=1, reserve_defined=False))
+        chosen = {str(device.bdf) for device in after.plan.devices}
+        there = {str(bdf) for bdf, _ in
+                 read_facts(target, after.rendering.document).devices}  # fmt: skip
+        assert there == chosen
+
+
+def read_facts(target: str, content: bytes):  # type: ignore[no-untyped-def]
+    modules = {"proxmox": proxmox, "xen": xen, "incus": incus, "qemu": qemu,
+               "cloud-hypervisor": cloud_hypervisor, "openstack": openstack}  # fmt: skip
+    return modules[target].read_facts(content, "vm")
+
+
+BROKEN = [
+    ("proxmox", QM.replace(b"cores: 16", b"cores: sixteen")),
+    ("proxmox", QM.replace(b"cores: 16", b"cores: 16\ncores: 8")),
+    ("proxmox", QM.replace(b"memory: 65536", b"memory: -4")),
+    ("proxmox", QM.replace(b"args: -fw_cfg", b"args: 'open -fw_cfg")),
+    ("proxmox", QM.replace(b"19:00,", b"1x:00,")),
+    ("proxmox", QM.replace(b"numa: 0", b"hugepages: 7\nnuma: 1")),
+    ("xen", XL.replace(b"vcpus=8", b"vcpus=[8")),
+    ("xen", XL.replace(b"vcpus=8", b"vcpus=8 9")),
+    ("xen", XL.replace(b"vcpus=8", b'vcpus=8\nvnuma=[["pnode=0"]]')),
+    ("xen", XL + b"[" * 100_000),
+    ("cloud-hypervisor", CLOUD_HYPERVISOR.replace(b"boot=8", b"boot=eight")),
+    ("cloud-hypervisor", CLOUD_HYPERVISOR.replace(b"0000:19:00.0/", b"../../etc/passwd")),
+    ("cloud-hypervisor", CLOUD_HYPERVISOR + b'  --numa "guest_numa_id=0,memory_zones=[m9]"\n'),
+    ("incus", INCUS.replace(b"32GiB", b"32 elephants")),
+    ("incus", INCUS.replace(b'"8"', b"&x 8")),
+    ("incus", INCUS.replace(b"  limits.memory", b"\tlimits.memory")),
+    ("openstack", FLAVOR.replace(b'"vcpus": 8', b'"vcpus": "8"')),
+    ("openstack", FLAVOR.replace(b'"vcpus": 8', b'"vcpus": 8, "vcpus": 9')),
+    ("openstack", b'{"vcpus": 1, "ram": ' + b"[" * 100_000),
+]
+
+
+@pytest.mark.parametrize(("target", "content"), BROKEN, ids=range(len(BROKEN)))
+def test_a_damaged_file_is_refused_by_name(target: str, content: bytes) -> None:
+    gpus = {"gpu_count": 1} if target == "openstack" else {}
+    with pytest.raises(HomenodeError) as caught:
+        edited(content, HOST, plain("pin-numa", **gpus))
+    assert isinstance(caught.value, InputError), caught.value
+
+
+def test_what_is_no_file_of_a_vm_is_refused_with_what_would_be_one() -> None:
+    for content in (b"", b"hello\n", b"{}", b"a: b\n", b"\x7fELF" + bytes(100), b'{"a": 1}'):
+        with pytest.raises(InputError):
+            kind_of(content, "vm")
+
+
+def test_a_name_that_is_a_command_stays_a_word() -> None:
+    name = "x'; rm -rf ~ #$(reboot)"
+    conf = b"cores: 2\nmemory: 2048\nmachine: q35\nname: " + name.encode() + b"\n"
+    vm = read_vm(conf, "vm")
+    assert vm.guest.name == name
+    script = written("qemu", HOST, options("pin")).rendering.document
+    from homenode.targets.planned import plan_for_target
+    from tests.targets.written import host_named
+
+    planned = plan_for_target(vm, plain("pin-numa"), host_named(HOST), "qemu")
+    words = qemu.words_of(planned.rendering.document, "vm.sh")
+    assert f"guest={name},debug-threads=on" in words
+    assert qemu.words_of(script, "vm.sh")[0] == "qemu-system-x86_64"
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck here")
+def test_every_script_that_is_written_passes_shellcheck(tmp_path: Path) -> None:
+    paths = []
+    for target in ("qemu", "proxmox", "openstack", "cloud-hypervisor"):
+        for layout in ("default", "pin-numa-pci"):
+            rendering = written(
+                target, HOST, options(layout, gpu_count=2, page_bytes=GIB)
+            ).rendering
+            scripts = [content for _, content in rendering.companions]
+            scripts += [rendering.document] if rendering.document.startswith(b"#!") else []
+            for number, content in enumerate(scripts):
+                paths.append(tmp_path / f"{target}-{layout}-{number}.sh")
+                paths[-1].write_bytes(content)
+    done = subprocess.run(["shellcheck", *paths], capture_output=True, check=False, text=True)
+    assert len(paths) >= 7
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_members_of_a_json_object_are_replaced_in_place() -> None:
+    text = '{ "a": 1,\n  "b": {"c": [1, 2]},"d":3 }'
+    assert with_members(text, 0, {"a": 2}, "x") == '{ "a": 2,\n  "b": {"c": [1, 2]},"d":3 }'
+    assert with_members(text, 0, {"b": None}, "x") == '{ "a": 1,"d":3 }'
+    assert json.loads(with_members(text, 0, {"a": None, "e": "f"}, "x")) == {
+        "b": {"c": [1, 2]}, "d": 3, "e": "f"
+    }  # fmt: skip
+    assert with_members("{}", 0, {"a": 1}, "x") == '{"a": 1}'
+    with pytest.raises(ParseError):
+        with_members('{"a": 1, "a": 2}', 0, {"b": 1}, "x")
+
+
+PUBLISHED = [
+    # (lines, options that Proxmox writes); restated from the pair of this name in src/test/cfg2cmd
+    ("memory-hugepages-1g",
+     "cores: 2\nmemory: 8192\nnuma: 1\nsockets: 2\nhugepages: 1024\n",
+     ("-smp 4,sockets=2,cores=2,maxcpus=4", "-m 8192",
+      "-object memory-backend-file,id=ram-node0,size=4096M,"
+      "mem-path=/run/hugepages/kvm/1048576kB,share=on,prealloc=yes",
+      "-numa node,nodeid=0,cpus=0-1,memdev=ram-node0",
+      "-numa node,nodeid=1,cpus=2-3,memdev=ram-node1")),
+    ("q35-linux-hostpci-multifunction",
+     "cores: 1\nmemory: 512\nmachine: q35\nnuma: 1\nsockets: 2\n",
+     ("-smp 2,sockets=2,cores=1,maxcpus=2", "-m 512",
+      "-object memory-backend-ram,id=ram-node0,size=256M",
+      "-numa node,nodeid=0,cpus=0,memdev=ram-node0",
+      "-object memory-backend-ram,id=ram-node1,size=256M",
+      "-numa node,nodeid=1,cpus=1,memdev=ram-node1")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "conf", "wanted"), PUBLISHED, ids=[p[0] for p in PUBLISHED])
+def test_a_configuration_becomes_the_options_that_proxmox_publishes(
+    name: str, conf: str, wanted: tuple[str, ...]
+) -> None:
+    words = qm_conf.command(conf.encode(), name)
+    pairs = {f"{a} {b}" for a, b in pairwise(words)}
+    assert set(wanted) <= pairs
+
+
+def test_sizes_are_whole_units_of_the_target_or_refused() -> None:
+    odd = options("pin", memory_bytes=4 * GIB + 4096)
+    for target in ("proxmox", "xen", "openstack", "incus"):
+        with pytest.raises(InputError, match="whole units"):
+            written(target, HOST, odd)
+    assert written("qemu", HOST, odd).rendering.document
+    assert MIB

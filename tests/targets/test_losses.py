@@ -1,0 +1,142 @@
+"""What docs/targets.md says is lost is not in the files, and what it says is there is."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.indices import NodeIndex
+from homenode.plan.guest import GuestAddress
+from homenode.plan.layout import GuestCells
+from homenode.plan.model import (
+    Aperture,
+    GuestCache,
+    GuestCellId,
+    GuestTopology,
+    Plan,
+    PlannedCell,
+    PlannedController,
+    PlannedDevice,
+    PortModel,
+)
+from homenode.targets import incus
+from homenode.targets.docs_page import targets_page
+from homenode.targets.facts import VmFacts
+from homenode.targets.target import TARGETS, Feature, features_of, lost_features, target_named
+from homenode.targets.vm_file import vm_of_options
+from homenode.units import GIB, MIB
+from tests.targets.written import host_named, options, written
+
+HOST = "small-2n8c-2gpu"
+
+
+def asking_for_much() -> Plan:
+    """A plan with every feature that one VM may ask for, made from one for a host of two nodes."""
+    made = written("qemu", HOST, options("pin-numa-pci", gpu_count=2, page_bytes=2 * MIB)).plan
+    first, second = made.cells
+    third = PlannedCell(GuestCellId(2), CpuSet(), 0, (NodeIndex(0),), (30, 30, 10))
+    cells = (
+        replace(first, distances=(10, 20, 30), memory_bytes=first.memory_bytes + 512 * MIB),
+        replace(second, distances=(20, 10, 30), memory_bytes=second.memory_bytes - 512 * MIB),
+        third,
+    )
+    one, other = made.devices
+    return replace(
+        made,
+        cells=cells,
+        topology=GuestTopology(1, 2, 1, 2),
+        cache=GuestCache.EMULATED,
+        iothread_pus=(CpuSet([2]),),
+        devices=(replace(one, initiator_cells=(GuestCellId(2),)), other),
+        aperture=Aperture(64 * GIB, 44, 65536, 5 * GIB, 4096),
+        iommu_needed=True,
+    )
+
+
+def shown(facts: VmFacts, feature: Feature) -> bool | None:
+    """Whether a file says a feature of that plan; None where reading it back does not tell."""
+    cells = [cell for cell in facts.cells if cell.vcpus]
+    told = {
+        Feature.VCPU_PINS: bool(facts.vcpu_pins),
+        Feature.EMULATOR_PINS: facts.emulator_pus is not None,
+        Feature.TOPOLOGY: facts.topology is not None,
+        Feature.THREADS: facts.topology is not None and facts.topology[3] > 1,
+        Feature.DIES: facts.topology is not None and facts.topology[1] > 1,
+        Feature.CELLS: len(cells) > 1,
+        Feature.UNEQUAL_CELLS: len({cell.memory_bytes for cell in cells}) > 1,
+        Feature.DISTANCES: any(cell.distances for cell in cells),
+        Feature.MEMORY_NODES: any(cell.host_nodes for cell in cells),
+        Feature.HUGE_PAGES: facts.page_bytes is not None,
+        Feature.DEVICES: bool(facts.devices),
+        Feature.DEVICE_CELLS: any(cell is not None for _, cell in facts.devices),
+        Feature.INITIATORS: bool(facts.initiators),
+        Feature.IOMMU: facts.has_iommu,
+    }
+    return told.get(feature)
+
+
+ELSEWHERE = {
+    "proxmox": {Feature.VCPU_PINS},  # in the hook script
+    "openstack": {
+        Feature.VCPU_PINS, Feature.EMULATOR_PINS, Feature.MEMORY_NODES, Feature.DEVICES
+    },  # Nova's choice, under policies
+    "incus": {Feature.TOPOLOGY, Feature.THREADS},  # of the PUs, which have no siblings here
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_feature_is_in_the_file_if_and_only_if_it_is_not_lost(target: str) -> None:
+    plan = asking_for_much()
+    wanted = options("pin-numa-pci", gpu_count=2)
+    guest = vm_of_options(wanted, "x86_64").guest
+    host = host_named(HOST)
+    module = target_named(target)
+    content = module.render(plan, guest, host, None, "vm").document
+    facts = module.read_facts(content, "vm")
+    if target == "incus":
+        facts = incus.with_host(facts, host)
+    lost = lost_features(target, plan)
+    for feature in sorted(features_of(plan)):
+        seen = shown(facts, feature)
+        if seen is None or feature in ELSEWHERE.get(target, ()):
+            continue
+        derived = target == "incus" and feature in (Feature.CELLS, Feature.MEMORY_NODES)
+        assert seen == (feature not in lost) or derived, feature
+
+
+def test_the_plan_of_these_tests_asks_for_all_that_a_plan_can_ask_for() -> None:
+    asked = features_of(asking_for_much())
+    assert set(Feature) - asked <= {Feature.MEMORY_MODE, Feature.DEVICE_TREE}
+
+
+def test_the_page_of_targets_is_written_from_their_tables() -> None:
+    page = Path(__file__).parents[2] / "docs" / "targets.md"
+    assert page.read_text() == targets_page().rstrip("\n") + "\n", (
+        "write it again: python -c 'from homenode.targets.docs_page import targets_page; "
+        "print(targets_page().rstrip())' > docs/targets.md"
+    )
+
+
+def test_a_flat_plan_asks_for_no_cells() -> None:
+    made = written("qemu", HOST, options("pin")).plan
+    assert made.layout.cells is GuestCells.FLAT
+    assert Feature.CELLS not in features_of(made)
+
+
+def test_switches_of_the_host_are_a_feature_of_their_own() -> None:
+    made = asking_for_much()
+    switch = PlannedController(
+        9, PortModel.SWITCH_UPSTREAM, GuestAddress(0, 3, 0, 0), existing=False
+    )
+    with_switch = replace(made, controllers=(*made.controllers, switch))
+    assert Feature.DEVICE_TREE in features_of(with_switch)
+
+
+def test_devices_without_a_cell_are_no_loss() -> None:
+    made = asking_for_much()
+    bare = tuple(
+        PlannedDevice(d.bdf, None, None, None, Bdf.parse(str(d.bdf)), None) for d in made.devices
+    )
+    assert Feature.DEVICE_CELLS not in features_of(replace(made, devices=bare))

@@ -1,0 +1,77 @@
+"""For every preset and shipped host: a file that says the plan, or a refusal with a reason."""
+
+from itertools import product
+
+import pytest
+
+from homenode.description.shipped import shipped_hosts
+from homenode.errors import InputError
+from homenode.findings import Severity
+from homenode.pci import DeviceKind
+from homenode.plan.layout import PRESETS
+from homenode.targets.target import (
+    TARGETS,
+    Feature,
+    Level,
+    features_of,
+    lost_features,
+    target_findings,
+    target_named,
+)
+from homenode.targets.vm_file import read_vm
+from homenode.verify.target_file import verify_target
+from tests.targets.written import again, host_named, options, rendered, written
+
+REFUSED_FOR = {
+    "openstack": {"one host node", "a host node of its own"},
+    "proxmox": {"x86_64"},
+    "xen": {"x86_64"},
+    "cloud-hypervisor": {"one host node"},
+    "incus": {"x86_64", "a guest cell for each host node"},
+}
+"""What each target is refused for here; the others take every plan."""
+
+
+TWICE = {"x86-2p2n16c32t-isolated-pus", "small-2n8c-2gpu", "gh200x4"}
+"""Hosts on which the file that came of a plan is planned again."""
+
+
+@pytest.mark.parametrize("name", shipped_hosts())
+def test_a_plan_becomes_a_file_that_says_it_or_a_refusal(name: str) -> None:
+    host = host_named(name)
+    gpus = min(len(host.devices_of_kind(DeviceKind.GPU)), 2) or None
+    for layout, target in product(PRESETS, TARGETS):
+        wanted = options(layout, gpu_count=gpus)
+        try:
+            planned = rendered(target, name, wanted)
+        except InputError as refusal:
+            reasons = REFUSED_FOR.get(target, set())
+            assert any(reason in refusal.message for reason in reasons), refusal.message
+            continue
+        content = planned.rendering.document
+        assert read_vm(content, "vm").kind == target
+        hook = dict(planned.rendering.companions).get(".hook.sh")
+        found = verify_target(content, "vm", target, planned.plan, host=host, hook=hook).findings
+        known = {"target-cells-added"} if target == "incus" else set()
+        assert {f.id for f in found if f.severity is not Severity.INFO} <= known, (layout, found)
+        if name in TWICE:
+            once = again(content, name, wanted, keeps_gpus=target == "openstack")
+            assert once.rendering.document == content, (target, layout)
+
+
+def test_every_target_says_of_every_feature_how_far_it_goes() -> None:
+    for name in TARGETS:
+        support = target_named(name).SUPPORT
+        assert set(support) == set(Feature)
+        for feature, one in support.items():
+            assert (one.loses is None) == (one.level is Level.NATIVE), (name, feature)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_each_loss_of_a_plan_is_a_finding_and_nothing_else_is(target: str) -> None:
+    made = written("qemu", "x86-2p2n16c32t-isolated-pus", options("pin-numa-smt")).plan
+    found = target_findings(target, made)
+    asked = features_of(made)
+    support = target_named(target).SUPPORT
+    assert sum(f.id == "target-lost" for f in found) == len(lost_features(target, made))
+    assert len(found) == sum(support[f].level is not Level.NATIVE for f in asked)

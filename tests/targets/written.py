@@ -1,0 +1,63 @@
+"""VMs and plans that the tests of targets write files of."""
+
+from dataclasses import replace
+from functools import cache
+
+from homenode.plan.options import PlanOptions
+from homenode.sources import load_host
+from homenode.targets.planned import TargetPlan, plan_for_target
+from homenode.targets.target import target_findings, target_named
+from homenode.targets.vm_file import read_vm, vm_of_options
+from homenode.topology import Host
+from homenode.units import GIB
+
+
+@cache
+def host_named(name: str) -> Host:
+    return load_host(name)
+
+
+def options(layout: str, **more: object) -> PlanOptions:
+    plain = PlanOptions(layout=layout, vcpus=4, memory_bytes=4 * GIB)
+    return replace(plain, **more)  # type: ignore[arg-type]
+
+
+def written(target: str, host: str, wanted: PlanOptions) -> TargetPlan:
+    """A new file for a VM of which only options are known."""
+    machine = host_named(host)
+    vm = vm_of_options(wanted, machine.architecture)
+    return plan_for_target(vm, wanted, machine, target)
+
+
+@cache
+def _planned(host: str, wanted: PlanOptions) -> TargetPlan:
+    return written("qemu", host, wanted)
+
+
+def rendered(target: str, host: str, wanted: PlanOptions) -> TargetPlan:
+    """As `written`, of a plan that is made once for all targets that take its PCI addresses."""
+    if target in ("qemu", "proxmox"):
+        return _planned(host, wanted) if target == "qemu" else written(target, host, wanted)
+    made = _planned(host, wanted).plan
+    machine = host_named(host)
+    guest = vm_of_options(wanted, machine.architecture).guest
+    rendering = target_named(target).render(made, guest, machine, None, "vm")
+    return TargetPlan(made, target, None, rendering, target_findings(target, made))
+
+
+def edited(content: bytes, host: str, wanted: PlanOptions, source: str = "vm") -> TargetPlan:
+    """A file with a plan in it."""
+    vm = read_vm(content, source)
+    assert vm.kind is not None
+    return plan_for_target(vm, wanted, host_named(host), vm.kind)
+
+
+def again(
+    content: bytes, host: str, wanted: PlanOptions, *, keeps_gpus: bool = False
+) -> TargetPlan:
+    """The same plan into the file that came of it: the VM is what the file says.
+
+    keeps_gpus: the file names kinds of device, so that which ones is to be said again.
+    """
+    gpus = wanted.gpu_count if keeps_gpus else None
+    return edited(content, host, replace(wanted, vcpus=None, memory_bytes=None, gpu_count=gpus))

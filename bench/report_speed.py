@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from homenode.bdf import Bdf
-from homenode.evidence.documents import published_evidence
+from homenode.evidence.documents import publications
 from homenode.plan.layout import PRESETS
 from homenode.report.page.document import document_of
 from homenode.report.page.gathered import gather
@@ -79,7 +79,7 @@ def main() -> None:
         for number in range(count):
             write_run(Path(folder), made_up(number, rng))
         start, processor = time.perf_counter(), time.process_time()
-        evidence = published_evidence()
+        evidence = publications()
         found = gather([folder], evidence, [])
         read = time.perf_counter()
         machines = machines_of(found.runs, found.stored, evidence, found.hosts)

@@ -29,6 +29,7 @@ from homenode.sources import load_host
 from homenode.tuning import tune
 from tests.report_runs import NASTY, full_results, full_run, nasty_results, report
 from tests.simulated_runs import simulated_run
+from tests.study_folders import write_study_folders
 
 PUBLISHED = [
     f"published:{system.name}"
@@ -385,3 +386,36 @@ def test_a_card_names_what_is_no_worse_and_whose_figure_it_shows(document: Docum
     }
     assert "pin (no worse: default) rather than pin-numa" in figures["H200", "collective"]
     assert "slowest GPU: expander buses 14.76 GB/s" in figures["HGX A100", "device-transfer"]
+
+
+def test_without_arguments_it_reports_on_the_studys_own_folder_in_one_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    systems = write_study_folders(tmp_path / "results")
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):  # the page that is there is homenode's, and no run
+        assert report() == 0
+        assert "read 20 runs" in capsys.readouterr().err
+    html = (tmp_path / "results/report.html").read_text(encoding="utf-8")
+    first = html[html.index('id="verdicts"') : html.index('id="effects"')]
+    assert all(f">{system}</a>" in first for system in systems)
+    assert "561.2 GB/s, 7.3 x default" in first
+    assert "run none" in first, "the RTX 5090"
+    assert 'id="skipped"' not in html
+
+
+def test_logs_beside_runs_are_read_and_raw_outputs_of_a_run_are_not(tmp_path: Path) -> None:
+    file = write_run(tmp_path, full_run("pin", 1))
+    study = tmp_path / "study"
+    write_study_folders(study)
+    raw = file.parent / "raw"
+    raw.mkdir()
+    stream = (study / "H200/default/stream.txt").read_text()
+    (raw / "stream.txt").write_text(stream)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/todo.txt").write_text("buy milk\n")
+    found = gather([str(tmp_path)], publications(), [])
+    assert (len(found.runs), found.imported) == (21, 20)
+    assert [one for one in found.skipped if "notes" in one]
+    alone = gather([str(study / "H200/default/stream.txt")], publications(), [])
+    assert (len(alone.runs), alone.imported) == (1, 1)

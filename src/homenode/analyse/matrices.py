@@ -2,7 +2,7 @@
 
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -101,15 +101,20 @@ def matrices_of(alternative: Alternative) -> tuple[FigureMatrix, ...]:
     return tuple(_matrix(key, cells) for key, cells in found.items() if _is_matrix(cells))
 
 
-def localities(alternative: Alternative, node_of: Mapping[Bdf, int]) -> tuple[Locality, ...]:
+def localities(
+    alternative: Alternative,
+    node_of: Mapping[Bdf, int],
+    known: Sequence[FigureMatrix] | None = None,
+) -> tuple[Locality, ...]:
     """Local and remote means of each node x GPU matrix.
 
     node_of: the node of each GPU, as far as a topology tells it; for the others the node with the
     fastest copies from host to device counts as near. Runs whose memory was bound to several nodes
-    have no remote side: their job was where the scheduler put it.
+    have no remote side: their job was where the scheduler put it. known: its matrices, where they
+    were made already.
     """
     matrices = [
-        one for one in matrices_of(alternative)
+        one for one in (matrices_of(alternative) if known is None else known)
         if (one.key.rows, one.key.columns) == (Axis.NODE, Axis.GPU)
     ]  # fmt: skip
     conditions = [c for run in alternative.runs for c in run.head.conditions]

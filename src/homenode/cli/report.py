@@ -23,17 +23,27 @@ from homenode.errors import UsageError
 if TYPE_CHECKING:
     from homenode.report.page.machine import Machine
 
+RESULTS = Path("results")
+PAGE = "report.html"
 _MOST_NAMED = 10
 
 
 def report(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN]...", help="Results folders, or published:SYSTEM."),
+        typer.Argument(
+            metavar="[RUN]...",
+            help="Folders of results or of other tools' logs; published:SYSTEM. Default: results.",
+        ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="The page: .html or .pdf."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="The page: .html or .pdf. Default: report.html in the first folder.",
+        ),
     ] = None,
     published: Annotated[
         bool, typer.Option("--published", help="Also everything that others have published.")
@@ -53,21 +63,23 @@ def report(
 ) -> None:
     """Report results as one self-contained page: verdicts, effects, charts, doubts.
 
-    Only runs of the same hardware are compared. The page needs no network.
+    Without arguments: of ./results, into results/report.html. Folders of the study's
+    scripts and logs of other tools are read as they are. Only runs of the same hardware
+    are compared. The page needs no network.
 
     Examples:
-      homenode report results -o report.html
+      homenode report
       homenode report --published -o published.pdf
     """
     if not (runs or published):
-        raise UsageError(
-            "report: expected results folders or --published, found neither",
-            hint="homenode bench and homenode import make results",
-        )
+        if not RESULTS.is_dir():
+            raise UsageError(
+                f"report: expected a folder ./{RESULTS}, folders or --published, found none",
+                hint="homenode bench makes results; logs of other tools are read as they are",
+            )
+        runs = [str(RESULTS)]
     if output is None and not (csv or json or parquet):
-        raise UsageError(
-            "report: expected -o FILE.html, -o FILE.pdf, --csv, --json or --parquet, found none"
-        )
+        output = _beside(runs or [])
     if csv and json:
         raise UsageError("give either --csv or --json, not both")
     check_can_write(output, parquet, force=force)
@@ -82,6 +94,12 @@ def report(
         _write(machines, skipped, title, output)
     if csv or json or parquet is not None:
         _rows(machines, skipped, csv=csv, json=json, parquet=parquet)
+
+
+def _beside(runs: Sequence[str]) -> Path:
+    """Where a page goes that nobody gave a name: into the first folder of results, else here."""
+    folders = (Path(run) for run in runs)
+    return next((folder / PAGE for folder in folders if folder.is_dir()), Path(PAGE))
 
 
 def write_page(folders: list[str], host: str | None, title: str, output: Path) -> None:
@@ -116,6 +134,11 @@ def _machines(
         found = gather(arguments, evidence, hosts)
         machines = machines_of(found.runs, found.stored, evidence, found.hosts)
     ordered = tuple(sorted(machines, key=_place))
+    if found.imported:
+        several = "s" if found.imported > 1 else ""
+        note(
+            f"read {found.imported} run{several} of other tools' files; homenode import keeps them"
+        )
     for line in found.skipped[:_MOST_NAMED]:
         note(f"skipped: {line}")
     if len(found.skipped) > _MOST_NAMED:

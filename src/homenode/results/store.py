@@ -33,11 +33,16 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Runs in the order of their paths, and what was left out. folders: of the runs, in order."""
+    """Runs in the order of their paths, and what was left out.
+
+    folders: of the runs, in order. foreign: folders among those left out that hold no run of
+    homenode's, whole or broken.
+    """
 
     runs: tuple[Run, ...]
     skipped: tuple[Skipped, ...]
     folders: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
 
 
 def run_folder(root: Path, system: str, name: str) -> Path:
@@ -103,8 +108,10 @@ def load_runs(path: Path) -> Loaded:
     runs: list[Run] = []
     skipped: list[Skipped] = []
     folders: list[str] = []
+    foreign: list[str] = []
     for folder in _leaves(path, skipped):
         if not (folder / FILE).exists():
+            foreign.append(str(folder))
             skipped.append(Skipped(str(folder), f"no {FILE}: not a run of homenode's"))
             continue
         try:
@@ -112,7 +119,7 @@ def load_runs(path: Path) -> Loaded:
             folders.append(str(folder))
         except HomenodeError as error:
             skipped.append(Skipped(str(folder), error.message))
-    return Loaded(tuple(runs), tuple(skipped), tuple(folders))
+    return Loaded(tuple(runs), tuple(skipped), tuple(folders), tuple(foreign))
 
 
 def _leaves(root: Path, skipped: list[Skipped]) -> Iterator[Path]:

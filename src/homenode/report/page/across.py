@@ -55,7 +55,8 @@ def across_pictures(machines: Sequence[Machine]) -> Iterator[Picture]:
         if metric.id == _COLLECTIVE:
             groups.sort(key=lambda pair: len(_gpu_nodes(pair[0])) > 1)
             title += ": GPUs on one node, GPUs across nodes"
-            note += "; nodes as the machine is described, not as the source says, but for H200"
+            if any(machine.is_published for machine, _ in groups):
+                note += "; nodes as the machine is described: only of the H200 a source says them"
         drawn = [BarGroup(_group_name(machine, metric), bars) for machine, bars in groups]
         yield Picture(title, note, bar_chart(title, metric.unit, drawn))
     for metric in map(METRICS.__getitem__, REFERENCE):

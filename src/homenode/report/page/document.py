@@ -1,10 +1,10 @@
 """Document: a whole report as values: what the templates write down and nothing else."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from homenode.analyse.comparison import Doubt
-from homenode.analyse.matrices import Locality, localities
+from homenode.analyse.matrices import FigureMatrix, Locality, localities, matrices_of
 from homenode.analyse.switch_effects import Switch
 from homenode.analyse.verdict import titles_of
 from homenode.analyse.words import figure_text
@@ -163,7 +163,8 @@ def _part(machine: Machine, anchor: str, with_style: bool) -> MachinePart:
     verdicts = machine.verdicts
     sources = [*(s for one in verdicts for s in one.sources),
                *(run.head.source for run in machine.runs if run.head.source)]  # fmt: skip
-    near_and_far = _localities(machine)
+    matrices = {one.label: matrices_of(one) for one in machine.every}
+    near_and_far = _localities(machine, matrices)
     printed = printed_part(machine)
     return MachinePart(
         verdict_card(machine, anchor),
@@ -175,7 +176,7 @@ def _part(machine: Machine, anchor: str, with_style: bool) -> MachinePart:
             *device_pictures(machine),
         ),
         tuple(curve_pictures(machine)),
-        tuple(heat_pictures(machine)),
+        tuple(heat_pictures(machine, matrices)),
         tuple(path_pictures(machine)),
         tuple(map(_locality_row, near_and_far)),
         tuple(locality_pictures(near_and_far)),
@@ -189,9 +190,11 @@ def _part(machine: Machine, anchor: str, with_style: bool) -> MachinePart:
     )  # fmt: skip
 
 
-def _localities(machine: Machine) -> list[Locality]:
+def _localities(machine: Machine, matrices: Mapping[str, Sequence[FigureMatrix]]) -> list[Locality]:
     node_of = _nodes_of_gpus(machine)
-    return [found for one in machine.every for found in localities(one, node_of)]
+    return [
+        found for one in machine.every for found in localities(one, node_of, matrices[one.label])
+    ]
 
 
 def _nodes_of_gpus(machine: Machine) -> dict[Bdf, int]:

@@ -1,9 +1,10 @@
 """Gathered: the runs of a report and what is stored beside them. [I/O]
 
-A folder that is broken, half-written or foreign is left out with its reason; the rest is used.
+Folders of the study's scripts and logs of other tools are read as they are, as `homenode import`
+reads them. What is broken, half-written or foreign is left out with its reason; the rest is used.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -12,6 +13,8 @@ from homenode.durable import open_plain
 from homenode.errors import HomenodeError, InputError
 from homenode.evidence.model import Publication
 from homenode.evidence.sources import PUBLISHED, load_sources
+from homenode.measure.imported.files import find_sources
+from homenode.measure.imported.runs import ImportWishes, imported_runs
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.model import Plan
 from homenode.plan.stored import read_plan
@@ -27,18 +30,26 @@ T = TypeVar("T")
 PLAN = "plan.json"
 HOST = "host.tar.gz"
 MAX_PLAN_BYTES = 16 << 20
+_RESULTS_SUFFIX = ".jsonl"
+_PAGES = (".html", ".pdf")
+"""Of reports: nobody takes them for results."""
+
 MOST_GUESTS = 2
 """Captures of guests that are read for one machine: each becomes a large picture."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """Runs with what lies beside each, topologies by name or fingerprint, and what was left out."""
+    """Runs with what lies beside each, topologies by name or fingerprint, and what was left out.
+
+    imported: how many of the runs were read from other tools' files.
+    """
 
     runs: tuple[Run, ...]
     stored: tuple[Stored, ...]
     hosts: dict[str, Host]
     skipped: tuple[str, ...]
+    imported: int = 0
 
 
 def gather(
@@ -52,16 +63,22 @@ def gather(
     runs: list[Run] = []
     folders: list[str | None] = []
     skipped: list[str] = []
+    others: list[Path] = []
     for argument in arguments:
-        found, where, left_out = _of(argument, evidence)
+        found, where, left_out, of_others = _of(argument, evidence)
         runs += found
         folders += where
         skipped += left_out
+        others += of_others
+    imported, left_out = _imported(others)
+    runs += imported
+    folders += [None] * len(imported)
+    skipped += left_out
     if not runs:
         reasons = "; ".join(skipped[:5]) or "nothing was named"
         raise InputError(
             f"report: expected at least one run, found none ({reasons})",
-            hint="homenode bench and homenode import make runs; --published reports on others'",
+            hint="homenode bench makes runs; --published reports on others' figures",
         )
     named = [load_host(one) for one in hosts]
     known = {host_fingerprint(one): one for one in named}
@@ -73,25 +90,54 @@ def gather(
             if system.host is not None and system.name in wanted:
                 known[system.host] = load_host(system.host)
     stored = _beside(runs, folders, known, skipped)
-    return Gathered(tuple(runs), tuple(stored), known, tuple(skipped))
+    return Gathered(tuple(runs), tuple(stored), known, tuple(skipped), len(imported))
 
 
 def _of(
     argument: str, evidence: Sequence[Publication]
-) -> tuple[list[Run], list[str | None], list[str]]:
+) -> tuple[list[Run], list[str | None], list[str], list[Path]]:
+    """Runs, where each lies, what was left out, and what may be of other tools."""
     if argument.startswith(PUBLISHED):
         (named,) = load_sources([argument])
         wanted = {run.head.system for run in named.runs}
         of_system = [run for d in evidence for run in d.runs if run.head.system in wanted]
         # What a source prints for all layouts alike compares with nothing, but is reported.
         runs = list(named.runs) if "/" in argument else of_system
-        return runs, [None] * len(runs), []
+        return runs, [None] * len(runs), [], []
+    path = Path(argument)
     try:
-        loaded = load_runs(Path(argument))
+        loaded = load_runs(path)
     except InputError as error:
-        return [], [], [error.message]
-    skipped = [f"{one.path}: {one.reason}" for one in loaded.skipped]
-    return list(loaded.runs), list(loaded.folders), skipped
+        if path.is_file() and path.suffix != _RESULTS_SUFFIX:
+            return [], [], [], [path]
+        return [], [], [error.message], []
+    others = [Path(one) for one in loaded.foreign]
+    if not loaded.runs and not any(one.path not in loaded.foreign for one in loaded.skipped):
+        others = [path]  # also files beside its folders
+    skipped = [f"{s.path}: {s.reason}" for s in loaded.skipped if s.path not in loaded.foreign]
+    return list(loaded.runs), list(loaded.folders), skipped, others
+
+
+def _imported(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """The runs of other tools' files, and what is none."""
+    if not paths:
+        return [], []
+    found = find_sources(paths)
+    runs = [one.run for one in imported_runs(found.folders, ImportWishes()) if one.run.samples]
+    read = {run.head.source for run in runs}
+    skipped = [str(gap) for gap in found.skipped]
+    skipped += [
+        f"{folder.path}: not a run of homenode's, nor the output of a tool that is read"
+        for folder in found.folders
+        if folder.path not in read and not all(name.endswith(_PAGES) for name in folder.texts)
+    ]
+    empty = [path for path in paths if not path.exists() or not any(_below(path))]
+    skipped += [f"{path}: not a run of homenode's: no file in it" for path in empty]
+    return runs, skipped
+
+
+def _below(path: Path) -> Iterator[Path]:
+    return iter((path,)) if path.is_file() else path.rglob("*")
 
 
 def _beside(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from homenode.analyse.alternative import Alternative
 from homenode.analyse.comparison import Effect, Outcome
-from homenode.analyse.matrices import Axis, FigureMatrix, Locality, Place, matrices_of
+from homenode.analyse.matrices import Axis, FigureMatrix, Locality, Place
 from homenode.analyse.summary import Series, SeriesKey, headline, is_refused
 from homenode.analyse.switch_effects import judged
 from homenode.analyse.words import figure_text, multiple_text, range_text
@@ -21,7 +21,6 @@ from homenode.report.charts.scale import size_text
 from homenode.report.page.machine import Machine
 from homenode.report.page.paths import meant_paths, planned_paths
 from homenode.report.palette import series_number
-from homenode.results.model import Sample
 
 MOST_CURVES = 8
 """In one chart."""
@@ -185,12 +184,8 @@ def fairness_picture(machine: Machine) -> Iterator[Picture]:
         ]
         means = [f.value for key, f in series.items()
                  if key.metric == "cpu-per-thread" and key.variant is None]  # fmt: skip
-        parts = [
-            sample.value
-            for run in one.runs
-            for sample in run.samples
-            if sample.metric == "cpu-fairness" and sample.variant == DEVIATION
-        ]
+        parts = [f.value for key, f in series.items()
+                 if (key.metric, key.variant) == ("cpu-fairness", DEVIATION)]  # fmt: skip
         if len(each) > 1:
             mean, spread = statistics.fmean(each), statistics.stdev(each)
         elif means and parts:
@@ -209,21 +204,12 @@ def fairness_picture(machine: Machine) -> Iterator[Picture]:
 
 def device_pictures(machine: Machine) -> Iterator[Picture]:
     """Every GPU's copies under each layout, near and far from its node where that is known."""
+    figures = [(one, _device_figures(one)) for one in machine.every]
     for metric in METRICS.values():
-        if not metric.worst_device or metric.control:
-            continue
         groups: list[BarGroup] = []
         said: list[str] = []
-        for one in machine.every:
-            by_device: dict[object, list[Sample]] = {}
-            for run in one.runs:
-                for sample in run.samples:
-                    device = sample.index if sample.device is None else sample.device
-                    single = (sample.node, sample.peer, sample.size_bytes, sample.variant)
-                    if sample.metric == metric.id and device is not None and not any(
-                        part is not None for part in single
-                    ) and not is_refused(sample):  # fmt: skip
-                        by_device.setdefault(device, []).append(sample)
+        for one, of_metric in figures:
+            by_device = of_metric.get(metric.id, {})
             if not 1 < len(by_device) <= MOST_DEVICES:
                 continue
             near = _near_devices(machine, one, metric.id)
@@ -233,6 +219,23 @@ def device_pictures(machine: Machine) -> Iterator[Picture]:
             title = f"{metric.title}, GPU by GPU"
             note = "; ".join((better_text(metric), *said))
             yield Picture(title, note, bar_chart(title, metric.unit, groups))
+
+
+_BY_DEVICE = frozenset(m.id for m in METRICS.values() if m.worst_device and not m.control)
+
+
+def _device_figures(one: Alternative) -> dict[str, dict[object, list[float]]]:
+    """Figures of single GPUs, by metric: of no pair, node or size."""
+    found: dict[str, dict[object, list[float]]] = {}
+    for run in one.runs:
+        for sample in run.samples:
+            if sample.metric not in _BY_DEVICE or sample.node is not None or is_refused(sample):
+                continue
+            device = sample.index if sample.device is None else sample.device
+            others = (sample.peer, sample.size_bytes, sample.variant)
+            if device is not None and others == (None, None, None):
+                found.setdefault(sample.metric, {}).setdefault(device, []).append(sample.value)
+    return found
 
 
 def _near_devices(machine: Machine, one: Alternative, metric: str) -> frozenset[object] | None:
@@ -248,10 +251,9 @@ def _near_devices(machine: Machine, one: Alternative, metric: str) -> frozenset[
 
 
 def _device_bars(
-    by_device: Mapping[object, Sequence[Sample]], near: frozenset[object] | None
+    by_device: Mapping[object, Sequence[float]], near: frozenset[object] | None
 ) -> Iterator[Bar]:
-    for device, samples in sorted(by_device.items(), key=lambda pair: str(pair[0]).zfill(16)):
-        values = [sample.value for sample in samples]
+    for device, values in sorted(by_device.items(), key=lambda pair: str(pair[0]).zfill(16)):
         is_far = near is not None and device not in near
         note = "" if near is None else "far" if is_far else "near"
         label = f"GPU {device}" if isinstance(device, int) else str(device)
@@ -263,13 +265,13 @@ def _device_bars(
 
 def _near_and_far(
     label: str,
-    by_device: Mapping[object, Sequence[Sample]],
+    by_device: Mapping[object, Sequence[float]],
     near: frozenset[object] | None,
     metric: Metric,
 ) -> Iterator[str]:
     sides: dict[bool, list[float]] = {True: [], False: []}
-    for device, samples in by_device.items():
-        sides[near is not None and device in near] += [sample.value for sample in samples[:1]]
+    for device, values in by_device.items():
+        sides[near is not None and device in near] += values[:1]
     if near is None or not (sides[True] and sides[False]):
         return
     close, far = statistics.fmean(sides[True]), statistics.fmean(sides[False])
@@ -318,9 +320,14 @@ def curve_pictures(machine: Machine) -> Iterator[Picture]:
             yield Picture(title, about, curve_chart(title, unit, curves[:MOST_CURVES], levels))
 
 
-def heat_pictures(machine: Machine) -> Iterator[Picture]:
-    """Matrices of nodes, GPUs and PUs; those of one metric have the same colours."""
-    found = [(one, matrix) for one in machine.every for matrix in matrices_of(one)]
+def heat_pictures(
+    machine: Machine, matrices: Mapping[str, Sequence[FigureMatrix]]
+) -> Iterator[Picture]:
+    """Matrices of nodes, GPUs and PUs; those of one metric have the same colours.
+
+    matrices: of each alternative, by its label.
+    """
+    found = [(one, matrix) for one in machine.every for matrix in matrices[one.label]]
     ends: dict[tuple[str, str | None], tuple[float, float]] = {}
     for _, matrix in found:
         values = matrix.cells.values()

@@ -14,7 +14,7 @@ from homenode.errors import HomenodeError, InputError
 from homenode.evidence.model import Publication
 from homenode.evidence.sources import PUBLISHED, load_sources
 from homenode.measure.imported.files import find_sources
-from homenode.measure.imported.runs import ImportWishes, imported_runs
+from homenode.measure.imported.runs import ImportOptions, imported_runs
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.model import Plan
 from homenode.plan.stored import read_plan
@@ -123,7 +123,7 @@ def _imported(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     if not paths:
         return [], []
     found = find_sources(paths)
-    runs = [one.run for one in imported_runs(found.folders, ImportWishes()) if one.run.samples]
+    runs = [one.run for one in imported_runs(found.folders, ImportOptions()) if one.run.samples]
     read = {run.head.source for run in runs}
     skipped = [str(gap) for gap in found.skipped]
     skipped += [

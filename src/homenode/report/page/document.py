@@ -14,20 +14,22 @@ from homenode.metrics import METRICS, Metric
 from homenode.objective import Objective
 from homenode.pci import DeviceKind
 from homenode.report.page.across import LinkSpeedRow, across_pictures, link_speed_rows
+from homenode.report.page.detail_pictures import (
+    device_pictures,
+    fairness_picture,
+    kernel_pictures,
+    profile_picture,
+)
 from homenode.report.page.host_part import HostPart, host_part
 from homenode.report.page.machine import Machine
 from homenode.report.page.pictures import (
     Picture,
     bar_pictures,
     curve_pictures,
-    device_pictures,
-    fairness_picture,
     forest_pictures,
     heat_pictures,
-    kernel_pictures,
     locality_pictures,
     path_pictures,
-    profile_picture,
 )
 from homenode.report.page.printed import (
     Printed,

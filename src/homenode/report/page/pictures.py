@@ -1,23 +1,20 @@
 """Pictures of a machine: which charts its figures make, with what is written under them."""
 
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from homenode.analyse.alternative import Alternative
 from homenode.analyse.comparison import Effect, Outcome
 from homenode.analyse.matrices import Axis, FigureMatrix, Locality, Place
-from homenode.analyse.summary import Series, SeriesKey, headline, is_refused
+from homenode.analyse.summary import Series, SeriesKey, headline
 from homenode.analyse.switch_effects import judged
-from homenode.analyse.words import figure_text, multiple_text, range_text
-from homenode.measure.figures.processors import DEVIATION
+from homenode.analyse.words import multiple_text, range_text
 from homenode.metrics import METRICS, Metric, metric_of
 from homenode.report.charts.bars import Bar, BarGroup, bar_chart
 from homenode.report.charts.curves import Curve, Level, curve_chart
 from homenode.report.charts.forest import ForestRow, axis_end, forest_chart
 from homenode.report.charts.heat_map import Matrix, heat_map
 from homenode.report.charts.paths import paths_picture, paths_text
-from homenode.report.charts.scale import size_text
 from homenode.report.page.machine import Machine
 from homenode.report.page.paths import meant_paths, planned_paths
 from homenode.report.palette import series_number
@@ -30,20 +27,6 @@ MOST_EFFECTS = 14
 
 MOST_HEAT_MAPS = 24
 """Of one machine."""
-
-MOST_DEVICES = 32
-"""Bars of single GPUs in one chart."""
-
-KERNELS = ("copy", "scale", "add", "triad")
-"""Of STREAM, in its order."""
-
-SIZE_LEVELS = (
-    ("L1, 4-32 KiB", 4 << 10, 32 << 10),
-    ("L2, 64-512 KiB", 64 << 10, 512 << 10),
-    ("L3, 1-32 MiB", 1 << 20, 32 << 20),
-    ("DRAM, 256-512 MiB", 256 << 20, 512 << 20),
-)
-"""Working sets that stand for a level where no capacity is known: those of the study."""
 
 _ABOUT_SIZES = {
     "memory-latency": "time of one dependent load, by the size of what it walks through",
@@ -108,179 +91,6 @@ def better_text(metric: Metric) -> str:
     return "less is better" if metric.lower_is_better else "more is better"
 
 
-def kernel_pictures(machine: Machine) -> Iterator[Picture]:
-    """All kernels of STREAM by layout, on all memory and on the memory of each node."""
-    by_node: dict[int | None, dict[str, list[Bar]]] = {}
-    for position, one in enumerate(machine.every):
-        for key, series in machine.series[one.label].items():
-            if (
-                key.metric == "memory-bandwidth" and key.variant in KERNELS
-                and key.peer_node is None and key.size_bytes is None
-            ):  # fmt: skip
-                kernels = by_node.setdefault(key.node, {})
-                kernels.setdefault(key.variant or "", []).append(
-                    bar_of(one.label, series, position)
-                )
-    whole = by_node.pop(None, {})
-    if len(whole) > 1:
-        groups = [BarGroup(k, tuple(whole[k])) for k in KERNELS if k in whole]
-        title = "STREAM: every kernel"
-        yield Picture(title, "more is better; all vCPUs on all memory",
-                      bar_chart(title, "bytes_per_s", groups))  # fmt: skip
-    groups = [
-        BarGroup(f"memory of node {node}, {kernel}", tuple(kernels[kernel]))
-        for node, kernels in sorted(by_node.items(), key=lambda pair: pair[0] or 0)
-        for kernel in KERNELS[-1:]
-        if kernel in kernels
-    ]
-    if groups:
-        title = "STREAM by node"
-        note = "more is better; all vCPUs, with their memory bound to one node of the guest"
-        yield Picture(title, note, bar_chart(title, "bytes_per_s", groups))
-
-
-def profile_picture(machine: Machine) -> Iterator[Picture]:
-    """Latency from L1 to DRAM: the least and the greatest within each level."""
-    levels: dict[str, list[Bar]] = {}
-    for position, one in enumerate(machine.every):
-        series = machine.series[one.label]
-        for key, found in series.items():
-            if key.metric == "memory-latency" and found.is_range and key.variant is not None:
-                levels.setdefault(key.variant, []).append(bar_of(one.label, found, position))
-        points = [point for of in _points(series, "memory-latency").values() for point in of]
-        for name, low, high in _size_levels(machine) if points else ():
-            values = [value for size, value in points if low <= size <= high]
-            if values:
-                number = series_number(one.label, position)
-                bar = Bar(one.label, max(values), min(values), max(values), number, is_range=True)
-                levels.setdefault(name, []).append(bar)
-    if len(levels) > 1:
-        title = "Latency profile, L1 to DRAM"
-        groups = [BarGroup(name, tuple(bars)) for name, bars in levels.items()]
-        note = "less is better; least to greatest of the working sets of a level; axis logarithmic"
-        yield Picture(title, note, bar_chart(title, "ns", groups, log=True))
-
-
-def _size_levels(machine: Machine) -> tuple[tuple[str, float, float], ...]:
-    """(name, least, most bytes) of working sets, by the machine's caches where they are known."""
-    known = _levels(machine)
-    if not known:
-        return SIZE_LEVELS
-    return tuple(
-        (f"{one.name}, to {size_text(one.high_bytes)}", one.low_bytes * 1.01, one.high_bytes)
-        for one in known
-    )
-
-
-def fairness_picture(machine: Machine) -> Iterator[Picture]:
-    """Events of each thread: the mean with the spread over threads, by layout."""
-    bars: list[Bar] = []
-    for position, one in enumerate(machine.every):
-        series = machine.series[one.label]
-        each = [
-            f.value
-            for key, f in series.items()
-            if key.metric == "cpu-per-thread" and (key.variant or "").startswith("PU ")
-        ]
-        means = [f.value for key, f in series.items()
-                 if key.metric == "cpu-per-thread" and key.variant is None]  # fmt: skip
-        parts = [f.value for key, f in series.items()
-                 if (key.metric, key.variant) == ("cpu-fairness", DEVIATION)]  # fmt: skip
-        if len(each) > 1:
-            mean, spread = statistics.fmean(each), statistics.stdev(each)
-        elif means and parts:
-            mean = means[0]
-            spread = mean * statistics.fmean(parts)
-        else:
-            continue
-        number = series_number(one.label, position)
-        note = f"\u00b1 {spread / mean:.1%}"
-        bars.append(Bar(one.label, mean, max(mean - spread, 0.0), mean + spread, number, note=note))
-    if bars:
-        title = "Fairness over threads"
-        note = "events per second of a thread: mean \u00b1 standard deviation over threads"
-        yield Picture(title, note, bar_chart(title, "events_per_s", [BarGroup("", tuple(bars))]))
-
-
-def device_pictures(machine: Machine) -> Iterator[Picture]:
-    """Every GPU's copies under each layout, near and far from its node where that is known."""
-    figures = [(one, _device_figures(one)) for one in machine.every]
-    for metric in METRICS.values():
-        groups: list[BarGroup] = []
-        said: list[str] = []
-        for one, of_metric in figures:
-            by_device = of_metric.get(metric.id, {})
-            if not 1 < len(by_device) <= MOST_DEVICES:
-                continue
-            near = _near_devices(machine, one, metric.id)
-            groups.append(BarGroup(one.label, tuple(_device_bars(by_device, near))))
-            said += _near_and_far(one.label, by_device, near, metric)
-        if groups and sum(len(group.bars) for group in groups) <= 2 * MOST_DEVICES:
-            title = f"{metric.title}, GPU by GPU"
-            note = "; ".join((better_text(metric), *said))
-            yield Picture(title, note, bar_chart(title, metric.unit, groups))
-
-
-_BY_DEVICE = frozenset(m.id for m in METRICS.values() if m.worst_device and not m.control)
-
-
-def _device_figures(one: Alternative) -> dict[str, dict[object, list[float]]]:
-    """Figures of single GPUs, by metric: of no pair, node or size."""
-    found: dict[str, dict[object, list[float]]] = {}
-    for run in one.runs:
-        for sample in run.samples:
-            if sample.metric not in _BY_DEVICE or sample.node is not None or is_refused(sample):
-                continue
-            device = sample.index if sample.device is None else sample.device
-            others = (sample.peer, sample.size_bytes, sample.variant)
-            if device is not None and others == (None, None, None):
-                found.setdefault(sample.metric, {}).setdefault(device, []).append(sample.value)
-    return found
-
-
-def _near_devices(machine: Machine, one: Alternative, metric: str) -> frozenset[object] | None:
-    """GPUs whose thread was on their own node; None where nobody says."""
-    names = {run.head.name for run in one.runs}
-    for publication in machine.sources:
-        for figure in publication.figures:
-            if (figure.system, figure.metric) == (machine.runs[0].head.system, metric):
-                for choice, devices in figure.near:
-                    if choice in names:
-                        return frozenset(devices)
-    return None
-
-
-def _device_bars(
-    by_device: Mapping[object, Sequence[float]], near: frozenset[object] | None
-) -> Iterator[Bar]:
-    for device, values in sorted(by_device.items(), key=lambda pair: str(pair[0]).zfill(16)):
-        is_far = near is not None and device not in near
-        note = "" if near is None else "far" if is_far else "near"
-        label = f"GPU {device}" if isinstance(device, int) else str(device)
-        yield Bar(
-            label, statistics.median(values), min(values), max(values), 3 if is_far else 1,
-            note=note,
-        )  # fmt: skip
-
-
-def _near_and_far(
-    label: str,
-    by_device: Mapping[object, Sequence[float]],
-    near: frozenset[object] | None,
-    metric: Metric,
-) -> Iterator[str]:
-    sides: dict[bool, list[float]] = {True: [], False: []}
-    for device, values in by_device.items():
-        sides[near is not None and device in near] += values[:1]
-    if near is None or not (sides[True] and sides[False]):
-        return
-    close, far = statistics.fmean(sides[True]), statistics.fmean(sides[False])
-    yield (
-        f"{label}: far {figure_text(far, metric.unit)}, near {figure_text(close, metric.unit)} in "
-        f"the mean, {far / close - 1:+.0%}"
-    )
-
-
 def forest_pictures(machine: Machine) -> Iterator[Picture]:
     """One for each alternative against the baseline, then one for each against bare metal."""
     for comparison in filter(None, (machine.comparison, machine.bare)):
@@ -308,13 +118,13 @@ def curve_pictures(machine: Machine) -> Iterator[Picture]:
         metric = metric_of(wanted)
         groups: dict[str | None, list[Curve]] = {}
         for position, one in enumerate(machine.every):
-            for variant, points in _points(machine.series[one.label], wanted).items():
+            for variant, points in curve_points(machine.series[one.label], wanted).items():
                 curve = Curve(one.label, points, series_number(one.label, position))
                 groups.setdefault(variant, []).append(curve)
         for variant, curves in groups.items():
             name = wanted if metric is None else metric.title.removesuffix(" of a size")
             title = f"{name} by size" + (f", {variant}" if variant else "")
-            levels = _levels(machine) if wanted == "memory-latency" else ()
+            levels = cache_levels(machine) if wanted == "memory-latency" else ()
             about = _ABOUT_SIZES.get(wanted, "" if metric is None else metric.about)
             unit = "bytes_per_s" if metric is None else metric.unit
             yield Picture(title, about, curve_chart(title, unit, curves[:MOST_CURVES], levels))
@@ -409,7 +219,7 @@ def _forest_row(effect: Effect, is_bare: bool) -> ForestRow:
     return ForestRow(", ".join(filter(None, parts)), effect.gain, low, high, said, told)
 
 
-def _points(
+def curve_points(
     series: Mapping[SeriesKey, Series], metric: str
 ) -> dict[str | None, tuple[tuple[float, float], ...]]:
     """Points of curves by variant; of all nodes and devices together only."""
@@ -427,7 +237,7 @@ def _other_curves(series: SeriesOf) -> list[str]:
     return sorted(names - {"allreduce-busbw"})
 
 
-def _levels(machine: Machine) -> tuple[Level, ...]:
+def cache_levels(machine: Machine) -> tuple[Level, ...]:
     """Ranges of the caches, as the first alternative that knows its capacities tells them."""
     for one in machine.every:
         capacities = sorted(

@@ -90,7 +90,7 @@ def test_every_option_of_every_command_is_documented() -> None:
     text = (ROOT / "docs/commands/kubevirt.md").read_text(encoding="utf-8")
     group = typer.main.get_command(app)
     commands = group.commands  # type: ignore[attr-defined]
-    assert set(commands) == {"on-define-domain", "check", "manifest", "receive"}
+    assert set(commands) == {"on-define-domain", "check", "fit", "manifest", "receive"}
     for command in commands.values():
         for parameter in command.params:
             for option in parameter.opts if parameter.param_type_name == "option" else ():

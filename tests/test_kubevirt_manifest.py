@@ -9,7 +9,6 @@ import pytest
 from homenode.errors import UsageError
 from homenode.kubevirt.demand import demand_of
 from homenode.kubevirt.fit import check_fit
-from homenode.kubevirt.kubelet import read_kubelet
 from homenode.kubevirt.manifest_options import HookVersion, ManifestOptions
 from homenode.kubevirt.manifests import (
     GATES,
@@ -24,6 +23,7 @@ from homenode.kubevirt.manifests import (
 )
 from homenode.kubevirt.measuring_jobs import guest_job, node_job, results_claim
 from homenode.kubevirt.vmi import read_vmi
+from homenode.pods.kubelet import read_kubelet
 from homenode.sources import load_host
 
 OPTIONS = ManifestOptions(image="r.example/h:1", node="node-7")

@@ -7,6 +7,7 @@ import typer
 
 from homenode.cli.help import HelpCommand, HelpGroup
 from homenode.cli.options import JsonOption
+from homenode.cli.pod import DeviceOption, KubeletOption, NodeHostOption, StateOption, answer_fit
 from homenode.cli.terminal import check_can_write, console, note, print_json, read_file, write_text
 from homenode.errors import HostError, UsageError
 from homenode.kubevirt.manifest_options import HookVersion, ManifestOptions
@@ -126,8 +127,8 @@ def check(
     from homenode.findings import are_bad
     from homenode.kubevirt.fit import check_fit
     from homenode.kubevirt.gates import read_gates
-    from homenode.kubevirt.kubelet import read_kubelet
     from homenode.kubevirt.vmi import read_vmi
+    from homenode.pods.kubelet import read_kubelet
     from homenode.sources import load_host
 
     text = read_file(vmi, "a VirtualMachineInstance as JSON")
@@ -153,6 +154,40 @@ def check(
         console().print(findings_text(findings))
     if are_bad(findings.findings):
         raise SystemExit(1)
+
+
+@app.command("fit", cls=HelpCommand)
+def fit(
+    vmi: Annotated[
+        Path,
+        typer.Argument(metavar="VMI.yaml", help="A VirtualMachineInstance or a VirtualMachine."),
+    ],
+    host: NodeHostOption,
+    kubelet: KubeletOption = None,
+    state: StateOption = None,
+    device: DeviceOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Say whether a node's kubelet admits a VM's pod, why not, and the smallest change that helps.
+
+    Examples:
+      homenode kubevirt fit vm.yaml --host node-7.tar.gz --kubelet configz.json
+      homenode kubevirt fit vm.yaml --host hgx-h100 --json
+    """
+    from homenode.kubevirt.launcher_pod import launcher_pod
+    from homenode.kubevirt.vmi import vmi_of
+    from homenode.pods.manifest import read_manifest
+
+    what = "a VirtualMachineInstance"
+    document = read_manifest(read_file(vmi, what), str(vmi), what)
+    answer_fit(
+        launcher_pod(vmi_of(document, str(vmi), needs_domain=True)),
+        host,
+        kubelet,
+        state,
+        device,
+        json,
+    )
 
 
 @app.command("manifest", cls=HelpCommand)

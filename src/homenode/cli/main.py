@@ -22,6 +22,7 @@ from homenode.cli import (
     kubevirt,
     nccl_topo,
     plan,
+    pod,
     pool,
     recommend,
     reference,
@@ -101,6 +102,7 @@ _add(CONCLUDE, "compare", compare.compare)
 _add(CONCLUDE, "recommend", recommend.recommend)
 _add(CONCLUDE, "report", report.report)
 _add_group(MANY, "pool", pool.app)
+_add_group(WORKLOADS, "pod", pod.app)
 _add_group(WORKLOADS, "kubevirt", kubevirt.app)
 _add_group(WORKLOADS, "slurm", slurm.app)
 _add(WORKLOADS, "nccl-topo", nccl_topo.nccl_topo)

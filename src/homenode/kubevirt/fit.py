@@ -13,8 +13,8 @@ from homenode.findings import Finding, Findings, Severity, in_order
 from homenode.kubevirt.demand import Demand, demand_of
 from homenode.kubevirt.fit_memory import memory_findings
 from homenode.kubevirt.fit_node import aligned_nodes, node_findings
-from homenode.kubevirt.kubelet import Kubelet
 from homenode.kubevirt.vmi import Vmi
+from homenode.pods.kubelet import Kubelet
 from homenode.topology import Host
 from homenode.units import format_bytes
 

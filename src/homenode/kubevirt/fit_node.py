@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator
 from homenode.findings import Finding, Severity
 from homenode.indices import NodeIndex
 from homenode.kubevirt.demand import EVEN_ANNOTATION, Demand
-from homenode.kubevirt.kubelet import Kubelet
 from homenode.pci import DeviceKind
 from homenode.plan.search.fabric import board_of_host
 from homenode.plan.search.partitions import partition_sizes
+from homenode.pods.kubelet import Kubelet
 from homenode.topology import Host
 
 _CPU = "Kubernetes, CPU Manager"

@@ -42,6 +42,11 @@ def read_vmi(text: str | bytes, source: str, *, needs_domain: bool = False) -> V
     Raises InputError for what is no such object.
     """
     document = read_object(text, source, "a VirtualMachineInstance")
+    return vmi_of(document, source, needs_domain=needs_domain)
+
+
+def vmi_of(document: Mapping[str, Any], source: str, *, needs_domain: bool = False) -> Vmi:
+    """The VMI of a parsed document. Raises InputError."""
     kind = document.get("kind")
     if kind not in (None, "", "VirtualMachineInstance", "VirtualMachine"):
         raise InputError(

@@ -1,0 +1,422 @@
+"""Admission: what the kubelet answers to a pod, and what the node has left after it.
+
+For each container (or for the pod, by scope) the device, CPU and memory managers name the sets of
+NUMA nodes that can serve it, the Topology Manager chooses one and admits or refuses, and then each
+manager allocates, which may fail as well.
+
+Source: pkg/kubelet/cm/{topologymanager,devicemanager,cpumanager,memorymanager} of Kubernetes 1.34.
+The tests compare with that code.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from homenode.pods.cpu_assignment import assign
+from homenode.pods.hints import ANY, Hint, Hints, Merged, bits, masks, mean_distance, merge
+from homenode.pods.node import MemoryTable, Node, NodeMemory
+from homenode.pods.pod import MEMORY, Container, Pod
+
+TOPOLOGY_AFFINITY = "TopologyAffinityError"
+SMT_ALIGNMENT = "SMTAlignmentError"
+UNEXPECTED = "UnexpectedAdmissionError"
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a container gets. mask: the nodes of its hint, None where any node does."""
+
+    name: str
+    mask: int | None
+    cpus: frozenset[int]
+    devices: Mapping[str, frozenset[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """reason: the pod's status.reason. container: None = the whole pod. hints: of each manager at
+    that moment, for whoever explains it."""
+
+    reason: str
+    detail: str
+    container: str | None
+    hints: tuple[Hints, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """refusal None: admitted. node: as it is with the pod, or as it was."""
+
+    refusal: Refusal | None
+    given: tuple[Given, ...]
+    node: Node
+
+
+@dataclass(slots=True)
+class _Reusable:
+    """What init containers leave to the containers after them."""
+
+    cpus: frozenset[int] = frozenset()
+    memory: dict[tuple[int, str], int] = field(default_factory=dict)
+    devices: dict[str, frozenset[str]] = field(default_factory=dict)
+
+
+class _CannotAllocate(Exception):
+    """A manager refuses when it allocates."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+
+
+def admit(pod: Pod, node: Node) -> Admission:
+    """The kubelet's answer to a pod that arrives at a node."""
+    policies = node.policies
+    before, reusable = node, _Reusable()
+    assigned: dict[str, frozenset[int]] = {}
+    given: list[Given] = []
+    merged = Merged(None, False)
+    by_pod = policies.topology_policy != "none" and policies.scope == "pod"
+    if by_pod:
+        hints = pod_hints(pod, node)
+        merged = _merge(hints, node)
+        if not _admits(merged, policies.topology_policy):
+            return _refused(TOPOLOGY_AFFINITY, "", None, hints, before)
+    for container in pod.containers:
+        if policies.topology_policy != "none" and not by_pod:
+            hints = container_hints(pod, container, node, reusable)
+            merged = _merge(hints, node)
+            if not _admits(merged, policies.topology_policy):
+                return _refused(TOPOLOGY_AFFINITY, "", container.name, hints, before)
+        try:
+            node, devices = _allocate_devices(container, node, merged, reusable)
+            node, cpus = _allocate_cpus(pod, container, node, merged, reusable)
+            node = _allocate_memory(pod, container, node, merged, reusable)
+        except _CannotAllocate as error:
+            return _refused(error.reason, error.detail, container.name, (), before)
+        assigned[container.name] = cpus
+        mask = None if policies.topology_policy == "none" else merged.mask
+        given.append(Given(container.name, mask, cpus, devices))
+    return Admission(None, tuple(given), node)
+
+
+def _refused(
+    reason: str, detail: str, container: str | None, hints: tuple[Hints, ...], node: Node
+) -> Admission:
+    return Admission(Refusal(reason, detail, container, hints), (), node)
+
+
+def _admits(merged: Merged, policy: str) -> bool:
+    return policy == "best-effort" or merged.preferred
+
+
+def _merge(hints: Sequence[Hints], node: Node) -> Merged:
+    policies = node.policies
+    rows = {
+        a: dict(zip(node.numa_nodes, row, strict=True))
+        for a, row in zip(node.numa_nodes, node.distances, strict=False)
+    }
+    mean = (lambda mask: mean_distance(rows, mask)) if policies.prefer_closest else None
+    return merge(hints, node.every_node, policies.topology_policy, mean)
+
+
+def pod_hints(pod: Pod, node: Node) -> tuple[Hints, ...]:
+    """Hints of the device, CPU and memory managers for the pod as a whole."""
+    none = _Reusable()
+    devices = {
+        name: _device_hints(node, name, count, frozenset(), is_pod=True)
+        for name, count in pod.devices.items()
+        if name in node.devices
+    }
+    return (devices, _cpu_hints(pod, pod.cpus, node, none), _memory_hints_of(pod, pod.memory_bytes,
+            node, none))  # fmt: skip
+
+
+def container_hints(
+    pod: Pod, container: Container, node: Node, reusable: "_Reusable"
+) -> tuple[Hints, ...]:
+    """Hints of the device, CPU and memory managers for one container."""
+    devices = {
+        name: _device_hints(node, name, count, reusable.devices.get(name, frozenset()))
+        for name, count in container.devices.items()
+        if name in node.devices
+    }
+    return (
+        devices,
+        _cpu_hints(pod, pod.cpus_of(container), node, reusable),
+        _memory_hints_of(pod, container.memory_bytes, node, reusable),
+    )
+
+
+# Devices
+
+
+def _device_hints(
+    node: Node, resource: str, count: int, reusable: frozenset[str], *, is_pod: bool = False
+) -> Sequence[Hint] | None:
+    nodes_of = node.devices[resource]
+    if not any(nodes_of.values()):
+        return None
+    available = node.available_devices(resource)
+    if len(available | reusable) < count:
+        return ()
+    fewest = len(node.numa_nodes)
+    found: list[int] = []
+    device_masks = {name: sum(1 << n for n in nodes) for name, nodes in nodes_of.items()}
+    for mask in masks(node.numa_nodes):
+        here = {name for name, of in device_masks.items() if of & mask}
+        if len(here) >= count:
+            fewest = min(fewest, mask.bit_count())
+        if any(nodes_of[name] and name not in here for name in reusable):
+            continue
+        if len(here & reusable) + len(here & available) >= count:
+            found.append(mask)
+    return [Hint(mask, mask.bit_count() == fewest) for mask in found]
+
+
+def _allocate_devices(
+    container: Container, node: Node, merged: Merged, reusable: _Reusable
+) -> tuple[Node, dict[str, frozenset[str]]]:
+    given: dict[str, frozenset[str]] = {}
+    for resource, count in container.devices.items():
+        if resource not in node.devices:
+            continue
+        taken = _devices_for(node, resource, count, merged, reusable.devices.get(resource))
+        given[resource] = taken
+        used = node.used_devices.get(resource, frozenset()) | taken
+        node = replace(node, used_devices={**node.used_devices, resource: used})
+    for resource, taken in given.items():
+        left = reusable.devices.get(resource, frozenset())
+        stays = not container.is_init or container.restarts
+        reusable.devices[resource] = left - taken if stays else left | taken
+    return node, given
+
+
+def _devices_for(
+    node: Node, resource: str, count: int, merged: Merged, reusable: frozenset[str] | None
+) -> frozenset[str]:
+    """Those on the nodes of the hint first; of equals those that a plugin which prefers the lowest
+    names would give."""
+    nodes_of = node.devices[resource]
+    if not nodes_of:
+        raise _CannotAllocate(UNEXPECTED, f"no healthy devices present of {resource}")
+    taken = set(sorted(reusable or ())[:count])
+    available = node.available_devices(resource) - taken
+    if len(available) < count - len(taken):
+        raise _CannotAllocate(
+            UNEXPECTED, f"{resource}: requested {count - len(taken)}, available {len(available)}"
+        )
+    mask = merged.mask
+    aligned: set[str] = set()
+    if mask is not None and any(nodes_of.values()):
+        aligned = {name for name in available if any(mask >> n & 1 for n in nodes_of[name])}
+    for group in (aligned, available):
+        taken |= set(sorted(group - taken)[: count - len(taken)])
+    return frozenset(taken)
+
+
+# CPUs
+
+
+def _cpu_hints(pod: Pod, count: int, node: Node, reusable: _Reusable) -> Hints:
+    if node.policies.cpu_policy != "static" or count == 0 or pod.pod_level:
+        return {}
+    topology, available = node.cpus, node.available_cpus
+    nodes = topology.nodes
+    total = {n: len(topology.cpus("node", n)) for n in nodes}
+    free = {n: len(topology.cpus("node", n) & available) for n in nodes}
+    kept = {topology.places[cpu].node for cpu in reusable.cpus}
+    fewest = len(nodes)
+    found: list[int] = []
+    for mask in masks(nodes):
+        chosen = bits(mask)
+        if sum(total[n] for n in chosen) >= count:
+            fewest = min(fewest, len(chosen))
+        if all(mask >> n & 1 for n in kept) and (
+            len(reusable.cpus) + sum(free[n] for n in chosen) >= count
+        ):
+            found.append(mask)
+    return {
+        "cpu": [
+            Hint(mask, mask.bit_count() == fewest or _fills_sockets(node, mask, fewest))
+            for mask in found
+        ]
+    }
+
+
+def _fills_sockets(node: Node, mask: int, fewest: int) -> bool:
+    """align-by-socket: as few sockets as the request needs are as good as few nodes."""
+    topology = node.cpus
+    if not node.policies.align_by_socket:
+        return False
+    per_socket = len(topology.nodes) // topology.sockets
+    sockets = {place.socket for place in topology.places.values() if mask >> place.node & 1}
+    return per_socket > 0 and len(sockets) == -(-fewest // per_socket)
+
+
+def _allocate_cpus(
+    pod: Pod, container: Container, node: Node, merged: Merged, reusable: _Reusable
+) -> tuple[Node, frozenset[int]]:
+    count = pod.cpus_of(container)
+    if node.policies.cpu_policy != "static" or count == 0 or pod.pod_level:
+        return node, frozenset()
+    topology, options = node.cpus, node.policies.assignment
+    if options.full_pcpus_only:
+        per_core = topology.cpus_per_core
+        if count % per_core:
+            raise _CannotAllocate(
+                SMT_ALIGNMENT, f"{count} CPUs requested, not a multiple of {per_core} per core"
+            )
+        cores = {topology.places[cpu].core for cpu in node.reserved_cpus}
+        kept = frozenset(cpu for core in cores for cpu in topology.cpus("core", core))
+        whole = len(node.free_cpus - kept)
+        if count > whole:
+            raise _CannotAllocate(
+                SMT_ALIGNMENT, f"{count} CPUs requested, {whole} available on whole cores"
+            )
+    usable = node.available_cpus | reusable.cpus
+    taken: frozenset[int] = frozenset()
+    if merged.mask is not None:
+        aligned = _aligned(node, merged.mask, usable)
+        first = assign(topology, aligned, min(count, len(aligned)), options)
+        if first is None:
+            raise _CannotAllocate(UNEXPECTED, "not enough cpus available to satisfy request")
+        taken = first
+    rest = assign(topology, usable - taken, count - len(taken), options)
+    if rest is None:
+        raise _CannotAllocate(
+            UNEXPECTED,
+            f"not enough cpus available to satisfy request: {count} requested, {len(usable)} free",
+        )
+    taken |= rest
+    stays = not container.is_init or container.restarts
+    reusable.cpus = reusable.cpus - taken if stays else reusable.cpus | taken
+    return replace(node, free_cpus=node.free_cpus - taken), taken
+
+
+def _aligned(node: Node, mask: int, usable: frozenset[int]) -> frozenset[int]:
+    places = node.cpus.places
+    if not node.policies.align_by_socket:
+        return frozenset(cpu for cpu in usable if mask >> places[cpu].node & 1)
+    sockets = {place.socket for place in places.values() if mask >> place.node & 1}
+    return frozenset(cpu for cpu in usable if places[cpu].socket in sockets)
+
+
+# Memory
+
+
+def _memory_hints_of(
+    pod: Pod, requested: Mapping[str, int], node: Node, reusable: _Reusable
+) -> Hints:
+    if node.policies.memory_policy != "Static" or not pod.is_guaranteed or pod.pod_level:
+        return {}
+    found = _memory_hints(requested, node, reusable)
+    return dict.fromkeys(requested, found) if found else {}
+
+
+def _memory_hints(requested: Mapping[str, int], node: Node, reusable: _Reusable) -> list[Hint]:
+    """For every kind of memory the same."""
+    fewest = len(node.numa_nodes)
+    found: list[int] = []
+    for mask in masks(node.numa_nodes):
+        chosen = bits(mask)
+        if any(_sum(node, chosen, name).allocatable < size for name, size in requested.items()):
+            continue
+        fewest = min(fewest, len(chosen))
+        if len(chosen) == 1:
+            if len(node.memory[chosen[0]].cells) > 1:
+                continue
+        elif _is_in_other_cells(node, chosen):
+            continue
+        if all(
+            _sum(node, chosen, name).free + reusable.memory.get((mask, name), 0) >= size
+            for name, size in requested.items()
+        ):
+            found.append(mask)
+    return [Hint(mask, mask.bit_count() == fewest) for mask in found]
+
+
+def _sum(node: Node, nodes: Iterable[int], name: str) -> MemoryTable:
+    tables = [node.memory[n].tables.get(name, MemoryTable(0, 0)) for n in nodes]
+    return MemoryTable(sum(t.allocatable for t in tables), sum(t.free for t in tables))
+
+
+def _is_in_other_cells(node: Node, nodes: Sequence[int]) -> bool:
+    """A node with memory given out by itself, or in a group with others, joins no other group."""
+    return any(
+        node.memory[n].assignments > 0
+        and (len(node.memory[n].cells) == 1 or sorted(node.memory[n].cells) != list(nodes))
+        for n in nodes
+    )
+
+
+def _allocate_memory(
+    pod: Pod, container: Container, node: Node, merged: Merged, reusable: _Reusable
+) -> Node:
+    if node.policies.memory_policy != "Static" or not pod.is_guaranteed or pod.pod_level:
+        return node
+    requested = container.memory_bytes
+    best = Hint(merged.mask, merged.preferred)
+    if best.mask is None:
+        hints = _memory_hints(requested, node, reusable)
+        if not hints:
+            raise _CannotAllocate(UNEXPECTED, "no NUMA nodes with enough memory")
+        default = _narrowest(hints)
+        if best.preferred and not default.preferred:
+            raise _CannotAllocate(UNEXPECTED, "failed to find the default preferred hint")
+        best = default
+    assert best.mask is not None, "hints have nodes"
+    nodes = bits(best.mask)
+    if any(_sum(node, nodes, name).free < size for name, size in requested.items()):
+        mask = best.mask
+        wider = [
+            hint for hint in _memory_hints(requested, node, reusable)
+            if hint.mask is not None and hint.mask & mask == mask
+        ]  # fmt: skip
+        if not wider:
+            raise _CannotAllocate(UNEXPECTED, "failed to find NUMA nodes to extend the hint")
+        extended = _narrowest(wider)
+        if best.preferred and not extended.preferred:
+            raise _CannotAllocate(UNEXPECTED, "failed to find the extended preferred hint")
+        best = extended
+        nodes = bits(best.mask or 0)
+    if len(nodes) > 1 and _is_in_other_cells(node, nodes):
+        raise _CannotAllocate(UNEXPECTED, "preferred hint violates NUMA node allocation")
+    assert best.mask is not None
+    memory = dict(node.memory)
+    for name, size in requested.items():
+        left = max(0, size - reusable.memory.get((best.mask, name), 0))
+        _take_memory(memory, nodes, name, left)
+    _keep_reusable(container, best.mask, requested, reusable)
+    return replace(node, memory=memory)
+
+
+def _narrowest(hints: Sequence[Hint]) -> Hint:
+    """The preferred hint of fewest nodes, the lowest of equals; else the narrowest."""
+    return min(hints, key=lambda h: (not h.preferred, (h.mask or 0).bit_count(), h.mask or 0))
+
+
+def _take_memory(memory: dict[int, NodeMemory], nodes: Sequence[int], name: str, size: int) -> None:
+    for n in nodes:
+        of_node = memory[n]
+        tables = dict(of_node.tables)
+        table = tables.get(name, MemoryTable(0, 0))
+        taken = min(table.free, size)
+        size -= taken
+        tables[name] = MemoryTable(table.allocatable, table.free - taken)
+        memory[n] = NodeMemory(tables, tuple(nodes), of_node.assignments + 1)
+
+
+def _keep_reusable(
+    container: Container, mask: int, requested: Mapping[str, int], reusable: _Reusable
+) -> None:
+    kept = reusable.memory
+    for name, size in requested.items():
+        before = kept.get((mask, name), 0)
+        if container.is_init and not container.restarts:
+            kept[mask, name] = max(before, size)
+        elif before:
+            kept[mask, name] = max(0, before - size)
+
+
+__all__ = ["ANY", "MEMORY", "Admission", "Given", "Refusal", "admit"]

@@ -1,0 +1,343 @@
+"""Fit: whether a pod is admitted to a node, why not, and the smallest change that is admitted."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from homenode.errors import InputError
+from homenode.findings import Finding, Findings, Severity, in_order
+from homenode.gap import Gap
+from homenode.pods.admission import SMT_ALIGNMENT, TOPOLOGY_AFFINITY, Admission, admit
+from homenode.pods.hints import Hints, bits
+from homenode.pods.node import KubeletPolicies, Node
+from homenode.pods.pod import MEMORY, Container, Pod
+from homenode.units import format_bytes
+from homenode.wording import plural
+
+POLICIES = ("none", "best-effort", "restricted", "single-numa-node")
+_KUBELET = "Kubernetes, Topology Manager"
+_MOST_NODES = 10
+"""Sets of nodes are gone through one by one here; the kubelet itself refuses more than 8 nodes
+unless it is told otherwise, and takes minutes from there on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one Topology Manager policy answers."""
+
+    policy: str
+    admission: Admission
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What would be admitted. text: for people."""
+
+    text: str
+    pod: Pod
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """policy: the one that the kubelet has. answers: of every policy, in the order of POLICIES.
+    change: the smallest change of the pod, setting: of the kubelet, that is admitted; None where
+    there is none, or none is needed."""
+
+    pod: Pod
+    node: Node
+    policy: str
+    answers: tuple[Answer, ...]
+    lacking: tuple[str, ...]
+    change: Change | None
+    setting: Change | None
+    gaps: tuple[Gap, ...] = ()
+
+    @property
+    def own(self) -> Admission:
+        return next(a.admission for a in self.answers if a.policy == self.policy)
+
+
+def fit(pod: Pod, node: Node, gaps: tuple[Gap, ...] = ()) -> Fit:
+    """What the kubelet of a node answers to a pod. Raises InputError for too many NUMA nodes."""
+    policy = node.policies.topology_policy
+    if len(node.numa_nodes) > _MOST_NODES:
+        raise InputError(
+            f"expected at most {_MOST_NODES} NUMA nodes, found {len(node.numa_nodes)}: the kubelet "
+            "goes through every set of them, and refuses to start with more than 8",
+        )
+    answers = tuple(
+        Answer(name, admit(pod, _with(node, topology_policy=name))) for name in POLICIES
+    )
+    lacking = tuple(_lacking(pod, node))
+    own = next(a.admission for a in answers if a.policy == policy)
+    change = setting = None
+    if own.refusal is not None or lacking:
+        change = _smallest_change(pod, node)
+    if own.refusal is not None and not lacking:
+        setting = _smallest_setting(pod, node)
+    return Fit(pod, node, policy, answers, lacking, change, setting, gaps)
+
+
+def _with(node: Node, **changes: object) -> Node:
+    policies: KubeletPolicies = replace(node.policies, **changes)  # type: ignore[arg-type]
+    return replace(node, policies=policies)
+
+
+def _lacking(pod: Pod, node: Node) -> Iterator[str]:
+    """What the scheduler finds missing, whatever the NUMA nodes: the pod stays Pending."""
+    free = len(node.available_cpus)
+    milli = sum(c.cpu_milli for c in pod.containers if not c.is_init or c.restarts)
+    if node.policies.cpu_policy == "static" and milli > 1000 * free:
+        yield f"cpu: {milli / 1000:g} requested, {free} free"
+    for name, count in pod.devices.items():
+        if name in node.devices and count > len(node.available_devices(name)):
+            yield f"{name}: {count} requested, {len(node.available_devices(name))} free"
+    for name, size in pod.memory_bytes.items():
+        tables = [of.tables[name].free for of in node.memory.values() if name in of.tables]
+        known = bool(sum(of.tables["memory"].allocatable for of in node.memory.values()))
+        if known and size > sum(tables):
+            yield f"{name}: {format_bytes(size)} requested, {format_bytes(sum(tables))} free"
+
+
+def _is_admitted(pod: Pod, node: Node) -> bool:
+    return admit(pod, node).refusal is None and not any(_lacking(pod, node))
+
+
+def _smallest_change(pod: Pod, node: Node) -> Change | None:
+    """The change of one request of one container that loses the least of it."""
+    best: tuple[float, Change] | None = None
+    for i, container in enumerate(pod.containers):
+        for loss, text, changed in _changes(container, node):
+            if best is not None and loss >= best[0]:
+                break
+            containers = (*pod.containers[:i], changed, *pod.containers[i + 1 :])
+            other = replace(pod, containers=containers)
+            if _is_admitted(other, node):
+                best = (loss, Change(f"{container.name}: {text}", other, node))
+                break
+    return None if best is None else best[1]
+
+
+def _changes(container: Container, node: Node) -> Iterator[tuple[float, str, Container]]:
+    """Changes of one request, the smallest share of it first, more or less alike: CPUs for whole
+    cores, or for as many nodes as the devices need, are more."""
+    found: list[tuple[float, str, Container]] = []
+    cpus = container.cpu_milli // 1000
+    if cpus and not container.cpu_milli % 1000:
+        for count in (*_more_cpus(cpus, node), *range(cpus - 1, 0, -1)):
+            changed = replace(container, cpu_milli=1000 * count)
+            found.append((abs(count - cpus) / cpus, f"cpu {cpus} to {count}", changed))
+    for name, count in container.devices.items():
+        for fewer in range(count - 1, -1, -1):
+            devices = {**container.devices, name: fewer}
+            if not fewer:
+                del devices[name]
+            changed = replace(container, devices=devices)
+            found.append(((count - fewer) / count, f"{name} {count} to {fewer}", changed))
+    for name, size in container.memory_bytes.items():
+        for fewer in _sizes(name, size, node):
+            text = f"{name} {format_bytes(size)} to {format_bytes(fewer)}"
+            changed = replace(container, memory_bytes={**container.memory_bytes, name: fewer})
+            found.append(((size - fewer) / size, text, changed))
+    yield from sorted(found, key=lambda change: change[0])
+
+
+def _more_cpus(cpus: int, node: Node) -> set[int]:
+    """Up to whole cores, and to the fewest CPUs that need one, two, three nodes and so on."""
+    per_core = node.cpus.cpus_per_core or 1
+    sizes = sorted((len(node.cpus.cpus("node", n)) for n in node.cpus.nodes), reverse=True)
+    found = {-(-cpus // per_core) * per_core}
+    found |= {sum(sizes[: i + 1]) + per_core for i in range(len(sizes) - 1)}
+    return {count for count in found if count > cpus}
+
+
+def _sizes(name: str, size: int, node: Node) -> Iterator[int]:
+    """What is free on each number of nodes, the most first."""
+    free = sorted(
+        (of.tables[name].free for of in node.memory.values() if name in of.tables), reverse=True
+    )
+    for count in range(len(free), 0, -1):
+        fits = sum(free[:count])
+        if 0 < fits < size:
+            yield fits
+
+
+def _smallest_setting(pod: Pod, node: Node) -> Change | None:
+    """The setting of the kubelet that admits the pod, those that align more first."""
+    policies = node.policies
+    other = "container" if policies.scope == "pod" else "pod"
+    stricter = POLICIES.index(policies.topology_policy)
+    candidates: list[tuple[str, Mapping[str, object]]] = []
+    if policies.topology_policy != "none":
+        candidates.append((f"topologyManagerScope: {other}", {"scope": other}))
+    candidates += [
+        (f"topologyManagerPolicy: {name}", {"topology_policy": name})
+        for name in reversed(POLICIES[:stricter])
+    ]
+    if policies.assignment.full_pcpus_only:
+        loose = replace(policies.assignment, full_pcpus_only=False)
+        candidates.append(('full-pcpus-only: "false"', {"assignment": loose}))
+    for text, changes in candidates:
+        changed = _with(node, **changes)
+        if _is_admitted(pod, changed):
+            return Change(text, pod, changed)
+    return None
+
+
+# Findings
+
+
+def fit_findings(found: Fit, host_name: str) -> Findings:
+    """The `findings` of a fit."""
+    policies = found.node.policies
+    checked = (
+        f"pod {found.pod.name}: {_requests(found.pod)}",
+        f"node {host_name}: {plural(len(found.node.numa_nodes), 'NUMA node')}, "
+        f"{len(found.node.available_cpus)} CPUs free",
+        f"kubelet: topologyManagerPolicy {policies.topology_policy} (scope {policies.scope}), "
+        f"cpuManagerPolicy {policies.cpu_policy}, memoryManagerPolicy {policies.memory_policy}",
+    )
+    return Findings(checked, in_order(_findings(found)))
+
+
+def _findings(found: Fit) -> Iterator[Finding]:
+    pod, own = found.pod, found.own
+    subject = f"pod {pod.name}"
+    fix = _fix(found)
+    if found.lacking:
+        yield Finding(
+            "pod-pending", Severity.CRITICAL, subject, "no more than the node has free",
+            "; ".join(found.lacking), None, fix, "Kubernetes scheduler, NodeResourcesFit",
+        )  # fmt: skip
+    elif own.refusal is not None:
+        refusal = own.refusal
+        where = subject + ("" if refusal.container is None else f", container {refusal.container}")
+        expected = {
+            TOPOLOGY_AFFINITY: f"a set of NUMA nodes that every manager prefers, as "
+            f"{found.policy} wants",
+            SMT_ALIGNMENT: "whole cores, as full-pcpus-only wants",
+        }.get(refusal.reason, "CPUs, memory and devices that can be allocated")
+        why = refusal.detail or why_not(refusal.hints, found.policy)
+        yield Finding(
+            "pod-refused", Severity.CRITICAL, where, expected, f"{refusal.reason}: {why}",
+            None, fix, _KUBELET,
+        )  # fmt: skip
+    else:
+        yield from _unaligned(found)
+    if not pod.is_guaranteed:
+        yield Finding(
+            "pod-not-guaranteed", Severity.WARNING, subject,
+            "limits of CPU and memory that equal the requests, in every container",
+            "quality of service below Guaranteed: CPUs are shared and memory is not aligned", None,
+            "set limits equal to requests", "Kubernetes, CPU Manager",
+        )  # fmt: skip
+    elif any(c.cpu_milli and not pod.cpus_of(c) for c in pod.containers if c.devices):
+        yield Finding(
+            "cpus-not-whole", Severity.WARNING, subject, "a whole number of CPUs",
+            "a fraction: the container shares CPUs of any node", None,
+            "round the CPUs up", "Kubernetes, CPU Manager",
+        )  # fmt: skip
+    if pod.pod_level:
+        yield Finding(
+            "pod-level-resources", Severity.INCONCLUSIVE, f"{subject}, spec.resources",
+            "resources of containers", "resources of the pod as a whole: the managers of "
+            "Kubernetes up to 1.35 align none of it, later ones do", None,
+            "set the resources of each container", "KEP-5526",
+        )  # fmt: skip
+    for gap in found.gaps:
+        yield Finding(
+            "pod-unknown", Severity.INCONCLUSIVE, gap.subject, "known", gap.reason, None,
+            "--device RESOURCE=BDF,BDF names a resource's devices, a capture has the rest",
+            "the host's source",
+        )  # fmt: skip
+
+
+def _fix(found: Fit) -> str | None:
+    parts = [
+        text for text in (
+            None if found.change is None else f"smallest change of the pod: {found.change.text}",
+            None if found.setting is None else f"of the kubelet: {found.setting.text}",
+        ) if text is not None
+    ]  # fmt: skip
+    return "; ".join(parts) or None
+
+
+def _unaligned(found: Fit) -> Iterator[Finding]:
+    """Admitted, and yet on several nodes where one would do."""
+    node = found.node
+    for given in found.own.given:
+        of_cpus = {node.cpus.places[cpu].node for cpu in given.cpus}
+        of_devices = {
+            n for resource, names in given.devices.items() for name in names
+            for n in node.devices[resource][name]
+        }  # fmt: skip
+        if of_devices and of_cpus and not of_devices <= of_cpus:
+            yield Finding(
+                "pod-not-aligned", Severity.WARNING, f"pod {found.pod.name}, container "
+                f"{given.name}", "CPUs on the NUMA nodes of its devices",
+                f"CPUs on node {_listed(of_cpus)}, devices on node {_listed(of_devices)}", None,
+                "topologyManagerPolicy restricted or single-numa-node refuses it instead",
+                _KUBELET,
+            )  # fmt: skip
+
+
+def why_not(hints: Sequence[Hints], policy: str) -> str:
+    """Of each resource: the sets of nodes that could serve it, and which of them it prefers."""
+    parts = []
+    for manager in hints:
+        for resource, listed in manager.items():
+            if listed is None:
+                continue
+            sets = [hint.mask for hint in listed if hint.mask is not None]
+            preferred = [hint.mask for hint in listed if hint.preferred and hint.mask is not None]
+            if not sets:
+                parts.append(f"{resource}: no set of nodes has enough")
+            elif not preferred:
+                least = min(mask.bit_count() for mask in sets)
+                narrow = [mask for mask in sets if mask.bit_count() == least]
+                parts.append(
+                    f"{resource}: fits on fewer nodes when they are empty, now needs {least}: "
+                    f"{_sets(narrow)}"
+                )
+            else:
+                parts.append(f"{resource}: {_sets(preferred)}")
+    if policy == "single-numa-node":
+        return "; ".join(parts) + "; expected one node for all"
+    return "; ".join(parts) + "; expected one set of nodes for all"
+
+
+def _sets(masks: Sequence[int]) -> str:
+    texts = [_listed(bits(mask)) for mask in masks[:6]]
+    more = f" and {len(masks) - 6} more" if len(masks) > 6 else ""
+    return ("node " + " or ".join(texts) + more) if texts else "none"
+
+
+def _listed(nodes: Sequence[int] | set[int]) -> str:
+    return "+".join(map(str, sorted(nodes)))
+
+
+def _requests(pod: Pod) -> str:
+    cpu = sum(c.cpu_milli for c in pod.containers if not c.is_init or c.restarts)
+    parts = [f"cpu {cpu / 1000:g}"]
+    parts += [f"{name} {format_bytes(size)}" for name, size in pod.memory_bytes.items()]
+    parts += [f"{name} {count}" for name, count in pod.devices.items()]
+    return ", ".join(parts)
+
+
+def given_text(admission: Admission, node: Node, cpus: Callable[[frozenset[int]], str]) -> str:
+    """One line on what a policy answers. cpus: how CPUs are written."""
+    if admission.refusal is not None:
+        where = admission.refusal.container
+        return f"refused: {admission.refusal.reason}" + ("" if where is None else f" ({where})")
+    parts = []
+    for given in admission.given:
+        nodes = {node.cpus.places[cpu].node for cpu in given.cpus}
+        if given.cpus:
+            parts.append(f"{given.name}: {cpus(given.cpus)} on node {_listed(nodes)}")
+        for resource, names in given.devices.items():
+            on = {n for name in names for n in node.devices[resource][name]}
+            parts.append(f"{resource} on node {_listed(on) or 'unknown'}")
+    return "admitted" + (f"; {', '.join(parts)}" if parts else "")
+
+
+__all__ = ["MEMORY", "Answer", "Fit", "fit", "fit_findings", "given_text"]

@@ -1,0 +1,109 @@
+"""Node: what the kubelet may give to pods: CPUs, memory and devices by NUMA node, and what is left.
+
+NUMA nodes are bits of a mask throughout, as in the kubelet's hints: node 2 is 1 << 2.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from homenode.pods.cpu_assignment import AssignmentOptions, CpuTopology, assign
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletPolicies:
+    """The settings that admission depends on, with the kubelet's own names for their values.
+
+    reserved_cpus: None = so many of the lowest cores as reserved_cpu_count says.
+    reserved_memory_bytes: node -> resource -> bytes.
+    """
+
+    topology_policy: str = "none"
+    scope: str = "container"
+    prefer_closest: bool = False
+    cpu_policy: str = "none"
+    assignment: AssignmentOptions = field(default_factory=AssignmentOptions)
+    align_by_socket: bool = False
+    reserved_cpus: frozenset[int] | None = None
+    reserved_cpu_count: int = 0
+    memory_policy: str = "None"
+    reserved_memory_bytes: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTable:
+    """Memory of one kind on one node that pods may have."""
+
+    allocatable: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMemory:
+    """cells: the nodes that share their memory with this one. assignments: containers' blocks."""
+
+    tables: Mapping[str, MemoryTable]
+    cells: tuple[int, ...]
+    assignments: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of the cluster and what its pods have left free.
+
+    numa_nodes: every node, those without CPUs among them. distances: [from][to] by position.
+    free_cpus: the shared pool. devices: resource -> device -> its NUMA nodes, () = it says none.
+    used_devices: resource -> devices in use.
+    """
+
+    policies: KubeletPolicies
+    numa_nodes: tuple[int, ...]
+    distances: tuple[tuple[int, ...], ...]
+    cpus: CpuTopology
+    reserved_cpus: frozenset[int]
+    free_cpus: frozenset[int]
+    memory: Mapping[int, NodeMemory]
+    devices: Mapping[str, Mapping[str, tuple[int, ...]]]
+    used_devices: Mapping[str, frozenset[str]]
+
+    @property
+    def every_node(self) -> int:
+        """The mask of all nodes."""
+        return sum(1 << node for node in self.numa_nodes)
+
+    @property
+    def available_cpus(self) -> frozenset[int]:
+        return self.free_cpus - self.reserved_cpus
+
+    def available_devices(self, resource: str) -> frozenset[str]:
+        return frozenset(self.devices[resource]) - self.used_devices.get(resource, frozenset())
+
+
+def empty_node(
+    policies: KubeletPolicies,
+    numa_nodes: tuple[int, ...],
+    distances: tuple[tuple[int, ...], ...],
+    cpus: CpuTopology,
+    memory_bytes: Mapping[int, Mapping[str, int]],
+    devices: Mapping[str, Mapping[str, tuple[int, ...]]],
+) -> Node:
+    """A node without pods. memory_bytes: node -> resource -> bytes; `memory` counts those in huge
+    pages as well."""
+    reserved = policies.reserved_cpus
+    if reserved is None:
+        everything = frozenset(cpus.places)
+        reserved = assign(cpus, everything, policies.reserved_cpu_count, policies.assignment)
+    memory: dict[int, NodeMemory] = {}
+    for node in numa_nodes:
+        of_node = dict(memory_bytes.get(node, {}))
+        in_pages = sum(size for name, size in of_node.items() if name != "memory")
+        of_node["memory"] = of_node.get("memory", 0) - in_pages
+        kept = policies.reserved_memory_bytes.get(node, {})
+        tables = {
+            name: MemoryTable(size - kept.get(name, 0), size - kept.get(name, 0))
+            for name, size in of_node.items()
+        }
+        memory[node] = NodeMemory(tables, (node,))
+    return Node(
+        policies, numa_nodes, distances, cpus, reserved or frozenset(),
+        frozenset(cpus.places), memory, devices, {},
+    )  # fmt: skip

@@ -1,0 +1,33 @@
+"""Pods are admitted, refused and given CPUs as the kubelet's own managers do it."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.kubelet.cases import our_answers
+from tests.kubelet.oracle import COUNT, RECORDED, SEED, ask, build, random_cases
+
+REASONS = {"", "TopologyAffinityError", "SMTAlignmentError", "UnexpectedAdmissionError"}
+
+
+def test_every_answer_is_the_one_that_the_kubelets_managers_gave() -> None:
+    """The answers were recorded from Kubernetes 1.34.4: tests/kubelet/oracle.py."""
+    recorded = [json.loads(line) for line in RECORDED.read_text().splitlines()]
+    cases = random_cases(SEED, COUNT)
+    assert len(recorded) == COUNT
+    for case, answers in zip(cases, recorded, strict=True):
+        assert our_answers(case) == answers, json.dumps(case)
+    reasons = Counter(pod[0] for answers in recorded for pod in answers)
+    assert set(reasons) == REASONS
+    assert min(reasons.values()) > 10, reasons
+
+
+@pytest.mark.lab
+def test_two_thousand_requests_are_answered_as_by_the_kubelets_managers(tmp_path: Path) -> None:
+    cases = random_cases(1, 1000)
+    answers = ask(build(tmp_path), cases)
+    assert sum(map(len, answers)) > 2000
+    for case, given in zip(cases, answers, strict=True):
+        assert our_answers(case) == given, json.dumps(case)

@@ -1,0 +1,1 @@
+"""Pods and the kubelet's answers to them."""

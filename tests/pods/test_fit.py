@@ -1,0 +1,301 @@
+"""What `pod fit` says of pods, from manifests, hosts and the kubelet's own files."""
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from homenode.cli.main import app
+from homenode.errors import InputError
+from homenode.findings import are_bad
+from homenode.pods.admission import admit
+from homenode.pods.checkpoints import read_checkpoints
+from homenode.pods.fit import POLICIES, Fit, fit, fit_findings
+from homenode.pods.hints import SINGLE
+from homenode.pods.kubelet import Kubelet, read_kubelet, usual_kubelet
+from homenode.pods.machine import node_of_host
+from homenode.pods.manifest import read_manifest
+from homenode.pods.pod import Pod, read_pod
+from homenode.sources import load_host
+from tests.kubelet.cases import node_of, random_case
+
+GPU = "nvidia.com/gpu"
+HOST = "hgx-h100"
+"""Two nodes of 112 PUs on 56 cores and four GPUs each."""
+
+
+def manifest(*containers: dict[str, Any], kind: str = "Pod", **spec: Any) -> dict[str, Any]:
+    inner = {"containers": list(containers), **spec}
+    if kind == "Pod":
+        return {"kind": "Pod", "metadata": {"name": "train"}, "spec": inner}
+    return {"kind": kind, "metadata": {"name": "train"}, "spec": {"template": {"spec": inner}}}
+
+
+def container(name: str = "main", **limits: Any) -> dict[str, Any]:
+    return {"name": name, "resources": {"limits": limits}}
+
+
+def gpus(count: int, cpus: int, memory: str = "64Gi") -> Pod:
+    limits = {"cpu": cpus, "memory": memory, GPU: count}
+    return read_pod(manifest({"name": "main", "resources": {"limits": limits}}), "pod")
+
+
+def kubelet(policy: str, **changes: Any) -> Kubelet:
+    config = {
+        "cpuManagerPolicy": "static", "topologyManagerPolicy": policy,
+        "memoryManagerPolicy": "None", "reservedSystemCPUs": "0,112", **changes,
+    }  # fmt: skip
+    return read_kubelet(json.dumps(config), "kubelet")
+
+
+def answered(pod: Pod, config: Kubelet, states: dict[str, Any] | None = None) -> Fit:
+    texts = {name: json.dumps(state) for name, state in (states or {}).items()}
+    checkpoints = read_checkpoints(texts, "state")
+    node, gaps = node_of_host(load_host(HOST), config, pod.devices, {}, checkpoints)
+    return fit(pod, node, gaps)
+
+
+def ids(found: Fit) -> set[str]:
+    return {finding.id for finding in fit_findings(found, HOST).findings}
+
+
+def test_four_gpus_and_their_cpus_fit_one_node_under_every_policy() -> None:
+    for policy in POLICIES:
+        found = answered(gpus(4, 60), kubelet(policy))
+        assert ids(found) == set()
+        assert all(answer.admission.refusal is None for answer in found.answers)
+
+
+def test_six_gpus_need_two_nodes_and_cpus_for_one_are_refused_by_restricted_too() -> None:
+    """The CPUs prefer one node and the GPUs both: there is no set that both prefer."""
+    found = answered(gpus(6, 48), kubelet("restricted"))
+    assert ids(found) == {"pod-refused"}
+    assert [a.policy for a in found.answers if a.admission.refusal is None] == list(POLICIES[:2])
+    (finding,) = fit_findings(found, HOST).findings
+    assert "cpu: node 0 or 1" in finding.observed
+    assert f"{GPU}: node 0+1" in finding.observed
+    assert found.change is not None and found.setting is not None
+    assert found.change.pod.devices == {GPU: 4}
+    assert found.setting.node.policies.topology_policy == "best-effort"
+
+
+def test_more_cpus_are_a_smaller_change_than_half_of_the_gpus() -> None:
+    found = answered(gpus(8, 100), kubelet("restricted"))
+    assert found.change is not None
+    assert found.change.text == "main: cpu 100 to 114"
+    assert answered(found.change.pod, kubelet("restricted")).own.refusal is None
+
+
+def test_whole_cores_are_named_where_full_pcpus_only_refuses() -> None:
+    config = kubelet(SINGLE, cpuManagerPolicyOptions={"full-pcpus-only": "true"})
+    found = answered(gpus(1, 13), config)
+    assert found.own.refusal is not None
+    assert found.own.refusal.reason == "SMTAlignmentError"
+    assert found.change is not None
+    assert found.change.pod.cpus in (12, 14)
+
+
+def test_what_runs_counts_from_the_kubelets_own_files() -> None:
+    states: dict[str, Any] = {
+        "cpu_manager_state": {
+            "policyName": "static", "defaultCpuSet": "0-19,56-131,168-223", "entries": {},
+        },
+        "kubelet_internal_checkpoint": {
+            "Data": {
+                "PodDeviceEntries": [
+                    {"PodUID": "x", "ContainerName": "c", "ResourceName": GPU,
+                     "DeviceIDs": {"1": ["GPU-1", "GPU-2", "GPU-3"]}},
+                ]
+            }
+        },
+    }  # fmt: skip
+    assert answered(gpus(2, 40), kubelet(SINGLE)).own.refusal is None
+    found = answered(gpus(2, 40), kubelet(SINGLE), states)
+    assert found.own.refusal is not None
+    assert found.change is not None
+    after = answered(found.change.pod, kubelet(SINGLE), states)
+    assert after.own.refusal is None
+    (given,) = after.own.given
+    assert {after.node.cpus.places[cpu].node for cpu in given.cpus} <= {0, 1}
+
+
+def test_memory_that_other_pods_have_is_read_from_the_memory_managers_file() -> None:
+    config = kubelet(
+        SINGLE,
+        memoryManagerPolicy="Static",
+        reservedMemory=[{"numaNode": 0, "limits": {"memory": "1Gi"}}],
+    )
+    table = {"total": 0, "systemReserved": 0, "allocatable": 1 << 40, "reserved": 0}
+    state = {
+        str(node): {
+            "numberOfAssignments": 1, "cells": [node],
+            "memoryMap": {"memory": {**table, "free": free}},
+        }
+        for node, free in ((0, 32 << 30), (1, 16 << 30))
+    }  # fmt: skip
+    states = {"memory_manager_state": {"policyName": "Static", "machineState": state}}
+    assert answered(gpus(1, 8, "24Gi"), config, states).own.refusal is None
+    found = answered(gpus(1, 8, "40Gi"), config, states)
+    assert found.own.refusal is not None
+    assert found.change is not None
+    assert found.change.pod.memory_bytes["memory"] == 32 << 30
+
+
+def test_more_than_is_free_is_pending_whatever_the_nodes() -> None:
+    found = answered(gpus(9, 300), kubelet("best-effort"))
+    assert ids(found) == {"pod-pending"}
+    (finding,) = fit_findings(found, HOST).findings
+    assert "cpu: 300 requested, 222 free" in finding.observed
+    assert f"{GPU}: 9 requested, 8 free" in finding.observed
+
+
+@pytest.mark.parametrize(
+    ("limits", "requests", "finding"),
+    [
+        ({"cpu": 8, "memory": "8Gi", GPU: 1}, {"cpu": 4}, "pod-not-guaranteed"),
+        ({"cpu": "7500m", "memory": "8Gi", GPU: 1}, {}, "cpus-not-whole"),
+        ({"cpu": 8, "memory": "8Gi", "rdma/vf": 1}, {}, "pod-unknown"),
+    ],
+)
+def test_what_keeps_a_pod_from_being_aligned_is_said(
+    limits: dict[str, Any], requests: dict[str, Any], finding: str
+) -> None:
+    resources = {"limits": limits, "requests": requests}
+    pod = read_pod(manifest({"name": "main", "resources": resources}), "pod")
+    assert finding in ids(answered(pod, kubelet(SINGLE)))
+
+
+def test_cpus_and_devices_on_different_nodes_are_a_warning() -> None:
+    states = {"cpu_manager_state": {"policyName": "static", "defaultCpuSet": "0,56-112,168-223"}}
+    found = answered(gpus(4, 20), kubelet("none"), states)
+    assert found.own.refusal is None
+    assert "pod-not-aligned" in ids(found)
+
+
+def test_every_change_and_setting_that_is_named_is_admitted() -> None:
+    random, named = Random(3), 0
+    for _ in range(60):
+        case = random_case(random, pods=1)
+        node = node_of(case)
+        found = fit(read_pod(case["Pods"][0], "pod"), node)
+        assert found.own == admit(found.pod, node)
+        for change in (found.change, found.setting):
+            if change is not None:
+                named += 1
+                assert admit(change.pod, change.node).refusal is None
+        if found.own.refusal is None and not found.lacking:
+            assert found.change is None and found.setting is None
+        assert are_bad(fit_findings(found, "host").findings) or found.own.refusal is None
+    assert named > 10
+
+
+# Reading pods
+
+
+def test_sums_count_init_containers_and_sidecars_as_kubernetes_does() -> None:
+    init = [
+        container("first", cpu=10, memory="1Gi"),
+        {**container("proxy", cpu=1, memory="1Gi"), "restartPolicy": "Always"},
+        container("last", cpu=3, memory="9Gi"),
+    ]
+    pod = read_pod(manifest(container(cpu=4, memory="4Gi"), initContainers=init), "pod")
+    assert pod.cpus == 10
+    assert pod.memory_bytes == {"memory": 10 << 30}
+    assert [c.name for c in pod.containers if c.is_init and c.restarts] == ["proxy"]
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "Job", "StatefulSet"])
+def test_workloads_are_read_by_their_template(kind: str) -> None:
+    assert read_pod(manifest(container(cpu=4, memory="4Gi"), kind=kind), "pod").cpus == 4
+
+
+@pytest.mark.parametrize(
+    ("limits", "requests", "guaranteed"),
+    [
+        ({"cpu": 1, "memory": "1Gi"}, {}, True),
+        ({"cpu": 1, "memory": "1Gi"}, {"cpu": "1000m", "memory": 1 << 30}, True),
+        ({"cpu": 1, "memory": "1Gi"}, {"cpu": "500m"}, False),
+        ({"cpu": 1}, {"memory": "1Gi"}, False),
+        ({}, {}, False),
+    ],
+)
+def test_the_quality_of_service_is_kubernetes_own(
+    limits: dict[str, Any], requests: dict[str, Any], guaranteed: bool
+) -> None:
+    resources = {"limits": limits, "requests": requests}
+    pod = read_pod(manifest({"name": "main", "resources": resources}), "pod")
+    assert pod.is_guaranteed == guaranteed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: &x [1]\nb: *x\n", "- 1\n", "a: 1\n---\nb: 2\n", "", "a: [", "\x00", "[" * 5000,
+        "a: !!python/object:os.system x\n",
+    ],
+)  # fmt: skip
+def test_manifests_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match="expected"):
+        read_manifest(text.encode(), "pod.yaml", "a Pod")
+
+
+def test_yaml_json_and_lists_of_one_are_read() -> None:
+    pod = manifest(container(cpu=4, memory="4Gi"))
+    for text in (json.dumps(pod), json.dumps({"kind": "List", "items": [pod]})):
+        assert read_manifest(text.encode(), "pod", "a Pod") == pod
+    assert read_manifest(b"kind: Pod\nat: 2020-01-01\n", "pod", "a Pod")["at"] == "2020-01-01"
+
+
+@pytest.mark.parametrize(
+    "document",
+    [{"kind": "Service", "spec": {}}, {"a": 1}, {"kind": "Pod", "spec": {"containers": 1}},
+     manifest()],
+)  # fmt: skip
+def test_what_is_no_pod_is_refused(document: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        read_pod(document, "pod")
+
+
+# The command
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_the_command_prints_every_policy_and_exits_by_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "pod.yaml"
+    limits = {"cpu": 60, "memory": "64Gi", GPU: 4}
+    path.write_text(json.dumps(manifest({"name": "main", "resources": {"limits": limits}})))
+    done = run("pod", "fit", path, "--host", HOST)
+    assert done.exit_code == 0, done.output
+    assert all(policy in done.output for policy in POLICIES)
+    limits["cpu"] = 130
+    path.write_text(json.dumps(manifest({"name": "main", "resources": {"limits": limits}})))
+    refused = run("pod", "fit", path, "--host", HOST, "--json")
+    assert refused.exit_code == 1
+    (finding,) = json.loads(refused.stdout)["findings"]
+    assert finding["id"] == "pod-refused"
+    assert "cpu 130 to 112" in finding["fix"]
+
+
+def test_devices_of_other_resources_can_be_named(tmp_path: Path) -> None:
+    host = load_host(HOST)
+    nics = [str(d.bdf) for d in host.pci_devices if d.kind.value == "nic" and d.node == 1][:2]
+    path = tmp_path / "pod.yaml"
+    limits = {"cpu": 8, "memory": "8Gi", GPU: 1, "rdma/vf": 2}
+    path.write_text(json.dumps(manifest({"name": "main", "resources": {"limits": limits}})))
+    done = run("pod", "fit", path, "--host", HOST, "--device", f"rdma/vf={','.join(nics)}")
+    assert done.exit_code == 0, done.output
+    assert "rdma/vf on node 1" in " ".join(done.output.split())
+    wrong = run("pod", "fit", path, "--host", HOST, "--device", "rdma/vf")
+    assert "RESOURCE=BDF" in str(wrong.exception)
+
+
+def test_a_usual_kubelet_reserves_one_core() -> None:
+    config = usual_kubelet(load_host(HOST))
+    assert len(config.reserved_pus) == 2
+    assert config.reserves_cpu

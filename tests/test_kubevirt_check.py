@@ -11,10 +11,10 @@ from homenode.errors import InputError
 from homenode.findings import Finding
 from homenode.kubevirt.fit import check_fit
 from homenode.kubevirt.gates import read_gates
-from homenode.kubevirt.quantity import parse_quantity
 from homenode.kubevirt.vmi import read_vmi
 from homenode.pci import DeviceKind
 from homenode.pods.kubelet import Kubelet, read_kubelet
+from homenode.pods.quantity import parse_quantity
 from homenode.sources import load_host
 from homenode.topology import Host, PagePool
 from tests.kubevirt_documents import IBM

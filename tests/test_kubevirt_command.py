@@ -66,11 +66,11 @@ def test_the_check_reads_files_and_exits_by_what_it_finds(tmp_path: Path) -> Non
 def test_the_check_says_what_it_cannot_read(tmp_path: Path) -> None:
     absent = run("check", tmp_path / "none.json")
     assert isinstance(absent.exception, InputError)
-    yaml = tmp_path / "vm.yaml"
-    yaml.write_text("kind: VirtualMachine\n")
-    refused = run("check", yaml)
+    other = tmp_path / "vm.yaml"
+    other.write_text("kind: Pod\n")
+    refused = run("check", other)
     assert isinstance(refused.exception, InputError)
-    assert "-o json" in str(refused.exception)
+    assert "found 'Pod'" in str(refused.exception)
 
 
 def test_manifests_are_written_once_and_never_over_what_is_there(tmp_path: Path) -> None:

@@ -127,12 +127,13 @@ def check(
     from homenode.findings import are_bad
     from homenode.kubevirt.fit import check_fit
     from homenode.kubevirt.gates import read_gates
-    from homenode.kubevirt.vmi import read_vmi
+    from homenode.kubevirt.vmi import vmi_of
     from homenode.pods.kubelet import read_kubelet
+    from homenode.pods.manifest import read_manifest
     from homenode.sources import load_host
 
-    text = read_file(vmi, "a VirtualMachineInstance as JSON")
-    read = read_vmi(text, str(vmi), needs_domain=True)
+    what = "a VirtualMachineInstance"
+    read = vmi_of(read_manifest(read_file(vmi, what), str(vmi), what), str(vmi), needs_domain=True)
     config = (
         None
         if kubelet is None

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from homenode.kubevirt.quantity import parse_quantity
-from homenode.kubevirt.vmi import Vmi, down
+from homenode.kubevirt.vmi import Vmi
+from homenode.pods.objects import down
+from homenode.pods.quantity import parse_quantity
 
 HOOK_ANNOTATION = "hooks.kubevirt.io/hookSidecars"
 EVEN_ANNOTATION = "alpha.kubevirt.io/EmulatorThreadCompleteToEvenParity"

@@ -4,7 +4,7 @@ Source: kubevirt.io/v1, KubeVirtConfiguration.developerConfiguration.featureGate
 """
 
 from homenode.errors import InputError
-from homenode.kubevirt.vmi import down, read_object
+from homenode.pods.objects import down, read_object
 
 
 def read_gates(text: str | bytes, source: str) -> frozenset[str]:

@@ -117,6 +117,7 @@ class _Bundle:
     def __init__(self, read_source: Callable[[str], str | None]) -> None:
         self.read_source = read_source
         self.modules: dict[str, _Module] = {}
+        self.packages: set[str] = set()
         self.attributes: set[str] = set()
         self.waiting: list[tuple[_Module, ast.FunctionDef]] = []
         self.kept_methods: set[ast.stmt] = set()
@@ -127,13 +128,15 @@ class _Bundle:
             if text is None:
                 return None
             self.modules[name] = _read_module(name, text)
-            parent = name.rpartition(".")[0]
-            if parent:
-                self.module(parent)
+            words = name.split(".")
+            self.packages |= {".".join(words[:i]) for i in range(1, len(words))}
         return self.modules[name]
 
     def reach(self, module_name: str, name: str) -> None:
         """Keep a definition and all that it names."""
+        if self.read_source(f"{module_name}.{name}") is not None:
+            self.module(f"{module_name}.{name}")  # `from package import module`
+            return
         module = self.module(module_name)
         if module is None or name in module.needed:
             return
@@ -143,8 +146,7 @@ class _Bundle:
             return
         statement = module.definer.get(name)
         if statement is None:
-            self.module(f"{module_name}.{name}")  # `from package import module`
-            return
+            return  # a name of Python's own
         module.needed.add(name)
         if statement in module.kept:
             return
@@ -186,8 +188,9 @@ class _Bundle:
                     self.reach(node.module, alias.name)
 
     def texts(self) -> dict[str, str]:
-        """Module name -> its text for Python 3.9."""
-        return {name: self._text(module) for name, module in self.modules.items()}
+        """Module name -> its text for Python 3.9. What a package does by itself is left out."""
+        texts = {name: self._text(module) for name, module in self.modules.items()}
+        return dict.fromkeys(self.packages, "") | texts
 
     def _text(self, module: _Module) -> str:
         dropped = {method for _, method in self.waiting}

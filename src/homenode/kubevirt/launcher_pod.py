@@ -7,9 +7,10 @@ hypervisor/kvm: GetMemoryOverhead.
 from typing import Any
 
 from homenode.kubevirt.demand import HOOK_ANNOTATION, demand_of
-from homenode.kubevirt.quantity import parse_quantity
-from homenode.kubevirt.vmi import Vmi, down
+from homenode.kubevirt.vmi import Vmi
+from homenode.pods.objects import down
 from homenode.pods.pod import MEMORY, Container, Pod
+from homenode.pods.quantity import parse_quantity
 from homenode.units import GIB, MIB
 
 _FIXED_MIB = 25 + 100 + 25 + 40 + 30

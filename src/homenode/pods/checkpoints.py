@@ -10,8 +10,8 @@ from typing import Any
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
-from homenode.kubevirt.vmi import down, read_object
 from homenode.pods.node import MemoryTable, Node, NodeMemory
+from homenode.pods.objects import down, read_object
 
 FILES = ("cpu_manager_state", "memory_manager_state", "kubelet_internal_checkpoint")
 

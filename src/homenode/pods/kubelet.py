@@ -10,10 +10,10 @@ from typing import Any
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
-from homenode.kubevirt.quantity import parse_milli, parse_quantity
-from homenode.kubevirt.vmi import down, read_object
 from homenode.pods.cpu_assignment import AssignmentOptions
 from homenode.pods.node import KubeletPolicies
+from homenode.pods.objects import down, read_object
+from homenode.pods.quantity import parse_milli, parse_quantity
 from homenode.topology import Host
 
 _TRUE = ("1", "t", "true")

@@ -9,7 +9,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from homenode.errors import InputError
-from homenode.kubevirt.vmi import MAX_BYTES
+from homenode.pods.objects import MAX_BYTES
 
 _MAX_DEPTH = 64
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from homenode.errors import InputError
-from homenode.kubevirt.quantity import parse_milli, parse_quantity
-from homenode.kubevirt.vmi import down
+from homenode.pods.objects import down
+from homenode.pods.quantity import parse_milli, parse_quantity
 
 MEMORY = "memory"
 HUGE_PAGES = "hugepages-"

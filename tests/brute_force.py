@@ -127,7 +127,7 @@ def best_by_force(host: Host, request: GuestRequest) -> Best | None:
     """The best placement of the first rung that has one, or None.
 
     Rungs that differ in the host's last core and the memory only are one group: of these the first
-    that costs no class of device distance, no package and no GPU its home.
+    that costs no class of device distance, no package, no GPU its home and no further GPU set.
     """
     for _, rungs in groupby(_rungs(host, request), key=lambda rung: astuple(rung)[:4]):
         bests = [best for rung in rungs if (best := _Step(host, request, rung).best())]
@@ -135,9 +135,8 @@ def best_by_force(host: Host, request: GuestRequest) -> Best | None:
             continue
         if bests[0].rung.memory is Memory.ELSEWHERE:
             return bests[0]
-        count = _nearness(request)
         own = [best for best in bests if best.rung.memory is not Memory.ELSEWHERE]
-        return min(own, key=lambda best: best.key[:count])
+        return min(own, key=lambda best: _before_the_rung(request, best.key, best.terms))
     return None
 
 
@@ -163,6 +162,15 @@ def standing(
                 key = step.key(step.terms(nodes, counts, chosen))
                 return group, key[:nearness], number, key
     return None
+
+
+def _before_the_rung(
+    request: GuestRequest, key: tuple[object, ...], terms: dict[str, object]
+) -> tuple[object, ...]:
+    """By what the bests of rungs that differ in the host's last core and the memory next to its
+    vCPUs are compared: devices, packages, homes; with GPUs the sets that are broken."""
+    count = _nearness(request)
+    return (*key[:count], terms["sets_broken"]) if count else ()
 
 
 def _nearness(request: GuestRequest) -> int:
@@ -719,6 +727,7 @@ class _Step:
             "node_distance": max((self.far(a, b) for a, b in combinations(nodes, 2)), default=10),
             "gpu_link_groups": homes.link_groups,
             "gpu_sets_lost": lost,
+            "sets_broken": homes.sets_lost or 0,
         }
 
     @_remembered

@@ -249,6 +249,48 @@ def wide_wish(draw: random.Random, host: Host) -> GuestRequest:
     )
 
 
+def crowded_host(draw: random.Random) -> Host:
+    """Few cores and GPUs, of which other VMs and their emulators have some."""
+    count, gpus_of_node = draw.randint(2, 3), draw.randint(1, 3)
+    specs = [
+        NodeSpec(
+            ((2,) * draw.randint(2, 4),),
+            package=node if draw.random() < 0.7 else 0,
+            memory_bytes=draw.choice((8, 64)) * GIB,
+        )
+        for node in range(count)
+    ]
+    devices = [
+        DeviceSpec(
+            f"0000:{16 + number:02x}:00.0",
+            node=number // gpus_of_node,
+            root=number // gpus_of_node,
+            switch=number // 2 % 2,
+        )
+        for number in range(count * gpus_of_node)
+    ]
+    total = sum(len(spec.llcs[0]) for spec in specs)
+    domains = []
+    for number in range(draw.randint(1, 2)):
+        cores = draw.sample(range(total), min(total, draw.randint(2, 4)))
+        domains.append(
+            pinned_domain(
+                str(CpuSet(core * 2 for core in cores[1:])),
+                name=f"other{number}",
+                emulator=str(cores[0] * 2),
+                devices=tuple(device.bdf for device in devices if draw.random() < 0.3),
+            )
+        )
+    return host_of(specs, devices=devices, domains=domains)
+
+
+def crowded_wish(draw: random.Random, host: Host) -> GuestRequest:
+    gpus = len(host.devices_of_kind(DeviceKind.GPU))
+    layout = draw.choice(("pin", "pin-numa", "pin-numa-pci"))
+    request = small_request(draw.randint(1, 5), draw.choice((1, 2, 4)) * GIB, layout=layout)
+    return replace(request, gpu_count=draw.randint(1, min(2, gpus)))
+
+
 def attempt(host: Host, request: GuestRequest) -> Placement | None:
     try:
         return place(host, request)
@@ -289,6 +331,13 @@ def test_nor_on_hosts_of_more_nodes_with_several_gpus(first: int) -> None:
         draw = random.Random(seed)
         host = wide_host(draw)
         compare(host, wide_wish(draw, host))
+
+
+def test_nor_where_the_core_of_an_emulator_keeps_a_gpu_set_whole() -> None:
+    for seed in range(150):
+        draw = random.Random(seed)
+        host = crowded_host(draw)
+        compare(host, crowded_wish(draw, host))
 
 
 @given(st.randoms(use_true_random=False))

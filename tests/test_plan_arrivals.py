@@ -24,6 +24,9 @@ GPUS = 8
 PAIRS = ({1, 3}, {2, 4}, {5, 7}, {6, 8})
 FOURS = ({1, 2, 3, 4}, {5, 6, 7, 8})
 ARRIVALS = 500
+SEED = 12
+"""One sequence of VMs for all: the rate of 500 arrivals varies by 0.6 % between sequences."""
+MOST_REFUSED = 0.022
 MEMORY_OF_GPU = 224 * GIB
 
 
@@ -109,16 +112,16 @@ def arrivals(host: Host, seed: int, vcpus_of_gpu: int, layout: str, count: int) 
 
 
 @pytest.mark.parametrize("tells_modules", [True, False])
-@pytest.mark.parametrize(("vcpus_of_gpu", "most_refused"), [(12, 0.022), (13, 0.022), (14, 0.03)])
+@pytest.mark.parametrize("vcpus_of_gpu", [12, 13, 14])
 def test_few_vms_are_refused_and_none_lies_across_sockets(
-    vcpus_of_gpu: int, most_refused: float, tells_modules: bool
+    vcpus_of_gpu: int, tells_modules: bool
 ) -> None:
     """With 14 vCPUs for each GPU no core is left to emulators: the first one takes a core that a
-    later VM next to it would need, so that this VM opens the other socket."""
+    later VM needs in order not to break the free GPU set of the other socket."""
     host = hgx(tells_modules=tells_modules)
-    tally = arrivals(host, vcpus_of_gpu, vcpus_of_gpu, "pin-numa-pci", ARRIVALS)
+    tally = arrivals(host, SEED, vcpus_of_gpu, "pin-numa-pci", ARRIVALS)
     assert tally["across"] == 0
-    assert tally["refused"] + tally["parted"] <= most_refused * ARRIVALS
+    assert tally["refused"] + tally["parted"] <= MOST_REFUSED * ARRIVALS
 
 
 @pytest.mark.parametrize("layout", ["pin", "pin-numa", "pin-numa-pci"])

@@ -155,22 +155,24 @@ def _nearer(
     solution: Solution,
     rejections: list[Rejection],
 ) -> Placement | None:
-    """The placement of a lower rung that is nearer, where only the host's last core or memory next
+    """The placement of a lower rung that is better, where only the host's last core or memory next
     to its vCPUs give way for it; None where none is.
 
-    Nearer: by what comes first with cores-first, class of device distance, packages and, where the
-    guest sees its PCIe tree, GPUs away from home.
+    Better: by what comes first with cores-first, class of device distance, packages and, where the
+    guest sees its PCIe tree, GPUs away from home; then, for a VM with GPUs, by the GPU sets that it
+    breaks.
     """
     if search.request.policy is not Policy.CORES_FIRST or rung.memory is MemoryRule.ELSEWHERE:
         return None
     terms = problem.first[: problem.first.index("nodes_spanned")]
     best, found = solution.best.cost, None
 
-    def nearness(cost: Cost) -> list[int]:
-        return [getattr(cost, name) for name in terms]
+    def concerns(cost: Cost) -> list[int]:
+        lost = cost.gpu_sets_lost if search.options.has_gpus else 0
+        return [*(getattr(cost, name) for name in terms), lost]
 
-    least = (LOCAL_DISTANCE, 1, 0)
-    if all(mine <= limit for mine, limit in zip(nearness(best), least, strict=False)):
+    least = (LOCAL_DISTANCE, 1, 0)[: len(terms)]
+    if all(mine <= limit for mine, limit in zip(concerns(best), (*least, 0), strict=True)):
         return None
     ladder = list(rungs(search.request, search.free[1]))
     others = [
@@ -181,14 +183,14 @@ def _nearer(
     here = problem.capacities
     # Where every node holds as much as before, no other set of nodes holds the VM.
     roomier = [other for other in others if search.problem(other).capacities != here]
-    if not roomier or not may_be_nearer(search.problem(roomier[-1]), best):
+    if not roomier or not (concerns(best)[-1] or may_be_nearer(search.problem(roomier[-1]), best)):
         return None
     for other in roomier:
         lower = search.problem(other)
         if _takes_host_core(search, lower, other):
             continue
         nearer = solve(lower)
-        if nearer is not None and nearness(nearer.best.cost) < nearness(best):
+        if nearer is not None and concerns(nearer.best.cost) < concerns(best):
             placement = _placement(search, other, lower, nearer, rejections)
             if placement is not None:
                 best, found = nearer.best.cost, placement

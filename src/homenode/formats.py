@@ -39,6 +39,7 @@ VERSIONS = {
     "slurm-study": 3,
     "slurm-report": 3,
     "watch": 1,
+    "host-setup": 1,
 }
 """Newest version of each kind that this program writes and reads."""
 

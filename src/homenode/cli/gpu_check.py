@@ -12,7 +12,6 @@ from homenode.cli.bench import step_progress
 from homenode.cli.options import JsonOption
 from homenode.cli.terminal import console, note, print_json, working, write_text
 from homenode.errors import HomenodeError, HostError, UsageError
-from homenode.wording import command_line
 
 if TYPE_CHECKING:
     from homenode.findings import Finding
@@ -127,6 +126,7 @@ def visit_gpus(
         print_json(text)
     else:
         from homenode.report.findings_text import findings_text
+        from homenode.wording import command_line
 
         console().print(findings_text(found))
         note(f"wrote {folder}; next: {command_line('homenode', 'report', folder / 'results')}")

@@ -18,6 +18,7 @@ from homenode.cli import (
     compare,
     doctor,
     gpu_check,
+    host_setup,
     import_results,
     kubevirt,
     nccl_topo,
@@ -87,6 +88,7 @@ _add(PLACE, "apply", apply.apply)
 _add(PLACE, "replan", replan.replan)
 _add(PLACE, "restore", restore.restore)
 _add(PLACE, "capture", capture.capture)
+_add_group(PLACE, "host-setup", host_setup.app)
 _add(PLACE, "layouts", reference.layouts)
 _add(PLACE, "hosts", reference.hosts)
 _add(CHECK, "verify", verify.verify)

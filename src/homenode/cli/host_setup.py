@@ -1,0 +1,165 @@
+"""homenode host-setup: what a set of plans needs of its host, as files. [I/O]"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from homenode.cli.help import HelpCommand, HelpGroup
+from homenode.cli.options import HostOption, JsonOption
+from homenode.cli.terminal import console, note, print_json, read_file, say
+
+if TYPE_CHECKING:
+    from homenode.host_setup.files import Isolation, SetupFile
+    from homenode.host_setup.installation import FileChange
+    from homenode.host_setup.needs import HostNeeds
+    from homenode.topology import Host
+
+app = typer.Typer(
+    cls=HelpGroup,
+    no_args_is_help=True,
+    help="Reserve the huge pages and isolate the PUs that a set of plans needs: files, and undo.",
+)
+
+Plans = Annotated[
+    list[Path], typer.Argument(metavar="PLAN.json...", help="Saved plans of the host's VMs.")
+]
+Isolate = Annotated[
+    str,
+    typer.Option(
+        metavar="WHEN",
+        help="Keep the VMs' PUs free of other work: none; start (while one of them runs, by a "
+        "libvirt hook); boot (always, on the kernel's command line).",
+    ),
+]
+
+
+@app.command("show", cls=HelpCommand)
+def show(plans: Plans, isolate: Isolate = "start", host: HostOption = None) -> None:
+    """Print the files and what makes them count; change nothing.
+
+    Examples:
+      homenode host-setup show plan.json
+      homenode host-setup show a.json b.json --isolate boot
+    """
+    for file in _files(plans, host, isolate):
+        say(f"==> {file.path}\n{file.text}")
+        note(f"then: {file.activate}")
+
+
+@app.command("install", cls=HelpCommand)
+def install(
+    plans: Plans,
+    isolate: Isolate = "start",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Say which files would change.")
+    ] = False,
+) -> None:
+    """Put the files in place on this host, and say what makes them count.
+
+    Nothing is started or restarted: the printed commands do that. Files of an earlier installation
+    that are not needed any more are removed.
+
+    Examples:
+      homenode host-setup install plan.json --dry-run
+      homenode host-setup install a.json b.json --isolate boot
+    """
+    from homenode.apply.store import default_root
+    from homenode.host_setup.installation import Installation
+
+    files = _files(plans, None, isolate)
+    installation = Installation(default_root())
+    changes = installation.preview(files) if dry_run else installation.install(files)
+    _say(changes, "would " if dry_run else "")
+    if not dry_run:
+        changed = {one.path for one in changes if one.action in ("create", "replace")}
+        for file in files:
+            if file.path in changed:
+                note(f"next: {file.activate}")
+        note("undo: homenode host-setup undo")
+
+
+@app.command("undo", cls=HelpCommand)
+def undo() -> None:
+    """Remove every file that install put in place. What runs stays as it is until a reboot.
+
+    Examples:
+      homenode host-setup undo
+      homenode host-setup undo && systemctl daemon-reload
+    """
+    from homenode.apply.store import default_root
+    from homenode.host_setup.installation import Installation
+
+    changes = Installation(default_root()).undo()
+    _say(changes, "")
+    if not changes:
+        note("nothing is installed")
+
+
+@app.command("check", cls=HelpCommand)
+def check(
+    plans: Plans, isolate: Isolate = "start", host: HostOption = None, json: JsonOption = False
+) -> None:
+    """Check that the running host has the pages and the isolation that the plans need.
+
+    Examples:
+      homenode host-setup check plan.json
+      homenode host-setup check a.json b.json --isolate boot --json
+    """
+    from homenode.findings import Findings, are_bad
+    from homenode.formats import encode
+    from homenode.host_setup.files import Isolation
+    from homenode.host_setup.needs import unmet
+    from homenode.report.findings_text import findings_text
+
+    needs, machine = _needs(plans, host)
+    found = tuple(unmet(needs, machine, isolated=_isolation(isolate) is Isolation.BOOT))
+    checked = (
+        f"{machine.name}: huge pages of {len(needs.pages)} pools",
+        f"{machine.name}: PUs {needs.vm_pus or 'none'} of {len(needs.domains)} VMs",
+    )
+    findings = Findings(checked, found)
+    if json:
+        print_json(encode("findings", findings))
+    else:
+        console().print(findings_text(findings))
+    if are_bad(found):
+        raise SystemExit(1)
+
+
+def _files(plans: Sequence[Path], host: str | None, isolate: str) -> "tuple[SetupFile, ...]":
+    from homenode.host_setup.files import setup_files
+
+    isolation = _isolation(isolate)
+    files = setup_files(_needs(plans, host)[0], isolation)
+    if not files:
+        note("these plans need nothing of the host: no huge pages, no pinned PUs")
+    return files
+
+
+def _needs(plans: Sequence[Path], host: str | None) -> "tuple[HostNeeds, Host]":
+    from homenode.host_setup.needs import needs_of
+    from homenode.plan.stored import read_plan_for
+    from homenode.sources import load_host
+
+    machine = load_host(host)
+    read = [
+        (str(path), read_plan_for(machine, read_file(path, "a saved plan"), str(path)))
+        for path in plans
+    ]
+    return needs_of(read, machine), machine
+
+
+def _isolation(word: str) -> "Isolation":
+    from homenode.errors import UsageError
+    from homenode.host_setup.files import Isolation
+
+    if word not in list(Isolation):
+        raise UsageError(f"--isolate: expected one of {', '.join(Isolation)}, found {word!r}")
+    return Isolation(word)
+
+
+def _say(changes: "Sequence[FileChange]", would: str) -> None:
+    for change in changes:
+        say(f"{would}{change.action} {change.path}")

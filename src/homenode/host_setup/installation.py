@@ -1,0 +1,161 @@
+"""Installation: setup files put in place, with a journal that takes them away again. [I/O]"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from homenode import formats
+from homenode.durable import check_links, open_plain, replace_file
+from homenode.errors import HostError, UsageError, of_os
+from homenode.host_setup.files import SetupFile
+from homenode.record_folder import RecordFolder
+
+KIND = "host-setup"
+FOLDER = "host-setup"
+_MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SetupHead:
+    """Which folder the paths are below; "/" but for tests and images."""
+
+    root: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetupEntry:
+    """A file is about to be put in place (sha256), or has been removed (None)."""
+
+    path: str
+    sha256: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class FileChange:
+    """What an installation or its undo does to one path."""
+
+    path: str
+    action: str
+
+
+class Installation:
+    """The setup files of one host. state: homenode's own folder; root: of the host's files.
+
+    Errors of the file system are HostErrors.
+    """
+
+    __slots__ = ("_files", "_root")
+
+    def __init__(self, state: Path, root: Path = Path("/")) -> None:
+        self._files = RecordFolder(state / FOLDER, hint=lambda number: "run as root")
+        self._root = root
+
+    def preview(self, files: Sequence[SetupFile]) -> tuple[FileChange, ...]:
+        """What install would do. Raises UsageError for a file that is somebody else's."""
+        ours = self._installed()
+        found = [self._change(one, ours) for one in files]
+        left = ours.keys() - {one.path for one in files}
+        return (*found, *(FileChange(path, "remove") for path in sorted(left)))
+
+    def install(self, files: Sequence[SetupFile]) -> tuple[FileChange, ...]:
+        """Put the files in place, and remove those of an earlier installation that are not needed.
+
+        Raises UsageError, before anything is written, for a file that is somebody else's or was
+        edited since.
+        """
+        with self._files.locked("no other homenode at work on this host's setup, found one", ""):
+            changes = self.preview(files)
+            self._refuse_edited(changes)
+            if not self._files.has_journal:
+                self._files.begin(formats.head_line(KIND, SetupHead(str(self._root))))
+            by_path = {one.path: one for one in files}
+            for change in changes:
+                if change.action == "remove":
+                    self._remove(change.path)
+                elif change.action != "keep":
+                    self._write(by_path[change.path])
+        return changes
+
+    def undo(self) -> tuple[FileChange, ...]:
+        """Remove every file that is installed. Raises UsageError where one was edited since."""
+        if not self._files.has_journal:
+            return ()
+        return self.install(())
+
+    def _change(self, file: SetupFile, ours: dict[str, set[str]]) -> FileChange:
+        now = self._sha256(file.path)
+        wanted = _sum(file.text)
+        if now is None:
+            return FileChange(file.path, "create")
+        if now == wanted and file.path in ours:
+            return FileChange(file.path, "keep")
+        if file.path not in ours:
+            raise UsageError(
+                f"{file.path}: expected no such file, found one that homenode did not install",
+                hint="look at it, and move it away",
+            )
+        return FileChange(file.path, "replace")
+
+    def _refuse_edited(self, changes: Sequence[FileChange]) -> None:
+        ours = self._installed()
+        for change in changes:
+            now = self._sha256(change.path)
+            if (
+                change.action in ("replace", "remove")
+                and now is not None
+                and now not in ours[change.path]
+            ):
+                raise UsageError(
+                    f"{change.path}: expected what homenode installed, found it edited since",
+                    hint="keep your edit elsewhere and remove the file",
+                )
+
+    def _installed(self) -> dict[str, set[str]]:
+        """Paths of ours with their sums, as the journal has them. A file may have an older one,
+        where a write was cut short between the journal and the file."""
+        if not self._files.has_journal:
+            return {}
+        source = str(self._files.journal_path)
+        _, entries = formats.decode_journal(
+            self._files.journal(), KIND, SetupHead, SetupEntry, source
+        )
+        found: dict[str, set[str]] = {}
+        for entry in entries:
+            if entry.sha256 is None:
+                found.pop(entry.path, None)
+            else:
+                found.setdefault(entry.path, set()).add(entry.sha256)
+        return found
+
+    def _write(self, file: SetupFile) -> None:
+        self._files.append(formats.line(SetupEntry(file.path, _sum(file.text))))
+        target = self._at(file.path)
+        with self._files.errors():
+            check_links(target.parent)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(target, file.text.encode(), file.mode)
+
+    def _remove(self, path: str) -> None:
+        with self._files.errors():
+            self._at(path).unlink(missing_ok=True)
+        self._files.append(formats.line(SetupEntry(path, None)))
+
+    def _at(self, path: str) -> Path:
+        return self._root / path.lstrip("/")
+
+    def _sha256(self, path: str) -> str | None:
+        try:
+            with open_plain(self._at(path)) as file:
+                content = file.read(_MOST_BYTES + 1)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise of_os(error, path, "a plain file or none") from None
+        if len(content) > _MOST_BYTES:
+            raise HostError(f"{path}: expected a small file, found more than {_MOST_BYTES} bytes")
+        return hashlib.sha256(content).hexdigest()
+
+
+def _sum(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,210 @@
+"""Host setup: files that give plans their pages and PUs, installed, checked and undone."""
+
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from homenode.cpuset import CpuSet
+from homenode.errors import UsageError
+from homenode.host_setup.files import Isolation, SetupFile, kernel_parameters, setup_files
+from homenode.host_setup.installation import Installation
+from homenode.host_setup.needs import HostNeeds, NodePages, needs_of, unmet
+from homenode.plan.model import Plan
+from homenode.plan.stored import read_plan
+from homenode.sources import load_host
+from homenode.topology import Host, PagePool
+from tests.test_doctor_cli import run
+
+ROOT = Path(__file__).parents[2]
+HOST = "hgx-h100"
+NEEDS = HostNeeds(
+    ("gpu-vm", "it's; rm -rf /"), (NodePages(0, 1 << 30, 64), NodePages(0, 1 << 21, 512),
+                                  NodePages(1, 1 << 30, 64)),
+    CpuSet.parse("2-7"), CpuSet.parse("0-1"),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Plan]:
+    folder = tmp_path_factory.mktemp("plans")
+    options = ("--host", HOST, "--gpus", "2", "--vcpus", "16", "--memory", "64GiB",
+               "--page-size", "1GiB", "--layout", "pin-numa-pci", "-q")  # fmt: skip
+    demo = str(ROOT / "demo/gpu-vm.xml")
+    a, b = folder / "a.json", folder / "b.json"
+    run("plan", demo, *options, "--save-plan", str(a))
+    run("plan", demo, *options, "--after", str(a), "--name", "b", "--save-plan", str(b))
+    return read_plan(a.read_bytes(), "a"), read_plan(b.read_bytes(), "b")
+
+
+def test_needs_are_the_sum_of_all_plans(plans: tuple[Plan, Plan]) -> None:
+    host = load_host(HOST)
+    needs = needs_of([("a", plans[0]), ("b", plans[1])], host)
+    assert sum(one.pages for one in needs.pages) == 128
+    assert len(needs.vm_pus) == 32
+    assert needs.vm_pus.isdisjoint(needs.host_pus)
+    assert len(needs.vm_pus | needs.host_pus) == len(host.pus)
+
+
+def test_two_plans_with_one_pu_are_refused(plans: tuple[Plan, Plan]) -> None:
+    with pytest.raises(UsageError, match="PU 0 in a as well"):
+        needs_of([("a", plans[0]), ("b", plans[0])], load_host(HOST))
+
+
+def _with_pages(host: Host, pages: int, isolated: CpuSet) -> Host:
+    nodes = tuple(
+        replace(node, page_pools=(PagePool(1 << 30, pages, 0),)) for node in host.nodes
+    )  # fmt: skip
+    pus = tuple(replace(pu, isolated=int(pu.index) in isolated) for pu in host.pus)
+    return replace(host, nodes=nodes, pus=pus)
+
+
+def test_a_host_without_the_pages_or_the_isolation_has_findings(plans: tuple[Plan, Plan]) -> None:
+    host = load_host(HOST)
+    needs = needs_of([("a", plans[0])], host)
+    bare = {one.id for one in unmet(needs, host, isolated=True)}
+    assert bare == {"setup-pages-short", "setup-not-isolated"}
+    ready = _with_pages(host, 64, needs.vm_pus)
+    assert list(unmet(needs, ready, isolated=True)) == []
+
+
+def test_files_follow_the_isolation() -> None:
+    def paths(isolation: Isolation) -> set[str]:
+        return {one.path for one in setup_files(NEEDS, isolation)}
+
+    units = {f"/etc/systemd/system/homenode-huge-pages-node{node}.service" for node in (0, 1)}
+    assert paths(Isolation.NONE) == units
+    assert paths(Isolation.BOOT) - paths(Isolation.START) == {"/etc/default/grub.d/50-homenode.cfg"}
+    assert paths(Isolation.START) > units
+    assert "isolcpus=managed_irq,domain,2-7" in kernel_parameters(NEEDS)
+    assert "irqaffinity=0-1" in kernel_parameters(NEEDS)
+
+
+def test_the_largest_pages_are_reserved_first() -> None:
+    unit = next(one for one in setup_files(NEEDS, Isolation.NONE))
+    assert unit.text.index("1048576kB") < unit.text.index("2048kB")
+
+
+def _hook(folder: Path) -> SetupFile:
+    hook = next(one for one in setup_files(NEEDS, Isolation.START) if "hooks" in one.path)
+    text = hook.text.replace("/run/homenode/vms", str(folder / "vms"))
+    return replace(hook, text=text)
+
+
+def test_the_hook_frees_pus_while_a_vm_runs_and_gives_them_back(tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+    stand_in = tmp_path / "bin/systemctl"
+    stand_in.parent.mkdir()
+    stand_in.write_text(f'#!/bin/sh\necho "$4 $5" >> {calls}\n')
+    stand_in.chmod(0o755)
+    hook = tmp_path / "hook"
+    hook.write_text(_hook(tmp_path).text)
+
+    def call(*words: str) -> list[str]:
+        calls.write_text("")
+        environment = {"PATH": f"{stand_in.parent}:/usr/bin:/bin"}
+        done = subprocess.run(["/bin/sh", str(hook), *words], env=environment, check=True)
+        assert done.returncode == 0
+        return calls.read_text().splitlines()
+
+    slices = ["system.slice", "user.slice", "init.scope"]
+    assert call("other-vm", "prepare", "begin", "-") == []
+    begun = call("gpu-vm", "prepare", "begin", "-")
+    assert begun == [f"{one} AllowedCPUs=0-1" for one in slices]
+    assert call("it's; rm -rf /", "prepare", "begin", "-") == begun
+    assert call("gpu-vm", "release", "end", "-") == []
+    freed = call("it's; rm -rf /", "release", "end", "-")
+    assert freed == [f"{one} AllowedCPUs=0-7" for one in slices]
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck")
+def test_shellcheck_accepts_the_hook(tmp_path: Path) -> None:
+    hook = tmp_path / "hook"
+    hook.write_text(_hook(tmp_path).text)
+    done = subprocess.run(["shellcheck", str(hook)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
+    units = []
+    for file in setup_files(NEEDS, Isolation.NONE):
+        path = tmp_path / Path(file.path).name
+        path.write_text(file.text)
+        units.append(str(path))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True
+    )
+    assert [line for line in done.stderr.splitlines() if "homenode" in line] == []
+
+
+def _tree(root: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
+    }
+
+
+def test_what_is_installed_is_undone_whole(tmp_path: Path) -> None:
+    root, state = tmp_path / "root", tmp_path / "state"
+    root.mkdir()
+    installation = Installation(state, root)
+    files = setup_files(NEEDS, Isolation.BOOT)
+    assert {one.action for one in installation.preview(files)} == {"create"}
+    assert _tree(root) == {}
+    installation.install(files)
+    assert len(_tree(root)) == len(files)
+    assert {one.action for one in Installation(state, root).install(files)} == {"keep"}
+    changes = installation.install(setup_files(NEEDS, Isolation.START))
+    assert ("/etc/default/grub.d/50-homenode.cfg", "remove") in {
+        (one.path, one.action) for one in changes
+    }
+    installation.undo()
+    assert _tree(root) == {}
+    assert installation.undo() == ()
+
+
+def test_files_of_others_and_edited_ones_are_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    root, state = tmp_path / "root", tmp_path / "state"
+    files = setup_files(NEEDS, Isolation.BOOT)
+    theirs = root / files[-1].path.lstrip("/")
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("mine\n")
+    with pytest.raises(UsageError, match="did not install"):
+        Installation(state, root).install(files)
+    assert list(_tree(root).values()) == [b"mine\n"]
+    theirs.unlink()
+    Installation(state, root).install(files)
+    theirs.write_text("edited\n")
+    with pytest.raises(UsageError, match="edited since"):
+        Installation(state, root).undo()
+    assert len(_tree(root)) == len(files)
+
+
+def test_an_installation_that_was_cut_short_is_undone_and_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, state = tmp_path / "root", tmp_path / "state"
+    root.mkdir()
+    files = setup_files(NEEDS, Isolation.BOOT)
+    for cut in range(len(files)):
+        written = 0
+
+        def fails(path: Path, content: bytes, mode: int, cut: int = cut) -> None:
+            nonlocal written
+            if written == cut:
+                raise KeyboardInterrupt
+            written += 1
+            path.write_bytes(content)
+
+        with monkeypatch.context() as patched:
+            patched.setattr("homenode.host_setup.installation.replace_file", fails)
+            with pytest.raises(KeyboardInterrupt):
+                Installation(state, root).install(files)
+        Installation(state, root).undo()
+        assert _tree(root) == {}
+    Installation(state, root).install(files)
+    assert len(_tree(root)) == len(files)

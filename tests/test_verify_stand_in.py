@@ -91,16 +91,18 @@ def test_what_the_stand_in_leaves_out_is_inconclusive_by_name() -> None:
         tuned("pin-numa-pci").document,
         ("<os>", "<os firmware='efi'>"),
         ("<memory unit='GiB'>4<", "<memory unit='GiB'>5<"),
-        (">4</vcpu>", " current='3'>4</vcpu>"),
-        ("</devices>", f"<iommu model='intel'/>{dimm}</devices><launchSecurity type='tdx'/>"),
+        ("</devices>", f"<iommu model='virtio'/>{dimm}</devices><launchSecurity type='tdx'/>"),
     )
     found = list(not_in_stand_in(stand_in(xml), "vm.xml"))
     assert [finding.subject for finding in found] == [
-        "UEFI firmware", "memory devices", "the vIOMMU", "launch security tdx",
-        "vCPUs 3 offline at the start",
+        "UEFI firmware (no image here: apt-get install ovmf)",
+        "the devices' BARs and the address space for them (the devices' host is not known)",
+        "memory devices", "the vIOMMU", "launch security tdx",
     ]  # fmt: skip
     assert {finding.severity for finding in found} == {Severity.INCONCLUSIVE}
-    assert not list(not_in_stand_in(stand_in(tuned("pin-numa-pci").document), "vm.xml"))
+    opened = document(tuned("pin-numa-pci").document)
+    made = stand_in_of(opened, domain_facts(opened), SKYLAKE, "q35", host=small_host())
+    assert not list(not_in_stand_in(made, "vm.xml"))
 
 
 def test_the_picture_of_a_stand_in_shows_each_device_where_the_guest_has_it() -> None:
@@ -320,10 +322,55 @@ def test_the_stand_in_has_acpi_where_its_document_has_it() -> None:
 def test_settings_that_no_stand_in_has_are_listed_by_name() -> None:
     xml = changed(
         tuned("pin-numa-pci").document,
-        ("<apic/>", "<apic/><vmport state='off'/><smm state='on'/>"),
-        ("<vcpu", "<memoryBacking><locked/></memoryBacking><vcpu"),
+        ("<apic/>", "<apic/><hyperv><relaxed state='on'/></hyperv><hap/>"),
+        ("<vcpu", "<memoryBacking><source type='memfd'/><locked/></memoryBacking><vcpu"),
         ("machine='q35'", "machine='pc-q35-42.0'"),
     )
-    told = [finding.subject for finding in not_in_stand_in(stand_in(xml), "vm.xml")]
-    assert [words.split(" ")[0] for words in told] == ["machine", "features", "memory"]
-    assert "pc-q35-42.0" in told[0] and "vmport, smm" in told[1] and "locked" in told[2]
+    opened = document(xml)
+    made = stand_in_of(opened, domain_facts(opened), SKYLAKE, "q35", host=small_host())
+    assert [finding.subject for finding in not_in_stand_in(made, "vm.xml")] == [
+        "machine type pc-q35-42.0, which this QEMU lacks (q35 instead)",
+        "the feature hyperv", "the feature hap", "memory backing locked",
+    ]  # fmt: skip
+
+
+def test_settings_that_decide_what_the_guest_sees_come_from_the_document() -> None:
+    xml = changed(
+        tuned("pin-numa-pci").document,
+        ("<apic/>", "<apic/><vmport state='off'/><smm state='on'/><pmu state='off'/>"),
+        ("<vcpu", "<memoryBacking><access mode='shared'/></memoryBacking><vcpu"),
+        ("</devices>", "<iommu model='intel'><driver intremap='on'/></iommu></devices>"),
+    )
+    words = argv(xml)
+    assert "q35,vmport=off,smm=on" in words
+    assert "Skylake-Server,pmu=off" in words
+    assert "memory-backend-memfd,share=on,id=m0" in words
+    assert "-device intel-iommu,intremap=on" in words
+    through = stand_in_xml(stand_in(xml), "n", FILES, "quiet", kvm=False)
+    assert "<acpi/><apic/><vmport state='off'/><smm state='on'/><pmu state='off'/>" in through
+    assert "<access mode='shared'/>" in through
+    assert not validate(through.encode())[0]
+
+
+@pytest.mark.parametrize(
+    ("vcpu", "smp", "later"),
+    [
+        (" current='3'>4</vcpu>", "3,maxcpus=4", []),
+        (
+            ">4</vcpu><vcpus><vcpu id='1' enabled='no' hotpluggable='yes'/></vcpus>",
+            "1,maxcpus=4",
+            ["core-id=2", "core-id=3"],
+        ),
+    ],
+)
+def test_vcpus_that_are_offline_are_offline_in_the_stand_in(
+    vcpu: str, smp: str, later: list[str]
+) -> None:
+    xml = changed(tuned("pin").document, (">4</vcpu>", vcpu))
+    words = argv(xml)
+    assert f"-smp {smp}," in words
+    there = [word for word in words.split() if word.startswith("Skylake-Server-x86_64-cpu")]
+    assert len(there) == len(later)
+    through = stand_in_xml(stand_in(xml), "n", FILES, "quiet", kvm=False)
+    assert through.count("enabled='no'") == 1
+    assert not validate(through.encode())[0]

@@ -45,6 +45,16 @@ def read_hole(document: Document) -> int | None:
     return None if hole is None else size_bytes(document, hole, hole.text, hole.get("unit"))
 
 
+def read_window_mib(document: Document) -> int | None:
+    """OVMF's own 64-bit window in MiB, as <qemu:commandline> gives it; None where it does not."""
+    commandline = document.root.child(f"{{{QEMU_NAMESPACE}}}commandline")
+    found = (
+        _WINDOW.match(argument.get("value") or "")
+        for argument in (() if commandline is None else commandline.children)
+    )
+    return next((int(match[2]) for match in found if match is not None), None)
+
+
 def _root_bus(document: Document) -> Element | None:
     return next((element for index, element in pci_controllers(document) if index == 0), None)
 

@@ -8,7 +8,7 @@ from homenode.domain.document import Document
 from homenode.domain.read import open_domain
 from homenode.domain.schema import validate
 from homenode.errors import InputError, UsageError, of_os
-from homenode.findings import Finding, Findings, Severity, in_order
+from homenode.findings import Finding, Findings, Severity, in_order, merged
 from homenode.hypervisor.parser import parsed_by_libvirt
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.model import Plan
@@ -97,7 +97,7 @@ def verify(wanted: Wanted, tell: Tell) -> Verified:
         left += [*([str(gap)] if gap else []), *answer.not_checked]
     if document is not None and facts is not None and wanted.boot is not None:
         tell("booting a stand-in guest; seconds to minutes")
-        booted = boot_stand_in(document, facts, wanted.boot)
+        booted = boot_stand_in(document, facts, wanted.boot, host)
         found += booted.findings
         checked.append(f"stand-in guest, {booted.how}: {booted.seconds:.1f} s")
         found += not_in_stand_in(booted.stand_in, document.source)
@@ -111,7 +111,7 @@ def verify(wanted: Wanted, tell: Tell) -> Verified:
         views.append(view_of_guest(_expected(plan, facts, host), guest, host, facts))
         checked.append(f"guest {guest.name}: its own view")
     found += [finding for view in views for finding in view.findings]
-    answers = Findings(tuple(checked), in_order(found), tuple(left))
+    answers = Findings(tuple(checked), in_order(merged(found)), tuple(left))
     return Verified(answers, tuple(views), tuple(guests), host, plan)
 
 

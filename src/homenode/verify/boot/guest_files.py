@@ -16,6 +16,13 @@ from homenode.verify.boot.initramfs import is_static
 _KERNEL_PACKAGES = ("linux-image-cloud-amd64", "linux-image-virtual", "linux-image-amd64")
 """Each depends on the package of a kernel; smaller ones first."""
 
+_OVMF = (
+    ("/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd"),
+    ("/usr/share/OVMF/OVMF_CODE.fd", "/usr/share/OVMF/OVMF_VARS.fd"),
+    ("/usr/share/edk2/ovmf/OVMF_CODE.fd", "/usr/share/edk2/ovmf/OVMF_VARS.fd"),
+)
+"""Code and variables where Debian, Ubuntu and Fedora have them, without secure boot."""
+
 _FETCH = 'cd "$1" && exec apt-get -q -o Acquire::Retries=3 download "$2"'
 _UNPACK = 'dpkg-deb --fsys-tarfile "$1" | tar -xf - -C "$2" --wildcards "$3"'
 _FETCH_S = 300
@@ -53,6 +60,12 @@ def find_guest_files(kernel: Path | None = None) -> GuestFiles:
             hint=_HINT,
         )
     return GuestFiles(found, _busybox(), f"kernel {found}")
+
+
+def find_ovmf() -> tuple[Path, Path] | None:
+    """The image of OVMF and of its variables; None where it is not installed."""
+    pairs = ((Path(code), Path(variables)) for code, variables in _OVMF)
+    return next((pair for pair in pairs if all(path.is_file() for path in pair)), None)
 
 
 def cache_folder() -> Path:

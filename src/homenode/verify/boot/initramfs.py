@@ -19,6 +19,9 @@ _EM_X86_64 = 62
 BEGIN = "homenode-stand-in: reading"
 """What init writes to the console when the kernel is up."""
 
+LOG = "homenode-stand-in: kernel log"
+"""The line in its report from which the kernel's log follows."""
+
 _INIT = f"""#!/bin/busybox sh
 /bin/busybox --install -s /bin
 export PATH=/bin
@@ -27,7 +30,7 @@ mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
 echo '{BEGIN}' >/dev/console
 stty -F /dev/ttyS1 raw
-sh /collector </dev/null | gzip -1 >/dev/ttyS1
+{{ sh /collector </dev/null; echo; echo '{LOG}'; dmesg -r; }} | gzip -1 >/dev/ttyS1
 [ -e /sys/firmware/acpi ] || reboot -f
 poweroff -f
 """

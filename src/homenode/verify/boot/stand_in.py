@@ -1,7 +1,8 @@
 """StandIn: a small guest with the vCPUs, cells and PCIe tree of a real one, and no backends.
 
-Every passed-through device, and every other device that has a PCI address, is replaced by a
-virtio-serial controller: an endpoint that needs no backend and no driver.
+Every passed-through device with a large BAR is replaced by QEMU's test device with a BAR of that
+size; every other device that has a PCI address by a virtio-serial controller: endpoints that need
+no backend and no driver.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,10 +11,13 @@ from dataclasses import dataclass, replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.domain.addresses import addressed_devices
+from homenode.domain.aperture import QEMU_NAMESPACE
 from homenode.domain.document import Document
 from homenode.errors import HostError
 from homenode.plan.guest import GuestAddress, GuestPciController
+from homenode.topology import Host
 from homenode.units import MIB
+from homenode.verify.boot.address_map import AddressMap, address_map
 from homenode.verify.boot.cpu_choice import CpuChoice
 from homenode.verify.domain_facts import DomainFacts
 
@@ -25,7 +29,10 @@ MOST_VCPUS = 255
 """More need an IOMMU with interrupt remapping, which TCG's machine does not have."""
 
 _FEATURES = ("acpi", "apic")
-"""Children of <features> that the stand-in takes from the document."""
+_SWITCHES = ("vmport", "smm", "pmu")
+"""Children of <features> that the stand-in takes from the document; these with their state."""
+
+_BACKING = ("source", "access")
 
 _SAME_AS_HERE = ("q35", "pc")
 """Names for the newest machine type that a QEMU has."""
@@ -57,6 +64,9 @@ class StandIn:
     controllers: parents before children, the root left out. devices: (address, function of the
     host or None for what is no hostdev), ascending.
     left_out: what of the document the stand-in does not have. acpi: whether it has ACPI tables.
+    offline: vCPUs that are not there at the start. switches: (feature, is on). is_shared: its
+    memory is a shared memfd. iommu: the switches of an Intel IOMMU, None = it has none. uefi: OVMF
+    is its firmware. room: None = the devices' BARs are not stood in for.
     """
 
     machine: str
@@ -70,6 +80,22 @@ class StandIn:
     devices: tuple[tuple[GuestAddress, Bdf | None], ...]
     left_out: tuple[str, ...]
     acpi: bool = True
+    offline: CpuSet = CpuSet()
+    switches: tuple[tuple[str, bool], ...] = ()
+    is_shared: bool = False
+    iommu: tuple[str, ...] | None = None
+    uefi: bool = False
+    room: AddressMap | None = None
+
+    @property
+    def first_vcpus(self) -> int:
+        """How many vCPUs there are before the first that is offline."""
+        return min(self.offline, default=self.vcpus)
+
+    @property
+    def needs_qemu(self) -> bool:
+        """Whether it has what only QEMU's own command line can say."""
+        return self.uefi or self.iommu is not None or self.room is not None
 
     def scaled(self, memory_bytes: int) -> int:
         """What some memory of the real guest is in the stand-in, in whole MiB."""
@@ -84,10 +110,21 @@ class StandIn:
         return frozenset((a.bus, a.device) for a in places if a.function)
 
 
-def stand_in_of(document: Document, facts: DomainFacts, cpu: CpuChoice, machine: str) -> StandIn:
+def stand_in_of(
+    document: Document,
+    facts: DomainFacts,
+    cpu: CpuChoice,
+    machine: str,
+    *,
+    host: Host | None = None,
+    has_ovmf: bool = False,
+    through_libvirt: bool = False,
+) -> StandIn:
     """The stand-in of a document.
 
-    Raises HostError for guests that it cannot stand in for: other architectures, too many vCPUs.
+    host: that of the devices, whose BARs are stood in for. through_libvirt: without what only
+    QEMU's command line can say. Raises HostError for guests that it cannot stand in for: other
+    architectures, too many vCPUs.
     """
     guest = facts.guest
     if guest.architecture != "x86_64":
@@ -104,10 +141,15 @@ def stand_in_of(document: Document, facts: DomainFacts, cpu: CpuChoice, machine:
         )
     ratio = memory_ratio([c.memory_bytes for c in facts.cells] or [guest.memory_bytes])
     controllers, devices = _tree(document, facts)
+    direct = not through_libvirt
+    wants_uefi = guest.firmware is not None and guest.firmware != "bios"
+    room = address_map(document, guest, host) if direct and host is not None else None
     bare = StandIn(
-        machine, guest.vcpus, 0, ratio, (), guest.cpu_topology, cpu, controllers, devices,
-        _left_out(document, facts, machine), facts.has_acpi,
+        machine, guest.vcpus, 0, ratio, (), guest.cpu_topology, cpu, controllers, devices, (),
+        facts.has_acpi, facts.offline_vcpus, _switches(document), _is_shared(document),
+        _iommu(document) if direct else None, wants_uefi and has_ovmf and direct, room,
     )  # fmt: skip
+    bare = replace(bare, left_out=tuple(_left_out(document, facts, bare, host, has_ovmf)))
     cells = tuple(
         StandInCell(cell.vcpus, bare.scaled(cell.memory_bytes), cell.distances)
         for cell in facts.cells
@@ -126,36 +168,74 @@ def memory_ratio(sizes: list[int]) -> tuple[int, int]:
     return min(max(wanted, 2 * LEAST_CELL_BYTES), total), total
 
 
-def _left_out(document: Document, facts: DomainFacts, machine: str) -> tuple[str, ...]:
+def _switches(document: Document) -> tuple[tuple[str, bool], ...]:
+    features = document.root.child("features")
+    found = () if features is None else features.children
+    return tuple((e.name, e.get("state") != "off") for e in found if e.name in _SWITCHES)
+
+
+def _is_shared(document: Document) -> bool:
+    """Whether the memory is a memfd that other processes map, as vhost-user wants it."""
+    source = document.root.at("memoryBacking", "source")
+    access = document.root.at("memoryBacking", "access")
+    return (source is not None and source.get("type") == "memfd") or (
+        access is not None and access.get("mode") == "shared"
+    )
+
+
+def _iommu(document: Document) -> tuple[str, ...] | None:
+    """Switches of an Intel IOMMU as QEMU spells them. eim needs KVM, and more vCPUs than there
+    are here."""
+    iommu = document.root.at("devices", "iommu")
+    if iommu is None or iommu.get("model") != "intel":
+        return None
+    driver = iommu.child("driver")
+    names = {"intremap": "intremap", "caching_mode": "caching-mode", "iotlb": "device-iotlb"}
+    return tuple(
+        f"{qemu}={value}"
+        for name, qemu in names.items()
+        if driver is not None and (value := driver.get(name)) in ("on", "off")
+    )
+
+
+def _left_out(
+    document: Document, facts: DomainFacts, made: StandIn, host: Host | None, has_ovmf: bool
+) -> Iterator[str]:
     guest, root = facts.guest, document.root
-    found = []
-    if guest.machine not in (None, machine, *_SAME_AS_HERE):
-        found.append(f"machine type {guest.machine}, which this QEMU lacks ({machine} instead)")
+    if guest.machine not in (None, made.machine, *_SAME_AS_HERE):
+        yield f"machine type {guest.machine}, which this QEMU lacks ({made.machine} instead)"
     features = root.child("features")
-    names = [e.tag for e in (() if features is None else features.children)]
-    others = [name for name in names if name not in _FEATURES]
-    if others:
-        found.append(f"features {', '.join(others)}")
-    if guest.pcihole64_bytes is not None or root.at("cpu", "maxphysaddr") is not None:
-        found.append("the address space for BARs (<pcihole64>, <maxphysaddr>)")
+    for feature in () if features is None else features.children:
+        if feature.name not in (*_FEATURES, *_SWITCHES):
+            yield f"the feature {feature.tag}"
+    if guest.firmware is not None and guest.firmware != "bios" and not made.uefi:
+        yield "UEFI firmware" + ("" if has_ovmf else " (no image here: apt-get install ovmf)")
+    if guest.hostdevs and made.room is None:
+        why = " (the devices' host is not known)" if host is None else ""
+        if host is None or address_map(document, guest, host) is not None:
+            yield f"the devices' BARs and the address space for them{why}"
+    elif made.room is not None and made.room.shift:
+        yield f"the size of BARs, their window and memory, all divided by {1 << made.room.shift}"
+    if root.at("cpu", "maxphysaddr") is not None:
+        yield "address bits (<maxphysaddr>)"
     if root.at("cpu", "numa", "interconnects") is not None:
-        found.append("latencies and bandwidths of cells (<interconnects>)")
+        yield "latencies and bandwidths of cells (<interconnects>)"
     backing = root.child("memoryBacking")
-    if backing is not None and backing.children:
-        found.append(f"memory backing {', '.join(e.tag for e in backing.children)}")
-    if guest.firmware is not None and guest.firmware != "bios":
-        found.append("UEFI firmware")
+    for element in () if backing is None else backing.children:
+        if element.name not in _BACKING:
+            yield f"memory backing {element.tag}"
     if guest.has_dimms:
-        found.append("memory devices")
-    if guest.has_iommu:
-        found.append("the vIOMMU")
+        yield "memory devices"
+    if guest.has_iommu and made.iommu is None:
+        yield "the vIOMMU"
     if guest.launch_security is not None:
-        found.append(f"launch security {guest.launch_security}")
-    if guest.has_qemu_commandline:
-        found.append("<qemu:commandline>")
-    if facts.offline_vcpus:
-        found.append(f"vCPUs {facts.offline_vcpus} offline at the start")
-    return tuple(found)
+        yield f"launch security {guest.launch_security}"
+    commandline = root.child(f"{{{QEMU_NAMESPACE}}}commandline")
+    if commandline is not None and any(
+        "opt/ovmf/X-PciMmio64Mb" not in (e.get("value") or "") and e.get("value") != "-fw_cfg"
+        for e in commandline.children
+    ):
+        yield "<qemu:commandline>"
 
 
 def _tree(

@@ -23,19 +23,22 @@ from homenode.verify.boot import libvirt as libvirt_boot
 from homenode.verify.boot.accelerator import kvm_works, qemu_program
 from homenode.verify.boot.command import stand_in_of_command
 from homenode.verify.boot.cpu_choice import choose_cpu
-from homenode.verify.boot.guest_files import find_guest_files
-from homenode.verify.boot.initramfs import initramfs
+from homenode.verify.boot.guest_files import find_guest_files, find_ovmf
+from homenode.verify.boot.initramfs import LOG, initramfs
+from homenode.verify.boot.kernel_log import kernel_findings
 from homenode.verify.boot.outcome import came_up, crash, partial, refusal, silence
 from homenode.verify.boot.stand_in import StandIn, stand_in_of
 from homenode.verify.boot.stand_in_argv import PROGRAM, boot_words, stand_in_argv
 from homenode.verify.boot.stand_in_xml import BootFiles, stand_in_xml
 from homenode.verify.domain_facts import DomainFacts
+from homenode.verify.guest.path import path_of_address, paths_of_guest
 
 COMMAND = "console=ttyS0 quiet panic=-1 mitigations=off nowatchdog no_timer_check"
 """The guest kernel's command line: quick, and silent but for errors."""
 
 _BASE_S = 60
 _PER_VCPU_S = 5
+_GZIP = b"\x1f\x8b\x08"
 _LARGEST_REPORT = 64 << 20
 _INSTALL = (
     "install it: apt-get install qemu-system-x86 (Debian, Ubuntu), dnf install qemu-kvm (Fedora, "
@@ -73,8 +76,10 @@ class Booted:
     findings: tuple[Finding, ...]
 
 
-def boot_stand_in(document: Document, facts: DomainFacts, options: BootOptions) -> Booted:
-    """Boot the stand-in of a document and read it.
+def boot_stand_in(
+    document: Document, facts: DomainFacts, options: BootOptions, host: Host | None = None
+) -> Booted:
+    """Boot the stand-in of a document and read it. host: that of its devices, None = not known.
 
     A document that libvirt or QEMU refuses, or whose guest crashes, is an answer: it is in
     `findings`. Raises HostError, ToolMissingError or ToolTimeoutError where this machine cannot
@@ -91,7 +96,15 @@ def boot_stand_in(document: Document, facts: DomainFacts, options: BootOptions) 
     image = initramfs(files.busybox)
     kvm = kvm_works(files.kernel, image) and (uri is None or libvirt_boot.offers_kvm(uri))
     machine = _machine(program, facts.guest.machine)
-    stand_in = stand_in_of(document, facts, choose_cpu(document, kvm=kvm), machine)
+    cpu, ovmf = choose_cpu(document, kvm=kvm), find_ovmf()
+    has_ovmf = ovmf is not None
+    named = uri is not None and options.connect is not None
+    stand_in = stand_in_of(
+        document, facts, cpu, machine, host=host, has_ovmf=has_ovmf, through_libvirt=named
+    )
+    checked_at = uri
+    if stand_in.needs_qemu:
+        uri = None
     limit_s = options.timeout_s or _BASE_S + _PER_VCPU_S * stand_in.vcpus
     name = f"homenode-verify-{os.getpid()}-{secrets.token_hex(3)}"
     findings: tuple[Finding, ...] = ()
@@ -100,11 +113,12 @@ def boot_stand_in(document: Document, facts: DomainFacts, options: BootOptions) 
     with tempfile.TemporaryDirectory(prefix="homenode-boot-") as text:
         folder = Path(text)
         folder.chmod(0o711)
-        paths = _lay_out(folder, files.kernel, image)
+        paths = _lay_out(folder, files.kernel, image, ovmf if stand_in.uefi else None)
         refused: tuple[Finding, ...] = ()
         excuse: tuple[Finding, ...] = ()
+        if checked_at is not None:
+            findings = libvirt_boot.acceptance(checked_at, document, name, folder)
         if uri is not None:
-            findings = libvirt_boot.acceptance(uri, document, name, folder)
             xml = stand_in_xml(stand_in, name, paths, COMMAND, kvm=kvm)
             # libvirt cannot be asked for one thread for all vCPUs: with dozens of them on a busy
             # machine its guests sometimes come to nothing, where QEMU directly takes seconds.
@@ -123,13 +137,17 @@ def boot_stand_in(document: Document, facts: DomainFacts, options: BootOptions) 
             (folder / "argv").write_text("\n".join(argv) + "\n")
             refused = _run_qemu(argv, limit_s, folder, facts.source)
             findings += () if refused else excuse
-        if options.keep is not None:
-            _keep(folder, options.keep)
-        guest, silent = (None, ()) if refused else _read(folder, facts.guest.name, facts.source)
+        try:
+            guest, said = (
+                (None, ()) if refused else _read(folder, facts.guest.name, facts.source, stand_in)
+            )
+        finally:
+            if options.keep is not None:
+                _keep(folder, options.keep)
     seconds = time.monotonic() - started
     through = "QEMU directly" if uri is None else f"libvirt at {uri}"
     how = f"through {through}, {'KVM' if kvm else 'TCG'}, {files.told}"
-    return Booted(stand_in, guest, how, seconds, (*findings, *refused, *silent))
+    return Booted(stand_in, guest, how, seconds, (*findings, *refused, *said))
 
 
 def boot_command(words: Sequence[str], source: str, options: BootOptions) -> Booted:
@@ -161,15 +179,22 @@ def boot_command(words: Sequence[str], source: str, options: BootOptions) -> Boo
         argv = (program, *rendered, *boot_words(paths, COMMAND))
         (folder / "argv").write_text("\n".join(argv) + "\n")
         refused = _run_qemu(argv, limit_s, folder, source)
-        if options.keep is not None:
-            _keep(folder, options.keep)
-        guest, silent = (None, ()) if refused else _read(folder, source, source)
+        try:
+            guest, said = (None, ()) if refused else _read(folder, source, source, stand_in)
+        finally:
+            if options.keep is not None:
+                _keep(folder, options.keep)
     how = f"by QEMU, TCG, {files.told}"
-    return Booted(stand_in, guest, how, time.monotonic() - started, (*refused, *silent))
+    return Booted(stand_in, guest, how, time.monotonic() - started, (*refused, *said))
 
 
-def _lay_out(folder: Path, kernel: Path, image: bytes) -> BootFiles:
+def _lay_out(
+    folder: Path, kernel: Path, image: bytes, ovmf: tuple[Path, Path] | None = None
+) -> BootFiles:
     """Copies, since libvirt takes over what it is given."""
+    if ovmf is not None:
+        for path, name in zip(ovmf, ("ovmf", "ovmf-variables"), strict=True):
+            shutil.copyfile(path, folder / name)
     shutil.copyfile(kernel, folder / "kernel")
     (folder / "initramfs").write_bytes(image)
     for name in ("console", "report"):
@@ -177,7 +202,8 @@ def _lay_out(folder: Path, kernel: Path, image: bytes) -> BootFiles:
         (folder / name).chmod(0o666)
     for name in ("kernel", "initramfs"):
         (folder / name).chmod(0o644)
-    return BootFiles(*(str(folder / n) for n in ("kernel", "initramfs", "console", "report")))
+    names = ("kernel", "initramfs", "console", "report", "ovmf", "ovmf-variables")
+    return BootFiles(*(str(folder / name) for name in names))
 
 
 def _machine(program: str, wanted: str | None) -> str:
@@ -202,8 +228,12 @@ def _run_qemu(
     return ()
 
 
-def _read(folder: Path, name: str, source: str) -> tuple[Host | None, tuple[Finding, ...]]:
+def _read(
+    folder: Path, name: str, source: str, stand_in: StandIn
+) -> tuple[Host | None, tuple[Finding, ...]]:
+    # OVMF clears the screen of every serial port first.
     packed = (folder / "report").read_bytes()
+    packed = packed[max(0, packed.find(_GZIP)) :]
     unpacker = zlib.decompressobj(wbits=31)
     try:
         text = unpacker.decompress(packed, _LARGEST_REPORT)
@@ -213,8 +243,18 @@ def _read(folder: Path, name: str, source: str) -> tuple[Host | None, tuple[Find
         if not came_up(folder):
             return None, (crash(folder, source),)
         raise partial(folder, source)
-    snapshot = parse_collected(text.decode("utf-8", "replace"), f"stand-in of {name}")
-    return discover(snapshot), ()
+    report, _, log = text.decode("utf-8", "replace").partition(f"\n{LOG}\n")
+    (folder / "kernel-log").write_text(log)
+    guest = discover(parse_collected(report, f"stand-in of {name}"))
+    paths = paths_of_guest(guest)
+    names = {
+        paths[path]: str(bdf)
+        for address, bdf in stand_in.devices
+        if bdf is not None
+        and (path := path_of_address(address, stand_in.controllers)) is not None
+        and path in paths
+    }
+    return guest, tuple(kernel_findings(log, names, source))
 
 
 def _make(keep: Path) -> None:
@@ -230,7 +270,7 @@ def _keep(folder: Path, keep: Path) -> None:
     """Copies what a person may want to see; the kernel is the distribution's own."""
     try:
         for path in sorted(folder.iterdir()):
-            if path.name != "kernel":
+            if path.name not in ("kernel", "ovmf", "ovmf-variables"):
                 replace_file(keep / path.name, path.read_bytes(), None, synced=False)
     except OSError as error:
         raise HostError(f"{keep}: expected to write there, found: {error.strerror}") from None

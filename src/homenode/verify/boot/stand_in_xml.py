@@ -18,6 +18,8 @@ class BootFiles:
     initramfs: str
     console: str
     report: str
+    ovmf: str = ""
+    ovmf_variables: str = ""
 
 
 def stand_in_xml(stand_in: StandIn, name: str, files: BootFiles, command: str, *, kvm: bool) -> str:
@@ -26,14 +28,15 @@ def stand_in_xml(stand_in: StandIn, name: str, files: BootFiles, command: str, *
         f"<domain type={quoteattr('kvm' if kvm else 'qemu')}>",
         f"  <name>{_text(name)}</name>",
         f"  <memory unit='MiB'>{stand_in.memory_bytes // MIB}</memory>",
-        f"  <vcpu placement='static'>{stand_in.vcpus}</vcpu>",
+        *([_SHARED] if stand_in.is_shared else []),
+        *_vcpus(stand_in),
         "  <os>",
         f"    <type arch='x86_64' machine={quoteattr(stand_in.machine)}>hvm</type>",
         f"    <kernel>{_text(files.kernel)}</kernel>",
         f"    <initrd>{_text(files.initramfs)}</initrd>",
         f"    <cmdline>{_text(command)}</cmdline>",
         "  </os>",
-        f"  <features>{'<acpi/>' if stand_in.acpi else ''}<apic/></features>",
+        f"  <features>{_features(stand_in)}</features>",
         *_cpu(stand_in),
         "  <on_poweroff>destroy</on_poweroff>",
         "  <on_reboot>destroy</on_reboot>",
@@ -49,6 +52,31 @@ def stand_in_xml(stand_in: StandIn, name: str, files: BootFiles, command: str, *
         "</domain>",
     ]
     return "\n".join(lines) + "\n"
+
+
+_SHARED = "  <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>"
+
+
+def _features(stand_in: StandIn) -> str:
+    switches = (f"<{n} state='{'on' if is_on else 'off'}'/>" for n, is_on in stand_in.switches)
+    return f"{'<acpi/>' if stand_in.acpi else ''}<apic/>{''.join(switches)}"
+
+
+def _vcpus(stand_in: StandIn) -> list[str]:
+    """Those that are offline can be plugged later, and so those behind the first of them."""
+    if not stand_in.offline:
+        return [f"  <vcpu placement='static'>{stand_in.vcpus}</vcpu>"]
+    there = stand_in.vcpus - len(stand_in.offline)
+    lines = [f"  <vcpu placement='static' current='{there}'>{stand_in.vcpus}</vcpu>", "  <vcpus>"]
+    order = 0
+    for vcpu in range(stand_in.vcpus):
+        is_on = vcpu not in stand_in.offline
+        order += is_on
+        state = f"enabled='{'yes' if is_on else 'no'}'"
+        state += f" hotpluggable='{'no' if vcpu < stand_in.first_vcpus else 'yes'}'"
+        state += f" order='{order}'" if is_on else ""
+        lines.append(f"    <vcpu id='{vcpu}' {state}/>")
+    return [*lines, "  </vcpus>"]
 
 
 def _text(text: str) -> str:

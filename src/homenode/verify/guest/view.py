@@ -40,6 +40,8 @@ def view_of_stand_in(expected: Expectation, stand_in: StandIn, guest: Host) -> G
     observation = observation_of(guest)
     reason = stand_in.cpu.substituted
     tolerance = Tolerance(reason, STAND_IN_KERNEL_BYTES)
+    if stand_in.offline:
+        expected = without_vcpus(expected, stand_in.offline)
     scaled = of_stand_in(expected, stand_in)
     lines = (
         *compare(scaled, observation, tolerance),

@@ -1,0 +1,71 @@
+"""BARs like the devices' own must find room in the stand-in, with the document's firmware."""
+
+import re
+import shutil
+from functools import cache
+
+import pytest
+
+from homenode.domain.read import open_domain
+from homenode.errors import HomenodeError
+from homenode.plan.options import PlanOptions
+from homenode.sources import load_host
+from homenode.tuning import Tuning, tune
+from homenode.units import GIB
+from homenode.verify.boot.address_map import TCG_ADDRESS_BITS, address_map
+from homenode.verify.boot.guest_files import find_guest_files, find_ovmf
+from homenode.verify.boot.stand_in_boot import BootOptions, boot_stand_in
+from homenode.verify.domain_facts import domain_facts
+from tests.verify_documents import PLAIN, changed, small_host
+
+
+@cache
+def with_gpus(gpus: int, gib: int) -> Tuning:
+    plain = changed(
+        re.sub(rb" *<hostdev.*</hostdev>\n", b"", PLAIN, flags=re.DOTALL),
+        ("<os>", "<os firmware='efi'>"),
+        ("mode='host-passthrough'", "mode='host-model'"),
+        (">4</memory>", f">{gib}</memory>"),
+    )
+    options = PlanOptions(layout="pin-numa-pci", gpu_count=gpus)
+    return tune(plain, "vm.xml", options, load_host("hgx-h100"))
+
+
+def without_window(xml: bytes) -> bytes:
+    bare = re.sub(rb"<pcihole64[^>]*>[^<]*</pcihole64>", b"", xml)
+    return re.sub(rb"<qemu:commandline>.*</qemu:commandline>", b"", bare, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize(("gpus", "gib", "shift"), [(1, 64, 0), (2, 64, 0), (8, 768, 2)])
+def test_what_fits_40_bits_keeps_its_size_and_more_is_divided(
+    gpus: int, gib: int, shift: int
+) -> None:
+    document = open_domain(with_gpus(gpus, gib).document, "vm.xml")
+    room = address_map(document, domain_facts(document).guest, load_host("hgx-h100"))
+    assert room is not None
+    assert room.shift == shift
+    assert [size for _, size in room.bars] == [128 * GIB >> shift] * gpus
+    assert room.memory_bytes == gib * GIB >> shift
+    assert room.memory_bytes + sum(size for _, size in room.bars) < 1 << TCG_ADDRESS_BITS
+
+
+def test_devices_without_large_bars_need_no_map() -> None:
+    no_devices = PLAIN[: PLAIN.index(b"    <hostdev")] + b"</devices></domain>"
+    document = open_domain(no_devices, "vm.xml")
+    assert address_map(document, domain_facts(document).guest, small_host()) is None
+
+
+@pytest.mark.qemu
+def test_gpus_that_would_vanish_are_named_before_they_do() -> None:
+    if shutil.which("qemu-system-x86_64") is None or find_ovmf() is None:
+        pytest.skip("needs qemu-system-x86_64 and ovmf")
+    try:
+        find_guest_files()
+    except HomenodeError as error:
+        pytest.skip(str(error))
+    document = open_domain(without_window(with_gpus(2, 64).document), "vm.xml")
+    options = BootOptions(connect="none", timeout_s=600)
+    booted = boot_stand_in(document, domain_facts(document), options, load_host("hgx-h100"))
+    assert booted.guest is not None
+    gone = [one for one in booted.findings if one.id == "guest-bar-unplaced"]
+    assert len(gone) == 2, booted.findings

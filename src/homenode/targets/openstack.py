@@ -28,6 +28,7 @@ from homenode.targets.target import (
     native,
     new_guest,
     one_node_each,
+    pus_of,
     refuse_unsafe_name,
     whole_units,
 )
@@ -40,10 +41,12 @@ SOURCE = "Nova 34.0 (2026.1): nova.api.validation.extra_specs, nova.virt.hardwar
 SUPPORT = {
     Feature.VCPU_PINS: indirect(
         "`hw:cpu_policy=dedicated`, `hw:cpu_thread_policy`: a PU for each vCPU, of Nova's choice",
-        "which PUs, and near which device, is not said",
+        "which PUs, and near which device, is not said; a whole core for each vCPU of a host with "
+        "SMT needs a `cpu_dedicated_set` of one PU of each core",
     ),
     Feature.EMULATOR_PINS: indirect(
-        "`hw:emulator_threads_policy=isolate`: a PU of Nova's choice", "it may be far from devices"
+        "`hw:emulator_threads_policy=share`: the `cpu_shared_set` of nova.conf",
+        "emulators of all servers share it, and it may be far from devices",
     ),
     Feature.IOTHREAD_PINS: lost("Nova gives a server no IOThreads", "disks run on the emulator's"),
     Feature.TOPOLOGY: native("`hw:cpu_sockets`, `hw:cpu_cores`"),
@@ -215,8 +218,8 @@ def render(
     before = _specs(_flavor(document, source), source) if given is not None else {}
     if plan.vcpu_pins:
         specs |= dict.fromkeys((key for key in before if _OWNED.match(key)), None)
-    specs |= _wanted(plan)
-    findings = list(_aliases(plan, host, before, specs))
+    specs |= _wanted(plan, host)
+    findings = [*_nova_conf(plan, host), *_aliases(plan, host, before, specs)]
     properties = _image(plan, guest)
     if given is None:
         content = {
@@ -257,17 +260,18 @@ def _refuse(plan: Plan) -> None:
         )
 
 
-def _wanted(plan: Plan) -> dict[str, str | None]:
+def _wanted(plan: Plan, host: Host | None) -> dict[str, str | None]:
     specs: dict[str, str | None] = {}
     if plan.vcpu_pins:
         exposed = plan.layout.siblings is Siblings.EXPOSED
+        smt = host is None or any(len(core.pus) > 1 for core in host.cores)
         specs["hw:cpu_policy"] = "dedicated"
-        specs["hw:cpu_thread_policy"] = (
-            "isolate" if plan.layout.pinning is Pinning.ONE_PER_CORE
-            else ("require" if exposed else "prefer")
-        )  # fmt: skip
-        if plan.emulator_pus is not None:
-            specs["hw:emulator_threads_policy"] = "isolate"
+        specs["hw:cpu_thread_policy"] = "require" if exposed and smt else "prefer"
+        if plan.layout.pinning is Pinning.ONE_PER_CORE and not smt:
+            # Nova takes it for "a host without SMT", so that one with SMT would be passed over.
+            specs["hw:cpu_thread_policy"] = "isolate"
+        if _emulator_set(plan) is not None:
+            specs["hw:emulator_threads_policy"] = "share"
     shape = plan.topology
     if shape is not None:
         specs["hw:cpu_sockets"] = str(shape.sockets)
@@ -296,6 +300,37 @@ def _wanted(plan: Plan) -> dict[str, str | None]:
     if plan.iommu_needed:
         specs["hw:viommu_model"] = "intel"
     return specs
+
+
+def _emulator_set(plan: Plan) -> CpuSet | None:
+    """The plan's emulator PUs where no vCPU has them; Nova's sets of PUs may not overlap."""
+    pus = plan.emulator_pus
+    return pus if pus is not None and pus.isdisjoint(pus_of(plan.vcpu_pins)) else None
+
+
+def _nova_conf(plan: Plan, host: Host | None) -> list[PlanFinding]:
+    """The PUs that Nova may use as the plan does, which are the host's to say."""
+    if not plan.vcpu_pins or host is None:
+        return []
+    shared = _emulator_set(plan) or CpuSet()
+    whole = plan.layout.pinning is Pinning.ONE_PER_CORE
+    free = [core.pus for core in host.cores if core.pus.isdisjoint(shared)]
+    taken = pus_of(plan.vcpu_pins)
+    dedicated = CpuSet(
+        pu for pus in free for pu in (sorted(pus & taken or pus)[:1] if whole else pus)
+    )
+    lines = [f"cpu_dedicated_set = {dedicated}"]
+    lines += [f"cpu_shared_set = {shared}"] if shared else []
+    return [
+        PlanFinding(
+            "target-nova-conf",
+            "info",
+            "OpenStack: nova.conf of the host",
+            "which PUs servers get is said there"
+            + (": one of each core, so that no two vCPUs share one" if whole else ""),
+            f"[compute] {'; '.join(lines)}",
+        )
+    ]
 
 
 def _aliases(

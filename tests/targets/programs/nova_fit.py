@@ -1,0 +1,90 @@
+# mypy: ignore-errors
+"""Run by a Python that has OpenStack Nova: its validators, and its fit of flavors to a host.
+
+Reads a JSON list of flavors, each with the "host" cells that it is for, from standard input.
+Prints for each {"errors": [...], "cells": [{"node", "pins", "memory"}...] or null}, as a list.
+"""
+
+import json
+import sys
+import warnings
+
+warnings.filterwarnings("ignore")
+
+from nova import exception, objects  # noqa: E402
+from nova.api.validation.extra_specs import validators  # noqa: E402
+from nova.virt import hardware  # noqa: E402
+
+objects.register_all()
+
+
+def host_topology(cells):
+    return objects.NUMATopology(
+        cells=[
+            objects.NUMACell(
+                id=cell["node"],
+                cpuset=set(),
+                pcpuset=set(cell["pus"]),
+                memory=cell["memory_mib"],
+                cpu_usage=0,
+                memory_usage=0,
+                pinned_cpus=set(),
+                siblings=[set(core) for core in cell["cores"]],
+                mempages=[
+                    objects.NUMAPagesTopology(size_kb=size, total=total, used=0, reserved=0)
+                    for size, total in cell["pages"]
+                ],
+                socket=cell["package"],
+                network_metadata=objects.NetworkMetadata(physnets=set(), tunneled=False),
+            )
+            for cell in cells
+        ]
+    )
+
+
+def answer(host, one):
+    errors = []
+    for name, value in one["extra_specs"].items():
+        try:
+            validators.validate(name, value)
+        except exception.ValidationError as error:
+            errors.append(str(error))
+    flavor = objects.Flavor(
+        name="f",
+        vcpus=one["vcpus"],
+        memory_mb=one["ram"],
+        root_gb=0,
+        ephemeral_gb=0,
+        swap=0,
+        extra_specs=one["extra_specs"],
+        rxtx_factor=1.0,
+        vcpu_weight=0,
+        is_public=True,
+        disabled=False,
+        flavorid="f",
+    )
+    image = objects.ImageMeta.from_dict({"properties": one["properties"]})
+    wanted = hardware.numa_get_constraints(flavor, image)
+    if wanted is None:
+        return {"errors": errors, "cells": None, "topology": None}
+    placed = hardware.numa_fit_instance_to_host(host_topology(host), wanted, provider_mapping={})
+    best = hardware.get_best_cpu_topology(flavor, image)
+    return {
+        "errors": errors,
+        "topology": [best.sockets, best.cores, best.threads],
+        "cells": None
+        if placed is None
+        else [
+            {
+                "node": cell.id,
+                "memory": cell.memory,
+                "vcpus": sorted(cell.pcpuset | cell.cpuset),
+                "pins": {str(v): p for v, p in (cell.cpu_pinning or {}).items()},
+            }
+            for cell in placed.cells
+        ],
+    }
+
+
+given = json.load(sys.stdin)
+print(json.dumps([answer(flavor["host"], flavor) for flavor in given]))

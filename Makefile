@@ -76,6 +76,7 @@ bench: $(STAMP)
 	$(BIN)/python bench/host_speed.py
 	$(BIN)/python bench/command_speed.py
 	$(BIN)/python bench/slurm_audit_speed.py
+	$(BIN)/python bench/pool_speed.py
 	$(BIN)/python bench/report_speed.py 200
 	$(BIN)/python bench/probe_peers.py 3
 

@@ -25,6 +25,7 @@ VERSIONS = {
     "pool": 1,
     "pool-hosts": 1,
     "pool-placements": 1,
+    "pool-simulation": 1,
     "refusal": 1,
     "findings": 1,
     "results": 2,

@@ -198,3 +198,68 @@ def remove(
     from homenode.cli import pool_work
 
     pool_work.remove(vm, pool)
+
+
+@app.command("simulate", cls=HelpCommand)
+def simulate(
+    trace: Annotated[
+        str,
+        typer.Argument(
+            metavar="TRACE",
+            help="Requests as CSV (tasks with parts of GPUs, or VMs of cells), or random: VMs that "
+            "arrive and depart on the hosts of --pool.",
+        ),
+    ],
+    nodes: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The machines of a CSV trace, as CSV."),
+    ] = None,
+    pool: Annotated[
+        list[str] | None,
+        typer.Option("--pool", metavar="POOL", help="With random: the hosts, as in pool show."),
+    ] = None,
+    flavours: FlavoursOption = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy",
+            metavar="NAME",
+            help="first-fit, best-fit, fgd, homenode; with random also nova and xapi; of cells "
+            "blind-best-fit. Default: all.",
+        ),
+    ] = None,
+    orders: Annotated[
+        int, typer.Option(metavar="N", min=1, max=1000, help="So many drawn orders.")
+    ] = 5,
+    load: Annotated[
+        float,
+        typer.Option(metavar="SHARE", min=0.01, max=10, help="With random: GPUs asked for."),
+    ] = 0.9,
+    vms: Annotated[
+        int, typer.Option(metavar="N", min=1, max=1_000_000, help="With random: how many arrive.")
+    ] = 500,
+    mix: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FLAVOUR=WEIGHT,...", help="With random: how often each comes. Default: alike."
+        ),
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option("--page", metavar="FILE", help="Write a page with a chart.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Replay arrivals under several policies: shares allocated, refusals, stranded GPUs.
+
+    Loads and results are simulated and say so. Needs the extra: pip install 'homenode[pool]'.
+
+    Examples:
+      homenode pool simulate random --pool 'hgx-h100*8' --load 0.9 --mix gpu1=8,gpu2=4,gpu8=1
+      homenode pool simulate tasks.csv --nodes nodes.csv --policy fgd --policy homenode
+    """
+    from homenode.cli import pool_work
+
+    pool_work.simulate(
+        trace, nodes, tuple(pool or ()), flavours, tuple(policy or ()), orders,
+        pool_work.RandomLoad(load, vms, mix), page, as_json=json,
+    )  # fmt: skip

@@ -72,6 +72,15 @@ class PoolPlaces:
     def host(self, name: str) -> PoolHost:
         return self._hosts[name]
 
+    def members(self) -> Iterator[tuple[HostState, tuple[str, ...]]]:
+        """Each state, with the hosts that are in it."""
+        for state, names in list(self._members.items()):
+            yield state, tuple(names)
+
+    def position(self, host: str) -> int:
+        """The host's place in the pool's order."""
+        return self._order[host]
+
     def hosts_of(self, vm: str) -> tuple[str, ...]:
         """Hosts that have a VM of this name."""
         return tuple(self._host_of_vm.get(vm, ()))

@@ -1,0 +1,1 @@
+"""Replay: arrivals and departures over hosts, under several policies. Results are simulated."""

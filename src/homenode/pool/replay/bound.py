@@ -1,0 +1,88 @@
+"""Bound: what no policy can do better, by linear programming (HiGHS)."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from homenode.pool.optional import optional_module
+from homenode.pool.replay.trace import MILLI, GpuNode, Task
+
+Column = tuple[float, list[tuple[int, float]], float]
+"""Gain, (row, coefficient) and largest value of a variable from 0."""
+
+
+def most_gain(columns: Sequence[Column], limits: Sequence[float]) -> float:
+    """The most that variables can gain together while no row exceeds its limit."""
+    highspy = optional_module("highspy", "the bound")
+    numpy = optional_module("numpy", "the bound")
+    if not columns:
+        return 0.0
+    problem: Any = highspy.HighsLp()
+    problem.num_col_, problem.num_row_ = len(columns), len(limits)
+    problem.col_cost_ = numpy.array([-gain for gain, _, _ in columns])
+    problem.col_lower_ = numpy.zeros(len(columns))
+    problem.col_upper_ = numpy.array([most for _, _, most in columns])
+    problem.row_lower_ = numpy.full(len(limits), -highspy.kHighsInf)
+    problem.row_upper_ = numpy.array(limits, dtype=float)
+    starts, rows, values = [0], [], []
+    for _, entries, _ in columns:
+        rows += [row for row, _ in entries]
+        values += [value for _, value in entries]
+        starts.append(len(rows))
+    problem.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+    problem.a_matrix_.start_ = numpy.array(starts)
+    problem.a_matrix_.index_ = numpy.array(rows)
+    problem.a_matrix_.value_ = numpy.array(values)
+    solver: Any = highspy.Highs()
+    solver.setOptionValue("output_flag", False)
+    solver.passModel(problem)
+    solver.run()
+    return -float(solver.getInfo().objective_function_value)
+
+
+def most_allocated(nodes: Sequence[GpuNode], arrived: Sequence[Task]) -> float:
+    """The largest share of the GPUs that these tasks could have at once, however they are chosen
+    and divided among machines of a kind."""
+    kinds = list(Counter(nodes).items())
+    limits: list[float] = []
+    for node, count in kinds:
+        limits += [
+            node.cpu_milli / MILLI * count, node.memory_mib / MILLI * count, node.gpus * count
+        ]  # fmt: skip
+    columns: list[Column] = []
+    for task, count in Counter(arrived).items():
+        row = len(limits)
+        limits.append(count)
+        for number, (node, _) in enumerate(kinds):
+            holds = (
+                task.cpu_milli <= node.cpu_milli
+                and task.memory_mib <= node.memory_mib
+                and task.gpus <= node.gpus
+                and (not task.models or node.model in task.models)
+            )
+            if holds:
+                gpus = task.total_gpu_milli / MILLI
+                entries = [
+                    (3 * number, task.cpu_milli / MILLI),
+                    (3 * number + 1, task.memory_mib / MILLI), (3 * number + 2, gpus), (row, 1.0),
+                ]  # fmt: skip
+                columns.append((gpus, entries, float(count)))
+    capacity = sum(node.gpus for node in nodes)
+    return most_gain(columns, limits) / max(1, capacity)
+
+
+def most_accepted(intervals: Sequence[tuple[float, float, int]], gpus: int) -> float:
+    """The most VMs of these (arrival, departure, GPUs) that so many GPUs could serve, with all of
+    the future known and every GPU as good as another."""
+    limits: list[float] = []
+    entries: list[list[tuple[int, float]]] = [[] for _ in intervals]
+    order = sorted(range(len(intervals)), key=lambda i: intervals[i][0])
+    running: list[int] = []
+    for i in order:
+        now = intervals[i][0]
+        running = [j for j in running if intervals[j][1] > now]
+        running.append(i)
+        for j in running:
+            entries[j].append((len(limits), float(intervals[j][2])))
+        limits.append(float(gpus))
+    return most_gain([(1.0, one, 1.0) for one in entries], limits)

@@ -1,0 +1,228 @@
+"""Hosts: VMs that arrive and depart on the hosts of a pool, under policies for the host.
+
+On the host every policy's VMs are placed by the ordinary planner; only the choice of the host
+differs. The load is drawn, so that results are simulated.
+"""
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from homenode.errors import InputError
+from homenode.plan.model import Unplannable
+from homenode.pool.flavour import Flavour
+from homenode.pool.hook import placed_vm
+from homenode.pool.model import Pool
+from homenode.pool.optional import optional_module
+from homenode.pool.outlook import stranded
+from homenode.pool.place import PoolPlaces
+from homenode.pool.state import HostState, Planner, Step
+
+
+class HostPolicy(StrEnum):
+    """Which host a VM gets, among those that hold it."""
+
+    FIRST_FIT = "first-fit"
+    BEST_FIT = "best-fit"  # fewest GPUs left free
+    FGD = "fgd"  # least growth of the expected fragment
+    NOVA = "nova"  # most free memory and cores, as its weighers have it by default
+    XAPI = "xapi"  # most free cores, then most free memory
+    HOMENODE = "homenode"  # the VM's locality, then what the pool loses
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A VM: when it comes, when it goes, and its flavour's position."""
+
+    at: float
+    until: float
+    flavour: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostReplay:
+    """One drawn load. allocated, stranded: mean GPUs over time, as shares of all. refused: VMs.
+    degraded: VMs placed with less than full locality. crossed: packages beyond those that an
+    empty host would need. curve: (time, share allocated)."""
+
+    allocated: float
+    stranded: float
+    refused: int
+    arrived: int
+    degraded: int
+    crossed: int
+    curve: tuple[tuple[float, float], ...]
+
+
+def drawn_load(
+    flavours: Sequence[Flavour],
+    weights: Sequence[float],
+    gpus: int,
+    *,
+    load: float,
+    count: int,
+    seed: int,
+) -> tuple[Arrival, ...]:
+    """So many VMs with exponential times between arrivals and of stay (mean 1), so that on average
+    `load` of the GPUs would be asked for."""
+    numpy = optional_module("numpy", "pool simulate")
+    rng = numpy.random.default_rng(seed)
+    share = numpy.array(weights, dtype=float)
+    share = share / share.sum()
+    mean = float(sum(p * max(1, f.gpus) for p, f in zip(share, flavours, strict=True)))
+    rate = load * gpus / mean
+    at = 0.0
+    arrivals = []
+    for _ in range(count):
+        at += float(rng.exponential(1 / rate))
+        arrivals.append(
+            Arrival(at, at + float(rng.exponential(1.0)), int(rng.choice(len(share), p=share)))
+        )
+    return tuple(arrivals)
+
+
+def replay_hosts(
+    pool: Pool,
+    flavours: Sequence[Flavour],
+    weights: Sequence[float],
+    load: Sequence[Arrival],
+    policy: HostPolicy,
+    planner: Planner | None = None,
+) -> HostReplay:
+    """The load, one decision at a time. A VM that no host holds is refused."""
+    planner = planner or Planner(pool)
+    places = PoolPlaces(pool, flavours, planner)
+    total = sum(len(planner.gpus(host.shape)) for host in pool.hosts)
+    if not total:
+        raise InputError("pool simulate: expected hosts with GPUs, found none")
+    departures: list[tuple[float, str, int]] = []
+    used, refused, degraded, crossed = 0, 0, 0, 0
+    allocated, lost, now = 0.0, 0.0, 0.0
+    curve: list[tuple[float, float]] = []
+    lost_of: dict[HostState, int] = {}
+
+    def advance(to: float) -> None:
+        nonlocal allocated, lost, now
+        allocated += used * (to - now)
+        lost += _stranded(places, flavours, lost_of) * (to - now)
+        now = to
+
+    for number, vm in enumerate(load):
+        while departures and departures[0][0] <= vm.at:
+            until, name, gpus = heapq.heappop(departures)
+            advance(until)
+            places.remove(name)
+            used -= gpus
+        advance(vm.at)
+        flavour = flavours[vm.flavour]
+        found = _chosen(places, flavours, weights, flavour, policy)
+        name = f"vm-{number}"
+        if found is None:
+            refused += 1
+        else:
+            host, state, step = found
+            try:
+                places.add(host, placed_vm(places, host, flavour, name))
+            except Unplannable:
+                refused += 1
+                continue
+            heapq.heappush(departures, (vm.until, name, step.gpus))
+            used += step.gpus
+            best = planner.step(planner.empty(state), flavour)
+            if not planner.is_clean(state, flavour, step):
+                degraded += 1
+            if best is not None:
+                crossed += max(0, step.nearness[1] - best.nearness[1])
+        curve.append((now, used / total))
+    span = max(1e-9, now)
+    return HostReplay(
+        allocated / span / total, lost / span / total, refused, len(load), degraded, crossed,
+        tuple(curve),
+    )  # fmt: skip
+
+
+def _stranded(places: PoolPlaces, flavours: Sequence[Flavour], known: dict[HostState, int]) -> int:
+    number = 0
+    for state, names in places.members():
+        if state not in known:
+            known[state] = sum(len(one.gpus) for one in stranded(places.planner, state, flavours))
+        number += known[state] * len(names)
+    return number
+
+
+def _chosen(
+    places: PoolPlaces,
+    flavours: Sequence[Flavour],
+    weights: Sequence[float],
+    flavour: Flavour,
+    policy: HostPolicy,
+) -> tuple[str, HostState, Step] | None:
+    if policy is HostPolicy.HOMENODE:
+        best = next(places.ranked(flavour), None)
+        return None if best is None else (best.host.name, best.state, best.step)
+    found: list[tuple[Any, int, str, HostState, Step]] = []
+    for state, step, names in _holding(places, flavour):
+        order, name = min((places.position(name), name) for name in names)
+        key = _key(places.planner, state, step, flavours, weights, policy)
+        found.append((key, order, name, state, step))
+    if not found:
+        return None
+    _, _, name, state, step = min(found, key=lambda one: one[:2])
+    return name, state, step
+
+
+def _holding(
+    places: PoolPlaces, flavour: Flavour
+) -> Iterator[tuple[HostState, Step, Sequence[str]]]:
+    for state, names in places.members():
+        step = places.planner.step(state, flavour)
+        if step is not None:
+            yield state, step, names
+
+
+def _key(
+    planner: Planner,
+    state: HostState,
+    step: Step,
+    flavours: Sequence[Flavour],
+    weights: Sequence[float],
+    policy: HostPolicy,
+) -> Any:
+    """Less is better."""
+    if policy is HostPolicy.BEST_FIT:
+        return len(planner.free_gpus(step.after)), _free_cores(planner, step.after)
+    if policy is HostPolicy.FGD:
+        before = _fragment(planner, state, flavours, weights)
+        return _fragment(planner, step.after, flavours, weights) - before
+    cores, memory = _free_cores(planner, state), _free_memory(state)
+    if policy is HostPolicy.NOVA:
+        sizes = sum(size or 0 for size, _, _ in state.memory)
+        every = sum(map(len, planner.core_classes(state.shape)))
+        return -(memory / max(1, sizes) + cores / max(1, every))
+    if policy is HostPolicy.XAPI:
+        return -cores, -memory
+    return 0
+
+
+def _fragment(
+    planner: Planner, state: HostState, flavours: Sequence[Flavour], weights: Sequence[float]
+) -> float:
+    """Free GPUs, as far as the next VM would not fit."""
+    free = len(planner.free_gpus(state))
+    none = sum(
+        weight
+        for flavour, weight in zip(flavours, weights, strict=True)
+        if planner.step(state, flavour) is None
+    )
+    return free * none / sum(weights)
+
+
+def _free_cores(planner: Planner, state: HostState) -> int:
+    every = sum(map(len, planner.core_classes(state.shape)))
+    return every - sum(busy + service for busy, service in state.cores)
+
+
+def _free_memory(state: HostState) -> int:
+    return sum(free or 0 for _, free, _ in state.memory)

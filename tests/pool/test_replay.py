@@ -1,0 +1,226 @@
+"""Replay of arrivals: against published shares, closed cases, and a strict recount."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from homenode.errors import InputError, UsageError
+from homenode.pool.flavour import default_flavours
+from homenode.pool.replay.bound import most_accepted, most_allocated
+from homenode.pool.replay.cells import CellPolicy, replay_cells
+from homenode.pool.replay.hosts import HostPolicy, drawn_load, replay_hosts
+from homenode.pool.replay.simulation import chosen_policies, figure, simulate_hosts
+from homenode.pool.replay.tasks import Cluster, TaskPolicy, arrivals, replay_tasks
+from homenode.pool.replay.trace import (
+    CellVm,
+    GpuNode,
+    Spread,
+    Task,
+    TraceKind,
+    TwoNodeServer,
+    parse_cell_vms,
+    parse_gpu_nodes,
+    parse_tasks,
+    trace_kind,
+)
+from homenode.pool.sources import load_pool
+from homenode.pool.state import Planner
+from homenode.report.replay_text import simulation_page
+
+pytest.importorskip("numpy")
+
+OPENB = Path(__file__).parents[3] / "shared/traces/openb"
+CELLS = OPENB.parent / "numa-vms"
+PUBLISHED = {
+    "default": (95.39, 93.08), "multigpu20": (95.65, 93.93), "multigpu30": (96.46, 94.72),
+    "multigpu40": (96.99, 95.23), "multigpu50": (97.18, 95.74),
+}  # fmt: skip
+"""Share of GPUs allocated by FGD and by best fit, mean of ten orders (USENIX ATC'23)."""
+
+
+def _openb(name: str) -> tuple[tuple[GpuNode, ...], tuple[Task, ...]]:
+    nodes = parse_gpu_nodes((OPENB / "openb_node_list_gpu_node.csv").read_text(), "nodes")
+    path = OPENB / f"openb_pod_list_{name}.csv"
+    return nodes, parse_tasks(path.read_text(), path.name)
+
+
+@pytest.mark.skipif(not OPENB.is_dir(), reason="the published trace is not here")
+def test_fgd_and_best_fit_come_to_the_published_shares_and_ours_to_more() -> None:
+    nodes, tasks = _openb("multigpu50")
+    share = {
+        policy: replay_tasks(nodes, tasks, policy, 0).allocated * 100
+        for policy in (TaskPolicy.FGD, TaskPolicy.BEST_FIT, TaskPolicy.HOMENODE)
+    }
+    fgd, best_fit = PUBLISHED["multigpu50"]
+    assert abs(share[TaskPolicy.FGD] - fgd) < 0.7  # one order varies more than ten
+    assert abs(share[TaskPolicy.BEST_FIT] - best_fit) < 0.7
+    assert share[TaskPolicy.HOMENODE] > max(share[TaskPolicy.FGD], fgd)
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_ten_orders_come_to_the_published_shares_within_half_a_point(name: str) -> None:
+    nodes, tasks = _openb(name)
+
+    def mean(policy: TaskPolicy) -> float:
+        return sum(replay_tasks(nodes, tasks, policy, seed).allocated for seed in range(10)) * 10
+
+    fgd, best_fit = PUBLISHED[name]
+    own = mean(TaskPolicy.FGD)
+    assert abs(own - fgd) < 0.5
+    assert abs(mean(TaskPolicy.BEST_FIT) - best_fit) < 0.5
+    assert mean(TaskPolicy.HOMENODE) > max(fgd, own)
+
+
+def _small(seed: int) -> tuple[list[GpuNode], list[Task]]:
+    rng = random.Random(seed)
+    nodes = [
+        GpuNode(rng.choice((16000, 32000)), 64000, rng.choice((1, 2, 4)), rng.choice("ab"))
+        for _ in range(6)
+    ]
+    tasks = [
+        Task(rng.choice((1000, 4000, 8000)), 1000, 1, rng.choice((250, 400, 1000)))
+        if rng.random() < 0.8
+        else Task(8000, 2000, 2, 1000, ("a",) if rng.random() < 0.5 else ())
+        for _ in range(40)
+    ]
+    return nodes, tasks
+
+
+@pytest.mark.parametrize("policy", TaskPolicy)
+@pytest.mark.parametrize("seed", range(4))
+def test_no_machine_ever_gives_more_than_it_has(policy: TaskPolicy, seed: int) -> None:
+    nodes, tasks = _small(seed)
+    taken: list[tuple[int, Task, int | None]] = []
+
+    class Watched(Cluster):
+        def take(self, machine: int, task: Task, gpu: int | None) -> None:
+            taken.append((machine, task, gpu))
+            super().take(machine, task, gpu)
+
+    import homenode.pool.replay.tasks as module
+
+    own = module.Cluster
+    module.Cluster = Watched  # type: ignore[misc]
+    try:
+        found = replay_tasks(nodes, tasks, policy, seed)
+    finally:
+        module.Cluster = own  # type: ignore[misc]
+    for number, node in enumerate(nodes):
+        here = [(task, gpu) for machine, task, gpu in taken if machine == number]
+        assert sum(task.cpu_milli for task, _ in here) <= node.cpu_milli
+        assert sum(task.memory_mib for task, _ in here) <= node.memory_mib
+        shared: dict[int, int] = {}
+        whole = sum(task.gpus for task, gpu in here if gpu is None)
+        for task, gpu in here:
+            assert not task.models or node.model in task.models
+            if gpu is not None:
+                shared[gpu] = shared.get(gpu, 0) + task.gpu_milli
+        assert all(milli <= 1000 for milli in shared.values())
+        assert whole + len(shared) <= node.gpus
+    total = sum(node.gpus for node in nodes) * 1000
+    assert found.allocated == pytest.approx(sum(t.total_gpu_milli for _, t, _ in taken) / total)
+    assert found.refused + len(taken) == found.arrived
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_policy_betters_the_bound(seed: int) -> None:
+    pytest.importorskip("highspy")
+    nodes, tasks = _small(seed)
+    capacity = sum(node.gpus for node in nodes) * 1000
+    bound = most_allocated(nodes, arrivals(tasks, capacity, seed))
+    for policy in TaskPolicy:
+        assert replay_tasks(nodes, tasks, policy, seed).allocated <= bound + 1e-9
+
+
+def test_the_bound_of_arrivals_is_exact_where_all_intervals_meet() -> None:
+    pytest.importorskip("highspy")
+    assert most_accepted([(0, 9, 4), (1, 9, 4), (2, 9, 4)], 8) == pytest.approx(2)
+    assert most_accepted([(0, 1, 8), (1, 2, 8), (2, 3, 8)], 8) == pytest.approx(3)
+
+
+@pytest.mark.skipif(not CELLS.is_dir(), reason="the published trace is not here")
+@pytest.mark.parametrize("name", ["C2"])
+def test_vms_of_cells_are_placed_more_often_and_refused_later_than_by_other_policies(
+    name: str,
+) -> None:
+    from homenode.pool.replay.trace import parse_two_node_servers
+
+    servers = parse_two_node_servers((CELLS / "PM_res.csv").read_text(), "servers")
+    vms = parse_cell_vms((CELLS / f"VM_data_{name}.csv").read_text(), "vms")
+    runs = {policy: replay_cells(servers, vms, policy) for policy in CellPolicy}
+    ours = runs.pop(CellPolicy.HOMENODE)
+    assert all(ours.placed > run.placed for run in runs.values())
+    assert all(ours.before_refusal >= run.before_refusal for run in runs.values())
+
+
+@pytest.mark.parametrize("policy", CellPolicy)
+def test_groups_of_vms_keep_their_rule(policy: CellPolicy) -> None:
+    servers = [TwoNodeServer((8, 8), (32, 32)) for _ in range(3)]
+    apart = [CellVm(2, 2, 1, Spread.ANTI_AFFINITY, "a") for _ in range(4)]
+    assert replay_cells(servers, apart, policy).placed == 3
+    together = [CellVm(8, 8, 1, Spread.AFFINITY, "b") for _ in range(3)]
+    assert replay_cells(servers, together, policy).placed == 2
+    domains = [CellVm(8, 8, 1, Spread.FAULT_DOMAINS, "c", str(i % 4)) for i in range(8)]
+    assert replay_cells(servers, domains, policy).placed <= 6
+    two = [CellVm(16, 16, 2)] * 4
+    assert replay_cells(servers, two, policy).placed == 3
+
+
+def test_hosts_take_arrivals_until_they_are_full_and_again_after_departures() -> None:
+    pool = load_pool(["hgx-h100*2"])
+    flavours = default_flavours()
+    load = drawn_load(flavours, (4, 2, 1, 1), 16, load=0.9, count=25, seed=3)
+    planner = Planner(pool)
+    runs = {policy: replay_hosts(pool, flavours, (4, 2, 1, 1), load, policy, planner)
+            for policy in HostPolicy}  # fmt: skip
+    ours = runs[HostPolicy.HOMENODE]
+    assert ours.stranded == 0
+    assert ours.degraded == 0
+    assert all(run.refused >= 0 and 0 < run.allocated < 1 for run in runs.values())
+    assert ours.refused <= runs[HostPolicy.NOVA].refused
+
+
+def test_a_simulation_says_that_it_is_one_and_has_intervals() -> None:
+    pytest.importorskip("highspy")
+    pool = load_pool(["hgx-h100*1"])
+    found = simulate_hosts(
+        "two", pool, default_flavours(), (1, 1, 1, 1), ("first-fit", "homenode"), 2,
+        lambda done, total: None, load=0.5, vms=6,
+    )  # fmt: skip
+    assert found.simulated
+    assert [one.policy for one in found.outcomes] == ["first-fit", "homenode"]
+    assert found.bound is not None
+    page = simulation_page(replace(found, what="<b>"))
+    assert "<b>" not in page
+    assert "imulated" in page
+
+
+def test_an_interval_needs_two_orders() -> None:
+    assert figure("x", [3.0]).low is None
+    both = figure("x", [1.0, 3.0])
+    assert both.low is not None
+    assert both.low < 1.0 < both.mean == 2.0
+
+
+def test_unknown_policies_are_refused_by_name() -> None:
+    with pytest.raises(UsageError, match="nova"):
+        chosen_policies(["nova"], tuple(TaskPolicy))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "a,b\n1,2", "cpu_milli,memory_mib,num_gpu,gpu_milli\n1,2,3",
+        "cpu_milli,memory_mib,num_gpu,gpu_milli\n1,2,x,1000",
+        "cpu_milli,memory_mib,num_gpu,gpu_milli\n1,2,2,500",
+        "cpu_milli,memory_mib,num_gpu,gpu_milli\n",
+        "cpu_milli,memory_mib,num_gpu,gpu_milli\n-1,1,0,0",
+    ],
+)  # fmt: skip
+def test_a_trace_of_another_form_is_refused_by_line(text: str) -> None:
+    with pytest.raises(InputError):
+        if trace_kind(text, "t.csv") is TraceKind.TASKS:
+            parse_tasks(text, "t.csv")

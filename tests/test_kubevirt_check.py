@@ -9,8 +9,8 @@ import pytest
 
 from homenode.errors import InputError
 from homenode.findings import Finding
+from homenode.kubevirt.cluster import Cluster, read_cluster
 from homenode.kubevirt.fit import check_fit
-from homenode.kubevirt.gates import read_gates
 from homenode.kubevirt.vmi import read_vmi
 from homenode.pci import DeviceKind
 from homenode.pods.kubelet import Kubelet, read_kubelet
@@ -26,6 +26,7 @@ GOOD_KUBELET: dict[str, Any] = {
     "cpuManagerPolicy": "static",
     "cpuManagerPolicyOptions": {"full-pcpus-only": "true"},
     "topologyManagerPolicy": "restricted",
+    "topologyManagerScope": "pod",
     "memoryManagerPolicy": "Static",
     "reservedSystemCPUs": "0-1,128-129",
 }
@@ -64,7 +65,8 @@ def found(
     host: Host | None = None,
     gates: frozenset[str] | None = None,
 ) -> dict[str, Finding]:
-    return {f.id: f for f in check_fit(read_vmi(text, "vmi"), config, host, gates).findings}
+    cluster = None if gates is None else Cluster(gates)
+    return {f.id: f for f in check_fit(read_vmi(text, "vmi"), config, host, cluster).findings}
 
 
 def with_pages(free: tuple[int, int], page_bytes: int = 2 << 20) -> Host:
@@ -80,7 +82,7 @@ def with_pages(free: tuple[int, int], page_bytes: int = 2 << 20) -> Host:
 @pytest.mark.parametrize("kind", ["VirtualMachineInstance", "VirtualMachine"])
 def test_what_fits_has_no_finding_and_says_what_was_checked(kind: str) -> None:
     host = with_pages((131_072, 131_072))
-    answer = check_fit(read_vmi(vmi(kind=kind), "vmi"), kubelet(), host, GATES)
+    answer = check_fit(read_vmi(vmi(kind=kind), "vmi"), kubelet(), host, Cluster(GATES))
     assert answer.findings == ()
     assert len(answer.checked) == 4
 
@@ -89,7 +91,8 @@ def test_what_fits_has_no_finding_and_says_what_was_checked(kind: str) -> None:
     ("text", "ids"),
     [
         (vmi({"dedicatedCpuPlacement": False}),
-         {"cpus-not-dedicated", "mapping-without-dedicated-cpus"}),
+         {"cpus-not-dedicated", "mapping-without-dedicated-cpus",
+          "emulator-without-dedicated-cpus"}),
         (vmi(memory={"hugepages": None}), {"mapping-without-huge-pages"}),
         (vmi({"numa": None}), {"guest-flat"}),
         (vmi({"isolateEmulatorThread": False}), {"emulator-on-vcpu"}),
@@ -128,7 +131,8 @@ def test_the_clusters_gates_are_judged(
         ({"cpuManagerPolicyOptions": {}}, {"cores-shared"}),
         ({"seccompDefault": True}, {"binding-forbidden"}),
         ({"seccompDefault": False}, set()),
-        ({"topologyManagerPolicy": "single-numa-node"}, {"more-than-one-node"}),
+        ({"topologyManagerPolicy": "single-numa-node"}, {"pod-refused"}),
+        ({"topologyManagerScope": "container"}, {"pod-refused"}),
     ],
 )
 def test_a_kubelet_that_does_not_align_is_named(changes: dict[str, Any], ids: set[str]) -> None:
@@ -291,11 +295,53 @@ def test_what_is_no_kubelet_configuration_is_refused_in_words(text: str, said: s
 def test_gates_are_read_of_a_cr_and_of_a_list_of_one() -> None:
     inner = {"configuration": {"developerConfiguration": {"featureGates": ["Sidecar"]}}}
     cr = {"kind": "KubeVirt", "spec": inner}
-    assert read_gates(json.dumps(cr), "cr") == {"Sidecar"}
-    assert read_gates(json.dumps({"kind": "List", "items": [cr]}), "cr") == {"Sidecar"}
-    assert read_gates('{"kind": "KubeVirt"}', "cr") == set()
+    assert read_cluster(json.dumps(cr), "cr").gates == {"Sidecar"}
+    assert read_cluster(json.dumps({"kind": "List", "items": [cr]}), "cr").gates == {"Sidecar"}
+    assert read_cluster('{"kind": "KubeVirt"}', "cr") == Cluster(frozenset())
+
+
+def test_version_permitted_devices_and_gates_that_are_off_are_read_of_a_cr() -> None:
+    devices = {"pciHostDevices": [{"resourceName": "nvidia.com/A100"}], "usb": [{}]}
+    developer = {"featureGates": ["Sidecar", "Root"], "disabledFeatureGates": ["Root"]}
+    config = {"developerConfiguration": developer, "permittedHostDevices": devices}
+    cr = {
+        "kind": "KubeVirt", "spec": {"configuration": config},
+        "status": {"observedKubeVirtVersion": "v1.8.4"},
+    }  # fmt: skip
+    read = read_cluster(json.dumps(cr), "cr")
+    assert read == Cluster(frozenset({"Sidecar"}), (1, 8), frozenset({"nvidia.com/A100"}))
+    odd = cr | {"status": {"observedKubeVirtVersion": "devel"}}
+    assert read_cluster(json.dumps(odd), "cr").version is None
     with pytest.raises(InputError, match="KubeVirt"):
-        read_gates(json.dumps({"kind": "List", "items": [cr, cr]}), "cr")
+        read_cluster(json.dumps({"kind": "List", "items": [cr, cr]}), "cr")
+
+
+def judged(text: str, cluster: Cluster) -> set[str]:
+    return {f.id for f in check_fit(read_vmi(text, "vmi"), None, None, cluster).findings}
+
+
+def test_devices_that_no_one_permits_get_no_pod() -> None:
+    assert judged(vmi(), Cluster(GATES)) == set()
+    assert judged(vmi(), Cluster(GATES, None, frozenset({"x"}))) == set()
+    assert judged(vmi(), Cluster(GATES, None, frozenset({"y"}))) == {"device-not-permitted"}
+    by_claim = Cluster(GATES | {"GPUsWithDRA"}, (1, 9), frozenset())
+    assert judged(vmi(), by_claim) == set()
+
+
+def test_a_gate_that_the_version_does_not_have_does_not_count() -> None:
+    gates = GATES | {"PCINUMAAwareTopology"}
+    assert judged(vmi(annotations={}), Cluster(gates, (1, 8))) == set()
+    assert judged(vmi(annotations={}), Cluster(gates, (1, 6))) == {
+        "gate-unknown", "devices-without-node",
+    }  # fmt: skip
+
+
+def test_what_admission_and_the_hook_cannot_see_is_said() -> None:
+    annotations = {**HOOK, "kubevirt.io/placePCIDevicesOnRootComplex": "true"}
+    assert set(found(vmi(annotations=annotations))) == {"devices-on-root-complex"}
+    vm = json.loads(vmi(kind="VirtualMachine"))
+    vm["spec"]["instancetype"] = {"name": "u1.large"}
+    assert set(found(json.dumps(vm))) == {"instancetype"}
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1Xi", "1e999", "٣", "1" * 40, "[]"])

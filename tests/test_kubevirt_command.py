@@ -97,7 +97,7 @@ def test_every_option_of_every_command_is_documented() -> None:
                 assert f"`{option}" in text or f", {option} " in text, option
 
 
-@pytest.mark.parametrize("file", ["fit.py", "fit_node.py", "fit_memory.py"])
+@pytest.mark.parametrize("file", ["fit.py", "fit_node.py", "fit_memory.py", "admission_rules.py"])
 def test_every_finding_is_documented(file: str) -> None:
     text = (ROOT / "docs/commands/kubevirt.md").read_text(encoding="utf-8")
     tree = ast.parse((ROOT / "src/homenode/kubevirt" / file).read_text(encoding="utf-8"))
@@ -106,7 +106,7 @@ def test_every_finding_is_documented(file: str) -> None:
         str(call.args[0].value)
         for call in calls
         if isinstance(call.func, ast.Name)
-        and call.func.id == "Finding"
+        and call.func.id in ("Finding", "_refused")
         and isinstance(call.args[0], ast.Constant)
     ]
     assert ids

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from homenode.errors import UsageError
+from homenode.kubevirt.cluster import Cluster
 from homenode.kubevirt.demand import demand_of
 from homenode.kubevirt.fit import check_fit
 from homenode.kubevirt.manifest_options import HookVersion, ManifestOptions
@@ -103,7 +104,7 @@ def test_a_vm_of_two_packages_has_two_sockets_and_no_room_for_more(
 def test_the_check_has_nothing_to_say_of_the_vm() -> None:
     vmi = read_vmi(json.dumps(virtual_machine(OPTIONS)), "vm.yaml")
     assert demand_of(vmi).gpus == 8
-    assert check_fit(vmi, None, None, frozenset(GATES)).findings == ()
+    assert check_fit(vmi, None, None, Cluster(frozenset(GATES))).findings == ()
 
 
 def test_the_example_fits_a_node_that_gives_whole_cores_alone() -> None:
@@ -113,12 +114,13 @@ def test_the_example_fits_a_node_that_gives_whole_cores_alone() -> None:
                 "cpuManagerPolicy": "static", "reservedSystemCPUs": "0-3,128-131",
                 "cpuManagerPolicyOptions": {"full-pcpus-only": "true"},
                 "topologyManagerPolicy": "restricted", "memoryManagerPolicy": "Static",
+                "topologyManagerScope": "pod",
             }
         ),
         "kubelet",
     )  # fmt: skip
-    vmi = read_vmi(json.dumps(virtual_machine(OPTIONS)), "vm.yaml")
-    found = check_fit(vmi, kubelet, load_host("hgx-a100-ibm"), frozenset(GATES)).findings
+    vmi = read_vmi(json.dumps(virtual_machine(ManifestOptions(vcpus=200))), "vm.yaml")
+    found = check_fit(vmi, kubelet, load_host("hgx-a100-ibm"), Cluster(frozenset(GATES))).findings
     assert [f.id for f in found] == ["huge-pages-unknown"]
 
 

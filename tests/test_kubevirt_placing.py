@@ -371,3 +371,14 @@ def test_another_uuid_and_order_give_the_same_tree() -> None:
     assert guest(placed).controllers == guest(usual).controllers
     assert other.encode() in placed.document
     assert cell_of_device(placed) == cell_of_device(usual)
+
+
+def test_one_cell_of_memory_hotplug_over_two_nodes_is_a_flat_guest() -> None:
+    """KubeVirt gives a guest that may grow one cell, whatever nodes its pins are on."""
+    xml = document(["01:00.0", "02:00.0"], pins=((0, 1, 4, 5),), nodes=None)
+    placed = place(xml)
+    assert placed.document == xml.encode()
+    assert "memory hotplug" in warnings(placed)[0]
+    assert cell_of_device(place(document(["01:00.0"], pins=((0, 1),), nodes=None))) == {
+        "01:00.0": 0
+    }

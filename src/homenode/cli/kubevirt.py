@@ -125,8 +125,8 @@ def check(
       homenode kubevirt check vmi.json --kubelet configz.json --kubevirt kubevirt.json
     """
     from homenode.findings import are_bad
+    from homenode.kubevirt.cluster import read_cluster
     from homenode.kubevirt.fit import check_fit
-    from homenode.kubevirt.gates import read_gates
     from homenode.kubevirt.vmi import vmi_of
     from homenode.pods.kubelet import read_kubelet
     from homenode.pods.manifest import read_manifest
@@ -139,12 +139,12 @@ def check(
         if kubelet is None
         else read_kubelet(read_file(kubelet, "a KubeletConfiguration as JSON"), str(kubelet))
     )
-    gates = (
+    cluster = (
         None
         if kubevirt is None
-        else read_gates(read_file(kubevirt, "a KubeVirt CR as JSON"), str(kubevirt))
+        else read_cluster(read_file(kubevirt, "a KubeVirt CR as JSON"), str(kubevirt))
     )
-    findings = check_fit(read, config, None if host is None else load_host(host), gates)
+    findings = check_fit(read, config, None if host is None else load_host(host), cluster)
     if json:
         from homenode.formats import encode
 

@@ -10,29 +10,37 @@ documentation on CPU, Memory and Topology Manager, kubernetes#136431.
 from collections.abc import Iterator
 
 from homenode.findings import Finding, Findings, Severity, in_order
+from homenode.kubevirt.admission_rules import admission_findings
+from homenode.kubevirt.cluster import FIRST_VERSION, Cluster
 from homenode.kubevirt.demand import Demand, demand_of
 from homenode.kubevirt.fit_memory import memory_findings
 from homenode.kubevirt.fit_node import aligned_nodes, node_findings
+from homenode.kubevirt.launcher_pod import launcher_pod
 from homenode.kubevirt.vmi import Vmi
+from homenode.pods.checkpoints import Checkpoints
+from homenode.pods.fit import MOST_NODES, fit, fit_findings
 from homenode.pods.kubelet import Kubelet
+from homenode.pods.machine import node_of_host, with_known_memory
 from homenode.topology import Host
 from homenode.units import format_bytes
 
-Gates = frozenset[str] | None
-"""Feature gates that are on in the KubeVirt CR; None = not given."""
-
+NATIVE = "PCINUMAAwareTopology"
+ROOT_COMPLEX_ANNOTATION = "kubevirt.io/placePCIDevicesOnRootComplex"
 _ADMISSION = "KubeVirt's admission of a VMI"
 _CPU = "Kubernetes, CPU Manager"
 _TOPOLOGY = "Kubernetes, Topology Manager"
 
 
-def check_fit(vmi: Vmi, kubelet: Kubelet | None, host: Host | None, gates: Gates) -> Findings:
-    """Findings on one VMI. kubelet, host, gates: None = not given, and not judged."""
+def check_fit(
+    vmi: Vmi, kubelet: Kubelet | None, host: Host | None, cluster: Cluster | None
+) -> Findings:
+    """Findings on one VMI. kubelet, host, cluster: None = not given, and not judged."""
     demand = demand_of(vmi)
-    found = [*_spec(demand), *_gates(demand, gates)]
+    found = [*admission_findings(vmi, cluster), *_spec(vmi, demand), *_gates(demand, cluster)]
     checked = [f"VMI {vmi.name}: CPU placement, cells, memory, devices, hook"]
-    if gates is not None:
-        checked.append(f"KubeVirt's feature gates: {', '.join(sorted(gates)) or 'none'}")
+    if cluster is not None:
+        version = "" if cluster.version is None else " {}.{}".format(*cluster.version)
+        checked.append(f"KubeVirt{version}: gates {', '.join(sorted(cluster.gates)) or 'none'}")
     if kubelet is not None:
         checked.append(
             f"kubelet: cpuManagerPolicy {kubelet.cpu_policy}, topologyManagerPolicy "
@@ -43,28 +51,43 @@ def check_fit(vmi: Vmi, kubelet: Kubelet | None, host: Host | None, gates: Gates
         checked.append(f"node {host.name}: PUs, NUMA nodes, huge pages, GPUs")
         found += node_findings(demand, kubelet, host)
         found += memory_findings(demand, aligned_nodes(demand, kubelet, host), host)
+        refused = demand.memory_bytes is None or any(
+            finding.severity is Severity.CRITICAL for finding in found
+        )
+        if kubelet is not None and not refused and len(host.nodes) <= MOST_NODES:
+            found += _verdict(vmi, kubelet, host)
     return Findings(tuple(checked), in_order(found))
 
 
-def _spec(demand: Demand) -> Iterator[Finding]:
+def _verdict(vmi: Vmi, kubelet: Kubelet, host: Host) -> Iterator[Finding]:
+    """The kubelet's refusal of the VM's pod, with nothing else on the node."""
+    pod, unknown = with_known_memory(launcher_pod(vmi), host)
+    node, gaps = node_of_host(host, kubelet, pod.devices, {}, Checkpoints())
+    for finding in fit_findings(fit(pod, node, (*unknown, *gaps)), host.name).findings:
+        if finding.id == "pod-not-aligned" or "TopologyAffinityError" in finding.observed:
+            yield finding
+
+
+def _spec(vmi: Vmi, demand: Demand) -> Iterator[Finding]:
+    if vmi.instancetype is not None:
+        yield Finding(
+            "instancetype", Severity.INCONCLUSIVE, f"instance type {vmi.instancetype}",
+            "CPUs, memory and devices in the object", "a VirtualMachine that takes them from an "
+            "instance type or preference", None,
+            "check the VMI: kubectl get vmi NAME -o yaml, once it is started", "the object",
+        )  # fmt: skip
+    if demand.passed and vmi.annotations.get(ROOT_COMPLEX_ANNOTATION) == "true":
+        yield Finding(
+            "devices-on-root-complex", Severity.WARNING, f"annotation {ROOT_COMPLEX_ANNOTATION}",
+            "not set", "true: KubeVirt puts every device on pcie.0, where none has a node; the "
+            "hook leaves what was put there explicitly", None, "remove the annotation",
+            "KubeVirt, converter.go: PlacePCIDevicesOnRootComplex",
+        )  # fmt: skip
     if not demand.dedicated:
         yield Finding(
             "cpus-not-dedicated", Severity.WARNING, "spec.domain.cpu.dedicatedCpuPlacement",
             "true", "not set: the vCPUs are not pinned, so the guest can be told of no node", None,
             "set dedicatedCpuPlacement: true", _ADMISSION,
-        )  # fmt: skip
-    if demand.mapped and not demand.dedicated:
-        yield Finding(
-            "mapping-without-dedicated-cpus", Severity.CRITICAL,
-            "spec.domain.cpu.numa.guestMappingPassthrough", "dedicatedCpuPlacement beside it",
-            "none: the VMI is refused", None, "set dedicatedCpuPlacement: true", _ADMISSION,
-        )  # fmt: skip
-    if demand.mapped and demand.page_bytes is None:
-        yield Finding(
-            "mapping-without-huge-pages", Severity.CRITICAL,
-            "spec.domain.cpu.numa.guestMappingPassthrough", "memory.hugepages beside it",
-            "none: the VMI is refused", None, "set spec.domain.memory.hugepages.pageSize",
-            _ADMISSION,
         )  # fmt: skip
     if demand.mapped and demand.most_memory_bytes is not None:
         yield Finding(
@@ -91,25 +114,28 @@ def _spec(demand: Demand) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _gates(demand: Demand, gates: Gates) -> Iterator[Finding]:
+def _gates(demand: Demand, cluster: Cluster | None) -> Iterator[Finding]:
     source = "KubeVirt, feature gates"
-    native = gates is not None and "PCINUMAAwareTopology" in gates
+    native = cluster is not None and cluster.has_gate(NATIVE)
     if demand.passed and demand.mapped and not demand.hooked and not native:
         yield Finding(
             "devices-without-node", Severity.WARNING, f"{demand.passed} devices",
-            "homenode's hook, or the gate PCINUMAAwareTopology",
-            "no hook in the annotations" + ("" if gates is None else ", and the gate is off"),
+            f"homenode's hook, or the gate {NATIVE} (KubeVirt 1.8 and newer)",
+            "no hook in the annotations" + ("" if cluster is None else ", and the gate is off"),
             "12.6 for 15.6 GB/s from host to device (HGX A100)",
-            "homenode kubevirt manifest writes the annotation and the image", source,
+            "homenode kubevirt manifest writes the annotation and the hook", source,
         )  # fmt: skip
-    if gates is None:
+    if cluster is None:
         return
-    if demand.hooked and "Sidecar" not in gates:
-        yield Finding(
-            "gate-sidecar-off", Severity.CRITICAL, "feature gate Sidecar", "on, for the hook",
-            "off: the VMI is refused", None, "homenode kubevirt manifest writes the patch", source,
-        )  # fmt: skip
-    if demand.dedicated and "CPUManager" not in gates:
+    for gate in sorted(cluster.gates):
+        if cluster.is_unknown(gate):
+            first = "{}.{}".format(*FIRST_VERSION[gate])
+            yield Finding(
+                "gate-unknown", Severity.WARNING, f"feature gate {gate}",
+                f"KubeVirt {first} or newer", "{}.{}: it ignores the gate".format(
+                    *(cluster.version or ())), None, "upgrade, or remove the gate", source,
+            )  # fmt: skip
+    if demand.dedicated and not cluster.has_gate("CPUManager"):
         yield Finding(
             "gate-cpu-manager-off", Severity.WARNING, "feature gate CPUManager",
             "on, so that nodes are labelled cpumanager=true", "off", None,
@@ -117,7 +143,7 @@ def _gates(demand: Demand, gates: Gates) -> Iterator[Finding]:
         )  # fmt: skip
     if demand.hooked and native:
         yield Finding(
-            "hook-beside-native", Severity.INFO, "feature gate PCINUMAAwareTopology",
+            "hook-beside-native", Severity.INFO, f"feature gate {NATIVE}",
             "one of the hook and the gate", "both: the hook leaves alone what the gate has placed",
             None, None, source,
         )  # fmt: skip

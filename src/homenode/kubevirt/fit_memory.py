@@ -24,12 +24,7 @@ def memory_findings(demand: Demand, nodes: int, host: Host) -> Iterator[Finding]
         )  # fmt: skip
         return
     if page == 0 or size % page:
-        yield Finding(
-            "huge-pages-not-whole", Severity.CRITICAL, subject,
-            "memory of whole pages", format_bytes(size), None,
-            "take a multiple of the page size", "KubeVirt's admission of a VMI",
-        )  # fmt: skip
-        return
+        return  # admission refuses it
     pools = [pool for node in host.nodes for pool in node.page_pools]
     if not pools:
         yield Finding(

@@ -128,13 +128,6 @@ def _topology(demand: Demand, kubelet: Kubelet, host: Host) -> Iterator[Finding]
             "grow as 2 to the number of nodes, so that admission may take minutes", _TOPOLOGY,
         )  # fmt: skip
     needed = aligned_nodes(demand, kubelet, host)
-    if kubelet.topology_policy == "single-numa-node" and needed > 1:
-        yield Finding(
-            "more-than-one-node", Severity.CRITICAL, "kubelet topologyManagerPolicy",
-            f"restricted or best-effort: the VM needs {needed} NUMA nodes",
-            "single-numa-node: kubelet refuses the pod (TopologyAffinityError)", None,
-            "set restricted, or make the VM smaller", _TOPOLOGY,
-        )  # fmt: skip
     distant = 1 < needed < nodes and nodes > 2
     if distant and kubelet.topology_options.get("prefer-closest-numa-nodes") != "true":
         yield Finding(

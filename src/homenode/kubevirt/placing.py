@@ -14,6 +14,7 @@ from homenode.cpuset import CpuSet
 from homenode.domain.cells import edit_cells
 from homenode.domain.document import Document
 from homenode.domain.hostdevs import edit_initiators, hostdev_elements
+from homenode.domain.numatune import read_memnodes
 from homenode.domain.read import guest_of, open_domain
 from homenode.domain.rewrite import PCIE_STEPS, rewrite_by
 from homenode.errors import InputError
@@ -87,6 +88,17 @@ def place_devices(
         )
     host = needed_host(snapshot, tuple(sorted(h.source for h in guest.hostdevs)))
     nodes = cell_nodes(document, host)
+    is_bound = bool(read_memnodes(document))
+    if len(guest.cell_vcpus) == 1 and len(nodes.cell_of_node) > 1 and not is_bound:
+        several = ", ".join(map(str, sorted(nodes.cell_of_node)))
+        return Placed(
+            xml,
+            (
+                f"warning: the guest's one cell stands for host nodes {several}, so that a device "
+                "on it would have a wrong node: KubeVirt adds such a cell for memory hotplug; set "
+                "spec.domain.cpu.numa.guestMappingPassthrough and leave maxGuest out",
+            ),
+        )
     by_bdf = {device.bdf: device for device in host.pci_devices}
     guest, regained = with_lost_targets(guest, by_bdf, nodes.cell_of_node)
     staying = [h for h in guest.hostdevs if _stays(guest, h, asked_for, regained)]

@@ -19,13 +19,15 @@ class Vmi:
     """A VMI, or the template of a VM.
 
     spec: as given. annotations: name -> text. guest_addresses: guest PCI addresses that the user
-    asked for by name (`pciAddress`), as written; such a device stays where it is.
+    asked for by name (`pciAddress`), as written; such a device stays where it is. instancetype: of
+    the instance type or preference that a VM takes CPUs and devices from.
     """
 
     name: str
     spec: Mapping[str, Any]
     annotations: Mapping[str, str]
     guest_addresses: frozenset[tuple[int, int, int, int]]
+    instancetype: str | None = None
 
     def at(self, *path: str) -> Any:
         """What is down a path of names in the spec; None where it is not there."""
@@ -53,6 +55,8 @@ def vmi_of(document: Mapping[str, Any], source: str, *, needs_domain: bool = Fal
     metadata = _mapping(document.get("metadata"), source, "metadata")
     whole = _mapping(document.get("spec"), source, "spec")
     template = whole.get("template")
+    names = [down(whole, kind, "name") for kind in ("instancetype", "preference")]
+    given = next((name for name in names if isinstance(name, str)), None)
     if template is not None:
         template = _mapping(template, source, "spec.template")
         inner = _mapping(template.get("metadata"), source, "spec.template.metadata")
@@ -72,6 +76,7 @@ def vmi_of(document: Mapping[str, Any], source: str, *, needs_domain: bool = Fal
         spec=whole,
         annotations=annotations,
         guest_addresses=frozenset(_addresses(whole, source)),
+        instancetype=given,
     )
 
 

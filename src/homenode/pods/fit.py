@@ -15,7 +15,7 @@ from homenode.wording import plural
 
 POLICIES = ("none", "best-effort", "restricted", "single-numa-node")
 _KUBELET = "Kubernetes, Topology Manager"
-_MOST_NODES = 10
+MOST_NODES = 10
 """Sets of nodes are gone through one by one here; the kubelet itself refuses more than 8 nodes
 unless it is told otherwise, and takes minutes from there on."""
 
@@ -60,9 +60,9 @@ class Fit:
 def fit(pod: Pod, node: Node, gaps: tuple[Gap, ...] = ()) -> Fit:
     """What the kubelet of a node answers to a pod. Raises InputError for too many NUMA nodes."""
     policy = node.policies.topology_policy
-    if len(node.numa_nodes) > _MOST_NODES:
+    if len(node.numa_nodes) > MOST_NODES:
         raise InputError(
-            f"expected at most {_MOST_NODES} NUMA nodes, found {len(node.numa_nodes)}: the kubelet "
+            f"expected at most {MOST_NODES} NUMA nodes, found {len(node.numa_nodes)}: the kubelet "
             "goes through every set of them, and refuses to start with more than 8",
         )
     answers = tuple(

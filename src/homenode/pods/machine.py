@@ -63,16 +63,14 @@ def node_of_host(
 
 
 def with_known_memory(pod: Pod, host: Host) -> tuple[Pod, tuple[Gap, ...]]:
-    """The pod without requests for huge pages, where the host's source says nothing of any."""
+    """The pod without its memory, where it requests huge pages and the host's source says nothing
+    of any: all kinds of memory are aligned together."""
     asked = {n for c in pod.containers for n in c.memory_bytes if n.startswith(HUGE_PAGES)}
     if not asked or any(node.page_pools for node in host.nodes):
         return pod, ()
-    containers = tuple(
-        replace(c, memory_bytes={n: s for n, s in c.memory_bytes.items() if n not in asked})
-        for c in pod.containers
-    )
+    containers = tuple(replace(c, memory_bytes={}) for c in pod.containers)
     gaps = tuple(
-        Gap(f"{name} of the nodes", "not in the host's source: they are not counted")
+        Gap(f"{name} of the nodes", "not in the host's source: memory is not counted")
         for name in sorted(asked)
     )
     return replace(pod, containers=containers), gaps

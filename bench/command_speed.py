@@ -1,4 +1,4 @@
-"""Speed of whole commands, from process start to their end, beside a bare interpreter's start.
+"""Speed of whole commands, from process start to their end, next to a bare interpreter's start.
 
 Run by `make bench`. Each round runs every command once, in turn, so that a busy moment of the
 machine falls on all of them; printed are medians and their multiples of `python -c pass`.

@@ -1,4 +1,4 @@
-"""The native probe beside its peers, interleaved: bandwidth, latency, time taken. [I/O]
+"""The native probe next to its peers, interleaved: bandwidth, latency, time taken. [I/O]
 
 Run with `make bench`. Peers: our own plain STREAM (gcc -O2, and -O3 -march=native), a plain pointer
 chase, and likwid-bench where it is installed. Each round runs each program once, in turn, so that a

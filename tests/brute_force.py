@@ -5,18 +5,18 @@ the order of terms; only the VM's overhead is asked for where the planner says i
 
 Where the record leaves a choice, this is how it is read here:
 
-* Each rung is one value of each concession; the concessions nest in the order of the record, so
+* Each fallback is one value of each concession; the concessions nest in the order of the record, so
   that the memory next to its vCPUs gives way first and the host's memory last.
 * Memory next to its vCPUs gives way in two steps where it is not bound to cells: the chosen nodes
   hold it together; other nodes help. A node that is to hold some has at least a page.
 * Whole cores give way in two steps as well: all PUs of whole cores, where the vCPUs divide by them
   and the layout pins one PU of each (or would double the vCPUs); then any free PUs.
-* What QEMU needs is a part of what is reserved: a VM that fits without it is on the last rung.
+* What QEMU needs is a part of what is reserved: a VM that fits without it is on the last fallback.
 * Memory of other nodes is a node set, too, which `max_nodes` limits.
 * The host's cores are any cores without a PU that a vCPU is pinned to: reserved and disallowed
   ones count. Where vCPUs may lie on siblings, those that save cores for the host are drawn, and
   only the best candidate is asked whether it leaves one.
-* Free bytes for the balance are those that the node can give this VM on its rung.
+* Free bytes for the balance are those that the node can give this VM on its fallback.
 * A GPU of unknown node is near to nothing: it is chosen only where others do not suffice.
 * A NIC is paired with any GPU that the VM has or may get, so that no choice of GPUs unpairs it.
 * With `device_locality=ignore` no device is near or far; what GPU sets lose still counts.
@@ -124,7 +124,7 @@ class _Group:
 
 
 def best_by_force(host: Host, request: GuestRequest) -> Best | None:
-    """The best placement of the first rung that has one, or None.
+    """The best placement of the first fallback that has one, or None.
 
     Rungs that differ in the host's last core and the memory only are one group: of these the first
     that costs no class of device distance, no package, no GPU its home and no further GPU set.
@@ -144,7 +144,7 @@ def standing(
     host: Host, request: GuestRequest, split: dict[int, int], gpus: Iterable[Bdf] = ()
 ) -> tuple[object, ...] | None:
     """Where one candidate stands: of two candidates the lesser is the better one. None where no
-    rung allows it.
+    fallback allows it.
 
     split: node position -> sibling groups.
     """
@@ -245,7 +245,7 @@ def _remembered(method: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 class _Step:
-    """One rung of one request."""
+    """One fallback of one request."""
 
     def __init__(self, host: Host, request: GuestRequest, rung: Rung) -> None:
         self.host, self.request, self.rung = host, request, rung
@@ -570,7 +570,7 @@ class _Step:
 
     @cached_property
     def gpu_sets(self) -> list[tuple[Bdf, ...]]:
-        """The GPUs that the VM may get beside those it names."""
+        """The GPUs that the VM may get in addition to those it names."""
         count = self.request.gpu_count or 0
         open_gpus = sorted(self.free_gpus - set(self.request.devices))
         sets = list(combinations(open_gpus, count))

@@ -7,7 +7,7 @@ from collections.abc import Generator
 import pytest
 from hypothesis import HealthCheck, settings
 
-# The same examples each time: what a change did not break does not fail beside it. Other ones, and
+# The same examples each time: what a change did not break does not fail next to it. Other ones, and
 # many more, are for who asks for them: --hypothesis-profile=thorough.
 settings.register_profile(
     "default", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -21,7 +21,7 @@ settings.load_profile("default")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# What is printed is as wide as where nobody says how wide it may be.
+# What is printed is as wide as where it is unknown how wide it may be.
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
 

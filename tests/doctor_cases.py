@@ -266,7 +266,7 @@ HOST_CASES: dict[str, Case] = {
             domain(2, pins=[0, 2]), settings(host(DESKTOP), idle_exit_latency_us=133)),
     ),
     "retrain-failed": case(
-        "a link that trains to 5 GT/s whatever it is told", lambda: _retrained(2),
+        "a link that trains to 5 GT/s whatever it is given", lambda: _retrained(2),
         "a link that trains to 16 GT/s", lambda: _retrained(None),
     ),
     "retrain-interrupted": case(

@@ -49,7 +49,7 @@ GUEST_CASES: dict[str, Case] = {
         "an IOThread pinned to a vCPU's PU", lambda: small(
             2, [0, 1], more="<iothreads>1</iothreads>",
             cputune="<iothreadpin iothread='1' cpuset='1'/>"),
-        "an IOThread pinned to the PU beside them", lambda: small(
+        "an IOThread pinned to the PU next to them", lambda: small(
             2, [0, 1], more="<iothreads>1</iothreads>",
             cputune="<iothreadpin iothread='1' cpuset='2'/>"),
     ),
@@ -61,7 +61,7 @@ GUEST_CASES: dict[str, Case] = {
     "emulator-on-vcpu": case(
         "the emulator pinned to a vCPU's PU",
         lambda: small(2, [0, 1], cputune="<emulatorpin cpuset='1-2'/>"),
-        "the emulator beside them", lambda: small(
+        "the emulator next to them", lambda: small(
             2, [0, 1], cputune="<emulatorpin cpuset='2-3'/>"),
     ),
     "floats-on-isolated": case(
@@ -153,7 +153,7 @@ GUEST_CASES: dict[str, Case] = {
         "rtx4080-i9-14900k without an IOMMU",
         lambda: diagnosed(domain(2, DESKTOP_GPU), changed(
             settings(host(DESKTOP), iommus=()), lambda d: True, iommu_group=None)),
-        "where nothing tells whether it has one", lambda: diagnosed(
+        "where nothing shows whether it has one", lambda: diagnosed(
             domain(2, DESKTOP_GPU), changed(host(DESKTOP), lambda d: True, iommu_group=None)),
     ),
     "not-bound-to-vfio": case(
@@ -198,7 +198,7 @@ GUEST_CASES: dict[str, Case] = {
     "core-shared": case(
         "vCPUs on PUs 0 and 1 of rtx4080-i9-14900k, one P core",
         lambda: diagnosed(domain(2, pins=[0, 1]), DESKTOP),
-        "the same, and the guest is told of siblings", lambda: diagnosed(
+        "the same, and the guest is shown siblings", lambda: diagnosed(
             domain(2, pins=[0, 1], cpu=topology(1, 1, 2)), DESKTOP),
     ),
     "core-taken": case(
@@ -254,9 +254,9 @@ GUEST_CASES: dict[str, Case] = {
         "3 GiB bound to it", lambda: small(2, [0, 1], gib=3, more=binding([0])),
     ),
     "huge-pages-unknown": case(
-        "huge pages on a host that tells of none", lambda: small(
+        "huge pages on a host that shows none", lambda: small(
             2, [0, 1], more=binding([0]) + hugepages(2)),
-        "on one that tells", lambda: small(
+        "on one that gives", lambda: small(
             2, [0, 1], more=binding([0]) + hugepages(2), on=pools(2 * MIB, 4096)),
     ),
     "huge-page-size": case(
@@ -284,7 +284,7 @@ GUEST_CASES: dict[str, Case] = {
         "one on q35", lambda: diagnosed(_expander("q35"), SMALL),
     ),
     "devices-unknown": case(
-        "a GPU, and a host whose source tells no devices", lambda: small(
+        "a GPU, and a host whose source gives no devices", lambda: small(
             2, [0, 1], devices=SMALL_GPUS[:1], on=replace(host(SMALL), pci_devices=())),
         "no GPU there", lambda: small(2, [0, 1], on=replace(host(SMALL), pci_devices=())),
     ),

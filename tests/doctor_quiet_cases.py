@@ -114,7 +114,7 @@ QUIET_CASES: dict[str, Case] = {
         "the emulator on PU 1 of rtx4080-i9-14900k, sibling of a vCPU's PU 0",
         lambda: diagnosed(
             domain(2, pins=[0, 2], cputune="<emulatorpin cpuset='1'/>"), DESKTOP),
-        "the emulator on PU 16, which has no vCPU beside it",
+        "the emulator on PU 16, which has no vCPU next to it",
         lambda: diagnosed(
             domain(2, pins=[0, 2], cputune="<emulatorpin cpuset='16'/>"), DESKTOP),
     ),

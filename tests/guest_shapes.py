@@ -194,7 +194,7 @@ def check_tree(request: GuestRequest, plan: Plan) -> None:
         assert start + count <= following, "windows overlap"
         assert below[index] <= count, "a bus below has no number"
     if windows:
-        assert min(windows)[0] >= below[0], "pcie.0 has no room for its own buses"
+        assert min(windows)[0] >= below[0], "pcie.0 has no space for its own buses"
 
 
 def with_virtual(host: Host, parent: str, count: int) -> Host:

@@ -12,7 +12,7 @@ _ENOUGH_BYTES = 2 << 30
 
 @contextmanager
 def memory_folder() -> Iterator[Path]:
-    """A new folder, in memory where the machine has such a place with room; gone afterwards."""
+    """A new folder, in memory where the machine has such a place with space; gone afterwards."""
     shm = Path("/dev/shm")
     there = os.access(shm, os.W_OK)
     if there:

@@ -300,7 +300,7 @@ def attacks(tree: Any) -> Iterator[tuple[str, str]]:
 
 
 def _letters(tree: Any) -> Iterator[str]:
-    """Letters that tell the pattern's sets apart, more or less."""
+    """Letters that distinguish the pattern's sets, more or less."""
     yield from _WIDE
     for kind, value in _items(tree):
         if kind in (op.LITERAL, op.NOT_LITERAL):

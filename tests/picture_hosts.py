@@ -293,7 +293,7 @@ def hand_plan(
             Rejection("memory", (NodeIndex(0),), "needs 1.5 TiB, 490 GiB free"),
         ),
         findings=(
-            PlanFinding("emulator-near", "info", "emulator", "runs beside the vCPUs", "none"),
+            PlanFinding("emulator-near", "info", "emulator", "runs next to the vCPUs", "none"),
         ),
         consequences=("The guest sees NUMA nodes that it did not see before.",),
         gaps=(Gap("cache topology", "no booted guest has confirmed it"),),

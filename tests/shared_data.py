@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared"
-"""Beside the checkout. Third-party data: tests skip where it is absent, nothing is copied."""
+"""Next to the checkout. Third-party data: tests skip where it is absent, nothing is copied."""
 
 needs_shared = pytest.mark.skipif(
     not SHARED.is_dir(), reason=f"published captures are not here: {SHARED}"

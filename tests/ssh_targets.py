@@ -39,8 +39,8 @@ def ssh_target(folder: Path) -> Iterator[SshTarget]:
 def _served(argv: Sequence[str]) -> Iterator[int]:
     """The port at which each caller gets a program of its own, as inetd does it.
 
-    The port is ours from the first moment on: a daemon that was told a free one could find it taken
-    when it comes to listen.
+    The port is ours from the first moment on: a daemon that was given a free one could find it
+    taken when it comes to listen.
     """
     programs: list[subprocess.Popen[bytes]] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -1,4 +1,4 @@
-"""Comparisons: what makes one better, worse, the same, or a thing that nobody can tell."""
+"""Comparisons: what makes one better, worse, the same, or a thing that it is unknown."""
 
 import random
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Quantiles against tables, and how often equal layouts are told apart by mistake."""
+"""Quantiles against tables, and how often equal layouts are distinguished by mistake."""
 
 import random
 import time
@@ -75,7 +75,7 @@ def test_a_difference_of_five_percent_is_found_nineteen_times_in_twenty() -> Non
 def _rates_of_several(
     effects: Sequence[float], count: int, noise: Sequence[float] = (0.01,) * 4
 ) -> list[float]:
-    """How often any, and each, alternative is told from the first; three boots of ten samples."""
+    """How often any, and each, alternative is given from the first; three boots of ten samples."""
     layouts = ("default", "pin", "pin-numa", "pin-numa-pci")
     rng = random.Random(20261121)
     found = [0] * len(effects)
@@ -113,7 +113,7 @@ def test_one_of_four_equal_layouts_may_vary_five_times_as_much(varies_more: int)
 
 
 def _rates_of_two_metrics(effects: tuple[float, float], count: int) -> tuple[float, ...]:
-    """How often any, and each, of two primary metrics is told apart, of two layouts."""
+    """How often any, and each, of two primary metrics is distinguished, of two layouts."""
     rng = random.Random(20261122)
     metrics = ("h2d-bandwidth", "d2h-bandwidth")
     told = {"any": 0, **dict.fromkeys(metrics, 0)}

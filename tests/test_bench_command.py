@@ -137,7 +137,7 @@ def test_the_users_own_program_needs_no_shell(probe: Path) -> None:
         (("m" * 121, *SHORT), "of 1 to 120 letters"),
         (("mine", "--plan", "absent.json"), "expected a saved plan"),
         (("mine", "--domain", "vm.xml"), "expected --plan as well"),
-        (("mine", "--resume", *SHORT, "--results", "elsewhere"), "expected a run to go on with"),
+        (("mine", "--resume", *SHORT, "--results", "elsewhere"), "expected a run to continue"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(
@@ -178,7 +178,7 @@ def test_ctrl_c_says_how_to_go_on_and_that_works(probe: Path) -> None:
     assert child.returncode == 130
     text = shown.decode("utf-8", "replace").replace("\r\n", "\n")
     assert "left" in text, "a bar with the time left, on a terminal"
-    assert "Go on with: homenode bench" in text
+    assert "Continue: homenode bench" in text
     assert "--resume" in text
     script.write_text(fast)
     done = bench(probe, "it's mine", *SHORT, "--resume")
@@ -192,12 +192,12 @@ def test_ctrl_c_says_how_to_go_on_and_that_works(probe: Path) -> None:
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
 def test_a_polite_kill_leaves_no_test_running(sent: signal.Signals, probe: Path) -> None:
-    """A batch system's way to end a job: what ran then would run on beside what comes next."""
+    """A batch system's way to end a job: what ran then would run on next to what comes next."""
     child, number = started(probe)
     child.send_signal(sent)
     _, said = child.communicate(timeout=600)
     assert child.returncode == 130
-    assert "Go on with: homenode bench" in said
+    assert "Continue: homenode bench" in said
     wait_for_end(number)  # whoever adopts it buries it a moment later
 
 

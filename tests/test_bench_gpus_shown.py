@@ -136,7 +136,7 @@ def test_damaged_answers_are_read_or_refused() -> None:
 def driver(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, int]:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        pytest.skip("no C compiler, to make a driver that tells two GPUs")
+        pytest.skip("no C compiler, to make a driver that distinguishes two GPUs")
     source = tmp_path / "driver.c"
     source.write_text(DRIVER.replace("FAILS", str(request.param)))
     made = tmp_path / "libcuda.so.1"

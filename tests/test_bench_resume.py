@@ -47,7 +47,7 @@ def test_a_run_of_that_name_is_never_overwritten(tmp_path: Path) -> None:
     first = run(tmp_path)
     with pytest.raises(HostError, match="expected no run of this name"):
         run(tmp_path)
-    with pytest.raises(HostError, match="expected a run to go on with"):
+    with pytest.raises(HostError, match="expected a run to continue"):
         run(tmp_path, orders=replace(ORDERS, name="z"), resume=True)
     assert read_run(tmp_path / "cpu-only" / "x") == first.run
 

@@ -1,4 +1,4 @@
-"""Building pinned GPU tools: planned, printed, carried out with stand-ins, taken back."""
+"""Building pinned GPU tools: planned, printed, carried out with stand-ins, undone."""
 
 import hashlib
 import re

@@ -149,7 +149,7 @@ def test_amds_tools_keep_what_the_test_was_for() -> None:
 
 
 def test_a_sum_of_both_ways_does_not_pass_for_one_of_them() -> None:
-    """PCIe 5.0 x16 carries 63 GB/s a way; rocm-bandwidth-test tells 93."""
+    """PCIe 5.0 x16 carries 63 GB/s a way; rocm-bandwidth-test gives 93."""
     whole = figures_of_step(made(Reader.ROCM, Group.GPU_BANDWIDTH), rocm.MATRICES, HOST)
     variants = {one.variant for one in whole.samples if one.value > 63e9}
     assert variants == {"both ways together"}

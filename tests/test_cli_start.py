@@ -6,14 +6,14 @@ import sys
 import pytest
 
 VALUES = {
-    "bdf", "callable_package", "cpuset", "errors", "host_reserve", "indices", "units",
+    "bdf", "cpuset", "errors", "host_reserve", "indices", "units",
     "hypervisor.connection",
     "kubevirt.manifest_options", "kubevirt.on_error", "plan.guest", "objective", "plan.layout",
     "plan.request", "results.vantage", "slurm.memory_bind", "slurm.spool",
-    "measure.layouts", "measure.layouts.guest_access",
+    "measure.layouts", "measure.layouts.guest_access", "wording",
 }  # fmt: skip
 """Modules outside cli/ of which options have their types and defaults. None of them imports
-another room's work: a new option whose type lies in a large module gets a small one."""
+another package's work: a new option whose type lies in a large module gets a small one."""
 
 
 def _loaded(statement: str) -> set[str]:

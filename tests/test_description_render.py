@@ -86,7 +86,7 @@ def test_discovery_gives_back_what_was_described(text: str) -> None:
     described = parse_description(text, "drawn.toml").host
     found = discover(render(parse_description(text, "drawn.toml")))
     single = len(described.nodes) == 1
-    # A host with one node has one distance, whatever it tells.
+    # A host with one node has one distance, whatever it gives.
     expected = replace(described, distances=((10,),)) if single else described
     assert replace(found, gaps=()) == expected
 

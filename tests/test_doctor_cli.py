@@ -334,7 +334,7 @@ def _for_a_group(path: Path) -> None:
 
 
 @pytest.mark.root
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root has a path that nobody else can change")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has a path that no one else can change")
 @pytest.mark.parametrize(
     ("part", "change"),
     [

@@ -1,4 +1,4 @@
-"""What the doctor needs of a host is discovered from sysfs and tools, and absent where not told."""
+"""What the doctor needs of a host is discovered from sysfs and tools, and absent where unknown."""
 
 from dataclasses import replace
 

@@ -124,7 +124,7 @@ def test_a_link_that_was_narrow_before_the_start_has_not_dropped() -> None:
     before = slot_links(host, (GPU,))
     assert before == {GPU: LinkRate(5.0, 16)}
     assert list(dropped_links(host, (GPU,), "vm", before)) == []
-    # Without a record nobody knows how wide the slot is: only the speed is judged.
+    # Without a record no one knows how wide the slot is: only the speed is judged.
     narrow = changed(
         shipped(SOUND), lambda d: d.bdf in gpus(SOUND, 1), link=PciLink(16.0, 8, 16.0, 16)
     )

@@ -129,7 +129,7 @@ def test_a_low_target_speed_of_the_port_is_named_as_the_cause() -> None:
         ),
     )
     assert "LnkCtl2" not in (found(host)[0].fix or "")
-    assert "told to train to 16 GT/s" in (found(told)[0].fix or "")
+    assert "set to train to 16 GT/s" in (found(told)[0].fix or "")
 
 
 @needs_shared
@@ -409,7 +409,7 @@ def test_a_gpu_that_no_longer_answers_is_critical() -> None:
 @needs_shared
 @pytest.mark.parametrize("old", ["Speed 32GT/s (ok)", "Speed 2.5GT/s (downgraded)"])
 def test_a_gpu_that_is_listed_alone_is_not_taken_for_sound(old: str) -> None:
-    """As `lspci -vvv -s 5d:00.0` shows it: nothing tells of the port above."""
+    """As `lspci -vvv -s 5d:00.0` shows it: nothing shows the port above."""
     text = listing()
     start = text.index("\n5d:00.0 ") + 1
     alone = text[start : text.index("\n\n", start)].replace("Speed 32GT/s (ok)", old) + "\n"

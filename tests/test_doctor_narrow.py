@@ -69,7 +69,7 @@ def test_an_idle_gpu_that_lacks_lanes_beside_idle_ones_with_all_is_found() -> No
     findings = found(idle_gpus(16, 8, 16, 16))
     assert sorted(str(f.severity) for f in findings) == ["inconclusive"] * 3 + ["warning"]
     (narrow,) = (f for f in findings if f.id == "pcie-link-narrow")
-    assert "beside it idle with all their lanes" in narrow.observed and "50 %" in (
+    assert "next to it idle with all their lanes" in narrow.observed and "50 %" in (
         narrow.cost or ""
     )
 

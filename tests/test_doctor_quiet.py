@@ -131,7 +131,7 @@ def test_each_device_locks_the_memory_anew_behind_a_viommu() -> None:
 
 
 def test_bridges_of_any_kind_in_a_devices_group_are_no_companions() -> None:
-    """Nobody misses an ISA bridge, or the DMA engine of a switch that calls itself a bridge."""
+    """No one misses an ISA bridge, or the DMA engine of a switch that calls itself a bridge."""
     xml = domain(2, gpus(DESKTOP, 1))
     assert "iommu-group-companions" in ids(diagnosed(xml, companion(9)))
     bridge = changed(

@@ -295,7 +295,7 @@ def test_processes_that_hold_a_group_are_found(tmp_path: Path) -> None:
     process(4714, "qemu\x1b[31m", "/dev/vfio/9")
     uses = device_uses([replace(device, iommu_group=9)], proc=str(tmp_path), sys=str(tmp_path))
     assert "qemu?[31m (process 4714)" in (uses[GPU].holders or ())
-    # Of one that VFIO has and whose files are not known nothing can be told.
+    # Of one that VFIO has and whose files are not known nothing is known.
     unknown = replace(device, bdf=AUDIO_LIKE, iommu_group=None, driver="vfio-pci")
     uses = device_uses([unknown], proc=str(tmp_path), sys=str(tmp_path))
     assert uses[AUDIO_LIKE].holders is None

@@ -1,4 +1,4 @@
-"""Copies: a domain beside its original has everything of its own that libvirt wants."""
+"""Copies: a domain next to its original has everything of its own that libvirt wants."""
 
 import re
 

@@ -65,7 +65,7 @@ function='0x{bdf.function:x}'/>
 
 
 def gpus_and_nics(host: Host) -> list[Bdf]:
-    """The 8 GPUs and the NIC beside each, on the next bus."""
+    """The 8 GPUs and the NIC next to each, on the next bus."""
     gpus = [Bdf.parse(f"{bus}:00.0") for bus in GPUS]
     nics = [device.bdf for device in host.devices_of_kind(DeviceKind.NIC)]
     return sorted(gpus + [nic for nic in nics if Bdf(nic.domain, nic.bus - 1, 0, 0) in gpus])

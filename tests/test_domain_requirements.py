@@ -109,7 +109,7 @@ def test_siblings_that_double_the_vcpus_count_against_the_machine_type() -> None
 @pytest.mark.parametrize("kind", ["sev-snp", "tdx"])
 def test_private_memory_has_no_huge_pages_and_no_binding_per_cell(kind: str) -> None:
     guest = protected(kind)
-    with pytest.raises(InputError, match="ordinary pages beside launch security"):
+    with pytest.raises(InputError, match="ordinary pages with launch security"):
         refuse_unsafe(guest, hand_plan(guest, "pin", page_bytes=GIB), "vm.xml")
     with pytest.raises(InputError, match="2 cells bound each to its own node"):
         refuse_unsafe(guest, hand_plan(guest, "pin-numa"), "vm.xml")

@@ -111,7 +111,7 @@ def test_a_document_that_was_removed_comes_back(tmp_path: Path) -> None:
 def test_what_was_never_tuned_cannot_be_restored(tmp_path: Path) -> None:
     vm = tmp_path / "vm.xml"
     vm.write_bytes(ORIGINAL)
-    with pytest.raises(InputError, match=r"vm.xml.orig.*beside it, found none"):
+    with pytest.raises(InputError, match=r"vm.xml.orig.*next to it, found none"):
         restore(vm)
 
 

@@ -1,4 +1,4 @@
-"""Files are written whole, under no name that could be guessed, and through nobody's link."""
+"""Files are written whole, under no name that could be guessed, and through no one's link."""
 
 import ast
 import os

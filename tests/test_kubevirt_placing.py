@@ -1,4 +1,4 @@
-"""Where the hook puts devices, case by case beside KubeVirt's own placement.
+"""Where the hook puts devices, case by case next to KubeVirt's own placement.
 
 Hosts and wishes are those of KubeVirt's tests of PCINUMAAwareTopology (pci-placement_test.go
 at d923fdb8), retold; where the answer differs, the test says why.

@@ -74,7 +74,7 @@ def test_vcpus_and_pages_are_where_they_were_planned(booted: Booted) -> None:
 def test_verify_live_finds_nothing_wrong(booted: Booted) -> None:
     found = reported(booted, "vm")["findings"]["findings"]
     bad = [f for f in found if f["severity"] in ("critical", "warning")]
-    # Nobody balances interrupts in there: the kernel serves one wherever it has a vector left.
+    # No one balances interrupts in there: the kernel serves one wherever it has a vector left.
     assert not [f for f in bad if f["id"] != "live-interrupts"]
 
 

@@ -75,7 +75,7 @@ class Terminal:
 
 @pytest.fixture
 def terminal(names: list[str]) -> Iterator[Callable[..., Terminal]]:
-    """Shells, which leave nothing behind whether they were told to go or not."""
+    """Shells, which leave nothing behind whether they were given to go or not."""
     opened: list[Terminal] = []
 
     def start(shell: str, **environment: str) -> Terminal:
@@ -107,14 +107,14 @@ def machine(
     yield found
     found.clean_up()
     deadline = time.monotonic() + 60
-    while there(names) and time.monotonic() < deadline:  # a console is told, and nobody waits
+    while there(names) and time.monotonic() < deadline:  # a console is given, and no one waits
         time.sleep(0.02)
     assert not there(names), "something was left behind"
 
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What this test names its folders there: other tests make theirs beside it."""
+    """What this test names its folders there: other tests make theirs next to it."""
     made: list[str] = []
     random = secrets.token_hex
 
@@ -521,7 +521,7 @@ def test_a_guest_is_reached_by_ssh(sshd: SshTarget) -> None:
     machine.clean_up()
     assert not Path(path).exists()
     assert summarise(discover(machine.snapshot())) == summarise(load_host(None))
-    assert sshd.known_hosts.exists(), "its key is kept beside the trial, not in the user's file"
+    assert sshd.known_hosts.exists(), "its key is stored next to the trial, not in the user's file"
 
 
 @pytest.mark.root

@@ -138,7 +138,7 @@ def test_cells_with_memory_devices_lie_on_nodes_that_hold_both(
     devices = [(chance.randint(0, 3), chance.randint(1, 40)) for _ in range(3)]
 
     def holds(nodes: tuple[int, ...], cells: list[int]) -> bool:
-        """Whether the nodes hold cells of so many bytes beside their devices."""
+        """Whether the nodes hold cells of so many bytes next to their devices."""
         held = [0] * len(nodes)
         for cell, size in devices:
             held[cell if cell < len(nodes) else 0] += size

@@ -108,7 +108,7 @@ def device_specs(draw: random.Random, nodes: Sequence[int], most: int) -> list[D
 
 
 def with_fabric(draw: random.Random, host: Host) -> Host:
-    """Some hosts have NVSwitches and tell the GPUs' modules, others bridges between GPUs."""
+    """Some hosts have NVSwitches and give the GPUs' modules, others bridges between GPUs."""
     gpus = [d.bdf for d in host.devices_of_kind(DeviceKind.GPU)]
     board = draw.choice(BOARDS) if len(gpus) > 1 else None
     if board is None:
@@ -299,7 +299,7 @@ def attempt(host: Host, request: GuestRequest) -> Placement | None:
 
 
 def compare(host: Host, request: GuestRequest) -> None:
-    """Feasibility, rung, each term by name, the order of the terms, and the devices."""
+    """Feasibility, fallback, each term by name, the order of the terms, and the devices."""
     best = best_by_force(host, request)
     placement = attempt(host, request)
     if best is None or placement is None:

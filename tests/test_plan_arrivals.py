@@ -1,8 +1,8 @@
 """VMs with GPUs come and go on an HGX H100: few are refused, and none lies across sockets.
 
 A VM counts as refused where the planner finds no placement, or only GPUs that no NVLink joins,
-although all VMs together, packed anew, would fit: 1, 2 and 4 GPUs always pack into pairs and groups
-of four while eight suffice.
+although all VMs together, packed again, would fit: 1, 2 and 4 GPUs always pack into pairs and
+groups of four while eight suffice.
 """
 
 import random
@@ -89,7 +89,7 @@ def verdict(host: Host, planned: Plan, gpus: int) -> str:
 
 
 def arrivals(host: Host, seed: int, vcpus_of_gpu: int, layout: str, count: int) -> Counter[str]:
-    """What becomes of so many VMs that would fit, were all packed anew."""
+    """What becomes of so many VMs that would fit, were all packed again."""
     draw = random.Random(seed)
     tally: Counter[str] = Counter()
     there: dict[str, tuple[int, RunningDomain]] = {}

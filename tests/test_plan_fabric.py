@@ -1,4 +1,4 @@
-"""GPUs that NVSwitches join: a VM gets a partition of Fabric Manager, or is told why not."""
+"""GPUs that NVSwitches join: a VM gets a partition of Fabric Manager, or is given why not."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ MODULES = (7, 5, 6, 8, 1, 3, 4, 2)
 
 
 def board(modules: tuple[int | None, ...] = MODULES, name: str = H100, **changes: object) -> Host:
-    """HGX as nvidia-smi tells of it: pairs of an H100 board are modules 1+3, 2+4, 5+7 and 6+8."""
+    """HGX as nvidia-smi shows it: pairs of an H100 board are modules 1+3, 2+4, 5+7 and 6+8."""
     host = hgx(**changes)
     module_of = {Bdf.parse(spec.bdf): module for spec, module in zip(HGX, modules, strict=True)}
     return replace(

@@ -1,4 +1,4 @@
-"""The plan as a whole, what its user is told, and the host's fingerprint."""
+"""The plan as a whole, what its user is given, and the host's fingerprint."""
 
 from dataclasses import replace
 
@@ -41,7 +41,7 @@ def test_what_the_placement_says_is_in_the_plan() -> None:
         optimal=None,
         runners_up=(RunnerUp((), (), "nodes_spanned"),),
         rejections=(Rejection("memory", (), "expected more"),),
-        gaps=(Gap("node 0 free memory", "not told"),),
+        gaps=(Gap("node 0 free memory", "not given"),),
     )
     plan = assemble(even_host(2), small_request(4), placement)
     assert (plan.emulator_pus, plan.iothread_pus) == (CpuSet.parse("8"), (CpuSet.parse("9"),))

@@ -1,4 +1,4 @@
-"""Sockets, dies, cores, threads and caches, as the guest is told of them."""
+"""Sockets, dies, cores, threads and caches, as the guest is shown them."""
 
 from dataclasses import replace
 

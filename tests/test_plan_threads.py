@@ -1,4 +1,4 @@
-"""Places for QEMU's own threads and IOThreads beside the vCPUs."""
+"""Places for QEMU's own threads and IOThreads next to the vCPUs."""
 
 from dataclasses import replace
 

@@ -33,7 +33,7 @@ def as_domain(name: str, placement: Placement, request: GuestRequest) -> Running
 
 
 def fill(host: Host, requests: list[GuestRequest]) -> list[Placement]:
-    """Place one after the other, each beside the ones before; QEMU's threads on the vCPUs' PUs."""
+    """Place one after the other, each next to the ones before; QEMU's threads on the vCPUs' PUs."""
     placements = []
     for number, request in enumerate(
         replace(r, emulator_policy=EmulatorPolicy.SHARE) for r in requests

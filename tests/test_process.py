@@ -1,4 +1,4 @@
-"""Starting programs: each way to end is told apart."""
+"""Starting programs: each way to end is distinguished."""
 
 import os
 import signal
@@ -133,7 +133,7 @@ def test_ctrl_c_while_a_program_starts_does_not_leave_it_running(
         def __init__(self, argv: list[str], **options: Any) -> None:
             super().__init__(argv, **options)
             started.append(self.pid)
-            signal.raise_signal(signal.SIGINT)  # nobody has the program in hand yet
+            signal.raise_signal(signal.SIGINT)  # no one has the program in hand yet
 
     monkeypatch.setattr(subprocess, "Popen", Starting)
     with pytest.raises(KeyboardInterrupt):

@@ -99,7 +99,7 @@ def _everything() -> tuple[etree._Element, int]:
     root = etree.Element("domain")
     places = 0
     edges: set[tuple[int, int]] = set()
-    alive = [top]  # lxml makes a new object, with a new id, for an element that nobody holds
+    alive = [top]  # lxml makes a new object, with a new id, for an element that no one holds
     todo = [(top, root)]
     while todo:
         pattern, element = todo.pop()

@@ -1,4 +1,4 @@
-"""Charts: figures of any size stay inside, texts are escaped, colours are told apart."""
+"""Charts: figures of any size stay inside, texts are escaped, colours are distinguished."""
 
 import math
 from xml.etree import ElementTree

@@ -130,7 +130,7 @@ def test_effects_and_risks_say_what_each_switch_did_and_where_it_hurt(document: 
     cell = cells["cpu-throughput", Switch.SIBLINGS]
     assert cell is not None
     assert (cell.tone, cell.text) == ("neutral", "cannot tell (1.023 to 1.026 x)")
-    assert cells["memory-bandwidth", Switch.PCIE] is None, "nobody has measured it"
+    assert cells["memory-bandwidth", Switch.PCIE] is None, "no one has measured it"
 
 
 def test_a_certain_loss_that_is_small_is_no_risk(tmp_path: Path) -> None:

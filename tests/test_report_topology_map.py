@@ -180,7 +180,7 @@ def test_a_source_with_pci_alone_is_drawn_by_node() -> None:
     host = Host(
         name="lspci", architecture=None, cpu=CpuModel(None, None), packages=(), nodes=(),
         distances=None, llcs=(), cores=(), pus=(), root_complexes=full.root_complexes,
-        pci_devices=full.pci_devices, gaps=(Gap("PUs", "lspci does not tell"),),
+        pci_devices=full.pci_devices, gaps=(Gap("PUs", "lspci does not show"),),
     )  # fmt: skip
     svg = topology_map(host)
     assert_legible(svg)

@@ -64,7 +64,7 @@ def test_what_is_in_the_table_can_be_matched_by_a_shell() -> None:
     for rule in PATHS:
         assert re.fullmatch(r"/[A-Za-z0-9_./*\[\]-]+", rule.glob), rule.glob
         assert rule.why
-        # A file's last part is one name or a number: the collector tells paths from lines by it.
+        # A file's last part is one name or a number: the collector gives paths from lines by it.
         last = rule.glob.rpartition("/")[2]
         if rule.kind is Kind.FILE:
             assert "*" not in last or last == "[0-9]*"

@@ -59,7 +59,7 @@ def test_link_loops_end() -> None:
 
 def test_links_that_double_at_each_step_cost_nothing() -> None:
     links = {f"/l{i}": f"/l{i + 1}/../l{i + 1}" for i in range(39)}
-    # 2^39 steps if each link were followed anew: this test would then not end.
+    # 2^39 steps if each link were followed again: this test would then not end.
     assert _host({"/l39/x": ""}, links).real_path("/l0/x") is None
 
 

@@ -168,7 +168,7 @@ def test_a_dgx2_has_its_gpus_and_nvswitches_in_place() -> None:
     host = _host("nvidiaDGX2.xml")
     assert [device.node for device in host.devices_of_kind(DeviceKind.GPU)] == [0] * 8 + [1] * 8
     assert len({host.switch_above(d.bdf) for d in host.devices_of_kind(DeviceKind.GPU)}) == 8
-    assert summarise(host).nvswitches == 12  # of one only its subtype tells
+    assert summarise(host).nvswitches == 12  # of one only its subtype gives
     assert {link.kind for link in host.links} == {LinkKind.NVLINK}
     assert [root.name for root in host.root_complexes] == [
         "pci0000:2b", "pci0000:4e", "pci0000:ae", "pci0000:d7",

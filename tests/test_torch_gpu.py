@@ -1,4 +1,4 @@
-"""The PyTorch programs on a real GPU, beside plain copies and beside nvbandwidth."""
+"""The PyTorch programs on a real GPU, next to plain copies and next to nvbandwidth."""
 
 import shutil
 import subprocess

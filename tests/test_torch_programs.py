@@ -103,7 +103,7 @@ def test_a_bound_run_is_a_row_of_the_matrix() -> None:
 def test_bound_memory_is_pinned_where_it_lies_if_the_driver_puts_it_elsewhere(
     lies_on: int | None, code: int, is_own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """HIP's pinned memory is beside the GPU, whatever is bound."""
+    """HIP's pinned memory is next to the GPU, whatever is bound."""
     monkeypatch.setattr(torch_copies, "node_of_memory", lambda pointer, size: lies_on)
 
     class Tensor:

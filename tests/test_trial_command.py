@@ -1,4 +1,4 @@
-"""homenode trial as a user meets it: what it refuses, shows, and takes back."""
+"""homenode trial as a user meets it: what it refuses, shows, and undoes."""
 
 import sys
 from pathlib import Path

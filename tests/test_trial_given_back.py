@@ -69,7 +69,7 @@ def test_a_vm_that_had_a_layout_applied_has_it_again(daemon: StandIn, tmp_path: 
 def test_an_old_record_and_a_later_edit_do_not_stand_in_the_way(
     daemon: StandIn, tmp_path: Path
 ) -> None:
-    """Killed between the journal's line and what it tells of, over an edit after an old restore."""
+    """Killed between the journal's line and what it shows, over an edit after an old restore."""
     root, virsh = tmp_path / "state", Virsh(URI)
     apply_definition(virsh, UUID, tuned("pin"), virsh.definition(UUID), root)
     restore_definition(virsh, UUID, root)
@@ -128,7 +128,7 @@ def test_a_number_from_before_the_host_was_started_anew_is_nobodys(
     assert daemon.get("id") == "1"
     assert not journal.known().state.to_undo
     stopped = [one.detail for one in journal.known().entries if one.what is What.STOPPED]
-    assert stopped == ["was off: the host was started anew since"]
+    assert stopped == ["was off: the host was started again since"]
     journal.add(What.STARTING, 0, host_boot=BOOT_B)
     journal.add(What.STARTED, 0, run_id=1)
     rollback(virsh, head, journal, root, 0.2)
@@ -150,7 +150,7 @@ def test_a_trial_of_a_name_that_is_taken_writes_over_nothing(
 
 
 def test_nothing_of_a_copy_is_remembered_once_it_is_gone(daemon: StandIn, tmp_path: Path) -> None:
-    """Else the next copy, of the same UUID but other disks, would be taken for edited."""
+    """Else the next copy, of the same UUID but other disks, would be mistaken for edited."""
     root, virsh = tmp_path / "state", Virsh(URI)
     head, journal = begun(root, wanted(tmp_path / "results", boots=1))
     head = replace(head, copy=Copy(UUID, NAME, ()))
@@ -254,7 +254,7 @@ def test_an_interrupt_while_the_vm_is_put_back_does_not_keep_it_from_that(
         run_trial(replace(trial, reach=reach, virsh=Impatient(URI)), lock)
     assert daemon.definition() == ORIGINAL
     assert not journal.known().state.to_undo
-    assert any("being put back" in line for line in told)
+    assert any("being restored" in line for line in told)
 
 
 def test_a_damaged_journal_is_named_with_another_way_back(daemon: StandIn, tmp_path: Path) -> None:

@@ -52,13 +52,13 @@ Keys = Counter[tuple[object, ...]]
 
 
 def keys_of(run: Run) -> Keys:
-    """What tells the samples of a run apart, and how often."""
+    """What gives the samples of a run apart, and how often."""
     return Counter((s.metric, s.variant, s.number, s.size_bytes, s.node, s.state)
                    for s in run.samples)  # fmt: skip
 
 
 class Trials:
-    """One trial after the other, each cut and gone on with until it is done."""
+    """One trial after the other, each cut and continued until it is done."""
 
     def __init__(self, daemon: StandIn, folder: Path) -> None:
         self.daemon = daemon
@@ -76,7 +76,7 @@ class Trials:
         return JournalFile(self.root, self.id)
 
     def work(self) -> None:
-        """Begin the present trial, or go on with it."""
+        """Begin the present trial, or continue it."""
         journal = self.journal
         with journal.locked() as lock:
             if journal.known().head is None:
@@ -134,7 +134,7 @@ def finish(trials: Trials) -> None:
         except HostError as error:
             assert "no other homenode at work" in error.message
             time.sleep(0.02)
-        else:  # all may be measured, and what the other left not yet taken back
+        else:  # all may be measured, and what the other left not yet undone
             if trials.is_done():
                 return
     pytest.fail("it never came to its end")

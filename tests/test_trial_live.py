@@ -1,4 +1,4 @@
-"""Trials on a real libvirt with real guests under TCG: nothing by hand, all of it taken back."""
+"""Trials on a real libvirt with real guests under TCG: nothing by hand, all of it undone."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ def daemon() -> Iterator[TwoNodes]:
     probe = make("homenode-probe-static")
     with two_nodes() as found:
         folder = found.folder
-        # The very same program: one that was built anew meanwhile would be sent over the line.
+        # The very same program: one that was built again meanwhile would be sent over the line.
         (folder / "probe").write_bytes(probe.read_bytes())
         document = trial_guest(folder, found.emulator, {"homenode-probe": probe.read_bytes()})
         defined = found.virsh("define", str(document))

@@ -32,7 +32,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
 def test_a_guest_is_equipped_and_looked_at_and_a_wrong_key_is_named(
     daemon: StandIn, tmp_path: Path
 ) -> None:
-    """This machine is not what any layout plans: it is told, and not measured."""
+    """This machine is not what any layout plans: it is given, and not measured."""
     root = tmp_path / "state"
     head, journal = begun(root, wanted(tmp_path / "results", boots=1, layouts=("pin-numa",)))
     with ssh_target(tmp_path) as target:

@@ -22,7 +22,7 @@ VM = (
 
 @pytest.fixture
 def dark(tmp_path: Path) -> Iterator[Path]:
-    """A folder that nobody may read, write or enter, with a file in it."""
+    """A folder that no one may read, write or enter, with a file in it."""
     folder = tmp_path / "dark"
     folder.mkdir()
     (folder / "vm.xml").write_text(VM)

@@ -38,7 +38,7 @@ SIBLINGS = changed(
 
 
 def with_siblings() -> Tuning:
-    """4 vCPUs as 2 cores with siblings on one node, with a model that tells them under TCG too."""
+    """4 vCPUs as 2 cores with siblings on one node, with a model that gives them under TCG too."""
     options = PlanOptions(layout="pin-numa-smt", keep_vcpus=True)
     return tune(SIBLINGS, "vm.xml", options, load_host("x86-2p2n16c32t-isolated-pus"))
 

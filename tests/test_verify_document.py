@@ -1,4 +1,4 @@
-"""A document is held against itself, its host and its plan; every planted fault is named."""
+"""A document is compared with itself, its host and its plan; every planted fault is named."""
 
 from dataclasses import replace
 

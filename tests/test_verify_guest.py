@@ -1,4 +1,4 @@
-"""A guest's own view is held against its plan; every difference is named."""
+"""A guest's own view is compared with its plan; every difference is named."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Guests as their own kernels would tell of themselves, for tests of verification."""
+"""Guests as their own kernels would show themselves, for tests of verification."""
 
 from dataclasses import replace
 

@@ -56,7 +56,7 @@ case $command in
     # What libvirt prints ends in one newline, and virsh adds another.
     sed -i -e '${/^$/d;}' "$state/new.$$"
     # As libvirtd, it goes on when its client is stopped; with "late" there, once that is gone. It
-    # says itself that it was told: before, it could still be stopped with its client.
+    # says itself that it was given: before, it could still be stopped with its client.
     if [ -e "$state/late" ]; then
       setsid sh -c 'touch "$0/told"; while [ -e "$0/late" ]; do sleep 0.05; done
         mv "$1" "$0/definition.xml"' "$state" "$state/new.$$" </dev/null >/dev/null 2>&1 &
@@ -142,5 +142,5 @@ class StandIn:
         return (self.state / "definition.xml").read_bytes()
 
     def commands(self) -> list[str]:
-        """What it was told, one command a line."""
+        """What it was given, one command a line."""
         return self.get("log").splitlines()

@@ -27,7 +27,7 @@ class Finding:
     """One answer that the user asked for.
 
     id: stable, for tests, filters and documentation. subject: the thing, in the user's words.
-    expected, observed: texts with units. cost: what it costs, None where nobody has measured it.
+    expected, observed: texts with units. cost: what it costs, None = unknown.
     fix: the next thing to do, None where there is nothing. source: what was looked at, or who says
     so.
     """

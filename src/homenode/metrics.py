@@ -24,7 +24,7 @@ class Metric:
     every collective waits for it. headline: the variant that decides where there are several.
     about: what it measures. rise, fall: what to think of when it goes up or down. boot_variation:
     ratio that boots of one layout stay below, as far as anybody has seen; figures of fewer than
-    three boots, and printed ones, are told apart only beyond it.
+    three boots, and printed ones, are distinguished only beyond it.
     """
 
     id: str
@@ -47,7 +47,7 @@ class Metric:
 _BANDWIDTH = "bytes_per_s"
 _TWO_STATES = 1.8
 """Memory bandwidth of one layout has been 47 GB/s in one boot and 79 in the next, 1.68 times, as
-vCPUs came to stand on one cache domain or on two; with room for noise. Collectives that go through
+vCPUs came to stand on one cache domain or on two; with space for noise. Collectives that go through
 host memory share it. Other metrics: the study's own pairs that differ by nothing but chance are up
 to 6 % apart."""
 
@@ -185,7 +185,8 @@ UNCOMPARED = frozenset({
     "allreduce-half-peak", "cache-capacity", "cpu-fairness", "fill-ratio", "loaded-bandwidth",
     "loaded-latency", "memory-traffic", "smt-gain", "sysbench-memory",
 })  # fmt: skip
-"""What the suite and other tools tell beside: it explains figures, and nothing is decided by it."""
+"""What the suite and other tools tell next to: it explains figures, and nothing is decided by it.
+"""
 
 MOST_PRIMARY = 6
 """Primary metrics of an objective, at most."""
@@ -198,7 +199,7 @@ _OWN_TIME = replace(_OWN_RATE, id="app-time", unit="ns", lower_is_better=True)
 
 
 def metric_of(id: str) -> Metric | None:
-    """The metric of an id; None for one whose direction nobody has told.
+    """The metric of an id; None for one whose direction is unknown.
 
     >>> metric_of("app-time:epoch").lower_is_better, metric_of("frobs") is None
     (True, True)

@@ -26,7 +26,7 @@ class PortType(StrEnum):
     ROOT_PORT = "root-port"
     SWITCH_UPSTREAM = "switch-upstream"
     SWITCH_DOWNSTREAM = "switch-downstream"
-    PCI_BRIDGE = "pci-bridge"  # PCIe to PCI, or of a type that the source does not tell
+    PCI_BRIDGE = "pci-bridge"  # PCIe to PCI, or of a type that the source does not say
 
 
 class LinkKind(StrEnum):
@@ -102,13 +102,13 @@ class PciDevice:
     local_pus: the PUs that the kernel calls local; None where unknown.
     physical_function: for an SR-IOV virtual function, the function that it belongs to.
     sriov_total_vfs, sriov_num_vfs: None where the function has no SR-IOV capability.
-    target_gt_per_s: the speed that Link Control 2 tells a port to train to.
+    target_gt_per_s: the speed that Link Control 2 asks a port to train to.
     acs: flags of the ACS control register that are on, as lspci names them, ascending.
     power_state: "D0" to "D3cold" as the kernel says. performance_state: "P0" (busy) to "P15" as
     NVIDIA's driver says; link_replays: packets that the link sent again, by the same driver.
     iommu_domain: how the IOMMU treats the group: "identity", "DMA-FQ", ...
-    interrupts: message-signalled ones that are set up; None where the source tells none.
-    module_id: of a GPU on a board with NVSwitches, 1-based: its seat there, which no address tells.
+    interrupts: message-signalled ones that are set up; None where the source gives none.
+    module_id: of a GPU on a board with NVSwitches, 1-based: its seat there, which no address gives.
     """
 
     bdf: Bdf

@@ -31,7 +31,7 @@ _PASSED_ON = (
     "SSH_AUTH_SOCK", "KRB5CCNAME",  # how ssh knows who we are
     _LIBRARIES,  # where environment modules keep the libraries of GPU tools
     "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",  # a job's own GPUs
-    "NCCL_TOPO_FILE",  # what this guest is told of its host
+    "NCCL_TOPO_FILE",  # what this guest is shown of its host
 )  # fmt: skip
 _SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
@@ -228,14 +228,14 @@ def _exchange(
 
 
 def _has_ended(process: "subprocess.Popen[bytes]") -> bool:
-    """Without waiting for it: until that, its number and its group's are nobody else's."""
+    """Without waiting for it: until that, its number and its group's are no one else's."""
     flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
     return os.waitid(os.P_PID, process.pid, flags) is not None
 
 
 def _end(process: "subprocess.Popen[bytes]", *, group: bool) -> None:
     """Leaves no process and no open pipe behind."""
-    if process.returncode is None:  # not waited for yet: its number is nobody else's
+    if process.returncode is None:  # not waited for yet: its number is no one else's
         if group:
             # It may have ended, and what it started may not: that holds our pipes open.
             with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -51,7 +51,7 @@ def _this_machine() -> Host:
 
 
 def _discovered(snapshot: Snapshot) -> Host:
-    """The host of a snapshot, with the libvirt domains that it tells of."""
+    """The host of a snapshot, with the libvirt domains that it shows."""
     from homenode.discover import discover
     from homenode.domain.read import read_running_domain
 

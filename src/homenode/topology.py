@@ -27,7 +27,7 @@ class CoreId(NamedTuple):
     """A core as the OS names it; `core` alone repeats from package to package.
 
     Old AMD modules and some guests repeat it within a package too: then it is a label only, and
-    CoreIndex tells the cores apart.
+    CoreIndex distinguishes the cores.
     """
 
     package: PackageIndex
@@ -269,7 +269,7 @@ class Host:
         return self.device_at.get(bdf)
 
     def distance(self, a: NodeIndex, b: NodeIndex) -> int | None:
-        """SLIT distance from node a to node b, or None where the host tells no distances.
+        """SLIT distance from node a to node b, or None where the host gives no distances.
 
         Raises KeyError for a node that the host does not have.
         """

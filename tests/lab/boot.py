@@ -122,7 +122,7 @@ def payload(program: str, work: Path, files: Mapping[str, bytes]) -> Path:
                 shutil.copy2(path, site / path.name)
     shutil.copytree(HERE, site / "tests/lab")
     shutil.copy2(HERE.parent / "__init__.py", site / "tests/__init__.py")
-    # Compiling each module anew takes minutes under emulation, and nothing can be written there.
+    # Compiling each module again takes minutes under emulation, and nothing can be written there.
     subprocess.run(
         [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", site],
         check=True,

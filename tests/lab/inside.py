@@ -64,7 +64,7 @@ def homenode(*words: str) -> str:
 
 
 def homenode_ended(*words: str) -> tuple[int, str]:
-    """Exit code and standard output of a command, in this process: starting Python anew takes
+    """Exit code and standard output of a command, in this process: starting Python again takes
     seconds here."""
     from homenode.cli.apply import apply
     from homenode.cli.main import app
@@ -120,7 +120,7 @@ def bound_memory(pid: str) -> list[tuple[str, int, dict[str, int]]]:
 
 
 def run_and_report(main: Callable[[], None]) -> None:
-    """Runs a program to its @@DONE, or tells on the console why it did not get there."""
+    """Runs a program to its @@DONE, or gives on the console why it did not get there."""
     try:
         step("python")
         main()

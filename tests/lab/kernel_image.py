@@ -28,7 +28,7 @@ def _frame(payload: bytes) -> bytes:
         size = _number(payload, at)
         found += _block(payload[at + 4 : at + 4 + size])
         at += 4 + size
-    assert len(found) == _number(payload, end), "the kernel tells its size behind the last block"
+    assert len(found) == _number(payload, end), "the kernel gives its size behind the last block"
     return bytes(found)
 
 

@@ -67,7 +67,7 @@ def test_a_capture_that_was_cut_short_keeps_the_hosts_that_it_has_read(
 
 def test_two_captures_of_one_folder_at_once_are_refused(tmp_path: Path) -> None:
     record = RecordFolder(tmp_path / "pool")
-    with record.locked("nobody else"), pytest.raises(HostError):
+    with record.locked("no one else"), pytest.raises(HostError):
         _capture("gpu-1\n", tmp_path / "pool")
 
 

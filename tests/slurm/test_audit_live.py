@@ -150,7 +150,7 @@ def test_the_hooks_keep_what_a_job_had(slurm: Testbed) -> None:
 
 def _kept_job(slurm: Testbed, spool: Path) -> str:
     """A job that the hooks saw: a slurmd runs them when it has read the files again, and says so to
-    nobody."""
+    no one."""
     for _ in range(20):
         job = submit(slurm, "-w", "gpu02", "-n1", "-c2", "--gres=gpu:2", "-J", "kept job")
         until_runs(slurm, job)

@@ -207,7 +207,7 @@ def test_a_listing_of_another_machine_is_refused() -> None:
 
 
 def without_nodes(host: Host) -> Host:
-    """The host as a firmware shows it that tells no node of devices."""
+    """The host as a firmware shows it that gives no node of devices."""
     return replace(
         host,
         pci_devices=tuple(replace(d, node=None, local_pus=None) for d in host.pci_devices),

@@ -71,7 +71,7 @@ def test_lines_of_an_included_file_stand_where_it_is_included() -> None:
         ("hpc-more.conf", 1, ("a", "2")), ("deep.conf", 1, ("a", "3")),
         ("hpc-more.conf", 3, ("b", "1")), ("slurm.conf", 4, ("a", "4")),
     ]  # fmt: skip
-    # Slurm 22.05.8 looks beside the file that has the line.
+    # Slurm 22.05.8 looks next to the file that has the line.
     assert asked[:2] == [("hpc-more.conf", "slurm.conf"), ("deep.conf", "hpc-more.conf")]
     assert [file.source for file in config.included] == ["hpc-more.conf", "deep.conf"]
     assert [other.path for other in config.not_read] == ["gone.conf"]

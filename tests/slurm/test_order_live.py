@@ -50,7 +50,7 @@ def test_its_numbers_are_places_in_gres_conf_and_its_ids_threads(slurm: testbed.
         time.sleep(0.2)
     jobs = parse_scontrol_jobs(slurm.client("scontrol", "show", "job", "-d"))
     shape = shown_shapes(slurm.client("scontrol", "show", "node", "gpu01"), "nodes")["gpu01"]
-    # What stands behind a device file is told by its name alone, as with /dev/nvidiaN.
+    # What stands behind a device file is known by its name alone, as with /dev/nvidiaN.
     text = (slurm.base / "gres.conf").read_text().replace(f"{slurm.base}/gpu/gpu", "/dev/nvidia")
     numbers = device_order(parse_config(text, "gres.conf")).numbers("gpu01")
     there = node_machine(machine(TESTBED))

@@ -176,7 +176,7 @@ def test_trouble_in_the_middle_loses_nothing(slurm: Testbed, tmp_path: Path) -> 
     pairs = "shared-1gpu-gpu0[12]-together-r1/task-*/*/started"
     until(lambda: len(list(raw.glob(pairs))) == 4, "pairs on gpu01 and gpu02")
 
-    # homenode is killed: nobody watches, the jobs go on.
+    # homenode is killed: no one watches, the jobs go on.
     first.kill()
     first.wait()
     second = start(slurm, folder, holds=holds)

@@ -1,4 +1,4 @@
-"""Slow nodes, ports and links: which one a study may name, and which nobody can tell."""
+"""Slow nodes, ports and links: which one a study may name, and which it is unknown."""
 
 from dataclasses import replace
 

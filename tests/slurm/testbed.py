@@ -1,7 +1,7 @@
 """Testbed: a real Slurm of one's own on one machine: munged, slurmctld and a slurmd for each node.
 
 Three nodes of 2 sockets x 16 cores x 2 threads with 8 GPUs are declared; the machine has what it
-has (`config_overrides`). GPUs are device files that nobody opens. Nothing of
+has (`config_overrides`). GPUs are device files that no one opens. Nothing of
 an installed Slurm is touched: sockets, keys, states and logs lie in one folder, and every daemon is
 stopped by its own process id.
 """
@@ -89,7 +89,7 @@ class Testbed:
         for name in ("state", "spool", "log", "run", "gpu", "munge"):
             (self.base / name).mkdir(parents=True)
         for gpu in range(8):
-            # Character devices: only of these does Slurm tell a job its GPUs' numbers.
+            # Character devices: only of these does Slurm give a job its GPUs' numbers.
             os.mknod(self.base / f"gpu/gpu{gpu}", stat.S_IFCHR | 0o600, os.makedev(4, 70 + gpu))
         self._write_configuration()
         self._start_munged()

@@ -15,7 +15,7 @@ _Key = tuple[Switches, str | None, str | None, int | None]
 class Alternative:
     """Runs that were made under the same choices.
 
-    label: short and unlike those of the others it stands beside.
+    label: short and unlike those of the others it stands next to.
     """
 
     label: str

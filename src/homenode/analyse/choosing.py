@@ -12,7 +12,7 @@ def alternatives_of(
 ) -> tuple[Alternative, ...]:
     """The alternatives of these runs, {argument: runs}, in the order in which they come.
 
-    Runs of one choice are taken together wherever they lie. Where all are of one choice, each
+    Runs of one choice are combined wherever they lie. Where all are of one choice, each
     argument is an alternative of its own: the same layout on two days. first_alone: the first
     argument is not taken together with others (bare metal).
     """

@@ -195,7 +195,7 @@ STATE_SPREADS = 10.0
 def gap_between_boots(series: Series) -> float:
     """The ratio between two states that boots of one alternative are in; 1.0 where none shows.
 
-    A spread of 1 % inside boots beside 68 % between them is no noise: something is different from
+    A spread of 1 % inside boots next to 68 % between them is no noise: something is different from
     boot to boot.
     """
     gap = max(series.medians) / min(series.medians)
@@ -244,7 +244,7 @@ def _devices(first: Series, second: Series) -> Iterator[Doubt]:
             "other-devices", first.key.metric,
             f"{_addresses(first)} against {_addresses(second)}", True,
             "different GPUs, or one run has host addresses and the other the guest's",
-            "give bench and import the plan: it tells each GPU's host address",
+            "give bench and import the plan: it gives each GPU's host address",
         )  # fmt: skip
 
 
@@ -252,7 +252,7 @@ _GUEST_ADDRESSES = Doubt(
     "guest-addresses", "single GPUs",
     "addresses are the guest's, and the layouts give the guest another PCIe tree", True,
     "the same guest address can be another GPU under the other layout",
-    "give bench and import the plan: it tells each GPU's host address",
+    "give bench and import the plan: it gives each GPU's host address",
 )  # fmt: skip
 
 
@@ -284,13 +284,13 @@ def _unpaired(
         yield Doubt(
             "device-without-pair", label, f"{', '.join(devices)} on one side only", False,
             "other GPUs, or addresses of the guest, which change with the layout",
-            "give bench and import the plan: it tells each GPU's host address",
+            "give bench and import the plan: it gives each GPU's host address",
         )  # fmt: skip
     unknown = sorted({key.metric for key in first if metric_of(key.metric) is None} - UNCOMPARED)
     if unknown:
         yield Doubt(
             "unknown-metric", label, f"{', '.join(unknown)}: not compared", False,
-            "nobody has told whether more of it is better",
+            "it is unknown whether more of it is better",
             "call it app-rate:NAME or app-time:NAME",
         )  # fmt: skip
 
@@ -338,7 +338,7 @@ def _moved(effect: Effect, *, same_pins: bool) -> Doubt:
             "clocks, heat or a neighbour changed between the runs; or pins are on slower or busier "
             "cores, or unpinned vCPUs were moved about"
         )
-        remedy = f"homenode doctor tells of pins; {remedy}"
+        remedy = f"homenode doctor shows pins; {remedy}"
     return Doubt(
         "control-moved", effect.metric,
         f"{effect.ratio - 1:+.1%} from {effect.baseline} to {effect.alternative}", True, cause,

@@ -70,12 +70,13 @@ class Effect:
     """One series of one alternative against the same series of the baseline.
 
     metric, unit: see docs/formats/comparison.md. variant, size_bytes, node, peer_node, device,
-    peer, state: what tells the series from others; null where it is over all. slowest_device: the
-    slowest of several devices, boot by boot. primary: it decides for the objective; else it is
-    exploratory. baseline_value, value: geometric means of boot medians. ratio: value over
-    baseline_value. low, high: its interval, None where there is none. p, p_adjusted: uncorrected,
-    and corrected for the primary metrics; None where there is no interval, p_adjusted also for what
-    is exploratory. boots, samples: (baseline, other). doubts: ids that block this one.
+    peer, state: what distinguishes the series from others; null where it is over all.
+    slowest_device: the slowest of several devices, boot by boot. primary: it decides for the
+    objective; else it is exploratory. baseline_value, value: geometric means of boot medians.
+    ratio: value over baseline_value. low, high: its interval, None where there is none. p,
+    p_adjusted: uncorrected, and corrected for the primary metrics; None where there is no interval,
+    p_adjusted also for what is exploratory. boots, samples: (baseline, other). doubts: ids that
+    block this one.
     """
 
     metric: str

@@ -88,13 +88,13 @@ def decide_for_machines(
 
 
 def _of_guests(runs: Sequence[Run]) -> tuple[Run, ...]:
-    """Without runs on the host itself beside those of its guests: bare metal is no choice."""
+    """Without runs on the host itself besides those of its guests: bare metal is no choice."""
     guests = tuple(run for run in runs if run.head.vantage is Vantage.GUEST)
     return guests or tuple(runs)
 
 
 def _own(runs: Sequence[Run], machine: MachineFacts) -> tuple[Run, ...]:
-    """Runs of the very machine; where nobody named it, of the same folder and kind."""
+    """Runs of the very machine; where no one named it, of the same folder and kind."""
     measured = [run for run in runs if run.head.origin is not Origin.PUBLISHED]
     if machine.fingerprint is not None:
         return tuple(run for run in measured if run.head.host == machine.fingerprint)
@@ -182,7 +182,7 @@ PRIOR = {
     Objective.THROUGHPUT: "pin",
     Objective.DENSITY: "pin-numa-smt",
 }
-"""Where nobody has measured a machine: what published figures chose on most others."""
+"""Where no one has measured a machine: what published figures chose on most others."""
 
 
 def machines_with(evidence: Evidence, objective: Objective, layout: str) -> tuple[str, ...]:

@@ -41,13 +41,14 @@ def doubts_of(alternative: Alternative) -> Iterator[Doubt]:
         for reason in head.unusable:
             yield Doubt(
                 "unusable", f"{head.system}/{head.name}", reason, True,
-                "the suite, or the source itself, marked it", "put that right and measure again",
+                "the suite, or the source itself, marked it",
+                "fix the cause shown, then measure again",
             )  # fmt: skip
         if head.origin in (Origin.EMULATED, Origin.SYNTHESISED):
             yield Doubt(
                 "no-real-machine", f"{head.system}/{head.name}",
                 f"its figures are {head.origin}", True,
-                "it shows that the pipe works, not what a layout is worth",
+                "emulated run: tests the workflow only",
                 "measure on the machine itself",
             )  # fmt: skip
         refused = sorted({sample.metric for sample in run.samples if is_refused(sample)})
@@ -92,7 +93,9 @@ def _why_without_host(heads: list[RunHead]) -> str:
         "a guest that is measured without its plan does not know its host": Origin.MEASURED,
     }
     found = {head.origin for head in heads}
-    return "; ".join(why for why, origin in reasons.items() if origin in found) or "nothing told it"
+    return (
+        "; ".join(why for why, origin in reasons.items() if origin in found) or "nothing gives it"
+    )
 
 
 def _other_conditions(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterator[Doubt]:

@@ -12,7 +12,7 @@ from homenode.analyse.verdict import ReasonId, Verdict
 class Grade(StrEnum):
     """How a machine stands, the best first."""
 
-    GOOD = "good"  # one layout serves every objective that figures decide
+    GOOD = "good"  # one layout is best for everything measured
     DEPENDS = "depends"  # decided, but objectives want different layouts
     REVIEW = "review"  # its pins are to be looked at first
     UNKNOWN = "cannot tell"  # no figure decides
@@ -51,7 +51,7 @@ def grade_of(verdicts: Sequence[Verdict]) -> Graded:
         if regressed is not None:
             label, ratio = regressed.alternative, regressed.ratio or 1.0
             return Graded(
-                Grade.REVIEW, f"review the pins of {label}: {ratio:.2f} x the unpinned throughput"
+                Grade.REVIEW, f"check the pinning of {label}: {ratio:.2f} x the unpinned throughput"
             )
     if not decided:
         refused = [one for one in verdicts if one.why(ReasonId.REFUSED) is not None]
@@ -63,7 +63,7 @@ def grade_of(verdicts: Sequence[Verdict]) -> Graded:
     serving = _serving_all(decided)
     if serving is not None:
         told = ", ".join(one.objective for one in decided)
-        return Graded(Grade.GOOD, f"{serving} serves {told}")
+        return Graded(Grade.GOOD, f"{serving} is best for {told}")
     wanted: dict[str, list[str]] = {}
     for one in decided:
         wanted.setdefault(one.choice or "", []).append(one.objective)

@@ -60,7 +60,7 @@ def interval(
 ) -> Interval | None:
     """The ratio with its interval; None where there are too few boots to give one.
 
-    beside: the same series of the other alternatives. They say nothing of the ratio, but how much
+    next to: the same series of the other alternatives. They say nothing of the ratio, but how much
     boots vary, where they vary alike: with several alternatives three boots of each are enough.
     """
     if not (_is_usable(first) and _is_usable(second)):

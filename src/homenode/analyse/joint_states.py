@@ -33,7 +33,7 @@ _NAME = re.compile(r"(\d{1,9}(?:\.\d)?) ns", re.ASCII)
 
 
 class _Where(NamedTuple):
-    """What samples of one place have in common, beside the state."""
+    """What samples of one place have in common, next to the state."""
 
     metric: str
     variant: str | None
@@ -124,7 +124,7 @@ def _states_of_boots(boots: Iterable[Counter[str]]) -> frozenset[str | None]:
             found.add(state)
         else:
             mixed = True
-    # Boots that move among states contradict none; beside others they only have no usual one.
+    # Boots that move among states contradict none; with others they only have no usual one.
     return frozenset(found) if not mixed or len(found) > 1 else frozenset({None})
 
 

@@ -1,4 +1,4 @@
-"""MachineFacts: what counts about a machine, beside its figures, for what to run on it."""
+"""MachineFacts: what counts about a machine, next to its figures, for what to run on it."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,9 @@ from homenode.topology import Host
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """What counts about a machine beside the figures.
+    """What counts about a machine besides the figures.
 
-    fingerprint, kind: as in the head of its runs; None where nobody said. results: the folder that
+    fingerprint, kind: as in the head of its runs; None = unknown. results: the folder that
     its runs name, where they name no host; None where the machine itself is known. nodes: with
     PUs, None = unknown. systems: of publications, that are its kind. findings: about its links.
     """
@@ -71,7 +71,7 @@ def facts_of_runs(
 
 def of_host(runs: Sequence[Run], host: Host) -> tuple[Run, ...]:
     """Runs with those that name no host as this host's, where they are all of one machine: whoever
-    names a host beside them says so."""
+    names a host next to them says so."""
     nameless = [
         run for run in runs
         if run.head.host is None and run.head.origin is not Origin.PUBLISHED

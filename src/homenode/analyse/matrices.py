@@ -108,7 +108,7 @@ def localities(
 ) -> tuple[Locality, ...]:
     """Local and remote means of each node x GPU matrix.
 
-    node_of: the node of each GPU, as far as a topology tells it; for the others the node with the
+    node_of: the node of each GPU, as far as a topology gives it; for the others the node with the
     fastest copies from host to device counts as near. Runs whose memory was bound to several nodes
     have no remote side: their job was where the scheduler put it. known: its matrices, where they
     were made already.

@@ -1,4 +1,4 @@
-"""Outcomes: what each effect comes to, once its p value is corrected for those beside it."""
+"""Outcomes: what each effect comes to, once its p value is corrected for those next to it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ BOOTS_BEYOND_STATES = 5
 
 
 class Found(NamedTuple):
-    """An effect that nobody has judged yet, with what its interval rests on.
+    """An effect that no one has judged yet, with what its interval rests on.
 
     apart: the ratio above 1 by which the two boots that are nearest to each other differ, one of
     each side; below 1 where boots of the two overlap.

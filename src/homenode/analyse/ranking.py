@@ -63,9 +63,9 @@ class Ranking:
         return tuple(one for one in self.results if one.metric == metric)
 
     def acceptable(self) -> tuple[str, ...]:
-        """Alternatives that are worse on no metric; best first. Empty where nothing can be told.
+        """Alternatives that are worse on no metric; best first. Empty where nothing is known.
 
-        Those of which nothing is told are left out while others are there. Where each loses
+        Those of which nothing is given are left out while others are there. Where each loses
         somewhere, those that are best somewhere.
         """
         if self._at(Position.UNKNOWN):
@@ -205,7 +205,7 @@ def _results(
 
 
 def _wide(results: Sequence[RankedResult], metric: Metric) -> Iterator[Doubt]:
-    """What is said of alternatives whose intervals are too wide to tell anything."""
+    """What is said of alternatives whose intervals are too wide to give anything."""
     ranges = [
         f"{one.alternative} {range_text(one.low, one.high)}"
         for one in results

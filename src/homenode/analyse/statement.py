@@ -75,7 +75,7 @@ def _difference(source: SourceVerdict, ours: Verdict) -> str:
             return f"by its own figures of {metric} {ours.choice} is {ratio} {theirs}"
         case Difference.NOT_SHOWN:
             return (
-                f"its figures of {metric} ({ratio} {theirs}) do not tell the two apart, and "
+                f"its figures of {metric} ({ratio} {theirs}) do not distinguish the two, and "
                 f"{ours.choice} risks less"
             )
         case Difference.STRONGER:
@@ -168,7 +168,7 @@ def _more(reason: Reason, objective: Objective) -> str | None:
             gain = "" if reason.ratio is None else multiple_text(reason.ratio)
             return f"exposed siblings give {gain} the throughput for twice the vCPUs"
         case ReasonId.PIN_REGRESSION:
-            return f"review the pins of {reason.alternative}"
+            return f"check the pinning of {reason.alternative}"
         case ReasonId.MAY_BE_BETTER:
             least = METRICS[reason.metric or ""].boot_variation
             return (
@@ -176,7 +176,7 @@ def _more(reason: Reason, objective: Objective) -> str | None:
                 f"of one layout differ by up to {multiple_text(least)}, so boot both more often"
             )
         case ReasonId.UNDECIDED:
-            return f"cannot tell of {reason.alternative}"
+            return f"no result for {reason.alternative}"
     return None
 
 

@@ -1,8 +1,8 @@
 """Study outliers: the node or the link that is slower than its like on the other nodes.
 
 Like is compared with like: the same NUMA node and the same GPU on every cluster node. Three nodes
-at least: of two that differ, nobody can tell which is slow. A slow node spoils two pairs of a ring,
-and of three pairs that is most of them: pairs are held against the better ones, not the median.
+at least: of two that differ, it is unknown which is slow. A slow node spoils two pairs of a ring,
+and of three pairs that is most of them: pairs are compared with the better ones, not the median.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -70,7 +70,7 @@ def _of_metric(metric: str, matrices: list[Matrix]) -> Iterator[Outlier]:
             continue
         for gpu, of in slow.items():
             yield Outlier(matrix.node, f"the link of {gpu}", metric, *_worst(of))
-        # With one GPU, or from one NUMA node, the two cannot be told apart.
+        # With one GPU, or from one NUMA node, the two cannot be distinguished.
         if len(measured) > 1:
             for row, of in rows.items():
                 yield Outlier(matrix.node, f"NUMA node {row}: from there", metric, *_worst(of))

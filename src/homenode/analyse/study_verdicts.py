@@ -80,9 +80,9 @@ def _by_homes(job: JobEvidence) -> tuple[Locality, str]:
     homes = dict(job.homes)
     wanted = {homes[str(s.device)] for s in job.samples if str(s.device) in homes}
     if not wanted:
-        return Locality.UNKNOWN, "nobody tells on which nodes its GPUs are"
+        return Locality.UNKNOWN, "nothing says on which nodes its GPUs are"
     if not job.cpu_nodes:
-        return Locality.UNKNOWN, "nobody tells on which nodes its CPUs were"
+        return Locality.UNKNOWN, "nothing says on which nodes its CPUs were"
     if not wanted <= set(job.cpu_nodes):
         return Locality.LOST, f"CPUs on node {_list(job.cpu_nodes)}, GPUs on {_list(wanted)}"
     if job.memory_nodes and set(job.memory_nodes) <= wanted:
@@ -236,7 +236,7 @@ def _computing(jobs: tuple[JobEvidence, ...]) -> WorkVerdict:
             reason = "your program runs as fast in a part of a node"
             return WorkVerdict(work, Queue.SHARED, reason, (evidence,), True)
         queue = Queue.SHARED if effect.outcome is Outcome.BETTER else Queue.EXCLUSIVE
-        reason = "your program runs at another speed beside other jobs"
+        reason = "your program runs at another speed next to other jobs"
         return WorkVerdict(work, queue, reason, (evidence,), True)
     return WorkVerdict(
         work,

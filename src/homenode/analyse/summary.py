@@ -45,7 +45,7 @@ class Series:
     """One series of one alternative.
 
     medians: of each boot, above 0. inner_variance: mean variance of a boot's median as its samples
-    tell it, on the logarithmic scale; 0 where they cannot. samples: how many were used. low, high:
+    give it, on the logarithmic scale; 0 where they cannot. samples: how many were used. low, high:
     of everything that was used. replicated: the medians are of boots that were really made, not of
     figures that somebody printed. devices: whose the slowest was taken of. blocks: of each boot,
     (experiment, round), None where it is of no round. is_range: somebody printed low and high, and
@@ -125,7 +125,7 @@ def headline(series: Iterable[SeriesKey], metric: Metric) -> tuple[SeriesKey, ..
 
 
 def _once(taken: Sequence[_Taken]) -> list[_Taken]:
-    """Without boots of which nobody told the identity, and that a run of the same name has figure
+    """Without boots of which none is given the identity, and that a run of the same name has figure
     by figure: somebody gave, or imported, it twice.
     """
     figures: dict[tuple[str, int], list[float]] = {}
@@ -207,7 +207,7 @@ def sample_variance(values: Sequence[float]) -> float:
 def _slowest(taken: dict[SeriesKey, list[_Taken]]) -> dict[SeriesKey, Series]:
     """For metrics in which the slowest device counts: its median of each boot.
 
-    A device is told by its address, or by its position where a tool printed no address.
+    A device is known by its address, or by its position where a tool printed no address.
     """
     groups: dict[SeriesKey, dict[object, list[_Taken]]] = {}
     for key, samples in taken.items():

@@ -16,7 +16,7 @@ from homenode.metrics import METRICS
 from homenode.results.model import Run, Sample
 
 PRINTED_MATTERS = 0.10
-"""Single printed figures that are nearer than this tell nothing: nobody knows their noise."""
+"""Single printed figures that are nearer than this give nothing: their noise is unknown."""
 
 
 class Switch(StrEnum):

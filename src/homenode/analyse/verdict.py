@@ -61,7 +61,7 @@ class Difference(StrEnum):
     """Why our answer is not that of a publication."""
 
     FIGURES = "figures"  # its own figures say otherwise
-    NOT_SHOWN = "not-shown"  # its figures do not tell the two apart
+    NOT_SHOWN = "not-shown"  # its figures do not distinguish the two
     NO_FIGURES = "no-figures"  # it has none of this objective for its choice
     STRONGER = "stronger"  # stronger evidence says otherwise
     HEALTH = "health"  # the machine is to be repaired first
@@ -91,10 +91,10 @@ class Verdict:
     of others of its kind, or of none. choice: the alternative to run, None where none can be named.
     layout: the preset to run; where the choice is no layout, the reasoned one. keep_vcpus: siblings
     take half the cores rather than double the vCPUs. also: others that are no worse. avoid: those
-    that are worse; of one in neither nothing can be told. memory_mode, huge_pages: in words, None
+    that are worse; of one in neither nothing is known. memory_mode, huge_pages: in words, None
     where nothing is known. results: by metric, best first. boots: fewest and most of an
     alternative, None for printed figures. findings: what stops any recommendation. measure_next:
-    the layout that nobody has measured and that could change the answer. published: what
+    the layout that was not measured and that could change the answer. published: what
     publications recommend. passed: what stronger evidence could not tell. notes: what is wrong with
     published figures.
     """
@@ -266,7 +266,7 @@ def _decided(
 
 
 def _may_be_better(ranking: Ranking, choice: str) -> Iterator[Reason]:
-    """An alternative that is ahead of the choice by as much as matters, though nobody can tell."""
+    """An alternative that is ahead of the choice by as much as matters, though that is unknown."""
     for metric in dict.fromkeys(one.metric for one in ranking.results):
         best, *others = ranking.on(metric)
         own = next((one for one in others if one.alternative == choice), None)
@@ -279,7 +279,7 @@ def _may_be_better(ranking: Ranking, choice: str) -> Iterator[Reason]:
 
 
 def _fits(doubt: Doubt, objective: Objective, used: Sequence[Alternative]) -> bool:
-    """GPUs without a node are a doubt where GPUs talk, and nobody has tried to give them one."""
+    """GPUs without a node are a doubt where GPUs talk, and no one has tried to give them one."""
     if doubt.id != "gpus-without-node":
         return True
     tried = any(one.switches.pcie is GuestPcie.MIRRORED for one in used)
@@ -375,7 +375,7 @@ def _pin_regression(
             f"{one.ratio:.2f} x the unpinned guest's throughput", False,
             "pins on slower cores, on siblings of one core, or on PUs that QEMU's own threads use; "
             "or fewer vCPUs",
-            "review the pins: homenode doctor VM.xml, or let homenode plan choose them",
+            "check the pinning: homenode doctor VM.xml, or let homenode plan choose them",
         )
         for one in lost
     )  # fmt: skip

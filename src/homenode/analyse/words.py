@@ -31,7 +31,7 @@ def figure_text(value: float, unit: str) -> str:
 
 
 def multiple_text(ratio: float) -> str:
-    """A ratio as a multiple, two digits; near 1 with the digits that tell it from 1.
+    """A ratio as a multiple, two digits; near 1 with the digits that distinguish it from 1.
 
     >>> multiple_text(1.026), multiple_text(0.4257), multiple_text(7.265), multiple_text(1.0)
     ('1.026 x', '0.43 x', '7.3 x', '1 x')

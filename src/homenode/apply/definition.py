@@ -1,4 +1,4 @@
-"""Definition: a tuned document put in the place of a domain's definition, and taken back. [I/O]
+"""Definition: a tuned document put in the place of a domain's definition, and undone. [I/O]
 
 What is about to happen is on disk before libvirt hears of it. libvirt replaces a definition whole
 or not at all, so a kill at any moment leaves the old one or the new one, the record says which two
@@ -109,7 +109,7 @@ def apply_definition(virsh: Virsh, name: str, tuned: bytes, original: bytes, roo
                 f"{state.name}: expected libvirt to keep what it was given, found changed: "
                 f"{'; '.join(lost)}",
                 hint="the original definition is back; is this libvirt new enough for the layout? "
-                f"what it held: {store.document_path(dropped)}",
+                f"what it contained: {store.document_path(dropped)}",
             )
     return Applied(
         state,
@@ -145,7 +145,7 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Restorable:
-    """What restore would put back: the document as libvirt holds it, and the original.
+    """What restore would restore: the document as libvirt holds it, and the original.
 
     moved: devices that get another address, since theirs was on a bus of the layout.
     """
@@ -273,7 +273,7 @@ def restore_definition(
 
 
 def _begin(virsh: Virsh, store: DomainStore, record: Record, expected: bytes) -> None:
-    """Writes the record of a step, then looks once more that nobody has edited meanwhile.
+    """Writes the record of a step, then looks once more that was not edited meanwhile.
 
     libvirt cannot be asked to replace a definition only where it is still the same one: an edit
     within the milliseconds from here to its answer is lost. Raises InputError.
@@ -282,7 +282,7 @@ def _begin(virsh: Virsh, store: DomainStore, record: Record, expected: bytes) ->
     store.write_record(record)
     if same_definition(virsh.definition(record.uuid), expected):
         return
-    # As if nothing had begun: the original of a record that says "restored" is never put back.
+    # As if nothing had begun: the original of a record that says "restored" is never restored.
     store.write_record(before or replace(record, step=Step.RESTORED))
     raise InputError(
         f"{record.name}: expected the definition that was read a moment ago, found another: it "
@@ -313,7 +313,7 @@ def has_original(virsh: Virsh, name: str, root: Path) -> bool:
 
 
 def saved_original(virsh: Virsh, name: str, root: Path) -> bytes | None:
-    """The definition that restore_definition would put back; None where nothing is saved."""
+    """The definition that restore_definition would restore; None where nothing is saved."""
     store = DomainStore(root, virsh.connect, virsh.domain(name).uuid)
     record = store.record()
     return None if record is None else store.document(record.original)

@@ -66,7 +66,7 @@ def _told(facts: DomainFacts) -> str:
 
 
 def is_printed(given: bytes, before: bytes, held: bytes) -> bool:
-    """Whether a definition is what libvirt printed of a given one, and nobody edited it since.
+    """Whether a definition is what libvirt printed of a given one, and it was not edited since.
 
     before: the definition that the given one was made from, as libvirt printed it. libvirt writes
     defaults and addresses into what is new in the given one; all else it prints as it did before.

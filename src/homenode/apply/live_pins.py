@@ -77,7 +77,7 @@ def preview_live_pins(virsh: Virsh, name: str, tuned: bytes) -> Moved:
 def apply_live_pins(virsh: Virsh, name: str, tuned: bytes, root: Path) -> Moved:
     """Move the threads of a running domain; how they were is saved first. Raises as the preview.
 
-    Where one cannot be moved, those before it are put back.
+    Where one cannot be moved, those before it are restored.
     """
     state = virsh.domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)

@@ -9,7 +9,7 @@ KIND = "apply"
 
 
 class Step(StrEnum):
-    """How far it is. Each "-ing" is written before libvirt is told, each "-ed" after."""
+    """How far it is. Each "-ing" is written before libvirt is asked, each "-ed" after."""
 
     APPLYING = "applying"
     APPLIED = "applied"

@@ -1,4 +1,4 @@
-"""RunMark: which run of a domain this is, where libvirt's number alone does not tell. [I/O]
+"""RunMark: which run of a domain this is, where libvirt's number alone does not say. [I/O]
 
 libvirt counts on from the highest number of a domain that runs when the daemon is started: from 1
 after a boot of the host, and where nothing ran. Seen with libvirt 9.0.

@@ -22,7 +22,7 @@ from homenode.errors import InputError
 from homenode.record_folder import JOURNAL, RecordFolder
 
 _FULL = (
-    "free some space; nothing is lost: homenode restore --dry-run tells which definition the "
+    "free some space; nothing is lost: homenode restore --dry-run shows which definition the "
     "domain has"
 )
 _NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
@@ -96,7 +96,7 @@ class DomainStore:
         if not self.folder.exists():
             return
         with self.locked(), self._files.errors():
-            # The journal first: documents that nothing names any more are nobody's original.
+            # The journal first: documents that nothing names any more are no one's original.
             for name in (JOURNAL, _OLD_RECORD):
                 (self.folder / name).unlink(missing_ok=True)
             shutil.rmtree(self.folder)
@@ -185,7 +185,7 @@ def _entries(files: RecordFolder) -> tuple[ApplyEntry, ...]:
     except InputError as error:
         raise InputError(
             error.message,
-            hint="the documents beside it are whole: virsh define the right one, then move the "
+            hint="the documents next to it are whole: virsh define the right one, then move the "
             "folder away",
         ) from None
 

@@ -353,7 +353,7 @@ def preview(virsh: "Virsh", uuid: str, tuned: bytes, original: bytes, root: Path
 def define(
     virsh: "Virsh", uuid: str, tuned: bytes, original: bytes, root: Path, *, asked: bool
 ) -> None:
-    """Define the document; on a terminal after showing the change and asking, unless told not to.
+    """Define the document; on a terminal after showing the change and asking, unless asked not to.
 
     A domain that is already so is not asked about.
     """

@@ -117,16 +117,16 @@ def _run(orders: "BenchOptions", results: Path, *, resume: bool, quiet: bool) ->
                 )
         except KeyboardInterrupt:
             if begun:
-                note(f"interrupted; what was measured is kept. Go on with: {_resuming()}")
+                note(f"interrupted; what was measured is kept. Continue: {_resuming()}")
             raise
         except ToolError as error:
             if error.hint is None and begun:
-                error.hint = f"what was measured is kept. Go on with: {_resuming()}"
+                error.hint = f"what was measured is kept. Continue: {_resuming()}"
             raise
 
 
 def _resuming() -> str:
-    """The command line that goes on with this run."""
+    """The command line that continues this run."""
     words = [word for word in sys.argv[1:] if word != "--resume"]
     return shlex.join(["homenode", *words, "--resume"])
 

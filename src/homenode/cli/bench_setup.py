@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def set_up(prefix: Path | None, *, apply: bool, remove: bool) -> None:
-    """Print the commands, run them with `apply`, or take back what they installed.
+    """Print the commands, run them with `apply`, or undo what they installed.
 
     Raises UsageError, HostError where no GPU or no tool can be built, ToolError for a step that
     failed.
@@ -78,7 +78,7 @@ def _cuda_home() -> str | None:
 
 
 def _gpus(machine: "Machine") -> "tuple[Vendor, tuple[str, ...]]":
-    """Whose GPUs, and what to build for. Raises HostError where no driver tells it."""
+    """Whose GPUs, and what to build for. Raises HostError where no driver gives it."""
     from homenode.measure.setup.plan import Vendor
     from homenode.tools import gpu_architectures as tool
 
@@ -92,7 +92,7 @@ def _gpus(machine: "Machine") -> "tuple[Vendor, tuple[str, ...]]":
         except ToolError as error:
             reasons.append(error.message)
     raise HostError(
-        "bench setup: expected a GPU whose driver tells its architecture, found none",
+        "bench setup: expected a GPU whose driver gives its architecture, found none",
         hint="; ".join(reasons),
     )
 

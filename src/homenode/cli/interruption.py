@@ -1,6 +1,6 @@
 """Interruption: a polite kill and a closed terminal end work as Ctrl-C does. [I/O]
 
-Without it SIGTERM ends us at once: what we started runs on, and nothing is taken back.
+Without it SIGTERM ends us at once: what we started runs on, and nothing is undone.
 """
 
 import signal

@@ -91,7 +91,7 @@ def plan(
     from homenode.cli import planning
 
     if document is not None and vm_file is not None:
-        raise UsageError("--vm and [VM]: expected one of the two, found both")
+        raise UsageError("give either --vm or a VM file, not both")
 
     options = plan_options(layout, vm, placement, switches)
     planning.run(

@@ -97,7 +97,7 @@ def report(
 
 
 def _beside(runs: Sequence[str]) -> Path:
-    """Where a page goes that nobody gave a name: into the first folder of results, else here."""
+    """Where a page goes that no one gave a name: into the first folder of results, else here."""
     folders = (Path(run) for run in runs)
     return next((folder / PAGE for folder in folders if folder.is_dir()), Path(PAGE))
 

@@ -66,7 +66,7 @@ def restore(
         note(f"restored {what}")
         return
     if forget and keep_edits:
-        raise UsageError("expected one of --forget and --keep-edits, found both")
+        raise UsageError("give either --forget or --keep-edits, not both")
     from homenode.cli.apply import restore_domain
     from homenode.hypervisor.connection import DEFAULT
 

@@ -32,7 +32,7 @@ class Retraining:
 
 
 def retrain(words: tuple[str, ...], wanted: Retraining, *, as_json: bool) -> None:
-    """Train the links of devices anew, through the ports above them.
+    """Train the links of devices again, through the ports above them.
 
     Changes the target speed in a port's Link Control 2 and sets Retrain Link, nothing else.
     Refuses while a VM or a driver uses anything behind the port.
@@ -180,7 +180,7 @@ def _this_machine() -> "Host":
 def _program() -> str:
     """The program as it was called, for a unit or a hook that root runs.
 
-    Else the one beside our Python: `python -c` and a debugger are no program to install. Raises
+    Else the one next to our Python: `python -c` and a debugger are no program to install. Raises
     InputError where somebody other than root can change it, its Python or its modules.
     """
     from pathlib import Path

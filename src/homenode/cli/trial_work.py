@@ -1,4 +1,4 @@
-"""What `homenode trial` does with its arguments: look, begin, go on, conclude, take back. [I/O]"""
+"""What `homenode trial` does with its arguments: look, begin, go on, conclude, undo. [I/O]"""
 
 import sys
 from contextlib import nullcontext
@@ -162,7 +162,7 @@ def _run(
 
 
 def _conclude(head: Head, journal: JournalFile, report: Path | None, host: str | None) -> None:
-    """Print what the boots tell, write the report, and exit as the trial came out.
+    """Print what the boots show, write the report, and exit as the trial came out.
 
     host: source of the one that the layouts were planned for; None: this machine, if it is theirs.
     """
@@ -234,7 +234,7 @@ def _host(asked: TrialArguments) -> "Host":
 
 
 def _durations(host: "Host", checked: Preflight) -> Durations:
-    """As the suite is planned on a machine like the host; GPU tests are told by the guest alone."""
+    """As a suite is planned on a machine like the host; GPU tests are known in the guest."""
     from homenode.measure.model import PROBE
     from homenode.measure.suite import suite_for
 
@@ -266,7 +266,7 @@ def _show(checked: Preflight, seconds: float) -> None:
     for one in short:
         note(f"{one.layout} does not fit: {'; '.join(one.against)}")
     if short:
-        note("nothing was booted; leave these layouts out, or make room")
+        note("nothing was booted; leave these layouts out, or free what they need")
         raise SystemExit(4)
 
 
@@ -276,7 +276,7 @@ def _probe(given: Path | None) -> bytes:
     found = given or (beside if beside.exists() else None) or find_program(_STATIC_PROBE)
     if found is None:
         raise UsageError(
-            f"--probe: expected a static probe, found no {_STATIC_PROBE} beside {sys.executable} "
+            f"--probe: expected a static probe, found no {_STATIC_PROBE} next to {sys.executable} "
             "or on PATH",
             hint="make -C native static, then --probe build/probe/homenode-probe-static",
         )

@@ -99,7 +99,7 @@ def pus_of(
     online: CpuSet,
     settings: PuSettings,
 ) -> tuple[Pu, ...]:
-    """Every PU ascending; an offline one tells nothing of where it is, as in sysfs."""
+    """Every PU ascending; an offline one says nothing of where it is, as in sysfs."""
     core_of = {pu: core.index for core in cores for pu in core.pus}
     llc_of = {pu: llc.index for llc in llcs for pu in llc.pus}
     found = []
@@ -125,7 +125,7 @@ def pus_of(
 
 
 def _memory_kind(node: NodeSlot, pus: CpuSet) -> MemoryKind | None:
-    """What the kernel tells of a node's memory: of a CPU-less node, nothing by itself."""
+    """What the kernel shows a node's memory: of a CPU-less node, nothing by itself."""
     if node.gpu is not None:
         return MemoryKind.GPU
     if node.is_device_memory:

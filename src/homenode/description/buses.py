@@ -113,7 +113,7 @@ def _told_node(placed: Sequence[Placed]) -> NodeIndex | None:
 
 
 def _grouped(placed: Sequence[Placed]) -> tuple[PciDevice, ...]:
-    """The devices with IOMMU groups: one per slot and per virtual function, unless told."""
+    """The devices with IOMMU groups: one per slot and per virtual function, unless set."""
     used = {each.iommu_group for each in placed}
     group_of_slot: dict[tuple[int, int, int], int] = {}
     grouped: list[PciDevice] = []

@@ -125,7 +125,7 @@ def _package_cores(file: Table, table: Table, package: int) -> list[CoreSlot]:
     cores_of = table if cores_key == "cores" else file
     if "core_groups" in groups_of and cores_key != "cores":
         if "cores_per_package" in file:
-            raise file.refusal("core_groups", "no cores_per_package beside it", "both")
+            raise file.refusal("core_groups", "no cores_per_package next to it", "both")
         parts: list[tuple[CoreKind | None, int]] = []
         for group in groups_of.tables("core_groups", _GROUP_KEYS):
             count = group.integer("cores", 0, least=1, most=MAX_PUS)

@@ -54,7 +54,7 @@ def _check(table: Table, kind: LinkKind, device: PciDevice) -> None:
     if not is_gpu or device.vendor_id != vendor:
         raise table.refusal("between", f"GPUs of vendor {vendor:#06x} with {kind}", str(device.bdf))
     if vendor == NVIDIA and device.driver not in (None, NVIDIA_DRIVER):
-        expected = f"GPUs that the driver {NVIDIA_DRIVER} has: it tells of their links"
+        expected = f"GPUs that the driver {NVIDIA_DRIVER} has: it shows their links"
         raise table.refusal("between", expected, f"{device.bdf} with {device.driver}")
     if kind is LinkKind.C2C and device.node is None:
         raise table.refusal("between", "GPUs with a node, whose CPU they join", str(device.bdf))

@@ -1,4 +1,4 @@
-"""Masks: sets of PUs or nodes as the kernel prints them in the files beside its lists."""
+"""Masks: sets of PUs or nodes as the kernel prints them in the files next to its lists."""
 
 from homenode.cpuset import CpuSet
 

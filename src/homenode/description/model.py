@@ -27,7 +27,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class HostDescription:
-    """A machine as its host.toml tells it.
+    """A machine as its host.toml gives it.
 
     source: the file, for messages. about: one line for people.
     facts:  what is published, with its source, and what is assumed.

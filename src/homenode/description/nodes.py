@@ -27,7 +27,7 @@ _MAX_DISTANCE = 255  # ACPI 6.5, 5.2.17: 255 = unreachable
 
 @dataclass(frozen=True, slots=True)
 class NodeSlot:
-    """One node. package: whose memory it is, None where nobody says. gpu: a device's name.
+    """One node. package: whose memory it is, None = unknown. gpu: a device's name.
 
     is_device_memory: CXL, persistent or high-bandwidth memory, online from a DAX device.
     """
@@ -104,10 +104,10 @@ def _node(
     gpu = table.optional_text("gpu")
     if gpu is not None and of_cores:
         raise table.refusal("gpu", "a node without cores", f"node {index} with cores")
-    # The kernel tells what memory is only of a DAX device's node ("other") and of a GPU's.
+    # The kernel shows what memory is only of a DAX device's node ("other") and of a GPU's.
     kind = table.choice("kind", (_DEVICE_MEMORY, ""), "")
     if kind and gpu is not None:
-        raise table.refusal("kind", "no kind beside gpu", kind)
+        raise table.refusal("kind", "no kind next to gpu", kind)
     return NodeSlot(
         index=index,
         package=package if told is None else told,
@@ -143,7 +143,7 @@ def _page_pools(table: Table, key: str) -> tuple[PagePool, ...]:
 
 
 def parse_distances(file: Table, nodes: Sequence[NodeSlot]) -> tuple[tuple[int, ...], ...] | None:
-    """Shape (nodes, nodes), [from][to] ascending; None for a host that tells none ("none")."""
+    """Shape (nodes, nodes), [from][to] ascending; None for a host that gives none ("none")."""
     value = file.values.get("distances", {})
     if value == "none":
         return None

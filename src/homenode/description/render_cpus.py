@@ -1,4 +1,4 @@
-"""The CPU tree of a host: /sys/devices/system/cpu and the files that tell core kinds.
+"""The CPU tree of a host: /sys/devices/system/cpu and the files that give core kinds.
 
 Source: Documentation/ABI/stable/sysfs-devices-system-cpu, admin-guide/cputopology.rst.
 """
@@ -63,7 +63,7 @@ def render_cpus(host: Host, caches: CacheSizes) -> dict[str, str]:
 
 
 def render_policy_links(host: Host) -> dict[str, str]:
-    """Targets by link: the frequency policy of each online PU, where the host tells governors."""
+    """Targets by link: the frequency policy of each online PU, where the host gives governors."""
     if host.settings.governors is None:
         return {}
     return {

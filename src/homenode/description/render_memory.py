@@ -14,7 +14,7 @@ NODE = "/sys/devices/system/node"
 
 
 def render_memory(host: Host) -> dict[str, str]:
-    """Files by path; no distance files where the host tells no distances."""
+    """Files by path; no distance files where the host gives no distances."""
     width = max(pu.index for pu in host.pus) + 1
     files = {
         f"{NODE}/online": _nodes(host.nodes),
@@ -74,7 +74,7 @@ def _pool(folder: str, pool: PagePool) -> dict[str, str]:
 
 
 def _kind(node: NumaNode) -> dict[str, str]:
-    """What tells that a node's memory is no plain DRAM: NVIDIA's driver, or a DAX device."""
+    """What shows that a node's memory is no plain DRAM: NVIDIA's driver, or a DAX device."""
     if node.memory_kind is MemoryKind.GPU and node.gpu is not None:
         return {
             f"/proc/driver/nvidia/gpus/{node.gpu}/numa_status": (

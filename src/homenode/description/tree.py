@@ -62,7 +62,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """One root complex. node: None = the firmware tells none. bus: None = the next free one."""
+    """One root complex. node: None = the firmware gives none. bus: None = the next free one."""
 
     where: str
     domain: int

@@ -9,7 +9,7 @@ from homenode.topology import Host
 
 
 def check_against_libvirt(snapshot: Snapshot, host: Host) -> tuple[Gap, ...]:
-    """Gaps for nodes, PUs of nodes, SMT siblings and distances that `virsh capabilities` tells
+    """Gaps for nodes, PUs of nodes, SMT siblings and distances that `virsh capabilities` gives
     otherwise. Ours is kept: libvirt reads the same /sys, but when its daemon started or last
     looked. Nothing where virsh was not run. A host of one node is not checked: libvirtd may take
     seconds to answer, because it asks every emulator first, and could say little.

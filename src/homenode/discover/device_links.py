@@ -169,7 +169,7 @@ _AMD_TOOLS = (
 
 
 def _amd_links(snapshot: Snapshot, gpus: list[PciDevice], gaps: list[Gap]) -> list[DeviceLink]:
-    """The xGMI links by the first tool that tells any; what the others lack is no gap then."""
+    """The xGMI links by the first tool that gives any; what the others lack is no gap then."""
     failures: list[Gap] = []
     for command, parse in _AMD_TOOLS:
         text = snapshot.command_output(command)
@@ -196,7 +196,7 @@ def _amd_links(snapshot: Snapshot, gpus: list[PciDevice], gaps: list[Gap]) -> li
 def _xgmi(
     topology: RocmTopology, gpus: list[PciDevice], tool: str, gaps: list[Gap]
 ) -> list[DeviceLink] | None:
-    """The links of a tool's tables; None with a gap where its numbers cannot be told apart."""
+    """The links of a tool's tables; None with a gap where its numbers cannot be distinguished."""
     gpu_of_number = _amd_numbers(topology, gpus)
     if gpu_of_number is None:
         reason = f"{tool} has {len(topology.gpus)} GPUs, the PCI tree {len(gpus)}"

@@ -1,4 +1,4 @@
-"""Distances: how far nodes are apart, in SLIT units and, where HMAT tells, in ns and bytes/s."""
+"""Distances: how far nodes are apart, in SLIT units and, where HMAT gives, in ns and bytes/s."""
 
 from homenode.cpuset import CpuSet
 from homenode.discover.nodes import NODE

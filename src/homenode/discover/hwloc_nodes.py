@@ -44,7 +44,7 @@ def read_hwloc_nodes(
             shared.append(index)
     if shared:
         names = ", ".join(str(number) for number in sorted(shared))
-        reason = "hwloc tells which PUs are nearest to a node, not which are its own"
+        reason = "hwloc shows which PUs are nearest to a node, not which are its own"
         gaps.append(Gap(f"PUs of nodes {names}", f"{reason}; counted as CPU-less"))
     if listed - taken:
         gaps.append(Gap(f"node of PUs {listed - taken}", "in no node of the XML"))
@@ -96,7 +96,7 @@ def _gpu_of(obj: HwlocObject) -> Bdf | None:
 
 
 def _pools(obj: HwlocObject) -> tuple[tuple[PagePool, ...], tuple[int, ...]]:
-    """Pools of huge pages that are empty, and the page sizes of those that are not: hwloc tells how
+    """Pools of huge pages that are empty, and the page sizes of those that are not: hwloc shows how
     many pages there are, and not how many of them are free."""
     empty: list[PagePool] = []
     unknown: list[int] = []

@@ -178,7 +178,7 @@ def _device(
     source: str,
 ) -> PciDevice:
     class_code, vendor, device, subsystem_vendor, subsystem_device = type_fields
-    # What NVIDIA's library told hwloc, also of one that had no class to read (seen on a DGX-2).
+    # What NVIDIA's library gave hwloc, also of one that had no class to read (seen on a DGX-2).
     is_nvswitch = function.obj.attributes.get("subtype") == "NVSwitch"
     buses = _buses(function.obj, source)
     bridge = None
@@ -210,7 +210,7 @@ def _links(
     matrices: tuple[HwlocDistances, ...], bdf_of_object: dict[str, Bdf]
 ) -> tuple[DeviceLink, ...]:
     """Links by matrices of bandwidth; 0 is no link. XGMI gives every pair of a hive a bandwidth,
-    so that only pairs one hop apart count where hops are told."""
+    so that only pairs one hop apart count where hops are given."""
     hops = {
         frozenset((a, b)): matrix.values[i][j]
         for matrix in matrices

@@ -9,7 +9,7 @@ from homenode.snapshot.protocol import Snapshot
 
 
 def read_interrupts(snapshot: Snapshot, folder: str) -> tuple[PciInterrupt, ...] | None:
-    """The function's message-signalled interrupts, ascending; None where the source tells none.
+    """The function's message-signalled interrupts, ascending; None where the source gives none.
 
     The PUs are those that really get it, else those that may. Raises ParseError.
     """

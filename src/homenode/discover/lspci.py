@@ -29,7 +29,7 @@ _UNASSIGNED_CLASS = 0xFF0000  # "does not fit any class"
 
 def host_from_lspci(text: str, name: str) -> Host:
     """A host of which only the PCI part is known: no PUs, no nodes. Raises ParseError."""
-    reason = "lspci tells of PCI only"
+    reason = "lspci shows PCI only"
     empty = Host(
         name=name,
         architecture=None,
@@ -46,10 +46,10 @@ def host_from_lspci(text: str, name: str) -> Host:
 
 
 def overlay_lspci(host: Host, text: str, source: str = "lspci") -> Host:
-    """The host with the PCI part that a listing tells.
+    """The host with the PCI part that a listing gives.
 
     The listing decides what there is and where; a function that the host's own source describes as
-    well (same address, class and ids) keeps what the listing does not tell. Where both tell and
+    well (same address, class and ids) keeps what the listing does not say. where both say it and
     differ, a gap says so, and so it does where the listing seems not to be whole. Raises ParseError
     for a malformed listing and InputError where it names nodes that the host does not have.
     """
@@ -92,7 +92,7 @@ def overlay_lspci(host: Host, text: str, source: str = "lspci") -> Host:
 
 
 def _signs_of_a_cut(functions: tuple[LspciFunction, ...], text: str, source: str) -> list[Gap]:
-    """What tells that a listing misses functions: lspci lists by address and says no total."""
+    """What shows that a listing misses functions: lspci lists by address and says no total."""
     gaps = []
     last = functions[-1]
     ends_early = (
@@ -264,7 +264,7 @@ def _bridge(function: LspciFunction, guessed: PortType) -> PciBridge:
 
 
 def _merged(device: PciDevice, own: PciDevice | None, gaps: list[Gap]) -> PciDevice:
-    """A function of the listing with what only the host's own source tells of it."""
+    """A function of the listing with what only the host's own source shows it."""
     if own is None:
         return device
     ids = ((device.vendor_id, own.vendor_id), (device.device_id, own.device_id))

@@ -18,7 +18,7 @@ _PORT_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class ConfigHeader:
-    """What a config file tells. class_code: 24 bits, None where nothing answers. bus numbers,
+    """What a config file gives. class_code: 24 bits, None where nothing answers. bus numbers,
     port_type: of bridges only. port_type: None where the file has only the 64 bytes that everybody
     may read. target_gt_per_s: of Link Control 2."""
 

@@ -1,4 +1,4 @@
-"""PCI gaps: what a tree does not tell of functions that a VM may get."""
+"""PCI gaps: what a tree does not give of functions that a VM may get."""
 
 from collections.abc import Sequence
 

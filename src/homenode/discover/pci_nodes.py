@@ -1,4 +1,4 @@
-"""PCI nodes: on which NUMA node a PCI function is, and what we say where nobody tells."""
+"""PCI nodes: on which NUMA node a PCI function is, and what we say where nothing says."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Locality:
 
     def node_of(self, numa_node: int | None, local_pus: CpuSet | None) -> NodeIndex | None:
         """The node that numa_node names; else, on a host of several nodes with PUs, the one whose
-        PUs are just the local ones (old kernels tell only these); else None."""
+        PUs are just the local ones (old kernels give only these); else None."""
         if numa_node is not None and numa_node in self.nodes:
             return NodeIndex(numa_node)
         if local_pus is None or len(self.node_of_pus) < 2:

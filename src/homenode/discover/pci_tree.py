@@ -1,6 +1,6 @@
 """PCI tree: root complexes, bridges and functions of a snapshot, from sysfs.
 
-The tree is told by where each function's folder lies: /sys/devices/pci0000:15/0000:15:01.0/...
+The tree is known by where each function's folder lies: /sys/devices/pci0000:15/0000:15:01.0/...
 One function, or one of its files, that is not as it should be is a gap and stops nothing.
 
 Source: Documentation/ABI/testing/sysfs-bus-pci.
@@ -215,7 +215,7 @@ def _class_codes(
     snapshot: Snapshot, places: Mapping[Bdf, TreePlace], malformed: _Malformed, gaps: list[Gap]
 ) -> dict[Bdf, int]:
     """The class of each function: by its file, else by its configuration space. What has functions
-    below it and tells no class is a bridge; other functions without one are of no known kind."""
+    below it and gives no class is a bridge; other functions without one are of no known kind."""
     above = {place.parent for place in places.values()}
     codes: dict[Bdf, int] = {}
     unknown: list[Bdf] = []

@@ -1,6 +1,6 @@
 """Processors: packages, dies, cores and last-level caches of the online PUs, from sysfs.
 
-Cores are the sets of core_cpus_list, caches those of shared_cpu_list. The ids beside them are
+Cores are the sets of core_cpus_list, caches those of shared_cpu_list. The ids next to them are
 labels: core_id repeats, and cache ids are not unique on every machine.
 
 Source: Documentation/admin-guide/cputopology.rst and
@@ -33,7 +33,7 @@ _FAMILY_15H = 0x15
 
 
 _LOWEST_LLC_LEVEL = 2
-"""A level-1 cache that is listed alone is not the last: firmware often tells of no other."""
+"""A level-1 cache that is listed alone is not the last: firmware often shows no other."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ def cpu_model(fields: Mapping[str, str]) -> CpuModel:
 
 
 def read_architecture(snapshot: Snapshot, fields: Mapping[str, str]) -> str | None:
-    """The machine's name as `uname -m` prints it; None where nothing tells.
+    """The machine's name as `uname -m` prints it; None where nothing gives.
 
     /proc/hwloc-nofile-info is in trees that hwloc-gather-topology made.
     """
@@ -152,7 +152,7 @@ def _cpufreq(snapshot: Snapshot, online: CpuSet, file: str) -> tuple[str, ...] |
 def _pus_of(
     online: CpuSet, value_of: Callable[[int], _Value | None]
 ) -> tuple[tuple[_Value, CpuSet], ...] | None:
-    """The PUs by what each of them has, ascending; None where none tells."""
+    """The PUs by what each of them has, ascending; None where none gives."""
     found: dict[_Value, list[int]] = {}
     for pu in online:
         value = value_of(pu)

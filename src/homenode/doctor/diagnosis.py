@@ -154,7 +154,7 @@ def _domain_checked(facts: DomainFacts, host: Host) -> list[str]:
         f"{facts.guest.name} on {host.name}"
         if host.pus
         else f"{facts.source}: references, devices and limits of {facts.guest.name}; "
-        f"{host.name} tells no PUs to hold its pins against"
+        f"{host.name} gives no PUs to hold its pins against"
     ]
     passed = {hostdev.source for hostdev in facts.guest.hostdevs}
     devices = [device for device in host.pci_devices if device.bdf in passed]

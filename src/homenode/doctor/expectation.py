@@ -47,7 +47,7 @@ class Expectation:
     """A certified host. counts: by name of COUNTS. distances: SLIT, None where it had none.
 
     floors: bytes/s by name of FLOORS. huge_pages: reserved pages by node and page size in bytes.
-    accepted: ids of the doctor's warnings that the host had then; nobody is alerted about them.
+    accepted: ids of the doctor's warnings that the host had then; no one is alerted about them.
     """
 
     host: str
@@ -95,7 +95,7 @@ def drift(
 ) -> Iterator[Finding]:
     """Every difference. Links that are faster than certified are none.
 
-    measured_h2d: bytes/s; None where nobody measured.
+    measured_h2d: bytes/s; None = unknown.
     """
     yield from (finding for _, finding in topology_drift(expected, host))
     yield from (one.finding for one in device_drift(expected, host))
@@ -116,7 +116,7 @@ def topology_drift(expected: Expectation, host: Host) -> Iterator[tuple[str, Fin
         yield UNREAD, Finding(
             "drift-topology", Severity.INCONCLUSIVE, ", ".join(unread).replace("_", " "),
             ", ".join(unread.values()),
-            f"{host.name} does not tell them", None,
+            f"{host.name} does not give them", None,
             "read the host itself, or a capture of it", source,
         )  # fmt: skip
     for name, count in expected.counts.items():
@@ -174,7 +174,7 @@ def _floor_drift(expected: Expectation, measured_h2d: float | None) -> Iterator[
 
 
 def _tells(host: Host, count: str) -> bool:
-    """Whether the host's source tells a count at all: lspci knows no PUs, some trees no devices."""
+    """Whether the host's source gives a count at all: lspci knows no PUs, some trees no devices."""
     return bool(host.pus) if count in CPU_COUNTS else bool(host.pci_devices)
 
 

@@ -60,7 +60,7 @@ def _without(host: Host) -> Iterator[Finding]:
     if bare and len(bare) < len(with_pus):
         yield Finding(
             "node-without-memory", Severity.WARNING,
-            f"node {number_list(node.index for node in bare)}", "memory beside the cores",
+            f"node {number_list(node.index for node in bare)}", "memory next to the cores",
             "cores and no memory", "every access from these cores is remote",
             "populate the memory channels of that package, or keep VMs off it", _FIRMWARE,
         )  # fmt: skip
@@ -70,7 +70,7 @@ def _without(host: Host) -> Iterator[Finding]:
     if lost:
         yield Finding(
             "gpu-node-unknown", Severity.WARNING, f"GPU {', '.join(map(str, lost[:16]))}",
-            "a NUMA node", "numa_node is -1", "VMs cannot be placed beside them",
+            "a NUMA node", "numa_node is -1", "VMs cannot be placed next to them",
             "update the firmware (ACPI _PXM), or look for a setting such as PCIe NUMA",
             "/sys/bus/pci/devices/BDF/numa_node",
         )  # fmt: skip

@@ -29,7 +29,7 @@ def addressed_devices(document: Document) -> tuple[tuple[GuestAddress, Element],
 
 
 def read_addresses(document: Document) -> tuple[GuestAddress, ...]:
-    """Every guest PCI address that is taken, ascending."""
+    """Every guest PCI address that is in use, ascending."""
     return tuple(sorted({address for address, _ in addressed_devices(document)}))
 
 

@@ -1,6 +1,6 @@
-"""Aperture: room for the devices' BARs in the guest's address space.
+"""Aperture: space for the devices' BARs in the guest's address space.
 
-<pcihole64> is what QEMU tells the firmware on q35. OVMF of 2022 and earlier sizes its own window
+<pcihole64> is what QEMU gives the firmware on q35. OVMF of 2022 and earlier sizes its own window
 instead, by a fw_cfg file. libvirt refuses that name in <sysinfo type='fwcfg'> ("That firmware name
 is reserved"), so that it has to go through <qemu:commandline>, which marks the domain as tainted.
 """

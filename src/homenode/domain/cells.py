@@ -148,7 +148,7 @@ def _cell_edits(document: Document, wanted: tuple[PlannedCell, ...]) -> list[Edi
 
 
 def cell_distances(document: Document, cell: Element) -> tuple[int, ...]:
-    """Distances of a <cell> to every cell by id; () where it tells none."""
+    """Distances of a <cell> to every cell by id; () where it gives none."""
     distances = cell.child("distances")
     if distances is None:
         return ()

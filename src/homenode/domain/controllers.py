@@ -75,8 +75,8 @@ def read_controllers(document: Document) -> tuple[GuestPciController, ...]:
 def edit_controllers(document: Document, plan: Plan) -> Document:
     """The controllers that the plan adds, behind those that there are.
 
-    One that is there without an address, or with a bus number that leaves too little room, gets
-    the plan's. Raises InputError where an index is taken by another controller, or where one that
+    One that is there without an address, or with a bus number that leaves too little space, gets
+    the plan's. Raises InputError where an index is used by another controller, or where one that
     the plan calls existing is not there: then the plan is for another document.
     """
     document = _without_dangling_nodes(document)
@@ -169,7 +169,7 @@ def _has_chassis(controller: PlannedController) -> bool:
 
 
 def _free_chassis(document: Document, indices: list[int]) -> dict[int, int]:
-    """Chassis of new ports: the index, as libvirt does, or where that is taken the next free one.
+    """Chassis of new ports: the index, as libvirt does, or where that is in use the next free one.
 
     QEMU refuses two ports with one chassis number.
     """

@@ -1,4 +1,4 @@
-"""Copy: a domain that can stand beside the one that it was made from.
+"""Copy: a domain that can stand next to the one that it was made from.
 
 Everything that must be a domain's own gets a new value, derived from the original's and the new
 name: the same copy twice is the same bytes. What two domains would still share is a finding.
@@ -91,7 +91,7 @@ def _shared(element: Element) -> PlanFinding | None:
         detail = "both domains are given this host device: only one of them can run"
     elif element.name == "interface" and target is not None:
         if name.startswith(("vnet", "macvtap", "on line")):
-            return None  # libvirt chooses these anew
+            return None  # libvirt chooses these again
         kind = "copy-shares-tap"
         detail = "both domains name this host interface: only one of them can run"
     elif path is not None and element.get("type") in ("file", "unix"):
@@ -148,7 +148,7 @@ def _firmware(document: Document, original: str, name: str) -> list[Edit]:
     source = nvram.child("source")
     if source is not None:
         path = source.get("file")
-        if path is None:  # a block device or network disk: nobody but the user can make another
+        if path is None:  # a block device or network disk: no one but the user can make another
             return []
         return set_attribute(document, source, "file", _own_path(path, original, name))
     path = nvram.text.strip()
@@ -156,7 +156,7 @@ def _firmware(document: Document, original: str, name: str) -> list[Edit]:
 
 
 def _own_path(path: str, original: str, name: str) -> str:
-    """The file beside the original's: its name with the new domain's in it."""
+    """The file next to the original's: its name with the new domain's in it."""
     folder, slash, file = path.rpartition("/")
     if re.match(rf"{re.escape(original)}(?![A-Za-z0-9])", file):
         return folder + slash + name + file[len(original) :]

@@ -34,7 +34,7 @@ def read_topology(document: Document, topology: Element) -> tuple[int, int, int,
 
 
 def edit_cpu(document: Document, plan: Plan) -> Document:
-    """What the plan tells the guest of its CPUs. Raises InputError where the mode forbids it."""
+    """What the plan shows the guest of its CPUs. Raises InputError where the mode forbids it."""
     if plan.topology is not None:
         document = _with_topology(document, plan.topology)
     else:

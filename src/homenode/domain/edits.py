@@ -94,7 +94,7 @@ def set_text(document: Document, element: Element, text: str) -> list[Edit]:
     inside = document.text[element.tag_end : element.content_end]
     bare = inside.strip(_BLANK)
     start = element.tag_end + (inside.find(bare) if bare else 0)
-    if b"<" in bare:  # a comment or CDATA beside the text: there is no one place to write
+    if b"<" in bare:  # a comment or CDATA next to the text: there is no one place to write
         return [Edit(element.tag_end, element.content_end, _escape(text))]
     return [Edit(start, start + len(bare), _escape(text))]
 

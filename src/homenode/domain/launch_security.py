@@ -22,7 +22,7 @@ def refuse_unsafe(guest: Guest, plan: Plan, source: str) -> None:
         return
     if plan.iommu_needed and not guest.has_iommu:
         raise InputError(
-            f"{source}: expected no guest IOMMU beside launch security {kind!r}, found a plan "
+            f"{source}: expected no guest IOMMU with launch security {kind!r}, found a plan "
             f"for {plan.vcpus} vCPUs that needs one: an emulated IOMMU cannot read tables in "
             "encrypted memory",
             hint="use at most 255 vCPUs",
@@ -31,7 +31,7 @@ def refuse_unsafe(guest: Guest, plan: Plan, source: str) -> None:
         return
     if plan.page_bytes is not None and guest.page_bytes is None:
         raise InputError(
-            f"{source}: expected ordinary pages beside launch security {kind!r}, found a plan "
+            f"{source}: expected ordinary pages with launch security {kind!r}, found a plan "
             f"with pages of {plan.page_bytes} bytes: private memory comes from guest_memfd, which "
             "has no hugetlb pages, so the reserved ones would only be lost",
             hint="plan without --page-size",
@@ -39,9 +39,9 @@ def refuse_unsafe(guest: Guest, plan: Plan, source: str) -> None:
     cells = [cell for cell in plan.cells if cell.memory_bytes]
     if plan.layout.memory is MemoryBinding.BOUND_PER_CELL and len(cells) > 1:
         raise InputError(
-            f"{source}: expected memory bound as a whole beside launch security {kind!r}, found "
+            f"{source}: expected memory bound as a whole with launch security {kind!r}, found "
             f"{len(cells)} cells bound each to its own node: pages of guest_memfd do not follow a "
-            "cell's binding, so the guest would be told of a locality that it does not have",
+            "cell's binding, so the guest would be shown a locality that it does not have",
             hint="use --layout pin or pin-bound, or --max-nodes 1",
         )
 

@@ -62,7 +62,7 @@ def check_vcpus(
                 "warning",
                 "<vcpu>",
                 f"{vcpus} vCPUs, and how many machine type {machine} takes is not known",
-                "virsh domcapabilities --machine NAME tells it as <vcpu max=>",
+                "virsh domcapabilities --machine NAME gives it as <vcpu max=>",
             ),
         )
     if vcpus <= most:

@@ -1,6 +1,6 @@
 """Metadata: the record in <metadata> of the layout that homenode has put on a document.
 
-It tells a later run which numatune is homenode's own, and a reader where the pins come from.
+It shows a later run which numatune is homenode's own, and a reader where the pins come from.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""PCI windows: whether every bus of the guest has room below its root, and every device a place."""
+"""PCI windows: whether every bus of the guest has space below its root, every device a place."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -21,7 +21,8 @@ _ON_EXPANDER = (
 )
 
 _CHIPSET_SLOT = {"pcie-root": 0x1F, "pci-root": 1, "": 0x1F}
-"""Where function 0 is the machine's own: q35's LPC beside SATA, i440fx's ISA beside IDE and USB."""
+"""Where function 0 is the machine's own: q35's LPC next to SATA, i440fx's ISA next to IDE and USB.
+"""
 
 
 def check_pci(document: Document) -> Iterator[Broken]:
@@ -64,7 +65,7 @@ def _places(document: Document, controllers: tuple[GuestPciController, ...]) -> 
                 yield Broken("function-without-0", what, f"a device at {first}", "none")
             elif place.get("multifunction") != "on":
                 yield Broken("multifunction-off", f"<{head.tag if head else ''}> at {first}",
-                             "multifunction='on' beside other functions", "it is not")  # fmt: skip
+                             "multifunction='on' next to other functions", "it is not")  # fmt: skip
 
 
 def _windows(document: Document, controllers: tuple[GuestPciController, ...]) -> Iterator[Broken]:

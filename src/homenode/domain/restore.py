@@ -1,4 +1,4 @@
-"""Restore: the original beside the tuned document, and the way back to it. [I/O]
+"""Restore: the original next to the tuned document, and the way back to it. [I/O]
 
 OUT.xml.orig is the original, OUT.xml.orig.sha256 its checksum and that of OUT.xml, in the format of
 sha256sum, so that a person can check them: (cd FOLDER; sha256sum -c OUT.xml.orig.sha256). Where a
@@ -40,7 +40,7 @@ class _Sums(NamedTuple):
 def write_tuned(
     output: str | Path, original: bytes, tuned: bytes, mode: int = PRIVATE
 ) -> SavedOriginal:
-    """Writes the tuned document with its original beside it; each file whole or not at all.
+    """Writes the tuned document with its original next to it; each file whole or not at all.
 
     `original` is what was read; output may be the file that it came from. Planning again over a
     tuned document keeps the first original. mode: permissions of what was read, PRIVATE where it
@@ -66,7 +66,7 @@ def write_tuned(
 
 
 def is_tuned_output(output: str | Path) -> bool:
-    """Whether this file is a tuned document that homenode wrote and that nobody changed since."""
+    """Whether this file is a tuned document that homenode wrote and that was not changed since."""
     try:
         return _ours_there(_paths(output)) is not None
     except (OSError, HostError):
@@ -109,7 +109,7 @@ def restore(output: str | Path) -> Path:
 
 
 def _paths(output: str | Path) -> SavedOriginal:
-    # A link stays a link: the files lie beside what it points at.
+    # A link stays a link: the files lie next to what it points at.
     check_links(Path(output))
     path = Path(os.path.realpath(output))
     return SavedOriginal(
@@ -143,7 +143,7 @@ def _ours_there(saved: SavedOriginal) -> str | None:
     try:
         sums = _read_record(saved)
     except InputError:
-        return None  # damaged: it is about to be written anew
+        return None  # damaged: it is about to be written again
     there = _sum(_content(saved.output))
     return there if there in (sums.tuned, sums.before) else None
 
@@ -161,7 +161,7 @@ def _record(saved: SavedOriginal, original: bytes, tuned: bytes, before: str | N
 def _read_record(saved: SavedOriginal) -> _Sums:
     if not saved.record.exists() or not saved.original.exists():
         raise InputError(
-            f"{saved.output}: expected {saved.original.name} and {saved.record.name} beside it, "
+            f"{saved.output}: expected {saved.original.name} and {saved.record.name} next to it, "
             "found none",
             hint="only a document that homenode wrote with -o can be restored",
         )

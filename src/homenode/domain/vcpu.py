@@ -30,7 +30,7 @@ def read_vcpus(document: Document) -> tuple[int, int]:
 
 
 def edit_vcpus(document: Document, plan: Plan) -> Document:
-    """The count of the plan, and no PU set beside the pins.
+    """The count of the plan, and no PU set next to the pins.
 
     cpuset goes under every layout: pins replace it, and a layout without pins has none. `current`
     and <vcpus>, the state of single vCPUs, speak of the old count: they go when it changes.

@@ -2,7 +2,7 @@
 
 libvirt prints the controllers that it added itself where it added them, and sorted by type and
 index once it has read its own file again: after a redefinition, or after the daemon was started
-anew. Seen with libvirt 9.0; source: virDomainControllerInsert, src/conf/domain_conf.c.
+again. Seen with libvirt 9.0; source: virDomainControllerInsert, src/conf/domain_conf.c.
 """
 
 from homenode.domain.document import Element, parse_document
@@ -27,6 +27,6 @@ def tree_of(element: Element, *, is_devices: bool = False) -> Tree:
     ]
     if is_devices:
         children.sort(key=lambda child: (child[0], child if child[0] == "controller" else ()))
-    # White space beside elements is layout; without any it is the value.
+    # White space next to elements is layout; without any it is the value.
     text = element.text.strip() if element.children else element.text
     return element.name, tuple(sorted(element.attributes)), text, tuple(children)

@@ -23,7 +23,7 @@ class Choice:
     """What a document calls one of its configurations.
 
     name: the document's own word. switches: the layout's, None where it does not say. arrangement:
-    what was chosen beside the layout.
+    what was chosen besides the layout.
     """
 
     name: str
@@ -102,7 +102,7 @@ class PrintedEffect:
 class Remark:
     """A sentence that is no measurement. systems: whom it is about, empty = no machine.
 
-    is_advice: what its authors tell everybody to do. ours: what homenode does about it.
+    is_advice: what its authors recommend. ours: what homenode does about it.
     """
 
     source: str
@@ -150,7 +150,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A machine that a document tells of.
+    """A machine that a document shows.
 
     gpu, cpu, gpus: as printed, None where they are not. host: the shipped description of it.
     remedy: what to do before anything of it is used; None where its figures are sound. pcie: the

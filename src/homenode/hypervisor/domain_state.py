@@ -1,4 +1,4 @@
-"""DomainState: what virsh says of a domain beside its document.
+"""DomainState: what virsh says of a domain next to its document.
 
 Source: `virsh dominfo` of libvirt 4 to 11 with LC_ALL=C, one "Label: value" a line.
 """

@@ -1,4 +1,4 @@
-"""Virsh: a libvirt daemon, asked and told through its own command line. [I/O]
+"""Virsh: a libvirt daemon, asked and answered through its own command line. [I/O]
 
 Domains are named to it by UUID: a name may begin with a dash or be a number, which is an id there.
 """

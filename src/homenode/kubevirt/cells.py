@@ -68,7 +68,7 @@ def _is_within(pins: CpuSet | None, pus: CpuSet) -> bool:
 def planned_cells(
     document: Document, host: Host, nodes: CellNodes, gaps: list[Gap]
 ) -> tuple[PlannedCell, ...]:
-    """The cells exactly as the document has them, with the host's distances where it tells none."""
+    """The cells exactly as the document has them, with the host's distances where it gives none."""
     found = read_cells(document)
     told = [cell_distances(document, element) for element, _ in found]
     known = tuple(node for node in nodes.node_of_cell if node is not None)

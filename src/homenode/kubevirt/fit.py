@@ -86,13 +86,13 @@ def _spec(vmi: Vmi, demand: Demand) -> Iterator[Finding]:
     if not demand.dedicated:
         yield Finding(
             "cpus-not-dedicated", Severity.WARNING, "spec.domain.cpu.dedicatedCpuPlacement",
-            "true", "not set: the vCPUs are not pinned, so the guest can be told of no node", None,
+            "true", "not set: the vCPUs are not pinned, so the guest can be shown no node", None,
             "set dedicatedCpuPlacement: true", _ADMISSION,
         )  # fmt: skip
     if demand.mapped and demand.most_memory_bytes is not None:
         yield Finding(
             "mapping-with-plugged-memory", Severity.CRITICAL, "spec.domain.memory.maxGuest",
-            "none beside guestMappingPassthrough",
+            "none next to guestMappingPassthrough",
             f"{format_bytes(demand.most_memory_bytes)}: KubeVirt does not plug memory into a guest "
             "with cells, and refuses the VMI", None,
             "leave maxGuest out, and give the VM all its memory in spec.domain.memory.guest",
@@ -161,7 +161,7 @@ def _kubelet(demand: Demand, kubelet: Kubelet) -> Iterator[Finding]:
     if kubelet.cpu_policy == "static" and not kubelet.reserves_cpu:
         yield Finding(
             "no-cpu-reserved", Severity.CRITICAL, "kubelet reservedSystemCPUs",
-            "some CPU reserved beside the static policy", "none: kubelet does not start", None,
+            "some CPU reserved next to the static policy", "none: kubelet does not start", None,
             "set reservedSystemCPUs, or cpu in systemReserved or kubeReserved", _CPU,
         )  # fmt: skip
     if demand.passed and kubelet.topology_policy == "none":

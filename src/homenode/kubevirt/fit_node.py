@@ -122,7 +122,7 @@ def _topology(demand: Demand, kubelet: Kubelet, host: Host) -> Iterator[Finding]
     if nodes > kubelet.most_nodes:
         yield Finding(
             "numa-nodes-many", Severity.CRITICAL, f"{nodes} NUMA nodes",
-            f"at most {kubelet.most_nodes} beside topologyManagerPolicy {kubelet.topology_policy}",
+            f"at most {kubelet.most_nodes} next to topologyManagerPolicy {kubelet.topology_policy}",
             f"{nodes}: kubelet does not start", None,
             f'topologyManagerPolicyOptions: {{max-allowable-numa-nodes: "{nodes}"}}; its hints '
             "grow as 2 to the number of nodes, so that admission may take minutes", _TOPOLOGY,

@@ -148,7 +148,7 @@ def virtual_machine(options: ManifestOptions) -> dict[str, Any]:
     """A VM whose guest has the nodes' cells, and the hook.
 
     More GPUs than a node of a common board has come from both packages, so the guest has two
-    sockets. maxSockets: KubeVirt keeps room for four times as many vCPUs otherwise.
+    sockets. maxSockets: KubeVirt keeps space for four times as many vCPUs otherwise.
     """
     sockets = 2 if options.gpus > _GPUS_OF_NODE and options.vcpus % 2 == 0 else 1
     return {
@@ -223,7 +223,7 @@ USER {USER}
 def _bench_image(options: ManifestOptions) -> str:
     return f"""\
 # The image of the jobs that measure: homenode with what it runs with, ssh, and a node's tools.
-# Build beside a wheel (pip wheel --no-deps . -w . in homenode's source) and requirements.lock:
+# Build next to a wheel (pip wheel --no-deps . -w . in homenode's source) and requirements.lock:
 #   podman build -t {options.bench_image} -f bench.Containerfile .
 # Tags move: to build the same again, give the digest as well:
 #   --build-arg BASE=docker.io/library/python:3.12-slim@sha256:DIGEST

@@ -1,6 +1,6 @@
 """Needed host: the few functions and nodes of a host that one VM's devices call for.
 
-A hook runs in a container of 64 MiB beside the VM, so that it reads those and no others: the
+A hook runs in a container of 64 MiB next to the VM, so that it reads those and no others: the
 functions that the VM holds, the bridges above them, and the nodes. No file is read that makes a
 device wake up (link states, configuration space).
 """
@@ -29,8 +29,8 @@ _HINT = "the hook needs the host's /sys, read-only, as KubeVirt's own containers
 def needed_host(snapshot: Snapshot, devices: tuple[Bdf, ...]) -> Host:
     """A host of every node, these functions and the bridges above them; nothing else is in it.
 
-    Nodes have PUs and distances, no sizes. Raises HostError where /sys does not tell of a function
-    at all; one whose node the firmware does not tell has node None.
+    Nodes have PUs and distances, no sizes. Raises HostError where /sys does not give of a function
+    at all; one whose node the firmware does not give has node None.
     """
     nodes = _nodes(snapshot)
     distances, gaps = read_distances(snapshot, nodes) if nodes else (None, ())

@@ -70,7 +70,7 @@ def place_devices(
     asked_for: guest addresses that the user named; what has one stays there, as does whatever
     somebody put on pcie.0 itself or on an expander bus. Applying it again changes nothing.
     Raises InputError for a document that cannot be read or has no expander buses, HostError where
-    /sys does not tell of a device, Unplannable where bus numbers run out.
+    /sys does not give of a device, Unplannable where bus numbers run out.
     """
     document = open_domain(xml, source)
     guest = guest_of(document)
@@ -179,7 +179,7 @@ def _stays(
     guest: Guest, hostdev: GuestHostdev, asked_for: frozenset[Place], regained: frozenset[int]
 ) -> bool:
     """Somebody chose this place: the user by name, or whoever plugged it in elsewhere than behind
-    a root port of pcie.0, where libvirt puts what nobody places. regained: expander buses that the
+    a root port of pcie.0, where libvirt puts what no one places. regained: expander buses that the
     hook itself has made before."""
     at = hostdev.address
     if at is None:

@@ -20,7 +20,7 @@ class StrEnum(str, Enum):  # noqa: UP042 - this is the replacement
 
 
 class Made:
-    """The default of a field that is made anew for each instance."""
+    """The default of a field that is made again for each instance."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self.make = make

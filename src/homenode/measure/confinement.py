@@ -23,7 +23,7 @@ def usable_pus(host: Host) -> CpuSet:
 
 
 def allowed_nodes(snapshot: Snapshot) -> tuple[int, ...] | None:
-    """Nodes that a cpuset lets our memory be on; None where nobody says."""
+    """Nodes that a cpuset lets our memory be on; None = unknown."""
     listed = _listed(snapshot, "Mems_allowed_list")
     return None if listed is None else tuple(listed)
 
@@ -66,7 +66,7 @@ def confined(host: Host, pus: CpuSet | None, nodes: tuple[int, ...] | None) -> H
     usable = usable_pus(host)
     if pus is not None and not pus <= usable:
         raise UsageError(
-            f"--pus {pus}: expected PUs of {usable}, found {pus - usable} beside them",
+            f"--pus {pus}: expected PUs of {usable}, found {pus - usable} next to them",
             hint="others are offline, absent, or kept from us by a cpuset or an affinity",
         )
     wanted = usable if pus is None else pus

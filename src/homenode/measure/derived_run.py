@@ -1,6 +1,6 @@
 """Derived run: a run's samples, marks and findings, from its records and raw outputs alone.
 
-Derived anew whenever it is asked for: nothing that was measured is kept in a second place, so that
+Derived again whenever it is asked for: nothing that was measured is kept in a second place, so that
 nothing is lost or counted twice however often a run was cut short.
 """
 
@@ -40,7 +40,7 @@ TEST_FAILED = "bench-test-failed"
 
 _EMULATION_UNKNOWN = Gap(
     "whether QEMU emulates this machine's processor (TCG)",
-    "nothing here tells; figures of an emulated one mean nothing",
+    "nothing here gives; figures of an emulated one mean nothing",
 )
 
 
@@ -126,7 +126,7 @@ def _times_of(steps: Sequence[tuple[StepRecord, str]], *, ended: bool) -> Iterat
 
 
 def _origin(record: RunRecord, looks: Sequence[LookRecord], read: Sequence[_Read]) -> Origin | None:
-    """None where nobody tells whether the machine is emulated."""
+    """None where no one shows whether the machine is emulated."""
     told = {look.environment.emulated for look in looks}
     told |= {one.reading.emulated for one in read}
     if any(c.name == REPLAYED for one in read for c in one.reading.conditions):
@@ -293,7 +293,7 @@ def _busy(record: RunRecord, read: Sequence[_Read], marks: list[str]) -> Iterato
     marks += [f"{observed}; no calm round of {', '.join(never)}"] if never else []
     yield Finding(
         "bench-disturbed", Severity.WARNING, f"PUs {record.head.pus or 'of this machine'}",
-        "nobody else on them",
+        "no one else on them",
         f"{observed}; {busy[0].reading.busy}",
         "samples of those steps are marked and left out where others are there",
         "stop what runs there, or pin guests to PUs of their own; then measure again",

@@ -18,12 +18,12 @@ _NO_MAKER = "0x00"
 
 
 def is_emulated(snapshot: Snapshot, host: Host) -> bool | None:
-    """None where nothing tells: an aarch64 guest of QEMU with a real CPU's model and no firmware
+    """None where nothing gives: an aarch64 guest of QEMU with a real CPU's model and no firmware
     tables, or anything that is neither x86 nor aarch64."""
     if "TCG" in (host.cpu.name or "").split():  # "QEMU TCG CPU version 2.5+"
         return True
     if host.architecture in ("x86_64", "i686"):
-        # A virtual machine's CPU may have any name; CPUID, which tells, is the probe's to read.
+        # A virtual machine's CPU may have any name; CPUID, which gives, is the probe's to read.
         return None if is_virtual(snapshot) else False
     if host.architecture != "aarch64":
         return None

@@ -142,7 +142,7 @@ def changes(before: Environment, after: Environment, pus: CpuSet | None = None) 
 
 
 def share_between(before: Environment, after: Environment, pus: CpuSet) -> Share | None:
-    """What these PUs did between two looks; None where no time passed or nobody counts it."""
+    """What these PUs did between two looks; None where no time passed or no one counts it."""
     first = {times.pu: times for times in before.times}
     busy = idle = stolen = 0
     for times in after.times:
@@ -234,10 +234,10 @@ def _turbo(snapshot: Snapshot) -> str | None:
 
 
 def _microcode(snapshot: Snapshot) -> tuple[str, ...] | None:
-    """Revisions by /proc/cpuinfo; None where none is told, on aarch64 always.
+    """Revisions by /proc/cpuinfo; None where none is given, on aarch64 always.
 
     KVM and TCG show a guest these where its CPU model does not pass the machine's own on: they
-    tell of no microcode. Source: Linux, kvm_arch_vcpu_create; QEMU, x86_cpu_realizefn.
+    show no microcode. Source: Linux, kvm_arch_vcpu_create; QEMU, x86_cpu_realizefn.
     """
     lines = (snapshot.read_text("/proc/cpuinfo") or "").splitlines()
     fields = [line.partition(":") for line in lines if line.startswith("microcode")]

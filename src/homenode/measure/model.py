@@ -71,7 +71,7 @@ class Reader(StrEnum):
 class BenchTest:
     """One command. id: unique in the suite. seconds: about how long it takes.
 
-    environment: variables beside the usual. timeout_s: then it is stopped, and that is its result:
+    environment: variables next to the usual. timeout_s: then it is stopped, and that is its result:
     peer access of some virtual functions hangs.
     reads: how its output is read. program: a program of measure/programs that it gets on standard
     input (its argv ends "python3 - ..."), None where it gets nothing.
@@ -81,8 +81,8 @@ class BenchTest:
     its metric ("P2P off"); None where it is that one.
     alternatives: tests that measure the same otherwise, to be tried in this order where it is
     missing, fails, runs out of time or cannot be read; each has an id of its own and none of these.
-    if_stopped: what it tells when it runs out of time, None where it tells nothing.
-    gpus: the GPUs by the number that tools give them, where the driver told; () where it did not.
+    if_stopped: what it shows when it runs out of time, None where it says nothing.
+    gpus: the GPUs by the number that tools give them, where the driver gives; () where it did not.
     """
 
     id: str

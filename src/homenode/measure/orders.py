@@ -36,7 +36,7 @@ class BenchOptions:
     """One run: results/<system>/<name>/.
 
     switches: of the layout; those of the plan where one is given and these are unknown. plan: of
-    the guest that is measured: it is verified first. domain_xml: kept beside it. versions: of
+    the guest that is measured: it is verified first. domain_xml: stored next to it. versions: of
     libvirt, QEMU and the machine type, as whoever started the guest knows them. boot: identity of
     this boot; None = the machine is asked. pus, nodes: measure on these alone. system: folder
     above the run; None = the GPU's name, or cpu-only. host, host_kind: of the machine below a

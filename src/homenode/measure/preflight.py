@@ -51,7 +51,7 @@ def _load(looks: Looks) -> Iterator[Finding]:
     if share is None:
         yield Finding(
             "bench-load-unknown", Severity.INCONCLUSIVE, f"PUs {looks.pus}", "to be idle",
-            "nobody counts their time", None, None, "/proc/stat",
+            "no one counts their time", None, None, "/proc/stat",
         )  # fmt: skip
         return
     found = tuple(_busy(looks.pus, share))

@@ -127,14 +127,14 @@ def _suite(
     except UsageError as error:
         if orders.app is None:
             raise
-        suite = Suite((), (Gap("tests beside the program", error.message),))
+        suite = Suite((), (Gap("tests next to the program", error.message),))
     if orders.app is None:
         return suite
     return Suite((*suite.tests, _app_test(orders.app)), suite.left_out)
 
 
 def _app_test(app: AppOrder) -> BenchTest:
-    seconds = min(60.0, app.timeout_s)  # nobody knows; progress learns from the first round
+    seconds = min(60.0, app.timeout_s)  # no one knows; progress learns from the first round
     return BenchTest(APP_TEST, Group.APP, app.argv, seconds, app.timeout_s, reads=Reader.APP)
 
 
@@ -236,14 +236,14 @@ def _nodes(plan: Plan | None) -> tuple[int, ...] | None:
 
 
 def plan_fingerprint(plan: Plan) -> str:
-    """Tells two plans apart; equal plans have equal ones."""
+    """Gives two plans apart; equal plans have equal ones."""
     from homenode.plan.stored import encode_plan
 
     return hashlib.sha256(encode_plan(plan).encode()).hexdigest()
 
 
 def _machine(host: Host) -> str:
-    """What is measured. A guest's own topology is all that tells it from another."""
+    """What is measured. A guest's own topology is all that distinguishes it from another."""
     lines = (host_fingerprint(host), str(host.cpu), str(host.settings.kernel_release))
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 

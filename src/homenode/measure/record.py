@@ -1,4 +1,4 @@
-"""Record: what a run's folder says of how it was measured, so that it can be gone on with.
+"""Record: what a run's folder says of how it was measured, so that it can be continued.
 
 The journal of a run's folder, homenode.bench/2: a head with what was ordered, then a line for each
 look at the machine (before and after) and each step (one command, with the file of its output).
@@ -35,7 +35,7 @@ class StepStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """What was ordered, and of which machine. head: without what only the measuring tells.
+    """What was ordered, and of which machine. head: without what only the measuring gives.
 
     machine: fingerprint of what is measured, a guest for one; a run goes on there alone. marks: why
     nothing must be concluded, known before the first step. bus_ids: (address here, on the host).
@@ -125,7 +125,7 @@ def kept_output(text: str) -> str:
 
 
 def differences(stored: RunRecord, now: RunRecord) -> tuple[str, ...]:
-    """Why a run cannot be gone on with under other orders, or elsewhere; () where it can."""
+    """Why a run cannot be continued under other orders, or elsewhere; () where it can."""
     pairs: Iterable[tuple[str, Any, Any]] = (
         ("machine", stored.machine[:12], now.machine[:12]),
         ("boot", stored.boot, now.boot),

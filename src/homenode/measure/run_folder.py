@@ -45,7 +45,7 @@ class RunFolder(RecordFolder):
             path,
             private=False,
             below=root,
-            hint=lambda number: "make room, then go on with --resume",
+            hint=lambda number: "free some space, then continue with --resume",
         )
         self.tool_lock = -1
 
@@ -156,15 +156,15 @@ def open_run(
     folder = RunFolder(path, root)
     if resume and not folder.is_begun:
         raise HostError(
-            f"{path}: expected a run to go on with, found none", hint="leave --resume out"
+            f"{path}: expected a run to continue, found none", hint="leave --resume out"
         )
     if not resume and (folder.is_begun or (path / FILE).exists()):
         raise HostError(
             f"{path}: expected no run of this name, found one",
-            hint="--resume goes on with it; or choose another name, or remove the folder",
+            hint="--resume continues it; or choose another name, or remove the folder",
         )
     with (
-        folder.locked("nobody to measure there, found another homenode bench"),
+        folder.locked("no one to measure there, found another homenode bench"),
         folder.locked(
             f"no test to run any more, found one after {TOOL_WAIT_S:g} s",
             f"{command_line('fuser', path / _TOOL_LOCK)} names it",

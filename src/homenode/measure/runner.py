@@ -1,8 +1,8 @@
 """Runner: runs the suite on a machine, step by step, and keeps every step as it ends. [I/O]
 
-Killed at any moment, it loses the step that ran then; called again with `resume`, it goes on with
+Killed at any moment, it loses the step that ran then; called again with `resume`, it continues
 that one. A resumed run must be of the same machine, boot, tests, rounds and seed: a machine that
-was started anew places its guests and its memory anew, and is another boot for any comparison.
+was started again places its guests and its memory again, and is another boot for any comparison.
 """
 
 import os
@@ -90,9 +90,9 @@ def run_bench(
 ) -> BenchOutcome:
     """Runs the suite on a machine, into root/<system>/<name>/.
 
-    on_progress: called before each step, and at the end. resume: go on with the run that is there.
+    on_progress: called before each step, and at the end. resume: continue the run that is there.
     tell: gets lines about what was found before the first step.
-    Raises UsageError for orders that do not fit the machine or the run to go on with, HostError
+    Raises UsageError for orders that do not fit the machine or the run to continue, HostError
     where the folder is not as expected, ToolError where the machine cannot be reached any more:
     what was measured is kept. A guest that is not as planned is an answer: see `folder`.
     """
@@ -157,7 +157,7 @@ def _ordered(folder: RunFolder, now: RunRecord) -> RunRecord:
 def _keep_context(
     folder: RunFolder, orders: BenchOptions, record: RunRecord, snapshot: Snapshot
 ) -> None:
-    """What the figures were taken under, beside them; what is there already stays."""
+    """What the figures were taken under, next to them; what is there already stays."""
     if not (folder.path / HOST).exists():
         capture(snapshot, folder.path / HOST)
     if orders.plan is not None:

@@ -110,7 +110,7 @@ def _by_bus(run: NvbandwidthRun, test: BenchTest, host: Host) -> NvbandwidthRun:
         for number, gpu in enumerate(gpus)
     )
     how = "the driver gave" if test.gpus else "CUDA_DEVICE_ORDER=PCI_BUS_ID gave"
-    reason = f"nvbandwidth tells numbers alone; {how} their order"
+    reason = f"nvbandwidth gives numbers alone; {how} their order"
     return replace(run, devices=devices, gaps=(*run.gaps, Gap("GPU addresses", reason)))
 
 
@@ -179,5 +179,5 @@ def _of_this_machine(figures: Figures, host: Host) -> Figures:
     strange = sorted({s.device for s in figures.samples if s.device is not None} - known)
     if not strange:
         return figures
-    gap = Gap("GPU addresses", f"the tool tells {strange[0]}, which this machine does not show")
+    gap = Gap("GPU addresses", f"the tool gives {strange[0]}, which this machine does not show")
     return replace(figures, gaps=(*figures.gaps, gap))

@@ -15,7 +15,7 @@ from homenode.tools.homenode_probe import parse
 from homenode.topology import Host
 
 REPLAYED = "replayed"
-"""Condition of a run whose figures a stand-in for a tool printed: what it says of them."""
+"""Condition of a run whose figures a test guest for a tool printed: what it says of them."""
 
 REPLAYED_LINE = re.compile(r"(?m)^replayed: (.{1,200})$")
 
@@ -23,7 +23,7 @@ REPLAYED_LINE = re.compile(r"(?m)^replayed: (.{1,200})$")
 @dataclass(frozen=True, slots=True)
 class StepReading:
     """Samples of a step, each with its bracket. busy, emulated: as the probe saw it meanwhile;
-    emulated: None where it was not asked, or nothing told it."""
+    emulated: None where it was not asked, or nothing gives it."""
 
     placed: tuple[BracketedSample, ...]
     conditions: tuple[Condition, ...] = ()

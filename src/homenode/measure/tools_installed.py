@@ -26,7 +26,7 @@ PROGRAMS = (
 
 
 def boot_identity(machine: Machine) -> str:
-    """Tells this boot from every other one, and nothing else of the machine.
+    """Gives this boot from every other one, and nothing else of the machine.
 
     Raises ToolError where the machine does not say.
     """

@@ -1,1 +1,1 @@
-"""NCCL and RCCL: the topology file that tells a guest's collectives where its devices are."""
+"""NCCL and RCCL: the topology file that gives a guest's collectives where its devices are."""

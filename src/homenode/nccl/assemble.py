@@ -60,7 +60,7 @@ def assemble_topology(host: Host, guest: GuestSide, flavour: Flavour, source: st
     """The topology of a guest on a host.
 
     A cpu for each host node that runs vCPUs or holds a device; the host's PCIe switches as virtual
-    ones; each GPU and NIC of the guest once. A device whose host node nobody knows is left out:
+    ones; each GPU and NIC of the guest once. A device whose host node is unknown is left out:
     NCCL then goes by what the guest itself says of it. source: of the document, for messages.
     Raises InputError where the host lacks a device, for a guest with no GPU or NIC, for GPUs of
     the other flavour, and for more than NCCL can read.

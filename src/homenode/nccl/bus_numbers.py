@@ -2,7 +2,7 @@
 
 libvirt's `bus` is a controller's index. The number that the guest's kernel prints comes from
 firmware, which walks the tree depth first, bridges in order of device and function, and gives each
-bridge the next free number. The walk starts anew at the busNr of each expander bus, so below those
+bridge the next free number. The walk starts again at the busNr of each expander bus, so below those
 the numbers follow from the expander's own bridges alone; on the root bus they follow from all
 bridges there, those included that libvirt adds when it defines a document without addresses.
 
@@ -51,7 +51,7 @@ def bus_numbers(controllers: Iterable[GuestPciController]) -> dict[int, int]:
     found: dict[int, int] = {}
 
     def walk(index: int, number: int) -> int:
-        """Numbers everything below; the last number that is taken."""
+        """Numbers everything below; the last number that is in use."""
         found[index] = number
         last = number
         for bridge in sorted(below[index], key=_place):

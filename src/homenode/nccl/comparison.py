@@ -14,7 +14,7 @@ _REWRITE = "homenode nccl-topo --host H --domain VM.xml -o topo.xml"
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a device hangs. beside: the devices below its lowest switch, itself included; only
+    """Where a device hangs. next to: the devices below its lowest switch, itself included; only
     itself where there is none."""
 
     numa_id: str

@@ -37,7 +37,7 @@ def device_without_node(device: PciDevice, host: Host) -> Finding:
         "nccl-device-without-node", Severity.WARNING, str(device.bdf),
         "a NUMA node of the host", f"none known on host {host.name!r}: it is left out of the file",
         "NCCL puts the device where the guest's own kernel says",
-        "name a source of the host that tells numa_node: homenode capture", "host",
+        "name a source of the host that gives numa_node: homenode capture", "host",
     )  # fmt: skip
 
 
@@ -77,12 +77,12 @@ def known_vendor(host: Host) -> str | None:
 
 
 def cpu_unknown(host: Host) -> Iterator[Finding]:
-    """A finding where the host does not tell its CPU; other architectures need not."""
+    """A finding where the host does not give its CPU; other architectures need not."""
     told = (known_vendor(host), host.cpu.family, host.cpu.model)
     if host.architecture == "x86_64" and None in told:
         yield Finding(
             "nccl-cpu-unknown", Severity.INFO, "CPU", "vendor, family and model of the host's CPU",
-            "the host's source does not tell all three",
+            "the host's source does not give all three",
             "NCCL takes the guest's CPUID, and from it the bandwidth between nodes; with "
             "host-passthrough it is the real one", None, "host",
         )  # fmt: skip

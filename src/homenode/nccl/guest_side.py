@@ -48,8 +48,8 @@ def guest_side(
     """The guest's side of a document.
 
     plan: whose pins and cells count, where it is at hand. guest: the guest's own view, which says
-    what its kernel really numbered. Raises InputError where a device's bus id cannot be told, and
-    where plan, guest and document are not of one VM; each names the device.
+    what its kernel really numbered. Raises InputError where a device's bus id cannot be determined,
+    and where plan, guest and document are not of one VM; each names the device.
     """
     if plan is not None:
         _refuse_other_plan(plan, facts)
@@ -164,7 +164,7 @@ def _derived(document: Document, wanted: Guest) -> dict[Bdf, Bdf]:
         if address is None:
             raise InputError(
                 f"{document.source}: expected a bus number for device {hostdev.source} at {path}, "
-                "found more bridges than 256 buses have room for",
+                "found more bridges than 256 buses have space for",
                 hint="give a capture made inside the guest with --guest",
             )
         found[hostdev.source] = address

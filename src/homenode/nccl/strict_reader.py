@@ -1,8 +1,9 @@
 """StrictReader: a topology file as NCCL's own parser reads it, quirks and limits included.
 
 NCCL does not read XML: it reads characters, and an error there ends ncclCommInitRank. This is the
-same automaton written anew, so that a file is judged where it is made. Other XML tools accept more.
-It refuses one thing that NCCL lets pass: closing tags with nothing open, which NCCL takes in pairs.
+same automaton written again, so that a file is judged where it is made. Other XML tools accept
+more. It refuses one thing that NCCL lets pass: closing tags with nothing open, which NCCL takes in
+pairs.
 
 Source: xmlGetNode, xmlGetToken, xmlGetValue, xmlSkipComment and xmlLoadSub in src/graph/xml.cc.
 """

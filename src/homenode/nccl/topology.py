@@ -1,4 +1,4 @@
-"""NcclTopology: CPUs, PCIe switches, GPUs and NICs as NCCL's topology file tells a guest of them.
+"""NcclTopology: CPUs, PCIe switches, GPUs and NICs as NCCL's topology file gives a guest them.
 
 Source: src/graph/{xml.h,xml.cc,topo.cc} of NVIDIA/nccl and ROCm/rccl.
 """

@@ -29,7 +29,7 @@ def vcpus_of_nodes(host: Host, guest: GuestSide) -> dict[NodeIndex, CpuSet]:
 
 
 def nearest_vcpus(host: Host, node: NodeIndex, vcpus_of_node: dict[NodeIndex, CpuSet]) -> CpuSet:
-    """vCPUs of the nodes nearest to one that runs none; all where the host tells no distances."""
+    """vCPUs of the nodes nearest to one that runs none; all where the host gives no distances."""
     far = {other: host.distance(node, other) or 0 for other in vcpus_of_node}
     least = min(far.values(), default=0)
     bits = 0
@@ -43,7 +43,7 @@ def numa_ids(used: Sequence[NodeIndex], guest: GuestSide) -> dict[NodeIndex, int
     """Host node -> the guest's node for it: the lowest one whose memory is there.
 
     A host node that the guest has no node for gets the next number that no node of the guest has:
-    NCCL takes any, as long as the vCPUs are told with it.
+    NCCL takes any, as long as the vCPUs are given with it.
     """
     found: dict[NodeIndex, int] = {}
     for cell, number in zip(guest.cells, guest.node_of_cell, strict=True):

@@ -1,4 +1,4 @@
-"""Fingerprint: tells whether a plan was made for this host; equal topologies have equal ones."""
+"""Fingerprint: shows whether a plan was made for this host; equal topologies have equal ones."""
 
 import hashlib
 

@@ -31,7 +31,7 @@ class GuestTopology(NamedTuple):
 
 
 class GuestCache(StrEnum):
-    """What the guest is told of its caches."""
+    """What the guest is shown of its caches."""
 
     AS_IT_WAS = "as-it-was"
     PASSTHROUGH = "passthrough"  # guest threads and LLC membership equal the host's
@@ -43,7 +43,8 @@ class PlannedCell:
     """A guest NUMA cell. A flat guest has exactly one.
 
     vcpus: vCPU numbers. memory_bytes: whole pages. host_nodes: where its memory is bound (or, flat
-    and unbound, where its vCPUs are). distances: to every cell, in cell order; SLIT; () = not told.
+    and unbound, where its vCPUs are). distances: to every cell, in cell order; SLIT; ()() =
+    unknown.
     """
 
     id: GuestCellId
@@ -188,10 +189,10 @@ class Plan:
     emulator_pus: None = not pinned. iothread_pus: per IOThread, 1 first; () = not pinned.
     nodes: chosen host nodes, ascending. llcs: LLCs that hold vCPUs, ascending.
     memory_mode, memory_nodes: how numatune binds; (None, ()) = as it was.
-    topology: None = as it was. topoext: AMD needs the CPU feature for the topology to be told.
-    rung: name of the step of the ladder of fallbacks. optimal: None = not all were compared.
+    topology: None = as it was. topoext: AMD needs the CPU feature for the topology to be given.
+    fallback: name of the step of the ladder of fallbacks. optimal: None = not all were compared.
     consequences: what the guest's user will see change, one sentence each.
-    memory_device_bytes: of the document's memory devices, beside memory_bytes.
+    memory_device_bytes: of the document's memory devices, next to memory_bytes.
     """
 
     domain_name: str

@@ -40,7 +40,7 @@ class PlanOptions(Demands):
     layout says. See docs/commands/plan.md.
 
     host_cores, host_memory_bytes: what the host keeps (--host-reserve), as in HostReserve.
-    housekeeping_pus: beside those that the host's description names.
+    housekeeping_pus: in addition to those that the host's description names.
     """
 
     layout: str
@@ -63,7 +63,7 @@ def layout_for(options: PlanOptions) -> Layout:
     """The layout with every switch applied.
 
     Raises UsageError for an unknown preset, for `auto`, which homenode.auto_layout replaces first,
-    for an objective beside a layout, and for switches that contradict each other.
+    for an objective with a layout, and for switches that contradict each other.
     """
     preset = preset_named(options.layout)
     if preset is None:

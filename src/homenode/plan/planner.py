@@ -13,7 +13,7 @@ from homenode.topology import Host
 
 
 def plan(host: Host, request: GuestRequest) -> Plan:
-    """The plan of least cost on the highest rung that holds the VM. Same input, same plan.
+    """The plan of least cost on the first fallback that holds the VM. Same input, same plan.
 
     Raises Unplannable with every rejection, UsageError for options that contradict each other,
     InputError for what the host has not.

@@ -1,4 +1,4 @@
-"""Request: what the user wants of a placement, beside what the document says."""
+"""Request: what the user wants of a placement, in addition to what the document says."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -84,7 +84,7 @@ class Demands:
     memory_nodes_allowed: CPU-less nodes that may serve as ordinary memory.
     reserved_pus: PUs that nothing of this VM may use.
     reserve_defined: shut-off domains with pins count as running.
-    replaces: names of domains of the host that this VM takes the place of, beside its own.
+    replaces: names of domains of the host that this VM takes the place of, next to its own.
     emulator_pus: exactly these (manual); None = by emulator_policy.
     spare_ports: empty root ports to add on each expander bus.
     without_nvlink: the GPUs need no NVLink among them, so that they need be no partition.

@@ -17,7 +17,7 @@ POLICIES = ("none", "best-effort", "restricted", "single-numa-node")
 _KUBELET = "Kubernetes, Topology Manager"
 MOST_NODES = 10
 """Sets of nodes are gone through one by one here; the kubelet itself refuses more than 8 nodes
-unless it is told otherwise, and takes minutes from there on."""
+unless it is given otherwise, and takes minutes from there on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Capture of a pool: many hosts over ssh at once, into a folder that can be gone on with. [I/O]"""
+"""Capture of a pool: many hosts over ssh at once, into a folder that can be continued. [I/O]"""
 
 import re
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ def capture_pool(
     again: bool = False,
 ) -> CapturedPool:
     """Read the hosts of a list into the folder. After each one the folder has it: what is cut short
-    is gone on with by the same call.
+    is continued by the same call.
 
     again: also those that the folder has already. Raises InputError for a list that is none,
     HostError where the folder cannot be written.

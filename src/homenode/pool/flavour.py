@@ -31,7 +31,7 @@ class Flavour:
     vcpus, memory_bytes: None = the share of a host's cores and memory that belongs to so many of
     its GPUs, so that it depends on the host. page_bytes: None = ordinary pages. gpu_model: a part
     of the GPUs' name, in any case; None = any. value: what placing one is worth; None = its GPUs,
-    or 1 without. options: how it is planned, beside these sizes.
+    or 1 without. options: how it is planned, next to these sizes.
     """
 
     name: str

@@ -45,7 +45,7 @@ class HookRequest:
 
 @dataclass(frozen=True, slots=True)
 class HookPlace:
-    """A host that takes the VM. nodes: host nodes; gpus: addresses; rung: as in a plan."""
+    """A host that takes the VM. nodes: host nodes; gpus: addresses; fallback: as in a plan."""
 
     host: str
     nodes: tuple[int, ...]

@@ -83,7 +83,7 @@ class MissingResource:
 @dataclass(frozen=True, slots=True)
 class PoolOutlook:
     """A whole pool: the sums, then the hosts. shapes: kinds of machine; states: machines that are
-    told apart by shape and allocation."""
+    distinguished by shape and allocation."""
 
     hosts: tuple[HostOutlook, ...]
     free: Free

@@ -132,7 +132,7 @@ class PoolPlaces:
         """The hosts that take the VM, the best first; each is worked out when it is asked for.
 
         flavour: the VM, or the VM by the number of the shape. vm: its name, where it may run in the
-        pool already: there it makes room for itself. among: names of hosts that may be chosen.
+        pool already: there it frees its own. among: names of hosts that may be chosen.
 
         Order: what gives way, then the policy's order of concerns (docs/decisions/0010) up to the
         GPU sets that the host loses; before these, the VMs that the pool can no longer take with

@@ -80,7 +80,7 @@ class Step:
 class Planner:
     """The ordinary planner for the hosts of a pool; each state and flavour is asked once.
 
-    Flavours are told apart by identity of value: equal flavours share answers.
+    Flavours are distinguished by identity of value: equal flavours share answers.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -102,7 +102,7 @@ class Planner:
     # States
 
     def state(self, one: PoolHost, without: str | None = None) -> HostState:
-        """The state of a machine. without: a VM there that makes room."""
+        """The state of a machine. without: a VM there that frees its share."""
         host = self.pool.host(one)
         return self.state_of(one.shape, host, without)
 

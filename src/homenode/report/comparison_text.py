@@ -72,7 +72,7 @@ def _tables(
     rest = [one for one in effects if not one.primary]
     shown = [one for one in rest if everything or _is_whole(one)]
     parts: list[RenderableType] = []
-    for title, rows in (("primary", primary), ("exploratory, decides nothing", shown)):
+    for title, rows in (("primary", primary), ("for information only", shown)):
         if rows:
             counts = sorted({one.boots for one in rows})
             boots = ", ".join(f"{first} and {second}" for first, second in counts)

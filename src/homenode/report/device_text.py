@@ -36,7 +36,7 @@ def link_text(link: PciLink | None) -> str | None:
 def device_model(device: PciDevice) -> str | None:
     """The short name of a device; of GPUs, NICs and NVSwitches what the PCI ids list has in
     brackets, which is the name that people use. Without a name the vendor and the ids; None where
-    the source tells neither."""
+    the source gives neither."""
     if not device.name:
         if device.vendor_id is None or device.device_id is None:
             return None

@@ -1,4 +1,4 @@
-"""FindingsText: findings on a terminal, and what was expected of a guest beside what it says."""
+"""FindingsText: findings on a terminal, and what was expected of a guest and what it says."""
 
 from collections.abc import Sequence
 

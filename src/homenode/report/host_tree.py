@@ -76,7 +76,7 @@ def host_tree(host: Host, everything: bool = False) -> RenderableType:
             where = "whose node is unknown" if group.node is None else f"of node {group.node}"
             writer.add_devices(tree.add(_line((f"devices {where}", "bold"))), group)
     for title, lines in (
-        ("links beside PCIe", link_lines(host)),
+        ("links next to PCIe", link_lines(host)),
         ("settings", settings_lines(host.settings)),
         (ASSUMED, host.assumed),
     ):

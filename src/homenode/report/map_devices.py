@@ -38,7 +38,7 @@ _LABEL = 17.0  # height of a frame's label line
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """What the cards of a host say beside the device itself.
+    """What the cards of a host say next to the device itself.
 
     planned: the plan's devices by address. used_by: running domains' names by address.
     memory_nodes: nodes of each GPU's memory. c2c_nodes: node of the CPU that a C2C link leads to.

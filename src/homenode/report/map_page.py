@@ -183,7 +183,7 @@ def draw_links(canvas: SvgCanvas, host: Host, place: tuple[float, float, float])
         return 0.0
     x, y, width = place
     rect = canvas.rect(x, y, width, 0, "package", radius=8)
-    canvas.text(x + 12, y + 20, "links beside PCIe", 13, bold=True)
+    canvas.text(x + 12, y + 20, "links next to PCIe", 13, bold=True)
     height = 22 + draw_lines(canvas, lines, (x + 12, y + 22, width - 24))
     canvas.resize(rect, height + 12)
     return height + 24

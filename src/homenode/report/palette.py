@@ -2,7 +2,7 @@
 
 Guest cells and series have the colours of Okabe and Ito (jfly.uni-koeln.de/color, 2008), heat the
 perceptual scale cividis (Nunez, Anderton and Renslow, 2018): people with any kind of colour
-blindness tell both apart. No colour is alone: a label, a dash or a number says the same.
+blindness distinguish both. No colour is alone: a label, a dash or a number says the same.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,7 +33,7 @@ CELL_COLOURS = (
     CellColour("#f0e442", "#1a1a1a"),  # yellow
     CellColour("#5b5b6b", "#ffffff"),  # slate
 )
-"""By guest cell number; further cells begin again, and their labels tell them apart."""
+"""By guest cell number; further cells begin again, and their labels distinguish them."""
 
 FONT_FAMILY = (
     "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Noto Sans', 'DejaVu Sans', "
@@ -88,7 +88,7 @@ SERIES = (
     Shade("#7d7500", "#d8cc3a"),  # yellow
 )
 DASHES = ("", "6 3", "2 2", "8 3 2 3", "10 3", "4 4", "1 3", "6 2 2 2")
-"""By series number, beside the colour."""
+"""By series number, next to the colour."""
 
 PRESET_SERIES = {
     "default": 0, "pin": 1, "pin-numa": 2, "pin-numa-smt": 3, "pin-numa-pci": 4,

@@ -254,7 +254,7 @@ def _outliers(outliers: tuple[Outlier, ...], report: StudyReport) -> RenderableT
         return Text(
             "no node and no link is slower than its like on the other nodes"
             if enough
-            else "slow nodes and links: three nodes at least tell them; fewer were measured whole"
+            else "slow nodes and links: three nodes at least give them; fewer were measured whole"
         )
     lines = [
         Text(

@@ -1,6 +1,7 @@
 """Lines: a run as JSON lines: a head, a sample each, an end. Appended to as samples come.
 
-The end says how many samples there are, so that a run that was cut short is never taken for whole.
+The end says how many samples there are, so that a run that was cut short is never mistaken for
+whole.
 """
 
 import math

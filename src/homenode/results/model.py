@@ -26,7 +26,7 @@ class Origin(StrEnum):
 
     MEASURED = "measured"  # by homenode's own suite
     IMPORTED = "imported"  # read from another tool's output
-    PUBLISHED = "published"  # printed in a document; nobody here has seen the samples
+    PUBLISHED = "published"  # printed in a document; no one here has seen the samples
     SYNTHESISED = "synthesised"  # made up in a tool's format, to show or to test something
     EMULATED = "emulated"  # measured on an emulated machine: no figure of it means anything
 
@@ -45,7 +45,7 @@ class Statistic(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Switches:
-    """A layout's five switches, None where nobody has said how one stood.
+    """A layout's five switches, None = unknown how one stood.
 
     >>> Switches.of(PRESETS["pin-numa"]).name
     'pin-numa'
@@ -86,7 +86,7 @@ class Switches:
 UNKNOWN_SWITCHES = Switches(None, None, None, None, None)
 
 UNSETTLED = "unsettled"
-"""State of a sample during which a PU was moved, or whose place nobody knows: in no series."""
+"""State of a sample during which a PU was moved, or whose place is unknown: in no series."""
 
 MOVING = "moving"
 """State of many PUs that are never in one place for long: where they are is their moving."""
@@ -122,8 +122,8 @@ class Sample:
     device, peer: the GPU, and the other one of a pair: host addresses where the run says
     `host_addresses`, else those that the suite saw. index: position in a tool's own order where
     nothing better is known; never used to pair. node, peer_node: where the memory or the thread
-    was. size_bytes: of a message or working set. variant: what else tells series apart (a kernel, a
-    data type, a level). boot, number: counted from 0 within the run, and within boot and series.
+    was. size_bytes: of a message or working set. variant: what else distinguishes series (a kernel,
+    a data type, a level). boot, number: counted from 0 within the run, and within boot and series.
     state: the placement state that the probe saw; states are never pooled. count: samples behind a
     figure that is no sample, None where the source does not say. disturbed: somebody else ran.
     """
@@ -152,7 +152,7 @@ class RunHead:
 
     name: the folder's. system: the folder above: the GPU, or `cpu-only`. host_kind: machines of
     equal kind have equal texts ("2x Intel Xeon Platinum 8558, NVIDIA H200"). host: fingerprint of
-    the very machine. arrangement: what was chosen beside the layout ("local", "memory-first").
+    the very machine. arrangement: what was chosen besides the layout ("local", "memory-first").
     memory_mode: strict, interleave or preferred, of bound memory. page_bytes: of the guest's
     backing. pus, nodes: of the host, that the plan pinned or the host run was confined to. boots:
     identity of each boot, in the order of Sample.boot; empty where unknown. unusable: why nothing

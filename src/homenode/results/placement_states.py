@@ -149,7 +149,7 @@ def _classes_over_time(brackets: Sequence[Bracket], pairs: int) -> list[list[int
 def with_passing(values: Sequence[float]) -> tuple[tuple[float, bool], ...]:
     """Values in the order of time, each with whether it is of no place that lasted.
 
-    Of a latency that is seen once and not again, nothing tells whether it is a place, a disturbed
+    Of a latency that is seen once and not again, nothing shows whether it is a place, a disturbed
     hand-over, or the mean of two places.
 
     >>> with_passing([27.0, 28.0, 60.0, 110.0, 112.0])
@@ -198,7 +198,7 @@ def _names(
 
 
 def latency_name(latency_ns: float) -> str:
-    """A state's name, readable and exact enough to tell classes apart.
+    """A state's name, readable and exact enough to distinguish classes.
 
     >>> latency_name(27.4), latency_name(9.62), latency_name(109.7)
     ('27 ns', '9.6 ns', '110 ns')

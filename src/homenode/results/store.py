@@ -80,7 +80,7 @@ def read_run(path: Path) -> Run:
     """The run in a folder or a results.jsonl. Raises InputError."""
     file = path / FILE if path.is_dir() else path
     try:
-        # Without waiting: a pipe that nobody writes to would hold the reader for ever.
+        # Without waiting: a pipe that no one writes to would hold the reader for ever.
         with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as opened:
             if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
                 raise InputError(f"{file}: expected a plain file, found a pipe or device")

@@ -1,6 +1,6 @@
-"""Affinities: the nodes of a host's GPUs as nvidia-smi topo -m tells them, laid over the host.
+"""Affinities: the nodes of a host's GPUs as nvidia-smi topo -m gives them, laid over the host.
 
-For sources that tell no node of devices, and for machines whose firmware tells none.
+For sources that give no node of devices, and for machines whose firmware gives none.
 """
 
 from dataclasses import replace

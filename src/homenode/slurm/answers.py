@@ -56,7 +56,7 @@ def ask_tasks(job: Job, node: str) -> tuple[TaskRecord, ...]:
 
 
 def read_jobs(text: str, source: str, asked: Sequence[str]) -> tuple[Job, ...]:
-    """Jobs of a stored answer: squeue's JSON or scontrol's text, told apart by content."""
+    """Jobs of a stored answer: squeue's JSON or scontrol's text, distinguished by content."""
     if not text.strip():
         raise InputError(
             f"{source}: expected jobs as Slurm lists them, found nothing",
@@ -75,8 +75,8 @@ def read_records(
 ) -> Iterator[JobAllocation]:
     """What the records (*.rec) of a folder and of those below it tell, by name.
 
-    A record that cannot be read is one that tells nothing: a full disk, or a user's own lines,
-    must not hide all others. order: as gres.conf tells it. Raises InputError for a folder that is
+    A record that cannot be read is one that says nothing: a full disk, or a user's own lines,
+    must not hide all others. order: as gres.conf gives it. Raises InputError for a folder that is
     none or holds no record, and where none is of a job asked for.
     """
     if not folder.is_dir():

@@ -10,7 +10,7 @@ from homenode.slurm.job_allocation import AllocatedGpu, JobAllocation, NodeTree
 from homenode.wording import nodes_text, number_list, plural
 
 _SLURM = "what Slurm and the host tell"
-_RECORD = "what the job's record tells"
+_RECORD = "what the job's record gives"
 _ENFORCE = "--gres-flags=enforce-binding"
 
 
@@ -113,7 +113,7 @@ def _blind(held: JobAllocation, gpus: Sequence[AllocatedGpu]) -> Finding:
         "job-unjudged",
         Severity.INCONCLUSIVE,
         held.subject,
-        "GPUs whose node the host tells",
+        "GPUs whose node the host gives",
         f"{_gpus(gpus)} without a node",
         None,
         "`homenode doctor` on the node: gpu-node-unknown",

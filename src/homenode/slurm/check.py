@@ -47,7 +47,7 @@ def check(
     nodes: Sequence[str] = (),
     version: SlurmVersion | None = None,
 ) -> Checked:
-    """The files held against the machine of their GPU nodes.
+    """The files compared with the machine of their GPU nodes.
 
     nodes: only these; () = every node with GPUs. Raises ParseError that names a line,
     InputError for a machine without GPUs and for a node that no file names.

@@ -1,4 +1,4 @@
-"""CheckGres: what gres.conf says of the GPUs of some nodes, held against the nodes' machine.
+"""CheckGres: what gres.conf says of the GPUs of some nodes, compared with the nodes' machine.
 
 Source: gres.conf(5) of 22.05.
 """
@@ -90,7 +90,7 @@ def _counts(of: NodeClass, gpus: Sequence[RightGpu], source: str) -> Iterator[Fi
 
 
 def _slices(of: NodeClass, listed: int, promised: int | None, source: str) -> Iterator[Finding]:
-    """Of slices the machine does not tell how many there are; the files must agree."""
+    """Of slices the machine does not give how many there are; the files must agree."""
     if of.lines and of.autodetect is None and promised not in (None, listed):
         yield _count(
             of, Severity.CRITICAL, f"{listed} in Gres= of slurm.conf, as gres.conf lists",
@@ -126,7 +126,7 @@ def _autodetect(of: NodeClass, host: Host, source: str) -> Iterator[Finding]:
                 "gres-autodetect", Severity.INFO, of.subject,
                 f"AutoDetect={fitting[0]}, which reads cores and links from the driver",
                 "lines by hand alone",
-                "nothing tells when the lines and the machine part",
+                "nothing shows when the lines and the machine part",
                 f"build slurmd with the library and set AutoDetect={fitting[0]}; lines by hand "
                 "are then checked against it", f"{source}, {_PAGE}",
             )  # fmt: skip
@@ -146,7 +146,7 @@ def _cores(
     if blind:
         yield Finding(
             "gres-unjudged", Severity.INCONCLUSIVE, _named(of, blind), "a GPU whose node is known",
-            "the host tells no node", None,
+            "the host gives no node", None,
             "`homenode doctor` on the node: gpu-node-unknown", source,
         )  # fmt: skip
     known = [gpu for gpu in gpus if gpu.cores is not None]
@@ -196,7 +196,7 @@ def _cores(
 def _links(
     of: NodeClass, line: GresLine, gpus: Sequence[RightGpu], members: Sequence[int], source: str
 ) -> Iterator[Finding]:
-    """Links= of one line against the links that the host tells of. members: the node's GPUs."""
+    """Links= of one line against the links that the host shows. members: the node's GPUs."""
     own, count = gpus[0], len(members)
     links = links_among(own, members)
     # Of a longer list Slurm takes as many numbers as the node has GPUs, and logs the others.

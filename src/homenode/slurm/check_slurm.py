@@ -98,7 +98,7 @@ def check_slurm(slurm: Config, version: SlurmVersion | None) -> Iterator[Finding
         yield Finding(
             "slurm-cores-shared", Severity.WARNING, subject, "CR_Core or CR_Core_Memory",
             _shown(slurm, "selecttypeparameters"),
-            "siblings of one core may go to two jobs, unless nodes tell sockets and cores",
+            "siblings of one core may go to two jobs, unless nodes give sockets and cores",
             "SelectTypeParameters=CR_Core_Memory", source,
         )  # fmt: skip
     if "ENFORCE_BINDING_GRES" not in parameters:
@@ -224,7 +224,7 @@ def check_includes(*files: Config | None) -> Iterator[Finding]:
         for path, reason, where in () if file is None else file.not_read:
             yield Finding(
                 "config-include", Severity.INCONCLUSIVE, file.source if file else "",
-                "files beside it alone, which are read with it",
+                "files next to it alone, which are read with it",
                 f"Include {path}, which is not read: {reason}",
                 None,
                 f"put both into one file and check that: {command_line('cat', path)} >> a copy",

@@ -4,7 +4,7 @@ Words are "Key=value", "Key = value" or "Key=\"a value\"", several on a line; ke
 case-insensitive; "#" begins a comment, "\\#" does not; a "\\" at the end joins the next line.
 "Include file" stands for that file's lines; a "%c" in its name is the cluster's name.
 Source: slurm.conf(5), gres.conf(5), cgroup.conf(5) of 22.05 and 24.11. Seen: 22.05.8, which looks
-beside the file that has the line, and takes no quotes around a name and no "*" in it; newer ones
+next to the file that has the line, and takes no quotes around a name and no "*" in it; newer ones
 do (DebugFlags=GLOB_SILENCE of 23.11.4 is about it).
 """
 

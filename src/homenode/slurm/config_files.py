@@ -18,7 +18,7 @@ def read_config(path: Path) -> Config:
     folder = path.parent
 
     def include(name: str, beside: str) -> tuple[ConfigFile, ...] | str:
-        # As Slurm does: beside the file that has the line; an absolute name stays as it is.
+        # As Slurm does: next to the file that has the line; an absolute name stays as it is.
         other = Path(beside).parent / name
         try:
             others = sorted(other.parent.glob(other.name)) if "*" in name else [other]

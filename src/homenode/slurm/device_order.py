@@ -22,7 +22,7 @@ class DeviceOrder:
     def numbers(self, node: str) -> tuple[int, ...] | None:
         """The driver's number of the GPU at each place of a node's list.
 
-        A MIG slice (MultipleFiles) is at its GPU's number. None where the lines tell no order.
+        A MIG slice (MultipleFiles) is at its GPU's number. None where the lines give no order.
         """
         own = lines_for(self.lines, node)
         if not own or autodetect_for(self.lines, node) is not None:

@@ -28,7 +28,7 @@ _OWN_WORDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class RightGpu:
-    """What is right for one GPU. node, cores: None where the host does not tell its node.
+    """What is right for one GPU. node, cores: None where the host does not give its node.
 
     cores: Slurm's numbers of all cores of the node. near: of those that the firmware calls local
     where they are fewer. links: to each GPU in order, -1 to itself; None where none are known.
@@ -117,7 +117,7 @@ def right_lines(
     """Lines that say the same GPUs with the right cores; with `links` a line for each GPU.
 
     () where a GPU is not named by a file of the machine's: nothing is left out of a file. What
-    lines say beside (Flags=) is kept, and their Cores= where the machine tells none.
+    lines say next to (Flags=) is kept, and their Cores= where the machine gives none.
     """
     groups: list[tuple[GresLine, CpuSet | None, tuple[int, ...] | None, list[str]]] = []
     members = members_of(lines, gpus, detected=detected)
@@ -182,7 +182,7 @@ def _line(
 
 
 def _link_counts(host: Host) -> dict[frozenset[Bdf], int]:
-    """Bonded links of each pair of GPUs; 1 where the source tells of a link and not how many."""
+    """Bonded links of each pair of GPUs; 1 where the source shows a link and not how many."""
     counts: dict[frozenset[Bdf], int] = {}
     for link in host.links:
         if link.b is not None and link.kind in (LinkKind.NVLINK, LinkKind.XGMI):

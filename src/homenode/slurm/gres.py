@@ -55,7 +55,7 @@ class GresLine:
 class HeldGpus:
     """The GPUs that a job holds on a node, or has a share of (shard, mps).
 
-    indices: places in the node's list of devices; None where Slurm tells only how many. sliced:
+    indices: places in the node's list of devices; None where Slurm gives only how many. sliced:
     True where some are parts of GPUs (MIG): each part has a place of its own in that list.
     """
 

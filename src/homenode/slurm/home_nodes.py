@@ -28,7 +28,7 @@ def nodes_with_cpus(host: Host) -> tuple[NumaNode, ...]:
 
 
 def home_node(host: Host, gpu: PciDevice) -> NodeIndex | None:
-    """The node with CPUs that a GPU is on; None where the host does not tell.
+    """The node with CPUs that a GPU is on; None where the host does not say.
 
     Where the firmware names a node without CPUs, it is the GPU's local CPUs' node, else the one
     with CPUs that is nearest by SLIT and the only one so near.

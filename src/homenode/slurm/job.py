@@ -1,4 +1,4 @@
-"""Job: what a job holds on its nodes, as Slurm tells it."""
+"""Job: what a job holds on its nodes, as Slurm gives it."""
 
 import re
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ class NodeShare:
     """What a job holds on one node, in Slurm's own numbers.
 
     cpu_ids: abstract CPU ids (scontrol). cores: (socket, core of the socket) (squeue --json). One
-    of the two is given where Slurm tells of CPUs at all.
+    of the two is given where Slurm shows CPUs at all.
     """
 
     node: str
@@ -26,7 +26,7 @@ class Job:
     """id: as users write it ("11_0" of an array, "12+1" of a heterogeneous job).
 
     number: what Slurm counts by, so that an array's tasks are found by either. state: "RUNNING",
-    ... user: None where not told.
+    ... user: None where not given.
     """
 
     id: str

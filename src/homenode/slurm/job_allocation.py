@@ -1,6 +1,6 @@
 """JobAllocation: what a job has on a node, in the machine's own numbers: PUs, GPUs' nodes, memory.
 
-Made from what Slurm tells and a host (here), or from what a job's own record says (record.py).
+Made from what Slurm gives and a host (here), or from what a job's own record says (record.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ class NodeTree:
 
     pus_of_node: of every node; none on nodes that are memory only. gpus_of_node: how many GPUs
     are on each; None where not known. gpu_memory: nodes that are a GPU's memory.
-    distances: (from, to) -> SLIT; empty where not told.
+    distances: (from, to) -> SLIT; empty where not given.
     """
 
     pus_of_node: Mapping[NodeIndex, CpuSet]
@@ -149,8 +149,7 @@ def allocation_on(
         )
     if share.gpus.indices is None:
         return unknown(
-            f"Slurm tells of {share.gpus.count or 'some'} GPUs and not which: no File= in "
-            "gres.conf",
+            f"Slurm shows {share.gpus.count or 'some'} GPUs and not which: no File= in gres.conf",
             "lines with File= in gres.conf, or AutoDetect: `homenode slurm check`",
         )
     if share.gpus.sliced and numbers is None:
@@ -163,12 +162,12 @@ def allocation_on(
         indices = tuple(sorted({numbers[index] for index in indices}))
     if indices and not 0 <= min(indices) <= max(indices) < len(machine.gpus):
         return unknown(
-            f"Slurm tells of GPU {max(indices)}, and the host {machine.host.name} has "
+            f"Slurm shows GPU {max(indices)}, and the host {machine.host.name} has "
             f"{len(machine.gpus)} GPUs"
         )
     if share.cores is not None and shape is None and machine.has_nodes_in_packages:
         return unknown(
-            f"Slurm tells cores by socket, and a socket of {machine.host.name} may be a package "
+            f"Slurm gives cores by socket, and a socket of {machine.host.name} may be a package "
             "or a NUMA node to it",
             "--nodes FILE with `scontrol show node`, which says how many sockets there are",
         )

@@ -1,4 +1,4 @@
-"""Look: the memory policy of a job's processes while it runs, which Slurm itself does not tell.
+"""Look: the memory policy of a job's processes while it runs, which Slurm itself does not say.
 
 A step of one task in the job's own allocation (it takes nothing from it) lists the job's processes
 with scontrol and reads /proc of each. Only the job's owner and root may start one.
@@ -9,7 +9,7 @@ from homenode.errors import ParseError
 from homenode.slurm.record import TaskRecord, parse_task
 
 MAX_PROCESSES = 256
-"""Of a job on a node; more tell nothing new."""
+"""Of a job on a node; more give nothing new."""
 
 _SCRIPT = f"""\
 scontrol listpids "$SLURM_JOB_ID" "$SLURMD_NODENAME" | head -n {MAX_PROCESSES} |

@@ -20,7 +20,7 @@ class NodeShape:
     """Sockets x cores x threads. cpus: Slurm's CPUs; as many as cores where it schedules cores.
 
     A core has as many abstract ids as threads either way (seen: 22.05.8, CPUs=32 of 2 x 16 x 2,
-    where a job of 4 CPUs is told as CPU_IDs=0-7; scontrol counts by ThreadsPerCore alone).
+    where a job of 4 CPUs is given as CPU_IDs=0-7; scontrol counts by ThreadsPerCore alone).
     """
 
     sockets: int
@@ -115,7 +115,7 @@ def _blocks(text: str, start: str) -> Iterator[str]:
 
 
 def _shape(values: dict[str, str], source: str, line: int | None) -> NodeShape | None:
-    """The shape that the values tell; None where they tell too little of it."""
+    """The shape that the values tell; None where they give too little of it."""
 
     def number(*keys: str) -> int | None:
         text = next((values[key] for key in keys if values.get(key)), None)

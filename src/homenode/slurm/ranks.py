@@ -37,7 +37,7 @@ has some will do."""
 
 @dataclass(frozen=True, slots=True)
 class RankGpu:
-    """index: the driver's number, by address. node: with CPUs; None where the host tells none."""
+    """index: the driver's number, by address. node: with CPUs; None where the host gives none."""
 
     index: int
     bdf: Bdf
@@ -237,7 +237,7 @@ def _placed(
         away = every - CpuSet.from_bits(_union(n.pus for n in host.nodes if n.index in home))
     near = [gpu.local_pus for gpu in gpus_in_order(host) if gpu.bdf in {g.bdf for g in share}]
     local = CpuSet.from_bits(_union(pus for pus in near if pus))
-    # MI250X: of a node's two LLCs one is nearer to each GPU, and the firmware tells which.
+    # MI250X: of a node's two LLCs one is nearer to each GPU, and the firmware shows which.
     tries = [every - local] if local and not local.isdisjoint(every - away) else []
     for reserved in (*tries, away):
         free = [c for c in host.cores if c.pus.isdisjoint(reserved | used)]
@@ -288,7 +288,7 @@ def _findings(
             Severity.INCONCLUSIVE,
             f"GPU {number_list(gpu.index for gpu in blind)} of {host.name}",
             "a GPU whose node is known",
-            "the host tells no node",
+            "the host gives no node",
             "its task gets cores of any node",
             "`homenode doctor`: gpu-node-unknown",
             host.name,

@@ -24,7 +24,7 @@ MAX_SLICES = 64
 class TaskRecord:
     """A task as it started. task: "STEP.RANK". pus, memory_nodes: as /proc/self/status allows.
 
-    policy: of its memory, as /proc/self/numa_maps says ("default", "bind:0"); None = not told.
+    policy: of its memory, as /proc/self/numa_maps says ("default", "bind:0"); None = unknown.
     """
 
     task: str

@@ -1,6 +1,6 @@
 """RecordHeld: what a job's record says that it had, as the audit judges it.
 
-Of GPUs Slurm tells the Prolog places in its own list of the node's devices (SLURM_JOB_GPUS): by PCI
+Of GPUs Slurm gives the Prolog places in its own list of the node's devices (SLURM_JOB_GPUS): by PCI
 address where AutoDetect found them, a place for each MIG slice; else as gres.conf lists them.
 Source: Slurm's gres_common_prep_set_env; gres.conf(5), AutoDetect.
 """
@@ -20,7 +20,7 @@ _BINDS = re.compile(r"bind(?:[=:][a-z|]+)?:([0-9,-]+)\Z")
 
 
 def recorded_allocation(record: JobRecord, numbers: Sequence[int] | None = None) -> JobAllocation:
-    """What the job had; `unknown` says so where the record does not tell.
+    """What the job had; `unknown` says so where the record does not say.
 
     numbers: the driver's number at each place, as gres.conf lists them (device_order.py).
     """
@@ -39,7 +39,7 @@ def recorded_allocation(record: JobRecord, numbers: Sequence[int] | None = None)
     if gpus is None:
         return replace(
             held,
-            unknown=f"the record tells no address of GPU {max(record.held)}",
+            unknown=f"the record gives no address of GPU {max(record.held)}",
             remedy="--gres gres.conf, where its lines name the GPUs' files",
         )
     if any(other is None or _nodes(other) != _nodes(gpus) for other in found[1:]):

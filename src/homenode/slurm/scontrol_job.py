@@ -29,7 +29,7 @@ _HETEROGENEOUS = re.compile(r"\sHetJobId=([0-9]+) HetJobOffset=([0-9]+)")
 _NAME = re.compile(r"\sJobName=(.*?)(?= UserId=|\n|\Z)")
 _USER = re.compile(r"\sUserId=([^\s(]+)")
 _STATE = re.compile(r"\sJobState=(\S+)")
-# A line of its own, so that a job called "Nodes=gpu01 CPU_IDs=0 ..." tells nothing; with --oneliner
+# A line of its own, so that a job called "Nodes=gpu01 CPU_IDs=0 ..." says nothing; with --oneliner
 # the last words of this kind are Slurm's: names and comments stand before or behind them.
 _SHARE = re.compile(
     r"^[ \t]+Nodes=(\S+) CPU_IDs=(\S*) Mem=\S* GRES=(\S*)[ \t\r]*$", re.MULTILINE | re.ASCII
@@ -40,7 +40,7 @@ _SHARE_IN_LINE = re.compile(r"\sNodes=(\S+) CPU_IDs=(\S*) Mem=\S* GRES=(\S*)", r
 def parse_scontrol_jobs(text: str, source: str = "scontrol show job -d") -> tuple[Job, ...]:
     """The jobs of a listing, in its order; () for "No jobs in the system".
 
-    Raises ParseError for a text that tells of no job and does not say so, and for what a job holds
+    Raises ParseError for a text that shows no job and does not say so, and for what a job holds
     where it cannot be read.
     """
     if len(text) > MAX_TEXT_CHARS:

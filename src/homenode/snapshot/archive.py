@@ -1,6 +1,6 @@
 """Archive: a tar of a host's files, read into memory and never unpacked. [I/O]
 
-Plain, gzip, bzip2 or xz, told by content. Devices, sockets and FIFOs in it are skipped: their
+Plain, gzip, bzip2 or xz, recognised by content. Devices, sockets and FIFOs in it are skipped: their
 content is no text, and opening one is never needed.
 """
 

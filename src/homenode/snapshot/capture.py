@@ -67,8 +67,8 @@ def capture(
 ) -> Captured:
     """Writes what the contents table names of a snapshot. Equal hosts give equal files.
 
-    also: names to redact beside those that the snapshot tells. Without `redacted` the file is for
-    its owner's eyes only (mode 0600). Raises as `capture_host` does.
+    also: names to redact in addition to those that the snapshot gives. Without `redacted` the file
+    is for its owner's eyes only (mode 0600). Raises as `capture_host` does.
     """
     _check_out(out, overwrite)
     gathered = gather(snapshot)

@@ -6,10 +6,10 @@ nothing there. What it prints:
     homenode-collector 1          the first line of ours; a login banner may stand before it
     F sys/devices/.../online      a file, then its lines, each after a space
      0-3
-    G sys/devices/.../cpu*/size   many files: lines "path:line", as grep tells them
+    G sys/devices/.../cpu*/size   many files: lines "path:line", as grep prints them
     H sys/bus/.../config          a binary file, then its bytes in hexadecimal
     D sys/bus/.../infiniband/x    a folder
-    L                             then lines of "ls -l" that tell links, each after a space
+    L                             then lines of "ls -l" that give links, each after a space
     C lspci                       a tool's output, each line after a space, then its exit status
     Z                             the end; without it the transfer was cut short
 
@@ -43,7 +43,7 @@ _LISTED_LINK = re.compile(r"^ l\S* .*? (sys/\S+) -> (\S+)$", re.ASCII)
 _STATUS = re.compile(r"\nS (\d+)\Z")
 
 # A glob that matches nothing stays as it is written, and is refused by -r, -d and -e; no program is
-# started for it, which is a second in an emulated guest. With /dev/null grep tells the path also
+# started for it, which is a second in an emulated guest. With /dev/null grep gives the path also
 # where there is but one.
 _FUNCTIONS = r"""
 LC_ALL=C; export LC_ALL

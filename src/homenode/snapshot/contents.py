@@ -75,7 +75,7 @@ class PathRule:
     """Paths that are read: a glob of the shell, one component at a time.
 
     keep: where given, only lines that begin so are captured (the rest of /proc/self/status, say,
-    is nobody's business).
+    is private).
     unless: a glob that says the same, better: this one is only read where that one matches nothing,
     as in trees of /sys from old kernels or packed by other programs.
     """
@@ -172,7 +172,7 @@ PATHS: tuple[PathRule, ...] = (
         f"{_CPU}/cpufreq",
         Form.NUMBER,
         "base_frequency cpuinfo_max_freq",
-        "kinds of core where nothing else tells them",
+        "kinds of core where nothing else gives them",
     ),
     *_files(f"{_CPU}/cpufreq", Form.WORD, "scaling_governor scaling_driver", "slow by choice?"),
     *_files(f"{_CPU}/acpi_cppc", Form.NUMBER, "highest_perf", "kinds of core on AMD"),
@@ -378,7 +378,7 @@ COMMANDS: tuple[Command, ...] = (
         ),
         "QEMU's version: what it accepts",
     ),
-    # Not "uname -a": the host's name is nobody's business.
+    # Not "uname -a": the host's name is private.
     Command("uname", (("uname", "-s", "-r", "-v", "-m"),), "kernel and architecture"),
 )
 

@@ -20,8 +20,8 @@ class Manifest:
     commands:     tools whose output is in it.
     absent:       globs of the contents table that matched nothing on the host.
     left_out:     (path or tool, reason): was there, is not in the capture.
-    not_everywhere: "host name", "user name": too short or too common a word to be told from other
-        text, so that it has a pseudonym only where it is known to stand.
+    not_everywhere: "host name", "user name": too short or too common a word to be distinguished
+    from other text, so that it has a pseudonym only where it is known to stand.
     """
 
     homenode: str

@@ -12,10 +12,10 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class MemorySnapshot:
-    """A snapshot held in memory. Folders are implied by the paths of files and links.
+    """A snapshot kept in memory. Folders are implied by the paths of files and links.
 
     files:    path -> text. Bytes that are no UTF-8 appear as surrogates (PEP 383), so
-              text.encode("utf-8", "surrogateescape") is what the file held.
+              text.encode("utf-8", "surrogateescape") is what the file contained.
     links:    path -> target, relative to the link's folder or absolute within the host.
     commands: name of a tool in snapshot/contents.py -> its output.
     folders:  folders that would not be there otherwise, because they are empty.

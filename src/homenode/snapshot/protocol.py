@@ -28,7 +28,7 @@ class Snapshot(Protocol):
         """The path with every link resolved; None where nothing is there.
 
         /sys/bus/pci/devices/0000:19:00.0 becomes /sys/devices/pci0000:15/.../0000:19:00.0: this is
-        where the PCI tree is told.
+        where the PCI tree is given.
         """
 
     def command_output(self, command: str) -> str | None:

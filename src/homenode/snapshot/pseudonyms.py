@@ -49,7 +49,7 @@ _SHORTEST = 3
 """Shorter names would be found everywhere."""
 
 _OF_EVERY_HOST = frozenset({"localhost", "localdomain", "none", "null", "root", "user", "unknown"})
-"""Common words that as a name tell nothing of anyone."""
+"""Common words that as a name say nothing of anyone."""
 
 # Where a host's name stands for certain: behind such a word, and in what uname -a prints.
 _PLACE_OF_HOST = r"(?:\b(?:host|node)[ _-]?name\b(?:[\"']?\s*[:=>]\s*|\s+)[\"']?|^Linux (?=\S+ \d))"
@@ -92,7 +92,7 @@ class Pseudonyms:
     @property
     def not_everywhere(self) -> tuple[str, ...]:
         """What was replaced only where it is known to stand: names that are too short, or words
-        that tools use anyway, cannot be told from other text."""
+        that tools use anyway, cannot be distinguished from other text."""
         return tuple(self._left)
 
     def of(self, kind: str, secret: str) -> str:
@@ -214,7 +214,7 @@ class Pseudonyms:
 
 
 def _documentation_ipv4(count: int) -> str:
-    """192.0.2.1 and on; after 254 the benchmarking network, which has room for 131,000 more."""
+    """192.0.2.1 and on; after 254 the benchmarking network, which has space for 131,000 more."""
     if count < 255:
         return f"192.0.2.{count}"
     return str(ipaddress.IPv4Address("198.18.0.0") + (count - 254) % (1 << 17))

@@ -1,4 +1,4 @@
-"""Redact: a snapshot without what tells whose machine it is.
+"""Redact: a snapshot without what gives whose machine it is.
 
 Two nets, one behind the other. Every source keeps only what is known to be structure, where its
 format allows that: XML elements, kernel parameters, files that have their form. What is left is
@@ -94,8 +94,8 @@ _SERIAL_FIELD = re.compile(r"^(\s.*?\b(?:serial number|asset tag):?\s+)(\S.*)$",
 class Redacted:
     """A snapshot that may be shown.
 
-    left_out: (tool, reason) where an output does not parse, so that nothing in it can be told from
-    anything else. not_everywhere: see Manifest.
+    left_out: (tool, reason) where an output does not parse, so that nothing in it can be determined
+    from anything else. not_everywhere: see Manifest.
     """
 
     snapshot: MemorySnapshot
@@ -138,13 +138,13 @@ def redact(
         names.serial(serial)
     commands: dict[str, str] = {}
     left_out: list[tuple[str, str]] = []
-    # Commands first: they tell serials, which are then known in files too.
+    # Commands first: they give serials, which are then known in files too.
     for name, text in sorted(snapshot.commands.items()):
         try:
             commands[name] = _REDACTORS.get(name, _scrub)(text, names)
         except InputError as error:
             left_out.append((name, names.scrub(error.message)))
-    # And again, because the last of them may have told a serial that stands in the first.
+    # And again, because the last of them may have given a serial that stands in the first.
     commands = {name: names.scrub_words(text) for name, text in commands.items()}
     return Redacted(
         MemorySnapshot(

@@ -176,7 +176,7 @@ _DOMAIN = Kept(
 
 
 def redact_domains(text: str, names: Pseudonyms) -> str:
-    """The domains of virsh-domains, written anew from what the list above lets through.
+    """The domains of virsh-domains, written again from what the list above lets through.
 
     Raises ParseError where the text is no XML.
     """

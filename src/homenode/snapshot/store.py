@@ -15,7 +15,7 @@ from homenode.snapshot.memory import MemorySnapshot
 from homenode.snapshot.protocol import Snapshot
 
 _MARKS = ("devices", "bus", "class", "kernel")
-"""A folder named sys that holds one of these is taken for a /sys."""
+"""A folder named sys that holds one of these is mistaken for a /sys."""
 
 _MAX_ROOT_DEPTH = 3
 """Folders above a machine's sys/ in which it is looked for: archive/machine/fsroot/sys."""

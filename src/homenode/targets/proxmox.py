@@ -177,7 +177,7 @@ def _refuse(plan: Plan, conf: Conf, source: str) -> None:
         )
     if any("memory" in word for word in conf.values.get("hotplug", "").split(",")):
         raise InputError(
-            f"{source}: expected no memory hotplug: Proxmox refuses it beside numaN lines",
+            f"{source}: expected no memory hotplug: Proxmox refuses it next to numaN lines",
             hint="take memory out of hotplug:",
         )
     if plan.page_bytes not in (None, 0, 2 * MIB, GIB):

@@ -96,7 +96,7 @@ def lost(how: str, loses: str) -> Support:
 @dataclass(frozen=True, slots=True)
 class Rendering:
     """What is written for a target. document: the file of -o. companions: (suffix, content) of
-    files beside it, such as a hook script. findings: what only this plan or this file has; what a
+    files next to it, such as a hook script. findings: what only this plan or this file has; what a
     target cannot say is added by `target_findings`."""
 
     document: bytes

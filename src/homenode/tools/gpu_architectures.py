@@ -1,4 +1,4 @@
-"""GPU architectures: what to compile for, as the drivers' own tools tell it.
+"""GPU architectures: what to compile for, as the drivers' own tools give it.
 
     nvidia-smi --query-gpu=compute_cap --format=csv,noheader      9.0
     rocminfo                                                      Name:   gfx942

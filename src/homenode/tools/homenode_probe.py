@@ -35,7 +35,7 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """Who else ran on the PUs meanwhile, as shares of their time; None where nobody counts."""
+    """Who else ran on the PUs meanwhile, as shares of their time; None = unknown."""
 
     others_ratio: float | None = None
     steal_ratio: float | None = None
@@ -60,7 +60,7 @@ class ProbeMachine:
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """What backed a buffer. huge_bytes of bytes are on huge pages; None where nobody says."""
+    """What backed a buffer. huge_bytes of bytes are on huge pages; None = unknown."""
 
     bytes: int
     huge_bytes: int | None = None

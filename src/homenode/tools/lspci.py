@@ -75,7 +75,7 @@ class LspciFunction:
 
     class_code: 24 bits. name: vendor and device in words. port_type: of bridges with an Express
     capability. buses: (primary, secondary, subordinate). has_window: the bridge passes memory of
-    functions below it. target_gt_per_s: LnkCtl2, the speed that the port is told to train to. acs:
+    functions below it. target_gt_per_s: LnkCtl2, the speed that the port is set to train to. acs:
     flags of ACSCtl that are on. bars: with sizes only; those of SR-IOV have none in the listing.
     is_silent: its configuration space reads as ones only, as where nothing answers.
     """

@@ -1,7 +1,7 @@
 """lspci names: numbers of the classes and vendors that lspci prints in words.
 
-Only what decides something is here: classes that discovery tells apart, and vendors of GPUs, NICs,
-switches, disks and management controllers. Source: pci.ids (classes; vendors).
+Only what decides something is here: classes that discovery distinguishes, and vendors of GPUs,
+NICs, switches, disks and management controllers. Source: pci.ids (classes; vendors).
 """
 
 _CLASSES = {

@@ -32,7 +32,7 @@ _LINE = re.compile(
 
 @dataclass(frozen=True, slots=True, order=True)
 class Choice:
-    """What is taken for messages of a size."""
+    """What is mistaken for messages of a size."""
 
     size_bytes: int
     algorithm: str
@@ -42,7 +42,7 @@ class Choice:
 def parse(text: str) -> tuple[Choice, ...]:
     """The choice of each size, ascending; the last one where a size is logged twice.
 
-    Raises ParseError where no line tells one.
+    Raises ParseError where no line gives one.
     """
     found: dict[int, Choice] = {}
     for number, line in enumerate(text.split("\n"), start=1):

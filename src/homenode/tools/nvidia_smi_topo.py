@@ -1,6 +1,6 @@
 """nvidia-smi topo -m: how GPUs and NICs reach each other, and the nodes of GPUs.
 
-The only place that tells which node holds a GPU's own memory (GH200 and kin) where the driver's
+The only place that shows which node holds a GPU's own memory (GH200 and kin) where the driver's
 numa_status is not readable. Seen of drivers 470 to 580; the header is underlined with terminal
 codes, on a terminal or not.
 

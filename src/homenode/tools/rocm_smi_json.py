@@ -6,7 +6,7 @@
                 "(Topology) Hops between DRM devices 0 and 1": "1",
                 "(Topology) Link type between DRM devices 0 and 1": "XGMI"}}
 
-Each pair is told once. Releases differ in capitals, and print warnings before it. Source:
+Each pair is given once. Releases differ in capitals, and print warnings before it. Source:
 rocm_smi.py of ROCm/rocm_smi_lib, ROCm 5.2 to 7.1.
 """
 

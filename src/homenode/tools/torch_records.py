@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TorchDevice:
-    """index: PyTorch's. address: None where it does not tell; node: None for -1."""
+    """index: PyTorch's. address: None where it does not say; node: None for -1."""
 
     index: int
     address: str | None

@@ -3,7 +3,7 @@
     python3 - host-copies < torch_copies          one document, a line
     python3 - host-copies --each-node < ...       one of each node, a line each
 
-Seen of PyTorch 2.15 (its API) and of a stand-in. Other lines are libraries' and are skipped: NCCL
+Seen of PyTorch 2.15 (its API) and of a test guest. Other lines are libraries' and are skipped: NCCL
 prints its version on standard output.
 """
 

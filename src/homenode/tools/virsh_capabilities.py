@@ -41,7 +41,7 @@ class CapabilitiesCell:
     """One NUMA node.
 
     pages:     (page size in bytes, count), as configured; not how many are free.
-    distances: (node, SLIT), where libvirt tells them.
+    distances: (node, SLIT), where libvirt gives them.
     """
 
     node: NodeIndex
@@ -73,7 +73,7 @@ class VirshCapabilities:
 
 
 def parse(text: str) -> VirshCapabilities:
-    """The host part; the guests that could be run are skipped, virsh domcapabilities tells more.
+    """The host part; the guests that could be run are skipped, virsh domcapabilities prints more.
 
     Raises ParseError where an element that we use is not of its form.
     """

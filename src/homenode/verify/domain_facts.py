@@ -22,7 +22,7 @@ _FROM_HOST_MEMORY = ("dimm", "virtio-mem")
 
 @dataclass(frozen=True, slots=True)
 class CellFacts:
-    """One <cell>. distances: by cell id, () where it tells none.
+    """One <cell>. distances: by cell id, () where it gives none.
 
     mode, host_nodes: how its memory is bound, by its <memnode> or by <memory>; (None, empty) where
     nothing binds it. page_bytes: None = ordinary pages, 0 = the default huge page size.
@@ -132,7 +132,7 @@ def _ballooned_bytes(document: Document, guest: Guest) -> int:
 
 
 def _offline_vcpus(document: Document, guest: Guest) -> CpuSet:
-    """As <vcpus> tells them one by one, else all from the `current` one on."""
+    """As <vcpus> gives them one by one, else all from the `current` one on."""
     states = document.root.child("vcpus")
     if states is None:
         return CpuSet(range(read_vcpus(document)[1], guest.vcpus))

@@ -34,7 +34,7 @@ def verify_target(
     """What in the file differs from the plan, the worst first.
 
     host: without it, what only follows on a host is not compared. hook: of Proxmox, the script that
-    pins. What the target cannot express is told of, and not compared. Raises ParseError.
+    pins. What the target cannot express is given of, and not compared. Raises ParseError.
     """
     module = target_named(target)
     facts = module.read_facts(content, source)

@@ -32,9 +32,9 @@ def verify_target_file(
     boot: BootOptions | None,
     tell: Callable[[str], None],
 ) -> tuple[Findings, tuple[GuestView, ...], tuple[Host, ...]]:
-    """What of a target's file is not as planned, and what its stand-in reports.
+    """What of a target's file is not as planned, and what its test guest reports.
 
-    Raises UsageError without a plan, InputError for a target that no stand-in boots for.
+    Raises UsageError without a plan, InputError for a target that no test guest boots for.
     """
     source = str(path)
     target = kind_of(content, source)
@@ -58,10 +58,10 @@ def verify_target_file(
             hint="verify it without --boot",
         )
     words = qemu.words_of(content, source) if target == "qemu" else qm_conf.command(content, source)
-    tell("booting a stand-in guest; seconds to minutes")
+    tell("booting a test guest; seconds to minutes")
     booted = boot_command(words, source, boot)
     extra = [*booted.findings, *not_in_stand_in(booted.stand_in, source)]
-    checked = (*found.checked, f"stand-in guest, {booted.how}: {booted.seconds:.1f} s")
+    checked = (*found.checked, f"test guest, {booted.how}: {booted.seconds:.1f} s")
     views: tuple[GuestView, ...] = ()
     guests: tuple[Host, ...] = ()
     if booted.guest is not None:

@@ -42,7 +42,7 @@ Tell = Callable[[str], None]
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What to verify. document, plan: files. host, guest: sources, as every command takes them;
-    guest also "ssh:HOST". boot: None = no stand-in is booted."""
+    guest also "ssh:HOST". boot: None = no test guest is booted."""
 
     document: Path | None = None
     plan: Path | None = None
@@ -54,9 +54,10 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """The answer. views: what guests report, beside what was expected. guests: as hosts, to draw.
+    """The answer. views: what guests report, compared with what was expected. guests: as hosts, to
+    draw.
 
-    host: None where the document was not held against one.
+    host: None where the document was not compared with one.
     """
 
     findings: Findings
@@ -96,10 +97,10 @@ def verify(wanted: Wanted, tell: Tell) -> Verified:
         checked += answer.checked
         left += [*([str(gap)] if gap else []), *answer.not_checked]
     if document is not None and facts is not None and wanted.boot is not None:
-        tell("booting a stand-in guest; seconds to minutes")
+        tell("booting a test guest; seconds to minutes")
         booted = boot_stand_in(document, facts, wanted.boot, host)
         found += booted.findings
-        checked.append(f"stand-in guest, {booted.how}: {booted.seconds:.1f} s")
+        checked.append(f"test guest, {booted.how}: {booted.seconds:.1f} s")
         found += not_in_stand_in(booted.stand_in, document.source)
         if booted.guest is not None:
             expected = _expected(plan, facts, host)
@@ -119,7 +120,7 @@ def _of_target(content: bytes, path: Path, wanted: Wanted, tell: Tell) -> Verifi
     """A file of another hypervisor than libvirt."""
     if wanted.guest is not None:
         raise UsageError(
-            f"{path}: expected a domain document beside --guest, found a file of another kind",
+            f"{path}: expected a domain document with --guest, found a file of another kind",
             hint="homenode verify --plan P.json --guest SOURCE",
         )
     plan = None if wanted.plan is None else read_plan(_bytes(wanted.plan), str(wanted.plan))
@@ -150,10 +151,10 @@ def _refuse_nonsense(wanted: Wanted) -> None:
             hint="homenode verify VM.xml, or homenode verify --plan P.json --guest ssh:HOST",
         )
     if wanted.boot is not None and wanted.document is None:
-        raise UsageError("--boot: expected a domain document to boot a stand-in for, found none")
+        raise UsageError("--boot: expected a domain document to boot a test guest for, found none")
     if wanted.guest is not None and wanted.plan is None and wanted.document is None:
         raise UsageError(
-            "--guest: expected a plan or a domain document to hold the guest against, found none",
+            "--guest: expected a plan or a domain document to compare the guest with, found none",
             hint="homenode plan --save-plan P.json",
         )
 
@@ -161,8 +162,8 @@ def _refuse_nonsense(wanted: Wanted) -> None:
 def _host(
     wanted: Wanted, plan: Plan | None, facts: DomainFacts | None
 ) -> tuple[Host | None, tuple[Finding, ...]]:
-    """The host to hold things against. This machine, unless a plan or a document is for another:
-    then nobody has named the right one, and the finding says so."""
+    """The host to compare things with. This machine, unless a plan or a document is for another:
+    then no one has named the right one, and the finding says so."""
     host = load_host(wanted.host, lspci=wanted.lspci)
     if wanted.host is not None or wanted.lspci is not None:
         if plan is not None and plan.host_fingerprint and wanted.plan is not None:

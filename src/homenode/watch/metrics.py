@@ -13,7 +13,7 @@ from homenode.watch.state import WatchState
 
 _WATCHED = (DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH)
 _MOST = 256
-"""Series of one metric whose number nobody has bounded."""
+"""Series of one metric whose number no one has bounded."""
 
 
 def metrics(state: WatchState, host: Host, cpu_s: float) -> str:

@@ -1,4 +1,4 @@
-"""WatchState: the outcome of one look, kept for the next: what is new is told from it."""
+"""WatchState: the outcome of one look, kept for the next: what is new follows from it."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""torch.distributed: ranks meet in files beside the store; an all-reduce takes its time."""
+"""torch.distributed: ranks meet in files next to the store; an all-reduce takes its time."""
 
 from __future__ import annotations
 

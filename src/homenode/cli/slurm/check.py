@@ -121,7 +121,7 @@ def _version(text: str) -> "SlurmVersion":
 def _write(
     folder: Path, files: tuple[tuple[Path, str, str], ...], parents: tuple[Path, ...]
 ) -> None:
-    """All files, over nothing; included ones where they are beside the others.
+    """All files, over nothing; included ones where they are next to the others.
 
     parents: of the two files that the user named.
     """

@@ -39,7 +39,7 @@ def report(
     if output is not None and output.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"-o {output}: expected a name that ends in .html")
     if output is not None and as_json:
-        raise UsageError("report: expected -o or --json, found both")
+        raise UsageError("give either -o or --json, not both")
     check_can_write(output)
     made = _made(folders)
     if output is not None:

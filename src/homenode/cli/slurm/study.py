@@ -198,7 +198,7 @@ def _made(folder: "StudyFolder", options: "StudyOptions", host: str | None) -> "
             raise UsageError(
                 f"{folder.path}: expected the options of the study that is there, found others: "
                 f"{', '.join(others)}",
-                hint="leave them out to go on with it, or choose another folder with -o",
+                hint="leave them out to continue it, or choose another folder with -o",
             )
         return found, False
     from homenode.measure.bindings.queue_client import account
@@ -212,7 +212,7 @@ def _made(folder: "StudyFolder", options: "StudyOptions", host: str | None) -> "
 def _others(found: "Study", options: "StudyOptions", host: str | None) -> list[str]:
     """Options that the user gave and that are not those of the study that is there.
 
-    Not which homenode goes on with it, nor what the environment said.
+    Not which homenode continues it, nor what the environment said.
     """
     unsaid = type(options)()
     passed = {"homenode", *(["account"] if options.account is None else [])}
@@ -240,7 +240,7 @@ def _go(
         try:
             progress = run.go(retry=not is_new)
         except KeyboardInterrupt:
-            note("the jobs go on without homenode; the same command goes on with the study")
+            note("the jobs go on without homenode; the same command continues the study")
             raise
     found = read_study(folder.path, run.study)
     for gap in found.gaps[:_MOST_SHOWN]:
@@ -271,7 +271,7 @@ def _end(
     note(f"next: homenode slurm report {shlex.quote(str(folder.path))}")
     note(f"as a page: homenode slurm report {shlex.quote(str(folder.path))} -o study.html")
     if missing:
-        note("the same command goes on with what is missing")
+        note("the same command continues what is missing")
     if unmeasured:
         note("to measure them again: a new folder, when the reason above is gone")
     if missing or unmeasured:
@@ -318,7 +318,7 @@ def _tell_scripts(folder: "StudyFolder", made: "Study") -> None:
 
 
 def _program() -> str:
-    """homenode as the nodes find it: beside this Python, on the shared file system."""
+    """homenode as the nodes find it: next to this Python, on the shared file system."""
     beside = Path(sys.executable).parent / "homenode"
     return str(beside) if beside.exists() else "homenode"
 

@@ -15,7 +15,7 @@ TopoOption = Annotated[
     typer.Option(
         "--topo",
         metavar="FILE",
-        help="Output of nvidia-smi topo -m there: the GPUs' nodes, where the host tells none.",
+        help="Output of nvidia-smi topo -m there: the GPUs' nodes, where the host gives none.",
     ),
 ]
 

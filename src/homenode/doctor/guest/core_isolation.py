@@ -1,6 +1,6 @@
 """CoreIsolation: what still interrupts vCPUs on PUs that were set apart for them.
 
-Only where the operator has set PUs apart (isolcpus=): of others nobody asked that they be quiet.
+Only where the operator has set PUs apart (isolcpus=): of others no one asked that they be quiet.
 
 Source: Documentation/admin-guide/kernel-parameters.txt (isolcpus, nohz_full, rcu_nocbs),
 Documentation/timers/no_hz.rst: nohz_full= moves the RCU callbacks of its PUs away as well.
@@ -61,7 +61,7 @@ def _ticks(ours: CpuSet, host: Host) -> Iterator[Finding]:
         "isolated-with-tick", Severity.INFO, f"vCPUs on isolated PUs {ours}",
         "isolated PUs without the scheduler's tick and RCU callbacks", told,
         "250 to 1000 interruptions a second on each PU, an exit of the guest each",
-        f"for latency: nohz_full={ours} on the kernel's command line, beside isolcpus= (it brings "
+        f"for latency: nohz_full={ours} on the kernel's command line, with isolcpus= (it brings "
         "rcu_nocbs= along); check: cat /sys/devices/system/cpu/nohz_full", _SOURCE,
     )  # fmt: skip
 

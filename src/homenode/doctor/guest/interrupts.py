@@ -69,7 +69,7 @@ def _of_the_host(facts: DomainFacts, ours: CpuSet, host: Host) -> Iterator[Findi
         pus = CpuSet(pu for _, each in here for pu in each.pus)
         yield Finding(
             "irqbalance-on-vcpus", Severity.INFO, f"PUs {pus}",
-            "interrupts of the host's devices beside the vCPUs",
+            "interrupts of the host's devices next to the vCPUs",
             f"irqbalance runs, and {_told(here)}", "each takes a vCPU from its guest for a moment",
             f"IRQBALANCE_BANNED_CPULIST={ours} in /etc/default/irqbalance (Debian) or "
             "/etc/sysconfig/irqbalance, then systemctl restart irqbalance", _SOURCE,

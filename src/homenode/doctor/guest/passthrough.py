@@ -15,7 +15,7 @@ from homenode.verify.domain_facts import DomainFacts
 
 
 def passthrough_findings(facts: DomainFacts, document: Document, host: Host) -> Iterator[Finding]:
-    """No IOMMU, devices that nobody gives to VFIO, and companions of the same IOMMU group."""
+    """No IOMMU, devices that no one gives to VFIO, and companions of the same IOMMU group."""
     passed = {hostdev.source for hostdev in facts.guest.hostdevs}
     devices = [device for device in host.pci_devices if device.bdf in passed]
     if not devices:
@@ -75,7 +75,7 @@ def _companions(
             "iommu-group-companions", Severity.INFO, ", ".join(str(d.bdf) for d in held[:16]),
             "IOMMU groups that hold the VM's devices only",
             "in one group with a device of the VM, and not passed",
-            "nobody else can use them while the VM runs",
+            "no one else can use them while the VM runs",
             "pass them as well, or use a slot below a port with ACS", facts.source,
         )  # fmt: skip
 

@@ -11,7 +11,7 @@ from homenode.findings import Finding, Severity
 from homenode.topology import CoreKind, Host
 from homenode.verify.domain_facts import DomainFacts
 
-_REPLAN = "homenode doctor --fix OUT.xml plans the same VM anew; or homenode plan"
+_REPLAN = "homenode doctor --fix OUT.xml plans the same VM again; or homenode plan"
 _KIND_WORDS = {CoreKind.PERFORMANCE: "P", CoreKind.EFFICIENCY: "E"}
 
 
@@ -119,7 +119,7 @@ def _flat_over_nodes(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     fits = facts.guest.vcpus <= most
     yield Finding(
         "flat-over-nodes", Severity.WARNING, f"{facts.guest.vcpus} vCPUs",
-        "vCPUs on one host node, or a guest that is told of the nodes",
+        "vCPUs on one host node, or a guest that is shown the nodes",
         f"a flat guest pinned over nodes {nodes}",
         "memory is remote for most vCPUs and the guest cannot know: STREAM fell from 39 to 24 GB/s "
         "on a 4-node EPYC, and guest cells brought 74 (a study of six GPU systems)",
@@ -149,7 +149,7 @@ def _helpers(facts: DomainFacts) -> Iterator[Finding]:
     single = all(pin is None or len(pin) <= 2 for pin in facts.vcpu_pins)
     if facts.emulator_pus is None and single:
         yield Finding(
-            "emulator-floats", Severity.INFO, "<emulatorpin>", "a pin beside those of the vCPUs",
+            "emulator-floats", Severity.INFO, "<emulatorpin>", "a pin besides those of the vCPUs",
             "none: QEMU's own threads run anywhere, on the vCPUs' PUs too",
             "they interrupt vCPUs now and then", "homenode plan --emulator auto", facts.source,
         )  # fmt: skip
@@ -183,6 +183,6 @@ def _isolation(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     if pus and pus.isdisjoint(isolated) and len(isolated) >= ceil(len(pus) / 2):
         yield Finding(
             "isolated-unused", Severity.INFO, "vCPUs", f"isolated PUs {isolated}",
-            f"pins on other PUs: {pus}", "the isolation serves nobody",
+            f"pins on other PUs: {pus}", "the isolation is unused",
             "homenode plan takes isolated PUs first", facts.source,
         )  # fmt: skip

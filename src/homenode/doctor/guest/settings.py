@@ -22,7 +22,7 @@ def settings_findings(
 ) -> Iterator[Finding]:
     """Governor and idle states of any host; page moving and merging for a VM that they reach.
 
-    memory_is_bound: by something that the facts do not tell.
+    memory_is_bound: by something that the facts do not say.
     """
     yield from _governor(host, facts)
     if facts is None:

@@ -1,4 +1,4 @@
-"""GuestTopology: what the guest is told of sockets, siblings and caches, and what is true.
+"""GuestTopology: what the guest is shown of sockets, siblings and caches, and what is true.
 
 A guest's scheduler believes all of it.
 """
@@ -98,7 +98,7 @@ def _topoext(facts: DomainFacts, document: Document, host: Host) -> Iterator[Fin
         return
     yield Finding(
         "topoext-missing", Severity.WARNING, "<cpu>",
-        "<feature policy='require' name='topoext'/>: AMD tells siblings through it",
+        "<feature policy='require' name='topoext'/>: AMD gives siblings through it",
         "no such feature" if policy is None else f"policy {policy}",
         "the guest takes siblings for cores", "add the feature; homenode plan does", facts.source,
     )  # fmt: skip

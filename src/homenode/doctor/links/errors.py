@@ -44,7 +44,7 @@ def _of_function(device: PciDevice) -> Iterator[Finding]:
             "pcie-errors-uncorrected", Severity.INFO if harmless else Severity.WARNING,
             str(device.bdf),
             "no uncorrected errors", _told(lost),
-            "the link was reset or data was lost: jobs fail, or go on with it",
+            "the link was reset or data was lost: jobs fail, or continue it",
             "journalctl -k | grep AER; reseat card, riser and cables; a driver's reset leaves "
             "UnsupReq and CmpltTO only", f"{folder}/aer_dev_nonfatal, aer_dev_fatal",
         )  # fmt: skip

@@ -18,7 +18,7 @@ _LONGEST_S = 600.0
 def sample_under_load(host: Host, snapshot: Snapshot, program: LoadProgram) -> tuple[Host, Reached]:
     """The host with the fastest link that each function showed while the program ran.
 
-    Raises ToolError where the program fails: an idle machine would be taken for a busy one.
+    Raises ToolError where the program fails: an idle machine would be mistaken for a busy one.
     """
     devices = [device.bdf for device in host.pci_devices if device.link is not None]
     fastest: dict[Bdf, tuple[float, int]] = {}

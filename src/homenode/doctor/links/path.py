@@ -46,7 +46,7 @@ class Link:
 
     @property
     def target_gt_per_s(self) -> float | None:
-        """The speed that the port is told to train to at most (Link Control 2)."""
+        """The speed that the port is set to train to at most (Link Control 2)."""
         return self.upper.target_gt_per_s
 
     @property

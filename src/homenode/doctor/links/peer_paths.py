@@ -1,7 +1,7 @@
 """PeerPaths: what ACS, ATS and the IOMMU do to transfers from device to device.
 
 Below one switch two devices talk without the root complex, unless ACS redirects their requests
-there. For a VM that is the price of isolation; on a bare host nobody gets anything for it.
+there. For a VM that is the price of isolation; on a bare host no one gets anything for it.
 
 Source: PCIe 6.0, 6.12 (ACS) and 10 (ATS); NVIDIA NCCL documentation, "PCI Access Control Services".
 """

@@ -100,7 +100,7 @@ def _finding(
         share = (1 - current.width / capable.width) * 100
         return Finding(
             "pcie-link-narrow", Severity.WARNING, subject, expected,
-            f"{observed}; {idle}, but cards of this model beside it idle with all their lanes",
+            f"{observed}; {idle}, but cards of this model next to it idle with all their lanes",
             f"{share:.0f} % of the link's lanes", _fix(link, capable, slow=False), source,
         )  # fmt: skip
     if idle is not None:
@@ -132,7 +132,7 @@ def _finding(
 
 
 def _low_target(link: Link, capable: LinkRate) -> float | None:
-    """The speed that the port is told to train to, where that is below what both ends can."""
+    """The speed that the port is set to train to, where that is below what both ends can."""
     told = link.target_gt_per_s
     return told if told is not None and told < capable.gt_per_s else None
 
@@ -229,7 +229,7 @@ def _severity(
     if gpus and slow:
         return Severity.CRITICAL
     if gpus:
-        # A narrow link may be a narrow slot, unless the same card runs wide beside it; where all
+        # A narrow link may be a narrow slot, unless the same card runs wide next to it; where all
         # of them are as narrow, the machine was built so.
         beside = _peer_links(link, gpus, paths)
         if any(o.current.width >= o.capable.width for o in beside if o.current and o.capable):
@@ -294,10 +294,10 @@ def _fix(link: Link, capable: LinkRate, *, slow: bool) -> str:
     told = _low_target(link, capable)
     if told is not None:
         return (
-            f"port {link.upper.bdf} is told to train to {told:g} GT/s at most (LnkCtl2): raise "
+            f"port {link.upper.bdf} is set to train to {told:g} GT/s at most (LnkCtl2): raise "
             f"the slot's speed in the firmware setup, or {_retrain(link)}; {check}"
         )
     return (
-        f"{_retrain(link)}; if it stays, look at the slot's speed in the firmware setup, the riser "
+        f"{_retrain(link)}; if it stays, check the slot's speed in the firmware setup, the riser "
         f"and the seat of the card; {check}"
     )

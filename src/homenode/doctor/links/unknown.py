@@ -35,7 +35,7 @@ def silent_device_findings(host: Host) -> Iterator[Finding]:
             "shut its VM down, then power the machine off and on (a restart may not do); look for "
             "power, heat and the seat of the card: journalctl -k | grep -iE 'Xid|fallen off|AER|"
             f"pciehp'; check: lspci -s {device.bdf} does not say rev ff",
-            f"{host.name}: lspci -vvv; PCIe 6.0, 2.3.2 (reads that nobody answers are all ones)",
+            f"{host.name}: lspci -vvv; PCIe 6.0, 2.3.2 (reads that no one answers are all ones)",
         )  # fmt: skip
 
 
@@ -71,7 +71,7 @@ def unknown_link_findings(host: Host) -> Iterator[Finding]:
     yield Finding(
         "pcie-link-unknown", Severity.INCONCLUSIVE, f"GPU {named}",
         "speed and width of both ends of the link, maximum and current",
-        f"{host.name} does not tell them", None,
+        f"{host.name} does not give them", None,
         "read it as root: sudo homenode doctor, or sudo lspci -D -nn -vvv of all devices, not of "
         "one; homenode capture takes all that is needed",
         "LnkCap and LnkSta of lspci -vvv, which it shows to root only",

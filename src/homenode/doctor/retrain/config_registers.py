@@ -81,7 +81,7 @@ class LinkRegisters:
 
     @property
     def is_up(self) -> bool:
-        """Whether it carries data, as far as the port tells."""
+        """Whether it carries data, as far as the port gives."""
         return not self.capabilities & DATA_LINK_REPORTED or bool(self.status & DATA_LINK_ACTIVE)
 
 

@@ -1,7 +1,7 @@
-"""Retrain: carry a plan out, verify, and put back what was found where it fails.
+"""Retrain: carry a plan out, verify, and restore what was found where it fails.
 
 A journal is written before the first register is, so that an interrupted run is explained and
-taken up by the next one; what was found first is what is put back.
+taken up by the next one; what was found first is what is restored.
 """
 
 from dataclasses import dataclass
@@ -73,9 +73,9 @@ def explain_interrupted(entry: JournalEntry, now: LinkRegisters) -> Finding:
     """What an interrupted run has left behind, by what the registers say now."""
     found = entry.control_2 & TARGET_SPEED_MASK
     if now.target_code == entry.target_code and found != entry.target_code:
-        state = "the new target was written; whether the training was started cannot be told"
+        state = "the new target was written; whether the training was started is unknown"
     elif now.target_code == found:
-        state = "nothing had been written yet, or it was put back"
+        state = "nothing had been written yet, or it was restored"
     else:
         state = "somebody else has written the target since"
     return Finding(
@@ -92,7 +92,7 @@ def explain_interrupted(entry: JournalEntry, now: LinkRegisters) -> Finding:
 def retrain(plan: RetrainPlan, space: ConfigSpace, journal: Journal, clock: Clock) -> RetrainResult:
     """Write the target, start the training, wait, verify. Does nothing where nothing is needed.
 
-    Where the link does not come up at the target, the target that was found is put back and the
+    Where the link does not come up at the target, the target that was found is restored and the
     link trained once more. Raises HostError where a register cannot be reached; the journal then
     stays for the next run.
     """

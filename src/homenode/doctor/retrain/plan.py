@@ -36,7 +36,7 @@ class Refused(HomenodeError):
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Who has a function. holders: processes with its VFIO group open; None = could not be told."""
+    """Who has a function. holders: processes with its VFIO group open; None = is unknown."""
 
     holders: tuple[str, ...] | None
 
@@ -86,7 +86,7 @@ def plan_retrain(
 ) -> RetrainPlan:
     """The plan for the link above a function. target_gen: None = the fastest that both ends can.
 
-    uses: of every function behind that link; one that is missing counts as not told.
+    uses: of every function behind that link; one that is missing counts as not given.
     Raises InputError for a wrong function or target, Refused with every reason, and HostError
     where registers cannot be read.
     """
@@ -146,7 +146,7 @@ def describe(plan: RetrainPlan) -> tuple[str, ...]:
     told = SPEED_OF_CODE.get(before.target_code)
     lines = [
         f"{plan.device} below port {plan.port}: link at {speed or '?'} GT/s "
-        f"x{before.current_width}, port told to train to {told or '?'} GT/s",
+        f"x{before.current_width}, port set to train to {told or '?'} GT/s",
     ]
     if not plan.is_needed:
         return (*lines, f"nothing to do: it has {speed or plan.target_gt_per_s:g} GT/s")
@@ -207,7 +207,7 @@ def _users(host: Host, port: PciDevice, uses: Mapping[Bdf, Use]) -> tuple[str, .
             continue
         holders = uses.get(device.bdf, Use(None)).holders
         if device.driver == "vfio-pci" and holders is None:
-            reasons.append(f"it cannot be told whether a VM has {device.bdf} (look as root)")
+            reasons.append(f"it is unknown whether a VM has {device.bdf} (look as root)")
         for holder in holders or ():
             reasons.append(f"{holder} has the VFIO group of {device.bdf} open")
     return tuple(reasons)

@@ -9,7 +9,7 @@ _LINKS = 40
 
 
 def changeable(paths: Iterable[Path]) -> str | None:
-    """Who else could change what one of these paths leads to, for a message; None = nobody.
+    """Who else could change what one of these paths leads to, for a message; None = no one.
 
     Looked at are the file itself, every folder above it, and the same of every link on the way.
     """

@@ -1,4 +1,4 @@
-"""ConsoleFrame: what goes over a serial line, so that a shell at its end can be told and believed.
+"""ConsoleFrame: what goes over a serial line, so that a shell at its end can be given and believed.
 
 The line is a terminal: it drops what is longer than a screenful, it may echo, and the kernel writes
 between. So only printable lines of moderate length go out, and what comes back is encoded, between
@@ -31,7 +31,7 @@ _WIDTH = 76
 _POLYNOMIAL = 0x04C11DB7
 
 SUMMERS = ("sha256sum", "md5sum", "cksum")
-"""Programs that tell a checksum of standard input as their first word; one of them must be there.
+"""Programs that give a checksum of standard input as their first word; one of them must be there.
 Debian's busybox has no cksum, and others nothing but it."""
 
 

@@ -10,7 +10,7 @@ from homenode.snapshot.live import LiveSnapshot
 from homenode.snapshot.protocol import Snapshot
 
 _OWN = frozenset({"homenode-probe"})
-"""Programs of ours, installed beside the Python that runs us and often on nobody's PATH."""
+"""Programs of ours, installed next to the Python that runs us and often on no one's PATH."""
 
 
 class LocalMachine:
@@ -61,7 +61,7 @@ class LocalMachine:
 
 
 def _program(name: str) -> str | None:
-    """Where a program lies: on PATH, else beside our own Python."""
+    """Where a program lies: on PATH, else next to our own Python."""
     found = find_program(name)
     if found is None and name in _OWN:
         found = find_program(str(Path(sys.executable).parent / name))

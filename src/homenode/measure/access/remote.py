@@ -187,7 +187,7 @@ class RemoteMachine:
             piece = content[at : at + most].decode("utf-8", "surrogateescape")
             if self._line(f"cat >>{quote(path)} && echo kept", piece) != "kept":
                 raise ToolError(
-                    f"{self.name}: {path}: expected to write it, found no room",
+                    f"{self.name}: {path}: expected to write it, found no space",
                     hint="is its disk full?",
                 )
         return path

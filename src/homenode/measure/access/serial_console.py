@@ -1,7 +1,7 @@
 """SerialConsole: a channel to a shell at a guest's serial port, for guests with nothing else. [I/O]
 
-A shell may be waiting there, or a login that asks for no password. It is told to say no echo and no
-prompt, and to take one line after the other; see machine.console_frame.
+A shell may be waiting there, or a login that asks for no password. It is asked to say no echo and
+no prompt, and to take one line after the other; see machine.console_frame.
 """
 
 import math
@@ -98,7 +98,7 @@ class SerialConsole:
         self._drop()
 
     def _drop(self) -> None:
-        """Let the line go; the next script opens it anew."""
+        """Let the line go; the next script opens it again."""
         if self._line is not None:
             self._line.close()
         self._line, self._folder = None, ""
@@ -166,7 +166,7 @@ class SerialConsole:
         self._summer, _, folder = rest.partition(" ")
         if not self._summer:
             raise ToolError(
-                f"{self._name}: expected one of {', '.join(SUMMERS)} there, found none: nobody "
+                f"{self._name}: expected one of {', '.join(SUMMERS)} there, found none: no one "
                 "could say what arrives"
             )
         if not folder.endswith(mark):

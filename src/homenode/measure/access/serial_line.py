@@ -25,7 +25,7 @@ class SerialAddress:
 def serial_address(document: Document) -> SerialAddress:
     """Where the first serial port or console of a running domain is.
 
-    document: of the running instance, in which libvirt tells the pty. Raises InputError where it
+    document: of the running instance, in which libvirt gives the pty. Raises InputError where it
     has none that can be talked over.
     """
     devices = document.root.child("devices")
@@ -111,7 +111,7 @@ def open_line(address: SerialAddress) -> SerialLine:
     except (OSError, termios.error, ValueError) as error:
         raise ToolError(
             f"{address.place}: expected the guest's serial port there, found: {error}",
-            hint="on the machine where it runs, as root; nobody else may have it open",
+            hint="on the machine where it runs, as root; no one else may have it open",
         ) from None
     return SerialLine(descriptor, address.place)
 

@@ -1,7 +1,7 @@
 """Shell: a program's run as a script for a POSIX shell far away, and what came of it.
 
-Only sh and the standard tools are counted on. The script tells the exit status on standard error,
-after a mark that nothing else can say: how a connection ended tells nothing of the program.
+Only sh and the standard tools are counted on. The script gives the exit status on standard error,
+after a mark that nothing else can say: how a connection ended says nothing of the program.
 """
 
 import re
@@ -68,7 +68,7 @@ def status_of(stderr: str, mark: str) -> tuple[str, str | None]:
 
 
 def returncode_of(status: int) -> int:
-    """As Completed has it: a shell tells a death by signal as 128 and the signal's number.
+    """As Completed has it: a shell gives a death by signal as 128 and the signal's number.
 
     >>> returncode_of(3), returncode_of(137)
     (3, -9)

@@ -18,7 +18,7 @@ from homenode.tools import nccl_tests
 class Collective:
     """Peaks of bus bandwidth, in bytes/s. nodes: alone. pairs: (a, b). all: None where not run.
 
-    gpu_hours: of the job that measured them; None where it does not tell.
+    gpu_hours: of the job that measured them; None where it does not say.
     """
 
     nodes: tuple[tuple[str, float], ...]
@@ -30,7 +30,7 @@ class Collective:
 
 
 def collective_of(texts: Mapping[str, str], gpus: int = 0) -> Collective:
-    """The peaks of a job's files: node-A.txt, pair-A+B.txt, all.txt. gpus: that it held."""
+    """The peaks of a job's files: node-A.txt, pair-A+B.txt, all.txt. gpus: that it had."""
     nodes: list[tuple[str, float]] = []
     pairs: list[tuple[str, str, float]] = []
     whole: float | None = None

@@ -107,7 +107,7 @@ class JobEvidence:
 
     @property
     def replayed(self) -> str | None:
-        """What a stand-in for a tool says of itself; None where real tools ran."""
+        """What a test guest for a tool says of itself; None where real tools ran."""
         said = next((c.value for c in self.run.head.conditions if c.name == REPLAYED), None)
         return said or ("synthesised" if self.run.head.origin is Origin.SYNTHESISED else None)
 
@@ -185,7 +185,7 @@ def evidence_of(
 
 
 def _errors(texts: Mapping[str, str]) -> Iterator[Gap]:
-    """What programs said on standard error: the first lines, and the last, which tells the end."""
+    """What programs said on standard error: the first lines, and the last, which gives the end."""
     for name, text in sorted(texts.items()):
         if name.endswith(".err"):
             lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -248,7 +248,7 @@ def _placement(
     run: Run, record: JobRecord, experiment: Experiment, machine: NodeMachine | None
 ) -> Findings | None:
     """Are its GPUs, CPUs and memory on the same nodes: by the GPUs that it measured, else by
-    Slurm's word. None where neither tells of GPUs."""
+    Slurm's word. None where neither shows GPUs."""
     if machine is None:
         return None
     measured = dict.fromkeys(sample.device for sample in run.samples if sample.device is not None)
@@ -418,7 +418,7 @@ def _part(run: Run, name: str, samples: Iterable[Sample]) -> Run:
 
 
 def _by_log(samples: list[Sample]) -> list[list[Sample]]:
-    """The samples of each job, where they can be told apart."""
+    """The samples of each job, where they can be distinguished."""
     logs: list[list[Sample]] = [[]]
     for sample in samples:
         log = logs[-1]

@@ -34,7 +34,7 @@ class Mode(StrEnum):
 
     LOOK = "look"  # writes down what the node is; measures nothing
     EXCLUSIVE = "exclusive"
-    ALONE = "alone"  # the shared queue, and no other job of this study beside it
+    ALONE = "alone"  # the shared queue, and no other job of this study next to it
     TOGETHER = "together"  # the shared queue, several jobs of one shape at once
     COLLECTIVE = "collective"  # all nodes of the study, whole
 
@@ -44,7 +44,7 @@ class ClusterNode:
     """A node as Slurm declares it. gpus: whole ones; None where it declares none.
 
     state: as sinfo prints it, in lower case, without its marks. gpu_type: of the whole GPUs, where
-    MIG slices stand beside them: else a job that asks for a GPU may get a slice.
+    MIG slices stand next to them: else a job that asks for a GPU may get a slice.
     """
 
     name: str

@@ -32,7 +32,7 @@ HELD_S = 15.0
 """The sbatch of a homenode that was killed holds the study; so long it is waited for: Slurm's own
 MessageTimeout is 10 s, after which sbatch asks no longer."""
 
-_FULL = "the jobs go on without homenode; make room and start the command again"
+_FULL = "the jobs go on without homenode; free some space and start the command again"
 _ATTEMPT = re.compile(r"(\d{1,12})\.(\d{1,6})", re.ASCII)
 
 
@@ -48,7 +48,7 @@ class StudyEntry:
     """One line: the experiments that were planned, or what became of one of them.
 
     submitted: an experiment, with its job's id. refused: an experiment, with sbatch's reason.
-    again: an experiment that is taken for not submitted.
+    again: an experiment that is mistaken for not submitted.
     """
 
     experiments: tuple[Experiment, ...] = ()
@@ -77,13 +77,13 @@ class StudyFolder:
 
     @property
     def held(self) -> tuple[int, ...]:
-        """What a program inherits that must end before another homenode goes on with the study."""
+        """What a program inherits that must end before another homenode continues the study."""
         return () if self._descriptor is None else (self._descriptor,)
 
     def create(self, study: Study) -> Study:
         """Lay out the folder with its first lines. Raises HostError where it cannot.
 
-        The journal's first line comes last: without it the folder is begun anew.
+        The journal's first line comes last: without it the folder is begun again.
         """
         if "%" in str(self.path) or not str(self.path).isprintable():
             raise HostError(f"{self.path}: expected a path without % that can be printed")
@@ -94,7 +94,7 @@ class StudyFolder:
                 if any((self.path / name).iterdir()):
                     raise HostError(
                         f"{self.path / name}: expected an empty folder, found files that no study "
-                        "here tells of: they would be taken for this one's",
+                        "here shows: they would be mistaken for this one's",
                         hint="choose another folder with -o",
                     )
             self._open()
@@ -109,7 +109,7 @@ class StudyFolder:
         return study
 
     def load(self) -> Study:
-        """The study as its journal tells it; the folder is ours from now on.
+        """The study as its journal gives it; the folder is ours from now on.
 
         Raises InputError for a journal that is none, HostError where another process holds it.
         """
@@ -170,7 +170,7 @@ class StudyFolder:
     def _open(self) -> None:
         if self._descriptor is None:
             lock = self._files.locked(
-                "nobody else at this study, found another homenode",
+                "no one else at this study, found another homenode",
                 "wait for it, or end it: the jobs go on without it",
                 wait_s=self._held_s,
             )

@@ -89,7 +89,7 @@ def parse_nodes(text: str) -> tuple[ClusterNode, ...]:
 
 
 def _gpus(offered: str) -> tuple[int | None, str | None]:
-    """Whole GPUs of a text, and their type where MIG slices stand beside them.
+    """Whole GPUs of a text, and their type where MIG slices stand next to them.
 
     >>> _gpus("gpu:h100:8(S:0-1)"), _gpus("gpu:1g.10gb:7(S:0,1),gpu:a100:6,nic:2")
     ((8, None), (6, 'a100'))

@@ -45,7 +45,7 @@ def submit(
     """Submit a script of a study, to run in the study's folder; the job's id.
 
     after: ids of jobs that must have ended. kept_open: the study's lock: sbatch goes on where we
-    are killed, and whoever goes on with the study must see its job. Raises NoAnswerError: then it
+    are killed, and whoever continues the study must see its job. Raises NoAnswerError: then it
     may have been accepted all the same; and ToolError where Slurm refused it.
     """
     words = ["sbatch", "--parsable", f"--chdir={folder}"]
@@ -92,7 +92,7 @@ def _asked(
 
 
 def _said(done: Completed) -> str:
-    """Slurm's errors: the last tells what failed, those before it which limit it was."""
+    """Slurm's errors: the last shows what failed, those before it which limit it was."""
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     errors = [line.partition("error: ")[2] for line in lines if "error: " in line]
     if errors:

@@ -70,7 +70,7 @@ def read_sources(folders: Iterable[Path]) -> StudySources:
 
 
 def read_study(folder: Path, study: Study) -> StudySources:
-    """The evidence of every task that is done, and what is missing by what the folder tells; the
+    """The evidence of every task that is done, and what is missing by what the folder gives; the
     queue is not asked."""
     jobs: list[JobEvidence] = []
     gaps: list[Gap] = []

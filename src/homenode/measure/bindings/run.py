@@ -159,7 +159,7 @@ class StudyRun:
         return progress_of(self.study, queued, done, exits)
 
     def _with_grace(self, progress: Progress) -> Progress:
-        """A job that has just ended is taken for running: its files may be on their way."""
+        """A job that has just ended is mistaken for running: its files may be on their way."""
         now = time.monotonic()
         tasks = []
         for task in progress.tasks:

@@ -1,7 +1,7 @@
 """AMD figures: samples of rocm-bandwidth-test and TransferBench.
 
 Both measure from every node at once: what they call a CPU is a node. rocm-bandwidth-test numbers
-CPUs first, in the kernel's order of nodes; where it shows several, the n-th is taken for node n.
+CPUs first, in the kernel's order of nodes; where it shows several, the n-th is mistaken for node n.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from homenode.tools.rocm_bandwidth_test import RocmBandwidthTest
 from homenode.tools.transferbench import TransferBench, TransferCell
 
 _BOTH = "both ways together"
-"""Of rocm-bandwidth-test: it adds the ways up, where all others tell the rate of one."""
+"""Of rocm-bandwidth-test: it adds the ways up, where all others give the rate of one."""
 
 
 def of_rocm(run: RocmBandwidthTest, gpus: tuple[Bdf, ...] = ()) -> Figures:
@@ -41,7 +41,7 @@ def of_rocm(run: RocmBandwidthTest, gpus: tuple[Bdf, ...] = ()) -> Figures:
                 if value is not None:
                     samples += _rocm_cell(source, destination, value, suffix, gpu_of, several)
     if several:
-        gaps.append(Gap("nodes", "CPU n of rocm-bandwidth-test was taken for node n"))
+        gaps.append(Gap("nodes", "CPU n of rocm-bandwidth-test was mistaken for node n"))
     if run.matrices and not gpu_of:
         gaps.append(Gap("rocm-bandwidth-test devices", "no GPU addresses: nothing of it is kept"))
     last = {(c.is_bidirectional, c.source, c.destination): c for c in run.copies}
@@ -99,7 +99,7 @@ def _metric(source_is_cpu: bool, destination_is_cpu: bool, is_same: bool) -> str
 def of_transferbench(run: TransferBench, gpus: tuple[Bdf, ...] = ()) -> Figures:
     """Cells between nodes and GPUs. Who copied is in the variant: engines have none.
 
-    GPUs have HIP's number; gpus: their addresses by it, () where nobody told.
+    GPUs have HIP's number; gpus: their addresses by it, () where none is given.
     """
     several = len({cell.source for cell in run.cells if not cell.source.is_gpu}) > 1
     highest = max((p.index for c in run.cells for p in (c.source, c.destination) if p.is_gpu),

@@ -72,7 +72,7 @@ def sections(text: str) -> Iterator[Section]:
 
 
 def _head_of(lines: list[str], previous: int, start: int) -> int:
-    """Where the head of a run begins: the first line behind the last run that tells a binding."""
+    """Where the head of a run begins: the first line behind the last run that gives a binding."""
     for number in range(previous, start):
         if lines[number].startswith("policy:") or _PINNED.search(lines[number]):
             return number

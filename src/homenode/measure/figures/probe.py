@@ -1,4 +1,4 @@
-"""Probe figures: samples of what homenode-probe measured, with the brackets that tell their states.
+"""Probe figures: samples of what homenode-probe measured, with the brackets that give their states.
 
 Raw samples only: medians are taken where runs are compared. Of a pair of nodes, `node` is where the
 threads ran and `peer_node` where the memory was.
@@ -45,7 +45,7 @@ class BracketedSample:
 class ProbeFigures:
     """placed: in the order of time where brackets are. findings: the probe's own doubts.
 
-    busy: who else ran meanwhile, in words; None where nobody did, or nobody counts.
+    busy: who else ran meanwhile, in words; None = unknown, or no one counts.
     """
 
     placed: tuple[BracketedSample, ...]
@@ -183,7 +183,7 @@ def _cell(document: ProbeDocument, curve: LatencyCurve, variant: str) -> Iterato
 
 
 def _core_to_core(document: ProbeDocument) -> Iterator[BracketedSample]:
-    """A sample is its own bracket: it tells where the two PUs stood when it was taken."""
+    """A sample is its own bracket: it shows where the two PUs stood when it was taken."""
     for pair in document.handoffs:
         one, other = pair.pus
         team = str(CpuSet((one, other)))

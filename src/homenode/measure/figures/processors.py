@@ -17,7 +17,7 @@ from homenode.tools.sysbench import SysbenchRun
 from homenode.units import MIB
 
 LEAST_DRAM_BYTES = 256 * MIB
-"""A curve's last point is taken for memory from here on; below, an LLC may hold it."""
+"""A curve's last point is mistaken for memory from here on; below, an LLC may hold it."""
 
 DEVIATION = "deviation over threads"
 """Variant of cpu-fairness: standard deviation over mean of the threads' events."""

@@ -14,7 +14,7 @@ from homenode.tools.nccl_tuning_log import choice, in_words
 from homenode.tools.torch_records import TorchFigure, TorchRow, TorchRun
 
 COPYING_THREAD = "copying thread"
-"""Condition: the nodes on which the thread ran that copied, where nobody bound it."""
+"""Condition: the nodes on which the thread ran that copied, where no one bound it."""
 
 
 def of_torch(runs: tuple[TorchRun, ...]) -> Figures:
@@ -29,7 +29,7 @@ def _of_run(run: TorchRun) -> Figures:
     if run.stalled is not None:
         gaps.append(Gap(run.stalled, "did not end: the program stopped itself there"))
     if any(device.address is None for device in run.devices):
-        gaps.append(Gap("GPU addresses", "PyTorch tells none: figures cannot be paired"))
+        gaps.append(Gap("GPU addresses", "PyTorch gives none: figures cannot be paired"))
     samples = tuple(found for figure in run.figures for found in _samples(figure, run))
     gaps += [gap for figure in run.figures for gap in _doubts(figure, run)]
     if run.bound_node is not None and any(_lies_unseen(figure) for figure in run.figures):
@@ -41,7 +41,7 @@ def _of_run(run: TorchRun) -> Figures:
 
 
 def nccl_of(run: TorchRun) -> NcclTests:
-    """An all-reduce as nccl-tests would tell it. The run has rows."""
+    """An all-reduce as nccl-tests would give it. The run has rows."""
     family = Family.RCCL if run.runtime.startswith("hip") else Family.NCCL
     return NcclTests(
         family, None, None, "all_reduce", run.gpus, run.warmups,

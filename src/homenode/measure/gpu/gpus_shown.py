@@ -1,7 +1,7 @@
 """GPUs shown: those of a machine's GPUs that its driver gives to us, as numbered by it.
 
 /sys shows all GPUs. A job, a container or CUDA_VISIBLE_DEVICES may leave us fewer, in another
-order; a tool that is told to use all of them then fails, and its numbers are of others.
+order; a tool that is asked to use all of them then fails, and its numbers are of others.
 """
 
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ def shown_alone(
 ) -> tuple[PciDevice, ...]:
     """Those that are shown, in the driver's order; the others go to left_out.
 
-    All of them where the driver tells addresses that none of them has: it speaks of other ones.
+    All of them where the driver gives addresses that none of them has: it speaks of other ones.
     """
     by_address = {gpu.bdf: gpu for gpu in gpus}
     found = tuple(by_address[one] for one in shown.addresses if one in by_address)

@@ -125,7 +125,7 @@ def _tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
 
 
 def _numbered_by_bus(test: BenchTest) -> BenchTest:
-    """CUDA else numbers the fastest GPU first, and v0.10 of nvbandwidth tells numbers alone."""
+    """CUDA else numbers the fastest GPU first, and v0.10 of nvbandwidth gives numbers alone."""
     others = tuple(_numbered_by_bus(one) for one in test.alternatives)
     environment = (*test.environment, BY_BUS)
     return replace(test, environment=environment, alternatives=others)
@@ -216,7 +216,7 @@ def _amd_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]
             argv = ("rocm-bandwidth-test", "-A")
             both = _gpu_test("gpu-bandwidth both ways", Group.GPU_BANDWIDTH, argv,
                              by_node[0].seconds)  # fmt: skip
-            # ROCm 7's program of that name has no -A: then those tell it that stand in for -a.
+            # ROCm 7's program of that name has no -A: then those give it that stand in for -a.
             yield _either(replace(both, reads=Reader.ROCM), *by_node[1:])
         if by_node[0].reads is Reader.TRANSFER_BENCH:
             yield _transferbench(
@@ -301,7 +301,7 @@ def _nvbandwidth(machine: GpuMachine, id: str, group: Group, names: tuple[str, .
 
 
 def _watched(own: BenchTest, machine: GpuMachine) -> BenchTest:
-    """nvbandwidth binds itself, and tells nobody where: its threads are looked at meanwhile."""
+    """nvbandwidth binds itself, and gives no one where: its threads are looked at meanwhile."""
     if PYTHON not in machine.installed:
         return own
     return replace(own, argv=(machine.wishes.python, "-", *own.argv), program="watched")

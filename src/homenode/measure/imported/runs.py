@@ -166,7 +166,7 @@ def _logs(
 ) -> _Draft:
     vantage = options.vantage or (Vantage.JOB if _is_bound(figures) else Vantage.HOST)
     if options.vantage is None:
-        reason = f"nobody said where the tools ran; taken for a {vantage} (--vantage)"
+        reason = f"no one said where the tools ran; taken for a {vantage} (--vantage)"
         figures = replace(figures, gaps=(*figures.gaps, Gap("vantage", reason)))
     head = RunHead(
         group,
@@ -191,7 +191,7 @@ def _finished(draft: _Draft, layout: Switches | None) -> Imported:
         head = replace(head, unusable=contradictions)
     gaps = draft.figures.gaps
     if head.switches.name == "unknown":
-        gaps = (*gaps, Gap("layout", "nobody said which it was (--layout NAME=PRESET)"))
+        gaps = (*gaps, Gap("layout", "no one said which it was (--layout NAME=PRESET)"))
     gaps += tuple(Gap("unusable", reason) for reason in head.unusable)
     gaps += tuple(
         Gap(finding.id, f"{finding.subject}: {finding.observed}")

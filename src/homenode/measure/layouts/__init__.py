@@ -1,1 +1,1 @@
-"""Trial: each layout defined, booted, verified, measured and taken back, in a fair order."""
+"""Trial: each layout defined, booted, verified, measured and undone, in a fair order."""

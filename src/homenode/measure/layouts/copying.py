@@ -69,7 +69,7 @@ def prepare_copy(virsh: Virsh, state: DomainState, original: bytes, id: str) -> 
 
 
 def make_copy(virsh: Virsh, prepared: Prepared) -> None:
-    """Make the overlays and define the copy. Raises HostError; `remove_copy` takes back what was
+    """Make the overlays and define the copy. Raises HostError; `remove_copy` undoes what was
     made before."""
     for disk, overlay in zip(prepared.disks, prepared.copy.overlays, strict=True):
         _make_overlay(disk, Path(overlay))
@@ -100,7 +100,7 @@ def _make_overlay(disk: WritableDisk, overlay: Path) -> None:
     except OSError as error:
         raise HostError(
             f"{overlay}: expected a throw-away disk, found: {error.strerror}",
-            hint="is there room beside the original, and no file of that name?",
+            hint="is there room next to the original, and no file of that name?",
         ) from None
 
 
@@ -119,7 +119,7 @@ def remove_copy(virsh: Virsh, copy: Copy) -> None:
 
 
 def _overlay(disk: WritableDisk, id: str) -> Path:
-    """Beside the original, where QEMU's user gets in; of a block device where libvirt has files."""
+    """By the original, where QEMU's user gets in; of a block device where libvirt has files."""
     folder = _BLOCK_FOLDER if disk.is_block else Path(disk.path).parent
     return folder / f"{id}-{disk.target}{_SUFFIX}"
 

@@ -58,7 +58,7 @@ def fit(
     """Each layout planned for a domain that is shut off, and what stands against each.
 
     ranges: PU lists that the user gives: layouts that pin are not planned, but pinned to these.
-    Memory and huge pages are held against what is free on the host now. Raises as tune does, but
+    Memory and huge pages are compared with what is free on the host now. Raises as tune does, but
     Unplannable, which is an answer here.
     """
     # Its own pins, where it is defined with some, are not taken from it.
@@ -123,7 +123,7 @@ def _anywhere(plan: Plan, host: Host) -> list[str]:
         free: int | None = sum(pool.page_bytes * pool.free_pages for pool in pools)
         what, name = "free huge pages", "huge-pages-short"
         if not any(node.page_pools for node in nodes):
-            free = None  # the source tells none of any size
+            free = None  # the source gives none of any size
     else:
         sizes = [node.memory_bytes if node.memory_free_bytes is None else node.memory_free_bytes
                  for node in nodes]  # fmt: skip

@@ -31,7 +31,7 @@ _LOST = ("failed to connect", *LOST)
 """What virsh says of a daemon that is not there, or went away while it was asked."""
 
 DAEMON_S = 60.0
-"""How long a libvirt that does not answer is waited for, before it is taken for gone."""
+"""How long a libvirt that does not answer is waited for, before it is mistaken for gone."""
 
 
 class Reach(Protocol):
@@ -142,7 +142,7 @@ def boot_of(machine: Machine) -> str:
 
 def host_boot(virsh: Virsh) -> str | None:
     """The identity of the present boot of the host that domains run on; None where it is another
-    machine's, or not told. libvirt's numbers of running instances begin anew with each."""
+    machine's, or not given. libvirt's numbers of running instances begin again with each."""
     if not is_local(virsh.connect):
         return None
     try:
@@ -152,7 +152,7 @@ def host_boot(virsh: Virsh) -> str | None:
 
 
 def is_same_host_boot(virsh: Virsh, known: str | None) -> bool:
-    """Whether the host was not started anew since, as far as that is known."""
+    """Whether the host was not started again since, as far as that is known."""
     return known is None or host_boot(virsh) in (None, known)
 
 

@@ -1,4 +1,4 @@
-"""Interrupts: an impatient second Ctrl-C must not leave a VM half put back. [I/O]"""
+"""Interrupts: an impatient second Ctrl-C must not leave a VM half restored. [I/O]"""
 
 import signal
 import threading

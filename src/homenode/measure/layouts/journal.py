@@ -1,7 +1,7 @@
 """Journal: what a trial has done and how each of it is undone; written before it is done.
 
 A head and then lines, each of which says one thing that is about to happen or has happened. What
-state the domain is in follows from the lines alone: a trial that was killed is taken back by them.
+state the domain is in follows from the lines alone: a trial that was killed is undone by them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -78,7 +78,7 @@ class Head:
 class Entry:
     """One line. at: UTC, ISO 8601. number: of the step, None where it is about all of them.
 
-    undo: what takes it back, for people. run: name of the results. boot: the guest's own identity
+    undo: what undoes it, for people. run: name of the results. boot: the guest's own identity
     of it. run_id: libvirt's number of the running instance. host_boot: the host's own identity of
     the boot in which that number was given. samples: how many were measured.
     findings: why a guest was not measured, or which tests failed.

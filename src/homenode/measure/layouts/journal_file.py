@@ -81,7 +81,7 @@ class JournalFile:
         return _known(self.folder)
 
     def keep(self, name: str, content: bytes) -> Path:
-        """Keep a file beside the journal, whole or not at all."""
+        """Keep a file next to the journal, whole or not at all."""
         self._files.make()
         return self._files.write(name, content)
 

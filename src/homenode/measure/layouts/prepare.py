@@ -82,7 +82,7 @@ class Preflight:
 def preflight(virsh: Virsh, name: str, wanted: TrialRequest, host: Host, root: Path) -> Preflight:
     """Plan every layout and say what stands against any. Changes nothing, writes nothing.
 
-    Raises UsageError where the VM runs or an earlier trial of it is not taken back, and as tune,
+    Raises UsageError where the VM runs or an earlier trial of it is not undone, and as tune,
     preview_definition and prepare_copy do.
     """
     state = virsh.domain(name)

@@ -28,7 +28,7 @@ from homenode.measure.layouts.journal import Head, State, What
 from homenode.measure.layouts.journal_file import JournalFile
 
 ORIGINAL = "original.xml"
-"""Beside the journal: the user's domain as libvirt printed it when the trial was begun."""
+"""Next to the journal: the user's domain as libvirt printed it when the trial was begun."""
 
 
 def rollback(
@@ -107,5 +107,5 @@ def _give_back(virsh: Virsh, head: Head, journal: JournalFile, root: Path) -> st
 
 def _stop(virsh: Virsh, head: Head, state: State, machine: Machine | None, stop_s: float) -> str:
     if not is_same_host_boot(virsh, state.host_boot):
-        return "was off: the host was started anew since"
+        return "was off: the host was started again since"
     return stop(virsh, head.uuid, machine, stop_s, state.run_id)

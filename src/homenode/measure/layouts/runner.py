@@ -1,6 +1,6 @@
 """Runner: a trial from its first boot to its last, each step written down before it is done. [I/O]
 
-A step that fails is told, and the rest goes on. Whatever happens, the domain has its original
+A step that fails is given, and the rest goes on. Whatever happens, the domain has its original
 definition at the end.
 """
 
@@ -96,7 +96,7 @@ def run_trial(trial: Trial, lock: int) -> None:
 
     lock: the journal's, held by the caller; what is started keeps it. A guest that runs still, in
     the boot in which the trial was killed, is measured on. Raises KeyboardInterrupt after all is
-    taken back, HostError where libvirt has gone for good, and whatever stands against taking back.
+    undone, HostError where libvirt has gone for good, and whatever stands against taking back.
     """
     alive = _alive(trial)
     if alive is None:
@@ -352,7 +352,7 @@ def _samples(folder: Path) -> int | None:
 
 
 def _set_aside(trial: Trial, step: TrialStep, folder: Path) -> None:
-    """A boot that is gone is measured anew as a whole; what there was of it is kept apart."""
+    """A boot that is gone is measured again as a whole; what there was of it is kept apart."""
     number = 0
     while (aside := trial.journal.folder / "set-aside" / f"{folder.name}-{number}").exists():
         number += 1

@@ -1,1 +1,1 @@
-"""Setup of GPU tools: planned, carried out with a record, taken back."""
+"""Setup of GPU tools: planned, carried out with a record, undone."""

@@ -1,4 +1,4 @@
-"""Setup run: carries a setup plan out, keeps a record of it, and takes it back. [I/O]"""
+"""Setup run: carries a setup plan out, keeps a record of it, and undoes it. [I/O]"""
 
 import contextlib
 import hashlib

@@ -162,7 +162,7 @@ def _vcpu_pins(
 
 
 def _shares_of_ranges(cores: Sequence[int], taken: int, over: Sequence[int]) -> int:
-    """A core for each floating vCPU, from the end of its range, that nobody has yet."""
+    """A core for each floating vCPU, from the end of its range, that no one has yet."""
     shares = 0
     for bits in over:
         free = (c for c in reversed(cores) if c & bits and not c & (taken | shares))

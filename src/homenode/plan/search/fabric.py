@@ -1,7 +1,7 @@
 """Fabric: which of a host's GPUs may go to one VM together, where NVSwitches join them.
 
 Fabric Manager joins the GPUs of a VM by one of its partitions or not at all. Where the host's
-source does not tell the GPUs' modules, only the number of GPUs can be judged.
+source does not give the GPUs' modules, only the number of GPUs can be judged.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -154,7 +154,7 @@ def fabric_of_host(host: Host) -> Fabric | None:
 
 
 def modules_of_host(host: Host) -> dict[Bdf, int]:
-    """The modules of the host's GPUs, as far as its source tells them."""
+    """The modules of the host's GPUs, as far as its source gives them."""
     gpus = _whole_gpus(host)
     modules = {gpu.bdf: gpu.module_id for gpu in gpus if gpu.module_id is not None}
     # Two boards that number alike: a module says nothing.

@@ -1,9 +1,9 @@
 """Ladder: the steps from what was asked to what still works, each with a name that the plan bears.
 
-The first rung that holds the VM is taken; the order of concerns (cost.py) decides within it. What
-gives way, the last of these first: the memory that the host keeps; whole cores, so that vCPUs are
-pinned to siblings (at last to any free PUs of all nodes); one kind of core; the number of siblings
-of a core; the host's last core; memory next to the vCPUs that use it.
+The first fallback that holds the VM is taken; the order of concerns (cost.py) decides within it.
+What gives way, the last of these first: the memory that the host keeps; whole cores, so that vCPUs
+are pinned to siblings (at last to any free PUs of all nodes); one kind of core; the number of
+siblings of a core; the host's last core; memory next to the vCPUs that use it.
 
 Over mixed kinds each vCPU gets a whole core, for no guest can be shown that some cores have
 siblings and others none.
@@ -30,7 +30,7 @@ class MemoryRule(StrEnum):
 
 
 class Concession(StrEnum):
-    """What gave way on a rung, in the words of its name."""
+    """What gave way on a fallback, in the words of its name."""
 
     HOST_MEMORY = "host's reserved memory"
     ANY_PUS = "any free PUs"
@@ -93,7 +93,7 @@ def check_layout(layout: Layout, policy: Policy) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Cores:
-    """How sibling groups are made on one rung."""
+    """How sibling groups are made on one fallback."""
 
     grouping: Grouping
     groups: int
@@ -102,7 +102,7 @@ class _Cores:
 
 
 def rungs(request: GuestRequest, free: Usable) -> Iterator[Rung]:
-    """The rungs for this request, highest first."""
+    """The fallbacks for this request, highest first."""
     shapes = {shape for node in free.nodes for shape, _ in node.shapes}
     kinds = frozenset(shape.kind for shape in shapes)
     hybrid = CoreKind.EFFICIENCY in kinds and CoreKind.PERFORMANCE in kinds

@@ -44,7 +44,7 @@ class NodeMemory:
 
 
 def overhead_bytes(request: GuestRequest) -> int:
-    """What QEMU and the page tables of EPT and, with devices, of the IOMMU take beside the guest's
+    """What QEMU and the page tables of EPT and, with devices, of the IOMMU take next to the guest's
     memory. Huge pages need page tables of a page for each 2 MiB at most: they do not count."""
     memory = request.memory_bytes + request.guest.memory_device_bytes
     tables = 1 + bool(request.devices or request.gpu_count)

@@ -59,7 +59,7 @@ MOST_REFUSED_NODES = 16
 
 
 def place(host: Host, request: GuestRequest) -> Placement:
-    """The placement of least cost on the highest rung that holds the VM.
+    """The placement of least cost on the first fallback that holds the VM.
 
     Raises Unplannable with every rejection; UsageError for layout and policy that clash;
     InputError for devices or nodes that the host has not.
@@ -125,7 +125,7 @@ def _usable_twice(host: Host, request: GuestRequest, others: Allocations) -> tup
 
 @dataclass(frozen=True, slots=True)
 class _Miss:
-    """A rung that holds the VM on no nodes, and why."""
+    """A fallback that holds the VM on no nodes, and why."""
 
     rung: Rung
     problem: SearchProblem
@@ -135,8 +135,8 @@ class _Miss:
 def _refusal(
     search: PlacementSearch, rejections: Sequence[Rejection], misses: Sequence[_Miss]
 ) -> Unplannable:
-    """What to raise. It says first what more cores would not cure, of the highest rung where that
-    is; else the rung whose cores come nearest."""
+    """What to raise. It says first what more cores would not cure, of the first fallback where that
+    is; else the fallback whose cores come nearest."""
     request = search.request
     first = next((miss for miss in misses if not is_of_cores(miss.rejection)), None)
     if first is None and misses:
@@ -155,8 +155,8 @@ def _nearer(
     solution: Solution,
     rejections: list[Rejection],
 ) -> Placement | None:
-    """The placement of a lower rung that is better, where only the host's last core or memory next
-    to its vCPUs give way for it; None where none is.
+    """The placement of a later fallback that is better, where only the host's last core or memory
+    next to its vCPUs give way for it; None where none is.
 
     Better: by what comes first with cores-first, class of device distance, packages and, where the
     guest sees its PCIe tree, GPUs away from home; then, for a VM with GPUs, by the GPU sets that it

@@ -1,6 +1,6 @@
 """SearchProblem: one search for nodes and GPUs, as numbers: what there is, and what the VM needs.
 
-PlacementSearch states one problem per rung of the ladder; solve.py solves it.
+PlacementSearch states one problem per fallback of the ladder; solve.py solves it.
 """
 
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ class SearchProblem:
     must, 0 = no limit. huge: pages are huge ones, so pools matter. page_bytes: bytes of a page.
     equal: equal cells are preferred. most_nodes: at most so many. distances: between the nodes;
     their packages are numbered from 0. gpu_homes: of each of the GPUs to choose from. device_pages:
-    (guest cell, pages) of each memory device, beside `pages`; the n-th cell is on the n-th of the
+    (guest cell, pages) of each memory device, next to `pages`; the n-th cell is on the n-th of the
     nodes chosen. requires_home: no GPU may be away from its node. gpu_nodes: nodes with free GPUs.
     """
 
@@ -249,9 +249,9 @@ class SearchProblem:
 
 @dataclass(frozen=True)
 class PlacementSearch:
-    """What a search for one VM works with, whatever the rung: the problem of each rung.
+    """What a search for one VM works with, whatever the fallback: the problem of each fallback.
 
-    free: without and with the cores that serve other emulators. What several rungs share is
+    free: without and with the cores that serve other emulators. What several fallbacks share is
     remembered.
     """
 
@@ -279,7 +279,7 @@ class PlacementSearch:
         return self._memory[rung.keeps_memory]
 
     def supplies(self, rung: Rung) -> tuple[Supply, ...]:
-        """What each node with PUs gives on a rung."""
+        """What each node with PUs gives on a fallback."""
         free = self.free_on(rung)
         key = (id(free), rung.grouping)
         if key not in self._supplies:
@@ -287,7 +287,7 @@ class PlacementSearch:
         return self._supplies[key]
 
     def problem(self, rung: Rung) -> SearchProblem:
-        """The problem of a rung."""
+        """The problem of a fallback."""
         host, request = self.host, self.request
         pages = cell_pages_wanted(host, request)
         devices = device_pages(host, request)
@@ -314,7 +314,7 @@ class PlacementSearch:
 
     @cached_property
     def _bare(self) -> SearchProblem:
-        """What the problems of all rungs have in common."""
+        """What the problems of all fallbacks have in common."""
         request, options, nodes = self.request, self.options, self.free[0].nodes
         ignores = request.device_locality is DeviceLocality.IGNORE
         bit = {cores.index: 1 << i for i, cores in enumerate(nodes)}

@@ -129,7 +129,7 @@ def whole_host(host: Host, request: GuestRequest, problem: SearchProblem, rung: 
         return Rejection(
             "memory" if request.page_bytes is None else "pages", indices,
             f"{_together(indices)}: need {memory_text(request)}, and the memory devices of some "
-            "cell find no node with room for them beside the cell's share",
+            "cell find no node with space for them next to the cell's share",
             "spread the memory devices over the cells, or make them smaller",
         )  # fmt: skip
     held = sum(problem.capacity(node) for node in range(len(indices)))
@@ -141,7 +141,7 @@ def whole_host(host: Host, request: GuestRequest, problem: SearchProblem, rung: 
             "lower the memory",
         )  # fmt: skip
     return Rejection(
-        "distance", indices, "the nodes with room cannot reach each other (distance 255)"
+        "distance", indices, "the nodes with space cannot reach each other (distance 255)"
     )
 
 
@@ -157,7 +157,7 @@ def with_hint(
 
 
 def room_for(request: GuestRequest, problem: SearchProblem, rung: Rung) -> int:
-    """vCPUs that the cores of a rung have room for, whatever their memory."""
+    """vCPUs that the cores of a fallback have space for, whatever their memory."""
     total = sum(supply.groups for supply in problem.supplies)
     return total * (rung.grouping.threads if request.keep_vcpus or rung.falls_back else 1)
 
@@ -172,7 +172,7 @@ def host_core(request: GuestRequest, problem: SearchProblem) -> Rejection:
 
 
 def most_vcpus(request: GuestRequest, problem: SearchProblem, rung: Rung) -> int:
-    """The most vCPUs, fewer than were asked for, that the rung has room for; 0 = none."""
+    """The most vCPUs, fewer than were asked for, that the fallback has space for; 0 = none."""
     total = sum(supply.groups for supply in problem.supplies)
     tries = range(min(problem.groups - 1, total), 0, -1)
     place = bisect_left(tries, True, key=lambda groups: fits(_smaller(problem, groups)))

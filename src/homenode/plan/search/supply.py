@@ -23,7 +23,7 @@ UNKNOWN_LLC = 1 << 20
 
 
 class FreeCore(NamedTuple):
-    """A core with PUs that the VM may use. free: bits. whole: nobody else may use any of it."""
+    """A core with PUs that the VM may use. free: bits. whole: no one else may use any of it."""
 
     free: int
     whole: bool

@@ -62,7 +62,7 @@ def shared_places(vcpu_pus: CpuSet, iothreads: int) -> ThreadPlaces:
 def thread_places(
     free: Usable, node_order: Sequence[int], chosen: int, wanted: ThreadRequest
 ) -> ThreadPlaces:
-    """Places beside the vCPUs.
+    """Places next to the vCPUs.
 
     node_order: positions in free.nodes, the nearest to the devices first; the first `chosen` are
     the VM's own.
@@ -196,7 +196,7 @@ def _spare_cores(free: Usable, node: int, vcpu_pus: CpuSet, llcs: frozenset[int]
 
 
 def _free_siblings(free: Usable, nodes: Sequence[int], vcpu_pus: CpuSet) -> list[int]:
-    """Free PUs beside a vCPU on its core, core by core."""
+    """Free PUs next to a vCPU on its core, core by core."""
     return [
         idle
         for node in nodes
@@ -220,7 +220,7 @@ def _shares(pus: CpuSet) -> PlanFinding:
         "emulator-shares-vcpus",
         "warning",
         f"PUs {pus}",
-        "no PU is left beside the vCPUs', so QEMU's own threads run on them",
+        "no PU is left next to the vCPUs', so QEMU's own threads run on them",
         "ask for fewer vCPUs, or free a core",
     )
 

@@ -32,7 +32,7 @@ _HOST_BITS_QEMU = (6, 0, 0)
 _LOW_WINDOW_BYTES = 4 * GIB
 _SMALL_PAGE_BYTES = 4 * KIB
 _OWN_BARS = 6
-"""Beyond are the ROM and the room for virtual functions, which a guest does not map."""
+"""Beyond are the ROM and the space for virtual functions, which a guest does not map."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def aperture(
                 "virt-window-small",
                 "warning",
                 "64-bit PCI window",
-                f"expected room for {format_bytes(window)} of BARs, found "
+                f"expected space for {format_bytes(window)} of BARs, found "
                 f"{format_bytes(VIRT_WINDOW_BYTES)} on the virt machine",
                 "use a QEMU whose virt machine has highmem-mmio-size, or pass fewer devices",
             ),
@@ -111,7 +111,7 @@ def aperture(
 
 
 def _small_window(guest: Guest, window: int) -> PlanFinding:
-    """The document has these devices, but no room for them that is known.
+    """The document has these devices, but no space for them that is known.
 
     Firmware of 2023 sizes its window by the address bits where it sees the host's.
     """
@@ -121,7 +121,7 @@ def _small_window(guest: Guest, window: int) -> PlanFinding:
         "pci-window-small",
         "info" if sees_host else "warning",
         "64-bit PCI window",
-        f"expected room for {format_bytes(window)} of BARs, found {has}, which this layout leaves "
+        f"expected space for {format_bytes(window)} of BARs, found {has}, which this layout leaves "
         "as it is: firmware that does not size the window itself leaves the devices without BARs",
         f"add <pcihole64 unit='KiB'>{window // KIB}</pcihole64> to the root PCI controller, or let "
         "--layout pin-numa-pci do it"

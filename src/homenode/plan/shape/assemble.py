@@ -130,7 +130,7 @@ def _pcie(
         return None
     if request.layout.cells is GuestCells.FLAT:
         raise UsageError(
-            f"layout {request.layout.name}: expected guest cells beside mirrored PCIe, found a "
+            f"layout {request.layout.name}: expected guest cells with mirrored PCIe, found a "
             "flat guest; an expander bus belongs to a cell",
             hint="mirror the cells too, as pin-numa-pci does",
         )
@@ -242,7 +242,7 @@ def _aperture(
             hint="homenode show lists the host's devices",
         )
     passed = [by_bdf[bdf] for bdf in placement.devices]
-    ignored: list[Gap] = []  # guest_memory has told them
+    ignored: list[Gap] = []  # guest_memory has given them
     pages = page_size(host, request, ignored)
     return aperture(request, passed, iommu_needed, pages, host.settings)
 

@@ -44,7 +44,7 @@ def assign_windows(
 ) -> tuple[Window, ...]:
     """A window for each need, lowest first in the order given.
 
-    Numbers of the document stay if they hold what they must; else all are given out anew.
+    Numbers of the document stay if they hold what they must; else all are given out again.
     expanders: the count that sets the usual width, so that the width does not follow the devices.
     root_buses: buses of pcie.0 and below it. foreign: what expander buses that are not ours take.
     Raises Unplannable if there are not enough numbers.
@@ -91,7 +91,7 @@ def _keep(
 def _relay(
     needs: Sequence[ExpanderNeed], width: int, root_buses: int, foreign: Sequence[Window]
 ) -> list[int]:
-    """All numbers anew, the last highest; exact windows where the usual ones are too many."""
+    """All numbers again, the last highest; exact windows where the usual ones are too many."""
     room: list[tuple[int, int]] = []  # free numbers as (first, past the last), the highest first
     end = BUS_COUNT
     for other in sorted(foreign, reverse=True):
@@ -116,7 +116,7 @@ def _relay(
 
 def _stack(widths: list[int], room: list[tuple[int, int]]) -> list[int] | None:
     """First numbers of windows of these widths, each at the top of the highest free numbers that
-    hold it; None if one finds no room."""
+    hold it; None if one finds no space."""
     left = list(room)
     numbers: list[int] = []
     for count in reversed(widths):

@@ -1,4 +1,4 @@
-"""Guest caches: what the guest is told must be true, so dies follow LLCs where that can be said.
+"""Guest caches: what the guest is shown must be true, so dies follow LLCs where that can be said.
 
 Source: libvirt domain XML, <cpu><cache>: passthrough shows the host's CPUID leaves as they are
 (host-passthrough and maximum only), emulate shows one L3 a die. QEMU target/i386/cpu.c: the L3 of
@@ -64,7 +64,7 @@ class LlcRuns:
 
 @dataclass(frozen=True, slots=True)
 class CacheChoice:
-    """What the guest is told of its L3, and what remains unsaid."""
+    """What the guest is shown of its L3, and what remains unsaid."""
 
     cache: GuestCache
     findings: tuple[PlanFinding, ...] = ()
@@ -108,7 +108,7 @@ def guest_cache(
     topology: GuestTopology | None,
     runs: LlcRuns | None,
 ) -> CacheChoice:
-    """What to tell the guest. A flat guest and other architectures stay as they were."""
+    """What to show the guest. A flat guest and other architectures stay as they were."""
     guest = request.guest
     if (
         host is None
@@ -129,13 +129,13 @@ def guest_cache(
     if runs.split_llcs:
         names = ", ".join(map(str, runs.split_llcs))
         gaps.append(
-            Gap("guest L3", f"LLC {names} serves several cells; the guest is told one L3 for each")
+            Gap("guest L3", f"LLC {names} serves several cells; the guest is shown one L3 for each")
         )
     if topology.dies > 1 and (host.cpu.vendor is None or host.cpu.vendor in AMD_VENDORS):
         gaps.append(
             Gap(
                 "guest L3",
-                f"the guest is told of {topology.dies} dies a socket, one for each LLC, but Linux "
+                f"the guest is shown {topology.dies} dies a socket, one for each LLC, but Linux "
                 "6.1 on an AMD model under QEMU 7.2 takes each socket for one L3 all the same",
             )
         )

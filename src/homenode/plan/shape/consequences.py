@@ -68,7 +68,7 @@ def _cells(host: Host | None, request: GuestRequest, cells: tuple[PlannedCell, .
     )
     said = [f"The guest sees {_count(len(cells), 'NUMA node')}: {sizes}."]
     if len(cells) > 1 and host is not None and not cells[0].distances:
-        said.append("The guest is told no distances and takes all its NUMA nodes for equally far.")
+        said.append("The guest is shown no distances and takes all its NUMA nodes for equally far.")
     return said
 
 
@@ -102,7 +102,7 @@ def _topology(
     elif before and before[3] > 1:
         said.append(f"The guest sees one thread a core instead of {before[3]}.")
     if topology.dies > 1:
-        said.append(f"The guest is told of {topology.dies} dies a socket, one for each host LLC.")
+        said.append(f"The guest is shown {topology.dies} dies a socket, one for each host LLC.")
     return said
 
 

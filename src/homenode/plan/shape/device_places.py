@@ -54,7 +54,7 @@ class Place:
 
     @property
     def slot_order(self) -> tuple[int, ...]:
-        """Sorts seats on one bus: the cell's own first, each GPU beside its NIC."""
+        """Sorts seats on one bus: the cell's own first, each GPU next to its NIC."""
         section = Section.GPU if self.section is Section.PAIRED_NIC else self.section
         return (self.near, section, *self.order)
 
@@ -212,7 +212,7 @@ def _section(device: PciDevice, paired: set[Bdf]) -> Section:
 def _paired_nics(devices: list[PciDevice], switches: dict[Bdf, Bdf | None]) -> set[Bdf]:
     """One NIC for each GPU: of its switch, else of its root complex; the fastest, then the nearest.
 
-    An HGX board has more NICs than GPUs below some switches (a storage NIC beside the Gen5 one).
+    An HGX board has more NICs than GPUs below some switches (a storage NIC next to the Gen5 one).
     """
     nics: dict[str, list[PciDevice]] = {}
     for device in devices:

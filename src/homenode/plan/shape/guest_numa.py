@@ -230,14 +230,14 @@ def memory_homes(host: Host | None, placement: Placement) -> tuple[tuple[NodeInd
 def guest_distances(
     host: Host | None, nodes: tuple[NodeIndex, ...], gaps: list[Gap]
 ) -> tuple[tuple[int, ...], ...]:
-    """The host's SLIT between the cells' nodes, [from][to]; () where the host tells none.
+    """The host's SLIT between the cells' nodes, [from][to]; () where the host gives none.
 
     A cell is never as near to another as to itself: Linux would take the two for one.
     """
     if host is None or len(nodes) < 2:
         return ()
     if host.distances is None:
-        gaps.append(Gap("guest distances", "the host tells no SLIT: the guest is told none"))
+        gaps.append(Gap("guest distances", "the host gives no SLIT: the guest is shown none"))
         return ()
     position = {node.index: i for i, node in enumerate(host.nodes)}
     rows: list[tuple[int, ...]] = []
@@ -256,7 +256,7 @@ def guest_distances(
             Gap(
                 "guest distances",
                 f"the host's SLIT says {', '.join(raised[:4])}: expected 11 to 255 between nodes; "
-                f"the guest is told the nearest of these",
+                f"the guest is shown the nearest of these",
             )
         )
     return tuple(rows)

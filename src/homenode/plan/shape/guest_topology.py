@@ -19,7 +19,7 @@ from homenode.topology import Host
 
 INTEL_VENDOR = "GenuineIntel"
 AMD_VENDORS = frozenset({"AuthenticAMD", "HygonGenuine"})
-"""CPUID vendors whose siblings are told by leaf 0x8000001E, which QEMU shows with topoext only."""
+"""CPUID vendors whose siblings are given by leaf 0x8000001E, which QEMU shows with topoext only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def guest_topology(
 def _flat(
     request: GuestRequest, vcpus: int, threads: int, package_vcpus: tuple[int, ...]
 ) -> GuestTopology | None:
-    """What a flat guest is told: nothing new, unless what it was told is no longer true."""
+    """What a flat guest is shown: nothing new, unless what it was given is no longer true."""
     told = request.guest.cpu_topology
     fits = told is None or told[0] * told[1] * told[2] * told[3] == vcpus
     siblings = request.layout.siblings

@@ -148,7 +148,7 @@ def with_initiator_cells(
     """The cells and, behind them, one without PUs or memory for each host node of each GPU; these
     by GPU. homes: the node of each cell before.
 
-    Distances are the host's. What the document tells between its own cells stays.
+    Distances are the host's. What the document gives between its own cells stays.
     """
     added: list[NodeIndex] = []
     cells_of_gpu: dict[Bdf, tuple[GuestCellId, ...]] = {}

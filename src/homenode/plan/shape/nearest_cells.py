@@ -21,7 +21,7 @@ class NearestCell:
 def nearest_cells(host: Host, nodes: Sequence[NodeIndex]) -> dict[NodeIndex, NearestCell]:
     """For each host node that is no cell's the nearest cell, the lowest among equals.
 
-    nodes: host node of each cell. Empty where the host tells no distances: then none is nearest.
+    nodes: host node of each cell. Empty where the host gives no distances: then none is nearest.
     """
     known = {node.index for node in host.nodes}
     if host.distances is None or not nodes or not known.issuperset(nodes):

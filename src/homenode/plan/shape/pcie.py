@@ -1,4 +1,4 @@
-"""Guest PCIe: an expander bus per cell, a port per device, beside what the document has.
+"""Guest PCIe: an expander bus per cell, a port per device, next to what the document has.
 
 Every device goes to its place of device_places.py. Ports of places that are not used, but come
 before one that is, stay empty: an address then depends on the kinds of devices that a VM gets and

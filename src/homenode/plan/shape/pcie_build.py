@@ -147,7 +147,7 @@ class PcieBuild:
         return tuple(planned)
 
     def _left_out(self) -> int:
-        """Indices that nobody names below the highest: libvirt adds a port on pcie.0 for each."""
+        """Indices that no one names below the highest: libvirt adds a port on pcie.0 for each."""
         named = {*self.document.controllers, *self.ports, 0}
         return len(set(range(max(self.document.last_index, *named) + 1)) - named)
 

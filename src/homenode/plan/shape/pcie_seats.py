@@ -55,7 +55,7 @@ def base_of(
     """The index before the tree in the document; None if it has none that would serve.
 
     Where any port of a cell is right, its expander buses are all that is asked of the tree. Else
-    it has to have a device in its ideal place already, or room for all of them.
+    it has to have a device in its ideal place already, or space for all of them.
     """
     for base in told.bases_of(tree):
         if any_port:

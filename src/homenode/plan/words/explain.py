@@ -34,7 +34,7 @@ _MOST_REJECTIONS = 4  # of one constraint; the rest are counted
 
 
 def explain(plan: Plan, host: Host | None) -> Explanation:
-    """The explanation of a plan; without its host (manual mode) what the plan alone tells."""
+    """The explanation of a plan; without its host (manual mode) what the plan alone gives."""
     sections = (
         Section("Critical", finding_lines(plan, ("critical",))),
         _placement(plan, host),
@@ -101,7 +101,7 @@ def _placement(plan: Plan, host: Host | None) -> Section:
 
 
 def placement_lines(plan: Plan, host: Host | None) -> list[str]:
-    """The rung in words: how far the VM spans, then what gave way for it to fit."""
+    """The fallback in words: how far the VM spans, then what gave way for it to fit."""
     span, *given = plan.rung.split(", ")
     words = _SPANS.get(span, span)
     if span == "across packages":
@@ -192,7 +192,7 @@ def _choice(plan: Plan) -> Section:
 
 
 def _unknown(plan: Plan, nodes: Sequence[NodeIndex]) -> set[str]:
-    """Terms of the cost that count nothing on these nodes, as the host tells nothing to count."""
+    """Terms of the cost that count nothing on these nodes, as the host says nothing to count."""
     gaps = {gap.subject for gap in plan.gaps}
     names = {"llcs_spanned"} if "LLCs" in gaps else set()
     if any(f"node {node} memory" in gaps for node in nodes):

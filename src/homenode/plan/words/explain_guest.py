@@ -26,7 +26,7 @@ def cells_section(plan: Plan) -> Section:
             (str(union([plan.vcpu_pins[v] for v in cell.vcpus])) or "none") if pinned else "any",
             numbers_text(cell.host_nodes) or "any",
             format_bytes(cell.memory_bytes),
-            " ".join(str(distance) for distance in cell.distances) or "not told",
+            " ".join(str(distance) for distance in cell.distances) or "not given",
         )
         for cell in plan.cells
     )
@@ -55,7 +55,7 @@ def topology_section(plan: Plan) -> Section:
     caches = {
         GuestCache.PASSTHROUGH: "Its caches are the host's, which is true: threads and LLCs agree.",
         GuestCache.EMULATED: "Its L3 is emulated, one for each die.",
-        GuestCache.AS_IT_WAS: "What it is told of caches stays as it was.",
+        GuestCache.AS_IT_WAS: "What it is given of caches stays as it was.",
     }
     lines.append(caches[plan.cache])
     if plan.topoext:
@@ -67,7 +67,7 @@ def topology_section(plan: Plan) -> Section:
         )
     if plan.iommu_needed:
         lines.append("A vIOMMU is needed: more than 255 vCPUs, or the document had one.")
-    return Section("What the guest is told of its CPUs", tuple(lines))
+    return Section("What the guest is shown of its CPUs", tuple(lines))
 
 
 def devices_section(plan: Plan, host: Host | None) -> Section:

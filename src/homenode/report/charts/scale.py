@@ -44,7 +44,7 @@ def log_steps(low: float, high: float, base: float = 10.0, most: int = 6) -> tup
 
 
 def bounds(values: Sequence[float], room: float = 1.15) -> tuple[float, float]:
-    """The least and the greatest of figures above 0, with some room on a logarithmic axis."""
+    """The least and the greatest of figures above 0, with some space on a logarithmic axis."""
     return min(values) / room, max(values) * room
 
 
@@ -57,7 +57,7 @@ def chart_scale(unit: str, values: Iterable[float]) -> tuple[float, str]:
     most = max(values, default=0.0)
     scales = _SCALES.get(unit, ((1.0, unit),))
     if unit == "bytes_per_s" and most < 1e14:
-        scales = scales[1:]  # people compare GB/s; 812.7 and 1,200 GB/s stand beside each other
+        scales = scales[1:]  # people compare GB/s; 812.7 and 1,200 GB/s stand next to each other
     divisor, name = next((one for one in scales if most >= one[0]), scales[-1])
     return (1e3, name) if name == "us" else (divisor, name)
 

@@ -1,4 +1,4 @@
-"""DetailPictures: what one machine shows beside whole metrics: kernels, levels, threads, GPUs."""
+"""DetailPictures: what one machine shows next to whole metrics: kernels, levels, threads, GPUs."""
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -166,7 +166,7 @@ def _device_figures(one: Alternative) -> dict[str, dict[object, list[float]]]:
 
 
 def _near_devices(machine: Machine, one: Alternative, metric: str) -> frozenset[object] | None:
-    """GPUs whose thread was on their own node; None where nobody says."""
+    """GPUs whose thread was on their own node; None = unknown."""
     names = {run.head.name for run in one.runs}
     for publication in machine.sources:
         for figure in publication.figures:

@@ -1,4 +1,4 @@
-"""Gathered: the runs of a report and what is stored beside them. [I/O]
+"""Gathered: the runs of a report and what is stored next to them. [I/O]
 
 Folders of the study's scripts and logs of other tools are read as they are, as `homenode import`
 reads them. What is broken, half-written or foreign is left out with its reason; the rest is used.
@@ -32,7 +32,7 @@ HOST = "host.tar.gz"
 MAX_PLAN_BYTES = 16 << 20
 _RESULTS_SUFFIX = ".jsonl"
 _PAGES = (".html", ".pdf")
-"""Of reports: nobody takes them for results."""
+"""Of reports: no one takes them for results."""
 
 MOST_GUESTS = 2
 """Captures of guests that are read for one machine: each becomes a large picture."""
@@ -40,7 +40,7 @@ MOST_GUESTS = 2
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """Runs with what lies beside each, topologies by name or fingerprint, and what was left out.
+    """Runs with what lies next to each, topologies by name or fingerprint, and what was left out.
 
     imported: how many of the runs were read from other tools' files.
     """
@@ -113,7 +113,7 @@ def _of(
         return [], [], [error.message], []
     others = [Path(one) for one in loaded.foreign]
     if not loaded.runs and not any(one.path not in loaded.foreign for one in loaded.skipped):
-        others = [path]  # also files beside its folders
+        others = [path]  # also files next to its folders
     skipped = [f"{s.path}: {s.reason}" for s in loaded.skipped if s.path not in loaded.foreign]
     return list(loaded.runs), list(loaded.folders), skipped, others
 

@@ -79,7 +79,7 @@ def host_part(machine: Machine, *, with_style: bool) -> HostPart:
     findings = () if host is None else diagnose(host).findings
     missing = ""
     if not maps:
-        missing = "no capture of the host and no plan is stored beside these results"
+        missing = "no capture of the host and no plan is stored next to these results"
     return HostPart(
         "" if host is None else host_counts(host),
         _source(machine),

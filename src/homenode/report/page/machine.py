@@ -1,7 +1,7 @@
 """Machine: everything that a report says of one machine, and of no other.
 
-Only what was measured on the same hardware is compared: runs are told apart by their system and by
-the host that they name.
+Only what was measured on the same hardware is compared: runs are distinguished by their system and
+by the host that they name.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ ANY_LAYOUT = "any layout"
 """Label of figures that a source prints for all layouts alike."""
 
 BARE = "bare metal"
-"""Label of runs on the host itself beside those of its guests."""
+"""Label of runs on the host itself in addition to those of its guests."""
 
 UNNAMED = ""
 """Where `hosts` has the topology of runs that name no host: the one that the user named."""
@@ -38,7 +38,7 @@ _SHORT_HASH = 8
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What lies beside a run: the plan that it was made under; the machine that it saw."""
+    """What lies next to a run: the plan that it was made under; the machine that it saw."""
 
     plan: Plan | None = None
     guest: Host | None = None
@@ -90,7 +90,7 @@ def machines_of(
 ) -> tuple[Machine, ...]:
     """The machines of these runs, in the order in which they come.
 
-    stored: beside each run, in the same order. hosts: topologies, by a published system's
+    stored: next to each run, in the same order. hosts: topologies, by a published system's
     description or by a host's fingerprint.
     """
     beside = {id(run): one for run, one in zip(runs, stored, strict=True)}
@@ -101,7 +101,7 @@ def machines_of(
         groups.setdefault((is_published, run.head.system, where), []).append(run)
     names = [_name(key, list(groups)) for key in groups]
     unnamed = [key for key, those in groups.items() if not key[0] and not _hosts_of(those)]
-    if len(unnamed) > 1:  # nobody can tell which of them the user's host is
+    if len(unnamed) > 1:  # it is unknown which of them the user's host is
         hosts = {name: host for name, host in hosts.items() if name != UNNAMED}
     return tuple(
         _machine(name, tuple(those), beside, publications, hosts)
@@ -209,7 +209,7 @@ def _bare_metal(runs: Sequence[Run]) -> Alternative | None:
 
 
 def _told_apart(runs: tuple[Run, ...]) -> tuple[Run, ...]:
-    """Runs of which nobody has said what was chosen are told apart by their names."""
+    """Runs of which no one has said what was chosen are distinguished by their names."""
     return tuple(
         replace(run, head=replace(run.head, arrangement=run.head.name))
         if run.head.switches == UNKNOWN_SWITCHES and run.head.arrangement is None
@@ -244,7 +244,7 @@ def _beside_of(
     told: Sequence[Run],
     beside: Mapping[int, Stored],
 ) -> list[tuple[str, Stored]]:
-    """What lies beside the first run of each alternative that has something."""
+    """What lies next to the first run of each alternative that has something."""
     # By their heads: where states are joined, an alternative has copies of its runs.
     of_run = {id(new.head): beside[id(old)] for old, new in zip(runs, told, strict=True)}
     found = []

@@ -14,7 +14,9 @@ from homenode.wording import plural
 
 
 def planned_paths(label: str, plan: Plan, host: Host | None) -> Paths:
-    """What a plan says. host: tells GPUs from other devices, and nodes that the VM is not on."""
+    """What a plan says. host: distinguishes GPUs from other devices, and nodes that the VM is not
+    on.
+    """
     counted = _counted(plan, host)
     at = {device.bdf: device for device in plan.devices if device.bdf in counted}
     used = {int(node) for cell in plan.cells for node in cell.host_nodes}
@@ -84,7 +86,7 @@ def _gpus(host: Host) -> list[PciDevice]:
 
 
 def _counted(plan: Plan, host: Host | None) -> set[object]:
-    """Devices that are drawn: GPUs, where a host tells which they are; else one of each group."""
+    """Devices that are drawn: GPUs, where a host shows which they are; else one of each group."""
     if host is None:
         return {device.group for device in plan.devices}
     known = {gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)}

@@ -232,13 +232,13 @@ def curve_points(
 
 
 def _other_curves(series: SeriesOf) -> list[str]:
-    """Collectives beside all-reduce that somebody measured."""
+    """Collectives next to all-reduce that somebody measured."""
     names = {key.metric for one in series.values() for key in one if key.metric.endswith("-busbw")}
     return sorted(names - {"allreduce-busbw"})
 
 
 def cache_levels(machine: Machine) -> tuple[Level, ...]:
-    """Ranges of the caches, as the first alternative that knows its capacities tells them."""
+    """Ranges of the caches, as the first alternative that knows its capacities gives them."""
     for one in machine.every:
         capacities = sorted(
             (found.value, key.variant or "")

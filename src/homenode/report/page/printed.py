@@ -31,7 +31,7 @@ class ClaimRow:
 
 @dataclass(frozen=True, slots=True)
 class AuthorRow:
-    """What the authors recommend for a use, and what ours is beside it."""
+    """What the authors recommend for a use, and what ours is next to it."""
 
     use: str
     choice: str

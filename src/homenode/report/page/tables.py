@@ -43,7 +43,7 @@ class EffectCell:
 
     text: the range of changes. tone: better, worse, mixed or neutral. risk: the worst loss that
     matters, with its machine; None where none is shown. machines: behind the range. open: of how
-    many machines nothing can be told.
+    many machines nothing is known.
     """
 
     text: str

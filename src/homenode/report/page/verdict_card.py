@@ -102,7 +102,7 @@ def _authors(machine: Machine) -> Iterator[str]:
 
 
 def _other(source: SourceVerdict, ours: Verdict) -> str:
-    """What a publication recommends instead; or beside it, where theirs is a queue or a policy and
+    """What a publication recommends instead; or next to it, where theirs is a queue or a policy and
     ours a layout that no figure of theirs is about."""
     theirs = " or ".join(source.choices) or "repair first"
     another = ours.level is not EvidenceLevel.REASONED or any(c in PRESETS for c in source.choices)

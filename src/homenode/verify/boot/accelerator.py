@@ -24,7 +24,7 @@ def qemu_program() -> str | None:
 
 
 def kvm_works(kernel: Path, initramfs: bytes) -> bool:
-    """True where a guest comes up under KVM. The answer is kept until the machine boots anew."""
+    """True where a guest comes up under KVM. The answer is kept until the machine boots again."""
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return False
     note = cache_folder() / "kvm-probe"

@@ -1,4 +1,5 @@
-"""AddressMap: where a stand-in's firmware must find room for BARs like those of the real devices.
+"""AddressMap: where a test guest's firmware must find space for BARs like those of the real
+devices.
 
 "GPUs vanish with much memory" is a matter of addresses: memory, the 64-bit PCI window behind it and
 the CPU's address bits. None of it needs real memory: QEMU's pci-testdev has a BAR of any size

@@ -36,7 +36,7 @@ _NOT_HERE = {
 def stand_in_of_command(
     words: Sequence[str], source: str, machine: str
 ) -> tuple[StandIn, tuple[str, ...]]:
-    """The stand-in of a command line, and the options to boot it with.
+    """The test guest of a command line, and the options to boot it with.
 
     words: program first. machine: a type that this QEMU has. Raises ParseError.
     """

@@ -1,7 +1,7 @@
-"""CpuChoice: the CPU model of a stand-in, and what a substituted one can no longer tell.
+"""CpuChoice: the CPU model of a test guest, and what a substituted one can no longer tell.
 
-Seen with QEMU 7.2: under TCG the models Skylake-Server and its Intel kin tell siblings, dies and
-one L3 a die as under KVM; AMD models and `max` tell no siblings.
+Seen with QEMU 7.2: under TCG the models Skylake-Server and its Intel kin give siblings, dies and
+one L3 a die as under KVM; AMD models and `max` give no siblings.
 """
 
 import re
@@ -20,7 +20,7 @@ _SAFE = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class CpuChoice:
-    """A stand-in's <cpu>. mode: "custom" with a model, "host-passthrough" or "maximum".
+    """A test guest's <cpu>. mode: "custom" with a model, "host-passthrough" or "maximum".
 
     features: (name, on). l3: None = the model's own; "emulate" or "passthrough".
     substituted: why siblings and LLCs say nothing of the real guest; None where they do.
@@ -52,7 +52,7 @@ def choose_cpu(document: Document, *, kvm: bool) -> CpuChoice:
     if mode == "custom" and model is not None and _SAFE.match(model):
         if kvm or emulated or model.startswith(_INTEL):
             return CpuChoice(mode, model, features, "emulate" if l3 == "emulate" else None, None)
-        why = f"model substituted: {SUBSTITUTE} for {model}, which tells no siblings without KVM"
+        why = f"model substituted: {SUBSTITUTE} for {model}, which gives no siblings without KVM"
         return _substitute(l3, why)
     if kvm and mode in ("host-passthrough", "host-model", "maximum"):
         return CpuChoice("host-passthrough", None, features, l3, None)

@@ -35,7 +35,7 @@ _HINT = (
 
 @dataclass(frozen=True, slots=True)
 class GuestFiles:
-    """What a stand-in boots. told: where the kernel comes from, for people."""
+    """What a test guest boots. told: where the kernel comes from, for people."""
 
     kernel: Path
     busybox: bytes
@@ -55,7 +55,7 @@ def find_guest_files(kernel: Path | None = None) -> GuestFiles:
     found = found or _fetched("vmlinuz", _KERNEL_PACKAGES, "./boot/vmlinuz-*", "boot/vmlinuz-*")
     if found is None:
         raise HostError(
-            "kernel for the stand-in guest: expected /boot/vmlinuz-* or apt-get to fetch one, "
+            "kernel for the test guest: expected /boot/vmlinuz-* or apt-get to fetch one, "
             "found neither",
             hint=_HINT,
         )

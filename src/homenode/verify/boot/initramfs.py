@@ -1,4 +1,4 @@
-"""Initramfs: the stand-in's files: busybox, the collector of a capture, and an init that runs it.
+"""Initramfs: the test guest's files: busybox, the collector of a capture, and an init that runs it.
 
 The guest is so read by homenode's own discovery. The same input gives the same bytes.
 Source: Documentation/driver-api/early-userspace/buffer-format.rst of the Linux kernel (newc).

@@ -41,7 +41,7 @@ _SHOWN = 3
 
 
 def kernel_findings(log: str, bdf_of: dict[Bdf, str], source: str) -> Iterator[Finding]:
-    """A finding for each device without room for a BAR, and one for each topic of other warnings.
+    """A finding for each device without space for a BAR, and one for each topic of other warnings.
 
     bdf_of: the guest's function -> what it is called here.
     """
@@ -60,10 +60,10 @@ def kernel_findings(log: str, bdf_of: dict[Bdf, str], source: str) -> Iterator[F
         if is_wrong and topic is not None and not _HARMLESS.search(text):
             other.setdefault(topic, []).append(text.strip())
     known = [name for name in unplaced if name in bdf_of.values()]
-    for name in known or unplaced:  # a bridge has no room where the device below it has none
+    for name in known or unplaced:  # a bridge has no space where the device below it has none
         yield Finding(
             "guest-bar-unplaced", Severity.CRITICAL, f"device {name}",
-            "room for its BARs in the guest's address space",
+            "space for its BARs in the guest's address space",
             f"the guest's kernel finds none for a BAR of {unplaced[name]:#x} bytes",
             "the device is there and its driver fails: the GPU vanishes",
             "let homenode plan write <pcihole64>, OVMF's window and <maxphysaddr>", source,

@@ -1,4 +1,4 @@
-"""LibvirtBoot: stand-ins as transient domains under a name of their own. [I/O]
+"""LibvirtBoot: test guests as transient domains under a name of their own. [I/O]
 
 No domain of the user's is ever named in a command here.
 """
@@ -99,7 +99,7 @@ def _typed(document: Document) -> bytes:
 def boot(
     uri: str, xml: str, name: str, folder: Path, limit_s: float, source: str
 ) -> tuple[Finding, ...]:
-    """Starts a stand-in and waits until it is gone. Leaves nothing behind, whatever happens.
+    """Starts a test guest and waits until it is gone. Leaves nothing behind, whatever happens.
 
     Raises ToolTimeoutError where it has not powered off in time.
     """
@@ -138,11 +138,11 @@ def daemons_own_trouble(refused: tuple[Finding, ...], uri: str) -> tuple[Finding
 
 
 def could_not_start(said: str, uri: str) -> Finding:
-    """A finding that the stand-in was booted with QEMU directly because of what libvirt did."""
+    """A finding that the test guest was booted with QEMU directly because of what libvirt did."""
     return Finding(
-        "libvirt-could-not-start", Severity.INCONCLUSIVE, "the stand-in guest",
+        "libvirt-could-not-start", Severity.INCONCLUSIVE, "the test guest",
         f"libvirt at {uri} to start it", said, None,
-        "look at this libvirt's log; the stand-in was booted with QEMU directly", uri,
+        "look at this libvirt's log; the test guest was booted with QEMU directly", uri,
     )  # fmt: skip
 
 

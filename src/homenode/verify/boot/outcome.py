@@ -1,4 +1,4 @@
-"""BootOutcome: what a stand-in that did not report comes to, from what its console says. [I/O]"""
+"""BootOutcome: what a test guest that did not report comes to, from what its console says. [I/O]"""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ _CONSOLE_HINT = "look at its console with --keep DIR"
 def refusal(who: str, said: str, source: str) -> Finding:
     """A finding that a guest like the document's cannot be started."""
     return Finding(
-        "guest-refused", Severity.CRITICAL, "the stand-in guest", f"{who} to start it",
+        "guest-refused", Severity.CRITICAL, "the test guest", f"{who} to start it",
         said.strip()[:400] or "no reason given", "the VM itself would not start either",
         "mend what the document check names, then boot again", source,
     )  # fmt: skip
@@ -22,7 +22,7 @@ def refusal(who: str, said: str, source: str) -> Finding:
 def crash(folder: Path, source: str) -> Finding:
     """A finding that the guest's kernel did not come up."""
     return Finding(
-        "guest-crashed", Severity.CRITICAL, "the stand-in guest", "its kernel to come up",
+        "guest-crashed", Severity.CRITICAL, "the test guest", "its kernel to come up",
         f"last line of its console: {last_line(folder)!r}", "the VM itself may not boot",
         _CONSOLE_HINT, source,
     )  # fmt: skip
@@ -31,7 +31,7 @@ def crash(folder: Path, source: str) -> Finding:
 def silence(folder: Path, limit_s: float, source: str) -> ToolTimeoutError:
     """The error of a guest that has not powered off in time."""
     return ToolTimeoutError(
-        f"{source}: expected the stand-in to power off within {limit_s:g} s, found it running; "
+        f"{source}: expected the test guest to power off within {limit_s:g} s, found it running; "
         f"last line of its console: {last_line(folder)!r}",
         hint=f"give it longer with --timeout, or {_CONSOLE_HINT}",
     )
@@ -41,7 +41,7 @@ def partial(folder: Path, source: str) -> HostError:
     """The error of a guest that came up and did not report whole."""
     size = (folder / "report").stat().st_size
     return HostError(
-        f"{source}: expected a whole report from the stand-in, found {size} bytes of one",
+        f"{source}: expected a whole report from the test guest, found {size} bytes of one",
         hint=_CONSOLE_HINT,
     )
 

@@ -30,7 +30,7 @@ MOST_VCPUS = 255
 
 _FEATURES = ("acpi", "apic")
 _SWITCHES = ("vmport", "smm", "pmu")
-"""Children of <features> that the stand-in takes from the document; these with their state."""
+"""Children of <features> that the test guest takes from the document; these with their state."""
 
 _BACKING = ("source", "access")
 
@@ -48,7 +48,7 @@ _CHIPSET_SLOTS = {True: (0, 0x1F), False: (0, 1)}
 
 @dataclass(frozen=True, slots=True)
 class StandInCell:
-    """A cell of the stand-in; memory_bytes is scaled down."""
+    """A cell of the test guest; memory_bytes is scaled down."""
 
     vcpus: CpuSet
     memory_bytes: int
@@ -63,7 +63,7 @@ class StandIn:
     topology: sockets, dies, cores, threads; None = the hypervisor's default.
     controllers: parents before children, the root left out. devices: (address, function of the
     host or None for what is no hostdev), ascending.
-    left_out: what of the document the stand-in does not have. acpi: whether it has ACPI tables.
+    left_out: what of the document the test guest does not have. acpi: whether it has ACPI tables.
     offline: vCPUs that are not there at the start. switches: (feature, is on). is_shared: its
     memory is a shared memfd. iommu: the switches of an Intel IOMMU, None = it has none. uefi: OVMF
     is its firmware. room: None = the devices' BARs are not stood in for.
@@ -98,7 +98,7 @@ class StandIn:
         return self.uefi or self.iommu is not None or self.room is not None
 
     def scaled(self, memory_bytes: int) -> int:
-        """What some memory of the real guest is in the stand-in, in whole MiB."""
+        """What some memory of the real guest is in the test guest, in whole MiB."""
         small, real = self.memory_ratio
         return max(1, memory_bytes * small // real // MIB) * MIB
 
@@ -120,7 +120,7 @@ def stand_in_of(
     has_ovmf: bool = False,
     through_libvirt: bool = False,
 ) -> StandIn:
-    """The stand-in of a document.
+    """The test guest of a document.
 
     host: that of the devices, whose BARs are stood in for. through_libvirt: without what only
     QEMU's command line can say. Raises HostError for guests that it cannot stand in for: other
@@ -129,13 +129,13 @@ def stand_in_of(
     guest = facts.guest
     if guest.architecture != "x86_64":
         raise HostError(
-            f"{facts.source}: expected an x86_64 guest to boot a stand-in for, found "
+            f"{facts.source}: expected an x86_64 guest to boot a test guest for, found "
             f"{guest.architecture}",
             hint="verify the document alone, without --boot, and the real guest with --guest",
         )
     if guest.vcpus > MOST_VCPUS:
         raise HostError(
-            f"{facts.source}: expected at most {MOST_VCPUS} vCPUs to boot a stand-in for, found "
+            f"{facts.source}: expected at most {MOST_VCPUS} vCPUs to boot a test guest for, found "
             f"{guest.vcpus}",
             hint="verify the document alone, and the real guest with --guest",
         )

@@ -1,4 +1,4 @@
-"""StandInArgv: a stand-in as QEMU's command line, where no libvirt answers."""
+"""StandInArgv: a test guest as QEMU's command line, where no libvirt answers."""
 
 from homenode.bdf import Bdf
 from homenode.targets.qemu_command import Tree, escaped, ranges_text
@@ -36,7 +36,7 @@ def stand_in_argv(
 
 
 def boot_words(files: BootFiles, command: str, *, kvm: bool = False) -> tuple[str, ...]:
-    """What starts the stand-in's own kernel and has it report."""
+    """What starts the test guest's own kernel and has it report."""
     # One thread for all vCPUs: with more vCPUs than PUs they only wait for each other.
     return (
         *("-accel", "kvm" if kvm else "tcg,thread=single"),

@@ -1,4 +1,4 @@
-"""Boot: a stand-in guest is booted and read with homenode's own discovery. [I/O]"""
+"""Boot: a test guest is booted and read with homenode's own discovery. [I/O]"""
 
 import os
 import secrets
@@ -79,7 +79,7 @@ class Booted:
 def boot_stand_in(
     document: Document, facts: DomainFacts, options: BootOptions, host: Host | None = None
 ) -> Booted:
-    """Boot the stand-in of a document and read it. host: that of its devices, None = not known.
+    """Boot the test guest of a document and read it. host: that of its devices, None = not known.
 
     A document that libvirt or QEMU refuses, or whose guest crashes, is an answer: it is in
     `findings`. Raises HostError, ToolMissingError or ToolTimeoutError where this machine cannot

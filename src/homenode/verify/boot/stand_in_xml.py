@@ -1,4 +1,4 @@
-"""StandInXml: a stand-in as a libvirt domain document."""
+"""StandInXml: a test guest as a libvirt domain document."""
 
 from dataclasses import dataclass
 from xml.sax.saxutils import quoteattr

@@ -65,7 +65,7 @@ def devices_on_host(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     if facts.guest.hostdevs and not host.pci_devices:
         yield Finding(
             "devices-unknown", Severity.INCONCLUSIVE, "host devices", "the host's PCI functions",
-            "the host's source tells none", None, "capture the host: homenode capture",
+            "the host's source gives none", None, "capture the host: homenode capture",
             facts.source,
         )  # fmt: skip
         return

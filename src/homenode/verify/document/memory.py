@@ -17,7 +17,7 @@ VFIO_EXTRA_BYTES = GIB
 @dataclass(frozen=True, slots=True)
 class _Demand:
     """Memory that must come from some nodes. page_bytes: None = ordinary, 0 = the default size,
-    which the host then tells."""
+    which the host then gives."""
 
     subject: str
     nodes: CpuSet
@@ -138,7 +138,7 @@ def _shortages(
     """(nodes, needed, room) of each set of nodes that is asked for more than it has.
 
     Room that is unknown is not judged. Exact for demands of single nodes; where sets overlap, each
-    set is held against everything that must come from inside it.
+    set is compared with everything that must come from inside it.
     """
     for nodes in sorted({d.nodes for d in demands}, key=lambda nodes: (len(nodes), str(nodes))):
         rooms = [room.get(node) for node in nodes]
@@ -156,7 +156,7 @@ def _short_of(
     running: bool | None,
 ) -> Iterator[tuple[CpuSet, int, int, Severity]]:
     """(nodes, needed, room, severity). A running VM has its memory already: then only the nodes'
-    size can be too small. Where nobody knows whether it runs, what is free decides nothing."""
+    size can be too small. Where no one knows whether it runs, what is free decides nothing."""
     for nodes, needed, room in _shortages(demands, total if running else free):
         doubtful = running is None and (nodes, needed) not in {
             (where, asked) for where, asked, _ in _shortages(demands, total)
@@ -211,7 +211,7 @@ def _huge(
     if not sizes:
         yield Finding(
             "huge-pages-unknown", Severity.INCONCLUSIVE, "huge pages", "the host's page pools",
-            "the host's source tells none", None, "capture the host: homenode capture",
+            "the host's source gives none", None, "capture the host: homenode capture",
             facts.source,
         )  # fmt: skip
         return

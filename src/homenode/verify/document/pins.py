@@ -126,7 +126,7 @@ def _cores(facts: DomainFacts, host: Host) -> Iterator[Finding]:
         if len(used) > 1:
             yield Finding(
                 "core-shared", Severity.WARNING, vcpus_text(CpuSet(on_it)),
-                "a core for each: the guest is told of no siblings",
+                "a core for each: the guest is shown no siblings",
                 f"core {core.id.core} of package {core.id.package} (PUs {core.pus}) has them all",
                 SHARED_CORE_COST, "--layout pin-numa-pci-smt shows siblings as siblings; "
                 "pin-numa-pci gives each vCPU a core", facts.source,

@@ -45,7 +45,7 @@ NOT_IN_THE_DOCUMENT = {
 """Fields of a plan that no element holds, and why. Every other field has a check."""
 
 _COSTS: dict[Callable[[Document, Plan], Document], str] = {
-    edit_aperture: "firmware finds no room for large BARs, and the guest comes up without its GPUs",
+    edit_aperture: "firmware finds no space for large BARs: the guest comes up without its GPUs",
     edit_cpu: "the guest's CPUs are not those that the plan describes",
     edit_iommu: "vCPUs above 255 take no interrupts, and the VM does not start",
 }

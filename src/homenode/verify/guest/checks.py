@@ -1,4 +1,4 @@
-"""Checks: what was expected of a guest beside what it reports, with a finding where they differ.
+"""Checks: what was expected of a guest next to what it reports, with a finding where they differ.
 
 Cells and nodes are matched by their vCPUs: a guest's kernel numbers nodes by the order in which it
 meets them, which is that of the vCPUs, whatever their cells are called.
@@ -110,7 +110,7 @@ def _nodes(
             "no such node" if node is None else f"node {node.index}: vCPUs {node.vcpus or 'none'}",
             node is not None and node.vcpus == cell.vcpus, observed.source,
             cost="vCPUs take another node's memory for theirs",
-            fix="apply the planned document again and start the VM anew",
+            fix="apply the planned document again and start the VM again",
         )  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def _distances(
             "distances", f"distances from cell {cell.id}", " ".join(map(str, row)),
             "none" if found is None else " ".join(map(str, found)), found == row, observed.source,
             cost="the guest's kernel prefers the wrong node when one is full",
-            fix="apply the planned document again and start the VM anew",
+            fix="apply the planned document again and start the VM again",
         )  # fmt: skip
 
 
@@ -156,7 +156,7 @@ def _memory(
             wanted += f", {format_bytes(tolerance.ballooned_bytes)} for the balloon"
         yield check(
             "node-memory", f"memory of cell {cell.id}",
-            wanted, "not told" if found is None else format_bytes(found),
+            wanted, "not given" if found is None else format_bytes(found),
             found is not None and least <= found <= most + MIB, observed.source,
             severity=Severity.WARNING if found is not None else Severity.INCONCLUSIVE,
             cost="memory is not shared out as the vCPUs are",
@@ -192,7 +192,7 @@ def _groups(
     id: str, subject: str, wanted: tuple[CpuSet, ...], found: tuple[CpuSet, ...], source: str,
     reason: str | None, cost: str,
 ) -> Check:  # fmt: skip
-    expected, observed = _told(wanted), _told(found) if found else "not told"
+    expected, observed = _told(wanted), _told(found) if found else "not given"
     if reason is not None or not found:
         why = observed if reason is None else f"{observed}; {reason}"
         doubt = check(id, subject, expected, why, False, source, severity=Severity.INCONCLUSIVE)

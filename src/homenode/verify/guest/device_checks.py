@@ -1,4 +1,4 @@
-"""Device checks: each passed-through device's node and link in the guest, beside the plan's."""
+"""Device checks: each passed-through device's node and link in the guest, next to the plan's."""
 
 from collections.abc import Iterator
 
@@ -53,7 +53,7 @@ def _device(
             f"{device.vendor_id:04x}:{device.device_id:04x} at {device.path}",
             f"{found.vendor_id:04x}:{found.device_id:04x}", False, observed.source,
             cost="another device is where this one was planned",
-            fix="apply the planned document again and start the VM anew",
+            fix="apply the planned document again and start the VM again",
         )  # fmt: skip
         return
     yield check(

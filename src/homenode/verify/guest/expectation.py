@@ -31,7 +31,7 @@ class ExpectedCell:
 class ExpectedDevice:
     """A passed-through function. bdf: the host's. cell: None = the guest is to see no node for it.
 
-    path: where it is in the guest, None where nobody has said. vendor_id, device_id: the host's
+    path: where it is in the guest, None = unknown. vendor_id, device_id: the host's
     device, None where the host is not known.
     """
 
@@ -46,7 +46,7 @@ class ExpectedDevice:
 class Expectation:
     """What to look for. source: what says so ("plan of layout pin-numa-pci", "vm.xml").
 
-    distances: [from][to] in cell order; None = the guest was told none. topology: None = not
+    distances: [from][to] in cell order; None = the guest was shown none. topology: None = not
     stated. llcs: vCPUs of each; None = not stated. absent: vCPUs that are not there, by the
     document's numbers; vCPUs everywhere else here are then numbered without them, as Linux does it.
     """

@@ -40,8 +40,8 @@ class ObservedDevice:
 class Observation:
     """What a guest reports. PU numbers of the guest are vCPU numbers: QEMU lists them in order.
 
-    distances: [from][to] in the order of `nodes`, None where not told. packages, cores, llcs: the
-    PUs of each, ascending by the lowest; () where the guest does not tell.
+    distances: [from][to] in the order of `nodes`, None where not given. packages, cores, llcs: the
+    PUs of each, ascending by the lowest; () where the guest does not say.
     """
 
     source: str

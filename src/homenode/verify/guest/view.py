@@ -1,4 +1,4 @@
-"""GuestView: a guest's own discovery beside what was expected of it, line by line."""
+"""GuestView: a guest's own discovery compared with what was expected of it, line by line."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from homenode.verify.guest.observation import Observation, observation_of
 from homenode.verify.guest.path import path_of_address, paths_of_guest
 
 STAND_IN_KERNEL_BYTES = 96 * MIB
-"""What the kernel and its files take of a stand-in's first node, and of the last one."""
+"""What the kernel and its files take of a test guest's first node, and of the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class GuestView:
 
 
 def view_of_stand_in(expected: Expectation, stand_in: StandIn, guest: Host) -> GuestView:
-    """A booted stand-in: memory is scaled, devices are where the document has them, and links say
+    """A booted test guest: memory is scaled, devices are where the document has them, and links say
     nothing."""
     observation = observation_of(guest)
     reason = stand_in.cpu.substituted
@@ -47,7 +47,7 @@ def view_of_stand_in(expected: Expectation, stand_in: StandIn, guest: Host) -> G
         *compare(scaled, observation, tolerance),
         *compare_devices(scaled, observation, links=False),
     )
-    return GuestView("the stand-in guest", lines, observation)
+    return GuestView("the test guest", lines, observation)
 
 
 def view_of_guest(
@@ -72,10 +72,10 @@ def view_of_guest(
 
 
 def not_in_stand_in(stand_in: StandIn, source: str) -> Iterator[Finding]:
-    """What of the document no stand-in tells, each by name."""
+    """What of the document no test guest gives, each by name."""
     for what in stand_in.left_out:
         yield Finding(
-            "not-in-stand-in", Severity.INCONCLUSIVE, what, "the stand-in guest to have it",
+            "not-in-stand-in", Severity.INCONCLUSIVE, what, "the test guest to have it",
             "left out", None, "look at the real guest: homenode verify VM.xml --guest ssh:HOST",
             source,
         )  # fmt: skip
@@ -84,7 +84,7 @@ def not_in_stand_in(stand_in: StandIn, source: str) -> Iterator[Finding]:
 def as_passed_through(
     guest: Host, expected: Expectation, stand_in: StandIn, host: Host | None
 ) -> Host:
-    """The stand-in's host with the devices that are stood in for by their own kind and name, for
+    """The test guest's host with the devices that are stood in for by their own kind and name, for
     people to see where each came to be. The same where the real host is not known."""
     paths = paths_of_guest(guest)
     shown: dict[Bdf, PciDevice] = {}
@@ -105,7 +105,7 @@ def as_passed_through(
 
 
 def of_stand_in(expected: Expectation, stand_in: StandIn) -> Expectation:
-    """The same, for a stand-in: less memory, and other devices in the devices' places."""
+    """The same, for a test guest: less memory, and other devices in the devices' places."""
     address_of = {bdf: address for address, bdf in stand_in.devices if bdf is not None}
     return replace(
         expected,

@@ -49,7 +49,7 @@ _ALWAYS_TOGETHER = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What to look at beside the VM itself. pus: those of its vCPUs; () = no neighbours.
+    """What to look at next to the VM itself. pus: those of its vCPUs; () = no neighbours.
 
     seconds: how long to watch them. memory_bytes: of each cell, for a QEMU whose command line names
     no backends.
@@ -289,7 +289,7 @@ def _neighbours(proc: _Proc, own: int, host: HostPlaces, watch: Watch) -> tuple[
         spent = 0 if now is None or now.pu not in watch.pus else now.ticks - task.times.ticks
         busy_ratio = spent / ticks_per_s / watch.seconds if watch.seconds else 0.0
         if task.is_vcpu or task.allowed <= cores or busy_ratio > 0:
-            # vCPUs of one VM are told together, unless some are pinned and some are not.
+            # vCPUs of one VM are given together, unless some are pinned and some are not.
             pinned_vcpu = task.is_vcpu and not host.online <= task.allowed
             key = (task.process, task.is_vcpu, CpuSet() if pinned_vcpu else task.allowed)
             grouped.setdefault(key, []).append((task, busy_ratio))

@@ -35,7 +35,7 @@ def observe_running_domain(
     if not is_local(connect):
         raise UsageError(
             f"--live with --connect {connect}: expected a daemon on this machine, found another's",
-            hint="run homenode on the VM's own host: /proc tells where its threads and pages are",
+            hint="run homenode on the VM's own host: /proc shows where its threads and pages are",
         )
     virsh = Virsh(connect)
     state = virsh.domain(name)

@@ -12,7 +12,7 @@ from homenode.verify.domain_facts import DomainFacts
 
 @dataclass(frozen=True, slots=True)
 class LiveCell:
-    """Memory of a guest cell; a flat guest has one. Or of a memory device beside the cell's own.
+    """Memory of a guest cell; a flat guest has one. Or of a memory device next to the cell's own.
 
     nodes: empty where nothing binds it. mode: numatune's word. page_bytes: None = ordinary pages,
     0 = huge pages of the host's default size. device: libvirt's alias of a memory device ("dimm0"),

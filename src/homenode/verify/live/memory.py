@@ -24,7 +24,7 @@ class CellMemory:
 def cell_memory(expected: LiveExpectation, vm: RunningVm) -> tuple[CellMemory, ...]:
     """The mapping of each cell.
 
-    A file tells its cell by name. Anonymous memory is told by its size and by the nodes that QEMU
+    A file gives its cell by name. Anonymous memory is known by its size and by the nodes that QEMU
     was asked to bind it to; cells that agree in both share those mappings in any order, which
     makes no difference to what is asked of them.
     """

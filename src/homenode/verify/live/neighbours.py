@@ -68,7 +68,7 @@ def neighbour_findings(expected: LiveExpectation, vm: RunningVm) -> Iterator[Fin
             )  # fmt: skip
         elif other.is_vcpu:
             yield _finding(
-                "live-floating-vm", Severity.WARNING, subject, "vCPUs pinned beside this VM's",
+                "live-floating-vm", Severity.WARNING, subject, "vCPUs pinned apart from this VM's",
                 f"{other.threads} vCPUs that may run anywhere, on PUs {meeting} too{load}",
                 "it takes time from the VM's vCPUs whenever the scheduler likes",
                 "pin it as well: homenode plan --layout pin",

@@ -120,7 +120,7 @@ class HostPlaces:
 class RunningVm:
     """One running VM. process: of its QEMU. threads: ascending by id; emulator included.
 
-    default_huge_bytes: the host's default huge page size. swapped_bytes: of QEMU, None = not told.
+    default_huge_bytes: the host's default huge page size. swapped_bytes: of QEMU, None = unknown.
     node_of_device: host node of each passed-through function that has one.
     watched_s: how long neighbours were watched.
     """

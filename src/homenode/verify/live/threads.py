@@ -9,7 +9,7 @@ from homenode.verify.live.running_vm import RunningVm, ThreadKind, VmThread
 
 _KVMS_OWN = "kvm-nx-lpage-re"
 """A thread that Linux 6.13 and newer start in the VM's process, on the PUs of whichever vCPU ran
-first; it wakes up once an hour and nobody can pin it for good."""
+first; it wakes up once an hour and no one can pin it for good."""
 
 _COST = "a vCPU on another node reads the VM's memory and its GPUs through the link between nodes"
 
@@ -45,7 +45,7 @@ def _vcpus(expected: LiveExpectation, vm: RunningVm) -> Iterator[Finding]:
     found = {t.number: t for t in vm.threads if t.kind is ThreadKind.VCPU}
     pins = expected.vcpu_pins
     if not found and any(pin is not None for pin in pins):
-        why = "no thread is named CPU N/KVM (debug-threads=off?) and no cgroup tells them apart"
+        why = "no thread is named CPU N/KVM (debug-threads=off?) and no cgroup distinguishes them"
         yield _inconclusive(vm, "vCPUs", why, "start it through libvirt")
         return
     for number, pin in enumerate(pins):

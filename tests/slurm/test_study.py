@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from homenode.cli.main import main
 from homenode.errors import UsageError
 from homenode.measure.bindings.experiments import (
     ClusterNode,
@@ -382,3 +383,21 @@ def test_the_view_of_a_large_study_shows_what_needs_a_look_and_counts_the_rest()
     assert lines[-1] == "90 done, 1 failed"
     (only,) = missing_lines(Progress(tuple(tasks)).missing())
     assert only == "1 failed: NonZeroExitCode: bad (job 99)"
+
+
+def test_a_dry_run_with_a_described_host_needs_no_slurm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    words = ["-o", str(tmp_path / "study"), "--host", "gh200x4", "--nodelist", "a1,a2"]
+    monkeypatch.setattr("sys.argv", ["homenode", "slurm", "study", *words, "--dry-run"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code in (None, 0)
+    said = capsys.readouterr()
+    scripts = said.out.split()
+    assert scripts and all(Path(one).is_file() for one in scripts)
+    text = Path(scripts[0]).read_text()
+    assert "--gres=gpu:4" in text and "--nodelist=a1" in text
+    assert "--partition=PARTITION" in text and "PARTITION stands for" in said.err
+    assert not (tmp_path / "study/study.jsonl").exists(), "no study has begun"

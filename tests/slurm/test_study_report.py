@@ -365,7 +365,7 @@ def test_the_report_is_a_page_of_its_own(
     assert page.count("<title>Slurm study data</title>") == 1
     # Nothing is loaded, and each shade can be read on white.
     assert not re.search(r"(src|href)=|url\(|@import", page)
-    assert set(re.findall(r"color: (#\w{6})", page)) <= {
+    assert set(re.findall(r"color: (#\w{6})", page.partition("<pre>")[2])) <= {
         "#b03a2e",
         "#b35900",
         "#806600",
@@ -468,3 +468,46 @@ def test_what_sharing_changes_rests_on_the_users_own_program_alone() -> None:
     assert verdict_of(1.0, 4) == (Queue.SHARED, True)
     assert verdict_of(1.2, 4) == (Queue.EXCLUSIVE, True)
     assert verdict_of(1.0, 1) == (Queue.UNKNOWN, False)
+
+
+def test_the_page_has_the_studys_figures_as_charts_and_tables(gh200: Path) -> None:
+    report = of_folder(gh200)
+    page = slurm_study_page(report, "now")
+    drawn = re.findall(r'<svg class="chart" role="img" aria-label="([^"]*)"', page)
+    assert drawn[:3] == [
+        "the node: host to device", "the node: device to host", "the node: host to device latency",
+    ]  # fmt: skip
+    bars = [one for one in drawn if "deviation" in one]
+    assert bars[0] == "host to device, mean \u00b1 deviation"
+    maps = page[page.index("Copies by NUMA node and GPU") : page.index("<h2>GPUs</h2>")]
+    for name in ("NUMA 0", "NUMA 3", "GPU 0", "GPU 3"):
+        assert f">{name}</text>" in maps
+    for head in ("Which queue for which work", "Copies by copy engine (CE)", "Hardware and tools"):
+        assert f"<h2>{head}" in page
+    assert "<td>driver</td><td>560.35.03</td>" in page
+
+
+def test_spreads_are_means_with_deviations_over_gpus_near_and_far_and_in_shared_jobs(
+    gh200: Path,
+) -> None:
+    report = of_folder(gh200)
+    found = {(one.metric, one.method, one.label): one for one in report.spreads}
+    near = found["h2d-bandwidth", "CE", NEAR]
+    far = found["h2d-bandwidth", "CE", FAR]
+    assert (round(near.mean / 1e9, 1), near.count) == (411.6, 4)
+    assert (round(far.mean / 1e9, 1), far.count) == (88.6, 12)
+    assert near.deviation is not None and 0 < near.deviation < 0.01 * near.mean
+    assert ("h2d-latency", "SM", NEAR) in found, "latency is measured by the GPU's processors"
+    assert {label for _, _, label in found} >= {"1 GPU, together", "2 GPUs, together"}
+    assert json.loads(encode("slurm-report", report))["spreads"][0]["method"] == "CE"
+
+
+def test_copies_by_sm_are_apart_from_those_by_copy_engines() -> None:
+    gpu = Bdf.parse("11:00.0")
+    both = tuple(
+        Sample("h2d-bandwidth", "bytes_per_s", rate, device=gpu, node=0, variant=variant)
+        for rate, variant in ((50e9, None), (40e9, "sm"), (90e9, "both ways"))
+    )
+    report = study_report("x", (job(Mode.EXCLUSIVE, 50e9, samples=both),), None, (), ())
+    assert {(one.method, one.mean) for one in report.spreads} == {("CE", 50e9), ("SM", 40e9)}
+    assert all(one.deviation is None for one in report.spreads)

@@ -1,5 +1,6 @@
 """Study report: what a study of bindings and queues came to, as one value."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from homenode.analyse.comparison import Comparison
@@ -7,9 +8,11 @@ from homenode.analyse.study_maps import Matrix, matrices
 from homenode.analyse.study_outliers import Outlier, slow_in_collective, slow_nodes_and_links
 from homenode.analyse.study_verdicts import (
     Locality,
+    Spread,
     WorkVerdict,
     comparisons,
     locality_of,
+    spreads,
     verdicts,
 )
 from homenode.gap import Gap
@@ -53,7 +56,8 @@ class StudyReport:
     """replayed: what stand-ins for measuring tools said; such figures mean nothing.
 
     systems: kinds of GPU; figures over all nodes mean little where there are several. comparisons:
-    of copies by where memory was, and of all else by how jobs were bound.
+    of copies by where memory was, and of all else by how jobs were bound. spreads: of copies, by
+    how they were made. setup: hardware and tools, (what, which).
     missing: jobs without results, and why.
     """
 
@@ -70,6 +74,8 @@ class StudyReport:
     nics: tuple[NicLine, ...]
     missing: tuple[str, ...]
     gaps: tuple[Gap, ...]
+    spreads: tuple[Spread, ...] = ()
+    setup: tuple[tuple[str, str], ...] = ()
 
 
 def study_report(
@@ -105,7 +111,37 @@ def study_report(
         ),
         missing,
         (*gaps, *(collective.gaps if collective is not None else ())),
+        spreads(jobs),
+        tuple(_setup(jobs)),
     )
+
+
+_TOLD_OF_SETUP = ("driver", "kernel", "microcode", "governor", "clock")
+
+
+def _setup(jobs: tuple[JobEvidence, ...]) -> Iterator[tuple[str, str]]:
+    """Hardware and tools, as the runs say them; several values where jobs had not the same."""
+    systems = sorted({job.run.head.system for job in jobs} - {CPU_ONLY, GPU_UNKNOWN})
+    if systems:
+        yield "GPU", ", ".join(systems)
+    kinds = sorted({job.run.head.host_kind for job in jobs if job.run.head.host_kind})
+    if kinds:
+        yield "machine", "; ".join(kinds)
+    whole = [job for job in jobs if job.mode is Mode.EXCLUSIVE]
+    if whole:
+        yield "GPUs per node", str(max(job.gpus for job in whole))
+        nodes = sorted({job.bound_to for job in whole if job.bound_to is not None})
+        yield "NUMA nodes bound to", ", ".join(map(str, nodes)) or "none"
+    shapes = sorted({job.shape for job in jobs if job.mode is not Mode.EXCLUSIVE})
+    if shapes:
+        yield "shared jobs", "; ".join(shapes)
+    told: dict[str, dict[str, None]] = {}
+    for job in jobs:
+        for one in job.run.head.conditions:
+            if one.name.startswith("tool ") or one.name in _TOLD_OF_SETUP:
+                told.setdefault(one.name.removeprefix("tool "), {})[one.value] = None
+    for name, values in told.items():
+        yield name, ", ".join(values)
 
 
 def _line(job: JobEvidence) -> JobLine:

@@ -5,10 +5,10 @@ several GPUs that talk to each other, and development. What was not measured is 
 Figures are compared as those of layouts are: jobs are boots, bindings and queues the alternatives.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from statistics import median
+from statistics import fmean, median, stdev
 
 from homenode.analyse.alternative import alternatives
 from homenode.analyse.compare import compare
@@ -134,6 +134,76 @@ def copies_as_runs(jobs: Iterable[JobEvidence], metrics: Sequence[str] = COPIES)
         sorted(runs, key=lambda run: order.index(run.head.arrangement or "")
                if run.head.arrangement in order else len(order))
     )  # fmt: skip
+
+
+METHODS = {None: "CE", "sm": "SM", "read sm": "SM"}
+"""How a copy was made, by variant: by a copy engine, or by the GPU's own processors."""
+
+_BY_SM = frozenset({"h2d-latency"})
+"""Measured by the GPU's own processors though no variant says it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Copies of one kind: mean and standard deviation over GPUs, nodes and jobs, each its median.
+
+    method: "CE" (copy engine) or "SM". label: where memory was, or the shape of shared jobs.
+    deviation: None of a single figure.
+    """
+
+    metric: str
+    method: str
+    label: str
+    mean: float
+    deviation: float | None
+    count: int
+
+
+def spreads(jobs: tuple[JobEvidence, ...]) -> tuple[Spread, ...]:
+    """Every kind of copy: near, far, in shared jobs, and between GPUs by binding; in this order."""
+    homes = {
+        node: homes_of(one for one in jobs if one.node == node)
+        for node in {job.node for job in jobs}
+    }
+    values: dict[tuple[str, str, str], dict[tuple[object, ...], list[float]]] = {}
+    for job in jobs:
+        for sample in job.samples:
+            method = METHODS.get(sample.variant)
+            label = _copy_label(job, sample, homes[job.node])
+            if method is None or label is None:
+                continue
+            method = "SM" if sample.metric in _BY_SM else method
+            own = job.node_of(sample) if job.mode is Mode.EXCLUSIVE else job.name
+            place = (job.node, own, device_of(sample), sample.peer)
+            by_place = values.setdefault((sample.metric, method, label), {})
+            by_place.setdefault(place, []).append(sample.value)
+    found = [
+        Spread(*key, fmean(each), stdev(each) if len(each) > 1 else None, len(each))
+        for key, by_place in values.items()
+        if (each := [median(of) for of in by_place.values()])
+    ]
+    known = [*COPIES, "p2p-bandwidth"]
+    order = [NEAR, FAR]
+    return tuple(
+        sorted(found, key=lambda one: (
+            known.index(one.metric), one.method,
+            order.index(one.label) if one.label in order else len(order), one.label,
+        ))
+    )  # fmt: skip
+
+
+def _copy_label(job: JobEvidence, sample: Sample, homes: Mapping[str, int]) -> str | None:
+    node = job.node_of(sample)
+    if sample.metric == "p2p-bandwidth":
+        return f"{_BOUND} {node}" if job.mode is Mode.EXCLUSIVE else job.shape
+    if sample.metric not in COPIES:
+        return None
+    if job.mode is not Mode.EXCLUSIVE:
+        return job.shape
+    home = homes.get(device_of(sample))
+    if home is None or node is None:
+        return None
+    return NEAR if home == node else FAR
 
 
 def comparisons(jobs: tuple[JobEvidence, ...]) -> Iterator[Comparison]:

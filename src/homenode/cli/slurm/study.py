@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from homenode.cli.terminal import error_console, note, say
-from homenode.errors import UsageError
+from homenode.errors import HostError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -178,6 +178,9 @@ def study(
 
     folder = StudyFolder(output)
     try:
+        if dry_run and host is not None and not folder.exists and not _has_slurm():
+            _write_described(folder, options, host)
+            return
         made, is_new = _made(folder, options, host)
         if dry_run:
             _tell_scripts(folder, made)
@@ -185,6 +188,33 @@ def study(
         _go(folder, made, is_new, (poll, patience * 60, None if wait is None else wait * 60))
     finally:
         folder.close()
+
+
+def _has_slurm() -> bool:
+    from homenode.measure.bindings import queue_client
+
+    try:
+        queue_client.nodes()
+    except HostError:
+        return False
+    return True
+
+
+def _write_described(folder: "StudyFolder", options: "StudyOptions", host: str) -> None:
+    """The scripts alone, for reading: a study begins where Slurm can be asked."""
+    from homenode.measure.bindings.experiments import NO_PARTITION
+    from homenode.measure.bindings.run import made_study
+    from homenode.measure.bindings.scripts import script_name
+
+    made = made_study(options, host, secrets.token_hex(3), is_described=True)
+    folder.write_dry(made)
+    for one in made.everything():
+        say(str(folder.path / script_name(one)))
+    names = ", ".join(dict.fromkeys(node.name for node in (*made.whole, *made.shared)))
+    note(f"no Slurm answers here: nodes {names} are as --host says, and named by --nodelist or N")
+    if options.partition_exclusive is None:
+        note(f"{NO_PARTITION} stands for the partition (--partition-exclusive)")
+    note("nothing was submitted; on the cluster the same command without --dry-run begins a study")
 
 
 def _made(folder: "StudyFolder", options: "StudyOptions", host: str | None) -> "tuple[Study, bool]":

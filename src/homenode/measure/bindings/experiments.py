@@ -15,6 +15,7 @@ from homenode.errors import UsageError
 from homenode.measure.app_metric import check_metric
 from homenode.measure.model import Group
 from homenode.measure.schedule import seeded_order
+from homenode.pci import DeviceKind
 from homenode.topology import Host, NumaNode
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,99}", re.ASCII)
@@ -218,6 +219,28 @@ def _named(
             hint=f"its nodes: {', '.join(sorted(of[0])[:20])}",
         )
     return first, second
+
+
+NO_PARTITION = "PARTITION"
+"""In scripts for a cluster that nobody asked: to be replaced by whoever submits them."""
+
+
+def described_nodes(host: Host, options: StudyOptions) -> tuple[ClusterNode, ...]:
+    """Nodes as a description has them, where there is no Slurm to ask: named ones, else numbered.
+
+    Every one is in both partitions; without a name a partition is NO_PARTITION.
+    """
+    names = options.node_list or tuple(f"node{n}" for n in range(1, options.nodes + 1))
+    gpus = [g for g in host.devices_of_kind(DeviceKind.GPU) if g.physical_function is None]
+    memory = sum(node.memory_bytes or 0 for node in host.nodes if node.pus)
+    whole = options.partition_exclusive or NO_PARTITION
+    return tuple(
+        ClusterNode(
+            name, partition, partition == whole, "idle", len(host.pus), memory >> 20, len(gpus)
+        )
+        for partition in dict.fromkeys((whole, options.partition_shared or whole))
+        for name in names
+    )
 
 
 def _of_partition(

@@ -119,6 +119,16 @@ class StudyFolder:
         self.write_scripts(study, tuple(absent))
         return study
 
+    def write_dry(self, study: Study) -> None:
+        """The scripts of a study that is not begun. Raises HostError."""
+        try:
+            os.close(open_folder(self.path, "jobs"))
+        except OSError as error:
+            raise HostError(
+                f"{self.path}: expected to write there, found: {error.strerror}"
+            ) from None
+        self.write_scripts(study, study.everything())
+
     def write_scripts(self, study: Study, experiments: tuple[Experiment, ...]) -> None:
         """Write the scripts of these experiments. Raises HostError."""
         for one in experiments:

@@ -14,6 +14,7 @@ from homenode.measure.bindings.experiments import (
     Experiment,
     StudyOptions,
     choose_nodes,
+    described_nodes,
     experiments_for,
     look_experiments,
     nodes_to_bind_to,
@@ -59,8 +60,11 @@ class Patience:
     grace_s: float = 20.0
 
 
-def made_study(options: StudyOptions, host: str | None, id: str) -> Study:
-    """A study of these nodes. host: what they are; None = a job on each looks first.
+def made_study(
+    options: StudyOptions, host: str | None, id: str, *, is_described: bool = False
+) -> Study:
+    """A study of these nodes. host: what they are; None = a job on each looks first. is_described:
+    Slurm is not asked, and nodes are what the host says.
 
     What the host cannot do is refused before Slurm is asked for anything. Raises UsageError,
     InputError for the host, NoAnswerError, ToolError.
@@ -68,7 +72,11 @@ def made_study(options: StudyOptions, host: str | None, id: str) -> Study:
     described = None if host is None else load_host(host)
     if described is not None and not nodes_to_bind_to(described, options):
         raise UsageError(f"{host}: expected NUMA nodes with CPUs and memory, found none")
-    whole, shared = choose_nodes(queue_client.nodes(), options)
+    if is_described and described is not None:
+        found = described_nodes(described, options)
+    else:
+        found = queue_client.nodes()
+    whole, shared = choose_nodes(found, options)
     if described is None:
         return Study(id, options, whole, shared, None, look_experiments(whole))
     hosts = {node.name: described for node in (*whole, *shared)}

@@ -8,6 +8,12 @@ from dataclasses import dataclass, replace
 from homenode.domain.copy import copy_domain, shared_with_original
 from homenode.domain.crosscheck import crosscheck
 from homenode.domain.findings import document_findings
+from homenode.domain.iommufd import (
+    can_have_iommufd,
+    edit_iommufd,
+    iommufd_missing,
+    needs_iommufd,
+)
 from homenode.domain.machine_limits import check_vcpus
 from homenode.domain.read import guest_of, open_domain
 from homenode.domain.requirements import refuse_older
@@ -57,7 +63,12 @@ def tune(
         host.settings.qemu_version,
         is_virt=guest.is_virt,
     )
-    return _tuned(before, source, made, (*notes, *map(_sentence, limits)))
+    versions = host.settings.libvirt_version, host.settings.qemu_version
+    uses_iommufd = needs_iommufd(guest, made) and can_have_iommufd(*versions)
+    if needs_iommufd(guest, made) and not uses_iommufd:
+        limits = (*limits, iommufd_missing(guest, *versions))
+    notes = (*notes, *map(_sentence, limits))
+    return _tuned(before, source, made, notes, uses_iommufd=uses_iommufd)
 
 
 def tune_manually(
@@ -88,8 +99,12 @@ def _given(original: bytes, source: str, copy_name: str | None) -> tuple[bytes, 
     return copy_domain(original, copy_name, source), tuple(map(_sentence, shared))
 
 
-def _tuned(before: bytes, source: str, made: Plan, notes: tuple[str, ...]) -> Tuning:
+def _tuned(
+    before: bytes, source: str, made: Plan, notes: tuple[str, ...], *, uses_iommufd: bool = False
+) -> Tuning:
     after = rewrite(before, made, source)
+    if uses_iommufd:
+        after = edit_iommufd(open_domain(after, source)).to_bytes()
     broken_before = crosscheck(open_domain(before, source))
     new = [one for one in crosscheck(open_domain(after, source)) if one not in broken_before]
     if new:

@@ -58,6 +58,18 @@ def plan(
         ),
     ] = None,
     lspci: LspciOption = None,
+    libvirt: Annotated[
+        str | None,
+        typer.Option(
+            "--libvirt",
+            metavar="VERSION",
+            help="libvirt of the host, such as 12.1, instead of what was found there.",
+        ),
+    ] = None,
+    qemu: Annotated[
+        str | None,
+        typer.Option("--qemu", metavar="VERSION", help="QEMU of the host, likewise."),
+    ] = None,
     output: OutputOption = None,
     name: Annotated[
         str | None,
@@ -103,6 +115,8 @@ def plan(
             placement.after,
             manual.ranges(options.emulator_pus),
             layout.results,
+            planning.version_of("--libvirt", libvirt),
+            planning.version_of("--qemu", qemu),
         ),
         planning.Outputs(output, name, diff, save_plan, svg, quiet, json, force, target),
     )

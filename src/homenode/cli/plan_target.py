@@ -85,7 +85,8 @@ def _planned(
     if len(names) > 1 and (sources.lspci is not None or options.replaces):
         raise UsageError("--lspci, --replaces: expected one --host, found several")
     hosts = hosts_after(
-        tuple(load_host(name, lspci=sources.lspci) for name in names), sources.after
+        tuple(sources.with_versions(load_host(name, lspci=sources.lspci)) for name in names),
+        sources.after,
     )
     vm = (
         vm_of_options(options, hosts[0].architecture)

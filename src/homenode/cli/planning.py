@@ -42,13 +42,28 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Sources:
     """Where the host comes from. after: saved plans of VMs that count as running on it. ranges: of
-    manual mode, which has no host. results: folders of results that decide as well."""
+    manual mode, which has no host. results: folders of results that decide as well. libvirt, qemu:
+    versions to plan for, None = what the host has."""
 
     hosts: tuple[str, ...]
     lspci: Path | None
     after: tuple[Path, ...]
     ranges: ManualRanges | None
     results: tuple[str, ...] = ()
+    libvirt: tuple[int, int, int] | None = None
+    qemu: tuple[int, int, int] | None = None
+
+    def with_versions(self, host: "Host") -> "Host":
+        """The host with the versions that were given instead of those found."""
+        settings = host.settings
+        return replace(
+            host,
+            settings=replace(
+                settings,
+                libvirt_version=self.libvirt or settings.libvirt_version,
+                qemu_version=self.qemu or settings.qemu_version,
+            ),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +134,19 @@ def run(
         raise SystemExit(1)
 
 
+def version_of(option: str, text: str | None) -> tuple[int, int, int] | None:
+    """A version as "12", "12.1" or "12.1.0". Raises UsageError."""
+    if text is None:
+        return None
+    words = text.split(".")
+    if not 1 <= len(words) <= 3 or not all(
+        word.isascii() and word.isdigit() and len(word) < 5 for word in words
+    ):
+        raise UsageError(f"{option}: expected a version such as 12.1, found {text!r}")
+    numbers = [*map(int, words), 0, 0]
+    return numbers[0], numbers[1], numbers[2]
+
+
 def _check_outputs(outputs: Outputs) -> None:
     """Raises HostError and UsageError before anything is planned."""
     printed = [one for one in (outputs.document, outputs.plan, outputs.svg)
@@ -179,7 +207,7 @@ def _on_best_host(
         raise UsageError("--lspci: expected one --host to lay it over, found several")
     if len(names) > 1 and options.replaces:
         raise UsageError("--replaces: expected one --host, which has the domain, found several")
-    hosts = tuple(load_host(name, lspci=sources.lspci) for name in names)
+    hosts = tuple(sources.with_versions(load_host(name, lspci=sources.lspci)) for name in names)
     hosts = hosts_after(hosts, sources.after)
     guest = read_guest(original, document)
     evidence = load_evidence(sources.results)

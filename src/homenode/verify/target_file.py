@@ -145,7 +145,9 @@ def _cell(
             yield _differs(f"{where}: host nodes", CpuSet(cell.host_nodes), fact.host_nodes, source)
         if Feature.MEMORY_MODE not in lost and fact.mode not in (None, str(plan.memory_mode)):
             yield _differs(f"{where}: memory mode", plan.memory_mode, fact.mode, source)
-    distances = cell.distances[: len(fact.distances)] if lost else cell.distances
+    distances = cell.distances
+    if Feature.INITIATORS in lost:
+        distances = distances[: len(fact.distances)]
     if len(plan.cells) > 1 and Feature.DISTANCES not in lost and fact.distances != distances:
         yield _differs(f"{where}: distances", distances, fact.distances or "none", source)
 

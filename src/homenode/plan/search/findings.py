@@ -32,6 +32,7 @@ def device_findings(
                 "stop that domain, or choose another device",
             )  # fmt: skip
     yield from _incomplete_groups(host, devices)
+    yield from _parts_of_gpus(host, devices, others)
     pus = sum(pu.online and pu.allowed for pu in host.pus)
     if pus and request.vcpus > pus and request.layout.pinning is Pinning.NONE:
         yield PlanFinding(
@@ -39,6 +40,34 @@ def device_findings(
             f"{request.vcpus} vCPUs share {pus} PUs, so some wait for others at any time",
             f"lower vcpus to {pus}",
         )  # fmt: skip
+
+
+def _parts_of_gpus(
+    host: Host, devices: Sequence[Bdf], others: Allocations
+) -> Iterator[PlanFinding]:
+    """A virtual function is a part of its GPU: what it shares, and with whom."""
+    virtual_of: dict[Bdf, list[Bdf]] = {}
+    for device in host.devices_of_kind(DeviceKind.GPU):
+        if device.physical_function is not None:
+            virtual_of.setdefault(device.physical_function, []).append(device.bdf)
+    for physical, functions in virtual_of.items():
+        own = [bdf for bdf in devices if bdf in functions]
+        if physical in devices:
+            yield PlanFinding(
+                "gpu-and-its-parts", "warning", str(physical),
+                f"the GPU as a whole takes its {len(functions)} virtual functions from whoever has "
+                "them: they end when its driver lets go of it",
+                "pass virtual functions alone, or remove them: echo 0 > sriov_numvfs",
+            )  # fmt: skip
+        elif own:
+            users = sorted({name for bdf in functions if (name := others.holder(bdf)) is not None})
+            shared = len(functions) - len(own)
+            yield PlanFinding(
+                "gpu-shared", "info", ", ".join(map(str, own)),
+                f"part of GPU {physical}, which {shared} other virtual functions share"
+                + (f", some of {listed(users)}" if users else "")
+                + ": memory bandwidth, link and copies are one GPU's",
+            )  # fmt: skip
 
 
 def placement_findings(

@@ -83,7 +83,6 @@ def test_what_nccls_parser_refuses_is_refused_with_its_line(what: str) -> None:
 
 
 READABLE = {
-    "values in single quotes": broken(('numaid="0"', "numaid='0'")),
     "a value of 253 characters": broken(('version="1"', f'version="1" name="{"x" * 253}"')),
     "comments": "<!--\n a = b, <c>\n-->\n" + broken(("</cpu>", "<!-- end --></cpu><!---->")),
     "everything in one line": TWO_CPUS.replace("\n", ""),

@@ -19,7 +19,6 @@ from homenode.nccl.doubts import (
 )
 from homenode.nccl.guest_side import GuestSide
 from homenode.nccl.topology import (
-    MOST_NODES,
     SWITCH_CLASS,
     Flavour,
     NcclCpu,
@@ -241,9 +240,10 @@ def _link(host: Host, device: PciDevice) -> tuple[float | None, int | None]:
 
 def _refuse_too_many(topology: NcclTopology, source: str) -> None:
     switches = sum(pci.is_virtual for pci in topology.pcis())
-    if topology.nodes > MOST_NODES or switches > _MOST_SWITCHES:
+    most = topology.flavour.most_nodes
+    if topology.nodes > most or switches > _MOST_SWITCHES:
         raise InputError(
-            f"{source}: expected at most {MOST_NODES} elements, which is what NCCL reads, found "
+            f"{source}: expected at most {most} elements, which is what NCCL reads, found "
             f"{topology.nodes}",
             hint="pass fewer devices to this VM",
         )

@@ -7,8 +7,15 @@ from collections.abc import Iterator
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.findings import Finding, Severity, in_order
-from homenode.nccl.strict_reader import MOST_ATTRIBUTES, ReadTopology, XmlNode, read_topology
-from homenode.nccl.topology import LINK_SPEEDS, MOST_NODES, OLD_LINK_SPEEDS, Flavour
+from homenode.nccl.strict_reader import (
+    MOST_ATTRIBUTES,
+    ReadTopology,
+    XmlNode,
+    read_link_speed,
+    read_number,
+    read_topology,
+)
+from homenode.nccl.topology import Flavour
 
 _KNOWN = {
     "system": {"version", "name"},
@@ -33,7 +40,11 @@ _KNOWN = {
 }  # fmt: skip
 _ARCHITECTURES = ("x86_64", "arm64", "ppc64")
 _VENDORS = ("GenuineIntel", "AuthenticAMD", "CentaurHauls", "  Shanghai  ")
-_BUS_ID = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]\Z", re.ASCII)
+_BUS_ID = re.compile(
+    r"(?:ffff:ff:[0-9a-f]{2}|[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f])\.[0-7]\Z", re.ASCII
+)
+"""ffff:ff:NN.0 is a virtual switch, of which there may be more than a bus has devices."""
+
 _AFFINITY = re.compile(r"[0-9a-fA-F]{1,8}(?:,[0-9a-fA-F]{8})*\Z", re.ASCII)
 _OF_ANY = frozenset({"keep"})
 """NCCL leaves a branch with keep="1" in, whatever is below. Source: ncclTopoTrimXmlRec."""
@@ -43,10 +54,12 @@ _DEVICE_CLASSES = ("0x02", "0x03", "0x0680")
 Direct of a ConnectX-8) are by name. Source: kvDictPciClass in topo.cc."""
 
 _CLASS = re.compile(r"0x[0-9a-f]{6}\Z", re.ASCII)
-_NUMBER = re.compile(r"-?[0-9]+\Z", re.ASCII)
 _BROADCOM = "0x1000"
 _OF_A_DUMP = ("gpu", "nic", "net")
 _REWRITE = "let homenode nccl-topo write the file"
+_FEW_CHILDREN, _MANY_CHILDREN = 40, 128
+"""MAX_SUBS of NCCL 2.20 and of 2.21 to 2.26."""
+
 _ADDED_FOR_GPU = 2  # <gpu>, and at least one <nvlink>
 _ADDED_FOR_NIC = 2  # <nic> and <net>
 Found = Iterator[Finding]
@@ -102,10 +115,11 @@ def _whole(read: ReadTopology, flavour: Flavour | None) -> Found:
     more = 0 if names["gpu"] else _ADDED_FOR_GPU
     if not names["nic"]:
         more += _ADDED_FOR_NIC * sum(_is_nic(node) for node in _named(read, "pci"))
-    if read.nodes + more > MOST_NODES:
+    most = (flavour or flavour_of(read)).most_nodes
+    if read.nodes + more > most:
         yield _finding(
             read, "nccl-too-many-nodes", Severity.WARNING, "file",
-            f"at most {MOST_NODES} elements with those that NCCL adds",
+            f"at most {most} elements with those that NCCL adds",
             f"{read.nodes}, and about {read.nodes + more} with them",
             "NCCL fails with 'too many XML nodes'", "leave out devices that jobs do not use",
         )  # fmt: skip
@@ -114,13 +128,39 @@ def _whole(read: ReadTopology, flavour: Flavour | None) -> Found:
         ("numaid", "NCCL makes two CPUs with one number, and ncclCommInitRank may fail"),
     ):
         nodes = [node for system in read.systems for node in system.walk()]
-        for value, count in Counter(node.get(attribute) for node in nodes).items():
+        values = [node.get(attribute) for node in nodes]
+        if attribute == "numaid":  # "01" is 1 as well
+            values = [None if (n := read_number(v)) is None else str(n) for v in values]
+        for value, count in Counter(values).items():
             if value is not None and count > 1:
                 yield _finding(
                     read, f"nccl-{attribute}-twice", Severity.CRITICAL, f'{attribute}="{value}"',
                     "each once", f"{count} times", cost, "keep the right one",
                 )  # fmt: skip
     yield from _overlaps(read)
+    yield from _of_versions(read, flavour or flavour_of(read))
+
+
+def _of_versions(read: ReadTopology, flavour: Flavour) -> Found:
+    """What some versions do not read."""
+    if read.single_quotes:
+        is_rccl = flavour is Flavour.RCCL
+        yield _finding(
+            read, "nccl-single-quotes", Severity.CRITICAL if is_rccl else Severity.WARNING,
+            f"line {read.single_quotes[0]}" + (" and others" if read.single_quotes[1:] else ""),
+            "values in double quotes", "single quotes",
+            "RCCL fails on it" if is_rccl else "NCCL up to 2.26 fails on it", _REWRITE,
+        )  # fmt: skip
+    for system in read.systems:
+        for node in system.walk():
+            if len(node.children) > _FEW_CHILDREN:
+                many = len(node.children) > _MANY_CHILDREN
+                yield _finding(
+                    read, "nccl-children", Severity.WARNING, f"<{node.name}> in line {node.line}",
+                    f"at most {_FEW_CHILDREN} elements in one", str(len(node.children)),
+                    "NCCL 2.20 crashes on it" + (", 2.21 to 2.26 fail" if many else ""),
+                    "take NCCL 2.27 or newer, or leave out devices that jobs do not use",
+                )  # fmt: skip
 
 
 def _overlaps(read: ReadTopology) -> Found:
@@ -193,26 +233,28 @@ def _attributes(read: ReadTopology, node: XmlNode) -> Found:
 
 
 def _cpu_checks(read: ReadTopology, cpu: XmlNode) -> Found:
-    if not _NUMBER.match(cpu.get("numaid") or ""):
+    if read_number(cpu.get("numaid")) is None:
         yield _finding(
             read, "nccl-numaid", Severity.CRITICAL, f"<cpu> in line {cpu.line}",
             "numaid with the guest's node number", repr(cpu.get("numaid")),
             "ncclCommInitRank fails", _REWRITE,
         )  # fmt: skip
     affinity = cpu.get("affinity")
-    if affinity is not None and not _AFFINITY.match(affinity):
+    is_mask = affinity is not None and _AFFINITY.match(affinity)
+    if affinity is not None and not (is_mask and affinity.strip("0,")):
         yield _finding(
             read, "nccl-affinity", Severity.CRITICAL, _cpu(cpu),
-            "affinity as groups of 8 hexadecimal digits, such as 0000ffff,ffffffff",
+            "vCPUs in affinity, as groups of 8 hexadecimal digits such as 0000ffff,ffffffff",
             repr(affinity), "NCCL pins its threads to other vCPUs, or to none", _REWRITE,
         )  # fmt: skip
     architecture, vendor = cpu.get("arch"), cpu.get("vendor")
-    if architecture is not None and architecture not in _ARCHITECTURES:
+    if architecture is not None and not architecture.startswith(_ARCHITECTURES):
         yield _finding(
             read, "nccl-arch", Severity.WARNING, _cpu(cpu), " or ".join(_ARCHITECTURES),
             repr(architecture), "NCCL computes wrong bandwidths between nodes", _REWRITE,
         )  # fmt: skip
-    if architecture == "x86_64" and vendor is not None and vendor not in _VENDORS:
+    is_x86 = architecture is not None and architecture.startswith("x86_64")
+    if is_x86 and vendor is not None and not vendor.startswith(_VENDORS):
         yield _finding(
             read, "nccl-vendor", Severity.WARNING, _cpu(cpu), " or ".join(_VENDORS[:2]),
             repr(vendor), "NCCL computes wrong bandwidths between nodes", _REWRITE,
@@ -268,16 +310,17 @@ def _pci_checks(read: ReadTopology, pci: XmlNode, flavour: Flavour) -> Found:
 
 def _link(read: ReadTopology, pci: XmlNode, where: str) -> Found:
     speed, width = pci.get("link_speed"), pci.get("link_width")
-    known = (*LINK_SPEEDS.values(), *OLD_LINK_SPEEDS)
-    if speed is not None and speed not in known:
+    if speed is not None and read_link_speed(speed) is None:
         yield _finding(
             read, "nccl-link-speed", Severity.CRITICAL, where,
             "one of NCCL's own texts, such as 16 GT/s or 32.0 GT/s PCIe", repr(speed),
             "NCCL counts it as Gen3, in silence", "32.0 GT/s without PCIe, say, is none of them",
         )  # fmt: skip
-    if width is not None and not (_NUMBER.match(width) and 0 < int(width) <= 32):
+    lanes = read_number(width)
+    if width is not None and (lanes is None or not 0 < lanes <= 32):
+        severity = Severity.CRITICAL if (lanes or 0) < 0 else Severity.WARNING
         yield _finding(
-            read, "nccl-link-width", Severity.WARNING, where, "1 to 32 lanes", repr(width),
+            read, "nccl-link-width", severity, where, "1 to 32 lanes", repr(width),
             "NCCL counts 0 as 16, and a text as what it begins with", _REWRITE,
         )  # fmt: skip
 

@@ -6,27 +6,61 @@ from dataclasses import dataclass
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.findings import Finding, Severity, in_order
-from homenode.nccl.strict_reader import ReadTopology, XmlNode
-from homenode.nccl.topology import NcclPci, NcclTopology
+from homenode.nccl.strict_reader import ReadTopology, XmlNode, read_link_speed, read_number
+from homenode.nccl.topology import NcclCpu, NcclPci, NcclTopology
 
 _REWRITE = "homenode nccl-topo --host H --domain VM.xml -o topo.xml"
 
 
+_Link = tuple[float | None, int | None]
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a device hangs. next to: the devices below its lowest switch, itself included; only
-    itself where there is none."""
+    """Where a device hangs. beside: the devices below its lowest switch, itself included; only
+    itself where there is none. links: (GT/s, lanes) of the switches above, from the CPU down, and
+    of itself last; None where the file leaves it to the guest."""
 
     numa_id: str
     affinity: CpuSet | None
     beside: frozenset[str]
+    links: tuple[_Link, ...]
 
 
 def compare_topology(read: ReadTopology, expected: NcclTopology) -> tuple[Finding, ...]:
     """What of a file is not as the host and the guest have it, the worst first."""
     found = _of_file(read)
     wanted = _of_topology(expected)
-    return in_order([*_differences(read.source, found, wanted)])
+    return in_order([*_differences(read.source, found, wanted), *_of_cpus(read, expected)])
+
+
+def _of_cpus(read: ReadTopology, expected: NcclTopology) -> Iterator[Finding]:
+    """What NCCL computes the bandwidth between CPUs from."""
+    cpus = [node for system in read.systems for node in system.children if node.name == "cpu"]
+    by_number = {read_number(cpu.get("numaid")): cpu for cpu in reversed(cpus)}
+    for wanted in expected.cpus:
+        cpu = by_number.get(wanted.numa_id)
+        if cpu is None:
+            continue
+        for name, value in _identity(wanted):
+            there = cpu.get(name)
+            number = name in ("familyid", "modelid")
+            same = read_number(there) == int(value) if number else (there or "").startswith(value)
+            if there is not None and not same:
+                yield Finding(
+                    "nccl-cpu-differs", Severity.WARNING, f"cpu {wanted.numa_id}",
+                    f'{name}="{value}"', f'{name}="{there}"',
+                    "NCCL computes another bandwidth between nodes", _REWRITE, read.source,
+                )  # fmt: skip
+
+
+def _identity(cpu: NcclCpu) -> Iterator[tuple[str, str]]:
+    for name, value in (
+        ("arch", cpu.architecture), ("vendor", cpu.vendor), ("familyid", cpu.family),
+        ("modelid", cpu.model),
+    ):  # fmt: skip
+        if value is not None:
+            yield name, str(value)
 
 
 def _differences(
@@ -53,6 +87,12 @@ def _differences(
                 f"vCPUs {place.affinity}", f"vCPUs {there.affinity}",
                 "NCCL's threads run far from their GPU", _REWRITE, source,
             )  # fmt: skip
+        if _link_differs(there.links, place.links):
+            yield Finding(
+                "nccl-link-differs", Severity.WARNING, bus_id, _links_text(place.links),
+                _links_text(there.links), "NCCL computes another bandwidth to the device", _REWRITE,
+                source,
+            )  # fmt: skip
         if there.beside & wanted.keys() != place.beside:
             yield Finding(
                 "nccl-switch-group", Severity.WARNING, bus_id, _group_text(place.beside),
@@ -65,6 +105,25 @@ def _differences(
         )  # fmt: skip
 
 
+def _link_differs(there: tuple[_Link, ...], wanted: tuple[_Link, ...]) -> bool:
+    """True where a link that the host tells is another in the file, or is left to the guest."""
+    if len(there) != len(wanted):
+        return True
+    return any(
+        expected is not None and value != expected
+        for ours, theirs in zip(wanted, there, strict=True)
+        for expected, value in zip(ours, theirs, strict=True)
+    )
+
+
+def _links_text(links: tuple[_Link, ...]) -> str:
+    texts = [
+        f"{'?' if speed is None else f'{speed:g}'} GT/s x{'?' if width is None else width}"
+        for speed, width in links
+    ]
+    return ", ".join([*(f"switch {text}" for text in texts[:-1]), texts[-1]])
+
+
 def _group_text(beside: frozenset[str]) -> str:
     if len(beside) == 1:
         return "alone below its switch or root"
@@ -74,38 +133,50 @@ def _group_text(beside: frozenset[str]) -> str:
 def _of_topology(topology: NcclTopology) -> dict[str, _Place]:
     found: dict[str, _Place] = {}
 
-    def visit(numa_id: str, affinity: CpuSet, pcis: Iterable[NcclPci], in_switch: bool) -> None:
+    def visit(cpu: NcclCpu, pcis: Iterable[NcclPci], above: tuple[_Link, ...]) -> None:
         leaves = [pci.bus_id for pci in pcis if not pci.children]
         for pci in pcis:
+            links = (*above, (pci.gt_per_s, pci.width))
             if pci.children:
-                visit(numa_id, affinity, pci.children, True)
+                visit(cpu, pci.children, links)
             else:
-                beside = leaves if in_switch else [pci.bus_id]
-                found[pci.bus_id] = _Place(numa_id, affinity, frozenset(beside))
+                beside = frozenset(leaves if above else [pci.bus_id])
+                found[pci.bus_id] = _Place(str(cpu.numa_id), cpu.affinity, beside, links)
 
     for cpu in topology.cpus:
-        visit(str(cpu.numa_id), cpu.affinity, cpu.children, False)
+        visit(cpu, cpu.children, ())
     return found
 
 
 def _of_file(read: ReadTopology) -> dict[str, _Place]:
     found: dict[str, _Place] = {}
 
-    def visit(cpu: XmlNode, affinity: CpuSet | None, around: XmlNode) -> None:
+    def visit(
+        cpu: XmlNode, affinity: CpuSet | None, around: XmlNode, above: tuple[_Link, ...]
+    ) -> None:
         pcis = [child for child in around.children if child.name == "pci"]
         leaves = [pci.get("busid") or "" for pci in pcis if not _is_switch(pci)]
         for pci in pcis:
+            links = (*above, _link(pci))
             if _is_switch(pci):
-                visit(cpu, affinity, pci)
+                visit(cpu, affinity, pci, links)
             else:
                 bus_id = pci.get("busid") or ""
                 beside = leaves if around is not cpu else [bus_id]
-                found[bus_id] = _Place(cpu.get("numaid") or "", affinity, frozenset(beside))
+                number = read_number(cpu.get("numaid"))
+                numa_id = "" if number is None else str(number)
+                found[bus_id] = _Place(numa_id, affinity, frozenset(beside), links)
 
     for system in read.systems:
         for cpu in (node for node in system.children if node.name == "cpu"):
-            visit(cpu, _affinity(cpu), cpu)
+            visit(cpu, _affinity(cpu), cpu, ())
     return found
+
+
+def _link(pci: XmlNode) -> _Link:
+    """As NCCL reads it: an unknown speed is Gen3, 0 lanes are 16."""
+    speed, width = pci.get("link_speed"), read_number(pci.get("link_width"))
+    return None if speed is None else read_link_speed(speed) or 8.0, 16 if width == 0 else width
 
 
 def _affinity(cpu: XmlNode) -> CpuSet | None:

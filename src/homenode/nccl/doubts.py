@@ -8,7 +8,7 @@ from homenode.domain.metadata import LayoutRecord
 from homenode.findings import Finding, Severity
 from homenode.indices import NodeIndex
 from homenode.nccl.guest_side import GuestSide
-from homenode.nccl.topology import MOST_NODES, NcclTopology
+from homenode.nccl.topology import NcclTopology
 from homenode.pci import DeviceKind, PciDevice
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.topology import Host
@@ -93,10 +93,11 @@ def too_many_nodes(
 ) -> Iterable[Finding]:
     """A finding where the file itself is small enough, but not with what NCCL adds to it."""
     after = topology.nodes + _ADDED_FOR_GPU + _ADDED_FOR_NIC * kinds.count(DeviceKind.NIC)
-    if after > MOST_NODES:
+    most = topology.flavour.most_nodes
+    if after > most:
         yield Finding(
             "nccl-too-many-nodes", Severity.WARNING, "file",
-            f"at most {MOST_NODES} elements with those that NCCL adds",
+            f"at most {most} elements with those that NCCL adds",
             f"{topology.nodes}, and {after} with a <nic> and a <net> for each NIC",
             "NCCL fails with 'too many XML nodes'",
             "pass fewer NICs, or hide some from NCCL: NCCL_IB_HCA", source,

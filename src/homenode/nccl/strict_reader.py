@@ -8,11 +8,12 @@ pairs.
 Source: xmlGetNode, xmlGetToken, xmlGetValue, xmlSkipComment and xmlLoadSub in src/graph/xml.cc.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from homenode.errors import ParseError
-from homenode.nccl.topology import MOST_NODES
+from homenode.nccl.topology import LINK_SPEEDS, OLD_LINK_SPEEDS, Flavour
 
 _PLACES = 255
 MOST_CHARACTERS = _PLACES - 2
@@ -33,6 +34,7 @@ _CHILDREN = {
 }
 """Elements that are read below each; anything else is ignored with all that is in it."""
 
+_NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)", re.ASCII)
 _BLANK = " \n\r"
 _ENDS_WORD = " >/\n\r"
 
@@ -71,12 +73,14 @@ class Ignored:
 
 @dataclass(frozen=True, slots=True)
 class ReadTopology:
-    """What NCCL has after reading. systems: usually one. nodes: elements kept."""
+    """What NCCL has after reading. systems: usually one. nodes: elements kept. single_quotes: lines
+    with values in single quotes, ascending."""
 
     source: str
     systems: tuple[XmlNode, ...]
     ignored: tuple[Ignored, ...]
     nodes: int
+    single_quotes: tuple[int, ...] = ()
 
 
 def read_topology(data: bytes, source: str) -> ReadTopology:
@@ -85,7 +89,31 @@ def read_topology(data: bytes, source: str) -> ReadTopology:
         raise ParseError(source, f"at most {LARGEST_FILE} bytes", f"{len(data)} bytes")
     reader = _Reader(data.decode("latin-1"), source)
     systems = reader.children(None)
-    return ReadTopology(source, systems, tuple(reader.ignored), reader.nodes)
+    lines = tuple(dict.fromkeys(reader.single_quotes))
+    return ReadTopology(source, systems, tuple(reader.ignored), reader.nodes, lines)
+
+
+def read_number(text: str | None) -> int | None:
+    """A number as NCCL's strtol reads it, base 0 and as far as it goes; None where it is none.
+
+    >>> [read_number(text) for text in ("16", "0x10", "010", "08", "-1x", "x")]
+    [16, 16, 8, 0, -1, None]
+    """
+    match = _NUMBER.match(text or "")
+    if match is None:
+        return None
+    sign, digits = match[1], match[2].lower()
+    base = 16 if digits.startswith("0x") else 8 if digits.startswith("0") else 10
+    return int(digits, base) * (-1 if sign == "-" else 1)
+
+
+def read_link_speed(text: str) -> float | None:
+    """GT/s of a link_speed: the first of NCCL's words that the text begins with; None where none
+    is, which NCCL counts as Gen3. Source: kvConvertToInt, kvDictPciGen in topo.cc."""
+    for word in (*OLD_LINK_SPEEDS, *LINK_SPEEDS.values()):
+        if text.startswith(word):
+            return float(word.partition(" ")[0])
+    return None
 
 
 @dataclass(slots=True)
@@ -105,13 +133,15 @@ class _Reader:
     line: int = 1
     nodes: int = 0
     ignored: list[Ignored] = field(default_factory=list)
+    single_quotes: list[int] = field(default_factory=list)
+    most_nodes: int = Flavour.NCCL.most_nodes
 
     def children(self, around: _Tag | None) -> tuple[XmlNode, ...]:
         known = _CHILDREN.get(None if around is None else around.name, ())
         found: list[XmlNode] = []
         while True:
-            if self.nodes > MOST_NODES:
-                raise self.error(f"at most {MOST_NODES} elements", "more")
+            if self.nodes > self.most_nodes:
+                raise self.error(f"at most {self.most_nodes} elements", "more")
             tag = self.tag()
             if tag is None:
                 if around is not None:
@@ -129,6 +159,8 @@ class _Reader:
             if len(found) == MOST_CHILDREN:
                 raise self.error(f"at most {MOST_CHILDREN} elements in one", "more")
             self.nodes += 1
+            if tag.name == "system" and ("version", Flavour.RCCL.version) in tag.attributes:
+                self.most_nodes = Flavour.RCCL.most_nodes
             inside = () if tag.kind == "single" else self.children(tag)
             found.append(XmlNode(tag.name, tag.line, tag.attributes, inside, tag.surplus))
 
@@ -196,6 +228,8 @@ class _Reader:
         quote = self.take()
         if quote not in "\"'":
             raise self.error("a quote after '='", quote)
+        if quote == "'":
+            self.single_quotes.append(self.line)
         start = self.at
         while self.take() != quote:
             if self.at - start > MOST_CHARACTERS:

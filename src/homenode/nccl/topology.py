@@ -9,10 +9,6 @@ from enum import StrEnum
 
 from homenode.cpuset import CpuSet
 
-MOST_NODES = 255
-"""Elements that a file may have: of its 256 places the parser needs one for the closing tag.
-Source: NCCL_TOPO_XML_MAX_NODES, xmlLoadSub."""
-
 LINK_SPEEDS = {
     2.5: "2.5 GT/s PCIe",
     5.0: "5.0 GT/s PCIe",
@@ -41,6 +37,12 @@ class Flavour(StrEnum):
     def version(self) -> str:
         """The only <system version> that it takes. Source: NCCL_TOPO_XML_VERSION of each."""
         return "1" if self is Flavour.NCCL else "2"
+
+    @property
+    def most_nodes(self) -> int:
+        """Elements that a file may have: of 256 places (8,192 in RCCL) the parser needs one for the
+        closing tag. Source: NCCL_TOPO_XML_MAX_NODES, RCCL's MAX_NODES, xmlLoadSub."""
+        return 255 if self is Flavour.NCCL else 8191
 
 
 @dataclass(frozen=True, slots=True)

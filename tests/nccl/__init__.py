@@ -1,0 +1,1 @@
+"""NCCL: files against versions, and against the host."""

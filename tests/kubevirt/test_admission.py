@@ -1,0 +1,78 @@
+"""VMIs are refused by the check where KubeVirt's own admission refuses them."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from homenode.kubevirt.admission_rules import admission_findings
+from homenode.kubevirt.cluster import Cluster
+from homenode.kubevirt.vmi import vmi_of
+from tests.kubevirt.vmis import Case, random_case
+
+FOLDER = Path(__file__).parent
+SEED, COUNT = 18, 200
+REFUSED = FOLDER / "refused.txt"
+"""Of the cases of SEED, one character each: 1 where the admitter of KubeVirt 1.8.4 refused it."""
+
+
+def cases(seed: int, count: int) -> list[Case]:
+    random = Random(seed)
+    return [random_case(random) for _ in range(count)]
+
+
+def refusals(case: Case) -> list[str]:
+    gates = case["config"]["developerConfiguration"]["featureGates"]
+    found = admission_findings(vmi_of(case["vmi"], "vmi"), Cluster(frozenset(gates)))
+    return [finding.id for finding in found]
+
+
+def differences(asked: list[Case], refused: list[bool]) -> list[str]:
+    return [
+        f"{refusals(case)} {json.dumps(case)}"
+        for case, is_refused in zip(asked, refused, strict=True)
+        if bool(refusals(case)) != is_refused
+    ]
+
+
+def test_two_hundred_vmis_are_judged_as_kubevirts_admitter_did() -> None:
+    recorded = [mark == "1" for mark in REFUSED.read_text().strip()]
+    assert 50 < sum(recorded) < 150
+    assert differences(cases(SEED, COUNT), recorded) == []
+
+
+def test_every_rule_is_broken_by_some_of_them() -> None:
+    broken = {one for case in cases(SEED, 1000) for one in refusals(case)}
+    source = (FOLDER.parents[1] / "src/homenode/kubevirt/admission_rules.py").read_text()
+    named = {line.split('"')[1] for line in source.splitlines() if line.startswith('            "')}
+    rules = {one for one in named if f'"{one}", ' in source and "-" in one and " " not in one}
+    assert len(rules) > 15
+    assert rules - broken <= {"device-not-permitted"}
+
+
+@pytest.mark.lab
+def test_vmis_are_judged_as_by_kubevirts_admitter(tmp_path: Path) -> None:
+    go = shutil.which("go")
+    if go is None:
+        pytest.skip("no go here: KubeVirt's admitter cannot be built")
+    # The checksum database lacks one of its modules; go.sum has them all.
+    environment = {**os.environ, "GOSUMDB": "off"}
+    program = tmp_path / "oracle"
+    built = subprocess.run(
+        [go, "build", "-o", str(program), "."], cwd=FOLDER / "oracle", env=environment,
+        capture_output=True, text=True, check=False, timeout=3000,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    asked = cases(SEED, COUNT) + cases(1, 1000)
+    done = subprocess.run(
+        [program], input="\n".join(map(json.dumps, asked)), capture_output=True, text=True,
+        check=True, timeout=300,
+    )  # fmt: skip
+    refused = [bool(json.loads(line)) for line in done.stdout.splitlines()]
+    assert differences(asked, refused) == []
+    marks = "".join("01"[one] for one in refused[:COUNT])
+    assert marks == REFUSED.read_text().strip(), "the recorded answers"

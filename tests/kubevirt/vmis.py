@@ -1,0 +1,121 @@
+"""Random VMIs, most of them wrong in one or two ways, and clusters that they arrive in."""
+
+from random import Random
+from typing import Any
+
+Case = dict[str, Any]
+_ANNOTATION = "hooks.kubevirt.io/hookSidecars"
+
+
+def random_case(random: Random) -> Case:
+    """{"config": KubeVirtConfiguration, "vmi": VirtualMachineInstance}."""
+    cpu: Case = {"cores": random.choice((1, 2, 8)), "sockets": random.choice((1, 2))}
+    cpu["threads"] = random.choice((1, 1, 1, 2))
+    memory: Case = {"guest": "8Gi"}
+    domain: Case = {"cpu": cpu, "memory": memory, "resources": {}, "devices": {}}
+    if random.random() < 0.7:
+        cpu["dedicatedCpuPlacement"] = True
+        if random.random() < 0.5:
+            cpu["isolateEmulatorThread"] = True
+    if random.random() < 0.5:
+        cpu["numa"] = {"guestMappingPassthrough": {}}
+    if random.random() < 0.6:
+        memory["hugepages"] = {"pageSize": random.choice(("2Mi", "1Gi"))}
+    spec: Case = {"architecture": "amd64", "domain": domain}
+    vmi: Case = {
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+        "metadata": {"name": "vm", "namespace": "default", "annotations": {}}, "spec": spec,
+    }  # fmt: skip
+    for change in random.sample(_CHANGES, random.choice((0, 0, 1, 1, 2))):
+        change(random, vmi)
+    gates = [gate for gate in ("Sidecar", "CPUManager", "HostDevices") if random.random() < 0.7]
+    return {"config": {"developerConfiguration": {"featureGates": gates}}, "vmi": vmi}
+
+
+def _domain(vmi: Case) -> Case:
+    found: Case = vmi["spec"]["domain"]
+    return found
+
+
+def _hook(_: Random, vmi: Case) -> None:
+    vmi["metadata"]["annotations"][_ANNOTATION] = "[]"
+
+
+def _host_devices(_: Random, vmi: Case) -> None:
+    _domain(vmi)["devices"]["hostDevices"] = [{"name": "a", "deviceName": "x.com/y"}]
+
+
+def _gpus(_: Random, vmi: Case) -> None:
+    _domain(vmi)["devices"]["gpus"] = [{"name": "a", "deviceName": "nvidia.com/A100"}]
+
+
+def _threads(random: Random, vmi: Case) -> None:
+    _domain(vmi)["cpu"]["threads"] = random.choice((2, 3, 4))
+
+
+def _arm(random: Random, vmi: Case) -> None:
+    _domain(vmi)["cpu"]["threads"] = random.choice((1, 2))
+    vmi["spec"]["architecture"] = "arm64"
+
+
+def _odd_memory(random: Random, vmi: Case) -> None:
+    _domain(vmi).setdefault("memory", {})["guest"] = random.choice(
+        ("1500Mi", "8193Mi", "1Mi", "3G")
+    )
+
+
+def _page(random: Random, vmi: Case) -> None:
+    size = random.choice(("big", "1Gi", "512Mi"))
+    _domain(vmi).setdefault("memory", {})["hugepages"] = {"pageSize": size}
+
+
+def _no_memory(_: Random, vmi: Case) -> None:
+    _domain(vmi).pop("memory", None)
+
+
+def _requests(random: Random, vmi: Case) -> None:
+    resources = _domain(vmi)["resources"]
+    for kind in random.sample(("requests", "limits"), random.choice((1, 2))):
+        name = random.choice(("cpu", "memory"))
+        value = random.choice(("4", "8", "2500m")) if name == "cpu" else random.choice(
+            ("4Gi", "8Gi", "9Gi")
+        )  # fmt: skip
+        resources.setdefault(kind, {})[name] = value
+
+
+def _only_resources(random: Random, vmi: Case) -> None:
+    kept = {
+        k: v for k, v in _domain(vmi)["cpu"].items() if k not in ("cores", "sockets", "threads")
+    }
+    _domain(vmi)["cpu"] = kept
+    if random.random() < 0.6:
+        _domain(vmi)["resources"] = {"limits": {"cpu": random.choice(("4", "1500m"))}}
+
+
+def _emulator(_: Random, vmi: Case) -> None:
+    _domain(vmi)["cpu"]["isolateEmulatorThread"] = True
+
+
+def _sockets(random: Random, vmi: Case) -> None:
+    _domain(vmi)["cpu"]["maxSockets"] = random.choice((1, 2, 4))
+
+
+def _feature(random: Random, vmi: Case) -> None:
+    policy = random.choice(("require", "perhaps", ""))
+    _domain(vmi)["cpu"]["features"] = [{"name": "vmx", "policy": policy}]
+
+
+def _realtime(_: Random, vmi: Case) -> None:
+    _domain(vmi)["cpu"]["realtime"] = {}
+
+
+def _iothreads(random: Random, vmi: Case) -> None:
+    _domain(vmi)["ioThreadsPolicy"] = random.choice(("auto", "supplementalPool", "mine"))
+    if random.random() < 0.4:
+        _domain(vmi)["ioThreads"] = {"supplementalPoolThreadCount": random.choice((0, 2))}
+
+
+_CHANGES = (
+    _hook, _host_devices, _gpus, _threads, _arm, _odd_memory, _page, _no_memory, _requests,
+    _requests, _emulator, _only_resources, _sockets, _feature, _realtime, _iothreads,
+)  # fmt: skip

@@ -28,7 +28,7 @@ for name in ("COLUMNS", "LINES"):
 # Daemons that run as other users read what tests wrote, also where root keeps its files to itself.
 os.umask(0o022)
 
-collect_ignore = ["lab"]
+collect_ignore = ["lab", "targets/programs"]
 """Programs that run inside virtual hosts: importing them here would run them."""
 
 REQUIRED = frozenset(filter(None, os.environ.get("HOMENODE_REQUIRED_MARKERS", "").split(",")))

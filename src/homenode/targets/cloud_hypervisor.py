@@ -6,7 +6,7 @@ one or more values; a value is KEY=VALUE pairs by commas; lists stand in [ ].
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from homenode.bdf import Bdf
@@ -31,6 +31,7 @@ from homenode.targets.target import (
 )
 from homenode.topology import Host
 from homenode.units import MIB
+from homenode.wording import printable
 
 TITLE = "Cloud Hypervisor"
 SOURCE = "docs/cpu.md, docs/memory.md and docs/vfio.md of Cloud Hypervisor, main of 2026-08"
@@ -71,6 +72,7 @@ SUPPORT = {
 
 _WORD = re.compile(r"""(?:[^\s"'\\]|\\[^\n]|"(?:[^"\\]|\\.)*+"|'[^']*+')++""")
 _PROGRAM = re.compile(r"(?:[^\s\"']*/)?cloud-hypervisor(?:-static)?\Z", re.ASCII)
+_COMMAND = re.compile(r"^[^#\n]*(?:^|[\s/])cloud-hypervisor(?:-static)?[ \t\r\n\\]", re.MULTILINE)
 _OURS = ("--cpus", "--memory", "--memory-zone", "--numa", "--platform", "--device")
 _MOST_SEGMENTS = 96
 _OUR_ID = re.compile(r"homenode[0-9]{1,4}\Z", re.ASCII)
@@ -88,8 +90,26 @@ class Option:
 
 def is_command(content: bytes) -> bool:
     """Whether this is a command of Cloud Hypervisor."""
-    text = content[:1_000_000].decode("utf-8", "replace")
-    return any(_PROGRAM.match(m[0]) for m in _WORD.finditer(text))
+    return _COMMAND.search(content[:1_000_000].decode("utf-8", "replace")) is not None
+
+
+def _tokens(text: str, source: str) -> Iterator[tuple[str, int, int]]:
+    """Words of a shell with their places; comments are left out. Raises ParseError."""
+    at = 0
+    while at < len(text):
+        if text[at].isspace():
+            at += 1
+        elif text.startswith("\\\n", at) or text.startswith("\\\r\n", at):
+            at = text.index("\n", at) + 1
+        elif text[at] == "#":
+            end = text.find("\n", at)
+            at = len(text) if end < 0 else end
+        else:
+            match = _WORD.match(text, at)
+            if match is None:
+                raise ParseError(source, "words of a shell", text[at : at + 40])
+            yield match[0], at, match.end()
+            at = match.end()
 
 
 def parse(content: bytes, source: str) -> tuple[str, tuple[Option, ...]]:
@@ -98,9 +118,7 @@ def parse(content: bytes, source: str) -> tuple[str, tuple[Option, ...]]:
         text = content.decode()
     except UnicodeDecodeError:
         raise ParseError(source, "a command in UTF-8", "other bytes") from None
-    spans = [(m[0], m.start(), m.end()) for m in _WORD.finditer(text)
-             if not text[text.rfind("\n", 0, m.start()) + 1 : m.start()].lstrip().startswith("#")
-             and not m[0].startswith("#")]  # fmt: skip
+    spans = list(_tokens(text, source))
     first = next((i for i, span in enumerate(spans) if _PROGRAM.match(span[0])), None)
     if first is None:
         raise ParseError(source, "a command of cloud-hypervisor", "none")
@@ -138,6 +156,8 @@ def fields_of(value: str) -> dict[str, str]:
             word = ""
         else:
             word += letter
+    if depth:
+        raise ParseError("Cloud Hypervisor", "a value whose brackets are closed", value[:60])
     return {key: text for key, _, text in (one.partition("=") for one in (*words, word) if one)}
 
 
@@ -323,7 +343,7 @@ def render(
         words = _joined(_words(plan, {}), " \\\n  ")
         text = (
             "#!/usr/bin/env bash\n"
-            f"# homenode: VM {_plain(guest.name)}, layout {plan.layout.name}.\n"
+            f"# homenode: VM {printable(guest.name)}, layout {plan.layout.name}.\n"
             "# More words go to Cloud Hypervisor: --kernel, --disk, --net.\nset -euo pipefail\n"
             f'exec {emulator}cloud-hypervisor \\\n  {words} \\\n  "$@"\n'
         )
@@ -333,22 +353,13 @@ def render(
     return Rendering(text.encode(), ((".prepare.sh", prepare.encode()),))
 
 
-def _plain(text: str) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
 def _prepare_script(plan: Plan) -> str:
+    values = plan_values(plan)
     return (
         "#!/usr/bin/env bash\n# homenode: reserve huge pages, give the devices to vfio-pci. "
         "Run as root before the VM starts.\nset -euo pipefail\n\n"
-        + "".join(
-            line
-            for line in (_array_of(plan_values(plan), "devices"),
-                         _array_of(plan_values(plan), "huge_pages"))
-        )
-        + PREPARE
-        + "\nprepare\n"
-    )  # fmt: skip
+        f"{_array_of(values, 'devices')}{_array_of(values, 'huge_pages')}{PREPARE}\nprepare\n"
+    )
 
 
 def _array_of(text: str, name: str) -> str:
@@ -376,7 +387,7 @@ def _words(
     plan: Plan, there: Mapping[str, Mapping[str, str]], ids: Mapping[Bdf, str] | None = None
 ) -> list[tuple[str, str]]:
     shape = plan.topology
-    affinity = ",".join(f"{vcpu}@[{_commas(pus)}]" for vcpu, pus in enumerate(plan.vcpu_pins))
+    affinity = ",".join(f"{vcpu}@[{pus}]" for vcpu, pus in enumerate(plan.vcpu_pins))
     cpus: dict[str, str | None] = {"boot": str(plan.vcpus)}
     given = there.get("--cpus", {})
     if "max" in given:
@@ -407,7 +418,7 @@ def _words(
         for cell in plan.cells:
             pairs = [f"guest_numa_id={cell.id}"]
             if cell.vcpus:
-                pairs.append(f"cpus=[{_commas(cell.vcpus)}]")
+                pairs.append(f"cpus=[{cell.vcpus}]")
             others = [f"{o}@{d}" for o, d in enumerate(cell.distances) if o != cell.id]
             if others:
                 pairs.append(f"distances=[{','.join(others)}]")
@@ -423,10 +434,6 @@ def _words(
         path = f"/sys/bus/pci/devices/{device.bdf}/"
         words.append(("--device", f"path={path},id={names[device.bdf]}{segment}"))
     return words
-
-
-def _commas(numbers: CpuSet) -> str:
-    return str(numbers)
 
 
 def _memory_words(plan: Plan, given: Mapping[str, str]) -> list[tuple[str, str]]:

@@ -31,6 +31,7 @@ from homenode.targets.target import (
     refuse_unsafe_name,
 )
 from homenode.topology import Host
+from homenode.wording import printable
 
 TITLE = "QEMU"
 SOURCE = "qemu-system(1) of QEMU 7.2 and 10.1; options tried by starting QEMU 7.2"
@@ -110,8 +111,8 @@ def render(
     text = "".join(
         (
             _HEAD.format(
-                name=_comment(name),
-                host=_comment(plan.host_name or "unknown"),
+                name=printable(name),
+                host=printable(plan.host_name or "unknown"),
                 layout=plan.layout.name,
                 file="SCRIPT",
             ),
@@ -124,10 +125,6 @@ def render(
         )
     )
     return Rendering(text.encode(), (), _not_carried(guest))
-
-
-def _comment(text: str) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _qemu_array(words: tuple[str, ...]) -> str:

@@ -204,6 +204,7 @@ def slots_shared(addresses: Iterable[GuestAddress]) -> frozenset[tuple[int, int]
 Options = tuple[tuple[str, str | None], ...]
 """Options of a command line with their values, None where there is none."""
 
+_LIKE_OPTION = re.compile(r"--?[a-zA-Z]", re.ASCII)
 _ALONE = frozenset(
     {"enable-kvm", "daemonize", "nodefaults", "no-user-config", "no-shutdown", "no-reboot", "S",
      "nographic"}
@@ -219,7 +220,9 @@ def options_of(words: Sequence[str], source: str) -> Options:
         if not word.startswith("-") or len(word) < 2:
             raise ParseError(source, "an option of QEMU", word)
         name = word.lstrip("-")
-        value = None if name in _ALONE or not rest else rest.pop()
+        # A value that looks like an option is one: which options have none is QEMU's to know.
+        alone = name in _ALONE or not rest or _LIKE_OPTION.match(rest[-1]) is not None
+        value = None if alone else rest.pop()
         found.append((name, value))
     return tuple(found)
 

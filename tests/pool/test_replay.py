@@ -127,7 +127,7 @@ def test_no_machine_ever_gives_more_than_it_has(policy: TaskPolicy, seed: int) -
 
 @pytest.mark.parametrize("seed", range(3))
 def test_no_policy_betters_the_bound(seed: int) -> None:
-    pytest.importorskip("highspy")
+    pytest.importorskip("ortools")
     nodes, tasks = _small(seed)
     capacity = sum(node.gpus for node in nodes) * 1000
     bound = most_allocated(nodes, arrivals(tasks, capacity, seed))
@@ -136,7 +136,7 @@ def test_no_policy_betters_the_bound(seed: int) -> None:
 
 
 def test_the_bound_of_arrivals_is_exact_where_all_intervals_meet() -> None:
-    pytest.importorskip("highspy")
+    pytest.importorskip("ortools")
     assert most_accepted([(0, 9, 4), (1, 9, 4), (2, 9, 4)], 8) == pytest.approx(2)
     assert most_accepted([(0, 1, 8), (1, 2, 8), (2, 3, 8)], 8) == pytest.approx(3)
 
@@ -184,7 +184,7 @@ def test_hosts_take_arrivals_until_they_are_full_and_again_after_departures() ->
 
 
 def test_a_simulation_says_that_it_is_one_and_has_intervals() -> None:
-    pytest.importorskip("highspy")
+    pytest.importorskip("ortools")
     pool = load_pool(["hgx-h100*1"])
     found = simulate_hosts(
         "two", pool, default_flavours(), (1, 1, 1, 1), ("first-fit", "homenode"), 2,

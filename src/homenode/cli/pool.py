@@ -263,3 +263,32 @@ def simulate(
         trace, nodes, tuple(pool or ()), flavours, tuple(policy or ()), orders,
         pool_work.RandomLoad(load, vms, mix), page, as_json=json,
     )  # fmt: skip
+
+
+@app.command("pack", cls=HelpCommand)
+def pack(
+    requests: Annotated[
+        Path, typer.Argument(metavar="REQUESTS", help="The VMs: a TOML file of [[vm]] tables.")
+    ],
+    pool: PoolOption,
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="DIR", help="A folder for the plans, one a VM."),
+    ],
+    time_limit: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, help="For the solver.")
+    ] = 60.0,
+    json: JsonOption = False,
+) -> None:
+    """Place many VMs at once: most value, then fewest packages crossed, then fewest hosts.
+
+    Prints the solver's bound and the gap. Every VM has a plan of the ordinary planner. Needs the
+    extra: pip install 'homenode[pool]'.
+
+    Examples:
+      homenode pool pack vms.toml --pool pool/ -o packed/
+      homenode pool pack vms.toml --pool 'hgx-h100*20' -o packed/ --time-limit 300
+    """
+    from homenode.cli import pool_work
+
+    pool_work.pack(requests, pool, output, time_limit, as_json=json)

@@ -400,3 +400,25 @@ def _weights(mix: str | None, flavours: Sequence[Flavour]) -> tuple[float, ...]:
     if not any(given.values()):
         raise UsageError("--mix: expected a weight above 0, found none")
     return tuple(given.get(name, 0.0) for name in names)
+
+
+def pack(
+    requests: Path, sources: Sequence[str], output: Path, seconds: float, *, as_json: bool
+) -> None:
+    from homenode.pool.pack import pack as pack_vms
+    from homenode.pool.pack import parse_requests
+    from homenode.pool.packing import encode_packing, packing_text, write_packing
+
+    text = read_file(requests, "requests as TOML").decode("utf-8", "replace")
+    wanted = parse_requests(text, str(requests))
+    pool = read_the_pool(sources)
+    note_failures(pool)
+    packing = pack_vms(pool, wanted, seconds=seconds)
+    write_packing(output, packing)
+    if as_json:
+        print_json(encode_packing(packing))
+    else:
+        console().print(packing_text(packing), highlight=False)
+        note(f"wrote {output}: {len(packing.vms)} plans and packing.json")
+    if packing.unplaced:
+        raise SystemExit(4)

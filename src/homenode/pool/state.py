@@ -107,7 +107,7 @@ class Planner:
         return self.state_of(one.shape, host, without)
 
     def state_of(self, shape: int, host: Host, without: str | None = None) -> HostState:
-        request = self._probe_of(shape)
+        request = self.probe(shape)
         if without is not None:
             left = tuple(vm for vm in host.domains if vm.name != without)
             host = replace(host, domains=left)
@@ -229,7 +229,7 @@ class Planner:
     def real_host(self, one: PoolHost, flavour: Flavour) -> Host:
         """The machine itself, as a VM of the flavour finds it: GPUs of other models are in use."""
         host = self.pool.host(one)
-        unfit = self._unfit(one.shape, flavour)
+        unfit = self.unfit(one.shape, flavour)
         if not unfit:
             return host
         return replace(host, domains=(*host.domains, _holder(tuple(sorted(unfit)), (), 0)))
@@ -296,7 +296,7 @@ class Planner:
 
     def _asked(self, state: HostState, flavour: Flavour) -> Step | None:
         free = self.free_gpus(state)
-        unfit = self._unfit(state.shape, flavour)
+        unfit = self.unfit(state.shape, flavour)
         if flavour.gpus > len(free - unfit):
             return None
         request = self.request(state, flavour)
@@ -331,7 +331,7 @@ class Planner:
                 self._buildable[key] = True
         return self._buildable[key]
 
-    def _unfit(self, shape: int, flavour: Flavour) -> frozenset[Bdf]:
+    def unfit(self, shape: int, flavour: Flavour) -> frozenset[Bdf]:
         """GPUs of another model than the flavour asks for."""
         if flavour.gpu_model is None:
             return frozenset()
@@ -380,7 +380,7 @@ class Planner:
             self._counts[key] = (clean, number)
         return clean, number
 
-    def _probe_of(self, shape: int) -> GuestRequest:
+    def probe(self, shape: int) -> GuestRequest:
         if shape not in self._probe:
             self._probe[shape] = Flavour("\0\0\0", 0, 1, MEMORY_STEP_BYTES).request(
                 self.pool.shapes[shape]

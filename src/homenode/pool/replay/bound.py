@@ -1,4 +1,4 @@
-"""Bound: what no policy can do better, by linear programming (HiGHS)."""
+"""Bound: what no policy can do better, by linear programming (OR-tools' GLOP)."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,31 +13,20 @@ Column = tuple[float, list[tuple[int, float]], float]
 
 def most_gain(columns: Sequence[Column], limits: Sequence[float]) -> float:
     """The most that variables can gain together while no row exceeds its limit."""
-    highspy = optional_module("highspy", "the bound")
-    numpy = optional_module("numpy", "the bound")
     if not columns:
         return 0.0
-    problem: Any = highspy.HighsLp()
-    problem.num_col_, problem.num_row_ = len(columns), len(limits)
-    problem.col_cost_ = numpy.array([-gain for gain, _, _ in columns])
-    problem.col_lower_ = numpy.zeros(len(columns))
-    problem.col_upper_ = numpy.array([most for _, _, most in columns])
-    problem.row_lower_ = numpy.full(len(limits), -highspy.kHighsInf)
-    problem.row_upper_ = numpy.array(limits, dtype=float)
-    starts, rows, values = [0], [], []
-    for _, entries, _ in columns:
-        rows += [row for row, _ in entries]
-        values += [value for _, value in entries]
-        starts.append(len(rows))
-    problem.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-    problem.a_matrix_.start_ = numpy.array(starts)
-    problem.a_matrix_.index_ = numpy.array(rows)
-    problem.a_matrix_.value_ = numpy.array(values)
-    solver: Any = highspy.Highs()
-    solver.setOptionValue("output_flag", False)
-    solver.passModel(problem)
-    solver.run()
-    return -float(solver.getInfo().objective_function_value)
+    module = optional_module("ortools.linear_solver.pywraplp", "the bound")
+    solver: Any = module.Solver.CreateSolver("GLOP")
+    rows = [solver.RowConstraint(-solver.infinity(), limit, "") for limit in limits]
+    objective = solver.Objective()
+    for gain, entries, most in columns:
+        variable = solver.NumVar(0.0, most, "")
+        objective.SetCoefficient(variable, gain)
+        for row, coefficient in entries:
+            rows[row].SetCoefficient(variable, coefficient)
+    objective.SetMaximization()
+    solver.Solve()
+    return float(objective.Value())
 
 
 def most_allocated(nodes: Sequence[GpuNode], arrived: Sequence[Task]) -> float:

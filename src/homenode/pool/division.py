@@ -1,0 +1,275 @@
+"""Division: VMs among hosts and nodes as a linear program in whole numbers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from homenode.plan.layout import Pinning, Siblings
+from homenode.plan.request import GuestRequest
+from homenode.plan.search.memory import overhead_bytes, reserve_bytes
+from homenode.pool.flavour import Flavour
+from homenode.pool.model import Pool, passable_gpus
+from homenode.pool.solver import IntegerProgram
+from homenode.pool.state import HostState, Planner
+from homenode.units import MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a VM has to do with others: names of groups, None = none.
+
+    affinity: one host for the group. anti_affinity: no two on one host. fault_domains: no two in
+    one fault domain.
+    """
+
+    affinity: str | None = None
+    anti_affinity: str | None = None
+    fault_domains: str | None = None
+
+    @property
+    def is_free(self) -> bool:
+        return self == Rules()
+
+
+@dataclass(frozen=True, slots=True)
+class PackRequest:
+    """VMs alike. names: one each."""
+
+    flavour: Flavour
+    names: tuple[str, ...]
+    rules: Rules = Rules()
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way for a VM on a host. nodes: positions, () = anywhere on the host. away: GPUs that may
+    be away from home. crossed: packages beyond one."""
+
+    nodes: tuple[int, ...]
+    crossed: int
+    away: int
+
+
+@dataclass(slots=True)
+class Model:
+    program: IntegerProgram = field(default_factory=IntegerProgram)
+    chosen: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    options: dict[tuple[int, int], tuple[Option, ...]] = field(default_factory=dict)
+    used: list[int] = field(default_factory=list)
+
+
+def grouped(requests: Sequence[PackRequest]) -> list[tuple[PackRequest, tuple[str, ...]]]:
+    """Kinds of VM with the names of each; VMs with rules are a kind of their own each."""
+    kinds: list[tuple[PackRequest, tuple[str, ...]]] = []
+    for request in requests:
+        if request.rules.is_free:
+            kinds.append((request, request.names))
+        else:
+            kinds += [(request, (name,)) for name in request.names]
+    return kinds
+
+
+def division_model(
+    planner: Planner,
+    pool: Pool,
+    states: Sequence[HostState],
+    kinds: Sequence[tuple[PackRequest, tuple[str, ...]]],
+) -> Model:
+    model = Model()
+    program = model.program
+    for h, state in enumerate(states):
+        used = program.variable(1)
+        model.used.append(used)
+        capacity = Capacity(planner, state)
+        rows: dict[tuple[str, int | None], list[tuple[int, int]]] = {}
+        for t, (request, names) in enumerate(kinds):
+            asked = planner.request(state, request.flavour)
+            if asked is None or _is_too_large(planner, state, request.flavour):
+                continue
+            options = _options(capacity, asked, request.flavour.gpus)
+            model.options[t, h] = options
+            for o, option in enumerate(options):
+                variable = program.variable(len(names))
+                model.chosen[t, h, o] = variable
+                for key, amount in capacity.needs(asked, request.flavour, option):
+                    if amount:
+                        rows.setdefault(key, []).append((variable, amount))
+        for key, terms in rows.items():
+            limit = capacity.limit(key)
+            if limit is not None:
+                # A host that has none of these VMs is not used.
+                program.at_most([*terms, (used, -limit)], 0)
+    for t, (_, names) in enumerate(kinds):
+        every = [v for (kind, _, _), v in model.chosen.items() if kind == t]
+        program.at_most([(v, 1) for v in every], len(names))
+    _add_rules(model, pool, kinds)
+    _break_symmetry(model, states, kinds)
+    return model
+
+
+def _is_too_large(planner: Planner, state: HostState, flavour: Flavour) -> bool:
+    free = planner.free_gpus(state) - planner.unfit(state.shape, flavour)
+    return flavour.gpus > len(free)
+
+
+def _add_rules(
+    model: Model, pool: Pool, kinds: Sequence[tuple[PackRequest, tuple[str, ...]]]
+) -> None:
+    program = model.program
+
+    def members(key: str) -> Mapping[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for t, (request, _) in enumerate(kinds):
+            group = getattr(request.rules, key)
+            if group is not None:
+                found.setdefault(group, []).append(t)
+        return found
+
+    def on(t: int, h: int) -> list[tuple[int, int]]:
+        count = len(model.options.get((t, h), ()))
+        return [(model.chosen[t, h, o], 1) for o in range(count)]
+
+    for kind in members("anti_affinity").values():
+        for h in range(len(pool.hosts)):
+            program.at_most([term for t in kind for term in on(t, h)], 1)
+    domains: dict[str, list[int]] = {}
+    for h, host in enumerate(pool.hosts):
+        domains.setdefault(host.fault_domain or f"host {host.name}", []).append(h)
+    for kind in members("fault_domains").values():
+        for hosts in domains.values():
+            program.at_most([term for t in kind for h in hosts for term in on(t, h)], 1)
+    for kind in members("affinity").values():
+        chosen = [program.variable(1) for _ in pool.hosts]
+        program.at_most([(v, 1) for v in chosen], 1)
+        for h, variable in enumerate(chosen):
+            terms = [term for t in kind for term in on(t, h)]
+            program.at_most([*terms, (variable, -len(kind))], 0)
+
+
+def _break_symmetry(
+    model: Model,
+    states: Sequence[HostState],
+    kinds: Sequence[tuple[PackRequest, tuple[str, ...]]],
+) -> None:
+    """Of hosts alike the first is used first, where no rule tells them apart."""
+    if not all(request.rules.is_free for request, _ in kinds):
+        return
+    last: dict[HostState, int] = {}
+    for h, state in enumerate(states):
+        if state in last:
+            model.program.at_most([(model.used[h], 1), (model.used[last[state]], -1)], 0)
+        last[state] = h
+
+
+class Capacity:
+    """What a host in some state has, by node and in sum."""
+
+    def __init__(self, planner: Planner, state: HostState) -> None:
+        host = planner.host(state)
+        self.nodes = [node for node in host.nodes if node.pus]
+        self.host = host
+        self.free_gpus = planner.free_gpus(state)
+        busy: set[int] = set()
+        for vm in host.domains:
+            for pin in vm.vcpu_pins:
+                busy |= set(pin or ())
+            busy |= set(vm.emulator_pus or ())
+        free = [core for core in host.cores if not busy & set(core.pus)]
+        self.cores = [sum(core.pus <= node.pus for core in free) for node in self.nodes]
+        service = sum(number for _, number in state.cores)
+        kept = planner.probe(state.shape).host_reserve.cores
+        self.all_cores = max(0, len(free) - max(0, kept - service))
+        self.threads = max((len(core.pus) for core in host.cores), default=1)
+        homes = {gpu.bdf: gpu.node for gpu in passable_gpus(host)}
+        self.gpus = [sum(homes[bdf] == node.index for bdf in self.free_gpus) for node in self.nodes]
+        self.packages = [node.package for node in self.nodes]
+        probe = planner.probe(state.shape)
+        self.memory: list[int | None] = []
+        for node in self.nodes:
+            left = node.memory_free_bytes
+            if left is not None:
+                pools = sum(pool.page_bytes * pool.free_pages for pool in node.page_pools)
+                left = max(0, left - reserve_bytes(probe, node) + pools) // MIB
+            self.memory.append(left)
+
+    def limit(self, key: tuple[str, int | None]) -> int | None:
+        """How much there is of what `needs` names."""
+        what, node = key
+        if what == "cores":
+            return self.all_cores if node is None else self.cores[node]
+        if what == "gpus":
+            return len(self.free_gpus) if node is None else self.gpus[node]
+        if node is not None:
+            return self.memory[node]
+        known = [size for size in self.memory if size is not None]
+        return sum(known) if len(known) == len(self.memory) else None
+
+    def needs(
+        self, request: GuestRequest, flavour: Flavour, option: Option
+    ) -> list[tuple[tuple[str, int | None], int]]:
+        """What a VM takes: of each node of the option, and of the host."""
+        cores = groups_of(request, self.threads)
+        memory = (request.memory_bytes + overhead_bytes(request)) // MIB
+        whole: list[tuple[tuple[str, int | None], int]] = [
+            (("cores", None), cores), (("memory", None), memory), (("gpus", None), flavour.gpus)
+        ]  # fmt: skip
+        count = len(option.nodes)
+        for node in option.nodes:
+            whole.append((("cores", node), -(-cores // count)))
+            whole.append((("memory", node), memory // count))
+            if not option.away:
+                whole.append((("gpus", node), flavour.gpus // count))
+        return whole
+
+
+def groups_of(request: GuestRequest, threads: int) -> int:
+    """Whole cores that the VM needs, as its layout pins them."""
+    layout = request.layout
+    if layout.pinning is Pinning.ALL_PUS and request.keep_vcpus:
+        return -(-request.vcpus // threads)
+    if layout.siblings is Siblings.EXPOSED and request.keep_vcpus:
+        return -(-request.vcpus // threads)
+    return 0 if layout.pinning is Pinning.NONE else request.vcpus
+
+
+def _options(capacity: Capacity, request: GuestRequest, gpus: int) -> tuple[Option, ...]:
+    """One node, the nodes of one package, all nodes, each with its GPUs at home; and anywhere."""
+    nodes = range(len(capacity.nodes))
+    sets: list[tuple[int, ...]] = [(node,) for node in nodes]
+    by_package: dict[object, list[int]] = {}
+    for node in nodes:
+        by_package.setdefault(capacity.packages[node], []).append(node)
+    sets += [tuple(own) for own in by_package.values() if len(own) > 1]
+    if len(by_package) > 1:
+        sets.append(tuple(nodes))
+    found = []
+    for one in sets:
+        count = len(one)
+        if gpus % count or request.vcpus % count:
+            continue
+        if any(capacity.gpus[node] < gpus // count for node in one):
+            continue
+        crossed = len({capacity.packages[node] for node in one}) - 1
+        found.append(Option(one, crossed, 0))
+    found.append(Option((), max(0, len(by_package) - 1), max(1, gpus)))
+    return tuple(found)
+
+
+def forbid_together(
+    model: Model, states: Sequence[HostState], host: int, kinds: Sequence[int]
+) -> None:
+    """No host in the state of this one is given all of these VMs again."""
+    counts: dict[int, int] = {}
+    for t in kinds:
+        counts[t] = counts.get(t, 0) + 1
+    program = model.program
+    for h, state in enumerate(states):
+        if state != states[host]:
+            continue
+        reached = []
+        for t, count in counts.items():
+            own = [(model.chosen[t, h, o], 1) for o in range(len(model.options.get((t, h), ())))]
+            variable = program.variable(1)
+            most = sum(program.limits[v] for v, _ in own)
+            program.at_most([*own, (variable, -most)], count - 1)
+            reached.append((variable, 1))
+        program.at_most(reached, len(reached) - 1)

@@ -1,0 +1,320 @@
+"""Pack: many VMs at once on the hosts of a pool: most value, then fewest packages, then hosts.
+
+A solver divides the VMs among hosts and nodes, counting cores, memory and GPUs. The ordinary
+planner then places each of them; what it refuses, or would place with vCPUs on shared cores or with
+the host's memory, goes where it accepts it, or stays out. The solver's bound holds for all packings
+on whole cores, so the gap between what was placed and the bound is stated, not hidden.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from homenode.errors import InputError
+from homenode.plan.model import Plan, Unplannable
+from homenode.plan.placement import Placement
+from homenode.plan.planner import as_placed
+from homenode.plan.request import EmulatorPolicy
+from homenode.plan.search.certain_nodes import with_certain_nodes
+from homenode.plan.search.ladder import Concession
+from homenode.plan.search.place import place
+from homenode.plan.shape.assemble import assemble
+from homenode.plan.stored import domain_of_plan
+from homenode.pool.division import (
+    Model,
+    PackRequest,
+    Rules,
+    division_model,
+    forbid_together,
+    grouped,
+)
+from homenode.pool.flavour import Table, flavour_of, tables_of
+from homenode.pool.model import Pool, PoolHost
+from homenode.pool.place import PoolPlaces
+from homenode.pool.solver import solve
+from homenode.pool.state import Planner
+
+MOST_VMS = 5000
+ALLOWED = {Concession.UNEQUAL_CELLS, Concession.UNEVEN_MEMORY}
+"""What may give way in a packing."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedVm:
+    """A VM with its host and its plan."""
+
+    name: str
+    host: str
+    value: int
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """The outcome. bound: the most value that any packing on whole cores can have; None without a
+    solver's answer. packages_crossed: packages beyond one. gpus_away: GPUs away from home. hosts:
+    those with a VM of these. unplaced: names, and why."""
+
+    vms: tuple[PackedVm, ...]
+    unplaced: tuple[tuple[str, str], ...]
+    value: int
+    bound: float | None
+    packages_crossed: int
+    gpus_away: int
+    hosts: int
+
+    @property
+    def gap(self) -> float | None:
+        """How far the value may be from the best, as a share of the bound."""
+        if self.bound is None:
+            return None
+        return 0.0 if self.bound <= 0 else max(0.0, 1 - self.value / self.bound)
+
+
+def parse_requests(text: str, source: str) -> tuple[PackRequest, ...]:
+    """The requests of a TOML file of [[vm]] tables. Raises InputError."""
+    found: list[PackRequest] = []
+    names: set[str] = set()
+    for table in tables_of(text, source, "vm", MOST_VMS):
+        flavour = flavour_of(table)
+        count = table.count("count", 1) or 1
+        own = (
+            (flavour.name,)
+            if count == 1
+            else tuple(f"{flavour.name}-{number}" for number in range(1, count + 1))
+        )
+        if names & set(own):
+            raise table.refusal("name", "names that no other VM has, with count NAME-1 to NAME-N")
+        names |= set(own)
+        if len(names) > MOST_VMS:
+            raise InputError(f"{source}: expected at most {MOST_VMS} VMs, found more")
+        rules = Rules(*(_group(table, key) for key in
+                        ("affinity", "anti_affinity", "fault_domains")))  # fmt: skip
+        found.append(PackRequest(flavour, own, rules))
+    return tuple(found)
+
+
+def _group(table: Table, key: str) -> str | None:
+    return table.text(key)
+
+
+MOST_ROUNDS = 12
+"""How often hosts whose VMs the planner refuses are divided anew."""
+
+
+def pack(pool: Pool, requests: Sequence[PackRequest], *, seconds: float = 60.0) -> Packing:
+    """Place the VMs. Raises UsageError where the solver is not installed.
+
+    Where the planner refuses what the solver put on a host, that host's VMs are forbidden together
+    and divided anew, while there is time; the bound is of the first division.
+    """
+    planner = Planner(pool)
+    states = [planner.state(host) for host in pool.hosts]
+    groups = grouped(requests)
+    model = division_model(planner, pool, states, groups)
+    best: Packing | None = None
+    bound: float | None = None
+    left = seconds
+    for number in range(MOST_ROUNDS):
+        values, first, took = _divided(model, groups, max(1.0, left))
+        if number == 0:
+            bound = first
+        left -= took
+        wanted = _assigned(model, values, groups, len(pool.hosts))
+        realised = _Realised(pool, planner, groups)
+        found = realised.run(wanted, bound)
+        if best is None or _order(found) < _order(best):
+            best = found
+        if not realised.refused or values is None or (best.gap == 0 and number):
+            break
+        for host, kinds in realised.refused:
+            forbid_together(model, states, host, kinds)
+    assert best is not None
+    return best
+
+
+def _order(packing: Packing) -> tuple[int, int, int, int]:
+    return -packing.value, packing.packages_crossed, packing.gpus_away, packing.hosts
+
+
+def _divided(
+    model: Model, groups: Sequence[tuple[PackRequest, tuple[str, ...]]], seconds: float
+) -> tuple[tuple[int, ...] | None, float | None, float]:
+    """Values of the best division that was found, the bound of its value, and seconds."""
+    kept = list(model.program.rows)
+    value = [(v, groups[t][0].flavour.worth) for (t, _, _), v in model.chosen.items()]
+    first = solve(model.program, value, seconds * 0.6)
+    if first is None:
+        return None, None, seconds
+    answer, took = first, first.seconds
+    model.program.at_least(value, first.gain)
+    cost = [
+        (v, -(100 * option.crossed + 10 * option.away))
+        for (t, h, o), v in model.chosen.items()
+        if (option := model.options[t, h][o]).crossed or option.away
+    ]
+    second = solve(model.program, cost, seconds * 0.25, first.values)
+    if second is not None:
+        model.program.at_least(cost, second.gain)
+        took += second.seconds
+        hosts = [(v, -1) for v in model.used]
+        third = solve(model.program, hosts, seconds * 0.15, second.values)
+        answer = third or second
+        took += answer.seconds
+    model.program.rows = kept
+    return answer.values, first.bound, took
+
+
+def _assigned(
+    model: Model,
+    values: Sequence[int] | None,
+    kinds: Sequence[tuple[PackRequest, tuple[str, ...]]],
+    hosts: int,
+) -> list[list[int]]:
+    """For each host the kinds of its VMs, the most GPUs first."""
+    wanted: list[list[int]] = [[] for _ in range(hosts)]
+    if values is None:
+        return wanted
+    for (t, h, _), variable in model.chosen.items():
+        wanted[h] += [t] * values[variable]
+    for own in wanted:
+        own.sort(key=lambda t: (-kinds[t][0].flavour.gpus, -(kinds[t][0].flavour.vcpus or 0), t))
+    return wanted
+
+
+class _Realised:
+    """The solver's division, placed VM by VM with the ordinary planner."""
+
+    def __init__(
+        self, pool: Pool, planner: Planner, kinds: Sequence[tuple[PackRequest, tuple[str, ...]]]
+    ) -> None:
+        self.pool, self.kinds = pool, kinds
+        self.places = PoolPlaces(pool, (), planner)
+        self.left = [list(names) for _, names in kinds]
+        self.vms: list[PackedVm] = []
+        self.refused: list[tuple[int, tuple[int, ...]]] = []
+        self.hosts_of_group: dict[tuple[str, str], list[PoolHost]] = {}
+
+    def run(self, wanted: Sequence[Sequence[int]], bound: float | None) -> Packing:
+        for number, (host, own) in enumerate(zip(self.pool.hosts, wanted, strict=True)):
+            if not self._fill(host.name, own):
+                self.refused.append((number, tuple(own)))
+        order = sorted(range(len(self.kinds)), key=lambda t: -self.kinds[t][0].flavour.worth)
+        for t in order:
+            while self.left[t]:
+                names = (one.host.name for one in self.places.ranked(self.kinds[t][0].flavour))
+                if not any(self._try(t, name) for name in list(names)):
+                    break
+        unplaced = tuple(
+            (name, "no host takes it on whole cores beside the others")
+            for names in self.left
+            for name in names
+        )
+        crossed = sum(self._term(vm.plan, "packages_spanned") - 1 for vm in self.vms)
+        away = sum(self._term(vm.plan, "gpus_away_from_home") for vm in self.vms)
+        value = sum(vm.value for vm in self.vms)
+        return Packing(
+            tuple(self.vms), unplaced, value, bound, max(0, crossed), away,
+            len({vm.host for vm in self.vms}),
+        )  # fmt: skip
+
+    @staticmethod
+    def _term(plan: Plan, name: str) -> int:
+        found = next((term.value for term in plan.cost if term.name == name), 0)
+        return found if isinstance(found, int) else 0
+
+    def _fill(self, name: str, own: Sequence[int]) -> bool:
+        """The host's VMs, each emulator on a core of its own where all fit so; else all emulators
+        on the cores of their VMs' vCPUs, in several orders. Whether all fit."""
+
+        def size(t: int) -> tuple[int, int]:
+            flavour = self.kinds[t][0].flavour
+            return -(flavour.memory_bytes or 0), -(flavour.vcpus or 0)
+
+        best: list[tuple[int, Plan]] = []
+        orders = (list(own), sorted(own, key=size), sorted(own, key=lambda t: size(t)[1]))
+        for emulator, order in product((EmulatorPolicy.AUTO, EmulatorPolicy.SHARE), orders):
+            made = self._planned(name, order, emulator)
+            if len(made) > len(best):
+                best = made
+            if len(made) == len(own):
+                break
+        for t, plan in best:
+            self._keep(t, name, plan)
+        return len(best) == len(own)
+
+    def _planned(
+        self, name: str, own: Sequence[int], emulator: EmulatorPolicy
+    ) -> list[tuple[int, Plan]]:
+        """The plans of as many of these as the planner accepts one after the other."""
+        made: list[tuple[int, Plan]] = []
+        host = self.places.host(name)
+        taken: dict[int, int] = {}
+        for t in own:
+            at = taken.get(t, 0)
+            rules = self.kinds[t][0].rules
+            if at >= len(self.left[t]) or not self._may(rules, self.places.host(name)):
+                continue
+            plan = self._plan(t, self.left[t][at], host, emulator)
+            if plan is not None:
+                made.append((t, plan))
+                taken[t] = at + 1
+                host = replace(host, domains=(*host.domains, domain_of_plan(plan)))
+        return made
+
+    def _plan(
+        self, t: int, vm: str, one: PoolHost, emulator: EmulatorPolicy = EmulatorPolicy.AUTO
+    ) -> Plan | None:
+        """The VM's plan; None where the planner refuses it, or gives up more than a packing may."""
+        flavour = self.kinds[t][0].flavour
+        host = with_certain_nodes(self.places.planner.real_host(one, flavour))
+        try:
+            asked = flavour.request(host)
+            asked = replace(asked, guest=replace(asked.guest, name=vm), emulator_policy=emulator)
+            found: Placement = place(host, asked)
+            if not set(found.concessions) <= ALLOWED:
+                return None
+            return assemble(host, as_placed(asked, found), found)
+        except (Unplannable, InputError):
+            return None
+
+    def _try(self, t: int, name: str) -> bool:
+        """One VM more on the host, whatever its emulator shares."""
+        one = self.places.host(name)
+        if not self.left[t] or not self._may(self.kinds[t][0].rules, one):
+            return False
+        for emulator in (EmulatorPolicy.AUTO, EmulatorPolicy.SHARE):
+            plan = self._plan(t, self.left[t][0], one, emulator)
+            if plan is not None:
+                self._keep(t, name, plan)
+                return True
+        return False
+
+    def _keep(self, t: int, name: str, plan: Plan) -> None:
+        request = self.kinds[t][0]
+        self.left[t].remove(plan.domain_name)
+        self.places.add(name, domain_of_plan(plan))
+        self.vms.append(PackedVm(plan.domain_name, name, request.flavour.worth, plan))
+        for kind in ("affinity", "anti_affinity", "fault_domains"):
+            group = getattr(request.rules, kind)
+            if group is not None:
+                self.hosts_of_group.setdefault((kind, group), []).append(self.places.host(name))
+
+    def _may(self, rules: Rules, host: PoolHost) -> bool:
+        """Whether the rules allow the VM there."""
+
+        def others(kind: str, group: str | None) -> list[PoolHost]:
+            return [] if group is None else self.hosts_of_group.get((kind, group), [])
+
+        together = others("affinity", rules.affinity)
+        apart = others("anti_affinity", rules.anti_affinity)
+        domains = {_domain(one) for one in others("fault_domains", rules.fault_domains)}
+        return (
+            all(one.name == host.name for one in together)
+            and all(one.name != host.name for one in apart)
+            and _domain(host) not in domains
+        )
+
+
+def _domain(host: PoolHost) -> str:
+    return host.fault_domain or f"host {host.name}"

@@ -1,0 +1,97 @@
+"""Packing on disk and in words: a plan for each VM, and what they come to. [I/O]"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from homenode.durable import replace_file
+from homenode.errors import HostError, InputError
+from homenode.formats import encode
+from homenode.plan.stored import encode_plan
+from homenode.pool.pack import Packing
+from homenode.wording import plural
+
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,200}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLine:
+    """Where a VM goes."""
+
+    vm: str
+    host: str
+    rung: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnplacedLine:
+    """A VM that stays out, and why."""
+
+    vm: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PackingSummary:
+    """A packing without its plans. gap: 1 - value / bound."""
+
+    value: int
+    bound: float | None
+    gap: float | None
+    packages_crossed: int
+    gpus_away: int
+    hosts: int
+    vms: tuple[PackedLine, ...]
+    unplaced: tuple[UnplacedLine, ...]
+
+
+def encode_packing(packing: Packing) -> str:
+    """The homenode.pool-packing document."""
+    return encode(
+        "pool-packing",
+        PackingSummary(
+            packing.value, packing.bound, packing.gap, packing.packages_crossed,
+            packing.gpus_away, packing.hosts,
+            tuple(PackedLine(vm.name, vm.host, vm.plan.rung) for vm in packing.vms),
+            tuple(UnplacedLine(*one) for one in packing.unplaced),
+        ),
+    )  # fmt: skip
+
+
+def write_packing(folder: Path, packing: Packing) -> None:
+    """NAME.json for each VM, and packing.json. Raises InputError for names that are no file's,
+    HostError where the folder cannot be written."""
+    for vm in packing.vms:
+        if not _FILE.fullmatch(vm.name) or vm.name == "packing":
+            raise InputError(f"VM {vm.name!r}: expected a name that can be a file's")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for vm in packing.vms:
+            replace_file(folder / f"{vm.name}.json", encode_plan(vm.plan).encode(), synced=False)
+        replace_file(folder / "packing.json", encode_packing(packing).encode(), synced=False)
+    except OSError as error:
+        raise HostError(f"{folder}: expected to write there, found: {error.strerror}") from None
+
+
+def packing_text(packing: Packing) -> str:
+    """The figures, host by host, and what stays out."""
+    lines = [
+        f"placed {len(packing.vms)} of {len(packing.vms) + len(packing.unplaced)} VMs on "
+        f"{plural(packing.hosts, 'host')}: value {packing.value}, {_bound(packing)}",
+        f"packages crossed: {packing.packages_crossed}; GPUs away from home: {packing.gpus_away}",
+    ]
+    by_host: dict[str, list[str]] = {}
+    for vm in packing.vms:
+        by_host.setdefault(vm.host, []).append(vm.name)
+    lines += [f"  {host}: {', '.join(names)}" for host, names in by_host.items()]
+    if packing.unplaced:
+        names = [name for name, _ in packing.unplaced]
+        more = f" and {len(names) - 20} more" if len(names) > 20 else ""
+        lines.append(f"not placed: {', '.join(names[:20])}{more}: {packing.unplaced[0][1]}")
+    return "\n".join(lines)
+
+
+def _bound(packing: Packing) -> str:
+    if packing.bound is None or packing.gap is None:
+        return "bound unknown: the solver found nothing in its time"
+    return f"bound {packing.bound:.0f}, gap {packing.gap:.1%}"

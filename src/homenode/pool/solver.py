@@ -1,0 +1,79 @@
+"""Solver: linear programs in whole numbers, by CP-SAT (OR-tools); docs/decisions has why."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from homenode.pool.optional import optional_module
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """low <= sum of coefficient x variable <= high; None = no limit on that side."""
+
+    terms: tuple[tuple[int, int], ...]
+    low: int | None
+    high: int | None
+
+
+@dataclass(slots=True)
+class IntegerProgram:
+    """Variables are whole numbers from 0 to their limit."""
+
+    limits: list[int] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+
+    def variable(self, limit: int) -> int:
+        self.limits.append(limit)
+        return len(self.limits) - 1
+
+    def at_most(self, terms: Sequence[tuple[int, int]], high: int) -> None:
+        if terms:
+            self.rows.append(Row(tuple(terms), None, high))
+
+    def at_least(self, terms: Sequence[tuple[int, int]], low: int) -> None:
+        self.rows.append(Row(tuple(terms), low, None))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """values: of each variable. gain: what they come to; bound: what none can exceed. seconds: what
+    it took."""
+
+    values: tuple[int, ...]
+    gain: int
+    bound: float
+    seconds: float
+
+
+def solve(
+    program: IntegerProgram,
+    gains: Sequence[tuple[int, int]],
+    seconds: float,
+    hint: Sequence[int] | None = None,
+) -> Answer | None:
+    """The values of most gain that were found in the time; None where none were. gains: (variable,
+    gain of one). hint: values to begin with."""
+    cp_model = optional_module("ortools.sat.python.cp_model", "pool pack")
+    model: Any = cp_model.CpModel()
+    variables = [model.new_int_var(0, limit, "") for limit in program.limits]
+    for row in program.rows:
+        total = sum(coefficient * variables[i] for i, coefficient in row.terms)
+        if row.high is not None:
+            model.add(total <= row.high)
+        if row.low is not None:
+            model.add(total >= row.low)
+    model.maximize(sum(gain * variables[i] for i, gain in gains))
+    for variable, value in zip(variables, hint or (), strict=False):
+        model.add_hint(variable, value)
+    found: Any = cp_model.CpSolver()
+    found.parameters.max_time_in_seconds = max(0.5, seconds)
+    found.parameters.num_workers = 8
+    found.parameters.random_seed = 0
+    status = found.solve(model)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return None
+    values = tuple(int(found.value(variable)) for variable in variables)
+    return Answer(
+        values, round(found.objective_value), float(found.best_objective_bound), found.wall_time
+    )

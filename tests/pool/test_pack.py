@@ -1,0 +1,244 @@
+"""Packing: against brute force on small pools, and checked by counting what each VM has."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from homenode.errors import InputError
+from homenode.plan.model import Unplannable
+from homenode.plan.request import EmulatorPolicy
+from homenode.plan.search.place import place
+from homenode.plan.stored import domain_of_placement
+from homenode.pool.division import PackRequest, Rules
+from homenode.pool.flavour import Flavour, default_flavours
+from homenode.pool.model import Pool, PoolHost
+from homenode.pool.pack import ALLOWED, PackedVm, Packing, pack, parse_requests
+from homenode.pool.sources import load_pool
+from homenode.topology import Host
+from homenode.units import GIB
+from tests.pool.pools import filled, pool_of, pus_used, shipped
+
+pytest.importorskip("ortools")
+
+GPU1, GPU2, GPU4, GPU8 = default_flavours()
+
+
+def check(pool: Pool, packing: Packing, requests: Sequence[PackRequest]) -> None:
+    """Counts what each VM has of its host, and trusts nothing that the planner says of it."""
+    by_name = {name: request for request in requests for name in request.names}
+    placed = [vm.name for vm in packing.vms]
+    assert sorted([*placed, *(name for name, _ in packing.unplaced)]) == sorted(by_name)
+    for one in pool.hosts:
+        _check_host(pool.host(one), [vm for vm in packing.vms if vm.host == one.name], by_name)
+    assert packing.value == sum(by_name[name].flavour.worth for name in placed)
+    if packing.bound is not None:
+        assert packing.value <= packing.bound + 1e-6
+    _check_rules({host.name: host for host in pool.hosts}, packing.vms, by_name)
+
+
+def _check_host(host: Host, vms: Sequence[PackedVm], by_name: dict[str, PackRequest]) -> None:
+    core_of = {pu: core.index for core in host.cores for pu in core.pus}
+    cores: set[int] = set()
+    devices: set[object] = set()
+    memory: dict[int, int] = {}
+    for vm in host.domains:
+        pus = pus_used(vm)
+        cores |= {core for pu, core in core_of.items() if pus >> pu & 1}
+        devices |= set(vm.devices)
+        for number, size in vm.memory_by_node:
+            memory[number] = memory.get(number, 0) + size
+    for packed in vms:
+        plan, flavour = packed.plan, by_name[packed.name].flavour
+        own: set[int] = set()
+        for pin in plan.vcpu_pins:
+            assert len(pin) == 1
+            (pu,) = pin
+            assert core_of[pu] not in cores | own, "a core of two vCPUs"
+            own.add(core_of[pu])
+        cores |= own
+        gpus = {device.bdf for device in plan.devices}
+        assert not gpus & devices, "a device of two VMs"
+        devices |= gpus
+        assert len(gpus) == flavour.gpus
+        assert flavour.vcpus is None or len(plan.vcpu_pins) == flavour.vcpus
+        for cell in plan.cells:
+            for home in cell.host_nodes:
+                memory[home] = memory.get(home, 0) + cell.memory_bytes // len(cell.host_nodes)
+    for node in host.nodes:
+        size = node.memory_bytes or 0
+        assert memory.get(node.index, 0) <= size - max(2 * GIB, size // 50), "memory of the host"
+    assert len(cores) < len(host.cores), "the host's core"
+
+
+def _check_rules(
+    hosts: dict[str, PoolHost], vms: Sequence[PackedVm], by_name: dict[str, PackRequest]
+) -> None:
+    for key in ("affinity", "anti_affinity", "fault_domains"):
+        groups: dict[str, list[str]] = {}
+        for vm in vms:
+            group = getattr(by_name[vm.name].rules, key)
+            if group is not None:
+                groups.setdefault(group, []).append(vm.host)
+        for own in groups.values():
+            if key == "affinity":
+                assert len(set(own)) == 1
+            elif key == "anti_affinity":
+                assert len(set(own)) == len(own)
+            else:
+                domains = [hosts[name].fault_domain or name for name in own]
+                assert len(set(domains)) == len(domains)
+
+
+def _best_by_force(pool: Pool, flavours: Sequence[Flavour]) -> int:
+    """The most value over every choice of a host, or none, for each VM."""
+    best = 0
+    for choice in product((None, *range(len(pool.hosts))), repeat=len(flavours)):
+        value = sum(f.worth for f, h in zip(flavours, choice, strict=True) if h is not None)
+        if value > best and all(
+            _holds(
+                pool.host(host),
+                [f for f, h in zip(flavours, choice, strict=True) if h == number],
+            )
+            for number, host in enumerate(pool.hosts)
+        ):
+            best = value
+    return best
+
+
+def _holds(host: Host, flavours: Sequence[Flavour]) -> bool:
+    for number, flavour in enumerate(sorted(flavours, key=lambda one: -one.gpus)):
+        request = flavour.request(host)
+        request = replace(
+            request,
+            guest=replace(request.guest, name=f"vm-{number}"),
+            emulator_policy=EmulatorPolicy.SHARE,
+        )
+        try:
+            found = place(host, request)
+        except Unplannable:
+            return False
+        if not set(found.concessions) <= ALLOWED:
+            return False
+        vm = domain_of_placement(host, request, found)
+        host = replace(host, domains=(*host.domains, vm))
+    return True
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_small_packing_has_as_much_value_as_any(seed: int) -> None:
+    rng = random.Random(seed)
+    pool = load_pool(["small-2n8c-2gpu*2"])
+    flavours = [
+        Flavour(f"vm{i}", rng.choice((0, 1, 1, 2)), rng.choice((1, 2, 3)), rng.choice((1, 2)) * GIB,
+                value=rng.randint(1, 5))
+        for i in range(5)
+    ]  # fmt: skip
+    requests = [PackRequest(flavour, (flavour.name,)) for flavour in flavours]
+    found = pack(pool, requests, seconds=10)
+    check(pool, found, requests)
+    assert found.value == _best_by_force(pool, flavours)
+
+
+def test_mixed_vms_fill_hosts_without_a_stranded_gpu() -> None:
+    pool = load_pool(["hgx-h100*2"])
+    requests = [
+        PackRequest(GPU4, ("four",)),
+        PackRequest(GPU2, ("p1", "p2", "p3")),
+        PackRequest(GPU1, tuple(f"one-{i}" for i in range(8))),
+    ]
+    found = pack(pool, requests, seconds=10)
+    check(pool, found, requests)
+    assert (found.value, found.bound, found.gap, found.packages_crossed) == (16, 16, 0, 0)
+    assert [name for name, _ in found.unplaced]
+
+
+def test_hosts_that_are_in_use_get_what_fits_beside_their_vms() -> None:
+    host = shipped("hgx-h100")
+    pool = pool_of([(f"h{i}", filled(host, i)) for i in range(3)])
+    requests = [PackRequest(GPU2, tuple(f"p{i}" for i in range(12)))]
+    found = pack(pool, requests, seconds=10)
+    check(pool, found, requests)
+    assert found.vms
+
+
+def test_rules_between_vms_are_kept() -> None:
+    host = shipped("small-2n8c-2gpu")
+    pool = pool_of([(f"h{i}", host) for i in range(4)])
+    pool = replace(
+        pool, hosts=tuple(replace(h, fault_domain=f"r{i // 2}") for i, h in enumerate(pool.hosts))
+    )
+    tiny = Flavour("tiny", 0, 1, GIB // 2)
+    requests = [
+        PackRequest(replace(tiny, name="a"), ("a1", "a2", "a3"), Rules(anti_affinity="a")),
+        PackRequest(replace(tiny, name="b"), ("b1", "b2"), Rules(affinity="b")),
+        PackRequest(replace(tiny, name="c"), ("c1", "c2", "c3"), Rules(fault_domains="c")),
+    ]
+    found = pack(pool, requests, seconds=10)
+    check(pool, found, requests)
+    assert [name[0] for name, _ in found.unplaced] == ["c"]
+    assert found.gap == 0
+
+
+def test_fewest_hosts_are_used_and_the_empty_ones_are_not() -> None:
+    pool = load_pool(["hgx-h100*4"])
+    requests = [PackRequest(GPU4, ("a", "b")), PackRequest(GPU1, ("c",))]
+    found = pack(pool, requests, seconds=10)
+    check(pool, found, requests)
+    assert found.hosts == 2
+
+
+def test_a_vm_that_fits_nowhere_is_named_and_the_rest_goes_on() -> None:
+    pool = load_pool(["hgx-h100*1"])
+    requests = [
+        PackRequest(Flavour("huge", 16), ("huge",)),
+        PackRequest(Flavour("wide", 1, 500, GIB), ("wide",)),
+        PackRequest(GPU1, ("one",)),
+    ]
+    found = pack(pool, requests, seconds=5)
+    check(pool, found, requests)
+    assert {name for name, _ in found.unplaced} == {"huge", "wide"}
+
+
+def test_a_solver_that_ends_without_an_answer_leaves_a_packing_without_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("homenode.pool.pack.solve", lambda *given, **named: None)
+    pool = load_pool(["hgx-h100*1"])
+    requests = [PackRequest(GPU8, ("a",))]
+    found = pack(pool, requests)
+    check(pool, found, requests)
+    assert (found.value, found.bound, found.gap) == (8, None, None)
+
+
+def test_requests_are_read_with_their_rules_and_refused_by_key() -> None:
+    text = 'format = 1\n[[vm]]\nname = "a"\ngpus = 1\ncount = 3\nanti_affinity = "g"\n'
+    (request,) = parse_requests(text, "v.toml")
+    assert request.names == ("a-1", "a-2", "a-3")
+    assert request.rules == Rules(anti_affinity="g")
+    for broken in (
+        text.replace("= 3", "= 0"), text.replace("gpus", "gpu"), text.replace("1\n[[", "2\n[["),
+        text + '[[vm]]\nname = "a-2"\ngpus = 1\n', "", "format = 1\n",
+    ):  # fmt: skip
+        with pytest.raises(InputError):
+            parse_requests(broken, "v.toml")
+
+
+@pytest.mark.lab
+def test_two_hundred_vms_on_twenty_hosts_are_within_one_per_cent_of_the_bound() -> None:
+    rng = random.Random(4)
+    pool = load_pool(["hgx-h100*20"])
+    requests = []
+    for number in range(200):
+        gpus = rng.choice((1, 1, 1, 1, 2, 2, 0, 0)) if number < 190 else 4
+        flavour = Flavour(
+            f"vm{number}", gpus, rng.randint(8, 13) * max(1, gpus),
+            rng.choice((64, 100, 150, 200)) * GIB * max(1, gpus),
+        )  # fmt: skip
+        requests.append(PackRequest(flavour, (flavour.name,)))
+    found = pack(pool, requests, seconds=60)
+    check(pool, found, requests)
+    assert found.gap is not None
+    assert found.gap <= 0.01

@@ -16,7 +16,7 @@ from rich.theme import Theme
 from homenode.analyse.study_maps import Matrix
 from homenode.analyse.study_report import StudyReport
 from homenode.analyse.study_verdicts import Spread
-from homenode.analyse.words import figure_text, multiple_text
+from homenode.analyse.words import figure_text
 from homenode.metrics import METRICS
 from homenode.report.charts.bars import Bar, BarGroup, bar_chart
 from homenode.report.charts.heat_map import Matrix as HeatMatrix
@@ -61,6 +61,9 @@ pre { font: 14px/1.35 "DejaVu Sans Mono", Menlo, Consolas, monospace; overflow-x
   background: #fff; padding: .5em; }
 @media (prefers-color-scheme: dark) { body { color: #ecf1f6; background: #10151b; }
   .warn { color: #ffab7a; } }
+@media (max-width: 600px) { thead { display: none; }
+  td { display: block; border: 0; padding: .1em 0; }
+  tr { display: block; border-bottom: 1px solid var(--line); padding: .4em 0; } }
 @media print { pre { font-size: 7.5pt; } }
 """
 
@@ -135,7 +138,7 @@ def _maps(matrices: Sequence[Matrix]) -> Iterator[tuple[str, str, str]]:
         if one.local is not None and one.remote is not None and one.ratio is not None:
             said += (
                 f"; local {figure_text(one.local, metric.unit)}, remote "
-                f"{figure_text(one.remote, metric.unit)}: {multiple_text(one.ratio)}"
+                f"{figure_text(one.remote, metric.unit)}: {one.ratio:.2f}x"
             )
         if one.homes_measured:
             said += "; which node is local is derived from these figures"

@@ -109,7 +109,7 @@ def test_rtx_4080_pins_are_to_be_reviewed_with_candidates() -> None:
     made = published("RTX 4080", Objective.THROUGHPUT)
     assert (made.layout, made.avoid) == ("default", ("pin",))
     (doubt,) = [one for one in made.doubts if one.id == "pin-regression"]
-    assert "review the pins" in doubt.remedy
+    assert "homenode doctor" in doubt.remedy
     assert any("E cores mixed" in note for note in made.notes)
     assert any("one L3" in note for note in made.notes)
 

@@ -24,7 +24,7 @@ from homenode.analyse.verdict import (
     verdict,
 )
 from homenode.evidence.model import Evidence, Publication, PublishedVerdict
-from homenode.findings import Severity
+from homenode.findings import Finding, Severity
 from homenode.metrics import METRICS, primaries
 from homenode.objective import Objective
 from homenode.plan.layout import PRESETS, GuestPcie, Siblings
@@ -44,9 +44,35 @@ def decide(
 
     expander_buses: the VM's machine type takes them. Same input, same verdict.
     """
+    (found,) = decide_all(evidence, machine, (objective,), expander_buses=expander_buses)
+    return found
+
+
+def decide_all(
+    evidence: Evidence,
+    machine: MachineFacts,
+    objectives: Sequence[Objective] = tuple(Objective),
+    *,
+    expander_buses: bool = True,
+) -> tuple[Verdict, ...]:
+    """The answers for several objectives."""
     here, like = _of_guests(_own(evidence.runs, machine)), _like(evidence.runs, machine)
     findings = (*machine.findings, *figure_findings(here))
     critical = tuple(one for one in findings if one.severity is Severity.CRITICAL)
+    return tuple(
+        _decided(evidence, machine, one, here, like, critical, expander_buses) for one in objectives
+    )
+
+
+def _decided(
+    evidence: Evidence,
+    machine: MachineFacts,
+    objective: Objective,
+    here: Sequence[Run],
+    like: Mapping[str, Sequence[Run]],
+    critical: tuple[Finding, ...],
+    expander_buses: bool,
+) -> Verdict:
     if critical:
         stopped = no_verdict(objective, machine.name, Reason(ReasonId.HEALTH))
         found = replace(stopped, findings=critical)
@@ -60,13 +86,6 @@ def decide(
         keep_vcpus=exposes and objective is Objective.DENSITY,
         published=tuple(_published_verdicts(evidence, machine, found)),
     )
-
-
-def decide_all(
-    evidence: Evidence, machine: MachineFacts, objectives: Sequence[Objective] = tuple(Objective)
-) -> tuple[Verdict, ...]:
-    """The answers for several objectives."""
-    return tuple(decide(evidence, machine, one) for one in objectives)
 
 
 def decide_for_machines(

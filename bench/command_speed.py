@@ -44,15 +44,15 @@ def main() -> None:
                 *homenode, "doctor", str(DOCUMENT), "--host", capture,
             ],
         }  # fmt: skip
-        taken: dict[str, list[float]] = {name: [] for name in commands}
+        in_use: dict[str, list[float]] = {name: [] for name in commands}
         for _ in range(ROUNDS):
             for name, argv in commands.items():
-                taken[name].append(_seconds(argv))
-    bare = statistics.median(taken["python -c pass"])
+                in_use[name].append(_seconds(argv))
+    bare = statistics.median(in_use["python -c pass"])
     print(
         f"{'command':44} {'median s':>9} {'of bare':>8}   host of the first plan: {Path(host).name}"
     )
-    for name, seconds in taken.items():
+    for name, seconds in in_use.items():
         median = statistics.median(seconds)
         print(f"{name:44} {median:9.3f} {median / bare:8.1f}")
 

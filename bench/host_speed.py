@@ -59,15 +59,15 @@ def loop() -> int:
 
 def main() -> None:
     timed = {"calibration loop": loop, **steps()}
-    taken: dict[str, list[float]] = {name: [] for name in timed}
+    in_use: dict[str, list[float]] = {name: [] for name in timed}
     for _ in range(ROUNDS):
         for name, call in timed.items():
             start = time.perf_counter()
             call()
-            taken[name].append(time.perf_counter() - start)
-    base = statistics.median(taken["calibration loop"])
+            in_use[name].append(time.perf_counter() - start)
+    base = statistics.median(in_use["calibration loop"])
     print(f"{'step':38} {'median ms':>9} {'loops':>8}")
-    for name, seconds in taken.items():
+    for name, seconds in in_use.items():
         median = statistics.median(seconds)
         print(f"{name:38} {median * 1e3:9.1f} {median / base:8.1f}")
 

@@ -102,7 +102,7 @@ def _bandwidth(title: str, pus: list[str], rounds: int) -> None:
     }
     if shutil.which("likwid-bench"):
         programs["likwid"] = lambda: _likwid(pus)
-    taken: dict[str, list[float]] = defaultdict(list)
+    in_use: dict[str, list[float]] = defaultdict(list)
     runs: list[tuple[float, str, Figures]] = []
     dropped = 0
     for _ in range(rounds):
@@ -110,7 +110,7 @@ def _bandwidth(title: str, pus: list[str], rounds: int) -> None:
             before = _cas_ns(pus) if len(pus) > 1 else 1.0
             figures, seconds = program()
             after = _cas_ns(pus) if len(pus) > 1 else 1.0
-            taken[name].append(seconds)
+            in_use[name].append(seconds)
             if max(before, after) > SPAN * min(before, after):
                 dropped += 1
                 continue
@@ -120,13 +120,13 @@ def _bandwidth(title: str, pus: list[str], rounds: int) -> None:
         state = [(name, figures) for cas, name, figures in runs if (cas <= SPAN * least) == near]
         if {"probe"} < {name for name, _ in state}:
             what = "" if len(pus) == 1 else f", {'near' if near else 'far'} state"
-            _print_bandwidth(f"{title}{what}", state, taken)
+            _print_bandwidth(f"{title}{what}", state, in_use)
     if dropped:
         print(f"{dropped} runs left out: the placement changed during them")
 
 
 def _print_bandwidth(
-    title: str, runs: list[tuple[str, Figures]], taken: dict[str, list[float]]
+    title: str, runs: list[tuple[str, Figures]], in_use: dict[str, list[float]]
 ) -> None:
     print(f"\n{title}: GB/s, median over runs of the best and of the median; probe / peer")
     series: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
@@ -148,7 +148,7 @@ def _print_bandwidth(
                 ours = middle["probe", kernel]
                 cell += f" (x{ours[0] / best:.2f} x{ours[1] / median:.2f})"
             cells.append(cell)
-        print(f"  {name:11} {statistics.median(taken[name]):4.1f} s  " + "  ".join(cells))
+        print(f"  {name:11} {statistics.median(in_use[name]):4.1f} s  " + "  ".join(cells))
 
 
 def _latency(pu: str, rounds: int) -> None:

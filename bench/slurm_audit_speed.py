@@ -85,7 +85,7 @@ def _write_records(folder: Path, jobs: tuple[Listed, ...]) -> None:
                 job=job.id,
                 node=job.nodes[0],
                 gpus=GPUS,
-                held=",".join(map(str, job.gpus)),
+                owned=",".join(map(str, job.gpus)),
                 pus=f"{first}-{first + 7}",
             )
         )

@@ -90,7 +90,7 @@ class Memory(Enum):
 
 
 @dataclass(frozen=True)
-class Rung:
+class Fallback:
     """What gave way, one field for each concession of the record, the last to give way first."""
 
     keeps_memory: bool
@@ -105,7 +105,7 @@ class Rung:
 class Best:
     """A candidate. nodes: positions. key: values of the terms in the policy's order."""
 
-    rung: Rung
+    rung: Fallback
     nodes: tuple[int, ...]
     split: tuple[int, ...]
     devices: tuple[Bdf, ...]
@@ -129,8 +129,8 @@ def best_by_force(host: Host, request: GuestRequest) -> Best | None:
     Rungs that differ in the host's last core and the memory only are one group: of these the first
     that costs no class of device distance, no package, no GPU its home and no further GPU set.
     """
-    for _, rungs in groupby(_rungs(host, request), key=lambda rung: astuple(rung)[:4]):
-        bests = [best for rung in rungs if (best := _Step(host, request, rung).best())]
+    for _, fallbacks in groupby(_rungs(host, request), key=lambda rung: astuple(rung)[:4]):
+        bests = [best for rung in fallbacks if (best := _Step(host, request, rung).best())]
         if not bests:
             continue
         if bests[0].rung.memory is Memory.ELSEWHERE:
@@ -153,8 +153,8 @@ def standing(
     chosen = tuple(sorted(gpus))
     nearness = _nearness(request)
     groups = groupby(_rungs(host, request), key=lambda rung: astuple(rung)[:4])
-    for group, (_, rungs) in enumerate(groups):
-        for number, rung in enumerate(rungs):
+    for group, (_, fallbacks) in enumerate(groups):
+        for number, rung in enumerate(fallbacks):
             step = _Step(host, request, rung)
             if not step.whole_threads or sum(counts) != step.groups or chosen not in step.gpu_sets:
                 continue
@@ -180,7 +180,7 @@ def _nearness(request: GuestRequest) -> int:
     return 3 if request.layout.pcie is GuestPcie.MIRRORED else 2
 
 
-def _rungs(host: Host, request: GuestRequest) -> Iterator[Rung]:
+def _rungs(host: Host, request: GuestRequest) -> Iterator[Fallback]:
     layout = request.layout
     pins_all = layout.pinning is Pinning.ALL_PUS
     hybrid = any(core.kind is not None for core in host.cores)
@@ -199,7 +199,7 @@ def _rungs(host: Host, request: GuestRequest) -> Iterator[Rung]:
         else:
             threads = (1,)
         for number, keeps_core, rule in product(threads, (True, False), memory):
-            yield Rung(keeps_memory, cores, mixed, number, keeps_core, rule)
+            yield Fallback(keeps_memory, cores, mixed, number, keeps_core, rule)
 
 
 def _others(host: Host, request: GuestRequest) -> list[RunningDomain]:
@@ -247,7 +247,7 @@ def _remembered(method: Callable[_P, _R]) -> Callable[_P, _R]:
 class _Step:
     """One fallback of one request."""
 
-    def __init__(self, host: Host, request: GuestRequest, rung: Rung) -> None:
+    def __init__(self, host: Host, request: GuestRequest, rung: Fallback) -> None:
         self.host, self.request, self.rung = host, request, rung
         layout = request.layout
         pins_all = layout.pinning is Pinning.ALL_PUS
@@ -328,19 +328,19 @@ class _Step:
             return False
         if not self.counts_pus and not self._keeps_core(nodes, split):
             return False
-        pages, room = self.pages, [self.room[node] for node in nodes]
-        others = [limit for node, limit in self.room.items() if node not in nodes]
+        pages, space = self.pages, [self.space[node] for node in nodes]
+        others = [limit for node, limit in self.space.items() if node not in nodes]
         if self.rung.memory is Memory.FOLLOWS:
             return all(
                 limit is None or -(-pages * number // self.groups) <= limit
-                for number, limit in zip(split, room, strict=True)
+                for number, limit in zip(split, space, strict=True)
             )
-        if self.rung.memory is Memory.UNEVEN and 0 in room:
+        if self.rung.memory is Memory.UNEVEN and 0 in space:
             return False
         if self.rung.memory is Memory.ELSEWHERE:
-            more = (self.request.max_nodes or len(self.room)) - len(nodes)
-            room += sorted(others, key=lambda limit: -(pages if limit is None else limit))[:more]
-        return None in room or sum(filter(None, room)) >= pages
+            more = (self.request.max_nodes or len(self.space)) - len(nodes)
+            space += sorted(others, key=lambda limit: -(pages if limit is None else limit))[:more]
+        return None in space or sum(filter(None, space)) >= pages
 
     # PUs and cores
 
@@ -377,9 +377,9 @@ class _Step:
         pus -= set(self.request.reserved_pus) | set(self.request.housekeeping_pus)
         pus -= set(self.request.emulator_pus or ())
         vcpus, rest = self.pins_of_others
-        held = vcpus | rest if self.rung.keeps_core else vcpus
+        owned = vcpus | rest if self.rung.keeps_core else vcpus
         for core in self.host.cores:
-            if set(core.pus) & held:
+            if set(core.pus) & owned:
                 pus -= set(core.pus)
         return pus
 
@@ -478,19 +478,19 @@ class _Step:
         }
 
     @cached_property
-    def room(self) -> dict[int, int | None]:
+    def space(self) -> dict[int, int | None]:
         """Pages that each node with PUs can give; None = unknown."""
-        room: dict[int, int | None] = {}
+        space: dict[int, int | None] = {}
         for position in self.have:
             sizes = [self._ordinary(self.host.nodes[at]) for at in self._attached(position)]
             if any(size is None for size in sizes):
-                room[position] = None
+                space[position] = None
                 continue
             left = sum(filter(None, sizes))
             if self.request.page_bytes is not None:
                 left = max(0, left - self.overhead)
-            room[position] = left // self.granule + self.pools[position]
-        return room
+            space[position] = left // self.granule + self.pools[position]
+        return space
 
     def _attached(self, position: int) -> list[int]:
         """The node itself, and allowed nodes without PUs that are nearer to it than to others."""
@@ -565,8 +565,8 @@ class _Step:
 
     @cached_property
     def free_gpus(self) -> set[Bdf]:
-        held = {bdf for domain in self.others for bdf in domain.devices}
-        return {gpu.bdf for gpu in self.gpus_of_host if gpu.bdf not in held}
+        owned = {bdf for domain in self.others for bdf in domain.devices}
+        return {gpu.bdf for gpu in self.gpus_of_host if gpu.bdf not in owned}
 
     @cached_property
     def gpu_sets(self) -> list[tuple[Bdf, ...]]:
@@ -614,11 +614,15 @@ class _Step:
     @cached_property
     def partitions(self) -> set[frozenset[Bdf]]:
         """The default partitions of several GPUs, as far as their modules are known."""
-        seat = {gpu.module_id: gpu.bdf for gpu in self.gpus_of_host if gpu.module_id is not None}
+        assignment = {
+            gpu.module_id: gpu.bdf for gpu in self.gpus_of_host if gpu.module_id is not None
+        }
         if self.board is None:
             return set()
         sets = ((1, 2, 3, 4, 5, 6, 7, 8), (1, 2, 3, 4), (5, 6, 7, 8), *_PAIRS[self.board])
-        return {frozenset(seat[m] for m in one) for one in sets if set(one) <= set(seat)}
+        return {
+            frozenset(assignment[m] for m in one) for one in sets if set(one) <= set(assignment)
+        }
 
     @cached_property
     def links(self) -> list[DeviceLink]:
@@ -676,14 +680,14 @@ class _Step:
         def of(some: Iterable[PciDevice]) -> tuple[int, ...]:
             return tuple(self.position[d.node] for d in some if d.node in self.position)
 
-        taken = {gpu.bdf for gpu in of_vm}
+        in_use = {gpu.bdf for gpu in of_vm}
         return _Homes(
             of(device for device in devices if self._pulls(device)),
             of(of_vm),
             of(devices),
-            len({frozenset(self.joined[bdf]) for bdf in taken}) if self.links else 0,
-            sum(bool(one & taken) and not one <= taken for one in self.sets_of_gpus)
-            if taken
+            len({frozenset(self.joined[bdf]) for bdf in in_use}) if self.links else 0,
+            sum(bool(one & in_use) and not one <= in_use for one in self.sets_of_gpus)
+            if in_use
             else None,
         )
 
@@ -750,7 +754,7 @@ class _Step:
             "llcs_spanned": sum(one[1] for one in drawn),
             "pages_to_reserve": short,
             "balance_cores": sign * sum(self.whole[node] for node in nodes),
-            "balance_memory": sign * sum((self.room[node] or 0) * self.granule for node in nodes),
+            "balance_memory": sign * sum((self.space[node] or 0) * self.granule for node in nodes),
             "unevenness": sum(n * n for n in split),
             "nodes": tuple(self.host.nodes[node].index for node in nodes),
             "split": tuple(-n for n in split),

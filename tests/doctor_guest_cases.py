@@ -19,12 +19,12 @@ from tests.doctor_guests import (
     custom_cpu,
     grouped,
     hugepages,
+    in_use,
     passthrough_cache,
     pools,
     siblings,
     small,
     snp,
-    taken,
     two_cells,
 )
 
@@ -202,8 +202,8 @@ GUEST_CASES: dict[str, Case] = {
             domain(2, pins=[0, 1], cpu=topology(1, 1, 2)), DESKTOP),
     ),
     "core-taken": case(
-        "a vCPU on a PU of running domain 'other'", lambda: small(2, [0, 1], on=taken("1")),
-        "domain 'other' on PU 2", lambda: small(2, [0, 1], on=taken("2")),
+        "a vCPU on a PU of running domain 'other'", lambda: small(2, [0, 1], on=in_use("1")),
+        "domain 'other' on PU 2", lambda: small(2, [0, 1], on=in_use("2")),
     ),
     "pin-of-no-pu": case(
         "a vCPU on PU 8 of small-2n8c-2gpu", lambda: small(2, [0, 8]),
@@ -295,8 +295,8 @@ GUEST_CASES: dict[str, Case] = {
     ),
     "device-in-use": case(
         "a GPU that running domain 'other' has",
-        lambda: small(1, [5], devices=SMALL_GPUS[1:], on=taken("2")),
-        "the GPU that it has not", lambda: small(1, [0], devices=SMALL_GPUS[:1], on=taken("2")),
+        lambda: small(1, [5], devices=SMALL_GPUS[1:], on=in_use("2")),
+        "the GPU that it has not", lambda: small(1, [0], devices=SMALL_GPUS[:1], on=in_use("2")),
     ),
     "iommu-group-shared": case(
         "the GPU passed, its audio function driven by snd_hda_intel",

@@ -52,7 +52,7 @@ def amd(there: Host) -> Host:
     return replace(there, cpu=replace(there.cpu, vendor="AuthenticAMD"))
 
 
-def taken(pus: str) -> Host:
+def in_use(pus: str) -> Host:
     from homenode.cpuset import CpuSet
 
     other = RunningDomain(

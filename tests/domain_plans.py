@@ -177,8 +177,8 @@ def _devices(guest: Guest, mirrored: bool, extra: tuple[Bdf, ...]) -> tuple[Plan
 
 def _controllers(guest: Guest, extra: tuple[Bdf, ...]) -> tuple[PlannedController, ...]:
     expanders, ports = _layout_of_ports(guest, extra)
-    taken = {(a.bus, a.device) for a in guest.addresses}
-    slots = [slot for slot in range(0x10, 0x1F) if (0, slot) not in taken]
+    in_use = {(a.bus, a.device) for a in guest.addresses}
+    slots = [slot for slot in range(0x10, 0x1F) if (0, slot) not in in_use]
     made = [
         PlannedController(
             index,

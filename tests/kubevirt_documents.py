@@ -78,7 +78,7 @@ def document(
         numa = "<numa>"
         each = memory_bytes // len(pins)
         for cell, members in enumerate(numbers):
-            told = "" if not distances else (
+            stated = "" if not distances else (
                 "<distances>"
                 + "".join(
                     f'<sibling id="{to}" value="{10 if to == cell else 21}"></sibling>'
@@ -87,7 +87,7 @@ def document(
                 + "</distances>"
             )  # fmt: skip
             listed = ",".join(map(str, members))
-            numa += f'<cell id="{cell}" cpus="{listed}" memory="{each}" unit="b">{told}</cell>'
+            numa += f'<cell id="{cell}" cpus="{listed}" memory="{each}" unit="b">{stated}</cell>'
         numa += "</numa>"
     backing = (
         '<memoryBacking><hugepages><page size="2" unit="M"></page></hugepages></memoryBacking>'

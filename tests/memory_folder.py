@@ -16,7 +16,7 @@ def memory_folder() -> Iterator[Path]:
     shm = Path("/dev/shm")
     there = os.access(shm, os.W_OK)
     if there:
-        room = os.statvfs(shm)
-        there = room.f_bavail * room.f_frsize >= _ENOUGH_BYTES
+        space = os.statvfs(shm)
+        there = space.f_bavail * space.f_frsize >= _ENOUGH_BYTES
     with TemporaryDirectory(dir=shm if there else None) as folder:
         yield Path(folder)

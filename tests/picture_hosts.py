@@ -228,13 +228,13 @@ def hand_plan(
         known = host.node(node)
         assert known is not None
         cores = [core for core in host.cores if not core.pus.isdisjoint(known.pus)]
-        taken = 0
+        in_use = 0
         for core in cores:
             pus = list(core.pus) if preset.siblings is Siblings.EXPOSED else [next(iter(core.pus))]
-            if taken < wanted:
+            if in_use < wanted:
                 pins += [CpuSet([pu]) for pu in pus]
                 owner += [position] * len(pus)
-                taken += len(pus)
+                in_use += len(pus)
             elif not emulator:
                 emulator = core.pus
     mirrored = preset.cells is GuestCells.MIRRORED

@@ -189,16 +189,16 @@ def trial_of(
     journal: JournalFile,
     root: Path,
     reach: SimulatedReach,
-    told: list[str] | None = None,
+    stated: list[str] | None = None,
 ) -> Trial:
     """Ready to run, or to go on."""
     found = reopen(head, journal)
-    said = [] if told is None else told
+    said = [] if stated is None else stated
     return Trial(
         virsh=Virsh(URI), head=head, journal=journal, root=root, layouts=found.layouts,
         measuring=found.begun.measuring, reach=reach, host_kind=found.begun.host_kind,
         copy=found.copy, versions=found.begun.versions, emulated=False,
         on_step=lambda step, left: None, on_progress=lambda progress: None,
         on_wait=lambda waited_s, timeout_s: said.append(f"waiting, {timeout_s:g} s at most"),
-        tell=said.append,
+        notify=said.append,
     )  # fmt: skip

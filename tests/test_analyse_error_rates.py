@@ -88,8 +88,8 @@ def _rates_of_several(
             for layout, effect, between in zip(layouts, effects, noise, strict=True)
         ]  # fmt: skip
         effects_found = compared(*runs).effects
-        told = [one.outcome in (Outcome.BETTER, Outcome.WORSE) for one in effects_found]
-        found = [so_far + now for so_far, now in zip(found, [any(told), *told], strict=True)]
+        stated = [one.outcome in (Outcome.BETTER, Outcome.WORSE) for one in effects_found]
+        found = [so_far + now for so_far, now in zip(found, [any(stated), *stated], strict=True)]
     return [hits / count for hits in found]
 
 
@@ -116,7 +116,7 @@ def _rates_of_two_metrics(effects: tuple[float, float], count: int) -> tuple[flo
     """How often any, and each, of two primary metrics is distinguished, of two layouts."""
     rng = random.Random(20261122)
     metrics = ("h2d-bandwidth", "d2h-bandwidth")
-    told = {"any": 0, **dict.fromkeys(metrics, 0)}
+    stated = {"any": 0, **dict.fromkeys(metrics, 0)}
     for _ in range(count):
         runs = [
             simulated_run(
@@ -135,9 +135,9 @@ def _rates_of_two_metrics(effects: tuple[float, float], count: int) -> tuple[flo
             if one.slowest_device and one.outcome in (Outcome.BETTER, Outcome.WORSE)
         }
         for metric in found:
-            told[metric] += 1
-        told["any"] += bool(found)
-    return tuple(hits / count for hits in told.values())
+            stated[metric] += 1
+        stated["any"] += bool(found)
+    return tuple(hits / count for hits in stated.values())
 
 
 def test_a_difference_on_one_of_two_primary_metrics_is_found_nineteen_times_in_twenty() -> None:
@@ -157,8 +157,8 @@ def test_an_alternative_that_varies_more_does_not_lend_its_variance_to_the_other
     quiet = [simulated_run(layout, TRIAD, rng) for layout in ("pin", "pin-numa")]
     noisy = simulated_run("default", TRIAD, rng, between=0.3)
     alone = only(compared(*quiet))
-    beside = [one for one in compared(*quiet, noisy).effects if one.alternative == "pin-numa"]
-    assert (beside[0].low, beside[0].high) == (alone.low, alone.high)
+    neighbours = [one for one in compared(*quiet, noisy).effects if one.alternative == "pin-numa"]
+    assert (neighbours[0].low, neighbours[0].high) == (alone.low, alone.high)
     third = simulated_run("pin-bound", TRIAD, rng)
     lent = [one for one in compared(*quiet, third).effects if one.alternative == "pin-numa"]
     assert lent[0].low is not None

@@ -59,8 +59,8 @@ def effects(runs: Iterable[Run]) -> tuple[Effect, ...]:
 
 
 def is_confident(effect: Effect) -> bool:
-    told = effect.outcome in (Outcome.BETTER, Outcome.WORSE)
-    return told and effect.level is EvidenceLevel.MEASURED
+    stated = effect.outcome in (Outcome.BETTER, Outcome.WORSE)
+    return stated and effect.level is EvidenceLevel.MEASURED
 
 
 def test_boots_that_contradict_each_other_stay_the_unit_though_samples_name_their_states() -> None:

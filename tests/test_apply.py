@@ -220,10 +220,10 @@ def test_what_libvirt_refuses_leaves_the_old_definition(daemon: StandIn, root: P
     (daemon.state / "refuses").unlink()
     apply(root)
     daemon.put("refuses", "")
-    held = daemon.definition()
+    owned = daemon.definition()
     with pytest.raises(HostError):
         apply(root, "pin-numa-pci")
-    assert daemon.definition() == held
+    assert daemon.definition() == owned
     (daemon.state / "refuses").unlink()
     restore_definition(Virsh(URI), NAME, root)
     assert daemon.definition() == ORIGINAL
@@ -239,11 +239,11 @@ def test_what_libvirt_drops_silently_is_noticed_and_undone(daemon: StandIn, root
 def test_the_first_original_is_kept_where_a_second_layout_was_undone(
     daemon: StandIn, root: Path
 ) -> None:
-    held = apply(root, "pin")
+    owned = apply(root, "pin")
     daemon.put("drops", "memnode")
     with pytest.raises(HostError, match="expected libvirt to keep"):
         apply(root, "pin-numa")
-    assert daemon.definition() in held
+    assert daemon.definition() in owned
     daemon.put("drops", "")
     apply(root, "pin-numa")
     restore_definition(Virsh(URI), NAME, root)
@@ -288,14 +288,14 @@ def test_a_restore_with_nothing_saved_says_where_something_is(daemon: StandIn, r
 
 def test_a_saved_original_that_was_damaged_is_not_defined(daemon: StandIn, root: Path) -> None:
     apply(root)
-    held = daemon.definition()
+    owned = daemon.definition()
     store = DomainStore(root, URI, UUID)
     record = store.record()
     assert record is not None and record.step is Step.APPLIED
     store.document_path(record.original).write_bytes(b"<domain/>")
     with pytest.raises(InputError, match="expected the document with that sha256"):
         restore_definition(Virsh(URI), NAME, root)
-    assert daemon.definition() == held
+    assert daemon.definition() == owned
 
 
 def test_a_damaged_journal_says_what_to_do(daemon: StandIn, root: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from homenode.apply.kept import not_kept
+from homenode.apply.domain_diff import not_kept
 
 DEVICE = (
     "<hostdev mode='subsystem' type='pci' managed='yes'><source>"
@@ -28,11 +28,11 @@ GIVEN = f"""<domain type='kvm'>
 
 
 def lost(*changes: tuple[str, str]) -> tuple[str, ...]:
-    held = GIVEN
+    owned = GIVEN
     for before, after in changes:
-        assert before in held
-        held = held.replace(before, after)
-    return not_kept(GIVEN.encode(), held.encode())
+        assert before in owned
+        owned = owned.replace(before, after)
+    return not_kept(GIVEN.encode(), owned.encode())
 
 
 def test_what_libvirt_adds_of_its_own_is_no_change() -> None:

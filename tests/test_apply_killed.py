@@ -228,7 +228,7 @@ def test_what_libvirt_does_after_ctrl_c_is_known_and_taken_back(
     root = tmp_path / "state"
     for layout in layouts_before:
         apply(URI, NAME, root, layout)
-    held = daemon.definition()
+    owned = daemon.definition()
     daemon.put("late", "")
     child = os.fork()
     if child == 0:
@@ -240,9 +240,9 @@ def test_what_libvirt_does_after_ctrl_c_is_known_and_taken_back(
     os.kill(child, signal.SIGINT)
     _, how = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(how) == 130
-    assert daemon.definition() == held
+    assert daemon.definition() == owned
     (daemon.state / "late").unlink()
-    wait_for(lambda: daemon.definition() != held)
+    wait_for(lambda: daemon.definition() != owned)
     (lock,) = root.rglob(".lock")
     wait_for(lambda: is_free(lock))  # the stand-in has it from its client, as no daemon would
     if again:

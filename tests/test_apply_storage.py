@@ -61,10 +61,10 @@ def test_a_disk_that_is_full_at_any_write_of_apply_loses_nothing(
     except HostError as error:
         is_done = False
         assert "No space left" in error.message and "free some space" in (error.hint or "")
-    held = daemon.definition()
-    assert held == ORIGINAL or b"<vcpupin" in held
-    assert not is_done or b"<vcpupin" in held
-    assert is_done == (left >= 4), held
+    owned = daemon.definition()
+    assert owned == ORIGINAL or b"<vcpupin" in owned
+    assert not is_done or b"<vcpupin" in owned
+    assert is_done == (left >= 4), owned
     (disk / "ballast").unlink()
     try:
         restore_definition(Virsh(URI), NAME, disk / "state")
@@ -84,13 +84,13 @@ def test_a_disk_that_is_full_at_any_write_of_restore_loses_nothing(
     apply(disk / "state")
     used = sum(-(-p.stat().st_size // PAGE) for p in (disk / "state").rglob("*") if p.is_file())
     fill(disk, left + used)
-    held = daemon.definition()
+    owned = daemon.definition()
     try:
         restore_definition(Virsh(URI), NAME, disk / "state")
         assert daemon.definition() == ORIGINAL
     except HostError as error:
         assert "No space left" in error.message
-        assert daemon.definition() in (held, ORIGINAL)
+        assert daemon.definition() in (owned, ORIGINAL)
     (disk / "ballast").unlink()
     restore_definition(Virsh(URI), NAME, disk / "state")
     assert daemon.definition() == ORIGINAL

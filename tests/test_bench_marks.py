@@ -102,8 +102,8 @@ def test_an_emulated_machine_is_never_measured(tmp_path: Path) -> None:
         return json.dumps(document)
 
     assert measured(run(tmp_path, FakeMachine(answer=emulated))).head.origin is Origin.EMULATED
-    told = replace(ORDERS, name="told", emulated=True)
-    assert measured(run(tmp_path, orders=told)).head.origin is Origin.EMULATED
+    stated = replace(ORDERS, name="told", emulated=True)
+    assert measured(run(tmp_path, orders=stated)).head.origin is Origin.EMULATED
     assert measured(run(tmp_path, orders=replace(ORDERS, name="y"))).head.origin is Origin.MEASURED
 
 
@@ -118,5 +118,5 @@ def test_where_nothing_tells_whether_a_machine_is_emulated_that_is_said(tmp_path
     outcome = run(tmp_path, FakeMachine(answer=silent, changed=virtual))
     assert unknown in {gap.subject for gap in outcome.gaps}
     assert measured(outcome).head.origin is Origin.MEASURED
-    told = run(tmp_path, FakeMachine(changed=virtual), orders=replace(ORDERS, name="told"))
-    assert unknown not in {gap.subject for gap in told.gaps}
+    stated = run(tmp_path, FakeMachine(changed=virtual), orders=replace(ORDERS, name="told"))
+    assert unknown not in {gap.subject for gap in stated.gaps}

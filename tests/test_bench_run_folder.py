@@ -21,7 +21,7 @@ ORDER = runner.look_over(FakeMachine(), BenchOptions("x", vantage=Vantage.HOST))
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[RunFolder]:
-    with open_run(tmp_path, "cpu-only", "x", resume=False, tell=print) as opened:
+    with open_run(tmp_path, "cpu-only", "x", resume=False, notify=print) as opened:
         opened.write_order(ORDER)
         yield opened
 
@@ -90,7 +90,7 @@ def test_a_run_of_version_1_is_refused_by_name(tmp_path: Path) -> None:
     path.mkdir(parents=True)
     (path / "order.json").write_text('{"format": "homenode.bench/1", "part": "order"}')
     with (
-        open_run(tmp_path, "cpu-only", "x", resume=True, tell=print) as opened,
+        open_run(tmp_path, "cpu-only", "x", resume=True, notify=print) as opened,
         pytest.raises(InputError, match=r"expected a run of homenode\.bench/2, found one of ver"),
     ):
         opened.order()
@@ -126,7 +126,7 @@ def test_half_a_file_is_never_seen(folder: RunFolder, monkeypatch: pytest.Monkey
 def test_nobody_else_writes_there(folder: RunFolder) -> None:
     with (
         pytest.raises(HostError, match="another homenode bench"),
-        open_run(folder.path.parents[1], "cpu-only", "x", resume=True, tell=print),
+        open_run(folder.path.parents[1], "cpu-only", "x", resume=True, notify=print),
     ):
         pass
 
@@ -135,7 +135,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(HostError, match="expected to read and write there"),
-        open_run(tmp_path / "file", "cpu-only", "x", resume=False, tell=print),
+        open_run(tmp_path / "file", "cpu-only", "x", resume=False, notify=print),
     ):
         pass
 
@@ -153,7 +153,7 @@ def test_a_disk_that_fills_up_with_the_first_folder_is_told(
     def full(*words: object, **named: object) -> None:
         raise OSError(28, "No space left on device")
 
-    with open_run(tmp_path, "cpu-only", "x", resume=False, tell=print) as opened:
+    with open_run(tmp_path, "cpu-only", "x", resume=False, notify=print) as opened:
         opened.write_order(ORDER)
         monkeypatch.setattr(os, "mkdir", full)
         with pytest.raises(HostError, match="expected to read and write there, found: No space"):

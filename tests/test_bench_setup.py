@@ -133,11 +133,11 @@ def test_a_dry_run_prints_the_commands_and_runs_none(tools: Path, tmp_path: Path
 def test_applied_it_installs_records_and_is_taken_back(tools: Path, tmp_path: Path) -> None:
     prefix = tmp_path / "prefix"
     plan = plan_of(tools, prefix)
-    told: list[str] = []
-    record = carry_out(plan, LocalMachine(), lambda step: told.append(step.argv[0]))
+    stated: list[str] = []
+    record = carry_out(plan, LocalMachine(), lambda step: stated.append(step.argv[0]))
     program = prefix / "bin" / "nvbandwidth"
     assert program.read_text() == "#!/bin/true\n"
-    assert told == [argv[0] for argv in record.commands]
+    assert stated == [argv[0] for argv in record.commands]
     assert read_record(prefix) == record
     carry_out(plan, LocalMachine(), lambda step: None)
     assert len(read_record(prefix).files) == 1

@@ -124,8 +124,8 @@ def test_explicit_pu_lists_give_the_studys_listings(
     if topology is None:
         assert _rows(root, "cpu/*") == _rows(root, "numatune") == []
         return
-    told = dict(zip(("sockets", "cores", "threads"), topology, strict=True))
-    assert _rows(root, "cpu/*") == [("topology", told), ("numa", {})]
+    stated = dict(zip(("sockets", "cores", "threads"), topology, strict=True))
+    assert _rows(root, "cpu/*") == [("topology", stated), ("numa", {})]
     assert _rows(root, "cpu/numa/*") == [
         ("cell", {"id": str(i), "cpus": numbers, "memory": "786432", "unit": "MiB"})
         for i, numbers in enumerate(cells)

@@ -29,10 +29,10 @@ def at_start() -> set[str]:
 
 def test_the_command_line_loads_only_the_types_of_its_options(at_start: set[str]) -> None:
     own = {name for name in at_start if name.startswith("homenode.")}
-    rooms = {f"homenode.{value.partition('.')[0]}" for value in VALUES}
+    spaces = {f"homenode.{value.partition('.')[0]}" for value in VALUES}
     more = {
         name
-        for name in own - rooms - {f"homenode.{value}" for value in VALUES}
+        for name in own - spaces - {f"homenode.{value}" for value in VALUES}
         if not f"{name}.".startswith("homenode.cli.")
     }
     assert not more

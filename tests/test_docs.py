@@ -185,8 +185,8 @@ def test_the_pages_name_no_option_that_does_not_exist() -> None:
     }
     known |= {"--help", "--version", "--install-completion", "--show-completion"}
     for shown in SHOWING:
-        told = {w for w in shown.options_in_code() if re.fullmatch(r"--[a-z][a-z-]+", w)}
-        assert not told - known, f"{shown.path} names {told - known}"
+        stated = {w for w in shown.options_in_code() if re.fullmatch(r"--[a-z][a-z-]+", w)}
+        assert not stated - known, f"{shown.path} names {stated - known}"
 
 
 def test_every_preset_policy_and_objective_is_documented() -> None:
@@ -197,9 +197,9 @@ def test_every_preset_policy_and_objective_is_documented() -> None:
 
 def test_every_exit_code_is_documented_on_each_command_that_gives_it() -> None:
     codes = {"0", *(str(error.exit_code) for error in _and_below(HomenodeError))}
-    told = {name: page(f"docs/commands/{name}.md").sections()["Exit codes"] for name in COMMANDS}
-    assert codes <= set().union(*map(first_column, told.values()))
-    for name, section in told.items():
+    stated = {name: page(f"docs/commands/{name}.md").sections()["Exit codes"] for name in COMMANDS}
+    assert codes <= set().union(*map(first_column, stated.values()))
+    for name, section in stated.items():
         least = {"0", "2"} if name in ("layouts", "hosts", "explain") else {"0", "2", "3"}
         assert least <= set(first_column(section)), f"{name}.md"
 
@@ -212,12 +212,12 @@ def _and_below(of: type[HomenodeError]) -> Iterator[type[HomenodeError]]:
 
 def test_the_dataflow_names_every_room_and_every_file_outside_of_one() -> None:
     source = ROOT / "src/homenode"
-    rooms = {f"{one.parent.relative_to(source)}/" for one in source.rglob("*/*.py")}
+    spaces = {f"{one.parent.relative_to(source)}/" for one in source.rglob("*/*.py")}
     files = {one.stem for one in source.glob("*.py")} - {"__init__"}
     table = [row for row in page("docs/dataflow.md").text.splitlines() if row.startswith("|")]
     named = {word for row in table for word in re.sub("[`,]", " ", row.split("|")[1]).split()}
-    assert not (rooms | files) - named
-    assert not {n for n in named if n.endswith("/")} - rooms - {"hosts/", "native/"}
+    assert not (spaces | files) - named
+    assert not {n for n in named if n.endswith("/")} - spaces - {"hosts/", "native/"}
 
 
 def test_every_link_between_pages_leads_somewhere() -> None:

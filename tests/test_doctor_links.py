@@ -122,14 +122,14 @@ def test_a_low_target_speed_of_the_port_is_named_as_the_cause() -> None:
     old, new = "LnkSta:\tSpeed 32GT/s (ok)", "LnkSta:\tSpeed 16GT/s (downgraded)"
     host = edited("5d:00.0", old, new)
     port = next(d for d in host.pci_devices if d.bdf == Bdf.parse("5d:00.0")).parent
-    told = replace(
+    stated = replace(
         host,
         pci_devices=tuple(
             replace(d, target_gt_per_s=16.0) if d.bdf == port else d for d in host.pci_devices
         ),
     )
     assert "LnkCtl2" not in (found(host)[0].fix or "")
-    assert "set to train to 16 GT/s" in (found(told)[0].fix or "")
+    assert "set to train to 16 GT/s" in (found(stated)[0].fix or "")
 
 
 @needs_shared
@@ -140,13 +140,13 @@ def test_a_link_as_slow_as_its_target_is_a_warning_whatever_the_load(at_port: bo
     gpu = idle.device(Bdf.parse("5d:00.0"))
     assert gpu is not None and gpu.parent is not None
     end = gpu.parent if at_port else gpu.bdf
-    told = replace(
+    stated = replace(
         idle,
         pci_devices=tuple(
             replace(d, target_gt_per_s=2.5) if d.bdf == end else d for d in idle.pci_devices
         ),
     )
-    (finding,) = found(told)
+    (finding,) = found(stated)
     assert (finding.id, finding.severity) == ("pcie-target-low", Severity.WARNING)
     assert f"Link Control 2 of {end} says 2.5 GT/s" in finding.observed
     assert are_bad([finding])
@@ -344,7 +344,7 @@ def test_redirects_cost_a_device_nothing_that_has_no_peer_below_its_switch() -> 
 
 def test_the_whole_path_is_told_with_its_isolation() -> None:
     host = load_host("h200-xeon8558")
-    told = replace(
+    stated = replace(
         host,
         pci_devices=tuple(
             replace(d, acs=("ReqRedir", "SrcValid")) if d.bridge else
@@ -352,7 +352,7 @@ def test_the_whole_path_is_told_with_its_isolation() -> None:
             for d in host.pci_devices
         ),
     )  # fmt: skip
-    line = next(iter(describe_paths(told)))
+    line = next(iter(describe_paths(stated)))
     assert "ReqRedir+SrcValid" in line and "ATS off" in line and "IOMMU domain identity" in line
 
 

@@ -88,8 +88,8 @@ def test_only_the_two_fields_of_the_port_change() -> None:
         (plan.port, LINK_CONTROL_2, 2),
         (plan.port, LINK_CONTROL, 2),
     }
-    told, trained = space.writes
-    assert (told.value ^ 0x1042) & ~0x000F == 0 and told.value & 0xF == 4
+    stated, trained = space.writes
+    assert (stated.value ^ 0x1042) & ~0x000F == 0 and stated.value & 0xF == 4
     assert trained.value ^ 0x0043 == 0x0020
     for bdf, content in space.spaces.items():
         changed = {i for i in range(256) if content[i] != before[bdf][i]}

@@ -64,9 +64,9 @@ def test_a_driver_of_the_cards_audio_function_refuses_as_well() -> None:
 def test_an_open_vfio_group_refuses_and_a_closed_one_does_not() -> None:
     host = sick()
     space = SimulatedConfig(host)
-    held = {**unused(host), AUDIO: Use(("qemu-system-x86 (process 4711)",))}
+    owned = {**unused(host), AUDIO: Use(("qemu-system-x86 (process 4711)",))}
     with pytest.raises(Refused, match="process 4711"):
-        planned(host, space, uses=held)
+        planned(host, space, uses=owned)
     assert space.accesses == []
     assert planned(host, space).is_needed
 

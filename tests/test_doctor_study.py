@@ -165,11 +165,11 @@ def test_memory_that_numad_binds_counts_as_bound() -> None:
     ],
 )
 def test_memory_is_held_against_the_nodes_of_the_vcpus(
-    pins: list[int], nodes: tuple[int, ...], told: str | None
+    pins: list[int], nodes: tuple[int, ...], stated: str | None
 ) -> None:
     xml = domain(8, gib=64, pins=list(pins), cpu=topology(1, 8), more=binding(nodes))
     found = [f for f in diagnosed(xml, "h200-xeon8558") if f.id == "memory-elsewhere"]
-    assert [finding.observed for finding in found] == ([] if told is None else [told])
+    assert [finding.observed for finding in found] == ([] if stated is None else [stated])
 
 
 @pytest.mark.parametrize("name", STUDY)

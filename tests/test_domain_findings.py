@@ -35,10 +35,10 @@ def test_spare_ports_that_libvirt_would_fill_are_told() -> None:
 
 
 def test_a_command_line_of_ours_is_told_and_one_that_was_there_is_not() -> None:
-    room = Aperture(None, None, 262_144, 0, 0)
+    space = Aperture(None, None, 262_144, 0, 0)
     xml = sample("study")
-    (finding,) = _findings(xml, hand_plan(read_guest(xml, "x"), "pin", aperture=room))
+    (finding,) = _findings(xml, hand_plan(read_guest(xml, "x"), "pin", aperture=space))
     assert finding.id == "qemu-commandline"
     xml = sample("qemu-commandline")
-    plan = hand_plan(read_guest(xml, "x"), "pin", aperture=room)
+    plan = hand_plan(read_guest(xml, "x"), "pin", aperture=space)
     assert _findings(xml, plan) == ()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.apply.kept import is_printed
+from homenode.apply.domain_diff import is_printed
 from homenode.domain.copy import copy_domain
 from homenode.domain.read import read_guest
 from homenode.domain.rewrite import rewrite
@@ -122,8 +122,8 @@ def test_what_libvirt_prints_of_a_tuned_document_is_told_from_an_edit_of_it(
 
 def test_libvirt_takes_apertures_and_huge_pages(libvirt: None, tmp_path: Path) -> None:
     xml = for_this_machine("study")
-    room = Aperture(1024 * GIB, 40, 65_536, 0, 0)
-    plan = hand_plan(read_guest(xml, "study"), "pin-numa-pci", aperture=room, page_bytes=GIB)
+    space = Aperture(1024 * GIB, 40, 65_536, 0, 0)
+    plan = hand_plan(read_guest(xml, "study"), "pin-numa-pci", aperture=space, page_bytes=GIB)
     tuned = tmp_path / "tuned.xml"
     tuned.write_bytes(rewrite(xml, plan))
     defined = virsh("define", "--validate", str(tuned))

@@ -248,45 +248,45 @@ def test_a_byte_order_mark_is_kept() -> None:
 
 
 def test_a_running_domain_tells_what_it_has_taken() -> None:
-    taken = read_running_domain(sample("earlier-layout"), running=True)
-    assert taken.running
-    assert taken.vcpu_pins[4] == CpuSet([32])
-    assert taken.emulator_pus == CpuSet([8, 9])
-    assert taken.memory_bound
-    assert taken.memory_by_node == ((0, 4 * GIB), (1, 4 * GIB))
-    assert taken.devices == (Bdf.parse("0000:9b:00.0"),)
+    in_use = read_running_domain(sample("earlier-layout"), running=True)
+    assert in_use.running
+    assert in_use.vcpu_pins[4] == CpuSet([32])
+    assert in_use.emulator_pus == CpuSet([8, 9])
+    assert in_use.memory_bound
+    assert in_use.memory_by_node == ((0, 4 * GIB), (1, 4 * GIB))
+    assert in_use.devices == (Bdf.parse("0000:9b:00.0"),)
 
 
 def test_memory_bound_to_nodes_together_counts_as_spread_over_them() -> None:
     tune = "<numatune><memory mode='interleave' nodeset='0,2-3'/></numatune>"
-    taken = read_running_domain(domain(tune, memory="<memory unit='KiB'>3145729</memory>"), True)
-    assert taken.memory_bound
-    assert sum(size for _, size in taken.memory_by_node) == taken.memory_bytes
-    assert [node for node, _ in taken.memory_by_node] == [0, 2, 3]
+    in_use = read_running_domain(domain(tune, memory="<memory unit='KiB'>3145729</memory>"), True)
+    assert in_use.memory_bound
+    assert sum(size for _, size in in_use.memory_by_node) == in_use.memory_bytes
+    assert [node for node, _ in in_use.memory_by_node] == [0, 2, 3]
 
 
 def test_memory_that_may_spill_or_float_is_not_bound() -> None:
     preferred = "<numatune><memory mode='preferred' nodeset='1'/></numatune>"
-    taken = read_running_domain(domain(preferred), running=True)
-    assert (taken.memory_bound, taken.memory_by_node) == (False, ((1, 4 * GIB),))
-    taken = read_running_domain(domain(), running=False)
-    assert (taken.memory_bound, taken.memory_by_node) == (False, ())
+    in_use = read_running_domain(domain(preferred), running=True)
+    assert (in_use.memory_bound, in_use.memory_by_node) == (False, ((1, 4 * GIB),))
+    in_use = read_running_domain(domain(), running=False)
+    assert (in_use.memory_bound, in_use.memory_by_node) == (False, ())
     numad = "<numatune><memory mode='strict' placement='auto'/></numatune>"
     assert not read_running_domain(domain(numad), running=True).memory_bound
 
 
 def test_a_vcpu_without_a_pin_has_the_set_of_the_domain_or_floats() -> None:
     tune = "<cputune><vcpupin vcpu='1' cpuset='7'/></cputune>"
-    taken = read_running_domain(domain(tune), running=True)
-    assert taken.vcpu_pins == (None, CpuSet([7]), None, None)
-    taken = read_running_domain(domain(tune, vcpu="<vcpu cpuset='0-3'>2</vcpu>"), running=True)
-    assert taken.vcpu_pins == (CpuSet.parse("0-3"), CpuSet([7]))
-    assert taken.emulator_pus == CpuSet.parse("0-3")
+    in_use = read_running_domain(domain(tune), running=True)
+    assert in_use.vcpu_pins == (None, CpuSet([7]), None, None)
+    in_use = read_running_domain(domain(tune, vcpu="<vcpu cpuset='0-3'>2</vcpu>"), running=True)
+    assert in_use.vcpu_pins == (CpuSet.parse("0-3"), CpuSet([7]))
+    assert in_use.emulator_pus == CpuSet.parse("0-3")
 
 
 def test_a_domain_holds_devices_that_its_guest_does_not_see() -> None:
-    taken = read_running_domain(sample("gpu-with-audio-and-nics"), running=True)
-    assert Bdf.parse("0000:19:00.2") in taken.devices
+    in_use = read_running_domain(sample("gpu-with-audio-and-nics"), running=True)
+    assert Bdf.parse("0000:19:00.2") in in_use.devices
 
 
 def test_sets_are_printed_as_the_study_does() -> None:

@@ -99,8 +99,8 @@ def test_expander_buses_are_refused_on_i440fx() -> None:
 
 
 def test_apertures_are_at_least_as_large_as_asked_for() -> None:
-    room = Aperture(2048 * GIB, 46, 262_144, 0, 0)
-    after = tuned("qemu-commandline", "pin", aperture=room).text
+    space = Aperture(2048 * GIB, 46, 262_144, 0, 0)
+    after = tuned("qemu-commandline", "pin", aperture=space).text
     assert b'<pcihole64 unit="GiB">2048</pcihole64>' in after
     assert b'<maxphysaddr mode="emulate" bits="46"/>' in after
     assert b'<q:arg value="opt/ovmf/X-PciMmio64Mb,string=262144"/>' in after

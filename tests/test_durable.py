@@ -72,7 +72,7 @@ def test_a_run_is_written_into_no_folder_that_a_link_leads_to(tmp_path: Path) ->
         write_run(root, run)
     with (
         pytest.raises(HostError),
-        open_run(root, run.head.system, run.head.name, resume=False, tell=print),
+        open_run(root, run.head.system, run.head.name, resume=False, notify=print),
     ):
         pytest.fail("it was opened")
     assert not list(elsewhere.iterdir())
@@ -92,14 +92,14 @@ def test_a_lock_is_made_through_no_link(tmp_path: Path, lock: str) -> None:
     (folder / lock).symlink_to(tmp_path / "nologin")
     with (
         pytest.raises(HostError),
-        open_run(tmp_path / "results", "host", "run", resume=False, tell=print),
+        open_run(tmp_path / "results", "host", "run", resume=False, notify=print),
     ):
         pytest.fail("it was opened")
     assert not (tmp_path / "nologin").exists()
 
 
 def test_what_a_bench_writes_follows_no_link_in_its_folder(tmp_path: Path) -> None:
-    with open_run(tmp_path / "results", "host", "run", resume=False, tell=print) as folder:
+    with open_run(tmp_path / "results", "host", "run", resume=False, notify=print) as folder:
         victim = planted(folder.path, "order.json")
         folder.write("order.json", b"{}")
         assert victim.read_text() == "as it was"
@@ -116,7 +116,7 @@ def test_a_folder_that_is_swapped_for_a_link_meanwhile_is_not_written_through(
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    with open_run(tmp_path / "results", "host", "run", resume=False, tell=print) as folder:
+    with open_run(tmp_path / "results", "host", "run", resume=False, notify=print) as folder:
         folder.path.rename(tmp_path / "moved")
         folder.path.symlink_to(elsewhere)
         folder.write("order.json", b"{}")

@@ -51,20 +51,20 @@ def a_case(rng: random.Random) -> tuple[str, MemorySnapshot, PciGranularity]:
         first = next(iter(devices))
         devices[first[:-1] + "1"] = devices[first]
     chosen = rng.sample(range(nodes), rng.randint(1, nodes))
-    held = rng.sample(sorted(devices), rng.randint(1, len(devices)))
+    owned = rng.sample(sorted(devices), rng.randint(1, len(devices)))
     addresses = {}
     controllers = ""
     kind = rng.random()
     if kind < 0.2:
-        addresses[held[0]] = 'domain="0x0000" bus="0x00" slot="0x07" function="0x0"'
+        addresses[owned[0]] = 'domain="0x0000" bus="0x00" slot="0x07" function="0x0"'
     elif kind < 0.4:
         controllers = NATIVE.format(bus_nr=rng.choice((100, 200, 253)))
-        addresses[held[0]] = 'domain="0x0000" bus="0x02" slot="0x00" function="0x0"'
+        addresses[owned[0]] = 'domain="0x0000" bus="0x02" slot="0x00" function="0x0"'
     elif kind < 0.5:
         index = rng.choice((1, 3, 100, 200))
         controllers = f'<controller type="pci" index="{index}" model="pcie-root-port"/>'
     xml = document(
-        held,
+        owned,
         pins=[[node * 8 + i for i in range(each)] for node in chosen] if rng.random() < 0.9 else (),
         nodes=[str(node) for node in chosen] if rng.random() < 0.7 else None,
         addresses=addresses,

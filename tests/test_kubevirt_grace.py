@@ -70,8 +70,8 @@ def test_distances_that_the_document_tells_stay_and_grow() -> None:
 
 def test_the_cpus_cells_have_the_expander_buses_and_no_others() -> None:
     placed = place(grace_vm())
-    told = re.findall(rb'busNr="\d+"><node>(\d+)</node>', placed.document)
-    assert told == [b"0", b"1"]
+    stated = re.findall(rb'busNr="\d+"><node>(\d+)</node>', placed.document)
+    assert stated == [b"0", b"1"]
 
 
 def test_a_second_run_changes_nothing() -> None:

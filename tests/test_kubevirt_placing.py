@@ -228,8 +228,8 @@ def test_what_graceiovirtualization_placed_stays_byte_for_byte() -> None:
 
 def test_the_hosts_distances_are_told_where_the_cells_tell_none() -> None:
     placed = place(document(["01:00.0"]))
-    told = ElementTree.fromstring(placed.document)
-    values = [[s.get("value") for s in cell.iter("sibling")] for cell in told.iter("cell")]
+    stated = ElementTree.fromstring(placed.document)
+    values = [[s.get("value") for s in cell.iter("sibling")] for cell in stated.iter("cell")]
     assert values == [["10", "21"], ["21", "10"]]
 
 

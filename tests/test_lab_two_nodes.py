@@ -70,9 +70,9 @@ def test_verify_live_says_where_the_memory_is(booted: Booted) -> None:
 
 def test_two_vms_share_no_core(booted: Booted) -> None:
     first, second = (reported(booted, name) for name in ("first", "second"))
-    taken = [pus(text) for r in (first, second) for text in r["plan"]["vcpu_pins"]]
-    assert sum(map(len, taken)) == 6
-    assert len({pu for pin in taken for pu in pin}) == 6
+    in_use = [pus(text) for r in (first, second) for text in r["plan"]["vcpu_pins"]]
+    assert sum(map(len, in_use)) == 6
+    assert len({pu for pin in in_use for pu in pin}) == 6
     for mine, other in ((first, second), (second, first)):
         theirs = {pu for text in other["plan"]["vcpu_pins"] for pu in pus(text)}
         assert not theirs & set(pus(mine["plan"]["emulator_pus"]))

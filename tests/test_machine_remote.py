@@ -442,11 +442,11 @@ def test_a_frame_with_a_letter_changed_is_never_believed(
     content: bytes, at: int, letter: str
 ) -> None:
     text = content.hex(" ")
-    told = f"{checksum(content, 'sha256sum')}  -"
-    assert fetched(text, told, "sha256sum", base64_there=False) == content
+    stated = f"{checksum(content, 'sha256sum')}  -"
+    assert fetched(text, stated, "sha256sum", base64_there=False) == content
     at %= len(text) + 1
     broken = text[:at] + letter + text[at + 1 :]
-    found = fetched(broken, told, "sha256sum", base64_there=False)
+    found = fetched(broken, stated, "sha256sum", base64_there=False)
     assert isinstance(found, Damaged) or found == content
 
 

@@ -76,8 +76,8 @@ def test_a_dimm_counts_in_pages_locked_memory_dma_and_the_summary(hgx: Host) -> 
     assert bare is not None
     assert plan.aperture.dma_map_entries == bare.dma_map_entries
     assert [d.local_memory_ratio for d in plan.devices] == [0.25, 0.75]
-    told = explain(plan, hgx)
-    assert "256 GiB and 256 GiB in memory devices" in told.summary
+    stated = explain(plan, hgx)
+    assert "256 GiB and 256 GiB in memory devices" in stated.summary
 
 
 def test_memory_devices_that_no_node_holds_beside_its_cell_are_refused(hgx: Host) -> None:
@@ -139,10 +139,10 @@ def test_cells_with_memory_devices_lie_on_nodes_that_hold_both(
 
     def holds(nodes: tuple[int, ...], cells: list[int]) -> bool:
         """Whether the nodes hold cells of so many bytes next to their devices."""
-        held = [0] * len(nodes)
+        owned = [0] * len(nodes)
         for cell, size in devices:
-            held[cell if cell < len(nodes) else 0] += size
-        needs = zip(nodes, held, cells, strict=True)
+            owned[cell if cell < len(nodes) else 0] += size
+        needs = zip(nodes, owned, cells, strict=True)
         return all(sizes[node] * GIB >= cell + more * GIB for node, more, cell in needs)
 
     counts = [number for number in (1, 2, 4) if number <= len(sizes)]  # 4 vCPUs, equal cells

@@ -44,23 +44,23 @@ def _uses(path: Path) -> dict[str, set[str]]:
     return found
 
 
-def _held(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+def _owned(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     """Patterns in a value: itself, in containers, in records and classes."""
     if isinstance(value, re.Pattern):
         yield name, value
     elif isinstance(value, Mapping):
         for one in (*value.keys(), *value.values()):
-            yield from _held(one, f"{name}[]")
+            yield from _owned(one, f"{name}[]")
     elif isinstance(value, tuple | list | set | frozenset):
         for one in value:
-            yield from _held(one, f"{name}[]")
+            yield from _owned(one, f"{name}[]")
     elif isinstance(value, type) and value.__module__.startswith("homenode"):
         for key, one in vars(value).items():
             if isinstance(one, re.Pattern | tuple | list):
-                yield from _held(one, f"{name}.{key}")
+                yield from _owned(one, f"{name}.{key}")
     elif type(value).__module__.startswith("homenode"):
         for key in getattr(value, "__dataclass_fields__", ()):
-            yield from _held(getattr(value, key), f"{name}.{key}")
+            yield from _owned(getattr(value, key), f"{name}.{key}")
 
 
 def _named() -> Iterator[Case]:
@@ -71,7 +71,7 @@ def _named() -> Iterator[Case]:
         inside = str(path.relative_to(SOURCE))
         uses = _uses(path)
         for top, value in list(vars(loaded).items()):
-            for name, pattern in _held(value, top):
+            for name, pattern in _owned(value, top):
                 methods = uses.get(name, set())
                 if not methods:
                     methods = {method for file, method in PASSED_ON if file == inside}

@@ -22,7 +22,7 @@ from homenode.plan.search.ladder import Concession
 from homenode.plan.search.place import place
 from homenode.topology import Host, PagePool, RunningDomain
 from homenode.units import GIB, MIB
-from tests.brute_force import Cores, Memory, Rung, best_by_force
+from tests.brute_force import Cores, Fallback, Memory, best_by_force
 from tests.small_hosts import (
     DeviceSpec,
     NodeSpec,
@@ -52,7 +52,7 @@ RESERVES = (
     HostReserve(1, 512 * MIB),
     HostReserve(2, 512 * MIB),
 )
-CONCEDED: dict[Concession, Callable[[Rung], bool]] = {
+CONCEDED: dict[Concession, Callable[[Fallback], bool]] = {
     Concession.HOST_MEMORY: lambda rung: not rung.keeps_memory,
     Concession.ANY_PUS: lambda rung: rung.cores is Cores.ANY_PUS,
     Concession.HOST_CORE: lambda rung: not rung.keeps_core,
@@ -116,12 +116,12 @@ def with_fabric(draw: random.Random, host: Host) -> Host:
         kind = draw.choice((LinkKind.NVLINK, LinkKind.XGMI))
         links = [DeviceLink(kind, a, b) for a, b in zip(pairs[::2], pairs[1::2], strict=False)]
         return replace(host, links=tuple(links))
-    seats = dict(zip(gpus, draw.sample(range(1, 9), len(gpus)), strict=True))
-    known = {bdf: seat for bdf, seat in seats.items() if draw.random() < 0.85}
+    assignments = dict(zip(gpus, draw.sample(range(1, 9), len(gpus)), strict=True))
+    known = {bdf: assignment for bdf, assignment in assignments.items() if draw.random() < 0.85}
     return replace(
         host,
         pci_devices=tuple(
-            replace(d, name=board, module_id=known.get(d.bdf)) if d.bdf in seats else d
+            replace(d, name=board, module_id=known.get(d.bdf)) if d.bdf in assignments else d
             for d in host.pci_devices
         ),
     )
@@ -216,7 +216,7 @@ def wide_host(draw: random.Random) -> Host:
         for _ in range(count)
     ]
     total = sum(len(spec.llcs[0]) for spec in specs)
-    taken = some_pus(draw, total, 4)
+    in_use = some_pus(draw, total, 4)
     devices = [
         DeviceSpec(
             f"0000:{16 + number:02x}:00.0",
@@ -228,7 +228,7 @@ def wide_host(draw: random.Random) -> Host:
     host = host_of(
         specs,
         devices=devices,
-        domains=[pinned_domain(str(taken))] if taken else [],
+        domains=[pinned_domain(str(in_use))] if in_use else [],
         distances=distances(draw, count) if draw.random() < 0.3 else None,
         # Where all nodes are equally far, packages decide.
         tells_distances=draw.random() < 0.5,

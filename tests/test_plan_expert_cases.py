@@ -256,10 +256,10 @@ def test_a_vm_without_gpus_takes_a_node_whose_gpus_are_gone_already(layout: str)
 # One GPU is a choice of partition, too.
 
 
-def board_of_eight(*held: int) -> Host:
+def board_of_eight(*owned: int) -> Host:
     """An H100 board whose modules 1 to 8 are buses 11 to 18; held: modules of running VMs."""
     devices = [gpu(16 + module, (module - 1) // 4) for module in range(1, 9)]
-    busy = [pinned_domain("", name=f"train{m}", devices=(f"{16 + m:02x}:00.0",)) for m in held]
+    busy = [pinned_domain("", name=f"train{m}", devices=(f"{16 + m:02x}:00.0",)) for m in owned]
     host = even_host(2, 1, 1, 8, 1, devices=devices, domains=busy)
     return replace(
         host,
@@ -290,10 +290,10 @@ def modules(placement: Placement) -> list[int]:
     ],
 )
 def test_a_gpu_breaks_what_is_broken_already(
-    held: tuple[int, ...], count: int, taken: list[int]
+    owned: tuple[int, ...], count: int, in_use: list[int]
 ) -> None:
     request = replace(small_request(2, layout="pin-numa-pci"), gpu_count=count)
-    assert modules(agreed(board_of_eight(*held), request)) == taken
+    assert modules(agreed(board_of_eight(*owned), request)) == in_use
 
 
 # What is allocated, and the host's share.
@@ -307,9 +307,9 @@ def test_memory_that_a_running_domain_has_not_touched_yet_is_not_free() -> None:
 
 def test_the_host_keeps_a_core_until_nothing_else_is_left() -> None:
     host = even_host(1, 1, 1, 4, 1)
-    kept, taken = agreed(host, small_request(3, GIB)), agreed(host, small_request(4, GIB))
-    assert kept.rung != taken.rung
-    assert {f.severity for f in taken.findings if f.severity != "info"} == {"warning"}
+    kept, in_use = agreed(host, small_request(3, GIB)), agreed(host, small_request(4, GIB))
+    assert kept.rung != in_use.rung
+    assert {f.severity for f in in_use.findings if f.severity != "info"} == {"warning"}
 
 
 def test_the_host_keeps_memory_until_nothing_else_is_left() -> None:
@@ -317,8 +317,8 @@ def test_the_host_keeps_memory_until_nothing_else_is_left() -> None:
     assert not [
         f for f in agreed(host, small_request(2, 5 * GIB)).findings if f.severity == "critical"
     ]
-    taken = agreed(host, small_request(2, 7 * GIB))
-    assert [f for f in taken.findings if f.severity == "critical"]
+    in_use = agreed(host, small_request(2, 7 * GIB))
+    assert [f for f in in_use.findings if f.severity == "critical"]
 
 
 def test_a_second_node_serves_before_the_memory_of_the_host_does() -> None:

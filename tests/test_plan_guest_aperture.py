@@ -132,8 +132,8 @@ def test_layouts_that_leave_pcie_as_it_was_leave_its_window_too_and_say_so() -> 
     assert "<pcihole64 unit='KiB'>1073741824</pcihole64>" in (finding.fix or "")
     few_bits = planned(host, {"cpu_mode": "custom"}, layout=PRESETS["pin-numa"])
     assert [f.severity for f in few_bits.findings if f.id == "pci-window-small"] == ["warning"]
-    for room in ({"pcihole64_bytes": TIB}, {"has_qemu_commandline": True}):
-        roomy = planned(host, dict(room), layout=PRESETS["pin-numa"])
+    for space in ({"pcihole64_bytes": TIB}, {"has_qemu_commandline": True}):
+        roomy = planned(host, dict(space), layout=PRESETS["pin-numa"])
         assert not [f for f in roomy.findings if f.id == "pci-window-small"]
 
 

@@ -337,8 +337,8 @@ def test_layouts_that_leave_pcie_as_it_was_keep_every_address() -> None:
 
 def test_taken_slots_of_the_root_bus_are_left_alone() -> None:
     request = ask(HGX_GPUS)
-    taken = tuple(GuestAddress(0, 0, slot, 0) for slot in (0x10, 0x12))
-    guest = replace(request.guest, addresses=tuple(sorted((*request.guest.addresses, *taken))))
+    in_use = tuple(GuestAddress(0, 0, slot, 0) for slot in (0x10, 0x12))
+    guest = replace(request.guest, addresses=tuple(sorted((*request.guest.addresses, *in_use))))
     plan = assemble(hgx_host(), replace(request, guest=guest), placed((2, 2), devices=HGX_GPUS))
     slots = [c.address.device for c in of_model(plan, PortModel.EXPANDER_BUS)]
     assert slots == [0x11, 0x13]

@@ -118,10 +118,10 @@ def test_a_hand_made_tree_is_kept_and_extended() -> None:
     )
     hostdevs = list(request.guest.hostdevs)
     hostdevs[0] = replace(hostdevs[0], address=GuestAddress(0, 2, 0, 0))
-    taken = [c.address for c in controllers if c.address] + [GuestAddress(0, 2, 0, 0)]
+    in_use = [c.address for c in controllers if c.address] + [GuestAddress(0, 2, 0, 0)]
     guest = replace(
         request.guest, controllers=controllers, hostdevs=tuple(hostdevs),
-        addresses=tuple(sorted(taken)),
+        addresses=tuple(sorted(in_use)),
     )  # fmt: skip
     request = replace(request, guest=guest)
     plan = assemble(hgx_host(), request, placed((2, 2), devices=HGX_GPUS[:3]))
@@ -346,12 +346,12 @@ def hand_made(draw: st.DrawFn) -> tuple[GuestRequest, Placement]:
             ports.remove(port)
         at_port = None if port is None else GuestAddress(0, port, 0, 0)
         hostdevs.append(GuestHostdev(bdf, at_port))
-    taken = {c.address for c in controllers if c.address is not None}
-    taken |= {h.address for h in hostdevs if h.address is not None}
+    in_use = {c.address for c in controllers if c.address is not None}
+    in_use |= {h.address for h in hostdevs if h.address is not None}
     request = ask(devices, defined=False)
     guest = replace(
         request.guest, controllers=tuple(controllers), hostdevs=tuple(hostdevs),
-        addresses=tuple(sorted(taken)),
+        addresses=tuple(sorted(in_use)),
     )  # fmt: skip
     request = replace(
         request,

@@ -71,10 +71,10 @@ def test_the_studys_listing_a_leaves_the_cpu_as_it_was() -> None:
     ],
 )
 def test_a_flat_guest_keeps_a_topology_that_is_still_true(
-    told: tuple[int, int, int, int] | None, expected: GuestTopology | None
+    stated: tuple[int, int, int, int] | None, expected: GuestTopology | None
 ) -> None:
     request = small_request(4, layout="pin")
-    request = replace(request, guest=replace(request.guest, cpu_topology=told))
+    request = replace(request, guest=replace(request.guest, cpu_topology=stated))
     assert assemble(even_host(2), request, placed((2, 2))).topology == expected
 
 

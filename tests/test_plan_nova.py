@@ -40,9 +40,9 @@ def test_of_400_two_cell_vms_none_crosses_a_socket_where_a_pair_within_one_fits(
     seeded = random.Random(9654)
     two_cells = fitting = 0
     for _ in range(400):
-        taken = CpuSet(seeded.sample(range(64), seeded.randint(8, 36)))
-        host = even_host(2, 4, 1, 8, 1, domains=[pinned_domain(str(taken))])
-        free = [len(node.pus - taken) for node in host.nodes]
+        in_use = CpuSet(seeded.sample(range(64), seeded.randint(8, 36)))
+        host = even_host(2, 4, 1, 8, 1, domains=[pinned_domain(str(in_use))])
+        free = [len(node.pus - in_use) for node in host.nodes]
         need = max(free) // 2 + 1
         placement = place(host, small_request(2 * need, GIB))
         nodes = placement.nodes
@@ -67,8 +67,8 @@ def uneven_case(seeded: random.Random) -> tuple[Host, GuestRequest]:
         for number in range(seeded.randint(2, 6))
     ]
     total = sum(len(spec.llcs[0]) for spec in specs)
-    taken = CpuSet(seeded.sample(range(total), seeded.randint(0, total // 3)))
-    host = host_of(specs, domains=[pinned_domain(str(taken))] if taken else [])
+    in_use = CpuSet(seeded.sample(range(total), seeded.randint(0, total // 3)))
+    host = host_of(specs, domains=[pinned_domain(str(in_use))] if in_use else [])
     request = small_request(seeded.randint(2, 8), seeded.choice((1, 3, 6, 10)) * GIB)
     return host, replace(
         request,
@@ -110,10 +110,10 @@ def plain_case(seeded: random.Random) -> tuple[Host, GuestRequest]:
         for number in range(seeded.randint(0, 4))
     ]
     total = sum(len(spec.llcs[0]) for spec in specs)
-    taken = CpuSet(seeded.sample(range(total), seeded.randint(0, total // 2)))
-    held = tuple(gpu.bdf for gpu in gpus if seeded.random() < 0.3)
-    host = host_of(specs, devices=gpus, domains=[pinned_domain(str(taken), devices=held)])
-    free = len(gpus) - len(held)
+    in_use = CpuSet(seeded.sample(range(total), seeded.randint(0, total // 2)))
+    owned = tuple(gpu.bdf for gpu in gpus if seeded.random() < 0.3)
+    host = host_of(specs, devices=gpus, domains=[pinned_domain(str(in_use), devices=owned)])
+    free = len(gpus) - len(owned)
     request = small_request(
         seeded.randint(1, 8),
         seeded.choice((4, 8, 24)) * GIB,
@@ -127,11 +127,11 @@ def nova_answers(
 ) -> Iterator[tuple[tuple[int, ...], tuple[Bdf, ...]]]:
     """(host node of each cell, GPUs) by Nova, for each number of cells that divides the vCPUs."""
     (other,) = host.domains
-    taken = {pu for pin in other.vcpu_pins if pin is not None for pu in pin}
+    in_use = {pu for pin in other.vcpu_pins if pin is not None for pu in pin}
     open_gpus = [d for d in host.devices_of_kind(DeviceKind.GPU) if d.bdf not in other.devices]
     cells = [
         NovaCell(
-            len(node.pus - CpuSet(taken)),
+            len(node.pus - CpuSet(in_use)),
             node.memory_bytes or 0,
             sum(gpu.node == node.index for gpu in open_gpus),
         )
@@ -214,9 +214,9 @@ ONE_THREAD = {count: even_host(1, 1, 1, count, 1) for count in (3, 4)}
     ],
 )
 def test_without_smt_a_vcpu_takes_each_free_core(
-    cores: int, taken: str, vcpus: int, expected: list[int] | None
+    cores: int, in_use: str, vcpus: int, expected: list[int] | None
 ) -> None:
-    domains = [pinned_domain(taken)] if taken else []
+    domains = [pinned_domain(in_use)] if in_use else []
     host = replace(ONE_THREAD[cores], domains=tuple(domains))
     assert pus_of(host, dedicated(vcpus)) == expected
 
@@ -242,17 +242,17 @@ def test_no_vcpu_shares_a_core_with_another_vm() -> None:
 
 @pytest.mark.parametrize(("taken", "expected"), [("0-2", None), ("0-1", [2, 6, 3, 7])])
 def test_whole_sibling_groups_of_untouched_cores_are_found(
-    taken: str, expected: list[int] | None
+    in_use: str, expected: list[int] | None
 ) -> None:
-    host = even_host(1, 1, 1, 4, 2, domains=[pinned_domain(taken)])
+    host = even_host(1, 1, 1, 4, 2, domains=[pinned_domain(in_use)])
     assert pus_of(host, dedicated(4, isolate=False)) == expected
 
 
 @pytest.mark.parametrize(("taken", "expected"), [("1", [0, 2]), ("", [0, 1])])
 def test_isolate_takes_untouched_cores_and_siblings_only_where_these_are_too_few(
-    taken: str, expected: list[int]
+    in_use: str, expected: list[int]
 ) -> None:
-    domains = [pinned_domain(taken)] if taken else []
+    domains = [pinned_domain(in_use)] if in_use else []
     host = even_host(1, 1, 1, 2, 2, domains=domains)
     assert pus_of(host, dedicated(2)) == expected
 

@@ -66,8 +66,8 @@ def test_equal_hosts_keep_the_order_given() -> None:
 
 def test_a_gpu_near_free_cores_ranks_its_host_first() -> None:
     gpu = [DeviceSpec("0000:10:00.0", 0), DeviceSpec("0000:90:00.0", 1, root=1)]
-    taken = [pinned_domain("0-3,4-7", name="a", devices=("90:00.0",))]
-    far = even_host(2, 1, 1, 8, 1, devices=gpu, domains=taken, name="far")
+    in_use = [pinned_domain("0-3,4-7", name="a", devices=("90:00.0",))]
+    far = even_host(2, 1, 1, 8, 1, devices=gpu, domains=in_use, name="far")
     near = even_host(2, 1, 1, 8, 1, devices=gpu, name="near")
     assert names(far, near, request=replace(small_request(4), gpu_count=1)) == ["near", "far"]
 

@@ -66,10 +66,10 @@ def test_a_vm_that_replaces_a_domain_gets_its_pus_and_devices() -> None:
     request = request_for(
         small_guest(name="train"), PlanOptions(layout="pin", replaces=("redacted/vm-1",)), host
     )
-    taken = allocations(host, request)
-    assert {holder for _, holder in taken.devices} == {"redacted/vm-2"}
-    assert [one.domain for one in taken.by_domain] == ["redacted/vm-2"]
-    assert not any("--replaces" in gap.reason for gap in taken.gaps)
+    in_use = allocations(host, request)
+    assert {holder for _, holder in in_use.devices} == {"redacted/vm-2"}
+    assert [one.domain for one in in_use.by_domain] == ["redacted/vm-2"]
+    assert not any("--replaces" in gap.reason for gap in in_use.gaps)
     made = _planned(host, "train", replaces=("redacted/vm-1",))
     assert {pu for pins in made.vcpu_pins for pu in pins} == {0, 1, 2, 3}
 

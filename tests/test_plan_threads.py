@@ -92,8 +92,10 @@ def test_share_and_none_do_as_they_say() -> None:
 def test_a_core_that_serves_one_emulator_serves_the_next_where_free_gpus_need_the_others() -> None:
     host = even_host(1, 1, 1, 8, 1, devices=[DeviceSpec(f"0000:9{i}:00.0", 0) for i in range(2)])
     first = place(host, small_request(4, devices=["90:00.0"]))
-    taken = pinned_domain(str(vcpus(first)), emulator=str(first.emulator_pus), devices=("90:00.0",))
-    busy = replace(host, domains=(taken,))
+    in_use = pinned_domain(
+        str(vcpus(first)), emulator=str(first.emulator_pus), devices=("90:00.0",)
+    )
+    busy = replace(host, domains=(in_use,))
     assert place(busy, small_request(3, devices=["91:00.0"])).emulator_pus == first.emulator_pus
 
 

@@ -51,9 +51,9 @@ def test_tuning_a_tuned_document_changes_nothing(path: Path) -> None:
 
 def test_a_document_is_told_no_siblings_where_the_host_has_none_to_give() -> None:
     host = load_host("x86-2p2n16c16t-smt-off")
-    told = document(4, 2, "<topology sockets='1' cores='2' threads='2'/>")
+    stated = document(4, 2, "<topology sockets='1' cores='2' threads='2'/>")
     flat = PlanOptions("pin", pinning=Pinning.ALL_PUS, siblings=Siblings.EXPOSED)
     for options in (PlanOptions("pin"), PlanOptions("pin-numa"), PlanOptions("pin-numa-smt"), flat):
-        tuned = tune(told, "vm.xml", options, host)
+        tuned = tune(stated, "vm.xml", options, host)
         assert b"threads='2'" not in tuned.document
         assert tuned.plan.vcpus == 4

@@ -185,11 +185,11 @@ def test_xapi_finds_no_fewer_packages_and_no_nearer_nodes(
     several = 0
     for _ in range(170):
         left = [seeded.randint(1, CORES) for _ in range(8)]
-        taken = CpuSet(
+        in_use = CpuSet(
             pu for node in range(8) for pu in range(node * CORES + left[node], (node + 1) * CORES)
         )
         free = [seeded.choice(gib) * GIB for _ in range(8)]
-        busy = [pinned_domain(str(taken))]
+        busy = [pinned_domain(str(in_use))]
         host = even_host(2, 4, 3, 8, 1, distances=NPS4, domains=busy, memory_bytes=192 * GIB)
         host = replace(
             host,

@@ -120,9 +120,9 @@ def curve(
     for one in sizes:
         latency, inside = 0.0, 0.0
         for capacity, ns in caches:  # the part of the lines that each cache holds
-            held = min(1.0, capacity / one)
-            latency += max(held - inside, 0.0) * ns
-            inside = max(inside, held)
+            owned = min(1.0, capacity / one)
+            latency += max(owned - inside, 0.0) * ns
+            inside = max(inside, owned)
         latency += (1.0 - inside) * dram_ns
         rows.append((one, round(latency * (1 + abs(rng.gauss(0, noise))), 4)))
     return rows

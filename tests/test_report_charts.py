@@ -34,11 +34,11 @@ def _inside(svg: str) -> ElementTree.Element:
             assert -5 <= float(element.get("cx", 0)) <= width + 5
             assert -5 <= float(element.get("cy", 0)) <= height + 5
         if element.tag == "text" and "transform" not in element.attrib:
-            taken = text_width(element.text or "", float(element.get("font-size", 0)))
+            in_use = text_width(element.text or "", float(element.get("font-size", 0)))
             part = {"middle": 0.5, "end": 1.0}.get(element.get("text-anchor", ""), 0.0)
-            left = float(element.get("x", 0)) - part * taken
+            left = float(element.get("x", 0)) - part * in_use
             assert left >= -10, element.text
-            assert left + taken <= width + 10, element.text
+            assert left + in_use <= width + 10, element.text
             assert 0 <= float(element.get("y", 0)) <= height + 2
     return root
 

@@ -67,11 +67,11 @@ def test_no_word_of_any_page_is_cut_off(pdf: Path) -> None:
 @needs_poppler
 def test_everything_that_is_folded_on_a_screen_is_on_paper(pdf: Path) -> None:
     text = words(pdf)
-    for told in (
+    for stated in (
         "Which layout to run", "Effects and risks", "Summary", "What is measured", "Doubts (",
         "Environment", "Notes and sources", "As printed", "not ready", "561.2", "page 1 of",
     ):  # fmt: skip
-        assert told in text, told
+        assert stated in text, stated
 
 
 @pytest.mark.pdf

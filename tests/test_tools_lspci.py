@@ -322,12 +322,12 @@ def test_a_number_that_was_cut_is_not_read() -> None:
         ("I/O behind bridge: 00001000-00001fff [size=4K]", False),
     ],
 )
-def test_a_bridge_that_passes_memory_to_nothing_is_a_gap(window: str, told: bool) -> None:
+def test_a_bridge_that_passes_memory_to_nothing_is_a_gap(window: str, stated: bool) -> None:
     bridge = (
         "00:01.0 PCI bridge: Intel Corporation Device 352a\n"
         f"\tBus: primary=00, secondary=01, subordinate=01, sec-latency=0\n\t{window}\n"
     )
-    assert bool(_cut_gaps(bridge)) is told
+    assert bool(_cut_gaps(bridge)) is stated
 
 
 @needs_hgx

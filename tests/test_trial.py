@@ -66,12 +66,12 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 
 def run(
-    tmp_path: Path, reach: SimulatedReach, told: list[str] | None = None, **asked: object
+    tmp_path: Path, reach: SimulatedReach, stated: list[str] | None = None, **asked: object
 ) -> tuple[Head, JournalFile]:
     """A whole trial."""
     head, journal = begun(tmp_path / "state", wanted(tmp_path / "results", **asked))  # type: ignore[arg-type]
     with journal.locked() as lock:
-        run_trial(trial_of(head, journal, tmp_path / "state", reach, told), lock)
+        run_trial(trial_of(head, journal, tmp_path / "state", reach, stated), lock)
     return head, journal
 
 
@@ -177,15 +177,17 @@ def test_every_boot_is_written_down_before_and_after(daemon: StandIn, tmp_path: 
 def test_a_guest_that_is_not_as_planned_is_told_and_not_measured(
     daemon: StandIn, tmp_path: Path
 ) -> None:
-    told: list[str] = []
-    head, journal = run(tmp_path, SimulatedReach(daemon, EQUAL, wrong=["pin-numa"]), told, boots=1)
+    stated: list[str] = []
+    head, journal = run(
+        tmp_path, SimulatedReach(daemon, EQUAL, wrong=["pin-numa"]), stated, boots=1
+    )
     state = journal.known().state
     assert outcome_code(state) == 1
     by_layout = {step.layout: state.outcomes[step.number] for step in steps_of(head)}
     assert by_layout["pin-numa"].what is What.MISMATCHED
     assert any("guest-nodes" in line for line in by_layout["pin-numa"].entry.findings)
     assert by_layout["pin"].what is What.MEASURED
-    assert any("not as planned" in line for line in told)
+    assert any("not as planned" in line for line in stated)
     assert daemon.definition() == ORIGINAL
 
 
@@ -328,10 +330,10 @@ def test_as_many_pus_as_the_vm_has_vcpus_are_expected(daemon: StandIn, tmp_path:
 
 
 def test_it_is_said_how_long_a_guest_has_been_waited_for(daemon: StandIn, tmp_path: Path) -> None:
-    told: list[str] = []
+    stated: list[str] = []
     reach = SimulatedReach(daemon, EQUAL, silent=("pin",))
-    run(tmp_path, reach, told, boots=1, layouts=("pin",), answer_s=0.05)
-    assert "waiting, 0.05 s at most" in told
+    run(tmp_path, reach, stated, boots=1, layouts=("pin",), answer_s=0.05)
+    assert "waiting, 0.05 s at most" in stated
 
 
 def test_a_guest_that_does_not_shut_down_is_ended(daemon: StandIn, tmp_path: Path) -> None:

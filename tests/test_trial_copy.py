@@ -167,10 +167,10 @@ def test_a_copy_is_made_beside_the_vm_and_removed_with_all_its_files(
     assert not list(disk.parent.glob("*.qcow2")), "nothing is made yet"
     make_copy(virsh, prepared)
     (overlay,) = map(Path, prepared.copy.overlays)
-    told = subprocess.run(
+    stated = subprocess.run(
         ["qemu-img", "info", "--output=json", str(overlay)], capture_output=True, check=True
     )
-    assert json.loads(told.stdout)["full-backing-filename"] == str(disk)
+    assert json.loads(stated.stdout)["full-backing-filename"] == str(disk)
     copy = read_guest(virsh.definition(prepared.copy.uuid), "copy")
     assert copy.name == f"{state.name}-trial"
     assert copy.uuid == prepared.copy.uuid != number

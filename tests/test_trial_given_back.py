@@ -218,13 +218,13 @@ def test_figures_of_a_guest_that_restarted_itself_are_set_aside(
 
 
 def test_a_second_interrupt_is_told_and_only_a_third_one_heard() -> None:
-    told: list[str] = []
-    with held_interrupts(told.append):
+    stated: list[str] = []
+    with held_interrupts(stated.append):
         os.kill(os.getpid(), signal.SIGINT)
-        assert len(told) == 1
+        assert len(stated) == 1
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)
-    assert "once more" in told[0]
+    assert "once more" in stated[0]
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
 
@@ -234,8 +234,8 @@ def test_an_interrupt_while_the_vm_is_put_back_does_not_keep_it_from_that(
 ) -> None:
     root = tmp_path / "state"
     head, journal = begun(root, wanted(tmp_path / "results", boots=1, layouts=("pin",)))
-    told: list[str] = []
-    trial = trial_of(head, journal, root, SimulatedReach(daemon, EQUAL), told)
+    stated: list[str] = []
+    trial = trial_of(head, journal, root, SimulatedReach(daemon, EQUAL), stated)
 
     class Interrupted(SimulatedReach):
         def equip(self, machine: object) -> None:
@@ -254,7 +254,7 @@ def test_an_interrupt_while_the_vm_is_put_back_does_not_keep_it_from_that(
         run_trial(replace(trial, reach=reach, virsh=Impatient(URI)), lock)
     assert daemon.definition() == ORIGINAL
     assert not journal.known().state.to_undo
-    assert any("being restored" in line for line in told)
+    assert any("being restored" in line for line in stated)
 
 
 def test_a_damaged_journal_is_named_with_another_way_back(daemon: StandIn, tmp_path: Path) -> None:

@@ -40,8 +40,8 @@ def test_a_device_that_another_vm_has_stops_every_layout() -> None:
     options = PlanOptions(layout="pin")
     assert not any(one.against for one in fit(original, NAME, options, LAYOUTS, there))
     other = RunningDomain("other", True, (None,), None, (), 1 << 30, False, (), None, (gpu,))
-    taken = replace(there, domains=(other,))
-    found = fit(original, NAME, options, LAYOUTS, taken)
+    in_use = replace(there, domains=(other,))
+    found = fit(original, NAME, options, LAYOUTS, in_use)
     assert all("device-in-use" in one.against[0] or one.unplannable for one in found)
     assert all(one.against for one in found)
     # Its own devices are not in its way.

@@ -37,10 +37,10 @@ def wait_for(what: Callable[[], bool]) -> None:
 def below(process: int) -> list[int]:
     """The processes that one has started, and they."""
     try:
-        told = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+        stated = Path(f"/proc/{process}/task/{process}/children").read_text().split()
     except OSError:
         return []
-    return [one for child in map(int, told) for one in (child, *below(child))]
+    return [one for child in map(int, stated) for one in (child, *below(child))]
 
 
 def names(process: int) -> dict[int, str]:

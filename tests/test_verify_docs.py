@@ -28,10 +28,10 @@ def ids(path: Path) -> Iterator[str]:
 
 
 def test_every_finding_of_verify_is_documented() -> None:
-    told = read_page("docs/commands/verify.md").words_in_code()
+    stated = read_page("docs/commands/verify.md").words_in_code()
     made = {name for path in _FILES for name in ids(path)}
     assert len(made) > 50
-    assert not sorted(made - told)
+    assert not sorted(made - stated)
 
 
 def test_no_finding_is_documented_that_nothing_makes() -> None:
@@ -40,5 +40,5 @@ def test_no_finding_is_documented_that_nothing_makes() -> None:
     for heading in ("What the document check finds", "What a guest is asked"):
         rows = (line for line in page[heading].splitlines() if line.startswith("| `"))
         cells = (row.split("|")[1] for row in rows)
-        told = {word.strip(" `") for cell in cells for word in cell.split(",")}
-        assert not sorted(told - made), heading
+        stated = {word.strip(" `") for cell in cells for word in cell.split(",")}
+        assert not sorted(stated - made), heading

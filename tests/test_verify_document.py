@@ -238,9 +238,9 @@ def test_siblings_of_one_core_are_shared_unless_the_guest_is_told_of_siblings() 
     host = load_host("x86-2p2n16c32t-isolated-pus")
     options = PlanOptions(layout="pin-numa-smt", keep_vcpus=True)
     hostdevs = PLAIN[PLAIN.index(b"    <hostdev") : PLAIN.index(b"  </devices>")]
-    told = tune(PLAIN.replace(hostdevs, b""), "vm.xml", options, host).document
-    assert "core-shared" not in ids(findings_of(told, host=host))
-    hidden = changed(told, ("cores='2' threads='2'", "cores='4' threads='1'"))
+    stated = tune(PLAIN.replace(hostdevs, b""), "vm.xml", options, host).document
+    assert "core-shared" not in ids(findings_of(stated, host=host))
+    hidden = changed(stated, ("cores='2' threads='2'", "cores='4' threads='1'"))
     shared = [f.subject for f in findings_of(hidden, host=host) if f.id == "core-shared"]
     assert shared == ["vCPUs 0-1", "vCPUs 2-3"]
 
@@ -260,8 +260,8 @@ def test_cores_and_devices_of_other_running_vms_are_named() -> None:
     host = replace(small_host(), domains=(neighbour((5, 7), (Bdf.parse("81:00.0"),)),))
     found = findings_of(tuned("pin-numa-pci").document, host=host)
     assert {"core-taken", "device-in-use"} <= ids(found)
-    taken = next(f for f in found if f.id == "core-taken")
-    assert taken.subject == "PUs 5" and "'other'" in taken.observed
+    in_use = next(f for f in found if f.id == "core-taken")
+    assert in_use.subject == "PUs 5" and "'other'" in in_use.observed
 
 
 def one_group(*drivers: tuple[str, str | None]) -> Host:
@@ -288,8 +288,8 @@ def test_a_driver_of_the_host_in_the_devices_iommu_group_is_named(
     hostdev = PLAIN[PLAIN.rindex(b"    <hostdev") : PLAIN.index(b"  </devices>")]
     host = one_group((near, "vfio-pci"), (far, driver))
     found = findings_of(PLAIN.replace(hostdev, b""), host=host)
-    told = [(f.subject, f.observed) for f in found if f.id == "iommu-group-shared"]
-    assert told == ([(near, f"{far} ({driver})")] if stays else [])
+    stated = [(f.subject, f.observed) for f in found if f.id == "iommu-group-shared"]
+    assert stated == ([(near, f"{far} ({driver})")] if stays else [])
 
 
 def test_a_group_whose_functions_are_all_passed_is_nobody_elses() -> None:
@@ -312,16 +312,16 @@ def test_a_pin_that_is_offline_in_part_is_a_warning_and_whole_is_critical() -> N
     for pin, severity in (("5", Severity.CRITICAL), ("5,7", Severity.WARNING)):
         xml = changed(tuned("pin").document, ("vcpu='3' cpuset='5'", f"vcpu='3' cpuset='{pin}'"))
         found = findings_of(xml, host=replace(host, pus=pus))
-        told = [(f.subject, f.severity) for f in found if f.id == "pin-of-offline-pu"]
-        assert told == [("vCPU 3", severity)]
+        stated = [(f.subject, f.severity) for f in found if f.id == "pin-of-offline-pu"]
+        assert stated == [("vCPU 3", severity)]
 
 
 def test_a_node_of_the_whole_binding_must_exist_although_every_cell_has_its_own() -> None:
     xml = changed(tuned("pin-numa").document, ("mode='strict' nodeset='0,1'", "nodeset='0,1,7'"))
     found = findings_of(xml, host=small_host())
-    told = [(f.id, f.subject, f.observed) for f in found if are_bad([f])]
-    assert ("memory-of-no-node", "<numatune>", "node 7, which is not there") in told
-    assert not any(what == "memory-short" for what, _, _ in told)
+    stated = [(f.id, f.subject, f.observed) for f in found if are_bad([f])]
+    assert ("memory-of-no-node", "<numatune>", "node 7, which is not there") in stated
+    assert not any(what == "memory-short" for what, _, _ in stated)
 
 
 def with_dimm(xml: bytes, target: str = "<node>1</node>", source: str = "") -> bytes:

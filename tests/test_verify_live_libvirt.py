@@ -82,10 +82,10 @@ def of_the_vm(findings: Findings) -> list[Finding]:
 def test_a_vm_as_its_document_has_it_has_nothing_wrong(running: tuple[str, list[int]]) -> None:
     found = verify_running_domain(running[0], SYSTEM)
     assert not of_the_vm(found), found.findings
-    told = " | ".join(found.checked)
-    assert "2 vCPU threads, 4 of them to be pinned" in told
-    assert "memory of cell 1 (node 0): 64 MiB on node 0" in told
-    assert "memory device dimm0 (cell 1) (node 0): 32 MiB on node 0" in told
+    stated = " | ".join(found.checked)
+    assert "2 vCPU threads, 4 of them to be pinned" in stated
+    assert "memory of cell 1 (node 0): 64 MiB on node 0" in stated
+    assert "memory device dimm0 (cell 1) (node 0): 32 MiB on node 0" in stated
 
 
 def test_threads_that_are_not_where_the_plan_has_them_are_named(

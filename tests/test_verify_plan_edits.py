@@ -202,7 +202,7 @@ def changed_plans(plan: Plan) -> dict[str, Plan]:
     def device(**values: object) -> Plan:
         return replace(plan, devices=(replace(devices[0], **values), *devices[1:]))  # type: ignore[arg-type]
 
-    def room(**values: int) -> Plan:
+    def space(**values: int) -> Plan:
         return replace(plan, aperture=replace(aperture, **values))
 
     at = expander.address
@@ -238,9 +238,9 @@ def changed_plans(plan: Plan) -> dict[str, Plan]:
         "controllers.bus_nr": controller(bus_nr=expander.bus_nr + 1 if expander.bus_nr else 1),
         "controllers.cell": controller(cell=cells[1].id if expander.cell == 0 else cells[0].id),
         "aperture": replace(plan, aperture=replace(ROOM, pcihole64_bytes=4096 * GIB)),
-        "aperture.pcihole64_bytes": room(pcihole64_bytes=4096 * GIB),
-        "aperture.physical_address_bits": room(physical_address_bits=48),
-        "aperture.firmware_mmio64_mib": room(firmware_mmio64_mib=4_194_304),
+        "aperture.pcihole64_bytes": space(pcihole64_bytes=4096 * GIB),
+        "aperture.physical_address_bits": space(physical_address_bits=48),
+        "aperture.firmware_mmio64_mib": space(firmware_mmio64_mib=4_194_304),
         "iommu_needed": replace(plan, iommu_needed=True, vcpus=256),
         "memory_device_bytes": replace(plan, memory_device_bytes=GIB),
     }

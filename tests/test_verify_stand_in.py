@@ -118,8 +118,8 @@ def test_the_picture_of_a_stand_in_shows_each_device_where_the_guest_has_it() ->
         ),
     )
     shown = as_passed_through(bare, expected, made, small_host())
-    told = [(d.kind, d.name, d.node) for d in shown.pci_devices if d.kind is DeviceKind.GPU]
-    assert told == [
+    stated = [(d.kind, d.name, d.node) for d in shown.pci_devices if d.kind is DeviceKind.GPU]
+    assert stated == [
         (DeviceKind.GPU, f"stands in for {DEVICES[0]}", 1),
         (DeviceKind.GPU, f"stands in for {DEVICES[1]}", 0),
     ]
@@ -313,9 +313,9 @@ def test_the_stand_in_has_acpi_where_its_document_has_it() -> None:
     with_acpi = tuned("pin-numa-pci").document
     without = changed(with_acpi, ("    <acpi/>\n", ""))
     assert "acpi=off" not in argv(with_acpi) and "-machine q35,acpi=off" in argv(without)
-    for xml, told in ((with_acpi, True), (without, False)):
+    for xml, stated in ((with_acpi, True), (without, False)):
         written = stand_in_xml(stand_in(xml), "n", FILES, "quiet", kvm=False)
-        assert ("<acpi/>" in written) is told
+        assert ("<acpi/>" in written) is stated
         assert not validate(written.encode())[0]
 
 

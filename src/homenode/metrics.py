@@ -185,7 +185,7 @@ UNCOMPARED = frozenset({
     "allreduce-half-peak", "cache-capacity", "cpu-fairness", "fill-ratio", "loaded-bandwidth",
     "loaded-latency", "memory-traffic", "smt-gain", "sysbench-memory",
 })  # fmt: skip
-"""What the suite and other tools tell next to: it explains figures, and nothing is decided by it.
+"""What the suite and other tools print besides: it explains figures, and nothing is decided by it.
 """
 
 MOST_PRIMARY = 6

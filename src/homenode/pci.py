@@ -108,7 +108,7 @@ class PciDevice:
     NVIDIA's driver says; link_replays: packets that the link sent again, by the same driver.
     iommu_domain: how the IOMMU treats the group: "identity", "DMA-FQ", ...
     interrupts: message-signalled ones that are set up; None where the source gives none.
-    module_id: of a GPU on a board with NVSwitches, 1-based: its seat there, which no address gives.
+    module_id: of a GPU on a board with NVSwitches, 1-based: its slot there, which no address gives.
     """
 
     bdf: Bdf

@@ -159,20 +159,20 @@ def _started(argv: list[str], **options: Any) -> "subprocess.Popen[bytes]":
 def _interrupts_held() -> Iterator[None]:
     """Ctrl-C and its like wait until a program that starts is ours to end: one that came before
     would leave it running. As they are handled then, they raise at the end of the block."""
-    held: list[int] = []
+    owned: list[int] = []
     handlers = {}
     if threading.current_thread() is threading.main_thread():
         for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             handler = signal.getsignal(one)
             if callable(handler):
                 handlers[one] = handler
-                signal.signal(one, lambda number, _: held.append(number))
+                signal.signal(one, lambda number, _: owned.append(number))
     try:
         yield
     finally:
         for one, handler in handlers.items():
             signal.signal(one, handler)
-        for number in held:
+        for number in owned:
             handlers[signal.Signals(number)](number, None)
 
 

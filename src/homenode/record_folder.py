@@ -161,8 +161,8 @@ class RecordFolder:
             if self._folder is None:
                 replace_file(path, content, mode)
                 return path
-            held = Path(f"/proc/self/fd/{self._folder}")
-            folder = open_folder(held, *Path(name).parts[:-1])
+            owned = Path(f"/proc/self/fd/{self._folder}")
+            folder = open_folder(owned, *Path(name).parts[:-1])
             try:
                 replace_file(path, content, mode, folder=folder)
             finally:

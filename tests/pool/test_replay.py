@@ -93,11 +93,11 @@ def _small(seed: int) -> tuple[list[GpuNode], list[Task]]:
 @pytest.mark.parametrize("seed", range(4))
 def test_no_machine_ever_gives_more_than_it_has(policy: TaskPolicy, seed: int) -> None:
     nodes, tasks = _small(seed)
-    taken: list[tuple[int, Task, int | None]] = []
+    in_use: list[tuple[int, Task, int | None]] = []
 
     class Watched(Cluster):
         def take(self, machine: int, task: Task, gpu: int | None) -> None:
-            taken.append((machine, task, gpu))
+            in_use.append((machine, task, gpu))
             super().take(machine, task, gpu)
 
     import homenode.pool.replay.tasks as module
@@ -109,7 +109,7 @@ def test_no_machine_ever_gives_more_than_it_has(policy: TaskPolicy, seed: int) -
     finally:
         module.Cluster = own  # type: ignore[misc]
     for number, node in enumerate(nodes):
-        here = [(task, gpu) for machine, task, gpu in taken if machine == number]
+        here = [(task, gpu) for machine, task, gpu in in_use if machine == number]
         assert sum(task.cpu_milli for task, _ in here) <= node.cpu_milli
         assert sum(task.memory_mib for task, _ in here) <= node.memory_mib
         shared: dict[int, int] = {}
@@ -121,8 +121,8 @@ def test_no_machine_ever_gives_more_than_it_has(policy: TaskPolicy, seed: int) -
         assert all(milli <= 1000 for milli in shared.values())
         assert whole + len(shared) <= node.gpus
     total = sum(node.gpus for node in nodes) * 1000
-    assert found.allocated == pytest.approx(sum(t.total_gpu_milli for _, t, _ in taken) / total)
-    assert found.refused + len(taken) == found.arrived
+    assert found.allocated == pytest.approx(sum(t.total_gpu_milli for _, t, _ in in_use) / total)
+    assert found.refused + len(in_use) == found.arrived
 
 
 @pytest.mark.parametrize("seed", range(3))

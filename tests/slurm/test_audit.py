@@ -50,14 +50,14 @@ LAYOUTS: dict[str, Callable[[Iterable[Listed]], tuple[Job, ...]]] = {
 }
 
 
-def held(jobs: Iterable[Job], host: Host, shape: NodeShape | None = SHAPE) -> list[JobAllocation]:
+def owned(jobs: Iterable[Job], host: Host, shape: NodeShape | None = SHAPE) -> list[JobAllocation]:
     there = node_machine(host)
     return [allocation_on(job, share, there, shape) for job in jobs for share in job.shares]
 
 
 def found(*listed: Listed, host: str = TESTBED, shape: NodeShape | None = SHAPE) -> list[Finding]:
     jobs = LAYOUTS["scontrol"](listed)
-    return list(audit(held(jobs, machine(host), shape)).findings)
+    return list(audit(owned(jobs, machine(host), shape)).findings)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -65,7 +65,7 @@ def test_every_layout_tells_the_same_places(layout: str) -> None:
     jobs = LAYOUTS[layout](JOBS)
     assert [job.id for job in jobs] == ["6", "7", "8", "9", "11_1"]
     assert {job.state for job in jobs} == {"RUNNING"} and {job.user for job in jobs} == {"ada"}
-    places = held(jobs, machine(TESTBED))
+    places = owned(jobs, machine(TESTBED))
     assert [str(place.pus) for place in places if place.gpus] == [
         "16-19,48-51", "0-3,32-35", "20-21,52-53", "20-21,52-53", "4-5,36-37",
     ]  # fmt: skip
@@ -73,7 +73,7 @@ def test_every_layout_tells_the_same_places(layout: str) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_planted_misplacement_is_named(layout: str) -> None:
-    findings = audit(held(LAYOUTS[layout](JOBS), machine(TESTBED)))
+    findings = audit(owned(LAYOUTS[layout](JOBS), machine(TESTBED)))
     bad = [f for f in findings.findings if f.severity is Severity.WARNING]
     assert [f.id for f in bad] == ["job-gpu-far"]
     assert bad[0].subject == "job 7 (train it) on gpu01"
@@ -112,7 +112,7 @@ def test_a_machine_unlike_its_node_is_not_judged() -> None:
 def test_a_gpu_without_a_node_is_not_judged() -> None:
     host = load_host("x86-2p2n8c16t-gpu-node-unknown")
     job = LAYOUTS["scontrol"]([Listed(1, ["n"], [0], (1,))])
-    findings = audit(held(job, host, NodeShape(2, 4, 2, 16))).findings
+    findings = audit(owned(job, host, NodeShape(2, 4, 2, 16))).findings
     assert [f.id for f in findings] == ["job-unjudged"]
 
 
@@ -120,9 +120,9 @@ def test_on_gh200_the_node_of_a_gpu_is_the_one_with_cpus() -> None:
     shape = NodeShape(4, 72, 1, 288)
     host = load_host("gh200x4")
     there = LAYOUTS["scontrol"]([Listed(1, ["n"], range(72, 80), (1,), threads=1)])
-    assert audit(held(there, host, shape)).findings == ()
+    assert audit(owned(there, host, shape)).findings == ()
     away = LAYOUTS["scontrol"]([Listed(1, ["n"], range(8), (1,), threads=1)])
-    finding = audit(held(away, host, shape)).findings[0]
+    finding = audit(owned(away, host, shape)).findings[0]
     assert finding.id == "job-gpu-far" and finding.cost == "distance 40 instead of 10"
 
 
@@ -160,7 +160,7 @@ def test_a_node_that_schedules_cores_has_the_ids_of_their_threads_all_the_same()
     text = scontrol_text([Listed(2, ["gpu01"], range(16, 20), (4,))])
     assert "CPU_IDs=32-33,34-35,36-37,38-39 " in text
     shape = NodeShape(2, 16, 2, 32)
-    (place,) = held(parse_scontrol_jobs(text), machine(TESTBED), shape)
+    (place,) = owned(parse_scontrol_jobs(text), machine(TESTBED), shape)
     assert str(place.pus) == "16-19,48-51" and audit([place]).findings == ()
 
 
@@ -218,7 +218,7 @@ def test_a_damaged_listing_is_read_or_refused(data: st.DataObject) -> None:
     except ParseError as error:
         assert error.source
     else:
-        audit(held(jobs, machine(TESTBED)))
+        audit(owned(jobs, machine(TESTBED)))
 
 
 def test_what_newer_parsers_add_is_no_harm() -> None:
@@ -239,7 +239,7 @@ def test_a_whole_cluster_is_audited_job_by_job() -> None:
         for node in range(1000)
         for quarter in range(4)
     ]  # fmt: skip
-    findings = audit(held(parse_scontrol_jobs(scontrol_text(jobs)), machine(TESTBED)))
+    findings = audit(owned(parse_scontrol_jobs(scontrol_text(jobs)), machine(TESTBED)))
     far = [f for f in findings.findings if f.id == "job-gpu-far"]
     assert len(far) == 20 and len(findings.findings) == 20
     assert findings.checked[0].startswith("4000 places of GPU jobs on 1000 nodes: 3980 near")
@@ -301,7 +301,7 @@ def test_a_slice_is_judged_where_gres_conf_lists_its_gpus_file() -> None:
 def test_sockets_of_a_listing_alone_may_be_packages_or_nodes() -> None:
     job = Listed(1, ["n"], range(24, 28), (0, 1), cores_per_socket=8)
     host = machine(MI250X)
-    (alone,) = held(LAYOUTS["squeue of 24.05"]([job]), host, None)
+    (alone,) = owned(LAYOUTS["squeue of 24.05"]([job]), host, None)
     assert alone.unknown is not None and "--nodes" in str(alone.remedy)
-    (told,) = held(LAYOUTS["squeue of 24.05"]([job]), host, NodeShape(4, 8, 2, 64))
-    assert audit([told]).findings == ()
+    (stated,) = owned(LAYOUTS["squeue of 24.05"]([job]), host, NodeShape(4, 8, 2, 64))
+    assert audit([stated]).findings == ()

@@ -13,7 +13,7 @@ from homenode.slurm.answers import ask_jobs, ask_tasks
 from homenode.slurm.flags import srun_flags
 from homenode.slurm.hooks import hooks
 from homenode.slurm.memory_bind import MemoryBind
-from homenode.slurm.ranks import RankWishes, bind_ranks
+from homenode.slurm.ranks import RankOptions, bind_ranks
 from homenode.slurm.record import parse_record
 from homenode.slurm.scontrol_job import parse_scontrol_jobs
 from homenode.slurm.squeue_json import parse_squeue_jobs
@@ -106,7 +106,7 @@ def test_both_of_slurms_listings_tell_the_same(slurm: Testbed, planted: str) -> 
 
 
 def test_slurm_takes_the_flags(slurm: Testbed) -> None:
-    binding = bind_ranks(load_host(NODE), RankWishes(8))
+    binding = bind_ranks(load_host(NODE), RankOptions(8))
     flags = srun_flags(binding, MemoryBind.STRICT)
     slurm.client("srun", "--test-only", "-p", "parts", "-w", "gpu03", *flags, "true")
 
@@ -142,7 +142,7 @@ def test_the_hooks_keep_what_a_job_had(slurm: Testbed) -> None:
     _until(spool / f"done/{job}.gpu02.rec")
     record = parse_record((spool / f"done/{job}.gpu02.rec").read_text(), "record")
     assert (record.job, record.node, record.name) == (job, "gpu02", "kept job")
-    assert str(record.held) == "0-1" and record.end_s is not None and record.start_s is not None
+    assert str(record.owned) == "0-1" and record.end_s is not None and record.start_s is not None
     assert record.tasks and record.tasks[0].pus and record.pus_of_node
     state = slurm.client("sinfo", "-h", "-n", "gpu02", "-N", "-p", "parts", "-o", "%T")
     assert "drain" not in state

@@ -13,7 +13,7 @@ from homenode.slurm.affinities import with_affinities
 from homenode.slurm.flags import sbatch_lines, srun_flags
 from homenode.slurm.home_nodes import home_of_nodes
 from homenode.slurm.memory_bind import MemoryBind
-from homenode.slurm.ranks import Binding, RankWishes, bind_ranks, naive_nodes
+from homenode.slurm.ranks import Binding, RankOptions, bind_ranks, naive_nodes
 from homenode.sources import load_host
 from homenode.tools.nvidia_smi_topo import parse
 from homenode.topology import Host
@@ -29,14 +29,14 @@ def flag(binding: Binding, name: str, memory: MemoryBind = MemoryBind.STRICT) ->
 
 
 def gpus(host: Host) -> int:
-    return len(bind_ranks(host, RankWishes(1)).ranks[0].gpus)
+    return len(bind_ranks(host, RankOptions(1)).ranks[0].gpus)
 
 
 @pytest.mark.parametrize("name", HOSTS)
 def test_every_rank_is_on_the_node_of_its_gpu_and_shares_no_core(name: str) -> None:
     host = load_host(name)
-    binding = bind_ranks(host, RankWishes(gpus(host)))
-    taken = CpuSet()
+    binding = bind_ranks(host, RankOptions(gpus(host)))
+    in_use = CpuSet()
     for rank in binding.ranks:
         (gpu,) = rank.gpus
         assert rank.nodes == (gpu.node,)
@@ -44,19 +44,19 @@ def test_every_rank_is_on_the_node_of_its_gpu_and_shares_no_core(name: str) -> N
         assert node is not None and rank.pus <= node.pus and len(rank.pus) == rank.cores
         cores = [core.pus for core in host.cores if not core.pus.isdisjoint(rank.pus)]
         whole = CpuSet.from_bits(sum(core.bits for core in cores))
-        assert whole.isdisjoint(taken)
-        taken = taken | whole
+        assert whole.isdisjoint(in_use)
+        in_use = in_use | whole
 
 
 @pytest.mark.parametrize("name", HOSTS)
 def test_the_masks_are_those_of_the_ranks(name: str) -> None:
-    binding = bind_ranks(load_host(name), RankWishes(4))
+    binding = bind_ranks(load_host(name), RankOptions(4))
     masks = flag(binding, "cpu-bind").removeprefix("mask_cpu:").split(",")
     assert [CpuSet.from_bits(int(mask, 16)) for mask in masks] == [r.pus for r in binding.ranks]
 
 
 def test_gpus_in_another_order_than_their_nodes_are_followed() -> None:
-    binding = bind_ranks(machine(MI250X), RankWishes(8))
+    binding = bind_ranks(machine(MI250X), RankOptions(8))
     assert flag(binding, "mem-bind") == "map_mem:3,3,1,1,0,0,2,2"
     assert flag(binding, "gpu-bind") == "map_gpu:0,1,2,3,4,5,6,7"
     assert [f.id for f in binding.findings] == ["gpu-order-naive"]
@@ -68,12 +68,12 @@ def test_gpus_in_another_order_than_their_nodes_are_followed() -> None:
 @needs_shared
 def test_on_a_captured_mi250x_each_rank_has_the_cores_that_are_nearest() -> None:
     host = load_host(str(shared("machines/hwloc/eas-tioga.xml")))
-    binding = bind_ranks(host, RankWishes(8))
+    binding = bind_ranks(host, RankOptions(8))
     assert [str(rank.pus) for rank in binding.ranks] == [
         "48-55", "56-63", "16-23", "24-31", "0-7", "8-15", "32-39", "40-47",
     ]  # fmt: skip
     assert [f.id for f in binding.findings] == ["gpu-order-naive"]
-    for rank in bind_ranks(host, RankWishes(8, cores=7, siblings=True)).ranks:
+    for rank in bind_ranks(host, RankOptions(8, cores=7, siblings=True)).ranks:
         assert len(rank.pus) == 14
 
 
@@ -81,7 +81,7 @@ def test_on_a_captured_mi250x_each_rank_has_the_cores_that_are_nearest() -> None
 def test_where_counting_off_is_right_nothing_is_flagged(name: str) -> None:
     host = load_host(name)
     assert naive_nodes(host)
-    assert bind_ranks(host, RankWishes(gpus(host))).findings == ()
+    assert bind_ranks(host, RankOptions(gpus(host))).findings == ()
 
 
 def test_several_gpus_of_a_rank_are_of_one_node_where_they_can() -> None:
@@ -89,43 +89,45 @@ def test_several_gpus_of_a_rank_are_of_one_node_where_they_can() -> None:
     text = text.replace("nodes_per_package = 4", "nodes_per_package = 2").replace(
         "node = [0, 1, 2, 3]", "node = [0, 1, 0, 1]"
     )
-    binding = bind_ranks(machine(text), RankWishes(2))
+    binding = bind_ranks(machine(text), RankOptions(2))
     assert [[g.index for g in rank.gpus] for rank in binding.ranks] == [[0, 1, 4, 5], [2, 3, 6, 7]]
     assert flag(binding, "gpu-bind") == "mask_gpu:0x33,0xcc"
     assert flag(binding, "gpus-per-task") == "4" and flag(binding, "mem-bind") == "map_mem:0,1"
 
 
 def test_ranks_that_share_a_gpu_share_its_nodes_cores() -> None:
-    binding = bind_ranks(load_host("gh200x4"), RankWishes(8))
+    binding = bind_ranks(load_host("gh200x4"), RankOptions(8))
     assert flag(binding, "gpu-bind") == "map_gpu:0,0,1,1,2,2,3,3"
     assert flag(binding, "gpus-per-node") == "4" and not flag(binding, "gpus-per-task")
     assert {rank.cores for rank in binding.ranks} == {36}
 
 
 def test_some_gpus_of_a_node_are_asked_for_with_all_others() -> None:
-    binding = bind_ranks(load_host("hgx-h100"), RankWishes(2, gpus=(4, 7), cores=4))
+    binding = bind_ranks(load_host("hgx-h100"), RankOptions(2, gpus=(4, 7), cores=4))
     assert flag(binding, "gpus-per-node") == "8" and flag(binding, "gpu-bind") == "map_gpu:4,7"
     assert flag(binding, "mem-bind") == "map_mem:1,1"
     assert "#SBATCH --gpus-per-node=8" in sbatch_lines(binding)
 
 
 def test_no_flag_takes_cpus_from_the_step() -> None:
-    text = " ".join(srun_flags(bind_ranks(load_host("hgx-h100"), RankWishes(8)), MemoryBind.STRICT))
+    text = " ".join(
+        srun_flags(bind_ranks(load_host("hgx-h100"), RankOptions(8)), MemoryBind.STRICT)
+    )
     assert not re.search("--cpus-per-task|--exact|--hint", text)
 
 
 def test_memory_is_bound_preferred_or_left() -> None:
-    binding = bind_ranks(load_host("hgx-h100"), RankWishes(2))
+    binding = bind_ranks(load_host("hgx-h100"), RankOptions(2))
     assert flag(binding, "mem-bind", MemoryBind.PREFERRED) == "prefer,map_mem:0,1"
     assert flag(binding, "mem-bind", MemoryBind.NONE) == ""
-    whole = bind_ranks(load_host("hgx-h100"), RankWishes(1))
+    whole = bind_ranks(load_host("hgx-h100"), RankOptions(1))
     assert flag(whole, "mem-bind") == "mask_mem:0x3"
 
 
 @pytest.mark.parametrize(("node", "right"), [(4, 0), (5, 0), (11, 0), (12, 1), (35, 3)])
 def test_binding_to_memory_of_a_gpu_is_refused_with_the_right_node(node: int, right: int) -> None:
     with pytest.raises(UsageError) as caught:
-        bind_ranks(load_host("gh200x4"), RankWishes(4, node=NodeIndex(node)))
+        bind_ranks(load_host("gh200x4"), RankOptions(4, node=NodeIndex(node)))
     assert f"node {node}" in caught.value.message and "memory of GPU" in caught.value.message
     assert f"node {right} " in str(caught.value.hint)
 
@@ -133,7 +135,7 @@ def test_binding_to_memory_of_a_gpu_is_refused_with_the_right_node(node: int, ri
 def test_nothing_is_ever_bound_to_memory_of_a_gpu() -> None:
     host = load_host("gh200x4")
     for tasks in (1, 2, 4, 8, 12):
-        for rank in bind_ranks(host, RankWishes(tasks)).ranks:
+        for rank in bind_ranks(host, RankOptions(tasks)).ranks:
             assert set(rank.nodes) <= {0, 1, 2, 3}
 
 
@@ -148,33 +150,33 @@ def test_of_several_nodes_of_a_gpu_the_one_with_cpus_is_home() -> None:
 @pytest.mark.parametrize(
     ("wishes", "said"),
     [
-        (RankWishes(0), "at least 1"), (RankWishes(3), "shares 4 GPUs out evenly"),
-        (RankWishes(1, gpus=(4,)), "GPUs 0-3"), (RankWishes(4, cores=0), "at least 1"),
-        (RankWishes(4, node=NodeIndex(36)), "no such node"),
+        (RankOptions(0), "at least 1"), (RankOptions(3), "shares 4 GPUs out evenly"),
+        (RankOptions(1, gpus=(4,)), "GPUs 0-3"), (RankOptions(4, cores=0), "at least 1"),
+        (RankOptions(4, node=NodeIndex(36)), "no such node"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused(wishes: RankWishes, said: str) -> None:
+def test_what_cannot_be_is_refused(wishes: RankOptions, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         bind_ranks(load_host("gh200x4"), wishes)
 
 
 def test_more_cores_than_there_are_have_no_place() -> None:
     with pytest.raises(Unplannable, match="rank 1, 40 cores"):
-        bind_ranks(load_host("hgx-h100"), RankWishes(8, cores=40))
+        bind_ranks(load_host("hgx-h100"), RankOptions(8, cores=40))
 
 
 def test_a_host_without_gpus_has_nothing_to_bind() -> None:
     with pytest.raises(UsageError, match="a host with GPUs"):
-        bind_ranks(load_host("xeon-2p-cpus"), RankWishes(1))
+        bind_ranks(load_host("xeon-2p-cpus"), RankOptions(1))
 
 
 def test_a_gpu_without_a_node_is_told() -> None:
-    binding = bind_ranks(load_host("x86-2p2n8c16t-gpu-node-unknown"), RankWishes(2))
+    binding = bind_ranks(load_host("x86-2p2n8c16t-gpu-node-unknown"), RankOptions(2))
     assert "bind-node-unknown" in [f.id for f in binding.findings]
 
 
 def test_hybrid_cores_and_one_node_are_no_obstacle() -> None:
-    binding = bind_ranks(load_host("rtx4080-i9-14900k"), RankWishes(1))
+    binding = bind_ranks(load_host("rtx4080-i9-14900k"), RankOptions(1))
     assert len(binding.ranks[0].pus) == 24
 
 
@@ -182,9 +184,9 @@ def test_hybrid_cores_and_one_node_are_no_obstacle() -> None:
 def test_affinities_that_are_lists_give_the_node_with_cpus() -> None:
     text = shared("machines/topo-m/gh200x4-nvidia-smi-topo-m.txt").read_text()
     blind = without_nodes(load_host("gh200x4"))
-    assert "bind-node-unknown" in [f.id for f in bind_ranks(blind, RankWishes(4)).findings]
-    told = with_affinities(blind, parse(text), "topo")
-    binding = bind_ranks(told, RankWishes(4))
+    assert "bind-node-unknown" in [f.id for f in bind_ranks(blind, RankOptions(4)).findings]
+    stated = with_affinities(blind, parse(text), "topo")
+    binding = bind_ranks(stated, RankOptions(4))
     assert flag(binding, "mem-bind") == "map_mem:0,1,2,3" and binding.findings == ()
 
 
@@ -202,8 +204,8 @@ def test_a_listing_of_another_machine_is_refused() -> None:
         with_affinities(host, parse(TOPO.format(1)), "topo")
     with pytest.raises(InputError, match="expected 4 GPUs"):
         with_affinities(load_host("gh200x4"), parse(TOPO.format(0)), "topo")
-    told = with_affinities(without_nodes(host), parse(TOPO.format(0)), "topo")
-    assert [gpu.node for gpu in bind_ranks(told, RankWishes(1)).ranks[0].gpus] == [0, 1]
+    stated = with_affinities(without_nodes(host), parse(TOPO.format(0)), "topo")
+    assert [gpu.node for gpu in bind_ranks(stated, RankOptions(1)).ranks[0].gpus] == [0, 1]
 
 
 def without_nodes(host: Host) -> Host:

@@ -197,8 +197,8 @@ def test_all_links_alike_are_not_missed() -> None:
     host = load_host("gh200x4")
     found = checked(right_gres(host), host, "4x72x1")
     assert ids(found, info=True) == ["gres-autodetect"]
-    told = found.findings.checked[0]
-    assert "4 GPUs on 4 nodes with CPUs; 32 nodes of GPU memory" in told
+    stated = found.findings.checked[0]
+    assert "4 GPUs on 4 nodes with CPUs; 32 nodes of GPU memory" in stated
 
 
 @pytest.mark.parametrize(

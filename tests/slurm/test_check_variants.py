@@ -81,8 +81,8 @@ def judge(name: str, count: int, cores: str, links: str) -> None:
         expected.add("gres-links-wrong")
     bad = {f.id for f in found.findings.findings if f.severity is not Severity.INFO}
     assert bad == expected
-    told = {f.id for f in found.findings.findings} - bad
-    assert ("gres-count" in told) == (count < len(gpus))
+    stated = {f.id for f in found.findings.findings} - bad
+    assert ("gres-count" in stated) == (count < len(gpus))
     again = check(
         parse_config(found.gres, "gres.conf"), parse_config(found.slurm, "slurm.conf"), host(name),
         cgroup=parse_config(CGROUP, "cgroup.conf"), version=NEW,

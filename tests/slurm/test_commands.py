@@ -114,7 +114,7 @@ def test_without_slurm_there_is_nobody_to_ask(run: Run, monkeypatch: pytest.Monk
     ],
 )
 def test_a_job_that_slurm_does_not_know_is_not_slurms_fault(
-    run: Run, monkeypatch: pytest.MonkeyPatch, said: str, exit_code: int, told: str
+    run: Run, monkeypatch: pytest.MonkeyPatch, said: str, exit_code: int, stated: str
 ) -> None:
     program = Path("bin/scontrol")
     program.parent.mkdir()
@@ -122,7 +122,7 @@ def test_a_job_that_slurm_does_not_know_is_not_slurms_fault(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent.resolve()), prepend=":")
     code, _, err = run("audit", "77", "--host", "gpu8.toml")
-    assert code == exit_code and told in err
+    assert code == exit_code and stated in err
 
 
 def test_records_of_a_folder_are_audited(run: Run) -> None:
@@ -223,9 +223,9 @@ def test_files_outside_the_folder_are_not_read(run: Run) -> None:
     assert out.count("which is not read: it lies outside the folder of") == 3
     assert "Include gone.conf, which is not read: there is no such file" in out
     Path("etc/gres.conf").write_text("Include ../s*t\nInclude conf.d/none*\n")
-    told = " ".join(run(*files)[1].split())
-    assert "Include ../s*t, which is not read: it lies outside" in told
-    assert "Include conf.d/none*, which is not read: there is no such file" in told
+    stated = " ".join(run(*files)[1].split())
+    assert "Include ../s*t, which is not read: it lies outside" in stated
+    assert "Include conf.d/none*, which is not read: there is no such file" in stated
     Path("etc/gres.conf").write_text("Include conf.d/gp*.conf\n")
     assert "(gres-cores-wrong)" in run(*files)[1]
     # A whole path into the folder is one of the folder.

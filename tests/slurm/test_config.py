@@ -10,8 +10,8 @@ from homenode.slurm.gres import (
     autodetect_for,
     gpu_count,
     gres_lines,
-    held_gpus,
     lines_for,
+    owned_gpus,
 )
 from homenode.slurm.hostlist import compress_hostlist, expand_hostlist
 from homenode.slurm.nodes import NodeShape, node_definitions, shown_shapes
@@ -59,8 +59,8 @@ def test_an_included_file_that_nobody_reads_is_named() -> None:
 def test_lines_of_an_included_file_stand_where_it_is_included() -> None:
     files = {"hpc-more.conf": "A=2\nInclude deep.conf\nB=1", "deep.conf": "A=3\n"}
 
-    def include(name: str, beside: str) -> tuple[ConfigFile, ...] | str:
-        asked.append((name, beside))
+    def include(name: str, neighbours: str) -> tuple[ConfigFile, ...] | str:
+        asked.append((name, neighbours))
         return (ConfigFile(name, files[name]),) if name in files else "there is no such file"
 
     asked: list[tuple[str, str]] = []
@@ -136,7 +136,7 @@ def test_a_bad_value_of_gres_is_named_with_its_line(bad: str) -> None:
     ],
 )
 def test_the_gpus_of_a_job_are_read(text: str, count: int, indices: tuple[int, ...] | None) -> None:
-    found = held_gpus(text, "job")
+    found = owned_gpus(text, "job")
     assert (found.count, found.indices) == (count, indices)
 
 

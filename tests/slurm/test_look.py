@@ -19,10 +19,10 @@ task 0.200 0-3 0-1 bind:0 150
 
 def findings(answer: str, unknown: bool = False) -> list[str]:
     job = parse_scontrol_jobs(scontrol_text([Listed(7, ["n"], range(4), (0, 1))]))[0]
-    held = allocation_on(
+    owned = allocation_on(
         job, job.shares[0], None if unknown else node_machine(machine(TESTBED)), None
     )
-    return [f.id for f in audit([with_tasks(held, parse_look(answer, "job 7"))]).findings]
+    return [f.id for f in audit([with_tasks(owned, parse_look(answer, "job 7"))]).findings]
 
 
 def test_a_shell_that_starts_what_is_bound_does_not_count() -> None:

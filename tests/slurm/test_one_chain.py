@@ -142,9 +142,9 @@ def effect_of_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Effect:
     options = StudyOptions(rounds=len(DRIFT), tests=("stream",), shapes=())
     planned = experiments_for(node, node, {"n1": load_host(HOST)}, options)
     assert len(planned) == 2 * len(DRIFT)
-    held = StudyFolder(folder)
-    held.create(Study("abc", options, node, node, HOST, (), planned))
-    held.close()
+    owned = StudyFolder(folder)
+    owned.create(Study("abc", options, node, node, HOST, (), planned))
+    owned.close()
     for one in planned:
         assert one.mode is Mode.EXCLUSIVE
         assert one.block is not None and one.numa is not None

@@ -86,8 +86,8 @@ def test_a_record_without_tasks_or_addresses_is_not_judged() -> None:
 
 
 def test_gpus_may_be_called_by_their_render_nodes() -> None:
-    held = recorded_allocation(parse_record(RECORD.replace("held 1", "held 128-129"), "7.rec"))
-    assert [gpu.index for gpu in held.gpus] == [0, 1]
+    owned = recorded_allocation(parse_record(RECORD.replace("held 1", "held 128-129"), "7.rec"))
+    assert [gpu.index for gpu in owned.gpus] == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_the_hooks_record_a_job_that_is_then_audited(tmp_path: Path) -> None:
     run_hook("epilog.sh", tmp_path, **job)
     record = parse_record((tmp_path / "spool/done/7.gpu01.rec").read_text(), "7")
     assert [task.task for task in record.tasks] == ["0.3"]
-    assert str(record.held) == "1" and record.name == "aheld 0b" and record.end_s is not None
+    assert str(record.owned) == "1" and record.name == "aheld 0b" and record.end_s is not None
     findings = audit([recorded_allocation(record)]).findings
     assert [f.id for f in findings] == ["job-gpu-far", "job-memory-far"]
     assert not live.exists()
@@ -198,8 +198,8 @@ def test_a_job_that_is_started_again_keeps_both_records(tmp_path: Path, shell: s
         run_hook("epilog.sh", tmp_path, shell, **JOB)
     assert done(tmp_path) == ["7.gpu01.1.rec", "7.gpu01.rec"]
     both = [read_records(tmp_path / "spool/done", asked) for asked in ([], ["7"])]
-    for held in both:
-        first, second = sorted(held, key=lambda one: one.restart)
+    for owned in both:
+        first, second = sorted(owned, key=lambda one: one.restart)
         assert [gpu.index for gpu in first.gpus + second.gpus] == [0, 1]
         assert second.subject == "job 7 (no name), restart 1, on gpu01"
 
@@ -211,7 +211,7 @@ def test_a_start_that_no_epilog_ended_is_kept_as_it_was(tmp_path: Path) -> None:
     run_hook("prolog.sh", tmp_path, **JOB, SLURM_JOB_GPUS="1")
     live = parse_record((tmp_path / "spool/live/7.gpu01.job").read_text(), "live")
     lost = parse_record((tmp_path / "spool/done/7.gpu01.rec").read_text(), "lost")
-    assert (str(live.held), str(lost.held), lost.end_s) == ("1", "0", None) and lost.tasks
+    assert (str(live.owned), str(lost.owned), lost.end_s) == ("1", "0", None) and lost.tasks
 
 
 def test_names_of_jobs_are_for_root_alone(tmp_path: Path) -> None:
@@ -269,8 +269,8 @@ def test_a_mig_slice_is_on_the_node_of_its_gpu(tmp_path: Path) -> None:
     run_hook("epilog.sh", tmp_path, **JOB)
     record = parse_record((tmp_path / "spool/done/7.gpu01.rec").read_text(), "7")
     assert record.slices == ((0, 3), (1, 1))
-    held = recorded_allocation(record)
-    assert [gpu.index for gpu in held.gpus] == [0, 1] and held.unknown is None
+    owned = recorded_allocation(record)
+    assert [gpu.index for gpu in owned.gpus] == [0, 1] and owned.unknown is None
 
 
 def test_where_only_some_gpus_are_cut_both_orders_must_agree() -> None:

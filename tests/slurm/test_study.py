@@ -342,8 +342,8 @@ def test_a_job_that_slurm_gave_up_on_and_holds_is_lost() -> None:
     made = study()
     one = made.experiments[0]
     made = replace(made, jobs=((one.id, "1"),))
-    held = queued(one, "1", None, JobState.PENDING, "PENDING", "launch failed requeued held")
-    first = progress_of(made, (held,), (), {}).tasks[0]
+    owned = queued(one, "1", None, JobState.PENDING, "PENDING", "launch failed requeued held")
+    first = progress_of(made, (owned,), (), {}).tasks[0]
     assert (first.state, first.reason) == (TaskState.LOST, "launch failed requeued held")
 
 

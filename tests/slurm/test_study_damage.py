@@ -58,9 +58,9 @@ def a_study(folder: Path) -> Study:
     host = load_host(GPU_NODE)
     planned = experiments_for(nodes, nodes, {"n1": host, "n2": host}, options)
     made = Study("abc", options, nodes, nodes, GPU_NODE, (), planned)
-    held = StudyFolder(folder)
-    held.create(made)
-    held.close()
+    owned = StudyFolder(folder)
+    owned.create(made)
+    owned.close()
     for one in made.experiments:
         for task in range(one.jobs):
             attempt = folder / f"raw/{one.id}/task-{task}/7.0"

@@ -58,7 +58,7 @@ def asking_for_much() -> Plan:
 def shown(facts: VmFacts, feature: Feature) -> bool | None:
     """Whether a file says a feature of that plan; None where reading it back does not tell."""
     cells = [cell for cell in facts.cells if cell.vcpus]
-    told = {
+    stated = {
         Feature.VCPU_PINS: bool(facts.vcpu_pins),
         Feature.EMULATOR_PINS: facts.emulator_pus is not None,
         Feature.TOPOLOGY: facts.topology is not None,
@@ -74,7 +74,7 @@ def shown(facts: VmFacts, feature: Feature) -> bool | None:
         Feature.INITIATORS: bool(facts.initiators),
         Feature.IOMMU: facts.has_iommu,
     }
-    return told.get(feature)
+    return stated.get(feature)
 
 
 ELSEWHERE = {

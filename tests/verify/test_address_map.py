@@ -41,12 +41,12 @@ def test_what_fits_40_bits_keeps_its_size_and_more_is_divided(
     gpus: int, gib: int, shift: int
 ) -> None:
     document = open_domain(with_gpus(gpus, gib).document, "vm.xml")
-    room = address_map(document, domain_facts(document).guest, load_host("hgx-h100"))
-    assert room is not None
-    assert room.shift == shift
-    assert [size for _, size in room.bars] == [128 * GIB >> shift] * gpus
-    assert room.memory_bytes == gib * GIB >> shift
-    assert room.memory_bytes + sum(size for _, size in room.bars) < 1 << TCG_ADDRESS_BITS
+    space = address_map(document, domain_facts(document).guest, load_host("hgx-h100"))
+    assert space is not None
+    assert space.shift == shift
+    assert [size for _, size in space.bars] == [128 * GIB >> shift] * gpus
+    assert space.memory_bytes == gib * GIB >> shift
+    assert space.memory_bytes + sum(size for _, size in space.bars) < 1 << TCG_ADDRESS_BITS
 
 
 def test_devices_without_large_bars_need_no_map() -> None:

@@ -93,12 +93,12 @@ def _against(
             continue
         own = list(_replication(series[key], theirs[key], f"{baseline.label}, {other.label}"))
         own += _devices(series[key], theirs[key])
-        beside = [
+        neighbours = [
             one[key]
             for label, one in made.items()
             if label not in (baseline.label, other.label) and key in one
         ]
-        own += _within_states(series[key], theirs[key], beside)
+        own += _within_states(series[key], theirs[key], neighbours)
         if key.device is not None and not paired:
             own.append(_GUEST_ADDRESSES)
         blocking = dict.fromkeys(doubt.id for doubt in (*doubts, *own) if doubt.blocks)
@@ -108,7 +108,7 @@ def _against(
                 metric,
                 labels,
                 (series[key], theirs[key]),
-                beside,
+                neighbours,
                 key in decisive,
                 tuple(blocking),
             )
@@ -144,13 +144,13 @@ def _found(
     metric: Metric,
     labels: tuple[str, str],
     pair: tuple[Series, Series],
-    beside: Sequence[Series],
+    neighbours: Sequence[Series],
     primary: bool,
     blocking: tuple[str, ...],
 ) -> Found:
     first, second = pair
     key = first.key
-    found = interval(first, second, beside=beside)
+    found = interval(first, second, neighbours=neighbours)
     effect = Effect(
         *(key.metric, key.unit, key.variant, key.size_bytes, key.node, key.peer_node),
         *(key.device, key.peer, key.state, key.worst),
@@ -203,11 +203,11 @@ def gap_between_boots(series: Series) -> float:
     return gap if gap > STATE_GAP and math.log(gap) > STATE_SPREADS * spread else 1.0
 
 
-def _within_states(first: Series, second: Series, beside: Sequence[Series]) -> Iterator[Doubt]:
+def _within_states(first: Series, second: Series, neighbours: Sequence[Series]) -> Iterator[Doubt]:
     """A difference no larger than that between boots of one alternative can be chance."""
     if not (first.replicated and second.replicated):
         return
-    gap = max(map(gap_between_boots, (first, second, *beside)))
+    gap = max(map(gap_between_boots, (first, second, *neighbours)))
     ratio = max(first.value / second.value, second.value / first.value)
     if gap > 1 and ratio < gap * (1 + STATE_MARGIN):
         yield Doubt(

@@ -20,7 +20,7 @@ class EvidenceLevel(StrEnum):
     """How strong the evidence for an answer is, the strongest first."""
 
     MEASURED = "measured"  # intervals over three boots or more of each
-    PROVISIONAL = "provisional"  # fewer boots, or an order that drift can explain: told only where
+    PROVISIONAL = "provisional"  # fewer boots, or an order that drift can explain: given only where
     # the difference is far beyond what boots of one layout have differed by
     PUBLISHED = "published"  # the same of figures that somebody printed
     REASONED = "reasoned"  # topology, and figures of other machines
@@ -46,7 +46,7 @@ class Doubt:
     """Something that speaks against trusting a comparison.
 
     id: stable. subject: the metric, the run or the alternatives it is about. blocks: nothing can be
-    told while it stands. cause: the likely one. remedy: the next thing to do.
+    given while it stands. cause: the likely one. remedy: the next thing to do.
     """
 
     id: str

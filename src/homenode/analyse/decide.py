@@ -158,13 +158,13 @@ def _strongest(
         return stopped[0]
     made.sort(key=lambda one: EvidenceLevel.REASONED.rank if one.level is None else one.level.rank)
     printed = list(_published(evidence, machine, objective))
-    told = [
+    stated = [
         one for one in (*made, *printed) if one.choice is not None and _can(one, expander_buses)
     ]
-    silent = [one for one in (*made, *printed) if one not in told]
-    best = told[0] if told else _reasoned(evidence, machine, objective, expander_buses)
+    silent = [one for one in (*made, *printed) if one not in stated]
+    best = stated[0] if stated else _reasoned(evidence, machine, objective, expander_buses)
     passed = tuple(f"{one.system}: {sentence_of(one)}" for one in silent)
-    nexts = [one.layout for one in told[1:] if one.layout is not None]
+    nexts = [one.layout for one in stated[1:] if one.layout is not None]
     measure_next = best.measure_next or next((one for one in nexts if _is_new(one, best)), None)
     if best.huge_pages is None:
         best = replace(best, huge_pages=huge_page_advice(evidence.publications))
@@ -278,7 +278,7 @@ def _published_verdicts(
     for publication, name in _systems(evidence, machine):
         one = _verdict_of(publication, name, ours.objective)
         if one is not None:
-            yield _beside(publication, one, ours)
+            yield _neighbours(publication, one, ours)
 
 
 def _verdict_of(
@@ -292,7 +292,7 @@ def _verdict_of(
     return min(fitting, key=lambda one: (one.objective is None, one.system is None), default=None)
 
 
-def _beside(publication: Publication, theirs: PublishedVerdict, ours: Verdict) -> SourceVerdict:
+def _neighbours(publication: Publication, theirs: PublishedVerdict, ours: Verdict) -> SourceVerdict:
     found = [publication.choice(name) for name in theirs.choices]
     labels = tuple(one.arrangement or one.switches.name for one in found if one is not None)
     agrees = (not labels) if ours.choice is None else bool({ours.choice, ours.layout} & {*labels})

@@ -58,17 +58,17 @@ def grade_of(verdicts: Sequence[Verdict]) -> Graded:
         undecided = [one for one in verdicts if one.choice is None]
         grade = Grade.NOT_READY if refused else Grade.UNKNOWN
         shown = (*refused, *undecided)
-        told = sentence_of(shown[0]) if shown else "no figure decides for any objective"
-        return Graded(grade, told)
+        stated = sentence_of(shown[0]) if shown else "no figure decides for any objective"
+        return Graded(grade, stated)
     serving = _serving_all(decided)
     if serving is not None:
-        told = ", ".join(one.objective for one in decided)
-        return Graded(Grade.GOOD, f"{serving} is best for {told}")
+        stated = ", ".join(one.objective for one in decided)
+        return Graded(Grade.GOOD, f"{serving} is best for {stated}")
     wanted: dict[str, list[str]] = {}
     for one in decided:
         wanted.setdefault(one.choice or "", []).append(one.objective)
-    told = "; ".join(f"{choice} for {', '.join(uses)}" for choice, uses in wanted.items())
-    return Graded(Grade.DEPENDS, told)
+    stated = "; ".join(f"{choice} for {', '.join(uses)}" for choice, uses in wanted.items())
+    return Graded(Grade.DEPENDS, stated)
 
 
 def _serving_all(decided: Sequence[Verdict]) -> str | None:

@@ -56,16 +56,16 @@ def interval(
     second: Series,
     confidence: float = CONFIDENCE,
     *,
-    beside: Sequence[Series] = (),
+    neighbours: Sequence[Series] = (),
 ) -> Interval | None:
     """The ratio with its interval; None where there are too few boots to give one.
 
-    next to: the same series of the other alternatives. They say nothing of the ratio, but how much
+    neighbours: the same series of other alternatives. They say nothing of the ratio, but how much
     boots vary, where they vary alike: with several alternatives three boots of each are enough.
     """
     if not (_is_usable(first) and _is_usable(second)):
         return None
-    others = list(filter(_is_usable, beside))
+    others = list(filter(_is_usable, neighbours))
     difference = _mean_log(second) - _mean_log(first)
     error, freedom = _by_blocks(first, second, others) or _by_boots(first, second, others)
     reach = t_quantile(confidence, freedom) * error
@@ -128,9 +128,9 @@ def _pooled_where_alike(own: tuple[_Variance, ...]) -> dict[_Variance, _Variance
     alike = sorted(own, reverse=True)
     while len(alike) > 1:
         largest, *rest = alike
-        beside = _pool(rest)
-        f = largest.value / beside.value
-        p = len(alike) * f_upper_p(f, largest.freedom, beside.freedom)
+        neighbours = _pool(rest)
+        f = largest.value / neighbours.value
+        p = len(alike) * f_upper_p(f, largest.freedom, neighbours.freedom)
         if p >= VARIES_MORE:
             break
         alike = rest

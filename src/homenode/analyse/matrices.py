@@ -62,7 +62,7 @@ class Locality:
     """What being near is worth: means over a node x GPU matrix.
 
     local, remote: over GPUs' own and other nodes; remote None where no figure is of another node.
-    cells: how many figures either mean is of. told: how it is known which node is near.
+    cells: how many figures either mean is of. stated: how it is known which node is near.
     """
 
     alternative: str
@@ -70,7 +70,7 @@ class Locality:
     local: float
     remote: float | None
     cells: tuple[int, int]
-    told: str
+    stated: str
 
     @property
     def ratio(self) -> float | None:
@@ -210,13 +210,13 @@ def _locality(
     remote = [value for value, is_local in sides if not is_local]
     if not local or as_bound or not remote:
         everything = [value for value, _ in sides]
-        told = "as the job was bound"
+        stated = "as the job was bound"
         mean = statistics.fmean(everything)
-        return Locality(label, matrix.key, mean, None, (len(everything), 0), told)
-    told = "by the host's topology" if by_host else "by the figures: the node with fastest copies"
+        return Locality(label, matrix.key, mean, None, (len(everything), 0), stated)
+    stated = "by the host's topology" if by_host else "by the figures: the node with fastest copies"
     return Locality(
         label, matrix.key, statistics.fmean(local), statistics.fmean(remote),
-        (len(local), len(remote)), told,
+        (len(local), len(remote)), stated,
     )  # fmt: skip
 
 

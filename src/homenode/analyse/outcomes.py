@@ -75,8 +75,8 @@ def _outcome(effect: Effect, p: float | None, apart: float) -> Outcome:
         return Outcome.CANNOT_TELL
     if p < 1 - CONFIDENCE:
         return direction
-    room = 1 + metric_of_effect(effect).matters
-    if 1 / room < effect.low and effect.high < room:
+    space = 1 + metric_of_effect(effect).matters
+    if 1 / space < effect.low and effect.high < space:
         return Outcome.NO_DIFFERENCE
     return Outcome.CANNOT_TELL
 

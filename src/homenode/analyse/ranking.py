@@ -73,11 +73,11 @@ class Ranking:
         worse, undecided = self._at(Position.WORSE), self._at(Position.UNDECIDED)
         names = dict.fromkeys(one.alternative for one in self.results)
         kept = tuple(name for name in names if name not in worse)
-        told = tuple(name for name in kept if name not in undecided)
-        if not worse and len(told) < min(2, len(kept)):
+        stated = tuple(name for name in kept if name not in undecided)
+        if not worse and len(stated) < min(2, len(kept)):
             return ()
         best = (one.alternative for one in self.results if one.position is Position.BEST)
-        return told or kept or tuple(dict.fromkeys(best))
+        return stated or kept or tuple(dict.fromkeys(best))
 
     def undecided(self) -> tuple[str, ...]:
         """Alternatives that may be as good as the acceptable ones, or much worse; best first."""

@@ -135,12 +135,12 @@ def _setup(jobs: tuple[JobEvidence, ...]) -> Iterator[tuple[str, str]]:
     shapes = sorted({job.shape for job in jobs if job.mode is not Mode.EXCLUSIVE})
     if shapes:
         yield "shared jobs", "; ".join(shapes)
-    told: dict[str, dict[str, None]] = {}
+    stated: dict[str, dict[str, None]] = {}
     for job in jobs:
         for one in job.run.head.conditions:
             if one.name.startswith("tool ") or one.name in _TOLD_OF_SETUP:
-                told.setdefault(one.name.removeprefix("tool "), {})[one.value] = None
-    for name, values in told.items():
+                stated.setdefault(one.name.removeprefix("tool "), {})[one.value] = None
+    for name, values in stated.items():
         yield name, ", ".join(values)
 
 

@@ -72,7 +72,7 @@ class Series:
 _Block = tuple[str, int] | None
 
 
-class _Taken(NamedTuple):
+class _Sampled(NamedTuple):
     boot: tuple[str, int]
     sample: Sample
     block: _Block
@@ -88,7 +88,7 @@ def series_of(alternative: Alternative) -> dict[SeriesKey, Series]:
 
     Left out are figures that are refused, and those during which a PU was moved.
     """
-    made: dict[tuple[object, ...], list[_Taken]] = {}
+    made: dict[tuple[object, ...], list[_Sampled]] = {}
     names = Counter(run.head.name for run in alternative.runs)
     for place, run in enumerate(alternative.runs):
         block = _block(run.head)
@@ -96,12 +96,12 @@ def series_of(alternative: Alternative) -> dict[SeriesKey, Series]:
         for sample in run.samples:
             if not is_refused(sample) and sample.state != UNSETTLED:
                 boot = _boot(run.head.boots, own, sample)
-                made.setdefault(_key(sample), []).append(_Taken(boot, sample, block))
-    taken = {SeriesKey(*key): samples for key, samples in made.items()}  # type: ignore[arg-type]
+                made.setdefault(_key(sample), []).append(_Sampled(boot, sample, block))
+    in_use = {SeriesKey(*key): samples for key, samples in made.items()}  # type: ignore[arg-type]
     if len(names) < len(alternative.runs):
-        taken = {key: _once(samples) for key, samples in taken.items()}
-    found = {key: _series(key, samples) for key, samples in taken.items()}
-    return found | _slowest(taken)
+        in_use = {key: _once(samples) for key, samples in in_use.items()}
+    found = {key: _series(key, samples) for key, samples in in_use.items()}
+    return found | _slowest(in_use)
 
 
 def headline(series: Iterable[SeriesKey], metric: Metric) -> tuple[SeriesKey, ...]:
@@ -125,18 +125,18 @@ def headline(series: Iterable[SeriesKey], metric: Metric) -> tuple[SeriesKey, ..
     return ()
 
 
-def _once(taken: Sequence[_Taken]) -> list[_Taken]:
+def _once(in_use: Sequence[_Sampled]) -> list[_Sampled]:
     """Without boots of which none is given the identity, and that a run of the same name has figure
     by figure: somebody gave, or imported, it twice.
     """
     figures: dict[tuple[str, int], list[float]] = {}
-    for boot, sample, _ in taken:
+    for boot, sample, _ in in_use:
         figures.setdefault(boot, []).append(sample.value)
     first: dict[tuple[str, int, tuple[float, ...]], tuple[str, int]] = {}
     for boot, values in figures.items():
         first.setdefault((boot[0].partition("\n")[0], boot[1], tuple(values)), boot)
     kept = set(first.values())
-    return [one for one in taken if one.boot in kept or one.boot[1] < 0]
+    return [one for one in in_use if one.boot in kept or one.boot[1] < 0]
 
 
 def _block(head: RunHead) -> _Block:
@@ -159,10 +159,10 @@ def _key(sample: Sample) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def _series(key: SeriesKey, taken: Sequence[_Taken]) -> Series:
+def _series(key: SeriesKey, in_use: Sequence[_Sampled]) -> Series:
     boots: dict[tuple[str, int], list[Sample]] = {}
     blocks: dict[tuple[str, int], _Block] = {}
-    for boot, sample, block in taken:
+    for boot, sample, block in in_use:
         boots.setdefault(boot, []).append(sample)
         blocks[boot] = block
     kept = [_undisturbed(samples) for samples in boots.values()]
@@ -206,13 +206,13 @@ def sample_variance(values: Sequence[float]) -> float:
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
-def _slowest(taken: dict[SeriesKey, list[_Taken]]) -> dict[SeriesKey, Series]:
+def _slowest(in_use: dict[SeriesKey, list[_Sampled]]) -> dict[SeriesKey, Series]:
     """For metrics in which the slowest device counts: its median of each boot.
 
     A device is known by its address, or by its position where a tool printed no address.
     """
-    groups: dict[SeriesKey, dict[object, list[_Taken]]] = {}
-    for key, samples in taken.items():
+    groups: dict[SeriesKey, dict[object, list[_Sampled]]] = {}
+    for key, samples in in_use.items():
         metric = metric_of(key.metric)
         if metric is None or not metric.worst_device or key.node is not None:
             continue
@@ -224,16 +224,16 @@ def _slowest(taken: dict[SeriesKey, list[_Taken]]) -> dict[SeriesKey, Series]:
     return {key: _folded(key, devices) for key, devices in groups.items()}
 
 
-def _folded(key: SeriesKey, devices: dict[object, list[_Taken]]) -> Series:
+def _folded(key: SeriesKey, devices: dict[object, list[_Sampled]]) -> Series:
     metric = metric_of(key.metric)
     take_worst = max if metric is not None and metric.lower_is_better else min
     by_boot: dict[tuple[str, int], list[float]] = {}
     blocks: dict[tuple[str, int], _Block] = {}
     variances = []
     samples = 0
-    for taken in devices.values():
+    for in_use in devices.values():
         boots: dict[tuple[str, int], list[Sample]] = {}
-        for boot, sample, block in taken:
+        for boot, sample, block in in_use:
             boots.setdefault(boot, []).append(sample)
             blocks[boot] = block
         kept = {boot: _undisturbed(found) for boot, found in boots.items()}
@@ -243,7 +243,7 @@ def _folded(key: SeriesKey, devices: dict[object, list[_Taken]]) -> Series:
             samples += len(found_values)
         variances.append(_inner_variance(list(values.values())))
     medians = tuple(take_worst(found) for found in by_boot.values())
-    every = [one.sample for taken in devices.values() for one in taken]
+    every = [one.sample for in_use in devices.values() for one in in_use]
     return Series(
         key,
         medians,

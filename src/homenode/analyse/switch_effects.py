@@ -102,8 +102,8 @@ def _may_stand(sample: Sample) -> bool:
 def judged(effect: Effect) -> Outcome:
     """The effect's outcome as far as it matters; of printed figures what their difference says."""
     if set(effect.doubts) != {PRINTED}:
-        is_told = effect.outcome in (Outcome.BETTER, Outcome.WORSE)
-        return Outcome.NO_DIFFERENCE if is_told and not is_large(effect) else effect.outcome
+        is_stated = effect.outcome in (Outcome.BETTER, Outcome.WORSE)
+        return Outcome.NO_DIFFERENCE if is_stated and not is_large(effect) else effect.outcome
     if max(effect.gain, 1 / effect.gain) < 1 / (1 - PRINTED_MATTERS):
         return Outcome.CANNOT_TELL
     return Outcome.BETTER if effect.gain > 1 else Outcome.WORSE

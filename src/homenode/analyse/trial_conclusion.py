@@ -1,4 +1,4 @@
-"""Conclusion: what a trial's boots tell: effects, a verdict per objective, and what to do."""
+"""Conclusion: what a trial's boots notify: effects, a verdict per objective, and what to do."""
 
 import shlex
 from collections.abc import Sequence

@@ -207,8 +207,8 @@ def verdict(system: str, runs: Sequence[Run], objective: Objective) -> Verdict:
 def _stops(runs: Sequence[Run]) -> tuple[Reason, ...]:
     unreal = {run.head.origin for run in runs} & {Origin.EMULATED, Origin.SYNTHESISED}
     found = [Reason(ReasonId.NOT_REAL, detail=str(origin)) for origin in sorted(unreal)]
-    told = dict.fromkeys(text for run in runs for text in run.head.unusable)
-    return (*found, *(Reason(ReasonId.UNUSABLE, detail=text) for text in told))
+    stated = dict.fromkeys(text for run in runs for text in run.head.unusable)
+    return (*found, *(Reason(ReasonId.UNUSABLE, detail=text) for text in stated))
 
 
 def _is_refused(runs: Sequence[Run], metric: str) -> bool:

@@ -8,7 +8,13 @@ those are, and `restore_definition` finds the way back from either.
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from homenode.apply.kept import difference_count, is_edited, is_printed, not_kept, passwords_lost
+from homenode.apply.domain_diff import (
+    difference_count,
+    is_edited,
+    is_printed,
+    not_kept,
+    passwords_lost,
+)
 from homenode.apply.obstacles import Obstacle, obstacles
 from homenode.apply.record import Record, Step
 from homenode.apply.store import DomainStore, other_daemons, saved_originals, sha256

@@ -70,8 +70,8 @@ def obstacles(
     if snapshots:
         guest = guest_of(open_domain(wanted, "the document to define"))
         for snapshot, document in snapshots.items():
-            held = _held_topology(document, snapshot)
-            if held is None or held != _topology(guest):
+            owned = _held_topology(document, snapshot)
+            if owned is None or owned != _topology(guest):
                 found.append(
                     Obstacle(
                         "snapshot",

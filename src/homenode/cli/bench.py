@@ -113,7 +113,7 @@ def _run(orders: "BenchOptions", results: Path, *, resume: bool, quiet: bool) ->
         try:
             with interruptible():
                 return run_bench(
-                    LocalMachine(), orders, results, on_progress, resume=resume, tell=note
+                    LocalMachine(), orders, results, on_progress, resume=resume, notify=note
                 )
         except KeyboardInterrupt:
             if begun:

@@ -191,7 +191,7 @@ def _figures(visit: Visit, machine: "Machine", name: str, runs: "dict[str, Run]"
     options = SuiteOptions(groups, Depth.QUICK, 64 << 20, visit.python)
     orders = BenchOptions(name, options, repeats=2, vantage=Vantage.HOST, force=True)
     with step_progress(quiet=visit.is_quiet) as show:
-        outcome = run_bench(machine, orders, visit.folder / "results", show, tell=note)
+        outcome = run_bench(machine, orders, visit.folder / "results", show, notify=note)
     visit.findings += outcome.findings
     if outcome.run is None or not outcome.run.samples:
         raise HostError("expected figures, found none: every test failed; see raw/ in results")

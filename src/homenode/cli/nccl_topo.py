@@ -162,8 +162,8 @@ def _refuse_nonsense(
             "--check and --log: expected no --output and no --cloud-init, found one",
             hint="make the file in one run and judge it in another",
         )
-    beside = (wanted.plan, wanted.guest, wanted.nvidia_smi)
-    if wanted.domain is None and any(one is not None for one in beside):
+    neighbours = (wanted.plan, wanted.guest, wanted.nvidia_smi)
+    if wanted.domain is None and any(one is not None for one in neighbours):
         raise UsageError("--plan, --guest and --nvidia-smi: expected --domain as well, found none")
     if json and not judging and output is None:
         raise UsageError("--json: expected --output for the file itself, found none")
@@ -236,7 +236,7 @@ def _print_made(made: "Assembled", output: Path | None, *, as_json: bool) -> Non
     if as_json:
         from homenode.formats import encode
 
-        print_json(encode("findings", Findings((_told(made),), findings)))
+        print_json(encode("findings", Findings((_stated(made),), findings)))
     else:
         if output is not None:
             from homenode.report.nccl_text import topology_text
@@ -250,7 +250,7 @@ def _print_made(made: "Assembled", output: Path | None, *, as_json: bool) -> Non
         raise SystemExit(1)
 
 
-def _told(made: "Assembled") -> str:
+def _stated(made: "Assembled") -> str:
     topology = made.topology
     return (
         f"{topology.flavour} topology: {len(topology.cpus)} cpus, "
@@ -285,7 +285,7 @@ def _judge(
             made = _assembled(wanted, flavour or flavour_of(read))
             found += compare_topology(read, made.topology)
             found += made.findings
-            checked.append(f"{wanted.domain}: {_told(made)}")
+            checked.append(f"{wanted.domain}: {_stated(made)}")
     if log is not None:
         from homenode.nccl.log import read_log
 

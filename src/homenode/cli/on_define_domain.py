@@ -31,7 +31,7 @@ def main() -> None:
         given = options(sys.argv[1:])
         sys.exit(run_hook(given))
     except UsageError as error:
-        tell(str(error))
+        notify(str(error))
         sys.exit(error.exit_code)
 
 
@@ -77,7 +77,7 @@ def ask(
 def write(given: "Answer") -> int:
     """Put an answer where the shim looks for it; its exit code."""
     for note in given.notes:
-        tell(note)
+        notify(note)
     if given.document is None:
         return given.exit_code
     try:
@@ -86,13 +86,13 @@ def write(given: "Answer") -> int:
         sys.stdout.buffer.write(given.document)
         sys.stdout.buffer.flush()
     except OSError as error:
-        tell(f"error: standard output: expected to write the document there, found: {error}")
+        notify(f"error: standard output: expected to write the document there, found: {error}")
         sys.stdout = None  # what is left in it would fail again at the end
         return HostError.exit_code
     return given.exit_code
 
 
-def tell(note: str) -> None:
+def notify(note: str) -> None:
     """A line or two for the pod's log; nothing that a name holds can make it more."""
     for line in note.split("\n  hint: "):
         safe = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line[:4000])

@@ -79,7 +79,7 @@ def report(
             )
         runs = [str(RESULTS)]
     if output is None and not (csv or json or parquet):
-        output = _beside(runs or [])
+        output = _neighbours(runs or [])
     if csv and json:
         raise UsageError("give either --csv or --json, not both")
     check_can_write(output, parquet, force=force)
@@ -96,7 +96,7 @@ def report(
         _rows(machines, skipped, csv=csv, json=json, parquet=parquet)
 
 
-def _beside(runs: Sequence[str]) -> Path:
+def _neighbours(runs: Sequence[str]) -> Path:
     """Where a page goes that no one gave a name: into the first folder of results, else here."""
     folders = (Path(run) for run in runs)
     return next((folder / PAGE for folder in folders if folder.is_dir()), Path(PAGE))
@@ -108,7 +108,7 @@ def write_page(folders: list[str], host: str | None, title: str, output: Path) -
     _write(machines, skipped, title, output)
 
 
-def _tell_queues(machines: "tuple[Machine, ...]") -> None:
+def _note_queues(machines: "tuple[Machine, ...]") -> None:
     """Layouts are what this report compares; jobs of two queues have none."""
     from homenode.measure.bindings.evidence import is_of_a_queue
 
@@ -143,7 +143,7 @@ def _machines(
         note(f"skipped: {line}")
     if len(found.skipped) > _MOST_NAMED:
         note(f"skipped: {len(found.skipped) - _MOST_NAMED} more; the report names them")
-    _tell_queues(ordered)
+    _note_queues(ordered)
     return ordered, found.skipped
 
 

@@ -99,7 +99,7 @@ def rollback_trial(name: str, stop_s: float) -> None:
         if not journal.known().state.to_undo:
             note(f"{known.head.source}: nothing left to undo of trial {known.head.id}")
         virsh = Virsh(known.head.connect)
-        rollback(virsh, known.head, journal, default_root(), stop_s, tell=note)
+        rollback(virsh, known.head, journal, default_root(), stop_s, notify=note)
         journal.add(What.ENDED)
 
 
@@ -145,7 +145,7 @@ def _run(
         virsh=virsh, head=head, journal=journal, root=default_root(), layouts=begun.layouts,
         measuring=begun.begun.measuring, reach=reach, host_kind=begun.begun.host_kind,
         copy=begun.copy, versions=begun.begun.versions, emulated=begun.begun.emulated,
-        on_step=_say_step, on_progress=_say_progress, on_wait=_Waiting(), tell=note,
+        on_step=_say_step, on_progress=_say_progress, on_wait=_Waiting(), notify=note,
     )  # fmt: skip
     with interruptible():
         try:
@@ -272,8 +272,8 @@ def _show(checked: Preflight, seconds: float) -> None:
 
 def _probe(given: Path | None) -> bytes:
     """The static probe: the one named, else that of this installation."""
-    beside = Path(sys.executable).with_name(_STATIC_PROBE)
-    found = given or (beside if beside.exists() else None) or find_program(_STATIC_PROBE)
+    neighbours = Path(sys.executable).with_name(_STATIC_PROBE)
+    found = given or (neighbours if neighbours.exists() else None) or find_program(_STATIC_PROBE)
     if found is None:
         raise UsageError(
             f"--probe: expected a static probe, found no {_STATIC_PROBE} next to {sys.executable} "

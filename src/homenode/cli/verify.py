@@ -108,12 +108,12 @@ def verify(
         return
     from homenode.findings import are_bad
     from homenode.verify.boot.stand_in_boot import BootOptions
-    from homenode.verify.verification import Wanted
+    from homenode.verify.verification import VerifyRequest
     from homenode.verify.verification import verify as verify_wanted
 
     check_can_write(svg)
     options = BootOptions(connect, kernel, timeout, keep) if boot else None
-    wanted = Wanted(document, plan, host, lspci, options, guest)
+    wanted = VerifyRequest(document, plan, host, lspci, options, guest)
     # Interruptible, since a test guest would run on.
     with interruptible(), working("booting a test guest" if boot else "checking"):
         verified = verify_wanted(wanted, note)

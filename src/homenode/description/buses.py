@@ -49,26 +49,26 @@ def address(
     complexes: list[RootComplex] = []
     windows: dict[int, list[tuple[int, int]]] = {}
     for root in roots:
-        taken = windows.setdefault(root.domain, [])
+        in_use = windows.setdefault(root.domain, [])
         bus = root.bus
         if bus is None:
-            bus = max((last for _, last in taken), default=-1) + 1
+            bus = max((last for _, last in in_use), default=-1) + 1
         name = f"pci{root.domain:04x}:{bus:02x}"
         node = None if root.node is None else NodeIndex(root.node)
         place = Place(source, name, root.domain, node, pus_of_node, models)
         found, last = _root(place, root, bus)
-        for first_taken, last_taken in taken:
-            if bus <= last_taken and first_taken <= last:
+        for first_used, last_used in in_use:
+            if bus <= last_used and first_used <= last:
                 raise place.error(
                     f"{root.where}.bus",
                     "buses free of the other root complexes",
-                    f"{bus:#04x}-{last:#04x} over {first_taken:#04x}-{last_taken:#04x}",
+                    f"{bus:#04x}-{last:#04x} over {first_used:#04x}-{last_used:#04x}",
                 )
-        taken.append((bus, last))
+        in_use.append((bus, last))
         placed += found
         if len(placed) > MAX_FUNCTIONS:
             raise place.error(root.where, f"at most {MAX_FUNCTIONS} functions", "more")
-        complexes.append(RootComplex(name, root.domain, bus, _told_node(found)))
+        complexes.append(RootComplex(name, root.domain, bus, _stated_node(found)))
     placed.sort(key=lambda each: each.device.bdf)
     for one, other in pairwise(placed):
         if one.device.bdf == other.device.bdf:
@@ -106,7 +106,7 @@ def _names(
     return names | own
 
 
-def _told_node(placed: Sequence[Placed]) -> NodeIndex | None:
+def _stated_node(placed: Sequence[Placed]) -> NodeIndex | None:
     """The node of a root complex, which only the functions on its own bus tell."""
     nodes = {each.device.node for each in placed if each.device.parent is None} - {None}
     return nodes.pop() if len(nodes) == 1 else None

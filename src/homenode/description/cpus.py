@@ -149,15 +149,15 @@ def _node_counts(
     """Cores of each of a package's nodes: what [[node]] says, the others share the rest equally."""
     if not alone:
         return [cores]
-    told = {node: shares[node] for node in nodes if node in shares}
-    rest, others = cores - sum(told.values()), len(nodes) - len(told)
+    stated = {node: shares[node] for node in nodes if node in shares}
+    rest, others = cores - sum(stated.values()), len(nodes) - len(stated)
     if rest < 0 or (rest % others if others else rest):
         raise file.refusal(
             "nodes_per_package" if others else "node",
             f"{cores} cores of the package over nodes {', '.join(map(str, nodes))}",
-            f"{told or 'no shares'}, {rest} left for {others}",
+            f"{stated or 'no shares'}, {rest} left for {others}",
         )
-    return [told.get(node, rest // others if others else 0) for node in nodes]
+    return [stated.get(node, rest // others if others else 0) for node in nodes]
 
 
 def _numbered(slots: Sequence[CoreSlot], numbering: str) -> tuple[CoreSlot, ...]:

@@ -84,9 +84,9 @@ def _node(
 ) -> NodeSlot:
     package = next(iter(of_cores)) if len(of_cores) == 1 else None
     known = {core.package for core in cores}
-    told = table.optional_integer("package")
-    if told is not None and (told not in known or (of_cores and told not in of_cores)):
-        raise table.refusal("package", f"one of the packages {sorted(of_cores or known)}", told)
+    stated = table.optional_integer("package")
+    if stated is not None and (stated not in known or (of_cores and stated not in of_cores)):
+        raise table.refusal("package", f"one of the packages {sorted(of_cores or known)}", stated)
     memory = table.size("memory")
     if memory is None:
         memory = file.size("memory_per_node") if of_cores else 0
@@ -110,7 +110,7 @@ def _node(
         raise table.refusal("kind", "no kind next to gpu", kind)
     return NodeSlot(
         index=index,
-        package=package if told is None else told,
+        package=package if stated is None else stated,
         has_cores=bool(of_cores),
         memory_bytes=memory,
         free_bytes=memory - reserved if free is None else free,

@@ -60,5 +60,5 @@ def _cpuinfo(host: Host, pu: Pu) -> str:
         implementer = _IMPLEMENTERS.get(cpu.vendor or "")
         fields["CPU implementer"] = None if implementer is None else f"{implementer:#04x}"
         fields["CPU architecture"] = 8
-    told = (f"{key:<16}: {value}\n" for key, value in fields.items() if value is not None)
-    return "".join(told)
+    stated = (f"{key:<16}: {value}\n" for key, value in fields.items() if value is not None)
+    return "".join(stated)

@@ -157,8 +157,8 @@ class _Elements:
         model = self.models[name]
         node = None
         if "node" in table:
-            told = _node(table, "node", table.values["node"], self.nodes)
-            node = -1 if told is None else told
+            stated = _node(table, "node", table.values["node"], self.nodes)
+            node = -1 if stated is None else stated
         return Endpoint(
             where=table.where,
             model=replace(

@@ -38,7 +38,7 @@ _C2C_GPUS = {
 class DeviceLinks:
     """links: ascending. gpu_of_node: GPUs whose memory nvidia-smi says is a node. name_of_gpu: the
     driver's names of its GPUs. performance_of_gpu: their states, "P0" is busy.
-    replays_of_gpu: packets that their links sent again. module_of_gpu: seats on their board."""
+    replays_of_gpu: packets that their links sent again. module_of_gpu: slots on their board."""
 
     links: tuple[DeviceLink, ...]
     gpu_of_node: dict[NodeIndex, Bdf]

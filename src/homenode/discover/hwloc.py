@@ -132,15 +132,15 @@ def _packages(found: _Found, listed: CpuSet, gaps: list[Gap]) -> tuple[Package, 
 
 
 def _llcs(found: _Found, listed: CpuSet, gaps: list[Gap]) -> tuple[Llc, ...]:
-    taken = CpuSet()
+    in_use = CpuSet()
     chosen: list[tuple[CpuSet, int, int | None]] = []
     for level, size, pus in sorted(found.caches, key=lambda cache: -cache[0]):
         own = pus & listed
-        if own and own.isdisjoint(taken):
-            taken = taken | own
+        if own and own.isdisjoint(in_use):
+            in_use = in_use | own
             chosen.append((own, level, size))
-    if listed - taken:
-        gaps.append(Gap(f"last-level cache of PUs {listed - taken}", "the XML holds none"))
+    if listed - in_use:
+        gaps.append(Gap(f"last-level cache of PUs {listed - in_use}", "the XML holds none"))
     chosen.sort(key=lambda cache: cache[0].first() or 0)
     return tuple(Llc(LlcIndex(i), *cache) for i, cache in enumerate(chosen))
 

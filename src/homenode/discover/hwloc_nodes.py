@@ -33,21 +33,21 @@ def read_hwloc_nodes(
             os_index(pair[0], source),
         ),
     )
-    taken = CpuSet()
+    in_use = CpuSet()
     own: dict[int, CpuSet] = {}
     shared: list[int] = []
     for obj, near in order:
         index = os_index(obj, source)
-        own[index] = CpuSet() if _special_kind(obj) else (near & listed) - taken
-        taken = taken | own[index]
+        own[index] = CpuSet() if _special_kind(obj) else (near & listed) - in_use
+        in_use = in_use | own[index]
         if near & listed and not own[index]:
             shared.append(index)
     if shared:
         names = ", ".join(str(number) for number in sorted(shared))
         reason = "hwloc shows which PUs are nearest to a node, not which are its own"
         gaps.append(Gap(f"PUs of nodes {names}", f"{reason}; counted as CPU-less"))
-    if listed - taken:
-        gaps.append(Gap(f"node of PUs {listed - taken}", "in no node of the XML"))
+    if listed - in_use:
+        gaps.append(Gap(f"node of PUs {listed - in_use}", "in no node of the XML"))
     nodes: list[NumaNode] = []
     for obj, _ in sorted(found, key=lambda pair: os_index(pair[0], source)):
         index = os_index(obj, source)

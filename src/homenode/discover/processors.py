@@ -104,7 +104,7 @@ def _groups(
     """
     groups: list[CpuSet] = []
     group_of_pu: dict[int, CpuSet] = {}
-    taken = CpuSet()
+    in_use = CpuSet()
     for pu in pus:
         own = group_of(pu)
         if own is None:
@@ -114,14 +114,14 @@ def _groups(
         if pu not in own:
             gaps.append(Gap(f"{what} of PU {pu}", f"its list ({own}) does not hold itself"))
             continue
-        if pu in taken:
+        if pu in in_use:
             if own != group_of_pu[pu]:
                 reason = f"its list says {own}, that of PU {group_of_pu[pu].first()} says "
                 gaps.append(Gap(f"{what} of PU {pu}", f"{reason}{group_of_pu[pu]}"))
             continue
-        own = own - taken
+        own = own - in_use
         groups.append(own)
-        taken = taken | own
+        in_use = in_use | own
         group_of_pu |= dict.fromkeys(own, own)
     return groups
 
@@ -232,21 +232,21 @@ def _read_llcs(snapshot: Snapshot, online: CpuSet, gaps: list[Gap]) -> tuple[Llc
     LLCs may differ in level: the low-power E cores of a Meteor Lake lie outside the L3.
     """
     found: list[tuple[CpuSet, int, int | None]] = []
-    taken = CpuSet()
+    in_use = CpuSet()
     unknown = CpuSet()
     for pu in online:
-        if pu in taken:
+        if pu in in_use:
             continue
         cache = _highest_cache(snapshot, pu)
         pus = CpuSet() if cache is None else cache[0] & online
         if cache is None or pu not in pus:
             unknown = unknown | CpuSet((pu,))
             continue
-        if not pus.isdisjoint(taken):
+        if not pus.isdisjoint(in_use):
             reason = f"PU {pu} shares its cache with PUs {pus}, some of which are in another one"
             gaps.append(Gap(f"last-level cache of PU {pu}", reason))
-            pus = pus - taken
-        taken = taken | pus
+            pus = pus - in_use
+        in_use = in_use | pus
         found.append((pus, cache[1], cache[2]))
     if unknown:
         reason = f"no cache above level 1 in {CPU}/cpuN/cache with the PUs that share it"

@@ -12,7 +12,7 @@ from homenode.topology import RunningDomain
 
 ReadDomain = Callable[[bytes, bool, str], RunningDomain]
 """From the XML of one domain, as `virsh dumpxml` prints it, whether it runs, and what to call it in
-messages, to what it has taken: domain/read.py's read_running_domain. May raise HomenodeError."""
+messages, to what it uses: domain/read.py's read_running_domain. May raise HomenodeError."""
 
 
 def read_running_domains(

@@ -86,7 +86,7 @@ def diagnose(
         *(("peer-to-peer",) if host.pci_devices else ()),
         *(("settings",) if host.pus else ()),
     ]
-    checked = [f"host {host.name}: {', '.join(looked) or 'nothing that it tells'}"]
+    checked = [f"host {host.name}: {', '.join(looked) or 'nothing that it reports'}"]
     checked += describe_paths(host)
     facts = None
     if document is not None:
@@ -135,8 +135,8 @@ def _weighed(finding: Finding, facts: DomainFacts, host: Host) -> Finding:
         return finding
     nodes = [node for node in host.nodes if node.pus]
     most = max((len(node.pus) for node in nodes), default=0)
-    room = max((node.memory_bytes or 0 for node in nodes), default=0)
-    too_large = facts.guest.vcpus > most or facts.guest.memory_bytes > room > 0
+    space = max((node.memory_bytes or 0 for node in nodes), default=0)
+    too_large = facts.guest.vcpus > most or facts.guest.memory_bytes > space > 0
     if len(nodes) < 2 or not (facts.guest.hostdevs or too_large):
         return finding
     why = "the VM has devices" if facts.guest.hostdevs else "the VM is larger than a node"

@@ -68,7 +68,7 @@ def certify(
     links = _links(host)
     return Expectation(
         host=host.name,
-        counts={name: getattr(summary, name) for name in COUNTS if _tells(host, name)},
+        counts={name: getattr(summary, name) for name in COUNTS if _states(host, name)},
         memory_bytes=summary.memory_bytes,
         distances=host.distances,
         devices=tuple(
@@ -107,7 +107,7 @@ def topology_drift(expected: Expectation, host: Host) -> Iterator[tuple[str, Fin
     """Differences of counts, memory and distances, each with the name of what differs."""
     source = f"expectation of {expected.host}"
     summary = summarise(host)
-    unread = {name: str(n) for name, n in expected.counts.items() if not _tells(host, name)}
+    unread = {name: str(n) for name, n in expected.counts.items() if not _states(host, name)}
     if expected.memory_bytes is not None and summary.memory_bytes is None:
         unread["memory"] = f"about {expected.memory_bytes} bytes"
     if expected.distances is not None and not host.nodes:
@@ -173,7 +173,7 @@ def _floor_drift(expected: Expectation, measured_h2d: float | None) -> Iterator[
         )  # fmt: skip
 
 
-def _tells(host: Host, count: str) -> bool:
+def _states(host: Host, count: str) -> bool:
     """Whether the host's source gives a count at all: lspci knows no PUs, some trees no devices."""
     return bool(host.pus) if count in CPU_COUNTS else bool(host.pci_devices)
 

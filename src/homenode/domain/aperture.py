@@ -114,13 +114,13 @@ def _with_window(document: Document, mib: int) -> Document:
 
 def _with_qemu_prefix(document: Document) -> tuple[Document, str]:
     """The document with QEMU's namespace declared on <domain>, and its prefix there."""
-    taken = set()
+    in_use = set()
     for name, span in document.attribute_spans(document.root).items():
         if name.startswith("xmlns:"):
             prefix = name.removeprefix("xmlns:")
-            taken.add(prefix)
+            in_use.add(prefix)
             if document.text[span.value_start : span.value_end] == QEMU_NAMESPACE.encode():
                 return document, prefix
-    prefix = next(p for p in ("qemu", "qemu1", "qemu2", "qemu3") if p not in taken)
+    prefix = next(p for p in ("qemu", "qemu1", "qemu2", "qemu3") if p not in in_use)
     edits = set_attribute(document, document.root, f"xmlns:{prefix}", QEMU_NAMESPACE)
     return apply(document, edits), prefix

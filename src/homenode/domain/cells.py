@@ -152,13 +152,13 @@ def cell_distances(document: Document, cell: Element) -> tuple[int, ...]:
     distances = cell.child("distances")
     if distances is None:
         return ()
-    told = {
+    stated = {
         decimal(document, e, needed(document, e, "id"), "a cell id"): decimal(
             document, e, needed(document, e, "value"), "a distance"
         )
         for e in distances.all("sibling")
     }
-    return tuple(told[i] for i in sorted(told))
+    return tuple(stated[i] for i in sorted(stated))
 
 
 def _with_distances(document: Document, wanted: tuple[PlannedCell, ...]) -> Document:

@@ -42,13 +42,13 @@ def pci_controllers(document: Document) -> tuple[tuple[int, Element], ...]:
         for e in elements
         if e.get("index") is not None
     }
-    taken = set(given.values())
+    in_use = set(given.values())
     found: list[tuple[int, Element]] = []
     for element in elements:
         index = given.get(element.start)
         if index is None:
-            index = next(i for i in range(len(elements) + 1) if i not in taken)
-            taken.add(index)
+            index = next(i for i in range(len(elements) + 1) if i not in in_use)
+            in_use.add(index)
         found.append((index, element))
     return tuple(found)
 
@@ -92,7 +92,7 @@ def edit_controllers(document: Document, plan: Plan) -> Document:
         elif there is None or not _same(there, controller):
             raise InputError(
                 f"{document.source}: expected PCI controller {controller.index} to be "
-                f"{_told(controller) if controller.existing else 'free for ' + _told(controller)}, "
+                f"{'' if controller.existing else 'free for '}{_words(controller)}, "
                 f"found {'none' if there is None else there.model + ' at ' + str(there.address)}",
                 hint="plan again for this document",
             )
@@ -117,7 +117,7 @@ def edit_controllers(document: Document, plan: Plan) -> Document:
     return apply(document, insert_after(document, first, new[1:]))
 
 
-def _told(controller: PlannedController) -> str:
+def _words(controller: PlannedController) -> str:
     return f"{controller.model} at {controller.address}"
 
 
@@ -173,15 +173,15 @@ def _free_chassis(document: Document, indices: list[int]) -> dict[int, int]:
 
     QEMU refuses two ports with one chassis number.
     """
-    taken = set()
+    in_use = set()
     for index, element in pci_controllers(document):
         target = element.child("target")
         text = None if target is None else target.get("chassis")
-        taken.add(index if text is None else any_base(document, element, text, "chassis"))
+        in_use.add(index if text is None else any_base(document, element, text, "chassis"))
     chosen: dict[int, int] = {}
     for index in indices:
-        number = next(n for n in (index, *range(1, 256 + len(indices))) if n not in taken)
-        taken.add(number)
+        number = next(n for n in (index, *range(1, 256 + len(indices))) if n not in in_use)
+        in_use.add(number)
         chosen[index] = number
     return chosen
 

@@ -34,12 +34,12 @@ def _ports_that_libvirt_fills(after: Document, plan: Plan) -> tuple[PlanFinding,
     if not any(c.model is PortModel.EXPANDER_BUS for c in plan.controllers):
         return ()
     controllers = {controller.index: controller for controller in read_controllers(after)}
-    taken = {address.bus for address, _ in addressed_devices(after)}
+    in_use = {address.bus for address, _ in addressed_devices(after)}
     empty = 0
     for controller in controllers.values():
         above = None if controller.address is None else controllers.get(controller.address.bus)
         on_root = above is None or above.model == "pcie-root"
-        if controller.model in _PORTS and not on_root and controller.index not in taken:
+        if controller.model in _PORTS and not on_root and controller.index not in in_use:
             empty += 1
     devices = after.root.child("devices")
     floating = [e for e in (() if devices is None else devices.children) if _floats(e)]

@@ -50,8 +50,8 @@ def read_memory_devices(document: Document) -> tuple[GuestMemoryDevice, ...]:
             continue
         node = device.at("target", "node")
         cell = 0 if node is None else decimal(document, node, node.text, "a cell")
-        held = size_bytes(document, size, size.text, size.get("unit"))
-        found.append(GuestMemoryDevice(cell, held, _follows_cell(document, device)))
+        owned = size_bytes(document, size, size.text, size.get("unit"))
+        found.append(GuestMemoryDevice(cell, owned, _follows_cell(document, device)))
     return tuple(found)
 
 

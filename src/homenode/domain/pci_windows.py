@@ -46,7 +46,7 @@ def _places(document: Document, controllers: tuple[GuestPciController, ...]) -> 
     for address, count in Counter(address for address, _ in devices).items():
         if count > 1:
             yield Broken("address-twice", f"guest address {address}", "one device", str(count))
-    taken = dict(devices)
+    in_use = dict(devices)
     for address, element in devices:
         what = f"<{element.tag}> at {address}"
         model = model_of.get(address.bus)
@@ -59,7 +59,7 @@ def _places(document: Document, controllers: tuple[GuestPciController, ...]) -> 
         of_chipset = address.bus == 0 and address.device == _CHIPSET_SLOT.get(model or "")
         if address.function and not of_chipset:
             first = type(address)(address.domain, address.bus, address.device, 0)
-            head = taken.get(first)
+            head = in_use.get(first)
             place = None if head is None else head.child("address")
             if place is None:
                 yield Broken("function-without-0", what, f"a device at {first}", "none")

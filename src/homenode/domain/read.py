@@ -99,14 +99,14 @@ def guest_of(document: Document) -> Guest:
     root = document.root
     vcpus, online = read_vcpus(document)
     dimm_bytes = memory_device_bytes(document)
-    told = read_memory(document)
-    memory = told - dimm_bytes
+    stated = read_memory(document)
+    memory = stated - dimm_bytes
     if memory <= 0:  # where there are cells, libvirt takes their sum, whatever <memory> says
         memory = sum(cell_bytes(document, cell) for cell in cell_elements(document))
     if memory <= 0:
         raise InputError(
             f"{document.source}: expected more <memory> than the {dimm_bytes} bytes of memory "
-            f"devices, found {told}",
+            f"devices, found {stated}",
             hint="<memory> counts them in",
         )
     machine_type = root.at("os", "type")
@@ -204,7 +204,7 @@ def _firmware(root: Element) -> str | None:
 
 
 def read_running_domain(xml: bytes, running: bool, source: str = "domain") -> RunningDomain:
-    """What a domain of the host has taken: PUs, memory by node, devices.
+    """What a domain of the host uses: PUs, memory by node, devices.
 
     `running` says whether it runs; the XML of one that runs is that of `virsh dumpxml`. Memory that
     is bound to several nodes together counts as spread evenly over them, which is what interleave
@@ -218,7 +218,7 @@ def read_running_domain(xml: bytes, running: bool, source: str = "domain") -> Ru
     pins = read_pins(document)
     memory = read_memory(document)
     binding = read_binding(document)
-    taken: dict[NodeIndex, int] = {}
+    in_use: dict[NodeIndex, int] = {}
     rest = memory
     memnodes = read_memnodes(document)
     bound = bool(memnodes) or binding is not None
@@ -226,11 +226,11 @@ def read_running_domain(xml: bytes, running: bool, source: str = "domain") -> Ru
         if cell in memnodes:
             mode, nodes = memnodes[cell]
             size = min(cell_bytes(document, element), rest)
-            _spread(taken, nodes, size)
+            _spread(in_use, nodes, size)
             rest -= size
             bound = bound and mode != "preferred"
     if binding is not None:
-        _spread(taken, binding[1], rest)
+        _spread(in_use, binding[1], rest)
         bound = bound and binding[0] != "preferred"
     elif rest:
         bound = False
@@ -242,17 +242,17 @@ def read_running_domain(xml: bytes, running: bool, source: str = "domain") -> Ru
         iothread_pus=tuple(pins.get(("iothreadpin", i), fallback) for i in iothread_ids(document)),
         memory_bytes=memory,
         memory_bound=bound,
-        memory_by_node=tuple(sorted(taken.items())),
+        memory_by_node=tuple(sorted(in_use.items())),
         page_bytes=read_page_bytes(document),
         devices=_all_devices(document),
     )
 
 
-def _spread(taken: dict[NodeIndex, int], nodes: CpuSet, size: int) -> None:
+def _spread(in_use: dict[NodeIndex, int], nodes: CpuSet, size: int) -> None:
     share, more = divmod(size, max(1, len(nodes)))
     for i, node in enumerate(nodes):
         index = NodeIndex(int(node))
-        taken[index] = taken.get(index, 0) + share + (1 if i < more else 0)
+        in_use[index] = in_use.get(index, 0) + share + (1 if i < more else 0)
 
 
 def _all_devices(document: Document) -> tuple[Bdf, ...]:

@@ -56,8 +56,8 @@ def cell_nodes(document: Document, host: Host) -> CellNodes:
             cell_of_node[node.index] = next(cell for cell in candidates if count[cell] == most)
     own: list[NodeIndex | None] = []
     for cell in range(len(cells)):
-        told = bound.get(cell) or {node for node, of in cell_of_node.items() if of == cell}
-        own.append(NodeIndex(next(iter(told))) if len(told) == 1 else None)
+        stated = bound.get(cell) or {node for node, of in cell_of_node.items() if of == cell}
+        own.append(NodeIndex(next(iter(stated))) if len(stated) == 1 else None)
     return CellNodes(cell_of_node, tuple(own))
 
 
@@ -70,11 +70,11 @@ def planned_cells(
 ) -> tuple[PlannedCell, ...]:
     """The cells exactly as the document has them, with the host's distances where it gives none."""
     found = read_cells(document)
-    told = [cell_distances(document, element) for element, _ in found]
+    stated = [cell_distances(document, element) for element, _ in found]
     known = tuple(node for node in nodes.node_of_cell if node is not None)
     online = {node.index for node in host.nodes}
-    if not any(told) and len(known) == len(found) and set(known) <= online:
-        told = list(guest_distances(host, known, gaps)) or told
+    if not any(stated) and len(known) == len(found) and set(known) <= online:
+        stated = list(guest_distances(host, known, gaps)) or stated
     return tuple(
         PlannedCell(
             id=GuestCellId(
@@ -85,7 +85,7 @@ def planned_cells(
             vcpus=vcpus,
             memory_bytes=cell_bytes(document, element),
             host_nodes=tuple(n for n, cell in nodes.cell_of_node.items() if cell == i),
-            distances=told[i],
+            distances=stated[i],
         )
         for i, (element, vcpus) in enumerate(found)
     )

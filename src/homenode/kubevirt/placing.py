@@ -115,7 +115,7 @@ def place_devices(
     gaps: list[Gap] = []
     cells = planned_cells(document, host, nodes, gaps)
     if not placeable:
-        on_cells = [h for h in staying if _cell_told(guest, h.address) not in (None, -1)]
+        on_cells = [h for h in staying if _cell_stated(guest, h.address) not in (None, -1)]
         if not on_cells:
             return Placed(xml, (*notes, "no device is left to place: nothing to do"))
         # KubeVirt keeps the devices of its first definition, and drops the cells' distances.
@@ -125,7 +125,7 @@ def place_devices(
             return Placed(xml, (*notes, "no device is left to place: nothing to do"))
         return Placed(rewritten, (*notes, "added the distances of the cells; no device moved"))
     _refuse_machine(guest, source)
-    # Devices that stay must not take seats: the ports of those would be empty.
+    # Devices that stay must not take ports: those of those would be empty.
     seated = replace(
         host,
         pci_devices=tuple(
@@ -154,7 +154,7 @@ def place_devices(
     notes += [f"{f.severity}: {f.subject}: {f.detail}" for f in mirrored.findings]
     notes += [f"warning: {gap}" for gap in gaps]
     if regained:
-        notes.append(f"told the cell and the bus number of {len(regained)} expander buses again")
+        notes.append(f"added the cell and the bus number of {len(regained)} expander buses again")
     notes.append(_summary(placeable, mirrored))
     return Placed(rewrite_by(steps, xml, plan, source), tuple(notes))
 
@@ -196,10 +196,10 @@ def _lacks_initiators(
     """A Grace GPU on its cell. None has cells of initiators yet: _is_grace_done has looked."""
     if hostdev.address is None or device.node is None or not is_grace(device):
         return False
-    return _cell_told(guest, hostdev.address) == nodes.cell_of_node.get(device.node)
+    return _cell_stated(guest, hostdev.address) == nodes.cell_of_node.get(device.node)
 
 
-def _cell_told(guest: Guest, at: GuestAddress | None) -> int | None:
+def _cell_stated(guest: Guest, at: GuestAddress | None) -> int | None:
     """The cell of the expander bus above an address; -1 for one that names none."""
     expander = None if at is None else _expander_above(guest, at)
     if expander is None:
@@ -216,11 +216,11 @@ def _note_of_staying(
     guest: Guest, hostdev: GuestHostdev, device: PciDevice, nodes: CellNodes
 ) -> str | None:
     assert hostdev.address is not None, "only a device with an address stays"
-    told = _cell_told(guest, hostdev.address)
+    stated = _cell_stated(guest, hostdev.address)
     right = None if device.node is None else nodes.cell_of_node.get(device.node)
-    if right is None or told == right:
+    if right is None or stated == right:
         return None
-    seen = "on no cell" if told in (None, -1) else f"on cell {told}"
+    seen = "on no cell" if stated in (None, -1) else f"on cell {stated}"
     bare = device.kind is DeviceKind.GPU and hostdev.address.bus == 0
     return (
         f"warning: {device.bdf}: expected on cell {right}, which is its host node {device.node}, "
@@ -327,5 +327,5 @@ def _summary(placed: tuple[Bdf, ...], mirrored: MirroredPcie) -> str:
     for bdf in placed:
         cell = mirrored.cell_of[bdf]
         count[cell] = count.get(cell, 0) + 1
-    told = ", ".join(f"{count[cell]} on cell {cell}" for cell in sorted(count))
-    return f"placed {len(placed)} PCI functions: {told}"
+    stated = ", ".join(f"{count[cell]} on cell {cell}" for cell in sorted(count))
+    return f"placed {len(placed)} PCI functions: {stated}"

@@ -127,13 +127,13 @@ def _times_of(steps: Sequence[tuple[StepRecord, str]], *, ended: bool) -> Iterat
 
 def _origin(record: RunRecord, looks: Sequence[LookRecord], read: Sequence[_Read]) -> Origin | None:
     """None where no one shows whether the machine is emulated."""
-    told = {look.environment.emulated for look in looks}
-    told |= {one.reading.emulated for one in read}
+    stated = {look.environment.emulated for look in looks}
+    stated |= {one.reading.emulated for one in read}
     if any(c.name == REPLAYED for one in read for c in one.reading.conditions):
         return Origin.SYNTHESISED
-    if record.head.origin is Origin.EMULATED or True in told:
+    if record.head.origin is Origin.EMULATED or True in stated:
         return Origin.EMULATED
-    return record.head.origin if False in told else None
+    return record.head.origin if False in stated else None
 
 
 def _read(

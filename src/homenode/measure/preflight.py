@@ -143,9 +143,9 @@ def _neighbours(host: Host, pus: CpuSet) -> Iterator[Finding]:
     for domain in host.domains:
         if not domain.running:
             continue
-        taken = [pins & pus for pins in domain.vcpu_pins if pins is not None]
+        in_use = [pins & pus for pins in domain.vcpu_pins if pins is not None]
         shared = CpuSet.from_bits(0)
-        for pins in taken:
+        for pins in in_use:
             shared |= pins
         floats = any(pins is None for pins in domain.vcpu_pins)
         if shared or floats:

@@ -261,7 +261,7 @@ def _system(names: list[str | None]) -> str:
 
 def _versions(orders: BenchOptions, host: Host, document: Guest | None) -> Iterator[Condition]:
     yield from orders.versions
-    told = {condition.name for condition in orders.versions}
+    stated = {condition.name for condition in orders.versions}
     found = {
         "machine type": None if document is None else document.machine,
     }
@@ -269,7 +269,7 @@ def _versions(orders: BenchOptions, host: Host, document: Guest | None) -> Itera
         found["libvirt"] = _version(host.settings.libvirt_version)
         found["qemu"] = _version(host.settings.qemu_version)
     for name, value in found.items():
-        if value is not None and name not in told:
+        if value is not None and name not in stated:
             yield Condition(name, value)
     drivers = sorted({gpu.driver for gpu in host.devices_of_kind(DeviceKind.GPU) if gpu.driver})
     if drivers:

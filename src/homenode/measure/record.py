@@ -142,7 +142,7 @@ def differences(stored: RunRecord, now: RunRecord) -> tuple[str, ...]:
         ("host", stored.head.host, now.head.host),
         ("kind of host", stored.head.host_kind, now.head.host_kind),
         ("guest's devices", _pairs(stored.bus_ids), _pairs(now.bus_ids)),
-        ("guest", _held(stored.marks), _held(now.marks)),
+        ("guest", _owned(stored.marks), _owned(now.marks)),
     )
     found = [f"{name} {was} before, {is_now} now" for name, was, is_now in pairs if was != is_now]
     if not found and stored.tests != now.tests:
@@ -157,7 +157,7 @@ def _pairs(bus_ids: tuple[tuple[Bdf, Bdf], ...]) -> str:
     return ", ".join(f"{here} = {there}" for here, there in bus_ids) or "none"
 
 
-def _held(marks: tuple[str, ...]) -> str:
+def _owned(marks: tuple[str, ...]) -> str:
     """Before the first step, marks come from holding the guest against its plan alone."""
     return "; ".join(marks) or "as planned"
 

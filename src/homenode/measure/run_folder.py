@@ -145,7 +145,7 @@ def gaps_of_run(path: Path) -> tuple[Gap, ...]:
 
 @contextlib.contextmanager
 def open_run(
-    root: Path, system: str, name: str, *, resume: bool, tell: Callable[[str], None]
+    root: Path, system: str, name: str, *, resume: bool, notify: Callable[[str], None]
 ) -> Iterator[RunFolder]:
     """The folder of a run, for one writer at a time.
 
@@ -170,7 +170,9 @@ def open_run(
             f"{command_line('fuser', path / _TOOL_LOCK)} names it",
             lock=_TOOL_LOCK,
             wait_s=TOOL_WAIT_S,
-            on_wait=lambda: tell("waiting for a test that was running when the run was cut short"),
+            on_wait=lambda: notify(
+                "waiting for a test that was running when the run was cut short"
+            ),
         ) as tool_lock,
     ):
         folder.tool_lock = tool_lock

@@ -86,12 +86,12 @@ def run_bench(
     on_progress: Callable[[Progress], None],
     *,
     resume: bool = False,
-    tell: Callable[[str], None] = lambda line: None,
+    notify: Callable[[str], None] = lambda line: None,
 ) -> BenchOutcome:
     """Runs the suite on a machine, into root/<system>/<name>/.
 
     on_progress: called before each step, and at the end. resume: continue the run that is there.
-    tell: gets lines about what was found before the first step.
+    notify: gets lines about what was found before the first step.
     Raises UsageError for orders that do not fit the machine or the run to continue, HostError
     where the folder is not as expected, ToolError where the machine cannot be reached any more:
     what was measured is kept. A guest that is not as planned is an answer: see `folder`.
@@ -100,7 +100,7 @@ def run_bench(
     if ready.mismatch and not orders.force:
         return BenchOutcome(None, None, ready.mismatch, ready.record.left_out)
     head = ready.record.head
-    with open_run(root, head.system, head.name, resume=resume, tell=tell) as folder:
+    with open_run(root, head.system, head.name, resume=resume, notify=notify) as folder:
         record = _ordered(folder, ready.record)
         if isinstance(machine, LocalMachine):
             # What it starts holds the lock too: if we are killed, the next run waits for it.
@@ -112,7 +112,7 @@ def run_bench(
         steps = _left(session)
         if steps:
             plan = orders.plan if orders.vantage is Vantage.GUEST else None
-            _look_before(session, ready, plan, snapshot, tell)
+            _look_before(session, ready, plan, snapshot, notify)
             _run_steps(session, steps, on_progress)
             _look_after(session)
         made = _derived(session)
@@ -177,7 +177,7 @@ def _look_before(
     ready: Prepared,
     plan: Plan | None,
     snapshot: Snapshot,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> None:
     # The whole machine, as after the last step: what a run is confined to is a part of it.
     host = discover(snapshot, read_running_domain)
@@ -187,7 +187,7 @@ def _look_before(
     second = replace(environment, times=pu_times(session.machine))
     findings = preflight(host, Looks(first, second, ready.pus), plan)
     for finding in findings:
-        tell(str(finding))
+        notify(str(finding))
     _write_look(session, second, findings, is_before=True)
 
 
@@ -214,12 +214,12 @@ def _run_steps(
     total = len(schedule_of(session.record).steps)
     before = total - len(steps)
     planned = {test.id: test.seconds for test in session.record.tests}
-    taken: dict[str, float] = {}
+    in_use: dict[str, float] = {}
     for done, step in enumerate(steps):
-        left = sum(taken.get(later.test, planned[later.test]) for later in steps[done:])
+        left = sum(in_use.get(later.test, planned[later.test]) for later in steps[done:])
         on_progress(Progress(before + done, total, step.test, left))
         record, output = _run_step(session, step)
-        taken[step.test] = record.seconds
+        in_use[step.test] = record.seconds
         session.folder.write_step(record, output)
     on_progress(Progress(total, total, "", 0.0))
 
@@ -235,8 +235,8 @@ def _run_step(session: _Session, step: Step) -> tuple[StepRecord, str]:
             break
         said += record.said
     assert record is not None, "a test is its own first attempt"
-    taken = time.monotonic() - started
-    record = replace(record, said=tuple(said), seconds=taken, started_s=started_s)
+    in_use = time.monotonic() - started
+    record = replace(record, said=tuple(said), seconds=in_use, started_s=started_s)
     return record, output
 
 

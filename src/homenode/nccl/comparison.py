@@ -17,13 +17,13 @@ _Link = tuple[float | None, int | None]
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a device hangs. beside: the devices below its lowest switch, itself included; only
+    """Where a device hangs. next to: the devices below its lowest switch, itself included; only
     itself where there is none. links: (GT/s, lanes) of the switches above, from the CPU down, and
     of itself last; None where the file leaves it to the guest."""
 
     numa_id: str
     affinity: CpuSet | None
-    beside: frozenset[str]
+    neighbours: frozenset[str]
     links: tuple[_Link, ...]
 
 
@@ -93,10 +93,10 @@ def _differences(
                 _links_text(there.links), "NCCL computes another bandwidth to the device", _REWRITE,
                 source,
             )  # fmt: skip
-        if there.beside & wanted.keys() != place.beside:
+        if there.neighbours & wanted.keys() != place.neighbours:
             yield Finding(
-                "nccl-switch-group", Severity.WARNING, bus_id, _group_text(place.beside),
-                _group_text(there.beside), "NCCL pairs GPUs with NICs by it", _REWRITE, source,
+                "nccl-switch-group", Severity.WARNING, bus_id, _group_text(place.neighbours),
+                _group_text(there.neighbours), "NCCL pairs GPUs with NICs by it", _REWRITE, source,
             )  # fmt: skip
     for bus_id in found.keys() - wanted.keys():
         yield Finding(
@@ -106,7 +106,7 @@ def _differences(
 
 
 def _link_differs(there: tuple[_Link, ...], wanted: tuple[_Link, ...]) -> bool:
-    """True where a link that the host tells is another in the file, or is left to the guest."""
+    """True where a link that the host gives is another in the file, or is left to the guest."""
     if len(there) != len(wanted):
         return True
     return any(
@@ -124,10 +124,10 @@ def _links_text(links: tuple[_Link, ...]) -> str:
     return ", ".join([*(f"switch {text}" for text in texts[:-1]), texts[-1]])
 
 
-def _group_text(beside: frozenset[str]) -> str:
-    if len(beside) == 1:
+def _group_text(neighbours: frozenset[str]) -> str:
+    if len(neighbours) == 1:
         return "alone below its switch or root"
-    return f"below one switch: {', '.join(sorted(beside))}"
+    return f"below one switch: {', '.join(sorted(neighbours))}"
 
 
 def _of_topology(topology: NcclTopology) -> dict[str, _Place]:
@@ -140,8 +140,8 @@ def _of_topology(topology: NcclTopology) -> dict[str, _Place]:
             if pci.children:
                 visit(cpu, pci.children, links)
             else:
-                beside = frozenset(leaves if above else [pci.bus_id])
-                found[pci.bus_id] = _Place(str(cpu.numa_id), cpu.affinity, beside, links)
+                neighbours = frozenset(leaves if above else [pci.bus_id])
+                found[pci.bus_id] = _Place(str(cpu.numa_id), cpu.affinity, neighbours, links)
 
     for cpu in topology.cpus:
         visit(cpu, cpu.children, ())
@@ -162,10 +162,10 @@ def _of_file(read: ReadTopology) -> dict[str, _Place]:
                 visit(cpu, affinity, pci, links)
             else:
                 bus_id = pci.get("busid") or ""
-                beside = leaves if around is not cpu else [bus_id]
+                neighbours = leaves if around is not cpu else [bus_id]
                 number = read_number(cpu.get("numaid"))
                 numa_id = "" if number is None else str(number)
-                found[bus_id] = _Place(numa_id, affinity, frozenset(beside), links)
+                found[bus_id] = _Place(numa_id, affinity, frozenset(neighbours), links)
 
     for system in read.systems:
         for cpu in (node for node in system.children if node.name == "cpu"):

@@ -78,8 +78,8 @@ def known_vendor(host: Host) -> str | None:
 
 def cpu_unknown(host: Host) -> Iterator[Finding]:
     """A finding where the host does not give its CPU; other architectures need not."""
-    told = (known_vendor(host), host.cpu.family, host.cpu.model)
-    if host.architecture == "x86_64" and None in told:
+    stated = (known_vendor(host), host.cpu.family, host.cpu.model)
+    if host.architecture == "x86_64" and None in stated:
         yield Finding(
             "nccl-cpu-unknown", Severity.INFO, "CPU", "vendor, family and model of the host's CPU",
             "the host's source does not give all three",

@@ -41,7 +41,7 @@ def check_fabric(gpus: Iterable[Bdf], query: NvidiaQuery, source: str) -> Iterat
 
 
 def check_fabric_of_host(gpus: Iterable[Bdf], host: Host) -> Iterator[Finding]:
-    """The same from a host whose source told the modules; nothing where it did not."""
+    """The same from a host whose source gives the modules; nothing where it did not."""
     wanted = tuple(sorted(gpus))
     board, known = board_of_host(host), modules_of_host(host)
     if board is not None and wanted and all(bdf in known for bdf in wanted):
@@ -55,12 +55,12 @@ def _odd(
         return
     allowed = partitions_of_size(board, len(wanted), known)
     shown = "; ".join(_named(one) for one in allowed[:_MOST_SHOWN])
-    told = ",".join(str(known[bdf]) for bdf in wanted)
+    stated = ",".join(str(known[bdf]) for bdf in wanted)
     yield Finding(
         "nccl-no-partition", Severity.WARNING, _named(wanted),
         f"a set of {len(wanted)} GPUs that is a partition of {board}"
         + (f": {shown}" if shown else ", which has none of that size"),
-        f"modules {told}, which are none",
+        f"modules {stated}, which are none",
         "where VMs share NVSwitches there is no NVLink between them",
         "choose one of these sets, or give the VM all GPUs and NVSwitches", source,
     )  # fmt: skip

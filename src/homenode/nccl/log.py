@@ -50,8 +50,8 @@ def read_log(text: str, source: str) -> LogVerdict:
     loaded = Counter(match[1].strip() for line in said if (match := _LOADED.match(line)))
     findings = in_order([*_use(said, loaded, source), *_troubles(said, warned, source)])
     times = sum(loaded.values())
-    told = f"{source}: {len(said)} lines of NCCL's, topology files loaded {times} times"
-    return LogVerdict(tuple(loaded), (told, *(f"loaded: {path}" for path in loaded)), findings)
+    stated = f"{source}: {len(said)} lines of NCCL's, topology files loaded {times} times"
+    return LogVerdict(tuple(loaded), (stated, *(f"loaded: {path}" for path in loaded)), findings)
 
 
 def _use(said: list[str], loaded: Counter[str], source: str) -> Iterator[Finding]:

@@ -149,8 +149,8 @@ class _Reader:
                 return tuple(found)
             if tag.kind == "close":
                 if around is None or tag.name != around.name:
-                    told = "no closing tag" if around is None else f"</{around.name}>"
-                    raise self.error(told, f"</{tag.name}>")
+                    stated = "no closing tag" if around is None else f"</{around.name}>"
+                    raise self.error(stated, f"</{tag.name}>")
                 return tuple(found)
             if tag.name not in known:
                 self.ignored.append(Ignored(tag.name, tag.line))

@@ -181,14 +181,14 @@ def _allocate_devices(
     for resource, count in container.devices.items():
         if resource not in node.devices:
             continue
-        taken = _devices_for(node, resource, count, merged, reusable.devices.get(resource))
-        given[resource] = taken
-        used = node.used_devices.get(resource, frozenset()) | taken
+        in_use = _devices_for(node, resource, count, merged, reusable.devices.get(resource))
+        given[resource] = in_use
+        used = node.used_devices.get(resource, frozenset()) | in_use
         node = replace(node, used_devices={**node.used_devices, resource: used})
-    for resource, taken in given.items():
+    for resource, in_use in given.items():
         left = reusable.devices.get(resource, frozenset())
         stays = not container.is_init or container.restarts
-        reusable.devices[resource] = left - taken if stays else left | taken
+        reusable.devices[resource] = left - in_use if stays else left | in_use
     return node, given
 
 
@@ -200,19 +200,19 @@ def _devices_for(
     nodes_of = node.devices[resource]
     if not nodes_of:
         raise _CannotAllocate(UNEXPECTED, f"no healthy devices present of {resource}")
-    taken = set(sorted(reusable or ())[:count])
-    available = node.available_devices(resource) - taken
-    if len(available) < count - len(taken):
+    in_use = set(sorted(reusable or ())[:count])
+    available = node.available_devices(resource) - in_use
+    if len(available) < count - len(in_use):
         raise _CannotAllocate(
-            UNEXPECTED, f"{resource}: requested {count - len(taken)}, available {len(available)}"
+            UNEXPECTED, f"{resource}: requested {count - len(in_use)}, available {len(available)}"
         )
     mask = merged.mask
     aligned: set[str] = set()
     if mask is not None and any(nodes_of.values()):
         aligned = {name for name in available if any(mask >> n & 1 for n in nodes_of[name])}
     for group in (aligned, available):
-        taken |= set(sorted(group - taken)[: count - len(taken)])
-    return frozenset(taken)
+        in_use |= set(sorted(group - in_use)[: count - len(in_use)])
+    return frozenset(in_use)
 
 
 # CPUs
@@ -275,23 +275,23 @@ def _allocate_cpus(
                 SMT_ALIGNMENT, f"{count} CPUs requested, {whole} available on whole cores"
             )
     usable = node.available_cpus | reusable.cpus
-    taken: frozenset[int] = frozenset()
+    in_use: frozenset[int] = frozenset()
     if merged.mask is not None:
         aligned = _aligned(node, merged.mask, usable)
         first = assign(topology, aligned, min(count, len(aligned)), options)
         if first is None:
             raise _CannotAllocate(UNEXPECTED, "not enough cpus available to satisfy request")
-        taken = first
-    rest = assign(topology, usable - taken, count - len(taken), options)
+        in_use = first
+    rest = assign(topology, usable - in_use, count - len(in_use), options)
     if rest is None:
         raise _CannotAllocate(
             UNEXPECTED,
             f"not enough cpus available to satisfy request: {count} requested, {len(usable)} free",
         )
-    taken |= rest
+    in_use |= rest
     stays = not container.is_init or container.restarts
-    reusable.cpus = reusable.cpus - taken if stays else reusable.cpus | taken
-    return replace(node, free_cpus=node.free_cpus - taken), taken
+    reusable.cpus = reusable.cpus - in_use if stays else reusable.cpus | in_use
+    return replace(node, free_cpus=node.free_cpus - in_use), in_use
 
 
 def _aligned(node: Node, mask: int, usable: frozenset[int]) -> frozenset[int]:
@@ -401,9 +401,9 @@ def _take_memory(memory: dict[int, NodeMemory], nodes: Sequence[int], name: str,
         of_node = memory[n]
         tables = dict(of_node.tables)
         table = tables.get(name, MemoryTable(0, 0))
-        taken = min(table.free, size)
-        size -= taken
-        tables[name] = MemoryTable(table.allocatable, table.free - taken)
+        in_use = min(table.free, size)
+        size -= in_use
+        tables[name] = MemoryTable(table.allocatable, table.free - in_use)
         memory[n] = NodeMemory(tables, tuple(nodes), of_node.assignments + 1)
 
 

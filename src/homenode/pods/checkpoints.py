@@ -50,11 +50,11 @@ def with_running_pods(node: Node, checkpoints: Checkpoints) -> Node:
     used: dict[str, frozenset[str]] = {}
     for resource, count_of_node in checkpoints.devices.items():
         named = node.devices.get(resource, {})
-        taken: set[str] = set()
+        in_use: set[str] = set()
         for numa, count in count_of_node.items():
             here = [d for d, on in named.items() if (numa in on if numa >= 0 else not on)]
-            taken |= set(sorted(here)[:count])
-        used[resource] = frozenset(taken)
+            in_use |= set(sorted(here)[:count])
+        used[resource] = frozenset(in_use)
     return replace(node, used_devices=used)
 
 

@@ -102,12 +102,12 @@ class _Accumulator:
         self.topology = topology
         self.free = set(available)
         self.needed = count
-        self.taken: set[int] = set()
+        self.in_use: set[int] = set()
         self.nodes_first = topology.sockets >= len(topology.nodes)
 
     def take(self, cpus: Iterable[int]) -> None:
         wanted = frozenset(cpus)
-        self.taken |= wanted
+        self.in_use |= wanted
         self.free -= wanted
         self.needed -= len(wanted)
 
@@ -221,7 +221,7 @@ def _packed(
         if found.needed < 1:
             break
         step()
-    return frozenset(found.taken) if found.needed < 1 else None
+    return frozenset(found.in_use) if found.needed < 1 else None
 
 
 def _distributed(
@@ -254,7 +254,7 @@ def _distributed(
                 if left > 0 and len(found.free_in("node", node)) >= group:
                     found.take(_packed(topology, found.free_in("node", node), group) or ())
                     left -= group
-        return frozenset(found.taken) if found.needed == 0 else None
+        return frozenset(found.in_use) if found.needed == 0 else None
     return _packed(topology, available, count)
 
 

@@ -249,16 +249,16 @@ class _Realised:
         """The plans of as many of these as the planner accepts one after the other."""
         made: list[tuple[int, Plan]] = []
         host = self.places.host(name)
-        taken: dict[int, int] = {}
+        in_use: dict[int, int] = {}
         for t in own:
-            at = taken.get(t, 0)
+            at = in_use.get(t, 0)
             rules = self.kinds[t][0].rules
             if at >= len(self.left[t]) or not self._may(rules, self.places.host(name)):
                 continue
             plan = self._plan(t, self.left[t][at], host, emulator)
             if plan is not None:
                 made.append((t, plan))
-                taken[t] = at + 1
+                in_use[t] = at + 1
                 host = replace(host, domains=(*host.domains, domain_of_plan(plan)))
         return made
 

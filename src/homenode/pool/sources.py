@@ -164,9 +164,9 @@ def _listed(path: Path) -> Iterator[tuple[str, str | None, str | None]]:
                 f"{(strange or list(keys))[0]!r}"
             )
         source = words[0]
-        beside = path.parent / source
-        if not _URI.match(source) and _exists(beside):
-            source = str(beside)
+        neighbours = path.parent / source
+        if not _URI.match(source) and _exists(neighbours):
+            source = str(neighbours)
         yield source, keys.get("name"), keys.get("fault_domain")
 
 

@@ -35,17 +35,17 @@ OTHERS = "\0"
 @dataclass(frozen=True, slots=True, eq=False)
 class HostState:
     """What is allocated. cores: of each class of cores, how many have vCPUs, and how many have
-    other threads only. held: functions that VMs have. memory: of each node (bytes, free bytes, page
-    pools). Its hash is kept: states are looked up far more often than made."""
+    other threads only. owned: functions that VMs have. memory: of each node (bytes, free bytes,
+    page pools). Its hash is kept: states are looked up far more often than made."""
 
     shape: int
     cores: tuple[tuple[int, int], ...]
-    held: tuple[Bdf, ...]
+    owned: tuple[Bdf, ...]
     memory: tuple[tuple[int | None, int | None, tuple[PagePool, ...]], ...]
     _hash: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash((self.shape, self.cores, self.held, self.memory)))
+        object.__setattr__(self, "_hash", hash((self.shape, self.cores, self.owned, self.memory)))
 
     def __hash__(self) -> int:
         return self._hash
@@ -57,7 +57,7 @@ class HostState:
             self._hash == other._hash
             and self.cores == other.cores
             and self.memory == other.memory
-            and self.held == other.held
+            and self.owned == other.owned
             and self.shape == other.shape
         )
 
@@ -142,8 +142,8 @@ class Planner:
             known = self._cores_of_vm[key]
             if known is None:
                 others = allocations(host, request)
-                held = frozenset(bdf for bdf, _ in others.devices)
-                return others.vcpu_cores.bits, others.service_cores.bits, held
+                owned = frozenset(bdf for bdf, _ in others.devices)
+                return others.vcpu_cores.bits, others.service_cores.bits, owned
             with_vcpus |= known[0]
             threads |= known[1]
             devices.update(vm.devices)
@@ -173,7 +173,7 @@ class Planner:
         return found
 
     def _emptied(
-        self, state: HostState, cores: tuple[tuple[int, int], ...], held: tuple[Bdf, ...]
+        self, state: HostState, cores: tuple[tuple[int, int], ...], owned: tuple[Bdf, ...]
     ) -> HostState:
         """With all memory free."""
         memory = tuple(
@@ -184,7 +184,7 @@ class Planner:
             )
             for size, _, pools in state.memory
         )
-        return self._known(HostState(state.shape, cores, held, memory))
+        return self._known(HostState(state.shape, cores, owned, memory))
 
     def core_classes(self, shape: int) -> tuple[tuple[CpuSet, ...], ...]:
         """Cores that stand for each other, class by class; of each the PUs, ascending."""
@@ -211,7 +211,7 @@ class Planner:
         return self._gpus[shape]
 
     def free_gpus(self, state: HostState) -> frozenset[Bdf]:
-        return self.gpus(state.shape) - set(state.held)
+        return self.gpus(state.shape) - set(state.owned)
 
     def host(self, state: HostState) -> Host:
         """A machine in that state: the first cores of each class are in use."""
@@ -243,9 +243,9 @@ class Planner:
             pins += members[:busy]
             for core in members[busy : busy + service]:
                 threads |= core.bits
-        if not (pins or threads or state.held):
+        if not (pins or threads or state.owned):
             return ()
-        return (_holder(state.held, pins, threads),)
+        return (_holder(state.owned, pins, threads),)
 
     # Answers
 
@@ -268,7 +268,7 @@ class Planner:
         """
         key = (state, flavour)
         if key not in self._steps:
-            relaxed = self._emptied(state, cores=state.cores, held=state.held)
+            relaxed = self._emptied(state, cores=state.cores, owned=state.owned)
             if relaxed == state or any(pools for _, _, pools in state.memory):
                 self._steps[key] = self._asked(state, flavour)
             else:
@@ -286,11 +286,11 @@ class Planner:
         for node, own, after in zip(nodes, state.memory, found.after.memory, strict=True):
             size, free, pools = own
             if size is not None and free is not None:
-                taken = size - (after[1] or 0)
+                in_use = size - (after[1] or 0)
                 kept = reserve_bytes(request, replace(node, memory_bytes=size)) + overhead
-                if taken and free - taken < kept:
+                if in_use and free - in_use < kept:
                     return self._asked(state, flavour)
-                free -= taken
+                free -= in_use
             memory.append((size, free, pools))
         return replace(found, after=self._known(replace(found.after, memory=tuple(memory))))
 
@@ -305,7 +305,7 @@ class Planner:
         host = self.host(state)
         hidden = tuple(sorted(free & unfit))
         if hidden:
-            host = self.host(replace(state, held=tuple(sorted({*state.held, *hidden}))))
+            host = self.host(replace(state, owned=tuple(sorted({*state.owned, *hidden}))))
         self.asked += 1
         try:
             placement = place(with_certain_nodes(host), request)

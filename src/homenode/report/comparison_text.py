@@ -58,8 +58,8 @@ def doubts_text(doubts: Iterable[Doubt]) -> list[RenderableType]:
     for doubt in doubts:
         head = "cannot tell" if doubt.blocks and doubt.id not in WEAKENING else "doubt"
         parts.append(Text(printable(f"{head}: {doubt.subject}: {doubt.detail}  ({doubt.id})")))
-        told = (f"likely cause  {doubt.cause}", f"remedy        {doubt.remedy}")
-        parts += [Padding(Text(printable(line)), (0, 0, 0, 2), expand=False) for line in told]
+        stated = (f"likely cause  {doubt.cause}", f"remedy        {doubt.remedy}")
+        parts += [Padding(Text(printable(line)), (0, 0, 0, 2), expand=False) for line in stated]
     if parts:
         parts.append(Text(""))
     return parts
@@ -117,17 +117,17 @@ def _interval(effect: Effect) -> str:
 
 
 def _outcome(effect: Effect) -> str:
-    told = _OUTCOMES[effect.outcome]
+    stated = _OUTCOMES[effect.outcome]
     if effect.outcome in (Outcome.BETTER, Outcome.WORSE) and not is_large(effect):
-        told += ", less than matters"
+        stated += ", less than matters"
     if effect.outcome is not Outcome.CANNOT_TELL and effect.level is not EvidenceLevel.MEASURED:
         counts = "one figure" if PRINTED in effect.doubts else _boots(effect)
-        return f"{told} ({effect.level}, {counts} each)"
+        return f"{stated} ({effect.level}, {counts} each)"
     if effect.doubts:
-        return f"{told}: {', '.join(effect.doubts)}"
+        return f"{stated}: {', '.join(effect.doubts)}"
     if effect.p_adjusted is not None:
-        return f"{told} (p {effect.p_adjusted:.2g})"
-    return told
+        return f"{stated} (p {effect.p_adjusted:.2g})"
+    return stated
 
 
 def _boots(effect: Effect) -> str:

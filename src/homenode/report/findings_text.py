@@ -76,5 +76,5 @@ def _summary(findings: Sequence[Finding]) -> str:
     counts = dict.fromkeys(Severity, 0)
     for finding in findings:
         counts[finding.severity] += 1
-    told = ", ".join(f"{count} {severity}" for severity, count in counts.items() if count)
-    return f"findings: {told}" if told else "nothing is wrong"
+    stated = ", ".join(f"{count} {severity}" for severity, count in counts.items() if count)
+    return f"findings: {stated}" if stated else "nothing is wrong"

@@ -137,9 +137,9 @@ def _draw_pu(
         classes, ink = f"pu cell{colour}", f"on-cell{colour}"
     elif use.emulator or use.iothreads:
         classes, ink = "pu host-thread", "on-host-thread"
-    elif use.beside_cell is not None:
-        classes = f"pu tint{use.beside_cell % len(CELL_COLOURS)}"
-    elif use.barred or use.taken_by:
+    elif use.other_cell is not None:
+        classes = f"pu tint{use.other_cell % len(CELL_COLOURS)}"
+    elif use.barred or use.used_by:
         fill = "barred" if use.barred else "taken"
     inset = 1.0
     if use.isolated:
@@ -147,7 +147,7 @@ def _draw_pu(
     canvas.rect(
         x + inset, y + inset, size.width - 2 * inset, size.height - 2 * inset, classes,
         radius=1.5, fill=fill,
-        title=f"PU {pu}: taken by {', '.join(use.taken_by)}" if use.taken_by else None,
+        title=f"PU {pu}: taken by {', '.join(use.used_by)}" if use.used_by else None,
     )  # fmt: skip
     if use.vcpus and (use.emulator or use.iothreads):
         canvas.rect(x + 2.5, y + 2.5, size.width - 5, size.height - 5, "outline wire", radius=1)
@@ -174,9 +174,9 @@ def rows_of_cores(groups: Sequence[CoreGroup], size: CellSize, width: float) -> 
         return 0
     columns = _columns(groups, size, width)
     frame = max(columns * (_core_size(groups[0], size)[0] + _CORE_GAP), 110.0) + 2 * _PAD
-    beside = max(1, int((width + _GAP) // (frame + _GAP)))
+    neighbours = max(1, int((width + _GAP) // (frame + _GAP)))
     most = max(len(group.cores) for group in groups)
-    return -(-len(groups) // beside) * -(-most // columns)
+    return -(-len(groups) // neighbours) * -(-most // columns)
 
 
 def _columns(groups: Sequence[CoreGroup], size: CellSize, width: float) -> int:
@@ -191,8 +191,8 @@ def _columns(groups: Sequence[CoreGroup], size: CellSize, width: float) -> int:
         if columns > most:
             continue
         frame = max(columns * cell_width - _CORE_GAP, 110.0) + 2 * _PAD
-        beside = max(1, int((width + _GAP) // (frame + _GAP)))
-        lines = -(-len(groups) // beside)
+        neighbours = max(1, int((width + _GAP) // (frame + _GAP)))
+        lines = -(-len(groups) // neighbours)
         option = (lines * (rows * cell_height + 30), rows, columns)
         best = option if best is None else min(best, option)
     return best[2] if best else 1

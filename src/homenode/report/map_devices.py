@@ -97,11 +97,11 @@ def draw_devices(
     """
     x, y, width = place
     left = _TRUNK if hangs else 0.0
-    room = width - left
+    space = width - left
     # Root complexes of one card each stand side by side; one of several cards has as many columns.
-    beside = max(1, int((room + _GAP) // (_LEAST_CARD + 4 * _PAD + _GAP)))
-    card_width = min((room + _GAP) / beside - _GAP - 4 * _PAD, _MOST_CARD)
-    columns = max(1, int((room - 4 * _PAD + _GAP) // (card_width + _GAP)))
+    neighbours = max(1, int((space + _GAP) // (_LEAST_CARD + 4 * _PAD + _GAP)))
+    card_width = min((space + _GAP) / neighbours - _GAP - 4 * _PAD, _MOST_CARD)
+    columns = max(1, int((space - 4 * _PAD + _GAP) // (card_width + _GAP)))
     at_x, at_y, row_height = x + left, y + _DROP, 0.0
     trunk_end = y
     for group in devices.complexes:
@@ -124,7 +124,7 @@ def draw_devices(
             f"{plural(devices.quiet_complexes, 'other root complex', 'other root complexes')} with "
             f"no GPU, NIC, NVSwitch or NVMe ({plural(devices.quiet_functions, 'function')})"
         )
-        for line in wrap(text, _LABEL_SIZE, room):
+        for line in wrap(text, _LABEL_SIZE, space):
             bottom += _LINE + 3
             canvas.text(x + left, bottom, line, _LABEL_SIZE, "dim")
         bottom += 4
@@ -143,12 +143,12 @@ def _switch_places(
     group: RootComplexGroup, facts: DeviceFacts, card_width: float, columns: int
 ) -> tuple[float, float, list[tuple[float, float]]]:
     """Width and height of a root complex's switches, and each one's corner, side by side."""
-    room = columns * (card_width + _GAP) - _GAP + 2 * _PAD
+    space = columns * (card_width + _GAP) - _GAP + 2 * _PAD
     places: list[tuple[float, float]] = []
     x, y, row, widest = 0.0, 0.0, 0.0, 0.0
     for switch in group.groups:
         width, height = _switch_size(switch, facts, card_width, columns)
-        if x > 0 and x + width > room + 0.01:
+        if x > 0 and x + width > space + 0.01:
             x, y, row = 0.0, y + row + _GAP, 0.0
         places.append((x, y))
         x += width + _GAP

@@ -75,7 +75,7 @@ def columns_of(frames: Sequence[PackageFrame]) -> tuple[int, int]:
     return min(len(frames), max(1, 4 // nodes_across)), nodes_across
 
 
-def core_room(width: float, across: int, nodes_across: int) -> float:
+def core_space(width: float, across: int, nodes_across: int) -> float:
     """What cores may take of a picture's width in one node."""
     return _widths(width, across, nodes_across)[1] - 20
 

@@ -256,9 +256,9 @@ def _legend_entries(scene: Scene) -> list[tuple[str, str | None, str]]:
         for cell in sorted({use.cell for use in uses if use.cell is not None}):
             name = cell_name(scene.plan, cell)
             entries.append((f"pu cell{cell % len(CELL_COLOURS)}", None, f"vCPU of {name}"))
-        beside = sorted({use.beside_cell for use in uses if use.beside_cell is not None})
-        if beside:
-            tint = f"pu tint{beside[0] % len(CELL_COLOURS)}"
+        neighbours = sorted({use.other_cell for use in uses if use.other_cell is not None})
+        if neighbours:
+            tint = f"pu tint{neighbours[0] % len(CELL_COLOURS)}"
             entries.append((tint, None, "sibling left idle"))
         if any(len(use.vcpus) > 1 for use in uses):
             entries.append(("pu", None, "4v: so many vCPUs share the PU"))
@@ -272,7 +272,7 @@ def _legend_entries(scene: Scene) -> list[tuple[str, str | None, str]]:
         entries.append(("pu host-thread", None, words))
     if any(use.vcpus and (use.emulator or use.iothreads) for use in uses):
         entries.append(("outline wire", None, "emulator or IOThread on a vCPU's PU"))
-    if any(use.taken_by for use in uses):
+    if any(use.used_by for use in uses):
         entries.append(("pu", "taken", "taken by another VM"))
     if any(use.barred for use in uses):
         entries.append(("pu", "barred", "not allowed"))

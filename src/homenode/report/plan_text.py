@@ -60,11 +60,11 @@ class _Command:
         self._command = printable(command)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        rest, room = self._command, max(20, options.max_width)
-        while len(rest) > room:
+        rest, width = self._command, max(20, options.max_width)
+        while len(rest) > width:
             # After a space where there is one, else in the middle of a word: both join again.
-            space = rest.rfind(" ", 1, room - 1)
-            end = room - 1 if space < 0 else space + 1
+            space = rest.rfind(" ", 1, width - 1)
+            end = width - 1 if space < 0 else space + 1
             yield Text(rest[:end] + "\\", no_wrap=True)
             rest = rest[end:]
         yield Text(rest, no_wrap=True)

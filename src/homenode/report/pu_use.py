@@ -19,10 +19,10 @@ class PuUse:
 
     vcpus: tuple[int, ...] = ()
     cell: int | None = None
-    beside_cell: int | None = None
+    other_cell: int | None = None
     emulator: bool = False
     iothreads: tuple[int, ...] = ()
-    taken_by: tuple[str, ...] = ()
+    used_by: tuple[str, ...] = ()
     barred: bool = False
     isolated: bool = False
 
@@ -48,17 +48,17 @@ def uses_of_pus(host: Host, plan: Plan | None) -> Mapping[int, PuUse]:
             continue
         if plan is not None and domain.name == plan.domain_name:
             continue
-        taken = CpuSet()
+        in_use = CpuSet()
         for pins in domain.vcpu_pins:
             # A vCPU that floats over the whole host takes no core from anyone.
             if pins is not None and len(pins) < len(siblings):
                 for pu in pins:
-                    taken |= siblings.get(pu, CpuSet())
+                    in_use |= siblings.get(pu, CpuSet())
         for threads in (domain.emulator_pus, *domain.iothread_pus):
             if threads is not None and len(threads) < len(siblings):
-                taken |= threads
-        for pu in taken:
-            uses[pu] = replace(use(pu), taken_by=(*use(pu).taken_by, domain.name))
+                in_use |= threads
+        for pu in in_use:
+            uses[pu] = replace(use(pu), used_by=(*use(pu).used_by, domain.name))
     if plan is None:
         return uses
     cell_of_vcpu: dict[int, int] = {vcpu: cell.id for cell in plan.cells for vcpu in cell.vcpus}
@@ -71,7 +71,7 @@ def uses_of_pus(host: Host, plan: Plan | None) -> Mapping[int, PuUse]:
         uses[index] = replace(use(index), vcpus=tuple(vcpus), cell=home)
         for sibling in siblings.get(index, CpuSet()):
             if sibling not in vcpus_of_pu:
-                uses[sibling] = replace(use(sibling), beside_cell=home)
+                uses[sibling] = replace(use(sibling), other_cell=home)
     for own in plan.emulator_pus or ():
         uses[own] = replace(use(own), emulator=True)
     for number, threads in enumerate(plan.iothread_pus, start=1):

@@ -206,8 +206,10 @@ def _jobs(jobs: tuple[JobLine, ...], of_all: float, *, everything: bool) -> Rend
         for job in shown
     ]  # fmt: skip
     titles = ("job", "locality", "waited", "GPU-h", "at once")
-    told = [job.gpu_hours for job in jobs if job.gpu_hours is not None]
-    hours = f"{sum(told) + of_all:.2f} GPU-hours" if told or of_all else "GPU-hours not recorded"
+    stated = [job.gpu_hours for job in jobs if job.gpu_hours is not None]
+    hours = (
+        f"{sum(stated) + of_all:.2f} GPU-hours" if stated or of_all else "GPU-hours not recorded"
+    )
     placed = sum(job.locality is not Locality.BOUND for job in jobs)
     head = f"jobs: {len(odd)} of {placed} that Slurm placed lost locality; {hours}"
     parts: list[RenderableType] = [Text(head, style="bold"), TableOrList(titles, rows)]

@@ -62,12 +62,12 @@ class TableOrList:
         self._wraps_last = wraps_last
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        room, every = options.max_width, len(self._columns)
+        space, every = options.max_width, len(self._columns)
         fixed = every - self._wraps_last
         needed = Measurement.get(console, options.update(width=10_000), self._table(fixed)).maximum
-        if needed + (_LEAST_WRAPPED if self._wraps_last else 0) <= room:
+        if needed + (_LEAST_WRAPPED if self._wraps_last else 0) <= space:
             yield self._table(every)
-        elif needed <= room:
+        elif needed <= space:
             yield self._table(fixed)
             for row in self._rows:
                 yield Text(f"{row[0]}: {row[-1]}")

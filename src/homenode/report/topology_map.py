@@ -13,7 +13,7 @@ from homenode.report.map_devices import device_facts
 from homenode.report.map_nodes import (
     Scene,
     columns_of,
-    core_room,
+    core_space,
     draw_packages,
 )
 from homenode.report.map_page import (
@@ -96,6 +96,6 @@ def _cell_size(scene: Scene, frames: tuple[PackageFrame, ...]) -> CellSize:
     across, nodes_across = columns_of(frames)
     blocks = [block for frame in frames for block in frame.blocks]
     largest = max(blocks, key=lambda block: len(block.pus))
-    room = core_room(WIDTH - 2 * _MARGIN, across, nodes_across)
-    fewest = rows_of_cores(largest.groups, sizes[-1], room)
-    return next(size for size in sizes if rows_of_cores(largest.groups, size, room) <= fewest)
+    space = core_space(WIDTH - 2 * _MARGIN, across, nodes_across)
+    fewest = rows_of_cores(largest.groups, sizes[-1], space)
+    return next(size for size in sizes if rows_of_cores(largest.groups, size, space) <= fewest)

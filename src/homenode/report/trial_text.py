@@ -156,8 +156,8 @@ def advice_text(conclusion: Conclusion) -> RenderableType:
         by_command.setdefault(one.command, []).append(str(one.objective))
     lines = [Text("To make a layout permanent", style="bold")]
     for command, objectives in by_command.items():
-        told = "nothing to do: the VM is as it should be" if command is None else command
-        lines.append(Text(printable(f"  for {', '.join(objectives)}: {told}")))
+        stated = "nothing to do: the VM is as it should be" if command is None else command
+        lines.append(Text(printable(f"  for {', '.join(objectives)}: {stated}")))
     return AsciiWhereNeeded(Group(*lines))
 
 

@@ -57,8 +57,8 @@ def answer_of(verdict: Verdict) -> str:
 
 def doubts_of(verdict: Verdict) -> tuple[str, ...]:
     """The doubts that its level does not say already, with remedies."""
-    told = [one for one in verdict.doubts if one.id not in SAID_BY_LEVEL]
-    return tuple(f"{one.detail}; {one.remedy}; likely cause: {one.cause}" for one in told)
+    stated = [one for one in verdict.doubts if one.id not in SAID_BY_LEVEL]
+    return tuple(f"{one.detail}; {one.remedy}; likely cause: {one.cause}" for one in stated)
 
 
 def _block(verdict: Verdict, objective: str, notes: bool) -> Sequence[RenderableType]:

@@ -188,11 +188,11 @@ def _names(
             sides = (*bracket.before_ns, *bracket.after_ns)
             values.setdefault(signature, []).extend(one for one in sides if one is not None)
     names: dict[_Signature, str] = {}
-    taken: dict[str, int] = {}
+    in_use: dict[str, int] = {}
     for signature, latencies in values.items():
         name = latency_name(statistics.median(latencies))
-        again = taken.get(name, 0)
-        taken[name] = again + 1
+        again = in_use.get(name, 0)
+        in_use[name] = again + 1
         names[signature] = name if not again else f"{name}, {again + 1}"
     return names
 

@@ -24,11 +24,11 @@ def with_affinities(host: Host, matrix: TopoMatrix, source: str) -> Host:
         raise InputError(
             f"{source}: expected {len(gpus)} GPUs, as {host.name} has, found {len(rows)}"
         )
-    told = {
+    stated = {
         gpu.bdf: _with_node(host, gpu, row, source) for gpu, row in zip(gpus, rows, strict=True)
     }
     return replace(
-        host, pci_devices=tuple(told.get(device.bdf, device) for device in host.pci_devices)
+        host, pci_devices=tuple(stated.get(device.bdf, device) for device in host.pci_devices)
     )
 
 

@@ -41,7 +41,7 @@ def _ask_job(name: str) -> tuple[Job, ...]:
             raise
         raise InputError(
             f"job {name}: expected a job that Slurm knows, found none",
-            hint="of jobs that ended only records tell: --records DIR",
+            hint="of jobs that ended only records remain: --records DIR",
         ) from None
 
 

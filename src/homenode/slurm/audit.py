@@ -14,13 +14,13 @@ _RECORD = "what the job's record gives"
 _ENFORCE = "--gres-flags=enforce-binding"
 
 
-def audit(held: Iterable[JobAllocation]) -> Findings:
+def audit(owned: Iterable[JobAllocation]) -> Findings:
     """What is wrong with the places of jobs, worst first; jobs without GPUs are not judged."""
     findings: list[Finding] = []
     judged = far = without = 0
     nodes: set[str] = set()
     unknown: dict[tuple[str, str | None], list[JobAllocation]] = {}
-    for one in held:
+    for one in owned:
         if one.unknown is not None:
             unknown.setdefault((one.unknown, one.remedy), []).append(one)
             continue
@@ -47,14 +47,14 @@ def audit(held: Iterable[JobAllocation]) -> Findings:
     return Findings(tuple(checked) or ("no job with GPUs",), in_order(findings))
 
 
-def _unjudged(reason: str, remedy: str | None, held: Sequence[JobAllocation]) -> Finding:
+def _unjudged(reason: str, remedy: str | None, owned: Sequence[JobAllocation]) -> Finding:
     """One finding for all that cannot be judged for the same reason."""
-    jobs = listed(list(dict.fromkeys(one.job for one in held)))
-    nodes = compress_hostlist(sorted({one.node for one in held}))
+    jobs = listed(list(dict.fromkeys(one.job for one in owned)))
+    nodes = compress_hostlist(sorted({one.node for one in owned}))
     return Finding(
         "job-unjudged",
         Severity.INCONCLUSIVE,
-        f"{'job' if len(held) == 1 else 'jobs'} {jobs} on {nodes}",
+        f"{'job' if len(owned) == 1 else 'jobs'} {jobs} on {nodes}",
         "CPUs and GPUs that can be found on the node's machine",
         reason,
         None,
@@ -64,97 +64,97 @@ def _unjudged(reason: str, remedy: str | None, held: Sequence[JobAllocation]) ->
     )
 
 
-def _judged(held: JobAllocation) -> Iterator[Finding]:
-    assert held.tree is not None
-    if held.pus is not None:
-        yield from _cpus(held, held.tree)
-    yield from _spread(held, held.tree)
-    if held.memory_nodes is not None:
-        yield from _memory(held, held.tree, held.memory_nodes)
+def _judged(owned: JobAllocation) -> Iterator[Finding]:
+    assert owned.tree is not None
+    if owned.pus is not None:
+        yield from _cpus(owned, owned.tree)
+    yield from _spread(owned, owned.tree)
+    if owned.memory_nodes is not None:
+        yield from _memory(owned, owned.tree, owned.memory_nodes)
 
 
-def _cpus(held: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
+def _cpus(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
     """GPUs where the job has no CPUs, and CPUs where it has no GPUs."""
-    assert held.pus is not None
-    own = tree.nodes_of(held.pus)
-    blind = [gpu for gpu in held.gpus if gpu.node is None]
+    assert owned.pus is not None
+    own = tree.nodes_of(owned.pus)
+    blind = [gpu for gpu in owned.gpus if gpu.node is None]
     if blind:
-        yield _blind(held, blind)
-    far = [gpu for gpu in held.gpus if gpu.node is not None and gpu.node not in own]
-    where = f"PUs {held.pus} on {_nodes(own)}"
+        yield _blind(owned, blind)
+    far = [gpu for gpu in owned.gpus if gpu.node is not None and gpu.node not in own]
+    where = f"PUs {owned.pus} on {_nodes(own)}"
     if far:
         wanted = _gpu_nodes(far)
         yield Finding(
             "job-gpu-far",
             Severity.WARNING,
-            held.subject,
+            owned.subject,
             f"CPUs on {_nodes(wanted)}, where {_gpus(far)} {_are(far)}",
             where,
             _cost(tree, own, wanted),
             f"submit it with {_ENFORCE}, and let `homenode slurm check` look at gres.conf",
-            _SLURM if held.memory_nodes is None else _RECORD,
+            _SLURM if owned.memory_nodes is None else _RECORD,
         )
-    idle = tuple(node for node in own if node not in _gpu_nodes(held.gpus))
+    idle = tuple(node for node in own if node not in _gpu_nodes(owned.gpus))
     if idle and not far and not blind:
         yield Finding(
             "job-cpus-far",
             Severity.INFO,
-            held.subject,
-            f"CPUs on {_nodes(_gpu_nodes(held.gpus))} alone, where its GPUs are",
+            owned.subject,
+            f"CPUs on {_nodes(_gpu_nodes(owned.gpus))} alone, where its GPUs are",
             where,
             f"tasks on {_nodes(idle)} reach every GPU from another node",
             "bind tasks to GPUs: `homenode slurm bind`",
-            _SLURM if held.memory_nodes is None else _RECORD,
+            _SLURM if owned.memory_nodes is None else _RECORD,
         )
 
 
-def _blind(held: JobAllocation, gpus: Sequence[AllocatedGpu]) -> Finding:
+def _blind(owned: JobAllocation, gpus: Sequence[AllocatedGpu]) -> Finding:
     return Finding(
         "job-unjudged",
         Severity.INCONCLUSIVE,
-        held.subject,
+        owned.subject,
         "GPUs whose node the host gives",
         f"{_gpus(gpus)} without a node",
         None,
         "`homenode doctor` on the node: gpu-node-unknown",
-        _SLURM if held.memory_nodes is None else _RECORD,
+        _SLURM if owned.memory_nodes is None else _RECORD,
     )
 
 
-def _spread(held: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
+def _spread(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
     """GPUs on more nodes than so many GPUs need."""
-    nodes = _gpu_nodes(held.gpus)
+    nodes = _gpu_nodes(owned.gpus)
     if tree.gpus_of_node is None or len(nodes) < 2:
         return
     largest = sorted(tree.gpus_of_node.values(), reverse=True)
-    needed = next(n for n in range(1, len(largest) + 1) if sum(largest[:n]) >= len(held.gpus))
+    needed = next(n for n in range(1, len(largest) + 1) if sum(largest[:n]) >= len(owned.gpus))
     if len(nodes) > needed:
         yield Finding(
             "job-gpus-spread",
             Severity.INFO,
-            held.subject,
-            f"{plural(len(held.gpus), 'GPU')} on {plural(needed, 'node')}",
-            f"{_gpus(held.gpus)} on {_nodes(nodes)}",
+            owned.subject,
+            f"{plural(len(owned.gpus), 'GPU')} on {plural(needed, 'node')}",
+            f"{_gpus(owned.gpus)} on {_nodes(nodes)}",
             "copies between its GPUs cross nodes, where no NVLink joins them",
             f"{_ENFORCE} makes it wait for GPUs of one socket",
-            _SLURM if held.memory_nodes is None else _RECORD,
+            _SLURM if owned.memory_nodes is None else _RECORD,
         )
 
 
 def _memory(
-    held: JobAllocation, tree: NodeTree, allowed: frozenset[NodeIndex]
+    owned: JobAllocation, tree: NodeTree, allowed: frozenset[NodeIndex]
 ) -> Iterator[Finding]:
     """Memory that cannot be, or need not be, where the GPUs are."""
-    wanted = _gpu_nodes(held.gpus)
-    usable = allowed if held.bound_nodes is None else held.bound_nodes & allowed
+    wanted = _gpu_nodes(owned.gpus)
+    usable = allowed if owned.bound_nodes is None else owned.bound_nodes & allowed
     lacking = tuple(node for node in wanted if node not in usable)
-    how = "mems_allowed" if held.bound_nodes is None else "a policy that binds"
+    how = "mems_allowed" if owned.bound_nodes is None else "a policy that binds"
     found = f"{how} to {_nodes(tuple(sorted(usable)))}"
     if lacking:
         yield Finding(
             "job-memory-far",
             Severity.WARNING,
-            held.subject,
+            owned.subject,
             f"memory allowed on {_nodes(wanted)}, where its GPUs are",
             found,
             _cost(tree, tuple(sorted(usable)), lacking),
@@ -167,7 +167,7 @@ def _memory(
         yield Finding(
             "job-memory-on-gpu",
             Severity.WARNING,
-            held.subject,
+            owned.subject,
             f"memory of the CPUs' nodes alone ({_nodes(plain)})",
             f"{found}, of which {_nodes(on_gpu)} are memory of GPUs",
             "pages that spill there take memory from the GPU and are slow for the CPU",
@@ -175,11 +175,11 @@ def _memory(
             _RECORD,
         )
     elsewhere = tuple(sorted(usable - set(wanted) - tree.gpu_memory))
-    if held.bound_nodes is None and elsewhere and not lacking and wanted:
+    if owned.bound_nodes is None and elsewhere and not lacking and wanted:
         yield Finding(
             "job-memory-open",
             Severity.INFO,
-            held.subject,
+            owned.subject,
             f"memory bound to {_nodes(wanted)}",
             f"no policy: it may also lie on {_nodes(elsewhere)}",
             "first touch keeps pages near the CPUs that run, until a node is full",

@@ -76,10 +76,10 @@ def check(
     findings += check_includes(gres, slurm, cgroup)
     with_cpus = nodes_with_cpus(host)
     memory = gpu_memory_nodes(host)
-    told = f"{host.name}: {plural(len(gpus_in_order(host)), 'GPU')} on "
-    told += f"{plural(len(with_cpus), 'node')} with CPUs"
+    stated = f"{host.name}: {plural(len(gpus_in_order(host)), 'GPU')} on "
+    stated += f"{plural(len(with_cpus), 'node')} with CPUs"
     if memory:
-        told += f"; {plural(len(memory), 'node')} of GPU memory, to which nothing is bound"
+        stated += f"; {plural(len(memory), 'node')} of GPU memory, to which nothing is bound"
     subjects = ", ".join(of.subject for of in classes) or "no node with GPUs"
     files = [gres, slurm, *([cgroup] if cgroup else [])]
     read = tuple(
@@ -91,7 +91,7 @@ def check(
     right_slurm = corrected_slurm(slurm, classes, host, version)
     return Checked(
         Findings(
-            (told, f"{gres.source} and {slurm.source}: {subjects}", *read), in_order(findings)
+            (stated, f"{gres.source} and {slurm.source}: {subjects}", *read), in_order(findings)
         ),
         right_gres[gres.source],
         right_slurm[slurm.source],

@@ -109,7 +109,9 @@ def parse_config(text: str, source: str, include: Includer | None = None) -> Con
     include: reads these; None = they stay unknown, and `not_read` has them. Raises ParseError that
     names the line where a word is no Key=value, and for files that include each other.
     """
-    reading = _Reading(include or (lambda path, beside: "no other file was looked for"), [], [], [])
+    reading = _Reading(
+        include or (lambda path, neighbours: "no other file was looked for"), [], [], []
+    )
     reading.add(ConfigFile(source, text), 0)
     return Config(
         source, text, tuple(reading.lines), tuple(reading.included), tuple(reading.not_read)
@@ -136,9 +138,9 @@ class _Reading(NamedTuple):
             elif words := _words(said, source, first):
                 self.lines.append(ConfigLine(first, last, words, source))
 
-    def _include(self, path: str, where: str, beside: str, depth: int) -> None:
+    def _include(self, path: str, where: str, neighbours: str, depth: int) -> None:
         name = self._with_cluster(path)
-        found = self.include(name, beside) if name else "ClusterName= does not stand before it"
+        found = self.include(name, neighbours) if name else "ClusterName= does not stand before it"
         if isinstance(found, str):
             self.not_read.append(NotRead(path, found, where))
             return
@@ -163,20 +165,20 @@ class _Reading(NamedTuple):
 
 def _joined(text: str) -> Iterator[tuple[int, int, str]]:
     """(first line, last line, text) of each logical line, without its comment."""
-    held: list[str] = []
+    owned: list[str] = []
     first = 1
     number = 0
     for number, raw in enumerate(text.split("\n"), start=1):
         said = _COMMENT.sub("", raw.rstrip("\r"))
-        if not held:
+        if not owned:
             first = number
         if said.rstrip().endswith("\\") and said == raw.rstrip("\r"):
-            held.append(said.rstrip()[:-1])
+            owned.append(said.rstrip()[:-1])
             continue
-        yield first, number, " ".join([*held, said])
-        held = []
-    if held:
-        yield first, number, " ".join(held)
+        yield first, number, " ".join([*owned, said])
+        owned = []
+    if owned:
+        yield first, number, " ".join(owned)
 
 
 def _words(text: str, source: str, first: int) -> tuple[tuple[str, str], ...]:

@@ -17,9 +17,9 @@ def read_config(path: Path) -> Config:
     """
     folder = path.parent
 
-    def include(name: str, beside: str) -> tuple[ConfigFile, ...] | str:
+    def include(name: str, neighbours: str) -> tuple[ConfigFile, ...] | str:
         # As Slurm does: next to the file that has the line; an absolute name stays as it is.
-        other = Path(beside).parent / name
+        other = Path(neighbours).parent / name
         try:
             others = sorted(other.parent.glob(other.name)) if "*" in name else [other]
             if not all(one.resolve().is_relative_to(folder.resolve()) for one in [other, *others]):

@@ -71,11 +71,11 @@ def device_order(gres: Config) -> DeviceOrder:
     """
     lines = gres_lines(gres)
     if not any(line.name == "gpu" or line.autodetect is not None for line in lines):
-        told = "".join(
+        stated = "".join(
             f", and Include {other.path}, which is not read: {other.reason}"
             for other in gres.not_read[:1]
         )
         raise InputError(
-            f"{gres.source}: expected lines with Name=gpu or AutoDetect=, found none{told}"
+            f"{gres.source}: expected lines with Name=gpu or AutoDetect=, found none{stated}"
         )
     return DeviceOrder(lines)

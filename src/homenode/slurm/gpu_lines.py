@@ -141,11 +141,11 @@ def _alike(
     cores: CpuSet | None,
 ) -> bool:
     first = group[0]
-    same = (first.type, _beside(first)) == (line.type, _beside(line))
+    same = (first.type, _neighbours(first)) == (line.type, _neighbours(line))
     return same and group[1:3] == (cores, None) and not first.is_multiple
 
 
-def _beside(line: GresLine) -> tuple[str, ...]:
+def _neighbours(line: GresLine) -> tuple[str, ...]:
     """Words that say nothing of which GPUs there are, as they are to be written."""
     said = [(key, value) for key, value in line.line.words if key not in _OWN_WORDS]
     quoted = ((key, f'"{value}"' if " " in value else value) for key, value in said)
@@ -177,7 +177,7 @@ def _line(
         words.append(f"Cores={cores}")
     if links is not None:
         words.append(f"Links={','.join(map(str, links))}")
-    words += _beside(line)
+    words += _neighbours(line)
     return " ".join(words)
 
 

@@ -52,7 +52,7 @@ class GresLine:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldGpus:
+class OwnedGpus:
     """The GPUs that a job holds on a node, or has a share of (shard, mps).
 
     indices: places in the node's list of devices; None where Slurm gives only how many. sliced:
@@ -90,7 +90,7 @@ def autodetect_for(lines: tuple[GresLine, ...], node: str) -> str | None:
     return None if of_all in (None, "off") else of_all
 
 
-def held_gpus(text: str, source: str) -> HeldGpus:
+def owned_gpus(text: str, source: str) -> OwnedGpus:
     """The GPUs of a text such as "gpu:h100:6(IDX:0-1,4-7),nic:1".
 
     >>> held_gpus("gpu:h100:3(IDX:0-1,4)", "job 7")
@@ -126,7 +126,7 @@ def held_gpus(text: str, source: str) -> HeldGpus:
             amount = int(number or (counted[1] if counted else "1"))
             count += amount
             known = known and not amount
-    return HeldGpus(count, tuple(sorted(indices)) if known else None, sliced)
+    return OwnedGpus(count, tuple(sorted(indices)) if known else None, sliced)
 
 
 def _places(detail: str, source: str) -> tuple[int, ...] | None:
@@ -135,8 +135,8 @@ def _places(detail: str, source: str) -> tuple[int, ...] | None:
     if detail.startswith("IDX:") and its != "N/A":
         return tuple(CpuSet.parse(its, source))
     if _SHARES.match(detail):
-        taken = (int(share.partition("/")[0]) for share in detail.split(","))
-        return tuple(place for place, amount in enumerate(taken) if amount)
+        in_use = (int(share.partition("/")[0]) for share in detail.split(","))
+        return tuple(place for place, amount in enumerate(in_use) if amount)
     return None
 
 

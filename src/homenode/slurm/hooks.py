@@ -38,7 +38,7 @@ mine() {{
     [ -z "$(find "$1" -prune \\( ! -user "$(id -u)" -o -perm -020 -o -perm -002 \\))" ]
 }}
 
-# The record of a job, beside those of its earlier starts. $1: the line that says when it ended.
+# The record of a job, next to those of its earlier starts. $1: the line that says when it ended.
 finish() {{
   record=$spool/done/$name.rec
   start=0
@@ -157,7 +157,7 @@ root=
 (
   tasks=$spool/live/$name.tasks
   [ -f "$tasks" ] && [ "$(wc -c <"$tasks")" -lt {most_bytes} ] || exit
-  # slurmd tells Prolog no name.
+  # slurmd gives Prolog no name.
   if [ ! -s "$tasks" ]; then
     said=$(printf %s "${{SLURM_JOB_NAME:-}}" | tr -cd 'A-Za-z0-9._ -' | head -c 80)
     echo "name $said" >>"$tasks"

@@ -84,15 +84,15 @@ def _parts(text: str, source: str, line: int | None) -> Iterator[str]:
     yield text[start:]
 
 
-def _expand(part: str, source: str, line: int | None, room: int) -> list[str]:
+def _expand(part: str, source: str, line: int | None, space: int) -> list[str]:
     """All names of one expression; it may have several brackets."""
     names = [""]
     at = 0
     while at < len(part):
         if part[at] == "[":
             end = part.index("]", at)
-            numbers = list(_numbers(part[at + 1 : end], source, line, room))
-            if len(names) * len(numbers) > room:
+            numbers = list(_numbers(part[at + 1 : end], source, line, space))
+            if len(names) * len(numbers) > space:
                 raise ParseError(source, f"at most {MAX_NAMES} names", part, line=line)
             names = [name + number for name in names for number in numbers]
             at = end + 1
@@ -102,19 +102,19 @@ def _expand(part: str, source: str, line: int | None, room: int) -> list[str]:
             raise ParseError(source, "a name without blanks", part, line=line)
         names = [name + plain[0] for name in names]
         at = plain.end()
-    if names == [""] or not room:
-        raise ParseError(source, "a name" if room else "fewer names", part, line=line)
+    if names == [""] or not space:
+        raise ParseError(source, "a name" if space else "fewer names", part, line=line)
     return names
 
 
-def _numbers(text: str, source: str, line: int | None, room: int) -> Iterator[str]:
+def _numbers(text: str, source: str, line: int | None, space: int) -> Iterator[str]:
     """The numbers of a bracket, with the leading zeros that they have."""
     for item in text.split(","):
         first, dash, last = item.partition("-")
         if not (_digits(first) and (_digits(last) if dash else True)):
             raise ParseError(source, "numbers such as [01-36,40]", item, line=line)
         end = int(last) if dash else int(first)
-        if end < int(first) or end - int(first) >= room:
+        if end < int(first) or end - int(first) >= space:
             raise ParseError(
                 source, f"an ascending range of at most {MAX_NAMES} names", item, line=line
             )

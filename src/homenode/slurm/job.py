@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from homenode.cpuset import CpuSet
-from homenode.slurm.gres import HeldGpus
+from homenode.slurm.gres import OwnedGpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class NodeShare:
     node: str
     cpu_ids: CpuSet | None
     cores: tuple[tuple[int, int], ...] | None
-    gpus: HeldGpus
+    gpus: OwnedGpus
 
 
 @dataclass(frozen=True, slots=True)

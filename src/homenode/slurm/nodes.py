@@ -103,15 +103,15 @@ def shown_shapes(text: str, source: str) -> dict[str, NodeShape]:
 
 def _blocks(text: str, start: str) -> Iterator[str]:
     """The texts that begin with a line that begins so, up to the next such line."""
-    held: list[str] = []
+    owned: list[str] = []
     for line in text.splitlines():
-        if line.startswith(start) and held:
-            yield "\n".join(held)
-            held = []
-        if line.startswith(start) or held:
-            held.append(line)
-    if held:
-        yield "\n".join(held)
+        if line.startswith(start) and owned:
+            yield "\n".join(owned)
+            owned = []
+        if line.startswith(start) or owned:
+            owned.append(line)
+    if owned:
+        yield "\n".join(owned)
 
 
 def _shape(values: dict[str, str], source: str, line: int | None) -> NodeShape | None:

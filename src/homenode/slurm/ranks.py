@@ -69,7 +69,7 @@ class Binding:
 
 
 @dataclass(frozen=True, slots=True)
-class RankWishes:
+class RankOptions:
     """gpus: the driver's numbers; None = all. cores: of each task; None = as many as all can have.
 
     siblings: also the other threads of its cores. node: where all of them are to be bound, rather
@@ -83,7 +83,7 @@ class RankWishes:
     node: NodeIndex | None = None
 
 
-def bind_ranks(host: Host, wishes: RankWishes) -> Binding:
+def bind_ranks(host: Host, wishes: RankOptions) -> Binding:
     """Where each task goes.
 
     Raises UsageError for tasks and GPUs that do not share out evenly, for GPUs and nodes that the

@@ -38,8 +38,8 @@ class JobRecord:
     """A job on a node. start_s, end_s: seconds since 1970; None where it has not ended.
 
     pus_of_node: of every NUMA node. gpus: every GPU of the node, by the driver's number.
-    held: numbers of the job's GPUs, as Slurm counts (record_held.py). slices: (the driver's number,
-    how many) of each GPU that is cut into MIG slices. restart: how often it was started again.
+    owned: numbers of the job's GPUs, as Slurm counts. slices: (the driver's number, how
+    many) of each GPU that is cut into MIG slices. restart: how often it was started again.
     """
 
     job: str
@@ -52,7 +52,7 @@ class JobRecord:
     distances: tuple[tuple[NodeIndex, tuple[int, ...]], ...]
     gpu_memory: tuple[NodeIndex, ...]
     gpus: tuple[AllocatedGpu, ...]
-    held: CpuSet
+    owned: CpuSet
     tasks: tuple[TaskRecord, ...]
     slices: tuple[tuple[int, int], ...] = ()
     restart: int = 0
@@ -103,7 +103,7 @@ def parse_record(text: str, source: str) -> JobRecord:
         distances=tuple(record.distances),
         gpu_memory=tuple(record.gpu_memory),
         gpus=tuple(record.gpus),
-        held=CpuSet.parse(record.said.get("held", ""), source),
+        owned=CpuSet.parse(record.said.get("held", ""), source),
         tasks=tuple(record.tasks),
         slices=tuple(record.slices),
         restart=_seconds(record.said.get("restart")) or 0,

@@ -24,7 +24,7 @@ def recorded_allocation(record: JobRecord, numbers: Sequence[int] | None = None)
 
     numbers: the driver's number at each place, as gres.conf lists them (device_order.py).
     """
-    held = JobAllocation(
+    owned = JobAllocation(
         job=record.job,
         node=record.node,
         name=record.name,
@@ -38,32 +38,32 @@ def recorded_allocation(record: JobRecord, numbers: Sequence[int] | None = None)
     gpus = found[0]
     if gpus is None:
         return replace(
-            held,
-            unknown=f"the record gives no address of GPU {max(record.held)}",
+            owned,
+            unknown=f"the record gives no address of GPU {max(record.owned)}",
             remedy="--gres gres.conf, where its lines name the GPUs' files",
         )
     if any(other is None or _nodes(other) != _nodes(gpus) for other in found[1:]):
         return replace(
-            held,
+            owned,
             unknown="the driver's order of GPUs is not that of their addresses, or some are cut "
             "into slices: which of them Slurm means depends on gres.conf",
             remedy="--gres gres.conf, where its lines name the GPUs' files",
         )
-    if record.held and not record.tasks:
+    if record.owned and not record.tasks:
         return replace(
-            held,
+            owned,
             unknown="no task of it was recorded: no TaskProlog, or none had started",
             remedy="set TaskProlog=, as the hooks' README says",
         )
-    return with_tasks(replace(held, gpus=gpus), record.tasks)
+    return with_tasks(replace(owned, gpus=gpus), record.tasks)
 
 
-def with_tasks(held: JobAllocation, tasks: Sequence[TaskRecord]) -> JobAllocation:
+def with_tasks(owned: JobAllocation, tasks: Sequence[TaskRecord]) -> JobAllocation:
     """The same with what its tasks say of memory; as it is without any."""
-    if not tasks or held.unknown is not None:
-        return held
+    if not tasks or owned.unknown is not None:
+        return owned
     return replace(
-        held,
+        owned,
         memory_nodes=_indices(task.memory_nodes for task in tasks),
         bound_nodes=_bound(tasks),
     )
@@ -92,7 +92,7 @@ def _orders(
 def _at(record: JobRecord, order: Sequence[AllocatedGpu | None]) -> tuple[AllocatedGpu, ...] | None:
     """The job's GPUs in an order, each once; None where one has no place in it."""
     # Older versions called AMD's by the number of /dev/dri/renderD128 and on.
-    places = [n - _RENDER if n >= max(len(order), _RENDER) else n for n in record.held]
+    places = [n - _RENDER if n >= max(len(order), _RENDER) else n for n in record.owned]
     found = [order[place] if place < len(order) else None for place in places]
     gpus = tuple(dict.fromkeys(gpu for gpu in found if gpu is not None))
     return gpus if None not in found else None

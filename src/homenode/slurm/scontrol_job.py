@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
-from homenode.slurm.gres import held_gpus
+from homenode.slurm.gres import owned_gpus
 from homenode.slurm.hostlist import expand_hostlist
 from homenode.slurm.job import Job, NodeShare
 
@@ -53,17 +53,17 @@ def parse_scontrol_jobs(text: str, source: str = "scontrol show job -d") -> tupl
 
 def _blocks(text: str) -> Iterator[tuple[int, str]]:
     """(number of its first line, text) of each job."""
-    held: list[str] = []
+    owned: list[str] = []
     first = 0
     for number, line in enumerate(text.splitlines(), start=1):
         if _FIRST.match(line):
-            if held:
-                yield first, "\n".join(held)
-            held, first = [], number
-        if held or _FIRST.match(line):
-            held.append(line)
-    if held:
-        yield first, "\n".join(held)
+            if owned:
+                yield first, "\n".join(owned)
+            owned, first = [], number
+        if owned or _FIRST.match(line):
+            owned.append(line)
+    if owned:
+        yield first, "\n".join(owned)
 
 
 def _job(line: int, block: str, source: str) -> Job:
@@ -95,6 +95,6 @@ def _job(line: int, block: str, source: str) -> Job:
 
 def _shares(nodes: str, ids: str, gres: str, source: str, line: int) -> Iterator[NodeShare]:
     cpu_ids = CpuSet.parse(ids, source) if ids and ids != "(null)" else None
-    gpus = held_gpus(gres, source)
+    gpus = owned_gpus(gres, source)
     for node in expand_hostlist(nodes, source, line=line):
         yield NodeShare(node, cpu_ids, None, gpus)

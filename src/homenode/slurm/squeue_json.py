@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from homenode.errors import ParseError
-from homenode.slurm.gres import HeldGpus, held_gpus
+from homenode.slurm.gres import OwnedGpus, owned_gpus
 from homenode.slurm.hostlist import expand_hostlist
 from homenode.slurm.job import Job, NodeShare
 from homenode.tools.json_documents import whole
@@ -30,7 +30,7 @@ _MORE_THAN_RUNNING = frozenset(
 )  # fmt: skip
 """Flags of a job whose processes do not run; others, such as SIGNALING, change nothing."""
 
-_NO_GPUS = HeldGpus(0, ())
+_NO_GPUS = OwnedGpus(0, ())
 
 
 def parse_squeue_jobs(text: str, source: str = "squeue --json") -> tuple[Job, ...]:
@@ -77,31 +77,31 @@ def _state(value: Any, source: str) -> str:
 
 def _shares(job: dict[str, Any], source: str) -> Iterator[NodeShare]:
     """What the job holds on each node; its GPUs are listed in the order of its nodes."""
-    held = job.get("job_resources")
-    if not isinstance(held, dict):
+    owned = job.get("job_resources")
+    if not isinstance(owned, dict):
         return
     details = job.get("gres_detail")
     details = details if isinstance(details, list) else []
-    allocations = list(_allocations(held, source))
-    names = _node_names(job, held, source)
+    allocations = list(_allocations(owned, source))
+    names = _node_names(job, owned, source)
     gpus = dict(zip(names, details, strict=False)) if len(names) == len(details) else {}
     for name, sockets in allocations:
         text = gpus.get(name)
-        found = _NO_GPUS if not details else HeldGpus(0, None)
+        found = _NO_GPUS if not details else OwnedGpus(0, None)
         if isinstance(text, str):
-            found = held_gpus(text, source)
+            found = owned_gpus(text, source)
         yield NodeShare(name, None, tuple(_cores(sockets)), found)
 
 
-def _node_names(job: dict[str, Any], held: dict[str, Any], source: str) -> tuple[str, ...]:
-    nodes = job.get("nodes") or held.get("nodes")
+def _node_names(job: dict[str, Any], owned: dict[str, Any], source: str) -> tuple[str, ...]:
+    nodes = job.get("nodes") or owned.get("nodes")
     return expand_hostlist(nodes, source) if isinstance(nodes, str) and nodes else ()
 
 
-def _allocations(held: dict[str, Any], source: str) -> Iterator[tuple[str, Any]]:
+def _allocations(owned: dict[str, Any], source: str) -> Iterator[tuple[str, Any]]:
     """(node, its sockets) of either layout."""
-    nodes = held.get("nodes")
-    entries = nodes.get("allocation") if isinstance(nodes, dict) else held.get("allocated_nodes")
+    nodes = owned.get("nodes")
+    entries = nodes.get("allocation") if isinstance(nodes, dict) else owned.get("allocated_nodes")
     if entries is None:
         return
     if isinstance(entries, dict):

@@ -21,7 +21,7 @@ root=${HOMENODE_ROOT:-}
 rank=${SLURM_PROCID:-${SLURM_LOCALID:-0}}
 
 say() { echo "homenode: rank $rank: $*" >&2; }
-told() { [ -z "${HOMENODE_VERBOSE:-}" ] || say "$@"; }
+verbose() { [ -z "${HOMENODE_VERBOSE:-}" ] || say "$@"; }
 plainly() { say "$1: not bound"; shift; exec "$@"; }
 
 # The rank's GPU: its first one, or of those that all ranks of the node see the one of its turn.
@@ -104,7 +104,7 @@ if [ "$node" -lt 0 ] || [ -z "$(cpus_of "$node")" ]; then
     [ -n "$first" ] || break
     numbers "$(cat "$folder/cpulist")" | grep -qx "$first" && node=${folder##*/node}
   done
-  # Where the firmware tells nothing, every CPU of several nodes is called local.
+  # Where the firmware gives nothing, every CPU of several nodes is called local.
   [ "$(numbers "$(cat "$device/local_cpulist")" | wc -l)" -gt \
     "$(numbers "$(cpus_of "${node:-x}")" | wc -l)" ] && node=
   [ -n "$node" ] || plainly "no node of GPU $gpu ($address)" "$@"
@@ -130,7 +130,7 @@ if command -v numactl >/dev/null; then
     [ -n "$way" ] || say "memory cannot be preferred on node $node: it stays as it was"
   fi
 fi
-told "GPU $gpu ($address) is on node $node: CPUs ${own:-$allowed}, memory ${way:-as it was}"
+verbose "GPU $gpu ($address) is on node $node: CPUs ${own:-$allowed}, memory ${way:-as it was}"
 if [ -n "$way" ]; then
   exec numactl ${own:+--physcpubind="$own"} "$way" -- "$@"
 elif [ -n "$own" ] && command -v taskset >/dev/null; then

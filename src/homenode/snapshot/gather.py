@@ -43,7 +43,7 @@ def gather(snapshot: Snapshot) -> Gathered:
     An empty file is one that said nothing, and is left out. Texts end with one line end, so that
     a capture over ssh and one on the spot are equal.
     """
-    taken: dict[Kind, dict[str, str]] = {kind: {} for kind in Kind}
+    in_use: dict[Kind, dict[str, str]] = {kind: {} for kind in Kind}
     absent: list[str] = []
     unlike: set[str] = set()
     for rule in PATHS:
@@ -59,7 +59,7 @@ def gather(snapshot: Snapshot) -> Gathered:
                 continue
             where = None if value is None else _place(snapshot, path)
             if value is not None and where is not None:
-                taken[rule.kind][where] = value
+                in_use[rule.kind][where] = value
                 found = True
         if not found:
             absent.append(rule.glob)
@@ -67,10 +67,10 @@ def gather(snapshot: Snapshot) -> Gathered:
     return Gathered(
         MemorySnapshot(
             snapshot.name,
-            {**taken[Kind.FILE], **taken[Kind.CONFIG]},
-            taken[Kind.LINK],
+            {**in_use[Kind.FILE], **in_use[Kind.CONFIG]},
+            in_use[Kind.LINK],
             {name: output for name, output in outputs.items() if output is not None},
-            tuple(sorted(taken[Kind.FOLDER])),
+            tuple(sorted(in_use[Kind.FOLDER])),
         ),
         tuple(dict.fromkeys(absent)),
         tuple(sorted(unlike)),

@@ -299,10 +299,10 @@ def _cell(
     if unknown:
         raise ParseError(f"{source}: memory_zones", "zones of --memory-zone", unknown[0])
     homes = [zones[name]["host_numa_node"] for name in names if "host_numa_node" in zones[name]]
-    told = {number: 10}
+    stated = {number: 10}
     for pair in _list(keys.get("distances", "")):
         other, _, distance = pair.partition("@")
-        told[_number({"n": other}, "n", source)] = _number({"d": distance}, "d", source)
+        stated[_number({"n": other}, "n", source)] = _number({"d": distance}, "d", source)
     pages = {cell_pages(zones[name], source) for name in names} - {None}
     return CellFact(
         CpuSet.parse(",".join(_list(keys.get("cpus", ""))), f"{source}: cpus")
@@ -310,7 +310,7 @@ def _cell(
         sum(sizes[name] for name in names),
         CpuSet.parse(",".join(homes), source) if homes else None,
         "strict" if homes else None,
-        tuple(told[i] for i in sorted(told)) if len(told) == count > 1 else (),
+        tuple(stated[i] for i in sorted(stated)) if len(stated) == count > 1 else (),
         max((page for page in pages if page is not None), default=None),
     )  # fmt: skip
 

@@ -217,10 +217,10 @@ def with_host(facts: VmFacts, host: Host) -> VmFacts:
     share = (facts.memory_bytes or 0) // len(nodes)
     cells = []
     for number, node in enumerate(nodes):
-        told = given.get(number)
+        stated = given.get(number)
         vcpus = CpuSet(i for i, pu in enumerate(ordered) if node_of[pu] == node)
-        size = told.memory_bytes if told is not None and told.memory_bytes else share
-        row = told.distances if told is not None else ()
+        size = stated.memory_bytes if stated is not None and stated.memory_bytes else share
+        row = stated.distances if stated is not None else ()
         cells.append(CellFact(vcpus, size, CpuSet([node]), "strict", row, facts.page_bytes))
     return replace(
         facts,

@@ -315,9 +315,9 @@ def _nova_conf(plan: Plan, host: Host | None) -> list[PlanFinding]:
     shared = _emulator_set(plan) or CpuSet()
     whole = plan.layout.pinning is Pinning.ONE_PER_CORE
     free = [core.pus for core in host.cores if core.pus.isdisjoint(shared)]
-    taken = pus_of(plan.vcpu_pins)
+    in_use = pus_of(plan.vcpu_pins)
     dedicated = CpuSet(
-        pu for pus in free for pu in (sorted(pus & taken or pus)[:1] if whole else pus)
+        pu for pus in free for pu in (sorted(pus & in_use or pus)[:1] if whole else pus)
     )
     lines = [f"cpu_dedicated_set = {dedicated}"]
     lines += [f"cpu_shared_set = {shared}"] if shared else []

@@ -282,10 +282,10 @@ def _hostpci(
             lines[key] = None  # other GPUs were chosen in its place
     if mirrored:
         return lines
-    taken = {key for key in conf.values if HOSTPCI.match(key)} - {
+    in_use = {key for key in conf.values if HOSTPCI.match(key)} - {
         key for key, value in lines.items() if value is None
     }
-    free = iter(f"hostpci{i}" for i in range(_MOST_DEVICES) if f"hostpci{i}" not in taken)
+    free = iter(f"hostpci{i}" for i in range(_MOST_DEVICES) if f"hostpci{i}" not in in_use)
     groups: dict[Bdf, list[Bdf]] = {}
     for device in plan.devices:
         if device.bdf not in there:

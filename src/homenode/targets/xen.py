@@ -335,12 +335,12 @@ def _vnuma(plan: Plan) -> str:
             continue
         size = whole_units(cell.memory_bytes, MIB, f"memory of cell {cell.id}", "xen")
         count = sum(bool(other.vcpus) for other in plan.cells)
-        told = cell.distances[:count] or tuple(
+        stated = cell.distances[:count] or tuple(
             10 if other.id == cell.id else 20 for other in plan.cells if other.vcpus
         )
         rows.append(
             f'["pnode={nodes[cell.id]}", "size={size}", "vcpus={cell.vcpus}", '
-            f'"vdistances={",".join(map(str, told))}"]'
+            f'"vdistances={",".join(map(str, stated))}"]'
         )
     return "[" + ", ".join(rows) + "]"
 

@@ -136,11 +136,11 @@ def _offline_vcpus(document: Document, guest: Guest) -> CpuSet:
     states = document.root.child("vcpus")
     if states is None:
         return CpuSet(range(read_vcpus(document)[1], guest.vcpus))
-    told = {
+    stated = {
         decimal(document, state, needed(document, state, "id"), "a vCPU"): state.get("enabled")
         for state in states.all("vcpu")
     }
-    return CpuSet(i for i in range(guest.vcpus) if told.get(i) == "no")
+    return CpuSet(i for i in range(guest.vcpus) if stated.get(i) == "no")
 
 
 def _memory_devices(document: Document, guest: Guest) -> tuple[MemoryDeviceFacts, ...]:
@@ -201,13 +201,13 @@ def _cells(document: Document, guest: Guest) -> tuple[CellFacts, ...]:
 
 def _distances(document: Document, cell: Element) -> tuple[int, ...]:
     distances = cell.child("distances")
-    told = {
+    stated = {
         decimal(document, e, needed(document, e, "id"), "a cell id"): decimal(
             document, e, needed(document, e, "value"), "a distance"
         )
         for e in (() if distances is None else distances.all("sibling"))
     }
-    return tuple(told[i] for i in sorted(told))
+    return tuple(stated[i] for i in sorted(stated))
 
 
 def _page_bytes(document: Document, cell: int, default: int | None) -> int | None:

@@ -30,7 +30,7 @@ def verify_target_file(
     plan: Plan | None,
     host: Host | None,
     boot: BootOptions | None,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> tuple[Findings, tuple[GuestView, ...], tuple[Host, ...]]:
     """What of a target's file is not as planned, and what its test guest reports.
 
@@ -58,7 +58,7 @@ def verify_target_file(
             hint="verify it without --boot",
         )
     words = qemu.words_of(content, source) if target == "qemu" else qm_conf.command(content, source)
-    tell("booting a test guest; seconds to minutes")
+    notify("booting a test guest; seconds to minutes")
     booted = boot_command(words, source, boot)
     extra = [*booted.findings, *not_in_stand_in(booted.stand_in, source)]
     checked = (*found.checked, f"test guest, {booted.how}: {booted.seconds:.1f} s")

@@ -36,11 +36,11 @@ from homenode.verify.target_verification import verify_target_file
 
 _MOST_BYTES = 64 * MIB
 _SSH = "ssh:"
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class VerifyRequest:
     """What to verify. document, plan: files. host, guest: sources, as every command takes them;
     guest also "ssh:HOST". boot: None = no test guest is booted."""
 
@@ -67,8 +67,8 @@ class Verified:
     plan: Plan | None
 
 
-def verify(wanted: Wanted, tell: Tell) -> Verified:
-    """Verify what is wanted. tell: gets a line about what takes long.
+def verify(wanted: VerifyRequest, notify: Notify) -> Verified:
+    """Verify what is wanted. notify: gets a line about what takes long.
 
     Raises UsageError for too few arguments, InputError for what cannot be read, HostError and its
     kin where this machine cannot boot guests or the guest cannot be reached.
@@ -77,7 +77,7 @@ def verify(wanted: Wanted, tell: Tell) -> Verified:
     if wanted.document is not None:
         content = _bytes(wanted.document)
         if target_of(content) is not None:
-            return _of_target(content, wanted.document, wanted, tell)
+            return _of_target(content, wanted.document, wanted, notify)
     document = None if wanted.document is None else _document(wanted.document)
     facts = None if document is None else domain_facts(document)
     plan = None if wanted.plan is None else read_plan(_bytes(wanted.plan), str(wanted.plan))
@@ -97,7 +97,7 @@ def verify(wanted: Wanted, tell: Tell) -> Verified:
         checked += answer.checked
         left += [*([str(gap)] if gap else []), *answer.not_checked]
     if document is not None and facts is not None and wanted.boot is not None:
-        tell("booting a test guest; seconds to minutes")
+        notify("booting a test guest; seconds to minutes")
         booted = boot_stand_in(document, facts, wanted.boot, host)
         found += booted.findings
         checked.append(f"test guest, {booted.how}: {booted.seconds:.1f} s")
@@ -116,7 +116,7 @@ def verify(wanted: Wanted, tell: Tell) -> Verified:
     return Verified(answers, tuple(views), tuple(guests), host, plan)
 
 
-def _of_target(content: bytes, path: Path, wanted: Wanted, tell: Tell) -> Verified:
+def _of_target(content: bytes, path: Path, wanted: VerifyRequest, notify: Notify) -> Verified:
     """A file of another hypervisor than libvirt."""
     if wanted.guest is not None:
         raise UsageError(
@@ -125,7 +125,7 @@ def _of_target(content: bytes, path: Path, wanted: Wanted, tell: Tell) -> Verifi
         )
     plan = None if wanted.plan is None else read_plan(_bytes(wanted.plan), str(wanted.plan))
     host, skipped = _host(wanted, plan, None)
-    found, views, guests = verify_target_file(content, path, plan, host, wanted.boot, tell)
+    found, views, guests = verify_target_file(content, path, plan, host, wanted.boot, notify)
     answers = Findings(found.checked, in_order([*skipped, *found.findings]))
     return Verified(answers, views, guests, host, plan)
 
@@ -144,7 +144,7 @@ def load_guest(source: str) -> Host:
     return discover(collect_over_ssh(host))
 
 
-def _refuse_nonsense(wanted: Wanted) -> None:
+def _refuse_nonsense(wanted: VerifyRequest) -> None:
     if wanted.document is None and wanted.guest is None:
         raise UsageError(
             "expected a domain document, or a guest with --guest, found neither",
@@ -160,7 +160,7 @@ def _refuse_nonsense(wanted: Wanted) -> None:
 
 
 def _host(
-    wanted: Wanted, plan: Plan | None, facts: DomainFacts | None
+    wanted: VerifyRequest, plan: Plan | None, facts: DomainFacts | None
 ) -> tuple[Host | None, tuple[Finding, ...]]:
     """The host to compare things with. This machine, unless a plan or a document is for another:
     then no one has named the right one, and the finding says so."""

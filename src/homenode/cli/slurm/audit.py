@@ -101,12 +101,12 @@ def audit(
         raise UsageError("--records: expected without --jobs and --nodes, which are of live jobs")
     asked = tuple(jobs or ())
     with working("reading the jobs"):
-        held = (
+        owned = (
             _running(asked, tuple(host or ()), jobs_file, nodes_file, order, look=look)
             if records is None
             else _recorded(records, asked, order)
         )
-        found = judge(held)
+        found = judge(owned)
     if json:
         from homenode.formats import encode
 
@@ -158,7 +158,7 @@ def _running(
         if states and "RUNNING" not in states:
             raise UsageError(
                 f"job {name}: expected a job that runs, found {', '.join(sorted(states))}",
-                hint="of jobs that ended only records tell: --records DIR",
+                hint="of jobs that ended only records remain: --records DIR",
             )
     machines = _machines(hosts)
     for job in jobs:
@@ -166,10 +166,10 @@ def _running(
             for share in job.shares:
                 machine = machines.get(share.node, machines.get(""))
                 numbers = None if order is None else order.numbers(share.node)
-                held = allocation_on(job, share, machine, shapes.get(share.node), numbers)
-                if look and held.gpus:
-                    held = with_tasks(held, _looked_at(job, share.node))
-                yield held
+                owned = allocation_on(job, share, machine, shapes.get(share.node), numbers)
+                if look and owned.gpus:
+                    owned = with_tasks(owned, _looked_at(job, share.node))
+                yield owned
 
 
 def _looked_at(job: "Job", node: str) -> "tuple[TaskRecord, ...]":

@@ -70,7 +70,7 @@ def bind(
     """
     from homenode.indices import NodeIndex
     from homenode.slurm.flags import sbatch_lines, srun_flags
-    from homenode.slurm.ranks import RankWishes, bind_ranks
+    from homenode.slurm.ranks import RankOptions, bind_ranks
     from homenode.sources import load_host
 
     if wrapper is not None:
@@ -79,7 +79,7 @@ def bind(
     if tasks is None:
         raise UsageError("--tasks: expected the number of tasks on each node, found none")
     machine = with_topo(load_host(host), topo)
-    wishes = RankWishes(
+    wishes = RankOptions(
         tasks,
         None if gpus is None else _gpus(gpus, machine),
         cores,

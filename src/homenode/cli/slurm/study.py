@@ -183,7 +183,7 @@ def study(
             return
         made, is_new = _made(folder, options, host)
         if dry_run:
-            _tell_scripts(folder, made)
+            _note_scripts(folder, made)
             return
         _go(folder, made, is_new, (poll, patience * 60, None if wait is None else wait * 60))
     finally:
@@ -337,7 +337,7 @@ class _Lines:
             self._said = line
 
 
-def _tell_scripts(folder: "StudyFolder", made: "Study") -> None:
+def _note_scripts(folder: "StudyFolder", made: "Study") -> None:
     from homenode.measure.bindings.scripts import script_name
 
     for one in made.everything():
@@ -349,8 +349,8 @@ def _tell_scripts(folder: "StudyFolder", made: "Study") -> None:
 
 def _program() -> str:
     """homenode as the nodes find it: next to this Python, on the shared file system."""
-    beside = Path(sys.executable).parent / "homenode"
-    return str(beside) if beside.exists() else "homenode"
+    neighbours = Path(sys.executable).parent / "homenode"
+    return str(neighbours) if neighbours.exists() else "homenode"
 
 
 def _words(app: str | None) -> tuple[str, ...]:

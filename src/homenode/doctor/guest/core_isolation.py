@@ -54,12 +54,12 @@ def _ticks(ours: CpuSet, host: Host) -> Iterator[Finding]:
     if not ticking or offloaded is None:
         return
     callbacks = ticking - offloaded
-    told = f"PUs {ticking} are not in nohz_full="
+    stated = f"PUs {ticking} are not in nohz_full="
     if callbacks:
-        told += f", and PUs {callbacks} not in rcu_nocbs="
+        stated += f", and PUs {callbacks} not in rcu_nocbs="
     yield Finding(
         "isolated-with-tick", Severity.INFO, f"vCPUs on isolated PUs {ours}",
-        "isolated PUs without the scheduler's tick and RCU callbacks", told,
+        "isolated PUs without the scheduler's tick and RCU callbacks", stated,
         "250 to 1000 interruptions a second on each PU, an exit of the guest each",
         f"for latency: nohz_full={ours} on the kernel's command line, with isolcpus= (it brings "
         "rcu_nocbs= along); check: cat /sys/devices/system/cpu/nohz_full", _SOURCE,

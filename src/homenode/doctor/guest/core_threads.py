@@ -50,8 +50,8 @@ def _emulator_on_siblings(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     free = CpuSet(pu.index for pu in host.pus if pu.online and pu.allowed) - used
     if not free or not emulator <= used or not emulator.isdisjoint(vcpus):
         return
-    taken = [d for d in host.domains if d.running and d.name != facts.guest.name]
-    free -= CpuSet(pu for d in taken for pin in d.vcpu_pins if pin is not None for pu in pin)
+    in_use = [d for d in host.domains if d.running and d.name != facts.guest.name]
+    free -= CpuSet(pu for d in in_use for pin in d.vcpu_pins if pin is not None for pu in pin)
     if free:
         yield Finding(
             "emulator-on-sibling", Severity.INFO, "<emulatorpin>", "a core without vCPUs",

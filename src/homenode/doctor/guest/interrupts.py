@@ -58,7 +58,7 @@ def _of_the_host(facts: DomainFacts, ours: CpuSet, host: Host) -> Iterator[Findi
         pus = CpuSet(pu for _, each in loud for pu in each.pus)
         yield Finding(
             "irq-on-isolated", Severity.WARNING, f"PUs {pus}",
-            "isolated PUs that handle no interrupts of the host's devices", _told(loud),
+            "isolated PUs that handle no interrupts of the host's devices", _words(loud),
             "each takes a vCPU from its guest: an exit, and cold caches after it",
             f"echo {others} > /proc/irq/N/smp_affinity_list for each, or irqaffinity={others} on "
             "the kernel's command line; those that refuse are the kernel's own: "
@@ -70,13 +70,13 @@ def _of_the_host(facts: DomainFacts, ours: CpuSet, host: Host) -> Iterator[Findi
         yield Finding(
             "irqbalance-on-vcpus", Severity.INFO, f"PUs {pus}",
             "interrupts of the host's devices next to the vCPUs",
-            f"irqbalance runs, and {_told(here)}", "each takes a vCPU from its guest for a moment",
+            f"irqbalance runs, and {_words(here)}", "each takes a vCPU from its guest for a moment",
             f"IRQBALANCE_BANNED_CPULIST={ours} in /etc/default/irqbalance (Debian) or "
             "/etc/sysconfig/irqbalance, then systemctl restart irqbalance", _SOURCE,
         )  # fmt: skip
 
 
-def _told(interrupts: list[tuple[PciDevice, PciInterrupt]]) -> str:
+def _words(interrupts: list[tuple[PciDevice, PciInterrupt]]) -> str:
     named = ", ".join(
         f"IRQ {each.number} of {device.bdf} ({device.driver}) on PU {each.pus}"
         for device, each in interrupts[:_MOST_NAMED]

@@ -60,7 +60,7 @@ def _companions(
 ) -> Iterator[Finding]:
     """Devices that no other VM and not the host can use while this VM runs."""
     groups = {device.iommu_group for device in devices} - {None}
-    held = [
+    owned = [
         other
         for other in host.pci_devices
         if other.iommu_group in groups
@@ -70,9 +70,9 @@ def _companions(
         and (other.driver is None or is_viable_driver(other.driver))
         and not any(_same_slot(other.bdf, bdf) for bdf in passed)
     ]
-    if held:
+    if owned:
         yield Finding(
-            "iommu-group-companions", Severity.INFO, ", ".join(str(d.bdf) for d in held[:16]),
+            "iommu-group-companions", Severity.INFO, ", ".join(str(d.bdf) for d in owned[:16]),
             "IOMMU groups that hold the VM's devices only",
             "in one group with a device of the VM, and not passed",
             "no one else can use them while the VM runs",

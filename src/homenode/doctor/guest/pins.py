@@ -93,7 +93,7 @@ def _kinds(facts: DomainFacts, host: Host) -> Iterator[Finding]:
             vcpus.setdefault(kinds.pop(), []).append(vcpu)
     if len(vcpus) < 2:
         return
-    told = ", ".join(
+    stated = ", ".join(
         f"vCPUs {CpuSet(numbers)} on {_KIND_WORDS.get(kind, str(kind))} cores"
         for kind, numbers in sorted(vcpus.items(), key=lambda item: item[1])
     )
@@ -102,7 +102,7 @@ def _kinds(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     cache = "; all share one last-level cache, so that is not the cause" if llcs == 1 else ""
     yield Finding(
         "core-kinds-mixed", Severity.WARNING, "vCPUs", "cores of one kind: the guest's scheduler "
-        "takes all vCPUs for equal", told + cache,
+        "takes all vCPUs for equal", stated + cache,
         "work that is split evenly waits for the slowest vCPU",
         "pin to P cores only and leave E cores to the emulator: homenode plan; "
         "--mixed-kinds puts them in cells of their own", facts.source,

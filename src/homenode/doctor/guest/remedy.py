@@ -19,9 +19,9 @@ def remedy(facts: DomainFacts, host: Host) -> PlanOptions:
         (sum(not core.pus.isdisjoint(node.pus) for core in host.cores) for node in nodes),
         default=0,
     )
-    room = max((node.memory_bytes or 0 for node in nodes), default=0)
+    space = max((node.memory_bytes or 0 for node in nodes), default=0)
     threads = 1 if guest.cpu_topology is None else guest.cpu_topology[3]
-    fits = guest.vcpus <= most * threads and guest.memory_bytes <= room
+    fits = guest.vcpus <= most * threads and guest.memory_bytes <= space
     spread = len(facts.cells) > 1 or len(nodes_of(pinned_pus(facts), host)) > 1
     device_nodes = {
         device.node

@@ -43,7 +43,7 @@ def _of_function(device: PciDevice) -> Iterator[Finding]:
         yield Finding(
             "pcie-errors-uncorrected", Severity.INFO if harmless else Severity.WARNING,
             str(device.bdf),
-            "no uncorrected errors", _told(lost),
+            "no uncorrected errors", _stated(lost),
             "the link was reset or data was lost: jobs fail, or continue it",
             "journalctl -k | grep AER; reseat card, riser and cables; a driver's reset leaves "
             "UnsupReq and CmpltTO only", f"{folder}/aer_dev_nonfatal, aer_dev_fatal",
@@ -51,10 +51,10 @@ def _of_function(device: PciDevice) -> Iterator[Finding]:
     retries = sum(count for name, count in errors.correctable if name in _OF_THE_WIRE)
     replays = device.link_replays or 0
     if max(retries, replays) >= _MANY:
-        told = errors.correctable or (("replays", replays),)
+        stated = errors.correctable or (("replays", replays),)
         yield Finding(
             "pcie-errors-corrected", Severity.WARNING, str(device.bdf),
-            f"fewer than {_MANY} retries since boot", _told(told),
+            f"fewer than {_MANY} retries since boot", _stated(stated),
             "each is sent again: bandwidth falls, and the link may train to a lower speed",
             "clean and reseat the card, look at riser and cables; check that the counts stand "
             "still under load",
@@ -62,5 +62,5 @@ def _of_function(device: PciDevice) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _told(counts: tuple[tuple[str, int], ...]) -> str:
+def _stated(counts: tuple[tuple[str, int], ...]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts)

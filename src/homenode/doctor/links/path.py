@@ -115,10 +115,10 @@ def lane_sharers(link: Link, host: Host) -> tuple[Bdf, ...]:
         and (other.bdf.domain, other.bdf.bus, other.bdf.device) == place
         and any(below.parent == other.bdf for below in host.pci_devices)
     ]
-    taken = sum((other.link.current_width or 0) for other in others if other.link is not None)
-    left = lanes - taken
+    in_use = sum((other.link.current_width or 0) for other in others if other.link is not None)
+    left = lanes - in_use
     most = max((each for each in WIDTHS if each <= left), default=0)  # x12 is no width of a slot
-    return tuple(other.bdf for other in others) if taken and width.width == most else ()
+    return tuple(other.bdf for other in others) if in_use and width.width == most else ()
 
 
 def path_rate(links: tuple[Link, ...]) -> LinkRate | None:

@@ -31,12 +31,12 @@ def describe_paths(host: Host) -> Iterator[str]:
 
 def _isolation(gpu: PciDevice, host: Host) -> str:
     """ACS of each port above, the nearest first, ATS and the IOMMU's mode; what is unknown not."""
-    told = [
+    stated = [
         f"{port.bdf} {'+'.join(port.acs) or 'none'}"
         for port in host.bridges_above(gpu.bdf)
         if port.acs is not None
     ]
-    parts = [f"ACS {', '.join(told)}"] if told else []
+    parts = [f"ACS {', '.join(stated)}"] if stated else []
     if gpu.ats_enabled is not None:
         parts.append(f"ATS {'on' if gpu.ats_enabled else 'off'}")
     if gpu.iommu_domain is not None:

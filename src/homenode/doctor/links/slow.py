@@ -96,7 +96,7 @@ def _finding(
         f"{_most(link.lower)}{slot}; path up to {top.bdf})"
     )
     idle = _idle_reason(link, affected, current, busy) if slow else None
-    if idle is not None and _is_narrow_beside_wide(link, affected, paths):
+    if idle is not None and _is_narrow_next_to_wide(link, affected, paths):
         share = (1 - current.width / capable.width) * 100
         return Finding(
             "pcie-link-narrow", Severity.WARNING, subject, expected,
@@ -133,8 +133,8 @@ def _finding(
 
 def _low_target(link: Link, capable: LinkRate) -> float | None:
     """The speed that the port is set to train to, where that is below what both ends can."""
-    told = link.target_gt_per_s
-    return told if told is not None and told < capable.gt_per_s else None
+    stated = link.target_gt_per_s
+    return stated if stated is not None and stated < capable.gt_per_s else None
 
 
 def _capped_by(link: Link, current: LinkRate, capable: LinkRate) -> PciDevice | None:
@@ -194,14 +194,14 @@ def _most(device: PciDevice) -> str:
 
 def _ends(link: Link) -> str:
     """What each end says, in the words of lspci."""
-    told = []
+    stated = []
     for device in (link.upper, link.lower):
         own = device.link
         if own is not None and own.current_gt_per_s is not None:
-            told.append(
+            stated.append(
                 f"LnkSta of {device.bdf} {own.current_gt_per_s:g} GT/s x{own.current_width}"
             )
-    return ", ".join(told)
+    return ", ".join(stated)
 
 
 def _idle_reason(
@@ -231,18 +231,18 @@ def _severity(
     if gpus:
         # A narrow link may be a narrow slot, unless the same card runs wide next to it; where all
         # of them are as narrow, the machine was built so.
-        beside = _peer_links(link, gpus, paths)
-        if any(o.current.width >= o.capable.width for o in beside if o.current and o.capable):
+        neighbours = _peer_links(link, gpus, paths)
+        if any(o.current.width >= o.capable.width for o in neighbours if o.current and o.capable):
             return Severity.CRITICAL
-        alike = [o for o in beside if o.current and link.current and o.current == link.current]
-        return Severity.INFO if alike and len(alike) == len(beside) else Severity.WARNING
+        alike = [o for o in neighbours if o.current and link.current and o.current == link.current]
+        return Severity.INFO if alike and len(alike) == len(neighbours) else Severity.WARNING
     if any(path.device.kind is DeviceKind.NVSWITCH for path in affected):
         return Severity.WARNING
     is_nic = any(path.device.kind is DeviceKind.NIC for path in affected)
     return Severity.WARNING if slow and is_nic else Severity.INFO
 
 
-def _is_narrow_beside_wide(
+def _is_narrow_next_to_wide(
     link: Link, affected: list[DevicePath], paths: tuple[DevicePath, ...]
 ) -> bool:
     """Whether like cards, no busier, have lanes that this one lacks.
@@ -254,10 +254,10 @@ def _is_narrow_beside_wide(
     now, most = link.current, link.capable
     if not gpus or now is None or most is None or now.width >= most.width:
         return False
-    beside = [other.current for other in _peer_links(link, gpus, paths)]
+    neighbours = [other.current for other in _peer_links(link, gpus, paths)]
     return any(
         other.width >= most.width and other.gt_per_s <= now.gt_per_s
-        for other in beside
+        for other in neighbours
         if other is not None
     )
 
@@ -291,13 +291,13 @@ def _fix(link: Link, capable: LinkRate, *, slow: bool) -> str:
     current = link.current
     if current is not None and current.width < capable.width:
         check = f"it lacks lanes as well, which no training brings: reseat the card; {check}"
-    told = _low_target(link, capable)
-    if told is not None:
+    stated = _low_target(link, capable)
+    if stated is not None:
         return (
-            f"port {link.upper.bdf} is set to train to {told:g} GT/s at most (LnkCtl2): raise "
+            f"port {link.upper.bdf} is set to train to {stated:g} GT/s at most (LnkCtl2): raise "
             f"the slot's speed in the firmware setup, or {_retrain(link)}; {check}"
         )
     return (
         f"{_retrain(link)}; if it stays, check the slot's speed in the firmware setup, the riser "
-        f"and the seat of the card; {check}"
+        f"and how the card sits in its slot; {check}"
     )

@@ -33,7 +33,7 @@ def silent_device_findings(host: Host) -> Iterator[Finding]:
             "ones only: lspci says rev ff and unknown header type 7f",
             "the device is lost: its driver and any VM that has it fail or hang",
             "shut its VM down, then power the machine off and on (a restart may not do); look for "
-            "power, heat and the seat of the card: journalctl -k | grep -iE 'Xid|fallen off|AER|"
+            "power, heat and the card in its slot: journalctl -k | grep -iE 'Xid|fallen off|AER|"
             f"pciehp'; check: lspci -s {device.bdf} does not say rev ff",
             f"{host.name}: lspci -vvv; PCIe 6.0, 2.3.2 (reads that no one answers are all ones)",
         )  # fmt: skip

@@ -143,10 +143,10 @@ def describe(plan: RetrainPlan) -> tuple[str, ...]:
     """The plan for people, registers and all."""
     before = plan.before
     speed = SPEED_OF_CODE.get(before.current_code)
-    told = SPEED_OF_CODE.get(before.target_code)
+    stated = SPEED_OF_CODE.get(before.target_code)
     lines = [
         f"{plan.device} below port {plan.port}: link at {speed or '?'} GT/s "
-        f"x{before.current_width}, port set to train to {told or '?'} GT/s",
+        f"x{before.current_width}, port set to train to {stated or '?'} GT/s",
     ]
     if not plan.is_needed:
         return (*lines, f"nothing to do: it has {speed or plan.target_gt_per_s:g} GT/s")

@@ -1,1 +1,1 @@
-"""Machine: where programs run and from where a snapshot is taken: here, or in a guest."""
+"""Machine: where programs run and from where a snapshot is in_use: here, or in a guest."""

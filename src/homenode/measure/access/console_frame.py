@@ -107,18 +107,18 @@ def fetching_line(path: str, mark: str, summer: str, *, base64_there: bool) -> s
     return f"{mark_line(mark, 'begin')}; {encode}; {end}"
 
 
-def fetched(frame: str, told: str, summer: str, *, base64_there: bool) -> bytes | Damaged:
+def fetched(frame: str, stated: str, summer: str, *, base64_there: bool) -> bytes | Damaged:
     """The file behind a frame, or why it cannot be trusted.
 
-    frame: what stood between the marks. told: what stood behind the second one.
+    frame: what stood between the marks. stated: what stood behind the second one.
     """
     try:
         text = "".join(frame.split())
         content = base64.b64decode(text, validate=True) if base64_there else bytes.fromhex(text)
     except (binascii.Error, ValueError) as error:
         return Damaged(f"letters between that are none of ours: {error}")
-    if told.split()[:1] != [checksum(content, summer)]:
-        return Damaged(f"checksum {told.strip()[:80]!r}")
+    if stated.split()[:1] != [checksum(content, summer)]:
+        return Damaged(f"checksum {stated.strip()[:80]!r}")
     return content
 
 

@@ -218,8 +218,8 @@ class SerialConsole:
             self._send([fetching_line(path, mark, self._summer, base64_there=self._base64_there)])
             self._await(f"{mark}+begin", _PATIENCE_S)
             frame = self._await(f"{mark}+end ", None)
-            told = self._await("\n", _PATIENCE_S)
-            found = fetched(frame, told, self._summer, base64_there=self._base64_there)
+            stated = self._await("\n", _PATIENCE_S)
+            found = fetched(frame, stated, self._summer, base64_there=self._base64_there)
             if not isinstance(found, Damaged):
                 return found
             why = found.why

@@ -222,7 +222,7 @@ def _named(
 
 
 NO_PARTITION = "PARTITION"
-"""In scripts for a cluster that nobody asked: to be replaced by whoever submits them."""
+"""In scripts for a cluster that was not asked: to be replaced by whoever submits them."""
 
 
 def described_nodes(host: Host, options: StudyOptions) -> tuple[ClusterNode, ...]:

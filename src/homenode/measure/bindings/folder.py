@@ -76,7 +76,7 @@ class StudyFolder:
         return self._files.has_journal
 
     @property
-    def held(self) -> tuple[int, ...]:
+    def owned(self) -> tuple[int, ...]:
         """What a program inherits that must end before another homenode continues the study."""
         return () if self._descriptor is None else (self._descriptor,)
 

@@ -267,7 +267,9 @@ class StudyRun:
             if name in latest and (latest[name], job_name(self.study.id, name)) in alive
         )
         try:
-            job = queue_client.submit(self._folder.path, script_name(one), after, self._folder.held)
+            job = queue_client.submit(
+                self._folder.path, script_name(one), after, self._folder.owned
+            )
         except NoAnswerError:
             raise
         except ToolError as error:

@@ -33,7 +33,7 @@ _ABOUT = {
 
 
 def job_name(study: str, experiment: str) -> str:
-    """By which the queue tells whose job it is."""
+    """How the queue shows whose job it is."""
     return f"hn-{study}-{experiment}"
 
 
@@ -180,7 +180,7 @@ def _meeting(jobs: int) -> Iterator[str]:
 
 def _collective(experiment: Experiment, options: StudyOptions) -> Iterator[str]:
     """The neighbours are those of a ring: each node is in two pairs, so that a slow link and a
-    slow node can be told apart."""
+    slow node can be distinguished."""
     names = experiment.nodes
     ring = list(zip(names, (*names[1:], names[0]), strict=True)) if len(names) > 2 else [names]
     mpi = f" --mpi={options.mpi}" if options.mpi else ""

@@ -144,12 +144,12 @@ def is_nvidia(gpus: tuple[PciDevice, ...]) -> bool:
 def measured_gpus(host: Host, left_out: list[Gap]) -> tuple[PciDevice, ...]:
     """NVIDIA's, else AMD's: no tool measures both. Not those that are passed through."""
     free: list[PciDevice] = []
-    held: list[PciDevice] = []
+    owned: list[PciDevice] = []
     for gpu in host.devices_of_kind(DeviceKind.GPU):
-        (held if gpu.driver == "vfio-pci" else free).append(gpu)
-    if held:
-        others = f" and {len(held) - 1} more" if len(held) > 1 else ""
-        reason = f"{held[0].bdf}{others}: passed through (vfio-pci)"
+        (owned if gpu.driver == "vfio-pci" else free).append(gpu)
+    if owned:
+        others = f" and {len(owned) - 1} more" if len(owned) > 1 else ""
+        reason = f"{owned[0].bdf}{others}: passed through (vfio-pci)"
         left_out.append(Gap(Group.GPU_BANDWIDTH, reason))
     for vendor in (_NVIDIA, _AMD):
         chosen = tuple(gpu for gpu in free if gpu.vendor_id == vendor)
@@ -320,11 +320,11 @@ def _either(*attempts: BenchTest | None) -> BenchTest:
     return first.or_else(*others)
 
 
-def _stopped(test: BenchTest, tells: str) -> BenchTest:
+def _stopped(test: BenchTest, shows: str) -> BenchTest:
     """With less patience than others: where access hangs, every round waits for it."""
-    others = tuple(_stopped(one, tells) for one in test.alternatives)
+    others = tuple(_stopped(one, shows) for one in test.alternatives)
     patience = 90 + 3 * test.seconds
-    return replace(test, timeout_s=patience, if_stopped=tells, alternatives=others)
+    return replace(test, timeout_s=patience, if_stopped=shows, alternatives=others)
 
 
 def _gpu_test(id: str, group: Group, argv: tuple[str, ...], seconds: float) -> BenchTest:

@@ -74,7 +74,7 @@ def find_folders(root: Path) -> FoundFolders:
         folder = _folder(named.parent, named.parent, texts)
         return FoundFolders((folder,) if texts else (), tuple(skipped))
     folders: list[SourceFolder] = []
-    seen, held = 0, 0
+    seen, owned = 0, 0
 
     def closed(error: OSError) -> None:
         if error.filename == str(root) and root.is_dir():
@@ -96,8 +96,8 @@ def find_folders(root: Path) -> FoundFolders:
                 hint="name the folders of the results themselves",
             )
         texts = _texts([path / name for name in sorted(names)], skipped, here)
-        held += sum(map(len, texts.values()))
-        if held > MAX_BYTES:
+        owned += sum(map(len, texts.values()))
+        if owned > MAX_BYTES:
             raise InputError(
                 f"{root}: expected at most {MAX_BYTES >> 20} MiB of text, found more",
                 hint="name the folders of the results themselves",

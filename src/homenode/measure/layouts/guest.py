@@ -111,7 +111,7 @@ def answering(
     timeout_s: float,
     on_wait: Callable[[float, float], None] = lambda waited_s, timeout_s: None,
 ) -> Machine:
-    """The guest, as soon as it answers. on_wait: told between two tries (waited_s, timeout_s).
+    """The guest, as soon as it answers. on_wait: called between two tries (waited_s, timeout_s).
 
     Raises ToolError where it ends before, ToolTimeoutError with the last thing that was in the way,
     and InputError at once where there is no way to it at all.

@@ -9,7 +9,7 @@ _HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def held_interrupts(tell: Callable[[str], None]) -> Iterator[None]:
+def held_interrupts(notify: Callable[[str], None]) -> Iterator[None]:
     """The first of them inside is answered with words; the next one raises KeyboardInterrupt.
 
     What nohup ignores stays ignored.
@@ -17,14 +17,14 @@ def held_interrupts(tell: Callable[[str], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are the main thread's
         return
-    told = False
+    stated = False
 
     def answer(number: int, frame: object) -> None:
-        nonlocal told
-        if told:
+        nonlocal stated
+        if stated:
             raise KeyboardInterrupt
-        told = True
-        tell("the VM is being restored; once more leaves it as it is, for homenode trial undo")
+        stated = True
+        notify("the VM is being restored; once more leaves it as it is, for homenode trial undo")
 
     before = {
         one: signal.signal(one, answer)

@@ -49,7 +49,7 @@ class JournalFile:
     def locked(self) -> Iterator[int]:
         """Only one homenode at work on a trial: a descriptor for programs that must keep the lock
         to their end. Raises HostError where another is, or what one left behind."""
-        with _held(self._files, "this trial") as lock:
+        with _owned(self._files, "this trial") as lock:
             yield lock
 
     @property
@@ -99,7 +99,7 @@ def domain_locked(root: Path, uuid: str) -> Iterator[None]:
     other would boot it in turns. Raises HostError where another is, or InputError for no UUID."""
     if not _ID.match(uuid):
         raise InputError(f"domain: expected a UUID, found {uuid!r}")
-    with _held(RecordFolder(root / "trials"), "a trial of this domain", f".{uuid}.lock"):
+    with _owned(RecordFolder(root / "trials"), "a trial of this domain", f".{uuid}.lock"):
         yield
 
 
@@ -140,7 +140,7 @@ def _now() -> str:
 
 
 @contextmanager
-def _held(files: RecordFolder, what: str, lock: str = LOCK) -> Iterator[int]:
+def _owned(files: RecordFolder, what: str, lock: str = LOCK) -> Iterator[int]:
     expected = f"no other homenode at work on {what}, found one"
     hint = "homenode trial status shows how far it is"
     with files.locked(expected, hint, lock=lock) as descriptor:

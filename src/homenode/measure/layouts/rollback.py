@@ -39,7 +39,7 @@ def rollback(
     stop_s: float,
     *,
     machine: Machine | None = None,
-    tell: Callable[[str], None] = lambda line: None,
+    notify: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Have the guest off, the original definition back and the copy gone.
 
@@ -51,34 +51,34 @@ def rollback(
     # A copy that is not there has nothing to be stopped or restored.
     there = head.copy is None or retry_while_unavailable(lambda: is_there(virsh, head.uuid))
     if state.running is not None:
-        noted(journal, tell, What.STOPPING, state.running)
+        noted(journal, notify, What.STOPPING, state.running)
         how = (
             retry_while_unavailable(lambda: _stop(virsh, head, state, machine, stop_s))
             if there
             else "was off"
         )
-        noted(journal, tell, What.STOPPED, state.running, how)
-        tell(f"{head.domain}: {how}")
+        noted(journal, notify, What.STOPPED, state.running, how)
+        notify(f"{head.domain}: {how}")
     if state.applied:
-        noted(journal, tell, What.RESTORING)
+        noted(journal, notify, What.RESTORING)
         if head.copy is not None:
             detail = "of the copy, which goes"
         else:
             detail = retry_while_unavailable(lambda: _give_back(virsh, head, journal, root))
-            tell(f"{head.domain}: original definition restored, {detail}")
-        noted(journal, tell, What.RESTORED, None, detail)
+            notify(f"{head.domain}: original definition restored, {detail}")
+        noted(journal, notify, What.RESTORED, None, detail)
     if state.copied and head.copy is not None:
         copy = head.copy
-        noted(journal, tell, What.REMOVING)
+        noted(journal, notify, What.REMOVING)
         retry_while_unavailable(lambda: remove_copy(virsh, copy))
         drop_records(head.connect, copy.uuid, root)
-        noted(journal, tell, What.REMOVED)
-        tell(f"{head.domain}: the copy and its throw-away disks are gone")
+        noted(journal, notify, What.REMOVED)
+        notify(f"{head.domain}: the copy and its throw-away disks are gone")
 
 
 def noted(
     journal: JournalFile,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
     what: What,
     number: int | None = None,
     detail: str = "",
@@ -88,7 +88,7 @@ def noted(
     try:
         journal.add(what, number, detail)
     except HostError as error:
-        tell(f"not written down that it was {what}: {error.message}")
+        notify(f"not written down that it was {what}: {error.message}")
 
 
 def _give_back(virsh: Virsh, head: Head, journal: JournalFile, root: Path) -> str:

@@ -57,7 +57,7 @@ class Trial:
     root: of the state folder. layouts: by name. copy: what is to be made first, None in place.
     versions: of libvirt, QEMU and machine type. on_step: called with each step before it begins;
     on_wait: while a guest boots, with the seconds since its start and those that it may take;
-    tell: gets a line about everything that is worth one.
+    notify: gets a line about everything that is worth one.
     """
 
     virsh: Virsh
@@ -74,7 +74,7 @@ class Trial:
     on_step: Callable[[TrialStep, int], None]
     on_progress: Callable[[Progress], None]
     on_wait: Callable[[float, float], None]
-    tell: Callable[[str], None]
+    notify: Callable[[str], None]
 
     @property
     def steps(self) -> tuple[TrialStep, ...]:
@@ -111,10 +111,10 @@ def run_trial(trial: Trial, lock: int) -> None:
                 trial.on_step(step, len(numbers))
                 _step(trial, step, lock, alive if alive and alive[0] == step.number else None)
     except KeyboardInterrupt:
-        noted(trial.journal, trial.tell, What.INTERRUPTED)
+        noted(trial.journal, trial.notify, What.INTERRUPTED)
         raise
     finally:
-        with held_interrupts(trial.tell):
+        with held_interrupts(trial.notify):
             _rollback(trial)
     trial.journal.add(What.ENDED)
 
@@ -161,7 +161,7 @@ def _alive(trial: Trial) -> tuple[int, Machine] | None:
 def _rollback(trial: Trial) -> None:
     stop_s = trial.measuring.stop_s
     rollback(
-        trial.virsh, trial.head, trial.journal, trial.root, stop_s, tell=trial.tell
+        trial.virsh, trial.head, trial.journal, trial.root, stop_s, notify=trial.notify
     )  # fmt: skip
 
 
@@ -200,7 +200,7 @@ def _step(trial: Trial, step: TrialStep, lock: int, alive: tuple[int, Machine] |
         _measure(trial, step, machine, orders, resume=alive is not None and there is not None)
     except HomenodeError as error:
         trial.journal.add(What.FAILED, step.number, str(error))
-        trial.tell(f"boot {step.number + 1}, {step.layout}: {error}")
+        trial.notify(f"boot {step.number + 1}, {step.layout}: {error}")
         # Raises where libvirt has gone for good: the other boots cannot be made either.
         retry_while_unavailable(lambda: trial.virsh.domain(trial.head.uuid))
     finally:
@@ -223,7 +223,7 @@ def _boot(trial: Trial, step: TrialStep, lock: int) -> Machine | None:
         apply_definition(virsh, uuid, wanted.document, virsh.definition(uuid), trial.root)
     except (HostError, InputError) as error:
         trial.journal.add(What.REFUSED, step.number, str(error))
-        trial.tell(f"boot {step.number + 1}, {step.layout}: refused: {error}")
+        trial.notify(f"boot {step.number + 1}, {step.layout}: refused: {error}")
         retry_while_unavailable(lambda: virsh.domain(uuid))
         return None
     trial.journal.add(What.APPLIED, step.number, step.layout)
@@ -269,7 +269,7 @@ def _measure(
         found = tuple(str(one) for one in outcome.findings)
         trial.journal.add(What.MISMATCHED, step.number, run=orders.name, findings=found)
         for line in found:
-            trial.tell(f"boot {step.number + 1}, {step.layout}: not as planned: {line}")
+            trial.notify(f"boot {step.number + 1}, {step.layout}: not as planned: {line}")
         return
     gaps = "; ".join(map(str, outcome.gaps))
     count = len(outcome.run.samples)
@@ -283,7 +283,7 @@ def _measure(
             What.INCOMPLETE, step.number, gaps, run=orders.name, samples=count, findings=failed
         )
         for line in failed:
-            trial.tell(f"boot {step.number + 1}, {step.layout}: not measured: {line}")
+            trial.notify(f"boot {step.number + 1}, {step.layout}: not measured: {line}")
         return
     trial.journal.add(What.MEASURED, step.number, gaps, run=orders.name, samples=count)
 
@@ -327,12 +327,12 @@ def _stop(trial: Trial, machine: Machine | None) -> None:
         try:
             trial.reach.leave(machine)
         except HomenodeError as error:
-            trial.tell(f"what was put into the guest stays there: {error.message}")
-    noted(trial.journal, trial.tell, What.STOPPING, state.running)
+            trial.notify(f"what was put into the guest stays there: {error.message}")
+    noted(trial.journal, trial.notify, What.STOPPING, state.running)
     how = retry_while_unavailable(
         lambda: stop(trial.virsh, trial.head.uuid, machine, trial.measuring.stop_s, state.run_id)
     )
-    noted(trial.journal, trial.tell, What.STOPPED, state.running, how)
+    noted(trial.journal, trial.notify, What.STOPPED, state.running, how)
 
 
 def _run_there(results: Path, name: str) -> Path | None:

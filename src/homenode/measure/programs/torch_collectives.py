@@ -4,8 +4,8 @@
 
 Runs in the user's Python, from 3.8 on. Ranks are forked before PyTorch starts, and bound before it
 too. Each size is timed by events; the slowest rank counts; data are checked in every size. A second
-round of one call a size, with NCCL's log on, tells the algorithm and protocol of each: a log beside
-the timing would be in the figures.
+round of one call a size, with NCCL's log on, gives the algorithm and protocol of each: a log next
+to the timing would be in the figures.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class Bench:
 def pinned(torch: Any, count: int, node: int | None) -> Any:
     """Pinned host memory for int32 numbers; on the node, where one is bound.
 
-    HIP puts it beside the GPU, whatever is bound (it has hipHostMallocNumaUser for the other), and
+    HIP puts it next to the GPU, whatever is bound (it has hipHostMallocNumaUser for the other), and
     a driver may hide where it lies. Then memory that this bound thread touched is pinned in place.
     """
     made = torch.empty(count, dtype=torch.int32, pin_memory=True)
@@ -141,8 +141,8 @@ def host_copies(bench: Bench) -> None:
             crowd = [one for number, one in lanes[metric].items() if number != device]
             variants = [(None, []), ("both ways", [lanes[other][device]])]
             variants += [("all at once", crowd)] if crowd else []
-            for variant, beside in variants:
-                _rate(bench, metric, variant, lane, beside, buffers[device])
+            for variant, neighbours in variants:
+                _rate(bench, metric, variant, lane, neighbours, buffers[device])
     for device, one in buffers.items():
 
         def check(d: int = device, b: HostBuffers = one) -> None:
@@ -161,13 +161,13 @@ def host_copies(bench: Bench) -> None:
 
 
 def _rate(
-    bench: Bench, metric: str, variant: str | None, lane: Lane, beside: list[Lane],
+    bench: Bench, metric: str, variant: str | None, lane: Lane, neighbours: list[Lane],
     buffers: HostBuffers,
 ) -> None:  # fmt: skip
     pointer = (buffers.host_in if metric == "h2d-bandwidth" else buffers.host_out).data_ptr()
 
     def work() -> None:
-        series = steady(lambda repeats: timed(lane, beside, repeats), bench.seconds)
+        series = steady(lambda repeats: timed(lane, neighbours, repeats), bench.seconds)
         bench.figure(
             metric, "bytes_per_s", series, lambda s: buffers.size / s, lane.device,
             variant=variant, memory_node=node_of_memory(pointer, buffers.size),

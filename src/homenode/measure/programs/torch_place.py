@@ -91,7 +91,7 @@ def bind(node: int) -> None:
 
 
 def free_bytes(node: int | None) -> int | None:
-    """Memory that can be had on a node, or at all; None where the kernel does not tell.
+    """Memory that can be had on a node, or at all; None where the kernel does not show.
 
     Of a node: what is free and what files occupy, which gives way.
     """
@@ -117,7 +117,7 @@ def thread_place() -> dict[str, int | None]:
 def node_of_memory(pointer: int, size_bytes: int) -> int | None:
     """The node of a buffer; None where its pages are on several, or a driver hides where.
 
-    Container engines forbid move_pages to those too that may bind memory: numa_maps tells as well.
+    Container engines forbid move_pages to those too that may bind memory: numa_maps gives as well.
     """
     call = _SYSCALLS.get(platform.machine())
     if call is None:
@@ -152,7 +152,7 @@ def node_of_mapping(pointer: int, numa_maps: str) -> int | None:
 def devices(torch: Any) -> list[dict[str, Any]]:
     """The GPUs that PyTorch sees, in its order: index, address, name, node.
 
-    address: None where neither PyTorch nor its runtime tells it. node: None for -1.
+    address: None where neither PyTorch nor its runtime gives it. node: None for -1.
     """
     found = []
     for index in range(torch.cuda.device_count()):
@@ -170,13 +170,13 @@ def devices(torch: Any) -> list[dict[str, Any]]:
 
 
 def node_of_gpu(address: str) -> int | None:
-    """As the kernel tells; None for -1, and where it does not."""
+    """As the kernel gives; None for -1, and where it does not."""
     text = (_read(f"/sys/bus/pci/devices/{address}/numa_node") or "").strip()
     return int(text) if text.isdigit() else None
 
 
 def _address(properties: Any) -> str | None:
-    """Newer PyTorch tells domain, bus and device; the function is 0."""
+    """Newer PyTorch gives domain, bus and device; the function is 0."""
     parts = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
     numbers = [part for part in parts if isinstance(part, int)]
     return "{:04x}:{:02x}:{:02x}.0".format(*numbers) if len(numbers) == 3 else None

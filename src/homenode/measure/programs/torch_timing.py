@@ -2,7 +2,7 @@
 
 Timed by events in the stream of the work: between them lies the work and nothing else. The stream
 is held by a short spin while the CPU queues a batch, so that slow launches are not measured.
-A wall clock around it all refuses events that tell more time than has passed.
+A wall clock around it all refuses events that give more time than has passed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Report:
 
 
 class _Guard:
-    """A call that hangs in the driver cannot be interrupted: the program is left from beside it."""
+    """A call that hangs in the driver cannot be interrupted: another thread ends the program."""
 
     def __init__(self, report: Report, name: str, limit_s: float) -> None:
         self._timer = threading.Timer(limit_s, self._leave)
@@ -138,23 +138,23 @@ class Lane:
         self._stream.synchronize()
 
 
-def timed(lane: Lane, beside: list[Lane], repeats: int) -> float:
+def timed(lane: Lane, neighbours: list[Lane], repeats: int) -> float:
     """Seconds of `repeats` on a lane while the others, if any, are busy all the time.
 
-    Raises RuntimeError where the GPU's clock tells no time, or more than has passed.
+    Raises RuntimeError where the GPU's clock gives no time, or more than has passed.
     """
     before = time.perf_counter()
-    for one in (*beside, lane):
-        one.hold(repeats * (1 + 3 * len(beside)))
-    for one in beside:
+    for one in (*neighbours, lane):
+        one.hold(repeats * (1 + 3 * len(neighbours)))
+    for one in neighbours:
         one.queue(3 * repeats)  # outlasts what is timed, also where it is the faster one
     lane.queue(repeats)
     seconds = lane.seconds()
-    for one in beside:
+    for one in neighbours:
         one.finish()
     passed = time.perf_counter() - before
     if seconds <= 0:
-        raise RuntimeError("events tell that no time has passed")
+        raise RuntimeError("events show that no time has passed")
     if seconds > passed * 1.05 + 1e-4:
-        raise RuntimeError(f"events tell {seconds:g} s, {passed:g} s have passed")
+        raise RuntimeError(f"events show {seconds:g} s, {passed:g} s have passed")
     return seconds

@@ -1,4 +1,4 @@
-"""Watched: runs a tool and tells on which PUs its busy threads ran. [I/O]
+"""Watched: runs a tool and gives on which PUs its busy threads ran. [I/O]
 
     python3 - nvbandwidth -j -t host_to_device_memcpy_ce   < this
 
@@ -7,7 +7,7 @@ Runs in any Python from 3.8 on. The tool's output is its own; behind it comes on
     # homenode watched: 3:41 67:2
 
 PUs with the number of looks, 20 ms apart, at which a thread of the tool was running there. A tool
-that binds itself does so within: nobody can ask it afterwards.
+that binds itself does so within: no one can ask it afterwards.
 """
 
 from __future__ import annotations

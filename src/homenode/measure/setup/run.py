@@ -46,10 +46,12 @@ class SetupRecord:
     files: tuple[InstalledFile, ...]
 
 
-def carry_out(plan: SetupPlan, machine: Machine, tell: Callable[[SetupStep], None]) -> SetupRecord:
+def carry_out(
+    plan: SetupPlan, machine: Machine, notify: Callable[[SetupStep], None]
+) -> SetupRecord:
     """Run the steps on this machine; a tool that fails ends it, with those before it kept.
 
-    tell: called before each step. Raises HostError where a program is there that we did not put
+    notify: called before each step. Raises HostError where a program is there that we did not put
     there, or nothing can be written; ToolError for a step that failed.
     """
     prefix = Path(plan.prefix)
@@ -64,7 +66,7 @@ def carry_out(plan: SetupPlan, machine: Machine, tell: Callable[[SetupStep], Non
             )
     commands = list(known.commands)
     for number, step in enumerate(plan.steps):
-        tell(step)
+        notify(step)
         commands.append(step.argv)
         environment = _set_here(_OF_THE_NETWORK if step.fetches else _OF_MODULES)
         ended = machine.run(step.argv, step.timeout_s, step.input, environment=environment)

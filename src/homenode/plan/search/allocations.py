@@ -161,11 +161,11 @@ def _vcpu_pins(
     return pinned, floats, []
 
 
-def _shares_of_ranges(cores: Sequence[int], taken: int, over: Sequence[int]) -> int:
+def _shares_of_ranges(cores: Sequence[int], in_use: int, over: Sequence[int]) -> int:
     """A core for each floating vCPU, from the end of its range, that no one has yet."""
     shares = 0
     for bits in over:
-        free = (c for c in reversed(cores) if c & bits and not c & (taken | shares))
+        free = (c for c in reversed(cores) if c & bits and not c & (in_use | shares))
         shares |= next(free, 0)
     return shares
 

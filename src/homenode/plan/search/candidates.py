@@ -74,11 +74,11 @@ class Candidates:
         if sum(capacity) < self.problem.groups:
             return
         if not self._unreachable:
-            nodes, held = 0, 0
+            nodes, owned = 0, 0
             for node in sorted(members(eligible), key=lambda n: (-capacity[n], n)):
                 nodes |= 1 << node
-                held += capacity[node]
-                if held >= self.problem.groups and self._holds(nodes):
+                owned += capacity[node]
+                if owned >= self.problem.groups and self._holds(nodes):
                     yield nodes
         yield from self._sets(eligible, 0)
 
@@ -94,8 +94,8 @@ class Candidates:
         problem = self.problem
         if not problem.device_pages:
             return tuple(self._capacity[node] for node in nodes)
-        held = problem.devices_of_cells(len(nodes))
-        return tuple(problem.capacity(n, more) for n, more in zip(nodes, held, strict=True))
+        owned = problem.devices_of_cells(len(nodes))
+        return tuple(problem.capacity(n, more) for n, more in zip(nodes, owned, strict=True))
 
     # Which sets hold the VM.
 
@@ -131,13 +131,13 @@ class Candidates:
         """(a number of these nodes that may do, those of them that may be among so many),
         ascending."""
         most = sorted((self._capacity[node] for node in members(nodes)), reverse=True)
-        held = 0
+        owned = 0
         for number, more in enumerate(most, 1):
-            held += more
+            owned += more
             if number > self.most_nodes:
                 return
             if not self.equal:
-                if held >= self.problem.groups:
+                if owned >= self.problem.groups:
                     yield number, nodes
             elif self.problem.groups % number == 0:
                 able = nodes & self._able_to(number)
@@ -152,7 +152,7 @@ class Candidates:
             return
         distances = self.problem.distances
         in_packages = [distances.nodes_of_package[package] for package in members(packages)]
-        # Of nodes that are alike the first ones are taken: others cost the same but for the index.
+        # Of nodes that are alike the first ones are chosen: others cost the same but for the index.
         alike = [(1 << node, one) for node, one in enumerate(self.problem.earlier_equals) if one]
         for number, able in self._counts(nodes):
             for chosen in combinations([1 << node for node in members(able)], number):
@@ -251,23 +251,23 @@ class Candidates:
         """The first nodes of the order that hold the VM, for each number of nodes; also without
         those that they can do without. A node that an earlier one cannot reach is passed over."""
         groups, unreachable = self.problem.groups, self._unreachable
-        chosen, held, number, found = 0, 0, 0, 0
+        chosen, owned, number, found = 0, 0, 0, 0
         for node in order:
             if unreachable and unreachable[node] & chosen:
                 continue
             chosen |= 1 << node
-            held += self._capacity[node]
+            owned += self._capacity[node]
             number += 1
-            if held >= groups:
-                yield self._tightened(chosen, held)
+            if owned >= groups:
+                yield self._tightened(chosen, owned)
                 yield chosen
                 found += 1
             if found == MOST_PREFIXES or number == self.problem.most_nodes:
                 return
 
-    def _tightened(self, nodes: int, held: int) -> int:
+    def _tightened(self, nodes: int, owned: int) -> int:
         """The set without nodes that it can do without, the smallest first."""
-        over = held - self.problem.groups
+        over = owned - self.problem.groups
         for node in self._smallest_first:
             if nodes >> node & 1:
                 over -= self._capacity[node]
@@ -285,13 +285,13 @@ class Candidates:
 
     def least_packages(self) -> int:
         """A number of packages that no set of nodes can undercut."""
-        held = sorted(self.problem.groups_of_package.values(), reverse=True)
+        owned = sorted(self.problem.groups_of_package.values(), reverse=True)
         left = self.problem.groups
-        for number, groups in enumerate(held, 1):
+        for number, groups in enumerate(owned, 1):
             left -= groups
             if left <= 0:
                 return number
-        return len(held)
+        return len(owned)
 
     def is_least(self, cost: Cost) -> bool:
         """Whether the cost meets a lower bound in every term but the indices."""

@@ -171,7 +171,7 @@ def device_options(host: Host, request: GuestRequest, others: Allocations) -> De
     fabric = fabric_of(host, request)
     every = host.devices_of_kind(DeviceKind.GPU)
     known = {node.index for node in host.nodes}
-    held = {bdf for bdf, _ in others.devices}
+    owned = {bdf for bdf, _ in others.devices}
     free = _free_gpus(host, request, others)
     named = [by_bdf[bdf] for bdf in request.devices]
     named_gpus = [device for device in named if device.kind is DeviceKind.GPU]
@@ -179,7 +179,7 @@ def device_options(host: Host, request: GuestRequest, others: Allocations) -> De
     if len(free) < count:
         raise _too_few(host, request, others, len(free))
     position = {gpu.bdf: i for i, gpu in enumerate(every)}
-    unheld = [gpu for gpu in every if gpu.bdf not in held and not gpu.sriov_num_vfs]
+    unheld = [gpu for gpu in every if gpu.bdf not in owned and not gpu.sriov_num_vfs]
     gpus = tuple(
         GpuCandidate(
             gpu.bdf, number, position[gpu.bdf], gpu.node if gpu.node in known else None,
@@ -342,12 +342,12 @@ def _companions(by_bdf: dict[Bdf, PciDevice], gpu: PciDevice) -> list[Bdf]:
 
 
 def _free_gpus(host: Host, request: GuestRequest, others: Allocations) -> list[PciDevice]:
-    held = {bdf for bdf, _ in others.devices} | set(request.devices)
+    owned = {bdf for bdf, _ in others.devices} | set(request.devices)
     return [
         gpu
         for gpu in host.devices_of_kind(DeviceKind.GPU)
         # A physical function with virtual ones in use cannot leave the host.
-        if gpu.bdf not in held and not gpu.sriov_num_vfs
+        if gpu.bdf not in owned and not gpu.sriov_num_vfs
     ]
 
 
@@ -403,12 +403,12 @@ def _in_no_package(host: Host, others: Allocations, count: int, free: int) -> Un
 
 
 def _in_use(host: Host, others: Allocations) -> str:
-    held = [
+    owned = [
         f"{gpu.bdf} by {domain!r}"
         for gpu in host.devices_of_kind(DeviceKind.GPU)
         if (domain := others.holder(gpu.bdf)) is not None
     ]
-    return f"; in use: {', '.join(held)}" if held else ""
+    return f"; in use: {', '.join(owned)}" if owned else ""
 
 
 def _too_few(host: Host, request: GuestRequest, others: Allocations, free: int) -> Unplannable:

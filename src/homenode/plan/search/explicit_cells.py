@@ -63,13 +63,13 @@ def _holds(
         here = [i for i, other in enumerate(nodes) if other == node]
         if sum(groups[i] for i in here) > supply.groups:
             return False
-        room = problem.memory[node].pages
-        if room is not None and sum(pages[i] for i in here) > room:
+        space = problem.memory[node].pages
+        if space is not None and sum(pages[i] for i in here) > space:
             return False
     return len(set(nodes)) <= problem.most_nodes
 
 
-def pages_within(total: int, weights: Sequence[int], room: Sequence[int]) -> tuple[int, ...]:
+def pages_within(total: int, weights: Sequence[int], space: Sequence[int]) -> tuple[int, ...]:
     """Pages of each cell: as the weights, as far as each has room, and at least one.
 
     >>> pages_within(36, (10, 10), (6, 30)), pages_within(7, (4, 4), (4, 3))
@@ -77,19 +77,19 @@ def pages_within(total: int, weights: Sequence[int], room: Sequence[int]) -> tup
     """
     shares = [1] * len(weights)
     left = total - len(weights)
-    open_cells = [i for i, most in enumerate(room) if most > 1]
+    open_cells = [i for i, most in enumerate(space) if most > 1]
     while left > 0 and open_cells:
         weight = sum(weights[i] for i in open_cells)
         before = left
         for i in open_cells:
-            goal = max(1, min(room[i], total * weights[i] // sum(weights)))
+            goal = max(1, min(space[i], total * weights[i] // sum(weights)))
             more = min(
-                room[i] - shares[i], left, max(goal - shares[i], before * weights[i] // weight)
+                space[i] - shares[i], left, max(goal - shares[i], before * weights[i] // weight)
             )
             shares[i] += more
             left -= more
         if left == before:
             shares[open_cells[0]] += 1
             left -= 1
-        open_cells = [i for i in open_cells if shares[i] < room[i]]
+        open_cells = [i for i in open_cells if shares[i] < space[i]]
     return tuple(shares)

@@ -72,18 +72,18 @@ class Fabric:
         None where any GPUs will do: for a single one, where too few modules are known, and, with a
         warning, where no partition of so many GPUs is free.
         """
-        held = set(_physical(named))
-        total = count + len(held)
+        owned = set(_physical(named))
+        total = count + len(owned)
         if total not in self.sizes():
             return None, self._finding(f"{total} GPUs", ())
-        candidates = {gpu.bdf for gpu in free} | held
+        candidates = {gpu.bdf for gpu in free} | owned
         if total == 1:
             return None, None
         modules = {b: self.module_of_gpu[b] for b in candidates if b in self.module_of_gpu}
         found = tuple(
-            tuple(bdf for bdf in one if bdf not in held)
+            tuple(bdf for bdf in one if bdf not in owned)
             for one in partitions_of_size(self.board, total, modules)
-            if held <= set(one)
+            if owned <= set(one)
         )
         if found:
             return found, None

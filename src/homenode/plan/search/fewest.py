@@ -18,10 +18,10 @@ def fewest(counts: Sequence[int], wanted: int) -> tuple[int, ...]:
     """
     if wanted <= 0 or sum(counts) < wanted:
         return ()
-    number, held = 0, 0
+    number, owned = 0, 0
     for count in sorted(counts, reverse=True):
-        number, held = number + 1, held + count
-        if held >= wanted:
+        number, owned = number + 1, owned + count
+        if owned >= wanted:
             break
     if len(set(counts)) == 1:
         return tuple(range(number))

@@ -10,7 +10,7 @@ from homenode.plan.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, 
 from homenode.plan.model import PlanFinding
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.allocations import Allocations, listed
-from homenode.plan.search.ladder import Concession, MemoryRule, Rung
+from homenode.plan.search.ladder import Concession, Fallback, MemoryRule
 from homenode.plan.search.memory import memory_text, overhead_bytes
 from homenode.topology import Host
 from homenode.units import format_bytes
@@ -77,7 +77,7 @@ def placement_findings(
     others: Allocations,
     *,
     given: Sequence[Concession],
-    rung: Rung,
+    rung: Fallback,
     own: Sequence[NodeIndex],
     memory: Sequence[NodeIndex],
     vcpu_pus: CpuSet,

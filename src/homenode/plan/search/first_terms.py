@@ -80,7 +80,7 @@ class FirstTerms:
         def nearest(home: Home | None) -> int:
             return 0 if home is None else min(home.to_package[package] for package in chosen)
 
-        pulling = {id(one.home): one.home for one in problem.named if one.pulls}
+        pulling = {id(one.home): one.home for one in problem.named if one.affinities}
         worst = max(map(nearest, pulling.values()), default=0)
         count = problem.options.count
         if not count:

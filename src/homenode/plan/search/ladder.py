@@ -45,7 +45,7 @@ class Concession(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
+class Fallback:
     """One step. grouping: what a sibling group is; groups: how many the VM needs.
 
     mixed: of several kinds of core. falls_back: vCPUs are pinned to siblings although the layout
@@ -62,7 +62,7 @@ class Rung:
     keeps_memory: bool
     concessions: tuple[Concession, ...]
 
-    def is_like(self, other: "Rung") -> bool:
+    def is_like(self, other: "Fallback") -> bool:
         """Whether they differ at most in the host's last core and in where the memory lies."""
         mine = self.grouping, self.groups, self.falls_back, self.keeps_memory
         return mine == (other.grouping, other.groups, other.falls_back, other.keeps_memory)
@@ -101,7 +101,7 @@ class _Cores:
     concessions: tuple[Concession, ...]
 
 
-def rungs(request: GuestRequest, free: Usable) -> Iterator[Rung]:
+def fallbacks(request: GuestRequest, free: Usable) -> Iterator[Fallback]:
     """The fallbacks for this request, highest first."""
     shapes = {shape for node in free.nodes for shape, _ in node.shapes}
     kinds = frozenset(shape.kind for shape in shapes)
@@ -118,7 +118,7 @@ def rungs(request: GuestRequest, free: Usable) -> Iterator[Rung]:
     memory_rules = _memory_rules(request.layout)
     for keeps_memory, (mixed, cores) in product((True, False), ways):
         for keeps, memory in product(keeps_core, memory_rules):
-            yield _rung(request, mixed, cores, keeps, keeps_memory, memory)
+            yield _fallback(request, mixed, cores, keeps, keeps_memory, memory)
 
 
 def _ways(
@@ -164,14 +164,14 @@ def _memory_rules(layout: Layout) -> tuple[MemoryRule, ...]:
     return MemoryRule.FOLLOWS, MemoryRule.UNEVEN, MemoryRule.ELSEWHERE
 
 
-def _rung(
+def _fallback(
     request: GuestRequest,
     mixed: bool,
     cores: _Cores,
     keeps_core: bool,
     keeps_memory: bool,
     memory: MemoryRule,
-) -> Rung:
+) -> Fallback:
     given: list[Concession] = []
     if not keeps_memory:
         given.append(Concession.HOST_MEMORY)
@@ -185,13 +185,13 @@ def _rung(
     if memory is MemoryRule.ELSEWHERE:
         given.append(Concession.MEMORY_ELSEWHERE)
     equal = request.layout.cells is GuestCells.MIRRORED and not request.unequal_cells and not mixed
-    return Rung(
+    return Fallback(
         cores.grouping, cores.groups, mixed, cores.falls_back, memory, equal, keeps_core,
         keeps_memory, tuple(given),
     )  # fmt: skip
 
 
-def rung_name(span: str, given: tuple[Concession, ...]) -> str:
+def fallback_name(span: str, given: tuple[Concession, ...]) -> str:
     """The name that a plan bears: how far it spans, and what gave way.
 
     >>> rung_name("one node", (Concession.MIXED_KINDS, Concession.HOST_CORE))

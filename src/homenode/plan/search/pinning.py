@@ -9,7 +9,7 @@ from homenode.pci import DeviceKind
 from homenode.plan.layout import GuestCells, MemoryBinding, Pinning
 from homenode.plan.request import EmulatorPolicy
 from homenode.plan.search import explicit_cells
-from homenode.plan.search.ladder import MemoryRule, Rung
+from homenode.plan.search.ladder import Fallback, MemoryRule
 from homenode.plan.search.memory import NodeMemory, page_size_bytes
 from homenode.plan.search.problem import PlacementSearch, SearchProblem
 from homenode.plan.search.solve import Placing
@@ -33,7 +33,7 @@ class PinnedCell:
 
 
 def pinned_cells(
-    search: PlacementSearch, rung: Rung, problem: SearchProblem, best: Placing
+    search: PlacementSearch, rung: Fallback, problem: SearchProblem, best: Placing
 ) -> Iterator[PinnedCell]:
     """The cells, node by node; mixed kinds make two cells of a node, performance cores first."""
     floating = search.request.layout.pinning is Pinning.NODE
@@ -51,7 +51,7 @@ def pinned_cells(
 
 def assigned_cells(
     search: PlacementSearch,
-    rung: Rung,
+    rung: Fallback,
     problem: SearchProblem,
     best: Placing,
     assigned: tuple[tuple[int, int], ...],
@@ -69,7 +69,7 @@ def assigned_cells(
 
 
 def _node_pus(
-    search: PlacementSearch, rung: Rung, problem: SearchProblem, node: int, best: Placing
+    search: PlacementSearch, rung: Fallback, problem: SearchProblem, node: int, best: Placing
 ) -> CpuSet:
     """The PUs of a node that its vCPUs may float over: all that are free, less a core for the host
     where the VM has every other core of it."""
@@ -96,7 +96,7 @@ def _pins(groups: Sequence[SiblingGroup]) -> Iterator[CpuSet]:
 
 
 def memory_nodes(
-    search: PlacementSearch, rung: Rung, own: tuple[NodeIndex, ...]
+    search: PlacementSearch, rung: Fallback, own: tuple[NodeIndex, ...]
 ) -> tuple[NodeIndex, ...] | None:
     """Nodes that hold the memory: the VM's own and the fewest others that it takes, of these the
     nearest. None where even all that are allowed hold too little."""
@@ -138,7 +138,7 @@ def _holds(memory: dict[NodeIndex, NodeMemory], nodes: Sequence[NodeIndex], want
 
 
 def uneven_memory(
-    search: PlacementSearch, rung: Rung, problem: SearchProblem, cells: Sequence[PinnedCell]
+    search: PlacementSearch, rung: Fallback, problem: SearchProblem, cells: Sequence[PinnedCell]
 ) -> tuple[int, ...]:
     """Bytes of each cell where they cannot follow the vCPUs: as near to that as the nodes allow;
     () where they follow."""
@@ -148,13 +148,13 @@ def uneven_memory(
     page = page_size_bytes(search.host, request)
     total = -(-request.memory_bytes // page)
     weights = [len(cell.pins) for cell in cells]
-    held = problem.devices_of_cells(len(cells))
-    room = []
+    owned = problem.devices_of_cells(len(cells))
+    space = []
     for i, cell in enumerate(cells):
         pages = problem.memory[cell.node].pages
         here = sum(other.node == cell.node for other in cells)
-        room.append(total if pages is None else max(1, (pages - held[i]) // here))
-    shares = explicit_cells.pages_within(total, weights, room)
+        space.append(total if pages is None else max(1, (pages - owned[i]) // here))
+    shares = explicit_cells.pages_within(total, weights, space)
     return tuple(share * page for share in shares)
 
 
@@ -237,10 +237,10 @@ def _own_cores(
     if not left:
         return spare
     of_node = sum(not core.pus.bits & ~cores.pus.bits for core in search.host.cores)
-    held = {bdf for bdf, _ in search.others.devices}
+    owned = {bdf for bdf, _ in search.others.devices}
     total = len(every) + sum(
         device.node == cores.index
-        for bdf in held
+        for bdf in owned
         if (device := search.host.device(bdf)) and device.kind is DeviceKind.GPU
     )
     return max(0, spare - left * (of_node // total))

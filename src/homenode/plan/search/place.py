@@ -23,11 +23,11 @@ from homenode.plan.search.explicit_cells import check_cells
 from homenode.plan.search.findings import device_findings, placement_findings
 from homenode.plan.search.ladder import (
     Concession,
+    Fallback,
     MemoryRule,
-    Rung,
     check_layout,
-    rung_name,
-    rungs,
+    fallback_name,
+    fallbacks,
 )
 from homenode.plan.search.memory import page_size_bytes
 from homenode.plan.search.pinning import (
@@ -42,8 +42,8 @@ from homenode.plan.search.rejections import (
     host_core,
     is_of_cores,
     refusal,
-    room_for,
     single_nodes,
+    space_for,
     unusable_nodes,
     whole_host,
     with_hint,
@@ -82,7 +82,7 @@ def place(host: Host, request: GuestRequest) -> Placement:
     refused: set[tuple[object, ...]] = set()
     said: set[tuple[object, ...]] = set()
     too_few: set[tuple[int, ...]] = set()
-    for rung in rungs(request, search.free[1]):
+    for rung in fallbacks(request, search.free[1]):
         groups = (rung.groups, *(one.groups for one in search.supplies(rung)))
         if groups in too_few:
             continue  # whatever of the memory gives way
@@ -127,7 +127,7 @@ def _usable_twice(host: Host, request: GuestRequest, others: Allocations) -> tup
 class _Miss:
     """A fallback that holds the VM on no nodes, and why."""
 
-    rung: Rung
+    rung: Fallback
     problem: SearchProblem
     rejection: Rejection
 
@@ -140,7 +140,7 @@ def _refusal(
     request = search.request
     first = next((miss for miss in misses if not is_of_cores(miss.rejection)), None)
     if first is None and misses:
-        first = max(misses, key=lambda miss: room_for(request, miss.problem, miss.rung))
+        first = max(misses, key=lambda miss: space_for(request, miss.problem, miss.rung))
     headline = None
     if first is not None:
         headline = with_hint(request, first.problem, first.rung, first.rejection)
@@ -150,7 +150,7 @@ def _refusal(
 
 def _nearer(
     search: PlacementSearch,
-    rung: Rung,
+    rung: Fallback,
     problem: SearchProblem,
     solution: Solution,
     rejections: list[Rejection],
@@ -174,7 +174,7 @@ def _nearer(
     least = (LOCAL_DISTANCE, 1, 0)[: len(terms)]
     if all(mine <= limit for mine, limit in zip(concerns(best), (*least, 0), strict=True)):
         return None
-    ladder = list(rungs(search.request, search.free[1]))
+    ladder = list(fallbacks(search.request, search.free[1]))
     others = [
         other
         for other in ladder[ladder.index(rung) + 1 :]
@@ -206,7 +206,7 @@ def _explicit(search: PlacementSearch) -> Placement:
     rejections = list(unusable_nodes(host, request))
     page = page_size_bytes(host, request)
     first: Rejection | None = None
-    for rung in rungs(request, search.free[1]):
+    for rung in fallbacks(request, search.free[1]):
         if rung.memory is not MemoryRule.FOLLOWS or rung.mixed:
             continue
         per_vcpu = rung.grouping.threads if request.keep_vcpus or rung.falls_back else 1
@@ -254,7 +254,7 @@ def _unplaced(
     )  # fmt: skip
 
 
-def _takes_host_core(search: PlacementSearch, problem: SearchProblem, rung: Rung) -> bool:
+def _takes_host_core(search: PlacementSearch, problem: SearchProblem, rung: Fallback) -> bool:
     """Whether whole cores for all groups would leave the host too few without vCPUs."""
     if (
         not rung.keeps_core
@@ -270,7 +270,7 @@ def _takes_host_core(search: PlacementSearch, problem: SearchProblem, rung: Rung
 
 def _placement(
     search: PlacementSearch,
-    rung: Rung,
+    rung: Fallback,
     problem: SearchProblem,
     solution: Solution,
     rejections: list[Rejection],
@@ -322,7 +322,7 @@ def _placement(
         emulator_pus=places.emulator_pus,
         iothread_pus=places.iothread_pus,
         devices=devices,
-        rung=rung_name(_span(problem, best), given),
+        rung=fallback_name(_span(problem, best), given),
         concessions=tuple(given),
         layout=_layout(request, rung),
         cell_memory_bytes=uneven_memory(search, rung, problem, cells),
@@ -338,12 +338,12 @@ def _placement(
     )  # fmt: skip
 
 
-def _threads_shown(request: GuestRequest, rung: Rung) -> int:
+def _threads_shown(request: GuestRequest, rung: Fallback) -> int:
     exposed = request.layout.siblings is Siblings.EXPOSED or rung.falls_back
     return rung.grouping.threads if exposed else 1
 
 
-def _layout(request: GuestRequest, rung: Rung) -> Layout | None:
+def _layout(request: GuestRequest, rung: Fallback) -> Layout | None:
     """The layout that the VM gets where it is not the one asked for: siblings share cores."""
     if not rung.falls_back:
         return None
@@ -353,7 +353,7 @@ def _layout(request: GuestRequest, rung: Rung) -> Layout | None:
     return named(replace(request.layout, pinning=Pinning.ALL_PUS, siblings=siblings))
 
 
-def _host_keeps_core(search: PlacementSearch, rung: Rung, vcpu_pus: CpuSet) -> bool:
+def _host_keeps_core(search: PlacementSearch, rung: Fallback, vcpu_pus: CpuSet) -> bool:
     if not rung.keeps_core or search.request.layout.pinning is Pinning.NONE:
         return True
     used = vcpu_pus.bits | search.others.vcpu_cores.bits
@@ -412,7 +412,7 @@ def _other_gpus(problem: SearchProblem, solution: Solution) -> Placing | None:
     return None if found is None else found.best
 
 
-def _host_gaps(search: PlacementSearch, rung: Rung, free: Usable) -> Iterator[Gap]:
+def _host_gaps(search: PlacementSearch, rung: Fallback, free: Usable) -> Iterator[Gap]:
     host = search.host
     if host.distances is None and len(host.nodes) > 1:
         yield Gap("distances between nodes", "the host gives none: 10 and 20 were taken")

@@ -14,7 +14,7 @@ from homenode.plan.search.allocations import Allocations
 from homenode.plan.search.cost import Cost, request_order
 from homenode.plan.search.devices import DeviceOptions, GpuChoice
 from homenode.plan.search.distances import DistanceMatrix, members
-from homenode.plan.search.ladder import MemoryRule, Rung
+from homenode.plan.search.ladder import Fallback, MemoryRule
 from homenode.plan.search.memory import (
     NodeMemory,
     cell_pages_wanted,
@@ -48,7 +48,7 @@ class NamedDevice:
     """A device that the VM gets in any case."""
 
     home: Home
-    pulls: bool
+    affinities: bool
     is_gpu: bool
 
 
@@ -187,10 +187,10 @@ class SearchProblem:
 
     def devices_of_cells(self, cells: int) -> tuple[int, ...]:
         """Pages of each cell's memory devices; those of a cell that is no more are cell 0's."""
-        held = [0] * cells
+        owned = [0] * cells
         for cell, pages in self.device_pages:
-            held[cell if cell < cells else 0] += pages
-        return tuple(held)
+            owned[cell if cell < cells else 0] += pages
+        return tuple(owned)
 
     @cached_property
     def _costs(self) -> dict[tuple[int, int], AllocationCost]:
@@ -268,17 +268,17 @@ class PlacementSearch:
         default_factory=dict, compare=False, repr=False
     )
 
-    def free_on(self, rung: Rung) -> Usable:
+    def free_on(self, rung: Fallback) -> Usable:
         return self.free[not rung.keeps_core]
 
-    def memory_on(self, rung: Rung) -> dict[NodeIndex, NodeMemory]:
+    def memory_on(self, rung: Fallback) -> dict[NodeIndex, NodeMemory]:
         if rung.keeps_memory not in self._memory:
             self._memory[rung.keeps_memory] = node_memory(
                 self.host, self.request, keeps_reserve=rung.keeps_memory
             )
         return self._memory[rung.keeps_memory]
 
-    def supplies(self, rung: Rung) -> tuple[Supply, ...]:
+    def supplies(self, rung: Fallback) -> tuple[Supply, ...]:
         """What each node with PUs gives on a fallback."""
         free = self.free_on(rung)
         key = (id(free), rung.grouping)
@@ -286,7 +286,7 @@ class PlacementSearch:
             self._supplies[key] = tuple(supply(cores, rung.grouping) for cores in free.nodes)
         return self._supplies[key]
 
-    def problem(self, rung: Rung) -> SearchProblem:
+    def problem(self, rung: Fallback) -> SearchProblem:
         """The problem of a fallback."""
         host, request = self.host, self.request
         pages = cell_pages_wanted(host, request)

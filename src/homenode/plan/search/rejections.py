@@ -12,7 +12,7 @@ from homenode.indices import NodeIndex
 from homenode.plan.model import Rejection, Unplannable
 from homenode.plan.request import DeviceLocality, GuestRequest
 from homenode.plan.search.allocations import Allocations
-from homenode.plan.search.ladder import Rung
+from homenode.plan.search.ladder import Fallback
 from homenode.plan.search.memory import memory_text, overhead_bytes, page_size_bytes
 from homenode.plan.search.problem import SearchProblem
 from homenode.plan.search.solve import fits
@@ -55,7 +55,7 @@ def single_nodes(
     host: Host,
     request: GuestRequest,
     problem: SearchProblem,
-    rung: Rung,
+    rung: Fallback,
     free: Usable,
     others: Allocations,
 ) -> Iterator[Rejection]:
@@ -68,11 +68,11 @@ def single_nodes(
         indices = (supply.cores.index,)
         if supply.groups < need:
             detail = f"{where}: needs {_groups_text(rung, need)}, {supply.groups} free"
-            held = _held(request, supply, free, others)
+            owned = _owned(request, supply, free, others)
             yield Rejection(
                 "pus" if rung.grouping.counts_pus else "cores",
                 indices,
-                f"{detail}; {held}" if held else detail,
+                f"{detail}; {owned}" if owned else detail,
             )
         elif memory.pages is not None and memory.pages < pages:
             kind = "" if request.page_bytes is None else f" in pages of {format_bytes(page)}"
@@ -84,7 +84,9 @@ def single_nodes(
             )
 
 
-def whole_host(host: Host, request: GuestRequest, problem: SearchProblem, rung: Rung) -> Rejection:
+def whole_host(
+    host: Host, request: GuestRequest, problem: SearchProblem, rung: Fallback
+) -> Rejection:
     """Why no set of nodes does: too few cores in all, too little memory, too few nodes, or nodes
     that cannot reach each other."""
     indices = tuple(supply.cores.index for supply in problem.supplies)
@@ -101,10 +103,10 @@ def whole_host(host: Host, request: GuestRequest, problem: SearchProblem, rung: 
         )  # fmt: skip
     if len(known) == len(free) and sum(known) < wanted:
         extra = overhead_bytes(request) if rung.keeps_memory else 0
-        beside = f" and {format_bytes(extra)} for QEMU and page tables" if extra else ""
+        neighbours = f" and {format_bytes(extra)} for QEMU and page tables" if extra else ""
         return Rejection(
             "memory" if request.page_bytes is None else "pages", indices,
-            f"{_together(indices)}: need {memory_text(request)}{beside}, "
+            f"{_together(indices)}: need {memory_text(request)}{neighbours}, "
             f"{format_bytes(sum(known) * page)} free",
             "lower the memory, or allow memory from nodes without PUs",
         )  # fmt: skip
@@ -132,11 +134,11 @@ def whole_host(host: Host, request: GuestRequest, problem: SearchProblem, rung: 
             "cell find no node with space for them next to the cell's share",
             "spread the memory devices over the cells, or make them smaller",
         )  # fmt: skip
-    held = sum(problem.capacity(node) for node in range(len(indices)))
-    if held < problem.groups:
+    owned = sum(problem.capacity(node) for node in range(len(indices)))
+    if owned < problem.groups:
         return Rejection(
             "memory" if request.page_bytes is None else "pages", indices,
-            f"{_together(indices)}: need {memory_text(request)}; {held} of {problem.groups} cores "
+            f"{_together(indices)}: need {memory_text(request)}; {owned} of {problem.groups} cores "
             "have their share of it on their node",
             "lower the memory",
         )  # fmt: skip
@@ -146,7 +148,7 @@ def whole_host(host: Host, request: GuestRequest, problem: SearchProblem, rung: 
 
 
 def with_hint(
-    request: GuestRequest, problem: SearchProblem, rung: Rung, rejection: Rejection
+    request: GuestRequest, problem: SearchProblem, rung: Fallback, rejection: Rejection
 ) -> Rejection:
     """The rejection, and how many vCPUs would fit where it has no hint yet."""
     if rejection.hint is not None:
@@ -156,7 +158,7 @@ def with_hint(
     return replace(rejection, hint=f"lower vcpus to {count}{kept}" if count else None)
 
 
-def room_for(request: GuestRequest, problem: SearchProblem, rung: Rung) -> int:
+def space_for(request: GuestRequest, problem: SearchProblem, rung: Fallback) -> int:
     """vCPUs that the cores of a fallback have space for, whatever their memory."""
     total = sum(supply.groups for supply in problem.supplies)
     return total * (rung.grouping.threads if request.keep_vcpus or rung.falls_back else 1)
@@ -171,7 +173,7 @@ def host_core(request: GuestRequest, problem: SearchProblem) -> Rejection:
     )  # fmt: skip
 
 
-def most_vcpus(request: GuestRequest, problem: SearchProblem, rung: Rung) -> int:
+def most_vcpus(request: GuestRequest, problem: SearchProblem, rung: Fallback) -> int:
     """The most vCPUs, fewer than were asked for, that the fallback has space for; 0 = none."""
     total = sum(supply.groups for supply in problem.supplies)
     tries = range(min(problem.groups - 1, total), 0, -1)
@@ -208,7 +210,7 @@ def refusal(
     )
 
 
-def _groups_text(rung: Rung, groups: int) -> str:
+def _groups_text(rung: Fallback, groups: int) -> str:
     threads, kinds, counts_pus = rung.grouping
     kind = " performance" if kinds == {CoreKind.PERFORMANCE} else ""
     if counts_pus:
@@ -219,7 +221,7 @@ def _groups_text(rung: Rung, groups: int) -> str:
     return f"{groups} free whole{kind} cores{siblings}"
 
 
-def _held(request: GuestRequest, supply: Supply, free: Usable, others: Allocations) -> str:
+def _owned(request: GuestRequest, supply: Supply, free: Usable, others: Allocations) -> str:
     """Who has the node's other PUs."""
     pus = supply.cores.pus
     parts = []
@@ -227,9 +229,9 @@ def _held(request: GuestRequest, supply: Supply, free: Usable, others: Allocatio
     if reserved:
         parts.append(f"{len(reserved)} PUs reserved for the host ({reserved})")
     for one in others.by_domain:
-        held = one.cores & pus
-        if held:
-            parts.append(f"{len(held)} PUs in use by {one.domain!r} ({held})")
+        owned = one.cores & pus
+        if owned:
+            parts.append(f"{len(owned)} PUs in use by {one.domain!r} ({owned})")
     rest = pus - free.pus - reserved - others.vcpu_cores - others.service_cores
     if request.emulator_pus is not None:
         rest -= request.emulator_pus

@@ -262,11 +262,11 @@ def _nearest(
         if not left:
             break
         here = [i for i, other in enumerate(weights) if other == weight]
-        room = sum(ranges[i].most - ranges[i].least for i in here)
+        space = sum(ranges[i].most - ranges[i].least for i in here)
         for i in here:
-            narrowed[i] = GroupRange(ranges[i].most, ranges[i].most) if room <= left else ranges[i]
-        total += min(room, left) * weight
-        left -= min(room, left)
+            narrowed[i] = GroupRange(ranges[i].most, ranges[i].most) if space <= left else ranges[i]
+        total += min(space, left) * weight
+        left -= min(space, left)
     return tuple(narrowed), total
 
 

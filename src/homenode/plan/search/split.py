@@ -97,11 +97,11 @@ def _bound(problem: SearchProblem, nodes: Sequence[int]) -> tuple[int, int, int]
         sizes += by_llc.values()
         pools += problem.memory[node].pool_pages
     unisolated = max(0, problem.groups - isolated) if problem.hosts_isolation else 0
-    llcs, held = 0, 0
+    llcs, owned = 0, 0
     for size in sorted(sizes, reverse=True):
-        if held >= problem.groups:
+        if owned >= problem.groups:
             break
-        held += size
+        owned += size
         llcs += 1
     short = max(0, problem.pages - pools) if problem.huge and problem.pages else 0
     return unisolated, max(llcs, len(nodes)), short

@@ -77,14 +77,14 @@ def thread_places(
     if emulator is None:
         emulator = _emulator(wanted, own, far)
         if emulator is None:
-            emulator, findings = _beside_vcpus(free, nodes, wanted.vcpu_pus)
+            emulator, findings = _next_to_vcpus(free, nodes, wanted.vcpu_pus)
     if emulator is not None and wanted.on_every_node:
         findings = (*findings, *_off_nodes(free, emulator, nodes))
     if not wanted.iothreads:
         return ThreadPlaces(emulator, (), findings)
-    taken = 0 if emulator is None else emulator.bits
+    in_use = 0 if emulator is None else emulator.bits
     spare = chain(*own.values(), _far_cores(free, node_order[chosen:], wanted.vcpu_pus))
-    cores = list(islice((pus for pus in spare if not pus & taken), wanted.iothreads))
+    cores = list(islice((pus for pus in spare if not pus & in_use), wanted.iothreads))
     # The first PU of every core before the second of any.
     turns = range(max((pus.bit_count() for pus in cores), default=0))
     singles = (
@@ -151,7 +151,7 @@ def _off_nodes(free: Usable, emulator: CpuSet, nodes: Sequence[int]) -> tuple[Pl
     )
 
 
-def _beside_vcpus(
+def _next_to_vcpus(
     free: Usable, nodes: Sequence[int], vcpu_pus: CpuSet
 ) -> tuple[CpuSet | None, tuple[PlanFinding, ...]]:
     siblings = _free_siblings(free, nodes, vcpu_pus)

@@ -84,17 +84,17 @@ def aperture(
     findings: tuple[PlanFinding, ...] = ()
     hole = bits = firmware = None
     is_mirrored = request.layout.pcie is GuestPcie.MIRRORED
-    told = {hostdev.source for hostdev in guest.hostdevs}
-    is_ours = is_mirrored or any(device.bdf not in told for device in passed)
-    has_room = window <= max(DEFAULT_WINDOW_BYTES, guest.pcihole64_bytes or 0)
+    stated = {hostdev.source for hostdev in guest.hostdevs}
+    is_ours = is_mirrored or any(device.bdf not in stated for device in passed)
+    has_space = window <= max(DEFAULT_WINDOW_BYTES, guest.pcihole64_bytes or 0)
     if is_ours and guest.architecture == "x86_64" and (guest.is_q35 or is_mirrored):
-        if not has_room:
+        if not has_space:
             hole = window
         has_ovmf = guest.firmware is not None and guest.firmware.lower() != "bios"
         if window > DEFAULT_WINDOW_BYTES and has_ovmf:
             firmware = window // MIB
         bits = _address_bits(guest, request.memory_bytes, window, settings, gaps)
-    elif guest.architecture == "x86_64" and not has_room and not guest.has_qemu_commandline:
+    elif guest.architecture == "x86_64" and not has_space and not guest.has_qemu_commandline:
         findings = (_small_window(guest, window),)
     elif is_ours and guest.architecture == "aarch64" and window > VIRT_WINDOW_BYTES:
         findings = (

@@ -153,8 +153,8 @@ def _devices(
     before = {hostdev.source: hostdev.address for hostdev in request.guest.hostdevs}
     if pcie is None:
         address_of: dict[Bdf, GuestAddress] = {}
-        cell_of = _cells_told(request, len(cells))
-        group_of = _groups_told(before)
+        cell_of = _cells_stated(request, len(cells))
+        group_of = _groups_stated(before)
     else:
         address_of, cell_of, group_of = pcie.address_of, pcie.cell_of, pcie.group_of
     local = _memory_of_node(request, placement, cells)
@@ -178,21 +178,21 @@ def _devices(
     return tuple(planned)
 
 
-def _cells_told(request: GuestRequest, cells: int) -> dict[Bdf, GuestCellId]:
+def _cells_stated(request: GuestRequest, cells: int) -> dict[Bdf, GuestCellId]:
     """Cells on whose expander buses the document has devices already."""
     if request.layout.cells is GuestCells.FLAT:
         return {}
     document = PcieDocument(request.guest, cells, ())
-    told: dict[Bdf, GuestCellId] = {}
+    stated: dict[Bdf, GuestCellId] = {}
     for hostdev in request.guest.hostdevs:
         if hostdev.address is not None:
             expander = document.expander_above(hostdev.address.bus)
             if expander is not None and expander.node is not None:
-                told[hostdev.source] = GuestCellId(expander.node)
-    return told
+                stated[hostdev.source] = GuestCellId(expander.node)
+    return stated
 
 
-def _groups_told(before: dict[Bdf, GuestAddress | None]) -> dict[Bdf, Bdf]:
+def _groups_stated(before: dict[Bdf, GuestAddress | None]) -> dict[Bdf, Bdf]:
     """Functions of one host device that the document has in one guest slot."""
     first: dict[tuple[int, ...], Bdf] = {}
     groups: dict[Bdf, Bdf] = {}
@@ -213,13 +213,13 @@ def _memory_of_node(
     total: dict[NodeIndex, int] = {}
     devices = device_bytes_of_cells(request.guest, len(cells))
     for cell, more in zip(cells, devices, strict=True):
-        held = cell.memory_bytes + more
+        owned = cell.memory_bytes + more
         if len(cell.host_nodes) == 1:
             node = cell.host_nodes[0]
-            total[node] = total.get(node, 0) + held
+            total[node] = total.get(node, 0) + owned
         elif request.memory_mode is MemoryMode.INTERLEAVE:
             for node in cell.host_nodes:
-                total[node] = total.get(node, 0) + held // len(cell.host_nodes)
+                total[node] = total.get(node, 0) + owned // len(cell.host_nodes)
         else:
             return None
     return total

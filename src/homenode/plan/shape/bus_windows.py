@@ -12,7 +12,7 @@ from typing import NamedTuple
 from homenode.plan.model import Unplannable
 
 BUS_COUNT = 256
-HOTPLUG_ROOM = 16
+HOTPLUG_SPACE = 16
 """Buses kept on pcie.0 beyond those in use, for the ports that libvirt adds by itself."""
 
 WIDEST_WINDOW = 64
@@ -56,13 +56,13 @@ def assign_windows(
     numbers = _keep(needs, width, root_buses, others)
     if numbers is None:
         numbers = _relay(needs, width, root_buses, foreign)
-    taken = sorted([*numbers, *others, BUS_COUNT])
-    return tuple(Window(nr, next(n for n in taken if n > nr) - nr) for nr in numbers)
+    in_use = sorted([*numbers, *others, BUS_COUNT])
+    return tuple(Window(nr, next(n for n in in_use if n > nr) - nr) for nr in numbers)
 
 
 def _usual_width(expanders: int, top: int, root_buses: int) -> int:
-    room = min(LARGEST_SHARE, top - root_buses - HOTPLUG_ROOM)
-    width = min(WIDEST_WINDOW, room // max(expanders, 1))
+    space = min(LARGEST_SHARE, top - root_buses - HOTPLUG_SPACE)
+    width = min(WIDEST_WINDOW, space // max(expanders, 1))
     return max(width - width % 4, 2)
 
 
@@ -71,17 +71,17 @@ def _keep(
 ) -> list[int] | None:
     """The document's numbers, new ones below them; None if they cannot stay."""
     fixed = [need.bus_nr for need in needs if need.bus_nr is not None]
-    taken = sorted([*fixed, *others])
-    if len(set(taken)) != len(taken) or not fixed:
+    in_use = sorted([*fixed, *others])
+    if len(set(in_use)) != len(in_use) or not fixed:
         return None
-    lowest = taken[0]
+    lowest = in_use[0]
     numbers: list[int] = []
     for need in reversed(needs):
         if need.bus_nr is None:
             lowest -= max(width, need.buses)
             numbers.append(lowest)
         else:
-            end = next((n for n in taken if n > need.bus_nr), BUS_COUNT)
+            end = next((n for n in in_use if n > need.bus_nr), BUS_COUNT)
             if end - need.bus_nr < need.buses:
                 return None
             numbers.append(need.bus_nr)
@@ -92,18 +92,18 @@ def _relay(
     needs: Sequence[ExpanderNeed], width: int, root_buses: int, foreign: Sequence[Window]
 ) -> list[int]:
     """All numbers again, the last highest; exact windows where the usual ones are too many."""
-    room: list[tuple[int, int]] = []  # free numbers as (first, past the last), the highest first
+    space: list[tuple[int, int]] = []  # free numbers as (first, past the last), the highest first
     end = BUS_COUNT
     for other in sorted(foreign, reverse=True):
-        room.append((max(root_buses, other.bus_nr + other.bus_count), end))
+        space.append((max(root_buses, other.bus_nr + other.bus_count), end))
         end = min(end, other.bus_nr)
-    room.append((root_buses, end))
+    space.append((root_buses, end))
     exact = [max(need.buses, 2) for need in needs]
     for widths in ([max(width, need.buses) for need in needs], exact):
-        numbers = _stack(widths, room)
+        numbers = _stack(widths, space)
         if numbers is not None:
             return numbers
-    free = sum(max(0, end - start) for start, end in room)
+    free = sum(max(0, end - start) for start, end in space)
     shown = ", ".join(f"controller {need.index}: {need.buses}" for need in needs)
     raise Unplannable(
         f"PCI bus numbers: expected at most {free} for expander buses ({BUS_COUNT} less "
@@ -114,10 +114,10 @@ def _relay(
     )
 
 
-def _stack(widths: list[int], room: list[tuple[int, int]]) -> list[int] | None:
+def _stack(widths: list[int], space: list[tuple[int, int]]) -> list[int] | None:
     """First numbers of windows of these widths, each at the top of the highest free numbers that
     hold it; None if one finds no space."""
-    left = list(room)
+    left = list(space)
     numbers: list[int] = []
     for count in reversed(widths):
         for position, (start, end) in enumerate(left):

@@ -1,6 +1,6 @@
-"""Device places: a seat in the guest's PCIe tree for every host device, passed or not.
+"""Device places: a port in the guest's PCIe tree for every host device, passed or not.
 
-A seat follows from the host and the chosen nodes, not from which devices of a kind and node a VM
+A port follows from the host and the chosen nodes, not from which devices of a kind and node a VM
 gets. So taking one of several away moves no other, and two VMs of one shape agree on where a device
 sits.
 """
@@ -17,12 +17,12 @@ from homenode.topology import Host
 
 BdfKey = tuple[int, int, int, int]
 
-MOST_EMPTY_SEATS = 16
+MOST_EMPTY_PORTS = 16
 """For devices of one kind and node that a VM does not have: as many as two boards of GPUs."""
 
 
 class Section(IntEnum):
-    """Kinds of seat, the likeliest to be passed first: seats before a used one cost a port each."""
+    """Kinds of port, the likeliest to be passed first: ports before a used one cost a port each."""
 
     GPU = 0
     PAIRED_NIC = 1  # the one NIC nearest to each GPU
@@ -36,10 +36,10 @@ class Section(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A seat for one host device.
+    """A port for one host device.
 
     node: the device's. near: the cell is only the nearest one. functions: those of the host that
-    share the seat: a GPU, then its audio and USB. order: sorts within the section. switch: upstream
+    share the port: a GPU, then its audio and USB. order: sorts within the section. switch: upstream
     port of the host's switch above, or None.
     """
 
@@ -54,7 +54,7 @@ class Place:
 
     @property
     def slot_order(self) -> tuple[int, ...]:
-        """Sorts seats on one bus: the cell's own first, each GPU next to its NIC."""
+        """Sorts ports on one bus: the cell's own first, each GPU next to its NIC."""
         section = Section.GPU if self.section is Section.PAIRED_NIC else self.section
         return (self.near, section, *self.order)
 
@@ -90,7 +90,7 @@ def device_places(
     cell_of_node: dict[NodeIndex, int],
     nearest_of_node: Mapping[NodeIndex, int] = MappingProxyType({}),
 ) -> tuple[Place, ...]:
-    """Every seat of the cells, in the order in which ports are numbered.
+    """Every port of the cells, in the order in which ports are numbered.
 
     GPUs of all cells come before the NICs of any, so that a VM of GPUs alone has no idle port. The
     n-th GPU of each cell comes before the next one of any. nearest_of_node: cells of nodes that
@@ -144,10 +144,10 @@ def device_places(
 
 
 def sparse_places(places: tuple[Place, ...], devices: tuple[Bdf, ...]) -> tuple[Place, ...]:
-    """The seats that a VM's numbering counts: of each section and node of which it gets a device.
+    """The ports that a VM's numbering counts: of each section and node of which it gets a device.
 
     A group of which it would leave more than MOST_EMPTY_SEATS empty before a used one is counted
-    by its used seats alone. docs/decisions/0004-guest-pcie-places.md says what that costs.
+    by its used ports alone. docs/decisions/0004-guest-pcie-places.md says what that costs.
     """
     wanted = set(devices)
     used: dict[tuple[Section, NodeIndex], int] = {}
@@ -159,7 +159,7 @@ def sparse_places(places: tuple[Place, ...], devices: tuple[Bdf, ...]) -> tuple[
         if not wanted.isdisjoint(place.functions):
             used[group] = used.get(group, 0) + 1
             length[group] = number[group]
-    packed = {group for group, count in used.items() if length[group] - count > MOST_EMPTY_SEATS}
+    packed = {group for group, count in used.items() if length[group] - count > MOST_EMPTY_PORTS}
     return tuple(
         place
         for place in places
@@ -169,7 +169,7 @@ def sparse_places(places: tuple[Place, ...], devices: tuple[Bdf, ...]) -> tuple[
 
 
 def _interleaved(places: list[Place]) -> tuple[Place, ...]:
-    """Section by section, and in each the nodes in turn; seats on nearest cells last."""
+    """Section by section, and in each the nodes in turn; ports on nearest cells last."""
     ranks: dict[tuple[Section, NodeIndex], int] = {}
     keyed: list[tuple[bool, Section, int, int, NodeIndex, Place]] = []
     for place in sorted(places, key=lambda place: (place.section, place.order)):
@@ -181,7 +181,7 @@ def _interleaved(places: list[Place]) -> tuple[Place, ...]:
 
 
 def _groups(physical: list[PciDevice]) -> list[list[PciDevice]]:
-    """Functions that share a seat, the GPU or lowest first; in host order."""
+    """Functions that share a port, the GPU or lowest first; in host order."""
     slots: dict[tuple[int, int, int], list[PciDevice]] = {}
     for device in physical:
         slots.setdefault((device.bdf.domain, device.bdf.bus, device.bdf.device), []).append(device)

@@ -245,10 +245,10 @@ def guest_distances(
     for i, a in enumerate(nodes):
         row: list[int] = []
         for j, b in enumerate(nodes):
-            told = host.distances[position[a]][position[b]]
-            value = LOCAL_DISTANCE if i == j else min(max(told, 11), UNREACHABLE_DISTANCE)
-            if i != j and value != told:
-                raised.append(f"{a}->{b} is {told}")
+            stated = host.distances[position[a]][position[b]]
+            value = LOCAL_DISTANCE if i == j else min(max(stated, 11), UNREACHABLE_DISTANCE)
+            if i != j and value != stated:
+                raised.append(f"{a}->{b} is {stated}")
             row.append(value)
         rows.append(tuple(row))
     if raised:
@@ -289,9 +289,9 @@ def _reserve(
             for node in cell.host_nodes:
                 pool = pools.get((node, page_bytes))
                 is_last = pool is None or node == cell.host_nodes[-1]
-                taken = left if is_last or pool is None else min(left, pool.free_pages)
-                pages_of_node[node] = pages_of_node.get(node, 0) + taken
-                left -= taken
+                in_use = left if is_last or pool is None else min(left, pool.free_pages)
+                pages_of_node[node] = pages_of_node.get(node, 0) + in_use
+                left -= in_use
     else:
         # Over several nodes only the sum is certain; interleave takes them evenly, and an even
         # reservation serves strict and preferred as well.

@@ -68,8 +68,8 @@ def _flat(
     request: GuestRequest, vcpus: int, threads: int, package_vcpus: tuple[int, ...]
 ) -> GuestTopology | None:
     """What a flat guest is shown: nothing new, unless what it was given is no longer true."""
-    told = request.guest.cpu_topology
-    fits = told is None or told[0] * told[1] * told[2] * told[3] == vcpus
+    stated = request.guest.cpu_topology
+    fits = stated is None or stated[0] * stated[1] * stated[2] * stated[3] == vcpus
     siblings = request.layout.siblings
     sockets = _sockets(package_vcpus, vcpus, threads)
     if siblings is Siblings.EXPOSED and threads > 1:
@@ -77,7 +77,7 @@ def _flat(
         return GuestTopology(sockets, 1, vcpus // threads // sockets, threads)
     # Exposed ones come here too, where the host had none to give.
     no_siblings = siblings is not Siblings.AS_THEY_WERE
-    if fits and not (no_siblings and told is not None and told[3] > 1):
+    if fits and not (no_siblings and stated is not None and stated[3] > 1):
         return None
     return GuestTopology(sockets, 1, vcpus // sockets, 1)
 

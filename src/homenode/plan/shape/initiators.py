@@ -168,8 +168,8 @@ def with_initiator_cells(
             own = cell.distances or rows[i][:count]
             grown[i] = replace(cell, distances=own + rows[i][count:])
     for i, node in enumerate(added, start=count):
-        told = rows[i] if rows else ()
-        grown.append(PlannedCell(GuestCellId(i), CpuSet(), 0, (node,), told))
+        stated = rows[i] if rows else ()
+        grown.append(PlannedCell(GuestCellId(i), CpuSet(), 0, (node,), stated))
     return tuple(grown), cells_of_gpu
 
 

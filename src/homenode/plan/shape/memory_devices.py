@@ -10,11 +10,11 @@ def device_bytes_of_cells(guest: Guest, cells: int) -> tuple[int, ...]:
 
     A device on a cell that is no more moves to cell 0, as the rewritten document says.
     """
-    held = [0] * cells
+    owned = [0] * cells
     for device in guest.memory_devices:
         if device.follows_cell:
-            held[device.cell if device.cell < cells else 0] += device.size_bytes
-    return tuple(held)
+            owned[device.cell if device.cell < cells else 0] += device.size_bytes
+    return tuple(owned)
 
 
 def device_gaps(guest: Guest) -> tuple[Gap, ...]:

@@ -43,7 +43,7 @@ def nearest_cell_finding(
         by_node.setdefault(node, []).append(bdf)
     if not by_node:
         return ()
-    told = "; ".join(
+    stated = "; ".join(
         f"{', '.join(map(str, bdfs))} of host node {node} on cell {nearest[node].cell} (host node "
         f"{nearest[node].node}), at distance {nearest[node].distance}"
         for node, bdfs in sorted(by_node.items())
@@ -54,7 +54,7 @@ def nearest_cell_finding(
             "device-on-nearest-cell",
             "info",
             f"{count} device{'' if count == 1 else 's'}",
-            f"their host nodes have no cell, so each hangs on the nearest one: {told}",
+            f"their host nodes have no cell, so each hangs on the nearest one: {stated}",
             "give the guest these nodes too: --policy spread, or more vCPUs",
         ),
     )

@@ -26,8 +26,14 @@ from homenode.plan.shape.nearest_cells import (
 )
 from homenode.plan.shape.pcie_build import PcieBuild
 from homenode.plan.shape.pcie_document import PcieDocument, refuse_machine
-from homenode.plan.shape.pcie_seats import Seat, base_of, best_ones, right_ones, seats_of
 from homenode.plan.shape.pcie_tree import pcie_tree
+from homenode.plan.shape.port_assignments import (
+    PortAssignment,
+    assignments_of,
+    base_of,
+    best_ones,
+    right_ones,
+)
 from homenode.topology import CoreKind, Host
 
 MOST_SPARE_PORTS = 16
@@ -115,21 +121,21 @@ def mirror_cells(
     places = device_places(host, by_bdf, cell_of_node, nearest_of_node)
     if any_port:
         places = sparse_places(places, devices)
-    told = PcieDocument(request.guest, cells, ())
-    with_bus = _cells_with_bus(told, places, devices, cells)
+    stated = PcieDocument(request.guest, cells, ())
+    with_bus = _cells_with_bus(stated, places, devices, cells)
     tree = pcie_tree(places, with_bus, request.pci_granularity, request.spare_ports)
-    seats = seats_of(tree, devices)
+    assignments = assignments_of(tree, devices)
     hostdevs = {hostdev.source: hostdev for hostdev in request.guest.hostdevs}
     addresses = {bdf: device.address for bdf, device in hostdevs.items() if device.address}
-    base = base_of(told, tree, seats, addresses, any_port)
-    kept = right_ones(told, seats, addresses) if told.has_tree else {}
+    base = base_of(stated, tree, assignments, addresses, any_port)
+    kept = right_ones(stated, assignments, addresses) if stated.has_tree else {}
     if not any_port:
-        kept = best_ones(request, told, tree, base, seats, addresses, kept)
+        kept = best_ones(request, stated, tree, base, assignments, addresses, kept)
     leaving = [
         addresses[bdf]
-        for seat in seats
-        for bdf in seat.function_of
-        if seat.position not in kept and bdf in addresses
+        for assignment in assignments
+        for bdf in assignment.function_of
+        if assignment.position not in kept and bdf in addresses
     ]
     document = PcieDocument(request.guest, cells, leaving)
     if base is None and not (any_port and document.has_tree):
@@ -137,26 +143,28 @@ def mirror_cells(
     build = PcieBuild(document, tree, base)
     for address in kept.values():
         build.adopt_expander_of(address.bus)
-    bus_of = build.lay_ideal([seat.position for seat in seats if seat.position not in kept])
+    bus_of = build.lay_ideal(
+        [assignment.position for assignment in assignments if assignment.position not in kept]
+    )
     if any_port:
         for cell in with_bus:
             build.ensure_expander(cell)
-    displaced: list[Seat] = []
-    for seat in seats:
-        if seat.position not in kept and seat.position not in bus_of:
-            bus_of[seat.position] = build.append(seat.cell)
-            displaced.append(seat)
+    displaced: list[PortAssignment] = []
+    for assignment in assignments:
+        if assignment.position not in kept and assignment.position not in bus_of:
+            bus_of[assignment.position] = build.append(assignment.cell)
+            displaced.append(assignment)
     build.add_spares(request.spare_ports)
 
     address_of: dict[Bdf, GuestAddress] = {}
     cell_of: dict[Bdf, GuestCellId] = {}
     group_of: dict[Bdf, Bdf] = {}
-    for seat in seats:
-        at = kept.get(seat.position) or GuestAddress(0, bus_of[seat.position], 0, 0)
-        for bdf, function in seat.function_of.items():
+    for assignment in assignments:
+        at = kept.get(assignment.position) or GuestAddress(0, bus_of[assignment.position], 0, 0)
+        for bdf, function in assignment.function_of.items():
             address_of[bdf] = GuestAddress(at.domain, at.bus, at.device, function)
-            cell_of[bdf] = GuestCellId(seat.cell)
-            group_of[bdf] = seat.first
+            cell_of[bdf] = GuestCellId(assignment.cell)
+            group_of[bdf] = assignment.first
     for bdf, address in addresses.items():
         expander = document.expander_above(address.bus)
         if bdf not in cell_of and expander is not None and expander.node is not None:
@@ -168,7 +176,7 @@ def mirror_cells(
     ]
     findings += nearest_cell_finding(near, nearest)
     if request.pci_granularity is not PciGranularity.CELL:
-        findings += tuple(_displaced_finding(seat) for seat in displaced)
+        findings += tuple(_displaced_finding(assignment) for assignment in displaced)
     if any(port.model is PortModel.SWITCH_UPSTREAM for port in controllers):
         findings += (SWITCH_WARNING,)
     findings += _without_bus(cells, with_bus)
@@ -177,11 +185,11 @@ def mirror_cells(
 
 
 def _cells_with_bus(
-    told: PcieDocument, places: tuple[Place, ...], devices: tuple[Bdf, ...], cells: int
+    stated: PcieDocument, places: tuple[Place, ...], devices: tuple[Bdf, ...], cells: int
 ) -> tuple[int, ...]:
     """Every cell; only those that get a device where pcie.0 has no slot for so many buses."""
-    buses = [c for c in told.controllers.values() if c.model == PortModel.EXPANDER_BUS.value]
-    if cells <= len(told.expander_slots()) + len(buses):
+    buses = [c for c in stated.controllers.values() if c.model == PortModel.EXPANDER_BUS.value]
+    if cells <= len(stated.expander_slots()) + len(buses):
         return tuple(range(cells))
     wanted = set(devices)
     return tuple(sorted({p.cell for p in places if not wanted.isdisjoint(p.functions)}))
@@ -283,12 +291,12 @@ def _unguarded(
     )
 
 
-def _displaced_finding(seat: Seat) -> PlanFinding:
+def _displaced_finding(assignment: PortAssignment) -> PlanFinding:
     return PlanFinding(
         "device-off-its-place",
         "info",
-        str(seat.first),
+        str(assignment.first),
         "the document has something else where this device's port belongs: it has a root port of "
-        f"its own on an expander bus of cell {seat.cell}",
+        f"its own on an expander bus of cell {assignment.cell}",
         "start from the original document (homenode restore)",
     )

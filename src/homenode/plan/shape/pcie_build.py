@@ -90,13 +90,13 @@ class PcieBuild:
 
     def append(self, cell: int) -> int:
         """Index of a new root port on an expander bus of the cell."""
-        expander = self._expander_with_room(cell)
+        expander = self._expander_with_space(cell)
         slot = max(set(range(SLOTS_PER_BUS)) - self._slots.get(expander, set()))
         return self._add(self._next_index(), PortModel.ROOT_PORT, cell, expander, slot)
 
     def ensure_expander(self, cell: int) -> None:
         """The cell has an expander bus, an existing one where there is one."""
-        self._expander_with_room(cell)
+        self._expander_with_space(cell)
 
     def add_spares(self, count: int) -> None:
         """A port in each of the last `count` slots of every expander bus, where there is none."""
@@ -177,26 +177,26 @@ class PcieBuild:
 
     def _lay(self, node: TreeNode, index: int, base: int) -> None:
         """Adds a controller of the ideal tree, or a root port in its stead where its own place is
-        taken: an index without a controller would be filled by libvirt on pcie.0."""
+        in_use: an index without a controller would be filled by libvirt on pcie.0."""
         if node.parent is None:
             self._ideal.add(self._add(index, node.model, node.cell, 0, self._root_slot()))
             return
         parent = base + 1 + node.parent
-        taken = self._slots.get(parent, set())
-        if parent in self._ideal and node.slot is not None and node.slot not in taken:
+        in_use = self._slots.get(parent, set())
+        if parent in self._ideal and node.slot is not None and node.slot not in in_use:
             self._ideal.add(self._add(index, node.model, node.cell, parent, node.slot))
             return
-        expander = self._expander_with_room(node.cell)
+        expander = self._expander_with_space(node.cell)
         slot = max(set(range(SLOTS_PER_BUS)) - self._slots.get(expander, set()))
         self._add(index, PortModel.ROOT_PORT, node.cell, expander, slot)
 
-    def _expander_with_room(self, cell: int) -> int:
+    def _expander_with_space(self, cell: int) -> int:
         for index, controller in sorted(self.document.controllers.items()):
             if controller.model == EXPANDER and controller.node == cell:
                 self._adopt(index)
         for index, port in sorted(self.ports.items()):
-            has_room = len(self._slots.get(index, ())) < SLOTS_PER_BUS
-            if port.model is PortModel.EXPANDER_BUS and port.cell == cell and has_room:
+            has_space = len(self._slots.get(index, ())) < SLOTS_PER_BUS
+            if port.model is PortModel.EXPANDER_BUS and port.cell == cell and has_space:
                 return index
         return self._add(self._next_index(), PortModel.EXPANDER_BUS, cell, 0, self._root_slot())
 

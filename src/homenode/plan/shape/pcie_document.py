@@ -69,8 +69,8 @@ class PcieDocument:
 
     def expander_slots(self) -> list[int]:
         """Free slots on pcie.0, in the order in which expander buses take them."""
-        taken = self.slots_of_bus.get(0, set())
-        return [slot for slot in _EXPANDER_SLOTS if slot not in taken]
+        in_use = self.slots_of_bus.get(0, set())
+        return [slot for slot in _EXPANDER_SLOTS if slot not in in_use]
 
     def below_expanders(self) -> dict[int, int]:
         """For each controller under an expander bus, the index of that bus."""

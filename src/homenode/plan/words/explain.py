@@ -158,9 +158,9 @@ def _node_rows(host: Host, index: NodeIndex, used: CpuSet) -> list[tuple[str, ..
     for llc, here in cores.items():
         mine = CpuSet(pu for pus in here for pu in pus & used)
         if mine:
-            taken = sum(not pus.isdisjoint(used) for pus in here)
+            in_use = sum(not pus.isdisjoint(used) for pus in here)
             name = "unknown" if llc is None else str(llc)
-            rows.append((str(index), name, str(taken), str(len(here)), str(mine)))
+            rows.append((str(index), name, str(in_use), str(len(here)), str(mine)))
     return rows
 
 

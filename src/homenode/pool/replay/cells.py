@@ -80,13 +80,13 @@ class _Servers:
             found = numpy.zeros(self.cores.shape)
             stale = numpy.arange(len(self.cores))
         cores, memory = self.cores[stale], self.memory[stale]
-        before = self.room(cores, memory)
+        before = self.space(cores, memory)
         for node in range(2):
             nodes = [0, 1] if vm.cells == 2 else [node]
             left_cores, left_memory = cores.copy(), memory.copy()
             left_cores[:, nodes] -= vm.cores // vm.cells
             left_memory[:, nodes] -= vm.memory_gib // vm.cells
-            found[stale, node] = before - self.room(left_cores, left_memory)
+            found[stale, node] = before - self.space(left_cores, left_memory)
         self._losses[key] = found, self.now
         return found
 
@@ -125,7 +125,7 @@ class _Servers:
             servers = self.used.setdefault((vm.spread, vm.group), {})
             servers.setdefault(server, set()).add(vm.domain)
 
-    def room(self, cores: Any, memory: Any) -> Any:
+    def space(self, cores: Any, memory: Any) -> Any:
         """What servers with so much free can still hold of each kind of VM, weighted by cores and
         by how often it comes. cores, memory: shape (servers, nodes)."""
         numpy = self.numpy

@@ -106,9 +106,9 @@ def _draw(canvas: SvgCanvas, bar: Bar, text: str, y: float, scale: Scale, *, is_
     if has_range and not bar.is_range and low is not None and high is not None:
         middle = top + _HEIGHT / 2
         canvas.line((scale.at(low), middle), (scale.at(high), middle), classes="whisker box")
-    taken = canvas.text(
+    in_use = canvas.text(
         scale.end + _SPACE / 2, top + 9.5, text, bold=True, width=CHART_WIDTH - scale.end
     )
     if bar.note:
-        x = scale.end + _SPACE / 2 + taken + 6
+        x = scale.end + _SPACE / 2 + in_use + 6
         canvas.text(x, top + 9.5, bar.note, 10, "dim", width=CHART_WIDTH - x)

@@ -42,7 +42,7 @@ def forest_chart(title: str, rows: Sequence[ForestRow], end: float | None = None
     end = axis_end(rows) if end is None else end
     scale = Scale(1 / end, end, _LEFT, _RIGHT, log=True)
     top = 20.0
-    is_tall = any(_taken(row) > _RIGHT - _LEFT for row in rows)
+    is_tall = any(_in_use(row) > _RIGHT - _LEFT for row in rows)
     height = _TALL_ROW if is_tall else _ROW
     bottom = top + height * len(rows)
     canvas.text(_LEFT, 10, "← worse", 10, "dim")
@@ -56,7 +56,7 @@ def forest_chart(title: str, rows: Sequence[ForestRow], end: float | None = None
     return canvas.svg(bottom + 18)
 
 
-def _taken(row: ForestRow) -> float:
+def _in_use(row: ForestRow) -> float:
     return text_width(row.label, 11) + 8 + text_width(row.said, 11, bold=True)
 
 

@@ -48,8 +48,8 @@ def heat_map(title: str, unit: str, matrix: Matrix, ends: tuple[float, float] | 
     low = min(low, high * _LEAST_RANGE)
     divisor, name = chart_scale(unit, [high])
     canvas = SvgCanvas.chart(title)
-    row_room = min(max(text_width(one, 10) for one in matrix.rows), 96.0)
-    left = 16.0 + row_room + 6
+    row_space = min(max(text_width(one, 10) for one in matrix.rows), 96.0)
+    left = 16.0 + row_space + 6
     side = min((WIDTH - left - 2) / len(matrix.columns), 64.0)
     height = min(side, 40.0)
     top = 32.0
@@ -61,7 +61,7 @@ def heat_map(title: str, unit: str, matrix: Matrix, ends: tuple[float, float] | 
         y = top + number * height
         if height >= 10 or number % max(1, round(12 / height)) == 0:
             canvas.text(left - 5, y + height / 2 + 3.5, label, 10, "dim", anchor="end",
-                         width=row_room)  # fmt: skip
+                         width=row_space)  # fmt: skip
         if len(matrix.columns) > MOST_TITLED:
             _runs(canvas, row, (left, y, side, height), (low, high))
             continue
@@ -123,13 +123,13 @@ def _shade(value: float, low: float, high: float) -> int:
 def _column_names(
     canvas: SvgCanvas, names: Sequence[str], left: float, side: float, top: float
 ) -> None:
-    room = max(side, 30.0)
-    widest = max(min(text_width(name, 10), room) for name in names)
+    space = max(side, 30.0)
+    widest = max(min(text_width(name, 10), space) for name in names)
     stride = max(1, math.ceil((widest + 3) / side))
     for column in range(0, len(names), stride):
         x = left + (column + 0.5) * side
         if x + widest / 2 <= WIDTH + 6:
-            canvas.text(x, top - 5, names[column], 10, "dim", anchor="middle", width=room)
+            canvas.text(x, top - 5, names[column], 10, "dim", anchor="middle", width=space)
 
 
 def _legend(canvas: SvgCanvas, y: float, left: float, ends: tuple[float, float], unit: str) -> None:

@@ -88,15 +88,15 @@ def paths_text(paths: Paths) -> str:
             parts.append(f"{devices} at no node of the guest")
             continue
         where = f"memory on {nodes_text(cell.nodes)}" if cell.is_bound else "memory anywhere"
-        told = ", ".join(filter(None, (cell.detail, where, devices)))
-        parts.append(f"cell {cell.index}: {told}")
+        stated = ", ".join(filter(None, (cell.detail, where, devices)))
+        parts.append(f"cell {cell.index}: {stated}")
     return "; ".join(parts) or "nothing known"
 
 
 def _places(count: int, height: float) -> list[float]:
     """Tops of boxes, spread evenly over the picture's height."""
-    room = (height - 22) / max(count, 1)
-    return [22 + room * number + (room - _ROW) / 2 for number in range(count)]
+    space = (height - 22) / max(count, 1)
+    return [22 + space * number + (space - _ROW) / 2 for number in range(count)]
 
 
 def _wires(canvas: SvgCanvas, cell: GuestCell, y: float, node_y: dict[int | None, float]) -> None:

@@ -43,9 +43,9 @@ def log_steps(low: float, high: float, base: float = 10.0, most: int = 6) -> tup
     return tuple(base**power for power in range(first, last + 1, stride))
 
 
-def bounds(values: Sequence[float], room: float = 1.15) -> tuple[float, float]:
+def bounds(values: Sequence[float], space: float = 1.15) -> tuple[float, float]:
     """The least and the greatest of figures above 0, with some space on a logarithmic axis."""
-    return min(values) / room, max(values) * room
+    return min(values) / space, max(values) * space
 
 
 def chart_scale(unit: str, values: Iterable[float]) -> tuple[float, str]:

@@ -219,7 +219,7 @@ def _locality_row(one: Locality) -> LocalityRow:
     return LocalityRow(
         ", ".join(filter(None, what)), one.alternative,
         f"{figure_text(one.local, one.key.unit)} ({one.cells[0]})",
-        f"{remote} ({one.cells[1]})" if remote else "", ratio, one.told,
+        f"{remote} ({one.cells[1]})" if remote else "", ratio, one.stated,
     )  # fmt: skip
 
 

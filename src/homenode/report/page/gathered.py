@@ -89,7 +89,7 @@ def gather(
         for system in document.systems:
             if system.host is not None and system.name in wanted:
                 known[system.host] = load_host(system.host)
-    stored = _beside(runs, folders, known, skipped)
+    stored = _neighbours(runs, folders, known, skipped)
     return Gathered(tuple(runs), tuple(stored), known, tuple(skipped), len(imported))
 
 
@@ -140,7 +140,7 @@ def _below(path: Path) -> Iterator[Path]:
     return iter((path,)) if path.is_file() else path.rglob("*")
 
 
-def _beside(
+def _neighbours(
     runs: Sequence[Run], folders: Sequence[str | None], hosts: dict[str, Host], skipped: list[str]
 ) -> list[Stored]:
     """Plans and captures, each once for all runs of one machine under one choice."""

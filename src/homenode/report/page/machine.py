@@ -93,7 +93,7 @@ def machines_of(
     stored: next to each run, in the same order. hosts: topologies, by a published system's
     description or by a host's fingerprint.
     """
-    beside = {id(run): one for run, one in zip(runs, stored, strict=True)}
+    neighbours = {id(run): one for run, one in zip(runs, stored, strict=True)}
     groups: dict[tuple[bool, str, str | None], list[Run]] = {}
     for run in runs:
         is_published = run.head.origin is Origin.PUBLISHED
@@ -104,7 +104,7 @@ def machines_of(
     if len(unnamed) > 1:  # it is unknown which of them the user's host is
         hosts = {name: host for name, host in hosts.items() if name != UNNAMED}
     return tuple(
-        _machine(name, tuple(those), beside, publications, hosts)
+        _machine(name, tuple(those), neighbours, publications, hosts)
         for name, those in zip(names, groups.values(), strict=True)
     )
 
@@ -122,14 +122,14 @@ def _name(key: tuple[bool, str, str | None], keys: Sequence[tuple[bool, str, str
 def _machine(
     name: str,
     runs: tuple[Run, ...],
-    beside: Mapping[int, Stored],
+    neighbours: Mapping[int, Stored],
     publications: Sequence[Publication],
     hosts: Mapping[str, Host],
 ) -> Machine:
     system = _published_system(runs, publications)
-    told = runs if system is not None else _told_apart(runs)
-    on_host = _bare_metal(told)
-    measured = tuple(run for run in told if on_host is None or run not in on_host.runs)
+    stated = runs if system is not None else _distinguished(runs)
+    on_host = _bare_metal(stated)
+    measured = tuple(run for run in stated if on_host is None or run not in on_host.runs)
     every = sorted(alternatives(measured), key=_order)
     rest = tuple(
         replace(one, label=ANY_LAYOUT) for one in every
@@ -152,9 +152,9 @@ def _machine(
     )
     alone = rest if comparison is not None else (*chosen, *rest)
     own = (*own, *(doubt for one in alone for doubt in doubts_of(one)))
-    folders = _beside_of(chosen, runs, told, beside)
+    folders = _neighbours_of(chosen, runs, stated, neighbours)
     return Machine(
-        name, told, chosen, rest, series, verdicts, grade_of(verdicts), comparison, bare,
+        name, stated, chosen, rest, series, verdicts, grade_of(verdicts), comparison, bare,
         switch_effects(name, chosen), once(dict.fromkeys(own)), system,
         tuple(one for one in publications if system is not None and one.system(system.name)),
         host,
@@ -208,7 +208,7 @@ def _bare_metal(runs: Sequence[Run]) -> Alternative | None:
     )
 
 
-def _told_apart(runs: tuple[Run, ...]) -> tuple[Run, ...]:
+def _distinguished(runs: tuple[Run, ...]) -> tuple[Run, ...]:
     """Runs of which no one has said what was chosen are distinguished by their names."""
     return tuple(
         replace(run, head=replace(run.head, arrangement=run.head.name))
@@ -238,15 +238,15 @@ def _order(one: Alternative) -> int:
     return len(names) + (one.switches == UNKNOWN_SWITCHES and one.arrangement is None)
 
 
-def _beside_of(
+def _neighbours_of(
     chosen: Iterable[Alternative],
     runs: Sequence[Run],
-    told: Sequence[Run],
-    beside: Mapping[int, Stored],
+    stated: Sequence[Run],
+    neighbours: Mapping[int, Stored],
 ) -> list[tuple[str, Stored]]:
     """What lies next to the first run of each alternative that has something."""
     # By their heads: where states are joined, an alternative has copies of its runs.
-    of_run = {id(new.head): beside[id(old)] for old, new in zip(runs, told, strict=True)}
+    of_run = {id(new.head): neighbours[id(old)] for old, new in zip(runs, stated, strict=True)}
     found = []
     for one in chosen:
         there = [of_run[id(run.head)] for run in one.runs if id(run.head) in of_run]

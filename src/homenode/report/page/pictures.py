@@ -215,8 +215,8 @@ def _forest_row(effect: Effect, is_bare: bool) -> ForestRow:
     if is_bare:
         said = f"{effect.gain:.1%} of bare metal"
     outcome = judged(effect)
-    told = {Outcome.BETTER: "better", Outcome.WORSE: "worse"}.get(outcome, "neutral")
-    return ForestRow(", ".join(filter(None, parts)), effect.gain, low, high, said, told)
+    stated = {Outcome.BETTER: "better", Outcome.WORSE: "worse"}.get(outcome, "neutral")
+    return ForestRow(", ".join(filter(None, parts)), effect.gain, low, high, said, stated)
 
 
 def curve_points(

@@ -195,20 +195,20 @@ def _best(machine: Machine, metric: Metric) -> str | None:
 def _effect_cell(metric: Metric, effects: Sequence[SwitchEffect]) -> EffectCell | None:
     if not effects:
         return None
-    told = [one for one in effects if one.judged is not Outcome.CANNOT_TELL]
-    unclear = len(effects) - len(told)
-    if not told:
+    stated = [one for one in effects if one.judged is not Outcome.CANNOT_TELL]
+    unclear = len(effects) - len(stated)
+    if not stated:
         ratios = sorted(one.effect.ratio for one in effects)
         return EffectCell(f"cannot tell ({_range(ratios)})", "neutral", None, 0, unclear)
-    ratios = sorted(one.effect.ratio for one in told)
-    losses = [one for one in told if one.judged is Outcome.WORSE]
-    gains = [one for one in told if one.judged is Outcome.BETTER]
+    ratios = sorted(one.effect.ratio for one in stated)
+    losses = [one for one in stated if one.judged is Outcome.WORSE]
+    gains = [one for one in stated if one.judged is Outcome.BETTER]
     tone = "mixed" if losses and gains else "worse" if losses else "better" if gains else "neutral"
     risk = None
     if losses:
         worst = min(losses, key=lambda one: one.effect.gain)
         risk = f"{multiple_text(worst.effect.ratio)} on {worst.machine}"
-    return EffectCell(_range(ratios), tone, risk, len(told), unclear)
+    return EffectCell(_range(ratios), tone, risk, len(stated), unclear)
 
 
 def _range(ratios: Sequence[float]) -> str:

@@ -54,9 +54,9 @@ def address_map(document: Document, guest: Guest, host: Host) -> AddressMap | No
         return None
     memory = max(guest.memory_bytes + guest.memory_device_bytes, guest.max_memory_bytes or 0)
     hole, window = read_hole(document), read_window_mib(document)
-    room = max(prefetchable_window_bytes(passed), hole or 0, (window or 0) * MIB)
+    space = max(prefetchable_window_bytes(passed), hole or 0, (window or 0) * MIB)
     # The firmware puts the window at a multiple of its size.
-    needed = (-(-(memory + _LOW_BYTES) // room) + 1) * room
+    needed = (-(-(memory + _LOW_BYTES) // space) + 1) * space
     shift = max(0, (needed - 1).bit_length() - TCG_ADDRESS_BITS)
     if shift:
         hole = hole or DEFAULT_WINDOW_BYTES

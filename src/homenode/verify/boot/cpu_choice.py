@@ -58,8 +58,8 @@ def choose_cpu(document: Document, *, kvm: bool) -> CpuChoice:
         return CpuChoice("host-passthrough", None, features, l3, None)
     if emulated and mode == "maximum":
         return CpuChoice(mode, None, features, l3, None)
-    told = mode or "the default model"
-    why = f"model substituted: {SUBSTITUTE} for {told}" + ("" if kvm else ", which needs KVM")
+    stated = mode or "the default model"
+    why = f"model substituted: {SUBSTITUTE} for {stated}" + ("" if kvm else ", which needs KVM")
     return _substitute(l3, why)
 
 

@@ -35,11 +35,11 @@ _HINT = (
 
 @dataclass(frozen=True, slots=True)
 class GuestFiles:
-    """What a test guest boots. told: where the kernel comes from, for people."""
+    """What a test guest boots. stated: where the kernel comes from, for people."""
 
     kernel: Path
     busybox: bytes
-    told: str
+    stated: str
 
 
 def find_guest_files(kernel: Path | None = None) -> GuestFiles:

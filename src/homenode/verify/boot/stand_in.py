@@ -85,7 +85,7 @@ class StandIn:
     is_shared: bool = False
     iommu: tuple[str, ...] | None = None
     uefi: bool = False
-    room: AddressMap | None = None
+    space: AddressMap | None = None
 
     @property
     def first_vcpus(self) -> int:
@@ -95,7 +95,7 @@ class StandIn:
     @property
     def needs_qemu(self) -> bool:
         """Whether it has what only QEMU's own command line can say."""
-        return self.uefi or self.iommu is not None or self.room is not None
+        return self.uefi or self.iommu is not None or self.space is not None
 
     def scaled(self, memory_bytes: int) -> int:
         """What some memory of the real guest is in the test guest, in whole MiB."""
@@ -143,11 +143,11 @@ def stand_in_of(
     controllers, devices = _tree(document, facts)
     direct = not through_libvirt
     wants_uefi = guest.firmware is not None and guest.firmware != "bios"
-    room = address_map(document, guest, host) if direct and host is not None else None
+    space = address_map(document, guest, host) if direct and host is not None else None
     bare = StandIn(
         machine, guest.vcpus, 0, ratio, (), guest.cpu_topology, cpu, controllers, devices, (),
         facts.has_acpi, facts.offline_vcpus, _switches(document), _is_shared(document),
-        _iommu(document) if direct else None, wants_uefi and has_ovmf and direct, room,
+        _iommu(document) if direct else None, wants_uefi and has_ovmf and direct, space,
     )  # fmt: skip
     bare = replace(bare, left_out=tuple(_left_out(document, facts, bare, host, has_ovmf)))
     cells = tuple(
@@ -210,12 +210,12 @@ def _left_out(
             yield f"the feature {feature.tag}"
     if guest.firmware is not None and guest.firmware != "bios" and not made.uefi:
         yield "UEFI firmware" + ("" if has_ovmf else " (no image here: apt-get install ovmf)")
-    if guest.hostdevs and made.room is None:
+    if guest.hostdevs and made.space is None:
         why = " (the devices' host is not known)" if host is None else ""
         if host is None or address_map(document, guest, host) is not None:
             yield f"the devices' BARs and the address space for them{why}"
-    elif made.room is not None and made.room.shift:
-        yield f"the size of BARs, their window and memory, all divided by {1 << made.room.shift}"
+    elif made.space is not None and made.space.shift:
+        yield f"the size of BARs, their window and memory, all divided by {1 << made.space.shift}"
     if root.at("cpu", "maxphysaddr") is not None:
         yield "address bits (<maxphysaddr>)"
     if root.at("cpu", "numa", "interconnects") is not None:
@@ -273,9 +273,9 @@ def _tree(
     return _parents_first(controllers), tuple(ordered)
 
 
-def _free_slots(taken: set[int]) -> Iterator[int]:
+def _free_slots(in_use: set[int]) -> Iterator[int]:
     for slot in range(2, 31):
-        if slot not in taken:
+        if slot not in in_use:
             yield slot
     raise HostError(
         "stand-in: expected a free slot on the root bus for a device without an address, found none"

@@ -68,9 +68,9 @@ def _on(is_on: bool) -> str:
 def _memory(stand_in: StandIn) -> str:
     """Memory that is not there moves the PCI window to where the real guest has it."""
     size = f"{stand_in.memory_bytes // MIB}M"
-    if stand_in.room is None or stand_in.room.memory_bytes <= stand_in.memory_bytes:
+    if stand_in.space is None or stand_in.space.memory_bytes <= stand_in.memory_bytes:
         return size
-    return f"{size},slots=1,maxmem={stand_in.room.memory_bytes // MIB}M"
+    return f"{size},slots=1,maxmem={stand_in.space.memory_bytes // MIB}M"
 
 
 def _firmware(stand_in: StandIn, files: BootFiles) -> list[str]:
@@ -79,11 +79,11 @@ def _firmware(stand_in: StandIn, files: BootFiles) -> list[str]:
         for unit, path in enumerate((files.ovmf, files.ovmf_variables)):
             only = ",readonly=on" if unit == 0 else ""
             words += ["-drive", f"if=pflash,format=raw,unit={unit}{only},file={escaped(path)}"]
-    room = stand_in.room
-    if room is not None and room.hole_bytes is not None and "q35" in stand_in.machine:
-        words += ["-global", f"q35-pcihost.pci-hole64-size={room.hole_bytes}"]
-    if room is not None and room.window_mib is not None:
-        words += ["-fw_cfg", f"name=opt/ovmf/X-PciMmio64Mb,string={room.window_mib}"]
+    space = stand_in.space
+    if space is not None and space.hole_bytes is not None and "q35" in stand_in.machine:
+        words += ["-global", f"q35-pcihost.pci-hole64-size={space.hole_bytes}"]
+    if space is not None and space.window_mib is not None:
+        words += ["-fw_cfg", f"name=opt/ovmf/X-PciMmio64Mb,string={space.window_mib}"]
     return words
 
 
@@ -110,7 +110,7 @@ def _iommu(stand_in: StandIn) -> list[str]:
 
 
 def _endpoint(stand_in: StandIn, bdf: Bdf | None) -> str:
-    bars = {} if stand_in.room is None else dict(stand_in.room.bars)
+    bars = {} if stand_in.space is None else dict(stand_in.space.bars)
     return f"pci-testdev,membar={bars[bdf]}" if bdf in bars else "virtio-serial-pci"
 
 

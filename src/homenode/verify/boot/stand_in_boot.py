@@ -146,7 +146,7 @@ def boot_stand_in(
                 _keep(folder, options.keep)
     seconds = time.monotonic() - started
     through = "QEMU directly" if uri is None else f"libvirt at {uri}"
-    how = f"through {through}, {'KVM' if kvm else 'TCG'}, {files.told}"
+    how = f"through {through}, {'KVM' if kvm else 'TCG'}, {files.stated}"
     return Booted(stand_in, guest, how, seconds, (*findings, *refused, *said))
 
 
@@ -184,7 +184,7 @@ def boot_command(words: Sequence[str], source: str, options: BootOptions) -> Boo
         finally:
             if options.keep is not None:
                 _keep(folder, options.keep)
-    how = f"by QEMU, TCG, {files.told}"
+    how = f"by QEMU, TCG, {files.stated}"
     return Booted(stand_in, guest, how, time.monotonic() - started, (*refused, *said))
 
 

@@ -110,10 +110,10 @@ def _group(
         and not (other.driver is None or is_viable_driver(other.driver))
     ]
     if others:
-        told = ", ".join(f"{other.bdf} ({other.driver})" for other in others[:4])
+        stated = ", ".join(f"{other.bdf} ({other.driver})" for other in others[:4])
         yield Finding(
             "iommu-group-shared", Severity.CRITICAL, str(device.bdf),
-            f"IOMMU group {device.iommu_group} with no host driver in it", told,
+            f"IOMMU group {device.iommu_group} with no host driver in it", stated,
             "VFIO calls the group not viable: the start fails",
             "pass the others as well, or unbind their drivers", facts.source,
         )  # fmt: skip

@@ -50,7 +50,7 @@ def memory_on_host(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     known = {int(node.index): node for node in host.nodes}
     every = CpuSet(i for i, node in known.items() if node.memory_kind is not MemoryKind.GPU)
     demands = [*_demands(facts), *(_unbound(facts, every) if every else ())]
-    for demand in (*demands, *_binding_beside_cells(facts, demands)):
+    for demand in (*demands, *_binding_with_cells(facts, demands)):
         yield from _nodes_exist(demand, known, host, facts.source)
     running = _runs(facts, host)
     if any(demand.page_bytes == 0 for demand in demands):
@@ -106,7 +106,7 @@ def _unbound(facts: DomainFacts, every: CpuSet) -> Iterator[_Demand]:
         yield _Demand(subject, every, size, page, mode)
 
 
-def _binding_beside_cells(facts: DomainFacts, demands: list[_Demand]) -> Iterator[_Demand]:
+def _binding_with_cells(facts: DomainFacts, demands: list[_Demand]) -> Iterator[_Demand]:
     """<numatune><memory> where every cell has nodes of its own: libvirt looks at its nodes too."""
     if facts.binding is not None:
         mode, nodes = facts.binding
@@ -133,7 +133,7 @@ def _nodes_exist(
 
 
 def _shortages(
-    demands: list[_Demand], room: dict[int, int | None]
+    demands: list[_Demand], space: dict[int, int | None]
 ) -> Iterator[tuple[CpuSet, int, int]]:
     """(nodes, needed, room) of each set of nodes that is asked for more than it has.
 
@@ -141,9 +141,9 @@ def _shortages(
     set is compared with everything that must come from inside it.
     """
     for nodes in sorted({d.nodes for d in demands}, key=lambda nodes: (len(nodes), str(nodes))):
-        rooms = [room.get(node) for node in nodes]
-        known = [each for each in rooms if each is not None]
-        if len(known) == len(rooms):
+        spaces = [space.get(node) for node in nodes]
+        known = [each for each in spaces if each is not None]
+        if len(known) == len(spaces):
             needed = sum(d.memory_bytes for d in demands if d.nodes <= nodes)
             if needed > sum(known):
                 yield nodes, needed, sum(known)
@@ -157,23 +157,23 @@ def _short_of(
 ) -> Iterator[tuple[CpuSet, int, int, Severity]]:
     """(nodes, needed, room, severity). A running VM has its memory already: then only the nodes'
     size can be too small. Where no one knows whether it runs, what is free decides nothing."""
-    for nodes, needed, room in _shortages(demands, total if running else free):
+    for nodes, needed, space in _shortages(demands, total if running else free):
         doubtful = running is None and (nodes, needed) not in {
             (where, asked) for where, asked, _ in _shortages(demands, total)
         }
         hard = any(d.mode in ("strict", "restrictive") for d in demands if d.nodes <= nodes)
         severity = Severity.CRITICAL if hard else Severity.WARNING
-        yield nodes, needed, room, Severity.INCONCLUSIVE if doubtful else severity
+        yield nodes, needed, space, Severity.INCONCLUSIVE if doubtful else severity
 
 
 def _places(nodes: CpuSet, known: Iterable[int]) -> str:
     return "all nodes of the host" if nodes == CpuSet(known) and len(nodes) > 1 else f"node {nodes}"
 
 
-def _told_room(room: str, severity: Severity) -> str:
+def _free_memory(space: str, severity: Severity) -> str:
     if severity is not Severity.INCONCLUSIVE:
-        return room
-    return f"{room}; a running domain with a redacted name may be this very VM"
+        return space
+    return f"{space}; a running domain with a redacted name may be this very VM"
 
 
 def _ordinary(
@@ -189,10 +189,10 @@ def _ordinary(
         total[index] = None if node.memory_bytes is None else node.memory_bytes - pooled
         known_free = node.memory_free_bytes
         free[index] = total[index] if known_free is None else known_free
-    for nodes, needed, room, severity in _short_of(demands, free, total, running):
+    for nodes, needed, space, severity in _short_of(demands, free, total, running):
         yield Finding(
             "memory-short", severity, _places(nodes, known),
-            f"{format_bytes(needed)} free for the VM", _told_room(format_bytes(room), severity),
+            f"{format_bytes(needed)} free for the VM", _free_memory(format_bytes(space), severity),
             "with mode strict the host's OOM killer ends the VM; else it spills to other nodes"
             if nodes != CpuSet(known)
             else "the start fails, or the host's OOM killer ends the VM",
@@ -236,13 +236,13 @@ def _huge(
         for pool in node.page_pools:
             if pool.page_bytes == page:
                 free[index], total[index] = page * pool.free_pages, page * pool.total_pages
-    for nodes, needed, room, severity in _short_of(demands, free, total, running):
+    for nodes, needed, space, severity in _short_of(demands, free, total, running):
         first = nodes.first()
         yield Finding(
             "huge-pages-short", severity, _places(nodes, known),
             f"{-(-needed // page)} free pages of {format_bytes(page)}",
-            _told_room(str(room // page), severity),
+            _free_memory(str(space // page), severity),
             "the start fails, or the VM is killed when it touches the missing pages",
-            f"add {-(-(needed - room) // page)} to /sys/devices/system/node/node{first}/"
+            f"add {-(-(needed - space) // page)} to /sys/devices/system/node/node{first}/"
             f"hugepages/hugepages-{page // 1024}kB/nr_hugepages", facts.source,
         )  # fmt: skip

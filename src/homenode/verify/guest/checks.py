@@ -192,7 +192,7 @@ def _groups(
     id: str, subject: str, wanted: tuple[CpuSet, ...], found: tuple[CpuSet, ...], source: str,
     reason: str | None, cost: str,
 ) -> Check:  # fmt: skip
-    expected, observed = _told(wanted), _told(found) if found else "not given"
+    expected, observed = _stated(wanted), _stated(found) if found else "not given"
     if reason is not None or not found:
         why = observed if reason is None else f"{observed}; {reason}"
         doubt = check(id, subject, expected, why, False, source, severity=Severity.INCONCLUSIVE)
@@ -203,7 +203,7 @@ def _groups(
     )  # fmt: skip
 
 
-def _told(groups: tuple[CpuSet, ...]) -> str:
+def _stated(groups: tuple[CpuSet, ...]) -> str:
     shown = " ".join(str(group) for group in groups[:8])
     more = f" and {len(groups) - 8} more" if len(groups) > 8 else ""
     return f"{len(groups)}: vCPUs {shown}{more}"

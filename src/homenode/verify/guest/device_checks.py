@@ -92,9 +92,9 @@ def _by_ids(
     nodes = {found.node for found in alike}
     if len(nodes) == 1:
         node = next(iter(nodes))
-        told = f"{_node(node)}, as all {len(alike)} of its kind"
+        stated = f"{_node(node)}, as all {len(alike)} of its kind"
         agree = _agrees(device, home, node)
-        return check("device-node", subject, wanted, told, agree, observed.source,
+        return check("device-node", subject, wanted, stated, agree, observed.source,
                      cost=LOST_LOCALITY_COST)  # fmt: skip
     reason = "its guest address is not known" + (
         f", and {len(alike)} of its kind differ" if alike else ""
@@ -112,10 +112,10 @@ def _link(device: ExpectedDevice, observed: Observation, host: Host) -> Iterator
     if real is None or real.link is None or found is None or _is_other(device, found):
         return
     wanted = _rate(real.link.max_gt_per_s, real.link.max_width)
-    told = [_rate(found.link.max_gt_per_s, found.link.max_width)] if found.link else []
+    stated = [_rate(found.link.max_gt_per_s, found.link.max_width)] if found.link else []
     # NCCL and others take the slowest link on the way for the device's.
-    told += [_rate(port.current_gt_per_s, port.current_width) for port in found.port_links]
-    known = [rate for rate in told if rate is not None]
+    stated += [_rate(port.current_gt_per_s, port.current_width) for port in found.port_links]
+    known = [rate for rate in stated if rate is not None]
     if wanted is None or not known:
         return
     slowest = min(known)

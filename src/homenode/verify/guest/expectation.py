@@ -107,7 +107,7 @@ def expectation_of_plan(
     flat = plan.layout.cells is GuestCells.FLAT
     # A node without vCPUs and memory is not online until a driver puts a GPU's memory there.
     cells = tuple(cell for cell in plan.cells if cell.vcpus or cell.memory_bytes)
-    told = tuple(tuple(cell.distances[: len(cells)]) for cell in cells)
+    stated = tuple(tuple(cell.distances[: len(cells)]) for cell in cells)
     topology = plan.topology
     if topology is None and document is not None and document.cpu_topology is not None:
         topology = GuestTopology(*document.cpu_topology)
@@ -119,7 +119,7 @@ def expectation_of_plan(
             ExpectedCell(cell.id, cell.vcpus, cell.memory_bytes, _device_bytes(document, cell.id))
             for cell in cells
         ),
-        distances=None if flat or not all(told) else told,
+        distances=None if flat or not all(stated) else stated,
         topology=topology,
         llcs=_llcs(plan, host),
         devices=tuple(devices),
@@ -139,13 +139,13 @@ def expectation_of_document(facts: DomainFacts, host: Host | None = None) -> Exp
     )
     if not cells:
         cells = (ExpectedCell(0, CpuSet(range(guest.vcpus)), guest.memory_bytes),)
-    told = tuple(cell.distances[: len(online)] for cell in online)
+    stated = tuple(cell.distances[: len(online)] for cell in online)
     return Expectation(
         name=guest.name,
         source=facts.source,
         vcpus=guest.vcpus,
         cells=cells,
-        distances=told if told and all(told) else None,
+        distances=stated if stated and all(stated) else None,
         topology=None if guest.cpu_topology is None else GuestTopology(*guest.cpu_topology),
         llcs=None,
         devices=tuple(

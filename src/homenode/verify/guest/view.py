@@ -136,13 +136,13 @@ def _huge_pages(observed: Observation) -> Iterator[Check]:
             for node in observed.nodes
         ]
         if any(counts) and len(counts) > 1:
-            told = ", ".join(
+            stated = ", ".join(
                 f"node {node.index}: {count}"
                 for node, count in zip(observed.nodes, counts, strict=True)
             )
             yield check(
                 "huge-pages", f"the guest's huge pages of {format_bytes(size)}",
-                "some on every node, or none", told, all(counts), observed.source,
+                "some on every node, or none", stated, all(counts), observed.source,
                 severity=Severity.WARNING,
                 cost="programs bound to a node without pages fail or take remote ones",
                 fix="set nr_hugepages of each node in the guest",

@@ -115,7 +115,7 @@ def _pages(memory: CellMemory, vm: RunningVm) -> Iterator[Finding]:
         strict = cell.mode not in ("preferred", "interleave")
         yield Finding(
             "live-memory", Severity.CRITICAL if strict else Severity.WARNING, memory_subject(cell),
-            f"every page on node {cell.nodes}", told_pages(area),
+            f"every page on node {cell.nodes}", stated_pages(area),
             f"{100 * strays / (here + strays):.0f} % of it is read through the link between nodes",
             _MOVE, source,
         )  # fmt: skip
@@ -142,7 +142,7 @@ def _page_size(memory: CellMemory, vm: RunningVm) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def told_pages(area: RamArea) -> str:
+def stated_pages(area: RamArea) -> str:
     """Where the pages are, in words: "256 MiB on node 1 and 4 KiB on node 0"."""
     parts = [
         f"{format_bytes(pages * area.page_bytes)} on node {node}"

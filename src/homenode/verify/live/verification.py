@@ -6,7 +6,7 @@ from homenode.verify.live.memory import (
     cell_memory,
     memory_findings,
     memory_subject,
-    told_pages,
+    stated_pages,
 )
 from homenode.verify.live.neighbours import interrupt_findings, neighbour_findings
 from homenode.verify.live.running_vm import RunningVm, ThreadKind
@@ -45,7 +45,7 @@ def _checked(expected: LiveExpectation, vm: RunningVm) -> tuple[str, ...]:
     ]
     for memory in cell_memory(expected, vm):
         where = "not bound" if not memory.cell.nodes else f"node {memory.cell.nodes}"
-        pages = "not found" if memory.area is None else told_pages(memory.area)
+        pages = "not found" if memory.area is None else stated_pages(memory.area)
         lines.append(f"{memory_subject(memory.cell)} ({where}): {pages}")
     lines.append(
         f"{len(vm.interrupts)} interrupts of passed-through devices; other processes on PUs "

@@ -11,7 +11,7 @@ from homenode.plan.shape.pcie_tree import PcieTree
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class PortAssignment:
     """A port and what sits behind it. function_of: guest function of each host function, ascending
     by address."""
 
@@ -24,8 +24,8 @@ class Seat:
         return next(iter(self.function_of))
 
 
-def seats_of(tree: PcieTree, devices: tuple[Bdf, ...]) -> list[Seat]:
-    """One seat for each port, in the order of numbering; functions as on the host.
+def assignments_of(tree: PcieTree, devices: tuple[Bdf, ...]) -> list[PortAssignment]:
+    """One port for each port, in the order of numbering; functions as on the host.
 
     A guest looks at function 0 first and skips the device where there is none: without the host's
     function 0 the lowest one takes its number.
@@ -35,20 +35,20 @@ def seats_of(tree: PcieTree, devices: tuple[Bdf, ...]) -> list[Seat]:
         position = tree.port_of_function.get(bdf)
         if position is not None:
             functions.setdefault(position, []).append(bdf)
-    seats: list[Seat] = []
+    assignments: list[PortAssignment] = []
     for position in sorted(functions):
         members = sorted(functions[position])
         # A virtual function's number on the host says nothing: it has its port for itself.
         numbers = {bdf: bdf.function for bdf in members}
         numbers[members[0]] = 0
-        seats.append(Seat(position, tree.nodes[position].cell, numbers))
-    return seats
+        assignments.append(PortAssignment(position, tree.nodes[position].cell, numbers))
+    return assignments
 
 
 def base_of(
-    told: PcieDocument,
+    stated: PcieDocument,
     tree: PcieTree,
-    seats: list[Seat],
+    assignments: list[PortAssignment],
     addresses: dict[Bdf, GuestAddress],
     any_port: bool,
 ) -> int | None:
@@ -57,46 +57,51 @@ def base_of(
     Where any port of a cell is right, its expander buses are all that is asked of the tree. Else
     it has to have a device in its ideal place already, or space for all of them.
     """
-    for base in told.bases_of(tree):
+    for base in stated.bases_of(tree):
         if any_port:
             return base
-        build = PcieBuild(told, tree, base)
-        if any(_is_ideal(seat, addresses, told, tree, base) for seat in seats):
+        build = PcieBuild(stated, tree, base)
+        if any(_is_ideal(assignment, addresses, stated, tree, base) for assignment in assignments):
             return base
-        last = max((seat.position for seat in seats), default=0)
-        if build.holds_up_to(last) and all(build.can_lay(seat.position) for seat in seats):
+        last = max((assignment.position for assignment in assignments), default=0)
+        if build.holds_up_to(last) and all(
+            build.can_lay(assignment.position) for assignment in assignments
+        ):
             return base
     return None
 
 
 def _is_ideal(
-    seat: Seat,
+    assignment: PortAssignment,
     addresses: dict[Bdf, GuestAddress],
-    told: PcieDocument,
+    stated: PcieDocument,
     tree: PcieTree,
     base: int,
 ) -> bool:
-    """A device of the seat is behind the seat's own port."""
-    index = base + 1 + seat.position
+    """A device of the port is behind the port's own port."""
+    index = base + 1 + assignment.position
     return any(
-        bdf in addresses and addresses[bdf].bus == index for bdf in seat.function_of
-    ) and all(told.matches(node, base) for node in tree.chain(seat.position))
+        bdf in addresses and addresses[bdf].bus == index for bdf in assignment.function_of
+    ) and all(stated.matches(node, base) for node in tree.chain(assignment.position))
 
 
 def right_ones(
-    told: PcieDocument, seats: list[Seat], addresses: dict[Bdf, GuestAddress]
+    stated: PcieDocument, assignments: list[PortAssignment], addresses: dict[Bdf, GuestAddress]
 ) -> dict[int, GuestAddress]:
-    """The document's address of each seat that is on an expander bus of its cell."""
-    found = {seat.position: _right_address(seat, addresses, told) for seat in seats}
+    """The document's address of each port that is on an expander bus of its cell."""
+    found = {
+        assignment.position: _right_address(assignment, addresses, stated)
+        for assignment in assignments
+    }
     return {position: address for position, address in found.items() if address is not None}
 
 
 def best_ones(
     request: GuestRequest,
-    told: PcieDocument,
+    stated: PcieDocument,
     tree: PcieTree,
     base: int | None,
-    seats: list[Seat],
+    assignments: list[PortAssignment],
     addresses: dict[Bdf, GuestAddress],
     right: dict[int, GuestAddress],
 ) -> dict[int, GuestAddress]:
@@ -104,14 +109,14 @@ def best_ones(
     has taken, which no move would better."""
     if base is None or not right:
         return {}
-    ideal = {s.position for s in seats if _is_ideal(s, addresses, told, tree, base)}
+    ideal = {s.position for s in assignments if _is_ideal(s, addresses, stated, tree, base)}
     moving = [
         addresses[bdf]
-        for seat in seats
-        for bdf in seat.function_of
-        if seat.position not in ideal and bdf in addresses
+        for assignment in assignments
+        for bdf in assignment.function_of
+        if assignment.position not in ideal and bdf in addresses
     ]
-    freed = PcieBuild(PcieDocument(request.guest, told.cells, moving), tree, base)
+    freed = PcieBuild(PcieDocument(request.guest, stated.cells, moving), tree, base)
     return {
         position: address
         for position, address in right.items()
@@ -120,17 +125,17 @@ def best_ones(
 
 
 def _right_address(
-    seat: Seat, addresses: dict[Bdf, GuestAddress], told: PcieDocument
+    assignment: PortAssignment, addresses: dict[Bdf, GuestAddress], stated: PcieDocument
 ) -> GuestAddress | None:
-    """The document's address of a seat if it is on its cell, else None. One function that is right
-    keeps the seat for the others."""
-    for bdf, function in seat.function_of.items():
+    """The document's address of a port if it is on its cell, else None. One function that is right
+    keeps the port for the others."""
+    for bdf, function in assignment.function_of.items():
         address = addresses.get(bdf)
         if address is None or address.function != function or address.device != 0:
             continue
-        port = told.controllers.get(address.bus)
-        expander = told.expander_above(address.bus)
+        port = stated.controllers.get(address.bus)
+        expander = stated.expander_above(address.bus)
         is_port = port is not None and port.model != EXPANDER
-        if is_port and expander is not None and expander.node == seat.cell:
+        if is_port and expander is not None and expander.node == assignment.cell:
             return address
     return None

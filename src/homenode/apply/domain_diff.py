@@ -13,13 +13,13 @@ _OF_THE_DOMAIN = (
 )  # fmt: skip
 
 
-def not_kept(given: bytes, held: bytes) -> tuple[str, ...]:
+def not_kept(given: bytes, owned: bytes) -> tuple[str, ...]:
     """What of a document libvirt dropped or changed, by field; () where it holds all of it.
 
     libvirt writes addresses and defaults in, which is no change. Raises ParseError or InputError.
     """
     wanted = domain_facts(open_domain(given, "the tuned document"))
-    found = domain_facts(open_domain(held, "libvirt's document"))
+    found = domain_facts(open_domain(owned, "libvirt's document"))
     lost = [
         f"{name}: {getattr(wanted.guest, name)} became {getattr(found.guest, name)}"
         for name in _OF_THE_GUEST
@@ -45,7 +45,7 @@ def not_kept(given: bytes, held: bytes) -> tuple[str, ...]:
         or (hostdev.address is not None and places[hostdev.source] != hostdev.address)
     ]
     if _memory_devices(wanted) != _memory_devices(found):
-        lost.append(f"memory devices: {_told(wanted)} became {_told(found)}")
+        lost.append(f"memory devices: {_stated(wanted)} became {_stated(found)}")
     return tuple(lost)
 
 
@@ -54,7 +54,7 @@ def _memory_devices(facts: DomainFacts) -> tuple[MemoryDeviceFacts, ...]:
     return tuple(replace(device, alias=None) for device in facts.memory_devices)
 
 
-def _told(facts: DomainFacts) -> str:
+def _stated(facts: DomainFacts) -> str:
     return (
         ", ".join(
             f"{format_bytes(device.size_bytes)} in cell {device.cell} on node "
@@ -65,20 +65,20 @@ def _told(facts: DomainFacts) -> str:
     )
 
 
-def is_printed(given: bytes, before: bytes, held: bytes) -> bool:
+def is_printed(given: bytes, before: bytes, owned: bytes) -> bool:
     """Whether a definition is what libvirt printed of a given one, and it was not edited since.
 
     before: the definition that the given one was made from, as libvirt printed it. libvirt writes
     defaults and addresses into what is new in the given one; all else it prints as it did before.
     Raises ParseError or InputError.
     """
-    return not is_edited(given, before, held) and not not_kept(given, held)
+    return not is_edited(given, before, owned) and not not_kept(given, owned)
 
 
-def is_edited(given: bytes, before: bytes, held: bytes) -> bool:
+def is_edited(given: bytes, before: bytes, owned: bytes) -> bool:
     """Whether a definition differs from a given one in what neither libvirt nor the step from
     `before` changes. Raises ParseError or InputError."""
-    old, new, found = _parts(before), _parts(given), _parts(held)
+    old, new, found = _parts(before), _parts(given), _parts(owned)
     if (old & new) - found or _devices(new) != _devices(found):
         return True
     # Anything else that the given one does not have is libvirt's, in an element that changed.

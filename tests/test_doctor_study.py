@@ -156,7 +156,7 @@ def test_memory_that_numad_binds_counts_as_bound() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pins", "nodes", "told"),
+    ("pins", "nodes", "stated"),
     [
         (range(8), (1,), "on nodes 1 only"),
         (range(8), (0, 1), "nodes 1 as well"),

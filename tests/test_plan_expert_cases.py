@@ -277,7 +277,7 @@ def modules(placement: Placement) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("held", "count", "taken"),
+    ("owned", "count", "in_use"),
     [
         ((), 1, [1]),
         ((1,), 1, [3]),  # the pair of 1 is broken already

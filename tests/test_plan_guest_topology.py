@@ -62,7 +62,7 @@ def test_the_studys_listing_a_leaves_the_cpu_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("stated", "expected"),
     [
         (None, None),
         ((2, 1, 2, 1), None),

@@ -205,7 +205,7 @@ ONE_THREAD = {count: even_host(1, 1, 1, count, 1) for count in (3, 4)}
 
 
 @pytest.mark.parametrize(
-    ("cores", "taken", "vcpus", "expected"),
+    ("cores", "in_use", "vcpus", "expected"),
     [
         (3, "", 4, None),
         (4, "0", 4, None),
@@ -240,7 +240,7 @@ def test_no_vcpu_shares_a_core_with_another_vm() -> None:
     assert pus_of(host, dedicated(4, isolate=False)) is None
 
 
-@pytest.mark.parametrize(("taken", "expected"), [("0-2", None), ("0-1", [2, 6, 3, 7])])
+@pytest.mark.parametrize(("in_use", "expected"), [("0-2", None), ("0-1", [2, 6, 3, 7])])
 def test_whole_sibling_groups_of_untouched_cores_are_found(
     in_use: str, expected: list[int] | None
 ) -> None:
@@ -248,7 +248,7 @@ def test_whole_sibling_groups_of_untouched_cores_are_found(
     assert pus_of(host, dedicated(4, isolate=False)) == expected
 
 
-@pytest.mark.parametrize(("taken", "expected"), [("1", [0, 2]), ("", [0, 1])])
+@pytest.mark.parametrize(("in_use", "expected"), [("1", [0, 2]), ("", [0, 1])])
 def test_isolate_takes_untouched_cores_and_siblings_only_where_these_are_too_few(
     in_use: str, expected: list[int]
 ) -> None:

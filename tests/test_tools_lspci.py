@@ -312,7 +312,7 @@ def test_a_number_that_was_cut_is_not_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("window", "told"),
+    ("window", "stated"),
     [
         ("Memory behind bridge: 90100000-901fffff [size=1M]", True),
         ("Prefetchable memory behind bridge: 0000000095900000-00000000959fffff", True),

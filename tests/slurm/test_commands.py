@@ -107,7 +107,7 @@ def test_without_slurm_there_is_nobody_to_ask(run: Run, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("said", "exit_code", "told"),
+    ("said", "exit_code", "stated"),
     [
         ("slurm_load_jobs error: Invalid job id specified", 2, "job 77: expected a job that Slurm"),
         ("slurm_load_jobs error: Unable to contact slurm controller", 3, "Unable to contact"),

@@ -93,11 +93,11 @@ def autodetect_for(lines: tuple[GresLine, ...], node: str) -> str | None:
 def owned_gpus(text: str, source: str) -> OwnedGpus:
     """The GPUs of a text such as "gpu:h100:6(IDX:0-1,4-7),nic:1".
 
-    >>> held_gpus("gpu:h100:3(IDX:0-1,4)", "job 7")
-    HeldGpus(count=3, indices=(0, 1, 4), sliced=False)
-    >>> held_gpus("gpu(CNT:2)", "job 7").indices, held_gpus("(null)", "job 7").count
+    >>> owned_gpus("gpu:h100:3(IDX:0-1,4)", "job 7")
+    OwnedGpus(count=3, indices=(0, 1, 4), sliced=False)
+    >>> owned_gpus("gpu(CNT:2)", "job 7").indices, owned_gpus("(null)", "job 7").count
     (None, 0)
-    >>> held_gpus("shard:h100:3(0/4,3/4)", "job 7").indices
+    >>> owned_gpus("shard:h100:3(0/4,3/4)", "job 7").indices
     (1,)
 
     Raises ParseError. Source: Slurm's gres_stepmgr_job_build_details.

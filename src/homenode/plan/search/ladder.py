@@ -194,7 +194,7 @@ def _fallback(
 def fallback_name(span: str, given: tuple[Concession, ...]) -> str:
     """The name that a plan bears: how far it spans, and what gave way.
 
-    >>> rung_name("one node", (Concession.MIXED_KINDS, Concession.HOST_CORE))
+    >>> fallback_name("one node", (Concession.MIXED_KINDS, Concession.HOST_CORE))
     "one node, mixed core kinds, host's last core"
     """
     return ", ".join((span, *given))

@@ -66,7 +66,7 @@ def _odd_memory(random: Random, vmi: Case) -> None:
 
 def _page(random: Random, vmi: Case) -> None:
     size = random.choice(("big", "1Gi", "512Mi"))
-    _domain(vmi).setdefault("memory", {})["hugepages"] = {"pageSize": size}
+    _domain(vmi).setdefault("memory", {"guest": "8Gi"})["hugepages"] = {"pageSize": size}
 
 
 def _no_memory(_: Random, vmi: Case) -> None:

@@ -10,7 +10,7 @@ from homenode.cli.options import JsonOption
 from homenode.cli.pod import DeviceOption, KubeletOption, NodeHostOption, StateOption, answer_fit
 from homenode.cli.terminal import check_can_write, console, note, print_json, read_file, write_text
 from homenode.errors import HostError, UsageError
-from homenode.kubevirt.manifest_options import HookVersion, ManifestOptions
+from homenode.kubevirt.manifest_options import ClaimScope, HookVersion, ManifestOptions
 from homenode.kubevirt.on_error import OnError
 from homenode.plan.request import PciGranularity
 from homenode.units import GIB
@@ -236,6 +236,17 @@ def manifest(
     node: Annotated[
         str | None, typer.Option(metavar="NAME", help="The node, for the job that measures there.")
     ] = None,
+    claims: Annotated[
+        ClaimScope | None,
+        typer.Option(help="Take the GPUs from DRA claims: what a claim's devices have in common."),
+    ] = _MANIFEST.claims,
+    gpu_class: Annotated[
+        str, typer.Option(metavar="CLASS", help="The DeviceClass of GPUs in claims.")
+    ] = _MANIFEST.gpu_class,
+    nic_class: Annotated[
+        str | None,
+        typer.Option(metavar="CLASS", help="With claims: a NIC of this DeviceClass for each GPU."),
+    ] = _MANIFEST.nic_class,
 ) -> None:
     """Write the hook (image or ConfigMap), the gates, a VM with the hook, and measuring jobs.
 
@@ -253,6 +264,7 @@ def manifest(
         configmap=configmap, image=image, bench_image=bench_image, namespace=namespace, vm=vm,
         gpu=gpu, gpu_id=gpu_id, gpus=gpus, vcpus=vcpus, memory_gib=_whole_gib(memory),
         hook_version=hook_version, kubevirt=kubevirt, guest=guest, node=node,
+        claims=claims, gpu_class=gpu_class, nic_class=nic_class,
     )  # fmt: skip
     written = manifests(options, hook_file(_own_source, __version__))
     lock = resources.files("homenode.kubevirt").joinpath("requirements.lock")

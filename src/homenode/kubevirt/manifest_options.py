@@ -12,12 +12,25 @@ class HookVersion(StrEnum):
     V1ALPHA3 = "v1alpha3"
 
 
+class ClaimScope(StrEnum):
+    """What the devices of a claim have in common, by the attribute that DRA drivers publish."""
+
+    PCIE_ROOT = "pcie-root"
+    NUMA_NODE = "numa-node"
+
+    @property
+    def attribute(self) -> str:
+        name = "pcieRoot" if self is ClaimScope.PCIE_ROOT else "numaNode"
+        return f"resource.kubernetes.io/{name}"
+
+
 @dataclass(frozen=True, slots=True)
 class ManifestOptions:
     """configmap: the hook comes from a ConfigMap, on KubeVirt's own sidecar image. image: where the
     sidecar's image will be. bench_image: that of the jobs that measure. gpu: the resource's name.
     gpu_id: the GPU's PCI vendor and device. memory_gib, vcpus, gpus: of the example VM. guest:
-    user@host of the VM to measure over ssh."""
+    user@host of the VM to measure over ssh. claims: the GPUs come from DRA claims, with as many
+    NICs where nic_class is given; None = from a device plugin."""
 
     configmap: bool = False
     image: str = "registry.example/homenode-sidecar:latest"
@@ -33,3 +46,6 @@ class ManifestOptions:
     kubevirt: str = "v1.6.0"
     guest: str = "cloud@gpu-vm"
     node: str | None = None
+    claims: ClaimScope | None = None
+    gpu_class: str = "vfio.gpu.nvidia.com"
+    nic_class: str | None = None

@@ -10,7 +10,7 @@ from typing import Any
 
 from homenode.errors import UsageError
 from homenode.kubevirt.demand import EVEN_ANNOTATION, HOOK_ANNOTATION
-from homenode.kubevirt.manifest_options import ManifestOptions
+from homenode.kubevirt.manifest_options import ClaimScope, ManifestOptions
 from homenode.kubevirt.measuring_jobs import USER, guest_job, node_job, results_claim
 from homenode.kubevirt.yaml_text import yaml_text
 
@@ -28,6 +28,8 @@ _SPELLINGS = {
     "--image": (r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,254}", "an image such as registry.example/h:1"),
     "--bench-image": (r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,254}", "an image such as r.example/b:1"),
     "--gpu-id": (r"[0-9A-Fa-f]{4}:[0-9A-Fa-f]{4}", "vendor and device such as 10DE:20B0"),
+    "--gpu-class": (r"[a-z0-9][a-z0-9.-]{0,252}", "a DeviceClass such as vfio.gpu.nvidia.com"),
+    "--nic-class": (r"[a-z0-9][a-z0-9.-]{0,252}", "a DeviceClass"),
     "--gpu": (r"[A-Za-z0-9][A-Za-z0-9._/-]{0,316}", "a resource such as nvidia.com/GA100"),
     "--kubevirt": (r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", "a version such as v1.6.0"),
     "--guest": (r"[A-Za-z0-9_][A-Za-z0-9._-]*@[A-Za-z0-9][A-Za-z0-9.:-]{0,252}", "user@host"),
@@ -52,9 +54,10 @@ def manifests(options: ManifestOptions, hook: str) -> dict[str, str]:
     else:
         files = {"Containerfile": _sidecar_image(options), HOOK_FILE: hook}
     return files | {
-        "kubevirt-gates.json": json.dumps(gate_patch(), indent=2) + "\n",
-        "hyperconverged-gates.yaml": yaml_text(hyperconverged_patch()),
+        "kubevirt-gates.json": json.dumps(gate_patch(gates_of(options)), indent=2) + "\n",
+        "hyperconverged-gates.yaml": yaml_text(hyperconverged_patch(gates_of(options))),
         "permitted-devices.yaml": yaml_text(permitted_devices(options)),
+        **({} if options.claims is None else {"claims.yaml": yaml_text(claim_template(options))}),
         "vm.yaml": yaml_text(virtual_machine(options)),
         "bench.Containerfile": _bench_image(options),
         "bench-guest.yaml": yaml_text(results_claim(options), guest_job(options)),
@@ -121,6 +124,56 @@ def hook_configmap(options: ManifestOptions, hook: str) -> dict[str, Any]:
     }
 
 
+def claim_template(options: ManifestOptions) -> dict[str, Any]:
+    """A ResourceClaimTemplate with one request for each device, as KubeVirt needs it.
+
+    pcie-root: each GPU and its NIC have one PCIe root in common; numa-node: all devices one node.
+    Source: resource.k8s.io/v1, ResourceClaimTemplate; KEP-4381 for the attributes.
+    """
+    assert options.claims is not None, "asked for with --claims"
+    classes = {"gpu": options.gpu_class, "nic": options.nic_class}
+    requests = [
+        {"name": f"{kind}{i}", "exactly": {"deviceClassName": name, "count": 1}}
+        for i in range(options.gpus)
+        for kind, name in classes.items()
+        if name is not None
+    ]
+    names = [str(request["name"]) for request in requests]
+    groups = [names]
+    if options.claims is ClaimScope.PCIE_ROOT:
+        groups = [[name for name in names if name[3:] == str(i)] for i in range(options.gpus)]
+    constraints = [
+        {"requests": group, "matchAttribute": options.claims.attribute}
+        for group in groups
+        if len(group) > 1
+    ]
+    devices: dict[str, Any] = {"requests": requests}
+    if constraints:
+        devices["constraints"] = constraints
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": f"{options.vm}-devices", "namespace": options.namespace},
+        "spec": {"spec": {"devices": devices}},
+    }
+
+
+def _with_claims(vm: dict[str, Any], options: ManifestOptions) -> dict[str, Any]:
+    """The VM with its devices from the template's claim."""
+    spec = vm["spec"]["template"]["spec"]
+    spec["resourceClaims"] = [
+        {"name": "devices", "resourceClaimTemplateName": f"{options.vm}-devices"}
+    ]
+    devices = spec["domain"]["devices"]
+    for group, kind in (("gpus", "gpu"), ("hostDevices", "nic")):
+        if kind == "gpu" or options.nic_class is not None:
+            devices[group] = [
+                {"name": f"{kind}{i}", "claimName": "devices", "requestName": f"{kind}{i}"}
+                for i in range(options.gpus)
+            ]
+    return vm
+
+
 def permitted_devices(options: ManifestOptions) -> dict[str, Any]:
     """The part of a KubeVirt CR that lets VMs have the GPU."""
     device = {
@@ -132,15 +185,24 @@ def permitted_devices(options: ManifestOptions) -> dict[str, Any]:
     return {"spec": {"configuration": {"permittedHostDevices": {"pciHostDevices": [device]}}}}
 
 
-def gate_patch() -> list[dict[str, str]]:
+def gate_patch(gates: tuple[str, ...] = GATES) -> list[dict[str, str]]:
     """A JSON patch that adds to the gates of a KubeVirt CR and keeps those that are there."""
-    return [{"op": "add", "path": f"{_GATES_PATH}/-", "value": gate} for gate in GATES]
+    return [{"op": "add", "path": f"{_GATES_PATH}/-", "value": gate} for gate in gates]
 
 
-def hyperconverged_patch() -> dict[str, Any]:
+def gates_of(options: ManifestOptions) -> tuple[str, ...]:
+    """The gates that the VM needs."""
+    if options.claims is None:
+        return GATES
+    return (*GATES, "GPUsWithDRA", *(("HostDevicesWithDRA",) if options.nic_class else ()))
+
+
+def hyperconverged_patch(gates: tuple[str, ...] = GATES) -> dict[str, Any]:
     """The same for clusters whose KubeVirt CR belongs to the HyperConverged operator."""
     return {
-        "metadata": {"annotations": {"kubevirt.kubevirt.io/jsonpatch": json.dumps(gate_patch())}}
+        "metadata": {
+            "annotations": {"kubevirt.kubevirt.io/jsonpatch": json.dumps(gate_patch(gates))}
+        }
     }
 
 
@@ -151,7 +213,7 @@ def virtual_machine(options: ManifestOptions) -> dict[str, Any]:
     sockets. maxSockets: KubeVirt keeps space for four times as many vCPUs otherwise.
     """
     sockets = 2 if options.gpus > _GPUS_OF_NODE and options.vcpus % 2 == 0 else 1
-    return {
+    vm: dict[str, Any] = {
         "apiVersion": "kubevirt.io/v1",
         "kind": "VirtualMachine",
         "metadata": {"name": options.vm, "namespace": options.namespace},
@@ -204,6 +266,7 @@ def virtual_machine(options: ManifestOptions) -> dict[str, Any]:
             },
         },
     }
+    return vm if options.claims is None else _with_claims(vm, options)
 
 
 def _sidecar_image(options: ManifestOptions) -> str:

@@ -87,6 +87,7 @@ def place_devices(
             ),
         )
     host = needed_host(snapshot, tuple(sorted(h.source for h in guest.hostdevs)))
+    host = _with_claimed_nodes(host, snapshot)
     nodes = cell_nodes(document, host)
     is_bound = bool(read_memnodes(document))
     if len(guest.cell_vcpus) == 1 and len(nodes.cell_of_node) > 1 and not is_bound:
@@ -157,6 +158,24 @@ def place_devices(
         notes.append(f"added the cell and the bus number of {len(regained)} expander buses again")
     notes.append(_summary(placeable, mirrored))
     return Placed(rewrite_by(steps, xml, plan, source), tuple(notes))
+
+
+def _with_claimed_nodes(host: Host, snapshot: Snapshot) -> Host:
+    """Nodes of functions that sysfs has none for, as the metadata of their claims tells them."""
+    silent = [d for d in host.pci_devices if d.node is None and d.kind is not DeviceKind.BRIDGE]
+    if not silent:
+        return host
+    from homenode.kubevirt.device_metadata import claimed_nodes
+
+    node_of = claimed_nodes(snapshot)
+    known = {int(node.index): node.index for node in host.nodes}
+    devices = tuple(
+        replace(device, node=known.get(node_of[device.bdf]))
+        if device.node is None and device.bdf in node_of
+        else device
+        for device in host.pci_devices
+    )
+    return replace(host, pci_devices=devices)
 
 
 def _is_grace_done(document: Document, cells: int) -> bool:

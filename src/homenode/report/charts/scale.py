@@ -86,6 +86,8 @@ def range_figures(low: float, high: float) -> str:
     ('24.0\u201324.1', '55\u201356', '2.25\u201330.00')
     """
     texts = [short_figure(low), short_figure(high)]
+    if texts[0] == texts[1]:
+        return texts[0]
     if any("e" in text for text in texts):
         return "\u2013".join(texts)
     decimals = max(len(text.partition(".")[2]) for text in texts)

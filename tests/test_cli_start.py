@@ -10,7 +10,7 @@ VALUES = {
     "hypervisor.connection",
     "kubevirt.manifest_options", "kubevirt.on_error", "plan.guest", "objective", "plan.layout",
     "plan.request", "results.vantage", "slurm.memory_bind", "slurm.spool",
-    "measure.layouts", "measure.layouts.guest_access", "wording",
+    "measure.layouts", "measure.layouts.guest_access",
 }  # fmt: skip
 """Modules outside cli/ of which options have their types and defaults. None of them imports
 another package's work: a new option whose type lies in a large module gets a small one."""

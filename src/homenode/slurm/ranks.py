@@ -83,23 +83,23 @@ class RankOptions:
     node: NodeIndex | None = None
 
 
-def bind_ranks(host: Host, wishes: RankOptions) -> Binding:
+def bind_ranks(host: Host, wanted: RankOptions) -> Binding:
     """Where each task goes.
 
     Raises UsageError for tasks and GPUs that do not share out evenly, for GPUs and nodes that the
     host has not, and for a node that is memory only; Unplannable where the cores do not suffice.
     """
-    if wishes.tasks < 1:
-        raise UsageError(f"--tasks: expected at least 1, found {wishes.tasks}")
-    if wishes.cores is not None and wishes.cores < 1:
-        raise UsageError(f"--cores: expected at least 1, found {wishes.cores}")
+    if wanted.tasks < 1:
+        raise UsageError(f"--tasks: expected at least 1, found {wanted.tasks}")
+    if wanted.cores is not None and wanted.cores < 1:
+        raise UsageError(f"--cores: expected at least 1, found {wanted.cores}")
     devices = gpus_in_order(host)
-    gpus = _chosen(host, devices, wishes.gpus)
-    if wishes.node is not None:
-        check_node(host, wishes.node)
-    shares = _shares(gpus, wishes.tasks)
-    homes = [_homes(share, wishes.node) for share in shares]
-    cores = wishes.cores or _cores_each(host, homes)
+    gpus = _chosen(host, devices, wanted.gpus)
+    if wanted.node is not None:
+        check_node(host, wanted.node)
+    shares = _shares(gpus, wanted.tasks)
+    homes = [_homes(share, wanted.node) for share in shares]
+    cores = wanted.cores or _cores_each(host, homes)
     naive = naive_nodes(host)
     ranks = []
     used = CpuSet()
@@ -112,7 +112,7 @@ def bind_ranks(host: Host, wishes: RankOptions) -> Binding:
         guess = tuple(sorted({naive[gpu.index] for gpu in share if gpu.index in naive}))
         ranks.append(
             Rank(
-                rank, share, cores, whole if wishes.siblings else pus,
+                rank, share, cores, whole if wanted.siblings else pus,
                 home or nodes_of(host, pus), None if guess == home or not guess else guess,
             )
         )  # fmt: skip

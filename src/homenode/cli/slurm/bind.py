@@ -79,14 +79,14 @@ def bind(
     if tasks is None:
         raise UsageError("--tasks: expected the number of tasks on each node, found none")
     machine = with_topo(load_host(host), topo)
-    wishes = RankOptions(
+    options = RankOptions(
         tasks,
         None if gpus is None else _gpus(gpus, machine),
         cores,
         siblings,
         None if node is None else NodeIndex(node),
     )
-    binding = bind_ranks(machine, wishes)
+    binding = bind_ranks(machine, options)
     words = srun_flags(binding, memory, None if gres is None else _places(gres, machine))
     if flags:
         say(" ".join(words))

@@ -224,7 +224,7 @@ def test_a_layout_need_not_be_named_and_a_sick_machine_gets_none() -> None:
         ([str(DOCUMENT), "--layout", "pin", "--host", "hgx-h100", "--gpus", "9"], 4, "9"),
         ([str(DOCUMENT), "--layout", "pin", "--memory", "64"], 2, "64GiB"),
         ([str(DOCUMENT), "--layout", "pin", "--memory", "0GiB"], 2, "at least"),
-        ([str(DOCUMENT), "--layout", "pin", "--page-size", "3MiB"], 2, "power of two"),
+        ([str(DOCUMENT), "--layout", "pin", "--page-size", "3MiB"], 2, "2MiB or 1GiB"),
         ([str(DOCUMENT), "--layout", "pin", "--emulator-pus", ""], 2, "at least one PU"),
         (
             [str(DOCUMENT), "--layout", "pin", "--host", "hgx-h100", "--emulator-pus", "900"],

@@ -33,6 +33,8 @@ from homenode.units import KIB, MIB, format_bytes, parse_bytes
 AUTO = "auto"
 """The layout name that lets the objective choose."""
 
+_X86 = frozenset({"x86_64", "i686"})
+
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions(Demands):
@@ -179,6 +181,7 @@ def request_for(guest: Guest, options: PlanOptions, host: Host | None) -> GuestR
     _refuse_other_architecture(guest, host)
     layout = layout_for(options)
     _check_counts(options)
+    _check_page_size(options, guest)
     _check_pus(options, layout, host)
     _check_replaced(options, host)
     _check_cells(options, layout, host)
@@ -310,11 +313,25 @@ def _check_counts(options: PlanOptions) -> None:
         raise UsageError(f"--host-reserve: expected 0 cores or more, found {options.host_cores}")
     if options.spare_ports < 0:
         raise UsageError(f"--spare-ports: expected 0 or more, found {options.spare_ports}")
+
+
+def _check_page_size(options: PlanOptions, guest: Guest) -> None:
+    """Raises UsageError for what is no huge page of the guest's architecture.
+
+    Source: Documentation/admin-guide/mm/hugetlbpage.rst; on arm64 64 KiB is the smallest.
+    """
     pages = options.page_bytes
-    if pages is not None and (pages < 4 * KIB or pages.bit_count() != 1):
+    if pages is None:
+        return
+    if guest.architecture in _X86:
+        is_known, sizes = pages in (2 * MIB, 1024 * MIB), "2MiB or 1GiB"
+    else:
+        is_known, sizes = pages >= 64 * KIB and pages.bit_count() == 1, "64KiB, 2MiB, 1GiB, ..."
+    if not is_known:
         raise UsageError(
-            f"--page-size: expected a power of two from 4 KiB, found {format_bytes(pages)}",
-            hint="on x86-64: 2MiB or 1GiB",
+            f"--page-size: expected a size of huge pages on {guest.architecture}: {sizes}; found "
+            f"{format_bytes(pages)}",
+            hint="without the option memory stays backed as the document has it",
         )
 
 

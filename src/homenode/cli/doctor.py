@@ -32,6 +32,13 @@ if TYPE_CHECKING:
 
 app = typer.Typer(cls=CommandWithActions, no_args_is_help=False)
 
+FleetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pool", metavar="POOL", help="Hosts as in `pool show`: each is compared with its like."
+    ),
+]
+
 
 @app.command("doctor", cls=HelpCommand)
 def doctor(
@@ -98,6 +105,7 @@ def doctor(
     prometheus: Annotated[
         bool, typer.Option("--prometheus", help="Print Prometheus' text format.")
     ] = False,
+    pool: FleetOption = None,
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -108,7 +116,15 @@ def doctor(
     Examples:
       homenode doctor
       homenode doctor VM.xml --host hgx-h100
+      homenode doctor --pool captures/
     """
+    if pool:
+        from homenode.cli.fleet import compare_hosts
+
+        if document or host or live or fix or expect or under_load or prometheus:
+            raise UsageError("--pool: expected no other source and no option of one host")
+        compare_hosts(pool, as_json=json)
+        return
     from homenode.doctor.diagnosis import diagnose
     from homenode.domain.restore import is_tuned_output
     from homenode.findings import Findings, are_bad, in_order
@@ -211,6 +227,7 @@ def expect(
             "--floor", metavar="NAME=GB/S", help="A bandwidth that must be reached: h2d=50."
         ),
     ] = None,
+    pool: FleetOption = None,
     force: ForceOption = False,
 ) -> None:
     """Write down what a certified host is like: topology, links and bandwidth floors.
@@ -230,6 +247,14 @@ def expect(
     if unknown:
         raise UsageError(f"--floor: expected one of {', '.join(FLOORS)}, found {unknown[0]!r}")
     check_can_write(output, force=force)
+    if pool:
+        from homenode.cli.fleet import certify_majority
+
+        if host is not None:
+            raise UsageError("give either --host or --pool, not both")
+        certify_majority(pool, output or STANDARD_OUTPUT, floors)
+        note_written(output or STANDARD_OUTPUT)
+        return
     loaded = load_host(host)
     text = render_expectation(certify(loaded, floors, _note_faults(loaded)))
     write_text(output or STANDARD_OUTPUT, text)

@@ -54,6 +54,16 @@ def load_pool(
     return pool
 
 
+def whole_hosts(pool: Pool) -> Iterator[tuple[str, Host]]:
+    """Names and hosts with what a pool does not keep, link states above all: their sources are read
+    again. A source that gives several hosts, or none now, gives what the pool has."""
+    for one in pool.hosts:
+        try:
+            yield one.name, load_host(one.source)
+        except HomenodeError:
+            yield one.name, pool.host(one)
+
+
 def _placed(pool: Pool, source: str) -> Pool:
     """With the VMs that `pool place --record` has put there."""
     path = Path(source) / PLACEMENTS

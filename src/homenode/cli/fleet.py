@@ -1,0 +1,81 @@
+"""What doctor and expect do with --pool: many hosts at once. [I/O]"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from homenode.cli.terminal import console, note, print_json, write_text
+from homenode.errors import UsageError
+
+if TYPE_CHECKING:
+    from homenode.topology import Host
+
+_MOST_NAMES = 8
+
+
+def compare_hosts(sources: Sequence[str], *, as_json: bool) -> None:
+    """Print how hosts differ from the majority of their kind; exit 1 where one does."""
+    from homenode.doctor.fleet import LEAST, compare_fleet
+    from homenode.findings import Findings
+    from homenode.formats import encode
+    from homenode.report.terminal_text import TableOrList
+    from homenode.wording import plural, printable
+
+    fleet = compare_fleet(_hosts(sources))
+    checked = tuple(f"{plural(count, 'host')}: {kind}" for kind, count in fleet.kinds)
+    if as_json:
+        findings = Findings(checked, tuple(one.as_finding() for one in fleet.differences))
+        print_json(encode("findings", findings))
+    else:
+        rows = [
+            (
+                str(one.finding.severity),
+                f"{len(one.hosts)} of {one.of_hosts}",
+                printable(one.finding.subject),
+                printable(one.finding.expected),
+                printable(one.finding.observed),
+                printable(", ".join(one.hosts[:_MOST_NAMES]))
+                + (" …" if len(one.hosts) > _MOST_NAMES else ""),
+            )
+            for one in fleet.differences
+        ]
+        if rows:
+            columns = ("severity", "hosts", "what", "most have", "these have", "which")
+            console().print(TableOrList(columns, rows, wraps_last=True))
+        for line in checked:
+            note(line)
+        if fleet.alone:
+            note(f"not compared, fewer than {LEAST} of a kind: {printable(', '.join(fleet.alone))}")
+        if not rows:
+            note("no differences")
+    if fleet.differences:
+        raise SystemExit(1)
+
+
+def certify_majority(sources: Sequence[str], output: Path, floors: dict[str, float]) -> None:
+    """Write what most hosts of a pool are like. Raises UsageError for several kinds of them."""
+    from dataclasses import replace
+
+    from homenode.doctor.expectation import certify
+    from homenode.doctor.expectation_file import render_expectation
+    from homenode.doctor.fleet import kind_of, majority
+
+    hosts = _hosts(sources)
+    kinds = list(dict.fromkeys(kind_of(host) for _, host in hosts))
+    if len(kinds) > 1:
+        raise UsageError(
+            f"--pool: expected hosts of one kind, found {len(kinds)}: {'; '.join(map(str, kinds))}",
+            hint="one file for each kind: name its hosts alone",
+        )
+    common = majority([certify(host) for _, host in hosts], str(kinds[0]))
+    write_text(output, render_expectation(replace(common, floors=floors)))
+    note(f"what most of {len(hosts)} hosts are like; homenode doctor --pool says which differ")
+
+
+def _hosts(sources: Sequence[str]) -> "list[tuple[str, Host]]":
+    from homenode.cli.pool_work import note_failures, read_the_pool
+    from homenode.pool.sources import whole_hosts
+
+    pool = read_the_pool(sources)
+    note_failures(pool)
+    return list(whole_hosts(pool))

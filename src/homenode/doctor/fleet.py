@@ -1,0 +1,130 @@
+"""Fleet: hosts compared with their like: what most of them are is what each should be."""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from homenode.doctor.expectation import Expectation, certify, drift
+from homenode.findings import Finding, Severity
+from homenode.pci import DeviceKind
+from homenode.topology import Host
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T", bound=Hashable)
+
+LEAST = 3
+"""Hosts of one kind; of two that differ nobody knows which one is right."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostKind:
+    """What makes hosts alike: their processor model and the model that most of their GPUs are."""
+
+    cpu: str | None
+    gpu: str | None
+
+    def __str__(self) -> str:
+        return " with ".join(one for one in (self.cpu or "unknown CPU", self.gpu) if one)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One way in which some hosts of a kind differ from the others. hosts: their names."""
+
+    kind: HostKind
+    finding: Finding
+    hosts: tuple[str, ...]
+    of_hosts: int
+
+    def as_finding(self) -> Finding:
+        """A finding whose subject names the hosts as well."""
+        subject = f"{self.finding.subject} of {', '.join(self.hosts)}"
+        cost = f"{len(self.hosts)} of {self.of_hosts} hosts of the kind {self.kind}"
+        return replace(self.finding, subject=subject, cost=cost)
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """differences: those of most hosts first, within the worst severity first. kinds: hosts of each
+    kind. alone: hosts of which there are too few to compare."""
+
+    differences: tuple[Difference, ...]
+    kinds: tuple[tuple[HostKind, int], ...]
+    alone: tuple[str, ...]
+
+
+def compare_fleet(hosts: Sequence[tuple[str, Host]]) -> Fleet:
+    """Every difference of a host from the majority of its kind. Hosts: each with its name."""
+    kinds: dict[HostKind, list[tuple[str, Host]]] = {}
+    for name, host in hosts:
+        kinds.setdefault(kind_of(host), []).append((name, host))
+    found: list[Difference] = []
+    alone: list[str] = []
+    for kind, members in kinds.items():
+        if len(members) < LEAST:
+            alone += [name for name, _ in members]
+            continue
+        expected = majority([certify(host) for _, host in members], str(kind))
+        groups: dict[Hashable, tuple[Finding, list[str]]] = {}
+        for name, host in members:
+            for one in drift(expected, host):
+                if one.severity is Severity.INCONCLUSIVE:
+                    continue
+                key = (one.id, one.subject, one.expected, one.observed)
+                groups.setdefault(key, (one, []))[1].append(name)
+        found += [
+            Difference(kind, finding, tuple(names), len(members))
+            for finding, names in groups.values()
+        ]
+    severities = list(Severity)
+    found.sort(key=lambda one: (severities.index(one.finding.severity), -len(one.hosts)))
+    sizes = tuple((kind, len(members)) for kind, members in kinds.items())
+    return Fleet(tuple(found), sizes, tuple(alone))
+
+
+def kind_of(host: Host) -> HostKind:
+    """Its kind. The number of GPUs, nodes and cores is compared and makes no kind."""
+    models = Counter(
+        f"GPU {gpu.vendor_id:04x}:{gpu.device_id:04x}"
+        for gpu in host.devices_of_kind(DeviceKind.GPU)
+        if gpu.vendor_id is not None and gpu.device_id is not None
+    )
+    gpu = models.most_common(1)[0][0] if models else None
+    return HostKind(host.cpu.name, gpu)
+
+
+def majority(expectations: Sequence[Expectation], name: str) -> Expectation:
+    """What most of them have, field by field and device by device; memory by its median."""
+    devices = {}
+    for address in dict.fromkeys(one.bdf for each in expectations for one in each.devices):
+        present = [
+            next((one for one in each.devices if one.bdf == address), None)
+            for each in expectations
+        ]  # fmt: skip
+        chosen = _most(present)
+        if chosen is not None:
+            devices[address] = chosen
+    memory = sorted(one.memory_bytes for one in expectations if one.memory_bytes is not None)
+    return Expectation(
+        host=name,
+        counts=_mapping(expectations, lambda one: one.counts),
+        memory_bytes=memory[len(memory) // 2] if memory else None,
+        distances=_most([one.distances for one in expectations]),
+        devices=tuple(devices[address] for address in sorted(devices)),
+        floors={},
+        huge_pages=_mapping(expectations, lambda one: one.huge_pages),
+    )
+
+
+def _mapping(
+    expectations: Sequence[Expectation], of: Callable[[Expectation], Mapping[K, int]]
+) -> dict[K, int]:
+    keys = dict.fromkeys(key for one in expectations for key in of(one))
+    values = {key: _most([of(one).get(key) for one in expectations]) for key in keys}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _most(values: Iterable[T]) -> T:
+    """The most common; of equals the first."""
+    return Counter(values).most_common(1)[0][0]

@@ -1,0 +1,94 @@
+"""Many hosts at once: each is compared with what most of its kind are."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from homenode.doctor.expectation import certify, drift
+from homenode.doctor.expectation_file import parse_expectation
+from homenode.doctor.fleet import compare_fleet, majority
+from homenode.findings import Severity
+from homenode.pci import PciLink
+from homenode.topology import Host
+from tests.doctor_cases import changed
+from tests.doctor_domains import gpus, host
+from tests.test_doctor_cli import run
+
+HGX = "hgx-h100"
+ROOT = Path(__file__).parents[2]
+
+
+def fleet(count: int, **others: Host) -> list[tuple[str, Host]]:
+    return [(f"n{number}", host(HGX)) for number in range(count)] + list(others.items())
+
+
+def slow(number: int = 0) -> Host:
+    bdf = gpus(HGX, 8)[number]
+    return changed(host(HGX), lambda d: d.bdf == bdf, link=PciLink(16.0, 16, 32.0, 16))
+
+
+def without_a_gpu() -> Host:
+    there = host(HGX)
+    lost = gpus(HGX, 8)[3]
+    return replace(there, pci_devices=tuple(d for d in there.pci_devices if d.bdf != lost))
+
+
+def test_forty_hosts_that_are_alike_have_no_difference() -> None:
+    assert compare_fleet(fleet(40)).differences == ()
+
+
+def test_hosts_with_the_same_difference_are_one_row() -> None:
+    found = compare_fleet(fleet(37, a=slow(), b=slow(), c=slow(4)))
+    assert [(one.finding.id, one.hosts, one.of_hosts) for one in found.differences] == [
+        ("drift-link", ("a", "b"), 40),
+        ("drift-link", ("c",), 40),
+    ]
+    assert found.differences[0].finding.severity is Severity.CRITICAL
+
+
+def test_a_host_that_lost_a_gpu_is_still_of_its_kind() -> None:
+    found = compare_fleet(fleet(4, lost=without_a_gpu()))
+    assert {one.finding.id for one in found.differences} == {"drift-device", "drift-topology"}
+    assert {one.hosts for one in found.differences} == {("lost",)}
+
+
+def test_of_two_hosts_that_differ_neither_is_judged() -> None:
+    found = compare_fleet(fleet(1, other=slow()))
+    assert (found.differences, found.alone) == ((), ("n0", "other"))
+
+
+def test_kinds_are_compared_apart() -> None:
+    desktop = host("rtx4080-i9-14900k")
+    mixed = fleet(3) + [(f"d{number}", desktop) for number in range(3)]
+    found = compare_fleet(mixed)
+    assert found.differences == ()
+    assert sorted(count for _, count in found.kinds) == [3, 3]
+
+
+def test_the_majority_is_field_by_field() -> None:
+    expectations = [certify(one) for one in (slow(0), slow(1), slow(2))]
+    common = majority(expectations, "HGX")
+    assert list(drift(common, host(HGX))) == []
+    assert [one.id for one in drift(common, slow(0))] == ["drift-link"]
+
+
+def test_the_commands_read_a_folder_of_hosts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (ROOT / "src/homenode/hosts/hgx-h100.toml").read_text()
+    pool = tmp_path / "pool"
+    pool.mkdir()
+    for number in range(4):
+        other = text.replace('"1TiB"', '"768GiB"', 1) if number == 2 else text
+        named = other.replace('name = "hgx-h100"', f'name = "node{number}"', 1)
+        (pool / f"node{number}.toml").write_text(named)
+    with pytest.raises(SystemExit) as ended:
+        run("doctor", "--pool", str(pool))
+    assert ended.value.code == 1
+    shown = capsys.readouterr().out
+    assert "1 of 4" in shown and "node2" in shown
+    site = tmp_path / "site.toml"
+    run("expect", "--pool", str(pool), "-o", str(site))
+    expected = parse_expectation(site.read_text(), "site.toml")
+    assert expected.memory_bytes == 2 << 40

@@ -443,7 +443,7 @@ def test_ctrl_c_puts_the_vm_back_and_resume_completes(daemon: StandIn, tmp_path:
     assert latest(root, NAME).folder == journal.folder
     with pytest.raises(UsageError, match="no unfinished trial") as raised:
         preflight(Virsh(URI), NAME, wanted(tmp_path / "results", id="other"), host(), root)
-    assert "--resume" in str(raised.value.hint)
+    assert "trial resume" in str(raised.value.hint)
     with journal.locked() as lock:
         run_trial(trial, lock)
     assert len(journal.known().state.measured) == 6

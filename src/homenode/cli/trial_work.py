@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from homenode.cli.trial_options import (
 )
 from homenode.errors import HomenodeError, HostError, InputError, UsageError
 from homenode.hypervisor.virsh import Virsh
-from homenode.measure.layouts.guest import GuestReach
+from homenode.measure.layouts.guest import GuestReach, again
 from homenode.measure.layouts.guest_access import GuestAccess
 from homenode.measure.layouts.journal import Head, What
 from homenode.measure.layouts.journal_file import JournalFile, domain_locked, known_trials
@@ -66,6 +67,9 @@ def begin_trial(name: str, asked: TrialArguments) -> None:
         probe = _probe(asked.access.probe)
         journal = JournalFile(default_root(), checked.head.id)
         with journal.locked() as lock:
+            if asked.report is not None:
+                begun = replace(checked.begun, report=str(asked.report.absolute()))
+                checked = replace(checked, begun=begun)
             prepare(checked, journal)
             note(f"trial {checked.head.id}; journal in {journal.folder}")
             _run(virsh, checked.head, journal, lock, probe, None)
@@ -86,7 +90,8 @@ def resume_trial(
     alone = domain_locked(default_root(), head.source_uuid or head.uuid)
     with alone, journal.locked() as lock:
         _run(Virsh(head.connect), head, journal, lock, _probe(probe), reaching)
-    _conclude(head, journal, report, None)
+    kept = reopen(head, journal).begun.report
+    _conclude(head, journal, report or (None if kept is None else Path(kept)), None)
 
 
 def rollback_trial(name: str, stop_s: float) -> None:
@@ -151,13 +156,14 @@ def _run(
         try:
             run_trial(trial, lock)
         except KeyboardInterrupt:
-            note(f"interrupted; {_again(head, 'resume')} continues")
+            note(f"interrupted; {again(head.id, 'resume')} continues")
             raise
         except HomenodeError as error:
-            if error.hint is None:
-                error.hint = (
-                    f"{_again(head, 'status')} shows what is left; {_again(head, 'undo')} undoes it"
-                )
+            ways = (
+                f"{again(head.id, 'resume')} continues; {again(head.id, 'undo')} undoes it; "
+                f"{again(head.id, 'status')} shows what is left"
+            )
+            error.hint = ways if error.hint is None else f"{error.hint}; then {ways}"
             raise
 
 
@@ -298,12 +304,6 @@ def _say_step(step: TrialStep, left: int) -> None:
 def _say_progress(progress: "Progress") -> None:
     if sys.stderr.isatty() and progress.test:
         note(f"  {progress.done + 1} of {progress.total}: {progress.test}")
-
-
-def _again(head: "Head", action: str) -> str:
-    from homenode.wording import command_line
-
-    return command_line("homenode", "trial", action, head.id)
 
 
 class _Waiting:

@@ -8,10 +8,11 @@ guest then finds its devices broken.
 from collections.abc import Iterator
 
 from homenode.cpuset import CpuSet
+from homenode.domain.aperture import QEMU_NAMESPACE
 from homenode.domain.cells import cell_bytes, read_cells
 from homenode.domain.cpu import read_topology
 from homenode.domain.cputune import iothread_ids, pin_counts
-from homenode.domain.document import Document
+from homenode.domain.document import Document, Element
 from homenode.domain.fields import any_base, decimal, pu_set
 from homenode.domain.memory import memory_device_bytes, read_memory
 from homenode.domain.numatune import read_memnodes
@@ -26,7 +27,15 @@ def crosscheck(document: Document) -> tuple[Broken, ...]:
     Raises ParseError or InputError where the document cannot be read at all.
     """
     return tuple(
-        sorted({*_threads(document), *_cells(document), *_memory(document), *check_pci(document)})
+        sorted(
+            {
+                *_threads(document),
+                *_cells(document),
+                *_memory(document),
+                *_command_line(document),
+                *check_pci(document),
+            }
+        )
     )
 
 
@@ -68,7 +77,23 @@ def _cells(document: Document) -> Iterator[Broken]:
     if cells and seen & everything != everything:
         missing = str(everything - seen)
         yield Broken("vcpu-in-no-cell", "<numa>", "every vCPU in a cell", f"{missing} in none")
+    for i, (element, _) in enumerate(cells):
+        yield from _siblings(document, element, i, len(cells))
     yield from _names_of_cells(document, len(cells))
+
+
+def _siblings(document: Document, cell: Element, id: int, cells: int) -> Iterator[Broken]:
+    """Distances to cells that are there, one to each."""
+    distances = cell.child("distances")
+    seen: set[int] = set()
+    for sibling in () if distances is None else distances.all("sibling"):
+        other = decimal(document, sibling, sibling.get("id") or "", "a cell id")
+        if other >= cells:
+            yield Broken("distance-of-no-cell", f"distances of cell {id}", f"a cell below {cells}",
+                         str(other))  # fmt: skip
+        if other in seen:
+            yield Broken("distance-twice", f"distances of cell {id}", f"one to cell {other}", "two")
+        seen.add(other)
 
 
 def _names_of_cells(document: Document, cells: int) -> Iterator[Broken]:
@@ -101,3 +126,19 @@ def _memory(document: Document) -> Iterator[Broken]:
         if total != expected:
             yield Broken("memory-sum", "the memory of all cells", f"{expected} bytes, as <memory>",
                          f"{total} bytes")  # fmt: skip
+
+
+def _command_line(document: Document) -> Iterator[Broken]:
+    """-fw_cfg and its value, one behind the other: QEMU takes either alone for something else."""
+    commandline = document.root.child(f"{{{QEMU_NAMESPACE}}}commandline")
+    words = [e.get("value") or "" for e in (() if commandline is None else commandline.children)]
+    for before, word in zip(("", *words), (*words, ""), strict=True):
+        is_value = "opt/ovmf/X-PciMmio64Mb" in word
+        if before == "-fw_cfg" and (not word or word.startswith("-")):
+            yield Broken(
+                "fw-cfg-broken", "<qemu:arg> -fw_cfg", "its value behind it", word or "none"
+            )
+        if is_value and before != "-fw_cfg":
+            yield Broken(
+                "fw-cfg-broken", f"<qemu:arg> {word}", "-fw_cfg before it", before or "none"
+            )

@@ -20,6 +20,15 @@ _ON_EXPANDER = (
     "pcie-to-pci-bridge",
 )
 
+_NAMES = {
+    "pcie-expander-bus": ("pxb-pcie",),
+    "pcie-root-port": ("pcie-root-port", "ioh3420"),
+    "pcie-switch-upstream-port": ("x3130-upstream",),
+    "pcie-switch-downstream-port": ("xio3130-downstream",),
+}
+"""QEMU's devices for a model. Source: qemuDomainValidate of controllers, libvirt 9.0, which refuses
+any other."""
+
 _CHIPSET_SLOT = {"pcie-root": 0x1F, "pci-root": 1, "": 0x1F}
 """Where function 0 is the machine's own: q35's LPC next to SATA, i440fx's ISA next to IDE and USB.
 """
@@ -32,6 +41,7 @@ def check_pci(document: Document) -> Iterator[Broken]:
     yield from _places(document, controllers)
     yield from _windows(document, controllers)
     yield from _chassis(document)
+    yield from _model_names(document)
 
 
 def _indices(controllers: tuple[GuestPciController, ...]) -> Iterator[Broken]:
@@ -120,3 +130,13 @@ def _chassis(document: Document) -> Iterator[Broken]:
     for number, count in numbers.items():
         if count > 1:
             yield Broken("chassis-twice", f"chassis {number}", "one port", str(count))
+
+
+def _model_names(document: Document) -> Iterator[Broken]:
+    for index, element in pci_controllers(document):
+        named = element.child("model")
+        name = None if named is None else named.get("name")
+        known = _NAMES.get(element.get("model") or "")
+        if name is not None and known is not None and name not in known:
+            yield Broken("controller-model-name", f"PCI controller {index}",
+                         f"<model name> {' or '.join(known)}", name)  # fmt: skip

@@ -20,6 +20,7 @@ from homenode.measure.access.ssh import SshChannel, SshTarget
 from homenode.measure.layouts.guest_access import GuestAccess, Transport
 from homenode.measure.model import PROBE
 from homenode.process import ToolTimeoutError
+from homenode.wording import command_line
 
 T = TypeVar("T")
 
@@ -30,8 +31,8 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _LOST = ("failed to connect", *LOST)
 """What virsh says of a daemon that is not there, or went away while it was asked."""
 
-DAEMON_S = 60.0
-"""How long a libvirt that does not answer is waited for, before it is mistaken for gone."""
+DAEMON_S = 20.0
+"""How long a libvirt that does not answer is waited for, before it counts as gone."""
 
 
 class Reach(Protocol):
@@ -183,8 +184,13 @@ def stop(
     return f"ended: it did not shut down within {timeout_s:g} s"
 
 
-def retry_while_unavailable(work: Callable[[], T]) -> T:
-    """What the work gives; where libvirt does not answer, it is tried again for a while."""
+def retry_while_unavailable(
+    work: Callable[[], T], trial: str | None = None, notify: Callable[[str], None] | None = None
+) -> T:
+    """What the work gives; where libvirt does not answer, it is tried again for a while.
+
+    trial: its name. notify: gets one line as soon as libvirt does not answer.
+    """
     deadline = time.monotonic() + DAEMON_S
     while True:
         try:
@@ -192,7 +198,18 @@ def retry_while_unavailable(work: Callable[[], T]) -> T:
         except HostError as error:
             if not _is_lost(error) or time.monotonic() > deadline:
                 raise
+            if notify is not None and trial is not None:
+                notify(
+                    f"libvirt does not answer; tried again for {DAEMON_S:g} s. After that, or "
+                    f"Ctrl-C: {again(trial, 'resume')} continues, {again(trial, 'undo')} undoes it"
+                )
+                notify = None
         time.sleep(_BETWEEN_S)
+
+
+def again(trial: str, action: str) -> str:
+    """The command that resumes or undoes a trial, or shows its status."""
+    return command_line("homenode", "trial", action, trial)
 
 
 def _is_lost(error: HostError) -> bool:

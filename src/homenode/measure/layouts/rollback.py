@@ -49,11 +49,15 @@ def rollback(
     """
     state = journal.known().state
     # A copy that is not there has nothing to be stopped or restored.
-    there = head.copy is None or retry_while_unavailable(lambda: is_there(virsh, head.uuid))
+    there = head.copy is None or retry_while_unavailable(
+        lambda: is_there(virsh, head.uuid), head.id, notify
+    )
     if state.running is not None:
         noted(journal, notify, What.STOPPING, state.running)
         how = (
-            retry_while_unavailable(lambda: _stop(virsh, head, state, machine, stop_s))
+            retry_while_unavailable(
+                lambda: _stop(virsh, head, state, machine, stop_s), head.id, notify
+            )
             if there
             else "was off"
         )
@@ -64,13 +68,15 @@ def rollback(
         if head.copy is not None:
             detail = "of the copy, which goes"
         else:
-            detail = retry_while_unavailable(lambda: _give_back(virsh, head, journal, root))
+            detail = retry_while_unavailable(
+                lambda: _give_back(virsh, head, journal, root), head.id, notify
+            )
             notify(f"{head.domain}: original definition restored, {detail}")
         noted(journal, notify, What.RESTORED, None, detail)
     if state.copied and head.copy is not None:
         copy = head.copy
         noted(journal, notify, What.REMOVING)
-        retry_while_unavailable(lambda: remove_copy(virsh, copy))
+        retry_while_unavailable(lambda: remove_copy(virsh, copy), head.id, notify)
         drop_records(head.connect, copy.uuid, root)
         noted(journal, notify, What.REMOVED)
         notify(f"{head.domain}: the copy and its throw-away disks are gone")

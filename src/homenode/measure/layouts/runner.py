@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from homenode.apply.definition import apply_definition
 from homenode.domain.read import open_domain
@@ -40,6 +41,8 @@ from homenode.plan.model import Plan
 from homenode.results.model import Condition
 from homenode.results.store import read_run
 from homenode.wording import command_line
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +122,15 @@ def run_trial(trial: Trial, lock: int) -> None:
     trial.journal.add(What.ENDED)
 
 
+def _retry(trial: Trial, work: Callable[[], T]) -> T:
+    return retry_while_unavailable(work, trial.head.id, trial.notify)
+
+
 def _refuse_edited(trial: Trial) -> None:
     """Layouts that were made from another definition than the VM has are no layouts of it."""
     if trial.head.copy is not None:
         return
-    now = retry_while_unavailable(lambda: trial.virsh.definition(trial.head.uuid))
+    now = _retry(trial, lambda: trial.virsh.definition(trial.head.uuid))
     if not same_definition(now, trial.journal.kept(ORIGINAL)):
         raise InputError(
             f"{trial.head.source}: expected the definition that the trial was planned from, found "
@@ -202,7 +209,7 @@ def _step(trial: Trial, step: TrialStep, lock: int, alive: tuple[int, Machine] |
         trial.journal.add(What.FAILED, step.number, str(error))
         trial.notify(f"boot {step.number + 1}, {step.layout}: {error}")
         # Raises where libvirt has gone for good: the other boots cannot be made either.
-        retry_while_unavailable(lambda: trial.virsh.domain(trial.head.uuid))
+        _retry(trial, lambda: trial.virsh.domain(trial.head.uuid))
     finally:
         if not step.is_bare:
             _stop(trial, machine)
@@ -224,7 +231,7 @@ def _boot(trial: Trial, step: TrialStep, lock: int) -> Machine | None:
     except (HostError, InputError) as error:
         trial.journal.add(What.REFUSED, step.number, str(error))
         trial.notify(f"boot {step.number + 1}, {step.layout}: refused: {error}")
-        retry_while_unavailable(lambda: virsh.domain(uuid))
+        _retry(trial, lambda: virsh.domain(uuid))
         return None
     trial.journal.add(What.APPLIED, step.number, step.layout)
     trial.journal.add(
@@ -248,7 +255,7 @@ def _boot(trial: Trial, step: TrialStep, lock: int) -> Machine | None:
 def _refuse_running_original(trial: Trial) -> None:
     head = trial.head
     if head.copy is not None and head.source_uuid:
-        state = retry_while_unavailable(lambda: trial.virsh.domain(head.source_uuid))
+        state = _retry(trial, lambda: trial.virsh.domain(head.source_uuid))
         if state.is_active:
             raise UsageError(
                 f"{head.source}: expected it shut off, found it {state.state}: the copy's disks "
@@ -329,8 +336,9 @@ def _stop(trial: Trial, machine: Machine | None) -> None:
         except HomenodeError as error:
             trial.notify(f"what was put into the guest stays there: {error.message}")
     noted(trial.journal, trial.notify, What.STOPPING, state.running)
-    how = retry_while_unavailable(
-        lambda: stop(trial.virsh, trial.head.uuid, machine, trial.measuring.stop_s, state.run_id)
+    how = _retry(
+        trial,
+        lambda: stop(trial.virsh, trial.head.uuid, machine, trial.measuring.stop_s, state.run_id),
     )
     noted(trial.journal, trial.notify, What.STOPPED, state.running, how)
 

@@ -34,7 +34,7 @@ class TrialConfig:
     """Everything but the documents and the plans. disks, nvram: of the copy, see copying.Prepared.
 
     apply_words: options of `homenode apply` that the layouts were planned with. plan_words: of
-    `homenode plan`, where the user gave the PUs.
+    `homenode plan`, where the user gave the PUs. report: the file that the user asked for.
     """
 
     measuring: Measuring
@@ -46,6 +46,7 @@ class TrialConfig:
     disks: tuple[WritableDisk, ...] = ()
     nvram: tuple[str, str] | None = None
     plan_words: tuple[str, ...] = ()
+    report: str | None = None
 
 
 def encode_config(begun: TrialConfig) -> bytes:

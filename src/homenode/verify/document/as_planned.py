@@ -46,6 +46,11 @@ def _counts(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
         yield differs(
             "pages", "<hugepages>", _size(plan.page_bytes), _size(guest.page_bytes), facts.source
         )
+    window = None if plan.aperture is None else plan.aperture.firmware_mmio64_mib
+    if window is not None and guest.firmware in (None, "bios"):
+        yield differs("firmware", "<os>", f"UEFI, whose window is {window} MiB",
+                      guest.firmware or "none", facts.source,
+                      cost="the disk may not boot, and BARs are placed otherwise")  # fmt: skip
     found_topology = guest.cpu_topology
     if plan.topology is not None and found_topology != tuple(plan.topology):
         yield differs(

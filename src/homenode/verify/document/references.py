@@ -21,6 +21,7 @@ _FATE_OF = {
     "chassis-twice": _AT_START,
     "memory-sum": "libvirt takes the sum of the cells and forgets <memory>",
     "multifunction-off": _AT_START,
+    "fw-cfg-broken": _AT_START,
     "function-without-0": "the guest's kernel looks at function 0 first, and no further",
     "vcpu-in-no-cell": "the guest puts these vCPUs on the first cell",
 }

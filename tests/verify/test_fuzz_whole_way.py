@@ -1,0 +1,176 @@
+"""Random VMs on random hosts, the whole way: planned, written, defined, read back, booted.
+
+`make fuzz` gives it ten minutes; here it is a handful. A failure prints the seed of its case:
+HOMENODE_FUZZ_SEED=THAT repeats it alone.
+"""
+
+import os
+import random
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from homenode.apply.domain_diff import not_kept
+from homenode.domain.copy import copy_domain
+from homenode.domain.document import Document
+from homenode.domain.read import open_domain
+from homenode.domain.schema import validate
+from homenode.errors import HomenodeError, InputError
+from homenode.findings import are_bad
+from homenode.hypervisor.virsh import Virsh
+from homenode.plan.layout import PRESETS
+from homenode.plan.model import Unplannable
+from homenode.plan.options import PlanOptions
+from homenode.plan.request import PciGranularity
+from homenode.sources import load_host
+from homenode.topology import Host
+from homenode.tuning import Tuning, tune
+from homenode.verify.boot.guest_files import find_guest_files
+from homenode.verify.boot.libvirt import answering
+from homenode.verify.boot.stand_in_boot import BootOptions, boot_stand_in
+from homenode.verify.document.verification import verify_document
+from homenode.verify.domain_facts import domain_facts
+from homenode.verify.guest.expectation import expectation_of_plan
+from homenode.verify.guest.view import view_of_stand_in
+
+HOSTS = ("small-2n8c-2gpu", "hgx-h100", "h200-xeon8558", "x86-2p2n16c32t-isolated-pus")
+CASES = 12
+SECONDS = float(os.environ.get("HOMENODE_FUZZ_SECONDS", "0"))
+SEED = os.environ.get("HOMENODE_FUZZ_SEED")
+MOST_BOOTED_VCPUS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    seed: str
+    host: Host
+    tuning: Tuning
+
+    @property
+    def document(self) -> Document:
+        return open_domain(self.tuning.document, "vm.xml")
+
+
+def case_of(seed: str) -> Case | None:
+    """The case of a seed; None where nothing fits."""
+    choose = random.Random(seed)
+    host = load_host(choose.choice(HOSTS))
+    gpus = sum(str(device.kind) == "gpu" for device in host.pci_devices)
+    most = sum(pu.online for pu in host.pus) // 2
+    vcpus = choose.choice([1, 2, 3, 4, 6, 8, choose.randint(1, max(1, most))])
+    gib = choose.choice([1, 2, 4, choose.randint(1, 64)])
+    firmware = choose.choice(["", " firmware='efi'"])
+    mode = choose.choice(["host-passthrough", "host-model"])
+    more = choose.choice(["", "<iothreads>2</iothreads>"])
+    features = choose.choice(["<acpi/><apic/>", "<acpi/>" if firmware else "", "<acpi/>"])
+    document = (
+        f"<domain type='kvm'><name>vm</name><uuid>6e1f6d5e-4a35-4c9c-8f2e-5a0d1c2b3a49</uuid>"
+        f"<memory unit='GiB'>{gib}</memory><vcpu>{vcpus}</vcpu>{more}<os{firmware}>"
+        f"<type arch='x86_64' machine='q35'>hvm</type></os>"
+        f"<features>{features}</features><cpu mode='{mode}'/>"
+        "<devices><controller type='pci' index='0' model='pcie-root'/></devices></domain>"
+    )
+    options = PlanOptions(
+        layout=choose.choice([name for name in PRESETS if name != "default"]),
+        gpu_count=choose.choice([None, *range(1, gpus + 1)]) if gpus else None,
+        unequal_cells=choose.random() < 0.3,
+        without_nvlink=True,
+        spare_ports=choose.choice([0, 0, 1]),
+        pci_granularity=choose.choice(list(PciGranularity)),
+    )
+    try:
+        return Case(seed, host, tune(document.encode(), "vm.xml", options, host))
+    except Unplannable:
+        return None
+
+
+def seeds() -> Iterator[str]:
+    """For so many cases, or so long; the first one is the same on each run here, in CI."""
+    if SEED is not None:
+        yield SEED
+        return
+    start = random.SystemRandom().randrange(1 << 32) if SECONDS else 17
+    ends = time.monotonic() + SECONDS
+    number = 0
+    while number < CASES or time.monotonic() < ends:
+        yield f"{start}-{number}"
+        number += 1
+
+
+def checked(case: Case) -> None:
+    """The document says what its plan says, and its schema and host have nothing against it."""
+    document = case.document
+    assert not validate(case.tuning.document)[0], f"seed {case.seed}"
+    answer = verify_document(document, plan=case.tuning.plan, host=case.host)
+    known = {"huge-pages-unknown", "core-shared", "pin-off-node", "emulator-on-vcpu"}
+    bad = [one for one in answer.findings if are_bad([one]) and one.id not in known]
+    assert not bad, f"seed {case.seed}: {bad}"
+
+
+def defined(case: Case, uri: str, folder: Path) -> None:
+    """libvirt takes it, and prints it again with all that the layout needs."""
+    name = f"homenode-fuzz-{os.getpid()}"
+    copy = copy_domain(case.tuning.document, name).replace(b"type='kvm'", b"type='qemu'", 1)
+    path = folder / "domain.xml"
+    path.write_bytes(copy)
+    virsh = Virsh(uri)
+    virsh.define(str(path))
+    uuid = virsh.domain(name).uuid
+    try:
+        assert not not_kept(copy, virsh.definition(uuid)), f"seed {case.seed}"
+    finally:
+        virsh.undefine(uuid)
+
+
+def booted(case: Case) -> None:
+    """A guest of its shape sees what was planned."""
+    document = case.document
+    facts = domain_facts(document)
+    outcome = boot_stand_in(document, facts, BootOptions("none", timeout_s=900), case.host)
+    assert outcome.guest is not None, f"seed {case.seed}: {outcome.findings}"
+    expected = expectation_of_plan(case.tuning.plan, document=facts.guest, host=case.host)
+    seen = view_of_stand_in(expected, outcome.stand_in, outcome.guest)
+    found = [one for one in (*outcome.findings, *seen.findings) if are_bad([one])]
+    assert not found, f"seed {case.seed}: {found}"
+
+
+def test_fuzz_random_vms_on_random_hosts_check_clean() -> None:
+    planned = [case for seed in seeds() if (case := case_of(seed)) is not None]
+    for case in planned:
+        checked(case)
+    print(f"{len(planned)} planned; first seed {planned[0].seed}")
+    assert len(planned) > CASES // 3 or SEED is not None
+
+
+@pytest.mark.libvirt
+def test_fuzz_random_vms_are_defined_and_read_back(tmp_path: Path) -> None:
+    uri = answering(None)
+    if uri is None:
+        pytest.skip("no libvirtd answers at qemu:///system")
+    for seed in seeds():
+        case = case_of(seed)
+        if case is not None:
+            try:
+                defined(case, uri, tmp_path)
+            except InputError as error:
+                pytest.fail(f"seed {seed}: {error}")
+
+
+@pytest.mark.lab
+@pytest.mark.qemu
+def test_fuzz_random_vms_boot_as_planned() -> None:
+    if shutil.which("qemu-system-x86_64") is None:
+        pytest.skip("no qemu-system-x86_64 here")
+    try:
+        find_guest_files()
+    except HomenodeError as error:
+        pytest.skip(str(error))
+    for seed in seeds():
+        case = case_of(seed)
+        if case is not None and case.tuning.plan.vcpus <= MOST_BOOTED_VCPUS:
+            print(f"seed {seed}: {case.host.name}, {case.tuning.plan.layout.name}")
+            booted(case)

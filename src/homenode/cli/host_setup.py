@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 app = typer.Typer(
     cls=HelpGroup,
     no_args_is_help=True,
-    help="Reserve the huge pages and isolate the PUs that a set of plans needs: files, and undo.",
+    help="""Reserve the huge pages and isolate the PUs that a set of plans needs: files, and undo.
+
+    Examples:
+      homenode host-setup show plan.json
+      homenode host-setup undo
+    """,
 )
 
 Plans = Annotated[

@@ -45,8 +45,8 @@ def test_a_device_without_a_node_in_sysfs_is_placed_by_its_claim(kind: str) -> N
 def test_sysfs_goes_before_the_claim() -> None:
     host = small_host({"01:00.0": 1})
     xml = document(["01:00.0"]).encode()
-    told = with_claim(host, metadata("0000:01:00.0", 0))
-    assert place_devices(xml, told).document == place_devices(xml, host).document
+    stated = with_claim(host, metadata("0000:01:00.0", 0))
+    assert place_devices(xml, stated).document == place_devices(xml, host).document
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ VALUES = {
     "bdf", "cpuset", "errors", "host_reserve", "indices", "units",
     "hypervisor.connection",
     "kubevirt.manifest_options", "kubevirt.on_error", "plan.guest", "objective", "plan.layout",
-    "plan.request", "results.vantage", "slurm.memory_bind", "slurm.spool",
+    "plan.request", "pool.scheduler", "results.vantage", "slurm.memory_bind", "slurm.spool",
     "measure.layouts", "measure.layouts.guest_access",
 }  # fmt: skip
 """Modules outside cli/ of which options have their types and defaults. None of them imports

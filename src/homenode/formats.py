@@ -24,6 +24,7 @@ VERSIONS = {
     "plan": 1,
     "pool": 1,
     "pool-hosts": 1,
+    "pool-moves": 1,
     "pool-packing": 1,
     "pool-placements": 1,
     "pool-simulation": 1,

@@ -15,6 +15,7 @@ from homenode.cli.placing_options import (
     plan_options,
 )
 from homenode.errors import UsageError
+from homenode.pool.scheduler import Scheduler
 
 app = typer.Typer(
     cls=HelpGroup,
@@ -292,3 +293,64 @@ def pack(
     from homenode.cli import pool_work
 
     pool_work.pack(requests, pool, output, time_limit, as_json=json)
+
+
+@app.command("drain", cls=HelpCommand)
+def drain(
+    host: Annotated[str, typer.Argument(metavar="HOST", help="Its name in the pool.")],
+    pool: PoolOption,
+    flavours: FlavoursOption = None,
+    json: JsonOption = False,
+) -> None:
+    """The moves that empty a host, with the way each VM moves. Nothing is moved.
+
+    Examples:
+      homenode pool drain gpu-7 --pool pool/
+      homenode pool drain gpu-7 --pool pool/ --json
+    """
+    from homenode.cli import pool_work
+
+    pool_work.drain(host, pool, flavours, as_json=json)
+
+
+@app.command("defragment", cls=HelpCommand)
+def defragment(
+    pool: SourceArgument,
+    flavours: FlavoursOption = None,
+    flavour: Annotated[
+        str | None,
+        typer.Option("--for", metavar="FLAVOUR", help="What is to fit. Default: the largest."),
+    ] = None,
+    most: Annotated[
+        int, typer.Option(metavar="N", min=1, max=1000, help="At most so many gains.")
+    ] = 8,
+    json: JsonOption = False,
+) -> None:
+    """The moves after which more large VMs fit, fewest first. Nothing is moved.
+
+    Examples:
+      homenode pool defragment pool/
+      homenode pool defragment pool/ --for gpu4 --most 2
+    """
+    from homenode.cli import pool_work
+
+    pool_work.defragment(pool, flavours, flavour, most, as_json=json)
+
+
+@app.command("export", cls=HelpCommand)
+def export(
+    pool: SourceArgument,
+    scheduler: Annotated[
+        Scheduler, typer.Option("--for", help="Who takes it. JSON for anything else: pool show.")
+    ],
+    flavours: FlavoursOption = None,
+) -> None:
+    """What still fits, as a scheduler takes it: labels, aggregates and traits, or features.
+
+    Examples:
+      homenode pool export pool/ --for kubernetes
+      homenode pool export pool/ --for slurm
+    """
+    from homenode.cli import pool_work
+
+    pool_work.export(pool, scheduler, flavours)

@@ -18,6 +18,7 @@ from homenode.cli.terminal import (
     print_file,
     print_json,
     read_file,
+    say,
     write_text,
 )
 from homenode.errors import InputError, UsageError
@@ -29,8 +30,10 @@ from homenode.pool.sources import Progress, load_pool
 if TYPE_CHECKING:
     from homenode.evidence.model import Evidence
     from homenode.plan.guest import Guest
+    from homenode.pool.moves import MovePlan
     from homenode.pool.place import PoolPlaces, RankedPlace
     from homenode.pool.replay.simulation import Simulation
+    from homenode.pool.scheduler import Scheduler
 
 
 @contextmanager
@@ -422,3 +425,69 @@ def pack(
         note(f"wrote {output}: {len(packing.vms)} plans and packing.json")
     if packing.unplaced:
         raise SystemExit(4)
+
+
+def drain(host: str, sources: Sequence[str], flavours: Path | None, *, as_json: bool) -> None:
+    from homenode.pool.moves import drain as drain_moves
+
+    sizes = read_flavours(flavours)
+    pool = read_the_pool(sources)
+    note_failures(pool)
+    _print_moves(drain_moves(pool, host, sizes), f"to empty {host}", as_json=as_json)
+
+
+def defragment(
+    sources: Sequence[str],
+    flavours: Path | None,
+    name: str | None,
+    most: int,
+    *,
+    as_json: bool,
+) -> None:
+    from homenode.pool.moves import defragment as defragment_moves
+
+    sizes = read_flavours(flavours)
+    wanted = max(sizes, key=lambda one: one.gpus)
+    if name is not None:
+        found = [one for one in sizes if one.name == name]
+        if not found:
+            names = ", ".join(one.name for one in sizes)
+            raise UsageError(f"--for: expected one of {names}, found {name!r}")
+        wanted = found[0]
+    pool = read_the_pool(sources)
+    note_failures(pool)
+    plan = defragment_moves(pool, wanted, sizes, most=most)
+    _print_moves(plan, f"for {wanted.name}", as_json=as_json)
+
+
+def _print_moves(plan: "MovePlan", why: str, *, as_json: bool) -> None:
+    if as_json:
+        from homenode.formats import encode
+
+        print_json(encode("pool-moves", plan))
+    else:
+        moves = sum(len(group.moves) for group in plan.groups)
+        say(f"{moves} moves {why}")
+        for number, group in enumerate(plan.groups, start=1):
+            gain = f" (+{group.gain} x {group.flavour})" if group.flavour else ""
+            for move in group.moves:
+                way = "stop and start: it has devices" if move.restart else "live migration"
+                say(f"  {number}. {move.vm}: {move.from_host} -> {move.to_host}, {way}{gain}")
+        for stuck in plan.stuck:
+            say(f"  stays: {stuck.vm}: {stuck.reason}")
+    if plan.stuck:
+        raise SystemExit(4)
+
+
+def export(sources: Sequence[str], scheduler: "Scheduler", flavours: Path | None) -> None:
+    from homenode.pool.export import export as export_text
+    from homenode.pool.export import unnamed
+    from homenode.pool.outlook import outlook
+
+    sizes = read_flavours(flavours)
+    pool = read_the_pool(sources)
+    note_failures(pool)
+    found = outlook(pool, sizes)
+    print_file(export_text(found, scheduler))
+    for name in unnamed(found, scheduler):
+        note(f"left out {name}: expected a name that {scheduler} can have")

@@ -106,6 +106,13 @@ class PoolPlaces:
             self._enter(replace(one, domains=left))
         return hosts
 
+    def take_from(self, host: str, vm: str) -> None:
+        """A VM has gone from one host; one of the same name elsewhere stays."""
+        one = self._hosts[host]
+        self._leave(one)
+        left = tuple(known for known in one.domains if known.name != vm)
+        self._enter(replace(one, domains=left))
+
     def _enter(self, host: PoolHost) -> None:
         self._hosts[host.name] = host
         state = self.planner.state(host)

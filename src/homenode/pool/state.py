@@ -106,6 +106,23 @@ class Planner:
         host = self.pool.host(one)
         return self.state_of(one.shape, host, without)
 
+    def state_without(self, one: PoolHost, left: tuple[RunningDomain, ...]) -> HostState:
+        """The state of a machine with these VMs only. Ordinary memory that a running VM has
+        touched counts as free again once it is gone."""
+        host = self.pool.host(one)
+        gone = [vm for vm in host.domains if vm not in left and vm.running]
+        sizes: dict[int, int] = {}
+        for vm in gone:
+            for node, size in vm.memory_by_node if vm.page_bytes is None else ():
+                sizes[node] = sizes.get(node, 0) + size
+        nodes = tuple(
+            node
+            if node.memory_free_bytes is None
+            else replace(node, memory_free_bytes=node.memory_free_bytes + sizes.get(node.index, 0))
+            for node in host.nodes
+        )
+        return self.state_of(one.shape, replace(host, nodes=nodes, domains=left))
+
     def state_of(self, shape: int, host: Host, without: str | None = None) -> HostState:
         request = self.probe(shape)
         if without is not None:

@@ -1,0 +1,11 @@
+"""Scheduler: those that take what a pool exports."""
+
+from enum import StrEnum
+
+
+class Scheduler(StrEnum):
+    """Who takes it."""
+
+    KUBERNETES = "kubernetes"
+    NOVA = "nova"
+    SLURM = "slurm"

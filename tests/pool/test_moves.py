@@ -1,0 +1,122 @@
+"""Moves and exports: what they promise holds when it is done; nothing else changes."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from homenode.errors import UsageError
+from homenode.pool.export import export, unnamed
+from homenode.pool.flavour import default_flavours
+from homenode.pool.model import Pool
+from homenode.pool.moves import MovePlan, defragment, drain
+from homenode.pool.outlook import outlook
+from homenode.pool.scheduler import Scheduler
+from homenode.pool.state import Planner
+from homenode.topology import Host
+from tests.pool.pools import filled, pool_of, shipped, with_vm
+
+GPU1, GPU2, GPU4, GPU8 = FLAVOURS = default_flavours()
+
+
+def _done(pool: Pool, plan: MovePlan) -> Pool:
+    """The pool after the moves, with each VM placed anew by the planner on its new host."""
+    by_size = {flavour.gpus: flavour for flavour in FLAVOURS}
+    hosts: dict[str, Host] = {one.name: pool.host(one) for one in pool.hosts}
+    for group in plan.groups:
+        for move in group.moves:
+            source = hosts[move.from_host]
+            left = tuple(vm for vm in source.domains if vm.name != move.vm)
+            assert len(left) == len(source.domains) - 1
+            hosts[move.from_host] = replace(source, domains=left)
+            hosts[move.to_host] = with_vm(hosts[move.to_host], by_size[move.gpus], move.vm)
+    return pool_of(list(hosts.items()))
+
+
+def test_a_drained_host_is_empty_and_every_vm_has_a_place() -> None:
+    host = shipped("hgx-h100")
+    full = with_vm(with_vm(with_vm(host, GPU4, "four"), GPU2, "two"), GPU1, "one")
+    pool = pool_of([("a", full), ("b", with_vm(host, GPU1, "other")), ("c", host)])
+    plan = drain(pool, "a", FLAVOURS)
+    assert not plan.stuck
+    assert sorted(move.vm for group in plan.groups for move in group.moves) == [
+        "four", "one", "two",
+    ]  # fmt: skip
+    assert all(move.restart for group in plan.groups for move in group.moves)
+    after = _done(pool, plan)
+    assert not next(one for one in after.hosts if one.name == "a").domains
+
+
+def test_a_vm_without_devices_may_migrate_live_and_comes_first() -> None:
+    host = shipped("hgx-h100")
+    plain = replace(GPU1, name="plain", gpus=0, vcpus=4, memory_bytes=8 << 30)
+    busy = with_vm(with_vm(host, GPU1, "gpu"), plain, "plain")
+    plan = drain(pool_of([("a", busy), ("b", host)]), "a", FLAVOURS)
+    assert [group.moves[0].restart for group in plan.groups] == [False, True]
+
+
+def test_a_vm_that_fits_nowhere_is_named_and_the_rest_goes_on() -> None:
+    host = shipped("hgx-h100")
+    busy = with_vm(with_vm(host, GPU4, "four"), GPU1, "one")
+    other = with_vm(with_vm(host, GPU4, "x"), GPU2, "y")
+    plan = drain(pool_of([("a", busy), ("b", other)]), "a", FLAVOURS)
+    assert [one.vm for one in plan.stuck] == ["four"]
+    assert [group.moves[0].vm for group in plan.groups] == ["one"]
+
+
+def test_draining_a_host_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UsageError):
+        drain(pool_of([("a", shipped("hgx-h100"))]), "b", FLAVOURS)
+
+
+def test_one_move_brings_back_a_slot_of_eight_gpus() -> None:
+    host = shipped("hgx-h100")
+    pool = pool_of([(f"h{i}", with_vm(host, GPU1, f"vm{i}")) for i in range(4)])
+    before = outlook(pool, FLAVOURS).fits[3].local
+    plan = defragment(pool, GPU8, FLAVOURS)
+    assert [group.gain for group in plan.groups] == [1, 1, 1]
+    # The third host may have been filled with two.
+    assert [len(group.moves) for group in plan.groups][:2] == [1, 1]
+    assert sum(len(group.moves) for group in plan.groups) <= 4
+    assert outlook(_done(pool, plan), FLAVOURS).fits[3].local == before + 3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_each_gain_is_there_when_its_moves_are_done(seed: int) -> None:
+    host = shipped("hgx-h100")
+    pool = pool_of([(f"h{i}", filled(host, 10 * seed + i, 5)) for i in range(3)])
+    plan = defragment(pool, GPU8, FLAVOURS, most=2)
+    gained = sum(group.gain for group in plan.groups)
+    before = outlook(pool, FLAVOURS).fits[3].local
+    assert outlook(_done(pool, plan), FLAVOURS).fits[3].local >= before + gained
+    assert all(len(group.moves) <= 3 for group in plan.groups)
+
+
+def test_a_pool_that_is_not_broken_up_needs_no_moves() -> None:
+    assert defragment(pool_of([("a", shipped("hgx-h100"))]), GPU8, FLAVOURS).groups == ()
+
+
+def test_each_scheduler_gets_what_still_fits_in_its_own_words() -> None:
+    host = shipped("hgx-h100")
+    names = [("gpu-1", host), ("gpu-2", with_vm(host, GPU1, "vm")), ("Bad Name", host)]
+    found = outlook(pool_of(names), FLAVOURS, Planner(pool_of(names)))
+    nodes = json.loads(export(found, Scheduler.KUBERNETES))["items"]
+    assert [node["metadata"]["name"] for node in nodes] == ["gpu-1", "gpu-2"]
+    assert nodes[1]["metadata"]["labels"]["homenode.io/fits-gpu8"] == "0"
+    for node in nodes:
+        for key, value in node["metadata"]["labels"].items():
+            assert re.fullmatch(r"[a-z.]+/[a-z0-9-]{1,63}", key)
+            assert re.fullmatch(r"[0-9]{1,63}", value)
+    nova = json.loads(export(found, Scheduler.NOVA))
+    eight = next(one for one in nova["aggregates"] if one["name"] == "homenode-fits-gpu8")
+    assert eight["hosts"] == ["Bad Name", "gpu-1"]
+    assert all(
+        re.fullmatch(r"CUSTOM_[A-Z0-9_]+", trait)
+        for own in nova["traits"].values()
+        for trait in own
+    )
+    lines = export(found, Scheduler.SLURM).splitlines()
+    weight = [int(line.rpartition("Weight=")[2]) for line in lines]
+    assert weight[1] < weight[0]
+    assert unnamed(found, Scheduler.SLURM) == ("Bad Name",)

@@ -69,7 +69,7 @@ def test_a_part_is_placed_on_its_gpus_node_and_the_finding_names_what_it_shares(
     assert "3 other" in found.detail
 
 
-def test_all_parts_of_a_gpu_are_shared_with_nobody_else() -> None:
+def test_all_parts_of_a_gpu_are_shared_with_no_other() -> None:
     parts = gpus(virtual=True, node=0)
     (found,) = [f for f in planned(*parts).findings if f.id == "gpu-shared"]
     assert "0 other" in found.detail

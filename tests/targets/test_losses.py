@@ -56,7 +56,7 @@ def asking_for_much() -> Plan:
 
 
 def shown(facts: VmFacts, feature: Feature) -> bool | None:
-    """Whether a file says a feature of that plan; None where reading it back does not tell."""
+    """Whether a file says a feature of that plan; None where reading it back cannot show it."""
     cells = [cell for cell in facts.cells if cell.vcpus]
     stated = {
         Feature.VCPU_PINS: bool(facts.vcpu_pins),

@@ -9,7 +9,7 @@ from homenode.cpuset import CpuSet
 @dataclass(frozen=True, slots=True)
 class CellFact:
     """A guest cell. memory_bytes: None = an equal share. host_nodes: None = not stated. mode:
-    libvirt's name. distances: () = not stated. pages: bytes of its huge pages, None = ordinary."""
+    libvirt's name. distances: () = not stated. page_bytes: of its huge pages, None = ordinary."""
 
     vcpus: CpuSet
     memory_bytes: int | None
@@ -23,9 +23,9 @@ class CellFact:
 class VmFacts:
     """What a file says. None and () = not stated.
 
-    vcpu_pins: by vCPU. topology: sockets, dies, cores, threads. flat_nodes, flat_mode: of the
-    memory of a VM without cells. devices: host functions in the file's order, each with its guest
-    cell, None where it has none.
+    vcpu_pins: by vCPU. topology: sockets, dies, cores, threads. cells: a VM without cells whose
+    memory is bound has one without vCPUs. devices: host functions in the file's order, each with
+    its guest cell, None where it has none. initiators: the cells of a GPU's own memory.
     """
 
     vcpus: int | None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.errors import InputError, ParseError
+from homenode.errors import ParseError
 from homenode.plan.guest import GuestAddress, GuestPciController
 from homenode.plan.layout import GuestCells
 from homenode.plan.model import GuestCache, Plan, PlannedCell
@@ -410,10 +410,3 @@ def _initiators(
         if kind == "acpi-generic-initiator" and bdf is not None:
             found.setdefault(bdf, []).append(_number(keys, "node", source))
     return tuple((bdf, CpuSet(cells)) for bdf, cells in found.items())
-
-
-def refuse_comma_in_name(name: str, source: str) -> str:
-    """A name for -name. Raises InputError where it holds what a command line cannot."""
-    if not name.isprintable():
-        raise InputError(f"{source}: expected a printable VM name, found {name!r}")
-    return escaped(name)

@@ -13,10 +13,9 @@ from homenode.description.parse import parse_description
 from homenode.description.render import render
 from homenode.errors import ToolError
 from homenode.hypervisor.virsh import Virsh
-from homenode.measure.access.protocol import Machine
+from homenode.measure.access.machine import Machine
 from homenode.measure.layouts.guest_access import GuestAccess
-from homenode.measure.layouts.journal import Head
-from homenode.measure.layouts.journal_file import JournalFile
+from homenode.measure.layouts.journal import Head, JournalFile
 from homenode.measure.layouts.prepare import TrialRequest, preflight, prepare, reopen
 from homenode.measure.layouts.runner import Trial
 from homenode.measure.layouts.trial_config import Measuring

@@ -18,8 +18,7 @@ from homenode.evidence.model import Evidence
 from homenode.evidence.sources import published_hosts
 from homenode.objective import Objective
 from homenode.plan.fingerprint import host_fingerprint
-from homenode.results.host_kind import host_kind
-from homenode.results.model import Origin, Run, Sample, Statistic
+from homenode.results.model import Origin, Run, Sample, Statistic, host_kind
 from homenode.sources import load_host
 from tests.simulated_runs import BOOTS, SAMPLES, simulated_run
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from homenode.cli.bench import bench as command
 from homenode.errors import HomenodeError, ParseError, UsageError
 from homenode.measure.app_metric import figure_of
-from homenode.measure.emulation import is_virtual
+from homenode.measure.environment import is_virtual
 from homenode.measure.orders import AppOrder
 from homenode.results.model import Switches
 from homenode.results.store import read_run

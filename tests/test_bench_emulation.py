@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.measure.emulation import is_emulated, is_virtual
+from homenode.measure.environment import is_emulated, is_virtual
 from homenode.pci import DeviceKind, PciDevice
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.topology import CpuModel, Host

@@ -76,8 +76,8 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(machine: GpuMachine, root: Path, *groups: Group, largest: int = 65536) -> BenchOutcome:
-    wishes = SuiteOptions(groups, Depth.QUICK, largest)
-    orders = BenchOptions("x", wishes, repeats=1, vantage=Vantage.HOST)
+    options = SuiteOptions(groups, Depth.QUICK, largest)
+    orders = BenchOptions("x", options, repeats=1, vantage=Vantage.HOST)
     return runner.run_bench(machine, orders, root, lambda progress: None)
 
 

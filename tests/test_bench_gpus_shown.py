@@ -15,11 +15,11 @@ from homenode.errors import ParseError, UsageError
 from homenode.measure import runner
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.figures import amd as amd_figures
-from homenode.measure.gpu.gpus_shown import ShownGpus, parse
+from homenode.measure.gpu.suite import ShownGpus, parse_shown
 from homenode.measure.model import TORCH, BenchTest, Depth, Group, Reader, SuiteOptions
 from homenode.measure.orders import BenchOptions
 from homenode.measure.program_text import program_text
-from homenode.measure.step_figures import figures_of_step
+from homenode.measure.step_reading import figures_of_step
 from homenode.measure.suite import Suite, suite_for
 from homenode.process import Completed
 from homenode.results.vantage import Vantage
@@ -119,17 +119,17 @@ def test_a_bus_of_rocm_bandwidth_test_gets_the_domain_that_the_driver_told() -> 
 )
 def test_what_is_no_answer_is_refused(text: str, says: str) -> None:
     with pytest.raises(ParseError, match=says):
-        parse(text)
+        parse_shown(text)
 
 
 def test_slices_of_one_gpu_count_once() -> None:
     line = json.dumps({"format": "homenode.gpus/1", "addresses": [str(FIRST)] * 2, "reason": None})
-    assert parse(f"a warning\n{line}\n") == ShownGpus((FIRST,))
+    assert parse_shown(f"a warning\n{line}\n") == ShownGpus((FIRST,))
 
 
 def test_damaged_answers_are_read_or_refused() -> None:
     line = json.dumps({"format": "homenode.gpus/1", "addresses": [str(FIRST)], "reason": "x"})
-    assert survives(parse, line, 500) > 0
+    assert survives(parse_shown, line, 500) > 0
 
 
 @pytest.fixture(params=[0, 802])
@@ -152,7 +152,7 @@ def test_the_driver_is_asked_itself(driver: tuple[Path, int]) -> None:
     )  # fmt: skip
     expected = ShownGpus((Bdf.parse("0001:9b:00.0"), Bdf.parse("0001:19:00.0")))
     none = ShownGpus((), "cuInit says error 802")
-    assert parse(ended.stdout_or_raise()) == (none if code else expected)
+    assert parse_shown(ended.stdout_or_raise()) == (none if code else expected)
 
 
 def test_without_a_driver_nobody_is_asked() -> None:
@@ -160,7 +160,7 @@ def test_without_a_driver_nobody_is_asked() -> None:
         (sys.executable, "-", "hip"), 60, program_text("gpus_shown"),
         environment={"LD_LIBRARY_PATH": ""},
     )  # fmt: skip
-    assert parse(ended.stdout_or_raise()) is None
+    assert parse_shown(ended.stdout_or_raise()) is None
 
 
 @dataclass

@@ -6,7 +6,7 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.errors import InputError
-from homenode.measure.figures.binding import sections
+from homenode.measure.figures.nvidia import sections
 from homenode.measure.figures.tool_log import Tool, tool_of
 from homenode.measure.imported.runs import Imported, ImportOptions, SourceFolder, imported_runs
 from homenode.measure.imported.study_folder import contradictions, figures_of_study, switches_of

@@ -130,7 +130,7 @@ def test_gpu_tools_bound_to_a_node_are_kept_to_the_pus_of_the_run_there() -> Non
     """numactl takes all PUs of a node; nvbandwidth moves itself to those of the GPU."""
     host = even_host(devices=(DeviceSpec("0000:19:00.0"),))
     orders = replace(
-        HOST_ORDERS, pus=CpuSet.parse("0-1,4"), wishes=SuiteOptions((Group.GPU_BANDWIDTH,))
+        HOST_ORDERS, pus=CpuSet.parse("0-1,4"), suite=SuiteOptions((Group.GPU_BANDWIDTH,))
     )
     assert {0, 1, 4} <= {int(pu.index) for pu in host.pus}
     ours = {int(node.index): str(node.pus & orders.pus) for node in host.nodes if orders.pus}
@@ -150,7 +150,7 @@ def test_a_program_alone_needs_no_other_tool() -> None:
     app = AppOrder(("./train",), "([0-9]+)")
     record = prepared(replace(HOST_ORDERS, app=app), even_host(), (), "b").record
     assert [test.id for test in record.tests] == ["app"]
-    both = replace(HOST_ORDERS, app=app, wishes=replace(QUICK, groups=(Group.CPU_ALL,)))
+    both = replace(HOST_ORDERS, app=app, suite=replace(QUICK, groups=(Group.CPU_ALL,)))
     asked = prepared(both, even_host(), INSTALLED, "b").record
     assert [test.id for test in asked.tests] == ["cpu-all", "app"]
 

@@ -68,8 +68,8 @@ def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
         (replace(ORDERS, repeats=3), FakeMachine(), "rounds 2 before, 3 now"),
         (ORDERS, FakeMachine(boot="after a restart"), "boot"),
         (ORDERS, FakeMachine(host="x86-2p2n16c16t-smt-off"), "machine"),
-        (replace(ORDERS, wishes=replace(QUICK, groups=(Group.CPU_ALL,))), FakeMachine(), "tests"),
-        (replace(ORDERS, wishes=SuiteOptions()), FakeMachine(), "tests with other commands"),
+        (replace(ORDERS, suite=replace(QUICK, groups=(Group.CPU_ALL,))), FakeMachine(), "tests"),
+        (replace(ORDERS, suite=SuiteOptions()), FakeMachine(), "tests with other commands"),
     ],
 )  # fmt: skip
 def test_a_run_goes_on_under_the_same_orders_alone(
@@ -109,7 +109,7 @@ def test_killed_at_any_write_or_command_no_sample_is_lost_or_doubled(
 ) -> None:
     """Every place at which a file changes or a program starts, one after the other."""
     orders = replace(
-        ORDERS, repeats=1, wishes=replace(QUICK, groups=(Group.CORE_TO_CORE, Group.CPU_SINGLE))
+        ORDERS, repeats=1, suite=replace(QUICK, groups=(Group.CORE_TO_CORE, Group.CPU_SINGLE))
     )
     left = [-1]
 

@@ -12,7 +12,7 @@ import pytest
 from homenode.cpuset import CpuSet
 from homenode.errors import ToolError, UsageError
 from homenode.measure import runner
-from homenode.measure.access.protocol import Machine
+from homenode.measure.access.machine import Machine
 from homenode.measure.model import PROBE, Depth, Group, SuiteOptions
 from homenode.measure.orders import AppOrder, BenchOptions, BenchOutcome, Progress
 from homenode.measure.record import StepRecord
@@ -112,7 +112,7 @@ def test_states_are_told_apart_over_the_whole_run(tmp_path: Path) -> None:
         return answer(argv)
 
     orders = replace(
-        ORDERS, pus=CpuSet.parse("0-1"), wishes=replace(QUICK, groups=(Group.MEMORY_BANDWIDTH,))
+        ORDERS, pus=CpuSet.parse("0-1"), suite=replace(QUICK, groups=(Group.MEMORY_BANDWIDTH,))
     )
     outcome = run(tmp_path, FakeMachine(answer=moving), orders)
     samples = of(outcome, "memory-bandwidth", "triad")
@@ -127,8 +127,8 @@ def test_a_sample_during_which_the_pus_moved_is_in_no_state(tmp_path: Path) -> N
         inside = (NEAR[0], FAR[1])
         return probe_documents.bandwidth(argv[-1], [NEAR, NEAR, inside, FAR, FAR])
 
-    wishes = replace(QUICK, groups=(Group.MEMORY_BANDWIDTH,))
-    orders = replace(ORDERS, repeats=1, pus=CpuSet.parse("0-1"), wishes=wishes)
+    options = replace(QUICK, groups=(Group.MEMORY_BANDWIDTH,))
+    orders = replace(ORDERS, repeats=1, pus=CpuSet.parse("0-1"), suite=options)
     outcome = run(tmp_path, FakeMachine(answer=moving), orders)
     assert [one.state for one in of(outcome, "memory-bandwidth", "read")] == [UNSETTLED]
 
@@ -240,8 +240,8 @@ def test_what_stands_in_for_a_tool_that_fails_gives_the_figures(tmp_path: Path) 
         host="hgx-h100", answer=gpus,
         programs=frozenset({PROBE, "nvbandwidth", "numactl", "taskset"}),
     )  # fmt: skip
-    wishes = replace(QUICK, groups=(Group.GPU_BANDWIDTH,))
-    outcome = run(tmp_path, machine, replace(ORDERS, repeats=1, wishes=wishes))
+    options = replace(QUICK, groups=(Group.GPU_BANDWIDTH,))
+    outcome = run(tmp_path, machine, replace(ORDERS, repeats=1, suite=options))
     run_of_gpus = measured(outcome)
     assert run_of_gpus.head.system.startswith("nvidia")
     assert len(run_of_gpus.head.gpus) == 8
@@ -268,8 +268,8 @@ def test_a_test_that_hangs_says_what_that_tells(tmp_path: Path) -> None:
     machine = FakeMachine(
         host="hgx-h100", answer=hanging, programs=frozenset({PROBE, "nvbandwidth", "numactl"})
     )
-    wishes = replace(QUICK, groups=(Group.GPU_PEER, Group.CPU_SINGLE))
-    outcome = run(tmp_path, machine, replace(ORDERS, repeats=1, wishes=wishes))
+    options = replace(QUICK, groups=(Group.GPU_PEER, Group.CPU_SINGLE))
+    outcome = run(tmp_path, machine, replace(ORDERS, repeats=1, suite=options))
     (said,) = (gap.reason for gap in outcome.gaps if gap.subject.startswith("gpu-peer,"))
     assert "no end after 60 s; " in said, "not only that it was stopped, but what to think of it"
     assert of(outcome, "cpu-single")
@@ -319,7 +319,7 @@ def test_a_program_that_never_stops_talking_does_not_fill_the_folder(
     [
         (replace(ORDERS, arrangement="other"), "arrangement None before, other now"),
         (replace(ORDERS, host_kind="other"), "kind of host"),
-        (replace(ORDERS, wishes=SuiteOptions(depth=Depth.FULL)), "--quick or --full"),
+        (replace(ORDERS, suite=SuiteOptions(depth=Depth.FULL)), "--quick or --full"),
     ],
 )
 def test_a_run_is_not_gone_on_with_as_another_one(

@@ -10,7 +10,7 @@ from homenode.errors import ParseError
 from homenode.indices import NodeIndex
 from homenode.measure.gpu.suite import BY_BUS, HOST_COPIES
 from homenode.measure.model import BenchTest, Group, Reader
-from homenode.measure.step_figures import figures_of_step
+from homenode.measure.step_reading import figures_of_step
 from homenode.topology import Host
 from tests import test_tools_nccl_tests as nccl
 from tests import test_tools_rocm_bandwidth_test as rocm

@@ -193,7 +193,7 @@ def test_a_newer_capture_is_refused_by_its_manifest(tmp_path: Path) -> None:
         ('{"format": "homenode.snapshot/2"}', "found 2\n.*newer homenode"),
         ('{"format": "homenode.plan/1"}', "found 'homenode.plan/1'"),
         ("[" * 100_000, "expected JSON"),
-        ("[]", "found None"),
+        ("[]", "found none"),
     ):
         with pytest.raises(InputError, match=says):
             check_manifest(text, "host.tar.gz")

@@ -13,7 +13,7 @@ from homenode.cli.terminal import write_text
 from homenode.domain.restore import restore, write_tuned
 from homenode.errors import HostError, InputError
 from homenode.measure.bindings.folder import StudyFolder
-from homenode.measure.layouts.journal_file import JournalFile
+from homenode.measure.layouts.journal import JournalFile
 from homenode.measure.run_folder import RAW, open_run
 from homenode.record_folder import RecordFolder
 from homenode.results.store import read_run, write_run

@@ -23,7 +23,6 @@ from homenode.domain.document import parse_document
 from homenode.errors import InputError, ToolError, UsageError
 from homenode.hypervisor.virsh import Virsh
 from homenode.measure.access import serial_console, ssh
-from homenode.measure.access.channel import Said
 from homenode.measure.access.console_frame import (
     SUMMERS,
     Damaged,
@@ -33,10 +32,11 @@ from homenode.measure.access.console_frame import (
     staging_blocks,
 )
 from homenode.measure.access.guest_agent import GuestAgent
+from homenode.measure.access.machine import Said
 from homenode.measure.access.remote import RemoteMachine
-from homenode.measure.access.serial_console import SerialConsole
-from homenode.measure.access.serial_line import (
+from homenode.measure.access.serial_console import (
     SerialAddress,
+    SerialConsole,
     SerialLine,
     open_line,
     serial_address,

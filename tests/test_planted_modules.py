@@ -11,9 +11,8 @@ import pytest
 
 from homenode.doctor.links.load_program import load_program
 from homenode.errors import ToolError, UsageError
-from homenode.measure.access.channel import Said
 from homenode.measure.access.local import LocalMachine
-from homenode.measure.access.protocol import Machine
+from homenode.measure.access.machine import Machine, Said
 from homenode.measure.access.remote import RemoteMachine
 from homenode.measure.gpu.torch_commands import COLLECTIVES, COPIES
 from homenode.measure.program_text import ask_for_torch, run_program

@@ -44,7 +44,7 @@ SAFE = {
 QUOTED = ("command_line(", "shlex.quote(", "quote(", "_again(")
 NOT_PRINTED = {
     "slurm/hooks.py", "slurm/wrapper.py", "snapshot/collector.py", "kubevirt/measuring_jobs.py",
-    "measure/access/remote.py", "measure/access/serial_console.py", "measure/access/shell.py",
+    "measure/access/remote.py", "measure/access/serial_console.py",
     "measure/access/console_frame.py", "measure/bindings/scripts.py",
 }  # fmt: skip
 """Scripts that homenode runs; they quote for themselves, and have tests of their own."""

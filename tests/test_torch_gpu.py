@@ -6,11 +6,11 @@ import subprocess
 import pytest
 
 from homenode.measure.access.local import LocalMachine
-from homenode.measure.gpu import gpus_shown
+from homenode.measure.gpu.suite import parse_shown
 from homenode.measure.model import Depth, Group, SuiteOptions
 from homenode.measure.program_text import program_text
 from homenode.measure.programs.torch_place import nodes_to_bind
-from homenode.measure.step_figures import figures_of_step
+from homenode.measure.step_reading import figures_of_step
 from homenode.measure.suite import suite_for
 from homenode.sources import load_host
 from homenode.tools import torch_report
@@ -92,7 +92,7 @@ def test_the_driver_shows_the_gpus_that_pytorch_sees_in_its_order(python: str) -
     said = LocalMachine().run(
         (python, "-", driver), 60, program_text("gpus_shown"), environment=order
     )
-    shown = gpus_shown.parse(said.stdout_or_raise())
+    shown = parse_shown(said.stdout_or_raise())
     ended = LocalMachine().run(
         (python, "-", "small-copies", "--seconds", "0.1"), 120, program_text("torch_copies"),
         environment=order,
@@ -116,8 +116,8 @@ def test_figures_are_those_of_nvbandwidth(python: str) -> None:
     if shutil.which("nvbandwidth") is None:
         pytest.skip("nvbandwidth is not installed")
     host = load_host(None)
-    wishes = SuiteOptions((Group.GPU_BANDWIDTH, Group.GPU_COPY), Depth.QUICK, python=python)
-    suite = suite_for(host, {"nvbandwidth", "torch"}, wishes)
+    options = SuiteOptions((Group.GPU_BANDWIDTH, Group.GPU_COPY), Depth.QUICK, python=python)
+    suite = suite_for(host, {"nvbandwidth", "torch"}, options)
     for test in suite.tests:
         if test.node is not None:
             continue

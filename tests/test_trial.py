@@ -24,13 +24,14 @@ from homenode.measure import runner as bench_runner
 from homenode.measure.layouts import guest
 from homenode.measure.layouts.journal import (
     Head,
+    JournalFile,
     What,
+    known_trials,
 )
-from homenode.measure.layouts.journal_file import JournalFile, known_trials
 from homenode.measure.layouts.prepare import latest, preflight, reopen
 from homenode.measure.layouts.rollback import rollback
 from homenode.measure.layouts.runner import outcome_code, run_trial, steps_of
-from homenode.measure.layouts.schedule import BARE
+from homenode.measure.layouts.trial_config import BARE
 from homenode.measure.model import Group
 from homenode.objective import Objective
 from homenode.plan.manual import ManualRanges
@@ -290,8 +291,8 @@ def test_a_guest_that_is_too_small_for_stream_is_known_before_the_first_boot(
     asked = wanted(tmp_path / "results")
     found = preflight(Virsh(URI), NAME, asked, host(), tmp_path / "state")
     assert len([one for one in found.obstacles if "for STREAM" in one]) == len(LAYOUTS)
-    wishes = replace(asked.measuring.wishes, groups=(Group.CPU_SINGLE,))
-    others = replace(asked, measuring=replace(asked.measuring, wishes=wishes))
+    options = replace(asked.measuring.suite, groups=(Group.CPU_SINGLE,))
+    others = replace(asked, measuring=replace(asked.measuring, suite=options))
     found = preflight(Virsh(URI), NAME, others, host(), tmp_path / "state")
     assert not [one for one in found.obstacles if "for STREAM" in one]
 

@@ -10,8 +10,7 @@ from homenode.cli import trial_work
 from homenode.cli.main import app
 from homenode.errors import HomenodeError
 from homenode.hypervisor.virsh import Virsh
-from homenode.measure.layouts.journal import What
-from homenode.measure.layouts.journal_file import JournalFile, domain_locked, known_trials
+from homenode.measure.layouts.journal import JournalFile, What, domain_locked, known_trials
 from tests.apply_documents import NAME, ORIGINAL
 from tests.simulated_trial import HOST, SimulatedReach, begun, daemon_in, trial_of, wanted
 from tests.virsh_stand_in import URI, UUID, StandIn

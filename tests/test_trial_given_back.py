@@ -13,11 +13,9 @@ from homenode.errors import HostError, InputError, UsageError
 from homenode.hypervisor.virsh import Virsh
 from homenode.measure import runner as bench_runner
 from homenode.measure.layouts import guest
-from homenode.measure.layouts.interrupts import held_interrupts
-from homenode.measure.layouts.journal import Copy, Head, What
-from homenode.measure.layouts.journal_file import JournalFile, known_trials
+from homenode.measure.layouts.journal import Copy, Head, JournalFile, What, known_trials
 from homenode.measure.layouts.prepare import latest, preflight, prepare
-from homenode.measure.layouts.rollback import rollback
+from homenode.measure.layouts.rollback import held_interrupts, rollback
 from homenode.measure.layouts.runner import run_trial
 from homenode.results.store import load_runs
 from tests.apply_documents import NAME, ORIGINAL, tuned

@@ -13,8 +13,7 @@ from homenode.errors import HomenodeError, HostError
 from homenode.hypervisor.virsh import Virsh
 from homenode.measure import runner as bench_runner
 from homenode.measure.layouts import guest
-from homenode.measure.layouts.journal import What
-from homenode.measure.layouts.journal_file import JournalFile, known_trials
+from homenode.measure.layouts.journal import JournalFile, What, known_trials
 from homenode.measure.layouts.prepare import preflight
 from homenode.measure.layouts.runner import run_trial, steps_of
 from homenode.results.model import Run

@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 
 from homenode.cli import trial_work
 from homenode.cli.main import app
-from homenode.measure.layouts.journal import What
-from homenode.measure.layouts.journal_file import Known, known_trials
+from homenode.measure.layouts.journal import Known, What, known_trials
 from homenode.measure.layouts.runner import steps_of
 from homenode.results.model import Origin
 from homenode.results.store import load_runs

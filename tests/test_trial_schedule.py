@@ -16,8 +16,7 @@ from homenode.measure.layouts.journal import (
     What,
     state_of,
 )
-from homenode.measure.layouts.schedule import trial_schedule
-from homenode.measure.layouts.trial_config import decode_config
+from homenode.measure.layouts.trial_config import decode_config, trial_schedule
 from homenode.pci import DeviceKind
 from homenode.plan.options import PlanOptions
 from homenode.sources import load_host
@@ -126,4 +125,8 @@ def test_what_an_earlier_version_began_a_trial_with_is_refused_with_the_next_ste
     old = b'{"measuring":{"repeats":3},"reaching":{"way":"ssh"},"host_kind":null,"emulated":false}'
     with pytest.raises(InputError, match=r"begun\.json: expected .format.*trial-config") as caught:
         decode_config(old, "begun.json")
+    assert "trial undo" in (caught.value.hint or "")
+    first = b'{"format":"homenode.trial-config/1","measuring":{"wishes":{}},"reaching":{}}'
+    with pytest.raises(InputError, match=r"trial-config/2, found version 1") as caught:
+        decode_config(first, "begun.json")
     assert "trial undo" in (caught.value.hint or "")

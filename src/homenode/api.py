@@ -116,7 +116,7 @@ def decide(host: HostSource, objective: Objective, results: Sequence[str] = ()) 
 
 def compare(folders: Sequence[str], objective: Objective | None = None) -> Comparison:
     """Effects with intervals between layouts; the first folder's layout is the baseline."""
-    from homenode.analyse.choosing import alternatives_of
+    from homenode.analyse.alternative import alternatives_of
     from homenode.analyse.compare import compare as compare_alternatives
     from homenode.evidence.sources import load_sources
 

@@ -21,6 +21,7 @@ H = TypeVar("H")
 
 VERSIONS = {
     "host": 2,
+    "snapshot": 1,
     "plan": 1,
     "pool": 1,
     "pool-hosts": 1,
@@ -35,7 +36,7 @@ VERSIONS = {
     "verdict": 2,
     "bench": 2,
     "trial": 1,
-    "trial-config": 1,
+    "trial-config": 2,
     "apply": 2,
     "retrain": 1,
     "link-rate": 1,
@@ -52,9 +53,17 @@ _SPELLINGS = {
 """What earlier versions wrote in `format`."""
 
 
-def encode(kind: str, value: Any, head: dict[str, Any] | None = None) -> str:
-    """The document of a value; `head` comes between "format" and the value's own fields."""
-    document = {"format": _format(kind), **(head or {}), **_fields(value)}
+def encode(
+    kind: str,
+    value: Any,
+    head: dict[str, Any] | None = None,
+    changed: dict[str, Any] | None = None,
+) -> str:
+    """The document of a value; `head` comes between "format" and the value's own fields.
+
+    changed: fields that the document has in another form.
+    """
+    document = {"format": _format(kind), **(head or {}), **_fields(value), **(changed or {})}
     builtins = msgspec.to_builtins(document, enc_hook=_to_text)
     return msgspec.json.format(msgspec.json.encode(builtins), indent=2).decode() + "\n"
 
@@ -143,8 +152,13 @@ def _format(kind: str) -> str:
 
 
 def version_of(text: bytes, kind: str, source: str) -> int:
-    """The version that a first line names. Raises InputError for another kind, or a newer one."""
-    return _check_format(decode_record(text, f"{source}:1"), kind, f"{source}:1")
+    """The version that a document, or a first line, names. Raises InputError for another kind, or a
+    newer version."""
+    try:
+        document = decode_json(text)
+    except NotJsonError as error:
+        raise InputError(f"{source}: expected JSON, found: {error}") from None
+    return _check_format(document, kind, source)
 
 
 def _check_format(document: object, kind: str, source: str) -> int:

@@ -110,7 +110,7 @@ def define(name: str, disks: list[str]) -> None:
     virsh("define", str(document))
 
 
-def trial(name: str, disks: list[str], *wishes: str) -> None:
+def trial(name: str, disks: list[str], *options: str) -> None:
     define(name, disks)
     before, drivers_before = definition(name), drivers(disks)
     watch = Watch(name, disks)
@@ -121,7 +121,7 @@ def trial(name: str, disks: list[str], *wishes: str) -> None:
         "trial", name, "--layouts", LAYOUT, "--boots", "1", "--in-place", "--reach", "console",
         "--tests", "cpu-single", "--quick", "--repeat", "1", "--probe", f"{FILES}/probe",
         "--answer-within", "1500", "--stop-within", "60", "--name", name,
-        "--results", str(results), "--host-reserve", "memory=64MiB", *wishes,
+        "--results", str(results), "--host-reserve", "memory=64MiB", *options,
     )  # fmt: skip
     print(said, flush=True)
     step(f"{name} tried")

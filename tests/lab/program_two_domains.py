@@ -35,12 +35,12 @@ DOMAIN = """<domain type='qemu'>
 """
 
 
-def place(name: str, vcpus: int, *wishes: str) -> None:
+def place(name: str, vcpus: int, *options: str) -> None:
     Path(f"/tmp/{name}.xml").write_text(DOMAIN.format(name=name, vcpus=vcpus, mib=64))
     virsh("define", f"/tmp/{name}.xml")
     step(f"{name} defined")
     plan = f"/tmp/{name}.json"
-    homenode("apply", name, "--save-plan", plan, "-q", *wishes)
+    homenode("apply", name, "--save-plan", plan, "-q", *options)
     step(f"{name} applied")
     virsh("start", "--paused", name)
     step(f"{name} started")

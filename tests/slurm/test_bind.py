@@ -9,9 +9,8 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
 from homenode.plan.model import Unplannable
-from homenode.slurm.affinities import with_affinities
 from homenode.slurm.flags import sbatch_lines, srun_flags
-from homenode.slurm.home_nodes import home_of_nodes
+from homenode.slurm.home_nodes import home_of_nodes, with_affinities
 from homenode.slurm.memory_bind import MemoryBind
 from homenode.slurm.ranks import Binding, RankOptions, bind_ranks, naive_nodes
 from homenode.sources import load_host

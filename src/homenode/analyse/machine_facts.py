@@ -9,8 +9,7 @@ from homenode.evidence.model import Evidence, Publication, System
 from homenode.findings import Finding
 from homenode.pci import DeviceKind
 from homenode.plan.fingerprint import host_fingerprint
-from homenode.results.host_kind import host_kind
-from homenode.results.model import Origin, Run
+from homenode.results.model import Origin, Run, host_kind
 from homenode.topology import Host
 
 

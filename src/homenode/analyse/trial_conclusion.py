@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from homenode.analyse.choosing import alternatives_of
+from homenode.analyse.alternative import alternatives_of
 from homenode.analyse.compare import compare
 from homenode.analyse.comparison import Comparison
 from homenode.analyse.decide import decide_all

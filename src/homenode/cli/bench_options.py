@@ -190,7 +190,7 @@ def bench_options(
         document = read_file(run.domain, "a domain document")
     return BenchOptions(
         name=name,
-        wishes=_suite(suite),
+        suite=_suite(suite),
         repeats=suite.repeat,
         seed=suite.seed,
         switches=UNKNOWN_SWITCHES if run.layout is None else _switches(run.layout),
@@ -284,7 +284,7 @@ def _vantage(*, has_plan: bool) -> "Vantage":
 
 
 def _is_virtual() -> bool:
-    from homenode.measure.emulation import is_virtual
+    from homenode.measure.environment import is_virtual
     from homenode.snapshot.live import LiveSnapshot
 
     return is_virtual(LiveSnapshot())

@@ -9,7 +9,7 @@ from homenode.cli.terminal import console, note
 from homenode.errors import HostError, ToolError, UsageError
 
 if TYPE_CHECKING:
-    from homenode.measure.access.protocol import Machine
+    from homenode.measure.access.machine import Machine
     from homenode.measure.setup.plan import SetupPlan, SetupStep, Vendor
 
 

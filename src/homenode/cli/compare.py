@@ -45,7 +45,7 @@ def compare(
       homenode compare results/h200/default results/h200/pin-numa
       homenode compare published:H200 --objective collective
     """
-    from homenode.analyse.choosing import alternatives_of
+    from homenode.analyse.alternative import alternatives_of
     from homenode.analyse.compare import compare as compare_alternatives
     from homenode.evidence.sources import load_sources
 

@@ -15,7 +15,7 @@ from homenode.errors import HomenodeError, HostError, UsageError
 
 if TYPE_CHECKING:
     from homenode.findings import Finding
-    from homenode.measure.access.protocol import Machine
+    from homenode.measure.access.machine import Machine
     from homenode.measure.model import Group
     from homenode.results.model import Run
 

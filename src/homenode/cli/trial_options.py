@@ -169,7 +169,7 @@ def trial_request(domain: str, asked: TrialArguments) -> "TrialRequest":
     own = asked.id or f"{_word(domain)}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     run = bench_options(own, asked.suite, asked.app, RunArguments(vantage=Vantage.GUEST))
     measuring = Measuring(
-        run.wishes,
+        run.suite,
         run.repeats,
         run.seed,
         run.app,

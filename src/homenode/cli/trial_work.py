@@ -21,8 +21,7 @@ from homenode.errors import HomenodeError, HostError, InputError, UsageError
 from homenode.hypervisor.virsh import Virsh
 from homenode.measure.layouts.guest import GuestReach, again
 from homenode.measure.layouts.guest_access import GuestAccess
-from homenode.measure.layouts.journal import Head, What
-from homenode.measure.layouts.journal_file import JournalFile, domain_locked, known_trials
+from homenode.measure.layouts.journal import Head, JournalFile, What, domain_locked, known_trials
 from homenode.measure.layouts.prepare import (
     Preflight,
     latest,
@@ -33,7 +32,7 @@ from homenode.measure.layouts.prepare import (
 )
 from homenode.measure.layouts.rollback import rollback
 from homenode.measure.layouts.runner import Trial, outcome_code, run_trial, steps_of
-from homenode.measure.layouts.schedule import BARE, Durations, TrialStep, expected_seconds
+from homenode.measure.layouts.trial_config import BARE, Durations, TrialStep, expected_seconds
 from homenode.process import find_program
 from homenode.results.model import Run
 
@@ -246,7 +245,7 @@ def _durations(host: "Host", checked: Preflight) -> Durations:
 
     measuring = checked.begun.measuring
     try:
-        tests = suite_for(host, {PROBE}, measuring.wishes).tests
+        tests = suite_for(host, {PROBE}, measuring.suite).tests
     except UsageError:  # GPU tests alone: their time is known in the guest only
         tests = ()
     once = sum(test.seconds + _PER_TEST_S for test in tests)

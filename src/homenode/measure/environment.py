@@ -1,6 +1,8 @@
 """Environment: what a run was taken under, looked at before and after. A change marks the run.
 
-What may change without harm (free memory, clocks of idle PUs) is not looked at.
+Whether a machine is emulated (QEMU's TCG, so that no figure means anything): homenode-probe knows
+more where it runs, see native/src/emulation.hpp. Source: QEMU, target/arm/tcg/cpu64.c (the
+identification of "max") and hw/arm/virt.c (the product's name); seen on Debian 12 in QEMU 7.2.
 """
 
 import re
@@ -9,9 +11,9 @@ from dataclasses import dataclass
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
+from homenode.discover.settings import read_cpu_fields
 from homenode.errors import ParseError
 from homenode.gap import Gap
-from homenode.measure.emulation import is_emulated
 from homenode.pci import DeviceKind
 from homenode.results.model import Condition
 from homenode.snapshot.protocol import Snapshot
@@ -260,3 +262,45 @@ def _word(snapshot: Snapshot, path: str) -> str | None:
     text = snapshot.read_text(path)
     word = None if text is None else text.strip()
     return word if word and len(word) < 20 else None
+
+
+_PRODUCT = "/sys/devices/virtual/dmi/id/product_name"
+_TREE = "/proc/device-tree/compatible"
+_OF_QEMU = frozenset({0x1B36, 0x1AF4, 0x1234})
+"""PCI vendors: Red Hat (QEMU's own devices, virtio), Bochs."""
+
+_NO_MAKER = "0x00"
+
+
+def is_emulated(snapshot: Snapshot, host: Host) -> bool | None:
+    """None where nothing gives: an aarch64 guest of QEMU with a real CPU's model and no firmware
+    tables, or anything that is neither x86 nor aarch64."""
+    if "TCG" in (host.cpu.name or "").split():  # "QEMU TCG CPU version 2.5+"
+        return True
+    if host.architecture in ("x86_64", "i686"):
+        # A virtual machine's CPU may have any name; CPUID, which gives, is the probe's to read.
+        return None if is_virtual(snapshot) else False
+    if host.architecture != "aarch64":
+        return None
+    if host.cpu.vendor == _NO_MAKER:
+        return True
+    product = (snapshot.read_text(_PRODUCT) or "").strip()
+    if product in ("QEMU Virtual Machine", "KVM Virtual Machine"):
+        return product == "QEMU Virtual Machine"
+    if host.pci_devices and not _has_devices_of_qemu(host):
+        return False
+    return None
+
+
+def is_virtual(snapshot: Snapshot) -> bool:
+    """Whether the machine shows that it is a virtual one. aarch64 names no hypervisor: a virtual
+    machine there may show nothing."""
+    if "hypervisor" in read_cpu_fields(snapshot).get("flags", "").split():
+        return True
+    product = (snapshot.read_text(_PRODUCT) or "").strip()
+    tree = (snapshot.read_text(_TREE) or "").replace("\0", " ").split()
+    return product.endswith("Virtual Machine") or "linux,dummy-virt" in tree
+
+
+def _has_devices_of_qemu(host: Host) -> bool:
+    return any(device.vendor_id in _OF_QEMU for device in host.pci_devices)

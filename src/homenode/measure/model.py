@@ -54,7 +54,7 @@ CONTROLS = frozenset({Group.CPU_SINGLE, Group.GPU_COPY, Group.MATMUL})
 class Reader(StrEnum):
     """Whose output a test's is: what turns it into figures.
 
-    PROBE is read by the probe's own reader, all others by measure.step_figures.
+    PROBE is read by the probe's own reader, all others by measure.step_reading.
     """
 
     PROBE = "homenode-probe"

@@ -46,7 +46,7 @@ class BenchOptions:
     """
 
     name: str
-    wishes: SuiteOptions = field(default_factory=SuiteOptions)
+    suite: SuiteOptions = field(default_factory=SuiteOptions)
     repeats: int = 3
     seed: int = 1
     switches: Switches = UNKNOWN_SWITCHES

@@ -19,7 +19,7 @@ from homenode.measure.confinement import (
     kept_to,
     usable_pus,
 )
-from homenode.measure.gpu.gpus_shown import ShownGpus
+from homenode.measure.gpu.suite import ShownGpus
 from homenode.measure.imported.runs import CPU_ONLY, GPU_UNKNOWN
 from homenode.measure.model import CONTROLS, BenchTest, Group, Reader, Suite
 from homenode.measure.orders import AppOrder, BenchOptions, restricted_to
@@ -29,8 +29,15 @@ from homenode.pci import DeviceKind
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.guest import Guest
 from homenode.plan.model import Plan
-from homenode.results.host_kind import host_kind
-from homenode.results.model import UNKNOWN_SWITCHES, Condition, GpuPlace, Origin, RunHead, Switches
+from homenode.results.model import (
+    UNKNOWN_SWITCHES,
+    Condition,
+    GpuPlace,
+    Origin,
+    RunHead,
+    Switches,
+    host_kind,
+)
 from homenode.results.vantage import Vantage
 from homenode.topology import Host
 from homenode.verify.domain_facts import DomainFacts, domain_facts
@@ -119,11 +126,11 @@ def _facts(orders: BenchOptions) -> DomainFacts | None:
 def _suite(
     orders: BenchOptions, host: Host, installed: Collection[str], shown: ShownGpus | None
 ) -> Suite:
-    wishes = orders.wishes
-    if orders.app is not None and not wishes.groups:
-        wishes = replace(wishes, groups=(*sorted(CONTROLS), Group.APP))
+    options = orders.suite
+    if orders.app is not None and not options.groups:
+        options = replace(options, groups=(*sorted(CONTROLS), Group.APP))
     try:
-        suite = suite_for(host, installed, wishes, shown)
+        suite = suite_for(host, installed, options, shown)
     except UsageError as error:
         if orders.app is None:
             raise

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 
 from homenode.errors import HostError
-from homenode.measure.access.protocol import Machine
+from homenode.measure.access.machine import Machine
 from homenode.process import Completed
 
 _PACKAGE = "homenode.measure.programs"

@@ -18,7 +18,7 @@ from homenode.durable import PRIVATE
 from homenode.errors import ParseError, ToolError, UsageError
 from homenode.findings import Finding
 from homenode.measure.access.local import LocalMachine
-from homenode.measure.access.protocol import Machine
+from homenode.measure.access.machine import Machine
 from homenode.measure.app_metric import MAX_KEPT as MAX_APP_OUTPUT
 from homenode.measure.app_metric import check_metric, figure_of
 from homenode.measure.confinement import affinity, allowed_nodes
@@ -130,8 +130,8 @@ def look_over(machine: Machine, orders: BenchOptions) -> tuple[Prepared, Snapsho
     host = discover(snapshot, read_running_domain)
     boot = orders.boot or boot_identity(machine)
     gpus = bool(host.devices_of_kind(DeviceKind.GPU))
-    installed = installed_on(machine, orders.wishes, gpus=gpus)
-    shown = gpus_shown_by(machine, orders.wishes, host, installed)
+    installed = installed_on(machine, orders.suite, gpus=gpus)
+    shown = gpus_shown_by(machine, orders.suite, host, installed)
     ready = prepared(
         orders, host, installed, boot, allowed_nodes(snapshot), shown, affinity(snapshot)
     )

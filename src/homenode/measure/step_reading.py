@@ -1,18 +1,190 @@
-"""Step reading: what the output of one step comes to, whoever printed it."""
+"""Step reading: what the output of one step comes to, whoever printed it.
+
+A tool that fails and says so in its output (nvbandwidth ends with 0) raises here, and the runner
+goes on to the test's next alternative.
+"""
 
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from homenode.cpuset import CpuSet
+from homenode.errors import ParseError
 from homenode.findings import Finding
 from homenode.gap import Gap
+from homenode.measure.figures import amd as amd_figures
+from homenode.measure.figures import collective_curve
+from homenode.measure.figures import nvidia as gpu_figures
+from homenode.measure.figures import torch_programs as torch_figures
+from homenode.measure.figures.collective_curve import CollectiveCurve
+from homenode.measure.figures.nvidia import Binding
 from homenode.measure.figures.probe import BracketedSample, probe_figures
-from homenode.measure.figures.sample import sample
-from homenode.measure.model import BenchTest, Reader
+from homenode.measure.figures.sample import Figures, numbered, sample
+from homenode.measure.figures.tool_log import nccl_runs
+from homenode.measure.figures.torch_programs import COPYING_THREAD
+from homenode.measure.gpu.suite import BY_BUS, measured_gpus
+from homenode.measure.model import BenchTest, Group, Reader
 from homenode.measure.orders import AppOrder
-from homenode.measure.step_figures import figures_of_step
-from homenode.results.model import Condition
+from homenode.results.model import Condition, Sample
+from homenode.tools import (
+    nccl_tests,
+    nccl_tuning_log,
+    nvbandwidth,
+    rocm_bandwidth_test,
+    torch_report,
+    transferbench,
+)
 from homenode.tools.homenode_probe import parse
+from homenode.tools.nccl_tests_records import NcclTests
+from homenode.tools.nvbandwidth_records import NvbandwidthDevice, NvbandwidthRun
 from homenode.topology import Host
+
+_WATCHED = re.compile(r"^# homenode watched:((?: \d{1,9}:\d{1,9}){0,4096})$", re.M | re.ASCII)
+
+# One run of AMD's tools measures everything; a test keeps what it was run for.
+_METRICS_OF_GROUP = {
+    Group.GPU_PEER: ("p2p-",),
+    Group.GPU_BANDWIDTH: ("h2d-", "d2h-"),
+}
+
+
+def figures_of_step(test: BenchTest, output: str, host: Host) -> Figures:
+    """The figures of a test's standard output. host: the machine that ran it.
+
+    Their samples carry the node that the test was bound to and the test's variant. Raises
+    ParseError where the output holds no figure; NCCL_CHOICES gives conditions only.
+    """
+    read: dict[Reader, Callable[[BenchTest, str], Figures]] = {
+        Reader.NCCL_TESTS: _nccl,
+        Reader.NCCL_CHOICES: _choices,
+        Reader.ROCM: lambda test, text: _kept(
+            amd_figures.of_rocm(rocm_bandwidth_test.parse(text), test.gpus), test
+        ),
+        Reader.TRANSFER_BENCH: lambda test, text: _kept(
+            amd_figures.of_transferbench(transferbench.parse(text), test.gpus), test
+        ),
+        Reader.TORCH: _torch,
+    }
+    if test.reads is Reader.NVBANDWIDTH:
+        figures = _nvbandwidth(test, output, host)
+    else:
+        figures = read[test.reads](test, output)
+    if not figures.samples and test.reads is not Reader.NCCL_CHOICES:
+        reasons = "; ".join(map(str, figures.gaps)) or "none"
+        raise ParseError(str(test.reads), f"figures of {test.id}", reasons)
+    return _of_this_machine(figures, host)
+
+
+def _nvbandwidth(test: BenchTest, text: str, host: Host) -> Figures:
+    binding = None if test.node is None else Binding((test.node,), (test.node,))
+    run = nvbandwidth.parse(_WATCHED.sub("", text))
+    if not run.devices and BY_BUS in test.environment:
+        run = _by_bus(run, test, host)
+    figures = gpu_figures.of_nvbandwidth(run, binding)
+    conditions = (*figures.conditions, *_copying_thread(text, host))
+    return replace(figures, conditions=conditions)
+
+
+def _copying_thread(text: str, host: Host) -> Iterator[Condition]:
+    """The nodes on which the tool's threads ran for a tenth of their time or more."""
+    watched = _WATCHED.search(text)
+    if watched is None:
+        return
+    node_of_pu = {int(pu.index): pu.node for pu in host.pus}
+    looks: dict[int, int] = {}
+    for pu, count in (map(int, one.split(":")) for one in watched[1].split()):
+        node = node_of_pu.get(pu)
+        if node is not None:
+            looks[node] = looks.get(node, 0) + count
+    most = [node for node in sorted(looks) if looks[node] * 10 >= sum(looks.values())]
+    if most:
+        yield Condition(COPYING_THREAD, f"node{'s' if len(most) > 1 else ''} {CpuSet(most)}")
+
+
+def _by_bus(run: NvbandwidthRun, test: BenchTest, host: Host) -> NvbandwidthRun:
+    """With the machine's GPUs for devices, where it shows as many as the tool has columns."""
+    names = {gpu.bdf: gpu.name or "NVIDIA GPU" for gpu in measured_gpus(host, [])}
+    gpus = test.gpus or tuple(sorted(names))
+    matrices = [matrix for one in run.tests for matrix in one.matrices]
+    if {len(matrix.column_labels) for matrix in matrices} != {len(gpus)}:
+        return run
+    devices = tuple(
+        NvbandwidthDevice(number, names.get(gpu, "NVIDIA GPU"), gpu)
+        for number, gpu in enumerate(gpus)
+    )
+    how = "the driver gave" if test.gpus else "CUDA_DEVICE_ORDER=PCI_BUS_ID gave"
+    reason = f"nvbandwidth gives numbers alone; {how} their order"
+    return replace(run, devices=devices, gaps=(*run.gaps, Gap("GPU addresses", reason)))
+
+
+def _nccl(test: BenchTest, text: str) -> Figures:
+    (part,) = nccl_runs(text)[:1]
+    run = nccl_tests.parse(part)
+    return _collective(gpu_figures.of_nccl(run, "all_reduce"), run, test)
+
+
+def _torch(test: BenchTest, text: str) -> Figures:
+    runs = torch_report.parse(text)
+    figures = torch_figures.of_torch(runs)
+    if test.group is not Group.NCCL:
+        return figures
+    run = next((run for run in runs if run.rows), None)
+    return figures if run is None else _collective(figures, torch_figures.nccl_of(run), test)
+
+
+def _collective(figures: Figures, run: NcclTests, test: BenchTest) -> Figures:
+    """With what the curve says, and the test's variant on every sample."""
+    curve = collective_curve.curve_of(run) if figures.samples else None
+    finding = collective_curve.flat_curve(run, test.id) if curve is not None else None
+    samples = (*figures.samples, *_half_peak(curve))
+    conditions = figures.conditions
+    if test.variant is None and test.binding is not None:
+        conditions += (Condition("collective binding", test.binding),)
+    return replace(
+        figures,
+        samples=numbered(_varied(one, test.variant) for one in samples),
+        conditions=conditions,
+        findings=(*figures.findings, *([finding] if finding is not None else [])),
+    )
+
+
+def _half_peak(curve: CollectiveCurve | None) -> tuple[Sample, ...]:
+    if curve is None:
+        return ()
+    return (sample("allreduce-half-peak", "bytes", float(curve.half_peak_bytes)),)
+
+
+def _varied(one: Sample, variant: str | None) -> Sample:
+    words = ", ".join(filter(None, (variant, one.variant)))
+    return replace(one, variant=words or None)
+
+
+def _choices(test: BenchTest, text: str) -> Figures:
+    """A library that does not log its choices leaves a gap: nothing else depends on them."""
+    try:
+        words = nccl_tuning_log.in_words(nccl_tuning_log.parse(text))
+    except ParseError as error:
+        return Figures(gaps=(Gap("collective algorithm", error.message),))
+    return Figures(conditions=(Condition("collective algorithm", words),))
+
+
+def _kept(figures: Figures, test: BenchTest) -> Figures:
+    starts = _METRICS_OF_GROUP.get(test.group)
+    if starts is None:
+        return figures
+    kept = [one for one in figures.samples if one.metric.startswith(starts)]
+    return replace(figures, samples=numbered(kept))
+
+
+def _of_this_machine(figures: Figures, host: Host) -> Figures:
+    """A GPU that the host does not have is a tool that saw another machine, or other addresses."""
+    known = {device.bdf for device in host.pci_devices}
+    strange = sorted({s.device for s in figures.samples if s.device is not None} - known)
+    if not strange:
+        return figures
+    gap = Gap("GPU addresses", f"the tool gives {strange[0]}, which this machine does not show")
+    return replace(figures, gaps=(*figures.gaps, gap))
+
 
 REPLAYED = "replayed"
 """Condition of a run whose figures a test guest for a tool printed: what it says of them."""
@@ -38,7 +210,7 @@ def read_step(test: BenchTest, output: str, host: Host) -> StepReading:
     if test.reads is Reader.PROBE:
         found = probe_figures(parse(output))
         return StepReading(
-            tuple(_varied(one, test.variant) for one in found.placed),
+            tuple(_placed_variant(one, test.variant) for one in found.placed),
             found.conditions,
             (),
             found.findings,
@@ -56,7 +228,7 @@ def read_step(test: BenchTest, output: str, host: Host) -> StepReading:
     )
 
 
-def _varied(placed: BracketedSample, variant: str | None) -> BracketedSample:
+def _placed_variant(placed: BracketedSample, variant: str | None) -> BracketedSample:
     if variant is None:
         return placed
     words = ", ".join(word for word in (placed.sample.variant, variant) if word)

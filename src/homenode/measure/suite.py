@@ -9,8 +9,7 @@ from dataclasses import replace
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.gap import Gap
-from homenode.measure.gpu.gpus_shown import ShownGpus
-from homenode.measure.gpu.suite import gpu_tests
+from homenode.measure.gpu.suite import ShownGpus, gpu_tests
 from homenode.measure.model import (
     CONTROLS,
     PROBE,
@@ -46,7 +45,7 @@ def groups_for(objective: Objective) -> tuple[Group, ...]:
 def suite_for(
     host: Host,
     installed: Collection[str],
-    wishes: SuiteOptions,
+    options: SuiteOptions,
     shown: ShownGpus | None = None,
 ) -> Suite:
     """The tests of a machine. installed: names of programs that can be run.
@@ -56,13 +55,13 @@ def suite_for(
     """
     left_out: list[Gap] = []
     found = [
-        *_of_probe(host, installed, wishes, left_out),
-        *gpu_tests(host, installed, wishes, left_out, shown),
+        *_of_probe(host, installed, options, left_out),
+        *gpu_tests(host, installed, options, left_out, shown),
     ]
-    wanted = set(wishes.groups) or set(Group)
+    wanted = set(options.groups) or set(Group)
     tests = tuple(test for test in found if test.group in wanted)
     left = tuple(gap for gap in left_out if gap.subject in wanted)
-    if not any(not test.is_control for test in tests) and not (tests and wishes.groups):
+    if not any(not test.is_control for test in tests) and not (tests and options.groups):
         raise UsageError(
             f"--tests: expected one that this machine can run, found none of "
             f"{', '.join(sorted(wanted))}",
@@ -72,7 +71,7 @@ def suite_for(
 
 
 def _of_probe(
-    host: Host, installed: Collection[str], wishes: SuiteOptions, left_out: list[Gap]
+    host: Host, installed: Collection[str], options: SuiteOptions, left_out: list[Gap]
 ) -> Iterator[BenchTest]:
     pus = CpuSet(pu.index for pu in host.pus if pu.online and pu.allowed)
     groups = [Group.CPU_SINGLE, Group.CPU_ALL, Group.MEMORY_BANDWIDTH, Group.MEMORY_LATENCY]
@@ -82,7 +81,7 @@ def _of_probe(
         left_out += [Gap(group, reason) for group in groups]
         return
     first = str(pus.first())
-    seconds = SECONDS[wishes.depth]
+    seconds = SECONDS[options.depth]
     yield _probe(Group.CPU_SINGLE, "throughput", seconds, "--pus", first)
     yield _probe(Group.MEMORY_BANDWIDTH, "bandwidth", seconds, "--pus", str(pus))
     if len(pus) > 1:
@@ -93,7 +92,7 @@ def _of_probe(
             "loaded latency",
             _probe(Group.MEMORY_LATENCY, "loaded-latency", seconds, "--pus", str(pus)),
         )
-    quick = ("--quick",) if wishes.depth is Depth.QUICK else ()
+    quick = ("--quick",) if options.depth is Depth.QUICK else ()
     yield _probe(Group.MEMORY_LATENCY, "latency", 4 * seconds, "--pus", first, *quick)
     if len(_with_pus_and_memory(host)) > 1:
         cells = len(_with_pus_and_memory(host)) ** 2

@@ -4,10 +4,8 @@ import hashlib
 from collections.abc import Collection
 
 from homenode.errors import ParseError, ToolError
-from homenode.measure.access.protocol import Machine
-from homenode.measure.gpu import gpus_shown
-from homenode.measure.gpu.gpus_shown import ShownGpus
-from homenode.measure.gpu.suite import BY_BUS, is_nvidia, measured_gpus
+from homenode.measure.access.machine import Machine
+from homenode.measure.gpu.suite import BY_BUS, ShownGpus, is_nvidia, measured_gpus, parse_shown
 from homenode.measure.model import PROBE, PYTHON, TORCH, SuiteOptions
 from homenode.measure.program_text import ask_for_torch, run_program
 from homenode.process import ToolMissingError, ToolTimeoutError
@@ -47,7 +45,7 @@ def pu_times(machine: Machine) -> tuple[PuTimes, ...]:
         return ()
 
 
-def installed_on(machine: Machine, wishes: SuiteOptions, *, gpus: bool) -> frozenset[str]:
+def installed_on(machine: Machine, options: SuiteOptions, *, gpus: bool) -> frozenset[str]:
     """Programs of the suite that can be run there, "python" and, if it has PyTorch, "torch".
 
     gpus: whether there are any to measure; else PyTorch is not asked for, which takes seconds.
@@ -57,7 +55,7 @@ def installed_on(machine: Machine, wishes: SuiteOptions, *, gpus: bool) -> froze
     if not gpus:
         return found
     try:
-        said = ask_for_torch(machine, wishes.python, _ASK_S)
+        said = ask_for_torch(machine, options.python, _ASK_S)
     except (ToolMissingError, ToolTimeoutError):
         return found
     if said.returncode != 0:
@@ -66,7 +64,7 @@ def installed_on(machine: Machine, wishes: SuiteOptions, *, gpus: bool) -> froze
 
 
 def gpus_shown_by(
-    machine: Machine, wishes: SuiteOptions, host: Host, installed: Collection[str]
+    machine: Machine, options: SuiteOptions, host: Host, installed: Collection[str]
 ) -> ShownGpus | None:
     """The GPUs that the machine's driver gives to us; None where it could not be asked.
 
@@ -77,8 +75,8 @@ def gpus_shown_by(
         return None
     driver = "cuda" if is_nvidia(gpus) else "hip"
     try:
-        argv = (wishes.python, "-", driver)
+        argv = (options.python, "-", driver)
         said = run_program(machine, argv, _ASK_S, "gpus_shown", dict([BY_BUS]))
-        return gpus_shown.parse(said.stdout)
+        return parse_shown(said.stdout)
     except (ParseError, ToolMissingError, ToolTimeoutError):
         return None

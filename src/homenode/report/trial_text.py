@@ -10,7 +10,7 @@ from rich.text import Text
 from homenode.analyse.trial_conclusion import Conclusion
 from homenode.measure.layouts.fitting import Fitted
 from homenode.measure.layouts.journal import Entry, Head, State, What
-from homenode.measure.layouts.schedule import TrialStep
+from homenode.measure.layouts.trial_config import TrialStep
 from homenode.report.terminal_text import AsciiWhereNeeded
 from homenode.wording import command_line, printable
 

@@ -17,7 +17,7 @@ from homenode.slurm.check_slurm import (
 from homenode.slurm.config import Config
 from homenode.slurm.corrected import corrected_gres, corrected_slurm
 from homenode.slurm.home_nodes import gpu_memory_nodes, gpus_in_order, nodes_with_cpus
-from homenode.slurm.node_class import node_classes
+from homenode.slurm.nodes import node_classes
 from homenode.topology import Host
 from homenode.wording import plural
 

@@ -18,7 +18,7 @@ from homenode.slurm.gpu_lines import (
 )
 from homenode.slurm.gres import GresLine
 from homenode.slurm.home_nodes import gpus_in_order
-from homenode.slurm.node_class import NodeClass
+from homenode.slurm.nodes import NodeClass
 from homenode.topology import Host
 from homenode.wording import nodes_text, plural
 

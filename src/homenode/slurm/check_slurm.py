@@ -12,8 +12,7 @@ from homenode.slurm.check_gres import NO_LINES
 from homenode.slurm.config import Config
 from homenode.slurm.cpu_ids import core_order
 from homenode.slurm.home_nodes import nodes_with_cpus
-from homenode.slurm.node_class import NodeClass
-from homenode.slurm.nodes import NodeShape
+from homenode.slurm.nodes import NodeClass, NodeShape
 from homenode.topology import Host
 from homenode.wording import command_line, plural
 

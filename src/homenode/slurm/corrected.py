@@ -13,7 +13,7 @@ from homenode.slurm.check_slurm import (
 )
 from homenode.slurm.config import Config, ConfigLine
 from homenode.slurm.gpu_lines import right_gpus, right_lines
-from homenode.slurm.node_class import NodeClass
+from homenode.slurm.nodes import NodeClass
 from homenode.topology import Host
 
 

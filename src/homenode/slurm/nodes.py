@@ -1,16 +1,20 @@
-"""Nodes: what Slurm takes the shape of its nodes to be.
-
-Source: slurm.conf(5), NODE CONFIGURATION; scontrol(1), show node.
-"""
+"""Nodes: what Slurm takes the shape of its nodes to be, and nodes of which it says the same."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from homenode.errors import ParseError
+from homenode.errors import InputError, ParseError
 from homenode.slurm.config import Config, ConfigLine
-from homenode.slurm.gres import gpu_count, has_slices
-from homenode.slurm.hostlist import expand_hostlist
+from homenode.slurm.gres import (
+    GresLine,
+    autodetect_for,
+    gpu_count,
+    gres_lines,
+    has_slices,
+    lines_for,
+)
+from homenode.slurm.hostlist import compress_hostlist, expand_hostlist
 
 _SHOWN = re.compile(r"(?:^|\s)([A-Za-z:]+)=(\S*)")
 
@@ -138,3 +142,69 @@ def _shape(values: dict[str, str], source: str, line: int | None) -> NodeShape |
     if sockets is None:
         sockets = max(1, (cpus or cores * threads) // (cores * threads))
     return NodeShape(sockets, cores, threads, cpus or sockets * cores * threads)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeClass:
+    """names: () where the files name no nodes. lines: of gres.conf, about their GPUs.
+
+    autodetect: what detects them. definition: their line of slurm.conf; None where it has none.
+    """
+
+    names: tuple[str, ...]
+    lines: tuple[GresLine, ...]
+    autodetect: str | None
+    definition: NodeDefinition | None
+
+    @property
+    def subject(self) -> str:
+        return compress_hostlist(self.names) if self.names else "every node"
+
+    @property
+    def sliced(self) -> bool:
+        """True where GPUs are cut into MIG slices, each a device to Slurm."""
+        defined = self.definition is not None and self.definition.sliced
+        return defined or any(
+            line.is_multiple or has_slices(line.type or "") for line in self.lines
+        )
+
+    @property
+    def owns_lines(self) -> bool:
+        """True where no line is about other nodes too, so that it may be rewritten."""
+        mine = set(self.names)
+        return all(line.nodes is None or set(line.nodes) <= mine for line in self.lines)
+
+
+def node_classes(gres: Config, slurm: Config, wanted: Sequence[str] = ()) -> tuple[NodeClass, ...]:
+    """The GPU nodes of both files, those of which both say the same together.
+
+    wanted: only these; () = all. Raises ParseError that names a line, InputError for a node that
+    neither file names.
+    """
+    lines = gres_lines(gres)
+    definitions = node_definitions(slurm)
+    defined = {name: one for one in definitions for name in one.names}
+    named = [name for name, one in defined.items() if one.gpus is not None]
+    named += [name for line in lines if line.name == "gpu" for name in line.nodes or ()]
+    names = tuple(dict.fromkeys(wanted or named))
+    for name in wanted:
+        if name not in defined and name not in named:
+            raise InputError(
+                f"{slurm.source}: expected a node {name}, found none there or in {gres.source}"
+            )
+    groups: dict[tuple[object, ...], list[str]] = {}
+    for name in names:
+        one = defined.get(name)
+        key = (lines_for(lines, name), autodetect_for(lines, name), one and one.line)
+        groups.setdefault(key, []).append(name)
+    if not names and any(line.name == "gpu" or line.autodetect for line in lines):
+        groups[lines_for(lines, ""), autodetect_for(lines, ""), None] = []
+    return tuple(
+        NodeClass(
+            tuple(own),
+            lines_for(lines, own[0] if own else ""),
+            autodetect_for(lines, own[0] if own else ""),
+            defined.get(own[0]) if own else None,
+        )
+        for own in groups.values()
+    )

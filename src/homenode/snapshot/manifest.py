@@ -1,13 +1,11 @@
 """Manifest: what a capture says of itself, in manifest.json at its top."""
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from homenode.errors import InputError
+from homenode import formats
 
 MANIFEST = "manifest.json"
-FORMAT = "homenode.snapshot"
-VERSION = 1
+KIND = "snapshot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +34,10 @@ class Manifest:
 
 def encode_manifest(manifest: Manifest) -> str:
     """The JSON document."""
-    fields = asdict(manifest)
-    fields["left_out"] = [{"what": what, "reason": reason} for what, reason in manifest.left_out]
-    return json.dumps({"format": f"{FORMAT}/{VERSION}", **fields}, indent=2) + "\n"
+    left_out = [{"what": what, "reason": reason} for what, reason in manifest.left_out]
+    return formats.encode(KIND, manifest, changed={"left_out": left_out})
 
 
 def check_manifest(text: str, source: str) -> None:
     """Raises InputError where a capture is newer than this program, or the document no manifest."""
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{source}: manifest.json: expected JSON, found {error}") from None
-    found = document.get("format") if isinstance(document, dict) else None
-    kind, _, version = str(found).partition("/")
-    if kind != FORMAT or not (version.isascii() and version.isdigit()):
-        raise InputError(
-            f'{source}: manifest.json: expected "format": "{FORMAT}/{VERSION}", found {found!r}'
-        )
-    if len(version) > 9 or int(version) > VERSION:
-        raise InputError(
-            f"{source}: expected a {FORMAT} up to version {VERSION}, found {version[:9]}",
-            hint="it was written by a newer homenode: update this one",
-        )
+    formats.version_of(text.encode("utf-8", "replace"), KIND, f"{source}: {MANIFEST}")

@@ -24,7 +24,7 @@ def with_topo(host: "Host", topo: Path | None) -> "Host":
     """The host with its GPUs' nodes as the listing has them; as it is without one."""
     if topo is None:
         return host
-    from homenode.slurm.affinities import with_affinities
+    from homenode.slurm.home_nodes import with_affinities
     from homenode.tools.nvidia_smi_topo import parse
 
     text = read_file(topo, "the output of nvidia-smi topo -m").decode("utf-8", "replace")

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from shlex import quote
 
-from homenode.measure.access.shell import octal_script
+from homenode.measure.access.remote import octal_script
 
 LINE_LETTERS = 1024
 """In one line: far below the 4095 that a terminal takes in canonical mode.

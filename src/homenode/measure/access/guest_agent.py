@@ -12,7 +12,7 @@ import msgspec
 from homenode.errors import HomenodeError, HostError, ToolError
 from homenode.hypervisor.virsh import Virsh
 from homenode.json_text import NotJsonError, decode_json
-from homenode.measure.access.channel import Said
+from homenode.measure.access.machine import Said
 from homenode.process import ToolTimeoutError
 
 _MOST_INPUT_BYTES = 60_000

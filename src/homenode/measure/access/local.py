@@ -14,7 +14,7 @@ _OWN = frozenset({"homenode-probe"})
 
 
 class LocalMachine:
-    """Programs start here; the snapshot is this machine's. See machine.protocol.Machine.
+    """Programs start here; the snapshot is this machine's. See access.machine.Machine.
 
     kept_open: file descriptors that every program inherits, see process.run. without: programs that
     count as not installed, so that what measures in their place is used.

@@ -10,7 +10,7 @@ from pathlib import Path
 from shlex import quote
 
 from homenode.errors import ToolError, UsageError
-from homenode.measure.access.channel import Said
+from homenode.measure.access.machine import Said
 from homenode.process import run
 from homenode.ssh_options import CLOSED
 

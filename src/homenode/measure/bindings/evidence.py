@@ -22,7 +22,7 @@ from homenode.findings import Findings
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
 from homenode.measure.bindings.experiments import Experiment, Mode
-from homenode.measure.figures.binding import Binding, sections
+from homenode.measure.figures.nvidia import Binding, sections
 from homenode.measure.imported.runs import ImportOptions, SourceFolder, imported_runs
 from homenode.measure.step_reading import REPLAYED, REPLAYED_LINE
 from homenode.pci import DeviceKind, PciDevice

@@ -12,8 +12,8 @@ from homenode.measure.figures import amd as amd_figures
 from homenode.measure.figures import nvidia as gpu_figures
 from homenode.measure.figures import processors as cpu_figures
 from homenode.measure.figures import torch_programs as torch_figures
-from homenode.measure.figures.binding import sections
 from homenode.measure.figures.collective_curve import flat_curve
+from homenode.measure.figures.nvidia import sections
 from homenode.measure.figures.sample import Figures, joined
 from homenode.tools import (
     cuda_bandwidth_test,

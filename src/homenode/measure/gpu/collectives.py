@@ -38,12 +38,12 @@ def collective_tests(
     gpus: tuple[PciDevice, ...],
     nodes: tuple[NumaNode, ...],
     installed: frozenset[str],
-    wishes: SuiteOptions,
+    options: SuiteOptions,
     left_out: list[Gap],
     if_stopped: str | None,
 ) -> Iterator[BenchTest]:
     """The all-reduces of these GPUs (two or more). The first test speaks for its metrics."""
-    torch = TorchPython(wishes.python) if TORCH in installed else None
+    torch = TorchPython(options.python) if TORCH in installed else None
     has_tool = "all_reduce_perf" in installed
     if not has_tool and torch is None:
         left_out.append(Gap(Group.NCCL, "neither all_reduce_perf nor PyTorch is installed"))
@@ -52,8 +52,8 @@ def collective_tests(
     speaks = True
     if has_tool:
         for binding in bindings:
-            yield from _of_tool(binding, gpus, installed, wishes, torch, left_out, if_stopped)
-        yield _choices(gpus, wishes)
+            yield from _of_tool(binding, gpus, installed, options, torch, left_out, if_stopped)
+        yield _choices(gpus, options)
         speaks = False
     spread = any(binding.of_each_gpu for binding in bindings)
     if torch is not None and (not has_tool or spread):
@@ -61,7 +61,7 @@ def collective_tests(
             for peers in (True, False):
                 name = _variant(binding, peers=peers)
                 words = name if speaks else ", ".join(filter(None, (_PER_GPU, name)))
-                test = _of_torch(torch, binding, gpus, wishes, peers=peers, variant=words)
+                test = _of_torch(torch, binding, gpus, options, peers=peers, variant=words)
                 yield replace(test, if_stopped=if_stopped if peers else None)
     elif spread:
         reason = f"{ON_GPU_NODES}: needs PyTorch, nccl-tests drives all GPUs from one process"
@@ -94,7 +94,7 @@ def _of_tool(
     binding: HostBinding,
     gpus: tuple[PciDevice, ...],
     installed: frozenset[str],
-    wishes: SuiteOptions,
+    options: SuiteOptions,
     torch: TorchPython | None,
     left_out: list[Gap],
     if_stopped: str | None,
@@ -104,9 +104,9 @@ def _of_tool(
     if binding.node is not None and "numactl" not in installed:
         left_out.append(Gap(Group.NCCL, f"{binding.words}: numactl is not installed"))
         return
-    repeats = _REPEATS[wishes.depth]
+    repeats = _REPEATS[options.depth]
     argv = nccl_tests.argv(
-        len(gpus), largest_bytes=wishes.largest_message_bytes, warmups=_WARMUPS, iterations=repeats
+        len(gpus), largest_bytes=options.largest_message_bytes, warmups=_WARMUPS, iterations=repeats
     )
     if binding.node is not None:
         node = binding.node
@@ -115,7 +115,7 @@ def _of_tool(
     for peers in (True, False):
         variant = _variant(binding, peers=peers)
         others = [
-            _of_torch(one, binding, gpus, wishes, peers=peers, variant=variant)
+            _of_torch(one, binding, gpus, options, peers=peers, variant=variant)
             for one in (torch,)
             if one is not None
         ]
@@ -130,14 +130,14 @@ def _of_torch(
     torch: TorchPython,
     binding: HostBinding,
     gpus: tuple[PciDevice, ...],
-    wishes: SuiteOptions,
+    options: SuiteOptions,
     *,
     peers: bool,
     variant: str | None,
 ) -> BenchTest:
     bind = "none" if binding.node is None else str(binding.node)
     test = torch.all_reduce(
-        _id(variant), len(gpus), wishes.largest_message_bytes, _REPEATS[wishes.depth],
+        _id(variant), len(gpus), options.largest_message_bytes, _REPEATS[options.depth],
         bind="gpu" if binding.of_each_gpu else bind, peers=peers,
     )  # fmt: skip
     environment = _environment(gpus, peers=peers)
@@ -152,10 +152,10 @@ def _patience(seconds: float, if_stopped: str | None, *, peers: bool) -> float:
     return 90 + 3 * seconds if peers and if_stopped is not None else 120 + 30 * seconds
 
 
-def _choices(gpus: tuple[PciDevice, ...], wishes: SuiteOptions) -> BenchTest:
+def _choices(gpus: tuple[PciDevice, ...], options: SuiteOptions) -> BenchTest:
     """A sweep of one call a size that logs what the library chose: not timed, as it logs."""
     argv = nccl_tests.argv(
-        len(gpus), largest_bytes=wishes.largest_message_bytes, warmups=0, iterations=1
+        len(gpus), largest_bytes=options.largest_message_bytes, warmups=0, iterations=1
     )
     log = (("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "TUNING"))
     environment = (*_environment(gpus, peers=True), *log)

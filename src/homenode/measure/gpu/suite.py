@@ -2,15 +2,17 @@
 
 Each host transfer runs once from every node and once as the tool itself binds: the matrix of nodes
 and GPUs is the result, not its best cell. Installed tools come first, PyTorch stands in for them.
+/sys shows all GPUs; a job, a container or CUDA_VISIBLE_DEVICES may leave us fewer, in another
+order: those that the driver shows are measured.
 """
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from homenode.bdf import Bdf
+from homenode.errors import ParseError
 from homenode.gap import Gap
 from homenode.measure.gpu.collectives import collective_tests
-from homenode.measure.gpu.gpus_shown import ShownGpus, shown_alone
 from homenode.measure.gpu.torch_commands import TorchPython
 from homenode.measure.model import (
     PYTHON,
@@ -23,8 +25,68 @@ from homenode.measure.model import (
     SuiteOptions,
 )
 from homenode.pci import DeviceKind, PciDevice
-from homenode.tools import nvbandwidth
+from homenode.tools import json_documents, nvbandwidth
 from homenode.topology import Host, NumaNode
+
+FORMAT = "homenode.gpus/1"
+MAX_GPUS = 1024
+
+_SOURCE = "GPUs shown"
+_GROUPS = (Group.GPU_COPY, Group.MATMUL, Group.GPU_BANDWIDTH, Group.GPU_SMALL, Group.GPU_PEER,
+           Group.NCCL)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ShownGpus:
+    """addresses: by the driver's number. reason: why there are none, in the driver's words."""
+
+    addresses: tuple[Bdf, ...]
+    reason: str | None = None
+
+
+def parse_shown(text: str) -> ShownGpus | None:
+    """What measure/programs/gpus_shown printed; None where no driver could be asked.
+
+    Slices of one GPU (MIG) have one address, and it counts once. Raises ParseError.
+    """
+    line = next((one for one in text.split("\n") if one.startswith('{"format"')), None)
+    if line is None:
+        raise ParseError(_SOURCE, f'a line with "format": "{FORMAT}"', text.strip()[:60] or "none")
+    found = json_documents.whole(line, _SOURCE)
+    addresses, reason = found.get("addresses"), found.get("reason")
+    if found.get("format") != FORMAT or not isinstance(reason, str | None):
+        raise ParseError(_SOURCE, FORMAT, line[:60])
+    if addresses is None:
+        return None
+    if not isinstance(addresses, list) or len(addresses) > MAX_GPUS:
+        raise ParseError(_SOURCE, f"a list of at most {MAX_GPUS} addresses", line[:60])
+    known = [Bdf.parse(str(one), _SOURCE) for one in addresses]
+    return ShownGpus(tuple(dict.fromkeys(known)), reason)
+
+
+def shown_alone(
+    gpus: tuple[PciDevice, ...], shown: ShownGpus, left_out: list[Gap]
+) -> tuple[PciDevice, ...]:
+    """Those that are shown, in the driver's order; the others go to left_out.
+
+    All of them where the driver gives addresses that none of them has: it speaks of other ones.
+    """
+    by_address = {gpu.bdf: gpu for gpu in gpus}
+    found = tuple(by_address[one] for one in shown.addresses if one in by_address)
+    if shown.addresses and not found:
+        reason = f"the driver shows {shown.addresses[0]}, which is none of this machine's"
+        left_out.append(Gap(Group.GPU_BANDWIDTH, reason))
+        return gpus
+    hidden = [gpu for gpu in gpus if gpu not in found]
+    if not found:
+        reason = f"the driver shows no GPU to this process: {shown.reason or 'none is visible'}"
+        left_out += [Gap(group, reason) for group in _GROUPS]
+    elif hidden:
+        others = f" and {len(hidden) - 1} more" if len(hidden) > 1 else ""
+        reason = "not shown to this process (a job's or a container's devices, *_VISIBLE_DEVICES)"
+        left_out.append(Gap(Group.GPU_BANDWIDTH, f"{hidden[0].bdf}{others}: {reason}"))
+    return found
+
 
 HOST_COPIES = (
     "host_to_device_memcpy_ce", "device_to_host_memcpy_ce", "host_to_device_memcpy_sm",
@@ -58,7 +120,7 @@ class GpuMachine:
     gpus: tuple[PciDevice, ...]
     nodes: tuple[NumaNode, ...]
     installed: frozenset[str]
-    wishes: SuiteOptions
+    suite: SuiteOptions
     hidden: int = 0
     """GPUs of this vendor that the driver does not give to us."""
 
@@ -68,21 +130,21 @@ class GpuMachine:
 
     @property
     def torch(self) -> TorchPython | None:
-        return TorchPython(self.wishes.python) if TORCH in self.installed else None
+        return TorchPython(self.suite.python) if TORCH in self.installed else None
 
     @property
     def seconds(self) -> float:
         """Of one figure of PyTorch's."""
-        return SECONDS[self.wishes.depth] / 4
+        return SECONDS[self.suite.depth] / 4
 
     def without_torch(self) -> str:
-        return _NO_TORCH.format(python=self.wishes.python)
+        return _NO_TORCH.format(python=self.suite.python)
 
 
 def gpu_tests(
     host: Host,
     installed: Collection[str],
-    wishes: SuiteOptions,
+    options: SuiteOptions,
     left_out: list[Gap],
     shown: ShownGpus | None = None,
 ) -> Iterator[BenchTest]:
@@ -102,7 +164,7 @@ def gpu_tests(
         if not gpus:
             return
     nodes = tuple(node for node in host.nodes if node.pus and node.memory_bytes != 0)
-    machine = GpuMachine(gpus, nodes, frozenset(installed), wishes, present - len(gpus))
+    machine = GpuMachine(gpus, nodes, frozenset(installed), options, present - len(gpus))
     for test in _tests(machine, left_out):
         found = _numbered_by_bus(test) if machine.is_nvidia else test
         yield found if shown is None else _numbered(found, tuple(gpu.bdf for gpu in gpus))
@@ -119,7 +181,7 @@ def _tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
         left_out += [Gap(group, reason) for group in (Group.GPU_PEER, Group.NCCL)]
         return
     yield from collective_tests(
-        machine.gpus, machine.nodes, machine.installed, machine.wishes, left_out,
+        machine.gpus, machine.nodes, machine.installed, machine.suite, left_out,
         if_stopped=None if machine.is_nvidia else PEERS_HANG,
     )  # fmt: skip
 
@@ -187,7 +249,7 @@ def _nvidia_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTe
             continue
         yield _either(tool, _torch_host(machine, node))
     if count > 1:
-        is_quick = machine.wishes.depth is Depth.QUICK
+        is_quick = machine.suite.depth is Depth.QUICK
         copies = PEER_COPIES[:2] if is_quick else PEER_COPIES
         peers = _nvbandwidth(machine, "gpu-peer", Group.GPU_PEER, copies)
         peers = replace(peers, seconds=peers.seconds * max(1.0, count / 4))
@@ -294,7 +356,7 @@ def _torch_peer(machine: GpuMachine) -> BenchTest | None:
 
 
 def _nvbandwidth(machine: GpuMachine, id: str, group: Group, names: tuple[str, ...]) -> BenchTest:
-    samples = _SAMPLES[machine.wishes.depth]
+    samples = _SAMPLES[machine.suite.depth]
     argv = nvbandwidth.argv(names, samples=samples)
     seconds = 0.4 * samples * len(machine.gpus) * len(names) + 2
     return replace(_gpu_test(id, group, argv, seconds), reads=Reader.NVBANDWIDTH)
@@ -304,7 +366,7 @@ def _watched(own: BenchTest, machine: GpuMachine) -> BenchTest:
     """nvbandwidth binds itself, and gives no one where: its threads are looked at meanwhile."""
     if PYTHON not in machine.installed:
         return own
-    return replace(own, argv=(machine.wishes.python, "-", *own.argv), program="watched")
+    return replace(own, argv=(machine.suite.python, "-", *own.argv), program="watched")
 
 
 def _from_node(own: BenchTest, node: NumaNode) -> BenchTest:

@@ -10,12 +10,10 @@ from homenode.domain.read import open_domain
 from homenode.errors import HostError, InputError, ToolError
 from homenode.hypervisor.connection import is_local
 from homenode.hypervisor.virsh import LOST, Virsh
-from homenode.measure.access.channel import Channel
 from homenode.measure.access.guest_agent import GuestAgent
-from homenode.measure.access.protocol import Machine
+from homenode.measure.access.machine import Channel, Machine
 from homenode.measure.access.remote import RemoteMachine
-from homenode.measure.access.serial_console import SerialConsole
-from homenode.measure.access.serial_line import open_line, serial_address
+from homenode.measure.access.serial_console import SerialConsole, open_line, serial_address
 from homenode.measure.access.ssh import SshChannel, SshTarget
 from homenode.measure.layouts.guest_access import GuestAccess, Transport
 from homenode.measure.model import PROBE

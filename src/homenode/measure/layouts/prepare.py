@@ -14,8 +14,7 @@ from homenode.measure.layouts.copying import Prepared, prepare_copy
 from homenode.measure.layouts.fitting import Fitted, fit, short_memory
 from homenode.measure.layouts.guest import is_there
 from homenode.measure.layouts.guest_access import GuestAccess, Transport
-from homenode.measure.layouts.journal import Head
-from homenode.measure.layouts.journal_file import JournalFile, Known, known_trials, names_of
+from homenode.measure.layouts.journal import Head, JournalFile, Known, known_trials, names_of
 from homenode.measure.layouts.rollback import ORIGINAL
 from homenode.measure.layouts.runner import Tuned, is_emulated
 from homenode.measure.layouts.trial_config import (
@@ -27,8 +26,7 @@ from homenode.measure.layouts.trial_config import (
 from homenode.plan.manual import ManualRanges
 from homenode.plan.options import PlanOptions
 from homenode.plan.stored import encode_plan, read_plan
-from homenode.results.host_kind import host_kind
-from homenode.results.model import Condition
+from homenode.results.model import Condition, host_kind
 from homenode.topology import Host
 from homenode.wording import command_line
 
@@ -101,7 +99,7 @@ def preflight(virsh: Virsh, name: str, wanted: TrialRequest, host: Host, root: P
     ]
     no_way = _obstacle_to(original, state.name, wanted.reaching.transport)
     obstacles = [] if no_way is None else [no_way]
-    obstacles += short_memory(fitted, wanted.measuring.wishes.groups)
+    obstacles += short_memory(fitted, wanted.measuring.suite.groups)
     if copy is None:
         for one in fitted:
             if one.tuning is not None:

@@ -1,10 +1,13 @@
-"""TakingBack: whatever a trial did is undone, from its journal alone. [I/O]
+"""Rollback: whatever a trial did is undone, from its journal alone. [I/O]
 
 Called at the end, after an interrupt, and by the next homenode after a crash: each step may have
-happened, half happened or not.
+happened, half happened or not. An impatient second Ctrl-C must not leave a VM half restored.
 """
 
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from homenode.apply.definition import (
@@ -16,7 +19,7 @@ from homenode.apply.definition import (
 from homenode.domain.xml_equivalence import same_definition
 from homenode.errors import HostError
 from homenode.hypervisor.virsh import Virsh
-from homenode.measure.access.protocol import Machine
+from homenode.measure.access.machine import Machine
 from homenode.measure.layouts.copying import remove_copy
 from homenode.measure.layouts.guest import (
     is_same_host_boot,
@@ -24,8 +27,40 @@ from homenode.measure.layouts.guest import (
     retry_while_unavailable,
     stop,
 )
-from homenode.measure.layouts.journal import Head, State, What
-from homenode.measure.layouts.journal_file import JournalFile
+from homenode.measure.layouts.journal import Head, JournalFile, State, What
+
+_HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def held_interrupts(notify: Callable[[str], None]) -> Iterator[None]:
+    """The first of them inside is answered with words; the next one raises KeyboardInterrupt.
+
+    What nohup ignores stays ignored.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
+    stated = False
+
+    def answer(number: int, frame: object) -> None:
+        nonlocal stated
+        if stated:
+            raise KeyboardInterrupt
+        stated = True
+        notify("the VM is being restored; once more leaves it as it is, for homenode trial undo")
+
+    before = {
+        one: signal.signal(one, answer)
+        for one in _HELD
+        if signal.getsignal(one) is not signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
 
 ORIGINAL = "original.xml"
 """Next to the journal: the user's domain as libvirt printed it when the trial was begun."""

@@ -16,7 +16,7 @@ from homenode.domain.xml_equivalence import same_definition
 from homenode.errors import HomenodeError, HostError, InputError, ToolError, UsageError
 from homenode.hypervisor.virsh import Virsh
 from homenode.measure.access.local import LocalMachine
-from homenode.measure.access.protocol import Machine
+from homenode.measure.access.machine import Machine
 from homenode.measure.derived_run import TEST_FAILED
 from homenode.measure.layouts.copying import Prepared, make_copy
 from homenode.measure.layouts.guest import (
@@ -28,12 +28,17 @@ from homenode.measure.layouts.guest import (
     retry_while_unavailable,
     stop,
 )
-from homenode.measure.layouts.interrupts import held_interrupts
-from homenode.measure.layouts.journal import Head, State, What, left_of
-from homenode.measure.layouts.journal_file import JournalFile
-from homenode.measure.layouts.rollback import ORIGINAL, noted, rollback
-from homenode.measure.layouts.schedule import BARE, TrialStep, trial_schedule
-from homenode.measure.layouts.trial_config import Measuring, bare_orders, guest_orders, run_name
+from homenode.measure.layouts.journal import Head, JournalFile, State, What, left_of
+from homenode.measure.layouts.rollback import ORIGINAL, held_interrupts, noted, rollback
+from homenode.measure.layouts.trial_config import (
+    BARE,
+    Measuring,
+    TrialStep,
+    bare_orders,
+    guest_orders,
+    run_name,
+    trial_schedule,
+)
 from homenode.measure.orders import BenchOptions, Progress
 from homenode.measure.runner import run_bench
 from homenode.plan.layout import Pinning

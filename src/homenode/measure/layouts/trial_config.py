@@ -1,19 +1,82 @@
-"""TrialConfig: what a trial measures, stored with its journal for `trial resume`."""
+"""TrialConfig: what a trial measures and in which order, stored with its journal for resuming.
 
-from dataclasses import dataclass, field
+Every layout is booted once a round, in a seeded order.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from homenode import formats
 from homenode.cpuset import CpuSet
 from homenode.domain.overlay_disks import WritableDisk
-from homenode.errors import InputError
+from homenode.errors import InputError, UsageError
 from homenode.measure.layouts.guest_access import ANSWER_S, STOP_S, GuestAccess
-from homenode.measure.layouts.schedule import BARE, TrialStep
 from homenode.measure.model import SuiteOptions
 from homenode.measure.orders import AppOrder, BenchOptions
+from homenode.measure.schedule import seeded_order
 from homenode.plan.layout import PRESETS
 from homenode.plan.model import Plan
 from homenode.results.model import UNKNOWN_SWITCHES, Condition, Switches
 from homenode.results.vantage import Vantage
+
+BARE = "bare"
+"""In the place of a layout: the host itself, on the plan's PUs and nodes, no guest."""
+
+MAX_BOOTS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class TrialStep:
+    """One boot. number: its place, from 0. round: from 0; each layout is in each round once."""
+
+    number: int
+    round: int
+    layout: str
+
+    @property
+    def is_bare(self) -> bool:
+        return self.layout == BARE
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """Seconds that a boot and a measurement are expected to take."""
+
+    boot_s: float
+    measure_s: float
+
+
+def trial_schedule(layouts: Sequence[str], boots: int, seed: int) -> tuple[TrialStep, ...]:
+    """Every layout (and BARE, where it is among them) once a round, each round in its own order.
+
+    What drifts over hours then meets every layout alike. The same arguments give the same steps.
+
+    >>> [s.layout for s in trial_schedule(["pin", "default"], 2, seed=1)].count("pin")
+    2
+
+    Raises UsageError for a layout twice, none, or boots out of range.
+    """
+    if not layouts or len(set(layouts)) != len(layouts):
+        found = ", ".join(layouts) or "none"
+        raise UsageError(f"--layouts: expected one or more, each once, found {found}")
+    if not 1 <= boots <= MAX_BOOTS:
+        raise UsageError(f"--boots {boots}: expected 1 to {MAX_BOOTS}")
+    order = [
+        (number, layout)
+        for number in range(boots)
+        for layout in seeded_order(layouts, seed, number)
+    ]
+    return tuple(TrialStep(at, number, layout) for at, (number, layout) in enumerate(order))
+
+
+def expected_seconds(steps: Sequence[TrialStep], durations: Durations) -> float:
+    """How long steps take; the host itself is not booted.
+
+    >>> expected_seconds(trial_schedule(["pin", BARE], 1, 1), Durations(60, 10))
+    80.0
+    """
+    boots = sum(not step.is_bare for step in steps)
+    return float(boots * durations.boot_s + len(steps) * durations.measure_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +84,7 @@ class Measuring:
     """What is measured in each boot. seed: of the order of tests. answer_s: how long a guest may
     take until it answers; stop_s: until it is off."""
 
-    wishes: SuiteOptions = field(default_factory=SuiteOptions)
+    suite: SuiteOptions
     repeats: int = 3
     seed: int = 1
     app: AppOrder | None = None
@@ -55,8 +118,13 @@ def encode_config(begun: TrialConfig) -> bytes:
 
 
 def decode_config(content: bytes, source: str) -> TrialConfig:
-    """Raises InputError."""
+    """Raises InputError, also for the configuration of a trial that an earlier version began."""
     try:
+        version = formats.version_of(content, "trial-config", source)
+        if version < formats.VERSIONS["trial-config"]:
+            raise InputError(
+                f"{source}: expected a trial of homenode.trial-config/2, found version {version}"
+            )
         return formats.decode(content, "trial-config", TrialConfig, source)
     except InputError as error:
         raise InputError(
@@ -80,7 +148,7 @@ def guest_orders(
     """The orders of one boot of a layout; the suite verifies the guest against the plan first."""
     return BenchOptions(
         name=name,
-        wishes=measuring.wishes,
+        suite=measuring.suite,
         repeats=measuring.repeats,
         seed=measuring.seed + step.number,
         switches=Switches.of(PRESETS[step.layout]) if step.layout in PRESETS else UNKNOWN_SWITCHES,
@@ -105,7 +173,7 @@ def bare_orders(
     pus = CpuSet(pu for pins in plan.vcpu_pins for pu in pins)
     return BenchOptions(
         name=name,
-        wishes=measuring.wishes,
+        suite=measuring.suite,
         repeats=measuring.repeats,
         seed=measuring.seed + step.number,
         vantage=Vantage.HOST,

@@ -13,7 +13,7 @@ import msgspec
 from homenode.durable import open_plain, replace_file
 from homenode.errors import HostError, InputError, ToolError
 from homenode.json_text import NotJsonError, decode_json
-from homenode.measure.access.protocol import Machine
+from homenode.measure.access.machine import Machine
 from homenode.measure.setup.plan import SetupPlan, SetupStep
 
 FORMAT = "homenode.setup/1"

@@ -79,6 +79,7 @@ def test_output_that_is_none_is_refused(text: str, says: str) -> None:
         parse(text)
 
 
+@pytest.mark.likwid
 @pytest.mark.skipif(shutil.which("likwid-bench") is None, reason="likwid-bench is not installed")
 def test_the_installed_tool_is_understood() -> None:
     done = subprocess.run(

@@ -1,20 +1,22 @@
-"""The native probe next to its peers, interleaved: bandwidth, latency, time taken. [I/O]
+"""The native probe against its peers, interleaved: bandwidth and latency. [I/O]
 
-Run with `make bench`. Peers: our own plain STREAM (gcc -O2, and -O3 -march=native), a plain pointer
-chase, and likwid-bench where it is installed. Each round runs each program once, in turn, so that a
-busy moment falls on all. Runs on all PUs are sorted by core-to-core latency before and after:
-only runs of one placement state are compared, and runs in which it changed are left out.
+`make bench`, or `bench/probe_peers.py [ROUNDS [PAGES]]` (PAGES: as the probe's --pages). Peers: our
+own plain STREAM (gcc -O2, and -O3 -march=native) and plain pointer chase; likwid-bench and
+multichase where they are installed. Each kernel has rounds of its own: the probe, then its peers,
+directly after one another, so that a busy moment falls on all. A ratio is the median over rounds of
+the probe's median by the best of the peer's loops in the same round. Rounds on all PUs in which the
+core-to-core latency changed are left out: the hypervisor moved a vCPU. On a busy machine, run it
+under `nice -n -20`; not as real-time threads, with which likwid-bench spins for ever.
 """
 
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
 import sys
-import time
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,161 +26,161 @@ ROUNDS = 5
 SPAN = 1.6  # of latencies in one placement state, as in the probe
 KIB, MIB = 1 << 10, 1 << 20
 CHASES = ((16 * KIB, "huge"), (256 * KIB, "huge"), (256 * MIB, "huge"), (256 * MIB, "base"))
+LIKWID = {
+    "read": "load", "write": "store", "copy": "copy", "triad": "stream",
+    "write_nt": "store_mem", "copy_nt": "copy_mem", "triad_nt": "stream_mem",
+}  # fmt: skip
+WIDTHS = {"sse2": ("_sse",), "avx2": ("_avx", "_avx_fma"), "avx512": ("_avx512", "_avx512_fma")}
+STREAM = ("copy", "scale", "add", "triad")
+MULTICHASE = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 
 
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
+    pages = sys.argv[2] if len(sys.argv) > 2 else "auto"
     subprocess.run(
         ["make", "-C", str(ROOT / "native"), "-j2", "--silent", "all", "baseline"], check=True
     )
     pus = sorted(os.sched_getaffinity(0))
-    first = [str(pus[0])]
-    everyone = [str(pu) for pu in pus]
-    _bandwidth("1 thread", first, rounds)
+    _bandwidth(pus[:1], rounds, pages)
     if len(pus) > 1:
-        _bandwidth(f"{len(pus)} threads", everyone, rounds)
+        _bandwidth(pus, rounds, pages)
     _latency(str(pus[0]), rounds)
 
 
-def _run(argv: list[str]) -> tuple[str, float]:
-    start = time.perf_counter()
-    done = subprocess.run(argv, check=True, capture_output=True, text=True)
-    return done.stdout, time.perf_counter() - start
+def _run(*argv: str) -> str:
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
 
 
-def _probe(*arguments: str) -> tuple[Any, float]:
-    text, seconds = _run([str(OUT / "homenode-probe"), *arguments])
-    return json.loads(text), seconds
+def _probe(*arguments: str) -> Any:
+    return json.loads(_run(str(OUT / "homenode-probe"), *arguments))
 
 
-Figures = dict[str, tuple[float, float]]
-"""Per kernel: best and median, GB/s of reported bytes."""
+def _text(pus: list[int]) -> str:
+    return ",".join(map(str, pus))
 
 
-def _ours(pus: list[str]) -> tuple[Figures, float]:
-    document, seconds = _probe("bandwidth", "--pus", ",".join(pus))
-    figures: Figures = {}
-    run = document["runs"][0]
-    for kernel in run["kernels"]:
-        states = kernel["by_state"]
-        if not states:
-            continue
-        most = max(states, key=lambda state: state["samples"])
-        best, median = most["best_bytes_per_s"] / 1e9, most["median_bytes_per_s"] / 1e9
-        old = figures.get(kernel["kernel"], (0.0, 0.0))
-        figures[kernel["kernel"]] = (max(old[0], best), max(old[1], median))
-    return figures, seconds
+def _ours(pus: list[int], kernels: str, stores: str, pages: str) -> dict[str, float]:
+    """Per kernel: median, GB/s of reported bytes, in the state with most of the samples."""
+    document = _probe(
+        "bandwidth", "--pus", _text(pus), "--kernels", kernels, "--stores", stores,
+        "--pages", pages, "--seconds", "0.3",
+    )  # fmt: skip
+    found = {}
+    for kernel in document["runs"][0]["kernels"]:
+        if kernel["by_state"]:
+            most = max(kernel["by_state"], key=lambda state: state["samples"])
+            name = kernel["kernel"] + ("_nt" if kernel["stores"] == "non-temporal" else "")
+            found[name] = most["median_bytes_per_s"] / 1e9
+    return found
 
 
-def _stream(name: str, pus: list[str]) -> tuple[Figures, float]:
-    text, seconds = _run([str(OUT / name), str(len(pus))])
-    rows = (line.split() for line in text.splitlines())
-    return {name: (float(best), float(median)) for name, best, median in rows}, seconds
+def _likwid_loops() -> dict[str, list[str]]:
+    """Per kernel of ours, the loops of likwid-bench that this processor runs."""
+    if not shutil.which("likwid-bench"):
+        return {}
+    known = {line.split(" - ")[0].strip() for line in _run("likwid-bench", "-a").splitlines()}
+    sets = _probe("throughput", "--seconds", "0.1")["machine"]["instruction_sets"]
+    ends = [end for name in sets for end in WIDTHS.get(name, ())]
+    return {
+        kernel: [loop + end for end in ends if loop + end in known]
+        for kernel, loop in LIKWID.items()
+    }
 
 
-def _likwid(pus: list[str]) -> tuple[Figures, float]:
-    figures: Figures = {}
-    start = time.perf_counter()
-    kernels = {"read": "load_avx512", "copy": "copy_mem_avx512", "triad": "stream_mem_avx512"}
-    for name, kernel in kernels.items():
-        text, _ = _run(["likwid-bench", "-t", kernel, "-W", f"N:1GB:{len(pus)}"])
-        for line in text.splitlines():
-            if line.startswith("MByte/s:"):
-                gb_per_s = float(line.split()[1]) / 1e3
-                figures[name] = (gb_per_s, gb_per_s)
-    return figures, time.perf_counter() - start
+def _likwid(loop: str, pus: list[int]) -> float:
+    """GB/s of the loop over 256 MB a thread, twenty times."""
+    text = _run("likwid-bench", "-t", loop, "-i", "20", "-W", f"N:{256 * len(pus)}MB:{len(pus)}")
+    (rate,) = (line.split()[1] for line in text.splitlines() if line.startswith("MByte/s:"))
+    return float(rate) / 1e3
 
 
-def _cas_ns(pus: list[str]) -> float:
-    document, _ = _probe("core-to-core", "--pus", ",".join(pus[:2]), "--seconds", "0.05")
+def _stream(program: str, pus: list[int]) -> dict[str, float]:
+    rows = (line.split() for line in _run(str(OUT / program), str(len(pus))).splitlines())
+    return {name: float(median) for name, _, median in rows}
+
+
+def _cas_ns(pus: list[int]) -> float:
+    if len(pus) < 2:
+        return 1.0
+    document = _probe("core-to-core", "--pus", _text(pus[:2]), "--seconds", "0.05")
     return float(document["pairs"][0]["median_ns"])
 
 
-def _bandwidth(title: str, pus: list[str], rounds: int) -> None:
-    programs: dict[str, Callable[[], tuple[Figures, float]]] = {
-        "probe": lambda: _ours(pus),
-        "STREAM -O2": lambda: _stream("stream_o2", pus),
-        "STREAM -O3": lambda: _stream("stream_o3", pus),
-    }
-    if shutil.which("likwid-bench"):
-        programs["likwid"] = lambda: _likwid(pus)
-    in_use: dict[str, list[float]] = defaultdict(list)
-    runs: list[tuple[float, str, Figures]] = []
+def _bandwidth(pus: list[int], rounds: int, pages: str) -> None:
+    rows: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    loops = _likwid_loops()
     dropped = 0
     for _ in range(rounds):
-        for name, program in programs.items():
-            before = _cas_ns(pus) if len(pus) > 1 else 1.0
-            figures, seconds = program()
-            after = _cas_ns(pus) if len(pus) > 1 else 1.0
-            in_use[name].append(seconds)
+        for kernel in ("STREAM", *loops):
+            before = _cas_ns(pus)
+            pairs: list[tuple[str, str, float, float]] = []
+            if kernel == "STREAM":
+                ours = _ours(pus, ",".join(STREAM), "regular", pages)
+                for title, program in (("STREAM -O2", "stream_o2"), ("STREAM -O3", "stream_o3")):
+                    peer = _stream(program, pus)
+                    pairs += [(name, title, ours[name], peer[name]) for name in STREAM]
+            else:
+                stores = "non-temporal" if kernel.endswith("_nt") else "regular"
+                mine = _ours(pus, kernel.removesuffix("_nt"), stores, pages)[kernel]
+                best = max(_likwid(loop, pus) for loop in loops[kernel])
+                pairs.append((kernel, "likwid-bench", mine, best))
+            after = _cas_ns(pus)
             if max(before, after) > SPAN * min(before, after):
                 dropped += 1
                 continue
-            runs.append((min(before, after), name, figures))
-    least = min(cas for cas, _, _ in runs)
-    for near in (True, False):
-        state = [(name, figures) for cas, name, figures in runs if (cas <= SPAN * least) == near]
-        if {"probe"} < {name for name, _ in state}:
-            what = "" if len(pus) == 1 else f", {'near' if near else 'far'} state"
-            _print_bandwidth(f"{title}{what}", state, in_use)
+            for name, peer_name, mine, best in pairs:
+                rows[name, peer_name].append((mine, best))
+    print(f"\n{len(pus)} threads, pages {pages}: GB/s, medians over rounds; median of the ratios")
+    for (name, peer_name), both in sorted(rows.items()):
+        mine, best = (statistics.median(column) for column in zip(*both, strict=True))
+        ratios = sorted(a / b for a, b in both)
+        print(
+            f"  {name:9} probe {mine:5.1f}  {peer_name:12} {best:5.1f}  "
+            f"x{statistics.median(ratios):.2f} [{ratios[0]:.2f} .. {ratios[-1]:.2f}], "
+            f"{len(both)} rounds",
+            flush=True,
+        )
     if dropped:
-        print(f"{dropped} runs left out: the placement changed during them")
+        print(f"  {dropped} rounds left out: the placement changed during them")
 
 
-def _print_bandwidth(
-    title: str, runs: list[tuple[str, Figures]], in_use: dict[str, list[float]]
-) -> None:
-    print(f"\n{title}: GB/s, median over runs of the best and of the median; probe / peer")
-    series: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
-    for name, figures in runs:
-        for kernel, pair in figures.items():
-            series[name, kernel].append(pair)
-    middle = {
-        key: tuple(statistics.median(column) for column in zip(*pairs, strict=True))
-        for key, pairs in series.items()
-    }
-    for name in dict.fromkeys(name for name, _ in runs):
-        cells = []
-        for kernel in ("read", "copy", "scale", "add", "triad"):
-            if (name, kernel) not in middle or ("probe", kernel) not in middle:
-                continue
-            best, median = middle[name, kernel]
-            cell = f"{kernel} {best:5.1f} {median:5.1f}"
-            if name != "probe":
-                ours = middle["probe", kernel]
-                cell += f" (x{ours[0] / best:.2f} x{ours[1] / median:.2f})"
-            cells.append(cell)
-        print(f"  {name:11} {statistics.median(in_use[name]):4.1f} s  " + "  ".join(cells))
+def _curve(pu: str, pages: str) -> dict[int, float]:
+    """Per size, ns of a load in random order."""
+    document = _probe(
+        "latency", "--pus", pu, "--pages", pages, "--orders", "random", "--quick",
+        "--seconds", "3",
+    )  # fmt: skip
+    return {point["bytes"]: point["median_ns"] for point in document["curves"][0]["points"]}
+
+
+def _chase(peer: str, pu: str, size: int, pages: str) -> float:
+    """ns of a load in one random order over the whole buffer (multichase: -T as large as -m)."""
+    if peer == "plain chase":
+        return float(_run(str(OUT / "chase_plain"), pu, str(size), pages).split()[1])
+    argv = ["multichase", "-m", str(size), "-T", str(size), "-s", "64"]
+    text = _run("taskset", "-c", pu, *argv, *(["-H"] if pages == "huge" else []))
+    return float(MULTICHASE.findall(text)[-1])
 
 
 def _latency(pu: str, rounds: int) -> None:
-    ours: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
-    plain: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
-    seconds: list[float] = []
+    peers = ["plain chase", *(["multichase"] if shutil.which("multichase") else [])]
+    rows: dict[tuple[int, str, str], list[tuple[float, float]]] = defaultdict(list)
     for _ in range(rounds):
-        document, elapsed = _probe("latency", "--pus", pu)
-        seconds.append(elapsed)
-        for curve in document["curves"]:
-            if curve["order"] != "random":
-                continue
-            pages = "base" if curve["pages_wanted"] == "base" else "huge"
-            for point in curve["points"]:
-                ours[point["bytes"], pages].append((point["best_ns"], point["median_ns"]))
-        for size, pages in CHASES:
-            text, _ = _run([str(OUT / "chase_plain"), pu, str(size), pages])
-            best, median = map(float, text.split())
-            plain[size, pages].append((best, median))
-    took = statistics.median(seconds)
-    print(
-        f"\nlatency, ns, best of {rounds} runs and median of their medians; "
-        f"the whole curve in {took:.1f} s"
-    )
-    for key in CHASES:
-        cells = []
-        for place, of in ((0, min), (1, statistics.median)):
-            mine, peer = (of([pair[place] for pair in one[key]]) for one in (ours, plain))
-            cells.append(f"probe {mine:8.3f}  plain {peer:8.3f}  x{mine / peer:.3f}")
-        print(f"  {key[0] // KIB:7} KiB {key[1]:4}  {'   '.join(cells)}")
+        for pages in dict.fromkeys(pages for _, pages in CHASES):
+            mine = _curve(pu, pages)
+            for size in (size for size, kind in CHASES if kind == pages):
+                for peer in peers:
+                    theirs = _chase(peer, pu, size, pages)
+                    rows[size, pages, peer].append((mine[size], theirs))
+    print("\nlatency, ns, random order: medians over rounds; median of the ratios")
+    for (size, pages, peer), both in rows.items():
+        mine, theirs = (statistics.median(column) for column in zip(*both, strict=True))
+        ratio = statistics.median(a / b for a, b in both)
+        print(
+            f"  {size // KIB:7} KiB {pages:4}  probe {mine:8.3f}  {peer} {theirs:8.3f}  "
+            f"x{ratio:.3f}, {len(both)} rounds"
+        )
 
 
 if __name__ == "__main__":

@@ -109,6 +109,20 @@ def test_each_instruction_set_passes_its_own_checks(instructions: str) -> None:
         assert "expected one that this processor runs" in answer.errors
         return
     assert answer.document["instruction_set"] == instructions
+    kernels = answer.document["runs"][0]["kernels"]
+    assert {kernel["instruction_set"] for kernel in kernels} == {instructions}
+
+
+def test_the_best_kernels_name_their_instructions_and_the_document_names_all_of_them() -> None:
+    document = bandwidth("--pus", one_pu())
+    sets = document["machine"]["instruction_sets"]
+    used = {
+        (kernel["kernel"], kernel["stores"]): kernel["instruction_set"]
+        for kernel in document["runs"][0]["kernels"]
+    }
+    assert used["read", "regular"] == sets[0]
+    assert used["copy", "regular"] == sets[-1]
+    assert document["instruction_set"] == "+".join(name for name in sets if name in used.values())
 
 
 def test_pages_are_verified_on_the_node_that_was_asked_for() -> None:

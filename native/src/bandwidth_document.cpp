@@ -27,6 +27,7 @@ void write_kernel(Json& json, const BandwidthRequest& request, const BandwidthRe
   const std::size_t elements = result.window_elements * request.pus.size();
   json.object().field("kernel", name_of(kernel.operation));
   json.field("stores", kernel.stores == Stores::regular ? "regular" : "non-temporal");
+  json.field("instruction_set", kernel.instruction_set);
   json.field("reported_bytes_per_element", kernel.reported_bytes());
   json.field("moved_bytes_per_element", kernel.moved_bytes());
   json.field("reported_bytes_per_sample", kernel.reported_bytes() * elements);

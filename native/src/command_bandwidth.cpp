@@ -36,10 +36,20 @@ std::vector<Kernel> chosen_kernels(const Options& options) {
                         (stores == "regular") == (kernel.stores == Stores::regular);
     return named && stored;
   };
-  std::vector<Kernel> kernels = kernels_of(set == "auto" ? available.front() : set);
+  std::vector<Kernel> kernels = set == "auto" ? best_kernels() : kernels_of(set);
   std::erase_if(kernels, [&](const Kernel& kernel) { return !wanted(kernel); });
   if (kernels.empty()) options.reject("kernels", "at least one kernel");
   return kernels;
+}
+
+// "avx512+avx2+sse2": figures of other instructions are not compared with these.
+std::string sets_of(const std::vector<Kernel>& kernels) {
+  std::string names;
+  for (const auto& set : instruction_sets()) {
+    if (std::ranges::find(kernels, set, &Kernel::instruction_set) == kernels.end()) continue;
+    names += (names.empty() ? "" : "+") + set;
+  }
+  return names;
 }
 
 std::size_t default_array_bytes(const Host& host, const PuSet& pus) {
@@ -77,8 +87,7 @@ void measure_one(const BandwidthRequest& request, Session& session) {
 std::string run(const Options& options) {
   Session session("bandwidth", options);
   const BandwidthRequest one = request_of(options, session, session.pus());
-  session.json().field("instruction_set", options.text("isa") == "auto" ? instruction_sets().front()
-                                                                          : options.text("isa"));
+  session.json().field("instruction_set", sets_of(one.kernels));
   session.json().array("runs");
   if (!options.flag("matrix")) {
     measure_one(one, session);
@@ -113,7 +122,7 @@ std::vector<OptionSpec> options() {
   specs.push_back({"pages", "KIND", "auto", "auto (huge if allowed), huge, base, hugetlb; all but auto demand"});
   specs.push_back({"array-bytes", "SIZE", "", "of each of three arrays, all threads together; without it, "
                                               "five times the LLCs, 128M at least"});
-  specs.push_back({"isa", "NAME", "auto", "avx512, avx2, sse2; neon on aarch64"});
+  specs.push_back({"isa", "NAME", "auto", "auto (the best for each kernel), avx512, avx2, sse2; neon on aarch64"});
   return specs;
 }
 

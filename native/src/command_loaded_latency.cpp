@@ -60,7 +60,7 @@ class LoadedLatency {
     if (!pages) options.reject("pages", "auto, huge, base or hugetlb");
     if (chain_bytes_ < 65536) options.reject("chain-bytes", "64K or more");
     const auto kernel_name = options.text("mix");
-    for (const auto& kernel : kernels_of(instruction_sets().front())) {
+    for (const auto& kernel : best_kernels()) {
       if (kernel.name() == kernel_name) kernel_ = kernel;
     }
     if (kernel_.run == nullptr) options.reject("mix", "a kernel: read, copy, triad, copy_nt, triad_nt, ...");
@@ -168,7 +168,7 @@ class LoadedLatency {
   std::vector<Injected> injected_;
   std::size_t chain_bytes_;
   std::size_t array_bytes_;
-  Kernel kernel_{Operation::read, Stores::regular, nullptr};
+  Kernel kernel_{Operation::read, Stores::regular, nullptr, {}};
   Buffer chain_;
   PageReport report_;
   void** at_ = nullptr;

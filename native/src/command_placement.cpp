@@ -51,7 +51,7 @@ Watch watch(const Options& options, Session& session) {
   Team team(session.pus());
   Ring ring(team.size());
   std::vector<Place> places(team.size());
-  const auto kernels = kernels_of(instruction_sets().front());
+  const auto kernels = best_kernels();
   const auto fill = *std::ranges::find_if(kernels, [](const Kernel& kernel) {
     return kernel.operation == Operation::write && kernel.stores == Stores::non_temporal;
   });

@@ -25,6 +25,7 @@ struct Kernel {
   Operation operation;
   Stores stores;
   KernelFunction run;
+  std::string_view instruction_set;
 
   std::string name() const;
   // Bytes per element that STREAM would report: each array once.
@@ -44,9 +45,13 @@ std::optional<Operation> operation_of(std::string_view name);
 std::vector<std::string> instruction_sets();
 // All kernels of one set: six operations, and non-temporal forms of the five that store.
 std::vector<Kernel> kernels_of(std::string_view instruction_set);
+// The same, each of the set whose register width suits it best.
+std::vector<Kernel> best_kernels();
 
 // One instruction set's functions, in the order of Operation; `read` has no non-temporal form.
 struct KernelSet {
+  std::string_view name;
+  std::size_t register_bytes;
   KernelFunction regular[6];
   KernelFunction non_temporal[6];
 };

@@ -38,7 +38,7 @@ INLINE double sum_of(Vector value) {
 
 }  // namespace
 
-const KernelSet avx2_kernels = HOMENODE_KERNEL_SET;
+const KernelSet avx2_kernels = HOMENODE_KERNEL_SET("avx2");
 
 }  // namespace homenode
 

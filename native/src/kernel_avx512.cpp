@@ -38,7 +38,7 @@ INLINE double sum_of(Vector value) {
 
 }  // namespace
 
-const KernelSet avx512_kernels = HOMENODE_KERNEL_SET;
+const KernelSet avx512_kernels = HOMENODE_KERNEL_SET("avx512");
 
 }  // namespace homenode
 

@@ -41,7 +41,7 @@ INLINE double sum_of(Vector value) { return vaddvq_f64(vaddq_f64(value.low, valu
 
 }  // namespace
 
-const KernelSet neon_kernels = HOMENODE_KERNEL_SET;
+const KernelSet neon_kernels = HOMENODE_KERNEL_SET("neon");
 
 }  // namespace homenode
 

@@ -38,7 +38,7 @@ INLINE double sum_of(Vector value) {
 
 }  // namespace
 
-const KernelSet sse2_kernels = HOMENODE_KERNEL_SET;
+const KernelSet sse2_kernels = HOMENODE_KERNEL_SET("sse2");
 
 }  // namespace homenode
 

@@ -68,7 +68,7 @@ Command throughput_command();
 Command smt_command();
 Command placement_command();
 
-constexpr const char* probe_version = "0.1.0";
+constexpr const char* probe_version = "0.2.0";
 constexpr const char* document_format = "homenode.probe/1";
 
 // The first fields of every document, also of replays that touch no host.

@@ -140,8 +140,7 @@ def answer(sources: Sequence[str], flavours: Path | None) -> None:
     hook = Hook(PoolPlaces(pool, sizes), sizes)
     for line in sys.stdin.buffer:
         if line.strip():
-            sys.stdout.write(hook.answer(line))
-            sys.stdout.flush()
+            print_json(hook.answer(line))
 
 
 def _flavour_of_shapes(

@@ -84,6 +84,7 @@ def print_json(text: str) -> None:
     if not text.replace("\n", "").isprintable():
         text = "".join(one if one.isprintable() or one == "\n" else _escaped(one) for one in text)
     sys.stdout.write(text)
+    sys.stdout.flush()  # who asks line by line waits for each answer
 
 
 def _escaped(letter: str) -> str:

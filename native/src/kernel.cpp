@@ -43,9 +43,9 @@ std::vector<Kernel> kernels_of(const KernelSet& set) {
 constexpr std::size_t widest_bytes = 64;
 
 // Measured on Zen 4, one thread: kernels that only read or only write care little. Where loads and
-// stores mix, wide registers put more lines in flight at once than the core has buffers for: copy, add
-// and triad with regular stores gain 10 to 20 % from 16-byte registers, with non-temporal ones 5 %
-// from 32-byte registers.
+// stores mix, wide registers are slower, perhaps because more lines are in flight than the core has
+// buffers for: copy, add and triad with regular stores gain 10 to 20 % from 16-byte registers, with
+// non-temporal ones 5 % from 32-byte registers.
 std::size_t best_register_bytes(const Kernel& kernel) {
   if (kernel.operation == Operation::read || kernel.operation == Operation::write) return widest_bytes;
   return kernel.stores == Stores::regular ? 16 : 32;

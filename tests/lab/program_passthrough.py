@@ -51,7 +51,7 @@ def main() -> None:
     before = virsh("dumpxml", "--inactive", "--security-info", "vm")
     step("defined")
     homenode(
-        "apply", "vm", "--layout", "pin-numa-pci", "--policy", "spread", "--save-plan",
+        "apply", "vm", "--yes", "--layout", "pin-numa-pci", "--policy", "spread", "--save-plan",
         "/tmp/plan.json", "-q", "--host-reserve", "memory=64MiB",
     )  # fmt: skip
     step("applied")

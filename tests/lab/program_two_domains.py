@@ -40,7 +40,7 @@ def place(name: str, vcpus: int, *options: str) -> None:
     virsh("define", f"/tmp/{name}.xml")
     step(f"{name} defined")
     plan = f"/tmp/{name}.json"
-    homenode("apply", name, "--save-plan", plan, "-q", *options)
+    homenode("apply", name, "--yes", "--save-plan", plan, "-q", *options)
     step(f"{name} applied")
     virsh("start", "--paused", name)
     step(f"{name} started")

@@ -38,6 +38,7 @@ LIVE = frozenset({"root", "libvirt", "qemu", "slurm"})
 """Markers of tests that share one daemon, or boot machines: one after the other, in one process."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if LIVE & {marker.name for marker in item.iter_markers()}:

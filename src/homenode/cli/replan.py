@@ -8,7 +8,7 @@ from homenode.cli.apply import define, preview, tuned_on
 from homenode.cli.options import ConnectOption, DomainArgument, HostOption
 from homenode.cli.terminal import note
 from homenode.errors import UsageError
-from homenode.hypervisor.connection import DEFAULT, is_local
+from homenode.hypervisor.connection import DEFAULT, is_local, with_connection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,6 +51,7 @@ def replan(
     from homenode.plan.layout import PRESETS
     from homenode.plan.options import PlanOptions
     from homenode.sources import load_host
+    from homenode.wording import command_line
 
     if host is None and not is_local(connect):
         raise UsageError(
@@ -65,7 +66,7 @@ def replan(
     if record is None or record.name not in PRESETS:
         raise UsageError(
             f"{state.name}: expected a domain with a layout of homenode, found none",
-            hint=f"homenode apply {state.name}",
+            hint=command_line(*with_connection(connect, "homenode", "apply", state.argument)),
         )
     machine = load_host(host)
     document = replace_sources(document, _replaced(device or ()))

@@ -148,9 +148,10 @@ def huge_page_drift(expected: Expectation, host: Host) -> Iterator[Finding]:
             yield Finding(
                 "drift-huge-pages", Severity.CRITICAL, f"node {node}",
                 f"{pages} pages of {format_bytes(size)}", str(found),
-                "VMs that need these pages do not start", "reserve them at boot; until then: echo "
-                f"{pages} > /sys/devices/system/node/node{node}/hugepages/"
-                f"hugepages-{size // 1024}kB/nr_hugepages", f"expectation of {expected.host}",
+                "VMs that need these pages do not start",
+                f"reserve {pages} at boot; until then write that number to /sys/devices/system/"
+                f"node/node{node}/hugepages/hugepages-{size // 1024}kB/nr_hugepages",
+                f"expectation of {expected.host}",
             )  # fmt: skip
 
 

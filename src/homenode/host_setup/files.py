@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from homenode.errors import UsageError
 from homenode.host_setup.needs import HostNeeds, NodePages
+from homenode.wording import command_line
 
 MARK = "# Written by homenode host-setup; homenode host-setup undo removes it."
 _KIB = 1024
@@ -99,13 +100,14 @@ def _pages_unit(node: int, pages: tuple[NodePages, ...]) -> SetupFile:
             f"hugepages-{one.page_bytes // _KIB}kB/nr_hugepages"
         )
         # More than these may be there for others: they are only added to.
-        enough = f'test "$(cat {file})" -ge {one.pages}'
-        lines.append(f"ExecStart=/bin/sh -c '{enough} || echo {one.pages} > {file}'")
+        count = str(one.pages)
+        enough = f'test "$(cat {file})" -ge ' + count
+        lines.append(f"ExecStart=/bin/sh -c '{enough} || echo " + count + f" > {file}'")
         lines.append(f"ExecStart=/bin/sh -c '{enough}'")
     lines += ["", "[Install]", "WantedBy=sysinit.target", ""]
     return SetupFile(
         f"/etc/systemd/system/{name}", "\n".join(lines), 0o644,
-        f"systemctl daemon-reload && systemctl enable --now {name}",
+        "systemctl daemon-reload && " + command_line("systemctl", "enable", "--now", name),
     )  # fmt: skip
 
 

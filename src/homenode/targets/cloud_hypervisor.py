@@ -412,7 +412,7 @@ def _words(
     elif platform:
         words.append(("--platform", _merged(platform, {})))
     given_ids = ids or {}
-    names = {d.bdf: given_ids.get(d.bdf, f"homenode{i}") for i, d in enumerate(plan.devices)}
+    names = {d.bdf: given_ids.get(d.bdf, "homenode" + str(i)) for i, d in enumerate(plan.devices)}
     owner = {cell: names[device.bdf] for device in plan.devices for cell in device.initiator_cells}
     if plan.layout.cells is GuestCells.MIRRORED:
         for cell in plan.cells:
@@ -485,11 +485,19 @@ def _edited(text: str, options: tuple[Option, ...], plan: Plan) -> str:
     new = _joined(words, separator)
     for option in reversed(ours[1:]):
         before = text[: option.start]
-        head = re.sub(r"(?:[ \t]|\\\n)*+\Z", "", before)
+        head = _without_continuation(before)
         text = head + text[option.end :]
     if ours:
         return text[:start] + new + text[ours[0].end :]
     return text[:start] + separator + new + text[start:]
+
+
+def _without_continuation(text: str) -> str:
+    """The text without the blanks and continued line ends at its end."""
+    end = len(text)
+    while end and (text[end - 1] in " \t" or text[max(0, end - 2) : end] == "\\\n"):
+        end -= 2 if text[end - 1] == "\n" else 1
+    return text[:end]
 
 
 def _carried(ours: str, keys: Mapping[str, str]) -> str:

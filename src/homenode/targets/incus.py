@@ -434,7 +434,8 @@ def _devices(
         else:
             changed[block.key] = None
     names = set() if instance is None else {block.key for block, _ in instance.devices}
-    free = iter(f"homenode{i}" for i in range(10_000) if f"homenode{i}" not in names - set(changed))
+    ours = ("homenode" + str(number) for number in range(10_000))
+    free = iter(name for name in ours if name not in names - set(changed))
     for device_planned in plan.devices:
         bdf = device_planned.bdf
         if bdf in there:

@@ -78,7 +78,7 @@ SUPPORT = {
     Feature.IOMMU: native("`hw:viommu_model=intel`"),
 }
 
-_LISTED = re.compile(r"([^=,\s]+)='([^']*)'", re.ASCII)
+_LISTED = re.compile(r"(?<![^=,\s])([^=,\s]++)='([^']*+)'", re.ASCII)
 _OWNED = re.compile(
     r"hw:(cpu_(policy|thread_policy|sockets|cores|threads)|emulator_threads_policy|numa_nodes|"
     r"numa_(cpus|mem)\.[0-9]{1,3})\Z",

@@ -475,7 +475,7 @@ def _edited(conf: Conf, wanted: Mapping[str, str | None]) -> str:
         value = left.pop(match[1])
         if value is None:
             continue
-        lines.append(line if value == match[2] else f"{match[1]}: {value}{end}")
+        lines.append(line if value == match[2].strip(" \t") else f"{match[1]}: {value}{end}")
     added = [f"{key}: {value}{end}" for key, value in left.items() if value is not None]
     if added:
         at = len(lines)

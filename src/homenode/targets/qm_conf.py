@@ -19,7 +19,7 @@ from homenode.targets.qemu_command import escaped, facts_of, options_of, ranges_
 from homenode.targets.target import new_guest
 from homenode.units import MIB
 
-KEY = re.compile(r"([a-z][a-z0-9_-]{0,40}):[ \t]*(.*?)[ \t]*\Z", re.ASCII)
+KEY = re.compile(r"([a-z][a-z0-9_-]{0,40}):(.*+)\Z", re.ASCII)
 NUMA = re.compile(r"numa[0-9]{1,2}\Z", re.ASCII)
 HOSTPCI = re.compile(r"hostpci([0-9]{1,2})\Z", re.ASCII)
 _VMID = re.compile(r"([1-9][0-9]{2,8})\.conf\Z", re.ASCII)
@@ -70,7 +70,7 @@ def parse(content: bytes, source: str) -> Conf:
             raise ParseError(source, "key: value", bare, line=number + 1)
         if match[1] in values:
             raise ParseError(source, f"{match[1]} once", "it again", line=number + 1)
-        values[match[1]] = match[2]
+        values[match[1]] = match[2].strip(" \t")
     return Conf(lines, live, values)
 
 

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from homenode.errors import ParseError
+from homenode.json_text import NotJsonError, decode_json
 
-_ENTRY = re.compile(r"""( *)("(?:[^"\\]|\\.)*+"|'[^']*+'|[^\s#:][^:\n]*+):(?: +(.*))?\Z""")
+_ENTRY = re.compile(r"""( *)("(?:[^"\\]|\\.)*+"|'[^']*+'|[^\s#:][^:\n]*+):(?: ++(.*+))?\Z""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,8 @@ def _plain(text: str, source: str) -> str:
     """A scalar on one line."""
     if text.startswith('"'):
         try:
-            return str(json.loads(text))
-        except ValueError:
+            return str(decode_json(text))
+        except NotJsonError:
             raise ParseError(source, "a quoted text", text[:60]) from None
     if text.startswith("'"):
         return text[1:-1].replace("''", "'")

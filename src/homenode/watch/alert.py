@@ -16,6 +16,7 @@ from homenode.doctor.expectation import (
 )
 from homenode.findings import Finding, Severity, in_order
 from homenode.topology import Host
+from homenode.wording import command_line
 
 LINKS = frozenset({"pcie-link-slow", "pcie-link-narrow", "pcie-target-low", "pcie-link-dropped"})
 """What the doctor says of links; a drift of a link says the same with what was certified."""
@@ -136,7 +137,8 @@ def _foreign(domain: DomainState) -> Finding:
         "plan-of-other-host", Severity.CRITICAL, domain.name, "a layout planned for this host",
         "one planned for another host, or before this host's topology changed",
         "pins, memory and guest cells may be on the wrong nodes",
-        f"homenode replan {domain.name}", "the layout's record in the domain's <metadata>",
+        command_line("homenode", "replan", domain.name),
+        "the layout's record in the domain's <metadata>",
     )  # fmt: skip
 
 

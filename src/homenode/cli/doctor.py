@@ -114,7 +114,6 @@ def doctor(
     Nothing is changed. The exit code is 1 where something is critical or a warning.
 
     Examples:
-      homenode doctor
       homenode doctor VM.xml --host hgx-h100
       homenode doctor --pool captures/
     """

@@ -17,7 +17,7 @@ from homenode.plan.layout import GuestCells
 from homenode.plan.model import Plan
 from homenode.targets.facts import CellFact, VmFacts
 from homenode.targets.qemu_command import size_of, size_text
-from homenode.targets.script import PREPARE, plan_values, quoted
+from homenode.targets.script import PREPARE, plan_values, quoted, without_continuation
 from homenode.targets.target import (
     Feature,
     Rendering,
@@ -485,19 +485,11 @@ def _edited(text: str, options: tuple[Option, ...], plan: Plan) -> str:
     new = _joined(words, separator)
     for option in reversed(ours[1:]):
         before = text[: option.start]
-        head = _without_continuation(before)
+        head = without_continuation(before)
         text = head + text[option.end :]
     if ours:
         return text[:start] + new + text[ours[0].end :]
     return text[:start] + separator + new + text[start:]
-
-
-def _without_continuation(text: str) -> str:
-    """The text without the blanks and continued line ends at its end."""
-    end = len(text)
-    while end and (text[end - 1] in " \t" or text[max(0, end - 2) : end] == "\\\n"):
-        end -= 2 if text[end - 1] == "\n" else 1
-    return text[:end]
 
 
 def _carried(ours: str, keys: Mapping[str, str]) -> str:

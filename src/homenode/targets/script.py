@@ -145,3 +145,11 @@ def pins_in(text: str) -> tuple[tuple[CpuSet, ...], CpuSet | None, tuple[CpuSet,
         CpuSet.parse(emulator, "emulator_pus") if emulator else None,
         tuple(CpuSet.parse(pus, "iothread_pus") for pus in array_in(text, "iothread_pus") or ()),
     )
+
+
+def without_continuation(text: str) -> str:
+    """The text without the blanks and continued line ends at its end."""
+    end = len(text)
+    while end and (text[end - 1] in " \t" or text[max(0, end - 2) : end] == "\\\n"):
+        end -= 2 if text[end - 1] == "\n" else 1
+    return text[:end]

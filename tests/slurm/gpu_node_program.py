@@ -19,10 +19,10 @@ from homenode.description.render import render
 from homenode.measure.access import local
 from homenode.process import Completed, ToolMissingError, find_program, run
 from homenode.slurm.job_allocation import allocation_on, node_machine
-from homenode.slurm.scontrol_job import parse_scontrol_jobs
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.snapshot.protocol import Snapshot
 from homenode.sources import load_host
+from homenode.tools.scontrol import parse_scontrol_jobs
 
 HERE = Path(__file__).parent
 DESCRIPTION = HERE / "gpu-node.toml"

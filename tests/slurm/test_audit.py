@@ -15,12 +15,11 @@ from homenode.slurm.audit import audit
 from homenode.slurm.config import parse_config
 from homenode.slurm.cpu_ids import core_order
 from homenode.slurm.device_order import device_order
-from homenode.slurm.job import Job, is_asked_for
 from homenode.slurm.job_allocation import JobAllocation, allocation_on, node_machine
-from homenode.slurm.nodes import NodeShape
-from homenode.slurm.scontrol_job import parse_scontrol_jobs
-from homenode.slurm.squeue_json import parse_squeue_jobs
 from homenode.sources import load_host
+from homenode.tools.scontrol import NodeShape, parse_scontrol_jobs
+from homenode.tools.slurm_job import Job, is_asked_for
+from homenode.tools.squeue import parse_squeue_jobs
 from homenode.topology import Host
 from tests.slurm.gpu_nodes import (
     MI250X,

@@ -15,9 +15,9 @@ from homenode.slurm.hooks import hooks
 from homenode.slurm.memory_bind import MemoryBind
 from homenode.slurm.ranks import RankOptions, bind_ranks
 from homenode.slurm.record import parse_record
-from homenode.slurm.scontrol_job import parse_scontrol_jobs
-from homenode.slurm.squeue_json import parse_squeue_jobs
 from homenode.sources import load_host
+from homenode.tools.scontrol import parse_scontrol_jobs
+from homenode.tools.squeue import parse_squeue_jobs
 from tests.slurm.testbed import Testbed, running
 
 pytestmark = pytest.mark.slurm

@@ -6,15 +6,11 @@ from hypothesis import strategies as st
 
 from homenode.errors import ParseError
 from homenode.slurm.config import ConfigFile, parse_config
-from homenode.slurm.gres import (
-    autodetect_for,
-    gpu_count,
-    gres_lines,
-    lines_for,
-    owned_gpus,
-)
-from homenode.slurm.hostlist import compress_hostlist, expand_hostlist
-from homenode.slurm.nodes import NodeShape, node_definitions, shown_shapes
+from homenode.slurm.gres import autodetect_for, gres_lines, lines_for
+from homenode.slurm.nodes import node_definitions
+from homenode.tools.scontrol import NodeShape, shown_shapes
+from homenode.tools.slurm_hostlist import compress_hostlist, expand_hostlist
+from homenode.tools.slurm_job import gpu_count, owned_gpus
 
 GRES = """\
 # GPUs of the cluster

@@ -9,13 +9,13 @@ from homenode.slurm.audit import audit
 from homenode.slurm.check import check
 from homenode.slurm.config import parse_config
 from homenode.slurm.gres import gres_lines
-from homenode.slurm.job import Job
 from homenode.slurm.job_allocation import allocation_on, node_machine
-from homenode.slurm.nodes import node_definitions, shown_shapes
+from homenode.slurm.nodes import node_definitions
 from homenode.slurm.record import parse_record
 from homenode.slurm.recorded_allocation import recorded_allocation
-from homenode.slurm.scontrol_job import parse_scontrol_jobs
-from homenode.slurm.squeue_json import parse_squeue_jobs
+from homenode.tools.scontrol import parse_scontrol_jobs, shown_shapes
+from homenode.tools.slurm_job import Job
+from homenode.tools.squeue import parse_squeue_jobs
 from tests.mutations import MUTATIONS, mutations, survives
 from tests.slurm.gpu_nodes import (
     TESTBED,

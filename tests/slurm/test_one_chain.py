@@ -16,13 +16,7 @@ from homenode.analyse.study_report import study_report
 from homenode.cli import main
 from homenode.measure import runner
 from homenode.measure.access import local
-from homenode.measure.bindings.experiments import (
-    ClusterNode,
-    Experiment,
-    Mode,
-    StudyOptions,
-    experiments_for,
-)
+from homenode.measure.bindings.experiments import Experiment, Mode, StudyOptions, experiments_for
 from homenode.measure.bindings.folder import StudyFolder
 from homenode.measure.bindings.progress import Study
 from homenode.measure.bindings.reading import read_sources
@@ -32,6 +26,7 @@ from homenode.measure.layouts.runner import run_trial
 from homenode.process import Completed
 from homenode.results.store import load_runs
 from homenode.sources import load_host
+from homenode.tools.sinfo import ClusterNode
 from tests import probe_documents
 from tests.bench_machines import FakeMachine
 from tests.simulated_trial import (

@@ -11,8 +11,7 @@ from homenode.slurm.audit import audit
 from homenode.slurm.config import parse_config
 from homenode.slurm.device_order import device_order
 from homenode.slurm.job_allocation import allocation_on, node_machine
-from homenode.slurm.nodes import shown_shapes
-from homenode.slurm.scontrol_job import parse_scontrol_jobs
+from homenode.tools.scontrol import parse_scontrol_jobs, shown_shapes
 from tests.slurm import testbed
 from tests.slurm.gpu_nodes import TESTBED, machine
 

@@ -14,7 +14,6 @@ from rich.console import Console
 from homenode.cli.main import main
 from homenode.errors import UsageError
 from homenode.measure.bindings.experiments import (
-    ClusterNode,
     Experiment,
     Mode,
     Shape,
@@ -33,17 +32,12 @@ from homenode.measure.bindings.progress import (
     progress_of,
     unrecorded,
 )
-from homenode.measure.bindings.queue import (
-    JobState,
-    QueuedJob,
-    needs_somebody,
-    parse_jobs,
-    parse_nodes,
-    will_pass,
-)
+from homenode.measure.bindings.queue_client import will_pass
 from homenode.measure.bindings.scripts import job_name, script_name, script_of
 from homenode.report.study_progress_text import missing_lines, progress_view
 from homenode.sources import load_host
+from homenode.tools.sinfo import ClusterNode, parse_nodes
+from homenode.tools.squeue import JobState, QueuedJob, needs_somebody, parse_states
 
 GH200 = tuple(
     ClusterNode(f"gh{n:02d}", partition, partition == "gh200", "idle", 288, 480_000, 4)
@@ -285,7 +279,7 @@ not a line
 
 
 def test_jobs_of_squeue_are_read() -> None:
-    found = [(job.job, job.task, job.state, job.reason) for job in parse_jobs(SQUEUE)]
+    found = [(job.job, job.task, job.state, job.reason) for job in parse_states(SQUEUE)]
     assert found == [
         ("12", None, JobState.RUNNING, ""),
         ("13", 0, JobState.COMPLETED, ""),

@@ -14,7 +14,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
 from homenode.formats import encode
-from homenode.measure.bindings.experiments import ClusterNode, Shape, StudyOptions, experiments_for
+from homenode.measure.bindings.experiments import Shape, StudyOptions, experiments_for
 from homenode.measure.bindings.folder import StudyFolder
 from homenode.measure.bindings.progress import Study
 from homenode.measure.bindings.reading import read_sources
@@ -24,6 +24,7 @@ from homenode.results.model import UNKNOWN_SWITCHES, Condition, Origin, Run, Run
 from homenode.results.store import write_run
 from homenode.results.vantage import Vantage
 from homenode.sources import load_host
+from homenode.tools.sinfo import ClusterNode
 
 GPU_NODE = str(Path(__file__).parent / "gpu-node.toml")
 JOB = """\

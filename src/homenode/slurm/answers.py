@@ -8,14 +8,19 @@ from homenode.durable import open_plain
 from homenode.errors import InputError, ToolError
 from homenode.process import run
 from homenode.slurm.device_order import DeviceOrder
-from homenode.slurm.job import Job, is_asked_for
 from homenode.slurm.job_allocation import JobAllocation
 from homenode.slurm.look import look_command, parse_look
-from homenode.slurm.nodes import NodeShape, shown_shapes
 from homenode.slurm.record import TaskRecord, parse_record
 from homenode.slurm.recorded_allocation import recorded_allocation
-from homenode.slurm.scontrol_job import COMMAND, parse_scontrol_jobs
-from homenode.slurm.squeue_json import parse_squeue_jobs
+from homenode.tools.scontrol import (
+    JOBS_COMMAND,
+    NODES_COMMAND,
+    NodeShape,
+    parse_scontrol_jobs,
+    shown_shapes,
+)
+from homenode.tools.slurm_job import Job, is_asked_for
+from homenode.tools.squeue import parse_squeue_jobs
 
 MAX_RECORDS = 1_000_000
 
@@ -29,13 +34,13 @@ def ask_jobs(asked: Sequence[str]) -> tuple[Job, ...]:
     Raises InputError for a job that it does not know, ToolError with Slurm's own reason.
     """
     if not asked:
-        return parse_scontrol_jobs(_answer(COMMAND))
+        return parse_scontrol_jobs(_answer(JOBS_COMMAND))
     return tuple(job for name in asked for job in _ask_job(name))
 
 
 def _ask_job(name: str) -> tuple[Job, ...]:
     try:
-        return parse_scontrol_jobs(_answer((*COMMAND, name)), f"job {name}")
+        return parse_scontrol_jobs(_answer((*JOBS_COMMAND, name)), f"job {name}")
     except ToolError as error:
         if "Invalid job id" not in error.message:
             raise
@@ -47,7 +52,7 @@ def _ask_job(name: str) -> tuple[Job, ...]:
 
 def ask_shapes() -> dict[str, NodeShape]:
     """What Slurm takes each of its nodes for. Raises ToolError with Slurm's own reason."""
-    return shown_shapes(_answer(("scontrol", "show", "node", "--oneliner")), "scontrol show node")
+    return shown_shapes(_answer(NODES_COMMAND), "scontrol show node")
 
 
 def ask_tasks(job: Job, node: str) -> tuple[TaskRecord, ...]:

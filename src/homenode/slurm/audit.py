@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from homenode.findings import Finding, Findings, Severity, in_order
 from homenode.indices import NodeIndex
 from homenode.plan.search.allocations import listed
-from homenode.slurm.hostlist import compress_hostlist
 from homenode.slurm.job_allocation import AllocatedGpu, JobAllocation, NodeTree
+from homenode.tools.slurm_hostlist import compress_hostlist
 from homenode.wording import nodes_text, number_list, plural
 
 _SLURM = "what Slurm and the host tell"

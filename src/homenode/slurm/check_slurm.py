@@ -12,7 +12,8 @@ from homenode.slurm.check_gres import NO_LINES
 from homenode.slurm.config import Config
 from homenode.slurm.cpu_ids import core_order
 from homenode.slurm.home_nodes import nodes_with_cpus
-from homenode.slurm.nodes import NodeClass, NodeShape
+from homenode.slurm.nodes import NodeClass
+from homenode.tools.scontrol import NodeShape
 from homenode.topology import Host
 from homenode.wording import command_line, plural
 

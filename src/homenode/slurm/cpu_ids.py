@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from homenode.cpuset import CpuSet
-from homenode.slurm.nodes import NodeShape
+from homenode.tools.scontrol import NodeShape
 from homenode.topology import Host
 
 _MANY = 1 << 32

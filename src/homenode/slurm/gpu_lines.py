@@ -14,7 +14,7 @@ from homenode.pci import LinkKind
 from homenode.slurm.cpu_ids import CoreOrder, core_order
 from homenode.slurm.gres import GresLine
 from homenode.slurm.home_nodes import gpus_in_order, home_node
-from homenode.slurm.hostlist import compress_hostlist
+from homenode.tools.slurm_hostlist import compress_hostlist
 from homenode.topology import Host
 
 _NUMBERED = re.compile(r"/dev/nvidia([0-9]{1,3})\Z|/dev/dri/renderD([0-9]{1,3})\Z", re.ASCII)

@@ -1,25 +1,17 @@
-"""Gres: what gres.conf says of the GPUs of each node, and GPUs as jobs hold them.
+"""Gres: what gres.conf says of the GPUs of each node.
 
-Source: gres.conf(5) of 22.05; scontrol(1), show job.
+Source: gres.conf(5) of 22.05.
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.slurm.config import Config, ConfigLine
-from homenode.slurm.hostlist import expand_hostlist
+from homenode.tools.slurm_hostlist import expand_hostlist
 
 _COUNT = re.compile(r"([0-9]{1,15})([kmgtp]?)\Z", re.IGNORECASE | re.ASCII)
-_HELD = re.compile(
-    r"(?P<name>gpu|shard|mps)(?::(?P<type>[^:(),]+?))?(?::(?P<count>[0-9]{1,6}))?(?:\((?P<detail>[^()]*)\))?\Z",
-    re.ASCII,
-)
-_CNT = re.compile(r"CNT:([0-9]{1,9})\Z", re.ASCII)
-_SHARES = re.compile(r"[0-9]{1,9}/[0-9]{1,9}(?:,[0-9]{1,9}/[0-9]{1,9})*\Z", re.ASCII)
-_MIG_TYPE = re.compile(r"(?<![0-9])[0-9]+g\.[0-9]+gb", re.IGNORECASE | re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +43,6 @@ class GresLine:
         return len(self.files) if self.files else self.count if self.count is not None else 1
 
 
-@dataclass(frozen=True, slots=True)
-class OwnedGpus:
-    """The GPUs that a job holds on a node, or has a share of (shard, mps).
-
-    indices: places in the node's list of devices; None where Slurm gives only how many. sliced:
-    True where some are parts of GPUs (MIG): each part has a place of its own in that list.
-    """
-
-    count: int
-    indices: tuple[int, ...] | None
-    sliced: bool = False
-
-
 def gres_lines(config: Config) -> tuple[GresLine, ...]:
     """The lines of a gres.conf. Raises ParseError that names the line."""
     return tuple(_gres_line(line, line.source) for line in config.lines)
@@ -88,73 +67,6 @@ def autodetect_for(lines: tuple[GresLine, ...], node: str) -> str | None:
         if line.nodes is None and line.name in (None, "gpu"):
             of_all = line.autodetect
     return None if of_all in (None, "off") else of_all
-
-
-def owned_gpus(text: str, source: str) -> OwnedGpus:
-    """The GPUs of a text such as "gpu:h100:6(IDX:0-1,4-7),nic:1".
-
-    >>> owned_gpus("gpu:h100:3(IDX:0-1,4)", "job 7")
-    OwnedGpus(count=3, indices=(0, 1, 4), sliced=False)
-    >>> owned_gpus("gpu(CNT:2)", "job 7").indices, owned_gpus("(null)", "job 7").count
-    (None, 0)
-    >>> owned_gpus("shard:h100:3(0/4,3/4)", "job 7").indices
-    (1,)
-
-    Raises ParseError. Source: Slurm's gres_stepmgr_job_build_details.
-    """
-    count = 0
-    indices: set[int] = set()
-    known = True
-    sliced = False
-    for item in _outside_brackets(text):
-        bare = item.removeprefix("gres/").removeprefix("gres:")
-        if re.split("[:(]", bare, maxsplit=1)[0] not in ("gpu", "shard", "mps"):
-            continue
-        match = _HELD.match(bare)
-        if match is None:
-            raise ParseError(source, "GPUs such as gpu:h100:2(IDX:0-1)", item)
-        kind, number = match["type"], match["count"]
-        if number is None and kind is not None and _digits(kind):
-            kind, number = None, kind
-        found = _places(match["detail"] or "", source)
-        if found is not None:
-            indices |= set(found)
-            count += len(found)
-            sliced = sliced or bool(kind is not None and found and _MIG_TYPE.search(kind))
-        else:
-            counted = _CNT.match(match["detail"] or "")
-            amount = int(number or (counted[1] if counted else "1"))
-            count += amount
-            known = known and not amount
-    return OwnedGpus(count, tuple(sorted(indices)) if known else None, sliced)
-
-
-def _places(detail: str, source: str) -> tuple[int, ...] | None:
-    """The devices that "IDX:0-1" or, of shared ones, "0/4,3/4" names; None where none are."""
-    its = detail.removeprefix("IDX:")
-    if detail.startswith("IDX:") and its != "N/A":
-        return tuple(CpuSet.parse(its, source))
-    if _SHARES.match(detail):
-        in_use = (int(share.partition("/")[0]) for share in detail.split(","))
-        return tuple(place for place, amount in enumerate(in_use) if amount)
-    return None
-
-
-def gpu_count(text: str) -> int | None:
-    """GPUs of a node's Gres= ("gpu:h100:8(S:0-1),nic:2"); None where it names none."""
-    count: int | None = None
-    for item in _outside_brackets(text):
-        name, _, rest = item.partition("(")[0].partition(":")
-        if name != "gpu":
-            continue
-        number = rest.rpartition(":")[2]
-        count = (count or 0) + (int(number) if _digits(number) else 1)
-    return count
-
-
-def has_slices(text: str) -> bool:
-    """True where a node's Gres=, or a line's Type=, names MIG slices ("gpu:1g.10gb:7")."""
-    return _MIG_TYPE.search(text) is not None
 
 
 def _gres_line(line: ConfigLine, source: str) -> GresLine:
@@ -199,23 +111,8 @@ def _links(text: str, source: str, line: int) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _digits(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 7
-
-
 def _count(text: str, source: str, line: int) -> int:
     match = _COUNT.match(text)
     if match is None:
         raise ParseError(source, "a count such as 8 or 10G", text, line=line)
     return int(match[1]) << 10 * " kmgtp".index(match[2].lower() or " ")
-
-
-def _outside_brackets(text: str) -> Iterator[str]:
-    """The items between the commas that stand outside round brackets."""
-    depth = start = 0
-    for at, letter in enumerate(text):
-        depth += (letter == "(") - (letter == ")")
-        if letter == "," and depth <= 0:
-            yield text[start:at].strip()
-            start = at + 1
-    yield text[start:].strip()

@@ -16,8 +16,8 @@ from homenode.slurm.home_nodes import (
     home_node,
     nodes_with_cpus,
 )
-from homenode.slurm.job import Job, NodeShare
-from homenode.slurm.nodes import NodeShape
+from homenode.tools.scontrol import NodeShape
+from homenode.tools.slurm_job import Job, NodeShare
 from homenode.topology import Host
 
 

@@ -22,9 +22,9 @@ from homenode.slurm.spool import SPOOL
 if TYPE_CHECKING:
     from homenode.findings import Findings
     from homenode.slurm.device_order import DeviceOrder
-    from homenode.slurm.job import Job
     from homenode.slurm.job_allocation import JobAllocation, NodeMachine
     from homenode.slurm.record import TaskRecord
+    from homenode.tools.slurm_job import Job
 
 
 def audit(
@@ -139,10 +139,10 @@ def _running(
 ) -> Iterator["JobAllocation"]:
     """What each job that runs has on each of its nodes."""
     from homenode.slurm.answers import ask_jobs, ask_shapes, read_jobs
-    from homenode.slurm.job import is_asked_for
     from homenode.slurm.job_allocation import allocation_on
-    from homenode.slurm.nodes import shown_shapes
     from homenode.slurm.recorded_allocation import with_tasks
+    from homenode.tools.scontrol import shown_shapes
+    from homenode.tools.slurm_job import is_asked_for
 
     if jobs_file is None:
         jobs = ask_jobs(asked)
@@ -204,9 +204,9 @@ def _order(path: Path) -> "DeviceOrder":
 
 def _machines(hosts: tuple[str, ...]) -> Mapping[str, "NodeMachine"]:
     """Machines by node name; "" is that of all other nodes. Each source is read once."""
-    from homenode.slurm.hostlist import expand_hostlist
     from homenode.slurm.job_allocation import node_machine
     from homenode.sources import load_host
+    from homenode.tools.slurm_hostlist import expand_hostlist
 
     sources: dict[str, str | None] = {} if hosts else {"": None}
     for given in hosts:

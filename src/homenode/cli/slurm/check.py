@@ -71,8 +71,8 @@ def check(
     from homenode.findings import are_bad
     from homenode.slurm.check import check as judge
     from homenode.slurm.config_files import read_config
-    from homenode.slurm.hostlist import expand_hostlist
     from homenode.sources import load_host
+    from homenode.tools.slurm_hostlist import expand_hostlist
 
     of_gres, of_slurm = read_config(gres), read_config(slurm)
     checked = judge(

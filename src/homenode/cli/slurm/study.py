@@ -361,7 +361,7 @@ def _words(app: str | None) -> tuple[str, ...]:
 
 
 def _node_list(text: str | None) -> tuple[str, ...]:
-    from homenode.slurm.hostlist import expand_hostlist
+    from homenode.tools.slurm_hostlist import expand_hostlist
 
     return () if text is None else expand_hostlist(text, "--nodelist")
 

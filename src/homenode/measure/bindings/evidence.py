@@ -30,9 +30,9 @@ from homenode.results.model import Condition, Origin, Run, RunHead, Sample
 from homenode.results.vantage import Vantage
 from homenode.slurm.audit import audit
 from homenode.slurm.home_nodes import home_node
-from homenode.slurm.job import Job
 from homenode.slurm.job_allocation import AllocatedGpu, JobAllocation, NodeMachine, allocation_on
-from homenode.slurm.scontrol_job import parse_scontrol_jobs
+from homenode.tools.scontrol import parse_scontrol_jobs
+from homenode.tools.slurm_job import Job
 from homenode.topology import Host
 from homenode.wording import plural
 

@@ -16,6 +16,7 @@ from homenode.measure.app_metric import check_metric
 from homenode.measure.model import Group
 from homenode.measure.schedule import seeded_order
 from homenode.pci import DeviceKind
+from homenode.tools.sinfo import ClusterNode
 from homenode.topology import Host, NumaNode
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,99}", re.ASCII)
@@ -38,24 +39,6 @@ class Mode(StrEnum):
     ALONE = "alone"  # the shared queue, and no other job of this study next to it
     TOGETHER = "together"  # the shared queue, several jobs of one shape at once
     COLLECTIVE = "collective"  # all nodes of the study, whole
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterNode:
-    """A node as Slurm declares it. gpus: whole ones; None where it declares none.
-
-    state: as sinfo prints it, in lower case, without its marks. gpu_type: of the whole GPUs, where
-    MIG slices stand next to them: else a job that asks for a GPU may get a slice.
-    """
-
-    name: str
-    partition: str
-    is_default: bool
-    state: str
-    cpus: int
-    memory_mib: int
-    gpus: int | None
-    gpu_type: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

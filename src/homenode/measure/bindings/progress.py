@@ -8,9 +8,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from homenode.measure.bindings.experiments import ClusterNode, Experiment, StudyOptions
-from homenode.measure.bindings.queue import JobState, QueuedJob, needs_somebody
+from homenode.measure.bindings.experiments import Experiment, StudyOptions
 from homenode.measure.bindings.scripts import job_name
+from homenode.tools.sinfo import ClusterNode
+from homenode.tools.squeue import JobState, QueuedJob, needs_somebody
 
 
 class TaskState(StrEnum):

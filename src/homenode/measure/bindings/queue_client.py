@@ -5,16 +5,10 @@ import re
 from pathlib import Path
 
 from homenode.errors import ToolError
-from homenode.measure.bindings.experiments import ClusterNode
-from homenode.measure.bindings.queue import (
-    JOBS_FORMAT,
-    NODES_COMMAND,
-    QueuedJob,
-    parse_jobs,
-    parse_nodes,
-    will_pass,
-)
 from homenode.process import Completed, ToolTimeoutError, run
+from homenode.tools import sinfo
+from homenode.tools.sinfo import ClusterNode
+from homenode.tools.squeue import STATES_FORMAT, QueuedJob, parse_states
 
 _TIMEOUT_S = 90.0
 """Longer than Slurm's own MessageTimeout of a busy controller."""
@@ -28,14 +22,14 @@ class NoAnswerError(ToolError):
 
 def nodes() -> tuple[ClusterNode, ...]:
     """Every node of every partition. Raises NoAnswerError, ToolError."""
-    return parse_nodes(_asked(NODES_COMMAND))
+    return sinfo.parse_nodes(_asked(sinfo.COMMAND))
 
 
 def jobs() -> tuple[QueuedJob, ...]:
     """This user's jobs, also those that ended lately. Raises NoAnswerError, ToolError."""
     mine = f"--user={os.getuid()}"
-    return parse_jobs(
-        _asked(("squeue", "--noheader", "--array", "--states=all", mine, JOBS_FORMAT))
+    return parse_states(
+        _asked(("squeue", "--noheader", "--array", "--states=all", mine, STATES_FORMAT))
     )
 
 
@@ -122,3 +116,25 @@ def _passed_to_jobs() -> dict[str, str]:
 def account() -> str | None:
     """The account that the user's environment names for sbatch."""
     return os.environ.get("SBATCH_ACCOUNT") or os.environ.get("SLURM_ACCOUNT") or None
+
+
+_PASSING = re.compile(
+    r"Unable to contact slurm controller|Socket timed out|Connection refused|timed out|"
+    r"temporarily unable|Zero Bytes were transmitted|Connection reset|backup controller|"
+    r"Slurm backup|Unexpected message received|Transport endpoint|send/recv",
+    re.IGNORECASE,
+)
+
+
+def will_pass(error: str) -> bool:
+    """True where Slurm did not answer, and may later; False where it said no."""
+    return _PASSING.search(error) is not None
+
+
+def is_full(error: str) -> bool:
+    """True where sbatch takes no more jobs of this user for now.
+
+    >>> is_full("AssocMaxSubmitJobLimit; Batch job submission failed: Job violates accounting/QOS")
+    True
+    """
+    return "SubmitJob" in error or "MaxJobCount" in error or "Slurm temporarily" in error

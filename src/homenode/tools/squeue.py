@@ -1,4 +1,6 @@
-"""SqueueJson: jobs from `squeue --json`, in the layouts of 22.05 and of newer data parsers.
+"""Squeue: what jobs have, from `squeue --json`, and the states of jobs, from its columns.
+
+The JSON has the layouts of 22.05 and of newer data parsers.
 
 Numbers are plain, or {"set", "infinite", "number"} since 23.02; job_state is a text, or a list
 since 23.11; what a job holds is
@@ -10,19 +12,27 @@ up to data_parser v0.0.40, and from v0.0.41 on
     {"nodes": {"allocation": [{"name": …, "sockets": [{"index": 1, "cores": [{"index": 0,
      "status": ["ALLOCATED"]}]}]}]}}
 
+States come as columns, whose layout is the same in all versions:
+
+    squeue --noheader --array --states=all --user=UID --format="%F|%K|%T|%j|%N|%r"
+
 Seen: 22.05.8; the others are Slurm's own description of its parsers (v0.0.39 to v0.0.43).
 """
 
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from homenode.errors import ParseError
-from homenode.slurm.gres import OwnedGpus, owned_gpus
-from homenode.slurm.hostlist import expand_hostlist
-from homenode.slurm.job import Job, NodeShare
 from homenode.tools.json_documents import whole
+from homenode.tools.slurm_hostlist import expand_hostlist
+from homenode.tools.slurm_job import Job, NodeShare, OwnedGpus, owned_gpus
 
-COMMAND = ("squeue", "--json")
+JSON_COMMAND = ("squeue", "--json")
+STATES_FORMAT = "--format=%F|%K|%T|%j|%N|%r"
+MAX_LINES = 1_000_000
 
 _MORE_THAN_RUNNING = frozenset(
     {"COMPLETING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "STOPPED",
@@ -150,3 +160,80 @@ def _number(value: Any) -> int | None:
             return None
         value = value.get("number")
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+class JobState(StrEnum):
+    """Slurm's states, as few as matter here."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"  # its script ended with an error, or it ran out of time or memory
+    CANCELLED = "cancelled"
+    LOST = "lost"  # its node failed, or another job took its place: nothing of its own doing
+
+
+_STATES = {
+    **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"), JobState.PENDING),
+    **dict.fromkeys(
+        ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STAGE_OUT", "SIGNALING",
+         "STOPPED", "RESIZING"), JobState.RUNNING,
+    ),
+    "COMPLETED": JobState.COMPLETED,
+    "CANCELLED": JobState.CANCELLED,
+    **dict.fromkeys(("NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REVOKED"), JobState.LOST),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedJob:
+    """One job, or one task of an array. task: None for all tasks of an array that wait together.
+
+    said: the state in Slurm's own word. reason: why it waits or how it ended, "" where none.
+    """
+
+    job: str
+    task: int | None
+    state: JobState
+    said: str
+    name: str
+    reason: str
+
+
+def parse_states(text: str) -> tuple[QueuedJob, ...]:
+    """A record for each job or task. Lines that are none are left out."""
+    return tuple(_states(text))
+
+
+def _states(text: str) -> Iterator[QueuedJob]:
+    for line in text.splitlines()[:MAX_LINES]:
+        # The reason comes last: it is free text.
+        fields = line.strip().split("|", 5)
+        if len(fields) != 6 or not fields[0].isdigit():
+            continue
+        job, task, said, name, _, reason = fields
+        state = _STATES.get(said.partition(" ")[0], JobState.FAILED)
+        shown = "" if reason in ("None", "") else reason
+        yield QueuedJob(job, int(task) if task.isdigit() else None, state, said, name, shown)
+
+
+_NEEDS_SOMEBODY = re.compile(
+    r"ReqNodeNotAvail|DOWN|DRAIN|reserved for jobs in higher|JobHeld|PartitionDown|"
+    r"PartitionInactive|PartitionNodeLimit|PartitionTimeLimit|BadConstraints|AccountNotAllowed|"
+    r"QOSNotAllowed|InvalidAccount|InvalidQOS|ReservationDeleted|DependencyNeverSatisfied|"
+    r"NodeDown|QOSMin|Per(Job|Node)|NotSatisfied|Minutes|UsageThreshold|PartitionConfig|"
+    r"(Association|QOS)TimeLimit|MaxWallDuration|MaxMemPerLimit"
+)
+
+
+def needs_somebody(reason: str) -> bool:
+    """True where a job will not start by itself: a drained node, a hold, a limit of one job.
+
+    A limit of all of a user's jobs passes when some of them end.
+
+    >>> needs_somebody("ReqNodeNotAvail, UnavailableNodes:gpu02"), needs_somebody("Resources")
+    (True, False)
+    >>> needs_somebody("QOSMaxGRESPerJob"), needs_somebody("QOSMaxGRESPerUser")
+    (True, False)
+    """
+    return _NEEDS_SOMEBODY.search(reason) is not None

@@ -293,7 +293,8 @@ def hand_plan(
             Rejection("memory", (NodeIndex(0),), "needs 1.5 TiB, 490 GiB free"),
         ),
         findings=(
-            PlanFinding("emulator-near", "info", "emulator", "runs next to the vCPUs", "none"),
+            PlanFinding(id="emulator-near", severity="info", subject="emulator", detail="runs "
+            "next to the vCPUs", fix="none"),
         ),
         consequences=("The guest sees NUMA nodes that it did not see before.",),
         gaps=(Gap("cache topology", "no booted guest has confirmed it"),),

@@ -1,9 +1,6 @@
 """Every finding of bench has a page, and every metric that the probe gives is documented."""
 
-import ast
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -12,23 +9,15 @@ from homenode.measure.record import LookRecord, RunRecord, StepRecord
 from homenode.tools.homenode_probe import parse
 from tests import probe_documents
 from tests.doc_pages import ROOT, first_column, read_page
+from tests.finding_ids import ids_given
 
 PAGES = ROOT / "docs" / "findings"
 SECTIONS = ("Cause", "Cost", "Fix", "Source")
 
 
-def _ids(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        named = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-        if named and node.func.id == "Finding" and node.args:  # type: ignore[attr-defined]
-            first = node.args[0]  # type: ignore[attr-defined]
-            options = (first.body, first.orelse) if isinstance(first, ast.IfExp) else (first,)
-            for one in options:
-                assert isinstance(one, ast.Constant), f"{path}:{node.lineno}"  # type: ignore[attr-defined]
-                yield str(one.value)
-
-
-IDS = sorted({one for path in (ROOT / "src/homenode/measure").rglob("*.py") for one in _ids(path)})
+IDS = sorted(
+    {one for path in (ROOT / "src/homenode/measure").rglob("*.py") for one in ids_given(path)}
+)
 
 
 @pytest.mark.parametrize("id", IDS)

@@ -1,6 +1,5 @@
 """The user documentation against the program: fields, options, names, links, shown output."""
 
-import ast
 import dataclasses
 import itertools
 import re
@@ -33,6 +32,7 @@ from homenode.pool.outlook import PoolOutlook
 from homenode.topology import Host, HostSummary
 from tests.doc_pages import FOLDER_SHOWN, ROOT, Page, all_pages, first_column, missing_output
 from tests.doc_pages import read_page as page
+from tests.finding_ids import ids_given
 
 FORMATS = {
     "comparison": Comparison, "findings": Findings, "host": Host, "plan": Plan,
@@ -138,22 +138,10 @@ def test_the_plan_page_names_every_term_of_the_cost() -> None:
 def test_the_plan_page_names_every_constraint_and_every_finding() -> None:
     ids = {"memory", "pages", "cores", "pus"}  # chosen by a condition at the call
     for source in sorted((ROOT / "src/homenode").rglob("*.py")):
-        ids |= set(_first_arguments(source, {"Rejection", "PlanFinding"}))
+        ids |= set(ids_given(source, {"Rejection", "PlanFinding"}))
     assert len(ids) > 20
     missing = sorted(ids - page("docs/formats/plan.md").words_in_code())
     assert not missing
-
-
-def _first_arguments(source: Path, callables: set[str]) -> Iterator[str]:
-    """Texts given as the first argument, or as `id`, to these callables."""
-    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            if node.func.id not in callables:
-                continue
-            given = [*node.args[:1], *(k.value for k in node.keywords if k.arg == "id")]
-            for value in given:
-                if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                    yield value.value
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -1,6 +1,5 @@
 """Every finding has a machine that has it and one that nearly has it, and a page that says so."""
 
-import ast
 import re
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 from tests.doctor_cases import HOST_CASES
 from tests.doctor_guest_cases import GUEST_CASES
 from tests.doctor_quiet_cases import QUIET_CASES
+from tests.finding_ids import ids_given
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "findings"
@@ -18,25 +18,11 @@ VERIFYS_FILES = ("pins", "memory", "devices")
 """Of verify/document/, whose findings the doctor shows too."""
 
 
-def _ids_in(path: Path) -> set[str]:
-    """The ids of the findings that a file makes."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-        if is_call and node.func.id == "Finding" and node.args:  # type: ignore[attr-defined]
-            first = node.args[0]  # type: ignore[attr-defined]
-            options = (first.body, first.orelse) if isinstance(first, ast.IfExp) else (first,)
-            for option in options:
-                assert isinstance(option, ast.Constant), f"{path}:{node.lineno}"  # type: ignore[attr-defined]
-                found.add(str(option.value))
-    return found
-
-
 def _ids() -> set[str]:
     source = ROOT / "src" / "homenode"
     files = [*(source / "doctor").rglob("*.py")]
     files += [source / "verify/document" / f"{name}.py" for name in VERIFYS_FILES]
-    return set().union(*map(_ids_in, files))
+    return {one for file in files for one in ids_given(file)}
 
 
 def test_every_finding_has_its_case() -> None:

@@ -269,7 +269,14 @@ def test_an_unknown_floor_is_refused() -> None:
 
 
 def test_metrics_escape_what_comes_from_outside() -> None:
-    finding = Finding("x", Severity.WARNING, 'a "b"\n\\c', "e", "o", None, None, "s")
+    finding = Finding(
+        id="x",
+        severity=Severity.WARNING,
+        subject='a "b"\n\\c',
+        expected="e",
+        observed="o",
+        source="s",
+    )
     text = prometheus(Findings((), (finding, finding)), "h")
     assert 'subject="a \\"b\\"\\n\\\\c"' in text
     assert 'severity="warning"} 2' in text and 'severity="critical"} 0' in text
@@ -278,7 +285,16 @@ def test_metrics_escape_what_comes_from_outside() -> None:
 
 def test_equal_findings_of_several_subjects_become_one_except_links() -> None:
     def finding(id: str, subject: str) -> Finding:
-        return Finding(id, Severity.WARNING, subject, f"e {subject}", "o", "c", "f", "s")
+        return Finding(
+            id=id,
+            severity=Severity.WARNING,
+            subject=subject,
+            expected=f"e {subject}",
+            observed="o",
+            cost="c",
+            fix="f",
+            source="s",
+        )
 
     many = [finding("core-shared", str(i)) for i in range(40)]
     (one,) = merged(many)

@@ -60,8 +60,13 @@ def test_only_the_command_line_exits() -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
-def test_no_file_has_more_than_500_lines(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 500
+def test_no_file_has_more_than_550_lines(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 550
+
+
+def test_the_formatter_lays_out_every_line() -> None:
+    marked = [str(path) for path in FILES if "# fmt:" in path.read_text()]
+    assert not marked
 
 
 def test_no_room_without_a_noun() -> None:

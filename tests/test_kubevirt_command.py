@@ -1,6 +1,5 @@
 """homenode kubevirt as a user runs it, apart from the program that it is a part of."""
 
-import ast
 import json
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from homenode.cli.kubevirt import app
 from homenode.errors import HostError, InputError, UsageError
+from tests.finding_ids import ids_given
 from tests.kubevirt_documents import document, vmi
 from tests.test_kubevirt_check import GOOD_KUBELET
 from tests.test_kubevirt_check import vmi as checked_vmi
@@ -100,14 +100,6 @@ def test_every_option_of_every_command_is_documented() -> None:
 @pytest.mark.parametrize("file", ["fit.py", "fit_node.py", "fit_memory.py", "admission_rules.py"])
 def test_every_finding_is_documented(file: str) -> None:
     text = (ROOT / "docs/commands/kubevirt.md").read_text(encoding="utf-8")
-    tree = ast.parse((ROOT / "src/homenode/kubevirt" / file).read_text(encoding="utf-8"))
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    ids = [
-        str(call.args[0].value)
-        for call in calls
-        if isinstance(call.func, ast.Name)
-        and call.func.id in ("Finding", "_refused")
-        and isinstance(call.args[0], ast.Constant)
-    ]
+    ids = [*ids_given(ROOT / "src/homenode/kubevirt" / file, {"Finding", "_refused"})]
     assert ids
     assert not [one for one in ids if f"`{one}`" not in text]

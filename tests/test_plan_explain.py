@@ -134,7 +134,13 @@ def test_a_plan_over_four_packages_says_how_many() -> None:
 
 
 def test_critical_findings_come_before_everything_else() -> None:
-    critical = PlanFinding("host-memory-taken", "critical", "h", "too little is left", "lower it")
+    critical = PlanFinding(
+        id="host-memory-taken",
+        severity="critical",
+        subject="h",
+        detail="too little is left",
+        fix="lower it",
+    )
     plan = replace(_plan(), findings=(*_plan().findings, critical))
     first = explain(plan, h200_host()).sections[0]
     assert first.heading == "Critical"
@@ -320,11 +326,17 @@ def test_a_node_that_holds_two_cells_of_mixed_kinds_is_told_once() -> None:
 def test_sixteen_devices_without_a_node_are_one_warning_with_their_addresses_and_count() -> None:
     alike = tuple(
         PlanFinding(
-            "device-node-unknown", "warning", f"0000:{bus:02x}:00.0", "found none", "fix it"
+            id="device-node-unknown",
+            severity="warning",
+            subject=f"0000:{bus:02x}:00.0",
+            detail="found none",
+            fix="fix it",
         )
         for bus in range(1, 17)
     )
-    other = PlanFinding("device-in-use", "warning", "0000:01:00.0", "a domain has it")
+    other = PlanFinding(
+        id="device-in-use", severity="warning", subject="0000:01:00.0", detail="a domain has it"
+    )
     plan = replace(_plan(), findings=(*alike, other))
     lines = _section(plan, None, "Findings").lines
     assert lines == (

@@ -1,9 +1,7 @@
 """The pages of results, doubts and published evidence against the program."""
 
-import ast
 import dataclasses
 import re
-from collections.abc import Iterator
 
 import pytest
 
@@ -15,6 +13,7 @@ from homenode.results.lines import parse_run
 from homenode.results.model import Condition, GpuPlace, Origin, RunHead, Sample, Statistic, Switches
 from homenode.results.vantage import Vantage
 from tests.doc_pages import ROOT, first_column, read_page
+from tests.finding_ids import ids_given
 
 RECORDS: list[tuple[str, str, type]] = [
     ("results", "Fields", RunHead), ("results", "switches", Switches),
@@ -65,17 +64,9 @@ def test_the_page_of_results_names_every_metric_with_its_unit_and_direction() ->
             assert f"`{objective}`" in row
 
 
-def _doubt_ids() -> Iterator[str]:
-    for source in sorted((ROOT / "src/homenode/analyse").glob("*.py")):
-        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                first = node.args[0] if node.args else None
-                if node.func.id == "Doubt" and isinstance(first, ast.Constant):
-                    yield str(first.value)
-
-
 def test_the_page_of_comparisons_explains_every_doubt() -> None:
-    ids = set(_doubt_ids())
+    sources = (ROOT / "src/homenode/analyse").glob("*.py")
+    ids = {one for source in sources for one in ids_given(source, {"Doubt"})}
     assert len(ids) > 12
     assert ids <= read_page("docs/formats/comparison.md").words_in_code()
 

@@ -1,10 +1,10 @@
 """Every kind of finding that verification gives is listed where users look for it."""
 
-import ast
 from collections.abc import Iterator
 from pathlib import Path
 
 from tests.doc_pages import ROOT, read_page
+from tests.finding_ids import ids_given
 
 _VERIFY = ROOT / "src/homenode/verify"
 _FILES = (
@@ -16,15 +16,9 @@ _PREFIX = {"Finding": "", "Broken": "", "differs": "plan-", "check": "guest-", "
 
 
 def ids(path: Path) -> Iterator[str]:
-    """First arguments, or `id`, of what makes findings, where they are texts."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            prefix = _PREFIX.get(node.func.id)
-            if prefix is None:
-                continue
-            for value in (*node.args[:1], *(k.value for k in node.keywords if k.arg == "id")):
-                if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                    yield prefix + value.value
+    """Ids with the prefix that the function that makes the finding gives them."""
+    for name, prefix in _PREFIX.items():
+        yield from (prefix + one for one in ids_given(path, {name}))
 
 
 def test_every_finding_of_verify_is_documented() -> None:

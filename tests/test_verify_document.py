@@ -499,7 +499,14 @@ def test_the_worst_comes_first_and_what_is_stored_can_be_read() -> None:
 
 
 def test_a_finding_says_what_was_expected_and_found() -> None:
-    finding = Finding("x", Severity.WARNING, "node 1", "4 pages", "3", None, None, "vm.xml")
+    finding = Finding(
+        id="x",
+        severity=Severity.WARNING,
+        subject="node 1",
+        expected="4 pages",
+        observed="3",
+        source="vm.xml",
+    )
     assert str(finding) == "warning: node 1: expected 4 pages, found 3 (x)"
 
 

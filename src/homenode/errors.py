@@ -65,8 +65,13 @@ class HostError(HomenodeError):
 
 
 _NOTHING_THERE = {
-    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO,
-}  # fmt: skip
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.ENXIO,
+}
 
 
 def of_os(

@@ -22,7 +22,7 @@ _LONGEST_LIST = 16
 _RANK = {severity: rank for rank, severity in enumerate(Severity)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One answer that the user asked for.
 
@@ -37,8 +37,8 @@ class Finding:
     subject: str
     expected: str
     observed: str
-    cost: str | None
-    fix: str | None
+    cost: str | None = None
+    fix: str | None = None
     source: str
 
     @property

@@ -26,13 +26,20 @@ KILLED_S = 10.0
 
 _LIBRARIES = "LD_LIBRARY_PATH"
 _PASSED_ON = (
-    "HOME", "USER", "LOGNAME", "TMPDIR",
-    "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME",  # where a program keeps its things
-    "SSH_AUTH_SOCK", "KRB5CCNAME",  # how ssh knows who we are
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "TMPDIR",
+    "XDG_RUNTIME_DIR",
+    "XDG_CONFIG_HOME",  # where a program keeps its things
+    "SSH_AUTH_SOCK",
+    "KRB5CCNAME",  # how ssh knows who we are
     _LIBRARIES,  # where environment modules keep the libraries of GPU tools
-    "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",  # a job's own GPUs
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",  # a job's own GPUs
     "NCCL_TOPO_FILE",  # what this guest is shown of its host
-)  # fmt: skip
+)
 _SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
 

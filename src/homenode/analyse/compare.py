@@ -120,10 +120,11 @@ def _against(
     doubts += moved
     if moved:
         found = [
-            one if metric_of_effect(one.effect).control
+            one
+            if metric_of_effect(one.effect).control
             else one._replace(effect=_doubted(one.effect, "control-moved"))
             for one in found
-        ]  # fmt: skip
+        ]
     return found, doubts
 
 
@@ -211,11 +212,13 @@ def _within_states(first: Series, second: Series, neighbours: Sequence[Series]) 
     ratio = max(first.value / second.value, second.value / first.value)
     if gap > 1 and ratio < gap * (1 + STATE_MARGIN):
         yield Doubt(
-            STATES, first.key.metric,
-            f"boots of one layout differ by {gap:.2f} x while their samples agree", True,
-            "boots fall into states: vCPUs or pages are placed otherwise from boot to boot",
-            "pin vCPUs and bind memory; or boot each layout more often, in mixed order",
-        )  # fmt: skip
+            id=STATES,
+            subject=first.key.metric,
+            detail=f"boots of one layout differ by {gap:.2f} x while their samples agree",
+            blocks=True,
+            cause="boots fall into states: vCPUs or pages are placed otherwise from boot to boot",
+            remedy="pin vCPUs and bind memory; or boot each layout more often, in mixed order",
+        )
 
 
 STATE_MARGIN = 0.10
@@ -225,35 +228,45 @@ STATE_MARGIN = 0.10
 def _replication(first: Series, second: Series, subject: str) -> Iterator[Doubt]:
     if not (first.replicated and second.replicated):
         yield Doubt(
-            PRINTED, subject,
-            "figures that were printed without their samples: one each, n unknown or 1", True,
-            "the source publishes no repeats", "measure: homenode bench, three boots or more each",
-        )  # fmt: skip
+            id=PRINTED,
+            subject=subject,
+            detail="figures that were printed without their samples: one each, n unknown or 1",
+            blocks=True,
+            cause="the source publishes no repeats",
+            remedy="measure: homenode bench, three boots or more each",
+        )
     elif min(len(first.medians), len(second.medians)) < LEAST_BOOTS:
         yield Doubt(
-            FEW_BOOTS, subject,
-            f"{len(first.medians)} and {len(second.medians)} boots: expected three or more each",
-            True, "one boot can differ from the next as much as two layouts do",
-            "boot each layout three times or more, in mixed order",
-        )  # fmt: skip
+            id=FEW_BOOTS,
+            subject=subject,
+            detail=f"{len(first.medians)} and {len(second.medians)} boots: expected three or "
+            "more each",
+            blocks=True,
+            cause="one boot can differ from the next as much as two layouts do",
+            remedy="boot each layout three times or more, in mixed order",
+        )
 
 
 def _devices(first: Series, second: Series) -> Iterator[Doubt]:
     if first.devices != second.devices:
         yield Doubt(
-            "other-devices", first.key.metric,
-            f"{_addresses(first)} against {_addresses(second)}", True,
-            "different GPUs, or one run has host addresses and the other the guest's",
-            "give bench and import the plan: it gives each GPU's host address",
-        )  # fmt: skip
+            id="other-devices",
+            subject=first.key.metric,
+            detail=f"{_addresses(first)} against {_addresses(second)}",
+            blocks=True,
+            cause="different GPUs, or one run has host addresses and the other the guest's",
+            remedy="give bench and import the plan: it gives each GPU's host address",
+        )
 
 
 _GUEST_ADDRESSES = Doubt(
-    "guest-addresses", "single GPUs",
-    "addresses are the guest's, and the layouts give the guest another PCIe tree", True,
-    "the same guest address can be another GPU under the other layout",
-    "give bench and import the plan: it gives each GPU's host address",
-)  # fmt: skip
+    id="guest-addresses",
+    subject="single GPUs",
+    detail="addresses are the guest's, and the layouts give the guest another PCIe tree",
+    blocks=True,
+    cause="the same guest address can be another GPU under the other layout",
+    remedy="give bench and import the plan: it gives each GPU's host address",
+)
 
 
 def _addresses_agree(first: Alternative, second: Alternative) -> bool:
@@ -276,23 +289,32 @@ def _unpaired(
     apart = first.keys() ^ second.keys()
     if states := sorted({key.state for key in apart if key.state is not None}):
         yield Doubt(
-            "state-without-pair", label, f"placement states {', '.join(states)} on one side only",
-            False, "unpinned vCPUs were moved between LLCs while the suite ran",
-            "pin vCPUs, or take more samples until both sides saw the same states",
-        )  # fmt: skip
+            id="state-without-pair",
+            subject=label,
+            detail=f"placement states {', '.join(states)} on one side only",
+            blocks=False,
+            cause="unpinned vCPUs were moved between LLCs while the suite ran",
+            remedy="pin vCPUs, or take more samples until both sides saw the same states",
+        )
     if devices := sorted({str(key.device) for key in apart if key.device is not None}):
         yield Doubt(
-            "device-without-pair", label, f"{', '.join(devices)} on one side only", False,
-            "other GPUs, or addresses of the guest, which change with the layout",
-            "give bench and import the plan: it gives each GPU's host address",
-        )  # fmt: skip
+            id="device-without-pair",
+            subject=label,
+            detail=f"{', '.join(devices)} on one side only",
+            blocks=False,
+            cause="other GPUs, or addresses of the guest, which change with the layout",
+            remedy="give bench and import the plan: it gives each GPU's host address",
+        )
     unknown = sorted({key.metric for key in first if metric_of(key.metric) is None} - UNCOMPARED)
     if unknown:
         yield Doubt(
-            "unknown-metric", label, f"{', '.join(unknown)}: not compared", False,
-            "it is unknown whether more of it is better",
-            "call it app-rate:NAME or app-time:NAME",
-        )  # fmt: skip
+            id="unknown-metric",
+            subject=label,
+            detail=f"{', '.join(unknown)}: not compared",
+            blocks=False,
+            cause="it is unknown whether more of it is better",
+            remedy="call it app-rate:NAME or app-time:NAME",
+        )
 
 
 def _other_ground(host: Alternative, guest: Alternative) -> Iterator[Doubt]:
@@ -302,11 +324,13 @@ def _other_ground(host: Alternative, guest: Alternative) -> Iterator[Doubt]:
         there = {getattr(run.head, what) for run in guest.runs}
         if here != there or None in here:
             yield Doubt(
-                "other-ground", guest.label,
-                f"{what}: {_said(here)} on the host against {_said(there)} of the plan", True,
-                "bare metal had more, or other, cores and memory than the VM",
-                "homenode trial --bare runs the suite on the plan's PUs and nodes",
-            )  # fmt: skip
+                id="other-ground",
+                subject=guest.label,
+                detail=f"{what}: {_said(here)} on the host against {_said(there)} of the plan",
+                blocks=True,
+                cause="bare metal had more, or other, cores and memory than the VM",
+                remedy="homenode trial --bare runs the suite on the plan's PUs and nodes",
+            )
 
 
 def _said(values: Iterable[object]) -> str:
@@ -340,10 +364,13 @@ def _moved(effect: Effect, *, same_pins: bool) -> Doubt:
         )
         remedy = f"homenode doctor shows pins; {remedy}"
     return Doubt(
-        "control-moved", effect.metric,
-        f"{effect.ratio - 1:+.1%} from {effect.baseline} to {effect.alternative}", True, cause,
-        remedy,
-    )  # fmt: skip
+        id="control-moved",
+        subject=effect.metric,
+        detail=f"{effect.ratio - 1:+.1%} from {effect.baseline} to {effect.alternative}",
+        blocks=True,
+        cause=cause,
+        remedy=remedy,
+    )
 
 
 def _order(key: SeriesKey) -> tuple[object, ...]:

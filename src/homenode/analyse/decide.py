@@ -118,10 +118,11 @@ def _own(runs: Sequence[Run], machine: MachineFacts) -> tuple[Run, ...]:
     if machine.fingerprint is not None:
         return tuple(run for run in measured if run.head.host == machine.fingerprint)
     return tuple(
-        run for run in measured
+        run
+        for run in measured
         if run.head.host is None
         and (run.head.system, run.head.host_kind) == (machine.results, machine.kind)
-    )  # fmt: skip
+    )
 
 
 def _like(runs: Sequence[Run], machine: MachineFacts) -> dict[str, tuple[Run, ...]]:
@@ -214,8 +215,9 @@ def machines_with(evidence: Evidence, objective: Objective, layout: str) -> tupl
             system.name,
             [run for run in publication.runs if run.head.system == system.name],
             objective,
-        ).layout == layout
-    )  # fmt: skip
+        ).layout
+        == layout
+    )
 
 
 def _reasoned(
@@ -286,9 +288,10 @@ def _verdict_of(
 ) -> PublishedVerdict | None:
     """The most particular one: of the objective and machine, the objective, the machine."""
     fitting = [
-        one for one in publication.verdicts
+        one
+        for one in publication.verdicts
         if one.system in (None, system) and one.objective in (None, objective)
-    ]  # fmt: skip
+    ]
     return min(fitting, key=lambda one: (one.objective is None, one.system is None), default=None)
 
 

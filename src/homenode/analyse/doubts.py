@@ -10,9 +10,11 @@ from homenode.plan.layout import GuestCells, GuestPcie, Siblings
 from homenode.results.model import Origin, RunHead
 from homenode.results.vantage import Vantage
 
-_MUST_AGREE = (
-    "governor", "clock", "turbo", "throttling", "link", "driver", "tool", "microcode", "smt",
-)  # fmt: skip
+_MUST_AGREE = tuple(
+    """
+    governor clock turbo throttling link driver tool microcode smt
+""".split()
+)
 """First words of conditions that change figures by themselves; others are mentioned only."""
 
 _GPU_METRICS = ("allreduce-", "h2d-", "d2h-", "p2p-")
@@ -40,25 +42,33 @@ def doubts_of(alternative: Alternative) -> Iterator[Doubt]:
         head = run.head
         for reason in head.unusable:
             yield Doubt(
-                "unusable", f"{head.system}/{head.name}", reason, True,
-                "the suite, or the source itself, marked it",
-                "fix the cause shown, then measure again",
-            )  # fmt: skip
+                id="unusable",
+                subject=f"{head.system}/{head.name}",
+                detail=reason,
+                blocks=True,
+                cause="the suite, or the source itself, marked it",
+                remedy="fix the cause shown, then measure again",
+            )
         if head.origin in (Origin.EMULATED, Origin.SYNTHESISED):
             yield Doubt(
-                "no-real-machine", f"{head.system}/{head.name}",
-                f"its figures are {head.origin}", True,
-                "emulated run: tests the workflow only",
-                "measure on the machine itself",
-            )  # fmt: skip
+                id="no-real-machine",
+                subject=f"{head.system}/{head.name}",
+                detail=f"its figures are {head.origin}",
+                blocks=True,
+                cause="emulated run: tests the workflow only",
+                remedy="measure on the machine itself",
+            )
         refused = sorted({sample.metric for sample in run.samples if is_refused(sample)})
         if refused:
             detail = f"zero, negative or impossible figures of {', '.join(refused)} were left out"
             yield Doubt(
-                "refused-figures", f"{head.system}/{head.name}", detail, False,
-                "a timer that counts whole units truncated them, or the tool failed",
-                "measure with homenode-probe, which resolves fractions of a nanosecond",
-            )  # fmt: skip
+                id="refused-figures",
+                subject=f"{head.system}/{head.name}",
+                detail=detail,
+                blocks=False,
+                cause="a timer that counts whole units truncated them, or the tool failed",
+                remedy="measure with homenode-probe, which resolves fractions of a nanosecond",
+            )
     yield from _gpus_without_node(alternative)
 
 
@@ -79,11 +89,22 @@ def _other_machine(subject: str, first: list[RunHead], second: list[RunHead]) ->
         nameless = [head for head in (*first, *second) if head.host is None]
         if nameless and all(head.origin is not Origin.PUBLISHED for head in first + second):
             yield Doubt(
-                "host-unknown", subject, "some runs do not say which host they are of", False,
-                _why_without_host(nameless), remedy,
-            )  # fmt: skip
+                id="host-unknown",
+                subject=subject,
+                detail="some runs do not say which host they are of",
+                blocks=False,
+                cause=_why_without_host(nameless),
+                remedy=remedy,
+            )
         return
-    yield Doubt("other-host", subject, detail, True, "the machine differs, not the layout", remedy)
+    yield Doubt(
+        id="other-host",
+        subject=subject,
+        detail=detail,
+        blocks=True,
+        cause="the machine differs, not the layout",
+        remedy=remedy,
+    )
 
 
 def _why_without_host(heads: list[RunHead]) -> str:
@@ -109,10 +130,15 @@ def _other_conditions(subject: str, first: list[RunHead], second: list[RunHead])
             continue
         blocks = name.split()[0] in _MUST_AGREE
         yield Doubt(
-            "other-conditions", name, f"{_listed(a)} against {_listed(b)}", blocks,
-            _LATER_VERSIONS if not name.startswith("link") else "a link trained at another speed",
-            "homenode doctor; then measure both again under equal conditions",
-        )  # fmt: skip
+            id="other-conditions",
+            subject=name,
+            detail=f"{_listed(a)} against {_listed(b)}",
+            blocks=blocks,
+            cause=_LATER_VERSIONS
+            if not name.startswith("link")
+            else "a link trained at another speed",
+            remedy="homenode doctor; then measure both again under equal conditions",
+        )
 
 
 def _other_vcpus(subject: str, first: Alternative, second: Alternative) -> Iterator[Doubt]:
@@ -126,10 +152,13 @@ def _other_vcpus(subject: str, first: Alternative, second: Alternative) -> Itera
     if any(run.head.vantage is Vantage.HOST for run in (*first.runs, *second.runs)):
         return
     yield Doubt(
-        "other-vcpus", subject,
-        f"{_listed(map(str, counts[0]))} against {_listed(map(str, counts[1]))} vCPUs", False,
-        "the layout took another number of cores", "plan both with the same --vcpus",
-    )  # fmt: skip
+        id="other-vcpus",
+        subject=subject,
+        detail=f"{_listed(map(str, counts[0]))} against {_listed(map(str, counts[1]))} vCPUs",
+        blocks=False,
+        cause="the layout took another number of cores",
+        remedy="plan both with the same --vcpus",
+    )
 
 
 def _blocked_order(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterator[Doubt]:
@@ -140,10 +169,14 @@ def _blocked_order(subject: str, first: list[RunHead], second: list[RunHead]) ->
         return
     if max(known[0]) < min(known[1]) or max(known[1]) < min(known[0]):
         yield Doubt(
-            ORDER, subject, "all boots of one were measured before all boots of the other", True,
-            "a machine that warms up, ages or is shared drifts, and the second one has it all",
-            "boot the layouts in mixed order: homenode trial does",
-        )  # fmt: skip
+            id=ORDER,
+            subject=subject,
+            detail="all boots of one were measured before all boots of the other",
+            blocks=True,
+            cause="a machine that warms up, ages or is shared drifts, and the second one has "
+            "it all",
+            remedy="boot the layouts in mixed order: homenode trial does",
+        )
 
 
 def _boots(head: RunHead) -> int:
@@ -162,11 +195,14 @@ def _gpus_without_node(alternative: Alternative) -> Iterator[Doubt]:
     if not nodeless:
         return
     yield Doubt(
-        "gpus-without-node", alternative.label,
-        "the guest has several cells and its GPUs are at numa_node -1", False,
-        "no expander bus: the guest cannot know where its GPUs are, and tools fall back to node 0",
-        "measure pin-numa-pci, which gives each GPU its node, before deciding against cells",
-    )  # fmt: skip
+        id="gpus-without-node",
+        subject=alternative.label,
+        detail="the guest has several cells and its GPUs are at numa_node -1",
+        blocks=False,
+        cause="no expander bus: the guest cannot know where its GPUs are, and tools fall back "
+        "to node 0",
+        remedy="measure pin-numa-pci, which gives each GPU its node, before deciding against cells",
+    )
 
 
 def _listed(texts: Iterable[str | None]) -> str:

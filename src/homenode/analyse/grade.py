@@ -43,9 +43,10 @@ def grade_of(verdicts: Sequence[Verdict]) -> Graded:
             if one.why(reason) is not None:
                 return Graded(grade, sentence_of(one))
     decided = [
-        one for one in verdicts
+        one
+        for one in verdicts
         if one.choice is not None and one.level is not EvidenceLevel.REASONED
-    ]  # fmt: skip
+    ]
     for one in verdicts:
         regressed = one.why(ReasonId.PIN_REGRESSION)
         if regressed is not None:

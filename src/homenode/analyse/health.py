@@ -27,9 +27,7 @@ def link_health(host: Host) -> tuple[Finding, ...]:
 
 def figure_findings(runs: Sequence[Run]) -> tuple[Finding, ...]:
     """What figures of a machine say about its links, whatever the layout."""
-    real = [
-        run for run in runs if run.head.origin not in (Origin.EMULATED, Origin.SYNTHESISED)
-    ]  # fmt: skip
+    real = [run for run in runs if run.head.origin not in (Origin.EMULATED, Origin.SYNTHESISED)]
     return (*_flat_curves(real), *_low_copies(real))
 
 
@@ -46,13 +44,15 @@ def _flat_curves(runs: Sequence[Run]) -> Iterator[Finding]:
         start = flat_from(points, peak)
         if start is not None:
             yield Finding(
-                "collective-flat-curve", Severity.CRITICAL, f"{run.head.system}/{run.head.name}",
-                f"a bus bandwidth that climbs beyond {format_bytes(FLAT_FROM_BYTES)}",
-                f"{peak / 1e9:.2f} GB/s from {format_bytes(start)} on",
-                "large messages are no faster than small ones",
-                "homenode doctor: link speeds under load; fix the link, then measure again",
-                "sweep over message sizes",
-            )  # fmt: skip
+                id="collective-flat-curve",
+                severity=Severity.CRITICAL,
+                subject=f"{run.head.system}/{run.head.name}",
+                expected=f"a bus bandwidth that climbs beyond {format_bytes(FLAT_FROM_BYTES)}",
+                observed=f"{peak / 1e9:.2f} GB/s from {format_bytes(start)} on",
+                cost="large messages are no faster than small ones",
+                fix="homenode doctor: link speeds under load; fix the link, then measure again",
+                source="sweep over message sizes",
+            )
 
 
 def _low_copies(runs: Sequence[Run]) -> Iterator[Finding]:
@@ -66,10 +66,13 @@ def _low_copies(runs: Sequence[Run]) -> Iterator[Finding]:
             low = [value for value in medians if 0 < value < LOW_COPY_BYTES_PER_S]
             if low:
                 yield Finding(
-                    "h2d-low", Severity.CRITICAL, f"{run.head.system}/{run.head.name}, {what}",
-                    f"{LOW_COPY_BYTES_PER_S / 1e9:g} GB/s at least, as any x16 link since Gen 3",
-                    f"{min(low) / 1e9:.1f} GB/s ({len(low)} of {len(medians)} GPUs)",
-                    "every copy to and from the GPU is slow, in any layout",
-                    "homenode doctor: link speeds under load; fix the link, then measure again",
-                    "copies from and to pinned host memory",
-                )  # fmt: skip
+                    id="h2d-low",
+                    severity=Severity.CRITICAL,
+                    subject=f"{run.head.system}/{run.head.name}, {what}",
+                    expected=f"{LOW_COPY_BYTES_PER_S / 1e9:g} GB/s at least, as any x16 link "
+                    "since Gen 3",
+                    observed=f"{min(low) / 1e9:.1f} GB/s ({len(low)} of {len(medians)} GPUs)",
+                    cost="every copy to and from the GPU is slow, in any layout",
+                    fix="homenode doctor: link speeds under load; fix the link, then measure again",
+                    source="copies from and to pinned host memory",
+                )

@@ -72,9 +72,8 @@ def of_host(runs: Sequence[Run], host: Host) -> tuple[Run, ...]:
     """Runs with those that name no host as this host's, where they are all of one machine: whoever
     names a host next to them says so."""
     nameless = [
-        run for run in runs
-        if run.head.host is None and run.head.origin is not Origin.PUBLISHED
-    ]  # fmt: skip
+        run for run in runs if run.head.host is None and run.head.origin is not Origin.PUBLISHED
+    ]
     if len({(run.head.system, run.head.host_kind) for run in nameless}) != 1:
         return tuple(runs)
     fingerprint = host_fingerprint(host)

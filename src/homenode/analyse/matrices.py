@@ -114,9 +114,10 @@ def localities(
     were made already.
     """
     matrices = [
-        one for one in (matrices_of(alternative) if known is None else known)
+        one
+        for one in (matrices_of(alternative) if known is None else known)
         if (one.key.rows, one.key.columns) == (Axis.NODE, Axis.GPU)
-    ]  # fmt: skip
+    ]
     conditions = [c for run in alternative.runs for c in run.head.conditions]
     as_bound = any((one.name, one.value) == _SEVERAL for one in conditions)
     nearest = _nearest(matrices, node_of)
@@ -195,8 +196,11 @@ def _nearest(matrices: Iterable[FigureMatrix], node_of: Mapping[Bdf, int]) -> di
         if matrix.key.metric != "h2d-bandwidth":
             continue
         for gpu in matrix.columns:
-            by_node = {row.number: matrix.cells[row, gpu] for row in matrix.rows
-                       if (row, gpu) in matrix.cells}  # fmt: skip
+            by_node = {
+                row.number: matrix.cells[row, gpu]
+                for row in matrix.rows
+                if (row, gpu) in matrix.cells
+            }
             if len(by_node) > 1:
                 nearest.setdefault(gpu, max(by_node, key=lambda node: by_node[node]))
     return nearest
@@ -215,9 +219,13 @@ def _locality(
         return Locality(label, matrix.key, mean, None, (len(everything), 0), stated)
     stated = "by the host's topology" if by_host else "by the figures: the node with fastest copies"
     return Locality(
-        label, matrix.key, statistics.fmean(local), statistics.fmean(remote),
-        (len(local), len(remote)), stated,
-    )  # fmt: skip
+        label,
+        matrix.key,
+        statistics.fmean(local),
+        statistics.fmean(remote),
+        (len(local), len(remote)),
+        stated,
+    )
 
 
 def _sides(

@@ -166,10 +166,18 @@ def _results(
     (best, best_series), *others = ordered
     found = [
         RankedResult(
-            best.label, metric.id, best_series.key.unit, best_series.value, 1.0, None, None,
-            Position.BEST, EvidenceLevel.MEASURED, best_series.key.worst,
+            best.label,
+            metric.id,
+            best_series.key.unit,
+            best_series.value,
+            1.0,
+            None,
+            None,
+            Position.BEST,
+            EvidenceLevel.MEASURED,
+            best_series.key.worst,
         )
-    ]  # fmt: skip
+    ]
     if not others:
         return found, []
     chosen = [one for one, _ in ordered]
@@ -213,11 +221,14 @@ def _wide(results: Sequence[RankedResult], metric: Metric) -> Iterator[Doubt]:
     ]
     if ranges:
         yield Doubt(
-            "wide-interval", metric.id,
-            f"{metric.title} against {results[0].alternative}: {', '.join(ranges)}", True,
-            "boots of one layout differ as much as the layouts may",
-            "boot each layout more often, in mixed order, with clocks and neighbours at rest",
-        )  # fmt: skip
+            id="wide-interval",
+            subject=metric.id,
+            detail=f"{metric.title} against {results[0].alternative}: {', '.join(ranges)}",
+            blocks=True,
+            cause="boots of one layout differ as much as the layouts may",
+            remedy="boot each layout more often, in mixed order, with clocks and neighbours "
+            "at rest",
+        )
 
 
 def _bounds(
@@ -239,9 +250,18 @@ def _about(doubts: Sequence[Doubt], metric: Metric) -> Iterator[Doubt]:
 
 def _same(effect: Effect, series: Series) -> bool:
     key = series.key
-    return (effect.metric, effect.variant, effect.state, effect.slowest_device) == (
-        key.metric, key.variant, key.state, key.worst,
-    ) and effect.unit == key.unit and effect.device is None and effect.node is None  # fmt: skip
+    return (
+        (effect.metric, effect.variant, effect.state, effect.slowest_device)
+        == (
+            key.metric,
+            key.variant,
+            key.state,
+            key.worst,
+        )
+        and effect.unit == key.unit
+        and effect.device is None
+        and effect.node is None
+    )
 
 
 def _position(effect: Effect | None, ratio: float, metric: Metric) -> Position:

@@ -117,8 +117,9 @@ def slow_in_collective(found: Collective) -> tuple[Outlier, ...]:
         for node, value in found.nodes:
             if _is_slow(metric, value, usual):
                 slow.add(node)
-                outliers.append(Outlier(node, "the node: all-reduce on it alone", metric, value,
-                                        usual))  # fmt: skip
+                outliers.append(
+                    Outlier(node, "the node: all-reduce on it alone", metric, value, usual)
+                )
     if len(found.pairs) < LEAST_NODES:
         return tuple(outliers)
     values = sorted(value for *_, value in found.pairs)

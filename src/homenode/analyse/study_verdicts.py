@@ -131,9 +131,15 @@ def copies_as_runs(jobs: Iterable[JobEvidence], metrics: Sequence[str] = COPIES)
     order = (NEAR, FAR)
     runs = runs_by(every, label_of)
     return tuple(
-        sorted(runs, key=lambda run: order.index(run.head.arrangement or "")
-               if run.head.arrangement in order else len(order))
-    )  # fmt: skip
+        sorted(
+            runs,
+            key=lambda run: (
+                order.index(run.head.arrangement or "")
+                if run.head.arrangement in order
+                else len(order)
+            ),
+        )
+    )
 
 
 METHODS = {None: "CE", "sm": "SM", "read sm": "SM"}
@@ -185,11 +191,16 @@ def spreads(jobs: tuple[JobEvidence, ...]) -> tuple[Spread, ...]:
     known = [*COPIES, "p2p-bandwidth"]
     order = [NEAR, FAR]
     return tuple(
-        sorted(found, key=lambda one: (
-            known.index(one.metric), one.method,
-            order.index(one.label) if one.label in order else len(order), one.label,
-        ))
-    )  # fmt: skip
+        sorted(
+            found,
+            key=lambda one: (
+                known.index(one.metric),
+                one.method,
+                order.index(one.label) if one.label in order else len(order),
+                one.label,
+            ),
+        )
+    )
 
 
 def _copy_label(job: JobEvidence, sample: Sample, homes: Mapping[str, int]) -> str | None:
@@ -288,9 +299,12 @@ def _computing(jobs: tuple[JobEvidence, ...]) -> WorkVerdict:
     work = "compute-bound GPU codes"
     own = sorted({s.metric for job in jobs for s in job.samples if s.metric.startswith("app-")})
     for metric in own:
-        runs = runs_by(jobs, lambda job, sample, metric=metric: (  # type: ignore[misc]
-            None if sample.metric != metric else WHOLE if job.mode is Mode.EXCLUSIVE else PARTS
-        ))  # fmt: skip
+        runs = runs_by(
+            jobs,
+            lambda job, sample, metric=metric: (  # type: ignore[misc]
+                None if sample.metric != metric else WHOLE if job.mode is Mode.EXCLUSIVE else PARTS
+            ),
+        )
         found = alternatives(sorted(runs, key=lambda run: run.head.arrangement != WHOLE))
         if [one.label for one in found] != [WHOLE, PARTS]:
             continue

@@ -37,11 +37,12 @@ _STEPS: tuple[tuple[Switch, tuple[tuple[str, str], ...]], ...] = (
     (
         Switch.SIBLINGS,
         (
-            ("pin-numa-pci", "pin-numa-pci-smt"), ("pin-numa", "pin-numa-smt"),
+            ("pin-numa-pci", "pin-numa-pci-smt"),
+            ("pin-numa", "pin-numa-smt"),
             ("pin", "pin-numa-smt"),
         ),
     ),
-)  # fmt: skip
+)
 """Which two layouts show a switch; the first pair that has figures of a metric counts."""
 
 
@@ -115,8 +116,12 @@ def _is_headline(effect: Effect) -> bool:
     if metric is None or effect.state is not None:
         return False
     over_all = (
-        effect.size_bytes, effect.node, effect.peer_node, effect.device, effect.peer,
-    ) == (None,) * 5  # fmt: skip
+        effect.size_bytes,
+        effect.node,
+        effect.peer_node,
+        effect.device,
+        effect.peer,
+    ) == (None,) * 5
     return over_all and (
         effect.primary or effect.slowest_device or effect.variant in (None, metric.headline)
     )

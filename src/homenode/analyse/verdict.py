@@ -144,8 +144,14 @@ class Verdicts:
 
 
 CONSERVATIVE = (
-    "pin", "default", "pin-bound", "pin-numa", "pin-numa-pci", "pin-numa-smt", "pin-numa-pci-smt",
-)  # fmt: skip
+    "pin",
+    "default",
+    "pin-bound",
+    "pin-numa",
+    "pin-numa-pci",
+    "pin-numa-smt",
+    "pin-numa-pci-smt",
+)
 """Of equals, the first is named: pins keep what was measured from changing with the load, and
 whatever the guest is shown beyond that can mislead it. It is the study's own advice."""
 
@@ -153,9 +159,24 @@ whatever the guest is shown beyond that can mislead it. It is the study's own ad
 def no_verdict(objective: Objective, system: str, *reasons: Reason) -> Verdict:
     """A verdict without a choice."""
     return Verdict(
-        objective, system, None, False, None, None, False, (), (), None, None, (), None, reasons,
-        (), (), None,
-    )  # fmt: skip
+        objective,
+        system,
+        None,
+        False,
+        None,
+        None,
+        False,
+        (),
+        (),
+        None,
+        None,
+        (),
+        None,
+        reasons,
+        (),
+        (),
+        None,
+    )
 
 
 def verdict(system: str, runs: Sequence[Run], objective: Objective) -> Verdict:
@@ -175,9 +196,10 @@ def verdict(system: str, runs: Sequence[Run], objective: Objective) -> Verdict:
     stops = tuple(_stops(runs))
     if stops:
         return replace(
-            empty, reasons=stops,
+            empty,
+            reasons=stops,
             doubts=tuple(one for one in own if one.id in ("unusable", "no-real-machine")),
-        )  # fmt: skip
+        )
     refused = [metric for metric in primaries(objective) if _is_refused(runs, metric.id)]
     of_objective = tuple(
         doubt for doubt in own if doubt.blocks or (doubt.id == "refused-figures" and refused)
@@ -295,8 +317,14 @@ def _rank(one: Alternative, objective: Objective, order: Sequence[str]) -> tuple
 
 
 _SIMPLEST = (
-    "default", "pin", "pin-bound", "pin-numa", "pin-numa-pci", "pin-numa-smt", "pin-numa-pci-smt",
-)  # fmt: skip
+    "default",
+    "pin",
+    "pin-bound",
+    "pin-numa",
+    "pin-numa-pci",
+    "pin-numa-smt",
+    "pin-numa-pci-smt",
+)
 """From what changes nothing to what changes most."""
 
 
@@ -371,14 +399,17 @@ def _pin_regression(
     lost = [one for one in results if one.alternative in pinned and one.position is Position.WORSE]
     doubts = tuple(
         Doubt(
-            "pin-regression", one.alternative,
-            f"{one.ratio:.2f} x the unpinned guest's throughput", False,
-            "pins on slower cores, on siblings of one core, or on PUs that QEMU's own threads use; "
+            id="pin-regression",
+            subject=one.alternative,
+            detail=f"{one.ratio:.2f} x the unpinned guest's throughput",
+            blocks=False,
+            cause="pins on slower cores, on siblings of one core, or on PUs that QEMU's own "
+            "threads use; "
             "or fewer vCPUs",
-            "check the pinning: homenode doctor VM.xml, or let homenode plan choose them",
+            remedy="check the pinning: homenode doctor VM.xml, or let homenode plan choose them",
         )
         for one in lost
-    )  # fmt: skip
+    )
     reasons = tuple(
         Reason(ReasonId.PIN_REGRESSION, one.alternative, one.metric, one.ratio) for one in lost
     )
@@ -390,8 +421,10 @@ def _unmeasured(
 ) -> str | None:
     """The layout that could change the answer: GPUs on their cells, where only cells were tried."""
     if objective not in (
-        Objective.COLLECTIVE, Objective.DEVICE_TRANSFER, Objective.HOST_BANDWIDTH,
-    ):  # fmt: skip
+        Objective.COLLECTIVE,
+        Objective.DEVICE_TRANSFER,
+        Objective.HOST_BANDWIDTH,
+    ):
         return None
     cells = [one for one in used if one.switches.cells is GuestCells.MIRRORED]
     if any(one.switches.pcie is GuestPcie.MIRRORED for one in cells):

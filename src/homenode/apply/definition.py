@@ -83,9 +83,14 @@ def apply_definition(virsh: Virsh, name: str, tuned: bytes, original: bytes, roo
         base = _base(store, original)
         _refuse(_obstacles(virsh, state, tuned))
         record = Record(
-            virsh.connect, state.name, state.uuid, Step.APPLYING, base, store.save(tuned),
+            virsh.connect,
+            state.name,
+            state.uuid,
+            Step.APPLYING,
+            base,
+            store.save(tuned),
             store.save(original),
-        )  # fmt: skip
+        )
         _begin(virsh, store, record, original)
         answered = edited = False
         try:
@@ -415,8 +420,9 @@ def _check_current(virsh: Virsh, state: DomainState, original: bytes) -> None:
 def _obstacles(
     virsh: Virsh, state: DomainState, wanted: bytes, *, restoring: bool = False
 ) -> tuple[Obstacle, ...]:
-    snapshots = {name: virsh.snapshot_document(state.uuid, name)
-                 for name in virsh.snapshots(state.uuid)}  # fmt: skip
+    snapshots = {
+        name: virsh.snapshot_document(state.uuid, name) for name in virsh.snapshots(state.uuid)
+    }
     return obstacles(state, wanted, snapshots, connect=virsh.connect, restoring=restoring)
 
 

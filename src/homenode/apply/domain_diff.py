@@ -9,8 +9,13 @@ from homenode.verify.domain_facts import DomainFacts, MemoryDeviceFacts, domain_
 
 _OF_THE_GUEST = ("vcpus", "memory_bytes", "cpu_topology", "cell_vcpus", "iothreads")
 _OF_THE_DOMAIN = (
-    "vcpu_pins", "emulator_pus", "iothread_pins", "cells", "binding", "page_bytes",
-)  # fmt: skip
+    "vcpu_pins",
+    "emulator_pus",
+    "iothread_pins",
+    "cells",
+    "binding",
+    "page_bytes",
+)
 
 
 def not_kept(given: bytes, owned: bytes) -> tuple[str, ...]:

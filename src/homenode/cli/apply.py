@@ -95,9 +95,15 @@ def apply(
         _refuse_for_file(domain, connect, live_pins=live_pins)
         outputs = (save_plan, quiet, force)
         _apply_to_file(
-            name, layout, plan_options(layout, vm, placement, switches), host, placement.after,
-            outputs, asked=not yes, dry_run=dry_run,
-        )  # fmt: skip
+            name,
+            layout,
+            plan_options(layout, vm, placement, switches),
+            host,
+            placement.after,
+            outputs,
+            asked=not yes,
+            dry_run=dry_run,
+        )
         return
     from homenode.apply.store import default_root
     from homenode.hypervisor.virsh import Virsh
@@ -151,8 +157,10 @@ def is_file_target(name: str) -> bool:
 
 def _refuse_for_file(domain: Path | None, connect: str, *, live_pins: bool) -> None:
     given = {
-        "--domain": domain is not None, "--connect": connect != DEFAULT, "--live-pins": live_pins,
-    }  # fmt: skip
+        "--domain": domain is not None,
+        "--connect": connect != DEFAULT,
+        "--live-pins": live_pins,
+    }
     for option, is_given in given.items():
         if is_given:
             raise UsageError(f"{option} is for a domain of libvirt, and NAME is a file")
@@ -248,8 +256,10 @@ def restore_domain(
     state = domain_to_restore(virsh, name, root)
     name, uuid = state.name, state.uuid
     if forget:
-        note(f"{name}: the present definition is the original now; the old one: "
-             f"{forget_original(virsh, uuid, root)}")  # fmt: skip
+        note(
+            f"{name}: the present definition is the original now; the old one: "
+            f"{forget_original(virsh, uuid, root)}"
+        )
         return
     if dry_run:
         moves = preview_restore_live_pins(virsh, uuid, root)

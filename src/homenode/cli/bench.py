@@ -148,9 +148,11 @@ def step_progress(*, quiet: bool) -> "Iterator[Callable[[Progress], None]]":
 
         def show(progress: "Progress") -> None:
             bar.update(
-                task, total=progress.total, completed=progress.done,
+                task,
+                total=progress.total,
+                completed=progress.done,
                 description=left_text(progress),
-            )  # fmt: skip
+            )
 
         yield show
 

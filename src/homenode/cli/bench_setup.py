@@ -36,8 +36,7 @@ def set_up(prefix: Path | None, *, apply: bool, remove: bool) -> None:
         note(lack)
     if not plan.steps:
         if plan.lacks:
-            raise HostError("bench setup: nothing can be built",
-                            hint="install what is named above")  # fmt: skip
+            raise HostError("bench setup: nothing can be built", hint="install what is named above")
         return
     if not apply:
         console().print(_script(plan), markup=False, highlight=False, soft_wrap=True)

@@ -49,8 +49,11 @@ def capture(
     )
     for path, reason in manifest.left_out:
         note(f"  left out {path}: {reason}")
-    note("redacted: serials, UUIDs, MACs, addresses, host, user and domain names"
-         if manifest.redacted else "NOT redacted: do not publish it")  # fmt: skip
+    note(
+        "redacted: serials, UUIDs, MACs, addresses, host, user and domain names"
+        if manifest.redacted
+        else "NOT redacted: do not publish it"
+    )
     for what in manifest.not_everywhere:
         note(
             f"the {what} is a short or common word and may remain in some files: check the archive "

@@ -183,8 +183,14 @@ def _figures(visit: Visit, machine: "Machine", name: str, runs: "dict[str, Run]"
     from homenode.results.vantage import Vantage
     from homenode.wording import plural
 
-    all_of_gpus = (Group.GPU_COPY, Group.GPU_BANDWIDTH, Group.GPU_SMALL, Group.MATMUL,
-                   Group.GPU_PEER, Group.NCCL)  # fmt: skip
+    all_of_gpus = (
+        Group.GPU_COPY,
+        Group.GPU_BANDWIDTH,
+        Group.GPU_SMALL,
+        Group.MATMUL,
+        Group.GPU_PEER,
+        Group.NCCL,
+    )
     groups = visit.groups or all_of_gpus
     if name == TORCH_RUN:
         groups = tuple(group for group in groups if group in (Group.GPU_COPY, Group.GPU_BANDWIDTH))

@@ -241,9 +241,13 @@ def _wrapped(text: str, width: int) -> Iterator[str]:
         first, gap, rest = line.partition("  ")
         lead = len(line) - len(rest.lstrip()) if gap and first else 0
         yield from textwrap.wrap(
-            line[lead:], max(24, width), initial_indent=line[:lead], subsequent_indent=" " * lead,
-            break_long_words=False, break_on_hyphens=False,
-        ) or [""]  # fmt: skip
+            line[lead:],
+            max(24, width),
+            initial_indent=line[:lead],
+            subsequent_indent=" " * lead,
+            break_long_words=False,
+            break_on_hyphens=False,
+        ) or [""]
 
 
 def wrong_call(error: Any) -> str:

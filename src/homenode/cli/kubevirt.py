@@ -261,11 +261,24 @@ def manifest(
     from homenode.kubevirt.manifests import manifests, next_steps
 
     options = ManifestOptions(
-        configmap=configmap, image=image, bench_image=bench_image, namespace=namespace, vm=vm,
-        gpu=gpu, gpu_id=gpu_id, gpus=gpus, vcpus=vcpus, memory_gib=_whole_gib(memory),
-        hook_version=hook_version, kubevirt=kubevirt, guest=guest, node=node,
-        claims=claims, gpu_class=gpu_class, nic_class=nic_class,
-    )  # fmt: skip
+        configmap=configmap,
+        image=image,
+        bench_image=bench_image,
+        namespace=namespace,
+        vm=vm,
+        gpu=gpu,
+        gpu_id=gpu_id,
+        gpus=gpus,
+        vcpus=vcpus,
+        memory_gib=_whole_gib(memory),
+        hook_version=hook_version,
+        kubevirt=kubevirt,
+        guest=guest,
+        node=node,
+        claims=claims,
+        gpu_class=gpu_class,
+        nic_class=nic_class,
+    )
     written = manifests(options, hook_file(_own_source, __version__))
     lock = resources.files("homenode.kubevirt").joinpath("requirements.lock")
     written |= {"requirements.lock": lock.read_text("utf-8")}

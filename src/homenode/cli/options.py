@@ -81,10 +81,12 @@ def with_records(command: Callable[..., None]) -> Callable[..., None]:
                 default = None
             parameters.append(
                 inspect.Parameter(
-                    field.name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation,
+                    field.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    annotation=annotation,
                     default=inspect.Parameter.empty if default is MISSING else default,
                 )
-            )  # fmt: skip
+            )
 
     @functools.wraps(command)
     def expanded(*arguments: Any, **given: Any) -> None:

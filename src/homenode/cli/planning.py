@@ -149,8 +149,9 @@ def version_of(option: str, text: str | None) -> tuple[int, int, int] | None:
 
 def _check_outputs(outputs: Outputs) -> None:
     """Raises HostError and UsageError before anything is planned."""
-    printed = [one for one in (outputs.document, outputs.plan, outputs.svg)
-               if one == STANDARD_OUTPUT]  # fmt: skip
+    printed = [
+        one for one in (outputs.document, outputs.plan, outputs.svg) if one == STANDARD_OUTPUT
+    ]
     if len(printed) + outputs.json + outputs.diff > 1 and printed:
         raise UsageError("-: expected one thing for standard output, found several")
     check_can_write(outputs.plan, outputs.svg, force=outputs.force)
@@ -235,8 +236,9 @@ def best_of(
     asked, refused = [], None
     for host in hosts:
         try:
-            asked.append((host, request_for(guest, settled(guest, options, host, evidence).options,
-                                            host)))  # fmt: skip
+            asked.append(
+                (host, request_for(guest, settled(guest, options, host, evidence).options, host))
+            )
         except NotRecommended as error:
             note(f"left out: {error.message}")
             refused = error

@@ -180,9 +180,13 @@ def place(
         )
     options = plan_options(layout, vm, placement, switches)
     pool_work.place(
-        document, pool, options, flavours, layout.results,
+        document,
+        pool,
+        options,
+        flavours,
+        layout.results,
         pool_work.PlaceOutputs(count, output, record, json),
-    )  # fmt: skip
+    )
 
 
 @app.command("remove", cls=HelpCommand)
@@ -261,9 +265,16 @@ def simulate(
     from homenode.cli import pool_work
 
     pool_work.simulate(
-        trace, nodes, tuple(pool or ()), flavours, tuple(policy or ()), orders,
-        pool_work.RandomLoad(load, vms, mix), page, as_json=json,
-    )  # fmt: skip
+        trace,
+        nodes,
+        tuple(pool or ()),
+        flavours,
+        tuple(policy or ()),
+        orders,
+        pool_work.RandomLoad(load, vms, mix),
+        page,
+        as_json=json,
+    )
 
 
 @app.command("pack", cls=HelpCommand)

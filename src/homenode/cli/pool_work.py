@@ -106,9 +106,14 @@ def capture(hosts: Path, output: Path, jobs: int, timeout_s: float, *, again: bo
     content = read_file(hosts, "a list of hosts")
     with progress("reading hosts") as show_progress:
         done = capture_pool(
-            content.decode("utf-8", "replace"), str(hosts), output, show_progress,
-            jobs=jobs, timeout_s=timeout_s, again=again,
-        )  # fmt: skip
+            content.decode("utf-8", "replace"),
+            str(hosts),
+            output,
+            show_progress,
+            jobs=jobs,
+            timeout_s=timeout_s,
+            again=again,
+        )
     for failure in done.pool.failures:
         note(f"left out {failure.source}: {failure.reason}")
     note(
@@ -275,8 +280,9 @@ def _write_tuned(
         except OSError as error:
             raise HostError(f"{out}: expected a folder, found: {error.strerror}") from None
         out = out / f"{name}.xml"
-    saved = write_tuned(out, given if outputs.count == 1 else original, tuned,
-                        permissions_of(document))  # fmt: skip
+    saved = write_tuned(
+        out, given if outputs.count == 1 else original, tuned, permissions_of(document)
+    )
     note(f"wrote {saved.output} (original in {saved.original})")
 
 
@@ -356,9 +362,16 @@ def _simulate_random(
     note_failures(pool)
     what = f"{random.vms} VMs at {random.load:.0%} load on {len(pool.hosts)} hosts"
     return simulate_hosts(
-        what, pool, sizes, weights, policies, orders, show_progress,
-        load=random.load, vms=random.vms,
-    )  # fmt: skip
+        what,
+        pool,
+        sizes,
+        weights,
+        policies,
+        orders,
+        show_progress,
+        load=random.load,
+        vms=random.vms,
+    )
 
 
 def _simulate_trace(
@@ -374,13 +387,21 @@ def _simulate_trace(
     what = Path(trace).name
     if traces.trace_kind(text, trace) is traces.TraceKind.TASKS:
         return simulate_tasks(
-            what, traces.parse_gpu_nodes(machines, str(nodes)), traces.parse_tasks(text, trace),
-            policies, orders, show_progress,
-        )  # fmt: skip
+            what,
+            traces.parse_gpu_nodes(machines, str(nodes)),
+            traces.parse_tasks(text, trace),
+            policies,
+            orders,
+            show_progress,
+        )
     return simulate_cells(
-        what, traces.parse_two_node_servers(machines, str(nodes)),
-        traces.parse_cell_vms(text, trace), policies, orders, show_progress,
-    )  # fmt: skip
+        what,
+        traces.parse_two_node_servers(machines, str(nodes)),
+        traces.parse_cell_vms(text, trace),
+        policies,
+        orders,
+        show_progress,
+    )
 
 
 def _weights(mix: str | None, flavours: Sequence[Flavour]) -> tuple[float, ...]:

@@ -97,7 +97,13 @@ def finding_pages() -> dict[str, str]:
     folder = package / "finding_pages"
     if not folder.is_dir():
         folder = Path(str(package)).parents[1] / "docs" / "findings"
-    pages = {entry.name.removesuffix(".md"): entry for entry in folder.iterdir()
-             if entry.name.endswith(".md")}  # fmt: skip
-    return {name: entry.read_text(encoding="utf-8") for name, entry in sorted(pages.items())
-            if name != "README"}  # fmt: skip
+    pages = {
+        entry.name.removesuffix(".md"): entry
+        for entry in folder.iterdir()
+        if entry.name.endswith(".md")
+    }
+    return {
+        name: entry.read_text(encoding="utf-8")
+        for name, entry in sorted(pages.items())
+        if name != "README"
+    }

@@ -125,8 +125,12 @@ def _machines(
 
     evidence = publications()
     if published:
-        systems = [system.name for document in evidence for system in document.systems
-                   if system.host is not None]  # fmt: skip
+        systems = [
+            system.name
+            for document in evidence
+            for system in document.systems
+            if system.host is not None
+        ]
         named = {argument.casefold() for argument in arguments}
         every = [f"published:{name}" for name in dict.fromkeys(systems)]
         arguments = arguments + [one for one in every if one.casefold() not in named]

@@ -164,9 +164,13 @@ STANDARD_OUTPUT = Path("-")
 
 _SIGNED_BYTES = 4096
 _SIGNATURES = (
-    b'"format":"homenode.', b'"format": "homenode.', b'content="homenode', b"<!-- homenode",
-    b"# homenode", b'<title id="title">Topology of ',
-)  # fmt: skip
+    b'"format":"homenode.',
+    b'"format": "homenode.',
+    b'content="homenode',
+    b"<!-- homenode",
+    b"# homenode",
+    b'<title id="title">Topology of ',
+)
 """One of these stands at the beginning of every file of ours that may be overwritten."""
 
 

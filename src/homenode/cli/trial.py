@@ -24,9 +24,10 @@ app = typer.Typer(cls=CommandWithActions, no_args_is_help=False)
 
 TrialArgument = Annotated[
     str,
-    typer.Argument(metavar="NAME", help="The domain, or the trial's id.",
-                   autocompletion=domain_names),
-]  # fmt: skip
+    typer.Argument(
+        metavar="NAME", help="The domain, or the trial's id.", autocompletion=domain_names
+    ),
+]
 
 ReportOption = Annotated[
     Path | None,
@@ -39,8 +40,9 @@ ReportOption = Annotated[
 def trial(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="The domain: its name or UUID.",
-                       autocompletion=domain_names),
+        typer.Argument(
+            metavar="NAME", help="The domain: its name or UUID.", autocompletion=domain_names
+        ),
     ],
     suite: SuiteArguments,
     own: AppArguments,
@@ -89,7 +91,7 @@ def trial(
     host: HostOption = None,
     page_size: PageSizeOption = None,
     pci_granularity: PciGranularityOption = PciGranularity.CELL,
-) -> None:  # fmt: skip
+) -> None:
     """Boot a VM in each layout, verify and measure each boot, and restore the VM.
 
     Boots of the layouts are interleaved in a random order. Ctrl-C, a crash and a lost connection
@@ -131,10 +133,13 @@ def trial(
 def status(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="A domain or a trial's id. Default: all trials.",
-                       autocompletion=domain_names),
+        typer.Argument(
+            metavar="[NAME]",
+            help="A domain or a trial's id. Default: all trials.",
+            autocompletion=domain_names,
+        ),
     ] = None,
-) -> None:  # fmt: skip
+) -> None:
     """Show how far trials are.
 
     Examples:

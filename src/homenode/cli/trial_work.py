@@ -146,11 +146,22 @@ def _run(
     begun = with_access(reopen(head, journal), reaching)
     reach = GuestReach(virsh, begun.begun.reaching, journal.folder / "known_hosts", probe)
     trial = Trial(
-        virsh=virsh, head=head, journal=journal, root=default_root(), layouts=begun.layouts,
-        measuring=begun.begun.measuring, reach=reach, host_kind=begun.begun.host_kind,
-        copy=begun.copy, versions=begun.begun.versions, emulated=begun.begun.emulated,
-        on_step=_say_step, on_progress=_say_progress, on_wait=_Waiting(), notify=note,
-    )  # fmt: skip
+        virsh=virsh,
+        head=head,
+        journal=journal,
+        root=default_root(),
+        layouts=begun.layouts,
+        measuring=begun.begun.measuring,
+        reach=reach,
+        host_kind=begun.begun.host_kind,
+        copy=begun.copy,
+        versions=begun.begun.versions,
+        emulated=begun.begun.emulated,
+        on_step=_say_step,
+        on_progress=_say_progress,
+        on_wait=_Waiting(),
+        notify=note,
+    )
     with interruptible():
         try:
             run_trial(trial, lock)
@@ -188,9 +199,14 @@ def _conclude(head: Head, journal: JournalFile, report: Path | None, host: str |
 
         machine = facts_of_measured(runs, load_host(host), publications())
         found = conclude(
-            runs, head.argument, head.connect, begun.apply_words, publications(), machine,
+            runs,
+            head.argument,
+            head.connect,
+            begun.apply_words,
+            publications(),
+            machine,
             begun.plan_words,
-        )  # fmt: skip
+        )
         for comparison in (found.comparison, found.of_bare):
             if comparison is not None and not found.emulated:
                 console().print(comparison_text(comparison))

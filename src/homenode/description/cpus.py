@@ -12,11 +12,13 @@ MAX_PUS = 8192
 MAX_NODES = 1024
 """Source: NODES_SHIFT up to 10 in arch/x86/Kconfig."""
 
-CPU_KEYS = (
-    "packages", "package_numbers", "nodes_per_package", "packages_per_node", "node_numbers",
-    "dies_per_package", "llcs_per_package", "llc_size", "llc_level", "cores_per_package",
-    "threads_per_core", "core_groups", "numbering", "package",
-)  # fmt: skip
+CPU_KEYS = tuple(
+    """
+    packages package_numbers nodes_per_package packages_per_node node_numbers
+    dies_per_package llcs_per_package llc_size llc_level cores_per_package threads_per_core
+    core_groups numbering package
+""".split()
+)
 NUMBERINGS = ("siblings-far", "siblings-adjacent", "siblings-far-in-package", "nodes-interleaved")
 """How the firmware numbers PUs; docs/formats/host-toml.md shows each."""
 
@@ -176,9 +178,12 @@ def _numbered(slots: Sequence[CoreSlot], numbering: str) -> tuple[CoreSlot, ...]
     elif numbering == "siblings-far-in-package":
         packages = dict.fromkeys(slot.package for slot in slots)
         sequence = [
-            i for package in packages for row in by_thread for i in row
+            i
+            for package in packages
+            for row in by_thread
+            for i in row
             if slots[i].package == package
-        ]  # fmt: skip
+        ]
     elif numbering == "nodes-interleaved":
         sequence = list(chain.from_iterable(_dealt(slots, row) for row in by_thread))
     else:

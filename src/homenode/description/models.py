@@ -9,10 +9,12 @@ from homenode.errors import InputError
 from homenode.pci import DeviceKind, PciBar, PciLink
 from homenode.units import GIB, KIB, MIB, parse_bytes
 
-MODEL_KEYS = (
-    "label", "class", "class_code", "vendor", "device", "subsystem_vendor", "subsystem_device",
-    "link", "trained", "bars", "functions", "driver", "total_vfs", "vfs", "vf_device", "vf_driver",
-)  # fmt: skip
+MODEL_KEYS = tuple(
+    """
+    label class class_code vendor device subsystem_vendor subsystem_device link trained bars
+    functions driver total_vfs vfs vf_device vf_driver
+""".split()
+)
 LINK_SPEEDS = (2.5, 5.0, 8.0, 16.0, 32.0, 64.0)
 """GT/s a lane. Source: PCIe 6.0, 7.5.3.18 Link Capabilities 2."""
 
@@ -62,34 +64,54 @@ def _widespread(
 
 _BY_CLASS = {
     "gpu": _widespread(
-        DeviceKind.GPU, "NVIDIA Corporation GH100 [H100 SXM5 80GB]",
-        (0x030200, 0x10DE, 0x2330), (32.0, 16), *_GPU_BARS,
+        DeviceKind.GPU,
+        "NVIDIA Corporation GH100 [H100 SXM5 80GB]",
+        (0x030200, 0x10DE, 0x2330),
+        (32.0, 16),
+        *_GPU_BARS,
     ),
     "nic": _widespread(
-        DeviceKind.NIC, "Mellanox Technologies MT2910 Family [ConnectX-7]",
-        (0x020000, 0x15B3, 0x1021), (32.0, 16), PciBar(0, 32 * MIB, True, True),
+        DeviceKind.NIC,
+        "Mellanox Technologies MT2910 Family [ConnectX-7]",
+        (0x020000, 0x15B3, 0x1021),
+        (32.0, 16),
+        PciBar(0, 32 * MIB, True, True),
     ),
     "nvme": _widespread(
-        DeviceKind.NVME, "Samsung Electronics NVMe SSD Controller PM9A1",
-        (0x010802, 0x144D, 0xA80A), (16.0, 4), PciBar(0, 16 * KIB, True, False),
+        DeviceKind.NVME,
+        "Samsung Electronics NVMe SSD Controller PM9A1",
+        (0x010802, 0x144D, 0xA80A),
+        (16.0, 4),
+        PciBar(0, 16 * KIB, True, False),
     ),
     "nvswitch": _widespread(
-        DeviceKind.NVSWITCH, "NVIDIA Corporation GH100 [H100 NVSwitch]",
-        (0x068000, 0x10DE, 0x22A3), (16.0, 2), PciBar(0, 32 * MIB, True, False),
+        DeviceKind.NVSWITCH,
+        "NVIDIA Corporation GH100 [H100 NVSwitch]",
+        (0x068000, 0x10DE, 0x22A3),
+        (16.0, 2),
+        PciBar(0, 32 * MIB, True, False),
     ),
     "audio": _widespread(
-        DeviceKind.AUDIO, "NVIDIA Corporation High Definition Audio Controller",
-        (0x040300, 0x10DE, 0x22BA), (16.0, 16), PciBar(0, 16 * KIB, False, False),
+        DeviceKind.AUDIO,
+        "NVIDIA Corporation High Definition Audio Controller",
+        (0x040300, 0x10DE, 0x22BA),
+        (16.0, 16),
+        PciBar(0, 16 * KIB, False, False),
     ),
     "bmc": _widespread(
-        DeviceKind.OTHER, "ASPEED Technology ASPEED Graphics Family",
-        (0x030000, 0x1A03, 0x2000), (2.5, 1), PciBar(0, 64 * MIB, False, False),
+        DeviceKind.OTHER,
+        "ASPEED Technology ASPEED Graphics Family",
+        (0x030000, 0x1A03, 0x2000),
+        (2.5, 1),
+        PciBar(0, 64 * MIB, False, False),
     ),
     "other": _widespread(
-        DeviceKind.OTHER, "Intel Corporation system peripheral",
-        (0x088000, 0x8086, 0x09A2), (16.0, 4),
+        DeviceKind.OTHER,
+        "Intel Corporation system peripheral",
+        (0x088000, 0x8086, 0x09A2),
+        (16.0, 4),
     ),
-}  # fmt: skip
+}
 """Defaults by class, so that a short file may say `class = "gpu"` and no more: a widespread part.
 
 Source: PCI Code and ID Assignment 1.11; pci.ids; BARs of lspci captures.

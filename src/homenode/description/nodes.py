@@ -9,10 +9,11 @@ from homenode.description.table import Table
 from homenode.topology import LOCAL_DISTANCE, MemoryKind, PagePool
 
 NODE_KEYS = ("memory_per_node", "hugepages_per_node", "node", "distances")
-NODE_TABLE_KEYS = (
-    "index", "package", "cores", "memory", "memory_free", "hugepages", "kind", "gpu",
-    "generic_initiator",
-)  # fmt: skip
+NODE_TABLE_KEYS = tuple(
+    """
+    index package cores memory memory_free hugepages kind gpu generic_initiator
+""".split()
+)
 _DISTANCES = {
     # Source of the first two: most two-package x86 hosts (Intel 10/12/21); the others are guesses.
     "same_package": 12,

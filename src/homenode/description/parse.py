@@ -38,11 +38,12 @@ VERSION = 1
 """Newest version of the format that this program reads."""
 MAX_TEXT_CHARACTERS = 1 << 20
 
-_OWN_KEYS = (
-    "format", "name", "about", "architecture", "cpu", "caches", "root", "model", "link", "iommu",
-    "settings", "offline_pus", "disallowed_pus", "facts", "expect",
-    "reserve", "vm",
-)  # fmt: skip
+_OWN_KEYS = tuple(
+    """
+    format name about architecture cpu caches root model link iommu settings offline_pus
+    disallowed_pus facts expect reserve vm
+""".split()
+)
 _KEYS = (*_OWN_KEYS, *CPU_KEYS, *NODE_KEYS)
 _CPU_KEYS = ("vendor", "name", "family", "model")
 _CACHE_KEYS = ("l1_data", "l1_instruction", "l2")

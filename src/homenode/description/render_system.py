@@ -8,8 +8,17 @@ from homenode.topology import Host, Pu
 
 _CGROUP = "/vms.slice"
 # Source: arch/arm64/include/asm/cputype.h, MIDR_EL1 implementer codes.
-_IMPLEMENTERS = {"ARM": 0x41, "Broadcom": 0x42, "Cavium": 0x43, "HiSilicon": 0x48, "NVIDIA": 0x4E,
-                 "APM": 0x50, "Qualcomm": 0x51, "Apple": 0x61, "Ampere": 0xC0}  # fmt: skip
+_IMPLEMENTERS = {
+    "ARM": 0x41,
+    "Broadcom": 0x42,
+    "Cavium": 0x43,
+    "HiSilicon": 0x48,
+    "NVIDIA": 0x4E,
+    "APM": 0x50,
+    "Qualcomm": 0x51,
+    "Apple": 0x61,
+    "Ampere": 0xC0,
+}
 _PAGE_MODES = ("always", "madvise", "never")
 
 

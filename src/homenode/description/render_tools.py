@@ -15,10 +15,15 @@ from homenode.pci import DeviceKind, LinkKind, PciDevice
 from homenode.topology import Host, MemoryKind
 
 _CLASS_NAMES = {
-    0x0108: "Non-Volatile memory controller", 0x0200: "Ethernet controller",
-    0x0300: "VGA compatible controller", 0x0302: "3D controller", 0x0403: "Audio device",
-    0x0604: "PCI bridge", 0x0680: "Bridge", 0x1200: "Processing accelerators",
-}  # fmt: skip
+    0x0108: "Non-Volatile memory controller",
+    0x0200: "Ethernet controller",
+    0x0300: "VGA compatible controller",
+    0x0302: "3D controller",
+    0x0403: "Audio device",
+    0x0604: "PCI bridge",
+    0x0680: "Bridge",
+    0x1200: "Processing accelerators",
+}
 _ROCM_WIDTH = 90
 _ROCM_COLUMN = 13
 

@@ -7,10 +7,12 @@ from homenode.cpuset import CpuSet
 from homenode.description.table import Table
 from homenode.topology import HostSettings
 
-SETTINGS_KEYS = (
-    "kernel_release", "kernel_command_line", "isolated", "nohz_full", "smt_control", "governor",
-    "transparent_hugepages", "numa_balancing", "libvirt", "qemu",
-)  # fmt: skip
+SETTINGS_KEYS = tuple(
+    """
+    kernel_release kernel_command_line isolated nohz_full smt_control governor
+    transparent_hugepages numa_balancing libvirt qemu
+""".split()
+)
 
 
 _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})\Z", re.ASCII)

@@ -14,9 +14,11 @@ MAX_DEPTH = 8
 """Switches below one another; deeper nesting is refused, so that no file exhausts the stack."""
 UNKNOWN_NODE = "unknown"
 
-_DEVICE_KEYS = (
-    "model", "name", "bdf", "node", "link", "trained", "driver", "iommu_group", "vfs",
-)  # fmt: skip
+_DEVICE_KEYS = tuple(
+    """
+    model name bdf node link trained driver iommu_group vfs
+""".split()
+)
 _SWITCH_KEYS = ("switch", "link", "trained")
 _ELEMENT_KEYS = (*_DEVICE_KEYS, "switch", "port_link", "empty")
 _EMPTY = "empty"

@@ -12,10 +12,11 @@ from homenode.host_reserve import DEFAULT_HOST_RESERVE, HostReserve
 from homenode.indices import NodeIndex
 from homenode.topology import RunningDomain
 
-VM_KEYS = (
-    "name", "state", "vcpus", "pins", "nodes", "memory", "page_size", "emulator", "iothreads",
-    "devices",
-)  # fmt: skip
+VM_KEYS = tuple(
+    """
+    name state vcpus pins nodes memory page_size emulator iothreads devices
+""".split()
+)
 _RESERVE_KEYS = ("cores", "memory", "housekeeping_pus")
 _STATES = ("planned", "running", "shut-off")
 _MOST_VCPUS = 8192

@@ -194,8 +194,9 @@ def _read_package_of_pu(
     Where the kernel has none (-1 on some arm64 and riscv), packages are the sets of
     package_cpus_list, numbered by lowest PU; where there is not even that, all are in package 0.
     """
-    numbers = {pu: read_number(snapshot, f"{CPU}/cpu{pu}/topology/physical_package_id")
-               for pu in pus}  # fmt: skip
+    numbers = {
+        pu: read_number(snapshot, f"{CPU}/cpu{pu}/topology/physical_package_id") for pu in pus
+    }
     if all(number is not None and number >= 0 for number in numbers.values()):
         return {pu: PackageIndex(number) for pu, number in numbers.items() if number is not None}
 

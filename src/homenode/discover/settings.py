@@ -22,14 +22,24 @@ _IRQBALANCE = (
 """There while the service runs."""
 
 _CHOSEN = re.compile(r"\[(\w+)\]", re.ASCII)
-_ARCHITECTURES = {
-    "x86_64", "i686", "aarch64", "ppc64le", "ppc64", "s390x", "riscv64", "loongarch64",
-}  # fmt: skip
+_ARCHITECTURES = set(
+    """
+    x86_64 i686 aarch64 ppc64le ppc64 s390x riscv64 loongarch64
+""".split()
+)
 # Source: Arm Architecture Reference Manual, MIDR_EL1.Implementer.
 _ARM_IMPLEMENTERS = {
-    "0x41": "ARM", "0x42": "Broadcom", "0x43": "Cavium", "0x46": "Fujitsu", "0x48": "HiSilicon",
-    "0x4e": "NVIDIA", "0x50": "APM", "0x51": "Qualcomm", "0x61": "Apple", "0xc0": "Ampere",
-}  # fmt: skip
+    "0x41": "ARM",
+    "0x42": "Broadcom",
+    "0x43": "Cavium",
+    "0x46": "Fujitsu",
+    "0x48": "HiSilicon",
+    "0x4e": "NVIDIA",
+    "0x50": "APM",
+    "0x51": "Qualcomm",
+    "0x61": "Apple",
+    "0xc0": "Ampere",
+}
 
 
 def read_versions(

@@ -22,8 +22,11 @@ _MACHINES = "/sys/fs/cgroup/machine.slice/cpuset.cpus.effective"
 
 # In this order: cgroup v2; cgroup v1 as systemd mounts it; the cpuset file system of old kernels,
 # with and without noprefix. Where /proc/mounts names other places, these come first.
-_MOUNTS = (("cgroup2", "/sys/fs/cgroup"), ("cgroup", "/sys/fs/cgroup/cpuset"),
-           ("cpuset", "/dev/cpuset"))  # fmt: skip
+_MOUNTS = (
+    ("cgroup2", "/sys/fs/cgroup"),
+    ("cgroup", "/sys/fs/cgroup/cpuset"),
+    ("cpuset", "/dev/cpuset"),
+)
 _FILES_OF_TYPE = {
     "cgroup2": ("cpuset.cpus.effective",),
     "cgroup": ("cpuset.cpus", "cpuset.effective_cpus"),

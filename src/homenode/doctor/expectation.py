@@ -13,8 +13,14 @@ from homenode.topology import Host, summarise
 from homenode.units import format_bytes
 
 CPU_COUNTS = (
-    "packages", "cores", "pus", "pus_offline", "llcs", "numa_nodes", "cpuless_nodes",
-)  # fmt: skip
+    "packages",
+    "cores",
+    "pus",
+    "pus_offline",
+    "llcs",
+    "numa_nodes",
+    "cpuless_nodes",
+)
 _PCI_COUNTS = ("gpus", "nics", "nvswitches")
 COUNTS = (*CPU_COUNTS, *_PCI_COUNTS)
 """Counts of HostSummary that are certified; memory has a tolerance."""
@@ -73,7 +79,9 @@ def certify(
         distances=host.distances,
         devices=tuple(
             CertifiedDevice(
-                device.bdf, device.kind, _ids(device),
+                device.bdf,
+                device.kind,
+                _ids(device),
                 None if device.node is None else int(device.node),
                 None if device.bdf not in links else links[device.bdf].rate,
             )
@@ -87,7 +95,7 @@ def certify(
             if pool.total_pages
         },
         accepted=accepted,
-    )  # fmt: skip
+    )
 
 
 def drift(
@@ -113,12 +121,18 @@ def topology_drift(expected: Expectation, host: Host) -> Iterator[tuple[str, Fin
     if expected.distances is not None and not host.nodes:
         unread["distances"] = _matrix(expected.distances)
     if unread:
-        yield UNREAD, Finding(
-            "drift-topology", Severity.INCONCLUSIVE, ", ".join(unread).replace("_", " "),
-            ", ".join(unread.values()),
-            f"{host.name} does not give them", None,
-            "read the host itself, or a capture of it", source,
-        )  # fmt: skip
+        yield (
+            UNREAD,
+            Finding(
+                id="drift-topology",
+                severity=Severity.INCONCLUSIVE,
+                subject=", ".join(unread).replace("_", " "),
+                expected=", ".join(unread.values()),
+                observed=f"{host.name} does not give them",
+                fix="read the host itself, or a capture of it",
+                source=source,
+            ),
+        )
     for name, count in expected.counts.items():
         if name in unread:
             continue
@@ -146,13 +160,16 @@ def huge_page_drift(expected: Expectation, host: Host) -> Iterator[Finding]:
         found = now.get((node, size), 0)
         if host.nodes and found < pages:
             yield Finding(
-                "drift-huge-pages", Severity.CRITICAL, f"node {node}",
-                f"{pages} pages of {format_bytes(size)}", str(found),
-                "VMs that need these pages do not start",
-                f"reserve {pages} at boot; until then write that number to /sys/devices/system/"
+                id="drift-huge-pages",
+                severity=Severity.CRITICAL,
+                subject=f"node {node}",
+                expected=f"{pages} pages of {format_bytes(size)}",
+                observed=str(found),
+                cost="VMs that need these pages do not start",
+                fix=f"reserve {pages} at boot; until then write that number to /sys/devices/system/"
                 f"node/node{node}/hugepages/hugepages-{size // 1024}kB/nr_hugepages",
-                f"expectation of {expected.host}",
-            )  # fmt: skip
+                source=f"expectation of {expected.host}",
+            )
 
 
 def _floor_drift(expected: Expectation, measured_h2d: float | None) -> Iterator[Finding]:
@@ -162,16 +179,25 @@ def _floor_drift(expected: Expectation, measured_h2d: float | None) -> Iterator[
         return
     if measured_h2d is None:
         yield Finding(
-            "drift-bandwidth", Severity.INCONCLUSIVE, "host to device", gigabytes(floor),
-            "not measured", None, "measure, and give it: --h2d GB/S", source,
-        )  # fmt: skip
+            id="drift-bandwidth",
+            severity=Severity.INCONCLUSIVE,
+            subject="host to device",
+            expected=gigabytes(floor),
+            observed="not measured",
+            fix="measure, and give it: --h2d GB/S",
+            source=source,
+        )
     elif measured_h2d < floor:
         yield Finding(
-            "drift-bandwidth", Severity.CRITICAL, "host to device",
-            f"at least {gigabytes(floor)}", gigabytes(measured_h2d),
-            f"{(1 - measured_h2d / floor) * 100:.0f} % below the floor",
-            "homenode doctor --under-load looks at the links", source,
-        )  # fmt: skip
+            id="drift-bandwidth",
+            severity=Severity.CRITICAL,
+            subject="host to device",
+            expected=f"at least {gigabytes(floor)}",
+            observed=gigabytes(measured_h2d),
+            cost=f"{(1 - measured_h2d / floor) * 100:.0f} % below the floor",
+            fix="homenode doctor --under-load looks at the links",
+            source=source,
+        )
 
 
 def _states(host: Host, count: str) -> bool:
@@ -209,14 +235,16 @@ def device_drift(expected: Expectation, host: Host) -> Iterator[DeviceDrift]:
         old, new = was.get(bdf), now.get(bdf)
         if old is None and new is not None:
             yield DeviceDrift(
-                bdf, DeviceChange.PRESENCE,
+                bdf,
+                DeviceChange.PRESENCE,
                 _device(new.kind, bdf, "no such device", f"{new.kind} {_ids(new)}", source),
-            )  # fmt: skip
+            )
         elif old is not None and new is None:
             yield DeviceDrift(
-                bdf, DeviceChange.PRESENCE,
+                bdf,
+                DeviceChange.PRESENCE,
                 _device(old.kind, bdf, f"{old.kind} {old.ids}", "no such device", source),
-            )  # fmt: skip
+            )
         elif old is not None and new is not None:
             ids = _ids(new)
             if old.kind is not new.kind or (old.ids and ids and old.ids != ids):
@@ -237,18 +265,27 @@ def _link(old: CertifiedDevice, found: "_Slowest | None", source: str) -> Iterat
         return
     if found is None:
         yield Finding(
-            "drift-link", Severity.INCONCLUSIVE, str(old.bdf), str(old.link), "not known", None,
-            "read it as root, or from a capture", source,
-        )  # fmt: skip
+            id="drift-link",
+            severity=Severity.INCONCLUSIVE,
+            subject=str(old.bdf),
+            expected=str(old.link),
+            observed="not known",
+            fix="read it as root, or from a capture",
+            source=source,
+        )
     elif found.rate.bytes_per_s < old.link.bytes_per_s:
         idle = "" if found.idle is None else f" at most: it idles at {found.idle}"
         lost = (1 - found.rate.bytes_per_s / old.link.bytes_per_s) * 100
         yield Finding(
-            "drift-link", Severity.CRITICAL if found.idle is None else Severity.INCONCLUSIVE,
-            f"{old.kind} {old.bdf}", old.link.with_rate(), f"{found.rate.with_rate()}{idle}",
-            f"{lost:.0f} % of what was certified", "homenode doctor names the limiting link",
-            source,
-        )  # fmt: skip
+            id="drift-link",
+            severity=Severity.CRITICAL if found.idle is None else Severity.INCONCLUSIVE,
+            subject=f"{old.kind} {old.bdf}",
+            expected=old.link.with_rate(),
+            observed=f"{found.rate.with_rate()}{idle}",
+            cost=f"{lost:.0f} % of what was certified",
+            fix="homenode doctor names the limiting link",
+            source=source,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,19 +336,29 @@ def _ids(device: PciDevice) -> str | None:
 
 def _topology(subject: str, expected: str, observed: str, source: str) -> Finding:
     return Finding(
-        "drift-topology", Severity.CRITICAL, subject, expected, observed,
-        "plans and pins for the certified host no longer fit",
-        "look for firmware settings that were reset and for parts that failed; if it is meant, "
-        "certify again: homenode expect", source,
-    )  # fmt: skip
+        id="drift-topology",
+        severity=Severity.CRITICAL,
+        subject=subject,
+        expected=expected,
+        observed=observed,
+        cost="plans and pins for the certified host no longer fit",
+        fix="look for firmware settings that were reset and for parts that failed; if it is meant, "
+        "certify again: homenode expect",
+        source=source,
+    )
 
 
 def _device(kind: DeviceKind, bdf: Bdf, expected: str, observed: str, source: str) -> Finding:
     return Finding(
-        "drift-device", Severity.CRITICAL, f"{kind} {bdf}", expected, observed,
-        "VMs that name this address get another device, or none",
-        "lspci, dmesg; if it is meant, certify again: homenode expect", source,
-    )  # fmt: skip
+        id="drift-device",
+        severity=Severity.CRITICAL,
+        subject=f"{kind} {bdf}",
+        expected=expected,
+        observed=observed,
+        cost="VMs that name this address get another device, or none",
+        fix="lspci, dmesg; if it is meant, certify again: homenode expect",
+        source=source,
+    )
 
 
 def _matrix(distances: tuple[tuple[int, ...], ...] | None) -> str:

@@ -82,10 +82,21 @@ def parse_expectation(text: str, source: str) -> Expectation:
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"{source}: expected TOML, found: {error}") from None
     file = Table.of(
-        source, "", values,
-        ("format", "host", "memory_bytes", "distances", "accepted", "counts", "floors", "device",
-         "huge_pages"),
-    )  # fmt: skip
+        source,
+        "",
+        values,
+        (
+            "format",
+            "host",
+            "memory_bytes",
+            "distances",
+            "accepted",
+            "counts",
+            "floors",
+            "device",
+            "huge_pages",
+        ),
+    )
     version = file.integer("format", 0)
     if version != VERSION:
         raise file.refusal("format", f"{VERSION}, the version that this program reads", version)

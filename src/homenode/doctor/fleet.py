@@ -99,9 +99,8 @@ def majority(expectations: Sequence[Expectation], name: str) -> Expectation:
     devices = {}
     for address in dict.fromkeys(one.bdf for each in expectations for one in each.devices):
         present = [
-            next((one for one in each.devices if one.bdf == address), None)
-            for each in expectations
-        ]  # fmt: skip
+            next((one for one in each.devices if one.bdf == address), None) for each in expectations
+        ]
         chosen = _most(present)
         if chosen is not None:
             devices[address] = chosen

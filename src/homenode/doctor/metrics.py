@@ -45,21 +45,27 @@ def finding_gauges(findings: Findings, host: str) -> tuple[Gauge, ...]:
         counts[finding.severity] += 1
     return (
         Gauge(
-            "homenode_findings", "Number of findings by severity.",
+            "homenode_findings",
+            "Number of findings by severity.",
             tuple(({"host": host, "severity": str(one)}, counts[one]) for one in counts),
         ),
         Gauge(
-            "homenode_finding", "One finding.",
+            "homenode_finding",
+            "One finding.",
             tuple(
                 (
-                    {"host": host, "id": one.id, "severity": str(one.severity),
-                     "subject": one.subject},
+                    {
+                        "host": host,
+                        "id": one.id,
+                        "severity": str(one.severity),
+                        "subject": one.subject,
+                    },
                     1.0,
                 )
                 for one in findings.findings
             ),
         ),
-    )  # fmt: skip
+    )
 
 
 def _labels(labels: Labels) -> str:

@@ -21,23 +21,29 @@ def layout_findings(host: Host, *, with_advice: bool = True) -> Iterator[Finding
         llcs = [llc for llc in host.llcs if not llc.pus.isdisjoint(node.pus)]
         if len(packages) > 1 and not _are_cores(packages, host.cores):
             yield Finding(
-                "node-spans-packages", Severity.WARNING, f"node {node.index}",
-                "at least one node for each package",
-                f"packages {number_list(package.index for package in packages)}, "
+                id="node-spans-packages",
+                severity=Severity.WARNING,
+                subject=f"node {node.index}",
+                expected="at least one node for each package",
+                observed=f"packages {number_list(package.index for package in packages)}, "
                 f"{len(llcs)} last-level caches",
-                "half of all memory is behind the other package, and nothing can be placed",
-                "firmware: NPS1 or more, node interleaving off; kernel: no numa=off",
-                _FIRMWARE,
-            )  # fmt: skip
+                cost="half of all memory is behind the other package, and nothing can be placed",
+                fix="firmware: NPS1 or more, node interleaving off; kernel: no numa=off",
+                source=_FIRMWARE,
+            )
         elif with_advice and len(llcs) >= _MANY_LLCS and _is_whole_package(node, packages):
             yield Finding(
-                "node-spans-llcs", Severity.INFO, f"node {node.index}",
-                "nodes that show which memory is near which cores",
-                f"one node for {len(llcs)} last-level caches",
-                "the difference inside the package (NPS1 hides it) cannot be used",
-                "firmware: NPS2 or NPS4, or ACPI SRAT L3 Cache as NUMA domain; more for CPU work "
-                "than for GPUs", _FIRMWARE,
-            )  # fmt: skip
+                id="node-spans-llcs",
+                severity=Severity.INFO,
+                subject=f"node {node.index}",
+                expected="nodes that show which memory is near which cores",
+                observed=f"one node for {len(llcs)} last-level caches",
+                cost="the difference inside the package (NPS1 hides it) cannot be used",
+                fix="firmware: NPS2 or NPS4, or ACPI SRAT L3 Cache as NUMA domain; more for "
+                "CPU work "
+                "than for GPUs",
+                source=_FIRMWARE,
+            )
     yield from _without(host)
 
 
@@ -59,18 +65,26 @@ def _without(host: Host) -> Iterator[Finding]:
     # Where no node has both, memory of another kind stands in for all: that is how it was built.
     if bare and len(bare) < len(with_pus):
         yield Finding(
-            "node-without-memory", Severity.WARNING,
-            f"node {number_list(node.index for node in bare)}", "memory next to the cores",
-            "cores and no memory", "every access from these cores is remote",
-            "populate the memory channels of that package, or keep VMs off it", _FIRMWARE,
-        )  # fmt: skip
+            id="node-without-memory",
+            severity=Severity.WARNING,
+            subject=f"node {number_list(node.index for node in bare)}",
+            expected="memory next to the cores",
+            observed="cores and no memory",
+            cost="every access from these cores is remote",
+            fix="populate the memory channels of that package, or keep VMs off it",
+            source=_FIRMWARE,
+        )
     if len([node for node in host.nodes if node.pus]) < 2:
         return
     lost = [d.bdf for d in host.devices_of_kind(DeviceKind.GPU) if d.node is None]
     if lost:
         yield Finding(
-            "gpu-node-unknown", Severity.WARNING, f"GPU {', '.join(map(str, lost[:16]))}",
-            "a NUMA node", "numa_node is -1", "VMs cannot be placed next to them",
-            "update the firmware (ACPI _PXM), or look for a setting such as PCIe NUMA",
-            "/sys/bus/pci/devices/BDF/numa_node",
-        )  # fmt: skip
+            id="gpu-node-unknown",
+            severity=Severity.WARNING,
+            subject=f"GPU {', '.join(map(str, lost[:16]))}",
+            expected="a NUMA node",
+            observed="numa_node is -1",
+            cost="VMs cannot be placed next to them",
+            fix="update the firmware (ACPI _PXM), or look for a setting such as PCIe NUMA",
+            source="/sys/bus/pci/devices/BDF/numa_node",
+        )

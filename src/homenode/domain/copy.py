@@ -101,7 +101,9 @@ def _shared(element: Element) -> PlanFinding | None:
         detail = "both domains open this file"
     else:
         return None
-    return PlanFinding(kind, "warning", f"{element.name} {name}", detail, fix)
+    return PlanFinding(
+        id=kind, severity="warning", subject=f"{element.name} {name}", detail=detail, fix=fix
+    )
 
 
 def _is_host_device(element: Element) -> bool:

@@ -45,18 +45,33 @@ def _threads(document: Document) -> Iterator[Broken]:
     for (name, number), count in pin_counts(document).items():
         what = f"<{name}>" if name == "emulatorpin" else f"<{name}> for {number}"
         if count > 1:
-            yield Broken("pin-twice", what, "one", str(count))
+            yield Broken(id="pin-twice", subject=what, expected="one", observed=str(count))
         if name == "vcpupin" and number >= vcpus:
-            yield Broken("pin-of-no-vcpu", what, f"a vCPU below {vcpus}", str(number))
+            yield Broken(
+                id="pin-of-no-vcpu",
+                subject=what,
+                expected=f"a vCPU below {vcpus}",
+                observed=str(number),
+            )
         if name == "iothreadpin" and number not in threads:
-            yield Broken("pin-of-no-iothread", what, f"one of {list(threads)}", str(number))
+            yield Broken(
+                id="pin-of-no-iothread",
+                subject=what,
+                expected=f"one of {list(threads)}",
+                observed=str(number),
+            )
     topology = document.root.at("cpu", "topology")
     if topology is not None:
         sockets, dies, cores, per_core = read_topology(document, topology)
         product = sockets * dies * cores * per_core
         if product != vcpus:
             shape = f"{sockets} x {dies} x {cores} x {per_core} = {product}"
-            yield Broken("topology-product", "<topology>", f"{vcpus} vCPUs", shape)
+            yield Broken(
+                id="topology-product",
+                subject="<topology>",
+                expected=f"{vcpus} vCPUs",
+                observed=shape,
+            )
 
 
 def _cells(document: Document) -> Iterator[Broken]:
@@ -67,16 +82,35 @@ def _cells(document: Document) -> Iterator[Broken]:
     for i, (element, inside) in enumerate(cells):
         number = decimal(document, element, element.get("id") or str(i), "a cell id")
         if number != i:
-            yield Broken("cell-ids", "<cell> ids", "0, 1, 2, ... without gaps", str(number))
+            yield Broken(
+                id="cell-ids",
+                subject="<cell> ids",
+                expected="0, 1, 2, ... without gaps",
+                observed=str(number),
+            )
         if not inside.isdisjoint(seen):
-            yield Broken("cells-overlap", f"cell {i}", "vCPUs of its own", str(inside & seen))
+            yield Broken(
+                id="cells-overlap",
+                subject=f"cell {i}",
+                expected="vCPUs of its own",
+                observed=str(inside & seen),
+            )
         if not inside <= everything:
-            yield Broken("cell-of-no-vcpu", f"cell {i}", f"vCPUs below {vcpus}",
-                         str(inside - everything))  # fmt: skip
+            yield Broken(
+                id="cell-of-no-vcpu",
+                subject=f"cell {i}",
+                expected=f"vCPUs below {vcpus}",
+                observed=str(inside - everything),
+            )
         seen |= inside
     if cells and seen & everything != everything:
         missing = str(everything - seen)
-        yield Broken("vcpu-in-no-cell", "<numa>", "every vCPU in a cell", f"{missing} in none")
+        yield Broken(
+            id="vcpu-in-no-cell",
+            subject="<numa>",
+            expected="every vCPU in a cell",
+            observed=f"{missing} in none",
+        )
     for i, (element, _) in enumerate(cells):
         yield from _siblings(document, element, i, len(cells))
     yield from _names_of_cells(document, len(cells))
@@ -89,10 +123,19 @@ def _siblings(document: Document, cell: Element, id: int, cells: int) -> Iterato
     for sibling in () if distances is None else distances.all("sibling"):
         other = decimal(document, sibling, sibling.get("id") or "", "a cell id")
         if other >= cells:
-            yield Broken("distance-of-no-cell", f"distances of cell {id}", f"a cell below {cells}",
-                         str(other))  # fmt: skip
+            yield Broken(
+                id="distance-of-no-cell",
+                subject=f"distances of cell {id}",
+                expected=f"a cell below {cells}",
+                observed=str(other),
+            )
         if other in seen:
-            yield Broken("distance-twice", f"distances of cell {id}", f"one to cell {other}", "two")
+            yield Broken(
+                id="distance-twice",
+                subject=f"distances of cell {id}",
+                expected=f"one to cell {other}",
+                observed="two",
+            )
         seen.add(other)
 
 
@@ -101,21 +144,35 @@ def _names_of_cells(document: Document, cells: int) -> Iterator[Broken]:
     there = f"a cell below {cells}" if cells else "no cell: the guest is flat"
     for cell in read_memnodes(document):
         if cell >= cells:
-            yield Broken("memnode-of-no-cell", "<memnode>", there, str(cell))
+            yield Broken(
+                id="memnode-of-no-cell", subject="<memnode>", expected=there, observed=str(cell)
+            )
     pages = document.root.at("memoryBacking", "hugepages")
     for page in () if pages is None else pages.all("page"):
         named = pu_set(document, page, "nodeset")
         if named is not None and not named <= CpuSet(range(cells)):
-            yield Broken("page-of-no-cell", "<page>", there, str(named))
+            yield Broken(
+                id="page-of-no-cell", subject="<page>", expected=there, observed=str(named)
+            )
     devices = document.root.child("devices")
     for element in () if devices is None else devices.children:
         node = element.at("target", "node")
         if node is not None and any_base(document, node, node.text, "a guest cell") >= cells:
-            yield Broken("device-of-no-cell", f"<{element.tag}>", there, node.text.strip())
+            yield Broken(
+                id="device-of-no-cell",
+                subject=f"<{element.tag}>",
+                expected=there,
+                observed=node.text.strip(),
+            )
         acpi = element.child("acpi")
         named = None if acpi is None else pu_set(document, acpi, "nodeset")
         if named is not None and not named <= CpuSet(range(cells)):
-            yield Broken("device-of-no-cell", f"<{element.tag}><acpi>", there, str(named))
+            yield Broken(
+                id="device-of-no-cell",
+                subject=f"<{element.tag}><acpi>",
+                expected=there,
+                observed=str(named),
+            )
 
 
 def _memory(document: Document) -> Iterator[Broken]:
@@ -124,8 +181,12 @@ def _memory(document: Document) -> Iterator[Broken]:
         total = sum(cell_bytes(document, element) for element, _ in cells)
         expected = read_memory(document) - memory_device_bytes(document)
         if total != expected:
-            yield Broken("memory-sum", "the memory of all cells", f"{expected} bytes, as <memory>",
-                         f"{total} bytes")  # fmt: skip
+            yield Broken(
+                id="memory-sum",
+                subject="the memory of all cells",
+                expected=f"{expected} bytes, as <memory>",
+                observed=f"{total} bytes",
+            )
 
 
 def _command_line(document: Document) -> Iterator[Broken]:
@@ -136,9 +197,15 @@ def _command_line(document: Document) -> Iterator[Broken]:
         is_value = "opt/ovmf/X-PciMmio64Mb" in word
         if before == "-fw_cfg" and (not word or word.startswith("-")):
             yield Broken(
-                "fw-cfg-broken", "<qemu:arg> -fw_cfg", "its value behind it", word or "none"
+                id="fw-cfg-broken",
+                subject="<qemu:arg> -fw_cfg",
+                expected="its value behind it",
+                observed=word or "none",
             )
         if is_value and before != "-fw_cfg":
             yield Broken(
-                "fw-cfg-broken", f"<qemu:arg> {word}", "-fw_cfg before it", before or "none"
+                id="fw-cfg-broken",
+                subject=f"<qemu:arg> {word}",
+                expected="-fw_cfg before it",
+                observed=before or "none",
             )

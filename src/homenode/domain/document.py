@@ -251,9 +251,17 @@ class _Builder:
             content_end = self.parser.CurrentByteIndex
             end = self.text.index(b">", content_end) + 1
         element = Element(
-            opened.name, opened.tag, opened.attributes, tuple(opened.children),
-            "".join(opened.text), opened.start, opened.tag_end, content_end, end, opened.line,
-        )  # fmt: skip
+            opened.name,
+            opened.tag,
+            opened.attributes,
+            tuple(opened.children),
+            "".join(opened.text),
+            opened.start,
+            opened.tag_end,
+            content_end,
+            end,
+            opened.line,
+        )
         if self.open:
             self.open[-1].children.append(element)
         else:

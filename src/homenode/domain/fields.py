@@ -67,9 +67,11 @@ def needed(document: Document, element: Element, attribute: str) -> str:
     value = element.get(attribute)
     if value is None:
         raise ParseError(
-            document.source, f"<{element.tag}> with {attribute}=", f"<{element.tag}> without it",
+            document.source,
+            f"<{element.tag}> with {attribute}=",
+            f"<{element.tag}> without it",
             line=element.line,
-        )  # fmt: skip
+        )
     return value
 
 

@@ -49,10 +49,11 @@ def iommufd_missing(guest: Guest, libvirt: Version | None, qemu: Version | None)
         for name, version in (("libvirt", libvirt), ("QEMU", qemu))
     )
     return PlanFinding(
-        "iommufd-missing",
-        "warning",
-        f"launch security {guest.launch_security}",
-        "devices of such a guest need iommufd, which was left out: expected libvirt 12.1 and QEMU "
+        id="iommufd-missing",
+        severity="warning",
+        subject=f"launch security {guest.launch_security}",
+        detail="devices of such a guest need iommufd, which was left out: expected libvirt "
+        "12.1 and QEMU "
         f"8.2 or newer, found {found}",
-        "update them, or name the host's versions with --libvirt and --qemu",
+        fix="update them, or name the host's versions with --libvirt and --qemu",
     )

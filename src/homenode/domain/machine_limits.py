@@ -58,11 +58,11 @@ def check_vcpus(
     if most is None:
         return (
             PlanFinding(
-                "vcpu-limit-unknown",
-                "warning",
-                "<vcpu>",
-                f"{vcpus} vCPUs, and how many machine type {machine} takes is not known",
-                "virsh domcapabilities --machine NAME gives it as <vcpu max=>",
+                id="vcpu-limit-unknown",
+                severity="warning",
+                subject="<vcpu>",
+                detail=f"{vcpus} vCPUs, and how many machine type {machine} takes is not known",
+                fix="virsh domcapabilities --machine NAME gives it as <vcpu max=>",
             ),
         )
     if vcpus <= most:

@@ -160,9 +160,10 @@ class _Work:
             self.element(place, first.get(key), second.get(key), child)
             left += not _removes(self.edits[before:], child)
         back = [
-            (key, child) for key, child in first.items()
+            (key, child)
+            for key, child in first.items()
             if key[0] not in unchanged and key not in second and key not in third
-        ]  # fmt: skip
+        ]
         # Behind what it was behind, as far as that is there.
         places: dict[int, tuple[Element | None, list[Element]]] = {}
         for key, child in back:

@@ -1,21 +1,28 @@
 """Order: where libvirt itself puts elements, for those that a document does not have yet."""
 
-DOMAIN_ORDER = (
-    "name", "uuid", "hwuuid", "genid", "title", "description", "metadata", "maxMemory", "memory",
-    "currentMemory", "blkiotune", "memtune", "memoryBacking", "vcpu", "vcpus", "iothreads",
-    "iothreadids", "defaultiothread", "cputune", "numatune", "resource", "sysinfo", "bootloader",
-    "bootloader_args", "os", "idmap", "features", "cpu", "clock", "on_poweroff", "on_reboot",
-    "on_crash", "on_lockfailure", "pm", "perf", "devices", "seclabel", "keywrap",
-    "launchSecurity",
-)  # fmt: skip
+DOMAIN_ORDER = tuple(
+    """
+    name uuid hwuuid genid title description metadata maxMemory memory currentMemory
+    blkiotune memtune memoryBacking vcpu vcpus iothreads iothreadids defaultiothread cputune
+    numatune resource sysinfo bootloader bootloader_args os idmap features cpu clock
+    on_poweroff on_reboot on_crash on_lockfailure pm perf devices seclabel keywrap
+    launchSecurity
+""".split()
+)
 """Children of <domain>. Source: virDomainDefFormatInternalSetRootName, libvirt 9.0."""
 
 CPU_ORDER = ("model", "vendor", "maxphysaddr", "topology", "cache", "feature", "numa")
 """Children of <cpu>. Source: virCPUDefFormatBuf and virDomainNumaDefFormatXML, libvirt 9.0."""
 
 MEMORY_BACKING_ORDER = (
-    "hugepages", "nosharepages", "locked", "source", "access", "allocation", "discard",
-)  # fmt: skip
+    "hugepages",
+    "nosharepages",
+    "locked",
+    "source",
+    "access",
+    "allocation",
+    "discard",
+)
 
 FEATURES_ORDER = ("acpi", "apic", "pae", "hap", "viridian", "hyperv", "kvm", "pvspinlock", "ioapic")
 

@@ -47,7 +47,12 @@ def check_pci(document: Document) -> Iterator[Broken]:
 def _indices(controllers: tuple[GuestPciController, ...]) -> Iterator[Broken]:
     for index, count in Counter(c.index for c in controllers).items():
         if count > 1:
-            yield Broken("controller-twice", f"PCI controller {index}", "one", str(count))
+            yield Broken(
+                id="controller-twice",
+                subject=f"PCI controller {index}",
+                expected="one",
+                observed=str(count),
+            )
 
 
 def _places(document: Document, controllers: tuple[GuestPciController, ...]) -> Iterator[Broken]:
@@ -55,27 +60,49 @@ def _places(document: Document, controllers: tuple[GuestPciController, ...]) -> 
     devices = addressed_devices(document)
     for address, count in Counter(address for address, _ in devices).items():
         if count > 1:
-            yield Broken("address-twice", f"guest address {address}", "one device", str(count))
+            yield Broken(
+                id="address-twice",
+                subject=f"guest address {address}",
+                expected="one device",
+                observed=str(count),
+            )
     in_use = dict(devices)
     for address, element in devices:
         what = f"<{element.tag}> at {address}"
         model = model_of.get(address.bus)
         if model in _ONE_SLOT and address.device:
             yield Broken(
-                "slot-of-port", what, "slot 0, the only one of a port", str(address.device)
+                id="slot-of-port",
+                subject=what,
+                expected="slot 0, the only one of a port",
+                observed=str(address.device),
             )
         if model == _EXPANDER and element.get("model") not in _ON_EXPANDER:
-            yield Broken("endpoint-on-expander", what, "a root port between", "an expander bus")
+            yield Broken(
+                id="endpoint-on-expander",
+                subject=what,
+                expected="a root port between",
+                observed="an expander bus",
+            )
         of_chipset = address.bus == 0 and address.device == _CHIPSET_SLOT.get(model or "")
         if address.function and not of_chipset:
             first = type(address)(address.domain, address.bus, address.device, 0)
             head = in_use.get(first)
             place = None if head is None else head.child("address")
             if place is None:
-                yield Broken("function-without-0", what, f"a device at {first}", "none")
+                yield Broken(
+                    id="function-without-0",
+                    subject=what,
+                    expected=f"a device at {first}",
+                    observed="none",
+                )
             elif place.get("multifunction") != "on":
-                yield Broken("multifunction-off", f"<{head.tag if head else ''}> at {first}",
-                             "multifunction='on' next to other functions", "it is not")  # fmt: skip
+                yield Broken(
+                    id="multifunction-off",
+                    subject=f"<{head.tag if head else ''}> at {first}",
+                    expected="multifunction='on' next to other functions",
+                    observed="it is not",
+                )
 
 
 def _windows(document: Document, controllers: tuple[GuestPciController, ...]) -> Iterator[Broken]:
@@ -96,8 +123,12 @@ def _windows(document: Document, controllers: tuple[GuestPciController, ...]) ->
             root = model_of[parent]
             steps += 1
         if steps > len(controllers):
-            yield Broken("controller-loop", f"PCI controller {controller.index}",
-                         "a path to a root bus", "a loop")  # fmt: skip
+            yield Broken(
+                id="controller-loop",
+                subject=f"PCI controller {controller.index}",
+                expected="a path to a root bus",
+                observed="a loop",
+            )
             return
         buses_below[root.index if root.model == _EXPANDER else 0] += 1
     named = {address.bus for address, _ in addressed_devices(document) if not address.domain}
@@ -106,7 +137,12 @@ def _windows(document: Document, controllers: tuple[GuestPciController, ...]) ->
     expanders = [c for c in controllers if c.model == _EXPANDER and c.bus_nr is not None]
     for number, count in Counter(c.bus_nr for c in expanders).items():
         if count > 1:
-            yield Broken("busnr-twice", f"busNr {number}", "one expander bus", str(count))
+            yield Broken(
+                id="busnr-twice",
+                subject=f"busNr {number}",
+                expected="one expander bus",
+                observed=str(count),
+            )
     starts = sorted({c.bus_nr for c in expanders if c.bus_nr is not None})
     for controller in expanders:
         start = controller.bus_nr
@@ -114,10 +150,19 @@ def _windows(document: Document, controllers: tuple[GuestPciController, ...]) ->
         end = next((other for other in starts if other > start), LAST_BUS + 1)
         need = 1 + buses_below[controller.index]
         if not 0 < start <= LAST_BUS or end - start < need:
-            yield Broken("bus-window", f"expander bus {controller.index} at busNr {start}",
-                         f"{need} buses", f"{max(0, end - start)}, up to {end - 1}")  # fmt: skip
+            yield Broken(
+                id="bus-window",
+                subject=f"expander bus {controller.index} at busNr {start}",
+                expected=f"{need} buses",
+                observed=f"{max(0, end - start)}, up to {end - 1}",
+            )
     if starts and starts[0] < 1 + buses_below[0]:
-        yield Broken("bus-window", "the root bus", f"{1 + buses_below[0]} buses", str(starts[0]))
+        yield Broken(
+            id="bus-window",
+            subject="the root bus",
+            expected=f"{1 + buses_below[0]} buses",
+            observed=str(starts[0]),
+        )
 
 
 def _chassis(document: Document) -> Iterator[Broken]:
@@ -129,7 +174,12 @@ def _chassis(document: Document) -> Iterator[Broken]:
             numbers[index if text is None else any_base(document, element, text, "chassis")] += 1
     for number, count in numbers.items():
         if count > 1:
-            yield Broken("chassis-twice", f"chassis {number}", "one port", str(count))
+            yield Broken(
+                id="chassis-twice",
+                subject=f"chassis {number}",
+                expected="one port",
+                observed=str(count),
+            )
 
 
 def _model_names(document: Document) -> Iterator[Broken]:
@@ -138,5 +188,9 @@ def _model_names(document: Document) -> Iterator[Broken]:
         name = None if named is None else named.get("name")
         known = _NAMES.get(element.get("model") or "")
         if name is not None and known is not None and name not in known:
-            yield Broken("controller-model-name", f"PCI controller {index}",
-                         f"<model name> {' or '.join(known)}", name)  # fmt: skip
+            yield Broken(
+                id="controller-model-name",
+                subject=f"PCI controller {index}",
+                expected=f"<model name> {' or '.join(known)}",
+                observed=name,
+            )

@@ -28,24 +28,52 @@ from homenode.plan.layout import Siblings
 from homenode.topology import RunningDomain
 
 _OTHER_HYPERVISORS = {
-    "xen": "Xen", "vmware": "VMware", "lxc": "LXC", "bhyve": "bhyve", "vbox": "VirtualBox",
-    "hyperv": "Hyper-V", "openvz": "OpenVZ", "vz": "Virtuozzo", "parallels": "Parallels",
-    "phyp": "IBM PowerVM", "xenapi": "XenServer", "esx": "VMware ESX", "gsx": "VMware GSX",
-    "linux": "Xen", "uml": "User-mode Linux", "exe": "LXC", "jailhouse": "Jailhouse",
-}  # fmt: skip
+    "xen": "Xen",
+    "vmware": "VMware",
+    "lxc": "LXC",
+    "bhyve": "bhyve",
+    "vbox": "VirtualBox",
+    "hyperv": "Hyper-V",
+    "openvz": "OpenVZ",
+    "vz": "Virtuozzo",
+    "parallels": "Parallels",
+    "phyp": "IBM PowerVM",
+    "xenapi": "XenServer",
+    "esx": "VMware ESX",
+    "gsx": "VMware GSX",
+    "linux": "Xen",
+    "uml": "User-mode Linux",
+    "exe": "LXC",
+    "jailhouse": "Jailhouse",
+}
 """Domain types of libvirt's other drivers. Source: conf/domain_conf.c and formatdomain.html."""
 
 _ONCE: dict[tuple[str, ...], tuple[str, ...]] = {
     (): (
-        "name", "uuid", "metadata", "memory", "currentMemory", "maxMemory", "memoryBacking",
-        "vcpu", "vcpus", "iothreads", "iothreadids", "cputune", "numatune", "os", "features",
-        "cpu", "devices", "launchSecurity",
+        "name",
+        "uuid",
+        "metadata",
+        "memory",
+        "currentMemory",
+        "maxMemory",
+        "memoryBacking",
+        "vcpu",
+        "vcpus",
+        "iothreads",
+        "iothreadids",
+        "cputune",
+        "numatune",
+        "os",
+        "features",
+        "cpu",
+        "devices",
+        "launchSecurity",
     ),
     ("cpu",): ("topology", "cache", "maxphysaddr", "numa"),
     ("numatune",): ("memory",),
     ("memoryBacking",): ("hugepages", "access"),
     ("os",): ("type", "nvram"),
-}  # fmt: skip
+}
 
 
 def read_guest(xml: bytes, source: str) -> Guest:

@@ -217,8 +217,15 @@ def _evidence(id: str, parts: Sequence[_Document]) -> Publication:
         tuple(choices.values()),
         tuple(
             System(
-                raw.name, raw.gpu, raw.gpus, raw.cpu, raw.host, raw.remedy, raw.pcie,
-                tuple(raw.facts.items()), raw.inferred_vcpus,
+                raw.name,
+                raw.gpu,
+                raw.gpus,
+                raw.cpu,
+                raw.host,
+                raw.remedy,
+                raw.pcie,
+                tuple(raw.facts.items()),
+                raw.inferred_vcpus,
             )
             for raw in systems.values()
         ),
@@ -226,9 +233,15 @@ def _evidence(id: str, parts: Sequence[_Document]) -> Publication:
         tuple(map(_printed, figures)),
         tuple(
             PrintedEffect(
-                raw.label, raw.metric, raw.systems,
-                (("pinning", raw.pinning), ("cells", raw.cells), ("siblings", raw.siblings),
-                 ("risk", raw.risk)),
+                raw.label,
+                raw.metric,
+                raw.systems,
+                (
+                    ("pinning", raw.pinning),
+                    ("cells", raw.cells),
+                    ("siblings", raw.siblings),
+                    ("risk", raw.risk),
+                ),
             )
             for part in parts
             for raw in part.effect
@@ -258,7 +271,7 @@ def _evidence(id: str, parts: Sequence[_Document]) -> Publication:
             for part in parts
             for raw in part.field
         ),
-    )  # fmt: skip
+    )
     _check_names(evidence)
     return evidence
 
@@ -309,9 +322,14 @@ def _samples(figures: Sequence[_Figure], system: str, choice: str) -> Iterator[S
         for number, row in enumerate(figure.by_device.get(choice, ())):
             for index, one in enumerate(row):
                 yield Sample(
-                    figure.metric, unit, float(one) * factor, number=number, index=index,
-                    statistic=figure.statistic, **fixed,
-                )  # fmt: skip
+                    figure.metric,
+                    unit,
+                    float(one) * factor,
+                    number=number,
+                    index=index,
+                    statistic=figure.statistic,
+                    **fixed,
+                )
 
 
 def _printed(figure: _Figure) -> PrintedFigure:
@@ -337,9 +355,16 @@ def _printed(figure: _Figure) -> PrintedFigure:
 
 def _claim(raw: _Claim) -> Claim:
     return Claim(
-        raw.id, raw.system, raw.metric, raw.choice, raw.against, raw.against_system or raw.system,
-        *raw.ratio, raw.source, raw.disputed_by,
-    )  # fmt: skip
+        raw.id,
+        raw.system,
+        raw.metric,
+        raw.choice,
+        raw.against,
+        raw.against_system or raw.system,
+        *raw.ratio,
+        raw.source,
+        raw.disputed_by,
+    )
 
 
 def _check_figure(

@@ -64,9 +64,11 @@ def _files(needs: HostNeeds, isolation: Isolation) -> Iterator[SetupFile]:
         )
     else:
         yield SetupFile(
-            "/etc/libvirt/hooks/qemu.d/50-homenode", _hook(needs), 0o755,
+            "/etc/libvirt/hooks/qemu.d/50-homenode",
+            _hook(needs),
+            0o755,
             "systemctl try-restart libvirtd virtqemud",
-        )  # fmt: skip
+        )
 
 
 def kernel_parameters(needs: HostNeeds) -> str:
@@ -106,9 +108,11 @@ def _pages_unit(node: int, pages: tuple[NodePages, ...]) -> SetupFile:
         lines.append(f"ExecStart=/bin/sh -c '{enough}'")
     lines += ["", "[Install]", "WantedBy=sysinit.target", ""]
     return SetupFile(
-        f"/etc/systemd/system/{name}", "\n".join(lines), 0o644,
+        f"/etc/systemd/system/{name}",
+        "\n".join(lines),
+        0o644,
         "systemctl daemon-reload && " + command_line("systemctl", "enable", "--now", name),
-    )  # fmt: skip
+    )
 
 
 def _hook(needs: HostNeeds) -> str:

@@ -78,18 +78,26 @@ def unmet(needs: HostNeeds, host: Host, *, isolated: bool) -> Iterator[Finding]:
         found = pools.get((one.node, one.page_bytes), 0)
         if found < one.pages:
             yield Finding(
-                "setup-pages-short", Severity.CRITICAL, f"node {one.node}",
-                f"{one.pages} pages of {format_bytes(one.page_bytes)}", str(found),
-                f"of {printable(', '.join(needs.domains))} not all can start",
-                "homenode host-setup install, then reboot or start the units", SOURCE,
-            )  # fmt: skip
+                id="setup-pages-short",
+                severity=Severity.CRITICAL,
+                subject=f"node {one.node}",
+                expected=f"{one.pages} pages of {format_bytes(one.page_bytes)}",
+                observed=str(found),
+                cost=f"of {printable(', '.join(needs.domains))} not all can start",
+                fix="homenode host-setup install, then reboot or start the units",
+                source=SOURCE,
+            )
     if isolated:
         there = CpuSet(int(pu.index) for pu in host.pus if pu.isolated)
         missing = needs.vm_pus - there
         if missing:
             yield Finding(
-                "setup-not-isolated", Severity.WARNING, f"PUs {missing}",
-                "isolated at boot", "not isolated",
-                "the scheduler may put the host's own work there",
-                "homenode host-setup install --isolate boot, then reboot", SOURCE,
-            )  # fmt: skip
+                id="setup-not-isolated",
+                severity=Severity.WARNING,
+                subject=f"PUs {missing}",
+                expected="isolated at boot",
+                observed="not isolated",
+                cost="the scheduler may put the host's own work there",
+                fix="homenode host-setup install --isolate boot, then reboot",
+                source=SOURCE,
+            )

@@ -22,9 +22,13 @@ START = (
 )
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 LOST = (
-    "Disconnected from", "End of file while reading", "Connection reset", "Cannot recv data",
-    "Cannot write data", "client socket is closed",
-)  # fmt: skip
+    "Disconnected from",
+    "End of file while reading",
+    "Connection reset",
+    "Cannot recv data",
+    "Cannot write data",
+    "client socket is closed",
+)
 """What virsh says of a daemon that went away while it was asked: it may have done it, or yet do."""
 
 _TIMEOUT_S = 180.0
@@ -61,9 +65,7 @@ class Virsh:
 
     def definition(self, uuid: str) -> bytes:
         """The document that the next start will use, as libvirt prints it, passwords included."""
-        return self._say(
-            "dumpxml", "--inactive", "--security-info", "--domain", uuid
-        ).encode()  # fmt: skip
+        return self._say("dumpxml", "--inactive", "--security-info", "--domain", uuid).encode()
 
     def live_document(self, uuid: str) -> bytes:
         """The document of the running instance, as libvirt prints it."""
@@ -76,9 +78,7 @@ class Virsh:
 
     def snapshot_document(self, uuid: str, snapshot: str) -> bytes:
         """The document of a snapshot: a <domainsnapshot>, with the domain as it was in it."""
-        return self._say(
-            "snapshot-dumpxml", "--domain", uuid, "--snapshotname", snapshot
-        ).encode()  # fmt: skip
+        return self._say("snapshot-dumpxml", "--domain", uuid, "--snapshotname", snapshot).encode()
 
     def define(self, path: str, kept_open: Sequence[int] = ()) -> None:
         """Define the domain of the document at an absolute path.
@@ -101,9 +101,7 @@ class Virsh:
         """Move one thread of a running domain; its definition stays as it is."""
         number = {"vcpu": ("--vcpu",), "iothread": ("--iothread",)}.get(pin.kind, ())
         words = (*number, str(pin.number)) if number else ()
-        self._say(
-            f"{pin.kind}pin", "--live", "--domain", uuid, *words, "--cpulist", str(pin.pus)
-        )  # fmt: skip
+        self._say(f"{pin.kind}pin", "--live", "--domain", uuid, *words, "--cpulist", str(pin.pus))
 
     def start(self, uuid: str, kept_open: Sequence[int] = ()) -> None:
         """Start a domain that is shut off; it has the definition of now. kept_open: as define."""
@@ -135,7 +133,7 @@ class Virsh:
         """What the guest's QEMU agent answers to a command in JSON."""
         return self._say(
             "qemu-agent-command", "--domain", uuid, "--timeout", str(timeout_s), "--cmd", command
-        )  # fmt: skip
+        )
 
     def _say(self, command: str, *words: str, kept_open: Sequence[int] = ()) -> str:
         argv = ("virsh", "--connect", self.connect, "--quiet", command, *words)
@@ -150,9 +148,10 @@ class Virsh:
 
 def _failure(completed: Completed, command: str, connect: str) -> HostError | InputError:
     said = [
-        line.strip().removeprefix("error: ") for line in completed.stderr.splitlines()
+        line.strip().removeprefix("error: ")
+        for line in completed.stderr.splitlines()
         if line.strip()
-    ]  # fmt: skip
+    ]
     text = "; ".join(said)[:600] or completed.failure() or ""
     message = f"virsh {command} at {connect}: {text}"
     if "failed to connect" in text:

@@ -9,10 +9,14 @@ from homenode.errors import InputError
 from homenode.pods.objects import down, read_object
 
 FIRST_VERSION = {
-    "GPUsWithDRA": (1, 6), "HostDevicesWithDRA": (1, 6), "PCINUMAAwareTopology": (1, 8),
-    "NetworkDevicesWithDRA": (1, 9), "GraceIOVirtualization": (1, 9), "IOMMUFD": (1, 9),
+    "GPUsWithDRA": (1, 6),
+    "HostDevicesWithDRA": (1, 6),
+    "PCINUMAAwareTopology": (1, 8),
+    "NetworkDevicesWithDRA": (1, 9),
+    "GraceIOVirtualization": (1, 9),
+    "IOMMUFD": (1, 9),
     "Plugins": (1, 9),
-}  # fmt: skip
+}
 """Gates of interest and the first KubeVirt that has them; older ones ignore them silently."""
 
 
@@ -63,9 +67,11 @@ def read_cluster(text: str | bytes, source: str) -> Cluster:
 
 
 def _texts(value: object) -> frozenset[str]:
-    return frozenset(t for t in value if isinstance(t, str)) if isinstance(value, list) else (
-        frozenset()
-    )  # fmt: skip
+    return (
+        frozenset(t for t in value if isinstance(t, str))
+        if isinstance(value, list)
+        else (frozenset())
+    )
 
 
 def _names(value: object) -> frozenset[str]:

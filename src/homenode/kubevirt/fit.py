@@ -71,47 +71,69 @@ def _verdict(vmi: Vmi, kubelet: Kubelet, host: Host) -> Iterator[Finding]:
 def _spec(vmi: Vmi, demand: Demand) -> Iterator[Finding]:
     if vmi.instancetype is not None:
         yield Finding(
-            "instancetype", Severity.INCONCLUSIVE, f"instance type {vmi.instancetype}",
-            "CPUs, memory and devices in the object", "a VirtualMachine that takes them from an "
-            "instance type or preference", None,
-            "check the VMI: kubectl get vmi NAME -o yaml, once it is started", "the object",
-        )  # fmt: skip
+            id="instancetype",
+            severity=Severity.INCONCLUSIVE,
+            subject=f"instance type {vmi.instancetype}",
+            expected="CPUs, memory and devices in the object",
+            observed="a VirtualMachine that takes them from an instance type or preference",
+            fix="check the VMI: kubectl get vmi NAME -o yaml, once it is started",
+            source="the object",
+        )
     if demand.passed and vmi.annotations.get(ROOT_COMPLEX_ANNOTATION) == "true":
         yield Finding(
-            "devices-on-root-complex", Severity.WARNING, f"annotation {ROOT_COMPLEX_ANNOTATION}",
-            "not set", "true: KubeVirt puts every device on pcie.0, where none has a node; the "
-            "hook leaves what was put there explicitly", None, "remove the annotation",
-            "KubeVirt, converter.go: PlacePCIDevicesOnRootComplex",
-        )  # fmt: skip
+            id="devices-on-root-complex",
+            severity=Severity.WARNING,
+            subject=f"annotation {ROOT_COMPLEX_ANNOTATION}",
+            expected="not set",
+            observed="true: KubeVirt puts every device on pcie.0, where none has a node; the "
+            "hook leaves what was put there explicitly",
+            fix="remove the annotation",
+            source="KubeVirt, converter.go: PlacePCIDevicesOnRootComplex",
+        )
     if not demand.dedicated:
         yield Finding(
-            "cpus-not-dedicated", Severity.WARNING, "spec.domain.cpu.dedicatedCpuPlacement",
-            "true", "not set: the vCPUs are not pinned, so the guest can be shown no node", None,
-            "set dedicatedCpuPlacement: true", _ADMISSION,
-        )  # fmt: skip
+            id="cpus-not-dedicated",
+            severity=Severity.WARNING,
+            subject="spec.domain.cpu.dedicatedCpuPlacement",
+            expected="true",
+            observed="not set: the vCPUs are not pinned, so the guest can be shown no node",
+            fix="set dedicatedCpuPlacement: true",
+            source=_ADMISSION,
+        )
     if demand.mapped and demand.most_memory_bytes is not None:
         yield Finding(
-            "mapping-with-plugged-memory", Severity.CRITICAL, "spec.domain.memory.maxGuest",
-            "none next to guestMappingPassthrough",
-            f"{format_bytes(demand.most_memory_bytes)}: KubeVirt does not plug memory into a guest "
-            "with cells, and refuses the VMI", None,
-            "leave maxGuest out, and give the VM all its memory in spec.domain.memory.guest",
-            "KubeVirt, liveupdate/memory: ValidateLiveUpdateMemory",
-        )  # fmt: skip
+            id="mapping-with-plugged-memory",
+            severity=Severity.CRITICAL,
+            subject="spec.domain.memory.maxGuest",
+            expected="none next to guestMappingPassthrough",
+            observed=f"{format_bytes(demand.most_memory_bytes)}: KubeVirt does not plug "
+            "memory into a guest "
+            "with cells, and refuses the VMI",
+            fix="leave maxGuest out, and give the VM all its memory in spec.domain.memory.guest",
+            source="KubeVirt, liveupdate/memory: ValidateLiveUpdateMemory",
+        )
     if demand.dedicated and not demand.mapped:
         yield Finding(
-            "guest-flat", Severity.WARNING, "spec.domain.cpu.numa",
-            "guestMappingPassthrough", "not set: the guest has one node whatever it is given, and "
-            "its devices have none", "12.6 for 15.6 GB/s from host to device (HGX A100)",
-            "set numa: {guestMappingPassthrough: {}} and huge pages",
-            "IBM Developer, Optimizing GPU accelerated VMs with KubeVirt",
-        )  # fmt: skip
+            id="guest-flat",
+            severity=Severity.WARNING,
+            subject="spec.domain.cpu.numa",
+            expected="guestMappingPassthrough",
+            observed="not set: the guest has one node whatever it is given, and "
+            "its devices have none",
+            cost="12.6 for 15.6 GB/s from host to device (HGX A100)",
+            fix="set numa: {guestMappingPassthrough: {}} and huge pages",
+            source="IBM Developer, Optimizing GPU accelerated VMs with KubeVirt",
+        )
     if demand.dedicated and not demand.emulator_apart:
         yield Finding(
-            "emulator-on-vcpu", Severity.INFO, "spec.domain.cpu.isolateEmulatorThread", "true",
-            "not set: QEMU's own threads run on the vCPUs' PUs", None,
-            "set isolateEmulatorThread: true; it costs one more dedicated PU", _ADMISSION,
-        )  # fmt: skip
+            id="emulator-on-vcpu",
+            severity=Severity.INFO,
+            subject="spec.domain.cpu.isolateEmulatorThread",
+            expected="true",
+            observed="not set: QEMU's own threads run on the vCPUs' PUs",
+            fix="set isolateEmulatorThread: true; it costs one more dedicated PU",
+            source=_ADMISSION,
+        )
 
 
 def _gates(demand: Demand, cluster: Cluster | None) -> Iterator[Finding]:
@@ -119,72 +141,108 @@ def _gates(demand: Demand, cluster: Cluster | None) -> Iterator[Finding]:
     native = cluster is not None and cluster.has_gate(NATIVE)
     if demand.passed and demand.mapped and not demand.hooked and not native:
         yield Finding(
-            "devices-without-node", Severity.WARNING, f"{demand.passed} devices",
-            f"homenode's hook, or the gate {NATIVE} (KubeVirt 1.8 and newer)",
-            "no hook in the annotations" + ("" if cluster is None else ", and the gate is off"),
-            "12.6 for 15.6 GB/s from host to device (HGX A100)",
-            "homenode kubevirt manifest writes the annotation and the hook", source,
-        )  # fmt: skip
+            id="devices-without-node",
+            severity=Severity.WARNING,
+            subject=f"{demand.passed} devices",
+            expected=f"homenode's hook, or the gate {NATIVE} (KubeVirt 1.8 and newer)",
+            observed="no hook in the annotations"
+            + ("" if cluster is None else ", and the gate is off"),
+            cost="12.6 for 15.6 GB/s from host to device (HGX A100)",
+            fix="homenode kubevirt manifest writes the annotation and the hook",
+            source=source,
+        )
     if cluster is None:
         return
     for gate in sorted(cluster.gates):
         if cluster.is_unknown(gate):
             first = "{}.{}".format(*FIRST_VERSION[gate])
             yield Finding(
-                "gate-unknown", Severity.WARNING, f"feature gate {gate}",
-                f"KubeVirt {first} or newer", "{}.{}: it ignores the gate".format(
-                    *(cluster.version or ())), None, "upgrade, or remove the gate", source,
-            )  # fmt: skip
+                id="gate-unknown",
+                severity=Severity.WARNING,
+                subject=f"feature gate {gate}",
+                expected=f"KubeVirt {first} or newer",
+                observed="{}.{}: it ignores the gate".format(*(cluster.version or ())),
+                fix="upgrade, or remove the gate",
+                source=source,
+            )
     if demand.dedicated and not cluster.has_gate("CPUManager"):
         yield Finding(
-            "gate-cpu-manager-off", Severity.WARNING, "feature gate CPUManager",
-            "on, so that nodes are labelled cpumanager=true", "off", None,
-            "homenode kubevirt manifest writes the patch, or label the nodes by hand", source,
-        )  # fmt: skip
+            id="gate-cpu-manager-off",
+            severity=Severity.WARNING,
+            subject="feature gate CPUManager",
+            expected="on, so that nodes are labelled cpumanager=true",
+            observed="off",
+            fix="homenode kubevirt manifest writes the patch, or label the nodes by hand",
+            source=source,
+        )
     if demand.hooked and native:
         yield Finding(
-            "hook-beside-native", Severity.INFO, f"feature gate {NATIVE}",
-            "one of the hook and the gate", "both: the hook leaves alone what the gate has placed",
-            None, None, source,
-        )  # fmt: skip
+            id="hook-beside-native",
+            severity=Severity.INFO,
+            subject=f"feature gate {NATIVE}",
+            expected="one of the hook and the gate",
+            observed="both: the hook leaves alone what the gate has placed",
+            source=source,
+        )
 
 
 def _kubelet(demand: Demand, kubelet: Kubelet) -> Iterator[Finding]:
     if demand.dedicated and kubelet.cpu_policy != "static":
         yield Finding(
-            "cpu-manager-off", Severity.CRITICAL, "kubelet cpuManagerPolicy", "static",
-            f"{kubelet.cpu_policy}: the node is not labelled cpumanager=true, and the VMI is "
-            "scheduled nowhere", None,
-            "set it, drain the node, remove /var/lib/kubelet/cpu_manager_state, restart kubelet",
-            _CPU,
-        )  # fmt: skip
+            id="cpu-manager-off",
+            severity=Severity.CRITICAL,
+            subject="kubelet cpuManagerPolicy",
+            expected="static",
+            observed=f"{kubelet.cpu_policy}: the node is not labelled cpumanager=true, and "
+            "the VMI is "
+            "scheduled nowhere",
+            fix="set it, drain the node, remove /var/lib/kubelet/cpu_manager_state, restart "
+            "kubelet",
+            source=_CPU,
+        )
     if kubelet.cpu_policy == "static" and not kubelet.reserves_cpu:
         yield Finding(
-            "no-cpu-reserved", Severity.CRITICAL, "kubelet reservedSystemCPUs",
-            "some CPU reserved next to the static policy", "none: kubelet does not start", None,
-            "set reservedSystemCPUs, or cpu in systemReserved or kubeReserved", _CPU,
-        )  # fmt: skip
+            id="no-cpu-reserved",
+            severity=Severity.CRITICAL,
+            subject="kubelet reservedSystemCPUs",
+            expected="some CPU reserved next to the static policy",
+            observed="none: kubelet does not start",
+            fix="set reservedSystemCPUs, or cpu in systemReserved or kubeReserved",
+            source=_CPU,
+        )
     if demand.passed and kubelet.topology_policy == "none":
         yield Finding(
-            "topology-manager-off", Severity.WARNING, "kubelet topologyManagerPolicy",
-            "best-effort, restricted or single-numa-node",
-            "none: CPUs, pages and devices come from any nodes", None,
-            "set restricted for VMs of several nodes, single-numa-node for those of one",
-            _TOPOLOGY,
-        )  # fmt: skip
+            id="topology-manager-off",
+            severity=Severity.WARNING,
+            subject="kubelet topologyManagerPolicy",
+            expected="best-effort, restricted or single-numa-node",
+            observed="none: CPUs, pages and devices come from any nodes",
+            fix="set restricted for VMs of several nodes, single-numa-node for those of one",
+            source=_TOPOLOGY,
+        )
     if demand.mapped and kubelet.seccomp_default:
         yield Finding(
-            "binding-forbidden", Severity.WARNING, "kubelet seccompDefault",
-            "false, or a seccomp profile of KubeVirt's own that lets QEMU call mbind",
-            "true: container runtimes' profiles forbid mbind without CAP_SYS_NICE, and QEMU ends "
-            "with 'cannot bind memory to host NUMA nodes: Operation not permitted'", None,
-            "name a profile with mbind in the KubeVirt CR: spec.configuration.seccompConfiguration."
-            "virtualMachineInstanceProfile", "kubevirt#17248",
-        )  # fmt: skip
+            id="binding-forbidden",
+            severity=Severity.WARNING,
+            subject="kubelet seccompDefault",
+            expected="false, or a seccomp profile of KubeVirt's own that lets QEMU call mbind",
+            observed="true: container runtimes' profiles forbid mbind without CAP_SYS_NICE, "
+            "and QEMU ends "
+            "with 'cannot bind memory to host NUMA nodes: Operation not permitted'",
+            fix="name a profile with mbind in the KubeVirt CR: "
+            "spec.configuration.seccompConfiguration."
+            "virtualMachineInstanceProfile",
+            source="kubevirt#17248",
+        )
     if demand.page_bytes is not None and kubelet.memory_policy != "Static":
         yield Finding(
-            "memory-manager-off", Severity.WARNING, "kubelet memoryManagerPolicy", "Static",
-            f"{kubelet.memory_policy}: huge pages are counted on the whole machine, and the VM "
-            "does not start where its nodes have too few", None,
-            "set Static, with reservedMemory for each node", "Kubernetes, Memory Manager",
-        )  # fmt: skip
+            id="memory-manager-off",
+            severity=Severity.WARNING,
+            subject="kubelet memoryManagerPolicy",
+            expected="Static",
+            observed=f"{kubelet.memory_policy}: huge pages are counted on the whole machine, "
+            "and the VM "
+            "does not start where its nodes have too few",
+            fix="set Static, with reservedMemory for each node",
+            source="Kubernetes, Memory Manager",
+        )

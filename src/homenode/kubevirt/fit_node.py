@@ -41,34 +41,50 @@ def node_findings(demand: Demand, kubelet: Kubelet | None, host: Host) -> Iterat
     pus = free_pus(kubelet, host)
     if demand.dedicated and demand.pus > sum(pus.values()):
         yield Finding(
-            "pus-short", Severity.CRITICAL, f"{demand.pus} dedicated PUs",
-            f"at most {sum(pus.values())}, which kubelet can give",
-            f"{demand.vcpus} vCPUs, and {demand.pus - demand.vcpus} for QEMU's own threads",
-            None, f"ask for {sum(pus.values())} or fewer", _CPU,
-        )  # fmt: skip
+            id="pus-short",
+            severity=Severity.CRITICAL,
+            subject=f"{demand.pus} dedicated PUs",
+            expected=f"at most {sum(pus.values())}, which kubelet can give",
+            observed=f"{demand.vcpus} vCPUs, and {demand.pus - demand.vcpus} for QEMU's own "
+            "threads",
+            fix=f"ask for {sum(pus.values())} or fewer",
+            source=_CPU,
+        )
     siblings = max((len(core.pus) for core in host.cores), default=1)
     full = kubelet is not None and kubelet.has_cpu_option("full-pcpus-only")
     if demand.dedicated and full and demand.pus % siblings:
         yield Finding(
-            "smt-alignment", Severity.CRITICAL, f"{demand.pus} dedicated PUs",
-            f"a multiple of {siblings}, the PUs of a core, as full-pcpus-only wants",
-            f"{demand.pus}: kubelet refuses the pod (SMTAlignmentError)", None,
-            "take another number of vCPUs; where the emulator's PU makes it odd, annotate the VM's "
-            f'template with {EVEN_ANNOTATION}: ""', _CPU,
-        )  # fmt: skip
+            id="smt-alignment",
+            severity=Severity.CRITICAL,
+            subject=f"{demand.pus} dedicated PUs",
+            expected=f"a multiple of {siblings}, the PUs of a core, as full-pcpus-only wants",
+            observed=f"{demand.pus}: kubelet refuses the pod (SMTAlignmentError)",
+            fix="take another number of vCPUs; where the emulator's PU makes it odd, annotate "
+            "the VM's "
+            f'template with {EVEN_ANNOTATION}: ""',
+            source=_CPU,
+        )
     if demand.dedicated and kubelet is not None and siblings > 1 and not full:
         yield Finding(
-            "cores-shared", Severity.WARNING, "kubelet cpuManagerPolicyOptions",
-            "full-pcpus-only", "not set: a core's siblings may go to two VMs",
-            "40 to 75 % where two busy vCPUs share a core (xapi-project/xen-api#6763)",
-            "set full-pcpus-only: \"true\"", _CPU,
-        )  # fmt: skip
+            id="cores-shared",
+            severity=Severity.WARNING,
+            subject="kubelet cpuManagerPolicyOptions",
+            expected="full-pcpus-only",
+            observed="not set: a core's siblings may go to two VMs",
+            cost="40 to 75 % where two busy vCPUs share a core (xapi-project/xen-api#6763)",
+            fix='set full-pcpus-only: "true"',
+            source=_CPU,
+        )
     if demand.threads > siblings:
         yield Finding(
-            "threads-without-siblings", Severity.WARNING, "spec.domain.cpu.threads",
-            f"at most {siblings}, as the node's cores have", str(demand.threads),
-            None, "set threads: 1 and as many more cores", "kubevirt#11749",
-        )  # fmt: skip
+            id="threads-without-siblings",
+            severity=Severity.WARNING,
+            subject="spec.domain.cpu.threads",
+            expected=f"at most {siblings}, as the node's cores have",
+            observed=str(demand.threads),
+            fix="set threads: 1 and as many more cores",
+            source="kubevirt#11749",
+        )
     yield from _gpus(demand, kubelet, host)
     if kubelet is not None and kubelet.topology_policy != "none":
         yield from _topology(demand, kubelet, host)
@@ -79,62 +95,88 @@ def _gpus(demand: Demand, kubelet: Kubelet | None, host: Host) -> Iterator[Findi
     if not host.pci_devices:
         if demand.gpus:
             yield Finding(
-                "gpus-unknown", Severity.INCONCLUSIVE, f"{demand.gpus} GPUs",
-                "the node's PCI devices", "none in the source", None,
-                "capture the node: homenode capture", host.name,
-            )  # fmt: skip
+                id="gpus-unknown",
+                severity=Severity.INCONCLUSIVE,
+                subject=f"{demand.gpus} GPUs",
+                expected="the node's PCI devices",
+                observed="none in the source",
+                fix="capture the node: homenode capture",
+                source=host.name,
+            )
         return
     if demand.gpus > sum(count.values()):
         yield Finding(
-            "gpus-short", Severity.CRITICAL, f"{demand.gpus} GPUs",
-            f"at most {sum(count.values())} on the node", str(demand.gpus), None,
-            "choose a node with more GPUs", host.name,
-        )  # fmt: skip
+            id="gpus-short",
+            severity=Severity.CRITICAL,
+            subject=f"{demand.gpus} GPUs",
+            expected=f"at most {sum(count.values())} on the node",
+            observed=str(demand.gpus),
+            fix="choose a node with more GPUs",
+            source=host.name,
+        )
     elif demand.gpus and count.get(None):
         yield Finding(
-            "device-node-unknown", Severity.WARNING, f"{count[None]} GPUs of the node",
-            "a NUMA node", "none (numa_node is -1): neither kubelet nor the hook can place them",
-            None, "enable NUMA in the host's firmware", host.name,
-        )  # fmt: skip
+            id="device-node-unknown",
+            severity=Severity.WARNING,
+            subject=f"{count[None]} GPUs of the node",
+            expected="a NUMA node",
+            observed="none (numa_node is -1): neither kubelet nor the hook can place them",
+            fix="enable NUMA in the host's firmware",
+            source=host.name,
+        )
     board = board_of_host(host)
     sizes = () if board is None else partition_sizes(board)
     if board is not None and demand.gpus and demand.gpus not in sizes:
         yield Finding(
-            "gpus-no-partition", Severity.WARNING, f"{demand.gpus} GPUs of an {board} board",
-            f"{', '.join(map(str, sizes))}: Fabric Manager's partitions",
-            f"{demand.gpus}: no partition, so that the GPUs have no NVLink among them", None,
-            "take a number of GPUs that is a partition, and have Fabric Manager activate it",
-            "NVIDIA Fabric Manager user guide, shared NVSwitch virtualization",
-        )  # fmt: skip
+            id="gpus-no-partition",
+            severity=Severity.WARNING,
+            subject=f"{demand.gpus} GPUs of an {board} board",
+            expected=f"{', '.join(map(str, sizes))}: Fabric Manager's partitions",
+            observed=f"{demand.gpus}: no partition, so that the GPUs have no NVLink among them",
+            fix="take a number of GPUs that is a partition, and have Fabric Manager activate it",
+            source="NVIDIA Fabric Manager user guide, shared NVSwitch virtualization",
+        )
     may_spread = kubelet is None or kubelet.topology_policy != "single-numa-node"
     if may_spread and 1 < demand.gpus < sum(count.values()) and len(count) > 1:
         spread = ", ".join(f"{n} on node {node}" for node, n in sorted(count.items(), key=str))
         yield Finding(
-            "gpus-may-spread", Severity.INFO, f"{demand.gpus} GPUs",
-            "all of as few nodes as hold them", f"{spread}: Topology Manager's hints do not "
-            "count devices, so that they may come from more", None,
-            "take whole nodes, or single-numa-node where one node is enough", "kubernetes#136431",
-        )  # fmt: skip
+            id="gpus-may-spread",
+            severity=Severity.INFO,
+            subject=f"{demand.gpus} GPUs",
+            expected="all of as few nodes as hold them",
+            observed=f"{spread}: Topology Manager's hints do not "
+            "count devices, so that they may come from more",
+            fix="take whole nodes, or single-numa-node where one node is enough",
+            source="kubernetes#136431",
+        )
 
 
 def _topology(demand: Demand, kubelet: Kubelet, host: Host) -> Iterator[Finding]:
     nodes = len(host.nodes)
     if nodes > kubelet.most_nodes:
         yield Finding(
-            "numa-nodes-many", Severity.CRITICAL, f"{nodes} NUMA nodes",
-            f"at most {kubelet.most_nodes} next to topologyManagerPolicy {kubelet.topology_policy}",
-            f"{nodes}: kubelet does not start", None,
-            f'topologyManagerPolicyOptions: {{max-allowable-numa-nodes: "{nodes}"}}; its hints '
-            "grow as 2 to the number of nodes, so that admission may take minutes", _TOPOLOGY,
-        )  # fmt: skip
+            id="numa-nodes-many",
+            severity=Severity.CRITICAL,
+            subject=f"{nodes} NUMA nodes",
+            expected=f"at most {kubelet.most_nodes} next to topologyManagerPolicy "
+            f"{kubelet.topology_policy}",
+            observed=f"{nodes}: kubelet does not start",
+            fix=f'topologyManagerPolicyOptions: {{max-allowable-numa-nodes: "{nodes}"}}; its hints '
+            "grow as 2 to the number of nodes, so that admission may take minutes",
+            source=_TOPOLOGY,
+        )
     needed = aligned_nodes(demand, kubelet, host)
     distant = 1 < needed < nodes and nodes > 2
     if distant and kubelet.topology_options.get("prefer-closest-numa-nodes") != "true":
         yield Finding(
-            "nodes-any-distance", Severity.INFO, "kubelet topologyManagerPolicyOptions",
-            "prefer-closest-numa-nodes", f"not set: {needed} of {nodes} nodes are taken at any "
-            "distance", None, 'set prefer-closest-numa-nodes: "true"', _TOPOLOGY,
-        )  # fmt: skip
+            id="nodes-any-distance",
+            severity=Severity.INFO,
+            subject="kubelet topologyManagerPolicyOptions",
+            expected="prefer-closest-numa-nodes",
+            observed=f"not set: {needed} of {nodes} nodes are taken at any distance",
+            fix='set prefer-closest-numa-nodes: "true"',
+            source=_TOPOLOGY,
+        )
 
 
 def _fewest(sizes: Iterable[int], needed: int) -> int:

@@ -103,8 +103,10 @@ def hook_annotation(options: ManifestOptions) -> str:
     sidecar: dict[str, Any] = {"args": ["--version", str(options.hook_version)]}
     if options.configmap:
         sidecar["configMap"] = {
-            "name": _configmap_name(options), "key": HOOK_FILE, "hookPath": HOOK_PATH,
-        }  # fmt: skip
+            "name": _configmap_name(options),
+            "key": HOOK_FILE,
+            "hookPath": HOOK_PATH,
+        }
     else:
         sidecar |= {"image": options.image, "imagePullPolicy": "IfNotPresent"}
     return json.dumps([sidecar])

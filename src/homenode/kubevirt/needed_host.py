@@ -62,10 +62,17 @@ def needed_host(snapshot: Snapshot, devices: tuple[Bdf, ...]) -> Host:
             bridge = PciBridge(ports[bdf], 0, 0)
             found.append(
                 PciDevice(
-                    bdf, DeviceKind.BRIDGE, classes[bdf], None, None, place.root_complex,
-                    place.parent, None, bridge=bridge,
+                    bdf,
+                    DeviceKind.BRIDGE,
+                    classes[bdf],
+                    None,
+                    None,
+                    place.root_complex,
+                    place.parent,
+                    None,
+                    bridge=bridge,
                 )
-            )  # fmt: skip
+            )
     return Host(
         name=snapshot.name,
         architecture=None,

@@ -53,9 +53,11 @@ def figure_of(order: AppOrder, output: str) -> float:
         found = run(argv, SEARCH_S, text, environment={"PYTHONIOENCODING": "utf-8:surrogateescape"})
     except ToolTimeoutError:
         raise ParseError(
-            _SOURCE, f"a match within {SEARCH_S:g} s", "none so far",
+            _SOURCE,
+            f"a match within {SEARCH_S:g} s",
+            "none so far",
             hint="repeats within repeats, such as (a+)+, take exponential time",
-        ) from None  # fmt: skip
+        ) from None
     word = found.stdout_or_raise().strip().replace(",", "")
     if not word:
         raise ParseError(_SOURCE, f"a line that matches {order.metric}", output[-200:].strip())

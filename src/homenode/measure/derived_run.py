@@ -222,11 +222,15 @@ def _failed(steps: Sequence[tuple[StepRecord, str]]) -> Iterator[Finding]:
             continue
         last = all_rounds[-1]
         yield Finding(
-            "bench-test-failed", Severity.WARNING, test, "figures",
-            f"{last.result} in every round: {'; '.join(last.said) or 'it said nothing'}",
-            "what it measures is not known of this run",
-            f"look at raw/{last.output}; run the command by hand", "its exit and output",
-        )  # fmt: skip
+            id="bench-test-failed",
+            severity=Severity.WARNING,
+            subject=test,
+            expected="figures",
+            observed=f"{last.result} in every round: {'; '.join(last.said) or 'it said nothing'}",
+            cost="what it measures is not known of this run",
+            fix=f"look at raw/{last.output}; run the command by hand",
+            source="its exit and output",
+        )
 
 
 def _moved(record: RunRecord, read: Sequence[_Read]) -> Iterator[Finding]:
@@ -248,12 +252,15 @@ def _moved(record: RunRecord, read: Sequence[_Read]) -> Iterator[Finding]:
             if _overlap(rounds[number - 1, test], rounds[number, test]):
                 continue
             yield Finding(
-                "bench-control-moved", Severity.WARNING, subject,
-                "the same before and after a round, within 3 % or its own spread",
-                f"{ratio - 1:+.1%} over round {number + 1}",
-                "something else than the layout changed, and may have moved every figure",
-                "look for other load, heat and clocks; then measure again", "controls of the suite",
-            )  # fmt: skip
+                id="bench-control-moved",
+                severity=Severity.WARNING,
+                subject=subject,
+                expected="the same before and after a round, within 3 % or its own spread",
+                observed=f"{ratio - 1:+.1%} over round {number + 1}",
+                cost="something else than the layout changed, and may have moved every figure",
+                fix="look for other load, heat and clocks; then measure again",
+                source="controls of the suite",
+            )
 
 
 def _overlap(before: Sequence[float], after: Sequence[float]) -> bool:
@@ -272,10 +279,15 @@ def _changed(looks: Sequence[LookRecord], pus: CpuSet) -> Iterator[Finding]:
             before, after = _without_times(before), _without_times(after)
         for change in changes(before, after, pus):
             yield Finding(
-                "bench-changed", Severity.WARNING, "the machine", "the same before and after",
-                change, "figures from before and after it are not of one machine",
-                "put it back and measure again", "settings, links and counters, twice",
-            )  # fmt: skip
+                id="bench-changed",
+                severity=Severity.WARNING,
+                subject="the machine",
+                expected="the same before and after",
+                observed=change,
+                cost="figures from before and after it are not of one machine",
+                fix="put it back and measure again",
+                source="settings, links and counters, twice",
+            )
 
 
 def _without_times(environment: Environment) -> Environment:
@@ -292,13 +304,15 @@ def _busy(record: RunRecord, read: Sequence[_Read], marks: list[str]) -> Iterato
     observed = f"others ran during {len(busy)} of {len(read)} steps"
     marks += [f"{observed}; no calm round of {', '.join(never)}"] if never else []
     yield Finding(
-        "bench-disturbed", Severity.WARNING, f"PUs {record.head.pus or 'of this machine'}",
-        "no one else on them",
-        f"{observed}; {busy[0].reading.busy}",
-        "samples of those steps are marked and left out where others are there",
-        "stop what runs there, or pin guests to PUs of their own; then measure again",
-        "the probe, which counts the time of others while it measures",
-    )  # fmt: skip
+        id="bench-disturbed",
+        severity=Severity.WARNING,
+        subject=f"PUs {record.head.pus or 'of this machine'}",
+        expected="no one else on them",
+        observed=f"{observed}; {busy[0].reading.busy}",
+        cost="samples of those steps are marked and left out where others are there",
+        fix="stop what runs there, or pin guests to PUs of their own; then measure again",
+        source="the probe, which counts the time of others while it measures",
+    )
 
 
 def _placement(states: States) -> Iterator[Finding]:
@@ -307,13 +321,16 @@ def _placement(states: States) -> Iterator[Finding]:
     names = list(dict.fromkeys(label for label in states.labels if label != UNSETTLED))
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     yield Finding(
-        "bench-placement-moves", Severity.WARNING, "vCPUs", "to stay where they are",
-        f"{_times(len(states.transitions))} moved; from core to core it was "
+        id="bench-placement-moves",
+        severity=Severity.WARNING,
+        subject="vCPUs",
+        expected="to stay where they are",
+        observed=f"{_times(len(states.transitions))} moved; from core to core it was "
         f"{', '.join(names[:_SHOWN]) or 'unknown'}{more}",
-        "the same two vCPUs write up to twice as fast in one place as in the other",
-        "pin the vCPUs: homenode plan. States are kept apart in comparisons",
-        "core-to-core latency before and after each sample",
-    )  # fmt: skip
+        cost="the same two vCPUs write up to twice as fast in one place as in the other",
+        fix="pin the vCPUs: homenode plan. States are kept apart in comparisons",
+        source="core-to-core latency before and after each sample",
+    )
 
 
 def _times(count: int) -> str:

@@ -50,9 +50,13 @@ def _load(looks: Looks) -> Iterator[Finding]:
     share = share_between(looks.first, looks.second, looks.pus)
     if share is None:
         yield Finding(
-            "bench-load-unknown", Severity.INCONCLUSIVE, f"PUs {looks.pus}", "to be idle",
-            "no one counts their time", None, None, "/proc/stat",
-        )  # fmt: skip
+            id="bench-load-unknown",
+            severity=Severity.INCONCLUSIVE,
+            subject=f"PUs {looks.pus}",
+            expected="to be idle",
+            observed="no one counts their time",
+            source="/proc/stat",
+        )
         return
     found = tuple(_busy(looks.pus, share))
     yield from found or _crowded(looks)
@@ -65,56 +69,88 @@ def _crowded(looks: Looks) -> Iterator[Finding]:
     stolen = CpuSet(pu for pu, share in shares if share is not None and share.stolen > ONE_PU_SHARE)
     if busy:
         yield Finding(
-            "bench-busy", Severity.WARNING, f"PUs {looks.pus}",
-            f"no PU more than {ONE_PU_SHARE:.0%} busy", f"PUs {busy} busy",
-            "figures of a busy machine are marked and not compared",
-            "stop what runs there, or measure on other PUs", "/proc/stat",
-        )  # fmt: skip
+            id="bench-busy",
+            severity=Severity.WARNING,
+            subject=f"PUs {looks.pus}",
+            expected=f"no PU more than {ONE_PU_SHARE:.0%} busy",
+            observed=f"PUs {busy} busy",
+            cost="figures of a busy machine are marked and not compared",
+            fix="stop what runs there, or measure on other PUs",
+            source="/proc/stat",
+        )
     if stolen:
         yield Finding(
-            "bench-stolen", Severity.WARNING, f"PUs {looks.pus}",
-            f"no PU more than {ONE_PU_SHARE:.0%} stolen", f"PUs {stolen} given to other guests",
-            "the vCPUs share PUs with others",
-            "pin the guest's vCPUs to PUs of their own: homenode plan", "/proc/stat",
-        )  # fmt: skip
+            id="bench-stolen",
+            severity=Severity.WARNING,
+            subject=f"PUs {looks.pus}",
+            expected=f"no PU more than {ONE_PU_SHARE:.0%} stolen",
+            observed=f"PUs {stolen} given to other guests",
+            cost="the vCPUs share PUs with others",
+            fix="pin the guest's vCPUs to PUs of their own: homenode plan",
+            source="/proc/stat",
+        )
 
 
 def _busy(pus: CpuSet, share: Share) -> Iterator[Finding]:
     if share.busy > BUSY_SHARE:
         yield Finding(
-            "bench-busy", Severity.WARNING, f"PUs {pus}", f"at most {BUSY_SHARE:.0%} busy",
-            f"{share.busy:.0%} busy", "figures of a busy machine are marked and not compared",
-            "stop what runs there, or measure on other PUs", "/proc/stat",
-        )  # fmt: skip
+            id="bench-busy",
+            severity=Severity.WARNING,
+            subject=f"PUs {pus}",
+            expected=f"at most {BUSY_SHARE:.0%} busy",
+            observed=f"{share.busy:.0%} busy",
+            cost="figures of a busy machine are marked and not compared",
+            fix="stop what runs there, or measure on other PUs",
+            source="/proc/stat",
+        )
     if share.stolen > STOLEN_SHARE:
         yield Finding(
-            "bench-stolen", Severity.WARNING, f"PUs {pus}", f"at most {STOLEN_SHARE:.0%} stolen",
-            f"{share.stolen:.1%} given to other guests", "the vCPUs share PUs with others",
-            "pin the guest's vCPUs to PUs of their own: homenode plan", "/proc/stat",
-        )  # fmt: skip
+            id="bench-stolen",
+            severity=Severity.WARNING,
+            subject=f"PUs {pus}",
+            expected=f"at most {STOLEN_SHARE:.0%} stolen",
+            observed=f"{share.stolen:.1%} given to other guests",
+            cost="the vCPUs share PUs with others",
+            fix="pin the guest's vCPUs to PUs of their own: homenode plan",
+            source="/proc/stat",
+        )
 
 
 def _settings(now: Environment) -> Iterator[Finding]:
     slow = [name for name in now.governors or () if name not in ("performance", "schedutil")]
     if slow:
         yield Finding(
-            "bench-governor", Severity.WARNING, "frequency governor", "performance",
-            ", ".join(slow), "clocks follow the load with a delay that short tests see",
-            "cpupower frequency-set -g performance", "cpufreq/scaling_governor",
-        )  # fmt: skip
+            id="bench-governor",
+            severity=Severity.WARNING,
+            subject="frequency governor",
+            expected="performance",
+            observed=", ".join(slow),
+            cost="clocks follow the load with a delay that short tests see",
+            fix="cpupower frequency-set -g performance",
+            source="cpufreq/scaling_governor",
+        )
     throttled = [f"{name} {count}" for name, count in now.throttles if count]
     if throttled:
         yield Finding(
-            "bench-throttled", Severity.INFO, "PUs", "no throttling since boot",
-            ", ".join(throttled), None, "look at cooling and power limits", "thermal_throttle",
-        )  # fmt: skip
+            id="bench-throttled",
+            severity=Severity.INFO,
+            subject="PUs",
+            expected="no throttling since boot",
+            observed=", ".join(throttled),
+            fix="look at cooling and power limits",
+            source="thermal_throttle",
+        )
     if now.transparent_hugepages == "never":
         yield Finding(
-            "bench-no-huge-pages", Severity.INFO, "transparent huge pages", "madvise or always",
-            "never", "bandwidth on ordinary pages was 1.4 to 1.9 times lower on one EPYC guest",
-            "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
-            "/sys/kernel/mm/transparent_hugepage/enabled",
-        )  # fmt: skip
+            id="bench-no-huge-pages",
+            severity=Severity.INFO,
+            subject="transparent huge pages",
+            expected="madvise or always",
+            observed="never",
+            cost="bandwidth on ordinary pages was 1.4 to 1.9 times lower on one EPYC guest",
+            fix="echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+            source="/sys/kernel/mm/transparent_hugepage/enabled",
+        )
 
 
 def _links(host: Host) -> Iterator[Finding]:
@@ -131,12 +167,15 @@ def _links(host: Host) -> Iterator[Finding]:
         # A GPU that rests slows its link down, and a card may sit in a narrower slot by design.
         is_busy = device.performance_state in _BUSY_STATES
         yield Finding(
-            "bench-link", Severity.WARNING if is_busy else Severity.INCONCLUSIVE,
-            f"GPU {device.bdf}", f"{link.max_gt_per_s:g} GT/s x{link.max_width}",
-            f"{link.current_gt_per_s:g} GT/s x{link.current_width}"
+            id="bench-link",
+            severity=Severity.WARNING if is_busy else Severity.INCONCLUSIVE,
+            subject=f"GPU {device.bdf}",
+            expected=f"{link.max_gt_per_s:g} GT/s x{link.max_width}",
+            observed=f"{link.current_gt_per_s:g} GT/s x{link.current_width}"
             + ("" if is_busy else ", perhaps at rest"),
-            None, "homenode doctor, which looks at it under load", "link state of the function",
-        )  # fmt: skip
+            fix="homenode doctor, which looks at it under load",
+            source="link state of the function",
+        )
 
 
 def _neighbours(host: Host, pus: CpuSet) -> Iterator[Finding]:
@@ -150,26 +189,38 @@ def _neighbours(host: Host, pus: CpuSet) -> Iterator[Finding]:
         floats = any(pins is None for pins in domain.vcpu_pins)
         if shared or floats:
             yield Finding(
-                "bench-neighbour", Severity.WARNING, f"domain {domain.name}",
-                f"no vCPU on PUs {pus}",
-                f"vCPUs pinned to {shared}" if shared else "vCPUs that run anywhere",
-                "its load comes and goes in our figures", "shut it down, or pin it elsewhere",
-                "running domains",
-            )  # fmt: skip
+                id="bench-neighbour",
+                severity=Severity.WARNING,
+                subject=f"domain {domain.name}",
+                expected=f"no vCPU on PUs {pus}",
+                observed=f"vCPUs pinned to {shared}" if shared else "vCPUs that run anywhere",
+                cost="its load comes and goes in our figures",
+                fix="shut it down, or pin it elsewhere",
+                source="running domains",
+            )
 
 
 def _guest(plan: Plan, now: Environment) -> Iterator[Finding]:
     if len(now.online) != plan.vcpus:
         yield Finding(
-            "bench-vcpus", Severity.CRITICAL, "guest", f"{plan.vcpus} vCPUs, as planned",
-            f"{len(now.online)} online", "this is not the guest of the plan",
-            "homenode verify --guest says what differs", "/sys/devices/system/cpu/online",
-        )  # fmt: skip
+            id="bench-vcpus",
+            severity=Severity.CRITICAL,
+            subject="guest",
+            expected=f"{plan.vcpus} vCPUs, as planned",
+            observed=f"{len(now.online)} online",
+            cost="this is not the guest of the plan",
+            fix="homenode verify --guest says what differs",
+            source="/sys/devices/system/cpu/online",
+        )
     planned = plan.memory_bytes
     if now.memory_bytes is not None and now.memory_bytes < planned * MEMORY_KEPT:
         yield Finding(
-            "bench-balloon", Severity.WARNING, "guest", f"{format_bytes(planned)}, as planned",
-            format_bytes(now.memory_bytes),
-            "a balloon holds the rest; first touches are faults in the hypervisor",
-            "virsh setmem NAME to the maximum, and wait", "meminfo of all nodes",
-        )  # fmt: skip
+            id="bench-balloon",
+            severity=Severity.WARNING,
+            subject="guest",
+            expected=f"{format_bytes(planned)}, as planned",
+            observed=format_bytes(now.memory_bytes),
+            cost="a balloon holds the rest; first touches are faults in the hypervisor",
+            fix="virsh setmem NAME to the maximum, and wait",
+            source="meminfo of all nodes",
+        )

@@ -261,9 +261,17 @@ def _attempt(session: _Session, step: Step, test: BenchTest) -> tuple[StepRecord
             result, said = StepStatus.FAILED, failure
             text += f"\n--- standard error\n{ended.stderr[-_MOST_ERRORS:]}"
     record = StepRecord(
-        step.number, step.round, step.test, test.id, result, 0.0,
-        _output_name(step), digest(text), returncode, (said[:_MOST_SAID],) if said else (),
-    )  # fmt: skip
+        step.number,
+        step.round,
+        step.test,
+        test.id,
+        result,
+        0.0,
+        _output_name(step),
+        digest(text),
+        returncode,
+        (said[:_MOST_SAID],) if said else (),
+    )
     if result is not StepStatus.DONE:
         return record, text
     try:

@@ -24,9 +24,16 @@ from homenode.objective import Objective
 from homenode.topology import Host, NumaNode
 
 __all__ = [
-    "CONTROLS", "PROBE", "BenchTest", "Depth", "Group", "Suite", "SuiteOptions", "groups_for",
+    "CONTROLS",
+    "PROBE",
+    "BenchTest",
+    "Depth",
+    "Group",
+    "Suite",
+    "SuiteOptions",
+    "groups_for",
     "suite_for",
-]  # fmt: skip
+]
 
 
 def groups_for(objective: Objective) -> tuple[Group, ...]:
@@ -97,8 +104,9 @@ def _of_probe(
     if len(_with_pus_and_memory(host)) > 1:
         cells = len(_with_pus_and_memory(host)) ** 2
         for group, command in (
-            (Group.MEMORY_BANDWIDTH, "bandwidth"), (Group.MEMORY_LATENCY, "latency"),
-        ):  # fmt: skip
+            (Group.MEMORY_BANDWIDTH, "bandwidth"),
+            (Group.MEMORY_LATENCY, "latency"),
+        ):
             cell = _probe(group, command, seconds, "--matrix", "--pus", str(pus))
             yield replace(
                 _named(f"{group} by node", cell),

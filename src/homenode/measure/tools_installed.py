@@ -17,9 +17,14 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _ASK_S = 60.0
 
 PROGRAMS = (
-    PROBE, "numactl", "taskset", "nvbandwidth", "all_reduce_perf", "rocm-bandwidth-test",
+    PROBE,
+    "numactl",
+    "taskset",
+    "nvbandwidth",
+    "all_reduce_perf",
+    "rocm-bandwidth-test",
     "TransferBench",
-)  # fmt: skip
+)
 """What the suite may run."""
 
 

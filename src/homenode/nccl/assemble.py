@@ -102,9 +102,10 @@ def _devices(host: Host, guest: GuestSide, source: str) -> list[PciDevice]:
                 hint="name the host that the VM runs on with --host",
             )
     kept = [
-        by_bdf[bdf] for bdf, _ in guest.bus_ids
+        by_bdf[bdf]
+        for bdf, _ in guest.bus_ids
         if by_bdf[bdf].kind in (DeviceKind.GPU, DeviceKind.NIC)
-    ]  # fmt: skip
+    ]
     if not kept:
         raise InputError(
             f"{source}: expected a passed-through GPU or NIC, found none",
@@ -205,9 +206,10 @@ class _Tree:
         if speed is not None and width is not None:
             return speed, width
         known = [
-            (child.gt_per_s, child.width) for child in children
+            (child.gt_per_s, child.width)
+            for child in children
             if child.gt_per_s is not None and child.width is not None
-        ]  # fmt: skip
+        ]
         assumed = max(known, key=lambda link: link[0] * link[1], default=(16.0, 16))
         self.findings.append(switch_link_unknown(switch, *assumed))
         return assumed

@@ -20,24 +20,48 @@ from homenode.nccl.topology import Flavour
 _KNOWN = {
     "system": {"version", "name"},
     "cpu": {
-        "numaid", "affinity", "affinity_offset", "arch", "vendor", "familyid", "modelid",
+        "numaid",
+        "affinity",
+        "affinity_offset",
+        "arch",
+        "vendor",
+        "familyid",
+        "modelid",
         "host_hash",
     },
     "pci": {
-        "busid", "class", "vendor", "device", "subsystem_vendor", "subsystem_device", "link_speed",
+        "busid",
+        "class",
+        "vendor",
+        "device",
+        "subsystem_vendor",
+        "subsystem_device",
+        "link_speed",
         "link_width",
     },
     "gpu": {"dev", "sm", "rank", "gdr", "mlopart", "gcn", "arch", "mem"},
     "nic": set[str](),
     "net": {
-        "name", "dev", "speed", "port", "guid", "maxconn", "gdr", "latency", "coll", "gin", "rma",
-        "rail", "plane", "net",
+        "name",
+        "dev",
+        "speed",
+        "port",
+        "guid",
+        "maxconn",
+        "gdr",
+        "latency",
+        "coll",
+        "gin",
+        "rma",
+        "rail",
+        "plane",
+        "net",
     },
     "nvlink": {"target", "count", "tclass"},
     "xgmi": {"target", "count", "tclass"},
     "c2c": {"bw", "count"},
     "pcilink": {"target"},
-}  # fmt: skip
+}
 _ARCHITECTURES = ("x86_64", "arm64", "ppc64")
 _VENDORS = ("GenuineIntel", "AuthenticAMD", "CentaurHauls", "  Shanghai  ")
 _BUS_ID = re.compile(
@@ -76,10 +100,16 @@ def check_topology(data: bytes, source: str, flavour: Flavour | None = None) -> 
         where = source if error.line is None else f"line {error.line}"
         return (
             Finding(
-                "nccl-unreadable", Severity.CRITICAL, where, error.expected, repr(error.found),
-                "ncclCommInitRank fails", _REWRITE, source,
+                id="nccl-unreadable",
+                severity=Severity.CRITICAL,
+                subject=where,
+                expected=error.expected,
+                observed=repr(error.found),
+                cost="ncclCommInitRank fails",
+                fix=_REWRITE,
+                source=source,
             ),
-        )  # fmt: skip
+        )
     return in_order([*_whole(read, flavour), *_elements(read, flavour)])
 
 
@@ -92,25 +122,40 @@ def flavour_of(read: ReadTopology) -> Flavour:
 def _whole(read: ReadTopology, flavour: Flavour | None) -> Found:
     if len(read.systems) != 1:
         yield _finding(
-            read, "nccl-system", Severity.CRITICAL, "file", "one <system>", str(len(read.systems)),
-            "NCCL has nothing to go by", _REWRITE,
-        )  # fmt: skip
+            read,
+            "nccl-system",
+            Severity.CRITICAL,
+            "file",
+            "one <system>",
+            str(len(read.systems)),
+            "NCCL has nothing to go by",
+            _REWRITE,
+        )
     expected = [one.version for one in Flavour if flavour in (None, one)]
     for system in read.systems:
         if system.get("version") not in expected:
             yield _finding(
-                read, "nccl-version", Severity.CRITICAL, "<system>",
+                read,
+                "nccl-version",
+                Severity.CRITICAL,
+                "<system>",
                 " or ".join(f'version="{v}"' for v in expected)
                 + (" (RCCL's)" if flavour is Flavour.RCCL else ""),
-                f'version="{system.get("version")}"', "ncclCommInitRank fails: invalid usage",
+                f'version="{system.get("version")}"',
+                "ncclCommInitRank fails: invalid usage",
                 "1 is NCCL's, 2 is RCCL's (--rccl)",
-            )  # fmt: skip
+            )
     for ignored in read.ignored:
         yield _finding(
-            read, "nccl-ignored", Severity.WARNING, f"<{ignored.name}> in line {ignored.line}",
-            "elements that NCCL reads there", "one that it ignores, with all that is in it",
-            "what it says does not count", _REWRITE,
-        )  # fmt: skip
+            read,
+            "nccl-ignored",
+            Severity.WARNING,
+            f"<{ignored.name}> in line {ignored.line}",
+            "elements that NCCL reads there",
+            "one that it ignores, with all that is in it",
+            "what it says does not count",
+            _REWRITE,
+        )
     names = Counter(node.name for system in read.systems for node in system.walk())
     more = 0 if names["gpu"] else _ADDED_FOR_GPU
     if not names["nic"]:
@@ -118,11 +163,15 @@ def _whole(read: ReadTopology, flavour: Flavour | None) -> Found:
     most = (flavour or flavour_of(read)).most_nodes
     if read.nodes + more > most:
         yield _finding(
-            read, "nccl-too-many-nodes", Severity.WARNING, "file",
+            read,
+            "nccl-too-many-nodes",
+            Severity.WARNING,
+            "file",
             f"at most {most} elements with those that NCCL adds",
             f"{read.nodes}, and about {read.nodes + more} with them",
-            "NCCL fails with 'too many XML nodes'", "leave out devices that jobs do not use",
-        )  # fmt: skip
+            "NCCL fails with 'too many XML nodes'",
+            "leave out devices that jobs do not use",
+        )
     for attribute, cost in (
         ("busid", "NCCL takes the first one: the device may be on the wrong node"),
         ("numaid", "NCCL makes two CPUs with one number, and ncclCommInitRank may fail"),
@@ -134,9 +183,15 @@ def _whole(read: ReadTopology, flavour: Flavour | None) -> Found:
         for value, count in Counter(values).items():
             if value is not None and count > 1:
                 yield _finding(
-                    read, f"nccl-{attribute}-twice", Severity.CRITICAL, f'{attribute}="{value}"',
-                    "each once", f"{count} times", cost, "keep the right one",
-                )  # fmt: skip
+                    read,
+                    f"nccl-{attribute}-twice",
+                    Severity.CRITICAL,
+                    f'{attribute}="{value}"',
+                    "each once",
+                    f"{count} times",
+                    cost,
+                    "keep the right one",
+                )
     yield from _overlaps(read)
     yield from _of_versions(read, flavour or flavour_of(read))
 
@@ -146,21 +201,29 @@ def _of_versions(read: ReadTopology, flavour: Flavour) -> Found:
     if read.single_quotes:
         is_rccl = flavour is Flavour.RCCL
         yield _finding(
-            read, "nccl-single-quotes", Severity.CRITICAL if is_rccl else Severity.WARNING,
+            read,
+            "nccl-single-quotes",
+            Severity.CRITICAL if is_rccl else Severity.WARNING,
             f"line {read.single_quotes[0]}" + (" and others" if read.single_quotes[1:] else ""),
-            "values in double quotes", "single quotes",
-            "RCCL fails on it" if is_rccl else "NCCL up to 2.26 fails on it", _REWRITE,
-        )  # fmt: skip
+            "values in double quotes",
+            "single quotes",
+            "RCCL fails on it" if is_rccl else "NCCL up to 2.26 fails on it",
+            _REWRITE,
+        )
     for system in read.systems:
         for node in system.walk():
             if len(node.children) > _FEW_CHILDREN:
                 many = len(node.children) > _MANY_CHILDREN
                 yield _finding(
-                    read, "nccl-children", Severity.WARNING, f"<{node.name}> in line {node.line}",
-                    f"at most {_FEW_CHILDREN} elements in one", str(len(node.children)),
+                    read,
+                    "nccl-children",
+                    Severity.WARNING,
+                    f"<{node.name}> in line {node.line}",
+                    f"at most {_FEW_CHILDREN} elements in one",
+                    str(len(node.children)),
                     "NCCL 2.20 crashes on it" + (", 2.21 to 2.26 fail" if many else ""),
                     "take NCCL 2.27 or newer, or leave out devices that jobs do not use",
-                )  # fmt: skip
+                )
 
 
 def _overlaps(read: ReadTopology) -> Found:
@@ -173,11 +236,15 @@ def _overlaps(read: ReadTopology) -> Found:
         for other, others in masks[:i]:
             if not mask.isdisjoint(others):
                 yield _finding(
-                    read, "nccl-affinity-shared", Severity.INFO, _cpu(node),
-                    f"other vCPUs than {_cpu(other)}", f"vCPUs {mask & others} in both",
+                    read,
+                    "nccl-affinity-shared",
+                    Severity.INFO,
+                    _cpu(node),
+                    f"other vCPUs than {_cpu(other)}",
+                    f"vCPUs {mask & others} in both",
                     "NCCL's threads may run far from their GPU",
                     "pin the vCPUs, some on each node that has devices",
-                )  # fmt: skip
+                )
 
 
 def _elements(read: ReadTopology, flavour: Flavour | None) -> Found:
@@ -199,112 +266,193 @@ def _of_a_dump(read: ReadTopology, flavour: Flavour) -> Found:
             # RCCL's own published VM files have them.
             severity = Severity.WARNING if flavour is Flavour.NCCL else Severity.INFO
             yield _finding(
-                read, "nccl-of-a-dump", severity, f"<{name}>, first in line {lines[0]}",
-                "system, cpu and pci alone", f"{len(lines)} of them, as in a dump",
+                read,
+                "nccl-of-a-dump",
+                severity,
+                f"<{name}>, first in line {lines[0]}",
+                "system, cpu and pci alone",
+                f"{len(lines)} of them, as in a dump",
                 "ranks, device numbers, links and GUIDs are those of the machine it was taken on",
                 "leave them out: NCCL detects them in the guest",
-            )  # fmt: skip
+            )
 
 
 def _attributes(read: ReadTopology, node: XmlNode) -> Found:
     where = f"<{node.name}> in line {node.line}"
     if node.surplus:
         yield _finding(
-            read, "nccl-attributes", Severity.WARNING, where,
-            f"at most {MOST_ATTRIBUTES} attributes", f"{MOST_ATTRIBUTES + node.surplus}",
-            "NCCL drops the last ones", _REWRITE,
-        )  # fmt: skip
+            read,
+            "nccl-attributes",
+            Severity.WARNING,
+            where,
+            f"at most {MOST_ATTRIBUTES} attributes",
+            f"{MOST_ATTRIBUTES + node.surplus}",
+            "NCCL drops the last ones",
+            _REWRITE,
+        )
     for key, _ in node.attributes:
         if not key.strip():
             yield _finding(
-                read, "nccl-spaces", Severity.WARNING, where, "one space between attributes, none "
-                "before '/>'", "more", "each takes one of 16 places for attributes", _REWRITE,
-            )  # fmt: skip
+                read,
+                "nccl-spaces",
+                Severity.WARNING,
+                where,
+                "one space between attributes, none before '/>'",
+                "more",
+                "each takes one of 16 places for attributes",
+                _REWRITE,
+            )
         elif key not in _KNOWN[node.name] | _OF_ANY:
             yield _finding(
-                read, "nccl-attribute-unknown", Severity.WARNING, where, "attributes that NCCL "
-                "reads", repr(key), "NCCL takes no notice", "look for a misspelling, or a tab",
-            )  # fmt: skip
+                read,
+                "nccl-attribute-unknown",
+                Severity.WARNING,
+                where,
+                "attributes that NCCL reads",
+                repr(key),
+                "NCCL takes no notice",
+                "look for a misspelling, or a tab",
+            )
     if node.get("host_hash") is not None:
         yield _finding(
-            read, "nccl-of-a-dump", Severity.WARNING, where, "no host_hash", "one, as in a dump",
-            "NCCL puts its own in its place", "leave it out",
-        )  # fmt: skip
+            read,
+            "nccl-of-a-dump",
+            Severity.WARNING,
+            where,
+            "no host_hash",
+            "one, as in a dump",
+            "NCCL puts its own in its place",
+            "leave it out",
+        )
 
 
 def _cpu_checks(read: ReadTopology, cpu: XmlNode) -> Found:
     if read_number(cpu.get("numaid")) is None:
         yield _finding(
-            read, "nccl-numaid", Severity.CRITICAL, f"<cpu> in line {cpu.line}",
-            "numaid with the guest's node number", repr(cpu.get("numaid")),
-            "ncclCommInitRank fails", _REWRITE,
-        )  # fmt: skip
+            read,
+            "nccl-numaid",
+            Severity.CRITICAL,
+            f"<cpu> in line {cpu.line}",
+            "numaid with the guest's node number",
+            repr(cpu.get("numaid")),
+            "ncclCommInitRank fails",
+            _REWRITE,
+        )
     affinity = cpu.get("affinity")
     is_mask = affinity is not None and _AFFINITY.match(affinity)
     if affinity is not None and not (is_mask and affinity.strip("0,")):
         yield _finding(
-            read, "nccl-affinity", Severity.CRITICAL, _cpu(cpu),
+            read,
+            "nccl-affinity",
+            Severity.CRITICAL,
+            _cpu(cpu),
             "vCPUs in affinity, as groups of 8 hexadecimal digits such as 0000ffff,ffffffff",
-            repr(affinity), "NCCL pins its threads to other vCPUs, or to none", _REWRITE,
-        )  # fmt: skip
+            repr(affinity),
+            "NCCL pins its threads to other vCPUs, or to none",
+            _REWRITE,
+        )
     architecture, vendor = cpu.get("arch"), cpu.get("vendor")
     if architecture is not None and not architecture.startswith(_ARCHITECTURES):
         yield _finding(
-            read, "nccl-arch", Severity.WARNING, _cpu(cpu), " or ".join(_ARCHITECTURES),
-            repr(architecture), "NCCL computes wrong bandwidths between nodes", _REWRITE,
-        )  # fmt: skip
+            read,
+            "nccl-arch",
+            Severity.WARNING,
+            _cpu(cpu),
+            " or ".join(_ARCHITECTURES),
+            repr(architecture),
+            "NCCL computes wrong bandwidths between nodes",
+            _REWRITE,
+        )
     is_x86 = architecture is not None and architecture.startswith("x86_64")
     if is_x86 and vendor is not None and not vendor.startswith(_VENDORS):
         yield _finding(
-            read, "nccl-vendor", Severity.WARNING, _cpu(cpu), " or ".join(_VENDORS[:2]),
-            repr(vendor), "NCCL computes wrong bandwidths between nodes", _REWRITE,
-        )  # fmt: skip
+            read,
+            "nccl-vendor",
+            Severity.WARNING,
+            _cpu(cpu),
+            " or ".join(_VENDORS[:2]),
+            repr(vendor),
+            "NCCL computes wrong bandwidths between nodes",
+            _REWRITE,
+        )
     family, model = cpu.get("familyid"), cpu.get("modelid")
     of_amd_alone = vendor == "AuthenticAMD" and model is None  # NCCL goes by AMD's family
     if (family is None) != (model is None) and not of_amd_alone:
         yield _finding(
-            read, "nccl-cpu-model", Severity.CRITICAL, _cpu(cpu), "familyid and modelid, or "
-            "neither", "familyid alone" if model is None else "modelid alone",
-            "NCCL finds no modelid and ncclCommInitRank fails" if model is None
-            else "NCCL puts the guest's own in its place", _REWRITE,
-        )  # fmt: skip
+            read,
+            "nccl-cpu-model",
+            Severity.CRITICAL,
+            _cpu(cpu),
+            "familyid and modelid, or neither",
+            "familyid alone" if model is None else "modelid alone",
+            "NCCL finds no modelid and ncclCommInitRank fails"
+            if model is None
+            else "NCCL puts the guest's own in its place",
+            _REWRITE,
+        )
 
 
 def _pci_checks(read: ReadTopology, pci: XmlNode, flavour: Flavour) -> Found:
     bus_id = pci.get("busid")
     if bus_id is None or not _BUS_ID.match(bus_id):
         yield _finding(
-            read, "nccl-busid", Severity.CRITICAL, f"<pci> in line {pci.line}",
-            "busid as the guest's kernel prints it: dddd:bb:dd.f, lower case", repr(bus_id),
+            read,
+            "nccl-busid",
+            Severity.CRITICAL,
+            f"<pci> in line {pci.line}",
+            "busid as the guest's kernel prints it: dddd:bb:dd.f, lower case",
+            repr(bus_id),
             "no device has it: NCCL leaves the branch out and goes by the guest's own tree",
             _REWRITE,
-        )  # fmt: skip
+        )
     is_switch = any(child.name == "pci" for child in pci.children)
     where = _pci(pci)
     missing = [name for name in ("class", "link_speed", "link_width") if pci.get(name) is None]
     if is_switch and missing:
         yield _finding(
-            read, "nccl-switch", Severity.CRITICAL, where, "class, link_speed and link_width: no "
-            "guest has this switch to ask", f"no {', no '.join(missing)}",
-            "ncclCommInitRank fails without a class; without a speed it counts as Gen3", _REWRITE,
-        )  # fmt: skip
+            read,
+            "nccl-switch",
+            Severity.CRITICAL,
+            where,
+            "class, link_speed and link_width: no guest has this switch to ask",
+            f"no {', no '.join(missing)}",
+            "ncclCommInitRank fails without a class; without a speed it counts as Gen3",
+            _REWRITE,
+        )
     klass = pci.get("class")
     if klass is not None and not _CLASS.match(klass):
         yield _finding(
-            read, "nccl-class", Severity.WARNING, where, "a class such as 0x060400", repr(klass),
-            "NCCL takes it for a switch", _REWRITE,
-        )  # fmt: skip
+            read,
+            "nccl-class",
+            Severity.WARNING,
+            where,
+            "a class such as 0x060400",
+            repr(klass),
+            "NCCL takes it for a switch",
+            _REWRITE,
+        )
     if is_switch and klass is not None and klass.startswith(_DEVICE_CLASSES):
         yield _finding(
-            read, "nccl-class", Severity.CRITICAL, where, "class 0x060400 on a switch",
-            repr(klass), "NCCL takes the switch for a device", _REWRITE,
-        )  # fmt: skip
+            read,
+            "nccl-class",
+            Severity.CRITICAL,
+            where,
+            "class 0x060400 on a switch",
+            repr(klass),
+            "NCCL takes the switch for a device",
+            _REWRITE,
+        )
     if is_switch and pci.get("vendor") == _BROADCOM and flavour is Flavour.NCCL:  # not in RCCL
         yield _finding(
-            read, "nccl-switch-vendor", Severity.WARNING, where, "a vendor other than 0x1000",
-            "0x1000, Broadcom's", "NCCL looks for peer links between such switches, and flattens "
-            "them", "vendor 0xffff",
-        )  # fmt: skip
+            read,
+            "nccl-switch-vendor",
+            Severity.WARNING,
+            where,
+            "a vendor other than 0x1000",
+            "0x1000, Broadcom's",
+            "NCCL looks for peer links between such switches, and flattens them",
+            "vendor 0xffff",
+        )
     yield from _link(read, pci, where)
 
 
@@ -312,24 +460,50 @@ def _link(read: ReadTopology, pci: XmlNode, where: str) -> Found:
     speed, width = pci.get("link_speed"), pci.get("link_width")
     if speed is not None and read_link_speed(speed) is None:
         yield _finding(
-            read, "nccl-link-speed", Severity.CRITICAL, where,
-            "one of NCCL's own texts, such as 16 GT/s or 32.0 GT/s PCIe", repr(speed),
-            "NCCL counts it as Gen3, in silence", "32.0 GT/s without PCIe, say, is none of them",
-        )  # fmt: skip
+            read,
+            "nccl-link-speed",
+            Severity.CRITICAL,
+            where,
+            "one of NCCL's own texts, such as 16 GT/s or 32.0 GT/s PCIe",
+            repr(speed),
+            "NCCL counts it as Gen3, in silence",
+            "32.0 GT/s without PCIe, say, is none of them",
+        )
     lanes = read_number(width)
     if width is not None and (lanes is None or not 0 < lanes <= 32):
         severity = Severity.CRITICAL if (lanes or 0) < 0 else Severity.WARNING
         yield _finding(
-            read, "nccl-link-width", severity, where, "1 to 32 lanes", repr(width),
-            "NCCL counts 0 as 16, and a text as what it begins with", _REWRITE,
-        )  # fmt: skip
+            read,
+            "nccl-link-width",
+            severity,
+            where,
+            "1 to 32 lanes",
+            repr(width),
+            "NCCL counts 0 as 16, and a text as what it begins with",
+            _REWRITE,
+        )
 
 
 def _finding(
-    read: ReadTopology, id: str, severity: Severity, subject: str, expected: str, observed: str,
-    cost: str, fix: str,
-) -> Finding:  # fmt: skip
-    return Finding(id, severity, subject, expected, observed, cost, fix, read.source)
+    read: ReadTopology,
+    id: str,
+    severity: Severity,
+    subject: str,
+    expected: str,
+    observed: str,
+    cost: str,
+    fix: str,
+) -> Finding:
+    return Finding(
+        id=id,
+        severity=severity,
+        subject=subject,
+        expected=expected,
+        observed=observed,
+        cost=cost,
+        fix=fix,
+        source=read.source,
+    )
 
 
 def _named(read: ReadTopology, name: str) -> Iterator[XmlNode]:

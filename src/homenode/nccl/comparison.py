@@ -48,17 +48,24 @@ def _of_cpus(read: ReadTopology, expected: NcclTopology) -> Iterator[Finding]:
             same = read_number(there) == int(value) if number else (there or "").startswith(value)
             if there is not None and not same:
                 yield Finding(
-                    "nccl-cpu-differs", Severity.WARNING, f"cpu {wanted.numa_id}",
-                    f'{name}="{value}"', f'{name}="{there}"',
-                    "NCCL computes another bandwidth between nodes", _REWRITE, read.source,
-                )  # fmt: skip
+                    id="nccl-cpu-differs",
+                    severity=Severity.WARNING,
+                    subject=f"cpu {wanted.numa_id}",
+                    expected=f'{name}="{value}"',
+                    observed=f'{name}="{there}"',
+                    cost="NCCL computes another bandwidth between nodes",
+                    fix=_REWRITE,
+                    source=read.source,
+                )
 
 
 def _identity(cpu: NcclCpu) -> Iterator[tuple[str, str]]:
     for name, value in (
-        ("arch", cpu.architecture), ("vendor", cpu.vendor), ("familyid", cpu.family),
+        ("arch", cpu.architecture),
+        ("vendor", cpu.vendor),
+        ("familyid", cpu.family),
         ("modelid", cpu.model),
-    ):  # fmt: skip
+    ):
         if value is not None:
             yield name, str(value)
 
@@ -70,39 +77,71 @@ def _differences(
         there = found.get(bus_id)
         if there is None:
             yield Finding(
-                "nccl-device-missing", Severity.CRITICAL, bus_id, f"on cpu {place.numa_id}",
-                "not in the file", "NCCL puts it where the guest's own kernel says", _REWRITE,
-                source,
-            )  # fmt: skip
+                id="nccl-device-missing",
+                severity=Severity.CRITICAL,
+                subject=bus_id,
+                expected=f"on cpu {place.numa_id}",
+                observed="not in the file",
+                cost="NCCL puts it where the guest's own kernel says",
+                fix=_REWRITE,
+                source=source,
+            )
             continue
         if there.numa_id != place.numa_id:
             yield Finding(
-                "nccl-device-on-other-cpu", Severity.CRITICAL, bus_id, f"on cpu {place.numa_id}",
-                f"on cpu {there.numa_id}", "NCCL takes a far device for a near one", _REWRITE,
-                source,
-            )  # fmt: skip
+                id="nccl-device-on-other-cpu",
+                severity=Severity.CRITICAL,
+                subject=bus_id,
+                expected=f"on cpu {place.numa_id}",
+                observed=f"on cpu {there.numa_id}",
+                cost="NCCL takes a far device for a near one",
+                fix=_REWRITE,
+                source=source,
+            )
         elif there.affinity is not None and there.affinity != place.affinity:
             yield Finding(
-                "nccl-other-vcpus", Severity.WARNING, f"cpu {place.numa_id}, of {bus_id}",
-                f"vCPUs {place.affinity}", f"vCPUs {there.affinity}",
-                "NCCL's threads run far from their GPU", _REWRITE, source,
-            )  # fmt: skip
+                id="nccl-other-vcpus",
+                severity=Severity.WARNING,
+                subject=f"cpu {place.numa_id}, of {bus_id}",
+                expected=f"vCPUs {place.affinity}",
+                observed=f"vCPUs {there.affinity}",
+                cost="NCCL's threads run far from their GPU",
+                fix=_REWRITE,
+                source=source,
+            )
         if _link_differs(there.links, place.links):
             yield Finding(
-                "nccl-link-differs", Severity.WARNING, bus_id, _links_text(place.links),
-                _links_text(there.links), "NCCL computes another bandwidth to the device", _REWRITE,
-                source,
-            )  # fmt: skip
+                id="nccl-link-differs",
+                severity=Severity.WARNING,
+                subject=bus_id,
+                expected=_links_text(place.links),
+                observed=_links_text(there.links),
+                cost="NCCL computes another bandwidth to the device",
+                fix=_REWRITE,
+                source=source,
+            )
         if there.neighbours & wanted.keys() != place.neighbours:
             yield Finding(
-                "nccl-switch-group", Severity.WARNING, bus_id, _group_text(place.neighbours),
-                _group_text(there.neighbours), "NCCL pairs GPUs with NICs by it", _REWRITE, source,
-            )  # fmt: skip
+                id="nccl-switch-group",
+                severity=Severity.WARNING,
+                subject=bus_id,
+                expected=_group_text(place.neighbours),
+                observed=_group_text(there.neighbours),
+                cost="NCCL pairs GPUs with NICs by it",
+                fix=_REWRITE,
+                source=source,
+            )
     for bus_id in found.keys() - wanted.keys():
         yield Finding(
-            "nccl-busid-of-no-device", Severity.WARNING, bus_id, "bus ids of the guest's GPUs and "
-            "NICs", "none of them", "NCCL leaves the branch out", _REWRITE, source,
-        )  # fmt: skip
+            id="nccl-busid-of-no-device",
+            severity=Severity.WARNING,
+            subject=bus_id,
+            expected="bus ids of the guest's GPUs and NICs",
+            observed="none of them",
+            cost="NCCL leaves the branch out",
+            fix=_REWRITE,
+            source=source,
+        )
 
 
 def _link_differs(there: tuple[_Link, ...], wanted: tuple[_Link, ...]) -> bool:

@@ -25,37 +25,54 @@ def tuned_elsewhere(record: LayoutRecord | None, host: Host, source: str) -> Ite
     here = host_fingerprint(host)
     if record is not None and record.host is not None and not here.startswith(record.host):
         yield Finding(
-            "tuned-for-other-host", Severity.WARNING, source,
-            f"a document tuned for host {host.name!r} (topology {here[:12]})",
-            f"one tuned for another (topology {record.host[:12]})",
-            "the file may say where other devices are", "name the host that the VM runs on", source,
-        )  # fmt: skip
+            id="tuned-for-other-host",
+            severity=Severity.WARNING,
+            subject=source,
+            expected=f"a document tuned for host {host.name!r} (topology {here[:12]})",
+            observed=f"one tuned for another (topology {record.host[:12]})",
+            cost="the file may say where other devices are",
+            fix="name the host that the VM runs on",
+            source=source,
+        )
 
 
 def device_without_node(device: PciDevice, host: Host) -> Finding:
     return Finding(
-        "nccl-device-without-node", Severity.WARNING, str(device.bdf),
-        "a NUMA node of the host", f"none known on host {host.name!r}: it is left out of the file",
-        "NCCL puts the device where the guest's own kernel says",
-        "name a source of the host that gives numa_node: homenode capture", "host",
-    )  # fmt: skip
+        id="nccl-device-without-node",
+        severity=Severity.WARNING,
+        subject=str(device.bdf),
+        expected="a NUMA node of the host",
+        observed=f"none known on host {host.name!r}: it is left out of the file",
+        cost="NCCL puts the device where the guest's own kernel says",
+        fix="name a source of the host that gives numa_node: homenode capture",
+        source="host",
+    )
 
 
 def link_unknown(device: PciDevice) -> Finding:
     return Finding(
-        "nccl-link-unknown", Severity.INFO, str(device.bdf), "its link's speed and width",
-        "unknown to the host's source", "NCCL takes what the guest reads of its virtual root port",
-        _CAPTURE, "host",
-    )  # fmt: skip
+        id="nccl-link-unknown",
+        severity=Severity.INFO,
+        subject=str(device.bdf),
+        expected="its link's speed and width",
+        observed="unknown to the host's source",
+        cost="NCCL takes what the guest reads of its virtual root port",
+        fix=_CAPTURE,
+        source="host",
+    )
 
 
 def switch_link_unknown(switch: PciDevice, gt_per_s: float, width: int) -> Finding:
     return Finding(
-        "nccl-switch-link-unknown", Severity.WARNING, f"switch {switch.bdf}",
-        "the speed and width of its link to the root",
-        f"unknown: {gt_per_s:g} GT/s x{width} assumed",
-        "NCCL computes bandwidths between nodes from it", _CAPTURE, "host",
-    )  # fmt: skip
+        id="nccl-switch-link-unknown",
+        severity=Severity.WARNING,
+        subject=f"switch {switch.bdf}",
+        expected="the speed and width of its link to the root",
+        observed=f"unknown: {gt_per_s:g} GT/s x{width} assumed",
+        cost="NCCL computes bandwidths between nodes from it",
+        fix=_CAPTURE,
+        source="host",
+    )
 
 
 def floating_vcpus(guest: GuestSide, used: Sequence[NodeIndex], source: str) -> Iterator[Finding]:
@@ -64,10 +81,15 @@ def floating_vcpus(guest: GuestSide, used: Sequence[NodeIndex], source: str) -> 
     if is_pinned or any(cell.host_nodes for cell in guest.cells) or len(used) < 2:
         return
     yield Finding(
-        "nccl-vcpus-float", Severity.WARNING, "vCPUs", "pins, or cells bound to host nodes",
-        f"neither: any vCPU may run on any of nodes {CpuSet(used)}",
-        "NCCL cannot keep its threads near a GPU", "homenode plan --layout pin, or more", source,
-    )  # fmt: skip
+        id="nccl-vcpus-float",
+        severity=Severity.WARNING,
+        subject="vCPUs",
+        expected="pins, or cells bound to host nodes",
+        observed=f"neither: any vCPU may run on any of nodes {CpuSet(used)}",
+        cost="NCCL cannot keep its threads near a GPU",
+        fix="homenode plan --layout pin, or more",
+        source=source,
+    )
 
 
 def known_vendor(host: Host) -> str | None:
@@ -81,11 +103,15 @@ def cpu_unknown(host: Host) -> Iterator[Finding]:
     stated = (known_vendor(host), host.cpu.family, host.cpu.model)
     if host.architecture == "x86_64" and None in stated:
         yield Finding(
-            "nccl-cpu-unknown", Severity.INFO, "CPU", "vendor, family and model of the host's CPU",
-            "the host's source does not give all three",
-            "NCCL takes the guest's CPUID, and from it the bandwidth between nodes; with "
-            "host-passthrough it is the real one", None, "host",
-        )  # fmt: skip
+            id="nccl-cpu-unknown",
+            severity=Severity.INFO,
+            subject="CPU",
+            expected="vendor, family and model of the host's CPU",
+            observed="the host's source does not give all three",
+            cost="NCCL takes the guest's CPUID, and from it the bandwidth between nodes; with "
+            "host-passthrough it is the real one",
+            source="host",
+        )
 
 
 def too_many_nodes(
@@ -96,9 +122,12 @@ def too_many_nodes(
     most = topology.flavour.most_nodes
     if after > most:
         yield Finding(
-            "nccl-too-many-nodes", Severity.WARNING, "file",
-            f"at most {most} elements with those that NCCL adds",
-            f"{topology.nodes}, and {after} with a <nic> and a <net> for each NIC",
-            "NCCL fails with 'too many XML nodes'",
-            "pass fewer NICs, or hide some from NCCL: NCCL_IB_HCA", source,
-        )  # fmt: skip
+            id="nccl-too-many-nodes",
+            severity=Severity.WARNING,
+            subject="file",
+            expected=f"at most {most} elements with those that NCCL adds",
+            observed=f"{topology.nodes}, and {after} with a <nic> and a <net> for each NIC",
+            cost="NCCL fails with 'too many XML nodes'",
+            fix="pass fewer NICs, or hide some from NCCL: NCCL_IB_HCA",
+            source=source,
+        )

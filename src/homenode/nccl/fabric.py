@@ -32,10 +32,14 @@ def check_fabric(gpus: Iterable[Bdf], query: NvidiaQuery, source: str) -> Iterat
     missing = [bdf for bdf in wanted if bdf not in known]
     if missing:
         yield Finding(
-            "nccl-partition-unknown", Severity.INCONCLUSIVE, _named(missing),
-            "a module id in nvidia-smi -q -x", "none", None,
-            "take it on the host before its GPUs are bound to vfio-pci", source,
-        )  # fmt: skip
+            id="nccl-partition-unknown",
+            severity=Severity.INCONCLUSIVE,
+            subject=_named(missing),
+            expected="a module id in nvidia-smi -q -x",
+            observed="none",
+            fix="take it on the host before its GPUs are bound to vfio-pci",
+            source=source,
+        )
         return
     yield from _odd(wanted, board, known, source)
 
@@ -57,13 +61,16 @@ def _odd(
     shown = "; ".join(_named(one) for one in allowed[:_MOST_SHOWN])
     stated = ",".join(str(known[bdf]) for bdf in wanted)
     yield Finding(
-        "nccl-no-partition", Severity.WARNING, _named(wanted),
-        f"a set of {len(wanted)} GPUs that is a partition of {board}"
+        id="nccl-no-partition",
+        severity=Severity.WARNING,
+        subject=_named(wanted),
+        expected=f"a set of {len(wanted)} GPUs that is a partition of {board}"
         + (f": {shown}" if shown else ", which has none of that size"),
-        f"modules {stated}, which are none",
-        "where VMs share NVSwitches there is no NVLink between them",
-        "choose one of these sets, or give the VM all GPUs and NVSwitches", source,
-    )  # fmt: skip
+        observed=f"modules {stated}, which are none",
+        cost="where VMs share NVSwitches there is no NVLink between them",
+        fix="choose one of these sets, or give the VM all GPUs and NVSwitches",
+        source=source,
+    )
 
 
 def _named(gpus: Iterable[Bdf]) -> str:

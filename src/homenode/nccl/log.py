@@ -57,58 +57,98 @@ def read_log(text: str, source: str) -> LogVerdict:
 def _use(said: list[str], loaded: Counter[str], source: str) -> Iterator[Finding]:
     for path in _distinct(said, _NOT_OPENED):
         yield Finding(
-            "nccl-log-not-opened", Severity.CRITICAL, path.partition(" : ")[0],
-            "a file that NCCL can open", path, "NCCL goes by the guest's own tree",
-            "put it there, in the container too", source,
-        )  # fmt: skip
+            id="nccl-log-not-opened",
+            severity=Severity.CRITICAL,
+            subject=path.partition(" : ")[0],
+            expected="a file that NCCL can open",
+            observed=path,
+            cost="NCCL goes by the guest's own tree",
+            fix="put it there, in the container too",
+            source=source,
+        )
     for path in _distinct(said, _WANTED):
         if loaded and path not in loaded:
             yield Finding(
-                "nccl-log-other-file", Severity.WARNING, "NCCL_TOPO_FILE", path,
-                f"loaded {', '.join(loaded)}", None, "look which ranks have the variable", source,
-            )  # fmt: skip
+                id="nccl-log-other-file",
+                severity=Severity.WARNING,
+                subject="NCCL_TOPO_FILE",
+                expected=path,
+                observed=f"loaded {', '.join(loaded)}",
+                fix="look which ranks have the variable",
+                source=source,
+            )
     if loaded or any(_NOT_OPENED.match(line) for line in said):
         return
     if any(_OF_GRAPH.match(line) for line in said):
         yield Finding(
-            "nccl-log-not-used", Severity.CRITICAL, "topology file", "one that NCCL loads",
-            "NCCL looked at its topology and loaded none", "NCCL goes by the guest's own tree",
-            "put it at /var/run/nvidia-topologyd/virtualTopology.xml, or set NCCL_TOPO_FILE",
-            source,
-        )  # fmt: skip
+            id="nccl-log-not-used",
+            severity=Severity.CRITICAL,
+            subject="topology file",
+            expected="one that NCCL loads",
+            observed="NCCL looked at its topology and loaded none",
+            cost="NCCL goes by the guest's own tree",
+            fix="put it at /var/run/nvidia-topologyd/virtualTopology.xml, or set NCCL_TOPO_FILE",
+            source=source,
+        )
         return
     found = "no line about the topology" if said else "no line of NCCL's at all"
     yield Finding(
-        "nccl-log-silent", Severity.INCONCLUSIVE, "topology file", "lines on NCCL's topology",
-        found, None, f"run again with {DEBUG}", source,
-    )  # fmt: skip
+        id="nccl-log-silent",
+        severity=Severity.INCONCLUSIVE,
+        subject="topology file",
+        expected="lines on NCCL's topology",
+        observed=found,
+        fix=f"run again with {DEBUG}",
+        source=source,
+    )
 
 
 def _troubles(said: list[str], warned: list[str], source: str) -> Iterator[Finding]:
     # As INFO, NCCL says some of these of attributes that it can do without.
     for line in _distinct(warned, _BROKEN):
         yield Finding(
-            "nccl-log-broken", Severity.CRITICAL, "topology file", "a file that NCCL reads", line,
-            "ncclCommInitRank fails", "homenode nccl-topo --check FILE names the place", source,
-        )  # fmt: skip
+            id="nccl-log-broken",
+            severity=Severity.CRITICAL,
+            subject="topology file",
+            expected="a file that NCCL reads",
+            observed=line,
+            cost="ncclCommInitRank fails",
+            fix="homenode nccl-topo --check FILE names the place",
+            source=source,
+        )
     for bus_id in _distinct(said, _NO_PATH):
         if not bus_id.lower().startswith(_VIRTUAL):  # no guest has a virtual switch
             yield Finding(
-                "nccl-log-no-device", Severity.CRITICAL, bus_id, "a device of the guest",
-                "none at that bus id", "NCCL leaves the branch out",
-                "make the file again for the document that the VM runs with", source,
-            )  # fmt: skip
+                id="nccl-log-no-device",
+                severity=Severity.CRITICAL,
+                subject=bus_id,
+                expected="a device of the guest",
+                observed="none at that bus id",
+                cost="NCCL leaves the branch out",
+                fix="make the file again for the document that the VM runs with",
+                source=source,
+            )
     for word in _distinct(said, _NO_WORD):
         yield Finding(
-            "nccl-log-no-word", Severity.WARNING, repr(word), "a speed or class that NCCL knows",
-            "one that it does not", "NCCL counts the link as Gen3",
-            "homenode nccl-topo --check FILE names the place", source,
-        )  # fmt: skip
+            id="nccl-log-no-word",
+            severity=Severity.WARNING,
+            subject=repr(word),
+            expected="a speed or class that NCCL knows",
+            observed="one that it does not",
+            cost="NCCL counts the link as Gen3",
+            fix="homenode nccl-topo --check FILE names the place",
+            source=source,
+        )
     for line in _distinct(said, _IGNORED):
         yield Finding(
-            "nccl-log-ignored", Severity.WARNING, "topology file", "elements that NCCL reads",
-            line, None, "homenode nccl-topo --check FILE names the place", source,
-        )  # fmt: skip
+            id="nccl-log-ignored",
+            severity=Severity.WARNING,
+            subject="topology file",
+            expected="elements that NCCL reads",
+            observed=line,
+            fix="homenode nccl-topo --check FILE names the place",
+            source=source,
+        )
 
 
 def _distinct(said: list[str], pattern: re.Pattern[str]) -> tuple[str, ...]:

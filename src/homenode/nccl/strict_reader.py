@@ -256,9 +256,12 @@ class _Reader:
     def error(self, expected: str, found: str) -> ParseError:
         line = self.line - (self.text[self.at - 1 : self.at] == "\n")
         return ParseError(
-            self.source, f"{expected} (NCCL's parser)", found, line=line,
+            self.source,
+            f"{expected} (NCCL's parser)",
+            found,
+            line=line,
             hint="let homenode nccl-topo write the file: NCCL fails on this one",
-        )  # fmt: skip
+        )
 
 
 def _c_string(text: str) -> str:

@@ -56,30 +56,76 @@ class Layout:
 
 
 def _preset(
-    name: str, pinning: Pinning, siblings: Siblings, cells: GuestCells, pcie: GuestPcie,
+    name: str,
+    pinning: Pinning,
+    siblings: Siblings,
+    cells: GuestCells,
+    pcie: GuestPcie,
     memory: MemoryBinding,
-) -> tuple[str, Layout]:  # fmt: skip
+) -> tuple[str, Layout]:
     return name, Layout(name, pinning, siblings, cells, pcie, memory)
 
 
 PRESETS: dict[str, Layout] = dict(
     (
-        _preset("default", Pinning.NONE, Siblings.AS_THEY_WERE, GuestCells.FLAT,
-                GuestPcie.AS_IT_WAS, MemoryBinding.AS_IT_WAS),
-        _preset("pin", Pinning.ONE_PER_CORE, Siblings.HIDDEN, GuestCells.FLAT,
-                GuestPcie.AS_IT_WAS, MemoryBinding.AS_IT_WAS),
-        _preset("pin-bound", Pinning.ONE_PER_CORE, Siblings.HIDDEN, GuestCells.FLAT,
-                GuestPcie.AS_IT_WAS, MemoryBinding.BOUND),
-        _preset("pin-numa", Pinning.ONE_PER_CORE, Siblings.HIDDEN, GuestCells.MIRRORED,
-                GuestPcie.AS_IT_WAS, MemoryBinding.BOUND_PER_CELL),
-        _preset("pin-numa-smt", Pinning.ALL_PUS, Siblings.EXPOSED, GuestCells.MIRRORED,
-                GuestPcie.AS_IT_WAS, MemoryBinding.BOUND_PER_CELL),
-        _preset("pin-numa-pci", Pinning.ONE_PER_CORE, Siblings.HIDDEN, GuestCells.MIRRORED,
-                GuestPcie.MIRRORED, MemoryBinding.BOUND_PER_CELL),
-        _preset("pin-numa-pci-smt", Pinning.ALL_PUS, Siblings.EXPOSED, GuestCells.MIRRORED,
-                GuestPcie.MIRRORED, MemoryBinding.BOUND_PER_CELL),
+        _preset(
+            "default",
+            Pinning.NONE,
+            Siblings.AS_THEY_WERE,
+            GuestCells.FLAT,
+            GuestPcie.AS_IT_WAS,
+            MemoryBinding.AS_IT_WAS,
+        ),
+        _preset(
+            "pin",
+            Pinning.ONE_PER_CORE,
+            Siblings.HIDDEN,
+            GuestCells.FLAT,
+            GuestPcie.AS_IT_WAS,
+            MemoryBinding.AS_IT_WAS,
+        ),
+        _preset(
+            "pin-bound",
+            Pinning.ONE_PER_CORE,
+            Siblings.HIDDEN,
+            GuestCells.FLAT,
+            GuestPcie.AS_IT_WAS,
+            MemoryBinding.BOUND,
+        ),
+        _preset(
+            "pin-numa",
+            Pinning.ONE_PER_CORE,
+            Siblings.HIDDEN,
+            GuestCells.MIRRORED,
+            GuestPcie.AS_IT_WAS,
+            MemoryBinding.BOUND_PER_CELL,
+        ),
+        _preset(
+            "pin-numa-smt",
+            Pinning.ALL_PUS,
+            Siblings.EXPOSED,
+            GuestCells.MIRRORED,
+            GuestPcie.AS_IT_WAS,
+            MemoryBinding.BOUND_PER_CELL,
+        ),
+        _preset(
+            "pin-numa-pci",
+            Pinning.ONE_PER_CORE,
+            Siblings.HIDDEN,
+            GuestCells.MIRRORED,
+            GuestPcie.MIRRORED,
+            MemoryBinding.BOUND_PER_CELL,
+        ),
+        _preset(
+            "pin-numa-pci-smt",
+            Pinning.ALL_PUS,
+            Siblings.EXPOSED,
+            GuestCells.MIRRORED,
+            GuestPcie.MIRRORED,
+            MemoryBinding.BOUND_PER_CELL,
+        ),
     )
-)  # fmt: skip
+)
 """The presets of docs/layouts.md, by name, from nothing to everything."""
 
 SUMMARIES = {
@@ -96,9 +142,13 @@ SUMMARIES = {
 AUTO_SUMMARY = "what the evidence recommends for this VM"
 
 STUDY_NAMES = {
-    "A": "pin", "B": "pin-numa", "C": "pin-numa-smt",
-    "vcpu_pin": "pin", "vcpu_pin_numa": "pin-numa", "vcpu_pin_numa_smt": "pin-numa-smt",
-}  # fmt: skip
+    "A": "pin",
+    "B": "pin-numa",
+    "C": "pin-numa-smt",
+    "vcpu_pin": "pin",
+    "vcpu_pin_numa": "pin-numa",
+    "vcpu_pin_numa_smt": "pin-numa-smt",
+}
 """What the study of six GPU systems and its scripts call three of the presets."""
 
 

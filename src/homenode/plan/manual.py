@@ -116,10 +116,10 @@ def _overlap(emulator: CpuSet, pins: list[CpuSet]) -> list[PlanFinding]:
         return []
     return [
         PlanFinding(
-            "emulator-shares-vcpus",
-            "warning",
-            f"PUs {shared}",
-            "QEMU's own threads run on PUs of vCPUs",
-            "give the emulator other PUs",
+            id="emulator-shares-vcpus",
+            severity="warning",
+            subject=f"PUs {shared}",
+            detail="QEMU's own threads run on PUs of vCPUs",
+            fix="give the emulator other PUs",
         )
     ]

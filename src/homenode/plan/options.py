@@ -90,9 +90,13 @@ def _switched(layout: Layout, options: PlanOptions) -> Layout:
     if switched == layout:
         return layout
     named = next(
-        (name for name, preset in PRESETS.items() if replace(preset, name="") ==
-         replace(switched, name="")), "custom",
-    )  # fmt: skip
+        (
+            name
+            for name, preset in PRESETS.items()
+            if replace(preset, name="") == replace(switched, name="")
+        ),
+        "custom",
+    )
     _refuse_contradictions(switched)
     return replace(switched, name=named)
 
@@ -260,9 +264,10 @@ def _check_cells(options: PlanOptions, layout: Layout, host: Host | None) -> Non
     ):
         if given is not None and given != total:
             shown, found = (
-                (str(total), str(given)) if option == "--vcpus"
+                (str(total), str(given))
+                if option == "--vcpus"
                 else (format_bytes(total), format_bytes(given))
-            )  # fmt: skip
+            )
             raise UsageError(
                 f"{option}: expected the sum of the cells, {shown}, found {found}",
                 hint=f"leave {option} out: the cells say it",

@@ -155,12 +155,11 @@ def with_planned(hosts: Sequence[Host], plans: Sequence[tuple[str, Plan]]) -> tu
     return tuple(
         replace(
             host,
-            domains=tuple(
-                one for one in host.domains if one.name not in {vm.name for vm in more}
-            ) + tuple(more),
+            domains=tuple(one for one in host.domains if one.name not in {vm.name for vm in more})
+            + tuple(more),
         )
         for host, more in zip(hosts, added, strict=True)
-    )  # fmt: skip
+    )
 
 
 def _refuse_twice(source: str, domain: RunningDomain, others: Sequence[RunningDomain]) -> None:

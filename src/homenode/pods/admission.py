@@ -128,8 +128,11 @@ def pod_hints(pod: Pod, node: Node) -> tuple[Hints, ...]:
         for name, count in pod.devices.items()
         if name in node.devices
     }
-    return (devices, _cpu_hints(pod, pod.cpus, node, none), _memory_hints_of(pod, pod.memory_bytes,
-            node, none))  # fmt: skip
+    return (
+        devices,
+        _cpu_hints(pod, pod.cpus, node, none),
+        _memory_hints_of(pod, pod.memory_bytes, node, none),
+    )
 
 
 def container_hints(
@@ -370,9 +373,10 @@ def _allocate_memory(
     if any(_sum(node, nodes, name).free < size for name, size in requested.items()):
         mask = best.mask
         wider = [
-            hint for hint in _memory_hints(requested, node, reusable)
+            hint
+            for hint in _memory_hints(requested, node, reusable)
             if hint.mask is not None and hint.mask & mask == mask
-        ]  # fmt: skip
+        ]
         if not wider:
             raise _CannotAllocate(UNEXPECTED, "failed to find NUMA nodes to extend the hint")
         extended = _narrowest(wider)

@@ -89,10 +89,12 @@ def assign(
         group = topology.cpus_per_core if options.full_pcpus_only else 1
         return _distributed(topology, available, count, group)
     return _packed(
-        topology, available, count,
+        topology,
+        available,
+        count,
         spread=options.distribute_cpus_across_cores,
         by_uncore=options.prefer_align_cpus_by_uncorecache,
-    )  # fmt: skip
+    )
 
 
 class _Accumulator:
@@ -123,17 +125,19 @@ class _Accumulator:
         if self.nodes_first:
             return self.numbers("node", self.free)
         return [
-            node for socket in self.sockets()
+            node
+            for socket in self.sockets()
             for node in self.numbers("node", self.free_in("socket", socket))
-        ]  # fmt: skip
+        ]
 
     def sockets(self) -> list[int]:
         if not self.nodes_first:
             return self.numbers("socket", self.free)
         return [
-            socket for node in self.nodes()
+            socket
+            for node in self.nodes()
             for socket in self.numbers("socket", self.free_in("node", node))
-        ]  # fmt: skip
+        ]
 
     def cores(self) -> list[int]:
         level, outer = ("socket", self.sockets()) if self.nodes_first else ("node", self.nodes())
@@ -143,9 +147,10 @@ class _Accumulator:
 
     def uncores(self) -> list[int]:
         return [
-            cache for node in self.nodes()
+            cache
+            for node in self.nodes()
             for cache in self.numbers("uncore", self.free_in("node", node))
-        ]  # fmt: skip
+        ]
 
     def take_whole(self, level: str, numbers: list[int], size_of: Callable[[int], int]) -> None:
         """Each of these that is wholly free, while so many CPUs are needed. size_of: when a number

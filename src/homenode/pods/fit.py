@@ -206,9 +206,14 @@ def _findings(found: Fit) -> Iterator[Finding]:
     fix = _fix(found)
     if found.lacking:
         yield Finding(
-            "pod-pending", Severity.CRITICAL, subject, "no more than the node has free",
-            "; ".join(found.lacking), None, fix, "Kubernetes scheduler, NodeResourcesFit",
-        )  # fmt: skip
+            id="pod-pending",
+            severity=Severity.CRITICAL,
+            subject=subject,
+            expected="no more than the node has free",
+            observed="; ".join(found.lacking),
+            fix=fix,
+            source="Kubernetes scheduler, NodeResourcesFit",
+        )
     elif own.refusal is not None:
         refusal = own.refusal
         where = subject + ("" if refusal.container is None else f", container {refusal.container}")
@@ -219,46 +224,69 @@ def _findings(found: Fit) -> Iterator[Finding]:
         }.get(refusal.reason, "CPUs, memory and devices that can be allocated")
         why = refusal.detail or why_not(refusal.hints, found.policy)
         yield Finding(
-            "pod-refused", Severity.CRITICAL, where, expected, f"{refusal.reason}: {why}",
-            None, fix, _KUBELET,
-        )  # fmt: skip
+            id="pod-refused",
+            severity=Severity.CRITICAL,
+            subject=where,
+            expected=expected,
+            observed=f"{refusal.reason}: {why}",
+            fix=fix,
+            source=_KUBELET,
+        )
     else:
         yield from _unaligned(found)
     if not pod.is_guaranteed:
         yield Finding(
-            "pod-not-guaranteed", Severity.WARNING, subject,
-            "limits of CPU and memory that equal the requests, in every container",
-            "quality of service below Guaranteed: CPUs are shared and memory is not aligned", None,
-            "set limits equal to requests", "Kubernetes, CPU Manager",
-        )  # fmt: skip
+            id="pod-not-guaranteed",
+            severity=Severity.WARNING,
+            subject=subject,
+            expected="limits of CPU and memory that equal the requests, in every container",
+            observed="quality of service below Guaranteed: CPUs are shared and memory is not "
+            "aligned",
+            fix="set limits equal to requests",
+            source="Kubernetes, CPU Manager",
+        )
     elif any(c.cpu_milli and not pod.cpus_of(c) for c in pod.containers if c.devices):
         yield Finding(
-            "cpus-not-whole", Severity.WARNING, subject, "a whole number of CPUs",
-            "a fraction: the container shares CPUs of any node", None,
-            "round the CPUs up", "Kubernetes, CPU Manager",
-        )  # fmt: skip
+            id="cpus-not-whole",
+            severity=Severity.WARNING,
+            subject=subject,
+            expected="a whole number of CPUs",
+            observed="a fraction: the container shares CPUs of any node",
+            fix="round the CPUs up",
+            source="Kubernetes, CPU Manager",
+        )
     if pod.pod_level:
         yield Finding(
-            "pod-level-resources", Severity.INCONCLUSIVE, f"{subject}, spec.resources",
-            "resources of containers", "resources of the pod as a whole: the managers of "
-            "Kubernetes up to 1.35 align none of it, later ones do", None,
-            "set the resources of each container", "KEP-5526",
-        )  # fmt: skip
+            id="pod-level-resources",
+            severity=Severity.INCONCLUSIVE,
+            subject=f"{subject}, spec.resources",
+            expected="resources of containers",
+            observed="resources of the pod as a whole: the managers of "
+            "Kubernetes up to 1.35 align none of it, later ones do",
+            fix="set the resources of each container",
+            source="KEP-5526",
+        )
     for gap in found.gaps:
         yield Finding(
-            "pod-unknown", Severity.INCONCLUSIVE, gap.subject, "known", gap.reason, None,
-            "--device RESOURCE=BDF,BDF names a resource's devices, a capture has the rest",
-            "the host's source",
-        )  # fmt: skip
+            id="pod-unknown",
+            severity=Severity.INCONCLUSIVE,
+            subject=gap.subject,
+            expected="known",
+            observed=gap.reason,
+            fix="--device RESOURCE=BDF,BDF names a resource's devices, a capture has the rest",
+            source="the host's source",
+        )
 
 
 def _fix(found: Fit) -> str | None:
     parts = [
-        text for text in (
+        text
+        for text in (
             None if found.change is None else f"smallest change of the pod: {found.change.text}",
             None if found.setting is None else f"of the kubelet: {found.setting.text}",
-        ) if text is not None
-    ]  # fmt: skip
+        )
+        if text is not None
+    ]
     return "; ".join(parts) or None
 
 
@@ -268,17 +296,21 @@ def _unaligned(found: Fit) -> Iterator[Finding]:
     for given in found.own.given:
         of_cpus = {node.cpus.places[cpu].node for cpu in given.cpus}
         of_devices = {
-            n for resource, names in given.devices.items() for name in names
+            n
+            for resource, names in given.devices.items()
+            for name in names
             for n in node.devices[resource][name]
-        }  # fmt: skip
+        }
         if of_devices and of_cpus and not of_devices <= of_cpus:
             yield Finding(
-                "pod-not-aligned", Severity.WARNING, f"pod {found.pod.name}, container "
-                f"{given.name}", "CPUs on the NUMA nodes of its devices",
-                f"CPUs on node {_listed(of_cpus)}, devices on node {_listed(of_devices)}", None,
-                "topologyManagerPolicy restricted or single-numa-node refuses it instead",
-                _KUBELET,
-            )  # fmt: skip
+                id="pod-not-aligned",
+                severity=Severity.WARNING,
+                subject=f"pod {found.pod.name}, container {given.name}",
+                expected="CPUs on the NUMA nodes of its devices",
+                observed=f"CPUs on node {_listed(of_cpus)}, devices on node {_listed(of_devices)}",
+                fix="topologyManagerPolicy restricted or single-numa-node refuses it instead",
+                source=_KUBELET,
+            )
 
 
 def why_not(hints: Sequence[Hints], policy: str) -> str:

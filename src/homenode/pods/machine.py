@@ -135,7 +135,8 @@ def _devices(
         if vendor is None or not host.pci_devices or "/mig-" in resource:
             return None
         chosen = [
-            device for device in host.devices_of_kind(DeviceKind.GPU)
+            device
+            for device in host.devices_of_kind(DeviceKind.GPU)
             if device.vendor_id == vendor and device.physical_function is None
-        ]  # fmt: skip
+        ]
     return {str(d.bdf): () if d.node is None else (int(d.node),) for d in chosen}

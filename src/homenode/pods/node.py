@@ -104,6 +104,13 @@ def empty_node(
         }
         memory[node] = NodeMemory(tables, (node,))
     return Node(
-        policies, numa_nodes, distances, cpus, reserved or frozenset(),
-        frozenset(cpus.places), memory, devices, {},
-    )  # fmt: skip
+        policies,
+        numa_nodes,
+        distances,
+        cpus,
+        reserved or frozenset(),
+        frozenset(cpus.places),
+        memory,
+        devices,
+        {},
+    )

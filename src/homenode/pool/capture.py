@@ -164,8 +164,9 @@ def read_list(text: str, source: str) -> Iterator[ListedHost]:
         server = words[0].rpartition("@")[2]
         name = keys.get("name") or re.sub(r":[0-9]{1,5}\Z", "", server)
         if not _NAME.fullmatch(name):
-            raise InputError(f"{source}:{number}: expected a name of letters and digits, found "
-                             f"{name[:80]!r}")  # fmt: skip
+            raise InputError(
+                f"{source}:{number}: expected a name of letters and digits, found {name[:80]!r}"
+            )
         if name in names:
             raise InputError(
                 f"{source}:{number}: expected a name of its own for each host, found {name!r}, "

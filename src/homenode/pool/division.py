@@ -210,8 +210,10 @@ class Capacity:
         cores = groups_of(request, self.threads)
         memory = (request.memory_bytes + overhead_bytes(request)) // MIB
         whole: list[tuple[tuple[str, int | None], int]] = [
-            (("cores", None), cores), (("memory", None), memory), (("gpus", None), flavour.gpus)
-        ]  # fmt: skip
+            (("cores", None), cores),
+            (("memory", None), memory),
+            (("gpus", None), flavour.gpus),
+        ]
         count = len(option.nodes)
         for node in option.nodes:
             whole.append((("cores", node), -(-cores // count)))

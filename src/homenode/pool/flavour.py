@@ -142,10 +142,12 @@ def _blank_guest(name: str, vcpus: int, memory_bytes: int, architecture: str) ->
     )
 
 
-_KEYS = {
-    "name", "gpus", "vcpus", "memory", "page_size", "gpu_model", "value", "layout", "count",
-    "affinity", "anti_affinity", "fault_domains", "share",
-}  # fmt: skip
+_KEYS = set(
+    """
+    name gpus vcpus memory page_size gpu_model value layout count affinity anti_affinity
+    fault_domains share
+""".split()
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,12 +61,15 @@ def with_placements(pool: Pool, lines: Sequence[PlacementLine]) -> Pool:
             host,
             domains=(
                 *host.domains,
-                *(vm for vm in by_host.get(host.name, ())
-                  if vm.name not in {known.name for known in host.domains}),
+                *(
+                    vm
+                    for vm in by_host.get(host.name, ())
+                    if vm.name not in {known.name for known in host.domains}
+                ),
             ),
         )
         if host.name in by_host
         else host
         for host in pool.hosts
-    )  # fmt: skip
+    )
     return replace(pool, hosts=hosts)

@@ -88,8 +88,9 @@ def parse_requests(text: str, source: str) -> tuple[PackRequest, ...]:
         names |= set(own)
         if len(names) > MOST_VMS:
             raise InputError(f"{source}: expected at most {MOST_VMS} VMs, found more")
-        rules = Rules(*(_group(table, key) for key in
-                        ("affinity", "anti_affinity", "fault_domains")))  # fmt: skip
+        rules = Rules(
+            *(_group(table, key) for key in ("affinity", "anti_affinity", "fault_domains"))
+        )
         found.append(PackRequest(flavour, own, rules))
     return tuple(found)
 
@@ -214,9 +215,14 @@ class _Realised:
         away = sum(self._term(vm.plan, "gpus_away_from_home") for vm in self.vms)
         value = sum(vm.value for vm in self.vms)
         return Packing(
-            tuple(self.vms), unplaced, value, bound, max(0, crossed), away,
+            tuple(self.vms),
+            unplaced,
+            value,
+            bound,
+            max(0, crossed),
+            away,
             len({vm.host for vm in self.vms}),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def _term(plan: Plan, name: str) -> int:

@@ -50,12 +50,16 @@ def encode_packing(packing: Packing) -> str:
     return encode(
         "pool-packing",
         PackingSummary(
-            packing.value, packing.bound, packing.gap, packing.packages_crossed,
-            packing.gpus_away, packing.hosts,
+            packing.value,
+            packing.bound,
+            packing.gap,
+            packing.packages_crossed,
+            packing.gpus_away,
+            packing.hosts,
             tuple(PackedLine(vm.name, vm.host, vm.plan.rung) for vm in packing.vms),
             tuple(UnplacedLine(*one) for one in packing.unplaced),
         ),
-    )  # fmt: skip
+    )
 
 
 def write_packing(folder: Path, packing: Packing) -> None:

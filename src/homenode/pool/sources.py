@@ -250,9 +250,12 @@ def _is_list(path: Path) -> bool:
     if first.partition("=")[0].strip().isidentifier() and "=" in first.partition(" ")[2][:2]:
         return False  # key = value: a description
     return bool(
-        _URI.match(word) or _TIMES.match(word) or _exists(path.parent / word) or _exists(Path(word))
+        _URI.match(word)
+        or _TIMES.match(word)
+        or _exists(path.parent / word)
+        or _exists(Path(word))
         or re.fullmatch(r"[A-Za-z0-9._@-]+", word)
-    )  # fmt: skip
+    )
 
 
 def _exists(path: Path) -> bool:

@@ -212,10 +212,13 @@ class Planner:
             for core in host.cores:
                 pus = [by_index[pu] for pu in core.pus]
                 key = (
-                    core.kind, core.id.package,
-                    tuple((pu.node, pu.llc, pu.online, pu.allowed, pu.isolated, pu.nohz_full)
-                          for pu in pus),
-                )  # fmt: skip
+                    core.kind,
+                    core.id.package,
+                    tuple(
+                        (pu.node, pu.llc, pu.online, pu.allowed, pu.isolated, pu.nohz_full)
+                        for pu in pus
+                    ),
+                )
                 classes.setdefault(key, []).append(core.pus)
             self._classes[shape] = tuple(tuple(members) for members in classes.values())
         return self._classes[shape]

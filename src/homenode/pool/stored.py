@@ -64,10 +64,14 @@ def read_pool(content: bytes, source: str, builder: PoolBuilder) -> None:
             hosts += 1
             builder.add_known(
                 PoolHost(
-                    one.name, numbers[one.shape], one.nodes, one.domains, one.source,
+                    one.name,
+                    numbers[one.shape],
+                    one.nodes,
+                    one.domains,
+                    one.source,
                     one.fault_domain,
                 )
-            )  # fmt: skip
+            )
         elif line.failure is not None:
             builder.fail(line.failure.source, line.failure.reason)
     if hosts != head.hosts:

@@ -107,8 +107,11 @@ def _of(key: SeriesKey) -> str:
     parts = [key.variant, state]
     parts += [None if key.device is None else str(key.device), "slowest GPU" if key.worst else None]
     if key.node is not None:
-        parts.append(f"node {key.node} to {key.peer_node}" if key.peer_node is not None
-                     else f"node {key.node}")  # fmt: skip
+        parts.append(
+            f"node {key.node} to {key.peer_node}"
+            if key.peer_node is not None
+            else f"node {key.node}"
+        )
     return printable(", ".join(part for part in parts if part))
 
 

@@ -7,10 +7,21 @@ from homenode.wording import number_list, plural, printable
 
 # Source: pci-ids.ucw.cz, the vendors that make what our cards show.
 _VENDORS = {
-    0x1000: "Broadcom", 0x1002: "AMD", 0x10DE: "NVIDIA", 0x10EC: "Realtek", 0x1344: "Micron",
-    0x144D: "Samsung", 0x14E4: "Broadcom", 0x15B3: "Mellanox", 0x1AF4: "virtio", 0x1B36: "QEMU",
-    0x1C5C: "SK hynix", 0x1D0F: "Amazon", 0x1E0F: "Kioxia", 0x8086: "Intel",
-}  # fmt: skip
+    0x1000: "Broadcom",
+    0x1002: "AMD",
+    0x10DE: "NVIDIA",
+    0x10EC: "Realtek",
+    0x1344: "Micron",
+    0x144D: "Samsung",
+    0x14E4: "Broadcom",
+    0x15B3: "Mellanox",
+    0x1AF4: "virtio",
+    0x1B36: "QEMU",
+    0x1C5C: "SK hynix",
+    0x1D0F: "Amazon",
+    0x1E0F: "Kioxia",
+    0x8086: "Intel",
+}
 
 
 def address_text(address: PciAddress, short: bool) -> str:

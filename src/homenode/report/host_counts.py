@@ -64,25 +64,33 @@ def settings_lines(settings: HostSettings) -> tuple[str, ...]:
         ("kernel", settings.kernel_release),
         ("on the kernel command line", _placement_parameters(settings.kernel_command_line)),
         ("SMT control", settings.smt_control),
-        ("CPU frequency governor", None if settings.governors is None else
-         ", ".join(settings.governors) or "none"),
+        (
+            "CPU frequency governor",
+            None if settings.governors is None else ", ".join(settings.governors) or "none",
+        ),
         ("transparent huge pages", settings.transparent_hugepages),
-        ("automatic NUMA balancing", {None: None, 0: "off", 1: "on"}.get(
-            settings.numa_balancing, str(settings.numa_balancing))),
+        (
+            "automatic NUMA balancing",
+            {None: None, 0: "off", 1: "on"}.get(
+                settings.numa_balancing, str(settings.numa_balancing)
+            ),
+        ),
         ("libvirt", _version(settings.libvirt_version)),
         ("QEMU", _version(settings.qemu_version)),
-    ):  # fmt: skip
+    ):
         if value:
             lines.append(f"{name}: {value}")
     return tuple(lines)
 
 
 # What decides where threads and pages may lie, and how devices are mapped.
-_PARAMETERS = (
-    "isolcpus", "nohz_full", "rcu_nocbs", "irqaffinity", "nosmt", "maxcpus", "nr_cpus", "numa",
-    "numa_balancing", "hugepagesz", "hugepages", "default_hugepagesz", "transparent_hugepage",
-    "iommu", "intel_iommu", "amd_iommu", "vfio-pci", "vfio_iommu_type1", "pci", "mitigations",
-)  # fmt: skip
+_PARAMETERS = tuple(
+    """
+    isolcpus nohz_full rcu_nocbs irqaffinity nosmt maxcpus nr_cpus numa numa_balancing
+    hugepagesz hugepages default_hugepagesz transparent_hugepage iommu intel_iommu amd_iommu
+    vfio-pci vfio_iommu_type1 pci mitigations
+""".split()
+)
 
 
 def _placement_parameters(command_line: str | None) -> str | None:

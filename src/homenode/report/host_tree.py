@@ -278,8 +278,9 @@ def _distances(host: Host, everything: bool) -> tuple[RenderableType, ...]:
 def _gaps(gaps: Sequence[Gap], everything: bool) -> RenderableType:
     shown = gaps if everything else gaps[:_MOST_GAPS]
     lines = [_line((plural(len(gaps), "thing"), "bold"), (" not known:", "bold"))]
-    lines += [_line((printable(gap.subject), "bold"), (f": {printable(gap.reason)}", ""))
-              for gap in shown]  # fmt: skip
+    lines += [
+        _line((printable(gap.subject), "bold"), (f": {printable(gap.reason)}", "")) for gap in shown
+    ]
     if len(shown) < len(gaps):
         lines.append(Text(f"and {len(gaps) - len(shown)} more: --all lists them", style="dim"))
     return Group(lines[0], *(Padding(line, (0, 0, 0, 2), expand=False) for line in lines[1:]))

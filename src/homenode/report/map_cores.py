@@ -145,10 +145,15 @@ def _draw_pu(
     if use.isolated:
         classes += " isolated"
     canvas.rect(
-        x + inset, y + inset, size.width - 2 * inset, size.height - 2 * inset, classes,
-        radius=1.5, fill=fill,
+        x + inset,
+        y + inset,
+        size.width - 2 * inset,
+        size.height - 2 * inset,
+        classes,
+        radius=1.5,
+        fill=fill,
         title=f"PU {pu}: taken by {', '.join(use.used_by)}" if use.used_by else None,
-    )  # fmt: skip
+    )
     if use.vcpus and (use.emulator or use.iothreads):
         canvas.rect(x + 2.5, y + 2.5, size.width - 5, size.height - 5, "outline wire", radius=1)
     if not size.labelled:
@@ -163,8 +168,13 @@ def _draw_pu(
         baseline = y + size.height / 2 + size.small * 0.36
     if fill is not None and not label:
         ground = text_width(str(pu), size.small) + 2
-        canvas.rect(middle - ground / 2, y + size.height / 2 - size.small * 0.6, ground,
-                    size.small * 1.2, "pu-ground")  # fmt: skip
+        canvas.rect(
+            middle - ground / 2,
+            y + size.height / 2 - size.small * 0.6,
+            ground,
+            size.small * 1.2,
+            "pu-ground",
+        )
     canvas.text(middle, baseline, str(pu), size.small, ink if label else "dim", anchor="middle")
 
 

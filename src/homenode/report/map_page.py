@@ -82,9 +82,14 @@ def draw_guest(canvas: SvgCanvas, scene: Scene, place: tuple[float, float, float
             if not cell.host_nodes:
                 heading = f"{cell_name(plan, cell.id)}, on no node in particular"
             canvas.text(
-                card_x + 10, at_y + 17, heading, 13, f"on-cell{colour}", bold=True,
+                card_x + 10,
+                at_y + 17,
+                heading,
+                13,
+                f"on-cell{colour}",
+                bold=True,
                 width=card_width - 20,
-            )  # fmt: skip
+            )
             for number, line in enumerate(texts[position]):
                 canvas.text(card_x + 10, at_y + 40 + 15 * number, line, 11)
         at_y += height + 10

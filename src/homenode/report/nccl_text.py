@@ -19,9 +19,12 @@ def topology_text(made: Assembled) -> RenderableType:
     devices = _table("host BDF", "kind", "host node", "guest bus id", "switch")
     for device in made.devices:
         devices.add_row(
-            str(device.bdf), str(device.kind), str(device.node), device.bus_id,
+            str(device.bdf),
+            str(device.kind),
+            str(device.node),
+            device.bus_id,
             device.switch or "none",
-        )  # fmt: skip
+        )
     return AsciiWhereNeeded(Group(cpus, devices))
 
 

@@ -91,14 +91,26 @@ DASHES = ("", "6 3", "2 2", "8 3 2 3", "10 3", "4 4", "1 3", "6 2 2 2")
 """By series number, next to the colour."""
 
 PRESET_SERIES = {
-    "default": 0, "pin": 1, "pin-numa": 2, "pin-numa-smt": 3, "pin-numa-pci": 4,
-    "pin-numa-pci-smt": 5, "pin-bound": 6,
-}  # fmt: skip
+    "default": 0,
+    "pin": 1,
+    "pin-numa": 2,
+    "pin-numa-smt": 3,
+    "pin-numa-pci": 4,
+    "pin-numa-pci-smt": 5,
+    "pin-bound": 6,
+}
 
 HEAT = (
-    "#00204d", "#213d6b", "#4a546c", "#666970", "#7f7c75", "#9b9176", "#bca96f", "#dfc85a",
+    "#00204d",
+    "#213d6b",
+    "#4a546c",
+    "#666970",
+    "#7f7c75",
+    "#9b9176",
+    "#bca96f",
+    "#dfc85a",
     "#ffea46",
-)  # fmt: skip
+)
 """From low to high. The ink on the first five is white, on the rest black."""
 
 _HEAT_INK_FROM = 4

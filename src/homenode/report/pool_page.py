@@ -63,8 +63,9 @@ def _draw(
     colours = {name: i % len(CELL_COLOURS) for i, name in enumerate(dict.fromkeys(holder.values()))}
     stranded = {bdf for part in found.stranded for bdf in part.gpus}
     per_row = max(1, int((width - 120) // (_GPU + _GAP)))
-    gpus = {node.index: [g.bdf for g in passable_gpus(host) if g.node == node.index]
-            for node in nodes}  # fmt: skip
+    gpus = {
+        node.index: [g.bdf for g in passable_gpus(host) if g.node == node.index] for node in nodes
+    }
     lost = [g.bdf for g in passable_gpus(host) if g.node not in gpus]
     height = 24.0 + sum(_height(len(gpus[node.index]), per_row) for node in nodes)
     height += _height(len(lost), per_row) if lost else 0
@@ -167,12 +168,14 @@ def _row(host: HostOutlook) -> str:
     free = host.free
     memory = free.free_memory_bytes
     cells = [
-        _text(host.name), str(free.vms), f"{free.free_gpus}/{free.gpus}",
+        _text(host.name),
+        str(free.vms),
+        f"{free.free_gpus}/{free.gpus}",
         f"{free.free_cores}/{free.cores}",
         "unknown" if memory is None else format_bytes(memory // GIB * GIB),
         *(f"{fit.local}+{fit.degraded}" if fit.degraded else str(fit.local) for fit in host.fits),
         ", ".join(f"{len(one.gpus)} ({_text(one.missing)})" for one in host.stranded) or "0",
-    ]  # fmt: skip
+    ]
     return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
 
 

@@ -58,9 +58,11 @@ def _rows(hosts: Sequence[HostOutlook], *, everything: bool) -> list[tuple[str, 
     alike: dict[tuple[object, ...], list[HostOutlook]] = {}
     for host in hosts:
         key = (
-            host.free.gpus, host.free.free_gpus, host.fits,
+            host.free.gpus,
+            host.free.free_gpus,
+            host.fits,
             tuple((one.missing, len(one.gpus)) for one in host.stranded),
-        )  # fmt: skip
+        )
         alike.setdefault(key, []).append(host)
     groups = sorted(alike.values(), key=lambda group: (-len(group), group[0].name))
     rows = []
@@ -77,18 +79,27 @@ def _row(label: str, host: HostOutlook) -> list[str]:
     free = host.free
     stranded = ", ".join(f"{len(one.gpus)} ({one.missing})" for one in host.stranded)
     return [
-        label, str(free.vms), f"{free.free_gpus}/{free.gpus}", str(free.free_cores),
-        _memory(free.free_memory_bytes), *map(_fit, host.fits), stranded or "0",
-    ]  # fmt: skip
+        label,
+        str(free.vms),
+        f"{free.free_gpus}/{free.gpus}",
+        str(free.free_cores),
+        _memory(free.free_memory_bytes),
+        *map(_fit, host.fits),
+        stranded or "0",
+    ]
 
 
 def _sum_row(outlook: PoolOutlook) -> list[str]:
     free = outlook.free
     return [
-        "in sum", str(free.vms), f"{free.free_gpus}/{free.gpus}", str(free.free_cores),
+        "in sum",
+        str(free.vms),
+        f"{free.free_gpus}/{free.gpus}",
+        str(free.free_cores),
         _memory(free.free_memory_bytes),
-        *map(_fit, outlook.fits), str(outlook.stranded_gpus),
-    ]  # fmt: skip
+        *map(_fit, outlook.fits),
+        str(outlook.stranded_gpus),
+    ]
 
 
 def _fit(fit: FlavourFit) -> str:
@@ -110,17 +121,37 @@ def pool_csv(outlook: PoolOutlook) -> str:
     """A line for each host (RFC 4180); memory in bytes, empty where unknown."""
     fits = [f"{fit.flavour}_{kind}" for fit in outlook.fits for kind in ("local", "degraded")]
     rows: list[list[object]] = [
-        ["host", "vms", "gpus", "free_gpus", "cores", "free_cores", "memory_bytes",
-         "free_memory_bytes", *fits, "stranded_gpus", "missing"]
-    ]  # fmt: skip
+        [
+            "host",
+            "vms",
+            "gpus",
+            "free_gpus",
+            "cores",
+            "free_cores",
+            "memory_bytes",
+            "free_memory_bytes",
+            *fits,
+            "stranded_gpus",
+            "missing",
+        ]
+    ]
     for host in outlook.hosts:
         free = host.free
         rows.append(
-            [host.name, free.vms, free.gpus, free.free_gpus, free.cores, free.free_cores,
-             _known(free.memory_bytes), _known(free.free_memory_bytes),
-             *(count for fit in host.fits for count in (fit.local, fit.degraded)),
-             host.stranded_gpus, " ".join(one.missing for one in host.stranded)]
-        )  # fmt: skip
+            [
+                host.name,
+                free.vms,
+                free.gpus,
+                free.free_gpus,
+                free.cores,
+                free.free_cores,
+                _known(free.memory_bytes),
+                _known(free.free_memory_bytes),
+                *(count for fit in host.fits for count in (fit.local, fit.degraded)),
+                host.stranded_gpus,
+                " ".join(one.missing for one in host.stranded),
+            ]
+        )
     return "".join(",".join(map(_cell, row)) + "\n" for row in rows)
 
 
@@ -161,14 +192,18 @@ def pool_prometheus(outlook: PoolOutlook) -> str:
         for fit in host.fits:
             for kind, count in (("local", fit.local), ("degraded", fit.degraded)):
                 gauge(
-                    "fits", "VMs of a flavour that still fit, by locality.",
-                    [*own, ("flavour", fit.flavour), ("locality", kind)], count,
-                )  # fmt: skip
+                    "fits",
+                    "VMs of a flavour that still fit, by locality.",
+                    [*own, ("flavour", fit.flavour), ("locality", kind)],
+                    count,
+                )
         for stranded in host.stranded:
             gauge(
-                "stranded_gpus", "Free GPUs that no flavour can take with full locality.",
-                [*own, ("missing", stranded.missing)], len(stranded.gpus),
-            )  # fmt: skip
+                "stranded_gpus",
+                "Free GPUs that no flavour can take with full locality.",
+                [*own, ("missing", stranded.missing)],
+                len(stranded.gpus),
+            )
     gauge("hosts_failed", "Hosts that could not be read.", [], len(outlook.failures))
     lines = []
     for name, (about, samples) in families.items():
@@ -190,10 +225,11 @@ def places_text(places: Sequence[RankedPlace], refused: Sequence[RefusedHosts]) 
     for number, one in enumerate(places, start=1):
         parts.append(
             Text.assemble(
-                f"  {number}. ", (printable(one.host.name), "bold"),
+                f"  {number}. ",
+                (printable(one.host.name), "bold"),
                 f": {nodes_text(one.placement.nodes)}; {one.placement.rung}; {lost_text(one.lost)}",
             )
-        )  # fmt: skip
+        )
     for reason in refused:
         hosts = reason.hosts
         more = f" and {len(hosts) - 3} more" if len(hosts) > 3 else ""

@@ -12,9 +12,16 @@ from homenode.topology import Host
 from homenode.wording import number_list
 
 COLUMNS = (
-    "layout", "vCPUs", "nodes", "cells", "GPUs placed", "LLCs", "memory", "remote DMA",
+    "layout",
+    "vCPUs",
+    "nodes",
+    "cells",
+    "GPUs placed",
+    "LLCs",
+    "memory",
+    "remote DMA",
     "placement, or why not",
-)  # fmt: skip
+)
 
 _BINDINGS = {
     MemoryBinding.AS_IT_WAS: "as it was",

@@ -71,9 +71,15 @@ pre { font: 14px/1.35 "DejaVu Sans Mono", Menlo, Consolas, monospace; overflow-x
 def slurm_study_page(report: StudyReport, made: str) -> str:
     """Verdicts, maps, bars and tables, then every map, job and gap. made: when and by what."""
     console = Console(
-        width=_COLUMNS, force_terminal=True, color_system="truecolor", theme=_COLOURS,
-        highlight=False, emoji=False, markup=False, legacy_windows=False,
-    )  # fmt: skip
+        width=_COLUMNS,
+        force_terminal=True,
+        color_system="truecolor",
+        theme=_COLOURS,
+        highlight=False,
+        emoji=False,
+        markup=False,
+        legacy_windows=False,
+    )
     options = replace(console.options, encoding="utf-8")
     segments = console.render(slurm_study_text(report, everything=True), options)
     title = _text(f"Slurm study {report.source}")
@@ -96,10 +102,14 @@ def _parts(report: StudyReport) -> Iterator[str]:
         )
     if report.jobs:
         rows = [
-            (one.work, str(one.queue) + ("" if one.measured else " (not measured)"), one.rationale,
-             "; ".join(one.evidence))
+            (
+                one.work,
+                str(one.queue) + ("" if one.measured else " (not measured)"),
+                one.rationale,
+                "; ".join(one.evidence),
+            )
             for one in report.verdicts
-        ]  # fmt: skip
+        ]
         yield _table("Which queue for which work", ("work", "queue", "why", "evidence"), rows)
     maps = list(_maps(report.matrices[:MOST_MAPS]))
     if maps:
@@ -129,11 +139,12 @@ def _maps(matrices: Sequence[Matrix]) -> Iterator[tuple[str, str, str]]:
         title = f"{one.node}: {metric.title}"
         # The seed's own sides: CPU NUMA package down, target GPU across.
         drawn = HeatMatrix(
-            "NUMA node of CPUs and memory", "GPU",
+            "NUMA node of CPUs and memory",
+            "GPU",
             tuple(f"NUMA {row}" for row in one.rows),
             tuple(f"GPU {number}" for number in range(len(one.columns))),
             one.cells,
-        )  # fmt: skip
+        )
         said = "less is better" if metric.lower_is_better else "more is better"
         if one.local is not None and one.remote is not None and one.ratio is not None:
             said += (
@@ -162,13 +173,18 @@ def _bars(spreads: Sequence[Spread]) -> Iterator[tuple[str, str, str]]:
         groups = []
         for method in dict.fromkeys(one.method for one in spreads if one.metric == metric):
             bars = [
-                Bar(one.label, one.mean, max(one.mean - (one.deviation or 0.0), 0.0),
-                    one.mean + (one.deviation or 0.0), number % 8,
-                    note="" if one.deviation is None else f"\u00b1 {_short(one.deviation, metric)}")
+                Bar(
+                    one.label,
+                    one.mean,
+                    max(one.mean - (one.deviation or 0.0), 0.0),
+                    one.mean + (one.deviation or 0.0),
+                    number % 8,
+                    note="" if one.deviation is None else f"\u00b1 {_short(one.deviation, metric)}",
+                )
                 for number, one in enumerate(
                     s for s in spreads if (s.metric, s.method) == (metric, method)
                 )
-            ]  # fmt: skip
+            ]
             groups.append(BarGroup(f"by {method}", tuple(bars)))
         known = METRICS[metric]
         said = "less is better" if known.lower_is_better else "more is better"
@@ -185,9 +201,13 @@ def _spread_rows(spreads: Sequence[Spread]) -> Iterator[tuple[str, ...]]:
         metric = METRICS[one.metric]
         deviation = "" if one.deviation is None else figure_text(one.deviation, metric.unit)
         yield (
-            metric.title, one.method, one.label, figure_text(one.mean, metric.unit), deviation,
+            metric.title,
+            one.method,
+            one.label,
+            figure_text(one.mean, metric.unit),
+            deviation,
             str(one.count),
-        )  # fmt: skip
+        )
 
 
 def _figures(title: str, figures: Sequence[tuple[str, str, str]]) -> str:

@@ -201,10 +201,15 @@ def _jobs(jobs: tuple[JobLine, ...], of_all: float, *, everything: bool) -> Rend
     odd = [job for job in jobs if job.locality is Locality.LOST]
     shown = jobs if everything or len(jobs) <= _HIDDEN_LINES else tuple(odd)[:_HIDDEN_LINES]
     rows = [
-        (_job_name(job.name), str(job.locality), _seconds(job.queue_wait_s),
-         "-" if job.gpu_hours is None else f"{job.gpu_hours:.3f}", job.met or "-")
+        (
+            _job_name(job.name),
+            str(job.locality),
+            _seconds(job.queue_wait_s),
+            "-" if job.gpu_hours is None else f"{job.gpu_hours:.3f}",
+            job.met or "-",
+        )
         for job in shown
-    ]  # fmt: skip
+    ]
     titles = ("job", "locality", "waited", "GPU-h", "at once")
     stated = [job.gpu_hours for job in jobs if job.gpu_hours is not None]
     hours = (

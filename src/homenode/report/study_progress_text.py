@@ -12,9 +12,15 @@ from homenode.wording import printable
 _MOST_SHOWN = 30
 _MOST_NAMED = 8
 _ORDER = (
-    TaskState.FAILED, TaskState.REFUSED, TaskState.LOST, TaskState.CANCELLED, TaskState.RUNNING,
-    TaskState.PENDING, TaskState.WAITING, TaskState.DONE,
-)  # fmt: skip
+    TaskState.FAILED,
+    TaskState.REFUSED,
+    TaskState.LOST,
+    TaskState.CANCELLED,
+    TaskState.RUNNING,
+    TaskState.PENDING,
+    TaskState.WAITING,
+    TaskState.DONE,
+)
 _STYLES = {
     TaskState.DONE: "green",
     TaskState.RUNNING: "cyan",

@@ -58,9 +58,12 @@ def schedule_text(
         plan = one.tuning.plan
         pins = [pu for pins in plan.vcpu_pins for pu in pins]
         table.add_row(
-            one.layout, str(plan.vcpus), ",".join(map(str, plan.nodes)),
-            _pus(pins), Text(printable(against), style="red" if one.against else "green"),
-        )  # fmt: skip
+            one.layout,
+            str(plan.vcpus),
+            ",".join(map(str, plan.nodes)),
+            _pus(pins),
+            Text(printable(against), style="red" if one.against else "green"),
+        )
     what = "itself" if head.copy is None else f"by a copy, {head.domain}"
     order = ", ".join(f"{step.layout}" for step in steps)
     return AsciiWhereNeeded(
@@ -98,10 +101,13 @@ def status_text(
     if state.to_undo:
         left = [
             *([f"{head.domain} may have a layout's definition"] if state.applied else []),
-            *([f"its guest may be running (boot {state.running + 1})"]
-              if state.running is not None else []),
+            *(
+                [f"its guest may be running (boot {state.running + 1})"]
+                if state.running is not None
+                else []
+            ),
             *([f"the copy {head.domain} may be there"] if state.copied else []),
-        ]  # fmt: skip
+        ]
         lines.append(Text(printable(f"left to undo: {'; '.join(left)}"), style="yellow"))
         lines.append(
             Text(
@@ -112,9 +118,11 @@ def status_text(
     elif state.measured < {step.number for step in steps}:
         left_over = len(steps) - len(state.measured)
         lines.append(
-            Text(f"nothing left to undo; {left_over} boots not measured: "
-                 + command_line("homenode", "trial", "resume", head.id))
-        )  # fmt: skip
+            Text(
+                f"nothing left to undo; {left_over} boots not measured: "
+                + command_line("homenode", "trial", "resume", head.id)
+            )
+        )
     else:
         lines.append(Text("done; nothing left to undo"))
     return AsciiWhereNeeded(Group(*lines))
@@ -135,9 +143,11 @@ def outcomes_text(state: State, steps: Sequence[TrialStep]) -> RenderableType:
         if entry.samples is not None:
             detail = f"{entry.samples} samples" + (f"; {detail}" if detail else "")
         table.add_row(
-            str(step.number + 1), step.layout,
-            Text(_WORDS[outcome.what], style=_STYLES[outcome.what]), Text(printable(detail)),
-        )  # fmt: skip
+            str(step.number + 1),
+            step.layout,
+            Text(_WORDS[outcome.what], style=_STYLES[outcome.what]),
+            Text(printable(detail)),
+        )
     return AsciiWhereNeeded(table)
 
 

@@ -30,9 +30,10 @@ def verdicts_text(verdicts: Verdicts, *, notes: bool = False) -> RenderableType:
         elif one.system not in sick:  # the same of every objective
             sick.add(one.system)
             those = (
-                other.objective for other in verdicts.verdicts
+                other.objective
+                for other in verdicts.verdicts
                 if other.system == one.system and other.why(ReasonId.HEALTH) is not None
-            )  # fmt: skip
+            )
             parts += _block(one, ", ".join(those), notes)
     parts += [Text(printable(f"skipped: {one}"), style="yellow") for one in verdicts.skipped]
     if not verdicts.verdicts:

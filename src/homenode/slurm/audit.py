@@ -52,15 +52,14 @@ def _unjudged(reason: str, remedy: str | None, owned: Sequence[JobAllocation]) -
     jobs = listed(list(dict.fromkeys(one.job for one in owned)))
     nodes = compress_hostlist(sorted({one.node for one in owned}))
     return Finding(
-        "job-unjudged",
-        Severity.INCONCLUSIVE,
-        f"{'job' if len(owned) == 1 else 'jobs'} {jobs} on {nodes}",
-        "CPUs and GPUs that can be found on the node's machine",
-        reason,
-        None,
-        remedy
+        id="job-unjudged",
+        severity=Severity.INCONCLUSIVE,
+        subject=f"{'job' if len(owned) == 1 else 'jobs'} {jobs} on {nodes}",
+        expected="CPUs and GPUs that can be found on the node's machine",
+        observed=reason,
+        fix=remedy
         or "name the nodes' machine: --host NODES=SOURCE (srun -w NODE homenode capture makes one)",
-        _SLURM,
+        source=_SLURM,
     )
 
 
@@ -85,39 +84,38 @@ def _cpus(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
     if far:
         wanted = _gpu_nodes(far)
         yield Finding(
-            "job-gpu-far",
-            Severity.WARNING,
-            owned.subject,
-            f"CPUs on {_nodes(wanted)}, where {_gpus(far)} {_are(far)}",
-            where,
-            _cost(tree, own, wanted),
-            f"submit it with {_ENFORCE}, and let `homenode slurm check` look at gres.conf",
-            _SLURM if owned.memory_nodes is None else _RECORD,
+            id="job-gpu-far",
+            severity=Severity.WARNING,
+            subject=owned.subject,
+            expected=f"CPUs on {_nodes(wanted)}, where {_gpus(far)} {_are(far)}",
+            observed=where,
+            cost=_cost(tree, own, wanted),
+            fix=f"submit it with {_ENFORCE}, and let `homenode slurm check` look at gres.conf",
+            source=_SLURM if owned.memory_nodes is None else _RECORD,
         )
     idle = tuple(node for node in own if node not in _gpu_nodes(owned.gpus))
     if idle and not far and not blind:
         yield Finding(
-            "job-cpus-far",
-            Severity.INFO,
-            owned.subject,
-            f"CPUs on {_nodes(_gpu_nodes(owned.gpus))} alone, where its GPUs are",
-            where,
-            f"tasks on {_nodes(idle)} reach every GPU from another node",
-            "bind tasks to GPUs: `homenode slurm bind`",
-            _SLURM if owned.memory_nodes is None else _RECORD,
+            id="job-cpus-far",
+            severity=Severity.INFO,
+            subject=owned.subject,
+            expected=f"CPUs on {_nodes(_gpu_nodes(owned.gpus))} alone, where its GPUs are",
+            observed=where,
+            cost=f"tasks on {_nodes(idle)} reach every GPU from another node",
+            fix="bind tasks to GPUs: `homenode slurm bind`",
+            source=_SLURM if owned.memory_nodes is None else _RECORD,
         )
 
 
 def _blind(owned: JobAllocation, gpus: Sequence[AllocatedGpu]) -> Finding:
     return Finding(
-        "job-unjudged",
-        Severity.INCONCLUSIVE,
-        owned.subject,
-        "GPUs whose node the host gives",
-        f"{_gpus(gpus)} without a node",
-        None,
-        "`homenode doctor` on the node: gpu-node-unknown",
-        _SLURM if owned.memory_nodes is None else _RECORD,
+        id="job-unjudged",
+        severity=Severity.INCONCLUSIVE,
+        subject=owned.subject,
+        expected="GPUs whose node the host gives",
+        observed=f"{_gpus(gpus)} without a node",
+        fix="`homenode doctor` on the node: gpu-node-unknown",
+        source=_SLURM if owned.memory_nodes is None else _RECORD,
     )
 
 
@@ -130,14 +128,14 @@ def _spread(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
     needed = next(n for n in range(1, len(largest) + 1) if sum(largest[:n]) >= len(owned.gpus))
     if len(nodes) > needed:
         yield Finding(
-            "job-gpus-spread",
-            Severity.INFO,
-            owned.subject,
-            f"{plural(len(owned.gpus), 'GPU')} on {plural(needed, 'node')}",
-            f"{_gpus(owned.gpus)} on {_nodes(nodes)}",
-            "copies between its GPUs cross nodes, where no NVLink joins them",
-            f"{_ENFORCE} makes it wait for GPUs of one socket",
-            _SLURM if owned.memory_nodes is None else _RECORD,
+            id="job-gpus-spread",
+            severity=Severity.INFO,
+            subject=owned.subject,
+            expected=f"{plural(len(owned.gpus), 'GPU')} on {plural(needed, 'node')}",
+            observed=f"{_gpus(owned.gpus)} on {_nodes(nodes)}",
+            cost="copies between its GPUs cross nodes, where no NVLink joins them",
+            fix=f"{_ENFORCE} makes it wait for GPUs of one socket",
+            source=_SLURM if owned.memory_nodes is None else _RECORD,
         )
 
 
@@ -152,39 +150,39 @@ def _memory(
     found = f"{how} to {_nodes(tuple(sorted(usable)))}"
     if lacking:
         yield Finding(
-            "job-memory-far",
-            Severity.WARNING,
-            owned.subject,
-            f"memory allowed on {_nodes(wanted)}, where its GPUs are",
-            found,
-            _cost(tree, tuple(sorted(usable)), lacking),
-            "let it have CPUs there, or bind its memory there: `homenode slurm bind`",
-            _RECORD,
+            id="job-memory-far",
+            severity=Severity.WARNING,
+            subject=owned.subject,
+            expected=f"memory allowed on {_nodes(wanted)}, where its GPUs are",
+            observed=found,
+            cost=_cost(tree, tuple(sorted(usable)), lacking),
+            fix="let it have CPUs there, or bind its memory there: `homenode slurm bind`",
+            source=_RECORD,
         )
     on_gpu = tuple(sorted(usable & tree.gpu_memory))
     if on_gpu:
         plain = tuple(n for n, pus in tree.pus_of_node.items() if pus and n in usable)
         yield Finding(
-            "job-memory-on-gpu",
-            Severity.WARNING,
-            owned.subject,
-            f"memory of the CPUs' nodes alone ({_nodes(plain)})",
-            f"{found}, of which {_nodes(on_gpu)} are memory of GPUs",
-            "pages that spill there take memory from the GPU and are slow for the CPU",
-            f"--mem-bind=local, or numactl --membind={number_list(wanted or plain)}",
-            _RECORD,
+            id="job-memory-on-gpu",
+            severity=Severity.WARNING,
+            subject=owned.subject,
+            expected=f"memory of the CPUs' nodes alone ({_nodes(plain)})",
+            observed=f"{found}, of which {_nodes(on_gpu)} are memory of GPUs",
+            cost="pages that spill there take memory from the GPU and are slow for the CPU",
+            fix=f"--mem-bind=local, or numactl --membind={number_list(wanted or plain)}",
+            source=_RECORD,
         )
     elsewhere = tuple(sorted(usable - set(wanted) - tree.gpu_memory))
     if owned.bound_nodes is None and elsewhere and not lacking and wanted:
         yield Finding(
-            "job-memory-open",
-            Severity.INFO,
-            owned.subject,
-            f"memory bound to {_nodes(wanted)}",
-            f"no policy: it may also lie on {_nodes(elsewhere)}",
-            "first touch keeps pages near the CPUs that run, until a node is full",
-            "bind it with `homenode slurm bind`, or --mem-bind=local",
-            _RECORD,
+            id="job-memory-open",
+            severity=Severity.INFO,
+            subject=owned.subject,
+            expected=f"memory bound to {_nodes(wanted)}",
+            observed=f"no policy: it may also lie on {_nodes(elsewhere)}",
+            cost="first touch keeps pages near the CPUs that run, until a node is full",
+            fix="bind it with `homenode slurm bind`, or --mem-bind=local",
+            source=_RECORD,
         )
 
 

@@ -56,62 +56,100 @@ def _counts(of: NodeClass, gpus: Sequence[RightGpu], source: str) -> Iterator[Fi
         return
     if listed > len(gpus) or beyond:
         yield _count(
-            of, Severity.CRITICAL, f"at most {plural(len(gpus), 'GPU')}, as the machine has",
-            f"{listed} in gres.conf", "slurmd refuses a device file that is not there",
-            "take the lines of the others out", source,
-        )  # fmt: skip
+            of,
+            Severity.CRITICAL,
+            f"at most {plural(len(gpus), 'GPU')}, as the machine has",
+            f"{listed} in gres.conf",
+            "slurmd refuses a device file that is not there",
+            "take the lines of the others out",
+            source,
+        )
     # What a detector finds fills up what lines leave out.
     filled = of.autodetect is not None and listed < (promised or 0)
     if of.lines and promised is not None and promised != listed and not filled:
         yield _count(
-            of, Severity.CRITICAL, f"Gres=gpu:{listed} in slurm.conf, as gres.conf lists",
+            of,
+            Severity.CRITICAL,
+            f"Gres=gpu:{listed} in slurm.conf, as gres.conf lists",
             f"Gres= with {promised}",
             "a node that has fewer than it promises is drained; more are not used",
-            "make both the same", source,
-        )  # fmt: skip
+            "make both the same",
+            source,
+        )
     elif of.lines and listed < len(gpus) and not beyond and not filled:
         yield _count(
-            of, Severity.INFO, f"{plural(len(gpus), 'GPU')}, as the machine has",
-            f"{listed} in gres.conf", "the others are given to no job", None, source,
-        )  # fmt: skip
+            of,
+            Severity.INFO,
+            f"{plural(len(gpus), 'GPU')}, as the machine has",
+            f"{listed} in gres.conf",
+            "the others are given to no job",
+            None,
+            source,
+        )
     if (not of.lines or filled) and of.autodetect and promised not in (None, len(gpus)):
         yield _count(
-            of, Severity.CRITICAL, f"Gres=gpu:{len(gpus)} in slurm.conf, as the machine has",
+            of,
+            Severity.CRITICAL,
+            f"Gres=gpu:{len(gpus)} in slurm.conf, as the machine has",
             f"Gres= with {promised}",
             "a node that has fewer than it promises is drained; more are not used",
-            "make both the same", source,
-        )  # fmt: skip
+            "make both the same",
+            source,
+        )
     if not of.lines and of.autodetect is None and promised:
         yield _count(
-            of, Severity.CRITICAL, f"lines for {plural(promised, 'GPU')} in gres.conf",
-            NO_LINES, "jobs get numbers without devices and without a place",
-            "AutoDetect, or a line with File= and Cores= for the GPUs of each node", source,
-        )  # fmt: skip
+            of,
+            Severity.CRITICAL,
+            f"lines for {plural(promised, 'GPU')} in gres.conf",
+            NO_LINES,
+            "jobs get numbers without devices and without a place",
+            "AutoDetect, or a line with File= and Cores= for the GPUs of each node",
+            source,
+        )
 
 
 def _slices(of: NodeClass, listed: int, promised: int | None, source: str) -> Iterator[Finding]:
     """Of slices the machine does not give how many there are; the files must agree."""
     if of.lines and of.autodetect is None and promised not in (None, listed):
         yield _count(
-            of, Severity.CRITICAL, f"{listed} in Gres= of slurm.conf, as gres.conf lists",
+            of,
+            Severity.CRITICAL,
+            f"{listed} in Gres= of slurm.conf, as gres.conf lists",
             f"Gres= with {promised}",
             "a node that has fewer than it promises is drained; more are not used",
-            "make both the same", source,
-        )  # fmt: skip
+            "make both the same",
+            source,
+        )
         return
     yield Finding(
-        "gres-unjudged", Severity.INCONCLUSIVE, of.subject, "GPUs that are not cut into slices",
-        f"MIG slices, {promised or listed} devices with them",
-        None, "`nvidia-smi -L` on the node: count its slices", f"{source}, {_PAGE}",
-    )  # fmt: skip
+        id="gres-unjudged",
+        severity=Severity.INCONCLUSIVE,
+        subject=of.subject,
+        expected="GPUs that are not cut into slices",
+        observed=f"MIG slices, {promised or listed} devices with them",
+        fix="`nvidia-smi -L` on the node: count its slices",
+        source=f"{source}, {_PAGE}",
+    )
 
 
 def _count(
-    of: NodeClass, severity: Severity, expected: str, observed: str, cost: str, fix: str | None,
+    of: NodeClass,
+    severity: Severity,
+    expected: str,
+    observed: str,
+    cost: str,
+    fix: str | None,
     source: str,
-) -> Finding:  # fmt: skip
+) -> Finding:
     return Finding(
-        "gres-count", severity, of.subject, expected, observed, cost, fix, f"{source}, {_PAGE}"
+        id="gres-count",
+        severity=severity,
+        subject=of.subject,
+        expected=expected,
+        observed=observed,
+        cost=cost,
+        fix=fix,
+        source=f"{source}, {_PAGE}",
     )
 
 
@@ -123,19 +161,27 @@ def _autodetect(of: NodeClass, host: Host, source: str) -> Iterator[Finding]:
     if of.autodetect is None:
         if of.lines:
             yield Finding(
-                "gres-autodetect", Severity.INFO, of.subject,
-                f"AutoDetect={fitting[0]}, which reads cores and links from the driver",
-                "lines by hand alone",
-                "nothing shows when the lines and the machine part",
-                f"build slurmd with the library and set AutoDetect={fitting[0]}; lines by hand "
-                "are then checked against it", f"{source}, {_PAGE}",
-            )  # fmt: skip
+                id="gres-autodetect",
+                severity=Severity.INFO,
+                subject=of.subject,
+                expected=f"AutoDetect={fitting[0]}, which reads cores and links from the driver",
+                observed="lines by hand alone",
+                cost="nothing shows when the lines and the machine part",
+                fix=f"build slurmd with the library and set AutoDetect={fitting[0]}; lines by hand "
+                "are then checked against it",
+                source=f"{source}, {_PAGE}",
+            )
     elif of.autodetect not in (*fitting, "full"):
         yield Finding(
-            "gres-autodetect", Severity.CRITICAL, of.subject,
-            f"AutoDetect={' or '.join(fitting)}, for its GPUs", f"AutoDetect={of.autodetect}",
-            "none of its GPUs are found", f"AutoDetect={fitting[0]}", f"{source}, {_PAGE}",
-        )  # fmt: skip
+            id="gres-autodetect",
+            severity=Severity.CRITICAL,
+            subject=of.subject,
+            expected=f"AutoDetect={' or '.join(fitting)}, for its GPUs",
+            observed=f"AutoDetect={of.autodetect}",
+            cost="none of its GPUs are found",
+            fix=f"AutoDetect={fitting[0]}",
+            source=f"{source}, {_PAGE}",
+        )
 
 
 def _cores(
@@ -145,20 +191,28 @@ def _cores(
     blind = [gpu for gpu in gpus if gpu.cores is None]
     if blind:
         yield Finding(
-            "gres-unjudged", Severity.INCONCLUSIVE, _named(of, blind), "a GPU whose node is known",
-            "the host gives no node", None,
-            "`homenode doctor` on the node: gpu-node-unknown", source,
-        )  # fmt: skip
+            id="gres-unjudged",
+            severity=Severity.INCONCLUSIVE,
+            subject=_named(of, blind),
+            expected="a GPU whose node is known",
+            observed="the host gives no node",
+            fix="`homenode doctor` on the node: gpu-node-unknown",
+            source=source,
+        )
     known = [gpu for gpu in gpus if gpu.cores is not None]
     nodes = sorted({gpu.node for gpu in known if gpu.node is not None})
     if line.cores is None:
         if known and of.autodetect is None and len(order.pus) > len(known[0].cores or ()):
             yield Finding(
-                "gres-cores-missing", Severity.WARNING, _named(of, known),
-                "; ".join(_right(gpu) for gpu in _one_a_node(known)), "no Cores=",
-                "Slurm takes any core for these GPUs to be as good as any other",
-                "give a line with Cores= to the GPUs of each node", f"{source}, {_PAGE}",
-            )  # fmt: skip
+                id="gres-cores-missing",
+                severity=Severity.WARNING,
+                subject=_named(of, known),
+                expected="; ".join(_right(gpu) for gpu in _one_a_node(known)),
+                observed="no Cores=",
+                cost="Slurm takes any core for these GPUs to be as good as any other",
+                fix="give a line with Cores= to the GPUs of each node",
+                source=f"{source}, {_PAGE}",
+            )
         return
     wrong = [gpu for gpu in known if line.cores not in (gpu.cores, gpu.near)]
     if not wrong:
@@ -169,28 +223,42 @@ def _cores(
     drained = of.autodetect is not None
     if looks_like_pus(line.cores, first.cores, order):
         yield Finding(
-            "gres-cores-are-pus", Severity.CRITICAL, _named(of, wrong), expected,
-            f"Cores={line.cores}, which are the kernel's numbers of these PUs",
-            _DRAINED if drained else "Slurm counts cores, without siblings, socket by socket",
-            "take Slurm's core numbers", f"{source}, {_PAGE}",
-        )  # fmt: skip
+            id="gres-cores-are-pus",
+            severity=Severity.CRITICAL,
+            subject=_named(of, wrong),
+            expected=expected,
+            observed=f"Cores={line.cores}, which are the kernel's numbers of these PUs",
+            cost=_DRAINED if drained else "Slurm counts cores, without siblings, socket by socket",
+            fix="take Slurm's core numbers",
+            source=f"{source}, {_PAGE}",
+        )
         return
     if line.cores and all(gpu.cores and line.cores <= gpu.cores for gpu in wrong) and not drained:
         yield Finding(
-            "gres-cores-wrong", Severity.INFO, _named(of, wrong), expected,
-            f"Cores={line.cores}, some of them", "enforce-binding keeps jobs off the others",
-            "take all cores of the GPU's node", f"{source}, {_PAGE}",
-        )  # fmt: skip
+            id="gres-cores-wrong",
+            severity=Severity.INFO,
+            subject=_named(of, wrong),
+            expected=expected,
+            observed=f"Cores={line.cores}, some of them",
+            cost="enforce-binding keeps jobs off the others",
+            fix="take all cores of the GPU's node",
+            source=f"{source}, {_PAGE}",
+        )
         return
     far = not (line.cores & first.cores) or max(line.cores, default=0) >= len(order.pus)
     yield Finding(
-        "gres-cores-wrong", Severity.CRITICAL if far or drained else Severity.WARNING,
-        _named(of, wrong), expected,
-        f"Cores={line.cores}{_where(line.cores, order, len(nodes))}",
-        _DRAINED if drained else
-        "enforce-binding ties these GPUs to the wrong cores, and without it they are preferred",
-        "take the cores of the GPU's own node", f"{source}, {_PAGE}",
-    )  # fmt: skip
+        id="gres-cores-wrong",
+        severity=Severity.CRITICAL if far or drained else Severity.WARNING,
+        subject=_named(of, wrong),
+        expected=expected,
+        observed=f"Cores={line.cores}{_where(line.cores, order, len(nodes))}",
+        cost=_DRAINED
+        if drained
+        else "enforce-binding ties these GPUs to the wrong cores, and without it they are "
+        "preferred",
+        fix="take the cores of the GPU's own node",
+        source=f"{source}, {_PAGE}",
+    )
 
 
 def _links(
@@ -204,11 +272,16 @@ def _links(
     if line.links is None:
         if links is not None and of.autodetect is None and len(set(links)) > 2:
             yield Finding(
-                "gres-links-missing", Severity.INFO, _named(of, gpus),
-                f"Links={_listed(links)} for GPU {own.index}, and so on", "no Links=",
-                "jobs of several GPUs may get some that no link joins, while others are joined",
-                "a line for each GPU with its Links=, or AutoDetect", f"{source}, {_PAGE}",
-            )  # fmt: skip
+                id="gres-links-missing",
+                severity=Severity.INFO,
+                subject=_named(of, gpus),
+                expected=f"Links={_listed(links)} for GPU {own.index}, and so on",
+                observed="no Links=",
+                cost="jobs of several GPUs may get some that no link joins, while others are "
+                "joined",
+                fix="a line for each GPU with its Links=, or AutoDetect",
+                source=f"{source}, {_PAGE}",
+            )
         return
     if line.devices > 1:
         problem = "one GPU on a line with Links="
@@ -225,11 +298,17 @@ def _links(
         return
     refused = line.devices > 1
     yield Finding(
-        "gres-links-wrong", Severity.CRITICAL if refused else Severity.WARNING, _named(of, gpus),
-        problem, observed,
-        "slurmd refuses the line" if refused else "Slurm puts GPUs together that are not joined",
-        "correct it, or leave it out: AutoDetect finds links", f"{source}, {_PAGE}",
-    )  # fmt: skip
+        id="gres-links-wrong",
+        severity=Severity.CRITICAL if refused else Severity.WARNING,
+        subject=_named(of, gpus),
+        expected=problem,
+        observed=observed,
+        cost="slurmd refuses the line"
+        if refused
+        else "Slurm puts GPUs together that are not joined",
+        fix="correct it, or leave it out: AutoDetect finds links",
+        source=f"{source}, {_PAGE}",
+    )
 
 
 def _named(of: NodeClass, gpus: Sequence[RightGpu]) -> str:

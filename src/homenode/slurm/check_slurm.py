@@ -87,52 +87,79 @@ def check_slurm(slurm: Config, version: SlurmVersion | None) -> Iterator[Finding
     wanted = {setting.key: setting.value for setting in right_settings(slurm, version)}
     if "SelectType" in wanted:
         yield Finding(
-            "slurm-select-type", Severity.CRITICAL, subject, "SelectType=select/cons_tres",
-            _shown(slurm, "selecttype"),
-            "--gpus, --gpus-per-task and --gres-flags=enforce-binding do nothing or are refused",
-            "SelectType=select/cons_tres; from another type than cons_res a restart loses all jobs",
-            source,
-        )  # fmt: skip
+            id="slurm-select-type",
+            severity=Severity.CRITICAL,
+            subject=subject,
+            expected="SelectType=select/cons_tres",
+            observed=_shown(slurm, "selecttype"),
+            cost="--gpus, --gpus-per-task and --gres-flags=enforce-binding do nothing or are "
+            "refused",
+            fix="SelectType=select/cons_tres; from another type than cons_res a restart loses "
+            "all jobs",
+            source=source,
+        )
     parameters = {word.upper() for word in _words(slurm, "selecttypeparameters")}
     if any(word.startswith("CR_CPU") for word in parameters):
         yield Finding(
-            "slurm-cores-shared", Severity.WARNING, subject, "CR_Core or CR_Core_Memory",
-            _shown(slurm, "selecttypeparameters"),
-            "siblings of one core may go to two jobs, unless nodes give sockets and cores",
-            "SelectTypeParameters=CR_Core_Memory", source,
-        )  # fmt: skip
+            id="slurm-cores-shared",
+            severity=Severity.WARNING,
+            subject=subject,
+            expected="CR_Core or CR_Core_Memory",
+            observed=_shown(slurm, "selecttypeparameters"),
+            cost="siblings of one core may go to two jobs, unless nodes give sockets and cores",
+            fix="SelectTypeParameters=CR_Core_Memory",
+            source=source,
+        )
     if "ENFORCE_BINDING_GRES" not in parameters:
         knows = version is None or version >= KNOWS_ENFORCE_BINDING
         yield Finding(
-            "slurm-binding-optional", Severity.WARNING, subject,
-            "GPUs given with cores of their own socket, by default",
-            _shown(slurm, "selecttypeparameters"),
-            "a job may get GPUs of one socket and CPUs of the other, when cores are short",
-            f"SelectTypeParameters=...,ENFORCE_BINDING_GRES (from {KNOWS_ENFORCE_BINDING} on)"
-            if knows else
-            "#SBATCH --gres-flags=enforce-binding in jobs; SelectTypeParameters takes "
+            id="slurm-binding-optional",
+            severity=Severity.WARNING,
+            subject=subject,
+            expected="GPUs given with cores of their own socket, by default",
+            observed=_shown(slurm, "selecttypeparameters"),
+            cost="a job may get GPUs of one socket and CPUs of the other, when cores are short",
+            fix=f"SelectTypeParameters=...,ENFORCE_BINDING_GRES (from {KNOWS_ENFORCE_BINDING} on)"
+            if knows
+            else "#SBATCH --gres-flags=enforce-binding in jobs; SelectTypeParameters takes "
             f"ENFORCE_BINDING_GRES from {KNOWS_ENFORCE_BINDING} on",
-            source,
-        )  # fmt: skip
+            source=source,
+        )
     if "TaskPlugin" in wanted:
         yield Finding(
-            "slurm-task-plugin", Severity.WARNING, subject, "TaskPlugin=task/affinity,task/cgroup",
-            _shown(slurm, "taskplugin"),
-            "--cpu-bind and --mem-bind do nothing without task/affinity, and without task/cgroup "
-            "nothing keeps a job on its cores and GPUs", f"TaskPlugin={wanted['TaskPlugin']}",
-            source,
-        )  # fmt: skip
+            id="slurm-task-plugin",
+            severity=Severity.WARNING,
+            subject=subject,
+            expected="TaskPlugin=task/affinity,task/cgroup",
+            observed=_shown(slurm, "taskplugin"),
+            cost="--cpu-bind and --mem-bind do nothing without task/affinity, and without "
+            "task/cgroup "
+            "nothing keeps a job on its cores and GPUs",
+            fix=f"TaskPlugin={wanted['TaskPlugin']}",
+            source=source,
+        )
     if "ProctrackType" in wanted:
         yield Finding(
-            "slurm-proctrack", Severity.INFO, subject, "ProctrackType=proctrack/cgroup",
-            _shown(slurm, "proctracktype"), "processes that leave their parent are not a job's",
-            "ProctrackType=proctrack/cgroup", source,
-        )  # fmt: skip
+            id="slurm-proctrack",
+            severity=Severity.INFO,
+            subject=subject,
+            expected="ProctrackType=proctrack/cgroup",
+            observed=_shown(slurm, "proctracktype"),
+            cost="processes that leave their parent are not a job's",
+            fix="ProctrackType=proctrack/cgroup",
+            source=source,
+        )
     if "GresTypes" in wanted:
         yield Finding(
-            "slurm-gres-types", Severity.CRITICAL, subject, "GresTypes=gpu",
-            _shown(slurm, "grestypes"), "no job can ask for a GPU", "GresTypes=gpu", source,
-        )  # fmt: skip
+            id="slurm-gres-types",
+            severity=Severity.CRITICAL,
+            subject=subject,
+            expected="GresTypes=gpu",
+            observed=_shown(slurm, "grestypes"),
+            cost="no job can ask for a GPU",
+            fix="GresTypes=gpu",
+            source=source,
+        )
 
 
 def check_shape(of: NodeClass, host: Host, slurm: Config) -> Iterator[Finding]:
@@ -145,28 +172,38 @@ def check_shape(of: NodeClass, host: Host, slurm: Config) -> Iterator[Finding]:
     if not order.fits(shape):
         overridden = "config_overrides" in _words(slurm, "slurmdparameters")
         yield Finding(
-            "slurm-shape-differs", Severity.CRITICAL, of.subject,
-            f"{len(order.pus)} cores of {plural(order.threads, 'thread')}, as the machine has",
-            f"{shape} (sockets x cores x threads)",
-            "Slurm takes each thread for a socket: one core goes to two jobs, and Cores= means PUs"
+            id="slurm-shape-differs",
+            severity=Severity.CRITICAL,
+            subject=of.subject,
+            expected=f"{len(order.pus)} cores of {plural(order.threads, 'thread')}, as the "
+            "machine has",
+            observed=f"{shape} (sockets x cores x threads)",
+            cost="Slurm takes each thread for a socket: one core goes to two jobs, and Cores= "
+            "means PUs"
             if shape.sockets == shape.cpus == len(order.pus) * order.threads
-            else "config_overrides hides it: Slurm gives out cores that are not there" if overridden
+            else "config_overrides hides it: Slurm gives out cores that are not there"
+            if overridden
             else "the node is drained, or cores are not used",
-            "take what `slurmd -C` prints on the node", source,
-        )  # fmt: skip
+            fix="take what `slurmd -C` prints on the node",
+            source=source,
+        )
         return
     nodes = nodes_with_cpus(host)
     if shape.sockets < len(nodes) and len(host.packages) < len(nodes):
         right = right_shape(of, host)
         assert right is not None
         yield Finding(
-            "slurm-sockets-span-nodes", Severity.WARNING, of.subject,
-            f"a socket for each of the {len(nodes)} NUMA nodes with CPUs ({right})",
-            f"{plural(shape.sockets, 'socket')} ({shape})",
-            "Slurm matches GPUs and cores socket by socket: nodes of one socket are alike to it",
-            "SlurmdParameters=numa_node_as_socket (from 22.05 on, with hwloc 2), and "
-            f"Sockets={right.sockets} CoresPerSocket={right.cores_per_socket}", source,
-        )  # fmt: skip
+            id="slurm-sockets-span-nodes",
+            severity=Severity.WARNING,
+            subject=of.subject,
+            expected=f"a socket for each of the {len(nodes)} NUMA nodes with CPUs ({right})",
+            observed=f"{plural(shape.sockets, 'socket')} ({shape})",
+            cost="Slurm matches GPUs and cores socket by socket: nodes of one socket are "
+            "alike to it",
+            fix="SlurmdParameters=numa_node_as_socket (from 22.05 on, with hwloc 2), and "
+            f"Sockets={right.sockets} CoresPerSocket={right.cores_per_socket}",
+            source=source,
+        )
 
 
 def right_shape(of: NodeClass, host: Host) -> NodeShape | None:
@@ -184,10 +221,14 @@ def check_cgroup(cgroup: Config | None) -> Iterator[Finding]:
     """What task/cgroup needs to keep a job on its cores and GPUs."""
     if cgroup is None:
         yield Finding(
-            "cgroup-unjudged", Severity.INCONCLUSIVE, "the cluster",
-            "cgroup.conf, to see whether jobs are kept on their cores and GPUs",
-            "it was not given", None, "--cgroup /etc/slurm/cgroup.conf", "cgroup.conf(5)",
-        )  # fmt: skip
+            id="cgroup-unjudged",
+            severity=Severity.INCONCLUSIVE,
+            subject="the cluster",
+            expected="cgroup.conf, to see whether jobs are kept on their cores and GPUs",
+            observed="it was not given",
+            fix="--cgroup /etc/slurm/cgroup.conf",
+            source="cgroup.conf(5)",
+        )
         return
     disabled = _value(cgroup, "cgroupplugin").lower() == "disabled"
     for key, named, cost in (
@@ -196,11 +237,15 @@ def check_cgroup(cgroup: Config | None) -> Iterator[Finding]:
     ):
         if disabled or _value(cgroup, key.lower()).lower() not in ("yes", "true", "1", "y"):
             yield Finding(
-                named, Severity.WARNING, "the cluster", f"{key}=yes",
-                _shown(cgroup, "cgroupplugin" if disabled else key.lower()), cost,
-                "CgroupPlugin=autodetect" if disabled else f"{key}=yes",
-                f"{cgroup.source}, cgroup.conf(5)",
-            )  # fmt: skip
+                id=named,
+                severity=Severity.WARNING,
+                subject="the cluster",
+                expected=f"{key}=yes",
+                observed=_shown(cgroup, "cgroupplugin" if disabled else key.lower()),
+                cost=cost,
+                fix="CgroupPlugin=autodetect" if disabled else f"{key}=yes",
+                source=f"{cgroup.source}, cgroup.conf(5)",
+            )
 
 
 def without_absence(findings: Iterable[Finding], *files: Config) -> Iterator[Finding]:
@@ -223,13 +268,14 @@ def check_includes(*files: Config | None) -> Iterator[Finding]:
     for file in files:
         for path, reason, where in () if file is None else file.not_read:
             yield Finding(
-                "config-include", Severity.INCONCLUSIVE, file.source if file else "",
-                "files next to it alone, which are read with it",
-                f"Include {path}, which is not read: {reason}",
-                None,
-                f"put both into one file and check that: {command_line('cat', path)} >> a copy",
-                f"{where}, {_PAGE}",
-            )  # fmt: skip
+                id="config-include",
+                severity=Severity.INCONCLUSIVE,
+                subject=file.source if file else "",
+                expected="files next to it alone, which are read with it",
+                observed=f"Include {path}, which is not read: {reason}",
+                fix=f"put both into one file and check that: {command_line('cat', path)} >> a copy",
+                source=f"{where}, {_PAGE}",
+            )
 
 
 def _is_cons_tres(select: str, version: SlurmVersion | None) -> bool:

@@ -27,9 +27,13 @@ class Edit(NamedTuple):
 
 
 def corrected_gres(
-    gres: Config, classes: Sequence[NodeClass], host: Host, wrong: Iterable[NodeClass], *,
+    gres: Config,
+    classes: Sequence[NodeClass],
+    host: Host,
+    wrong: Iterable[NodeClass],
+    *,
     links: bool,
-) -> dict[str, str]:  # fmt: skip
+) -> dict[str, str]:
     """The file, and those that it includes, with the GPU lines of these classes rewritten: by name.
 
     Left as they are: classes whose lines are about other nodes too, and whose machine has no node

@@ -20,9 +20,10 @@ from homenode.topology import Host
 _NUMBERED = re.compile(r"/dev/nvidia([0-9]{1,3})\Z|/dev/dri/renderD([0-9]{1,3})\Z", re.ASCII)
 _FIRST_RENDER_NODE = 128
 _OWN_WORDS = frozenset(
-    {"nodename", "name", "type", "file", "multiplefiles", "cores", "cpus", "links", "count",
-     "autodetect"}
-)  # fmt: skip
+    """
+    nodename name type file multiplefiles cores cpus links count autodetect
+""".split()
+)
 """Of a line about GPUs: what right_lines writes itself, or what a line with files needs not."""
 
 

@@ -29,9 +29,17 @@ done 2>/dev/null
 def look_command(job: str, node: str) -> tuple[str, ...]:
     """What to run for a job, by its number, on one of its nodes."""
     return (
-        "srun", "--overlap", f"--jobid={job}", f"--nodelist={node}", "--nodes=1", "--ntasks=1",
-        "--quiet", "sh", "-c", _SCRIPT,
-    )  # fmt: skip
+        "srun",
+        "--overlap",
+        f"--jobid={job}",
+        f"--nodelist={node}",
+        "--nodes=1",
+        "--ntasks=1",
+        "--quiet",
+        "sh",
+        "-c",
+        _SCRIPT,
+    )
 
 
 def parse_look(text: str, source: str) -> tuple[TaskRecord, ...]:

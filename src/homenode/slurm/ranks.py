@@ -112,10 +112,14 @@ def bind_ranks(host: Host, wanted: RankOptions) -> Binding:
         guess = tuple(sorted({naive[gpu.index] for gpu in share if gpu.index in naive}))
         ranks.append(
             Rank(
-                rank, share, cores, whole if wanted.siblings else pus,
-                home or nodes_of(host, pus), None if guess == home or not guess else guess,
+                rank,
+                share,
+                cores,
+                whole if wanted.siblings else pus,
+                home or nodes_of(host, pus),
+                None if guess == home or not guess else guess,
             )
-        )  # fmt: skip
+        )
     return Binding(tuple(ranks), len(devices), tuple(_findings(host, gpus, naive)))
 
 
@@ -245,11 +249,17 @@ def _placed(
             continue
         guest = _guest(host, rank, cores)
         request = GuestRequest(
-            guest, PRESETS["pin-numa"], cores, _MEMORY_BYTES,
-            devices=tuple(gpu.bdf for gpu in share), reserved_pus=reserved | used,
-            emulator_policy=EmulatorPolicy.NONE, unequal_cells=True, mixed_kinds=True,
+            guest,
+            PRESETS["pin-numa"],
+            cores,
+            _MEMORY_BYTES,
+            devices=tuple(gpu.bdf for gpu in share),
+            reserved_pus=reserved | used,
+            emulator_policy=EmulatorPolicy.NONE,
+            unequal_cells=True,
+            mixed_kinds=True,
             host_reserve=HostReserve(cores=0, memory_bytes=0),
-        )  # fmt: skip
+        )
         try:
             placement = place(host, request)
         except Unplannable as error:
@@ -263,19 +273,32 @@ def _placed(
 
 def _no_cores(rank: int, cores: int, reason: str, rejections: tuple[Rejection, ...]) -> Unplannable:
     return Unplannable(
-        f"rank {rank}, {plural(cores, 'core')}: {reason}", rejections,
+        f"rank {rank}, {plural(cores, 'core')}: {reason}",
+        rejections,
         hint="lower --cores or --tasks",
-    )  # fmt: skip
+    )
 
 
 def _guest(host: Host, rank: int, cores: int) -> Guest:
     """A task as the planner knows guests."""
     return Guest(
-        name=f"rank {rank}", uuid=None, domain_type="qemu",
-        architecture=host.architecture or "x86_64", machine=None, vcpus=cores, vcpus_online=cores,
-        memory_bytes=_MEMORY_BYTES, page_bytes=None, iothreads=0, cpu_mode=None, cpu_topology=None,
-        cell_vcpus=(), hostdevs=(), controllers=(), addresses=(),
-    )  # fmt: skip
+        name=f"rank {rank}",
+        uuid=None,
+        domain_type="qemu",
+        architecture=host.architecture or "x86_64",
+        machine=None,
+        vcpus=cores,
+        vcpus_online=cores,
+        memory_bytes=_MEMORY_BYTES,
+        page_bytes=None,
+        iothreads=0,
+        cpu_mode=None,
+        cpu_topology=None,
+        cell_vcpus=(),
+        hostdevs=(),
+        controllers=(),
+        addresses=(),
+    )
 
 
 def _findings(
@@ -284,29 +307,29 @@ def _findings(
     blind = [gpu for gpu in gpus if gpu.node is None]
     if blind:
         yield Finding(
-            "bind-node-unknown",
-            Severity.INCONCLUSIVE,
-            f"GPU {number_list(gpu.index for gpu in blind)} of {host.name}",
-            "a GPU whose node is known",
-            "the host gives no node",
-            "its task gets cores of any node",
-            "`homenode doctor`: gpu-node-unknown",
-            host.name,
+            id="bind-node-unknown",
+            severity=Severity.INCONCLUSIVE,
+            subject=f"GPU {number_list(gpu.index for gpu in blind)} of {host.name}",
+            expected="a GPU whose node is known",
+            observed="the host gives no node",
+            cost="its task gets cores of any node",
+            fix="`homenode doctor`: gpu-node-unknown",
+            source=host.name,
         )
     off = [g for g in gpus if g.node is not None and naive.get(g.index, g.node) != g.node]
     if off:
         each = len(gpus_in_order(host)) // len(nodes_with_cpus(host))
         divided = f"/{each}" if each > 1 else ""
         yield Finding(
-            "gpu-order-naive",
-            Severity.INFO,
-            f"GPUs of {host.name}",
-            ", ".join(f"GPU {gpu.index} on node {gpu.node}" for gpu in off),
-            f'"GPU i belongs to node i{divided}" gives '
+            id="gpu-order-naive",
+            severity=Severity.INFO,
+            subject=f"GPUs of {host.name}",
+            expected=", ".join(f"GPU {gpu.index} on node {gpu.node}" for gpu in off),
+            observed=f'"GPU i belongs to node i{divided}" gives '
             + ", ".join(f"GPU {gpu.index} on node {naive[gpu.index]}" for gpu in off),
-            "scripts that count GPUs off bind these ranks to another node",
-            "use the lists printed here, which follow the machine",
-            host.name,
+            cost="scripts that count GPUs off bind these ranks to another node",
+            fix="use the lists printed here, which follow the machine",
+            source=host.name,
         )
 
 

@@ -81,9 +81,12 @@ def parse_record(text: str, source: str) -> JobRecord:
         raise ParseError(source, f"{KIND} {VERSION}", lines[0] if lines else "", line=1)
     if int(head[1]) > VERSION:
         raise ParseError(
-            source, f"{KIND} up to version {VERSION}", head[1], line=1,
+            source,
+            f"{KIND} up to version {VERSION}",
+            head[1],
+            line=1,
             hint="it was written by hooks of a newer homenode: update this one",
-        )  # fmt: skip
+        )
     record = _Open()
     for number, line in enumerate(lines[1:], start=2):
         words = line.split()

@@ -30,16 +30,15 @@ _IPV6 = re.compile(rf"(?<![\w:.])(?=[{_HEX}:]*:[{_HEX}:]*:)[{_HEX}:]{{3,39}}(?:%
 _MAIL = re.compile(r"(?<![\w.+-])[A-Za-z][\w.+-]*@[A-Za-z](?:[\w.-]*\w)?(?!\w)")
 _HOME = re.compile(r"(/home/|/Users/|/var/home/)([^/\s'\"<>,:;]+)")
 
-_COMMON_WORDS = frozenset({
-    "acpi", "all", "amd", "apple", "arm", "bridge", "bus", "cache", "cell", "class", "core",
-    "cores", "cpu", "cpus", "debian", "default", "desktop", "device", "dmi", "domain",
-    "driver", "gpu", "gpus", "guest", "host", "hosts", "hwloc", "ibm", "intel", "iommu",
-    "kernel", "kvm", "libvirt", "linux", "localdomain", "localhost", "lspci", "machine",
-    "mellanox", "memory", "nic", "node", "nodes", "none", "null", "numa", "nvidia", "nvlink",
-    "nvme", "off", "pci", "pcie", "qemu", "red", "redhat", "rocm", "root", "server", "smt",
-    "socket", "sys", "system", "test", "ubuntu", "unknown", "usb", "user", "users", "vcpu",
-    "vfio", "virsh", "virtio", "virtual", "xen",
-})  # fmt: skip
+_COMMON_WORDS = frozenset(
+    """
+    acpi all amd apple arm bridge bus cache cell class core cores cpu cpus debian default
+    desktop device dmi domain driver gpu gpus guest host hosts hwloc ibm intel iommu kernel
+    kvm libvirt linux localdomain localhost lspci machine mellanox memory nic node nodes
+    none null numa nvidia nvlink nvme off pci pcie qemu red redhat rocm root server smt
+    socket sys system test ubuntu unknown usb user users vcpu vfio virsh virtio virtual xen
+""".split()
+)
 """Names of hosts and users that are words of every tool's output: replacing them would break it
 and hide nothing."""
 

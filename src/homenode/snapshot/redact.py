@@ -32,46 +32,47 @@ _STRUCTURE = re.compile(
 )
 """In a kernel parameter's value: numbers, sizes, lists, masks, PCI IDs and addresses."""
 
-_VALUE_WORDS = frozenset({
-    "acpi", "active", "all", "always", "amd", "amd_iommu", "amdgpu", "ast", "auto", "auto_on",
-    "big_root_window", "cgroup", "conf", "conservative", "core", "disable", "disabled", "domain",
-    "downstream", "efi", "enable", "enabled", "fb", "flush", "force", "force_isolation", "full",
-    "fullflush", "guided", "halt", "hpet", "i915", "igfx_off", "intel", "io", "iommu", "isolate",
-    "kvm", "lazy", "lsi", "madvise", "managed_irq", "memory", "mgag200", "mlx5", "mlx5_core",
-    "modeset", "multifunction", "n", "native", "never", "no_hwp", "noaer", "noats", "nobfsort",
-    "nocrs", "node", "nohugeiomap", "none", "nomsi", "nopt", "noretpoline", "norandom", "normal",
-    "nosmt", "nouveau", "nowait", "nvidia", "nvidia_drm", "nvidia_modeset", "nvidia_uvm", "nvme",
-    "off", "on", "ondemand", "only", "passive", "pci", "per_cpu_perf_limits", "performance",
-    "permissive", "pgtbl_v1", "pgtbl_v2", "poll", "powersave", "powersupersave", "prctl", "pt",
-    "radeon", "realloc", "reliable", "relax", "retpoline", "rom", "schedutil", "seccomp", "sm_off",
-    "sm_on", "snd", "snd_hda_intel", "soft", "soft_inject", "sp_off", "strict", "support_hwp",
-    "tsc",
-    "tsx_async_abort", "uvm", "vfio", "vfio_iommu_type1", "vfio_pci", "voluntary", "xhci_hcd", "y",
-})  # fmt: skip
+_VALUE_WORDS = frozenset(
+    """
+    acpi active all always amd amd_iommu amdgpu ast auto auto_on big_root_window cgroup conf
+    conservative core disable disabled domain downstream efi enable enabled fb flush force
+    force_isolation full fullflush guided halt hpet i915 igfx_off intel io iommu isolate kvm
+    lazy lsi madvise managed_irq memory mgag200 mlx5 mlx5_core modeset multifunction n
+    native never no_hwp noaer noats nobfsort nocrs node nohugeiomap none nomsi nopt
+    noretpoline norandom normal nosmt nouveau nowait nvidia nvidia_drm nvidia_modeset
+    nvidia_uvm nvme off on ondemand only passive pci per_cpu_perf_limits performance
+    permissive pgtbl_v1 pgtbl_v2 poll powersave powersupersave prctl pt radeon realloc
+    reliable relax retpoline rom schedutil seccomp sm_off sm_on snd snd_hda_intel soft
+    soft_inject sp_off strict support_hwp tsc tsx_async_abort uvm vfio vfio_iommu_type1
+    vfio_pci voluntary xhci_hcd y
+""".split()
+)
 """Words that such values have by the kernel's documentation, and modules that bear on placement.
 Others could be anybody's."""
 
-_PARAMETERS = frozenset({
-    "acpi_enforce_resources", "amd_iommu", "amd_pstate", "cgroup_no_v1", "clocksource",
-    "cpufreq.default_governor", "cpuidle.off", "default_hugepagesz", "efi", "hugepages",
-    "hugepagesz", "hugetlb_cma", "idle", "init_on_alloc", "intel_idle.max_cstate",
-    "intel_iommu", "intel_pstate", "iomem", "iommu", "iommu.passthrough", "iommu.strict",
-    "irqaffinity", "isolcpus", "kernelcore", "kthread_cpus", "l1tf", "maxcpus", "mce", "mds",
-    "mem", "memhp_default_state", "mitigations", "modprobe.blacklist", "module_blacklist",
-    "movable_node", "movablecore", "nmi_watchdog", "no_timer_check", "nohz", "nohz_full",
-    "nokaslr", "nomodeset", "noresume", "nosmt", "nosoftlockup", "nox2apic", "nr_cpus", "numa",
-    "numa_balancing", "pci", "pcie_acs_override", "pcie_aspm", "pcie_aspm.policy",
-    "pcie_bus_perf", "pcie_bus_safe", "pcie_ports", "possible_cpus", "preempt",
-    "processor.max_cstate", "psi", "quiet", "rcu_nocb_poll", "rcu_nocbs",
-    "rcupdate.rcu_normal_after_boot", "rd.driver.blacklist", "rd.driver.pre", "ro", "rw",
-    "sched_domains", "selinux", "skew_tick", "spec_store_bypass_disable", "spectre_v2",
-    "splash", "split_lock_detect", "swiotlb", "systemd.unified_cgroup_hierarchy",
-    "transparent_hugepage", "tsc", "tsx", "vfio_iommu_type1.allow_unsafe_interrupts", "x2apic",
-})  # fmt: skip
-_MODULES = (
-    "amdgpu.", "arm-smmu.", "arm-smmu-v3.", "kvm.", "kvm_amd.", "kvm_intel.", "kvm-amd.",
-    "kvm-intel.", "nouveau.", "nvidia.", "nvidia-drm.", "nvidia_drm.", "vfio-pci.", "vfio_pci.",
-)  # fmt: skip
+_PARAMETERS = frozenset(
+    """
+    acpi_enforce_resources amd_iommu amd_pstate cgroup_no_v1 clocksource
+    cpufreq.default_governor cpuidle.off default_hugepagesz efi hugepages hugepagesz
+    hugetlb_cma idle init_on_alloc intel_idle.max_cstate intel_iommu intel_pstate iomem
+    iommu iommu.passthrough iommu.strict irqaffinity isolcpus kernelcore kthread_cpus l1tf
+    maxcpus mce mds mem memhp_default_state mitigations modprobe.blacklist module_blacklist
+    movable_node movablecore nmi_watchdog no_timer_check nohz nohz_full nokaslr nomodeset
+    noresume nosmt nosoftlockup nox2apic nr_cpus numa numa_balancing pci pcie_acs_override
+    pcie_aspm pcie_aspm.policy pcie_bus_perf pcie_bus_safe pcie_ports possible_cpus preempt
+    processor.max_cstate psi quiet rcu_nocb_poll rcu_nocbs rcupdate.rcu_normal_after_boot
+    rd.driver.blacklist rd.driver.pre ro rw sched_domains selinux skew_tick
+    spec_store_bypass_disable spectre_v2 splash split_lock_detect swiotlb
+    systemd.unified_cgroup_hierarchy transparent_hugepage tsc tsx
+    vfio_iommu_type1.allow_unsafe_interrupts x2apic
+""".split()
+)
+_MODULES = tuple(
+    """
+    amdgpu. arm-smmu. arm-smmu-v3. kvm. kvm_amd. kvm_intel. kvm-amd. kvm-intel. nouveau.
+    nvidia. nvidia-drm. nvidia_drm. vfio-pci. vfio_pci.
+""".split()
+)
 """Kernel parameters that bear on placement. Of all others not even the name is worth the risk."""
 
 _VPD_FIELD = re.compile(r"^\s*\[(\w\w)\] [^:]*:\s*(.*)$")

@@ -35,11 +35,12 @@ _UNIT = re.compile(r"b|bytes?|[kKMGTPE](?:B|iB)?", re.ASCII)
 _PLACEMENT = _words("static", "auto")
 _MODE = _words("strict", "interleave", "preferred", "restrictive")
 _ACCESS = _words("shared", "private")
-_ARCHITECTURES = (
-    "aarch64", "alpha", "armv6l", "armv7l", "i686", "loongarch64", "mips", "mips64", "mips64el",
-    "mipsel", "ppc", "ppc64", "ppc64le", "riscv32", "riscv64", "s390", "s390x", "sparc", "sparc64",
-    "x86_64",
-)  # fmt: skip
+_ARCHITECTURES = tuple(
+    """
+    aarch64 alpha armv6l armv7l i686 loongarch64 mips mips64 mips64el mipsel ppc ppc64
+    ppc64le riscv32 riscv64 s390 s390x sparc sparc64 x86_64
+""".split()
+)
 _DISTRIBUTIONS = ("rhel", "ubuntu", "noble", "jammy", "focal", "bionic", "openeuler", "bclinux")
 _MACHINE = re.compile(
     r"(?:pc|q35|pc-q35|pc-i440fx|virt|pseries|microvm|s390-ccw-virtio)"
@@ -62,10 +63,12 @@ class Kept:
 
 
 _SIZE = Kept({"unit": _UNIT}, _NUMBER)
-_HOST_ADDRESS = Kept({
-    "type": _words("pci"),
-    **dict.fromkeys(("domain", "bus", "slot", "function"), _PART_OF_ADDRESS),
-})  # fmt: skip
+_HOST_ADDRESS = Kept(
+    {
+        "type": _words("pci"),
+        **dict.fromkeys(("domain", "bus", "slot", "function"), _PART_OF_ADDRESS),
+    }
+)
 _SOURCE = Kept(children={"address": _HOST_ADDRESS})
 _HOST_DEVICE = {"managed": _SWITCH}
 
@@ -90,9 +93,14 @@ _DOMAIN = Kept(
         "vcpu": Kept({"placement": _PLACEMENT, "cpuset": _SET, "current": _NUMBER}, _NUMBER),
         "vcpus": Kept(
             children={
-                "vcpu": Kept({
-                    "id": _NUMBER, "enabled": _SWITCH, "hotpluggable": _SWITCH, "order": _NUMBER,
-                })
+                "vcpu": Kept(
+                    {
+                        "id": _NUMBER,
+                        "enabled": _SWITCH,
+                        "hotpluggable": _SWITCH,
+                        "order": _NUMBER,
+                    }
+                )
             }
         ),
         "iothreads": Kept(text=_NUMBER),
@@ -128,8 +136,12 @@ _DOMAIN = Kept(
                     children={
                         "cell": Kept(
                             {
-                                "id": _NUMBER, "cpus": _SET, "memory": _NUMBER, "unit": _UNIT,
-                                "memAccess": _ACCESS, "discard": _SWITCH,
+                                "id": _NUMBER,
+                                "cpus": _SET,
+                                "memory": _NUMBER,
+                                "unit": _UNIT,
+                                "memAccess": _ACCESS,
+                                "discard": _SWITCH,
                             },
                             children={
                                 "distances": Kept(
@@ -171,7 +183,7 @@ _DOMAIN = Kept(
         ),
         "launchSecurity": Kept({"type": _words("sev", "sev-snp", "tdx", "s390-pv")}),
     },
-)  # fmt: skip
+)
 """libvirt also checks <name> and <uuid>, which are pseudonyms."""
 
 

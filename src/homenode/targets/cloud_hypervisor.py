@@ -244,8 +244,14 @@ def read_facts(content: bytes, source: str) -> VmFacts:
     if not cells and zones:
         homes = {keys["host_numa_node"] for keys in zones.values() if "host_numa_node" in keys}
         if homes:
-            cells = [CellFact(CpuSet(), sum(sizes.values()),
-                              CpuSet.parse(",".join(sorted(homes)), source), "strict")]  # fmt: skip
+            cells = [
+                CellFact(
+                    CpuSet(),
+                    sum(sizes.values()),
+                    CpuSet.parse(",".join(sorted(homes)), source),
+                    "strict",
+                )
+            ]
     devices, name_of = [], {}
     for keys in _of(options, "--device"):
         bdf = _device(keys)
@@ -306,13 +312,14 @@ def _cell(
     pages = {cell_pages(zones[name], source) for name in names} - {None}
     return CellFact(
         CpuSet.parse(",".join(_list(keys.get("cpus", ""))), f"{source}: cpus")
-        if keys.get("cpus") else CpuSet(),
+        if keys.get("cpus")
+        else CpuSet(),
         sum(sizes[name] for name in names),
         CpuSet.parse(",".join(homes), source) if homes else None,
         "strict" if homes else None,
         tuple(stated[i] for i in sorted(stated)) if len(stated) == count > 1 else (),
         max((page for page in pages if page is not None), default=None),
-    )  # fmt: skip
+    )
 
 
 def _affinity(text: str | None, vcpus: int, source: str) -> tuple[CpuSet | None, ...]:
@@ -458,16 +465,24 @@ def _memory_words(plan: Plan, given: Mapping[str, str]) -> list[tuple[str, str]]
     for cell, node in zip(plan.cells, nodes, strict=True):
         if cell.memory_bytes:
             bound = {"host_numa_node": str(node)} if plan.memory_mode is not None else {}
-            zone = {"id": f"mem{cell.id}", "size": size_text(cell.memory_bytes), **bound, **pages,
-                    **shared}  # fmt: skip
+            zone = {
+                "id": f"mem{cell.id}",
+                "size": size_text(cell.memory_bytes),
+                **bound,
+                **pages,
+                **shared,
+            }
             words.append(("--memory-zone", _merged({}, zone)))
     return words
 
 
 def _edited(text: str, options: tuple[Option, ...], plan: Plan) -> str:
     """The text with our options taken out and written again where the first of them was."""
-    there = {option.name: fields_of(option.values[0]) for option in options
-             if option.name in ("--cpus", "--memory", "--platform") and option.values}  # fmt: skip
+    there = {
+        option.name: fields_of(option.values[0])
+        for option in options
+        if option.name in ("--cpus", "--memory", "--platform") and option.values
+    }
     planned = {device.bdf for device in plan.devices}
     ours = [option for option in options if option.name in _OURS]
     devices = [(_device(keys), keys) for keys in _of(ours, "--device")]

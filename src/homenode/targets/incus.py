@@ -92,8 +92,18 @@ SUPPORT = {
 }
 
 _SIZE = re.compile(r"([0-9]{1,15})(B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)?\Z", re.ASCII)
-_FACTOR = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": KIB,
-           "MiB": MIB, "GiB": GIB, "TiB": TIB}  # fmt: skip
+_FACTOR = {
+    "": 1,
+    "B": 1,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": KIB,
+    "MiB": MIB,
+    "GiB": GIB,
+    "TiB": TIB,
+}
 _SECTION = re.compile(r"\[([^\]\n]{1,80})\](?:\[([0-9]{1,6})\])?\Z", re.ASCII)
 _RECORD = "user.homenode.siblings"
 """A key of the user's own: vCPUs that are pairs of siblings double only once."""
@@ -365,22 +375,24 @@ def _findings(plan: Plan, host: Host | None) -> Iterator[PlanFinding]:
     planned = tuple(pu for pin in plan.vcpu_pins for pu in pin)
     if incus_order(pus, host) != planned:
         yield PlanFinding(
-            "target-vcpu-order",
-            "warning",
-            "Incus: order of vCPUs",
-            "Incus numbers vCPUs by package, core and thread of their PUs, the plan otherwise",
-            "take the guest's cells from the guest: numactl -H",
+            id="target-vcpu-order",
+            severity="warning",
+            subject="Incus: order of vCPUs",
+            detail="Incus numbers vCPUs by package, core and thread of their PUs, the plan "
+            "otherwise",
+            fix="take the guest's cells from the guest: numactl -H",
         )
     node_of = {pu.index: pu.node for pu in host.pus}
     nodes = {node_of.get(pu) for pu in pus}
     if plan.layout.cells is GuestCells.FLAT and len(nodes) > 1:
         yield PlanFinding(
-            "target-cells-added",
-            "warning",
-            "Incus: guest cells",
-            f"the layout is flat, and Incus gives the guest {len(nodes)} cells with bound memory, "
+            id="target-cells-added",
+            severity="warning",
+            subject="Incus: guest cells",
+            detail=f"the layout is flat, and Incus gives the guest {len(nodes)} cells with "
+            "bound memory, "
             "one for each host node of its PUs",
-            "choose --layout pin-numa, which plans for them, or --max-nodes 1",
+            fix="choose --layout pin-numa, which plans for them, or --max-nodes 1",
         )
 
 
@@ -412,8 +424,9 @@ def _override_lines(plan: Plan) -> Iterator[str]:
         for other, distance in enumerate(cell.distances[: len(cells)]):
             yield f"[numa][{index}]"
             yield 'type = "dist"'
-            yield from (f'{key} = "{n}"' for key, n in
-                        (("src", number), ("dst", other), ("val", distance)))  # fmt: skip
+            yield from (
+                f'{key} = "{n}"' for key, n in (("src", number), ("dst", other), ("val", distance))
+            )
             index += 1
 
 

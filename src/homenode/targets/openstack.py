@@ -113,9 +113,11 @@ def _flavor(document: Mapping[str, Any], source: str) -> Mapping[str, Any]:
 
 
 def _specs_key(flavor: Mapping[str, Any]) -> str:
-    return "extra_specs" if "extra_specs" in flavor else (
-        "properties" if "properties" in flavor else "extra_specs"
-    )  # fmt: skip
+    return (
+        "extra_specs"
+        if "extra_specs" in flavor
+        else ("properties" if "properties" in flavor else "extra_specs")
+    )
 
 
 def _specs(flavor: Mapping[str, Any], source: str) -> dict[str, str]:
@@ -224,10 +226,14 @@ def render(
     if given is None:
         content = {
             "format": "homenode.openstack/1",
-            "flavor": {"name": name, "vcpus": plan.vcpus, "ram": memory,
-                       "extra_specs": {k: v for k, v in sorted(specs.items()) if v is not None}},
+            "flavor": {
+                "name": name,
+                "vcpus": plan.vcpus,
+                "ram": memory,
+                "extra_specs": {k: v for k, v in sorted(specs.items()) if v is not None},
+            },
             "image": {"properties": properties},
-        }  # fmt: skip
+        }
         rendered = json.dumps(content, indent=2) + "\n"
     else:
         rendered = _edited(text, document, plan.vcpus, memory, specs, properties, source)
@@ -323,12 +329,12 @@ def _nova_conf(plan: Plan, host: Host | None) -> list[PlanFinding]:
     lines += [f"cpu_shared_set = {shared}"] if shared else []
     return [
         PlanFinding(
-            "target-nova-conf",
-            "info",
-            "OpenStack: nova.conf of the host",
-            "which PUs servers get is said there"
+            id="target-nova-conf",
+            severity="info",
+            subject="OpenStack: nova.conf of the host",
+            detail="which PUs servers get is said there"
             + (": one of each core, so that no two vCPUs share one" if whole else ""),
-            f"[compute] {'; '.join(lines)}",
+            fix=f"[compute] {'; '.join(lines)}",
         )
     ]
 
@@ -354,15 +360,18 @@ def _aliases(
         known_ids = vendor is not None and product is not None
         name = f"pci-{vendor:04x}-{product:04x}" if known_ids else "gpu"
         words.append(f"{name}:{len(devices)}")
-        alias = {"vendor_id": f"{vendor:04x}", "product_id": f"{product:04x}",
-                 "name": name} if known_ids else {"name": name}  # fmt: skip
+        alias = (
+            {"vendor_id": f"{vendor:04x}", "product_id": f"{product:04x}", "name": name}
+            if known_ids
+            else {"name": name}
+        )
         findings.append(
             PlanFinding(
-                "target-alias",
-                "info",
-                f"OpenStack: alias {name}",
-                f"stands for {', '.join(map(str, devices))} and devices of their kind",
-                f"nova.conf, [pci]: alias = {json.dumps(alias)}",
+                id="target-alias",
+                severity="info",
+                subject=f"OpenStack: alias {name}",
+                detail=f"stands for {', '.join(map(str, devices))} and devices of their kind",
+                fix=f"nova.conf, [pci]: alias = {json.dumps(alias)}",
             )
         )
     specs["pci_passthrough:alias"] = ",".join(words)

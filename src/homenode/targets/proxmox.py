@@ -108,8 +108,12 @@ _OUR_ID = re.compile(_ID + r"(\.|dev|gi)[0-9]", re.ASCII)
 _CHASSIS_BASE = 64
 """Proxmox numbers the chassis of its own root ports 1 to 16."""
 
-_GLOBALS = ("q35-pcihost.pci-hole64-size", "x86_64-cpu.l3-cache", "x86_64-cpu.host-cache-info",
-            "x86_64-cpu.topoext")  # fmt: skip
+_GLOBALS = (
+    "q35-pcihost.pci-hole64-size",
+    "x86_64-cpu.l3-cache",
+    "x86_64-cpu.host-cache-info",
+    "x86_64-cpu.topoext",
+)
 
 
 def render(
@@ -304,7 +308,9 @@ def _card(bdf: Bdf) -> tuple[int, int, int]:
 
 
 def _left(key: str, detail: str) -> PlanFinding:
-    return PlanFinding("target-left", "warning", f"Proxmox: {key}", detail)
+    return PlanFinding(
+        id="target-left", severity="warning", subject=f"Proxmox: {key}", detail=detail
+    )
 
 
 def _args_of(plan: Plan, *, mirrored: bool) -> str:
@@ -344,10 +350,12 @@ def _tree_words(plan: Plan) -> list[tuple[str, str]]:
         at = "" if device.address is None else tree.at(device.address)
         words.append(("-device", f"vfio-pci,host={device.bdf},id={_ID}dev{number}{at}"))
         words += [
-            ("-object", f"acpi-generic-initiator,id={_ID}gi{cell},pci-dev={_ID}dev{number},"
-             f"node={cell}")
+            (
+                "-object",
+                f"acpi-generic-initiator,id={_ID}gi{cell},pci-dev={_ID}dev{number},node={cell}",
+            )
             for cell in device.initiator_cells
-        ]  # fmt: skip
+        ]
     return words
 
 
@@ -384,7 +392,7 @@ def _is_ours(option: str, value: str) -> bool:
         or (option == "-numa" and (first == "dist" or (first == "node" and "cpus" not in keys)))
         or option == "-smp"
         or (option == "-global" and value.startswith(_GLOBALS))
-    )  # fmt: skip
+    )
 
 
 _HOOK = r"""#!/usr/bin/env bash
@@ -442,21 +450,23 @@ def _hookscript(conf: Conf, source: str, findings: list[PlanFinding]) -> str | N
     if there is None or there == ours:
         findings.append(
             PlanFinding(
-                "target-hook",
-                "warning",
-                "Proxmox: hookscript",
-                f"{ours} does not start the VM until the hook script is there: Proxmox refuses",
-                f"install -m 755 the file *.hook.sh as /var/lib/vz/snippets/{ours[15:]}",
+                id="target-hook",
+                severity="warning",
+                subject="Proxmox: hookscript",
+                detail=f"{ours} does not start the VM until the hook script is there: Proxmox "
+                "refuses",
+                fix=f"install -m 755 the file *.hook.sh as /var/lib/vz/snippets/{ours[15:]}",
             )
         )
         return ours
     findings.append(
         PlanFinding(
-            "target-hook",
-            "warning",
-            "Proxmox: hookscript",
-            f"{there} is there already and stays: vCPUs are not pinned and devices not bound",
-            "call homenode's hook script from it, with the same two arguments",
+            id="target-hook",
+            severity="warning",
+            subject="Proxmox: hookscript",
+            detail=f"{there} is there already and stays: vCPUs are not pinned and devices not "
+            "bound",
+            fix="call homenode's hook script from it, with the same two arguments",
         )
     )
     return there

@@ -141,12 +141,13 @@ def _qemu_array(words: tuple[str, ...]) -> str:
 def _not_carried(guest: Guest) -> tuple[PlanFinding, ...]:
     return (
         PlanFinding(
-            "target-not-carried",
-            "info",
-            guest.name,
-            "disks, network, firmware and consoles of the VM are not in the script: it says where "
+            id="target-not-carried",
+            severity="info",
+            subject=guest.name,
+            detail="disks, network, firmware and consoles of the VM are not in the script: it "
+            "says where "
             "vCPUs, memory and devices go",
-            "add them as words after `start`, such as -drive file=disk.qcow2,if=virtio",
+            fix="add them as words after `start`, such as -drive file=disk.qcow2,if=virtio",
         ),
     )
 

@@ -206,9 +206,10 @@ Options = tuple[tuple[str, str | None], ...]
 
 _LIKE_OPTION = re.compile(r"--?[a-zA-Z]", re.ASCII)
 _ALONE = frozenset(
-    {"enable-kvm", "daemonize", "nodefaults", "no-user-config", "no-shutdown", "no-reboot", "S",
-     "nographic"}
-)  # fmt: skip
+    """
+    enable-kvm daemonize nodefaults no-user-config no-shutdown no-reboot S nographic
+""".split()
+)
 
 
 def options_of(words: Sequence[str], source: str) -> Options:
@@ -311,8 +312,11 @@ def _number(keys: Mapping[str, str], key: str, source: str) -> int:
 def _topology(smp: Mapping[str, str], source: str) -> tuple[int, int, int, int] | None:
     if "sockets" not in smp or "cores" not in smp:
         return None
-    count = {key: _number(smp, key, source) for key in ("sockets", "dies", "cores", "threads")
-             if key in smp}  # fmt: skip
+    count = {
+        key: _number(smp, key, source)
+        for key in ("sockets", "dies", "cores", "threads")
+        if key in smp
+    }
     return count["sockets"], count.get("dies", 1), count["cores"], count.get("threads", 1)
 
 

@@ -203,8 +203,9 @@ def command(content: bytes, source: str) -> tuple[str, ...]:
     words += [word for pair in _numa_words(values, sockets, cores, memory, source) for word in pair]
     if "viommu=intel" in values.get("machine", ""):
         words += ["-device", "intel-iommu,intremap=on,caching-mode=on"]
-    words += [word for value in _own_devices(values, source, is_q35=is_q35)
-              for word in ("-device", value)]  # fmt: skip
+    words += [
+        word for value in _own_devices(values, source, is_q35=is_q35) for word in ("-device", value)
+    ]
     return (*words, *_arg_words(values, source))
 
 

@@ -164,9 +164,10 @@ def features_of(plan: Plan) -> frozenset[Feature]:
             window.pcihole64_bytes,
             window.physical_address_bits,
             window.firmware_mmio64_mib,
-        ) != (None, None, None),
+        )
+        != (None, None, None),
         Feature.IOMMU: plan.iommu_needed,
-    }  # fmt: skip
+    }
     return frozenset(feature for feature, is_asked in asked.items() if is_asked)
 
 
@@ -188,11 +189,11 @@ def target_findings(name: str, plan: Plan) -> tuple[PlanFinding, ...]:
         is_lost = support.level is Level.LOST
         found.append(
             PlanFinding(
-                f"target-{'lost' if is_lost else 'indirect'}",
-                "warning" if is_lost else "info",
-                f"{target.TITLE}: {FEATURE_WORDS[feature]}",
-                f"{support.how}; {support.loses}",
-                None,
+                id=f"target-{'lost' if is_lost else 'indirect'}",
+                severity="warning" if is_lost else "info",
+                subject=f"{target.TITLE}: {FEATURE_WORDS[feature]}",
+                detail=f"{support.how}; {support.loses}",
+                fix=None,
             )
         )
     return tuple(found)

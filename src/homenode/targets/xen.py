@@ -318,11 +318,11 @@ def _findings(plan: Plan, given: bytes | None) -> tuple[PlanFinding, ...]:
         return ()
     return (
         PlanFinding(
-            "target-dom0",
-            "info",
-            "Xen: dom0",
-            f"the plan keeps {plan.emulator_pus} for the device model",
-            f"xl vcpu-pin Domain-0 all {plan.emulator_pus}",
+            id="target-dom0",
+            severity="info",
+            subject="Xen: dom0",
+            detail=f"the plan keeps {plan.emulator_pus} for the device model",
+            fix=f"xl vcpu-pin Domain-0 all {plan.emulator_pus}",
         ),
     )
 
@@ -369,8 +369,11 @@ def _edited(text: str, pairs: tuple[Pair, ...], wanted: Mapping[str, str | None]
         elif _values(parse(f"x={value}".encode(), "value")[1])["x"] != pair.value:
             text = text[: pair.value_start] + value + text[pair.end :]
     end = "\r\n" if "\r\n" in text else "\n"
-    added = [f"{key} = {value}" for key, value in wanted.items()
-             if value is not None and key not in there]  # fmt: skip
+    added = [
+        f"{key} = {value}"
+        for key, value in wanted.items()
+        if value is not None and key not in there
+    ]
     if added and text and not text.endswith("\n"):
         text += end
     return text + "".join(line + end for line in added)

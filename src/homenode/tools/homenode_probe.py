@@ -270,9 +270,11 @@ def _check_format(found: object) -> None:
         raise ParseError(SOURCE, f'"format": "{FORMAT}/{VERSION}"', repr(found))
     if len(version) > 6 or int(version) > VERSION:
         raise ParseError(
-            SOURCE, f"{FORMAT} up to version {VERSION}", version,
+            SOURCE,
+            f"{FORMAT} up to version {VERSION}",
+            version,
             hint="it is of a newer homenode-probe: update this homenode",
-        )  # fmt: skip
+        )
 
 
 _REQUIRED = object()
@@ -289,9 +291,13 @@ def _of(document: dict[str, Any], key: str, kind: Any, default: Any = _REQUIRED)
         raise ParseError(SOURCE, f"{key} as homenode-probe writes it", str(error)) from None
 
 
-_ABOVE_ZERO = ("bytes_per_s", "samples_ns", "samples_events_per_s", "cas_before_ns", "cas_after_ns",
-               "fill_ratio", "gain_ratio", "latency_ns", "fairness_ratio", "fairness_index",
-               "moved_bytes_per_element", "reported_bytes_per_element")  # fmt: skip
+_ABOVE_ZERO = tuple(
+    """
+    bytes_per_s samples_ns samples_events_per_s cas_before_ns cas_after_ns fill_ratio
+    gain_ratio latency_ns fairness_ratio fairness_index moved_bytes_per_element
+    reported_bytes_per_element
+""".split()
+)
 
 
 def _check_values(value: object, where: str) -> None:

@@ -24,9 +24,22 @@ def argv(
 ) -> tuple[str, ...]:
     """The command of an all-reduce from 8 bytes up, doubling; data are checked."""
     return (
-        "all_reduce_perf", "-b", "8", "-e", str(largest_bytes), "-f", "2", "-g", str(gpus),
-        "-w", str(warmups), "-n", str(iterations), "-c", "1",
-    )  # fmt: skip
+        "all_reduce_perf",
+        "-b",
+        "8",
+        "-e",
+        str(largest_bytes),
+        "-f",
+        "2",
+        "-g",
+        str(gpus),
+        "-w",
+        str(warmups),
+        "-n",
+        str(iterations),
+        "-c",
+        "1",
+    )
 
 
 def parse(text: str) -> NcclTests:

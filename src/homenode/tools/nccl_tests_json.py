@@ -26,10 +26,12 @@ from homenode.tools.nccl_tests_records import (
 from homenode.tools.nccl_tests_text import address_of, is_correct
 
 # Not read: args and env hold what the user's environment held.
-_KEYS = {
-    "version", "start_time", "args", "env", "nccl_version", "config", "results", "out_of_bounds",
-    "average_bus_bandwidth", "average_bus_bandwidith", "errors", "end_time",
-}  # fmt: skip
+_KEYS = set(
+    """
+    version start_time args env nccl_version config results out_of_bounds
+    average_bus_bandwidth average_bus_bandwidith errors end_time
+""".split()
+)
 _AVERAGES = (
     ("average_bus_bandwidth", "bandwidth"),
     ("average_bus_bandwidith", "bandwidith"),

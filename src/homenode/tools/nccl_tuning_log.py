@@ -55,9 +55,11 @@ def parse(text: str) -> tuple[Choice, ...]:
         found[size] = choice(size, match[3], match[4])
     if not found:
         raise ParseError(
-            SOURCE, "lines such as '8 Bytes -> Algo RING proto LL'", "none",
+            SOURCE,
+            "lines such as '8 Bytes -> Algo RING proto LL'",
+            "none",
             hint="NCCL before 2.19 and some builds do not log it",
-        )  # fmt: skip
+        )
     return tuple(found[size] for size in sorted(found))
 
 

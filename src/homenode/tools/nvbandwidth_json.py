@@ -42,10 +42,19 @@ _STATUSES = {
 # "0: NVIDIA H200 (00000000:19:00): (node01)": the host's name is not kept.
 _DEVICE = re.compile(r"(\d{1,4}): (.+?) \(([0-9a-fA-F:.]+)\)(?::.*)?", re.ASCII)
 _KEYS = {
-    "CUDA Runtime Version", "CUDA Driver Version", "Driver Version", "GPU Device list",
-    "git_version", "testcases", "version", "error", "warning",
-    "bufferSize", "testSamples", "useMean",
-}  # fmt: skip
+    "CUDA Runtime Version",
+    "CUDA Driver Version",
+    "Driver Version",
+    "GPU Device list",
+    "git_version",
+    "testcases",
+    "version",
+    "error",
+    "warning",
+    "bufferSize",
+    "testSamples",
+    "useMean",
+}
 
 
 def parse_json(text: str) -> NvbandwidthRun:

@@ -56,9 +56,14 @@ _DRIVER = re.compile(r"Driver Version: (\S+)", re.ASCII)
 _PART = re.compile(r"\b(Read1|Read2|Write1|Write2|Total) bandwidth", re.ASCII)
 _ERROR = re.compile(r"(?:ERROR|Error|\[?CUDA_ERROR|\[?NVML_ERROR|.*\bfailed\b).*")
 _SAYS_NOTHING = (
-    "Built from Git version:", "CUDA Runtime Version:", "CUDA Driver Version",
-    "NOTE: The reported results", "Performance can vary with", "Process ", "NOTE: This tool",
-)  # fmt: skip
+    "Built from Git version:",
+    "CUDA Runtime Version:",
+    "CUDA Driver Version",
+    "NOTE: The reported results",
+    "Performance can vary with",
+    "Process ",
+    "NOTE: This tool",
+)
 # Of sums printed with two decimals: half a unit in the last place for each cell and for the sum.
 _ROUNDING = 0.005
 

@@ -22,11 +22,21 @@ _SOURCE = "nvidia-smi -q -x"
 _WIDTH = re.compile(r"(\d{1,2})x", re.ASCII)
 _MIB = re.compile(r"(\d{1,9}) MiB", re.ASCII)
 _NUMBER = re.compile(r"(\d{1,9})", re.ASCII)
-_ABSENT = frozenset({
-    "", "n/a", "none", "not supported", "unknown error", "insufficient permissions",
-    "gpu is lost", "gpu requires reset", "not available", "not found",
-    "requested functionality has been deprecated",
-})  # fmt: skip
+_ABSENT = frozenset(
+    {
+        "",
+        "n/a",
+        "none",
+        "not supported",
+        "unknown error",
+        "insufficient permissions",
+        "gpu is lost",
+        "gpu requires reset",
+        "not available",
+        "not found",
+        "requested functionality has been deprecated",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,9 +71,15 @@ class OpensslSpeed:
 def argv(algorithm: str, processes: int, seconds: int) -> tuple[str, ...]:
     """The command; elapsed time, because processes that wait for a PU use no time of their own."""
     return (
-        "openssl", "speed", "-elapsed", "-seconds", str(seconds), "-multi", str(processes),
+        "openssl",
+        "speed",
+        "-elapsed",
+        "-seconds",
+        str(seconds),
+        "-multi",
+        str(processes),
         algorithm,
-    )  # fmt: skip
+    )
 
 
 def parse(text: str) -> OpensslSpeed:

@@ -35,9 +35,16 @@ STATES_FORMAT = "--format=%F|%K|%T|%j|%N|%r"
 MAX_LINES = 1_000_000
 
 _MORE_THAN_RUNNING = frozenset(
-    {"COMPLETING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "STOPPED",
-     "POWER_UP_NODE"}
-)  # fmt: skip
+    {
+        "COMPLETING",
+        "CONFIGURING",
+        "REQUEUED",
+        "REQUEUE_FED",
+        "REQUEUE_HOLD",
+        "STOPPED",
+        "POWER_UP_NODE",
+    }
+)
 """Flags of a job whose processes do not run; others, such as SIGNALING, change nothing."""
 
 _NO_GPUS = OwnedGpus(0, ())
@@ -176,13 +183,22 @@ class JobState(StrEnum):
 _STATES = {
     **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"), JobState.PENDING),
     **dict.fromkeys(
-        ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STAGE_OUT", "SIGNALING",
-         "STOPPED", "RESIZING"), JobState.RUNNING,
+        (
+            "RUNNING",
+            "COMPLETING",
+            "CONFIGURING",
+            "SUSPENDED",
+            "STAGE_OUT",
+            "SIGNALING",
+            "STOPPED",
+            "RESIZING",
+        ),
+        JobState.RUNNING,
     ),
     "COMPLETED": JobState.COMPLETED,
     "CANCELLED": JobState.CANCELLED,
     **dict.fromkeys(("NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REVOKED"), JobState.LOST),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)

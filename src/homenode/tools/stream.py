@@ -36,14 +36,33 @@ _REQUESTED = re.compile(r"Number of Threads requested = (\d+)", re.ASCII)
 _COUNTED = re.compile(r"Number of Threads counted = (\d+)", re.ASCII)
 _TICK = re.compile(r"Your clock granularity(?:/precision)? appears to be (\d+) microseconds\.")
 _SAYS_NOTHING = (
-    "---", "Memory per array =", "Total memory required =", "Each kernel will be executed",
-    "Each test is run", "The *best* time", "the *best* time", "will be used to compute",
-    "Each test below will take", "(=", "Increase the size of the arrays", "you are not getting",
-    "WARNING -- The above", "For best results", "precision of your system timer",
-    "Your clock granularity appears to be less than one", "Expected Value:", "Expected  :",
-    "Observed  :", "For array", "Results Validation", "Results Comparison", "Expected a(1)",
-    "Observed a(1)", "Rel Errors on", "AvgRelAbsErr",
-)  # fmt: skip
+    "---",
+    "Memory per array =",
+    "Total memory required =",
+    "Each kernel will be executed",
+    "Each test is run",
+    "The *best* time",
+    "the *best* time",
+    "will be used to compute",
+    "Each test below will take",
+    "(=",
+    "Increase the size of the arrays",
+    "you are not getting",
+    "WARNING -- The above",
+    "For best results",
+    "precision of your system timer",
+    "Your clock granularity appears to be less than one",
+    "Expected Value:",
+    "Expected  :",
+    "Observed  :",
+    "For array",
+    "Results Validation",
+    "Results Comparison",
+    "Expected a(1)",
+    "Observed a(1)",
+    "Rel Errors on",
+    "AvgRelAbsErr",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +162,13 @@ def _run(
 
 def _fact(line: str, facts: dict[str, str], number: int) -> bool:
     patterns = {
-        "version": _VERSION, "element": _ELEMENT, "array": _ARRAY, "requested": _REQUESTED,
-        "counted": _COUNTED, "tick": _TICK,
-    }  # fmt: skip
+        "version": _VERSION,
+        "element": _ELEMENT,
+        "array": _ARRAY,
+        "requested": _REQUESTED,
+        "counted": _COUNTED,
+        "tick": _TICK,
+    }
     for name, pattern in patterns.items():
         matched = pattern.fullmatch(line)
         if matched is not None:

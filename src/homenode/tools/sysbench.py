@@ -30,8 +30,12 @@ _PERCENTILE = re.compile(r"(\d{1,3})th percentile", re.ASCII)
 _PAIR = re.compile(r"([^\s/]+)/(\S+)", re.ASCII)
 _SECONDS = re.compile(r"(\S+?)s", re.ASCII)
 _TITLES = {
-    "CPU speed:", "General statistics:", "Latency (ms):", "Threads fairness:", "Throughput:",
-}  # fmt: skip
+    "CPU speed:",
+    "General statistics:",
+    "Latency (ms):",
+    "Threads fairness:",
+    "Throughput:",
+}
 _SAYS_NOTHING = (
     "Running the test with following options:",
     "Running memory speed test with the following options:",
@@ -103,9 +107,14 @@ def cpu_argv(threads: int, seconds: int) -> tuple[str, ...]:
 def memory_argv(threads: int, block_bytes: int, total_bytes: int) -> tuple[str, ...]:
     """The command of the memory test, each thread with a buffer of its own."""
     return (
-        "sysbench", "memory", f"--threads={threads}", f"--memory-block-size={block_bytes}",
-        f"--memory-total-size={total_bytes}", "--memory-scope=local", "run",
-    )  # fmt: skip
+        "sysbench",
+        "memory",
+        f"--threads={threads}",
+        f"--memory-block-size={block_bytes}",
+        f"--memory-total-size={total_bytes}",
+        "--memory-scope=local",
+        "run",
+    )
 
 
 def parse(text: str) -> SysbenchRun:

@@ -65,8 +65,9 @@ def _run(document: dict[str, Any], line: int) -> TorchRun:
     for row in run.rows:
         _check_row(row, line)
     if run.rows and not 2 <= run.gpus <= len(run.devices):
-        raise ParseError(SOURCE, "2 or more of its devices in a collective", str(run.gpus),
-                         line=line)  # fmt: skip
+        raise ParseError(
+            SOURCE, "2 or more of its devices in a collective", str(run.gpus), line=line
+        )
     return run
 
 

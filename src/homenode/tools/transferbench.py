@@ -135,8 +135,12 @@ class _Reader:
 
     def _close(self, number: int | None = None) -> None:
         if self.columns and sorted(self.rows) != sorted(self.columns):
-            raise ParseError(_SOURCE, f"{len(self.columns)} rows, each device once",
-                             f"{len(self.rows)} rows", line=number)  # fmt: skip
+            raise ParseError(
+                _SOURCE,
+                f"{len(self.columns)} rows, each device once",
+                f"{len(self.rows)} rows",
+                line=number,
+            )
         self.columns, self.rows = (), []
 
     def run(self) -> TransferBench:
@@ -145,9 +149,12 @@ class _Reader:
             expected = "a matrix 'Unidirectional copy peak bandwidth GB/s [...]'"
             raise ParseError(_SOURCE, expected, "none")
         return TransferBench(
-            self.version, self.executor, self.reads_remotely, tuple(self.cells.values()),
+            self.version,
+            self.executor,
+            self.reads_remotely,
+            tuple(self.cells.values()),
             tuple(self.gaps),
-        )  # fmt: skip
+        )
 
 
 def _place(kind: str, number: str, line: int) -> Place:

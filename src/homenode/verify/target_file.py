@@ -48,21 +48,32 @@ def verify_target(
         found += _hook(hook, plan, source)
     found += [
         Finding(
-            "target-lost", Severity.INFO, FEATURE_WORDS[feature], f"{module.TITLE} to say it",
-            support[feature].how, support[feature].loses, None, source,
+            id="target-lost",
+            severity=Severity.INFO,
+            subject=FEATURE_WORDS[feature],
+            expected=f"{module.TITLE} to say it",
+            observed=support[feature].how,
+            cost=support[feature].loses,
+            source=source,
         )
         for feature in Feature
         if feature in lost
-    ]  # fmt: skip
-    return Findings((f"{source}: {module.TITLE} against plan of layout {plan.layout.name}",),
-                    in_order(found))  # fmt: skip
+    ]
+    return Findings(
+        (f"{source}: {module.TITLE} against plan of layout {plan.layout.name}",), in_order(found)
+    )
 
 
 def _differs(subject: str, expected: object, observed: object, source: str) -> Finding:
     return Finding(
-        "plan-target", Severity.CRITICAL, subject, str(expected), str(observed), None, _AGAIN,
-        source,
-    )  # fmt: skip
+        id="plan-target",
+        severity=Severity.CRITICAL,
+        subject=subject,
+        expected=str(expected),
+        observed=str(observed),
+        fix=_AGAIN,
+        source=source,
+    )
 
 
 def _differences(
@@ -105,11 +116,15 @@ def _cells(
         several = len([cell for cell in facts.cells if cell.vcpus]) > 1
         if several and target == "incus":
             yield Finding(
-                "target-cells-added", Severity.WARNING, "guest cells", "a flat guest",
-                f"{len(facts.cells)} cells, which Incus makes of its PUs' nodes",
-                "programs see nodes that the layout was to hide",
-                "plan with --layout pin-numa, or --max-nodes 1", source,
-            )  # fmt: skip
+                id="target-cells-added",
+                severity=Severity.WARNING,
+                subject="guest cells",
+                expected="a flat guest",
+                observed=f"{len(facts.cells)} cells, which Incus makes of its PUs' nodes",
+                cost="programs see nodes that the layout was to hide",
+                fix="plan with --layout pin-numa, or --max-nodes 1",
+                source=source,
+            )
         elif several:
             yield _differs("guest cells", "a flat guest", len(facts.cells), source)
         if (
@@ -176,10 +191,15 @@ def _hook(hook: bytes | None, plan: Plan, source: str) -> Iterator[Finding]:
         return
     if hook is None:
         yield Finding(
-            "target-hook-missing", Severity.WARNING, "hook script", "the pins of single vCPUs",
-            "no hook script", "vCPUs float over the VM's PUs",
-            "keep the file *.hook.sh with the configuration", source,
-        )  # fmt: skip
+            id="target-hook-missing",
+            severity=Severity.WARNING,
+            subject="hook script",
+            expected="the pins of single vCPUs",
+            observed="no hook script",
+            cost="vCPUs float over the VM's PUs",
+            fix="keep the file *.hook.sh with the configuration",
+            source=source,
+        )
         return
     vcpus, emulator, _ = pins_in(hook.decode("utf-8", "replace"))
     if vcpus != plan.vcpu_pins:

@@ -182,10 +182,15 @@ def _host(
     what = "the plan" if plan is not None else "the document"
     return None, (
         Finding(
-            "host-not-checked", Severity.INFO, "the host", f"{name}, which {what} is for",
-            "this machine, which is not it", None, "name it with --host SOURCE", what,
+            id="host-not-checked",
+            severity=Severity.INFO,
+            subject="the host",
+            expected=f"{name}, which {what} is for",
+            observed="this machine, which is not it",
+            fix="name it with --host SOURCE",
+            source=what,
         ),
-    )  # fmt: skip
+    )
 
 
 def _expected(plan: Plan | None, facts: DomainFacts | None, host: Host | None) -> Expectation:

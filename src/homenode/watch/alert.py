@@ -100,9 +100,7 @@ def _drifts(expected: Expectation, host: Host) -> Iterator[Alert]:
         yield _alert(tuple(counts), "devices")
     for slot in dict.fromkeys(_slot(one) for one in devices):
         mine = [one for one in devices if _slot(one) == slot]
-        yield _alert(
-            tuple(one.finding for one in mine), devices=tuple(one.bdf for one in mine)
-        )  # fmt: skip
+        yield _alert(tuple(one.finding for one in mine), devices=tuple(one.bdf for one in mine))
     pages = tuple(huge_page_drift(expected, host))
     if pages:
         yield _alert(pages, "huge pages")
@@ -123,9 +121,13 @@ def _add_domain(found: list[Alert], domain: DomainState, fingerprint: str) -> No
         is_cause = alert.id == "drift-topology" and alert.subject == "topology"
         if is_cause or set(alert.devices) & set(domain.devices):
             found[number] = Alert(
-                alert.id, alert.severity, alert.subject, (*alert.findings, *bad),
-                (*alert.domains, domain.name), alert.devices,
-            )  # fmt: skip
+                alert.id,
+                alert.severity,
+                alert.subject,
+                (*alert.findings, *bad),
+                (*alert.domains, domain.name),
+                alert.devices,
+            )
             return
     if is_foreign:
         bad = (_foreign(domain), *bad)
@@ -134,12 +136,15 @@ def _add_domain(found: list[Alert], domain: DomainState, fingerprint: str) -> No
 
 def _foreign(domain: DomainState) -> Finding:
     return Finding(
-        "plan-of-other-host", Severity.CRITICAL, domain.name, "a layout planned for this host",
-        "one planned for another host, or before this host's topology changed",
-        "pins, memory and guest cells may be on the wrong nodes",
-        command_line("homenode", "replan", domain.name),
-        "the layout's record in the domain's <metadata>",
-    )  # fmt: skip
+        id="plan-of-other-host",
+        severity=Severity.CRITICAL,
+        subject=domain.name,
+        expected="a layout planned for this host",
+        observed="one planned for another host, or before this host's topology changed",
+        cost="pins, memory and guest cells may be on the wrong nodes",
+        fix=command_line("homenode", "replan", domain.name),
+        source="the layout's record in the domain's <metadata>",
+    )
 
 
 def _alert(

@@ -25,30 +25,36 @@ def metrics(state: WatchState, host: Host, cpu_s: float) -> str:
     return exposition(
         (
             Gauge(
-                "homenode_watch_last_run_timestamp_seconds", "When homenode watch ran last.",
+                "homenode_watch_last_run_timestamp_seconds",
+                "When homenode watch ran last.",
                 (({}, round(state.time_s, 3)),),
             ),
             Gauge(
-                "homenode_watch_cpu_seconds", "Processor time of the last run.",
+                "homenode_watch_cpu_seconds",
+                "Processor time of the last run.",
                 (({}, round(cpu_s, 3)),),
             ),
             Gauge(
-                "homenode_watch_not_read", "Things that the last run could not look at.",
+                "homenode_watch_not_read",
+                "Things that the last run could not look at.",
                 (({}, len(state.not_read)),),
             ),
             Gauge(
-                "homenode_alerts", "Alerts by severity.",
+                "homenode_alerts",
+                "Alerts by severity.",
                 tuple(({"severity": str(one)}, count) for one, count in by_severity.items()),
             ),
             Gauge(
-                "homenode_alert", "One alert; it is absent when it is cleared.",
+                "homenode_alert",
+                "One alert; it is absent when it is cleared.",
                 tuple(
                     ({"id": one.id, "severity": str(one.severity), "subject": one.subject}, 1)
                     for one in state.alerts[:_MOST]
                 ),
             ),
             Gauge(
-                "homenode_domain_as_planned", "1 where a tuned VM runs as planned, else 0.",
+                "homenode_domain_as_planned",
+                "1 where a tuned VM runs as planned, else 0.",
                 tuple(
                     ({"domain": name}, int(name not in troubled)) for name in state.domains[:_MOST]
                 ),
@@ -56,7 +62,7 @@ def metrics(state: WatchState, host: Host, cpu_s: float) -> str:
             *_pages(host),
             *_links(host),
         )
-    )  # fmt: skip
+    )
 
 
 def _pages(host: Host) -> tuple[Gauge, Gauge]:
@@ -64,14 +70,16 @@ def _pages(host: Host) -> tuple[Gauge, Gauge]:
     labels = [{"node": str(node.index), "page_bytes": str(pool.page_bytes)} for node, pool in pools]
     return (
         Gauge(
-            "homenode_huge_pages", "Huge pages reserved on a node.",
+            "homenode_huge_pages",
+            "Huge pages reserved on a node.",
             tuple(zip(labels, (float(pool.total_pages) for _, pool in pools), strict=True)),
         ),
         Gauge(
-            "homenode_huge_pages_free", "Huge pages of a node that nothing uses.",
+            "homenode_huge_pages_free",
+            "Huge pages of a node that nothing uses.",
             tuple(zip(labels, (float(pool.free_pages) for _, pool in pools), strict=True)),
         ),
-    )  # fmt: skip
+    )
 
 
 def _links(host: Host) -> tuple[Gauge]:
@@ -93,4 +101,4 @@ def _links(host: Host) -> tuple[Gauge]:
                 if rate is not None
             )[:_MOST],
         ),
-    )  # fmt: skip
+    )

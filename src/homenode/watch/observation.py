@@ -50,9 +50,12 @@ def look(snapshot: Snapshot, expected: Expectation | None, connect: str | None) 
     if expected is None:
         not_read.append(Gap("what was certified", "no expectation; write one: homenode expect -o"))
     state = WatchState(
-        host.name, time.time(), found,
-        tuple(one.name for one in domains), tuple(not_read),
-    )  # fmt: skip
+        host.name,
+        time.time(),
+        found,
+        tuple(one.name for one in domains),
+        tuple(not_read),
+    )
     used = resource.getrusage(resource.RUSAGE_SELF)
     return Look(state, host, used.ru_utime + used.ru_stime)
 

@@ -58,12 +58,17 @@ def _ticks(ours: CpuSet, host: Host) -> Iterator[Finding]:
     if callbacks:
         stated += f", and PUs {callbacks} not in rcu_nocbs="
     yield Finding(
-        "isolated-with-tick", Severity.INFO, f"vCPUs on isolated PUs {ours}",
-        "isolated PUs without the scheduler's tick and RCU callbacks", stated,
-        "250 to 1000 interruptions a second on each PU, an exit of the guest each",
-        f"for latency: nohz_full={ours} on the kernel's command line, with isolcpus= (it brings "
-        "rcu_nocbs= along); check: cat /sys/devices/system/cpu/nohz_full", _SOURCE,
-    )  # fmt: skip
+        id="isolated-with-tick",
+        severity=Severity.INFO,
+        subject=f"vCPUs on isolated PUs {ours}",
+        expected="isolated PUs without the scheduler's tick and RCU callbacks",
+        observed=stated,
+        cost="250 to 1000 interruptions a second on each PU, an exit of the guest each",
+        fix=f"for latency: nohz_full={ours} on the kernel's command line, with isolcpus= (it "
+        "brings "
+        "rcu_nocbs= along); check: cat /sys/devices/system/cpu/nohz_full",
+        source=_SOURCE,
+    )
 
 
 def _siblings(ours: CpuSet, isolated: CpuSet, pinned: CpuSet, host: Host) -> Iterator[Finding]:
@@ -75,10 +80,13 @@ def _siblings(ours: CpuSet, isolated: CpuSet, pinned: CpuSet, host: Host) -> Ite
     )
     if open_siblings:
         yield Finding(
-            "sibling-not-isolated", Severity.INFO, f"vCPUs on isolated PUs {ours}",
-            "cores of which all siblings are isolated",
-            f"siblings {open_siblings}, on which the host runs whatever it likes",
-            SHARED_CORE_COST, "add them to isolcpus=, or take them offline: echo 0 > "
+            id="sibling-not-isolated",
+            severity=Severity.INFO,
+            subject=f"vCPUs on isolated PUs {ours}",
+            expected="cores of which all siblings are isolated",
+            observed=f"siblings {open_siblings}, on which the host runs whatever it likes",
+            cost=SHARED_CORE_COST,
+            fix="add them to isolcpus=, or take them offline: echo 0 > "
             "/sys/devices/system/cpu/cpuN/online; check: cat /sys/devices/system/cpu/isolated",
-            _SOURCE,
-        )  # fmt: skip
+            source=_SOURCE,
+        )

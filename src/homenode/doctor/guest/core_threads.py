@@ -32,13 +32,18 @@ def _switched_off(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     why = f" (command line: {by})" if by is not None and "nosmt" in by else ""
     asked = f"threads='{threads}' in <topology>" if threads > 1 else f"pins on PUs {asleep}"
     yield Finding(
-        "smt-off", Severity.WARNING, "<topology>" if threads > 1 else "<vcpupin>",
-        "SMT that is on, or a guest without siblings",
-        f"{asked}, and SMT control says {host.settings.smt_control}{why}",
-        "the guest takes whole cores for siblings and leaves half of them idle, or does not start",
-        f"echo on > {_CONTROL} (not where nosmt guards against side channels), or a layout without "
-        f"-smt: homenode plan --layout pin-numa-pci; check: cat {_CONTROL}", _CONTROL,
-    )  # fmt: skip
+        id="smt-off",
+        severity=Severity.WARNING,
+        subject="<topology>" if threads > 1 else "<vcpupin>",
+        expected="SMT that is on, or a guest without siblings",
+        observed=f"{asked}, and SMT control says {host.settings.smt_control}{why}",
+        cost="the guest takes whole cores for siblings and leaves half of them idle, or does "
+        "not start",
+        fix=f"echo on > {_CONTROL} (not where nosmt guards against side channels), or a "
+        "layout without "
+        f"-smt: homenode plan --layout pin-numa-pci; check: cat {_CONTROL}",
+        source=_CONTROL,
+    )
 
 
 def _emulator_on_siblings(facts: DomainFacts, host: Host) -> Iterator[Finding]:
@@ -54,8 +59,12 @@ def _emulator_on_siblings(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     free -= CpuSet(pu for d in in_use for pin in d.vcpu_pins if pin is not None for pu in pin)
     if free:
         yield Finding(
-            "emulator-on-sibling", Severity.INFO, "<emulatorpin>", "a core without vCPUs",
-            f"PUs {emulator}, siblings of vCPUs, while PUs {free} have none",
-            "QEMU's own work slows the vCPU on the same core", "homenode plan --emulator auto",
-            facts.source,
-        )  # fmt: skip
+            id="emulator-on-sibling",
+            severity=Severity.INFO,
+            subject="<emulatorpin>",
+            expected="a core without vCPUs",
+            observed=f"PUs {emulator}, siblings of vCPUs, while PUs {free} have none",
+            cost="QEMU's own work slows the vCPU on the same core",
+            fix="homenode plan --emulator auto",
+            source=facts.source,
+        )

@@ -57,23 +57,31 @@ def _of_the_host(facts: DomainFacts, ours: CpuSet, host: Host) -> Iterator[Findi
     if loud:
         pus = CpuSet(pu for _, each in loud for pu in each.pus)
         yield Finding(
-            "irq-on-isolated", Severity.WARNING, f"PUs {pus}",
-            "isolated PUs that handle no interrupts of the host's devices", _words(loud),
-            "each takes a vCPU from its guest: an exit, and cold caches after it",
-            f"echo {others} > /proc/irq/N/smp_affinity_list for each, or irqaffinity={others} on "
+            id="irq-on-isolated",
+            severity=Severity.WARNING,
+            subject=f"PUs {pus}",
+            expected="isolated PUs that handle no interrupts of the host's devices",
+            observed=_words(loud),
+            cost="each takes a vCPU from its guest: an exit, and cold caches after it",
+            fix=f"echo {others} > /proc/irq/N/smp_affinity_list for each, or "
+            f"irqaffinity={others} on "
             "the kernel's command line; those that refuse are the kernel's own: "
             "isolcpus=managed_irq,domain,...; check: cat /proc/irq/N/effective_affinity_list",
-            _SOURCE,
-        )  # fmt: skip
+            source=_SOURCE,
+        )
     elif here and host.settings.irqbalance and others:
         pus = CpuSet(pu for _, each in here for pu in each.pus)
         yield Finding(
-            "irqbalance-on-vcpus", Severity.INFO, f"PUs {pus}",
-            "interrupts of the host's devices next to the vCPUs",
-            f"irqbalance runs, and {_words(here)}", "each takes a vCPU from its guest for a moment",
-            f"IRQBALANCE_BANNED_CPULIST={ours} in /etc/default/irqbalance (Debian) or "
-            "/etc/sysconfig/irqbalance, then systemctl restart irqbalance", _SOURCE,
-        )  # fmt: skip
+            id="irqbalance-on-vcpus",
+            severity=Severity.INFO,
+            subject=f"PUs {pus}",
+            expected="interrupts of the host's devices next to the vCPUs",
+            observed=f"irqbalance runs, and {_words(here)}",
+            cost="each takes a vCPU from its guest for a moment",
+            fix=f"IRQBALANCE_BANNED_CPULIST={ours} in /etc/default/irqbalance (Debian) or "
+            "/etc/sysconfig/irqbalance, then systemctl restart irqbalance",
+            source=_SOURCE,
+        )
 
 
 def _words(interrupts: list[tuple[PciDevice, PciInterrupt]]) -> str:
@@ -101,10 +109,14 @@ def _of_the_vm(facts: DomainFacts, ours: CpuSet, host: Host) -> Iterator[Finding
             numbers = CpuSet(each.number for each in interrupts)
             pus = CpuSet(pu for each in interrupts for pu in each.pus)
             yield Finding(
-                "irq-far", Severity.INFO, f"device {device.bdf}",
-                f"interrupts handled in the vCPUs' package (PUs {near})",
-                f"IRQs {numbers} on PUs {pus}", "a wake-up across the packages for each, unless "
+                id="irq-far",
+                severity=Severity.INFO,
+                subject=f"device {device.bdf}",
+                expected=f"interrupts handled in the vCPUs' package (PUs {near})",
+                observed=f"IRQs {numbers} on PUs {pus}",
+                cost="a wake-up across the packages for each, unless "
                 "the IOMMU posts interrupts to the guest itself",
-                f"for n in $(ls /sys/bus/pci/devices/{device.bdf}/msi_irqs); do echo "
-                f"{near - ours or near} > /proc/irq/$n/smp_affinity_list; done", _SOURCE,
-            )  # fmt: skip
+                fix=f"for n in $(ls /sys/bus/pci/devices/{device.bdf}/msi_irqs); do echo "
+                f"{near - ours or near} > /proc/irq/$n/smp_affinity_list; done",
+                source=_SOURCE,
+            )

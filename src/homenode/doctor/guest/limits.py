@@ -51,9 +51,11 @@ def limits(facts: DomainFacts, devices: list[PciDevice]) -> Limits:
     guest = facts.guest
     factor = len(devices) if guest.has_iommu and devices else 1
     bars = sum(
-        bar.size_bytes for device in devices for bar in device.bars
+        bar.size_bytes
+        for device in devices
+        for bar in device.bars
         if bar.is_memory and bar.index < _OWN_BARS
-    )  # fmt: skip
+    )
     whole = guest.memory_bytes + guest.memory_device_bytes
     mapped = whole + bars
     page = facts.page_bytes or 4 * KIB
@@ -63,9 +65,13 @@ def limits(facts: DomainFacts, devices: list[PciDevice]) -> Limits:
     if guest.launch_security is not None:
         entries += -(-whole // _CONFIDENTIAL_PAGE_BYTES)
     return Limits(
-        factor * (whole + GIB), mapped, -(-mapped // page), entries, window,
+        factor * (whole + GIB),
+        mapped,
+        -(-mapped // page),
+        entries,
+        window,
         _address_bits(max(whole, guest.max_memory_bytes or 0), window),
-    )  # fmt: skip
+    )
 
 
 def _address_bits(memory_bytes: int, window: int) -> int:
@@ -107,15 +113,17 @@ def limit_findings(facts: DomainFacts, document: Document, host: Host) -> Iterat
     limit = host.settings.dma_entry_limit or DMA_ENTRY_LIMIT
     if needs.dma_entries > limit and not has_iommufd(document):
         yield Finding(
-            "dma-map-limit", Severity.CRITICAL, f"{facts.guest.launch_security} guest of "
+            id="dma-map-limit",
+            severity=Severity.CRITICAL,
+            subject=f"{facts.guest.launch_security} guest of "
             f"{format_bytes(facts.guest.memory_bytes)}",
-            f"at most {limit} mappings (vfio_iommu_type1.dma_entry_limit)",
-            f"about {needs.dma_entries}: private memory is mapped in pieces of 2 MiB",
-            "the start fails, or a device's driver in the guest does",
-            f"echo {1 << (needs.dma_entries - 1).bit_length()} > "
+            expected=f"at most {limit} mappings (vfio_iommu_type1.dma_entry_limit)",
+            observed=f"about {needs.dma_entries}: private memory is mapped in pieces of 2 MiB",
+            cost="the start fails, or a device's driver in the guest does",
+            fix=f"echo {1 << (needs.dma_entries - 1).bit_length()} > "
             "/sys/module/vfio_iommu_type1/parameters/dma_entry_limit, or <driver iommufd='yes'/>",
-            facts.source,
-        )  # fmt: skip
+            source=facts.source,
+        )
     if facts.guest.architecture == "x86_64" and needs.window_bytes > DEFAULT_WINDOW_BYTES:
         yield from _addresses(facts, needs)
 
@@ -128,13 +136,17 @@ def _addresses(facts: DomainFacts, needs: Limits) -> Iterator[Finding]:
         bits = DEFAULT_ADDRESS_BITS
     if bits is not None and bits < needs.address_bits:
         yield Finding(
-            "address-bits-small", Severity.CRITICAL, "<cpu>",
-            f"{needs.address_bits} physical address bits for "
-            f"{format_bytes(needs.window_bytes)} of BARs above the memory", str(bits),
-            "firmware leaves BARs without an address: the guest's driver finds no device",
-            "<cpu mode='host-passthrough'>, or <maxphysaddr mode='emulate' "
-            f"bits='{needs.address_bits}'/>", facts.source,
-        )  # fmt: skip
+            id="address-bits-small",
+            severity=Severity.CRITICAL,
+            subject="<cpu>",
+            expected=f"{needs.address_bits} physical address bits for "
+            f"{format_bytes(needs.window_bytes)} of BARs above the memory",
+            observed=str(bits),
+            cost="firmware leaves BARs without an address: the guest's driver finds no device",
+            fix="<cpu mode='host-passthrough'>, or <maxphysaddr mode='emulate' "
+            f"bits='{needs.address_bits}'/>",
+            source=facts.source,
+        )
     elif (
         not shows_host
         and (guest.firmware or "bios").lower() != "bios"
@@ -142,10 +154,13 @@ def _addresses(facts: DomainFacts, needs: Limits) -> Iterator[Finding]:
         and max(DEFAULT_WINDOW_BYTES, guest.pcihole64_bytes or 0) < needs.window_bytes
     ):
         yield Finding(
-            "pci-window-small", Severity.WARNING, "pcie-root",
-            f"a 64-bit window of {format_bytes(needs.window_bytes)} for the BARs",
-            format_bytes(max(DEFAULT_WINDOW_BYTES, guest.pcihole64_bytes or 0)),
-            "OVMF that cannot see the host's address bits gives out no more than that",
-            f"<pcihole64 unit='KiB'>{needs.window_bytes // KIB}</pcihole64> in the pcie-root, "
-            "or <cpu mode='host-passthrough'>", facts.source,
-        )  # fmt: skip
+            id="pci-window-small",
+            severity=Severity.WARNING,
+            subject="pcie-root",
+            expected=f"a 64-bit window of {format_bytes(needs.window_bytes)} for the BARs",
+            observed=format_bytes(max(DEFAULT_WINDOW_BYTES, guest.pcihole64_bytes or 0)),
+            cost="OVMF that cannot see the host's address bits gives out no more than that",
+            fix=f"<pcihole64 unit='KiB'>{needs.window_bytes // KIB}</pcihole64> in the pcie-root, "
+            "or <cpu mode='host-passthrough'>",
+            source=facts.source,
+        )

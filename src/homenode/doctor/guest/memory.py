@@ -38,27 +38,41 @@ def _unbound(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     unbound = [cell.id for cell in facts.cells if not cell.host_nodes]
     if len(facts.cells) > 1 and unbound:
         yield Finding(
-            "memory-unbound", Severity.WARNING, f"cells {CpuSet(unbound)}",
-            "memory bound to the node of the cell's vCPUs", "no <memnode> and no <memory>",
-            "the cell's memory may lie on any node, and the guest takes it for local",
-            "homenode plan --layout pin-numa-pci", facts.source,
-        )  # fmt: skip
+            id="memory-unbound",
+            severity=Severity.WARNING,
+            subject=f"cells {CpuSet(unbound)}",
+            expected="memory bound to the node of the cell's vCPUs",
+            observed="no <memnode> and no <memory>",
+            cost="the cell's memory may lie on any node, and the guest takes it for local",
+            fix="homenode plan --layout pin-numa-pci",
+            source=facts.source,
+        )
     elif len(facts.cells) < 2 and facts.binding is None and len(vcpu_nodes) == 1:
         yield Finding(
-            "memory-unbound", Severity.WARNING, "<numatune>",
-            f"memory bound to node {vcpu_nodes}, where the vCPUs are", "no binding",
-            "what does not fit there when the VM starts comes from another node, for good",
-            "homenode plan --layout pin-bound", facts.source,
-        )  # fmt: skip
+            id="memory-unbound",
+            severity=Severity.WARNING,
+            subject="<numatune>",
+            expected=f"memory bound to node {vcpu_nodes}, where the vCPUs are",
+            observed="no binding",
+            cost="what does not fit there when the VM starts comes from another node, for good",
+            fix="homenode plan --layout pin-bound",
+            source=facts.source,
+        )
     elif len(facts.cells) < 2 and facts.binding is not None:
         away = facts.binding[1] - vcpu_nodes
         if vcpu_nodes and away:
             yield Finding(
-                "memory-elsewhere", Severity.WARNING, "<numatune>",
-                f"memory on nodes {vcpu_nodes}, where the vCPUs are", f"nodes {away} as well"
-                if facts.binding[1] != away else f"on nodes {away} only",
-                "accesses to it are remote", "homenode plan --layout pin-bound", facts.source,
-            )  # fmt: skip
+                id="memory-elsewhere",
+                severity=Severity.WARNING,
+                subject="<numatune>",
+                expected=f"memory on nodes {vcpu_nodes}, where the vCPUs are",
+                observed=f"nodes {away} as well"
+                if facts.binding[1] != away
+                else f"on nodes {away} only",
+                cost="accesses to it are remote",
+                fix="homenode plan --layout pin-bound",
+                source=facts.source,
+            )
 
 
 def _modes(facts: DomainFacts) -> Iterator[Finding]:
@@ -67,12 +81,15 @@ def _modes(facts: DomainFacts) -> Iterator[Finding]:
     soft = [cell for cell in facts.cells if cell.mode not in ("strict", None)]
     if soft:
         yield Finding(
-            "memnode-not-strict", Severity.WARNING,
-            f"cells {CpuSet(cell.id for cell in soft)}", "mode strict, as <memory> says",
-            f"<memnode> with mode {', '.join(sorted({str(cell.mode) for cell in soft}))}",
-            "pages may come from other nodes, against what <memory> promises",
-            "give both one mode: homenode plan --memory-mode strict", facts.source,
-        )  # fmt: skip
+            id="memnode-not-strict",
+            severity=Severity.WARNING,
+            subject=f"cells {CpuSet(cell.id for cell in soft)}",
+            expected="mode strict, as <memory> says",
+            observed=f"<memnode> with mode {', '.join(sorted({str(cell.mode) for cell in soft}))}",
+            cost="pages may come from other nodes, against what <memory> promises",
+            fix="give both one mode: homenode plan --memory-mode strict",
+            source=facts.source,
+        )
 
 
 def _gpu_nodes(facts: DomainFacts, host: Host) -> Iterator[Finding]:
@@ -82,11 +99,15 @@ def _gpu_nodes(facts: DomainFacts, host: Host) -> Iterator[Finding]:
         bound |= cell.host_nodes
     if not bound.isdisjoint(gpu_nodes):
         yield Finding(
-            "memory-on-gpu", Severity.CRITICAL, f"node {bound & gpu_nodes}",
-            "nodes of the CPUs' own memory", "memory of a GPU",
-            "the VM takes the GPU's memory, and the CPU reaches it through C2C",
-            "bind to the node that has the CPUs: homenode plan", facts.source,
-        )  # fmt: skip
+            id="memory-on-gpu",
+            severity=Severity.CRITICAL,
+            subject=f"node {bound & gpu_nodes}",
+            expected="nodes of the CPUs' own memory",
+            observed="memory of a GPU",
+            cost="the VM takes the GPU's memory, and the CPU reaches it through C2C",
+            fix="bind to the node that has the CPUs: homenode plan",
+            source=facts.source,
+        )
 
 
 def _far_devices(facts: DomainFacts, host: Host) -> Iterator[Finding]:
@@ -119,15 +140,18 @@ def _far_devices(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     for device in pulling:
         if device.node is not None and int(device.node) not in near:
             yield Finding(
-                "device-far", Severity.WARNING if divides else Severity.INFO, str(device.bdf),
-                f"vCPUs and memory on the device's node {device.node}",
-                f"all of them on nodes {here}", _FAR_COST,
-                "choose a device of these nodes, or homenode plan, which follows the devices"
+                id="device-far",
+                severity=Severity.WARNING if divides else Severity.INFO,
+                subject=str(device.bdf),
+                expected=f"vCPUs and memory on the device's node {device.node}",
+                observed=f"all of them on nodes {here}",
+                cost=_FAR_COST,
+                fix="choose a device of these nodes, or homenode plan, which follows the devices"
                 if divides
                 else f"devices of these nodes; or a number of cores that {len(homes)} divides, "
                 "and memory in each package",
-                facts.source,
-            )  # fmt: skip
+                source=facts.source,
+            )
 
 
 def _packages_whole(nodes: CpuSet, host: Host) -> CpuSet:

@@ -22,12 +22,16 @@ def passthrough_findings(facts: DomainFacts, document: Document, host: Host) -> 
         return
     if host.settings.iommus == () and all(d.iommu_group is None for d in devices):
         yield Finding(
-            "iommu-off", Severity.CRITICAL, f"{len(devices)} passed-through devices",
-            "an IOMMU that is on", "none in /sys/class/iommu, and no IOMMU groups",
-            "the start fails: VFIO needs one",
-            "firmware: VT-d or AMD-Vi on; kernel: intel_iommu=on (AMD needs no word); check: "
-            "ls /sys/class/iommu", "/sys/class/iommu; Documentation/driver-api/vfio.rst",
-        )  # fmt: skip
+            id="iommu-off",
+            severity=Severity.CRITICAL,
+            subject=f"{len(devices)} passed-through devices",
+            expected="an IOMMU that is on",
+            observed="none in /sys/class/iommu, and no IOMMU groups",
+            cost="the start fails: VFIO needs one",
+            fix="firmware: VT-d or AMD-Vi on; kernel: intel_iommu=on (AMD needs no word); check: "
+            "ls /sys/class/iommu",
+            source="/sys/class/iommu; Documentation/driver-api/vfio.rst",
+        )
     yield from _unmanaged(document, {device.bdf: device for device in devices})
     yield from _companions(facts, host, devices, passed)
 
@@ -41,11 +45,16 @@ def _unmanaged(document: Document, devices: dict[Bdf, PciDevice]) -> Iterator[Fi
         if device is None or device.driver is None or "vfio" in device.driver:
             continue
         yield Finding(
-            "not-bound-to-vfio", Severity.CRITICAL, str(device.bdf),
-            "driver vfio-pci, because managed='no' leaves that to you", f"driver {device.driver}",
-            "the start fails", f"managed='yes', or virsh nodedev-detach "
-            f"pci_{str(device.bdf).replace(':', '_').replace('.', '_')}", document.source,
-        )  # fmt: skip
+            id="not-bound-to-vfio",
+            severity=Severity.CRITICAL,
+            subject=str(device.bdf),
+            expected="driver vfio-pci, because managed='no' leaves that to you",
+            observed=f"driver {device.driver}",
+            cost="the start fails",
+            fix=f"managed='yes', or virsh nodedev-detach "
+            f"pci_{str(device.bdf).replace(':', '_').replace('.', '_')}",
+            source=document.source,
+        )
 
 
 def _hostdevs(document: Document) -> Iterator[Element]:
@@ -72,12 +81,15 @@ def _companions(
     ]
     if owned:
         yield Finding(
-            "iommu-group-companions", Severity.INFO, ", ".join(str(d.bdf) for d in owned[:16]),
-            "IOMMU groups that hold the VM's devices only",
-            "in one group with a device of the VM, and not passed",
-            "no one else can use them while the VM runs",
-            "pass them as well, or use a slot below a port with ACS", facts.source,
-        )  # fmt: skip
+            id="iommu-group-companions",
+            severity=Severity.INFO,
+            subject=", ".join(str(d.bdf) for d in owned[:16]),
+            expected="IOMMU groups that hold the VM's devices only",
+            observed="in one group with a device of the VM, and not passed",
+            cost="no one else can use them while the VM runs",
+            fix="pass them as well, or use a slot below a port with ACS",
+            source=facts.source,
+        )
 
 
 def _same_slot(a: Bdf, b: Bdf) -> bool:

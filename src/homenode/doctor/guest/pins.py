@@ -66,13 +66,15 @@ def _llcs(facts: DomainFacts, host: Host) -> Iterator[Finding]:
         return
     least = max(2 * needed, needed + 2)
     yield Finding(
-        "llc-straddled",
-        Severity.WARNING if touched >= least else Severity.INFO,
-        f"{len(used)} cores of vCPUs",
-        f"{needed} last-level caches hold them", f"they lie in {touched}",
-        "threads that share data pass it through memory instead of a cache",
-        _REPLAN, facts.source,
-    )  # fmt: skip
+        id="llc-straddled",
+        severity=Severity.WARNING if touched >= least else Severity.INFO,
+        subject=f"{len(used)} cores of vCPUs",
+        expected=f"{needed} last-level caches hold them",
+        observed=f"they lie in {touched}",
+        cost="threads that share data pass it through memory instead of a cache",
+        fix=_REPLAN,
+        source=facts.source,
+    )
 
 
 def _fewest(sizes: list[int], cores: int) -> int:
@@ -101,12 +103,16 @@ def _kinds(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     llcs = sum(not llc.pus.isdisjoint(pus) for llc in host.llcs)
     cache = "; all share one last-level cache, so that is not the cause" if llcs == 1 else ""
     yield Finding(
-        "core-kinds-mixed", Severity.WARNING, "vCPUs", "cores of one kind: the guest's scheduler "
-        "takes all vCPUs for equal", stated + cache,
-        "work that is split evenly waits for the slowest vCPU",
-        "pin to P cores only and leave E cores to the emulator: homenode plan; "
-        "--mixed-kinds puts them in cells of their own", facts.source,
-    )  # fmt: skip
+        id="core-kinds-mixed",
+        severity=Severity.WARNING,
+        subject="vCPUs",
+        expected="cores of one kind: the guest's scheduler takes all vCPUs for equal",
+        observed=stated + cache,
+        cost="work that is split evenly waits for the slowest vCPU",
+        fix="pin to P cores only and leave E cores to the emulator: homenode plan; "
+        "--mixed-kinds puts them in cells of their own",
+        source=facts.source,
+    )
 
 
 def _flat_over_nodes(facts: DomainFacts, host: Host) -> Iterator[Finding]:
@@ -118,15 +124,21 @@ def _flat_over_nodes(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     most = max(len(core_pus) for core_pus in _cores_by_node(host)) if host.nodes else 0
     fits = facts.guest.vcpus <= most
     yield Finding(
-        "flat-over-nodes", Severity.WARNING, f"{facts.guest.vcpus} vCPUs",
-        "vCPUs on one host node, or a guest that is shown the nodes",
-        f"a flat guest pinned over nodes {nodes}",
-        "memory is remote for most vCPUs and the guest cannot know: STREAM fell from 39 to 24 GB/s "
+        id="flat-over-nodes",
+        severity=Severity.WARNING,
+        subject=f"{facts.guest.vcpus} vCPUs",
+        expected="vCPUs on one host node, or a guest that is shown the nodes",
+        observed=f"a flat guest pinned over nodes {nodes}",
+        cost="memory is remote for most vCPUs and the guest cannot know: STREAM fell from 39 "
+        "to 24 GB/s "
         "on a 4-node EPYC, and guest cells brought 74 (a study of six GPU systems)",
-        ("one node has cores enough: homenode plan --layout pin-bound --max-nodes 1" if fits
-         else "homenode plan --layout pin-numa-pci shows the guest its nodes and its devices'"),
-        facts.source,
-    )  # fmt: skip
+        fix=(
+            "one node has cores enough: homenode plan --layout pin-bound --max-nodes 1"
+            if fits
+            else "homenode plan --layout pin-numa-pci shows the guest its nodes and its devices'"
+        ),
+        source=facts.source,
+    )
 
 
 def _cores_by_node(host: Host) -> list[list[int]]:
@@ -142,17 +154,27 @@ def _helpers(facts: DomainFacts) -> Iterator[Finding]:
     for number, pin in facts.iothread_pins:
         if not pin.isdisjoint(pus) and not pin - pus:
             yield Finding(
-                "iothread-on-vcpu", Severity.WARNING, f"IOThread {number}", "PUs without vCPUs",
-                f"only PUs {pin}, where vCPUs run", "disk interrupts and vCPUs take turns",
-                "homenode plan --emulator auto pins both", facts.source,
-            )  # fmt: skip
+                id="iothread-on-vcpu",
+                severity=Severity.WARNING,
+                subject=f"IOThread {number}",
+                expected="PUs without vCPUs",
+                observed=f"only PUs {pin}, where vCPUs run",
+                cost="disk interrupts and vCPUs take turns",
+                fix="homenode plan --emulator auto pins both",
+                source=facts.source,
+            )
     single = all(pin is None or len(pin) <= 2 for pin in facts.vcpu_pins)
     if facts.emulator_pus is None and single:
         yield Finding(
-            "emulator-floats", Severity.INFO, "<emulatorpin>", "a pin besides those of the vCPUs",
-            "none: QEMU's own threads run anywhere, on the vCPUs' PUs too",
-            "they interrupt vCPUs now and then", "homenode plan --emulator auto", facts.source,
-        )  # fmt: skip
+            id="emulator-floats",
+            severity=Severity.INFO,
+            subject="<emulatorpin>",
+            expected="a pin besides those of the vCPUs",
+            observed="none: QEMU's own threads run anywhere, on the vCPUs' PUs too",
+            cost="they interrupt vCPUs now and then",
+            fix="homenode plan --emulator auto",
+            source=facts.source,
+        )
 
 
 def _isolation(facts: DomainFacts, host: Host) -> Iterator[Finding]:
@@ -161,28 +183,42 @@ def _isolation(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     if not isolated:
         return
     floating = [
-        vcpu for vcpu, pin in enumerate(facts.vcpu_pins)
+        vcpu
+        for vcpu, pin in enumerate(facts.vcpu_pins)
         if pin is not None and len(pin & isolated) > 1
-    ]  # fmt: skip
+    ]
     if floating:
         yield Finding(
-            "floats-on-isolated", Severity.WARNING, f"vCPUs {CpuSet(floating)}",
-            "one PU for each vCPU where PUs are isolated",
-            f"sets of isolated PUs ({isolated}), over which the kernel balances nothing",
-            "all of them may share one PU", _REPLAN, facts.source,
-        )  # fmt: skip
+            id="floats-on-isolated",
+            severity=Severity.WARNING,
+            subject=f"vCPUs {CpuSet(floating)}",
+            expected="one PU for each vCPU where PUs are isolated",
+            observed=f"sets of isolated PUs ({isolated}), over which the kernel balances nothing",
+            cost="all of them may share one PU",
+            fix=_REPLAN,
+            source=facts.source,
+        )
     emulator = facts.emulator_pus
     if emulator is not None and len(emulator & isolated) > 1:
         yield Finding(
-            "emulator-on-isolated", Severity.WARNING, "<emulatorpin>", "PUs that are not isolated",
-            f"isolated PUs {emulator & isolated}",
-            "QEMU's many threads all stay on one of them: the kernel balances nothing there",
-            "pin the emulator to housekeeping PUs: homenode plan --emulator auto", facts.source,
-        )  # fmt: skip
+            id="emulator-on-isolated",
+            severity=Severity.WARNING,
+            subject="<emulatorpin>",
+            expected="PUs that are not isolated",
+            observed=f"isolated PUs {emulator & isolated}",
+            cost="QEMU's many threads all stay on one of them: the kernel balances nothing there",
+            fix="pin the emulator to housekeeping PUs: homenode plan --emulator auto",
+            source=facts.source,
+        )
     pus = pinned_pus(facts)
     if pus and pus.isdisjoint(isolated) and len(isolated) >= ceil(len(pus) / 2):
         yield Finding(
-            "isolated-unused", Severity.INFO, "vCPUs", f"isolated PUs {isolated}",
-            f"pins on other PUs: {pus}", "the isolation is unused",
-            "homenode plan takes isolated PUs first", facts.source,
-        )  # fmt: skip
+            id="isolated-unused",
+            severity=Severity.INFO,
+            subject="vCPUs",
+            expected=f"isolated PUs {isolated}",
+            observed=f"pins on other PUs: {pus}",
+            cost="the isolation is unused",
+            fix="homenode plan takes isolated PUs first",
+            source=facts.source,
+        )

@@ -46,20 +46,27 @@ def _governor(host: Host, facts: DomainFacts | None) -> Iterator[Finding]:
         return
     if "powersave" in governors and not _DRIVERS_WITH_OWN_CLOCK.issuperset(drivers):
         yield Finding(
-            "governor-powersave", Severity.WARNING, f"cpufreq of PUs {slow}" if slow else "cpufreq",
-            "a governor that follows the load", f"powersave with driver {', '.join(drivers)}: "
-            "the lowest clock always", "every vCPU there runs at the lowest clock",
-            "cpupower frequency-set -g performance; check: cpupower frequency-info",
-            "Documentation/admin-guide/pm/cpufreq.rst",
-        )  # fmt: skip
+            id="governor-powersave",
+            severity=Severity.WARNING,
+            subject=f"cpufreq of PUs {slow}" if slow else "cpufreq",
+            expected="a governor that follows the load",
+            observed=f"powersave with driver {', '.join(drivers)}: the lowest clock always",
+            cost="every vCPU there runs at the lowest clock",
+            fix="cpupower frequency-set -g performance; check: cpupower frequency-info",
+            source="Documentation/admin-guide/pm/cpufreq.rst",
+        )
     elif mixed:
         yield Finding(
-            "governor-mixed", Severity.INFO, f"cpufreq of PUs {ours}",
-            "one governor for all vCPUs", f"{', '.join(governors)}; PUs {mixed} differ",
-            "vCPUs clock up at different speeds, and the guest takes them for equal",
-            f"cpupower -c {ours} frequency-set -g performance; check: grep . "
-            "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor", _SYSFS,
-        )  # fmt: skip
+            id="governor-mixed",
+            severity=Severity.INFO,
+            subject=f"cpufreq of PUs {ours}",
+            expected="one governor for all vCPUs",
+            observed=f"{', '.join(governors)}; PUs {mixed} differ",
+            cost="vCPUs clock up at different speeds, and the guest takes them for equal",
+            fix=f"cpupower -c {ours} frequency-set -g performance; check: grep . "
+            "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor",
+            source=_SYSFS,
+        )
 
 
 def _idle(host: Host, facts: DomainFacts) -> Iterator[Finding]:
@@ -77,12 +84,16 @@ def _idle(host: Host, facts: DomainFacts) -> Iterator[Finding]:
     if latency is None or latency < _SLOW_WAKE_US:
         return
     yield Finding(
-        "idle-deep", Severity.INFO, f"cpuidle of PUs {deep}",
-        f"idle states that end within {_SLOW_WAKE_US} µs", f"up to {latency} µs",
-        "small transfers and interrupts wait for a core to wake up",
-        f"for latency: cpupower -c {deep} idle-set -D {_SLOW_WAKE_US}, or tuned-adm profile "
-        "virtual-host; it costs power", _SYSFS,
-    )  # fmt: skip
+        id="idle-deep",
+        severity=Severity.INFO,
+        subject=f"cpuidle of PUs {deep}",
+        expected=f"idle states that end within {_SLOW_WAKE_US} µs",
+        observed=f"up to {latency} µs",
+        cost="small transfers and interrupts wait for a core to wake up",
+        fix=f"for latency: cpupower -c {deep} idle-set -D {_SLOW_WAKE_US}, or tuned-adm profile "
+        "virtual-host; it costs power",
+        source=_SYSFS,
+    )
 
 
 def _small_pages(host: Host, facts: DomainFacts, memory_is_bound: bool) -> Iterator[Finding]:
@@ -91,27 +102,41 @@ def _small_pages(host: Host, facts: DomainFacts, memory_is_bound: bool) -> Itera
     size = format_bytes(guest.memory_bytes)
     if settings.transparent_hugepages == "never" and guest.memory_bytes >= _LARGE_GUEST_BYTES:
         yield Finding(
-            "pages-small", Severity.WARNING, f"{size} of ordinary pages",
-            "huge pages: <hugepages>, or transparent ones", "transparent_hugepage is never",
-            "a page walk of up to 24 steps for each TLB miss, and 4 KiB mappings in the IOMMU",
-            "homenode plan --page-size 1GiB, or echo madvise > "
-            "/sys/kernel/mm/transparent_hugepage/enabled", _SYSFS,
-        )  # fmt: skip
+            id="pages-small",
+            severity=Severity.WARNING,
+            subject=f"{size} of ordinary pages",
+            expected="huge pages: <hugepages>, or transparent ones",
+            observed="transparent_hugepage is never",
+            cost="a page walk of up to 24 steps for each TLB miss, and 4 KiB mappings in the IOMMU",
+            fix="homenode plan --page-size 1GiB, or echo madvise > "
+            "/sys/kernel/mm/transparent_hugepage/enabled",
+            source=_SYSFS,
+        )
     if settings.ksm_run == 1 and not guest.hostdevs:
         yield Finding(
-            "ksm-on", Severity.INFO, "ksm", "no merging of a pinned VM's pages", "ksm/run is 1",
-            "pages that are merged across nodes are remote for one of the VMs",
-            "<memoryBacking><nosharepages/>, or echo 0 > "
-            "/sys/kernel/mm/ksm/merge_across_nodes after ksm/run 2", _SYSFS,
-        )  # fmt: skip
+            id="ksm-on",
+            severity=Severity.INFO,
+            subject="ksm",
+            expected="no merging of a pinned VM's pages",
+            observed="ksm/run is 1",
+            cost="pages that are merged across nodes are remote for one of the VMs",
+            fix="<memoryBacking><nosharepages/>, or echo 0 > "
+            "/sys/kernel/mm/ksm/merge_across_nodes after ksm/run 2",
+            source=_SYSFS,
+        )
     # The kernel scans neither huge pages of hugetlbfs nor strictly bound memory.
     # Source: task_numa_work and vma_policy_mof, kernel/sched/fair.c and mm/mempolicy.c.
     bound = memory_is_bound or facts.binding is not None
     bound = bound or any(cell.host_nodes for cell in facts.cells)
     if settings.numa_balancing and not bound and facts.is_pinned and len(host.nodes) > 1:
         yield Finding(
-            "numa-balancing", Severity.INFO, "kernel.numa_balancing",
-            "memory that is bound, or 0", f"{settings.numa_balancing}, and memory is not bound",
-            "pages are unmapped to see who uses them; those that VFIO holds cannot move anyway",
-            "homenode plan --layout pin-bound, or sysctl kernel.numa_balancing=0", _SYSFS,
-        )  # fmt: skip
+            id="numa-balancing",
+            severity=Severity.INFO,
+            subject="kernel.numa_balancing",
+            expected="memory that is bound, or 0",
+            observed=f"{settings.numa_balancing}, and memory is not bound",
+            cost="pages are unmapped to see who uses them; those that VFIO holds cannot move "
+            "anyway",
+            fix="homenode plan --layout pin-bound, or sysctl kernel.numa_balancing=0",
+            source=_SYSFS,
+        )

@@ -21,10 +21,15 @@ def topology_findings(facts: DomainFacts, document: Document, host: Host) -> Ite
     if topology is None:
         if facts.guest.vcpus > _MANY_SOCKETS:
             yield Finding(
-                "sockets-implicit", Severity.INFO, "<topology>", "a topology",
-                f"none: libvirt makes it {facts.guest.vcpus} sockets of one core",
-                "licences count sockets, and some guests use only two", _REPLAN, facts.source,
-            )  # fmt: skip
+                id="sockets-implicit",
+                severity=Severity.INFO,
+                subject="<topology>",
+                expected="a topology",
+                observed=f"none: libvirt makes it {facts.guest.vcpus} sockets of one core",
+                cost="licences count sockets, and some guests use only two",
+                fix=_REPLAN,
+                source=facts.source,
+            )
         return
     sockets, dies, cores, threads = topology
     if sockets * dies * cores * threads != facts.guest.vcpus:
@@ -45,16 +50,21 @@ def _sockets(facts: DomainFacts, per_socket: int) -> Iterator[Finding]:
         cut = [
             number
             for number, socket in enumerate(_groups(facts.guest.vcpus, per_socket))
-            if not socket.isdisjoint(cell.vcpus) and not socket <= cell.vcpus
+            if not socket.isdisjoint(cell.vcpus)
+            and not socket <= cell.vcpus
             and not cell.vcpus <= socket
-        ]  # fmt: skip
+        ]
         if cut:
             yield Finding(
-                "socket-cut-by-cell", Severity.WARNING, f"cell {cell.id}",
-                f"whole sockets of {per_socket} vCPUs", f"parts of socket {CpuSet(cut)}",
-                "kernels drop the topology or the nodes when the two contradict each other",
-                _REPLAN, facts.source,
-            )  # fmt: skip
+                id="socket-cut-by-cell",
+                severity=Severity.WARNING,
+                subject=f"cell {cell.id}",
+                expected=f"whole sockets of {per_socket} vCPUs",
+                observed=f"parts of socket {CpuSet(cut)}",
+                cost="kernels drop the topology or the nodes when the two contradict each other",
+                fix=_REPLAN,
+                source=facts.source,
+            )
 
 
 def _threads(facts: DomainFacts, host: Host, threads: int) -> Iterator[Finding]:
@@ -69,18 +79,26 @@ def _threads(facts: DomainFacts, host: Host, threads: int) -> Iterator[Finding]:
             lying += group
     if lying:
         yield Finding(
-            "threads-not-siblings", Severity.WARNING, f"vCPUs {CpuSet(lying)}",
-            f"each {threads} vCPUs that the guest takes for siblings on one core",
-            "on several cores", "the guest packs work on cores that are none and idles others",
-            "homenode plan --layout pin-numa-pci-smt keeps siblings together", facts.source,
-        )  # fmt: skip
+            id="threads-not-siblings",
+            severity=Severity.WARNING,
+            subject=f"vCPUs {CpuSet(lying)}",
+            expected=f"each {threads} vCPUs that the guest takes for siblings on one core",
+            observed="on several cores",
+            cost="the guest packs work on cores that are none and idles others",
+            fix="homenode plan --layout pin-numa-pci-smt keeps siblings together",
+            source=facts.source,
+        )
     elif not facts.is_pinned:
         yield Finding(
-            "threads-not-siblings", Severity.WARNING, "<topology>",
-            "siblings that are siblings on the host", f"threads={threads} and no pins",
-            "the guest packs work on cores that are none", "pin the vCPUs, or threads='1'",
-            facts.source,
-        )  # fmt: skip
+            id="threads-not-siblings",
+            severity=Severity.WARNING,
+            subject="<topology>",
+            expected="siblings that are siblings on the host",
+            observed=f"threads={threads} and no pins",
+            cost="the guest packs work on cores that are none",
+            fix="pin the vCPUs, or threads='1'",
+            source=facts.source,
+        )
 
 
 def _topoext(facts: DomainFacts, document: Document, host: Host) -> Iterator[Finding]:
@@ -97,11 +115,15 @@ def _topoext(facts: DomainFacts, document: Document, host: Host) -> Iterator[Fin
     if policy in ("require", "force"):
         return
     yield Finding(
-        "topoext-missing", Severity.WARNING, "<cpu>",
-        "<feature policy='require' name='topoext'/>: AMD gives siblings through it",
-        "no such feature" if policy is None else f"policy {policy}",
-        "the guest takes siblings for cores", "add the feature; homenode plan does", facts.source,
-    )  # fmt: skip
+        id="topoext-missing",
+        severity=Severity.WARNING,
+        subject="<cpu>",
+        expected="<feature policy='require' name='topoext'/>: AMD gives siblings through it",
+        observed="no such feature" if policy is None else f"policy {policy}",
+        cost="the guest takes siblings for cores",
+        fix="add the feature; homenode plan does",
+        source=facts.source,
+    )
 
 
 def _cache(
@@ -120,15 +142,22 @@ def _cache(
     lying: list[int] = []
     for group in _groups(facts.guest.vcpus, max(1, min(sharing, per_socket))):
         llcs = {
-            llc_of.get(pu) for vcpu in group if vcpu < len(facts.vcpu_pins)
+            llc_of.get(pu)
+            for vcpu in group
+            if vcpu < len(facts.vcpu_pins)
             for pu in facts.vcpu_pins[vcpu] or ()
-        }  # fmt: skip
+        }
         if len(llcs) > 1:
             lying += group
     if lying:
         yield Finding(
-            "cache-passthrough-false", Severity.WARNING, f"vCPUs {CpuSet(lying)}",
-            "vCPUs that the guest sees behind one last-level cache, behind one on the host",
-            "behind several", "threads that share data are put where they share no cache",
-            "drop <cache mode='passthrough'/>, or let homenode plan choose", facts.source,
-        )  # fmt: skip
+            id="cache-passthrough-false",
+            severity=Severity.WARNING,
+            subject=f"vCPUs {CpuSet(lying)}",
+            expected="vCPUs that the guest sees behind one last-level cache, behind one on "
+            "the host",
+            observed="behind several",
+            cost="threads that share data are put where they share no cache",
+            fix="drop <cache mode='passthrough'/>, or let homenode plan choose",
+            source=facts.source,
+        )

@@ -41,25 +41,31 @@ def _of_function(device: PciDevice) -> Iterator[Finding]:
     if lost:
         harmless = {name for name, _ in errors.nonfatal} <= _OF_RESETS and not errors.fatal
         yield Finding(
-            "pcie-errors-uncorrected", Severity.INFO if harmless else Severity.WARNING,
-            str(device.bdf),
-            "no uncorrected errors", _stated(lost),
-            "the link was reset or data was lost: jobs fail, or continue it",
-            "journalctl -k | grep AER; reseat card, riser and cables; a driver's reset leaves "
-            "UnsupReq and CmpltTO only", f"{folder}/aer_dev_nonfatal, aer_dev_fatal",
-        )  # fmt: skip
+            id="pcie-errors-uncorrected",
+            severity=Severity.INFO if harmless else Severity.WARNING,
+            subject=str(device.bdf),
+            expected="no uncorrected errors",
+            observed=_stated(lost),
+            cost="the link was reset or data was lost: jobs fail, or continue it",
+            fix="journalctl -k | grep AER; reseat card, riser and cables; a driver's reset leaves "
+            "UnsupReq and CmpltTO only",
+            source=f"{folder}/aer_dev_nonfatal, aer_dev_fatal",
+        )
     retries = sum(count for name, count in errors.correctable if name in _OF_THE_WIRE)
     replays = device.link_replays or 0
     if max(retries, replays) >= _MANY:
         stated = errors.correctable or (("replays", replays),)
         yield Finding(
-            "pcie-errors-corrected", Severity.WARNING, str(device.bdf),
-            f"fewer than {_MANY} retries since boot", _stated(stated),
-            "each is sent again: bandwidth falls, and the link may train to a lower speed",
-            "clean and reseat the card, look at riser and cables; check that the counts stand "
+            id="pcie-errors-corrected",
+            severity=Severity.WARNING,
+            subject=str(device.bdf),
+            expected=f"fewer than {_MANY} retries since boot",
+            observed=_stated(stated),
+            cost="each is sent again: bandwidth falls, and the link may train to a lower speed",
+            fix="clean and reseat the card, look at riser and cables; check that the counts stand "
             "still under load",
-            f"{folder}/aer_dev_correctable; replay_counter of nvidia-smi -q",
-        )  # fmt: skip
+            source=f"{folder}/aer_dev_correctable; replay_counter of nvidia-smi -q",
+        )
 
 
 def _stated(counts: tuple[tuple[str, int], ...]) -> str:

@@ -33,11 +33,15 @@ def copy_findings(
             continue
         if rate > path.expected.bytes_per_s:
             yield Finding(
-                "h2d-above-link", Severity.INCONCLUSIVE, f"GPU {path.device.bdf}",
-                f"at most {path.expected.with_rate()}", f"{gigabytes(rate)} measured",
-                None, "measure again: the figure is of another GPU, of both directions, or of "
-                "device memory", "the figure of --h2d, or of the copy that ran",
-            )  # fmt: skip
+                id="h2d-above-link",
+                severity=Severity.INCONCLUSIVE,
+                subject=f"GPU {path.device.bdf}",
+                expected=f"at most {path.expected.with_rate()}",
+                observed=f"{gigabytes(rate)} measured",
+                fix="measure again: the figure is of another GPU, of both directions, or of "
+                "device memory",
+                source="the figure of --h2d, or of the copy that ran",
+            )
         elif rate < _SOUND * path.expected.bytes_per_s:
             yield _slow(path.device.bdf, rate, path.expected)
 
@@ -47,11 +51,15 @@ def _slow(gpu: Bdf, rate: float, expected: LinkRate) -> Finding:
     excluded = LinkRate(2.5, expected.width)
     not_one = f"; excludes {excluded.as_generation}" if excluded.bytes_per_s < rate else ""
     return Finding(
-        "h2d-low", Severity.WARNING, f"GPU {gpu}",
-        f"{gigabytes(_SOUND * expected.bytes_per_s)} or more over {expected.with_rate()}",
-        f"{gigabytes(rate)}, which fits "
+        id="h2d-low",
+        severity=Severity.WARNING,
+        subject=f"GPU {gpu}",
+        expected=f"{gigabytes(_SOUND * expected.bytes_per_s)} or more over {expected.with_rate()}",
+        observed=f"{gigabytes(rate)}, which fits "
         f"{', '.join(fit.as_generation for fit in fits) or 'no link at all'}{not_one}",
-        f"{(1 - rate / expected.bytes_per_s) * 100:.0f} % of the path",
-        "read the link while a copy runs (homenode doctor --under-load); if it is up, look at the "
-        "memory's node and at pinned buffers", "the figure of --h2d, or of the copy that ran",
-    )  # fmt: skip
+        cost=f"{(1 - rate / expected.bytes_per_s) * 100:.0f} % of the path",
+        fix="read the link while a copy runs (homenode doctor --under-load); if it is up, "
+        "look at the "
+        "memory's node and at pinned buffers",
+        source="the figure of --h2d, or of the copy that ran",
+    )

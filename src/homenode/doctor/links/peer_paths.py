@@ -60,33 +60,40 @@ def _redirected(switch: Bdf, devices: list[PciDevice], ports: list[Bdf]) -> Find
         ats = f"; ATS is off on {', '.join(map(str, without_ats))}, so translations go up as well"
     names = ", ".join(str(device.bdf) for device in devices)
     return Finding(
-        "p2p-redirected",
-        Severity.INFO if passed else Severity.WARNING,
-        f"{names} below switch {switch}",
-        "isolation by ACS for VMs, at this price" if passed
+        id="p2p-redirected",
+        severity=Severity.INFO if passed else Severity.WARNING,
+        subject=f"{names} below switch {switch}",
+        expected="isolation by ACS for VMs, at this price"
+        if passed
         else "transfers between them that stay below their switch",
-        f"ports {', '.join(map(str, ports))} redirect them to the root complex (ACS){ats}",
-        "GPU to NIC and GPU to GPU go up and down again: 27 against 48 GB/s (NVIDIA/nccl#949)",
-        "in the VM: enable ATS on the NIC, or DirectTrans where the platform has it" if passed
+        observed=f"ports {', '.join(map(str, ports))} redirect them to the root complex (ACS){ats}",
+        cost="GPU to NIC and GPU to GPU go up and down again: 27 against 48 GB/s (NVIDIA/nccl#949)",
+        fix="in the VM: enable ATS on the NIC, or DirectTrans where the platform has it"
+        if passed
         else f"bare host: setpci -s {ports[0]} ECAP_ACS+0x6.w=0000:000c for each port (it "
         "clears the two redirects only), or ACS off in the firmware; never while "
         "VMs share the switch",
-        _SOURCE,
-    )  # fmt: skip
+        source=_SOURCE,
+    )
 
 
 def _translated(host: Host) -> Iterator[Finding]:
     """GPUs that a bare host drives itself, each transfer of which the IOMMU translates."""
     gpus = [
-        gpu for gpu in host.devices_of_kind(DeviceKind.GPU)
-        if gpu.driver in _OWN_DRIVERS
-        and (gpu.iommu_domain or "").startswith("DMA")
-    ]  # fmt: skip
+        gpu
+        for gpu in host.devices_of_kind(DeviceKind.GPU)
+        if gpu.driver in _OWN_DRIVERS and (gpu.iommu_domain or "").startswith("DMA")
+    ]
     if len(gpus) > 1:
         yield Finding(
-            "iommu-translates", Severity.INFO, f"{len(gpus)} GPUs that {gpus[0].driver} drives",
-            "IOMMU domains of type identity (iommu=pt)", f"type {gpus[0].iommu_domain}",
-            "transfers between GPUs are translated, and wrong data has been reported with it",
-            "boot with iommu=pt if no untrusted device is plugged in; then run a copy test that "
-            "verifies its data", "/sys/kernel/iommu_groups/N/type; intel/compute-runtime#942",
-        )  # fmt: skip
+            id="iommu-translates",
+            severity=Severity.INFO,
+            subject=f"{len(gpus)} GPUs that {gpus[0].driver} drives",
+            expected="IOMMU domains of type identity (iommu=pt)",
+            observed=f"type {gpus[0].iommu_domain}",
+            cost="transfers between GPUs are translated, and wrong data has been reported with it",
+            fix="boot with iommu=pt if no untrusted device is plugged in; then run a copy "
+            "test that "
+            "verifies its data",
+            source="/sys/kernel/iommu_groups/N/type; intel/compute-runtime#942",
+        )

@@ -67,9 +67,12 @@ def _limits(link: Link, expected: LinkRate) -> bool:
 
 
 def _finding(
-    link: Link, affected: list[DevicePath], paths: tuple[DevicePath, ...],
-    busy: frozenset[Bdf], host: Host,
-) -> Finding:  # fmt: skip
+    link: Link,
+    affected: list[DevicePath],
+    paths: tuple[DevicePath, ...],
+    busy: frozenset[Bdf],
+    host: Host,
+) -> Finding:
     current, capable = link.current, link.capable
     assert current is not None and capable is not None
     worst = max(affected, key=lambda path: _rank(path.device.kind))
@@ -99,36 +102,58 @@ def _finding(
     if idle is not None and _is_narrow_next_to_wide(link, affected, paths):
         share = (1 - current.width / capable.width) * 100
         return Finding(
-            "pcie-link-narrow", Severity.WARNING, subject, expected,
-            f"{observed}; {idle}, but cards of this model next to it idle with all their lanes",
-            f"{share:.0f} % of the link's lanes", _fix(link, capable, slow=False), source,
-        )  # fmt: skip
+            id="pcie-link-narrow",
+            severity=Severity.WARNING,
+            subject=subject,
+            expected=expected,
+            observed=f"{observed}; {idle}, but cards of this model next to it idle with all "
+            "their lanes",
+            cost=f"{share:.0f} % of the link's lanes",
+            fix=_fix(link, capable, slow=False),
+            source=source,
+        )
     if idle is not None:
         if current.width < capable.width:
             idle += f"; look at the lanes as well: {current.width} of {capable.width}"
         capped = _capped_by(link, current, capable)
         if capped is not None:
             return Finding(
-                "pcie-target-low", Severity.WARNING, subject, expected,
-                f"{observed}; and Link Control 2 of {capped.bdf} says {capped.target_gt_per_s:g} "
+                id="pcie-target-low",
+                severity=Severity.WARNING,
+                subject=subject,
+                expected=expected,
+                observed=f"{observed}; and Link Control 2 of {capped.bdf} says "
+                f"{capped.target_gt_per_s:g} "
                 "GT/s at most: no load raises this link",
-                cost, _fix(link, capable, slow=True), source,
-            )  # fmt: skip
+                cost=cost,
+                fix=_fix(link, capable, slow=True),
+                source=source,
+            )
         return Finding(
-            "pcie-link-idle", Severity.INCONCLUSIVE, subject, expected,
-            f"{observed}; {idle}", None,
-            f"retest under load: homenode doctor --under-load, or copy to {worst.device.bdf} while "
+            id="pcie-link-idle",
+            severity=Severity.INCONCLUSIVE,
+            subject=subject,
+            expected=expected,
+            observed=f"{observed}; {idle}",
+            fix="retest under load: homenode doctor --under-load, or copy to "
+            f"{worst.device.bdf} while "
             f"you read current_link_speed and current_link_width in /sys/bus/pci/devices/"
-            f"{link.lower.bdf}", source,
-        )  # fmt: skip
+            f"{link.lower.bdf}",
+            source=source,
+        )
     sharers = () if slow else lane_sharers(link, host)
     if sharers:
         observed += f"; the slot shares its lanes with {', '.join(map(str, sharers))}"
     return Finding(
-        "pcie-link-slow" if slow else "pcie-link-narrow",
-        Severity.INFO if sharers else _severity(link, affected, paths, slow=slow),
-        subject, expected, observed, cost, _fix(link, capable, slow=slow), source,
-    )  # fmt: skip
+        id="pcie-link-slow" if slow else "pcie-link-narrow",
+        severity=Severity.INFO if sharers else _severity(link, affected, paths, slow=slow),
+        subject=subject,
+        expected=expected,
+        observed=observed,
+        cost=cost,
+        fix=_fix(link, capable, slow=slow),
+        source=source,
+    )
 
 
 def _low_target(link: Link, capable: LinkRate) -> float | None:
@@ -162,15 +187,17 @@ def _low_targets(
             if target < current.gt_per_s and target in SPEEDS:
                 slow |= {link.lower.bdf}
                 yield Finding(
-                    "pcie-target-low", Severity.INFO,
-                    f"GPU {path.device.bdf}: link below port {link.upper.bdf}",
-                    f"a target of {current.gt_per_s:g} GT/s, which the link has",
-                    f"Link Control 2 says {target:g} GT/s at most",
-                    "none yet: the next training, as at a VM's start, ends there",
-                    f"homenode doctor retrain {link.lower.bdf} (a dry run without --apply) sets "
+                    id="pcie-target-low",
+                    severity=Severity.INFO,
+                    subject=f"GPU {path.device.bdf}: link below port {link.upper.bdf}",
+                    expected=f"a target of {current.gt_per_s:g} GT/s, which the link has",
+                    observed=f"Link Control 2 says {target:g} GT/s at most",
+                    cost="none yet: the next training, as at a VM's start, ends there",
+                    fix=f"homenode doctor retrain {link.lower.bdf} (a dry run without "
+                    "--apply) sets "
                     f"it; check: setpci -s {link.upper.bdf} CAP_EXP+30.w",
-                    f"{host.name}: LnkCtl2 of {link.upper.bdf}; PCIe 6.0, 7.5.3.19",
-                )  # fmt: skip
+                    source=f"{host.name}: LnkCtl2 of {link.upper.bdf}; PCIe 6.0, 7.5.3.19",
+                )
 
 
 def _rank(kind: DeviceKind) -> int:

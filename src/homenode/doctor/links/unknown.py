@@ -18,25 +18,33 @@ def cut_listing_findings(host: Host) -> Iterator[Finding]:
     for gap in host.gaps:
         if gap.subject.startswith(AFTER_A_CUT):
             yield Finding(
-                "listing-cut", Severity.INCONCLUSIVE, host.name,
-                "the output of lspci to its end", f"not known: {gap.subject}", None,
-                "take it again: sudo lspci -D -nn -vvv > FILE", gap.reason,
-            )  # fmt: skip
+                id="listing-cut",
+                severity=Severity.INCONCLUSIVE,
+                subject=host.name,
+                expected="the output of lspci to its end",
+                observed=f"not known: {gap.subject}",
+                fix="take it again: sudo lspci -D -nn -vvv > FILE",
+                source=gap.reason,
+            )
 
 
 def silent_device_findings(host: Host) -> Iterator[Finding]:
     """Devices that the kernel still lists and that no longer answer."""
     for device in _silent(host):
         yield Finding(
-            "device-silent", Severity.CRITICAL, f"{JUDGED[device.kind]} {device.bdf}",
-            "configuration space that answers",
-            "ones only: lspci says rev ff and unknown header type 7f",
-            "the device is lost: its driver and any VM that has it fail or hang",
-            "shut its VM down, then power the machine off and on (a restart may not do); look for "
+            id="device-silent",
+            severity=Severity.CRITICAL,
+            subject=f"{JUDGED[device.kind]} {device.bdf}",
+            expected="configuration space that answers",
+            observed="ones only: lspci says rev ff and unknown header type 7f",
+            cost="the device is lost: its driver and any VM that has it fail or hang",
+            fix="shut its VM down, then power the machine off and on (a restart may not do); "
+            "look for "
             "power, heat and the card in its slot: journalctl -k | grep -iE 'Xid|fallen off|AER|"
             f"pciehp'; check: lspci -s {device.bdf} does not say rev ff",
-            f"{host.name}: lspci -vvv; PCIe 6.0, 2.3.2 (reads that no one answers are all ones)",
-        )  # fmt: skip
+            source=f"{host.name}: lspci -vvv; PCIe 6.0, 2.3.2 (reads that no one answers are "
+            "all ones)",
+        )
 
 
 def _silent(host: Host) -> Iterator[PciDevice]:
@@ -69,13 +77,16 @@ def unknown_link_findings(host: Host) -> Iterator[Finding]:
     more = len(blind) - _MOST_NAMED
     named = ", ".join(map(str, blind[:_MOST_NAMED])) + (f" and {more} more" if more > 0 else "")
     yield Finding(
-        "pcie-link-unknown", Severity.INCONCLUSIVE, f"GPU {named}",
-        "speed and width of both ends of the link, maximum and current",
-        f"{host.name} does not give them", None,
-        "read it as root: sudo homenode doctor, or sudo lspci -D -nn -vvv of all devices, not of "
+        id="pcie-link-unknown",
+        severity=Severity.INCONCLUSIVE,
+        subject=f"GPU {named}",
+        expected="speed and width of both ends of the link, maximum and current",
+        observed=f"{host.name} does not give them",
+        fix="read it as root: sudo homenode doctor, or sudo lspci -D -nn -vvv of all devices, "
+        "not of "
         "one; homenode capture takes all that is needed",
-        "LnkCap and LnkSta of lspci -vvv, which it shows to root only",
-    )  # fmt: skip
+        source="LnkCap and LnkSta of lspci -vvv, which it shows to root only",
+    )
 
 
 def _is_blind(gpu: PciDevice, by_bdf: dict[Bdf, PciDevice]) -> bool:

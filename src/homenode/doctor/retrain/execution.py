@@ -79,14 +79,17 @@ def explain_interrupted(entry: JournalEntry, now: LinkRegisters) -> Finding:
     else:
         state = "somebody else has written the target since"
     return Finding(
-        "retrain-interrupted", Severity.WARNING, f"{entry.device} below port {entry.port}",
-        f"no open retrain: target {_speed(entry.target_code)}, Link Control 2 found as "
+        id="retrain-interrupted",
+        severity=Severity.WARNING,
+        subject=f"{entry.device} below port {entry.port}",
+        expected=f"no open retrain: target {_speed(entry.target_code)}, Link Control 2 found as "
         f"{entry.control_2:#06x}",
-        f"Link Control 2 {now.control_2:#06x}, link at {_speed(now.current_code)} "
+        observed=f"Link Control 2 {now.control_2:#06x}, link at {_speed(now.current_code)} "
         f"x{now.current_width}: {state}",
-        "a link that may not be at its speed",
-        f"homenode doctor retrain {entry.device} --apply takes it up", _SOURCE,
-    )  # fmt: skip
+        cost="a link that may not be at its speed",
+        fix=f"homenode doctor retrain {entry.device} --apply takes it up",
+        source=_SOURCE,
+    )
 
 
 def retrain(plan: RetrainPlan, space: ConfigSpace, journal: Journal, clock: Clock) -> RetrainResult:
@@ -121,15 +124,20 @@ def retrain(plan: RetrainPlan, space: ConfigSpace, journal: Journal, clock: Cloc
     back = _train(plan, space, clock, log)
     journal.clear(plan.port)
     finding = Finding(
-        "retrain-failed", Severity.CRITICAL, f"{plan.device} below port {plan.port}",
-        f"{plan.target_gt_per_s:g} GT/s x{plan.expected_width} after training",
-        f"{_speed(after.current_code)} x{after.current_width}"
+        id="retrain-failed",
+        severity=Severity.CRITICAL,
+        subject=f"{plan.device} below port {plan.port}",
+        expected=f"{plan.target_gt_per_s:g} GT/s x{plan.expected_width} after training",
+        observed=f"{_speed(after.current_code)} x{after.current_width}"
         f"{'' if after.is_up else ', no link'}; the target that was found is back: "
         f"{_speed(back.current_code)} x{back.current_width}{'' if back.is_up else ', NO LINK'}",
-        "the link stays slow",
-        "reseat the card, look at the riser, its cable and the slot's speed in the firmware setup"
-        if back.is_up else "remove and rescan the device, or restart the machine", _SOURCE,
-    )  # fmt: skip
+        cost="the link stays slow",
+        fix="reseat the card, look at the riser, its cable and the slot's speed in the "
+        "firmware setup"
+        if back.is_up
+        else "remove and rescan the device, or restart the machine",
+        source=_SOURCE,
+    )
     return RetrainResult(back, tuple(log), (finding,))
 
 

@@ -71,11 +71,13 @@ def dropped_links(
         lost = 1 - current.bytes_per_s / wanted.bytes_per_s
         when = "at start/begin" if path.device.bdf in before else "what both ends can"
         yield Finding(
-            "pcie-link-dropped", Severity.CRITICAL,
-            f"GPU {path.device.bdf} of domain {domain} below port {link.upper.bdf}",
-            f"{wanted.with_rate()}, {when}", current.with_rate(),
-            f"{lost * 100:.0f} % of the link: {gigabytes(current.bytes_per_s)}",
-            "shut the guest down, then homenode doctor retrain "
+            id="pcie-link-dropped",
+            severity=Severity.CRITICAL,
+            subject=f"GPU {path.device.bdf} of domain {domain} below port {link.upper.bdf}",
+            expected=f"{wanted.with_rate()}, {when}",
+            observed=current.with_rate(),
+            cost=f"{lost * 100:.0f} % of the link: {gigabytes(current.bytes_per_s)}",
+            fix="shut the guest down, then homenode doctor retrain "
             f"{path.device.bdf} --apply; nothing is retrained under a running guest",
-            "LnkSta at libvirt's `started`, before the guest's driver can idle the link",
-        )  # fmt: skip
+            source="LnkSta at libvirt's `started`, before the guest's driver can idle the link",
+        )

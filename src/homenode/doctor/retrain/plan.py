@@ -95,8 +95,9 @@ def plan_retrain(
     if port is None or port.bridge is None:
         raise InputError(
             f"{device}: expected a device below a PCIe port, found one that is part of the root "
-            "complex", hint="it has no link to train",
-        )  # fmt: skip
+            "complex",
+            hint="it has no link to train",
+        )
     if port.bridge.port_type not in (PortType.ROOT_PORT, PortType.SWITCH_DOWNSTREAM):
         raise InputError(
             f"{device}: expected a root port or a switch's downstream port above it, found "
@@ -105,9 +106,10 @@ def plan_retrain(
     reasons = _users(host, port, uses)
     if reasons:  # before any register is read: configuration space of a used device is its user's
         raise Refused(
-            lower.bdf, reasons,
+            lower.bdf,
+            reasons,
             "shut the VM down, or unbind the driver: virsh nodedev-detach, then try again",
-        )  # fmt: skip
+        )
     above = read_registers(space, port.bdf)
     below = read_registers(space, lower.bdf, is_port=False)
     target = _target(lower.bdf, above, below, target_gen)
@@ -120,9 +122,10 @@ def plan_retrain(
         state.append(f"port {port.bdf} has no link (LnkSta {above.status:#06x})")
     if state:
         raise Refused(
-            lower.bdf, tuple(state),
+            lower.bdf,
+            tuple(state),
             f"try again in a second; if it stays so, look at the slot: lspci -vvs {port.bdf}",
-        )  # fmt: skip
+        )
     return RetrainPlan(
         port.bdf, lower.bdf, above, target, above.current_width, is_exact=target_gen is not None
     )

@@ -50,8 +50,10 @@ class GuestAgent:
 
     def execute(self, script: str, timeout_s: float, input: str | None = None) -> Said:
         arguments: dict[str, object] = {
-            "path": "/bin/sh", "arg": ["-c", script], "capture-output": True,
-        }  # fmt: skip
+            "path": "/bin/sh",
+            "arg": ["-c", script],
+            "capture-output": True,
+        }
         if input is not None:
             arguments["input-data"] = base64.b64encode(input.encode()).decode()
         process = self._ask("guest-exec", arguments).get("pid")

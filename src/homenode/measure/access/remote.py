@@ -46,9 +46,10 @@ def run_script(
     True
     """
     variables = "".join(
-        f"{name}={quote(value)}; export {name}; " for name, value in (environment or {}).items()
+        f"{name}={quote(value)}; export {name}; "
+        for name, value in (environment or {}).items()
         if _VARIABLE.match(name)
-    )  # fmt: skip
+    )
     words = " ".join(map(quote, argv))
     fed = "" if stdin is None else f" <{quote(stdin)}"
     seconds = max(1, round(timeout_s))

@@ -280,13 +280,15 @@ class SerialConsole:
                 hint="let a shell or a login without a password run there: console=ttyS0 and a "
                 "getty, or reach the guest by ssh",
             )
-        self._send([
-            f"umask 077; for d in /dev/shm /tmp /run; do mkdir -p $d/{mark} 2>/dev/null "
-            f"&& D=$d/{mark} && break; done; command -v base64 >/dev/null && B=yes || B=no; "
-            "[ $B = yes ] && command -v gzip >/dev/null && B=gzip; "
-            f"for s in {' '.join(SUMMERS)}; do command -v $s >/dev/null && break; s=; done; "
-            f"printf '%s+folder %s %s %s\\n' {mark} \"$B\" \"$s\" \"$D\"",
-        ])  # fmt: skip
+        self._send(
+            [
+                f"umask 077; for d in /dev/shm /tmp /run; do mkdir -p $d/{mark} 2>/dev/null "
+                f"&& D=$d/{mark} && break; done; command -v base64 >/dev/null && B=yes || B=no; "
+                "[ $B = yes ] && command -v gzip >/dev/null && B=gzip; "
+                f"for s in {' '.join(SUMMERS)}; do command -v $s >/dev/null && break; s=; done; "
+                f'printf \'%s+folder %s %s %s\\n\' {mark} "$B" "$s" "$D"',
+            ]
+        )
         self._await(f"{mark}+folder ", _PATIENCE_S)
         there, _, rest = self._await("\n", _PATIENCE_S).strip().partition(" ")
         self._summer, _, folder = rest.partition(" ")

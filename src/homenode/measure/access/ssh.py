@@ -20,14 +20,17 @@ _CONNECT_S = 10
 _ALIVE_S = 15
 _GRACE_S = 30.0
 _CAUSES = (
-    ("Permission denied", "does it have this user's key? --ssh-user, --ssh-key; a key with a "
-     "passphrase must be in ssh-agent"),
+    (
+        "Permission denied",
+        "does it have this user's key? --ssh-user, --ssh-key; a key with a "
+        "passphrase must be in ssh-agent",
+    ),
     ("Host key verification failed", "another machine answers at this address"),
     ("REMOTE HOST IDENTIFICATION HAS CHANGED", "another machine answers at this address"),
     ("Connection refused", "is sshd running in it? --ssh-port"),
     ("No route to host", "does the guest have this address? --address"),
     ("timed out", "does the guest have this address? --address"),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +89,32 @@ class SshChannel:
         target = self._target
         key = () if target.key is None else ("-i", str(target.key), "-o", "IdentitiesOnly=yes")
         return (
-            "ssh", *CLOSED, "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_S}",
-            "-o", f"ServerAliveInterval={_ALIVE_S}", "-o", "ServerAliveCountMax=4",
-            "-o", "StrictHostKeyChecking=accept-new", "-o", "LogLevel=ERROR",
-            "-o", f"UserKnownHostsFile={_quoted(target.known_hosts)}",
-            "-o", "GlobalKnownHostsFile=/dev/null",
-            *key, "-p", str(target.port), "-l", target.user, "--", target.address,
-        )  # fmt: skip
+            "ssh",
+            *CLOSED,
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            f"ConnectTimeout={_CONNECT_S}",
+            "-o",
+            f"ServerAliveInterval={_ALIVE_S}",
+            "-o",
+            "ServerAliveCountMax=4",
+            "-o",
+            "StrictHostKeyChecking=accept-new",
+            "-o",
+            "LogLevel=ERROR",
+            "-o",
+            f"UserKnownHostsFile={_quoted(target.known_hosts)}",
+            "-o",
+            "GlobalKnownHostsFile=/dev/null",
+            *key,
+            "-p",
+            str(target.port),
+            "-l",
+            target.user,
+            "--",
+            target.address,
+        )
 
 
 def _quoted(path: Path) -> str:

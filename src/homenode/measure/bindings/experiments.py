@@ -283,10 +283,17 @@ def _refused(host: Host, index: int, usable: tuple[NumaNode, ...]) -> UsageError
 def look_experiments(nodes: tuple[ClusterNode, ...]) -> tuple[Experiment, ...]:
     """A short job on each node that captures what it is."""
     return tuple(
-        Experiment(f"look-{node.name}", Mode.LOOK, (node.name,), node.partition, 0, cpus=1,
-                   memory_mib=min(node.memory_mib, 512))
+        Experiment(
+            f"look-{node.name}",
+            Mode.LOOK,
+            (node.name,),
+            node.partition,
+            0,
+            cpus=1,
+            memory_mib=min(node.memory_mib, 512),
+        )
         for node in nodes
-    )  # fmt: skip
+    )
 
 
 def experiments_for(
@@ -353,9 +360,14 @@ def _of_node(
 def _exclusive(node: ClusterNode, host: Host, options: StudyOptions) -> Iterator[Experiment]:
     for numa in nodes_to_bind_to(host, options):
         yield Experiment(
-            f"exclusive-{node.name}-numa{numa.index}", Mode.EXCLUSIVE, (node.name,),
-            node.partition, node.gpus or 0, numa=int(numa.index), gpu_type=node.gpu_type,
-        )  # fmt: skip
+            f"exclusive-{node.name}-numa{numa.index}",
+            Mode.EXCLUSIVE,
+            (node.name,),
+            node.partition,
+            node.gpus or 0,
+            numa=int(numa.index),
+            gpu_type=node.gpu_type,
+        )
 
 
 def _shared(node: ClusterNode, options: StudyOptions) -> Iterator[Experiment]:
@@ -371,12 +383,17 @@ def _shared(node: ClusterNode, options: StudyOptions) -> Iterator[Experiment]:
         jobs = shape.jobs if is_slice else min(shape.jobs, gpus // shape.gpus)
         parts = max(gpus, jobs) if is_slice else gpus
         alone = Experiment(
-            f"{shape.name}-{node.name}-alone", Mode.ALONE, (node.name,), node.partition,
-            shape.gpus, 1, shape.gres,
+            f"{shape.name}-{node.name}-alone",
+            Mode.ALONE,
+            (node.name,),
+            node.partition,
+            shape.gpus,
+            1,
+            shape.gres,
             cpus=(options.cpus_per_gpu or max(1, node.cpus // parts)) * shape.gpus,
             memory_mib=max(256, node.memory_mib * 9 // 10 // parts) * shape.gpus,
             gpu_type=None if is_slice else node.gpu_type,
-        )  # fmt: skip
+        )
         yield alone
         if jobs > 1:
             several = f"{shape.name}-{node.name}-together"

@@ -102,8 +102,9 @@ def of_transferbench(run: TransferBench, gpus: tuple[Bdf, ...] = ()) -> Figures:
     GPUs have HIP's number; gpus: their addresses by it, () where none is given.
     """
     several = len({cell.source for cell in run.cells if not cell.source.is_gpu}) > 1
-    highest = max((p.index for c in run.cells for p in (c.source, c.destination) if p.is_gpu),
-                  default=-1)  # fmt: skip
+    highest = max(
+        (p.index for c in run.cells for p in (c.source, c.destination) if p.is_gpu), default=-1
+    )
     gpus = gpus if highest < len(gpus) else ()
     samples = [found for cell in run.cells for found in _transfer(cell, run, several, gpus)]
     gaps = run.gaps if gpus else (*run.gaps, Gap("GPU addresses", "TransferBench prints none"))
@@ -135,6 +136,9 @@ def _transfer(
     elif several and not host.is_gpu:
         fields["node"] = host.index
     yield sample(
-        metric, "bytes_per_s", cell.bytes_per_s, variant=" ".join(filter(None, words)) or None,
+        metric,
+        "bytes_per_s",
+        cell.bytes_per_s,
+        variant=" ".join(filter(None, words)) or None,
         **fields,
-    )  # fmt: skip
+    )

@@ -42,14 +42,15 @@ def flat_curve(run: NcclTests, subject: str) -> Finding | None:
     if curve is None or curve.flat_from_bytes is None:
         return None
     return Finding(
-        "collective-flat-curve",
-        Severity.WARNING,
-        subject,
-        f"a bus bandwidth that climbs beyond {format_bytes(FLAT_FROM_BYTES)}",
-        f"{curve.peak_bytes_per_s / 1e9:.2f} GB/s from {format_bytes(curve.flat_from_bytes)} on",
-        "large messages are no faster than small ones",
-        "homenode doctor: link speeds under load, and which GPUs share a root complex",
-        "sweep over message sizes",
+        id="collective-flat-curve",
+        severity=Severity.WARNING,
+        subject=subject,
+        expected=f"a bus bandwidth that climbs beyond {format_bytes(FLAT_FROM_BYTES)}",
+        observed=f"{curve.peak_bytes_per_s / 1e9:.2f} GB/s from "
+        f"{format_bytes(curve.flat_from_bytes)} on",
+        cost="large messages are no faster than small ones",
+        fix="homenode doctor: link speeds under load, and which GPUs share a root complex",
+        source="sweep over message sizes",
     )
 
 

@@ -240,10 +240,13 @@ def of_nccl(run: NcclTests, collective: str | None) -> Figures:
             if half is not None and half.bus_bytes_per_s > 0:
                 samples.append(
                     sample(
-                        f"{metric}-busbw", "bytes_per_s", half.bus_bytes_per_s,
-                        size_bytes=row.size_bytes, variant=variant,
+                        f"{metric}-busbw",
+                        "bytes_per_s",
+                        half.bus_bytes_per_s,
+                        size_bytes=row.size_bytes,
+                        variant=variant,
                     )
-                )  # fmt: skip
+                )
     peak = run.peak_bus_bytes_per_s()
     if peak > 0:
         samples.append(sample(f"{metric}-busbw-peak", "bytes_per_s", peak))
@@ -288,11 +291,13 @@ def of_cuda(run: CudaBandwidthTest) -> Figures:
         sizes.add(transfer.size_bytes)
         samples.append(
             sample(
-                _METRIC_OF_DIRECTION[transfer.direction], "bytes_per_s", transfer.bytes_per_s,
+                _METRIC_OF_DIRECTION[transfer.direction],
+                "bytes_per_s",
+                transfer.bytes_per_s,
                 index=run.devices[0][0] if len(run.devices) == 1 else 0,
                 variant="pageable" if is_pageable else None,
             )
-        )  # fmt: skip
+        )
     conditions = [
         Condition("tool device copy", "bandwidthTest, both directions within a GPU counted")
     ]

@@ -88,14 +88,19 @@ def _doubts(document: ProbeDocument) -> Iterator[Finding]:
             continue
         bad = doubt.id in _HIDDEN_PLACES
         yield Finding(
-            "bench-hidden-place" if bad else "bench-doubt",
-            Severity.WARNING if bad else Severity.INFO,
-            f"{document.command}: {doubt.id}",
-            "caches and siblings as the kernel shows them" if bad else "figures without a doubt",
-            doubt.detail,
-            "software that shares work by caches or siblings shares it wrongly" if bad else None,
-            doubt.remedy, SOURCE,
-        )  # fmt: skip
+            id="bench-hidden-place" if bad else "bench-doubt",
+            severity=Severity.WARNING if bad else Severity.INFO,
+            subject=f"{document.command}: {doubt.id}",
+            expected="caches and siblings as the kernel shows them"
+            if bad
+            else "figures without a doubt",
+            observed=doubt.detail,
+            cost="software that shares work by caches or siblings shares it wrongly"
+            if bad
+            else None,
+            fix=doubt.remedy,
+            source=SOURCE,
+        )
 
 
 def _conditions(document: ProbeDocument) -> Iterator[Condition]:
@@ -128,15 +133,21 @@ def _bandwidth(document: ProbeDocument) -> Iterator[BracketedSample]:
                     bracket = Bracket(run.pus, raw.cas_before_ns, raw.cas_after_ns)
                 where = {"node": node, "peer_node": peer, "variant": variant}
                 found = sample(
-                    "memory-bandwidth", "bytes_per_s", raw.bytes_per_s,
-                    disturbed=raw.disturbed, **where,
-                )  # fmt: skip
+                    "memory-bandwidth",
+                    "bytes_per_s",
+                    raw.bytes_per_s,
+                    disturbed=raw.disturbed,
+                    **where,
+                )
                 yield BracketedSample(found, bracket, raw.at_ns)
                 if moved != 1:
                     traffic = sample(
-                        "memory-traffic", "bytes_per_s", raw.bytes_per_s * moved,
-                        disturbed=raw.disturbed, **where,
-                    )  # fmt: skip
+                        "memory-traffic",
+                        "bytes_per_s",
+                        raw.bytes_per_s * moved,
+                        disturbed=raw.disturbed,
+                        **where,
+                    )
                     yield BracketedSample(traffic, bracket, raw.at_ns)
 
 
@@ -177,8 +188,9 @@ def _latency(document: ProbeDocument) -> Iterator[BracketedSample]:
 def _cell(document: ProbeDocument, curve: LatencyCurve, variant: str) -> Iterator[BracketedSample]:
     node = _node_of_pu(document, curve.pu)
     for value in curve.points[0].samples_ns:
-        found = sample("memory-latency", "ns", value, node=node, peer_node=curve.node,
-                       variant=variant)  # fmt: skip
+        found = sample(
+            "memory-latency", "ns", value, node=node, peer_node=curve.node, variant=variant
+        )
         yield BracketedSample(found)
 
 
@@ -251,8 +263,13 @@ def _placement(document: ProbeDocument) -> Iterator[BracketedSample]:
     for look in document.series:
         if look.fill_ratio is None or look.pair not in names:
             continue
-        found = sample("fill-ratio", "ratio", look.fill_ratio, variant=names[look.pair],
-                       disturbed=look.disturbed)  # fmt: skip
+        found = sample(
+            "fill-ratio",
+            "ratio",
+            look.fill_ratio,
+            variant=names[look.pair],
+            disturbed=look.disturbed,
+        )
         bracket = Bracket(document.pus, look.cas_before_ns, look.cas_after_ns)
         yield BracketedSample(found, bracket, look.at_ns)
 

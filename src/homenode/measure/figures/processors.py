@@ -59,11 +59,14 @@ def of_stream(run: StreamRun, node: int | None = None) -> Figures:
         return Figures(gaps=(*run.gaps, Gap("STREAM", reason)))
     samples = tuple(
         sample(
-            "memory-bandwidth", "bytes_per_s", kernel.best_bytes_per_s,
-            variant=kernel.name.lower(), node=node,
+            "memory-bandwidth",
+            "bytes_per_s",
+            kernel.best_bytes_per_s,
+            variant=kernel.name.lower(),
+            node=node,
         )
         for kernel in run.kernels
-    )  # fmt: skip
+    )
     size = f"{run.arrays_bytes} bytes in three arrays"
     version = run.version or "unknown version"
     conditions = (Condition("tool STREAM", f"{version}, best pass, {size}"),)

@@ -46,9 +46,17 @@ def numbered(samples: Iterable[Sample]) -> tuple[Sample, ...]:
     found = []
     for sample in samples:
         series = (
-            sample.boot, sample.metric, sample.variant, sample.size_bytes, sample.device,
-            sample.peer, sample.index, sample.node, sample.peer_node, sample.state,
-        )  # fmt: skip
+            sample.boot,
+            sample.metric,
+            sample.variant,
+            sample.size_bytes,
+            sample.device,
+            sample.peer,
+            sample.index,
+            sample.node,
+            sample.peer_node,
+            sample.state,
+        )
         number = seen.get(series, 0)
         seen[series] = number + 1
         found.append(replace(sample, number=number))

@@ -44,11 +44,19 @@ def nccl_of(run: TorchRun) -> NcclTests:
     """An all-reduce as nccl-tests would give it. The run has rows."""
     family = Family.RCCL if run.runtime.startswith("hip") else Family.NCCL
     return NcclTests(
-        family, None, None, "all_reduce", run.gpus, run.warmups,
-        min(row.iterations for row in run.rows), (),
+        family,
+        None,
+        None,
+        "all_reduce",
+        run.gpus,
+        run.warmups,
+        min(row.iterations for row in run.rows),
+        (),
         tuple(_row(row, run.gpus) for row in run.rows),
-        all(row.wrong_ranks == 0 for row in run.rows), _mean(run), (),
-    )  # fmt: skip
+        all(row.wrong_ranks == 0 for row in run.rows),
+        _mean(run),
+        (),
+    )
 
 
 def _row(row: TorchRow, gpus: int) -> NcclRow:
@@ -73,9 +81,14 @@ def _samples(figure: TorchFigure, run: TorchRun) -> Iterator[Sample]:
         return
     for value in figure.samples:
         yield sample(
-            figure.metric, figure.unit, value, variant=figure.variant,
-            size_bytes=figure.size_bytes, node=_node(figure, run), **place,
-        )  # fmt: skip
+            figure.metric,
+            figure.unit,
+            value,
+            variant=figure.variant,
+            size_bytes=figure.size_bytes,
+            node=_node(figure, run),
+            **place,
+        )
 
 
 def _lies_unseen(figure: TorchFigure) -> bool:

@@ -27,15 +27,19 @@ def agreement_findings(
     """A warning for each figure that differs by more. tools: what each of the runs used."""
     return tuple(
         Finding(
-            "bench-tools-differ", Severity.WARNING, _subject(key),
-            f"{tools[1]} within {tolerance_ratio:.0%} of {tools[0]}: {_rate(one)}",
-            f"{_rate(other)} ({other / one:.2f} x)", None,
-            "run it again on a machine where nothing else runs; if it stays, send both runs' raw "
-            "folders with a bug report", f"{tools[0]} and {tools[1]}, one after the other",
+            id="bench-tools-differ",
+            severity=Severity.WARNING,
+            subject=_subject(key),
+            expected=f"{tools[1]} within {tolerance_ratio:.0%} of {tools[0]}: {_rate(one)}",
+            observed=f"{_rate(other)} ({other / one:.2f} x)",
+            fix="run it again on a machine where nothing else runs; if it stays, send both "
+            "runs' raw "
+            "folders with a bug report",
+            source=f"{tools[0]} and {tools[1]}, one after the other",
         )
         for key, one, other in _pairs(first, second)
         if abs(other / one - 1) > tolerance_ratio
-    )  # fmt: skip
+    )
 
 
 def _pairs(first: Run, second: Run) -> Iterator[tuple[_Key, float, float]]:

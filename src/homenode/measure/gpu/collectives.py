@@ -120,10 +120,18 @@ def _of_tool(
             if one is not None
         ]
         yield BenchTest(
-            _id(variant), Group.NCCL, argv, seconds, _patience(seconds, if_stopped, peers=peers),
-            _environment(gpus, peers=peers), Reader.NCCL_TESTS, node=binding.node,
-            binding=binding.words, variant=variant, if_stopped=if_stopped if peers else None,
-        ).or_else(*others)  # fmt: skip
+            _id(variant),
+            Group.NCCL,
+            argv,
+            seconds,
+            _patience(seconds, if_stopped, peers=peers),
+            _environment(gpus, peers=peers),
+            Reader.NCCL_TESTS,
+            node=binding.node,
+            binding=binding.words,
+            variant=variant,
+            if_stopped=if_stopped if peers else None,
+        ).or_else(*others)
 
 
 def _of_torch(
@@ -137,9 +145,13 @@ def _of_torch(
 ) -> BenchTest:
     bind = "none" if binding.node is None else str(binding.node)
     test = torch.all_reduce(
-        _id(variant), len(gpus), options.largest_message_bytes, _REPEATS[options.depth],
-        bind="gpu" if binding.of_each_gpu else bind, peers=peers,
-    )  # fmt: skip
+        _id(variant),
+        len(gpus),
+        options.largest_message_bytes,
+        _REPEATS[options.depth],
+        bind="gpu" if binding.of_each_gpu else bind,
+        peers=peers,
+    )
     environment = _environment(gpus, peers=peers)
     return replace(
         test, binding=binding.words, variant=variant, node=binding.node, environment=environment
@@ -160,9 +172,15 @@ def _choices(gpus: tuple[PciDevice, ...], options: SuiteOptions) -> BenchTest:
     log = (("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "TUNING"))
     environment = (*_environment(gpus, peers=True), *log)
     return BenchTest(
-        "nccl choices", Group.NCCL, argv, 15.0, 180.0, environment, Reader.NCCL_CHOICES,
+        "nccl choices",
+        Group.NCCL,
+        argv,
+        15.0,
+        180.0,
+        environment,
+        Reader.NCCL_CHOICES,
         binding=UNBOUND,
-    )  # fmt: skip
+    )
 
 
 def _environment(gpus: tuple[PciDevice, ...], *, peers: bool) -> tuple[tuple[str, str], ...]:

@@ -32,8 +32,14 @@ FORMAT = "homenode.gpus/1"
 MAX_GPUS = 1024
 
 _SOURCE = "GPUs shown"
-_GROUPS = (Group.GPU_COPY, Group.MATMUL, Group.GPU_BANDWIDTH, Group.GPU_SMALL, Group.GPU_PEER,
-           Group.NCCL)  # fmt: skip
+_GROUPS = (
+    Group.GPU_COPY,
+    Group.MATMUL,
+    Group.GPU_BANDWIDTH,
+    Group.GPU_SMALL,
+    Group.GPU_PEER,
+    Group.NCCL,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +95,23 @@ def shown_alone(
 
 
 HOST_COPIES = (
-    "host_to_device_memcpy_ce", "device_to_host_memcpy_ce", "host_to_device_memcpy_sm",
-    "device_to_host_memcpy_sm", "host_to_device_bidirectional_memcpy_ce",
-    "device_to_host_bidirectional_memcpy_ce", "host_device_latency_sm",
-)  # fmt: skip
+    "host_to_device_memcpy_ce",
+    "device_to_host_memcpy_ce",
+    "host_to_device_memcpy_sm",
+    "device_to_host_memcpy_sm",
+    "host_to_device_bidirectional_memcpy_ce",
+    "device_to_host_bidirectional_memcpy_ce",
+    "host_device_latency_sm",
+)
 """Of nvbandwidth, all since v0.5."""
 
 ALL_AT_ONCE = ("host_to_all_memcpy_ce", "all_to_host_memcpy_ce")
 PEER_COPIES = (
-    "device_to_device_memcpy_read_ce", "device_to_device_memcpy_write_ce",
-    "device_to_device_memcpy_read_sm", "device_to_device_memcpy_write_sm",
-)  # fmt: skip
+    "device_to_device_memcpy_read_ce",
+    "device_to_device_memcpy_write_ce",
+    "device_to_device_memcpy_read_sm",
+    "device_to_device_memcpy_write_sm",
+)
 LOCAL_COPY = ("device_local_copy",)
 """Since v0.7; older ones refuse the name, and PyTorch measures it."""
 
@@ -152,8 +164,14 @@ def gpu_tests(
 
     shown: what the driver gives to us; None where it could not be asked: then all.
     """
-    groups = (Group.GPU_COPY, Group.MATMUL, Group.GPU_BANDWIDTH, Group.GPU_SMALL, Group.GPU_PEER,
-              Group.NCCL)  # fmt: skip
+    groups = (
+        Group.GPU_COPY,
+        Group.MATMUL,
+        Group.GPU_BANDWIDTH,
+        Group.GPU_SMALL,
+        Group.GPU_PEER,
+        Group.NCCL,
+    )
     gpus = measured_gpus(host, left_out)
     if not gpus:
         left_out += [Gap(group, "no GPU") for group in groups]
@@ -181,9 +199,13 @@ def _tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
         left_out += [Gap(group, reason) for group in (Group.GPU_PEER, Group.NCCL)]
         return
     yield from collective_tests(
-        machine.gpus, machine.nodes, machine.installed, machine.suite, left_out,
+        machine.gpus,
+        machine.nodes,
+        machine.installed,
+        machine.suite,
+        left_out,
         if_stopped=None if machine.is_nvidia else PEERS_HANG,
-    )  # fmt: skip
+    )
 
 
 def _numbered_by_bus(test: BenchTest) -> BenchTest:
@@ -268,23 +290,30 @@ def _amd_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]
     if torch is not None:
         by_node.append(
             torch.copies(
-                "gpu-bandwidth by node", Group.GPU_BANDWIDTH, "host-copies", machine.seconds, count,
+                "gpu-bandwidth by node",
+                Group.GPU_BANDWIDTH,
+                "host-copies",
+                machine.seconds,
+                count,
                 each_node=len(machine.nodes),
             )
-        )  # fmt: skip
+        )
     if by_node:
         yield _either(*by_node)
         if by_node[0].reads is Reader.ROCM:
             argv = ("rocm-bandwidth-test", "-A")
-            both = _gpu_test("gpu-bandwidth both ways", Group.GPU_BANDWIDTH, argv,
-                             by_node[0].seconds)  # fmt: skip
+            both = _gpu_test(
+                "gpu-bandwidth both ways", Group.GPU_BANDWIDTH, argv, by_node[0].seconds
+            )
             # ROCm 7's program of that name has no -A: then those give it that stand in for -a.
             yield _either(replace(both, reads=Reader.ROCM), *by_node[1:])
         if by_node[0].reads is Reader.TRANSFER_BENCH:
             yield _transferbench(
-                "gpu-bandwidth to nodes", Group.GPU_BANDWIDTH, by_node[0].seconds,
+                "gpu-bandwidth to nodes",
+                Group.GPU_BANDWIDTH,
+                by_node[0].seconds,
                 reads_remotely=False,
-            )  # fmt: skip
+            )
     else:
         reason = "none of rocm-bandwidth-test, TransferBench and PyTorch is installed"
         missed = [Group.GPU_BANDWIDTH] + [Group.GPU_PEER] * (count > 1)
@@ -326,9 +355,13 @@ def _torch_alone(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest
     yield torch.copies(small, Group.GPU_SMALL, "small-copies", machine.seconds / 2, count)
     for node in machine.nodes:
         yield torch.copies(
-            f"{small} from node {node.index}", Group.GPU_SMALL, "small-copies",
-            machine.seconds / 2, count, node=node.index,
-        )  # fmt: skip
+            f"{small} from node {node.index}",
+            Group.GPU_SMALL,
+            "small-copies",
+            machine.seconds / 2,
+            count,
+            node=node.index,
+        )
 
 
 def _torch_local(machine: GpuMachine) -> BenchTest | None:
@@ -343,9 +376,13 @@ def _torch_host(machine: GpuMachine, node: NumaNode | None) -> BenchTest | None:
         return None
     name = "gpu-bandwidth" if node is None else f"gpu-bandwidth from node {node.index}"
     return machine.torch.copies(
-        name, Group.GPU_BANDWIDTH, "host-copies", machine.seconds, len(machine.gpus),
+        name,
+        Group.GPU_BANDWIDTH,
+        "host-copies",
+        machine.seconds,
+        len(machine.gpus),
         node=None if node is None else node.index,
-    )  # fmt: skip
+    )
 
 
 def _torch_peer(machine: GpuMachine) -> BenchTest | None:

@@ -43,9 +43,15 @@ class TorchPython:
         cells *= max(gpus - 1, 1) if command == "peer-copies" else 1
         whole = _START_S / 3 + 1.5 * seconds * cells
         return BenchTest(
-            id, group, argv, whole, 2 * _START_S + 6 * whole,
-            reads=Reader.TORCH, program=COPIES, node=node,
-        )  # fmt: skip
+            id,
+            group,
+            argv,
+            whole,
+            2 * _START_S + 6 * whole,
+            reads=Reader.TORCH,
+            program=COPIES,
+            node=node,
+        )
 
     def all_reduce(
         self, id: str, gpus: int, largest_bytes: int, iterations: int, *, bind: str, peers: bool
@@ -53,18 +59,35 @@ class TorchPython:
         """A test of torch_collectives. bind: "none", "gpu" (each rank on its GPU's node), a node's
         number. peers: whether GPUs may reach each other's memory."""
         argv: tuple[str, ...] = (
-            self.program, "-", "--gpus", str(gpus), "--largest", str(largest_bytes),
-            "--iterations", str(iterations), "--bind", bind,
-        )  # fmt: skip
+            self.program,
+            "-",
+            "--gpus",
+            str(gpus),
+            "--largest",
+            str(largest_bytes),
+            "--iterations",
+            str(iterations),
+            "--bind",
+            bind,
+        )
         argv += () if peers else ("--no-peers",)
         seconds = _START_S / 2 + 40.0 * iterations / 100
         return BenchTest(
-            id, Group.NCCL, argv, seconds, 2 * _START_S + 6 * seconds,
-            reads=Reader.TORCH, program=COLLECTIVES,
-        )  # fmt: skip
+            id,
+            Group.NCCL,
+            argv,
+            seconds,
+            2 * _START_S + 6 * seconds,
+            reads=Reader.TORCH,
+            program=COLLECTIVES,
+        )
 
 
 _FIGURES = {
-    "host-copies": 8, "small-copies": 6, "local-copy": 1, "matmul": 4, "peer-copies": 1,
-}  # fmt: skip
+    "host-copies": 8,
+    "small-copies": 6,
+    "local-copy": 1,
+    "matmul": 4,
+    "peer-copies": 1,
+}
 """Figures of one GPU (of a pair, of peer-copies), about."""

@@ -88,8 +88,10 @@ def _layouts(asked: Mapping[str, Switches], names: Sequence[str]) -> dict[str, S
         if not is_exact and len(pattern) <= _MAX_PATTERN:
             matching = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
         if not matching:
-            raise InputError(f"--layout {pattern}=…: expected a run's name, found none such",
-                             hint=f"runs: {', '.join(sorted(set(names))) or 'none'}")  # fmt: skip
+            raise InputError(
+                f"--layout {pattern}=…: expected a run's name, found none such",
+                hint=f"runs: {', '.join(sorted(set(names))) or 'none'}",
+            )
         for name in matching:
             if not is_exact and name in asked:
                 continue  # named itself

@@ -28,12 +28,12 @@ from homenode.results.model import UNKNOWN_SWITCHES, Condition, Switches
 from homenode.tools import json_documents, numactl, stream, study_programs
 
 FILES = frozenset(
-    {
-        "metadata.json", "cpu_single.txt", "cpu_all.txt", "stream.txt", "stream_numa_local.txt",
-        "stream_numa_remote.txt", "mem_latency.txt", "gpu_compute.txt", "gpu_bandwidth.txt",
-        "nccl_allreduce.txt", "numa_topology.txt",
-    }
-)  # fmt: skip
+    """
+    metadata.json cpu_single.txt cpu_all.txt stream.txt stream_numa_local.txt
+    stream_numa_remote.txt mem_latency.txt gpu_compute.txt gpu_bandwidth.txt
+    nccl_allreduce.txt numa_topology.txt
+""".split()
+)
 """Names that are read."""
 
 NOT_READ = frozenset({"summary.csv", "hugepages.txt", "cpu_topology.txt"})

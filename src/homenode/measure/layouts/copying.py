@@ -91,8 +91,18 @@ def _make_overlay(disk: WritableDisk, overlay: Path) -> None:
     try:
         with tempfile.TemporaryDirectory(prefix="homenode-overlay-") as folder:
             made = Path(folder) / "overlay"
-            argv = ("qemu-img", "create", "-q", "-f", "qcow2", "-F", disk.format, "-b", disk.path,
-                    str(made))  # fmt: skip
+            argv = (
+                "qemu-img",
+                "create",
+                "-q",
+                "-f",
+                "qcow2",
+                "-F",
+                disk.format,
+                "-b",
+                disk.path,
+                str(made),
+            )
             failure = run(argv, _IMAGE_S).failure()
             if failure is not None:
                 raise HostError(f"{overlay}: expected a throw-away disk, found: {failure}")

@@ -16,11 +16,12 @@ from homenode.tuning import Tuning, tune, tune_manually
 from homenode.units import format_bytes
 from homenode.verify.document.verification import verify_document
 
-_STAND_AGAINST = frozenset((
-    "memory-short", "huge-pages-short", "huge-page-size", "huge-pages-not-whole", "device-in-use",
-    "device-of-no-host", "memory-of-no-node", "pin-of-no-pu", "pin-of-offline-pu",
-    "pin-of-disallowed-pu",
-))  # fmt: skip
+_STAND_AGAINST = frozenset(
+    """
+    memory-short huge-pages-short huge-page-size huge-pages-not-whole device-in-use
+    device-of-no-host memory-of-no-node pin-of-no-pu pin-of-offline-pu pin-of-disallowed-pu
+""".split()
+)
 """Findings with which a VM does not start, or takes from another what it has."""
 
 
@@ -118,15 +119,18 @@ def _anywhere(plan: Plan, host: Host) -> list[str]:
     """What is short for memory that is not bound: it may come from every node but a GPU's."""
     nodes = [node for node in host.nodes if node.memory_kind is not MemoryKind.GPU]
     if plan.page_bytes:
-        pools = [pool for node in nodes for pool in node.page_pools
-                 if pool.page_bytes == plan.page_bytes]  # fmt: skip
+        pools = [
+            pool for node in nodes for pool in node.page_pools if pool.page_bytes == plan.page_bytes
+        ]
         free: int | None = sum(pool.page_bytes * pool.free_pages for pool in pools)
         what, name = "free huge pages", "huge-pages-short"
         if not any(node.page_pools for node in nodes):
             free = None  # the source gives none of any size
     else:
-        sizes = [node.memory_bytes if node.memory_free_bytes is None else node.memory_free_bytes
-                 for node in nodes]  # fmt: skip
+        sizes = [
+            node.memory_bytes if node.memory_free_bytes is None else node.memory_free_bytes
+            for node in nodes
+        ]
         known = [size for size in sizes if size is not None]
         free = sum(known) if known and len(known) == len(sizes) else None
         what, name = "free memory", "memory-short"

@@ -106,23 +106,39 @@ def preflight(virsh: Virsh, name: str, wanted: TrialRequest, host: Host, root: P
                 would = preview_definition(virsh, state.uuid, one.tuning.document, original, root)
                 obstacles += [f"{found}; {found.fix}" for found in would.obstacles]
     head = Head(
-        id=wanted.id, connect=virsh.connect, domain=domain,
-        uuid=state.uuid if copy is None else copy.copy.uuid, source=state.name,
-        layouts=wanted.layouts, boots=wanted.boots, seed=wanted.seed,
-        results=str(wanted.results.absolute()), bare=wanted.bare,
-        copy=None if copy is None else copy.copy, source_uuid=state.uuid,
-    )  # fmt: skip
+        id=wanted.id,
+        connect=virsh.connect,
+        domain=domain,
+        uuid=state.uuid if copy is None else copy.copy.uuid,
+        source=state.name,
+        layouts=wanted.layouts,
+        boots=wanted.boots,
+        seed=wanted.seed,
+        results=str(wanted.results.absolute()),
+        bare=wanted.bare,
+        copy=None if copy is None else copy.copy,
+        source_uuid=state.uuid,
+    )
     begun = TrialConfig(
-        wanted.measuring, wanted.reaching, host_kind(host), _versions(host), is_emulated(original),
+        wanted.measuring,
+        wanted.reaching,
+        host_kind(host),
+        _versions(host),
+        is_emulated(original),
         (*wanted.apply_words, *_no_nvlink(original, state.name)),
         () if copy is None else copy.disks,
         None if copy is None else copy.nvram,
         wanted.plan_words,
-    )  # fmt: skip
+    )
     return Preflight(
-        head, begun, original, fitted, copy,
-        tuple(dict.fromkeys(obstacles)), tuple(dict.fromkeys(unchecked)),
-    )  # fmt: skip
+        head,
+        begun,
+        original,
+        fitted,
+        copy,
+        tuple(dict.fromkeys(obstacles)),
+        tuple(dict.fromkeys(unchecked)),
+    )
 
 
 def prepare(checked: Preflight, journal: JournalFile) -> None:
@@ -242,16 +258,19 @@ def _obstacle_to(document: bytes, name: str, transport: Transport) -> str | None
     devices = open_domain(document, name).root.child("devices")
     children = () if devices is None else devices.children
     if transport is Transport.CONSOLE:
-        if not any(one.name in ("serial", "console") and one.get("type") in _PORTS
-                   for one in children):  # fmt: skip
+        if not any(
+            one.name in ("serial", "console") and one.get("type") in _PORTS for one in children
+        ):
             return (
                 f"{name}: expected a serial port of type pty, unix or tcp, found none; add <serial "
                 "type='pty'><target port='0'/></serial>, or give another --reach"
             )
     elif transport is Transport.AGENT and not any(
-        one.name == "channel" and (target := one.child("target")) is not None
-        and target.get("name") == _AGENT for one in children
-    ):  # fmt: skip
+        one.name == "channel"
+        and (target := one.child("target")) is not None
+        and target.get("name") == _AGENT
+        for one in children
+    ):
         return (
             f"{name}: expected a channel {_AGENT}, found none; add <channel type='unix'><target "
             f"type='virtio' name='{_AGENT}'/></channel>, or give another --reach"

@@ -172,9 +172,7 @@ def _alive(trial: Trial) -> tuple[int, Machine] | None:
 
 def _rollback(trial: Trial) -> None:
     stop_s = trial.measuring.stop_s
-    rollback(
-        trial.virsh, trial.head, trial.journal, trial.root, stop_s, notify=trial.notify
-    )  # fmt: skip
+    rollback(trial.virsh, trial.head, trial.journal, trial.root, stop_s, notify=trial.notify)
 
 
 def _copy(trial: Trial, prepared: Prepared) -> None:
@@ -320,14 +318,23 @@ def _refuse_rebooted(trial: Trial, step: TrialStep, machine: Machine, orders: Be
 def _orders(trial: Trial, step: TrialStep, name: str, boot: str) -> BenchOptions:
     tuned = trial.layouts[step.layout]
     return guest_orders(
-        trial.measuring, step, name, tuned.plan, tuned.document, trial=trial.head.id, boot=boot,
-        host_kind=trial.host_kind, versions=trial.versions, emulated=trial.emulated,
-    )  # fmt: skip
+        trial.measuring,
+        step,
+        name,
+        tuned.plan,
+        tuned.document,
+        trial=trial.head.id,
+        boot=boot,
+        host_kind=trial.host_kind,
+        versions=trial.versions,
+        emulated=trial.emulated,
+    )
 
 
 def _bare(trial: Trial, step: TrialStep, name: str) -> BenchOptions:
-    pinning = [one.plan for one in trial.layouts.values()
-               if one.plan.layout.pinning is not Pinning.NONE]  # fmt: skip
+    pinning = [
+        one.plan for one in trial.layouts.values() if one.plan.layout.pinning is not Pinning.NONE
+    ]
     return bare_orders(trial.measuring, step, name, pinning[0], trial.host_kind, trial.head.id)
 
 

@@ -142,9 +142,18 @@ def run_name(trial: str, step: TrialStep) -> str:
 
 
 def guest_orders(
-    measuring: Measuring, step: TrialStep, name: str, plan: Plan, document: bytes, *,
-    trial: str, boot: str, host_kind: str | None, versions: tuple[Condition, ...], emulated: bool,
-) -> BenchOptions:  # fmt: skip
+    measuring: Measuring,
+    step: TrialStep,
+    name: str,
+    plan: Plan,
+    document: bytes,
+    *,
+    trial: str,
+    boot: str,
+    host_kind: str | None,
+    versions: tuple[Condition, ...],
+    emulated: bool,
+) -> BenchOptions:
     """The orders of one boot of a layout; the suite verifies the guest against the plan first."""
     return BenchOptions(
         name=name,

@@ -21,10 +21,13 @@ FORMAT = "homenode.gpus/1"
 _LIBRARIES = {
     "cuda": ("libcuda.so.1",),
     "hip": (
-        "libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5",
+        "libamdhip64.so",
+        "libamdhip64.so.7",
+        "libamdhip64.so.6",
+        "libamdhip64.so.5",
         "/opt/rocm/lib/libamdhip64.so",
     ),
-}  # fmt: skip
+}
 _NO_DEVICE = 100  # of both
 
 

@@ -56,16 +56,20 @@ class Rank:
             os.environ["NCCL_P2P_DISABLE"] = "1"
         if logs:
             os.environ.update(
-                NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="TUNING",
+                NCCL_DEBUG="INFO",
+                NCCL_DEBUG_SUBSYS="TUNING",
                 NCCL_DEBUG_FILE=str(self.folder / f"log{self.number}"),
-            )  # fmt: skip
+            )
         torch = load_torch()
         dist = torch.distributed
         torch.cuda.set_device(self.number)
         dist.init_process_group(
-            "nccl", init_method=f"file://{self.folder}/store{int(logs)}", rank=self.number,
-            world_size=options.gpus, timeout=datetime.timedelta(seconds=120),
-        )  # fmt: skip
+            "nccl",
+            init_method=f"file://{self.folder}/store{int(logs)}",
+            rank=self.number,
+            world_size=options.gpus,
+            timeout=datetime.timedelta(seconds=120),
+        )
         size = SMALLEST_BYTES
         while size <= options.largest:
             row = _all_reduce(torch, dist, self.number, size, options, once=logs)
@@ -114,9 +118,11 @@ def _all_reduce(
     wrong = torch.full((1,), 0.0 if is_right else 1.0, dtype=torch.float32, device=f"cuda:{rank}")
     dist.all_reduce(wrong)
     return {
-        "size_bytes": size, "time_ns": float(verdict.item()) * 1e6 / repeats,
-        "iterations": repeats, "wrong_ranks": int(wrong.item()),
-    }  # fmt: skip
+        "size_bytes": size,
+        "time_ns": float(verdict.item()) * 1e6 / repeats,
+        "iterations": repeats,
+        "wrong_ranks": int(wrong.item()),
+    }
 
 
 class Crew:
@@ -248,11 +254,19 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     if not rows:
         raise SystemExit(f"torch_collectives: {reasons[0] or 'no figures'}")
     document = dict(
-        {"format": FORMAT, "command": "all-reduce"}, **machine, bind=options.bind,
-        peers=options.peers, warmups=options.warmups, gpus=options.gpus, rows=rows,
+        {"format": FORMAT, "command": "all-reduce"},
+        **machine,
+        bind=options.bind,
+        peers=options.peers,
+        warmups=options.warmups,
+        gpus=options.gpus,
+        rows=rows,
         ranks=sorted(_lines(folder, "ranks"), key=lambda one: int(one["rank"])),
-        choices=_choices(folder), figures=[], gaps=[], stalled=reasons[0],
-    )  # fmt: skip
+        choices=_choices(folder),
+        figures=[],
+        gaps=[],
+        stalled=reasons[0],
+    )
     if reasons[0] is None and reasons[-1] is not None:
         document["gaps"] = [{"subject": "algorithms", "reason": reasons[-1]}]
     return document

@@ -46,19 +46,36 @@ class Bench:
         self.devices = devices(torch)
         version = torch.version
         runtime = f"hip {version.hip}" if getattr(version, "hip", None) else f"cuda {version.cuda}"
-        head = {"command": command, "torch": str(torch.__version__), "runtime": runtime,
-                "devices": self.devices, "bound_node": node, "copy_bytes": COPY_BYTES}  # fmt: skip
+        head = {
+            "command": command,
+            "torch": str(torch.__version__),
+            "runtime": runtime,
+            "devices": self.devices,
+            "bound_node": node,
+            "copy_bytes": COPY_BYTES,
+        }
         self.report = Report(head, stall_s + 10 * seconds)
 
     def figure(
-        self, metric: str, unit: str, series: dict[str, Any], of: Callable[[float], float],
-        device: int, **fields: Any,
-    ) -> None:  # fmt: skip
+        self,
+        metric: str,
+        unit: str,
+        series: dict[str, Any],
+        of: Callable[[float], float],
+        device: int,
+        **fields: Any,
+    ) -> None:
         """One series; `of` turns seconds into the unit. The thread is looked at where it copies."""
         self.report.figure(
-            metric=metric, unit=unit, device=device, samples=[of(s) for s in series["samples"]],
-            steady=series["steady"], warmups=series["warmups"], thread=thread_place(), **fields,
-        )  # fmt: skip
+            metric=metric,
+            unit=unit,
+            device=device,
+            samples=[of(s) for s in series["samples"]],
+            steady=series["steady"],
+            warmups=series["warmups"],
+            thread=thread_place(),
+            **fields,
+        )
 
     def attempt(self, name: str, work: Callable[[], None]) -> None:
         """One figure; where PyTorch refuses, its reason is a gap and the others go on."""
@@ -161,17 +178,26 @@ def host_copies(bench: Bench) -> None:
 
 
 def _rate(
-    bench: Bench, metric: str, variant: str | None, lane: Lane, neighbours: list[Lane],
+    bench: Bench,
+    metric: str,
+    variant: str | None,
+    lane: Lane,
+    neighbours: list[Lane],
     buffers: HostBuffers,
-) -> None:  # fmt: skip
+) -> None:
     pointer = (buffers.host_in if metric == "h2d-bandwidth" else buffers.host_out).data_ptr()
 
     def work() -> None:
         series = steady(lambda repeats: timed(lane, neighbours, repeats), bench.seconds)
         bench.figure(
-            metric, "bytes_per_s", series, lambda s: buffers.size / s, lane.device,
-            variant=variant, memory_node=node_of_memory(pointer, buffers.size),
-        )  # fmt: skip
+            metric,
+            "bytes_per_s",
+            series,
+            lambda s: buffers.size / s,
+            lane.device,
+            variant=variant,
+            memory_node=node_of_memory(pointer, buffers.size),
+        )
 
     bench.attempt(f"{metric} {variant or ''} {bench.name(lane.device)}", work)
 
@@ -181,9 +207,11 @@ class _Array:
 
     def __init__(self, host: Any) -> None:
         self.__cuda_array_interface__ = {
-            "shape": tuple(host.shape), "typestr": "<i4", "data": (host.data_ptr(), False),
+            "shape": tuple(host.shape),
+            "typestr": "<i4",
+            "data": (host.data_ptr(), False),
             "version": 2,
-        }  # fmt: skip
+        }
 
 
 def _by_threads(bench: Bench, metric: str, device: int, one: HostBuffers) -> None:
@@ -197,9 +225,14 @@ def _by_threads(bench: Bench, metric: str, device: int, one: HostBuffers) -> Non
     lane = Lane(torch, device, lambda: torch.add(source, 0, out=target))
     series = steady(lambda repeats: timed(lane, [], repeats), bench.seconds)
     bench.figure(
-        metric, "bytes_per_s", series, lambda s: one.size / s, device, variant="sm",
+        metric,
+        "bytes_per_s",
+        series,
+        lambda s: one.size / s,
+        device,
+        variant="sm",
         memory_node=node_of_memory(host.data_ptr(), one.size),
-    )  # fmt: skip
+    )
 
 
 def small_copies(bench: Bench) -> None:
@@ -223,9 +256,14 @@ def _small(
             bench.seconds,
         )
         bench.figure(
-            metric, "ns", series, lambda s: s * 1e9, device, size_bytes=size,
+            metric,
+            "ns",
+            series,
+            lambda s: s * 1e9,
+            device,
+            size_bytes=size,
             memory_node=node_of_memory(host.data_ptr(), size),
-        )  # fmt: skip
+        )
 
     bench.attempt(f"{metric} {size} bytes {bench.name(device)}", work)
 
@@ -274,9 +312,14 @@ def peer_copies(bench: Bench) -> None:
                 lane = Lane(torch, d, lambda: target.copy_(source, non_blocking=True))
                 series = steady(lambda repeats: timed(lane, [], repeats), bench.seconds)
                 bench.figure(
-                    "p2p-bandwidth", "bytes_per_s", series, lambda s: COPY_BYTES / s, d, peer=p,
+                    "p2p-bandwidth",
+                    "bytes_per_s",
+                    series,
+                    lambda s: COPY_BYTES / s,
+                    d,
+                    peer=p,
                     variant=None if reaches else "through host memory",
-                )  # fmt: skip
+                )
 
             bench.attempt(f"p2p-bandwidth {bench.name(device)} to {bench.name(peer)}", work)
 
@@ -288,14 +331,19 @@ def matmul(bench: Bench) -> None:
         device = entry["index"]
         exact: dict[str, Any] = {}
         for variant, dtype, precision in (
-            ("fp32", torch.float32, "highest"), ("tf32", torch.float32, "high"),
-            ("bf16", torch.bfloat16, "highest"), ("fp16", torch.float16, "highest"),
-        ):  # fmt: skip
+            ("fp32", torch.float32, "highest"),
+            ("tf32", torch.float32, "high"),
+            ("bf16", torch.bfloat16, "highest"),
+            ("fp16", torch.float16, "highest"),
+        ):
 
             def work(
-                v: str = variant, t: Any = dtype, p: str = precision, d: int = device,
+                v: str = variant,
+                t: Any = dtype,
+                p: str = precision,
+                d: int = device,
                 first: dict[str, Any] = exact,
-            ) -> None:  # fmt: skip
+            ) -> None:
                 torch.set_float32_matmul_precision(p)
                 torch.manual_seed(1)
                 a, b = (torch.randn(MATRIX, MATRIX, device=f"cuda:{d}").to(t) for _ in "ab")
@@ -316,9 +364,12 @@ def matmul(bench: Bench) -> None:
 
 
 COMMANDS: dict[str, Callable[[Bench], None]] = {
-    "host-copies": host_copies, "small-copies": small_copies, "local-copy": local_copy,
-    "peer-copies": peer_copies, "matmul": matmul,
-}  # fmt: skip
+    "host-copies": host_copies,
+    "small-copies": small_copies,
+    "local-copy": local_copy,
+    "peer-copies": peer_copies,
+    "matmul": matmul,
+}
 
 
 def measure(command: str, seconds: float, node: int | None, stall_s: float) -> None:

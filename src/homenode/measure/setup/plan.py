@@ -68,34 +68,54 @@ class SetupPlan:
 # Sums of the archives: Spack's recipes of these tools, 2026.
 SOURCES: tuple[ToolSource, ...] = (
     ToolSource(
-        "nvbandwidth", "0.9", Vendor.NVIDIA,
+        "nvbandwidth",
+        "0.9",
+        Vendor.NVIDIA,
         "https://github.com/NVIDIA/nvbandwidth/archive/refs/tags/v0.9.tar.gz",
-        "nvbandwidth-0.9", "nvbandwidth", "build/nvbandwidth",
+        "nvbandwidth-0.9",
+        "nvbandwidth",
+        "build/nvbandwidth",
         ("curl", "tar", "cmake", "c++", "nvcc"),
         "cmake g++ libboost-program-options-dev, CUDA with its bin on PATH",
         sha256="552e7b2595c4b95ab1da86ba002f239185d247b2fb9929ed3cb9dc7f57bcd67c",
     ),
     ToolSource(
-        "nccl-tests", "2.17.6", Vendor.NVIDIA,
+        "nccl-tests",
+        "2.17.6",
+        Vendor.NVIDIA,
         "https://github.com/NVIDIA/nccl-tests/archive/v2.17.6.tar.gz",
-        "nccl-tests-2.17.6", "all_reduce_perf", "build/all_reduce_perf",
-        ("curl", "tar", "make", "c++", "nvcc"), "make g++ libnccl-dev, CUDA with its bin on PATH",
+        "nccl-tests-2.17.6",
+        "all_reduce_perf",
+        "build/all_reduce_perf",
+        ("curl", "tar", "make", "c++", "nvcc"),
+        "make g++ libnccl-dev, CUDA with its bin on PATH",
         sha256="38974e70342150ede0e3fb8fd24bfe60ccbde90fa20241716ba8bb338e6b61a0",
     ),
     ToolSource(
-        "rccl-tests", "07e3a21", Vendor.AMD, "https://github.com/ROCm/rccl-tests.git",
-        "rccl-tests-07e3a21", "all_reduce_perf", "build/all_reduce_perf",
-        ("git", "cmake", "hipcc"), "git cmake hipcc rccl-dev rocm-cmake",
+        "rccl-tests",
+        "07e3a21",
+        Vendor.AMD,
+        "https://github.com/ROCm/rccl-tests.git",
+        "rccl-tests-07e3a21",
+        "all_reduce_perf",
+        "build/all_reduce_perf",
+        ("git", "cmake", "hipcc"),
+        "git cmake hipcc rccl-dev rocm-cmake",
         commit="07e3a2196ec100581439934729ac7ce9e905321a",
     ),
     ToolSource(
-        "TransferBench", "7.2.3", Vendor.AMD,
+        "TransferBench",
+        "7.2.3",
+        Vendor.AMD,
         "https://github.com/ROCm/TransferBench/archive/refs/tags/rocm-7.2.3.tar.gz",
-        "TransferBench-rocm-7.2.3", "TransferBench", "build/TransferBench",
-        ("curl", "tar", "cmake", "hipcc"), "cmake hipcc libnuma-dev rocm-cmake hsa-rocr-dev",
+        "TransferBench-rocm-7.2.3",
+        "TransferBench",
+        "build/TransferBench",
+        ("curl", "tar", "cmake", "hipcc"),
+        "cmake hipcc libnuma-dev rocm-cmake hsa-rocr-dev",
         sha256="e36fb3943359f38c15a27bb692a91d669186005b70ea7d877af6a6580fc2c790",
     ),
-)  # fmt: skip
+)
 
 NEEDED = frozenset(need for source in SOURCES for need in source.needs) | {"sha256sum", "install"}
 """Programs to look for before a plan is made."""
@@ -162,16 +182,27 @@ def _steps(
         archive = f"{tree}.tar.gz"
         fetch = ("curl", "--fail", "--location", "--retry", "3", "--silent", "--show-error")
         yield step(_FETCH_S, *fetch, "--proto", "=https", "--output", archive, source.url)
-        yield step(_SHORT_S, "sha256sum", "--check", "--strict",
-                   input=f"{source.sha256}  {archive}\n")  # fmt: skip
+        yield step(
+            _SHORT_S, "sha256sum", "--check", "--strict", input=f"{source.sha256}  {archive}\n"
+        )
         yield step(_SHORT_S, "tar", "-xzf", archive, "-C", work, "--no-same-owner")
     else:
         commit = str(source.commit)
         yield step(_SHORT_S, "git", "init", "--quiet", tree)
-        yield step(_FETCH_S, "git", "-C", tree, "fetch", "--quiet", "--depth", "1", source.url,
-                   commit)  # fmt: skip
-        yield step(_SHORT_S, "git", "-C", tree, "-c", "advice.detachedHead=false", "checkout",
-                   "--quiet", commit)  # fmt: skip
+        yield step(
+            _FETCH_S, "git", "-C", tree, "fetch", "--quiet", "--depth", "1", source.url, commit
+        )
+        yield step(
+            _SHORT_S,
+            "git",
+            "-C",
+            tree,
+            "-c",
+            "advice.detachedHead=false",
+            "checkout",
+            "--quiet",
+            commit,
+        )
     for argv in _build(source, architectures, tree, cuda_home):
         yield step(_BUILD_S, *argv)
     # A full disk leaves a part of a file: not under the program's name.

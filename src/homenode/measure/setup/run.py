@@ -20,14 +20,18 @@ FORMAT = "homenode.setup/1"
 RECORD = "share/homenode/setup.json"
 _MOST_SAID = 2000
 _LITTLE_BYTES = 16 << 20
-_OF_THE_NETWORK = (
-    "http_proxy", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY",
-    "CURL_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR", "GIT_SSL_CAINFO",
-)  # fmt: skip
+_OF_THE_NETWORK = tuple(
+    """
+    http_proxy https_proxy HTTPS_PROXY all_proxy ALL_PROXY no_proxy NO_PROXY CURL_CA_BUNDLE
+    SSL_CERT_FILE SSL_CERT_DIR GIT_SSL_CAINFO
+""".split()
+)
 
-_OF_MODULES = (
-    "CC", "CXX", "CUDACXX", "CPATH", "LIBRARY_PATH", "CMAKE_PREFIX_PATH", "NCCL_HOME", "ROCM_PATH",
-)  # fmt: skip
+_OF_MODULES = tuple(
+    """
+    CC CXX CUDACXX CPATH LIBRARY_PATH CMAKE_PREFIX_PATH NCCL_HOME ROCM_PATH
+""".split()
+)
 
 
 @dataclass(frozen=True, slots=True)

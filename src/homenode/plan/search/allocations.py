@@ -136,9 +136,12 @@ def allocations(host: Host, request: GuestRequest) -> Allocations:
             )
         )
     return Allocations(
-        _set(of_vcpus), _set(of_threads & ~of_vcpus), tuple(by_domain), tuple(sorted(devices)),
+        _set(of_vcpus),
+        _set(of_threads & ~of_vcpus),
+        tuple(by_domain),
+        tuple(sorted(devices)),
         tuple(gaps),
-    )  # fmt: skip
+    )
 
 
 def _vcpu_pins(

@@ -55,26 +55,48 @@ INDICES = ("unevenness", "nodes", "split", "gpus")
 
 _NEARNESS = {"device_class", "gpus_away_from_home", "node_distance", "device_distance"}
 _REST = (
-    "device_distance", "gpu_link_groups", "gpu_sets_lost", "unisolated_cores", "llcs_spanned",
-    "pages_to_reserve", "balance_cores", "balance_memory", *INDICES,
-)  # fmt: skip
+    "device_distance",
+    "gpu_link_groups",
+    "gpu_sets_lost",
+    "unisolated_cores",
+    "llcs_spanned",
+    "pages_to_reserve",
+    "balance_cores",
+    "balance_memory",
+    *INDICES,
+)
 
 # By policy: the first terms, which depend on the set of nodes alone. "home" is
 # gpus_away_from_home, at its first place where the guest sees its PCIe tree, else at its second.
 _FIRST: dict[Policy, tuple[str, ...]] = {
     Policy.CORES_FIRST: (
-        "device_class", "packages_spanned", "home", "nodes_spanned", "node_distance", "home",
+        "device_class",
+        "packages_spanned",
+        "home",
+        "nodes_spanned",
+        "node_distance",
+        "home",
     ),
     Policy.MEMORY_FIRST: (
-        "nodes_spanned", "device_class", "packages_spanned", "home", "node_distance", "home",
+        "nodes_spanned",
+        "device_class",
+        "packages_spanned",
+        "home",
+        "node_distance",
+        "home",
     ),
     # minus_nodes_spanned counts downwards: as many nodes as there are.
     Policy.SPREAD: (
-        "minus_nodes_spanned", "device_class", "packages_spanned", "home", "node_distance", "home",
+        "minus_nodes_spanned",
+        "device_class",
+        "packages_spanned",
+        "home",
+        "node_distance",
+        "home",
     ),
     # Where the nodes lie is no concern: distances and devices are not compared.
     Policy.ANY: ("nodes_spanned",),
-}  # fmt: skip
+}
 
 
 def order(policy: Policy, *, shows_pcie: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:

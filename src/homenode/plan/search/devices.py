@@ -182,12 +182,16 @@ def device_options(host: Host, request: GuestRequest, others: Allocations) -> De
     unheld = [gpu for gpu in every if gpu.bdf not in owned and not gpu.sriov_num_vfs]
     gpus = tuple(
         GpuCandidate(
-            gpu.bdf, number, position[gpu.bdf], gpu.node if gpu.node in known else None,
-            1 + sum(by_bdf[b].node in known for b in companions), companions,
+            gpu.bdf,
+            number,
+            position[gpu.bdf],
+            gpu.node if gpu.node in known else None,
+            1 + sum(by_bdf[b].node in known for b in companions),
+            companions,
         )
         for number, gpu in enumerate(unheld)
         for companions in (tuple(_companions(by_bdf, gpu)) if count else (),)
-    )  # fmt: skip
+    )
     bit_of = {gpu.bdf: 1 << gpu.number for gpu in gpus}
     choices = _choices(host, fabric, named_gpus, free, count, others, bit_of)
     open_gpus = sum(bit_of[gpu.bdf] for gpu in free)
@@ -213,10 +217,17 @@ def device_options(host: Host, request: GuestRequest, others: Allocations) -> De
         tuple(sorted(set(request.devices))),
         sum(bit_of.get(gpu.bdf, 0) for gpu in named_gpus),
         tuple(sorted(position[gpu.bdf] for gpu in named_gpus)),
-        homes, gpus, open_gpus, count, choices.partitions,
+        homes,
+        gpus,
+        open_gpus,
+        count,
+        choices.partitions,
         _gpu_sets(host, every, links, bit_of) if has_gpus else (),
-        link_groups if groups else (), without_node, choices.findings, choices.gaps,
-    )  # fmt: skip
+        link_groups if groups else (),
+        without_node,
+        choices.findings,
+        choices.gaps,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +254,7 @@ def _choices(
         finding = fabric.no_partition(named)
         return _Choices(
             None, () if finding is None else (finding,), fabric.unknown_partition(named)
-        )  # fmt: skip
+        )
     sets, finding = fabric.partitions(named, free, count, others)
     findings = () if finding is None else (finding,)
     if sets is None:
@@ -375,9 +386,11 @@ def _unknown(bdf: Bdf, host: Host) -> InputError:
 
     def difference(other: Bdf) -> tuple[int, int, int, Bdf]:
         return (
-            other.domain != bdf.domain, abs(other.bus - bdf.bus), abs(other.device - bdf.device),
+            other.domain != bdf.domain,
+            abs(other.bus - bdf.bus),
+            abs(other.device - bdf.device),
             other,
-        )  # fmt: skip
+        )
 
     nearest = ", ".join(str(other) for other in sorted(known, key=difference)[:3])
     gpus = ", ".join(str(gpu.bdf) for gpu in host.devices_of_kind(DeviceKind.GPU)[:16])

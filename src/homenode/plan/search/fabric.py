@@ -132,12 +132,15 @@ class Fabric:
         if len(allowed) > _MOST_SHOWN:
             expected += f"; and {len(allowed) - _MOST_SHOWN} more"
         return PlanFinding(
-            "no-nvlink-partition", "warning", str(self.board),
-            f"expected a partition of the NVSwitch fabric ({expected or f'{sizes} GPUs'}), found "
+            id="no-nvlink-partition",
+            severity="warning",
+            subject=str(self.board),
+            detail="expected a partition of the NVSwitch fabric "
+            f"({expected or f'{sizes} GPUs'}), found "
             f"{found}: the GPUs have no NVLink to each other where Fabric Manager partitions the "
             "board",
-            "choose one of these sets" if allowed else f"take one of {sizes} GPUs",
-        )  # fmt: skip
+            fix="choose one of these sets" if allowed else f"take one of {sizes} GPUs",
+        )
 
 
 def fabric_of(host: Host, request: GuestRequest) -> Fabric | None:

@@ -27,19 +27,23 @@ def device_findings(
         holder = others.holder(bdf)
         if holder is not None:
             yield PlanFinding(
-                "device-in-use", "warning", str(bdf),
-                f"domain {holder!r} has it, so the VM cannot start while that runs",
-                "stop that domain, or choose another device",
-            )  # fmt: skip
+                id="device-in-use",
+                severity="warning",
+                subject=str(bdf),
+                detail=f"domain {holder!r} has it, so the VM cannot start while that runs",
+                fix="stop that domain, or choose another device",
+            )
     yield from _incomplete_groups(host, devices)
     yield from _parts_of_gpus(host, devices, others)
     pus = sum(pu.online and pu.allowed for pu in host.pus)
     if pus and request.vcpus > pus and request.layout.pinning is Pinning.NONE:
         yield PlanFinding(
-            "overcommitted", "warning", host.name,
-            f"{request.vcpus} vCPUs share {pus} PUs, so some wait for others at any time",
-            f"lower vcpus to {pus}",
-        )  # fmt: skip
+            id="overcommitted",
+            severity="warning",
+            subject=host.name,
+            detail=f"{request.vcpus} vCPUs share {pus} PUs, so some wait for others at any time",
+            fix=f"lower vcpus to {pus}",
+        )
 
 
 def _parts_of_gpus(
@@ -54,20 +58,25 @@ def _parts_of_gpus(
         own = [bdf for bdf in devices if bdf in functions]
         if physical in devices:
             yield PlanFinding(
-                "gpu-and-its-parts", "warning", str(physical),
-                f"the GPU as a whole takes its {len(functions)} virtual functions from whoever has "
+                id="gpu-and-its-parts",
+                severity="warning",
+                subject=str(physical),
+                detail=f"the GPU as a whole takes its {len(functions)} virtual functions from "
+                "whoever has "
                 "them: they end when its driver lets go of it",
-                "pass virtual functions alone, or remove them: echo 0 > sriov_numvfs",
-            )  # fmt: skip
+                fix="pass virtual functions alone, or remove them: echo 0 > sriov_numvfs",
+            )
         elif own:
             users = sorted({name for bdf in functions if (name := others.holder(bdf)) is not None})
             shared = len(functions) - len(own)
             yield PlanFinding(
-                "gpu-shared", "info", ", ".join(map(str, own)),
-                f"part of GPU {physical}, which {shared} other virtual functions share"
+                id="gpu-shared",
+                severity="info",
+                subject=", ".join(map(str, own)),
+                detail=f"part of GPU {physical}, which {shared} other virtual functions share"
                 + (f", some of {listed(users)}" if users else "")
                 + ": memory bandwidth, link and copies are one GPU's",
-            )  # fmt: skip
+            )
 
 
 def placement_findings(
@@ -92,51 +101,70 @@ def placement_findings(
     if rung.memory is MemoryRule.ELSEWHERE and further:
         bound = request.layout.memory is not MemoryBinding.AS_IT_WAS
         yield PlanFinding(
-            "memory-from-other-nodes", "warning", _nodes(further),
-            f"node {', '.join(map(str, own))} cannot hold the memory next to the vCPUs, so "
+            id="memory-from-other-nodes",
+            severity="warning",
+            subject=_nodes(further),
+            detail=f"node {', '.join(map(str, own))} cannot hold the memory next to the vCPUs, so "
             f"{'it is bound to' if bound else 'some will lie on'} further nodes",
-            "lower the memory, free some on the VM's nodes, or move its vCPUs",
-        )  # fmt: skip
+            fix="lower the memory, free some on the VM's nodes, or move its vCPUs",
+        )
     elif rung.memory is not MemoryRule.FOLLOWS:
         mirrored = request.layout.cells is GuestCells.MIRRORED
         yield PlanFinding(
-            "memory-uneven", "warning" if mirrored else "info", _nodes(own),
-            "the nodes hold the memory together, but not each its vCPUs' share of it",
-            "free memory on the nodes, or lower it" if mirrored else None,
-        )  # fmt: skip
+            id="memory-uneven",
+            severity="warning" if mirrored else "info",
+            subject=_nodes(own),
+            detail="the nodes hold the memory together, but not each its vCPUs' share of it",
+            fix="free memory on the nodes, or lower it" if mirrored else None,
+        )
     if Concession.UNEQUAL_CELLS in given:
         yield PlanFinding(
-            "unequal-cells", "info", _nodes(own),
-            "no number of equal cells fits without a further package or a GPU away from its node",
-        )  # fmt: skip
+            id="unequal-cells",
+            severity="info",
+            subject=_nodes(own),
+            detail="no number of equal cells fits without a further package or a GPU away "
+            "from its node",
+        )
     if rung.falls_back:
         yield PlanFinding(
-            "vcpus-share-cores", "warning", host.name,
-            f"{request.vcpus} vCPUs do not get a core each, so they are pinned to hyper-threads of "
+            id="vcpus-share-cores",
+            severity="warning",
+            subject=host.name,
+            detail=f"{request.vcpus} vCPUs do not get a core each, so they are pinned to "
+            "hyper-threads of "
             "shared cores: 40 to 75 % slower under full load than on whole cores (published for "
             "XAPI's placement)",
-            f"lower vcpus to {sum(core.pus.isdisjoint(others.vcpu_cores) for core in host.cores)} "
+            fix="lower vcpus to "
+            f"{sum(core.pus.isdisjoint(others.vcpu_cores) for core in host.cores)} "
             "or fewer, or free cores",
-        )  # fmt: skip
+        )
     if request.layout.siblings is Siblings.EXPOSED and rung.grouping.threads == 1:
         yield PlanFinding(
-            "siblings-not-exposed", "warning", host.name,
-            "no whole groups of siblings are free for the VM, so the guest sees one thread per core"
+            id="siblings-not-exposed",
+            severity="warning",
+            subject=host.name,
+            detail="no whole groups of siblings are free for the VM, so the guest sees one "
+            "thread per core"
             + (", also where two of its vCPUs share one" if rung.grouping.counts_pus else ""),
-            "turn SMT on, or take a layout that hides siblings",
-        )  # fmt: skip
+            fix="turn SMT on, or take a layout that hides siblings",
+        )
     if rung.mixed:
         yield PlanFinding(
-            "mixed-kinds", "info" if request.mixed_kinds else "warning", host.name,
-            "vCPUs lie on performance and on efficiency cores, so they differ in speed",
-            "ask for no more vCPUs than there are performance cores",
-        )  # fmt: skip
+            id="mixed-kinds",
+            severity="info" if request.mixed_kinds else "warning",
+            subject=host.name,
+            detail="vCPUs lie on performance and on efficiency cores, so they differ in speed",
+            fix="ask for no more vCPUs than there are performance cores",
+        )
     if isolated and not vcpu_pus <= isolated:
         outside = vcpu_pus - isolated
         yield PlanFinding(
-            "vcpus-not-isolated", "info", f"PUs {outside}",
-            f"{len(outside)} vCPUs lie outside isolcpus and nohz_full, where the host may run too",
-        )  # fmt: skip
+            id="vcpus-not-isolated",
+            severity="info",
+            subject=f"PUs {outside}",
+            detail=f"{len(outside)} vCPUs lie outside isolcpus and nohz_full, where the host "
+            "may run too",
+        )
 
 
 def _host_share(
@@ -156,18 +184,23 @@ def _host_share(
             f"; QEMU's own threads of {listed(shared)} run on cores of its vCPUs" if shared else ""
         )
         yield PlanFinding(
-            "host-core-taken", "warning", host.name,
-            f"the VM takes the host's last core without vCPUs{also}",
-            f"lower vcpus to {max(1, request.vcpus - 1)}, or keep less with --host-reserve cores=0",
-        )  # fmt: skip
+            id="host-core-taken",
+            severity="warning",
+            subject=host.name,
+            detail=f"the VM takes the host's last core without vCPUs{also}",
+            fix=f"lower vcpus to {max(1, request.vcpus - 1)}, or keep less with "
+            "--host-reserve cores=0",
+        )
     if Concession.HOST_MEMORY in given:
         needed = overhead_bytes(request)
         yield PlanFinding(
-            "host-memory-taken", "critical", host.name,
-            f"{memory_text(request)} leave the host less than its reserve and the "
+            id="host-memory-taken",
+            severity="critical",
+            subject=host.name,
+            detail=f"{memory_text(request)} leave the host less than its reserve and the "
             f"{format_bytes(needed)} that QEMU and page tables need: the host may kill the VM",
-            "lower the memory, or the reserve with --host-reserve memory=SIZE",
-        )  # fmt: skip
+            fix="lower the memory, or the reserve with --host-reserve memory=SIZE",
+        )
 
 
 def _away_from_home(
@@ -180,10 +213,12 @@ def _away_from_home(
     for gpu in host.devices_of_kind(DeviceKind.GPU):
         if gpu.bdf in devices and gpu.node in with_pus and gpu.node not in own:
             yield PlanFinding(
-                "gpu-away-from-home", "warning", str(gpu.bdf),
-                f"its node {gpu.node} gives the VM no vCPU, so no guest cell is next to it",
-                "free cores or memory there, or ask for --device-locality require",
-            )  # fmt: skip
+                id="gpu-away-from-home",
+                severity="warning",
+                subject=str(gpu.bdf),
+                detail=f"its node {gpu.node} gives the VM no vCPU, so no guest cell is next to it",
+                fix="free cores or memory there, or ask for --device-locality require",
+            )
 
 
 def _bound_elsewhere(request: GuestRequest, own: Sequence[NodeIndex]) -> Iterator[PlanFinding]:
@@ -195,11 +230,13 @@ def _bound_elsewhere(request: GuestRequest, own: Sequence[NodeIndex]) -> Iterato
     where = _nodes([NodeIndex(node) for node in bound])
     if without:
         yield PlanFinding(
-            "memory-bound-elsewhere", "warning", _nodes(without),
-            f"the document binds all memory to {where}, and layout "
+            id="memory-bound-elsewhere",
+            severity="warning",
+            subject=_nodes(without),
+            detail=f"the document binds all memory to {where}, and layout "
             f"{request.layout.name} leaves that as it was: the vCPUs there have none of it near",
-            "take pin-bound or a layout with cells, or remove <numatune>",
-        )  # fmt: skip
+            fix="take pin-bound or a layout with cells, or remove <numatune>",
+        )
 
 
 def _incomplete_groups(host: Host, devices: Sequence[Bdf]) -> Iterator[PlanFinding]:
@@ -230,11 +267,15 @@ def _incomplete_groups(host: Host, devices: Sequence[Bdf]) -> Iterator[PlanFindi
         if others:
             more = f" and {len(others) - 4} more" if len(others) > 4 else ""
             yield PlanFinding(
-                "iommu-group-incomplete", "warning", str(first),
-                f"its IOMMU group {group} also holds {', '.join(others[:4])}{more}: VFIO refuses "
+                id="iommu-group-incomplete",
+                severity="warning",
+                subject=str(first),
+                detail=f"its IOMMU group {group} also holds {', '.join(others[:4])}{more}: "
+                "VFIO refuses "
                 "the start while a driver of the host has one of these",
-                "pass them as well (--device), or bind them to vfio-pci, or unbind their drivers",
-            )  # fmt: skip
+                fix="pass them as well (--device), or bind them to vfio-pci, or unbind their "
+                "drivers",
+            )
 
 
 def _nodes(indices: Sequence[NodeIndex]) -> str:

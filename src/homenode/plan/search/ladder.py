@@ -128,8 +128,9 @@ def _ways(
     layout = request.layout
     # The policy leaves cores uncounted, and the layout does not ask for one a vCPU.
     counts_pus = layout.pinning is not Pinning.ONE_PER_CORE and request.policy in (
-        Policy.MEMORY_FIRST, Policy.ANY,
-    )  # fmt: skip
+        Policy.MEMORY_FIRST,
+        Policy.ANY,
+    )
     pins_all = layout.pinning is Pinning.ALL_PUS
     for threads in range(widest if pins_all and not mixed else 1, 0, -1):
         if request.keep_vcpus and request.vcpus % threads:
@@ -186,9 +187,16 @@ def _fallback(
         given.append(Concession.MEMORY_ELSEWHERE)
     equal = request.layout.cells is GuestCells.MIRRORED and not request.unequal_cells and not mixed
     return Fallback(
-        cores.grouping, cores.groups, mixed, cores.falls_back, memory, equal, keeps_core,
-        keeps_memory, tuple(given),
-    )  # fmt: skip
+        cores.grouping,
+        cores.groups,
+        mixed,
+        cores.falls_back,
+        memory,
+        equal,
+        keeps_core,
+        keeps_memory,
+        tuple(given),
+    )
 
 
 def fallback_name(span: str, given: tuple[Concession, ...]) -> str:

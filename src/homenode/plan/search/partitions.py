@@ -56,10 +56,25 @@ PARTITIONS: dict[Board, tuple[FabricPartition, ...]] = {
         0,
         12,
         (
-            _run(1, 16), _run(1, 8), _run(9, 16), (*_run(1, 4), *_run(9, 12)),
-            (*_run(5, 8), *_run(13, 16)), (*_run(1, 4), *_run(13, 16)),
-            (*_run(5, 8), *_run(9, 12)), _run(1, 4), _run(5, 8), _run(9, 12), _run(13, 16),
-            (1, 2), (3, 4), (5, 6), (7, 8), (9, 10), (11, 12), (13, 14), (15, 16),
+            _run(1, 16),
+            _run(1, 8),
+            _run(9, 16),
+            (*_run(1, 4), *_run(9, 12)),
+            (*_run(5, 8), *_run(13, 16)),
+            (*_run(1, 4), *_run(13, 16)),
+            (*_run(5, 8), *_run(9, 12)),
+            _run(1, 4),
+            _run(5, 8),
+            _run(9, 12),
+            _run(13, 16),
+            (1, 2),
+            (3, 4),
+            (5, 6),
+            (7, 8),
+            (9, 10),
+            (11, 12),
+            (13, 14),
+            (15, 16),
         ),
         16,
     ),
@@ -69,7 +84,7 @@ PARTITIONS: dict[Board, tuple[FabricPartition, ...]] = {
     Board.HGX_B200: _table(
         1, 18, (_run(1, 8), _run(1, 4), _run(5, 8), (1, 2), (3, 4), (5, 6), (7, 8)), 8
     ),
-}  # fmt: skip
+}
 """The default partitions of each board."""
 
 _BOARD_OF_NAME = (

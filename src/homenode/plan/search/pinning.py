@@ -195,11 +195,14 @@ def qemu_threads(
     shared = [pus for node in order for pus in serving if pus <= problem.supplies[node].cores.pus]
     chosen = _chosen_gpus(problem, best.gpus)
     wanted = ThreadRequest(
-        vcpu_pus, iothreads, asked,
+        vcpu_pus,
+        iothreads,
+        asked,
         lambda node: _own_cores(search, problem, free, node, vcpu_pus, chosen),
-        tuple(shared), housekeeping,
+        tuple(shared),
+        housekeeping,
         request.page_bytes is not None and request.layout.memory is not MemoryBinding.AS_IT_WAS,
-    )  # fmt: skip
+    )
     return thread_places(free, order, len(own), wanted)
 
 

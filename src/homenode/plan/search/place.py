@@ -73,8 +73,13 @@ def place(host: Host, request: GuestRequest) -> Placement:
         return _unplaced(host, request, others, options)
     distances = distance_matrix(host)
     search = PlacementSearch(
-        host, request, others, options, distances, _usable_twice(host, request, others),
-    )  # fmt: skip
+        host,
+        request,
+        others,
+        options,
+        distances,
+        _usable_twice(host, request, others),
+    )
     if request.explicit_cells:
         return _explicit(search)
     rejections = list(unusable_nodes(host, request))
@@ -231,9 +236,11 @@ def _explicit(search: PlacementSearch) -> Placement:
         free = search.free_on(rung)
         rejections += single_nodes(host, request, problem, rung, free, search.others)
         first = first or Rejection(
-            "cells", (), "no nodes hold the cells as they are given",
+            "cells",
+            (),
+            "no nodes hold the cells as they are given",
             "leave node= out, or make the cells smaller",
-        )  # fmt: skip
+        )
     raise refusal(host, request, search.free[0], rejections, first)
 
 
@@ -248,10 +255,18 @@ def _unplaced(
         gpus = options.least_lost(0, ((options.open, options.count),)).gpus
     devices = options.chosen(gpus)
     return Placement(
-        (), (), (), (), 1, None, (), devices, "not placed",
+        (),
+        (),
+        (),
+        (),
+        1,
+        None,
+        (),
+        devices,
+        "not placed",
         findings=(*options.findings, *device_findings(host, request, devices, others)),
         gaps=(*others.gaps, *options.gaps, *options.unplaced(devices)),
-    )  # fmt: skip
+    )
 
 
 def _takes_host_core(search: PlacementSearch, problem: SearchProblem, rung: Fallback) -> bool:
@@ -309,9 +324,17 @@ def _placement(
         rejections += single_nodes(host, request, problem, rung, free, search.others)
     devices = search.options.chosen(best.gpus)
     findings = placement_findings(
-        host, request, devices, search.others, given=given, rung=rung, own=own, memory=memory,
-        vcpu_pus=vcpu_pus, isolated=free.isolated,
-    )  # fmt: skip
+        host,
+        request,
+        devices,
+        search.others,
+        given=given,
+        rung=rung,
+        own=own,
+        memory=memory,
+        vcpu_pus=vcpu_pus,
+        isolated=free.isolated,
+    )
     names = (*problem.first, *problem.rest)
     return Placement(
         nodes=nodes,
@@ -332,10 +355,12 @@ def _placement(
         rejections=tuple(replace(one, hint=None) for one in dict.fromkeys(rejections)),
         findings=(*search.options.findings, *findings, *places.findings),
         gaps=(
-            *_host_gaps(search, rung, free), *search.others.gaps, *search.options.gaps,
+            *_host_gaps(search, rung, free),
+            *search.others.gaps,
+            *search.options.gaps,
             *search.options.unplaced(devices),
         ),
-    )  # fmt: skip
+    )
 
 
 def _threads_shown(request: GuestRequest, rung: Fallback) -> int:

@@ -120,13 +120,17 @@ class SearchProblem:
             earlier = 0
             if not of_devices >> node & 1 and len(its.parts) == 1 and not self.device_pages:
                 key = (
-                    self.distances.packages[node], self.gpu_nodes >> node & 1,
-                    self.capacities[node], its.groups, its.whole_cores,
-                    self.memory[node].pages, self.memory[node].pool_pages,
+                    self.distances.packages[node],
+                    self.gpu_nodes >> node & 1,
+                    self.capacities[node],
+                    its.groups,
+                    its.whole_cores,
+                    self.memory[node].pages,
+                    self.memory[node].pool_pages,
                     tuple(sorted(between[node])),
                     tuple(home.to_node[node] for home in homes.values()),
                     tuple((t.isolated, tuple(g for _, g in t.llcs)) for t in its.whole.tiers),
-                )  # fmt: skip
+                )
                 like = last.setdefault(key, [])
                 for position, other in enumerate(like):
                     if _swappable(between, other, node):
@@ -142,9 +146,14 @@ class SearchProblem:
         """Equal for problems of one host of which all or none have a solution."""
         return (
             tuple([supply.groups for supply in self.supplies]),
-            tuple([memory.pages for memory in self.memory]), self.groups, self.pages,
-            self.pages_together, self.pages_anywhere, self.device_pages, self.most_nodes,
-        )  # fmt: skip
+            tuple([memory.pages for memory in self.memory]),
+            self.groups,
+            self.pages,
+            self.pages_together,
+            self.pages_anywhere,
+            self.device_pages,
+            self.most_nodes,
+        )
 
     def capacity(self, node: int, devices: int = 0) -> int:
         """Groups that the node can hold, as its memory allows. devices: pages of memory devices

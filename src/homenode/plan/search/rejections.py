@@ -98,18 +98,20 @@ def whole_host(
     wanted += sum(pages for _, pages in problem.device_pages)
     if total < problem.groups:
         return Rejection(
-            "pus" if rung.grouping.counts_pus else "cores", indices,
+            "pus" if rung.grouping.counts_pus else "cores",
+            indices,
             f"{_together(indices)}: need {_groups_text(rung, problem.groups)}, {total} free",
-        )  # fmt: skip
+        )
     if len(known) == len(free) and sum(known) < wanted:
         extra = overhead_bytes(request) if rung.keeps_memory else 0
         neighbours = f" and {format_bytes(extra)} for QEMU and page tables" if extra else ""
         return Rejection(
-            "memory" if request.page_bytes is None else "pages", indices,
+            "memory" if request.page_bytes is None else "pages",
+            indices,
             f"{_together(indices)}: need {memory_text(request)}{neighbours}, "
             f"{format_bytes(sum(known) * page)} free",
             "lower the memory, or allow memory from nodes without PUs",
-        )  # fmt: skip
+        )
     if problem.most_nodes < len(indices) and fits(replace(problem, most_nodes=len(indices))):
         enough = range(problem.most_nodes + 1, len(indices) + 1)
         place = bisect_left(
@@ -117,31 +119,35 @@ def whole_host(
         )
         number = enough[min(place, len(enough) - 1)]
         return Rejection(
-            "max-nodes", indices,
+            "max-nodes",
+            indices,
             f"at most {_count(problem.most_nodes)} allowed, {number} needed",
             f"allow {_count(number)} with --max-nodes {number}",
-        )  # fmt: skip
+        )
     if problem.requires_home and fits(problem):
         return Rejection(
-            "device-locality", indices,
+            "device-locality",
+            indices,
             "no nodes that hold the VM have all of its GPUs",
             f"take --device-locality {DeviceLocality.PREFER}, other GPUs or fewer vCPUs",
-        )  # fmt: skip
+        )
     if problem.device_pages:
         return Rejection(
-            "memory" if request.page_bytes is None else "pages", indices,
+            "memory" if request.page_bytes is None else "pages",
+            indices,
             f"{_together(indices)}: need {memory_text(request)}, and the memory devices of some "
             "cell find no node with space for them next to the cell's share",
             "spread the memory devices over the cells, or make them smaller",
-        )  # fmt: skip
+        )
     owned = sum(problem.capacity(node) for node in range(len(indices)))
     if owned < problem.groups:
         return Rejection(
-            "memory" if request.page_bytes is None else "pages", indices,
+            "memory" if request.page_bytes is None else "pages",
+            indices,
             f"{_together(indices)}: need {memory_text(request)}; {owned} of {problem.groups} cores "
             "have their share of it on their node",
             "lower the memory",
-        )  # fmt: skip
+        )
     return Rejection(
         "distance", indices, "the nodes with space cannot reach each other (distance 255)"
     )
@@ -167,10 +173,11 @@ def space_for(request: GuestRequest, problem: SearchProblem, rung: Fallback) -> 
 def host_core(request: GuestRequest, problem: SearchProblem) -> Rejection:
     """That the host would keep no core."""
     return Rejection(
-        "host-core", (),
+        "host-core",
+        (),
         f"{problem.groups} cores for vCPUs leave the host fewer than "
         f"{request.host_reserve.cores} without vCPUs",
-    )  # fmt: skip
+    )
 
 
 def most_vcpus(request: GuestRequest, problem: SearchProblem, rung: Fallback) -> int:

@@ -45,9 +45,12 @@ def least_split(
                 if more > left:
                     continue
                 candidate = (
-                    value[0] + cost.unisolated, value[1] + cost.llcs, value[2] + short,
-                    value[3] + groups * groups, (*value[4], -groups),
-                )  # fmt: skip
+                    value[0] + cost.unisolated,
+                    value[1] + cost.llcs,
+                    value[2] + short,
+                    value[3] + groups * groups,
+                    (*value[4], -groups),
+                )
                 if more not in following or candidate < following[more]:
                     following[more] = candidate
         best = following

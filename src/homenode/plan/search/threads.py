@@ -141,12 +141,13 @@ def _off_nodes(free: Usable, emulator: CpuSet, nodes: Sequence[int]) -> tuple[Pl
         return ()
     return (
         PlanFinding(
-            "emulator-off-memory-node",
-            "warning",
-            f"node {CpuSet(without)}",
-            "QEMU's own threads may run on no PU there, and they allocate that node's huge pages: "
+            id="emulator-off-memory-node",
+            severity="warning",
+            subject=f"node {CpuSet(without)}",
+            detail="QEMU's own threads may run on no PU there, and they allocate that node's "
+            "huge pages: "
             'libvirt 9.0 and newer may fail to start the VM ("Setting CPU affinity failed")',
-            "give the emulator a PU of each node with --emulator-pus, or free a core there",
+            fix="give the emulator a PU of each node with --emulator-pus, or free a core there",
         ),
     )
 
@@ -207,29 +208,29 @@ def _free_siblings(free: Usable, nodes: Sequence[int], vcpu_pus: CpuSet) -> list
 
 def _on_siblings(pus: CpuSet) -> PlanFinding:
     return PlanFinding(
-        "emulator-on-siblings",
-        "warning",
-        f"PUs {pus}",
-        "no core without vCPUs is free, so QEMU's own threads share a core with a vCPU",
-        "ask for one vCPU less, or free a core",
+        id="emulator-on-siblings",
+        severity="warning",
+        subject=f"PUs {pus}",
+        detail="no core without vCPUs is free, so QEMU's own threads share a core with a vCPU",
+        fix="ask for one vCPU less, or free a core",
     )
 
 
 def _shares(pus: CpuSet) -> PlanFinding:
     return PlanFinding(
-        "emulator-shares-vcpus",
-        "warning",
-        f"PUs {pus}",
-        "no PU is left next to the vCPUs', so QEMU's own threads run on them",
-        "ask for fewer vCPUs, or free a core",
+        id="emulator-shares-vcpus",
+        severity="warning",
+        subject=f"PUs {pus}",
+        detail="no PU is left next to the vCPUs', so QEMU's own threads run on them",
+        fix="ask for fewer vCPUs, or free a core",
     )
 
 
 def _unpinned() -> PlanFinding:
     return PlanFinding(
-        "emulator-not-pinned",
-        "warning",
-        "emulator",
-        "every PU that is left is isolated, so QEMU's own threads are not pinned",
-        "leave some PUs out of isolcpus and nohz_full",
+        id="emulator-not-pinned",
+        severity="warning",
+        subject="emulator",
+        detail="every PU that is left is isolated, so QEMU's own threads are not pinned",
+        fix="leave some PUs out of isolcpus and nohz_full",
     )

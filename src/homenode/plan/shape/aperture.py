@@ -99,12 +99,12 @@ def aperture(
     elif is_ours and guest.architecture == "aarch64" and window > VIRT_WINDOW_BYTES:
         findings = (
             PlanFinding(
-                "virt-window-small",
-                "warning",
-                "64-bit PCI window",
-                f"expected space for {format_bytes(window)} of BARs, found "
+                id="virt-window-small",
+                severity="warning",
+                subject="64-bit PCI window",
+                detail=f"expected space for {format_bytes(window)} of BARs, found "
                 f"{format_bytes(VIRT_WINDOW_BYTES)} on the virt machine",
-                "use a QEMU whose virt machine has highmem-mmio-size, or pass fewer devices",
+                fix="use a QEMU whose virt machine has highmem-mmio-size, or pass fewer devices",
             ),
         )
     return ApertureChoice(Aperture(hole, bits, firmware, memlock, entries), findings, tuple(gaps))
@@ -118,12 +118,14 @@ def _small_window(guest: Guest, window: int) -> PlanFinding:
     has = format_bytes(max(DEFAULT_WINDOW_BYTES, guest.pcihole64_bytes or 0))
     sees_host = guest.domain_type == "kvm" and guest.cpu_mode in _HOST_BITS_MODES
     return PlanFinding(
-        "pci-window-small",
-        "info" if sees_host else "warning",
-        "64-bit PCI window",
-        f"expected space for {format_bytes(window)} of BARs, found {has}, which this layout leaves "
+        id="pci-window-small",
+        severity="info" if sees_host else "warning",
+        subject="64-bit PCI window",
+        detail=f"expected space for {format_bytes(window)} of BARs, found {has}, which this "
+        "layout leaves "
         "as it is: firmware that does not size the window itself leaves the devices without BARs",
-        f"add <pcihole64 unit='KiB'>{window // KIB}</pcihole64> to the root PCI controller, or let "
+        fix=f"add <pcihole64 unit='KiB'>{window // KIB}</pcihole64> to the root PCI "
+        "controller, or let "
         "--layout pin-numa-pci do it"
         if guest.is_q35
         else "use a q35 machine, whose window --layout pin-numa-pci sets",

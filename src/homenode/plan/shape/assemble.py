@@ -270,12 +270,13 @@ def _shared_cores(
         return ()
     return (
         PlanFinding(
-            SHARED_CORES,
-            "warning",
-            f"policy {request.policy}",
-            f"{shared} core{'s run' if shared > 1 else ' runs'} several vCPUs: 40 to 75 % less CPU "
+            id=SHARED_CORES,
+            severity="warning",
+            subject=f"policy {request.policy}",
+            detail=f"{shared} core{'s run' if shared > 1 else ' runs'} several vCPUs: 40 to "
+            "75 % less CPU "
             "throughput was published for VMs that are packed so onto one node",
-            "take the policy cores-first, which counts whole cores",
+            fix="take the policy cores-first, which counts whole cores",
         ),
     )
 

@@ -163,10 +163,11 @@ def _not_mirrored(runs: LlcRuns) -> PlanFinding:
         for i, cell in enumerate(runs.runs)
     )
     return PlanFinding(
-        "guest-l3-not-mirrored",
-        "info",
-        "guest L3",
-        f"vCPUs do not fill equal LLCs ({shown}): the guest keeps the hypervisor's default, one L3 "
+        id="guest-l3-not-mirrored",
+        severity="info",
+        subject="guest L3",
+        detail=f"vCPUs do not fill equal LLCs ({shown}): the guest keeps the hypervisor's "
+        "default, one L3 "
         f"a die, which is not what the host has",
-        "choose a number of vCPUs that fills whole LLCs",
+        fix="choose a number of vCPUs that fills whole LLCs",
     )

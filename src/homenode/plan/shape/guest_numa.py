@@ -313,12 +313,13 @@ def _reserve(
             wanted = pool.total_pages + needed - free
             findings.append(
                 PlanFinding(
-                    "huge-pages-short",
-                    severity,
-                    f"node {node}",
-                    f"expected {needed} free pages of {format_bytes(page_bytes)}, found {free} "
+                    id="huge-pages-short",
+                    severity=severity,
+                    subject=f"node {node}",
+                    detail=f"expected {needed} free pages of {format_bytes(page_bytes)}, "
+                    f"found {free} "
                     f"of {pool.total_pages}",
-                    f"echo {wanted} > {path}/hugepages-{page_bytes // KIB}kB/nr_hugepages",
+                    fix=f"echo {wanted} > {path}/hugepages-{page_bytes // KIB}kB/nr_hugepages",
                 )
             )
     return tuple(reservations), tuple(findings)

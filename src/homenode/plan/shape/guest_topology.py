@@ -118,16 +118,24 @@ def _unequal(
         sockets = _sockets(package_vcpus, sum(cell_vcpus), threads)
         size = sum(cores) // sockets
         finding = PlanFinding(
-            "cells-share-socket", "info", subject,
-            f"they share {'a socket' if sockets == 1 else f'{sockets} sockets'} of {size} cores, "
-            "as sub-NUMA clusters do; Linux older than 5.15 prints a warning at boot", fix,
-        )  # fmt: skip
+            id="cells-share-socket",
+            severity="info",
+            subject=subject,
+            detail=f"they share {'a socket' if sockets == 1 else f'{sockets} sockets'} of "
+            f"{size} cores, "
+            "as sub-NUMA clusters do; Linux older than 5.15 prints a warning at boot",
+            fix=fix,
+        )
         return GuestTopology(sockets, 1, size, threads), (finding,)
     size = gcd(*cores)
     sockets = sum(cores) // size
     finding = PlanFinding(
-        "sockets-exceed-cells", "warning", f"{sockets} sockets for {len(cores)} guest cells",
-        f"{subject} have no common socket larger than {size} core{'' if size == 1 else 's'}; "
-        "licences and some operating systems limit sockets", fix,
-    )  # fmt: skip
+        id="sockets-exceed-cells",
+        severity="warning",
+        subject=f"{sockets} sockets for {len(cores)} guest cells",
+        detail=f"{subject} have no common socket larger than {size} "
+        f"core{'' if size == 1 else 's'}; "
+        "licences and some operating systems limit sockets",
+        fix=fix,
+    )
     return GuestTopology(sockets, 1, size, threads), (finding,)

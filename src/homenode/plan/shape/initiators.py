@@ -110,11 +110,11 @@ def _missing(
         )
         fix = "update them, and plan again"
     return PlanFinding(
-        "initiators-missing",
-        "warning",
-        ", ".join(str(gpu.bdf) for gpu in gpus),
-        f"{detail}: it cannot put the GPU's memory online",
-        fix,
+        id="initiators-missing",
+        severity="warning",
+        subject=", ".join(str(gpu.bdf) for gpu in gpus),
+        detail=f"{detail}: it cannot put the GPU's memory online",
+        fix=fix,
     )
 
 

@@ -51,10 +51,10 @@ def nearest_cell_finding(
     count = sum(map(len, by_node.values()))
     return (
         PlanFinding(
-            "device-on-nearest-cell",
-            "info",
-            f"{count} device{'' if count == 1 else 's'}",
-            f"their host nodes have no cell, so each hangs on the nearest one: {stated}",
-            "give the guest these nodes too: --policy spread, or more vCPUs",
+            id="device-on-nearest-cell",
+            severity="info",
+            subject=f"{count} device{'' if count == 1 else 's'}",
+            detail=f"their host nodes have no cell, so each hangs on the nearest one: {stated}",
+            fix="give the guest these nodes too: --policy spread, or more vCPUs",
         ),
     )

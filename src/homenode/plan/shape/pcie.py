@@ -40,12 +40,13 @@ MOST_SPARE_PORTS = 16
 
 
 SWITCH_WARNING = PlanFinding(
-    "mirrored-switch-slow-link",
-    "warning",
-    "mirrored PCIe switches",
-    "QEMU's switch ports report links of Gen1 x1, from which NCCL computes 0.2 GB/s between GPUs "
+    id="mirrored-switch-slow-link",
+    severity="warning",
+    subject="mirrored PCIe switches",
+    detail="QEMU's switch ports report links of Gen1 x1, from which NCCL computes 0.2 GB/s "
+    "between GPUs "
     "below one switch",
-    "give the guest an NCCL topology file (homenode nccl-topo), or use --pci-granularity cell",
+    fix="give the guest an NCCL topology file (homenode nccl-topo), or use --pci-granularity cell",
 )
 
 
@@ -201,11 +202,14 @@ def _without_bus(cells: int, with_bus: tuple[int, ...]) -> tuple[PlanFinding, ..
         return ()
     return (
         PlanFinding(
-            "cells-without-bus", "info", f"guest cells {without}",
-            f"pcie.0 has no slots for {cells} expander buses, so cells without devices have none: "
+            id="cells-without-bus",
+            severity="info",
+            subject=f"guest cells {without}",
+            detail=f"pcie.0 has no slots for {cells} expander buses, so cells without devices "
+            "have none: "
             "a device that is plugged in later has no port there",
         ),
-    )  # fmt: skip
+    )
 
 
 def _refuse_unfit(by_bdf: dict[Bdf, PciDevice], devices: tuple[Bdf, ...]) -> None:
@@ -240,11 +244,11 @@ def _unplaced(
         if node is None:
             findings.append(
                 PlanFinding(
-                    "device-node-unknown",
-                    "info" if bdf in cell_of else "warning",
-                    str(bdf),
-                    f"expected a host NUMA node, found none: it {where}",
-                    "enable NUMA (ACPI SRAT and _PXM) in the host's firmware, or lay a source "
+                    id="device-node-unknown",
+                    severity="info" if bdf in cell_of else "warning",
+                    subject=str(bdf),
+                    detail=f"expected a host NUMA node, found none: it {where}",
+                    fix="enable NUMA (ACPI SRAT and _PXM) in the host's firmware, or lay a source "
                     "that knows the node over this one",
                 )
             )
@@ -252,11 +256,11 @@ def _unplaced(
             nodes = ", ".join(map(str, sorted(cell_of_node)))
             findings.append(
                 PlanFinding(
-                    "device-without-cell",
-                    "warning",
-                    str(bdf),
-                    f"expected its host node {node} among the guest's ({nodes}): it {where}",
-                    f"let the guest have node {node} too, or choose a device of node {nodes}",
+                    id="device-without-cell",
+                    severity="warning",
+                    subject=str(bdf),
+                    detail=f"expected its host node {node} among the guest's ({nodes}): it {where}",
+                    fix=f"let the guest have node {node} too, or choose a device of node {nodes}",
                 )
             )
     return tuple(findings)
@@ -281,22 +285,24 @@ def _unguarded(
         return ()
     return (
         PlanFinding(
-            "empty-ports-unguarded",
-            "info",
-            f"{len(empty)} empty ports",
-            "the document has not been defined yet: libvirt will give them to devices that have no "
+            id="empty-ports-unguarded",
+            severity="info",
+            subject=f"{len(empty)} empty ports",
+            detail="the document has not been defined yet: libvirt will give them to devices "
+            "that have no "
             "PCI address, a virtual NIC or disk, say",
-            "define the guest once, and plan for what virsh dumpxml --inactive prints",
+            fix="define the guest once, and plan for what virsh dumpxml --inactive prints",
         ),
     )
 
 
 def _displaced_finding(assignment: PortAssignment) -> PlanFinding:
     return PlanFinding(
-        "device-off-its-place",
-        "info",
-        str(assignment.first),
-        "the document has something else where this device's port belongs: it has a root port of "
+        id="device-off-its-place",
+        severity="info",
+        subject=str(assignment.first),
+        detail="the document has something else where this device's port belongs: it has a "
+        "root port of "
         f"its own on an expander bus of cell {assignment.cell}",
-        "start from the original document (homenode restore)",
+        fix="start from the original document (homenode restore)",
     )

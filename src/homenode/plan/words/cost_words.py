@@ -94,9 +94,14 @@ _WORDS: dict[str, tuple[str, Callable[[int], str]]] = {
     "balance_memory": ("memory left free", _free("memory")),
 }
 _SILENT_AT_0 = {
-    "device_class", "device_distance", "gpus_away_from_home", "gpu_link_groups", "gpu_sets_lost",
-    "unisolated_cores", "pages_to_reserve",
-}  # fmt: skip
+    "device_class",
+    "device_distance",
+    "gpus_away_from_home",
+    "gpu_link_groups",
+    "gpu_sets_lost",
+    "unisolated_cores",
+    "pages_to_reserve",
+}
 _INDICES = {
     "nodes": ("node numbers, as a tie-break", "lowest node numbers among equals"),
     "split": ("split over nodes, as a tie-break", "larger parts on lower nodes among equals"),

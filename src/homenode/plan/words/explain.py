@@ -178,10 +178,11 @@ def _choice(plan: Plan) -> Section:
         mine = next((t.value for t in plan.cost if t.name == other.decided_by), None)
         theirs = next((t.value for t in other.cost if t.name == other.decided_by), None)
         here, there = (
-            "unknown" if other.decided_by in _unknown(plan, nodes) else
-            term_value(other.decided_by, value)
+            "unknown"
+            if other.decided_by in _unknown(plan, nodes)
+            else term_value(other.decided_by, value)
             for nodes, value in ((plan.nodes, mine), (other.nodes, theirs))
-        )  # fmt: skip
+        )
         others = sorted(set(other.devices) - {device.bdf for device in plan.devices})
         having = f" with {subjects_text([str(bdf) for bdf in others])}" if others else ""
         lines.append(

@@ -36,8 +36,10 @@ def most_allocated(nodes: Sequence[GpuNode], arrived: Sequence[Task]) -> float:
     limits: list[float] = []
     for node, count in kinds:
         limits += [
-            node.cpu_milli / MILLI * count, node.memory_mib / MILLI * count, node.gpus * count
-        ]  # fmt: skip
+            node.cpu_milli / MILLI * count,
+            node.memory_mib / MILLI * count,
+            node.gpus * count,
+        ]
     columns: list[Column] = []
     for task, count in Counter(arrived).items():
         row = len(limits)
@@ -53,8 +55,10 @@ def most_allocated(nodes: Sequence[GpuNode], arrived: Sequence[Task]) -> float:
                 gpus = task.total_gpu_milli / MILLI
                 entries = [
                     (3 * number, task.cpu_milli / MILLI),
-                    (3 * number + 1, task.memory_mib / MILLI), (3 * number + 2, gpus), (row, 1.0),
-                ]  # fmt: skip
+                    (3 * number + 1, task.memory_mib / MILLI),
+                    (3 * number + 2, gpus),
+                    (row, 1.0),
+                ]
                 columns.append((gpus, entries, float(count)))
     capacity = sum(node.gpus for node in nodes)
     return most_gain(columns, limits) / max(1, capacity)

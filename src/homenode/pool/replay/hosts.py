@@ -138,9 +138,14 @@ def replay_hosts(
         curve.append((now, used / total))
     span = max(1e-9, now)
     return HostReplay(
-        allocated / span / total, lost / span / total, refused, len(load), degraded, crossed,
+        allocated / span / total,
+        lost / span / total,
+        refused,
+        len(load),
+        degraded,
+        crossed,
         tuple(curve),
-    )  # fmt: skip
+    )
 
 
 def _stranded(places: PoolPlaces, flavours: Sequence[Flavour], known: dict[HostState, int]) -> int:

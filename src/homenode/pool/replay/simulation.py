@@ -115,9 +115,13 @@ def simulate_tasks(
         most_allocated(nodes, arrivals(tasks, capacity, seed)) * 100 for seed in range(orders)
     ]
     return Simulation(
-        what, True, orders, outcomes, figure("allocated_percent", bounds),
+        what,
+        True,
+        orders,
+        outcomes,
+        figure("allocated_percent", bounds),
         ("share of the GPUs that has arrived", "share allocated"),
-    )  # fmt: skip
+    )
 
 
 def simulate_cells(

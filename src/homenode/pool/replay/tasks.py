@@ -161,7 +161,7 @@ class _BestFit(_FirstFit):
         left = (
             (cluster.cpu[machines] - task.cpu_milli) / _BEST_FIT_CPU_MILLI
             + (cluster.sums[machines] - task.total_gpu_milli) / _BEST_FIT_GPU_MILLI
-        ) / 2  # fmt: skip
+        ) / 2
         score = numpy.floor((1 - left) * 100)
         equal = numpy.flatnonzero(score == score.max())
         machine = int(machines[equal[int(self.rng.integers(len(equal)))]])

@@ -149,10 +149,13 @@ def parse_tasks(text: str, source: str) -> tuple[Task, ...]:
         models = tuple(filter(None, row.get("gpu_spec", "").split("|")))
         tasks.append(
             Task(
-                _count(row, "cpu_milli", where), _count(row, "memory_mib", where), gpus, milli,
+                _count(row, "cpu_milli", where),
+                _count(row, "memory_mib", where),
+                gpus,
+                milli,
                 models,
             )
-        )  # fmt: skip
+        )
     if not tasks:
         raise InputError(f"{source}: expected tasks, found none")
     return tuple(tasks)
@@ -190,8 +193,10 @@ def parse_cell_vms(text: str, source: str) -> tuple[CellVm, ...]:
                 f"{row['strategy'][:40]!r}"
             ) from None
         if cells > 2 or cores % cells or memory % cells:
-            raise InputError(f"{where}: expected a VM of 1 or 2 equal cells, found {cells} of "
-                             f"{cores} cores and {memory} GiB")  # fmt: skip
+            raise InputError(
+                f"{where}: expected a VM of 1 or 2 equal cells, found {cells} of "
+                f"{cores} cores and {memory} GiB"
+            )
         vms.append(
             CellVm(cores, memory, cells, spread, row.get("group", ""), row.get("domain", ""))
         )

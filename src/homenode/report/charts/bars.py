@@ -100,9 +100,14 @@ def _draw(canvas: SvgCanvas, bar: Bar, text: str, y: float, scale: Scale, *, is_
     reach = scale.at(high) if bar.is_range and has_range and high is not None else None
     end = scale.at(bar.value) if reach is None else reach
     canvas.rect(
-        min(start, end - 1.5) if end - 1.5 >= scale.start else scale.start, top,
-        max(end - start, 1.5), _HEIGHT, f"s{bar.series}", radius=2, title=said,
-    )  # fmt: skip
+        min(start, end - 1.5) if end - 1.5 >= scale.start else scale.start,
+        top,
+        max(end - start, 1.5),
+        _HEIGHT,
+        f"s{bar.series}",
+        radius=2,
+        title=said,
+    )
     if has_range and not bar.is_range and low is not None and high is not None:
         middle = top + _HEIGHT / 2
         canvas.line((scale.at(low), middle), (scale.at(high), middle), classes="whisker box")

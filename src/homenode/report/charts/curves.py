@@ -115,5 +115,12 @@ def _levels(canvas: SvgCanvas, levels: Sequence[Level], across: Scale) -> None:
             continue
         if number % 2:
             canvas.rect(start, _TOP, end - start, _PLOT_HEIGHT, "zone", title=level.name)
-        canvas.text((start + end) / 2, _TOP - 4, level.name, 10, "dim", anchor="middle",
-                     width=end - start - 2)  # fmt: skip
+        canvas.text(
+            (start + end) / 2,
+            _TOP - 4,
+            level.name,
+            10,
+            "dim",
+            anchor="middle",
+            width=end - start - 2,
+        )

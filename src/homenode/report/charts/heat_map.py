@@ -60,8 +60,9 @@ def heat_map(title: str, unit: str, matrix: Matrix, ends: tuple[float, float] | 
     for number, (label, row) in enumerate(zip(matrix.rows, matrix.cells, strict=True)):
         y = top + number * height
         if height >= 10 or number % max(1, round(12 / height)) == 0:
-            canvas.text(left - 5, y + height / 2 + 3.5, label, 10, "dim", anchor="end",
-                         width=row_space)  # fmt: skip
+            canvas.text(
+                left - 5, y + height / 2 + 3.5, label, 10, "dim", anchor="end", width=row_space
+            )
         if len(matrix.columns) > MOST_TITLED:
             _runs(canvas, row, (left, y, side, height), (low, high))
             continue

@@ -14,9 +14,13 @@ from homenode.report.page.pictures import Picture, better_text, metric_bars
 from homenode.wording import plural
 
 BY_LAYOUT = (
-    "memory-bandwidth", "memory-latency", "allreduce-busbw-peak", "allreduce-busbw-mean",
-    "cpu-throughput", "cpu-per-thread",
-)  # fmt: skip
+    "memory-bandwidth",
+    "memory-latency",
+    "allreduce-busbw-peak",
+    "allreduce-busbw-mean",
+    "cpu-throughput",
+    "cpu-per-thread",
+)
 """Metrics that layouts change, in the order of the study."""
 
 REFERENCE = ("matmul-time", "matmul-rate")
@@ -45,9 +49,10 @@ def across_pictures(machines: Sequence[Machine]) -> Iterator[Picture]:
     """Charts of several machines on one axis; none where there is but one."""
     for metric in map(METRICS.__getitem__, BY_LAYOUT):
         groups = [
-            (machine, bars) for machine in machines
+            (machine, bars)
+            for machine in machines
             if len(bars := metric_bars(machine, metric)) > 1 and _has_unit(machine, metric)
-        ]  # fmt: skip
+        ]
         if len(groups) < 2 or sum(len(bars) for _, bars in groups) > MOST_BARS:
             continue
         note = f"{better_text(metric)}; x: of the machine's first layout"
@@ -80,8 +85,9 @@ def link_speed_rows(
 def _has_unit(machine: Machine, metric: Metric) -> bool:
     return any(
         key.metric == metric.id and key.unit == metric.unit
-        for one in machine.chosen for key in machine.series[one.label]
-    )  # fmt: skip
+        for one in machine.chosen
+        for key in machine.series[one.label]
+    )
 
 
 def _group_name(machine: Machine, metric: Metric) -> str:
@@ -97,14 +103,15 @@ def _gpu_nodes(machine: Machine) -> frozenset[int]:
     """Host nodes of the guest's GPUs; of a published machine as it is described."""
     if machine.host is None:
         return frozenset(
-            gpu.node for run in machine.runs for gpu in run.head.gpus
+            gpu.node
+            for run in machine.runs
+            for gpu in run.head.gpus
             if gpu.node is not None and run.head.host_addresses
-        )  # fmt: skip
+        )
     count = None if machine.published is None else machine.published.gpus
     cards = [
-        gpu for gpu in machine.host.devices_of_kind(DeviceKind.GPU)
-        if gpu.physical_function is None
-    ]  # fmt: skip
+        gpu for gpu in machine.host.devices_of_kind(DeviceKind.GPU) if gpu.physical_function is None
+    ]
     return frozenset(int(gpu.node) for gpu in cards[:count] if gpu.node is not None)
 
 
@@ -147,10 +154,12 @@ def _any_series(machine: Machine, metric: Metric) -> Series | None:
     for one in machine.every:
         of: Mapping[SeriesKey, Series] = machine.series[one.label]
         found += [
-            series for key, series in of.items()
-            if key.metric == metric.id and key.unit == metric.unit
+            series
+            for key, series in of.items()
+            if key.metric == metric.id
+            and key.unit == metric.unit
             and (key.size_bytes, key.node, key.peer_node, key.device, key.peer) == (None,) * 5
-        ]  # fmt: skip
+        ]
     return max(found, key=lambda series: (series.key.worst, series.samples), default=None)
 
 
@@ -170,9 +179,11 @@ def _copies(machine: Machine, metric: Metric) -> str:
         found
         for one in machine.every
         for key, found in machine.series[one.label].items()
-        if key.metric == metric.id and key.unit == metric.unit and key.size_bytes is None
+        if key.metric == metric.id
+        and key.unit == metric.unit
+        and key.size_bytes is None
         and key.variant is None
-    ]  # fmt: skip
+    ]
     if not series:
         return ""
     low, high = min(one.low for one in series), max(one.high for one in series)
@@ -198,9 +209,10 @@ def _links(machine: Machine) -> str:
     speeds = {
         (gpu.link.current_gt_per_s, gpu.link.current_width)
         for gpu in machine.host.devices_of_kind(DeviceKind.GPU)
-        if gpu.physical_function is None and gpu.link is not None
+        if gpu.physical_function is None
+        and gpu.link is not None
         and gpu.link.current_gt_per_s is not None
-    }  # fmt: skip
+    }
     names = [
         f"Gen {_GENERATION.get(speed or 0.0, '?')} x{width}"
         for speed, width in sorted(speeds, key=str)

@@ -41,9 +41,11 @@ def kernel_pictures(machine: Machine) -> Iterator[Picture]:
     for position, one in enumerate(machine.every):
         for key, series in machine.series[one.label].items():
             if (
-                key.metric == "memory-bandwidth" and key.variant in KERNELS
-                and key.peer_node is None and key.size_bytes is None
-            ):  # fmt: skip
+                key.metric == "memory-bandwidth"
+                and key.variant in KERNELS
+                and key.peer_node is None
+                and key.size_bytes is None
+            ):
                 kernels = by_node.setdefault(key.node, {})
                 kernels.setdefault(key.variant or "", []).append(
                     bar_of(one.label, series, position)
@@ -52,8 +54,11 @@ def kernel_pictures(machine: Machine) -> Iterator[Picture]:
     if len(whole) > 1:
         groups = [BarGroup(k, tuple(whole[k])) for k in KERNELS if k in whole]
         title = "STREAM: every kernel"
-        yield Picture(title, "more is better; all vCPUs on all memory",
-                      bar_chart(title, "bytes_per_s", groups))  # fmt: skip
+        yield Picture(
+            title,
+            "more is better; all vCPUs on all memory",
+            bar_chart(title, "bytes_per_s", groups),
+        )
     groups = [
         BarGroup(f"memory of node {node}, {kernel}", tuple(kernels[kernel]))
         for node, kernels in sorted(by_node.items(), key=lambda pair: pair[0] or 0)
@@ -109,10 +114,16 @@ def fairness_picture(machine: Machine) -> Iterator[Picture]:
             for key, f in series.items()
             if key.metric == "cpu-per-thread" and (key.variant or "").startswith("PU ")
         ]
-        means = [f.value for key, f in series.items()
-                 if key.metric == "cpu-per-thread" and key.variant is None]  # fmt: skip
-        parts = [f.value for key, f in series.items()
-                 if (key.metric, key.variant) == ("cpu-fairness", DEVIATION)]  # fmt: skip
+        means = [
+            f.value
+            for key, f in series.items()
+            if key.metric == "cpu-per-thread" and key.variant is None
+        ]
+        parts = [
+            f.value
+            for key, f in series.items()
+            if (key.metric, key.variant) == ("cpu-fairness", DEVIATION)
+        ]
         if len(each) > 1:
             mean, spread = statistics.fmean(each), statistics.stdev(each)
         elif means and parts:
@@ -185,9 +196,13 @@ def _device_bars(
         note = "" if near is None else "far" if is_far else "near"
         label = f"GPU {device}" if isinstance(device, int) else str(device)
         yield Bar(
-            label, statistics.median(values), min(values), max(values), 3 if is_far else 1,
+            label,
+            statistics.median(values),
+            min(values),
+            max(values),
+            3 if is_far else 1,
             note=note,
-        )  # fmt: skip
+        )
 
 
 def _near_and_far(

@@ -163,8 +163,10 @@ def document_of(
 
 def _part(machine: Machine, anchor: str, with_style: bool) -> MachinePart:
     verdicts = machine.verdicts
-    sources = [*(s for one in verdicts for s in one.sources),
-               *(run.head.source for run in machine.runs if run.head.source)]  # fmt: skip
+    sources = [
+        *(s for one in verdicts for s in one.sources),
+        *(run.head.source for run in machine.runs if run.head.source),
+    ]
     matrices = {one.label: matrices_of(one) for one in machine.every}
     near_and_far = _localities(machine, matrices)
     printed = printed_part(machine)
@@ -174,7 +176,9 @@ def _part(machine: Machine, anchor: str, with_style: bool) -> MachinePart:
         tuple(forest_pictures(machine)),
         tuple(bar_pictures(machine)),
         (
-            *kernel_pictures(machine), *profile_picture(machine), *fairness_picture(machine),
+            *kernel_pictures(machine),
+            *profile_picture(machine),
+            *fairness_picture(machine),
             *device_pictures(machine),
         ),
         tuple(curve_pictures(machine)),
@@ -189,7 +193,7 @@ def _part(machine: Machine, anchor: str, with_style: bool) -> MachinePart:
         ),
         () if machine.is_published else tuple(dict.fromkeys(n for v in verdicts for n in v.notes)),
         () if machine.is_published else tuple(dict.fromkeys(sources)),
-    )  # fmt: skip
+    )
 
 
 def _localities(machine: Machine, matrices: Mapping[str, Sequence[FigureMatrix]]) -> list[Locality]:
@@ -217,10 +221,13 @@ def _locality_row(one: Locality) -> LocalityRow:
     remote = "" if one.remote is None else figure_text(one.remote, one.key.unit)
     ratio = "" if one.ratio is None else f"{one.ratio:.2f}x"
     return LocalityRow(
-        ", ".join(filter(None, what)), one.alternative,
+        ", ".join(filter(None, what)),
+        one.alternative,
         f"{figure_text(one.local, one.key.unit)} ({one.cells[0]})",
-        f"{remote} ({one.cells[1]})" if remote else "", ratio, one.stated,
-    )  # fmt: skip
+        f"{remote} ({one.cells[1]})" if remote else "",
+        ratio,
+        one.stated,
+    )
 
 
 def _environment(machine: Machine) -> Environment:

@@ -132,9 +132,10 @@ def _machine(
     measured = tuple(run for run in stated if on_host is None or run not in on_host.runs)
     every = sorted(alternatives(measured), key=_order)
     rest = tuple(
-        replace(one, label=ANY_LAYOUT) for one in every
+        replace(one, label=ANY_LAYOUT)
+        for one in every
         if one.switches == UNKNOWN_SWITCHES and one.arrangement is None
-    )  # fmt: skip
+    )
     chosen = tuple(
         one for one in every if one.switches != UNKNOWN_SWITCHES or one.arrangement is not None
     )
@@ -154,13 +155,23 @@ def _machine(
     own = (*own, *(doubt for one in alone for doubt in doubts_of(one)))
     folders = _neighbours_of(chosen, runs, stated, neighbours)
     return Machine(
-        name, stated, chosen, rest, series, verdicts, grade_of(verdicts), comparison, bare,
-        switch_effects(name, chosen), once(dict.fromkeys(own)), system,
+        name,
+        stated,
+        chosen,
+        rest,
+        series,
+        verdicts,
+        grade_of(verdicts),
+        comparison,
+        bare,
+        switch_effects(name, chosen),
+        once(dict.fromkeys(own)),
+        system,
         tuple(one for one in publications if system is not None and one.system(system.name)),
         host,
         {label: one.plan for label, one in folders if one.plan is not None},
         {label: one.guest for label, one in folders if one.guest is not None},
-    )  # fmt: skip
+    )
 
 
 def _verdicts(
@@ -183,9 +194,8 @@ def _verdicts(
     found = decide_all(Evidence(tuple(publications), runs), replace(machine, name=name))
     figures = machine.nodes is not None
     return tuple(
-        one for one in found
-        if figures or one.level is not EvidenceLevel.REASONED or one.passed
-    )  # fmt: skip
+        one for one in found if figures or one.level is not EvidenceLevel.REASONED or one.passed
+    )
 
 
 def _published_system(runs: Sequence[Run], publications: Sequence[Publication]) -> System | None:
@@ -223,9 +233,10 @@ def _decisive(run: Run) -> Run:
     no verdict reads them, and they are most of a run."""
     over_all = {s.metric for s in run.samples if s.size_bytes is None and s.node is None}
     kept = (
-        s for s in run.samples
+        s
+        for s in run.samples
         if s.size_bytes is None and (s.node is None or s.metric not in over_all)
-    )  # fmt: skip
+    )
     return Run(run.head, tuple(kept))
 
 

@@ -63,14 +63,17 @@ def meant_paths(one: Alternative, host: Host, gpus: int | None) -> Paths | None:
     cells = [
         GuestCell(
             number,
-            "" if count is None else f"about {plural(round(count / len(groups)), 'vCPU')}"
-            if len(groups) > 1 else plural(count, "vCPU"),
+            ""
+            if count is None
+            else f"about {plural(round(count / len(groups)), 'vCPU')}"
+            if len(groups) > 1
+            else plural(count, "vCPU"),
             group,
             bound,
             _by_node(g.node for g in cards if placed and g.node == group[0]),
         )
         for number, group in enumerate(groups)
-    ]  # fmt: skip
+    ]
     loose = _by_node(g.node for g in cards if not (placed and g.node in indices))
     if loose:
         cells.append(GuestCell(None, "numa_node -1", (), False, loose))

@@ -52,9 +52,14 @@ def bar_of(label: str, series: Series, position: int, base: Series | None = None
     if base is not None and base is not series:
         note = multiple_text(series.value / base.value)
     return Bar(
-        label, series.value, low, high, series_number(label, position), note=note,
+        label,
+        series.value,
+        low,
+        high,
+        series_number(label, position),
+        note=note,
         is_range=series.is_range,
-    )  # fmt: skip
+    )
 
 
 def metric_bars(machine: Machine, metric: Metric) -> tuple[Bar, ...]:
@@ -76,9 +81,13 @@ def bar_pictures(machine: Machine) -> Iterator[Picture]:
         if bars:
             unit = metric.unit
             first = next(
-                (f for one in machine.every
-                 if (f := headline_series(machine.series[one.label], metric)) is not None), None,
-            )  # fmt: skip
+                (
+                    f
+                    for one in machine.every
+                    if (f := headline_series(machine.series[one.label], metric)) is not None
+                ),
+                None,
+            )
             unit = unit if first is None else first.key.unit
             note = f"{better_text(metric)}; {metric.about}"
             if any(bar.note for bar in bars):
@@ -181,8 +190,9 @@ def path_pictures(machine: Machine) -> Iterator[Picture]:
             paths, note = meant, "what the layout means on this kind of host; no plan is published"
         else:
             continue
-        yield Picture(f"{one.label}: host and guest", f"{note}. {paths_text(paths)}",
-                      paths_picture(paths))  # fmt: skip
+        yield Picture(
+            f"{one.label}: host and guest", f"{note}. {paths_text(paths)}", paths_picture(paths)
+        )
 
 
 def headline_series(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None:
@@ -272,9 +282,11 @@ def _heat_picture(one: Alternative, matrix: FigureMatrix, ends: tuple[float, flo
     name = matrix.key.metric if metric is None else metric.title
     parts = [name, matrix.key.variant, None if one.label == "any layout" else one.label]
     title = ", ".join(filter(None, parts))
-    better = "" if metric is None else (
-        "less is better; " if metric.lower_is_better else "more is better; "
-    )  # fmt: skip
+    better = (
+        ""
+        if metric is None
+        else ("less is better; " if metric.lower_is_better else "more is better; ")
+    )
     axes = f"{_axis(matrix, rows=True)} down, {_axis(matrix, rows=False)} across"
     drawn = Matrix(
         _axis(matrix, rows=True),

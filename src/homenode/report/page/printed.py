@@ -139,7 +139,8 @@ def _of(publication: Publication, machine: Machine) -> Printed:
         tuple(_author_row(publication, one, machine) for one in _verdicts(publication, machine)),
         system.facts,
         PrintedTable(tuple("every layout" if c == "any" else c for c in choices), tuple(rows))
-        if rows else None,
+        if rows
+        else None,
         tuple(
             _claim_row(publication, claim)
             for claim in publication.claims
@@ -147,17 +148,19 @@ def _of(publication: Publication, machine: Machine) -> Printed:
         ),
         tuple(note_text(note) for note in publication.notes if system.name in note.systems),
         tuple(one.source for one in publication.remarks if system.name in one.systems),
-    )  # fmt: skip
+    )
 
 
 def _counts(machine: Machine, choices: Sequence[str], inferred: Sequence[str]) -> tuple[str, ...]:
     known = {run.head.name: run.head.vcpus for run in machine.runs}
     return tuple(
-        "" if known.get(name) is None
-        else f"{known[name]} (inferred)" if name in inferred
+        ""
+        if known.get(name) is None
+        else f"{known[name]} (inferred)"
+        if name in inferred
         else str(known[name])
         for name in choices
-    )  # fmt: skip
+    )
 
 
 def _title(metric: str, variant: str | None) -> str:

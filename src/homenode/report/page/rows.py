@@ -68,9 +68,11 @@ COLUMNS = tuple(field.name for field in fields(Row))
 
 def rows_of(machine: Machine) -> Iterator[Row]:
     """Every series of a machine's alternatives, with its effect against the baseline."""
-    effects = {} if machine.comparison is None else {
-        (one.alternative, _effect_key(one)): one for one in machine.comparison.effects
-    }  # fmt: skip
+    effects = (
+        {}
+        if machine.comparison is None
+        else {(one.alternative, _effect_key(one)): one for one in machine.comparison.effects}
+    )
     for alternative in machine.every:
         for key, series in machine.series[alternative.label].items():
             yield _row(machine, alternative, key, series, effects.get((alternative.label, key)))
@@ -113,9 +115,17 @@ def _cell(value: object) -> str:
 
 def _effect_key(one: Effect) -> SeriesKey:
     return SeriesKey(
-        one.metric, one.unit, one.variant, one.size_bytes, one.node, one.peer_node, one.device,
-        one.peer, one.state, one.slowest_device,
-    )  # fmt: skip
+        one.metric,
+        one.unit,
+        one.variant,
+        one.size_bytes,
+        one.node,
+        one.peer_node,
+        one.device,
+        one.peer,
+        one.state,
+        one.slowest_device,
+    )
 
 
 def _row(
@@ -125,14 +135,37 @@ def _row(
     switches = one.switches
     counts = {run.head.vcpus for run in one.runs}
     return Row(
-        machine.name, head.system, one.label, switches.pinning, switches.siblings, switches.cells,
-        switches.pcie, switches.memory, one.arrangement, one.memory_mode, one.page_bytes,
-        counts.pop() if len(counts) == 1 else None, head.origin, head.vantage, key.metric, key.unit,
-        key.variant, key.size_bytes, key.node, key.peer_node, _text(key.device), _text(key.peer),
-        key.state, key.worst, series.value, series.low, series.high, len(series.medians),
+        machine.name,
+        head.system,
+        one.label,
+        switches.pinning,
+        switches.siblings,
+        switches.cells,
+        switches.pcie,
+        switches.memory,
+        one.arrangement,
+        one.memory_mode,
+        one.page_bytes,
+        counts.pop() if len(counts) == 1 else None,
+        head.origin,
+        head.vantage,
+        key.metric,
+        key.unit,
+        key.variant,
+        key.size_bytes,
+        key.node,
+        key.peer_node,
+        _text(key.device),
+        _text(key.peer),
+        key.state,
+        key.worst,
+        series.value,
+        series.low,
+        series.high,
+        len(series.medians),
         series.samples,
         **_against(effect),
-    )  # fmt: skip
+    )
 
 
 def _against(effect: Effect | None) -> dict[str, Any]:

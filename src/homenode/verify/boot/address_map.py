@@ -45,10 +45,16 @@ def address_map(document: Document, guest: Guest, host: Host) -> AddressMap | No
         device for hostdev in guest.hostdevs if (device := host.device(hostdev.source)) is not None
     ]
     sizes = {
-        device.bdf: max((bar.size_bytes for bar in device.bars
-                         if bar.is_memory and bar.is_64bit and bar.is_prefetchable), default=0)
+        device.bdf: max(
+            (
+                bar.size_bytes
+                for bar in device.bars
+                if bar.is_memory and bar.is_64bit and bar.is_prefetchable
+            ),
+            default=0,
+        )
         for device in passed
-    }  # fmt: skip
+    }
     bars = {bdf: size for bdf, size in sizes.items() if size >= _LEAST_BAR_BYTES}
     if not bars:
         return None

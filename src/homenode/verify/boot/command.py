@@ -22,9 +22,17 @@ from homenode.verify.boot.stand_in import MOST_BYTES, StandIn, StandInCell, memo
 _LEFT_OUT = {
     "fw_cfg": "the firmware's window",
     "global": "the address space for BARs",
-    "pidfile": None, "daemonize": None, "id": None, "accel": None, "enable-kvm": None,
-    "nodefaults": None, "no-user-config": None, "display": None, "vnc": None, "smbios": None,
-}  # fmt: skip
+    "pidfile": None,
+    "daemonize": None,
+    "id": None,
+    "accel": None,
+    "enable-kvm": None,
+    "nodefaults": None,
+    "no-user-config": None,
+    "display": None,
+    "vnc": None,
+    "smbios": None,
+}
 """Options that the boot does not take, and what they are where they say something of the guest."""
 
 _NOT_HERE = {
@@ -49,26 +57,45 @@ def stand_in_of_command(
     ratio = memory_ratio(sizes or [facts.memory_bytes])
     left: list[str] = []
     bare = StandIn(
-        machine, facts.vcpus, 0, ratio, (), facts.topology,
+        machine,
+        facts.vcpus,
+        0,
+        ratio,
+        (),
+        facts.topology,
         CpuChoice("custom", SUBSTITUTE, (), None, f"model substituted: {SUBSTITUTE}"),
         tree.controllers,
-        tuple(sorted(
-            ((d.address, d.bdf) for d in tree.devices if d.address is not None),
-            key=lambda pair: pair[0],
-        )),
+        tuple(
+            sorted(
+                ((d.address, d.bdf) for d in tree.devices if d.address is not None),
+                key=lambda pair: pair[0],
+            )
+        ),
         (),
-    )  # fmt: skip
-    cells = tuple(
-        StandInCell(cell.vcpus, bare.scaled(cell.memory_bytes or 0), cell.distances)
-        for cell in facts.cells
-        if cell.vcpus or cell.memory_bytes
-    ) if sizes else ()  # fmt: skip
+    )
+    cells = (
+        tuple(
+            StandInCell(cell.vcpus, bare.scaled(cell.memory_bytes or 0), cell.distances)
+            for cell in facts.cells
+            if cell.vcpus or cell.memory_bytes
+        )
+        if sizes
+        else ()
+    )
     total = sum(c.memory_bytes for c in cells) or bare.scaled(facts.memory_bytes)
     booted = _booted(options, source, machine, bare, total, left)
     stand_in = StandIn(
-        machine, bare.vcpus, min(total, MOST_BYTES), ratio, cells, bare.topology, bare.cpu,
-        bare.controllers, bare.devices, tuple(dict.fromkeys(left)),
-    )  # fmt: skip
+        machine,
+        bare.vcpus,
+        min(total, MOST_BYTES),
+        ratio,
+        cells,
+        bare.topology,
+        bare.cpu,
+        bare.controllers,
+        bare.devices,
+        tuple(dict.fromkeys(left)),
+    )
     return stand_in, booted
 
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from homenode.domain.document import Document
 
 SUBSTITUTE = "Skylake-Server"
-_INTEL = (
-    "Nehalem", "Westmere", "SandyBridge", "IvyBridge", "Haswell", "Broadwell", "Skylake",
-    "Cascadelake", "Cooperlake", "Icelake", "Snowridge", "SapphireRapids", "GraniteRapids",
-    "SierraForest", "Denverton", "KnightsMill",
-)  # fmt: skip
+_INTEL = tuple(
+    """
+    Nehalem Westmere SandyBridge IvyBridge Haswell Broadwell Skylake Cascadelake Cooperlake
+    Icelake Snowridge SapphireRapids GraniteRapids SierraForest Denverton KnightsMill
+""".split()
+)
 _SAFE = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z", re.ASCII)
 
 

@@ -161,6 +161,7 @@ def _dependencies(package: str) -> tuple[str, ...]:
         return ()
     words = (line.split() for line in listed.stdout.splitlines())
     return tuple(
-        word[1] for word in words
+        word[1]
+        for word in words
         if len(word) == 2 and word[0] == "Depends:" and word[1].startswith("linux-image-")
-    )  # fmt: skip
+    )

@@ -93,8 +93,20 @@ def _member(number: int, entry: Entry) -> bytes:
     name = entry.path.encode() + b"\0"
     major, minor = entry.device
     numbers = (
-        number, entry.mode, 0, 0, 1, 0, len(entry.content), 0, 0, major, minor, len(name), 0,
-    )  # fmt: skip
+        number,
+        entry.mode,
+        0,
+        0,
+        1,
+        0,
+        len(entry.content),
+        0,
+        0,
+        major,
+        minor,
+        len(name),
+        0,
+    )
     header = b"070701" + b"".join(b"%08X" % each for each in numbers)
     return _padded(header + name) + _padded(entry.content)
 

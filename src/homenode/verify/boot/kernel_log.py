@@ -62,20 +62,27 @@ def kernel_findings(log: str, bdf_of: dict[Bdf, str], source: str) -> Iterator[F
     known = [name for name in unplaced if name in bdf_of.values()]
     for name in known or unplaced:  # a bridge has no space where the device below it has none
         yield Finding(
-            "guest-bar-unplaced", Severity.CRITICAL, f"device {name}",
-            "space for its BARs in the guest's address space",
-            f"the guest's kernel finds none for a BAR of {unplaced[name]:#x} bytes",
-            "the device is there and its driver fails: the GPU vanishes",
-            "let homenode plan write <pcihole64>, OVMF's window and <maxphysaddr>", source,
-        )  # fmt: skip
+            id="guest-bar-unplaced",
+            severity=Severity.CRITICAL,
+            subject=f"device {name}",
+            expected="space for its BARs in the guest's address space",
+            observed=f"the guest's kernel finds none for a BAR of {unplaced[name]:#x} bytes",
+            cost="the device is there and its driver fails: the GPU vanishes",
+            fix="let homenode plan write <pcihole64>, OVMF's window and <maxphysaddr>",
+            source=source,
+        )
     for topic, texts in other.items():
         more = len(texts) - _SHOWN
         yield Finding(
-            "guest-kernel-warning", Severity.WARNING, f"{topic}, in the guest's kernel log",
-            "no warning", "; ".join(texts[:_SHOWN]) + (f"; and {more} more" if more > 0 else ""),
-            "the kernel mends what it is shown by guessing", "look at its log with --keep DIR",
-            source,
-        )  # fmt: skip
+            id="guest-kernel-warning",
+            severity=Severity.WARNING,
+            subject=f"{topic}, in the guest's kernel log",
+            expected="no warning",
+            observed="; ".join(texts[:_SHOWN]) + (f"; and {more} more" if more > 0 else ""),
+            cost="the kernel mends what it is shown by guessing",
+            fix="look at its log with --keep DIR",
+            source=source,
+        )
 
 
 def _lines(log: str) -> Iterator[tuple[int, str]]:

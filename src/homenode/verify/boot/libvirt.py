@@ -37,8 +37,10 @@ def answering(connect: str | None) -> str | None:
     if failure is None:
         return uri
     if connect is not None:
-        raise ToolError(f"{uri}: expected libvirt to answer, found: {failure}",
-                        hint="--connect none boots with QEMU directly")  # fmt: skip
+        raise ToolError(
+            f"{uri}: expected libvirt to answer, found: {failure}",
+            hint="--connect none boots with QEMU directly",
+        )
     return None
 
 
@@ -75,18 +77,28 @@ def acceptance(uri: str, document: Document, name: str, folder: Path) -> tuple[F
         return (_not_judged(said, document.source),)
     return (
         Finding(
-            "refused-by-libvirt", Severity.CRITICAL, "the document", f"libvirt at {uri} to take it",
-            said[:400], "it cannot be defined", "mend what libvirt names", document.source,
+            id="refused-by-libvirt",
+            severity=Severity.CRITICAL,
+            subject="the document",
+            expected=f"libvirt at {uri} to take it",
+            observed=said[:400],
+            cost="it cannot be defined",
+            fix="mend what libvirt names",
+            source=document.source,
         ),
-    )  # fmt: skip
+    )
 
 
 def _not_judged(said: str, source: str) -> Finding:
     return Finding(
-        "refused-by-libvirt", Severity.INCONCLUSIVE, "the document",
-        "libvirt to take a copy of it", f"{said[:400]} (on this machine, which has no KVM)",
-        None, "define it on its own host: virsh define --validate", source,
-    )  # fmt: skip
+        id="refused-by-libvirt",
+        severity=Severity.INCONCLUSIVE,
+        subject="the document",
+        expected="libvirt to take a copy of it",
+        observed=f"{said[:400]} (on this machine, which has no KVM)",
+        fix="define it on its own host: virsh define --validate",
+        source=source,
+    )
 
 
 def _typed(document: Document) -> bytes:
@@ -110,9 +122,10 @@ def boot(
         done = run(("virsh", "-q", "-c", uri, "create", "--validate", str(path)), limit_s)
         if done.returncode:
             said = " ".join(
-                line.removeprefix("error: ") for line in done.stderr.splitlines()
+                line.removeprefix("error: ")
+                for line in done.stderr.splitlines()
                 if line.strip() and "Failed to create domain" not in line
-            )  # fmt: skip
+            )
             return (refusal("libvirt", said, source),)
         while _is_there(uri, name):
             if time.monotonic() > deadline:
@@ -140,10 +153,14 @@ def daemons_own_trouble(refused: tuple[Finding, ...], uri: str) -> tuple[Finding
 def could_not_start(said: str, uri: str) -> Finding:
     """A finding that the test guest was booted with QEMU directly because of what libvirt did."""
     return Finding(
-        "libvirt-could-not-start", Severity.INCONCLUSIVE, "the test guest",
-        f"libvirt at {uri} to start it", said, None,
-        "look at this libvirt's log; the test guest was booted with QEMU directly", uri,
-    )  # fmt: skip
+        id="libvirt-could-not-start",
+        severity=Severity.INCONCLUSIVE,
+        subject="the test guest",
+        expected=f"libvirt at {uri} to start it",
+        observed=said,
+        fix="look at this libvirt's log; the test guest was booted with QEMU directly",
+        source=uri,
+    )
 
 
 def _is_there(uri: str, name: str) -> bool:

@@ -13,19 +13,29 @@ _CONSOLE_HINT = "look at its console with --keep DIR"
 def refusal(who: str, said: str, source: str) -> Finding:
     """A finding that a guest like the document's cannot be started."""
     return Finding(
-        "guest-refused", Severity.CRITICAL, "the test guest", f"{who} to start it",
-        said.strip()[:400] or "no reason given", "the VM itself would not start either",
-        "mend what the document check names, then boot again", source,
-    )  # fmt: skip
+        id="guest-refused",
+        severity=Severity.CRITICAL,
+        subject="the test guest",
+        expected=f"{who} to start it",
+        observed=said.strip()[:400] or "no reason given",
+        cost="the VM itself would not start either",
+        fix="mend what the document check names, then boot again",
+        source=source,
+    )
 
 
 def crash(folder: Path, source: str) -> Finding:
     """A finding that the guest's kernel did not come up."""
     return Finding(
-        "guest-crashed", Severity.CRITICAL, "the test guest", "its kernel to come up",
-        f"last line of its console: {last_line(folder)!r}", "the VM itself may not boot",
-        _CONSOLE_HINT, source,
-    )  # fmt: skip
+        id="guest-crashed",
+        severity=Severity.CRITICAL,
+        subject="the test guest",
+        expected="its kernel to come up",
+        observed=f"last line of its console: {last_line(folder)!r}",
+        cost="the VM itself may not boot",
+        fix=_CONSOLE_HINT,
+        source=source,
+    )
 
 
 def silence(folder: Path, limit_s: float, source: str) -> ToolTimeoutError:

@@ -39,9 +39,14 @@ _SAME_AS_HERE = ("q35", "pc")
 
 ROOT_MODELS = ("pcie-root", "pci-root")
 _MODELS = (
-    "pcie-expander-bus", "pcie-root-port", "pcie-switch-upstream-port",
-    "pcie-switch-downstream-port", "pcie-to-pci-bridge", "dmi-to-pci-bridge", "pci-bridge",
-)  # fmt: skip
+    "pcie-expander-bus",
+    "pcie-root-port",
+    "pcie-switch-upstream-port",
+    "pcie-switch-downstream-port",
+    "pcie-to-pci-bridge",
+    "dmi-to-pci-bridge",
+    "pci-bridge",
+)
 _CHIPSET_SLOTS = {True: (0, 0x1F), False: (0, 1)}
 """Of bus 0, by "is q35": the host bridge; q35's LPC, SATA and SMBus; i440fx's IDE and USB."""
 
@@ -145,10 +150,24 @@ def stand_in_of(
     wants_uefi = guest.firmware is not None and guest.firmware != "bios"
     space = address_map(document, guest, host) if direct and host is not None else None
     bare = StandIn(
-        machine, guest.vcpus, 0, ratio, (), guest.cpu_topology, cpu, controllers, devices, (),
-        facts.has_acpi, facts.offline_vcpus, _switches(document), _is_shared(document),
-        _iommu(document) if direct else None, wants_uefi and has_ovmf and direct, space,
-    )  # fmt: skip
+        machine,
+        guest.vcpus,
+        0,
+        ratio,
+        (),
+        guest.cpu_topology,
+        cpu,
+        controllers,
+        devices,
+        (),
+        facts.has_acpi,
+        facts.offline_vcpus,
+        _switches(document),
+        _is_shared(document),
+        _iommu(document) if direct else None,
+        wants_uefi and has_ovmf and direct,
+        space,
+    )
     bare = replace(bare, left_out=tuple(_left_out(document, facts, bare, host, has_ovmf)))
     cells = tuple(
         StandInCell(cell.vcpus, bare.scaled(cell.memory_bytes), cell.distances)

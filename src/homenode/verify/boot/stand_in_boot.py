@@ -90,8 +90,9 @@ def boot_stand_in(
     uri = None if options.connect == "none" else libvirt_boot.answering(options.connect)
     program = qemu_program()
     if program is None:
-        raise ToolMissingError(f"{PROGRAM}: expected it to be installed, found none on PATH",
-                               hint=_INSTALL)  # fmt: skip
+        raise ToolMissingError(
+            f"{PROGRAM}: expected it to be installed, found none on PATH", hint=_INSTALL
+        )
     files = find_guest_files(options.kernel)
     image = initramfs(files.busybox)
     kvm = kvm_works(files.kernel, image) and (uri is None or libvirt_boot.offers_kvm(uri))
@@ -160,8 +161,9 @@ def boot_command(words: Sequence[str], source: str, options: BootOptions) -> Boo
         _make(options.keep)
     program = qemu_program()
     if program is None:
-        raise ToolMissingError(f"{PROGRAM}: expected it to be installed, found none on PATH",
-                               hint=_INSTALL)  # fmt: skip
+        raise ToolMissingError(
+            f"{PROGRAM}: expected it to be installed, found none on PATH", hint=_INSTALL
+        )
     if not words or not words[0].endswith(PROGRAM):
         raise HostError(
             f"{source}: expected a command line of {PROGRAM} to boot, found "

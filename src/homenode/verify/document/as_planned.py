@@ -24,11 +24,26 @@ def as_planned(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
 
 
 def differs(
-    id: str, subject: str, expected: str, observed: str, source: str, *,
-    cost: str | None = None, severity: Severity = Severity.CRITICAL,
-) -> Finding:  # fmt: skip
+    id: str,
+    subject: str,
+    expected: str,
+    observed: str,
+    source: str,
+    *,
+    cost: str | None = None,
+    severity: Severity = Severity.CRITICAL,
+) -> Finding:
     """A finding that something is not as planned."""
-    return Finding(f"plan-{id}", severity, subject, expected, observed, cost, _REWRITE, source)
+    return Finding(
+        id=f"plan-{id}",
+        severity=severity,
+        subject=subject,
+        expected=expected,
+        observed=observed,
+        cost=cost,
+        fix=_REWRITE,
+        source=source,
+    )
 
 
 def _counts(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
@@ -48,17 +63,24 @@ def _counts(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
         )
     window = None if plan.aperture is None else plan.aperture.firmware_mmio64_mib
     if window is not None and guest.firmware in (None, "bios"):
-        yield differs("firmware", "<os>", f"UEFI, whose window is {window} MiB",
-                      guest.firmware or "none", facts.source,
-                      cost="the disk may not boot, and BARs are placed otherwise")  # fmt: skip
+        yield differs(
+            "firmware",
+            "<os>",
+            f"UEFI, whose window is {window} MiB",
+            guest.firmware or "none",
+            facts.source,
+            cost="the disk may not boot, and BARs are placed otherwise",
+        )
     found_topology = guest.cpu_topology
     if plan.topology is not None and found_topology != tuple(plan.topology):
         yield differs(
-            "topology", "<topology>", _shape(plan.topology),
+            "topology",
+            "<topology>",
+            _shape(plan.topology),
             "none" if found_topology is None else _shape(GuestTopology(*found_topology)),
-            facts.source, cost="the guest's scheduler takes siblings for cores, or cores for "
-            "siblings",
-        )  # fmt: skip
+            facts.source,
+            cost="the guest's scheduler takes siblings for cores, or cores for siblings",
+        )
 
 
 def _size(size: int | None) -> str:
@@ -81,22 +103,33 @@ def _pins(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
     ]
     if pairs:
         yield differs(
-            "pins", vcpus_text(CpuSet(i for i, _, _ in pairs)),
+            "pins",
+            vcpus_text(CpuSet(i for i, _, _ in pairs)),
             "PU " + _some(f"{i} -> {_pus(want)}" for i, want, _ in pairs),
-            "PU " + _some(f"{i} -> {_pus(found)}" for i, _, found in pairs), facts.source,
+            "PU " + _some(f"{i} -> {_pus(found)}" for i, _, found in pairs),
+            facts.source,
             cost="these vCPUs run away from their memory, or where others run",
-        )  # fmt: skip
+        )
     if plan.emulator_pus != facts.emulator_pus:
-        yield differs("emulator", "<emulatorpin>", _pus(plan.emulator_pus),
-                      _pus(facts.emulator_pus), facts.source,
-                      severity=Severity.WARNING)  # fmt: skip
+        yield differs(
+            "emulator",
+            "<emulatorpin>",
+            _pus(plan.emulator_pus),
+            _pus(facts.emulator_pus),
+            facts.source,
+            severity=Severity.WARNING,
+        )
     threads = tuple(pus for _, pus in facts.iothread_pins)
     if tuple(filter(None, plan.iothread_pus)) != threads:
         wanted_text = _some(map(_pus, plan.iothread_pus)) or "no pins"
         yield differs(
-            "iothreads", "<iothreadpin>", wanted_text, _some(map(_pus, threads)) or "no pins",
-            facts.source, severity=Severity.WARNING,
-        )  # fmt: skip
+            "iothreads",
+            "<iothreadpin>",
+            wanted_text,
+            _some(map(_pus, threads)) or "no pins",
+            facts.source,
+            severity=Severity.WARNING,
+        )
 
 
 def _pus(pus: CpuSet | None) -> str:
@@ -112,27 +145,42 @@ def _some(texts: Iterable[str]) -> str:
 def _cells(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
     if plan.layout.cells is GuestCells.FLAT:
         if len(facts.cells) > 1:
-            yield differs("cells", "<numa>", "a flat guest", f"{len(facts.cells)} cells",
-                          facts.source)  # fmt: skip
+            yield differs(
+                "cells", "<numa>", "a flat guest", f"{len(facts.cells)} cells", facts.source
+            )
         return
     if len(facts.cells) != len(plan.cells):
-        yield differs("cells", "<numa>", f"{len(plan.cells)} cells",
-                      f"{len(facts.cells) or 'no'} cells", facts.source)  # fmt: skip
+        yield differs(
+            "cells",
+            "<numa>",
+            f"{len(plan.cells)} cells",
+            f"{len(facts.cells) or 'no'} cells",
+            facts.source,
+        )
         return
     for want, found in zip(plan.cells, facts.cells, strict=True):
         subject = f"cell {want.id}"
         if want.vcpus != found.vcpus:
-            yield differs("cell-vcpus", subject, f"vCPUs {want.vcpus}", f"vCPUs {found.vcpus}",
-                          facts.source)  # fmt: skip
+            yield differs(
+                "cell-vcpus", subject, f"vCPUs {want.vcpus}", f"vCPUs {found.vcpus}", facts.source
+            )
         if want.memory_bytes != found.memory_bytes:
-            yield differs("cell-memory", subject, format_bytes(want.memory_bytes),
-                          format_bytes(found.memory_bytes), facts.source)  # fmt: skip
+            yield differs(
+                "cell-memory",
+                subject,
+                format_bytes(want.memory_bytes),
+                format_bytes(found.memory_bytes),
+                facts.source,
+            )
         if want.distances != found.distances:
             yield differs(
-                "distances", subject, f"distances {_row(want.distances)}",
-                f"distances {_row(found.distances)}", facts.source,
+                "distances",
+                subject,
+                f"distances {_row(want.distances)}",
+                f"distances {_row(found.distances)}",
+                facts.source,
                 cost="the guest's kernel prefers the wrong node when one is full",
-            )  # fmt: skip
+            )
 
 
 def _row(distances: tuple[int, ...]) -> str:
@@ -146,20 +194,26 @@ def _binding(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
     nodes = CpuSet(plan.memory_nodes)
     if found is None or found != (str(plan.memory_mode), nodes):
         yield differs(
-            "binding", "<numatune><memory>", f"{plan.memory_mode} on node {nodes}",
-            "no binding" if found is None else f"{found[0]} on node {found[1]}", facts.source,
+            "binding",
+            "<numatune><memory>",
+            f"{plan.memory_mode} on node {nodes}",
+            "no binding" if found is None else f"{found[0]} on node {found[1]}",
+            facts.source,
             cost="memory lands where the host's kernel likes",
-        )  # fmt: skip
+        )
     if plan.layout.memory is not MemoryBinding.BOUND_PER_CELL:
         return
     for want, cell in zip(plan.cells, facts.cells, strict=False):
         homes = CpuSet(want.host_nodes)
         if homes and want.memory_bytes and cell.host_nodes != homes:
             yield differs(
-                "cell-binding", f"cell {want.id}", f"memory on node {homes}",
+                "cell-binding",
+                f"cell {want.id}",
+                f"memory on node {homes}",
                 f"memory on node {cell.host_nodes}" if cell.host_nodes else "not bound",
-                facts.source, cost="every access of the cell's vCPUs to its memory is remote",
-            )  # fmt: skip
+                facts.source,
+                cost="every access of the cell's vCPUs to its memory is remote",
+            )
 
 
 def _controllers(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
@@ -169,17 +223,25 @@ def _controllers(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
         subject = f"PCI controller {want.index}"
         if there is None or there.model != want.model or there.address != want.address:
             yield differs(
-                "controller", subject, f"{want.model} at {want.address}",
-                "none" if there is None else f"{there.model} at {there.address}", facts.source,
-            )  # fmt: skip
+                "controller",
+                subject,
+                f"{want.model} at {want.address}",
+                "none" if there is None else f"{there.model} at {there.address}",
+                facts.source,
+            )
         elif there.node != want.cell:
             yield differs(
-                "expander-cell", subject, _on_cell(want.cell), _on_cell(there.node), facts.source,
+                "expander-cell",
+                subject,
+                _on_cell(want.cell),
+                _on_cell(there.node),
+                facts.source,
                 cost="the guest takes its devices for those of another node",
-            )  # fmt: skip
+            )
         elif there.bus_nr != want.bus_nr:
-            yield differs("bus-nr", subject, f"busNr {want.bus_nr}", f"busNr {there.bus_nr}",
-                          facts.source)  # fmt: skip
+            yield differs(
+                "bus-nr", subject, f"busNr {want.bus_nr}", f"busNr {there.bus_nr}", facts.source
+            )
 
 
 def _on_cell(cell: int | None) -> str:
@@ -191,13 +253,17 @@ def _devices(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
     for want in plan.devices:
         found = have.pop(want.bdf, None)
         if found is None:
-            yield differs("device", str(want.bdf), "passed through", "not in the document",
-                          facts.source)  # fmt: skip
+            yield differs(
+                "device", str(want.bdf), "passed through", "not in the document", facts.source
+            )
         elif want.address is not None and found.address != want.address:
             yield differs(
-                "device-address", str(want.bdf), f"guest address {want.address}",
-                f"guest address {found.address or 'not set'}", facts.source,
+                "device-address",
+                str(want.bdf),
+                f"guest address {want.address}",
+                f"guest address {found.address or 'not set'}",
+                facts.source,
                 cost="the guest sees the device at another place, and with it on another node",
-            )  # fmt: skip
+            )
     for bdf in have:
         yield differs("device", str(bdf), "not passed through", "in the document", facts.source)

@@ -34,15 +34,17 @@ def devices_alone(facts: DomainFacts) -> Iterator[Finding]:
     expanders = [c for c in guest.controllers if c.model == EXPANDER]
     if expanders and not (guest.is_q35 or guest.is_virt):
         yield Finding(
-            "expander-on-other-machine", Severity.CRITICAL, f"machine {guest.machine or 'none'}",
-            "q35 or virt, the machines with PCIe expander buses",
-            f"{guest.machine or 'the default'} with {len(expanders)} of them",
-            "libvirt refuses the definition",
-            "change the machine to q35 in a new guest"
+            id="expander-on-other-machine",
+            severity=Severity.CRITICAL,
+            subject=f"machine {guest.machine or 'none'}",
+            expected="q35 or virt, the machines with PCIe expander buses",
+            observed=f"{guest.machine or 'the default'} with {len(expanders)} of them",
+            cost="libvirt refuses the definition",
+            fix="change the machine to q35 in a new guest"
             if guest.architecture == "x86_64"
             else "take the expander buses out",
-            facts.source,
-        )  # fmt: skip
+            source=facts.source,
+        )
     yield from _acpi_missing(facts, expanders)
 
 
@@ -53,21 +55,30 @@ def _acpi_missing(facts: DomainFacts, expanders: list[GuestPciController]) -> It
     shown = [*(["cells"] if has_cells else []), *(["expander buses"] if expanders else [])]
     if shown and not facts.has_acpi:
         yield Finding(
-            "acpi-missing", Severity.CRITICAL, "<features>",
-            f"<acpi/>, by which the guest learns its {' and '.join(shown)}", "none",
-            "no device has a node in the guest, and its cells have no distances, or are one node",
-            "add <acpi/> to <features>", facts.source,
-        )  # fmt: skip
+            id="acpi-missing",
+            severity=Severity.CRITICAL,
+            subject="<features>",
+            expected=f"<acpi/>, by which the guest learns its {' and '.join(shown)}",
+            observed="none",
+            cost="no device has a node in the guest, and its cells have no distances, or are "
+            "one node",
+            fix="add <acpi/> to <features>",
+            source=facts.source,
+        )
 
 
 def devices_on_host(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     """What devices say of this host's PCI tree and of its nodes."""
     if facts.guest.hostdevs and not host.pci_devices:
         yield Finding(
-            "devices-unknown", Severity.INCONCLUSIVE, "host devices", "the host's PCI functions",
-            "the host's source gives none", None, "capture the host: homenode capture",
-            facts.source,
-        )  # fmt: skip
+            id="devices-unknown",
+            severity=Severity.INCONCLUSIVE,
+            subject="host devices",
+            expected="the host's PCI functions",
+            observed="the host's source gives none",
+            fix="capture the host: homenode capture",
+            source=facts.source,
+        )
         return
     by_bdf = {device.bdf: device for device in host.pci_devices}
     passed = {hostdev.source for hostdev in facts.guest.hostdevs}
@@ -75,10 +86,15 @@ def devices_on_host(facts: DomainFacts, host: Host) -> Iterator[Finding]:
         device = by_bdf.get(hostdev.source)
         if device is None or device.kind is DeviceKind.BRIDGE:
             yield Finding(
-                "device-of-no-host", Severity.CRITICAL, str(hostdev.source),
-                f"a device of {host.name}", "none there" if device is None else "a bridge",
-                "the start fails", "homenode show lists the host's devices", facts.source,
-            )  # fmt: skip
+                id="device-of-no-host",
+                severity=Severity.CRITICAL,
+                subject=str(hostdev.source),
+                expected=f"a device of {host.name}",
+                observed="none there" if device is None else "a bridge",
+                cost="the start fails",
+                fix="homenode show lists the host's devices",
+                source=facts.source,
+            )
             continue
         yield from _in_use(facts, host, hostdev.source)
         yield from _group(facts, host, device, passed)
@@ -89,10 +105,15 @@ def _in_use(facts: DomainFacts, host: Host, bdf: Bdf) -> Iterator[Finding]:
     for domain in host.domains:
         if domain.running and domain.name != facts.guest.name and bdf in domain.devices:
             yield Finding(
-                "device-in-use", severity_of_neighbour(domain, Severity.CRITICAL), str(bdf),
-                "a device that no other VM has", f"{neighbour(domain)} has it", "the start fails",
-                "stop that domain, or choose another device", facts.source,
-            )  # fmt: skip
+                id="device-in-use",
+                severity=severity_of_neighbour(domain, Severity.CRITICAL),
+                subject=str(bdf),
+                expected="a device that no other VM has",
+                observed=f"{neighbour(domain)} has it",
+                cost="the start fails",
+                fix="stop that domain, or choose another device",
+                source=facts.source,
+            )
 
 
 def _group(
@@ -112,11 +133,15 @@ def _group(
     if others:
         stated = ", ".join(f"{other.bdf} ({other.driver})" for other in others[:4])
         yield Finding(
-            "iommu-group-shared", Severity.CRITICAL, str(device.bdf),
-            f"IOMMU group {device.iommu_group} with no host driver in it", stated,
-            "VFIO calls the group not viable: the start fails",
-            "pass the others as well, or unbind their drivers", facts.source,
-        )  # fmt: skip
+            id="iommu-group-shared",
+            severity=Severity.CRITICAL,
+            subject=str(device.bdf),
+            expected=f"IOMMU group {device.iommu_group} with no host driver in it",
+            observed=stated,
+            cost="VFIO calls the group not viable: the start fails",
+            fix="pass the others as well, or unbind their drivers",
+            source=facts.source,
+        )
 
 
 def _place(facts: DomainFacts, hostdev: GuestHostdev, node: NodeIndex | None) -> Iterator[Finding]:
@@ -129,16 +154,25 @@ def _place(facts: DomainFacts, hostdev: GuestHostdev, node: NodeIndex | None) ->
     cell = cell_of_hostdev(facts.guest, hostdev)
     if cell is None:
         yield Finding(
-            "device-without-cell", Severity.WARNING, str(hostdev.source),
-            f"the expander bus of cell {home}, whose memory is on the device's node {node}",
-            f"at {hostdev.address or 'no address'}, on the root bus", LOST_LOCALITY_COST,
-            "homenode plan --layout pin-numa-pci", facts.source,
-        )  # fmt: skip
+            id="device-without-cell",
+            severity=Severity.WARNING,
+            subject=str(hostdev.source),
+            expected=f"the expander bus of cell {home}, whose memory is on the device's node "
+            f"{node}",
+            observed=f"at {hostdev.address or 'no address'}, on the root bus",
+            cost=LOST_LOCALITY_COST,
+            fix="homenode plan --layout pin-numa-pci",
+            source=facts.source,
+        )
     elif cell not in homes:
         yield Finding(
-            "device-on-other-cell", Severity.CRITICAL, str(hostdev.source),
-            f"the expander bus of cell {home}, whose memory is on the device's node {node}",
-            f"at {hostdev.address}, on that of cell {cell}",
-            "the guest takes remote memory for local: 411.6 against 88.6 GB/s on GH200",
-            "homenode plan --layout pin-numa-pci", facts.source,
-        )  # fmt: skip
+            id="device-on-other-cell",
+            severity=Severity.CRITICAL,
+            subject=str(hostdev.source),
+            expected=f"the expander bus of cell {home}, whose memory is on the device's node "
+            f"{node}",
+            observed=f"at {hostdev.address}, on that of cell {cell}",
+            cost="the guest takes remote memory for local: 411.6 against 88.6 GB/s on GH200",
+            fix="homenode plan --layout pin-numa-pci",
+            source=facts.source,
+        )

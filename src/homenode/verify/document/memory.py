@@ -38,11 +38,16 @@ def memory_alone(facts: DomainFacts) -> Iterator[Finding]:
         each = ", once for each device behind a vIOMMU"
     if facts.hard_limit_bytes < wanted:
         yield Finding(
-            "memlock-low", Severity.CRITICAL, "<memtune><hard_limit>",
-            f"at least {format_bytes(wanted)}: VFIO locks all memory and QEMU needs its own{each}",
-            format_bytes(facts.hard_limit_bytes), "the start fails, or the host kills the VM",
-            "remove <hard_limit>: libvirt then reckons by itself", facts.source,
-        )  # fmt: skip
+            id="memlock-low",
+            severity=Severity.CRITICAL,
+            subject="<memtune><hard_limit>",
+            expected=f"at least {format_bytes(wanted)}: VFIO locks all memory and QEMU needs "
+            f"its own{each}",
+            observed=format_bytes(facts.hard_limit_bytes),
+            cost="the start fails, or the host kills the VM",
+            fix="remove <hard_limit>: libvirt then reckons by itself",
+            source=facts.source,
+        )
 
 
 def memory_on_host(facts: DomainFacts, host: Host) -> Iterator[Finding]:
@@ -78,9 +83,12 @@ def _demands(facts: DomainFacts) -> Iterator[_Demand]:
         for cell in facts.cells:
             if cell.host_nodes:
                 yield _Demand(
-                    f"cell {cell.id}", cell.host_nodes, cell.memory_bytes, cell.page_bytes,
+                    f"cell {cell.id}",
+                    cell.host_nodes,
+                    cell.memory_bytes,
+                    cell.page_bytes,
                     cell.mode or "strict",
-                )  # fmt: skip
+                )
     elif facts.binding is not None:
         mode, nodes = facts.binding
         yield _Demand("<numatune>", nodes, facts.guest.memory_bytes, facts.page_bytes, mode)
@@ -88,8 +96,11 @@ def _demands(facts: DomainFacts) -> Iterator[_Demand]:
         if device.host_nodes:
             yield _Demand(
                 f"memory device {device.number} ({device.model}, cell {device.cell})",
-                device.host_nodes, device.plugged_bytes, device.page_bytes, device.mode or "strict",
-            )  # fmt: skip
+                device.host_nodes,
+                device.plugged_bytes,
+                device.page_bytes,
+                device.mode or "strict",
+            )
 
 
 def _unbound(facts: DomainFacts, every: CpuSet) -> Iterator[_Demand]:
@@ -120,16 +131,27 @@ def _nodes_exist(
     missing = demand.nodes - CpuSet(known)
     if missing:
         yield Finding(
-            "memory-of-no-node", Severity.CRITICAL, demand.subject,
-            f"nodes of {host.name}: {CpuSet(known)}", f"node {missing}, which is not there",
-            "libvirt defines it, and the start fails", "plan again on this host", source,
-        )  # fmt: skip
+            id="memory-of-no-node",
+            severity=Severity.CRITICAL,
+            subject=demand.subject,
+            expected=f"nodes of {host.name}: {CpuSet(known)}",
+            observed=f"node {missing}, which is not there",
+            cost="libvirt defines it, and the start fails",
+            fix="plan again on this host",
+            source=source,
+        )
     empty = CpuSet(n for n in demand.nodes if n in known and known[n].memory_bytes == 0)
     if empty and empty == demand.nodes:
         yield Finding(
-            "memory-of-empty-node", Severity.CRITICAL, demand.subject, "a node with memory",
-            f"node {empty}, which has none", "the start fails", "plan again on this host", source,
-        )  # fmt: skip
+            id="memory-of-empty-node",
+            severity=Severity.CRITICAL,
+            subject=demand.subject,
+            expected="a node with memory",
+            observed=f"node {empty}, which has none",
+            cost="the start fails",
+            fix="plan again on this host",
+            source=source,
+        )
 
 
 def _shortages(
@@ -191,13 +213,17 @@ def _ordinary(
         free[index] = total[index] if known_free is None else known_free
     for nodes, needed, space, severity in _short_of(demands, free, total, running):
         yield Finding(
-            "memory-short", severity, _places(nodes, known),
-            f"{format_bytes(needed)} free for the VM", _free_memory(format_bytes(space), severity),
-            "with mode strict the host's OOM killer ends the VM; else it spills to other nodes"
+            id="memory-short",
+            severity=severity,
+            subject=_places(nodes, known),
+            expected=f"{format_bytes(needed)} free for the VM",
+            observed=_free_memory(format_bytes(space), severity),
+            cost="with mode strict the host's OOM killer ends the VM; else it spills to other nodes"
             if nodes != CpuSet(known)
             else "the start fails, or the host's OOM killer ends the VM",
-            "free memory there, choose other nodes, or lower the VM's memory", facts.source,
-        )  # fmt: skip
+            fix="free memory there, choose other nodes, or lower the VM's memory",
+            source=facts.source,
+        )
 
 
 def _huge(
@@ -210,26 +236,39 @@ def _huge(
     sizes = sorted({pool.page_bytes for node in known.values() for pool in node.page_pools})
     if not sizes:
         yield Finding(
-            "huge-pages-unknown", Severity.INCONCLUSIVE, "huge pages", "the host's page pools",
-            "the host's source gives none", None, "capture the host: homenode capture",
-            facts.source,
-        )  # fmt: skip
+            id="huge-pages-unknown",
+            severity=Severity.INCONCLUSIVE,
+            subject="huge pages",
+            expected="the host's page pools",
+            observed="the host's source gives none",
+            fix="capture the host: homenode capture",
+            source=facts.source,
+        )
         return
     if page not in sizes:
         yield Finding(
-            "huge-page-size", Severity.CRITICAL, "<hugepages>",
-            f"a size that the host has: {', '.join(map(format_bytes, sizes))}",
-            format_bytes(page), "the start fails", "boot with hugepagesz=, or choose another",
-            facts.source,
-        )  # fmt: skip
+            id="huge-page-size",
+            severity=Severity.CRITICAL,
+            subject="<hugepages>",
+            expected=f"a size that the host has: {', '.join(map(format_bytes, sizes))}",
+            observed=format_bytes(page),
+            cost="the start fails",
+            fix="boot with hugepagesz=, or choose another",
+            source=facts.source,
+        )
         return
     for demand in demands:
         if demand.memory_bytes % page:
             yield Finding(
-                "huge-pages-not-whole", Severity.CRITICAL, demand.subject,
-                f"whole pages of {format_bytes(page)}", f"{demand.memory_bytes} bytes",
-                "the start fails", "make its memory a multiple of the page", facts.source,
-            )  # fmt: skip
+                id="huge-pages-not-whole",
+                severity=Severity.CRITICAL,
+                subject=demand.subject,
+                expected=f"whole pages of {format_bytes(page)}",
+                observed=f"{demand.memory_bytes} bytes",
+                cost="the start fails",
+                fix="make its memory a multiple of the page",
+                source=facts.source,
+            )
     free: dict[int, int | None] = dict.fromkeys(known, 0)
     total: dict[int, int | None] = dict.fromkeys(known, 0)
     for index, node in known.items():
@@ -239,10 +278,13 @@ def _huge(
     for nodes, needed, space, severity in _short_of(demands, free, total, running):
         first = nodes.first()
         yield Finding(
-            "huge-pages-short", severity, _places(nodes, known),
-            f"{-(-needed // page)} free pages of {format_bytes(page)}",
-            _free_memory(str(space // page), severity),
-            "the start fails, or the VM is killed when it touches the missing pages",
-            f"add {-(-(needed - space) // page)} to /sys/devices/system/node/node{first}/"
-            f"hugepages/hugepages-{page // 1024}kB/nr_hugepages", facts.source,
-        )  # fmt: skip
+            id="huge-pages-short",
+            severity=severity,
+            subject=_places(nodes, known),
+            expected=f"{-(-needed // page)} free pages of {format_bytes(page)}",
+            observed=_free_memory(str(space // page), severity),
+            cost="the start fails, or the VM is killed when it touches the missing pages",
+            fix=f"add {-(-(needed - space) // page)} to /sys/devices/system/node/node{first}/"
+            f"hugepages/hugepages-{page // 1024}kB/nr_hugepages",
+            source=facts.source,
+        )

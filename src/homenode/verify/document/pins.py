@@ -17,15 +17,25 @@ def pins_alone(facts: DomainFacts) -> Iterator[Finding]:
     floating = CpuSet(i for i, pin in enumerate(facts.vcpu_pins) if not pin)
     if floating and facts.is_pinned:
         yield Finding(
-            "vcpu-not-pinned", Severity.WARNING, vcpus_text(floating), "a pin for each vCPU",
-            "none", "they run wherever the host's scheduler puts them, away from their memory",
-            "add <vcpupin> for them", facts.source,
-        )  # fmt: skip
+            id="vcpu-not-pinned",
+            severity=Severity.WARNING,
+            subject=vcpus_text(floating),
+            expected="a pin for each vCPU",
+            observed="none",
+            cost="they run wherever the host's scheduler puts them, away from their memory",
+            fix="add <vcpupin> for them",
+            source=facts.source,
+        )
     elif floating:
         yield Finding(
-            "unpinned", Severity.INFO, vcpus_text(floating), "pins", "none: all vCPUs float",
-            None, "homenode plan --layout pin, or another layout with pins", facts.source,
-        )  # fmt: skip
+            id="unpinned",
+            severity=Severity.INFO,
+            subject=vcpus_text(floating),
+            expected="pins",
+            observed="none: all vCPUs float",
+            fix="homenode plan --layout pin, or another layout with pins",
+            source=facts.source,
+        )
     owners: dict[int, list[int]] = {}
     for vcpu, pin in enumerate(facts.vcpu_pins):
         if pin is not None and len(pin) == 1:
@@ -33,16 +43,27 @@ def pins_alone(facts: DomainFacts) -> Iterator[Finding]:
     for pu, vcpus in sorted(owners.items()):
         if len(vcpus) > 1:
             yield Finding(
-                "pu-shared", Severity.WARNING, vcpus_text(CpuSet(vcpus)), "a PU for each",
-                f"all on PU {pu}", "they take turns on it", _REPLAN, facts.source,
-            )  # fmt: skip
+                id="pu-shared",
+                severity=Severity.WARNING,
+                subject=vcpus_text(CpuSet(vcpus)),
+                expected="a PU for each",
+                observed=f"all on PU {pu}",
+                cost="they take turns on it",
+                fix=_REPLAN,
+                source=facts.source,
+            )
     single = CpuSet(owners)
     if facts.emulator_pus and not facts.emulator_pus.isdisjoint(single) and facts.is_pinned:
         yield Finding(
-            "emulator-on-vcpu", Severity.INFO, "<emulatorpin>", "PUs without vCPUs",
-            f"PU {facts.emulator_pus & single}, where vCPUs run too",
-            "QEMU's own work interrupts these vCPUs", "homenode plan --emulator auto", facts.source,
-        )  # fmt: skip
+            id="emulator-on-vcpu",
+            severity=Severity.INFO,
+            subject="<emulatorpin>",
+            expected="PUs without vCPUs",
+            observed=f"PU {facts.emulator_pus & single}, where vCPUs run too",
+            cost="QEMU's own work interrupts these vCPUs",
+            fix="homenode plan --emulator auto",
+            source=facts.source,
+        )
 
 
 def pins_on_host(facts: DomainFacts, host: Host) -> Iterator[Finding]:
@@ -61,12 +82,15 @@ def _enough(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     started = facts.guest.vcpus - len(facts.offline_vcpus)
     if 0 < online < started:
         yield Finding(
-            "vcpus-above-pus", Severity.WARNING, f"{started} vCPUs",
-            f"at most the {online} PUs of {host.name}", str(started),
-            "vCPUs wait for each other, and a guest that holds a lock meanwhile stalls",
-            "run it on a larger host (--host SOURCE names the right one), or lower <vcpu>",
-            facts.source,
-        )  # fmt: skip
+            id="vcpus-above-pus",
+            severity=Severity.WARNING,
+            subject=f"{started} vCPUs",
+            expected=f"at most the {online} PUs of {host.name}",
+            observed=str(started),
+            cost="vCPUs wait for each other, and a guest that holds a lock meanwhile stalls",
+            fix="run it on a larger host (--host SOURCE names the right one), or lower <vcpu>",
+            source=facts.source,
+        )
 
 
 def _threads(facts: DomainFacts) -> Iterator[tuple[str, CpuSet]]:
@@ -86,30 +110,50 @@ def _existence(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     for who, pin in _threads(facts):
         if not pin <= present:
             yield Finding(
-                "pin-of-no-pu", Severity.CRITICAL, who, f"PUs of {host.name}: {present}",
-                f"PU {pin - present}, which is not there",
-                "libvirt defines it, and the start fails", _REPLAN, facts.source,
-            )  # fmt: skip
+                id="pin-of-no-pu",
+                severity=Severity.CRITICAL,
+                subject=who,
+                expected=f"PUs of {host.name}: {present}",
+                observed=f"PU {pin - present}, which is not there",
+                cost="libvirt defines it, and the start fails",
+                fix=_REPLAN,
+                source=facts.source,
+            )
         elif pin.isdisjoint(online):
             yield Finding(
-                "pin-of-offline-pu", Severity.CRITICAL, who, "a PU that is online",
-                f"PU {pin}, which is offline", "the start fails",
-                "bring it online: echo 1 > /sys/devices/system/cpu/cpuN/online", facts.source,
-            )  # fmt: skip
+                id="pin-of-offline-pu",
+                severity=Severity.CRITICAL,
+                subject=who,
+                expected="a PU that is online",
+                observed=f"PU {pin}, which is offline",
+                cost="the start fails",
+                fix="bring it online: echo 1 > /sys/devices/system/cpu/cpuN/online",
+                source=facts.source,
+            )
         elif not pin <= online:
             yield Finding(
-                "pin-of-offline-pu", Severity.WARNING, who, "PUs that are all online",
-                f"PU {pin - online} of {pin}, which is offline",
-                "libvirt refuses the start on cgroup v1; else the rest serve alone",
-                f"bring it online (echo 1 > /sys/devices/system/cpu/cpu{(pin - online).first()}/"
-                "online), or leave it out", facts.source,
-            )  # fmt: skip
+                id="pin-of-offline-pu",
+                severity=Severity.WARNING,
+                subject=who,
+                expected="PUs that are all online",
+                observed=f"PU {pin - online} of {pin}, which is offline",
+                cost="libvirt refuses the start on cgroup v1; else the rest serve alone",
+                fix="bring it online (echo 1 > "
+                f"/sys/devices/system/cpu/cpu{(pin - online).first()}/"
+                "online), or leave it out",
+                source=facts.source,
+            )
         elif pin.isdisjoint(allowed):
             yield Finding(
-                "pin-of-disallowed-pu", Severity.WARNING, who, "a PU that the cgroup allows",
-                f"PU {pin}, which it does not", "the start fails where libvirt has this cgroup",
-                "widen the cpuset of the cgroup that libvirt's machines run in", facts.source,
-            )  # fmt: skip
+                id="pin-of-disallowed-pu",
+                severity=Severity.WARNING,
+                subject=who,
+                expected="a PU that the cgroup allows",
+                observed=f"PU {pin}, which it does not",
+                cost="the start fails where libvirt has this cgroup",
+                fix="widen the cpuset of the cgroup that libvirt's machines run in",
+                source=facts.source,
+            )
 
 
 def _cores(facts: DomainFacts, host: Host) -> Iterator[Finding]:
@@ -125,12 +169,17 @@ def _cores(facts: DomainFacts, host: Host) -> Iterator[Finding]:
         used = CpuSet(pu for i in on_it for pu in facts.vcpu_pins[i] or ())
         if len(used) > 1:
             yield Finding(
-                "core-shared", Severity.WARNING, vcpus_text(CpuSet(on_it)),
-                "a core for each: the guest is shown no siblings",
-                f"core {core.id.core} of package {core.id.package} (PUs {core.pus}) has them all",
-                SHARED_CORE_COST, "--layout pin-numa-pci-smt shows siblings as siblings; "
-                "pin-numa-pci gives each vCPU a core", facts.source,
-            )  # fmt: skip
+                id="core-shared",
+                severity=Severity.WARNING,
+                subject=vcpus_text(CpuSet(on_it)),
+                expected="a core for each: the guest is shown no siblings",
+                observed=f"core {core.id.core} of package {core.id.package} (PUs {core.pus}) "
+                "has them all",
+                cost=SHARED_CORE_COST,
+                fix="--layout pin-numa-pci-smt shows siblings as siblings; "
+                "pin-numa-pci gives each vCPU a core",
+                source=facts.source,
+            )
 
 
 def _cells_at_home(facts: DomainFacts, host: Host) -> Iterator[Finding]:
@@ -142,17 +191,25 @@ def _cells_at_home(facts: DomainFacts, host: Host) -> Iterator[Finding]:
         if not near:  # memory on nodes without PUs only
             continue
         far = [
-            i for i in cell.vcpus if i < len(facts.vcpu_pins)
-            and (pin := facts.vcpu_pins[i]) is not None and pin <= present and not pin <= near
-        ]  # fmt: skip
+            i
+            for i in cell.vcpus
+            if i < len(facts.vcpu_pins)
+            and (pin := facts.vcpu_pins[i]) is not None
+            and pin <= present
+            and not pin <= near
+        ]
         if far:
             pins = CpuSet(pu for i in far for pu in facts.vcpu_pins[i] or ())
             yield Finding(
-                "pin-off-node", Severity.WARNING, f"cell {cell.id}, {vcpus_text(CpuSet(far))}",
-                f"PUs of node {cell.host_nodes} ({near}), where the cell's memory is",
-                f"PUs {pins}", "every access of theirs to the cell's memory is remote",
-                _REPLAN, facts.source,
-            )  # fmt: skip
+                id="pin-off-node",
+                severity=Severity.WARNING,
+                subject=f"cell {cell.id}, {vcpus_text(CpuSet(far))}",
+                expected=f"PUs of node {cell.host_nodes} ({near}), where the cell's memory is",
+                observed=f"PUs {pins}",
+                cost="every access of theirs to the cell's memory is remote",
+                fix=_REPLAN,
+                source=facts.source,
+            )
 
 
 def host_nodes(nodes: CpuSet, host: Host) -> list[int]:
@@ -175,10 +232,15 @@ def _others(facts: DomainFacts, host: Host) -> Iterator[Finding]:
         if both and pinned and facts.is_pinned:
             pus = CpuSet(pu for core in both for pu in core.pus)
             yield Finding(
-                "core-taken", severity_of_neighbour(domain, Severity.WARNING), f"PUs {pus}",
-                "cores without other VMs", f"vCPUs of {neighbour(domain)}", SHARED_CORE_COST,
-                _REPLAN, facts.source,
-            )  # fmt: skip
+                id="core-taken",
+                severity=severity_of_neighbour(domain, Severity.WARNING),
+                subject=f"PUs {pus}",
+                expected="cores without other VMs",
+                observed=f"vCPUs of {neighbour(domain)}",
+                cost=SHARED_CORE_COST,
+                fix=_REPLAN,
+                source=facts.source,
+            )
 
 
 def _whole(host: Host, pus: CpuSet) -> CpuSet:

@@ -71,7 +71,7 @@ _NAMED_BY = {
     "device": {"hostdev", "interface", "source", "address", "driver", "acpi"},
     "device-address": {"address"},
     "acpi-missing": {"features", "acpi"},
-}  # fmt: skip
+}
 """Findings of other checks, those of as_planned.py without "plan-", and the elements whose
 difference each of them already reports."""
 
@@ -89,13 +89,17 @@ def plan_edits(document: Document, plan: Plan, found: list[Finding]) -> Iterator
         if names <= known:
             continue
         subject = ", ".join(f"<{name}>" for name in sorted(names - known))
-        shown = _texts(wanted), _texts(there)
-        if step is edit_metadata:
-            yield Finding("plan-record", Severity.WARNING, subject, *shown, _RECORD_COST, _REWRITE,
-                          document.source)  # fmt: skip
-            continue
-        yield Finding("plan-element", Severity.CRITICAL, subject, *shown, _COSTS.get(step),
-                      _REWRITE, document.source)  # fmt: skip
+        recorded = step is edit_metadata
+        yield Finding(
+            id="plan-record" if recorded else "plan-element",
+            severity=Severity.WARNING if recorded else Severity.CRITICAL,
+            subject=subject,
+            expected=_texts(wanted),
+            observed=_texts(there),
+            cost=_RECORD_COST if recorded else _COSTS.get(step),
+            fix=_REWRITE,
+            source=document.source,
+        )
 
 
 _Parts = list[tuple[str, str]]

@@ -78,14 +78,20 @@ def schema_findings(
         for path in parsed.dropped[:8]:
             parent, _, name = path.rpartition("/")
             where = f"<{parent}> with {name[1:]}=" if name[0] == "@" else f"<{name}> in <{parent}>"
-            yield _schema(where, "one that libvirt does not know there",
-                          "libvirt drops it in silence", source)  # fmt: skip
+            yield _schema(
+                where, "one that libvirt does not know there", "libvirt drops it in silence", source
+            )
     else:
         message = "; ".join(dict.fromkeys(error.message for error in errors[:3]))
         yield Finding(
-            "schema", Severity.INFO, "the document", _ALLOWED, message,
-            "none: libvirt's parser takes it, and drops nothing of it", None, source,
-        )  # fmt: skip
+            id="schema",
+            severity=Severity.INFO,
+            subject="the document",
+            expected=_ALLOWED,
+            observed=message,
+            cost="none: libvirt's parser takes it, and drops nothing of it",
+            source=source,
+        )
 
 
 _ALLOWED = "what libvirt's domain.rng allows"
@@ -93,6 +99,12 @@ _ALLOWED = "what libvirt's domain.rng allows"
 
 def _schema(subject: str, observed: str, cost: str, source: str) -> Finding:
     return Finding(
-        "schema", Severity.CRITICAL, subject, _ALLOWED, observed, cost,
-        "virt-xml-validate shows the place", source,
-    )  # fmt: skip
+        id="schema",
+        severity=Severity.CRITICAL,
+        subject=subject,
+        expected=_ALLOWED,
+        observed=observed,
+        cost=cost,
+        fix="virt-xml-validate shows the place",
+        source=source,
+    )

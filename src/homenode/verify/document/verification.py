@@ -76,12 +76,16 @@ def _record(facts: DomainFacts, host: Host) -> list[Finding]:
         return []
     return [
         Finding(
-            "tuned-for-other-host", Severity.WARNING, facts.guest.name,
-            f"a document tuned for host {host.name} (topology {here[:12]})",
-            f"one tuned for another (topology {record.host[:12]})",
-            "pins and nodes name another machine's PUs", "plan again on this host", facts.source,
+            id="tuned-for-other-host",
+            severity=Severity.WARNING,
+            subject=facts.guest.name,
+            expected=f"a document tuned for host {host.name} (topology {here[:12]})",
+            observed=f"one tuned for another (topology {record.host[:12]})",
+            cost="pins and nodes name another machine's PUs",
+            fix="plan again on this host",
+            source=facts.source,
         )
-    ]  # fmt: skip
+    ]
 
 
 def _left_on_root(facts: DomainFacts, plan: Plan) -> list[Finding]:
@@ -91,8 +95,12 @@ def _left_on_root(facts: DomainFacts, plan: Plan) -> list[Finding]:
         return []
     return [
         Finding(
-            "devices-without-node", Severity.INFO, ", ".join(placed[:8]),
-            f"no NUMA node in the guest, as layout {plan.layout.name} has it", "no NUMA node",
-            None, "layout pin-numa-pci gives each device its node", facts.source,
+            id="devices-without-node",
+            severity=Severity.INFO,
+            subject=", ".join(placed[:8]),
+            expected=f"no NUMA node in the guest, as layout {plan.layout.name} has it",
+            observed="no NUMA node",
+            fix="layout pin-numa-pci gives each device its node",
+            source=facts.source,
         )
-    ]  # fmt: skip
+    ]

@@ -36,13 +36,15 @@ def versions_on_host(document: Document, guest: Guest, host: Host) -> Iterator[F
         ):
             if have is not None and want is not None and have < want:
                 yield Finding(
-                    "too-old", Severity.CRITICAL, need.element,
-                    f"{program} {'.'.join(map(str, want))} or newer",
-                    f"{program} {'.'.join(map(str, have))}",
-                    "it is refused, or dropped in silence",
-                    f"update {program}, or choose a layout that needs no {need.element}",
-                    document.source,
-                )  # fmt: skip
+                    id="too-old",
+                    severity=Severity.CRITICAL,
+                    subject=need.element,
+                    expected=f"{program} {'.'.join(map(str, want))} or newer",
+                    observed=f"{program} {'.'.join(map(str, have))}",
+                    cost="it is refused, or dropped in silence",
+                    fix=f"update {program}, or choose a layout that needs no {need.element}",
+                    source=document.source,
+                )
 
 
 def _needed(document: Document, guest: Guest) -> Iterator[Requirement]:

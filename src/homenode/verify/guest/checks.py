@@ -78,20 +78,42 @@ def match_nodes(expected: Expectation, observed: Observation) -> dict[int, Obser
 
 
 def check(
-    id: str, subject: str, expected: str, observed: str, agree: bool, source: str, *,
-    severity: Severity = Severity.CRITICAL, cost: str | None = None, fix: str | None = None,
-) -> Check:  # fmt: skip
+    id: str,
+    subject: str,
+    expected: str,
+    observed: str,
+    agree: bool,
+    source: str,
+    *,
+    severity: Severity = Severity.CRITICAL,
+    cost: str | None = None,
+    fix: str | None = None,
+) -> Check:
     """A line, with a finding unless the two agree."""
-    finding = Finding(f"guest-{id}", severity, subject, expected, observed, cost, fix, source)
+    finding = Finding(
+        id=f"guest-{id}",
+        severity=severity,
+        subject=subject,
+        expected=expected,
+        observed=observed,
+        cost=cost,
+        fix=fix,
+        source=source,
+    )
     return Check(subject, expected, observed, None if agree else finding)
 
 
 def _vcpus(expected: Expectation, observed: Observation) -> Iterator[Check]:
     wanted = CpuSet(range(expected.vcpus))
     yield check(
-        "vcpus", "vCPUs", str(wanted), str(observed.vcpus), wanted == observed.vcpus,
-        observed.source, fix="bring them online in the guest, or look why its kernel left them out",
-    )  # fmt: skip
+        "vcpus",
+        "vCPUs",
+        str(wanted),
+        str(observed.vcpus),
+        wanted == observed.vcpus,
+        observed.source,
+        fix="bring them online in the guest, or look why its kernel left them out",
+    )
 
 
 def _nodes(
@@ -99,19 +121,27 @@ def _nodes(
 ) -> Iterator[Check]:
     wanted, found = len(expected.cells), len(observed.nodes)
     yield check(
-        "nodes", "NUMA nodes", str(wanted), str(found), wanted == found, observed.source,
+        "nodes",
+        "NUMA nodes",
+        str(wanted),
+        str(found),
+        wanted == found,
+        observed.source,
         cost="the guest's programs cannot tell near memory from far",
         fix="look for numa=off on the guest's kernel command line",
-    )  # fmt: skip
+    )
     for cell in expected.cells:
         node = node_of_cell.get(cell.id)
         yield check(
-            "node-vcpus", f"cell {cell.id}", f"vCPUs {cell.vcpus or 'none'}",
+            "node-vcpus",
+            f"cell {cell.id}",
+            f"vCPUs {cell.vcpus or 'none'}",
             "no such node" if node is None else f"node {node.index}: vCPUs {node.vcpus or 'none'}",
-            node is not None and node.vcpus == cell.vcpus, observed.source,
+            node is not None and node.vcpus == cell.vcpus,
+            observed.source,
             cost="vCPUs take another node's memory for theirs",
             fix="apply the planned document again and start the VM again",
-        )  # fmt: skip
+        )
 
 
 def _distances(
@@ -128,11 +158,15 @@ def _distances(
             whole = observed.distances[position[here.index]]
             found = tuple(whole[position[node.index]] for node in nodes if node is not None)
         yield check(
-            "distances", f"distances from cell {cell.id}", " ".join(map(str, row)),
-            "none" if found is None else " ".join(map(str, found)), found == row, observed.source,
+            "distances",
+            f"distances from cell {cell.id}",
+            " ".join(map(str, row)),
+            "none" if found is None else " ".join(map(str, found)),
+            found == row,
+            observed.source,
             cost="the guest's kernel prefers the wrong node when one is full",
             fix="apply the planned document again and start the VM again",
-        )  # fmt: skip
+        )
 
 
 def _memory(
@@ -155,13 +189,16 @@ def _memory(
         if tolerance.ballooned_bytes:
             wanted += f", {format_bytes(tolerance.ballooned_bytes)} for the balloon"
         yield check(
-            "node-memory", f"memory of cell {cell.id}",
-            wanted, "not given" if found is None else format_bytes(found),
-            found is not None and least <= found <= most + MIB, observed.source,
+            "node-memory",
+            f"memory of cell {cell.id}",
+            wanted,
+            "not given" if found is None else format_bytes(found),
+            found is not None and least <= found <= most + MIB,
+            observed.source,
             severity=Severity.WARNING if found is not None else Severity.INCONCLUSIVE,
             cost="memory is not shared out as the vCPUs are",
             fix="look for mem=, crashkernel= and huge pages in the guest, and for balloons",
-        )  # fmt: skip
+        )
 
 
 def _cpu_groups(
@@ -173,34 +210,60 @@ def _cpu_groups(
         per_socket = topology.dies * topology.cores * topology.threads
         sockets = expected.runs_of(per_socket)
         yield _groups(
-            "sockets", "sockets", sockets, observed.packages, observed.source, None,
+            "sockets",
+            "sockets",
+            sockets,
+            observed.packages,
+            observed.source,
+            None,
             "licences and schedulers count sockets",
-        )  # fmt: skip
+        )
         cores = expected.runs_of(topology.threads)
         yield _groups(
-            "siblings", "cores, siblings", cores, observed.cores, observed.source, reason,
+            "siblings",
+            "cores, siblings",
+            cores,
+            observed.cores,
+            observed.source,
+            reason,
             "the guest's scheduler takes siblings for cores, or cores for siblings",
-        )  # fmt: skip
+        )
     if expected.llcs is not None:
         yield _groups(
-            "llcs", "LLCs", expected.llcs, observed.llcs, observed.source, reason,
+            "llcs",
+            "LLCs",
+            expected.llcs,
+            observed.llcs,
+            observed.source,
+            reason,
             "threads that share data are not put where they share a cache",
-        )  # fmt: skip
+        )
 
 
 def _groups(
-    id: str, subject: str, wanted: tuple[CpuSet, ...], found: tuple[CpuSet, ...], source: str,
-    reason: str | None, cost: str,
-) -> Check:  # fmt: skip
+    id: str,
+    subject: str,
+    wanted: tuple[CpuSet, ...],
+    found: tuple[CpuSet, ...],
+    source: str,
+    reason: str | None,
+    cost: str,
+) -> Check:
     expected, observed = _stated(wanted), _stated(found) if found else "not given"
     if reason is not None or not found:
         why = observed if reason is None else f"{observed}; {reason}"
         doubt = check(id, subject, expected, why, False, source, severity=Severity.INCONCLUSIVE)
         return Check(subject, expected, observed, doubt.finding)
     return check(
-        id, subject, expected, observed, set(wanted) == set(found), source, cost=cost,
+        id,
+        subject,
+        expected,
+        observed,
+        set(wanted) == set(found),
+        source,
+        cost=cost,
         fix="look at <topology>, <cache> and, on AMD, topoext in the domain's <cpu>",
-    )  # fmt: skip
+    )
 
 
 def _stated(groups: tuple[CpuSet, ...]) -> str:

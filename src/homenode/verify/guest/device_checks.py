@@ -42,27 +42,40 @@ def _device(
     found = observed.device_at(device.path)
     if found is None:
         yield check(
-            "device-missing", subject, f"{wanted}, at {device.path}", "no function there", False,
-            observed.source, cost="the guest cannot use the device",
+            "device-missing",
+            subject,
+            f"{wanted}, at {device.path}",
+            "no function there",
+            False,
+            observed.source,
+            cost="the guest cannot use the device",
             fix="look for overlapping bus windows: homenode verify VM.xml",
-        )  # fmt: skip
+        )
         return
     if _is_other(device, found):
         yield check(
-            "device-other", subject,
+            "device-other",
+            subject,
             f"{device.vendor_id:04x}:{device.device_id:04x} at {device.path}",
-            f"{found.vendor_id:04x}:{found.device_id:04x}", False, observed.source,
+            f"{found.vendor_id:04x}:{found.device_id:04x}",
+            False,
+            observed.source,
             cost="another device is where this one was planned",
             fix="apply the planned document again and start the VM again",
-        )  # fmt: skip
+        )
         return
     yield check(
-        "device-node", subject, wanted, f"{_node(found.node)}, as {found.address}",
-        _agrees(device, home, found.node), observed.source,
-        cost=LOST_LOCALITY_COST if found.node is None
+        "device-node",
+        subject,
+        wanted,
+        f"{_node(found.node)}, as {found.address}",
+        _agrees(device, home, found.node),
+        observed.source,
+        cost=LOST_LOCALITY_COST
+        if found.node is None
         else "the guest takes remote memory for local",
         fix="plug it below the expander bus of its cell: homenode plan --layout pin-numa-pci",
-    )  # fmt: skip
+    )
 
 
 def _is_other(device: ExpectedDevice, found: ObservedDevice) -> bool:
@@ -85,25 +98,32 @@ def _by_ids(
 ) -> Check:
     subject = f"device {device.bdf}"
     alike = [
-        found for found in observed.devices
+        found
+        for found in observed.devices
         if device.vendor_id is not None
         and (found.vendor_id, found.device_id) == (device.vendor_id, device.device_id)
-    ]  # fmt: skip
+    ]
     nodes = {found.node for found in alike}
     if len(nodes) == 1:
         node = next(iter(nodes))
         stated = f"{_node(node)}, as all {len(alike)} of its kind"
         agree = _agrees(device, home, node)
-        return check("device-node", subject, wanted, stated, agree, observed.source,
-                     cost=LOST_LOCALITY_COST)  # fmt: skip
+        return check(
+            "device-node", subject, wanted, stated, agree, observed.source, cost=LOST_LOCALITY_COST
+        )
     reason = "its guest address is not known" + (
         f", and {len(alike)} of its kind differ" if alike else ""
     )
     return check(
-        "device-node", subject, wanted, reason, False, observed.source,
+        "device-node",
+        subject,
+        wanted,
+        reason,
+        False,
+        observed.source,
         severity=Severity.INCONCLUSIVE,
         fix="name the running domain's document too: virsh dumpxml NAME > VM.xml",
-    )  # fmt: skip
+    )
 
 
 def _link(device: ExpectedDevice, observed: Observation, host: Host) -> Iterator[Check]:
@@ -120,12 +140,16 @@ def _link(device: ExpectedDevice, observed: Observation, host: Host) -> Iterator
         return
     slowest = min(known)
     yield check(
-        "device-link", f"link of {device.bdf}", f"{_link_text(real.link)}, as on the host",
-        f"{slowest:g} GT/s in all lanes on the slowest part of its path", slowest >= wanted,
-        observed.source, severity=Severity.WARNING,
+        "device-link",
+        f"link of {device.bdf}",
+        f"{_link_text(real.link)}, as on the host",
+        f"{slowest:g} GT/s in all lanes on the slowest part of its path",
+        slowest >= wanted,
+        observed.source,
+        severity=Severity.WARNING,
         cost="NCCL computes bandwidths from it and may choose slower paths",
         fix="machine type pc-q35-4.0 or newer, or an NCCL topology file: homenode nccl-topo",
-    )  # fmt: skip
+    )
 
 
 def _rate(gt_per_s: float | None, width: int | None) -> float | None:

@@ -75,10 +75,14 @@ def not_in_stand_in(stand_in: StandIn, source: str) -> Iterator[Finding]:
     """What of the document no test guest gives, each by name."""
     for what in stand_in.left_out:
         yield Finding(
-            "not-in-stand-in", Severity.INCONCLUSIVE, what, "the test guest to have it",
-            "left out", None, "look at the real guest: homenode verify VM.xml --guest ssh:HOST",
-            source,
-        )  # fmt: skip
+            id="not-in-stand-in",
+            severity=Severity.INCONCLUSIVE,
+            subject=what,
+            expected="the test guest to have it",
+            observed="left out",
+            fix="look at the real guest: homenode verify VM.xml --guest ssh:HOST",
+            source=source,
+        )
 
 
 def as_passed_through(
@@ -141,9 +145,13 @@ def _huge_pages(observed: Observation) -> Iterator[Check]:
                 for node, count in zip(observed.nodes, counts, strict=True)
             )
             yield check(
-                "huge-pages", f"the guest's huge pages of {format_bytes(size)}",
-                "some on every node, or none", stated, all(counts), observed.source,
+                "huge-pages",
+                f"the guest's huge pages of {format_bytes(size)}",
+                "some on every node, or none",
+                stated,
+                all(counts),
+                observed.source,
                 severity=Severity.WARNING,
                 cost="programs bound to a node without pages fail or take remote ones",
                 fix="set nr_hugepages of each node in the guest",
-            )  # fmt: skip
+            )

@@ -105,12 +105,16 @@ def _memory_devices(facts: DomainFacts) -> tuple[LiveCell, ...]:
     """Only a running domain's document has the aliases that QEMU's backends are named by."""
     return tuple(
         LiveCell(
-            device.cell, device.size_bytes, device.host_nodes, device.mode, device.page_bytes,
+            device.cell,
+            device.size_bytes,
+            device.host_nodes,
+            device.mode,
+            device.page_bytes,
             device.alias,
         )
         for device in facts.memory_devices
         if device.alias is not None
-    )  # fmt: skip
+    )
 
 
 def _union(pins: tuple[CpuSet | None, ...]) -> int:

@@ -59,12 +59,15 @@ def memory_findings(expected: LiveExpectation, vm: RunningVm) -> Iterator[Findin
             yield from _page_size(memory, vm)
     if vm.swapped_bytes:
         yield Finding(
-            "live-swapped", Severity.WARNING, vm.name, "no memory swapped out",
-            f"{format_bytes(vm.swapped_bytes)} swapped out",
-            "a vCPU that touches it waits for the disk",
-            "<memoryBacking><locked/></memoryBacking>, huge pages, or fewer VMs",
-            f"/proc/{vm.process}/status",
-        )  # fmt: skip
+            id="live-swapped",
+            severity=Severity.WARNING,
+            subject=vm.name,
+            expected="no memory swapped out",
+            observed=f"{format_bytes(vm.swapped_bytes)} swapped out",
+            cost="a vCPU that touches it waits for the disk",
+            fix="<memoryBacking><locked/></memoryBacking>, huge pages, or fewer VMs",
+            source=f"/proc/{vm.process}/status",
+        )
 
 
 def _backend(vm: RunningVm, cell: LiveCell, *, alone: bool) -> BackendObject | None:
@@ -89,12 +92,15 @@ def _binding(memory: CellMemory, vm: RunningVm) -> Iterator[Finding]:
         return  # bound for the whole process, if at all: its pages tell
     if backend.host_nodes != cell.nodes:
         yield Finding(
-            "live-binding", Severity.CRITICAL, memory_subject(cell), f"bound to node {cell.nodes}",
-            f"bound to node {backend.host_nodes}",
-            "its vCPUs take the far node's memory for theirs",
-            "the running VM is of another definition: shut it down and start it",
-            f"/proc/{vm.process}/cmdline",
-        )  # fmt: skip
+            id="live-binding",
+            severity=Severity.CRITICAL,
+            subject=memory_subject(cell),
+            expected=f"bound to node {cell.nodes}",
+            observed=f"bound to node {backend.host_nodes}",
+            cost="its vCPUs take the far node's memory for theirs",
+            fix="the running VM is of another definition: shut it down and start it",
+            source=f"/proc/{vm.process}/cmdline",
+        )
 
 
 def _pages(memory: CellMemory, vm: RunningVm) -> Iterator[Finding]:
@@ -103,10 +109,14 @@ def _pages(memory: CellMemory, vm: RunningVm) -> Iterator[Finding]:
         return
     if area is None:
         yield Finding(
-            "live-memory-unknown", Severity.INCONCLUSIVE, memory_subject(cell),
-            f"a mapping of {format_bytes(cell.memory_bytes)} on node {cell.nodes}",
-            "no mapping of that size", None, "virsh dommemstat, numastat -p", source,
-        )  # fmt: skip
+            id="live-memory-unknown",
+            severity=Severity.INCONCLUSIVE,
+            subject=memory_subject(cell),
+            expected=f"a mapping of {format_bytes(cell.memory_bytes)} on node {cell.nodes}",
+            observed="no mapping of that size",
+            fix="virsh dommemstat, numastat -p",
+            source=source,
+        )
         return
     here = sum(pages for node, pages in area.pages_by_node if node in cell.nodes)
     away = tuple((node, pages) for node, pages in area.pages_by_node if node not in cell.nodes)
@@ -114,19 +124,26 @@ def _pages(memory: CellMemory, vm: RunningVm) -> Iterator[Finding]:
         strays = sum(pages for _, pages in away)
         strict = cell.mode not in ("preferred", "interleave")
         yield Finding(
-            "live-memory", Severity.CRITICAL if strict else Severity.WARNING, memory_subject(cell),
-            f"every page on node {cell.nodes}", stated_pages(area),
-            f"{100 * strays / (here + strays):.0f} % of it is read through the link between nodes",
-            _MOVE, source,
-        )  # fmt: skip
+            id="live-memory",
+            severity=Severity.CRITICAL if strict else Severity.WARNING,
+            subject=memory_subject(cell),
+            expected=f"every page on node {cell.nodes}",
+            observed=stated_pages(area),
+            cost=f"{100 * strays / (here + strays):.0f} % of it is read through the link "
+            "between nodes",
+            fix=_MOVE,
+            source=source,
+        )
     elif not here:
         yield Finding(
-            "live-memory-untouched", Severity.INFO, memory_subject(cell),
-            f"pages on node {cell.nodes}",
-            f"bound to node {area.policy_nodes or 'any'}, and nothing has touched it yet", None,
-            "<memoryBacking><allocation mode='immediate'/> or huge pages take it at the start",
-            source,
-        )  # fmt: skip
+            id="live-memory-untouched",
+            severity=Severity.INFO,
+            subject=memory_subject(cell),
+            expected=f"pages on node {cell.nodes}",
+            observed=f"bound to node {area.policy_nodes or 'any'}, and nothing has touched it yet",
+            fix="<memoryBacking><allocation mode='immediate'/> or huge pages take it at the start",
+            source=source,
+        )
 
 
 def _page_size(memory: CellMemory, vm: RunningVm) -> Iterator[Finding]:
@@ -135,11 +152,15 @@ def _page_size(memory: CellMemory, vm: RunningVm) -> Iterator[Finding]:
     if area is None or wanted is None or area.page_bytes == wanted:
         return
     yield Finding(
-        "live-page-size", Severity.WARNING, memory_subject(cell),
-        f"pages of {format_bytes(wanted)}", f"pages of {format_bytes(area.page_bytes)}",
-        "more address translations in the IOMMU and in the CPUs",
-        "reserve the pages on that node and start the VM again", f"/proc/{vm.process}/numa_maps",
-    )  # fmt: skip
+        id="live-page-size",
+        severity=Severity.WARNING,
+        subject=memory_subject(cell),
+        expected=f"pages of {format_bytes(wanted)}",
+        observed=f"pages of {format_bytes(area.page_bytes)}",
+        cost="more address translations in the IOMMU and in the CPUs",
+        fix="reserve the pages on that node and start the VM again",
+        source=f"/proc/{vm.process}/numa_maps",
+    )
 
 
 def stated_pages(area: RamArea) -> str:

@@ -33,14 +33,16 @@ def interrupt_findings(expected: LiveExpectation, vm: RunningVm) -> Iterator[Fin
             continue
         served = sorted({str(i.effective or i.allowed) for i in far})
         yield Finding(
-            "live-interrupts", Severity.WARNING, f"interrupts of {bdf}",
-            f"served on node {node} (PUs {near})",
-            f"{len(far)} of {sum(i.device == bdf for i in vm.interrupts)} served by PUs "
+            id="live-interrupts",
+            severity=Severity.WARNING,
+            subject=f"interrupts of {bdf}",
+            expected=f"served on node {node} (PUs {near})",
+            observed=f"{len(far)} of {sum(i.device == bdf for i in vm.interrupts)} served by PUs "
             f"{' '.join(served[:4])}{' ...' if len(served) > 4 else ''}",
-            "each crosses between nodes, unless the IOMMU posts them to the vCPU",
-            f"echo {near} > /proc/irq/{far[0].irq}/smp_affinity_list (irqbalance may undo it)",
-            "/proc/interrupts",
-        )  # fmt: skip
+            cost="each crosses between nodes, unless the IOMMU posts them to the vCPU",
+            fix=f"echo {near} > /proc/irq/{far[0].irq}/smp_affinity_list (irqbalance may undo it)",
+            source="/proc/interrupts",
+        )
 
 
 def neighbour_findings(expected: LiveExpectation, vm: RunningVm) -> Iterator[Finding]:
@@ -61,35 +63,56 @@ def neighbour_findings(expected: LiveExpectation, vm: RunningVm) -> Iterator[Fin
         load = f", busy {100 * other.busy_ratio:.0f} % of a PU there" if busy else ""
         if other.is_vcpu and not other.floats:
             yield _finding(
-                "live-shared-core", Severity.CRITICAL, subject, "no vCPU on the VM's cores",
+                "live-shared-core",
+                Severity.CRITICAL,
+                subject,
+                "no vCPU on the VM's cores",
                 f"{other.threads} vCPUs on PUs {meeting}{load}",
                 "two VMs take turns on a core, or share one as siblings",
                 "plan one of them again: homenode plan knows what runs",
-            )  # fmt: skip
+            )
         elif other.is_vcpu:
             yield _finding(
-                "live-floating-vm", Severity.WARNING, subject, "vCPUs pinned apart from this VM's",
+                "live-floating-vm",
+                Severity.WARNING,
+                subject,
+                "vCPUs pinned apart from this VM's",
                 f"{other.threads} vCPUs that may run anywhere, on PUs {meeting} too{load}",
                 "it takes time from the VM's vCPUs whenever the scheduler likes",
                 "pin it as well: homenode plan --layout pin",
-            )  # fmt: skip
+            )
         elif other.allowed <= cores and not other.floats:
             yield _finding(
-                "live-pinned-there", Severity.WARNING, subject,
+                "live-pinned-there",
+                Severity.WARNING,
+                subject,
                 "nothing else bound to the VM's cores",
                 f"{other.threads} threads that may run on PUs {other.allowed} only{load}",
-                "it takes time from the vCPUs there", f"taskset -acp PUS {other.process}",
-            )  # fmt: skip
+                "it takes time from the vCPUs there",
+                f"taskset -acp PUS {other.process}",
+            )
         elif busy:
             yield _finding(
-                "live-busy-neighbour", Severity.WARNING, subject, "the VM's PUs to itself",
+                "live-busy-neighbour",
+                Severity.WARNING,
+                subject,
+                "the VM's PUs to itself",
                 f"{100 * other.busy_ratio:.0f} % of a PU over {vm.watched_s:g} s",
                 "it takes that time from the vCPUs there",
                 "isolcpus= or a cpuset for the host's own processes (systemd AllowedCPUs=)",
-            )  # fmt: skip
+            )
 
 
 def _finding(
     id: str, severity: Severity, subject: str, expected: str, observed: str, cost: str, fix: str
 ) -> Finding:
-    return Finding(id, severity, subject, expected, observed, cost, fix, "/proc")
+    return Finding(
+        id=id,
+        severity=severity,
+        subject=subject,
+        expected=expected,
+        observed=observed,
+        cost=cost,
+        fix=fix,
+        source="/proc",
+    )

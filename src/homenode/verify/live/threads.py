@@ -36,9 +36,14 @@ def thread_findings(expected: LiveExpectation, vm: RunningVm) -> Iterator[Findin
     for name in dict.fromkeys(thread.name for thread in strays):
         allowed = CpuSet.from_bits(_union([t for t in strays if t.name == name]))
         yield _stray(
-            vm, f"emulator thread {name!r}", allowed, expected.emulator_pus, "live-emulator",
-            expected, "QEMU's own work takes time from vCPUs",
-        )  # fmt: skip
+            vm,
+            f"emulator thread {name!r}",
+            allowed,
+            expected.emulator_pus,
+            "live-emulator",
+            expected,
+            "QEMU's own work takes time from vCPUs",
+        )
 
 
 def _vcpus(expected: LiveExpectation, vm: RunningVm) -> Iterator[Finding]:
@@ -55,11 +60,14 @@ def _vcpus(expected: LiveExpectation, vm: RunningVm) -> Iterator[Finding]:
     more = sorted(n for n in found if n is not None and n >= len(pins))
     if more:
         yield Finding(
-            "live-vcpus", Severity.CRITICAL, vm.name, f"{len(pins)} vCPUs",
-            f"vCPUs {CpuSet(more)} as well", None,
-            "the running VM is of an earlier definition: shut it down and start it",
-            expected.source,
-        )  # fmt: skip
+            id="live-vcpus",
+            severity=Severity.CRITICAL,
+            subject=vm.name,
+            expected=f"{len(pins)} vCPUs",
+            observed=f"vCPUs {CpuSet(more)} as well",
+            fix="the running VM is of an earlier definition: shut it down and start it",
+            source=expected.source,
+        )
 
 
 def _one(
@@ -72,9 +80,14 @@ def _one(
 ) -> Iterator[Finding]:
     if thread is None:
         yield Finding(
-            f"{id}-missing", Severity.WARNING, subject, f"a thread on PUs {pus}", "no such thread",
-            None, "is it offline, or is the running VM of an earlier definition?", expected.source,
-        )  # fmt: skip
+            id=f"{id}-missing",
+            severity=Severity.WARNING,
+            subject=subject,
+            expected=f"a thread on PUs {pus}",
+            observed="no such thread",
+            fix="is it offline, or is the running VM of an earlier definition?",
+            source=expected.source,
+        )
     elif not thread.allowed <= pus:
         yield _stray(vm, subject, thread.allowed, pus, id, expected, _COST)
 
@@ -95,16 +108,27 @@ def _stray(
     }[id]
     words = [vm.uuid, *([subject.rpartition(" ")[2]] if fix.count("{}") == 3 else []), str(pus)]
     return Finding(
-        id, Severity.CRITICAL, subject, f"PUs {pus}", f"PUs {allowed or 'none'}", cost,
-        f"{fix.format(*words)} (homenode apply --live-pins does all of them)", expected.source,
-    )  # fmt: skip
+        id=id,
+        severity=Severity.CRITICAL,
+        subject=subject,
+        expected=f"PUs {pus}",
+        observed=f"PUs {allowed or 'none'}",
+        cost=cost,
+        fix=f"{fix.format(*words)} (homenode apply --live-pins does all of them)",
+        source=expected.source,
+    )
 
 
 def _inconclusive(vm: RunningVm, subject: str, why: str, fix: str | None) -> Finding:
     return Finding(
-        "live-threads", Severity.INCONCLUSIVE, subject, "a thread for each, where it is pinned",
-        why, None, fix, f"/proc/{vm.process}/task",
-    )  # fmt: skip
+        id="live-threads",
+        severity=Severity.INCONCLUSIVE,
+        subject=subject,
+        expected="a thread for each, where it is pinned",
+        observed=why,
+        fix=fix,
+        source=f"/proc/{vm.process}/task",
+    )
 
 
 def _union(threads: list[VmThread]) -> int:

@@ -25,12 +25,17 @@ def verify_live(expected: LiveExpectation, vm: RunningVm) -> Findings:
         *neighbour_findings(expected, vm),
         *(
             Finding(
-                "live-unread", Severity.INCONCLUSIVE, gap.subject, "something to judge by",
-                gap.reason, None, "run as root on the VM's host", vm.name,
+                id="live-unread",
+                severity=Severity.INCONCLUSIVE,
+                subject=gap.subject,
+                expected="something to judge by",
+                observed=gap.reason,
+                fix="run as root on the VM's host",
+                source=vm.name,
             )
             for gap in vm.gaps
         ),
-    ]  # fmt: skip
+    ]
     return Findings(_checked(expected, vm), in_order(found))
 
 

@@ -9,10 +9,11 @@ from tests.doctor_cases import HOST_CASES
 from tests.doctor_guest_cases import GUEST_CASES
 from tests.doctor_quiet_cases import QUIET_CASES
 from tests.finding_ids import ids_given
+from tests.nccl.cases import NCCL_CASES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "findings"
-CASES = {**HOST_CASES, **GUEST_CASES, **QUIET_CASES}
+CASES = {**HOST_CASES, **GUEST_CASES, **QUIET_CASES, **NCCL_CASES}
 SECTIONS = ("Cause", "Cost", "Fix", "Source", "Seen in")
 VERIFYS_FILES = ("pins", "memory", "devices")
 """Of verify/document/, whose findings the doctor shows too."""
@@ -22,6 +23,7 @@ def _ids() -> set[str]:
     source = ROOT / "src" / "homenode"
     files = [*(source / "doctor").rglob("*.py")]
     files += [source / "verify/document" / f"{name}.py" for name in VERIFYS_FILES]
+    files.append(source / "nccl" / "explanation.py")
     return {one for file in files for one in ids_given(file)}
 
 

@@ -14,6 +14,7 @@ from homenode.nccl.checks import check_topology
 from homenode.pci import DeviceKind
 from homenode.plan.stored import encode_plan
 from homenode.sources import load_host
+from tests.nccl.logs import log_of
 from tests.nccl_documents import TWO_CPUS, tuned_for
 from tests.verify_documents import tuned
 
@@ -71,8 +72,9 @@ def test_a_plan_of_this_document_gives_the_same_file(
     assert run(*given, "--plan", str(tmp_path / "p.json")) == 0
     assert capsys.readouterr().out == plain
     with pytest.raises(InputError, match="a plan for host"):
-        run("--host", HOST, "--domain", str(tmp_path / "vm.xml"),
-            "--plan", str(tmp_path / "p.json"))  # fmt: skip
+        run(
+            "--host", HOST, "--domain", str(tmp_path / "vm.xml"), "--plan", str(tmp_path / "p.json")
+        )
 
 
 def test_findings_of_a_file_and_a_log_are_in_the_documented_format(
@@ -131,8 +133,16 @@ def test_gpus_that_are_no_partition_are_named(
         for bus, module in modules.items()
     )
     (tmp_path / "qx.xml").write_text(f"<nvidia_smi_log>{listed}</nvidia_smi_log>")
-    given = ("--host", "hgx-h100", "--domain", str(tmp_path / "vm.xml"),
-             "--nvidia-smi", str(tmp_path / "qx.xml"), "-o", str(tmp_path / "t.xml"))  # fmt: skip
+    given = (
+        "--host",
+        "hgx-h100",
+        "--domain",
+        str(tmp_path / "vm.xml"),
+        "--nvidia-smi",
+        str(tmp_path / "qx.xml"),
+        "-o",
+        str(tmp_path / "t.xml"),
+    )
     assert run(*given) == 1
     assert "0000:19:00.0, 0000:4c:00.0" in capsys.readouterr().err
     assert (tmp_path / "t.xml").exists()
@@ -154,8 +164,14 @@ def test_a_host_that_tells_its_modules_says_itself_which_gpus_are_a_partition(
         if d.kind is not DeviceKind.GPU or d.bdf in module_of
     )
     (tmp_path / "host.json").write_text(encode("host", replace(host, pci_devices=devices)))
-    given = ("--host", str(tmp_path / "host.json"), "--domain", str(tmp_path / "vm.xml"),
-             "-o", str(tmp_path / "t.xml"))  # fmt: skip
+    given = (
+        "--host",
+        str(tmp_path / "host.json"),
+        "--domain",
+        str(tmp_path / "vm.xml"),
+        "-o",
+        str(tmp_path / "t.xml"),
+    )
     run(*given)
     said = capsys.readouterr().err
     assert ("nccl-no-partition" in said) is bool(code)
@@ -171,3 +187,37 @@ def test_a_document_that_was_tuned_for_another_host_is_a_warning(
     given = ("--host", str(folder / "host.json"), "--domain", str(folder / "vm.xml"))
     assert run(*given) == 1
     assert "tuned-for-other-host" in capsys.readouterr().err
+
+
+def test_a_guest_is_explained_with_and_without_a_file_and_held_against_a_log(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("--explain", "--host", HOST, "--domain", str(folder / "vm.xml"))
+    assert run(*given, "--stream", "100") == 0
+    shown = capsys.readouterr().out
+    assert "node 7 with" in shown and "src/init.cc:1529" in shown
+    assert run(*given, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["format"] == "homenode.nccl-explanation/1" and document["file"] is None
+    assert all(node["numa_id"] >= 0 for view in document["views"] for node in view["nodes"])
+    file = folder / "topo.xml"
+    assert run("--host", HOST, "--domain", str(folder / "vm.xml"), "-o", str(file)) == 0
+    log = folder / "nccl.log"
+    log.write_text(log_of("2.30.7", affinities=("0-7", "8-15")))
+    capsys.readouterr()
+    assert run(*given, "--check", str(file), "--log", str(log)) == 1  # it loaded no file
+    assert "nccl-log-not-used" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--stream", "100"),
+        ("--explain", "-o", "x"),
+        ("--explain", "--host", HOST, "--stream", "a"),
+        ("--explain", "--host", HOST, "--stream", "1,2,3"),
+    ],
+)
+def test_an_explanation_with_words_that_do_not_fit_is_refused(arguments: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError):
+        run(*arguments)

@@ -22,6 +22,7 @@ H = TypeVar("H")
 VERSIONS = {
     "host": 2,
     "snapshot": 1,
+    "nccl-explanation": 1,
     "plan": 1,
     "pool": 1,
     "pool-hosts": 1,

@@ -16,8 +16,11 @@ HOST = "hgx-h100"
 DEVICES = ("19:00.0", "1a:00.0", "3b:00.0", "9b:00.0", "9c:00.0", "db:00.0")
 _VALUE = re.compile(r'(\w+)="([^"]*)"')
 NOT_COMPARED = {
-    ("pci", "vendor"), ("pci", "device"), ("pci", "subsystem_vendor"), ("pci", "subsystem_device"),
-}  # fmt: skip
+    ("pci", "vendor"),
+    ("pci", "device"),
+    ("pci", "subsystem_vendor"),
+    ("pci", "subsystem_device"),
+}
 """Of virtual switches: any but Broadcom's is as good."""
 
 
@@ -116,5 +119,10 @@ def others(name: str, value: str) -> list[str]:
 
 def test_numbers_are_read_as_c_reads_them() -> None:
     assert [read_number(t) for t in (" 7", "+7", "7 lanes", "0x", "", None)] == [
-        7, 7, 7, 0, None, None,
-    ]  # fmt: skip
+        7,
+        7,
+        7,
+        0,
+        None,
+        None,
+    ]

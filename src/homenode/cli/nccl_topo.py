@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 
     from homenode.findings import Finding
     from homenode.nccl.assemble import Assembled
+    from homenode.nccl.guest_tree import GuestTree
     from homenode.nccl.topology import Flavour
     from homenode.topology import Host
 
 _MAKE = "Make a file"
 _JUDGE = "Check a file"
+_EXPLAIN = "Explain"
 
 
 def nccl_topo(
@@ -105,6 +107,23 @@ def nccl_topo(
             rich_help_panel=_JUDGE,
         ),
     ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            help="What NCCL will do: nodes, paths, P2P, threads, buffers, the ceiling of memory. "
+            "Of --guest, --domain or --plan, else of the host; --check names the file it gets.",
+            rich_help_panel=_EXPLAIN,
+        ),
+    ] = False,
+    stream: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GB/S[,...]",
+            help="For --explain: STREAM of each guest node. Default: a published figure.",
+            rich_help_panel=_EXPLAIN,
+        ),
+    ] = None,
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -115,11 +134,17 @@ def nccl_topo(
 
     Examples:
       homenode nccl-topo --domain VM.xml --plan plan.json -o topo.xml
-      homenode nccl-topo --check topo.xml --domain VM.xml
+      homenode nccl-topo --explain --domain VM.xml
     """
     from homenode.nccl.topology import Flavour
 
     wanted = _Wanted(host, lspci, domain, plan, guest, nvidia_smi)
+    if explain:
+        _refuse_making(output, cloud_init, nvidia_smi)
+        _explain(wanted, check, log, stream, as_json=json)
+        return
+    if stream is not None:
+        raise UsageError("--stream: expected --explain as well, found none")
     _refuse_nonsense(wanted, output, cloud_init, check, log, json=json)
     if check is not None or log is not None:
         _judge(wanted, check, log, Flavour.RCCL if rccl else None, as_json=json)
@@ -167,6 +192,93 @@ def _refuse_nonsense(
         raise UsageError("--plan, --guest and --nvidia-smi: expected --domain as well, found none")
     if json and not judging and output is None:
         raise UsageError("--json: expected --output for the file itself, found none")
+
+
+def _refuse_making(output: Path | None, cloud_init: Path | None, nvidia_smi: Path | None) -> None:
+    if any(one is not None for one in (output, cloud_init, nvidia_smi)):
+        raise UsageError(
+            "--explain: expected no --output, --cloud-init or --nvidia-smi, found one",
+            hint="make the file in one run and explain it in another with --check",
+        )
+
+
+def _explain(
+    wanted: _Wanted, check: Path | None, log: Path | None, stream: str | None, *, as_json: bool
+) -> None:
+    from homenode.evidence.documents import publications
+    from homenode.findings import Findings, are_bad, in_order
+    from homenode.nccl.checks import check_topology
+    from homenode.nccl.explanation import explain
+    from homenode.nccl.memory import memory_of_words, published_memory
+    from homenode.nccl.strict_reader import read_topology
+
+    data = None if check is None else read_file(check, "a topology file")
+    found = [] if data is None else list(check_topology(data, str(check)))
+    file = None if data is None else read_topology(data, str(check))
+    tree, host_name = _tree(wanted, has_file=file is not None)
+    nodes = len(tree.vcpus_of_node)
+    memory = (
+        published_memory(publications(), host_name, nodes)
+        if stream is None
+        else memory_of_words(stream, nodes)
+    )
+    made = explain(tree, file, memory)
+    checked: tuple[str, ...] = ()
+    if log is not None:
+        from homenode.nccl.log import read_log
+        from homenode.nccl.log_comparison import compare_log
+        from homenode.nccl.log_facts import facts_of_log
+
+        text = read_file(log, "a log").decode("utf-8", "replace")
+        checked, differing = compare_log(made, facts_of_log(text), str(log))
+        found += differing
+        found += read_log(text, str(log)).findings if file is not None else ()
+    findings = in_order([*made.findings, *found])
+    if as_json:
+        from homenode.formats import encode
+
+        print_json(encode("nccl-explanation", replace(made, findings=findings)))
+    else:
+        from homenode.report.findings_text import findings_text
+        from homenode.report.nccl_text import explanation_text
+
+        console().print(explanation_text(made))
+        if findings or checked:
+            console().print(findings_text(Findings(checked, findings)))
+    if are_bad(findings):
+        raise SystemExit(1)
+
+
+def _tree(wanted: _Wanted, *, has_file: bool) -> "tuple[GuestTree, str]":
+    """The machine that is explained, and the name of the host that it runs on."""
+    from homenode.nccl.guest_tree import tree_of_document, tree_of_host, tree_of_plan
+    from homenode.sources import load_host
+    from homenode.verify.verification import load_guest
+
+    if wanted.guest is not None:
+        guest = load_guest(wanted.guest)
+        on = guest.name if wanted.host is None else load_host(wanted.host).name
+        return tree_of_host(guest), on
+    host = load_host(wanted.host, lspci=wanted.lspci)
+    if wanted.domain is None and wanted.plan is None:
+        return tree_of_host(host), host.name
+    if wanted.domain is None:
+        from homenode.plan.stored import read_plan_for
+
+        assert wanted.plan is not None, "one of the two is given"
+        plan = read_plan_for(host, read_file(wanted.plan, "a saved plan"), str(wanted.plan))
+        return tree_of_plan(plan, host), host.name
+    from homenode.domain.read import open_domain
+    from homenode.nccl.bus_numbers import left_to_libvirt
+    from homenode.nccl.guest_side import guest_side
+    from homenode.verify.domain_facts import domain_facts
+
+    document = open_domain(read_file(wanted.domain, "a domain document"), str(wanted.domain))
+    facts = domain_facts(document)
+    # With a file the addresses must be the guest's own: they are what the file is matched by.
+    known = has_file or left_to_libvirt(document) is None
+    addresses = dict(guest_side(document, facts).bus_ids) if known else {}
+    return tree_of_document(facts, host, addresses), host.name
 
 
 def _assembled(wanted: _Wanted, flavour: "Flavour") -> "Assembled":

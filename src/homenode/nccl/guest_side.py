@@ -1,6 +1,6 @@
 """GuestSide: what of a guest its topology file needs: vCPUs by host node, nodes, bus ids."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from homenode.bdf import Bdf
@@ -55,7 +55,7 @@ def guest_side(
         _refuse_other_plan(plan, facts)
     pins, cells = _of_document(facts) if plan is None else _of_plan(plan)
     if guest is None:
-        nodes = _nodes_in_order(cells)
+        nodes = nodes_in_order(cells)
         bus_ids = _derived(document, facts.guest)
     else:
         nodes = _nodes_of(cells, guest, facts.source)
@@ -99,8 +99,9 @@ def _refuse_other_plan(plan: Plan, facts: DomainFacts) -> None:
         )
 
 
-def _nodes_in_order(cells: tuple[SideCell, ...]) -> tuple[int, ...]:
-    """Linux numbers nodes as it meets their vCPUs; cells without vCPUs come last."""
+def nodes_in_order(cells: Sequence[SideCell]) -> tuple[int, ...]:
+    """The guest's node of each cell: Linux numbers nodes as it meets their vCPUs; cells without
+    vCPUs come last."""
     order = sorted(
         range(len(cells)), key=lambda i: (not cells[i].vcpus, cells[i].vcpus.first() or 0, i)
     )

@@ -1,0 +1,411 @@
+"""Graph: nodes, links and paths between GPUs as NCCL computes them from a tree and a file.
+
+A system of CPU nodes (one for each NUMA node with a GPU), switches, GPUs and NVSwitches. Paths are
+those of the fewest links and, of these, the fastest. Source: src/graph/{xml.cc,topo.cc,paths.cc}.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.errors import ParseError
+from homenode.nccl.guest_tree import GuestTree, TreeGpu, TreeLink
+from homenode.nccl.library import Library, LinkSource
+from homenode.nccl.strict_reader import ReadTopology, XmlNode, read_link_speed, read_number
+from homenode.pci import PciLink
+
+
+class PathType(IntEnum):
+    """NCCL's own words, the nearest first. The libraries' numbers differ; the order does not."""
+
+    LOC = 0
+    NVL = 1
+    NVB = 2
+    C2C = 3
+    PIX = 4  # one PCIe switch
+    PXB = 5  # several
+    PHB = 8  # a CPU
+    SYS = 9  # the link between two nodes' CPUs
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """links: how many it passes. gb_per_s: of the slowest of them, as NCCL counts."""
+
+    type: PathType
+    gb_per_s: float
+    links: int
+
+
+@dataclass(frozen=True, slots=True)
+class CpuNode:
+    """A node that NCCL sees. numa_id: -1 where no node was given. affinity: CPUs of its mask that
+    the machine has; empty where the kernel has no such node. from_file: the file names it."""
+
+    numa_id: int
+    affinity: CpuSet
+    architecture: str | None
+    vendor: str | None
+    family: int | None
+    model: int | None
+    from_file: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GpuNode:
+    """A GPU. link_gb_per_s: its PCIe link, up. from_file: the file says where it is."""
+
+    address: Bdf
+    cpu: CpuNode
+    link_gb_per_s: float
+    from_file: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PairPath:
+    """Two GPUs. path: without regard to P2P. is_peer: whether NCCL's distance limit allows P2P;
+    limit: that limit. through_host: the path where P2P is not used."""
+
+    a: Bdf
+    b: Bdf
+    path: Path
+    is_peer: bool
+    limit: PathType
+    through_host: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """What a library makes of a machine. pairs: in the order of gpus."""
+
+    library: Library
+    cpus: tuple[CpuNode, ...]
+    gpus: tuple[GpuNode, ...]
+    pairs: tuple[PairPath, ...]
+
+    def pair(self, a: Bdf, b: Bdf) -> PairPath:
+        return next(one for one in self.pairs if {one.a, one.b} == {a, b})
+
+
+_LOCAL_GB_PER_S = 5000.0
+_GEN3_GB_PER_S_LANE = 60 / 80
+_LANE = {2.5: 15, 5.0: 30, 8.0: 60, 16.0: 120, 32.0: 240, 64.0: 480}
+_NVLINK_GB_PER_S = ((103, 40.1), (100, 40.1), (90, 20.6), (86, 12.0), (80, 20.0), (70, 20.0))
+_MOST_DIRECT_NVLINKS = 18
+_NVSWITCH = "NVS"
+
+_Key = tuple[str, str]
+"""("cpu", numa id), ("pci", bus id or key), ("gpu", address), ("nvs", "")."""
+
+
+@dataclass(slots=True)
+class _Link:
+    to: _Key
+    type: PathType
+    gb_per_s: float
+
+
+@dataclass(slots=True)
+class _System:
+    links: dict[_Key, list[_Link]] = field(default_factory=dict)
+
+    def connect(self, a: _Key, b: _Key, kind: PathType, gb_per_s: float) -> None:
+        """Both ways; links of one kind between two nodes are one, of their sum."""
+        for one, other in ((a, b), (b, a)):
+            self.add(one, other, kind, gb_per_s)
+
+    def add(self, one: _Key, other: _Key, kind: PathType, gb_per_s: float) -> None:
+        links = self.links.setdefault(one, [])
+        self.links.setdefault(other, [])
+        for link in links:
+            if link.to == other and link.type is kind:
+                link.gb_per_s += gb_per_s
+                break
+        else:
+            links.append(_Link(other, kind, gb_per_s))
+        links.sort(key=lambda link: -link.gb_per_s)
+
+    def paths_to(self, base: _Key) -> dict[_Key, Path]:
+        """From every node to one. A GPU in between is passed by NVLink alone, and one at most."""
+        found = {base: Path(PathType.LOC, _LOCAL_GB_PER_S, 0)}
+        nodes = [base]
+        while nodes:
+            reached: list[_Key] = []
+            for node in nodes:
+                path = found[node]
+                for link in self.links.get(node, ()):
+                    if node != base and node[0] == "gpu" and not _passes_gpu(link, path):
+                        continue
+                    there = found.get(link.to)
+                    gb_per_s = min(path.gb_per_s, link.gb_per_s)
+                    if there is not None and (
+                        there.links <= path.links or there.gb_per_s >= gb_per_s
+                    ):
+                        continue
+                    kind = max(path.type, _step_type(node, link, path))
+                    found[link.to] = Path(kind, gb_per_s, path.links + 1)
+                    if link.to not in reached:
+                        reached.append(link.to)
+            nodes = reached
+        return found
+
+
+def _passes_gpu(link: _Link, path: Path) -> bool:
+    return link.type is PathType.NVL and link.to[0] == "gpu" and path.links <= 1
+
+
+def _step_type(node: _Key, link: _Link, path: Path) -> PathType:
+    if link.type is PathType.PIX:
+        if "cpu" in (node[0], link.to[0]):
+            return PathType.PHB
+        return PathType.PXB if node[0] == link.to[0] == "pci" else PathType.PIX
+    is_second = node[0] == "gpu" and path.type is link.type is PathType.NVL and path.links + 1 > 1
+    return PathType.NVB if is_second else link.type
+
+
+@dataclass(frozen=True, slots=True)
+class _Up:
+    """A switch or a GPU on its way to the CPU. ids: of a switch, as TreeSwitch has them."""
+
+    key: _Key
+    gb_per_s: float
+    ids: int = 0
+
+
+def graph_of(tree: GuestTree, library: Library, file: ReadTopology | None = None) -> Graph:
+    """The graph that a library has of a machine, with the topology file that it is given."""
+    in_file = {} if file is None else dict(_places(file))
+    cpus: dict[int, CpuNode] = {}
+    for element, _, _ in in_file.values():
+        node = _cpu_of_file(element, tree)
+        cpus.setdefault(node.numa_id, node)
+    system = _System()
+    gpus: list[GpuNode] = []
+    ways: list[tuple[CpuNode, tuple[_Up, ...]]] = []
+    for gpu in tree.gpus:
+        place = in_file.get(str(gpu.address))
+        if place is None:
+            number = -1 if gpu.node is None else gpu.node
+            cpu = cpus.setdefault(number, _cpu_of_tree(number, tree))
+            up = tuple(_switches_of_tree(gpu))
+            rate = _rate_of_tree(gpu.link, library, is_gpu=True)
+        else:
+            stated = read_number(place[0].get("numaid"))
+            cpu = cpus[-1 if stated is None else stated]
+            up = tuple(_switches_of_file(place[1]))
+            rate = _rate_of_file(place[2], gpu.link, library)
+        gpus.append(GpuNode(gpu.address, cpu, rate, place is not None))
+        ways.append((cpu, (*up, _Up(("gpu", str(gpu.address)), rate))))
+    used = [cpu for cpu in cpus.values() if any(way[0] is cpu for way in ways)]
+    _connect_tree(system, ways)
+    _connect_nvlinks(system, tree)
+    _connect_cpus(system, used, library)
+    pairs = tuple(_pairs(system, used, gpus, library))
+    return Graph(library, tuple(used), tuple(gpus), pairs)
+
+
+def _places(
+    file: ReadTopology,
+) -> Iterator[tuple[str, tuple[XmlNode, tuple[XmlNode, ...], XmlNode]]]:
+    """Bus id -> its <cpu>, the <pci> of the switches above it from the CPU down, and its own."""
+
+    def walk(
+        cpu: XmlNode, around: XmlNode, above: tuple[XmlNode, ...]
+    ) -> Iterator[tuple[str, tuple[XmlNode, tuple[XmlNode, ...], XmlNode]]]:
+        for pci in around.children:
+            if pci.name != "pci":
+                continue
+            inside = (*above, pci)
+            yield pci.get("busid") or "", (cpu, above, pci)
+            yield from walk(cpu, pci, inside)
+
+    for system in file.systems:
+        for cpu in system.children:
+            if cpu.name == "cpu":
+                yield from walk(cpu, cpu, ())
+
+
+def _cpu_of_tree(number: int, tree: GuestTree) -> CpuNode:
+    affinity = dict(tree.vcpus_of_node).get(number, CpuSet())
+    return CpuNode(number, affinity, tree.architecture, tree.vendor, tree.family, tree.model, False)
+
+
+def _cpu_of_file(cpu: XmlNode, tree: GuestTree) -> CpuNode:
+    """What the file leaves out comes from the machine."""
+    number = read_number(cpu.get("numaid"))
+    own = _cpu_of_tree(-1 if number is None else number, tree)
+    mask = cpu.get("affinity")
+    affinity = own.affinity if mask is None else _mask(mask) & tree.vcpus
+    # NCCL fills in both where the family is missing.
+    has_family = cpu.get("familyid") is not None
+    return CpuNode(
+        own.numa_id,
+        affinity,
+        cpu.get("arch") or own.architecture,
+        cpu.get("vendor") or own.vendor,
+        read_number(cpu.get("familyid")) if has_family else own.family,
+        read_number(cpu.get("modelid")) if has_family else own.model,
+        True,
+    )
+
+
+def _mask(text: str) -> CpuSet:
+    try:
+        return CpuSet.parse_mask(text)
+    except ParseError:
+        return CpuSet()
+
+
+def _switches_of_tree(gpu: TreeGpu) -> Iterator[_Up]:
+    for switch in gpu.switches:
+        rate = _rate(_least(switch.link))
+        yield _Up(("pci", switch.key), rate, switch.ids)
+
+
+def _switches_of_file(above: Sequence[XmlNode]) -> Iterator[_Up]:
+    for pci in above:
+        ids = 0
+        for name in ("vendor", "device", "subsystem_vendor", "subsystem_device"):
+            ids = ids << 16 | ((read_number(pci.get(name)) or 0) & 0xFFFF)
+        yield _Up(("pci", pci.get("busid") or ""), _rate_of_words(pci), ids)
+
+
+def _rate_of_words(pci: XmlNode) -> float:
+    width = read_number(pci.get("link_width")) or 16
+    return _rate((read_link_speed(pci.get("link_speed") or ""), width))
+
+
+def _rate_of_file(pci: XmlNode, link: TreeLink, library: Library) -> float:
+    """The file's words where it has them; each that it lacks is the machine's."""
+    speed, width = _read_by(link, library)
+    if pci.get("link_speed") is not None:
+        speed = read_link_speed(pci.get("link_speed") or "")
+    if pci.get("link_width") is not None:
+        width = read_number(pci.get("link_width")) or None
+    return _rate((speed, width))
+
+
+def _rate_of_tree(link: TreeLink, library: Library, *, is_gpu: bool) -> float:
+    return _rate(_read_by(link, library) if is_gpu else _least(link))
+
+
+def _read_by(link: TreeLink, library: Library) -> tuple[float | None, int | None]:
+    if library.link_source is LinkSource.DRIVER and link.own is not None:
+        return link.own.max_gt_per_s, link.own.max_width
+    return _least(link)
+
+
+def _least(link: TreeLink) -> tuple[float | None, int | None]:
+    """Of port and function; what neither gives is unknown."""
+    ends: list[PciLink] = [end for end in (link.own, link.port) if end is not None]
+    speeds = [end.max_gt_per_s for end in ends if end.max_gt_per_s]
+    widths = [end.max_width for end in ends if end.max_width]
+    return min(speeds, default=None), min(widths, default=None)
+
+
+def _rate(link: tuple[float | None, int | None]) -> float:
+    """GB/s as NCCL counts: an unknown speed is Gen3, an unknown width 16."""
+    speed, width = link
+    lane = _GEN3_GB_PER_S_LANE if speed is None else _LANE.get(speed, 60) / 80
+    return lane * (width or 16)
+
+
+def _connect_tree(system: _System, ways: Sequence[tuple[CpuNode, tuple[_Up, ...]]]) -> None:
+    known: set[tuple[_Key, _Key]] = set()
+    for cpu, way in ways:
+        above: _Key = ("cpu", str(cpu.numa_id))
+        for one in _flattened(way):
+            if (above, one.key) not in known:
+                known.add((above, one.key))
+                system.connect(above, one.key, PathType.PIX, one.gb_per_s)
+            above = one.key
+
+
+def _flattened(way: Sequence[_Up]) -> list[_Up]:
+    """Without the lower half of Broadcom's two-level switches. Source:
+    ncclTopoFlattenBcmSwitches."""
+    kept: list[_Up] = []
+    for one in way:
+        generation = _broadcom(kept[-1].ids, 0) if kept else 0
+        if generation and one.ids and _broadcom(one.ids, 1) == generation:
+            continue
+        kept.append(one)
+    return kept
+
+
+def _broadcom(ids: int, level: int) -> int:
+    start = ids & 0xFFFFFFFFFFFFF000
+    if start == 0x1000C0101000A000:
+        return 4
+    return 5 if start == 0x1000C03010000000 | level * 0x1000 else 0
+
+
+def _connect_nvlinks(system: _System, tree: GuestTree) -> None:
+    """A GPU with more links to its neighbours than it can have is on NVSwitches."""
+    here = {gpu.address for gpu in tree.gpus}
+    for gpu in tree.gpus:
+        links = [(other, count or 1) for other, count in gpu.nvlinks if other in here]
+        if not links:
+            continue
+        rate = next(
+            (rate for least, rate in _NVLINK_GB_PER_S if (gpu.compute_capability or 80) >= least),
+            20.0,
+        )
+        own: _Key = ("gpu", str(gpu.address))
+        if not gpu.is_amd and (
+            sum(count for _, count in links) > _MOST_DIRECT_NVLINKS or _is_switched(links)
+        ):
+            system.connect(own, ("nvs", _NVSWITCH), PathType.NVL, links[0][1] * rate)
+            continue
+        for other, count in links:
+            system.add(own, ("gpu", str(other)), PathType.NVL, count * rate)
+
+
+def _is_switched(links: Sequence[tuple[Bdf, int]]) -> bool:
+    """All 18 links of a Hopper GPU to one neighbour: it stands for the switch."""
+    return any(count >= _MOST_DIRECT_NVLINKS for _, count in links)
+
+
+def _connect_cpus(system: _System, cpus: Sequence[CpuNode], library: Library) -> None:
+    for cpu in cpus:
+        rate = library.gb_per_s_between_cpus(cpu.architecture, cpu.vendor, cpu.family, cpu.model)
+        for other in cpus:
+            if other is not cpu:
+                one, two = ("cpu", str(cpu.numa_id)), ("cpu", str(other.numa_id))
+                system.add(one, two, PathType.SYS, rate)
+
+
+def _pairs(
+    system: _System, cpus: Sequence[CpuNode], gpus: Sequence[GpuNode], library: Library
+) -> Iterator[PairPath]:
+    keys: list[_Key] = [("gpu", str(gpu.address)) for gpu in gpus]
+    to_gpu = [system.paths_to(key) for key in keys]
+    to_cpu = {cpu.numa_id: system.paths_to(("cpu", str(cpu.numa_id))) for cpu in cpus}
+    limit = _limit(cpus, len(gpus), library)
+    for a in range(len(gpus)):
+        for b in range(a + 1, len(gpus)):
+            direct = to_gpu[b][keys[a]]
+            near = _nearest(keys[b], cpus, to_cpu)
+            up, down = to_cpu[near][keys[a]], to_gpu[b]["cpu", str(near)]
+            host = Path(
+                max(up.type, down.type), min(up.gb_per_s, down.gb_per_s), up.links + down.links
+            )
+            is_peer = direct.type <= limit
+            yield PairPath(gpus[a].address, gpus[b].address, direct, is_peer, limit, host)
+
+
+def _nearest(gpu: _Key, cpus: Sequence[CpuNode], to_cpu: dict[int, dict[_Key, Path]]) -> int:
+    """The CPU node of the fewest links; the first of several."""
+    return min(cpus, key=lambda cpu: to_cpu[cpu.numa_id][gpu].links).numa_id
+
+
+def _limit(cpus: Sequence[CpuNode], gpus: int, library: Library) -> PathType:
+    """The farthest path that P2P takes without the user's word."""
+    first = cpus[0]
+    if library.p2p_through_cpus:
+        is_old_intel = first.vendor == "GenuineIntel" and (first.model or 0) < 0x55
+        return PathType.PXB if first.architecture == "arm64" or is_old_intel else PathType.SYS
+    is_amd = first.architecture == "x86_64" and first.vendor == "AuthenticAMD"
+    return PathType.SYS if is_amd and gpus <= 2 else PathType.PXB

@@ -1,0 +1,343 @@
+"""GuestTree: what of a machine NCCL reads in /sys: GPUs, switches above them, nodes and CPUs.
+
+From a capture made in the guest, or from the document that a guest is started with and its host.
+NCCL goes up the PCI path two functions at a time, port and switch, and takes the NUMA node of the
+last one before the root complex. Source: ncclTopoGetXmlFromSys in src/graph/xml.cc.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.errors import InputError
+from homenode.gap import Gap
+from homenode.nccl.bus_numbers import bus_numbers, kernel_address
+from homenode.nccl.guest_side import SideCell, nodes_in_order
+from homenode.pci import DeviceKind, LinkKind, PciDevice, PciLink
+from homenode.plan.guest import GuestAddress, GuestPciController
+from homenode.plan.layout import GuestCells
+from homenode.plan.model import Plan
+from homenode.topology import Host
+from homenode.verify.document.devices import cell_of_hostdev
+from homenode.verify.domain_facts import DomainFacts
+
+QEMU_PORT = PciLink(None, None, 16.0, 32)
+"""A pcie-root-port as QEMU makes it. Source: hw/pci-bridge/gen_pcie_root_port.c."""
+
+QEMU_SWITCH = PciLink(None, None, 2.5, 1)
+"""A port of QEMU's switches (hw/pci-bridge/xio3130_*.c)."""
+
+_AMD = 0x1002
+ARCHITECTURES = {"x86_64": "x86_64", "aarch64": "arm64", "ppc64le": "ppc64", "ppc64": "ppc64"}
+
+
+@dataclass(frozen=True, slots=True)
+class TreeLink:
+    """What sysfs gives of a function and of the port above it; None where it gives nothing."""
+
+    own: PciLink | None
+    port: PciLink | None
+
+
+@dataclass(frozen=True, slots=True)
+class TreeSwitch:
+    """A function that NCCL makes a PCI node of. key: equal for the same function.
+
+    ids: vendor, device, subsystem's two, 16 bits each, in one number; 0 where unknown.
+    """
+
+    key: str
+    link: TreeLink
+    ids: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TreeGpu:
+    """A GPU. node: the kernel's, None for -1. switches: from the CPU down.
+
+    nvlinks: (address, links) of the GPUs that it has NVLink or xGMI to. compute_capability: 90 for
+    an H100; None where its name does not give it.
+    """
+
+    address: Bdf
+    node: int | None
+    link: TreeLink
+    switches: tuple[TreeSwitch, ...] = ()
+    nvlinks: tuple[tuple[Bdf, int | None], ...] = ()
+    compute_capability: int | None = None
+    is_amd: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GuestTree:
+    """A machine as NCCL sees it without a file. vcpus_of_node: of every node that has CPUs.
+
+    gpus: ascending by address. Architecture, vendor, family and model: the CPU's, as NCCL has
+    them; None where unknown.
+    """
+
+    source: str
+    architecture: str | None
+    vendor: str | None
+    family: int | None
+    model: int | None
+    vcpus_of_node: tuple[tuple[int, CpuSet], ...]
+    gpus: tuple[TreeGpu, ...]
+    gaps: tuple[Gap, ...] = ()
+
+    @property
+    def vcpus(self) -> CpuSet:
+        bits = 0
+        for _, vcpus in self.vcpus_of_node:
+            bits |= vcpus.bits
+        return CpuSet.from_bits(bits)
+
+    def nodes_of(self, vcpus: CpuSet) -> tuple[int, ...]:
+        """Nodes that these vCPUs are of, ascending."""
+        return tuple(node for node, own in self.vcpus_of_node if not own.isdisjoint(vcpus))
+
+
+def tree_of_host(host: Host) -> GuestTree:
+    """The tree of a machine's own discovery: a guest that was captured, or a bare machine.
+
+    Raises InputError for a machine without a GPU.
+    """
+    gpus = [gpu for gpu in host.devices_of_kind(DeviceKind.GPU) if gpu.driver != "vfio-pci"]
+    if not gpus:
+        raise _no_gpu(host.name)
+    online = CpuSet(pu.index for pu in host.pus if pu.online)
+    gaps = [
+        Gap(f"link of {gpu.bdf}", "its source gives none: NCCL would read the machine's own")
+        for gpu in gpus
+        if gpu.link is None or gpu.link.max_gt_per_s is None
+    ]
+    return GuestTree(
+        host.name,
+        ARCHITECTURES.get(host.architecture or ""),
+        host.cpu.vendor,
+        host.cpu.family,
+        host.cpu.model,
+        tuple((int(node.index), node.pus & online) for node in host.nodes if node.pus),
+        tuple(_gpu_of_host(host, gpu) for gpu in sorted(gpus, key=lambda gpu: gpu.bdf)),
+        (*gaps, *_cpu_gaps(host)),
+    )
+
+
+def _gpu_of_host(host: Host, gpu: PciDevice) -> TreeGpu:
+    chain = [gpu, *host.bridges_above(gpu.bdf)]
+    nodes = chain[::2]
+    return TreeGpu(
+        gpu.bdf,
+        nodes[-1].node,
+        _link_of(host, gpu),
+        tuple(
+            TreeSwitch(str(one.bdf), _link_of(host, one), _ids(one)) for one in reversed(nodes[1:])
+        ),
+        _nvlinks(host, gpu.bdf, {gpu.bdf: gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)}),
+        capability_of(gpu.name),
+        gpu.vendor_id == _AMD,
+    )
+
+
+def _link_of(host: Host, device: PciDevice) -> TreeLink:
+    port = None if device.parent is None else host.device(device.parent)
+    return TreeLink(device.link, None if port is None else port.link)
+
+
+def _ids(device: PciDevice) -> int:
+    parts = (
+        device.vendor_id,
+        device.device_id,
+        device.subsystem_vendor_id,
+        device.subsystem_device_id,
+    )
+    number = 0
+    for part in parts:
+        number = number << 16 | (part or 0)
+    return number
+
+
+def _nvlinks(host: Host, gpu: Bdf, shown: dict[Bdf, Bdf]) -> tuple[tuple[Bdf, int | None], ...]:
+    """shown: host address -> the address here, of the GPUs that are here."""
+    found: dict[Bdf, int | None] = {}
+    for link in host.links:
+        if link.kind is LinkKind.C2C or link.b is None or gpu not in (link.a, link.b):
+            continue
+        other = link.b if link.a == gpu else link.a
+        if other in shown and other != gpu:
+            found[shown[other]] = link.count
+    return tuple(sorted(found.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Passed:
+    """A GPU of the host in the guest. address: the guest kernel's. at: where it is plugged in."""
+
+    bdf: Bdf
+    address: Bdf
+    at: GuestAddress | None
+    node: int | None
+
+
+def tree_of_document(facts: DomainFacts, host: Host, addresses: Mapping[Bdf, Bdf]) -> GuestTree:
+    """The tree that a document's guest will have, with the devices of its host.
+
+    addresses: host function -> the guest kernel's address, where known; else a GPU is called by
+    the host's. Raises InputError for a guest without a GPU.
+    """
+    cells = [SideCell(cell.vcpus, ()) for cell in facts.cells]
+    node_of_cell = {
+        cell.id: node for cell, node in zip(facts.cells, nodes_in_order(cells), strict=True)
+    }
+    passed = []
+    for hostdev in facts.guest.hostdevs:
+        cell = cell_of_hostdev(facts.guest, hostdev)
+        node = None if cell is None else node_of_cell.get(cell)
+        address = addresses.get(hostdev.source, hostdev.source)
+        passed.append(_Passed(hostdev.source, address, hostdev.address, node))
+    vcpus = {node_of_cell[cell.id]: cell.vcpus for cell in facts.cells if cell.vcpus}
+    everyone = {0: CpuSet(range(facts.guest.vcpus))}
+    return _tree(facts.source, vcpus or everyone, passed, facts.guest.controllers, host)
+
+
+def tree_of_plan(plan: Plan, host: Host) -> GuestTree:
+    """The same from a plan alone. A GPU that the plan does not plug in keeps the host's address.
+
+    Raises InputError for a plan without a GPU.
+    """
+    controllers = tuple(
+        GuestPciController(c.index, str(c.model), c.address, c.bus_nr, c.cell)
+        for c in plan.controllers
+    )
+    numbers = bus_numbers(controllers)
+    flat = plan.layout.cells is GuestCells.FLAT
+    cells = [cell for cell in plan.cells if cell.vcpus]
+    cells.sort(key=lambda cell: cell.vcpus.first() or 0)
+    node_of_cell = {} if flat else {cell.id: node for node, cell in enumerate(cells)}
+    passed = []
+    for device in plan.devices:
+        address = None if device.address is None else kernel_address(device.address, numbers)
+        node = None if device.cell is None else node_of_cell.get(device.cell)
+        passed.append(_Passed(device.bdf, address or device.bdf, device.address, node))
+    vcpus = {node_of_cell[cell.id]: cell.vcpus for cell in cells if cell.id in node_of_cell}
+    everyone = {0: CpuSet(range(plan.vcpus))}
+    source = f"plan of layout {plan.layout.name}"
+    return _tree(source, vcpus or everyone, passed, controllers, host)
+
+
+def _tree(
+    source: str,
+    vcpus: dict[int, CpuSet],
+    passed: list[_Passed],
+    controllers: tuple[GuestPciController, ...],
+    host: Host,
+) -> GuestTree:
+    shown = {one.bdf: one.address for one in passed}
+    gpus = []
+    for one in passed:
+        device = host.device(one.bdf)
+        if device is None or device.kind is not DeviceKind.GPU:
+            continue
+        bridges = () if one.at is None else _bridges(one.at.bus, controllers)
+        port = _port_link(bridges[0]) if bridges else None
+        if one.at is None:  # libvirt plugs it into a port
+            port = QEMU_PORT
+        gpus.append(
+            TreeGpu(
+                one.address,
+                one.node,
+                TreeLink(device.link, port),
+                tuple(
+                    TreeSwitch(f"controller {switch.index}", TreeLink(_port_link(switch), above))
+                    for switch, above in reversed(_switches(bridges))
+                ),
+                _nvlinks(host, one.bdf, shown),
+                capability_of(device.name),
+                device.vendor_id == _AMD,
+            )
+        )
+    if not gpus:
+        raise _no_gpu(source)
+    return GuestTree(
+        source,
+        ARCHITECTURES.get(host.architecture or ""),
+        host.cpu.vendor,
+        host.cpu.family,
+        host.cpu.model,
+        tuple(sorted(vcpus.items())),
+        tuple(sorted(gpus, key=lambda gpu: gpu.address)),
+        tuple(_cpu_gaps(host)),
+    )
+
+
+def _bridges(
+    bus: int, controllers: tuple[GuestPciController, ...]
+) -> tuple[GuestPciController, ...]:
+    """The bridges above a bus, the lowest first; neither the root nor an expander bus."""
+    by_index = {controller.index: controller for controller in controllers}
+    found: list[GuestPciController] = []
+    while (one := by_index.get(bus)) is not None and one.address is not None and len(found) < 32:
+        if one.model in ("pcie-expander-bus", "pci-expander-bus"):
+            break
+        found.append(one)
+        bus = one.address.bus
+    return tuple(found)
+
+
+def _switches(
+    bridges: tuple[GuestPciController, ...],
+) -> list[tuple[GuestPciController, PciLink | None]]:
+    """Every second bridge, each with the link of the port above it, the lowest first."""
+    above = [*map(_port_link, bridges[1:]), None]
+    return [(bridges[at], above[at]) for at in range(1, len(bridges), 2)]
+
+
+def _port_link(controller: GuestPciController) -> PciLink | None:
+    if controller.model == "pcie-root-port":
+        return QEMU_PORT
+    return QEMU_SWITCH if controller.model.startswith("pcie-switch") else None
+
+
+def _cpu_gaps(host: Host) -> tuple[Gap, ...]:
+    if host.architecture != "x86_64" or None not in (
+        host.cpu.vendor,
+        host.cpu.family,
+        host.cpu.model,
+    ):
+        return ()
+    return (Gap("CPU model", "its source does not give it: NCCL reads CPUID"),)
+
+
+def _no_gpu(source: str) -> InputError:
+    return InputError(
+        f"{source}: expected a GPU, found none",
+        hint="give a capture made in the guest with --guest, or the VM's document with --domain",
+    )
+
+
+_CAPABILITIES = (
+    ("B200", 100),
+    ("GB200", 100),
+    ("B300", 103),
+    ("H100", 90),
+    ("H200", 90),
+    ("GH200", 90),
+    ("H20", 90),
+    ("H800", 90),
+    ("A100", 80),
+    ("A800", 80),
+    ("A40", 86),
+    ("A30", 80),
+    ("V100", 70),
+)
+
+
+def capability_of(name: str | None) -> int | None:
+    """The compute capability that a GPU's name gives; only those with NVLink matter.
+
+    >>> capability_of("NVIDIA Corporation GH100 [H200 SXM 141GB]"), capability_of(None)
+    (90, None)
+    """
+    words = (name or "").replace("[", " ").replace("]", " ").replace("-", " ").split()
+    return next((capability for word, capability in _CAPABILITIES if word in words), None)

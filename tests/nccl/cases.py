@@ -1,0 +1,51 @@
+"""For each finding of an explanation a machine that has it and one that nearly has it."""
+
+from collections.abc import Callable, Sequence
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.findings import Finding
+from homenode.nccl.explanation import explain
+from homenode.nccl.guest_tree import GuestTree, TreeGpu, TreeLink
+from homenode.nccl.strict_reader import read_topology
+from homenode.pci import PciLink
+from tests.doctor_cases import case
+from tests.nccl_documents import TWO_CPUS
+
+
+def guest(*nodes: int | None, gt_per_s: float = 32.0, buses: Sequence[int] = ()) -> GuestTree:
+    """A guest of two nodes on Emerald Rapids, a GPU for each of nodes."""
+    link = TreeLink(PciLink(None, None, gt_per_s, 16), None)
+    at = buses or range(0x20, 0x20 + len(nodes))
+    gpus = tuple(
+        TreeGpu(Bdf(0, bus, 0, 0), node, link) for bus, node in zip(at, nodes, strict=True)
+    )
+    vcpus = ((0, CpuSet(range(4))), (1, CpuSet(range(4, 8))))
+    return GuestTree("guest", "x86_64", "GenuineIntel", 6, 0xCF, vcpus, gpus)
+
+
+def _with_file(*buses: int) -> Callable[[], Sequence[Finding]]:
+    file = read_topology(TWO_CPUS.encode(), "topo.xml")
+    return lambda: explain(guest(*[None] * len(buses), buses=buses), file).findings
+
+
+NCCL_CASES = {
+    "nccl-gpus-without-node": case(
+        "two nodes, and two GPUs that show -1",
+        lambda: explain(guest(None, None)).findings,
+        "two nodes, and a GPU on each",
+        lambda: explain(guest(0, 1)).findings,
+    ),
+    "nccl-file-not-used": case(
+        "a file of GPUs 81:00.0 and c1:00.0, and a guest with 20:00.0 and 21:00.0",
+        _with_file(0x20, 0x21),
+        "the same file, and a guest with its GPUs",
+        _with_file(0x81, 0xC1),
+    ),
+    "nccl-ring-crosses-nodes": case(
+        "two nodes with two GPUs each at 16 GT/s, and a link between nodes that counts as 40 GB/s",
+        lambda: explain(guest(0, 0, 1, 1, gt_per_s=16.0)).findings,
+        "the same GPUs at 32 GT/s",
+        lambda: explain(guest(0, 0, 1, 1)).findings,
+    ),
+}

@@ -126,6 +126,6 @@ def test_a_stored_host_keeps_them_and_one_of_version_1_has_none(tmp_path: Path) 
     host = host_of(tmp_path, '[reserve]\ncores = 2\n[[vm]]\nname = "a"\nvcpus = 1')
     text = encode("host", host)
     assert decode(text, "host", Host, "h") == host
-    old = text.replace("homenode.host/2", "homenode.host/1").replace('"planned": true,', "")
+    old = text.replace("homenode.host/3", "homenode.host/1").replace('"planned": true,', "")
     old = old.replace('"planned": true', '"later": true')
     assert not decode(old, "host", Host, "h").domains[0].planned

@@ -30,7 +30,7 @@ HOST = Host(
 
 def test_a_value_survives_being_stored() -> None:
     text = formats.encode("host", HOST)
-    assert text.startswith('{\n  "format": "homenode.host/2"')
+    assert text.startswith('{\n  "format": "homenode.host/3"')
     assert '"0000:19:00.0"' in text
     assert formats.decode(text, "host", Host, "x.json") == HOST
 
@@ -41,7 +41,7 @@ def test_a_value_survives_being_stored() -> None:
         ("", "expected JSON"),
         ("[]", "found none"),
         ('{"format": "homenode.plan/1"}', "expected a homenode.host document"),
-        ('{"format": "homenode.host/99"}', "up to version 2, found 99"),
+        ('{"format": "homenode.host/99"}', "up to version 3, found 99"),
         ('{"format": "homenode.host/1"}', "missing required field `name`"),
         ('{"format": "homenode.host/x"}', "expected a homenode.host document"),
     ],

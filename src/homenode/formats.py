@@ -20,7 +20,7 @@ T = TypeVar("T")
 H = TypeVar("H")
 
 VERSIONS = {
-    "host": 2,
+    "host": 3,
     "snapshot": 1,
     "nccl-explanation": 1,
     "plan": 1,

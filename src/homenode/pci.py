@@ -1,11 +1,18 @@
 """The PCI tree of a host: root complexes, bridges, functions, and links that are not PCIe."""
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
+from homenode.units import GIB, MIB
+
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
+_NOMINAL_SIZE = re.compile(
+    r"(?:-(\d{1,4})[ABCQ](?:ME|NOME|GFX)?|\.(\d{1,4})gb(?:[+-]\S{0,20})?)\Z", re.ASCII
+)
 
 
 class DeviceKind(StrEnum):
@@ -92,6 +99,43 @@ class PciBridge:
     subordinate_bus: int
 
 
+class PartKind(StrEnum):
+    """What divides a GPU."""
+
+    VIRTUAL_FUNCTION = "virtual-function"  # SR-IOV; of NVIDIA's GPUs with a vGPU type set
+    MEDIATED = "mediated"  # a mediated device (mdev)
+    MIG = "mig"  # a MIG GPU instance
+    PARTITION = "partition"  # an accelerator partition of an AMD GPU
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPart:
+    """A part of a GPU: it shares the GPU's node, link and copy engines with the other parts.
+
+    profile: "1g.10gb" (MIG), a vGPU type such as "NVIDIA H100-1-10C", "CPX" (AMD).
+    memory_bytes: of the GPU's memory, nominal where only the profile says it. bdf: the virtual
+    function that it is, or the function that a mediated device is on. uuid: of a mediated device,
+    or "MIG-..." as CUDA_VISIBLE_DEVICES has it. number: of the GPU instance or the partition, as
+    the vendor's tool counts.
+    """
+
+    kind: PartKind
+    profile: str | None = None
+    memory_bytes: int | None = None
+    bdf: Bdf | None = None
+    uuid: str | None = None
+    number: int | None = None
+
+    @property
+    def is_for_vms(self) -> bool:
+        """True of what VFIO gives to a VM. MIG instances and accelerator partitions serve the
+        host's own processes and containers: a VM gets one by a vGPU on it, or not at all.
+
+        Source: NVIDIA vGPU user guide, "MIG-backed vGPU"; amd/MxGPU-Virtualization issue 13.
+        """
+        return self.kind in (PartKind.VIRTUAL_FUNCTION, PartKind.MEDIATED)
+
+
 @dataclass(frozen=True, slots=True)
 class PciDevice:
     """One PCI function.
@@ -109,6 +153,8 @@ class PciDevice:
     iommu_domain: how the IOMMU treats the group: "identity", "DMA-FQ", ...
     interrupts: message-signalled ones that are set up; None where the source gives none.
     module_id: of a GPU on a board with NVSwitches, 1-based: its slot there, which no address gives.
+    parts: of a GPU that is divided; partition_mode: "mig" where MIG is on, or AMD's "SPX" to "CPX";
+    memory_partition_mode: AMD's "NPS1" to "NPS8".
     """
 
     bdf: Bdf
@@ -141,6 +187,9 @@ class PciDevice:
     link_replays: int | None = None
     interrupts: tuple[PciInterrupt, ...] | None = None
     module_id: int | None = None
+    parts: tuple[GpuPart, ...] = ()
+    partition_mode: str | None = None
+    memory_partition_mode: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +214,38 @@ class DeviceLink:
     b: Bdf | None
     b_node: NodeIndex | None = None
     count: int | None = None
+
+
+def is_uuid(text: str) -> bool:
+    """Whether a text names a mediated device as sysfs does: a UUID, in lower case."""
+    return _UUID.fullmatch(text) is not None
+
+
+def canonical_uuid(text: str) -> str | None:
+    """The name in sysfs of a mediated device, of its UUID in any spelling; None where it is none.
+
+    >>> canonical_uuid(" 83B8F4F2509F382F3C1EE6BFE0FA1001"), canonical_uuid("0000:3b:00.0")
+    ('83b8f4f2-509f-382f-3c1e-e6bfe0fa1001', None)
+    """
+    digits = text.strip().replace("-", "").lower()
+    if len(digits) != 32 or not digits.isascii():
+        return None
+    uuid = "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+    return uuid if is_uuid(uuid) else None
+
+
+def nominal_bytes(profile: str | None) -> int | None:
+    """The memory that the name of a MIG profile or a vGPU type promises; None where it has no size.
+
+    >>> [(nominal_bytes(name) or 0) // MIB for name in ("1g.10gb+me", "GRID T4-0B", "CPX")]
+    [10240, 512, 0]
+
+    Source: NVIDIA vGPU user guide, "Virtual GPU Types"; MIG user guide, "MIG Device Names".
+    """
+    match = _NOMINAL_SIZE.search(profile or "")
+    if match is None:
+        return None
+    return int(match[1] or match[2]) * GIB or 512 * MIB
 
 
 def is_viable_driver(driver: str) -> bool:

@@ -155,6 +155,7 @@ class RunningDomain:
     name: as libvirt has it, or what a redacted capture calls it (see has_pseudonym).
     planned: a VM that is to run here (a saved plan, or [[vm]] of a host.toml): it counts as if it
     ran, although the kernel's counters of free memory and pages do not know it yet.
+    mediated: UUIDs of the mediated devices that it has.
     """
 
     name: str
@@ -168,6 +169,7 @@ class RunningDomain:
     page_bytes: int | None
     devices: tuple[Bdf, ...]
     planned: bool = False
+    mediated: tuple[str, ...] = ()
 
     @property
     def has_pseudonym(self) -> bool:

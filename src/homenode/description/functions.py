@@ -1,15 +1,26 @@
 """From described devices at known addresses to PCI functions, with links and virtual functions."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.description.models import ROOT_PORT, SWITCH_PORT, DeviceModel
+from homenode.description.models import NVIDIA_DRIVER, ROOT_PORT, SWITCH_PORT, DeviceModel
 from homenode.description.tree import Endpoint
+from homenode.discover.device_kinds import AMD, NVIDIA
+from homenode.discover.gpu_parts import partition_count
 from homenode.errors import InputError
 from homenode.indices import NodeIndex
-from homenode.pci import PciBridge, PciDevice, PciLink, PortType
+from homenode.pci import (
+    DeviceKind,
+    GpuPart,
+    PartKind,
+    PciBridge,
+    PciDevice,
+    PciLink,
+    PortType,
+    nominal_bytes,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +65,52 @@ def endpoint_functions(
         _function(place, model, Bdf(bdf.domain, bdf.bus, bdf.device, i), parent, node, link)
         for i, model in enumerate(models)
     ]
+    virtual = _virtual_functions(place, endpoint, physical[0])
+    physical[0] = _divided(place, endpoint, physical[0], [each.device.bdf for each in virtual])
     first = Placed(physical[0], endpoint.model.name, endpoint.name, endpoint.iommu_group)
     others = (Placed(f, m.name) for f, m in zip(physical[1:], endpoint.functions, strict=True))
-    return (first, *others, *_virtual_functions(place, endpoint, physical[0]))
+    return (first, *others, *virtual)
+
+
+def _divided(place: Place, endpoint: Endpoint, gpu: PciDevice, virtual: Sequence[Bdf]) -> PciDevice:
+    """The GPU with its parts; virtual: addresses of its virtual functions."""
+    model = endpoint.model
+    if gpu.kind is not DeviceKind.GPU:
+        return gpu
+    vendors = {PartKind.MIG: NVIDIA, PartKind.PARTITION: AMD}
+    if vendors.get(model.divided_by or PartKind.MEDIATED, gpu.vendor_id) != gpu.vendor_id:
+        raise place.error(f"{endpoint.where}.divided_by", "what GPUs of its vendor can", model.name)
+    if model.divided_by is PartKind.MIG and gpu.driver not in (None, NVIDIA_DRIVER):
+        expected = f"{NVIDIA_DRIVER!r} on a GPU with MIG instances"
+        raise place.error(f"{endpoint.where}.driver", expected, repr(gpu.driver))
+    mode = {PartKind.MIG: "mig", PartKind.PARTITION: "".join(model.parts)}
+    return replace(
+        gpu,
+        parts=tuple(_parts(model, gpu, virtual)),
+        partition_mode=None if model.divided_by is None else mode.get(model.divided_by),
+        memory_partition_mode=model.memory_mode,
+    )
+
+
+def _parts(model: DeviceModel, gpu: PciDevice, virtual: Sequence[Bdf]) -> Iterator[GpuPart]:
+    kind, bdf = model.divided_by, gpu.bdf
+    if kind is PartKind.MEDIATED:
+        for number, profile in enumerate(model.parts):
+            uuid = f"{bdf.domain:08x}-{bdf.bus:02x}{bdf.device:02x}-4000-8000-{number:012x}"
+            where = virtual[number] if virtual else bdf
+            yield GpuPart(kind, profile, nominal_bytes(profile), where, uuid)
+        return
+    # Virtual functions without a vGPU type, next to ones that have one, can carry nothing yet.
+    types = model.parts if kind is PartKind.VIRTUAL_FUNCTION else (None,) * len(virtual)
+    for where, one in zip(virtual, types, strict=False):
+        yield GpuPart(PartKind.VIRTUAL_FUNCTION, one, nominal_bytes(one), where)
+    if kind is PartKind.MIG:
+        for number, profile in enumerate(model.parts, start=1):
+            yield GpuPart(kind, profile, nominal_bytes(profile), number=number)
+    elif kind is PartKind.PARTITION:
+        count = partition_count(model.parts[0], gpu.device_id)
+        for number in range(count if count > 1 else 0):
+            yield GpuPart(kind, model.parts[0], number=number)
 
 
 def bridge(

@@ -4,13 +4,12 @@ from itertools import combinations
 
 from homenode.bdf import Bdf
 from homenode.description.buses import PciTree
+from homenode.description.models import NVIDIA_DRIVER
 from homenode.description.table import Table
+from homenode.discover.device_kinds import AMD, NVIDIA
 from homenode.pci import DeviceKind, DeviceLink, LinkKind, PciDevice
 
 LINK_KEYS = ("kind", "between", "count")
-
-NVIDIA, AMD = 0x10DE, 0x1002
-NVIDIA_DRIVER = "nvidia"
 
 _VENDOR_OF_KIND = {LinkKind.NVLINK: NVIDIA, LinkKind.C2C: NVIDIA, LinkKind.XGMI: AMD}
 

@@ -3,20 +3,23 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from homenode.description.table import Table
 from homenode.errors import InputError
-from homenode.pci import DeviceKind, PciBar, PciLink
+from homenode.pci import DeviceKind, PartKind, PciBar, PciLink
 from homenode.units import GIB, KIB, MIB, parse_bytes
 
 MODEL_KEYS = tuple(
     """
     label class class_code vendor device subsystem_vendor subsystem_device link trained bars
-    functions driver total_vfs vfs vf_device vf_driver
+    functions driver total_vfs vfs vf_device vf_driver divided_by parts memory_mode
 """.split()
 )
 LINK_SPEEDS = (2.5, 5.0, 8.0, 16.0, 32.0, 64.0)
 """GT/s a lane. Source: PCIe 6.0, 7.5.3.18 Link Capabilities 2."""
+
+NVIDIA_DRIVER = "nvidia"
 
 _LINK = re.compile(r"\s*(\d+(?:\.\d+)?)\s*GT/s\s*x(\d{1,2})\s*\Z", re.ASCII)
 _BAR_WORDS = {"prefetchable", "64bit", "32bit", "io"}
@@ -26,6 +29,7 @@ _BAR_WORDS = {"prefetchable", "64bit", "32bit", "io"}
 class DeviceModel:
     """What all devices of a model have in common. functions: models of functions 1, 2 ...
 
+    divided_by, parts: into which parts a GPU is divided, by their profiles.
     label: what lspci would call it.
     trained: the link that is up, where it is below what device and port could do.
     """
@@ -47,6 +51,9 @@ class DeviceModel:
     vfs: int = 0
     vf_device_id: int | None = None
     vf_driver: str | None = None
+    divided_by: PartKind | None = None
+    parts: tuple[str, ...] = ()
+    memory_mode: str | None = None
 
 
 _GPU_BARS = (
@@ -188,7 +195,30 @@ def _model(table: Table, name: str, models: Mapping[str, DeviceModel]) -> Device
         vfs=vfs,
         vf_device_id=table.optional_integer("vf_device", most=0xFFFF),
         vf_driver=table.optional_text("vf_driver"),
+        **parse_division(table, start.kind, vfs),
     )
+
+
+def parse_division(table: Table, kind: DeviceKind, vfs: int) -> dict[str, Any]:
+    """The fields of a model that say how a GPU is divided."""
+    word = table.optional_text("divided_by")
+    if word is not None and word not in tuple(PartKind):
+        raise table.refusal("divided_by", f"one of {', '.join(PartKind)}", word)
+    divided_by = None if word is None else PartKind(word)
+    parts = tuple(str(one) for one in table.list("parts"))
+    for part in parts:
+        if not 0 < len(part) <= 80 or not part.isascii() or not part.isprintable():
+            raise table.refusal("parts", "names of profiles, at most 80 letters", part)
+    if bool(parts) != (divided_by is not None) or (parts and kind is not DeviceKind.GPU):
+        raise table.refusal("parts", "profiles and `divided_by`, on a GPU", list(parts))
+    most = {PartKind.VIRTUAL_FUNCTION: vfs, PartKind.MEDIATED: vfs or 64, PartKind.PARTITION: 1}
+    if divided_by is not None and len(parts) > most.get(divided_by, 14):
+        raise table.refusal("parts", f"at most {most.get(divided_by, 14)}", list(parts))
+    return {
+        "divided_by": divided_by,
+        "parts": parts,
+        "memory_mode": table.optional_text("memory_mode"),
+    }
 
 
 def parse_link(table: Table, key: str) -> PciLink | None:

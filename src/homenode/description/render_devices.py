@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from homenode.bdf import Bdf
 from homenode.description.config_space import config_space
 from homenode.description.masks import mask
-from homenode.pci import PciBar, PciDevice
+from homenode.pci import PartKind, PciBar, PciDevice
 from homenode.topology import Host
+from homenode.units import MIB
 
 PCI = "/sys/bus/pci"
 
@@ -57,7 +58,49 @@ def render_devices(host: Host) -> RenderedDevices:
             following[physical] += 1
             _link(links, f"{folder_of[device.bdf]}/physfn", folder_of[physical])
             _link(links, f"{folder_of[physical]}/virtfn{position}", folder_of[device.bdf])
+    _render_parts(host, folder_of, files, links)
     return RenderedDevices(files, links)
+
+
+def _render_parts(
+    host: Host, folder_of: Mapping[Bdf, str], files: dict[str, str], links: dict[str, str]
+) -> None:
+    """Mediated devices, and what the drivers add to the folders of divided GPUs."""
+    for gpu in host.pci_devices:
+        parts = gpu.parts
+        mediated = [part for part in parts if part.kind is PartKind.MEDIATED]
+        virtual = (
+            [one.bdf for one in host.pci_devices if one.physical_function == gpu.bdf]
+            if parts
+            else []
+        )
+        names = sorted({part.profile for part in parts if part.profile and part.bdf})
+        number_of = {name: str(number) for number, name in enumerate(names, start=100)}
+        for bdf in (virtual or [gpu.bdf]) if mediated else ():
+            _link(links, f"/sys/class/mdev_bus/{bdf}", folder_of[bdf])
+        for part in mediated:
+            assert part.bdf is not None and part.profile is not None
+            function = folder_of[part.bdf]
+            types = f"{function}/mdev_supported_types/nvidia-{number_of[part.profile]}"
+            _link(links, f"/sys/bus/mdev/devices/{part.uuid}", f"{function}/{part.uuid}")
+            _link(links, f"{function}/{part.uuid}/mdev_type", types)
+            files[f"{types}/name"] = f"{part.profile}\n"
+            if part.memory_bytes is not None:
+                size = part.memory_bytes // MIB
+                files[f"{types}/description"] = (
+                    f"num_heads=4, framebuffer={size}M, max_instance=7\n"
+                )
+        type_of = {one.bdf: one.profile for one in parts if one.profile} if not mediated else {}
+        for bdf in virtual if any(type_of) else ():
+            vgpu = f"{folder_of[bdf]}/nvidia"
+            files[f"{vgpu}/current_vgpu_type"] = f"{number_of.get(type_of.get(bdf) or '', '0')}\n"
+            listed = "".join(f"{number:<5} : {name}\n" for name, number in number_of.items())
+            files[f"{vgpu}/creatable_vgpu_types"] = f"ID    : vGPU Name\n{listed}"
+        if gpu.partition_mode is not None and gpu.partition_mode != "mig":
+            files[f"{folder_of[gpu.bdf]}/current_compute_partition"] = f"{gpu.partition_mode}\n"
+        if gpu.memory_partition_mode is not None:
+            mode = f"{gpu.memory_partition_mode}\n"
+            files[f"{folder_of[gpu.bdf]}/current_memory_partition"] = mode
 
 
 def _depth(host: Host, device: PciDevice) -> tuple[int, Bdf]:

@@ -5,14 +5,16 @@ driver 560 (a public 4x GH200 listing); rocm-smi --showtopo of ROCm 6; virsh ver
 qemu --version of QEMU 8. nvidia-smi and rocm-smi number GPUs by their addresses, ascending.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from xml.sax.saxutils import escape
 
 from homenode.bdf import Bdf
-from homenode.description.links import AMD, NVIDIA, NVIDIA_DRIVER
-from homenode.pci import DeviceKind, LinkKind, PciDevice
+from homenode.description.models import NVIDIA_DRIVER
+from homenode.discover.device_kinds import AMD, NVIDIA
+from homenode.pci import DeviceKind, LinkKind, PartKind, PciDevice
 from homenode.topology import Host, MemoryKind
+from homenode.units import MIB
 
 _CLASS_NAMES = {
     0x0108: "Non-Volatile memory controller",
@@ -40,6 +42,8 @@ def render_tools(host: Host) -> dict[str, str]:
     nvidia = [gpu for gpu in _gpus(host, NVIDIA) if gpu.driver in (None, NVIDIA_DRIVER)]
     if nvidia:
         outputs["nvidia-smi-query"] = _nvidia_query(host, nvidia)
+        if any(gpu.partition_mode == "mig" for gpu in nvidia):
+            outputs["nvidia-smi-mig"] = _mig_instances(nvidia)
         outputs["nvidia-smi-topo"] = _nvidia_topology(host, nvidia)
     amd = _gpus(host, AMD)
     if amd:
@@ -90,9 +94,37 @@ def _nvidia_query(host: Host, gpus: Sequence[PciDevice]) -> str:
             f'\t<gpu id="{gpu.bdf.domain:08X}:{str(gpu.bdf).partition(":")[2].upper()}">',
             f"\t\t<product_name>{escape(gpu.name or 'GPU')}</product_name>",
             f"\t\t<c2c_mode>{mode}</c2c_mode>",
+            *_mig_devices(gpu),
             "\t</gpu>",
         ]
     return "\n".join((*lines, "</nvidia_smi_log>")) + "\n"
+
+
+def _mig_devices(gpu: PciDevice) -> Iterator[str]:
+    """A compute instance on each GPU instance; nothing where MIG is off."""
+    if gpu.partition_mode != "mig":
+        return
+    yield "\t\t<mig_mode><current_mig>Enabled</current_mig></mig_mode>"
+    yield "\t\t<mig_devices>"
+    for index, part in enumerate(gpu.parts):
+        if part.kind is PartKind.MIG and part.memory_bytes is not None:
+            yield (
+                f"\t\t\t<mig_device><index>{index}</index><gpu_instance_id>{part.number}"
+                "</gpu_instance_id><compute_instance_id>0</compute_instance_id><fb_memory_usage>"
+                f"<total>{part.memory_bytes // MIB} MiB</total></fb_memory_usage></mig_device>"
+            )
+    yield "\t\t</mig_devices>"
+
+
+def _mig_instances(gpus: Sequence[PciDevice]) -> str:
+    rule = f"+{'-' * 55}+\n"
+    heading = f"|{' GPU instances:':<55}|\n|{' GPU   Name   Profile  Instance   Placement':<55}|\n"
+    lines = [rule, heading, f"|{'=' * 55}|\n"]
+    for index, gpu in enumerate(gpus):
+        for start, part in enumerate(one for one in gpu.parts if one.kind is PartKind.MIG):
+            row = f" {index:>3}  MIG {part.profile:<16} 19 {part.number:>8} {start:>10}:1"
+            lines += [f"|{row:<55}|\n", rule]
+    return "".join(lines)
 
 
 def _nvidia_topology(host: Host, gpus: Sequence[PciDevice]) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from homenode.bdf import Bdf
-from homenode.description.models import DeviceModel, parse_link
+from homenode.description.models import DeviceModel, parse_division, parse_link
 from homenode.description.table import Table
 from homenode.pci import PciLink
 
@@ -16,7 +16,7 @@ UNKNOWN_NODE = "unknown"
 
 _DEVICE_KEYS = tuple(
     """
-    model name bdf node link trained driver iommu_group vfs
+    model name bdf node link trained driver iommu_group vfs divided_by parts memory_mode
 """.split()
 )
 _SWITCH_KEYS = ("switch", "link", "trained")
@@ -161,14 +161,19 @@ class _Elements:
         if "node" in table:
             stated = _node(table, "node", table.values["node"], self.nodes)
             node = -1 if stated is None else stated
+        vfs = table.integer("vfs", model.vfs, most=model.total_vfs or 0)
+        division = {}
+        if "divided_by" in table or "parts" in table:
+            division = parse_division(table, model.kind, vfs)
         return Endpoint(
             where=table.where,
             model=replace(
                 model,
+                **division,
                 link=parse_link(table, "link") if "link" in table else model.link,
                 trained=parse_link(table, "trained") or model.trained,
                 driver=table.text("driver") or None if "driver" in table else model.driver,
-                vfs=table.integer("vfs", model.vfs, most=model.total_vfs or 0),
+                vfs=vfs,
             ),
             functions=tuple(self.models[each] for each in model.functions),
             name=table.optional_text("name"),

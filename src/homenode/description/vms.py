@@ -10,6 +10,7 @@ from homenode.description.table import Table
 from homenode.errors import InputError
 from homenode.host_reserve import DEFAULT_HOST_RESERVE, HostReserve
 from homenode.indices import NodeIndex
+from homenode.pci import is_uuid
 from homenode.topology import RunningDomain
 
 VM_KEYS = tuple(
@@ -50,7 +51,9 @@ def parse_vms(
         for other in found:
             if other.name == vm.name:
                 raise table.refusal("name", "a name that no other [[vm]] has", vm.name)
-            shared = sorted(set(other.devices) & set(vm.devices))
+            shared = sorted(
+                {*other.devices, *other.mediated} & {*vm.devices, *vm.mediated}, key=str
+            )
             if shared and not {"shut-off"} & {_state(other), _state(vm)}:
                 raise table.refusal(
                     "devices", f"devices that [[vm]] {other.name} has not", str(shared[0])
@@ -95,6 +98,7 @@ def _vm(
         page_bytes=table.size("page_size"),
         devices=_devices(table, tree),
         planned=state == "planned",
+        mediated=_mediated(table, tree),
     )
 
 
@@ -176,6 +180,8 @@ def _devices(table: Table, tree: PciTree) -> tuple[Bdf, ...]:
     there = {device.bdf for device in tree.devices}
     found: set[Bdf] = set()
     for text in table.list("devices"):
+        if is_uuid(str(text)):
+            continue
         name = Table(table.source, table.where, {"devices": text}).text("devices")
         bdf = tree.bdf_of_name.get(name)
         if bdf is None:
@@ -188,3 +194,13 @@ def _devices(table: Table, tree: PciTree) -> tuple[Bdf, ...]:
             raise table.refusal("devices", f"addresses or names of devices ({names})", text)
         found.add(bdf)
     return tuple(sorted(found))
+
+
+def _mediated(table: Table, tree: PciTree) -> tuple[str, ...]:
+    """Mediated devices, by UUID."""
+    there = {part.uuid for device in tree.devices for part in device.parts if part.uuid}
+    given = [str(text) for text in table.list("devices") if is_uuid(str(text))]
+    for uuid in given:
+        if uuid not in there:
+            raise table.refusal("devices", f"one of {len(there)} mediated devices", uuid)
+    return tuple(sorted(set(given)))

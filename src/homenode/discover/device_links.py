@@ -36,16 +36,12 @@ _C2C_GPUS = {
 
 @dataclass(frozen=True, slots=True)
 class DeviceLinks:
-    """links: ascending. gpu_of_node: GPUs whose memory nvidia-smi says is a node. name_of_gpu: the
-    driver's names of its GPUs. performance_of_gpu: their states, "P0" is busy.
-    replays_of_gpu: packets that their links sent again. module_of_gpu: slots on their board."""
+    """links: ascending. gpu_of_node: GPUs whose memory nvidia-smi says is a node. queried: what
+    NVIDIA's driver says of its GPUs, in the order of the tool's numbers."""
 
     links: tuple[DeviceLink, ...]
     gpu_of_node: dict[NodeIndex, Bdf]
-    name_of_gpu: dict[Bdf, str]
-    performance_of_gpu: dict[Bdf, str]
-    replays_of_gpu: dict[Bdf, int]
-    module_of_gpu: dict[Bdf, int]
+    queried: dict[Bdf, NvidiaGpu]
     gaps: tuple[Gap, ...]
 
 
@@ -81,15 +77,7 @@ def read_device_links(
     if amd:
         links += _amd_links(snapshot, amd, gaps)
     ordered = sorted(links, key=lambda link: (link.a, link.kind, link.b or link.a))
-    names = {bdf: gpu.name for bdf, gpu in queried.items() if gpu.name is not None}
-    states = {
-        bdf: gpu.performance_state
-        for bdf, gpu in queried.items()
-        if gpu.performance_state is not None
-    }
-    replays = {bdf: gpu.replays for bdf, gpu in queried.items() if gpu.replays is not None}
-    modules = {bdf: gpu.module_id for bdf, gpu in queried.items() if gpu.module_id is not None}
-    return DeviceLinks(tuple(ordered), gpu_of_node, names, states, replays, modules, tuple(gaps))
+    return DeviceLinks(tuple(ordered), gpu_of_node, queried, tuple(gaps))
 
 
 def _query(snapshot: Snapshot, gaps: list[Gap]) -> dict[Bdf, NvidiaGpu]:

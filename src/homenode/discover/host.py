@@ -1,12 +1,15 @@
 """Discover: one Host from a snapshot. Reads each part, lets them meet, and keeps every gap."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.discover.crosscheck import check_against_libvirt
-from homenode.discover.device_links import DeviceLinks, read_device_links
+from homenode.discover.device_links import read_device_links
 from homenode.discover.distances import read_distances, read_memory_paths
 from homenode.discover.gpu_memory import name_memory, read_driver_gpus
+from homenode.discover.gpu_parts import with_parts
 from homenode.discover.lspci import add_lspci
 from homenode.discover.nodes import Nodes, read_nodes
 from homenode.discover.pci_nodes import Locality
@@ -24,6 +27,7 @@ from homenode.discover.states import PuStates, read_states
 from homenode.gap import Gap
 from homenode.pci import DeviceKind, PciDevice
 from homenode.snapshot.protocol import Snapshot
+from homenode.tools.nvidia_smi_query import NvidiaGpu
 from homenode.topology import Host, Pu
 
 
@@ -42,6 +46,8 @@ def discover(snapshot: Snapshot, read_domain: ReadDomain | None = None) -> Host:
     tree = read_pci_tree(snapshot, Locality.of(nodes.nodes, states.online), driver_gpus)
     devices, lspci_gaps = _named(snapshot, tree.devices)
     links = read_device_links(snapshot, devices, driver_gpus)
+    devices = _as_driver_says(devices, links.queried)
+    devices, part_gaps = with_parts(snapshot, devices, links.queried)
     named_nodes, memory_gaps = name_memory(snapshot, nodes.nodes, gpu_of_node, links.gpu_of_node)
     libvirt, qemu, version_gaps = read_versions(snapshot)
     domains, domain_gaps = read_running_domains(snapshot, read_domain)
@@ -55,6 +61,7 @@ def discover(snapshot: Snapshot, read_domain: ReadDomain | None = None) -> Host:
         *tree.gaps,
         *lspci_gaps,
         *links.gaps,
+        *part_gaps,
         *memory_gaps,
         *version_gaps,
         *domain_gaps,
@@ -71,7 +78,7 @@ def discover(snapshot: Snapshot, read_domain: ReadDomain | None = None) -> Host:
         cores=processors.cores,
         pus=assemble_pus(states, processors, nodes),
         root_complexes=tree.root_complexes,
-        pci_devices=_as_driver_says(devices, links),
+        pci_devices=devices,
         links=links.links,
         memory_paths=read_memory_paths(snapshot, nodes.nodes),
         domains=domains,
@@ -90,17 +97,19 @@ def _named(
     return add_lspci(devices, text, f"{snapshot.name}: lspci")
 
 
-def _as_driver_says(devices: tuple[PciDevice, ...], links: DeviceLinks) -> tuple[PciDevice, ...]:
-    """The functions with the GPUs' own driver's names, which beat lspci's, and states."""
+def _as_driver_says(
+    devices: tuple[PciDevice, ...], queried: Mapping[Bdf, NvidiaGpu]
+) -> tuple[PciDevice, ...]:
+    """The functions with what NVIDIA's driver says of its GPUs; its names beat lspci's."""
     return tuple(
         replace(
             device,
-            name=links.name_of_gpu.get(device.bdf, device.name),
-            performance_state=links.performance_of_gpu.get(device.bdf),
-            link_replays=links.replays_of_gpu.get(device.bdf),
-            module_id=links.module_of_gpu.get(device.bdf),
+            name=gpu.name or device.name,
+            performance_state=gpu.performance_state,
+            link_replays=gpu.replays,
+            module_id=gpu.module_id,
         )
-        if device.kind is DeviceKind.GPU
+        if device.kind is DeviceKind.GPU and (gpu := queried.get(device.bdf)) is not None
         else device
         for device in devices
     )

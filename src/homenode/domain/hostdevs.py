@@ -17,8 +17,9 @@ from homenode.domain.edits import (
     set_attributes,
 )
 from homenode.domain.fields import address_attributes, format_set, guest_address, host_address
-from homenode.errors import InputError
-from homenode.plan.guest import GuestHostdev
+from homenode.errors import InputError, ParseError
+from homenode.pci import canonical_uuid
+from homenode.plan.guest import GuestHostdev, GuestMediated
 from homenode.plan.model import Plan, PlannedDevice
 
 
@@ -72,6 +73,39 @@ def read_hostdevs(document: Document) -> tuple[GuestHostdev, ...]:
             )
         )
     return tuple(hostdevs)
+
+
+def mediated_elements(document: Document) -> tuple[tuple[str, Element], ...]:
+    """(UUID, element) of every mediated PCI device; lower case. Raises ParseError for what is no
+    UUID: libvirt takes it for a name of sysfs."""
+    devices = document.root.child("devices")
+    found = []
+    for element in () if devices is None else devices.all("hostdev"):
+        source = element.at("source", "address")
+        if element.get("type") != "mdev" or element.get("model") not in (None, "vfio-pci"):
+            continue
+        given = "" if source is None else (source.get("uuid") or "")
+        uuid = canonical_uuid(given)
+        if uuid is None:
+            where = f"{document.source}:{element.line}: <hostdev type='mdev'>"
+            raise ParseError(where, "<source><address uuid='...'/></source>", given or "none")
+        found.append((uuid, element))
+    return tuple(found)
+
+
+def read_mediated(document: Document) -> tuple[GuestMediated, ...]:
+    """The mediated devices, in document order. Raises as mediated_elements, and InputError for one
+    given twice."""
+    found: dict[str, GuestMediated] = {}
+    for uuid, element in mediated_elements(document):
+        if uuid in found:
+            raise InputError(
+                f"{document.source}:{element.line}: expected each mediated device once, found "
+                f"{uuid} a second time",
+                hint="remove one of the two",
+            )
+        found[uuid] = GuestMediated(uuid, guest_address(document, element))
+    return tuple(found.values())
 
 
 def replace_sources(document: Document, replaced: Mapping[Bdf, Bdf]) -> Document:

@@ -10,7 +10,7 @@ from homenode.domain.cpu import read_topology
 from homenode.domain.cputune import iothread_ids, read_pins
 from homenode.domain.document import Document, Element, parse_document
 from homenode.domain.fields import decimal, host_address, needed, pu_set, size_bytes
-from homenode.domain.hostdevs import read_hostdevs
+from homenode.domain.hostdevs import read_hostdevs, read_mediated
 from homenode.domain.memory import (
     memory_device_bytes,
     memory_devices,
@@ -273,6 +273,7 @@ def read_running_domain(xml: bytes, running: bool, source: str = "domain") -> Ru
         memory_by_node=tuple(sorted(in_use.items())),
         page_bytes=read_page_bytes(document),
         devices=_all_devices(document),
+        mediated=tuple(sorted(one.uuid for one in read_mediated(document))),
     )
 
 

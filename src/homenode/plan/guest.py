@@ -44,6 +44,14 @@ class GuestHostdev:
 
 
 @dataclass(frozen=True, slots=True)
+class GuestMediated:
+    """A mediated device: <hostdev mode='subsystem' type='mdev' model='vfio-pci'>."""
+
+    uuid: str
+    address: GuestAddress | None
+
+
+@dataclass(frozen=True, slots=True)
 class GuestMemoryDevice:
     """A <memory model=...> device: DIMM, NVDIMM, virtio-mem or virtio-pmem.
 

@@ -1,7 +1,10 @@
 """DeviceText: how devices and links are named, the same in tree, picture and plan."""
 
+from collections import Counter
+from collections.abc import Iterator
+
 from homenode.bdf import PciAddress
-from homenode.pci import DeviceKind, PciDevice, PciLink
+from homenode.pci import DeviceKind, PartKind, PciDevice, PciLink
 from homenode.report.device_groups import KIND_NAMES, DeviceCard
 from homenode.wording import number_list, plural, printable
 
@@ -90,7 +93,26 @@ def card_extras(card: DeviceCard) -> tuple[str, ...]:
         active = device.sriov_num_vfs or card.virtual_functions
         total = device.sriov_total_vfs
         found.append(f"{active} of {total} VFs" if total else plural(active, "VF"))
-    return tuple(found)
+    return (*found, *_parts_text(device))
+
+
+def _parts_text(device: PciDevice) -> Iterator[str]:
+    """Of a divided GPU its parts by profile, "MIG 2x 1g.10gb", and modes without parts."""
+    words = {PartKind.MIG: "MIG", PartKind.PARTITION: "partitions"}
+    counts = Counter((part.kind, part.profile) for part in device.parts)
+    for kind in dict.fromkeys(kind for kind, _ in counts):
+        listed = [
+            f"{count}x {printable(profile)}"
+            for (one, profile), count in counts.items()
+            if one is kind and profile is not None
+        ]
+        if listed:
+            yield f"{words.get(kind, 'vGPU')} {', '.join(listed)}"
+    mode = device.partition_mode
+    if mode is not None and not any(not part.is_for_vms for part in device.parts):
+        yield "MIG without instances" if mode == "mig" else printable(mode)
+    if device.memory_partition_mode is not None:
+        yield printable(device.memory_partition_mode)
 
 
 def _of(current: float | None, most: float | None, before: str, after: str) -> str | None:

@@ -22,6 +22,7 @@ class Kind(StrEnum):
 
 
 _BDF = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
+_UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _WAY = r"(?:[A-Za-z0-9_.:@-]{1,80}/){0,40}"  # pci0000:17/0000:17:01.0/, platform/.../
 
 
@@ -47,6 +48,8 @@ class Form(Enum):
 
     # Where links lead: to names that the kernel gives
     TO_DAX = rf"(?:\.\./)+devices/{_WAY}dax\d{{1,4}}\.\d{{1,4}}"
+    TO_MEDIATED = rf"(?:\.\./)+devices/{_WAY}{_UUID}"
+    TO_MEDIATED_TYPE = r"(?:\.\./)+mdev_supported_types/[A-Za-z0-9_-]{1,60}"
     TO_POLICY = r"\.\./cpufreq/policy\d{1,6}"
     TO_NODE = r"(?:\.\./)+node\d{1,6}"
     TO_DEVICE = rf"(?:\.\./)+(?:devices/{_WAY})?{_BDF}"
@@ -130,6 +133,7 @@ _SYSTEM = "/sys/devices/system"
 _CPU = f"{_SYSTEM}/cpu/cpu[0-9]*"
 _NODE = f"{_SYSTEM}/node/node[0-9]*"
 _PCI = "/sys/bus/pci/devices/*"
+_MDEV = "/sys/bus/mdev/devices"
 _IRQ = "/proc/irq/[0-9]*"
 _EFFECTIVE = "cpuset.cpus.effective cpuset.mems.effective"
 _VFIO = "/sys/module/vfio_iommu_type1/parameters"
@@ -256,6 +260,18 @@ PATHS: tuple[PathRule, ...] = (
     _link(f"{_PCI}/driver", Form.TO_DRIVER, "who drives it"),
     _link(f"{_PCI}/iommu_group", Form.TO_GROUP, "with what it is isolated"),
     _link(f"{_PCI}/physfn", Form.TO_DEVICE, "the function that it is a virtual function of"),
+    *_files(f"{_PCI}/nvidia", Form.NUMBER, "current_vgpu_type", "the vGPU of a virtual function"),
+    *_files(f"{_PCI}/nvidia", Form.FIELDS, "creatable_vgpu_types", "names of vGPU types"),
+    *_files(
+        _PCI,
+        Form.WORD,
+        "current_compute_partition current_memory_partition",
+        "how an AMD GPU is divided",
+    ),
+    _link("/sys/class/mdev_bus/*", Form.TO_DEVICE, "functions that mediated devices are made on"),
+    _link(f"{_MDEV}/*", Form.TO_MEDIATED, "mediated devices: parts of a GPU"),
+    _link(f"{_MDEV}/*/mdev_type", Form.TO_MEDIATED_TYPE, "their type"),
+    *_files(f"{_MDEV}/*/mdev_type", Form.NAME, "name description", "their type's name and memory"),
     PathRule(f"{_PCI}/config", Kind.CONFIG, Form.NAME, "port type of a bridge; root reads it"),
     PathRule(f"{_PCI}/infiniband/*", Kind.FOLDER, Form.NAME, "NIC names as nvidia-smi gives them"),
     *_files("/sys/class/pci_bus/*", Form.LIST, "cpulistaffinity", "locality of a root complex"),
@@ -350,6 +366,8 @@ COMMANDS: tuple[Command, ...] = (
     Command("nvidia-smi-query", (("nvidia-smi", "-q", "-x"),), "GPUs, C2C, PCIe links", 60),
     Command("nvidia-smi-topo", (("nvidia-smi", "topo", "-m"),), "NVLink, GPU memory nodes", 60),
     Command("nvidia-smi-nvlink", (("nvidia-smi", "nvlink", "-s"),), "NVLinks and speeds", 60),
+    Command("nvidia-smi-list", (("nvidia-smi", "-L"),), "MIG instances: profiles, UUIDs", 60),
+    Command("nvidia-smi-mig", (("nvidia-smi", "mig", "-lgi"),), "MIG instances: numbers", 60),
     Command("rocm-smi-topo", _rocm("rocm-smi", "--showtopo"), "xGMI links", 60),
     Command(
         "rocm-smi-json",
@@ -358,6 +376,12 @@ COMMANDS: tuple[Command, ...] = (
         60,
     ),
     Command("amd-smi-topology", _rocm("amd-smi", "topology", "--json"), "xGMI links", 60),
+    Command(
+        "amd-smi-partition",
+        _rocm("amd-smi", "partition", "--current", "--json"),
+        "how AMD GPUs are divided",
+        60,
+    ),
     Command("virsh-capabilities", ((*_VIRSH, "capabilities"),), "cross-check of nodes and PUs"),
     Command(
         "virsh-domains",

@@ -30,6 +30,7 @@ def _words(*words: str) -> re.Pattern[str]:
 _NUMBER = re.compile(r"\s*\+?\d{1,19}\s*", re.ASCII)
 _PART_OF_ADDRESS = re.compile(r"0[xX][0-9a-fA-F]{1,8}|\d{1,10}", re.ASCII)
 _SET = re.compile(r"\s*\^?\d{1,7}(?:\s*[,-]\s*\^?\d{1,7})*\s*", re.ASCII)
+_UUID = re.compile(r"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}", re.ASCII)
 _SWITCH = _words("yes", "no", "on", "off")
 _UNIT = re.compile(r"b|bytes?|[kKMGTPE](?:B|iB)?", re.ASCII)
 _PLACEMENT = _words("static", "auto")
@@ -67,6 +68,7 @@ _HOST_ADDRESS = Kept(
     {
         "type": _words("pci"),
         **dict.fromkeys(("domain", "bus", "slot", "function"), _PART_OF_ADDRESS),
+        "uuid": _UUID,
     }
 )
 _SOURCE = Kept(children={"address": _HOST_ADDRESS})
@@ -160,6 +162,7 @@ _DOMAIN = Kept(
                     {
                         "mode": _words("subsystem", "capabilities"),
                         "type": _words("pci", "usb", "scsi", "scsi_host", "mdev"),
+                        "model": _words("vfio-pci", "vfio-ccw", "vfio-ap"),
                         **_HOST_DEVICE,
                     },
                     children={"source": _SOURCE},
@@ -208,6 +211,8 @@ def redact_domains(text: str, names: Pseudonyms) -> str:
                 identity.append(element)
         for at, element in enumerate(identity):
             kept.insert(at, element)
+        for address in kept.iterfind("devices/hostdev/source/address[@uuid]"):
+            address.set("uuid", names.uuid(str(address.get("uuid"))))
         emulator = kept.find("devices/emulator")
         if emulator is not None and not emulator.text:
             emulator.text = UNKNOWN_EMULATOR

@@ -40,6 +40,18 @@ _ABSENT = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
+class NvidiaMigDevice:
+    """A compute instance. index: its number on its GPU. instance: of the GPU instance it is on.
+
+    memory_bytes: of that GPU instance.
+    """
+
+    index: int
+    instance: int
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class NvidiaGpu:
     """One GPU. None where the driver says N/A, or where its version does not have the field.
 
@@ -73,6 +85,7 @@ class NvidiaGpu:
     memory_bytes: int | None
     bar1_bytes: int | None
     replays: int | None = None
+    mig_devices: tuple[NvidiaMigDevice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +158,24 @@ def _gpu(gpu: etree._Element, index: int, unread: list[tuple[Bdf, str, str]]) ->
         memory_bytes=None if memory_mib is None else memory_mib * MIB,
         bar1_bytes=None if bar1_mib is None else bar1_mib * MIB,
         replays=number("pci/replay_counter"),
+        mig_devices=_mig_devices(gpu, bdf, unread),
     )
+
+
+def _mig_devices(
+    gpu: etree._Element, bdf: Bdf, unread: list[tuple[Bdf, str, str]]
+) -> tuple[NvidiaMigDevice, ...]:
+    found: list[NvidiaMigDevice] = []
+    for device in gpu.findall("mig_devices/mig_device"):
+        index, instance = _text(device, "index"), _text(device, "gpu_instance_id")
+        numbers = [_NUMBER.fullmatch(text or "") for text in (index, instance)]
+        memory = _MIB.fullmatch(_text(device, "fb_memory_usage/total") or "")
+        if numbers[0] is None or numbers[1] is None:
+            unread.append((bdf, "mig_device", f"index {index}, gpu_instance_id {instance}"))
+            continue
+        size = None if memory is None else int(memory[1]) * MIB
+        found.append(NvidiaMigDevice(int(numbers[0][1]), int(numbers[1][1]), size))
+    return tuple(found)
 
 
 def _plain(element: etree._Element, path: str) -> str | None:

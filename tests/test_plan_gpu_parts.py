@@ -1,15 +1,28 @@
 """A virtual function is a part of its GPU: on its node, and shared with its siblings."""
 
+from importlib.resources import files
+from typing import Any
+
+import pytest
+from lxml import etree
+
 from homenode.bdf import Bdf
 from homenode.description.parse import parse_description
 from homenode.description.render import render
+from homenode.description.shipped import load_shipped
 from homenode.discover import discover
-from homenode.domain.read import read_guest
+from homenode.domain.read import open_domain, read_guest
+from homenode.errors import HomenodeError, InputError
 from homenode.pci import DeviceKind
-from homenode.plan.model import Plan
+from homenode.plan.model import Plan, Unplannable
 from homenode.plan.options import PlanOptions, request_for
 from homenode.plan.planner import plan
+from homenode.targets.planned import plan_for_target
+from homenode.targets.vm_file import vm_of_options
 from homenode.topology import Host
+from homenode.tuning import Tuning, tune
+from homenode.verify.document.as_planned import as_planned
+from homenode.verify.domain_facts import domain_facts
 from tests.verify_documents import PLAIN
 
 HOST = """
@@ -66,7 +79,7 @@ def test_a_part_is_placed_on_its_gpus_node_and_the_finding_names_what_it_shares(
     assert made.devices[0].cell == 0
     (found,) = [f for f in made.findings if f.id == "gpu-shared"]
     assert str(gpus(virtual=False, node=1)[0]) in found.detail
-    assert "3 other" in found.detail
+    assert "3 other parts" in found.detail
 
 
 def test_all_parts_of_a_gpu_are_shared_with_no_other() -> None:
@@ -78,3 +91,98 @@ def test_all_parts_of_a_gpu_are_shared_with_no_other() -> None:
 def test_a_whole_gpu_that_has_parts_is_a_warning_and_one_without_is_none() -> None:
     assert ids(planned(gpus(virtual=False, node=0)[0])) == ["gpu-and-its-parts"]
     assert ids(planned()) == []
+
+
+DIVIDED = load_shipped("x86-2p2n8c8t-divided-gpus")
+A40 = Bdf.parse("81:00.0")
+UUIDS = tuple(p.uuid or "" for p in (discover(render(DIVIDED)).device_at[A40]).parts)
+
+
+def divided(*vms: str) -> Host:
+    toml = "".join(f'[[vm]]\nname = "o{i}"\nvcpus = 1\n{vm}\n' for i, vm in enumerate(vms))
+    text = files("homenode.hosts").joinpath("x86-2p2n8c8t-divided-gpus.toml").read_text()
+    return parse_description(f"{text}\n{toml}", "divided").host
+
+
+def tuned(host: Host, document: bytes = PLAIN, **options: Any) -> Tuning:
+    given: dict[str, Any] = {"layout": "pin-numa-pci", "vcpus": 2, "memory_bytes": 4 << 30}
+    if "gpu_count" not in options:
+        start = document.index(b"    <hostdev")
+        document = document[:start] + b"  </devices>\n</domain>\n"
+    return tune(document, "vm", PlanOptions(**{**given, **options}), host)
+
+
+def test_a_mediated_device_is_placed_on_its_gpus_node_and_written_as_one() -> None:
+    made = tuned(divided(), mediated=(UUIDS[2],))
+    (device,) = made.plan.devices
+    assert (made.plan.nodes, device.uuid, device.cell) == ((1,), UUIDS[2], 0)
+    root = etree.fromstring(made.document)
+    (hostdev,) = root.findall("devices/hostdev")
+    assert (hostdev.get("type"), hostdev.get("model")) == ("mdev", "vfio-pci")
+    source = hostdev.find("source/address")
+    assert source is not None and source.get("uuid") == UUIDS[2]
+    again = tune(made.document, "vm", PlanOptions(layout="pin-numa-pci"), divided())
+    assert again.document == made.document
+    facts = domain_facts(open_domain(made.document, "vm"))
+    assert not [f for f in as_planned(facts, made.plan) if f.id.startswith("device")]
+
+
+def test_gpus_of_a_profile_are_free_parts_of_it() -> None:
+    made = tuned(divided(), gpu_count=2, gpu_profile="a40-12q")
+    assert [device.uuid for device in made.plan.devices] == list(UUIDS[:2])
+    made = tuned(divided(f'devices = ["{UUIDS[0]}"]'), gpu_count=1, gpu_profile="NVIDIA_A40-12Q")
+    assert [device.uuid for device in made.plan.devices] == [UUIDS[1]]
+    made = tuned(divided(), gpu_count=2, gpu_profile="H200X-1-18C")
+    assert {(device.managed, device.uuid) for device in made.plan.devices} == {(False, None)}
+    assert made.document.count(b'managed="no"') + made.document.count(b"managed='no'") == 2
+    with pytest.raises(Unplannable, match="2 free parts of profile A40-12Q, 1 free"):
+        tuned(divided(f'devices = ["{UUIDS[0]}"]'), gpu_count=2, gpu_profile="A40-12Q")
+
+
+def test_a_part_that_another_vm_has_and_a_whole_divided_gpu_are_said() -> None:
+    host = divided(f'devices = ["{UUIDS[0]}"]')
+    held = tuned(host, mediated=(UUIDS[0],)).plan
+    assert "device-in-use" in {f.id for f in held.findings}
+    sibling = tuned(host, mediated=(UUIDS[1],)).plan
+    assert "device-in-use" not in {f.id for f in sibling.findings}
+    (shared,) = [f for f in sibling.findings if f.id == "gpu-shared"]
+    assert "2 other parts" in shared.detail and "o0" in shared.detail
+    for gpu, what in (("11:00.0", "4 MIG"), ("81:00.0", "3 mediated"), ("82:00.0", "8 partitions")):
+        whole = tuned(host, devices=(Bdf.parse(gpu),)).plan
+        (found,) = [f for f in whole.findings if f.id == "gpu-and-its-parts"]
+        assert what in found.detail
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"gpu_count": 1}, "--gpu-profile, one of"),
+        ({"gpu_count": 1, "gpu_profile": "1g.10gb"}, "only serve processes of the host"),
+        ({"gpu_count": 1, "gpu_profile": "none"}, "no such part"),
+        ({"gpu_profile": "A40-12Q"}, "--gpus N as well"),
+        ({"mediated": ("00000000-0000-4000-8000-000000000000",)}, "the host, which has 3"),
+    ],
+)
+def test_what_no_vm_can_have_is_refused(options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(HomenodeError) as caught:
+        tuned(divided(), **options)
+    assert expected in str(caught.value) + str(caught.value.hint)
+
+
+def test_a_target_other_than_libvirt_refuses_a_vgpu_and_a_document_loses_it_to_others() -> None:
+    host = divided()
+    options = PlanOptions(layout="pin", vcpus=2, memory_bytes=4 << 30, mediated=(UUIDS[0],))
+    with pytest.raises(InputError, match=f"found the vGPU {UUIDS[0]}"):
+        plan_for_target(vm_of_options(options, "x86_64"), options, host, "qemu")
+    first = tuned(host, mediated=(UUIDS[0],)).document
+    other = tune(
+        first,
+        "vm",
+        PlanOptions(layout="pin-numa-pci", gpu_count=1, gpu_profile="A40-24C"),
+        host,
+    )
+    assert other.plan.mediated_removed == (UUIDS[0],)
+    assert UUIDS[0].encode() not in other.document and UUIDS[2].encode() in other.document
+    unknown = first.replace(UUIDS[0].encode(), b"11111111-2222-4333-8444-555555555555")
+    kept = tune(unknown, "vm", PlanOptions(layout="pin-numa-pci"), host)
+    assert b"11111111-2222-4333-8444-555555555555" in kept.document

@@ -14,6 +14,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
 from homenode.objective import Objective
+from homenode.pci import canonical_uuid
 from homenode.plan.layout import (
     AUTO_SUMMARY,
     SUMMARIES,
@@ -99,10 +100,22 @@ class VmOptions:
     page_size: PageSizeOption = None
     device: Annotated[
         tuple[str, ...],
-        _vm("--device", metavar="BDF", help="Pass this host device through as well."),
+        _vm(
+            "--device",
+            metavar="BDF|UUID",
+            help="Pass this host device, or mediated device, through as well.",
+        ),
     ] = ()
     gpus: Annotated[
         int | None, _vm("--gpus", metavar="N", help="Choose N GPUs of the host for the VM.")
+    ] = None
+    gpu_profile: Annotated[
+        str | None,
+        _vm(
+            "--gpu-profile",
+            metavar="NAME",
+            help="With --gpus: parts of GPUs of this vGPU type, such as H100-1-10C.",
+        ),
     ] = None
 
 
@@ -282,6 +295,7 @@ def plan_options(
 
     host_cores, host_memory_bytes = host_reserve_of(placement.host_reserve)
     emulator_pus = placement.emulator_pus
+    mediated = {text for text in vm.device if canonical_uuid(text) is not None}
     return PlanOptions(
         layout=layout.layout,
         objective=layout.objective,
@@ -294,8 +308,10 @@ def plan_options(
         vcpus=vm.vcpus,
         memory_bytes=size_bytes("--memory", vm.memory),
         page_bytes=size_bytes("--page-size", vm.page_size),
-        devices=tuple(Bdf.parse(text, "--device") for text in vm.device),
+        devices=tuple(Bdf.parse(text, "--device") for text in vm.device if text not in mediated),
+        mediated=tuple(uuid for text in vm.device if (uuid := canonical_uuid(text)) is not None),
         gpu_count=vm.gpus,
+        gpu_profile=vm.gpu_profile,
         policy=placement.policy,
         balance=placement.balance,
         max_nodes=placement.max_nodes,

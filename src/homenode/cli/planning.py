@@ -187,6 +187,7 @@ def _refuse_with_ranges(options: PlanOptions, sources: Sources, outputs: Outputs
         ("--svg", outputs.svg is not None),
         ("--vcpus", options.vcpus is not None),
         ("--gpus", options.gpu_count is not None),
+        ("--device UUID", bool(options.mediated)),
         ("--replaces", bool(options.replaces)),
         ("--after", bool(sources.after)),
         ("--cell", bool(options.explicit_cells)),

@@ -152,17 +152,24 @@ def edit_hostdevs(document: Document, plan: Plan) -> Document:
     plan.devices is everything that the VM gets: a host device of the document that is not among
     them, such as a GPU in whose stead others were chosen, goes.
     """
-    kept = {device.bdf for device in plan.devices}
-    surplus = [e for bdf, e in _element_of_bdf(document).items() if bdf not in kept]
+    kept = {_key(device) for device in plan.devices}
+    there = _element_of_device(document)
+    surplus = [
+        element
+        for key, element in there.items()
+        if (key not in kept if isinstance(key, Bdf) else key in plan.mediated_removed)
+    ]
     document = apply(document, [edit for e in surplus for edit in remove(document, e)])
-    element_of = _element_of_bdf(document)
+    element_of = _element_of_device(document)
     edits: list[Edit] = []
     for device in plan.devices:
-        element = element_of.get(device.bdf)
+        element = element_of.get(_key(device))
         if element is not None and device.address is not None:
             edits += place(document, element, device.address)
+        if element is not None and not device.managed and element.get("managed") == "yes":
+            edits += set_attribute(document, element, "managed", "no")
     document = apply(document, edits)
-    new = [_new(device) for device in plan.devices if device.bdf not in element_of]
+    new = [_new(device) for device in plan.devices if _key(device) not in element_of]
     if not new:
         return document
     devices = document.root.child("devices")
@@ -183,12 +190,23 @@ def _element_of_bdf(document: Document) -> dict[Bdf, Element]:
     return found
 
 
+def _element_of_device(document: Document) -> dict[Bdf | str, Element]:
+    """Elements of passed-through functions by address, and of mediated devices by UUID."""
+    found: dict[Bdf | str, Element] = dict(mediated_elements(document))
+    return found | _element_of_bdf(document)
+
+
+def _key(device: PlannedDevice) -> Bdf | str:
+    return device.bdf if device.uuid is None else device.uuid
+
+
 def _new(device: PlannedDevice) -> New:
-    given = tuple((name, v) for name, v in address_attributes(device.bdf).items() if v)
-    source = New("source", children=(New("address", given),))
     where = () if device.address is None else (new_address(device.address),)
-    return New(
-        "hostdev",
-        (("mode", "subsystem"), ("type", "pci"), ("managed", "yes")),
-        (source, *where),
-    )
+    if device.uuid is not None:
+        source = New("source", children=(New("address", (("uuid", device.uuid),)),))
+        kind: tuple[tuple[str, str], ...] = (("type", "mdev"), ("model", "vfio-pci"))
+    else:
+        given = tuple((name, v) for name, v in address_attributes(device.bdf).items() if v)
+        source = New("source", children=(New("address", given),))
+        kind = (("type", "pci"), ("managed", "yes" if device.managed else "no"))
+    return New("hostdev", (("mode", "subsystem"), *kind), (source, *where))

@@ -181,6 +181,7 @@ def guest_of(document: Document) -> Guest:
         or any(e.get("memAccess") == "shared" for e in cell_elements(document)),
         bound_nodes=read_bound_nodes(document),
         memory_devices=read_memory_devices(document),
+        mediated=read_mediated(document),
         siblings_exposed=record is not None and record.siblings == Siblings.EXPOSED,
     )
 

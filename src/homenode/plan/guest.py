@@ -35,12 +35,13 @@ class GuestPciController:
 @dataclass(frozen=True, slots=True)
 class GuestHostdev:
     """A passed-through PCI function: <hostdev mode='subsystem' type='pci'>, or an
-    <interface type='hostdev'> (is_interface)."""
+    <interface type='hostdev'> (is_interface). uuid: the mediated device on that function."""
 
     source: Bdf
     address: GuestAddress | None
     alias: str | None = None
     is_interface: bool = False
+    uuid: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ class Guest:
     pcihole64_bytes: of the pcie-root, None where not set.
     bound_nodes: host nodes of <numatune><memory nodeset> in mode strict or restrictive, with
     those of <memnode>; None where the document binds nothing so.
+    mediated: mediated devices; plan/gpu_parts.py says which function of the host each is on.
     siblings_exposed: an earlier plan of ours doubled the vCPUs: they are sibling pairs already.
     """
 
@@ -118,6 +120,7 @@ class Guest:
     siblings_exposed: bool = False
     bound_nodes: CpuSet | None = None
     memory_devices: tuple[GuestMemoryDevice, ...] = ()
+    mediated: tuple[GuestMediated, ...] = ()
 
     @property
     def memory_device_bytes(self) -> int:

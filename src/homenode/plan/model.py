@@ -90,7 +90,8 @@ class PlannedDevice:
     group: functions that must stay together (a GPU and its audio) share the first one's Bdf.
     local_memory_ratio: share of the guest's memory on the device's own node; None where unknown.
     initiator_cells: the cells without PUs or memory where the guest's driver puts a Grace GPU's own
-    memory online.
+    memory online. uuid: of the mediated device that it is. managed: False where its driver on the
+    host stays: a vGPU, which libvirt must not bind to vfio-pci.
     """
 
     bdf: Bdf
@@ -100,6 +101,8 @@ class PlannedDevice:
     group: Bdf
     local_memory_ratio: float | None
     initiator_cells: tuple[GuestCellId, ...] = ()
+    uuid: str | None = None
+    managed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +196,7 @@ class Plan:
     fallback: name of the step of the ladder of fallbacks. optimal: None = not all were compared.
     consequences: what the guest's user will see change, one sentence each.
     memory_device_bytes: of the document's memory devices, next to memory_bytes.
+    mediated_removed: UUIDs of the document's mediated devices that others take the place of.
     """
 
     domain_name: str
@@ -228,6 +232,7 @@ class Plan:
     consequences: tuple[str, ...]
     gaps: tuple[Gap, ...]
     memory_device_bytes: int = 0
+    mediated_removed: tuple[str, ...] = ()
 
 
 def is_critical(plan: Plan) -> bool:

@@ -9,7 +9,14 @@ from homenode.errors import InputError, UsageError
 from homenode.host_reserve import DEFAULT_HOST_RESERVE, HostReserve
 from homenode.objective import Objective
 from homenode.pci import DeviceKind
-from homenode.plan.guest import Guest
+from homenode.plan.gpu_parts import (
+    function_of_uuid,
+    profiles_text,
+    refuse_second,
+    same_profile,
+    with_mediated,
+)
+from homenode.plan.guest import Guest, GuestHostdev
 from homenode.plan.layout import (
     PRESETS,
     GuestCells,
@@ -42,7 +49,8 @@ class PlanOptions(Demands):
     layout says. See docs/commands/plan.md.
 
     host_cores, host_memory_bytes: what the host keeps (--host-reserve), as in HostReserve.
-    housekeeping_pus: in addition to those that the host's description names.
+    housekeeping_pus: in addition to those that the host's description names. mediated: UUIDs of
+    mediated devices that the VM gets as well.
     """
 
     layout: str
@@ -59,6 +67,7 @@ class PlanOptions(Demands):
     host_cores: int | None = None
     host_memory_bytes: int | None = None
     housekeeping_pus: CpuSet = CpuSet()
+    mediated: tuple[str, ...] = ()
 
 
 def layout_for(options: PlanOptions) -> Layout:
@@ -195,6 +204,8 @@ def request_for(guest: Guest, options: PlanOptions, host: Host | None) -> GuestR
             f"--keep-vcpus: expected a layout that pins all PUs, found {layout.name}",
             hint="leave it out, or take an -smt layout",
         )
+    guest = with_mediated(guest, host)
+    _check_profile(options, host)
     documented = {hostdev.source for hostdev in guest.hostdevs}
     if host is not None and options.gpu_count is not None:
         documented = _without_gpus(documented, host)
@@ -206,7 +217,13 @@ def request_for(guest: Guest, options: PlanOptions, host: Host | None) -> GuestR
     if page_bytes == 0:
         page_bytes = default_huge_page_bytes(host)
     demands: dict[str, Any] = {one.name: getattr(options, one.name) for one in fields(Demands)}
-    demands["devices"] = tuple(sorted(documented | set(options.devices)))
+    mediated = {one.source: one.uuid for one in guest.hostdevs if one.uuid is not None}
+    mediated = {bdf: uuid for bdf, uuid in mediated.items() if bdf in documented}
+    for uuid in options.mediated:
+        function = function_of_uuid(host, uuid)
+        if mediated.setdefault(function, uuid) != uuid or function in options.devices:
+            refuse_second(function, [GuestHostdev(function, None)])
+    demands["devices"] = tuple(sorted({*documented, *options.devices, *mediated}))
     demands["keep_vcpus"] |= doubled_before
     vcpus, memory_bytes = options.vcpus or guest.vcpus, options.memory_bytes or guest.memory_bytes
     if options.explicit_cells:
@@ -222,7 +239,26 @@ def request_for(guest: Guest, options: PlanOptions, host: Host | None) -> GuestR
         page_bytes,
         _host_reserve(options, host),
         _housekeeping_pus(options, layout, host),
+        tuple(sorted(mediated.items())),
         **demands,
+    )
+
+
+def _check_profile(options: PlanOptions, host: Host | None) -> None:
+    profile = options.gpu_profile
+    if profile is None:
+        return
+    if options.gpu_count is None:
+        raise UsageError("--gpu-profile: expected --gpus N as well, found none")
+    parts = [part for gpu in (host.devices_of_kind(DeviceKind.GPU) if host else ())
+             for part in gpu.parts if same_profile(part, profile)]  # fmt: skip
+    if any(part.is_for_vms for part in parts):
+        return
+    raise InputError(
+        f"--gpu-profile {profile}: expected a profile of parts that VFIO can give to a VM, found "
+        f"{'parts that only serve processes of the host' if parts else 'no such part'}; the host "
+        f"has {profiles_text(host) if host else 'none'}",
+        hint="create vGPUs: a MIG instance or an accelerator partition goes to a VM by a vGPU only",
     )
 
 

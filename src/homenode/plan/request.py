@@ -74,6 +74,7 @@ class Demands:
     """What a user may ask of a placement: options of `homenode plan` that the search reads as is.
 
     devices: host functions that the VM gets, host order: those of the document, or of --gpus.
+    gpu_profile: the GPUs to choose are parts of this profile ("NVIDIA A40-12Q").
     gpu_count: choose so many GPUs of the host (then `devices` holds the others only).
     policy, balance: docs/layouts.md; balance None = pack with GPUs, else spread.
     max_nodes: at most so many host nodes; None = no limit. device_locality: see there.
@@ -92,6 +93,7 @@ class Demands:
 
     devices: tuple[Bdf, ...] = ()
     gpu_count: int | None = None
+    gpu_profile: str | None = None
     policy: Policy = Policy.CORES_FIRST
     balance: Balance | None = None
     max_nodes: int | None = None
@@ -120,7 +122,7 @@ class GuestRequest(Demands):
     vcpus: count; the guest's own unless the user overrides. memory_bytes likewise.
     page_bytes: huge pages to back the memory; None = ordinary pages.
     host_reserve: what is left to the host. housekeeping_pus: the PUs that serve the emulators of
-    several VMs, empty = the host names none.
+    several VMs, empty = the host names none. mediated: (function, UUID) of mediated devices.
     """
 
     guest: Guest
@@ -130,3 +132,4 @@ class GuestRequest(Demands):
     page_bytes: int | None = None
     host_reserve: HostReserve = DEFAULT_HOST_RESERVE
     housekeeping_pus: CpuSet = CpuSet()
+    mediated: tuple[tuple[Bdf, str], ...] = ()

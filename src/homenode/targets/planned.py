@@ -36,6 +36,7 @@ def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -
     if vm.kind != target:
         vm = replace(vm, guest=_moved(vm.guest, target, vm.source))
     made = plan(host, request_for(vm.guest, options, host))
+    _refuse_vgpus(made, target)
     if target in ("qemu", "proxmox", "incus"):
         is_virt = vm.guest.is_virt
         refuse_older(made, None, host.settings.qemu_version, is_virt=is_virt)
@@ -44,6 +45,17 @@ def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -
     rendering = target_named(target).render(made, vm.guest, host, given, vm.source)
     findings = (*target_findings(target, made), *rendering.findings)
     return TargetPlan(made, target, given, rendering, findings)
+
+
+def _refuse_vgpus(plan: Plan, target: str) -> None:
+    """Each of these hypervisors binds what it is given to vfio-pci, which ends a vGPU."""
+    for device in plan.devices:
+        if device.uuid is not None or not device.managed:
+            raise InputError(
+                f"target {target}: expected whole devices and virtual functions, found the vGPU "
+                f"{device.uuid or device.bdf}",
+                hint="plan it for libvirt: leave --target out",
+            )
 
 
 def _moved(guest: Guest, target: str, source: str) -> Guest:

@@ -29,17 +29,19 @@ class DomainCores:
 @dataclass(frozen=True, slots=True)
 class Allocations:
     """What others have. vcpu_cores: PUs of cores with pinned vCPUs; service_cores: PUs of cores
-    with emulators or IOThreads only. devices: (function, domain), ascending."""
+    with emulators or IOThreads only. devices: (function, domain), ascending; mediated:
+    (UUID, domain)."""
 
     vcpu_cores: CpuSet
     service_cores: CpuSet
     by_domain: tuple[DomainCores, ...]
     devices: tuple[tuple[Bdf, str], ...]
     gaps: tuple[Gap, ...]
+    mediated: tuple[tuple[str, str], ...] = ()
 
-    def holder(self, bdf: Bdf) -> str | None:
-        """The domain that has the function, or None."""
-        return next((domain for device, domain in self.devices if device == bdf), None)
+    def holder(self, device: Bdf | str) -> str | None:
+        """The domain that has the function, or the mediated device of that UUID; None = nobody."""
+        return next((name for one, name in (*self.devices, *self.mediated) if one == device), None)
 
 
 def other_domains(host: Host, request: GuestRequest) -> Iterator[RunningDomain]:
@@ -48,6 +50,12 @@ def other_domains(host: Host, request: GuestRequest) -> Iterator[RunningDomain]:
         counts = domain.running or domain.planned or request.reserve_defined
         if counts and not _is_own(domain, request):
             yield domain
+
+
+def held_uuids(host: Host | None, request: GuestRequest) -> frozenset[str]:
+    """Mediated devices that other domains have."""
+    others = () if host is None else other_domains(host, request)
+    return frozenset(uuid for domain in others for uuid in domain.mediated)
 
 
 def own_domains(host: Host, request: GuestRequest) -> tuple[RunningDomain, ...]:
@@ -87,6 +95,7 @@ def allocations(host: Host, request: GuestRequest) -> Allocations:
     gaps: list[Gap] = []
     by_domain: list[DomainCores] = []
     devices: list[tuple[Bdf, str]] = []
+    mediated: list[tuple[str, str]] = []
     unknown = own_is_unknown(host, request)
     if unknown is not None:
         gaps.append(unknown)
@@ -94,6 +103,7 @@ def allocations(host: Host, request: GuestRequest) -> Allocations:
     of_vcpus, of_threads, ranges = 0, 0, []
     for domain in counted:
         devices += [(bdf, domain.name) for bdf in domain.devices]
+        mediated += [(uuid, domain.name) for uuid in domain.mediated]
         pinned, floats, over = _vcpu_pins(domain, cores, online)
         threads = 0
         for pin in (domain.emulator_pus, *domain.iothread_pus):
@@ -141,6 +151,7 @@ def allocations(host: Host, request: GuestRequest) -> Allocations:
         tuple(by_domain),
         tuple(sorted(devices)),
         tuple(gaps),
+        tuple(sorted(mediated)),
     )
 
 

@@ -14,6 +14,7 @@ from homenode.errors import InputError
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind, LinkKind, PciDevice
+from homenode.plan.gpu_parts import free_parts, is_divided, profiles_text
 from homenode.plan.model import PlanFinding, Rejection, Unplannable
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.allocations import Allocations
@@ -171,7 +172,6 @@ def device_options(host: Host, request: GuestRequest, others: Allocations) -> De
     fabric = fabric_of(host, request)
     every = host.devices_of_kind(DeviceKind.GPU)
     known = {node.index for node in host.nodes}
-    owned = {bdf for bdf, _ in others.devices}
     free = _free_gpus(host, request, others)
     named = [by_bdf[bdf] for bdf in request.devices]
     named_gpus = [device for device in named if device.kind is DeviceKind.GPU]
@@ -179,7 +179,7 @@ def device_options(host: Host, request: GuestRequest, others: Allocations) -> De
     if len(free) < count:
         raise _too_few(host, request, others, len(free))
     position = {gpu.bdf: i for i, gpu in enumerate(every)}
-    unheld = [gpu for gpu in every if gpu.bdf not in owned and not gpu.sriov_num_vfs]
+    unheld = _free_gpus(host, request, others, also=request.devices)
     gpus = tuple(
         GpuCandidate(
             gpu.bdf,
@@ -352,13 +352,23 @@ def _companions(by_bdf: dict[Bdf, PciDevice], gpu: PciDevice) -> list[Bdf]:
     ]
 
 
-def _free_gpus(host: Host, request: GuestRequest, others: Allocations) -> list[PciDevice]:
-    owned = {bdf for bdf, _ in others.devices} | set(request.devices)
+def _free_gpus(
+    host: Host, request: GuestRequest, others: Allocations, also: Sequence[Bdf] = ()
+) -> list[PciDevice]:
+    """GPUs that may be chosen, or parts of the profile asked for; `also`: named functions that
+    count as well. A GPU that is divided cannot leave the host as a whole."""
+    owned = {bdf for bdf, _ in others.devices} | set(request.devices) - set(also)
+    held = frozenset(uuid for uuid, _ in others.mediated)
+    profile = request.gpu_profile
     return [
         gpu
         for gpu in host.devices_of_kind(DeviceKind.GPU)
-        # A physical function with virtual ones in use cannot leave the host.
-        if gpu.bdf not in owned and not gpu.sriov_num_vfs
+        if gpu.bdf not in owned
+        and (
+            (profile is None and gpu.physical_function is None and not is_divided(gpu))
+            or gpu.bdf in also
+            or any(free_parts(host.device_at, gpu.bdf, held, profile))
+        )
     ]
 
 
@@ -425,9 +435,13 @@ def _in_use(host: Host, others: Allocations) -> str:
 
 
 def _too_few(host: Host, request: GuestRequest, others: Allocations, free: int) -> Unplannable:
-    total = len(host.devices_of_kind(DeviceKind.GPU))
-    detail = f"needs {request.gpu_count} free GPUs, {free} of {total} free{_in_use(host, others)}"
-    hint = f"ask for at most {free} GPUs" if free else None
+    gpus = host.devices_of_kind(DeviceKind.GPU)
+    what = "GPUs" if request.gpu_profile is None else f"parts of profile {request.gpu_profile}"
+    found = f"{free} of {len(gpus)} free" if request.gpu_profile is None else f"{free} free"
+    detail = f"needs {request.gpu_count} free {what}, {found}{_in_use(host, others)}"
+    hint = f"ask for at most {free} {what}" if free else None
+    if request.gpu_profile is None and any(gpu.parts for gpu in gpus):
+        hint = hint or f"GPUs are divided: ask for --gpu-profile, one of {profiles_text(host)}"
     return Unplannable(
         f"no placement on host {host.name!r}: {detail}",
         (Rejection("gpus", (), detail, hint),),

@@ -1,11 +1,13 @@
 """Findings: what the user should know of a placement that works."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
-from homenode.pci import DeviceKind, is_viable_driver
+from homenode.pci import DeviceKind, PartKind, PciDevice, is_viable_driver
+from homenode.plan.gpu_parts import is_divided
 from homenode.plan.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 from homenode.plan.model import PlanFinding
 from homenode.plan.request import GuestRequest
@@ -23,18 +25,21 @@ def device_findings(
     host: Host, request: GuestRequest, devices: Sequence[Bdf], others: Allocations
 ) -> Iterator[PlanFinding]:
     """Findings on the devices, and on a VM of more vCPUs than the host has PUs."""
+    mediated = dict(request.mediated)
     for bdf in devices:
-        holder = others.holder(bdf)
+        device = mediated.get(bdf, bdf)
+        holder = others.holder(device)
         if holder is not None:
             yield PlanFinding(
                 id="device-in-use",
                 severity="warning",
-                subject=str(bdf),
+                subject=str(device),
                 detail=f"domain {holder!r} has it, so the VM cannot start while that runs",
                 fix="stop that domain, or choose another device",
             )
-    yield from _incomplete_groups(host, devices)
-    yield from _parts_of_gpus(host, devices, others)
+    # A mediated device has an IOMMU group of its own.
+    yield from _incomplete_groups(host, [bdf for bdf in devices if bdf not in mediated])
+    yield from _parts_of_gpus(host, request, devices, others)
     pus = sum(pu.online and pu.allowed for pu in host.pus)
     if pus and request.vcpus > pus and request.layout.pinning is Pinning.NONE:
         yield PlanFinding(
@@ -47,36 +52,54 @@ def device_findings(
 
 
 def _parts_of_gpus(
-    host: Host, devices: Sequence[Bdf], others: Allocations
+    host: Host, request: GuestRequest, devices: Sequence[Bdf], others: Allocations
 ) -> Iterator[PlanFinding]:
-    """A virtual function is a part of its GPU: what it shares, and with whom."""
-    virtual_of: dict[Bdf, list[Bdf]] = {}
-    for device in host.devices_of_kind(DeviceKind.GPU):
-        if device.physical_function is not None:
-            virtual_of.setdefault(device.physical_function, []).append(device.bdf)
-    for physical, functions in virtual_of.items():
-        own = [bdf for bdf in devices if bdf in functions]
-        if physical in devices:
+    """What the VM's parts of GPUs share, and with whom; GPUs taken whole that have parts."""
+    mediated = dict(request.mediated)
+    for gpu in host.devices_of_kind(DeviceKind.GPU):
+        if gpu.physical_function is not None:
+            continue
+        functions = {part.bdf for part in gpu.parts if part.bdf is not None} - {gpu.bdf}
+        own = [bdf for bdf in devices if bdf in functions or (bdf == gpu.bdf and bdf in mediated)]
+        holders = (
+            others.holder(one)
+            for part in gpu.parts
+            for one in (part.bdf, part.uuid)
+            if one is not None and one != gpu.bdf
+        )
+        users = sorted({name for name in holders if name is not None})
+        if gpu.bdf in devices and gpu.bdf not in own and is_divided(gpu):
             yield PlanFinding(
                 id="gpu-and-its-parts",
                 severity="warning",
-                subject=str(physical),
-                detail=f"the GPU as a whole takes its {len(functions)} virtual functions from "
-                "whoever has "
-                "them: they end when its driver lets go of it",
-                fix="pass virtual functions alone, or remove them: echo 0 > sriov_numvfs",
+                subject=str(gpu.bdf),
+                detail=f"the GPU as a whole takes its {_parts_counted(gpu)} from whoever has them"
+                + (f" ({listed(users)})" if users else "")
+                + ": they end when its driver lets go of it",
+                fix="pass parts alone, or remove them: nvidia-smi mig -dgi, or echo 0 > sriov_numvfs",
             )
         elif own:
-            users = sorted({name for bdf in functions if (name := others.holder(bdf)) is not None})
-            shared = len(functions) - len(own)
+            shared = sum(part.is_for_vms for part in gpu.parts) - len(own)
             yield PlanFinding(
                 id="gpu-shared",
                 severity="info",
                 subject=", ".join(map(str, own)),
-                detail=f"part of GPU {physical}, which {shared} other virtual functions share"
+                detail=f"part of GPU {gpu.bdf}, which {shared} other parts share"
                 + (f", some of {listed(users)}" if users else "")
                 + ": memory bandwidth, link and copies are one GPU's",
             )
+
+
+def _parts_counted(gpu: PciDevice) -> str:
+    names = {
+        PartKind.MIG: "MIG instances",
+        PartKind.MEDIATED: "mediated devices",
+        PartKind.PARTITION: "partitions",
+        PartKind.VIRTUAL_FUNCTION: "virtual functions",
+    }
+    counts = Counter(part.kind for part in gpu.parts)
+    text = " and ".join(f"{count} {names[kind]}" for kind, count in counts.items())
+    return text or f"{gpu.sriov_num_vfs} virtual functions"
 
 
 def placement_findings(

@@ -9,11 +9,13 @@ from homenode.gap import Gap
 from homenode.indices import LlcIndex, NodeIndex
 from homenode.pci import PciDevice
 from homenode.plan.fingerprint import host_fingerprint
+from homenode.plan.gpu_parts import free_parts, parts_at
 from homenode.plan.guest import GuestAddress
 from homenode.plan.layout import GuestCells, GuestPcie, MemoryBinding
 from homenode.plan.model import GuestCellId, Plan, PlanFinding, PlannedCell, PlannedDevice
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest, MemoryMode, Policy
+from homenode.plan.search.allocations import held_uuids
 from homenode.plan.shape.aperture import ApertureChoice, aperture
 from homenode.plan.shape.caches import guest_cache, llc_runs
 from homenode.plan.shape.consequences import consequences
@@ -53,7 +55,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
 
     by_bdf = {} if host is None else host.device_at
     pcie = _pcie(host, by_bdf, request, placement)
-    devices = _devices(request, placement, cells, by_bdf, pcie)
+    devices = _devices(host, request, placement, cells, by_bdf, pcie)
     initiators = initiator_cells(host, by_bdf, request, placement, cells)
     devices = tuple(
         replace(device, initiator_cells=initiators.cells_of_gpu.get(device.bdf, ()))
@@ -116,6 +118,11 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
         ),
         gaps=(*placement.gaps, *memory.gaps, *cache.gaps, *window.gaps, *initiators.gaps),
         memory_device_bytes=request.guest.memory_device_bytes,
+        mediated_removed=tuple(
+            one.uuid
+            for one in request.guest.hostdevs
+            if one.uuid is not None and one.uuid not in {device.uuid for device in devices}
+        ),
     )
 
 
@@ -144,6 +151,7 @@ def _pcie(
 
 
 def _devices(
+    host: Host | None,
     request: GuestRequest,
     placement: Placement,
     cells: tuple[PlannedCell, ...],
@@ -157,12 +165,17 @@ def _devices(
         group_of = _groups_stated(before)
     else:
         address_of, cell_of, group_of = pcie.address_of, pcie.cell_of, pcie.group_of
+    mediated = dict(request.mediated)
+    held = held_uuids(host, request)
     local = _memory_of_node(request, placement, cells)
     whole = request.memory_bytes + request.guest.memory_device_bytes
     planned: list[PlannedDevice] = []
     for bdf in placement.devices:
         known = by_bdf.get(bdf)
         node = None if known is None else known.node
+        uuid = mediated.get(bdf)
+        if bdf not in request.devices:  # chosen for its profile
+            uuid = next((p.uuid for p in free_parts(by_bdf, bdf, held, request.gpu_profile)), None)
         planned.append(
             PlannedDevice(
                 bdf=bdf,
@@ -173,6 +186,8 @@ def _devices(
                 local_memory_ratio=(
                     None if node is None or local is None else local.get(node, 0) / whole
                 ),
+                uuid=uuid,
+                managed=not any(part.profile for part in parts_at(by_bdf, bdf)),
             )
         )
     return tuple(planned)

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
+from homenode.plan.guest import GuestHostdev, GuestMediated
 from homenode.plan.layout import GuestCells, MemoryBinding
 from homenode.plan.model import GuestTopology, Plan
 from homenode.units import format_bytes
@@ -249,21 +251,28 @@ def _on_cell(cell: int | None) -> str:
 
 
 def _devices(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
-    have = {hostdev.source: hostdev for hostdev in facts.guest.hostdevs}
+    have: dict[Bdf | str, GuestHostdev | GuestMediated] = {
+        **{hostdev.source: hostdev for hostdev in facts.guest.hostdevs},
+        **{one.uuid: one for one in facts.guest.mediated},
+    }
     for want in plan.devices:
-        found = have.pop(want.bdf, None)
+        name = want.uuid or want.bdf
+        found = have.pop(name, None)
         if found is None:
             yield differs(
-                "device", str(want.bdf), "passed through", "not in the document", facts.source
+                "device", str(name), "passed through", "not in the document", facts.source
             )
         elif want.address is not None and found.address != want.address:
             yield differs(
                 "device-address",
-                str(want.bdf),
+                str(name),
                 f"guest address {want.address}",
                 f"guest address {found.address or 'not set'}",
                 facts.source,
                 cost="the guest sees the device at another place, and with it on another node",
             )
-    for bdf in have:
-        yield differs("device", str(bdf), "not passed through", "in the document", facts.source)
+    for left in have:
+        # A mediated device that the host did not show stays as the document has it.
+        if isinstance(left, str) and left not in plan.mediated_removed:
+            continue
+        yield differs("device", str(left), "not passed through", "in the document", facts.source)

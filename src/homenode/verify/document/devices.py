@@ -7,6 +7,7 @@ from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind, PciDevice, is_viable_driver
+from homenode.plan.gpu_parts import with_mediated
 from homenode.plan.guest import Guest, GuestHostdev, GuestPciController
 from homenode.plan.shape.pcie_document import EXPANDER, expander_above
 from homenode.topology import Host
@@ -82,7 +83,7 @@ def devices_on_host(facts: DomainFacts, host: Host) -> Iterator[Finding]:
         return
     by_bdf = {device.bdf: device for device in host.pci_devices}
     passed = {hostdev.source for hostdev in facts.guest.hostdevs}
-    for hostdev in facts.guest.hostdevs:
+    for hostdev in with_mediated(facts.guest, host).hostdevs:
         device = by_bdf.get(hostdev.source)
         if device is None or device.kind is DeviceKind.BRIDGE:
             yield Finding(
@@ -96,18 +97,20 @@ def devices_on_host(facts: DomainFacts, host: Host) -> Iterator[Finding]:
                 source=facts.source,
             )
             continue
-        yield from _in_use(facts, host, hostdev.source)
-        yield from _group(facts, host, device, passed)
+        yield from _in_use(facts, host, hostdev.uuid or hostdev.source)
+        if hostdev.uuid is None:
+            yield from _group(facts, host, device, passed)
         yield from _place(facts, hostdev, device.node)
 
 
-def _in_use(facts: DomainFacts, host: Host, bdf: Bdf) -> Iterator[Finding]:
+def _in_use(facts: DomainFacts, host: Host, held: Bdf | str) -> Iterator[Finding]:
     for domain in host.domains:
-        if domain.running and domain.name != facts.guest.name and bdf in domain.devices:
+        has_it = held in domain.devices or held in domain.mediated
+        if domain.running and domain.name != facts.guest.name and has_it:
             yield Finding(
                 id="device-in-use",
                 severity=severity_of_neighbour(domain, Severity.CRITICAL),
-                subject=str(bdf),
+                subject=str(held),
                 expected="a device that no other VM has",
                 observed=f"{neighbour(domain)} has it",
                 cost="the start fails",

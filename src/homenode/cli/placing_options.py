@@ -14,7 +14,6 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
 from homenode.objective import Objective
-from homenode.pci import canonical_uuid
 from homenode.plan.layout import (
     AUTO_SUMMARY,
     SUMMARIES,
@@ -291,6 +290,7 @@ def plan_options(
     layout: LayoutOptions, vm: VmOptions, placement: PlacementOptions, switches: SwitchOptions
 ) -> "PlanOptions":
     """What the planner is asked for. Raises UsageError, naming the option."""
+    from homenode.pci import canonical_uuid
     from homenode.plan.options import PlanOptions
 
     host_cores, host_memory_bytes = host_reserve_of(placement.host_reserve)

@@ -149,13 +149,16 @@ def test_a_redacted_capture_keeps_which_vm_has_which_part_and_no_uuid() -> None:
     [
         ('divided_by = "mig"', 'divided_by = "mgi"', "divided_by: expected one of"),
         ('divided_by = "mig"', "", "parts: expected profiles and `divided_by`"),
-        ('driver = "nvidia"\ndivided_by = "mig"', 'driver = "vfio-pci"\ndivided_by = "mig"',
-         "driver: expected 'nvidia'"),
+        (
+            'driver = "nvidia"\ndivided_by = "mig"',
+            'driver = "vfio-pci"\ndivided_by = "mig"',
+            "driver: expected 'nvidia'",
+        ),
         ("vfs = 3", "vfs = 1", "parts: expected at most 1"),
         ("vendor = 0x1002", "vendor = 0x10de", "divided_by: expected what GPUs of its vendor can"),
         ('class = "gpu"', 'class = "nic"', "on a GPU"),
     ],
-)  # fmt: skip
+)
 def test_a_division_that_no_gpu_has_is_refused(old: str, new: str, expected: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_description(HOST.replace(old, new, 1), "parts.toml")
@@ -187,8 +190,9 @@ def test_without_root_mig_instances_are_those_that_programs_can_use() -> None:
     )
     mig = gpus(without("nvidia-smi-mig", nvidia_smi_list=listed))[0]
     assert [(p.profile, p.uuid) for p in mig.parts] == [
-        ("3g.40gb", "MIG-a"), ("1g.10gb+me", "MIG-b"),
-    ]  # fmt: skip
+        ("3g.40gb", "MIG-a"),
+        ("1g.10gb+me", "MIG-b"),
+    ]
     mig = gpus(without("nvidia-smi-mig"))[0]
     assert [(p.profile, p.number) for p in mig.parts] == [(None, 1), (None, 2)]
     broken = without("nvidia-smi-mig", nvidia_smi_mig="| 0 MIG 1g.10gb x 1 0:1 |")
@@ -197,17 +201,21 @@ def test_without_root_mig_instances_are_those_that_programs_can_use() -> None:
 
 def test_amd_smi_counts_partitions_where_sysfs_gives_no_mode() -> None:
     rows = [
-            {"gpu_id": 0, "memory": "NPS1", "accelerator_type": "DPX*", "partition_id": "0"},
-            {"gpu_id": 1, "memory": "N/A", "accelerator_type": "N/A", "partition_id": "1"},
-            {"gpu_id": 2, "memory": "NPS1", "accelerator_type": "CPX", "partition_id": "0,1,2"},
-            {"gpu_id": 3, "memory": "NPS1", "accelerator_type": "N/A", "partition_id": "N/A"},
-            {"gpu_id": 4, "memory": "NPS1", "accelerator_type": "SPX", "partition_id": "1"},
-            {"gpu_id": 5, "memory": "NPS1", "accelerator_type": "SPX", "partition_id": 0},
-    ]  # fmt: skip
+        {"gpu_id": 0, "memory": "NPS1", "accelerator_type": "DPX*", "partition_id": "0"},
+        {"gpu_id": 1, "memory": "N/A", "accelerator_type": "N/A", "partition_id": "1"},
+        {"gpu_id": 2, "memory": "NPS1", "accelerator_type": "CPX", "partition_id": "0,1,2"},
+        {"gpu_id": 3, "memory": "NPS1", "accelerator_type": "N/A", "partition_id": "N/A"},
+        {"gpu_id": 4, "memory": "NPS1", "accelerator_type": "SPX", "partition_id": "1"},
+        {"gpu_id": 5, "memory": "NPS1", "accelerator_type": "SPX", "partition_id": 0},
+    ]
     parsed = amd_smi_partition.parse("WARNING: no root\n" + json.dumps({"current_partition": rows}))
     assert [(p.number, p.compute, p.count) for p in parsed] == [
-        (0, "DPX", 2), (2, "CPX", 3), (3, None, 1), (4, "SPX", 1), (5, "SPX", 1),
-    ]  # fmt: skip
+        (0, "DPX", 2),
+        (2, "CPX", 3),
+        (3, None, 1),
+        (4, "SPX", 1),
+        (5, "SPX", 1),
+    ]
     topology = json.dumps([{"gpu": 0, "bdf": "0000:15:00.0"}, {"gpu": 8, "bdf": "0000:85:00.0"}])
     snapshot = render(parse_description(HOST, "parts.toml"))
     files = {p: t for p, t in snapshot.files.items() if not p.endswith("_partition")}
@@ -227,8 +235,9 @@ def test_amd_smi_counts_partitions_where_sysfs_gives_no_mode() -> None:
 def test_outputs_of_tools_that_are_cut_or_mixed_up_are_refused_or_read() -> None:
     instances = render(parse_description(HOST, "p")).command_output("nvidia-smi-mig") or ""
     assert [(i.profile, i.number) for i in nvidia_smi_mig.parse_instances(instances)][:2] == [
-        ("3g.40gb", 1), ("1g.10gb+me", 2),
-    ]  # fmt: skip
+        ("3g.40gb", 1),
+        ("1g.10gb+me", 2),
+    ]
     assert nvidia_smi_mig.parse_instances("No GPU instances found: Not Found\n") == ()
     with pytest.raises(ParseError):
         nvidia_smi_mig.parse_instances("|   0  MIG 1g.10gb   19   9   2:1 |\n" * 2)

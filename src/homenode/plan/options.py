@@ -250,8 +250,12 @@ def _check_profile(options: PlanOptions, host: Host | None) -> None:
         return
     if options.gpu_count is None:
         raise UsageError("--gpu-profile: expected --gpus N as well, found none")
-    parts = [part for gpu in (host.devices_of_kind(DeviceKind.GPU) if host else ())
-             for part in gpu.parts if same_profile(part, profile)]  # fmt: skip
+    parts = [
+        part
+        for gpu in (host.devices_of_kind(DeviceKind.GPU) if host else ())
+        for part in gpu.parts
+        if same_profile(part, profile)
+    ]
     if any(part.is_for_vms for part in parts):
         return
     raise InputError(

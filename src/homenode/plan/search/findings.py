@@ -76,7 +76,7 @@ def _parts_of_gpus(
                 detail=f"the GPU as a whole takes its {_parts_counted(gpu)} from whoever has them"
                 + (f" ({listed(users)})" if users else "")
                 + ": they end when its driver lets go of it",
-                fix="pass parts alone, or remove them: nvidia-smi mig -dgi, or echo 0 > sriov_numvfs",
+                fix="pass parts alone, or remove them: nvidia-smi mig -dgi, echo 0 > sriov_numvfs",
             )
         elif own:
             shared = sum(part.is_for_vms for part in gpu.parts) - len(own)

@@ -41,8 +41,22 @@ LIVE = frozenset({"root", "libvirt", "qemu", "slurm"})
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if LIVE & {marker.name for marker in item.iter_markers()}:
-            item.add_marker(pytest.mark.xdist_group("live"))
+        names = {marker.name for marker in item.iter_markers()}
+        # A page or a PDF takes long to make: made once, where all that reads it runs.
+        group = "live" if LIVE & names else next(iter({"browser", "pdf"} & names), None)
+        if group:
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Two live tests at once fail for want of the other: a run that would not group them ends."""
+    if not session.config.getoption("loadgroup", False):
+        return
+    for item in session.items:
+        groups = [marker.args[0] for marker in item.iter_markers("xdist_group")]
+        if groups and not item.nodeid.endswith(f"@{groups[0]}"):
+            raise pytest.UsageError(f"pytest-xdist does not group {item.nodeid}: run make setup")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -77,7 +77,7 @@ def test_the_second_definition_has_the_cells_and_bus_numbers_of_the_first(
 
 def test_the_pods_log_says_that_it_was_the_second_time() -> None:
     first, second = twice(ibm_document())
-    again = "told the cell and the bus number of 2 expander buses again"
+    again = "added the cell and the bus number of 2 expander buses again"
     assert again not in first.notes
     assert again in second.notes
     assert second.notes[-1] == "placed 8 PCI functions: 4 on cell 0, 4 on cell 1"

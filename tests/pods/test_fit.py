@@ -9,11 +9,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from homenode.cli.main import app
-from homenode.errors import InputError
+from homenode.errors import InputError, UsageError
 from homenode.findings import are_bad
 from homenode.pods.admission import admit
 from homenode.pods.checkpoints import read_checkpoints
-from homenode.pods.fit import POLICIES, Fit, fit, fit_findings
+from homenode.pods.fit import POLICIES, Fit, fit, fit_findings, kubelet_findings
 from homenode.pods.hints import SINGLE
 from homenode.pods.kubelet import Kubelet, read_kubelet, usual_kubelet
 from homenode.pods.machine import node_of_host
@@ -298,4 +298,91 @@ def test_devices_of_other_resources_can_be_named(tmp_path: Path) -> None:
 def test_a_usual_kubelet_reserves_one_core() -> None:
     config = usual_kubelet(load_host(HOST))
     assert len(config.reserved_pus) == 2
-    assert config.reserves_cpu
+    assert not list(kubelet_findings(config.policies(), 2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "finding"),
+    [
+        ({"reservedSystemCPUs": ""}, "no-cpu-reserved"),
+        ({"topologyManagerPolicyOptions": {"max-allowable-numa-nodes": "8"}}, "numa-nodes-many"),
+        ({"topologyManagerPolicyOptions": {"max-allowable-numa-nodes": "9"}}, None),
+    ],
+)
+def test_a_kubelet_that_would_not_start_is_found(
+    changes: dict[str, Any], finding: str | None
+) -> None:
+    found = kubelet_findings(kubelet("restricted", **changes).policies(), 9)
+    assert [one.id for one in found] == ([finding] if finding else []) + (
+        ["numa-nodes-many"] if finding == "no-cpu-reserved" else []
+    )
+
+
+# Pools
+
+
+def pod_file(folder: Path, **limits: Any) -> Path:
+    path = folder / "pod.yaml"
+    path.write_text(json.dumps(manifest(container(**limits))))
+    return path
+
+
+def pool_state(folder: Path) -> Path:
+    """Of three nodes: an empty one, one with a GPU left on each NUMA node, one that is full."""
+    for number, used in enumerate((0, 3, 4), start=1):
+        node = folder / "state" / f"{HOST}-{number}"
+        node.mkdir(parents=True)
+        ids = {str(numa): [f"GPU-{numa}-{i}" for i in range(used)] for numa in (0, 1)}
+        entry = {"PodUID": "x", "ContainerName": "c", "ResourceName": GPU, "DeviceIDs": ids}
+        text = json.dumps({"Data": {"PodDeviceEntries": [entry]}})
+        (node / "kubelet_internal_checkpoint").write_text(text)
+    return folder / "state"
+
+
+def test_nodes_of_a_pool_are_grouped_by_their_answer(tmp_path: Path) -> None:
+    pod = pod_file(tmp_path, cpu=8, memory="8Gi", **{GPU: 2})
+    done = run("pod", "fit", pod, "--pool", f"{HOST}*3", "--state", pool_state(tmp_path), "--json")
+    assert done.exit_code == 1
+    found = json.loads(done.stdout)
+    severities = {one["id"]: (one["severity"], one["subject"]) for one in found["findings"]}
+    assert severities["pod-refused"][0] == "warning"
+    assert f"{HOST}-2" in severities["pod-refused"][1]
+    assert severities["pod-pending"][0] == "info"
+    assert f"{HOST}-3" in severities["pod-pending"][1]
+    assert any(line == f"admitted: 1 of 3 nodes: {HOST}-1" for line in found["checked"])
+    refused = next(one for one in found["findings"] if one["id"] == "pod-refused")
+    assert f"nodeAffinity for {HOST}-1" in refused["fix"]
+
+
+def test_a_pod_that_no_node_of_a_pool_admits_is_critical(tmp_path: Path) -> None:
+    pod = pod_file(tmp_path, cpu=8, memory="8Gi", **{GPU: 5})
+    done = run("pod", "fit", pod, "--pool", f"{HOST}*3", "--json")
+    (finding,) = json.loads(done.stdout)["findings"]
+    assert (finding["id"], finding["severity"]) == ("pod-refused", "critical")
+    assert finding["subject"] == "pod train, container main"
+
+
+def test_a_vm_is_judged_on_every_node_of_a_pool(tmp_path: Path) -> None:
+    cpu = {"cores": 8, "dedicatedCpuPlacement": True}
+    gpu = [{"name": "a", "deviceName": GPU}]
+    domain = {"cpu": cpu, "memory": {"guest": "8Gi"}, "devices": {"gpus": gpu}}
+    vmi = {"kind": "VirtualMachineInstance", "metadata": {"name": "v"}, "spec": {"domain": domain}}
+    path = tmp_path / "vmi.json"
+    path.write_text(json.dumps(vmi))
+    done = run("kubevirt", "fit", path, "--pool", f"{HOST}*40", "--pool", "h200-xeon8558")
+    assert done.exit_code == 0, done.output
+    assert "41 of 41" in done.output
+
+
+def test_a_node_without_a_state_of_its_own_is_left_out_and_none_is_an_error(
+    tmp_path: Path,
+) -> None:
+    pod = pod_file(tmp_path, cpu=8, memory="8Gi", **{GPU: 1})
+    state = pool_state(tmp_path)
+    done = run("pod", "fit", pod, "--pool", f"{HOST}*4", "--state", state)
+    assert "1 of 3" in done.output
+    assert f"left out {HOST}-4" in done.output
+    none = run("pod", "fit", pod, "--pool", "h200-xeon8558", "--state", state)
+    assert isinstance(none.exception, InputError)
+    both = run("pod", "fit", pod, "--pool", f"{HOST}*4", "--host", HOST)
+    assert isinstance(both.exception, UsageError)

@@ -7,7 +7,14 @@ import typer
 
 from homenode.cli.help import HelpCommand, HelpGroup
 from homenode.cli.options import JsonOption
-from homenode.cli.pod import DeviceOption, KubeletOption, NodeHostOption, StateOption, answer_fit
+from homenode.cli.pod import (
+    DeviceOption,
+    KubeletOption,
+    NodeHostOption,
+    NodePoolOption,
+    StateOption,
+    answer_fit,
+)
 from homenode.cli.terminal import check_can_write, console, note, print_json, read_file, write_text
 from homenode.errors import HostError, UsageError
 from homenode.kubevirt.manifest_options import ClaimScope, HookVersion, ManifestOptions
@@ -163,7 +170,8 @@ def fit(
         Path,
         typer.Argument(metavar="VMI.yaml", help="A VirtualMachineInstance or a VirtualMachine."),
     ],
-    host: NodeHostOption,
+    host: NodeHostOption = None,
+    pool: NodePoolOption = None,
     kubelet: KubeletOption = None,
     state: StateOption = None,
     device: DeviceOption = None,
@@ -173,7 +181,7 @@ def fit(
 
     Examples:
       homenode kubevirt fit vm.yaml --host node-7.tar.gz --kubelet configz.json
-      homenode kubevirt fit vm.yaml --host hgx-h100 --json
+      homenode kubevirt fit vm.yaml --pool captures/
     """
     from homenode.kubevirt.launcher_pod import launcher_pod
     from homenode.kubevirt.vmi import vmi_of
@@ -181,14 +189,8 @@ def fit(
 
     what = "a VirtualMachineInstance"
     document = read_manifest(read_file(vmi, what), str(vmi), what)
-    answer_fit(
-        launcher_pod(vmi_of(document, str(vmi), needs_domain=True)),
-        host,
-        kubelet,
-        state,
-        device,
-        json,
-    )
+    pod = launcher_pod(vmi_of(document, str(vmi), needs_domain=True))
+    answer_fit(pod, host, pool, kubelet, state, device, json)
 
 
 @app.command("manifest", cls=HelpCommand)

@@ -1,5 +1,6 @@
 """homenode pod: whether a node's kubelet admits a pod. [I/O]"""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,12 +8,15 @@ import typer
 
 from homenode.cli.help import HelpCommand, HelpGroup
 from homenode.cli.options import JsonOption
-from homenode.cli.terminal import console, print_json, read_file
-from homenode.errors import UsageError
+from homenode.cli.terminal import console, note, print_json, read_file
+from homenode.errors import HomenodeError, UsageError
 
 if TYPE_CHECKING:
     from homenode.bdf import Bdf
+    from homenode.findings import Findings
+    from homenode.pods.fit import Fit
     from homenode.pods.pod import Pod
+    from homenode.topology import Host, PagePool
 
 app = typer.Typer(
     cls=HelpGroup,
@@ -21,24 +25,33 @@ app = typer.Typer(
 
     Examples:
       homenode pod fit pod.yaml --host node-7.tar.gz --kubelet configz.json
-      homenode pod fit pod.yaml --host hgx-h100
+      homenode pod fit pod.yaml --pool captures/
     """,
 )
 
 NodeHostOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--host",
         metavar="SOURCE",
         help="The node: a capture made there, or any other source of a host.",
     ),
 ]
+NodePoolOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pool",
+        metavar="POOL",
+        help="Nodes as in `pool show`: which of them admit the pod. May be given several times.",
+    ),
+]
 KubeletOption = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="kubectl get --raw /api/v1/nodes/NODE/proxy/configz, as a file. Default: static CPU "
-        "and memory managers, whole cores, single-numa-node, one core reserved.",
+        help="kubectl get --raw /api/v1/nodes/NODE/proxy/configz, as a file; with --pool also a "
+        "folder of NODE.json. Default: static CPU and memory managers, whole cores, "
+        "single-numa-node, one core reserved.",
     ),
 ]
 StateOption = Annotated[
@@ -46,7 +59,8 @@ StateOption = Annotated[
     typer.Option(
         metavar="DIR",
         help="What runs: a folder with the node's cpu_manager_state, memory_manager_state and "
-        "kubelet_internal_checkpoint (of /var/lib/kubelet). Default: nothing runs.",
+        "kubelet_internal_checkpoint (of /var/lib/kubelet); with --pool a folder of such folders, "
+        "by node. Default: nothing runs.",
     ),
 ]
 DeviceOption = Annotated[
@@ -66,7 +80,8 @@ def pod_fit(
         Path,
         typer.Argument(metavar="POD.yaml", help="A Pod, Deployment, Job or their like."),
     ],
-    host: NodeHostOption,
+    host: NodeHostOption = None,
+    pool: NodePoolOption = None,
     kubelet: KubeletOption = None,
     state: StateOption = None,
     device: DeviceOption = None,
@@ -76,32 +91,104 @@ def pod_fit(
 
     Examples:
       homenode pod fit pod.yaml --host node-7.tar.gz --kubelet configz.json --state kubelet/
-      homenode pod fit job.yaml --host hgx-h100 --device rdma/nic=0000:19:00.0
+      homenode pod fit job.yaml --pool 'hgx-h100*4'
     """
     from homenode.pods.manifest import read_manifest
     from homenode.pods.pod import read_pod
 
     document = read_manifest(read_file(pod, "a Pod"), str(pod), "a Pod")
-    answer_fit(read_pod(document, str(pod)), host, kubelet, state, device, json)
+    answer_fit(read_pod(document, str(pod)), host, pool, kubelet, state, device, json)
 
 
 def answer_fit(
     pod: "Pod",
-    host: str,
+    host: str | None,
+    pool: list[str] | None,
     kubelet: Path | None,
     state: Path | None,
     device: list[str] | None,
     json: bool,
 ) -> None:
     """Print the answer; exit with 1 where the pod is refused or not aligned."""
-    from homenode.findings import are_bad
-    from homenode.pods.checkpoints import FILES, read_checkpoints
-    from homenode.pods.fit import fit, fit_findings
-    from homenode.pods.kubelet import read_kubelet, usual_kubelet
-    from homenode.pods.machine import node_of_host, with_known_memory
+    if (host is None) == (not pool):
+        raise UsageError(
+            "expected one of --host and --pool, found " + ("none" if host is None else "both")
+        )
+    named = _named_devices(device)
+    if pool:
+        _answer_pool(pod, pool, kubelet, state, named, json)
+        return
+    from homenode.pods.fit import fit_findings
+    from homenode.report.fit_text import fit_text
     from homenode.sources import load_host
 
     machine = load_host(host)
+    found = _fit_on(pod, machine, kubelet, state, named)
+    _print(fit_findings(found, machine.name), lambda: console().print(fit_text(found)), json)
+
+
+def _answer_pool(
+    pod: "Pod",
+    sources: list[str],
+    kubelet: Path | None,
+    state: Path | None,
+    named: "dict[str, tuple[Bdf, ...]]",
+    json: bool,
+) -> None:
+    from dataclasses import replace
+
+    from homenode.cli.pool_work import note_failures, read_the_pool
+    from homenode.pods.pool_fit import pool_fit, pool_fit_findings
+    from homenode.report.fit_text import pool_fit_text
+
+    pool = read_the_pool(sources)
+    note_failures(pool)
+    fits: list[tuple[str, Fit]] = []
+    answered: dict[tuple[object, ...], Fit] = {}
+    for one in pool.hosts:
+        memory = tuple((n.memory_bytes, tuple(map(_pages, n.page_pools))) for n in one.nodes)
+        try:
+            config, running = _of_node(kubelet, f"{one.name}.json"), _of_node(state, one.name)
+            key = one.shape, memory, config, running
+            if key not in answered:
+                answered[key] = _fit_on(pod, pool.host(one), config, running, named)
+        except HomenodeError as error:
+            note(f"left out {one.name}: {error.message}")
+        else:
+            fits.append((one.name, answered[key]))
+    found = pool_fit(tuple(fits))
+    findings = pool_fit_findings(found)
+    if not json:  # the table has what was checked
+        findings = replace(findings, checked=findings.checked[:1])
+    _print(findings, lambda: console().print(pool_fit_text(found)), json)
+
+
+def _pages(pool: "PagePool") -> tuple[int, int]:
+    return pool.page_bytes, pool.total_pages
+
+
+def _of_node(given: Path | None, name: str) -> Path | None:
+    """What a folder has of one node; a file is for all of them."""
+    if given is None or not given.is_dir():
+        return given
+    own = given / name
+    if not own.exists():
+        raise UsageError(f"{given}: expected {name} there, found nothing of that name")
+    return own
+
+
+def _fit_on(
+    pod: "Pod",
+    machine: "Host",
+    kubelet: Path | None,
+    state: Path | None,
+    named: "dict[str, tuple[Bdf, ...]]",
+) -> "Fit":
+    from homenode.pods.checkpoints import FILES, read_checkpoints
+    from homenode.pods.fit import fit
+    from homenode.pods.kubelet import read_kubelet, usual_kubelet
+    from homenode.pods.machine import node_of_host, with_known_memory
+
     config = (
         usual_kubelet(machine)
         if kubelet is None
@@ -119,19 +206,22 @@ def answer_fit(
             raise UsageError(f"{state}: expected {', '.join(FILES)} there, found none of them")
     pod, unknown = with_known_memory(pod, machine)
     node, gaps = node_of_host(
-        machine, config, pod.devices, _named_devices(device), read_checkpoints(texts, str(state))
+        machine, config, pod.devices, named, read_checkpoints(texts, str(state))
     )
-    found = fit(pod, node, (*unknown, *gaps))
-    findings = fit_findings(found, machine.name)
+    return fit(pod, node, (*unknown, *gaps))
+
+
+def _print(findings: "Findings", show_table: Callable[[], None], json: bool) -> None:
+    from homenode.findings import are_bad
+
     if json:
         from homenode.formats import encode
 
         print_json(encode("findings", findings))
     else:
         from homenode.report.findings_text import findings_text
-        from homenode.report.fit_text import fit_text
 
-        console().print(fit_text(found))
+        show_table()
         console().print(findings_text(findings))
     if are_bad(findings.findings):
         raise SystemExit(1)

@@ -17,8 +17,9 @@ from homenode.kubevirt.fit_memory import memory_findings
 from homenode.kubevirt.fit_node import aligned_nodes, node_findings
 from homenode.kubevirt.launcher_pod import launcher_pod
 from homenode.kubevirt.vmi import Vmi
+from homenode.pods.admission import TOPOLOGY_AFFINITY
 from homenode.pods.checkpoints import Checkpoints
-from homenode.pods.fit import MOST_NODES, fit, fit_findings
+from homenode.pods.fit import MOST_NODES, fit, fit_findings, kubelet_findings
 from homenode.pods.kubelet import Kubelet
 from homenode.pods.machine import node_of_host, with_known_memory
 from homenode.topology import Host
@@ -47,6 +48,8 @@ def check_fit(
             f"{kubelet.topology_policy}, memoryManagerPolicy {kubelet.memory_policy}"
         )
         found += _kubelet(demand, kubelet)
+        nodes = 0 if host is None else len(host.nodes)
+        found += kubelet_findings(kubelet.policies(), nodes)
     if host is not None:
         checked.append(f"node {host.name}: PUs, NUMA nodes, huge pages, GPUs")
         found += node_findings(demand, kubelet, host)
@@ -60,12 +63,14 @@ def check_fit(
 
 
 def _verdict(vmi: Vmi, kubelet: Kubelet, host: Host) -> Iterator[Finding]:
-    """The kubelet's refusal of the VM's pod, with nothing else on the node."""
+    """The Topology Manager's refusal of the VM's pod, with nothing else on the node."""
     pod, unknown = with_known_memory(launcher_pod(vmi), host)
     node, gaps = node_of_host(host, kubelet, pod.devices, {}, Checkpoints())
-    for finding in fit_findings(fit(pod, node, (*unknown, *gaps)), host.name).findings:
-        if finding.id == "pod-not-aligned" or "TopologyAffinityError" in finding.observed:
-            yield finding
+    found = fit(pod, node, (*unknown, *gaps))
+    ids = {"pod-not-aligned"}
+    if found.own.refusal is not None and found.own.refusal.reason == TOPOLOGY_AFFINITY:
+        ids.add("pod-refused")
+    yield from (one for one in fit_findings(found, host.name).findings if one.id in ids)
 
 
 def _spec(vmi: Vmi, demand: Demand) -> Iterator[Finding]:
@@ -198,16 +203,6 @@ def _kubelet(demand: Demand, kubelet: Kubelet) -> Iterator[Finding]:
             "scheduled nowhere",
             fix="set it, drain the node, remove /var/lib/kubelet/cpu_manager_state, restart "
             "kubelet",
-            source=_CPU,
-        )
-    if kubelet.cpu_policy == "static" and not kubelet.reserves_cpu:
-        yield Finding(
-            id="no-cpu-reserved",
-            severity=Severity.CRITICAL,
-            subject="kubelet reservedSystemCPUs",
-            expected="some CPU reserved next to the static policy",
-            observed="none: kubelet does not start",
-            fix="set reservedSystemCPUs, or cpu in systemReserved or kubeReserved",
             source=_CPU,
         )
     if demand.passed and kubelet.topology_policy == "none":

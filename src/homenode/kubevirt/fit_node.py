@@ -153,18 +153,6 @@ def _gpus(demand: Demand, kubelet: Kubelet | None, host: Host) -> Iterator[Findi
 
 def _topology(demand: Demand, kubelet: Kubelet, host: Host) -> Iterator[Finding]:
     nodes = len(host.nodes)
-    if nodes > kubelet.most_nodes:
-        yield Finding(
-            id="numa-nodes-many",
-            severity=Severity.CRITICAL,
-            subject=f"{nodes} NUMA nodes",
-            expected=f"at most {kubelet.most_nodes} next to topologyManagerPolicy "
-            f"{kubelet.topology_policy}",
-            observed=f"{nodes}: kubelet does not start",
-            fix=f'topologyManagerPolicyOptions: {{max-allowable-numa-nodes: "{nodes}"}}; its hints '
-            "grow as 2 to the number of nodes, so that admission may take minutes",
-            source=_TOPOLOGY,
-        )
     needed = aligned_nodes(demand, kubelet, host)
     distant = 1 < needed < nodes and nodes > 2
     if distant and kubelet.topology_options.get("prefer-closest-numa-nodes") != "true":

@@ -14,7 +14,8 @@ from homenode.units import format_bytes
 from homenode.wording import plural
 
 POLICIES = ("none", "best-effort", "restricted", "single-numa-node")
-_KUBELET = "Kubernetes, Topology Manager"
+_TOPOLOGY = "Kubernetes, Topology Manager"
+_CPU = "Kubernetes, CPU Manager"
 MOST_NODES = 10
 """Sets of nodes are gone through one by one here; the kubelet itself refuses more than 8 nodes
 unless it is given otherwise, and takes minutes from there on."""
@@ -191,7 +192,7 @@ def fit_findings(found: Fit, host_name: str) -> Findings:
     """The `findings` of a fit."""
     policies = found.node.policies
     checked = (
-        f"pod {found.pod.name}: {_requests(found.pod)}",
+        f"pod {found.pod.name}: {requests_text(found.pod)}",
         f"node {host_name}: {plural(len(found.node.numa_nodes), 'NUMA node')}, "
         f"{len(found.node.available_cpus)} CPUs free",
         f"kubelet: topologyManagerPolicy {policies.topology_policy} (scope {policies.scope}), "
@@ -200,10 +201,39 @@ def fit_findings(found: Fit, host_name: str) -> Findings:
     return Findings(checked, in_order(_findings(found)))
 
 
+def kubelet_findings(policies: KubeletPolicies, nodes: int) -> Iterator[Finding]:
+    """Settings with which the kubelet of a machine with so many NUMA nodes does not start."""
+    if policies.cpu_policy == "static" and not (
+        policies.reserved_cpus or policies.reserved_cpu_count
+    ):
+        yield Finding(
+            id="no-cpu-reserved",
+            severity=Severity.CRITICAL,
+            subject="kubelet reservedSystemCPUs",
+            expected="some CPU reserved next to the static policy",
+            observed="none: kubelet does not start",
+            fix="set reservedSystemCPUs, or cpu in systemReserved or kubeReserved",
+            source=_CPU,
+        )
+    if policies.topology_policy != "none" and nodes > policies.most_nodes:
+        yield Finding(
+            id="numa-nodes-many",
+            severity=Severity.CRITICAL,
+            subject=f"{nodes} NUMA nodes",
+            expected=f"at most {policies.most_nodes} next to topologyManagerPolicy "
+            f"{policies.topology_policy}",
+            observed=f"{nodes}: kubelet does not start",
+            fix=f'topologyManagerPolicyOptions: {{max-allowable-numa-nodes: "{nodes}"}}; its hints '
+            "grow as 2 to the number of nodes, so that admission may take minutes",
+            source=_TOPOLOGY,
+        )
+
+
 def _findings(found: Fit) -> Iterator[Finding]:
     pod, own = found.pod, found.own
     subject = f"pod {pod.name}"
     fix = _fix(found)
+    yield from kubelet_findings(found.node.policies, len(found.node.numa_nodes))
     if found.lacking:
         yield Finding(
             id="pod-pending",
@@ -230,7 +260,7 @@ def _findings(found: Fit) -> Iterator[Finding]:
             expected=expected,
             observed=f"{refusal.reason}: {why}",
             fix=fix,
-            source=_KUBELET,
+            source=_TOPOLOGY,
         )
     else:
         yield from _unaligned(found)
@@ -243,7 +273,7 @@ def _findings(found: Fit) -> Iterator[Finding]:
             observed="quality of service below Guaranteed: CPUs are shared and memory is not "
             "aligned",
             fix="set limits equal to requests",
-            source="Kubernetes, CPU Manager",
+            source=_CPU,
         )
     elif any(c.cpu_milli and not pod.cpus_of(c) for c in pod.containers if c.devices):
         yield Finding(
@@ -253,7 +283,7 @@ def _findings(found: Fit) -> Iterator[Finding]:
             expected="a whole number of CPUs",
             observed="a fraction: the container shares CPUs of any node",
             fix="round the CPUs up",
-            source="Kubernetes, CPU Manager",
+            source=_CPU,
         )
     if pod.pod_level:
         yield Finding(
@@ -309,7 +339,7 @@ def _unaligned(found: Fit) -> Iterator[Finding]:
                 expected="CPUs on the NUMA nodes of its devices",
                 observed=f"CPUs on node {_listed(of_cpus)}, devices on node {_listed(of_devices)}",
                 fix="topologyManagerPolicy restricted or single-numa-node refuses it instead",
-                source=_KUBELET,
+                source=_TOPOLOGY,
             )
 
 
@@ -348,7 +378,8 @@ def _listed(nodes: Sequence[int] | set[int]) -> str:
     return "+".join(map(str, sorted(nodes)))
 
 
-def _requests(pod: Pod) -> str:
+def requests_text(pod: Pod) -> str:
+    """What all containers that stay request together."""
     cpu = sum(c.cpu_milli for c in pod.containers if not c.is_init or c.restarts)
     parts = [f"cpu {cpu / 1000:g}"]
     parts += [f"{name} {format_bytes(size)}" for name, size in pod.memory_bytes.items()]

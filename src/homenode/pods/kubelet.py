@@ -40,19 +40,17 @@ class Kubelet:
     reserved_cpu_count: int = 0
     reserved_memory_bytes: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
 
-    @property
-    def reserves_cpu(self) -> bool:
-        return bool(self.reserved_pus) or self.reserved_cpu_count > 0
-
     def has_cpu_option(self, name: str) -> bool:
         return self.cpu_options.get(name) in _TRUE
 
     def policies(self) -> KubeletPolicies:
         """What admission depends on."""
+        most = self.topology_options.get("max-allowable-numa-nodes", "")
         return KubeletPolicies(
             topology_policy=self.topology_policy,
             scope=self.topology_scope,
             prefer_closest=self.topology_options.get("prefer-closest-numa-nodes") in _TRUE,
+            most_nodes=int(most) if most.isdecimal() and len(most) < 6 else 8,
             cpu_policy=self.cpu_policy,
             assignment=AssignmentOptions(
                 self.has_cpu_option("full-pcpus-only"),
@@ -66,12 +64,6 @@ class Kubelet:
             memory_policy=self.memory_policy,
             reserved_memory_bytes=self.reserved_memory_bytes,
         )
-
-    @property
-    def most_nodes(self) -> int:
-        """NUMA nodes on which Topology Manager agrees to work; 8 is kubelet's default."""
-        text = self.topology_options.get("max-allowable-numa-nodes", "")
-        return int(text) if text.isdecimal() and len(text) < 6 else 8
 
 
 def usual_kubelet(host: Host) -> Kubelet:

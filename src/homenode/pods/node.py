@@ -13,6 +13,7 @@ from homenode.pods.cpu_assignment import AssignmentOptions, CpuTopology, assign
 class KubeletPolicies:
     """The settings that admission depends on, with the kubelet's own names for their values.
 
+    most_nodes: NUMA nodes of a machine on which the Topology Manager agrees to work.
     reserved_cpus: None = so many of the lowest cores as reserved_cpu_count says.
     reserved_memory_bytes: node -> resource -> bytes.
     """
@@ -20,6 +21,7 @@ class KubeletPolicies:
     topology_policy: str = "none"
     scope: str = "container"
     prefer_closest: bool = False
+    most_nodes: int = 8
     cpu_policy: str = "none"
     assignment: AssignmentOptions = field(default_factory=AssignmentOptions)
     align_by_socket: bool = False

@@ -1,4 +1,4 @@
-"""FitText: what each Topology Manager policy answers to a pod, as a table."""
+"""FitText: what each Topology Manager policy, or each node of a pool, answers to a pod."""
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -7,7 +7,8 @@ from rich.text import Text
 
 from homenode.cpuset import CpuSet
 from homenode.pods.fit import Fit, given_text
-from homenode.report.terminal_text import AsciiWhereNeeded
+from homenode.pods.pool_fit import PoolFit, names
+from homenode.report.terminal_text import AsciiWhereNeeded, TableOrList
 from homenode.wording import printable, pus_text
 
 
@@ -23,3 +24,13 @@ def fit_text(found: Fit) -> RenderableType:
         style = "red" if answer.admission.refusal is not None else ""
         table.add_row(Text(name, "bold" if is_own else ""), Text(printable(text), style))
     return AsciiWhereNeeded(Group(table))
+
+
+def pool_fit_text(found: PoolFit) -> RenderableType:
+    """A row for each answer, with the nodes that give it."""
+    rows = [
+        (group.answer, f"{len(group.nodes)} of {len(found.fits)}", printable(names(group.nodes)))
+        for group in found.groups
+    ]
+    table = TableOrList(("answer", "nodes", "which"), rows, wraps_last=True)
+    return AsciiWhereNeeded(table)

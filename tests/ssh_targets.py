@@ -15,8 +15,11 @@ from homenode.measure.access.ssh import SshTarget
 
 
 @contextmanager
-def ssh_target(folder: Path) -> Iterator[SshTarget]:
-    """The target of a running sshd. `other_key` in the folder is one that it does not take."""
+def ssh_target(folder: Path, inside: tuple[str, ...] = ()) -> Iterator[SshTarget]:
+    """The target of a running sshd. `other_key` in the folder is one that it does not take.
+
+    inside: words of a command before sshd's, which starts it in namespaces of its own, say.
+    """
     daemon = shutil.which("sshd", path="/usr/sbin:/usr/bin")
     if daemon is None or shutil.which("ssh") is None:
         pytest.skip("needs openssh-server and openssh-client")
@@ -31,7 +34,7 @@ def ssh_target(folder: Path) -> Iterator[SshTarget]:
         f"AuthorizedKeysFile {folder}/user_key.pub\nStrictModes no\nPidFile none\n"
     )
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-    with _served((daemon, "-i", "-f", str(folder / "config"))) as port:
+    with _served((*inside, daemon, "-i", "-f", str(folder / "config"))) as port:
         yield SshTarget("127.0.0.1", "root", folder / "known 100%h", port, folder / "user_key")
 
 

@@ -18,6 +18,7 @@ _PIECES = (
     "<gpu><nvlink/></gpu>", " x='1'", ' x="1"', ' x=""', " x=1", " x", "  ", " />", "<![CDATA[]]>",
     "<nic><net/><gin/><rma/></nic>", "<pcilink/>", "<xgmi/>", "<system/>", '<system version="1"/>',
 )  # fmt: skip
+_INSERTED: tuple[str, ...] = (*_LETTERS, *_PIECES)
 
 
 def mutants(seed: int, count: int) -> list[bytes]:
@@ -46,7 +47,7 @@ def _at(random: Random, text: str) -> int:
 
 def _inserted(random: Random, text: str) -> str:
     at = _at(random, text)
-    return text[:at] + random.choice([*_LETTERS, *_PIECES]) + text[at:]
+    return text[:at] + random.choice(_INSERTED) + text[at:]
 
 
 def _replaced(random: Random, text: str) -> str:

@@ -1,0 +1,126 @@
+"""The Ansible role, over two hosts of its own: sshd in mount and UTS namespaces."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from tests.ssh_targets import ssh_target
+
+pytestmark = pytest.mark.ansible
+PROJECT = Path(__file__).parents[2]
+ROLE = PROJECT / "packaging/ansible"
+_IN_NAMESPACES = """
+hostname "$1"
+mount --bind "$2/bin" /usr/local/bin
+mount --bind "$2/units" /etc/systemd/system
+shift 2
+exec "$@"
+"""
+
+
+def program(name: str) -> str:
+    folder = os.environ.get("HOMENODE_ANSIBLE_BIN")
+    if folder is None:
+        pytest.skip("HOMENODE_ANSIBLE_BIN names no folder with ansible-playbook and ansible-lint")
+    return f"{folder}/{name}"
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(words[0]).parent}:{os.environ['PATH']}"
+    environment = {
+        **os.environ, "PATH": path, "HOME": str(folder), "LC_ALL": "C.UTF-8",
+        "ANSIBLE_CONFIG": str(ROLE / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_LOCAL_TEMP": str(folder / "tmp"),
+        "ANSIBLE_SSH_CONTROL_PATH_DIR": f"/tmp/homenode-{os.getpid()}",  # sockets: a short path
+    }  # fmt: skip
+    return subprocess.run(
+        words, cwd=ROLE, env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
+
+
+def test_ansible_lint_passes(tmp_path: Path) -> None:
+    lint = program("ansible-lint")
+    done = run(tmp_path, lint, "--offline", "--nocolor", "--profile", "production", str(ROLE))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Path]:
+    """An inventory of gpu-a and gpu-b, each with programs, units and a host name of its own."""
+    launcher = tmp_path / "homenode.pyz"
+    launcher.write_text(f"#!/bin/sh\nexec {Path(sys.executable).parent}/homenode \"$@\"\n")
+    inventory: dict[str, dict[str, object]] = {}
+    with ExitStack() as daemons:
+        for name in ("gpu-a", "gpu-b"):
+            folder = tmp_path / name
+            for part in ("bin", "units", "metrics"):
+                (folder / part).mkdir(parents=True)
+            inside = (
+                "unshare", "--mount", "--uts", "--propagation", "private",
+                "sh", "-ec", _IN_NAMESPACES, "sh", name, str(folder),
+            )  # fmt: skip
+            target = daemons.enter_context(ssh_target(folder, inside))
+            inventory[name] = {
+                "ansible_host": target.address,
+                "ansible_port": target.port,
+                "ansible_user": target.user,
+                "ansible_ssh_private_key_file": str(target.key),
+                "ansible_ssh_common_args": "-F none -o StrictHostKeyChecking=no "
+                f"-o UserKnownHostsFile={folder}/known",
+                "ansible_python_interpreter": "/usr/bin/python3",
+                "homenode_expectation": str(folder / "etc/expect.toml"),
+                "homenode_textfile": str(folder / "metrics/homenode.prom"),
+            }
+        path = tmp_path / "inventory.yml"
+        both = {
+            "ansible_become": False,
+            "homenode_pyz": str(launcher),
+            "homenode_captures": str(tmp_path / "captures"),
+            "homenode_report": str(tmp_path / "report.txt"),
+            "homenode_controller_program": str(launcher),
+        }
+        path.write_text(yaml.safe_dump({"all": {"hosts": inventory, "vars": both}}))
+        launcher.chmod(0o755)
+        yield path
+
+
+@pytest.mark.root
+def test_the_program_is_installed_on_two_hosts(hosts: Path, tmp_path: Path) -> None:
+    done = run(
+        tmp_path, program("ansible-playbook"), "-i", str(hosts), "site.yml", "--tags", "install"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in ("gpu-a", "gpu-b"):
+        assert (tmp_path / name / "bin/homenode").stat().st_mode & 0o111
+
+
+@pytest.mark.lab
+@pytest.mark.root
+def test_two_hosts_are_installed_certified_watched_captured_and_reported_on(
+    hosts: Path, tmp_path: Path
+) -> None:
+    playbook = program("ansible-playbook")
+    first = run(tmp_path, playbook, "-i", str(hosts), "site.yml")
+    assert first.returncode == 0, first.stdout + first.stderr
+    for name in ("gpu-a", "gpu-b"):
+        folder = tmp_path / name
+        assert (folder / "bin/homenode").stat().st_mode & 0o111
+        assert "[counts]" in (folder / "etc/expect.toml").read_text()
+        link = folder / "units/timers.target.wants/homenode-watch.timer"
+        assert link.is_symlink()
+        setting = (folder / "units/homenode-watch.service.d/role.conf").read_text()
+        assert f"/usr/local/bin/homenode watch --expect {folder}/etc/expect.toml" in setting
+        assert (tmp_path / "captures" / f"{name}.tar.gz").stat().st_size > 1000
+    report = (tmp_path / "report.txt").read_text()
+    assert "gpu-a" in report and "gpu-b" in report
+    unchanged = ("--tags", "install,certify,watch", "--limit", "gpu-b")
+    again = run(tmp_path, playbook, "-i", str(hosts), "site.yml", *unchanged)
+    assert again.returncode == 0, again.stdout + again.stderr
+    recap = again.stdout.rpartition("PLAY RECAP")[2]
+    assert recap.count("changed=0") == 1, again.stdout

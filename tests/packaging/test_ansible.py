@@ -54,7 +54,7 @@ def test_ansible_lint_passes(tmp_path: Path) -> None:
 def hosts(tmp_path: Path) -> Iterator[Path]:
     """An inventory of gpu-a and gpu-b, each with programs, units and a host name of its own."""
     launcher = tmp_path / "homenode.pyz"
-    launcher.write_text(f"#!/bin/sh\nexec {Path(sys.executable).parent}/homenode \"$@\"\n")
+    launcher.write_text(f'#!/bin/sh\nexec {Path(sys.executable).parent}/homenode "$@"\n')
     inventory: dict[str, dict[str, object]] = {}
     with ExitStack() as daemons:
         for name in ("gpu-a", "gpu-b"):

@@ -14,6 +14,7 @@ from rich.console import Console
 from homenode.description.shipped import load_shipped
 from homenode.domain.restore import write_tuned
 from homenode.domain.schema import validate
+from homenode.errors import HomenodeError
 from homenode.evidence.documents import publications
 from homenode.plan.layout import PRESETS
 from homenode.plan.model import Plan, Unplannable
@@ -77,8 +78,12 @@ def _capture(console: Console, out: Path) -> None:
     archive = out / "this-machine.tar.gz"
     console.rule("This machine", align="left")
     console.print(f"$ homenode capture -o {archive}; homenode show --host {archive}", style="bold")
-    capture_host(archive, overwrite=True)
-    host = load_host(str(archive))
+    try:
+        capture_host(archive, overwrite=True)
+        host = load_host(str(archive))
+    except HomenodeError as error:  # a container without /sys, say: the rest needs nothing of it
+        console.print(f"{error.message}: this machine is left out")
+        return
     summary = summarise(host)
     console.print(
         f"{summary.packages} packages, {summary.numa_nodes} NUMA nodes, {summary.cores} cores, "

@@ -23,3 +23,51 @@ def ids_given(path: Path, callables: Collection[str] = ANY) -> Iterator[str]:
             for one in either:
                 if isinstance(one, ast.Constant) and isinstance(one.value, str):
                     yield one.value
+
+
+_ROOT = Path(__file__).resolve().parents[1] / "src/homenode"
+_MAKERS: tuple[tuple[str, dict[str, str]], ...] = (
+    ("", {"Finding": "", "PlanFinding": "", "Broken": ""}),
+    ("verify/document", {"differs": "plan-"}),
+    ("verify/guest", {"check": "guest-", "_groups": "guest-"}),
+    ("kubevirt", {"_refused": ""}),
+)
+"""Folders, the functions there that make findings of an id, and what they put before it."""
+
+
+def all_ids() -> frozenset[str]:
+    """Ids that the source gives to findings, as texts."""
+    return frozenset(
+        prefix + one
+        for folder, makers in _MAKERS
+        for path in (_ROOT / folder).rglob("*.py")
+        for name, prefix in makers.items()
+        for one in ids_given(path, {name})
+    )
+
+
+def words_of_source() -> frozenset[str]:
+    """Every text of the source that may be an id, with each prefix that one may get."""
+    found = set()
+    for path in _ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found |= {node.value, f"plan-{node.value}", f"guest-{node.value}"}
+                found |= {f"{node.value}-missing"} if node.value.startswith("live-") else set()
+                found |= {f"nccl-{node.value}-twice", f"target-{node.value}"}
+    return frozenset(found)
+
+
+def severities_given(path: Path) -> Iterator[tuple[str, str]]:
+    """(id, severity) of each Finding whose id is a text, for every severity that stands there."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+            continue
+        if node.func.id != "Finding":
+            continue
+        words = {word.arg: word.value for word in node.keywords}
+        name, severity = words.get("id"), words.get("severity")
+        if isinstance(name, ast.Constant) and severity is not None:
+            for part in ast.walk(severity):
+                if isinstance(part, ast.Attribute) and part.attr.isupper():
+                    yield str(name.value), part.attr.lower()

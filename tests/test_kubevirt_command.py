@@ -11,7 +11,6 @@ from typer.testing import CliRunner, Result
 
 from homenode.cli.kubevirt import app
 from homenode.errors import HostError, InputError, UsageError
-from tests.finding_ids import ids_given
 from tests.kubevirt_documents import document, vmi
 from tests.test_kubevirt_check import GOOD_KUBELET
 from tests.test_kubevirt_check import vmi as checked_vmi
@@ -95,11 +94,3 @@ def test_every_option_of_every_command_is_documented() -> None:
         for parameter in command.params:
             for option in parameter.opts if parameter.param_type_name == "option" else ():
                 assert f"`{option}" in text or f", {option} " in text, option
-
-
-@pytest.mark.parametrize("file", ["fit.py", "fit_node.py", "fit_memory.py", "admission_rules.py"])
-def test_every_finding_is_documented(file: str) -> None:
-    text = (ROOT / "docs/commands/kubevirt.md").read_text(encoding="utf-8")
-    ids = [*ids_given(ROOT / "src/homenode/kubevirt" / file, {"Finding", "_refused"})]
-    assert ids
-    assert not [one for one in ids if f"`{one}`" not in text]

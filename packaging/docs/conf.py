@@ -47,7 +47,7 @@ CONTENTS = (
     ("Start", ("install", "layouts", "measuring", "python", "glossary", "supported-versions")),
     ("Tasks", ("tasks/*",)),
     ("Commands", ("commands/*",)),
-    ("Findings", ("findings/README", "findings/*", "findings/slurm/README", "findings/slurm/*")),
+    ("Findings", ("findings/README", "findings/*")),
     ("Formats", ("formats/*",)),
     ("How it is made", ("dataflow", "decisions/*")),
 )

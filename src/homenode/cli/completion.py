@@ -54,9 +54,9 @@ def domain_names(incomplete: str) -> Candidates:
 
 def finding_ids(incomplete: str) -> Candidates:
     """Findings that have a page."""
-    from homenode.cli.reference import finding_pages
+    from homenode.catalogue import catalogue
 
-    return sorted(finding_pages())
+    return sorted(catalogue())
 
 
 def _after_comma(incomplete: str, known: Iterable[str]) -> Candidates:

@@ -73,37 +73,17 @@ def explain(
     """
     from rich.markdown import Markdown
 
+    from homenode.catalogue import catalogue
     from homenode.wording import did_you_mean
 
-    pages = finding_pages()
-    if finding not in pages:
+    known = catalogue()
+    if finding not in known:
         raise InputError(
             f"{finding}: expected the id of a finding, found none of that name",
-            hint=f"{did_you_mean(finding, pages)}homenode doctor --json shows the ids",
+            hint=f"{did_you_mean(finding, known)}each finding ends with its id in brackets",
         )
-    text = pages[finding]
+    text = known[finding].text
     if console().is_terminal:
         console().print(Markdown(text))
     else:
         say(text.rstrip())
-
-
-def finding_pages() -> dict[str, str]:
-    """The page of each finding by its id: docs/findings, also where homenode is installed."""
-    from importlib.resources import files
-    from pathlib import Path
-
-    package = files("homenode")
-    folder = package / "finding_pages"
-    if not folder.is_dir():
-        folder = Path(str(package)).parents[1] / "docs" / "findings"
-    pages = {
-        entry.name.removesuffix(".md"): entry
-        for entry in folder.iterdir()
-        if entry.name.endswith(".md")
-    }
-    return {
-        name: entry.read_text(encoding="utf-8")
-        for name, entry in sorted(pages.items())
-        if name != "README"
-    }

@@ -1,0 +1,69 @@
+"""Every finding is in the catalogue, which docs/findings is and `homenode explain` prints."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from homenode.catalogue import Entry, catalogue, entries
+from tests.doc_pages import DOCS, ROOT
+from tests.finding_ids import all_ids, severities_given, words_of_source
+
+PAGES = sorted(path for path in (DOCS / "findings").glob("*.md") if path.stem != "README")
+LONG = ("Cause", "Cost", "Fix", "Source")
+
+
+def test_every_finding_that_homenode_makes_is_in_the_catalogue() -> None:
+    made = all_ids()
+    assert len(made) > 250
+    missing = sorted(made - catalogue().keys())
+    assert not missing, f"add a section to a page of docs/findings: {missing}"
+
+
+def test_the_catalogue_has_no_finding_that_homenode_does_not_make() -> None:
+    assert not sorted(catalogue().keys() - words_of_source())
+
+
+def test_findings_have_the_severities_that_the_catalogue_gives_them() -> None:
+    known = catalogue()
+    wrong = [
+        (name, severity)
+        for path in sorted((ROOT / "src/homenode").rglob("*.py"))
+        for name, severity in severities_given(path)
+        if severity not in known[name].severities
+    ]
+    assert not wrong
+
+
+def test_an_id_is_on_one_page_only() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in PAGES)
+    headings = [
+        one for line in re.findall(r"^## (.+)$", text, re.MULTILINE) for one in line.split(", ")
+    ]
+    assert [name for name, count in Counter(headings).items() if count > 1] == []
+    assert set(headings) == catalogue().keys()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_each_finding_says_what_it_means_and_how_to_fix_it(page: Path) -> None:
+    for entry in entries(page.read_text(encoding="utf-8"), page.name):
+        assert entry.meaning.endswith("."), entry.ids
+        assert entry.parts.get("Fix"), entry.ids
+        if set(entry.parts) - {"Fix"}:  # a long one is whole
+            assert tuple(entry.parts)[: len(LONG)] == LONG, entry.ids
+            assert all(len(part) > 10 for part in entry.parts.values()), entry.ids
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (DOCS / "findings" / "README.md").read_text(encoding="utf-8")
+    assert all(f"]({page.name})" in index for page in PAGES)
+
+
+def test_a_section_of_another_form_is_refused() -> None:
+    with pytest.raises(ValueError, match="pcie-link-slow"):
+        entries("## pcie-link-slow\n\nA link is slow.\n", "links.md")
+    (entry,) = entries("## a, b\n\n**Critical, info.** It is.\n\n**Fix.** Mend it.\n", "x.md")
+    assert (
+        isinstance(entry, Entry) and entry.ids == ("a", "b") and entry.parts == {"Fix": "Mend it."}
+    )

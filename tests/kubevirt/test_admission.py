@@ -1,5 +1,6 @@
 """VMIs are refused by the check where KubeVirt's own admission refuses them."""
 
+import ast
 import json
 import os
 import shutil
@@ -48,8 +49,14 @@ def test_two_hundred_vmis_are_judged_as_kubevirts_admitter_did() -> None:
 def test_every_rule_is_broken_by_some_of_them() -> None:
     broken = {one for case in cases(SEED, 1000) for one in refusals(case)}
     source = (FOLDER.parents[1] / "src/homenode/kubevirt/admission_rules.py").read_text()
-    named = {line.split('"')[1] for line in source.splitlines() if line.startswith('            "')}
-    rules = {one for one in named if f'"{one}", ' in source and "-" in one and " " not in one}
+    calls = [one for one in ast.walk(ast.parse(source)) if isinstance(one, ast.Call)]
+    rules = {
+        word.value
+        for call in calls
+        if isinstance(call.func, ast.Name) and call.func.id in ("Finding", "_refused")
+        for word in [*call.args[:1], *(k.value for k in call.keywords if k.arg == "id")]
+        if isinstance(word, ast.Constant)
+    }
     assert len(rules) > 15
     assert rules - broken <= {"device-not-permitted"}
 

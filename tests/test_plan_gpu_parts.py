@@ -11,6 +11,7 @@ from homenode.description.parse import parse_description
 from homenode.description.render import render
 from homenode.description.shipped import load_shipped
 from homenode.discover import discover
+from homenode.doctor.diagnosis import diagnose
 from homenode.domain.read import open_domain, read_guest
 from homenode.errors import HomenodeError, InputError
 from homenode.pci import DeviceKind
@@ -134,6 +135,8 @@ def test_gpus_of_a_profile_are_free_parts_of_it() -> None:
     assert [device.uuid for device in made.plan.devices] == [UUIDS[1]]
     made = tuned(divided(), gpu_count=2, gpu_profile="H200X-1-18C")
     assert {(device.managed, device.uuid) for device in made.plan.devices} == {(False, None)}
+    alarms = diagnose(divided(), open_domain(made.document, "vm")).findings
+    assert "not-bound-to-vfio" not in {finding.id for finding in alarms}
     assert made.document.count(b'managed="no"') + made.document.count(b"managed='no'") == 2
     with pytest.raises(Unplannable, match="2 free parts of profile A40-12Q, 1 free"):
         tuned(divided(f'devices = ["{UUIDS[0]}"]'), gpu_count=2, gpu_profile="A40-12Q")
@@ -156,7 +159,7 @@ def test_a_part_that_another_vm_has_and_a_whole_divided_gpu_are_said() -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"gpu_count": 1}, "--gpu-profile, one of"),
+        ({"gpu_count": 3}, "ask for at most 2 GPUs"),
         ({"gpu_count": 1, "gpu_profile": "1g.10gb"}, "only serve processes of the host"),
         ({"gpu_count": 1, "gpu_profile": "none"}, "no such part"),
         ({"gpu_profile": "A40-12Q"}, "--gpus N as well"),

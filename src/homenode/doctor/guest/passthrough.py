@@ -10,6 +10,7 @@ from homenode.domain.document import Document, Element
 from homenode.domain.fields import host_address
 from homenode.findings import Finding, Severity
 from homenode.pci import DeviceKind, PciDevice, is_viable_driver
+from homenode.plan.gpu_parts import parts_at
 from homenode.topology import Host
 from homenode.verify.domain_facts import DomainFacts
 
@@ -32,7 +33,10 @@ def passthrough_findings(facts: DomainFacts, document: Document, host: Host) -> 
             "ls /sys/class/iommu",
             source="/sys/class/iommu; Documentation/driver-api/vfio.rst",
         )
-    yield from _unmanaged(document, {device.bdf: device for device in devices})
+    vgpus = {
+        d.bdf for d in devices if any(part.profile for part in parts_at(host.device_at, d.bdf))
+    }
+    yield from _unmanaged(document, {d.bdf: d for d in devices if d.bdf not in vgpus})
     yield from _companions(facts, host, devices, passed)
 
 

@@ -437,7 +437,8 @@ def _in_use(host: Host, others: Allocations) -> str:
 def _too_few(host: Host, request: GuestRequest, others: Allocations, free: int) -> Unplannable:
     gpus = host.devices_of_kind(DeviceKind.GPU)
     what = "GPUs" if request.gpu_profile is None else f"parts of profile {request.gpu_profile}"
-    found = f"{free} of {len(gpus)} free" if request.gpu_profile is None else f"{free} free"
+    total = sum(gpu.physical_function is None for gpu in gpus)
+    found = f"{free} free" if request.gpu_profile or free > total else f"{free} of {total} free"
     detail = f"needs {request.gpu_count} free {what}, {found}{_in_use(host, others)}"
     hint = f"ask for at most {free} {what}" if free else None
     if request.gpu_profile is None and any(gpu.parts for gpu in gpus):

@@ -22,7 +22,7 @@ from homenode.analyse.intervals import CONFIDENCE, LEAST_BOOTS, interval
 from homenode.analyse.outcomes import Found, judged, metric_of_effect
 from homenode.analyse.summary import Series, SeriesKey, headline, series_of
 from homenode.errors import InputError
-from homenode.metrics import METRICS, UNCOMPARED, Metric, metric_of, primaries
+from homenode.metrics import METRICS, TWO_STATES, UNCOMPARED, Metric, metric_of, primaries
 from homenode.objective import Objective
 from homenode.results.vantage import Vantage
 
@@ -189,8 +189,8 @@ def _reach(series: Series) -> tuple[float, float]:
 STATE_GAP = 1.25
 """Boots of a layout further apart than this, while their samples agree, are in states."""
 
-STATE_SPREADS = 10.0
-"""And further than so many standard errors of a boot."""
+STATE_SPREADS = 5.0
+"""And further than so many standard errors of a boot, as its samples give them."""
 
 
 def gap_between_boots(series: Series) -> float:
@@ -228,23 +228,48 @@ STATE_MARGIN = 0.10
 def _replication(first: Series, second: Series, subject: str) -> Iterator[Doubt]:
     if not (first.replicated and second.replicated):
         yield Doubt(
-            id=PRINTED,
-            subject=subject,
-            detail="figures that were printed without their samples: one each, n unknown or 1",
-            blocks=True,
-            cause="the source publishes no repeats",
-            remedy="measure: homenode bench, three boots or more each",
-        )
-    elif min(len(first.medians), len(second.medians)) < LEAST_BOOTS:
+            PRINTED, subject,
+            "figures that were printed without their samples: one each, n unknown or 1", True,
+            "the source publishes no repeats", "measure: homenode bench, three boots or more each",
+        )  # fmt: skip
+        return
+    counts = len(first.medians), len(second.medians)
+    ratio = max(first.value / second.value, second.value / first.value)
+    if min(counts) < LEAST_BOOTS:
         yield Doubt(
-            id=FEW_BOOTS,
-            subject=subject,
-            detail=f"{len(first.medians)} and {len(second.medians)} boots: expected three or "
-            "more each",
-            blocks=True,
-            cause="one boot can differ from the next as much as two layouts do",
-            remedy="boot each layout three times or more, in mixed order",
-        )
+            FEW_BOOTS, subject,
+            f"{counts[0]} and {counts[1]} boots: expected three or more each",
+            True, "one boot can differ from the next as much as two layouts do",
+            "boot each layout three times or more, in mixed order",
+        )  # fmt: skip
+    elif (
+        ratio >= LEAST_STATES
+        and _apart(first, second) < TWO_STATES
+        and chance_of_states(*counts) > 1 - CONFIDENCE
+    ):
+        yield Doubt(
+            FEW_BOOTS, subject,
+            f"{counts[0]} and {counts[1]} boots: expected five or more each for a difference of "
+            f"{ratio:.2f} x",
+            True, "boots of one layout have been seen in two states, so far apart",
+            "boot each layout five times or more, in mixed order",
+        )  # fmt: skip
+
+
+LEAST_STATES = 1.5
+"""States of boots that have been seen are 1.6 to 1.9 x apart: one cache domain's link, or two."""
+
+
+def chance_of_states(first: int, second: int) -> float:
+    """How likely so many boots of each, in two states at random, fall apart as the layouts do.
+
+    The exact permutation test: of all ways to deal the boots to two layouts, two part the states.
+    Doubled, as the difference was chosen for its size, after looking.
+
+    >>> [round(chance_of_states(boots, boots), 3) for boots in (3, 4, 5)]
+    [0.2, 0.057, 0.016]
+    """
+    return 4 / math.comb(first + second, first)
 
 
 def _devices(first: Series, second: Series) -> Iterator[Doubt]:

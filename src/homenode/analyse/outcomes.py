@@ -13,12 +13,6 @@ from homenode.objective import Objective
 LEAST_BEYOND_DRIFT = 1.25
 """A machine that warms up or is shared drifts by a tenth over hours, not by twice as much."""
 
-LEAST_STATES = 1.5
-"""Placement states that have been seen are 1.6 to 1.9 x apart: one cache domain's link, or two."""
-
-BOOTS_BEYOND_STATES = 5
-"""Boots of each layout that do not all fall apart into two states by chance (0.2 %)."""
-
 
 class Found(NamedTuple):
     """An effect that no one has judged yet, with what its interval rests on.
@@ -60,7 +54,7 @@ def judged(found: Sequence[Found]) -> Iterator[Effect]:
         p = adjusted.get(place)
         effect = replace(one.effect, p_adjusted=p)
         outcome = _outcome(effect, effect.p if p is None else p, one.apart)
-        yield replace(effect, outcome=outcome, level=_level(effect, outcome))
+        yield replace(effect, outcome=outcome, level=_level(effect))
 
 
 def _outcome(effect: Effect, p: float | None, apart: float) -> Outcome:
@@ -81,24 +75,7 @@ def _outcome(effect: Effect, p: float | None, apart: float) -> Outcome:
     return Outcome.CANNOT_TELL
 
 
-def _level(effect: Effect, outcome: Outcome) -> EvidenceLevel:
+def _level(effect: Effect) -> EvidenceLevel:
     if PRINTED in effect.doubts:
         return EvidenceLevel.PUBLISHED
-    if WEAKENING & set(effect.doubts) or _could_be_states(effect, outcome):
-        return EvidenceLevel.PROVISIONAL
-    return EvidenceLevel.MEASURED
-
-
-def _could_be_states(effect: Effect, outcome: Outcome) -> bool:
-    """Whether boots of one layout that fall into two states explain the difference.
-
-    With n boots of each, all of one side in one state and all of the other in the other happens
-    in 2 of 4^n cases: 3.1 % of three boots, 0.2 % of five.
-    """
-    metric, gain = metric_of_effect(effect), max(effect.gain, 1 / effect.gain)
-    return (
-        outcome in (Outcome.BETTER, Outcome.WORSE)
-        and metric.boot_variation >= LEAST_STATES
-        and LEAST_STATES <= gain < metric.boot_variation
-        and min(effect.boots) < BOOTS_BEYOND_STATES
-    )
+    return EvidenceLevel.PROVISIONAL if WEAKENING & set(effect.doubts) else EvidenceLevel.MEASURED

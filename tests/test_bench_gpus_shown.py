@@ -16,11 +16,11 @@ from homenode.measure import runner
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.figures import amd as amd_figures
 from homenode.measure.gpu.suite import ShownGpus, parse_shown
-from homenode.measure.model import TORCH, BenchTest, Depth, Group, Reader, SuiteOptions
+from homenode.measure.model import TORCH, BenchTest, Depth, Group, Reader, Suite, SuiteOptions
 from homenode.measure.orders import BenchOptions
 from homenode.measure.program_text import program_text
 from homenode.measure.step_reading import figures_of_step
-from homenode.measure.suite import Suite, suite_for
+from homenode.measure.suite import suite_for
 from homenode.process import Completed
 from homenode.results.vantage import Vantage
 from homenode.tools import rocm_bandwidth_test

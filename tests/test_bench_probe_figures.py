@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from homenode.errors import ParseError
-from homenode.measure.figures.probe import ProbeFigures, probe_figures
+from homenode.measure.figures.probe import StepReading, probe_figures
 from homenode.tools.homenode_probe import parse
 from tests import probe_documents
 from tests.mutations import MUTATIONS, survives
@@ -24,11 +24,11 @@ DOCUMENTS = {
 }
 
 
-def figures(text: str) -> ProbeFigures:
+def figures(text: str) -> StepReading:
     return probe_figures(parse(text))
 
 
-def values(found: ProbeFigures, metric: str, variant: str | None) -> list[float]:
+def values(found: StepReading, metric: str, variant: str | None) -> list[float]:
     return [
         one.sample.value for one in found.placed
         if (one.sample.metric, one.sample.variant) == (metric, variant)

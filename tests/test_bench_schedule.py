@@ -5,16 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homenode.errors import UsageError
+from homenode.measure.model import CONTROLS, PROBE, Depth, Group, SuiteOptions
 from homenode.measure.schedule import left_of, moved_rounds, schedule, seeded_order
-from homenode.measure.suite import (
-    CONTROLS,
-    PROBE,
-    Depth,
-    Group,
-    SuiteOptions,
-    groups_for,
-    suite_for,
-)
+from homenode.measure.suite import groups_for, suite_for
 from homenode.objective import Objective
 from tests.small_hosts import DeviceSpec, even_host
 

@@ -44,6 +44,18 @@ class CpuSet:
         object.__setattr__(new, "_bits", bits)
         return new
 
+    @classmethod
+    def union(cls, sets: "Iterable[CpuSet | None]") -> "CpuSet":
+        """All PUs of these sets; of None, which is no set, none.
+
+        >>> CpuSet.union([CpuSet.parse("0-1"), None, CpuSet.parse("4")])
+        CpuSet('0-1,4')
+        """
+        bits = 0
+        for one in sets:
+            bits |= 0 if one is None else one.bits
+        return cls.from_bits(bits)
+
     @property
     def bits(self) -> int:
         """Bit N is set where PU N is in the set."""

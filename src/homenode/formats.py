@@ -45,6 +45,7 @@ VERSIONS = {
     "slurm-report": 3,
     "watch": 1,
     "host-setup": 1,
+    "setup": 1,
 }
 """Newest version of each kind that this program writes and reads."""
 

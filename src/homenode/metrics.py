@@ -63,7 +63,9 @@ _METRICS = (
         "what all vCPUs together read and write from memory (STREAM, homenode-probe)",
         _MORE_CONTROLLERS,
         "threads and memory are on different nodes, or all memory is on one",
-        primary=(Objective.HOST_BANDWIDTH,), headline="triad", boot_variation=TWO_STATES,
+        primary=(Objective.HOST_BANDWIDTH,),
+        headline="triad",
+        boot_variation=TWO_STATES,
     ),
     Metric(
         "memory-latency",
@@ -86,7 +88,8 @@ _METRICS = (
         "highest bus bandwidth of an all-reduce over message sizes (nccl-tests, rccl-tests)",
         "transport through memory stays on the GPUs' nodes",
         "transport crosses nodes: GPUs without a node, or ranks bound to the wrong one",
-        primary=(Objective.COLLECTIVE,), boot_variation=TWO_STATES,
+        primary=(Objective.COLLECTIVE,),
+        boot_variation=TWO_STATES,
     ),
     Metric(
         "allreduce-busbw-mean",
@@ -97,7 +100,8 @@ _METRICS = (
         "mean bus bandwidth of an all-reduce over message sizes; small messages weigh as much as "
         "large ones",
         "small messages became faster, or transport through memory stays on the GPUs' nodes",
-        "small messages became slower, or transport crosses nodes", boot_variation=TWO_STATES,
+        "small messages became slower, or transport crosses nodes",
+        boot_variation=TWO_STATES,
     ),
     Metric(
         "allreduce-busbw",

@@ -32,9 +32,9 @@ from homenode.measure.bindings.progress import (
     progress_of,
     unrecorded,
 )
-from homenode.measure.bindings.queue_client import will_pass
 from homenode.measure.bindings.scripts import job_name, script_name, script_of
 from homenode.report.study_progress_text import missing_lines, progress_view
+from homenode.slurm.client import will_pass
 from homenode.sources import load_host
 from homenode.tools.sinfo import ClusterNode, parse_nodes
 from homenode.tools.squeue import JobState, QueuedJob, needs_somebody, parse_states

@@ -228,32 +228,39 @@ STATE_MARGIN = 0.10
 def _replication(first: Series, second: Series, subject: str) -> Iterator[Doubt]:
     if not (first.replicated and second.replicated):
         yield Doubt(
-            PRINTED, subject,
-            "figures that were printed without their samples: one each, n unknown or 1", True,
-            "the source publishes no repeats", "measure: homenode bench, three boots or more each",
-        )  # fmt: skip
+            id=PRINTED,
+            subject=subject,
+            detail="figures that were printed without their samples: one each, n unknown or 1",
+            blocks=True,
+            cause="the source publishes no repeats",
+            remedy="measure: homenode bench, three boots or more each",
+        )
         return
     counts = len(first.medians), len(second.medians)
     ratio = max(first.value / second.value, second.value / first.value)
     if min(counts) < LEAST_BOOTS:
         yield Doubt(
-            FEW_BOOTS, subject,
-            f"{counts[0]} and {counts[1]} boots: expected three or more each",
-            True, "one boot can differ from the next as much as two layouts do",
-            "boot each layout three times or more, in mixed order",
-        )  # fmt: skip
+            id=FEW_BOOTS,
+            subject=subject,
+            detail=f"{counts[0]} and {counts[1]} boots: expected three or more each",
+            blocks=True,
+            cause="one boot can differ from the next as much as two layouts do",
+            remedy="boot each layout three times or more, in mixed order",
+        )
     elif (
         ratio >= LEAST_STATES
         and _apart(first, second) < TWO_STATES
         and chance_of_states(*counts) > 1 - CONFIDENCE
     ):
         yield Doubt(
-            FEW_BOOTS, subject,
-            f"{counts[0]} and {counts[1]} boots: expected five or more each for a difference of "
-            f"{ratio:.2f} x",
-            True, "boots of one layout have been seen in two states, so far apart",
-            "boot each layout five times or more, in mixed order",
-        )  # fmt: skip
+            id=FEW_BOOTS,
+            subject=subject,
+            detail=f"{counts[0]} and {counts[1]} boots: expected five or more each for a "
+            f"difference of {ratio:.2f} x",
+            blocks=True,
+            cause="boots of one layout have been seen in two states, so far apart",
+            remedy="boot each layout five times or more, in mixed order",
+        )
 
 
 LEAST_STATES = 1.5

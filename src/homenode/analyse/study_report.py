@@ -19,7 +19,7 @@ from homenode.gap import Gap
 from homenode.measure.bindings.collective import Collective
 from homenode.measure.bindings.evidence import JobEvidence
 from homenode.measure.bindings.experiments import Mode
-from homenode.measure.imported.runs import CPU_ONLY, GPU_UNKNOWN
+from homenode.results.model import CPU_ONLY, GPU_UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)

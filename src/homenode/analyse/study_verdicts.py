@@ -113,20 +113,12 @@ def copies_as_runs(jobs: Iterable[JobEvidence], metrics: Sequence[str] = COPIES)
     """Copies between host and GPUs, by where memory was bound and by shape of shared jobs; copies
     near first."""
     every = tuple(jobs)
-    homes = {
-        node: homes_of(one for one in every if one.node == node)
-        for node in {job.node for job in every}
-    }
+    homes = _homes_by_node(every)
 
     def label_of(job: JobEvidence, sample: Sample) -> str | None:
         if sample.metric not in metrics or sample.variant is not None:
             return None
-        if job.mode is not Mode.EXCLUSIVE:
-            return job.shape
-        home, node = homes[job.node].get(device_of(sample)), job.node_of(sample)
-        if home is None or node is None:
-            return None
-        return NEAR if home == node else FAR
+        return _copy_label(job, sample, homes[job.node])
 
     order = (NEAR, FAR)
     runs = runs_by(every, label_of)
@@ -167,10 +159,7 @@ class Spread:
 
 def spreads(jobs: tuple[JobEvidence, ...]) -> tuple[Spread, ...]:
     """Every kind of copy: near, far, in shared jobs, and between GPUs by binding; in this order."""
-    homes = {
-        node: homes_of(one for one in jobs if one.node == node)
-        for node in {job.node for job in jobs}
-    }
+    homes = _homes_by_node(jobs)
     values: dict[tuple[str, str, str], dict[tuple[object, ...], list[float]]] = {}
     for job in jobs:
         for sample in job.samples:
@@ -201,6 +190,12 @@ def spreads(jobs: tuple[JobEvidence, ...]) -> tuple[Spread, ...]:
             ),
         )
     )
+
+
+def _homes_by_node(jobs: Sequence[JobEvidence]) -> dict[str, dict[str, int]]:
+    """The home of each GPU, by cluster node."""
+    nodes = {job.node for job in jobs}
+    return {node: homes_of(one for one in jobs if one.node == node) for node in nodes}
 
 
 def _copy_label(job: JobEvidence, sample: Sample, homes: Mapping[str, int]) -> str | None:

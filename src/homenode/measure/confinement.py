@@ -14,7 +14,6 @@ from homenode.snapshot.protocol import Snapshot
 from homenode.topology import Host
 
 _STATUS = "/proc/self/status"
-NOTHING = CpuSet.from_bits(0)
 
 
 def usable_pus(host: Host) -> CpuSet:
@@ -78,10 +77,7 @@ def confined(host: Host, pus: CpuSet | None, nodes: tuple[int, ...] | None) -> H
                 f"--nodes: expected nodes of {', '.join(map(str, known))}, found "
                 f"{', '.join(map(str, missing))}"
             )
-        of_nodes = NOTHING
-        for number in nodes:
-            of_nodes |= known[number].pus
-        wanted &= of_nodes
+        wanted &= CpuSet.union(known[number].pus for number in nodes)
     if not wanted:
         raise UsageError("--pus, --nodes: expected PUs to measure on, found none in both")
     return replace(

@@ -16,11 +16,12 @@ from homenode.findings import Finding, Severity, in_order
 from homenode.gap import Gap
 from homenode.measure.confinement import usable_pus
 from homenode.measure.environment import Environment, changes, conditions_of
+from homenode.measure.figures.probe import StepReading
 from homenode.measure.figures.sample import numbered
 from homenode.measure.model import BenchTest, Reader
 from homenode.measure.record import LookRecord, RunRecord, StepRecord, StepStatus
 from homenode.measure.schedule import Schedule, moved_rounds, schedule
-from homenode.measure.step_reading import REPLAYED, StepReading, disturbed, read_app, read_step
+from homenode.measure.step_reading import REPLAYED, disturbed, read_app, read_step
 from homenode.metrics import metric_of
 from homenode.results.model import UNSETTLED, Condition, Origin, Run, Sample
 from homenode.results.placement_states import Bracket, States, states_of

@@ -6,7 +6,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.findings import Finding
 from homenode.gap import Gap
-from homenode.measure.suite import SuiteOptions
+from homenode.measure.model import SuiteOptions
 from homenode.plan.model import Plan
 from homenode.results.model import UNKNOWN_SWITCHES, Condition, Run, Switches
 from homenode.results.vantage import Vantage
@@ -107,9 +107,7 @@ def restricted_to(orders: BenchOptions) -> CpuSet | None:
     """PUs that a run is confined to: as ordered, else on a host those that the plan pins."""
     if orders.pus is not None or orders.vantage is Vantage.GUEST or orders.plan is None:
         return orders.pus
-    pinned = CpuSet.from_bits(0)
-    for pins in orders.plan.vcpu_pins:
-        pinned |= pins
+    pinned = CpuSet.union(orders.plan.vcpu_pins)
     if not pinned:
         raise UsageError(
             "--plan: expected one that pins vCPUs, to measure the host on their PUs, found none",

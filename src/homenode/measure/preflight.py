@@ -67,53 +67,45 @@ def _crowded(looks: Looks) -> Iterator[Finding]:
     shares = [(pu, share_between(looks.first, looks.second, CpuSet((pu,)))) for pu in looks.pus]
     busy = CpuSet(pu for pu, share in shares if share is not None and share.busy > ONE_PU_SHARE)
     stolen = CpuSet(pu for pu, share in shares if share is not None and share.stolen > ONE_PU_SHARE)
+    most = f"no PU more than {ONE_PU_SHARE:.0%}"
     if busy:
-        yield Finding(
-            id="bench-busy",
-            severity=Severity.WARNING,
-            subject=f"PUs {looks.pus}",
-            expected=f"no PU more than {ONE_PU_SHARE:.0%} busy",
-            observed=f"PUs {busy} busy",
-            cost="figures of a busy machine are marked and not compared",
-            fix="stop what runs there, or measure on other PUs",
-            source="/proc/stat",
-        )
+        yield _busy_finding(looks.pus, f"{most} busy", f"PUs {busy} busy")
     if stolen:
-        yield Finding(
-            id="bench-stolen",
-            severity=Severity.WARNING,
-            subject=f"PUs {looks.pus}",
-            expected=f"no PU more than {ONE_PU_SHARE:.0%} stolen",
-            observed=f"PUs {stolen} given to other guests",
-            cost="the vCPUs share PUs with others",
-            fix="pin the guest's vCPUs to PUs of their own: homenode plan",
-            source="/proc/stat",
-        )
+        yield _stolen_finding(looks.pus, f"{most} stolen", f"PUs {stolen} given to other guests")
 
 
 def _busy(pus: CpuSet, share: Share) -> Iterator[Finding]:
     if share.busy > BUSY_SHARE:
-        yield Finding(
-            id="bench-busy",
-            severity=Severity.WARNING,
-            subject=f"PUs {pus}",
-            expected=f"at most {BUSY_SHARE:.0%} busy",
-            observed=f"{share.busy:.0%} busy",
-            cost="figures of a busy machine are marked and not compared",
-            fix="stop what runs there, or measure on other PUs",
-            source="/proc/stat",
-        )
+        yield _busy_finding(pus, f"at most {BUSY_SHARE:.0%} busy", f"{share.busy:.0%} busy")
     if share.stolen > STOLEN_SHARE:
-        yield Finding(
-            id="bench-stolen",
-            severity=Severity.WARNING,
-            subject=f"PUs {pus}",
-            expected=f"at most {STOLEN_SHARE:.0%} stolen",
-            observed=f"{share.stolen:.1%} given to other guests",
-            cost="the vCPUs share PUs with others",
-            fix="pin the guest's vCPUs to PUs of their own: homenode plan",
-            source="/proc/stat",
-        )
+        given = f"{share.stolen:.1%} given to other guests"
+        yield _stolen_finding(pus, f"at most {STOLEN_SHARE:.0%} stolen", given)
+
+
+def _busy_finding(pus: CpuSet, expected: str, observed: str) -> Finding:
+    return Finding(
+        id="bench-busy",
+        severity=Severity.WARNING,
+        subject=f"PUs {pus}",
+        expected=expected,
+        observed=observed,
+        cost="figures of a busy machine are marked and not compared",
+        fix="stop what runs there, or measure on other PUs",
+        source="/proc/stat",
+    )
+
+
+def _stolen_finding(pus: CpuSet, expected: str, observed: str) -> Finding:
+    return Finding(
+        id="bench-stolen",
+        severity=Severity.WARNING,
+        subject=f"PUs {pus}",
+        expected=expected,
+        observed=observed,
+        cost="the vCPUs share PUs with others",
+        fix="pin the guest's vCPUs to PUs of their own: homenode plan",
+        source="/proc/stat",
+    )
 
 
 def _settings(now: Environment) -> Iterator[Finding]:
@@ -182,10 +174,7 @@ def _neighbours(host: Host, pus: CpuSet) -> Iterator[Finding]:
     for domain in host.domains:
         if not domain.running:
             continue
-        in_use = [pins & pus for pins in domain.vcpu_pins if pins is not None]
-        shared = CpuSet.from_bits(0)
-        for pins in in_use:
-            shared |= pins
+        shared = CpuSet.union(domain.vcpu_pins) & pus
         floats = any(pins is None for pins in domain.vcpu_pins)
         if shared or floats:
             yield Finding(

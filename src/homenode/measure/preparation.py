@@ -1,7 +1,6 @@
 """Preparation: from orders and a machine to what will be run there, before anything is written."""
 
 import hashlib
-import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
@@ -20,7 +19,6 @@ from homenode.measure.confinement import (
     usable_pus,
 )
 from homenode.measure.gpu.suite import ShownGpus
-from homenode.measure.imported.runs import CPU_ONLY, GPU_UNKNOWN
 from homenode.measure.model import CONTROLS, BenchTest, Group, Reader, Suite
 from homenode.measure.orders import AppOrder, BenchOptions, restricted_to
 from homenode.measure.record import RunRecord
@@ -30,6 +28,7 @@ from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.guest import Guest
 from homenode.plan.model import Plan
 from homenode.results.model import (
+    CPU_ONLY,
     UNKNOWN_SWITCHES,
     Condition,
     GpuPlace,
@@ -37,6 +36,7 @@ from homenode.results.model import (
     RunHead,
     Switches,
     host_kind,
+    system_of,
 )
 from homenode.results.vantage import Vantage
 from homenode.topology import Host
@@ -198,8 +198,8 @@ def _head(
     on_host = dict(bus_ids)
     return RunHead(
         name=orders.name,
-        system=orders.system or _system([gpu.name for gpu in gpus]),
-        origin=Origin.EMULATED if orders.emulated or _is_emulated(host) else Origin.MEASURED,
+        system=orders.system or (system_of(gpus[0].name) if gpus else CPU_ONLY),
+        origin=Origin.EMULATED if orders.emulated else Origin.MEASURED,
         vantage=orders.vantage,
         switches=switches,
         host_kind=orders.host_kind if in_guest else orders.host_kind or host_kind(host),
@@ -219,23 +219,12 @@ def _head(
     )
 
 
-def _is_emulated(host: Host) -> bool:
-    """Whether the CPU calls itself emulated ("QEMU TCG CPU version 2.5+"). The probe knows better,
-    where it runs: CPUID's hypervisor leaf says TCGTCGTCGTCG."""
-    return "TCG" in (host.cpu.name or "").split()
-
-
 def _host_of(plan: Plan | None) -> str | None:
     return None if plan is None else plan.host_fingerprint or None
 
 
 def _pinned(plan: Plan | None) -> CpuSet | None:
-    if plan is None or not plan.vcpu_pins:
-        return None
-    pinned = CpuSet.from_bits(0)
-    for pins in plan.vcpu_pins:
-        pinned |= pins
-    return pinned
+    return None if plan is None or not plan.vcpu_pins else CpuSet.union(plan.vcpu_pins)
 
 
 def _nodes(plan: Plan | None) -> tuple[int, ...] | None:
@@ -255,36 +244,24 @@ def _machine(host: Host) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _system(names: list[str | None]) -> str:
-    """The folder of a machine: its GPU's name, as a folder can have it.
-
-    >>> _system(["NVIDIA H200", "NVIDIA H200"]), _system([None]), _system([])
-    ('nvidia-h200', 'gpu-unknown', 'cpu-only')
-    """
-    if not names:
-        return CPU_ONLY
-    return re.sub(r"[^a-z0-9]+", "-", (names[0] or "").lower()).strip("-")[:80] or GPU_UNKNOWN
-
-
 def _versions(orders: BenchOptions, host: Host, document: Guest | None) -> Iterator[Condition]:
     yield from orders.versions
     stated = {condition.name for condition in orders.versions}
-    found = {
-        "machine type": None if document is None else document.machine,
-    }
-    if orders.vantage is not Vantage.GUEST:  # a guest's own are not those that run it
-        found["libvirt"] = _version(host.settings.libvirt_version)
-        found["qemu"] = _version(host.settings.qemu_version)
-    for name, value in found.items():
-        if value is not None and name not in stated:
-            yield Condition(name, value)
+    found = [] if orders.vantage is Vantage.GUEST else list(versions_of(host))  # a guest's: its own
+    if document is not None and document.machine is not None:
+        found.append(Condition("machine type", document.machine))
+    yield from (one for one in found if one.name not in stated)
     drivers = sorted({gpu.driver for gpu in host.devices_of_kind(DeviceKind.GPU) if gpu.driver})
     if drivers:
         yield Condition("driver", ", ".join(drivers))
 
 
-def _version(version: tuple[int, int, int] | None) -> str | None:
-    return None if version is None else ".".join(map(str, version))
+def versions_of(host: Host) -> Iterator[Condition]:
+    """Of the libvirt and QEMU that run a host's guests."""
+    settings = host.settings
+    for name, version in (("libvirt", settings.libvirt_version), ("qemu", settings.qemu_version)):
+        if version is not None:
+            yield Condition(name, ".".join(map(str, version)))
 
 
 def _bus_ids(expected: Expectation | None, guest: Host) -> tuple[tuple[Bdf, Bdf], ...]:

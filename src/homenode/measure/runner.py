@@ -24,6 +24,7 @@ from homenode.measure.app_metric import check_metric, figure_of
 from homenode.measure.confinement import affinity, allowed_nodes
 from homenode.measure.derived_run import Derived, derived, reading_of, schedule_of
 from homenode.measure.environment import Environment, read_environment
+from homenode.measure.figures.probe import StepReading
 from homenode.measure.model import BenchTest, Reader
 from homenode.measure.orders import BenchOptions, BenchOutcome, Progress, check_name
 from homenode.measure.preflight import Looks, preflight
@@ -41,7 +42,6 @@ from homenode.measure.record import (
 )
 from homenode.measure.run_folder import DOMAIN, HOST, PLAN, RunFolder, open_run
 from homenode.measure.schedule import Step, left_of
-from homenode.measure.step_reading import StepReading
 from homenode.measure.tools_installed import (
     boot_identity,
     gpus_shown_by,

@@ -6,11 +6,10 @@ goes on to the test's next alternative.
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
-from homenode.findings import Finding
 from homenode.gap import Gap
 from homenode.measure.figures import amd as amd_figures
 from homenode.measure.figures import collective_curve
@@ -18,7 +17,7 @@ from homenode.measure.figures import nvidia as gpu_figures
 from homenode.measure.figures import torch_programs as torch_figures
 from homenode.measure.figures.collective_curve import CollectiveCurve
 from homenode.measure.figures.nvidia import Binding
-from homenode.measure.figures.probe import BracketedSample, probe_figures
+from homenode.measure.figures.probe import BracketedSample, StepReading, probe_figures
 from homenode.measure.figures.sample import Figures, numbered, sample
 from homenode.measure.figures.tool_log import nccl_runs
 from homenode.measure.figures.torch_programs import COPYING_THREAD
@@ -142,7 +141,7 @@ def _collective(figures: Figures, run: NcclTests, test: BenchTest) -> Figures:
         conditions += (Condition("collective binding", test.binding),)
     return replace(
         figures,
-        samples=numbered(_varied(one, test.variant) for one in samples),
+        samples=numbered(_varied(one, test.variant, one.variant) for one in samples),
         conditions=conditions,
         findings=(*figures.findings, *([finding] if finding is not None else [])),
     )
@@ -154,9 +153,8 @@ def _half_peak(curve: CollectiveCurve | None) -> tuple[Sample, ...]:
     return (sample("allreduce-half-peak", "bytes", float(curve.half_peak_bytes)),)
 
 
-def _varied(one: Sample, variant: str | None) -> Sample:
-    words = ", ".join(filter(None, (variant, one.variant)))
-    return replace(one, variant=words or None)
+def _varied(one: Sample, *words: str | None) -> Sample:
+    return replace(one, variant=", ".join(filter(None, words)) or None)
 
 
 def _choices(test: BenchTest, text: str) -> Figures:
@@ -192,31 +190,15 @@ REPLAYED = "replayed"
 REPLAYED_LINE = re.compile(r"(?m)^replayed: (.{1,200})$")
 
 
-@dataclass(frozen=True, slots=True)
-class StepReading:
-    """Samples of a step, each with its bracket. busy, emulated: as the probe saw it meanwhile;
-    emulated: None where it was not asked, or nothing gives it."""
-
-    placed: tuple[BracketedSample, ...]
-    conditions: tuple[Condition, ...] = ()
-    gaps: tuple[Gap, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    busy: str | None = None
-    emulated: bool | None = None
-
-
 def read_step(test: BenchTest, output: str, host: Host) -> StepReading:
     """Figures of a test's output; host: the machine that ran it. Raises ParseError."""
     if test.reads is Reader.PROBE:
         found = probe_figures(parse(output))
-        return StepReading(
-            tuple(_placed_variant(one, test.variant) for one in found.placed),
-            found.conditions,
-            (),
-            found.findings,
-            found.busy,
-            found.emulated,
+        placed = tuple(
+            replace(one, sample=_varied(one.sample, one.sample.variant, test.variant))
+            for one in found.placed
         )
+        return replace(found, placed=placed)
     figures = figures_of_step(test, output, host)
     replayed = REPLAYED_LINE.search(output)
     conditions = (Condition(REPLAYED, replayed[1].strip()),) if replayed else ()
@@ -226,13 +208,6 @@ def read_step(test: BenchTest, output: str, host: Host) -> StepReading:
         figures.gaps,
         figures.findings,
     )
-
-
-def _placed_variant(placed: BracketedSample, variant: str | None) -> BracketedSample:
-    if variant is None:
-        return placed
-    words = ", ".join(word for word in (placed.sample.variant, variant) if word)
-    return replace(placed, sample=replace(placed.sample, variant=words))
 
 
 def read_app(order: AppOrder, figure: float) -> StepReading:

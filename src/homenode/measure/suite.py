@@ -23,18 +23,6 @@ from homenode.measure.model import (
 from homenode.objective import Objective
 from homenode.topology import Host, NumaNode
 
-__all__ = [
-    "CONTROLS",
-    "PROBE",
-    "BenchTest",
-    "Depth",
-    "Group",
-    "Suite",
-    "SuiteOptions",
-    "groups_for",
-    "suite_for",
-]
-
 
 def groups_for(objective: Objective) -> tuple[Group, ...]:
     """What decides for an objective, and the controls."""

@@ -193,7 +193,7 @@ class _Writer:
         floating = len(domain.vcpu_pins) - len(pinned)
         parts = [state, plural(len(domain.vcpu_pins), "vCPU")]
         if pinned:
-            parts.append(f"pinned to {pus_text(_union(pinned))}")
+            parts.append(f"pinned to {pus_text(CpuSet.union(pinned))}")
         if floating:
             parts.append("not pinned" if not pinned else f"{floating} of them not pinned")
         if domain.emulator_pus is not None:
@@ -284,13 +284,6 @@ def _gaps(gaps: Sequence[Gap], everything: bool) -> RenderableType:
     if len(shown) < len(gaps):
         lines.append(Text(f"and {len(gaps) - len(shown)} more: --all lists them", style="dim"))
     return Group(lines[0], *(Padding(line, (0, 0, 0, 2), expand=False) for line in lines[1:]))
-
-
-def _union(sets: Sequence[CpuSet]) -> CpuSet:
-    whole = CpuSet()
-    for one in sets:
-        whole |= one
-    return whole
 
 
 def _line(*parts: tuple[str, str]) -> Text:

@@ -4,6 +4,7 @@ A run is the unit of storage, a boot the unit of replication, a sample the small
 that others have published have the same shape, with `origin` and `statistic` saying what they are.
 """
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -86,6 +87,19 @@ class Switches:
 
 
 UNKNOWN_SWITCHES = Switches(None, None, None, None, None)
+
+CPU_ONLY, GPU_UNKNOWN = "cpu-only", "gpu-unknown"
+"""Systems without a GPU, and with one of unknown name."""
+
+
+def system_of(gpu_name: str | None) -> str:
+    """The folder of a machine: its GPU's name, as a folder can have it.
+
+    >>> system_of("NVIDIA GH200 480GB"), system_of(None)
+    ('nvidia-gh200-480gb', 'gpu-unknown')
+    """
+    return re.sub(r"[^a-z0-9]+", "-", (gpu_name or "").lower()).strip("-")[:80] or GPU_UNKNOWN
+
 
 UNSETTLED = "unsettled"
 """State of a sample during which a PU was moved, or whose place is unknown: in no series."""

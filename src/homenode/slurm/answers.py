@@ -1,12 +1,11 @@
 """Answers: what Slurm's own programs, or a file with their output, say of jobs and nodes. [I/O]"""
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from homenode.durable import open_plain
 from homenode.errors import InputError, ToolError
-from homenode.process import run
+from homenode.slurm.client import ask
 from homenode.slurm.device_order import DeviceOrder
 from homenode.slurm.job_allocation import JobAllocation
 from homenode.slurm.look import look_command, parse_look
@@ -24,7 +23,6 @@ from homenode.tools.squeue import parse_squeue_jobs
 
 MAX_RECORDS = 1_000_000
 
-_TIMEOUT_S = 90.0
 _MAX_RECORD_BYTES = 1 << 20
 
 
@@ -34,13 +32,13 @@ def ask_jobs(asked: Sequence[str]) -> tuple[Job, ...]:
     Raises InputError for a job that it does not know, ToolError with Slurm's own reason.
     """
     if not asked:
-        return parse_scontrol_jobs(_answer(JOBS_COMMAND))
+        return parse_scontrol_jobs(ask(JOBS_COMMAND))
     return tuple(job for name in asked for job in _ask_job(name))
 
 
 def _ask_job(name: str) -> tuple[Job, ...]:
     try:
-        return parse_scontrol_jobs(_answer((*JOBS_COMMAND, name)), f"job {name}")
+        return parse_scontrol_jobs(ask((*JOBS_COMMAND, name)), f"job {name}")
     except ToolError as error:
         if "Invalid job id" not in error.message:
             raise
@@ -52,12 +50,12 @@ def _ask_job(name: str) -> tuple[Job, ...]:
 
 def ask_shapes() -> dict[str, NodeShape]:
     """What Slurm takes each of its nodes for. Raises ToolError with Slurm's own reason."""
-    return shown_shapes(_answer(NODES_COMMAND), "scontrol show node")
+    return shown_shapes(ask(NODES_COMMAND), "scontrol show node")
 
 
 def ask_tasks(job: Job, node: str) -> tuple[TaskRecord, ...]:
     """The job's processes on a node, by a step in the job. Raises ToolError with Slurm's reason."""
-    return parse_look(_answer(look_command(job.number, node)), f"job {job.id} on {node}")
+    return parse_look(ask(look_command(job.number, node)), f"job {job.id} on {node}")
 
 
 def read_jobs(text: str, source: str, asked: Sequence[str]) -> tuple[Job, ...]:
@@ -125,13 +123,3 @@ def _read(path: Path) -> str:
     except OSError as error:
         raise InputError(f"{path}: expected a record, found: {error.strerror}") from None
     return content.decode("utf-8", "replace")
-
-
-def _answer(argv: Sequence[str]) -> str:
-    environment = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
-    done = run(argv, _TIMEOUT_S, environment=environment)
-    if done.returncode != 0:
-        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        last = said[-1].removeprefix(f"{argv[0]}: ")[:300] if said else None
-        raise ToolError(f"{argv[0]}: {last}" if last else str(done.failure()))
-    return done.stdout

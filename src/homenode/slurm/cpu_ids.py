@@ -33,7 +33,7 @@ class CoreOrder:
 
     def pus_of_cores(self, numbers: Iterable[int]) -> CpuSet:
         """All PUs of these cores. Raises IndexError for a number that is none."""
-        return CpuSet.from_bits(_bits(self.pus[number] for number in numbers))
+        return CpuSet.union(self.pus[number] for number in numbers)
 
     def pus_of_ids(self, ids: CpuSet, ids_per_core: int) -> CpuSet:
         """The PUs of abstract CPU ids. Raises IndexError for an id that is none.
@@ -73,10 +73,3 @@ def core_order(host: Host) -> CoreOrder:
         places.append((above, first.index, core.pus))
     places.sort(key=lambda place: (*(lowest[level] for level in place[0]), place[1]))
     return CoreOrder(tuple(pus for _, _, pus in places))
-
-
-def _bits(sets: Iterable[CpuSet]) -> int:
-    bits = 0
-    for one in sets:
-        bits |= one.bits
-    return bits

@@ -155,7 +155,7 @@ def _neighbours(line: GresLine) -> tuple[str, ...]:
 
 def looks_like_pus(cores: CpuSet, right: CpuSet, order: CoreOrder) -> bool:
     """True where the numbers are right as PUs and wrong as cores, as nvidia-smi topo -m prints."""
-    every = CpuSet.from_bits(_bits(order))
+    every = CpuSet.union(order.pus)
     return cores != right and cores <= every and order.numbers(cores) == right
 
 
@@ -190,10 +190,3 @@ def _link_counts(host: Host) -> dict[frozenset[Bdf], int]:
             pair = frozenset((link.a, link.b))
             counts[pair] = max(counts.get(pair, 0), link.count or 1)
     return counts
-
-
-def _bits(order: CoreOrder) -> int:
-    bits = 0
-    for core in order.pus:
-        bits |= core.bits
-    return bits

@@ -4,7 +4,7 @@ Cores are the planner's, as for a VM with the rank's GPUs and as many vCPUs as i
 cores of the GPU's node, the nearest ones first, no core twice.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from homenode.bdf import Bdf
@@ -105,9 +105,7 @@ def bind_ranks(host: Host, wanted: RankOptions) -> Binding:
     used = CpuSet()
     for rank, (share, home) in enumerate(zip(shares, homes, strict=True)):
         pus = _placed(host, rank, share, home, cores, used)
-        whole = CpuSet.from_bits(
-            _union(core.pus for core in host.cores if not core.pus.isdisjoint(pus))
-        )
+        whole = CpuSet.union(core.pus for core in host.cores if not core.pus.isdisjoint(pus))
         used = used | whole
         guess = tuple(sorted({naive[gpu.index] for gpu in share if gpu.index in naive}))
         ranks.append(
@@ -220,7 +218,7 @@ def _cores_each(host: Host, homes: Sequence[tuple[NodeIndex, ...]]) -> int:
     counts = []
     for home in set(homes):
         sharing = sum(bool(set(other) & set(home)) or not other for other in homes)
-        pus = CpuSet.from_bits(_union(n.pus for n in host.nodes if not home or n.index in home))
+        pus = CpuSet.union(n.pus for n in host.nodes if not home or n.index in home)
         own = sum(not core.isdisjoint(pus) for core in cores)
         counts.append(own // (sharing if home else len(homes)))
     return max(1, min(counts))
@@ -238,9 +236,9 @@ def _placed(
     every = CpuSet(pu.index for pu in host.pus)
     away = CpuSet()
     if home:
-        away = every - CpuSet.from_bits(_union(n.pus for n in host.nodes if n.index in home))
+        away = every - CpuSet.union(n.pus for n in host.nodes if n.index in home)
     near = [gpu.local_pus for gpu in gpus_in_order(host) if gpu.bdf in {g.bdf for g in share}]
-    local = CpuSet.from_bits(_union(pus for pus in near if pus))
+    local = CpuSet.union(near)
     # MI250X: of a node's two LLCs one is nearer to each GPU, and the firmware shows which.
     tries = [every - local] if local and not local.isdisjoint(every - away) else []
     for reserved in (*tries, away):
@@ -267,7 +265,7 @@ def _placed(
         if Concession.SIBLINGS_EXPOSED in placement.concessions:
             # Siblings share a core; a rank was asked to have each of its cores alone.
             raise _no_cores(rank, cores, "not as many cores are free", placement.rejections)
-        return CpuSet.from_bits(_union(placement.vcpu_pins))
+        return CpuSet.union(placement.vcpu_pins)
     raise AssertionError("the last try always places or raises")
 
 
@@ -331,10 +329,3 @@ def _findings(
             fix="use the lists printed here, which follow the machine",
             source=host.name,
         )
-
-
-def _union(sets: Iterable[CpuSet]) -> int:
-    bits = 0
-    for one in sets:
-        bits |= one.bits
-    return bits

@@ -29,7 +29,7 @@ def recorded_allocation(record: JobRecord, numbers: Sequence[int] | None = None)
         node=record.node,
         name=record.name,
         user=record.user,
-        pus=CpuSet.from_bits(_union(task.pus for task in record.tasks)) if record.tasks else None,
+        pus=CpuSet.union(task.pus for task in record.tasks) if record.tasks else None,
         gpus=(),
         tree=_tree(record),
         restart=record.restart,
@@ -150,11 +150,4 @@ def _bound(tasks: Sequence[TaskRecord]) -> frozenset[NodeIndex] | None:
 
 
 def _indices(sets: Iterable[CpuSet]) -> frozenset[NodeIndex]:
-    return frozenset(NodeIndex(i) for i in CpuSet.from_bits(_union(sets)))
-
-
-def _union(sets: Iterable[CpuSet]) -> int:
-    bits = 0
-    for one in sets:
-        bits |= one.bits
-    return bits
+    return frozenset(NodeIndex(i) for i in CpuSet.union(sets))

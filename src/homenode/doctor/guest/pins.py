@@ -29,19 +29,12 @@ def pin_findings(facts: DomainFacts, host: Host) -> Iterator[Finding]:
 
 def pinned_pus(facts: DomainFacts) -> CpuSet:
     """Every PU that some vCPU is pinned to."""
-    return CpuSet.from_bits(_union(facts.vcpu_pins))
+    return CpuSet.union(facts.vcpu_pins)
 
 
 def nodes_of(pus: CpuSet, host: Host) -> CpuSet:
     """The nodes that have any of these PUs."""
     return CpuSet(node.index for node in host.nodes if not node.pus.isdisjoint(pus))
-
-
-def _union(pins: tuple[CpuSet | None, ...]) -> int:
-    bits = 0
-    for pin in pins:
-        bits |= 0 if pin is None else pin.bits
-    return bits
 
 
 def _llcs(facts: DomainFacts, host: Host) -> Iterator[Finding]:

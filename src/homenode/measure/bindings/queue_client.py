@@ -5,31 +5,24 @@ import re
 from pathlib import Path
 
 from homenode.errors import ToolError
-from homenode.process import Completed, ToolTimeoutError, run
+from homenode.slurm.client import NoAnswerError, ask
 from homenode.tools import sinfo
 from homenode.tools.sinfo import ClusterNode
 from homenode.tools.squeue import STATES_FORMAT, QueuedJob, parse_states
 
-_TIMEOUT_S = 90.0
-"""Longer than Slurm's own MessageTimeout of a busy controller."""
-
 _JOB_ID = re.compile(r"(\d{1,10})(?:;\S+)?", re.ASCII)
-
-
-class NoAnswerError(ToolError):
-    """The controller did not answer. It may, later: nothing is known of what was asked."""
 
 
 def nodes() -> tuple[ClusterNode, ...]:
     """Every node of every partition. Raises NoAnswerError, ToolError."""
-    return sinfo.parse_nodes(_asked(sinfo.COMMAND))
+    return sinfo.parse_nodes(ask(sinfo.COMMAND))
 
 
 def jobs() -> tuple[QueuedJob, ...]:
     """This user's jobs, also those that ended lately. Raises NoAnswerError, ToolError."""
     mine = f"--user={os.getuid()}"
     return parse_states(
-        _asked(("squeue", "--noheader", "--array", "--states=all", mine, STATES_FORMAT))
+        ask(("squeue", "--noheader", "--array", "--states=all", mine, STATES_FORMAT))
     )
 
 
@@ -45,7 +38,7 @@ def submit(
     words = ["sbatch", "--parsable", f"--chdir={folder}"]
     if after:
         words.append(f"--dependency=afterany:{':'.join(after)}")
-    text = _asked((*words, f"{folder}/{script}"), _passed_to_jobs(), kept_open)
+    text = ask((*words, f"{folder}/{script}"), _passed_to_jobs(), kept_open)
     found = _JOB_ID.fullmatch(text.strip().splitlines()[-1] if text.strip() else "")
     if found is None:
         raise ToolError(f"sbatch: expected a job's id, found {text.strip()[:80]!r}")
@@ -58,46 +51,11 @@ def cancel(job: str) -> None:
     That Slurm no longer knows it is no error: then it is gone, as it should be.
     """
     try:
-        _asked(("scancel", job))
+        ask(("scancel", job))
     except NoAnswerError:
         raise
     except ToolError:
         return
-
-
-def _asked(
-    argv: tuple[str, ...],
-    environment: dict[str, str] | None = None,
-    kept_open: tuple[int, ...] = (),
-) -> str:
-    environment = {**_configuration(), **(environment or {})}
-    try:
-        done = run(argv, _TIMEOUT_S, environment=environment, kept_open=kept_open)
-    except ToolTimeoutError as error:
-        raise NoAnswerError(error.message) from None
-    if done.returncode != 0 and will_pass(done.stderr):
-        raise NoAnswerError(_said(done))
-    if done.returncode != 0:
-        hint = None
-        if "configuration" in done.stderr.lower():
-            hint = "run it where Slurm's commands work: SLURM_CONF names another slurm.conf"
-        raise ToolError(_said(done), hint=hint)
-    return done.stdout
-
-
-def _said(done: Completed) -> str:
-    """Slurm's errors: the last shows what failed, those before it which limit it was."""
-    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    errors = [line.partition("error: ")[2] for line in lines if "error: " in line]
-    if errors:
-        return f"{done.argv[0]}: error: {'; '.join(dict.fromkeys(errors[-3:]))[:300]}"
-    if not lines:
-        return str(done.failure())
-    return f"{done.argv[0]}: {lines[-1].removeprefix(f'{done.argv[0]}: ')[:300]}"
-
-
-def _configuration() -> dict[str, str]:
-    return {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
 
 
 def _passed_to_jobs() -> dict[str, str]:
@@ -116,19 +74,6 @@ def _passed_to_jobs() -> dict[str, str]:
 def account() -> str | None:
     """The account that the user's environment names for sbatch."""
     return os.environ.get("SBATCH_ACCOUNT") or os.environ.get("SLURM_ACCOUNT") or None
-
-
-_PASSING = re.compile(
-    r"Unable to contact slurm controller|Socket timed out|Connection refused|timed out|"
-    r"temporarily unable|Zero Bytes were transmitted|Connection reset|backup controller|"
-    r"Slurm backup|Unexpected message received|Transport endpoint|send/recv",
-    re.IGNORECASE,
-)
-
-
-def will_pass(error: str) -> bool:
-    """True where Slurm did not answer, and may later; False where it said no."""
-    return _PASSING.search(error) is not None
 
 
 def is_full(error: str) -> bool:

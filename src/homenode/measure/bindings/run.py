@@ -29,8 +29,9 @@ from homenode.measure.bindings.progress import (
     progress_of,
     unrecorded,
 )
-from homenode.measure.bindings.queue_client import NoAnswerError, is_full
+from homenode.measure.bindings.queue_client import is_full
 from homenode.measure.bindings.scripts import job_name, script_name
+from homenode.slurm.client import NoAnswerError
 from homenode.sources import load_host
 from homenode.tools.squeue import JobState, QueuedJob
 from homenode.topology import Host

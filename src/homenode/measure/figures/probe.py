@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.findings import Finding, Severity
+from homenode.gap import Gap
 from homenode.measure.figures.sample import sample
 from homenode.results.model import Condition, Sample
 from homenode.results.placement_states import Bracket, with_passing
@@ -42,20 +43,23 @@ class BracketedSample:
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeFigures:
-    """placed: in the order of time where brackets are. findings: the probe's own doubts.
+class StepReading:
+    """What a step's output comes to, whoever printed it: samples, each with its bracket.
 
-    busy: who else ran meanwhile, in words; None = unknown, or no one counts.
+    placed: in the order of time where brackets are. findings: the probe's own doubts among them.
+    busy: who else ran meanwhile, in words; None = unknown, or no one counts. emulated: None where
+    it was not asked, or nothing gives it.
     """
 
     placed: tuple[BracketedSample, ...]
-    conditions: tuple[Condition, ...]
-    findings: tuple[Finding, ...]
-    busy: str | None
-    emulated: bool | None
+    conditions: tuple[Condition, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    busy: str | None = None
+    emulated: bool | None = None
 
 
-def probe_figures(document: ProbeDocument) -> ProbeFigures:
+def probe_figures(document: ProbeDocument) -> StepReading:
     """Samples of a document. Raises ParseError where its PU lists are none."""
     made = {
         "bandwidth": _bandwidth,
@@ -72,9 +76,10 @@ def probe_figures(document: ProbeDocument) -> ProbeFigures:
     busy = next((one.detail for one in document.doubts if one.id == "busy-neighbour"), None)
     if busy is None and document.contention.busy_neighbour:
         busy = f"others ran on PUs {document.pus}"
-    return ProbeFigures(
+    return StepReading(
         placed,
         tuple(dict.fromkeys(_conditions(document))),
+        (),
         tuple(_doubts(document)),
         busy,
         document.machine.emulated,

@@ -10,11 +10,16 @@ from homenode.gap import Gap
 from homenode.measure.figures.sample import Figures, joined
 from homenode.measure.figures.tool_log import lenient, tool_of
 from homenode.measure.imported import study_folder
-from homenode.results.model import Origin, Run, RunHead, Switches
+from homenode.results.model import (
+    CPU_ONLY,
+    GPU_UNKNOWN,
+    Origin,
+    Run,
+    RunHead,
+    Switches,
+    system_of,
+)
 from homenode.results.vantage import Vantage
-
-CPU_ONLY = "cpu-only"
-GPU_UNKNOWN = "gpu-unknown"
 
 _REPEATED = re.compile(r"[_-]?(?:run|rep)[_-]?\d+\Z", re.I | re.A)
 _OF_NODE = re.compile(r"[_-]?(?:node|numa)[_-]?\d+\Z", re.I | re.A)
@@ -206,18 +211,9 @@ def _finished(draft: _Draft, layout: Switches | None) -> Imported:
 def _system(figures: Figures) -> str:
     """The folder's name of the machine: its GPU."""
     if figures.gpu_names:
-        return _slug(figures.gpu_names[0]) or GPU_UNKNOWN
+        return system_of(figures.gpu_names[0])
     has_gpu = any(_GPU_METRIC.match(sample.metric) for sample in figures.samples)
     return GPU_UNKNOWN if has_gpu else CPU_ONLY
-
-
-def _slug(name: str) -> str:
-    """Of a GPU's name, as a folder can have it.
-
-    >>> _slug("NVIDIA GH200 480GB")
-    'nvidia-gh200-480gb'
-    """
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:80]
 
 
 def _origin(texts: Iterable[str]) -> Origin:

@@ -23,10 +23,11 @@ from homenode.measure.layouts.trial_config import (
     decode_config,
     encode_config,
 )
+from homenode.measure.preparation import versions_of
 from homenode.plan.manual import ManualRanges
 from homenode.plan.options import PlanOptions
 from homenode.plan.stored import encode_plan, read_plan
-from homenode.results.model import Condition, host_kind
+from homenode.results.model import host_kind
 from homenode.topology import Host
 from homenode.wording import command_line
 
@@ -123,7 +124,7 @@ def preflight(virsh: Virsh, name: str, wanted: TrialRequest, host: Host, root: P
         wanted.measuring,
         wanted.reaching,
         host_kind(host),
-        _versions(host),
+        tuple(versions_of(host)),
         is_emulated(original),
         (*wanted.apply_words, *_no_nvlink(original, state.name)),
         () if copy is None else copy.disks,
@@ -235,18 +236,6 @@ def _no_nvlink(original: bytes, name: str) -> tuple[str, ...]:
     """The option of apply with which the GPUs that a VM has need be no NVLink partition: as they
     were planned here."""
     return ("--without-nvlink",) if read_guest(original, name).hostdevs else ()
-
-
-def _versions(host: Host) -> tuple[Condition, ...]:
-    found = (
-        ("libvirt", host.settings.libvirt_version),
-        ("qemu", host.settings.qemu_version),
-    )
-    return tuple(
-        Condition(name, ".".join(map(str, version)))
-        for name, version in found
-        if version is not None
-    )
 
 
 _PORTS = frozenset(("pty", "unix", "tcp"))

@@ -179,7 +179,7 @@ def bare_orders(
     measuring: Measuring, step: TrialStep, name: str, plan: Plan, kind: str | None, trial: str
 ) -> BenchOptions:
     """The same suite on the host, on the PUs and nodes of a plan that pins."""
-    pus = CpuSet(pu for pins in plan.vcpu_pins for pu in pins)
+    pus = CpuSet.union(plan.vcpu_pins)
     return BenchOptions(
         name=name,
         suite=measuring.suite,

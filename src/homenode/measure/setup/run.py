@@ -8,15 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
+from homenode import formats
 from homenode.durable import open_plain, replace_file
 from homenode.errors import HostError, InputError, ToolError
-from homenode.json_text import NotJsonError, decode_json
 from homenode.measure.access.machine import Machine
 from homenode.measure.setup.plan import SetupPlan, SetupStep
 
-FORMAT = "homenode.setup/1"
+KIND = "setup"
 RECORD = "share/homenode/setup.json"
 _MOST_SAID = 2000
 _LITTLE_BYTES = 16 << 20
@@ -136,13 +134,7 @@ def read_record(prefix: Path) -> SetupRecord:
         return SetupRecord((), ())
     except OSError as error:
         raise InputError(f"{path}: expected a record, found: {error.strerror}") from None
-    try:
-        document = decode_json(content)
-        if not isinstance(document, dict) or document.get("format") != FORMAT:
-            raise InputError(f"{path}: expected {FORMAT}, found another document")
-        record = msgspec.convert(document, SetupRecord)
-    except (NotJsonError, msgspec.ValidationError) as error:
-        raise InputError(f"{path}: expected {FORMAT}, found: {error}") from None
+    record = formats.decode(content, KIND, SetupRecord, str(path))
     for file in record.files:
         parts = Path(file.path).parts
         if len(parts) != 2 or parts[0] != "bin" or parts[1] in (".", ".."):
@@ -164,10 +156,8 @@ def _sum(path: Path) -> str:
 
 def _write(prefix: Path, record: SetupRecord) -> None:
     path = prefix / RECORD
-    document = {"format": FORMAT, **msgspec.to_builtins(record)}
-    content = msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, content, None)
+        replace_file(path, formats.encode(KIND, record).encode(), None)
     except OSError as error:
         raise HostError(f"{path}: expected to write there, found: {error.strerror}") from None

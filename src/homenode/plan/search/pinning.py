@@ -170,7 +170,7 @@ def qemu_threads(
     iothreads = request.guest.iothreads
     asked = request.emulator_pus
     if request.layout.pinning is Pinning.NODE and asked is None:
-        return shared_places(CpuSet.from_bits(_union(pins)), iothreads)
+        return shared_places(CpuSet.union(pins), iothreads)
     if request.emulator_policy is EmulatorPolicy.SHARE and asked is None:
         return shared_places(vcpu_pus, iothreads)
     if request.emulator_policy is EmulatorPolicy.NONE and asked is None:
@@ -204,13 +204,6 @@ def qemu_threads(
         request.page_bytes is not None and request.layout.memory is not MemoryBinding.AS_IT_WAS,
     )
     return thread_places(free, order, len(own), wanted)
-
-
-def _union(pins: Sequence[CpuSet]) -> int:
-    bits = 0
-    for pin in pins:
-        bits |= pin.bits
-    return bits
 
 
 def _device_rows(problem: SearchProblem, gpus: int) -> list[tuple[int, ...]]:

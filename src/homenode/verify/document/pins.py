@@ -218,15 +218,11 @@ def host_nodes(nodes: CpuSet, host: Host) -> list[int]:
 
 
 def _others(facts: DomainFacts, host: Host) -> Iterator[Finding]:
-    ours = CpuSet.from_bits(0)
-    for pin in facts.vcpu_pins:
-        ours |= pin or CpuSet()
+    ours = CpuSet.union(facts.vcpu_pins)
     for domain in host.domains:
         if not domain.running or domain.name == facts.guest.name:
             continue
-        theirs = CpuSet.from_bits(0)
-        for pin in domain.vcpu_pins:
-            theirs |= pin or CpuSet()
+        theirs = CpuSet.union(domain.vcpu_pins)
         both = [c for c in host.cores if not c.pus.isdisjoint(ours & _whole(host, theirs))]
         pinned = any(pin is not None for pin in domain.vcpu_pins)
         if both and pinned and facts.is_pinned:

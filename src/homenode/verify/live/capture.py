@@ -299,7 +299,7 @@ def _neighbours(proc: _Proc, own: int, host: HostPlaces, watch: Watch) -> tuple[
             members[0][0].name,
             domain_name(proc.argv(process)) if "-uuid" in proc.argv(process) else None,
             len(members),
-            CpuSet.from_bits(_union(task for task, _ in members)),
+            CpuSet.union(task.allowed for task, _ in members),
             is_vcpu,
             host.online <= members[0][0].allowed,
             round(sum(busy for _, busy in members), 3),
@@ -329,10 +329,3 @@ def _times(proc: _Proc, process: int, task: int) -> TaskTimes | None:
         return None if text is None else parse_stat(text, source)
     except ParseError:
         return None  # it ended while it was read
-
-
-def _union(tasks: Iterable[_Task]) -> int:
-    bits = 0
-    for task in tasks:
-        bits |= task.allowed.bits
-    return bits

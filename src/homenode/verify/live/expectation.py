@@ -47,7 +47,7 @@ class LiveExpectation:
     @property
     def vcpu_pus(self) -> CpuSet:
         """Every PU that a vCPU is pinned to."""
-        return CpuSet.from_bits(_union(self.vcpu_pins))
+        return CpuSet.union(self.vcpu_pins)
 
 
 def live_expectation_of_plan(
@@ -115,10 +115,3 @@ def _memory_devices(facts: DomainFacts) -> tuple[LiveCell, ...]:
         for device in facts.memory_devices
         if device.alias is not None
     )
-
-
-def _union(pins: tuple[CpuSet | None, ...]) -> int:
-    bits = 0
-    for pin in pins:
-        bits |= 0 if pin is None else pin.bits
-    return bits

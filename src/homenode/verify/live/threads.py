@@ -34,7 +34,7 @@ def thread_findings(expected: LiveExpectation, vm: RunningVm) -> Iterator[Findin
         and not thread.allowed <= expected.emulator_pus
     ]
     for name in dict.fromkeys(thread.name for thread in strays):
-        allowed = CpuSet.from_bits(_union([t for t in strays if t.name == name]))
+        allowed = CpuSet.union(t.allowed for t in strays if t.name == name)
         yield _stray(
             vm,
             f"emulator thread {name!r}",
@@ -129,10 +129,3 @@ def _inconclusive(vm: RunningVm, subject: str, why: str, fix: str | None) -> Fin
         fix=fix,
         source=f"/proc/{vm.process}/task",
     )
-
-
-def _union(threads: list[VmThread]) -> int:
-    bits = 0
-    for thread in threads:
-        bits |= thread.allowed.bits
-    return bits

@@ -8,6 +8,7 @@ import pytest
 
 from homenode.analyse.comparison import EvidenceLevel
 from homenode.analyse.decide import PRIOR, decide, decide_all, decide_for_machines, machines_with
+from homenode.analyse.health import figure_findings
 from homenode.analyse.machine_facts import MachineFacts, facts_of_host, facts_of_runs
 from homenode.analyse.ranking import Position
 from homenode.analyse.statement import huge_page_advice, sentence_of, source_sentence
@@ -16,6 +17,7 @@ from homenode.bdf import Bdf
 from homenode.evidence.documents import publications
 from homenode.evidence.model import Evidence
 from homenode.evidence.sources import published_hosts
+from homenode.findings import Severity
 from homenode.objective import Objective
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.results.model import Origin, Run, Sample, Statistic, host_kind
@@ -438,6 +440,28 @@ def test_memory_modes_and_page_sizes_are_alternatives_of_their_own() -> None:
     assert (made.layout, made.memory_mode) == ("pin-bound", "interleave, on the chosen nodes")
     assert made.huge_pages == "2 MiB"
     assert made.avoid == ("pin-bound, strict, 4 KiB pages", "pin-bound, interleave, 4 KiB pages")
+
+
+def test_a_flat_curve_of_any_collective_stops_the_machine() -> None:
+    run = simulated_run("pin", {}, random.Random(9))
+    samples = tuple(
+        Sample("collective-busbw", "bytes_per_s", 0.53e9, size_bytes=1 << power)
+        for power in range(14, 31)
+    )
+    (found,) = figure_findings([Run(run.head, samples)])
+    assert (found.id, found.severity) == ("collective-flat-curve", Severity.CRITICAL)
+
+
+def test_measured_figures_that_cannot_tell_are_named_with_the_reasoned_answer() -> None:
+    rng = random.Random(10)
+    runs = [
+        simulated_run("pin", {"memory-bandwidth": ("bytes_per_s", 79e9)}, rng),
+        simulated_run("pin-numa", {"memory-bandwidth": ("bytes_per_s", 60e9)}, rng, between=0.4),
+    ]
+    made = measured(runs, Objective.HOST_BANDWIDTH)
+    assert made.level is EvidenceLevel.REASONED
+    assert any("cannot tell" in one for one in made.passed)
+    assert "no figures" not in sentence_of(made)
 
 
 def test_equal_layouts_lead_to_no_difference_and_nothing_to_avoid() -> None:

@@ -80,6 +80,12 @@ def test_older_headers_and_one_thread_are_read() -> None:
     assert (run.array_elements, run.threads) == (8, None)
 
 
+def test_the_table_alone_is_read_and_the_size_of_the_arrays_is_a_gap() -> None:
+    run = parse(OUTPUT[OUTPUT.index("Function") : OUTPUT.index("Solution")])
+    assert (len(run.kernels), run.arrays_bytes) == (4, None)
+    assert [gap.subject for gap in run.gaps] == ["STREAM arrays"]
+
+
 def test_threads_that_were_not_given_are_a_gap() -> None:
     run = parse(OUTPUT.replace("counted = 56", "counted = 28"))
     assert run.threads == 28

@@ -35,7 +35,7 @@ def _flat_curves(runs: Sequence[Run]) -> Iterator[Finding]:
     for run in runs:
         by_size: dict[int, list[float]] = {}
         for one in run.samples:
-            if one.metric == "allreduce-busbw" and one.size_bytes is not None and one.value > 0:
+            if one.metric.endswith("-busbw") and one.size_bytes is not None and one.value > 0:
                 by_size.setdefault(one.size_bytes, []).append(one.value)
         points = sorted((size, statistics.median(values)) for size, values in by_size.items())
         if not points:

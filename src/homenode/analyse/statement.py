@@ -8,7 +8,6 @@ from homenode.analyse.verdict import Difference, Reason, ReasonId, SourceVerdict
 from homenode.analyse.words import figure_text, multiple_text, range_text
 from homenode.evidence.model import Publication
 from homenode.metrics import METRICS
-from homenode.objective import Objective
 
 
 def sentence_of(verdict: Verdict) -> str:
@@ -16,7 +15,7 @@ def sentence_of(verdict: Verdict) -> str:
     if verdict.choice is None:
         return "; ".join(_nothing(one, verdict) for one in verdict.reasons) or "no answer"
     parts = [_figures(verdict, metric) for metric in _metrics(verdict)]
-    more = (_more(one, verdict.objective) for one in verdict.reasons)
+    more = (_more(one, verdict) for one in verdict.reasons)
     return "; ".join([_answer(verdict), *parts, *filter(None, more)])
 
 
@@ -123,7 +122,10 @@ def _answer(verdict: Verdict) -> str:
         return f"{choice}{equals} rather than {', '.join(verdict.avoid)}"
     if verdict.why(ReasonId.MAY_BE_BETTER) is not None:
         return f"{choice}; cannot tell which is best"
-    if any(one.position is Position.UNSHOWN for one in verdict.results):
+    unshown = [one for one in verdict.results if one.position is Position.UNSHOWN]
+    if any(1 - min(one.ratio, 1 / one.ratio) >= METRICS[one.metric].matters for one in unshown):
+        return f"{choice}; cannot tell which is best"
+    if unshown:
         return f"{choice}; no difference is shown"
     return f"{choice}; no difference that matters"
 
@@ -145,7 +147,7 @@ def _multiple_of(one: RankedResult, own: RankedResult, best: RankedResult) -> st
     return f"{multiple} {one.alternative} ({figure_text(one.value, one.unit)})"
 
 
-def _more(reason: Reason, objective: Objective) -> str | None:
+def _more(reason: Reason, verdict: Verdict) -> str | None:
     match reason.id:
         case ReasonId.CONSERVATIVE:
             return f"of these {reason.alternative} risks least"
@@ -158,10 +160,11 @@ def _more(reason: Reason, objective: Objective) -> str | None:
         case ReasonId.NO_EXPANDER_BUS:
             return "the VM's machine type takes no expander bus"
         case ReasonId.PRIOR:
-            return (
-                f"as published of {reason.detail}; this machine has no figures of "
-                f"{titles_of(objective)} by layout"
-            )
+            metrics = titles_of(verdict.objective)
+            own = f"stronger figures of {metrics} cannot tell"
+            if not verdict.passed:
+                own = f"this machine has no figures of {metrics} by layout"
+            return f"as published of {reason.detail}; {own}"
         case ReasonId.NO_LAYOUT:
             return f"that is no layout of a VM; {reason.alternative} is what topology suggests"
         case ReasonId.SIBLINGS:

@@ -72,8 +72,14 @@ def import_results(
         _check_places(with_figures, output)
     _print(runs, skipped, everything=everything)
     if not with_figures:
+        named = ", ".join(map(str, folders))
+        if runs:
+            raise InputError(
+                f"{named}: expected figures in the outputs of tools, found none that can be used",
+                hint="the reasons are above; run these tools again",
+            )
         raise InputError(
-            f"{', '.join(map(str, folders))}: expected outputs of measuring tools, found none",
+            f"{named}: expected outputs of measuring tools, found none",
             hint="homenode import --help lists the tools that are known",
         )
     if not dry_run:

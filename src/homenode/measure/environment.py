@@ -275,7 +275,7 @@ _NO_MAKER = "0x00"
 def is_emulated(snapshot: Snapshot, host: Host) -> bool | None:
     """None where nothing gives: an aarch64 guest of QEMU with a real CPU's model and no firmware
     tables, or anything that is neither x86 nor aarch64."""
-    if "TCG" in (host.cpu.name or "").split():  # "QEMU TCG CPU version 2.5+"
+    if says_tcg(host):
         return True
     if host.architecture in ("x86_64", "i686"):
         # A virtual machine's CPU may have any name; CPUID, which gives, is the probe's to read.
@@ -290,6 +290,11 @@ def is_emulated(snapshot: Snapshot, host: Host) -> bool | None:
     if host.pci_devices and not _has_devices_of_qemu(host):
         return False
     return None
+
+
+def says_tcg(host: Host) -> bool:
+    """Whether the CPU calls itself emulated: "QEMU TCG CPU version 2.5+"."""
+    return "TCG" in (host.cpu.name or "").split()
 
 
 def is_virtual(snapshot: Snapshot) -> bool:

@@ -18,6 +18,7 @@ from homenode.measure.confinement import (
     kept_to,
     usable_pus,
 )
+from homenode.measure.environment import says_tcg
 from homenode.measure.gpu.suite import ShownGpus
 from homenode.measure.model import CONTROLS, BenchTest, Group, Reader, Suite
 from homenode.measure.orders import AppOrder, BenchOptions, restricted_to
@@ -199,7 +200,7 @@ def _head(
     return RunHead(
         name=orders.name,
         system=orders.system or (system_of(gpus[0].name) if gpus else CPU_ONLY),
-        origin=Origin.EMULATED if orders.emulated else Origin.MEASURED,
+        origin=Origin.EMULATED if orders.emulated or says_tcg(host) else Origin.MEASURED,
         vantage=orders.vantage,
         switches=switches,
         host_kind=orders.host_kind if in_guest else orders.host_kind or host_kind(host),

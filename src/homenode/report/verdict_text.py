@@ -78,8 +78,8 @@ def _block(verdict: Verdict, objective: str, notes: bool) -> Sequence[Renderable
     lines += [source_sentence(one, verdict) for one in verdict.published]
     if verdict.measure_next is not None:
         lines.append(f"measure next: {verdict.measure_next}")
+    lines += [f"stronger evidence that cannot tell: {one}" for one in verdict.passed]
     if notes:
-        lines += [f"stronger evidence that cannot tell: {one}" for one in verdict.passed]
         lines += [f'{one.publication}: "{one.quote}"' for one in verdict.published]
         lines += verdict.notes
         lines += [f"source: {one}" for one in verdict.sources]

@@ -83,13 +83,15 @@ class StreamKernel:
 class StreamRun:
     """One run. threads: as counted, None where built without OpenMP (then it is one).
 
+    array_elements, element_bytes: None where the table stands alone, without what is above it.
+
     is_valid: whether STREAM found its own arrays right; None where it does not say.
     clock_ns: of the timer; a kernel that takes fewer than 20 of them is not measured well.
     """
 
     version: str | None
-    array_elements: int
-    element_bytes: int
+    array_elements: int | None
+    element_bytes: int | None
     threads: int | None
     clock_ns: float | None
     kernels: tuple[StreamKernel, ...]
@@ -97,8 +99,10 @@ class StreamRun:
     gaps: tuple[Gap, ...]
 
     @property
-    def arrays_bytes(self) -> int:
+    def arrays_bytes(self) -> int | None:
         """All three arrays together."""
+        if self.array_elements is None or self.element_bytes is None:
+            return None
         return 3 * self.array_elements * self.element_bytes
 
 
@@ -137,13 +141,16 @@ def parse(text: str) -> StreamRun:
 def _run(
     facts: dict[str, str], kernels: tuple[StreamKernel, ...], verdicts: set[bool], gaps: list[Gap]
 ) -> StreamRun:
-    for name in ("element", "array"):
-        if name not in facts:
-            raise ParseError(_SOURCE, f"a line with the {name} size", "none")
-    elements = count(facts["array"], _SOURCE, "an array size")
-    element_bytes = count(facts["element"], _SOURCE, "bytes per element")
-    if elements == 0 or element_bytes == 0:
+    elements = count(facts["array"], _SOURCE, "an array size") if "array" in facts else None
+    element_bytes = None
+    if "element" in facts:
+        element_bytes = count(facts["element"], _SOURCE, "bytes per element")
+    if 0 in (elements, element_bytes):
         raise ParseError(_SOURCE, "arrays of some size", f"{elements} x {element_bytes} bytes")
+    if None in (elements, element_bytes):
+        gaps.append(
+            Gap("STREAM arrays", "it is not given how large they are; small ones fit into caches")
+        )
     requested, counted = facts.get("requested"), facts.get("counted")
     if requested and counted and requested != counted:
         gaps.append(Gap("STREAM threads", f"{requested} requested, {counted} counted"))

@@ -185,7 +185,7 @@ def _of_test(
         parts = [variant, matrix.part]
         if not between_gpus and len(matrix.cells) > 1:
             parts.append("row")  # several CPU rows: no version that we know prints them
-        for row, column, value in _cells(matrix):
+        for row, column, value in _cells(matrix, between_gpus=between_gpus):
             words = [part if part != "row" else f"row {row}" for part in parts if part]
             first, second = (column, row) if name in _READS else (row, column)
             fields = _place(first if between_gpus else None, second, matrix, address_of)
@@ -198,10 +198,12 @@ def _of_test(
             )
 
 
-def _cells(matrix: NvbandwidthMatrix) -> Iterator[tuple[int, int, float]]:
+def _cells(matrix: NvbandwidthMatrix, *, between_gpus: bool) -> Iterator[tuple[int, int, float]]:
+    """A zero is kept, to be refused later; but before v0.5 the diagonal between GPUs was 0.00, and
+    pairs without access are."""
     for row, cells in enumerate(matrix.cells):
         for column, value in enumerate(cells):
-            if value is not None and value > 0:  # before v0.5 the diagonal was 0.00
+            if value is not None and (value > 0 or not between_gpus):
                 yield row, column, value
 
 
@@ -246,10 +248,8 @@ def of_nccl(run: NcclTests, collective: str | None) -> Figures:
                         size_bytes=row.size_bytes,
                         variant=variant,
                     )
-                )
-    peak = run.peak_bus_bytes_per_s()
-    if peak > 0:
-        samples.append(sample(f"{metric}-busbw-peak", "bytes_per_s", peak))
+                )  # fmt: skip
+    samples.append(sample(f"{metric}-busbw-peak", "bytes_per_s", run.peak_bus_bytes_per_s()))
     if run.average_bus_bytes_per_s:
         mean = run.average_bus_bytes_per_s
         samples.append(sample(f"{metric}-busbw-mean", "bytes_per_s", mean))

@@ -39,17 +39,19 @@ FILES = frozenset(
 NOT_READ = frozenset({"summary.csv", "hugepages.txt", "cpu_topology.txt"})
 
 LAYOUTS = {
-    "vcpu_pin": "pin",
-    "vcpu_pin_numa": "pin-numa",
-    "vcpu_pin_numa_smt": "pin-numa-smt",
+    "vcpu-pin": "pin",
+    "vcpu-pin-numa": "pin-numa",
+    "vcpu-pin-numa-smt": "pin-numa-smt",
     **{name: name for name in PRESETS},
 }
-"""Presets of folder names: the study's and our own."""
+"""Presets of folder names: the study's and our own, in small letters, with dashes."""
 
 _SUFFIX = re.compile(
-    r"[_-](?:\d{1,4}(?:c|vcpus?|cores?)?|(?:run|rep|boot)[_-]?\d{1,4})\Z", re.I | re.A
+    r"[-. ]?(?:\(\d{1,4}\)|(?<=[-. ])(?:\d{1,4}(?:-?(?:c|vcpus?|cores?))?|"
+    r"(?:run|rep|boot)-?\d{1,4}))\Z",
+    re.A,
 )
-"""What people add to a layout's name: a number of cores, a repeat."""
+"""What people add to a layout's name: a number of cores, a repeat, a copy's number."""
 
 _RUN = re.compile(r"(?m)^# run \d+\s*$", re.ASCII)
 
@@ -63,9 +65,10 @@ def is_study_folder(names: frozenset[str]) -> bool:
 def switches_of(name: str) -> Switches:
     """The layout that a folder's name stands for; unknown where it stands for none.
 
-    >>> switches_of("vcpu_pin_60c").name, switches_of("vcpu_pin_numa-1").name
+    >>> switches_of("vcpu_pin_60c").name, switches_of("VCPU-Pin_NUMA.run2 (1)").name
     ('pin', 'pin-numa')
     """
+    name = name.lower().replace("_", "-")
     preset = LAYOUTS.get(name)
     while preset is None and (shorter := _SUFFIX.sub("", name)) != name:
         name, preset = shorter, LAYOUTS.get(shorter)

@@ -248,7 +248,7 @@ def of_nccl(run: NcclTests, collective: str | None) -> Figures:
                         size_bytes=row.size_bytes,
                         variant=variant,
                     )
-                )  # fmt: skip
+                )
     samples.append(sample(f"{metric}-busbw-peak", "bytes_per_s", run.peak_bus_bytes_per_s()))
     if run.average_bus_bytes_per_s:
         mean = run.average_bus_bytes_per_s

@@ -66,7 +66,7 @@ def of_stream(run: StreamRun, node: int | None = None) -> Figures:
             node=node,
         )
         for kernel in run.kernels
-    )  # fmt: skip
+    )
     known = run.arrays_bytes is not None
     size = f"{run.arrays_bytes} bytes in three arrays" if known else "arrays of unknown size"
     version = run.version or "unknown version"

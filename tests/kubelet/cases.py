@@ -11,7 +11,7 @@ from homenode.pods.node import KubeletPolicies, Node, empty_node
 from homenode.pods.pod import read_pod
 
 GIB = 1 << 30
-GPU, NIC = "nvidia.com/gpu", "example.com/vf"
+GPU, NIC, RDMA = "nvidia.com/gpu", "example.com/vf", "example.com/rdma"
 Case = dict[str, Any]
 
 
@@ -24,8 +24,8 @@ def random_case(random: Random, pods: int = 4) -> Case:
     nodes = [node["ID"] for node in machine["Nodes"]]
     if len(nodes) > 4:
         kubelet["MemoryPolicy"] = "None"
-    for resource, most in ((GPU, 8), (NIC, 4)):
-        if random.random() < 0.7 and len(nodes) <= 4:
+    for resource, most, share in ((GPU, 8, 0.7), (NIC, 4, 0.7), (RDMA, 3, 0.25)):
+        if random.random() < share and len(nodes) <= 4:
             devices[resource] = _devices(random, nodes, random.randint(1, most))
     cpus = sum(len(c["Threads"]) for n in machine["Nodes"] for c in n["Cores"])
     arrived = [_pod(random, i, cpus, machine, devices) for i in range(random.randint(1, pods))]
@@ -35,6 +35,11 @@ def random_case(random: Random, pods: int = 4) -> Case:
 def _machine(random: Random) -> Case:
     sockets = random.choice((1, 2, 2, 2, 4))
     per_socket = random.choice((1, 1, 2, 4)) if sockets < 4 else random.choice((1, 2))
+    if random.random() < 0.03:
+        sockets, per_socket = (
+            2,
+            random.choice((5, 6)),
+        )  # more than max-allowable-numa-nodes' default
     spans = sockets == 2 and random.random() < 0.05
     count = 1 if spans else sockets * per_socket
     cores, smt = random.randint(2, 6), random.choice((1, 2, 2))
@@ -145,7 +150,8 @@ def _pod(
     ]
     inits = []
     for i in range(random.choice((0, 0, 0, 1, 2))):
-        inits.append(_container(random, f"i{i}", max(2, cpus // 3), sizes, {}, guaranteed))
+        wanted = devices if random.random() < 0.3 else {}
+        inits.append(_container(random, f"i{i}", max(2, cpus // 3), sizes, wanted, guaranteed))
         if random.random() < 0.3:
             inits[-1]["restartPolicy"] = "Always"
     spec: Case = {"containers": containers}
@@ -163,10 +169,16 @@ def _container(
     guaranteed: bool,
 ) -> Case:
     count = random.choice((1, 2, 2, 3, 4, 4, 6, 8, cpus // 4, cpus // 2, cpus - 4))
-    limits = {
-        "cpu": "500m" if random.random() < 0.1 else str(max(1, count)),
-        "memory": f"{random.choice((128, 512, 1024, 2048, 4096, 9000))}Mi",
-    }
+    cpu = max(1, count)
+    spelled = random.choice((str(cpu),) * 7 + (f"{cpu}000m", f"{cpu}.0", f"{cpu}e0"))
+    if random.random() < 0.1:
+        spelled = random.choice(("500m", "1500m", "2.5", "0.1"))
+    mib = random.choice((128, 512, 1024, 2048, 4096, 9000))
+    memory = random.choice((f"{mib}Mi",) * 4 + (f"{mib / 1024:.3f}Gi", f"{mib}e6", f"{mib}000k"))
+    limits = {"cpu": spelled, "memory": memory}
+    for resource in ("cpu", "memory"):
+        if random.random() < 0.02:
+            del limits[resource]
     for size in sizes:
         if random.random() < 0.4:
             kind = "1Gi" if size == "1048576" else "2Mi"

@@ -53,10 +53,10 @@ func newDeviceManager(nodes []cadvisor.Node, store topologymanager.Store, device
 			}
 			listed = append(listed, device)
 		}
-		if err := manager.PluginConnected(resource, plugin{resource}); err != nil {
+		if err := manager.PluginConnected(context.Background(), resource, plugin{resource}); err != nil {
 			panic(err)
 		}
-		manager.PluginListAndWatchReceiver(resource, &plugins.ListAndWatchResponse{Devices: listed})
+		manager.PluginListAndWatchReceiver(log, resource, &plugins.ListAndWatchResponse{Devices: listed})
 	}
 	return manager
 }

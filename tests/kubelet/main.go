@@ -8,7 +8,6 @@ package main
 
 import (
 	"bufio"
-	"context"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -67,6 +66,8 @@ type podAnswer struct {
 	Containers []containerAnswer `json:"containers"`
 }
 
+var log = klog.Background()
+
 // The managers behind the three hint providers, without the parts that talk to containers.
 type cpuProvider struct {
 	policy cpumanager.Policy
@@ -74,15 +75,19 @@ type cpuProvider struct {
 }
 
 func (p *cpuProvider) GetTopologyHints(pod *v1.Pod, c *v1.Container) map[string][]topologymanager.TopologyHint {
-	return p.policy.GetTopologyHints(p.state, pod, c)
+	return p.policy.GetTopologyHints(log, p.state, pod, c)
 }
 
 func (p *cpuProvider) GetPodTopologyHints(pod *v1.Pod) map[string][]topologymanager.TopologyHint {
-	return p.policy.GetPodTopologyHints(p.state, pod)
+	return p.policy.GetPodTopologyHints(log, p.state, pod)
+}
+
+func (p *cpuProvider) AllocatePod(pod *v1.Pod) error {
+	return p.policy.AllocatePod(log, p.state, pod)
 }
 
 func (p *cpuProvider) Allocate(pod *v1.Pod, c *v1.Container) error {
-	return p.policy.Allocate(p.state, pod, c)
+	return p.policy.Allocate(log, p.state, pod, c)
 }
 
 type memoryProvider struct {
@@ -91,15 +96,19 @@ type memoryProvider struct {
 }
 
 func (p *memoryProvider) GetTopologyHints(pod *v1.Pod, c *v1.Container) map[string][]topologymanager.TopologyHint {
-	return p.policy.GetTopologyHints(context.Background(), p.state, pod, c)
+	return p.policy.GetTopologyHints(log, p.state, pod, c)
 }
 
 func (p *memoryProvider) GetPodTopologyHints(pod *v1.Pod) map[string][]topologymanager.TopologyHint {
-	return p.policy.GetPodTopologyHints(context.Background(), p.state, pod)
+	return p.policy.GetPodTopologyHints(log, p.state, pod)
+}
+
+func (p *memoryProvider) AllocatePod(pod *v1.Pod) error {
+	return p.policy.AllocatePod(log, p.state, pod)
 }
 
 func (p *memoryProvider) Allocate(pod *v1.Pod, c *v1.Container) error {
-	return p.policy.Allocate(context.Background(), p.state, pod, c)
+	return p.policy.Allocate(log, p.state, pod, c)
 }
 
 func machine(c *testCase) *cadvisor.MachineInfo {
@@ -123,8 +132,19 @@ func machine(c *testCase) *cadvisor.MachineInfo {
 	return info
 }
 
+// canonical spells quantities as the API server does, which the kubelet gets them from.
+func canonical(pod *v1.Pod) {
+	text, err := json.Marshal(pod)
+	if err != nil {
+		panic(err)
+	}
+	*pod = v1.Pod{}
+	if err := json.Unmarshal(text, pod); err != nil {
+		panic(err)
+	}
+}
+
 func answer(c *testCase) ([]podAnswer, error) {
-	ctx := context.Background()
 	info := machine(c)
 	k := c.Kubelet
 	manager, err := topologymanager.NewManager(info.Topology, k.TopologyPolicy, k.Scope, k.TopologyOptions)
@@ -133,11 +153,11 @@ func answer(c *testCase) ([]podAnswer, error) {
 	}
 	active := []*v1.Pod{}
 	devices := newDeviceManager(info.Topology, manager, c.Devices, func() []*v1.Pod { return active })
-	manager.AddHintProvider(devices)
+	manager.AddHintProvider(log, devices)
 
-	cpus := &cpuProvider{state: cpustate.NewMemoryState()}
+	cpus := &cpuProvider{state: cpustate.NewMemoryState(log)}
 	if k.CPUPolicy == "static" {
-		found, err := topology.Discover(info)
+		found, err := topology.Discover(log, info)
 		if err != nil {
 			return nil, err
 		}
@@ -149,34 +169,35 @@ func answer(c *testCase) ([]podAnswer, error) {
 		if reserved.Size() > 0 {
 			count = reserved.Size()
 		}
-		cpus.policy, err = cpumanager.NewStaticPolicy(found, count, reserved, manager, k.CPUOptions)
+		cpus.policy, err = cpumanager.NewStaticPolicy(log, found, count, reserved, manager, k.CPUOptions)
 		if err != nil {
 			return nil, err
 		}
 	} else if cpus.policy, err = cpumanager.NewNonePolicy(nil); err != nil {
 		return nil, err
 	}
-	if err := cpus.policy.Start(cpus.state); err != nil {
+	if err := cpus.policy.Start(log, cpus.state); err != nil {
 		return nil, err
 	}
-	manager.AddHintProvider(cpus)
+	manager.AddHintProvider(log, cpus)
 
-	memory := &memoryProvider{state: memorystate.NewMemoryState(klog.Background())}
+	memory := &memoryProvider{state: memorystate.NewMemoryState(log)}
 	if k.MemoryPolicy == "Static" {
-		memory.policy, err = memorymanager.NewPolicyStatic(ctx, info, k.ReservedMemory, manager)
+		memory.policy, err = memorymanager.NewPolicyStatic(log, info, k.ReservedMemory, manager)
 		if err != nil {
 			return nil, err
 		}
 	} else {
-		memory.policy = memorymanager.NewPolicyNone(ctx)
+		memory.policy = memorymanager.NewPolicyNone(log)
 	}
-	if err := memory.policy.Start(ctx, memory.state); err != nil {
+	if err := memory.policy.Start(log, memory.state); err != nil {
 		return nil, err
 	}
-	manager.AddHintProvider(memory)
+	manager.AddHintProvider(log, memory)
 
 	answers := []podAnswer{}
 	for i, pod := range c.Pods {
+		canonical(pod)
 		pod.UID = types.UID(fmt.Sprintf("pod-%d", i))
 		active = append(active, pod)
 		result := manager.Admit(&lifecycle.PodAdmitAttributes{Pod: pod})
@@ -184,8 +205,8 @@ func answer(c *testCase) ([]podAnswer, error) {
 		every := append(append([]v1.Container{}, pod.Spec.InitContainers...), pod.Spec.Containers...)
 		for _, container := range every {
 			if !result.Admit {
-				cpus.policy.RemoveContainer(cpus.state, string(pod.UID), container.Name)
-				memory.policy.RemoveContainer(ctx, memory.state, string(pod.UID), container.Name)
+				cpus.policy.RemoveContainer(log, cpus.state, string(pod.UID), container.Name)
+				memory.policy.RemoveContainer(log, memory.state, string(pod.UID), container.Name)
 				continue
 			}
 			set, _ := cpus.state.GetCPUSet(string(pod.UID), container.Name)

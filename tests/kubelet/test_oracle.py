@@ -13,7 +13,7 @@ REASONS = {"", "TopologyAffinityError", "SMTAlignmentError", "UnexpectedAdmissio
 
 
 def test_every_answer_is_the_one_that_the_kubelets_managers_gave() -> None:
-    """The answers were recorded from Kubernetes 1.34.4: tests/kubelet/oracle.py."""
+    """The answers were recorded from Kubernetes 1.36.3: tests/kubelet/oracle.py."""
     recorded = [json.loads(line) for line in RECORDED.read_text().splitlines()]
     cases = random_cases(SEED, COUNT)
     assert len(recorded) == COUNT

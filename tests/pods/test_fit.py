@@ -386,3 +386,18 @@ def test_a_node_without_a_state_of_its_own_is_left_out_and_none_is_an_error(
     assert isinstance(none.exception, InputError)
     both = run("pod", "fit", pod, "--pool", f"{HOST}*4", "--host", HOST)
     assert isinstance(both.exception, UsageError)
+
+
+def test_memory_with_a_fraction_of_a_byte_is_refused_by_the_static_memory_manager() -> None:
+    limits = {"cpu": 2, "memory": "8.789Gi"}
+    pod = read_pod(manifest({"name": "main", "resources": {"limits": limits}}), "pod")
+    reserved = [{"numaNode": 0, "limits": {"memory": "1Gi"}}]
+    static = kubelet(SINGLE, memoryManagerPolicy="Static", reservedMemory=reserved)
+    refusal = answered(pod, static).own.refusal
+    assert refusal is not None and refusal.reason == "UnexpectedAdmissionError"
+    assert answered(pod, kubelet(SINGLE)).own.refusal is None
+
+
+def test_an_init_container_that_asks_for_more_cpus_than_there_are_keeps_the_pod_pending() -> None:
+    document = manifest(container(cpu=2), initContainers=[container("first", cpu=300)])
+    assert "pod-pending" in ids(answered(read_pod(document, "pod"), kubelet(SINGLE)))

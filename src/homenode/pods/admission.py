@@ -4,7 +4,7 @@ For each container (or for the pod, by scope) the device, CPU and memory manager
 NUMA nodes that can serve it, the Topology Manager chooses one and admits or refuses, and then each
 manager allocates, which may fail as well.
 
-Source: pkg/kubelet/cm/{topologymanager,devicemanager,cpumanager,memorymanager} of Kubernetes 1.34.
+Source: pkg/kubelet/cm/{topologymanager,devicemanager,cpumanager,memorymanager} of Kubernetes 1.36.
 The tests compare with that code.
 """
 
@@ -124,14 +124,14 @@ def pod_hints(pod: Pod, node: Node) -> tuple[Hints, ...]:
     """Hints of the device, CPU and memory managers for the pod as a whole."""
     none = _Reusable()
     devices = {
-        name: _device_hints(node, name, count, frozenset(), is_pod=True)
+        name: _device_hints(node, name, count, frozenset())
         for name, count in pod.devices.items()
         if name in node.devices
     }
     return (
         devices,
         _cpu_hints(pod, pod.cpus, node, none),
-        _memory_hints_of(pod, pod.memory_bytes, node, none),
+        _memory_hints_of(pod, pod.containers, pod.memory_bytes, node, none),
     )
 
 
@@ -147,7 +147,7 @@ def container_hints(
     return (
         devices,
         _cpu_hints(pod, pod.cpus_of(container), node, reusable),
-        _memory_hints_of(pod, container.memory_bytes, node, reusable),
+        _memory_hints_of(pod, (container,), container.memory_bytes, node, reusable),
     )
 
 
@@ -155,7 +155,7 @@ def container_hints(
 
 
 def _device_hints(
-    node: Node, resource: str, count: int, reusable: frozenset[str], *, is_pod: bool = False
+    node: Node, resource: str, count: int, reusable: frozenset[str]
 ) -> Sequence[Hint] | None:
     nodes_of = node.devices[resource]
     if not any(nodes_of.values()):
@@ -163,10 +163,12 @@ def _device_hints(
     available = node.available_devices(resource)
     if len(available | reusable) < count:
         return ()
-    fewest = len(node.numa_nodes)
+    with_devices = sorted({n for nodes in nodes_of.values() for n in nodes} & {*node.numa_nodes})
+    looked_at = with_devices or node.numa_nodes
+    fewest = len(looked_at)
     found: list[int] = []
     device_masks = {name: sum(1 << n for n in nodes) for name, nodes in nodes_of.items()}
-    for mask in masks(node.numa_nodes):
+    for mask in masks(looked_at):
         here = {name for name, of in device_masks.items() if of & mask}
         if len(here) >= count:
             fewest = min(fewest, mask.bit_count())
@@ -309,9 +311,15 @@ def _aligned(node: Node, mask: int, usable: frozenset[int]) -> frozenset[int]:
 
 
 def _memory_hints_of(
-    pod: Pod, requested: Mapping[str, int], node: Node, reusable: _Reusable
+    pod: Pod,
+    containers: Sequence[Container],
+    requested: Mapping[str, int],
+    node: Node,
+    reusable: _Reusable,
 ) -> Hints:
     if node.policies.memory_policy != "Static" or not pod.is_guaranteed or pod.pod_level:
+        return {}
+    if not all(container.has_whole_bytes for container in containers):
         return {}
     found = _memory_hints(requested, node, reusable)
     return dict.fromkeys(requested, found) if found else {}
@@ -358,6 +366,8 @@ def _allocate_memory(
 ) -> Node:
     if node.policies.memory_policy != "Static" or not pod.is_guaranteed or pod.pod_level:
         return node
+    if not container.has_whole_bytes:
+        raise _CannotAllocate(UNEXPECTED, "memory with a fraction of a byte")
     requested = container.memory_bytes
     best = Hint(merged.mask, merged.preferred)
     if best.mask is None:

@@ -4,7 +4,7 @@ It takes whole NUMA nodes and sockets first, then whole cores, then single CPUs;
 with the fewest free CPUs, then the lowest numbers. Where it decides by averages over the machine
 (CPUs of a socket, of a core, of an uncore cache), so does this.
 
-Source: pkg/kubelet/cm/cpumanager (cpu_assignment.go, policy_static.go) of Kubernetes 1.34; the
+Source: pkg/kubelet/cm/cpumanager (cpu_assignment.go, policy_static.go) of Kubernetes 1.36; the
 tests compare with that code.
 """
 

@@ -87,9 +87,8 @@ def _with(node: Node, **changes: object) -> Node:
 def _lacking(pod: Pod, node: Node) -> Iterator[str]:
     """What the scheduler finds missing, whatever the NUMA nodes: the pod stays Pending."""
     free = len(node.available_cpus)
-    milli = sum(c.cpu_milli for c in pod.containers if not c.is_init or c.restarts)
-    if node.policies.cpu_policy == "static" and milli > 1000 * free:
-        yield f"cpu: {milli / 1000:g} requested, {free} free"
+    if node.policies.cpu_policy == "static" and pod.cpu_milli > 1000 * free:
+        yield f"cpu: {pod.cpu_milli / 1000:g} requested, {free} free"
     for name, count in pod.devices.items():
         if name in node.devices and count > len(node.available_devices(name)):
             yield f"{name}: {count} requested, {len(node.available_devices(name))} free"
@@ -380,8 +379,7 @@ def _listed(nodes: Sequence[int] | set[int]) -> str:
 
 def requests_text(pod: Pod) -> str:
     """What all containers that stay request together."""
-    cpu = sum(c.cpu_milli for c in pod.containers if not c.is_init or c.restarts)
-    parts = [f"cpu {cpu / 1000:g}"]
+    parts = [f"cpu {pod.cpu_milli / 1000:g}"]
     parts += [f"{name} {format_bytes(size)}" for name, size in pod.memory_bytes.items()]
     parts += [f"{name} {count}" for name, count in pod.devices.items()]
     return ", ".join(parts)

@@ -4,7 +4,7 @@ A hint is a mask of nodes and whether it is preferred: as few nodes as the reque
 Topology Manager looks at every combination of one hint of each resource. There are too many to go
 through, but what they come to is a set of masks, which is small.
 
-Source: pkg/kubelet/cm/topologymanager (policy.go, numa_info.go) of Kubernetes 1.34.
+Source: pkg/kubelet/cm/topologymanager (policy.go, numa_info.go) of Kubernetes 1.36.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -10,7 +10,7 @@ from typing import Any
 
 from homenode.errors import InputError
 from homenode.pods.objects import down
-from homenode.pods.quantity import parse_milli, parse_quantity
+from homenode.pods.quantity import is_whole, parse_milli, parse_quantity
 
 MEMORY = "memory"
 HUGE_PAGES = "hugepages-"
@@ -22,7 +22,7 @@ class Container:
     """cpu_milli: thousandths of a CPU that it requests. memory_bytes: by resource, `memory` and
     `hugepages-SIZE`. devices: by resource name. is_init: it runs before the others; restarts: an
     init container that stays (restartPolicy Always). is_guaranteed: CPU and memory have limits that
-    equal the requests.
+    equal the requests. has_whole_bytes: the static memory manager refuses fractions of a byte.
     """
 
     name: str
@@ -32,6 +32,7 @@ class Container:
     is_init: bool = False
     restarts: bool = False
     is_guaranteed: bool = True
+    has_whole_bytes: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,11 @@ class Pod:
         """CPUs of its own that a container gets; 0 where it shares those of the node."""
         whole, rest = divmod(container.cpu_milli, 1000)
         return 0 if rest or not self.is_guaranteed else whole
+
+    @property
+    def cpu_milli(self) -> int:
+        """What the scheduler counts, an init container that asks for more among it."""
+        return self._together(lambda c: {"cpu": c.cpu_milli}).get("cpu", 0)
 
     @property
     def cpus(self) -> int:
@@ -142,6 +148,7 @@ def _container(value: Mapping[str, Any], source: str, is_init: bool) -> Containe
         is_init,
         is_init and value.get("restartPolicy") == "Always",
         _is_guaranteed(limits, requests, where),
+        all(is_whole(requests[resource], f"{where}: {resource}") for resource in memory),
     )
 
 

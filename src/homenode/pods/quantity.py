@@ -36,6 +36,16 @@ def parse_milli(value: Any, source: str) -> int:
     return _whole(_number(value, source) * 1000)
 
 
+def is_whole(value: Any, source: str) -> bool:
+    """Whether a quantity is a whole number. Raises ParseError.
+
+    >>> is_whole("1.5Gi", "memory"), is_whole("1.3Ki", "memory")
+    (True, False)
+    """
+    number = _number(value, source)
+    return number == number.to_integral_value()
+
+
 def _whole(number: Decimal) -> int:
     return int(number.to_integral_value(rounding="ROUND_CEILING"))
 

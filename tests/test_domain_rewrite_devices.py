@@ -7,9 +7,10 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.domain.read import read_guest
+from homenode.domain.requirements import refuse_older
 from homenode.domain.rewrite import rewrite
 from homenode.domain.schema import validate
-from homenode.errors import InputError
+from homenode.errors import HostError, InputError
 from homenode.plan.guest import GuestAddress
 from homenode.plan.model import Aperture, PortModel
 from homenode.units import GIB
@@ -136,6 +137,22 @@ def test_an_iommu_that_is_there_stays_where_255_vcpus_suffice() -> None:
     many = hand_plan(read_guest(xml, "x"), "default", iommu_needed=True, vcpus=288)
     with pytest.raises(InputError, match="does not remap interrupts"):
         rewrite(xml, many)
+
+
+def test_an_amd_iommu_that_is_there_gets_what_255_vcpus_need() -> None:
+    xml = sample("gpu-with-audio-and-nics").replace(
+        b"<memballoon", b"<iommu model='amd'><driver passthrough='on'/></iommu>\n    <memballoon"
+    )
+    guest = read_guest(xml, "x")
+    many = hand_plan(guest, "default", iommu_needed=True, vcpus=288)
+    after = rewrite(xml, many)
+    assert b"<driver passthrough='on' intremap='on' xtsup='on'/>" in after
+    assert b"<ioapic driver='qemu'/>" in after and rewrite(after, many) == after
+    assert guest.iommu_model == "amd"
+    with pytest.raises(HostError, match=r"xtsup=> .*expected libvirt 12\.2\.0"):
+        refuse_older(many, (12, 1, 0), (10, 0, 0), iommu_model="amd")
+    refuse_older(many, (12, 2, 0), (10, 0, 0), iommu_model="amd")
+    refuse_older(many, (12, 1, 0), (10, 0, 0))
 
 
 def test_a_host_device_that_the_plan_gives_up_goes() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from homenode.domain.copy import copy_domain, shared_with_original
 from homenode.domain.crosscheck import crosscheck
 from homenode.domain.findings import document_findings
+from homenode.domain.iommu import smmu_left_out
 from homenode.domain.iommufd import (
     can_have_iommufd,
     edit_iommufd,
@@ -62,13 +63,18 @@ def tune(
         host.settings.libvirt_version,
         host.settings.qemu_version,
         is_virt=guest.is_virt,
+        iommu_model=guest.iommu_model,
     )
     versions = host.settings.libvirt_version, host.settings.qemu_version
     uses_iommufd = needs_iommufd(guest, made) and can_have_iommufd(*versions)
     if needs_iommufd(guest, made) and not uses_iommufd:
         limits = (*limits, iommufd_missing(guest, *versions))
+    smmu = smmu_left_out(guest, made)
+    limits = limits if smmu is None else (*limits, smmu)
     notes = (*notes, *map(_sentence, limits))
-    return _tuned(before, source, made, notes, uses_iommufd=uses_iommufd)
+    return _tuned(
+        before, source, made, notes, host.settings.libvirt_version if uses_iommufd else None
+    )
 
 
 def tune_manually(
@@ -100,11 +106,16 @@ def _given(original: bytes, source: str, copy_name: str | None) -> tuple[bytes, 
 
 
 def _tuned(
-    before: bytes, source: str, made: Plan, notes: tuple[str, ...], *, uses_iommufd: bool = False
+    before: bytes,
+    source: str,
+    made: Plan,
+    notes: tuple[str, ...],
+    iommufd_of: tuple[int, int, int] | None = None,
 ) -> Tuning:
+    """iommufd_of: the libvirt by whose means devices go through iommufd; None = they do not."""
     after = rewrite(before, made, source)
-    if uses_iommufd:
-        after = edit_iommufd(open_domain(after, source)).to_bytes()
+    if iommufd_of is not None:
+        after = edit_iommufd(open_domain(after, source), iommufd_of).to_bytes()
     broken_before = crosscheck(open_domain(before, source))
     new = [one for one in crosscheck(open_domain(after, source)) if one not in broken_before]
     if new:

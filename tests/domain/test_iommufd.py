@@ -1,15 +1,21 @@
 """Devices of an encrypted guest go through iommufd where libvirt can, and a finding says else."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from homenode.cli.planning import version_of
-from homenode.errors import UsageError
+from homenode.domain.iommufd import has_iommufd
+from homenode.domain.launch_security import refuse_unsafe
+from homenode.domain.read import open_domain, read_guest
+from homenode.errors import InputError, UsageError
+from homenode.plan.layout import PRESETS
 from homenode.plan.options import PlanOptions
 from homenode.sources import load_host
 from homenode.topology import Host
 from homenode.tuning import Tuning, tune
+from tests.domain_plans import hand_plan
 
 VM = (Path(__file__).parents[2] / "demo" / "gpu-vm.xml").read_bytes()
 ENCRYPTED = (
@@ -19,13 +25,13 @@ ENCRYPTED = (
 )  # fmt: skip
 
 
-def on(libvirt: str | None, qemu: str | None) -> Host:
+def on(libvirt: str | None, qemu: str | None, name: str = "hgx-h100") -> Host:
     from homenode.cli.planning import Sources
 
     sources = Sources(
         (), None, (), None, (), version_of("--libvirt", libvirt), version_of("--qemu", qemu)
     )
-    return sources.with_versions(load_host("hgx-h100"))
+    return sources.with_versions(load_host(name))
 
 
 def tuned(xml: bytes, libvirt: str | None, qemu: str | None = None) -> Tuning:
@@ -45,6 +51,48 @@ def test_a_new_libvirt_gives_each_device_iommufd_and_twice_is_once() -> None:
     assert again.document == once.document
 
 
+def test_from_12_2_one_element_says_it_for_the_whole_vm_and_twice_is_once() -> None:
+    once = tuned(ENCRYPTED, "12.2", "10.2")
+    assert once.document.count(b"<iommufd enabled='yes'/>") == 1
+    assert b"<driver iommufd" not in once.document
+    assert not missing(once)
+    assert has_iommufd(open_domain(once.document, "vm"))
+    again = tune(once.document, "vm.xml", PlanOptions(layout="pin"), on("12.2", "10.2"))
+    assert again.document == once.document
+
+
+@pytest.mark.parametrize("version", ["12.1", "12.2"])
+def test_what_an_operator_said_stays_unless_it_says_no(version: str) -> None:
+    whole = ENCRYPTED.replace(b"<devices>", b"<iommufd enabled='no' fdgroup='iommu'/><devices>")
+    made = tuned(whole, version, "10.2").document
+    assert made.count(b"<iommufd enabled='yes' fdgroup='iommu'/>") == 1
+    assert b"<driver iommufd" not in made
+    one = tuned(ENCRYPTED, "12.1", "10.2").document
+    off = one.replace(b"<driver iommufd='yes'/>", b"<driver iommufd='no'/>", 1)
+    back = tune(off, "vm.xml", PlanOptions(layout="pin"), on(version, "10.2")).document
+    assert has_iommufd(open_domain(back, "vm")) and not has_iommufd(open_domain(off, "vm"))
+
+
+def test_a_table_says_of_each_layout_what_an_encrypted_guest_gets() -> None:
+    page = Path(__file__).parents[2] / "docs" / "formats" / "domain-xml.md"
+    section = page.read_text().partition("## Encrypted guests")[2]
+    rows = [
+        line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| `")
+    ]
+    table = {row[0].strip("`"): row[1:3] for row in rows if row[0].strip("`") in PRESETS}
+    assert set(table) == set(PRESETS)
+    guest = read_guest(ENCRYPTED, "vm")
+    for layout, (sev, private) in table.items():
+        for kind, said in (("sev", sev), ("sev-snp", private), ("tdx", private)):
+            encrypted = replace(guest, launch_security=kind)
+            try:
+                refuse_unsafe(encrypted, hand_plan(encrypted, layout), "vm")
+            except InputError:
+                assert said == "refused", (layout, kind)
+            else:
+                assert said == "written", (layout, kind)
+
+
 @pytest.mark.parametrize(("libvirt", "qemu"), [("12.0.9", "10.2"), ("12.1", "8.1"), (None, None)])
 def test_an_older_one_gets_none_and_a_finding(libvirt: str | None, qemu: str | None) -> None:
     tuning = tuned(ENCRYPTED, libvirt, qemu)
@@ -62,3 +110,13 @@ def test_a_guest_that_is_not_encrypted_keeps_what_it_has() -> None:
 def test_a_version_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         version_of("--libvirt", text)
+
+
+@pytest.mark.parametrize("own", [b"", b"<iommu model='smmuv3'/>"])
+def test_grace_gpus_without_an_smmu_of_their_own_are_a_finding(own: bytes) -> None:
+    bare = (Path(__file__).parents[1] / "domains" / "aarch64-virt.xml").read_bytes()
+    start, end = bare.index(b"    <hostdev"), bare.index(b"  </devices>")
+    options = PlanOptions(layout="pin-numa-pci", gpu_count=2, vcpus=8, memory_bytes=16 << 30)
+    made = tune(bare[:start] + own + bare[end:], "vm.xml", options, on("12.2", "11.0", "gh200x4"))
+    assert made.document.count(b"<acpi nodeset='") == 2
+    assert any("(smmuv3-left-out)" in note for note in made.notes) == (not own)

@@ -4,12 +4,12 @@ DOMAIN_ORDER = tuple(
     """
     name uuid hwuuid genid title description metadata maxMemory memory currentMemory
     blkiotune memtune memoryBacking vcpu vcpus iothreads iothreadids defaultiothread cputune
-    numatune resource sysinfo bootloader bootloader_args os idmap features cpu clock
+    numatune iommufd resource sysinfo bootloader bootloader_args os idmap features cpu clock
     on_poweroff on_reboot on_crash on_lockfailure pm perf devices seclabel keywrap
     launchSecurity
 """.split()
 )
-"""Children of <domain>. Source: virDomainDefFormatInternalSetRootName, libvirt 9.0."""
+"""Children of <domain>. Source: virDomainDefFormatInternalSetRootName, libvirt 9.0, 12.2."""
 
 CPU_ORDER = ("model", "vendor", "maxphysaddr", "topology", "cache", "feature", "numa")
 """Children of <cpu>. Source: virCPUDefFormatBuf and virDomainNumaDefFormatXML, libvirt 9.0."""

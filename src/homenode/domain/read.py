@@ -146,6 +146,7 @@ def guest_of(document: Document) -> Guest:
     cells = read_cells(document)
     cpu = root.child("cpu")
     security = root.child("launchSecurity")
+    iommu = root.at("devices", "iommu")
     access = root.at("memoryBacking", "access")
     record = read_record(document)
     return Guest(
@@ -165,7 +166,8 @@ def guest_of(document: Document) -> Guest:
         hostdevs=read_hostdevs(document),
         controllers=read_controllers(document),
         addresses=read_addresses(document),
-        has_iommu=root.at("devices", "iommu") is not None,
+        has_iommu=iommu is not None,
+        iommu_model=None if iommu is None else iommu.get("model"),
         launch_security=None if security is None else security.get("type") or "unknown",
         has_dimms=bool(memory_devices(document)),
         max_memory_bytes=None

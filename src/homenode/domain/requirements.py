@@ -47,14 +47,18 @@ ADDRESS_BITS = Requirement("<maxphysaddr>", (8, 7, 0), (2, 7, 0))
 WINDOW = Requirement("<qemu:commandline> -fw_cfg", (0, 8, 3), (2, 6, 0))
 INITIATORS = Requirement("<hostdev><acpi nodeset=>", (11, 8, 0), (9, 0, 0))
 IOMMU = Requirement("<iommu><driver eim=>", (3, 4, 0), (2, 8, 0))
+AMD_IOMMU = Requirement("<iommu model='amd'><driver xtsup=>", (12, 2, 0), (9, 2, 0))
 RECORD = Requirement("<metadata>", (0, 9, 10), None)
 
 
-def required_versions(plan: Plan, *, is_virt: bool = False) -> tuple[Requirement, ...]:
-    """What a plan's elements need, the newest libvirt first. is_virt: an aarch64 guest."""
+def required_versions(
+    plan: Plan, *, is_virt: bool = False, iommu_model: str | None = None
+) -> tuple[Requirement, ...]:
+    """What a plan's elements need, the newest libvirt first. is_virt: an aarch64 guest.
+    iommu_model: of the IOMMU that the document has."""
     return tuple(
         sorted(
-            _needed(plan, is_virt),
+            _needed(plan, is_virt, iommu_model),
             key=lambda need: (need.libvirt, need.qemu or (0, 0, 0), need.element),
             reverse=True,
         )
@@ -67,12 +71,13 @@ def refuse_older(
     qemu: Version | None,
     *,
     is_virt: bool = False,
+    iommu_model: str | None = None,
 ) -> None:
     """Raises HostError where a daemon is older than an element needs; it names the element.
 
     A version that is not known (None) is not judged.
     """
-    for need in required_versions(plan, is_virt=is_virt):
+    for need in required_versions(plan, is_virt=is_virt, iommu_model=iommu_model):
         for program, have, want in (
             ("libvirt", libvirt, need.libvirt),
             ("QEMU", qemu, need.qemu),
@@ -85,7 +90,7 @@ def refuse_older(
                 )
 
 
-def _needed(plan: Plan, is_virt: bool) -> Iterator[Requirement]:
+def _needed(plan: Plan, is_virt: bool, iommu_model: str | None) -> Iterator[Requirement]:
     if plan.vcpu_pins:
         yield PINS
     if plan.emulator_pus is not None:
@@ -126,7 +131,7 @@ def _needed(plan: Plan, is_virt: bool) -> Iterator[Requirement]:
         if plan.aperture.firmware_mmio64_mib is not None:
             yield WINDOW
     if plan.iommu_needed and plan.vcpus > MOST_VCPUS_WITHOUT and not is_virt:
-        yield IOMMU
+        yield AMD_IOMMU if iommu_model == "amd" else IOMMU
     if plan.vcpu_pins:
         yield RECORD
 

@@ -82,6 +82,7 @@ class Guest:
     addresses: every guest PCI address that anything in the document occupies, controllers and
     hostdevs included, ascending.
     launch_security: type of <launchSecurity> ("sev", "sev-snp", "tdx", ...) or None.
+    iommu_model: of the document's <iommu>: "intel", "amd", "smmuv3", "virtio".
     has_dimms: a <memory model=...> device exists. memory_devices: those that count as memory, so
     without enclaves'. max_memory_bytes: <maxMemory> or None.
     physical_address_bits: of <maxphysaddr bits=...> or None.
@@ -109,6 +110,7 @@ class Guest:
     controllers: tuple[GuestPciController, ...]
     addresses: tuple[GuestAddress, ...]
     has_iommu: bool = False
+    iommu_model: str | None = None
     launch_security: str | None = None
     has_dimms: bool = False
     max_memory_bytes: int | None = None

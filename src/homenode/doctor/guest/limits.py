@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from homenode.domain.document import Document
+from homenode.domain.iommufd import has_iommufd
 from homenode.findings import Finding, Severity
 from homenode.pci import PciDevice
 from homenode.plan.shape.aperture import (
@@ -91,18 +92,6 @@ def describe_limits(needs: Limits, devices: int) -> str:
     )
 
 
-def has_iommufd(document: Document) -> bool:
-    """Whether all PCI devices of the host are opened through iommufd, which counts no mappings."""
-    devices = document.root.child("devices")
-    hostdevs = [
-        element
-        for element in (() if devices is None else devices.all("hostdev"))
-        if element.get("type") == "pci"
-    ]
-    drivers = [element.child("driver") for element in hostdevs]
-    return bool(drivers) and all(d is not None and d.get("iommufd") == "yes" for d in drivers)
-
-
 def limit_findings(facts: DomainFacts, document: Document, host: Host) -> Iterator[Finding]:
     """What will exceed a limit: DMA mappings, address bits, the window for BARs."""
     passed = {hostdev.source for hostdev in facts.guest.hostdevs}
@@ -121,7 +110,7 @@ def limit_findings(facts: DomainFacts, document: Document, host: Host) -> Iterat
             observed=f"about {needs.dma_entries}: private memory is mapped in pieces of 2 MiB",
             cost="the start fails, or a device's driver in the guest does",
             fix=f"echo {1 << (needs.dma_entries - 1).bit_length()} > "
-            "/sys/module/vfio_iommu_type1/parameters/dma_entry_limit, or <driver iommufd='yes'/>",
+            "/sys/module/vfio_iommu_type1/parameters/dma_entry_limit, or <iommufd enabled='yes'/>",
             source=facts.source,
         )
     if facts.guest.architecture == "x86_64" and needs.window_bytes > DEFAULT_WINDOW_BYTES:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from homenode.description.parse import parse_description
 from homenode.description.render import render
 from homenode.description.shipped import load_shipped, shipped_hosts
-from homenode.description.tree_writer import write_tree
 from homenode.discover.host import discover
 from homenode.errors import InputError
 from homenode.snapshot.contents import PATHS, Kind
@@ -21,6 +20,7 @@ from homenode.snapshot.folder import FolderSnapshot
 from homenode.snapshot.memory import MemorySnapshot
 from tests.memory_folder import memory_folder
 from tests.shared_data import SHARED
+from tests.tree_writer import write_tree
 
 SYSTEM = "/sys/devices/system"
 REAL_TREE = SHARED / "machines" / "sysfs" / "20em64t-hybrid-1p6c2t+2ca4co1t.tar.bz2"

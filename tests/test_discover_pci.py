@@ -7,7 +7,7 @@ import pytest
 from homenode.bdf import Bdf
 from homenode.discover import discover
 from homenode.discover.device_kinds import device_kind
-from homenode.discover.pci_config import parse_config
+from homenode.discover.pci_fields import parse_config
 from homenode.pci import DeviceKind, PciBar, PciLink, PortType
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.topology import Host

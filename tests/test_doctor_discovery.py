@@ -10,15 +10,14 @@ from homenode.description.render import render
 from homenode.description.shipped import load_shipped
 from homenode.discover import discover
 from homenode.discover.lspci import add_lspci, host_from_lspci
-from homenode.discover.pci_config import parse_config
+from homenode.discover.pci_fields import parse_config
 from homenode.doctor.diagnosis import diagnose
 from homenode.doctor.node_layout import layout_findings
-from homenode.doctor.quiet_snapshot import QuietSnapshot
 from homenode.pci import PciErrors, PciInterrupt
 from homenode.snapshot.collector import parse_collected
 from homenode.snapshot.gather import gather
 from homenode.snapshot.memory import MemorySnapshot
-from homenode.snapshot.protocol import Snapshot
+from homenode.snapshot.protocol import QuietSnapshot, Snapshot
 from tests.doctor_domains import host
 from tests.shared_data import needs_shared, shared
 from tests.sysfs_trees import NODE, cpu_files, snapshot

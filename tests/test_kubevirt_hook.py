@@ -13,7 +13,6 @@ import pytest
 
 from homenode.description.parse import parse_description
 from homenode.description.render import render
-from homenode.description.tree_writer import write_tree
 from homenode.errors import UsageError
 from homenode.kubevirt.on_define_domain import Answer, answer
 from homenode.kubevirt.on_error import OnError
@@ -21,6 +20,7 @@ from homenode.pci import DeviceKind
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.sources import load_host
 from tests.kubevirt_documents import IBM, IBM_GPUS, document, ibm_document, shipped, vmi
+from tests.tree_writer import write_tree
 
 MOST_CALLS = 115_000
 """Of Python functions, by a hook and all that it imports: 86,500 of them take 0.15 s of CPU on an

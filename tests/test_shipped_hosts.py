@@ -13,7 +13,6 @@ from lxml import etree
 from homenode.description.model import HostDescription
 from homenode.description.render import render
 from homenode.description.shipped import load_shipped, shipped_hosts
-from homenode.description.tree_writer import write_tree
 from homenode.discover.host import discover
 from homenode.discover.lspci import host_from_lspci
 from homenode.errors import UsageError
@@ -21,6 +20,7 @@ from homenode.pci import DeviceKind
 from homenode.topology import HostSummary, summarise
 from tests.memory_folder import memory_folder
 from tests.shared_data import SHARED
+from tests.tree_writer import write_tree
 
 FORMAT = Path(__file__).parent.parent / "docs" / "formats" / "host-toml.md"
 HGX_CAPTURE = SHARED / "machines" / "lspci" / "gpud-hgx-h100x8-lspci-vvv.txt"

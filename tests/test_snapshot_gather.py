@@ -6,9 +6,8 @@ import re
 import pytest
 
 from homenode.discover.host import discover
-from homenode.snapshot.config_space import keep_port_type
 from homenode.snapshot.contents import COMMAND_OF_NAME, COMMANDS, IDENTITY_PATHS, PATHS, Form, Kind
-from homenode.snapshot.gather import gather, paths_of
+from homenode.snapshot.gather import gather, keep_port_type, paths_of
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.snapshot.protocol import Snapshot
 from homenode.snapshot.redact import identities_of, redact

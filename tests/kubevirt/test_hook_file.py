@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from homenode.cli.kubevirt import _own_source
-from homenode.description.tree_writer import write_tree
 from homenode.errors import UsageError
 from homenode.kubevirt.hook_file import ENTRY, PORTABLE, hook_file
 from homenode.kubevirt.on_define_domain import Answer, answer
@@ -26,6 +25,7 @@ from tests.kubevirt_documents import (
     vmi,
 )
 from tests.test_kubevirt_grace import grace_vm
+from tests.tree_writer import write_tree
 
 PINS = ((4, 5), (64, 65))
 MOST_CPU_S = 0.15

@@ -16,9 +16,8 @@ from homenode.cli.bench_options import (
     bench_options,
 )
 from homenode.cli.help import CommandWithActions, HelpCommand
-from homenode.cli.interruption import interruptible
 from homenode.cli.options import JsonOption, with_records
-from homenode.cli.terminal import console, error_console, note, print_json
+from homenode.cli.terminal import console, error_console, interruptible, note, print_json
 from homenode.errors import HostError, ToolError, UsageError
 
 if TYPE_CHECKING:

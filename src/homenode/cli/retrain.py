@@ -171,8 +171,8 @@ def _print(findings: "list[Finding]", devices: "tuple[Bdf, ...]", *, as_json: bo
 def _this_machine() -> "Host":
     """The PCI tree of this machine, with no tool asked: hooks and early boot must not wait."""
     from homenode.discover import discover
-    from homenode.doctor.quiet_snapshot import QuietSnapshot
     from homenode.snapshot.live import LiveSnapshot
+    from homenode.snapshot.protocol import QuietSnapshot
 
     return discover(QuietSnapshot(LiveSnapshot()))
 

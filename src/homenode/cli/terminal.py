@@ -4,6 +4,7 @@ Everything that a command prints leaves through here, so that no letter of it st
 names of files and VMs, documents, and what guests and tools say may hold escapes.
 """
 
+import signal
 import stat
 import sys
 from collections.abc import Iterator
@@ -256,3 +257,21 @@ def write_bytes(path: Path, content: bytes, mode: int | None = None) -> None:
         replace_file(path, content, mode, synced=False)
     except OSError as error:
         raise HostError(f"{path}: expected to write there, found: {error.strerror}") from None
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise KeyboardInterrupt inside. What nohup ignores stays ignored."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {}
+    for one in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(one) is not signal.SIG_IGN:
+            before[one] = signal.signal(one, interrupt)
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)

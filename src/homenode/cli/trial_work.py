@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from homenode.apply.store import default_root
-from homenode.cli.interruption import interruptible
 from homenode.cli.placing_options import hosts_after
-from homenode.cli.terminal import check_can_write, console, note, read_file, update
+from homenode.cli.terminal import check_can_write, console, interruptible, note, read_file, update
 from homenode.cli.trial_options import (
     AccessOptions,
     TrialArguments,

@@ -6,9 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from homenode.cli.completion import domain_names
-from homenode.cli.interruption import interruptible
 from homenode.cli.options import HostOption, JsonOption, LspciOption
-from homenode.cli.terminal import check_can_write, console, note, print_json, working, write_text
+from homenode.cli.terminal import (
+    check_can_write,
+    console,
+    interruptible,
+    note,
+    print_json,
+    read_file,
+    working,
+    write_text,
+)
 from homenode.errors import UsageError
 
 if TYPE_CHECKING:
@@ -101,7 +109,7 @@ def verify(
                 "--live: expected no document, --host, --lspci, --boot or --guest: a running "
                 "domain is checked where it runs"
             )
-        from homenode.cli.live import verify_live
+        pass
         from homenode.hypervisor.connection import DEFAULT
 
         verify_live(live, connect or DEFAULT, plan, as_json=json)
@@ -171,3 +179,32 @@ def _draw(verified: "Verified", svg: Path) -> None:
         path = svg.with_name(f"{svg.stem}-plan{svg.suffix}")
         write_text(path, topology_map(verified.host, verified.plan))
         note(f"wrote {path}")
+
+
+def verify_live(name: str, connect: str, plan: Path | None, *, as_json: bool) -> None:
+    """Print the findings on a running domain of this machine; exit 1 where there are bad ones.
+
+    plan: a saved plan for this host; None = the domain's own document. Raises as
+    verify_running_domain, and InputError for a plan that was made for another host.
+    """
+    from homenode.findings import are_bad
+    from homenode.verify.live.domain import verify_running_domain
+
+    made = None
+    if plan is not None:
+        from homenode.plan.stored import read_plan_for
+        from homenode.sources import load_host
+
+        content = read_file(plan, "a saved plan", hint="homenode plan --save-plan P.json")
+        made = read_plan_for(load_host(None), content, str(plan))
+    findings = verify_running_domain(name, connect, made)
+    if as_json:
+        from homenode.formats import encode
+
+        print_json(encode("findings", findings))
+    else:
+        from homenode.report.findings_text import findings_text
+
+        console().print(findings_text(findings))
+    if are_bad(findings.findings):
+        raise SystemExit(1)

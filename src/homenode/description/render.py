@@ -1,10 +1,13 @@
 """From a HostDescription to the files and tool outputs of such a machine. Pure."""
 
 from homenode.description.model import HostDescription
-from homenode.description.render_cpus import render_cpus, render_policy_links
 from homenode.description.render_devices import PCI, render_devices
-from homenode.description.render_memory import render_memory
-from homenode.description.render_system import render_system
+from homenode.description.render_system import (
+    render_cpus,
+    render_memory,
+    render_policy_links,
+    render_system,
+)
 from homenode.description.render_tools import render_tools
 from homenode.snapshot.memory import MemorySnapshot
 

@@ -1,7 +1,9 @@
 """Discover: one Host from a snapshot. Reads each part, lets them meet, and keeps every gap."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+
+from lxml import etree
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -15,7 +17,6 @@ from homenode.discover.nodes import Nodes, read_nodes
 from homenode.discover.pci_nodes import Locality
 from homenode.discover.pci_tree import read_pci_tree
 from homenode.discover.processors import Processors, read_processors
-from homenode.discover.running_domains import ReadDomain, read_running_domains
 from homenode.discover.settings import (
     cpu_model,
     read_architecture,
@@ -24,11 +25,17 @@ from homenode.discover.settings import (
     read_versions,
 )
 from homenode.discover.states import PuStates, read_states
+from homenode.errors import HomenodeError
 from homenode.gap import Gap
 from homenode.pci import DeviceKind, PciDevice
 from homenode.snapshot.protocol import Snapshot
 from homenode.tools.nvidia_smi_query import NvidiaGpu
-from homenode.topology import Host, Pu
+from homenode.tools.xml_text import parse_xml
+from homenode.topology import Host, Pu, RunningDomain
+
+ReadDomain = Callable[[bytes, bool, str], RunningDomain]
+"""From the XML of one domain, as `virsh dumpxml` prints it, whether it runs, and what to call it in
+messages, to what it uses: domain/read.py's read_running_domain. May raise HomenodeError."""
 
 
 def discover(snapshot: Snapshot, read_domain: ReadDomain | None = None) -> Host:
@@ -135,3 +142,29 @@ def assemble_pus(states: PuStates, processors: Processors, nodes: Nodes) -> tupl
         )
         for pu in CpuSet.from_bits(states.online.bits | states.offline.bits)
     )
+
+
+def read_running_domains(
+    snapshot: Snapshot, read_domain: ReadDomain | None
+) -> tuple[tuple[RunningDomain, ...], tuple[Gap, ...]]:
+    """The domains of a snapshot, running and defined, by name; none with a gap where they cannot
+    be known. An unreadable one is a gap: what it has taken is then unknown."""
+    output = snapshot.command_output("virsh-domains")
+    if output is None:
+        return (), (Gap("running domains", "virsh was not there or did not answer"),)
+    if not output.strip():
+        return (), ()
+    if read_domain is None:
+        return (), (Gap("running domains", "their XML was not asked for"),)
+    root = parse_xml(output, "domains", f"{snapshot.name}: virsh dumpxml")
+    domains: list[RunningDomain] = []
+    gaps: list[Gap] = []
+    for number, child in enumerate(root, start=1):
+        name = child.findtext("name") or f"number {number}"
+        running = child.get("id") is not None  # libvirt gives only active domains an id
+        xml = etree.tostring(child, encoding="utf-8", with_tail=False)
+        try:
+            domains.append(read_domain(xml, running, f"domain {name}"))
+        except HomenodeError as error:
+            gaps.append(Gap(f"domain {name}", error.message))
+    return tuple(sorted(domains, key=lambda domain: domain.name)), tuple(gaps)

@@ -4,13 +4,12 @@ from dataclasses import dataclass, field
 
 from homenode.cpuset import CpuSet, PuIndex
 from homenode.discover.core_kinds import kinds_by_speed
-from homenode.discover.hwloc_fields import number, os_index, pus_of
 from homenode.discover.hwloc_nodes import node_distances, read_hwloc_nodes
 from homenode.discover.hwloc_pci import read_hwloc_pci
 from homenode.errors import InputError
 from homenode.gap import Gap
 from homenode.indices import CoreIndex, LlcIndex, PackageIndex
-from homenode.tools.hwloc_xml import HwlocCpuKind, HwlocObject, parse
+from homenode.tools.hwloc_xml import HwlocCpuKind, HwlocObject, number, os_index, parse, pus_of
 from homenode.topology import (
     Core,
     CoreId,

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.discover.distances import Distances
-from homenode.discover.hwloc_fields import number, os_index
 from homenode.discover.nodes import package_of
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
-from homenode.tools.hwloc_xml import HwlocDistances, HwlocObject
+from homenode.tools.hwloc_xml import HwlocDistances, HwlocObject, number, os_index
 from homenode.topology import LOCAL_DISTANCE, MemoryKind, NumaNode, Package, PagePool
 
 _BASE_PAGE_BYTES = 65536  # the largest base page of any architecture; huge pages are larger

@@ -14,7 +14,6 @@ from homenode.discover.device_kinds import (
     device_kind,
     port_types_by_structure,
 )
-from homenode.discover.hwloc_fields import pus_of
 from homenode.discover.pci_nodes import nodes_of_root_complexes
 from homenode.errors import ParseError
 from homenode.gap import Gap
@@ -28,7 +27,7 @@ from homenode.pci import (
     PortType,
     RootComplex,
 )
-from homenode.tools.hwloc_xml import HwlocDistances, HwlocObject
+from homenode.tools.hwloc_xml import HwlocDistances, HwlocObject, pus_of
 from homenode.topology import NumaNode
 
 _BUSES = re.compile(r"([0-9a-f]{4,8}):\[([0-9a-f]{2})-([0-9a-f]{2})\]", re.ASCII)

@@ -18,16 +18,22 @@ from homenode.discover.device_kinds import (
     device_kind,
     port_types_by_structure,
 )
-from homenode.discover.interrupts import read_interrupts
-from homenode.discover.pci_config import ConfigHeader, parse_config
 from homenode.discover.pci_fields import (
+    ConfigHeader,
+    parse_config,
     parse_link_speed,
     read_errors,
+    read_interrupts,
     read_link_width,
     read_resource,
 )
-from homenode.discover.pci_gaps import functions_off_the_bus, several, unknown_fields
-from homenode.discover.pci_nodes import Locality, nodes_of_root_complexes
+from homenode.discover.pci_nodes import (
+    Locality,
+    functions_off_the_bus,
+    nodes_of_root_complexes,
+    several,
+    unknown_fields,
+)
 from homenode.discover.readings import is_hidden, read_number, read_pus, read_word
 from homenode.errors import ParseError
 from homenode.gap import Gap

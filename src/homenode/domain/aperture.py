@@ -8,7 +8,7 @@ is reserved"), so that it has to go through <qemu:commandline>, which marks the 
 import re
 
 from homenode.domain.controllers import pci_controllers
-from homenode.domain.document import Document, Element
+from homenode.domain.document import DEVICES_ORDER, DOMAIN_ORDER, Document, Element
 from homenode.domain.edits import (
     Edit,
     New,
@@ -20,7 +20,6 @@ from homenode.domain.edits import (
     set_text,
 )
 from homenode.domain.fields import format_size, size_bytes
-from homenode.domain.order import DEVICES_ORDER, DOMAIN_ORDER
 from homenode.plan.model import Plan
 
 QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"

@@ -1,7 +1,7 @@
 """Guest cells: <numa> in <cpu>."""
 
 from homenode.cpuset import CpuSet
-from homenode.domain.document import Document, Element
+from homenode.domain.document import CPU_ORDER, DOMAIN_ORDER, Document, Element
 from homenode.domain.edits import (
     Edit,
     New,
@@ -14,7 +14,6 @@ from homenode.domain.edits import (
     set_attributes,
 )
 from homenode.domain.fields import decimal, format_set, format_size, needed, pu_set, size_bytes
-from homenode.domain.order import CPU_ORDER, DOMAIN_ORDER
 from homenode.plan.layout import GuestCells
 from homenode.plan.model import GuestCellId, Plan, PlannedCell
 

@@ -2,7 +2,7 @@
 
 from homenode.domain.addresses import new_address, place
 from homenode.domain.cells import cell_elements
-from homenode.domain.document import Document, Element
+from homenode.domain.document import DEVICES_ORDER, DOMAIN_ORDER, Document, Element
 from homenode.domain.edits import (
     Edit,
     New,
@@ -14,7 +14,6 @@ from homenode.domain.edits import (
     set_attribute,
 )
 from homenode.domain.fields import any_base, decimal, guest_address
-from homenode.domain.order import DEVICES_ORDER, DOMAIN_ORDER
 from homenode.errors import InputError
 from homenode.plan.guest import GuestPciController
 from homenode.plan.model import Plan, PlannedController, PortModel

@@ -1,6 +1,6 @@
 """CPU: <topology>, <cache>, topoext and <maxphysaddr> in <cpu>; its mode and model stay."""
 
-from homenode.domain.document import Document, Element
+from homenode.domain.document import CPU_ORDER, DOMAIN_ORDER, Document, Element
 from homenode.domain.edits import (
     New,
     apply,
@@ -11,7 +11,6 @@ from homenode.domain.edits import (
     set_attributes,
 )
 from homenode.domain.fields import decimal
-from homenode.domain.order import CPU_ORDER, DOMAIN_ORDER
 from homenode.domain.vcpu import MAX_VCPUS
 from homenode.errors import InputError, ParseError
 from homenode.plan.layout import Siblings

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from homenode.cpuset import CpuSet
-from homenode.domain.document import Document, Element
+from homenode.domain.document import DOMAIN_ORDER, Document, Element
 from homenode.domain.edits import (
     Edit,
     New,
@@ -17,7 +17,6 @@ from homenode.domain.edits import (
     set_attribute,
 )
 from homenode.domain.fields import decimal, format_set, needed, pu_set
-from homenode.domain.order import DOMAIN_ORDER
 from homenode.domain.vcpu import MAX_VCPUS
 from homenode.errors import InputError
 from homenode.plan.model import Plan

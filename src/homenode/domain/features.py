@@ -9,9 +9,8 @@ vCPUs and memory, but no expander bus.
 
 from collections.abc import Mapping
 
-from homenode.domain.document import Document
+from homenode.domain.document import DOMAIN_ORDER, FEATURES_ORDER, Document
 from homenode.domain.edits import New, apply, insert_in_order, set_attributes
-from homenode.domain.order import DOMAIN_ORDER, FEATURES_ORDER
 from homenode.domain.read import guest_of
 from homenode.plan.layout import GuestCells
 from homenode.plan.model import Plan, PortModel

@@ -3,7 +3,7 @@
 Above 255 vCPUs an x86 guest needs interrupt remapping with 32-bit APIC ids (eim). aarch64 does not.
 """
 
-from homenode.domain.document import Document
+from homenode.domain.document import DOMAIN_ORDER, Document
 from homenode.domain.edits import (
     New,
     append,
@@ -12,7 +12,6 @@ from homenode.domain.edits import (
     set_attributes,
 )
 from homenode.domain.features import with_feature
-from homenode.domain.order import DOMAIN_ORDER
 from homenode.errors import InputError
 from homenode.plan.guest import Guest
 from homenode.plan.model import Plan, PlanFinding

@@ -8,10 +8,9 @@ else opened (fdgroup=) are left to that program.
 Source: libvirt 12.1 and 12.2, DomainIOMMUFD of libvirtxml 1.12002; QEMU 8.2 (-object iommufd).
 """
 
-from homenode.domain.document import Document
+from homenode.domain.document import DOMAIN_ORDER, Document
 from homenode.domain.edits import Edit, New, append, apply, insert_in_order, set_attribute
 from homenode.domain.hostdevs import hostdev_elements
-from homenode.domain.order import DOMAIN_ORDER
 from homenode.plan.guest import Guest
 from homenode.plan.model import Plan, PlanFinding
 

@@ -1,11 +1,10 @@
 """Memory: <memory>, <currentMemory>, <maxMemory> and the memory devices."""
 
 from homenode.domain.cells import cell_bytes, cell_elements
-from homenode.domain.document import Document, Element
+from homenode.domain.document import DOMAIN_ORDER, Document, Element
 from homenode.domain.edits import Edit, New, apply, insert_in_order, set_attribute, set_text
 from homenode.domain.fields import decimal, format_size, size_bytes
 from homenode.domain.memory_backing import read_page_bytes
-from homenode.domain.order import DOMAIN_ORDER
 from homenode.errors import InputError
 from homenode.plan.guest import GuestMemoryDevice
 from homenode.plan.model import Plan

@@ -2,7 +2,7 @@
 
 from homenode.cpuset import CpuSet
 from homenode.domain.cells import cell_elements
-from homenode.domain.document import Document, Element
+from homenode.domain.document import DOMAIN_ORDER, MEMORY_BACKING_ORDER, Document, Element
 from homenode.domain.edits import (
     Edit,
     New,
@@ -13,7 +13,6 @@ from homenode.domain.edits import (
     set_attributes,
 )
 from homenode.domain.fields import format_set, format_size, needed, pu_set, size_bytes
-from homenode.domain.order import DOMAIN_ORDER, MEMORY_BACKING_ORDER
 from homenode.errors import InputError
 from homenode.plan.model import Plan
 

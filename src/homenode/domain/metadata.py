@@ -5,7 +5,7 @@ It shows a later run which numatune is homenode's own, and a reader where the pi
 
 from dataclasses import dataclass
 
-from homenode.domain.document import Document, Element
+from homenode.domain.document import DOMAIN_ORDER, Document, Element
 from homenode.domain.edits import (
     New,
     append,
@@ -15,7 +15,6 @@ from homenode.domain.edits import (
     remove,
     set_attributes,
 )
-from homenode.domain.order import DOMAIN_ORDER
 from homenode.plan.layout import (
     GuestCells,
     GuestPcie,

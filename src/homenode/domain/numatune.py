@@ -4,7 +4,7 @@ from functools import reduce
 
 from homenode.cpuset import CpuSet
 from homenode.domain.cells import cell_elements
-from homenode.domain.document import Document, Element
+from homenode.domain.document import DOMAIN_ORDER, Document, Element
 from homenode.domain.edits import (
     Edit,
     New,
@@ -18,7 +18,6 @@ from homenode.domain.edits import (
 )
 from homenode.domain.fields import decimal, format_set, needed, pu_set
 from homenode.domain.metadata import read_record
-from homenode.domain.order import DOMAIN_ORDER
 from homenode.plan.layout import MemoryBinding
 from homenode.plan.model import Plan
 

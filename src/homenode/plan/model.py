@@ -185,54 +185,67 @@ class PlanFinding:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The placement of one VM; the value that every later step reads.
-
-    domain_name, host_name: whose. host_fingerprint: sha256 over the host's topology, so that a plan
-    for another host is recognised. vcpu_pins: PUs of each vCPU in vCPU order; () = not pinned.
-    emulator_pus: None = not pinned. iothread_pus: per IOThread, 1 first; () = not pinned.
-    nodes: chosen host nodes, ascending. llcs: LLCs that hold vCPUs, ascending.
-    memory_mode, memory_nodes: how numatune binds; (None, ()) = as it was.
-    topology: None = as it was. topoext: AMD needs the CPU feature for the topology to be given.
-    fallback: name of the step of the ladder of fallbacks. optimal: None = not all were compared.
-    consequences: what the guest's user will see change, one sentence each.
-    memory_device_bytes: of the document's memory devices, next to memory_bytes.
-    mediated_removed: UUIDs of the document's mediated devices that others take the place of.
-    """
+    """The placement of one VM; the value that every later step reads."""
 
     domain_name: str
     host_name: str
     host_fingerprint: str
+    """sha256 over the host's topology: a plan for another host is recognised by it."""
     layout: Layout
     policy: str
     vcpus: int
     memory_bytes: int
+    """Without memory devices."""
     page_bytes: int | None
+    """Of the huge pages that back the guest; None = ordinary pages."""
     nodes: tuple[NodeIndex, ...]
+    """Chosen host nodes, ascending; () where nothing is pinned or bound."""
     llcs: tuple[LlcIndex, ...]
+    """Last-level caches that hold vCPUs, ascending."""
     vcpu_pins: tuple[CpuSet, ...]
+    """PUs of each vCPU, in vCPU order; () = not pinned."""
     emulator_pus: CpuSet | None
+    """PUs of QEMU's own threads; None = not pinned."""
     iothread_pus: tuple[CpuSet, ...]
+    """PUs of each IOThread, IOThread 1 first; () = not pinned."""
     cells: tuple[PlannedCell, ...]
+    """NUMA cells that the guest is shown; () = a flat guest."""
     topology: GuestTopology | None
+    """Sockets, dies, cores and threads of the guest; None = as the document has them."""
     cache: GuestCache
     topoext: bool
+    """The guest gets the CPU feature by which AMD's CPUs show siblings."""
     memory_mode: MemoryMode | None
+    """Mode of numatune; None = as the document has it."""
     memory_nodes: tuple[NodeIndex, ...]
+    """Host nodes that memory is bound to; () = not bound."""
     devices: tuple[PlannedDevice, ...]
     controllers: tuple[PlannedController, ...]
+    """PCI controllers of the guest that the layout adds or keeps."""
     aperture: Aperture | None
+    """64-bit PCI window and address bits that the devices need; None = nothing to set."""
     iommu_needed: bool
+    """The guest needs a virtual IOMMU: it has more than 255 vCPUs."""
     page_reservations: tuple[PageReservation, ...]
+    """Huge pages to reserve on host nodes before the VM starts."""
     rung: str
+    """Name of the fallback that the plan is on; stored under this name."""
     cost: tuple[CostTerm, ...]
+    """In the order in which placements are compared."""
     optimal: bool | None
+    """No placement costs less; None = not all were compared."""
     runners_up: tuple[RunnerUp, ...]
+    """Feasible placements that cost more, the best first."""
     rejections: tuple[Rejection, ...]
     findings: tuple[PlanFinding, ...]
     consequences: tuple[str, ...]
+    """What the guest's user will see change, one sentence each."""
     gaps: tuple[Gap, ...]
+    """What is not known of the host, and could have changed the plan."""
     memory_device_bytes: int = 0
+    """Of the document's memory devices, in addition to memory_bytes."""
     mediated_removed: tuple[str, ...] = ()
+    """UUIDs of the document's mediated devices that others replace."""
 
 
 def is_critical(plan: Plan) -> bool:

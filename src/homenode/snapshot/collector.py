@@ -34,8 +34,8 @@ from homenode.snapshot.contents import (
     Kind,
     PathRule,
 )
-from homenode.snapshot.links import MAX_LINKS
 from homenode.snapshot.memory import MemorySnapshot
+from homenode.snapshot.protocol import MAX_LINKS
 
 _START = "homenode-collector 1"
 _SAFE_GLOB = re.compile(r"/[A-Za-z0-9_./*\[\]-]+\Z", re.ASCII)

@@ -4,7 +4,7 @@ import os
 import stat
 from collections.abc import Sequence
 
-from homenode.snapshot.links import follow, join
+from homenode.snapshot.protocol import follow, join
 
 MAX_FILE_BYTES = 16 << 20
 """More of one file is not read; nothing that homenode reads comes near it."""

@@ -6,7 +6,7 @@ Archives are read into one, host.toml is rendered into one, and tests build them
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from homenode.snapshot.links import follow, join
+from homenode.snapshot.protocol import follow, join
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from lxml import etree
 
+from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.tools.xml_text import parse_xml
 
@@ -164,3 +165,24 @@ def _distances(element: etree._Element, source: str) -> HwlocDistances:
         objects=tuple(index if of_type is None else f"{of_type}:{index}" for index in indices),
         values=tuple(tuple(values[i * count : (i + 1) * count]) for i in range(count)),
     )
+
+
+def pus_of(obj: HwlocObject, attribute: str, source: str) -> CpuSet:
+    """The PUs of an attribute such as cpuset; empty where it is absent. Raises ParseError."""
+    text = obj.attributes.get(attribute)
+    return CpuSet() if text is None else CpuSet.parse_mask(text, f"{source}: {attribute}")
+
+
+def os_index(obj: HwlocObject, source: str) -> int:
+    """The OS index of an object that must have one. Raises ParseError."""
+    index = number(obj.attributes.get("os_index"))
+    if index is None:
+        raise ParseError(source, f"{obj.type} with an os_index", str(obj.attributes))
+    return index
+
+
+def number(text: str | None) -> int | None:
+    """The whole number of a text; None where there is none."""
+    if text is None or not (text.isascii() and text.isdigit() and len(text) <= 20):
+        return None
+    return int(text)

@@ -12,14 +12,13 @@ from lxml import etree
 from homenode.discover.host import discover
 from homenode.doctor.diagnosis import domain_findings
 from homenode.doctor.expectation import Expectation
-from homenode.doctor.quiet_snapshot import QuietSnapshot
 from homenode.domain.metadata import read_record
 from homenode.domain.read import open_domain, read_running_domain
 from homenode.errors import HomenodeError
 from homenode.findings import Finding
 from homenode.gap import Gap
 from homenode.plan.fingerprint import host_fingerprint
-from homenode.snapshot.protocol import Snapshot
+from homenode.snapshot.protocol import QuietSnapshot, Snapshot
 from homenode.tools.xml_text import parse_xml
 from homenode.topology import Host
 from homenode.verify.domain_facts import domain_facts

@@ -291,7 +291,8 @@ METRICS: dict[str, Metric] = {metric.id: metric for metric in _METRICS}
 
 UNCOMPARED = frozenset(
     """
-    allreduce-half-peak cache-capacity cpu-fairness fill-ratio loaded-bandwidth
+    allreduce-half-peak cache-capacity collective-bound-gpus collective-channels
+    collective-fullest-node cpu-fairness fill-ratio loaded-bandwidth
     loaded-latency memory-traffic smt-gain sysbench-memory
 """.split()
 )

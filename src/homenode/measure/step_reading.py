@@ -12,7 +12,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.gap import Gap
 from homenode.measure.figures import amd as amd_figures
-from homenode.measure.figures import collective_curve
+from homenode.measure.figures import collective_curve, collective_log
 from homenode.measure.figures import nvidia as gpu_figures
 from homenode.measure.figures import torch_programs as torch_figures
 from homenode.measure.figures.collective_curve import CollectiveCurve
@@ -56,6 +56,7 @@ def figures_of_step(test: BenchTest, output: str, host: Host) -> Figures:
     read: dict[Reader, Callable[[BenchTest, str], Figures]] = {
         Reader.NCCL_TESTS: _nccl,
         Reader.NCCL_CHOICES: _choices,
+        Reader.COLLECTIVE: lambda test, text: _watched_collective(test, text, host),
         Reader.ROCM: lambda test, text: _kept(
             amd_figures.of_rocm(rocm_bandwidth_test.parse(text), test.gpus), test
         ),
@@ -120,6 +121,32 @@ def _nccl(test: BenchTest, text: str) -> Figures:
     (part,) = nccl_runs(text)[:1]
     run = nccl_tests.parse(part)
     return _collective(gpu_figures.of_nccl(run, "all_reduce"), run, test)
+
+
+def _watched_collective(test: BenchTest, text: str, host: Host) -> Figures:
+    """Raises ParseError where NCCL's log contradicts the test's settings."""
+    settings = test.settings
+    assert settings is not None, "the experiment's tests have settings"
+    own, watched = collective_log.split(text)
+    against = collective_log.contradictions(settings, watched.facts)
+    if against:
+        expected = f"a run of {settings.name}"
+        raise ParseError("NCCL's log", expected, f"{'; '.join(against)}; excluded")
+    if settings.several:
+        run = next((run for run in torch_report.parse(own) if run.rows), None)
+        if run is None:
+            raise ParseError("PyTorch", "rows of an all-reduce", "none")
+        figures = _collective(torch_figures.of_torch((run,)), torch_figures.nccl_of(run), test)
+    else:
+        figures = _nccl(test, own)
+    more = collective_log.of_watched(settings, watched, host)
+    samples = (*figures.samples, *(_varied(one, test.variant) for one in more.samples))
+    return replace(
+        figures,
+        samples=numbered(samples),
+        conditions=(*figures.conditions, *more.conditions),
+        gaps=(*figures.gaps, *more.gaps),
+    )
 
 
 def _torch(test: BenchTest, text: str) -> Figures:

@@ -11,6 +11,7 @@ from homenode.errors import UsageError
 from homenode.gap import Gap
 from homenode.measure.gpu.suite import ShownGpus, gpu_tests
 from homenode.measure.model import (
+    BY_NAME_ALONE,
     CONTROLS,
     PROBE,
     SECONDS,
@@ -53,7 +54,7 @@ def suite_for(
         *_of_probe(host, installed, options, left_out),
         *gpu_tests(host, installed, options, left_out, shown),
     ]
-    wanted = set(options.groups) or set(Group)
+    wanted = set(options.groups) or set(Group) - BY_NAME_ALONE
     tests = tuple(test for test in found if test.group in wanted)
     left = tuple(gap for gap in left_out if gap.subject in wanted)
     if not any(not test.is_control for test in tests) and not (tests and options.groups):

@@ -183,10 +183,13 @@ def _choices(gpus: tuple[PciDevice, ...], options: SuiteOptions) -> BenchTest:
     )
 
 
-def _environment(gpus: tuple[PciDevice, ...], *, peers: bool) -> tuple[tuple[str, str], ...]:
+def collective_environment(gpus: tuple[PciDevice, ...]) -> tuple[tuple[str, str], ...]:
     """ROCm's collectives fail on some GPUs when scratch memory is reclaimed: MI350X, MI300X."""
-    is_amd = any(gpu.vendor_id == _AMD for gpu in gpus)
-    found = (("HSA_NO_SCRATCH_RECLAIM", "1"),) if is_amd else ()
+    return (("HSA_NO_SCRATCH_RECLAIM", "1"),) if any(gpu.vendor_id == _AMD for gpu in gpus) else ()
+
+
+def _environment(gpus: tuple[PciDevice, ...], *, peers: bool) -> tuple[tuple[str, str], ...]:
+    found = collective_environment(gpus)
     return found if peers else (*found, ("NCCL_P2P_DISABLE", "1"))
 
 

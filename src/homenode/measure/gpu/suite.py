@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
 from homenode.gap import Gap
-from homenode.measure.gpu.collectives import collective_tests
+from homenode.measure.gpu.collectives import collective_environment, collective_tests
+from homenode.measure.gpu.experiment import experiment_tests
 from homenode.measure.gpu.torch_commands import TorchPython
 from homenode.measure.model import (
     PYTHON,
@@ -206,6 +207,15 @@ def _tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
         left_out,
         if_stopped=None if machine.is_nvidia else PEERS_HANG,
     )
+    if Group.COLLECTIVES in machine.suite.groups:
+        yield from experiment_tests(
+            machine.gpus,
+            machine.nodes,
+            machine.installed,
+            machine.suite,
+            left_out,
+            collective_environment(machine.gpus),
+        )
 
 
 def _numbered_by_bus(test: BenchTest) -> BenchTest:

@@ -1,0 +1,144 @@
+"""Collective log: figures of an all-reduce that kept NCCL's log, if the log is of these settings.
+
+A run whose log contradicts what was intended is no run of its settings: it raises, and the step
+that it was of fails by name.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from homenode.cpuset import CpuSet
+from homenode.errors import ParseError
+from homenode.gap import Gap
+from homenode.measure.figures.sample import Figures, sample
+from homenode.measure.model import CollectiveSettings
+from homenode.nccl.log_facts import LogFacts, facts_of_log
+from homenode.results.model import Condition, Sample
+from homenode.tools import json_documents
+from homenode.topology import Host
+
+_SOURCE = "NCCL's log"
+_LINE = re.compile(r"^# homenode collective: (\{.*\})$", re.M)
+_MOST_NODES = 4096
+_LEAST_BYTES = 64 << 20
+"""Less taken than this gives no share of a node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What happened meanwhile. taken: bytes more than before, the most, by node. looks: by PU."""
+
+    facts: LogFacts
+    taken: tuple[tuple[int, int], ...]
+    looks: tuple[tuple[int, int], ...]
+    host_numa_ids: tuple[int, ...] | None
+
+
+def split(output: str) -> tuple[str, Watched]:
+    """The tool's own output, and what was watched. Raises ParseError."""
+    found = _LINE.search(output)
+    if found is None:
+        raise ParseError(_SOURCE, "a line of collective_watch", "none")
+    document = json_documents.whole(found[1], _SOURCE)
+    log = document.get("log")
+    if not isinstance(log, str):
+        raise ParseError(_SOURCE, "the log as text", type(log).__name__)
+    before, during = (_numbers(document.get(name)) for name in ("before", "during"))
+    ids = document.get("host_numa_ids")
+    given = isinstance(ids, list) and all(isinstance(one, int) for one in ids)
+    watched = Watched(
+        facts_of_log(log),
+        tuple((node, used - before[node]) for node, used in during.items() if node in before),
+        tuple(_numbers(document.get("threads")).items()),
+        tuple(ids) if given and isinstance(ids, list) else None,
+    )
+    return output[: found.start()] + output[found.end() :], watched
+
+
+def _numbers(value: Any) -> dict[int, int]:
+    if not isinstance(value, Mapping):
+        return {}
+    return {
+        int(key): count
+        for key, count in list(value.items())[:_MOST_NODES]
+        if str(key).isascii() and str(key).isdigit() and isinstance(count, int)
+    }
+
+
+def contradictions(settings: CollectiveSettings, facts: LogFacts) -> tuple[str, ...]:
+    """Why a log is not of these settings; () where nothing speaks against it."""
+    return tuple(_contradictions(settings, facts))
+
+
+def _contradictions(settings: CollectiveSettings, facts: LogFacts) -> Iterator[str]:
+    if not facts.has_graph:
+        yield "the log shows no graph: nothing says what was measured"
+        return
+    if settings.file and not facts.files:
+        yield "the topology file was not used"
+    if not settings.file and facts.files:
+        yield f"a topology file was used: {facts.files[0]}"
+    variables = dict(facts.variables)
+    if not settings.peers and "P2P" in facts.transport_names():
+        yield "P2P was used"
+    if settings.ring != (variables.get("NCCL_ALGO", "").lower() == "ring"):
+        yield f"NCCL_ALGO is {variables.get('NCCL_ALGO', 'not set')}"
+
+
+def of_watched(settings: CollectiveSettings, watched: Watched, host: Host) -> Figures:
+    """What explains the figures: counts as samples, the rest in words as conditions."""
+    facts = watched.facts
+    name = settings.name
+    gaps = [*facts.gaps]
+    if watched.host_numa_ids is None:
+        gaps.append(Gap("HOST_NUMA_ID", "the driver could not be asked, or does not have it"))
+    return Figures(
+        tuple(_samples(watched)),
+        tuple(
+            Condition(f"nccl {what}, {name}", words)
+            for what, words in _words(watched, host)
+            if words
+        ),
+        gaps=tuple(gaps),
+    )
+
+
+def _samples(watched: Watched) -> Iterator[Sample]:
+    facts = watched.facts
+    channels = facts.channels if facts.channels is not None else len(facts.rings) or None
+    if channels is not None:
+        yield sample("collective-channels", "count", float(channels))
+    bound = sum(bool(cpus) for _, cpus in facts.affinities)
+    if bound:  # a figure of 0 is refused everywhere; none next to the channels is none bound
+        yield sample("collective-bound-gpus", "count", float(bound))
+    taken = [max(bytes_taken, 0) for _, bytes_taken in watched.taken]
+    if sum(taken) >= _LEAST_BYTES:
+        yield sample("collective-fullest-node", "ratio", max(taken) / sum(taken))
+
+
+def _words(watched: Watched, host: Host) -> Iterator[tuple[str, str]]:
+    facts = watched.facts
+    yield "version", facts.version or ""
+    nodes = " ".join(map(str, sorted(facts.cpu_nodes)))
+    rings = {" ".join(map(str, ring)) for ring in facts.rings}
+    yield "graph", f"nodes {nodes}; rings {', '.join(sorted(rings)) or 'not given'}"
+    yield "threads", "; ".join(f"GPU {d} on {c or 'any CPU'}" for d, c in facts.affinities)
+    yield "transport", ", ".join(facts.transport_names())
+    yield (
+        "buffers",
+        ", ".join(
+            f"{one.count} {one.kind}" + ("" if one.node is None else f" on node {one.node}")
+            for one in facts.buffers
+        ),
+    )
+    yield (
+        "memory taken",
+        ", ".join(f"node {node} {taken >> 20} MiB" for node, taken in sorted(watched.taken)),
+    )
+    node_of_pu = {int(pu.index): pu.node for pu in host.pus}
+    busy = {node_of_pu.get(pu) for pu, _ in watched.looks} - {None}
+    yield "busy threads", f"nodes {CpuSet(node for node in busy if node is not None)}"
+    if watched.host_numa_ids is not None:
+        yield "HOST_NUMA_ID", " ".join(map(str, watched.host_numa_ids))

@@ -1,0 +1,174 @@
+"""The experiment on collectives, on guests that follow a mechanism and on guests that do not."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from homenode.analyse.alternative import alternatives_of
+from homenode.analyse.collective_causes import Cause, Change, Diagnosis, diagnose
+from homenode.measure import runner
+from homenode.measure.gpu.experiment import settings_of
+from homenode.measure.model import CollectiveSettings, Depth, Group, SuiteOptions
+from homenode.measure.orders import BenchOptions, BenchOutcome
+from homenode.plan.layout import PRESETS
+from homenode.results.model import UNKNOWN_SWITCHES, Run, Switches
+from homenode.results.vantage import Vantage
+from tests.measure.collective_guests import (
+    CollectiveGuest,
+    Settings,
+    by_binding,
+    by_cells,
+    by_channels,
+    by_mechanism,
+    by_virtual_machine,
+)
+
+LAYOUTS = ("pin", "pin-numa", "pin-numa-pci")
+NOISE = (1.0, 1.01, 0.99)
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "IDLE_S", 0.0)
+
+
+def measured(machine: CollectiveGuest, root: Path, name: str, round: int = 0) -> BenchOutcome:
+    options = SuiteOptions((Group.COLLECTIVES,), Depth.NORMAL, 65536, topology="<system/>")
+    is_bare = machine.layout == "bare"
+    orders = BenchOptions(
+        name,
+        options,
+        repeats=1,
+        switches=UNKNOWN_SWITCHES if is_bare else Switches.of(PRESETS[machine.layout]),
+        vantage=Vantage.HOST if is_bare else Vantage.GUEST,
+        experiment="trial",
+        block=round,
+        host="the host",
+        boot=f"{name} {round}",
+    )
+    return runner.run_bench(machine, orders, root, lambda progress: None)
+
+
+def concluded(
+    root: Path,
+    effect: Callable[[Settings], float],
+    *,
+    boots: int = 1,
+    layouts: tuple[str, ...] = LAYOUTS,
+    fewer_channels: bool = False,
+    lies: frozenset[str] = frozenset(),
+) -> Diagnosis:
+    guests: list[Run] = []
+    bare: list[Run] = []
+    for number in range(boots):
+        for layout in layouts:
+            machine = CollectiveGuest(
+                layout=layout,
+                effect=effect,
+                fewer_channels=fewer_channels,
+                lies=lies,
+                boot_speed=NOISE[number],
+            )
+            run = measured(machine, root, f"{layout}-{number}", number).run
+            assert run is not None
+            (bare if layout == "bare" else guests).append(run)
+    found = diagnose(
+        alternatives_of([("trial", guests)]), alternatives_of([("bare", bare)]) if bare else ()
+    )
+    assert found is not None
+    return found
+
+
+def test_the_cause_is_placement_where_the_file_and_the_places_repair_it(tmp_path: Path) -> None:
+    found = concluded(tmp_path, by_mechanism)
+    assert found.cause is Cause.PLACEMENT and found.provisional
+    changes = {one.question.id: one.change for one in found.answers}
+    assert changes["cells"] is Change.LOWER
+    assert changes["file"] is changes["places"] is Change.HIGHER
+
+
+def test_three_boots_of_each_make_it_measured(tmp_path: Path) -> None:
+    found = concluded(tmp_path, by_mechanism, boots=3)
+    assert found.cause is Cause.PLACEMENT and not found.provisional
+
+
+@pytest.mark.parametrize(
+    ("effect", "fewer_channels", "layouts", "cause"),
+    [
+        (by_cells, False, LAYOUTS, Cause.GUEST_CELLS),
+        (by_cells, True, LAYOUTS, Cause.CANNOT_TELL),
+        (by_binding, False, LAYOUTS, Cause.SCRIPT_BINDING),
+        (by_channels, True, LAYOUTS, Cause.CHANNELS),
+        (by_channels, False, LAYOUTS, Cause.CANNOT_TELL),
+        (by_virtual_machine, False, (*LAYOUTS, "bare"), Cause.VIRTUAL_MACHINE),
+        (by_virtual_machine, False, LAYOUTS, Cause.NO_LOSS),
+        (by_mechanism, False, ("pin", "pin-numa"), Cause.CANNOT_TELL),
+    ],
+)
+def test_guests_that_follow_another_mechanism_get_its_cause_or_none(
+    tmp_path: Path,
+    effect: Callable[[Settings], float],
+    fewer_channels: bool,
+    layouts: tuple[str, ...],
+    cause: Cause,
+) -> None:
+    found = concluded(tmp_path, effect, fewer_channels=fewer_channels, layouts=layouts)
+    assert found.cause is cause, found.because
+
+
+def test_figures_that_fit_need_a_log_that_fits(tmp_path: Path) -> None:
+    found = concluded(tmp_path, by_mechanism, lies=frozenset({"bound"}))
+    assert found.cause is Cause.CANNOT_TELL and "bound" in found.because
+
+
+def test_a_difference_within_that_of_boots_tells_nothing(tmp_path: Path) -> None:
+    found = concluded(tmp_path, lambda one: 0.8 if one.layout == "pin-numa" else 1.0)
+    assert found.cause is Cause.CANNOT_TELL
+    assert "boots" in found.because
+
+
+@pytest.mark.parametrize(
+    ("lie", "left"),
+    [("file", "NCCL file"), ("peers", "the study's settings"), ("graph", "the study's settings")],
+)
+def test_a_run_whose_log_contradicts_it_is_excluded_by_name(
+    tmp_path: Path, lie: str, left: str
+) -> None:
+    machine = CollectiveGuest(layout="pin-numa", lies=frozenset({lie}))
+    outcome = measured(machine, tmp_path, "x")
+    assert outcome.run is not None
+    assert left not in {sample.variant for sample in outcome.run.samples}
+    failed = [one for one in outcome.findings if one.subject == f"collectives: {left}"]
+    assert failed and "excluded" in failed[0].observed
+
+
+def test_what_the_log_says_becomes_conditions_of_the_run(tmp_path: Path) -> None:
+    run = measured(CollectiveGuest(layout="pin-numa"), tmp_path, "x").run
+    assert run is not None
+    found = {one.name: one.value for one in run.head.conditions}
+    assert found["nccl graph, the study's settings"] == "nodes -1; rings 0 1"
+    assert found["nccl HOST_NUMA_ID, the study's settings"] == "-1 -1"
+    assert "GPU 0 on 0-3" in found["nccl threads, NCCL file"]
+    assert found["nccl memory taken, the study's settings"] == "node 0 1024 MiB, node 1 0 MiB"
+    shares = {
+        one.variant: one.value for one in run.samples if one.metric == "collective-fullest-node"
+    }
+    assert (shares["the study's settings"], shares["NCCL file"]) == (1.0, 0.5)
+
+
+def test_settings_that_cannot_be_run_are_left_out_by_name(tmp_path: Path) -> None:
+    machine = CollectiveGuest(layout="pin-numa-pci")
+    outcome = measured(machine, tmp_path, "x")
+    reasons = [gap.reason for gap in outcome.gaps]
+    assert any(one.startswith("bound to the first node: its GPUs have nodes") for one in reasons)
+    assert any(one.startswith("a process for each GPU: needs PyTorch") for one in reasons)
+
+
+def test_the_default_is_seven_settings_and_the_whole_twenty() -> None:
+    assert len(settings_of(Depth.NORMAL)) == 7
+    whole = settings_of(Depth.FULL)
+    assert len(set(whole)) == 20 and set(settings_of(Depth.NORMAL)) <= set(whole)
+    assert len({one.name for one in whole}) == 20
+    assert replace(CollectiveSettings(), ring=True) in whole

@@ -221,3 +221,18 @@ def test_a_guest_is_explained_with_and_without_a_file_and_held_against_a_log(
 def test_an_explanation_with_words_that_do_not_fit_is_refused(arguments: tuple[str, ...]) -> None:
     with pytest.raises(UsageError):
         run(*arguments)
+
+
+def test_verify_says_of_a_guest_what_nccl_will_do_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from homenode.cli.verify import verify
+
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(verify)
+    document = tmp_path / "vm.xml"
+    document.write_bytes(tuned_for(HOST, DEVICES, vcpus=16))
+    with pytest.raises(SystemExit):  # it is another machine than the document's guest
+        app([str(document), "--guest", "rtxpro6000-xeon8468v"], standalone_mode=False)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "NCCL 2.30: nodes that NCCL sees: 2" in shown and "src/init.cc:1529" in shown

@@ -56,7 +56,10 @@ class Cell:
     settings: CollectiveSettings = STUDY
 
     def __str__(self) -> str:
-        return f"{self.layout} with {self.settings.name}"
+        """The study's settings go without saying."""
+        if self.settings == STUDY:
+            return self.layout
+        return f"{self.layout}, {self.settings.name}"
 
 
 @dataclass(frozen=True, slots=True)

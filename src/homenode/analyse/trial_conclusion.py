@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from homenode.analyse.alternative import alternatives_of
+from homenode.analyse.collective_causes import Diagnosis, diagnose
 from homenode.analyse.compare import compare
 from homenode.analyse.comparison import Comparison
 from homenode.analyse.decide import decide_all
@@ -30,13 +31,15 @@ class Advice:
 class Conclusion:
     """comparison: None where fewer than two layouts were measured. of_bare: each layout against the
     host itself, None where that was not measured. emulated: no figure means anything, and there are
-    no verdicts."""
+    no verdicts. causes: of the experiment on collectives, None where that was not run.
+    """
 
     comparison: Comparison | None
     of_bare: Comparison | None
     verdicts: Verdicts
     advice: tuple[Advice, ...]
     emulated: bool
+    causes: Diagnosis | None = None
 
     def of_this_trial(self) -> Verdicts:
         """Verdicts of the objectives that it has figures of."""
@@ -97,4 +100,5 @@ def conclude(
         for one in found
         if one.here and one.layout is not None
     )
-    return Conclusion(comparison, of_bare, Verdicts(found, ()), advice, emulated)
+    causes = None if emulated else diagnose(chosen, alternatives_of([("bare", bare)]))
+    return Conclusion(comparison, of_bare, Verdicts(found, ()), advice, emulated, causes)

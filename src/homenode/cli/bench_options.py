@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from homenode.measure.orders import AppOrder, BenchOptions
     from homenode.results.model import Switches
 
+_LARGEST_TOPOLOGY = 100_000
+"""It is an argument of a program; Linux takes 128 KiB in one."""
+
 _suite_option = partial(typer.Option, rich_help_panel="What is measured")
 _app_option = partial(typer.Option, rich_help_panel="Your own program")
 _run_option = partial(typer.Option, rich_help_panel="Where it is measured")
@@ -34,8 +37,8 @@ class SuiteArguments:
             "--tests",
             metavar="A,B",
             help="Groups of tests: cpu-single, cpu-all, stream, mem-latency, core-to-core, smt, "
-            "placement, gpu-copy, gpu-compute, gpu-bandwidth, gpu-small-copies, gpu-peer, nccl. "
-            "Default: all that can run.",
+            "placement, gpu-copy, gpu-compute, gpu-bandwidth, gpu-small-copies, gpu-peer, nccl, "
+            "collectives. Default: all that can run, but collectives.",
             autocompletion=test_lists,
         ),
     ] = None
@@ -51,6 +54,14 @@ class SuiteArguments:
     nccl_max_msg: Annotated[
         str, _suite_option("--nccl-max-msg", metavar="SIZE", help="Largest message of collectives.")
     ] = "1GiB"
+    nccl_topo: Annotated[
+        Path | None,
+        _suite_option(
+            "--nccl-topo",
+            metavar="FILE",
+            help="The topology file that the test collectives gives to NCCL. A trial makes it.",
+        ),
+    ] = None
     python: Annotated[
         str,
         _suite_option(
@@ -230,7 +241,15 @@ def _suite(typed: SuiteArguments) -> "SuiteOptions":
         raise UsageError(f"--nccl-max-msg {typed.nccl_max_msg}: expected 8 B to 1 TiB")
     depth = Depth.QUICK if typed.quick else Depth.FULL if typed.full else Depth.NORMAL
     groups = tuple(dict.fromkeys(Group(name) for name in names))
-    return SuiteOptions(groups, depth, largest, typed.python)
+    topology = None
+    if typed.nccl_topo is not None:
+        topology = read_file(typed.nccl_topo, "a topology file").decode("utf-8", "replace")
+        if len(topology) > _LARGEST_TOPOLOGY:
+            raise UsageError(
+                f"--nccl-topo {typed.nccl_topo}: expected at most {_LARGEST_TOPOLOGY} characters, "
+                f"found {len(topology)}"
+            )
+    return SuiteOptions(groups, depth, largest, typed.python, topology)
 
 
 def _app(typed: AppArguments) -> "AppOrder | None":

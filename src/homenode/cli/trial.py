@@ -54,13 +54,20 @@ def trial(
         typer.Option(
             "--layouts",
             metavar="A,B,...",
-            help="Layouts to compare (homenode layouts); the first is the baseline.",
+            help="Layouts to compare (homenode layouts); the first is the baseline. Default of "
+            "--tests collectives: default,pin,pin-numa,pin-numa-pci.",
             autocompletion=layout_lists,
         ),
     ] = None,
     boots: Annotated[
-        int, typer.Option("--boots", metavar="N", min=1, help="Boots of each layout.")
-    ] = 3,
+        int | None,
+        typer.Option(
+            "--boots",
+            metavar="N",
+            min=1,
+            help="Boots of each layout. Default: 3; of --tests collectives 1.",
+        ),
+    ] = None,
     as_copy: Annotated[
         bool,
         typer.Option("--as-copy", help="Boot a copy with throw-away disks; the VM is unchanged."),
@@ -102,13 +109,18 @@ def trial(
       homenode trial gpu-vm --layouts default,pin-numa-pci --boots 3 --in-place
     """
     from homenode.cli import trial_work as work
-    from homenode.cli.trial_options import TrialArguments, layouts_named
+    from homenode.cli.trial_options import (
+        TrialArguments,
+        default_layouts,
+        is_experiment,
+        layouts_named,
+    )
 
     work.begin_trial(
         name,
         TrialArguments(
-            layouts=layouts_named(layouts or ""),
-            boots=boots,
+            layouts=layouts_named(layouts or default_layouts(suite)),
+            boots=boots or (1 if is_experiment(suite) else 3),
             bare=bare,
             as_copy=as_copy,
             in_place=in_place,

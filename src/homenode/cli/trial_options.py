@@ -109,6 +109,16 @@ class TrialArguments:
     placement: PlacementOptions
 
 
+def is_experiment(suite: SuiteArguments) -> bool:
+    """Whether the experiment on collectives is asked for."""
+    return "collectives" in (suite.tests or "").replace(" ", "").split(",")
+
+
+def default_layouts(suite: SuiteArguments) -> str:
+    """Those that the experiment's questions compare; none of another trial."""
+    return "default,pin,pin-numa,pin-numa-pci" if is_experiment(suite) else ""
+
+
 def layouts_named(text: str) -> tuple[str, ...]:
     """Layouts of a list, the study's names as presets; unknown names stay, to be refused."""
     names = (one.strip() for one in text.split(",") if one.strip())

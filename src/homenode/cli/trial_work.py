@@ -31,7 +31,13 @@ from homenode.measure.layouts.prepare import (
 )
 from homenode.measure.layouts.rollback import rollback
 from homenode.measure.layouts.runner import Trial, outcome_code, run_trial, steps_of
-from homenode.measure.layouts.trial_config import BARE, Durations, TrialStep, expected_seconds
+from homenode.measure.layouts.trial_config import (
+    BARE,
+    Durations,
+    Measuring,
+    TrialStep,
+    expected_seconds,
+)
 from homenode.process import find_program
 from homenode.results.model import Run
 
@@ -70,7 +76,7 @@ def begin_trial(name: str, asked: TrialArguments) -> None:
                 checked = replace(checked, begun=begun)
             prepare(checked, journal)
             note(f"trial {checked.head.id}; journal in {journal.folder}")
-            _run(virsh, checked.head, journal, lock, probe, None)
+            _run(virsh, checked.head, journal, lock, probe, None, host)
     _conclude(checked.head, journal, asked.report, asked.host)
 
 
@@ -87,7 +93,7 @@ def resume_trial(
     head, journal = known.head, JournalFile(default_root(), known.head.id)
     alone = domain_locked(default_root(), head.source_uuid or head.uuid)
     with alone, journal.locked() as lock:
-        _run(Virsh(head.connect), head, journal, lock, _probe(probe), reaching)
+        _run(Virsh(head.connect), head, journal, lock, _probe(probe), reaching, None)
     kept = reopen(head, journal).begun.report
     _conclude(head, journal, report or (None if kept is None else Path(kept)), None)
 
@@ -141,7 +147,9 @@ def _run(
     lock: int,
     probe: bytes,
     reaching: GuestAccess | None,
+    host: "Host | None",
 ) -> None:
+    """host: that the guests run on; None: this machine, where it is needed."""
     begun = with_access(reopen(head, journal), reaching)
     reach = GuestReach(virsh, begun.begun.reaching, journal.folder / "known_hosts", probe)
     trial = Trial(
@@ -160,6 +168,7 @@ def _run(
         on_progress=_say_progress,
         on_wait=_Waiting(),
         notify=note,
+        host=_host_of_guests(begun.begun.measuring, host),
     )
     with interruptible():
         try:
@@ -185,7 +194,7 @@ def _conclude(head: Head, journal: JournalFile, report: Path | None, host: str |
     from homenode.analyse.trial_conclusion import conclude
     from homenode.evidence.documents import publications
     from homenode.report.comparison_text import comparison_text
-    from homenode.report.trial_text import advice_text, outcomes_text
+    from homenode.report.trial_text import advice_text, causes_text, outcomes_text
     from homenode.report.verdict_text import verdicts_text
 
     known = journal.known()
@@ -209,6 +218,8 @@ def _conclude(head: Head, journal: JournalFile, report: Path | None, host: str |
         for comparison in (found.comparison, found.of_bare):
             if comparison is not None and not found.emulated:
                 console().print(comparison_text(comparison))
+        if found.causes is not None:
+            console().print(causes_text(found.causes))
         if found.verdicts.verdicts:
             console().print(verdicts_text(found.of_this_trial()))
         # Not broken into lines: it is there to be copied.
@@ -253,9 +264,20 @@ def _host(asked: TrialArguments) -> "Host":
     return hosts_after((load_host(asked.host),), asked.placement.after)[0]
 
 
+def _host_of_guests(measuring: Measuring, host: "Host | None") -> "Host | None":
+    """The host, where guests get an NCCL file of it."""
+    from homenode.measure.model import Group
+    from homenode.sources import load_host
+
+    if Group.COLLECTIVES not in measuring.suite.groups:
+        return None
+    return load_host(None) if host is None else host
+
+
 def _durations(host: "Host", checked: Preflight) -> Durations:
     """As a suite is planned on a machine like the host; GPU tests are known in the guest."""
-    from homenode.measure.model import PROBE
+    from homenode.measure.gpu.experiment import EXPERIMENT_TEST_S, settings_of
+    from homenode.measure.model import PROBE, Group
     from homenode.measure.suite import suite_for
 
     measuring = checked.begun.measuring
@@ -264,15 +286,23 @@ def _durations(host: "Host", checked: Preflight) -> Durations:
     except UsageError:  # GPU tests alone: their time is known in the guest only
         tests = ()
     once = sum(test.seconds + _PER_TEST_S for test in tests)
+    if Group.COLLECTIVES in measuring.suite.groups:
+        settings = settings_of(measuring.suite.depth)
+        once += len(settings) * (EXPERIMENT_TEST_S + _PER_TEST_S)
     return Durations(_BOOT_S, once * measuring.repeats)
 
 
 def _show(checked: Preflight, seconds: float) -> None:
     """Print the schedule. Exits where a layout does not fit, or something stands against it."""
-    from homenode.report.trial_text import schedule_text
+    from homenode.measure.model import Group
+    from homenode.report.trial_text import experiment_text, schedule_text
 
     steps = steps_of(checked.head)
     console().print(schedule_text(checked.head, checked.fitted, steps, seconds))
+    suite = checked.begun.measuring.suite
+    if Group.COLLECTIVES in suite.groups:
+        layouts = tuple(dict.fromkeys(step.layout for step in steps))
+        console().print(experiment_text(layouts, suite.depth))
     for gap in checked.unchecked:
         note(f"not checked: {gap}")
     for one in checked.fitted:

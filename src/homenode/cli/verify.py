@@ -125,11 +125,33 @@ def verify(
     # Interruptible, since a test guest would run on.
     with interruptible(), working("booting a test guest" if boot else "checking"):
         verified = verify_wanted(wanted, note)
+        if guest is not None:
+            verified = _with_nccl(verified)
     _print(verified, as_json=json)
     if svg is not None:
         _draw(verified, svg)
     if are_bad(verified.findings.findings):
         raise SystemExit(1)
+
+
+def _with_nccl(verified: "Verified") -> "Verified":
+    """With what NCCL will do in a guest of several GPUs."""
+    from dataclasses import replace
+
+    from homenode.findings import Severity, in_order
+    from homenode.nccl.explanation import explain, statements_of
+    from homenode.nccl.guest_tree import tree_of_host
+    from homenode.pci import DeviceKind
+
+    found = verified.findings
+    for guest in verified.guests[-1:]:
+        if len(guest.devices_of_kind(DeviceKind.GPU)) > 1:
+            made = explain(tree_of_host(guest))
+            # A guest may be just as planned, and NCCL know no node of its GPUs.
+            more = [replace(one, severity=Severity.INFO) for one in made.findings]
+            checked = (*found.checked, *statements_of(made))
+            found = replace(found, checked=checked, findings=in_order([*found.findings, *more]))
+    return replace(verified, findings=found)
 
 
 def _refuse_idle(

@@ -159,6 +159,13 @@ def explain(
     )
 
 
+def statements_of(made: Explanation) -> tuple[str, ...]:
+    """What the newest library does, a line each, with its source."""
+    view = made.views[-1]
+    name = " ".join(("NCCL", view.libraries[-1]))
+    return tuple(f"{name}: {one.subject}: {one.text} [{one.source}]" for one in view.statements)
+
+
 def _merged(views: Sequence[LibraryView]) -> LibraryView:
     """Views that agree, as one; statements that only some of them make say of which they are."""
     names = tuple(name for view in views for name in view.libraries)

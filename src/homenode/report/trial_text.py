@@ -7,10 +7,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from homenode.analyse.collective_causes import QUESTIONS, Diagnosis
 from homenode.analyse.trial_conclusion import Conclusion
+from homenode.measure.gpu.experiment import settings_of
 from homenode.measure.layouts.fitting import Fitted
 from homenode.measure.layouts.journal import Entry, Head, State, What
 from homenode.measure.layouts.trial_config import TrialStep
+from homenode.measure.model import Depth
 from homenode.report.terminal_text import AsciiWhereNeeded
 from homenode.wording import command_line, printable
 
@@ -72,6 +75,58 @@ def schedule_text(
             table,
             Text(printable(f"order: {order}")),
             Text(f"{len(steps)} boots, about {duration_text(seconds)}"),
+        )
+    )
+
+
+def experiment_text(layouts: Sequence[str], depth: Depth) -> RenderableType:
+    """The experiment on collectives: what runs in each boot, and what each comparison decides."""
+    settings = settings_of(depth)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("compared", "decides", "part of it"):
+        table.add_column(heading, overflow="fold")
+    for one in QUESTIONS:
+        missing = [
+            str(cell)
+            for cell in (one.first, one.second)
+            if cell.layout not in layouts or cell.settings not in settings
+        ]
+        table.add_row(
+            Text(printable(f"{one.second} against {one.first}")),
+            Text(printable(one.decides)),
+            Text(printable(f"no: {', '.join(missing)}" if missing else "yes")),
+        )
+    runs = "; ".join(one.name for one in settings)
+    return AsciiWhereNeeded(
+        Group(
+            Text(printable(f"in each boot, {len(settings)} settings of NCCL: {runs}")),
+            Text(
+                "what a guest cannot run is left out by name; NCCL's log excludes what was not run"
+            ),
+            table,
+        )
+    )
+
+
+def causes_text(found: Diagnosis) -> RenderableType:
+    """What the experiment on collectives shows, and how each comparison came out."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("compared", "is", "ratio", "boots", "why not known"):
+        table.add_column(heading, overflow="fold")
+    for one in found.answers:
+        table.add_row(
+            Text(printable(f"{one.question.second} against {one.question.first}")),
+            str(one.change),
+            "" if one.ratio is None else f"{one.ratio:.2f}",
+            str(one.boots),
+            Text(printable(one.reason or "")),
+        )
+    how = "provisional, fewer than three boots" if found.provisional else "measured"
+    return AsciiWhereNeeded(
+        Group(
+            Text(printable(f"collectives: {found.cause} ({how})"), style="bold"),
+            Text(printable(found.because)),
+            table,
         )
     )
 

@@ -28,6 +28,9 @@ _PROGRAM = "collective_watch"
 _REPEATS = {Depth.QUICK: 10, Depth.NORMAL: 20, Depth.FULL: 20}
 _WARMUPS = 5
 
+EXPERIMENT_TEST_S = 30.0
+"""Of one setting, about: a start of CUDA on all GPUs, and a sweep."""
+
 ONE_BY_ONE = (
     CollectiveSettings(),
     CollectiveSettings(first_node=True),
@@ -117,13 +120,12 @@ def _test(
     variables = environment
     variables += () if settings.peers else (("NCCL_P2P_DISABLE", "1"),)
     variables += (("NCCL_ALGO", "Ring"),) if settings.ring else ()
-    seconds = 30.0
     return BenchTest(
         f"collectives: {settings.name}",
         Group.COLLECTIVES,
         (options.python, "-", *words, "--", *tool),
-        seconds,
-        120 + 20 * seconds,
+        EXPERIMENT_TEST_S,
+        120 + 20 * EXPERIMENT_TEST_S,
         variables,
         Reader.COLLECTIVE,
         program=_PROGRAM,

@@ -6,11 +6,12 @@ definition at the end.
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from homenode.apply.definition import apply_definition
+from homenode.discover import discover
 from homenode.domain.read import open_domain
 from homenode.domain.xml_equivalence import same_definition
 from homenode.errors import HomenodeError, HostError, InputError, ToolError, UsageError
@@ -28,6 +29,8 @@ from homenode.measure.layouts.guest import (
     retry_while_unavailable,
     stop,
 )
+from homenode.measure.layouts.guest_topology import topology_text
+from homenode.measure.layouts.host_memory import taken, used_by_node
 from homenode.measure.layouts.journal import Head, JournalFile, State, What, left_of
 from homenode.measure.layouts.rollback import ORIGINAL, held_interrupts, noted, rollback
 from homenode.measure.layouts.trial_config import (
@@ -39,12 +42,14 @@ from homenode.measure.layouts.trial_config import (
     run_name,
     trial_schedule,
 )
+from homenode.measure.model import Group
 from homenode.measure.orders import BenchOptions, Progress
 from homenode.measure.runner import run_bench
 from homenode.plan.layout import Pinning
 from homenode.plan.model import Plan
 from homenode.results.model import Condition
 from homenode.results.store import read_run
+from homenode.topology import Host
 from homenode.wording import command_line
 
 T = TypeVar("T")
@@ -65,7 +70,8 @@ class Trial:
     root: of the state folder. layouts: by name. copy: what is to be made first, None in place.
     versions: of libvirt, QEMU and machine type. on_step: called with each step before it begins;
     on_wait: while a guest boots, with the seconds since its start and those that it may take;
-    notify: gets a line about everything that is worth one.
+    notify: gets a line about everything that is worth one. host: that the guests run on, for their
+    NCCL files.
     """
 
     virsh: Virsh
@@ -83,6 +89,7 @@ class Trial:
     on_progress: Callable[[Progress], None]
     on_wait: Callable[[float, float], None]
     notify: Callable[[str], None]
+    host: Host | None = None
 
     @property
     def steps(self) -> tuple[TrialStep, ...]:
@@ -201,12 +208,16 @@ def _step(trial: Trial, step: TrialStep, lock: int, alive: tuple[int, Machine] |
         if step.is_bare:
             _measure(trial, step, LocalMachine(), _bare(trial, step, name), resume=False)
             return
+        before = _host_memory(trial)
         boot = _boot(trial, step, lock) if alive is None else None
         if boot is None and alive is None:
             return
         machine = boot if machine is None else machine
         assert machine is not None, "one of the two is there"
-        orders = _orders(trial, step, name, boot_of(machine))
+        orders = _orders(trial, step, name, machine)
+        if alive is None:
+            more = taken(before, _host_memory(trial))
+            orders = replace(orders, versions=(*orders.versions, *more))
         _measure(trial, step, machine, orders, resume=alive is not None and there is not None)
     except HomenodeError as error:
         trial.journal.add(What.FAILED, step.number, str(error))
@@ -315,20 +326,43 @@ def _refuse_rebooted(trial: Trial, step: TrialStep, machine: Machine, orders: Be
     )
 
 
-def _orders(trial: Trial, step: TrialStep, name: str, boot: str) -> BenchOptions:
+def _orders(trial: Trial, step: TrialStep, name: str, machine: Machine) -> BenchOptions:
     tuned = trial.layouts[step.layout]
     return guest_orders(
-        trial.measuring,
+        _with_topology(trial, tuned.plan, machine),
         step,
         name,
         tuned.plan,
         tuned.document,
         trial=trial.head.id,
-        boot=boot,
+        boot=boot_of(machine),
         host_kind=trial.host_kind,
         versions=trial.versions,
         emulated=trial.emulated,
     )
+
+
+def _host_memory(trial: Trial) -> dict[int, int]:
+    """Of the host's nodes, for the experiment on collectives; {} for other trials."""
+    if Group.COLLECTIVES not in trial.measuring.suite.groups:
+        return {}
+    return used_by_node(LocalMachine().snapshot())
+
+
+def _with_topology(trial: Trial, plan: Plan, machine: Machine) -> Measuring:
+    """With the guest's NCCL file, where the experiment on collectives gives it one."""
+    suite = trial.measuring.suite
+    if Group.COLLECTIVES not in suite.groups or suite.topology is not None:
+        return trial.measuring
+    try:
+        if trial.host is None:
+            raise InputError("expected the host that the guest runs on, found none")
+        guest = discover(machine.snapshot())
+        document = trial.virsh.definition(trial.head.uuid)
+        suite = replace(suite, topology=topology_text(plan, document, guest, trial.host))
+    except InputError as error:
+        suite = replace(suite, why_no_topology=f"its file cannot be made: {error.message}")
+    return replace(trial.measuring, suite=suite)
 
 
 def _bare(trial: Trial, step: TrialStep, name: str) -> BenchOptions:
